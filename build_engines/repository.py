@@ -1,0 +1,82 @@
+"""Reading the front models, and generating the repository that the server loads."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from pathlib import Path
+
+from build_engines.plan import Plan
+from build_engines.settings import FrontModel, Places
+from shapeshift import settings
+from shapeshift.engines import manifest
+from shapeshift.engines.manifest import Manifest
+from shapeshift.engines.settings import GeneratedSettings, TextEngineSettings
+from shapeshift.errors import InvalidInputError, NotFoundError
+from shapeshift.polymorph.settings import PolymorphSettings
+from shapeshift.triton import modelconfig
+
+CONFIG = "config.pbtxt"
+HOW_TO_CALL = "how_to_call.txt"
+
+
+def front_models(places: Places, only: set[str]) -> list[FrontModel]:
+    """The models of the repository, or those named in `only`; errors name the folder and the field."""
+    folders = sorted(path.parent for path in places.repository.glob(f"*/{CONFIG}"))
+    missing = only - {folder.name for folder in folders}
+    if missing:
+        known = ", ".join(folder.name for folder in folders)
+        raise NotFoundError(f"no model {', '.join(sorted(missing))} in {places.repository}; there are: {known}")
+    return [_read(folder) for folder in folders if not only or folder.name in only]
+
+
+def _read(folder: Path) -> FrontModel:
+    config = modelconfig.read(folder / CONFIG)
+    if config.name and config.name != folder.name:
+        raise InvalidInputError("name", config.name, f"the folder's name, {folder.name}")
+    values = modelconfig.parameters(config)
+    settings.refuse_unknown(values, settings.names(TextEngineSettings, PolymorphSettings))
+    settings.read(PolymorphSettings, values)
+    return FrontModel(folder.name, folder, config, settings.read(TextEngineSettings, values))
+
+
+def generate(planned: Plan, engines: Path, made: Manifest, places: Places) -> None:
+    """Write the model's folder in the generated repository: what it was given, with all settled."""
+    front = planned.front
+    target = places.generated / front.name
+    shutil.rmtree(target, ignore_errors=True)
+    (target / "1").mkdir(parents=True)
+    config = type(front.config)()
+    config.CopyFrom(front.config)
+    stated = {
+        "provider": made.provider,
+        "precision": made.precision,
+        "engines": os.path.relpath(engines, target),
+        "manifest_sha256": manifest.sha256(engines),
+        "checkpoint_sha256": made.checkpoint_sha256,
+        "profile": json.dumps(profile(made)),
+    }
+    assert set(stated) <= settings.names(TextEngineSettings, GeneratedSettings)
+    for name, value in stated.items():
+        modelconfig.set_parameter(config, name, value)
+    if (front.folder / HOW_TO_CALL).is_file():
+        shutil.copyfile(front.folder / HOW_TO_CALL, target / HOW_TO_CALL)
+    modelconfig.write(config, target / CONFIG)
+
+
+def profile(made: Manifest) -> dict[str, object]:
+    """The measured latencies as the generated config carries them, milliseconds of one thread."""
+    return {
+        "hardware": made.hardware,
+        "provider": f"{made.provider} {made.provider_version}",
+        "precision": made.precision,
+        "engines": [
+            {
+                "tokens": entry.tokens,
+                "rows": entry.rows,
+                "latency": [[point.tokens, point.median_ms, point.p99_ms] for point in entry.latency],
+            }
+            for entry in made.engines
+        ],
+    }

@@ -1,0 +1,52 @@
+"""One front model as `make engines` sees it."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from shapeshift.engines.settings import TextEngineSettings
+from shapeshift.errors import InvalidInputError
+
+
+@dataclass(frozen=True)
+class Places:
+    """Where the build reads and writes; all under the project's root unless told otherwise."""
+
+    root: Path
+    build: Path
+    repository: Path
+
+    @property
+    def checkpoints(self) -> tuple[Path, Path]:
+        return self.build / "checkpoints", self.root / "checkpoints"
+
+    @property
+    def engines(self) -> Path:
+        return self.build / "engines"
+
+    @property
+    def generated(self) -> Path:
+        return self.build / "repository"
+
+
+@dataclass(frozen=True)
+class FrontModel:
+    """A folder of the model repository: its parsed config.pbtxt and the settings in it."""
+
+    name: str
+    folder: Path
+    config: Any
+    settings: TextEngineSettings
+
+
+def read_json(path: Path, field: str) -> Any:
+    """The JSON in `path`; InvalidInputError naming the setting `field` where there is none."""
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise InvalidInputError(field, str(path), f"a readable file ({error.strerror})") from None
+    except ValueError as error:
+        raise InvalidInputError(field, str(path), f"JSON ({error})") from None

@@ -1,0 +1,1 @@
+"""Examples to copy (`encode_*`) and the open-loop trace replayer (`replay`)."""

@@ -1,0 +1,129 @@
+"""From the replayer's settings to the list of requests it sends."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from client.open_loop import Parameter, Planned
+from shapeshift.errors import InvalidInputError
+from shapeshift.settings import require
+from shapeshift.workloads import arrivals, lengths, trace
+from shapeshift.workloads.lengths import LogNormal
+from shapeshift.workloads.text import TextMaker
+
+ARRIVALS = ("constant", "poisson", "mmpp", "csv")
+INPUTS = ("text", "ids")
+_CLS, _SEP, _FIRST_WORD, _LAST_WORD = 101, 102, 1996, 29612
+"""Of the vocabulary that the uncased BERT models share; rows of ids hold whole words between the two."""
+
+
+def _option(default: Any, text: str) -> Any:
+    return field(default=default, metadata={"help": text})
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Everything that decides which requests are sent, and how; each field is a command-line option."""
+
+    url: str = _option("localhost:8001", "host:port of the server's gRPC endpoint")
+    model: str = _option("encode", "model to ask")
+    arrivals: str = _option("poisson", f"arrival process: {', '.join(ARRIVALS)}")
+    rate: float = _option(50.0, "mean requests a second; csv has its own")
+    duration_s: float = _option(10.0, "length of the run; a csv trace ends here or earlier")
+    states: str = _option("0.6:8,2.6:2", "states of mmpp as weight:dwell_s pairs")
+    trace: str = _option("", "CSV file of csv arrivals: at_s,length or the Azure LLM form")
+    rate_factor: float = _option(1.0, "csv arrivals come so many times as fast")
+    lengths: str = _option("short", "tokens of each text: short, long, or a number; csv has its own")
+    max_length: int = _option(512, "longer texts are made this long")
+    input: str = _option("text", "what is sent: text (TEXT) or ids (INPUT_IDS, ATTENTION_MASK)")
+    tokenizer: str = _option("", "tokenizer.json that makes the lengths of texts exact")
+    truncate: bool = _option(True, "request parameter of TEXT requests: true or false")
+    seed: int = _option(0, "decides arrivals, lengths and texts")
+    timeout_s: float = _option(30.0, "time each request has, from its sending")
+    drain_s: float = _option(30.0, "time the answers have after the last intended sending")
+    max_in_flight: int = _option(4096, "with so many requests unanswered, the next fails unsent")
+    connect_timeout_s: float = _option(10.0, "time the server has to answer at all")
+    warmup: int = _option(8, "unmeasured requests before the start")
+    slo_ms: float | None = _option(None, "also report the share answered within this")
+    json: str = _option("", "also write the report to this file")
+
+    def __post_init__(self) -> None:
+        require(self.arrivals in ARRIVALS, "arrivals", self.arrivals, f"known: {', '.join(ARRIVALS)}")
+        require(self.input in INPUTS, "input", self.input, f"known: {', '.join(INPUTS)}")
+        named = bool(self.trace) == (self.arrivals == "csv")
+        require(named, "trace", self.trace, "goes with arrivals csv, which needs it")
+        require(self.max_length >= 2, "max_length", self.max_length, "must be at least 2 tokens")
+        require(self.seed >= 0, "seed", self.seed, "must be at least 0")
+        require(self.slo_ms is None or self.slo_ms > 0, "slo_ms", self.slo_ms, "must be above 0")
+
+
+def plan(settings: Settings) -> list[Planned]:
+    """The requests, in sending order; the same settings give the same requests.
+
+    Raises InvalidInputError for settings that cannot be meant or that leave nothing to send.
+    """
+    rng = np.random.default_rng(settings.seed)
+    at_s, tokens = _schedule(settings, rng)
+    require(len(at_s) > 0, "duration_s", settings.duration_s, "no request falls into this time; make it longer")
+    make = _ids_row(rng) if settings.input == "ids" else _text_row(settings, rng)
+    parameters: dict[str, Parameter] = {"truncate": settings.truncate} if settings.input == "text" else {}
+    return [
+        Planned(at, make(min(length, settings.max_length)), parameters)
+        for at, length in zip(at_s.tolist(), tokens.tolist(), strict=True)
+    ]
+
+
+def _schedule(settings: Settings, rng: np.random.Generator) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
+    if settings.arrivals == "csv":
+        recorded = trace.read(Path(settings.trace), settings.rate_factor).until(settings.duration_s)
+        return recorded.at_s, recorded.length
+    if settings.arrivals == "constant":
+        at_s = arrivals.constant(settings.rate, settings.duration_s)
+    elif settings.arrivals == "poisson":
+        at_s = arrivals.poisson(settings.rate, settings.duration_s, rng)
+    else:
+        states = arrivals.parse_states(settings.states)
+        at_s = arrivals.mmpp(settings.rate, settings.duration_s, rng, states)
+    return at_s, _law(settings.lengths).sample(rng, len(at_s))
+
+
+def _law(name: str) -> LogNormal:
+    if name in ("short", "long"):
+        return lengths.short() if name == "short" else lengths.long()
+    if name.isdecimal() and int(name) > 0:
+        return lengths.fixed(int(name))
+    raise InvalidInputError("lengths", name, "must be short, long, or a number of tokens from 1")
+
+
+def _text_row(settings: Settings, rng: np.random.Generator) -> Callable[[int], dict[str, NDArray[Any]]]:
+    maker = TextMaker(rng, _counter(settings.tokenizer) if settings.tokenizer else None)
+
+    def make(tokens: int) -> dict[str, NDArray[Any]]:
+        return {"TEXT": np.array([[maker.text(tokens).encode()]], dtype=np.object_)}
+
+    return make
+
+
+def _ids_row(rng: np.random.Generator) -> Callable[[int], dict[str, NDArray[Any]]]:
+    def make(tokens: int) -> dict[str, NDArray[Any]]:
+        words = rng.integers(_FIRST_WORD, _LAST_WORD, max(0, tokens - 2))
+        ids = np.array([[_CLS, *words.tolist(), _SEP]], dtype=np.int64)
+        return {"INPUT_IDS": ids, "ATTENTION_MASK": np.ones_like(ids)}
+
+    return make
+
+
+def _counter(path: str) -> Callable[[str], int]:
+    from tokenizers import Tokenizer
+
+    require(Path(path).is_file(), "tokenizer", path, "must be a tokenizer.json file")
+    tokenizer = Tokenizer.from_file(path)
+    tokenizer.no_padding()
+    tokenizer.no_truncation()
+    return lambda text: len(tokenizer.encode(text).ids)

@@ -1,0 +1,186 @@
+"""`shapeshift serve`: start the server with its models, say how to call them, stop on Ctrl-C or SIGTERM."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import shapeshift
+from shapeshift.errors import InvalidInputError, NotFoundError, ShapeshiftError
+from shapeshift.triton.names import check_model_name
+from shapeshift.triton.server import ServerEndedError, TritonServer
+from shapeshift.triton.settings import ServerSettings
+
+_KEY_VARIABLE = "SHAPESHIFT_KEY"
+_LOOK_S = 0.2
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the options of `shapeshift serve`; defaults of the server stand in ServerSettings."""
+    parser.add_argument("--models", metavar="NAME,...", help="models to load; all of the repository unless given")
+    parser.add_argument("--repository", type=Path, action="append", metavar="DIR", help="folder of models; repeatable")
+    parser.add_argument("--backends", type=Path, action="append", metavar="DIR", help="folder of backends; repeatable")
+    parser.add_argument("--http-port", type=int, default=ServerSettings.http_port)
+    parser.add_argument("--grpc-port", type=int, default=ServerSettings.grpc_port)
+    parser.add_argument("--metrics-port", type=int, default=ServerSettings.metrics_port)
+    parser.add_argument("--host", default=ServerSettings.host, help="address to bind to (%(default)s)")
+    parser.add_argument("--allow-public", action="store_true", help="let --host be an address others can reach")
+    parser.add_argument(
+        "--external",
+        metavar="HOST:GRPCPORT",
+        help="load the models into a running server instead of starting one",
+    )
+    parser.add_argument("--build", type=Path, default=Path("build"), help="folder of generated files (%(default)s)")
+    parser.add_argument("--triton", type=Path, metavar="DIR", help="another server than the one in the build folder")
+    parser.add_argument("--ready-timeout", type=float, default=600.0, metavar="SECONDS", help="time to load everything")
+
+
+def serve(arguments: list[str]) -> int:
+    """Run the command by itself: as `run`, or 2 after one line on standard error."""
+    parser = argparse.ArgumentParser(prog="shapeshift serve", description=__doc__)
+    add_arguments(parser)
+    try:
+        return run(parser.parse_args(arguments))
+    except ShapeshiftError as error:
+        sys.stderr.write(f"shapeshift serve: {error}\n")
+        return 2
+
+
+def run(options: argparse.Namespace) -> int:
+    """Serve until told to stop and return 0; 1 if the server ended by itself. Raises ShapeshiftError."""
+    try:
+        return _external(options) if options.external else _embedded(options)
+    except ServerEndedError as error:
+        sys.stderr.write(f"shapeshift serve: {error}\n")
+        return 1
+
+
+def describe(models: Sequence[str], repositories: Sequence[Path], host: str, http_port: int, grpc_port: int) -> str:
+    """What a user is told once the models are ready: how to call each of them."""
+    values = {"{host}": host, "{http_port}": str(http_port), "{grpc_port}": str(grpc_port)}
+    parts = []
+    for model in models:
+        files = [folder / model / "how_to_call.txt" for folder in repositories]
+        found = next((file for file in files if file.is_file()), None)
+        text = found.read_text() if found else "curl -i http://{host}:{http_port}/v2/models/" + model + "/ready"
+        for name, value in values.items():
+            text = text.replace(name, value)
+        parts.append(f"\n{model}\n{text.rstrip()}\n")
+    return "".join(parts)
+
+
+def _embedded(options: argparse.Namespace) -> int:
+    repositories = _repositories(options)
+    models = _models(options, repositories)
+    settings = ServerSettings(
+        repositories=tuple(repositories),
+        models=tuple(models),
+        backend_directories=tuple(options.backends or _own_backends()),
+        triton=options.triton or options.build / "triton",
+        run_directory=options.build / "run",
+        host=options.host,
+        http_port=options.http_port,
+        grpc_port=options.grpc_port,
+        metrics_port=options.metrics_port,
+        allow_public=options.allow_public,
+    )
+    with _told_to_stop() as stop, TritonServer(settings) as server:
+        return _watch(server, stop, options.ready_timeout)
+
+
+def _watch(server: TritonServer, stop: threading.Event, ready_timeout_s: float) -> int:
+    settings = server.settings
+    _say(f"loading {', '.join(settings.models)} (log: {settings.log})\n")
+    deadline = time.monotonic() + ready_timeout_s
+    ready = False
+    while not stop.wait(_LOOK_S):
+        if ready:
+            server.require_running()
+        elif server.poll_ready():
+            ready = True
+            _say(_greeting(server))
+        elif time.monotonic() > deadline:
+            raise server.failure(f"was not ready after {ready_timeout_s:g} s")
+    _say("stopping\n")
+    server.stop()
+    _say("stopped\n")
+    return 0
+
+
+def _greeting(server: TritonServer) -> str:
+    settings = server.settings
+    return (
+        f"ready: http {server.http_url}, grpc {server.grpc_url}, metrics {server.metrics_url}\n"
+        f"models: {', '.join(settings.models)}\n"
+        + describe(settings.models, settings.repositories, settings.reachable, settings.http_port, settings.grpc_port)
+        + "\nCtrl-C stops the server\n"
+    )
+
+
+def _external(options: argparse.Namespace) -> int:
+    # The gRPC client takes long to import, and only this needs it.
+    from shapeshift.triton.control import ModelControl
+
+    host, _, port = options.external.rpartition(":")
+    if not host or not port.isdigit():
+        raise InvalidInputError("--external", options.external, "must be HOST:GRPCPORT")
+    repositories = _repositories(options)
+    models = _models(options, repositories)
+    with ModelControl(options.external, os.environ.get(_KEY_VARIABLE, "")) as control:
+        _say(f"Triton {control.version()} at {options.external}\n")
+        for model in models:
+            _say(f"loading {model}\n")
+            control.load(model, timeout_s=options.ready_timeout)
+    _say(f"models: {', '.join(models)}\n" + describe(models, repositories, host, options.http_port, int(port)))
+    return 0
+
+
+def _repositories(options: argparse.Namespace) -> list[Path]:
+    return options.repository or [options.build / "repository"]
+
+
+def _models(options: argparse.Namespace, repositories: Sequence[Path]) -> list[str]:
+    """The models asked for, or every folder of the repositories that holds a config.pbtxt."""
+    if options.models:
+        return [check_model_name(name.strip()) for name in options.models.split(",")]
+    for folder in repositories:
+        if not folder.is_dir():
+            raise NotFoundError(f"no model repository at {folder}; run `make engines`, or name one with --repository")
+    found = sorted({file.parent.name for folder in repositories for file in folder.glob("*/config.pbtxt")})
+    if not found:
+        raise NotFoundError(f"no models in {', '.join(map(str, repositories))}; run `make engines`")
+    return found
+
+
+def _own_backends() -> list[Path]:
+    folder = Path(shapeshift.__file__).resolve().parents[1] / "backends"
+    return [folder] if folder.is_dir() else []
+
+
+@contextlib.contextmanager
+def _told_to_stop() -> Iterator[threading.Event]:
+    """An event that SIGINT, SIGTERM and SIGHUP set; a second signal changes nothing, the stop goes on."""
+    stop = threading.Event()
+    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    before = [signal.signal(number, lambda *_: stop.set()) for number in numbers]
+    try:
+        yield stop
+    finally:
+        for number, handler in zip(numbers, before, strict=True):
+            signal.signal(number, handler)
+
+
+def _say(text: str) -> None:
+    """Write for the user at once, also into a pipe; a reader that has gone does not end the server."""
+    try:
+        sys.stdout.write(text)
+        sys.stdout.flush()
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -1,0 +1,86 @@
+"""Model checkpoints: found in a folder or on the hub, read as safetensors only, known by their hash."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from shapeshift.errors import EngineError, InvalidInputError, NotFoundError
+
+_UNSAFE_SUFFIXES = (".bin", ".pt", ".pth", ".pkl", ".ckpt", ".h5", ".msgpack")
+_HUB_PATTERNS = ["*.json", "*.safetensors", "*.txt", "*.model"]
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A Hugging Face checkpoint folder that holds config.json, tokenizer.json and safetensors weights."""
+
+    folder: Path
+    config: dict[str, Any]
+    sha256: str
+
+    @property
+    def tokenizer_file(self) -> Path:
+        return self.folder / "tokenizer.json"
+
+
+def find(name: str, search: Sequence[Path] = ()) -> Path:
+    """The folder of checkpoint `name`: a path, a folder under one of `search`, or a hub id ("owner/model").
+
+    Raises NotFoundError naming every place that was looked at.
+    """
+    candidates = [Path(name), *(place / name for place in search)]
+    for candidate in candidates:
+        if candidate.is_dir():
+            return candidate.resolve()
+    places = ", ".join(str(candidate) for candidate in candidates)
+    if name.count("/") != 1 or name.startswith((".", "/")):
+        raise NotFoundError(f"checkpoint: no folder {places}; give a folder or a hub id such as owner/model")
+    return _download(name, places)
+
+
+def open_checkpoint(folder: Path) -> Checkpoint:
+    """Check `folder` and hash what an engine depends on (config, tokenizer, weights).
+
+    Raises InvalidInputError for a missing file or weights in a format that can execute code.
+    """
+    for needed in ("config.json", "tokenizer.json"):
+        if not (folder / needed).is_file():
+            raise InvalidInputError("checkpoint", str(folder), f"must hold {needed}")
+    weights = sorted(folder.glob("*.safetensors"))
+    if not weights:
+        unsafe = sorted(path.name for path in folder.iterdir() if path.suffix in _UNSAFE_SUFFIXES)
+        found = f"found only {', '.join(unsafe)}, which can execute code when read; " if unsafe else ""
+        raise InvalidInputError(
+            "checkpoint", str(folder), f"{found}weights must be *.safetensors (convert with safetensors)"
+        )
+    try:
+        config = json.loads((folder / "config.json").read_text())
+    except ValueError as error:
+        raise InvalidInputError("checkpoint", str(folder / "config.json"), f"not JSON: {error}") from None
+    digest = hashlib.sha256()
+    for path in [folder / "config.json", folder / "tokenizer.json", *weights]:
+        digest.update(f"{path.name}:{file_sha256(path)}\n".encode())
+    return Checkpoint(folder, config, digest.hexdigest())
+
+
+def file_sha256(path: Path) -> str:
+    """The SHA-256 of a file's content, in hexadecimal."""
+    with path.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()
+
+
+def _download(name: str, places: str) -> Path:
+    try:
+        from huggingface_hub import snapshot_download
+
+        return Path(snapshot_download(name, allow_patterns=_HUB_PATTERNS))
+    except ImportError:
+        raise EngineError("checkpoint: a hub id needs huggingface_hub; run `make setup`") from None
+    except Exception as error:  # noqa: BLE001  the hub's client raises many unrelated types
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise NotFoundError(f"checkpoint: neither {places} nor the hub has {name!r} ({reason})") from error

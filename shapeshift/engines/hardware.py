@@ -1,0 +1,26 @@
+"""What machine this is, in one line, for manifests, profiles and benchmark tables."""
+
+from __future__ import annotations
+
+import os
+import platform
+from pathlib import Path
+
+_TELLING_FLAGS = ("avx2", "avx512f", "avx512_bf16", "amx_bf16")
+
+
+def cpu_model(cpuinfo: Path = Path("/proc/cpuinfo")) -> str:
+    """The processor's name, family and model, and the flags that decide which kernels run."""
+    try:
+        lines = cpuinfo.read_text().splitlines()
+    except OSError:
+        return platform.machine()
+    facts = {name.strip(): value.strip() for name, _, value in (line.partition(":") for line in lines)}
+    flags = [flag for flag in _TELLING_FLAGS if flag in facts.get("flags", "").split()]
+    family = f"family {facts.get('cpu family', '?')} model {facts.get('model', '?')}"
+    return f"{facts.get('model name', platform.machine())}, {family} ({' '.join(flags)})"
+
+
+def cores() -> int:
+    """The cores that this process may run on."""
+    return len(os.sched_getaffinity(0))

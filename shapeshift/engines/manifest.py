@@ -1,0 +1,147 @@
+"""The manifest: what a folder of engines holds, how exact and how fast each engine was measured to be.
+
+A loader believes the manifest, never a file name. Each file is listed with size and SHA-256, so that an
+engine that was cut short or exchanged is refused before a runtime opens it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from shapeshift.engines.checkpoint import file_sha256
+from shapeshift.errors import EngineError
+
+FILE_NAME = "manifest.json"
+FORMAT = 1
+REBUILD = "run `make engines`"
+
+
+@dataclass(frozen=True)
+class Latency:
+    """One measured point: `rows` texts of `tokens` tokens in all, one thread, in milliseconds."""
+
+    tokens: int
+    rows: int
+    median_ms: float
+    p99_ms: float
+
+
+@dataclass(frozen=True)
+class EngineEntry:
+    """One engine: its static shape, or `tokens` = `rows` = None for the engine that takes any shape."""
+
+    file: str
+    tokens: int | None
+    rows: int | None
+    max_error: float
+    min_cosine: float
+    latency: tuple[Latency, ...]
+
+    @property
+    def name(self) -> str:
+        return "dynamic" if self.tokens is None else str(self.tokens)
+
+
+@dataclass(frozen=True)
+class Output:
+    """An output tensor: Triton's data type and its dims without the row axis."""
+
+    name: str
+    data_type: str
+    dims: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class FileEntry:
+    """A file of the folder."""
+
+    size: int
+    sha256: str
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """Everything a process needs to know before it opens the engines of one model."""
+
+    model: str
+    checkpoint_sha256: str
+    build_key: str
+    provider: str
+    provider_version: str
+    precision: str
+    vocabulary: int
+    max_tokens: int
+    packs_rows: bool
+    position_offset: int
+    reference: str
+    tolerance: str
+    hardware: str
+    outputs: tuple[Output, ...]
+    files: dict[str, FileEntry]
+    engines: tuple[EngineEntry, ...]
+    format: int = FORMAT
+
+    def save(self, folder: Path) -> None:
+        """Write the manifest into `folder`."""
+        (folder / FILE_NAME).write_text(json.dumps(dataclasses.asdict(self), indent=1) + "\n")
+
+    def check_files(self, folder: Path) -> None:
+        """Raise EngineError naming the first file whose size or content is not as listed."""
+        for name, entry in self.files.items():
+            path = folder / name
+            if not path.is_file():
+                raise EngineError(f"engine file {path} is missing; {REBUILD}")
+            size = path.stat().st_size
+            if size != entry.size:
+                raise EngineError(f"engine file {path}: {size} bytes, {entry.size} in the manifest; {REBUILD}")
+            if file_sha256(path) != entry.sha256:
+                raise EngineError(f"engine file {path}: content differs from the manifest; {REBUILD}")
+
+
+def load(folder: Path, expect_sha256: str | None = None) -> Manifest:
+    """Read the manifest of `folder`, checked against `expect_sha256` (of the file) where given.
+
+    Raises EngineError for a missing, broken or exchanged manifest.
+    """
+    path = folder / FILE_NAME
+    try:
+        content = path.read_bytes()
+    except OSError:
+        raise EngineError(f"no engine manifest {path}; {REBUILD}") from None
+    if expect_sha256 is not None and hashlib.sha256(content).hexdigest() != expect_sha256:
+        raise EngineError(f"manifest {path} is not the one that the model's config names; {REBUILD}")
+    try:
+        return _from_json(json.loads(content))
+    except (ValueError, TypeError, KeyError) as error:
+        raise EngineError(f"manifest {path} cannot be read ({error}); {REBUILD}") from None
+
+
+def sha256(folder: Path) -> str:
+    """The hash of the manifest file in `folder`."""
+    return file_sha256(folder / FILE_NAME)
+
+
+def list_files(folder: Path) -> dict[str, FileEntry]:
+    """Size and hash of every file in `folder` except the manifest."""
+    return {
+        path.name: FileEntry(path.stat().st_size, file_sha256(path))
+        for path in sorted(folder.iterdir())
+        if path.is_file() and path.name != FILE_NAME
+    }
+
+
+def _from_json(data: dict[str, Any]) -> Manifest:
+    if data["format"] != FORMAT:
+        raise ValueError(f"format {data['format']}, this version reads {FORMAT}")
+    engines = tuple(
+        EngineEntry(**{**entry, "latency": tuple(Latency(**point) for point in entry["latency"])})
+        for entry in data["engines"]
+    )
+    outputs = tuple(Output(o["name"], o["data_type"], tuple(o["dims"])) for o in data["outputs"])
+    files = {name: FileEntry(**entry) for name, entry in data["files"].items()}
+    return Manifest(**{**data, "engines": engines, "outputs": outputs, "files": files})

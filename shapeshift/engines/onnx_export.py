@@ -1,0 +1,37 @@
+"""Export of a text module to ONNX, for the providers that read it."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from shapeshift.engines.protocol import INPUT_NAMES, Array
+
+MODEL_FILE = "model.onnx"
+_OPSET = 17
+
+
+def export_onnx(module: Any, example: Mapping[str, Array], folder: Path) -> str:
+    """Write `module` (see `protocol.Provider.export`) with dynamic axes; the file's name.
+
+    Uses torch's tracing exporter: its graphs measured faster in ONNX Runtime than those of the newer one.
+    """
+    import torch
+
+    axes = {name: {0: "rows"} if name == "ROWS" else {1: "tokens"} for name in INPUT_NAMES}
+    axes |= {name: {0: "rows"} for name in module.output_names}
+    with warnings.catch_warnings(), torch.no_grad():
+        warnings.simplefilter("ignore")
+        torch.onnx.export(
+            module,
+            tuple(torch.from_numpy(example[name]) for name in INPUT_NAMES),
+            str(folder / MODEL_FILE),
+            input_names=list(INPUT_NAMES),
+            output_names=list(module.output_names),
+            dynamic_axes=axes,
+            opset_version=_OPSET,
+            dynamo=False,
+        )
+    return MODEL_FILE

@@ -1,0 +1,97 @@
+"""OpenVINO: one intermediate representation, reshaped and compiled for each static length."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from shapeshift.engines.protocol import INPUT_NAMES, Array
+from shapeshift.errors import UnsupportedError
+
+MODEL_FILE = "model.xml"
+
+
+class OpenVinoEngine:
+    """A compiled model with one infer request; static inputs live in tensors that are written in place."""
+
+    def __init__(self, compiled: Any, tokens: int | None, rows: int | None) -> None:
+        self.tokens = tokens
+        self.rows = rows
+        self._request = compiled.create_infer_request()
+        self._outputs = [(port.get_any_name(), index) for index, port in enumerate(compiled.outputs)]
+        self._inputs = [port.get_any_name() for port in compiled.inputs]
+
+    def run(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
+        request = self._request
+        if self.tokens is None:
+            request.infer({name: inputs[name] for name in self._inputs}, share_inputs=True)
+        else:
+            for name in self._inputs:
+                request.get_tensor(name).data[:] = inputs[name]
+            request.infer()
+        return {name: request.get_output_tensor(index).data for name, index in self._outputs}
+
+
+class OpenVinoRuntime:
+    """One `read_model` whose clones are reshaped, so that all lengths share the stored weights."""
+
+    def __init__(self, folder: Path, precision: str, threads: int) -> None:
+        import openvino
+
+        self._core = openvino.Core()
+        self._model = self._core.read_model(folder / MODEL_FILE)
+        self._config = {
+            "INFERENCE_NUM_THREADS": threads,
+            "NUM_STREAMS": 1,
+            "INFERENCE_PRECISION_HINT": precision,
+            # Each compiled model numbers its streams from core 0: pinned, all engine threads share one core.
+            "ENABLE_CPU_PINNING": False,
+        }
+
+    def engine(self, tokens: int | None, rows: int | None) -> OpenVinoEngine:
+        model = self._model.clone()
+        if tokens is not None:
+            names = [port.get_any_name() for port in model.inputs]
+            model.reshape({name: [rows] if name == "ROWS" else [1, tokens] for name in names})
+        return OpenVinoEngine(self._core.compile_model(model, "CPU", self._config), tokens, rows)
+
+
+class OpenVinoProvider:
+    """See `protocol.Provider`."""
+
+    name = "openvino"
+
+    def version(self) -> str:
+        try:
+            import openvino
+        except ImportError:
+            raise UnsupportedError("provider openvino: not installed; run `make setup`") from None
+        return str(openvino.__version__)
+
+    def export(self, module: Any, example: Mapping[str, Array], folder: Path, precision: str) -> list[str]:
+        import openvino
+        import torch
+
+        shapes = [
+            (name.lower(), openvino.PartialShape([-1] if name == "ROWS" else [1, -1]), openvino.Type.i64)
+            for name in INPUT_NAMES
+        ]
+        tensors = {name.lower(): torch.from_numpy(example[name]) for name in INPUT_NAMES}
+        model = openvino.convert_model(module, example_input=tensors, input=shapes)
+        for port in model.inputs:
+            port.get_tensor().set_names({port.get_any_name().upper()})
+        for port, name in zip(model.outputs, module.output_names, strict=True):
+            port.get_tensor().set_names({name})
+        # Weights stay f32 in the file: compression to f16 would cost exactness at either precision.
+        openvino.save_model(model, folder / MODEL_FILE, compress_to_fp16=False)
+        return [MODEL_FILE, "model.bin"]
+
+    def compile(self, folder: Path, precision: str, tokens: int | None, rows: int | None) -> str:
+        return MODEL_FILE
+
+    def open(self, folder: Path, precision: str, threads: int) -> OpenVinoRuntime:
+        return OpenVinoRuntime(folder, precision, threads)
+
+
+PROVIDER = OpenVinoProvider()

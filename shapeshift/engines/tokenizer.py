@@ -1,0 +1,60 @@
+"""Text to vocabulary ids, with the checkpoint's own tokenizer.json."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+
+from shapeshift.engines.protocol import Ids
+from shapeshift.errors import InvalidInputError
+
+FILE_NAME = "tokenizer.json"
+_BYTES_PER_TOKEN = 128
+
+
+class TextTokenizer:
+    """Encodes texts of 1 to `max_tokens` tokens, special ones counted. Safe to share between threads."""
+
+    def __init__(self, file: Path, max_tokens: int) -> None:
+        from tokenizers import Tokenizer
+
+        self.max_tokens = max_tokens
+        # A text longer than this is not worth the time to find out how many tokens it has.
+        self.max_bytes = max_tokens * _BYTES_PER_TOKEN
+        self._tokenizer = Tokenizer.from_file(str(file))
+        self._tokenizer.no_padding()
+        self._tokenizer.no_truncation()
+        self._special = self._tokenizer.num_special_tokens_to_add(False)
+
+    @property
+    def vocabulary(self) -> int:
+        """The number of ids, special tokens counted."""
+        return int(self._tokenizer.get_vocab_size(with_added_tokens=True))
+
+    def encode(self, text: bytes, row: int, truncate: bool) -> Ids:
+        """The ids of one UTF-8 text, INT64 [length].
+
+        Raises InvalidInputError naming `row` for an empty text, invalid UTF-8, or one that is too long
+        (unless `truncate`, which keeps the first tokens and the closing special token).
+        """
+        if not text:
+            raise InvalidInputError("TEXT", "", "at least one character", row)
+        if len(text) > self.max_bytes:
+            if not truncate:
+                raise InvalidInputError("TEXT", f"{len(text)} bytes", f"at most {self.max_bytes} bytes", row)
+            # The cut may fall inside a character, whose bytes are then dropped.
+            text = text[: self.max_bytes].decode("utf-8", errors="ignore").encode()
+        try:
+            decoded = text.decode("utf-8")
+        except UnicodeDecodeError as error:
+            raise InvalidInputError("TEXT", text[:40], f"valid UTF-8 (byte {error.start} is not)", row) from None
+        ids = self._tokenizer.encode(decoded).ids
+        if len(ids) > self.max_tokens:
+            if not truncate:
+                raise InvalidInputError(
+                    "TEXT", f"{len(ids)} tokens", f"at most {self.max_tokens} (or truncate=true)", row
+                )
+            closing = ids[-1:] if self._special > 1 else []
+            ids = ids[: self.max_tokens - len(closing)] + closing
+        return np.asarray(ids, dtype=np.int64)

@@ -1,0 +1,141 @@
+"""The front model: Triton requests in, embeddings out, through the placement that its config names."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+from shapeshift import settings
+from shapeshift.engines import manifest
+from shapeshift.engines.hardware import cores
+from shapeshift.engines.settings import GeneratedSettings, TextEngineSettings
+from shapeshift.engines.tokenizer import FILE_NAME as TOKENIZER_FILE
+from shapeshift.engines.tokenizer import TextTokenizer
+from shapeshift.errors import EngineError, InvalidInputError
+from shapeshift.polymorph.inline import InlinePool
+from shapeshift.polymorph.request import TextRequest
+from shapeshift.polymorph.settings import PolymorphSettings
+from shapeshift.serving import parameters, replies
+from shapeshift.serving.metrics import Counter, Gauge, Histogram, MetricsFlusher
+from shapeshift.serving.model_args import ModelArgs
+from shapeshift.serving.sender import SenderThread
+from shapeshift.serving.text_inputs import rows_of_request
+
+_LENGTH_STEP = 8
+_LATENCY_MS = (1, 2, 5, 10, 15, 20, 30, 50, 75, 100, 150, 200, 300, 500, 1000, 2000, 5000, 10000)
+_OWN_PARAMETERS = ("truncate",)
+
+
+class TextFront:
+    """Owns the process' threads. `execute` never blocks and never raises; every request is answered once."""
+
+    def __init__(self, pb_utils: Any, args: ModelArgs) -> None:
+        self._pb_utils = pb_utils
+        self._log = partial(_log, pb_utils, args.name)
+        known = settings.names(TextEngineSettings, PolymorphSettings, GeneratedSettings)
+        settings.refuse_unknown(args.parameters, known)
+        own = settings.read(PolymorphSettings, args.parameters)
+        generated = settings.read(GeneratedSettings, args.parameters)
+        folder = args.folder / generated.engines
+        if not generated.engines:
+            raise InvalidInputError("engines", "", f"a folder of engines; {manifest.REBUILD}")
+        made = manifest.load(folder, generated.manifest_sha256 or None)
+        if generated.checkpoint_sha256 not in ("", made.checkpoint_sha256):
+            raise EngineError(f"the engines in {folder} come from another checkpoint; {manifest.REBUILD}")
+        made.check_files(folder)
+        self._outputs = args.outputs
+        self._max_rows = args.max_batch_size
+        self._vocabulary = made.vocabulary
+        self._tokenizer = TextTokenizer(folder / TOKENIZER_FILE, made.max_tokens)
+        self._sender = SenderThread(pb_utils, self._log)
+        threads = own.engine_threads or cores()
+        self._pool = InlinePool(made, folder, own, threads, self._log)
+        self._count_and_export(args.name, made.max_tokens)
+        self._log(f"ready: {made.provider} {made.precision}, {len(made.engines)} engines, {threads} threads")
+
+    def execute(self, requests: Sequence[Any]) -> None:
+        """Queue every request; those that cannot be served are answered with an error at once."""
+        for request in requests:
+            sender = request.get_response_sender()
+            try:
+                self._submit(request, sender)
+            except Exception as error:  # noqa: BLE001  one bad request must not cost its batch
+                self._reply_error(sender, error)
+
+    def close(self) -> None:
+        """Stop producers before consumers: engines, then the sender, then metrics."""
+        self._pool.close()
+        self._sender.close()
+        self._metrics.close()
+
+    def _submit(self, request: Any, sender: Any) -> None:
+        given = parameters.parse(request.parameters(), _OWN_PARAMETERS)
+        texts = rows_of_request(self._pb_utils, request, self._tokenizer, self._vocabulary, given.truncate)
+        for ids in texts:
+            self._lengths.observe(len(ids))
+        wanted = [name for name in self._outputs if name in request.requested_output_names()]
+        finished = partial(self._reply, sender, wanted)
+        self._pool.submit(TextRequest(texts, finished, given.latency_ms, sender.is_cancelled))
+
+    def _reply(self, sender: Any, wanted: list[str], request: TextRequest) -> None:
+        if request.error is not None:
+            self._reply_error(sender, request.error)
+            return
+        self._sender.submit(sender, partial(self._response, request, wanted), partial(self._served, request))
+
+    def _response(self, request: TextRequest, wanted: list[str]) -> Any:
+        tensors = [self._pb_utils.Tensor(name, request.outputs[name]) for name in wanted]
+        return self._pb_utils.InferenceResponse(output_tensors=tensors)
+
+    def _reply_error(self, sender: Any, error: Exception) -> None:
+        make = partial(replies.error_response, self._pb_utils, error)
+        self._sender.submit(sender, make, partial(self._failed, replies.code_name(error)))
+
+    def _served(self, request: TextRequest) -> None:
+        self._latency.observe((time.monotonic() - request.arrived) * 1e3)
+        self._answered["OK"].add()
+
+    def _failed(self, code: str) -> None:
+        self._answered[code].add()
+
+    def _count_and_export(self, name: str, max_tokens: int) -> None:
+        pool = self._pool
+        bounds = range(_LENGTH_STEP, max_tokens + _LENGTH_STEP, _LENGTH_STEP)
+        self._lengths = Histogram("request_tokens", "Tokens of the texts offered, on arrival", bounds)
+        self._latency = Histogram("request_latency_ms", "From arrival to the answer handed over", _LATENCY_MS)
+        self._answered = {
+            code: Counter("requests_total", "Requests answered, by Triton code", {"code": code})
+            for code in (
+                "OK",
+                "INVALID_ARG",
+                "NOT_FOUND",
+                "UNAVAILABLE",
+                "UNSUPPORTED",
+                "CANCELLED",
+                "INTERNAL",
+            )
+        }
+        exported: list[Counter | Gauge | Histogram] = [
+            self._lengths,
+            self._latency,
+            *self._answered.values(),
+            Gauge("requests_waiting", "Texts that wait for an engine", lambda: len(pool.queue)),
+            Gauge("requests_running", "Texts that engines compute", lambda: pool.running),
+            Counter(
+                "engine_calls_total",
+                "Engine calls",
+                read=lambda: sum(worker.calls for worker in pool.workers),
+            ),
+            Counter(
+                "engine_rows_total",
+                "Texts computed",
+                read=lambda: sum(worker.rows for worker in pool.workers),
+            ),
+        ]
+        self._metrics = MetricsFlusher(self._pb_utils, name, exported, self._log)
+
+
+def _log(pb_utils: Any, model: str, text: str) -> None:
+    pb_utils.Logger.log_info(f"{model}: {text}")

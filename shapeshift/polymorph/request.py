@@ -1,0 +1,96 @@
+"""One client's request on its way through the engines, and its rows."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from shapeshift.serving.text_inputs import Ids
+
+Array = npt.NDArray[Any]
+# A row that waits at most this long is computed without asking Triton whether its caller is still there.
+_ASK_AFTER_S = 0.25
+
+
+class Row:
+    """One text of a request."""
+
+    __slots__ = ("ids", "index", "request")
+
+    def __init__(self, request: TextRequest, index: int, ids: Ids) -> None:
+        self.request = request
+        self.index = index
+        self.ids = ids
+
+    @property
+    def tokens(self) -> int:
+        return len(self.ids)
+
+
+class TextRequest:
+    """Collects the outputs of its rows and reports once, when the last row is done or one has failed.
+
+    finished(request) is called exactly once, on the thread that ended it; `outputs` ([rows, ...] by name)
+    or `error` is set by then.
+    """
+
+    def __init__(
+        self,
+        texts: Sequence[Ids],
+        finished: Callable[[TextRequest], None],
+        latency_ms: float | None = None,
+        is_cancelled: Callable[[], bool] | None = None,
+    ) -> None:
+        self.rows = [Row(self, index, ids) for index, ids in enumerate(texts)]
+        self.arrived = time.monotonic()
+        self.outputs: dict[str, Array] = {}
+        self.error: Exception | None = None
+        self._deadline = None if latency_ms is None else self.arrived + latency_ms / 1e3
+        self._is_cancelled = is_cancelled
+        self._finished = finished
+        self._remaining = len(self.rows)
+        self._lock = threading.Lock()
+
+    @property
+    def ended(self) -> bool:
+        """Whether `finished` was called; rows that still wait need not be computed."""
+        return self._remaining == 0
+
+    @property
+    def expired(self) -> bool:
+        """Whether the client's `latency_ms` has run out."""
+        return self._deadline is not None and time.monotonic() > self._deadline
+
+    @property
+    def abandoned(self) -> bool:
+        """Whether Triton reports that the caller is gone. Asked only of requests that have waited."""
+        waited = time.monotonic() - self.arrived > _ASK_AFTER_S
+        return waited and self._is_cancelled is not None and self._is_cancelled()
+
+    def complete(self, row: Row, values: dict[str, Array]) -> None:
+        """Record one row's outputs."""
+        with self._lock:
+            if self.ended:
+                return
+            for name, value in values.items():
+                if name not in self.outputs:
+                    self.outputs[name] = np.empty((len(self.rows), *value.shape), value.dtype)
+                self.outputs[name][row.index] = value
+            self._remaining -= 1
+            last = self._remaining == 0
+        if last:
+            self._finished(self)
+
+    def fail(self, error: Exception) -> None:
+        """End the request with `error`, unless it has ended."""
+        with self._lock:
+            if self.ended:
+                return
+            self._remaining = 0
+            self.error = error
+        self._finished(self)

@@ -1,0 +1,34 @@
+"""What a config.pbtxt says about serving a polymorph model."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from shapeshift.settings import require
+
+PLACEMENTS = ("inline",)
+
+
+@dataclass(frozen=True)
+class PolymorphSettings:
+    """Parameters of the serving process.
+
+    placement       inline: the front's own process holds the engines
+    engine_threads  threads that run engines, one core each; 0: one a core
+    queue_rows      most texts that may wait; a request that does not fit is answered UNAVAILABLE
+    queue_tokens    most tokens that may wait
+    pack_tokens     most tokens that several texts share in one engine call; 0: from the profile
+    """
+
+    placement: str = "inline"
+    engine_threads: int = 0
+    queue_rows: int = 1024
+    queue_tokens: int = 131072
+    pack_tokens: int = 0
+
+    def __post_init__(self) -> None:
+        require(self.placement in PLACEMENTS, "placement", self.placement, f"one of {', '.join(PLACEMENTS)}")
+        require(0 <= self.engine_threads <= 256, "engine_threads", self.engine_threads, "0 to 256")
+        require(self.queue_rows >= 1, "queue_rows", self.queue_rows, "at least 1")
+        require(self.queue_tokens >= 1, "queue_tokens", self.queue_tokens, "at least 1")
+        require(self.pack_tokens >= 0, "pack_tokens", self.pack_tokens, "0 or more")

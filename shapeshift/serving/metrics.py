@@ -1,0 +1,154 @@
+"""Counting in the process, exporting once a second through Triton's /metrics.
+
+Every operation on a Triton metric blocks for tens of microseconds, so threads that serve only add to
+arrays; one thread flushes the differences. Histograms are exported as COUNTERs named `<name>_bucket` with
+a label `le`, cumulative as Prometheus has them, so that a scraper can subtract two scrapes.
+"""
+
+from __future__ import annotations
+
+import bisect
+import os
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any
+
+PREFIX = "shapeshift_"
+
+
+class Counter:
+    """A number that only grows, added to by one thread, or read at each flush from `read`."""
+
+    def __init__(
+        self,
+        name: str,
+        help_text: str,
+        labels: dict[str, str] | None = None,
+        read: Callable[[], float] | None = None,
+    ) -> None:
+        self.name = PREFIX + name
+        self.help_text = help_text
+        self.labels = labels or {}
+        self._value = 0.0
+        self._read = read
+
+    @property
+    def value(self) -> float:
+        return self._read() if self._read else self._value
+
+    def add(self, amount: float = 1.0) -> None:
+        """Count `amount` more."""
+        self._value += amount
+
+
+class Gauge:
+    """A number read at each flush from a function."""
+
+    def __init__(self, name: str, help_text: str, read: Callable[[], float]) -> None:
+        self.name = PREFIX + name
+        self.help_text = help_text
+        self.read = read
+
+
+class Histogram:
+    """Counts by upper bound (inclusive), with sum and count; observed by one thread."""
+
+    def __init__(self, name: str, help_text: str, bounds: Sequence[float]) -> None:
+        self.name = PREFIX + name
+        self.help_text = help_text
+        self.bounds = list(bounds)
+        self._counts = [0] * (len(self.bounds) + 1)
+        self._sum = 0.0
+
+    def observe(self, value: float) -> None:
+        """Count one `value`."""
+        self._counts[bisect.bisect_left(self.bounds, value)] += 1
+        self._sum += value
+
+    def totals(self) -> tuple[list[int], float]:
+        """Cumulative counts by bound, the last for +Inf, and the sum."""
+        running, cumulative = 0, []
+        for count in list(self._counts):
+            running += count
+            cumulative.append(running)
+        return cumulative, self._sum
+
+
+class MetricsFlusher:
+    """The thread that exports, and the heartbeat. Without metrics support on the server it does nothing."""
+
+    def __init__(
+        self,
+        pb_utils: Any,
+        model: str,
+        metrics: Sequence[Counter | Gauge | Histogram],
+        log: Callable[[str], None],
+        period_s: float = 1.0,
+    ) -> None:
+        self._labels = {"model": model, "pid": str(os.getpid())}
+        self._metrics = list(metrics)
+        self._period_s = period_s
+        self._log = log
+        self._stop = threading.Event()
+        self._exported: dict[tuple[str, str], tuple[Any, float]] = {}
+        # A family that is collected makes every metric of it raise: they are kept for the process' life.
+        self._families: dict[str, Any] = {}
+        self._pb_utils = pb_utils
+        self._heartbeat = Counter("heartbeat_total", "Seconds that this process has been alive and flushing")
+        self._thread = threading.Thread(target=self._run, name="metrics", daemon=True)
+        if hasattr(pb_utils, "MetricFamily"):
+            self._thread.start()
+        else:
+            log("this server exports no metrics of backends")
+
+    def flush(self) -> None:
+        """Export what changed since the last flush."""
+        self._export_counter(self._heartbeat.name, self._heartbeat.help_text, {}, self._heartbeat.value)
+        for metric in self._metrics:
+            if isinstance(metric, Counter):
+                self._export_counter(metric.name, metric.help_text, metric.labels, metric.value)
+            elif isinstance(metric, Gauge):
+                self._metric(metric.name, metric.help_text, {}, "GAUGE").set(float(metric.read()))
+            else:
+                counts, total = metric.totals()
+                for bound, count in zip([*metric.bounds, "+Inf"], counts, strict=True):
+                    label = bound if isinstance(bound, str) else f"{bound:g}"
+                    self._export_counter(f"{metric.name}_bucket", metric.help_text, {"le": label}, count)
+                self._export_counter(f"{metric.name}_sum", metric.help_text, {}, total)
+                self._export_counter(f"{metric.name}_count", metric.help_text, {}, counts[-1])
+
+    def close(self, timeout_s: float = 3.0) -> None:
+        """Flush once more and end the thread."""
+        self._stop.set()
+        if self._thread.is_alive():
+            self._thread.join(timeout_s)
+
+    def _run(self) -> None:
+        while not self._stop.wait(self._period_s):
+            self._heartbeat.add()
+            self._flush_or_log()
+        self._flush_or_log()
+
+    def _flush_or_log(self) -> None:
+        try:
+            self.flush()
+        except Exception as error:  # noqa: BLE001  metrics must never stop a server
+            self._log(f"metrics could not be exported: {error}")
+
+    def _export_counter(self, name: str, help_text: str, labels: dict[str, str], value: float) -> None:
+        metric = self._metric(name, help_text, labels, "COUNTER")
+        key = (name, str(labels))
+        delta = value - self._exported[key][1]
+        if delta > 0:
+            metric.increment(delta)
+            self._exported[key] = (metric, value)
+
+    def _metric(self, name: str, help_text: str, labels: dict[str, str], kind: str) -> Any:
+        key = (name, str(labels))
+        if key not in self._exported:
+            if name not in self._families:
+                kinds = self._pb_utils.MetricFamily
+                self._families[name] = kinds(name=name, description=help_text, kind=getattr(kinds, kind))
+            metric = self._families[name].Metric(labels={**self._labels, **labels})
+            self._exported[key] = (metric, 0.0)
+        return self._exported[key][0]

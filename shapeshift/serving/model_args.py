@@ -1,0 +1,44 @@
+"""What Triton tells a Python backend about its model, typed."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+
+@dataclass(frozen=True)
+class ModelArgs:
+    """The parts of `args` of a backend's `initialize` that we use."""
+
+    name: str
+    folder: Path
+    config: Mapping[str, Any]
+    parameters: Mapping[str, str]
+    kind: str
+    device_id: int
+
+    @property
+    def outputs(self) -> list[str]:
+        """Names of the outputs, in the order of config.pbtxt."""
+        return [output["name"] for output in self.config["output"]]
+
+    @property
+    def max_batch_size(self) -> int:
+        return int(self.config["max_batch_size"])
+
+
+def read(args: Mapping[str, str]) -> ModelArgs:
+    """Parse the `args` of `initialize`."""
+    config = json.loads(args["model_config"])
+    given = config.get("parameters", {})
+    return ModelArgs(
+        name=args["model_name"],
+        folder=Path(args["model_repository"]),
+        config=config,
+        parameters={name: value["string_value"] for name, value in given.items()},
+        kind=args["model_instance_kind"],
+        device_id=int(args["model_instance_device_id"] or 0),
+    )

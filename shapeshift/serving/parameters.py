@@ -1,0 +1,103 @@
+"""The request parameters that clients may send, checked and typed."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Collection
+from dataclasses import dataclass
+from typing import Any
+
+from shapeshift.errors import InvalidInputError
+
+# What every front understands. `utility` weighs requests where work is chosen by worth.
+COMMON = ("latency_ms", "utility", "slo_class", "request_tag")
+# Triton's own, which pass by unread.
+_TRITON_PREFIXES = ("triton_", "sequence_", "binary_data")
+_TRITON_NAMES = ("priority", "timeout", "headers")
+_MAX_TEXT = 256
+
+
+@dataclass(frozen=True)
+class RequestParameters:
+    """What a request asked for; None where it did not say."""
+
+    latency_ms: float | None = None
+    utility: float | None = None
+    task: str | None = None
+    truncate: bool = False
+    level: int | None = None
+    lora_name: str | None = None
+    slo_class: str | None = None
+    request_tag: str | None = None
+
+
+def parse(text: str, own: Collection[str] = ()) -> RequestParameters:
+    """The parameters of one request, from `request.parameters()`.
+
+    own: the names that this front understands beyond `COMMON`.
+    Raises InvalidInputError for a name it does not understand or a value of the wrong kind.
+    """
+    if not text or text == "{}":
+        return _NONE
+    given: dict[str, Any] = json.loads(text)
+    known = {*COMMON, *own}
+    values: dict[str, Any] = {}
+    for name, value in given.items():
+        if name in known:
+            values[name] = _CHECKS[name](name, value)
+        elif name not in _TRITON_NAMES and not name.startswith(_TRITON_PREFIXES):
+            raise InvalidInputError(f"parameter {name}", value, f"unknown parameter; known: {', '.join(sorted(known))}")
+    return RequestParameters(**values)
+
+
+def _positive(name: str, value: Any) -> float:
+    number = _number(name, value)
+    if number <= 0:
+        raise InvalidInputError(f"parameter {name}", value, "above 0")
+    return number
+
+
+def _number(name: str, value: Any) -> float:
+    try:
+        # HTTP clients that know only text send numbers as such.
+        number = math.nan if isinstance(value, bool) else float(value)
+    except (TypeError, ValueError):
+        number = math.nan
+    if not math.isfinite(number):
+        raise InvalidInputError(f"parameter {name}", value, "a finite number")
+    return number
+
+
+def _whole(name: str, value: Any) -> int:
+    number = _number(name, value)
+    if number != int(number) or number < 0:
+        raise InvalidInputError(f"parameter {name}", value, "a whole number, 0 or more")
+    return int(number)
+
+
+def _flag(name: str, value: Any) -> bool:
+    if isinstance(value, bool):
+        return value
+    if value in ("true", "false"):
+        return bool(value == "true")
+    raise InvalidInputError(f"parameter {name}", value, "true or false")
+
+
+def _word(name: str, value: Any) -> str:
+    if not isinstance(value, str) or not 1 <= len(value) <= _MAX_TEXT:
+        raise InvalidInputError(f"parameter {name}", value, f"a text of 1 to {_MAX_TEXT} characters")
+    return value
+
+
+_CHECKS = {
+    "latency_ms": _positive,
+    "utility": _number,
+    "task": _word,
+    "truncate": _flag,
+    "level": _whole,
+    "lora_name": _word,
+    "slo_class": _word,
+    "request_tag": _word,
+}
+_NONE = RequestParameters()

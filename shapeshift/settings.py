@@ -1,0 +1,71 @@
+"""Settings as frozen dataclasses, read from string mappings such as config.pbtxt `parameters`.
+
+A component declares a frozen dataclass whose fields carry the defaults and whose `__post_init__` checks
+them. `read` fills it from strings; `refuse_unknown` reports names that no component declared.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import types
+import typing
+from collections.abc import Iterable, Mapping
+from typing import Any, TypeVar
+
+from shapeshift.errors import InvalidInputError
+
+T = TypeVar("T")
+
+
+def names(*classes: type) -> set[str]:
+    """The names of all settings that the given dataclasses declare."""
+    return {field.name for cls in classes for field in dataclasses.fields(cls)}
+
+
+def read(cls: type[T], values: Mapping[str, str]) -> T:
+    """An instance of the dataclass `cls` from strings; absent names keep their defaults, others are ignored.
+
+    Fields may be str, int, float, bool, or one of these or None; `None` is written as the empty string.
+    Raises InvalidInputError naming the field for text that does not parse, a missing required field, or a
+    value that `cls.__post_init__` refuses.
+    """
+    hints = typing.get_type_hints(cls)
+    arguments: dict[str, Any] = {}
+    for field in dataclasses.fields(cls):  # type: ignore[arg-type]
+        if field.name in values:
+            arguments[field.name] = _parse(field.name, values[field.name], hints[field.name])
+        elif field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING:
+            raise InvalidInputError(field.name, None, "this parameter is required")
+    return cls(**arguments)
+
+
+def refuse_unknown(values: Iterable[str], known: Iterable[str]) -> None:
+    """Raise InvalidInputError for the first of `values` that is not in `known`."""
+    allowed = set(known)
+    for name in values:
+        if name not in allowed:
+            raise InvalidInputError(name, name, f"unknown parameter; known: {', '.join(sorted(allowed))}")
+
+
+def require(condition: bool, field: str, value: object, allowed: str) -> None:
+    """Raise InvalidInputError(field, value, allowed) unless `condition` holds."""
+    if not condition:
+        raise InvalidInputError(field, value, allowed)
+
+
+def _parse(name: str, text: str, hint: Any) -> Any:
+    options = typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
+    if type(None) in options and text == "":
+        return None
+    kind = next(option for option in options if option is not type(None))
+    if kind is bool:
+        if text.lower() in ("true", "false"):
+            return text.lower() == "true"
+        raise InvalidInputError(name, text, "must be true or false")
+    if kind in (int, float):
+        try:
+            return kind(text)
+        except ValueError:
+            wanted = "a whole number" if kind is int else "a number"
+            raise InvalidInputError(name, text, f"must be {wanted}") from None
+    return text

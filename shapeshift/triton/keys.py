@@ -1,0 +1,49 @@
+"""The key that restricts model control, shared memory, tracing and logging to those who can read its file."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import secrets
+from pathlib import Path
+
+from shapeshift.errors import NotFoundError, ShapeshiftError
+
+HTTP_HEADER = "shapeshift-key"
+GRPC_HEADER = f"triton-grpc-protocol-{HTTP_HEADER}"
+RESTRICTED = "model-repository,shared-memory,trace,logging"
+
+_KEY = re.compile(r"[0-9a-f]{32}")
+
+
+def ensure_key(path: Path) -> str:
+    """The key in `path`; written there once, 32 hexadecimal digits readable by their owner alone."""
+    if not path.exists():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        draft = path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(4)}")
+        descriptor = os.open(draft, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600)
+        try:
+            with os.fdopen(descriptor, "w") as file:
+                file.write(secrets.token_hex(16) + "\n")
+            with contextlib.suppress(FileExistsError):
+                os.link(draft, path)
+        finally:
+            draft.unlink()
+    return read_key(path)
+
+
+def read_key(path: Path) -> str:
+    """The key in `path`. Raises NotFoundError without one, ShapeshiftError if others may read it."""
+    try:
+        text = path.read_text().strip()
+        mode = path.stat().st_mode
+    except FileNotFoundError:
+        raise NotFoundError(f"no key at {path}; `shapeshift serve` writes it") from None
+    except OSError as error:
+        raise ShapeshiftError(f"cannot read the key {path}: {error.strerror}; run as who serves") from error
+    if mode & 0o077:
+        raise ShapeshiftError(f"others can read {path}; run `chmod 600` on it, or delete it for a new key")
+    if not _KEY.fullmatch(text):
+        raise ShapeshiftError(f"{path} does not hold 32 hexadecimal digits; delete it for a new key")
+    return text

@@ -1,0 +1,152 @@
+"""What a server is started with: its backend folder, its environment, its command line, and free ports."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import socket
+import sys
+import sysconfig
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import shapeshift
+from shapeshift.errors import InvalidInputError, NotFoundError, UnsupportedError
+from shapeshift.triton import keys
+from shapeshift.triton.unpack import STAMP
+
+# Without one of these a server would be open to others or could not be controlled.
+_NEEDED = frozenset(
+    {
+        "backend-config",
+        "backend-directory",
+        "grpc-address",
+        "grpc-port",
+        "grpc-restricted-protocol",
+        "http-address",
+        "http-port",
+        "http-restricted-api",
+        "load-model",
+        "metrics-port",
+        "model-control-mode",
+        "model-repository",
+    }
+)
+
+
+def compose_backends(place: Path, folders: Sequence[Path]) -> Path:
+    """A folder at `place` with a link to each backend in `folders`, as the server takes one folder only.
+
+    Raises NotFoundError for a folder that is missing, InvalidInputError for a backend that two folders hold.
+    """
+    shutil.rmtree(place, ignore_errors=True)
+    place.mkdir(parents=True)
+    for folder in folders:
+        if not folder.is_dir():
+            raise NotFoundError(f"no backend folder {folder}; run `make setup`, or name another")
+        for backend in sorted(folder.iterdir()):
+            if not backend.is_dir() or backend.name.startswith((".", "__")):
+                continue
+            link = place / backend.name
+            if link.is_symlink():
+                raise InvalidInputError("backend", str(backend), f"{link.resolve()} has its name; rename one")
+            link.symlink_to(backend.resolve())
+    return place
+
+
+def link_python_library(place: Path) -> Path:
+    """A folder at `place` with the running Python's shared library, if it has one, for the stub to embed."""
+    place.mkdir(parents=True, exist_ok=True)
+    name = sysconfig.get_config_var("INSTSONAME")
+    library = Path(str(sysconfig.get_config_var("LIBDIR")), str(name))
+    link = place / str(name)
+    link.unlink(missing_ok=True)
+    if ".so" in library.name and library.is_file():
+        link.symlink_to(library)
+    return place
+
+
+def require_matching_python(triton: Path) -> None:
+    """Raise UnsupportedError if the server at `triton` was unpacked for another version of Python."""
+    try:
+        unpacked = str(json.loads((triton / STAMP).read_text())["python"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return
+    running = f"{sys.version_info.major}.{sys.version_info.minor}"
+    if unpacked != running:
+        raise UnsupportedError(f"{triton} is for Python {unpacked}, not {running}; run `make setup` again")
+
+
+def environment(triton: Path, python_library: Path) -> dict[str, str]:
+    """This process's environment with the server's libraries, this Python and this package found first."""
+    values = dict(os.environ)
+    package_root = Path(shapeshift.__file__).resolve().parents[1]
+    for name, first in {
+        "LD_LIBRARY_PATH": [triton / "lib", python_library],
+        "PATH": [Path(sys.executable).parent],
+        "PYTHONPATH": [package_root],
+    }.items():
+        values[name] = os.pathsep.join([*map(str, first), *filter(None, [values.get(name)])])
+    return values
+
+
+def command(
+    binary: Path,
+    known: frozenset[str],
+    *,
+    repositories: Sequence[Path],
+    models: Sequence[str],
+    backends: Path,
+    host: str,
+    ports: Mapping[str, int],
+    exit_timeout_s: int,
+    key: str,
+    region_prefix: str,
+) -> list[str]:
+    """The server's command line from the options that it knows; `ports` holds http, grpc and metrics.
+
+    Raises UnsupportedError if the server lacks one that safety or control depends on.
+    """
+    missing = sorted(_NEEDED - known)
+    if missing:
+        raise UnsupportedError(f"{binary} has no --{missing[0]}; use Triton 2.51 (24.10) or newer")
+    restriction = f"{keys.RESTRICTED}:{keys.HTTP_HEADER}={key}"
+    wanted = [
+        *(("model-repository", str(folder.resolve())) for folder in repositories),
+        ("backend-directory", str(backends.resolve())),
+        # The settings of `python` hold for every backend written in Python.
+        ("backend-config", f"python,shm-region-prefix-name={region_prefix}"),
+        ("model-control-mode", "explicit"),
+        *(("load-model", name) for name in models),
+        ("http-address", host),
+        ("http-port", str(ports["http"])),
+        ("grpc-address", host),
+        ("grpc-port", str(ports["grpc"])),
+        ("metrics-address", host),
+        ("metrics-port", str(ports["metrics"])),
+        ("http-restricted-api", restriction),
+        ("grpc-restricted-protocol", restriction),
+        ("exit-timeout-secs", str(exit_timeout_s)),
+        ("allow-sagemaker", "false"),
+        ("allow-vertex-ai", "false"),
+    ]
+    return [str(binary), *(f"--{name}={value}" for name, value in wanted if name in known)]
+
+
+def require_free_ports(host: str, ports: Mapping[str, int]) -> None:
+    """Raise InvalidInputError for the first of `ports` that something listens on."""
+    for name, port in ports.items():
+        with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
+            # As the server does: connections that are only waiting to expire do not count.
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                probe.bind((host, port))
+                probe.listen(1)
+            except OSError as error:
+                raise InvalidInputError(
+                    f"{name}_port",
+                    port,
+                    f"{host}:{port} cannot be used ({error.strerror}): stop what uses it"
+                    f" (`ss -ltnp 'sport = :{port}'` names it) or choose another with --{name}-port",
+                ) from error

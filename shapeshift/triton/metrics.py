@@ -1,0 +1,75 @@
+"""Reads the Prometheus text that the server's metrics port answers with."""
+
+from __future__ import annotations
+
+import http.client
+import re
+from urllib.parse import urlsplit
+
+from shapeshift.errors import InvalidInputError, ShapeshiftError
+
+Labels = frozenset[tuple[str, str]]
+Samples = dict[tuple[str, Labels], float]
+
+_SAMPLE = re.compile(r"([A-Za-z_:][\w:]*)(?:\{(.*)\})?\s+(\S+)(?:\s+-?\d+)?")
+_LABEL = re.compile(r'\s*([A-Za-z_]\w*)\s*=\s*"((?:[^"\\]|\\.)*)"\s*(?:,|$)')
+_ESCAPE = re.compile(r"\\(.)")
+
+
+def parse(text: str) -> Samples:
+    """{(name, labels): value} of every sample in `text`; comments and time stamps are dropped.
+
+    Raises InvalidInputError naming the line that is not of the format.
+    """
+    samples: Samples = {}
+    for number, line in enumerate(text.splitlines(), start=1):
+        line = line.strip()
+        if not line or line.startswith("#"):
+            continue
+        match = _SAMPLE.fullmatch(line)
+        labels = _labels(match[2] or "") if match else None
+        if match is None or labels is None:
+            raise InvalidInputError("metrics", line, f"line {number} is not in the Prometheus text format")
+        try:
+            samples[match[1], labels] = float(match[3])
+        except ValueError:
+            raise InvalidInputError("metrics", match[3], f"line {number} must end in a number") from None
+    return samples
+
+
+def scrape(url: str, timeout_s: float = 2.0) -> Samples:
+    """The samples at `url`, such as http://127.0.0.1:8002/metrics; no proxy is asked.
+
+    Raises ShapeshiftError where nothing answers with status 200 in time.
+    """
+    parts = urlsplit(url)
+    if parts.scheme != "http" or not parts.hostname:
+        raise InvalidInputError("url", url, "must be http://HOST:PORT/metrics")
+    connection = http.client.HTTPConnection(parts.hostname, parts.port or 80, timeout=timeout_s)
+    try:
+        connection.request("GET", parts.path or "/metrics")
+        response = connection.getresponse()
+        body = response.read()
+    except (OSError, http.client.HTTPException) as error:
+        raise ShapeshiftError(f"no metrics at {url} ({error}); is the server running?") from error
+    finally:
+        connection.close()
+    if response.status != 200:
+        raise ShapeshiftError(f"{url} answered with status {response.status}; is this the metrics port?")
+    return parse(body.decode())
+
+
+def _labels(text: str) -> Labels | None:
+    found: list[tuple[str, str]] = []
+    position = 0
+    while position < len(text):
+        match = _LABEL.match(text, position)
+        if match is None:
+            return None
+        found.append((match[1], _ESCAPE.sub(_unescape, match[2])))
+        position = match.end()
+    return frozenset(found)
+
+
+def _unescape(escape: re.Match[str]) -> str:
+    return "\n" if escape[1] == "n" else escape[1]

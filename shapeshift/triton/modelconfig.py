@@ -1,0 +1,53 @@
+"""Reads and writes config.pbtxt, the only model configuration, as tritonclient's ModelConfig message."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any, TypeAlias
+
+from google.protobuf import text_format
+from tritonclient.grpc import model_config_pb2
+
+from shapeshift.errors import NotFoundError, ShapeshiftError
+
+# Generated protobuf classes carry no types of their own.
+ModelConfig: TypeAlias = Any
+
+
+def read(path: Path) -> ModelConfig:
+    """The ModelConfig in the file `path`.
+
+    Raises NotFoundError without the file, ShapeshiftError naming file and line for text that is not one.
+    """
+    try:
+        text = path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        raise NotFoundError(f"no model configuration at {path}") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise ShapeshiftError(f"{path} cannot be read: {error}") from error
+    message = model_config_pb2.ModelConfig()
+    try:
+        text_format.Parse(text, message)
+    except text_format.ParseError as error:
+        line = error.GetLine() or 1
+        reason = str(error).removeprefix(f"{line}:{error.GetColumn()} : ")
+        raise ShapeshiftError(f"{path}:{line}: {reason}") from error
+    return message
+
+
+def parameters(message: ModelConfig) -> dict[str, str]:
+    """The `parameters` of the configuration as plain strings."""
+    return {name: str(value.string_value) for name, value in message.parameters.items()}
+
+
+def set_parameter(message: ModelConfig, name: str, value: str) -> None:
+    """Set one of the `parameters`; `message` changes in place."""
+    message.parameters[name].string_value = value
+
+
+def write(message: ModelConfig, path: Path) -> None:
+    """Write `message` to `path` in one step, so that a server never reads half of it."""
+    draft = path.with_name(f".{path.name}.{os.getpid()}")
+    draft.write_text(text_format.MessageToString(message, as_utf8=True), encoding="utf-8")
+    draft.replace(path)

@@ -1,0 +1,1 @@
+"""Workloads: how long texts are, when they arrive, and what they say."""

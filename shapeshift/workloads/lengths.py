@@ -1,0 +1,73 @@
+"""Token-length laws: how long the texts of a workload are, special tokens included."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from dataclasses import dataclass
+from statistics import NormalDist
+
+import numpy as np
+from numpy.typing import NDArray
+
+from shapeshift.settings import require
+
+MAX_LENGTH = 512
+_Z98 = NormalDist().inv_cdf(0.98)
+
+
+@dataclass(frozen=True)
+class LogNormal:
+    """Lengths whose logarithm is normal, rounded to whole tokens and clipped to [low, high].
+
+    `median` and `p98` (the 98th percentile) are those of the law before rounding and clipping; `p98` equal
+    to `median` makes every length the same. Raises InvalidInputError naming the field that cannot be meant.
+    """
+
+    median: float
+    p98: float
+    low: int = 1
+    high: int = MAX_LENGTH
+
+    def __post_init__(self) -> None:
+        require(math.isfinite(self.median) and self.median > 0, "median", self.median, "must be above 0")
+        require(
+            math.isfinite(self.p98) and self.p98 >= self.median,
+            "p98",
+            self.p98,
+            f"must be at least the median ({self.median})",
+        )
+        require(self.low >= 1, "low", self.low, "must be at least 1 token")
+        require(self.high >= self.low, "high", self.high, f"must be at least low ({self.low})")
+
+    @property
+    def sigma(self) -> float:
+        """Standard deviation of the logarithm of the length."""
+        return math.log(self.p98 / self.median) / _Z98
+
+    def sample(self, rng: np.random.Generator, count: int) -> NDArray[np.int64]:
+        """`count` independent lengths in tokens, int64[count]."""
+        drawn = rng.lognormal(math.log(self.median), self.sigma, count)
+        tokens: NDArray[np.int64] = np.rint(drawn).clip(self.low, self.high).astype(np.int64)
+        return tokens
+
+    def scaled(self, factor: float, at_most: int = MAX_LENGTH) -> LogNormal:
+        """This law with every length multiplied by `factor` and none above `at_most`."""
+        require(math.isfinite(factor) and factor > 0, "factor", factor, "must be above 0")
+        low, high = (min(max(1, round(bound * factor)), at_most) for bound in (self.low, self.high))
+        return dataclasses.replace(self, median=self.median * factor, p98=self.p98 * factor, low=low, high=high)
+
+
+def short() -> LogNormal:
+    """Short posts: median 21 and 98th percentile 72 tokens, at most 125 (Arlo, sections 2.2 and 5)."""
+    return LogNormal(median=21, p98=72, low=3, high=125)
+
+
+def long() -> LogNormal:
+    """`short` stretched 4.1 times to reach 512 tokens, as Arlo recalibrates its trace (section 5)."""
+    return short().scaled(4.1)
+
+
+def fixed(length: int) -> LogNormal:
+    """Every text `length` tokens long."""
+    return LogNormal(median=length, p98=length, low=length, high=length)

@@ -1,0 +1,23 @@
+"""Answers OUT = IN. Model parameters: `fail` ends the load with that text, `delay_s` makes requests slow."""
+
+import json
+import time
+
+import triton_python_backend_utils as pb_utils
+
+# Proves that a backend finds the package that started the server.
+import shapeshift.settings  # noqa: F401
+
+
+class TritonPythonModel:
+    def initialize(self, args):
+        declared = json.loads(args["model_config"])["parameters"]
+        values = {name: value["string_value"] for name, value in declared.items()}
+        if "fail" in values:
+            raise RuntimeError(values["fail"])
+        self.delay_s = float(values.get("delay_s", "0"))
+
+    def execute(self, requests):
+        time.sleep(self.delay_s)
+        inputs = [pb_utils.get_input_tensor_by_name(request, "IN").as_numpy() for request in requests]
+        return [pb_utils.InferenceResponse([pb_utils.Tensor("OUT", values)]) for values in inputs]

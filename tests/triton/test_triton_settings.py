@@ -1,0 +1,86 @@
+from __future__ import annotations
+
+import stat
+from pathlib import Path
+
+import pytest
+
+from shapeshift.errors import InvalidInputError, NotFoundError, ShapeshiftError
+from shapeshift.triton import keys
+from shapeshift.triton.names import check_model_name
+from shapeshift.triton.settings import ALLOW_PUBLIC, ServerSettings
+
+REPOSITORIES = (Path("repository"),)
+
+
+@pytest.mark.parametrize("name", ["encode", "polymorph_w00", "a", "v1.2-b", "0"])
+def test_ordinary_model_names_pass(name: str) -> None:
+    assert check_model_name(name) == name
+
+
+@pytest.mark.parametrize(
+    "name", ["", "../encode", "a/b", "a..b", ".hidden", "a b", "a;b", "a\n", "*", "-x", "é", "a" * 129]
+)
+def test_other_model_names_are_refused(name: str) -> None:
+    with pytest.raises(InvalidInputError, match="model: got"):
+        check_model_name(name)
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "10.1.2.3", "8.8.8.8"])
+def test_public_address_must_be_asked_for_twice(host: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(ALLOW_PUBLIC, raising=False)
+    for allow in (False, True):
+        with pytest.raises(InvalidInputError, match=r"CVE-2025-23310.*26\.03 or newer"):
+            ServerSettings(REPOSITORIES, host=host, allow_public=allow)
+    monkeypatch.setenv(ALLOW_PUBLIC, "1")
+    with pytest.raises(InvalidInputError, match="host"):
+        ServerSettings(REPOSITORIES, host=host)
+    assert ServerSettings(REPOSITORIES, host=host, allow_public=True).address == host
+
+
+def test_loopback_needs_no_leave() -> None:
+    assert ServerSettings(REPOSITORIES, host="localhost").address == "127.0.0.1"
+    assert ServerSettings(REPOSITORIES, host="127.0.0.2").reachable == "127.0.0.2"
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("repositories", ()),
+        ("models", ("../x",)),
+        ("http_port", 0),
+        ("metrics_port", 65536),
+        ("grpc_port", 8000),
+        ("exit_timeout_s", 0),
+        ("exit_timeout_s", 6),
+        ("host", "example.org"),
+        ("host", "::1"),
+    ],
+)
+def test_bad_values_are_refused(field: str, value: object) -> None:
+    with pytest.raises(InvalidInputError):
+        ServerSettings(**({"repositories": REPOSITORIES} | {field: value}))  # type: ignore[arg-type]
+
+
+def test_key_is_made_once_and_private(tmp_path: Path) -> None:
+    path = tmp_path / "run" / "key"
+    key = keys.ensure_key(path)
+    assert len(key) == 32
+    assert int(key, 16) >= 0
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert keys.ensure_key(path) == key == keys.read_key(path)
+    assert [file.name for file in path.parent.iterdir()] == ["key"]
+
+
+def test_unfit_keys_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "key"
+    with pytest.raises(NotFoundError):
+        keys.read_key(path)
+    keys.ensure_key(path)
+    path.chmod(0o640)
+    with pytest.raises(ShapeshiftError, match="chmod 600"):
+        keys.ensure_key(path)
+    path.chmod(0o600)
+    path.write_text("short\n")
+    with pytest.raises(ShapeshiftError, match="32 hexadecimal"):
+        keys.ensure_key(path)

@@ -1,0 +1,229 @@
+"""However a server ends, nothing of it stays: no process, no shared-memory region, no port."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tritonclient.grpc as grpc_client
+from tritonclient.utils import InferenceServerException
+
+from shapeshift.triton.server import ServerEndedError, TritonServer
+from shapeshift.triton.settings import ServerSettings
+
+pytestmark = [pytest.mark.server, pytest.mark.slow]
+
+Owner = tuple[subprocess.Popen[str], ServerSettings]
+Traces = Callable[[ServerSettings], Callable[[], list[str]]]
+OWNER = """
+import sys, time
+from pathlib import Path
+from shapeshift.triton.server import ServerSettings, TritonServer
+triton, house, backends, http, grpc, metrics = sys.argv[1:]
+settings = ServerSettings(
+    repositories=(Path(house) / "repository",), models=("echo",), backend_directories=(Path(backends),),
+    triton=Path(triton), run_directory=Path(house) / "run",
+    http_port=int(http), grpc_port=int(grpc), metrics_port=int(metrics),
+)
+with TritonServer(settings) as server:
+    server.wait_ready()
+    print("ready", flush=True)
+    time.sleep(120)
+"""
+
+
+@pytest.fixture
+def server(make_settings: Callable[..., ServerSettings]) -> Iterator[TritonServer]:
+    with TritonServer(make_settings()) as running:
+        yield running.wait_ready(timeout_s=60)
+
+
+@pytest.fixture
+def owner(make_settings: Callable[..., ServerSettings]) -> Iterator[Owner]:
+    """Another program that has started a server, ready."""
+    settings = make_settings()
+    folders = [settings.triton, settings.run_directory.parent, settings.backend_directories[0]]
+    ports = [str(port) for port in settings.ports.values()]
+    process = subprocess.Popen(
+        [sys.executable, "-c", OWNER, *map(str, folders), *ports], stdout=subprocess.PIPE, text=True
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline() == "ready\n"
+    yield process, settings
+    process.kill()
+    process.wait()
+    process.stdout.close()
+
+
+def stubs(settings: ServerSettings) -> list[int]:
+    """The recorded stubs that are running, once there are any; the one that reads the config soon ends."""
+    for _ in range(100):
+        members = json.loads(settings.record.read_text())["members"]
+        found = [member["pid"] for member in members if member["region"]]
+        if found and all(Path(f"/proc/{pid}").exists() for pid in found):
+            return found
+        time.sleep(0.1)
+    raise AssertionError("no stub was recorded")
+
+
+def until(condition: Callable[[], bool], timeout_s: float) -> float:
+    """The seconds until `condition` held; fails after `timeout_s`."""
+    start = time.monotonic()
+    while not condition():
+        assert time.monotonic() - start < timeout_s, "took too long"
+        time.sleep(0.05)
+    return time.monotonic() - start
+
+
+def kill_stub(server: TritonServer) -> None:
+    os.kill(stubs(server.settings)[0], signal.SIGKILL)
+    time.sleep(0.3)
+
+
+def freeze_stub(server: TritonServer) -> None:
+    os.kill(stubs(server.settings)[0], signal.SIGSTOP)
+
+
+def freeze_server(server: TritonServer) -> None:
+    os.kill(server.pid, signal.SIGSTOP)
+
+
+def hold_a_request_by_a_dead_stub(server: TritonServer) -> None:
+    tensor = grpc_client.InferInput("IN", [1, 1], "FP32").set_data_from_numpy(np.zeros((1, 1), np.float32))
+    freeze_stub(server)
+
+    def call() -> None:
+        with suppress(InferenceServerException), grpc_client.InferenceServerClient(server.grpc_url) as client:
+            client.infer("echo", [tensor], client_timeout=30)
+
+    threading.Thread(target=call, daemon=True).start()
+    time.sleep(0.3)
+    kill_stub(server)
+
+
+@pytest.mark.parametrize(
+    "harm",
+    [None, kill_stub, freeze_stub, freeze_server, hold_a_request_by_a_dead_stub],
+    ids=lambda harm: harm.__name__ if harm else "unharmed",
+)
+def test_stop_leaves_nothing_within_ten_seconds(
+    harm: Callable[[TritonServer], None] | None, server: TritonServer, traces_of: Traces
+) -> None:
+    traces = traces_of(server.settings)
+    assert len(traces()) >= 4, "guard, server, stub and region are seen while they exist"
+    if harm is not None:
+        harm(server)
+    start = time.monotonic()
+    server.stop()
+    assert time.monotonic() - start < 10
+    assert traces() == []
+    assert not server.settings.record.exists()
+    server.stop()
+
+
+def test_stop_while_loading(make_settings: Callable[..., ServerSettings], traces_of: Traces) -> None:
+    with TritonServer(make_settings()) as server:
+        traces = traces_of(server.settings)
+        until(lambda: len(traces()) >= 4, 10)
+        start = time.monotonic()
+    assert time.monotonic() - start < 10
+    assert traces() == []
+
+
+def test_killed_server_is_reported_and_cleaned_up(server: TritonServer, traces_of: Traces) -> None:
+    traces = traces_of(server.settings)
+    os.kill(server.pid, signal.SIGKILL)
+    until(lambda: not server.is_running, 5)
+    assert traces() == []
+    with pytest.raises(ServerEndedError, match="SIGKILL"):
+        server.require_running()
+    server.stop()
+    with server:
+        server.wait_ready(timeout_s=60)
+
+
+def test_killed_guard_takes_the_server_along(server: TritonServer, traces_of: Traces) -> None:
+    traces = traces_of(server.settings)
+    os.kill(json.loads(server.settings.record.read_text())["guard"]["pid"], signal.SIGKILL)
+    until(lambda: not server.is_running, 5)
+    with pytest.raises(ServerEndedError):
+        server.poll_ready()
+    until(lambda: traces() == [], 10)
+    server.stop()
+
+
+def test_stop_after_a_killed_guard(server: TritonServer, traces_of: Traces) -> None:
+    traces = traces_of(server.settings)
+    freeze_stub(server)
+    os.kill(json.loads(server.settings.record.read_text())["guard"]["pid"], signal.SIGKILL)
+    start = time.monotonic()
+    server.stop()
+    assert time.monotonic() - start < 10
+    assert traces() == []
+
+
+def test_frozen_guard_does_not_hold_up_the_stop(server: TritonServer, traces_of: Traces) -> None:
+    traces = traces_of(server.settings)
+    os.kill(json.loads(server.settings.record.read_text())["guard"]["pid"], signal.SIGSTOP)
+    start = time.monotonic()
+    server.stop()
+    assert time.monotonic() - start < 10
+    assert traces() == []
+
+
+def test_killed_owner_takes_the_server_along(owner: Owner, traces_of: Traces) -> None:
+    process, settings = owner
+    traces = traces_of(settings)
+    assert len(traces()) >= 4
+    process.kill()
+    until(lambda: traces() == [], 10)
+
+
+def test_start_right_after_a_killed_owner(owner: Owner, traces_of: Traces) -> None:
+    process, settings = owner
+    process.kill()
+    process.wait()
+    with TritonServer(settings) as server:
+        server.wait_ready(timeout_s=60)
+        traces = traces_of(settings)
+        assert sum("tritonserver" in trace for trace in traces()) == 1
+    assert traces() == []
+
+
+def test_start_cleans_up_when_all_were_killed(owner: Owner, traces_of: Traces) -> None:
+    process, settings = owner
+    traces = traces_of(settings)
+    left = json.loads(settings.record.read_text())
+    for pid in (process.pid, left["guard"]["pid"], left["server"]["pid"], *stubs(settings)):
+        os.kill(pid, signal.SIGKILL)
+    process.wait()
+    until(lambda: len(traces()) == 1, 5)
+    assert traces()[0].startswith("/dev/shm/"), "nobody was left to remove the region"
+    with TritonServer(settings) as server:
+        server.wait_ready(timeout_s=60)
+        assert not any(left["prefix"] in trace for trace in traces())
+
+
+def test_start_cleans_up_when_owner_and_guard_were_killed(owner: Owner, traces_of: Traces) -> None:
+    process, settings = owner
+    traces = traces_of(settings)
+    left = json.loads(settings.record.read_text())
+    for pid in stubs(settings):
+        os.kill(pid, signal.SIGSTOP)
+    for pid in (left["guard"]["pid"], process.pid):
+        os.kill(pid, signal.SIGKILL)
+    process.wait()
+    with TritonServer(settings) as server:
+        server.wait_ready(timeout_s=60)
+        assert not any(left["prefix"] in trace for trace in traces())
+        assert not Path(f"/proc/{left['server']['pid']}").exists()

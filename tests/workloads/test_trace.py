@@ -1,0 +1,112 @@
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from shapeshift.errors import InvalidInputError
+from shapeshift.workloads import trace
+from shapeshift.workloads.trace import Trace
+
+AZURE = """TIMESTAMP,ContextTokens,GeneratedTokens\r
+2023-11-16 18:15:59.9000001,374,44\r
+2023-11-16 18:16:00.1000001,396,109\r
+2023-11-16 19:16:00.1000002,2,7"""
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    return tmp_path / "trace.csv"
+
+
+def write(path: Path, text: str) -> Path:
+    path.write_text(text, encoding="utf-8", newline="")
+    return path
+
+
+def test_a_trace_that_is_written_reads_back_the_same(file: Path) -> None:
+    rng = np.random.default_rng(0)
+    text = np.array(["plain", 'with "quotes", a comma', "two\nlines"] * 100)
+    original = Trace(np.sort(rng.uniform(0, 60, 300)), rng.integers(1, 512, 300), {"text": text})
+    trace.write(file, original)
+    copy = trace.read(file)
+    assert np.array_equal(copy.at_s, original.at_s)
+    assert np.array_equal(copy.length, original.length)
+    assert copy.extra.keys() == {"text"}
+    assert np.array_equal(copy.extra["text"], text)
+
+
+def test_columns_may_stand_in_any_order_and_blank_lines_are_skipped(file: Path) -> None:
+    read = trace.read(write(file, "adapter,length,at_s\n\na,5,0.5\n\nb,7,0.5\n"))
+    assert read.at_s.tolist() == [0.5, 0.5]
+    assert read.length.tolist() == [5, 7]
+    assert read.extra["adapter"].tolist() == ["a", "b"]
+
+
+def test_an_azure_trace_starts_at_its_first_row(file: Path) -> None:
+    read = trace.read(write(file, AZURE))
+    assert read.at_s.tolist() == pytest.approx([0.0, 0.2, 3600.2000001], abs=1e-9)
+    assert read.length.tolist() == [374, 396, 2]
+    assert read.extra["generated"].astype(int).tolist() == [44, 109, 7]
+
+
+def test_the_rate_factor_compresses_time_alone(file: Path) -> None:
+    plain, fast = trace.read(write(file, AZURE)), trace.read(file, rate_factor=2.0)
+    assert fast.at_s.tolist() == (plain.at_s / 2).tolist()
+    assert fast.length.tolist() == plain.length.tolist()
+    for factor in (0.0, -1.0, float("nan")):
+        with pytest.raises(InvalidInputError, match="rate_factor"):
+            plain.scaled(factor)
+
+
+def test_until_keeps_what_arrives_before_the_end(file: Path) -> None:
+    cut = trace.read(write(file, AZURE)).until(0.2)
+    assert len(cut) == len(cut.length) == len(cut.extra["generated"]) == 1
+
+
+@pytest.mark.parametrize(
+    ("text", "places"),
+    [
+        ("at_s,length\n0,5\n1,x\n", ["line 3", "column length", "'x'"]),
+        ("at_s,length\n0,5\n1,0\n", ["line 3", "column length", "'0'"]),
+        ("at_s,length\n0,5\n\n2,5\n1,5\n", ["line 5", "column at_s", "'1'"]),
+        ("at_s,length\nnan,5\n", ["line 2", "column at_s", "'nan'"]),
+        ("at_s,length\n-1,5\n", ["line 2", "column at_s", "'-1'"]),
+        ('at_s,length,note\n0,5,"a\nb"\n1,,c\n', ["line 4", "column length", "''"]),
+        ("at_s,length\n0,5,6\n", ["line 2", "columns"]),
+        ("at_s,tokens\n0,5\n", ["line 1", "at_s,length", "TIMESTAMP"]),
+        ("at_s,length,at_s\n0,5,0\n", ["line 1", "twice"]),
+        ("at_s,length\n", ["no rows"]),
+        ("", ["line 1"]),
+        (AZURE.replace("396", "3.5"), ["line 3", "column ContextTokens", "'3.5'"]),
+        (AZURE.replace("18:16", "18:61"), ["line 3", "column TIMESTAMP"]),
+        (AZURE.replace("19:16", "17:16"), ["line 4", "column TIMESTAMP", "before"]),
+    ],
+)
+def test_an_error_names_the_file_and_the_place(file: Path, text: str, places: list[str]) -> None:
+    with pytest.raises(InvalidInputError) as refused:
+        trace.read(write(file, text))
+    for place in (str(file), *places):
+        assert place in str(refused.value)
+
+
+def test_a_trace_made_by_hand_is_checked() -> None:
+    with pytest.raises(InvalidInputError, match="at_s"):
+        Trace(np.array([1.0, 0.5]), np.array([5, 5]))
+    with pytest.raises(InvalidInputError, match="length"):
+        Trace(np.array([0.0, 0.5]), np.array([5, 0]))
+    with pytest.raises(InvalidInputError, match="length"):
+        Trace(np.array([0.0, 0.5]), np.array([5]))
+
+
+@pytest.mark.parametrize(("name", "rows"), [("conv", 19_366), ("code", 8_819)])
+def test_the_public_azure_traces_are_read(name: str, rows: int) -> None:
+    default = Path(__file__).resolve().parents[3] / "shared" / "data"
+    path = Path(os.environ.get("SHAPESHIFT_DATA", default)) / "azure_llm_2023" / f"{name}.csv"
+    if not path.exists():
+        pytest.skip(f"no {path}; set SHAPESHIFT_DATA")
+    read = trace.read(path)
+    assert len(read) == rows
+    assert 3000 < read.at_s[-1] < 3600
