@@ -119,9 +119,9 @@ class TextEngines:
         if self._plan.front.settings.dynamic:
             engine = self._make(None)[1]
             calls += [self._timed(engine, length) for length in lengths]
-        medians = [point.median_ms for point in interleaved(calls, _PROBE_BUDGET_S)]
+        best = [point.best_ms for point in interleaved(calls, _PROBE_BUDGET_S)]
         count = len(lengths)
-        return Curves(list(lengths), medians[:count], medians[count:] or None)
+        return Curves(list(lengths), best[:count], best[count:] or None)
 
     def _timed(self, engine: Engine, length: int) -> tuple[int, Callable[[], object]]:
         return length, partial(self._run, engine, [self._texts.row(length)[0]])

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 
 from build_engines.settings import FrontModel, read_json
 from shapeshift.engines.manifest import EngineEntry
@@ -57,11 +58,23 @@ def choose(model: FrontModel, probe: Callable[[Sequence[int]], Curves]) -> list[
     if model.settings.bins == "staircase":
         return step_ends(curves.lengths, curves.static)
     every = np.arange(1, model.settings.max_tokens + 1)
-    static = np.interp(every, curves.lengths, curves.static).tolist()
+    static = _smooth(curves.lengths, curves.static, every)
     dynamic = None
     if curves.dynamic is not None:
-        dynamic = (np.interp(every, curves.lengths, curves.dynamic) * _WORTH).tolist()
+        dynamic = [ms * _WORTH for ms in _smooth(curves.lengths, curves.dynamic, every)]
     return optimal_edges(length_histogram(model), static, model.settings.max_bins, dynamic)[0]
+
+
+def _smooth(lengths: Sequence[int], times: Sequence[float], at: npt.NDArray[np.int64]) -> list[float]:
+    """`times` as a parabola in the length: linear layers are straight in it, attention is square.
+
+    A few noisy points would otherwise draw edges to wherever the noise happened to be low. The fit is of
+    relative errors, so that short lengths count as much as long ones.
+    """
+    if len(lengths) < 4:
+        return np.interp(at, lengths, times).tolist()
+    fit = np.polyfit(lengths, times, 2, w=1 / np.asarray(times))
+    return np.maximum(np.polyval(fit, at), min(times)).tolist()
 
 
 def worth_keeping(model: FrontModel, static: Sequence[EngineEntry], dynamic: EngineEntry | None) -> list[EngineEntry]:
@@ -72,7 +85,7 @@ def worth_keeping(model: FrontModel, static: Sequence[EngineEntry], dynamic: Eng
     if dynamic is None or model.settings.explicit_edges() is not None:
         return list(static)
     hist = np.asarray(length_histogram(model))
-    points = sorted((point.tokens, point.median_ms) for point in dynamic.latency)
+    points = sorted((point.tokens, point.best_ms) for point in dynamic.latency)
     curve = np.interp(np.arange(1, len(hist) + 1), [t for t, _ in points], [ms for _, ms in points])
     kept, low = [], 0
     for entry in sorted(static, key=lambda entry: entry.tokens or 0):
@@ -80,7 +93,7 @@ def worth_keeping(model: FrontModel, static: Sequence[EngineEntry], dynamic: Eng
         weights = hist[low:high]
         if not weights.sum():
             weights = np.ones(high - low)
-        if entry.latency[0].median_ms < _WORTH * float(np.average(curve[low:high], weights=weights)):
+        if entry.latency[0].best_ms < _WORTH * float(np.average(curve[low:high], weights=weights)):
             kept.append(entry)
             # A dropped bin's lengths go to the dynamic engine, not to the next edge.
         low = high

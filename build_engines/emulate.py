@@ -34,14 +34,14 @@ def build(planned: Plan, work: Path) -> Built:
 
     def points(at: Sequence[int]) -> tuple[Latency, ...]:
         values = np.interp(at, lengths, medians) * settings.time_scale
-        return tuple(Latency(n, 1, float(ms), float(ms)) for n, ms in zip(at, values, strict=True))
+        return tuple(Latency(n, 1, float(ms), float(ms), float(ms)) for n, ms in zip(at, values, strict=True))
 
     def entry(tokens: int | None, at: Sequence[int]) -> EngineEntry:
         slots = None if tokens is None else rows_of(tokens, settings.packing)
         return EngineEntry(FILE_NAME, tokens, slots, 0.0, 1.0, points(at))
 
     def curves(at: Sequence[int]) -> Curves:
-        values = [point.median_ms for point in points(at)]
+        values = [point.best_ms for point in points(at)]
         return Curves(list(at), values, None)
 
     entries = [entry(tokens, [tokens]) for tokens in edges.choose(front, curves)]

@@ -66,7 +66,10 @@ def generate(planned: Plan, engines: Path, made: Manifest, places: Places) -> No
 
 
 def profile(made: Manifest) -> dict[str, object]:
-    """The measured latencies as the generated config carries them, milliseconds of one thread."""
+    """The measured latencies as the generated config carries them, milliseconds of one thread.
+
+    Each point of `latency` is [tokens, median, 99th percentile, least].
+    """
     return {
         "hardware": made.hardware,
         "provider": f"{made.provider} {made.provider_version}",
@@ -75,7 +78,7 @@ def profile(made: Manifest) -> dict[str, object]:
             {
                 "tokens": entry.tokens,
                 "rows": entry.rows,
-                "latency": [[point.tokens, point.median_ms, point.p99_ms] for point in entry.latency],
+                "latency": [[point.tokens, point.median_ms, point.p99_ms, point.best_ms] for point in entry.latency],
             }
             for entry in made.engines
         ],

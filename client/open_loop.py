@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
 
-import grpc  # type: ignore[import-untyped]
+import grpc
 import numpy as np
 from numpy.typing import NDArray
 from tritonclient.grpc import service_pb2
@@ -184,9 +184,11 @@ class _Run:
             self._answers[index] = answer
 
     async def _drain(self, end: float) -> None:
-        if self._open:
-            await asyncio.wait(self._open, timeout=max(0.0, end - time.monotonic()))
-        if self._open:
+        await asyncio.sleep(0)
+        if not self._open:
+            return
+        _, unanswered = await asyncio.wait(self._open, timeout=max(0.0, end - time.monotonic()))
+        if unanswered:
             self._messages[UNANSWERED] = "cancelled by the client at the end of the replay"
 
     def _close(self, task: asyncio.Task[None]) -> None:

@@ -2,11 +2,34 @@
 
 from __future__ import annotations
 
+import json
+import os
 import random
+import shutil
 import socket
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
+
+PROJECT = Path(__file__).resolve().parents[1]
+BUILD = PROJECT / "build"
+# build_engines, client and the tests themselves are folders of the project, not installed packages.
+sys.path.insert(0, str(PROJECT))
+
+CONFIG = """
+backend: "polymorph"
+max_batch_size: 64
+input [
+  { name: "TEXT" data_type: TYPE_STRING dims: [ 1 ] optional: true },
+  { name: "INPUT_IDS" data_type: TYPE_INT64 dims: [ -1 ] optional: true },
+  { name: "ATTENTION_MASK" data_type: TYPE_INT64 dims: [ -1 ] optional: true }
+]
+output [ { name: "EMBEDDING" data_type: TYPE_FP32 dims: [ WIDTH ] } ]
+instance_group [ { kind: KIND_CPU count: 1 } ]
+"""
+LIGHT_WIDTH = 8
 
 
 @pytest.fixture(scope="session")
@@ -25,3 +48,99 @@ def free_ports() -> Callable[[int], list[int]]:
         return found
 
     return pick
+
+
+@pytest.fixture(scope="session")
+def demo_checkpoint() -> Path:
+    """The checkpoint of the demo model."""
+    folder = BUILD / "checkpoints" / "all-MiniLM-L6-v2"
+    if not (folder / "tokenizer.json").is_file():
+        pytest.skip(f"no checkpoint in {folder}: run `make setup`")
+    return folder
+
+
+@pytest.fixture(scope="session")
+def light_checkpoint(demo_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A checkpoint with the demo model's tokenizer and no weights to speak of, for emulated engines."""
+    folder = tmp_path_factory.mktemp("checkpoint") / "light"
+    folder.mkdir()
+    config = {"model_type": "bert", "hidden_size": LIGHT_WIDTH, "vocab_size": 30522, "max_position_embeddings": 512}
+    (folder / "config.json").write_text(json.dumps(config))
+    (folder / "model.safetensors").write_bytes(b"none")
+    shutil.copyfile(demo_checkpoint / "tokenizer.json", folder / "tokenizer.json")
+    return folder
+
+
+@pytest.fixture(scope="session")
+def add_front(light_checkpoint: Path) -> Callable[..., Path]:
+    """A function that adds a front model with emulated engines to a model repository; returns its folder.
+
+    Keyword arguments are parameters of its config.pbtxt. `latency_ms` is what the engines imitate, at 1 and
+    at 512 tokens.
+    """
+
+    def add(repository: Path, name: str, latency_ms: tuple[float, float] = (0.1, 0.2), **parameters: object) -> Path:
+        folder = repository / name
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "profile.json").write_text(json.dumps({"lengths": [1, 512], "latency_ms": latency_ms}))
+        stated = {
+            "checkpoint": light_checkpoint,
+            "provider": "emulated",
+            "precision": "f32",
+            "profile_file": "profile.json",
+        } | parameters
+        entries = [f'parameters {{ key: "{key}" value {{ string_value: "{text}" }} }}' for key, text in stated.items()]
+        head = f'name: "{name}"' + CONFIG.replace("WIDTH", str(LIGHT_WIDTH))
+        (folder / "config.pbtxt").write_text(head + "\n".join(entries))
+        return folder
+
+    return add
+
+
+@pytest.fixture(scope="session")
+def build_fronts() -> Callable[[Path, Path], Path]:
+    """A function that runs a build from a model repository into a build folder; returns the generated one."""
+    from build_engines.plan import plan
+    from build_engines.publish import build
+    from build_engines.repository import front_models, generate
+    from build_engines.settings import Places
+
+    def run(repository: Path, target: Path) -> Path:
+        places = Places(repository.parent, target, repository)
+        for front in front_models(places, set()):
+            planned = plan(front, places)
+            made = build(planned, places.engines / front.name, lambda step: None)
+            generate(planned, places.engines / front.name, made, places)
+        return places.generated
+
+    return run
+
+
+@pytest.fixture(scope="session")
+def encode_server(
+    free_ports: Callable[[int], list[int]], tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[object]:
+    """A real Triton that serves `encode` from the real engines, one for the whole run of tests.
+
+    Its second repository, `settings.repositories[1]`, is empty: tests may add models to it and load them.
+    """
+    from shapeshift.triton.server import ServerSettings, TritonServer
+
+    for needed, remedy in ((BUILD / "triton" / "bin", "make setup"), (BUILD / "repository" / "encode", "make engines")):
+        if not needed.is_dir():
+            pytest.skip(f"no {needed}: run `{remedy}`")
+    folder = tmp_path_factory.mktemp("encode")
+    (folder / "repository").mkdir()
+    http, grpc, metrics = free_ports(3)
+    settings = ServerSettings(
+        repositories=(BUILD / "repository", folder / "repository"),
+        models=("encode",),
+        backend_directories=(PROJECT / "backends",),
+        triton=BUILD / "triton",
+        run_directory=folder / "run",
+        http_port=http,
+        grpc_port=grpc,
+        metrics_port=metrics,
+    )
+    with TritonServer(settings) as server:
+        yield server.wait_ready()

@@ -45,9 +45,7 @@ class Infinity:
     if that fails; NotFoundError for a checkpoint without config.json and safetensors.
     """
 
-    def __init__(
-        self, engine: Engine, checkpoint: Path, build: Path, port: int = 0, start_s: float = START_S
-    ) -> None:
+    def __init__(self, engine: Engine, checkpoint: Path, build: Path, port: int = 0, start_s: float = START_S) -> None:
         require(engine in get_args(Engine), "engine", engine, f"one of {', '.join(get_args(Engine))}")
         self.engine = engine
         self.checkpoint = checkpoint.resolve()
@@ -114,7 +112,7 @@ class Infinity:
 
     def _environment(self) -> dict[str, str]:
         """This process's environment without what changes infinity's defaults, and with the network off."""
-        changing = ("INFINITY_", "PYTHON", "HF_")
+        changing = ("INFINITY_", "PYTHON", "HF_", "OMP_", "MKL_", "KMP_")
         kept = {name: value for name, value in os.environ.items() if not name.startswith(changing)}
         offline = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", "DO_NOT_TRACK": "1"}
         return {**kept, **offline, "HF_HOME": str(self.work / "huggingface")}
@@ -141,15 +139,13 @@ class Infinity:
         return folder
 
     def _files(self) -> list[Path]:
-        files = sorted(
-            file for file in self.checkpoint.glob("*") if file.suffix in SERVED and file.name != MODULES
-        )
+        files = sorted(file for file in self.checkpoint.glob("*") if file.suffix in SERVED and file.name != MODULES)
         if not {"config.json", WEIGHTS} <= {file.name for file in files} | {file.suffix for file in files}:
             raise NotFoundError(f"{self.checkpoint} holds no config.json with {WEIGHTS} weights")
         return files
 
     def _fingerprint(self) -> str:
-        hashed = hashlib.sha256(self.venv.digest().encode() + EXPORT.read_bytes())
+        hashed = hashlib.sha256(self.venv.digest().encode() + EXPORT.read_bytes() + bytes(self.checkpoint))
         for file in self._files():
             hashed.update(file.name.encode())
             with file.open("rb") as content:

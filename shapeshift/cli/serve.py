@@ -16,7 +16,7 @@ import shapeshift
 from shapeshift.errors import InvalidInputError, NotFoundError, ShapeshiftError
 from shapeshift.triton.names import check_model_name
 from shapeshift.triton.server import ServerEndedError, TritonServer
-from shapeshift.triton.settings import ServerSettings
+from shapeshift.triton.settings import KNOWN_FLAWS, ServerSettings
 
 _KEY_VARIABLE = "SHAPESHIFT_KEY"
 _LOOK_S = 0.2
@@ -54,12 +54,16 @@ def serve(arguments: list[str]) -> int:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Serve until told to stop and return 0; 1 if the server ended by itself. Raises ShapeshiftError."""
+    """Serve until told to stop and return 0; 1 if the server ended by itself, 130 if interrupted while loading
+    into an external one. Raises ShapeshiftError.
+    """
     try:
         return _external(options) if options.external else _embedded(options)
     except ServerEndedError as error:
         sys.stderr.write(f"shapeshift serve: {error}\n")
         return 1
+    except KeyboardInterrupt:
+        return 130
 
 
 def describe(models: Sequence[str], repositories: Sequence[Path], host: str, http_port: int, grpc_port: int) -> str:
@@ -118,7 +122,8 @@ def _greeting(server: TritonServer) -> str:
     settings = server.settings
     return (
         f"ready: http {server.http_url}, grpc {server.grpc_url}, metrics {server.metrics_url}\n"
-        f"models: {', '.join(settings.models)}\n"
+        + (f"warning: others can reach this server, which has {KNOWN_FLAWS}\n" if settings.is_public else "")
+        + f"models: {', '.join(settings.models)}\n"
         + describe(settings.models, settings.repositories, settings.reachable, settings.http_port, settings.grpc_port)
         + "\nCtrl-C stops the server\n"
     )

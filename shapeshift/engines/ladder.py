@@ -74,7 +74,7 @@ class Ladder:
 def _cost_curve(entry: EngineEntry, max_tokens: int) -> Array:
     """Milliseconds for packs of 0..max_tokens tokens; infinite beyond a static engine's length."""
     lengths = np.arange(max_tokens + 1)
-    points = sorted((point.tokens, point.median_ms) for point in entry.latency)
+    points = sorted((point.tokens, point.best_ms) for point in entry.latency)
     if entry.tokens is not None:
         return np.where(lengths <= entry.tokens, points[-1][1], np.inf)
     return np.asarray(np.interp(lengths, [tokens for tokens, _ in points], [ms for _, ms in points]))
@@ -83,8 +83,8 @@ def _cost_curve(entry: EngineEntry, max_tokens: int) -> Array:
 def efficient_tokens(manifest: Manifest) -> int:
     """The smallest pack whose measured time per token comes within a tenth of the best pack's."""
     points = [point for entry in manifest.engines for point in entry.latency]
-    best = min(point.median_ms / point.tokens for point in points)
-    return min(point.tokens for point in points if point.median_ms / point.tokens <= best * _NEAR_BEST)
+    best = min(point.best_ms / point.tokens for point in points)
+    return min(point.tokens for point in points if point.best_ms / point.tokens <= best * _NEAR_BEST)
 
 
 def max_rows(manifest: Manifest) -> int:

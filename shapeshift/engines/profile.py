@@ -34,7 +34,9 @@ def interleaved(
             before = time.perf_counter()
             calls[index][1]()
             samples[index].append((time.perf_counter() - before) * 1e3)
-    return [
-        Latency(tokens, 1, round(float(np.median(times)), 4), round(float(np.percentile(times, 99)), 4))
-        for (tokens, _), times in zip(calls, samples, strict=True)
-    ]
+    return [_summary(tokens, times) for (tokens, _), times in zip(calls, samples, strict=True)]
+
+
+def _summary(tokens: int, times: Sequence[float]) -> Latency:
+    median, p99 = np.percentile(times, [50, 99])
+    return Latency(tokens, 1, round(float(median), 4), round(float(p99), 4), round(min(times), 4))

@@ -29,7 +29,7 @@ _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 _WATCHED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGCHLD)
 _LOOK_S = 0.25
-_SCAN_S = 1.0
+_SCAN_S = 2.0
 
 
 @dataclass(frozen=True)
@@ -100,7 +100,9 @@ def _watch(current: Record, order: Order, server: int) -> tuple[Record, int | No
             scan_at = time.monotonic() + _SCAN_S
             before, current = current, processes.refreshed(current)
             if current != before:
-                record.write(current, Path(order.record))
+                # Losing the record, say to `make clean`, must not cost the server.
+                with contextlib.suppress(OSError):
+                    record.write(current, Path(order.record))
 
 
 def _collect() -> dict[int, int]:

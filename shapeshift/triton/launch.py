@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
@@ -9,6 +10,7 @@ import socket
 import sys
 import sysconfig
 from collections.abc import Mapping, Sequence
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 import shapeshift
@@ -17,7 +19,7 @@ from shapeshift.triton import keys
 from shapeshift.triton.unpack import STAMP
 
 # Without one of these a server would be open to others or could not be controlled.
-_NEEDED = frozenset(
+NEEDED = frozenset(
     {
         "backend-config",
         "backend-directory",
@@ -67,8 +69,11 @@ def link_python_library(place: Path) -> Path:
     return place
 
 
-def require_matching_python(triton: Path) -> None:
-    """Raise UnsupportedError if the server at `triton` was unpacked for another version of Python."""
+def require_matching_environment(triton: Path) -> None:
+    """Raise UnsupportedError if the server at `triton` was unpacked for another Python, or numpy is too new for it.
+
+    A server that was not unpacked by this project, such as a container's, is taken as it is.
+    """
     try:
         unpacked = str(json.loads((triton / STAMP).read_text())["python"])
     except (OSError, ValueError, KeyError, TypeError):
@@ -76,6 +81,11 @@ def require_matching_python(triton: Path) -> None:
     running = f"{sys.version_info.major}.{sys.version_info.minor}"
     if unpacked != running:
         raise UnsupportedError(f"{triton} is for Python {unpacked}, not {running}; run `make setup` again")
+    with contextlib.suppress(PackageNotFoundError):
+        numpy = version("numpy")
+        # With numpy 2 this server's stub answers with tensors of no bytes, and without any error.
+        if int(numpy.partition(".")[0]) >= 2:
+            raise UnsupportedError(f"numpy {numpy} empties this server's answers; run `pip install 'numpy<2'`")
 
 
 def environment(triton: Path, python_library: Path) -> dict[str, str]:
@@ -108,7 +118,7 @@ def command(
 
     Raises UnsupportedError if the server lacks one that safety or control depends on.
     """
-    missing = sorted(_NEEDED - known)
+    missing = sorted(NEEDED - known)
     if missing:
         raise UnsupportedError(f"{binary} has no --{missing[0]}; use Triton 2.51 (24.10) or newer")
     restriction = f"{keys.RESTRICTED}:{keys.HTTP_HEADER}={key}"

@@ -64,20 +64,14 @@ def members(record: Record) -> list[Member]:
     server's session with one of these, and what the calling process has adopted if it is this run's guard."""
     known = {record.server} | {Identity(member.pid, member.start) for member in record.members}
     table = [(entry, _region(entry)) for entry in _table()]
-    certain = {
-        entry.identity
-        for entry, region in table
-        if entry.identity in known or region.startswith(record.prefix)
-    }
+    certain = {entry.identity for entry, region in table if entry.identity in known or region.startswith(record.prefix)}
     # While one certain member lives in it, the session's number cannot have passed to others.
     session = any(entry.identity in certain and entry.session == record.server.pid for entry, _ in table)
     adopted = os.getpid() if os.getpid() == record.guard.pid else -1
     return [
         Member(entry.identity.pid, entry.identity.start, region)
         for entry, region in table
-        if entry.identity in certain
-        or (session and entry.session == record.server.pid)
-        or entry.parent == adopted
+        if entry.identity in certain or (session and entry.session == record.server.pid) or entry.parent == adopted
     ]
 
 

@@ -37,7 +37,8 @@ class ServerEndedError(ShapeshiftError):
 class TritonServer:
     """One server and its guard process; a context manager that starts on entry and stops on exit.
 
-    Should this program end without stop(), however it ends, the guard stops the server in its place.
+    Should this program end without stop(), however it ends, the guard stops the server in its place. `key` opens
+    the restricted interfaces; it is empty until the first start.
     """
 
     def __init__(self, settings: ServerSettings) -> None:
@@ -45,6 +46,7 @@ class TritonServer:
         self.key = ""
         self._guard: subprocess.Popen[bytes] | None = None
         self._pid: int | None = None
+        self._status: int | None = None
 
     @property
     def pid(self) -> int:
@@ -83,14 +85,15 @@ class TritonServer:
             raise ShapeshiftError("the server was already started; stop() it first")
         settings = self.settings
         self._require_models()
-        settings.run_directory.mkdir(parents=True, exist_ok=True)
+        for folder in (settings.run_directory, settings.log.parent):
+            folder.mkdir(parents=True, exist_ok=True)
         with leftovers.sole_use(settings.run_directory, settings.record) as lock:
             order = self._order()
             if settings.log.exists():
                 settings.log.replace(settings.log.with_name(f"{settings.log.name}.1"))
             with settings.log.open("ab") as log:
                 self._guard = subprocess.Popen(
-                    [sys.executable, "-m", guard.__name__],
+                    [sys.executable, "-P", "-m", guard.__name__],
                     env={**os.environ, "PYTHONPATH": order.environment["PYTHONPATH"]},
                     stdin=subprocess.PIPE,
                     stdout=subprocess.PIPE,
@@ -181,7 +184,7 @@ class TritonServer:
     def _order(self) -> guard.Order:
         settings = self.settings
         triton = settings.triton.resolve()
-        launch.require_matching_python(triton)
+        launch.require_matching_environment(triton)
         launch.require_free_ports(settings.address, settings.ports)
         binary = triton / "bin" / "tritonserver"
         libraries = launch.link_python_library(settings.run_directory.resolve() / "lib")
@@ -221,7 +224,7 @@ class TritonServer:
         answer = self._hear(_HAND_OVER_S)
         if "pid" not in answer:
             raise self.failure("did not start")
-        self._pid = answer["pid"]
+        self._pid, self._status = answer["pid"], None
 
     def _hear(self, timeout_s: float) -> dict[str, int]:
         """The guard's next line; empty if it ends or says nothing for `timeout_s`."""
@@ -240,8 +243,10 @@ class TritonServer:
         return f"tritonserver {what}; {self.settings.log} says:{lines or ' nothing'}"
 
     def _end(self) -> str:
-        status = self._hear(0.0).get("status") if self._guard is not None else None
-        if status is None:
+        if self._status is None and self._guard is not None:
+            self._status = self._hear(0.0).get("status")
+        if self._status is None:
             return "is not running"
-        how = f"killed by {signal.Signals(-status).name}" if status < 0 else f"exit status {status}"
+        killed = self._status < 0
+        how = f"killed by {signal.Signals(-self._status).name}" if killed else f"exit status {self._status}"
         return f"ended by itself ({how})"

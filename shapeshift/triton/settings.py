@@ -12,7 +12,7 @@ from shapeshift.settings import require
 from shapeshift.triton.names import check_model_name
 
 ALLOW_PUBLIC = "SHAPESHIFT_ALLOW_PUBLIC"
-_KNOWN_FLAWS = "CVE-2025-23310, -23316, -23317, -23319, -23320 and -23334"
+KNOWN_FLAWS = "CVE-2025-23310, -23316, -23317, -23319, -23320 and -23334"
 
 
 @dataclass(frozen=True)
@@ -45,11 +45,11 @@ class ServerSettings:
             require(0 < port < 65536, f"{name}_port", port, "must be 1 to 65535")
             require(ports.count(port) == 1, f"{name}_port", port, "must differ from the other ports")
         require(0 < self.exit_timeout_s <= 5, "exit_timeout_s", self.exit_timeout_s, "must be 1 to 5 seconds")
-        if not _is_loopback(self.host) and not (self.allow_public and os.environ.get(ALLOW_PUBLIC) == "1"):
+        if self.is_public and not (self.allow_public and os.environ.get(ALLOW_PUBLIC) == "1"):
             raise InvalidInputError(
                 "host",
                 self.host,
-                f"this old server has known flaws ({_KNOWN_FLAWS}): stay on 127.0.0.1, use an official"
+                f"this old server has known flaws ({KNOWN_FLAWS}): stay on 127.0.0.1, use an official"
                 f" container 26.03 or newer, or insist with --allow-public and the variable {ALLOW_PUBLIC}=1",
             )
 
@@ -57,6 +57,11 @@ class ServerSettings:
     def ports(self) -> dict[str, int]:
         """The ports by protocol: http, grpc, metrics."""
         return {"http": self.http_port, "grpc": self.grpc_port, "metrics": self.metrics_port}
+
+    @property
+    def is_public(self) -> bool:
+        """Whether others than this machine reach the server."""
+        return not _is_loopback(self.host)
 
     @property
     def address(self) -> str:

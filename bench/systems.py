@@ -1,0 +1,153 @@
+"""The systems that a benchmark compares, started and stopped together."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import shutil
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from bench.loads import Outcome
+from bench.peers.http_load import closed_loop, open_loop
+from bench.peers.infinity import Infinity
+from shapeshift.engines import manifest
+from shapeshift.engines.manifest import EngineEntry, Latency, Manifest
+from shapeshift.triton import modelconfig
+from shapeshift.triton.server import TritonServer
+from shapeshift.triton.settings import ServerSettings
+
+
+class Worker:
+    """A `bench.worker` process."""
+
+    def __init__(self, name: str, kind: str, folder: Path) -> None:
+        self.name = name
+        command = [sys.executable, "-m", "bench.worker", kind, str(folder)]
+        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        self._answer()
+
+    def closed(self, texts: Sequence[str], concurrency: int, count: int) -> Outcome:
+        assert self._process.stdin is not None
+        asked = {"texts": list(texts), "concurrency": concurrency, "count": count}
+        self._process.stdin.write(json.dumps(asked) + "\n")
+        self._process.stdin.flush()
+        got = self._answer()
+        return Outcome(np.array(got["latency_ms"]), got["per_second"])
+
+    def open(self, texts: Sequence[str], instants: NDArray[np.float64]) -> None:
+        """None: a library has no arrivals of its own."""
+
+    def stop(self) -> None:
+        self._process.kill()
+        self._process.wait()
+
+    def _answer(self) -> dict[str, Any]:
+        assert self._process.stdout is not None
+        line = self._process.stdout.readline()
+        if not line:
+            raise RuntimeError(f"{self.name}: the worker process ended with {self._process.wait()}")
+        answer: dict[str, Any] = json.loads(line)
+        return answer
+
+
+class InfinityServer:
+    """An infinity server, asked over HTTP by an asyncio client in this process."""
+
+    def __init__(self, name: str, url: str) -> None:
+        self.name = name
+        self._url = url
+
+    def closed(self, texts: Sequence[str], concurrency: int, count: int) -> Outcome:
+        load = asyncio.run(closed_loop(self._url, texts, concurrency, count=count))
+        return Outcome(load.latencies * 1e3, load.rate)
+
+    def open(self, texts: Sequence[str], instants: NDArray[np.float64]) -> Outcome:
+        load = asyncio.run(open_loop(self._url, texts, instants.tolist()))
+        return Outcome(load.latencies * 1e3, load.rate)
+
+
+def derive(name: str, entries: Sequence[EngineEntry], repository: Path, build: Path, source: str = "encode") -> None:
+    """A front model `name` with other engines of the same files: same weights, provider and precision.
+
+    Its texts do not share engine calls: that is ours, not the baseline's.
+    """
+    made = manifest.load(build / "engines" / source)
+    folder = build / "bench" / "engines" / name
+    shutil.rmtree(folder, ignore_errors=True)
+    shutil.copytree(build / "engines" / source, folder, copy_function=lambda a, b: Path(b).hardlink_to(a))
+    (folder / manifest.FILE_NAME).unlink()
+    replace(made, packs_rows=False, engines=tuple(entries)).save(folder)
+    config = modelconfig.read(build / "repository" / source / "config.pbtxt")
+    config.name = name
+    modelconfig.set_parameter(config, "engines", str(folder.resolve()))
+    modelconfig.set_parameter(config, "manifest_sha256", manifest.sha256(folder))
+    (repository / name / "1").mkdir(parents=True)
+    modelconfig.write(config, repository / name / "config.pbtxt")
+
+
+def dynamic_only(made: Manifest) -> list[EngineEntry]:
+    """DT: one engine for any shape."""
+    return [entry for entry in made.engines if entry.tokens is None]
+
+
+def padded(made: Manifest) -> list[EngineEntry]:
+    """ST: one static engine of the longest length, to which every text is padded."""
+    dynamic = dynamic_only(made)[0]
+    longest = max(dynamic.latency, key=lambda point: point.tokens)
+    return [
+        replace(
+            dynamic,
+            tokens=made.max_tokens,
+            rows=1,
+            latency=(Latency(made.max_tokens, 1, longest.median_ms, longest.p99_ms, longest.best_ms),),
+        )
+    ]
+
+
+@contextmanager
+def triton(models: Sequence[str], repositories: Sequence[Path], build: Path) -> Iterator[TritonServer]:
+    """The project's own server with `models`, on free ports."""
+    ports = free_ports(3)
+    settings = ServerSettings(
+        repositories=tuple(repositories),
+        models=tuple(models),
+        backend_directories=(Path("backends"),),
+        triton=build / "triton",
+        run_directory=build / "bench" / "run",
+        http_port=ports[0],
+        grpc_port=ports[1],
+        metrics_port=ports[2],
+    )
+    with TritonServer(settings) as server:
+        server.wait_ready(300)
+        yield server
+
+
+@contextmanager
+def infinity(engines: Sequence[Literal["torch", "optimum"]], checkpoint: Path, build: Path) -> Iterator[list[InfinityServer]]:
+    """One infinity server for each engine name."""
+    with ExitStack() as stack:
+        started = []
+        for engine in engines:
+            peer = stack.enter_context(Infinity(engine, checkpoint, build, free_ports(1)[0]))
+            started.append(InfinityServer(f"infinity {engine}", peer.url))
+        yield started
+
+
+def free_ports(count: int) -> list[int]:
+    """Ports that nothing listens on at this moment."""
+    with ExitStack() as stack:
+        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
+        for one in sockets:
+            one.bind(("127.0.0.1", 0))
+        return [int(one.getsockname()[1]) for one in sockets]

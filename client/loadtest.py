@@ -1,0 +1,47 @@
+"""`make loadtest`: the real perf_analyzer against a server that runs, with texts of realistic lengths."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+
+import numpy as np
+
+from client import hardware
+from client.perf_analyzer import measure
+from client.report import head
+from shapeshift.errors import ShapeshiftError
+from shapeshift.workloads import lengths
+from shapeshift.workloads.text import TextMaker
+
+
+def main() -> int:
+    """Print one line a concurrency; 2 and one line on standard error for anything the user can mend."""
+    parser = argparse.ArgumentParser(prog="python -m client.loadtest", description=__doc__)
+    parser.add_argument("--model", default="encode")
+    parser.add_argument("--url", default="localhost:8001", help="host:port of the server's gRPC endpoint")
+    parser.add_argument("--concurrency", default="8", help="requests in flight; several separated by commas")
+    parser.add_argument("--requests", type=int, default=500, help="measured requests, after a warm-up of a tenth")
+    parser.add_argument("--lengths", choices=("short", "long"), default="short")
+    parser.add_argument("--seed", type=int, default=0)
+    options = parser.parse_args()
+    rng = np.random.default_rng(options.seed)
+    law = lengths.short() if options.lengths == "short" else lengths.long()
+    maker = TextMaker(rng)
+    texts = [maker.text(int(length)) for length in law.sample(rng, min(options.requests, 500))]
+    print(head({"settings": vars(options), "hardware": hardware.describe()}))
+    try:
+        for concurrency in map(int, options.concurrency.split(",")):
+            got = measure(options.url, options.model, texts, concurrency, options.requests)
+            print(
+                f"concurrency {concurrency:3}: {got.per_second:8.1f} requests/s; latency ms: mean {got.mean_ms:.2f}, "
+                f"p50 {got.p50_ms:.2f}, p90 {got.p90_ms:.2f}, p98 {got.p98_ms:.2f}, p99 {got.p99_ms:.2f}"
+            )
+    except ShapeshiftError as error:
+        print(f"make loadtest: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,74 @@
+"""Runs the real perf_analyzer and reads what it recorded of each request.
+
+Its own table counts the time until it next looks at its workers as measured time, which understates the
+throughput of short runs; here figures come from the request time stamps that it exports.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from shapeshift.errors import NotFoundError, ShapeshiftError
+
+FOLDER = Path("build/perf_analyzer")
+
+
+@dataclass(frozen=True)
+class Measured:
+    """A closed loop's figures: answers a second, latencies in milliseconds."""
+
+    requests: int
+    per_second: float
+    mean_ms: float
+    p50_ms: float
+    p90_ms: float
+    p98_ms: float
+    p99_ms: float
+
+
+def measure(
+    url: str, model: str, texts: Sequence[str], concurrency: int, count: int, folder: Path = FOLDER
+) -> Measured:
+    """Send `count` texts (in turn) from `concurrency` closed loops over gRPC, after a warm-up of a tenth.
+
+    Raises NotFoundError where perf_analyzer was not unpacked, ShapeshiftError with its words where it fails.
+    """
+    with tempfile.TemporaryDirectory() as scratch:
+        data = Path(scratch) / "texts.json"
+        data.write_text(json.dumps({"data": [{"TEXT": [text]} for text in texts]}))
+        _run(folder, url, model, data, concurrency, max(concurrency * 2, count // 10), Path(scratch) / "warm.json")
+        export = Path(scratch) / "profile.json"
+        _run(folder, url, model, data, concurrency, count, export)
+        return _read(export)
+
+
+def _run(folder: Path, url: str, model: str, data: Path, concurrency: int, count: int, export: Path) -> None:
+    program = folder / "perf_analyzer"
+    if not program.is_file():
+        raise NotFoundError(f"no perf_analyzer at {program}; run `make setup`")
+    command = [str(program), "-m", model, "-u", url, "-i", "grpc", "--input-data", str(data)]
+    command += ["--concurrency-range", str(concurrency), "--request-count", str(count)]
+    command += ["--profile-export-file", str(export)]
+    environment = {**os.environ, "LD_LIBRARY_PATH": str(folder / "lib")}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    if done.returncode or not export.is_file():
+        lines = (done.stdout + done.stderr).strip().splitlines()
+        raise ShapeshiftError(f"perf_analyzer failed on model {model} at {url}: {' '.join(lines[-3:])}")
+
+
+def _read(export: Path) -> Measured:
+    requests = json.loads(export.read_text())["experiments"][0]["requests"]
+    starts = np.array([request["timestamp"] for request in requests], dtype=np.float64)
+    ends = np.array([request["response_timestamps"][-1] for request in requests], dtype=np.float64)
+    latency = (ends - starts) / 1e6
+    p50, p90, p98, p99 = np.percentile(latency, [50, 90, 98, 99]).tolist()
+    elapsed_s = (ends.max() - starts.min()) / 1e9
+    return Measured(len(requests), len(requests) / elapsed_s, float(latency.mean()), p50, p90, p98, p99)

@@ -1,0 +1,240 @@
+"""Triton's Python interface as a backend sees it, without a server: enough to run `backends/*/model.py`.
+
+Every response is recorded, and so is every breach of the rules that a real server enforces or suffers from:
+more than one response, a response without the final flag, a metric whose family was collected.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+import weakref
+from collections.abc import Mapping, Sequence
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+
+FINAL = 1
+
+
+class TritonError:
+    """A text and a code."""
+
+    UNKNOWN, INTERNAL, NOT_FOUND, INVALID_ARG, UNAVAILABLE, UNSUPPORTED, ALREADY_EXISTS, CANCELLED = range(8)
+
+    def __init__(self, message: str, code: int = INTERNAL) -> None:
+        self._message = message
+        self._code = code
+
+    def message(self) -> str:
+        return self._message
+
+    def code(self) -> int:
+        return self._code
+
+
+class TritonModelException(Exception):  # noqa: N818  Triton's name
+    """What a backend raises when its model cannot be loaded."""
+
+
+class Tensor:
+    """A name and an array."""
+
+    def __init__(self, name: str, values: np.ndarray) -> None:
+        assert isinstance(name, str) and isinstance(values, np.ndarray), (name, type(values))
+        self._name = name
+        self._values = values
+
+    def name(self) -> str:
+        return self._name
+
+    def as_numpy(self) -> np.ndarray:
+        return self._values
+
+
+class InferenceResponse:
+    """Output tensors, or an error."""
+
+    def __init__(self, output_tensors: Sequence[Tensor] = (), error: TritonError | None = None) -> None:
+        assert all(isinstance(tensor, Tensor) for tensor in output_tensors)
+        self._tensors = list(output_tensors)
+        self._error = error
+
+    def output_tensors(self) -> list[Tensor]:
+        return self._tensors
+
+    def has_error(self) -> bool:
+        return self._error is not None
+
+    def error(self) -> TritonError | None:
+        return self._error
+
+
+class Logger:
+    """Keeps what was logged."""
+
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+
+    def log_info(self, text: str) -> None:
+        self.lines.append(text)
+
+    log_warn = log_error = log_verbose = log_info
+
+
+class Metric:
+    """One series. Raises once its family was collected, as Triton's does."""
+
+    def __init__(self, family: MetricFamily, labels: Mapping[str, str], values: dict[Any, float]) -> None:
+        self._family = weakref.ref(family)
+        self._kind = family.kind
+        self._key = (family.name, frozenset(labels.items()))
+        self._values = values
+        assert self._key not in values, f"{self._key} was made twice"
+        values[self._key] = 0.0
+
+    def increment(self, amount: float) -> None:
+        self._require_family()
+        assert amount >= 0, f"{self._key} was made smaller"
+        self._values[self._key] += amount
+
+    def set(self, value: float) -> None:
+        self._require_family()
+        assert self._kind == "GAUGE", f"{self._key} is a counter"
+        self._values[self._key] = value
+
+    def _require_family(self) -> None:
+        if self._family() is None:
+            raise RuntimeError(f"the family of {self._key} was collected")
+
+
+class MetricFamily:
+    """A named kind of metric; `of(values)` makes the class for one process, with its series in `values`."""
+
+    COUNTER = "COUNTER"
+    GAUGE = "GAUGE"
+    values: dict[Any, float]
+    made: set[str]
+
+    @classmethod
+    def of(cls, values: dict[Any, float]) -> type[MetricFamily]:
+        return type("MetricFamily", (cls,), {"values": values, "made": set()})
+
+    def __init__(self, name: str, description: str, kind: str) -> None:
+        assert description and kind in (self.COUNTER, self.GAUGE)
+        assert name not in self.made, f"family {name} was made twice"
+        self.made.add(name)
+        self.name = name
+        self.kind = kind
+
+    def Metric(self, labels: Mapping[str, str]) -> Metric:  # noqa: N802  Triton's name
+        return Metric(self, labels, self.values)
+
+
+class PbUtils(SimpleNamespace):
+    """Stands in for the module `triton_python_backend_utils`; `metrics` is what /metrics would show."""
+
+    def __init__(self, with_metrics: bool = True) -> None:
+        self.metrics: dict[Any, float] = {}
+        super().__init__(
+            TRITONSERVER_RESPONSE_COMPLETE_FINAL=FINAL,
+            InferenceResponse=InferenceResponse,
+            Logger=Logger(),
+            Tensor=Tensor,
+            TritonError=TritonError,
+            TritonModelException=TritonModelException,
+            get_input_tensor_by_name=get_input_tensor_by_name,
+        )
+        if with_metrics:
+            self.MetricFamily = MetricFamily.of(self.metrics)
+
+    def metric(self, name: str, **labels: str) -> float:
+        """The sum of the series `name` that carry at least these labels; KeyError where there is none."""
+        wanted = frozenset(labels.items())
+        found = [value for (series, own), value in self.metrics.items() if series == name and wanted <= own]
+        if not found:
+            raise KeyError(f"{name} {labels}")
+        return sum(found)
+
+
+class ResponseSender:
+    """Records what was sent; `answer` waits for the final response."""
+
+    def __init__(self, fail: Exception | None = None) -> None:
+        self.responses: list[InferenceResponse] = []
+        self.breaches: list[str] = []
+        self.cancelled = False
+        self._fail = fail
+        self._ended = threading.Event()
+
+    def send(self, response: InferenceResponse, flags: int = 0) -> None:
+        if self._fail is not None:
+            raise self._fail
+        if self._ended.is_set():
+            self.breaches.append("a response after the final one")
+        if flags != FINAL:
+            self.breaches.append(f"flags {flags}")
+        self.responses.append(response)
+        self._ended.set()
+
+    def is_cancelled(self) -> bool:
+        return self.cancelled
+
+    def answer(self, timeout_s: float = 30.0) -> InferenceResponse:
+        """The one response; AssertionError where there was none or more than one."""
+        assert self._ended.wait(timeout_s), "the request was not answered"
+        assert not self.breaches and len(self.responses) == 1, self.breaches
+        return self.responses[0]
+
+
+class Request:
+    """One inference request with inputs by name; `outputs` are the names that the caller wants."""
+
+    def __init__(
+        self, outputs: Sequence[str] = ("EMBEDDING",), parameters: Mapping[str, Any] | None = None, **inputs: np.ndarray
+    ) -> None:
+        self.inputs = {name: Tensor(name, values) for name, values in inputs.items()}
+        self.sender = ResponseSender()
+        self._parameters = json.dumps(dict(parameters)) if parameters else ""
+        self._outputs = list(outputs)
+
+    def get_response_sender(self) -> ResponseSender:
+        return self.sender
+
+    def parameters(self) -> str:
+        return self._parameters
+
+    def requested_output_names(self) -> list[str]:
+        return self._outputs
+
+    def vectors(self, name: str = "EMBEDDING") -> np.ndarray:
+        """The named output of the answer; AssertionError with its text where it is an error."""
+        response = self.sender.answer()
+        error = response.error()
+        assert error is None, error.message()
+        return {tensor.name(): tensor.as_numpy() for tensor in response.output_tensors()}[name]
+
+    def refusal(self) -> tuple[int, str]:
+        """Code and text of the answer, which must be an error."""
+        error = self.sender.answer().error()
+        assert error is not None, "the request was served"
+        return error.code(), error.message()
+
+
+def get_input_tensor_by_name(request: Request, name: str) -> Tensor | None:
+    return request.inputs.get(name)
+
+
+def text_request(*texts: str | bytes, **others: Any) -> Request:
+    """A request of so many texts, as TEXT [n, 1]."""
+    rows = [[text.encode() if isinstance(text, str) else text] for text in texts]
+    return Request(TEXT=np.array(rows, dtype=object).reshape(len(rows), 1), **others)
+
+
+def ids_request(*rows: Sequence[int], **others: Any) -> Request:
+    """A request of so many rows of ids, padded to one length, with their mask."""
+    length = max(map(len, rows))
+    ids = np.array([[*row, *[0] * (length - len(row))] for row in rows], dtype=np.int64)
+    mask = np.array([[1] * len(row) + [0] * (length - len(row)) for row in rows], dtype=np.int64)
+    return Request(INPUT_IDS=ids, ATTENTION_MASK=mask, **others)

@@ -1,0 +1,128 @@
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from shapeshift.errors import InvalidInputError, NotFoundError, UnsupportedError
+from shapeshift.triton import launch, probe
+from shapeshift.triton.unpack import STAMP
+
+KNOWN = frozenset(launch.NEEDED | {"metrics-address", "exit-timeout-secs"})
+PORTS = {"http": 1, "grpc": 2, "metrics": 3}
+
+
+def build_command(known: frozenset[str], tmp_path: Path) -> list[str]:
+    return launch.command(
+        Path("tritonserver"),
+        known,
+        repositories=(tmp_path / "a", tmp_path / "b"),
+        models=("encode", "encode_w00"),
+        backends=tmp_path,
+        host="127.0.0.1",
+        ports=PORTS,
+        exit_timeout_s=5,
+        key="k" * 32,
+        region_prefix="mine_",
+    )
+
+
+def test_command_binds_every_port_and_restricts_control(tmp_path: Path) -> None:
+    command = build_command(KNOWN, tmp_path)
+    for name in ("http", "grpc", "metrics"):
+        assert f"--{name}-address=127.0.0.1" in command
+        assert f"--{name}-port={PORTS[name]}" in command
+    restriction = f"model-repository,shared-memory,trace,logging:shapeshift-key={'k' * 32}"
+    assert f"--http-restricted-api={restriction}" in command
+    assert f"--grpc-restricted-protocol={restriction}" in command
+    assert [option for option in command if option.startswith("--load-model")] == [
+        "--load-model=encode",
+        "--load-model=encode_w00",
+    ]
+    assert "--model-control-mode=explicit" in command
+    assert "--backend-config=python,shm-region-prefix-name=mine_" in command
+
+
+def test_options_that_a_server_does_not_know_are_left_out(tmp_path: Path) -> None:
+    assert not any("sagemaker" in option for option in build_command(KNOWN, tmp_path))
+    assert "--allow-sagemaker=false" in build_command(KNOWN | {"allow-sagemaker"}, tmp_path)
+
+
+@pytest.mark.parametrize("option", ["http-restricted-api", "grpc-restricted-protocol", "http-address"])
+def test_a_server_that_cannot_be_made_safe_is_refused(option: str, tmp_path: Path) -> None:
+    with pytest.raises(UnsupportedError, match=f"no --{option}"):
+        build_command(KNOWN - {option}, tmp_path)
+
+
+def test_backends_of_several_folders_are_linked_into_one(tmp_path: Path) -> None:
+    for name in ("first/python", "first/__pycache__", "second/polymorph"):
+        (tmp_path / name).mkdir(parents=True)
+    (tmp_path / "second" / "README").touch()
+    place = tmp_path / "run" / "backends"
+    (place / "stale").mkdir(parents=True)
+    launch.compose_backends(place, [tmp_path / "first", tmp_path / "second"])
+    assert {link.name: link.resolve() for link in place.iterdir()} == {
+        "python": tmp_path / "first" / "python",
+        "polymorph": tmp_path / "second" / "polymorph",
+    }
+
+
+def test_two_backends_of_one_name_are_refused(tmp_path: Path) -> None:
+    for name in ("first/python", "second/python"):
+        (tmp_path / name).mkdir(parents=True)
+    with pytest.raises(InvalidInputError, match=r"second/python.*rename one"):
+        launch.compose_backends(tmp_path / "run", [tmp_path / "first", tmp_path / "second"])
+    with pytest.raises(NotFoundError, match="absent"):
+        launch.compose_backends(tmp_path / "run", [tmp_path / "absent"])
+
+
+def test_environment_puts_this_python_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LD_LIBRARY_PATH", "/elsewhere")
+    monkeypatch.delenv("PYTHONPATH", raising=False)
+    values = launch.environment(tmp_path, tmp_path / "python")
+    assert values["LD_LIBRARY_PATH"].split(os.pathsep) == [
+        str(tmp_path / "lib"),
+        str(tmp_path / "python"),
+        "/elsewhere",
+    ]
+    assert values["PATH"].split(os.pathsep)[0] == str(Path(sys.executable).parent)
+    found = subprocess.run(
+        [sys.executable, "-P", "-c", "import shapeshift.triton.guard"], env=values, cwd=tmp_path, check=False
+    )
+    assert found.returncode == 0
+
+
+def test_numpy_that_empties_answers_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(launch, "version", lambda name: "2.1.0")
+    launch.require_matching_environment(tmp_path)
+    (tmp_path / STAMP).write_text(f'{{"python": "{sys.version_info.major}.{sys.version_info.minor}"}}')
+    with pytest.raises(UnsupportedError, match="numpy 2.1.0"):
+        launch.require_matching_environment(tmp_path)
+    monkeypatch.setattr(launch, "version", lambda name: "1.26.4")
+    launch.require_matching_environment(tmp_path)
+
+
+def test_taken_port_is_named_and_a_free_one_passes() -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        with pytest.raises(InvalidInputError, match=rf"grpc_port: got {port};.*--grpc-port"):
+            launch.require_free_ports("127.0.0.1", {"grpc": port})
+    launch.require_free_ports("127.0.0.1", {"grpc": port})
+
+
+def test_probe_refuses_what_is_no_server(tmp_path: Path) -> None:
+    with pytest.raises(NotFoundError, match="make setup"):
+        probe.options(tmp_path / "tritonserver", os.environ)
+    binary = tmp_path / "tritonserver"
+    binary.write_text("#!/bin/sh\necho 'libcudart.so: cannot open shared object file' >&2\nexit 127\n")
+    with pytest.raises(UnsupportedError, match="make setup"):
+        probe.options(binary, os.environ)
+    binary.chmod(0o755)
+    with pytest.raises(UnsupportedError, match="cannot open shared object file"):
+        probe.options(binary, os.environ)

@@ -1,0 +1,171 @@
+"""`shapeshift serve` as a user runs it."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from shapeshift.cli.serve import describe, serve
+from shapeshift.triton.server import TritonServer
+from shapeshift.triton.settings import ALLOW_PUBLIC, ServerSettings
+
+PROJECT = Path(__file__).resolve().parents[2]
+COMMAND = [sys.executable, "-c", "import sys; from shapeshift.cli.serve import serve; sys.exit(serve(sys.argv[1:]))"]
+Traces = Callable[[ServerSettings], Callable[[], list[str]]]
+
+
+def test_text_beside_the_model_says_how_to_call_it(tmp_path: Path) -> None:
+    (tmp_path / "encode").mkdir()
+    (tmp_path / "encode" / "how_to_call.txt").write_text(
+        "curl {host}:{http_port}/v2/models/encode/infer -d '{\"inputs\": []}' # or grpc {grpc_port}\n"
+    )
+    text = describe(["encode", "other"], [tmp_path], "127.0.0.1", 8000, 8001)
+    assert "curl 127.0.0.1:8000/v2/models/encode/infer -d '{\"inputs\": []}' # or grpc 8001" in text
+    assert "curl -i http://127.0.0.1:8000/v2/models/other/ready" in text
+
+
+@pytest.mark.parametrize(
+    ("arguments", "part"),
+    [
+        (["--host", "0.0.0.0"], "CVE-2025-23310"),
+        (["--host", "0.0.0.0", "--allow-public"], ALLOW_PUBLIC),
+        (["--models", "../x"], "model: got"),
+        (["--http-port", "8001"], "must differ"),
+        (["--repository", "absent"], "no model repository at absent; run `make engines`"),
+        (["--external", "8001"], "HOST:GRPCPORT"),
+        (["--external", "127.0.0.1:1", "--models", "encode"], "no server answers at 127.0.0.1:1"),
+    ],
+)
+def test_known_errors_are_one_line(
+    arguments: list[str],
+    part: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delenv(ALLOW_PUBLIC, raising=False)
+    (tmp_path / "repository" / "m").mkdir(parents=True)
+    (tmp_path / "repository" / "m" / "config.pbtxt").touch()
+    assert serve(["--build", str(tmp_path), *arguments]) == 2
+    error = capsys.readouterr().err
+    assert part in error
+    assert error.count("\n") == 1
+
+
+class Served:
+    """A running `shapeshift serve`, what it has said, and the settings that it chose."""
+
+    def __init__(self, process: subprocess.Popen[str], settings: ServerSettings) -> None:
+        self.process = process
+        self.settings = settings
+        self.said = ""
+
+    def read_until(self, part: str) -> None:
+        assert self.process.stdout is not None
+        while part not in self.said:
+            line = self.process.stdout.readline()
+            assert line, f"ended before saying {part!r}: {self.said}"
+            self.said += line
+
+    def end(self, *signals: signal.Signals) -> tuple[int, float]:
+        """Send the signals; the exit status and the seconds that it took."""
+        start = time.monotonic()
+        for number in signals:
+            self.process.send_signal(number)
+            time.sleep(0.3)
+        return self.process.wait(timeout=15), time.monotonic() - start
+
+
+@pytest.fixture
+def served(make_settings: Callable[..., ServerSettings], house: Path, triton: Path) -> Iterator[Served]:
+    settings = make_settings(run_directory=house / "build" / "run")
+    (house / "build").mkdir(exist_ok=True)
+    if not (house / "build" / "triton").exists():
+        (house / "build" / "triton").symlink_to(triton)
+    arguments = ["--build", str(house / "build"), "--repository", str(house / "repository")]
+    arguments += ["--backends", str(settings.backend_directories[0])]
+    for name, port in settings.ports.items():
+        arguments += [f"--{name}-port", str(port)]
+    process = subprocess.Popen(
+        [*COMMAND, *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=PROJECT
+    )
+    yield Served(process, settings)
+    process.kill()
+    process.communicate()
+
+
+@pytest.mark.server
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "signals", [[signal.SIGINT], [signal.SIGTERM], [signal.SIGINT] * 3], ids=["Ctrl-C", "SIGTERM", "Ctrl-C thrice"]
+)
+def test_serves_until_told_to_stop(signals: list[signal.Signals], served: Served, traces_of: Traces) -> None:
+    served.read_until("Ctrl-C stops the server")
+    assert "models: echo, echo_two" in served.said
+    assert f"http 127.0.0.1:{served.settings.http_port}" in served.said
+    assert f"curl -i http://127.0.0.1:{served.settings.http_port}/v2/models/echo_two/ready" in served.said
+    traces = traces_of(served.settings)
+    assert len(traces()) >= 4
+    status, seconds = served.end(*signals)
+    assert (status, seconds < 10) == (0, True)
+    assert traces() == []
+
+
+@pytest.mark.server
+def test_stops_while_loading(served: Served) -> None:
+    served.read_until("loading")
+    status, seconds = served.end(signal.SIGINT)
+    assert (status, seconds < 10) == (0, True)
+
+
+@pytest.mark.server
+def test_says_that_the_server_died(served: Served, traces_of: Traces) -> None:
+    served.read_until("Ctrl-C stops the server")
+    traces = traces_of(served.settings)
+    os.kill(json.loads(served.settings.record.read_text())["server"]["pid"], signal.SIGKILL)
+    assert served.process.wait(timeout=10) == 1
+    assert served.process.stderr is not None
+    error = served.process.stderr.read()
+    assert "ended by itself (killed by SIGKILL)" in error
+    assert str(served.settings.log) in error
+    assert traces() == []
+
+
+@pytest.mark.server
+def test_goes_on_when_nobody_reads_its_output(served: Served) -> None:
+    served.read_until("loading")
+    assert served.process.stdout is not None
+    served.process.stdout.close()
+    time.sleep(4)
+    assert served.process.poll() is None
+    assert served.end(signal.SIGTERM)[0] == 0
+    served.process.stdout = None
+
+
+@pytest.mark.server
+def test_loads_into_an_external_server(
+    make_settings: Callable[..., ServerSettings],
+    house: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with TritonServer(make_settings(models=())) as server:
+        server.wait_ready(timeout_s=60)
+        arguments = ["--external", server.grpc_url, "--repository", str(house / "repository"), "--models", "echo_two"]
+        monkeypatch.delenv("SHAPESHIFT_KEY", raising=False)
+        assert serve(arguments) == 2
+        assert "SHAPESHIFT_KEY" in capsys.readouterr().err
+        monkeypatch.setenv("SHAPESHIFT_KEY", server.key)
+        assert serve(arguments) == 0
+        said = capsys.readouterr().out
+        assert "Triton 2." in said
+        assert "models: echo_two" in said
+        assert serve([*arguments[:-1], "absent"]) == 2
