@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import random
 import shutil
 import socket
@@ -117,9 +116,7 @@ def build_fronts() -> Callable[[Path, Path], Path]:
 
 
 @pytest.fixture(scope="session")
-def encode_server(
-    free_ports: Callable[[int], list[int]], tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[object]:
+def encode_server(free_ports: Callable[[int], list[int]], tmp_path_factory: pytest.TempPathFactory) -> Iterator[object]:
     """A real Triton that serves `encode` from the real engines, one for the whole run of tests.
 
     Its second repository, `settings.repositories[1]`, is empty: tests may add models to it and load them.
