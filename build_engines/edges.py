@@ -72,9 +72,9 @@ def _smooth(lengths: Sequence[int], times: Sequence[float], at: npt.NDArray[np.i
     relative errors, so that short lengths count as much as long ones.
     """
     if len(lengths) < 4:
-        return np.interp(at, lengths, times).tolist()
+        return [float(ms) for ms in np.interp(at, lengths, times)]
     fit = np.polyfit(lengths, times, 2, w=1 / np.asarray(times))
-    return np.maximum(np.polyval(fit, at), min(times)).tolist()
+    return [float(ms) for ms in np.maximum(np.polyval(fit, at), min(times))]
 
 
 def worth_keeping(model: FrontModel, static: Sequence[EngineEntry], dynamic: EngineEntry | None) -> list[EngineEntry]:

@@ -6,7 +6,8 @@ import os
 import platform
 import shutil
 import subprocess
-from pathlib import Path
+
+from shapeshift.engines.hardware import cores, cpu_model
 
 _NVIDIA_SMI_S = 10
 
@@ -14,24 +15,14 @@ _NVIDIA_SMI_S = 10
 def describe() -> dict[str, object]:
     """Processor, cores this process may use, memory in GiB, GPUs, system, Python and one-minute load."""
     return {
-        "cpu": _cpu(),
-        "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+        "cpu": cpu_model(),
+        "cores": cores(),
         "memory_gib": _memory_gib(),
         "gpu": _gpus(),
         "system": f"{platform.system()} {platform.release()} {platform.machine()}",
         "python": platform.python_version(),
         "load_1min": round(os.getloadavg()[0], 2) if hasattr(os, "getloadavg") else None,
     }
-
-
-def _cpu() -> str:
-    info = Path("/proc/cpuinfo")
-    if info.exists():
-        for line in info.read_text(encoding="utf-8").splitlines():
-            name, _, value = line.partition(":")
-            if name.strip() == "model name":
-                return value.strip()
-    return platform.processor() or platform.machine()
 
 
 def _memory_gib() -> float | None:

@@ -15,7 +15,8 @@ from pathlib import Path
 
 import shapeshift
 from shapeshift.errors import InvalidInputError, NotFoundError, UnsupportedError
-from shapeshift.triton import keys
+from shapeshift.triton import keys, probe
+from shapeshift.triton.settings import ServerSettings
 from shapeshift.triton.unpack import STAMP
 
 # Without one of these a server would be open to others or could not be controlled.
@@ -88,56 +89,61 @@ def require_matching_environment(triton: Path) -> None:
             raise UnsupportedError(f"numpy {numpy} empties this server's answers; run `pip install 'numpy<2'`")
 
 
-def environment(triton: Path, python_library: Path) -> dict[str, str]:
+def require_models(settings: ServerSettings) -> None:
+    """Raise NotFoundError for a repository that is missing or a model that no repository holds."""
+    found: set[str] = set()
+    for folder in settings.repositories:
+        if not folder.is_dir():
+            raise NotFoundError(f"no model repository at {folder}; run `make engines`, or name another")
+        found |= {model.name for model in folder.iterdir() if model.is_dir()}
+    for name in settings.models:
+        if name not in found:
+            raise NotFoundError(f"no model {name} in the repositories; they hold: {', '.join(sorted(found))}")
+
+
+def environment(settings: ServerSettings) -> dict[str, str]:
     """This process's environment with the server's libraries, this Python and this package found first."""
     values = dict(os.environ)
-    package_root = Path(shapeshift.__file__).resolve().parents[1]
+    python_library = link_python_library(settings.run_directory.resolve() / "lib")
     for name, first in {
-        "LD_LIBRARY_PATH": [triton / "lib", python_library],
+        "LD_LIBRARY_PATH": [settings.triton.resolve() / "lib", python_library],
         "PATH": [Path(sys.executable).parent],
-        "PYTHONPATH": [package_root],
+        "PYTHONPATH": [Path(shapeshift.__file__).resolve().parents[1]],
     }.items():
         values[name] = os.pathsep.join([*map(str, first), *filter(None, [values.get(name)])])
     return values
 
 
-def command(
-    binary: Path,
-    known: frozenset[str],
-    *,
-    repositories: Sequence[Path],
-    models: Sequence[str],
-    backends: Path,
-    host: str,
-    ports: Mapping[str, int],
-    exit_timeout_s: int,
-    key: str,
-    region_prefix: str,
-) -> list[str]:
-    """The server's command line from the options that it knows; `ports` holds http, grpc and metrics.
+def command(settings: ServerSettings, environment: Mapping[str, str], key: str, region_prefix: str) -> list[str]:
+    """The server's command line, from the options that it knows.
 
-    Raises UnsupportedError if the server lacks one that safety or control depends on.
+    Raises UnsupportedError if it does not run, or lacks an option that safety or control depends on.
     """
+    binary = settings.triton.resolve() / "bin" / "tritonserver"
+    known = probe.options(binary, environment)
     missing = sorted(NEEDED - known)
     if missing:
         raise UnsupportedError(f"{binary} has no --{missing[0]}; use Triton 2.51 (24.10) or newer")
+    backends = compose_backends(
+        settings.run_directory.resolve() / "backends", [settings.triton / "backends", *settings.backend_directories]
+    )
     restriction = f"{keys.RESTRICTED}:{keys.HTTP_HEADER}={key}"
     wanted = [
-        *(("model-repository", str(folder.resolve())) for folder in repositories),
-        ("backend-directory", str(backends.resolve())),
+        *(("model-repository", str(folder.resolve())) for folder in settings.repositories),
+        ("backend-directory", str(backends)),
         # The settings of `python` hold for every backend written in Python.
         ("backend-config", f"python,shm-region-prefix-name={region_prefix}"),
         ("model-control-mode", "explicit"),
-        *(("load-model", name) for name in models),
-        ("http-address", host),
-        ("http-port", str(ports["http"])),
-        ("grpc-address", host),
-        ("grpc-port", str(ports["grpc"])),
-        ("metrics-address", host),
-        ("metrics-port", str(ports["metrics"])),
+        *(("load-model", name) for name in settings.models),
+        ("http-address", settings.address),
+        ("http-port", str(settings.http_port)),
+        ("grpc-address", settings.address),
+        ("grpc-port", str(settings.grpc_port)),
+        ("metrics-address", settings.address),
+        ("metrics-port", str(settings.metrics_port)),
         ("http-restricted-api", restriction),
         ("grpc-restricted-protocol", restriction),
-        ("exit-timeout-secs", str(exit_timeout_s)),
+        ("exit-timeout-secs", str(settings.exit_timeout_s)),
         ("allow-sagemaker", "false"),
         ("allow-vertex-ai", "false"),
     ]

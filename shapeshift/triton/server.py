@@ -19,15 +19,15 @@ import time
 from types import TracebackType
 from typing import Self
 
-from shapeshift.errors import NotFoundError, ShapeshiftError
-from shapeshift.triton import guard, keys, launch, leftovers, logs, probe, record
+from shapeshift.errors import ShapeshiftError
+from shapeshift.triton import guard, keys, launch, leftovers, logs, record
 from shapeshift.triton.settings import ServerSettings
 
 __all__ = ["ServerEndedError", "ServerSettings", "TritonServer"]
 
 _BEYOND_EXIT_S = 1.0
 _KILL_S = 1.5
-_HAND_OVER_S = 10.0
+_HAND_OVER_S = 30.0
 
 
 class ServerEndedError(ShapeshiftError):
@@ -84,10 +84,12 @@ class TritonServer:
         if self._guard is not None:
             raise ShapeshiftError("the server was already started; stop() it first")
         settings = self.settings
-        self._require_models()
+        launch.require_models(settings)
+        launch.require_matching_environment(settings.triton)
         for folder in (settings.run_directory, settings.log.parent):
             folder.mkdir(parents=True, exist_ok=True)
         with leftovers.sole_use(settings.run_directory, settings.record) as lock:
+            launch.require_free_ports(settings.address, settings.ports)
             order = self._order()
             if settings.log.exists():
                 settings.log.replace(settings.log.with_name(f"{settings.log.name}.1"))
@@ -170,43 +172,13 @@ class TritonServer:
     def _grace_s(self) -> float:
         return self.settings.exit_timeout_s + _BEYOND_EXIT_S
 
-    def _require_models(self) -> None:
-        found: set[str] = set()
-        for folder in self.settings.repositories:
-            if not folder.is_dir():
-                raise NotFoundError(f"no model repository at {folder}; run `make engines`, or name another")
-            found |= {model.name for model in folder.iterdir() if model.is_dir()}
-        for name in self.settings.models:
-            if name not in found:
-                known = ", ".join(sorted(found))
-                raise NotFoundError(f"no model {name} in the repositories; they hold: {known}")
-
     def _order(self) -> guard.Order:
         settings = self.settings
-        triton = settings.triton.resolve()
-        launch.require_matching_environment(triton)
-        launch.require_free_ports(settings.address, settings.ports)
-        binary = triton / "bin" / "tritonserver"
-        libraries = launch.link_python_library(settings.run_directory.resolve() / "lib")
-        environment = launch.environment(triton, libraries)
         self.key = keys.ensure_key(settings.key_file)
         prefix = record.new_prefix()
-        command = launch.command(
-            binary,
-            probe.options(binary, environment),
-            repositories=settings.repositories,
-            models=settings.models,
-            backends=launch.compose_backends(
-                settings.run_directory / "backends", [triton / "backends", *settings.backend_directories]
-            ),
-            host=settings.address,
-            ports=settings.ports,
-            exit_timeout_s=settings.exit_timeout_s,
-            key=self.key,
-            region_prefix=prefix,
-        )
+        environment = launch.environment(settings)
         return guard.Order(
-            command=command,
+            command=launch.command(settings, environment, self.key, prefix),
             environment=environment,
             log=str(settings.log.resolve()),
             record=str(settings.record.resolve()),

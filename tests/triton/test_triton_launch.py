@@ -10,32 +10,41 @@ import pytest
 
 from shapeshift.errors import InvalidInputError, NotFoundError, UnsupportedError
 from shapeshift.triton import launch, probe
+from shapeshift.triton.settings import ServerSettings
 from shapeshift.triton.unpack import STAMP
 
 KNOWN = frozenset(launch.NEEDED | {"metrics-address", "exit-timeout-secs"})
-PORTS = {"http": 1, "grpc": 2, "metrics": 3}
 
 
-def build_command(known: frozenset[str], tmp_path: Path) -> list[str]:
-    return launch.command(
-        Path("tritonserver"),
-        known,
+@pytest.fixture
+def settings(tmp_path: Path) -> ServerSettings:
+    for folder in ("a/encode", "b", "triton/backends/python", "triton/bin"):
+        (tmp_path / folder).mkdir(parents=True)
+    return ServerSettings(
         repositories=(tmp_path / "a", tmp_path / "b"),
         models=("encode", "encode_w00"),
-        backends=tmp_path,
-        host="127.0.0.1",
-        ports=PORTS,
-        exit_timeout_s=5,
-        key="k" * 32,
-        region_prefix="mine_",
+        triton=tmp_path / "triton",
+        run_directory=tmp_path / "run",
     )
 
 
-def test_command_binds_every_port_and_restricts_control(tmp_path: Path) -> None:
-    command = build_command(KNOWN, tmp_path)
-    for name in ("http", "grpc", "metrics"):
+def add_binary(settings: ServerSettings, options: frozenset[str]) -> None:
+    """A server that knows these options and can only say so."""
+    binary = settings.triton / "bin" / "tritonserver"
+    binary.write_text("#!/bin/sh\ncat <<END\n" + "".join(f"  --{name} <x>\n" for name in options) + "END\n")
+    binary.chmod(0o755)
+
+
+def build_command(settings: ServerSettings, options: frozenset[str]) -> list[str]:
+    add_binary(settings, options)
+    return launch.command(settings, os.environ, key="k" * 32, region_prefix="mine_")
+
+
+def test_command_binds_every_port_and_restricts_control(settings: ServerSettings) -> None:
+    command = build_command(settings, KNOWN)
+    for name, port in settings.ports.items():
         assert f"--{name}-address=127.0.0.1" in command
-        assert f"--{name}-port={PORTS[name]}" in command
+        assert f"--{name}-port={port}" in command
     restriction = f"model-repository,shared-memory,trace,logging:shapeshift-key={'k' * 32}"
     assert f"--http-restricted-api={restriction}" in command
     assert f"--grpc-restricted-protocol={restriction}" in command
@@ -47,15 +56,20 @@ def test_command_binds_every_port_and_restricts_control(tmp_path: Path) -> None:
     assert "--backend-config=python,shm-region-prefix-name=mine_" in command
 
 
-def test_options_that_a_server_does_not_know_are_left_out(tmp_path: Path) -> None:
-    assert not any("sagemaker" in option for option in build_command(KNOWN, tmp_path))
-    assert "--allow-sagemaker=false" in build_command(KNOWN | {"allow-sagemaker"}, tmp_path)
+def test_options_that_a_server_does_not_know_are_left_out(settings: ServerSettings) -> None:
+    assert not any("sagemaker" in option for option in build_command(settings, KNOWN))
+    assert "--allow-sagemaker=false" in build_command(settings, KNOWN | {"allow-sagemaker"})
+
+
+def test_unknown_models_are_named(settings: ServerSettings) -> None:
+    with pytest.raises(NotFoundError, match="no model encode_w00 in the repositories; they hold: encode"):
+        launch.require_models(settings)
 
 
 @pytest.mark.parametrize("option", ["http-restricted-api", "grpc-restricted-protocol", "http-address"])
-def test_a_server_that_cannot_be_made_safe_is_refused(option: str, tmp_path: Path) -> None:
+def test_a_server_that_cannot_be_made_safe_is_refused(option: str, settings: ServerSettings) -> None:
     with pytest.raises(UnsupportedError, match=f"no --{option}"):
-        build_command(KNOWN - {option}, tmp_path)
+        build_command(settings, KNOWN - {option})
 
 
 def test_backends_of_several_folders_are_linked_into_one(tmp_path: Path) -> None:
@@ -80,15 +94,14 @@ def test_two_backends_of_one_name_are_refused(tmp_path: Path) -> None:
         launch.compose_backends(tmp_path / "run", [tmp_path / "absent"])
 
 
-def test_environment_puts_this_python_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_environment_puts_this_python_first(
+    settings: ServerSettings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("LD_LIBRARY_PATH", "/elsewhere")
     monkeypatch.delenv("PYTHONPATH", raising=False)
-    values = launch.environment(tmp_path, tmp_path / "python")
-    assert values["LD_LIBRARY_PATH"].split(os.pathsep) == [
-        str(tmp_path / "lib"),
-        str(tmp_path / "python"),
-        "/elsewhere",
-    ]
+    values = launch.environment(settings)
+    libraries = values["LD_LIBRARY_PATH"].split(os.pathsep)
+    assert libraries == [str(tmp_path / "triton" / "lib"), str(tmp_path / "run" / "lib"), "/elsewhere"]
     assert values["PATH"].split(os.pathsep)[0] == str(Path(sys.executable).parent)
     found = subprocess.run(
         [sys.executable, "-P", "-c", "import shapeshift.triton.guard"], env=values, cwd=tmp_path, check=False
