@@ -8,7 +8,8 @@
     infinity ...           its servers over HTTP (left out by --quick; its packages go into build/peers)
 
 Every figure is measured in rounds, the systems in random order within a round; ratios are between medians
-over the rounds. All systems but the library and infinity's torch engine compute in the precision stated.
+over the rounds. `foreign` is how many cores other processes kept busy meanwhile. The library and infinity compute
+in f32, all others in the precision stated.
 """
 
 from __future__ import annotations
@@ -17,16 +18,18 @@ import argparse
 import json
 import random
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import numpy as np
 
 from bench import bound, report
-from bench.loads import Outcome, System, TritonModel
+from bench.foreign import ForeignLoad
+from bench.loads import OpenSystem, Outcome, System, TritonModel
 from bench.systems import Worker, derive, dynamic_only, infinity, padded, triton
 from client import hardware, perf_analyzer
 from client.report import head
@@ -43,6 +46,9 @@ ST_SLOWNESS = 8
 
 
 Peer = Literal["torch", "optimum"]
+
+
+S = TypeVar("S", bound=System)
 
 
 @dataclass(frozen=True)
@@ -69,6 +75,7 @@ class Bench:
     def __init__(self, scale: Scale, seed: int) -> None:
         self.scale = scale
         self.outcomes: dict[tuple[str, str, str], list[Outcome]] = {}
+        self.foreign: dict[tuple[str, str, str], list[float]] = {}
         self._shuffle = random.Random(seed)
         self._rng = np.random.default_rng(seed)
         self.texts = {law: self._texts(law) for law in scale.laws}
@@ -80,10 +87,10 @@ class Bench:
                 for _ in range(self.scale.rounds):
                     for system in self._order(systems):
                         count = max(concurrency * 3, self._count(system, law))
-                        outcome = system.closed(self.texts[law], concurrency, count)
-                        self._keep(law, f"closed {concurrency}", system.name, outcome)
+                        ask = partial(system.closed, self.texts[law], concurrency, count)
+                        self._keep(law, f"closed {concurrency}", system.name, ask)
 
-    def open(self, systems: Sequence[System], capacity_of: str) -> None:
+    def open(self, systems: Sequence[OpenSystem], capacity_of: str) -> None:
         """Poisson arrivals at 50% and 80% of the closed-loop throughput of the system `capacity_of`."""
         for law in self.scale.laws:
             capacity = self.per_second(law, f"closed {self.scale.concurrencies[-1]}", capacity_of)
@@ -91,9 +98,8 @@ class Bench:
                 for _ in range(self.scale.rounds):
                     instants = arrivals.poisson(capacity * share, self.scale.open_s, self._rng)
                     for system in self._order(systems):
-                        outcome = system.open(self.texts[law], instants)
-                        if outcome is not None:
-                            self._keep(law, f"open {share:.0%} of {capacity_of}", system.name, outcome)
+                        ask = partial(system.open, self.texts[law], instants)
+                        self._keep(law, f"open {share:.0%} of {capacity_of}", system.name, ask)
 
     def analyzer(self, url: str, bare: Worker) -> None:
         """perf_analyzer on the shipped front beside the bare engines, on the same texts, in turn."""
@@ -101,11 +107,9 @@ class Bench:
             for concurrency in (1, 8):
                 for _ in range(self.scale.rounds):
                     count = self._count(bare, law)
-                    got = perf_analyzer.measure(url, "encode", self.texts[law], concurrency, count)
-                    outcome = Outcome(np.array([got.p50_ms]), got.per_second)
-                    self._keep(law, f"perf_analyzer {concurrency}", "ladder", outcome)
-                    outcome = bare.closed(self.texts[law], concurrency, count)
-                    self._keep(law, f"perf_analyzer {concurrency}", bare.name, outcome)
+                    load = f"perf_analyzer {concurrency}"
+                    self._keep(law, load, "ladder", partial(_analyze, url, self.texts[law], concurrency, count))
+                    self._keep(law, load, bare.name, partial(bare.closed, self.texts[law], concurrency, count))
 
     def per_second(self, law: str, load: str, system: str) -> float:
         """Median over the rounds."""
@@ -115,11 +119,14 @@ class Bench:
         """Median over the rounds of a percentile of the latencies, ms."""
         return float(np.median([np.percentile(o.latency_ms, q) for o in self.outcomes[law, load, system]]))
 
-    def _keep(self, law: str, load: str, system: str, outcome: Outcome) -> None:
+    def _keep(self, law: str, load: str, system: str, ask: Callable[[], Outcome]) -> None:
+        with ForeignLoad() as foreign:
+            outcome = ask()
         self.outcomes.setdefault((law, load, system), []).append(outcome)
+        self.foreign.setdefault((law, load, system), []).append(foreign.cores)
         sys.stderr.write(f"\r\033[K{law}, {load}: {system} {outcome.per_second:.0f}/s")
 
-    def _order(self, systems: Sequence[System]) -> list[System]:
+    def _order(self, systems: Sequence[S]) -> list[S]:
         return self._shuffle.sample(systems, len(systems))
 
     def _count(self, system: System, law: str) -> int:
@@ -193,6 +200,11 @@ def run(bench: Bench, made: manifest.Manifest, peers: Sequence[Peer]) -> None:
         bench.analyzer(server.grpc_url, workers[0])
         bench.closed([*fronts, *workers, *others])
         bench.open([*fronts[:2], *others[:1]], capacity_of="DT")
+
+
+def _analyze(url: str, texts: Sequence[str], concurrency: int, count: int) -> Outcome:
+    got = perf_analyzer.measure(url, "encode", texts, concurrency, count)
+    return Outcome(got.latency_ms, got.per_second)
 
 
 def bound_per_second(law: str, precision: str) -> float:

@@ -37,8 +37,12 @@ class System(Protocol):
         """`concurrency` clients, each of which asks again once answered, `count` requests in all."""
         ...
 
-    def open(self, texts: Sequence[str], instants: NDArray[np.float64]) -> Outcome | None:
-        """One text at each instant (seconds), timed from it; None where the system has no open loop."""
+
+class OpenSystem(System, Protocol):
+    """A server, which can also be sent requests at given instants."""
+
+    def open(self, texts: Sequence[str], instants: NDArray[np.float64]) -> Outcome:
+        """One text at each instant (seconds), timed from it."""
         ...
 
 

@@ -32,6 +32,7 @@ def cells(bench: Bench) -> list[dict[str, Any]]:
             "p50_ms": round(bench.percentile(law, load, system, 50), 3),
             "p98_ms": round(bench.percentile(law, load, system, 98), 3),
             "failed": sum(outcome.failed for outcome in outcomes),
+            "foreign": round(float(np.median(bench.foreign[law, load, system])), 2),
         }
         for (law, load, system), outcomes in bench.outcomes.items()
     ]
@@ -45,11 +46,14 @@ def tables(bench: Bench, precision: str, limits: Mapping[str, float]) -> str:
         if (cell["lengths"], cell["load"]) != group:
             group = (cell["lengths"], cell["load"])
             lines.append(f"\n{cell['lengths']} texts, {cell['load']} (bound {limits[cell['lengths']]:.0f}/s)")
-            lines.append(f"  {'':24}{'texts/s':>9}{'of bound':>9}{'mean ms':>9}{'p50 ms':>9}{'p98 ms':>9}{'failed':>7}")
+            lines.append(
+                f"  {'':24}{'texts/s':>9}{'of bound':>9}{'mean ms':>9}{'p50 ms':>9}{'p98 ms':>9}"
+                f"{'failed':>7}{'foreign':>9}"
+            )
         share = cell["per_second"] / limits[cell["lengths"]]
         lines.append(
             f"  {cell['system']:24}{cell['per_second']:9.1f}{share:9.0%}{cell['mean_ms']:9.2f}"
-            f"{cell['p50_ms']:9.2f}{cell['p98_ms']:9.2f}{cell['failed']:7}"
+            f"{cell['p50_ms']:9.2f}{cell['p98_ms']:9.2f}{cell['failed']:7}{cell['foreign']:9.2f}"
         )
     lines.append(f"\nratios, {precision}")
     lines += [f"  {what:72} {value:8.2f}" for what, value in ratios(bench)]

@@ -44,9 +44,6 @@ class Worker:
         got = self._answer()
         return Outcome(np.array(got["latency_ms"]), got["per_second"])
 
-    def open(self, texts: Sequence[str], instants: NDArray[np.float64]) -> None:
-        """None: a library has no arrivals of its own."""
-
     def stop(self) -> None:
         self._process.kill()
         self._process.wait()
@@ -134,7 +131,9 @@ def triton(models: Sequence[str], repositories: Sequence[Path], build: Path) -> 
 
 
 @contextmanager
-def infinity(engines: Sequence[Literal["torch", "optimum"]], checkpoint: Path, build: Path) -> Iterator[list[InfinityServer]]:
+def infinity(
+    engines: Sequence[Literal["torch", "optimum"]], checkpoint: Path, build: Path
+) -> Iterator[list[InfinityServer]]:
     """One infinity server for each engine name."""
     with ExitStack() as stack:
         started = []

@@ -14,8 +14,8 @@ from shapeshift.errors import InvalidInputError
 from shapeshift.polymorph.bins import optimal_edges
 from shapeshift.polymorph.staircase import step_ends
 
-# A static engine stays only where it beats the dynamic one by more than timing noise.
-_WORTH = 0.97
+# A static engine stays only where it beats the dynamic one by more than timing noise and the memory it takes.
+_WORTH = 0.95
 _STAIRCASE_STEP = 16
 
 

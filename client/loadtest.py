@@ -33,9 +33,10 @@ def main() -> int:
     try:
         for concurrency in map(int, options.concurrency.split(",")):
             got = measure(options.url, options.model, texts, concurrency, options.requests)
+            p50, p90, p98, p99 = np.percentile(got.latency_ms, [50, 90, 98, 99])
             print(
-                f"concurrency {concurrency:3}: {got.per_second:8.1f} requests/s; latency ms: mean {got.mean_ms:.2f}, "
-                f"p50 {got.p50_ms:.2f}, p90 {got.p90_ms:.2f}, p98 {got.p98_ms:.2f}, p99 {got.p99_ms:.2f}"
+                f"concurrency {concurrency:3}: {got.per_second:8.1f} requests/s; latency ms: "
+                f"mean {got.latency_ms.mean():.2f}, p50 {p50:.2f}, p90 {p90:.2f}, p98 {p98:.2f}, p99 {p99:.2f}"
             )
     except ShapeshiftError as error:
         print(f"make loadtest: {error}", file=sys.stderr)

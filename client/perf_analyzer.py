@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+from numpy.typing import NDArray
 
 from shapeshift.errors import NotFoundError, ShapeshiftError
 
@@ -23,15 +24,10 @@ FOLDER = Path("build/perf_analyzer")
 
 @dataclass(frozen=True)
 class Measured:
-    """A closed loop's figures: answers a second, latencies in milliseconds."""
+    """A closed loop's figures: answers a second, and the latency of each request in milliseconds."""
 
-    requests: int
     per_second: float
-    mean_ms: float
-    p50_ms: float
-    p90_ms: float
-    p98_ms: float
-    p99_ms: float
+    latency_ms: NDArray[np.float64]
 
 
 def measure(
@@ -68,7 +64,5 @@ def _read(export: Path) -> Measured:
     requests = json.loads(export.read_text())["experiments"][0]["requests"]
     starts = np.array([request["timestamp"] for request in requests], dtype=np.float64)
     ends = np.array([request["response_timestamps"][-1] for request in requests], dtype=np.float64)
-    latency = (ends - starts) / 1e6
-    p50, p90, p98, p99 = np.percentile(latency, [50, 90, 98, 99]).tolist()
     elapsed_s = (ends.max() - starts.min()) / 1e9
-    return Measured(len(requests), len(requests) / elapsed_s, float(latency.mean()), p50, p90, p98, p99)
+    return Measured(len(requests) / elapsed_s, (ends - starts) / 1e6)

@@ -19,8 +19,14 @@ if TYPE_CHECKING:
 
 PROJECT = Path(__file__).resolve().parents[1]
 BUILD = PROJECT / "build"
-# build_engines, client and the tests themselves are folders of the project, not installed packages.
-sys.path.insert(0, str(PROJECT))
+
+
+def _keep_off_the_path() -> None:
+    """Take tests/ off the path: there, tests/triton would stand in for the package that torch looks for."""
+    sys.path[:] = [entry for entry in sys.path if Path(entry or ".").resolve() != PROJECT / "tests"]
+
+
+_keep_off_the_path()
 
 CONFIG = """
 backend: "polymorph"
@@ -34,6 +40,11 @@ output [ { name: "EMBEDDING" data_type: TYPE_FP32 dims: [ WIDTH ] } ]
 instance_group [ { kind: KIND_CPU count: 1 } ]
 """
 LIGHT_WIDTH = 8
+
+
+def pytest_collection_finish() -> None:
+    # Collecting tests/test_*.py has put it there again.
+    _keep_off_the_path()
 
 
 @pytest.fixture(scope="session")
@@ -121,7 +132,9 @@ def build_fronts() -> Callable[[Path, Path], Path]:
 
 
 @pytest.fixture(scope="session")
-def encode_server(free_ports: Callable[[int], list[int]], tmp_path_factory: pytest.TempPathFactory) -> Iterator[TritonServer]:
+def encode_server(
+    free_ports: Callable[[int], list[int]], tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[TritonServer]:
     """A real Triton that serves `encode` from the real engines, one for the whole run of tests.
 
     Its second repository, `settings.repositories[1]`, is empty: tests may add models to it and load them.

@@ -1,0 +1,42 @@
+#!/usr/bin/env bash
+# Starts tritonserver in a container as `shapeshift serve` starts it elsewhere: models are loaded by name only, and
+# model control, shared memory, trace and logging want the key. Further arguments go to tritonserver.
+#   MODELS      models to load, separated by commas; empty: every folder of the repository
+#   REPOSITORY  folder that `make engines` generated
+#   KEY_FILE    file with the key, 32 hexadecimal digits
+set -euo pipefail
+
+repository=${REPOSITORY:-/opt/shapeshift/build/repository}
+key_file=${KEY_FILE:-/run/secrets/shapeshift_key}
+
+fail() {
+    printf 'entrypoint: %s\n' "$1" >&2
+    exit 2
+}
+
+[[ -r $key_file ]] || fail "no key that uid $(id -u) can read at $key_file"
+key=$(tr -d '[:space:]' <"$key_file")
+[[ $key =~ ^[0-9a-f]{32}$ ]] || fail "$key_file does not hold 32 hexadecimal digits"
+
+names=()
+if [[ -n ${MODELS:-} ]]; then
+    IFS=, read -ra names <<<"$MODELS"
+else
+    for config in "$repository"/*/config.pbtxt; do
+        [[ -f $config ]] && names+=("$(basename "$(dirname "$config")")")
+    done
+fi
+((${#names[@]})) || fail "no models in $repository: run \`make engines\` and mount build/ there"
+
+restriction="model-repository,shared-memory,trace,logging:shapeshift-key=$key"
+# All interfaces of the container: compose.yaml publishes them on the host's loopback address only.
+exec tritonserver \
+    --model-repository="$repository" \
+    --model-control-mode=explicit \
+    "${names[@]/#/--load-model=}" \
+    --http-restricted-api="$restriction" \
+    --grpc-restricted-protocol="$restriction" \
+    --exit-timeout-secs="${EXIT_TIMEOUT_S:-20}" \
+    --allow-sagemaker=false \
+    --allow-vertex-ai=false \
+    "$@"

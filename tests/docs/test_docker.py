@@ -1,0 +1,91 @@
+"""The container files, as far as they can be checked without a container."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+import yaml
+from docs_pages import PROJECT, blocks
+
+from shapeshift.triton import keys
+
+DOCKER = PROJECT / "docker"
+KEY = "0123456789abcdef" * 2
+
+
+@pytest.fixture
+def start(tmp_path: Path):  # type: ignore[no-untyped-def]
+    """A function that runs the entrypoint with a tritonserver that only prints its arguments, one a line."""
+    server = tmp_path / "bin" / "tritonserver"
+    server.parent.mkdir()
+    server.write_text('#!/bin/sh\nprintf "%s\\n" "$@"\n')
+    server.chmod(0o755)
+    for name in ("one", "two"):
+        (tmp_path / "repository" / name).mkdir(parents=True)
+        (tmp_path / "repository" / name / "config.pbtxt").touch()
+
+    def run(key: str, *arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
+        (tmp_path / "key").write_text(key)
+        environment = {
+            **os.environ,
+            "PATH": f"{server.parent}:{os.environ['PATH']}",
+            "REPOSITORY": str(tmp_path / "repository"),
+            "KEY_FILE": str(tmp_path / "key"),
+            **variables,
+        }
+        command = ["bash", str(DOCKER / "entrypoint.sh"), *arguments]
+        return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=20, check=False)
+
+    return run
+
+
+def test_entrypoint_restricts_what_serve_restricts(start) -> None:  # type: ignore[no-untyped-def]
+    given = start(f"{KEY}\n", "--log-verbose=1").stdout.split()
+    restriction = f"{keys.RESTRICTED}:{keys.HTTP_HEADER}={KEY}"
+    assert f"--http-restricted-api={restriction}" in given
+    assert f"--grpc-restricted-protocol={restriction}" in given
+    assert "--model-control-mode=explicit" in given
+    assert [option for option in given if "load-model" in option] == ["--load-model=one", "--load-model=two"]
+    assert given[-1] == "--log-verbose=1"
+
+
+def test_entrypoint_loads_what_is_named(start) -> None:  # type: ignore[no-untyped-def]
+    given = start(KEY, MODELS="two").stdout.split()
+    assert [option for option in given if "load-model" in option] == ["--load-model=two"]
+
+
+@pytest.mark.parametrize("key", ["", "short", f"{KEY} --allow-client-shm=true"])
+def test_entrypoint_starts_nothing_without_a_key(start, key: str) -> None:  # type: ignore[no-untyped-def]
+    done = start(key)
+    assert done.returncode == 2
+    assert done.stdout == ""
+    assert "hexadecimal" in done.stderr
+
+
+def test_compose_keeps_its_promises() -> None:
+    service = yaml.safe_load((DOCKER / "compose.yaml").read_text())["services"]["triton"]
+    assert service["user"] == "1000:1000"
+    assert service["read_only"] is True
+    assert service["cap_drop"] == ["ALL"]
+    assert all(port.startswith("127.0.0.1:") for port in service["ports"])
+    assert all(volume.endswith(":ro") for volume in service["volumes"])
+    assert service["healthcheck"]["test"][-1].endswith("/v2/health/live")
+
+
+def test_image_installs_pinned_packages_and_copies_what_exists() -> None:
+    dockerfile = (DOCKER / "Dockerfile").read_text()
+    pinned = set(re.findall(r"^([\w-]+)==", (PROJECT / "requirements" / "lock.txt").read_text(), re.MULTILINE))
+    packages = re.search(r'^ARG PACKAGES="(.+)"$', dockerfile, re.MULTILINE)
+    assert packages is not None
+    assert set(packages[1].split()) <= pinned
+    for source in re.findall(r"^COPY (\S+)", dockerfile, re.MULTILINE):
+        assert (PROJECT / source).exists(), source
+
+
+def test_yaml_in_the_pages_can_be_read() -> None:
+    for block in blocks(DOCKER / "README.md", "yaml"):
+        assert yaml.safe_load(block.text)
