@@ -186,7 +186,7 @@ def run(bench: Bench, made: manifest.Manifest, peers: Sequence[Peer]) -> None:
     derive("encode_dt", dynamic_only(made), repository, BUILD)
     derive("encode_st", padded(made), repository, BUILD)
     with ExitStack() as stack:
-        models = ("encode", "encode_dt", "encode_st")
+        models = {"encode": len(made.engines), "encode_dt": 1, "encode_st": 1}
         server = stack.enter_context(triton(models, (BUILD / "repository", repository), BUILD))
         names = {"encode": "ladder", "encode_dt": "DT", "encode_st": "ST"}
         fronts = [TritonModel(names[model], server.grpc_url, model) for model in models]

@@ -8,7 +8,8 @@ import shutil
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -22,9 +23,13 @@ from bench.peers.http_load import closed_loop, open_loop
 from bench.peers.infinity import Infinity
 from shapeshift.engines import manifest
 from shapeshift.engines.manifest import EngineEntry, Latency, Manifest
+from shapeshift.errors import ShapeshiftError
 from shapeshift.triton import modelconfig
+from shapeshift.triton.metrics import scrape
 from shapeshift.triton.server import TritonServer
 from shapeshift.triton.settings import ServerSettings
+
+_LOADED_S = 120.0
 
 
 class Worker:
@@ -112,12 +117,12 @@ def padded(made: Manifest) -> list[EngineEntry]:
 
 
 @contextmanager
-def triton(models: Sequence[str], repositories: Sequence[Path], build: Path) -> Iterator[TritonServer]:
-    """The project's own server with `models`, on free ports."""
+def triton(engines: Mapping[str, int], repositories: Sequence[Path], build: Path) -> Iterator[TritonServer]:
+    """The project's own server with the models in `engines` (name: number of engines), all loaded, on free ports."""
     ports = free_ports(3)
     settings = ServerSettings(
         repositories=tuple(repositories),
-        models=tuple(models),
+        models=tuple(engines),
         backend_directories=(Path("backends"),),
         triton=build / "triton",
         run_directory=build / "bench" / "run",
@@ -127,7 +132,19 @@ def triton(models: Sequence[str], repositories: Sequence[Path], build: Path) -> 
     )
     with TritonServer(settings) as server:
         server.wait_ready(300)
+        _wait_loaded(server.metrics_url, sum(engines.values()))
         yield server
+
+
+def _wait_loaded(metrics_url: str, engines: int) -> None:
+    """A front is ready with its first engine and loads the others beside the traffic: let it finish."""
+    end = time.monotonic() + _LOADED_S
+    while time.monotonic() < end:
+        samples = scrape(metrics_url, timeout_s=5.0)
+        if sum(value for (name, _), value in samples.items() if name == "shapeshift_engines_loaded") >= engines:
+            return
+        time.sleep(0.5)
+    raise ShapeshiftError(f"the fronts had not loaded all {engines} engines after {_LOADED_S:g} s")
 
 
 @contextmanager

@@ -51,7 +51,7 @@ class Policy:
         values = {name: _take(name, check, given) for name, check in checks.items()}
         try:
             answer = self.decide(**values)
-        except ValueError as error:
+        except (ValueError, OverflowError) as error:
             raise InvalidInputError("input", given, str(error)) from error
         return {**answer, "algorithm": values["algorithm"]} if self.algorithms else answer
 
@@ -74,12 +74,19 @@ def number(minimum: float = -math.inf, maximum: float = math.inf, above: float =
     allowed = "a number" + (" " + " and ".join(parts) if parts else "")
 
     def check(name: str, value: Any) -> float:
-        usable = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+        usable = isinstance(value, int | float) and not isinstance(value, bool) and _is_finite(value)
         if not usable or not minimum <= value <= maximum or value <= above:
             raise InvalidInputError(name, value, allowed)
         return float(value)
 
     return check
+
+
+def _is_finite(value: float) -> bool:
+    try:
+        return math.isfinite(value)
+    except OverflowError:  # a whole number beyond the range of float
+        return False
 
 
 def integer(minimum: int | None = None, maximum: int | None = None) -> Check:

@@ -62,7 +62,7 @@ def _load(source: str) -> Any:
         raise InvalidInputError("input", source, f"a readable file ({error.strerror})") from None
     except UnicodeDecodeError as error:
         raise InvalidInputError("input", source, f"UTF-8 text ({error.reason})") from None
-    except json.JSONDecodeError as error:
+    except (ValueError, RecursionError) as error:
         raise InvalidInputError("input", source, f"JSON ({error})") from None
 
 

@@ -123,6 +123,7 @@ class TextFront:
             *self._answered.values(),
             Gauge("requests_waiting", "Texts that wait for an engine", lambda: len(pool.queue)),
             Gauge("requests_running", "Texts that engines compute", lambda: pool.running),
+            Gauge("engines_loaded", "Engines in use, of each engine thread", lambda: pool.loaded),
             Counter(
                 "engine_calls_total",
                 "Engine calls",

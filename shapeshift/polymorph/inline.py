@@ -80,6 +80,11 @@ class InlinePool:
         """Rows that engines compute at this moment."""
         return sum(worker.busy_rows for worker in self.workers)
 
+    @property
+    def loaded(self) -> int:
+        """Engines that every thread has in use; the others are still being loaded, or could not be."""
+        return min(len(worker.engines.loaded) for worker in self.workers)
+
     def submit(self, request: TextRequest) -> None:
         """Queue all rows of `request`; OverloadedError when they do not fit."""
         self.queue.put(request.rows)
