@@ -17,7 +17,7 @@ from shapeshift.engines.protocol import Provider
 from shapeshift.errors import EngineError, InvalidInputError
 
 # Raised whenever a change of ours makes engines that were built before it wrong or worse.
-_BUILD_FORMAT = 4
+_BUILD_FORMAT = 5
 
 
 @dataclass(frozen=True)

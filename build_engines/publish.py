@@ -46,7 +46,7 @@ def _manifest(planned: Plan, work: Path, built: Built) -> Manifest:
         packs_rows=built.packs_rows,
         position_offset=built.position_offset,
         reference="transformers, f32, one text at a time",
-        tolerance=f"cosine of every text at least {MIN_COSINE[planned.precision]}",
+        tolerance=f"cosine with the reference at least {MIN_COSINE[planned.precision]} for every text",
         hardware=cpu_model(),
         outputs=tuple(Output(name, "TYPE_FP32", (width,)) for name, width in built.outputs.items()),
         files=manifest.list_files(work),

@@ -61,7 +61,9 @@ def generate(planned: Plan, engines: Path, made: Manifest, places: Places) -> No
     for name, value in stated.items():
         modelconfig.set_parameter(config, name, value)
     if (front.folder / HOW_TO_CALL).is_file():
-        shutil.copyfile(front.folder / HOW_TO_CALL, target / HOW_TO_CALL)
+        example = (front.folder / HOW_TO_CALL).read_text(encoding="utf-8")
+        about = f"engines: {made.provider}, {made.precision}; {made.tolerance}\n"
+        (target / HOW_TO_CALL).write_text(about + example, encoding="utf-8")
     modelconfig.write(config, target / CONFIG)
 
 
