@@ -166,6 +166,7 @@ def flushed(encode_server: TritonServer) -> Callable[..., Callable[..., float]]:
     """A function that waits until a model has exported everything it counted before the call.
 
     Its answer is a function too: the sum of the model's series of one metric that carry the given labels.
+    With beats=0 it does not wait and answers from the metrics as they are.
     """
     from shapeshift.triton import metrics
 
@@ -178,11 +179,11 @@ def flushed(encode_server: TritonServer) -> Callable[..., Callable[..., float]]:
 
         return total
 
-    def wait(model: str = "encode", timeout_s: float = 60.0) -> Callable[..., float]:
-        beats = read(model)("shapeshift_heartbeat_total")
-        deadline = time.monotonic() + timeout_s
+    def wait(model: str = "encode", beats: int = 2, timeout_s: float = 60.0) -> Callable[..., float]:
         # A beat opens a flush: with the second one from now, a flush that began after now is complete.
-        while (total := read(model))("shapeshift_heartbeat_total") < beats + 2:
+        wanted = read(model)("shapeshift_heartbeat_total") + beats
+        deadline = time.monotonic() + timeout_s
+        while (total := read(model))("shapeshift_heartbeat_total") < wanted:
             assert time.monotonic() < deadline, f"{model} exports nothing"
             time.sleep(0.1)
         return total

@@ -24,3 +24,9 @@ def cpu_model(cpuinfo: Path = Path("/proc/cpuinfo")) -> str:
 def cores() -> int:
     """The cores that this process may run on."""
     return len(os.sched_getaffinity(0))
+
+
+def resident_mb() -> float:
+    """The memory that this process holds at present, in MiB."""
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    return pages * os.sysconf("SC_PAGE_SIZE") / 2**20

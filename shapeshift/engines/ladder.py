@@ -89,7 +89,9 @@ def efficient_tokens(manifest: Manifest) -> int:
 
 def max_rows(manifest: Manifest) -> int:
     """How many rows a pack may have: 1 where the family's rows cannot share a sequence."""
-    return MAX_ROWS if manifest.packs_rows else 1
+    if not manifest.packs_rows:
+        return 1
+    return min(MAX_ROWS, max(entry.rows or MAX_ROWS for entry in manifest.engines))
 
 
 MAX_ROWS = 16

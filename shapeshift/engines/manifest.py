@@ -17,7 +17,7 @@ from shapeshift.engines.checkpoint import file_sha256
 from shapeshift.errors import EngineError
 
 FILE_NAME = "manifest.json"
-FORMAT = 1
+FORMAT = 2
 REBUILD = "run `make engines`"
 
 
@@ -121,7 +121,7 @@ def load(folder: Path, expect_sha256: str | None = None) -> Manifest:
         raise EngineError(f"manifest {path} is not the one that the model's config names; {REBUILD}")
     try:
         return _from_json(json.loads(content))
-    except (ValueError, TypeError, KeyError) as error:
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise EngineError(f"manifest {path} cannot be read ({error}); {REBUILD}") from None
 
 

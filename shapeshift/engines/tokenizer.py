@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 from pathlib import Path
 
 import numpy as np
@@ -40,16 +41,18 @@ class TextTokenizer:
         """
         if not text:
             raise InvalidInputError("TEXT", "", "at least one character", row)
-        if len(text) > self.max_bytes:
-            if not truncate:
-                raise InvalidInputError("TEXT", f"{len(text)} bytes", f"at most {self.max_bytes} bytes", row)
-            # The cut may fall inside a character, whose bytes are then dropped.
-            text = text[: self.max_bytes].decode("utf-8", errors="ignore").encode()
+        cut = len(text) > self.max_bytes
+        if cut and not truncate:
+            limit = f"at most {self.max_bytes} bytes (or truncate=true)"
+            raise InvalidInputError("TEXT", f"{len(text)} bytes", limit, row)
         try:
-            decoded = text.decode("utf-8")
+            # The cut may fall inside a character, whose bytes are then left out.
+            decoded = codecs.getincrementaldecoder("utf-8")().decode(text[: self.max_bytes], final=not cut)
         except UnicodeDecodeError as error:
             raise InvalidInputError("TEXT", text[:40], f"valid UTF-8 (byte {error.start} is not)", row) from None
         ids = self._tokenizer.encode(decoded).ids
+        if not ids:
+            raise InvalidInputError("TEXT", decoded, "at least one token", row)
         if len(ids) > self.max_tokens:
             if not truncate:
                 raise InvalidInputError(

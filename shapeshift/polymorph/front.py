@@ -46,7 +46,6 @@ class TextFront:
             raise EngineError(f"the engines in {folder} come from another checkpoint; {manifest.REBUILD}")
         made.check_files(folder)
         self._outputs = args.outputs
-        self._max_rows = args.max_batch_size
         self._vocabulary = made.vocabulary
         self._tokenizer = TextTokenizer(folder / TOKENIZER_FILE, made.max_tokens)
         self._sender = SenderThread(pb_utils, self._log)

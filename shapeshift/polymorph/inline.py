@@ -7,15 +7,17 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from shapeshift.engines import ladder, registry
+from shapeshift.engines.hardware import resident_mb
 from shapeshift.engines.ladder import Ladder
 from shapeshift.engines.manifest import EngineEntry, Manifest
-from shapeshift.errors import CancelledRequestError, EngineError, OverloadedError
+from shapeshift.errors import EngineError, OverloadedError
 from shapeshift.polymorph.request import Row, TextRequest
 from shapeshift.polymorph.settings import PolymorphSettings
 from shapeshift.polymorph.share import rows_to_take
 from shapeshift.serving.bounded_queue import BoundedQueue
 
 Log = Callable[[str], None]
+_LOOK_S = 0.05
 
 
 class EngineThread:
@@ -60,7 +62,8 @@ class InlinePool:
     def __init__(self, manifest: Manifest, folder: Path, settings: PolymorphSettings, threads: int, log: Log) -> None:
         self.queue: BoundedQueue[Row] = BoundedQueue(settings.queue_rows, settings.queue_tokens)
         self.lengths_seen = [0] * (manifest.max_tokens + 1)
-        self._pack_tokens = settings.pack_tokens or ladder.efficient_tokens(manifest)
+        wanted = settings.pack_tokens or ladder.efficient_tokens(manifest)
+        self._pack_tokens = min(wanted, manifest.max_tokens)
         self._max_rows = ladder.max_rows(manifest)
         self._log = log
         self._stopping = threading.Event()
@@ -72,8 +75,11 @@ class InlinePool:
         self._load(first)
         for worker in self.workers:
             worker.thread.start()
+        self._memory_mb = settings.memory_mb
         self._loader = threading.Thread(target=self._load_rest, args=(waiting,), name="loader", daemon=True)
         self._loader.start()
+        self._deadlines = threading.Thread(target=self._watch_deadlines, name="deadlines", daemon=True)
+        self._deadlines.start()
 
     @property
     def running(self) -> int:
@@ -108,6 +114,13 @@ class InlinePool:
         for worker in self.workers:
             worker.thread.join(timeout_s)
         self._loader.join(timeout_s)
+        self._deadlines.join(timeout_s)
+
+    def _watch_deadlines(self) -> None:
+        # A request whose time runs out behind a long queue is told so then, not when its turn comes.
+        while not self._stopping.wait(_LOOK_S):
+            for request in {row.request for row in self.queue.waiting() if row.request.has_deadline}:
+                request.fail_if_late()
 
     def _load(self, entry: EngineEntry) -> None:
         for worker in self.workers:
@@ -117,6 +130,9 @@ class InlinePool:
         edges = [0, *(entry.tokens or 0 for entry in waiting)]
         bins = {entry: (low, entry.tokens or 0) for low, entry in zip(edges, waiting, strict=False)}
         while waiting and not self._stopping.is_set():
+            if (held := resident_mb()) > self._memory_mb:
+                self._log(f"{held:.0f} MiB held, memory_mb is {self._memory_mb}: {len(waiting)} engines stay unloaded")
+                return
             entry = max(waiting, key=lambda entry: self._seen(*bins[entry]))
             waiting.remove(entry)
             try:
@@ -129,10 +145,8 @@ class InlinePool:
 
 
 def _still_wanted(request: TextRequest) -> bool:
-    if request.ended:
-        return False
-    if request.expired:
-        request.fail(OverloadedError("latency_ms ran out while the request waited; retry later or elsewhere"))
-    elif request.abandoned:
-        request.fail(CancelledRequestError("the caller cancelled the request"))
+    if not request.ended:
+        request.fail_if_late()
+    if not request.ended:
+        request.fail_if_abandoned()
     return not request.ended

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from shapeshift.errors import CancelledRequestError, OverloadedError
 from shapeshift.serving.text_inputs import Ids
 
 Array = npt.NDArray[Any]
@@ -62,15 +63,20 @@ class TextRequest:
         return self._remaining == 0
 
     @property
-    def expired(self) -> bool:
-        """Whether the client's `latency_ms` has run out."""
-        return self._deadline is not None and time.monotonic() > self._deadline
+    def has_deadline(self) -> bool:
+        """Whether the client gave a `latency_ms`."""
+        return self._deadline is not None
 
-    @property
-    def abandoned(self) -> bool:
-        """Whether Triton reports that the caller is gone. Asked only of requests that have waited."""
+    def fail_if_late(self) -> None:
+        """End the request with OverloadedError if its `latency_ms` has run out."""
+        if self._deadline is not None and time.monotonic() > self._deadline:
+            self.fail(OverloadedError("latency_ms ran out while the request waited; retry later or elsewhere"))
+
+    def fail_if_abandoned(self) -> None:
+        """End the request with CancelledRequestError if it has waited and Triton reports that its caller is gone."""
         waited = time.monotonic() - self.arrived > _ASK_AFTER_S
-        return waited and self._is_cancelled is not None and self._is_cancelled()
+        if waited and self._is_cancelled is not None and self._is_cancelled():
+            self.fail(CancelledRequestError("the caller cancelled the request"))
 
     def complete(self, row: Row, values: dict[str, Array]) -> None:
         """Record one row's outputs."""

@@ -65,6 +65,11 @@ class BoundedQueue(Generic[T]):
             self._tokens -= sum(item.tokens for item in taken)
             return taken
 
+    def waiting(self) -> list[T]:
+        """What waits at this moment, in order."""
+        with self._ready:
+            return list(self._items)
+
     def close(self) -> list[T]:
         """Refuse further items, wake every consumer, and return what was still waiting."""
         with self._ready:

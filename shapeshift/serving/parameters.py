@@ -62,7 +62,7 @@ def _number(name: str, value: Any) -> float:
     try:
         # HTTP clients that know only text send numbers as such.
         number = math.nan if isinstance(value, bool) else float(value)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         number = math.nan
     if not math.isfinite(number):
         raise InvalidInputError(f"parameter {name}", value, "a finite number")

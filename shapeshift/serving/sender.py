@@ -11,6 +11,10 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
+from shapeshift.serving import replies
+
+import time as _t
+S=[]
 Make = Callable[[], Any]
 
 
@@ -18,6 +22,7 @@ class SenderThread:
     """Sends exactly one final response for each `submit`, in order of submission."""
 
     def __init__(self, pb_utils: Any, log: Callable[[str], None]) -> None:
+        self._pb_utils = pb_utils
         self._final = pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL
         self._log = log
         self._queue: queue.SimpleQueue[tuple[Any, Make, Callable[[], None] | None] | None] = queue.SimpleQueue()
@@ -27,7 +32,8 @@ class SenderThread:
     def submit(self, response_sender: Any, make: Make, after: Callable[[], None] | None = None) -> None:
         """Queue the response that `make` returns (called on the sender thread); never blocks.
 
-        `after` is called once the response was handed over or could not be.
+        Where `make` raises, the caller is answered with that error. `after` is called once the response was
+        handed over or could not be.
         """
         self._queue.put((response_sender, make, after))
 
@@ -42,9 +48,17 @@ class SenderThread:
             # The sender must be released before the next wait: Triton keeps a model alive while one lives.
             del item
             try:
-                response_sender.send(make(), flags=self._final)
+                response_sender.send(self._made(make), flags=self._final)
             except Exception as error:  # noqa: BLE001  whatever Triton raises, the thread must go on
                 self._log(f"a response could not be sent: {error}")
             del response_sender, make
             if after is not None:
                 after()
+            del after
+
+    def _made(self, make: Make) -> Any:
+        try:
+            return make()
+        except Exception as error:  # noqa: BLE001  without a response the caller would wait for ever
+            self._log(f"a response could not be made: {error}")
+            return replies.error_response(self._pb_utils, error)

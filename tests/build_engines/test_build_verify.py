@@ -1,0 +1,243 @@
+"""Engines on their way from a provider to the folder that servers read, with a provider and a reference made up."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from build_engines import __main__ as command
+from build_engines import edges
+from build_engines.edges import Curves
+from build_engines.settings import FrontModel
+from shapeshift.engines import manifest, registry
+from shapeshift.engines.manifest import EngineEntry, Latency
+from shapeshift.engines.protocol import Array, Ids
+from shapeshift.engines.settings import TextEngineSettings
+
+WIDTH = 8
+
+
+def vector(ids: Ids, positions: Ids) -> Array:
+    """Depends on every id and on where it stands."""
+    return np.sin(np.outer(ids * 0.37 + positions * 1.3, np.arange(1, WIDTH + 1))).mean(0).astype(np.float32)
+
+
+class Reference:
+    """In the place of transformers: texts start at position 2."""
+
+    family, packs_rows, position_offset = "made up", True, 2
+    max_tokens, hidden, vocabulary = 512, WIDTH, 30522
+
+    def __init__(self, checkpoint: Any, pooling: str, normalize: bool) -> None:
+        pass
+
+    def module(self, packs_rows: bool) -> str:
+        return "module"
+
+    def embed(self, texts: Sequence[Ids]) -> Array:
+        return np.stack([vector(text, np.arange(2, 2 + len(text))) for text in texts])
+
+
+class Provider:
+    """Computes as the reference does, but for what a test spoils."""
+
+    name = "onnxruntime"
+
+    def __init__(self) -> None:
+        self.spoil: Callable[[int | None, int, Array], Array] = lambda tokens, row, value: value
+        self.opened: list[tuple[int | None, int | None]] = []
+        self.slow_ms: dict[int | None, float] = {}
+
+    def version(self) -> str:
+        return "1.0"
+
+    def export(self, module: Any, example: Mapping[str, Array], folder: Path, precision: str) -> list[str]:
+        assert module == "module" and set(example["SEGMENTS"][0]) == {0, 1, 2}
+        (folder / "model.made_up").write_text("weights")
+        return ["model.made_up"]
+
+    def compile(self, folder: Path, precision: str, tokens: int | None, rows: int | None) -> str:
+        return "model.made_up"
+
+    def open(self, folder: Path, precision: str, threads: int) -> Provider:
+        assert threads == 1
+        return self
+
+    def engine(self, tokens: int | None, rows: int | None) -> SimpleNamespace:
+        self.opened.append((tokens, rows))
+
+        def run(inputs: Mapping[str, Array]) -> dict[str, Array]:
+            ids, segments, positions = (inputs[name][0] for name in ("INPUT_IDS", "SEGMENTS", "POSITIONS"))
+            assert tokens in (None, len(ids)) and rows in (None, len(inputs["ROWS"]))
+            time.sleep(self.slow_ms.get(tokens, 0) / 1e3)
+            made = np.zeros((len(inputs["ROWS"]), WIDTH), np.float32)
+            for index, number in enumerate(inputs["ROWS"]):
+                own = segments == number
+                if own.any():
+                    made[index] = self.spoil(tokens, index, vector(ids[own], positions[own]))
+            return {"EMBEDDING": made}
+
+        return SimpleNamespace(tokens=tokens, rows=rows, run=run)
+
+
+@pytest.fixture
+def provider(monkeypatch: pytest.MonkeyPatch) -> Provider:
+    made = Provider()
+    monkeypatch.setitem(registry._MODULES, "onnxruntime", "made_up_provider")
+    monkeypatch.setitem(sys.modules, "made_up_provider", SimpleNamespace(PROVIDER=made))
+    monkeypatch.setitem(sys.modules, "shapeshift.engines.text_model", SimpleNamespace(ReferenceModel=Reference))
+    return made
+
+
+@pytest.fixture
+def make(
+    tmp_path: Path,
+    add_front: Callable[..., Path],
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> Callable[..., tuple[int, str]]:
+    """A function that runs `make engines` for one front with the made-up provider: exit status, standard error."""
+    monkeypatch.chdir(tmp_path)
+
+    def run(**parameters: object) -> tuple[int, str]:
+        add_front(tmp_path / "model_repository", "front", **{"provider": "onnxruntime", **parameters})
+        monkeypatch.setattr(sys, "argv", ["build_engines"])
+        return command.main(), capsys.readouterr().err
+
+    return run
+
+
+def test_verified_engines_are_published(
+    provider: Provider, make: Callable[..., tuple[int, str]], tmp_path: Path
+) -> None:
+    status, err = make(bins="8,32,512")
+    assert status == 0, err
+    made = manifest.load(tmp_path / "build" / "engines" / "front")
+    made.check_files(tmp_path / "build" / "engines" / "front")
+    assert set(made.files) == {"model.made_up", "tokenizer.json"}
+    assert [(entry.tokens, entry.rows) for entry in made.engines] == [(None, None), (8, 2), (32, 8), (512, 16)]
+    assert all(entry.max_error < 1e-6 and entry.min_cosine > 0.999999 for entry in made.engines)
+    assert [point.tokens for point in made.engines[2].latency] == [32]
+    assert len(made.engines[0].latency) > 5 and made.engines[0].latency[-1].tokens == 512
+    assert (made.packs_rows, made.position_offset, made.vocabulary) == (True, 2, 30522)
+    assert "verify 32 tokens" in err and "verify the dynamic engine" in err
+
+
+def small_error(value: Array) -> Array:
+    return value + np.float32(0.05) * np.abs(value).max() * np.array([1, -1] * (WIDTH // 2), np.float32)
+
+
+@pytest.mark.parametrize(
+    ("spoiled", "spoil", "named"),
+    [
+        (32, lambda row, value: -value, "32 tokens"),
+        (32, lambda row, value: value * np.float32(np.nan), "32 tokens"),
+        (512, lambda row, value: small_error(value), "512 tokens"),
+        (None, lambda row, value: small_error(value), "the dynamic engine"),
+        # Only what shares a sequence with another row is wrong.
+        (32, lambda row, value: value if row == 0 else -value, "32 tokens"),
+    ],
+)
+def test_an_engine_off_the_reference_is_named_and_not_published(
+    provider: Provider,
+    make: Callable[..., tuple[int, str]],
+    tmp_path: Path,
+    spoiled: int | None,
+    spoil: Callable[[int, Array], Array],
+    named: str,
+) -> None:
+    assert make(bins="8,32,512")[0] == 0
+    before = manifest.load(tmp_path / "build" / "engines" / "front")
+    provider.spoil = lambda tokens, row, value: spoil(row, value) if tokens == spoiled else value
+    with np.errstate(invalid="ignore"):
+        status, err = make(bins="8,32,512", pooling="cls")
+    assert status == 1
+    assert f"front: {named} (onnxruntime, f32) is off the reference: cosine " in err
+    assert "at least 0.99999 wanted" in err
+    assert err.rstrip().endswith("make engines: not published: front")
+    # What was published before is still there, whole.
+    assert manifest.load(tmp_path / "build" / "engines" / "front") == before
+
+
+def test_without_packing_an_engine_has_one_row(
+    provider: Provider, make: Callable[..., tuple[int, str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Provider, "export", lambda self, module, example, folder, precision: [])
+    status, err = make(bins="8,32", packing=False)
+    assert status == 0, err
+    made = manifest.load(tmp_path / "build" / "engines" / "front")
+    assert [entry.rows for entry in made.engines] == [None, 1, 1] and not made.packs_rows
+
+
+def test_a_longer_text_than_the_model_knows(provider: Provider, make: Callable[..., tuple[int, str]]) -> None:
+    status, err = make(max_tokens=513)
+    assert status == 1 and "max_tokens: got 513; at most 512 for this checkpoint" in err
+
+
+def test_static_engines_that_are_no_faster_are_dropped(
+    provider: Provider, make: Callable[..., tuple[int, str]], tmp_path: Path
+) -> None:
+    # Every static engine is far slower than the dynamic one.
+    provider.slow_ms = dict.fromkeys(range(1, 33), 5.0)
+    status, err = make(bins="histogram", max_tokens=32, max_bins=3)
+    assert status == 0, err
+    assert [entry.name for entry in manifest.load(tmp_path / "build" / "engines" / "front").engines] == ["dynamic"]
+
+
+# The choice of edges alone.
+
+
+def front(**settings: Any) -> FrontModel:
+    return FrontModel("front", Path(), None, TextEngineSettings("x", **settings))
+
+
+def never(lengths: Sequence[int]) -> Curves:
+    raise AssertionError("nothing is to be timed")
+
+
+def test_explicit_edges_need_no_timing() -> None:
+    assert edges.choose(front(bins="3,9"), never) == [3, 9]
+    assert edges.choose(front(bins="none"), never) == []
+
+
+def test_probes_reach_from_short_to_the_longest() -> None:
+    for settings in ({"max_tokens": 5}, {"max_tokens": 300}, {"max_tokens": 300, "bins": "staircase"}):
+        lengths = edges.probe_lengths(front(**settings))
+        assert lengths == sorted(set(lengths)) and lengths[0] >= 1
+        assert lengths[-1] == settings["max_tokens"]
+
+
+def test_edges_from_curves() -> None:
+    def straight(lengths: Sequence[int]) -> Curves:
+        return Curves(list(lengths), [1.0 + length for length in lengths], None)
+
+    chosen = edges.choose(front(max_bins=4), straight)
+    assert len(chosen) == 4 and chosen == sorted(set(chosen)) and chosen[-1] == 512
+
+    def with_dynamic(factor: float) -> Callable[[Sequence[int]], Curves]:
+        return lambda lengths: Curves(list(lengths), [1.0 + n for n in lengths], [factor * (1.0 + n) for n in lengths])
+
+    # A dynamic engine that is as fast at every length leaves nothing for static ones.
+    assert edges.choose(front(max_bins=4), with_dynamic(0.5)) == [512]
+    assert len(edges.choose(front(max_bins=4), with_dynamic(5.0))) == 4
+
+
+def entry(tokens: int | None, *points: tuple[int, float]) -> EngineEntry:
+    latency = tuple(Latency(tokens=at, rows=1, median_ms=ms, p99_ms=ms, best_ms=ms) for at, ms in points)
+    return EngineEntry("file", tokens, None, 0.0, 1.0, latency)
+
+
+def test_only_what_is_faster_for_its_own_lengths_is_kept() -> None:
+    dynamic = entry(None, (1, 1.0), (64, 64.0))
+    fast, slow, last = entry(8, (8, 2.0)), entry(32, (32, 31.5)), entry(64, (64, 40.0))
+    chosen = front(max_tokens=64)
+    assert edges.worth_keeping(chosen, [fast, slow, last], dynamic) == [fast, last]
+    assert edges.worth_keeping(chosen, [slow], None) == [slow]
+    assert edges.worth_keeping(front(max_tokens=64, bins="8,32"), [fast, slow], dynamic) == [fast, slow]

@@ -1,0 +1,204 @@
+"""Precision, providers, settings of engines, verification and profiles."""
+
+from __future__ import annotations
+
+import builtins
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from shapeshift.engines import precision, registry
+from shapeshift.engines.hardware import cores, cpu_model
+from shapeshift.engines.profile import interleaved
+from shapeshift.engines.settings import TextEngineSettings
+from shapeshift.engines.verify import MIN_COSINE, Deviation, TestTexts, compare
+from shapeshift.errors import InvalidInputError, UnsupportedError
+
+CPUINFO = """processor\t: 0
+cpu family\t: 25
+model\t\t: 17
+model name\t: Some CPU
+flags\t\t: fpu avx2 {}
+
+processor\t: 1
+model name\t: Some CPU
+flags\t\t: fpu avx2 {}
+"""
+
+
+def cpuinfo(folder: Path, flag: str) -> Path:
+    file = folder / "cpuinfo"
+    file.write_text(CPUINFO.format(flag, flag))
+    return file
+
+
+@pytest.mark.parametrize(
+    ("flag", "has"), [("avx512_bf16", True), ("amx_bf16", True), ("avx512f", False), ("noavx512_bf16", False)]
+)
+def test_bf16_is_a_flag_of_the_cpu(tmp_path: Path, flag: str, has: bool) -> None:
+    assert precision.cpu_has_bf16(cpuinfo(tmp_path, flag)) is has
+
+
+def test_a_machine_that_does_not_say_has_no_bf16(tmp_path: Path) -> None:
+    assert not precision.cpu_has_bf16(tmp_path / "absent")
+    (tmp_path / "empty").write_text("")
+    assert not precision.cpu_has_bf16(tmp_path / "empty")
+
+
+@pytest.mark.parametrize(
+    ("stated", "cpu", "gpu", "resolved"),
+    [
+        ("auto", True, False, "bf16"),
+        ("auto", False, False, "f32"),
+        ("auto", False, True, "bf16"),
+        ("f32", True, True, "f32"),
+        ("f32", False, False, "f32"),
+        ("bf16", True, False, "bf16"),
+        ("bf16", False, True, "bf16"),
+    ],
+)
+def test_precision_is_resolved(
+    monkeypatch: pytest.MonkeyPatch, stated: str, cpu: bool, gpu: bool, resolved: str
+) -> None:
+    monkeypatch.setattr(precision, "cpu_has_bf16", lambda: cpu)
+    assert precision.resolve(stated, gpu) == resolved
+
+
+def test_bf16_is_never_emulated(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(precision, "cpu_has_bf16", lambda: False)
+    with pytest.raises(UnsupportedError, match="precision: bf16 needs .*say f32 or auto"):
+        precision.resolve("bf16")
+
+
+def test_the_hardware_in_one_line(tmp_path: Path) -> None:
+    assert cpu_model(cpuinfo(tmp_path, "avx512_bf16")) == "Some CPU, family 25 model 17 (avx2 avx512_bf16)"
+    assert cpu_model(tmp_path / "absent")
+    assert cores() >= 1
+
+
+def test_providers_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in registry.NAMES:
+        assert registry.provider(name).name == name
+    with pytest.raises(InvalidInputError, match="provider: got 'tflite'; one of openvino, onnxruntime, tensorrt"):
+        registry.provider("tflite")
+    monkeypatch.setattr(registry, "has_nvidia_gpu", lambda: False)
+    assert registry.resolve("auto") == "openvino"
+    assert registry.resolve("onnxruntime") == "onnxruntime"
+    monkeypatch.setattr(registry, "has_nvidia_gpu", lambda: True)
+    monkeypatch.setattr(registry.importlib.util, "find_spec", lambda name: name == "tensorrt" or None)
+    assert registry.resolve("auto") == "tensorrt"
+
+
+@pytest.mark.parametrize("name", ["openvino", "onnxruntime", "tensorrt"])
+def test_a_library_that_is_not_installed_is_named(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    real = builtins.__import__
+
+    def without(module: str, *others: Any) -> Any:
+        if module == name:
+            raise ImportError(module)
+        return real(module, *others)
+
+    monkeypatch.setattr(builtins, "__import__", without)
+    with pytest.raises(UnsupportedError, match=f"provider {name}: not installed"):
+        registry.provider(name).version()
+
+
+@pytest.mark.parametrize(
+    ("bins", "edges"),
+    [("histogram", None), ("staircase", None), ("none", []), ("512", [512]), ("16,32,64", [16, 32, 64])],
+)
+def test_bins(bins: str, edges: list[int] | None) -> None:
+    assert TextEngineSettings("x", bins=bins).explicit_edges() == edges
+
+
+@pytest.mark.parametrize(
+    ("changes", "field"),
+    [
+        ({"checkpoint": ""}, "checkpoint"),
+        ({"provider": "cuda"}, "provider"),
+        ({"precision": "f16"}, "precision"),
+        ({"pooling": "max"}, "pooling"),
+        ({"max_tokens": 0}, "max_tokens"),
+        ({"max_tokens": 9000}, "max_tokens"),
+        ({"max_bins": 0}, "max_bins"),
+        ({"time_scale": 0.0}, "time_scale"),
+        ({"time_scale": float("nan")}, "time_scale"),
+        ({"bins": ""}, "bins"),
+        ({"bins": "a,b"}, "bins"),
+        ({"bins": "0,16"}, "bins"),
+        ({"bins": "32,16"}, "bins"),
+        ({"bins": "16,16"}, "bins"),
+        ({"bins": "16,1024"}, "bins"),
+        ({"bins": "none", "dynamic": False}, "bins"),
+        ({"bins": "16,32", "dynamic": False}, "bins"),
+    ],
+)
+def test_engine_settings_refuse(changes: dict[str, Any], field: str) -> None:
+    with pytest.raises(InvalidInputError) as caught:
+        TextEngineSettings(**{"checkpoint": "x", **changes})
+    assert caught.value.field == field
+
+
+def test_deviation() -> None:
+    reference = np.array([[1, 0], [0, 2]], np.float32)
+    same = compare(reference, reference)
+    assert (same.max_error, same.min_cosine) == (0, pytest.approx(1))
+    off = compare(np.array([[1, 0], [2, 0]], np.float32), reference)
+    assert (off.max_error, off.min_cosine) == (2, pytest.approx(0))
+    assert compare(2 * reference, reference).min_cosine == pytest.approx(1)
+
+
+@pytest.mark.parametrize("kind", MIN_COSINE)
+def test_what_may_be_published(kind: str) -> None:
+    least = MIN_COSINE[kind]
+    assert Deviation(0.1, least).within(kind)
+    assert not Deviation(0.1, least - 1e-9).within(kind)
+    for value in (np.nan, np.inf):
+        vectors = np.array([[1.0, 0.0], [value, 0.0]])
+        with np.errstate(invalid="ignore"):
+            assert not compare(vectors, np.ones((2, 2))).within(kind)
+    assert not compare(np.zeros((1, 2)), np.ones((1, 2))).within(kind)
+
+
+def test_one_row_off_the_reference_shows() -> None:
+    asked: list[int] = []
+
+    def embed(rows: Any) -> np.ndarray:
+        return np.stack([[len(row), 1.0] for row in rows])
+
+    def reference(rows: Any) -> np.ndarray:
+        asked.extend(map(len, rows))
+        return embed(rows)
+
+    texts = TestTexts(reference, opening=101, closing=102, vocabulary=1000)
+    ids, vector = texts.row(9)
+    assert (len(ids), ids[0], ids[-1], vector.tolist()) == (9, 101, 102, [9, 1])
+    assert ids.min() >= 0 and ids.max() < 1000
+    assert texts.deviation(embed, [[9], [4, 5]]).within("f32")
+    assert not texts.deviation(lambda rows: embed(rows) * [[1, 1], [-1, 1]][: len(rows)], [[9], [4, 5]]).within("bf16")
+    assert asked == [9, 4, 5]
+
+
+def test_profile_warms_up_and_runs_every_call_in_every_round() -> None:
+    order: list[str] = []
+    calls = [(8, lambda: order.append("a")), (16, lambda: order.append("b")), (32, lambda: order.append("c"))]
+    points = interleaved(calls, budget_s=1e9, seed=1, rounds=5)
+    assert order[:3] == ["a", "b", "c"]
+    rounds = [order[start : start + 3] for start in range(3, len(order), 3)]
+    assert len(rounds) == 5 and all(sorted(one) == ["a", "b", "c"] for one in rounds)
+    assert len({tuple(one) for one in rounds}) > 1
+    assert [point.tokens for point in points] == [8, 16, 32]
+    assert all(0 <= point.best_ms <= point.median_ms <= point.p99_ms for point in points)
+
+
+def test_profile_stops_at_its_budget_but_not_before_three_rounds() -> None:
+    count = 0
+
+    def call() -> None:
+        nonlocal count
+        count += 1
+
+    interleaved([(8, call)], budget_s=0, rounds=7)
+    assert count == 1 + 3

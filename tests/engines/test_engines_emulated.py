@@ -1,0 +1,57 @@
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from shapeshift.engines import registry
+from shapeshift.engines.emulated_provider import PROVIDER, EmulatedRuntime
+from shapeshift.engines.packing import pack
+from shapeshift.errors import InvalidInputError, UnsupportedError
+
+
+def opened(folder: Path, latency_ms: tuple[float, float] = (0.0, 0.0), time_scale: float = 1.0) -> EmulatedRuntime:
+    PROVIDER.describe(folder, [10, 110], latency_ms, {"EMBEDDING": 16, "LOGITS": 3}, time_scale)
+    return PROVIDER.open(folder, "f32", threads=1)
+
+
+def test_is_a_provider() -> None:
+    assert registry.provider("emulated") is PROVIDER
+    assert PROVIDER.version()
+    with pytest.raises(UnsupportedError, match="emulated"):
+        PROVIDER.export(None, {}, Path(), "f32")
+
+
+def test_vectors_depend_on_the_ids_alone(tmp_path: Path) -> None:
+    runtime = opened(tmp_path)
+    texts = [np.array([5, 6, 7]), np.array([7, 6, 5]), np.array([9])]
+    alone = [runtime.engine(None, None).run(pack([text], len(text), 1))["EMBEDDING"][0] for text in texts]
+    packed = runtime.engine(32, 8).run(pack(texts, 32, 8))
+    assert packed["EMBEDDING"].shape == (8, 16) and packed["LOGITS"].shape == (8, 3)
+    for vector, wanted in zip(packed["EMBEDDING"], alone, strict=False):
+        np.testing.assert_array_equal(vector, wanted)
+    assert len({vector.tobytes() for vector in alone}) == 3
+    np.testing.assert_allclose(np.linalg.norm(packed["EMBEDDING"], axis=1), 1, rtol=1e-6)
+    assert packed["EMBEDDING"].dtype == np.float32
+
+
+@pytest.mark.parametrize(
+    ("tokens", "scale", "seconds"), [(10, 1, 0.1), (60, 1, 0.2), (110, 1, 0.3), (500, 1, 0.3), (10, 0.5, 0.05)]
+)
+def test_waits_the_profiles_latency(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tokens: int, scale: float, seconds: float
+) -> None:
+    slept: list[float] = []
+    monkeypatch.setattr(time, "sleep", slept.append)
+    engine = opened(tmp_path, (100, 300), scale).engine(None, None)
+    engine.run(pack([np.arange(1, tokens + 1)], tokens, 1))
+    assert slept == [pytest.approx(seconds)]
+
+
+def test_what_cannot_be_imitated_is_refused(tmp_path: Path) -> None:
+    for lengths, latencies, scale in (([], [], 1.0), ([1, 2], [1.0], 1.0), ([1], [1.0], 0.0), ([1], [1.0], -1.0)):
+        with pytest.raises(InvalidInputError, match="one latency for each length"):
+            PROVIDER.describe(tmp_path, lengths, latencies, {"EMBEDDING": 4}, scale)
+    assert not list(tmp_path.iterdir())

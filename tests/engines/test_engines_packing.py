@@ -1,0 +1,50 @@
+from __future__ import annotations
+
+import random
+
+import numpy as np
+import pytest
+
+from shapeshift.engines.packing import pack
+from shapeshift.engines.protocol import INPUT_NAMES
+
+
+def test_rows_lie_side_by_side() -> None:
+    made = pack([np.array([5, 6, 7]), np.array([8])], tokens=6, rows=3)
+    assert made["INPUT_IDS"].tolist() == [[5, 6, 7, 8, 0, 0]]
+    assert made["SEGMENTS"].tolist() == [[1, 1, 1, 2, 0, 0]]
+    assert made["POSITIONS"].tolist() == [[0, 1, 2, 0, 0, 0]]
+    assert made["ROWS"].tolist() == [1, 2, 3]
+
+
+def test_positions_count_from_the_familys_offset() -> None:
+    made = pack([np.array([5, 6]), np.array([7, 8, 9])], 5, 2, position_offset=2)
+    assert made["POSITIONS"].tolist() == [[2, 3, 2, 3, 4]]
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_every_row_can_be_read_back(seed: int) -> None:
+    rng = random.Random(seed)
+    texts = [np.array([rng.randint(1, 30000) for _ in range(rng.randint(1, 40))]) for _ in range(rng.randint(1, 9))]
+    total = sum(map(len, texts))
+    made = pack(texts, total + rng.randint(0, 50), len(texts) + rng.randint(0, 5), 3)
+    assert tuple(made) == INPUT_NAMES
+    assert all(array.dtype == np.int64 for array in made.values())
+    for number, text in enumerate(texts, start=1):
+        own = made["SEGMENTS"][0] == number
+        assert made["INPUT_IDS"][0][own].tolist() == text.tolist()
+        assert made["POSITIONS"][0][own].tolist() == list(range(3, 3 + len(text)))
+    unused = made["SEGMENTS"][0] == 0
+    assert unused.sum() == made["INPUT_IDS"].shape[1] - total
+    assert not made["INPUT_IDS"][0][unused].any()
+
+
+def test_packs_do_not_share_memory() -> None:
+    first = pack([np.array([1, 2])], 4, 1)
+    pack([np.array([3, 4])], 4, 1)
+    assert first["INPUT_IDS"].tolist() == [[1, 2, 0, 0]]
+
+
+def test_what_does_not_fit_is_an_error() -> None:
+    with pytest.raises(ValueError, match="shape"):
+        pack([np.array([1, 2, 3])], 2, 1)

@@ -1,0 +1,126 @@
+"""The tokenizer with a vocabulary of a few words, and with the demo model's own."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+import pytest
+from tokenizers import Tokenizer, models, pre_tokenizers, processors
+
+from shapeshift.engines.tokenizer import TextTokenizer
+from shapeshift.errors import InvalidInputError
+
+WORDS = ["[UNK]", "[CLS]", "[SEP]", "one", "two", "ü"]
+UNKNOWN, OPEN, CLOSE, ONE, TWO, UMLAUT = range(6)
+
+
+def save(folder: Path, template: str | None = "[CLS] $A [SEP]") -> Path:
+    """A tokenizer.json that knows WORDS and surrounds each text by `template`."""
+    made = Tokenizer(models.WordLevel({word: index for index, word in enumerate(WORDS)}, unk_token="[UNK]"))
+    made.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    if template:
+        special = [(word, WORDS.index(word)) for word in template.split() if word in WORDS]
+        made.post_processor = processors.TemplateProcessing(single=template, special_tokens=special)
+    # Both must be undone: a tokenizer.json often carries the settings of its training.
+    made.enable_padding(length=16)
+    made.enable_truncation(max_length=4)
+    file = folder / "tokenizer.json"
+    made.save(str(file))
+    return file
+
+
+@pytest.fixture
+def tokenizer(tmp_path: Path) -> TextTokenizer:
+    return TextTokenizer(save(tmp_path), max_tokens=6)
+
+
+def test_encodes_without_padding_or_silent_truncation(tokenizer: TextTokenizer) -> None:
+    ids = tokenizer.encode(b"one two nine", 0, False)
+    assert ids.dtype == np.int64
+    assert ids.tolist() == [OPEN, ONE, TWO, UNKNOWN, CLOSE]
+    assert tokenizer.encode("ü".encode(), 0, False).tolist() == [OPEN, UMLAUT, CLOSE]
+    assert tokenizer.encode(b" ", 0, False).tolist() == [OPEN, CLOSE]
+    assert tokenizer.vocabulary == len(WORDS)
+
+
+def test_the_longest_text_is_served_and_one_more_is_not(tokenizer: TextTokenizer) -> None:
+    assert len(tokenizer.encode(b"one two one two", 0, False)) == 6
+    with pytest.raises(InvalidInputError) as caught:
+        tokenizer.encode(b"one two one two one", 3, False)
+    assert str(caught.value) == "row 3: TEXT: got '7 tokens'; at most 6 (or truncate=true)"
+    assert caught.value.row == 3
+
+
+def test_truncate_keeps_the_closing_token(tokenizer: TextTokenizer, tmp_path: Path) -> None:
+    assert tokenizer.encode(b"one two one two one two", 0, True).tolist() == [OPEN, ONE, TWO, ONE, TWO, CLOSE]
+    assert tokenizer.encode(b"one two one two", 0, True).tolist() == [OPEN, ONE, TWO, ONE, TWO, CLOSE]
+    without_end = TextTokenizer(save(tmp_path, "[CLS] $A"), max_tokens=3)
+    assert without_end.encode(b"one two one", 0, True).tolist() == [OPEN, ONE, TWO]
+    plain = TextTokenizer(save(tmp_path, None), max_tokens=2)
+    assert plain.encode(b"one two one", 0, True).tolist() == [ONE, TWO]
+
+
+def test_a_text_without_a_token_is_refused(tmp_path: Path) -> None:
+    plain = TextTokenizer(save(tmp_path, None), max_tokens=2)
+    with pytest.raises(InvalidInputError, match=r"row 1: TEXT: .*at least one token"):
+        plain.encode(b"  ", 1, False)
+
+
+@pytest.mark.parametrize("truncate", [False, True])
+def test_empty(tokenizer: TextTokenizer, truncate: bool) -> None:
+    with pytest.raises(InvalidInputError, match="row 2: TEXT: got ''; at least one character"):
+        tokenizer.encode(b"", 2, truncate)
+
+
+@pytest.mark.parametrize(
+    ("text", "byte"),
+    [(b"one \xff", 4), (b"\xc3", 0), (b"ab\xed\xa0\x80", 2), (b"\xf0\x9f\x98", 0), (b"a\xc0\xaf", 1), (b"a\x80", 1)],
+)
+@pytest.mark.parametrize("truncate", [False, True])
+def test_invalid_utf8_names_the_byte(tokenizer: TextTokenizer, text: bytes, byte: int, truncate: bool) -> None:
+    with pytest.raises(InvalidInputError, match=rf"row 1: TEXT: .*valid UTF-8 \(byte {byte} is not\)"):
+        tokenizer.encode(text, 1, truncate)
+
+
+def test_bytes_are_limited_before_they_are_tokenized(tokenizer: TextTokenizer) -> None:
+    limit = tokenizer.max_bytes
+    assert limit == 6 * 128
+    assert tokenizer.encode(b"x" * limit, 0, False).tolist() == [OPEN, UNKNOWN, CLOSE]
+    with pytest.raises(InvalidInputError, match=f"row 0: TEXT: got '{limit + 1} bytes'; at most {limit} bytes"):
+        tokenizer.encode(b"x" * (limit + 1), 0, False)
+    assert tokenizer.encode(b"x" * (limit + 1), 0, True).tolist() == [OPEN, UNKNOWN, CLOSE]
+
+
+def test_a_cut_inside_a_character_drops_it(tokenizer: TextTokenizer) -> None:
+    text = b"one " + b" " * (tokenizer.max_bytes - 5) + "ü two".encode()
+    assert tokenizer.encode(text, 0, True).tolist() == [OPEN, ONE, CLOSE]
+    for shift in range(4):
+        long = b" " * shift + "🙂".encode() * tokenizer.max_bytes
+        assert tokenizer.encode(long, 0, True).tolist() == [OPEN, UNKNOWN, CLOSE]
+
+
+def test_a_long_text_is_checked_although_it_is_cut(tokenizer: TextTokenizer) -> None:
+    for text in (b"\xff one " + b"x" * 1000, b"one " * 100 + b"\xff" + b" two" * 100):
+        with pytest.raises(InvalidInputError, match="valid UTF-8"):
+            tokenizer.encode(text, 0, True)
+
+
+def test_the_demo_tokenizer(demo_checkpoint: Path) -> None:
+    tokenizer = TextTokenizer(demo_checkpoint / "tokenizer.json", max_tokens=512)
+    assert tokenizer.vocabulary == 30522
+    assert tokenizer.encode(b"Hello, world!", 0, False).tolist() == [101, 7592, 1010, 2088, 999, 102]
+    assert len(tokenizer.encode(b"word " * 510, 0, False)) == 512
+    with pytest.raises(InvalidInputError, match="513 tokens"):
+        tokenizer.encode(b"word " * 511, 0, False)
+    cut = tokenizer.encode(b"word " * 9000, 0, True)
+    assert len(cut) == 512 and cut[-1] == 102
+
+
+def test_threads_may_share_it(demo_checkpoint: Path) -> None:
+    tokenizer = TextTokenizer(demo_checkpoint / "tokenizer.json", max_tokens=512)
+    texts = [f"text number {number} of many".encode() * (1 + number % 9) for number in range(200)]
+    with ThreadPoolExecutor(4) as threads:
+        together = list(threads.map(lambda text: tokenizer.encode(text, 0, False).tolist(), texts))
+    assert together == [tokenizer.encode(text, 0, False).tolist() for text in texts]

@@ -1,0 +1,481 @@
+"""The front from Triton's request to its response, over engines that only imitate."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.util
+import json
+import random
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+
+from shapeshift.engines import manifest
+from shapeshift.engines.emulated_provider import EmulatedRuntime
+from shapeshift.engines.packing import pack
+from shapeshift.engines.tokenizer import TextTokenizer
+from shapeshift.errors import EngineError, InvalidInputError
+from shapeshift.polymorph import request as request_module
+from shapeshift.polymorph.front import TextFront
+from shapeshift.serving import model_args
+from tests.fakes import PbUtils, Request, TritonError, TritonModelException, ids_request, text_request
+
+if TYPE_CHECKING:
+    from tests.polymorph.conftest import Gate
+
+MakeFront = Callable[..., TextFront]
+PROJECT = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture
+def expected(tmp_path: Path) -> Callable[..., np.ndarray]:
+    """A function that gives the vectors that texts or rows of ids must get from a front of this test."""
+
+    def vectors(*rows: str | Sequence[int]) -> np.ndarray:
+        folder = tmp_path / "build" / "engines" / "front"
+        engine = EmulatedRuntime(folder).engine(None, None)
+        texts = [row.encode() for row in rows if isinstance(row, str)]
+        tokenizer = TextTokenizer(folder / "tokenizer.json", 512) if texts else None
+        made = []
+        for row in rows:
+            ids = tokenizer.encode(row.encode(), 0, True) if tokenizer and isinstance(row, str) else np.array(row)
+            made.append(engine.run(pack([ids], len(ids), 1))["EMBEDDING"][0])
+        return np.stack(made)
+
+    return vectors
+
+
+def wait_for(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 30
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.002)
+
+
+# What is served.
+
+
+def test_texts_and_ids_get_their_vectors(make_front: MakeFront, expected: Callable[..., np.ndarray]) -> None:
+    front = make_front()
+    texts = ["one", "two words", "über the hills and far away"]
+    requests = [text_request(*texts), text_request(texts[1]), ids_request([101, 2028, 102], [101, 102], [7])]
+    front.execute(requests)
+    np.testing.assert_array_equal(requests[0].vectors(), expected(*texts))
+    np.testing.assert_array_equal(requests[1].vectors(), expected(texts[1]))
+    np.testing.assert_array_equal(requests[2].vectors(), expected(texts[0], [101, 102], [7]))
+    assert requests[0].vectors().dtype == np.float32
+
+
+def test_a_request_of_many_rows_shares_calls(
+    make_front: MakeFront, gate: Gate, expected: Callable[..., np.ndarray]
+) -> None:
+    front = make_front(pack_tokens=60)
+    texts = [f"text {number}" for number in range(64)]
+    request = text_request(*texts)
+    front.execute([request])
+    vectors, packs = request.vectors(), list(gate.packs)
+    np.testing.assert_array_equal(vectors, expected(*texts))
+    assert sum(packs) == 64 and len(packs) < 16
+
+
+def test_without_packing_every_text_has_a_call_of_its_own(make_front: MakeFront, gate: Gate) -> None:
+    request = text_request("a", "b", "c")
+    make_front(packing=False).execute([request])
+    request.vectors()
+    assert gate.packs == [1, 1, 1]
+
+
+def test_truncate(make_front: MakeFront, expected: Callable[..., np.ndarray]) -> None:
+    front = make_front()
+    long = "word " * 600
+    cut, refused = text_request(long, parameters={"truncate": True}), text_request(long)
+    front.execute([cut, refused])
+    np.testing.assert_array_equal(cut.vectors(), expected(long))
+    assert refused.refusal() == (
+        TritonError.INVALID_ARG,
+        "row 0: TEXT: got '602 tokens'; at most 512 (or truncate=true)",
+    )
+
+
+def test_outputs_are_those_asked_for(make_front: MakeFront) -> None:
+    front = make_front()
+    asked, silent = text_request("a", outputs=["EMBEDDING"]), text_request("a", outputs=[])
+    front.execute([asked, silent])
+    assert [tensor.name() for tensor in asked.sender.answer().output_tensors()] == ["EMBEDDING"]
+    answer = silent.sender.answer()
+    assert answer.error() is None and answer.output_tensors() == []
+
+
+def test_many_requests_of_all_lengths_under_two_threads(
+    make_front: MakeFront, expected: Callable[..., np.ndarray]
+) -> None:
+    front = make_front(engine_threads=2)
+    rng = random.Random(4)
+    rows = [
+        [[rng.randint(1, 30000) for _ in range(rng.choice((1, 3, 9, 40, 200)))] for _ in range(rng.randint(1, 5))]
+        for _ in range(150)
+    ]
+    requests = [ids_request(*own) for own in rows]
+    for start in range(0, len(requests), 7):
+        front.execute(requests[start : start + 7])
+    for request, own in zip(requests, rows, strict=True):
+        np.testing.assert_array_equal(request.vectors(), expected(*own))
+    front._pool.queue.check_integrity()
+    assert len(front._pool.queue) == 0
+
+
+# What is refused.
+
+
+def test_bad_requests_cost_only_themselves(make_front: MakeFront, expected: Callable[..., np.ndarray]) -> None:
+    front = make_front()
+    good = [text_request("first"), text_request("second", "third")]
+    bad = {
+        text_request("fine", ""): "row 1: TEXT: got ''; at least one character",
+        text_request(b"\xff"): "row 0: TEXT: got b'\\xff'; valid UTF-8",
+        ids_request([101, 30522]): "row 0: INPUT_IDS: got 30522; 0 to 30521",
+        Request(): "inputs: got 'none'",
+        text_request("a", parameters={"trunkate": True}): "parameter trunkate: got True; unknown parameter; known: ",
+        text_request("a", parameters={"latency_ms": 0}): "parameter latency_ms: got 0; above 0",
+    }
+    front.execute([good[0], *bad, good[1]])
+    np.testing.assert_array_equal(good[0].vectors(), expected("first"))
+    np.testing.assert_array_equal(good[1].vectors(), expected("second", "third"))
+    for request, said in bad.items():
+        code, text = request.refusal()
+        assert code == TritonError.INVALID_ARG
+        assert text.startswith(said)
+
+
+def test_a_request_that_breaks_our_own_code_is_answered_too(make_front: MakeFront) -> None:
+    front = make_front()
+    broken, good = text_request("a"), text_request("a")
+    broken.inputs["TEXT"] = object()  # type: ignore[assignment]
+    front.execute([broken, good])
+    code, text = broken.refusal()
+    assert code == TritonError.INTERNAL and text.startswith("AttributeError: ")
+    good.vectors()
+
+
+def test_a_full_queue_is_unavailable(make_front: MakeFront, gate: Gate) -> None:
+    front = make_front(queue_rows=2, packing=False)
+    gate.hold()
+    running, waiting, refused, also = (text_request(*["a"] * rows) for rows in (1, 2, 1, 1))
+    front.execute([running])
+    gate.wait_held()
+    front.execute([waiting, refused])
+    assert refused.refusal() == (
+        TritonError.UNAVAILABLE,
+        "the queue is full: 2 rows wait, 1 more exceed 2; retry later",
+    )
+    gate.release()
+    assert len(running.vectors()) == 1 and len(waiting.vectors()) == 2
+    front.execute([also])
+    also.vectors()
+
+
+def test_tokens_fill_the_queue_too(make_front: MakeFront, gate: Gate) -> None:
+    front = make_front(queue_tokens=100)
+    gate.hold()
+    requests = [ids_request([5] * length) for length in (1, 90, 11)]
+    front.execute(requests[:1])
+    gate.wait_held()
+    front.execute(requests[1:])
+    assert "90 tokens wait, 11 more exceed 100" in requests[2].refusal()[1]
+    gate.release()
+    requests[1].vectors()
+
+
+def test_latency_that_runs_out_while_waiting_is_told_at_once(make_front: MakeFront, gate: Gate) -> None:
+    front = make_front(packing=False)
+    gate.hold()
+    running, late, patient = (
+        text_request("a"),
+        text_request("b", "c", parameters={"latency_ms": 20}),
+        text_request("d", parameters={"latency_ms": 60_000}),
+    )
+    front.execute([running])
+    gate.wait_held()
+    front.execute([late, patient])
+    # The engine is still busy with the first.
+    code, text = late.refusal()
+    assert code == TritonError.UNAVAILABLE and text.startswith("latency_ms ran out")
+    gate.release()
+    running.vectors()
+    patient.vectors()
+    assert gate.packs == [1, 1]
+
+
+def test_a_cancelled_request_is_not_computed(
+    make_front: MakeFront, gate: Gate, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(request_module, "_ASK_AFTER_S", 0.0)
+    front = make_front(packing=False)
+    gate.hold()
+    running, gone, stays = text_request("a"), text_request("b", "c"), text_request("d")
+    front.execute([running])
+    gate.wait_held()
+    front.execute([gone, stays])
+    gone.sender.cancelled = True
+    gate.release()
+    assert gone.refusal() == (TritonError.CANCELLED, "the caller cancelled the request")
+    running.vectors()
+    stays.vectors()
+    assert len(gate.packs) == 2
+
+
+def test_an_engine_that_fails_costs_its_rows_and_the_thread_goes_on(make_front: MakeFront, gate: Gate) -> None:
+    front = make_front()
+    gate.fail = RuntimeError("out of luck")
+    failed = [text_request("a"), text_request("b", "c")]
+    front.execute(failed)
+    for request in failed:
+        assert request.refusal() == (TritonError.INTERNAL, "the engine failed: out of luck")
+    gate.fail = None
+    good = text_request("d")
+    front.execute([good])
+    good.vectors()
+
+
+def test_close_answers_what_waits_and_ends_every_thread(make_front: MakeFront, gate: Gate, pb_utils: PbUtils) -> None:
+    before = set(threading.enumerate())
+    front = make_front(packing=False)
+    gate.hold()
+    running, waiting = text_request("a"), [text_request("b"), text_request("c", "d")]
+    front.execute([running])
+    gate.wait_held()
+    front.execute(waiting)
+    closing = threading.Thread(target=front.close)
+    closing.start()
+    for request in waiting:
+        assert request.refusal() == (TritonError.UNAVAILABLE, "the model is being unloaded; retry elsewhere")
+    gate.release()
+    closing.join(30)
+    running.vectors()
+    assert set(threading.enumerate()) <= before
+    assert pb_utils.metric("shapeshift_requests_total", code="OK") == 1
+    assert pb_utils.metric("shapeshift_requests_total", code="UNAVAILABLE") == 2
+    assert pb_utils.metric("shapeshift_requests_waiting") == 0
+
+
+# What is counted.
+
+
+def test_metrics(make_front: MakeFront, pb_utils: PbUtils, gate: Gate) -> None:
+    front = make_front(packing=False)
+    good, bad = ids_request([1] * 8, [2] * 9, [3] * 16), ids_request([-1])
+    front.execute([good, bad])
+    good.vectors()
+    bad.refusal()
+    gate.fail = ValueError("x")
+    broken = ids_request([1] * 500)
+    front.execute([broken])
+    broken.refusal()
+    front.close()
+    count = pb_utils.metric
+    assert [count("shapeshift_request_tokens_bucket", le=le) for le in ("8", "16", "496", "504", "+Inf")] == [
+        1,
+        3,
+        3,
+        4,
+        4,
+    ]
+    assert count("shapeshift_request_tokens_sum") == 533
+    codes = {code: count("shapeshift_requests_total", code=code) for code in ("OK", "INVALID_ARG", "INTERNAL")}
+    assert codes == {"OK": 1, "INVALID_ARG": 1, "INTERNAL": 1}
+    assert count("shapeshift_requests_total") == 3
+    assert count("shapeshift_request_latency_ms_count") == 1
+    assert count("shapeshift_engine_rows_total") == 4
+    assert count("shapeshift_engine_calls_total") == 4
+    assert all(("model", "front") in labels for _, labels in pb_utils.metrics)
+
+
+def test_waiting_and_running_are_gauges(make_front: MakeFront, pb_utils: PbUtils, gate: Gate) -> None:
+    front = make_front(packing=False)
+    gate.hold()
+    request = text_request("a", "b", "c")
+    front.execute([request])
+    gate.wait_held()
+    front._metrics.flush()
+    assert pb_utils.metric("shapeshift_requests_waiting") == 2
+    assert pb_utils.metric("shapeshift_requests_running") == 1
+    gate.release()
+    request.vectors()
+
+
+# Which engines there are.
+
+
+def test_engines_are_loaded_behind_the_first(make_front: MakeFront) -> None:
+    front = make_front(bins="16,32,64", engine_threads=2)
+    assert front._pool.wait_loaded(30)
+    for worker in front._pool.workers:
+        assert worker.engines.loaded[0] == "dynamic"
+        assert sorted(worker.engines.loaded[1:]) == ["16", "32", "64"]
+
+
+def test_an_engine_that_does_not_load_is_logged_and_others_take_its_lengths(
+    make_front: MakeFront, pb_utils: PbUtils, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = EmulatedRuntime.engine
+
+    def engine(runtime: EmulatedRuntime, tokens: int | None, rows: int | None) -> Any:
+        if tokens == 32:
+            raise RuntimeError("no room")
+        return made(runtime, tokens, rows)
+
+    monkeypatch.setattr(EmulatedRuntime, "engine", engine)
+    front = make_front(bins="16,32,64")
+    assert front._pool.wait_loaded(30)
+    assert front._pool.workers[0].engines.loaded[0] == "dynamic"
+    assert sorted(front._pool.workers[0].engines.loaded[1:]) == ["16", "64"]
+    assert any("engine 32 could not be loaded" in line and "no room" in line for line in pb_utils.Logger.lines)
+    request = ids_request([1] * 30)
+    front.execute([request])
+    request.vectors()
+
+
+def test_memory_limits_how_many_engines_are_loaded(make_front: MakeFront, pb_utils: PbUtils) -> None:
+    front = make_front(bins="16,32,64", memory_mb=1)
+    assert front._pool.wait_loaded(30)
+    assert front._pool.workers[0].engines.loaded == ["dynamic"]
+    assert any("memory_mb" in line for line in pb_utils.Logger.lines)
+    request = text_request("still served")
+    front.execute([request])
+    request.vectors()
+
+
+def test_without_a_dynamic_engine_the_longest_is_ready_first(
+    make_front: MakeFront, gate: Gate, expected: Callable[..., np.ndarray]
+) -> None:
+    front = make_front(dynamic=False, bins="16,32", max_tokens=32)
+    assert front._pool.workers[0].engines.loaded[0] == "32"
+    assert front._pool.wait_loaded(30)
+    # 12 rows of 3 tokens are within 32 tokens only in part, and the engine has 8 slots.
+    request = ids_request(*[[101, number, 102] for number in range(1, 13)])
+    front.execute([request])
+    vectors = request.vectors()
+    assert max(gate.packs) <= 8
+    np.testing.assert_array_equal(vectors, expected(*[[101, number, 102] for number in range(1, 13)]))
+
+
+def test_packs_never_exceed_the_longest_engine(make_front: MakeFront) -> None:
+    front = make_front(dynamic=False, bins="16,32", max_tokens=32, pack_tokens=500)
+    request = ids_request(*[[1] * 20] * 6)
+    front.execute([request])
+    assert len(request.vectors()) == 6
+
+
+# What is not loaded at all.
+
+
+def damaged(args: dict[str, str], **parameters: str | None) -> dict[str, str]:
+    """The same `args` with other parameters in the config."""
+    config = json.loads(args["model_config"])
+    for name, value in parameters.items():
+        config["parameters"].pop(name, None)
+        if value is not None:
+            config["parameters"][name] = {"string_value": value}
+    return {**args, "model_config": json.dumps(config)}
+
+
+@pytest.mark.parametrize(
+    ("parameters", "kind", "said"),
+    [
+        ({"engines": None}, InvalidInputError, "engines: .*a folder of engines; run `make engines`"),
+        ({"engines": "../absent"}, EngineError, "no engine manifest .*; run `make engines`"),
+        ({"manifest_sha256": "0" * 64}, EngineError, "not the one that the model's config names"),
+        ({"checkpoint_sha256": "0" * 64}, EngineError, "come from another checkpoint"),
+        ({"queue_row": "1"}, InvalidInputError, "queue_row: .*unknown parameter; known: .*queue_rows"),
+        ({"queue_rows": "0"}, InvalidInputError, "queue_rows: got 0; at least 1"),
+        ({"queue_tokens": "-5"}, InvalidInputError, "queue_tokens: got -5; at least 1"),
+        ({"engine_threads": "many"}, InvalidInputError, "engine_threads: got 'many'; must be a whole number"),
+        ({"engine_threads": "1000"}, InvalidInputError, "engine_threads: got 1000; 0 to 256"),
+        ({"pack_tokens": "-1"}, InvalidInputError, "pack_tokens: got -1; 0 or more"),
+        ({"placement": "everywhere"}, InvalidInputError, "placement: got 'everywhere'; one of inline"),
+    ],
+)
+def test_a_config_that_cannot_be_meant(
+    front_args: Callable[..., dict[str, str]],
+    pb_utils: PbUtils,
+    parameters: dict[str, str | None],
+    kind: type[Exception],
+    said: str,
+) -> None:
+    before = set(threading.enumerate())
+    args = model_args.read(damaged(front_args(), **parameters))
+    with pytest.raises(kind, match=said):
+        TextFront(pb_utils, args)
+    assert set(threading.enumerate()) <= before
+
+
+@pytest.mark.parametrize(
+    ("damage", "said"),
+    [
+        (lambda file: file.write_bytes(file.read_bytes()[:-1]), "bytes, .* in the manifest"),
+        (lambda file: file.write_bytes(b"x" + file.read_bytes()[1:]), "content differs from the manifest"),
+        (lambda file: file.unlink(), "is missing"),
+    ],
+)
+def test_engines_that_are_not_as_built(
+    front_args: Callable[..., dict[str, str]],
+    pb_utils: PbUtils,
+    tmp_path: Path,
+    damage: Callable[[Path], object],
+    said: str,
+) -> None:
+    args = front_args()
+    damage(tmp_path / "build" / "engines" / "front" / "tokenizer.json")
+    with pytest.raises(EngineError, match=f"tokenizer.json.*{said}.*run `make engines`"):
+        TextFront(pb_utils, model_args.read(args))
+
+
+def test_a_manifest_without_its_hash_in_the_config_is_believed(
+    front_args: Callable[..., dict[str, str]], pb_utils: PbUtils, tmp_path: Path
+) -> None:
+    args = damaged(front_args(), manifest_sha256=None, checkpoint_sha256=None)
+    folder = tmp_path / "build" / "engines" / "front"
+    dataclasses.replace(manifest.load(folder), max_tokens=4).save(folder)
+    front = TextFront(pb_utils, model_args.read(args))
+    request = ids_request([1] * 5)
+    front.execute([request])
+    assert "at most 4" in request.refusal()[1]
+    front.close()
+
+
+# Triton's entry point.
+
+
+@pytest.fixture
+def entry_point(pb_utils: PbUtils, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    """backends/polymorph/model.py as a stub would import it."""
+    monkeypatch.setitem(sys.modules, "triton_python_backend_utils", pb_utils)
+    spec = importlib.util.spec_from_file_location("model", PROJECT / "backends" / "polymorph" / "model.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_the_backend_serves(entry_point: ModuleType, front_args: Callable[..., dict[str, str]]) -> None:
+    model = entry_point.TritonPythonModel()
+    model.initialize(front_args())
+    requests = [text_request("one"), text_request("")]
+    assert model.execute(requests) is None
+    assert requests[0].vectors().shape == (1, 8)
+    assert requests[1].refusal()[0] == TritonError.INVALID_ARG
+    model.finalize()
+
+
+def test_the_backend_tells_why_it_does_not_load(
+    entry_point: ModuleType, front_args: Callable[..., dict[str, str]]
+) -> None:
+    with pytest.raises(TritonModelException, match="run `make engines`"):
+        entry_point.TritonPythonModel().initialize(damaged(front_args(), engines="../absent"))

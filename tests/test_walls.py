@@ -1,0 +1,247 @@
+"""The walls of the house: who may import what, read from the sources."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from collections.abc import Iterator
+from fnmatch import fnmatch
+from pathlib import Path
+
+import pytest
+
+from shapeshift.cli.policy import TECHNIQUES as POLICY_TABLES
+
+PROJECT = Path(__file__).resolve().parents[1]
+
+TECHNIQUES = ("polymorph", "token_adapt", "fused_decode", "adapter_cache", "cascade")
+MAY_BUILD_ON = {("adapter_cache", "fused_decode")}
+
+# Files of a technique that decide and compute nothing else, by name; so is whatever a table POLICIES reaches.
+POLICY_FILES = (
+    *("allocate*", "autoscale", "binpacking", "bins", "curves", "dispatch*", "plan*", "policies", "queues"),
+    *("replace", "share", "staircase"),
+)
+POLICY_IMPORTS = {"numpy", "scipy", "numba"}
+# An optional library, imported where it is used: file and package.
+OPTIONAL = {("shapeshift/polymorph/allocate_gurobi.py", "gurobipy")}
+
+HEAVY = ("torch", "transformers", "openvino", "onnxruntime", "tensorrt", "tritonclient", "grpc", "gurobipy")
+
+
+def imports(file: Path, root: Path) -> Iterator[tuple[str, int]]:
+    """Every module that a source file imports anywhere in it, with the line; a name that is a module is one too."""
+    package = file.relative_to(root).parent.parts
+    for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            yield from ((alias.name, node.lineno) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            above = package[: len(package) - node.level + 1] if node.level else ()
+            module = ".".join([*above, *([node.module] if node.module else [])])
+            yield module, node.lineno
+            for alias in node.names:
+                if source_of(f"{module}.{alias.name}", root) is not None:
+                    yield f"{module}.{alias.name}", node.lineno
+
+
+def source_of(module: str, root: Path) -> Path | None:
+    """The file of a module of the project."""
+    place = root.joinpath(*module.split("."))
+    found = [file for file in (place.with_suffix(".py"), place / "__init__.py") if file.is_file()]
+    return found[0] if found else None
+
+
+def reached(files: list[Path], root: Path) -> set[Path]:
+    """`files`, and all files of the project that they import, directly or not."""
+    found: set[Path] = set()
+    left = list(files)
+    while left:
+        file = left.pop()
+        if file not in found:
+            found.add(file)
+            left += [source for module, _ in imports(file, root) if (source := source_of(module, root)) is not None]
+    return found
+
+
+def sources(root: Path) -> list[Path]:
+    """All sources of the project; not what is generated or installed."""
+    tops = [path for path in sorted(root.iterdir()) if path.is_dir() and not path.name.startswith((".", "_"))]
+    return [file for top in tops if top.name not in ("build", "venv") for file in sorted(top.rglob("*.py"))]
+
+
+def name_of(file: Path, root: Path) -> str:
+    return file.relative_to(root).as_posix()
+
+
+def policy_files(root: Path) -> list[Path]:
+    """The files of all techniques that are named in POLICY_FILES."""
+    return [
+        file
+        for technique in TECHNIQUES
+        for file in sorted((root / "shapeshift" / technique).glob("*.py"))
+        if any(fnmatch(file.stem, pattern) for pattern in POLICY_FILES)
+    ]
+
+
+def impure_policies(root: Path, tables: tuple[str, ...] = ()) -> list[str]:
+    """Wall 1: policy files, and all that they reach, import the standard library and numerics alone."""
+    tabled = [file for table in tables if (file := source_of(table, root)) is not None]
+    found = []
+    for file in sorted(reached([*policy_files(root), *tabled], root)):
+        for module, line in imports(file, root):
+            top = module.partition(".")[0]
+            allowed = top in sys.stdlib_module_names or top in POLICY_IMPORTS or top == "shapeshift"
+            if not allowed and (name_of(file, root), top) not in OPTIONAL:
+                found.append(f"{name_of(file, root)}:{line} imports {module}")
+    return found
+
+
+def misplaced_triton(root: Path) -> list[str]:
+    """Wall 2: Triton's backend module belongs to backends, its client to shapeshift/triton and the tools."""
+    found = []
+    for file in sources(root):
+        name = name_of(file, root)
+        is_backend = name.startswith("backends/") or ("tests/" in name and "/backends/" in name)
+        is_library = name.startswith(("shapeshift/", "backends/")) and not name.startswith("shapeshift/triton/")
+        for module, line in imports(file, root):
+            top = module.partition(".")[0]
+            wrong = (top == "triton_python_backend_utils" and not is_backend) or (top == "tritonclient" and is_library)
+            if wrong:
+                found.append(f"{name}:{line} imports {module}")
+    return found
+
+
+def entangled_techniques(root: Path) -> list[str]:
+    """Wall 3: techniques do not import one another."""
+    found = []
+    for technique in TECHNIQUES:
+        for file in sorted((root / "shapeshift" / technique).rglob("*.py")):
+            for module, line in imports(file, root):
+                other = module.removeprefix("shapeshift.").partition(".")[0]
+                foreign = module.startswith("shapeshift.") and other in TECHNIQUES and other != technique
+                if foreign and (technique, other) not in MAY_BUILD_ON:
+                    found.append(f"{name_of(file, root)}:{line} imports {module}")
+    return found
+
+
+def heavy_packages(root: Path) -> list[str]:
+    """Importing a package of the library costs nothing: its __init__ imports the standard library alone."""
+    found = []
+    for file in sorted((root / "shapeshift").rglob("__init__.py")):
+        for module, line in imports(file, root):
+            if module.partition(".")[0] not in sys.stdlib_module_names:
+                found.append(f"{name_of(file, root)}:{line} imports {module}")
+    return found
+
+
+def test_policies_are_pure() -> None:
+    files = {name_of(file, PROJECT) for file in policy_files(PROJECT)}
+    assert {f"shapeshift/polymorph/{name}.py" for name in ("bins", "staircase", "share", "policies")} <= files
+    assert all(source_of(table, PROJECT) for table in POLICY_TABLES)
+    assert impure_policies(PROJECT, POLICY_TABLES) == []
+
+
+def test_triton_is_met_where_it_belongs() -> None:
+    files = {name_of(file, PROJECT) for file in sources(PROJECT)}
+    assert {"backends/polymorph/model.py", "shapeshift/triton/control.py", "tests/test_walls.py"} <= files
+    assert misplaced_triton(PROJECT) == []
+
+
+def test_techniques_are_apart() -> None:
+    assert (PROJECT / "shapeshift" / "polymorph").is_dir()
+    assert entangled_techniques(PROJECT) == []
+
+
+def test_packages_are_light() -> None:
+    assert heavy_packages(PROJECT) == []
+
+
+# That the walls stop what they should.
+
+
+@pytest.fixture
+def other_house(tmp_path: Path) -> Path:
+    """A house of the same plan in which every wall is broken once, and kept elsewhere."""
+    written = {
+        "shapeshift/__init__.py": "import json",
+        "shapeshift/errors.py": "",
+        "shapeshift/polymorph/__init__.py": "from shapeshift.polymorph import front",
+        "shapeshift/polymorph/bins.py": "import numpy as np\nimport math\nfrom shapeshift import helper",
+        "shapeshift/polymorph/dispatch.py": "def f():\n    import tritonclient.grpc",
+        "shapeshift/polymorph/front.py": "import torch\nfrom shapeshift.engines import ladder",
+        "shapeshift/helper.py": "from .errors import X\nfrom . import deep",
+        "shapeshift/deep.py": "from torch import nn",
+        "shapeshift/table.py": "import openvino",
+        "shapeshift/cascade/__init__.py": "",
+        "shapeshift/cascade/front.py": "from shapeshift import polymorph\nfrom ..polymorph import bins",
+        "shapeshift/adapter_cache/loop.py": "from shapeshift.fused_decode import loop\nimport shapeshift.cascade",
+        "shapeshift/serving/sender.py": "import triton_python_backend_utils as pb_utils",
+        "shapeshift/triton/control.py": "import tritonclient.http",
+        "backends/x/model.py": "import triton_python_backend_utils\nfrom tritonclient import utils",
+        "client/x.py": "import tritonclient.grpc",
+        "tests/triton/backends/y/model.py": "import triton_python_backend_utils",
+        "tests/test_x.py": "import tritonclient.grpc\nimport triton_python_backend_utils",
+        "build/peers/z.py": "import triton_python_backend_utils",
+    }
+    for name, text in written.items():
+        file = tmp_path / name
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(text)
+    return tmp_path
+
+
+def test_the_walls_stop_what_they_should(other_house: Path) -> None:
+    assert impure_policies(other_house, ("shapeshift.table",)) == [
+        "shapeshift/deep.py:1 imports torch",
+        "shapeshift/polymorph/dispatch.py:2 imports tritonclient.grpc",
+        "shapeshift/table.py:1 imports openvino",
+    ]
+    assert misplaced_triton(other_house) == [
+        "backends/x/model.py:2 imports tritonclient",
+        "shapeshift/polymorph/dispatch.py:2 imports tritonclient.grpc",
+        "shapeshift/serving/sender.py:1 imports triton_python_backend_utils",
+        "tests/test_x.py:2 imports triton_python_backend_utils",
+    ]
+    assert entangled_techniques(other_house) == [
+        "shapeshift/adapter_cache/loop.py:2 imports shapeshift.cascade",
+        "shapeshift/cascade/front.py:1 imports shapeshift.polymorph",
+        "shapeshift/cascade/front.py:2 imports shapeshift.polymorph",
+        "shapeshift/cascade/front.py:2 imports shapeshift.polymorph.bins",
+    ]
+    assert heavy_packages(other_house) == [
+        "shapeshift/polymorph/__init__.py:1 imports shapeshift.polymorph",
+        "shapeshift/polymorph/__init__.py:1 imports shapeshift.polymorph.front",
+    ]
+
+
+# What is really loaded.
+
+
+def loaded_by(*modules: str) -> set[str]:
+    """Which of HEAVY a new process holds after importing the modules and naming every policy."""
+    script = (
+        f"import sys, importlib\n"
+        f"for name in {modules!r}: importlib.import_module(name)\n"
+        f"if 'shapeshift.cli.main' in {modules!r}: sys.modules['shapeshift.cli.main'].main(['policy', '--list'])\n"
+        f"sys.stderr.write(' '.join(set({HEAVY!r}) & set(sys.modules)))"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, cwd=PROJECT)
+    return set(done.stderr.split())
+
+
+def test_the_command_line_and_the_policies_load_nothing_heavy() -> None:
+    modules = [name_of(file, PROJECT).removesuffix(".py").replace("/", ".") for file in policy_files(PROJECT)]
+    assert loaded_by("shapeshift.cli.main", *modules) == set()
+
+
+def test_a_serving_process_loads_no_model_library() -> None:
+    assert loaded_by("shapeshift.polymorph.front") == set()
+
+
+def test_a_build_with_nothing_to_do_loads_no_model_library() -> None:
+    assert not loaded_by("build_engines.__main__") & {"torch", "transformers", "openvino", "onnxruntime"}
+
+
+def test_heavy_libraries_would_be_seen() -> None:
+    assert "grpc" in loaded_by("shapeshift.triton.control")
