@@ -65,7 +65,7 @@ class Scale:
 
 QUICK = Scale(rounds=1, requests=120, open_s=5.0, concurrencies=(1, 8), laws=("short",), peers=())
 FULL = Scale(
-    rounds=3, requests=300, open_s=15.0, concurrencies=(1, 8, 32), laws=("short", "long"), peers=("optimum", "torch")
+    rounds=3, requests=300, open_s=10.0, concurrencies=(1, 8, 32), laws=("short", "long"), peers=("optimum", "torch")
 )
 
 

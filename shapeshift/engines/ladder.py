@@ -13,6 +13,8 @@ from shapeshift.errors import EngineError
 
 # A pack larger than needed to come this near the best time per token would only make its rows wait.
 _NEAR_BEST = 1.1
+# Packing is for short texts; this is a typical one's length in tokens.
+_SHORT_ROW = 24
 
 
 class Ladder:
@@ -81,10 +83,15 @@ def _cost_curve(entry: EngineEntry, max_tokens: int) -> Array:
 
 
 def efficient_tokens(manifest: Manifest) -> int:
-    """The smallest pack whose measured time per token comes within a tenth of the best pack's."""
-    points = [point for entry in manifest.engines for point in entry.latency]
-    best = min(point.best_ms / point.tokens for point in points)
-    return min(point.tokens for point in points if point.best_ms / point.tokens <= best * _NEAR_BEST)
+    """The smallest pack whose time per token, as filled in practice, comes within a tenth of the best pack's.
+
+    A pack that takes rows in order ends, on average, half a row short of its size.
+    """
+    points = [point for entry in manifest.engines for point in entry.latency if point.tokens > _SHORT_ROW]
+    if not points:
+        return manifest.max_tokens
+    times = {point: point.best_ms / (point.tokens - _SHORT_ROW / 2) for point in points}
+    return min(point.tokens for point in points if times[point] <= min(times.values()) * _NEAR_BEST)
 
 
 def max_rows(manifest: Manifest) -> int:

@@ -112,7 +112,9 @@ def _reach(
             workers = lower
             while workers <= most and workers * capacity < todo:
                 now = spent + workers - lower
-                total = cost[state] + workers * full
+                total = cost[state]
+                if workers:
+                    total += workers * full
                 if total + to_go[now] <= ceiling:
                     some_slack[count], some_parent[count] = now, state
                     some_left[count], some_cost[count] = todo - workers * capacity, total

@@ -43,7 +43,7 @@ def solve(problem: Problem) -> list[int] | None:
     lower = problem.lower_bounds()
     slack = problem.gpus - sum(lower)
     demand, capacity = _exactly_summed(problem)
-    to_go = _to_go(problem, lower, slack)
+    to_go = _to_go(problem, lower, slack, demand, capacity)
     least = to_go[0][slack]
     # A way that costs no more than the ceiling has no state that was dropped.
     for ceiling in (*(least * (1.0 + margin) for margin in _MARGINS if least > -math.inf), math.inf):
@@ -56,15 +56,14 @@ def solve(problem: Problem) -> list[int] | None:
 
 def _exactly_summed(problem: Problem) -> tuple[Floats, Floats]:
     # Rounded to multiples of one power of two, so that equal R computed in different ways are equal bit by bit.
-    total = sum(problem.demand)
-    quantum = 2.0 ** (math.frexp(total)[1] - 50) if total else 1.0
-    return (
-        np.round(np.asarray(problem.demand) / quantum) * quantum,
-        np.round(np.asarray(problem.capacity) / quantum) * quantum,
-    )
+    # A capacity beyond all demand is as good as any greater one.
+    most = max(2.0 * sum(problem.demand), 1.0)
+    quantum = 2.0 ** (math.frexp(most)[1] - 50)
+    demand = np.round(np.asarray(problem.demand) / quantum) * quantum
+    return demand, np.round(np.minimum(problem.capacity, most) / quantum) * quantum
 
 
-def _to_go(problem: Problem, lower: Sequence[int], slack: int) -> list[Floats]:
+def _to_go(problem: Problem, lower: Sequence[int], slack: int, demand: Floats, capacity: Floats) -> list[Floats]:
     """For each runtime, the least cost of it and all longer ones by the slack that is left, were nothing handed on.
 
     That is a lower bound where these curves rise; from the first runtime on whose successors do not, -infinity.
@@ -72,9 +71,9 @@ def _to_go(problem: Problem, lower: Sequence[int], slack: int) -> list[Floats]:
     bounds: list[Floats] = []
     for index in reversed(range(len(lower))):
         workers = lower[index] + np.arange(slack + 1)
-        served = np.full(slack + 1, float(problem.demand[index]))
+        served = np.full(slack + 1, demand[index])
         if bounds:
-            served = np.minimum(served, workers * problem.capacity[index])
+            served = np.minimum(served, workers * capacity[index])
         row = served * problem.curves[index].latencies(served / np.maximum(workers, 1))
         if not problem.curves[index].rising:
             row = np.full(slack + 1, -np.inf)

@@ -25,6 +25,8 @@ from shapeshift.serving.text_inputs import rows_of_request
 
 _LENGTH_STEP = 8
 _LATENCY_MS = (1, 2, 5, 10, 15, 20, 30, 50, 75, 100, 150, 200, 300, 500, 1000, 2000, 5000, 10000)
+# Where autoscaling looks: well below the objective, and about to miss it (Arlo, section 4).
+_SLO_SHARES = (0.5, 0.95)
 _OWN_PARAMETERS = ("truncate",)
 
 
@@ -51,7 +53,7 @@ class TextFront:
         self._sender = SenderThread(pb_utils, self._log)
         threads = own.engine_threads or cores()
         self._pool = InlinePool(made, folder, own, threads, self._log)
-        self._count_and_export(args.name, made.max_tokens)
+        self._count_and_export(args.name, made.max_tokens, own.slo_ms)
         self._log(f"ready: {made.provider} {made.precision}, {len(made.engines)} engines, {threads} threads")
 
     def execute(self, requests: Sequence[Any]) -> None:
@@ -99,11 +101,12 @@ class TextFront:
     def _failed(self, code: str) -> None:
         self._answered[code].add()
 
-    def _count_and_export(self, name: str, max_tokens: int) -> None:
+    def _count_and_export(self, name: str, max_tokens: int, slo_ms: float) -> None:
         pool = self._pool
         bounds = range(_LENGTH_STEP, max_tokens + _LENGTH_STEP, _LENGTH_STEP)
         self._lengths = Histogram("request_tokens", "Tokens of the texts offered, on arrival", bounds)
-        self._latency = Histogram("request_latency_ms", "From arrival to the answer handed over", _LATENCY_MS)
+        latencies = sorted({*_LATENCY_MS, *(share * slo_ms for share in _SLO_SHARES if slo_ms)})
+        self._latency = Histogram("request_latency_ms", "From arrival to the answer handed over", latencies)
         self._answered = {
             code: Counter("requests_total", "Requests answered, by Triton code", {"code": code})
             for code in (

@@ -12,6 +12,7 @@ from shapeshift.polymorph.fields import boolean, curve, identity, nullable, reco
 
 # The time and memory of an exact allocation grow with the square of the GPUs.
 _MOST_GPUS = 100_000
+_MOST_OUTSTANDING = 10**12
 
 
 def _as_many(name: str, values: list[Any], as_name: str, as_many: int) -> None:
@@ -76,6 +77,13 @@ def _dispatch(
 
 
 def _replace(have: list[int], want: list[int], edges: list[int]) -> dict[str, Any]:
+    _ascending("edges", edges)
+    _as_many("want", want, "edges", len(edges))
+    if sum(want) != len(have):
+        raise InvalidInputError("want", want, f"counts whose sum is the number of workers ({len(have)})")
+    for worker, held in enumerate(have):
+        if held not in edges:
+            raise InvalidInputError(f"have[{worker}]", held, f"one of edges ({', '.join(map(str, edges))})")
     return {"changes": [list(change) for change in replace.changes(have, want, edges)]}
 
 
@@ -97,7 +105,7 @@ def _autoscale(
 
 
 _INSTANCE = record(
-    {"id": identity, "outstanding": integer(minimum=0), "capacity": number(above=0)},
+    {"id": identity, "outstanding": integer(minimum=0, maximum=_MOST_OUTSTANDING), "capacity": number(above=0)},
     dispatch.Instance,
 )
 _LEVEL = record(

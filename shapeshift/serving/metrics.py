@@ -122,6 +122,9 @@ class MetricsFlusher:
         self._stop.set()
         if self._thread.is_alive():
             self._thread.join(timeout_s)
+        # Destroyed later, when the interpreter ends, a metric finds its server gone and crashes the process.
+        self._exported.clear()
+        self._families.clear()
 
     def _run(self) -> None:
         while not self._stop.wait(self._period_s):

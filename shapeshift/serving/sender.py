@@ -13,8 +13,6 @@ from typing import Any
 
 from shapeshift.serving import replies
 
-import time as _t
-S=[]
 Make = Callable[[], Any]
 
 

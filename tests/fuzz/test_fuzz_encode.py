@@ -48,7 +48,7 @@ def test_malformed_requests_are_refused_and_leave_no_trace(
     assert not outcome.unanswered and not outcome.surplus, outcome.table()
 
     encode_server.require_running()
-    assert encode_server.poll_ready()
+    assert [status(encode_server, path) for path in ("/v2/health/live", "/v2/models/encode/ready")] == [200, 200]
     assert stub_pids(encode_server) == stubs and stubs
     assert all(Path(f"/proc/{pid}").exists() for pid in stubs)
     assert "could not be sent" not in encode_server.settings.log.read_text()
@@ -62,6 +62,15 @@ def test_malformed_requests_are_refused_and_leave_no_trace(
     for code in ("OK", "INTERNAL", "UNAVAILABLE"):
         labels = {"code": code}
         assert after("shapeshift_requests_total", **labels) == before("shapeshift_requests_total", **labels), code
+
+
+def status(server: TritonServer, path: str) -> int:
+    """What the server answers to a plain GET."""
+    connection = http.client.HTTPConnection(server.http_url, timeout=30)
+    connection.request("GET", path)
+    found = connection.getresponse().status
+    connection.close()
+    return found
 
 
 def good_vector(server: TritonServer) -> np.ndarray:

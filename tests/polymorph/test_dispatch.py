@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from shapeshift.polymorph.dispatch import ALGORITHMS, Dispatcher, Instance, Level, Rules, choose
+from shapeshift.polymorph.dispatch import ALGORITHMS, Instance, Level, Rules, choose
+from shapeshift.polymorph.dispatcher import Dispatcher
 
 PAPER = json.loads((Path(__file__).parent / "paper_dispatch.json").read_text())
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import copy
 import json
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +43,11 @@ SOUND = {
     "polymorph.replace": REPLACE,
     "polymorph.autoscale": AUTOSCALE,
 }
+
+
+def test_only_an_allocation_waits_for_the_compiler() -> None:
+    code = "import sys; from shapeshift.polymorph import policies; sys.exit('numba' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
 def test_allocate() -> None:
@@ -116,7 +123,7 @@ def test_replace_and_autoscale() -> None:
         ("dispatch", {"decay": None}, "decay"),
         ("dispatch", {"peek": 0}, "peek"),
         ("dispatch", {"peek": 1.5}, "peek"),
-        ("replace", {"have": [64, 64, 100]}, "have"),
+        ("replace", {"have": [64, 64, 100]}, "have[2]"),
         ("replace", {"want": [1, 1]}, "want"),
         ("replace", {"want": [1, 1, 1]}, "want"),
         ("replace", {"edges": [128, 64]}, "edges"),
@@ -141,6 +148,7 @@ def test_what_cannot_be_meant_is_refused(name: str, change: dict[str, Any], fiel
         ({"id": 2}, "levels"),
         ({"id": 1.5}, "levels[0].instances[0].id"),
         ({"id": True}, "levels[0].instances[0].id"),
+        ({"outstanding": 10**400}, "levels[0].instances[0].outstanding"),
         ({"outstanding": -1}, "levels[0].instances[0].outstanding"),
         ({"capacity": 0}, "levels[0].instances[0].capacity"),
         ({"busy": 1}, "levels[0].instances[0].busy"),
