@@ -134,13 +134,18 @@ def test_results_outlive_the_next_call() -> None:
 @pytest.mark.parametrize(
     ("points", "tokens"),
     [
-        ([(8, 8.0), (64, 32.0), (128, 62.0), (256, 122.0)], 64),
-        ([(8, 1.0), (64, 8.0)], 8),
-        ([(8, 8.0), (64, 40.0), (256, 128.0)], 256),
+        # Straight through the origin: only what is left empty at the end of a pack favours long ones.
+        ([(8, 0.8), (64, 6.4), (128, 12.8), (256, 25.6), (512, 51.2)], 128),
+        # Longer texts cost more a token than shorter ones: attention is square.
+        ([(64, 5.0), (128, 10.0), (256, 24.0), (512, 60.0)], 128),
+        # A flat start, as on a GPU.
+        ([(64, 9.0), (128, 9.0), (256, 9.0), (512, 17.9)], 256),
+        # Where even the longest holds less than a short row there is nothing to choose.
+        ([(8, 1.0), (16, 2.0)], 600),
     ],
 )
 def test_efficient_tokens(points: Sequence[tuple[int, float]], tokens: int) -> None:
-    assert efficient_tokens(manifest_of(entry(None, None, *points), max_tokens=256)) == tokens
+    assert efficient_tokens(manifest_of(entry(None, None, *points), max_tokens=600)) == tokens
 
 
 def test_rows_of_static_engines() -> None:

@@ -3,6 +3,7 @@ from __future__ import annotations
 import gc
 import os
 import time
+import weakref
 from collections.abc import Callable
 
 import pytest
@@ -146,3 +147,15 @@ def test_a_server_without_metrics() -> None:
     own = MetricsFlusher(PbUtils(with_metrics=False), "m", [Counter("c_total", "help")], logged.append, 0.01)
     own.close()
     assert logged == ["this server exports no metrics of backends"]
+
+
+def test_close_lets_go_of_every_metric() -> None:
+    pb_utils = PbUtils()
+    counter = Counter("c_total", "help")
+    own = flusher(pb_utils, counter, period_s=0.01)
+    counter.add()
+    wait_for(lambda: bool(own._exported))
+    metric = weakref.ref(next(iter(own._exported.values()))[0])
+    own.close()
+    gc.collect()
+    assert metric() is None
