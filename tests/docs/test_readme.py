@@ -129,7 +129,7 @@ def test_every_policy_is_explained() -> None:
 def test_readme_repeats_what_serve_prints() -> None:
     said = (PROJECT / "model_repository" / MODEL / "how_to_call.txt").read_text()
     said = said.replace("{http_port}", "8000").replace("{grpc_port}", "8001")
-    http, grpc = said.strip().split("\n\n")
+    http, grpc = said.strip().split("\n\n", 1)
     shown = [block.text.strip() for block in blocks(README, "sh", "python")]
     assert http in shown
     assert grpc in shown
