@@ -20,7 +20,7 @@ import random
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal, TypeVar
@@ -148,9 +148,12 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m bench.encode", description=__doc__.splitlines()[0])
     parser.add_argument("--quick", action="store_true", help="under 3 minutes: short texts, one round, no peers")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--lengths", choices=tuple(LAWS), help="only these texts")
     parser.add_argument("--without-peers", action="store_true", help="leave out infinity")
     options = parser.parse_args()
     scale = QUICK if options.quick else FULL
+    if options.lengths:
+        scale = replace(scale, laws=(options.lengths,))
     try:
         made = manifest.load(BUILD / "engines" / "encode")
         bench = Bench(scale, options.seed)
