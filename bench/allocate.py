@@ -12,10 +12,11 @@ import numpy as np
 
 from client import hardware
 from client.report import head
-from shapeshift.polymorph.allocate import Problem, allocate
+from shapeshift.polymorph.allocate import allocate
 from shapeshift.polymorph.curves import MD1, Affine
 from shapeshift.polymorph.dispatch import ALGORITHMS, Rules
 from shapeshift.polymorph.dispatcher import Dispatcher
+from shapeshift.polymorph.problem import Problem
 
 SIZES = ((50, 8), (200, 12), (1000, 16))
 LOADS = (0.5, 0.7, 0.9)

@@ -5,12 +5,11 @@ from __future__ import annotations
 import shutil
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
-if TYPE_CHECKING:
-    from bench.encode import Bench
+from bench.cells import Bench
 
 
 def empty(folder: Path) -> None:

@@ -15,9 +15,9 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from shapeshift.polymorph.allocate import Problem
 from shapeshift.polymorph.allocate_dp import Floats, Integers, advance, min_plus
 from shapeshift.polymorph.curves import encode
+from shapeshift.polymorph.problem import Problem
 
 # How far above the lower bound the optimum is looked for, one attempt after the other.
 _MARGINS = (0.02, 0.2)

@@ -9,8 +9,8 @@ from __future__ import annotations
 from typing import Any
 
 from shapeshift.errors import UnsupportedError
-from shapeshift.polymorph.allocate import Problem
 from shapeshift.polymorph.curves import FULL_LOAD, MD1, OVERLOAD_SLOPE, Affine, Clamped, Curve, Table
+from shapeshift.polymorph.problem import Problem
 
 _SETTINGS = {"OutputFlag": 0, "Threads": 1, "MIPGap": 1e-8, "FeasibilityTol": 1e-9, "IntFeasTol": 1e-9}
 

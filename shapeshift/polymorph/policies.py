@@ -9,6 +9,7 @@ from shapeshift.policy import Optional, Policy, integer, list_of, number
 from shapeshift.polymorph import allocate, autoscale, bins, dispatch, replace, staircase
 from shapeshift.polymorph.curves import Curve
 from shapeshift.polymorph.fields import boolean, curve, identity, nullable, record
+from shapeshift.polymorph.problem import Problem
 
 # The time and memory of an exact allocation grow with the square of the GPUs.
 _MOST_GPUS = 100_000
@@ -44,7 +45,7 @@ def _allocate(
 ) -> dict[str, Any]:
     _as_many("capacity", capacity, "demand", len(demand))
     _as_many("latency", latency, "demand", len(demand))
-    problem = allocate.Problem(gpus, tuple(demand), tuple(capacity), tuple(latency), cap_last)
+    problem = Problem(gpus, tuple(demand), tuple(capacity), tuple(latency), cap_last)
     found = allocate.allocate(problem, algorithm)
     return {
         "counts": list(found.counts),

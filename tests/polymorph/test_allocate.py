@@ -12,8 +12,9 @@ from scipy.stats import lognorm
 
 from shapeshift.errors import UnsupportedError
 from shapeshift.polymorph import allocate_dp
-from shapeshift.polymorph.allocate import Allocation, Problem, allocate
+from shapeshift.polymorph.allocate import Allocation, allocate
 from shapeshift.polymorph.curves import MD1, Affine, Clamped, Curve, Table
+from shapeshift.polymorph.problem import Problem
 
 KINDS = ("affine", "clamped", "table", "md1")
 
