@@ -8,12 +8,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Literal, TypeVar
+from typing import TypeVar
 
 import numpy as np
 
 from bench.foreign import ForeignLoad
 from bench.loads import OpenSystem, Outcome, System
+from bench.peers.infinity import Engine
 from bench.systems import Worker
 from client import perf_analyzer
 from shapeshift.workloads import arrivals, lengths
@@ -23,9 +24,6 @@ CHECKPOINT = Path("build/checkpoints/all-MiniLM-L6-v2")
 LAWS = {"short": lengths.short(), "long": lengths.long()}
 ST_SLOWNESS = 8
 """ST and the library get fewer requests a cell by this factor: a cell should last as long as the others'."""
-
-
-Peer = Literal["torch", "optimum"]
 
 
 S = TypeVar("S", bound=System)
@@ -40,7 +38,7 @@ class Scale:
     open_s: float
     concurrencies: tuple[int, ...]
     laws: tuple[str, ...]
-    peers: tuple[Peer, ...]
+    peers: tuple[Engine, ...]
 
 
 class Bench:

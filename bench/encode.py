@@ -26,8 +26,9 @@ from typing import Any
 import numpy as np
 
 from bench import bound, report
-from bench.cells import CHECKPOINT, LAWS, Bench, Peer, Scale
+from bench.cells import CHECKPOINT, LAWS, Bench, Scale
 from bench.loads import TritonModel
+from bench.peers.infinity import Engine
 from bench.systems import Worker, derive, dynamic_only, infinity, padded, triton
 from client import hardware
 from client.report import head
@@ -80,7 +81,7 @@ def main() -> int:
     return 0
 
 
-def run(bench: Bench, made: manifest.Manifest, peers: Sequence[Peer]) -> None:
+def run(bench: Bench, made: manifest.Manifest, peers: Sequence[Engine]) -> None:
     """Start everything, measure everything, stop everything."""
     repository = BUILD / "bench" / "repository"
     report.empty(repository)

@@ -13,14 +13,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from bench.loads import Outcome
 from bench.peers.http_load import closed_loop, open_loop
-from bench.peers.infinity import Infinity
+from bench.peers.infinity import Engine, Infinity
 from shapeshift.engines import manifest
 from shapeshift.engines.manifest import EngineEntry, Latency, Manifest
 from shapeshift.errors import ShapeshiftError
@@ -148,14 +148,12 @@ def _wait_loaded(metrics_url: str, engines: int) -> None:
 
 
 @contextmanager
-def infinity(
-    engines: Sequence[Literal["torch", "optimum"]], checkpoint: Path, build: Path
-) -> Iterator[list[InfinityServer]]:
+def infinity(engines: Sequence[Engine], checkpoint: Path, build: Path) -> Iterator[list[InfinityServer]]:
     """One infinity server for each engine name."""
     with ExitStack() as stack:
         started = []
         for engine in engines:
-            peer = stack.enter_context(Infinity(engine, checkpoint, build, free_ports(1)[0]))
+            peer = stack.enter_context(Infinity(engine, checkpoint, build))
             started.append(InfinityServer(f"infinity {engine}", peer.url))
         yield started
 

@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from build_engines.settings import FrontModel, read_json
+from shapeshift.engines.ladder import cost_curve
 from shapeshift.engines.manifest import EngineEntry
 from shapeshift.errors import InvalidInputError
 from shapeshift.polymorph.bins import optimal_edges
@@ -85,8 +86,7 @@ def worth_keeping(model: FrontModel, static: Sequence[EngineEntry], dynamic: Eng
     if dynamic is None or model.settings.explicit_edges() is not None:
         return list(static)
     hist = np.asarray(length_histogram(model))
-    points = sorted((point.tokens, point.best_ms) for point in dynamic.latency)
-    curve = np.interp(np.arange(1, len(hist) + 1), [t for t, _ in points], [ms for _, ms in points])
+    curve = cost_curve(dynamic, len(hist))[1:]
     kept, low = [], 0
     for entry in sorted(static, key=lambda entry: entry.tokens or 0):
         high = entry.tokens or 0

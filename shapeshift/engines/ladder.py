@@ -56,7 +56,7 @@ class Ladder:
         return {name: values[: len(texts)].copy() for name, values in engine.run(inputs).items()}
 
     def _choose_all(self) -> list[Engine | None]:
-        costs = [(_cost_curve(entry, self._max_tokens), engine) for engine, entry in self._engines.values()]
+        costs = [(cost_curve(entry, self._max_tokens), engine) for engine, entry in self._engines.values()]
         table = np.stack([cost for cost, _ in costs])
         best = table.argmin(axis=0)
         return [
@@ -73,7 +73,7 @@ class Ladder:
         return min(fitting, key=lambda engine: engine.tokens or self._max_tokens + 1, default=None)
 
 
-def _cost_curve(entry: EngineEntry, max_tokens: int) -> Array:
+def cost_curve(entry: EngineEntry, max_tokens: int) -> Array:
     """Milliseconds for packs of 0..max_tokens tokens; infinite beyond a static engine's length."""
     lengths = np.arange(max_tokens + 1)
     points = sorted((point.tokens, point.best_ms) for point in entry.latency)
@@ -91,7 +91,8 @@ def efficient_tokens(manifest: Manifest) -> int:
     if not points:
         return manifest.max_tokens
     times = {point: point.best_ms / (point.tokens - _SHORT_ROW / 2) for point in points}
-    return min(point.tokens for point in points if times[point] <= min(times.values()) * _NEAR_BEST)
+    enough = min(times.values()) * _NEAR_BEST
+    return min(point.tokens for point in points if times[point] <= enough)
 
 
 def max_rows(manifest: Manifest) -> int:

@@ -145,8 +145,7 @@ class InlinePool:
 
 
 def _still_wanted(request: TextRequest) -> bool:
-    if not request.ended:
-        request.fail_if_late()
+    request.fail_if_late()
     if not request.ended:
         request.fail_if_abandoned()
     return not request.ended
