@@ -249,4 +249,5 @@ def test_start_cleans_up_when_owner_and_guard_were_killed(owner: Owner, traces_o
     with TritonServer(settings) as server:
         server.wait_ready(timeout_s=60)
         assert not any(left["prefix"] in trace for trace in traces())
-        assert not Path(f"/proc/{left['server']['pid']}").exists()
+        # It may still stand in the table as a zombie: its parent is gone, and not every init collects at once.
+        assert processes.look_up(left["server"]["pid"]) is None
