@@ -12,6 +12,7 @@ from shapeshift.scheduler.front import ALL, Front
 from shapeshift.triton.control import ModelState
 
 READY = "READY"
+_UNKNOWN = "UNKNOWN"
 # States in which a model can be loaded without waiting for anything.
 _AT_REST = ("", "UNAVAILABLE")
 
@@ -81,7 +82,7 @@ class FleetReader:
         problems: dict[str, str] = {}
         found: dict[str, Front] = {}
         for model, state in states.items():
-            parameters = self._parameters(model) if state == READY else {}
+            parameters = (self._parameters(model) or {}) if state == READY else {}
             if "placement" not in parameters or "worker_of" in parameters:
                 continue
             try:
@@ -96,6 +97,9 @@ class FleetReader:
         found = []
         for _, model in sorted(numbered):
             parameters = self._parameters(model) if states[model] == READY else {}
+            if parameters is None:
+                found.append(Worker(model, _UNKNOWN))
+                continue
             owner = parameters.get("worker_of", front.name)
             if owner != front.name:
                 problems[model] = f"left alone: worker_of is {owner}, not {front.name}"
@@ -108,9 +112,13 @@ class FleetReader:
             found.append(Worker(model, states[model], bin_, generation))
         return tuple(found)
 
-    def _parameters(self, model: str) -> dict[str, str]:
+    def _parameters(self, model: str) -> dict[str, str] | None:
+        """The parameters that the model runs with; None where it has just gone."""
         if model not in self._configs:
-            declared = self._control.config(model).get("parameters", {})
+            try:
+                declared = self._control.config(model).get("parameters", {})
+            except ShapeshiftError:
+                return None
             self._configs[model] = {name: str(value.get("string_value", "")) for name, value in declared.items()}
         return self._configs[model]
 

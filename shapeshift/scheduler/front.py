@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -14,6 +13,7 @@ import numpy as np
 from shapeshift import settings
 from shapeshift.errors import InvalidInputError
 from shapeshift.settings import require
+from shapeshift.triton.names import worker_front
 
 PLACEMENTS = ("inline", "resident", "partitioned")
 ALLOCATIONS = ("exact", "gurobi", "even", "global")
@@ -111,8 +111,8 @@ class Front:
 
     def worker_number(self, model: str) -> int | None:
         """The number of a worker model of this front, None for another model."""
-        match = re.fullmatch(re.escape(self.name) + r"_w(\d{2,})", model)
-        return int(match[1]) if match else None
+        owner, _, number = model.rpartition("_w")
+        return int(number) if owner == self.name and worker_front(model) else None
 
 
 def read(name: str, parameters: Mapping[str, str]) -> Front:

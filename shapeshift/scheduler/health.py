@@ -31,6 +31,14 @@ class Rules:
     settle: int = 3
 
 
+@dataclass(frozen=True)
+class Dead:
+    """Why a model is dead; `certain` unless its process exists and may only be slow."""
+
+    reason: str
+    certain: bool
+
+
 @dataclass
 class _Watched:
     """One model. `same` counts the scrapes in a row that show the same beats, the first of them included."""
@@ -56,7 +64,7 @@ class Health:
         gone: Gone,
         loading: Collection[str] = (),
         expected: Collection[str] = (),
-    ) -> dict[str, str]:
+    ) -> dict[str, Dead]:
         """The dead models and why, after one more scrape.
 
         beats: by model and process, also of processes that have ended; timeouts: in a row, by worker; loading:
@@ -65,7 +73,7 @@ class Health:
         """
         known = {*beats, *expected, *timeouts, *loading}
         self._models = {model: self._models.get(model, _Watched()) for model in known}
-        dead: dict[str, str] = {}
+        dead: dict[str, Dead] = {}
         for model, watched in self._models.items():
             counted = timeouts.get(model, 0)
             self._count(watched, beats.get(model, {}))
@@ -73,9 +81,9 @@ class Health:
                 # What is on the page now belongs to the process that is being replaced.
                 watched.before_load = frozenset(watched.beats)
                 watched.same, watched.settling = 0, self._rules.settle
-            reason = self._still(watched, gone) or self._unanswered(watched, counted)
-            if reason and model not in loading:
-                dead[model] = reason
+            found = self._still(watched, gone) or self._unanswered(watched, counted)
+            if found and model not in loading:
+                dead[model] = found
         return dead
 
     def _count(self, watched: _Watched, beats: Mapping[int, float]) -> None:
@@ -86,28 +94,29 @@ class Health:
         watched.before_load -= moved
         watched.beats = dict(beats)
 
-    def _still(self, watched: _Watched, gone: Gone) -> str:
+    def _still(self, watched: _Watched, gone: Gone) -> Dead | None:
         rules, same = self._rules, watched.same
         pids = [pid for pid in watched.beats if pid not in watched.before_load]
         if not pids:
-            return f"no heartbeat in {rules.silent} scrapes" if same >= rules.silent else ""
+            return Dead(f"no heartbeat in {rules.silent} scrapes", True) if same >= rules.silent else None
         ended = [gone(pid) for pid in pids]
         named = f"process {', '.join(map(str, pids))}"
         if all(ended):
-            return f"{named} is gone, its heartbeat stands still" if same >= rules.still else ""
+            return Dead(f"{named} is gone, its heartbeat stands still", True) if same >= rules.still else None
         if False not in ended:
-            return f"no heartbeat of {named} in {rules.unseen} scrapes" if same >= rules.unseen else ""
-        return f"no heartbeat of {named} in {rules.hung} scrapes, though it exists" if same >= rules.hung else ""
+            return Dead(f"no heartbeat of {named} in {rules.unseen} scrapes", True) if same >= rules.unseen else None
+        held_up = Dead(f"no heartbeat of {named} in {rules.hung} scrapes, though it exists", False)
+        return held_up if same >= rules.hung else None
 
-    def _unanswered(self, watched: _Watched, timeouts: int) -> str:
+    def _unanswered(self, watched: _Watched, timeouts: int) -> Dead | None:
         if watched.settling > 0:
             watched.settling -= 1
             watched.timeouts = timeouts
         # A gauge that has not moved since the load tells of the process before it.
         watched.timeouts = min(watched.timeouts, timeouts)
         if timeouts >= self._rules.timeouts and timeouts > watched.timeouts:
-            return f"{timeouts} requests in a row timed out"
-        return ""
+            return Dead(f"{self._rules.timeouts} requests in a row timed out", False)
+        return None
 
 
 class Backoff:

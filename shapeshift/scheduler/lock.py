@@ -5,12 +5,16 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
 from shapeshift.errors import ShapeshiftError
 
 FILE = "scheduler.lock"
+
+_ATTEMPTS = 5
+_PAUSE_S = 0.05
 
 
 @contextlib.contextmanager
@@ -23,17 +27,26 @@ def sole_writer(run_directory: Path) -> Iterator[None]:
     except OSError as error:
         raise ShapeshiftError(f"cannot open {path}: {error.strerror}") from error
     try:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise ShapeshiftError(
-                f"process {_name(path)} is the scheduler of {run_directory}; stop it first, or look with --dry-run"
-            ) from None
+        _acquire(lock, path)
         os.ftruncate(lock, 0)
         os.write(lock, f"{os.getpid()}\n".encode())
         yield
     finally:
         os.close(lock)
+
+
+def _acquire(lock: int, path: Path) -> None:
+    # A reader, or a sidecar that is just ending, holds it for a moment only.
+    for attempt in range(_ATTEMPTS):
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return
+        except BlockingIOError:
+            if attempt + 1 < _ATTEMPTS:
+                time.sleep(_PAUSE_S)
+    raise ShapeshiftError(
+        f"process {_name(path)} is the scheduler of {path.parent}; stop it first, or look with --dry-run"
+    )
 
 
 def holder(run_directory: Path) -> int | None:

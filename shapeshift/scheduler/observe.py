@@ -104,6 +104,11 @@ def load(model: str, old: Page, new: Page) -> Load:
     )
 
 
+def beats_between(model: str, old: Page, new: Page) -> bool:
+    """Whether any process of the model was alive between the scrapes."""
+    return any(counts.get("", 0.0) > 0 for counts in _grown(model, HEARTBEAT, old, new).values())
+
+
 def gauge(model: str, name: str, page: Page, pids: Collection[int]) -> dict[str, float]:
     """The model's gauge by label, summed over the processes `pids`."""
     found: dict[str, float] = {}

@@ -90,11 +90,11 @@ def solve(front: Front, workers: int, wanted: Sequence[float]) -> Solution:
 
 def expected_ms(front: Front, counts: Sequence[int], wanted: Sequence[float]) -> float | None:
     """The mean latency that the problem expects of these counts, for what `solve` would solve; None for nothing."""
+    if counts[-1] < 1:
+        return None
     stated, _ = problem(front, sum(counts), wanted).shrunk()
     total = sum(stated.demand)
-    if total <= 0 or counts[-1] < 1:
-        return None
-    return stated.objective(counts) / total
+    return stated.objective(counts) / total if total > 0 else None
 
 
 def is_better(front: Front, new: Solution, have: Sequence[int], wanted: Sequence[float], least_gain: float) -> bool:
@@ -147,3 +147,8 @@ def _shortage(front: Front, workers: int, theta: float) -> str:
     else:
         share = "all but some of the longest texts"
     return f"{workers} workers serve {share} within {front.settings.slo_ms:g} ms: allow more of them"
+
+
+def warm_up() -> None:
+    """Load the solver, so that the first plan need not wait for it."""
+    allocate(Problem(2, (1.0, 1.0), (2.0, 2.0), (Clamped(1.0), Clamped(1.0))))
