@@ -16,6 +16,8 @@ from shapeshift.polymorph.problem import Problem
 from shapeshift.scheduler.front import Front
 from shapeshift.scheduler.observe import Load
 
+_BISECTIONS = 8
+
 
 @dataclass(frozen=True)
 class Solution:
@@ -47,10 +49,23 @@ def demand(front: Front, load: Load) -> tuple[float, ...]:
 
 
 def assumed_demand(front: Front, workers: int, share: float) -> tuple[float, ...]:
-    """The demand of the configured histogram that takes `share` of the workers' time."""
+    """The demand of the configured histogram at `share` of the greatest load that these workers can serve.
+
+    Where they cannot serve a mix of all bins at any load, `share` of the workers' time.
+    """
     spent = sum(weight * service for weight, service in zip(front.weights, front.services, strict=True))
-    texts = share * workers * horizon_ms(front) / spent
-    return tuple(texts * weight for weight in front.weights)
+    all_time = workers * horizon_ms(front) / spent
+
+    def at(load: float) -> tuple[float, ...]:
+        return tuple(load * all_time * weight for weight in front.weights)
+
+    low, high = 0.0, 1.0
+    for _ in range(_BISECTIONS):
+        middle = (low + high) / 2.0
+        found = solve(front, workers, at(middle))
+        served = found.feasible and found.mean_ms is not None and found.mean_ms <= horizon_ms(front)
+        low, high = (middle, high) if served else (low, middle)
+    return at(share * (low or 1.0))
 
 
 def problem(front: Front, workers: int, wanted: Sequence[float]) -> Problem:

@@ -36,7 +36,7 @@ def scale(
     """
     tail = tail_ms(load)
     if tail is None:
-        return None, f"no answers in {load.seconds:.0f} s while texts wait: nothing to scale by"
+        return None, "the tail latency is not known: no answers, though texts wait, or no heartbeat"
     workers = sorted(have)
     kept = {worker for worker in workers if worker not in alive} | _last_of_the_longest(have)
     outstanding = [sys.maxsize if worker in kept else load.outstanding.get(worker, 0) for worker in workers]

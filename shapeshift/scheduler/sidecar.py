@@ -9,7 +9,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from shapeshift.scheduler import freeze, plan, report
+from shapeshift.scheduler import folders, freeze, plan, report
 from shapeshift.scheduler.actuate import Actuator
 from shapeshift.scheduler.fleet import FleetReader
 from shapeshift.scheduler.journal import Journal, Write
@@ -19,7 +19,6 @@ from shapeshift.scheduler.steer import Steer
 from shapeshift.scheduler.watch import Watch
 from shapeshift.triton import metrics, processes, record
 from shapeshift.triton.control import ModelControl
-from shapeshift.triton.names import worker_front
 
 # How soon an absent server is looked for again.
 _SOON_S = 0.25
@@ -77,8 +76,7 @@ class Sidecar:
 
     def _warm_up(self) -> float:
         # The solver takes a second to load; the server is starting meanwhile.
-        folders = [path.parent.name for place in self._settings.repositories for path in place.glob("*/config.pbtxt")]
-        if any(worker_front(name) in folders for name in folders):
+        if folders.models(self._settings.repositories)[1]:
             plan.warm_up()
         return 0.0
 

@@ -74,18 +74,18 @@ class Steer:
         for model, problem in fleet.problems.items():
             self._journal.say("config", model, problem)
         for group in sharing.groups(fleet.fronts.values()):
-            self._begin(group, fleet)
-            for front in group:
-                self._restore(front, fleet)
-            self._go_on(group, fleet, page)
+            # What has acted leaves the rest to the next step, which sees what came of it.
+            if not self._begin(group, fleet) and not self._restore(group, fleet):
+                self._go_on(group, fleet, page)
         self._lost = False
         ready = [worker.name for workers in fleet.workers.values() for worker in workers if worker.is_ready]
         return frozenset([*fleet.fronts, *ready])
 
-    def _begin(self, group: Sequence[Front], fleet: Fleet) -> None:
-        """Take over fronts that are new: go on with what is loaded, or load their first plan."""
+    def _begin(self, group: Sequence[Front], fleet: Fleet) -> bool:
+        """Take over fronts that are new: go on with what is loaded, or load their first plan. Whether any was."""
         fresh = [front for front in group if front.name not in self._fronts]
         loaded = {front.name: _bins(fleet.workers[front.name]) for front in group}
+        begun = False
         shares = sharing.first_shares(group, fleet)
         for front in fresh:
             have, spare = loaded[front.name], sharing.spare(front, group, fleet)
@@ -99,6 +99,7 @@ class Steer:
                 decision = decide.complete(front, have, min(front.least, workers), spare, self._settings)
             if not self._may(front, decision):
                 continue
+            begun = True
             state = self._fronts[front.name] = _State(dict(have))
             # Also those that could not be loaded: they are tried again.
             state.wanted |= {action.worker: action.bin for action in decision.actions}
@@ -106,12 +107,16 @@ class Steer:
                 counts = plan.counts_of(front, have) if front.is_binned else (len(have),)
                 decision = Decision((), counts, decision.reason)
             self._carry(front, decision, self._settings.start_batch, keep_going=True)
+        return begun
 
-    def _restore(self, front: Front, fleet: Fleet) -> None:
-        """Load what should be loaded and is not, as after a restart of the server."""
-        if (state := self._fronts.get(front.name)) is None:
-            return
-        workers = {worker.name: worker for worker in fleet.workers[front.name]}
+    def _restore(self, group: Sequence[Front], fleet: Fleet) -> bool:
+        """Load what should be loaded and is not, as after a restart of the server. Whether anything was done."""
+        known = [front for front in group if front.name in self._fronts]
+        done = [self._restore_one(front, self._fronts[front.name], fleet.workers[front.name]) for front in known]
+        return any(done)
+
+    def _restore_one(self, front: Front, state: _State, models: Sequence[Worker]) -> bool:
+        workers = {worker.name: worker for worker in models}
         for worker in workers.values():
             if worker.is_ready:
                 state.wanted.setdefault(worker.name, worker.bin)
@@ -125,16 +130,17 @@ class Steer:
             elif self._lost and workers[name].is_ready and workers[name].bin != wanted:
                 actions.append(Action("change", name, wanted, workers[name].bin))
         if not actions:
-            return
+            return False
         text = f"{len(actions)} of {len(state.wanted)} workers are not as planned: {_listed(actions)}"
         if held := self._actuator.held:
             self._journal.say("state", front.name, f"{text} ({held}: nothing is done)")
-            return
+            return False
         self._journal.event("state", front.name, text)
         serving = any(worker.is_ready for worker in workers.values())
         size = self._settings.batch_of(len(state.wanted)) if serving else self._settings.start_batch
         self._actuator.carry_out(batches(actions, size), keep_going=True, heals=True)
         self._reader.forget(*(action.worker for action in actions))
+        return True
 
     def _go_on(self, group: Sequence[Front], fleet: Fleet, page: Page | None) -> None:
         """Plan where a period is over; else scale where it is time for that."""
@@ -149,8 +155,9 @@ class Steer:
         starved = len(fronts) > 1 and any(state.is_new and not state.wanted for state in states)
         if starved or any(self._plan_is_due(state, page) for state in states):
             self._plan(fronts, fleet, page)
-        for front in fronts:
-            self._scale(front, fleet, page)
+        else:
+            for front in fronts:
+                self._scale(front, fleet, page)
 
     def _plan(self, fronts: Sequence[Front], fleet: Fleet, page: Page) -> None:
         members = []
