@@ -13,6 +13,8 @@ from shapeshift.errors import ShapeshiftError
 # Command: (module with add_arguments(parser) and run(options) -> exit status, what it does).
 COMMANDS = {
     "serve": ("shapeshift.cli.serve", "start Triton with the generated models"),
+    "scheduler": ("shapeshift.cli.scheduler", "give workers their bins and replace what died; `serve` starts it"),
+    "status": ("shapeshift.cli.status", "what is served: fronts, workers, load and plan"),
     "policy": ("shapeshift.cli.policy", "take one decision by hand, from JSON"),
 }
 

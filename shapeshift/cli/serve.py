@@ -1,4 +1,4 @@
-"""`shapeshift serve`: start the server with its models, say how to call them, stop on Ctrl-C or SIGTERM."""
+"""`shapeshift serve`: start server and sidecar, say how to call the models, stop on Ctrl-C or SIGTERM."""
 
 from __future__ import annotations
 
@@ -14,6 +14,9 @@ from pathlib import Path
 
 import shapeshift
 from shapeshift.errors import InvalidInputError, NotFoundError, ShapeshiftError
+from shapeshift.scheduler import folders, report
+from shapeshift.scheduler.child import SidecarProcess
+from shapeshift.scheduler.settings import SchedulerSettings
 from shapeshift.triton.names import check_model_name
 from shapeshift.triton.server import ServerEndedError, TritonServer
 from shapeshift.triton.settings import KNOWN_FLAWS, ServerSettings
@@ -40,6 +43,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--build", type=Path, default=Path("build"), help="folder of generated files (%(default)s)")
     parser.add_argument("--triton", type=Path, metavar="DIR", help="another server than the one in the build folder")
     parser.add_argument("--ready-timeout", type=float, default=600.0, metavar="SECONDS", help="time to load everything")
+    parser.add_argument("--no-scheduler", action="store_true", help="leave the sidecar out")
+    parser.add_argument(
+        "--plan-period", type=float, default=SchedulerSettings.plan_period_s, metavar="SECONDS", help="of the sidecar"
+    )
 
 
 def serve(arguments: list[str]) -> int:
@@ -95,35 +102,78 @@ def _embedded(options: argparse.Namespace) -> int:
         metrics_port=options.metrics_port,
         allow_public=options.allow_public,
     )
-    with _told_to_stop() as stop, TritonServer(settings) as server:
-        return _watch(server, stop, options.ready_timeout)
+    SchedulerSettings(plan_period_s=options.plan_period)
+    with _told_to_stop() as stop, TritonServer(settings) as server, _sidecar(server, options) as sidecar:
+        return _watch(server, sidecar, stop, options.ready_timeout)
 
 
-def _watch(server: TritonServer, stop: threading.Event, ready_timeout_s: float) -> int:
+def _watch(server: TritonServer, sidecar: SidecarProcess | None, stop: threading.Event, ready_timeout_s: float) -> int:
     settings = server.settings
     _say(f"loading {', '.join(settings.models)} (log: {settings.log})\n")
+    # Workers are loaded by the sidecar; without any it has nothing to do before the server is ready.
+    waits = sidecar is not None and _with_workers(settings.repositories, settings.models)
+    if sidecar is not None and waits:
+        sidecar.start()
     deadline = time.monotonic() + ready_timeout_s
     ready = False
     while not stop.wait(_LOOK_S):
-        if ready:
-            server.require_running()
-        elif server.poll_ready():
+        server.require_running()
+        if sidecar is not None and (ready or waits):
+            sidecar.keep()
+        if not ready and (sidecar.has_settled() if sidecar is not None and waits else server.poll_ready()):
             ready = True
             _say(_greeting(server))
-        elif time.monotonic() > deadline:
-            raise server.failure(f"was not ready after {ready_timeout_s:g} s")
+            if sidecar is not None and not waits:
+                sidecar.start()
+        if not ready and time.monotonic() > deadline:
+            raise server.failure(f"was not ready after {ready_timeout_s:g} s{_last_of(sidecar)}")
     _say("stopping\n")
+    if sidecar is not None:
+        sidecar.stop()
     server.stop()
     _say("stopped\n")
     return 0
 
 
+@contextlib.contextmanager
+def _sidecar(server: TritonServer, options: argparse.Namespace) -> Iterator[SidecarProcess | None]:
+    """The sidecar, not yet started; stopped in any case."""
+    if options.no_scheduler:
+        yield None
+        return
+    arguments = ["--build", str(options.build), "--server", server.grpc_url, "--metrics", server.metrics_url]
+    arguments += ["--plan-period", str(options.plan_period)]
+    for folder in server.settings.repositories:
+        arguments += ["--repository", str(folder)]
+    sidecar = SidecarProcess(server.settings.run_directory, arguments)
+    try:
+        yield sidecar
+    finally:
+        sidecar.stop()
+
+
+def _with_workers(repositories: Sequence[Path], models: Sequence[str]) -> bool:
+    """Whether any of the models has workers for the sidecar to load."""
+    return not folders.models(repositories)[1].isdisjoint(models)
+
+
+def _last_of(sidecar: SidecarProcess | None) -> str:
+    lines = sidecar.log.read_text(errors="replace").splitlines() if sidecar and sidecar.log.is_file() else []
+    return f" (the scheduler's last line: {lines[-1]})" if lines else ""
+
+
 def _greeting(server: TritonServer) -> str:
     settings = server.settings
+    plans = (
+        report.read(settings.run_directory).get("plans", {})
+        if _with_workers(settings.repositories, settings.models)
+        else {}
+    )
     return (
         f"ready: http {server.http_url}, grpc {server.grpc_url}, metrics {server.metrics_url}\n"
         + (f"warning: others can reach this server, which has {KNOWN_FLAWS}\n" if settings.is_public else "")
         + f"models: {', '.join(settings.models)}\n"
+        + "".join(f"workers of {name}: {found['plan']}\n" for name, found in plans.items())
         + describe(settings.models, settings.repositories, settings.reachable, settings.http_port, settings.grpc_port)
         + "\nCtrl-C stops the server\n"
     )
@@ -143,6 +193,8 @@ def _external(options: argparse.Namespace) -> int:
         for model in models:
             _say(f"loading {model}\n")
             control.load(model, timeout_s=options.ready_timeout)
+    if _with_workers(repositories, models):
+        _say(f"their workers: `shapeshift scheduler --server {options.external} --metrics URL` loads them\n")
     _say(f"models: {', '.join(models)}\n" + describe(models, repositories, host, options.http_port, int(port)))
     return 0
 
@@ -152,13 +204,13 @@ def _repositories(options: argparse.Namespace) -> list[Path]:
 
 
 def _models(options: argparse.Namespace, repositories: Sequence[Path]) -> list[str]:
-    """The models asked for, or every folder of the repositories that holds a config.pbtxt."""
+    """The models asked for, or every folder of the repositories that holds a config.pbtxt and is no front's worker."""
     if options.models:
         return [check_model_name(name.strip()) for name in options.models.split(",")]
     for folder in repositories:
         if not folder.is_dir():
             raise NotFoundError(f"no model repository at {folder}; run `make engines`, or name one with --repository")
-    found = sorted({file.parent.name for folder in repositories for file in folder.glob("*/config.pbtxt")})
+    found = sorted(folders.models(repositories)[0])
     if not found:
         raise NotFoundError(f"no models in {', '.join(map(str, repositories))}; run `make engines`")
     return found

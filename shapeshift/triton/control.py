@@ -32,6 +32,7 @@ _ERRORS: dict[str, type[ShapeshiftError]] = {
     "RESOURCE_EXHAUSTED": OverloadedError,
 }
 _QUICK_S = 5.0
+_RECONNECT_MS = 500
 
 
 @dataclass(frozen=True)
@@ -56,6 +57,8 @@ class ModelControl:
         self._headers = {GRPC_HEADER: key} if key else {}
         # A proxy for the web has no business between a server and its control.
         options = [("grpc.enable_http_proxy", 0), ("grpc.max_receive_message_length", -1)]
+        # A server that comes back is found again within a second.
+        options += [(f"grpc.{kind}_reconnect_backoff_ms", _RECONNECT_MS) for kind in ("initial", "min", "max")]
         self._client = triton.InferenceServerClient(url, channel_args=options)
 
     def load(self, name: str, config: dict[str, Any] | None = None, timeout_s: float = 300.0) -> None:

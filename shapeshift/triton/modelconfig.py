@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from google.protobuf import text_format
+from google.protobuf import json_format, text_format
 from tritonclient.grpc import model_config_pb2
 
 from shapeshift.errors import NotFoundError, ShapeshiftError
@@ -51,3 +51,8 @@ def write(message: ModelConfig, path: Path) -> None:
     draft = path.with_name(f".{path.name}.{os.getpid()}")
     draft.write_text(text_format.MessageToString(message, as_utf8=True), encoding="utf-8")
     draft.replace(path)
+
+
+def as_json(message: ModelConfig) -> dict[str, Any]:
+    """The configuration as JSON values, in the form that `control.ModelControl.load` takes."""
+    return dict(json_format.MessageToDict(message, preserving_proto_field_name=True))

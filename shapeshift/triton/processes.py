@@ -59,6 +59,12 @@ def is_alive(identity: Identity) -> bool:
     return entry is not None and entry.identity == identity
 
 
+def stub(pid: int) -> Identity | None:
+    """The identity of process `pid` if it runs a Python model; None for any other process, or none."""
+    entry = look_up(pid)
+    return entry.identity if entry is not None and entry.name == _STUB else None
+
+
 def members(record: Record) -> list[Member]:
     """The running processes of this run: those recorded, the stubs with its region prefix, all that share the
     server's session with one of these, and what the calling process has adopted if it is this run's guard."""

@@ -1,0 +1,92 @@
+"""`shapeshift status`: fronts, workers, load, plan and sidecar of a server that runs."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from shapeshift.cli.scheduler import addresses, key
+from shapeshift.scheduler.settings import SchedulerSettings
+from shapeshift.settings import require
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the options of `shapeshift status`."""
+    parser.add_argument("--json", action="store_true", help="one JSON object")
+    parser.add_argument("--server", metavar="HOST:GRPCPORT", help="its gRPC interface; that of the build folder's run")
+    parser.add_argument("--metrics", metavar="URL", help="its metrics page; that of the build folder's run")
+    parser.add_argument("--build", type=Path, default=Path("build"), help="folder of generated files (%(default)s)")
+    parser.add_argument("--seconds", type=float, default=2.0, help="how long the load is observed (%(default)s)")
+
+
+def run(options: argparse.Namespace) -> int:
+    """Write what is served to standard output. Raises ShapeshiftError where the server does not answer."""
+    # The gRPC client takes long to import, and only this command needs it.
+    from shapeshift.scheduler.overview import overview
+    from shapeshift.scheduler.sight import Sight
+    from shapeshift.triton import metrics
+    from shapeshift.triton.control import ModelControl
+
+    require(0.5 <= options.seconds <= 3600, "seconds", options.seconds, "0.5 to 3600")
+    place = options.build / "run"
+    own = addresses(place)
+    server, page = own or (SchedulerSettings.server, SchedulerSettings.metrics)
+    with ModelControl(options.server or server, key(place)) as control:
+        scrape = partial(metrics.scrape, options.metrics or page)
+        local = own is not None and options.server in (None, server)
+        found = overview(control, scrape, place, Sight(local), options.seconds)
+    sys.stdout.write(json.dumps(found) + "\n" if options.json else in_words(found))
+    return 0
+
+
+def in_words(found: dict[str, Any]) -> str:
+    """The overview as tables and sentences."""
+    parts = [_scheduler(found["scheduler"])]
+    for front in found["fronts"]:
+        parts.append(_front(front))
+        workers = [worker for worker in found["workers"] if worker["front"] == front["name"]]
+        if workers:
+            head = ["worker", "bin", "generation", "state", "pid", "outstanding", "time-outs"]
+            names = ["name", "bin", "generation", "state", "pid", "outstanding", "timeouts"]
+            parts.append(_table([head, *([_cell(name, worker[name]) for name in names] for worker in workers)]))
+    for model in found["models"]:
+        parts.append(f"{model['name']}: {model['state']}, pid {_cell('pid', model['pid'])}\n")
+    parts += [f"{model}: {problem}\n" for model, problem in found["problems"].items()]
+    return "\n".join(parts)
+
+
+def _scheduler(found: dict[str, Any]) -> str:
+    state = f"runs, pid {found['pid']}" if found["pid"] else "does not run"
+    frozen = "; frozen (`shapeshift scheduler --thaw` lets it work)" if found["frozen"] else ""
+    return f"scheduler: {state}{frozen}\n"
+
+
+def _front(found: dict[str, Any]) -> str:
+    reason = f" ({found['placement_reason']})" if found["placement_reason"] else ""
+    objective = f", objective {found['slo_ms']:g} ms" if found["slo_ms"] else ""
+    p98 = "no answers" if found["p98_ms"] is None else f"p98 {found['p98_ms']:g} ms"
+    lines = [
+        f"{found['name']}: {found['state']}, pid {_cell('pid', found['pid'])}, {found['placement']}{reason}{objective}",
+        f"  load: {found['texts_per_s']:g} texts/s, {found['requests_per_s']:g} answers/s, {p98},"
+        f" {found['waiting']} waiting, {found['running']} running",
+    ]
+    if plan := found["plan"]:
+        lines.append(f"  plan of {plan['at']}: {plan['plan']}; {plan['reason']}")
+    return "\n".join(lines) + "\n"
+
+
+def _table(rows: Sequence[Sequence[str]]) -> str:
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    lines = ("  " + "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in rows)
+    return "".join(f"{line.rstrip()}\n" for line in lines)
+
+
+def _cell(name: str, value: Any) -> str:
+    if value is None:
+        return "-"
+    return "all" if name == "bin" and value == 0 else str(value)
