@@ -53,7 +53,7 @@ class Cell:
             "queue_tokens": 10000000,
             **scheme.parameters(),
         }
-        repository = emulated_front(house, "emulated", **stated)
+        repository = emulated_front(house, "emulated", self._tokens.tolist(), **stated)
         with fleet(house, (repository,), {"emulated": self.workers}, self.period_s) as running:
             requests = planned(self._at_s, self._tokens, self.seed)
             with ForeignLoad() as foreign:

@@ -10,7 +10,6 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 
@@ -20,6 +19,8 @@ from bench.traces import Traffic, capacity_per_s, draw, planned
 from client.open_loop import replay
 from client.report import Report
 from shapeshift.triton.control import ModelControl
+from shapeshift.triton.processes import look_up
+from shapeshift.workloads import lengths
 
 FRONT = "faulty"
 _TIMEOUT_S = 30.0
@@ -84,14 +85,14 @@ class Faults:
             if name == "shapeshift_heartbeat_total" and dict(labels)["model"] == model
         ]
         for pid in pids:
-            if Path(f"/proc/{pid}").exists():
+            if look_up(int(pid)):
                 os.kill(int(pid), signal.SIGKILL)
 
     def _joined(self) -> float:
         now = [
             (labels, value)
             for (name, labels), value in self._running.samples().items()
-            if name == "shapeshift_workers_joined" and Path(f"/proc/{dict(labels)['pid']}").exists()
+            if name == "shapeshift_workers_joined" and look_up(int(dict(labels)["pid"]))
         ]
         return max((value for _, value in now), default=0.0)
 
@@ -137,7 +138,7 @@ class Faults:
 
 
 def measure(
-    workers: int, load: float, seed: int, reallocations: int, requests: int, everything: bool
+    placement: str, workers: int, load: float, seed: int, reallocations: int, requests: int, everything: bool
 ) -> Iterator[Fault]:
     """The faults of the table, one after the other on one server.
 
@@ -148,10 +149,12 @@ def measure(
     stated = {
         "bins": ",".join(map(str, edges())),
         "slo_ms": f"{SLO_MS:g}",
+        "placement": placement,
         "workers": workers,
         "min_workers": workers,
     }
-    repository = emulated_front(house, FRONT, **stated)
+    law = lengths.long().sample(np.random.default_rng(seed), 20000)
+    repository = emulated_front(house, FRONT, law.tolist(), **stated)
     with fleet(house, (repository,), {FRONT: workers}, 600.0) as running:
         faults = Faults(running, workers, load, seed)
         per_s = capacity_per_s(measured(), edges(), workers) * load

@@ -47,8 +47,11 @@ def measured(path: Path = PROFILE) -> Measured:
     return Measured(tuple(given["lengths"]), tuple(given["latency_ms"]))
 
 
-def emulated_front(house: Path, name: str, **parameters: object) -> Path:
-    """Build a front with emulated engines of the measured curve in `house`; the repository that serves it."""
+def emulated_front(house: Path, name: str, tokens: Sequence[int], **parameters: object) -> Path:
+    """Build a front with emulated engines of the measured curve in `house`; the repository that serves it.
+
+    tokens: lengths whose mix the first plan is made for, and `global` every one.
+    """
     source = house / "source" / name
     source.mkdir(parents=True, exist_ok=True)
     config = modelconfig.read(Path("model_repository/encode/config.pbtxt"))
@@ -56,7 +59,9 @@ def emulated_front(house: Path, name: str, **parameters: object) -> Path:
     config.parameters.clear()
     curve = measured()
     (source / "profile.json").write_text(json.dumps({"lengths": curve.lengths, "latency_ms": curve.latency_ms}))
+    (source / "lengths.json").write_text(json.dumps(np.bincount(tokens)[1:].tolist()))
     stated = {
+        "length_histogram": "lengths.json",
         "checkpoint": str((BUILD / "checkpoints" / "all-MiniLM-L6-v2").resolve()),
         "provider": "emulated",
         "precision": "f32",
@@ -97,8 +102,11 @@ class Running:
         self.process.append(subprocess.Popen(self.scheduler, stdout=log, stderr=log))
 
     def samples(self) -> Samples:
-        """The metrics now."""
-        return scrape(self.server.metrics_url, timeout_s=5.0)
+        """The metrics now; none while the server does not answer."""
+        try:
+            return scrape(self.server.metrics_url, timeout_s=5.0)
+        except ShapeshiftError:
+            return {}
 
     def wait_joined(self, front: str, workers: int) -> None:
         """Wait until the front gives texts to so many workers."""
@@ -133,8 +141,9 @@ def fleet(
     )
     with TritonServer(settings) as server:
         server.wait_ready(300)
-        command = [sys.executable, "-m", "shapeshift.cli.main", "scheduler", "--run-directory", str(house / "run")]
+        command = [sys.executable, "-m", "shapeshift.cli.main", "scheduler", "--build", str(house)]
         command += ["--server", server.grpc_url, "--metrics", server.metrics_url, "--plan-period", f"{period_s:g}"]
+        command += [part for repository in repositories for part in ("--repository", str(repository))]
         running = Running(server, command, [])
         running.start_scheduler()
         try:

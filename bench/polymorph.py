@@ -110,15 +110,16 @@ class Run:
     def faults(self) -> None:
         """Changes and deaths under load, on emulated workers."""
         extent = self._extent
-        for workers, load in ((8, 0.5), (2, 0.4)) if extent.reallocations else ((2, 0.4),):
-            counted = extent.reallocations if workers > 2 else 0
-            found = list(
-                faults.measure(workers, load, self._seed, counted, extent.requests, bool(extent.reallocations))
-            )
-            self.say(f"\nfaults, {workers} emulated workers at {load:.0%} of their time")
+        whole = bool(extent.reallocations)
+        kinds = (("partitioned", 8, 0.5), ("resident", 2, 0.4)) if whole else (("resident", 2, 0.4),)
+        for placement, workers, load in kinds:
+            counted = extent.reallocations if placement == "partitioned" else 0
+            found = list(faults.measure(placement, workers, load, self._seed, counted, extent.requests, whole))
+            self.say(f"\nfaults, {workers} emulated workers, {placement}, at {load:.0%} of their time")
             for line in faults.lines(found):
                 self.say(line)
-            self.data.setdefault("faults", []).append({"workers": workers, "rows": [asdict(one) for one in found]})
+            rows = [asdict(one) for one in found]
+            self.data.setdefault("faults", []).append({"workers": workers, "placement": placement, "rows": rows})
 
     def simulated(self) -> None:
         """The paper's tables and figures as discrete events."""

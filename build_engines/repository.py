@@ -30,6 +30,7 @@ def front_models(places: Places, only: set[str]) -> list[FrontModel]:
     if missing:
         known = ", ".join(folder.name for folder in folders)
         raise NotFoundError(f"no model {', '.join(sorted(missing))} in {places.repository}; there are: {known}")
+    workers.check_names([folder.name for folder in folders])
     return [_read(folder) for folder in folders if not only or folder.name in only]
 
 
@@ -51,8 +52,6 @@ def generate(planned: Plan, engines: Path, made: Manifest, places: Places) -> Pl
     front = planned.front
     target = places.generated / front.name
     placed = workers.place(front.serving, made)
-    shutil.rmtree(target, ignore_errors=True)
-    (target / "1").mkdir(parents=True)
     config = type(front.config)()
     config.CopyFrom(front.config)
     config.name = front.name
@@ -68,6 +67,9 @@ def generate(planned: Plan, engines: Path, made: Manifest, places: Places) -> Pl
     assert set(stated) <= settings.names(TextEngineSettings, PolymorphSettings, GeneratedSettings, FleetSettings)
     for name, value in stated.items():
         modelconfig.set_parameter(config, name, value)
+    # What was there stays until all is settled.
+    shutil.rmtree(target, ignore_errors=True)
+    (target / "1").mkdir(parents=True)
     if (front.folder / HOW_TO_CALL).is_file():
         example = (front.folder / HOW_TO_CALL).read_text(encoding="utf-8")
         about = f"engines: {made.provider}, {made.precision}; {made.tolerance}\n"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shutil
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -24,17 +25,26 @@ from shapeshift.triton import modelconfig
 _MIB = 2**20
 
 
+def check_names(fronts: Sequence[str]) -> None:
+    """Raise InvalidInputError for a front that is named as a worker of another would be."""
+    for name in fronts:
+        if any(_names_of(front).fullmatch(name) for front in fronts):
+            raise InvalidInputError("name", name, "another name: workers of a front are named so")
+
+
 def place(own: PolymorphSettings, made: Manifest) -> Placement:
     """The placement that config.pbtxt names, or the one that `auto` comes to."""
     devices = gpus() if made.provider in ("tensorrt", "onnxruntime") else 0
     if own.placement == "auto":
-        # Each engine holds the weights packed in its own way; the files' size is what that takes at least.
-        engine_mb = sum(entry.size for entry in made.files.values()) / _MIB
+        # Each engine holds the weights packed in its own way, whether it has a file of its own or shares one;
+        # a file's size is what that takes at least.
+        files = len({entry.file for entry in made.engines})
+        engine_mb = sum(entry.size for entry in made.files.values()) / files / _MIB
         wanted = own.workers or own.max_workers
         return placement.decide(len(made.engines), engine_mb, own.memory_mb, devices, wanted)
     if own.placement == "inline":
         return Placement("inline", 0, "named in config.pbtxt")
-    count = own.workers or devices or own.max_workers or 2
+    count = own.workers or max(own.min_workers, min(devices or 2, own.max_workers or MOST_WORKERS))
     return Placement("resident" if own.placement == "resident" else "partitioned", count, "named in config.pbtxt")
 
 
@@ -63,9 +73,8 @@ def stated(placed: Placement, front: FrontModel, made: Manifest) -> dict[str, st
 def generate(front: Any, made: Manifest, repository: Path) -> None:
     """Write the folders of the workers of the front with the generated config `front`; older ones go."""
     parameters = modelconfig.parameters(front)
-    pattern = re.compile(rf"{re.escape(front.name)}_w\d+")
     for folder in repository.iterdir():
-        if pattern.fullmatch(folder.name):
+        if _names_of(front.name).fullmatch(folder.name):
             shutil.rmtree(folder)
     if parameters["placement"] == "inline":
         return
@@ -98,6 +107,10 @@ def _worker(front: Any, parameters: dict[str, str], made: Manifest, number: int)
         if name != "profile":
             modelconfig.set_parameter(config, name, value)
     return config
+
+
+def _names_of(front: str) -> re.Pattern[str]:
+    return re.compile(rf"{re.escape(front)}_w\d+")
 
 
 def _tensor(tensor: Any, name: str, data_type: str, dims: list[int]) -> None:

@@ -5,6 +5,7 @@ Both keep the same face, so that the router need not know. Not thread-safe: the 
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Protocol
@@ -19,8 +20,8 @@ PackLimits = Callable[[int], tuple[int, int]]
 class Assignment(Protocol):
     """The waiting rows. A worker is known by its name, from `add` to `remove`."""
 
-    def add(self, worker: str, bin_edge: int) -> None:
-        """A worker that takes texts of up to `bin_edge` tokens; 0: of any length."""
+    def add(self, worker: str, bin_edge: int) -> bool:
+        """A worker that takes texts of up to `bin_edge` tokens; 0: of any length. Whether it can be used."""
 
     def remove(self, worker: str) -> list[Row]:
         """Take a worker out; the rows that waited for it and have to be put again."""
@@ -52,8 +53,11 @@ class SharedQueue:
         self._rows: deque[Row] = deque()
         self._running: dict[str, int] = {}
 
-    def add(self, worker: str, bin_edge: int) -> None:
-        self._running[worker] = 0
+    def add(self, worker: str, bin_edge: int) -> bool:
+        # One that holds a single bin must not draw texts that it would have to refuse.
+        if bin_edge == 0:
+            self._running[worker] = 0
+        return bin_edge == 0
 
     def remove(self, worker: str) -> list[Row]:
         del self._running[worker]
@@ -114,20 +118,24 @@ class DispatchedQueues:
         self, dispatcher: Dispatching, edges: Sequence[int], capacities: Sequence[float], pack_limits: PackLimits
     ) -> None:
         self._dispatcher = dispatcher
-        self._levels = {edge: level for level, edge in enumerate(edges)}
+        self._edges = list(edges)
         self._capacities = list(capacities)
         self._limits = pack_limits
         self._queues: dict[str, deque[Row]] = {}
         self._bins: dict[str, int] = {}
         self._running: dict[str, int] = {}
 
-    def add(self, worker: str, bin_edge: int) -> None:
-        # A worker with all engines takes the longest texts, too.
-        level = self._levels.get(bin_edge, len(self._levels) - 1)
+    def add(self, worker: str, bin_edge: int) -> bool:
+        # A worker with all engines takes the longest texts, too; one of an older build those of the next
+        # shorter bin.
+        level = bisect_right(self._edges, bin_edge) - 1 if bin_edge else len(self._edges) - 1
+        if level < 0:
+            return False
         self._dispatcher.add(level, worker, self._capacities[level])
         self._queues[worker] = deque()
-        self._bins[worker] = bin_edge
+        self._bins[worker] = self._edges[level] if bin_edge else 0
         self._running[worker] = 0
+        return True
 
     def remove(self, worker: str) -> list[Row]:
         self._dispatcher.remove(worker)

@@ -13,10 +13,12 @@ from shapeshift.polymorph.worker_client import State
 LANES = 2
 # After so many time-outs in a row the scheduler loads the worker anew.
 DEAD_AFTER = 2
+# A worker whose calls fail so often in a row gets none before it was asked for its state again.
+FAILING_AFTER = 2
 # A call that never returns costs its thread; a worker that has taken so many gets no further calls.
 _MOST_LOST = 200
 # A worker that does not answer is asked for its state less often, but at least this often.
-_LONGEST_PAUSE_S = 3.0
+_LONGEST_PAUSE_S = 1.5
 _PAUSE_S = 0.9
 
 
@@ -39,9 +41,9 @@ class Link:
     """One worker as the router sees it; changed under the router's lock only.
 
     state: what it last said of itself, None before; joined: whether rows are given to it; stay: how often it
-    has joined; timeouts: in a row, since its last answer; ready: whether the server takes requests for it;
-    hello: whether it shall be asked for its state; heard: when it last answered or was asked; lanes: threads
-    that may call it; lost: threads whose calls were given up and have not returned.
+    has joined; since: when it last did; timeouts: in a row, since its last answer; failures: of calls
+    with rows, in a row; hello: whether it shall be asked for its state; heard: when it last answered or was
+    asked; lanes: threads that may call it; lost: threads whose calls were given up and have not returned.
     """
 
     name: str
@@ -49,8 +51,9 @@ class Link:
     state: State | None = None
     joined: bool = False
     stay: int = 0
+    since: float = 0.0
     timeouts: int = 0
-    ready: bool = False
+    failures: int = 0
     hello: bool = False
     heard: float = 0.0
     lanes: int = 0
@@ -59,14 +62,17 @@ class Link:
 
     def to_be_asked(self, now: float) -> bool:
         """Whether it is time to ask for its state, which a call under way does not do anyway."""
-        under_way = self.hello or any(not flight.given_up for flight in self.flights)
         pause = min(max(_PAUSE_S, self.timeouts), _LONGEST_PAUSE_S)
-        return not under_way and self.lost < _MOST_LOST and now - self.heard > pause
+        return not self.hello and not self.under_way() and self.lost < _MOST_LOST and now - self.heard > pause
+
+    def under_way(self) -> list[Flight]:
+        """Calls that are still waited for."""
+        return [flight for flight in list(self.flights) if not flight.given_up]
 
     def expected_ms(self) -> float:
         """What the calls under way take, by the profile."""
-        return sum(flight.expected_ms for flight in self.flights if not flight.given_up)
+        return sum(flight.expected_ms for flight in self.under_way())
 
     def overdue(self, now: float) -> list[Flight]:
         """Calls that should have been answered by now and were not given up yet."""
-        return [flight for flight in self.flights if not flight.given_up and now > flight.deadline]
+        return [flight for flight in self.under_way() if now > flight.deadline]

@@ -6,29 +6,29 @@ time and goes to another; the first answer counts. The scheduler (`shapeshift.sc
 
 from __future__ import annotations
 
+import math
 import threading
 import time
-from collections import deque
 from collections.abc import Sequence
 
 from shapeshift.errors import EngineError, OverloadedError
 from shapeshift.polymorph.assignment import Assignment
-from shapeshift.polymorph.links import DEAD_AFTER, LANES, Flight, Link
+from shapeshift.polymorph.links import DEAD_AFTER, FAILING_AFTER, LANES, Flight, Link
 from shapeshift.polymorph.loading import Log
 from shapeshift.polymorph.profile import ServiceTimes
 from shapeshift.polymorph.request import Row, TextRequest
 from shapeshift.polymorph.settings import PolymorphSettings
 from shapeshift.polymorph.worker_client import State, WorkerClient, WorkerGoneError, WorkerSickError, WrongBinError
 from shapeshift.serving.metrics import Counter, Gauge
-from shapeshift.serving.startup import wait_initialized
 
 _WATCH_S = 0.02
-_DISCOVER_S = 1.0
+_DISCOVER_S = 0.5
 _LEAST_TIMEOUT_S = 0.25
 _TIMEOUT_FACTOR = 5.0
 _ATTEMPTS = 3
 # Rows for which no worker is there wait so long: a reload takes seconds, a first load of everything longer.
 _NO_WORKER_S = 30.0
+_UNLOADED = "the model is being unloaded; retry elsewhere"
 
 
 class RouterPool:
@@ -50,7 +50,8 @@ class RouterPool:
         self._log = log
         self._lock = threading.Lock()
         self._links = {name: Link(name, threading.Condition(self._lock)) for name in workers}
-        self._homeless: deque[Row] = deque()
+        # Rows that no worker there can take, and since when.
+        self._homeless: dict[Row, float] = {}
         self._waiting_rows = self._waiting_tokens = 0
         self._closing = threading.Event()
         self._calls, self._rows, self._retries, self._timeouts = 0, 0, 0, 0
@@ -69,7 +70,7 @@ class RouterPool:
     @property
     def running(self) -> int:
         """Rows in calls to workers."""
-        return sum(len(flight.rows) for link in self._links.values() for flight in list(link.flights))
+        return sum(len(flight.rows) for link in self._links.values() for flight in link.under_way())
 
     @property
     def loaded(self) -> int:
@@ -92,7 +93,7 @@ class RouterPool:
         rows, tokens = len(request.rows), sum(row.tokens for row in request.rows)
         with self._lock:
             if self._closing.is_set():
-                raise OverloadedError("the model is being unloaded; retry elsewhere")
+                raise OverloadedError(_UNLOADED)
             if self._waiting_rows:
                 _refuse("rows", self._waiting_rows, rows, self._settings.queue_rows)
                 _refuse("tokens", self._waiting_tokens, tokens, self._settings.queue_tokens)
@@ -102,16 +103,24 @@ class RouterPool:
         """Answer what waits with UNAVAILABLE, let running calls end, stop the threads."""
         with self._lock:
             self._closing.set()
-            left = [*self._homeless, *self._assignment.waiting()]
             for link in self._links.values():
                 link.wake.notify_all()
-        for row in left:
-            row.request.fail(OverloadedError("the model is being unloaded; retry elsewhere"))
         deadline = time.monotonic() + timeout_s
-        while any(link.flights for link in self._links.values()) and time.monotonic() < deadline:
+        # A call that fails meanwhile puts its rows back: they are looked for until none runs.
+        while self._fail_waiting() and time.monotonic() < deadline:
             time.sleep(_WATCH_S)
+        with self._lock:
+            stuck = [row for link in self._links.values() for flight in link.flights for row in flight.rows]
+        _fail_unloaded(stuck)
         for thread in self._threads:
             thread.join(timeout_s)
+
+    def _fail_waiting(self) -> bool:
+        with self._lock:
+            waiting = [*self._homeless, *self._assignment.waiting()]
+            running = any(link.under_way() for link in self._links.values())
+        _fail_unloaded(waiting)
+        return running
 
     def _put(self, rows: Sequence[Row]) -> None:
         for row in rows:
@@ -120,7 +129,7 @@ class RouterPool:
             self._count(row, 1)
             name = self._assignment.put(row)
             if name is None:
-                self._homeless.append(row)
+                self._homeless[row] = time.monotonic()
             else:
                 self._links[name].wake.notify()
 
@@ -147,7 +156,7 @@ class RouterPool:
 
     def _lane(self, link: Link) -> None:
         while (flight := self._next(link)) is not None:
-            rows = [row for row in flight.rows if row.request.still_wanted()]
+            rows = [row for row in flight.rows if not row.done and row.request.still_wanted()]
             if flight.rows and not rows:
                 self._ended(link, flight)
             else:
@@ -161,11 +170,14 @@ class RouterPool:
                 rows = self._assignment.take(link.name) if link.joined else []
                 if rows or link.hello:
                     link.hello = False
-                    if other := self._assignment.more():
-                        self._links[other].wake.notify()
+                    self._wake_another()
                     return self._start(link, rows)
                 link.wake.wait()
         return None
+
+    def _wake_another(self) -> None:
+        if other := self._assignment.more():
+            self._links[other].wake.notify()
 
     def _start(self, link: Link, rows: Sequence[Row]) -> Flight:
         for row in rows:
@@ -186,9 +198,10 @@ class RouterPool:
         except Exception as error:  # noqa: BLE001  whatever a worker does, its rows go on
             self._failed(link, flight, error)
             return
-        self._ended(link, flight, state)
         for index, row in enumerate(rows):
             row.request.complete(row, {name: values[index] for name, values in outputs.items()})
+        # Last, so that `close` knows of all answers when no call is under way.
+        self._ended(link, flight, state)
 
     def _ended(self, link: Link, flight: Flight, state: State | None = None) -> None:
         with self._lock:
@@ -197,59 +210,80 @@ class RouterPool:
                 return
             self._calls += 1
             self._rows += len(flight.rows)
-            # A call that was given up may be the answer of a process that has been replaced.
-            if not flight.given_up:
+            # A call that was given up, or began before the worker joined, may be the answer of a process
+            # that has been replaced.
+            if not flight.given_up and flight.stay == link.stay:
                 link.timeouts = 0
-                if link.ready:
-                    self._join(link, state)
+                if flight.rows:
+                    link.failures = 0
+                self._join(link, state)
 
     def _failed(self, link: Link, flight: Flight, error: Exception) -> None:
-        lost: list[Row] = []
+        of_itself = isinstance(error, WorkerGoneError | WorkerSickError | WrongBinError)
         with self._lock:
-            self._land(link, flight)
-            if flight.given_up:
-                return
-            if isinstance(error, WorkerGoneError):
-                self._leave(link, "is not ready")
-            elif isinstance(error, WorkerSickError):
-                link.timeouts = DEAD_AFTER
-                self._leave(link, "has died")
-            elif isinstance(error, WrongBinError):
-                self._leave(link, "has another bin")
-                link.hello = True
-                link.wake.notify()
-            else:
+            flight.deadline = math.inf
+            if not of_itself and not flight.given_up:
                 for row in flight.rows:
                     row.attempts += 1
-                lost = [row for row in flight.rows if row.attempts >= _ATTEMPTS]
-            self._again([row for row in flight.rows if row.attempts < _ATTEMPTS])
-        for row in lost:
-            row.request.fail(EngineError(f"the engine failed {_ATTEMPTS} times: {error}"))
+        for row in flight.rows:
+            if row.attempts >= _ATTEMPTS:
+                row.request.fail(EngineError(f"the engine failed {_ATTEMPTS} times: {error}"))
+        with self._lock:
+            self._land(link, flight)
+            # What an earlier process of the worker did says nothing of the one that has joined since.
+            if flight.stay == link.stay:
+                self._distrust(link, error, bool(flight.rows))
+            if not flight.given_up:
+                self._again(flight.rows)
+
+    def _distrust(self, link: Link, error: Exception, had_rows: bool) -> None:
+        if isinstance(error, WorkerGoneError):
+            self._leave(link, "is not ready")
+        elif isinstance(error, WorkerSickError):
+            link.timeouts = max(link.timeouts, DEAD_AFTER)
+            self._leave(link, "has died")
+        elif isinstance(error, WrongBinError):
+            self._leave(link, "has another bin")
+            # One that has just said which it has will not say better at once.
+            if time.monotonic() - link.since > _DISCOVER_S:
+                link.hello = True
+                link.wake.notify()
+        elif had_rows:
+            # One that fails at once would otherwise be the first to be free, and draw every text.
+            link.failures += 1
+            if link.failures >= FAILING_AFTER:
+                self._leave(link, f"failed {link.failures} times in a row: {error}")
 
     def _land(self, link: Link, flight: Flight) -> None:
         link.flights.remove(flight)
-        link.heard = time.monotonic()
         if flight.given_up:
             link.lost -= 1
-        elif link.joined and flight.stay == link.stay:
+            return
+        link.heard = time.monotonic()
+        if link.joined and flight.stay == link.stay:
             self._assignment.done(link.name, len(flight.rows))
 
     # Workers come and go.
 
     def _join(self, link: Link, state: State) -> None:
-        if link.joined and link.state is not None and link.state.bin == state.bin:
-            link.state = state
+        known, link.state = link.state, state
+        changed = known is None or known.bin != state.bin
+        if link.joined and not changed:
             return
         self._leave(link, f"has bin {state.bin} now")
-        link.state = state
+        if not self._assignment.add(link.name, state.bin):
+            if changed:
+                self._log(f"{link.name}: not used, its bin {state.bin or 'any'} is none of this model's")
+            return
         link.joined = True
         link.stay += 1
-        self._assignment.add(link.name, state.bin)
+        link.since = time.monotonic()
         self._log(f"{link.name}: joined, bin {state.bin or 'any'}, generation {state.generation}")
-        waiting, self._homeless = self._homeless, deque()
+        waiting, self._homeless = self._homeless, {}
         for row in waiting:
             self._count(row, -1)
-        self._put(waiting)
+        self._put(list(waiting))
+        self._homeless = {row: waiting[row] for row in self._homeless}
         link.wake.notify_all()
 
     def _leave(self, link: Link, why: str) -> None:
@@ -261,6 +295,8 @@ class RouterPool:
         for row in rows:
             self._count(row, -1)
         self._again(rows)
+        # It may have been woken for a row that another has to take now.
+        self._wake_another()
 
     def _open_lanes(self, link: Link) -> None:
         while link.lanes < LANES:
@@ -286,49 +322,44 @@ class RouterPool:
     def _give_up(self, link: Link, flight: Flight) -> None:
         flight.given_up = True
         self._timeouts += 1
-        link.timeouts += 1
         link.lost += 1
         link.lanes -= 1
         self._open_lanes(link)
-        self._leave(link, "did not answer in time")
+        if flight.stay == link.stay:
+            link.timeouts += 1
+            self._leave(link, "did not answer in time")
         self._again(flight.rows)
 
     def _end_late(self, now: float) -> None:
         with self._lock:
             waiting = [*self._homeless, *self._assignment.waiting()] if self._waiting_rows else []
-            deserted = self.loaded == 0
+            deserted = [row for row, since in self._homeless.items() if now - since > _NO_WORKER_S]
         for request in {row.request for row in waiting}:
             request.fail_if_late()
-            if deserted and now - request.arrived > _NO_WORKER_S:
-                request.fail(OverloadedError("no worker is there; is the scheduler running?"))
+        for row in deserted:
+            row.request.fail(
+                OverloadedError(f"no worker for a text of {row.tokens} tokens is there; is the scheduler running?")
+            )
         with self._lock:
-            for row in self._homeless:
-                if row.request.ended:
-                    self._count(row, -1)
-            self._homeless = deque(row for row in self._homeless if not row.request.ended)
+            for row in [row for row in self._homeless if row.request.ended]:
+                self._count(row, -1)
+                del self._homeless[row]
 
     def _discover(self) -> None:
-        wait_initialized(self._closing)
-        while True:
-            for link in self._links.values():
-                ready = self._ready(link.name)
-                with self._lock:
-                    link.ready = ready
-                    if not ready:
-                        self._leave(link, "is not ready")
-                    elif link.to_be_asked(time.monotonic()):
+        # A worker is found by asking it. To ask the server whether it is ready kills this process while the server
+        # itself is not (Triton 24.10).
+        while not self._closing.wait(_DISCOVER_S):
+            with self._lock:
+                for link in self._links.values():
+                    if link.to_be_asked(time.monotonic()):
                         link.hello = True
                         self._open_lanes(link)
                         link.wake.notify()
-            if self._closing.wait(_DISCOVER_S):
-                return
 
-    def _ready(self, name: str) -> bool:
-        try:
-            return self._client.is_ready(name)
-        except Exception as error:  # noqa: BLE001  a server that cannot say counts as one that is not ready
-            self._log(f"{name}: the server does not say whether it is ready: {error}")
-            return False
+
+def _fail_unloaded(rows: Sequence[Row]) -> None:
+    for row in rows:
+        row.request.fail(OverloadedError(_UNLOADED))
 
 
 def _refuse(unit: str, held: int, added: int, limit: int) -> None:

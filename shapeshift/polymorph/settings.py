@@ -27,7 +27,7 @@ class PolymorphSettings:
     pack_tokens     most tokens that several texts share in one engine call; 0: from the profile
     slo_ms          latency objective; half of it and 95% of it become bounds of the latency histogram; 0: none
     memory_mb       while the process takes more than this, no further static engine is loaded
-    workers         workers at first; 0: one a GPU, or one a core
+    workers         workers at first; 0: one a GPU, else two
     min_workers     fewest workers that the scheduler leaves
     max_workers     most workers; 0: `workers`
     worker_pool     name of a pool of workers that several fronts share; empty: none

@@ -102,7 +102,7 @@ class TextWorker:
         ids, lengths = (tensor.as_numpy() for tensor in tensors)
         if ids.ndim != 1 or lengths.ndim != 1:
             raise InvalidInputError("INPUT_IDS, LENGTHS", [ids.ndim, lengths.ndim], "one axis each")
-        if len(lengths) and (int(lengths.min()) < 1 or int(lengths.sum()) != len(ids)):
+        if int(lengths.min(initial=1)) < 1 or int(lengths.sum(dtype=np.int64)) != len(ids):
             raise InvalidInputError("LENGTHS", lengths.tolist(), f"at least 1 each, {len(ids)} in all")
         if len(ids) > self._max_tokens:
             raise UnsupportedError(f"LENGTHS: {len(ids)} tokens in all; this worker takes {self._max_tokens}")

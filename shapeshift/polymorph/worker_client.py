@@ -33,7 +33,14 @@ class State(NamedTuple):
 
 
 # What this server's messages contain, in lower case.
-_GONE = ("is not ready", "not found", "is being unloaded", "no version is available", "is unavailable")
+_GONE = (
+    "not ready",
+    "bls is only supported",
+    "not found",
+    "is being unloaded",
+    "no version is available",
+    "is unavailable",
+)
 _SICK = ("not healthy", "unexpected termination", "stub process")
 
 
@@ -43,10 +50,6 @@ class WorkerClient:
     def __init__(self, pb_utils: Any, outputs: Sequence[str]) -> None:
         self._pb_utils = pb_utils
         self._outputs = list(outputs)
-
-    def is_ready(self, worker: str) -> bool:
-        """Whether the server takes requests for the worker."""
-        return bool(self._pb_utils.is_model_ready(worker))
 
     def call(self, worker: str, texts: Sequence[Ids]) -> tuple[dict[str, Array], State]:
         """The outputs for `texts`, each [len(texts), ...], and the worker's state.
@@ -60,13 +63,16 @@ class WorkerClient:
         request = pb.InferenceRequest(model_name=worker, requested_output_names=[*self._outputs, STATE], inputs=tensors)
         try:
             response = request.exec()
-        except pb.TritonModelException as error:
+        except Exception as error:  # noqa: BLE001  the server has several kinds for what it cannot do now
             raise _meaning(str(error), None, pb) from None
         if response.has_error():
             raise _meaning(response.error().message(), response.error().code(), pb)
         # Copied: the memory is Triton's, and goes with the response.
         found = {tensor.name(): np.array(tensor.as_numpy()) for tensor in response.output_tensors()}
-        return found, State(*(int(value) for value in found.pop(STATE)))
+        state = State(*(int(value) for value in found.pop(STATE)))
+        if any(len(found[name]) != len(texts) for name in self._outputs):
+            raise EngineError(f"{worker} answered for another number of texts than {len(texts)}")
+        return found, state
 
 
 def _meaning(text: str, code: object, pb_utils: Any) -> ShapeshiftError:
