@@ -134,7 +134,7 @@ def test_a_missing_metric_is_said() -> None:
 
 
 def test_more_than_the_workers_can_serve_is_said() -> None:
-    decision = decide.again(front(), {name: 512 for name in names(4)}, 4, [], load(t512=100_000), SETTINGS)
+    decision = decide.again(front(), dict.fromkeys(names(4), 512), 4, [], load(t512=100_000), SETTINGS)
     assert not decision.feasible
     assert "4 workers serve" in decision.reason
     assert "% of the demand within 300 ms" in decision.reason
@@ -165,7 +165,7 @@ def test_a_plan_that_was_cut_short_is_filled_up() -> None:
 def test_workers_with_all_bins_are_only_counted() -> None:
     one = front(placement="resident")
     assert decide.first(one, 3, names(3), SETTINGS).counts == (3,)
-    have = {name: 0 for name in names(3)}
+    have = dict.fromkeys(names(3), 0)
     assert decide.again(one, have, 3, [], load(t32=1000), SETTINGS).actions == ()
     fewer = decide.again(one, have, 2, [], load(t32=1000), SETTINGS)
     assert [action.kind for action in fewer.actions] == ["unload"]

@@ -87,7 +87,7 @@ def test_a_pool_goes_to_the_front_that_is_busy_and_says_so() -> None:
     assert sum(busy.counts) > 3
     assert [action.kind for action in calm.actions if action.kind != "change"] == ["unload"] * (3 - sum(calm.counts))
     assert [action.kind for action in busy.actions if action.kind != "change"] == ["load"] * (sum(busy.counts) - 3)
-    assert f"pool cpu: " in busy.reason
+    assert "pool cpu: " in busy.reason
     assert f"{sum(busy.counts)} of 6 workers" in busy.reason
 
 
@@ -98,9 +98,9 @@ def test_a_pool_without_traffic_stays() -> None:
 
 
 def test_a_new_front_gets_its_part_of_a_full_pool() -> None:
-    decisions = dict(
-        (one.name, decision)
+    decisions = {
+        one.name: decision
         for one, decision in sharing.decide_all([member("old", 6, t32=5000), member("new", 0)], SETTINGS)
-    )
+    }
     assert sum(decisions["new"].counts) >= 1
     assert sum(decisions["new"].counts) + sum(decisions["old"].counts) == 6
