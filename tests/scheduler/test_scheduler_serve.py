@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import argparse
 import os
 import signal
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from shapeshift.cli import serve
-from shapeshift.triton.server import TritonServer
+from shapeshift.scheduler.child import SidecarProcess
 from tests.scheduler.house import BACKENDS, Command, House, wait_until
 
 pytestmark = pytest.mark.server
@@ -63,11 +62,24 @@ def test_serve_stops_the_sidecar_before_the_server(served: Command, house: House
     assert log.count("no server answers") <= 1
 
 
-def test_serve_can_leave_the_sidecar_out(house: House) -> None:
-    parser = argparse.ArgumentParser()
-    serve.add_arguments(parser)
-    server = TritonServer(house.settings)
-    with serve._sidecar(server, parser.parse_args(["--no-scheduler"])) as sidecar:
-        assert sidecar is None
-    with serve._sidecar(server, parser.parse_args([])) as sidecar:
-        assert sidecar is not None
+def test_a_sidecar_that_keeps_ending_is_started_ever_later(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [100.0]
+    monkeypatch.setattr("shapeshift.scheduler.child.time.monotonic", lambda: now[0])
+    sidecar = SidecarProcess(house.settings, 120.0)
+    sidecar._command = [sys.executable, "-c", "print('here')"]
+    starts = []
+    with sidecar:
+        sidecar.start()
+        for _ in range(400):
+            assert sidecar._process is not None
+            process = sidecar._process
+            process.wait()
+            now[0] += 0.25
+            sidecar.keep()
+            if sidecar._process is not process:
+                starts.append(now[0])
+    pauses = [later - before for before, later in zip(starts, starts[1:], strict=False)]
+    assert len(pauses) >= 5
+    assert pauses == sorted(pauses)
+    assert pauses[-1] > 8 * pauses[0]
+    assert sidecar.last_line() == "here"

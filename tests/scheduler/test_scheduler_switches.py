@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -155,3 +156,14 @@ def test_settings_that_make_no_sense(field: str, value: float) -> None:
 def test_batches_grow_with_the_fleet() -> None:
     assert [SchedulerSettings().batch_of(workers) for workers in (1, 8, 40)] == [1, 1, 5]
     assert SchedulerSettings(batch=3).batch_of(1) == 3
+
+
+def test_only_the_journal_looks_at_the_time_of_day() -> None:
+    """A clock that is set must not matter."""
+    package = Path(folders.__file__).parent
+    found = {
+        file.name
+        for file in package.glob("*.py")
+        if re.search(r"\btime\.time\(|datetime|\btime_ns\(", file.read_text())
+    }
+    assert found == {"journal.py"}
