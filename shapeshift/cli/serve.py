@@ -103,7 +103,8 @@ def _embedded(options: argparse.Namespace) -> int:
         allow_public=options.allow_public,
     )
     SchedulerSettings(plan_period_s=options.plan_period)
-    with _told_to_stop() as stop, TritonServer(settings) as server, _sidecar(server, options) as sidecar:
+    beside = None if options.no_scheduler else SidecarProcess(settings, options.plan_period)
+    with _told_to_stop() as stop, TritonServer(settings) as server, beside or contextlib.nullcontext() as sidecar:
         return _watch(server, sidecar, stop, options.ready_timeout)
 
 
@@ -126,7 +127,8 @@ def _watch(server: TritonServer, sidecar: SidecarProcess | None, stop: threading
             if sidecar is not None and not waits:
                 sidecar.start()
         if not ready and time.monotonic() > deadline:
-            raise server.failure(f"was not ready after {ready_timeout_s:g} s{_last_of(sidecar)}")
+            said = f" (its scheduler: {sidecar.last_line()})" if sidecar is not None and waits else ""
+            raise server.failure(f"was not ready after {ready_timeout_s:g} s{said}")
     _say("stopping\n")
     if sidecar is not None:
         sidecar.stop()
@@ -135,31 +137,9 @@ def _watch(server: TritonServer, sidecar: SidecarProcess | None, stop: threading
     return 0
 
 
-@contextlib.contextmanager
-def _sidecar(server: TritonServer, options: argparse.Namespace) -> Iterator[SidecarProcess | None]:
-    """The sidecar, not yet started; stopped in any case."""
-    if options.no_scheduler:
-        yield None
-        return
-    arguments = ["--build", str(options.build), "--server", server.grpc_url, "--metrics", server.metrics_url]
-    arguments += ["--plan-period", str(options.plan_period)]
-    for folder in server.settings.repositories:
-        arguments += ["--repository", str(folder)]
-    sidecar = SidecarProcess(server.settings.run_directory, arguments)
-    try:
-        yield sidecar
-    finally:
-        sidecar.stop()
-
-
 def _with_workers(repositories: Sequence[Path], models: Sequence[str]) -> bool:
     """Whether any of the models has workers for the sidecar to load."""
     return not folders.models(repositories)[1].isdisjoint(models)
-
-
-def _last_of(sidecar: SidecarProcess | None) -> str:
-    lines = sidecar.log.read_text(errors="replace").splitlines() if sidecar and sidecar.log.is_file() else []
-    return f" (the scheduler's last line: {lines[-1]})" if lines else ""
 
 
 def _greeting(server: TritonServer) -> str:

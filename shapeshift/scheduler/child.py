@@ -7,11 +7,13 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
 from pathlib import Path
+from types import TracebackType
+from typing import Self
 
 import shapeshift
-from shapeshift.scheduler import report
+from shapeshift.scheduler import lock, report
+from shapeshift.triton.settings import ServerSettings
 
 LOG = "scheduler.log"
 _FIRST_PAUSE_S = 0.5
@@ -21,17 +23,34 @@ _GRACE_S = 2.0
 
 
 class SidecarProcess:
-    """`shapeshift scheduler` with these options, its output in the run directory's scheduler.log.
+    """`shapeshift scheduler` for the server with these settings, its output in the run directory's scheduler.log.
 
-    It ends with the process that started it, however that ends: it reads a pipe whose other side is here.
+    It ends with the process that started it, however that ends: it reads a pipe whose other side is here. A context
+    manager that stops it on exit; `start` starts it.
     """
 
-    def __init__(self, run_directory: Path, options: Sequence[str]) -> None:
-        self._run_directory = run_directory
-        self._command = [sys.executable, "-P", "-m", "shapeshift.cli.main", "scheduler", "--until-eof", *options]
+    def __init__(self, settings: ServerSettings, plan_period_s: float) -> None:
+        self._run_directory = settings.run_directory
+        options = {
+            "--build": settings.run_directory.parent,
+            "--server": f"{settings.reachable}:{settings.grpc_port}",
+            "--metrics": f"http://{settings.reachable}:{settings.metrics_port}/metrics",
+            "--plan-period": plan_period_s,
+        }
+        self._command = [sys.executable, "-P", "-m", "shapeshift.cli.main", "scheduler", "--until-eof"]
+        self._command += [f"{name}={value}" for name, value in options.items()]
+        self._command += [f"--repository={folder}" for folder in settings.repositories]
         self._process: subprocess.Popen[bytes] | None = None
         self._started_at = 0.0
         self._pause_s = _FIRST_PAUSE_S
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
 
     @property
     def log(self) -> Path:
@@ -58,9 +77,15 @@ class SidecarProcess:
             self._run()
 
     def has_settled(self) -> bool:
-        """Whether it has taken over the server: the workers of its first plan are loaded, or it has said why not."""
-        process = self._process
-        return process is not None and _is_settled(report.read(self._run_directory), process.pid)
+        """Whether the run directory's sidecar has taken over the server: the workers of the first plan are loaded,
+        or it has said why not."""
+        said = report.read(self._run_directory)
+        return said.get("settled") is True and said.get("pid") == lock.holder(self._run_directory)
+
+    def last_line(self) -> str:
+        """What it said last; empty for nothing."""
+        lines = self.log.read_text(errors="replace").splitlines() if self.log.is_file() else []
+        return lines[-1] if lines else ""
 
     def stop(self) -> None:
         """End it, within 3 s; safe to call again."""
@@ -93,7 +118,3 @@ class SidecarProcess:
         if self._process is not None and self._process.stdin is not None:
             with contextlib.suppress(OSError):
                 self._process.stdin.close()
-
-
-def _is_settled(values: dict[str, object], pid: int) -> bool:
-    return values.get("pid") == pid and values.get("settled") is True

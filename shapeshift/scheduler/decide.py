@@ -72,18 +72,18 @@ def again(
     if not front.is_binned:
         counts: tuple[int, ...] = (workers,)
         return _moved(front, have, counts, spare, load, _seen(load))
-    resized = workers != len(have)
+    # Also where `make engines` has taken a bin away.
+    must_change = workers != len(have) or any(bin_ not in front.edges for bin_ in have.values())
     present = plan.counts_of(front, have)
     fixed = front.settings.allocation in ("even", "global")
     enough = load.offered >= settings.least_texts
-    if not (fixed or enough or resized):
+    if not (fixed or enough or must_change):
         return Decision((), present, f"{_too_few(load, settings)}: the plan stays")
     by_histogram = fixed or not enough
     wanted = plan.assumed_demand(front, workers, settings.assumed_load) if by_histogram else plan.demand(front, load)
     found = plan.solve(front, workers, wanted)
     seen = "by plan_histogram" if by_histogram else f"{_seen(load)} ({plan.shares(front, wanted)})"
-    strange = [worker for worker, bin_ in have.items() if bin_ not in front.edges]
-    if not resized and not strange:
+    if not must_change:
         better = (
             found.counts != present if fixed else plan.is_better(front, found, present, wanted, settings.least_gain)
         )
@@ -91,7 +91,7 @@ def again(
             now = plan.expected_ms(front, present, wanted)
             reason = _joined(f"{seen}: {plan.in_words(front, present)} stays", _expected(now), found.reason)
             return Decision((), present, reason, found.feasible, now)
-    before = None if resized else plan.expected_ms(front, present, wanted)
+    before = None if must_change else plan.expected_ms(front, present, wanted)
     reason = _joined(seen, _expected(found.mean_ms, before), found.reason)
     return _moved(front, have, found.counts, spare, load, reason, found.feasible, found.mean_ms)
 

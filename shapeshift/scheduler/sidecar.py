@@ -22,7 +22,7 @@ from shapeshift.triton.control import ModelControl
 
 # How soon an absent server is looked for again.
 _SOON_S = 0.25
-_END_S = 1.0
+_END_S = 0.5
 
 
 class Sidecar:

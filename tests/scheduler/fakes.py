@@ -1,0 +1,153 @@
+"""A server without a server, and metrics pages made by hand."""
+
+from __future__ import annotations
+
+import copy
+import json
+import threading
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from shapeshift.errors import EngineError, ShapeshiftError
+from shapeshift.scheduler.front import Front, read
+from shapeshift.scheduler.observe import HEARTBEAT, LATENCIES, LENGTHS, OUTSTANDING, TIMEOUTS, WAITING, Page
+from shapeshift.triton.control import ModelState
+from shapeshift.triton.metrics import Samples
+
+EDGES = (32, 128, 512)
+PROFILE = {
+    "engines": [
+        {"tokens": None, "rows": None, "latency": [[8, 3, 4, 3], [512, 100, 120, 99]]},
+        {"tokens": 32, "rows": 1, "latency": [[32, 5, 6, 5]]},
+        {"tokens": 128, "rows": 1, "latency": [[128, 20, 22, 19]]},
+    ]
+}
+SERVICES = (5.0, 20.0, 100.0)
+
+
+def parameters(**changes: object) -> dict[str, str]:
+    """The parameters of a generated front with three bins and four workers."""
+    values: dict[str, object] = {
+        "placement": "partitioned",
+        "slo_ms": 300,
+        "workers": 4,
+        "bin_edges": json.dumps(EDGES),
+        "plan_histogram": "[8, 1, 1]",
+        "profile": json.dumps(PROFILE),
+    }
+    return {name: str(value) for name, value in (values | changes).items()}
+
+
+def front(name: str = "enc", **changes: object) -> Front:
+    return read(name, parameters(**changes))
+
+
+def config(name: str, **values: object) -> dict[str, Any]:
+    return {"name": name, "parameters": {key: {"string_value": str(value)} for key, value in values.items()}}
+
+
+class FakeServer:
+    """Model control in memory: `files` are the folders, `loaded` what runs, `calls` what was asked for.
+
+    fails: (name, bin) -> error text, or nothing; asked at each load.
+    """
+
+    def __init__(self) -> None:
+        self.files: dict[str, dict[str, Any]] = {}
+        self.loaded: dict[str, dict[str, Any]] = {}
+        self.states: dict[str, str] = {}
+        self.calls: list[tuple[str, str, str]] = []
+        self.fails: Callable[[str, str], str | None] = lambda name, bin_: None
+        self.down = False
+        self._lock = threading.Lock()
+
+    def add_front(self, name: str = "enc", models: int = 6, **changes: object) -> None:
+        """A front that is loaded, and the folders of its workers, which are not."""
+        self.files[name] = self.loaded[name] = config(name, **parameters(**changes))
+        for number in range(models):
+            worker = f"{name}_w{number:02d}"
+            self.files[worker] = config(worker, worker_of=name, bin=EDGES[-1], generation=0)
+
+    def bins(self, name: str = "enc") -> dict[str, str]:
+        """The bin of each worker of the front that is loaded."""
+        return {model: self.parameter(model, "bin") for model in sorted(self.loaded) if model.startswith(f"{name}_w")}
+
+    def parameter(self, model: str, name: str) -> str:
+        return str(self.loaded[model]["parameters"][name]["string_value"])
+
+    def restart(self) -> None:
+        """All workers are gone, as after a restart of the server."""
+        self.loaded = {name: found for name, found in self.loaded.items() if "_w" not in name}
+
+    def load(self, name: str, config: dict[str, Any] | None = None, timeout_s: float = 300.0) -> None:
+        self._answer()
+        if name not in self.files:
+            raise EngineError(f"cannot load {name}: failed to poll from model repository")
+        given = copy.deepcopy(config or self.files[name])
+        bin_ = given["parameters"].get("bin", {}).get("string_value", "")
+        with self._lock:
+            self.calls.append(("load", name, bin_))
+        if text := self.fails(name, bin_):
+            raise EngineError(text)
+        with self._lock:
+            self.loaded[name] = given
+
+    def unload(self, name: str, timeout_s: float = 30.0) -> None:
+        self._answer()
+        with self._lock:
+            self.calls.append(("unload", name, ""))
+            self.loaded.pop(name, None)
+
+    def wait_unloaded(self, name: str, timeout_s: float = 30.0) -> None:
+        self._answer()
+        assert name not in self.loaded
+
+    def index(self, timeout_s: float = 5.0) -> list[ModelState]:
+        self._answer()
+        names = sorted({*self.files, *self.loaded})
+        states = {name: self.states.get(name, "READY" if name in self.loaded else "") for name in names}
+        return [ModelState(name, "1", state, "") for name, state in states.items()]
+
+    def config(self, name: str, timeout_s: float = 5.0) -> dict[str, Any]:
+        self._answer()
+        if name not in self.loaded:
+            raise ShapeshiftError(f"{name} is not loaded")
+        return copy.deepcopy(self.loaded[name])
+
+    def _answer(self) -> None:
+        if self.down:
+            raise ShapeshiftError("no server answers")
+
+
+def samples(model: str, pid: int, beats: float, **more: Mapping[str, float]) -> Samples:
+    """One process: its heartbeat, and of each metric named by keyword the values by label."""
+    names = {
+        "lengths": (LENGTHS, "le"),
+        "latencies": (LATENCIES, "le"),
+        "outstanding": (OUTSTANDING, "worker"),
+        "timeouts": (TIMEOUTS, "worker"),
+        "waiting": (WAITING, "none"),
+    }
+    own = {("model", model), ("pid", str(pid))}
+    found: Samples = {(HEARTBEAT, frozenset(own)): beats}
+    for key, values in more.items():
+        metric, label = names[key]
+        for text, value in values.items():
+            found[metric, frozenset(own | ({(label, text)} if text else set()))] = value
+    return found
+
+
+def page(at: float, *parts: Samples) -> Page:
+    merged: Samples = {}
+    for part in parts:
+        merged |= part
+    return Page(merged, at)
+
+
+def cumulative(counts: Mapping[float, float]) -> dict[str, float]:
+    """Counts by upper bound as a page shows them."""
+    total, shown = 0.0, {}
+    for bound, count in sorted(counts.items()):
+        total += count
+        shown[f"{bound:g}"] = total
+    return shown | {"+Inf": total}
