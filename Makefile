@@ -10,6 +10,8 @@ MODELS ?=
 # Model and requests in flight for `make loadtest`.
 MODEL ?= encode
 CONCURRENCY ?= 8
+# What `make bench` measures: encode or polymorph.
+BENCH ?= encode
 # Further options of `make serve`, `make bench` and `make test`.
 ARGS ?=
 
@@ -21,7 +23,7 @@ TORCH := requirements/torch-$(if $(GPU),gpu,cpu).txt
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help setup engines serve test lint bench loadtest clean
+.PHONY: help setup engines serve test lint bench simulate loadtest clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' Makefile
@@ -42,8 +44,11 @@ lint: .venv/.test ## check style, formatting and types
 	@$(BIN)/ruff format --check .
 	@$(BIN)/mypy
 
-bench: .venv/.test engines ## measure ours against the baselines (ARGS=--quick: under 3 minutes)
-	@$(BIN)/python -m bench.encode $(ARGS)
+bench: .venv/.test engines ## measure ours against others (BENCH=encode or polymorph; ARGS=--quick: under 3 minutes)
+	@$(BIN)/python -m bench.$(BENCH) $(ARGS)
+
+simulate: .venv/.test build/.server ## the allocation and dispatch policies as discrete events, for many workers
+	@$(BIN)/python -m bench.polymorph --parts simulated $(ARGS)
 
 loadtest: .venv/.serve build/.server ## perf_analyzer against a server that runs (MODEL=encode, CONCURRENCY=8)
 	@$(BIN)/python -m client.loadtest --model $(MODEL) --concurrency $(CONCURRENCY) $(ARGS)

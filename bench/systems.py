@@ -13,6 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -21,6 +22,8 @@ from numpy.typing import NDArray
 from bench.loads import Outcome
 from bench.peers.http_load import closed_loop, open_loop
 from bench.peers.infinity import Engine, Infinity
+from build_engines import workers
+from build_engines.repository import profile
 from shapeshift.engines import manifest
 from shapeshift.engines.manifest import EngineEntry, Latency, Manifest
 from shapeshift.errors import ShapeshiftError
@@ -78,23 +81,36 @@ class InfinityServer:
         return Outcome(load.latencies * 1e3, load.rate)
 
 
-def derive(name: str, entries: Sequence[EngineEntry], repository: Path, build: Path, source: str = "encode") -> None:
+def derive(
+    name: str,
+    entries: Sequence[EngineEntry],
+    repository: Path,
+    build: Path,
+    source: str = "encode",
+    packs_rows: bool = False,
+    parameters: Mapping[str, str] = MappingProxyType({}),
+) -> None:
     """A front model `name` with other engines of the same files: same weights, provider and precision.
 
-    Its texts do not share engine calls: that is ours, not the baseline's.
+    packs_rows: whether texts may share an engine call: that is ours, not the baselines'. parameters: changed in
+    the generated config.pbtxt; the folders of workers are written, too.
     """
     made = manifest.load(build / "engines" / source)
     folder = build / "bench" / "engines" / name
     shutil.rmtree(folder, ignore_errors=True)
     shutil.copytree(build / "engines" / source, folder, copy_function=lambda a, b: Path(b).hardlink_to(a))
     (folder / manifest.FILE_NAME).unlink()
-    replace(made, packs_rows=False, engines=tuple(entries)).save(folder)
+    derived = replace(made, packs_rows=made.packs_rows and packs_rows, engines=tuple(entries))
+    derived.save(folder)
     config = modelconfig.read(build / "repository" / source / "config.pbtxt")
     config.name = name
     modelconfig.set_parameter(config, "engines", str(folder.resolve()))
-    modelconfig.set_parameter(config, "manifest_sha256", manifest.sha256(folder))
+    stated = {"manifest_sha256": manifest.sha256(folder), "profile": json.dumps(profile(derived)), **parameters}
+    for field, value in stated.items():
+        modelconfig.set_parameter(config, field, value)
     (repository / name / "1").mkdir(parents=True)
     modelconfig.write(config, repository / name / "config.pbtxt")
+    workers.generate(config, derived, repository)
 
 
 def dynamic_only(made: Manifest) -> list[EngineEntry]:

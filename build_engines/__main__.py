@@ -66,13 +66,14 @@ def _bring_up_to_date(front: FrontModel, places: Places) -> bool:
         planned = plan(front, places)
         fresh = not is_current(planned, target)
         made = build(planned, target, progress) if fresh else manifest.load(target)
-        generate(planned, target, made, places)
+        placed = generate(planned, target, made, places)
     except ShapeshiftError as error:
         progress.done()
         print(f"{front.name}: {error}", file=sys.stderr)
         return False
     progress.done()
     _table(front.name, made, target, fresh)
+    print(f"placement {placed.name}{f', {placed.workers} workers' if placed.workers else ''}: {placed.reason}")
     return True
 
 

@@ -7,6 +7,7 @@ import os
 import shutil
 from pathlib import Path
 
+from build_engines import workers
 from build_engines.plan import Plan
 from build_engines.settings import FrontModel, Places
 from shapeshift import settings
@@ -14,7 +15,8 @@ from shapeshift.engines import manifest
 from shapeshift.engines.manifest import Manifest
 from shapeshift.engines.settings import GeneratedSettings, TextEngineSettings
 from shapeshift.errors import InvalidInputError, NotFoundError
-from shapeshift.polymorph.settings import PolymorphSettings
+from shapeshift.polymorph.placement import Placement
+from shapeshift.polymorph.settings import FleetSettings, PolymorphSettings
 from shapeshift.triton import modelconfig
 
 CONFIG = "config.pbtxt"
@@ -28,6 +30,7 @@ def front_models(places: Places, only: set[str]) -> list[FrontModel]:
     if missing:
         known = ", ".join(folder.name for folder in folders)
         raise NotFoundError(f"no model {', '.join(sorted(missing))} in {places.repository}; there are: {known}")
+    workers.check_names([folder.name for folder in folders])
     return [_read(folder) for folder in folders if not only or folder.name in only]
 
 
@@ -37,18 +40,21 @@ def _read(folder: Path) -> FrontModel:
         raise InvalidInputError("name", config.name, f"the folder's name, {folder.name}")
     values = modelconfig.parameters(config)
     settings.refuse_unknown(values, settings.names(TextEngineSettings, PolymorphSettings))
-    settings.read(PolymorphSettings, values)
-    return FrontModel(folder.name, folder, config, settings.read(TextEngineSettings, values))
+    serving = settings.read(PolymorphSettings, values)
+    return FrontModel(folder.name, folder, config, settings.read(TextEngineSettings, values), serving)
 
 
-def generate(planned: Plan, engines: Path, made: Manifest, places: Places) -> None:
-    """Write the model's folder in the generated repository: what it was given, with all settled."""
+def generate(planned: Plan, engines: Path, made: Manifest, places: Places) -> Placement:
+    """Write the folders of the model and of its workers in the generated repository, with all settled.
+
+    Returns where the model's engines will live.
+    """
     front = planned.front
     target = places.generated / front.name
-    shutil.rmtree(target, ignore_errors=True)
-    (target / "1").mkdir(parents=True)
+    placed = workers.place(front.serving, made)
     config = type(front.config)()
     config.CopyFrom(front.config)
+    config.name = front.name
     stated = {
         "provider": made.provider,
         "precision": made.precision,
@@ -56,15 +62,21 @@ def generate(planned: Plan, engines: Path, made: Manifest, places: Places) -> No
         "manifest_sha256": manifest.sha256(engines),
         "checkpoint_sha256": made.checkpoint_sha256,
         "profile": json.dumps(profile(made)),
+        **workers.stated(placed, front, made),
     }
-    assert set(stated) <= settings.names(TextEngineSettings, GeneratedSettings)
+    assert set(stated) <= settings.names(TextEngineSettings, PolymorphSettings, GeneratedSettings, FleetSettings)
     for name, value in stated.items():
         modelconfig.set_parameter(config, name, value)
+    # What was there stays until all is settled.
+    shutil.rmtree(target, ignore_errors=True)
+    (target / "1").mkdir(parents=True)
     if (front.folder / HOW_TO_CALL).is_file():
         example = (front.folder / HOW_TO_CALL).read_text(encoding="utf-8")
         about = f"engines: {made.provider}, {made.precision}; {made.tolerance}\n"
         (target / HOW_TO_CALL).write_text(about + example, encoding="utf-8")
     modelconfig.write(config, target / CONFIG)
+    workers.generate(config, made, places.generated)
+    return placed
 
 
 def profile(made: Manifest) -> dict[str, object]:

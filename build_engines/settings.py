@@ -9,6 +9,7 @@ from typing import Any
 
 from shapeshift.engines.settings import TextEngineSettings
 from shapeshift.errors import InvalidInputError
+from shapeshift.polymorph.settings import PolymorphSettings
 
 
 @dataclass(frozen=True)
@@ -34,12 +35,13 @@ class Places:
 
 @dataclass(frozen=True)
 class FrontModel:
-    """A folder of the model repository: its parsed config.pbtxt and the settings in it."""
+    """A folder of the model repository: its parsed config.pbtxt and the settings in it, of engines and of serving."""
 
     name: str
     folder: Path
     config: Any
     settings: TextEngineSettings
+    serving: PolymorphSettings
 
 
 def read_json(path: Path, field: str) -> Any:

@@ -6,20 +6,26 @@ import triton_python_backend_utils as pb_utils
 
 from shapeshift.errors import ShapeshiftError
 from shapeshift.polymorph.front import TextFront
+from shapeshift.polymorph.worker import TextWorker
 from shapeshift.serving import model_args
 
 
 class TritonPythonModel:
-    """Encodes texts of any length; requests are answered later, through their response senders."""
+    """Encodes texts of any length.
+
+    A front answers requests later, through their response senders; a worker (parameter `worker_of`) at once.
+    """
 
     def initialize(self, args: dict[str, str]) -> None:
+        given = model_args.read(args)
+        kind = TextWorker if given.parameters.get("worker_of") else TextFront
         try:
-            self._front = TextFront(pb_utils, model_args.read(args))
+            self._model = kind(pb_utils, given)
         except ShapeshiftError as error:
             raise pb_utils.TritonModelException(str(error)) from error
 
-    def execute(self, requests: list[Any]) -> None:
-        self._front.execute(requests)
+    def execute(self, requests: list[Any]) -> list[Any] | None:
+        return self._model.execute(requests)
 
     def finalize(self) -> None:
-        self._front.close()
+        self._model.close()

@@ -26,6 +26,11 @@ def cores() -> int:
     return len(os.sched_getaffinity(0))
 
 
+def gpus(devices: Path = Path("/dev")) -> int:
+    """The NVIDIA devices that the driver shows."""
+    return sum(path.name.removeprefix("nvidia").isdigit() for path in devices.glob("nvidia*"))
+
+
 def resident_mb() -> float:
     """The memory that this process holds at present, in MiB."""
     pages = int(Path("/proc/self/statm").read_text().split()[1])

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Generic
 
-from shapeshift.polymorph.dispatch import Id, Level
+from shapeshift.polymorph.dispatch import Id, Instance, Level
 
 
 def pack(length: int, levels: Sequence[Level[Id]]) -> tuple[int, Id] | None:
@@ -33,6 +34,46 @@ def pack(length: int, levels: Sequence[Level[Id]]) -> tuple[int, Id] | None:
     else:
         _, index, instance = min(found, key=lambda one: (one[0], one[1], one[2].id))
     return index, instance.id
+
+
+class Packer(Generic[Id]):
+    """`pack` for a running system, with the face of `dispatcher.Dispatcher`; O(instances) a decision.
+
+    max_lengths: of the levels, strictly ascending. Not thread-safe.
+    """
+
+    def __init__(self, max_lengths: Sequence[int]) -> None:
+        self._levels: list[dict[Id, Instance[Id]]] = [{} for _ in max_lengths]
+        self._lengths = list(max_lengths)
+        self._level_of: dict[Id, int] = {}
+
+    def add(self, level: int, instance: Id, capacity: float, outstanding: int = 0) -> None:
+        """Bring in an instance."""
+        self._levels[level][instance] = Instance(instance, outstanding, capacity)
+        self._level_of[instance] = level
+
+    def remove(self, instance: Id) -> int:
+        """Take out an instance; returns its outstanding requests. Raises KeyError if it is not there."""
+        return self._levels[self._level_of.pop(instance)].pop(instance).outstanding
+
+    def dispatch(self, length: int) -> tuple[int, Id] | None:
+        """Choose level and instance for a request and count it as outstanding there; None if no level can take it."""
+        levels = [
+            Level(longest, tuple(instances.values()))
+            for longest, instances in zip(self._lengths, self._levels, strict=True)
+        ]
+        chosen = pack(length, levels)
+        if chosen is not None:
+            self._change(chosen[1], 1)
+        return chosen
+
+    def finish(self, instance: Id) -> None:
+        """A request of the instance has been answered. Raises KeyError for one that is not there."""
+        self._change(instance, -1)
+
+    def _change(self, instance: Id, by: int) -> None:
+        level = self._levels[self._level_of[instance]]
+        level[instance] = replace(level[instance], outstanding=level[instance].outstanding + by)
 
 
 @dataclass(frozen=True)

@@ -9,14 +9,13 @@ from typing import Any
 
 from shapeshift import settings
 from shapeshift.engines import manifest
-from shapeshift.engines.hardware import cores
 from shapeshift.engines.settings import GeneratedSettings, TextEngineSettings
 from shapeshift.engines.tokenizer import FILE_NAME as TOKENIZER_FILE
 from shapeshift.engines.tokenizer import TextTokenizer
 from shapeshift.errors import EngineError, InvalidInputError
-from shapeshift.polymorph.inline import InlinePool
+from shapeshift.polymorph.pool import open_pool
 from shapeshift.polymorph.request import TextRequest
-from shapeshift.polymorph.settings import PolymorphSettings
+from shapeshift.polymorph.settings import FleetSettings, PolymorphSettings
 from shapeshift.serving import parameters, replies
 from shapeshift.serving.metrics import Counter, Gauge, Histogram, MetricsFlusher
 from shapeshift.serving.model_args import ModelArgs
@@ -36,7 +35,7 @@ class TextFront:
     def __init__(self, pb_utils: Any, args: ModelArgs) -> None:
         self._pb_utils = pb_utils
         self._log = partial(_log, pb_utils, args.name)
-        known = settings.names(TextEngineSettings, PolymorphSettings, GeneratedSettings)
+        known = settings.names(TextEngineSettings, PolymorphSettings, GeneratedSettings, FleetSettings)
         settings.refuse_unknown(args.parameters, known)
         own = settings.read(PolymorphSettings, args.parameters)
         generated = settings.read(GeneratedSettings, args.parameters)
@@ -51,10 +50,10 @@ class TextFront:
         self._vocabulary = made.vocabulary
         self._tokenizer = TextTokenizer(folder / TOKENIZER_FILE, made.max_tokens)
         self._sender = SenderThread(pb_utils, self._log)
-        threads = own.engine_threads or cores()
-        self._pool = InlinePool(made, folder, own, threads, self._log)
+        fleet = settings.read(FleetSettings, args.parameters)
+        self._pool = open_pool(pb_utils, args.name, made, folder, own, fleet, self._log)
         self._count_and_export(args.name, made.max_tokens, own.slo_ms)
-        self._log(f"ready: {made.provider} {made.precision}, {len(made.engines)} engines, {threads} threads")
+        self._log(f"ready: {made.provider} {made.precision}, {len(made.engines)} engines, {own.placement}")
 
     def execute(self, requests: Sequence[Any]) -> None:
         """Queue every request; those that cannot be served are answered with an error at once."""
@@ -123,19 +122,9 @@ class TextFront:
             self._lengths,
             self._latency,
             *self._answered.values(),
-            Gauge("requests_waiting", "Texts that wait for an engine", lambda: len(pool.queue)),
-            Gauge("requests_running", "Texts that engines compute", lambda: pool.running),
-            Gauge("engines_loaded", "Engines in use, of each engine thread", lambda: pool.loaded),
-            Counter(
-                "engine_calls_total",
-                "Engine calls",
-                read=lambda: sum(worker.calls for worker in pool.workers),
-            ),
-            Counter(
-                "engine_rows_total",
-                "Texts computed",
-                read=lambda: sum(worker.rows for worker in pool.workers),
-            ),
+            Gauge("requests_waiting", "Texts that wait", lambda: pool.waiting),
+            Gauge("requests_running", "Texts that are computed", lambda: pool.running),
+            *pool.metrics(),
         ]
         self._metrics = MetricsFlusher(self._pb_utils, name, exported, self._log)
 

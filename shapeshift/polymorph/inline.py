@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from pathlib import Path
 
 from shapeshift.engines import ladder, registry
-from shapeshift.engines.hardware import resident_mb
 from shapeshift.engines.ladder import Ladder
 from shapeshift.engines.manifest import EngineEntry, Manifest
 from shapeshift.errors import EngineError, OverloadedError
+from shapeshift.polymorph.loading import BackgroundLoader, Log, first_and_rest
 from shapeshift.polymorph.request import Row, TextRequest
 from shapeshift.polymorph.settings import PolymorphSettings
 from shapeshift.polymorph.share import rows_to_take
 from shapeshift.serving.bounded_queue import BoundedQueue
+from shapeshift.serving.metrics import Counter, Gauge
 
-Log = Callable[[str], None]
 _LOOK_S = 0.05
 
 
@@ -33,7 +33,7 @@ class EngineThread:
 
     def _serve(self) -> None:
         while rows := self._pool.queue.take(self._pool.decide):
-            rows = [row for row in rows if _still_wanted(row.request)]
+            rows = [row for row in rows if row.request.still_wanted()]
             if rows:
                 self._run(rows)
 
@@ -65,21 +65,21 @@ class InlinePool:
         wanted = settings.pack_tokens or ladder.efficient_tokens(manifest)
         self._pack_tokens = min(wanted, manifest.max_tokens)
         self._max_rows = ladder.max_rows(manifest)
-        self._log = log
         self._stopping = threading.Event()
         self._runtime = registry.provider(manifest.provider).open(folder, manifest.precision, threads=1)
         self.workers = [EngineThread(number, self, Ladder(manifest)) for number in range(threads)]
-        waiting = list(manifest.engines)
-        first = next((entry for entry in waiting if entry.tokens is None), waiting[-1])
-        waiting.remove(first)
+        first, rest = first_and_rest(manifest)
         self._load(first)
         for worker in self.workers:
             worker.thread.start()
-        self._memory_mb = settings.memory_mb
-        self._loader = threading.Thread(target=self._load_rest, args=(waiting,), name="loader", daemon=True)
-        self._loader.start()
+        self._loader = BackgroundLoader(rest, self._load, self.lengths_seen, settings.memory_mb, log)
         self._deadlines = threading.Thread(target=self._watch_deadlines, name="deadlines", daemon=True)
         self._deadlines.start()
+
+    @property
+    def waiting(self) -> int:
+        """Rows that wait for an engine thread."""
+        return len(self.queue)
 
     @property
     def running(self) -> int:
@@ -90,6 +90,15 @@ class InlinePool:
     def loaded(self) -> int:
         """Engines that every thread has in use; the others are still being loaded, or could not be."""
         return min(len(worker.engines.loaded) for worker in self.workers)
+
+    def metrics(self) -> list[Counter | Gauge]:
+        """What is exported beside the front's own metrics."""
+        workers = self.workers
+        return [
+            Gauge("engines_loaded", "Engines in use, of each engine thread", lambda: self.loaded),
+            Counter("engine_calls_total", "Engine calls", read=lambda: sum(worker.calls for worker in workers)),
+            Counter("engine_rows_total", "Texts computed", read=lambda: sum(worker.rows for worker in workers)),
+        ]
 
     def submit(self, request: TextRequest) -> None:
         """Queue all rows of `request`; OverloadedError when they do not fit."""
@@ -103,8 +112,7 @@ class InlinePool:
 
     def wait_loaded(self, timeout_s: float) -> bool:
         """Wait until the background has loaded every engine; whether it has."""
-        self._loader.join(timeout_s)
-        return not self._loader.is_alive()
+        return self._loader.wait(timeout_s)
 
     def close(self, timeout_s: float = 5.0) -> None:
         """Answer what waits with UNAVAILABLE, let running calls end, stop the threads."""
@@ -113,7 +121,7 @@ class InlinePool:
             row.request.fail(OverloadedError("the model is being unloaded; retry elsewhere"))
         for worker in self.workers:
             worker.thread.join(timeout_s)
-        self._loader.join(timeout_s)
+        self._loader.close(timeout_s)
         self._deadlines.join(timeout_s)
 
     def _watch_deadlines(self) -> None:
@@ -125,27 +133,3 @@ class InlinePool:
     def _load(self, entry: EngineEntry) -> None:
         for worker in self.workers:
             worker.engines.add(self._runtime.engine(entry.tokens, entry.rows), entry)
-
-    def _load_rest(self, waiting: list[EngineEntry]) -> None:
-        edges = [0, *(entry.tokens or 0 for entry in waiting)]
-        bins = {entry: (low, entry.tokens or 0) for low, entry in zip(edges, waiting, strict=False)}
-        while waiting and not self._stopping.is_set():
-            if (held := resident_mb()) > self._memory_mb:
-                self._log(f"{held:.0f} MiB held, memory_mb is {self._memory_mb}: {len(waiting)} engines stay unloaded")
-                return
-            entry = max(waiting, key=lambda entry: self._seen(*bins[entry]))
-            waiting.remove(entry)
-            try:
-                self._load(entry)
-            except Exception as error:  # noqa: BLE001  the other engines serve these lengths
-                self._log(f"engine {entry.name} could not be loaded, others take its lengths: {error}")
-
-    def _seen(self, low: int, high: int) -> int:
-        return sum(self.lengths_seen[low + 1 : high + 1])
-
-
-def _still_wanted(request: TextRequest) -> bool:
-    request.fail_if_late()
-    if not request.ended:
-        request.fail_if_abandoned()
-    return not request.ended

@@ -21,12 +21,15 @@ _ASK_AFTER_S = 0.25
 class Row:
     """One text of a request."""
 
-    __slots__ = ("ids", "index", "request")
+    __slots__ = ("attempts", "done", "ids", "index", "request")
 
     def __init__(self, request: TextRequest, index: int, ids: Ids) -> None:
         self.request = request
         self.index = index
         self.ids = ids
+        # Workers that were tried and failed.
+        self.attempts = 0
+        self.done = False
 
     @property
     def tokens(self) -> int:
@@ -78,11 +81,19 @@ class TextRequest:
         if waited and self._is_cancelled is not None and self._is_cancelled():
             self.fail(CancelledRequestError("the caller cancelled the request"))
 
+    def still_wanted(self) -> bool:
+        """Whether its rows are worth computing; ends it where its time has run out or its caller is gone."""
+        self.fail_if_late()
+        if not self.ended:
+            self.fail_if_abandoned()
+        return not self.ended
+
     def complete(self, row: Row, values: dict[str, Array]) -> None:
-        """Record one row's outputs."""
+        """Record one row's outputs; a second answer to the same row changes nothing."""
         with self._lock:
-            if self.ended:
+            if self.ended or row.done:
                 return
+            row.done = True
             for name, value in values.items():
                 if name not in self.outputs:
                     self.outputs[name] = np.empty((len(self.rows), *value.shape), value.dtype)

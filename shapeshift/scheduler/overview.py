@@ -50,7 +50,7 @@ def _front(name: str, fleet: Fleet, load: Load, page: Page, sight: Sight, said: 
         "name": name,
         **_process(name, load, page, sight),
         "placement": own.placement,
-        "placement_reason": own.placement_reason,
+        "placement_reason": fleet.fronts[name].reason,
         "slo_ms": own.slo_ms,
         "pool": own.worker_pool,
         "workers": sum(worker.is_ready for worker in fleet.workers.get(name, ())),

@@ -44,9 +44,12 @@ class Counter:
 class Gauge:
     """A number read at each flush from a function."""
 
-    def __init__(self, name: str, help_text: str, read: Callable[[], float]) -> None:
+    def __init__(
+        self, name: str, help_text: str, read: Callable[[], float], labels: dict[str, str] | None = None
+    ) -> None:
         self.name = PREFIX + name
         self.help_text = help_text
+        self.labels = labels or {}
         self.read = read
 
 
@@ -108,7 +111,7 @@ class MetricsFlusher:
             if isinstance(metric, Counter):
                 self._export_counter(metric.name, metric.help_text, metric.labels, metric.value)
             elif isinstance(metric, Gauge):
-                self._metric(metric.name, metric.help_text, {}, "GAUGE").set(float(metric.read()))
+                self._metric(metric.name, metric.help_text, metric.labels, "GAUGE").set(float(metric.read()))
             else:
                 counts, total = metric.totals()
                 for bound, count in zip([*metric.bounds, "+Inf"], counts, strict=True):

@@ -230,7 +230,10 @@ BROKEN: dict[str, tuple[Callable[[House], object], str]] = {
         lambda house: house.change_config('"EMBEDDING"', '"LOGITS"'),
         "output: got 'LOGITS'; one of EMBEDDING",
     ),
-    "unknown parameter": (lambda house: house.add(bin=3), "bin: got 'bin'; unknown parameter; known: bins, "),
+    "unknown parameter": (
+        lambda house: house.add(bin=3),
+        "bin: got 'bin'; unknown parameter; known: allocation, bins, ",
+    ),
     "a parameter of generated configs": (
         lambda house: house.add(manifest_sha256="0"),
         "manifest_sha256: got 'manifest_sha256'; unknown parameter",

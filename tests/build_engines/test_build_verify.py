@@ -20,6 +20,7 @@ from shapeshift.engines import manifest, registry
 from shapeshift.engines.manifest import EngineEntry, Latency
 from shapeshift.engines.protocol import Array, Ids
 from shapeshift.engines.settings import TextEngineSettings
+from shapeshift.polymorph.settings import PolymorphSettings
 
 WIDTH = 8
 
@@ -195,7 +196,7 @@ def test_static_engines_that_are_no_faster_are_dropped(
 
 
 def front(**settings: Any) -> FrontModel:
-    return FrontModel("front", Path(), None, TextEngineSettings("x", **settings))
+    return FrontModel("front", Path(), None, TextEngineSettings("x", **settings), PolymorphSettings())
 
 
 def never(lengths: Sequence[int]) -> Curves:

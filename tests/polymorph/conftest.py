@@ -1,18 +1,34 @@
-"""A front over emulated engines in this process, with a fake of Triton's side."""
+"""A front over emulated engines in this process, with a fake of Triton's side; a router over fake workers."""
 
 from __future__ import annotations
 
+import itertools
 import json
 import threading
-from collections.abc import Callable, Iterator, Mapping
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
+import numpy as np
 import pytest
 from google.protobuf import json_format
 
 from shapeshift.engines.emulated_provider import EmulatedEngine
-from shapeshift.engines.protocol import Array
+from shapeshift.engines.protocol import Array, Ids
+from shapeshift.errors import EngineError
+from shapeshift.polymorph import links
+from shapeshift.polymorph import router as router_module
+from shapeshift.polymorph.assignment import DispatchedQueues, SharedQueue
+from shapeshift.polymorph.dispatch import Rules
+from shapeshift.polymorph.dispatcher import Dispatcher
 from shapeshift.polymorph.front import TextFront
+from shapeshift.polymorph.links import LANES
+from shapeshift.polymorph.profile import ServiceTimes
+from shapeshift.polymorph.request import TextRequest
+from shapeshift.polymorph.router import RouterPool
+from shapeshift.polymorph.settings import PolymorphSettings, worker_name
+from shapeshift.polymorph.worker import TextWorker
+from shapeshift.polymorph.worker_client import State, WorkerGoneError, WorkerSickError, WrongBinError
 from shapeshift.serving import model_args
 from shapeshift.triton import modelconfig
 from tests.fakes import PbUtils
@@ -57,6 +73,22 @@ def gate(monkeypatch: pytest.MonkeyPatch) -> Gate:
     return Gate(monkeypatch)
 
 
+def args_of(folder: Path, **parameters: object) -> dict[str, str]:
+    """The `args` of `initialize` for the generated model in `folder`, with other parameters if given."""
+    config = modelconfig.read(folder / "config.pbtxt")
+    for name, value in parameters.items():
+        modelconfig.set_parameter(config, name, str(value))
+    return {
+        "model_config": json.dumps(json_format.MessageToDict(config, preserving_proto_field_name=True)),
+        "model_name": folder.name,
+        "model_repository": str(folder),
+        "model_version": "1",
+        "model_instance_name": f"{folder.name}_0",
+        "model_instance_kind": "CPU",
+        "model_instance_device_id": "0",
+    }
+
+
 @pytest.fixture
 def front_args(
     tmp_path: Path, add_front: Callable[..., Path], build_fronts: Callable[[Path, Path], Path]
@@ -66,17 +98,7 @@ def front_args(
     def make(**parameters: object) -> dict[str, str]:
         stated = {"engine_threads": 1, "bins": "16,64", **parameters}
         add_front(tmp_path / "model_repository", "front", **stated)
-        folder = build_fronts(tmp_path / "model_repository", tmp_path / "build") / "front"
-        config = modelconfig.read(folder / "config.pbtxt")
-        return {
-            "model_config": json.dumps(json_format.MessageToDict(config, preserving_proto_field_name=True)),
-            "model_name": "front",
-            "model_repository": str(folder),
-            "model_version": "1",
-            "model_instance_name": "front_0",
-            "model_instance_kind": "CPU",
-            "model_instance_device_id": "0",
-        }
+        return args_of(build_fronts(tmp_path / "model_repository", tmp_path / "build") / "front")
 
     return make
 
@@ -84,6 +106,23 @@ def front_args(
 @pytest.fixture
 def pb_utils() -> PbUtils:
     return PbUtils()
+
+
+@pytest.fixture
+def make_worker(
+    front_args: Callable[..., dict[str, str]], pb_utils: PbUtils, tmp_path: Path
+) -> Iterator[Callable[..., TextWorker]]:
+    """A function that starts worker `number` of a front that was built, with other parameters if given."""
+    started: list[TextWorker] = []
+
+    def make(number: int = 0, **parameters: object) -> TextWorker:
+        folder = tmp_path / "build" / "repository" / worker_name("front", number)
+        started.append(TextWorker(pb_utils, model_args.read(args_of(folder, **parameters))))
+        return started[-1]
+
+    yield make
+    for worker in started:
+        worker.close()
 
 
 @pytest.fixture
@@ -98,3 +137,178 @@ def make_front(front_args: Callable[..., dict[str, str]], pb_utils: PbUtils) -> 
     yield make
     for front in started:
         front.close()
+
+
+class FakeWorker:
+    """One worker process and what it does with a call.
+
+    manner: good, stuck (holds calls until `free` or a restart), sick (its process has died), or failing (its
+    engine fails). ready: whether the server knows it.
+    """
+
+    def __init__(self, bin_edge: int) -> None:
+        self.bin = bin_edge
+        self.generation = 0
+        self.ready = True
+        self.manner = "good"
+        self.texts: list[int] = []
+        self.held = 0
+        self._free = threading.Event()
+
+    def stick(self) -> None:
+        """Hold calls from now on."""
+        if self._free.is_set():
+            self._free = threading.Event()
+        self.manner = "stuck"
+
+    def free(self) -> None:
+        """Answer the calls that are held, and further ones."""
+        self.manner = "good"
+        self._free.set()
+
+    def restart(self, bin_edge: int | None = None) -> None:
+        """Take the place of the process that was there, whose calls end with it."""
+        self.generation += 1
+        self.bin = self.bin if bin_edge is None else bin_edge
+        self.ready = True
+        self.free()
+
+    def call(self, texts: Sequence[Ids]) -> tuple[dict[str, Array], State]:
+        """As `WorkerClient.call`: each text's first id and its length, and the state."""
+        state = State(self.bin, self.generation, 1)
+        if not self.ready:
+            raise WorkerGoneError("the model is not ready")
+        if self.manner == "stuck":
+            self.held += 1
+            assert self._free.wait(60)
+        if self.manner == "sick" or self.generation != state.generation:
+            raise WorkerSickError("the process is not healthy")
+        if self.manner == "failing" and texts:
+            raise EngineError("out of luck")
+        if sum(map(len, texts)) > (state.bin or 512):
+            raise WrongBinError("too long")
+        self.texts += [int(ids[0]) for ids in texts]
+        vectors = np.array([[ids[0], len(ids)] for ids in texts]).reshape(len(texts), 2)
+        return {"EMBEDDING": vectors}, state
+
+
+class FakeWorkers(dict[str, FakeWorker]):
+    """Stands in for `WorkerClient`."""
+
+    def call(self, worker: str, texts: Sequence[Ids]) -> tuple[dict[str, Array], State]:
+        return self[worker].call(texts)
+
+
+class Asked:
+    """A request of texts of the given lengths to a router, and how it ended."""
+
+    _numbers = itertools.count(1)
+
+    def __init__(self, pool: RouterPool, *lengths: int, **options: object) -> None:
+        self.numbers = [next(self._numbers) for _ in lengths]
+        self._lengths = lengths
+        self._ended: list[TextRequest] = []
+        self._done = threading.Event()
+        texts = [np.full(length, number) for length, number in zip(lengths, self.numbers, strict=True)]
+        self._request = TextRequest(texts, self._note, **options)  # type: ignore[arg-type]
+        pool.submit(self._request)
+
+    @property
+    def answered(self) -> bool:
+        return self._done.is_set()
+
+    def error(self) -> Exception | None:
+        """Wait for the end; the error, or None if every text got what belongs to it."""
+        assert self._done.wait(60), "the request was not answered"
+        assert len(self._ended) == 1
+        if self._request.error is None:
+            wanted = [[number, length] for number, length in zip(self.numbers, self._lengths, strict=True)]
+            assert self._request.outputs["EMBEDDING"].tolist() == wanted
+        return self._request.error
+
+    def _note(self, request: TextRequest) -> None:
+        self._ended.append(request)
+        self._done.set()
+
+
+class Router(RouterPool):
+    """A pool over fake workers."""
+
+    workers: FakeWorkers
+    lines: list[str]
+    assignment: SharedQueue | DispatchedQueues
+
+    def ask(self, *lengths: int, **options: object) -> Asked:
+        """Submit one request."""
+        return Asked(self, *lengths, **options)
+
+    def wait(self, condition: Callable[[], bool]) -> None:
+        """Wait until it holds."""
+        deadline = time.monotonic() + 30
+        while not condition():
+            assert time.monotonic() < deadline, (self.lines[-10:], self.waiting, self.running)
+            time.sleep(0.002)
+
+    def joined(self, *names: str) -> bool:
+        """Whether the workers that texts are given to are these."""
+        return {name for name, link in self._links.items() if link.joined} == set(names)
+
+    def timeouts(self, name: str) -> int:
+        """In a row."""
+        return self._links[name].timeouts
+
+    def check_rest(self) -> None:
+        """With nothing to do, nothing is left over."""
+        links = self._links.values()
+        self.wait(lambda: self.waiting == self.running == 0 and not any(link.flights for link in links))
+        with self._lock:
+            assert self._waiting_tokens == 0 and not self._homeless and not self.assignment.waiting()
+            for link in links:
+                assert self.assignment.outstanding(link.name) == 0
+                assert (link.lanes, link.lost) in ((LANES, 0), (0, 0))
+            if isinstance(self.assignment, DispatchedQueues):
+                dispatcher = self.assignment._dispatcher
+                assert isinstance(dispatcher, Dispatcher)
+                dispatcher.check_integrity()
+                assert not any(count for queue in dispatcher._queues for count in queue.outstanding.values())
+
+
+EDGES = (16, 64, 512)
+
+
+@pytest.fixture
+def make_router(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Router]]:
+    """A function that starts a router over fake workers with the given bins, `a`, `b`, ...; every one is closed
+    when the test ends. timeout_s: after which a call is given up; other keywords are settings.
+    """
+    monkeypatch.setattr(router_module, "_WATCH_S", 0.005)
+    monkeypatch.setattr(router_module, "_DISCOVER_S", 0.02)
+    monkeypatch.setattr(links, "_PAUSE_S", 0.02)
+    monkeypatch.setattr(links, "_LONGEST_PAUSE_S", 0.05)
+    started: list[Router] = []
+
+    def make(*bins: int, timeout_s: float = 60.0, wait: bool = True, **parameters: object) -> Router:
+        monkeypatch.setattr(router_module, "_LEAST_TIMEOUT_S", timeout_s)
+        workers = FakeWorkers({chr(ord("a") + number): FakeWorker(edge) for number, edge in enumerate(bins)})
+        settings = PolymorphSettings(**parameters)  # type: ignore[arg-type]
+        times = ServiceTimes({edge: [1.0] * 513 for edge in EDGES}, [1.0] * 513)
+
+        def limits(edge: int) -> tuple[int, int]:
+            return edge or 100, 4
+
+        assignment: SharedQueue | DispatchedQueues = SharedQueue(limits)
+        if any(bins):
+            assignment = DispatchedQueues(Dispatcher(EDGES, [1.0, 2.0, 4.0], Rules()), EDGES, [8, 4, 2], limits)
+        lines: list[str] = []
+        pool = Router(workers, list(workers), assignment, times, settings, lines.append)  # type: ignore[arg-type]
+        pool.workers, pool.lines, pool.assignment = workers, lines, assignment
+        started.append(pool)
+        if wait:
+            pool.wait(lambda: pool.joined(*workers))
+        return pool
+
+    yield make
+    for pool in started:
+        for worker in pool.workers.values():
+            worker.free()
+        pool.close()

@@ -159,3 +159,21 @@ def test_close_lets_go_of_every_metric() -> None:
     own.close()
     gc.collect()
     assert metric() is None
+
+
+def test_gauges_with_labels_are_series_of_one_family() -> None:
+    pb_utils = PbUtils()
+    held = {"w0": 3.0, "w1": 5.0}
+    gauges = [Gauge("held", "help", lambda own=own: held[own], {"worker": own}) for own in held]
+    own = flusher(pb_utils, *gauges, Gauge("plain", "help", lambda: 1))
+    own.flush()
+    pid = str(os.getpid())
+    assert pb_utils.metric("shapeshift_held", worker="w0", model="m", pid=pid) == 3
+    assert pb_utils.metric("shapeshift_held", worker="w1", model="m", pid=pid) == 5
+    held.update(w0=0.0, w1=7.0)
+    own.flush()
+    assert [pb_utils.metric("shapeshift_held", worker=name) for name in held] == [0, 7]
+    assert [labels for (name, labels), _ in series(pb_utils) if name == "shapeshift_plain"] == [
+        frozenset({"model": "m", "pid": pid}.items())
+    ]
+    own.close()

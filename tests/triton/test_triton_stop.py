@@ -18,6 +18,7 @@ import pytest
 import tritonclient.grpc as grpc_client
 from tritonclient.utils import InferenceServerException
 
+from shapeshift.triton import processes
 from shapeshift.triton.server import ServerEndedError, TritonServer
 from shapeshift.triton.settings import ServerSettings
 

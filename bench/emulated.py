@@ -1,0 +1,113 @@
+"""Schemes on the real server, router and scheduler over emulated workers: latencies waited for, not computed."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+
+from bench.fleet import BUILD, emulated_front, fleet, measured
+from bench.foreign import ForeignLoad
+from bench.schemes import Named, model
+from bench.traces import Traffic, capacity_per_s, draw, planned
+from client.open_loop import replay
+from shapeshift.simulate.polymorph import run
+
+SLO_MS = 450.0
+HOUSE = BUILD / "bench" / "polymorph"
+_CHANGE_S = 2.0
+_TIMEOUT_S = 120.0
+
+
+def edges(step: int = 64) -> tuple[int, ...]:
+    """The paper's bins: every 64 tokens."""
+    return tuple(range(step, 513, step))
+
+
+class Cell:
+    """One scheme under one load: served by emulated workers, and simulated, on the same requests.
+
+    slower: factor on every latency, so that two cores can carry the requests of many workers.
+    """
+
+    def __init__(self, workers: int, traffic: Traffic, period_s: float, seed: int, slower: float = 1.0) -> None:
+        self.workers, self.traffic, self.period_s, self.seed, self.slower = workers, traffic, period_s, seed, slower
+        self._curve = measured()
+        per_s = capacity_per_s(self._curve, edges(), workers) / slower
+        self._at_s, self._tokens = draw(traffic, per_s, seed)
+
+    def served(self, name: str, scheme: Named) -> dict[str, object]:
+        """Through Triton: mean and p98 (ms of the profile, that is divided by `slower`), failures, changes of bins."""
+        house = HOUSE / "emulated"
+        shutil.rmtree(house, ignore_errors=True)
+        stated = {
+            "bins": ",".join(map(str, edges())),
+            "time_scale": f"{self.slower:g}",
+            "slo_ms": f"{SLO_MS * self.slower:g}",
+            "workers": self.workers,
+            "min_workers": self.workers,
+            "queue_rows": 100000,
+            "queue_tokens": 10000000,
+            **scheme.parameters(),
+        }
+        repository = emulated_front(house, "emulated", self._tokens.tolist(), **stated)
+        with fleet(house, (repository,), {"emulated": self.workers}, self.period_s) as running:
+            requests = planned(self._at_s, self._tokens, self.seed)
+            with ForeignLoad() as foreign:
+                report = asyncio.run(
+                    replay(running.server.grpc_url, "emulated", requests, timeout_s=_TIMEOUT_S, max_in_flight=100000)
+                )
+            retries = sum(v for (n, _), v in running.samples().items() if n == "shapeshift_retries_total")
+        latency = report.latency_s[report.ok] * 1e3 / self.slower
+        return {
+            "scheme": name,
+            "what": "emulated",
+            "mean_ms": float(latency.mean()),
+            "p98_ms": float(np.percentile(latency, 98)),
+            "requests": len(requests),
+            "failed": int((~report.ok).sum()),
+            "retries": int(retries),
+            "foreign": foreign.cores,
+        }
+
+    def simulated(self, name: str, scheme: Named) -> dict[str, object]:
+        """As discrete events, without server and processes."""
+        period_s, change_s = self.period_s / self.slower, _CHANGE_S / self.slower
+        got = run(
+            model(self._curve, edges(), SLO_MS),
+            self.workers,
+            self._at_s / self.slower,
+            self._tokens,
+            scheme.simulated(period_s, change_s),
+        )
+        return {
+            "scheme": name,
+            "what": "simulated",
+            "mean_ms": float(got.latency_ms.mean()),
+            "p98_ms": float(np.percentile(got.latency_ms, 98)),
+            "requests": len(got.latency_ms),
+            "failed": 0,
+            "retries": 0,
+            "foreign": 0.0,
+        }
+
+
+def lines(title: str, rows: list[dict[str, object]]) -> Iterator[str]:
+    """A table, labelled as what it is."""
+    yield f"\n{title}"
+    yield f"  {'':38}{'':>10}{'mean ms':>10}{'p98 ms':>10}{'requests':>9}{'failed':>7}{'retries':>8}{'foreign':>8}"
+    for row in rows:
+        yield (
+            f"  {row['scheme']:38}{row['what']:>10}{row['mean_ms']:10.1f}{row['p98_ms']:10.1f}"
+            f"{row['requests']:9}{row['failed']:7}{row['retries']:8}{row['foreign']:8.2f}"
+        )
+
+
+def clear() -> Path:
+    """The folder of these measurements, empty."""
+    shutil.rmtree(HOUSE, ignore_errors=True)
+    HOUSE.mkdir(parents=True)
+    return HOUSE

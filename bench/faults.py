@@ -1,0 +1,189 @@
+"""What faults cost: workers changed, killed, the front killed, the scheduler killed, under a steady load."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from bench.emulated import HOUSE, SLO_MS, edges
+from bench.fleet import Running, emulated_front, fleet, measured
+from bench.traces import Traffic, capacity_per_s, draw, planned
+from client.open_loop import replay
+from client.report import Report
+from shapeshift.triton.control import ModelControl
+from shapeshift.triton.processes import look_up
+from shapeshift.workloads import lengths
+
+FRONT = "faulty"
+_TIMEOUT_S = 30.0
+
+
+@dataclass(frozen=True)
+class Fault:
+    """Requests under one fault: failed, slower than without (s, the worst against the median), and what was seen."""
+
+    name: str
+    requests: int
+    failed: int
+    worst_s: float
+    median_s: float
+    acted_s: float
+    healed_s: float
+    load_s: float
+
+
+class Faults:
+    """A fleet of emulated workers under constant load, and things that happen to it."""
+
+    def __init__(self, running: Running, workers: int, load: float, seed: int) -> None:
+        self._running = running
+        self._workers = workers
+        self._per_s = capacity_per_s(measured(), edges(), workers)
+        self._load, self._seed = load, seed
+
+    def during(self, name: str, duration_s: float, happen: Callable[[], None], at_s: float = 4.0) -> Fault:
+        """Run the load for `duration_s`, let it happen at `at_s`, and watch until full strength is back."""
+        traffic = Traffic(self._load, drift=0.0, duration_s=duration_s)
+        instants, tokens = draw(traffic, self._per_s, self._seed)
+        requests = planned(instants, tokens, self._seed)
+        seen: list[float] = []
+        watcher = threading.Thread(target=self._watch, args=(at_s, happen, seen, duration_s))
+        watcher.start()
+        report = asyncio.run(replay(self._running.server.grpc_url, FRONT, requests, timeout_s=_TIMEOUT_S))
+        watcher.join()
+        return self._fault(name, report, seen)
+
+    def reallocations(self, count: int, duration_s: float) -> Fault:
+        """Change the bins of workers `count` times, as the scheduler does, under load."""
+        key = (self._running.run_directory / "key").read_text().strip()
+
+        def change() -> None:
+            with ModelControl(self._running.server.grpc_url, key) as control:
+                for number in range(count):
+                    name = f"{FRONT}_w{number % (self._workers - 1):02d}"
+                    config = control.config(name)
+                    now = int(config["parameters"]["bin"]["string_value"])
+                    other = edges()[(edges().index(now) + 1) % len(edges())]
+                    config["parameters"]["bin"]["string_value"] = str(other)
+                    control.load(name, config)
+
+        return self.during(f"{count} reallocations", duration_s, change)
+
+    def kill(self, model: str) -> None:
+        """SIGKILL to a model's process."""
+        pids = [
+            dict(labels)["pid"]
+            for (name, labels), _ in self._running.samples().items()
+            if name == "shapeshift_heartbeat_total" and dict(labels)["model"] == model
+        ]
+        for pid in pids:
+            if look_up(int(pid)):
+                os.kill(int(pid), signal.SIGKILL)
+
+    def _joined(self) -> float:
+        now = [
+            (labels, value)
+            for (name, labels), value in self._running.samples().items()
+            if name == "shapeshift_workers_joined" and look_up(int(dict(labels)["pid"]))
+        ]
+        return max((value for _, value in now), default=0.0)
+
+    def _watch(self, at_s: float, happen: Callable[[], None], seen: list[float], duration_s: float) -> None:
+        time.sleep(at_s)
+        began = time.monotonic()
+        happen()
+        down = False
+        while time.monotonic() - began < duration_s:
+            joined = self._joined()
+            if not down and joined < self._workers:
+                down = True
+                seen.append(time.monotonic() - began)
+            elif down and joined >= self._workers:
+                seen.append(time.monotonic() - began)
+                return
+            time.sleep(0.1)
+
+    def _fault(self, name: str, report: Report, seen: list[float]) -> Fault:
+        latency = report.latency_s[report.ok]
+        noticed, healed = (*seen, float("nan"), float("nan"))[:2]
+        return Fault(
+            name=name,
+            requests=len(report.ok),
+            failed=int((~report.ok).sum()),
+            worst_s=float(latency.max()),
+            median_s=float(np.median(latency)),
+            acted_s=noticed,
+            healed_s=healed,
+            load_s=self._load_time(),
+        )
+
+    def _load_time(self) -> float:
+        key = (self._running.run_directory / "key").read_text().strip()
+        with ModelControl(self._running.server.grpc_url, key) as control:
+            name = f"{FRONT}_w00"
+            config = control.config(name)
+            generation = int(config["parameters"]["generation"]["string_value"])
+            config["parameters"]["generation"]["string_value"] = str(generation + 1)
+            before = time.monotonic()
+            control.load(name, config)
+            return time.monotonic() - before
+
+
+def measure(
+    placement: str, workers: int, load: float, seed: int, reallocations: int, requests: int, everything: bool
+) -> Iterator[Fault]:
+    """The faults of the table, one after the other on one server.
+
+    requests: least, under the reallocations; everything: front and scheduler are killed, too.
+    """
+    house = HOUSE / "faults"
+    shutil.rmtree(house, ignore_errors=True)
+    stated = {
+        "bins": ",".join(map(str, edges())),
+        "slo_ms": f"{SLO_MS:g}",
+        "placement": placement,
+        "workers": workers,
+        "min_workers": workers,
+    }
+    law = lengths.long().sample(np.random.default_rng(seed), 20000)
+    repository = emulated_front(house, FRONT, law.tolist(), **stated)
+    with fleet(house, (repository,), {FRONT: workers}, 600.0) as running:
+        faults = Faults(running, workers, load, seed)
+        per_s = capacity_per_s(measured(), edges(), workers) * load
+        if reallocations:
+            yield faults.reallocations(reallocations, max(requests / per_s, 4.0 + 4.0 * reallocations))
+        yield faults.during("a worker killed", 25.0, lambda: faults.kill(f"{FRONT}_w00"))
+        if not everything:
+            return
+        yield faults.during("the front killed", 30.0, lambda: faults.kill(FRONT))
+
+        def scheduler() -> None:
+            running.process[-1].kill()
+            running.process[-1].wait()
+            # As `shapeshift serve` does.
+            running.start_scheduler()
+
+        def both() -> None:
+            faults.kill(FRONT)
+            scheduler()
+
+        yield faults.during("the scheduler killed", 10.0, scheduler)
+        yield faults.during("front and scheduler killed", 40.0, both)
+
+
+def lines(faults: list[Fault]) -> Iterator[str]:
+    """The table."""
+    yield f"  {'':30}{'requests':>9}{'failed':>7}{'median s':>9}{'worst s':>9}{'seen s':>8}{'whole s':>8}{'load s':>8}"
+    for fault in faults:
+        yield (
+            f"  {fault.name:30}{fault.requests:9}{fault.failed:7}{fault.median_s:9.3f}{fault.worst_s:9.2f}"
+            f"{fault.acted_s:8.1f}{fault.healed_s:8.1f}{fault.load_s:8.1f}"
+        )

@@ -1,0 +1,367 @@
+"""Placements `resident` and `partitioned`: the front queues rows and workers, other processes, compute them.
+
+Nothing here waits for a worker but the thread that calls it. A row is given up on a worker that does not answer in
+time and goes to another; the first answer counts. The scheduler (`shapeshift.scheduler`) replaces what is dead.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+import time
+from collections.abc import Sequence
+
+from shapeshift.errors import EngineError, OverloadedError
+from shapeshift.polymorph.assignment import Assignment
+from shapeshift.polymorph.links import DEAD_AFTER, FAILING_AFTER, LANES, Flight, Link
+from shapeshift.polymorph.loading import Log
+from shapeshift.polymorph.profile import ServiceTimes
+from shapeshift.polymorph.request import Row, TextRequest
+from shapeshift.polymorph.settings import PolymorphSettings
+from shapeshift.polymorph.worker_client import State, WorkerClient, WorkerGoneError, WorkerSickError, WrongBinError
+from shapeshift.serving.metrics import Counter, Gauge
+
+_WATCH_S = 0.02
+_DISCOVER_S = 0.5
+_LEAST_TIMEOUT_S = 0.25
+_TIMEOUT_FACTOR = 5.0
+_ATTEMPTS = 3
+# Rows for which no worker is there wait so long: a reload takes seconds, a first load of everything longer.
+_NO_WORKER_S = 30.0
+_UNLOADED = "the model is being unloaded; retry elsewhere"
+
+
+class RouterPool:
+    """The rows, the workers, and the threads that bring them together."""
+
+    def __init__(
+        self,
+        client: WorkerClient,
+        workers: Sequence[str],
+        assignment: Assignment,
+        times: ServiceTimes,
+        settings: PolymorphSettings,
+        log: Log,
+    ) -> None:
+        self._client = client
+        self._assignment = assignment
+        self._times = times
+        self._settings = settings
+        self._log = log
+        self._lock = threading.Lock()
+        self._links = {name: Link(name, threading.Condition(self._lock)) for name in workers}
+        # Rows that no worker there can take, and since when.
+        self._homeless: dict[Row, float] = {}
+        self._waiting_rows = self._waiting_tokens = 0
+        self._closing = threading.Event()
+        self._calls, self._rows, self._retries, self._timeouts = 0, 0, 0, 0
+        self._threads = [
+            threading.Thread(target=loop, name=loop.__name__.strip("_"), daemon=True)
+            for loop in (self._watch, self._discover)
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    @property
+    def waiting(self) -> int:
+        """Rows that no worker has been given yet."""
+        return self._waiting_rows
+
+    @property
+    def running(self) -> int:
+        """Rows in calls to workers."""
+        return sum(len(flight.rows) for link in self._links.values() for flight in link.under_way())
+
+    @property
+    def loaded(self) -> int:
+        """Workers that rows are given to."""
+        return sum(link.joined for link in self._links.values())
+
+    def metrics(self) -> list[Counter | Gauge]:
+        """What is exported beside the front's own metrics."""
+        return [
+            Gauge("workers_joined", "Workers that texts are given to", lambda: self.loaded),
+            Counter("worker_calls_total", "Calls to workers", read=lambda: self._calls),
+            Counter("worker_rows_total", "Texts that workers have computed", read=lambda: self._rows),
+            Counter("retries_total", "Texts given to another worker", read=lambda: self._retries),
+            Counter("timeouts_total", "Calls to workers that were given up", read=lambda: self._timeouts),
+            *(gauge for link in self._links.values() for gauge in self._gauges(link)),
+        ]
+
+    def submit(self, request: TextRequest) -> None:
+        """Queue all rows of `request`; OverloadedError when they do not fit."""
+        rows, tokens = len(request.rows), sum(row.tokens for row in request.rows)
+        with self._lock:
+            if self._closing.is_set():
+                raise OverloadedError(_UNLOADED)
+            if self._waiting_rows:
+                _refuse("rows", self._waiting_rows, rows, self._settings.queue_rows)
+                _refuse("tokens", self._waiting_tokens, tokens, self._settings.queue_tokens)
+            self._put(request.rows)
+
+    def close(self, timeout_s: float = 5.0) -> None:
+        """Answer what waits with UNAVAILABLE, let running calls end, stop the threads."""
+        with self._lock:
+            self._closing.set()
+            for link in self._links.values():
+                link.wake.notify_all()
+        deadline = time.monotonic() + timeout_s
+        # A call that fails meanwhile puts its rows back: they are looked for until none runs.
+        while self._fail_waiting() and time.monotonic() < deadline:
+            time.sleep(_WATCH_S)
+        with self._lock:
+            stuck = [row for link in self._links.values() for flight in link.flights for row in flight.rows]
+        _fail_unloaded(stuck)
+        for thread in self._threads:
+            thread.join(timeout_s)
+
+    def _fail_waiting(self) -> bool:
+        with self._lock:
+            waiting = [*self._homeless, *self._assignment.waiting()]
+            running = any(link.under_way() for link in self._links.values())
+        _fail_unloaded(waiting)
+        return running
+
+    def _put(self, rows: Sequence[Row]) -> None:
+        for row in rows:
+            if row.request.ended or row.done:
+                continue
+            self._count(row, 1)
+            name = self._assignment.put(row)
+            if name is None:
+                self._homeless[row] = time.monotonic()
+            else:
+                self._links[name].wake.notify()
+
+    def _count(self, row: Row, sign: int) -> None:
+        self._waiting_rows += sign
+        self._waiting_tokens += sign * row.tokens
+
+    def _again(self, rows: Sequence[Row]) -> None:
+        """Put rows that have waited or run for another worker before."""
+        self._retries += len(rows)
+        self._put(rows)
+
+    def _gauges(self, link: Link) -> list[Gauge]:
+        def outstanding() -> int:
+            return self._assignment.outstanding(link.name)
+
+        labels = {"worker": link.name}
+        return [
+            Gauge("worker_outstanding", "Texts that wait for this worker or run on it", outstanding, labels),
+            Gauge("worker_timeouts", "Calls in a row not answered in time", lambda: link.timeouts, labels),
+        ]
+
+    # Calls: two threads a worker.
+
+    def _lane(self, link: Link) -> None:
+        while (flight := self._next(link)) is not None:
+            rows = [row for row in flight.rows if not row.done and row.request.still_wanted()]
+            if flight.rows and not rows:
+                self._ended(link, flight)
+            else:
+                self._call(link, flight, rows)
+            if flight.given_up:
+                return
+
+    def _next(self, link: Link) -> Flight | None:
+        with self._lock:
+            while not self._closing.is_set():
+                rows = self._assignment.take(link.name) if link.joined else []
+                if rows or link.hello:
+                    link.hello = False
+                    self._wake_another()
+                    return self._start(link, rows)
+                link.wake.wait()
+        return None
+
+    def _wake_another(self) -> None:
+        if other := self._assignment.more():
+            self._links[other].wake.notify()
+
+    def _start(self, link: Link, rows: Sequence[Row]) -> Flight:
+        for row in rows:
+            self._count(row, -1)
+        now = time.monotonic()
+        edge = link.state.bin if link.state else 0
+        expected_ms = self._times.of_pack(edge, sum(row.tokens for row in rows)) if rows else 0.0
+        in_all_s = (link.expected_ms() + expected_ms) / 1e3
+        deadline = now + max(_LEAST_TIMEOUT_S, _TIMEOUT_FACTOR * in_all_s)
+        flight = Flight(rows, expected_ms, deadline, link.stay)
+        link.flights.append(flight)
+        link.heard = now
+        return flight
+
+    def _call(self, link: Link, flight: Flight, rows: Sequence[Row]) -> None:
+        try:
+            outputs, state = self._client.call(link.name, [row.ids for row in rows])
+        except Exception as error:  # noqa: BLE001  whatever a worker does, its rows go on
+            self._failed(link, flight, error)
+            return
+        for index, row in enumerate(rows):
+            row.request.complete(row, {name: values[index] for name, values in outputs.items()})
+        # Last, so that `close` knows of all answers when no call is under way.
+        self._ended(link, flight, state)
+
+    def _ended(self, link: Link, flight: Flight, state: State | None = None) -> None:
+        with self._lock:
+            self._land(link, flight)
+            if state is None:
+                return
+            self._calls += 1
+            self._rows += len(flight.rows)
+            # A call that was given up, or began before the worker joined, may be the answer of a process
+            # that has been replaced.
+            if not flight.given_up and flight.stay == link.stay:
+                link.timeouts = 0
+                if flight.rows:
+                    link.failures = 0
+                self._join(link, state)
+
+    def _failed(self, link: Link, flight: Flight, error: Exception) -> None:
+        of_itself = isinstance(error, WorkerGoneError | WorkerSickError | WrongBinError)
+        with self._lock:
+            flight.deadline = math.inf
+            if not of_itself and not flight.given_up:
+                for row in flight.rows:
+                    row.attempts += 1
+        for row in flight.rows:
+            if row.attempts >= _ATTEMPTS:
+                row.request.fail(EngineError(f"the engine failed {_ATTEMPTS} times: {error}"))
+        with self._lock:
+            self._land(link, flight)
+            # What an earlier process of the worker did says nothing of the one that has joined since.
+            if flight.stay == link.stay:
+                self._distrust(link, error, bool(flight.rows))
+            if not flight.given_up:
+                self._again(flight.rows)
+
+    def _distrust(self, link: Link, error: Exception, had_rows: bool) -> None:
+        if isinstance(error, WorkerGoneError):
+            self._leave(link, "is not ready")
+        elif isinstance(error, WorkerSickError):
+            link.timeouts = max(link.timeouts, DEAD_AFTER)
+            self._leave(link, "has died")
+        elif isinstance(error, WrongBinError):
+            self._leave(link, "has another bin")
+            # One that has just said which it has will not say better at once.
+            if time.monotonic() - link.since > _DISCOVER_S:
+                link.hello = True
+                link.wake.notify()
+        elif had_rows:
+            # One that fails at once would otherwise be the first to be free, and draw every text.
+            link.failures += 1
+            if link.failures >= FAILING_AFTER:
+                self._leave(link, f"failed {link.failures} times in a row: {error}")
+
+    def _land(self, link: Link, flight: Flight) -> None:
+        link.flights.remove(flight)
+        if flight.given_up:
+            link.lost -= 1
+            return
+        link.heard = time.monotonic()
+        if link.joined and flight.stay == link.stay:
+            self._assignment.done(link.name, len(flight.rows))
+
+    # Workers come and go.
+
+    def _join(self, link: Link, state: State) -> None:
+        known, link.state = link.state, state
+        changed = known is None or known.bin != state.bin
+        if link.joined and not changed:
+            return
+        self._leave(link, f"has bin {state.bin} now")
+        if not self._assignment.add(link.name, state.bin):
+            if changed:
+                self._log(f"{link.name}: not used, its bin {state.bin or 'any'} is none of this model's")
+            return
+        link.joined = True
+        link.stay += 1
+        link.since = time.monotonic()
+        self._log(f"{link.name}: joined, bin {state.bin or 'any'}, generation {state.generation}")
+        waiting, self._homeless = self._homeless, {}
+        for row in waiting:
+            self._count(row, -1)
+        self._put(list(waiting))
+        self._homeless = {row: waiting[row] for row in self._homeless}
+        link.wake.notify_all()
+
+    def _leave(self, link: Link, why: str) -> None:
+        if not link.joined:
+            return
+        link.joined = False
+        self._log(f"{link.name}: left, it {why}")
+        rows = self._assignment.remove(link.name)
+        for row in rows:
+            self._count(row, -1)
+        self._again(rows)
+        # It may have been woken for a row that another has to take now.
+        self._wake_another()
+
+    def _open_lanes(self, link: Link) -> None:
+        while link.lanes < LANES:
+            link.lanes += 1
+            threading.Thread(target=self._lane, args=(link,), name=f"lane-{link.name}", daemon=True).start()
+
+    # Time.
+
+    def _watch(self) -> None:
+        last = time.monotonic()
+        while not self._closing.wait(_WATCH_S):
+            now = time.monotonic()
+            stood_still, last = now - last, now
+            with self._lock:
+                for link in self._links.values():
+                    if stood_still > _LEAST_TIMEOUT_S:
+                        for flight in link.flights:
+                            flight.deadline += stood_still
+                    for flight in link.overdue(now):
+                        self._give_up(link, flight)
+            self._end_late(now)
+
+    def _give_up(self, link: Link, flight: Flight) -> None:
+        flight.given_up = True
+        self._timeouts += 1
+        link.lost += 1
+        link.lanes -= 1
+        self._open_lanes(link)
+        if flight.stay == link.stay:
+            link.timeouts += 1
+            self._leave(link, "did not answer in time")
+        self._again(flight.rows)
+
+    def _end_late(self, now: float) -> None:
+        with self._lock:
+            waiting = [*self._homeless, *self._assignment.waiting()] if self._waiting_rows else []
+            deserted = [row for row, since in self._homeless.items() if now - since > _NO_WORKER_S]
+        for request in {row.request for row in waiting}:
+            request.fail_if_late()
+        for row in deserted:
+            row.request.fail(
+                OverloadedError(f"no worker for a text of {row.tokens} tokens is there; is the scheduler running?")
+            )
+        with self._lock:
+            for row in [row for row in self._homeless if row.request.ended]:
+                self._count(row, -1)
+                del self._homeless[row]
+
+    def _discover(self) -> None:
+        # A worker is found by asking it. To ask the server whether it is ready kills this process while the server
+        # itself is not (Triton 24.10).
+        while not self._closing.wait(_DISCOVER_S):
+            with self._lock:
+                for link in self._links.values():
+                    if link.to_be_asked(time.monotonic()):
+                        link.hello = True
+                        self._open_lanes(link)
+                        link.wake.notify()
+
+
+def _fail_unloaded(rows: Sequence[Row]) -> None:
+    for row in rows:
+        row.request.fail(OverloadedError(_UNLOADED))
+
+
+def _refuse(unit: str, held: int, added: int, limit: int) -> None:
+    if held + added > limit:
+        raise OverloadedError(f"the queue is full: {held} {unit} wait, {added} more exceed {limit}; retry later")

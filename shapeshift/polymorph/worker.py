@@ -1,0 +1,119 @@
+"""One worker behind a router: a Triton model with one process, which holds one bin's engine or all of them.
+
+It takes what the router packed, INPUT_IDS INT64 [tokens of all texts] and LENGTHS INT32 [texts], and answers
+with the front's outputs, [texts, ...], and STATE INT64 [3]: its bin, its generation, its process number. A
+request without texts asks for STATE alone.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from shapeshift import settings
+from shapeshift.engines import manifest, registry
+from shapeshift.engines.ladder import Ladder
+from shapeshift.engines.manifest import EngineEntry
+from shapeshift.engines.protocol import Array, Ids
+from shapeshift.engines.settings import GeneratedSettings, TextEngineSettings
+from shapeshift.errors import InvalidInputError, UnsupportedError
+from shapeshift.polymorph.loading import BackgroundLoader, first_and_rest
+from shapeshift.polymorph.profile import bin_edges, entry_of_bin
+from shapeshift.polymorph.settings import FleetSettings, PolymorphSettings, WorkerSettings
+from shapeshift.serving import replies
+from shapeshift.serving.metrics import Counter, MetricsFlusher
+from shapeshift.serving.model_args import ModelArgs
+
+INPUTS = ("INPUT_IDS", "LENGTHS")
+STATE = "STATE"
+KNOWN = settings.names(TextEngineSettings, PolymorphSettings, GeneratedSettings, FleetSettings, WorkerSettings)
+
+
+class TextWorker:
+    """Runs one request at a time, on the thread that Triton calls it with."""
+
+    def __init__(self, pb_utils: Any, args: ModelArgs) -> None:
+        self._pb_utils = pb_utils
+        self._log = partial(_log, pb_utils, args.name)
+        settings.refuse_unknown(args.parameters, KNOWN)
+        own = settings.read(WorkerSettings, args.parameters)
+        folder = args.folder / settings.read(GeneratedSettings, args.parameters).engines
+        made = manifest.load(folder, args.parameters.get("manifest_sha256") or None)
+        made.check_files(folder)
+        if own.bin and own.bin not in bin_edges(made):
+            raise InvalidInputError("bin", own.bin, f"0, or one of {', '.join(map(str, bin_edges(made)))}")
+        self._outputs = [name for name in args.outputs if name != STATE]
+        self._widths = {output.name: output.dims for output in made.outputs}
+        self._vocabulary = made.vocabulary
+        self._max_tokens = own.bin or made.max_tokens
+        self._state = np.array([own.bin, own.generation, os.getpid()], dtype=np.int64)
+        self._lengths_seen = [0] * (made.max_tokens + 1)
+        self._runtime = registry.provider(made.provider).open(folder, made.precision, threads=1)
+        self._engines = Ladder(made)
+        first, rest = (entry_of_bin(made, own.bin), []) if own.bin else first_and_rest(made)
+        self._load(first)
+        # The first call of an engine costs more than any other.
+        self._engines.run([np.zeros(1, np.int64)])
+        memory_mb = settings.read(PolymorphSettings, args.parameters).memory_mb
+        self._loader = BackgroundLoader(rest, self._load, self._lengths_seen, memory_mb, self._log)
+        self._calls = Counter("engine_calls_total", "Engine calls")
+        self._rows = Counter("engine_rows_total", "Texts computed")
+        self._metrics = MetricsFlusher(pb_utils, args.name, [self._calls, self._rows], self._log)
+        self._log(f"ready: bin {own.bin or 'any'}, generation {own.generation}, {made.provider} {made.precision}")
+
+    def execute(self, requests: Sequence[Any]) -> list[Any]:
+        """One response for each request; UNSUPPORTED where a text is longer than this worker's bin."""
+        return [self._answer(request) for request in requests]
+
+    def close(self) -> None:
+        """Stop the background threads."""
+        self._loader.close()
+        self._metrics.close()
+
+    def _answer(self, request: Any) -> Any:
+        try:
+            outputs = self._compute(self._texts(request))
+            wanted = request.requested_output_names()
+            tensors = [self._pb_utils.Tensor(name, outputs[name]) for name in self._outputs if name in wanted]
+            tensors.append(self._pb_utils.Tensor(STATE, self._state))
+            return self._pb_utils.InferenceResponse(output_tensors=tensors)
+        except Exception as error:  # noqa: BLE001  a request that fails must not cost the process
+            return replies.error_response(self._pb_utils, error)
+
+    def _compute(self, texts: list[Ids]) -> dict[str, Array]:
+        if not texts:
+            return {name: np.zeros((0, *self._widths[name]), np.float32) for name in self._outputs}
+        for ids in texts:
+            self._lengths_seen[len(ids)] += 1
+        outputs = self._engines.run(texts)
+        self._calls.add()
+        self._rows.add(len(texts))
+        return outputs
+
+    def _texts(self, request: Any) -> list[Ids]:
+        tensors = [self._pb_utils.get_input_tensor_by_name(request, name) for name in INPUTS]
+        for name, tensor in zip(INPUTS, tensors, strict=True):
+            if tensor is None:
+                raise InvalidInputError(name, None, "given")
+        ids, lengths = (tensor.as_numpy() for tensor in tensors)
+        if ids.ndim != 1 or lengths.ndim != 1:
+            raise InvalidInputError("INPUT_IDS, LENGTHS", [ids.ndim, lengths.ndim], "one axis each")
+        if int(lengths.min(initial=1)) < 1 or int(lengths.sum(dtype=np.int64)) != len(ids):
+            raise InvalidInputError("LENGTHS", lengths.tolist(), f"at least 1 each, {len(ids)} in all")
+        if len(ids) > self._max_tokens:
+            raise UnsupportedError(f"LENGTHS: {len(ids)} tokens in all; this worker takes {self._max_tokens}")
+        if len(ids) and (int(ids.min()) < 0 or int(ids.max()) >= self._vocabulary):
+            raise InvalidInputError("INPUT_IDS", [int(ids.min()), int(ids.max())], f"0 to {self._vocabulary - 1}")
+        ends = np.cumsum(lengths)
+        return [ids[end - length : end] for end, length in zip(ends.tolist(), lengths.tolist(), strict=True)]
+
+    def _load(self, entry: EngineEntry) -> None:
+        self._engines.add(self._runtime.engine(entry.tokens, entry.rows), entry)
+
+
+def _log(pb_utils: Any, model: str, text: str) -> None:
+    pb_utils.Logger.log_info(f"{model}: {text}")

@@ -1,0 +1,205 @@
+"""Arlo's cluster as discrete events, over the policies that serve: for more workers than a machine can hold.
+
+Requests arrive, are dispatched at once, and wait at their instance; an instance serves one at a time in a constant
+time for its bin. The allocation is made anew each period from the lengths of the last one.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from shapeshift.polymorph import autoscale, binpacking, replace
+from shapeshift.polymorph.allocate import allocate
+from shapeshift.polymorph.binpacking import Packer
+from shapeshift.polymorph.curves import MD1, Clamped, Curve
+from shapeshift.polymorph.dispatch import Rules
+from shapeshift.polymorph.dispatcher import Dispatcher
+from shapeshift.polymorph.problem import Problem
+from shapeshift.simulate.scenario import Floats, Model, Result, Scheme
+
+
+def run(model: Model, workers: int, at_s: Floats, lengths: NDArray[np.int64], scheme: Scheme) -> Result:
+    """Serve the requests that arrive at `at_s` (seconds, ascending) with `lengths` tokens; see `Result`."""
+    return _Cluster(model, workers, at_s, lengths, scheme).run()
+
+
+@dataclass
+class _Instance:
+    bin: int
+    free_at: float = 0.0
+
+
+class _Cluster:
+    def __init__(self, model: Model, workers: int, at_s: Floats, lengths: NDArray[np.int64], scheme: Scheme) -> None:
+        self._model, self._scheme = model, scheme
+        self._at_s, self._lengths = at_s, lengths
+        self._bins = np.searchsorted(model.edges, lengths)
+        self._latency = np.zeros(len(at_s))
+        self._instances: dict[int, _Instance] = {}
+        self._next_id = 0
+        # (instant, instance): an answer given; (instant, order, bin): an instance that comes back with it.
+        self._answers: list[tuple[float, int]] = []
+        self._returns: list[tuple[float, int, int]] = []
+        self._orphans: list[int] = []
+        self._dispatcher = self._new_dispatcher()
+        self._capacities = model.capacities()
+        self._result = Result(self._latency, end_s=float(at_s[-1]) if len(at_s) else 0.0)
+        self._below_since = 0.0
+        self._spare = 0
+        for bin_index, count in enumerate(self._counts(workers, self._whole_demand())):
+            for _ in range(count):
+                self._add(bin_index, 0.0)
+        self._note(0.0)
+
+    def run(self) -> Result:
+        plan_at, scale_at = self._scheme.period_s, self._scheme.scale_s
+        first = seen = 0
+        last = 0.0
+        for index, now in enumerate(self._at_s.tolist()):
+            while min(plan_at, scale_at) <= now:
+                if plan_at <= scale_at:
+                    self._settle(plan_at)
+                    self._plan(self._demand(first, index), plan_at)
+                    first, plan_at = index, plan_at + self._scheme.period_s
+                else:
+                    self._settle(scale_at)
+                    self._scale(self._latency[seen:index], scale_at, self._demand(first, index))
+                    seen, scale_at = index, scale_at + self._scheme.scale_s
+            self._settle(now)
+            self._result.worker_s += (now - last) * self._size
+            last = now
+            self._serve(index, now)
+        return self._result
+
+    @property
+    def _size(self) -> int:
+        return len(self._instances) + len(self._returns)
+
+    def _new_dispatcher(self) -> Dispatcher[int] | Packer[int]:
+        if self._scheme.dispatch == "bin_packing":
+            return Packer(self._model.edges)
+        return Dispatcher(self._model.edges, self._model.service_ms, Rules(self._scheme.dispatch))
+
+    def _serve(self, index: int, now: float) -> None:
+        chosen = self._dispatcher.dispatch(int(self._lengths[index]))
+        if chosen is None:
+            self._orphans.append(index)
+            return
+        instance = self._instances[chosen[1]]
+        table = self._model.dynamic_ms
+        service = self._model.service_ms[instance.bin] if table is None else table[int(self._lengths[index])]
+        instance.free_at = max(now, instance.free_at) + service / 1e3
+        self._latency[index] = (instance.free_at - self._at_s[index]) * 1e3
+        heapq.heappush(self._answers, (instance.free_at, chosen[1]))
+
+    def _settle(self, now: float) -> None:
+        while self._answers and self._answers[0][0] <= now:
+            _, number = heapq.heappop(self._answers)
+            if number in self._instances:
+                self._dispatcher.finish(number)
+        while self._returns and self._returns[0][0] <= now:
+            at, _, bin_index = heapq.heappop(self._returns)
+            self._add(bin_index, at)
+
+    def _add(self, bin_index: int, now: float) -> None:
+        self._instances[self._next_id] = _Instance(bin_index, now)
+        self._dispatcher.add(bin_index, self._next_id, float(self._capacities[bin_index]))
+        self._next_id += 1
+        orphans, self._orphans = self._orphans, []
+        for index in orphans:
+            self._serve(index, now)
+
+    def _retire(self, number: int) -> _Instance:
+        """Take an instance out; what waits there is still served by it."""
+        self._dispatcher.remove(number)
+        return self._instances.pop(number)
+
+    def _change(self, number: int, bin_index: int, now: float) -> None:
+        instance = self._retire(number)
+        back = max(now, instance.free_at) + self._scheme.change_s
+        heapq.heappush(self._returns, (back, self._next_id, bin_index))
+        self._next_id += 1
+
+    def _plan(self, demand: list[float], now: float) -> None:
+        if self._scheme.allocation != "exact" or not sum(demand) or self._returns or not self._instances:
+            return
+        numbers = list(self._instances)
+        have = [self._model.edges[self._instances[number].bin] for number in numbers]
+        want = self._counts(len(numbers), demand)
+        for place, edge in replace.changes(have, want, self._model.edges):
+            self._change(numbers[place], self._model.edges.index(edge), now)
+        self._note(now)
+
+    def _scale(self, latencies: Floats, now: float, demand: list[float]) -> None:
+        if not self._scheme.scaling or self._returns or not self._instances:
+            return
+        delta, victim = self._wanted(latencies, now, demand)
+        if delta > 0:
+            for _ in range(delta):
+                back = now + self._scheme.change_s
+                heapq.heappush(self._returns, (back, self._next_id, len(self._model.edges) - 1))
+                self._next_id += 1
+        elif delta < 0 and (self._model.edges[self._instances[victim].bin] != self._model.edges[-1] or self._spares()):
+            self._retire(victim)
+        self._note(now)
+
+    def _spares(self) -> bool:
+        last = len(self._model.edges) - 1
+        return sum(instance.bin == last for instance in self._instances.values()) > 1
+
+    def _wanted(self, latencies: Floats, now: float, demand: list[float]) -> tuple[int, int]:
+        scheme, numbers = self._scheme, list(self._instances)
+        waiting = dict.fromkeys(numbers, 0)
+        for _, number in self._answers:
+            if number in waiting:
+                waiting[number] += 1
+        idlest = min(numbers, key=waiting.__getitem__)
+        if scheme.scaling == "headroom":
+            spent = sum(q * ms for q, ms in zip(demand, self._model.service_ms, strict=True))
+            load = spent / self._model.slo_ms
+            wanted, self._spare = binpacking.scale(
+                load, 1.0, len(numbers), scheme.min_workers, scheme.max_workers, self._spare
+            )
+            return wanted - len(numbers), idlest
+        p98 = float(np.percentile(latencies, 98)) if len(latencies) else 0.0
+        if p98 >= autoscale.PAPER.in_share * self._model.slo_ms:
+            self._below_since = now
+        outstanding = [waiting[number] for number in numbers]
+        decision = autoscale.decide(
+            p98, self._model.slo_ms, now - self._below_since, outstanding, scheme.min_workers, scheme.max_workers
+        )
+        if decision.action == "in":
+            self._below_since = now
+        return {"out": 1, "in": -1, "keep": 0}[decision.action], idlest
+
+    def _counts(self, workers: int, demand: list[float]) -> Sequence[int]:
+        model = self._model
+        paper = self._scheme.curve == "clamped"
+        curves: list[Curve] = [Clamped(ms) if paper else MD1(ms, model.slo_ms / ms) for ms in model.service_ms]
+        most = (
+            tuple(map(float, self._capacities))
+            if paper
+            else tuple(max(1.0, model.slo_ms / ms) for ms in model.service_ms)
+        )
+        problem = Problem(workers, tuple(demand), most, tuple(curves), self._scheme.cap_last)
+        return allocate(problem, self._scheme.allocation).counts
+
+    def _demand(self, first: int, last: int) -> list[float]:
+        """Requests of each bin within one objective, over the arrivals [first, last)."""
+        if last <= first:
+            return [0.0] * len(self._model.edges)
+        seconds = max(self._at_s[last - 1] - self._at_s[first], 1e-9)
+        counts = np.bincount(self._bins[first:last], minlength=len(self._model.edges))
+        return [float(count) for count in counts * (self._model.slo_ms / 1e3 / seconds)]
+
+    def _whole_demand(self) -> list[float]:
+        return self._demand(0, len(self._at_s))
+
+    def _note(self, now: float) -> None:
+        held = [instance.bin for instance in self._instances.values()] + [bin_ for _, _, bin_ in self._returns]
+        self._result.counts.append((now, tuple(held.count(index) for index in range(len(self._model.edges)))))

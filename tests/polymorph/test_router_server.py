@@ -1,0 +1,246 @@
+"""Routers and workers in a real Triton, over engines that only imitate: what happens to workers shows to no client."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+import tritonclient.grpc as grpc_client
+
+from shapeshift.polymorph.worker_client import State
+from shapeshift.triton import metrics
+from shapeshift.triton.control import ModelControl
+
+if TYPE_CHECKING:
+    from shapeshift.triton.server import TritonServer
+
+pytestmark = [pytest.mark.server, pytest.mark.timeout(300)]
+
+PROJECT = Path(__file__).resolve().parents[2]
+LATENCY_MS = (2, 6)
+FRONTS: dict[str, dict[str, object]] = {
+    "plain": {"engine_threads": 2},
+    "shared": {"placement": "resident", "workers": 2},
+    "binned": {"placement": "partitioned", "workers": 2, "slo_ms": 100},
+}
+WORKERS = [f"{front}_w0{number}" for front in ("shared", "binned") for number in range(2)]
+TEXTS = [[[1 + own * 31 % 30000] * (1 + own * 11 % 150)] * (1 + own % 3) for own in range(24)]
+
+
+@pytest.fixture(scope="module")
+def server(
+    free_ports: Callable[[int], list[int]],
+    tmp_path_factory: pytest.TempPathFactory,
+    add_front: Callable[..., Path],
+    build_fronts: Callable[[Path, Path], Path],
+) -> Iterator[TritonServer]:
+    """A Triton with the three fronts and all workers."""
+    from shapeshift.triton.server import ServerSettings, TritonServer
+
+    triton = PROJECT / "build" / "triton"
+    if not (triton / "bin").is_dir():
+        pytest.skip(f"no {triton}: run `make setup`")
+    folder = tmp_path_factory.mktemp("router")
+    for name, parameters in FRONTS.items():
+        add_front(folder / "model_repository", name, LATENCY_MS, bins="16,64", **parameters)
+    generated = build_fronts(folder / "model_repository", folder / "build")
+    http, grpc, metrics_port = free_ports(3)
+    settings = ServerSettings(
+        repositories=(generated,),
+        models=(*FRONTS, *WORKERS),
+        backend_directories=(PROJECT / "backends",),
+        triton=triton,
+        run_directory=folder / "run",
+        http_port=http,
+        grpc_port=grpc,
+        metrics_port=metrics_port,
+    )
+    with TritonServer(settings) as started:
+        yield started.wait_ready()
+
+
+@pytest.fixture(scope="module")
+def control(server: TritonServer) -> Iterator[ModelControl]:
+    with ModelControl(server.grpc_url, server.key) as connection:
+        yield connection
+
+
+def infer(client: Any, model: str, rows: Sequence[Sequence[int]]) -> np.ndarray:
+    shape = (len(rows), len(rows[0]))
+    arrays = {"INPUT_IDS": np.array(rows, dtype=np.int64), "ATTENTION_MASK": np.ones(shape, np.int64)}
+    inputs = [grpc_client.InferInput(name, shape, "INT64") for name in arrays]
+    for tensor, values in zip(inputs, arrays.values(), strict=True):
+        tensor.set_data_from_numpy(values)
+    return np.array(client.infer(model, inputs, client_timeout=60).as_numpy("EMBEDDING"))
+
+
+@pytest.fixture(scope="module")
+def vectors(server: TritonServer) -> list[np.ndarray]:
+    """What the front that holds its engines itself gives for TEXTS."""
+    with grpc_client.InferenceServerClient(server.grpc_url) as client:
+        return [infer(client, "plain", rows) for rows in TEXTS]
+
+
+def state(server: TritonServer, worker: str) -> State:
+    """What the worker says of itself."""
+    inputs = [grpc_client.InferInput("INPUT_IDS", [1], "INT64"), grpc_client.InferInput("LENGTHS", [1], "INT32")]
+    inputs[0].set_data_from_numpy(np.array([101], np.int64))
+    inputs[1].set_data_from_numpy(np.array([1], np.int32))
+    with grpc_client.InferenceServerClient(server.grpc_url) as client:
+        return State(*client.infer(worker, inputs, client_timeout=60).as_numpy("STATE").tolist())
+
+
+def load(control: ModelControl, model: str, **parameters: int) -> None:
+    """Load the model with other parameters, as a scheduler does."""
+    config = control.config(model)
+    for name, value in parameters.items():
+        config["parameters"][name] = {"string_value": str(value)}
+    control.load(model, config)
+
+
+def wait_for(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def gauge(server: TritonServer, name: str, **labels: str) -> dict[str, float]:
+    """The values of a gauge by process."""
+    samples = metrics.scrape(server.metrics_url)
+    wanted = set(labels.items())
+    return {dict(own)["pid"]: value for (series, own), value in samples.items() if series == name and wanted <= own}
+
+
+def joined(server: TritonServer, front: str) -> list[float]:
+    return list(gauge(server, "shapeshift_workers_joined", model=front).values())
+
+
+class Traffic:
+    """Requests for all of TEXTS from a few threads, all the while; what went wrong."""
+
+    def __init__(self, server: TritonServer, front: str, vectors: list[np.ndarray]) -> None:
+        self.served = 0
+        self.wrong: list[Any] = []
+        self._server, self._front, self._vectors = server, front, vectors
+        self._stop = threading.Event()
+        self._threads = [threading.Thread(target=self._work, args=(number,)) for number in range(3)]
+
+    def wait(self, more: int = 60) -> None:
+        """Wait until so many further requests were served."""
+        wanted = self.served + more
+        wait_for(lambda: self.served >= wanted or bool(self.wrong))
+        assert self.wrong == []
+
+    def __enter__(self) -> Traffic:
+        for thread in self._threads:
+            thread.start()
+        self.wait()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stop.set()
+        for thread in self._threads:
+            thread.join()
+        assert self.wrong == []
+
+    def _work(self, number: int) -> None:
+        with grpc_client.InferenceServerClient(self._server.grpc_url) as client:
+            while not self._stop.is_set():
+                number = (number + 7) % len(TEXTS)
+                try:
+                    np.testing.assert_array_equal(infer(client, self._front, TEXTS[number]), self._vectors[number])
+                    self.served += 1
+                except Exception as error:  # noqa: BLE001  the test must see it
+                    self.wrong.append(error)
+                    return
+
+
+@pytest.mark.parametrize("front", ["shared", "binned"])
+def test_a_router_answers_as_a_front_that_holds_the_engines(
+    server: TritonServer, vectors: list[np.ndarray], front: str
+) -> None:
+    with grpc_client.InferenceServerClient(server.grpc_url) as client:
+        for rows, wanted in zip(TEXTS, vectors, strict=True):
+            np.testing.assert_array_equal(infer(client, front, rows), wanted)
+    wait_for(lambda: joined(server, front) == [2])
+
+
+@pytest.mark.parametrize(("worker", "number"), [("shared_w00", signal.SIGKILL), ("binned_w01", signal.SIGSTOP)])
+def test_a_worker_that_dies_or_stops_under_load_costs_no_request(
+    server: TritonServer, control: ModelControl, vectors: list[np.ndarray], worker: str, number: signal.Signals
+) -> None:
+    front = worker.partition("_")[0]
+    wait_for(lambda: joined(server, front) == [2])
+    before = state(server, worker)
+    with Traffic(server, front, vectors) as traffic:
+        os.kill(before.pid, number)
+        try:
+            wait_for(lambda: joined(server, front) == [1])
+            # By this the scheduler knows that it is dead.
+            timeouts = {"model": front, "worker": worker}
+            wait_for(lambda: next(iter(gauge(server, "shapeshift_worker_timeouts", **timeouts).values())) >= 2)
+            traffic.wait()
+            load(control, worker, generation=before.generation + 1)
+            wait_for(lambda: joined(server, front) == [2])
+            traffic.wait()
+        finally:
+            if number == signal.SIGSTOP:
+                os.kill(before.pid, signal.SIGKILL)
+        traffic.wait()
+    after = state(server, worker)
+    assert (after.bin, after.generation) == (before.bin, before.generation + 1) and after.pid != before.pid
+    assert list(gauge(server, "shapeshift_worker_timeouts", model=front, worker=worker).values()) == [0]
+
+
+def test_bins_change_under_load_and_no_request_fails(
+    server: TritonServer, control: ModelControl, vectors: list[np.ndarray]
+) -> None:
+    wait_for(lambda: joined(server, "binned") == [2])
+    with Traffic(server, "binned", vectors) as traffic:
+        for edge in (64, 16, 512):
+            load(control, "binned_w00", bin=edge)
+            traffic.wait()
+            assert state(server, "binned_w00").bin == edge
+    wait_for(lambda: joined(server, "binned") == [2])
+
+
+def test_a_worker_that_goes_and_comes_under_load_costs_no_request(
+    server: TritonServer, control: ModelControl, vectors: list[np.ndarray]
+) -> None:
+    wait_for(lambda: joined(server, "shared") == [2])
+    with Traffic(server, "shared", vectors) as traffic:
+        control.unload("shared_w01")
+        wait_for(lambda: joined(server, "shared") == [1])
+        traffic.wait()
+        control.load("shared_w01")
+        wait_for(lambda: joined(server, "shared") == [2])
+        traffic.wait()
+
+
+def test_a_front_is_loaded_anew_under_load(
+    server: TritonServer, control: ModelControl, vectors: list[np.ndarray]
+) -> None:
+    pids = set(gauge(server, "shapeshift_workers_joined", model="shared"))
+    with Traffic(server, "shared", vectors) as traffic:
+        load(control, "shared", generation=1)
+        wait_for(
+            lambda: (
+                2
+                in [
+                    value
+                    for pid, value in gauge(server, "shapeshift_workers_joined", model="shared").items()
+                    if pid not in pids
+                ]
+            )
+        )
+        traffic.wait()
+    server.require_running()
+    assert "could not be sent" not in server.settings.log.read_text()
