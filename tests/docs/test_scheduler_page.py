@@ -46,6 +46,7 @@ def test_numbers_are_those_of_the_code() -> None:
     rules, own = health.Rules(), SchedulerSettings()
     for said in (
         f"stood still in {rules.still} scrapes in a row",
+        f"{rules.ended} scrapes are enough",
         f"stood still in {rules.unseen} scrapes and",
         f"or in {rules.hung} scrapes though",
         f"in {rules.silent} scrapes there was no heartbeat",
