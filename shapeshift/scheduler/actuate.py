@@ -51,6 +51,7 @@ class Actuator:
         self._load_timeout_s = load_timeout_s
         self._lock = threading.Lock()
         self._busy: set[str] = set()
+        self._touched: set[str] = set()
         self._generations: dict[str, int] = {}
 
     @property
@@ -63,6 +64,12 @@ class Actuator:
         """The models that are being changed now."""
         with self._lock:
             return frozenset(self._busy)
+
+    def take_touched(self) -> frozenset[str]:
+        """The models that are being changed now, or were since the last call."""
+        with self._lock:
+            touched, self._touched = frozenset(self._touched | self._busy), set()
+        return touched
 
     def heal(self, model: str, reason: str) -> bool:
         """Replace the model's process by loading it with `generation` + 1; whether that went well.
@@ -193,3 +200,4 @@ class Actuator:
             if mine:
                 with self._lock:
                     self._busy -= {model}
+                    self._touched |= {model}

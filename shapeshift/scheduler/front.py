@@ -12,74 +12,25 @@ import numpy as np
 
 from shapeshift import settings
 from shapeshift.errors import InvalidInputError
+from shapeshift.polymorph.settings import FleetSettings, PolymorphSettings
 from shapeshift.settings import require
 from shapeshift.triton.names import worker_front
 
-PLACEMENTS = ("inline", "resident", "partitioned")
-ALLOCATIONS = ("exact", "gurobi", "even", "global")
 # The bin of a worker that holds all engines.
 ALL = 0
 
 
 @dataclass(frozen=True)
-class FrontSettings:
-    """The parameters of a front's config.pbtxt that concern the sidecar, as `make engines` generates them.
-
-    min_workers, max_workers: 0 for as many as `workers`. `bin_edges`, `plan_histogram` and `profile` are JSON.
-    """
-
-    placement: str = "inline"
-    placement_reason: str = ""
-    slo_ms: float = 0.0
-    workers: int = 0
-    min_workers: int = 0
-    max_workers: int = 0
-    worker_pool: str = ""
-    pool_workers: int = 0
-    allocation: str = "exact"
-    curve: str = "md1"
-    cap_last: bool = True
-    bin_edges: str = ""
-    plan_histogram: str = ""
-    profile: str = ""
-
-    def __post_init__(self) -> None:
-        require(self.placement in PLACEMENTS, "placement", self.placement, f"one of {', '.join(PLACEMENTS)}")
-        require(self.allocation in ALLOCATIONS, "allocation", self.allocation, f"one of {', '.join(ALLOCATIONS)}")
-        require(self.curve in ("md1", "clamped"), "curve", self.curve, "md1 or clamped")
-        if self.placement == "inline":
-            return
-        require(self.workers >= 1, "workers", self.workers, f"at least 1 for placement {self.placement}")
-        require(
-            0 <= self.min_workers <= self.workers, "min_workers", self.min_workers, f"0 to workers ({self.workers})"
-        )
-        require(
-            self.max_workers == 0 or self.max_workers >= self.workers,
-            "max_workers",
-            self.max_workers,
-            f"0, or at least workers ({self.workers})",
-        )
-        require(
-            not self.worker_pool or self.pool_workers >= 1, "pool_workers", self.pool_workers, "at least 1 for a pool"
-        )
-        require(
-            self.placement != "partitioned" or self.slo_ms > 0,
-            "slo_ms",
-            self.slo_ms,
-            "above 0 for placement partitioned",
-        )
-
-
-@dataclass(frozen=True)
 class Front:
-    """A front model and what it says.
+    """A front model and what it says; `reason`: why its placement is what it is.
 
     edges: its bins, tokens, ascending; weights: share of the requests of each bin before any was seen, summing
     to 1; services: ms of one text of each bin on its engine. All empty for a front without bins.
     """
 
     name: str
-    settings: FrontSettings
+    settings: PolymorphSettings
+    reason: str = ""
     edges: tuple[int, ...] = ()
     weights: tuple[float, ...] = ()
     services: tuple[float, ...] = ()
@@ -96,7 +47,7 @@ class Front:
     @property
     def least(self) -> int:
         """The fewest workers it may have."""
-        return self.settings.min_workers or self.settings.workers
+        return self.settings.min_workers
 
     @property
     def most(self) -> int:
@@ -117,12 +68,19 @@ class Front:
 
 def read(name: str, parameters: Mapping[str, str]) -> Front:
     """The front `name` with these parameters. Raises InvalidInputError naming the one that makes no sense."""
-    own = settings.read(FrontSettings, parameters)
-    if own.placement == "inline" or (own.placement == "resident" and not own.bin_edges):
-        return Front(name, own)
-    edges = _edges(own.bin_edges)
-    weights = _weights(own.plan_histogram, len(edges))
-    return Front(name, own, edges, weights, services(own.profile, edges))
+    own = settings.read(PolymorphSettings, parameters)
+    generated = settings.read(FleetSettings, parameters)
+    require(own.placement != "auto", "placement", own.placement, "settled by `make engines`")
+    if own.placement == "inline":
+        return Front(name, own, generated.placement_reason)
+    require(own.workers >= 1, "workers", own.workers, "at least 1 for a front with workers; run `make engines`")
+    edges = tuple(generated.edges())
+    if not edges and own.placement == "resident":
+        return Front(name, own, generated.placement_reason)
+    require(bool(edges), "bin_edges", generated.bin_edges, "at least one bin; run `make engines`")
+    weights = _weights(generated.plan_histogram, len(edges))
+    found = services(parameters.get("profile", ""), edges)
+    return Front(name, own, generated.placement_reason, edges, weights, found)
 
 
 def services(profile: str, edges: tuple[int, ...]) -> tuple[float, ...]:
@@ -155,15 +113,8 @@ def _between(points: list[tuple[float, float]], tokens: int) -> float:
     return float(np.interp(tokens, lengths, latencies)) if points else 0.0
 
 
-def _edges(text: str) -> tuple[int, ...]:
-    edges = _numbers("bin_edges", text)
-    if not edges or any(edge < 1 or edge != int(edge) for edge in edges) or edges != sorted(set(edges)):
-        raise InvalidInputError("bin_edges", text, "a JSON list of whole numbers, ascending; run `make engines`")
-    return tuple(int(edge) for edge in edges)
-
-
 def _weights(text: str, bins: int) -> tuple[float, ...]:
-    weights = _numbers("plan_histogram", text) if text else [1.0] * bins
+    weights = _numbers("plan_histogram", text) or [1.0] * bins
     total = sum(weights)
     if len(weights) != bins or any(weight < 0 for weight in weights) or not 0 < total < float("inf"):
         raise InvalidInputError("plan_histogram", text, f"{bins} numbers of at least 0, one a bin, not all 0")

@@ -9,20 +9,22 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 
-# Whether a process has ended; None where that cannot be seen.
-Gone = Callable[[int], bool | None]
+from shapeshift.scheduler.sight import Fate
+
+FateOf = Callable[[int], Fate]
 
 
 @dataclass(frozen=True)
 class Rules:
     """When a model is dead.
 
-    still: scrapes in a row that show the same beats, of a process that is gone; unseen: the same of one that
-    cannot be looked up; hung: of one that exists. silent: scrapes without any beat of a new process, after a
-    load. timeouts: requests in a row that a worker left unanswered. settle: scrapes after a load for which the
-    time-outs may still be those from before it.
+    ended: scrapes in a row that show the same beats, of a process that was seen alive and has ended; still: the
+    same where there is no such process; unseen: where it cannot be looked up; hung: where it exists. silent:
+    scrapes without any beat of a new process, after a load. timeouts: requests in a row that a worker left
+    unanswered. settle: scrapes after a load for which the time-outs may still be those from before it.
     """
 
+    ended: int = 2
     still: int = 3
     unseen: int = 6
     hung: int = 30
@@ -61,7 +63,7 @@ class Health:
         self,
         beats: Mapping[str, Mapping[int, float]],
         timeouts: Mapping[str, int],
-        gone: Gone,
+        fate_of: FateOf,
         loading: Collection[str] = (),
         expected: Collection[str] = (),
     ) -> dict[str, Dead]:
@@ -81,7 +83,7 @@ class Health:
                 # What is on the page now belongs to the process that is being replaced.
                 watched.before_load = frozenset(watched.beats)
                 watched.same, watched.settling = 0, self._rules.settle
-            found = self._still(watched, gone) or self._unanswered(watched, counted)
+            found = self._still(watched, fate_of) or self._unanswered(watched, counted)
             if found and model not in loading:
                 dead[model] = found
         return dead
@@ -94,19 +96,20 @@ class Health:
         watched.before_load -= moved
         watched.beats = dict(beats)
 
-    def _still(self, watched: _Watched, gone: Gone) -> Dead | None:
+    def _still(self, watched: _Watched, fate_of: FateOf) -> Dead | None:
         rules, same = self._rules, watched.same
         pids = [pid for pid in watched.beats if pid not in watched.before_load]
         if not pids:
             return Dead(f"no heartbeat in {rules.silent} scrapes", True) if same >= rules.silent else None
-        ended = [gone(pid) for pid in pids]
+        fates = {fate_of(pid) for pid in pids}
         named = f"process {', '.join(map(str, pids))}"
-        if all(ended):
-            return Dead(f"{named} is gone, its heartbeat stands still", True) if same >= rules.still else None
-        if False not in ended:
+        if Fate.ALIVE in fates:
+            held_up = Dead(f"no heartbeat of {named} in {rules.hung} scrapes, though it exists", False)
+            return held_up if same >= rules.hung else None
+        if Fate.UNSEEN in fates:
             return Dead(f"no heartbeat of {named} in {rules.unseen} scrapes", True) if same >= rules.unseen else None
-        held_up = Dead(f"no heartbeat of {named} in {rules.hung} scrapes, though it exists", False)
-        return held_up if same >= rules.hung else None
+        needed = rules.ended if Fate.ENDED in fates else rules.still
+        return Dead(f"{named} is gone, its heartbeat stands still", True) if same >= needed else None
 
     def _unanswered(self, watched: _Watched, timeouts: int) -> Dead | None:
         if watched.settling > 0:

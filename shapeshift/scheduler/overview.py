@@ -10,7 +10,7 @@ from typing import Any
 from shapeshift.scheduler import freeze, lock, observe, report
 from shapeshift.scheduler.fleet import READY, Control, Fleet, FleetReader
 from shapeshift.scheduler.observe import Load, Page
-from shapeshift.scheduler.sight import Sight
+from shapeshift.scheduler.sight import Fate, Sight
 from shapeshift.triton.metrics import Samples
 
 
@@ -50,7 +50,7 @@ def _front(name: str, fleet: Fleet, load: Load, page: Page, sight: Sight, said: 
         "name": name,
         **_process(name, load, page, sight),
         "placement": own.placement,
-        "placement_reason": own.placement_reason,
+        "placement_reason": fleet.fronts[name].reason,
         "slo_ms": own.slo_ms,
         "pool": own.worker_pool,
         "workers": sum(worker.is_ready for worker in fleet.workers.get(name, ())),
@@ -91,5 +91,5 @@ def _process(model: str, load: Load, page: Page, sight: Sight) -> dict[str, Any]
     known = [one.pid for one in page.series(model, observe.HEARTBEAT)]
     if not known:
         return {"state": "no heartbeat", "pid": None}
-    dead = all(sight.gone(pid) for pid in known)
+    dead = all(sight.fate(pid) in (Fate.ENDED, Fate.ABSENT) for pid in known)
     return {"state": "dead" if dead else "silent", "pid": known[-1]}

@@ -3,9 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from enum import Enum
 
 from shapeshift.triton import processes
 from shapeshift.triton.record import Identity
+
+
+class Fate(Enum):
+    """Of a process. ENDED: it was seen alive before. ABSENT: there is none of this number. UNSEEN: who knows."""
+
+    ALIVE = "alive"
+    ENDED = "ended"
+    ABSENT = "absent"
+    UNSEEN = "unseen"
 
 
 class Sight:
@@ -24,13 +34,13 @@ class Sight:
         found = {pid: self._seen.get(pid) or processes.stub(pid) for pid in beating}
         self._seen |= {pid: identity for pid, identity in found.items() if identity is not None}
 
-    def gone(self, pid: int) -> bool | None:
-        """Whether process `pid` has ended; None where that cannot be seen."""
+    def fate(self, pid: int) -> Fate:
+        """What has become of process `pid`."""
         if (identity := self._seen.get(pid)) is not None:
-            return not processes.is_alive(identity)
+            return Fate.ALIVE if processes.is_alive(identity) else Fate.ENDED
         if processes.stub(pid) is not None:
-            return False
-        return True if self._local else None
+            return Fate.ALIVE
+        return Fate.ABSENT if self._local else Fate.UNSEEN
 
     def forget_all_but(self, pids: Iterable[int]) -> None:
         """Only these processes are still on the page."""

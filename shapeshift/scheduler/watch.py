@@ -63,8 +63,8 @@ class Watch:
         beats = page.heartbeats()
         speaking = self._count(beats)
         expected = self.expected if beats else frozenset()
-        loading = self._actuator.busy | self._waiting()
-        dead = self._health.look(beats, self._timeouts(page, speaking), self._sight.gone, loading, expected)
+        loading = self._actuator.take_touched() | self._waiting()
+        dead = self._health.look(beats, self._timeouts(page, speaking), self._sight.fate, loading, expected)
         if dead:
             self._act(dead)
 

@@ -10,8 +10,10 @@ import pytest
 from docs_pages import PROJECT, code, prose, table
 
 from shapeshift.cli import scheduler, status
-from shapeshift.scheduler import child, freeze, front, health, lock, report
+from shapeshift.polymorph.settings import FleetSettings, PolymorphSettings
+from shapeshift.scheduler import child, freeze, health, lock, report
 from shapeshift.scheduler.settings import SchedulerSettings
+from shapeshift.settings import names
 
 PAGE = PROJECT / "docs" / "scheduler.md"
 
@@ -34,8 +36,9 @@ def test_files_are_those_of_the_code() -> None:
 
 def test_parameters_are_those_of_the_code() -> None:
     documented = {name for row in table(PAGE, "What it reads") for name in re.findall(r"`([^`]+)`", row[0])}
-    declared = set(front.FrontSettings.__dataclass_fields__) - {"placement_reason"}
-    assert documented == declared
+    assert documented <= names(PolymorphSettings, FleetSettings) | {"profile"}
+    used = {"placement", "workers", "worker_pool", "allocation", "bin_edges", "profile"}
+    assert used <= documented
 
 
 def test_numbers_are_those_of_the_code() -> None:
@@ -43,6 +46,7 @@ def test_numbers_are_those_of_the_code() -> None:
     rules, own = health.Rules(), SchedulerSettings()
     for said in (
         f"stood still in {rules.still} scrapes in a row",
+        f"{rules.ended} scrapes are enough",
         f"stood still in {rules.unseen} scrapes and",
         f"or in {rules.hung} scrapes though",
         f"in {rules.silent} scrapes there was no heartbeat",

@@ -35,7 +35,9 @@ def parameters(**changes: object) -> dict[str, str]:
         "plan_histogram": "[8, 1, 1]",
         "profile": json.dumps(PROFILE),
     }
-    return {name: str(value) for name, value in (values | changes).items()}
+    stated = values | changes
+    # Not scaled unless that is asked for.
+    return {name: str(value) for name, value in ({"min_workers": stated["workers"]} | stated).items()}
 
 
 def front(name: str = "enc", **changes: object) -> Front:

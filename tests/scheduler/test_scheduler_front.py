@@ -44,9 +44,10 @@ def test_worker_names() -> None:
         ({"placement": "anywhere"}, "placement"),
         ({"slo_ms": 0}, "slo_ms"),
         ({"slo_ms": "soon"}, "slo_ms"),
-        ({"workers": 0}, "workers"),
+        ({"workers": 0, "min_workers": 1}, "workers"),
+        ({"placement": "auto"}, "placement"),
         ({"min_workers": 5}, "min_workers"),
-        ({"max_workers": 3}, "max_workers"),
+        ({"max_workers": 3, "min_workers": 1}, "max_workers"),
         ({"worker_pool": "p"}, "pool_workers"),
         ({"allocation": "best"}, "allocation"),
         ({"curve": "straight"}, "curve"),
@@ -56,7 +57,7 @@ def test_worker_names() -> None:
         ({"bin_edges": "[0.5]"}, "bin_edges"),
         ({"bin_edges": "[NaN]"}, "bin_edges"),
         ({"bin_edges": "[]"}, "bin_edges"),
-        ({"bin_edges": "[true]"}, "bin_edges"),
+        ({"bin_edges": "64"}, "bin_edges"),
         ({"plan_histogram": "[1, 2]"}, "plan_histogram"),
         ({"plan_histogram": "[0, 0, 0]"}, "plan_histogram"),
         ({"plan_histogram": "[1, -1, 1]"}, "plan_histogram"),
@@ -75,4 +76,4 @@ def test_nonsense_is_refused_by_name(changes: dict[str, object], field: str) -> 
 
 
 def test_no_histogram_means_every_bin_alike() -> None:
-    assert front(plan_histogram="").weights == (1 / 3,) * len(EDGES)
+    assert front(plan_histogram="[]").weights == (1 / 3,) * len(EDGES)

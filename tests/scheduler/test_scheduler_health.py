@@ -7,17 +7,23 @@ from collections.abc import Callable
 import pytest
 
 from shapeshift.scheduler.health import Backoff, Health, Rules
+from shapeshift.scheduler.sight import Fate
 from tests.scheduler.test_scheduler_observe import recorded
 
 Beats = dict[str, dict[int, float]]
-ALIVE: Callable[[int], bool | None] = lambda pid: False  # noqa: E731
-GONE: Callable[[int], bool | None] = lambda pid: True  # noqa: E731
-UNSEEN: Callable[[int], bool | None] = lambda pid: None  # noqa: E731
+FateOf = Callable[[int], Fate]
 
 
-def until_dead(health: Health, beats: Beats, gone: Callable[[int], bool | None], most: int = 100) -> int | None:
+def all_are(fate: Fate) -> FateOf:
+    return lambda pid: fate
+
+
+ALIVE, GONE, UNSEEN, ENDED = map(all_are, (Fate.ALIVE, Fate.ABSENT, Fate.UNSEEN, Fate.ENDED))
+
+
+def until_dead(health: Health, beats: Beats, fate_of: FateOf, most: int = 100) -> int | None:
     """How many scrapes of the same beats it takes until the model `a` is dead."""
-    return next((scrape for scrape in range(1, most) if "a" in health.look(beats, {}, gone)), None)
+    return next((scrape for scrape in range(1, most) if "a" in health.look(beats, {}, fate_of)), None)
 
 
 def moved(health: Health) -> None:
@@ -25,13 +31,16 @@ def moved(health: Health) -> None:
         assert health.look({"a": {1: beat}}, {}, GONE) == {}
 
 
-@pytest.mark.parametrize(("gone", "scrapes"), [(GONE, Rules().still), (UNSEEN, Rules().unseen), (ALIVE, Rules().hung)])
-def test_still_for_so_many_scrapes(gone: Callable[[int], bool | None], scrapes: int) -> None:
+@pytest.mark.parametrize(
+    ("fate_of", "scrapes"),
+    [(ENDED, Rules().ended), (GONE, Rules().still), (UNSEEN, Rules().unseen), (ALIVE, Rules().hung)],
+)
+def test_still_for_so_many_scrapes(fate_of: FateOf, scrapes: int) -> None:
     health = Health()
     moved(health)
     # The scrape that showed the last movement is the first of them.
-    assert until_dead(health, {"a": {1: 5.0}}, gone) == scrapes - 1
-    assert until_dead(Health(), {"a": {1: 5.0}}, gone) == scrapes
+    assert until_dead(health, {"a": {1: 5.0}}, fate_of) == scrapes - 1
+    assert until_dead(Health(), {"a": {1: 5.0}}, fate_of) == scrapes
 
 
 def test_a_beating_heart_is_alive_whatever_else_is_on_the_page() -> None:
@@ -44,6 +53,12 @@ def test_a_beat_now_and_then_is_enough() -> None:
     health = Health()
     for scrape in range(60):
         assert health.look({"a": {1: float(scrape // 2)}}, {}, GONE) == {}
+
+
+def test_one_that_was_seen_alive_decides_among_those_that_ended_long_ago() -> None:
+    fates = {1: Fate.ABSENT, 2: Fate.ENDED, 3: Fate.UNSEEN, 4: Fate.ALIVE}
+    for pids, scrapes in (((1, 2), Rules().ended), ((1, 2, 3), Rules().unseen), ((1, 2, 3, 4), Rules().hung)):
+        assert until_dead(Health(), {"a": dict.fromkeys(pids, 5.0)}, fates.__getitem__) == scrapes
 
 
 def test_nothing_is_concluded_while_it_is_loaded() -> None:
@@ -118,7 +133,14 @@ def test_a_recorded_death() -> None:
     beats = [recorded(second).heartbeats() for second in range(12)]
     (victim,) = beats[3]["enc_w01"]
     found = [
-        sorted(health.look(beats[second], {}, lambda pid: pid == victim, loading={"enc_w01"} if second == 8 else ()))
+        sorted(
+            health.look(
+                beats[second],
+                {},
+                lambda pid: Fate.ABSENT if pid == victim else Fate.ALIVE,
+                loading={"enc_w01"} if second == 8 else (),
+            )
+        )
         for second in range(12)
     ]
     dead_at = found.index(["enc_w01"])

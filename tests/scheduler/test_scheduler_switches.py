@@ -17,7 +17,7 @@ from shapeshift.errors import InvalidInputError, ShapeshiftError
 from shapeshift.scheduler import folders, freeze, lock, report
 from shapeshift.scheduler.journal import Journal
 from shapeshift.scheduler.settings import SchedulerSettings
-from shapeshift.scheduler.sight import Sight
+from shapeshift.scheduler.sight import Fate, Sight
 
 HOLD = (
     "import sys, time; from pathlib import Path; from shapeshift.scheduler import lock\n"
@@ -104,8 +104,8 @@ def test_a_process_that_can_be_seen() -> None:
     child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
     here, elsewhere = Sight(local=True), Sight(local=False)
     # It is no model's process, so its number says nothing.
-    assert here.gone(child.pid) is True
-    assert elsewhere.gone(child.pid) is None
+    assert here.fate(child.pid) is Fate.ABSENT
+    assert elsewhere.fate(child.pid) is Fate.UNSEEN
     child.communicate(b"\n")
 
 
@@ -115,15 +115,15 @@ def test_a_stub_is_known_by_number_and_start(tmp_path: Path) -> None:
     child = subprocess.Popen([str(program), "60"])
     sight = Sight(local=False)
     deadline = time.monotonic() + 20
-    while sight.gone(child.pid) is None and time.monotonic() < deadline:
+    while sight.fate(child.pid) is Fate.UNSEEN and time.monotonic() < deadline:
         time.sleep(0.01)
     sight.meet([child.pid])
-    assert sight.gone(child.pid) is False
+    assert sight.fate(child.pid) is Fate.ALIVE
     child.kill()
     assert child.wait() < 0
-    assert sight.gone(child.pid) is True
+    assert sight.fate(child.pid) is Fate.ENDED
     sight.forget_all_but([])
-    assert sight.gone(child.pid) is None
+    assert sight.fate(child.pid) is Fate.UNSEEN
 
 
 def test_worker_folders_are_told_from_models(tmp_path: Path) -> None:
