@@ -46,7 +46,7 @@ class Extent:
 
 
 QUICK = Extent(Scale(1, 100, 5.0, (1, 8), ("short",), ()), 0, False, 20.0, 0, 0, 60.0)
-FULL = Extent(Scale(3, 240, 10.0, (1, 8), ("short", "long"), ()), 8, True, 60.0, 20, 10000, 900.0)
+FULL = Extent(Scale(2, 240, 10.0, (1, 8), ("short", "long"), ()), 8, True, 40.0, 20, 10000, 300.0)
 
 
 class Run:
