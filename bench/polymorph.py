@@ -81,6 +81,12 @@ class Run:
         self.data["real"] = report.cells(bench)
         for line in real.lines(bench, made.precision):
             self.say(line)
+        if self._extent.reallocations:
+            found = real.reallocations(made, house, 4, self._extent.reallocations, 2000, self._seed)
+            self.say(f"\n4 workers over real engines, {made.precision}")
+            for line in faults.lines([found]):
+                self.say(line)
+            self.data["real faults"] = asdict(found)
 
     def emulated(self) -> None:
         """Allocations under drift, dispatches under bursts, ours against the paper's."""
