@@ -60,10 +60,10 @@ class Histogram:
         self._counts = [0] * (len(self.bounds) + 1)
         self._sum = 0.0
 
-    def observe(self, value: float) -> None:
-        """Count one `value`."""
-        self._counts[bisect.bisect_left(self.bounds, value)] += 1
-        self._sum += value
+    def observe(self, value: float, times: int = 1) -> None:
+        """Count one `value`, or as many of it as `times` says."""
+        self._counts[bisect.bisect_left(self.bounds, value)] += times
+        self._sum += value * times
 
     def totals(self) -> tuple[list[int], float]:
         """Cumulative counts by bound, the last for +Inf, and the sum."""
