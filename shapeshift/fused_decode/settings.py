@@ -70,11 +70,12 @@ class ForwardSettings:
     """Parameters of a model that answers plain inference requests by asking another one.
 
     forward_to        the decoupled model that generates
-    forward_requests  requests that may be under way; a further one is answered UNAVAILABLE
+    forward_requests  requests that may be under way; a further one is answered UNAVAILABLE. The server must have
+                      more threads than that for each model (its backend setting thread-pool-size)
     """
 
     forward_to: str
-    forward_requests: int = 256
+    forward_requests: int = 96
 
     def __post_init__(self) -> None:
         require(bool(self.forward_to), "forward_to", self.forward_to, "the name of a model")

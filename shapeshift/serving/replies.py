@@ -21,11 +21,19 @@ _CODES: tuple[tuple[type[ShapeshiftError], str], ...] = (
     (UnsupportedError, "UNSUPPORTED"),
     (CancelledRequestError, "CANCELLED"),
 )
+CODES = ("OK", *(code for _, code in _CODES), "INTERNAL")
+"""Every way in which a request can end."""
 
 
 def code_name(error: BaseException) -> str:
     """The name of Triton's code for `error`."""
     return next((code for kind, code in _CODES if isinstance(error, kind)), "INTERNAL")
+
+
+def name_of(pb_utils: Any, error: Any) -> str:
+    """The name of the code of an error that Triton gave; INTERNAL for codes that no front gives."""
+    codes = pb_utils.TritonError
+    return next((name for name in CODES if getattr(codes, name, None) == error.code()), "INTERNAL")
 
 
 def triton_error(pb_utils: Any, error: BaseException) -> Any:
