@@ -10,6 +10,8 @@ MODELS ?=
 # Model and requests in flight for `make loadtest`.
 MODEL ?= encode
 CONCURRENCY ?= 8
+# What `make bench` measures: encode or fused_decode.
+BENCH ?= encode
 # Further options of `make serve`, `make bench` and `make test`.
 ARGS ?=
 
@@ -42,8 +44,8 @@ lint: .venv/.test ## check style, formatting and types
 	@$(BIN)/ruff format --check .
 	@$(BIN)/mypy
 
-bench: .venv/.test engines ## measure ours against the baselines (ARGS=--quick: under 3 minutes)
-	@$(BIN)/python -m bench.encode $(ARGS)
+bench: .venv/.test engines ## measure ours against others (BENCH=encode or fused_decode; ARGS=--quick: under 3 minutes)
+	@$(BIN)/python -m bench.$(BENCH) $(ARGS)
 
 loadtest: .venv/.serve build/.server ## perf_analyzer against a server that runs (MODEL=encode, CONCURRENCY=8)
 	@$(BIN)/python -m client.loadtest --model $(MODEL) --concurrency $(CONCURRENCY) $(ARGS)

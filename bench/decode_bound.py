@@ -26,6 +26,10 @@ class Machine:
     flops: float
     read: float
 
+    def better(self, other: Machine) -> Machine:
+        """The better of both measurements, rate by rate."""
+        return Machine(max(self.flops, other.flops), max(self.read, other.read))
+
 
 def measure(precision: str, seconds: float = 1.5) -> Machine:
     """The best rates seen within `seconds` each."""

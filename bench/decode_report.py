@@ -109,7 +109,7 @@ def ratios(bench: Bench, limits: Limits) -> Iterator[tuple[str, float, str]]:
         if bench.has(BUSY, system):
             share = bench.rate(BUSY, system) / bench.rate(burst, system)
             yield f"{burst}: tokens/s {BUSY} over undisturbed, {system}", share, "0.45 or more" * (system == OURS)
-    for others in (8, count):
+    for others in dict.fromkeys((8, count)):
         load = f"{others} at once"
         if bench.has(load, OURS):
             slower = bench.mean_ms("latency_ms", load, OURS) / bench.mean_ms("latency_ms", ALONE, OURS)

@@ -65,9 +65,10 @@ def main() -> int:
     try:
         bench, model, settings = prepare(options)
         print(head({"settings": settings, "hardware": hardware.describe()}), flush=True)
+        before = decode_bound.measure(options.precision)
         with ExitStack() as stack:
             run(bench, start(stack, options, int(settings["instances"])))
-        machine = decode_bound.measure(options.precision)
+        machine = before.better(decode_bound.measure(options.precision))
     except ShapeshiftError as error:
         print(f"bench: {error}", file=sys.stderr)
         return 2
