@@ -17,12 +17,8 @@ from bench.foreign import ForeignLoad
 from shapeshift.engines.hardware import cores
 
 OURS, TRITON, GENAI = "ours", "ours, through Triton", "OpenVINO GenAI"
-STATIC, WINDOWS, CONTINUOUS, INSTANCES = (
-    "static batch",
-    {0.5: "dynamic, 0.5 s", 2.0: "dynamic, 2 s"},
-    "continuous batching",
-    "concurrent instances",
-)
+STATIC, CONTINUOUS, INSTANCES = "static batch", "continuous batching", "concurrent instances"
+WINDOWS = {"dynamic, 0.5 s": 0.5, "dynamic, 2 s": 2.0}
 ALONE, BUSY = "alone", "beside a busy loop"
 
 _BUSY_LOOP = "while True: pass"

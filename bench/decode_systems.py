@@ -66,9 +66,10 @@ class Worker:
     def wait_ready(self) -> None:
         self._answer()
 
-    def replay(self, load: Load) -> Replayed:
+    def replay(self, load: Load, **options: object) -> Replayed:
         assert self._process.stdin is not None
-        self._process.stdin.write(json.dumps({"asks": [dataclasses.asdict(ask) for ask in load.asks]}) + "\n")
+        asked = {"asks": [dataclasses.asdict(ask) for ask in load.asks], "options": options}
+        self._process.stdin.write(json.dumps(asked) + "\n")
         self._process.stdin.flush()
         replayed = Replayed(**self._answer())
         check(load, replayed)
@@ -93,6 +94,18 @@ class Worker:
             raise UnsupportedError(f"{self.name} ended with {code}; {self._log} ends\n{tail(self._log)}")
         answer: dict[str, Any] = json.loads(line)
         return answer
+
+
+class Window:
+    """A worker that gathers what comes within `window_s` into a batch."""
+
+    def __init__(self, name: str, worker: Worker, window_s: float) -> None:
+        self.name = name
+        self._worker = worker
+        self._window_s = window_s
+
+    def replay(self, load: Load) -> Replayed:
+        return self._worker.replay(load, window_s=self._window_s)
 
 
 class TritonStreams:

@@ -19,7 +19,7 @@ import argparse
 import json
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -27,7 +27,15 @@ from typing import Any
 from bench import decode_bound, decode_plots, decode_report
 from bench.decode_cells import CONTINUOUS, GENAI, INSTANCES, OURS, STATIC, TRITON, WINDOWS, Bench, Scale
 from bench.decode_loads import PROMPT, LoadMaker
-from bench.decode_systems import DecodeSystem, TritonStreams, Worker, genai_command, publish, transformers_command
+from bench.decode_systems import (
+    DecodeSystem,
+    TritonStreams,
+    Window,
+    Worker,
+    genai_command,
+    publish,
+    transformers_command,
+)
 from bench.peers import random_llama
 from bench.systems import triton
 from client import hardware
@@ -48,6 +56,10 @@ FULL = Scale(
     lengths=True,
     budget_s=2400.0,
 )
+BATCHES = {STATIC: 0.0} | WINDOWS
+BATCHING = "batches"
+"""The process behind all of these."""
+ALL = (TRITON, GENAI, *BATCHES, CONTINUOUS, INSTANCES)
 INSTANCE_MB = 200
 """Memory that an instance takes beside the weights that it shares."""
 FEWER_INSTANCES = 8
@@ -59,7 +71,7 @@ def main() -> int:
     parser.add_argument("--quick", action="store_true", help="under 3 minutes: short answers, one round, no OpenVINO")
     parser.add_argument("--precision", choices=tuple(decode_bound.BYTES), default="f32")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--only", nargs="+", metavar="NAME", help="beside ours, only these systems")
+    parser.add_argument("--only", nargs="+", choices=ALL, default=[], help="beside ours, only these systems")
     options = parser.parse_args()
     began = time.monotonic()
     try:
@@ -67,7 +79,8 @@ def main() -> int:
         print(head({"settings": settings, "hardware": hardware.describe()}), flush=True)
         before = decode_bound.measure(options.precision)
         with ExitStack() as stack:
-            run(bench, start(stack, options, int(settings["instances"])))
+            names = options.only or [name for name in ALL if not (options.quick and name == GENAI)]
+            run(bench, start(stack, names, options.precision, int(settings["instances"])))
         machine = before.better(decode_bound.measure(options.precision))
     except ShapeshiftError as error:
         print(f"bench: {error}", file=sys.stderr)
@@ -107,26 +120,27 @@ def prepare(options: argparse.Namespace) -> tuple[Bench, Path, dict[str, Any]]:
     return Bench(scale, maker, options.seed), model, settings
 
 
-def start(stack: ExitStack, options: argparse.Namespace, instances: int) -> dict[str, DecodeSystem]:
-    """All systems, by name; they end with `stack`."""
-    model, precision, threads = FOLDER / "llama-110m", options.precision, cores()
-    kernels = BUILD / "kernels"
-    batches = {STATIC: 0.0} | {name: window_s for window_s, name in WINDOWS.items()}
+def start(stack: ExitStack, names: Collection[str], precision: str, instances: int) -> dict[str, DecodeSystem]:
+    """The systems in `names`, and ours; they end with `stack`."""
+    model, threads, kernels = FOLDER / "llama-110m", cores(), BUILD / "kernels"
     commands = {OURS: [sys.executable, "-m", "bench.decode_ours", str(model), precision, str(kernels)]}
-    commands |= {
-        name: transformers_command("batches", model, precision, threads, window_s) for name, window_s in batches.items()
-    }
-    commands[CONTINUOUS] = transformers_command("continuous", model, precision, threads)
-    commands[INSTANCES] = transformers_command("instances", model, precision, instances)
-    if not options.quick:
+    if GENAI in names:
         commands[GENAI] = genai_command(model, precision, threads, BUILD)
+    if CONTINUOUS in names:
+        commands[CONTINUOUS] = transformers_command("continuous", model, precision, threads)
+    if INSTANCES in names:
+        commands[INSTANCES] = transformers_command("instances", model, precision, instances)
+    if any(name in names for name in BATCHES):
+        commands[BATCHING] = transformers_command("batches", model, precision, threads)
     workers = {}
     for number, (name, command) in enumerate(commands.items()):
-        if name == OURS or not options.only or name in options.only:
-            workers[name] = Worker(name, command, FOLDER / "run" / f"decode-{number}.log")
-            stack.callback(workers[name].stop)
-    systems: dict[str, DecodeSystem] = dict(workers)
-    if not options.only or TRITON in options.only:
+        workers[name] = Worker(name, command, FOLDER / "run" / f"decode-{number}.log")
+        stack.callback(workers[name].stop)
+    systems: dict[str, DecodeSystem] = {name: worker for name, worker in workers.items() if name != BATCHING}
+    for name, window_s in BATCHES.items():
+        if name in names:
+            systems[name] = Window(name, workers[BATCHING], window_s)
+    if TRITON in names:
         publish(model, precision, FOLDER / "decode-repository", kernels)
         server = stack.enter_context(triton({"generate": 0}, (FOLDER / "decode-repository",), BUILD))
         systems[TRITON] = TritonStreams(TRITON, server.grpc_url, "generate", model / "tokenizer.json")
@@ -142,7 +156,7 @@ def run(bench: Bench, systems: dict[str, DecodeSystem]) -> None:
     def named(*names: str) -> Sequence[DecodeSystem]:
         return [systems[name] for name in names if name in systems]
 
-    slow, windows = named(INSTANCES), named(*WINDOWS.values())
+    slow, windows = named(INSTANCES), named(*WINDOWS)
     pair, batching = named(OURS, GENAI), named(STATIC, CONTINUOUS)
     bench.warm_up(list(systems.values()))
     request_s = bench.alone(pair)

@@ -1,7 +1,7 @@
 """What a process that generates for a benchmark reads and writes; the standard library only, for any interpreter.
 
-One JSON object a line each way: {"asks": [{"at_s": 0.0, "prompt": [ids], "new": n}, ...]} in, the fields of
-`Replayed` out. Every request gets just `new` tokens, the likeliest ones, whatever they are.
+One JSON object a line each way: {"asks": [{"at_s": 0.0, "prompt": [ids], "new": n}, ...], "options": {}} in, the
+fields of `Replayed` out. Every request gets just `new` tokens, the likeliest ones, whatever they are.
 """
 
 from __future__ import annotations
@@ -40,12 +40,13 @@ class Replayed:
     extra: dict[str, float] = field(default_factory=dict)
 
 
-def serve(replay: Callable[[list[Ask]], Replayed]) -> None:
-    """Answer one line after another until standard input closes; everything else printed goes to standard error."""
+def serve(replay: Callable[..., Replayed]) -> None:
+    """Answer lines by replay(asks, **options) until standard input closes; what else is printed goes to stderr."""
     answers, sys.stdout = sys.stdout, sys.stderr
     print(json.dumps({"ready": True}), file=answers, flush=True)
     for line in sys.stdin:
-        replayed = replay([Ask(**ask) for ask in json.loads(line)["asks"]])
+        asked = json.loads(line)
+        replayed = replay([Ask(**ask) for ask in asked["asks"]], **asked["options"])
         print(json.dumps(dataclasses.asdict(replayed)), file=answers, flush=True)
 
 

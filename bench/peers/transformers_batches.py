@@ -1,4 +1,4 @@
-"""Dynamic batching over transformers: `python -m bench.peers.transformers_batches FOLDER PRECISION THREADS WINDOW_S`.
+"""Dynamic batching over transformers: `python -m bench.peers.transformers_batches FOLDER PRECISION THREADS`.
 
 A batch leaves once it is full, or once the window that its first request opened is over; what comes while it runs waits
 for the next. A token counts from the step that made it, although `generate` hands out only whole batches. Requests
@@ -20,20 +20,19 @@ ROWS = 32
 
 
 class Batches:
-    """One model and a window in seconds."""
+    """One model."""
 
-    def __init__(self, model: Any, window_s: float) -> None:
+    def __init__(self, model: Any) -> None:
         self._model = model
-        self._window_s = window_s
 
-    def replay(self, asks: list[Ask]) -> Replayed:
+    def replay(self, asks: list[Ask], window_s: float) -> Replayed:
         due: queue.SimpleQueue[int] = queue.SimpleQueue()
         start = send(asks, lambda number, ask: due.put(number))
         stamps: list[list[float]] = [[] for _ in asks]
         tokens: list[list[int]] = [[] for _ in asks]
         left, batches = len(asks), 0
         while left:
-            numbers = self._gather(due, min(ROWS, left))
+            numbers = _gather(due, min(ROWS, left), window_s)
             at, made = generate(self._model, [asks[number] for number in numbers])
             for number, instants, answer in zip(numbers, at, made, strict=True):
                 stamps[number] = [instant - start for instant in instants]
@@ -42,17 +41,18 @@ class Batches:
             batches += 1
         return Replayed(stamps, tokens, {"batches": batches})
 
-    def _gather(self, due: queue.SimpleQueue[int], most: int) -> list[int]:
-        numbers = [due.get()]
-        end = time.perf_counter() + self._window_s
-        while len(numbers) < most:
-            try:
-                numbers.append(due.get(timeout=max(0.0, end - time.perf_counter())))
-            except queue.Empty:
-                break
-        return numbers
+
+def _gather(due: queue.SimpleQueue[int], most: int, window_s: float) -> list[int]:
+    numbers = [due.get()]
+    end = time.perf_counter() + window_s
+    while len(numbers) < most:
+        try:
+            numbers.append(due.get(timeout=max(0.0, end - time.perf_counter())))
+        except queue.Empty:
+            break
+    return numbers
 
 
 if __name__ == "__main__":
-    folder, precision, threads, window_s = sys.argv[1:]
-    serve(Batches(load(Path(folder), precision, int(threads)), float(window_s)).replay)
+    folder, precision, threads = sys.argv[1:]
+    serve(Batches(load(Path(folder), precision, int(threads))).replay)

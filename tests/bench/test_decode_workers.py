@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from bench.decode_loads import Load
-from bench.decode_systems import Worker
+from bench.decode_systems import Window, Worker
 from bench.peers.decode_worker import Ask, send
 from bench.peers.transformers_batches import Batches
 from shapeshift.errors import UnsupportedError
@@ -20,12 +20,12 @@ import os, sys, multiprocessing, time
 from bench.peers.decode_worker import Replayed, serve
 child = multiprocessing.get_context("fork").Process(target=time.sleep, args=(1000,), daemon=True)
 child.start()
-def replay(asks):
+def replay(asks, window_s=0.0):
     print("noise")
     if not asks[0].prompt:
         sys.exit("said before the end")
     stamps = [[ask.at_s + 0.5 * at for at in range(ask.new)] for ask in asks]
-    return Replayed(stamps, [ask.prompt * ask.new for ask in asks], {"child": child.pid})
+    return Replayed(stamps, [ask.prompt * ask.new for ask in asks], {"child": child.pid, "window_s": window_s})
 serve(replay)
 """
 
@@ -39,6 +39,8 @@ def test_asks_and_answers_pass(worker: Worker) -> None:
     worker.wait_ready()
     replayed = worker.replay(Load("x", [Ask(0.0, [3], 2), Ask(1.0, [4], 1)]))
     assert replayed.stamps == [[0.0, 0.5], [1.0]] and replayed.tokens == [[3, 3], [4]]
+    assert replayed.extra["window_s"] == 0.0
+    assert Window("", worker, 1.5).replay(Load("x", [Ask(0.0, [3], 1)])).extra["window_s"] == 1.5
     child = int(replayed.extra["child"])
     os.kill(child, 0)
     worker.stop()
@@ -74,6 +76,6 @@ def test_a_batch_leaves_when_its_window_is_over(monkeypatch: pytest.MonkeyPatch)
 
     monkeypatch.setattr("bench.peers.transformers_batches.generate", generate)
     asks = [Ask(0.0, [1], 1), Ask(0.0, [1], 2), Ask(0.5, [1], 1)]
-    assert Batches(None, 0.3).replay(asks).tokens == [[7], [7, 7], [7]]
-    assert Batches(None, 5.0).replay(asks).extra == {"batches": 1}
+    assert Batches(None).replay(asks, 0.3).tokens == [[7], [7, 7], [7]]
+    assert Batches(None).replay(asks, 5.0).extra == {"batches": 1}
     assert batches == [2, 1, 3]
