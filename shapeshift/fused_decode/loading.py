@@ -67,9 +67,10 @@ def load(args: ModelArgs, log: Log, load_runtime: Load = load_runtime) -> Loaded
     own = settings.read(FusedDecodeSettings, args.parameters)
     generated = settings.read(GeneratedDecodeSettings, args.parameters)
     folder = find(own.checkpoint)
-    if generated.checkpoint_sha256 not in ("", open_checkpoint(folder).sha256):
-        raise EngineError(f"the checkpoint in {folder} has changed; run `make engines`")
     tokenizer_file = folder / TOKENIZER_FILE
+    settings.require(tokenizer_file.is_file(), "checkpoint", str(folder), f"must hold {TOKENIZER_FILE}")
+    if generated.checkpoint_sha256 and generated.checkpoint_sha256 != open_checkpoint(folder).sha256:
+        raise EngineError(f"the checkpoint in {folder} has changed; run `make engines`")
     kernels = Path(generated.kernel_cache) if generated.kernel_cache else _DEFAULT_CACHE
     remedy = f", one less than max_length ({own.max_length})"
     return Loaded(

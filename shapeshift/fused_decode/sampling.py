@@ -9,7 +9,7 @@ import numpy.typing as npt
 import torch
 
 from shapeshift.fused_decode.draws import uniforms
-from shapeshift.fused_decode.filters import Doubles, Filters, Floats, draw
+from shapeshift.fused_decode.filters import Filters, Floats, draw
 from shapeshift.fused_decode.sequence import GenerateParameters
 
 Integers = npt.NDArray[np.int64]
@@ -77,34 +77,22 @@ class Sampler:
         good = np.isfinite(best)
         rows = np.flatnonzero(drawing & good)
         if rows.size:
-            scores = self._scores(values if rows.size == len(ids) else values[rows], best[rows], slots[rows])
-            ids[rows] = self._draw(scores, slots[rows], lengths[rows])
+            own = slots[rows]
+            scores = self._scores(values if rows.size == len(ids) else values[rows], best[rows], own)
+            filters = Filters(table.top_k[own], table.top_p[own], table.min_p[own])
+            ids[rows] = draw(scores, filters, uniforms(table.seed[own], lengths[rows]))
         return ids, good
-
-    def _draw(self, scores: Floats, slots: Integers, lengths: Integers) -> Integers:
-        table = self._table
-        uniform = uniforms(table.seed[slots], lengths)
-        filters = Filters(table.top_k[slots], table.top_p[slots], table.min_p[slots])
-        filtered = filters.active
-        if filtered.all():
-            return draw(scores, filters, uniform)
-        if not filtered.any():
-            return _draw_from_all(scores, uniform)
-        tokens = np.empty(len(slots), np.int64)
-        tokens[filtered] = draw(scores[filtered], filters.of(filtered), uniform[filtered])
-        tokens[~filtered] = _draw_from_all(scores[~filtered], uniform[~filtered])
-        return tokens
 
     def _scores(self, values: Floats, best: Floats, slots: Integers) -> Floats:
         """(logit - best) / temperature, [rows, depth, columns]; token t's stands at [t // columns, t % columns]."""
         rows = len(values)
         if len(self._work) < rows:
-            self._work = np.empty((rows, *self._work.shape[1:]), np.float32)
+            # Places beyond the vocabulary keep this.
+            self._work = np.full((rows, *self._work.shape[1:]), -np.inf, np.float32)
         work = self._work[:rows]
-        flat = work.reshape(rows, -1)
-        np.subtract(values, best[:, None], out=flat[:, : self._vocabulary])
+        flat = work.reshape(rows, -1)[:, : self._vocabulary]
+        np.subtract(values, best[:, None], out=flat)
         np.divide(flat, self._table.temperature[slots][:, None], out=flat)
-        flat[:, self._vocabulary :] = -np.inf
         return work
 
     def _penalise(self, values: Floats, rows: Integers, slots: Integers, lengths: Integers) -> None:
@@ -117,20 +105,3 @@ class Sampler:
         penalty = self._table.penalty[own][:, None]
         found = values[rows[:, None], seen]
         values[rows[:, None], seen] = np.where(found > 0, found / penalty, found * penalty)
-
-
-def _draw_from_all(scores: Floats, uniform: Doubles) -> Integers:
-    """One token a row by inversion: the first whose cumulative weight, column by column, exceeds the draw."""
-    weights = np.exp(scores)
-    rows = np.arange(len(weights))
-    # Each column is summed by itself, so that no rounding depends on the number of rows.
-    upto = np.cumsum(weights.sum(axis=1), axis=1, dtype=np.float64)
-    wanted = uniform * upto[:, -1]
-    column = np.minimum((upto <= wanted[:, None]).sum(axis=1), upto.shape[1] - 1)
-    rest = wanted - np.where(column > 0, upto[rows, column - 1], 0)
-    within = weights[rows, :, column]
-    inside = np.cumsum(within, axis=1, dtype=np.float64)
-    # Rounding may put the draw beyond the column's end; its last token with any weight is meant then.
-    last = within.shape[1] - 1 - np.argmax(within[:, ::-1] > 0, axis=1)
-    place = np.minimum((inside <= rest[:, None]).sum(axis=1), last)
-    return np.asarray(place * weights.shape[2] + column, dtype=np.int64)

@@ -31,7 +31,7 @@ def make_checkpoint(folder: Path, vocabulary: int = 400, seed: int = 0) -> Path:
         num_hidden_layers=2,
         num_attention_heads=4,
         num_key_value_heads=2,
-        max_position_embeddings=1024,
+        max_position_embeddings=4096,
         bos_token_id=0,
         eos_token_id=1,
         tie_word_embeddings=True,

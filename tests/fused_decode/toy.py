@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence as Some
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -51,11 +52,13 @@ class ToyRuntime:
         self.open = threading.Event()
         self.open.set()
         self.entered = threading.Semaphore(0)
+        self.pace: threading.Semaphore | None = None
         self.fail: Exception | None = None
 
     def forward(self, batch: StepBatch) -> torch.Tensor:
         self.entered.release()
         assert self.open.wait(30)
+        assert self.pace is None or self.pace.acquire(timeout=30)
         if self.fail is not None:
             raise self.fail
         slots, starts, lengths = batch.slots.tolist(), batch.starts.tolist(), batch.lengths.tolist()
@@ -139,3 +142,18 @@ class Run:
                 assert self.loop.slots.used == 0 and len(self.loop.admission) == 0
                 return count
         raise AssertionError("the loop does not come to rest")
+
+
+def save_tokenizer(folder: Path) -> Path:
+    """A tokenizer.json whose ids are those of the toy, one for each letter; the folder."""
+    from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+
+    vocabulary = {letter.replace(" ", "Ġ"): number for number, letter in enumerate(LETTERS)}
+    made = Tokenizer(models.BPE(vocabulary, []))
+    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    made.decoder = decoders.ByteLevel()
+    made.add_special_tokens([AddedToken("<|end|>", special=True)])
+    assert made.token_to_id("<|end|>") == EOS
+    folder.mkdir(parents=True, exist_ok=True)
+    made.save(str(folder / "tokenizer.json"))
+    return folder
