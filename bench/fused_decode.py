@@ -166,7 +166,9 @@ def run(bench: Bench, systems: dict[str, DecodeSystem]) -> None:
     bench.beside_busy_loop(maker.at_once(scale.requests), pair)
     for count in scale.flights:
         bench.measure(maker.at_once(count), pair)
-    bench.measure(maker.constant(scale.requests, request_s), [*named(OURS, TRITON, GENAI, CONTINUOUS), *windows, *slow])
+    interval = maker.constant(scale.requests, request_s)
+    bench.constant = interval.name
+    bench.measure(interval, [*named(OURS, TRITON, GENAI, CONTINUOUS), *windows, *slow])
     for paper_ms in scale.poisson:
         load = maker.poisson(scale.requests, request_s, paper_ms)
         bench.poisson[paper_ms] = load.name

@@ -82,8 +82,14 @@ def test_cells_are_plain_records(bench: Bench) -> None:
 
 
 def test_plots(bench: Bench, tmp_path: Path) -> None:
-    for name in decode_plots.all_of(bench, tmp_path):
+    drawn = decode_plots.all_of(bench, tmp_path)
+    assert len(drawn) == 2
+    for name in drawn:
         assert (tmp_path / name).read_bytes().startswith(b"\x89PNG")
+
+
+def test_nothing_is_drawn_of_what_was_not_measured(tmp_path: Path) -> None:
+    assert not decode_plots.all_of(Bench(SCALE, LoadMaker(0, range(10), 4), seed=0), tmp_path)
 
 
 def test_what_the_time_does_not_allow_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
