@@ -9,7 +9,6 @@ import numpy as np
 
 from shapeshift.fused_decode.fields import GenerateFields
 from shapeshift.fused_decode.sequence import Sequence
-from shapeshift.serving import replies
 
 TEXT = "text_output"
 FINAL_ONLY = ("finish_reason", "queue_ms", "prefill_ms", "decode_ms")
@@ -18,7 +17,8 @@ FINAL_ONLY = ("finish_reason", "queue_ms", "prefill_ms", "decode_ms")
 class Answer:
     """See `serving.streams.Outgoing`; reads what the generating thread writes into `sequence`.
 
-    requested: outputs that the caller wants of those that the model has. On the sending thread, closing(answer) is
+    requested: outputs that the caller wants of those that the model has; error_response(pb_utils, error) makes the
+    response to a caller whose request failed. On the sending thread, closing(answer) is
     called before the last response is sent and ended(answer) after it, lost(answer) where one could not be sent.
     """
 
@@ -28,6 +28,7 @@ class Answer:
         response_sender: Any,
         fields: GenerateFields,
         requested: Collection[str],
+        error_response: Callable[[Any, Exception], Any],
         closing: Callable[[Answer], None],
         ended: Callable[[Answer], None],
         lost: Callable[[Answer], None],
@@ -38,6 +39,7 @@ class Answer:
         self._echo = fields.text if fields.echo else b""
         self._outputs = [TEXT, *sorted(fields.outputs)]
         self._requested = requested
+        self._error_response = error_response
         self._closing = closing
         self._ended = ended
         self._lost = lost
@@ -54,7 +56,7 @@ class Answer:
         if last:
             self._closing(self)
         if sequence.error is not None and last:
-            return replies.error_response(self._pb_utils, sequence.error), True
+            return self._error_response(self._pb_utils, sequence.error), True
         self._parts += len(parts)
         tokens = sequence.generated - self._tokens
         self._tokens += tokens

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import threading
 import time
 import uuid
@@ -27,7 +28,8 @@ from shapeshift.serving.model_args import ModelArgs
 from shapeshift.serving.streams import OneResponse, StreamThread
 
 # What HTTP clients can name a request with: this server's generate endpoints pass `id` on as a parameter.
-_OWN_PARAMETERS = ("id",)
+# `forwarded` is set by the model that forwards, which wants the code of an error in its text.
+_OWN_PARAMETERS = ("id", "forwarded")
 
 
 class GenerateFront:
@@ -65,7 +67,7 @@ class GenerateFront:
             try:
                 self._submit(request, sender)
             except Exception as error:  # noqa: BLE001  one bad request must not cost the others
-                self._reply_error(sender, error)
+                self._reply_error(sender, error, _is_forwarded(request))
 
     def close(self) -> None:
         """Stop producers before consumers: the loop, then the sender, then metrics."""
@@ -86,7 +88,8 @@ class GenerateFront:
         prompt = self._tokenizer.encode(fields.text)
         self._meters.lengths.observe(len(prompt))
         requested = request.requested_output_names()
-        answer = Answer(self._pb_utils, sender, fields, requested, self._closing, self._ended, self._lost)
+        respond = replies.with_code if given.forwarded else replies.error_response
+        answer = Answer(self._pb_utils, sender, fields, requested, respond, self._closing, self._ended, self._lost)
         answer.sequence = sequence = Sequence(
             request.request_id() or given.id or uuid.uuid4().hex,
             prompt,
@@ -124,8 +127,8 @@ class GenerateFront:
     def _deliver(self, sequences: list[Sequence]) -> None:
         self._sender.post([sequence.outlet for sequence in sequences])
 
-    def _reply_error(self, sender: Any, error: Exception) -> None:
-        make = partial(replies.error_response, self._pb_utils, error)
+    def _reply_error(self, sender: Any, error: Exception, forwarded: bool) -> None:
+        make = partial(replies.with_code if forwarded else replies.error_response, self._pb_utils, error)
         self._sender.post([OneResponse(sender, make, partial(self._count, replies.code_name(error)))])
 
     def _cancel(self, sequence: Sequence) -> None:
@@ -167,6 +170,13 @@ class GenerateFront:
             Gauge("slots", "Slots that there are", lambda: len(loop.slots)),
             Gauge("slot_tokens", "Tokens that the slots hold", lambda: int(loop.slots.cached.sum())),
         ]
+
+
+def _is_forwarded(request: Any) -> bool:
+    try:
+        return json.loads(request.parameters() or "{}").get("forwarded") is True
+    except (ValueError, AttributeError):
+        return False
 
 
 def _log(pb_utils: Any, model: str, text: str) -> None:

@@ -73,7 +73,7 @@ class UnaryFront:
             try:
                 self._submit(request, sender)
             except Exception as error:  # noqa: BLE001  one bad request must not cost the others
-                self._reply_error(sender, error)
+                self._reply_failure(sender, replies.code_name(error), replies.text_of(error))
 
     def close(self) -> None:
         """Wait for what is under way, which the other model ends, then stop."""
@@ -124,39 +124,37 @@ class UnaryFront:
         if call.forward_id in self._calls:
             self._watch.add(call, lambda: True, partial(self._stops.submit, self._stop, call))
 
-    def _ask(self, call: Call, inputs: dict[str, Any], request_id: str = "") -> Outputs | Exception | Any:
-        """The outputs of the other model's one response, or what went wrong: an exception, or Triton's error."""
+    def _ask(self, call: Call, inputs: dict[str, Any], request_id: str = "") -> Outputs | str:
+        """The outputs of the other model's one response, or the text of what went wrong."""
         try:
             asked = self._pb_utils.InferenceRequest(
                 model_name=self._own.forward_to,
                 request_id=request_id,
                 inputs=[self._pb_utils.Tensor(name, values) for name, values in inputs.items()],
                 requested_output_names=call.outputs,
-                parameters=call.parameters,
+                parameters={**call.parameters, "forwarded": True},
             )
             response = next(iter(asked.exec(decoupled=True)))
             if response.has_error():
-                return response.error()
+                return str(response.error().message())
             # Copied: the other model's buffers go with its response.
             return [(tensor.name(), np.array(tensor.as_numpy())) for tensor in response.output_tensors()]
         except Exception as error:  # noqa: BLE001  whatever Triton raises, the caller must hear of it
-            return error
+            return str(error)
 
-    def _reply(self, call: Call, outcome: Outputs | Exception | Any) -> None:
-        if isinstance(outcome, list):
-            self._sender.submit(call.sender, partial(self._response, outcome), partial(self._served, call))
+    def _reply(self, call: Call, outcome: Outputs | str) -> None:
+        if isinstance(outcome, str):
+            self._reply_failure(call.sender, *replies.parted(outcome))
         else:
-            self._reply_error(call.sender, outcome)
+            self._sender.submit(call.sender, partial(self._response, outcome), partial(self._served, call))
 
     def _response(self, outputs: Outputs) -> Any:
         tensors = [self._pb_utils.Tensor(name, values) for name, values in outputs]
         return self._pb_utils.InferenceResponse(output_tensors=tensors)
 
-    def _reply_error(self, sender: Any, error: Exception | Any) -> None:
-        ours = isinstance(error, Exception)
-        code = replies.code_name(error) if ours else replies.name_of(self._pb_utils, error)
-        made = replies.triton_error(self._pb_utils, error) if ours else error
-        make = partial(self._pb_utils.InferenceResponse, error=made)
+    def _reply_failure(self, sender: Any, code: str, text: str) -> None:
+        error = replies.coded_error(self._pb_utils, code, text)
+        make = partial(self._pb_utils.InferenceResponse, error=error)
         self._sender.submit(sender, make, self._meters.answered[code].add)
 
     def _served(self, call: Call) -> None:

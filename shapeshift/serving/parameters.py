@@ -31,6 +31,7 @@ class RequestParameters:
     slo_class: str | None = None
     request_tag: str | None = None
     id: str | None = None
+    forwarded: bool = False
 
 
 def parse(text: str, own: Collection[str] = ()) -> RequestParameters:
@@ -101,5 +102,6 @@ _CHECKS = {
     "slo_class": _word,
     "request_tag": _word,
     "id": _word,
+    "forwarded": _flag,
 }
 _NONE = RequestParameters()

@@ -114,7 +114,7 @@ def test_without_the_other_model(make_front: Callable[..., UnaryFront], pb_utils
     del pb_utils.models["generate"]
     request = plain()
     make_front().execute([request])
-    assert request.refusal() == (TritonError.INTERNAL, "RuntimeError: Model 'generate' is not ready.")
+    assert request.refusal() == (TritonError.UNAVAILABLE, "Model 'generate' is not ready.")
 
 
 def test_a_caller_who_vanishes_stops_the_other_model(make_front: Callable[..., UnaryFront], toy: ToyRuntime) -> None:
