@@ -29,6 +29,10 @@ class TritonPythonModel:
             from shapeshift.fused_decode.unary import UnaryFront
 
             return UnaryFront(pb_utils, args)
+        from shapeshift.fused_decode import waiting
+
+        # Before torch is imported, which comes with the front.
+        waiting.arrange()
         from shapeshift.fused_decode.front import GenerateFront
 
         return GenerateFront(pb_utils, args)

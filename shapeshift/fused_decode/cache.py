@@ -15,24 +15,37 @@ def cache_bytes(architecture: Architecture, slots: int, max_length: int, precisi
 
 
 class KeyValueCache:
-    """keys and values: [layers, slots, kv_heads, max_length, head_dim] each, contiguous."""
+    """keys and values: [layers, slots, kv_heads, max_length + spare, head_dim] each, contiguous.
 
-    def __init__(self, architecture: Architecture, slots: int, max_length: int, dtype: torch.dtype) -> None:
+    The `spare` last places of each slot belong to no text.
+    """
+
+    def __init__(
+        self,
+        architecture: Architecture,
+        slots: int,
+        max_length: int,
+        dtype: torch.dtype,
+        *,
+        device: str = "cpu",
+        spare: int = 0,
+    ) -> None:
         require(slots >= 1, "slots", slots, "at least 1")
         limit = architecture.max_position
         require(1 <= max_length <= limit, "max_length", max_length, f"1 to max_position_embeddings ({limit})")
-        shape = (architecture.layers, slots, architecture.kv_heads, max_length, architecture.head_dim)
-        self.keys = torch.zeros(shape, dtype=dtype)
-        self.values = torch.zeros(shape, dtype=dtype)
+        self.slots = slots
+        self.max_length = max_length
+        shape = (architecture.layers, slots, architecture.kv_heads, max_length + spare, architecture.head_dim)
+        self.keys = torch.zeros(shape, dtype=dtype, device=device)
+        self.values = torch.zeros(shape, dtype=dtype, device=device)
 
     def move(self, source: int, target: int, length: int) -> None:
         """Copy the first `length` tokens of slot `source` over those of slot `target`.
 
         Raises InvalidInputError for a slot or a length that the cache does not have.
         """
-        slots, max_length = self.keys.shape[1], self.keys.shape[3]
         for field, slot in (("source", source), ("target", target)):
-            require(0 <= slot < slots, field, slot, f"0 to {slots - 1}")
-        require(0 <= length <= max_length, "length", length, f"0 to {max_length}")
+            require(0 <= slot < self.slots, field, slot, f"0 to {self.slots - 1}")
+        require(0 <= length <= self.max_length, "length", length, f"0 to {self.max_length}")
         for buffer in (self.keys, self.values):
             buffer[:, target, :, :length] = buffer[:, source, :, :length]
