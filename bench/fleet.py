@@ -17,7 +17,7 @@ from bench.systems import free_ports
 from build_engines.plan import plan
 from build_engines.publish import build
 from build_engines.repository import front_models, generate
-from build_engines.settings import Places
+from build_engines.settings import FrontModel, Places
 from shapeshift.errors import ShapeshiftError
 from shapeshift.triton import modelconfig
 from shapeshift.triton.metrics import Samples, scrape
@@ -77,6 +77,7 @@ def emulated_front(house: Path, name: str, tokens: Sequence[int], **parameters: 
     modelconfig.write(config, source / "config.pbtxt")
     places = Places(Path.cwd(), (house / "build").resolve(), (house / "source").resolve())
     for front in front_models(places, {name}):
+        assert isinstance(front, FrontModel)
         planned = plan(front, places)
         made = build(planned, places.engines / name, lambda step: None)
         generate(planned, places.engines / name, made, places)

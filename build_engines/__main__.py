@@ -7,6 +7,7 @@ import sys
 import time
 from pathlib import Path
 
+from build_engines import decode
 from build_engines.plan import is_current, plan
 from build_engines.publish import build
 from build_engines.repository import front_models, generate
@@ -59,7 +60,14 @@ def main() -> int:
     return 1 if failed else 0
 
 
-def _bring_up_to_date(front: FrontModel, places: Places) -> bool:
+def _bring_up_to_date(front: FrontModel | decode.DecodeFront, places: Places) -> bool:
+    if isinstance(front, decode.DecodeFront):
+        try:
+            print(f"{front.name}: {decode.publish(front, places)}")
+        except ShapeshiftError as error:
+            print(f"{front.name}: {error}", file=sys.stderr)
+            return False
+        return True
     target = places.engines / front.name
     progress = Progress(front.name)
     try:

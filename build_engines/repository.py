@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 from pathlib import Path
 
-from build_engines import workers
+from build_engines import decode, workers
 from build_engines.plan import Plan
+from build_engines.published import CONFIG, write_front
 from build_engines.settings import FrontModel, Places
 from shapeshift import settings
 from shapeshift.engines import manifest
@@ -19,11 +19,10 @@ from shapeshift.polymorph.placement import Placement
 from shapeshift.polymorph.settings import FleetSettings, PolymorphSettings
 from shapeshift.triton import modelconfig
 
-CONFIG = "config.pbtxt"
-HOW_TO_CALL = "how_to_call.txt"
+BACKEND = "polymorph"
 
 
-def front_models(places: Places, only: set[str]) -> list[FrontModel]:
+def front_models(places: Places, only: set[str]) -> list[FrontModel | decode.DecodeFront]:
     """The models of the repository, or those named in `only`; errors name the folder and the field."""
     folders = sorted(path.parent for path in places.repository.glob(f"*/{CONFIG}"))
     missing = only - {folder.name for folder in folders}
@@ -34,11 +33,15 @@ def front_models(places: Places, only: set[str]) -> list[FrontModel]:
     return [_read(folder) for folder in folders if not only or folder.name in only]
 
 
-def _read(folder: Path) -> FrontModel:
+def _read(folder: Path) -> FrontModel | decode.DecodeFront:
     config = modelconfig.read(folder / CONFIG)
     if config.name and config.name != folder.name:
         raise InvalidInputError("name", config.name, f"the folder's name, {folder.name}")
     values = modelconfig.parameters(config)
+    if config.backend == decode.BACKEND:
+        return decode.read(folder, config, values)
+    if config.backend != BACKEND:
+        raise InvalidInputError("backend", config.backend, f"{BACKEND} or {decode.BACKEND}")
     settings.refuse_unknown(values, settings.names(TextEngineSettings, PolymorphSettings))
     serving = settings.read(PolymorphSettings, values)
     return FrontModel(folder.name, folder, config, settings.read(TextEngineSettings, values), serving)
@@ -52,9 +55,6 @@ def generate(planned: Plan, engines: Path, made: Manifest, places: Places) -> Pl
     front = planned.front
     target = places.generated / front.name
     placed = workers.place(front.serving, made)
-    config = type(front.config)()
-    config.CopyFrom(front.config)
-    config.name = front.name
     stated = {
         "provider": made.provider,
         "precision": made.precision,
@@ -65,16 +65,8 @@ def generate(planned: Plan, engines: Path, made: Manifest, places: Places) -> Pl
         **workers.stated(placed, front, made),
     }
     assert set(stated) <= settings.names(TextEngineSettings, PolymorphSettings, GeneratedSettings, FleetSettings)
-    for name, value in stated.items():
-        modelconfig.set_parameter(config, name, value)
-    # What was there stays until all is settled.
-    shutil.rmtree(target, ignore_errors=True)
-    (target / "1").mkdir(parents=True)
-    if (front.folder / HOW_TO_CALL).is_file():
-        example = (front.folder / HOW_TO_CALL).read_text(encoding="utf-8")
-        about = f"engines: {made.provider}, {made.precision}; {made.tolerance}\n"
-        (target / HOW_TO_CALL).write_text(about + example, encoding="utf-8")
-    modelconfig.write(config, target / CONFIG)
+    about = f"engines: {made.provider}, {made.precision}; {made.tolerance}"
+    config = write_front(front.folder, front.config, target, stated, about)
     workers.generate(config, made, places.generated)
     return placed
 

@@ -33,6 +33,7 @@ restriction="model-repository,shared-memory,trace,logging:shapeshift-key=$key"
 exec tritonserver \
     --model-repository="$repository" \
     --model-control-mode=explicit \
+    --backend-config=python,thread-pool-size=128 \
     "${names[@]/#/--load-model=}" \
     --http-restricted-api="$restriction" \
     --grpc-restricted-protocol="$restriction" \

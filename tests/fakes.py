@@ -1,7 +1,8 @@
 """Triton's Python interface as a backend sees it, without a server: enough to run `backends/*/model.py`.
 
 Every response is recorded, and so is every breach of the rules that a real server enforces or suffers from:
-more than one response, a response without the final flag, a metric whose family was collected.
+a response after the last one, more than one from a model that is not decoupled, a question whether a request
+was cancelled after its last response, a metric whose family was collected.
 """
 
 from __future__ import annotations
@@ -9,7 +10,8 @@ from __future__ import annotations
 import json
 import threading
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -144,6 +146,8 @@ class PbUtils(SimpleNamespace):
             Tensor=Tensor,
             TritonError=TritonError,
             TritonModelException=TritonModelException,
+            InferenceRequest=partial(InferenceRequest, self),
+            models={},
             get_input_tensor_by_name=get_input_tensor_by_name,
         )
         if with_metrics:
@@ -159,13 +163,14 @@ class PbUtils(SimpleNamespace):
 
 
 class ResponseSender:
-    """Records what was sent; `answer` waits for the final response."""
+    """Records what was sent; `answer` and `stream` wait for the final response."""
 
-    def __init__(self, fail: Exception | None = None) -> None:
+    def __init__(self, fail: Exception | None = None, decoupled: bool = False) -> None:
         self.responses: list[InferenceResponse] = []
         self.breaches: list[str] = []
         self.cancelled = False
         self._fail = fail
+        self._decoupled = decoupled
         self._ended = threading.Event()
 
     def send(self, response: InferenceResponse, flags: int = 0) -> None:
@@ -173,31 +178,45 @@ class ResponseSender:
             raise self._fail
         if self._ended.is_set():
             self.breaches.append("a response after the final one")
-        if flags != FINAL:
+        if flags != FINAL and not (self._decoupled and flags == 0):
             self.breaches.append(f"flags {flags}")
         self.responses.append(response)
-        self._ended.set()
+        if flags == FINAL or not self._decoupled:
+            self._ended.set()
 
     def is_cancelled(self) -> bool:
+        if self._ended.is_set():
+            self.breaches.append("asked after the final response")
         return self.cancelled
 
     def answer(self, timeout_s: float = 30.0) -> InferenceResponse:
         """The one response; AssertionError where there was none or more than one."""
+        (response,) = self.stream(timeout_s)
+        return response
+
+    def stream(self, timeout_s: float = 30.0) -> list[InferenceResponse]:
+        """All responses once the last one was sent; AssertionError where none was the last."""
         assert self._ended.wait(timeout_s), "the request was not answered"
-        assert not self.breaches and len(self.responses) == 1, self.breaches
-        return self.responses[0]
+        assert not self.breaches, self.breaches
+        return self.responses
 
 
 class Request:
     """One inference request with inputs by name; `outputs` are the names that the caller wants."""
 
     def __init__(
-        self, outputs: Sequence[str] = ("EMBEDDING",), parameters: Mapping[str, Any] | None = None, **inputs: np.ndarray
+        self,
+        outputs: Sequence[str] = ("EMBEDDING",),
+        parameters: Mapping[str, Any] | None = None,
+        request_id: str = "",
+        decoupled: bool = False,
+        **inputs: np.ndarray,
     ) -> None:
         self.inputs = {name: Tensor(name, values) for name, values in inputs.items()}
-        self.sender = ResponseSender()
+        self.sender = ResponseSender(decoupled=decoupled)
         self._parameters = json.dumps(dict(parameters)) if parameters else ""
         self._outputs = list(outputs)
+        self._request_id = request_id
 
     def get_response_sender(self) -> ResponseSender:
         return self.sender
@@ -205,21 +224,53 @@ class Request:
     def parameters(self) -> str:
         return self._parameters
 
+    def request_id(self) -> str:
+        return self._request_id
+
     def requested_output_names(self) -> list[str]:
         return self._outputs
 
     def vectors(self, name: str = "EMBEDDING") -> np.ndarray:
         """The named output of the answer; AssertionError with its text where it is an error."""
-        response = self.sender.answer()
-        error = response.error()
-        assert error is None, error.message()
-        return {tensor.name(): tensor.as_numpy() for tensor in response.output_tensors()}[name]
+        return values_of(self.sender.answer())[name]
 
     def refusal(self) -> tuple[int, str]:
         """Code and text of the answer, which must be an error."""
         error = self.sender.answer().error()
         assert error is not None, "the request was served"
         return error.code(), error.message()
+
+
+class InferenceRequest:
+    """A request from one model to another, which stands in `pb_utils.models` with a method `execute`."""
+
+    def __init__(
+        self,
+        pb_utils: PbUtils,
+        model_name: str,
+        inputs: Sequence[Tensor],
+        requested_output_names: Sequence[str],
+        request_id: str = "",
+        parameters: Mapping[str, Any] | None = None,
+    ) -> None:
+        self._model = pb_utils.models.get(model_name)
+        self._name = model_name
+        named = {tensor.name(): tensor.as_numpy() for tensor in inputs}
+        self._request = Request(requested_output_names, parameters, request_id, True, **named)
+
+    def exec(self, decoupled: bool = False) -> Iterator[InferenceResponse]:
+        assert decoupled, "the model is decoupled"
+        if self._model is None:
+            raise RuntimeError(f"Model '{self._name}' is not ready.")
+        self._model.execute([self._request])
+        return iter([self._request.sender.answer()])
+
+
+def values_of(response: InferenceResponse) -> dict[str, np.ndarray]:
+    """The outputs of a response by name; AssertionError with its text where it is an error."""
+    error = response.error()
+    assert error is None, error.message()
+    return {tensor.name(): tensor.as_numpy() for tensor in response.output_tensors()}
 
 
 def get_input_tensor_by_name(request: Request, name: str) -> Tensor | None:

@@ -35,3 +35,14 @@ def resident_mb() -> float:
     """The memory that this process holds at present, in MiB."""
     pages = int(Path("/proc/self/statm").read_text().split()[1])
     return pages * os.sysconf("SC_PAGE_SIZE") / 2**20
+
+
+def available_mb(meminfo: Path = Path("/proc/meminfo"), cgroup: Path = Path("/sys/fs/cgroup")) -> float:
+    """The memory that this process may still take, in MiB: the machine's, or less where a control group limits it."""
+    lines = dict(line.split(":", 1) for line in meminfo.read_text().splitlines())
+    free = int(lines["MemAvailable"].split()[0]) / 2**10
+    try:
+        limit, held = ((cgroup / name).read_text().strip() for name in ("memory.max", "memory.current"))
+    except OSError:
+        return free
+    return free if limit == "max" else min(free, (int(limit) - int(held)) / 2**20)

@@ -17,15 +17,11 @@ from shapeshift.polymorph.pool import open_pool
 from shapeshift.polymorph.request import TextRequest
 from shapeshift.polymorph.settings import FleetSettings, PolymorphSettings
 from shapeshift.serving import parameters, replies
-from shapeshift.serving.metrics import Counter, Gauge, Histogram, MetricsFlusher
+from shapeshift.serving.metrics import Counter, Gauge, Histogram, MetricsFlusher, RequestMeters
 from shapeshift.serving.model_args import ModelArgs
 from shapeshift.serving.sender import SenderThread
 from shapeshift.serving.text_inputs import rows_of_request
 
-_LENGTH_STEP = 8
-_LATENCY_MS = (1, 2, 5, 10, 15, 20, 30, 50, 75, 100, 150, 200, 300, 500, 1000, 2000, 5000, 10000)
-# Where autoscaling looks: well below the objective, and about to miss it (Arlo, section 4).
-_SLO_SHARES = (0.5, 0.95)
 _OWN_PARAMETERS = ("truncate",)
 
 
@@ -74,7 +70,7 @@ class TextFront:
         given = parameters.parse(request.parameters(), _OWN_PARAMETERS)
         texts = rows_of_request(self._pb_utils, request, self._tokenizer, self._vocabulary, given.truncate)
         for ids in texts:
-            self._lengths.observe(len(ids))
+            self._meters.lengths.observe(len(ids))
         wanted = [name for name in self._outputs if name in request.requested_output_names()]
         finished = partial(self._reply, sender, wanted)
         self._pool.submit(TextRequest(texts, finished, given.latency_ms, sender.is_cancelled))
@@ -94,34 +90,17 @@ class TextFront:
         self._sender.submit(sender, make, partial(self._failed, replies.code_name(error)))
 
     def _served(self, request: TextRequest) -> None:
-        self._latency.observe((time.monotonic() - request.arrived) * 1e3)
-        self._answered["OK"].add()
+        self._meters.latency_ms.observe((time.monotonic() - request.arrived) * 1e3)
+        self._meters.answered["OK"].add()
 
     def _failed(self, code: str) -> None:
-        self._answered[code].add()
+        self._meters.answered[code].add()
 
     def _count_and_export(self, name: str, max_tokens: int, slo_ms: float) -> None:
         pool = self._pool
-        bounds = range(_LENGTH_STEP, max_tokens + _LENGTH_STEP, _LENGTH_STEP)
-        self._lengths = Histogram("request_tokens", "Tokens of the texts offered, on arrival", bounds)
-        latencies = sorted({*_LATENCY_MS, *(share * slo_ms for share in _SLO_SHARES if slo_ms)})
-        self._latency = Histogram("request_latency_ms", "From arrival to the answer handed over", latencies)
-        self._answered = {
-            code: Counter("requests_total", "Requests answered, by Triton code", {"code": code})
-            for code in (
-                "OK",
-                "INVALID_ARG",
-                "NOT_FOUND",
-                "UNAVAILABLE",
-                "UNSUPPORTED",
-                "CANCELLED",
-                "INTERNAL",
-            )
-        }
+        self._meters = RequestMeters("texts", max_tokens, slo_ms)
         exported: list[Counter | Gauge | Histogram] = [
-            self._lengths,
-            self._latency,
-            *self._answered.values(),
+            *self._meters.exported,
             Gauge("requests_waiting", "Texts that wait", lambda: pool.waiting),
             Gauge("requests_running", "Texts that are computed", lambda: pool.running),
             *pool.metrics(),

@@ -13,7 +13,13 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from shapeshift.serving.replies import CODES
+
 PREFIX = "shapeshift_"
+LENGTH_STEP = 8
+_LATENCY_MS = (1, 2, 5, 10, 15, 20, 30, 50, 75, 100, 150, 200, 300, 500, 1000, 2000, 5000, 10000)
+# Where autoscaling looks: well below the objective, and about to miss it (Arlo, section 4).
+_SLO_SHARES = (0.5, 0.95)
 
 
 class Counter:
@@ -63,10 +69,10 @@ class Histogram:
         self._counts = [0] * (len(self.bounds) + 1)
         self._sum = 0.0
 
-    def observe(self, value: float) -> None:
-        """Count one `value`."""
-        self._counts[bisect.bisect_left(self.bounds, value)] += 1
-        self._sum += value
+    def observe(self, value: float, times: int = 1) -> None:
+        """Count one `value`, or as many of it as `times` says."""
+        self._counts[bisect.bisect_left(self.bounds, value)] += times
+        self._sum += value * times
 
     def totals(self) -> tuple[list[int], float]:
         """Cumulative counts by bound, the last for +Inf, and the sum."""
@@ -75,6 +81,26 @@ class Histogram:
             running += count
             cumulative.append(running)
         return cumulative, self._sum
+
+
+class RequestMeters:
+    """What every front counts of its requests: their lengths on arrival, how they ended, and how long they took.
+
+    what: what the lengths are lengths of; slo_ms: latency objective, whose shares become bounds, 0: none.
+    """
+
+    def __init__(self, what: str, max_tokens: int, slo_ms: float) -> None:
+        lengths = range(LENGTH_STEP, max_tokens + LENGTH_STEP, LENGTH_STEP)
+        self.lengths = Histogram("request_tokens", f"Tokens of the {what} offered, on arrival", lengths)
+        latencies = sorted({*_LATENCY_MS, *(share * slo_ms for share in _SLO_SHARES if slo_ms)})
+        self.latency_ms = Histogram("request_latency_ms", "From arrival to the answer handed over", latencies)
+        self.answered = {
+            code: Counter("requests_total", "Requests answered, by Triton code", {"code": code}) for code in CODES
+        }
+
+    @property
+    def exported(self) -> list[Counter | Gauge | Histogram]:
+        return [self.lengths, self.latency_ms, *self.answered.values()]
 
 
 class MetricsFlusher:

@@ -38,7 +38,7 @@ def read(args: Mapping[str, str]) -> ModelArgs:
         name=args["model_name"],
         folder=Path(args["model_repository"]),
         config=config,
-        parameters={name: value["string_value"] for name, value in given.items()},
+        parameters={name: value.get("string_value", "") for name, value in given.items()},
         kind=args["model_instance_kind"],
         device_id=int(args["model_instance_device_id"] or 0),
     )

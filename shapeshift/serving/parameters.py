@@ -30,6 +30,8 @@ class RequestParameters:
     lora_name: str | None = None
     slo_class: str | None = None
     request_tag: str | None = None
+    id: str | None = None
+    forwarded: bool = False
 
 
 def parse(text: str, own: Collection[str] = ()) -> RequestParameters:
@@ -99,5 +101,7 @@ _CHECKS = {
     "lora_name": _word,
     "slo_class": _word,
     "request_tag": _word,
+    "id": _word,
+    "forwarded": _flag,
 }
 _NONE = RequestParameters()

@@ -1,0 +1,76 @@
+"""OpenVINO GenAI's continuous batching: `python -m bench.peers.openvino_genai_worker FOLDER PRECISION THREADS`.
+
+Runs in its own environment, on a folder that openvino_genai_export.py made. The cache has the precision of the
+computation, as ours has; the scheduler's own values stay, but for the prefix cache (no two prompts are alike).
+"""
+
+from __future__ import annotations
+
+import queue
+import sys
+import time
+from typing import Any
+
+import numpy as np
+import openvino
+import openvino_genai as genai
+
+from bench.peers.decode_worker import Ask, Replayed, send, serve
+
+CACHE_GB = 2
+SEQUENCES = 32
+
+
+class Pipeline:
+    """Requests join between two steps, as they come."""
+
+    def __init__(self, folder: str, precision: str, threads: int, cache: str) -> None:
+        scheduler = genai.SchedulerConfig()
+        scheduler.cache_size = CACHE_GB
+        scheduler.max_num_seqs = SEQUENCES
+        scheduler.enable_prefix_caching = False
+        properties = {
+            "INFERENCE_PRECISION_HINT": precision,
+            "KV_CACHE_PRECISION": cache,
+            "INFERENCE_NUM_THREADS": threads,
+        }
+        self._pipe = genai.ContinuousBatchingPipeline(folder, scheduler, "CPU", properties)
+        self._request = 0
+
+    def replay(self, asks: list[Ask]) -> Replayed:
+        due: queue.SimpleQueue[tuple[int, Ask]] = queue.SimpleQueue()
+        start = send(asks, lambda number, ask: due.put((number, ask)))
+        stamps: list[list[float]] = [[] for _ in asks]
+        tokens: list[list[int]] = [[] for _ in asks]
+        running: dict[int, Any] = {}
+        left, steps = len(asks), 0
+        while left:
+            while not due.empty() or not running:
+                number, ask = due.get()
+                running[number] = self._add(ask)
+            self._pipe.step()
+            steps += 1
+            now = time.perf_counter() - start
+            for number, handle in list(running.items()):
+                while handle.can_read():
+                    for output in handle.read().values():
+                        tokens[number] += output.generated_ids
+                        stamps[number] += [now] * len(output.generated_ids)
+                if len(tokens[number]) >= asks[number].new:
+                    del running[number]
+                    left -= 1
+        return Replayed(stamps, tokens, {"iterations": steps})
+
+    def _add(self, ask: Ask) -> Any:
+        config = genai.GenerationConfig()
+        config.max_new_tokens = ask.new
+        config.ignore_eos = True
+        config.do_sample = False
+        self._request += 1
+        ids = openvino.Tensor(np.array([ask.prompt], np.int64))
+        return self._pipe.add_request(self._request, ids, config)
+
+
+if __name__ == "__main__":
+    folder, precision, threads, cache = sys.argv[1:]
+    serve(Pipeline(folder, precision, int(threads), cache).replay)

@@ -1,0 +1,82 @@
+"""The model that the decode benchmark runs: a Llama of 110 million random parameters, and a tokenizer for it."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import sysconfig
+from pathlib import Path
+
+VOCABULARY, EOS = 32000, 1
+PARAMETERS = 109_529_856
+STAMP = {"parameters": PARAMETERS, "vocabulary": VOCABULARY, "seed": 0, "form": 1}
+
+
+def ensure(folder: Path) -> Path:
+    """`folder` with config.json, model.safetensors (f32) and tokenizer.json; made (a minute) where it is missing."""
+    stamp = folder / "made.json"
+    if not stamp.exists() or json.loads(stamp.read_text()) != STAMP:
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir(parents=True)
+        _weights(folder)
+        _tokenizer(folder)
+        stamp.write_text(json.dumps(STAMP))
+    return folder
+
+
+def words(folder: Path) -> list[int]:
+    """Tokens that are a word after a space: a text of such tokens becomes the same tokens again."""
+    vocabulary = json.loads((folder / "tokenizer.json").read_text())["model"]["vocab"]
+    return sorted(number for token, number in vocabulary.items() if re.fullmatch("\u0120[A-Za-z]+", token))
+
+
+def _weights(folder: Path) -> None:
+    import torch
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    config = LlamaConfig(
+        vocab_size=VOCABULARY,
+        hidden_size=768,
+        intermediate_size=2048,
+        num_hidden_layers=12,
+        num_attention_heads=12,
+        num_key_value_heads=12,
+        max_position_embeddings=1024,
+        tie_word_embeddings=True,
+        bos_token_id=0,
+        eos_token_id=EOS,
+        pad_token_id=EOS,
+    )
+    torch.manual_seed(STAMP["seed"])
+    model = LlamaForCausalLM(config)
+    assert model.num_parameters() == PARAMETERS, model.num_parameters()
+    model.save_pretrained(folder)
+    # Readers before transformers 5 look for it outside of rope_parameters.
+    known = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(known | {"rope_theta": 10000.0}, indent=1))
+
+
+def _tokenizer(folder: Path) -> None:
+    """Byte-level BPE of the standard library's sources: tokens of a usual length, as many as the model has rows."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=VOCABULARY,
+        special_tokens=["<s>", "</s>"],
+        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator((path.read_text(errors="replace") for path in _sources()), trainer)
+    assert tokenizer.get_vocab_size() == VOCABULARY
+    tokenizer.save(str(folder / "tokenizer.json"))
+    known = {"tokenizer_class": "PreTrainedTokenizerFast", "bos_token": "<s>", "eos_token": "</s>"}
+    (folder / "tokenizer_config.json").write_text(json.dumps(known))
+
+
+def _sources() -> list[Path]:
+    library = Path(sysconfig.get_path("stdlib"))
+    return [path for path in sorted(library.rglob("*.py")) if not {"site-packages", "test"} & set(path.parts)]

@@ -1,0 +1,58 @@
+"""Dynamic batching over transformers: `python -m bench.peers.transformers_batches FOLDER PRECISION THREADS`.
+
+A batch leaves once it is full, or once the window that its first request opened is over; what comes while it runs waits
+for the next. A token counts from the step that made it, although `generate` hands out only whole batches. Requests
+that all come at once make one static batch.
+"""
+
+from __future__ import annotations
+
+import queue
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from bench.peers.decode_worker import Ask, Replayed, send, serve
+from bench.peers.transformers_models import generate, load
+
+ROWS = 32
+
+
+class Batches:
+    """One model."""
+
+    def __init__(self, model: Any) -> None:
+        self._model = model
+
+    def replay(self, asks: list[Ask], window_s: float) -> Replayed:
+        due: queue.SimpleQueue[int] = queue.SimpleQueue()
+        start = send(asks, lambda number, ask: due.put(number))
+        stamps: list[list[float]] = [[] for _ in asks]
+        tokens: list[list[int]] = [[] for _ in asks]
+        left, batches = len(asks), 0
+        while left:
+            numbers = _gather(due, min(ROWS, left), window_s)
+            at, made = generate(self._model, [asks[number] for number in numbers])
+            for number, instants, answer in zip(numbers, at, made, strict=True):
+                stamps[number] = [instant - start for instant in instants]
+                tokens[number] = answer
+            left -= len(numbers)
+            batches += 1
+        return Replayed(stamps, tokens, {"batches": batches})
+
+
+def _gather(due: queue.SimpleQueue[int], most: int, window_s: float) -> list[int]:
+    numbers = [due.get()]
+    end = time.perf_counter() + window_s
+    while len(numbers) < most:
+        try:
+            numbers.append(due.get(timeout=max(0.0, end - time.perf_counter())))
+        except queue.Empty:
+            break
+    return numbers
+
+
+if __name__ == "__main__":
+    folder, precision, threads = sys.argv[1:]
+    serve(Batches(load(Path(folder), precision, int(threads))).replay)

@@ -1,0 +1,55 @@
+"""The text of the demo checkpoint: the topics of help() and the docstrings that CPython 3.11 and 3.12 carry."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import sysconfig
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from pydoc_data.topics import topics
+
+SHORTEST = 24
+"""Characters; shorter docstrings say nothing."""
+LEFT_OUT = {"site-packages", "dist-packages", "test", "tests", "__pycache__", "ensurepip", "lib2to3", "idlelib"}
+"""Folders that hold no library, or that some distributions pack apart."""
+LEFT_OUT |= {"tkinter", "turtledemo", "distutils", "asyncore.py", "asynchat.py", "smtpd.py", "imp.py", "turtle.py"}
+HELD_OUT = ("bisect.py", "calendar.py", "fractions.py", "selectors.py", "shutil.py", "textwrap.py")
+"""Modules whose docstrings are never trained on."""
+
+
+def training() -> list[str]:
+    """Documents to train on: topics, then docstrings by file and line, none twice, none that is held out."""
+    apart = set(held_out())
+    known = dict.fromkeys(inspect.cleandoc(topics[name]) for name in sorted(topics))
+    for path in _modules():
+        if path.name not in HELD_OUT:
+            known.update(dict.fromkeys(_docstrings(path)))
+    return [text for text in known if text not in apart]
+
+
+def held_out() -> list[str]:
+    """Docstrings of the modules `HELD_OUT`, none twice."""
+    return list(dict.fromkeys(text for name in HELD_OUT for text in _docstrings(_library() / name)))
+
+
+def _library() -> Path:
+    return Path(sysconfig.get_path("stdlib"))
+
+
+def _modules() -> Iterator[Path]:
+    for path in sorted(_library().rglob("*.py")):
+        if not LEFT_OUT & set(path.relative_to(_library()).parts):
+            yield path
+
+
+def _docstrings(path: Path) -> Iterator[str]:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        tree = ast.parse(path.read_bytes())
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+            text = ast.get_docstring(node) or ""
+            if len(text) >= SHORTEST:
+                yield text

@@ -1,0 +1,1 @@
+"""One decode loop shared by every running request (Flover)."""

@@ -1,0 +1,77 @@
+"""kernels/decode.cpp as a shared library: compiled once for this machine, compiler and torch, and kept."""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+import torch
+
+SOURCE = Path(__file__).with_name("kernels") / "decode.cpp"
+_COMPILER = "g++"
+_FLAGS = ("-std=c++20", "-O3", "-march=native", "-ffp-contract=fast", "-fno-math-errno", "-fno-trapping-math")
+_WIDE = ("-mprefer-vector-width=512",)
+_TIMEOUT_S = 600.0
+
+
+def library(cache_dir: Path) -> Path:
+    """The compiled kernels, made in `cache_dir` unless they lie there: some twenty seconds, the first time.
+
+    Processes that start together compile once. Raises OSError where there is no compiler or the folder
+    cannot be written, subprocess.SubprocessError where the compiler fails.
+    """
+    compiler = shutil.which(_COMPILER)
+    if compiler is None:
+        raise FileNotFoundError(f"no {_COMPILER} found")
+    cpu = _cpu_flags()
+    flags = [*_FLAGS, *(_WIDE if "avx512f" in cpu.split() else ())]
+    target = cache_dir / f"decode-{_key(compiler, flags, cpu)}.so"
+    if target.is_file():
+        return target
+    cache_dir.mkdir(parents=True, exist_ok=True)
+    with target.with_suffix(".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not target.is_file():
+            _compile(compiler, flags, target)
+    return target
+
+
+def _compile(compiler: str, flags: list[str], target: Path) -> None:
+    root = Path(torch.__file__).parent
+    code, fresh = (target.with_suffix(f".{os.getpid()}.{kind}") for kind in ("o", "tmp"))
+    includes = [f"-isystem{root / 'include'}", f"-isystem{root / 'include/torch/csrc/api/include'}"]
+    abi = f"-D_GLIBCXX_USE_CXX11_ABI={int(torch.compiled_with_cxx11_abi())}"
+    # Linked with the OpenMP library that torch brings, so that the process has one pool of threads.
+    openmp = [str(path) for path in sorted((root / "lib").glob("libgomp*.so*"))[:1]] or ["-lgomp"]
+    libraries = [f"-L{root / 'lib'}", "-lc10", "-ltorch_cpu", *openmp]
+    try:
+        _run([compiler, *flags, "-fopenmp", "-fPIC", abi, *includes, "-c", str(SOURCE), "-o", str(code)])
+        _run([compiler, "-shared", str(code), "-o", str(fresh), *libraries])
+        fresh.replace(target)
+    finally:
+        code.unlink(missing_ok=True)
+        fresh.unlink(missing_ok=True)
+
+
+def _run(command: list[str]) -> None:
+    subprocess.run(command, check=True, capture_output=True, text=True, timeout=_TIMEOUT_S)
+
+
+def _key(compiler: str, flags: list[str], cpu: str) -> str:
+    """Of everything that the compiled code depends on: source, compiler and its flags, CPU, torch."""
+    version = subprocess.run([compiler, "--version"], check=True, capture_output=True, text=True).stdout
+    parts = [SOURCE.read_text(encoding="utf-8"), version, *flags, cpu, torch.__version__]
+    return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]
+
+
+def _cpu_flags() -> str:
+    """The instruction sets of this CPU, as one line; empty where the kernel does not tell."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return ""
+    return next((line for line in lines if line.startswith(("flags", "Features"))), "")

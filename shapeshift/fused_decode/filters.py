@@ -1,0 +1,165 @@
+"""Draws from what min_p, top_k and top_p leave, in this order, for all rows of a batch at once.
+
+Sorting a vocabulary takes longer than the model's own step, so what a row keeps is looked for among the tokens
+that reach the n-th largest of its columns' maxima: whatever they are, these are the row's largest, and at least n.
+Where that does not do, tokens are counted by weight instead of sorted.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+Array = npt.NDArray[Any]
+Floats = npt.NDArray[np.float32]
+Doubles = npt.NDArray[np.float64]
+
+# Below this score the weight is 0 in FLOAT32.
+_NOTHING = np.float32(-100)
+_BUCKETS = 2048
+
+
+@dataclass(frozen=True)
+class Filters:
+    """What each row keeps.
+
+    top_k INT64 [rows]: so many tokens, 0: all; top_p FLOAT32 [rows]: the likeliest tokens that together have this
+    share of what the others leave, 1: all; min_p FLOAT32 [rows]: tokens with this share of the likeliest one's
+    weight, 0: all.
+    """
+
+    top_k: Array
+    top_p: Floats
+    min_p: Floats
+
+
+def draw(scores: Floats, filters: Filters, uniforms: Doubles) -> Array:
+    """One token a row, drawn from what its filters leave; INT64 [rows].
+
+    scores FLOAT32 [rows, depth, columns], changed: token t's stands at [t // columns, t % columns]. A token's
+    weight is exp(score), and the likeliest one's score is 0. uniforms [rows]: in [0, 1). What a row draws does not
+    depend on the others.
+    """
+    columns = scores.shape[2]
+    if filters.min_p.any():
+        scores[scores < np.log(np.maximum(filters.min_p, np.exp(_NOTHING)))[:, None, None]] = -np.inf
+    for row in np.flatnonzero(filters.top_k > columns):
+        values = scores[row].reshape(-1)
+        keep = min(int(filters.top_k[row]), values.size)
+        values[values < np.partition(values, -keep)[-keep]] = -np.inf
+    counted = (filters.top_k > 0) & (filters.top_k <= columns)
+    shared = ~counted & (filters.top_p < 1)
+    tokens = np.zeros(len(scores), np.int64)
+    for rows, chosen in (
+        (np.flatnonzero(counted), _draw_counted),
+        (np.flatnonzero(shared), _draw_shared),
+        (np.flatnonzero(~(counted | shared)), _draw_all),
+    ):
+        if rows.size:
+            whole = rows.size == len(scores)
+            found = chosen(scores if whole else scores[rows], filters.top_k[rows], filters.top_p[rows], uniforms[rows])
+            tokens[rows] = found
+    return tokens
+
+
+def _draw_counted(scores: Floats, top_k: Array, top_p: Floats, uniforms: Doubles) -> Array:
+    """Draws of rows that keep at most as many tokens as there are columns."""
+    maxima = scores.max(axis=1)
+    ordered, tokens = _shortlist(scores, maxima, _nth_largest(maxima, int(top_k.max())))
+    weights = np.exp(ordered)
+    weights[np.arange(weights.shape[1]) >= top_k[:, None]] = 0
+    upto = np.cumsum(weights, axis=1, dtype=np.float64)
+    return _choose(upto, tokens, upto[:, -1] * top_p, uniforms)[0]
+
+
+def _draw_shared(scores: Floats, top_k: Array, top_p: Floats, uniforms: Doubles) -> Array:
+    """Draws of rows that keep a share of the weight."""
+    columns = scores.shape[2]
+    tokens = np.zeros(len(scores), np.int64)
+    weights, maxima = np.exp(scores), scores.max(axis=1)
+    share = weights.sum(axis=1).sum(axis=1, dtype=np.float64) * top_p
+    left = np.arange(len(scores))
+    # Few candidates do for most rows.
+    for reach in (max(columns // 4, 1), columns):
+        ordered, candidates = _shortlist(scores[left], maxima[left], _nth_largest(maxima[left], reach))
+        upto = np.cumsum(np.exp(ordered), axis=1, dtype=np.float64)
+        tokens[left], certain = _choose(upto, candidates, share[left], uniforms[left])
+        left = left[~certain]
+        if not left.size:
+            return tokens
+    floors = _floors(scores[left], weights[left], share[left])
+    kept = scores[left]
+    kept[kept < floors[:, None, None]] = -np.inf
+    tokens[left] = _draw_all(kept, top_k[left], top_p[left], uniforms[left])
+    return tokens
+
+
+def _draw_all(scores: Floats, top_k: Array, top_p: Floats, uniforms: Doubles) -> Array:
+    """Draws from every token with a weight: the first whose cumulative weight, column by column, exceeds the draw."""
+    weights = np.exp(scores)
+    rows = np.arange(len(weights))
+    # Each column is summed by itself, so that no rounding depends on the number of rows.
+    upto = np.cumsum(weights.sum(axis=1), axis=1, dtype=np.float64)
+    wanted = uniforms * upto[:, -1]
+    column = np.minimum((upto <= wanted[:, None]).sum(axis=1), upto.shape[1] - 1)
+    rest = wanted - np.where(column > 0, upto[rows, column - 1], 0)
+    within = weights[rows, :, column]
+    inside = np.cumsum(within, axis=1, dtype=np.float64)
+    # Rounding may put the draw beyond the column's end; its last token with any weight is meant then.
+    last = within.shape[1] - 1 - np.argmax(within[:, ::-1] > 0, axis=1)
+    place = np.minimum((inside <= rest[:, None]).sum(axis=1), last)
+    return np.asarray(place * weights.shape[2] + column, dtype=np.int64)
+
+
+def _choose(upto: Doubles, tokens: Array, share: Doubles, uniforms: Doubles) -> tuple[Array, Array]:
+    """Draws from the first tokens that together reach `share`, and whether they do; `upto`: cumulative weights."""
+    rows = np.arange(len(upto))
+    reached = upto >= share[:, None]
+    last = np.where(reached.any(axis=1), reached.argmax(axis=1), upto.shape[1] - 1)
+    place = (upto <= (uniforms * upto[rows, last])[:, None]).sum(axis=1)
+    return tokens[rows, np.minimum(place, last)], reached.any(axis=1)
+
+
+def _floors(scores: Floats, weights: Floats, share: Doubles) -> Floats:
+    """The score of the last token that the share needs, for rows in which that is far down."""
+    rows = np.arange(len(scores))
+    buckets = np.minimum(scores * (_BUCKETS / _NOTHING), _BUCKETS - 1).astype(np.int64)
+    places = buckets + (rows * _BUCKETS)[:, None, None]
+    mass = np.bincount(places.reshape(-1), weights.reshape(-1), len(rows) * _BUCKETS).reshape(-1, _BUCKETS)
+    upto = np.cumsum(mass, axis=1)
+    bucket = np.minimum((upto < share[:, None]).sum(axis=1), _BUCKETS - 1)
+    before = np.where(bucket > 0, upto[rows, bucket - 1], 0)
+    only = np.where(buckets == bucket[:, None, None], scores, -np.inf).astype(np.float32)
+    ordered, _ = _shortlist(only, only.max(axis=1), np.full(len(rows), _NOTHING))
+    enough = before[:, None] + np.cumsum(np.exp(ordered), axis=1, dtype=np.float64) >= share[:, None]
+    last = np.where(enough.any(axis=1), enough.argmax(axis=1), (ordered > -np.inf).sum(axis=1) - 1)
+    return np.asarray(ordered[rows, np.maximum(last, 0)], dtype=np.float32)
+
+
+def _shortlist(scores: Floats, maxima: Floats, bounds: Floats) -> tuple[Floats, Array]:
+    """The scores of at least `bounds`, descending, padded with -inf, and their tokens; equal ones in a fixed order."""
+    _, depth, columns = scores.shape
+    bounds = np.maximum(bounds, _NOTHING)
+    # Only a column whose maximum reaches the bound can hold such a score.
+    places = np.flatnonzero(maxima >= bounds[:, None])
+    rows, held = places // columns, places % columns
+    within = scores[rows, :, held]
+    hits = np.flatnonzero(within >= bounds[rows, None])
+    column = hits // depth
+    rows, chosen = rows[column], (hits % depth) * columns + held[column]
+    counts = np.bincount(rows, minlength=len(scores))
+    rank = np.arange(len(hits)) - (np.cumsum(counts) - counts)[rows]
+    found = np.full((len(scores), counts.max()), -np.inf, np.float32)
+    tokens = np.zeros(found.shape, np.int64)
+    found[rows, rank] = within.reshape(-1)[hits]
+    tokens[rows, rank] = chosen
+    order = np.argsort(-found, axis=1, kind="stable")
+    return np.take_along_axis(found, order, axis=1), np.take_along_axis(tokens, order, axis=1)
+
+
+def _nth_largest(maxima: Floats, n: int) -> Floats:
+    """The n-th largest of each row."""
+    return np.partition(maxima, -n, axis=1)[:, -n]

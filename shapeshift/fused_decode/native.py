@@ -1,0 +1,84 @@
+"""The decode step's native operations, and how they come into the process."""
+
+from __future__ import annotations
+
+import subprocess
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+
+from shapeshift.fused_decode import compiled
+from shapeshift.fused_decode.operations import AttentionLayer
+from shapeshift.fused_decode.step import StepBatch
+
+_NAMESPACE = "shapeshift_decode"
+_once = threading.Lock()
+
+
+class NativeOperations:
+    """See `operations.Operations`. Made by `load`, which brings the kernels into the process."""
+
+    name = "native"
+
+    def __init__(self) -> None:
+        kernels = getattr(torch.ops, _NAMESPACE)
+        self._plan = kernels.plan.default
+        self._attention = kernels.attention.default
+        self._add_norm = kernels.add_norm.default
+        self._gate = kernels.gate.default
+
+    def plan(self, batch: StepBatch, kv_heads: int, group: int) -> tuple[torch.Tensor, bool]:
+        """Tasks INT32 [tasks, 5], and whether a row is split into several."""
+        tasks: torch.Tensor = self._plan(batch.slots, batch.starts, batch.lengths, kv_heads, group)
+        return tasks, tasks.shape[0] > batch.slots.shape[0] * kv_heads
+
+    def attention(self, qkv: torch.Tensor, layer: AttentionLayer, plan: tuple[torch.Tensor, bool]) -> torch.Tensor:
+        tasks, split = plan
+        out: torch.Tensor = self._attention(
+            qkv,
+            layer.keys,
+            layer.values,
+            layer.cosines,
+            layer.sines,
+            tasks,
+            layer.query_norm,
+            layer.key_norm,
+            layer.eps,
+            layer.window,
+            split,
+        )
+        return out
+
+    def add_norm(
+        self, state: torch.Tensor, delta: torch.Tensor | None, weight: torch.Tensor, eps: float, dtype: torch.dtype
+    ) -> torch.Tensor:
+        out: torch.Tensor = self._add_norm(state, delta, weight, eps, dtype)
+        return out
+
+    def gate(self, both: torch.Tensor) -> torch.Tensor:
+        out: torch.Tensor = self._gate(both)
+        return out
+
+
+def load(cache_dir: Path, log: Callable[[str], None]) -> NativeOperations | None:
+    """The native operations, compiled into `cache_dir` unless they lie there already; None where they cannot be had.
+
+    The reason for None is said in one line through `log`.
+    """
+    with _once:
+        if not hasattr(getattr(torch.ops, _NAMESPACE), "attention"):
+            try:
+                torch.ops.load_library(str(compiled.library(cache_dir)))  # type: ignore[no-untyped-call]
+            except (OSError, subprocess.SubprocessError) as error:
+                log(f"decode kernels in plain torch, several times slower: {_reason(error)}")
+                return None
+        return NativeOperations()
+
+
+def _reason(error: Exception) -> str:
+    if isinstance(error, subprocess.CalledProcessError):
+        errors = [line for line in str(error.stderr).splitlines() if "error" in line] or ["no message"]
+        return f"{error.cmd[0]} failed: {errors[0]}"
+    return str(error)

@@ -1,0 +1,135 @@
+"""A decoder of the Llama family as linears, norms and embedding: what one forward pass computes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.nn import functional
+
+from shapeshift.fused_decode import rope
+from shapeshift.fused_decode.architecture import Architecture
+from shapeshift.fused_decode.cache import KeyValueCache
+from shapeshift.fused_decode.linear import Linear
+from shapeshift.fused_decode.operations import AttentionLayer, Operations
+from shapeshift.fused_decode.weights import EMBEDDING, FINAL_NORM, HEAD, WeightFiles
+
+MakeLinear = Callable[[torch.Tensor, torch.Tensor | None], Linear]
+
+
+@dataclass(frozen=True)
+class Layer:
+    """One decoder layer: q, k and v in one linear, gate and up in another; norm weights in f32."""
+
+    attention_norm: torch.Tensor
+    qkv: Linear
+    attention: AttentionLayer
+    output: Linear
+    mlp_norm: torch.Tensor
+    gate_up: Linear
+    down: Linear
+
+
+@dataclass(frozen=True)
+class Network:
+    """The residual state is f32; linears, cache and `embedding` [vocab_size, hidden] have one dtype."""
+
+    architecture: Architecture
+    embedding: torch.Tensor
+    layers: list[Layer]
+    norm: torch.Tensor
+    head: Linear
+
+    def compute(self, operations: Operations, tokens: torch.Tensor, plan: Any, last: torch.Tensor) -> torch.Tensor:
+        """Logits FLOAT32 [wanted, vocab_size] after the tokens at `last`, INT64 [wanted] places in `tokens`."""
+        eps, dtype = self.architecture.norm_eps, self.embedding.dtype
+        state = functional.embedding(tokens, self.embedding).float()
+        delta: torch.Tensor | None = None
+        for layer in self.layers:
+            normed = operations.add_norm(state, delta, layer.attention_norm, eps, dtype)
+            mixed = operations.attention(layer.qkv(normed), layer.attention, plan)
+            if layer is self.layers[-1]:
+                # Nothing after the last attention looks at other tokens.
+                if last.shape[0] == 0:
+                    return state.new_empty(0, self.architecture.vocab_size)
+                state, mixed = state[last], mixed[last]
+            normed = operations.add_norm(state, layer.output(mixed), layer.mlp_norm, eps, dtype)
+            delta = layer.down(operations.gate(layer.gate_up(normed)))
+        return self.head(operations.add_norm(state, delta, self.norm, eps, dtype)).float()
+
+
+def assemble(
+    architecture: Architecture, files: WeightFiles, cache: KeyValueCache, dtype: torch.dtype, make: MakeLinear
+) -> Network:
+    """The network of a checkpoint, its linears made by `make`, on the device and over the buffers of `cache`."""
+    with torch.inference_mode():
+        builder = _Builder(architecture, files, cache, dtype, make)
+        return Network(
+            architecture,
+            builder.read(EMBEDDING, dtype),
+            [builder.layer(index) for index in range(architecture.layers)],
+            builder.read(FINAL_NORM, torch.float32),
+            builder.linear(EMBEDDING if architecture.tied else HEAD),
+        )
+
+
+class _Builder:
+    """Makes layers from the tensors of a checkpoint."""
+
+    def __init__(
+        self,
+        architecture: Architecture,
+        files: WeightFiles,
+        cache: KeyValueCache,
+        dtype: torch.dtype,
+        make: MakeLinear,
+    ) -> None:
+        self._architecture = architecture
+        self._files = files
+        self._cache = cache
+        self._dtype = dtype
+        self._make = make
+        self._device = cache.keys.device
+        cosines, sines = rope.tables(architecture, cache.keys.shape[3])
+        self._tables = cosines.to(self._device), sines.to(self._device)
+
+    def read(self, name: str, dtype: torch.dtype) -> torch.Tensor:
+        return self._files.read(name, dtype).to(self._device)
+
+    def linear(self, *weights: str, biased: bool = False) -> Linear:
+        """One linear of the named weights one below the other, with their biases where there are any."""
+        weight = torch.cat([self.read(name, self._dtype) for name in weights])
+        biases = [self.read(name.replace(".weight", ".bias"), self._dtype) for name in weights] if biased else []
+        return self._make(weight, torch.cat(biases) if biased else None)
+
+    def layer(self, index: int) -> Layer:
+        a, prefix = self._architecture, f"model.layers.{index}"
+        qkv = [f"{prefix}.self_attn.{name}_proj.weight" for name in "qkv"]
+        gate_up = [f"{prefix}.mlp.{name}_proj.weight" for name in ("gate", "up")]
+        return Layer(
+            attention_norm=self._norm(f"{prefix}.input_layernorm"),
+            qkv=self.linear(*qkv, biased=a.qkv_bias),
+            attention=self._attention(index),
+            output=self.linear(f"{prefix}.self_attn.o_proj.weight", biased=a.output_bias),
+            mlp_norm=self._norm(f"{prefix}.post_attention_layernorm"),
+            gate_up=self.linear(*gate_up, biased=a.mlp_bias),
+            down=self.linear(f"{prefix}.mlp.down_proj.weight", biased=a.mlp_bias),
+        )
+
+    def _attention(self, index: int) -> AttentionLayer:
+        a, prefix = self._architecture, f"model.layers.{index}.self_attn"
+        return AttentionLayer(
+            keys=self._cache.keys[index],
+            values=self._cache.values[index],
+            cosines=self._tables[0],
+            sines=self._tables[1],
+            query_norm=self._norm(f"{prefix}.q_norm") if a.qk_norm else None,
+            key_norm=self._norm(f"{prefix}.k_norm") if a.qk_norm else None,
+            eps=a.norm_eps,
+            window=a.windows[index],
+        )
+
+    def _norm(self, name: str) -> torch.Tensor:
+        return self.read(f"{name}.weight", torch.float32)

@@ -1,0 +1,135 @@
+"""The slots: who holds which, how far each has come, and what one iteration computes for them."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from shapeshift.fused_decode.compact import Compaction, compact
+from shapeshift.fused_decode.sampling import SamplingTable
+from shapeshift.fused_decode.sequence import Sequence
+
+FREE, PREFILL, DECODE = 0, 1, 2
+
+Slots = npt.NDArray[np.int64]
+
+
+class SlotTable:
+    """What the loop knows of each slot, as arrays over the slots. Used by the generating thread alone.
+
+    phase    INT8 [slots]   FREE, PREFILL (its prompt is not read to the end yet) or DECODE
+    cached   INT64 [slots]  tokens whose keys and values the model holds
+    tokens   INT32 [slots, max_length + 1]  prompt and answer
+    length   INT64 [slots]  how many of them; a decoding slot has one more than is cached
+    """
+
+    def __init__(self, slots: int, max_length: int) -> None:
+        self.owners: list[Sequence | None] = [None] * slots
+        self.phase = np.zeros(slots, np.int8)
+        self.cached = np.zeros(slots, np.int64)
+        self.length = np.zeros(slots, np.int64)
+        self.end = np.zeros(slots, np.int64)
+        self.ignore_eos = np.zeros(slots, bool)
+        self.tokens = np.zeros((slots, max_length + 1), np.int32)
+        self.sampling = SamplingTable(slots)
+        self.used = 0
+
+    def __len__(self) -> int:
+        return len(self.owners)
+
+    @property
+    def free(self) -> int:
+        return len(self.owners) - self.used
+
+    def seat(self, sequence: Sequence) -> int:
+        """Give `sequence` a free slot, a hole between others first, then one beside them."""
+        slot = self._nearest_free()
+        parameters = sequence.parameters
+        prompt = len(sequence.prompt)
+        self.owners[slot] = sequence
+        self.used += 1
+        self.phase[slot] = PREFILL
+        self.cached[slot] = 0
+        self.length[slot] = prompt
+        self.end[slot] = prompt + sequence.limit
+        self.ignore_eos[slot] = parameters.ignore_eos
+        self.tokens[slot, :prompt] = sequence.prompt
+        self.sampling.set(slot, parameters)
+        sequence.slot = slot
+        return slot
+
+    def release(self, sequence: Sequence) -> None:
+        """Free the slot of `sequence`."""
+        slot = sequence.slot
+        assert slot is not None and self.owners[slot] is sequence, "the slot belongs to another request"
+        self.owners[slot] = None
+        self.phase[slot] = FREE
+        self.cached[slot] = self.length[slot] = 0
+        self.used -= 1
+        sequence.slot = None
+
+    def clear(self) -> None:
+        """Free every slot."""
+        for owner in self.owners:
+            if owner is not None:
+                owner.slot = None
+        self.owners = [None] * len(self.owners)
+        for values in (self.phase, self.cached, self.length):
+            values[:] = 0
+        self.used = 0
+
+    def advance(self, slots: Slots, lengths: Slots, wanted: Slots, tokens: Slots) -> None:
+        """Record an iteration: so many more tokens of `slots` are cached, and `wanted` have a new token each."""
+        self.cached[slots] += lengths
+        self.tokens[wanted, self.length[wanted]] = tokens
+        self.length[wanted] += 1
+        self.phase[wanted] = DECODE
+
+    def move(self, source: int, target: int) -> int:
+        """Let the owner of `source` continue in `target`; how many tokens the model must copy."""
+        sequence = self.owners[source]
+        assert sequence is not None and self.owners[target] is None, "only a held slot moves, and only to a free one"
+        for values in (self.phase, self.cached, self.length, self.end, self.ignore_eos):
+            values[target] = values[source]
+        length, cached = int(self.length[source]), int(self.cached[source])
+        self.tokens[target, :length] = self.tokens[source, :length]
+        self.sampling.move(source, target)
+        self.owners[source], self.owners[target] = None, sequence
+        self.phase[source] = FREE
+        self.cached[source] = self.length[source] = 0
+        sequence.slot = target
+        return cached
+
+    def scattered(self) -> Compaction | None:
+        """The moves that bring the held slots together; None where they lie together."""
+        if not self.used:
+            return None
+        held = np.flatnonzero(self.phase)
+        if held[-1] - held[0] + 1 == self.used:
+            return None
+        # A slot without any cached token still has to move, so it weighs something.
+        return compact(np.where(self.phase, np.maximum(self.cached, 1), 0).tolist())
+
+    def check_integrity(self) -> None:
+        """Raise AssertionError when the columns contradict one another."""
+        held = [slot for slot, owner in enumerate(self.owners) if owner is not None]
+        assert self.used == len(held), "the number of held slots is off"
+        assert held == np.flatnonzero(self.phase).tolist(), "a slot is held without a phase, or the reverse"
+        for slot, owner in enumerate(self.owners):
+            if owner is None:
+                assert self.cached[slot] == self.length[slot] == 0, f"free slot {slot} holds tokens"
+                continue
+            assert owner.slot == slot and not owner.ended, f"slot {slot} is held by a request that has left it"
+            assert self.length[slot] == len(owner.prompt) + owner.generated, f"slot {slot} has lost tokens"
+            behind = self.length[slot] - self.cached[slot]
+            assert behind == 1 or (self.phase[slot] == PREFILL and behind > 1), f"slot {slot} is out of step"
+
+    def _nearest_free(self) -> int:
+        held = np.flatnonzero(self.phase)
+        if not held.size:
+            return 0
+        first, last = int(held[0]), int(held[-1])
+        holes = np.flatnonzero(self.phase[first:last] == FREE)
+        if holes.size:
+            return first + int(holes[0])
+        return last + 1 if last + 1 < len(self.owners) else first - 1

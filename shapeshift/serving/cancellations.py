@@ -1,0 +1,69 @@
+"""Notices callers who have gone.
+
+Asking Triton whether a request was cancelled takes a trip to the server's process, so no thread that computes
+may do it. Asking once the request's last response is on its way crashes the server (24.10): whoever sends it
+removes the request first.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable, Hashable
+from itertools import islice
+from typing import Any
+
+_PERIOD_S = 0.1
+_MOST_A_PERIOD = 64
+
+
+class CancellationWatch:
+    """One thread that asks for every watched request in turn, at most 64 each tenth of a second."""
+
+    def __init__(self, log: Callable[[str], None], period_s: float = _PERIOD_S) -> None:
+        self._watched: dict[Hashable, tuple[Callable[[], bool], Callable[[], Any]]] = {}
+        self._order: deque[Hashable] = deque()
+        self._asking = threading.Lock()
+        self._log = log
+        self._period_s = period_s
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="cancellations", daemon=True)
+        self._thread.start()
+
+    def __len__(self) -> int:
+        return len(self._watched)
+
+    def add(self, key: Hashable, is_cancelled: Callable[[], bool], then: Callable[[], Any]) -> None:
+        """Call `then` once, on the watching thread, when `is_cancelled` says so."""
+        self._watched[key] = is_cancelled, then
+        self._order.append(key)
+
+    def remove(self, key: Hashable) -> None:
+        """Watch this one no longer; once this returns, nobody asks. Nothing happens where it is not watched."""
+        with self._asking:
+            self._watched.pop(key, None)
+
+    def close(self, timeout_s: float = 3.0) -> None:
+        """End the thread."""
+        self._stop.set()
+        self._thread.join(timeout_s)
+        self._watched.clear()
+
+    def _run(self) -> None:
+        while not self._stop.wait(self._period_s):
+            for key in [self._order.popleft() for _ in islice(range(len(self._order)), _MOST_A_PERIOD)]:
+                self._ask(key)
+
+    def _ask(self, key: Hashable) -> None:
+        try:
+            with self._asking:
+                if key not in self._watched:
+                    return
+                is_cancelled, then = self._watched[key]
+                if not is_cancelled():
+                    self._order.append(key)
+                    return
+                del self._watched[key]
+            then()
+        except Exception as error:  # noqa: BLE001  one request must not cost the others their watch
+            self._log(f"a cancellation could not be looked for: {error}")

@@ -1,0 +1,99 @@
+"""Cells, tables, ratios and plots of the decode benchmark, over systems that only pretend."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from bench import decode_bound, decode_cells, decode_plots, decode_report
+from bench.decode_cells import BUSY, CONTINUOUS, GENAI, INSTANCES, OURS, STATIC, TRITON, WINDOWS, Bench, Scale
+from bench.decode_loads import Load, LoadMaker
+from bench.fused_decode import run
+from bench.peers.decode_worker import Replayed
+
+SCALE = Scale(requests=8, new=4, rounds=2, flights=(2,), poisson=(50,), fig5=(100,), lengths=True, budget_s=100.0)
+LIMITS = decode_report.Limits(decode_bound.Machine(1e9, 1e9), decode_bound.Model(1000, 200, 10), "f32")
+
+
+@dataclass
+class Pretended:
+    """Gives each request a token every `step_s`, the first after twice that."""
+
+    name: str
+    step_s: float
+    token: int = 1
+
+    def replay(self, load: Load) -> Replayed:
+        stamps = [[ask.at_s + self.step_s * (2 + at) for at in range(ask.new)] for ask in load.asks]
+        extra = {"iterations": 8.0, "moves": 0.0, "model_ms": 96.0, "sampling_ms": 3.0, "rest_ms": 1.0}
+        return Replayed(stamps, [[self.token] * ask.new for ask in load.asks], extra if self.name == OURS else {})
+
+
+def measured(scale: Scale) -> Bench:
+    steps = {OURS: 0.01, TRITON: 0.0125, GENAI: 0.02, STATIC: 0.03, CONTINUOUS: 0.04, INSTANCES: 0.2}
+    steps |= dict.fromkeys(WINDOWS, 0.05)
+    systems = {name: Pretended(name, step, token=1 + (name == INSTANCES)) for name, step in steps.items()}
+    bench = Bench(scale, LoadMaker(0, range(10), scale.new), seed=0)
+    run(bench, systems)
+    return bench
+
+
+@pytest.fixture(scope="module")
+def bench() -> Bench:
+    return measured(SCALE)
+
+
+def test_all_cells_of_a_load_have_the_same_requests(bench: Bench) -> None:
+    loads = {system: bench.runs["8 at once", system][0].load for system in (OURS, TRITON, GENAI, STATIC, CONTINUOUS)}
+    assert len({id(load) for load in loads.values()}) == 1
+    assert len(bench.runs["8 at once", OURS]) == 2
+    assert len(bench.runs["8 at once", INSTANCES]) == 1
+
+
+def test_ratios(bench: Bench) -> None:
+    rows = list(decode_report.ratios(bench, LIMITS))
+    found = {what: (value, goal) for what, value, goal in rows}
+    assert len(found) == len(rows)
+    assert found["8 at once: tokens/s over concurrent instances"] == (pytest.approx(20.0), "15 or more")
+    assert found["8 at once: tokens/s over static batch"][0] == pytest.approx(3.0)
+    assert found["8 at once: tokens/s over OpenVINO GenAI"][0] == pytest.approx(2.0)
+    assert found["8 at once: time to first token over OpenVINO GenAI's"][0] == pytest.approx(0.5)
+    assert found["8 at once: tokens/s through Triton over in-process"][0] == pytest.approx(0.8)
+    assert found["8 at once: generating thread's time outside the model"][0] == pytest.approx(0.04)
+    assert found["8 at once: tokens/s over ours alone"][0] == pytest.approx(8.0)
+    assert found["8 at once: share of the first 16 tokens that are OpenVINO GenAI's"][0] == 1.0
+    assert found[f"8 at once: tokens/s {BUSY} over undisturbed, ours"] == (pytest.approx(1.0), "0.45 or more")
+
+
+def test_tables_name_every_system_and_the_papers_iterations(bench: Bench) -> None:
+    text = decode_report.tables(bench, LIMITS)
+    for system in (OURS, TRITON, GENAI, STATIC, CONTINUOUS, INSTANCES, *WINDOWS):
+        assert f"\n  {system} " in text
+    assert f"{616 / 512:.2f}" in text
+    assert "left out" not in text
+
+
+def test_cells_are_plain_records(bench: Bench) -> None:
+    cells = decode_report.cells(bench, LIMITS)
+    assert cells[-1] == {"gemm_gflops": 1.0, "read_gbytes": 1.0}
+    assert {"load", "system", "tokens_per_second", "foreign"} <= set(cells[0])
+
+
+def test_plots(bench: Bench, tmp_path: Path) -> None:
+    drawn = decode_plots.all_of(bench, tmp_path)
+    assert len(drawn) == 2
+    for name in drawn:
+        assert (tmp_path / name).read_bytes().startswith(b"\x89PNG")
+
+
+def test_nothing_is_drawn_of_what_was_not_measured(tmp_path: Path) -> None:
+    assert not decode_plots.all_of(Bench(SCALE, LoadMaker(0, range(10), 4), seed=0), tmp_path)
+
+
+def test_what_the_time_does_not_allow_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = iter(range(0, 10_000, 3))
+    monkeypatch.setattr(decode_cells.time, "monotonic", lambda: float(next(clock)))
+    text = decode_report.tables(measured(SCALE), LIMITS)
+    assert "left out, the time was over: " in text

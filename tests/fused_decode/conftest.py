@@ -1,0 +1,29 @@
+"""Fixtures of the decode tests."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from decode_models import Tiny
+
+PROJECT = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture(scope="session")
+def kernel_cache() -> Path:
+    """Where the compiled kernels are kept from one run of the tests to the next."""
+    return PROJECT / "build" / "kernels"
+
+
+@pytest.fixture(scope="session")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Tiny]:
+    """A function that makes the tiny model of a family, once."""
+    from decode_models import make
+
+    return cache(lambda name: make(name, tmp_path_factory.mktemp(name)))

@@ -1,0 +1,80 @@
+"""The fronts in this process, over the toy model and a fake of Triton's side."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from google.protobuf import json_format
+
+from shapeshift.serving import model_args
+from shapeshift.serving.model_args import ModelArgs
+from shapeshift.triton import modelconfig
+from tests.fakes import InferenceResponse, Request, values_of
+
+PROJECT = Path(__file__).resolve().parents[2]
+OUTPUTS = (
+    *("text_output", "finish_reason", "num_input_tokens", "num_output_tokens", "request_id"),
+    *("queue_ms", "prefill_ms", "decode_ms"),
+)
+_KINDS: dict[str, Any] = {"max_tokens": np.int32, "top_k": np.int32, "seed": np.int64}
+_FLOATS = ("temperature", "top_p", "min_p", "repetition_penalty")
+
+
+def arguments(model: str, **parameters: object) -> ModelArgs:
+    """What Triton tells the backend about a model of the repository, with other parameters."""
+    config = modelconfig.read(PROJECT / "model_repository" / model / "config.pbtxt")
+    for name, value in parameters.items():
+        modelconfig.set_parameter(config, name, str(value))
+    return model_args.read(
+        {
+            "model_config": json.dumps(json_format.MessageToDict(config, preserving_proto_field_name=True)),
+            "model_name": model,
+            "model_repository": str(PROJECT / "model_repository" / model),
+            "model_version": "1",
+            "model_instance_name": f"{model}_0",
+            "model_instance_kind": "CPU",
+            "model_instance_device_id": "0",
+        }
+    )
+
+
+def tensors(given: Mapping[str, Any]) -> dict[str, np.ndarray]:
+    """Inputs as Triton would hand them over."""
+    made = {}
+    for name, value in given.items():
+        values = value if isinstance(value, list) else [value]
+        if isinstance(values[0], str | bytes):
+            made[name] = np.array([v.encode() if isinstance(v, str) else v for v in values], dtype=object)
+        else:
+            made[name] = np.array(values, _KINDS.get(name, np.float32 if name in _FLOATS else bool))
+    return made
+
+
+def ask(
+    text: str | bytes | None = "abc",
+    *,
+    request_id: str = "",
+    parameters: Mapping[str, Any] | None = None,
+    outputs: tuple[str, ...] = OUTPUTS,
+    decoupled: bool = True,
+    **given: Any,
+) -> Request:
+    """A request, greedy and of 8 tokens unless it says otherwise."""
+    if text is not None:
+        given = {"text_input": text, "max_tokens": 8, "temperature": 0.0, **given}
+    chosen = {name: value for name, value in given.items() if value is not None}
+    return Request(outputs, parameters, request_id, decoupled, **tensors(chosen))
+
+
+def text_of(response: InferenceResponse) -> str:
+    return str(values_of(response)["text_output"][0].decode())
+
+
+def told(request: Request) -> dict[str, Any]:
+    """The values of the one response."""
+    values = {name: value.tolist()[0] for name, value in values_of(request.sender.answer()).items()}
+    return {name: value.decode() if isinstance(value, bytes) else value for name, value in values.items()}

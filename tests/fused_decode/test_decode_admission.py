@@ -1,0 +1,91 @@
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass
+
+import pytest
+
+from shapeshift.errors import OverloadedError
+from shapeshift.fused_decode.admission import FirstComeFirstServed
+
+
+@dataclass(eq=False)
+class Waiting:
+    tokens: int
+
+
+def queue(requests: int = 100, tokens: int = 1000) -> FirstComeFirstServed[Waiting]:
+    return FirstComeFirstServed(requests, tokens)
+
+
+def test_first_come_first_served() -> None:
+    made = queue()
+    waiting = [Waiting(1) for _ in range(10)]
+    for request in waiting:
+        made.submit(request)
+    assert made.admit(0) == []
+    assert made.admit(3) == waiting[:3]
+    assert len(made) == 7
+    assert made.withdraw(waiting[4]) and not made.withdraw(waiting[4]) and not made.withdraw(waiting[0])
+    made.check_integrity()
+    assert made.admit(100) == [waiting[3], *waiting[5:]]
+    assert made.admit(1) == [] and len(made) == 0
+    made.check_integrity()
+
+
+def test_what_exceeds_a_limit_is_refused_and_leaves_no_trace() -> None:
+    made = queue(requests=2, tokens=10)
+    made.submit(Waiting(6))
+    with pytest.raises(OverloadedError, match="queue_tokens: 6 tokens wait, 5 more exceed 10; retry later"):
+        made.submit(Waiting(5))
+    made.refuse_when_full()
+    made.submit(Waiting(4))
+    with pytest.raises(OverloadedError, match="queue_requests: 2 requests wait, at most 2 may; retry later"):
+        made.submit(Waiting(0))
+    with pytest.raises(OverloadedError, match="queue_requests"):
+        made.refuse_when_full()
+    made.check_integrity()
+    assert len(made.admit(9)) == 2
+    made.submit(Waiting(1))
+
+
+def test_an_empty_queue_takes_any_request() -> None:
+    made = queue(tokens=10)
+    made.submit(Waiting(5000))
+    with pytest.raises(OverloadedError):
+        made.submit(Waiting(1))
+    made.check_integrity()
+
+
+def test_close_gives_back_what_waits_and_refuses_what_comes() -> None:
+    made = queue()
+    waiting = [Waiting(1), Waiting(2)]
+    for request in waiting:
+        made.submit(request)
+    assert made.close() == waiting
+    for refused in (made.refuse_when_full, lambda: made.submit(Waiting(1))):
+        with pytest.raises(OverloadedError, match="being unloaded"):
+            refused()
+    made.check_integrity()
+
+
+def test_many_threads() -> None:
+    made = queue(requests=10**6, tokens=10**9)
+    got: list[Waiting] = []
+    stop = threading.Event()
+
+    def take() -> None:
+        while not stop.is_set() or len(made):
+            got.extend(made.admit(5))
+
+    taker = threading.Thread(target=take)
+    taker.start()
+    senders = [threading.Thread(target=lambda: [made.submit(Waiting(3)) for _ in range(500)]) for _ in range(4)]
+    for thread in senders:
+        thread.start()
+    for thread in senders:
+        thread.join()
+    stop.set()
+    taker.join(30)
+    assert len(got) == len(set(map(id, got))) == 2000
+    made.check_integrity()

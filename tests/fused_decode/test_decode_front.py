@@ -1,0 +1,392 @@
+"""The front from Triton's request to its responses, over a toy model."""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from shapeshift.errors import EngineError, InvalidInputError, NotFoundError
+from shapeshift.fused_decode.front import GenerateFront
+from tests.fakes import PbUtils, Request, TritonError, values_of
+from tests.fused_decode.fronts import arguments, ask, text_of, told
+from tests.fused_decode.toy import LETTERS, ToyRuntime, ids, save_tokenizer
+
+MakeFront = Callable[..., GenerateFront]
+
+
+@pytest.fixture
+def toy() -> ToyRuntime:
+    return ToyRuntime(slots=3)
+
+
+@pytest.fixture
+def pb_utils() -> PbUtils:
+    return PbUtils()
+
+
+@pytest.fixture
+def make_front(tmp_path: Path, toy: ToyRuntime, pb_utils: PbUtils) -> Iterator[MakeFront]:
+    """A function that starts a front over the toy; every one is closed when the test ends, and must be whole then."""
+    started: list[GenerateFront] = []
+
+    def make(**parameters: object) -> GenerateFront:
+        stated = {"max_length": toy.max_length, "checkpoint": save_tokenizer(tmp_path / "toy"), **parameters}
+        started.append(GenerateFront(pb_utils, arguments("generate", **stated), lambda *_: toy))
+        return started[-1]
+
+    yield make
+    toy.open.set()
+    for front in started:
+        front.close()
+        front.loop.check_integrity()
+        assert front.loop.slots.used == len(front.loop.admission) == len(front._live) == len(front._watch) == 0
+
+
+def wait_for(condition: Callable[[], Any]) -> None:
+    deadline = time.monotonic() + 30
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.002)
+
+
+# What is served.
+
+
+def test_one_response_holds_the_whole_answer(make_front: MakeFront, toy: ToyRuntime) -> None:
+    request = ask("hello", max_tokens=20)
+    make_front().execute([request])
+    assert told(request) == {"text_output": toy.text(ids("hello"), 20)}
+
+
+def test_a_stream_says_the_same_piece_by_piece(make_front: MakeFront, toy: ToyRuntime) -> None:
+    request = ask("hello", max_tokens=20, stream=True)
+    toy.pace = threading.Semaphore(0)
+    make_front().execute([request])
+    for count in range(1, 21):
+        toy.pace.release()
+        wait_for(lambda count=count: len(request.sender.responses) == count)
+    said = [text_of(response) for response in request.sender.stream()]
+    assert "".join(said) == toy.text(ids("hello"), 20)
+    assert [len(text) for text in said] == [1] * 20
+
+
+def test_what_waits_for_a_slow_reader_is_merged(make_front: MakeFront, toy: ToyRuntime) -> None:
+    request, gate = ask("hello", max_tokens=40, stream=True), threading.Event()
+    send = request.sender.send
+
+    def slow(response: Any, flags: int = 0) -> None:
+        assert gate.wait(30)
+        send(response, flags)
+
+    request.sender.send = slow  # type: ignore[method-assign]
+    front = make_front()
+    front.execute([request])
+    wait_for(lambda: front.loop.meters.generated_tokens.value == 40)
+    gate.set()
+    assert len(request.sender.stream()) == 2
+    assert "".join(map(text_of, request.sender.responses)) == toy.text(ids("hello"), 40)
+
+
+def test_further_outputs_on_request(make_front: MakeFront) -> None:
+    flags = {f"return_{name}": True for name in ("finish_reason", "num_input_tokens", "num_output_tokens", "timings")}
+    request = ask("hello", max_tokens=5, request_id="mine", return_request_id=True, **flags)
+    make_front().execute([request])
+    answer = told(request)
+    assert {name: answer[name] for name in ("finish_reason", "num_input_tokens", "num_output_tokens")} == {
+        "finish_reason": "length",
+        "num_input_tokens": 5,
+        "num_output_tokens": 5,
+    }
+    assert answer["request_id"] == "mine"
+    assert all(answer[f"{part}_ms"] >= 0 for part in ("queue", "prefill", "decode"))
+
+
+def test_counts_of_a_stream_add_up_and_the_reason_comes_last(make_front: MakeFront) -> None:
+    request = ask(max_tokens=9, stream=True, return_num_output_tokens=True, return_finish_reason=True)
+    make_front().execute([request])
+    values = [values_of(response) for response in request.sender.stream()]
+    assert sum(int(each["num_output_tokens"][0]) for each in values) == 9
+    assert ["finish_reason" in each for each in values] == [False] * (len(values) - 1) + [True]
+
+
+def test_outputs_are_those_asked_for(make_front: MakeFront) -> None:
+    front = make_front()
+    only = ask(outputs=("finish_reason",), return_finish_reason=True)
+    none = ask(outputs=())
+    front.execute([only, none])
+    assert list(told(only)) == ["finish_reason"] and told(none) == {}
+
+
+def test_the_prompt_can_be_repeated(make_front: MakeFront, toy: ToyRuntime) -> None:
+    request = ask("hello", exclude_input_in_output=False)
+    make_front().execute([request])
+    assert told(request)["text_output"] == "hello" + toy.text(ids("hello"), 8)
+
+
+def test_a_request_without_an_id_gets_one(make_front: MakeFront) -> None:
+    front = make_front()
+    requests = [ask(return_request_id=True) for _ in range(2)] + [ask(return_request_id=True, parameters={"id": "x"})]
+    front.execute(requests)
+    names = [told(request)["request_id"] for request in requests]
+    assert len(set(names)) == 3 and names[2] == "x" and all(names)
+
+
+def test_the_same_seed_says_the_same(make_front: MakeFront) -> None:
+    front = make_front()
+    seeded = [ask(temperature=1.0, max_tokens=30, seed=5) for _ in range(2)]
+    others = [ask(temperature=1.0, max_tokens=30) for _ in range(2)]
+    front.execute([*seeded, *others])
+    texts = [told(request)["text_output"] for request in [*seeded, *others]]
+    assert texts[0] == texts[1] and len(set(texts)) == 3
+
+
+def test_many_at_once(make_front: MakeFront, toy: ToyRuntime) -> None:
+    front, rng = make_front(), random.Random(0)
+    prompts = ["".join(rng.choice(LETTERS) for _ in range(rng.randint(1, 30))) for _ in range(80)]
+    requests = [ask(prompt, max_tokens=rng.randint(1, 20), stream=rng.random() < 0.5) for prompt in prompts]
+    for start in range(0, len(requests), 9):
+        front.execute(requests[start : start + 9])
+    for request, prompt in zip(requests, prompts, strict=True):
+        count = int(request.inputs["max_tokens"].as_numpy()[0])
+        assert "".join(map(text_of, request.sender.stream())) == toy.text(ids(prompt), count)
+
+
+# What is refused.
+
+REFUSED: list[tuple[Request, str]] = [
+    (ask(""), "text_input: got ''; at least one character"),
+    (ask(b"\xff\xfe"), "text_input: got b'\\xff\\xfe'; valid UTF-8 (byte 0 is not)"),
+    (ask("a" * 64), "text_input: got '64 tokens'; at most 63, one less than max_length (64)"),
+    (ask("a" * 100_000), "text_input: got '100000 bytes'; at most 8064 bytes, one less than max_length (64)"),
+    (ask(max_tokens=0), "max_tokens: got 0; a whole number at least 1"),
+    (ask(top_k=10_000), f"top_k: got 10000; a whole number at least -1 and at most {len(LETTERS) + 1}"),
+    (ask(temperature=float("nan")), "temperature: got nan"),
+    (ask(sampling_parameters="{"), "sampling_parameters: got '{'; JSON"),
+    (ask(parameters={"truncate": True}), "parameter truncate: got True; unknown parameter"),
+    (ask(parameters={"latency_ms": -1}), "parameter latency_ms: got -1; above 0"),
+    (ask(stop_id="x"), "stop_id: got 'x'; alone, without text_input"),
+]
+
+
+def test_bad_requests_cost_only_themselves(make_front: MakeFront, toy: ToyRuntime) -> None:
+    front = make_front()
+    good = [ask("first"), ask("second")]
+    front.execute([good[0], *(request for request, _ in REFUSED), good[1]])
+    for request, text in zip(good, ("first", "second"), strict=True):
+        assert told(request)["text_output"] == toy.text(ids(text), 8)
+    for request, said in REFUSED:
+        code, text = request.refusal()
+        assert code == TritonError.INVALID_ARG
+        assert text.startswith(said)
+
+
+def test_a_request_that_breaks_our_own_code_is_answered_too(make_front: MakeFront) -> None:
+    front = make_front()
+    broken, good = ask(), ask()
+    broken.inputs["text_input"] = object()  # type: ignore[assignment]
+    front.execute([broken, good])
+    assert broken.refusal()[0] == TritonError.INTERNAL
+    told(good)
+
+
+def test_beyond_what_may_wait_is_unavailable_at_once(make_front: MakeFront, toy: ToyRuntime) -> None:
+    toy.open.clear()
+    front = make_front(queue_requests=20)
+    front.execute([ask()])
+    assert toy.entered.acquire(timeout=30)
+    requests = [ask() for _ in range(10_000)]
+    front.execute(requests)
+    for request in requests[20:]:
+        code, text = request.refusal()
+        assert code == TritonError.UNAVAILABLE and "at most 20 may; retry later" in text
+    assert not any(request.sender.responses for request in requests[:20])
+    toy.open.set()
+    for request in requests[:20]:
+        told(request)
+
+
+def test_tokens_that_may_wait_are_bounded_too(make_front: MakeFront, toy: ToyRuntime) -> None:
+    toy.open.clear()
+    front = make_front(queue_tokens=30)
+    front.execute([ask()])
+    assert toy.entered.acquire(timeout=30)
+    waits, refused = ask("abcdef"), ask("a" * 10)
+    front.execute([waits, refused])
+    assert refused.refusal()[1].startswith("queue_tokens: 14 tokens wait, 18 more exceed 30")
+    toy.open.set()
+    told(waits)
+
+
+# Leaving early.
+
+
+def test_stop_id_ends_that_request(make_front: MakeFront, toy: ToyRuntime) -> None:
+    toy.open.clear()
+    front = make_front()
+    ends, stays = ask(request_id="one", max_tokens=50, return_finish_reason=True), ask(request_id="two", max_tokens=50)
+    front.execute([ends, stays])
+    assert toy.entered.acquire(timeout=30)
+    stop, unknown = ask(None, stop_id="one"), ask(None, stop_id="three")
+    front.execute([stop, unknown])
+    assert unknown.refusal() == (TritonError.NOT_FOUND, "stop_id: no request 'three' waits or runs")
+    assert told(stop) == {"text_output": ""}
+    toy.open.set()
+    assert told(ends)["finish_reason"] == "abort"
+    assert len(told(stays)["text_output"]) == 50
+    again = ask(None, stop_id="one")
+    front.execute([again])
+    assert again.refusal()[0] == TritonError.NOT_FOUND
+
+
+def test_stop_id_ends_all_that_carry_it(make_front: MakeFront, toy: ToyRuntime) -> None:
+    toy.open.clear()
+    front = make_front()
+    requests = [ask(request_id="one", max_tokens=50, return_finish_reason=True) for _ in range(5)]
+    front.execute(requests)
+    front.execute([ask(None, stop_id="one")])
+    toy.open.set()
+    assert {told(request)["finish_reason"] for request in requests} == {"abort"}
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_callers_who_vanish_free_their_slots(make_front: MakeFront, toy: ToyRuntime, stream: bool) -> None:
+    toy.open.clear()
+    front = make_front()
+    gone = [ask(max_tokens=60, stream=stream) for _ in range(5)]
+    stays = ask(max_tokens=20)
+    front.execute([*gone, stays])
+    for request in gone:
+        request.sender.cancelled = True
+    wait_for(lambda: len(front._watch) == 1)
+    toy.open.set()
+    for request in gone:
+        error = request.sender.stream()[-1].error()
+        assert error is not None and error.code() == TritonError.CANCELLED
+    assert told(stays)["text_output"] == toy.text(ids("abc"), 20)
+
+
+def test_a_response_that_cannot_be_sent_ends_the_request(make_front: MakeFront, toy: ToyRuntime) -> None:
+    front = make_front()
+    lost, stays = ask(max_tokens=60, stream=True), ask(max_tokens=60, stream=True)
+    lost.sender._fail = RuntimeError("gone")
+    front.execute([lost, stays])
+    stays.sender.stream()
+    wait_for(lambda: not front._live)
+    assert front.loop.meters.generated_tokens.value < 120
+
+
+def test_latency_that_runs_out(make_front: MakeFront, toy: ToyRuntime) -> None:
+    toy.open.clear()
+    front = make_front()
+    first = ask(max_tokens=5)
+    front.execute([first])
+    assert toy.entered.acquire(timeout=30)
+    waits = [ask(parameters={"latency_ms": 20}) for _ in range(3)]
+    front.execute(waits)
+    time.sleep(0.03)
+    toy.open.set()
+    for request in waits:
+        code, text = request.refusal()
+        assert code == TritonError.UNAVAILABLE and text.startswith("latency_ms ran out before the first token")
+    told(first)
+
+
+# Faults.
+
+
+def test_a_model_that_fails_costs_its_requests_and_the_front_goes_on(
+    make_front: MakeFront, toy: ToyRuntime, pb_utils: PbUtils
+) -> None:
+    front = make_front()
+    toy.fail = RuntimeError("no more memory")
+    lost = ask(stream=True)
+    front.execute([lost])
+    error = lost.sender.stream()[-1].error()
+    assert error is not None and error.code() == TritonError.INTERNAL and "no more memory" in error.message()
+    toy.fail = None
+    good = ask()
+    front.execute([good])
+    told(good)
+    assert any("no more memory" in line for line in pb_utils.Logger.lines)
+
+
+def test_close_answers_everybody_and_ends_every_thread(make_front: MakeFront, toy: ToyRuntime) -> None:
+    before = set(threading.enumerate())
+    toy.open.clear()
+    front = make_front()
+    requests = [ask(max_tokens=60, stream=True) for _ in range(9)]
+    front.execute(requests)
+    assert toy.entered.acquire(timeout=30)
+    closing = threading.Thread(target=front.close)
+    closing.start()
+    wait_for(lambda: front.loop._closing)
+    toy.open.set()
+    closing.join(30)
+    for request in requests:
+        error = request.sender.stream()[-1].error()
+        assert error is not None and error.code() == TritonError.UNAVAILABLE
+    assert set(threading.enumerate()) <= before
+
+
+# What is counted.
+
+
+def test_metrics(make_front: MakeFront, pb_utils: PbUtils) -> None:
+    front = make_front()
+    good, bad, unknown = ask("a" * 9, max_tokens=7), ask(""), ask(None, stop_id="x")
+    front.execute([good, bad, unknown])
+    for request in (good, bad, unknown):
+        request.sender.answer()
+    front.close()
+    count = pb_utils.metric
+    codes = {code: count("shapeshift_requests_total", code=code) for code in ("OK", "INVALID_ARG", "NOT_FOUND")}
+    assert codes == {"OK": 1, "INVALID_ARG": 1, "NOT_FOUND": 1}
+    assert count("shapeshift_request_tokens_bucket", le="8") == 0
+    assert count("shapeshift_request_tokens_bucket", le="16") == 1
+    assert count("shapeshift_request_latency_ms_count") == 1
+    assert count("shapeshift_prompt_tokens_total") == 9
+    assert count("shapeshift_generated_tokens_total") == 7
+    assert count("shapeshift_iteration_ms_count") == 7
+    assert count("shapeshift_first_token_ms_count") == 1
+    assert count("shapeshift_between_tokens_ms_count") == 6
+    assert count("shapeshift_slots") == 3
+    for gauge in ("requests_waiting", "requests_running", "slot_tokens"):
+        assert count(f"shapeshift_{gauge}") == 0
+    assert all(("model", "generate") in labels for _, labels in pb_utils.metrics)
+
+
+# What is not loaded at all.
+
+
+@pytest.mark.parametrize(
+    ("parameters", "error", "said"),
+    [
+        ({"max_concurency": 3}, InvalidInputError, "max_concurency: .*unknown parameter; known: "),
+        ({"max_concurrency": 0}, InvalidInputError, "max_concurrency: got 0; 1 to 4096"),
+        ({"max_length": 1}, InvalidInputError, "max_length: got 1; 2 to 1048576"),
+        ({"precision": "f16"}, InvalidInputError, "precision: got 'f16'; one of auto, f32, bf16"),
+        ({"prefill_tokens": "many"}, InvalidInputError, "prefill_tokens: got 'many'; must be a whole number"),
+        ({"checkpoint": "/nowhere"}, NotFoundError, "checkpoint: no folder /nowhere"),
+    ],
+)
+def test_what_cannot_be_meant_is_not_loaded(
+    make_front: MakeFront, parameters: dict[str, object], error: type[Exception], said: str
+) -> None:
+    before = set(threading.enumerate())
+    with pytest.raises(error, match=said):
+        make_front(**parameters)
+    assert set(threading.enumerate()) <= before
+
+
+def test_a_checkpoint_that_has_changed_is_not_loaded(make_front: MakeFront, tmp_path: Path) -> None:
+    folder = save_tokenizer(tmp_path / "toy")
+    (folder / "config.json").write_text("{}")
+    (folder / "model.safetensors").write_bytes(b"none")
+    with pytest.raises(EngineError, match="has changed; run `make engines`"):
+        make_front(checkpoint_sha256="0" * 64)

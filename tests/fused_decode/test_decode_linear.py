@@ -1,0 +1,47 @@
+"""Packed linears, and the plain ones that stand in for them."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from shapeshift.fused_decode import linear
+from shapeshift.fused_decode.linear import PackedLinear, PlainLinear
+
+
+def test_packed_linears_equal_plain_ones() -> None:
+    if not linear.packs(torch.float32):
+        pytest.skip("this build of torch has no packed linears")
+    generator = torch.Generator().manual_seed(0)
+    weight, bias, rows = (torch.randn(*shape, generator=generator) for shape in ((70, 33), (70,), (9, 33)))
+    for given in (None, bias):
+        packed, plain = PackedLinear(weight, given), PlainLinear(weight, given)
+        for count in (1, 5, 9):
+            assert torch.allclose(packed(rows[:count]), plain(rows[:count]), atol=1e-4)
+
+
+def test_one_line_says_that_linears_are_plain(monkeypatch: pytest.MonkeyPatch) -> None:
+    lines: list[str] = []
+    monkeypatch.setattr(linear, "packs", lambda dtype: True)
+    assert linear.maker(torch.float32, lines.append) is PackedLinear
+    assert lines == []
+    monkeypatch.setattr(linear, "packs", lambda dtype: False)
+    assert linear.maker(torch.float32, lines.append) is PlainLinear
+    assert len(lines) == 1
+
+
+@pytest.mark.parametrize("fault", ["missing", "refuses", "wrong"])
+def test_operators_that_do_not_compute_rightly_are_not_used(monkeypatch: pytest.MonkeyPatch, fault: str) -> None:
+    class Faulty(PlainLinear):
+        def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
+            if fault == "missing":
+                raise AttributeError("no such operator")
+            super().__init__(weight * 1.1, bias)
+
+        def __call__(self, rows: torch.Tensor) -> torch.Tensor:
+            if fault == "refuses":
+                raise RuntimeError("not on this CPU")
+            return super().__call__(rows)
+
+    monkeypatch.setattr(linear, "PackedLinear", Faulty)
+    assert not linear.packs(torch.float32)

@@ -1,0 +1,157 @@
+"""The forward pass against transformers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from decode_models import FAMILIES, LONGEST, VOCAB, Tiny, batch, make, teacher_forced, texts
+
+from shapeshift.errors import InvalidInputError
+from shapeshift.fused_decode.model import DecodeModel
+
+LOGITS_TOLERANCE = 2e-4
+BF16_TOLERANCE = 0.05
+SLOTS = 6
+
+
+@pytest.fixture
+def load(kernel_cache: Path) -> Callable[..., DecodeModel]:
+    def run(folder: Path, precision: str = "f32", native: bool = True, **others: int) -> DecodeModel:
+        return DecodeModel.load(
+            folder,
+            precision=precision,
+            slots=SLOTS,
+            max_length=others.get("max_length", LONGEST),
+            threads=others.get("threads", 1),
+            native=native,
+            cache_dir=kernel_cache,
+            log=lambda line: None,
+        )
+
+    return run
+
+
+def reference_logits(tiny: Tiny, tokens: torch.Tensor) -> torch.Tensor:
+    with torch.inference_mode():
+        logits: torch.Tensor = tiny.reference(tokens[None]).logits[0]
+    return logits
+
+
+@pytest.mark.parametrize("native", [True, False], ids=["native", "torch"])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_logits_are_those_of_transformers(
+    tiny: Callable[[str], Tiny], load: Callable[..., DecodeModel], family: str, native: bool
+) -> None:
+    model = load(tiny(family).folder, native=native, threads=2 if family == "llama" else 1)
+    assert model.operations.name == ("native" if native else "torch")
+    given = texts(SLOTS, seed=1)
+    expected = [reference_logits(tiny(family), tokens) for tokens in given]
+    seen = 0
+    for text, place, logits in teacher_forced(model, given, [4, 0, 5, 2, 3, 1], seed=2):
+        assert (logits - expected[text][place]).abs().max() < LOGITS_TOLERANCE
+        seen += 1
+    assert seen > 50
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_greedy_tokens_are_those_of_generate(
+    tiny: Callable[[str], Tiny], load: Callable[..., DecodeModel], family: str
+) -> None:
+    model, new = load(tiny(family).folder), 24
+    prompts = [tokens[:20] for tokens in texts(3, seed=3)]
+    starts, slots = [0, 0, 0], [5, 1, 2]
+    pieces, answers = prompts, [[], [], []]  # type: ignore[var-annotated]
+    for step in range(new):
+        logits = model.forward(batch(pieces, slots, starts))
+        starts = [start + len(piece) for start, piece in zip(starts, pieces, strict=True)]
+        pieces = list(logits.argmax(dim=1, keepdim=True))
+        for answer, piece in zip(answers, pieces, strict=True):
+            answer.append(int(piece))
+        if step == new // 2:
+            model.move(slots[0], 0, starts[0])
+            slots[0] = 0
+    for prompt, answer in zip(prompts, answers, strict=True):
+        expected = tiny(family).reference.generate(
+            prompt[None],
+            attention_mask=torch.ones_like(prompt)[None],
+            max_new_tokens=new,
+            do_sample=False,
+            eos_token_id=None,
+            pad_token_id=0,
+        )
+        assert answer == expected[0, len(prompt) :].tolist()
+
+
+@pytest.mark.parametrize("native", [True, False], ids=["native", "torch"])
+@pytest.mark.parametrize("family", ["llama", "qwen3"])
+def test_bf16_stays_close(tmp_path: Path, load: Callable[..., DecodeModel], family: str, native: bool) -> None:
+    small = make(family, tmp_path, spread=0.05)
+    given = texts(SLOTS, seed=4)
+    expected = [reference_logits(small, tokens).log_softmax(dim=-1) for tokens in given]
+    assert max(float(table.std()) for table in expected) > 0.3
+    model, worst = load(tmp_path, "bf16", native), 0.0
+    for text, place, logits in teacher_forced(model, given, list(range(SLOTS)), seed=5):
+        worst = max(worst, float((logits.log_softmax(dim=-1) - expected[text][place]).abs().max()))
+    assert 0.0 < worst <= BF16_TOLERANCE
+
+
+def test_a_slot_is_used_again(tiny: Callable[[str], Tiny], load: Callable[..., DecodeModel]) -> None:
+    model = load(tiny("llama").folder)
+    model._cache.keys.fill_(float("nan"))
+    model._cache.values.fill_(float("nan"))
+    long, short = texts(2, seed=6, shortest=LONGEST)
+    model.forward(batch([long], [3], [0]))
+    logits = model.forward(batch([short[:30]], [3], [0]))
+    assert (logits[0] - reference_logits(tiny("llama"), short[:30])[-1]).abs().max() < LOGITS_TOLERANCE
+
+
+def test_the_plain_one_leaves_foreign_tokens_alone(
+    tiny: Callable[[str], Tiny], load: Callable[..., DecodeModel]
+) -> None:
+    model = load(tiny("mistral").folder, native=False)
+    model._cache.keys.fill_(float("nan"))
+    model._cache.values.fill_(float("nan"))
+    given = texts(2, seed=7)
+    logits = model.forward(batch([given[0][:19], given[1][:19]], [0, 1], [0, 0]))
+    assert (logits[1] - reference_logits(tiny("mistral"), given[1][:19])[-1]).abs().max() < LOGITS_TOLERANCE
+
+
+def test_what_a_runtime_tells(tiny: Callable[[str], Tiny], load: Callable[..., DecodeModel]) -> None:
+    model = load(tiny("llama").folder)
+    assert (model.vocab_size, model.slots, model.max_length, model.eos_ids) == (VOCAB, SLOTS, LONGEST, {2})
+    assert model.forward(batch([torch.tensor([1, 2])], [0], [0], wanted=[])).shape == (0, VOCAB)
+
+
+@pytest.mark.parametrize(
+    ("slots", "starts", "field"),
+    [([SLOTS], [0], "slots"), ([-1], [0], "slots"), ([0, 0], [0, 0], "slots"), ([0], [-1], "starts")],
+)
+def test_rows_beyond_the_cache_are_refused(
+    tiny: Callable[[str], Tiny], load: Callable[..., DecodeModel], slots: list[int], starts: list[int], field: str
+) -> None:
+    model = load(tiny("llama").folder)
+    with pytest.raises(InvalidInputError, match=f"^{field}: got "):
+        model.forward(batch([torch.tensor([1])] * len(slots), slots, starts))
+
+
+def test_texts_beyond_a_slot_are_refused(tiny: Callable[[str], Tiny], load: Callable[..., DecodeModel]) -> None:
+    model = load(tiny("llama").folder)
+    with pytest.raises(InvalidInputError, match=rf"at most max_length \({LONGEST}\)"):
+        model.forward(batch([torch.tensor([1, 1])], [0], [LONGEST - 1]))
+    with pytest.raises(InvalidInputError, match="^length: got 97"):
+        model.move(0, 1, LONGEST + 1)
+    with pytest.raises(InvalidInputError, match="^target: got 6"):
+        model.move(0, SLOTS, 1)
+
+
+@pytest.mark.parametrize(
+    ("changes", "field"), [({"precision": "f16"}, "precision"), ({"max_length": 257}, "max_length")]
+)
+def test_settings_that_cannot_be_meant(
+    tiny: Callable[[str], Tiny], load: Callable[..., DecodeModel], changes: dict[str, object], field: str
+) -> None:
+    with pytest.raises(InvalidInputError, match=f"^{field}: got "):
+        load(tiny("llama").folder, **changes)

@@ -1,0 +1,200 @@
+"""The native operations: equal to the plain ones, compiled once, and what happens without a compiler."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from decode_models import batch
+
+from shapeshift.fused_decode import compiled, native
+from shapeshift.fused_decode.fallback import TorchOperations
+from shapeshift.fused_decode.native import NativeOperations
+from shapeshift.fused_decode.operations import AttentionLayer
+from shapeshift.fused_decode.step import StepBatch
+
+PROJECT = Path(__file__).resolve().parents[2]
+TOLERANCES = {torch.float32: 2e-5, torch.bfloat16: 2e-2}
+SLOTS, LENGTH = 5, 300
+
+both_types = pytest.mark.parametrize("dtype", TOLERANCES, ids=["f32", "bf16"])
+
+
+@pytest.fixture(scope="module")
+def operations(kernel_cache: Path) -> NativeOperations:
+    found = native.load(kernel_cache, lambda line: None)
+    assert found is not None, "the native operations need g++"
+    return found
+
+
+@pytest.fixture(autouse=True)
+def two_threads() -> Any:
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    yield
+    torch.set_num_threads(before)
+
+
+def normal(*shape: int, seed: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
+
+
+def layer(kv_heads: int, head_dim: int, dtype: torch.dtype, window: int, normed: bool) -> AttentionLayer:
+    angles = normal(LENGTH, head_dim // 2, seed=1)
+    norms = [1.0 + 0.2 * normal(head_dim, seed=seed) if normed else None for seed in (2, 3)]
+    caches = [normal(SLOTS, kv_heads, LENGTH, head_dim, seed=seed, dtype=dtype) for seed in (4, 5)]
+    return AttentionLayer(caches[0], caches[1], angles.cos(), angles.sin(), norms[0], norms[1], 1e-5, window)
+
+
+def mixed_batch() -> StepBatch:
+    """Two single tokens, one of them the first of its text, and chunks that take one and several tiles."""
+    lengths, starts = [1, 70, 1, 5], [130, 200, 0, 64]
+    return batch([torch.zeros(length, dtype=torch.int64) for length in lengths], [3, 0, 4, 1], starts)
+
+
+def single_batch() -> StepBatch:
+    return batch([torch.zeros(1, dtype=torch.int64)] * 4, [2, 0, 4, 1], [63, 64, 299, 0])
+
+
+@both_types
+@pytest.mark.parametrize("rows", [mixed_batch, single_batch])
+@pytest.mark.parametrize(
+    ("heads", "kv_heads", "head_dim", "window", "normed"),
+    [(4, 4, 64, 0, False), (6, 2, 128, 0, True), (6, 1, 48, 33, False), (3, 3, 6, 1, True)],
+)
+def test_attention(
+    operations: NativeOperations,
+    rows: Callable[[], StepBatch],
+    dtype: torch.dtype,
+    heads: int,
+    kv_heads: int,
+    head_dim: int,
+    window: int,
+    normed: bool,
+) -> None:
+    given = rows()
+    qkv = normal(int(given.lengths.sum()), (heads + 2 * kv_heads) * head_dim, seed=6, dtype=dtype)
+    outs, layers = [], []
+    for chosen in (TorchOperations(), operations):
+        layers.append(layer(kv_heads, head_dim, dtype, window, normed))
+        outs.append(chosen.attention(qkv, layers[-1], chosen.plan(given, kv_heads, heads // kv_heads)))
+    before = layer(kv_heads, head_dim, dtype, window, normed)
+    for name in ("keys", "values"):
+        plain, fast, old = (getattr(held, name).float() for held in (*layers, before))
+        assert torch.allclose(fast, plain, rtol=TOLERANCES[dtype] / 2, atol=TOLERANCES[dtype] / 2)
+        assert int((fast != old).any(dim=-1).sum()) == len(qkv) * kv_heads
+    assert torch.allclose(outs[1].float(), outs[0].float(), rtol=TOLERANCES[dtype], atol=TOLERANCES[dtype])
+
+
+@both_types
+@pytest.mark.parametrize("tokens", [1, 3, 70])
+def test_norm_with_residual(operations: NativeOperations, dtype: torch.dtype, tokens: int) -> None:
+    width = 771
+    for delta in (None, normal(tokens, width, seed=2, dtype=dtype)):
+        state, weight = normal(tokens, width, seed=1), normal(width, seed=3)
+        states = [state.clone(), state.clone()]
+        plain = TorchOperations().add_norm(states[0], delta, weight, 1e-3, dtype)
+        fast = operations.add_norm(states[1], delta, weight, 1e-3, dtype)
+        assert torch.equal(states[0], states[1])
+        assert torch.equal(states[1], state) == (delta is None)
+        assert torch.allclose(fast.float(), plain.float(), rtol=TOLERANCES[dtype], atol=TOLERANCES[dtype])
+
+
+@both_types
+@pytest.mark.parametrize("tokens", [1, 3, 70])
+def test_gate(operations: NativeOperations, dtype: torch.dtype, tokens: int) -> None:
+    both = normal(tokens, 2 * 203, seed=1, dtype=dtype) * 8
+    both[0, :4] = torch.tensor([-200.0, 200.0, 0.0, -88.5])
+    plain, fast = TorchOperations().gate(both), operations.gate(both)
+    assert torch.allclose(fast.float(), plain.float(), rtol=TOLERANCES[dtype], atol=TOLERANCES[dtype])
+    both[0, 0] = float("nan")
+    assert operations.gate(both)[0, 0].isnan()
+
+
+@pytest.mark.parametrize(("slot", "start"), [(SLOTS, 0), (-1, 0), (0, LENGTH), (0, -1)])
+def test_tasks_outside_the_cache_are_refused(operations: NativeOperations, slot: int, start: int) -> None:
+    given = batch([torch.zeros(1, dtype=torch.int64)], [slot], [start])
+    qkv = normal(1, 3 * 2 * 8, seed=1)
+    with pytest.raises(RuntimeError, match="lies outside the cache"):
+        operations.attention(qkv, layer(2, 8, torch.float32, 0, False), operations.plan(given, 2, 1))
+
+
+# How the library comes about.
+
+# Stands for g++: notes each call, takes a moment over it, and makes an empty file of the wanted name.
+FAKE = """#!/bin/sh
+case "$1" in --version) echo fake 1.0; exit 0;; esac
+echo call >> "$0.calls"
+sleep 0.3
+while [ "$1" != -o ]; do shift; done
+: > "$2"
+"""
+
+
+def fake_compiler(folder: Path, text: str = FAKE) -> Path:
+    folder.mkdir()
+    compiler = folder / "g++"
+    compiler.write_text(text)
+    compiler.chmod(0o755)
+    return compiler
+
+
+def test_processes_compile_once(tmp_path: Path) -> None:
+    compiler = fake_compiler(tmp_path / "bin")
+    script = (
+        "import sys; from pathlib import Path; from shapeshift.fused_decode import compiled; "
+        "sys.stdout.write(str(compiled.library(Path(sys.argv[1]))))"
+    )
+    environment = os.environ | {"PATH": f"{compiler.parent}:{os.environ['PATH']}", "PYTHONPATH": str(PROJECT)}
+    command = [sys.executable, "-c", script, str(tmp_path / "cache")]
+    running = [subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) for _ in range(2)]
+    names = {process.communicate(timeout=120)[0] for process in running}
+    assert len(names) == 1
+    assert Path(names.pop()).is_file()
+    assert (tmp_path / "bin" / "g++.calls").read_text() == "call\n" * 2, "one to compile, one to link"
+    left = {path.suffix for path in (tmp_path / "cache").iterdir()}
+    assert left == {".so", ".lock"}
+
+
+def test_what_the_library_depends_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    compiler = fake_compiler(tmp_path / "bin", FAKE.replace("sleep 0.3", ""))
+    monkeypatch.setenv("PATH", f"{compiler.parent}:{os.environ['PATH']}")
+    source = tmp_path / "decode.cpp"
+    source.write_text("// one")
+    monkeypatch.setattr(compiled, "SOURCE", source)
+    first = compiled.library(tmp_path / "cache")
+    assert compiled.library(tmp_path / "cache") == first
+    source.write_text("// two")
+    second = compiled.library(tmp_path / "cache")
+    compiler.write_text(FAKE.replace("1.0", "1.1"))
+    third = compiled.library(tmp_path / "cache")
+    monkeypatch.setattr(compiled, "_cpu_flags", lambda: "flags : sse2")
+    assert len({first, second, third, compiled.library(tmp_path / "cache")}) == 4
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [(None, r"no g\+\+ found"), (FAKE.replace("sleep 0.3", "echo 'x.cpp:1: error: no' >&2; exit 1"), "error: no")],
+    ids=["no compiler", "compiler fails"],
+)
+def test_one_line_says_why_there_are_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str | None, reason: str
+) -> None:
+    monkeypatch.setattr(native, "_NAMESPACE", "shapeshift_decode_of_another_name")
+    folder = tmp_path / "bin"
+    if text is None:
+        monkeypatch.setenv("PATH", str(folder))
+    else:
+        fake_compiler(folder, text)
+        monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
+    lines: list[str] = []
+    assert native.load(tmp_path / "cache", lines.append) is None
+    assert len(lines) == 1
+    assert re.search(rf"plain torch.*{reason}", lines[0])

@@ -1,0 +1,177 @@
+"""Draws and what they are drawn from, against plain computations row by row."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from shapeshift.fused_decode.draws import splitmix, uniforms
+from shapeshift.fused_decode.sampling import Sampler, SamplingTable
+from shapeshift.fused_decode.sequence import GenerateParameters
+
+LONGEST = 40
+
+
+def chooser(*given: dict[str, Any], vocabulary: int, tokens: np.ndarray | None = None) -> Sampler:
+    """A sampler whose slot i has the parameters `given[i]`."""
+    table = SamplingTable(len(given))
+    for slot, fields in enumerate(given):
+        table.set(slot, GenerateParameters(**{"seed": slot, **fields}))
+    return Sampler(table, np.zeros((len(given), LONGEST), np.int32) if tokens is None else tokens, vocabulary)
+
+
+def choose(sampler: Sampler, logits: np.ndarray, slots: list[int], lengths: list[int]) -> list[int]:
+    ids, good = sampler.choose(torch.from_numpy(logits.copy()), np.array(slots), np.array(lengths))
+    assert good.all()
+    return [int(token) for token in ids]
+
+
+def kept(logits: np.ndarray, temperature: float, top_k: int, top_p: float, min_p: float) -> np.ndarray:
+    """The probabilities that the filters leave of one row: plainly, by sorting."""
+    weights = np.exp((logits.astype(np.float64) - logits.max()) / temperature)
+    weights[weights < min_p] = 0
+    order = np.argsort(-weights, kind="stable")
+    if top_k > 0:
+        weights[order[top_k:]] = 0
+    if top_p < 1:
+        enough = np.cumsum(weights[order]) >= top_p * weights.sum()
+        weights[order[int(enough.argmax()) + 1 :]] = 0
+    return weights / weights.sum()
+
+
+# Numbers.
+
+
+def test_numbers_are_those_of_the_published_generator() -> None:
+    published = [6457827717110365317, 3203168211198807973, 9817491932198370423, 4593380528125082431]
+    assert splitmix(np.full(4, 1234567, np.uint64), np.arange(4)).tolist() == published
+
+
+def test_numbers_are_spread_evenly() -> None:
+    for seeds, positions in ((np.zeros(20000, np.uint64), np.arange(20000)), (np.arange(20000), np.zeros(20000))):
+        numbers = uniforms(seeds.astype(np.uint64), positions.astype(np.int64))
+        assert numbers.min() >= 0 and numbers.max() < 1
+        counts = np.histogram(numbers, 50, (0, 1))[0]
+        assert ((counts - 400) ** 2 / 400).sum() < 110
+        assert abs(np.corrcoef(numbers[1:], numbers[:-1])[0, 1]) < 0.03
+
+
+# The likeliest.
+
+
+def test_temperature_0_takes_the_likeliest() -> None:
+    rng = np.random.default_rng(0)
+    for vocabulary in (3, 64, 1000):
+        logits = rng.standard_normal((9, vocabulary)).astype(np.float32)
+        sampler = chooser(*[{"temperature": 0}] * 9, vocabulary=vocabulary)
+        assert choose(sampler, logits, list(range(9)), [1] * 9) == logits.argmax(axis=1).tolist()
+
+
+def test_repeated_tokens_become_less_likely() -> None:
+    rng = np.random.default_rng(1)
+    vocabulary, rows = 50, 6
+    logits = rng.standard_normal((rows, vocabulary)).astype(np.float32)
+    tokens = rng.integers(0, vocabulary, (rows, LONGEST)).astype(np.int32)
+    lengths = [1, 5, 39, 17, 40, 8]
+    penalties = [1.3, 1.0, 4.0, 0.5, 1.1, 2.0]
+    fields = [{"temperature": 0, "repetition_penalty": penalty} for penalty in penalties]
+    wanted = logits.copy()
+    for row in range(rows):
+        for token in set(tokens[row, : lengths[row]].tolist()):
+            wanted[row, token] *= penalties[row] if wanted[row, token] < 0 else 1 / penalties[row]
+    got = choose(chooser(*fields, vocabulary=vocabulary, tokens=tokens), logits, list(range(rows)), lengths)
+    assert got == wanted.argmax(axis=1).tolist()
+    assert got != logits.argmax(axis=1).tolist()
+
+
+# Draws.
+
+FILTERS = [
+    {},
+    {"temperature": 0.3},
+    {"top_k": 1},
+    {"top_k": 5},
+    {"top_k": 40, "temperature": 2.0},
+    {"top_k": 250},
+    {"top_k": 1000},
+    {"top_p": 0.1},
+    {"top_p": 0.7},
+    {"top_p": 0.98, "temperature": 3.0},
+    {"top_p": 0.5, "top_k": 300, "temperature": 5.0},
+    {"min_p": 0.2},
+    {"min_p": 1.0},
+    {"min_p": 0.01, "top_p": 0.9},
+    {"min_p": 0.05, "top_k": 7, "top_p": 0.8, "temperature": 1.5},
+]
+
+
+@pytest.mark.parametrize("vocabulary", [5, 130, 1000])
+@pytest.mark.parametrize("spread", [0.1, 3.0])
+def test_draws_fall_only_on_what_the_filters_leave_and_as_often_as_they_should(vocabulary: int, spread: float) -> None:
+    rng = np.random.default_rng(2)
+    usable = [fields for fields in FILTERS if fields.get("top_k", 0) <= vocabulary]
+    logits = (rng.standard_normal((len(usable), vocabulary)) * spread).astype(np.float32)
+    sampler = chooser(*usable, vocabulary=vocabulary)
+    draws = 700
+    counts = np.zeros((len(usable), vocabulary))
+    slots = list(range(len(usable)))
+    for position in range(draws):
+        counts[slots, choose(sampler, logits, slots, [position] * len(slots))] += 1
+    for row, fields in enumerate(usable):
+        full = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0, **fields}
+        expected = kept(logits[row], **full) * draws
+        assert not counts[row][expected == 0].any(), fields
+        # Rare tokens are counted together, so that the statistic has its distribution.
+        order = np.argsort(expected)
+        groups = np.searchsorted(np.cumsum(expected[order]), np.arange(1, 31) * draws / 30 - 1e-6)
+        parts = [part for part in np.split(order, np.unique(groups)) if expected[part].sum() > 5]
+        got = np.array([[counts[row][part].sum(), expected[part].sum()] for part in parts])
+        statistic = ((got[:, 0] - got[:, 1]) ** 2 / got[:, 1]).sum()
+        assert statistic < len(parts) + 6 * np.sqrt(2 * len(parts)) + 6, (fields, statistic, len(parts))
+
+
+def test_a_draw_depends_on_nothing_but_seed_position_and_logits() -> None:
+    rng = random.Random(3)
+    vocabulary = 700
+    logits = np.random.default_rng(3).standard_normal((len(FILTERS), vocabulary)).astype(np.float32) * 2
+    usable = [{**fields, "top_k": min(fields.get("top_k", 0), vocabulary)} for fields in FILTERS]
+    sampler = chooser(*usable, vocabulary=vocabulary)
+    lengths = [rng.randrange(LONGEST) for _ in usable]
+    alone = [choose(sampler, logits[[slot]], [slot], [lengths[slot]])[0] for slot in range(len(usable))]
+    for _ in range(60):
+        slots = rng.sample(range(len(usable)), rng.randint(1, len(usable)))
+        got = choose(sampler, logits[slots], slots, [lengths[slot] for slot in slots])
+        assert got == [alone[slot] for slot in slots]
+    other = [choose(sampler, logits[[slot]], [slot], [lengths[slot] + 1])[0] for slot in range(len(usable))]
+    assert alone != other
+
+
+def test_a_seed_is_kept_and_none_is_another_each_time() -> None:
+    table = SamplingTable(4)
+    for slot, seed in enumerate((7, -1, None, None)):
+        table.set(slot, GenerateParameters(seed=seed))
+    assert table.seed[0] == 7 and table.seed[1] == 2**64 - 1
+    assert table.seed[2] != table.seed[3]
+    table.move(0, 2)
+    assert table.seed[2] == 7
+
+
+def test_logits_that_are_not_finite_are_told_row_by_row() -> None:
+    logits = np.zeros((5, 100), np.float32)
+    logits[1, 3], logits[2, 99], logits[3, 0] = np.nan, np.inf, -np.inf
+    for temperature in (0.0, 1.0):
+        sampler = chooser(*[{"temperature": temperature, "top_p": 0.9}] * 5, vocabulary=100)
+        _, good = sampler.choose(torch.from_numpy(logits.copy()), np.arange(5), np.full(5, 2))
+        assert good.tolist() == [True, False, False, True, True]
+
+
+def test_extreme_temperatures() -> None:
+    logits = np.array([[0.0, 1.0, 0.5]] * 3, np.float32)
+    sampler = chooser({"temperature": 1e-30}, {"temperature": 1e30}, {"temperature": 1e-60}, vocabulary=3)
+    drawn = {tuple(choose(sampler, logits, [0, 1, 2], [position] * 3)) for position in range(200)}
+    assert {row[0] for row in drawn} == {1} and {row[2] for row in drawn} == {1}
+    assert {row[1] for row in drawn} == {0, 1, 2}

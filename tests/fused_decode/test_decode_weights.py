@@ -1,0 +1,130 @@
+"""Checkpoint files: shards, shapes, and the memory bound."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from decode_models import Tiny
+from safetensors.torch import load_file, save_file
+
+from shapeshift.errors import InvalidInputError
+from shapeshift.fused_decode.architecture import Architecture
+from shapeshift.fused_decode.cache import KeyValueCache, cache_bytes
+from shapeshift.fused_decode.weights import EMBEDDING, HEAD, WeightFiles, shapes, weight_bytes
+
+INDEX = "model.safetensors.index.json"
+NORM = "model.layers.1.input_layernorm.weight"
+
+
+@pytest.fixture
+def folder(tiny: Callable[[str], Tiny], tmp_path: Path) -> Path:
+    """A copy of a checkpoint that a test may break."""
+    return Path(shutil.copytree(tiny("qwen2").folder, tmp_path / "checkpoint"))
+
+
+def open_files(folder: Path) -> WeightFiles:
+    return WeightFiles(folder, Architecture.read(folder))
+
+
+def rewrite(folder: Path, change: Callable[[dict[str, torch.Tensor]], object]) -> None:
+    tensors = load_file(folder / "model.safetensors")
+    change(tensors)
+    save_file(tensors, folder / "model.safetensors")
+
+
+def into_shards(folder: Path) -> None:
+    tensors = load_file(folder / "model.safetensors")
+    (folder / "model.safetensors").unlink()
+    halves = [dict(list(tensors.items())[start::2]) for start in (0, 1)]
+    for number, half in enumerate(halves):
+        save_file(half, folder / f"part-{number}.safetensors")
+    places = {name: f"part-{number}.safetensors" for number, half in enumerate(halves) for name in half}
+    (folder / INDEX).write_text(json.dumps({"weight_map": places}))
+
+
+def test_shards_are_read_as_one(folder: Path) -> None:
+    whole = load_file(folder / "model.safetensors")
+    into_shards(folder)
+    files = open_files(folder)
+    assert shapes(Architecture.read(folder)).keys() == whole.keys()
+    for name, tensor in whole.items():
+        assert torch.equal(files.read(name, torch.float32), tensor)
+        assert files.read(name, torch.bfloat16).dtype == torch.bfloat16
+
+
+def test_a_missing_shard_is_named(folder: Path) -> None:
+    into_shards(folder)
+    (folder / "part-1.safetensors").unlink()
+    with pytest.raises(InvalidInputError, match=r"lacks the shard part-1\.safetensors"):
+        open_files(folder)
+
+
+@pytest.mark.parametrize("text", ["{", "[]", '{"weight_map": 3}', '{"weight_map": {"a": "../x.safetensors"}}'])
+def test_an_index_that_cannot_be_meant(folder: Path, text: str) -> None:
+    (folder / INDEX).write_text(text)
+    with pytest.raises(InvalidInputError, match="weight_map"):
+        open_files(folder)
+
+
+def test_a_missing_tensor_is_named(folder: Path) -> None:
+    rewrite(folder, lambda tensors: [tensors.pop(NORM), tensors.pop(EMBEDDING)])
+    with pytest.raises(InvalidInputError, match=rf"lacks the tensor {EMBEDDING} and 1 more"):
+        open_files(folder)
+
+
+def test_an_untied_head_must_be_there(folder: Path) -> None:
+    rewrite(folder, lambda tensors: tensors.pop(HEAD))
+    with pytest.raises(InvalidInputError, match=f"lacks the tensor {HEAD}"):
+        open_files(folder)
+
+
+def test_a_wrong_shape_is_named(folder: Path) -> None:
+    rewrite(folder, lambda tensors: tensors.update({NORM: torch.zeros(63)}))
+    with pytest.raises(InvalidInputError, match=rf"{NORM}: got \(63,\); shape must be \(64,\)"):
+        open_files(folder)
+
+
+def test_a_wrong_dtype_is_named(folder: Path) -> None:
+    rewrite(folder, lambda tensors: tensors.update({NORM: torch.zeros(64, dtype=torch.int32)}))
+    with pytest.raises(InvalidInputError, match=f"{NORM}: got 'I32'; dtype must be one of F32"):
+        open_files(folder)
+
+
+def test_a_tensor_of_another_family_is_refused(folder: Path) -> None:
+    rewrite(folder, lambda tensors: tensors.update({"model.layers.0.self_attn.o_proj.bias": torch.zeros(64)}))
+    with pytest.raises(InvalidInputError, match=r"o_proj\.bias: .* this qwen2 has no such tensor"):
+        open_files(folder)
+
+
+def test_a_broken_file_is_named(folder: Path) -> None:
+    whole = (folder / "model.safetensors").read_bytes()
+    (folder / "model.safetensors").write_bytes(whole[: len(whole) // 2])
+    with pytest.raises(InvalidInputError, match=r"^model\.safetensors: .* must be a whole safetensors file"):
+        open_files(folder)
+
+
+def test_other_formats_are_not_looked_at(folder: Path) -> None:
+    (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
+    with pytest.raises(InvalidInputError, match=r"must hold model\.safetensors"):
+        open_files(folder)
+
+
+@pytest.mark.parametrize(("precision", "dtype"), [("f32", torch.float32), ("bf16", torch.bfloat16)])
+def test_the_memory_bound_is_what_is_held(
+    tiny: Callable[[str], Tiny], folder: Path, precision: str, dtype: torch.dtype
+) -> None:
+    architecture = Architecture.read(folder)
+    cache = KeyValueCache(architecture, slots=3, max_length=20, dtype=dtype)
+    assert cache_bytes(architecture, 3, 20, precision) == cache.keys.nbytes + cache.values.nbytes
+    files = open_files(folder)
+    held = sum(files.read(name, dtype).nbytes for name in shapes(architecture))
+    assert weight_bytes(architecture, precision) == held
+    tied = Architecture.read(tiny("llama").folder)
+    table = tied.vocab_size * tied.hidden * dtype.itemsize
+    parameters = sum(parameter.numel() for parameter in tiny("llama").reference.parameters())
+    assert weight_bytes(tied, precision) == parameters * dtype.itemsize + table

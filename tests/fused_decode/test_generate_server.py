@@ -1,0 +1,534 @@
+"""`generate` and `generate_unary` in a real Triton, over a small random model."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import queue
+import random
+import re
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+import tritonclient.grpc as grpc_client
+import tritonclient.http as http_client
+from tritonclient.utils import InferenceServerException
+
+from shapeshift.errors import EngineError
+from shapeshift.triton import metrics, modelconfig
+from shapeshift.triton.control import ModelControl
+from tests.fused_decode.checkpoints import make_checkpoint
+from tests.fused_decode.fronts import tensors
+
+if TYPE_CHECKING:
+    from shapeshift.triton.server import TritonServer
+
+pytestmark = [pytest.mark.server, pytest.mark.timeout(300)]
+
+PROJECT = Path(__file__).resolve().parents[2]
+BUILD = PROJECT / "build"
+LONGEST = 2048
+PROMPT = "Return the number of"
+GREEDY = {"temperature": 0.0, "max_tokens": 24}
+TYPES = {np.dtype(np.int32): "INT32", np.dtype(np.int64): "INT64", np.dtype(np.float32): "FP32", np.dtype(bool): "BOOL"}
+
+
+# The server.
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_checkpoint(tmp_path_factory.mktemp("checkpoint") / "small")
+
+
+@pytest.fixture(scope="module")
+def publish(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
+    """A function that publishes a front of the repository over the small model; the generated repository."""
+    from build_engines import decode
+    from build_engines.repository import front_models
+    from build_engines.settings import Places
+
+    root = tmp_path_factory.mktemp("house")
+    (root / "build").mkdir()
+    (BUILD / "kernels").mkdir(parents=True, exist_ok=True)
+    (root / "build" / "kernels").symlink_to(BUILD / "kernels")
+
+    def add(name: str, source: str = "generate", **parameters: object) -> Path:
+        config = modelconfig.read(PROJECT / "model_repository" / source / "config.pbtxt")
+        config.name = name
+        if source == "generate":
+            parameters = {"checkpoint": checkpoint, "max_length": LONGEST, "precision": "f32", **parameters}
+        for key, value in parameters.items():
+            modelconfig.set_parameter(config, key, str(value))
+        (root / "model_repository" / name).mkdir(parents=True)
+        modelconfig.write(config, root / "model_repository" / name / "config.pbtxt")
+        places = Places(root, root / "build", root / "model_repository")
+        (front,) = front_models(places, {name})
+        assert isinstance(front, decode.DecodeFront)
+        decode.publish(front, places)
+        return places.generated
+
+    return add
+
+
+@pytest.fixture(scope="module")
+def server(
+    publish: Callable[..., Path], free_ports: Callable[[int], list[int]], tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[TritonServer]:
+    from shapeshift.triton.server import ServerSettings, TritonServer
+
+    if not (BUILD / "triton" / "bin").is_dir():
+        pytest.skip(f"no server in {BUILD / 'triton'}: run `make setup`")
+    repository = publish("generate")
+    publish("generate_unary", source="generate_unary")
+    publish("narrow", max_concurrency=1, queue_requests=2)
+    http, grpc, metrics_port = free_ports(3)
+    settings = ServerSettings(
+        repositories=(repository,),
+        models=("generate", "generate_unary", "narrow"),
+        backend_directories=(PROJECT / "backends",),
+        triton=BUILD / "triton",
+        run_directory=tmp_path_factory.mktemp("run"),
+        http_port=http,
+        grpc_port=grpc,
+        metrics_port=metrics_port,
+    )
+    with TritonServer(settings) as running:
+        yield running.wait_ready(timeout_s=120)
+
+
+@pytest.fixture(scope="module")
+def reference(checkpoint: Path) -> Callable[[str, int], str]:
+    """A function that gives what transformers says, greedily, after a prompt."""
+    import torch
+    import transformers
+    from tokenizers import Tokenizer
+
+    model = transformers.AutoModelForCausalLM.from_pretrained(checkpoint).eval()
+    tokenizer = Tokenizer.from_file(str(checkpoint / "tokenizer.json"))
+
+    def say(prompt: str, count: int) -> str:
+        ids = torch.tensor([tokenizer.encode(prompt).ids])
+        with torch.inference_mode():
+            made = model.generate(ids, max_new_tokens=count, do_sample=False, pad_token_id=1)
+        return str(tokenizer.decode(made[0, ids.shape[1] :].tolist()))
+
+    return say
+
+
+@pytest.fixture
+def gauges(server: TritonServer) -> Callable[..., float]:
+    """A function that reads a metric of a model as it stands now."""
+
+    def read(name: str, model: str = "generate", **labels: str) -> float:
+        wanted = {*labels.items(), ("model", model)}
+        samples = metrics.scrape(server.metrics_url).items()
+        return sum(value for (series, own), value in samples if series == f"shapeshift_{name}" and wanted <= own)
+
+    return read
+
+
+@pytest.fixture
+def rests(gauges: Callable[..., float]) -> Callable[..., None]:
+    """A function that waits until a model holds no request any more."""
+
+    def wait(model: str = "generate") -> None:
+        def settled() -> bool:
+            return not any(gauges(name, model) for name in ("requests_running", "requests_waiting", "slot_tokens"))
+
+        until(settled)
+        beat = gauges("heartbeat_total", model) + 2
+        until(lambda: gauges("heartbeat_total", model) >= beat)
+        assert settled()
+
+    return wait
+
+
+def until(condition: Callable[[], Any], timeout_s: float = 60.0) -> None:
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+# Ways to ask.
+
+
+def inputs(client: Any, given: dict[str, Any]) -> list[Any]:
+    made = []
+    for name, values in tensors(given).items():
+        made.append(client.InferInput(name, list(values.shape), TYPES.get(values.dtype, "BYTES")))
+        made[-1].set_data_from_numpy(values)
+    return made
+
+
+def plain(client: Any, connection: Any, given: dict[str, Any], model: str = "generate_unary", **options: Any) -> Any:
+    return connection.infer(model, inputs(client, given), **options)
+
+
+def text_of(result: Any) -> str:
+    return str(result.as_numpy("text_output")[0].decode())
+
+
+class GrpcStream:
+    """A stream of its own; each request's responses come out of `results` in order."""
+
+    def __init__(self, server: TritonServer) -> None:
+        self.client = grpc_client.InferenceServerClient(server.grpc_url)
+        self.results: queue.Queue[Any] = queue.Queue()
+        self.client.start_stream(lambda result, error: self.results.put(error or result))
+
+    def ask(self, given: dict[str, Any], model: str = "generate", **options: Any) -> None:
+        self.client.async_stream_infer(model, inputs(grpc_client, given), **options)
+
+    def until_last(self) -> list[Any]:
+        """The responses of one request up to the one that is marked as the last."""
+        found: list[Any] = []
+        while not found or not _is_last(found[-1]):
+            found.append(self.results.get(timeout=60))
+            assert not isinstance(found[-1], Exception), found[-1]
+        return found
+
+    def close(self, cancel: bool = False) -> None:
+        self.client.stop_stream(cancel_requests=cancel)
+        self.client.close()
+
+
+def _is_last(result: Any) -> bool:
+    return bool(result.get_response().parameters["triton_final_response"].bool_param)
+
+
+@pytest.fixture
+def stream(server: TritonServer) -> Iterator[GrpcStream]:
+    made = GrpcStream(server)
+    yield made
+    made.close()
+
+
+@pytest.fixture(scope="module")
+def over_grpc(server: TritonServer) -> Iterator[Any]:
+    with grpc_client.InferenceServerClient(server.grpc_url) as client:
+        yield client
+
+
+def post(server: TritonServer, path: str, body: object) -> tuple[int, str]:
+    connection = http.client.HTTPConnection(server.http_url, timeout=60)
+    connection.request("POST", f"/v2/models/{path}", body if isinstance(body, bytes) else json.dumps(body))
+    answer = connection.getresponse()
+    content = answer.read().decode()
+    connection.close()
+    return answer.status, content
+
+
+def events(content: str) -> list[dict[str, Any]]:
+    return [json.loads(line.removeprefix("data: ")) for line in content.splitlines() if line]
+
+
+# Every way gives the same text.
+
+
+def test_http_generate(server: TritonServer, reference: Callable[[str, int], str]) -> None:
+    wanted = reference(PROMPT, 24)
+    for model in ("generate", "generate_unary"):
+        status, content = post(server, f"{model}/generate", {"text_input": PROMPT, **GREEDY})
+        assert status == 200 and json.loads(content)["text_output"] == wanted
+        nested = {"text_input": PROMPT, "parameters": {**GREEDY, "return_finish_reason": True}}
+        answer = json.loads(post(server, f"{model}/generate", nested)[1])
+        assert (answer["text_output"], answer["finish_reason"]) == (wanted, "length")
+
+
+def test_http_generate_stream(server: TritonServer, reference: Callable[[str, int], str]) -> None:
+    body = {
+        "text_input": PROMPT,
+        "stream": True,
+        "sampling_parameters": json.dumps(GREEDY),
+        "return_finish_reason": True,
+    }
+    status, content = post(server, "generate/generate_stream", body)
+    said = events(content)
+    assert status == 200 and "".join(event["text_output"] for event in said) == reference(PROMPT, 24)
+    assert len(said) > 1
+    assert ["finish_reason" in event for event in said] == [False] * (len(said) - 1) + [True]
+
+
+def test_grpc_stream(stream: GrpcStream, reference: Callable[[str, int], str]) -> None:
+    for given, several in (({"stream": True}, True), ({"stream": False}, False), ({}, False)):
+        stream.ask({"text_input": PROMPT, **GREEDY, **given}, request_id="mine", enable_empty_final_response=True)
+        results = stream.until_last()
+        assert "".join(map(text_of, results)) == reference(PROMPT, 24)
+        assert (len(results) > 1) == several
+        assert {result.get_response().id for result in results} == {"mine"}
+    assert stream.results.empty()
+
+
+def test_plain_infer(server: TritonServer, over_grpc: Any, reference: Callable[[str, int], str]) -> None:
+    given = {"text_input": PROMPT, **GREEDY, "return_num_output_tokens": True, "return_timings": True}
+    with http_client.InferenceServerClient(server.http_url) as over_http:
+        for client, connection in ((grpc_client, over_grpc), (http_client, over_http)):
+            result = plain(client, connection, given, parameters={"latency_ms": 60_000})
+            assert text_of(result) == reference(PROMPT, 24)
+            assert result.as_numpy("num_output_tokens").tolist() == [24]
+            assert all(result.as_numpy(f"{part}_ms")[0] >= 0 for part in ("queue", "prefill", "decode"))
+            assert result.as_numpy("finish_reason") is None
+
+
+def test_many_at_once_say_what_each_says_alone(
+    server: TritonServer, over_grpc: Any, reference: Callable[[str, int], str], rests: Callable[..., None]
+) -> None:
+    rng = random.Random(0)
+    prompts = ["".join(rng.choice("abcdefgh .,é東") for _ in range(rng.randint(1, 150))) for _ in range(12)]
+    wanted = {prompt: reference(prompt, 40) for prompt in prompts}
+    answers: queue.Queue[tuple[str, Any]] = queue.Queue()
+    streams = [GrpcStream(server) for _ in range(6)]
+    for number in range(48):
+        prompt = prompts[number % len(prompts)]
+        given = {"text_input": prompt, "temperature": 0.0, "max_tokens": 40}
+        if number % 2:
+            note = lambda result, error, prompt=prompt: answers.put((prompt, error or result))  # noqa: E731
+            over_grpc.async_infer("generate_unary", inputs(grpc_client, given), note)
+        elif number < 12:
+            options = {"request_id": str(number), "enable_empty_final_response": True}
+            streams[number // 2].ask({**given, "stream": True}, **options)
+        else:
+            answers.put((prompt, post(server, "generate/generate", given)[1]))
+    for number, each in enumerate(streams):
+        assert "".join(map(text_of, each.until_last())) == wanted[prompts[2 * number]]
+        each.close()
+    for _ in range(42):
+        prompt, answer = answers.get(timeout=60)
+        assert not isinstance(answer, Exception), answer
+        said = json.loads(answer)["text_output"] if isinstance(answer, str) else text_of(answer)
+        assert said == wanted[prompt]
+    rests()
+
+
+def test_a_seed_says_the_same_whatever_runs_beside_it(server: TritonServer, stream: GrpcStream) -> None:
+    given = {"text_input": PROMPT, "max_tokens": 40, "seed": 11, "temperature": 1.5, "top_p": 0.9, "top_k": 50}
+    alone = json.loads(post(server, "generate/generate", given)[1])["text_output"]
+    for number in range(8):
+        stream.ask({"text_input": "abc" * (number + 1), "max_tokens": 150, "ignore_eos": True})
+    assert json.loads(post(server, "generate/generate", given)[1])["text_output"] == alone
+    assert json.loads(post(server, "generate/generate", given | {"seed": 12})[1])["text_output"] != alone
+    for _ in range(8):
+        stream.results.get(timeout=60)
+
+
+def test_stop_strings(server: TritonServer, reference: Callable[[str, int], str]) -> None:
+    whole = reference(PROMPT, 24)
+    stop = whole[len(whole) // 2 :][:3]
+    body = {"text_input": PROMPT, **GREEDY, "stop": ["~~~", stop], "return_finish_reason": True}
+    answer = json.loads(post(server, "generate/generate", body)[1])
+    assert (answer["text_output"], answer["finish_reason"]) == (whole[: whole.index(stop)], "stop")
+
+
+# Wrong questions.
+
+TEXT = {"text_input": PROMPT}
+BAD: dict[str, tuple[dict[str, Any], str]] = {
+    "empty prompt": ({"text_input": ""}, "text_input: got ''; at least one character"),
+    "prompt beyond the slot": ({"text_input": "東" * LONGEST}, f"text_input: got .*at most {LONGEST - 1}"),
+    "no tokens": ({**TEXT, "max_tokens": 0}, "max_tokens: got 0; a whole number at least 1"),
+    "fewer than none": ({**TEXT, "max_tokens": -5}, "max_tokens: got -5; a whole number at least 1"),
+    "cold": ({**TEXT, "temperature": -0.1}, r"temperature: got -0\.1.*; a number at least 0"),
+    "beyond the vocabulary": ({**TEXT, "top_k": 401}, "top_k: got 401; a whole number at least -1 and at most 400"),
+    "no share": ({**TEXT, "top_p": 0}, "top_p: got 0.0"),
+    "broken JSON": ({**TEXT, "sampling_parameters": '{"top_k": '}, "sampling_parameters: got .*; JSON"),
+    "unknown key": ({**TEXT, "sampling_parameters": '{"beams": 2}'}, "sampling_parameters beams: got 2; unknown key"),
+    "not a number": ({**TEXT, "sampling_parameters": '{"min_p": NaN}'}, "min_p: got nan"),
+    "unknown parameter": ({**TEXT, "nonsense": 1}, "parameter nonsense: got 1; unknown parameter"),
+    "stop of nobody": ({"stop_id": "nobody"}, "stop_id: no request 'nobody' waits or runs"),
+    "nothing": ({"max_tokens": 3}, "text_input: got None; this input is required"),
+}
+
+
+@pytest.fixture
+def good_traffic(server: TritonServer, reference: Callable[[str, int], str]) -> Iterator[Callable[[], int]]:
+    """Good requests all the while; a function that gives how many were served, once it has seen more of them."""
+    served = 0
+    wrong: list[object] = []
+    stop = threading.Event()
+    wanted = reference(PROMPT, 5)
+
+    def work() -> None:
+        nonlocal served
+        while not stop.is_set():
+            status, content = post(server, "generate/generate", {**TEXT, "temperature": 0, "max_tokens": 5})
+            if status != 200 or json.loads(content)["text_output"] != wanted:
+                wrong.append((status, content))
+                return
+            served += 1
+
+    def more() -> int:
+        before = served
+        until(lambda: served >= before + 2 or wrong)
+        assert not wrong
+        return served
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    yield more
+    stop.set()
+    thread.join()
+
+
+@pytest.mark.parametrize("model", ["generate", "generate_unary"])
+def test_bad_requests_are_named_and_others_are_served(
+    server: TritonServer, good_traffic: Callable[[], int], rests: Callable[..., None], model: str
+) -> None:
+    for kind, (body, said) in BAD.items():
+        status, content = post(server, f"{model}/generate", body)
+        assert status in (400, 404), (kind, content)
+        assert re.search(said, json.loads(content)["error"]), (kind, content)
+        good_traffic()
+    assert server.is_running
+
+
+def test_invalid_utf8(server: TritonServer, over_grpc: Any, stream: GrpcStream) -> None:
+    with pytest.raises(InferenceServerException, match="text_input: got .*valid UTF-8") as caught:
+        plain(grpc_client, over_grpc, {"text_input": b"\xff\xfe"})
+    assert caught.value.status() == "StatusCode.INVALID_ARGUMENT"
+    stream.ask({"text_input": b"\xff"})
+    assert "valid UTF-8" in str(stream.results.get(timeout=60))
+
+
+def test_an_error_of_a_stream_comes_as_an_event(server: TritonServer) -> None:
+    status, content = post(server, "generate/generate_stream", {**TEXT, "stream": True, "max_tokens": 0})
+    assert status == 400 and events(content) == [{"error": "max_tokens: got 0; a whole number at least 1"}]
+
+
+# Leaving early.
+
+
+def test_stop_id_ends_a_request(
+    server: TritonServer, stream: GrpcStream, over_grpc: Any, gauges: Callable[..., float], rests: Callable[..., None]
+) -> None:
+    long = {"text_input": PROMPT, "max_tokens": LONGEST, "ignore_eos": True, "return_finish_reason": True}
+    stream.ask({**long, "stream": True}, request_id="streamed", enable_empty_final_response=True)
+    answers: queue.Queue[Any] = queue.Queue()
+    note = lambda result, error: answers.put(error or result)  # noqa: E731
+    over_grpc.async_infer("generate_unary", inputs(grpc_client, long), note, request_id="plain")
+    until(lambda: gauges("requests_running") == 2)
+    for model, name in (("generate", "streamed"), ("generate_unary", "plain")):
+        status, content = post(server, f"{model}/generate", {"stop_id": name})
+        assert (status, json.loads(content)["text_output"]) == (200, "")
+    assert text_of(stream.until_last()[-1]) is not None
+    result = answers.get(timeout=60)
+    assert result.as_numpy("finish_reason")[0] == b"abort"
+    rests()
+
+
+def test_callers_who_vanish_free_their_slots(
+    server: TritonServer, over_grpc: Any, gauges: Callable[..., float], rests: Callable[..., None]
+) -> None:
+    """A cancelled plain call, a closed gRPC stream, and an HTTP stream whose reader goes away."""
+    long = {"text_input": PROMPT, "max_tokens": LONGEST, "ignore_eos": True}
+    before = gauges("generated_tokens_total")
+    call = over_grpc.async_infer("generate_unary", inputs(grpc_client, long), lambda result, error: None)
+    stream = GrpcStream(server)
+    stream.ask({**long, "stream": True})
+    reader = http.client.HTTPConnection(server.http_url, timeout=60)
+    reader.request("POST", "/v2/models/generate/generate_stream", json.dumps({**long, "stream": True}))
+    assert reader.getresponse().read(50)
+    until(lambda: gauges("requests_running") == 3)
+    call.cancel()
+    stream.close(cancel=True)
+    reader.sock.close()
+    reader.close()
+    rests()
+    rests("generate_unary")
+    assert gauges("generated_tokens_total") - before < 3 * (LONGEST - 100)
+    assert gauges("requests_total", code="CANCELLED") >= 2
+
+
+def test_a_deadline_ends_what_speaks(server: TritonServer, rests: Callable[..., None]) -> None:
+    body = {"text_input": PROMPT, "max_tokens": LONGEST, "ignore_eos": True, "return_finish_reason": True}
+    status, content = post(server, "generate/generate", {**body, "latency_ms": 150})
+    assert status == 200 and json.loads(content)["finish_reason"] == "deadline"
+    rests()
+
+
+def test_a_full_queue_refuses_at_once(
+    server: TritonServer, stream: GrpcStream, gauges: Callable[..., float], rests: Callable[..., None]
+) -> None:
+    long = {"text_input": PROMPT, "max_tokens": 1500, "ignore_eos": True}
+    for number in range(12):
+        stream.ask(long, "narrow", request_id=str(number), enable_empty_final_response=True)
+    results = [stream.results.get(timeout=60) for _ in range(12)]
+    refused = [result for result in results if isinstance(result, Exception)]
+    assert len(refused) >= 8
+    assert all("queue_requests: 2 requests wait, at most 2 may; retry later" in str(error) for error in refused)
+    assert results[: len(refused)] == refused
+    rests("narrow")
+    assert gauges("requests_total", "narrow", code="UNAVAILABLE") == len(refused)
+
+
+# What is counted.
+
+
+def test_metrics(server: TritonServer, gauges: Callable[..., float], rests: Callable[..., None]) -> None:
+    rests()
+    names = ("generated_tokens_total", "iteration_ms_count", "first_token_ms_count", "between_tokens_ms_count")
+    before = [gauges(name) for name in names]
+    assert post(server, "generate/generate", {"text_input": PROMPT, "max_tokens": 30, "ignore_eos": True})[0] == 200
+    rests()
+    assert [gauges(name) - old for name, old in zip(names, before, strict=True)] == [30, 30, 1, 29]
+    assert gauges("slots") == 32
+    assert gauges("iteration_part_ms_total", part="model") > 0
+
+
+# What is not loaded.
+
+
+@pytest.fixture(scope="module")
+def control(server: TritonServer) -> Iterator[ModelControl]:
+    with ModelControl(server.grpc_url, server.key) as connection:
+        yield connection
+
+
+@pytest.mark.parametrize(
+    ("parameters", "said"),
+    [
+        ({"memory_mb": "1"}, r"memory_mb: got 1; at least \d+ for one slot"),
+        (
+            {"max_concurrency": "4096", "memory_mb": "100"},
+            r"max_concurrency: got 4096; at most \d+ with max_length 2048",
+        ),
+        ({"max_length": "5000"}, r"max_length: got 5000; 1 to max_position_embeddings \(4096\)"),
+        ({"checkpoint_sha256": "0" * 64}, "has changed; run `make engines`"),
+        ({"checkpoint": "/nowhere"}, "checkpoint: no folder /nowhere"),
+        ({"prefil": "3"}, "prefil: .*unknown parameter; known: .*prefill_tokens"),
+    ],
+)
+def test_what_cannot_be_is_not_loaded(
+    server: TritonServer, control: ModelControl, parameters: dict[str, str], said: str
+) -> None:
+    repository = server.settings.repositories[0]
+    config = modelconfig.read(repository / "generate" / "config.pbtxt")
+    name = f"bad_{len(list(repository.iterdir()))}"
+    config.name = name
+    for key, value in parameters.items():
+        modelconfig.set_parameter(config, key, value)
+    (repository / name / "1").mkdir(parents=True)
+    modelconfig.write(config, repository / name / "config.pbtxt")
+    with pytest.raises(EngineError, match=said):
+        control.load(name)
+    assert not control.is_ready(name) and control.is_ready("generate")
+
+
+def test_unloading_serves_what_runs(
+    server: TritonServer, control: ModelControl, publish: Callable[..., Path], stream: GrpcStream
+) -> None:
+    publish("brief")
+    control.load("brief")
+    given = {"text_input": PROMPT, "max_tokens": 400, "ignore_eos": True, "return_num_output_tokens": True}
+    stream.ask(given, "brief", enable_empty_final_response=True)
+    until(lambda: "brief" in server.settings.log.read_text())
+    control.unload("brief")
+    (result,) = stream.until_last()
+    assert result.as_numpy("num_output_tokens").tolist() == [400]
+    control.wait_unloaded("brief")

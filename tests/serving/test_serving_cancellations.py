@@ -1,0 +1,83 @@
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from shapeshift.serving.cancellations import CancellationWatch
+
+
+@pytest.fixture
+def watch() -> Iterator[CancellationWatch]:
+    made = CancellationWatch(pytest.fail, period_s=0.001)
+    yield made
+    made.close()
+
+
+def wait_for(event: threading.Event) -> None:
+    assert event.wait(30)
+
+
+def test_a_caller_who_goes_is_noticed_once(watch: CancellationWatch) -> None:
+    gone, noticed = threading.Event(), threading.Semaphore(0)
+    watch.add("a", gone.is_set, noticed.release)
+    assert not noticed.acquire(timeout=0.05)
+    gone.set()
+    assert noticed.acquire(timeout=30)
+    assert not noticed.acquire(timeout=0.05)
+    assert len(watch) == 0
+
+
+def test_every_one_of_many_is_asked(watch: CancellationWatch) -> None:
+    asked = [threading.Event() for _ in range(300)]
+    for number, event in enumerate(asked):
+        watch.add(number, lambda event=event: bool(event.set()), lambda: pytest.fail("nobody has gone"))
+    for event in asked:
+        wait_for(event)
+
+
+def test_once_removed_nobody_asks(watch: CancellationWatch) -> None:
+    asking, removed = threading.Event(), threading.Event()
+    wrong: list[str] = []
+
+    def is_cancelled() -> bool:
+        if removed.is_set():
+            wrong.append("asked after the removal")
+        asking.set()
+        time.sleep(0.01)
+        if removed.is_set():
+            wrong.append("still asking after the removal")
+        return False
+
+    watch.add("a", is_cancelled, lambda: wrong.append("called"))
+    wait_for(asking)
+    watch.remove("a")
+    removed.set()
+    time.sleep(0.05)
+    assert not wrong
+    watch.remove("a")
+
+
+def test_a_question_that_fails_costs_only_itself() -> None:
+    logged: list[str] = []
+    watch = CancellationWatch(logged.append, period_s=0.001)
+    noticed = threading.Event()
+
+    def fail() -> bool:
+        raise RuntimeError("no parent")
+
+    watch.add("a", fail, noticed.set)
+    watch.add("b", lambda: True, noticed.set)
+    wait_for(noticed)
+    watch.close()
+    assert len(logged) == 1 and "no parent" in logged[0]
+
+
+def test_close_ends_the_thread() -> None:
+    before = set(threading.enumerate())
+    watch = CancellationWatch(pytest.fail)
+    watch.add("a", lambda: False, lambda: None)
+    watch.close()
+    assert set(threading.enumerate()) <= before
