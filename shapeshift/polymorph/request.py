@@ -21,7 +21,7 @@ _ASK_AFTER_S = 0.25
 class Row:
     """One text of a request."""
 
-    __slots__ = ("attempts", "done", "ids", "index", "request")
+    __slots__ = ("attempts", "done", "hung", "ids", "index", "request")
 
     def __init__(self, request: TextRequest, index: int, ids: Ids) -> None:
         self.request = request
@@ -29,6 +29,8 @@ class Row:
         self.ids = ids
         # Workers that were tried and failed.
         self.attempts = 0
+        # Workers that were tried and gave no answer in time.
+        self.hung = 0
         self.done = False
 
     @property

@@ -18,6 +18,7 @@ from shapeshift.polymorph.loading import Log
 from shapeshift.polymorph.profile import ServiceTimes
 from shapeshift.polymorph.request import Row, TextRequest
 from shapeshift.polymorph.settings import PolymorphSettings
+from shapeshift.polymorph.waiting import WaitingRows
 from shapeshift.polymorph.worker_client import State, WorkerClient, WorkerGoneError, WorkerSickError, WrongBinError
 from shapeshift.serving.metrics import Counter, Gauge
 
@@ -26,6 +27,7 @@ _DISCOVER_S = 0.5
 _LEAST_TIMEOUT_S = 0.25
 _TIMEOUT_FACTOR = 5.0
 _ATTEMPTS = 3
+_HUNG = 5
 # Rows for which no worker is there wait so long: a reload takes seconds, a first load of everything longer.
 _NO_WORKER_S = 30.0
 _UNLOADED = "the model is being unloaded; retry elsewhere"
@@ -46,13 +48,11 @@ class RouterPool:
         self._client = client
         self._assignment = assignment
         self._times = times
-        self._settings = settings
         self._log = log
         self._lock = threading.Lock()
         self._links = {name: Link(name, threading.Condition(self._lock)) for name in workers}
-        # Rows that no worker there can take, and since when.
-        self._homeless: dict[Row, float] = {}
-        self._waiting_rows = self._waiting_tokens = 0
+        self._waiting = WaitingRows(assignment, settings.queue_rows, settings.queue_tokens)
+        self._hung: list[Row] = []
         self._closing = threading.Event()
         self._calls, self._rows, self._retries, self._timeouts = 0, 0, 0, 0
         self._threads = [
@@ -65,7 +65,7 @@ class RouterPool:
     @property
     def waiting(self) -> int:
         """Rows that no worker has been given yet."""
-        return self._waiting_rows
+        return self._waiting.rows
 
     @property
     def running(self) -> int:
@@ -90,13 +90,10 @@ class RouterPool:
 
     def submit(self, request: TextRequest) -> None:
         """Queue all rows of `request`; OverloadedError when they do not fit."""
-        rows, tokens = len(request.rows), sum(row.tokens for row in request.rows)
         with self._lock:
             if self._closing.is_set():
                 raise OverloadedError(_UNLOADED)
-            if self._waiting_rows:
-                _refuse("rows", self._waiting_rows, rows, self._settings.queue_rows)
-                _refuse("tokens", self._waiting_tokens, tokens, self._settings.queue_tokens)
+            self._waiting.refuse_when_full(request.rows)
             self._put(request.rows)
 
     def close(self, timeout_s: float = 5.0) -> None:
@@ -117,25 +114,14 @@ class RouterPool:
 
     def _fail_waiting(self) -> bool:
         with self._lock:
-            waiting = [*self._homeless, *self._assignment.waiting()]
+            waiting = self._waiting.all()
             running = any(link.under_way() for link in self._links.values())
         _fail_unloaded(waiting)
         return running
 
     def _put(self, rows: Sequence[Row]) -> None:
-        for row in rows:
-            if row.request.ended or row.done:
-                continue
-            self._count(row, 1)
-            name = self._assignment.put(row)
-            if name is None:
-                self._homeless[row] = time.monotonic()
-            else:
-                self._links[name].wake.notify()
-
-    def _count(self, row: Row, sign: int) -> None:
-        self._waiting_rows += sign
-        self._waiting_tokens += sign * row.tokens
+        for name in self._waiting.put(rows):
+            self._links[name].wake.notify()
 
     def _again(self, rows: Sequence[Row]) -> None:
         """Put rows that have waited or run for another worker before."""
@@ -167,7 +153,7 @@ class RouterPool:
     def _next(self, link: Link) -> Flight | None:
         with self._lock:
             while not self._closing.is_set():
-                rows = self._assignment.take(link.name) if link.joined else []
+                rows = self._waiting.take(link.name) if link.joined else []
                 if rows or link.hello:
                     link.hello = False
                     self._wake_another()
@@ -180,8 +166,6 @@ class RouterPool:
             self._links[other].wake.notify()
 
     def _start(self, link: Link, rows: Sequence[Row]) -> Flight:
-        for row in rows:
-            self._count(row, -1)
         now = time.monotonic()
         edge = link.state.bin if link.state else 0
         expected_ms = self._times.of_pack(edge, sum(row.tokens for row in rows)) if rows else 0.0
@@ -271,7 +255,7 @@ class RouterPool:
         if link.joined and not changed:
             return
         self._leave(link, f"has bin {state.bin} now")
-        if not self._assignment.add(link.name, state.bin):
+        if not self._waiting.add(link.name, state.bin):
             if changed:
                 self._log(f"{link.name}: not used, its bin {state.bin or 'any'} is none of this model's")
             return
@@ -279,11 +263,8 @@ class RouterPool:
         link.stay += 1
         link.since = time.monotonic()
         self._log(f"{link.name}: joined, bin {state.bin or 'any'}, generation {state.generation}")
-        waiting, self._homeless = self._homeless, {}
-        for row in waiting:
-            self._count(row, -1)
-        self._put(list(waiting))
-        self._homeless = {row: waiting[row] for row in self._homeless}
+        for name in self._waiting.house():
+            self._links[name].wake.notify()
         link.wake.notify_all()
 
     def _leave(self, link: Link, why: str) -> None:
@@ -291,10 +272,7 @@ class RouterPool:
             return
         link.joined = False
         self._log(f"{link.name}: left, it {why}")
-        rows = self._assignment.remove(link.name)
-        for row in rows:
-            self._count(row, -1)
-        self._again(rows)
+        self._again(self._waiting.remove(link.name))
         # It may have been woken for a row that another has to take now.
         self._wake_another()
 
@@ -328,22 +306,27 @@ class RouterPool:
         if flight.stay == link.stay:
             link.timeouts += 1
             self._leave(link, "did not answer in time")
-        self._again(flight.rows)
+        for row in flight.rows:
+            row.hung += 1
+        # A text that makes every worker hang must not take all of them out.
+        self._hung += [row for row in flight.rows if row.hung >= _HUNG]
+        self._again([row for row in flight.rows if row.hung < _HUNG])
 
     def _end_late(self, now: float) -> None:
         with self._lock:
-            waiting = [*self._homeless, *self._assignment.waiting()] if self._waiting_rows else []
-            deserted = [row for row, since in self._homeless.items() if now - since > _NO_WORKER_S]
+            waiting = self._waiting.all()
+            deserted = self._waiting.homeless_since(now - _NO_WORKER_S)
+            hung, self._hung = self._hung, []
         for request in {row.request for row in waiting}:
             request.fail_if_late()
+        for row in hung:
+            row.request.fail(OverloadedError(f"{_HUNG} workers in turn gave no answer in time; retry later"))
         for row in deserted:
             row.request.fail(
                 OverloadedError(f"no worker for a text of {row.tokens} tokens is there; is the scheduler running?")
             )
         with self._lock:
-            for row in [row for row in self._homeless if row.request.ended]:
-                self._count(row, -1)
-                del self._homeless[row]
+            self._waiting.drop_ended()
 
     def _discover(self) -> None:
         # A worker is found by asking it. To ask the server whether it is ready kills this process while the server
@@ -360,8 +343,3 @@ class RouterPool:
 def _fail_unloaded(rows: Sequence[Row]) -> None:
     for row in rows:
         row.request.fail(OverloadedError(_UNLOADED))
-
-
-def _refuse(unit: str, held: int, added: int, limit: int) -> None:
-    if held + added > limit:
-        raise OverloadedError(f"the queue is full: {held} {unit} wait, {added} more exceed {limit}; retry later")

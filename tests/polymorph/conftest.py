@@ -262,7 +262,8 @@ class Router(RouterPool):
         links = self._links.values()
         self.wait(lambda: self.waiting == self.running == 0 and not any(link.flights for link in links))
         with self._lock:
-            assert self._waiting_tokens == 0 and not self._homeless and not self.assignment.waiting()
+            assert self._waiting.tokens == 0 and not self._waiting.all() and not self.assignment.waiting()
+            self._waiting.check_integrity()
             for link in links:
                 assert self.assignment.outstanding(link.name) == 0
                 assert (link.lanes, link.lost) in ((LANES, 0), (0, 0))

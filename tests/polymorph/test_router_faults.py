@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+import numpy as np
 import pytest
 
 from shapeshift.errors import EngineError, OverloadedError
@@ -17,6 +18,27 @@ if TYPE_CHECKING:
     from tests.polymorph.conftest import Asked, Router
 
 MakeRouter = Callable[..., "Router"]
+
+
+def test_a_text_that_makes_every_worker_hang_is_given_up(
+    make_router: MakeRouter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pool = make_router(0, 0, timeout_s=0.1)
+    free = threading.Event()
+    compute = type(pool.workers["a"]).call
+
+    def call(worker: object, texts: list[np.ndarray]) -> object:
+        if any(len(ids) == 77 for ids in texts):
+            assert free.wait(60)
+        return compute(worker, texts)
+
+    monkeypatch.setattr(type(pool.workers["a"]), "call", call)
+    error = pool.ask(77).error()
+    assert isinstance(error, OverloadedError) and "no answer in time" in str(error)
+    assert pool.ask(100).error() is None
+    free.set()
+    pool.wait(lambda: pool.joined("a", "b"))
+    pool.check_rest()
 
 
 @pytest.mark.parametrize("bins", [(0, 0), (512, 512)])
