@@ -8,7 +8,7 @@ import shutil
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -41,23 +41,26 @@ class Fault:
 
 
 class Faults:
-    """A fleet of emulated workers under constant load, and things that happen to it."""
+    """A front and its workers under a steady load, and things that happen to them.
 
-    def __init__(self, running: Running, workers: int, load: float, seed: int) -> None:
-        self._running = running
-        self._workers = workers
-        self._per_s = capacity_per_s(measured(), edges(), workers)
-        self._load, self._seed = load, seed
+    bins: edges that its workers may hold; per_s: texts a second.
+    """
+
+    def __init__(
+        self, running: Running, front: str, bins: Sequence[int], workers: int, per_s: float, seed: int
+    ) -> None:
+        self._running, self._front, self._bins, self._workers = running, front, tuple(bins), workers
+        self._per_s, self._seed = per_s, seed
 
     def during(self, name: str, duration_s: float, happen: Callable[[], None], at_s: float = 4.0) -> Fault:
         """Run the load for `duration_s`, let it happen at `at_s`, and watch until full strength is back."""
-        traffic = Traffic(self._load, drift=0.0, duration_s=duration_s)
+        traffic = Traffic(1.0, drift=0.0, duration_s=duration_s)
         instants, tokens = draw(traffic, self._per_s, self._seed)
         requests = planned(instants, tokens, self._seed)
         seen: list[float] = []
         watcher = threading.Thread(target=self._watch, args=(at_s, happen, seen, duration_s))
         watcher.start()
-        report = asyncio.run(replay(self._running.server.grpc_url, FRONT, requests, timeout_s=_TIMEOUT_S))
+        report = asyncio.run(replay(self._running.server.grpc_url, self._front, requests, timeout_s=_TIMEOUT_S))
         watcher.join()
         return self._fault(name, report, seen)
 
@@ -68,10 +71,10 @@ class Faults:
         def change() -> None:
             with ModelControl(self._running.server.grpc_url, key) as control:
                 for number in range(count):
-                    name = f"{FRONT}_w{number % (self._workers - 1):02d}"
+                    name = f"{self._front}_w{number % (self._workers - 1):02d}"
                     config = control.config(name)
                     now = int(config["parameters"]["bin"]["string_value"])
-                    other = edges()[(edges().index(now) + 1) % len(edges())]
+                    other = self._bins[(self._bins.index(now) + 1) % len(self._bins)]
                     config["parameters"]["bin"]["string_value"] = str(other)
                     control.load(name, config)
 
@@ -128,7 +131,7 @@ class Faults:
     def _load_time(self) -> float:
         key = (self._running.run_directory / "key").read_text().strip()
         with ModelControl(self._running.server.grpc_url, key) as control:
-            name = f"{FRONT}_w00"
+            name = f"{self._front}_w00"
             config = control.config(name)
             generation = int(config["parameters"]["generation"]["string_value"])
             config["parameters"]["generation"]["string_value"] = str(generation + 1)
@@ -156,8 +159,8 @@ def measure(
     law = lengths.long().sample(np.random.default_rng(seed), 20000)
     repository = emulated_front(house, FRONT, law.tolist(), **stated)
     with fleet(house, (repository,), {FRONT: workers}, 600.0) as running:
-        faults = Faults(running, workers, load, seed)
         per_s = capacity_per_s(measured(), edges(), workers) * load
+        faults = Faults(running, FRONT, edges(), workers, per_s, seed)
         if reallocations:
             yield faults.reallocations(reallocations, max(requests / per_s, 4.0 + 4.0 * reallocations))
         yield faults.during("a worker killed", 25.0, lambda: faults.kill(f"{FRONT}_w00"))

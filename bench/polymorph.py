@@ -46,7 +46,7 @@ class Extent:
 
 
 QUICK = Extent(Scale(1, 100, 5.0, (1, 8), ("short",), ()), 0, False, 20.0, 0, 0, 60.0)
-FULL = Extent(Scale(3, 240, 10.0, (1, 8), ("short", "long"), ()), 8, True, 60.0, 20, 10000, 900.0)
+FULL = Extent(Scale(2, 240, 10.0, (1, 8), ("short", "long"), ()), 8, True, 40.0, 20, 10000, 300.0)
 
 
 class Run:
@@ -81,6 +81,12 @@ class Run:
         self.data["real"] = report.cells(bench)
         for line in real.lines(bench, made.precision):
             self.say(line)
+        if self._extent.reallocations:
+            found = real.reallocations(made, house, 4, self._extent.reallocations, 2000, self._seed)
+            self.say(f"\n4 workers over real engines, {made.precision}")
+            for line in faults.lines([found]):
+                self.say(line)
+            self.data["real faults"] = asdict(found)
 
     def emulated(self) -> None:
         """Allocations under drift, dispatches under bursts, ours against the paper's."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,17 +12,22 @@ import numpy as np
 
 from bench import busy, report
 from bench.cells import Bench
-from bench.fleet import BUILD, fleet
+from bench.faults import Fault, Faults
+from bench.fleet import BUILD, Measured, Running, fleet
 from bench.loads import OpenSystem, TritonModel
 from bench.systems import Worker, derive, dynamic_only, padded
+from bench.traces import capacity_per_s
 from shapeshift.engines.ladder import rows_of
 from shapeshift.engines.manifest import EngineEntry, Latency, Manifest
 from shapeshift.workloads import lengths
 
+FRONT = "binned"
 ENGINES = BUILD / "engines" / "encode"
 _BUSY_S = 20.0
 _EDGES = (64, 128, 256, 512)
 _SLO_MS = 2000.0
+# Of what the workers serve while all of them are busy: a load takes cores, too.
+_REALLOCATING_LOAD = 0.4
 
 
 def placements(bench: Bench, made: Manifest, house: Path, workers: int = 2) -> None:
@@ -55,27 +60,46 @@ def partitioned(
     disturb one another. Returns the profile in words.
     """
     times = busy.profile(ENGINES, _EDGES, processes, _BUSY_S)
-    entries = [_entry(made, tokens, ms) for tokens, ms in zip(_EDGES, times, strict=True)]
+    for name, parameters in schemes.items():
+        with _binned(made, house, processes, times, parameters) as running:
+            bench.closed([TritonModel(name, running.server.grpc_url, FRONT)])
+    return ", ".join(f"{tokens}: {ms:.1f} ms" for tokens, ms in zip(_EDGES, times, strict=True))
+
+
+def reallocations(made: Manifest, house: Path, processes: int, count: int, requests: int, seed: int) -> Fault:
+    """`count` changes of bins under load over real engines, while `requests` texts are served."""
+    times = busy.profile(ENGINES, _EDGES, processes, _BUSY_S / 2)
+    curve = Measured(_EDGES, tuple(times))
+    with _binned(made, house, processes, times, {}) as running:
+        per_s = _REALLOCATING_LOAD * capacity_per_s(curve, _EDGES, processes)
+        faults = Faults(running, FRONT, _EDGES, processes, per_s, seed)
+        return faults.reallocations(count, max(requests / per_s, 10.0 + 6.0 * count))
+
+
+@contextmanager
+def _binned(
+    made: Manifest, house: Path, processes: int, times: Sequence[float], parameters: Mapping[str, str]
+) -> Iterator[Running]:
+    """A server with one partitioned front of so many one-thread workers, and the scheduler."""
     law = lengths.long().sample(np.random.default_rng(0), 20000)
     shares = np.bincount(np.searchsorted(_EDGES, law), minlength=len(_EDGES)) / len(law)
     count = str(processes)
-    for name, parameters in schemes.items():
-        repository = house / "repository"
-        report.empty(repository)
-        stated = {
-            "placement": "partitioned",
-            "workers": count,
-            "max_workers": count,
-            "min_workers": count,
-            "slo_ms": f"{_SLO_MS:g}",
-            "bin_edges": json.dumps(_EDGES),
-            "plan_histogram": json.dumps([round(float(share), 6) for share in shares]),
-            **parameters,
-        }
-        derive("binned", entries, repository, BUILD, parameters=stated)
-        with fleet(house, (repository,), {"binned": processes}) as running:
-            bench.closed([TritonModel(name, running.server.grpc_url, "binned")])
-    return ", ".join(f"{tokens}: {ms:.1f} ms" for tokens, ms in zip(_EDGES, times, strict=True))
+    stated = {
+        "placement": "partitioned",
+        "workers": count,
+        "max_workers": count,
+        "min_workers": count,
+        "slo_ms": f"{_SLO_MS:g}",
+        "bin_edges": json.dumps(_EDGES),
+        "plan_histogram": json.dumps([round(float(share), 6) for share in shares]),
+        **parameters,
+    }
+    repository = house / "repository"
+    report.empty(repository)
+    entries = [_entry(made, tokens, ms) for tokens, ms in zip(_EDGES, times, strict=True)]
+    derive(FRONT, entries, repository, BUILD, parameters=stated)
+    with fleet(house, (repository,), {FRONT: processes}) as running:
+        yield running
 
 
 def lines(bench: Bench, precision: str) -> Iterator[str]:

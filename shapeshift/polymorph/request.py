@@ -77,8 +77,12 @@ class TextRequest:
 
     def fail_if_abandoned(self) -> None:
         """End the request with CancelledRequestError if it has waited and Triton reports that its caller is gone."""
-        waited = time.monotonic() - self.arrived > _ASK_AFTER_S
-        if waited and self._is_cancelled is not None and self._is_cancelled():
+        if self._is_cancelled is None or time.monotonic() - self.arrived <= _ASK_AFTER_S:
+            return
+        # To ask once the answer is on its way ends the server (Triton 24.10): it is sent after the lock was free.
+        with self._lock:
+            gone = not self.ended and self._is_cancelled()
+        if gone:
             self.fail(CancelledRequestError("the caller cancelled the request"))
 
     def still_wanted(self) -> bool:

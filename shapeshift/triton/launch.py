@@ -37,6 +37,9 @@ NEEDED = frozenset(
     }
 )
 
+# A call from one model to another blocks one of these threads of the calling model until it is answered.
+POOL_THREADS = 128
+
 
 def compose_backends(place: Path, folders: Sequence[Path]) -> Path:
     """A folder at `place` with a link to each backend in `folders`, as the server takes one folder only.
@@ -133,6 +136,7 @@ def command(settings: ServerSettings, environment: Mapping[str, str], key: str, 
         ("backend-directory", str(backends)),
         # The settings of `python` hold for every backend written in Python.
         ("backend-config", f"python,shm-region-prefix-name={region_prefix}"),
+        ("backend-config", f"python,thread-pool-size={POOL_THREADS}"),
         ("model-control-mode", "explicit"),
         *(("load-model", name) for name in settings.models),
         ("http-address", settings.address),

@@ -7,6 +7,7 @@ import json
 import re
 import subprocess
 import sys
+import time
 import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -224,9 +225,17 @@ def test_metrics_are_those_of_the_code() -> None:
 
 @pytest.mark.server
 def test_metrics_are_those_of_the_server(server: TritonServer) -> None:
-    with urllib.request.urlopen(server.metrics_url, timeout=5) as answer:
-        exported = set(re.findall(r"^(shapeshift_\w+)", answer.read().decode(), re.MULTILINE))
-    assert exported == DOCUMENTED_METRICS
+    # `encode` has no workers: what the page says of routers alone is not there.
+    of_routers = {code(row[0]) for row in table(POLYMORPH, "Metrics") if row[2].startswith("router: ")}
+    assert len(of_routers) > 4
+    exported: set[str] = set()
+    end = time.monotonic() + 30
+    # A front exports once a second, one metric after the other.
+    while exported != DOCUMENTED_METRICS - of_routers and time.monotonic() < end:
+        time.sleep(0.2)
+        with urllib.request.urlopen(server.metrics_url, timeout=5) as answer:
+            exported = set(re.findall(r"^(shapeshift_\w+)", answer.read().decode(), re.MULTILINE))
+    assert exported == DOCUMENTED_METRICS - of_routers
 
 
 def test_messages_are_those_of_the_code() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import threading
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -68,6 +69,18 @@ def server(pb_utils: PbUtils, monkeypatch: pytest.MonkeyPatch) -> Server:
     return Server(pb_utils)
 
 
+def wait_for(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 30
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
+
+
+def exported(pb_utils: PbUtils) -> set[tuple[str, str]]:
+    """The series with a worker's name, and that."""
+    return {(name, dict(labels).get("worker", "")) for name, labels in list(pb_utils.metrics)}
+
+
 def vectors(front: TextFront) -> list[np.ndarray]:
     """What a front gives for all of ROWS."""
     requests = [ids_request(*rows) for rows in ROWS]
@@ -97,8 +110,8 @@ def test_every_placement_gives_the_same_vectors(
         server.add(f"front_w{number:02d}", make_worker(number, bin=edge))
     got = vectors(front)
     assert isinstance(front._pool, RouterPool)
-    assert front._pool.waiting == front._pool.running == 0
-    assert server.asked == {f"front_w{number:02d}" for number in range(4)}
+    wait_for(lambda: front._pool.waiting == front._pool.running == 0)
+    wait_for(lambda: server.asked == {f"front_w{number:02d}" for number in range(4)})
     for own, wanted in zip(got, vectors(make_front()), strict=True):
         np.testing.assert_array_equal(own, wanted)
 
@@ -115,11 +128,13 @@ def test_a_front_tells_who_its_workers_are(
     front = make_front(placement="resident", workers=2)
     server.add("front_w01", make_worker(1))
     vectors(front)
-    front._metrics.flush()
+    names = ("front_w00", "front_w01")
+    # Exported once a second, in this order.
+    wait_for(lambda: ("shapeshift_worker_timeouts", names[1]) in exported(pb_utils))
+    wait_for(lambda: pb_utils.metric("shapeshift_worker_rows_total") == sum(map(len, ROWS)))
     assert pb_utils.metric("shapeshift_workers_joined", model="front") == 1
-    assert pb_utils.metric("shapeshift_worker_rows_total") == sum(map(len, ROWS))
-    for name in ("front_w00", "front_w01"):
-        assert pb_utils.metric("shapeshift_worker_outstanding", worker=name) == 0
+    for name in names:
+        wait_for(lambda name=name: pb_utils.metric("shapeshift_worker_outstanding", worker=name) == 0)
         assert pb_utils.metric("shapeshift_worker_timeouts", worker=name) == 0
     assert "front: front_w01: joined, bin any, generation 0" in pb_utils.Logger.lines
 
