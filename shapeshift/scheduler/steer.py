@@ -107,6 +107,7 @@ class Steer:
                 counts = plan.counts_of(front, have) if front.is_binned else (len(have),)
                 decision = Decision((), counts, decision.reason)
             self._carry(front, decision, self._settings.start_batch, keep_going=True)
+            state.plan_page = state.scale_page = self._page()
         return begun
 
     def _restore(self, group: Sequence[Front], fleet: Fleet) -> bool:

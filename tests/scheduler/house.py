@@ -88,7 +88,9 @@ class House:
         for edge, count in sorted(lengths.items()):
             total += count
             rows.append([{"le": str(edge)}, total])
-        self.figures.write_text(json.dumps({"shapeshift_request_tokens_bucket": rows}))
+        draft = self.figures.with_suffix(".draft")
+        draft.write_text(json.dumps({"shapeshift_request_tokens_bucket": rows}))
+        draft.replace(self.figures)
 
     def report(self) -> dict[str, Any]:
         return report.read(self.run)
