@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from bench.decode_cells import INSTANCES, OURS, Bench
-from bench.decode_loads import PAPER_NEW, PAPER_POISSON
+from bench.decode_loads import PAPER_ITERATIONS, PAPER_NEW
 
 
 def all_of(bench: Bench, folder: Path) -> Sequence[str]:
@@ -45,7 +45,7 @@ def _fig5(bench: Bench, panels: Any) -> None:
     times.legend()
     one = bench.scale.new
     ours = [(gap, float(bench.runs[load, OURS][0].replayed.extra["iterations"]) / one) for gap, load in known]
-    paper = [(gap, stated / PAPER_NEW) for gap, stated in PAPER_POISSON.items() if stated]
+    paper = [(gap, stated / PAPER_NEW) for gap, stated in PAPER_ITERATIONS.items()]
     for label, points in (("ours", ours), ("the paper", paper)):
         counts.plot(*zip(*points, strict=True), marker="o", label=f"iterations, {label}")
     counts.set(xlabel="mean gap, ms", ylabel="iterations over those of one request", xscale="log", ylim=(0, None))

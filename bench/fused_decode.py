@@ -60,7 +60,7 @@ BATCHES = {STATIC: 0.0} | WINDOWS
 BATCHING = "batches"
 """The process behind all of these."""
 ALL = (TRITON, GENAI, *BATCHES, CONTINUOUS, INSTANCES)
-INSTANCE_MB = 200
+INSTANCE_MB = 100
 """Memory that an instance takes beside the weights that it shares."""
 FEWER_INSTANCES = 8
 
