@@ -64,6 +64,7 @@ def stated(placed: Placement, front: FrontModel, made: Manifest) -> dict[str, st
     shares = [sum(weights[low:high]) for low, high in zip([0, *ends], ends, strict=False)]
     return found | {
         "workers": str(placed.workers),
+        "min_workers": str(own.min_workers or (1 if own.worker_pool else placed.workers)),
         "max_workers": str(most),
         "bin_edges": json.dumps(ends),
         "plan_histogram": json.dumps([round(share / sum(shares), 6) for share in shares]),

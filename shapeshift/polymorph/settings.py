@@ -28,7 +28,7 @@ class PolymorphSettings:
     slo_ms          latency objective; half of it and 95% of it become bounds of the latency histogram; 0: none
     memory_mb       while the process takes more than this, no further static engine is loaded
     workers         workers at first; 0: one a GPU, else two
-    min_workers     fewest workers that the scheduler leaves
+    min_workers     fewest workers that the scheduler leaves; 0: `workers`, or 1 in a pool
     max_workers     most workers; 0: `workers`
     worker_pool     name of a pool of workers that several fronts share; empty: none
     pool_workers    workers of that pool, the same in each of its fronts
@@ -49,7 +49,7 @@ class PolymorphSettings:
     slo_ms: float = 0.0
     memory_mb: int = 4096
     workers: int = 0
-    min_workers: int = 1
+    min_workers: int = 0
     max_workers: int = 0
     worker_pool: str = ""
     pool_workers: int = 0
@@ -85,7 +85,7 @@ class PolymorphSettings:
         require(0 <= self.workers <= MOST_WORKERS, "workers", self.workers, f"0 to {MOST_WORKERS}")
         require(self.max_workers <= MOST_WORKERS, "max_workers", self.max_workers, f"at most {MOST_WORKERS}")
         most = self.max_workers or self.workers or MOST_WORKERS
-        require(1 <= self.min_workers <= most, "min_workers", self.min_workers, f"1 to {most}, the most workers")
+        require(0 <= self.min_workers <= most, "min_workers", self.min_workers, f"0 to {most}, the most workers")
         at_least = f"0, or at least workers ({self.workers})"
         require(self.max_workers == 0 or self.max_workers >= self.workers, "max_workers", self.max_workers, at_least)
         pooled = self.pool_workers >= 1 if self.worker_pool else self.pool_workers == 0

@@ -47,7 +47,7 @@ class Front:
     @property
     def least(self) -> int:
         """The fewest workers it may have."""
-        return self.settings.min_workers
+        return max(1, self.settings.min_workers)
 
     @property
     def most(self) -> int:

@@ -147,7 +147,7 @@ def test_auto_with_workers_follows_the_memory(make: Make, tmp_path: Path) -> Non
         ({"placement": "partitioned"}, "slo_ms: got 0.0; above 0 with placement partitioned"),
         ({"placement": "everywhere"}, "placement: got 'everywhere'; one of inline, resident, partitioned, auto"),
         ({"placement": "resident", "workers": 3, "max_workers": 2}, "max_workers: got 2; 0, or at least workers (3)"),
-        ({"placement": "resident", "workers": 2, "min_workers": 3}, "min_workers: got 3; 1 to 2, the most workers"),
+        ({"placement": "resident", "workers": 2, "min_workers": 3}, "min_workers: got 3; 0 to 2, the most workers"),
         ({"placement": "resident", "workers": 257}, "workers: got 257; 0 to 256"),
         ({"placement": "resident", "pool_workers": 2}, "pool_workers: got 2; at least 1 with a worker_pool, 0 without"),
         ({"placement": "resident", "worker_pool": "a", "pool_workers": 300}, "at most the most workers"),
