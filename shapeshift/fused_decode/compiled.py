@@ -1,4 +1,4 @@
-"""kernels/decode.cpp as a shared library: compiled once for this machine, compiler and torch, and kept."""
+"""kernels/*.cpp as a shared library: compiled once for this machine, compiler and torch, and kept."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 
 import torch
 
-SOURCE = Path(__file__).with_name("kernels") / "decode.cpp"
+KERNELS = Path(__file__).with_name("kernels")
 _COMPILER = "g++"
 _FLAGS = ("-std=c++20", "-O3", "-march=native", "-ffp-contract=fast", "-fno-math-errno", "-fno-trapping-math")
 _WIDE = ("-mprefer-vector-width=512",)
@@ -42,19 +42,22 @@ def library(cache_dir: Path) -> Path:
 
 def _compile(compiler: str, flags: list[str], target: Path) -> None:
     root = Path(torch.__file__).parent
-    code, fresh = (target.with_suffix(f".{os.getpid()}.{kind}") for kind in ("o", "tmp"))
+    sources = sorted(KERNELS.glob("*.cpp"))
+    codes = [target.with_suffix(f".{source.stem}.{os.getpid()}.o") for source in sources]
+    fresh = target.with_suffix(f".{os.getpid()}.tmp")
     includes = [f"-isystem{root / 'include'}", f"-isystem{root / 'include/torch/csrc/api/include'}"]
     abi = f"-D_GLIBCXX_USE_CXX11_ABI={int(torch.compiled_with_cxx11_abi())}"
     # Linked with the OpenMP library that torch brings, so that the process has one pool of threads.
     openmp = [str(path) for path in sorted((root / "lib").glob("libgomp*.so*"))[:1]] or ["-lgomp"]
     libraries = [f"-L{root / 'lib'}", "-lc10", "-ltorch_cpu", *openmp]
     try:
-        _run([compiler, *flags, "-fopenmp", "-fPIC", abi, *includes, "-c", str(SOURCE), "-o", str(code)])
-        _run([compiler, "-shared", str(code), "-o", str(fresh), *libraries])
+        for source, code in zip(sources, codes, strict=True):
+            _run([compiler, *flags, "-fopenmp", "-fPIC", abi, *includes, "-c", str(source), "-o", str(code)])
+        _run([compiler, "-shared", *map(str, codes), "-o", str(fresh), *libraries])
         fresh.replace(target)
     finally:
-        code.unlink(missing_ok=True)
-        fresh.unlink(missing_ok=True)
+        for made in (*codes, fresh):
+            made.unlink(missing_ok=True)
 
 
 def _run(command: list[str]) -> None:
@@ -62,9 +65,10 @@ def _run(command: list[str]) -> None:
 
 
 def _key(compiler: str, flags: list[str], cpu: str) -> str:
-    """Of everything that the compiled code depends on: source, compiler and its flags, CPU, torch."""
+    """Of everything that the compiled code depends on: sources, compiler and its flags, CPU, torch."""
     version = subprocess.run([compiler, "--version"], check=True, capture_output=True, text=True).stdout
-    parts = [SOURCE.read_text(encoding="utf-8"), version, *flags, cpu, torch.__version__]
+    sources = [path.read_text(encoding="utf-8") for path in sorted(KERNELS.iterdir())]
+    parts = [*sources, version, *flags, cpu, torch.__version__]
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]
 
 

@@ -2,7 +2,7 @@
 
 Sorting a vocabulary takes longer than the model's own step, so what a row keeps is looked for among the tokens
 that reach the n-th largest of its columns' maxima: whatever they are, these are the row's largest, and at least n.
-Where that does not do, tokens are counted by weight instead of sorted.
+Where that does not do, tokens are counted by weight instead of sorted. Equal tokens are kept or dropped together.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ Floats = npt.NDArray[np.float32]
 Doubles = npt.NDArray[np.float64]
 
 # Below this score the weight is 0 in FLOAT32.
-_NOTHING = np.float32(-100)
+_NOTHING = np.float32(-87)
 _BUCKETS = 2048
 
 
@@ -68,11 +68,13 @@ def draw(scores: Floats, filters: Filters, uniforms: Doubles) -> Array:
 def _draw_counted(scores: Floats, top_k: Array, top_p: Floats, uniforms: Doubles) -> Array:
     """Draws of rows that keep at most as many tokens as there are columns."""
     maxima = scores.max(axis=1)
-    ordered, tokens = _shortlist(scores, maxima, _nth_largest(maxima, int(top_k.max())))
-    weights = np.exp(ordered)
-    weights[np.arange(weights.shape[1]) >= top_k[:, None]] = 0
-    upto = np.cumsum(weights, axis=1, dtype=np.float64)
-    return _choose(upto, tokens, upto[:, -1] * top_p, uniforms)[0]
+    found, tokens = _shortlist(scores, maxima, _nth_largest(maxima, int(top_k.max())))
+    ordered = -np.sort(-found, axis=1)
+    rows, width = np.arange(len(ordered)), ordered.shape[1]
+    least = ordered[rows, np.minimum(top_k, width) - 1]
+    upto = np.cumsum(np.where(ordered >= least[:, None], np.exp(ordered), 0), axis=1, dtype=np.float64)
+    last = (upto >= (upto[:, -1] * top_p)[:, None]).argmax(axis=1)
+    return _draw_listed(found, tokens, ordered[rows, last], uniforms)
 
 
 def _draw_shared(scores: Floats, top_k: Array, top_p: Floats, uniforms: Doubles) -> Array:
@@ -84,15 +86,17 @@ def _draw_shared(scores: Floats, top_k: Array, top_p: Floats, uniforms: Doubles)
     left = np.arange(len(scores))
     # Few candidates do for most rows.
     for reach in (max(columns // 4, 1), columns):
-        ordered, candidates = _shortlist(scores[left], maxima[left], _nth_largest(maxima[left], reach))
-        upto = np.cumsum(np.exp(ordered), axis=1, dtype=np.float64)
-        tokens[left], certain = _choose(upto, candidates, share[left], uniforms[left])
-        left = left[~certain]
+        found, candidates = _shortlist(scores[left], maxima[left], _nth_largest(maxima[left], reach))
+        ordered = -np.sort(-found, axis=1)
+        reached = np.cumsum(np.exp(ordered), axis=1, dtype=np.float64) >= share[left][:, None]
+        floors = ordered[np.arange(len(left)), reached.argmax(axis=1)]
+        enough = reached.any(axis=1)
+        tokens[left] = _draw_listed(found, candidates, floors, uniforms[left])
+        left = left[~enough]
         if not left.size:
             return tokens
-    floors = _floors(scores[left], weights[left], share[left])
     kept = scores[left]
-    kept[kept < floors[:, None, None]] = -np.inf
+    kept[kept < _floors(kept, weights[left], share[left])[:, None, None]] = -np.inf
     tokens[left] = _draw_all(kept, top_k[left], top_p[left], uniforms[left])
     return tokens
 
@@ -114,13 +118,14 @@ def _draw_all(scores: Floats, top_k: Array, top_p: Floats, uniforms: Doubles) ->
     return np.asarray(place * weights.shape[2] + column, dtype=np.int64)
 
 
-def _choose(upto: Doubles, tokens: Array, share: Doubles, uniforms: Doubles) -> tuple[Array, Array]:
-    """Draws from the first tokens that together reach `share`, and whether they do; `upto`: cumulative weights."""
-    rows = np.arange(len(upto))
-    reached = upto >= share[:, None]
-    last = np.where(reached.any(axis=1), reached.argmax(axis=1), upto.shape[1] - 1)
-    place = (upto <= (uniforms * upto[rows, last])[:, None]).sum(axis=1)
-    return tokens[rows, np.minimum(place, last)], reached.any(axis=1)
+def _draw_listed(found: Floats, tokens: Array, floors: Floats, uniforms: Doubles) -> Array:
+    """Draws from the listed tokens whose scores reach `floors`, in the order of `_draw_all`."""
+    rows, width = np.arange(len(found)), found.shape[1]
+    weights = np.where(found >= floors[:, None], np.exp(found), 0)
+    upto = np.cumsum(weights, axis=1, dtype=np.float64)
+    place = (upto <= (uniforms * upto[:, -1])[:, None]).sum(axis=1)
+    last = width - 1 - np.argmax(weights[:, ::-1] > 0, axis=1)
+    return np.asarray(tokens[rows, np.minimum(place, last)], dtype=np.int64)
 
 
 def _floors(scores: Floats, weights: Floats, share: Doubles) -> Floats:
@@ -133,14 +138,15 @@ def _floors(scores: Floats, weights: Floats, share: Doubles) -> Floats:
     bucket = np.minimum((upto < share[:, None]).sum(axis=1), _BUCKETS - 1)
     before = np.where(bucket > 0, upto[rows, bucket - 1], 0)
     only = np.where(buckets == bucket[:, None, None], scores, -np.inf).astype(np.float32)
-    ordered, _ = _shortlist(only, only.max(axis=1), np.full(len(rows), _NOTHING))
+    found, _ = _shortlist(only, only.max(axis=1), np.full(len(rows), _NOTHING))
+    ordered = -np.sort(-found, axis=1)
     enough = before[:, None] + np.cumsum(np.exp(ordered), axis=1, dtype=np.float64) >= share[:, None]
     last = np.where(enough.any(axis=1), enough.argmax(axis=1), (ordered > -np.inf).sum(axis=1) - 1)
     return np.asarray(ordered[rows, np.maximum(last, 0)], dtype=np.float32)
 
 
 def _shortlist(scores: Floats, maxima: Floats, bounds: Floats) -> tuple[Floats, Array]:
-    """The scores of at least `bounds`, descending, padded with -inf, and their tokens; equal ones in a fixed order."""
+    """The scores of at least `bounds`, column by column, padded with -inf, and their tokens."""
     _, depth, columns = scores.shape
     bounds = np.maximum(bounds, _NOTHING)
     # Only a column whose maximum reaches the bound can hold such a score.
@@ -156,8 +162,7 @@ def _shortlist(scores: Floats, maxima: Floats, bounds: Floats) -> tuple[Floats, 
     tokens = np.zeros(found.shape, np.int64)
     found[rows, rank] = within.reshape(-1)[hits]
     tokens[rows, rank] = chosen
-    order = np.argsort(-found, axis=1, kind="stable")
-    return np.take_along_axis(found, order, axis=1), np.take_along_axis(tokens, order, axis=1)
+    return found, tokens
 
 
 def _nth_largest(maxima: Floats, n: int) -> Floats:

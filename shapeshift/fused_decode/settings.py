@@ -59,10 +59,12 @@ class GeneratedDecodeSettings:
 
     checkpoint_sha256  what the checkpoint must hold
     kernel_cache       folder of compiled kernels; empty: .cache/shapeshift in the home directory
+    generation         counts the loads that replaced a dead process
     """
 
     checkpoint_sha256: str = ""
     kernel_cache: str = ""
+    generation: int = 0
 
 
 @dataclass(frozen=True)
@@ -72,10 +74,12 @@ class ForwardSettings:
     forward_to        the decoupled model that generates
     forward_requests  requests that may be under way; a further one is answered UNAVAILABLE. The server must have
                       more threads than that for each model (its backend setting thread-pool-size)
+    generation        counts the loads that replaced a dead process; left to the scheduler
     """
 
     forward_to: str
     forward_requests: int = 96
+    generation: int = 0
 
     def __post_init__(self) -> None:
         require(bool(self.forward_to), "forward_to", self.forward_to, "the name of a model")

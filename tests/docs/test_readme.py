@@ -21,30 +21,35 @@ from build_engines.settings import Places
 from client.plan import Settings as ReplaySettings
 from shapeshift.cli import main as cli
 from shapeshift.engines.settings import GeneratedSettings, TextEngineSettings
+from shapeshift.fused_decode import front as generate_front
+from shapeshift.fused_decode.fields import RETURNS, FieldReader
+from shapeshift.fused_decode.settings import ForwardSettings, FusedDecodeSettings, GeneratedDecodeSettings
 from shapeshift.polymorph import front
 from shapeshift.polymorph.settings import PolymorphSettings
 from shapeshift.serving import parameters, replies
-from shapeshift.triton import keys
+from shapeshift.triton import keys, modelconfig
 from shapeshift.triton.server import ServerSettings, TritonServer
+from tests.fakes import PbUtils
 
 README, DOCS = PROJECT / "README.md", PROJECT / "docs"
-POLYMORPH, SERVING = DOCS / "polymorph.md", DOCS / "serving.md"
+POLYMORPH, FUSED_DECODE, SERVING = DOCS / "polymorph.md", DOCS / "fused_decode.md", DOCS / "serving.md"
 BUILD = PROJECT / "build"
-MODEL = "encode"
+MODELS = ("encode", "generate", "generate_unary")
 Run = Callable[[Block], str]
 
 
 @pytest.fixture(scope="module")
 def server(free_ports: Callable[[int], list[int]], tmp_path_factory: pytest.TempPathFactory) -> Iterator[TritonServer]:
-    """A server with the model that the pages ask."""
-    needed = [BUILD / "triton" / "bin" / "tritonserver", BUILD / "repository" / MODEL / "config.pbtxt"]
+    """A server with the models that the pages ask."""
+    configs = [BUILD / "repository" / model / "config.pbtxt" for model in MODELS]
+    needed = [BUILD / "triton" / "bin" / "tritonserver", *configs]
     for file in needed:
         if not file.is_file():
             pytest.skip(f"no {file}: run `make engines`")
     http, grpc, metrics = free_ports(3)
     settings = ServerSettings(
         repositories=(BUILD / "repository",),
-        models=(MODEL,),
+        models=MODELS,
         backend_directories=(PROJECT / "backends",),
         triton=BUILD / "triton",
         run_directory=tmp_path_factory.mktemp("run"),
@@ -127,13 +132,14 @@ def test_every_policy_is_explained() -> None:
         assert f"policy {name} " in page
 
 
-def test_readme_repeats_what_serve_prints() -> None:
-    said = (PROJECT / "model_repository" / MODEL / "how_to_call.txt").read_text()
-    said = said.replace("{http_port}", "8000").replace("{grpc_port}", "8001")
-    http, grpc = said.strip().split("\n\n", 1)
-    shown = [block.text.strip() for block in blocks(README, "sh", "python")]
-    assert http in shown
-    assert grpc in shown
+def test_pages_repeat_what_serve_prints() -> None:
+    for model, page in zip(MODELS, (README, FUSED_DECODE, FUSED_DECODE), strict=True):
+        said = (PROJECT / "model_repository" / model / "how_to_call.txt").read_text()
+        said = said.replace("{http_port}", "8000").replace("{grpc_port}", "8001")
+        http, grpc = said.strip().split("\n\n", 1)
+        shown = [block.text.strip() for block in blocks(page, "sh", "python")]
+        assert any(http in block for block in shown)
+        assert grpc in shown
 
 
 def test_make_targets_exist() -> None:
@@ -173,6 +179,9 @@ def test_model_of_ones_own_is_a_model(tmp_path: Path) -> None:
         (POLYMORPH, "Engine parameters", TextEngineSettings, ""),
         (POLYMORPH, "Serving parameters", PolymorphSettings, ""),
         (POLYMORPH, "Generated parameters", GeneratedSettings, ""),
+        (FUSED_DECODE, "Loop parameters", FusedDecodeSettings, ""),
+        (FUSED_DECODE, "Forwarding parameters", ForwardSettings, ""),
+        (FUSED_DECODE, "Generated parameters", GeneratedDecodeSettings, ""),
         (DOCS / "client.md", "Open-loop replay", ReplaySettings, "--"),
     ],
 )
@@ -201,13 +210,25 @@ def test_serve_options_are_those_of_the_code() -> None:
 
 
 def test_request_parameters_are_those_of_the_code() -> None:
-    documented = {code(row[0]) for row in table(POLYMORPH, "Request parameters")}
-    assert documented == {*parameters.COMMON, *front._OWN_PARAMETERS}
+    for page, own in ((POLYMORPH, front._OWN_PARAMETERS), (FUSED_DECODE, generate_front._OWN_PARAMETERS)):
+        documented = {code(row[0]) for row in table(page, "Request parameters")}
+        assert documented == {*parameters.COMMON, *own}
+
+
+def test_tensors_are_those_of_the_models() -> None:
+    for model in ("generate", "generate_unary"):
+        config = modelconfig.read(PROJECT / "model_repository" / model / "config.pbtxt")
+        for heading, tensors in (("Inputs", config.input), ("Outputs", config.output)):
+            documented = {code(row[0]) for row in table(FUSED_DECODE, heading)}
+            assert documented == {tensor.name for tensor in tensors}
+    named = {"text_input", "stream", "sampling_parameters", "exclude_input_in_output", "stop_id", *RETURNS}
+    assert named | set(FieldReader(PbUtils(), 2)._checks) == {code(row[0]) for row in table(FUSED_DECODE, "Inputs")}
 
 
 def test_error_codes_are_those_of_the_code() -> None:
-    documented = {code(row[0]) for row in table(POLYMORPH, "Errors")}
-    assert documented == {*(name for _, name in replies._CODES), "INTERNAL"}
+    for page in (POLYMORPH, FUSED_DECODE):
+        documented = {code(row[0]) for row in table(page, "Errors")}
+        assert documented == {*(name for _, name in replies._CODES), "INTERNAL"}
 
 
 def test_restricted_interfaces_are_those_of_the_code() -> None:
@@ -216,7 +237,7 @@ def test_restricted_interfaces_are_those_of_the_code() -> None:
     assert documented == keys.RESTRICTED.split(",")
 
 
-DOCUMENTED_METRICS = {code(row[0]) for row in table(POLYMORPH, "Metrics")}
+DOCUMENTED_METRICS = {code(row[0]) for page in (POLYMORPH, FUSED_DECODE) for row in table(page, "Metrics")}
 
 
 def test_metrics_are_those_of_the_code() -> None:

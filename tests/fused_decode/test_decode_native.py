@@ -158,7 +158,7 @@ def test_processes_compile_once(tmp_path: Path) -> None:
     names = {process.communicate(timeout=120)[0] for process in running}
     assert len(names) == 1
     assert Path(names.pop()).is_file()
-    assert (tmp_path / "bin" / "g++.calls").read_text() == "call\n" * 2, "one to compile, one to link"
+    assert (tmp_path / "bin" / "g++.calls").read_text() == "call\n" * 3, "one for each source, one to link"
     left = {path.suffix for path in (tmp_path / "cache").iterdir()}
     assert left == {".so", ".lock"}
 
@@ -166,17 +166,22 @@ def test_processes_compile_once(tmp_path: Path) -> None:
 def test_what_the_library_depends_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     compiler = fake_compiler(tmp_path / "bin", FAKE.replace("sleep 0.3", ""))
     monkeypatch.setenv("PATH", f"{compiler.parent}:{os.environ['PATH']}")
-    source = tmp_path / "decode.cpp"
+    kernels = tmp_path / "kernels"
+    kernels.mkdir()
+    source, header = kernels / "decode.cpp", kernels / "common.h"
     source.write_text("// one")
-    monkeypatch.setattr(compiled, "SOURCE", source)
+    header.write_text("// one")
+    monkeypatch.setattr(compiled, "KERNELS", kernels)
     first = compiled.library(tmp_path / "cache")
     assert compiled.library(tmp_path / "cache") == first
     source.write_text("// two")
     second = compiled.library(tmp_path / "cache")
+    header.write_text("// two")
+    other_header = compiled.library(tmp_path / "cache")
     compiler.write_text(FAKE.replace("1.0", "1.1"))
     third = compiled.library(tmp_path / "cache")
     monkeypatch.setattr(compiled, "_cpu_flags", lambda: "flags : sse2")
-    assert len({first, second, third, compiled.library(tmp_path / "cache")}) == 4
+    assert len({first, second, other_header, third, compiled.library(tmp_path / "cache")}) == 5
 
 
 @pytest.mark.parametrize(

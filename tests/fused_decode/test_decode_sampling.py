@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
+from shapeshift.fused_decode import native
 from shapeshift.fused_decode.draws import splitmix, uniforms
 from shapeshift.fused_decode.sampling import Sampler, SamplingTable
 from shapeshift.fused_decode.sequence import GenerateParameters
@@ -16,12 +19,37 @@ from shapeshift.fused_decode.sequence import GenerateParameters
 LONGEST = 40
 
 
-def chooser(*given: dict[str, Any], vocabulary: int, tokens: np.ndarray | None = None) -> Sampler:
-    """A sampler whose slot i has the parameters `given[i]`."""
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture(params=["numpy", "native"])
+def sampler_of(request: pytest.FixtureRequest, kernel_cache: Path) -> Callable[..., Sampler]:
+    """A function that makes a sampler whose slot i has the parameters `given[i]`, in plain numpy or in C++."""
+    is_native = request.param == "native"
+    if is_native:
+        assert native.load(kernel_cache, lambda line: None) is not None, "the native operations need g++"
+
+    def make(*given: dict[str, Any], vocabulary: int, tokens: np.ndarray | None = None) -> Sampler:
+        made = chooser(*given, vocabulary=vocabulary, tokens=tokens, is_native=is_native)
+        assert (made._kernel is not None) == is_native
+        return made
+
+    return make
+
+
+def chooser(
+    *given: dict[str, Any], vocabulary: int, tokens: np.ndarray | None = None, is_native: bool = False
+) -> Sampler:
     table = SamplingTable(len(given))
     for slot, fields in enumerate(given):
         table.set(slot, GenerateParameters(**{"seed": slot, **fields}))
-    return Sampler(table, np.zeros((len(given), LONGEST), np.int32) if tokens is None else tokens, vocabulary)
+    occurred = np.zeros((len(given), LONGEST), np.int32) if tokens is None else tokens
+    return Sampler(table, occurred, vocabulary, is_native)
 
 
 def choose(sampler: Sampler, logits: np.ndarray, slots: list[int], lengths: list[int]) -> list[int]:
@@ -63,15 +91,15 @@ def test_numbers_are_spread_evenly() -> None:
 # The likeliest.
 
 
-def test_temperature_0_takes_the_likeliest() -> None:
+def test_temperature_0_takes_the_likeliest(sampler_of: Callable[..., Sampler]) -> None:
     rng = np.random.default_rng(0)
     for vocabulary in (3, 64, 1000):
         logits = rng.standard_normal((9, vocabulary)).astype(np.float32)
-        sampler = chooser(*[{"temperature": 0}] * 9, vocabulary=vocabulary)
+        sampler = sampler_of(*[{"temperature": 0}] * 9, vocabulary=vocabulary)
         assert choose(sampler, logits, list(range(9)), [1] * 9) == logits.argmax(axis=1).tolist()
 
 
-def test_repeated_tokens_become_less_likely() -> None:
+def test_repeated_tokens_become_less_likely(sampler_of: Callable[..., Sampler]) -> None:
     rng = np.random.default_rng(1)
     vocabulary, rows = 50, 6
     logits = rng.standard_normal((rows, vocabulary)).astype(np.float32)
@@ -83,7 +111,7 @@ def test_repeated_tokens_become_less_likely() -> None:
     for row in range(rows):
         for token in set(tokens[row, : lengths[row]].tolist()):
             wanted[row, token] *= penalties[row] if wanted[row, token] < 0 else 1 / penalties[row]
-    got = choose(chooser(*fields, vocabulary=vocabulary, tokens=tokens), logits, list(range(rows)), lengths)
+    got = choose(sampler_of(*fields, vocabulary=vocabulary, tokens=tokens), logits, list(range(rows)), lengths)
     assert got == wanted.argmax(axis=1).tolist()
     assert got != logits.argmax(axis=1).tolist()
 
@@ -111,11 +139,13 @@ FILTERS = [
 
 @pytest.mark.parametrize("vocabulary", [5, 130, 1000])
 @pytest.mark.parametrize("spread", [0.1, 3.0])
-def test_draws_fall_only_on_what_the_filters_leave_and_as_often_as_they_should(vocabulary: int, spread: float) -> None:
+def test_draws_fall_only_on_what_the_filters_leave_and_as_often_as_they_should(
+    sampler_of: Callable[..., Sampler], vocabulary: int, spread: float
+) -> None:
     rng = np.random.default_rng(2)
     usable = [fields for fields in FILTERS if fields.get("top_k", 0) <= vocabulary]
     logits = (rng.standard_normal((len(usable), vocabulary)) * spread).astype(np.float32)
-    sampler = chooser(*usable, vocabulary=vocabulary)
+    sampler = sampler_of(*usable, vocabulary=vocabulary)
     draws = 700
     counts = np.zeros((len(usable), vocabulary))
     slots = list(range(len(usable)))
@@ -134,12 +164,12 @@ def test_draws_fall_only_on_what_the_filters_leave_and_as_often_as_they_should(v
         assert statistic < len(parts) + 6 * np.sqrt(2 * len(parts)) + 6, (fields, statistic, len(parts))
 
 
-def test_a_draw_depends_on_nothing_but_seed_position_and_logits() -> None:
+def test_a_draw_depends_on_nothing_but_seed_position_and_logits(sampler_of: Callable[..., Sampler]) -> None:
     rng = random.Random(3)
     vocabulary = 700
     logits = np.random.default_rng(3).standard_normal((len(FILTERS), vocabulary)).astype(np.float32) * 2
     usable = [{**fields, "top_k": min(fields.get("top_k", 0), vocabulary)} for fields in FILTERS]
-    sampler = chooser(*usable, vocabulary=vocabulary)
+    sampler = sampler_of(*usable, vocabulary=vocabulary)
     lengths = [rng.randrange(LONGEST) for _ in usable]
     alone = [choose(sampler, logits[[slot]], [slot], [lengths[slot]])[0] for slot in range(len(usable))]
     for _ in range(60):
@@ -160,18 +190,38 @@ def test_a_seed_is_kept_and_none_is_another_each_time() -> None:
     assert table.seed[2] == 7
 
 
-def test_logits_that_are_not_finite_are_told_row_by_row() -> None:
+def test_logits_that_are_not_finite_are_told_row_by_row(sampler_of: Callable[..., Sampler]) -> None:
     logits = np.zeros((5, 100), np.float32)
     logits[1, 3], logits[2, 99], logits[3, 0] = np.nan, np.inf, -np.inf
     for temperature in (0.0, 1.0):
-        sampler = chooser(*[{"temperature": temperature, "top_p": 0.9}] * 5, vocabulary=100)
+        sampler = sampler_of(*[{"temperature": temperature, "top_p": 0.9}] * 5, vocabulary=100)
         _, good = sampler.choose(torch.from_numpy(logits.copy()), np.arange(5), np.full(5, 2))
         assert good.tolist() == [True, False, False, True, True]
 
 
-def test_extreme_temperatures() -> None:
+def test_extreme_temperatures(sampler_of: Callable[..., Sampler]) -> None:
     logits = np.array([[0.0, 1.0, 0.5]] * 3, np.float32)
-    sampler = chooser({"temperature": 1e-30}, {"temperature": 1e30}, {"temperature": 1e-60}, vocabulary=3)
+    sampler = sampler_of({"temperature": 1e-30}, {"temperature": 1e30}, {"temperature": 1e-60}, vocabulary=3)
     drawn = {tuple(choose(sampler, logits, [0, 1, 2], [position] * 3)) for position in range(200)}
     assert {row[0] for row in drawn} == {1} and {row[2] for row in drawn} == {1}
     assert {row[1] for row in drawn} == {0, 1, 2}
+
+
+def test_native_draws_are_those_of_numpy(kernel_cache: Path) -> None:
+    assert native.load(kernel_cache, lambda line: None) is not None, "the native operations need g++"
+    rng = np.random.default_rng(5)
+    asked = different = 0
+    for vocabulary in (3, 64, 65, 1000, 4099):
+        usable = [{**fields, "top_k": min(fields.get("top_k", 0), vocabulary)} for fields in FILTERS]
+        samplers = [chooser(*usable, vocabulary=vocabulary, is_native=is_native) for is_native in (False, True)]
+        slots = list(range(len(usable)))
+        for spread in (0.01, 1.0, 4.0):
+            logits = (rng.standard_normal((len(usable), vocabulary)) * spread).astype(np.float32)
+            # As bf16 would have them: many are equal.
+            logits[::2] = torch.from_numpy(logits[::2]).bfloat16().float().numpy()
+            for position in range(30):
+                plain, compiled = (choose(sampler, logits, slots, [position] * len(slots)) for sampler in samplers)
+                asked += len(slots)
+                different += sum(a != b for a, b in zip(plain, compiled, strict=True))
+    # A draw that falls on the edge between two tokens may go either way.
+    assert different <= asked // 500

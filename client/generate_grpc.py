@@ -1,0 +1,74 @@
+"""Text as it comes, over a gRPC stream: python client/generate_grpc.py --url localhost:8001 "Return the number of"."""
+
+import argparse
+import queue
+import random
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import tritonclient.grpc as triton
+from tritonclient.utils import InferenceServerException
+
+MODEL = "generate"
+# The first response may wait for a slot; the following ones come one after another.
+TIMEOUT_S, ATTEMPTS, BACKOFF_S = 30.0, 5, 0.1
+TYPES = {int: ("INT32", np.int32), float: ("FP32", np.float32), bool: ("BOOL", np.bool_), str: ("BYTES", np.object_)}
+
+
+def generate(client: Any, prompt: str, **fields: int | float | bool | str) -> Iterator[str]:
+    """Pieces of the answer to `prompt`; `fields` are further inputs of the model, such as max_tokens.
+
+    Asks again, after a growing pause, for as long as the server says that it is unavailable. Leaving the loop
+    over the pieces ends the request on the server.
+    """
+    inputs = [_tensor(name, value) for name, value in {"text_input": prompt, "stream": True, **fields}.items()]
+    for attempt in range(1, ATTEMPTS + 1):
+        try:
+            yield from _stream(client, inputs)
+            return
+        except InferenceServerException as error:
+            # A request that is refused has not said anything yet.
+            if error.status() != "StatusCode.UNAVAILABLE" or attempt == ATTEMPTS:
+                raise
+            time.sleep(BACKOFF_S * 2**attempt * random.uniform(0.5, 1.0))
+
+
+def _stream(client: Any, inputs: list[Any]) -> Iterator[str]:
+    responses: queue.Queue[Any] = queue.Queue()
+    # With this header an error ends the stream with its own status.
+    client.start_stream(lambda result, error: responses.put(error or result), headers={"triton_grpc_error": "true"})
+    try:
+        client.async_stream_infer(MODEL, inputs, enable_empty_final_response=True)
+        last = False
+        while not last:
+            response = responses.get(timeout=TIMEOUT_S)
+            if isinstance(response, Exception):
+                raise response
+            yield response.as_numpy("text_output")[0].decode()
+            last = response.get_response().parameters["triton_final_response"].bool_param
+    finally:
+        client.stop_stream(cancel_requests=True)
+
+
+def _tensor(name: str, value: int | float | bool | str) -> Any:
+    kind, dtype = TYPES[type(value)]
+    tensor = triton.InferInput(name, [1], kind)
+    tensor.set_data_from_numpy(np.array([value], dtype=dtype))
+    return tensor
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--url", default="localhost:8001", help="host:port of Triton's gRPC endpoint")
+    parser.add_argument("--max-tokens", type=int, default=100)
+    parser.add_argument("--temperature", type=float, default=0.7)
+    parser.add_argument("prompt")
+    arguments = parser.parse_args()
+    with triton.InferenceServerClient(arguments.url) as connection:
+        print(arguments.prompt, end="", flush=True)
+        asked = {"max_tokens": arguments.max_tokens, "temperature": arguments.temperature}
+        for piece in generate(connection, arguments.prompt, **asked):
+            print(piece, end="", flush=True)
+        print()

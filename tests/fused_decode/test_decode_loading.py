@@ -1,0 +1,136 @@
+"""From parameters to a runtime: what is loaded, and what is refused before anything is allocated."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from shapeshift.engines.hardware import available_mb
+from shapeshift.errors import InvalidInputError
+from shapeshift.fused_decode.architecture import Architecture
+from shapeshift.fused_decode.cache import cache_bytes
+from shapeshift.fused_decode.loading import load_runtime
+from shapeshift.fused_decode.memory import require_memory
+from shapeshift.fused_decode.settings import FusedDecodeSettings
+from shapeshift.fused_decode.step import Runtime, StepBatch
+from shapeshift.fused_decode.weights import weight_bytes
+from tests.fused_decode.checkpoints import LONGEST, VOCABULARY, make_checkpoint
+
+MIB = 2**20
+Load = Callable[..., Runtime]
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return make_checkpoint(tmp_path / "small")
+
+
+@pytest.fixture
+def logged() -> list[str]:
+    return []
+
+
+@pytest.fixture
+def load(folder: Path, kernel_cache: Path, logged: list[str]) -> Load:
+    def load(**changes: object) -> Runtime:
+        stated = {"checkpoint": str(folder), "precision": "f32", "max_concurrency": 3, "max_length": 64, **changes}
+        return load_runtime(folder, FusedDecodeSettings(**stated), kernel_cache, logged.append)  # type: ignore[arg-type]
+
+    return load
+
+
+def test_a_checkpoint_becomes_a_runtime(load: Load, logged: list[str]) -> None:
+    threads = torch.get_num_threads()
+    runtime = load(native=False, threads=1)
+    torch.set_num_threads(threads)
+    assert (runtime.vocab_size, runtime.slots, runtime.max_length) == (VOCABULARY, 3, 64)
+    assert runtime.eos_ids == frozenset({1})
+    row = (torch.tensor(values, dtype=torch.int32) for values in ([1], [0], [3]))
+    logits = runtime.forward(StepBatch(torch.tensor([4, 5, 6]), *row, torch.tensor([0])))
+    assert logits.shape == (1, VOCABULARY) and np.isfinite(logits.numpy()).all()
+    assert logged[0].startswith("memory bound ") and "3 slots of 64 tokens" in logged[0]
+    assert logged[-1].startswith("ready: llama, f32, ")
+
+
+def test_the_bound_is_that_of_weights_and_cache(folder: Path, logged: list[str]) -> None:
+    architecture = Architecture.read(folder)
+    slot, weights = cache_bytes(architecture, 1, 1000, "f32"), weight_bytes(architecture, "f32")
+    require_memory(weights, slot, 50, 1000, 0, 10**6, logged.append)
+    assert logged == [
+        f"memory bound {(weights + 50 * slot) / MIB:.0f} MiB: weights {weights / MIB:.0f} MiB, "
+        f"50 slots of 1000 tokens {50 * slot / MIB:.0f} MiB; available: 1000000 MiB"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("slots", "limit_mb", "available", "said"),
+    [
+        (7, 0, 69.0, None),
+        (7, 0, 68.9, r"max_concurrency: got 7; at most 6 with max_length 100 in 69 MiB \(available\)"),
+        (7, 68, 10**6, r"max_concurrency: got 7; at most 6 with max_length 100 in 68 MiB \(memory_mb\)"),
+        (7, 69, 10**6, None),
+        (7, 200, 50, r"max_concurrency: got 7; at most 4 with max_length 100 in 50 MiB \(available\)"),
+        (7, 19, 10**6, r"memory_mb: got 19; at least 22 for one slot; 19 MiB memory_mb"),
+    ],
+)
+def test_what_does_not_fit_is_refused(slots: int, limit_mb: int, available: float, said: str | None) -> None:
+    def check() -> None:
+        require_memory(13 * MIB, 8 * MIB, slots, 100, limit_mb, available, lambda text: None)
+
+    if said is None:
+        check()
+        return
+    with pytest.raises(InvalidInputError, match=said):
+        check()
+
+
+def test_nothing_is_allocated_for_what_does_not_fit(load: Load, logged: list[str]) -> None:
+    with pytest.raises(InvalidInputError, match="max_concurrency: got 4096; at most"):
+        load(max_concurrency=4096, max_length=LONGEST, memory_mb=2000)
+    assert not any("ready" in line for line in logged)
+
+
+def test_a_slot_longer_than_the_model_reads_is_refused(load: Load) -> None:
+    with pytest.raises(InvalidInputError, match=rf"max_length: got {LONGEST + 1}; .*{LONGEST}"):
+        load(max_length=LONGEST + 1, native=False)
+
+
+def cut(folder: Path) -> None:
+    file = folder / "model.safetensors"
+    file.write_bytes(file.read_bytes()[:-100])
+
+
+def forget_a_shard(folder: Path) -> None:
+    index = {"weight_map": {"model.norm.weight": "model-00001-of-00002.safetensors"}}
+    (folder / "model.safetensors").unlink()
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+
+
+def other_shape(folder: Path) -> None:
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "intermediate_size": 96}))
+
+
+@pytest.mark.parametrize(
+    ("damage", "said"),
+    [(cut, "whole safetensors file"), (forget_a_shard, "shard"), (other_shape, r"mlp.*shape|shape.*mlp|\[96, 64\]")],
+)
+def test_a_damaged_checkpoint_is_named(load: Load, folder: Path, damage: Callable[[Path], None], said: str) -> None:
+    damage(folder)
+    with pytest.raises(InvalidInputError, match=said):
+        load(native=False)
+
+
+def test_available_memory(tmp_path: Path) -> None:
+    meminfo = tmp_path / "meminfo"
+    meminfo.write_text("MemTotal: 9000 kB\nMemFree:  10 kB\nMemAvailable:    4194304 kB\n")
+    assert available_mb(meminfo, tmp_path) == 4096
+    for limit, held, wanted in (("max", 5, 4096), (3 * 2**30, 2**30, 2048), (9 * 2**30, 2**30, 4096)):
+        (tmp_path / "memory.max").write_text(f"{limit}\n")
+        (tmp_path / "memory.current").write_text(f"{held}\n")
+        assert available_mb(meminfo, tmp_path) == wanted
