@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import os
 import shutil
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -38,6 +40,7 @@ class Fault:
     acted_s: float
     healed_s: float
     load_s: float
+    errors: tuple[str, ...]
 
 
 class Faults:
@@ -65,20 +68,28 @@ class Faults:
         return self._fault(name, report, seen)
 
     def reallocations(self, count: int, duration_s: float) -> Fault:
-        """Change the bins of workers `count` times, as the scheduler does, under load."""
+        """Change the bins of workers `count` times under load: pairs exchange theirs, the one that grows first.
+
+        So the capacity stays what the plan gave each bin, and, as in every plan, somebody holds the longest one.
+        """
         key = (self._running.run_directory / "key").read_text().strip()
 
-        def change() -> None:
+        def exchange() -> None:
             with ModelControl(self._running.server.grpc_url, key) as control:
-                for number in range(count):
-                    name = f"{self._front}_w{number % (self._workers - 1):02d}"
-                    config = control.config(name)
-                    now = int(config["parameters"]["bin"]["string_value"])
-                    other = self._bins[(self._bins.index(now) + 1) % len(self._bins)]
-                    config["parameters"]["bin"]["string_value"] = str(other)
-                    control.load(name, config)
+                names = [f"{self._front}_w{number:02d}" for number in range(self._workers)]
+                bins = {name: _bin(control.config(name)) for name in names}
+                pairs = itertools.cycle(
+                    itertools.permutations([name for name in names if bins[name] < max(bins.values())], 2)
+                )
+                for _ in range(count // 2):
+                    short, long = next(pair for pair in pairs if bins[pair[0]] < bins[pair[1]])
+                    bins[short], bins[long] = bins[long], bins[short]
+                    for name in (short, long):
+                        config = control.config(name)
+                        config["parameters"]["bin"]["string_value"] = str(bins[name])
+                        control.load(name, config)
 
-        return self.during(f"{count} reallocations", duration_s, change)
+        return self.during(f"{count} reallocations", duration_s, exchange)
 
     def kill(self, model: str) -> None:
         """SIGKILL to a model's process."""
@@ -126,6 +137,7 @@ class Faults:
             acted_s=noticed,
             healed_s=healed,
             load_s=self._load_time(),
+            errors=tuple(f"{kind}: {text}" for kind, text in report.messages.items()),
         )
 
     def _load_time(self) -> float:
@@ -138,6 +150,10 @@ class Faults:
             before = time.monotonic()
             control.load(name, config)
             return time.monotonic() - before
+
+
+def _bin(config: Mapping[str, Any]) -> int:
+    return int(config["parameters"]["bin"]["string_value"])
 
 
 def measure(
@@ -190,3 +206,4 @@ def lines(faults: list[Fault]) -> Iterator[str]:
             f"  {fault.name:30}{fault.requests:9}{fault.failed:7}{fault.median_s:9.3f}{fault.worst_s:9.2f}"
             f"{fault.acted_s:8.1f}{fault.healed_s:8.1f}{fault.load_s:8.1f}"
         )
+        yield from (f"    {error}" for error in fault.errors)

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
-from bench.systems import free_ports
+from bench.systems import server_settings
 from build_engines.plan import plan
 from build_engines.publish import build
 from build_engines.repository import front_models, generate
@@ -22,7 +22,6 @@ from shapeshift.errors import ShapeshiftError
 from shapeshift.triton import modelconfig
 from shapeshift.triton.metrics import Samples, scrape
 from shapeshift.triton.server import TritonServer
-from shapeshift.triton.settings import ServerSettings
 
 BUILD = Path("build")
 PROFILE = Path("profiles/minilm-openvino-f32-epyc-zen3.json")
@@ -129,17 +128,7 @@ def fleet(
     house: Path, repositories: Sequence[Path], fronts: Mapping[str, int], period_s: float = 120.0
 ) -> Iterator[Running]:
     """A server with `fronts` (name: workers), its scheduler, and all workers joined."""
-    ports = free_ports(3)
-    settings = ServerSettings(
-        repositories=tuple(repositories),
-        models=tuple(fronts),
-        backend_directories=(Path("backends"),),
-        triton=BUILD / "triton",
-        run_directory=house / "run",
-        http_port=ports[0],
-        grpc_port=ports[1],
-        metrics_port=ports[2],
-    )
+    settings = server_settings(tuple(fronts), repositories, BUILD, house / "run")
     with TritonServer(settings) as server:
         server.wait_ready(300)
         command = [sys.executable, "-m", "shapeshift.cli.main", "scheduler", "--build", str(house)]

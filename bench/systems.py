@@ -135,21 +135,28 @@ def padded(made: Manifest) -> list[EngineEntry]:
 @contextmanager
 def triton(engines: Mapping[str, int], repositories: Sequence[Path], build: Path) -> Iterator[TritonServer]:
     """The project's own server with the models in `engines` (name: number of engines), all loaded, on free ports."""
-    ports = free_ports(3)
-    settings = ServerSettings(
-        repositories=tuple(repositories),
-        models=tuple(engines),
-        backend_directories=(Path("backends"),),
-        triton=build / "triton",
-        run_directory=build / "bench" / "run",
-        http_port=ports[0],
-        grpc_port=ports[1],
-        metrics_port=ports[2],
-    )
+    settings = server_settings(tuple(engines), repositories, build, build / "bench" / "run")
     with TritonServer(settings) as server:
         server.wait_ready(300)
         _wait_loaded(server.metrics_url, sum(engines.values()))
         yield server
+
+
+def server_settings(
+    models: Sequence[str], repositories: Sequence[Path], build: Path, run_directory: Path
+) -> ServerSettings:
+    """The project's own server with `models`, on free ports."""
+    ports = free_ports(3)
+    return ServerSettings(
+        repositories=tuple(repositories),
+        models=tuple(models),
+        backend_directories=(Path("backends"),),
+        triton=build / "triton",
+        run_directory=run_directory,
+        http_port=ports[0],
+        grpc_port=ports[1],
+        metrics_port=ports[2],
+    )
 
 
 def _wait_loaded(metrics_url: str, engines: int) -> None:
