@@ -15,7 +15,7 @@ from bench.cells import Bench
 from bench.faults import Fault, Faults
 from bench.fleet import BUILD, Measured, Running, fleet
 from bench.loads import OpenSystem, TritonModel
-from bench.systems import Worker, derive, dynamic_only, padded
+from bench.systems import Worker, derive, dynamic_only, padded, wait_loaded
 from bench.traces import capacity_per_s
 from shapeshift.engines.ladder import rows_of
 from shapeshift.engines.manifest import EngineEntry, Latency, Manifest
@@ -43,6 +43,7 @@ def placements(bench: Bench, made: Manifest, house: Path, workers: int = 2) -> N
     fronts = {"encode": 0, "resident": workers, "dt": 0, "st": 0}
     with ExitStack() as stack:
         running = stack.enter_context(fleet(house, (BUILD / "repository", repository), fronts))
+        wait_loaded(running.server.metrics_url, (1 + workers) * len(made.engines) + 2)
         systems = [TritonModel(names[front], running.server.grpc_url, front) for front in fronts]
         bare = Worker("in-process", "ladder", ENGINES)
         stack.callback(bare.stop)

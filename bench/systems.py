@@ -138,7 +138,7 @@ def triton(engines: Mapping[str, int], repositories: Sequence[Path], build: Path
     settings = server_settings(tuple(engines), repositories, build, build / "bench" / "run")
     with TritonServer(settings) as server:
         server.wait_ready(300)
-        _wait_loaded(server.metrics_url, sum(engines.values()))
+        wait_loaded(server.metrics_url, sum(engines.values()))
         yield server
 
 
@@ -159,8 +159,8 @@ def server_settings(
     )
 
 
-def _wait_loaded(metrics_url: str, engines: int) -> None:
-    """A front is ready with its first engine and loads the others beside the traffic: let it finish."""
+def wait_loaded(metrics_url: str, engines: int) -> None:
+    """A process is ready with its first engine and loads the others beside the traffic: let all of them finish."""
     end = time.monotonic() + _LOADED_S
     while time.monotonic() < end:
         samples = scrape(metrics_url, timeout_s=5.0)

@@ -25,7 +25,7 @@ from shapeshift.polymorph.loading import BackgroundLoader, first_and_rest
 from shapeshift.polymorph.profile import bin_edges, entry_of_bin
 from shapeshift.polymorph.settings import FleetSettings, PolymorphSettings, WorkerSettings
 from shapeshift.serving import replies
-from shapeshift.serving.metrics import Counter, MetricsFlusher
+from shapeshift.serving.metrics import Counter, Gauge, MetricsFlusher
 from shapeshift.serving.model_args import ModelArgs
 
 INPUTS = ("INPUT_IDS", "LENGTHS")
@@ -62,7 +62,8 @@ class TextWorker:
         self._loader = BackgroundLoader(rest, self._load, self._lengths_seen, memory_mb, self._log)
         self._calls = Counter("engine_calls_total", "Engine calls")
         self._rows = Counter("engine_rows_total", "Texts computed")
-        self._metrics = MetricsFlusher(pb_utils, args.name, [self._calls, self._rows], self._log)
+        loaded = Gauge("engines_loaded", "Engines in use", lambda: len(self._engines.loaded))
+        self._metrics = MetricsFlusher(pb_utils, args.name, [self._calls, self._rows, loaded], self._log)
         self._log(f"ready: bin {own.bin or 'any'}, generation {own.generation}, {made.provider} {made.precision}")
 
     def execute(self, requests: Sequence[Any]) -> list[Any]:
