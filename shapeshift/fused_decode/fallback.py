@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch.nn import functional
@@ -32,6 +33,9 @@ class TorchOperations:
 
     name = "torch"
 
+    def __init__(self, device: torch.device | str = "cpu") -> None:
+        self._device = device
+
     def plan(self, batch: StepBatch, kv_heads: int, group: int) -> list[_Rows]:
         lengths, starts = batch.lengths.long(), batch.starts.long()
         firsts = lengths.cumsum(0) - lengths
@@ -41,18 +45,20 @@ class TorchOperations:
             steps = torch.arange(length)
             positions = starts[rows, None] + steps
             context = int(positions.max()) + 1
-            found.append(_Rows(firsts[rows, None] + steps, positions, batch.slots[rows].long(), context))
+            tokens, slots = firsts[rows, None] + steps, batch.slots[rows].long()
+            tokens, positions, slots = (place.to(self._device) for place in (tokens, positions, slots))
+            found.append(_Rows(tokens, positions, slots, context))
         return found
 
-    def attention(self, qkv: torch.Tensor, layer: AttentionLayer, plan: list[_Rows]) -> torch.Tensor:
+    def attention(self, qkv: torch.Tensor, layer: AttentionLayer, plan: Any) -> torch.Tensor:
         kv_heads, head_dim = layer.keys.shape[1], layer.keys.shape[3]
         heads = qkv.shape[1] // head_dim - 2 * kv_heads
         out = qkv.new_empty(qkv.shape[0], heads * head_dim)
         for rows in plan:
             parts = qkv[rows.tokens].float().view(*rows.tokens.shape, -1, head_dim)
             query, key, value = torch.split(parts, [heads, kv_heads, kv_heads], dim=2)
-            query = _rotate(_norm(query, layer.query_norm, layer.eps), rows.positions, layer)
-            key = _rotate(_norm(key, layer.key_norm, layer.eps), rows.positions, layer)
+            query = rotate(norm_heads(query, layer.query_norm, layer.eps), rows.positions, layer)
+            key = rotate(norm_heads(key, layer.key_norm, layer.eps), rows.positions, layer)
             layer.keys[rows.slots[:, None], :, rows.positions] = key.to(layer.keys.dtype)
             layer.values[rows.slots[:, None], :, rows.positions] = value.to(layer.values.dtype)
             mixed = _attend(query.transpose(1, 2), layer, rows)
@@ -71,11 +77,13 @@ class TorchOperations:
         return (functional.silu(gate) * up).to(both.dtype)
 
 
-def _norm(vectors: torch.Tensor, weight: torch.Tensor | None, eps: float) -> torch.Tensor:
+def norm_heads(vectors: torch.Tensor, weight: torch.Tensor | None, eps: float) -> torch.Tensor:
+    """RMS norm of each head's vector, [..., head_dim], where there is a weight."""
     return vectors if weight is None else functional.rms_norm(vectors, weight.shape, weight, eps)
 
 
-def _rotate(vectors: torch.Tensor, positions: torch.Tensor, layer: AttentionLayer) -> torch.Tensor:
+def rotate(vectors: torch.Tensor, positions: torch.Tensor, layer: AttentionLayer) -> torch.Tensor:
+    """Vectors [rows, length, heads, head_dim] turned to their positions, INT64 [rows, length]."""
     cosines, sines = layer.cosines[positions][:, :, None], layer.sines[positions][:, :, None]
     first, second = vectors.chunk(2, dim=-1)
     return torch.cat([first * cosines - second * sines, second * cosines + first * sines], dim=-1)

@@ -82,7 +82,7 @@ class DecodeModel:
     def _run(self, batch: StepBatch) -> torch.Tensor:
         a = self.architecture
         plan = self.operations.plan(batch, a.kv_heads, a.heads // a.kv_heads)
-        return self._network.compute(self.operations, batch.tokens, plan, last_tokens(batch))
+        return self._network.compute(self.operations, batch.tokens, plan, last_tokens(batch).to(batch.tokens.device))
 
     def _check(self, batch: StepBatch) -> None:
         slots, starts, lengths = batch.slots.tolist(), batch.starts.tolist(), batch.lengths.tolist()

@@ -9,10 +9,15 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from shapeshift.fused_decode import waiting
+
 if TYPE_CHECKING:
     from decode_models import Tiny
 
 PROJECT = Path(__file__).resolve().parents[2]
+
+# Before a test imports torch: with cores that are in use elsewhere, tests would take minutes.
+waiting.arrange()
 
 
 @pytest.fixture(scope="session")

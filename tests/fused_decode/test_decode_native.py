@@ -6,6 +6,7 @@ import os
 import re
 import subprocess
 import sys
+import tomllib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -144,6 +145,13 @@ def fake_compiler(folder: Path, text: str = FAKE) -> Path:
     compiler.write_text(text)
     compiler.chmod(0o755)
     return compiler
+
+
+def test_the_sources_are_installed_with_the_package() -> None:
+    stated = tomllib.loads((PROJECT / "pyproject.toml").read_text())["tool"]["setuptools"]["package-data"]
+    folder = compiled.KERNELS.parent
+    shipped = {path for pattern in stated["shapeshift.fused_decode"] for path in folder.glob(pattern)}
+    assert shipped >= set(compiled.KERNELS.iterdir())
 
 
 def test_processes_compile_once(tmp_path: Path) -> None:

@@ -2,26 +2,24 @@
 // residual, gate. Storage is float or bfloat16, arithmetic is float. The loops over elements are written for the
 // compiler to vectorise: no intrinsics, so that one source serves every vector width.
 
-#include <ATen/Parallel.h>
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/empty.h>
 #include <torch/library.h>
 
-#include <algorithm>
-#include <atomic>
-#include <cmath>
-#include <cstdint>
-#include <cstring>
 #include <limits>
+#include <optional>
 #include <vector>
+
+#include "common.h"
 
 namespace {
 
 using at::Tensor;
 
-constexpr int64_t kBlock = 64;       // keys that are scored, normalised and mixed together
-constexpr int64_t kTileRows = 32;    // query rows (tokens times grouped heads) of a prefill task
-constexpr int64_t kSerial = 16384;   // elements below which a second thread does not pay
+constexpr int64_t kBlockElements = 4096;  // of the keys that are scored, normalised and mixed together
+constexpr int64_t kTileRows = 32;         // query rows (tokens times grouped heads) of a prefill task
+constexpr int64_t kNormSerial = 65536;    // elements below which a second thread does not pay, for it must wake first
+constexpr int64_t kGateSerial = 16384;
 
 struct BFloat {
   uint16_t bits;
@@ -44,35 +42,6 @@ inline void narrow(float value, BFloat& target) {
   std::memcpy(&bits, &value, sizeof bits);
   const uint32_t rounded = (bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16;
   target.bits = static_cast<uint16_t>(value == value ? rounded : 0x7fc0u);
-}
-
-// e^x to 2 units in the last place; x below -87 counts as -87, above 88 as 88.
-inline float exponential(float x) {
-  x = x < -87.0f ? -87.0f : x;
-  x = x > 88.0f ? 88.0f : x;
-  const float turns = std::floor(x * 1.44269504f + 0.5f);
-  const float rest = (x - turns * 0.693359375f) + turns * 2.12194440e-4f;
-  float sum = 1.9875691500e-4f;
-  sum = sum * rest + 1.3981999507e-3f;
-  sum = sum * rest + 8.3334519073e-3f;
-  sum = sum * rest + 4.1665795894e-2f;
-  sum = sum * rest + 1.6666665459e-1f;
-  sum = sum * rest + 5.0000001201e-1f;
-  sum = sum * rest * rest + rest + 1.0f;
-  const int32_t bits = (static_cast<int32_t>(turns) + 127) << 23;
-  float power;
-  std::memcpy(&power, &bits, sizeof power);
-  return sum * power;
-}
-
-// Runs work(i) for i in [0, count); threads take the next one when they are done, so that a thread which lost its
-// core for a while holds up nobody.
-template <typename Work>
-void share(int64_t count, const Work& work) {
-  std::atomic<int64_t> next{0};
-  at::parallel_for(0, std::min<int64_t>(count, at::get_num_threads()), 1, [&](int64_t, int64_t) {
-    for (int64_t i = next++; i < count; i = next++) work(i);
-  });
 }
 
 // ---------------------------------------------------------------- attention
@@ -213,15 +182,16 @@ struct Scratch {
   std::vector<float> memory;
   float *queries, *sums, *best, *total, *keys, *values, *scores;
 
-  void fit(int64_t rows, int64_t dim) {
-    memory.resize(rows * (2 * dim + 2) + kBlock * (2 * dim + 1));
+  void fit(int64_t rows, int64_t dim, int64_t block) {
+    const auto needed = static_cast<size_t>(rows * (2 * dim + 2) + block * (2 * dim + 1));
+    if (memory.size() < needed) memory.resize(needed);
     queries = memory.data();
     sums = queries + rows * dim;
     best = sums + rows * dim;
     total = best + rows;
     keys = total + rows;
-    values = keys + kBlock * dim;
-    scores = values + kBlock * dim;
+    values = keys + block * dim;
+    scores = values + block * dim;
   }
 };
 
@@ -230,7 +200,8 @@ template <typename T, int64_t kDim>
 void attend(const Layer<T>& layer, const Task& task, Scratch& scratch) {
   const int64_t dim = kDim ? kDim : layer.dim, group = layer.group, rows = task.count * group;
   const int64_t width = (layer.heads + 2 * layer.kv_heads) * dim;
-  scratch.fit(rows, dim);
+  const int64_t block = std::clamp<int64_t>(kBlockElements / dim, 16, 256);
+  scratch.fit(rows, dim, block);
   const float scale = 1.0f / std::sqrt(static_cast<float>(dim));
   for (int64_t row = 0; row < rows; ++row) {
     const T* source = layer.qkv + (task.token + row / group) * width + (task.head * group + row % group) * dim;
@@ -243,8 +214,8 @@ void attend(const Layer<T>& layer, const Task& task, Scratch& scratch) {
   const int64_t reach = layer.window > 0 ? layer.window : layer.max_length;
   const int64_t place = (int64_t{task.slot} * layer.kv_heads + task.head) * layer.max_length;
   const int64_t end = task.position + task.count;
-  for (int64_t from = std::max<int64_t>(0, task.position + 1 - reach); from < end; from += kBlock) {
-    const int64_t to = std::min(from + kBlock, end);
+  for (int64_t from = std::max<int64_t>(0, task.position + 1 - reach); from < end; from += block) {
+    const int64_t to = std::min(from + block, end);
     const float* keys = widened(layer.keys + (place + from) * dim, (to - from) * dim, scratch.keys);
     const float* values = widened(layer.values + (place + from) * dim, (to - from) * dim, scratch.values);
     for (int64_t row = 0; row < rows; ++row) {
@@ -272,13 +243,13 @@ void attend_all(const Layer<T>& layer, const Task* tasks, int64_t count, bool sp
   if (split) {
     // A tile attends to keys that other tiles of its row write.
     share(count, [&](int64_t i) {
-      scratch.fit(1, layer.dim);
+      scratch.fit(1, layer.dim, 0);
       write(layer, tasks[i], scratch.queries);
     });
   }
   share(count, [&](int64_t i) {
     if (!split) {
-      scratch.fit(1, layer.dim);
+      scratch.fit(1, layer.dim, 0);
       write(layer, tasks[i], scratch.queries);
     }
     attend<T, kDim>(layer, tasks[i], scratch);
@@ -379,7 +350,7 @@ Tensor plan(const Tensor& slots, const Tensor& starts, const Tensor& lengths, in
 
 template <typename T>
 void add_norm_of(float* state, const T* delta, const float* weight, float eps, int64_t rows, int64_t width, T* out) {
-  at::parallel_for(0, rows, std::max<int64_t>(1, kSerial / width), [&](int64_t begin, int64_t end) {
+  at::parallel_for(0, rows, std::max<int64_t>(1, kNormSerial / width), [&](int64_t begin, int64_t end) {
     for (int64_t row = begin; row < end; ++row) {
       float* own = state + row * width;
       float squares = 0.0f;
@@ -421,7 +392,7 @@ Tensor add_norm(Tensor state, const std::optional<Tensor>& delta, const Tensor& 
 
 template <typename T>
 void gate_of(const T* both, int64_t rows, int64_t width, T* out) {
-  at::parallel_for(0, rows, std::max<int64_t>(1, kSerial / (4 * width)), [&](int64_t begin, int64_t end) {
+  at::parallel_for(0, rows, std::max<int64_t>(1, kGateSerial / width), [&](int64_t begin, int64_t end) {
     for (int64_t row = begin; row < end; ++row) {
       const T *gates = both + 2 * row * width, *ups = gates + width;
       T* target = out + row * width;

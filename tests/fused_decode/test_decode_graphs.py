@@ -1,0 +1,61 @@
+"""The step that CUDA graphs capture, run on a CPU: its shapes depend on bounds alone."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+
+import pytest
+import torch
+from decode_models import FAMILIES, LONGEST, Tiny, batch, teacher_forced, texts
+
+from shapeshift.errors import UnsupportedError
+from shapeshift.fused_decode.graphs import Bounds, GraphedModel
+
+TOLERANCE = 2e-4
+SLOTS = 6
+
+
+def open_model(tiny: Tiny) -> GraphedModel:
+    torch.set_num_threads(1)
+    return GraphedModel.load_on("cpu", tiny.folder, precision="f32", slots=SLOTS, max_length=LONGEST)
+
+
+def reference(tiny: Tiny, given: list[torch.Tensor]) -> list[torch.Tensor]:
+    with torch.inference_mode():
+        return [tiny.reference(tokens[None]).logits[0] for tokens in given]
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_single_tokens_over_slots(tiny: Callable[[str], Tiny], family: str) -> None:
+    model, given, rng = open_model(tiny(family)), texts(4, seed=8, shortest=72), random.Random(9)
+    expected, slots, done = reference(tiny(family), given), [3, 0, 1, 5], [40, 3, 17, 66]
+    model.forward(batch([text[:count] for text, count in zip(given, done, strict=True)], slots, [0] * 4))
+    for _ in range(12):
+        rows = sorted(rng.sample([row for row in range(4) if done[row] < len(given[row])], 2))
+        pieces = [given[row][done[row] : done[row] + 1] for row in rows]
+        logits = model.forward(batch(pieces, [slots[row] for row in rows], [done[row] for row in rows], [1]))
+        last = rows[1]
+        assert logits.shape == (1, model.vocab_size)
+        assert (logits[0] - expected[last][done[last]]).abs().max() < TOLERANCE
+        for row in rows:
+            done[row] += 1
+    assert {bounds.context for bounds in model._steps} == {64, LONGEST}
+    assert set(model._steps) <= {Bounds(slots, context) for slots in (1, 2, 4, SLOTS) for context in (64, LONGEST)}
+
+
+def test_mixed_steps(tiny: Callable[[str], Tiny]) -> None:
+    model, given = open_model(tiny("qwen3")), texts(SLOTS, seed=10)
+    expected = reference(tiny("qwen3"), given)
+    seen = 0
+    for text, place, logits in teacher_forced(model, given, [4, 0, 5, 2, 3, 1], seed=11):
+        assert (logits - expected[text][place]).abs().max() < TOLERANCE
+        seen += 1
+    assert seen > 50
+
+
+def test_a_device_that_is_not_there(tiny: Callable[[str], Tiny]) -> None:
+    if torch.cuda.is_available():
+        pytest.skip("there is one")
+    with pytest.raises(UnsupportedError, match="device cuda:0: torch sees no CUDA device"):
+        GraphedModel.load_on("cuda:0", tiny("llama").folder, slots=1, max_length=8)
