@@ -116,5 +116,5 @@ class Bench:
 
 
 def _analyze(url: str, texts: Sequence[str], concurrency: int, count: int) -> Outcome:
-    got = perf_analyzer.measure(url, "encode", texts, concurrency, count)
+    got = perf_analyzer.measure(url, "encode", texts, concurrency, count, patience_s=40.0 + 0.5 * count)
     return Outcome(got.latency_ms, got.per_second)
