@@ -45,7 +45,7 @@ from shapeshift.errors import ShapeshiftError
 
 BUILD = Path("build")
 FOLDER = BUILD / "bench"
-QUICK = Scale(requests=8, new=24, rounds=1, flights=(), poisson=(50,), fig5=(), lengths=False, budget_s=100.0)
+QUICK = Scale(requests=8, new=24, rounds=1, flights=(), poisson=(50,), fig5=(), lengths=False, budget_s=80.0)
 FULL = Scale(
     requests=32,
     new=128,
