@@ -119,7 +119,7 @@ def ratios(bench: Bench, limits: Limits) -> Iterator[tuple[str, float, str]]:
     for system in (GENAI, CONTINUOUS, INSTANCES, STATIC):
         if bench.has(burst, system):
             alike = _alike(bench.runs[burst, OURS], bench.runs[burst, system])
-            yield f"{burst}: share of the first {_COMPARED} tokens that are {system}'s", alike, ""
+            yield f"{burst}: share of the first {_COMPARED} tokens as of {system}", alike, ""
 
 
 def _against_genai(bench: Bench, loads: list[str]) -> Iterator[tuple[str, float, str]]:
@@ -140,10 +140,8 @@ def _outside(bench: Bench, load: str) -> Iterator[tuple[str, float, str]]:
 
 def _alike(ours: list[Run], others: list[Run]) -> float:
     """Agreement over the rounds in which both had the same load."""
-    same = [(a, b) for a in ours for b in others if a.load is b.load]
-    if not same:
-        return float("nan")
-    return float(np.mean([agreement(a.replayed, b.replayed, _COMPARED) for a, b in same]))
+    same = [(a.replayed, b.replayed) for a in ours for b in others if a.load is b.load]
+    return float(np.mean([agreement(*pair, _COMPARED) for pair in same]))
 
 
 def _fig5(bench: Bench) -> list[str]:

@@ -55,12 +55,16 @@ def publish(front: DecodeFront, places: Places) -> str:
     stated = {
         "checkpoint": str(checkpoint.folder),
         "checkpoint_sha256": checkpoint.sha256,
-        "precision": precision.resolve(own.precision),
+        "precision": precision.resolve(own.precision, _on_gpu(front.config)),
         "kernel_cache": str(kernels),
     }
     about = f"checkpoint: {own.checkpoint}, {stated['precision']}"
     write_front(front.folder, front.config, target, stated, about)
     return f"{note}; {about}, {own.max_concurrency} slots of {own.max_length} tokens"
+
+
+def _on_gpu(config: Any) -> bool:
+    return any(group.kind == type(group).KIND_GPU for group in config.instance_group)
 
 
 def _published(target: Path) -> str:

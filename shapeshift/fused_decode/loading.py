@@ -6,13 +6,15 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import torch
+
 from shapeshift import settings
 from shapeshift.engines import precision
 from shapeshift.engines.checkpoint import find, open_checkpoint
 from shapeshift.engines.hardware import available_mb, cores
 from shapeshift.engines.tokenizer import FILE_NAME as TOKENIZER_FILE
 from shapeshift.engines.tokenizer import TextTokenizer
-from shapeshift.errors import EngineError
+from shapeshift.errors import EngineError, UnsupportedError
 from shapeshift.fused_decode.architecture import Architecture
 from shapeshift.fused_decode.cache import cache_bytes
 from shapeshift.fused_decode.detokenize import token_bytes
@@ -25,7 +27,7 @@ from shapeshift.serving.model_args import ModelArgs
 
 _DEFAULT_CACHE = Path.home() / ".cache" / "shapeshift"
 Log = Callable[[str], None]
-Load = Callable[[Path, FusedDecodeSettings, Path, Log], Runtime]
+Load = Callable[[Path, FusedDecodeSettings, Path, str, Log], Runtime]
 
 
 @dataclass(frozen=True)
@@ -38,13 +40,22 @@ class Loaded:
     table: Sequence[bytes]
 
 
-def load_runtime(folder: Path, own: FusedDecodeSettings, kernels: Path, log: Log) -> Runtime:
-    """The model in a checkpoint folder, once its memory bound is known to fit."""
-    stated = precision.resolve(own.precision)
+def load_runtime(folder: Path, own: FusedDecodeSettings, kernels: Path, device: str, log: Log) -> Runtime:
+    """The model in a checkpoint folder on `device` (cpu or cuda:0), once its memory bound is known to fit."""
+    on_gpu = device != "cpu"
+    stated = precision.resolve(own.precision, on_gpu)
     architecture = Architecture.read(folder)
     slot = cache_bytes(architecture, 1, own.max_length, stated)
     weights = weight_bytes(architecture, stated)
-    require_memory(weights, slot, own.max_concurrency, own.max_length, own.memory_mb, available_mb(), log)
+    available = _free_mb(device) if on_gpu else available_mb()
+    require_memory(weights, slot, own.max_concurrency, own.max_length, own.memory_mb, available, log)
+    if on_gpu:
+        from shapeshift.fused_decode.graphs import GraphedModel
+
+        log(f"{architecture.family}, {stated}, {device}")
+        return GraphedModel.load_on(
+            device, folder, precision=stated, slots=own.max_concurrency, max_length=own.max_length
+        )
     threads = own.threads or cores()
     model = DecodeModel.load(
         folder,
@@ -56,7 +67,7 @@ def load_runtime(folder: Path, own: FusedDecodeSettings, kernels: Path, log: Log
         cache_dir=kernels,
         log=log,
     )
-    log(f"ready: {architecture.family}, {stated}, {model.operations.name} kernels, {threads} threads")
+    log(f"{architecture.family}, {stated}, {model.operations.name} kernels, {threads} threads")
     return model
 
 
@@ -75,7 +86,14 @@ def load(args: ModelArgs, log: Log, load_runtime: Load = load_runtime) -> Loaded
     remedy = f", one less than max_length ({own.max_length})"
     return Loaded(
         own,
-        load_runtime(folder, own, kernels, log),
+        load_runtime(folder, own, kernels, f"cuda:{args.device_id}" if args.kind == "GPU" else "cpu", log),
         TextTokenizer(tokenizer_file, own.max_length - 1, "text_input", remedy),
         token_bytes(tokenizer_file),
     )
+
+
+def _free_mb(device: str) -> float:
+    """Memory of a GPU that is free, in MiB."""
+    if not torch.cuda.is_available():
+        raise UnsupportedError(f"device {device}: torch sees no CUDA device")
+    return float(torch.cuda.mem_get_info(device)[0]) / 2**20

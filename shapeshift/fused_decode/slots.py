@@ -42,7 +42,7 @@ class SlotTable:
         return len(self.owners) - self.used
 
     def seat(self, sequence: Sequence) -> int:
-        """Give `sequence` a free slot, a hole between others first, then one beside them."""
+        """Give `sequence` a free slot: a hole between others, or else one beside them, below if there is one."""
         slot = self._nearest_free()
         parameters = sequence.parameters
         prompt = len(sequence.prompt)
@@ -132,4 +132,4 @@ class SlotTable:
         holes = np.flatnonzero(self.phase[first:last] == FREE)
         if holes.size:
             return first + int(holes[0])
-        return last + 1 if last + 1 < len(self.owners) else first - 1
+        return first - 1 if first else last + 1

@@ -97,6 +97,10 @@ def test_auto_is_settled(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(precision, "cpu_has_bf16", lambda has=has: has)
         assert house.make("generate")[0] == 0
         assert house.stated()["precision"] == settled
+    file = house.root / "model_repository" / "generate" / "config.pbtxt"
+    file.write_text(file.read_text().replace("KIND_CPU", "KIND_GPU"))
+    assert house.make("generate")[0] == 0
+    assert house.stated()["precision"] == "bf16"
 
 
 def test_what_is_published_is_not_checked_again_until_it_changes(house: House, compilations: list[Path]) -> None:

@@ -202,6 +202,21 @@ def test_when_nobody_waits_the_holes_are_closed_with_the_fewest_moves() -> None:
     assert (run.loop.meters.moves.value, run.loop.meters.moved_tokens.value) == (2, 11)
 
 
+def test_a_newcomer_gets_the_place_below_the_others() -> None:
+    run = Run(ToyRuntime(slots=4))
+    run.submit(max_tokens=2)
+    run.submit(max_tokens=9)
+    for _ in range(3):
+        run.loop.step()
+    newcomer = run.submit(max_tokens=3)
+    run.loop.step()
+    assert newcomer.slot == 0 and run.runtime.moves == []
+    another = run.submit(max_tokens=2)
+    run.loop.step()
+    assert another.slot == 2
+    run.until_idle()
+
+
 def test_without_compaction_nothing_moves() -> None:
     run = Run(ToyRuntime(slots=6), compaction=False)
     for length in (20, 3, 20, 20, 4, 20):

@@ -21,6 +21,8 @@ constexpr int64_t kDepth = 64;         // tokens of a column; token t stands at 
 constexpr float kNothing = -87.0f;     // below this score a token has no weight
 constexpr float kNone = -std::numeric_limits<float>::infinity();
 constexpr int64_t kShared = 4;         // rows of the long kind for which a second thread pays
+constexpr int kBinShift = 18;          // bits of a weight that do not decide its bin
+constexpr int64_t kBins = (0x3f800000 >> kBinShift) + 1;  // up to the weight 1
 
 struct Ask {
   float temperature, top_p, min_p;
@@ -37,8 +39,15 @@ struct Row {
 // One row's working memory, kept by its thread from row to row.
 struct Scratch {
   std::vector<float> maxima, weights, chosen, sums;
+  std::vector<double> bins;
   std::vector<int64_t> tokens;
 };
+
+inline int64_t bin_of(float weight) {
+  uint32_t bits;
+  std::memcpy(&bits, &weight, sizeof bits);
+  return std::min<int64_t>(bits >> kBinShift, kBins - 1);
+}
 
 double mass(const float* weights, int64_t size) {
   double total = 0;
@@ -139,28 +148,43 @@ void weigh(const Row& row, float best, float least, const Ask& ask, Scratch& s) 
   }
 }
 
+double mass(const std::vector<float>& weights) { return mass(weights.data(), static_cast<int64_t>(weights.size())); }
+
+// The same for many weights: the bin in which the share is reached, then the weight within it. A bin holds the
+// weights whose leading bits are equal, so that bins are ordered as their weights are.
+float floor_by_bins(double share, Scratch& s) {
+  s.bins.assign(kBins, 0.0);
+  for (float weight : s.weights) s.bins[bin_of(weight)] += weight;
+  int64_t bin = kBins - 1;
+  while (bin > 0 && s.bins[bin] < share) share -= s.bins[bin--];
+  s.chosen.clear();
+  for (float weight : s.weights) {
+    if (bin_of(weight) == bin) s.chosen.push_back(weight);
+  }
+  return s.chosen.empty() ? 0.0f : floor_of_share(s.chosen, share);
+}
+
 // What top_p makes of a floor.
-float share_floor(const Row& row, float best, float floor, const Ask& ask, Scratch& s) {
-  const int64_t size = static_cast<int64_t>(s.weights.size());
+float share_floor(const Row& row, float floor, double top_p, Scratch& s) {
   if (floor > 0.0f) {
     for (float& weight : s.weights) weight = weight >= floor ? weight : 0.0f;
   }
-  const double share = mass(s.weights.data(), size) * static_cast<double>(ask.top_p);
-  if (s.tokens.empty()) {
-    // Few tokens do for most rows: those that reach a quarter of the columns' maxima.
-    s.chosen = s.maxima;
-    const float bound = least_of_largest(s.chosen, std::max<int64_t>(row.columns / 4, 1));
-    s.chosen.clear();
-    for (int64_t column = 0; column < row.columns; ++column) {
-      if (s.maxima[column] < bound) continue;
-      for (int64_t token = column; token < row.size; token += row.columns) {
-        if (row.logits[token] >= bound) s.chosen.push_back(s.weights[token]);
-      }
-    }
-    if (mass(s.chosen.data(), static_cast<int64_t>(s.chosen.size())) >= share) return floor_of_share(s.chosen, share);
+  const double share = mass(s.weights) * top_p;
+  if (!s.tokens.empty()) {
+    s.chosen = s.weights;
+    return floor_of_share(s.chosen, share);
   }
-  s.chosen = s.weights;
-  return floor_of_share(s.chosen, share);
+  // Few tokens do for most rows: those that reach the quarter of the columns with the largest maxima.
+  s.chosen = s.maxima;
+  const float bound = least_of_largest(s.chosen, std::max<int64_t>(row.columns / 4, 1));
+  s.chosen.clear();
+  for (int64_t column = 0; column < row.columns; ++column) {
+    if (s.maxima[column] < bound) continue;
+    for (int64_t token = column; token < row.size; token += row.columns) {
+      if (row.logits[token] >= bound) s.chosen.push_back(s.weights[token]);
+    }
+  }
+  return mass(s.chosen) >= share ? floor_of_share(s.chosen, share) : floor_by_bins(share, s);
 }
 
 int64_t draw_listed(float floor, double uniform, const Scratch& s) {
@@ -231,7 +255,7 @@ int64_t choose(const Row& row, const Ask& ask, bool& good, Scratch& s) {
     s.chosen = s.weights;
     floor = std::max(floor, least_of_largest(s.chosen, ask.top_k));
   }
-  if (ask.top_p < 1.0f) floor = std::max(floor, share_floor(row, best, floor, ask, s));
+  if (ask.top_p < 1.0f) floor = std::max(floor, share_floor(row, floor, ask.top_p, s));
   return s.tokens.empty() ? draw_all(row, floor, ask.uniform, s) : draw_listed(floor, ask.uniform, s);
 }
 
