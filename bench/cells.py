@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -73,14 +73,16 @@ class Bench:
                         ask = partial(system.open, self.texts[law], instants)
                         self._keep(law, f"open {share:.0%} of {capacity_of}", system.name, ask)
 
-    def analyzer(self, url: str, bare: Worker) -> None:
-        """perf_analyzer on the shipped front beside the bare engines, on the same texts, in turn."""
+    def analyzer(self, url: str, fronts: Mapping[str, str], bare: Worker, concurrencies: Sequence[int]) -> None:
+        """perf_analyzer on `fronts` (name: model) beside the bare engines, on the same texts, in turn."""
         for law in self.scale.laws:
-            for concurrency in (1, 8):
+            for concurrency in concurrencies:
                 for _ in range(self.scale.rounds):
                     count = self._count(bare, law)
                     load = f"perf_analyzer {concurrency}"
-                    self._keep(law, load, "ladder", partial(_analyze, url, self.texts[law], concurrency, count))
+                    for name, model in fronts.items():
+                        ask = partial(_analyze, url, model, self.texts[law], concurrency, count)
+                        self._keep(law, load, name, ask)
                     self._keep(law, load, bare.name, partial(bare.closed, self.texts[law], concurrency, count))
 
     def per_second(self, law: str, load: str, system: str) -> float:
@@ -115,6 +117,6 @@ class Bench:
         return [maker.text(max(3, int(length))) for length in LAWS[law].sample(self._rng, 400)]
 
 
-def _analyze(url: str, texts: Sequence[str], concurrency: int, count: int) -> Outcome:
-    got = perf_analyzer.measure(url, "encode", texts, concurrency, count, patience_s=40.0 + 0.5 * count)
+def _analyze(url: str, model: str, texts: Sequence[str], concurrency: int, count: int) -> Outcome:
+    got = perf_analyzer.measure(url, model, texts, concurrency, count, patience_s=40.0 + 0.5 * count)
     return Outcome(got.latency_ms, got.per_second)

@@ -99,7 +99,7 @@ def run(bench: Bench, made: manifest.Manifest, peers: Sequence[Engine]) -> None:
         for worker in workers:
             stack.callback(worker.stop)
         others = stack.enter_context(infinity(peers, CHECKPOINT, BUILD))
-        bench.analyzer(server.grpc_url, workers[0])
+        bench.analyzer(server.grpc_url, {"ladder": "encode"}, workers[0], (1, 8))
         bench.closed([*fronts, *workers, *others])
         bench.open([*fronts[:2], *others[:1]], capacity_of="DT")
 

@@ -47,6 +47,7 @@ def placements(bench: Bench, made: Manifest, house: Path, workers: int = 2) -> N
         systems = [TritonModel(names[front], running.server.grpc_url, front) for front in fronts]
         bare = Worker("in-process", "ladder", ENGINES)
         stack.callback(bare.stop)
+        bench.analyzer(running.server.grpc_url, {"inline": "encode", "resident": "resident"}, bare, (1,))
         bench.closed([*systems, bare])
         opened: Sequence[OpenSystem] = systems[:3]
         bench.open(opened, capacity_of="DT")
@@ -116,12 +117,17 @@ def lines(bench: Bench, precision: str) -> Iterator[str]:
             f"{cell['p98_ms']:9.2f}{cell['failed']:7}{cell['foreign']:9.2f}"
         )
     for law in bench.scale.laws:
-        added = bench.percentile(law, "closed 1", "resident", 50) - bench.percentile(law, "closed 1", "in-process", 50)
-        yield f"  {law}: added by Triton, router and worker, p50, concurrency 1: {added:.2f} ms"
+        for placement, what in (("inline", "Triton and front"), ("resident", "Triton, router and worker")):
+            added = _p50(bench, law, placement) - _p50(bench, law, "in-process")
+            yield f"  {law}: added by {what}, p50, perf_analyzer, concurrency 1: {added:.2f} ms"
         for load in [f"closed {concurrency}" for concurrency in bench.scale.concurrencies]:
             for other in ("inline", "DT", "ST"):
                 ratio = bench.per_second(law, load, "resident") / bench.per_second(law, load, other)
                 yield f"  {law}, {load}: throughput of resident over {other}: {ratio:.2f}"
+
+
+def _p50(bench: Bench, law: str, system: str) -> float:
+    return bench.percentile(law, "perf_analyzer 1", system, 50)
 
 
 def _entry(made: Manifest, tokens: int, ms: float) -> EngineEntry:
