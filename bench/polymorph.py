@@ -45,7 +45,7 @@ class Extent:
     simulated_s: float
 
 
-QUICK = Extent(Scale(1, 60, 3.0, (1, 8), ("short",), ()), 0, False, 12.0, 0, 0, 20.0)
+QUICK = Extent(Scale(1, 60, 0.0, (1, 8), ("short",), ()), 0, False, 12.0, 0, 0, 20.0)
 FULL = Extent(Scale(2, 240, 10.0, (1, 8), ("short", "long"), ()), 8, True, 40.0, 20, 10000, 300.0)
 
 

@@ -31,7 +31,7 @@ _REALLOCATING_LOAD = 0.4
 
 
 def placements(bench: Bench, made: Manifest, house: Path, workers: int = 2) -> None:
-    """Closed and open loops on inline, resident, DT, ST, and the bare engines in a process."""
+    """Closed and, where they last, open loops on inline, resident, DT, ST, and the bare engines in a process."""
     repository = house / "repository"
     report.empty(repository)
     count = str(workers)
@@ -49,8 +49,9 @@ def placements(bench: Bench, made: Manifest, house: Path, workers: int = 2) -> N
         stack.callback(bare.stop)
         bench.analyzer(running.server.grpc_url, {"inline": "encode", "resident": "resident"}, bare, (1,))
         bench.closed([*systems, bare])
-        opened: Sequence[OpenSystem] = systems[:3]
-        bench.open(opened, capacity_of="DT")
+        if bench.scale.open_s:
+            opened: Sequence[OpenSystem] = systems[:3]
+            bench.open(opened, capacity_of="DT")
 
 
 def partitioned(
