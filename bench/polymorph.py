@@ -18,7 +18,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from bench import cluster, emulated, faults, real, report
+from bench import added, cluster, emulated, faults, real, report
 from bench.cells import Bench, Scale
 from bench.emulated import Cell
 from bench.schemes import ALLOCATIONS, DISPATCHES, INFAAS, OURS, PAPER, Named
@@ -94,6 +94,10 @@ class Run:
         if not self._extent.cells:
             self._cell("8 workers", 8, Traffic(0.6, duration_s=self._extent.cell_s), {"paper": PAPER, "ours": OURS})
             return
+        found = added.measure(rounds=5, requests=300)
+        self.data["added"] = asdict(found)
+        for line in added.lines(found):
+            self.say(line)
         self._cell("8 workers, allocations under drift", 8, drift, {**ALLOCATIONS, "INFaaS": INFAAS, "ours": OURS})
         bursty = Traffic(0.7, bursty=True, drift=0.1, duration_s=self._extent.cell_s)
         by_dispatch = {name: Named("exact", "clamped", False, algorithm) for name, algorithm in DISPATCHES.items()}

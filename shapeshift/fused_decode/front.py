@@ -21,7 +21,7 @@ from shapeshift.fused_decode.detokenize import TextStream
 from shapeshift.fused_decode.fields import FieldReader
 from shapeshift.fused_decode.loop import DecodeLoop
 from shapeshift.fused_decode.sequence import ABORT, Sequence
-from shapeshift.serving import parameters, replies
+from shapeshift.serving import log, parameters, replies
 from shapeshift.serving.cancellations import CancellationWatch
 from shapeshift.serving.metrics import Gauge, MetricsFlusher, RequestMeters
 from shapeshift.serving.model_args import ModelArgs
@@ -37,7 +37,7 @@ class GenerateFront:
 
     def __init__(self, pb_utils: Any, args: ModelArgs, load_runtime: loading.Load = loading.load_runtime) -> None:
         self._pb_utils = pb_utils
-        self._log = partial(_log, pb_utils, args.name)
+        self._log = log.of_model(pb_utils, args.name)
         loaded = loading.load(args, self._log, load_runtime)
         own, runtime = loaded.own, loaded.runtime
         self._tokenizer = loaded.tokenizer
@@ -177,7 +177,3 @@ def _is_forwarded(request: Any) -> bool:
         return json.loads(request.parameters() or "{}").get("forwarded") is True
     except (ValueError, AttributeError):
         return False
-
-
-def _log(pb_utils: Any, model: str, text: str) -> None:
-    pb_utils.Logger.log_info(f"{model}: {text}")

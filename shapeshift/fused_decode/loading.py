@@ -23,10 +23,10 @@ from shapeshift.fused_decode.model import DecodeModel
 from shapeshift.fused_decode.settings import FusedDecodeSettings, GeneratedDecodeSettings
 from shapeshift.fused_decode.step import Runtime
 from shapeshift.fused_decode.weights import weight_bytes
+from shapeshift.serving.log import Log
 from shapeshift.serving.model_args import ModelArgs
 
 _DEFAULT_CACHE = Path.home() / ".cache" / "shapeshift"
-Log = Callable[[str], None]
 Load = Callable[[Path, FusedDecodeSettings, Path, str, Log], Runtime]
 
 

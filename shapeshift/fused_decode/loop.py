@@ -20,8 +20,8 @@ from shapeshift.fused_decode.sampling import Sampler
 from shapeshift.fused_decode.sequence import LENGTH, STOP, Sequence
 from shapeshift.fused_decode.slots import DECODE, PREFILL, SlotTable
 from shapeshift.fused_decode.step import Runtime
+from shapeshift.serving.log import Log
 
-Log = Callable[[str], None]
 Deliver = Callable[[list[Sequence]], None]
 Array = npt.NDArray[Any]
 

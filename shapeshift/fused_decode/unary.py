@@ -17,7 +17,7 @@ import numpy as np
 from shapeshift import settings
 from shapeshift.errors import InvalidInputError, OverloadedError
 from shapeshift.fused_decode.settings import ForwardSettings
-from shapeshift.serving import replies
+from shapeshift.serving import log, replies
 from shapeshift.serving.cancellations import CancellationWatch
 from shapeshift.serving.metrics import Counter, Gauge, Histogram, MetricsFlusher, RequestMeters
 from shapeshift.serving.model_args import ModelArgs
@@ -48,7 +48,7 @@ class UnaryFront:
 
     def __init__(self, pb_utils: Any, args: ModelArgs) -> None:
         self._pb_utils = pb_utils
-        self._log = partial(_log, pb_utils, args.name)
+        self._log = log.of_model(pb_utils, args.name)
         settings.refuse_unknown(args.parameters, settings.names(ForwardSettings))
         self._own = settings.read(ForwardSettings, args.parameters)
         self._names = [tensor["name"] for tensor in args.config["input"]]
@@ -164,7 +164,3 @@ class UnaryFront:
 
 def _stop_id(name: str) -> dict[str, Any]:
     return {_STOP_ID: np.array([name.encode()], dtype=object)}
-
-
-def _log(pb_utils: Any, model: str, text: str) -> None:
-    pb_utils.Logger.log_info(f"{model}: {text}")

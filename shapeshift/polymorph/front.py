@@ -16,7 +16,7 @@ from shapeshift.errors import EngineError, InvalidInputError
 from shapeshift.polymorph.pool import open_pool
 from shapeshift.polymorph.request import TextRequest
 from shapeshift.polymorph.settings import FleetSettings, PolymorphSettings
-from shapeshift.serving import parameters, replies
+from shapeshift.serving import log, parameters, replies
 from shapeshift.serving.metrics import Counter, Gauge, Histogram, MetricsFlusher, RequestMeters
 from shapeshift.serving.model_args import ModelArgs
 from shapeshift.serving.sender import SenderThread
@@ -30,7 +30,7 @@ class TextFront:
 
     def __init__(self, pb_utils: Any, args: ModelArgs) -> None:
         self._pb_utils = pb_utils
-        self._log = partial(_log, pb_utils, args.name)
+        self._log = log.of_model(pb_utils, args.name)
         known = settings.names(TextEngineSettings, PolymorphSettings, GeneratedSettings, FleetSettings)
         settings.refuse_unknown(args.parameters, known)
         own = settings.read(PolymorphSettings, args.parameters)
@@ -106,7 +106,3 @@ class TextFront:
             *pool.metrics(),
         ]
         self._metrics = MetricsFlusher(self._pb_utils, name, exported, self._log)
-
-
-def _log(pb_utils: Any, model: str, text: str) -> None:
-    pb_utils.Logger.log_info(f"{model}: {text}")

@@ -10,11 +10,12 @@ from shapeshift.engines import ladder, registry
 from shapeshift.engines.ladder import Ladder
 from shapeshift.engines.manifest import EngineEntry, Manifest
 from shapeshift.errors import EngineError, OverloadedError
-from shapeshift.polymorph.loading import BackgroundLoader, Log, first_and_rest
+from shapeshift.polymorph.loading import BackgroundLoader, first_and_rest
 from shapeshift.polymorph.request import Row, TextRequest
 from shapeshift.polymorph.settings import PolymorphSettings
 from shapeshift.polymorph.share import rows_to_take
 from shapeshift.serving.bounded_queue import BoundedQueue
+from shapeshift.serving.log import Log
 from shapeshift.serving.metrics import Counter, Gauge
 
 _LOOK_S = 0.05

@@ -7,8 +7,7 @@ from collections.abc import Callable
 
 from shapeshift.engines.hardware import resident_mb
 from shapeshift.engines.manifest import EngineEntry, Manifest
-
-Log = Callable[[str], None]
+from shapeshift.serving.log import Log
 
 
 def first_and_rest(manifest: Manifest) -> tuple[EngineEntry, list[EngineEntry]]:

@@ -14,12 +14,12 @@ from shapeshift.polymorph.binpacking import Packer
 from shapeshift.polymorph.dispatch import Rules
 from shapeshift.polymorph.dispatcher import Dispatcher
 from shapeshift.polymorph.inline import InlinePool
-from shapeshift.polymorph.loading import Log
 from shapeshift.polymorph.profile import ServiceTimes, bin_edges, entry_of_bin, service_times
 from shapeshift.polymorph.request import TextRequest
 from shapeshift.polymorph.router import RouterPool
 from shapeshift.polymorph.settings import FleetSettings, PolymorphSettings, worker_name
 from shapeshift.polymorph.worker_client import WorkerClient
+from shapeshift.serving.log import Log
 from shapeshift.serving.metrics import Counter, Gauge
 
 

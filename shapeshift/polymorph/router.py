@@ -13,13 +13,13 @@ from collections.abc import Sequence
 
 from shapeshift.errors import EngineError, OverloadedError
 from shapeshift.polymorph.assignment import Assignment
-from shapeshift.polymorph.links import DEAD_AFTER, FAILING_AFTER, LANES, Flight, Link
-from shapeshift.polymorph.loading import Log
+from shapeshift.polymorph.links import LANES, Flight, Link
 from shapeshift.polymorph.profile import ServiceTimes
 from shapeshift.polymorph.request import Row, TextRequest
+from shapeshift.polymorph.roster import Roster
 from shapeshift.polymorph.settings import PolymorphSettings
-from shapeshift.polymorph.waiting import WaitingRows
 from shapeshift.polymorph.worker_client import State, WorkerClient, WorkerGoneError, WorkerSickError, WrongBinError
+from shapeshift.serving.log import Log
 from shapeshift.serving.metrics import Counter, Gauge
 
 _WATCH_S = 0.02
@@ -46,15 +46,12 @@ class RouterPool:
         log: Log,
     ) -> None:
         self._client = client
-        self._assignment = assignment
         self._times = times
-        self._log = log
         self._lock = threading.Lock()
-        self._links = {name: Link(name, threading.Condition(self._lock)) for name in workers}
-        self._waiting = WaitingRows(assignment, settings.queue_rows, settings.queue_tokens)
+        self._roster = Roster(self._lock, workers, assignment, settings.queue_rows, settings.queue_tokens, log)
         self._hung: list[Row] = []
         self._closing = threading.Event()
-        self._calls, self._rows, self._retries, self._timeouts = 0, 0, 0, 0
+        self._calls, self._rows, self._timeouts = 0, 0, 0
         self._threads = [
             threading.Thread(target=loop, name=loop.__name__.strip("_"), daemon=True)
             for loop in (self._watch, self._discover)
@@ -65,17 +62,17 @@ class RouterPool:
     @property
     def waiting(self) -> int:
         """Rows that no worker has been given yet."""
-        return self._waiting.rows
+        return self._roster.waiting.rows
 
     @property
     def running(self) -> int:
         """Rows in calls to workers."""
-        return sum(len(flight.rows) for link in self._links.values() for flight in link.under_way())
+        return sum(len(flight.rows) for flight in self._roster.under_way())
 
     @property
     def loaded(self) -> int:
         """Workers that rows are given to."""
-        return sum(link.joined for link in self._links.values())
+        return self._roster.joined
 
     def metrics(self) -> list[Counter | Gauge]:
         """What is exported beside the front's own metrics."""
@@ -83,9 +80,9 @@ class RouterPool:
             Gauge("workers_joined", "Workers that texts are given to", lambda: self.loaded),
             Counter("worker_calls_total", "Calls to workers", read=lambda: self._calls),
             Counter("worker_rows_total", "Texts that workers have computed", read=lambda: self._rows),
-            Counter("retries_total", "Texts given to another worker", read=lambda: self._retries),
+            Counter("retries_total", "Texts given to another worker", read=lambda: self._roster.retries),
             Counter("timeouts_total", "Calls to workers that were given up", read=lambda: self._timeouts),
-            *(gauge for link in self._links.values() for gauge in self._gauges(link)),
+            *(gauge for link in self._roster.links.values() for gauge in self._gauges(link)),
         ]
 
     def submit(self, request: TextRequest) -> None:
@@ -93,44 +90,34 @@ class RouterPool:
         with self._lock:
             if self._closing.is_set():
                 raise OverloadedError(_UNLOADED)
-            self._waiting.refuse_when_full(request.rows)
-            self._put(request.rows)
+            self._roster.waiting.refuse_when_full(request.rows)
+            self._roster.put(request.rows)
 
     def close(self, timeout_s: float = 5.0) -> None:
         """Answer what waits with UNAVAILABLE, let running calls end, stop the threads."""
         with self._lock:
             self._closing.set()
-            for link in self._links.values():
-                link.wake.notify_all()
+            self._roster.wake_all()
         deadline = time.monotonic() + timeout_s
         # A call that fails meanwhile puts its rows back: they are looked for until none runs.
         while self._fail_waiting() and time.monotonic() < deadline:
             time.sleep(_WATCH_S)
         with self._lock:
-            stuck = [row for link in self._links.values() for flight in link.flights for row in flight.rows]
+            stuck = [row for link in self._roster.links.values() for flight in link.flights for row in flight.rows]
         _fail_unloaded(stuck)
         for thread in self._threads:
             thread.join(timeout_s)
 
     def _fail_waiting(self) -> bool:
         with self._lock:
-            waiting = self._waiting.all()
-            running = any(link.under_way() for link in self._links.values())
+            waiting = self._roster.waiting.all()
+            running = bool(self._roster.under_way())
         _fail_unloaded(waiting)
         return running
 
-    def _put(self, rows: Sequence[Row]) -> None:
-        for name in self._waiting.put(rows):
-            self._links[name].wake.notify()
-
-    def _again(self, rows: Sequence[Row]) -> None:
-        """Put rows that have waited or run for another worker before."""
-        self._retries += len(rows)
-        self._put(rows)
-
     def _gauges(self, link: Link) -> list[Gauge]:
         def outstanding() -> int:
-            return self._assignment.outstanding(link.name)
+            return self._roster.outstanding(link.name)
 
         labels = {"worker": link.name}
         return [
@@ -139,6 +126,11 @@ class RouterPool:
         ]
 
     # Calls: two threads a worker.
+
+    def _open_lanes(self, link: Link) -> None:
+        while link.lanes < LANES:
+            link.lanes += 1
+            threading.Thread(target=self._lane, args=(link,), name=f"lane-{link.name}", daemon=True).start()
 
     def _lane(self, link: Link) -> None:
         while (flight := self._next(link)) is not None:
@@ -153,17 +145,13 @@ class RouterPool:
     def _next(self, link: Link) -> Flight | None:
         with self._lock:
             while not self._closing.is_set():
-                rows = self._waiting.take(link.name) if link.joined else []
+                rows = self._roster.take(link)
                 if rows or link.hello:
                     link.hello = False
-                    self._wake_another()
+                    self._roster.wake_another()
                     return self._start(link, rows)
                 link.wake.wait()
         return None
-
-    def _wake_another(self) -> None:
-        if other := self._assignment.more():
-            self._links[other].wake.notify()
 
     def _start(self, link: Link, rows: Sequence[Row]) -> Flight:
         now = time.monotonic()
@@ -189,18 +177,11 @@ class RouterPool:
 
     def _ended(self, link: Link, flight: Flight, state: State | None = None) -> None:
         with self._lock:
-            self._land(link, flight)
-            if state is None:
-                return
-            self._calls += 1
-            self._rows += len(flight.rows)
-            # A call that was given up, or began before the worker joined, may be the answer of a process
-            # that has been replaced.
-            if not flight.given_up and flight.stay == link.stay:
-                link.timeouts = 0
-                if flight.rows:
-                    link.failures = 0
-                self._join(link, state)
+            self._roster.landed(link, flight)
+            if state is not None:
+                self._calls += 1
+                self._rows += len(flight.rows)
+                self._roster.answered(link, flight, state)
 
     def _failed(self, link: Link, flight: Flight, error: Exception) -> None:
         of_itself = isinstance(error, WorkerGoneError | WorkerSickError | WrongBinError)
@@ -213,73 +194,12 @@ class RouterPool:
             if row.attempts >= _ATTEMPTS:
                 row.request.fail(EngineError(f"the engine failed {_ATTEMPTS} times: {error}"))
         with self._lock:
-            self._land(link, flight)
+            self._roster.landed(link, flight)
             # What an earlier process of the worker did says nothing of the one that has joined since.
             if flight.stay == link.stay:
-                self._distrust(link, error, bool(flight.rows))
+                self._roster.distrust(link, error, bool(flight.rows))
             if not flight.given_up:
-                self._again(flight.rows)
-
-    def _distrust(self, link: Link, error: Exception, had_rows: bool) -> None:
-        if isinstance(error, WorkerGoneError):
-            self._leave(link, "is not ready")
-        elif isinstance(error, WorkerSickError):
-            link.timeouts = max(link.timeouts, DEAD_AFTER)
-            self._leave(link, "has died")
-        elif isinstance(error, WrongBinError):
-            self._leave(link, "has another bin")
-            # One that has just said which it has will not say better at once.
-            if time.monotonic() - link.since > _DISCOVER_S:
-                link.hello = True
-                link.wake.notify()
-        elif had_rows:
-            # One that fails at once would otherwise be the first to be free, and draw every text.
-            link.failures += 1
-            if link.failures >= FAILING_AFTER:
-                self._leave(link, f"failed {link.failures} times in a row: {error}")
-
-    def _land(self, link: Link, flight: Flight) -> None:
-        link.flights.remove(flight)
-        if flight.given_up:
-            link.lost -= 1
-            return
-        link.heard = time.monotonic()
-        if link.joined and flight.stay == link.stay:
-            self._assignment.done(link.name, len(flight.rows))
-
-    # Workers come and go.
-
-    def _join(self, link: Link, state: State) -> None:
-        known, link.state = link.state, state
-        changed = known is None or known.bin != state.bin
-        if link.joined and not changed:
-            return
-        self._leave(link, f"has bin {state.bin} now")
-        if not self._waiting.add(link.name, state.bin):
-            if changed:
-                self._log(f"{link.name}: not used, its bin {state.bin or 'any'} is none of this model's")
-            return
-        link.joined = True
-        link.stay += 1
-        link.since = time.monotonic()
-        self._log(f"{link.name}: joined, bin {state.bin or 'any'}, generation {state.generation}")
-        for name in self._waiting.house():
-            self._links[name].wake.notify()
-        link.wake.notify_all()
-
-    def _leave(self, link: Link, why: str) -> None:
-        if not link.joined:
-            return
-        link.joined = False
-        self._log(f"{link.name}: left, it {why}")
-        self._again(self._waiting.remove(link.name))
-        # It may have been woken for a row that another has to take now.
-        self._wake_another()
-
-    def _open_lanes(self, link: Link) -> None:
-        while link.lanes < LANES:
-            link.lanes += 1
-            threading.Thread(target=self._lane, args=(link,), name=f"lane-{link.name}", daemon=True).start()
+                self._roster.again(flight.rows)
 
     # Time.
 
@@ -289,7 +209,7 @@ class RouterPool:
             now = time.monotonic()
             stood_still, last = now - last, now
             with self._lock:
-                for link in self._links.values():
+                for link in self._roster.links.values():
                     if stood_still > _LEAST_TIMEOUT_S:
                         for flight in link.flights:
                             flight.deadline += stood_still
@@ -305,17 +225,17 @@ class RouterPool:
         self._open_lanes(link)
         if flight.stay == link.stay:
             link.timeouts += 1
-            self._leave(link, "did not answer in time")
+            self._roster.leave(link, "did not answer in time")
         for row in flight.rows:
             row.hung += 1
         # A text that makes every worker hang must not take all of them out.
         self._hung += [row for row in flight.rows if row.hung >= _HUNG]
-        self._again([row for row in flight.rows if row.hung < _HUNG])
+        self._roster.again([row for row in flight.rows if row.hung < _HUNG])
 
     def _end_late(self, now: float) -> None:
         with self._lock:
-            waiting = self._waiting.all()
-            deserted = self._waiting.homeless_since(now - _NO_WORKER_S)
+            waiting = self._roster.waiting.all()
+            deserted = self._roster.waiting.homeless_since(now - _NO_WORKER_S)
             hung, self._hung = self._hung, []
         for request in {row.request for row in waiting}:
             request.fail_if_late()
@@ -326,14 +246,14 @@ class RouterPool:
                 OverloadedError(f"no worker for a text of {row.tokens} tokens is there; is the scheduler running?")
             )
         with self._lock:
-            self._waiting.drop_ended()
+            self._roster.waiting.drop_ended()
 
     def _discover(self) -> None:
         # A worker is found by asking it. To ask the server whether it is ready kills this process while the server
         # itself is not (Triton 24.10).
         while not self._closing.wait(_DISCOVER_S):
             with self._lock:
-                for link in self._links.values():
+                for link in self._roster.links.values():
                     if link.to_be_asked(time.monotonic()):
                         link.hello = True
                         self._open_lanes(link)

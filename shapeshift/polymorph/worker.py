@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -24,7 +23,7 @@ from shapeshift.errors import InvalidInputError, UnsupportedError
 from shapeshift.polymorph.loading import BackgroundLoader, first_and_rest
 from shapeshift.polymorph.profile import bin_edges, entry_of_bin
 from shapeshift.polymorph.settings import FleetSettings, PolymorphSettings, WorkerSettings
-from shapeshift.serving import replies
+from shapeshift.serving import log, replies
 from shapeshift.serving.metrics import Counter, Gauge, MetricsFlusher
 from shapeshift.serving.model_args import ModelArgs
 
@@ -38,7 +37,7 @@ class TextWorker:
 
     def __init__(self, pb_utils: Any, args: ModelArgs) -> None:
         self._pb_utils = pb_utils
-        self._log = partial(_log, pb_utils, args.name)
+        self._log = log.of_model(pb_utils, args.name)
         settings.refuse_unknown(args.parameters, KNOWN)
         own = settings.read(WorkerSettings, args.parameters)
         folder = args.folder / settings.read(GeneratedSettings, args.parameters).engines
@@ -114,7 +113,3 @@ class TextWorker:
 
     def _load(self, entry: EngineEntry) -> None:
         self._engines.add(self._runtime.engine(entry.tokens, entry.rows), entry)
-
-
-def _log(pb_utils: Any, model: str, text: str) -> None:
-    pb_utils.Logger.log_info(f"{model}: {text}")

@@ -251,19 +251,19 @@ class Router(RouterPool):
 
     def joined(self, *names: str) -> bool:
         """Whether the workers that texts are given to are these."""
-        return {name for name, link in self._links.items() if link.joined} == set(names)
+        return {name for name, link in self._roster.links.items() if link.joined} == set(names)
 
     def timeouts(self, name: str) -> int:
         """In a row."""
-        return self._links[name].timeouts
+        return self._roster.links[name].timeouts
 
     def check_rest(self) -> None:
         """With nothing to do, nothing is left over."""
-        links = self._links.values()
+        links = self._roster.links.values()
         self.wait(lambda: self.waiting == self.running == 0 and not any(link.flights for link in links))
         with self._lock:
-            assert self._waiting.tokens == 0 and not self._waiting.all() and not self.assignment.waiting()
-            self._waiting.check_integrity()
+            assert self._roster.waiting.tokens == 0 and not self._roster.waiting.all() and not self.assignment.waiting()
+            self._roster.waiting.check_integrity()
             for link in links:
                 assert self.assignment.outstanding(link.name) == 0
                 assert (link.lanes, link.lost) in ((LANES, 0), (0, 0))

@@ -152,9 +152,9 @@ def test_what_a_leaving_worker_was_woken_for_goes_to_another(
     pool.check_rest()
     one = request.TextRequest([[7]], lambda done: None)  # type: ignore[list-item]
     with pool._lock:
-        pool._put(one.rows)
+        pool._roster.put(one.rows)
         chosen = pool.assignment.more()
-        pool._leave(pool._links[str(chosen)], "was told to")
+        pool._roster.leave(pool._roster.links[str(chosen)], "was told to")
     pool.wait(lambda: one.ended)
 
 

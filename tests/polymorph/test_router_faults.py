@@ -50,7 +50,7 @@ def test_a_worker_that_hangs_is_left_and_its_texts_go_elsewhere(make_router: Mak
     assert [one.error() for one in asked] == [None] * 10
     assert hung.texts == []
     pool.wait(lambda: pool.timeouts("a") >= DEAD_AFTER)
-    pool.wait(lambda: not pool._links["a"].joined)
+    pool.wait(lambda: not pool._roster.links["a"].joined)
     # Others go on meanwhile, and what it is asked for its state does not pile up at once.
     assert pool.ask(100).error() is None
     hung.free()
@@ -69,7 +69,7 @@ def test_the_first_answer_counts_however_late(make_router: MakeRouter) -> None:
     pool.wait(lambda: pool.joined() and pool.waiting == 1)
     slow.ready = False
     # Every call that it holds was given up; it has been asked for its state in vain since.
-    pool.wait(lambda: not pool._links["a"].under_way())
+    pool.wait(lambda: not pool._roster.links["a"].under_way())
     slow.free()
     assert asked.error() is None
     assert slow.texts == asked.numbers and pool.joined()
