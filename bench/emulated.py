@@ -39,6 +39,13 @@ class Cell:
         per_s = capacity_per_s(self._curve, edges(), workers) / slower
         self._at_s, self._tokens = draw(traffic, per_s, seed)
 
+    def alone(self) -> str:
+        """What no scheme can undercut: mean and p98 of the same requests, each alone on the shortest bin that takes it."""
+        bins = np.asarray(edges())
+        padded = bins[np.searchsorted(bins, self._tokens)]
+        ms = np.interp(padded, self._curve.lengths, self._curve.latency_ms)
+        return f"each text alone: mean {ms.mean():.1f}, p98 {np.percentile(ms, 98):.1f} ms"
+
     def served(self, name: str, scheme: Named) -> dict[str, object]:
         """Through Triton: mean and p98 (ms of the profile, that is divided by `slower`), failures, changes of bins."""
         house = HOUSE / "emulated"

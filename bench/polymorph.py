@@ -113,7 +113,7 @@ class Run:
     def _cell(self, what: str, workers: int, traffic: Traffic, schemes: dict[str, Named], slower: float = 1.0) -> None:
         cell = Cell(workers, traffic, 10.0 * slower, self._seed, slower)
         rows = [measure(name, scheme) for name, scheme in schemes.items() for measure in (cell.served, cell.simulated)]
-        for line in emulated.lines(f"{what}; {traffic}", rows):
+        for line in emulated.lines(f"{what}; {traffic}; {cell.alone()}", rows):
             self.say(line)
         self.data.setdefault("emulated", []).append({"what": what, "traffic": str(traffic), "rows": rows})
 
