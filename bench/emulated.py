@@ -40,7 +40,7 @@ class Cell:
         self._at_s, self._tokens = draw(traffic, per_s, seed)
 
     def alone(self) -> str:
-        """What no scheme can undercut: mean and p98 of the same requests, each alone on the shortest bin that takes it."""
+        """The bound: mean and p98 of these requests, each alone on the shortest bin that takes it."""
         bins = np.asarray(edges())
         padded = bins[np.searchsorted(bins, self._tokens)]
         ms = np.interp(padded, self._curve.lengths, self._curve.latency_ms)
