@@ -11,25 +11,32 @@ from shapeshift.simulate.scenario import Model, Scheme
 
 @dataclass(frozen=True)
 class Named:
-    """allocation, curve, cap_last, dispatch: as in PolymorphSettings."""
+    """allocation, curve, cap_last, dispatch, drain: as in PolymorphSettings."""
 
     allocation: str
     curve: str
     cap_last: bool
     dispatch: str
+    drain: float = 0.0
 
     def parameters(self) -> dict[str, str]:
         """For a front's config.pbtxt."""
         cap = "true" if self.cap_last else "false"
-        return {"allocation": self.allocation, "curve": self.curve, "cap_last": cap, "dispatch": self.dispatch}
+        return {
+            "allocation": self.allocation,
+            "curve": self.curve,
+            "cap_last": cap,
+            "dispatch": self.dispatch,
+            "drain": f"{self.drain:g}",
+        }
 
     def simulated(self, period_s: float, change_s: float) -> Scheme:
         """For the simulation."""
-        return Scheme(self.allocation, self.curve, self.cap_last, self.dispatch, period_s, change_s)
+        return Scheme(self.allocation, self.curve, self.cap_last, self.drain, self.dispatch, period_s, change_s)
 
 
 PAPER = Named("exact", "clamped", False, "multilevel")
-OURS = Named("exact", "md1", True, "earliest_finish")
+OURS = Named("exact", "md1", True, "earliest_finish", 2.0)
 ALLOCATIONS: Mapping[str, Named] = {
     "even": replace(PAPER, allocation="even"),
     "global": replace(PAPER, allocation="global"),

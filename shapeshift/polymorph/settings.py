@@ -39,6 +39,8 @@ class PolymorphSettings:
     allocation      how workers are divided among the bins: one of `allocate.ALGORITHMS`
     curve           latency curve of the allocation: md1, or clamped as in the paper
     cap_last        whether the longest bin, too, must have the capacity that it needs
+    drain           what waits for a bin's workers counts as demand, so as to be served this often within a period;
+                    0: it does not count, as in the paper
     """
 
     placement: str = "inline"
@@ -60,6 +62,7 @@ class PolymorphSettings:
     allocation: str = "exact"
     curve: str = "md1"
     cap_last: bool = True
+    drain: float = 2.0
 
     def __post_init__(self) -> None:
         for field, known in (
@@ -79,6 +82,7 @@ class PolymorphSettings:
         require(self.threshold >= 0, "threshold", self.threshold, "at least 0")
         require(self.decay >= 0, "decay", self.decay, "at least 0")
         require(self.peek >= 1, "peek", self.peek, "at least 1")
+        require(self.drain >= 0, "drain", self.drain, "at least 0")
         self._check_workers()
 
     def _check_workers(self) -> None:

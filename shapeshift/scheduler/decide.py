@@ -80,7 +80,9 @@ def again(
     if not (fixed or enough or must_change):
         return Decision((), present, f"{_too_few(load, settings)}: the plan stays")
     by_histogram = fixed or not enough
-    wanted = plan.assumed_demand(front, workers, settings.assumed_load) if by_histogram else plan.demand(front, load)
+    wanted = (
+        plan.assumed_demand(front, workers, settings.assumed_load) if by_histogram else _with_backlog(front, load, have)
+    )
     found = plan.solve(front, workers, wanted)
     seen = "by plan_histogram" if by_histogram else f"{_seen(load)} ({plan.shares(front, wanted)})"
     if not must_change:
@@ -118,6 +120,11 @@ def _moved(
     expected: float | None = None,
 ) -> Decision:
     return Decision(tuple(moves(front, have, counts, spare, load.outstanding)), counts, reason, feasible, expected)
+
+
+def _with_backlog(front: Front, load: Load, have: Mapping[str, int]) -> tuple[float, ...]:
+    waiting = plan.backlog(front, load, have)
+    return tuple(texts + more for texts, more in zip(plan.demand(front, load), waiting, strict=True))
 
 
 def _seen(load: Load) -> str:

@@ -48,6 +48,19 @@ def demand(front: Front, load: Load) -> tuple[float, ...]:
     return tuple(scale * count for count in counts)
 
 
+def backlog(front: Front, load: Load, have: Mapping[str, int]) -> tuple[float, ...]:
+    """What waits for the workers `have` (worker: bin), as demand: texts within the horizon, `drain` times a period.
+
+    A queue that outlasts its period shows a bin that the demand alone, on average right, left with too little.
+    """
+    counts = [0.0] * len(front.edges)
+    for worker, bin_ in have.items():
+        # The first of a worker's texts runs.
+        counts[front.edges.index(fitting(front, bin_))] += max(load.outstanding.get(worker, 0) - 1, 0)
+    scale = front.settings.drain * horizon_ms(front) / (1000.0 * load.seconds)
+    return tuple(scale * count for count in counts)
+
+
 def assumed_demand(front: Front, workers: int, share: float) -> tuple[float, ...]:
     """The demand of the configured histogram at `share` of the greatest load that these workers can serve.
 

@@ -7,6 +7,7 @@ time for its bin. The allocation is made anew each period from the lengths of th
 from __future__ import annotations
 
 import heapq
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -130,10 +131,19 @@ class _Cluster:
             return
         numbers = list(self._instances)
         have = [self._model.edges[self._instances[number].bin] for number in numbers]
-        want = self._counts(len(numbers), demand)
+        want = self._counts(len(numbers), self._with_backlog(demand))
         for place, edge in replace.changes(have, want, self._model.edges):
             self._change(numbers[place], self._model.edges.index(edge), now)
         self._note(now)
+
+    def _with_backlog(self, demand: list[float]) -> list[float]:
+        """As `scheduler.plan.backlog`: what waits at the instances counts, too."""
+        held = Counter(number for _, number in self._answers if number in self._instances)
+        within = self._scheme.drain * self._model.slo_ms / 1e3 / self._scheme.period_s
+        found = list(demand)
+        for number, outstanding in held.items():
+            found[self._instances[number].bin] += within * (outstanding - 1)
+        return found
 
     def _scale(self, latencies: Floats, now: float, demand: list[float]) -> None:
         if not self._scheme.scaling or self._returns or not self._instances:

@@ -38,8 +38,8 @@ class Model:
 class Scheme:
     """How it is served.
 
-    allocation: `even`, `global` (solved once, for the whole trace) or `exact` (each period); curve, cap_last: see
-    PolymorphSettings; dispatch: an algorithm of `dispatch`, or bin_packing; period_s: between allocations;
+    allocation: `even`, `global` (solved once, for the whole trace) or `exact` (each period); curve, cap_last, drain:
+    see PolymorphSettings; dispatch: an algorithm of `dispatch`, or bin_packing; period_s: between allocations;
     change_s: for how long an instance that changes its bin is away; scaling: none, `target` (Arlo) or
     `headroom` (INFaaS), decided every scale_s seconds.
     """
@@ -47,6 +47,7 @@ class Scheme:
     allocation: str = "exact"
     curve: str = "md1"
     cap_last: bool = True
+    drain: float = 2.0
     dispatch: str = "earliest_finish"
     period_s: float = 120.0
     change_s: float = 1.0

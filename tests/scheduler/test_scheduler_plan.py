@@ -29,6 +29,15 @@ def test_demand_is_counted_by_bin_within_the_objective() -> None:
     assert plan.demand(front(), seen) == pytest.approx((0.3, 0.15, 0.06))
 
 
+def test_what_waits_counts_as_demand_of_its_workers_bin() -> None:
+    have = {"enc_w00": 32, "enc_w01": 32, "enc_w02": 512}
+    seen = Load(60.0, outstanding={"enc_w00": 5, "enc_w01": 0, "enc_w02": 9, "enc_w09": 100})
+    one = front(drain=3)
+    per_text = 3 * plan.horizon_ms(one) / 60e3
+    assert plan.backlog(one, seen, have) == pytest.approx((4 * per_text, 0.0, 8 * per_text))
+    assert plan.backlog(front(drain=0), seen, have) == (0.0, 0.0, 0.0)
+
+
 def test_time_is_counted_in_the_longest_service_where_that_exceeds_the_objective() -> None:
     tight = front(slo_ms=50)
     assert plan.horizon_ms(tight) == SERVICES[-1]
