@@ -40,6 +40,10 @@ class Admission(Protocol[T]):
         """At most `free` requests, removed from those that wait, that get a slot now."""
         ...
 
+    def squash(self) -> list[T]:
+        """Admitted requests that give their slots back now; they wait again already. Asked before `admit`."""
+        return []
+
     def withdraw(self, request: T) -> bool:
         """Forget a request that no longer waits for a slot; False where it did not wait."""
         ...

@@ -127,8 +127,11 @@ class DecodeLoop:
     def _decide(self, now: float) -> Step | None:
         """Let go who must leave, fill free slots, close the gaps that are left, and make up the batch."""
         self._let_go(now)
+        for sequence in self.admission.squash():
+            self._reading.pop(sequence, None)
+            self.slots.set_aside(sequence)
         for sequence in self.admission.admit(self.slots.free):
-            sequence.admitted = now
+            sequence.admitted = sequence.admitted or now
             self.slots.seat(sequence)
             self._reading[sequence] = None
         if self._compaction and (gaps := self.slots.scattered()):
@@ -154,6 +157,7 @@ class DecodeLoop:
         for slot, token, is_eos, is_full, is_good in zip(*columns, strict=True):
             sequence = table.owners[slot]
             assert sequence is not None
+            self._reading.pop(sequence, None)
             if not sequence.generated:
                 self._first(sequence, now)
             sequence.generated += 1
@@ -168,7 +172,6 @@ class DecodeLoop:
 
     def _first(self, sequence: Sequence, now: float) -> None:
         sequence.first_token = now
-        del self._reading[sequence]
         self.meters.first_token_ms.observe((now - sequence.arrived) * 1e3)
 
     def _speak(self, sequence: Sequence, token: int) -> bool:

@@ -44,14 +44,14 @@ class GenerateParameters:
 
 
 class Sequence:
-    """One request in the decode loop.
+    """One request in the decode loop. `kept`: tokens of its answer from before it was set aside, INT32 [n].
 
     The generating thread writes; others may read. `parts` and `generated` only grow, and neither changes once
     `ended` is true: who reads `ended` first misses nothing.
     """
 
     __slots__ = (
-        *("id", "prompt", "parameters", "stream", "outlet", "text", "limit", "deadline"),
+        *("id", "prompt", "kept", "parameters", "stream", "outlet", "text", "limit", "deadline"),
         *("slot", "generated", "parts", "finish", "error", "ended"),
         *("arrived", "admitted", "first_token", "finished"),
     )
@@ -70,6 +70,7 @@ class Sequence:
     ) -> None:
         self.id = name
         self.prompt = prompt
+        self.kept: npt.NDArray[np.int32] = np.empty(0, np.int32)
         self.parameters = parameters
         self.stream = stream
         self.outlet = outlet

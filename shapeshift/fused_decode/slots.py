@@ -46,14 +46,16 @@ class SlotTable:
         slot = self._nearest_free()
         parameters = sequence.parameters
         prompt = len(sequence.prompt)
+        length = prompt + len(sequence.kept)
         self.owners[slot] = sequence
         self.used += 1
         self.phase[slot] = PREFILL
         self.cached[slot] = 0
-        self.length[slot] = prompt
+        self.length[slot] = length
         self.end[slot] = prompt + sequence.limit
         self.ignore_eos[slot] = parameters.ignore_eos
         self.tokens[slot, :prompt] = sequence.prompt
+        self.tokens[slot, prompt:length] = sequence.kept
         self.sampling.set(slot, parameters)
         sequence.slot = slot
         return slot
@@ -67,6 +69,13 @@ class SlotTable:
         self.cached[slot] = self.length[slot] = 0
         self.used -= 1
         sequence.slot = None
+
+    def set_aside(self, sequence: Sequence) -> None:
+        """Free the slot of `sequence`, which keeps its tokens: seated again, it reads them all and goes on."""
+        slot = sequence.slot
+        assert slot is not None
+        sequence.kept = self.tokens[slot, len(sequence.prompt) : self.length[slot]].copy()
+        self.release(sequence)
 
     def clear(self) -> None:
         """Free every slot."""
