@@ -6,7 +6,7 @@ import json
 import threading
 import time
 import uuid
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from collections.abc import Sequence as Some
 from functools import partial
 from typing import Any
@@ -14,12 +14,11 @@ from typing import Any
 import numpy as np
 
 from shapeshift.errors import CancelledRequestError, NotFoundError
-from shapeshift.fused_decode import loading
-from shapeshift.fused_decode.admission import FirstComeFirstServed
 from shapeshift.fused_decode.answer import TEXT, Answer
 from shapeshift.fused_decode.detokenize import TextStream
 from shapeshift.fused_decode.fields import FieldReader
-from shapeshift.fused_decode.loop import DecodeLoop
+from shapeshift.fused_decode.loop import DecodeLoop, Log
+from shapeshift.fused_decode.room import Room
 from shapeshift.fused_decode.sequence import ABORT, Sequence
 from shapeshift.serving import parameters, replies
 from shapeshift.serving.cancellations import CancellationWatch
@@ -27,18 +26,17 @@ from shapeshift.serving.metrics import Gauge, MetricsFlusher, RequestMeters
 from shapeshift.serving.model_args import ModelArgs
 from shapeshift.serving.streams import OneResponse, StreamThread
 
-# What HTTP clients can name a request with: this server's generate endpoints pass `id` on as a parameter.
-# `forwarded` is set by the model that forwards, which wants the code of an error in its text.
-_OWN_PARAMETERS = ("id", "forwarded")
+MakeRoom = Callable[[ModelArgs, Log], Room]
 
 
 class GenerateFront:
     """Owns the process' threads. `execute` never blocks and never raises; every request gets one last response."""
 
-    def __init__(self, pb_utils: Any, args: ModelArgs, load_runtime: loading.Load = loading.load_runtime) -> None:
+    def __init__(self, pb_utils: Any, args: ModelArgs, make_room: MakeRoom = Room) -> None:
         self._pb_utils = pb_utils
         self._log = partial(_log, pb_utils, args.name)
-        loaded = loading.load(args, self._log, load_runtime)
+        self._room = make_room(args, self._log)
+        loaded = self._room.loaded
         own, runtime = loaded.own, loaded.runtime
         self._tokenizer = loaded.tokenizer
         self._table = loaded.table
@@ -50,14 +48,16 @@ class GenerateFront:
         self._watch = CancellationWatch(self._log)
         self.loop = DecodeLoop(
             runtime,
-            FirstComeFirstServed(own.queue_requests, own.queue_tokens),
+            self._room.admission(),
             self._deliver,
             self._log,
             prefill_tokens=own.prefill_tokens,
             compaction=own.compaction,
+            ground=self._room.ground,
         )
         self._meters = RequestMeters("prompts", own.max_length, own.slo_ms)
         self._metrics = MetricsFlusher(pb_utils, args.name, self._exported(), self._log)
+        self._room.open(self.loop)
         self.loop.start()
 
     def execute(self, requests: Some[Any]) -> None:
@@ -73,6 +73,7 @@ class GenerateFront:
         """Stop producers before consumers: the loop, then the sender, then metrics."""
         self._watch.close()
         self.loop.close()
+        self._room.close()
         self._sender.close()
         self._metrics.close()
 
@@ -83,14 +84,15 @@ class GenerateFront:
             return
         # Before any work: what cannot be served must cost nothing.
         self.loop.admission.refuse_when_full()
-        given = parameters.parse(request.parameters(), _OWN_PARAMETERS)
+        given = parameters.parse(request.parameters(), self._room.own_parameters)
         fields = self._fields.read(request)
         prompt = self._tokenizer.encode(fields.text)
         self._meters.lengths.observe(len(prompt))
         requested = request.requested_output_names()
         respond = replies.with_code if given.forwarded else replies.error_response
         answer = Answer(self._pb_utils, sender, fields, requested, respond, self._closing, self._ended, self._lost)
-        answer.sequence = sequence = Sequence(
+        answer.sequence = sequence = self._room.sequence(
+            given,
             request.request_id() or given.id or uuid.uuid4().hex,
             prompt,
             fields.parameters,
@@ -143,6 +145,7 @@ class GenerateFront:
     def _ended(self, answer: Answer) -> None:
         sequence = answer.sequence
         self._forget(sequence)
+        self._room.ended(sequence)
         if sequence.error is None:
             self._meters.latency_ms.observe((time.monotonic() - sequence.arrived) * 1e3)
         self._count("OK" if sequence.error is None else replies.code_name(sequence.error))
@@ -169,6 +172,7 @@ class GenerateFront:
             Gauge("requests_running", "Requests that hold a slot", lambda: loop.slots.used),
             Gauge("slots", "Slots that there are", lambda: len(loop.slots)),
             Gauge("slot_tokens", "Tokens that the slots hold", lambda: int(loop.slots.cached.sum())),
+            *self._room.exported(),
         ]
 
 

@@ -15,6 +15,7 @@ Ids = npt.NDArray[np.int64]
 
 STOP, LENGTH, ABORT, DEADLINE = "stop", "length", "abort", "deadline"
 """Why an answer ended: the model or a stop string; a limit; a stop_id; its latency_ms."""
+NO_ADAPTER = -1
 
 
 @dataclass(frozen=True)
@@ -44,7 +45,10 @@ class GenerateParameters:
 
 
 class Sequence:
-    """One request in the decode loop. `kept`: tokens of its answer from before it was set aside, INT32 [n].
+    """One request in the decode loop.
+
+    kept        tokens of its answer from before it was set aside, INT32 [n]
+    adapter_id  what `StepBatch.adapters` holds for its rows; set before it gets a slot
 
     The generating thread writes; others may read. `parts` and `generated` only grow, and neither changes once
     `ended` is true: who reads `ended` first misses nothing.
@@ -52,7 +56,7 @@ class Sequence:
 
     __slots__ = (
         *("id", "prompt", "kept", "parameters", "stream", "outlet", "text", "limit", "deadline"),
-        *("slot", "generated", "parts", "finish", "error", "ended"),
+        *("adapter_id", "slot", "generated", "parts", "finish", "error", "ended"),
         *("arrived", "admitted", "first_token", "finished"),
     )
 
@@ -78,6 +82,7 @@ class Sequence:
         self.limit = min(parameters.max_tokens, max_length - len(prompt))
         self.arrived = time.monotonic()
         self.deadline = None if latency_ms is None else self.arrived + latency_ms / 1e3
+        self.adapter_id = NO_ADAPTER
         self.slot: int | None = None
         self.generated = 0
         self.parts: list[str] = []

@@ -21,7 +21,7 @@ from build_engines.settings import Places
 from client.plan import Settings as ReplaySettings
 from shapeshift.cli import main as cli
 from shapeshift.engines.settings import GeneratedSettings, TextEngineSettings
-from shapeshift.fused_decode import front as generate_front
+from shapeshift.fused_decode import room
 from shapeshift.fused_decode.fields import RETURNS, FieldReader
 from shapeshift.fused_decode.settings import ForwardSettings, FusedDecodeSettings, GeneratedDecodeSettings
 from shapeshift.polymorph import front
@@ -210,7 +210,7 @@ def test_serve_options_are_those_of_the_code() -> None:
 
 
 def test_request_parameters_are_those_of_the_code() -> None:
-    for page, own in ((POLYMORPH, front._OWN_PARAMETERS), (FUSED_DECODE, generate_front._OWN_PARAMETERS)):
+    for page, own in ((POLYMORPH, front._OWN_PARAMETERS), (FUSED_DECODE, room.OWN_PARAMETERS)):
         documented = {code(row[0]) for row in table(page, "Request parameters")}
         assert documented == {*parameters.COMMON, *own}
 
