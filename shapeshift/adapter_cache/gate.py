@@ -161,7 +161,8 @@ class Gate(Admission[T]):
 
         hold: False leaves it waiting while its adapter loads.
         """
-        if self._room < 1 or request.tokens > self._spare_tokens():
+        slots = self._memory.free_slots - len(self._chosen) - len(self._held)
+        if min(self._room, slots) < 1 or request.tokens > self._spare_tokens():
             return False
         ready = self._memory.acquire(request.adapter)
         if not ready:

@@ -49,11 +49,14 @@ class SizedRequest(Protocol):
 class Memory(Protocol):
     """The adapters in the pool, as an admission sees them. Any thread may call `queued` and `unqueued`.
 
+    free_slots    slots that may be had now, were all idle adapters given up; counted as free_tokens are
     free_tokens   tokens of KV cache that may still be promised, were all idle adapters given up; a request that
                   has been admitted counts once it has its slot
     total_tokens  of the whole pool
     """
 
+    @property
+    def free_slots(self) -> int: ...
     @property
     def free_tokens(self) -> int: ...
     @property
@@ -68,7 +71,10 @@ class Memory(Protocol):
         ...
 
     def acquire(self, adapter: str | None) -> bool:
-        """Count a running user; False, and nothing counted, where it is not resident."""
+        """Count a running user; False, and nothing counted, where it is not resident or no slot would be left for it.
+
+        Asked once for every request that is admitted, in the `admit` that returns it; true of none.
+        """
         ...
 
     def release(self, adapter: str | None) -> None:

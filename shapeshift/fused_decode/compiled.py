@@ -42,6 +42,14 @@ def library(cache_dir: Path, folder: Path | None = None, name: str = "decode") -
     return target
 
 
+def reason(error: Exception) -> str:
+    """In one line why there is no library."""
+    if isinstance(error, subprocess.CalledProcessError):
+        errors = [line for line in str(error.stderr).splitlines() if "error" in line] or ["no message"]
+        return f"{error.cmd[0]} failed: {errors[0]}"
+    return str(error)
+
+
 def _compile(compiler: str, flags: list[str], target: Path, folder: Path) -> None:
     root = Path(torch.__file__).parent
     sources = sorted(folder.glob("*.cpp"))

@@ -137,6 +137,7 @@ class DecodeLoop:
         for sequence in self.admission.squash():
             self._reading.pop(sequence, None)
             self.slots.set_aside(sequence)
+        self.slots.begin()
         for sequence in self.admission.admit(self.slots.free):
             sequence.admitted = sequence.admitted or now
             self.slots.seat(sequence)

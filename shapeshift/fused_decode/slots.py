@@ -20,6 +20,10 @@ Slots = npt.NDArray[np.int64]
 class Ground(Protocol):
     """Who else uses the memory of slots that no request holds. Called by the generating thread."""
 
+    def begin(self) -> None:
+        """An iteration begins: nobody computes, and requests are admitted next."""
+        ...
+
     def open(self) -> npt.NDArray[np.bool_]:
         """BOOL [slots]: which of them a request may have now, held ones included."""
         ...
@@ -30,6 +34,10 @@ class Ground(Protocol):
 
     def leave(self, slot: int) -> None:
         """`slot` is free again."""
+        ...
+
+    def check_integrity(self) -> None:
+        """Raise AssertionError when what it knows of the slots contradicts itself."""
         ...
 
 
@@ -66,6 +74,11 @@ class SlotTable:
         if self._ground is None:
             return len(self.owners) - self.used
         return int((self._ground.open() & (self.phase == FREE)).sum())
+
+    def begin(self) -> None:
+        """An iteration begins."""
+        if self._ground is not None:
+            self._ground.begin()
 
     def seat(self, sequence: Sequence) -> int:
         """Give `sequence` a free slot: a hole between others, or else one beside them, below if there is one."""
@@ -154,6 +167,8 @@ class SlotTable:
 
     def check_integrity(self) -> None:
         """Raise AssertionError when the columns contradict one another."""
+        if self._ground is not None:
+            self._ground.check_integrity()
         held = [slot for slot, owner in enumerate(self.owners) if owner is not None]
         assert self.used == len(held), "the number of held slots is off"
         assert held == np.flatnonzero(self.phase).tolist(), "a slot is held without a phase, or the reverse"
