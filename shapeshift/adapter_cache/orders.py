@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import bisect
+import dataclasses
 import itertools
 import time
 from abc import abstractmethod
@@ -19,7 +20,7 @@ class FirstComeFirstServed(Gate[T]):
     """
 
     def __init__(self, memory: Memory, limits: Limits, clock: Clock = time.monotonic) -> None:
-        super().__init__(memory, Limits(limits.requests, limits.tokens, 0.0), clock)
+        super().__init__(memory, dataclasses.replace(limits, patience=0.0), clock)
 
     def _select(self) -> None:
         while self._room > 0 and self._waiting:
