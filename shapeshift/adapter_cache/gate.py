@@ -144,7 +144,11 @@ class Gate(Admission[T]):
         """Tokens of cache that nobody has been promised; without limit for the first of all."""
         if not self._running and not self._held:
             return math.inf
-        return self._memory.free_tokens - sum(map(self._place, self._chosen)) - sum(map(self._place, self._held))
+        return self._memory.free_tokens - self._promised()
+
+    def _promised(self) -> int:
+        """Tokens of cache of those who are about to get their slots."""
+        return sum(map(self._place, self._chosen)) + sum(map(self._place, self._held))
 
     def _place(self, request: T) -> int:
         """Tokens of cache that it takes."""
@@ -160,7 +164,8 @@ class Gate(Admission[T]):
         ready = self._memory.acquire(request.adapter)
         if not ready:
             assert request.adapter is not None, "the base model is always there"
-            if not self._memory.want(request.adapter) or not hold:
+            beside = self._promised() + self._place(request)
+            if not self._memory.want(request.adapter, beside) or not hold:
                 return False
         self._room -= 1
         self._promise.admissions += 1
@@ -214,7 +219,7 @@ class Gate(Admission[T]):
         # Only now: a load that goes on may evict what has just been loaded and not yet been used.
         for request in self._held:
             assert request.adapter is not None
-            self._memory.want(request.adapter)
+            self._memory.want(request.adapter, self._promised())
 
     def _serve_due(self) -> bool:
         """Admit whom the promise puts first; False where one of them has to wait, and all others with it."""

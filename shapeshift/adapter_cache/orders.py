@@ -27,7 +27,7 @@ class FirstComeFirstServed(Gate[T]):
             if not self._take(next(iter(self._waiting)), hold=False):
                 break
         for request in itertools.islice(self._waiting, max(0, self._room)):
-            if request.adapter is not None and not self._memory.want(request.adapter):
+            if request.adapter is not None and not self._memory.want(request.adapter, self._promised()):
                 break
 
 

@@ -107,11 +107,11 @@ class SimulatedPool:
                 del self._queued[adapter]
             self._drop_unused(adapter)
 
-    def want(self, adapter: str) -> bool:
+    def want(self, adapter: str, beside: int = 0) -> bool:
         if adapter in self._resident or adapter in self._loading:
             return True
         info = self._adapters[adapter]
-        if not self._make_room(info.bytes):
+        if info.bytes > (self.free_tokens - beside) * self._token_bytes or not self._make_room(info.bytes):
             return False
         self._link_free = max(self.now, self._link_free) + info.bytes / self._bytes_s
         self._loading[adapter] = self._link_free

@@ -65,10 +65,10 @@ class ToyMemory:
         assert self.waiting[adapter] > 0
         self.waiting[adapter] -= 1
 
-    def want(self, adapter: str) -> bool:
+    def want(self, adapter: str, beside: int = 0) -> bool:
         if adapter in self.loaded or adapter in self.loading:
             return True
-        if self.sizes[adapter] > self.free_tokens:
+        if self.sizes[adapter] + beside > self.free_tokens:
             return False
         # Whoever is idle makes way.
         self.loaded = {name for name in self.loaded if self.users.get(name)}
