@@ -162,11 +162,8 @@ class Gate(Admission[T]):
         if self._room < 1 or self._place(request) > self._spare_tokens():
             return False
         ready = self._memory.acquire(request.adapter)
-        if not ready:
-            assert request.adapter is not None, "the base model is always there"
-            beside = self._promised() + self._place(request)
-            if not self._memory.want(request.adapter, beside) or not hold:
-                return False
+        if not ready and not (self._begin_load(request) and hold):
+            return False
         self._room -= 1
         self._promise.admissions += 1
         self._wait_no_longer(request)
@@ -176,6 +173,11 @@ class Gate(Admission[T]):
         else:
             self._held[request] = None
         return True
+
+    def _begin_load(self, request: T) -> bool:
+        """Let the adapter of `request` come; False where it cannot be held beside all that is promised."""
+        beside = self._promised() + self._place(request)
+        return request.adapter is None or self._memory.want(request.adapter, beside)
 
     def _set_aside(self, request: T) -> None:
         """A running request waits again, where it would have waited all along."""

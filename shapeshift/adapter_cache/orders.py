@@ -16,7 +16,7 @@ from shapeshift.adapter_cache.size import Largest, weighted
 class FirstComeFirstServed(Gate[T]):
     """In order of arrival; nobody passes a request whose adapter is being loaded.
 
-    The adapters of those behind it are loaded meanwhile, as far as there are slots for them.
+    The adapters of those behind it are loaded meanwhile, as far as there is room for them all.
     """
 
     def __init__(self, memory: Memory, limits: Limits, clock: Clock = time.monotonic) -> None:
@@ -26,8 +26,10 @@ class FirstComeFirstServed(Gate[T]):
         while self._room > 0 and self._waiting:
             if not self._take(next(iter(self._waiting)), hold=False):
                 break
+        spare = self._spare_tokens()
         for request in itertools.islice(self._waiting, max(0, self._room)):
-            if request.adapter is not None and not self._memory.want(request.adapter, self._promised()):
+            spare -= self._place(request)
+            if spare < 0 or not self._begin_load(request):
                 break
 
 
