@@ -141,9 +141,10 @@ class AdapterCache:
         if adapter is not None:
             self._known[adapter].users -= 1
 
-    def want(self, adapter: str) -> bool:
+    def want(self, adapter: str, beside: int = 0) -> bool:
         one = self._known[adapter]
-        return one.state != ABSENT or self._begin(one, keep=self._promised + 1, fresh=True)
+        keep = max(-(-beside // self._slot_tokens), self._promised)
+        return one.state != ABSENT or self._begin(one, keep=keep, fresh=True)
 
     # For the generating thread: what the model and the slots ask.
 

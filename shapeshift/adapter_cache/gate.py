@@ -13,7 +13,7 @@ from typing import TypeVar
 from shapeshift.adapter_cache.interfaces import Memory, SizedRequest
 from shapeshift.adapter_cache.promise import Promise
 from shapeshift.errors import OverloadedError
-from shapeshift.fused_decode.admission import Admission
+from shapeshift.fused_decode.admission import CLOSED, Admission, Bounds
 
 T = TypeVar("T", bound=SizedRequest)
 Clock = Callable[[], float]
@@ -21,12 +21,11 @@ Tokens = Callable[[str | None], int]
 
 
 @dataclass(frozen=True)
-class Limits:
-    """requests, tokens: most that may wait; patience: see `Promise`, 0: none."""
+class Limits(Bounds):
+    """patience: see `Promise`, 0: none; slot_tokens: tokens of cache that a request takes at least."""
 
-    requests: int
-    tokens: int
     patience: float = 2.0
+    slot_tokens: int = 1
 
 
 class Gate(Admission[T]):
@@ -82,21 +81,13 @@ class Gate(Admission[T]):
 
     def refuse_when_full(self) -> None:
         if self._closed:
-            raise OverloadedError("the model is being unloaded; retry elsewhere")
-        if len(self) >= self._limits.requests:
-            raise OverloadedError(
-                f"queue_requests: {len(self)} requests wait, at most {self._limits.requests} may; retry later"
-            )
+            raise OverloadedError(CLOSED)
+        self._limits.require_place(len(self))
 
     def submit(self, request: T) -> None:
         with self._lock:
             self.refuse_when_full()
-            # An empty queue takes any request, so that no limit makes one impossible.
-            if self._tokens and self._tokens + request.tokens > self._limits.tokens:
-                raise OverloadedError(
-                    f"queue_tokens: {self._tokens} tokens wait, {request.tokens} more exceed {self._limits.tokens}; "
-                    "retry later"
-                )
+            self._limits.require_tokens(self._tokens, request.tokens)
             self._promise.give(request, len(self) + len(self._running))
             self._came(request)
             self._wait(request)
@@ -153,22 +144,26 @@ class Gate(Admission[T]):
         """Tokens of cache that nobody has been promised; without limit for the first of all."""
         if not self._running and not self._held:
             return math.inf
-        promised = sum(one.tokens for one in self._chosen) + sum(one.tokens for one in self._held)
-        return self._memory.free_tokens - promised
+        return self._memory.free_tokens - self._promised()
+
+    def _promised(self) -> int:
+        """Tokens of cache of those who are about to get their slots."""
+        return sum(map(self._place, self._chosen)) + sum(map(self._place, self._held))
+
+    def _place(self, request: T) -> int:
+        """Tokens of cache that it takes."""
+        return max(self._limits.slot_tokens, request.tokens)
 
     def _take(self, request: T, hold: bool = True) -> bool:
         """Admit `request`, or hold it while its adapter loads; False where neither can be now.
 
         hold: False leaves it waiting while its adapter loads.
         """
-        slots = self._memory.free_slots - len(self._chosen) - len(self._held)
-        if min(self._room, slots) < 1 or request.tokens > self._spare_tokens():
+        if self._room < 1 or self._place(request) > self._spare_tokens():
             return False
         ready = self._memory.acquire(request.adapter)
-        if not ready:
-            assert request.adapter is not None, "the base model is always there"
-            if not self._memory.want(request.adapter) or not hold:
-                return False
+        if not ready and not (self._begin_load(request) and hold):
+            return False
         self._room -= 1
         self._promise.admissions += 1
         self._wait_no_longer(request)
@@ -178,6 +173,11 @@ class Gate(Admission[T]):
         else:
             self._held[request] = None
         return True
+
+    def _begin_load(self, request: T) -> bool:
+        """Let the adapter of `request` come; False where it cannot be held beside all that is promised."""
+        beside = self._promised() + self._place(request)
+        return request.adapter is None or self._memory.want(request.adapter, beside)
 
     def _set_aside(self, request: T) -> None:
         """A running request waits again, where it would have waited all along."""
@@ -221,7 +221,7 @@ class Gate(Admission[T]):
         # Only now: a load that goes on may evict what has just been loaded and not yet been used.
         for request in self._held:
             assert request.adapter is not None
-            self._memory.want(request.adapter)
+            self._memory.want(request.adapter, self._promised())
 
     def _serve_due(self) -> bool:
         """Admit whom the promise puts first; False where one of them has to wait, and all others with it."""

@@ -49,14 +49,15 @@ class SizedRequest(Protocol):
 class Memory(Protocol):
     """The adapters in the pool, as an admission sees them. Any thread may call `queued` and `unqueued`.
 
-    free_slots    slots that may be had now, were all idle adapters given up; counted as free_tokens are
+    Called with the admission's lock held: no call may block for long, or call the admission. What is free falls only
+    by `want` and by requests that get their slots, both on the generating thread, so that what an admission has
+    counted on stays; the others may prefetch between two iterations. Once a load has ended, the loop is woken.
+
     free_tokens   tokens of KV cache that may still be promised, were all idle adapters given up; a request that
                   has been admitted counts once it has its slot
     total_tokens  of the whole pool
     """
 
-    @property
-    def free_slots(self) -> int: ...
     @property
     def free_tokens(self) -> int: ...
     @property
@@ -89,6 +90,9 @@ class Memory(Protocol):
         """That request waits no longer."""
         ...
 
-    def want(self, adapter: str) -> bool:
-        """Begin to load it, on another thread, or go on; False where the pool cannot hold it now."""
+    def want(self, adapter: str, beside: int = 0) -> bool:
+        """Begin to load it, on another thread, or go on; True also where it is resident.
+
+        False where the pool cannot hold it now together with `beside` more tokens of cache.
+        """
         ...

@@ -23,9 +23,8 @@ _SMOOTHING = 0.1
 class MultiQueue(Gate[T]):
     """Two-phase admission from queues that are made anew every `recluster_s` seconds, with bypass and squash.
 
-    slot_tokens: tokens of cache that a request takes at least. adapter_tokens(name): what its weights take, in
-    tokens. slo_s: see `lanes`. A request that passed a head and has not ended when it was foretold to is set aside
-    as long as that head waits, once.
+    adapter_tokens(name): what its weights take, in tokens. slo_s: see `Window.lanes`. A request that passed a head
+    and has not ended when it was foretold to is set aside, once, if that head still waits.
     """
 
     def __init__(
@@ -33,7 +32,6 @@ class MultiQueue(Gate[T]):
         memory: Memory,
         limits: Limits,
         adapter_tokens: Tokens,
-        slot_tokens: int = 1,
         max_queues: int = 4,
         recluster_s: float = 300.0,
         slo_s: float = 0.0,
@@ -42,7 +40,6 @@ class MultiQueue(Gate[T]):
     ) -> None:
         super().__init__(memory, limits, clock)
         self._adapter_tokens = adapter_tokens
-        self._slot_tokens = slot_tokens
         self._max_queues = max_queues
         self._recluster_s = recluster_s
         self._slo_s = slo_s
@@ -101,7 +98,7 @@ class MultiQueue(Gate[T]):
 
     def _came(self, request: T) -> None:
         tokens = request.prompt_tokens + request.predicted_tokens
-        charge = max(self._slot_tokens, tokens) + self._adapter_tokens(request.adapter)
+        charge = max(self._limits.slot_tokens, tokens) + self._adapter_tokens(request.adapter)
         self._sizes[request] = Sized(request.prompt_tokens, request.predicted_tokens, request.rank, charge)
         self._window.came(self._sizes[request], request.arrived)
 
@@ -178,14 +175,14 @@ class MultiQueue(Gate[T]):
 
     def _need(self, request: T) -> int:
         missing = 0 if self._memory.resident(request.adapter) else self._adapter_tokens(request.adapter)
-        return request.tokens + missing
+        return self._place(request) + missing
 
     def _wait_s(self, head: T) -> float:
         users = Counter(one.adapter for one in self._running)
         running = (
             (
                 max(1, one.predicted_tokens - one.generated),
-                one.tokens + (self._adapter_tokens(one.adapter) if users[one.adapter] == 1 else 0),
+                self._place(one) + (self._adapter_tokens(one.adapter) if users[one.adapter] == 1 else 0),
             )
             for one in self._running
         )

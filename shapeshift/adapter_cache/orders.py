@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import bisect
+import dataclasses
 import itertools
 import time
 from abc import abstractmethod
@@ -15,18 +16,20 @@ from shapeshift.adapter_cache.size import Largest, weighted
 class FirstComeFirstServed(Gate[T]):
     """In order of arrival; nobody passes a request whose adapter is being loaded.
 
-    The adapters of those behind it are loaded meanwhile, as far as there are slots for them.
+    The adapters of those behind it are loaded meanwhile, as far as there is room for them all.
     """
 
     def __init__(self, memory: Memory, limits: Limits, clock: Clock = time.monotonic) -> None:
-        super().__init__(memory, Limits(limits.requests, limits.tokens, 0.0), clock)
+        super().__init__(memory, dataclasses.replace(limits, patience=0.0), clock)
 
     def _select(self) -> None:
         while self._room > 0 and self._waiting:
             if not self._take(next(iter(self._waiting)), hold=False):
                 break
+        spare = self._spare_tokens()
         for request in itertools.islice(self._waiting, max(0, self._room)):
-            if request.adapter is not None and not self._memory.want(request.adapter):
+            spare -= self._place(request)
+            if spare < 0 or not self._begin_load(request):
                 break
 
 

@@ -55,8 +55,8 @@ def build(
     slot_tokens: int = 1,
     clock: Clock = time.monotonic,
 ) -> Gate[Any]:
-    """The order that `own` names. adapter_tokens, slot_tokens: see `MultiQueue`."""
-    limits = Limits(queue_requests, queue_tokens, own.patience)
+    """The order that `own` names. adapter_tokens: see `MultiQueue`; slot_tokens: see `Limits`."""
+    limits = Limits(queue_requests, queue_tokens, own.patience, slot_tokens)
     if own.scheduler == "fifo":
         return FirstComeFirstServed(memory, limits, clock)
     if own.scheduler == "sjf":
@@ -67,7 +67,6 @@ def build(
         memory,
         limits,
         adapter_tokens,
-        slot_tokens=slot_tokens,
         max_queues=own.max_queues,
         recluster_s=own.recluster_s,
         slo_s=own.first_token_slo_ms / 1e3,
