@@ -152,6 +152,8 @@ class AdapterCache:
 
     def want(self, adapter: str, beside: int = 0) -> bool:
         one = self._known[adapter]
+        if one.error is not None:
+            return False
         keep = max(-(-beside // self._slot_tokens), self._promised)
         return one.state != ABSENT or self._begin(one, keep=keep, fresh=True)
 
