@@ -17,6 +17,8 @@ from shapeshift.adapter_cache.placement import Placement
 from shapeshift.adapter_cache.pool import Pool
 from shapeshift.adapter_cache.record import ABSENT, LOADING, READY, Adapter
 
+_LINGER_S = 5.0
+"""Seconds that a withdrawn adapter is still known, for requests that have just been given it."""
 _MOST_AHEAD = 2
 """Loads under way beyond which nothing is loaded ahead."""
 
@@ -55,7 +57,7 @@ class AdapterCache:
         self._woken, self._failed = woken, failed
         self._loader = Loader(self._loaded, write)
         self._by_number: dict[int, Adapter] = {}
-        self._withdrawn: dict[str, Adapter] = {}
+        self._withdrawn: dict[str, tuple[Adapter, float]] = {}
         self._pinned: tuple[Adapter, ...] = ()
         self._held = np.zeros(slots, bool)
         self._promised = 0
@@ -78,7 +80,7 @@ class AdapterCache:
 
     def withdraw(self, adapter: Adapter) -> None:
         """No further request will ask for `adapter`; it goes once nobody uses it or waits for it."""
-        self._withdrawn[adapter.name] = adapter
+        self._withdrawn[adapter.name] = adapter, time.monotonic() + _LINGER_S
 
     def pin(self, adapters: Iterable[Adapter]) -> None:
         """These, and no others, are loaded now and stay."""
@@ -168,8 +170,8 @@ class AdapterCache:
         self._promised = 0
         while self._ends:
             self._end(*self._ends.popleft())
-        for one in list(self._withdrawn.values()):
-            self._forget(one)
+        for one, until in list(self._withdrawn.values()):
+            self._forget(one, until)
         self._load_ahead()
 
     def open(self) -> npt.NDArray[np.bool_]:
@@ -263,14 +265,15 @@ class AdapterCache:
             self.meters.failed.add()
             self._failed(one, error)
 
-    def _forget(self, one: Adapter) -> None:
+    def _forget(self, one: Adapter, until: float) -> None:
         with self._lock:
             waits = one.name in self._waiting
         if waits or one.users or one.state == LOADING:
             return
         if one.state == READY:
             self._placement.drop(one.name, GONE)
-        del self._withdrawn[one.name], self._known[one.name], self._by_number[one.number]
+        if time.monotonic() > until:
+            del self._withdrawn[one.name], self._known[one.name], self._by_number[one.number]
 
     # The loader's thread.
 

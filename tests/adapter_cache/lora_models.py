@@ -103,3 +103,23 @@ def peft_logits(
         with torch.inference_mode():
             made.append(model(tokens[None]).logits[0])
     return made
+
+
+def peft_texts(base: Path, adapters: Mapping[str, Path], prompt: str, count: int) -> dict[str | None, str]:
+    """What PEFT says greedily after a prompt: without an adapter (None), and with each."""
+    import torch
+    import transformers
+    from peft import PeftModel
+    from tokenizers import Tokenizer
+
+    tokenizer = Tokenizer.from_file(str(base / "tokenizer.json"))
+    ids = torch.tensor([tokenizer.encode(prompt).ids])
+    made: dict[str | None, str] = {}
+    for name in (None, *adapters):
+        model: Any = transformers.AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32).eval()
+        if name is not None:
+            model = PeftModel.from_pretrained(model, adapters[name]).eval()
+        with torch.inference_mode():
+            tokens = model.generate(input_ids=ids, max_new_tokens=count, do_sample=False, pad_token_id=1)
+        made[name] = str(tokenizer.decode(tokens[0, ids.shape[1] :].tolist()))
+    return made
