@@ -37,6 +37,7 @@ def main() -> None:
     options = parser.parse_args()
     # As the backend does, before torch is imported.
     waiting.arrange()
+    from bench import adapter_step_loads
     from bench.peers.random_llama import ensure
     from client.hardware import describe
     from shapeshift.engines import precision
@@ -61,6 +62,11 @@ def main() -> None:
         if not options.no_peft:
             theirs = times["PEFT, mixed"] - times["PEFT's base"]
             print(f"  PEFT adds {theirs:.2f}: ours is {mine / theirs:.3f} of it", flush=True)
+    calm, loading, seconds = adapter_step_loads.measure(
+        folder, adapters, stated, options.build / "kernels", options.rounds
+    )
+    print(f"16 rows while the largest adapter is loaded ({seconds * 1e3:.0f} ms a load): p99 of a step {loading:.2f}")
+    print(f"  undisturbed {calm:.2f}: {loading / calm:.3f} of it", flush=True)
     if options.json:
         options.json.write_text(json.dumps(found))
 
@@ -93,7 +99,7 @@ def ours(folder: Path, adapters: list[Path], stated: str, kernels: Path, batch: 
     """Steps of `batch` rows without adapters, and with all of them in each form that is to be had."""
     import torch
 
-    from shapeshift.adapter_cache import layout, loader, native, peft, record
+    from shapeshift.adapter_cache import layout, loader, native
     from shapeshift.adapter_cache.segmented import Segmented
     from shapeshift.adapter_cache.stacked import Stacked
     from shapeshift.adapter_cache.terms import Form, Terms
@@ -107,13 +113,10 @@ def ours(folder: Path, adapters: list[Path], stated: str, kernels: Path, batch: 
     model = DecodeModel.load(
         folder, precision=stated, slots=batch, max_length=CONTEXT * 2, threads=cores(), cache_dir=kernels, log=say
     )
-    base = peft.Base(model.architecture, {folder.name}, max(RANKS))
-    width = model.memory.element_size()
-    records = [record.make(one.name, "0", peft.read(one, base), model.architecture, width) for one in adapters]
+    records = records_of(folder, adapters, model)
     memory = torch.zeros(sum(one.elements for one in records), dtype=model.memory.dtype)
     places, start = [], 0
     for one in records:
-        one.verified = True
         loader.fill(memory[start : start + one.elements], one)
         places.append(layout.moved(one.relative, start))
         start += one.elements
@@ -141,6 +144,18 @@ def ours(folder: Path, adapters: list[Path], stated: str, kernels: Path, batch: 
     return made
 
 
+def records_of(folder: Path, adapters: list[Path], model: Any) -> list[Any]:
+    """The adapters as the cache knows them."""
+    from shapeshift.adapter_cache import peft, record
+
+    base = peft.Base(model.architecture, {folder.name}, max(RANKS))
+    width = model.memory.element_size()
+    made = [record.make(one.name, "0", peft.read(one, base), model.architecture, width) for one in adapters]
+    for one in made:
+        one.verified = True
+    return made
+
+
 def peft(folder: Path, adapters: list[Path], stated: str, batch: int) -> dict[str, Step]:
     """The same steps by transformers without adapters, and by PEFT with a mixed batch of them."""
     import torch
@@ -150,13 +165,13 @@ def peft(folder: Path, adapters: list[Path], stated: str, batch: int) -> dict[st
     from shapeshift.fused_decode.model import DTYPES
 
     def base() -> Any:
-        return transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=DTYPES[stated]).eval()
+        model: Any = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=DTYPES[stated])
+        return model.eval()
 
     plain = base()
-    mixed: Any = PeftModel.from_pretrained(base(), adapters[0], adapter_name="0")
+    mixed = PeftModel.from_pretrained(base(), adapters[0], adapter_name="0")
     for number, adapter in enumerate(adapters[1:], 1):
         mixed.load_adapter(adapter, adapter_name=str(number))
-    mixed.eval()
     names = [str(row % len(adapters)) for row in range(batch)]
     tokens, prompt = torch.randint(9, 999, (batch, 1)), torch.randint(9, 999, (batch, CONTEXT))
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -54,7 +55,7 @@ def make_front(small_base: Path, folder: Path, lora_kernels: Path, pb_utils: PbU
             "starter_dir": "",
             **parameters,
         }
-        started.append(GenerateFront(pb_utils, arguments("generate_lora", **stated), AdapterRoom))
+        started.append(GenerateFront(pb_utils, arguments("generate_lora", **stated), partial(AdapterRoom, pb_utils)))
         return started[-1]
 
     yield make
