@@ -174,9 +174,13 @@ class AdapterRoom(Room):
 
     def _run(self) -> None:
         while not self._stop.wait(_PERIOD_S):
-            changed = self.catalogue.look()
-            if self._own.prefetch:
-                changed = self._guess() or changed
+            try:
+                changed = self.catalogue.look()
+                if self._own.prefetch:
+                    changed = self._guess() or changed
+            except Exception as error:  # noqa: BLE001  what goes wrong once must not end the watch
+                self._log(f"the adapters could not be looked at: {type(error).__name__}: {error}")
+                continue
             if changed:
                 self._wake()
 
