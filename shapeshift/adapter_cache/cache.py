@@ -27,8 +27,8 @@ class AdapterCache:
     """See `interfaces.Memory` and `slots.Ground`. Adapters lie in a reserve behind the slots and in idle slots.
 
     What lies in a slot keeps it from requests only while it is used or being loaded; otherwise it goes when the
-    slot is wanted. keeps: False lets go of whatever nobody uses or waits for (S-LoRA). Places change on the generating thread alone, so that nothing moves during an iteration; the
-    loader only fills what was given to it.
+    slot is wanted. Places change on the generating thread alone, so that nothing moves during an iteration; the
+    loader only fills what was given to it. keeps: False lets go of whatever nobody uses or waits for.
 
     woken() is called, on the loader's thread, when what waits may go on; failed(adapter, error), on the generating
     thread, when it cannot.
