@@ -19,6 +19,7 @@ from docs_sources import metric_names, modules, texts
 from build_engines.repository import front_models
 from build_engines.settings import Places
 from client.plan import Settings as ReplaySettings
+from shapeshift.adapter_cache.scheduling import SchedulingSettings
 from shapeshift.cli import main as cli
 from shapeshift.engines.settings import GeneratedSettings, TextEngineSettings
 from shapeshift.fused_decode import room
@@ -182,6 +183,7 @@ def test_model_of_ones_own_is_a_model(tmp_path: Path) -> None:
         (FUSED_DECODE, "Loop parameters", FusedDecodeSettings, ""),
         (FUSED_DECODE, "Forwarding parameters", ForwardSettings, ""),
         (FUSED_DECODE, "Generated parameters", GeneratedDecodeSettings, ""),
+        (DOCS / "adapter_cache_scheduling.md", "Scheduling parameters", SchedulingSettings, ""),
         (DOCS / "client.md", "Open-loop replay", ReplaySettings, "--"),
     ],
 )
