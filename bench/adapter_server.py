@@ -1,4 +1,4 @@
-"""The real server under the same loads: a process of `generate_lora` for each system, gRPC streams, Poisson arrivals."""
+"""The real server under the same loads: a process of `generate_lora` for each system, a gRPC stream for each request."""
 
 from __future__ import annotations
 
