@@ -105,6 +105,15 @@ class AdapterCache:
                 if not self._waiting[adapter]:
                     del self._waiting[adapter]
 
+    @property
+    def vacant_bytes(self) -> int:
+        """Bytes of the reserve that no adapter has."""
+        return self._pool.free(self._pool.reserve) * self._placement.width
+
+    def elements(self, name: str | None) -> int:
+        """Elements of the pool that an adapter takes; 0 for none."""
+        return 0 if name is None else self._known[name].elements
+
     def residents(self) -> list[str]:
         """Names of what lies in the pool, ready or being loaded."""
         return list(self._pool)

@@ -12,6 +12,7 @@ from collections.abc import Callable
 import torch
 from safetensors import SafetensorError, safe_open
 
+from shapeshift.adapter_cache import registry
 from shapeshift.adapter_cache.record import Adapter
 from shapeshift.errors import EngineError, InvalidInputError
 
@@ -46,6 +47,10 @@ def fill(target: torch.Tensor, adapter: Adapter, write: Store = store) -> None:
     """
     source = adapter.source
     try:
+        if not adapter.verified:
+            if registry.digest(source.folder) != adapter.sha256:
+                raise EngineError(f"adapter {adapter.label}: its files are not those that were registered")
+            adapter.verified = True
         stat = source.weights.stat()
         if (stat.st_size, stat.st_mtime_ns) != source.stamp:
             raise EngineError(f"adapter {adapter.label}: {source.weights.name} has changed since it was registered")

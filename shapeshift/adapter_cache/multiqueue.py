@@ -40,7 +40,7 @@ class MultiQueue(Gate[T]):
     ) -> None:
         super().__init__(memory, limits, clock)
         self._adapter_tokens = adapter_tokens
-        self._max_queues = max_queues
+        self.most_queues = max_queues
         self._recluster_s = recluster_s
         self._slo_s = slo_s
         self._bypass = bypass
@@ -203,7 +203,7 @@ class MultiQueue(Gate[T]):
                 self._remake()
 
     def _remake(self) -> None:
-        self._lanes = self._window.lanes(self._memory.total_tokens, self._max_queues, self._slo_s)
+        self._lanes = self._window.lanes(self._memory.total_tokens, self.most_queues, self._slo_s)
         self._ledger = Ledger(self._lanes.quota)
         self._queues = [{} for _ in self._lanes.quota]
         for request in self._waiting:

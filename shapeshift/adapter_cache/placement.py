@@ -34,6 +34,7 @@ class Placement:
         self.version = 0
         self.clock = 0.0
         self.pool = pool
+        self.width = memory.element_size()
         self._memory = memory
         self._known = known
         self._waiting = waiting

@@ -52,7 +52,7 @@ class Pool:
 
     def free(self, region: int) -> int:
         """Elements of `region` that nobody has, in however many holes."""
-        return self.size(region) - sum(_aligned(span.length) for span in self._spans[region].values())
+        return self.size(region) - sum(_aligned(span.length) for span in list(self._spans[region].values()))
 
     def hole(self, region: int, length: int) -> Span | None:
         """The first place in `region` for so many elements."""

@@ -23,7 +23,7 @@ class Adapter:
     info      under a name that no other one bears, `label` and its hash; label: what requests ask for
     number    in `StepBatch.adapters`
     relative  where its factors lie in its own memory of `elements`, see `layout.places`; places: in the pool
-    withdrawn no longer registered: nobody new may ask for it
+    verified  whether its files have been held against `sha256` and its weights are finite
     error     why it cannot be loaded
     fresh     loaded because a request asked for it, and not used since
     users, waiting  requests that run with it and that wait for it
@@ -38,7 +38,7 @@ class Adapter:
     elements: int
     pinned: bool = False
     number: int = field(default_factory=lambda: next(_numbers))
-    withdrawn: bool = False
+    verified: bool = False
     error: Exception | None = None
     state: int = ABSENT
     places: torch.Tensor | None = None

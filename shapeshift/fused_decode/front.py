@@ -145,7 +145,6 @@ class GenerateFront:
     def _ended(self, answer: Answer) -> None:
         sequence = answer.sequence
         self._forget(sequence)
-        self._room.ended(sequence)
         if sequence.error is None:
             self._meters.latency_ms.observe((time.monotonic() - sequence.arrived) * 1e3)
         self._count("OK" if sequence.error is None else replies.code_name(sequence.error))
@@ -158,6 +157,7 @@ class GenerateFront:
             self._live.setdefault(sequence.id, []).append(sequence)
 
     def _forget(self, sequence: Sequence) -> None:
+        self._room.forget(sequence)
         with self._lock:
             others = [other for other in self._live.pop(sequence.id, ()) if other is not sequence]
             if others:

@@ -48,8 +48,8 @@ class Room:
     def open(self, loop: DecodeLoop) -> None:
         """The loop will start."""
 
-    def ended(self, sequence: Sequence) -> None:
-        """The last response of `sequence` was handed over; called on the sending thread."""
+    def forget(self, sequence: Sequence) -> None:
+        """`sequence` was refused, or its last response was handed over; any thread."""
 
     def close(self) -> None:
         """The loop has ended."""
