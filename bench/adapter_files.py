@@ -1,4 +1,4 @@
-"""Adapters of random weights as PEFT saves them, for the model that the decode benchmarks run."""
+"""A registry of adapters of random weights, for the model that the decode benchmarks run."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import shutil
 from collections.abc import Mapping
 from pathlib import Path
 
+from shapeshift.adapter_cache import registry
 from shapeshift.adapter_cache.interfaces import AdapterInfo
 
 TARGETS = ("q_proj", "v_proj")
@@ -20,13 +21,17 @@ def bytes_per_rank(model: Path) -> int:
 
 
 def ensure(folder: Path, model: Path, known: Mapping[str, AdapterInfo]) -> Path:
-    """`folder` with a PEFT folder for each adapter of `known`; made (some seconds) where they are missing."""
+    """A registry in `folder` with the adapters of `known`; made (half a minute) where they are missing."""
     stamp, state = folder / "made.json", {"form": _FORM, "targets": TARGETS, "adapters": sorted(known)}
     wanted = json.loads(json.dumps(state))
     if not stamp.exists() or json.loads(stamp.read_text()) != wanted:
         shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir(parents=True)
         for seed, (name, one) in enumerate(sorted(known.items())):
-            _write(folder / name, model, one.rank, seed)
+            source = folder / ".made"
+            _write(source, model, one.rank, seed)
+            registry.add(folder, name, source, pinned=False)
+            shutil.rmtree(source)
         stamp.write_text(json.dumps(wanted))
     return folder
 

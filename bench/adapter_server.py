@@ -1,4 +1,4 @@
-"""The real server under the same loads: a process of `generate_lora` for each system, a gRPC stream for each request."""
+"""The real server under the same loads: one process of `generate_lora` a system, a gRPC stream for each request."""
 
 from __future__ import annotations
 
