@@ -109,6 +109,21 @@ def table(title: str, systems: Mapping[str, Runs]) -> str:
     return "\n".join(lines)
 
 
+def record(runs: Runs) -> dict[str, float]:
+    """The same as plain figures."""
+    return {
+        "runs": len(runs),
+        "first_p50_ms": first_ms(runs, 50),
+        "first_p99_ms": first_ms(runs, 99),
+        "between_p50_ms": between_ms(runs, 50),
+        "between_p99_ms": between_ms(runs, 99),
+        "mb_per_request": megabytes(runs),
+        "hit_ratio": hit_ratio(runs),
+        "longest_s": longest_s(runs),
+        "served_per_s": served_per_s(runs),
+    }
+
+
 def by_rank(ours: Runs, theirs: Runs, names: tuple[str, str]) -> str:
     """P99 of the time to the first token of each rank, ours over theirs, with intervals."""
     lines = [f"  p99 first token, {names[0]} over {names[1]} (95% interval)"]

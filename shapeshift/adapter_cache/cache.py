@@ -30,7 +30,7 @@ class AdapterCache:
 
     What lies in a slot keeps it from requests only while it is used or being loaded; otherwise it goes when the
     slot is wanted. Places change on the generating thread alone, so that nothing moves during an iteration; the
-    loader only fills what was given to it.
+    loader only fills what was given to it. keeps: False lets go of whatever nobody uses or waits for.
 
     woken() is called, on the loader's thread, when what waits may go on; failed(adapter, error), on the generating
     thread, when it cannot.
@@ -44,6 +44,7 @@ class AdapterCache:
         slot_tokens: int,
         *,
         algorithm: str = "gdsf",
+        keeps: bool = True,
         write: Store,
         woken: Callable[[], None],
         failed: Failed,
@@ -55,6 +56,7 @@ class AdapterCache:
         self._placement = Placement(memory, self._pool, self._known, self._waiting, algorithm, self.meters)
         self._slots, self._slot_tokens = slots, slot_tokens
         self._woken, self._failed = woken, failed
+        self._keeps = keeps
         self._loader = Loader(self._loaded, write)
         self._by_number: dict[int, Adapter] = {}
         self._withdrawn: dict[str, tuple[Adapter, float]] = {}
@@ -172,6 +174,8 @@ class AdapterCache:
             self._end(*self._ends.popleft())
         for one, until in list(self._withdrawn.values()):
             self._forget(one, until)
+        if not self._keeps:
+            self._let_go()
         self._load_ahead()
 
     def open(self) -> npt.NDArray[np.bool_]:
@@ -274,6 +278,14 @@ class AdapterCache:
             self._placement.drop(one.name, GONE)
         if time.monotonic() > until:
             del self._withdrawn[one.name], self._known[one.name], self._by_number[one.number]
+
+    def _let_go(self) -> None:
+        """Drop whatever nobody uses or waits for."""
+        with self._lock:
+            waiting = set(self._waiting)
+        for one in [self._known[name] for name in self._pool]:
+            if one.idle and not one.pinned and one.name not in waiting:
+                self._placement.drop(one.name, GONE)
 
     # The loader's thread.
 

@@ -74,6 +74,7 @@ class AdapterRoom(Room):
             runtime.slot_elements,
             runtime.max_length,
             algorithm=own.eviction,
+            keeps=own.caching,
             write=kernels.store if kernels else loader.store,
             woken=self._wake,
             failed=self._cannot_load,

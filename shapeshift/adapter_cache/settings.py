@@ -18,6 +18,7 @@ class AdapterCacheSettings:
     base_names     names beside its folder's, separated by commas, that the base goes by in adapter_config.json
     max_rank       greatest rank of an adapter
     adapter_mb     memory for adapters alone; slots without a request hold further ones
+    caching        whether adapters stay in memory once nobody uses them; false only to compare
     eviction       who goes first where there is no room: gdsf, score, lru, lfu or fair
     prefetch       whether adapters are loaded before a request asks for them, by the gaps between their requests
     predictor_weights  a .npy file, see `predict.Regressor`: answers are foretold from their prompts' embeddings; empty:
@@ -31,6 +32,7 @@ class AdapterCacheSettings:
     base_names: str = ""
     max_rank: int = 128
     adapter_mb: int = 256
+    caching: bool = True
     eviction: str = "gdsf"
     prefetch: bool = False
     predictor_weights: str = ""

@@ -381,7 +381,7 @@ def test_queues_are_made_from_what_came_and_anew_after_a_while() -> None:
     come([10, 1000])
     assert len(gate.quotas()) == 2 and 0 < sum(gate.quotas()) <= 5000
     clock.now += 20
-    come([10, 500, 2000])
+    come([10, 800, 2000])
     clock.now += 20
     gate.admit(1)
     assert len(gate.quotas()) == 3
@@ -401,7 +401,7 @@ def test_small_requests_have_a_lane_of_their_own() -> None:
         ends: dict[Asked, int] = {}
         for step in range(1500):
             clock.now += 0.1
-            if rng.random() < 0.25:
+            if rng.random() < 0.085:
                 gate.submit(Asked(prompt_tokens=900, max_new_tokens=90, predicted_tokens=90, arrived=clock.now))
             if rng.random() < 0.25:
                 gate.submit(Asked(prompt_tokens=20, max_new_tokens=5, predicted_tokens=5, arrived=clock.now))

@@ -187,7 +187,7 @@ def test_model_of_ones_own_is_a_model(tmp_path: Path) -> None:
         (FUSED_DECODE, "Forwarding parameters", ForwardSettings, ""),
         (FUSED_DECODE, "Generated parameters", GeneratedDecodeSettings, ""),
         (ADAPTER_CACHE, "Adapter parameters", AdapterCacheSettings, ""),
-        (ADAPTER_CACHE, "Scheduling parameters", SchedulingSettings, ""),
+        (DOCS / "adapter_cache_scheduling.md", "Scheduling parameters", SchedulingSettings, ""),
         (DOCS / "client.md", "Open-loop replay", ReplaySettings, "--"),
     ],
 )
