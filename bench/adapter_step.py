@@ -44,7 +44,7 @@ def main() -> None:
 
     stated = precision.resolve(options.precision, False)
     folder = ensure(options.build / "bench" / "llama-110m")
-    adapters = [make(options.build / "bench" / "adapters", folder, number) for number in range(len(RANKS))]
+    adapters = [make(options.build / "bench" / "adapters-of-a-step", folder, number) for number in range(len(RANKS))]
     print(json.dumps(describe()))
     print(f"{stated}, context {CONTEXT}, ranks {RANKS}, {options.rounds} rounds of {options.steps} steps; ms, medians")
     found = {}

@@ -193,7 +193,7 @@ class AdapterRoom(Room):
                 self._histograms, infos, self.cache.residents(), self.cache.vacant_bytes, time.monotonic(), _HORIZON_S
             )
         for name in chosen:
-            self.cache.guess(name)
+            self.cache.ahead.guess(name)
         return bool(chosen)
 
 

@@ -64,7 +64,7 @@ class House:
 
     def add(self, name: str, elements: int) -> Adapter:
         self.adapters[name] = made = adapter(name, elements)
-        self.cache.add(made)
+        self.cache.known.add(made)
         return made
 
     def load(self, name: str, beside: int = 0) -> bool:
@@ -215,15 +215,15 @@ def test_a_guess_takes_nobody_s_place(house: Callable[..., House]) -> None:
     made = house(slots=1, reserve=256)
     made.add("a", 256), made.add("b", 200), made.add("c", 256)
     assert made.load("a")
-    made.cache.guess("c")
-    made.cache.guess("nobody")
+    made.cache.ahead.guess("c")
+    made.cache.ahead.guess("nobody")
     made.cache.begin()
     made.settle()
     assert made.holds("a") and not made.holds("c")
-    made.cache.withdraw(made.adapters["a"])
+    made.cache.known.withdraw(made.adapters["a"])
     made.cache.begin()
     assert made.cache.meters.evictions[GONE].value == 1
-    made.cache.guess("c")
+    made.cache.ahead.guess("c")
     made.cache.begin()
     made.settle()
     assert made.holds("c")
@@ -234,13 +234,13 @@ def test_pins_are_loaded_and_stay(house: Callable[..., House]) -> None:
     pinned = made.add("p", 100)
     for name in "abcdef":
         made.add(name, 240)
-    made.cache.pin([pinned])
+    made.cache.ahead.pin([pinned])
     made.cache.begin()
     made.settle()
     for name in "abcdef":
         assert made.load(name)
         assert made.holds("p") and made.region("p") == 2
-    made.cache.pin([])
+    made.cache.ahead.pin([])
     assert not pinned.pinned
 
 
@@ -251,11 +251,11 @@ def test_gaps_are_closed_around_what_is_used(house: Callable[..., House]) -> Non
         assert made.load(name)
     assert made.cache.acquire("b")
     version = made.cache.find([made.adapters["b"].number])[1]
-    made.cache.withdraw(made.adapters["a"])
-    made.cache.withdraw(made.adapters["c"])
+    made.cache.known.withdraw(made.adapters["a"])
+    made.cache.known.withdraw(made.adapters["c"])
     made.cache.begin()
     made.adapters["big"] = adapter("big", 256)
-    made.cache.add(made.adapters["big"])
+    made.cache.known.add(made.adapters["big"])
     assert made.load("big")
     assert made.holds("b") and made.holds("d") and made.holds("big")
     assert made.cache.find([made.adapters["b"].number])[1] != version
@@ -268,7 +268,7 @@ def test_withdrawn_while_used_and_waited_for(house: Callable[..., House]) -> Non
     assert made.load("a")
     assert made.cache.acquire("a")
     made.cache.queued("a")
-    made.cache.withdraw(one)
+    made.cache.known.withdraw(one)
     made.cache.begin()
     assert made.holds("a")
     made.cache.release("a")

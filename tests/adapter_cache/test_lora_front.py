@@ -63,7 +63,7 @@ def make_front(small_base: Path, folder: Path, lora_kernels: Path, pb_utils: PbU
         front.close()
         front.loop.check_integrity()
         cache = room_of(front).cache
-        assert all(not one.users for one in cache._known.values()) and not cache._waiting
+        assert all(not one.users for one in cache.known.all()) and not cache.known.waiting
         assert front.loop.slots.used == len(front.loop.admission) == len(front._live) == 0
         assert not room_of(front)._live
 
@@ -175,7 +175,7 @@ def test_the_registry_changes_while_requests_run(
     assert gone.refusal()[0] == TritonError.NOT_FOUND
     wait_for(lambda: any(name.startswith("late@") for name in room.cache.residents()))
     registry.pin(folder, "late", False)
-    wait_for(lambda: not room.cache._pinned)
+    wait_for(lambda: not room.cache.ahead._pinned)
     room.cache.check_integrity()
 
 
