@@ -164,7 +164,7 @@ def test_the_registry_changes_while_requests_run(
 ) -> None:
     front = make_front()
     room = room_of(front)
-    long = asking("small", max_tokens=40, ignore_eos=True)
+    long = asking("small", max_tokens=40, ignore_eos=True, return_num_output_tokens=True)
     front.execute([long])
     registry.remove(folder, "small")
     registry.add(folder, "late", make_adapter(tmp_path / "late", small_base, Spec(3), seed=77), pinned=True)
