@@ -120,10 +120,14 @@ class TritonStreams:
         self._text = Tokenizer.from_file(str(tokenizer)).decode
 
     def replay(self, load: Load) -> Replayed:
-        payloads = serialise(self._model, [Planned(ask.at_s, self._inputs(ask)) for ask in load.asks])
+        planned = [Planned(ask.at_s, self._inputs(ask), self._parameters(ask)) for ask in load.asks]
+        payloads = serialise(self._model, planned)
         replayed = asyncio.run(self._replay(load.asks, payloads))
         check(load, replayed)
         return replayed
+
+    def _parameters(self, ask: Ask) -> dict[str, str]:
+        return {}
 
     def _inputs(self, ask: Ask) -> dict[str, Any]:
         return {

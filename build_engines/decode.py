@@ -8,26 +8,33 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from build_engines import adapters
 from build_engines.published import CONFIG, write_front
 from build_engines.settings import Places
 from shapeshift import settings
+from shapeshift.adapter_cache.scheduling import SchedulingSettings
+from shapeshift.adapter_cache.settings import AdapterCacheSettings
 from shapeshift.engines import precision
 from shapeshift.engines.checkpoint import Checkpoint, find, open_checkpoint
 from shapeshift.errors import NotFoundError, ShapeshiftError
 from shapeshift.fused_decode.settings import ForwardSettings, FusedDecodeSettings
 from shapeshift.triton import modelconfig
 
-BACKEND = "fused_decode"
+BACKEND, WITH_ADAPTERS = "fused_decode", "adapter_cache"
 
 
 @dataclass(frozen=True)
 class DecodeFront:
-    """A folder of the model repository whose model generates, or forwards to one that does."""
+    """A folder of the model repository whose model generates, or forwards to one that does.
+
+    adapters: of a model whose requests may name adapters.
+    """
 
     name: str
     folder: Path
     config: Any
     settings: FusedDecodeSettings | ForwardSettings
+    adapters: AdapterCacheSettings | None = None
 
 
 def read(folder: Path, config: Any, values: Mapping[str, str]) -> DecodeFront:
@@ -35,8 +42,13 @@ def read(folder: Path, config: Any, values: Mapping[str, str]) -> DecodeFront:
     kind: type[ForwardSettings | FusedDecodeSettings] = (
         ForwardSettings if "forward_to" in values else FusedDecodeSettings
     )
-    settings.refuse_unknown(values, settings.names(kind))
-    return DecodeFront(folder.name, folder, config, settings.read(kind, values))
+    if config.backend == BACKEND or kind is ForwardSettings:
+        settings.refuse_unknown(values, settings.names(kind))
+        return DecodeFront(folder.name, folder, config, settings.read(kind, values))
+    settings.refuse_unknown(values, settings.names(kind, AdapterCacheSettings, SchedulingSettings))
+    settings.read(SchedulingSettings, values)
+    own, adapters_of = settings.read(kind, values), settings.read(AdapterCacheSettings, values)
+    return DecodeFront(folder.name, folder, config, own, adapters_of)
 
 
 def publish(front: DecodeFront, places: Places) -> str:
@@ -51,7 +63,8 @@ def publish(front: DecodeFront, places: Places) -> str:
         return about
     checkpoint = open_checkpoint(find(own.checkpoint, places.checkpoints))
     kernels = places.build / "kernels"
-    note = "up to date" if _published(target) == checkpoint.sha256 else _check(checkpoint, own.native, kernels)
+    lora = front.adapters is not None
+    note = "up to date" if _published(target) == checkpoint.sha256 else _check(checkpoint, own.native, kernels, lora)
     stated = {
         "checkpoint": str(checkpoint.folder),
         "checkpoint_sha256": checkpoint.sha256,
@@ -59,8 +72,17 @@ def publish(front: DecodeFront, places: Places) -> str:
         "kernel_cache": str(kernels),
     }
     about = f"checkpoint: {own.checkpoint}, {stated['precision']}"
+    held = f"{own.max_concurrency} slots of {own.max_length} tokens"
+    if front.adapters is not None:
+        version = front.folder / "1"
+        known = {own.checkpoint, Path(own.checkpoint).name, *filter(None, front.adapters.base_names.split(","))}
+        stated["base_names"] = ",".join(sorted(known))
+        stated["adapters_dir"] = str(adapters.folder_of(front.name, front.adapters, places))
+        held += f", {adapters.bring(front.name, front.adapters, checkpoint.folder, version, places)}"
     write_front(front.folder, front.config, target, stated, about)
-    return f"{note}; {about}, {own.max_concurrency} slots of {own.max_length} tokens"
+    if front.adapters is not None:
+        adapters.copy_multi_lora(front.folder / "1", target / "1")
+    return f"{note}; {about}, {held}"
 
 
 def _on_gpu(config: Any) -> bool:
@@ -75,9 +97,10 @@ def _published(target: Path) -> str:
         return ""
 
 
-def _check(checkpoint: Checkpoint, native: bool, kernels: Path) -> str:
+def _check(checkpoint: Checkpoint, native: bool, kernels: Path, lora: bool) -> str:
     """Raise the error with which the model would not load; compile the kernels, or say why not."""
     # torch comes with these, which nothing else here needs.
+    from shapeshift.adapter_cache import native as native_terms
     from shapeshift.fused_decode import compiled
     from shapeshift.fused_decode.architecture import Architecture
     from shapeshift.fused_decode.detokenize import token_bytes
@@ -89,6 +112,8 @@ def _check(checkpoint: Checkpoint, native: bool, kernels: Path) -> str:
         return "checked"
     try:
         compiled.library(kernels)
+        if lora:
+            native_terms.library(kernels)
     except (OSError, subprocess.SubprocessError) as error:
         return f"checked, without compiled kernels ({error})"
     return "checked, kernels compiled"

@@ -38,10 +38,10 @@ def _read(folder: Path) -> FrontModel | decode.DecodeFront:
     if config.name and config.name != folder.name:
         raise InvalidInputError("name", config.name, f"the folder's name, {folder.name}")
     values = modelconfig.parameters(config)
-    if config.backend == decode.BACKEND:
+    if config.backend in (decode.BACKEND, decode.WITH_ADAPTERS):
         return decode.read(folder, config, values)
     if config.backend != BACKEND:
-        raise InvalidInputError("backend", config.backend, f"{BACKEND} or {decode.BACKEND}")
+        raise InvalidInputError("backend", config.backend, f"{BACKEND}, {decode.BACKEND} or {decode.WITH_ADAPTERS}")
     settings.refuse_unknown(values, settings.names(TextEngineSettings, PolymorphSettings))
     serving = settings.read(PolymorphSettings, values)
     return FrontModel(folder.name, folder, config, settings.read(TextEngineSettings, values), serving)

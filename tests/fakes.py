@@ -93,7 +93,8 @@ class Metric:
         self._kind = family.kind
         self._key = (family.name, frozenset(labels.items()))
         self._values = values
-        assert self._key not in values, f"{self._key} was made twice"
+        assert self._key not in family.living, f"{self._key} was made twice"
+        family.living[self._key] = self
         values[self._key] = 0.0
 
     def increment(self, amount: float) -> None:
@@ -118,10 +119,11 @@ class MetricFamily:
     GAUGE = "GAUGE"
     values: dict[Any, float]
     made: set[str]
+    living: weakref.WeakValueDictionary[Any, Metric]
 
     @classmethod
     def of(cls, values: dict[Any, float]) -> type[MetricFamily]:
-        return type("MetricFamily", (cls,), {"values": values, "made": set()})
+        return type("MetricFamily", (cls,), {"values": values, "made": set(), "living": weakref.WeakValueDictionary()})
 
     def __init__(self, name: str, description: str, kind: str) -> None:
         assert description and kind in (self.COUNTER, self.GAUGE)

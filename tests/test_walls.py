@@ -22,6 +22,8 @@ MAY_BUILD_ON = {("adapter_cache", "fused_decode")}
 POLICY_FILES = (
     *("admission", "allocate*", "autoscale", "binpacking", "bins", "compact", "curves", "dispatch*", "plan*"),
     *("policies", "queues", "replace", "share", "staircase"),
+    *("admit", "bypass", "cluster", "evict", "gate", "interfaces", "lanes", "multiqueue", "orders", "predict"),
+    *("prefetch", "promise", "quotas", "scheduling", "size"),
 )
 POLICY_IMPORTS = {"numpy", "scipy", "numba"}
 # An optional library, imported where it is used: file and package.

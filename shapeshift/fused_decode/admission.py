@@ -6,6 +6,7 @@ A policy is one object that the decode loop asks at every iteration; another tec
 from __future__ import annotations
 
 import threading
+from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
 from shapeshift.errors import OverloadedError
@@ -40,6 +41,10 @@ class Admission(Protocol[T]):
         """At most `free` requests, removed from those that wait, that get a slot now."""
         ...
 
+    def squash(self) -> list[T]:
+        """Admitted requests that give their slots back now; they wait again already. Asked before `admit`."""
+        return []
+
     def withdraw(self, request: T) -> bool:
         """Forget a request that no longer waits for a slot; False where it did not wait."""
         ...
@@ -57,12 +62,32 @@ class Admission(Protocol[T]):
         ...
 
 
+@dataclass(frozen=True)
+class Bounds:
+    """Most requests that may wait, and most tokens that these may come to."""
+
+    requests: int
+    tokens: int
+
+    def require_place(self, waiting: int) -> None:
+        """OverloadedError where no more than the `waiting` requests may wait."""
+        if waiting >= self.requests:
+            raise OverloadedError(f"queue_requests: {waiting} requests wait, at most {self.requests} may; retry later")
+
+    def require_tokens(self, waiting: int, more: int) -> None:
+        """OverloadedError where `more` tokens are too many; where none wait, no request is too large."""
+        if waiting and waiting + more > self.tokens:
+            raise OverloadedError(f"queue_tokens: {waiting} tokens wait, {more} more exceed {self.tokens}; retry later")
+
+
+CLOSED = "the model is being unloaded; retry elsewhere"
+
+
 class FirstComeFirstServed(Admission[T]):
     """In order of arrival."""
 
     def __init__(self, max_requests: int, max_tokens: int) -> None:
-        self._max_requests = max_requests
-        self._max_tokens = max_tokens
+        self._bounds = Bounds(max_requests, max_tokens)
         self._waiting: dict[T, None] = {}
         self._tokens = 0
         self._closed = False
@@ -73,21 +98,13 @@ class FirstComeFirstServed(Admission[T]):
 
     def refuse_when_full(self) -> None:
         if self._closed:
-            raise OverloadedError("the model is being unloaded; retry elsewhere")
-        if len(self._waiting) >= self._max_requests:
-            raise OverloadedError(
-                f"queue_requests: {len(self._waiting)} requests wait, at most {self._max_requests} may; retry later"
-            )
+            raise OverloadedError(CLOSED)
+        self._bounds.require_place(len(self._waiting))
 
     def submit(self, request: T) -> None:
         with self._lock:
             self.refuse_when_full()
-            # An empty queue takes any request, so that no limit makes one impossible.
-            if self._waiting and self._tokens + request.tokens > self._max_tokens:
-                raise OverloadedError(
-                    f"queue_tokens: {self._tokens} tokens wait, {request.tokens} more exceed {self._max_tokens}; "
-                    "retry later"
-                )
+            self._bounds.require_tokens(self._tokens, request.tokens)
             self._waiting[request] = None
             self._tokens += request.tokens
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from shapeshift.fused_decode.sequence import Sequence
+from shapeshift.fused_decode.sequence import NO_ADAPTER, Sequence
 from shapeshift.fused_decode.slots import DECODE, Slots, SlotTable
 from shapeshift.fused_decode.step import StepBatch
 
@@ -50,8 +50,15 @@ def compose(table: SlotTable, reading: Iterable[Sequence], prefill_tokens: int) 
         starts=torch.from_numpy(table.cached[slots].astype(np.int32)),
         lengths=torch.from_numpy(lengths.astype(np.int32)),
         wanted=torch.from_numpy(rows),
+        adapters=_adapters(table, slots),
     )
     return Step(batch, slots, lengths, slots[rows])
+
+
+def _adapters(table: SlotTable, slots: Slots) -> torch.Tensor | None:
+    """The adapter of each row; None where no row has one."""
+    adapters = table.adapters[slots]
+    return torch.from_numpy(adapters) if (adapters != NO_ADAPTER).any() else None
 
 
 def _chunks(table: SlotTable, reading: Iterable[Sequence], budget: int) -> list[tuple[int, int]]:

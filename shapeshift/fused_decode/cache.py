@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 
 from shapeshift.fused_decode.architecture import PRECISION_BYTES, Architecture
@@ -15,9 +17,12 @@ def cache_bytes(architecture: Architecture, slots: int, max_length: int, precisi
 
 
 class KeyValueCache:
-    """keys and values: [layers, slots, kv_heads, max_length + spare, head_dim] each, contiguous.
+    """keys and values: [layers, slots, kv_heads, max_length + spare, head_dim] each.
 
-    The `spare` last places of each slot belong to no text.
+    All that a slot holds lies together, `slot_elements` elements. The `spare` last places of each slot belong to no
+    text.
+
+    memory: flat; slot after slot, and then `beside` elements for other uses.
     """
 
     def __init__(
@@ -29,15 +34,18 @@ class KeyValueCache:
         *,
         device: str = "cpu",
         spare: int = 0,
+        beside: int = 0,
     ) -> None:
         require(slots >= 1, "slots", slots, "at least 1")
         limit = architecture.max_position
         require(1 <= max_length <= limit, "max_length", max_length, f"1 to max_position_embeddings ({limit})")
         self.slots = slots
         self.max_length = max_length
-        shape = (architecture.layers, slots, architecture.kv_heads, max_length + spare, architecture.head_dim)
-        self.keys = torch.zeros(shape, dtype=dtype, device=device)
-        self.values = torch.zeros(shape, dtype=dtype, device=device)
+        shape = (slots, 2, architecture.layers, architecture.kv_heads, max_length + spare, architecture.head_dim)
+        self.slot_elements = math.prod(shape[1:])
+        self.memory = torch.zeros(slots * self.slot_elements + beside, dtype=dtype, device=device)
+        both = self.memory[: slots * self.slot_elements].view(shape)
+        self.keys, self.values = both[:, 0].transpose(0, 1), both[:, 1].transpose(0, 1)
 
     def move(self, source: int, target: int, length: int) -> None:
         """Copy the first `length` tokens of slot `source` over those of slot `target`.

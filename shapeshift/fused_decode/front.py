@@ -6,7 +6,7 @@ import json
 import threading
 import time
 import uuid
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from collections.abc import Sequence as Some
 from functools import partial
 from typing import Any
@@ -14,31 +14,30 @@ from typing import Any
 import numpy as np
 
 from shapeshift.errors import CancelledRequestError, NotFoundError
-from shapeshift.fused_decode import loading
-from shapeshift.fused_decode.admission import FirstComeFirstServed
 from shapeshift.fused_decode.answer import TEXT, Answer
 from shapeshift.fused_decode.detokenize import TextStream
 from shapeshift.fused_decode.fields import FieldReader
 from shapeshift.fused_decode.loop import DecodeLoop
+from shapeshift.fused_decode.room import Room
 from shapeshift.fused_decode.sequence import ABORT, Sequence
 from shapeshift.serving import log, parameters, replies
 from shapeshift.serving.cancellations import CancellationWatch
+from shapeshift.serving.log import Log
 from shapeshift.serving.metrics import Gauge, MetricsFlusher, RequestMeters
 from shapeshift.serving.model_args import ModelArgs
 from shapeshift.serving.streams import OneResponse, StreamThread
 
-# What HTTP clients can name a request with: this server's generate endpoints pass `id` on as a parameter.
-# `forwarded` is set by the model that forwards, which wants the code of an error in its text.
-_OWN_PARAMETERS = ("id", "forwarded")
+MakeRoom = Callable[[ModelArgs, Log], Room]
 
 
 class GenerateFront:
     """Owns the process' threads. `execute` never blocks and never raises; every request gets one last response."""
 
-    def __init__(self, pb_utils: Any, args: ModelArgs, load_runtime: loading.Load = loading.load_runtime) -> None:
+    def __init__(self, pb_utils: Any, args: ModelArgs, make_room: MakeRoom = Room) -> None:
         self._pb_utils = pb_utils
         self._log = log.of_model(pb_utils, args.name)
-        loaded = loading.load(args, self._log, load_runtime)
+        self._room = make_room(args, self._log)
+        loaded = self._room.loaded
         own, runtime = loaded.own, loaded.runtime
         self._tokenizer = loaded.tokenizer
         self._table = loaded.table
@@ -50,14 +49,16 @@ class GenerateFront:
         self._watch = CancellationWatch(self._log)
         self.loop = DecodeLoop(
             runtime,
-            FirstComeFirstServed(own.queue_requests, own.queue_tokens),
+            self._room.admission(),
             self._deliver,
             self._log,
             prefill_tokens=own.prefill_tokens,
             compaction=own.compaction,
+            ground=self._room.ground,
         )
         self._meters = RequestMeters("prompts", own.max_length, own.slo_ms)
         self._metrics = MetricsFlusher(pb_utils, args.name, self._exported(), self._log)
+        self._room.open(self.loop)
         self.loop.start()
 
     def execute(self, requests: Some[Any]) -> None:
@@ -73,6 +74,7 @@ class GenerateFront:
         """Stop producers before consumers: the loop, then the sender, then metrics."""
         self._watch.close()
         self.loop.close()
+        self._room.close()
         self._sender.close()
         self._metrics.close()
 
@@ -83,14 +85,16 @@ class GenerateFront:
             return
         # Before any work: what cannot be served must cost nothing.
         self.loop.admission.refuse_when_full()
-        given = parameters.parse(request.parameters(), _OWN_PARAMETERS)
+        given = parameters.parse(request.parameters(), self._room.own_parameters)
         fields = self._fields.read(request)
         prompt = self._tokenizer.encode(fields.text)
         self._meters.lengths.observe(len(prompt))
         requested = request.requested_output_names()
         respond = replies.with_code if given.forwarded else replies.error_response
         answer = Answer(self._pb_utils, sender, fields, requested, respond, self._closing, self._ended, self._lost)
-        answer.sequence = sequence = Sequence(
+        answer.sequence = sequence = self._room.sequence(
+            given,
+            fields.text,
             request.request_id() or given.id or uuid.uuid4().hex,
             prompt,
             fields.parameters,
@@ -155,6 +159,7 @@ class GenerateFront:
             self._live.setdefault(sequence.id, []).append(sequence)
 
     def _forget(self, sequence: Sequence) -> None:
+        self._room.forget(sequence)
         with self._lock:
             others = [other for other in self._live.pop(sequence.id, ()) if other is not sequence]
             if others:
@@ -169,6 +174,7 @@ class GenerateFront:
             Gauge("requests_running", "Requests that hold a slot", lambda: loop.slots.used),
             Gauge("slots", "Slots that there are", lambda: len(loop.slots)),
             Gauge("slot_tokens", "Tokens that the slots hold", lambda: int(loop.slots.cached.sum())),
+            *self._room.exported(),
         ]
 
 

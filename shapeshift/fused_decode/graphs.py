@@ -94,7 +94,7 @@ class _Step:
 
 
 class GraphedModel(DecodeModel):
-    """See `step.Runtime`. Steps that hold a chunk of a prompt run as they come; logits are on the CPU."""
+    """See `step.Runtime`. Steps with a chunk of a prompt or an adapter run as they come; logits are on the CPU."""
 
     def __init__(self, network: Network, cache: KeyValueCache) -> None:
         self._device = cache.keys.device
@@ -104,9 +104,16 @@ class GraphedModel(DecodeModel):
 
     @classmethod
     def load_on(
-        cls, device: str, checkpoint_dir: Path, *, precision: str = "bf16", slots: int, max_length: int
+        cls,
+        device: str,
+        checkpoint_dir: Path,
+        *,
+        precision: str = "bf16",
+        slots: int,
+        max_length: int,
+        beside: int = 0,
     ) -> GraphedModel:
-        """The model of a checkpoint folder on `device`, such as "cuda:0".
+        """The model of a checkpoint folder on `device`, such as "cuda:0"; `beside` as for `DecodeModel.load`.
 
         Raises InvalidInputError as `DecodeModel.load` does, UnsupportedError where torch sees no such device.
         """
@@ -115,11 +122,11 @@ class GraphedModel(DecodeModel):
         require(precision in PRECISION_BYTES, "precision", precision, f"one of {', '.join(PRECISION_BYTES)}")
         architecture, dtype = Architecture.read(checkpoint_dir), DTYPES[precision]
         files = WeightFiles(checkpoint_dir, architecture)
-        cache = KeyValueCache(architecture, slots, max_length, dtype, device=device, spare=1)
+        cache = KeyValueCache(architecture, slots, max_length, dtype, device=device, spare=1, beside=beside)
         return cls(assemble(architecture, files, cache, dtype, PlainLinear), cache)
 
     def _run(self, batch: StepBatch) -> torch.Tensor:
-        if int(batch.lengths.max()) > 1:
+        if int(batch.lengths.max()) > 1 or batch.adapters is not None:
             moved = dataclasses.replace(batch, tokens=batch.tokens.to(self._device))
             return super()._run(moved).cpu()
         bounds = Bounds(

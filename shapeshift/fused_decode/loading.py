@@ -15,7 +15,7 @@ from shapeshift.engines.hardware import available_mb, cores
 from shapeshift.engines.tokenizer import FILE_NAME as TOKENIZER_FILE
 from shapeshift.engines.tokenizer import TextTokenizer
 from shapeshift.errors import EngineError, UnsupportedError
-from shapeshift.fused_decode.architecture import Architecture
+from shapeshift.fused_decode.architecture import PRECISION_BYTES, Architecture
 from shapeshift.fused_decode.cache import cache_bytes
 from shapeshift.fused_decode.detokenize import token_bytes
 from shapeshift.fused_decode.memory import require_memory
@@ -32,29 +32,37 @@ Load = Callable[[Path, FusedDecodeSettings, Path, str, Log], Runtime]
 
 @dataclass(frozen=True)
 class Loaded:
-    """A model ready to generate: its settings, and the way from text to tokens and back."""
+    """A model ready to generate: its settings, the way from text to tokens and back, its folder and its kernels'."""
 
     own: FusedDecodeSettings
     runtime: Runtime
     tokenizer: TextTokenizer
     table: Sequence[bytes]
+    folder: Path
+    kernels: Path
 
 
-def load_runtime(folder: Path, own: FusedDecodeSettings, kernels: Path, device: str, log: Log) -> Runtime:
-    """The model in a checkpoint folder on `device` (cpu or cuda:0), once its memory bound is known to fit."""
+def load_runtime(
+    folder: Path, own: FusedDecodeSettings, kernels: Path, device: str, log: Log, beside: int = 0
+) -> DecodeModel:
+    """The model in a checkpoint folder on `device` (cpu or cuda:0), once its memory bound is known to fit.
+
+    beside: bytes of memory after the last slot, for other uses.
+    """
     on_gpu = device != "cpu"
     stated = precision.resolve(own.precision, on_gpu)
     architecture = Architecture.read(folder)
     slot = cache_bytes(architecture, 1, own.max_length, stated)
     weights = weight_bytes(architecture, stated)
     available = _free_mb(device) if on_gpu else available_mb()
-    require_memory(weights, slot, own.max_concurrency, own.max_length, own.memory_mb, available, log)
+    require_memory(weights + beside, slot, own.max_concurrency, own.max_length, own.memory_mb, available, log)
+    extra = beside // PRECISION_BYTES[stated]
     if on_gpu:
         from shapeshift.fused_decode.graphs import GraphedModel
 
         log(f"{architecture.family}, {stated}, {device}")
         return GraphedModel.load_on(
-            device, folder, precision=stated, slots=own.max_concurrency, max_length=own.max_length
+            device, folder, precision=stated, slots=own.max_concurrency, max_length=own.max_length, beside=extra
         )
     threads = own.threads or cores()
     model = DecodeModel.load(
@@ -66,14 +74,18 @@ def load_runtime(folder: Path, own: FusedDecodeSettings, kernels: Path, device: 
         native=own.native,
         cache_dir=kernels,
         log=log,
+        beside=extra,
     )
     log(f"{architecture.family}, {stated}, {model.operations.name} kernels, {threads} threads")
     return model
 
 
-def load(args: ModelArgs, log: Log, load_runtime: Load = load_runtime) -> Loaded:
-    """Everything that the parameters of one model name. Raises the errors of `shapeshift.errors`."""
-    known = settings.names(FusedDecodeSettings, GeneratedDecodeSettings)
+def load(args: ModelArgs, log: Log, load_runtime: Load = load_runtime, further: Sequence[type] = ()) -> Loaded:
+    """Everything that the parameters of one model name. Raises the errors of `shapeshift.errors`.
+
+    further: settings that stand beside those of this technique, and are read by others.
+    """
+    known = settings.names(FusedDecodeSettings, GeneratedDecodeSettings, *further)
     settings.refuse_unknown(args.parameters, known)
     own = settings.read(FusedDecodeSettings, args.parameters)
     generated = settings.read(GeneratedDecodeSettings, args.parameters)
@@ -89,6 +101,8 @@ def load(args: ModelArgs, log: Log, load_runtime: Load = load_runtime) -> Loaded
         load_runtime(folder, own, kernels, f"cuda:{args.device_id}" if args.kind == "GPU" else "cpu", log),
         TextTokenizer(tokenizer_file, own.max_length - 1, "text_input", remedy),
         token_bytes(tokenizer_file),
+        folder,
+        kernels,
     )
 
 

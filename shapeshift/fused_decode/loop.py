@@ -18,12 +18,13 @@ from shapeshift.fused_decode.departures import Departures, Why
 from shapeshift.fused_decode.meters import MODEL, REST, SAMPLING, LoopMeters
 from shapeshift.fused_decode.sampling import Sampler
 from shapeshift.fused_decode.sequence import LENGTH, STOP, Sequence
-from shapeshift.fused_decode.slots import DECODE, PREFILL, SlotTable
+from shapeshift.fused_decode.slots import DECODE, PREFILL, Ground, SlotTable
 from shapeshift.fused_decode.step import Runtime
 from shapeshift.serving.log import Log
 
 Deliver = Callable[[list[Sequence]], None]
 Array = npt.NDArray[Any]
+_LOOK_AGAIN_S = 0.02
 
 
 class DecodeLoop:
@@ -42,9 +43,10 @@ class DecodeLoop:
         *,
         prefill_tokens: int = 256,
         compaction: bool = True,
+        ground: Ground | None = None,
     ) -> None:
         self.admission = admission
-        self.slots = SlotTable(runtime.slots, runtime.max_length)
+        self.slots = SlotTable(runtime.slots, runtime.max_length, ground)
         self.meters = LoopMeters()
         self._runtime = runtime
         self._sampler = Sampler(self.slots.sampling, self.slots.tokens, runtime.vocab_size)
@@ -76,6 +78,10 @@ class DecodeLoop:
     def end(self, sequence: Sequence, why: Why) -> None:
         """End `sequence` before its time, with a finish reason or an error; it leaves within an iteration."""
         self._departures.demand(sequence, why)
+        self._wake.set()
+
+    def wake(self) -> None:
+        """What waits may now be admitted: look again."""
         self._wake.set()
 
     def close(self, timeout_s: float = 5.0) -> None:
@@ -115,7 +121,8 @@ class DecodeLoop:
                 while not self._closing and self.step():
                     pass
                 self.check_integrity()
-                self._wake.wait()
+                # Who waits although no request runs waits for something else than a slot, or for its deadline.
+                self._wake.wait(_LOOK_AGAIN_S if len(self.admission) else None)
             except Exception as error:  # noqa: BLE001  what goes wrong costs the running requests, not the loop
                 self._log(f"an iteration failed, its requests are lost: {type(error).__name__}: {error}")
                 self._abandon(EngineError(f"the decode loop failed: {error}"))
@@ -127,8 +134,12 @@ class DecodeLoop:
     def _decide(self, now: float) -> Step | None:
         """Let go who must leave, fill free slots, close the gaps that are left, and make up the batch."""
         self._let_go(now)
+        for sequence in self.admission.squash():
+            self._reading.pop(sequence, None)
+            self.slots.set_aside(sequence)
+        self.slots.begin()
         for sequence in self.admission.admit(self.slots.free):
-            sequence.admitted = now
+            sequence.admitted = sequence.admitted or now
             self.slots.seat(sequence)
             self._reading[sequence] = None
         if self._compaction and (gaps := self.slots.scattered()):
@@ -154,6 +165,7 @@ class DecodeLoop:
         for slot, token, is_eos, is_full, is_good in zip(*columns, strict=True):
             sequence = table.owners[slot]
             assert sequence is not None
+            self._reading.pop(sequence, None)
             if not sequence.generated:
                 self._first(sequence, now)
             sequence.generated += 1
@@ -168,7 +180,6 @@ class DecodeLoop:
 
     def _first(self, sequence: Sequence, now: float) -> None:
         sequence.first_token = now
-        del self._reading[sequence]
         self.meters.first_token_ms.observe((now - sequence.arrived) * 1e3)
 
     def _speak(self, sequence: Sequence, token: int) -> bool:
@@ -208,8 +219,7 @@ class DecodeLoop:
         self._flush()
 
     def _move(self, source: int, target: int) -> None:
-        length = self.slots.move(source, target)
-        self._runtime.move(source, target, length)
+        length = self.slots.move(source, target, self._runtime.move)
         self.meters.moves.add()
         self.meters.moved_tokens.add(length)
 

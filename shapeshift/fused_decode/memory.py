@@ -14,7 +14,8 @@ def require_memory(
 ) -> None:
     """Log the bound that the process' weights and cache keep to, and refuse one that does not fit.
 
-    weights, slot: bytes of the weights and of one slot's cache; limit_mb: `memory_mb`, 0 for what is available.
+    weights, slot: bytes of the weights, with whatever else is there from the start, and of one slot's cache;
+    limit_mb: `memory_mb`, 0 for what is available.
     Raises InvalidInputError naming the setting, its value and the greatest that fits.
     """
     allowed = min(limit_mb or available_mb, available_mb)

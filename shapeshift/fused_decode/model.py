@@ -9,6 +9,7 @@ from pathlib import Path
 import torch
 
 from shapeshift.fused_decode import native as native_kernels
+from shapeshift.fused_decode.adjust import Adjuster, Adjustment
 from shapeshift.fused_decode.architecture import PRECISION_BYTES, Architecture
 from shapeshift.fused_decode.cache import KeyValueCache
 from shapeshift.fused_decode.fallback import TorchOperations
@@ -24,7 +25,9 @@ _warn = logging.getLogger(__name__).warning
 
 
 class DecodeModel:
-    """See `step.Runtime`."""
+    """See `step.Runtime`. `adjuster` is asked what to add where a row has an adapter; None: no row may have one."""
+
+    adjuster: Adjuster | None = None
 
     def __init__(self, network: Network, operations: Operations, cache: KeyValueCache) -> None:
         self.architecture = network.architecture
@@ -34,6 +37,16 @@ class DecodeModel:
         self.slots, self.max_length = cache.slots, cache.max_length
         self._network = network
         self._cache = cache
+
+    @property
+    def memory(self) -> torch.Tensor:
+        """What the slots lie in, flat: slot after slot, and then what was asked for beside them."""
+        return self._cache.memory
+
+    @property
+    def slot_elements(self) -> int:
+        """Elements of `memory` that a slot takes."""
+        return self._cache.slot_elements
 
     @classmethod
     def load(
@@ -47,6 +60,7 @@ class DecodeModel:
         native: bool = True,
         cache_dir: Path,
         log: Callable[[str], None] = _warn,
+        beside: int = 0,
     ) -> DecodeModel:
         """The model of a checkpoint folder on this machine's CPU, with `slots` empty slots of `max_length` tokens.
 
@@ -54,6 +68,7 @@ class DecodeModel:
         threads    of torch, for the whole process
         native     false: plain torch instead of the native kernels
         cache_dir  where the compiled kernels are kept
+        beside     elements of memory after the last slot, for other uses
 
         Raises InvalidInputError for a checkpoint or a setting that cannot be meant. What runs slower than it
         might is said through `log`.
@@ -64,7 +79,7 @@ class DecodeModel:
         architecture = Architecture.read(checkpoint_dir)
         files = WeightFiles(checkpoint_dir, architecture)
         dtype = DTYPES[precision]
-        cache = KeyValueCache(architecture, slots, max_length, dtype)
+        cache = KeyValueCache(architecture, slots, max_length, dtype, beside=beside)
         compiled = native_kernels.load(cache_dir, log) if native else None
         network = assemble(architecture, files, cache, dtype, maker(dtype, log))
         return cls(network, compiled or TorchOperations(), cache)
@@ -82,7 +97,15 @@ class DecodeModel:
     def _run(self, batch: StepBatch) -> torch.Tensor:
         a = self.architecture
         plan = self.operations.plan(batch, a.kv_heads, a.heads // a.kv_heads)
-        return self._network.compute(self.operations, batch.tokens, plan, last_tokens(batch).to(batch.tokens.device))
+        last = last_tokens(batch).to(batch.tokens.device)
+        return self._network.compute(self.operations, batch.tokens, plan, last, self._adjustment(batch))
+
+    def _adjustment(self, batch: StepBatch) -> Adjustment | None:
+        if batch.adapters is None:
+            return None
+        require(self.adjuster is not None, "adapters", batch.adapters.tolist(), "None: this model has no adapters")
+        assert self.adjuster is not None
+        return self.adjuster.adjustment(batch)
 
     def _check(self, batch: StepBatch) -> None:
         slots, starts, lengths = batch.slots.tolist(), batch.starts.tolist(), batch.lengths.tolist()

@@ -72,13 +72,6 @@ def load(cache_dir: Path, log: Callable[[str], None]) -> NativeOperations | None
             try:
                 torch.ops.load_library(str(compiled.library(cache_dir)))  # type: ignore[no-untyped-call]
             except (OSError, subprocess.SubprocessError) as error:
-                log(f"decode kernels in plain torch, several times slower: {_reason(error)}")
+                log(f"decode kernels in plain torch, several times slower: {compiled.reason(error)}")
                 return None
         return NativeOperations()
-
-
-def _reason(error: Exception) -> str:
-    if isinstance(error, subprocess.CalledProcessError):
-        errors = [line for line in str(error.stderr).splitlines() if "error" in line] or ["no message"]
-        return f"{error.cmd[0]} failed: {errors[0]}"
-    return str(error)

@@ -10,6 +10,7 @@ import torch
 from torch.nn import functional
 
 from shapeshift.fused_decode import rope
+from shapeshift.fused_decode.adjust import DOWN, GATE_UP, OUTPUT, QKV, Adjustment
 from shapeshift.fused_decode.architecture import Architecture
 from shapeshift.fused_decode.cache import KeyValueCache
 from shapeshift.fused_decode.linear import Linear
@@ -42,22 +43,40 @@ class Network:
     norm: torch.Tensor
     head: Linear
 
-    def compute(self, operations: Operations, tokens: torch.Tensor, plan: Any, last: torch.Tensor) -> torch.Tensor:
+    def compute(
+        self,
+        operations: Operations,
+        tokens: torch.Tensor,
+        plan: Any,
+        last: torch.Tensor,
+        adjustment: Adjustment | None = None,
+    ) -> torch.Tensor:
         """Logits FLOAT32 [wanted, vocab_size] after the tokens at `last`, INT64 [wanted] places in `tokens`."""
         eps, dtype = self.architecture.norm_eps, self.embedding.dtype
         state = functional.embedding(tokens, self.embedding).float()
         delta: torch.Tensor | None = None
-        for layer in self.layers:
+        for index, layer in enumerate(self.layers):
             normed = operations.add_norm(state, delta, layer.attention_norm, eps, dtype)
-            mixed = operations.attention(layer.qkv(normed), layer.attention, plan)
+            mixed = operations.attention(apply(layer.qkv, normed, adjustment, index, QKV), layer.attention, plan)
             if layer is self.layers[-1]:
                 # Nothing after the last attention looks at other tokens.
                 if last.shape[0] == 0:
                     return state.new_empty(0, self.architecture.vocab_size)
                 state, mixed = state[last], mixed[last]
-            normed = operations.add_norm(state, layer.output(mixed), layer.mlp_norm, eps, dtype)
-            delta = layer.down(operations.gate(layer.gate_up(normed)))
+                adjustment = None if adjustment is None else adjustment.among(last)
+            mixed = apply(layer.output, mixed, adjustment, index, OUTPUT)
+            normed = operations.add_norm(state, mixed, layer.mlp_norm, eps, dtype)
+            gated = operations.gate(apply(layer.gate_up, normed, adjustment, index, GATE_UP))
+            delta = apply(layer.down, gated, adjustment, index, DOWN)
         return self.head(operations.add_norm(state, delta, self.norm, eps, dtype)).float()
+
+
+def apply(linear: Linear, rows: torch.Tensor, adjustment: Adjustment | None, layer: int, name: int) -> torch.Tensor:
+    """`linear` of `rows`, with what is added to it."""
+    out = linear(rows)
+    if adjustment is not None:
+        adjustment.add(layer, name, rows, out)
+    return out
 
 
 def assemble(

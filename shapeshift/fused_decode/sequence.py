@@ -15,6 +15,7 @@ Ids = npt.NDArray[np.int64]
 
 STOP, LENGTH, ABORT, DEADLINE = "stop", "length", "abort", "deadline"
 """Why an answer ended: the model or a stop string; a limit; a stop_id; its latency_ms."""
+NO_ADAPTER = -1
 
 
 @dataclass(frozen=True)
@@ -46,13 +47,16 @@ class GenerateParameters:
 class Sequence:
     """One request in the decode loop.
 
+    kept        tokens of its answer from before it was set aside, INT32 [n]
+    adapter_id  what `StepBatch.adapters` holds for its rows; set before it gets a slot
+
     The generating thread writes; others may read. `parts` and `generated` only grow, and neither changes once
     `ended` is true: who reads `ended` first misses nothing.
     """
 
     __slots__ = (
-        *("id", "prompt", "parameters", "stream", "outlet", "text", "limit", "deadline"),
-        *("slot", "generated", "parts", "finish", "error", "ended"),
+        *("id", "prompt", "kept", "parameters", "stream", "outlet", "text", "limit", "deadline"),
+        *("adapter_id", "slot", "generated", "parts", "finish", "error", "ended"),
         *("arrived", "admitted", "first_token", "finished"),
     )
 
@@ -70,6 +74,7 @@ class Sequence:
     ) -> None:
         self.id = name
         self.prompt = prompt
+        self.kept: npt.NDArray[np.int32] = np.empty(0, np.int32)
         self.parameters = parameters
         self.stream = stream
         self.outlet = outlet
@@ -77,6 +82,7 @@ class Sequence:
         self.limit = min(parameters.max_tokens, max_length - len(prompt))
         self.arrived = time.monotonic()
         self.deadline = None if latency_ms is None else self.arrived + latency_ms / 1e3
+        self.adapter_id = NO_ADAPTER
         self.slot: int | None = None
         self.generated = 0
         self.parts: list[str] = []

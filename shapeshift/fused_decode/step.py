@@ -21,6 +21,7 @@ class StepBatch:
     starts   INT32 [rows]         tokens already in that slot's cache: the position of the row's first token
     lengths  INT32 [rows]         tokens of the row in this step, at least 1
     wanted   INT64 [wanted rows]  indices into the rows whose last token's logits are wanted; may be empty
+    adapters INT32 [rows]         the adapter that changes each row, -1 for none; None: no row has one
     """
 
     tokens: torch.Tensor
@@ -28,6 +29,7 @@ class StepBatch:
     starts: torch.Tensor
     lengths: torch.Tensor
     wanted: torch.Tensor
+    adapters: torch.Tensor | None = None
 
 
 class Runtime(Protocol):

@@ -10,12 +10,14 @@ from __future__ import annotations
 import bisect
 import os
 import threading
+import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from shapeshift.serving.replies import CODES
 
 PREFIX = "shapeshift_"
+OTHER = "other"
 LENGTH_STEP = 8
 _LATENCY_MS = (1, 2, 5, 10, 15, 20, 30, 50, 75, 100, 150, 200, 300, 500, 1000, 2000, 5000, 10000)
 # Where autoscaling looks: well below the objective, and about to miss it (Arlo, section 4).
@@ -83,6 +85,38 @@ class Histogram:
         return cumulative, self._sum
 
 
+class Counters:
+    """Counters of one name by the value of one label; the first `most` values have their own, the rest is `other`."""
+
+    def __init__(self, name: str, help_text: str, label: str, most: int = 100) -> None:
+        self._name, self._help_text, self._label, self._most = name, help_text, label, most
+        self._known: dict[str, Counter] = {}
+
+    def add(self, value: str, amount: float = 1.0) -> None:
+        """Count `amount` more for one value of the label; by one thread."""
+        if value not in self._known and len(self._known) >= self._most:
+            value = OTHER
+        if value not in self._known:
+            self._known[value] = Counter(self._name, self._help_text, {self._label: value})
+        self._known[value].add(amount)
+
+    def each(self) -> list[Counter]:
+        """One counter for each value seen so far."""
+        return list(self._known.values())
+
+
+class Info:
+    """What is going on, in the labels of a gauge whose value is the time, in seconds; `read` is asked at each flush."""
+
+    def __init__(self, name: str, help_text: str, read: Callable[[], dict[str, str]]) -> None:
+        self.name = PREFIX + name
+        self.help_text = help_text
+        self.read = read
+
+
+Metric = Counter | Gauge | Histogram | Counters | Info
+
+
 class RequestMeters:
     """What every front counts of its requests: their lengths on arrival, how they ended, and how long they took.
 
@@ -110,7 +144,7 @@ class MetricsFlusher:
         self,
         pb_utils: Any,
         model: str,
-        metrics: Sequence[Counter | Gauge | Histogram],
+        metrics: Sequence[Metric],
         log: Callable[[str], None],
         period_s: float = 1.0,
     ) -> None:
@@ -134,8 +168,11 @@ class MetricsFlusher:
         """Export what changed since the last flush."""
         self._export_counter(self._heartbeat.name, self._heartbeat.help_text, {}, self._heartbeat.value)
         for metric in self._metrics:
-            if isinstance(metric, Counter):
-                self._export_counter(metric.name, metric.help_text, metric.labels, metric.value)
+            if isinstance(metric, Counter | Counters):
+                for counter in [metric] if isinstance(metric, Counter) else metric.each():
+                    self._export_counter(counter.name, counter.help_text, counter.labels, counter.value)
+            elif isinstance(metric, Info):
+                self._export_info(metric)
             elif isinstance(metric, Gauge):
                 self._metric(metric.name, metric.help_text, metric.labels, "GAUGE").set(float(metric.read()))
             else:
@@ -174,6 +211,13 @@ class MetricsFlusher:
         if delta > 0:
             metric.increment(delta)
             self._exported[key] = (metric, value)
+
+    def _export_info(self, info: Info) -> None:
+        labels = info.read()
+        for key in [key for key in self._exported if key[0] == info.name and key[1] != str(labels)]:
+            # The server forgets a series with its last reference.
+            del self._exported[key]
+        self._metric(info.name, info.help_text, labels, "GAUGE").set(time.time())
 
     def _metric(self, name: str, help_text: str, labels: dict[str, str], kind: str) -> Any:
         key = (name, str(labels))

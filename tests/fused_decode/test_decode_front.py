@@ -6,6 +6,7 @@ import random
 import threading
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ import pytest
 
 from shapeshift.errors import EngineError, InvalidInputError, NotFoundError
 from shapeshift.fused_decode.front import GenerateFront
+from shapeshift.fused_decode.room import Room
 from tests.fakes import PbUtils, Request, TritonError, values_of
 from tests.fused_decode.fronts import arguments, ask, text_of, told
 from tests.fused_decode.toy import LETTERS, ToyRuntime, ids, save_tokenizer
@@ -37,7 +39,9 @@ def make_front(tmp_path: Path, toy: ToyRuntime, pb_utils: PbUtils) -> Iterator[M
 
     def make(**parameters: object) -> GenerateFront:
         stated = {"max_length": toy.max_length, "checkpoint": save_tokenizer(tmp_path / "toy"), **parameters}
-        started.append(GenerateFront(pb_utils, arguments("generate", **stated), lambda *_: toy))
+        started.append(
+            GenerateFront(pb_utils, arguments("generate", **stated), partial(Room, load_runtime=lambda *_: toy))
+        )
         return started[-1]
 
     yield make

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import pytest
 
 from shapeshift.errors import InvalidInputError
 from shapeshift.fused_decode.front import GenerateFront
+from shapeshift.fused_decode.room import Room
 from shapeshift.fused_decode.unary import UnaryFront
 from tests.fakes import PbUtils, TritonError
 from tests.fused_decode.fronts import arguments, ask, told
@@ -32,7 +34,7 @@ def pb_utils() -> PbUtils:
 def generate(tmp_path: Path, toy: ToyRuntime) -> Iterator[GenerateFront]:
     """The model that is asked, in a process of its own as far as Triton's side goes."""
     stated = {"max_length": toy.max_length, "checkpoint": save_tokenizer(tmp_path / "toy")}
-    front = GenerateFront(PbUtils(), arguments("generate", **stated), lambda *_: toy)
+    front = GenerateFront(PbUtils(), arguments("generate", **stated), partial(Room, load_runtime=lambda *_: toy))
     yield front
     toy.open.set()
     front.close()

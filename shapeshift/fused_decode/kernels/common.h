@@ -10,6 +10,29 @@
 #include <cstdint>
 #include <cstring>
 
+struct BFloat {
+  uint16_t bits;
+};
+
+inline float widen(float value) { return value; }
+
+inline float widen(BFloat value) {
+  const uint32_t bits = static_cast<uint32_t>(value.bits) << 16;
+  float wide;
+  std::memcpy(&wide, &bits, sizeof wide);
+  return wide;
+}
+
+inline void narrow(float value, float& target) { target = value; }
+
+// Round to nearest, ties to even.
+inline void narrow(float value, BFloat& target) {
+  uint32_t bits;
+  std::memcpy(&bits, &value, sizeof bits);
+  const uint32_t rounded = (bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16;
+  target.bits = static_cast<uint16_t>(value == value ? rounded : 0x7fc0u);
+}
+
 // e^x to 2 units in the last place; x below -87 counts as -87, above 88 as 88.
 inline float exponential(float x) {
   x = x < -87.0f ? -87.0f : x;

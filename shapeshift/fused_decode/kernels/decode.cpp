@@ -21,29 +21,6 @@ constexpr int64_t kTileRows = 32;         // query rows (tokens times grouped he
 constexpr int64_t kNormSerial = 65536;    // elements below which a second thread does not pay, for it must wake first
 constexpr int64_t kGateSerial = 16384;
 
-struct BFloat {
-  uint16_t bits;
-};
-
-inline float widen(float value) { return value; }
-
-inline float widen(BFloat value) {
-  const uint32_t bits = static_cast<uint32_t>(value.bits) << 16;
-  float wide;
-  std::memcpy(&wide, &bits, sizeof wide);
-  return wide;
-}
-
-inline void narrow(float value, float& target) { target = value; }
-
-// Round to nearest, ties to even.
-inline void narrow(float value, BFloat& target) {
-  uint32_t bits;
-  std::memcpy(&bits, &value, sizeof bits);
-  const uint32_t rounded = (bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16;
-  target.bits = static_cast<uint16_t>(value == value ? rounded : 0x7fc0u);
-}
-
 // ---------------------------------------------------------------- attention
 
 // One tile of queries: `count` tokens of one row under one key-value head.
@@ -56,7 +33,7 @@ constexpr int64_t kTaskFields = sizeof(Task) / sizeof(int32_t);
 template <typename T>
 struct Layer {
   const T* qkv;     // [tokens, (heads + 2 kv_heads) dim]
-  T* keys;          // [slots, kv_heads, max_length, dim]
+  T* keys;          // [slots, kv_heads, max_length, dim], `slot` elements from one slot to the next
   T* values;
   T* out;           // [tokens, heads dim]
   const float* cosines;  // [max_length, dim / 2]
@@ -64,7 +41,12 @@ struct Layer {
   const float* query_norm;  // [dim], or null
   const float* key_norm;
   float eps;
-  int64_t heads, kv_heads, group, dim, max_length, window;
+  int64_t heads, kv_heads, group, dim, max_length, window, slot;
+
+  // Where a head's keys and values lie in the cache.
+  int64_t place(int64_t own, int64_t head, int64_t position) const {
+    return own * slot + (head * max_length + position) * dim;
+  }
 };
 
 // Norm (where the model has one) and rotation of one head's vector at a position.
@@ -96,7 +78,7 @@ void prepare(const Layer<T>& layer, const T* source, const float* norm, int64_t 
 template <typename T>
 void write(const Layer<T>& layer, const Task& task, float* scratch) {
   const int64_t dim = layer.dim, width = (layer.heads + 2 * layer.kv_heads) * dim;
-  const int64_t place = ((int64_t{task.slot} * layer.kv_heads + task.head) * layer.max_length + task.position) * dim;
+  const int64_t place = layer.place(task.slot, task.head, task.position);
   for (int64_t i = 0; i < task.count; ++i) {
     const T* key = layer.qkv + (task.token + i) * width + (layer.heads + task.head) * dim;
     prepare(layer, key, layer.key_norm, task.position + i, 1.0f, scratch);
@@ -212,12 +194,11 @@ void attend(const Layer<T>& layer, const Task& task, Scratch& scratch) {
   std::fill(scratch.total, scratch.total + rows, 0.0f);
 
   const int64_t reach = layer.window > 0 ? layer.window : layer.max_length;
-  const int64_t place = (int64_t{task.slot} * layer.kv_heads + task.head) * layer.max_length;
   const int64_t end = task.position + task.count;
   for (int64_t from = std::max<int64_t>(0, task.position + 1 - reach); from < end; from += block) {
     const int64_t to = std::min(from + block, end);
-    const float* keys = widened(layer.keys + (place + from) * dim, (to - from) * dim, scratch.keys);
-    const float* values = widened(layer.values + (place + from) * dim, (to - from) * dim, scratch.values);
+    const float* keys = widened(layer.keys + layer.place(task.slot, task.head, from), (to - from) * dim, scratch.keys);
+    const float* values = widened(layer.values + layer.place(task.slot, task.head, from), (to - from) * dim, scratch.values);
     for (int64_t row = 0; row < rows; ++row) {
       const int64_t position = task.position + row / group;
       const int64_t first = std::max(from, position + 1 - reach), count = std::min(to, position + 1) - first;
@@ -262,6 +243,7 @@ Tensor attention_of(const Tensor& qkv, Tensor& keys, Tensor& values, const Tenso
                     const std::optional<Tensor>& key_norm, double eps, int64_t window, bool split) {
   Layer<T> layer;
   layer.kv_heads = keys.size(1), layer.max_length = keys.size(2), layer.dim = keys.size(3);
+  layer.slot = keys.stride(0);
   layer.heads = qkv.size(1) / layer.dim - 2 * layer.kv_heads, layer.group = layer.heads / layer.kv_heads;
   layer.eps = static_cast<float>(eps), layer.window = window;
   Tensor out = at::empty({qkv.size(0), layer.heads * layer.dim}, qkv.options());
@@ -298,10 +280,16 @@ Tensor attention(const Tensor& qkv, Tensor keys, Tensor values, const Tensor& co
                  const Tensor& tasks, const std::optional<Tensor>& query_norm, const std::optional<Tensor>& key_norm,
                  double eps, int64_t window, bool split) {
   const auto type = qkv.scalar_type();
-  check_like(qkv, type, "qkv"), check_like(keys, type, "keys"), check_like(values, type, "values");
+  check_like(qkv, type, "qkv");
   check_like(cosines, at::kFloat, "cosines"), check_like(sines, at::kFloat, "sines");
   check_like(tasks, at::kInt, "tasks");
-  TORCH_CHECK(keys.dim() == 4 && keys.sizes() == values.sizes(), "keys: must have 4 dimensions, values the same");
+  TORCH_CHECK(keys.dim() == 4 && keys.sizes() == values.sizes() && keys.strides() == values.strides(),
+              "keys: must have 4 dimensions, values the same");
+  // Each slot is contiguous; what other layers hold of it may lie between them.
+  const int64_t dim = keys.size(3), length = keys.size(2);
+  TORCH_CHECK(keys.scalar_type() == type && values.scalar_type() == type && keys.stride(3) == 1 &&
+                  keys.stride(2) == dim && keys.stride(1) == length * dim && keys.stride(0) >= keys.size(1) * length * dim,
+              "keys: must be of the type of qkv, as values are, and contiguous slot by slot");
   TORCH_CHECK(qkv.dim() == 2 && qkv.size(1) % keys.size(3) == 0, "qkv: must be [tokens, heads times dim]");
   TORCH_CHECK(qkv.size(1) / keys.size(3) % keys.size(1) == 0, "qkv: must hold a multiple of kv_heads");
   TORCH_CHECK(tasks.dim() == 2 && tasks.size(1) == kTaskFields, "tasks: must be [tasks, 5]");

@@ -1,0 +1,139 @@
+"""`make bench BENCH=adapter_cache`: many adapters over one base, scheduling and caching in parts and together.
+
+    server      the `generate_lora` front with 100 adapters of ranks 8 to 128 over a Llama of 110 million random
+                parameters, asked over gRPC streams
+    simulated   the same policies over iterations that take what a linear law says: no server, no tensor
+
+Lengths are those of the Azure LLM inference trace 2023, scaled to the model; ranks follow a power law; arrivals are
+Poisson. All systems of a load get the same requests. FIFO without a cache is S-LoRA's order; "both" is the default.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from bench import adapter_report as report
+from bench import adapter_server as served
+from bench import adapter_simulated as simulated
+from client import hardware
+from client.report import head
+from shapeshift.errors import ShapeshiftError
+
+FOLDER = Path("build/bench")
+PARTS = ("simulated", "server")
+
+
+@dataclass(frozen=True)
+class Extent:
+    """How much is measured.
+
+    simulated_loads, loads  shares of what FIFO without a cache can serve; counts: requests of each run
+    seeds                   runs of each cell; further: whether orders, evictions and prefetch are compared
+    budget_s                of the server's part: afterwards no further system begins
+    """
+
+    simulated_loads: tuple[float, ...]
+    simulated_count: int
+    loads: tuple[float, ...]
+    count: int
+    seeds: int
+    further: bool
+    budget_s: float
+
+
+QUICK = Extent((0.9, 1.0), 300, (0.9,), 60, 1, False, 90.0)
+FULL = Extent((0.6, 0.8, 0.9, 1.0, 1.1), 2000, (0.7, 0.95), 240, 3, True, 2100.0)
+
+
+class Run:
+    """One run: prints each table as it comes, and keeps everything for the files."""
+
+    def __init__(self, extent: Extent, seed: int, precision: str) -> None:
+        self._extent, self._precision = extent, precision
+        self._seeds = [seed * 100 + number for number in range(extent.seeds)]
+        self.text: list[str] = []
+        self.data: dict[str, Any] = {}
+
+    def say(self, text: str) -> None:
+        """Print a part of the result."""
+        self.text.append(text)
+        print(text, flush=True)
+
+    def simulated(self) -> None:
+        """Three regimes; what is scarce differs."""
+        extent = self._extent
+        regimes = simulated.regimes()
+        for regime in regimes if extent.further else regimes[-1:]:
+            text = simulated.measure(
+                regime, extent.simulated_loads, extent.simulated_count, self._seeds, extent.further
+            )
+            self.say(text)
+
+    def server(self) -> None:
+        """The real server."""
+        extent = self._extent
+        bench = served.Bench(self._precision, extent.budget_s, _note)
+        capacity = bench.capacity(extent.count)
+        rates = {load: load * capacity for load in extent.loads}
+        for number, seed in enumerate(self._seeds):
+            bench.measure(served.PARTS, rates, extent.count, seed)
+            if extent.further and not number:
+                near = {extent.loads[-1]: rates[extent.loads[-1]]}
+                bench.measure({**served.ORDERS, **served.EVICTIONS, **served.PREFETCH}, near, extent.count, seed)
+        sys.stderr.write("\r\033[K")
+        self.say(f"\n=== server: capacity of {served.PLAIN}: {capacity:.2f} requests/s")
+        for load in extent.loads:
+            found = bench.of(load)
+            self.say(report.table(f"load {load:.0%}", found))
+            if served.BOTH in found and served.PLAIN in found:
+                self.say(report.by_rank(found[served.BOTH], found[served.PLAIN], (served.BOTH, served.PLAIN)))
+            self.data[f"load {load}"] = {name: report.record(runs) for name, runs in found.items()}
+        self.say(f"not measured, out of time: {', '.join(bench.skipped) or 'nothing'}")
+
+
+def _note(text: str) -> None:
+    sys.stderr.write(f"\r\033[K{text}")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run, print, and write tables and data to build/bench/."""
+    parser = argparse.ArgumentParser(prog="python -m bench.adapter_cache", description=__doc__.splitlines()[0])
+    parser.add_argument("--quick", action="store_true", help="under 3 minutes: one load, one seed, few requests")
+    parser.add_argument("--precision", choices=("f32", "bf16"), default="f32")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--parts", nargs="+", choices=PARTS, default=list(PARTS))
+    options = parser.parse_args(arguments)
+    began = time.monotonic()
+    run = Run(QUICK if options.quick else FULL, options.seed, options.precision)
+    settings = {
+        "command": f"python -m bench.adapter_cache {' '.join(sys.argv[1:])}".strip(),
+        "seed": options.seed,
+        "precision": options.precision,
+        "slots": served.SLOTS,
+        "lengths": f"trace x {served.SCALE:g}, at most {served.MAX_LENGTH} tokens",
+    }
+    top = head({"settings": settings, "hardware": hardware.describe()})
+    print(top, flush=True)
+    try:
+        for part in options.parts:
+            getattr(run, part)()
+    except ShapeshiftError as error:
+        print(f"bench: {error}", file=sys.stderr)
+        return 2
+    run.say(f"took {time.monotonic() - began:.0f} s")
+    FOLDER.mkdir(parents=True, exist_ok=True)
+    (FOLDER / "adapter_cache.txt").write_text("\n".join([top, *run.text]) + "\n")
+    (FOLDER / "adapter_cache.json").write_text(json.dumps({"settings": settings, **run.data}, indent=1))
+    print(f"written: {FOLDER}/adapter_cache.txt, adapter_cache.json")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,141 @@
+"""What a run over many adapters came to, and the tables over systems and loads."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from bench.adapter_loads import RANKS
+
+WARM = 0.1
+"""The first requests of a run, as a share, that no latency is read from."""
+_DRAWS = 1000
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """One run. rank INT64 [n], first_s and last_s FLOAT64 [n] in order of arrival; between_s of all tokens;
+    loaded_bytes, hits and misses of the cache; span_s from the first arrival to the last token."""
+
+    rank: NDArray[np.int64]
+    first_s: NDArray[np.float64]
+    last_s: NDArray[np.float64]
+    between_s: NDArray[np.float64]
+    loaded_bytes: float
+    hits: float
+    misses: float
+    span_s: float
+    foreign: float = 0.0
+
+    @property
+    def steady(self) -> slice:
+        return slice(int(len(self.first_s) * WARM), None)
+
+
+Runs = Sequence[Outcome]
+
+
+def first_ms(runs: Runs, percent: float, rank: int | None = None) -> float:
+    """A percentile of the time to the first token, over all runs' requests; of those of one rank, or all."""
+    return float(np.percentile(_firsts(runs, rank), percent)) * 1e3
+
+
+def between_ms(runs: Runs, percent: float) -> float:
+    return float(np.percentile(np.concatenate([run.between_s for run in runs]), percent)) * 1e3
+
+
+def megabytes(runs: Runs) -> float:
+    """Loaded for each request."""
+    return sum(run.loaded_bytes for run in runs) / sum(len(run.first_s) for run in runs) / 2**20
+
+
+def hit_ratio(runs: Runs) -> float:
+    hits, misses = sum(run.hits for run in runs), sum(run.misses for run in runs)
+    return hits / max(1, hits + misses)
+
+
+def longest_s(runs: Runs) -> float:
+    """The longest anybody waited for a first token."""
+    return max(float(run.first_s.max()) for run in runs)
+
+
+def served_per_s(runs: Runs) -> float:
+    return sum(len(run.first_s) for run in runs) / sum(run.span_s for run in runs)
+
+
+def ratio(
+    ours: Runs, theirs: Runs, percent: float, rank: int | None = None, seed: int = 0
+) -> tuple[float, float, float]:
+    """A percentile of ours over theirs, with its 95% interval: both runs' same requests are drawn again and again."""
+    one, other = _firsts(ours, rank), _firsts(theirs, rank)
+    rng = np.random.default_rng(seed)
+    drawn = []
+    for _ in range(_DRAWS):
+        rows = rng.integers(0, len(one), len(one))
+        drawn.append(np.percentile(one[rows], percent) / np.percentile(other[rows], percent))
+    low, high = np.percentile(drawn, [2.5, 97.5])
+    return float(np.percentile(one, percent) / np.percentile(other, percent)), float(low), float(high)
+
+
+def at_objective(loads: Sequence[float], p99_ms: Sequence[float], slo_ms: float) -> float:
+    """The greatest load whose P99 stays within the objective, straight between loads; the last where all do."""
+    for at, (load, value) in enumerate(zip(loads, p99_ms, strict=True)):
+        if value > slo_ms:
+            if not at:
+                return load * slo_ms / value
+            share = (slo_ms - p99_ms[at - 1]) / (value - p99_ms[at - 1])
+            return loads[at - 1] + share * (load - loads[at - 1])
+    return loads[-1]
+
+
+def table(title: str, systems: Mapping[str, Runs]) -> str:
+    """A line for each system under one load."""
+    lines = [
+        f"\n{title}",
+        f"  {'':26}{'first token ms':>18}{'between ms':>16}{'MB/request':>12}{'hits':>7}{'longest s':>11}"
+        f"{'served/s':>10}{'foreign':>9}",
+        f"  {'':26}{'p50':>9}{'p99':>9}{'p50':>8}{'p99':>8}",
+    ]
+    for name, runs in systems.items():
+        foreign = max(run.foreign for run in runs)
+        lines.append(
+            f"  {name:26}{first_ms(runs, 50):9.0f}{first_ms(runs, 99):9.0f}{between_ms(runs, 50):8.1f}"
+            f"{between_ms(runs, 99):8.1f}{megabytes(runs):12.2f}{hit_ratio(runs):7.0%}{longest_s(runs):11.2f}"
+            f"{served_per_s(runs):10.2f}{foreign:9.2f}"
+        )
+    return "\n".join(lines)
+
+
+def record(runs: Runs) -> dict[str, float]:
+    """The same as plain figures."""
+    return {
+        "runs": len(runs),
+        "first_p50_ms": first_ms(runs, 50),
+        "first_p99_ms": first_ms(runs, 99),
+        "between_p50_ms": between_ms(runs, 50),
+        "between_p99_ms": between_ms(runs, 99),
+        "mb_per_request": megabytes(runs),
+        "hit_ratio": hit_ratio(runs),
+        "longest_s": longest_s(runs),
+        "served_per_s": served_per_s(runs),
+    }
+
+
+def by_rank(ours: Runs, theirs: Runs, names: tuple[str, str]) -> str:
+    """P99 of the time to the first token of each rank, ours over theirs, with intervals."""
+    lines = [f"  p99 first token, {names[0]} over {names[1]} (95% interval)"]
+    for rank in (None, *RANKS):
+        value, low, high = ratio(ours, theirs, 99, rank)
+        worse = "  worse" if low > 1 else ""
+        lines.append(
+            f"    {'all' if rank is None else f'rank {rank}':10}{value:7.2f}  ({low:.2f} to {high:.2f}){worse}"
+        )
+    return "\n".join(lines)
+
+
+def _firsts(runs: Runs, rank: int | None) -> NDArray[np.float64]:
+    chosen = [run.first_s[run.steady][slice(None) if rank is None else run.rank[run.steady] == rank] for run in runs]
+    return np.concatenate(chosen)

@@ -1,0 +1,178 @@
+"""The real server under the same loads: one process of `generate_lora` a system, a gRPC stream for each request."""
+
+from __future__ import annotations
+
+import random
+import shutil
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from bench import adapter_files, decode_systems
+from bench import adapter_report as report
+from bench.adapter_loads import Lengths, adapters, draw
+from bench.adapter_report import Outcome
+from bench.decode_loads import Load
+from bench.foreign import ForeignLoad
+from bench.peers import random_llama
+from bench.peers.decode_worker import Ask as Asked
+from bench.systems import triton
+from shapeshift.adapter_cache import evict
+from shapeshift.engines.checkpoint import open_checkpoint
+from shapeshift.engines.hardware import cores
+from shapeshift.triton import modelconfig
+from shapeshift.triton.metrics import scrape
+
+MODEL = "generate_lora"
+SLOTS, MAX_LENGTH = 16, 320
+SCALE = 1 / 16
+"""Of the trace's lengths: the model is some sixty times smaller than the paper's, the machine slower still."""
+CACHE_SHARE = 0.4
+"""Of the bytes of all adapters, that the pool's own part holds."""
+_WARM = 8
+FOLDER = Path("build/bench")
+_SETTLE_S = 2.5
+_COUNTED = {
+    "loaded": "shapeshift_adapter_loaded_bytes_total",
+    "hits": "shapeshift_adapter_hits_total",
+    "misses": "shapeshift_adapter_misses_total",
+}
+
+PLAIN, CACHE, SCHEDULING, BOTH = "FIFO, no cache", "cache only", "scheduling only", "both"
+PARTS: dict[str, dict[str, str]] = {
+    PLAIN: {"scheduler": "fifo", "caching": "false"},
+    CACHE: {"scheduler": "fifo"},
+    SCHEDULING: {"scheduler": "chameleon", "caching": "false"},
+    BOTH: {"scheduler": "chameleon"},
+}
+ORDERS = {f"both, {name}": {"scheduler": name} for name in ("sjf", "wrs")}
+EVICTIONS = {f"both, {name}": {"scheduler": "chameleon", "eviction": name} for name in list(evict.ALGORITHMS)[1:]}
+PREFETCH = {"both, predicting": {"scheduler": "chameleon", "prefetch": "true"}}
+
+
+@dataclass(frozen=True)
+class AdapterAsk(Asked):
+    """A request for an adapter."""
+
+    adapter: str | None = None
+
+
+class AdapterStreams(decode_systems.TritonStreams):
+    """Streams whose requests name their adapters."""
+
+    def _parameters(self, ask: Asked) -> dict[str, str]:
+        adapter = ask.adapter if isinstance(ask, AdapterAsk) else None
+        return {} if adapter is None else {"lora_name": adapter}
+
+
+class Bench:
+    """Every run of every system, by load. precision: of model and adapters in memory."""
+
+    def __init__(self, precision: str, budget_s: float, say: Callable[[str], None]) -> None:
+        self.model = random_llama.ensure(FOLDER / "llama-110m")
+        self.known = adapters(adapter_files.bytes_per_rank(self.model))
+        self.files = adapter_files.ensure(FOLDER / "adapters", self.model, self.known)
+        self.lengths = Lengths.read(SCALE, MAX_LENGTH)
+        self.runs: dict[tuple[float, str], list[Outcome]] = {}
+        self.skipped: list[str] = []
+        self._words = random_llama.words(self.model)
+        self._precision = precision
+        self._end = time.monotonic() + budget_s
+        self._say = say
+
+    def capacity(self, count: int) -> float:
+        """Requests a second that FIFO without a cache serves when all are there at once."""
+        with self._serving(PLAIN, PARTS[PLAIN]) as system:
+            return report.served_per_s([self._run(system, self._load(1e6, count, seed=10**6))])
+
+    def measure(
+        self, systems: Mapping[str, Mapping[str, str]], rates: Mapping[float, float], count: int, seed: int
+    ) -> None:
+        """Each of `systems` once under each load, in random order; all get the same requests."""
+        names = list(systems)
+        random.Random(seed).shuffle(names)
+        for name in names:
+            if time.monotonic() > self._end:
+                self.skipped.append(name)
+                continue
+            with self._serving(name, systems[name]) as system:
+                for load, rate in rates.items():
+                    outcome = self._run(system, self._load(rate, count, seed))
+                    self.runs.setdefault((load, name), []).append(outcome)
+                    self._say(f"{name}, load {load:.0%}: p99 {report.first_ms([outcome], 99):.0f} ms")
+
+    def of(self, load: float) -> dict[str, list[Outcome]]:
+        """The runs of each system under a load."""
+        return {name: runs for (at, name), runs in self.runs.items() if at == load}
+
+    def _load(self, rate: float, count: int, seed: int) -> Load:
+        rng = np.random.default_rng(seed)
+        asks = draw(self.lengths, self.known, rate, count, rng)
+        prompts = [rng.choice(self._words, ask.prompt_tokens).tolist() for ask in asks]
+        rows = zip(asks, prompts, strict=True)
+        return Load("", [AdapterAsk(ask.at_s, prompt, ask.answer_tokens, ask.adapter) for ask, prompt in rows])
+
+    @contextmanager
+    def _serving(self, name: str, parameters: Mapping[str, str]) -> Iterator[tuple[AdapterStreams, str]]:
+        repository = FOLDER / "adapter-repository"
+        self._publish(repository, parameters)
+        with triton({MODEL: 0}, (repository,), Path("build")) as server:
+            streams = AdapterStreams(name, server.grpc_url, MODEL, self.model / "tokenizer.json")
+            streams.replay(self._load(1e6, _WARM, seed=10**7))
+            yield streams, server.metrics_url
+
+    def _run(self, system: tuple[AdapterStreams, str], load: Load) -> Outcome:
+        streams, metrics = system
+        before = _counted(metrics)
+        with ForeignLoad() as foreign:
+            replayed = streams.replay(load)
+        after = _counted(metrics)
+        counted = {name: after[name] - before[name] for name in _COUNTED}
+        arrived = np.array([ask.at_s for ask in load.asks])
+        first = np.array([stamps[0] for stamps in replayed.stamps])
+        last = np.array([stamps[-1] for stamps in replayed.stamps])
+        return Outcome(
+            np.array([self.known[str(ask.adapter)].rank for ask in load.asks if isinstance(ask, AdapterAsk)]),
+            first - arrived,
+            last - arrived,
+            np.concatenate([np.diff(stamps) for stamps in replayed.stamps]),
+            counted["loaded"],
+            counted["hits"],
+            counted["misses"],
+            float(last.max() - arrived.min()),
+            foreign.cores / cores(),
+        )
+
+    def _publish(self, repository: Path, parameters: Mapping[str, str]) -> None:
+        """The front with these parameters, over the benchmark's model and adapters, in a repository of its own."""
+        total = sum(one.bytes for one in self.known.values())
+        config = modelconfig.read(Path("model_repository") / MODEL / "config.pbtxt")
+        stated = {
+            "checkpoint": str(self.model.resolve()),
+            "checkpoint_sha256": open_checkpoint(self.model).sha256,
+            "precision": self._precision,
+            "kernel_cache": str(Path("build/kernels").resolve()),
+            "max_concurrency": str(SLOTS),
+            "max_length": str(MAX_LENGTH),
+            "adapters_dir": str(self.files.resolve()),
+            "starter_dir": "",
+            "adapter_mb": str(int(CACHE_SHARE * total / 2**20)),
+            "recluster_s": "60",
+            **parameters,
+        }
+        for field, value in stated.items():
+            modelconfig.set_parameter(config, field, value)
+        shutil.rmtree(repository, ignore_errors=True)
+        (repository / MODEL / "1").mkdir(parents=True)
+        modelconfig.write(config, repository / MODEL / "config.pbtxt")
+
+
+def _counted(metrics: str) -> dict[str, float]:
+    """The cache's counters, once what has just happened is in them."""
+    time.sleep(_SETTLE_S)
+    samples = scrape(metrics, timeout_s=5.0)
+    return {key: sum(value for (name, _), value in samples.items() if name == full) for key, full in _COUNTED.items()}

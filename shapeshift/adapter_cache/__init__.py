@@ -1,0 +1,1 @@
+"""Many LoRA adapters over one base model: cached weights, size-aware queues (Chameleon)."""

@@ -1,0 +1,164 @@
+"""The adapters that requests may ask for: the registry and multi_lora.json, looked at again and again."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+
+from shapeshift.adapter_cache import peft, record, registry
+from shapeshift.adapter_cache.cache import AdapterCache
+from shapeshift.adapter_cache.peft import Base
+from shapeshift.adapter_cache.record import Adapter
+from shapeshift.errors import InvalidInputError, ShapeshiftError
+from shapeshift.serving.log import Log
+
+MULTI_LORA = "multi_lora.json"
+
+
+class Catalogue:
+    """What is known, by the name that requests use. `look` is called by one thread, `find` by any.
+
+    What a change of the registry brings is checked to the last weight before it may be asked for, beside what is
+    served. An entry that is refused changes nothing: what its name stood for before stays.
+    """
+
+    def __init__(self, folder: Path, fixed: Mapping[str, Path], base: Base, cache: AdapterCache, width: int, log: Log):
+        """fixed: adapters of multi_lora.json; width: bytes of an element of the pool."""
+        self._folder = folder
+        self._base = base
+        self._cache = cache
+        self._width = width
+        self._log = log
+        self._known: dict[str, Adapter] = {}
+        self._stamp: registry.Stamp = None
+        self._refused: dict[str, registry.Entry] = {}
+        self._fixed = self._read_fixed(fixed)
+        self._known = dict(self._fixed)
+        self.look(first=True)
+
+    def __len__(self) -> int:
+        return len(self._known)
+
+    def all(self) -> list[Adapter]:
+        """Whatever may be asked for."""
+        return list(self._known.values())
+
+    def find(self, name: str) -> Adapter:
+        """The adapter that `name` stands for now. Raises NotFoundError naming some that are known."""
+        found = self._known.get(name)
+        if found is None:
+            registry.check_name(name, "parameter lora_name")
+            raise registry.unknown(name, list(self._known), "lora_name")
+        return found
+
+    def look(self, first: bool = False) -> bool:
+        """Take over what has changed in the registry; whether something has. Never raises.
+
+        first: whether the weights may be left to be checked when they are loaded.
+        """
+        stamp = registry.stamp(self._folder)
+        if stamp == self._stamp and not first:
+            return False
+        self._stamp = stamp
+        try:
+            entries = registry.read(self._folder)
+        except ShapeshiftError as error:
+            self._refuse(f"the registry stays as it was: {error}")
+            return False
+        self._take_over({name: entry for name, entry in entries.items() if name not in self._fixed}, first)
+        return True
+
+    def _take_over(self, entries: Mapping[str, registry.Entry], first: bool) -> None:
+        known = dict(self._fixed)
+        for name, entry in entries.items():
+            old = self._known.get(name)
+            if old is not None and old.sha256 == entry.sha256 and old.error is None:
+                known[name] = old
+                continue
+            made = None if self._refused.get(name) == entry else self._read(name, entry, first)
+            if made is not None or old is not None:
+                known[name] = made or old  # type: ignore[assignment]
+        for name, adapter in known.items():
+            if self._known.get(name) is not adapter:
+                self._cache.known.add(adapter)
+        gone = [adapter for name, adapter in self._known.items() if known.get(name) is not adapter]
+        self._known = known
+        for adapter in gone:
+            self._cache.known.withdraw(adapter)
+        self._refused = {name: entry for name, entry in self._refused.items() if entries.get(name) == entry}
+        self._pin([known[name] for name, entry in sorted(entries.items()) if entry.pinned and name in known])
+
+    def _read(self, name: str, entry: registry.Entry, first: bool) -> Adapter | None:
+        try:
+            folder = registry.place(self._folder, entry)
+            source = peft.read(folder, self._base)
+            if not first:
+                if registry.digest(folder) != entry.sha256:
+                    raise InvalidInputError("sha256", entry.sha256, "the hash of the files, which have changed")
+                peft.require_finite(source)
+            return self._made(name, entry.sha256, source, verified=not first)
+        except ShapeshiftError as error:
+            self._refused[name] = entry
+            self._refuse(f"adapter {name} is refused: {error}")
+            return None
+
+    def _made(self, name: str, sha256: str, source: peft.PeftAdapter, verified: bool) -> Adapter:
+        made = record.make(name, sha256, source, self._base.architecture, self._width)
+        made.verified = verified
+        if made.elements > self._cache.largest:
+            room = self._cache.largest * self._width >> 20
+            raise InvalidInputError("adapter", name, f"{made.info.bytes} bytes do not fit into adapter_mb ({room})")
+        return made
+
+    def _read_fixed(self, fixed: Mapping[str, Path]) -> dict[str, Adapter]:
+        made = {}
+        for name, folder in fixed.items():
+            try:
+                source = peft.read(folder, self._base)
+                made[name] = self._made(name, registry.digest(folder), source, verified=True)
+                self._cache.known.add(made[name])
+            except ShapeshiftError as error:
+                self._refuse(f"adapter {name} of {MULTI_LORA} is refused: {error}")
+        return made
+
+    def _pin(self, wanted: list[Adapter]) -> None:
+        """Pin those that leave room in the reserve for any other one."""
+        largest = max((one.elements for one in self._known.values() if one not in wanted), default=0)
+        left = self._cache.largest - largest
+        chosen = []
+        for one in wanted:
+            if one.elements > left:
+                self._refuse(f"adapter {one.label} is not pinned: adapter_mb leaves too little beside it")
+                continue
+            left -= one.elements
+            chosen.append(one)
+        self._cache.ahead.pin(chosen)
+
+    def _refuse(self, text: str) -> None:
+        self._cache.meters.refused.add()
+        self._log(text)
+
+
+def multi_lora(version: Path) -> dict[str, Path]:
+    """The adapters that vLLM's multi_lora.json in a model's version folder names, none where there is no such file.
+
+    Paths are absolute or relative to that folder. Raises InvalidInputError for anything but names with paths.
+    """
+    file = version / MULTI_LORA
+    if not file.is_file():
+        return {}
+    try:
+        stated = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise InvalidInputError(MULTI_LORA, str(file), f"JSON that can be read ({error})") from None
+    valid = isinstance(stated, dict) and all(isinstance(path, str) for path in stated.values())
+    if not valid:
+        raise InvalidInputError(MULTI_LORA, str(file), "an object of names and paths")
+    return {registry.check_name(name, MULTI_LORA): version / path for name, path in stated.items()}
+
+
+def write_multi_lora(version: Path, named: Mapping[str, Path]) -> None:
+    """Name these adapters in a version folder."""
+    paths = {name: str(folder.absolute()) for name, folder in named.items()}
+    (version / MULTI_LORA).write_text(json.dumps(paths, indent=2) + "\n", encoding="utf-8")

@@ -1,0 +1,90 @@
+"""`shapeshift adapters`: the LoRA adapters that a model serves, changed while it serves."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from dataclasses import asdict
+from pathlib import Path
+
+from shapeshift import settings
+from shapeshift.adapter_cache import registry
+from shapeshift.adapter_cache.settings import AdapterCacheSettings
+from shapeshift.errors import NotFoundError
+from shapeshift.fused_decode.settings import FusedDecodeSettings
+from shapeshift.triton import modelconfig
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The options of `shapeshift adapters`."""
+    parser.add_argument("--model", default="generate_lora", help="the front model (%(default)s)")
+    parser.add_argument("--build", type=Path, default=Path("build"), help="folder of generated files (%(default)s)")
+    actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
+    add = actions.add_parser("add", help="check a PEFT folder and serve it, in place of one of the same name")
+    add.add_argument("name", help="what requests will ask for")
+    add.add_argument("folder", type=Path, help="holds adapter_config.json and adapter_model.safetensors")
+    add.add_argument("--pin", action="store_true", help="load it now, and keep it")
+    listing = actions.add_parser("list", help="what is registered")
+    listing.add_argument("--json", action="store_true", help="one JSON object")
+    pin = actions.add_parser("pin", help="load it now, and keep it")
+    pin.add_argument("name")
+    pin.add_argument("--off", action="store_true", help="no longer")
+    remove = actions.add_parser("remove", help="serve it no longer; requests that wait or run are served to the end")
+    remove.add_argument("name")
+
+
+def run(options: argparse.Namespace) -> int:
+    """Change the registry, or write it to standard output. Raises ShapeshiftError for what cannot be meant."""
+    values = _parameters(options.build / "repository" / options.model / "config.pbtxt", options.model)
+    folder = Path(settings.read(AdapterCacheSettings, values).adapters_dir)
+    if options.action == "list":
+        _list(registry.read(folder), options.json)
+        return 0
+    if options.action == "add":
+        registry.check_name(options.name)
+        _check(options.folder, values)
+        registry.add(folder, options.name, options.folder, options.pin)
+    elif options.action == "pin":
+        registry.pin(folder, options.name, not options.off)
+    else:
+        registry.remove(folder, options.name)
+    sys.stdout.write(f"{options.name}: {_DONE[options.action]}; a server takes it over within a second or two\n")
+    return 0
+
+
+_DONE = {"add": "registered", "pin": "changed", "remove": "removed"}
+
+
+def _parameters(config: Path, model: str) -> dict[str, str]:
+    if not config.is_file():
+        raise NotFoundError(f"model: no {config}; run `make engines`")
+    values = modelconfig.parameters(modelconfig.read(config))
+    if "adapters_dir" not in values:
+        raise NotFoundError(f"model: {model} serves no adapters")
+    return dict(values)
+
+
+def _check(folder: Path, values: dict[str, str]) -> None:
+    """Raise the error with which a server would refuse the adapter in `folder`."""
+    # torch comes with these, which the other actions do not need.
+    from shapeshift.adapter_cache import layout, peft
+    from shapeshift.adapter_cache.peft import Base
+    from shapeshift.fused_decode.architecture import PRECISION_BYTES, Architecture
+
+    own, loop = settings.read(AdapterCacheSettings, values), settings.read(FusedDecodeSettings, values)
+    checkpoint = Path(loop.checkpoint)
+    names = {checkpoint.name, loop.checkpoint, *filter(None, own.base_names.split(","))}
+    architecture = Architecture.read(checkpoint)
+    adapter = peft.read(folder, Base(architecture, names, own.max_rank))
+    peft.require_finite(adapter)
+    size = layout.places(architecture, adapter.factors)[1] * PRECISION_BYTES[loop.precision]
+    settings.require(size <= own.adapter_mb << 20, "adapter", f"{size} bytes", f"at most adapter_mb ({own.adapter_mb})")
+
+
+def _list(entries: dict[str, registry.Entry], as_json: bool) -> None:
+    if as_json:
+        sys.stdout.write(json.dumps({name: asdict(entry) for name, entry in entries.items()}) + "\n")
+        return
+    for name, entry in sorted(entries.items()):
+        sys.stdout.write(f"{name:32} {'pinned' if entry.pinned else '-':7} {entry.sha256[:12]}\n")

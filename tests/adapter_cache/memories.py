@@ -1,0 +1,87 @@
+"""A pool whose loads end when the test says so, and requests to ask of it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+
+@dataclass(eq=False)
+class Asked:
+    """See `adapter_cache.interfaces.SizedRequest`."""
+
+    adapter: str | None = None
+    prompt_tokens: int = 10
+    predicted_tokens: int = 10
+    max_new_tokens: int = 10
+    rank: int = 8
+    arrived: float = 0.0
+    generated: int = 0
+
+    @property
+    def tokens(self) -> int:
+        return self.prompt_tokens + self.max_new_tokens
+
+
+@dataclass
+class ToyMemory:
+    """Adapters of `sizes` tokens each beside the cache, in one pool of `total_tokens`."""
+
+    total_tokens: int = 10_000
+    sizes: dict[str, int] = field(default_factory=dict)
+    loaded: set[str] = field(default_factory=set)
+    loading: list[str] = field(default_factory=list)
+    users: dict[str, int] = field(default_factory=dict)
+    waiting: dict[str | None, int] = field(default_factory=dict)
+    seated: int = 0
+
+    @property
+    def free_tokens(self) -> int:
+        used = sum(self.sizes[name] for name in self.loaded if self.users.get(name))
+        return self.total_tokens - self.seated - used - sum(self.sizes[name] for name in self.loading)
+
+    def need(self, adapter: str | None) -> int:
+        return 0 if self.resident(adapter) else self.sizes[str(adapter)]
+
+    def resident(self, adapter: str | None) -> bool:
+        return adapter is None or adapter in self.loaded
+
+    def acquire(self, adapter: str | None) -> bool:
+        if adapter is None:
+            return True
+        if adapter not in self.loaded:
+            return False
+        self.users[adapter] = self.users.get(adapter, 0) + 1
+        return True
+
+    def release(self, adapter: str | None) -> None:
+        if adapter is not None:
+            assert self.users[adapter] > 0
+            self.users[adapter] -= 1
+
+    def queued(self, adapter: str | None) -> None:
+        self.waiting[adapter] = self.waiting.get(adapter, 0) + 1
+
+    def unqueued(self, adapter: str | None) -> None:
+        assert self.waiting[adapter] > 0
+        self.waiting[adapter] -= 1
+
+    def want(self, adapter: str, beside: int = 0) -> bool:
+        if adapter in self.loaded or adapter in self.loading:
+            return True
+        if self.sizes[adapter] + beside > self.free_tokens:
+            return False
+        # Whoever is idle makes way.
+        self.loaded = {name for name in self.loaded if self.users.get(name)}
+        self.loading.append(adapter)
+        return True
+
+    def arrive(self) -> None:
+        """The oldest load ends."""
+        if self.loading:
+            self.loaded.add(self.loading.pop(0))
+
+    def check(self, running: list[Asked], waiting: int) -> None:
+        """Users and waiters are those that the requests say."""
+        for name in self.sizes:
+            assert self.users.get(name, 0) == sum(one.adapter == name for one in running)
+        assert sum(self.waiting.values()) == waiting
