@@ -14,7 +14,7 @@ Probabilities = NDArray[np.float32]
 
 @dataclass(frozen=True)
 class GammaProfile:
-    """One gamma as measured: tokens after the last block, median latency [ms] by batch size, memory of an image [MB]."""
+    """One gamma as measured: tokens after the last block, median latency [ms] by batch size, MB that an image takes."""
 
     gamma: int
     tokens: int
