@@ -20,7 +20,7 @@ MAY_BUILD_ON = {("adapter_cache", "fused_decode")}
 
 # Files of a technique that decide and compute nothing else, by name; so is whatever a table POLICIES reaches.
 POLICY_FILES = (
-    *("adapter", "admission", "allocate*", "autoscale", "batching", "binpacking", "bins", "by_rate", "compact"),
+    *("adapter", "admission", "allocate*", "autoscale", "binpacking", "bins", "by_rate", "compact"),
     *("costs", "curves", "dispatch*", "plan*", "policies", "price", "queues", "replace", "share", "staircase"),
 )
 POLICY_IMPORTS = {"numpy", "scipy", "numba"}
