@@ -6,23 +6,17 @@ the exact front is only what is given up within a tick.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, TypeVar, cast
-
-import numba
 import numpy as np
 import numpy.typing as npt
 
-from shapeshift.token_adapt.plan import SKIP, PlanProblem
+from shapeshift.compiled import compiled
+from shapeshift.token_adapt.plan import PlanProblem
 
 Floats = npt.NDArray[np.float64]
 Integers = npt.NDArray[np.int32]
-F = TypeVar("F", bound=Callable[..., Any])
 
-# A short horizon is cut finer than the tick, a very long one coarser: the first costs little, the second would much.
-_LEAST_CELLS = 1000
-_MOST_CELLS = 100_000
-_MOST_STATES = 20_000_000
+# A short horizon is cut finer than asked and a long one coarser: what is lost depends on the ticks in a batch's time.
+_LEAST_CELLS, _MOST_CELLS = 1000, 2000
 
 
 def solve(problem: PlanProblem, tick_ms: float) -> list[int]:
@@ -31,65 +25,53 @@ def solve(problem: PlanProblem, tick_ms: float) -> list[int]:
     horizon = min(float(problem.deadlines[-1]) - problem.now, float(finite.max(axis=1).sum()))
     if not horizon > 0.0:
         horizon = tick_ms
-    batches = len(problem.deadlines)
-    most = max(_LEAST_CELLS, min(_MOST_CELLS, _MOST_STATES // batches))
-    cells = int(min(max(np.ceil(horizon / tick_ms), _LEAST_CELLS), most))
-    chosen = np.empty(batches, dtype=np.int32)
+    cells = int(min(max(np.ceil(horizon / tick_ms), _LEAST_CELLS), _MOST_CELLS))
+    chosen = np.empty(len(problem.deadlines), dtype=np.int32)
     _fill(problem.now, problem.deadlines, problem.times, problem.utilities, horizon / cells, cells + 2, chosen)
     return [int(gamma) for gamma in chosen]
-
-
-def compiled(signature: str) -> Callable[[F], F]:
-    """Compile with numba now; kept on disk where some folder takes it."""
-
-    def wrap(function: F) -> F:
-        try:
-            return cast(F, numba.njit(signature, cache=True, error_model="numpy", nogil=True)(function))
-        except RuntimeError:
-            # Neither the package's folder nor the user's can be written.
-            return cast(F, numba.njit(signature, error_model="numpy", nogil=True)(function))
-
-    return wrap
 
 
 @compiled("void(f8, f8[::1], f8[:, ::1], f8[:, ::1], f8, i8, i4[::1])")
 def _fill(
     now: float, deadlines: Floats, times: Floats, utilities: Floats, tick: float, cells: int, chosen: Integers
 ) -> None:
-    """Write the plan to `chosen`; cell c holds a clock in (now + (c - 1) tick, now + c tick], the last all later."""
+    """Write the plan to `chosen`; cell c holds a clock in [now + c tick, now + (c + 1) tick), the last all later.
+
+    What is left of a batch are combinations in rising order of clock and worth.
+    """
     batches, gammas = times.shape
-    choice = np.empty((batches, cells), dtype=np.int16)
-    source = np.empty((batches, cells), dtype=np.int32)
-    value, clock = np.full(cells, -1.0), np.full(cells, now)
-    value[0] = 0.0
-    last = 0
+    came = np.empty((batches, cells), dtype=np.int64)  # of each combination: the one before, times options, plus choice
+    options, per_ms = gammas + 1, 1.0 / tick
+    clock, worth, cell_of = np.empty(cells), np.empty(cells), np.zeros(cells, dtype=np.int32)
+    clock[0], worth[0], count = now, 0.0, 1
+    next_clock, next_worth = np.full(cells, np.inf), np.full(cells, -1.0)
+    origin = np.empty(cells, dtype=np.int64)
     for b in range(batches):
-        next_value, next_clock = value.copy(), clock.copy()
-        for c in range(last + 1):
-            choice[b, c], source[b, c] = SKIP, c
-        reached = last
-        for c in range(last + 1):
-            if value[c] < 0.0:
-                continue
-            for g in range(gammas):
-                end = clock[c] + times[b, g]
+        reached = 0
+        for k in range(count):
+            reached = cell_of[k]
+            next_clock[reached], next_worth[reached], origin[reached] = clock[k], worth[k], k * options
+        for g in range(gammas):
+            took, brings = times[b, g], utilities[b, g]
+            for k in range(count):
+                end = clock[k] + took
                 if not end < deadlines[b]:
-                    continue
-                cell = min(int(np.ceil((end - now) / tick)), cells - 1)
-                worth = value[c] + utilities[b, g]
-                if worth > next_value[cell] or (worth == next_value[cell] and end < next_clock[cell]):
-                    next_value[cell], next_clock[cell] = worth, end
-                    choice[b, cell], source[b, cell] = g, c
+                    break
+                cell = min(int((end - now) * per_ms), cells - 1)
+                total = worth[k] + brings
+                if total > next_worth[cell] or (total == next_worth[cell] and end < next_clock[cell]):
+                    next_clock[cell], next_worth[cell], origin[cell] = end, total, k * options + g + 1
                     reached = max(reached, cell)
-        best, last = -1.0, 0
-        for c in range(reached + 1):
-            if next_value[c] <= best:
-                next_value[c] = -1.0
-            else:
-                best, last = next_value[c], c
-        value, clock = next_value, next_clock
-    place = last
+        count, best = 0, -1.0
+        for cell in range(reached + 1):
+            if next_worth[cell] > best:
+                best = next_worth[cell]
+                clock[count], worth[count], cell_of[count] = next_clock[cell], best, cell
+                came[b, count] = origin[cell]
+                count += 1
+            next_clock[cell], next_worth[cell] = np.inf, -1.0
+    place = count - 1
     for back in range(batches):
         b = batches - 1 - back
-        chosen[b] = choice[b, place]
-        place = source[b, place]
+        chosen[b] = came[b, place] % options - 1
+        place = came[b, place] // options
