@@ -7,7 +7,7 @@ import sys
 import time
 from pathlib import Path
 
-from build_engines import decode
+from build_engines import decode, images
 from build_engines.plan import is_current, plan
 from build_engines.publish import build
 from build_engines.repository import front_models, generate
@@ -15,6 +15,7 @@ from build_engines.settings import FrontModel, Places
 from shapeshift.engines import manifest
 from shapeshift.engines.manifest import Manifest
 from shapeshift.errors import ShapeshiftError
+from shapeshift.token_adapt.image_manifest import ImageManifest
 
 _BAR = 24
 
@@ -60,7 +61,7 @@ def main() -> int:
     return 1 if failed else 0
 
 
-def _bring_up_to_date(front: FrontModel | decode.DecodeFront, places: Places) -> bool:
+def _bring_up_to_date(front: FrontModel | decode.DecodeFront | images.ImageFront, places: Places) -> bool:
     if isinstance(front, decode.DecodeFront):
         try:
             print(f"{front.name}: {decode.publish(front, places)}")
@@ -68,6 +69,8 @@ def _bring_up_to_date(front: FrontModel | decode.DecodeFront, places: Places) ->
             print(f"{front.name}: {error}", file=sys.stderr)
             return False
         return True
+    if isinstance(front, images.ImageFront):
+        return _images(front, places)
     target = places.engines / front.name
     progress = Progress(front.name)
     try:
@@ -85,10 +88,27 @@ def _bring_up_to_date(front: FrontModel | decode.DecodeFront, places: Places) ->
     return True
 
 
+def _images(front: images.ImageFront, places: Places) -> bool:
+    progress = Progress(front.name)
+    try:
+        made, fresh = images.publish(front, places, progress)
+    except ShapeshiftError as error:
+        progress.done()
+        print(f"{front.name}: {error}", file=sys.stderr)
+        return False
+    progress.done()
+    _headline(front.name, made, places.engines / front.name, fresh)
+    print(f"{'gamma':>6} {'tokens':>7} {'max error':>10} {'cosine':>9} {'images':>7} {'median ms':>10} {'p99 ms':>8}")
+    for entry in made.engines:
+        left = f"{entry.gamma:>6} {entry.tokens:7} {entry.max_error:10.1e} {entry.min_cosine:9.6f}"
+        for index, point in enumerate(entry.latency):
+            shown = left if index == 0 else " " * len(left)
+            print(f"{shown} {point.images:7} {point.median_ms:10.2f} {point.p99_ms:8.2f}")
+    return True
+
+
 def _table(name: str, made: Manifest, target: Path, fresh: bool) -> None:
-    state = "built" if fresh else "up to date"
-    size = sum(entry.size for entry in made.files.values()) / 1e6
-    print(f"{name}: {state}; {made.provider} {made.provider_version}, {made.precision}, {size:.0f} MB in {target}")
+    _headline(name, made, target, fresh)
     print(
         f"{'engine':>9} {'rows':>5} {'max error':>10} {'cosine':>9} {'at tokens':>10} {'median ms':>10} {'p99 ms':>8}"
     )
@@ -96,6 +116,12 @@ def _table(name: str, made: Manifest, target: Path, fresh: bool) -> None:
         for index, point in enumerate(entry.latency):
             left = f"{entry.name:>9} {entry.rows or 'any':>5} {entry.max_error:10.1e} {entry.min_cosine:9.6f}"
             print(f"{left if index == 0 else ' ' * 36} {point.tokens:10} {point.median_ms:10.2f} {point.p99_ms:8.2f}")
+
+
+def _headline(name: str, made: Manifest | ImageManifest, target: Path, fresh: bool) -> None:
+    state = "built" if fresh else "up to date"
+    size = sum(entry.size for entry in made.files.values()) / 1e6
+    print(f"{name}: {state}; {made.provider} {made.provider_version}, {made.precision}, {size:.0f} MB in {target}")
 
 
 if __name__ == "__main__":

@@ -22,11 +22,11 @@ from shapeshift.token_adapt.unified import UnifiedViT
 
 HERE = Path(__file__).resolve().parent
 MEAN, STD = (0.4914, 0.4822, 0.4465), (0.247, 0.2435, 0.2616)
-MADE = Architecture(image_size=SIZE, patch_size=4, width=192, depth=6, heads=3, mlp_width=768, mean=MEAN, std=STD)
-CLASSES, BATCH, EPOCHS, WARM_UP = 10, 125, 8, 0.06
+MADE = Architecture(image_size=SIZE, patch_size=4, width=144, depth=6, heads=3, mlp_width=576, mean=MEAN, std=STD)
+CLASSES, BATCH, EPOCHS, WARM_UP = 10, 250, 7, 0.06
 # Patches drawn of each image until that share of the training is done: early on, few teach as much at less cost.
-STAGES = ((0.25, 16), (0.8, 32), (1.0, 64))
-MATRIX_RATE, OTHER_RATE, DECAY, SMOOTHING = 0.012, 1.5e-3, 0.05, 0.1
+STAGES = ((0.45, 16), (0.85, 32), (1.0, 64))
+MATRIX_RATE, OTHER_RATE, DECAY, SMOOTHING = 0.02, 3e-3, 0.05, 0.1
 MOMENTUM, ITERATIONS = 0.95, 5
 SHIFT = 4
 
@@ -157,7 +157,7 @@ def main() -> None:
     """Train, or go on training."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--epochs", type=int, default=EPOCHS)
     parser.add_argument("--work", type=Path, default=Path("build/cifar-vit"), help="decoded images and state")
     options = parser.parse_args()
@@ -210,7 +210,7 @@ def one_epoch(
             one.step()
             one.zero_grad()
         total += loss.item()
-        if (step + 1) % 50 == 0:
+        if (step + 1) % 20 == 0:
             print(f"epoch {epoch + 1}, step {step + 1}: {total / (step + 1):.3f} ({time.monotonic() - start:.0f} s)", flush=True)
 
 

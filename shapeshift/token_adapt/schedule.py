@@ -44,3 +44,21 @@ def arithmetic(layers: Sequence[Layer], width: int, prefix: int = 1) -> int:
         total += 4 * before * width**2 + 2 * before * (before + layer.prompts) * width
         total += 8 * (before - layer.merged) * width**2
     return total
+
+
+def activation_mb(layers: Sequence[Layer], width: int, heads: int, mlp_width: int, prefix: int = 1) -> float:
+    """MB (10^6 bytes) of f32 activations that one image needs at once: the largest layer's, counted not measured.
+
+    In the attention these are tokens, queries, keys, values and scores, in the MLP tokens and the widened tokens.
+    """
+    most = 0
+    for layer in layers:
+        tokens, seen = prefix + layer.patches, prefix + layer.patches + layer.prompts
+        attention = 3 * tokens * width + 2 * seen * width + heads * tokens * seen
+        most = max(most, attention, (tokens - layer.merged) * (2 * width + mlp_width))
+    return 4 * most / 1e6
+
+
+def tokens_after(layers: Sequence[Layer], prefix: int = 1) -> int:
+    """Tokens that leave the last block."""
+    return prefix + layers[-1].patches - layers[-1].merged

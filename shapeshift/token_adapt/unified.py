@@ -105,8 +105,8 @@ class UnifiedViT(nn.Module):
         self.last = nn.LayerNorm(made.width, made.epsilon) if made.norm_last else nn.Identity()
         self.pooled = nn.LayerNorm(made.width, made.epsilon) if made.norm_pooled else nn.Identity()
 
-    def forward(self, pixels: Tensor, layers: Sequence[Layer], prompts: Tensor | None = None) -> Tensor:
-        """pixels [n, size, size, 3] to features [n, features]; prompts [n, depth, 2, heads, g, head width]."""
+    def forward(self, pixels: Tensor, layers: Sequence[Layer], prompts: Sequence[Tensor] | None = None) -> Tensor:
+        """pixels [n, size, size, 3] to features [n, features]; prompts for each block as `fold` makes them."""
         return self.encode(self.embed(pixels), layers, prompts)
 
     def embed(self, pixels: Tensor) -> Tensor:
@@ -116,12 +116,12 @@ class UnifiedViT(nn.Module):
         embedded: Tensor = self.patch(cut.reshape(-1, side * side, 3 * size**2)) + self.position
         return embedded
 
-    def encode(self, patches: Tensor, layers: Sequence[Layer], prompts: Tensor | None = None) -> Tensor:
+    def encode(self, patches: Tensor, layers: Sequence[Layer], prompts: Sequence[Tensor] | None = None) -> Tensor:
         """The blocks over embedded patches [n, t, width], then pooling: [n, features]."""
         x = self.first(torch.cat((self.prefix.expand(patches.shape[0], -1, -1), patches), 1))
         sizes = None
         for index, (block, layer) in enumerate(zip(self.blocks, layers, strict=True)):
-            x, sizes = block(x, sizes, None if prompts is None else prompts[:, index], layer.merged)
+            x, sizes = block(x, sizes, None if prompts is None else prompts[index], layer.merged)
         return self._pool(x, sizes)
 
     def _pool(self, x: Tensor, sizes: Tensor | None) -> Tensor:
@@ -133,6 +133,6 @@ class UnifiedViT(nn.Module):
         weights = sizes[:, self.made.prefix :].unsqueeze(2)
         return self.pooled((patches * weights).sum(1) / weights.sum(1))
 
-    def fold(self, prompts: Tensor) -> Tensor:
-        """What `forward` takes, [n, depth, 2, heads, g, head width], of prompts [n, depth, g, width]."""
-        return torch.stack([block.fold(prompts[:, index]) for index, block in enumerate(self.blocks)], 1)
+    def fold(self, prompts: Tensor) -> list[Tensor]:
+        """Keys and values of each block's prompts, [n, 2, heads, g, head width], of prompts [n, depth, g, width]."""
+        return [block.fold(prompts[:, index]) for index, block in enumerate(self.blocks)]
