@@ -10,7 +10,7 @@ from pathlib import Path
 from build_engines import decode, images
 from build_engines.plan import is_current, plan
 from build_engines.publish import build
-from build_engines.repository import front_models, generate
+from build_engines.repository import Front, front_models, generate
 from build_engines.settings import FrontModel, Places
 from shapeshift.engines import manifest
 from shapeshift.engines.manifest import Manifest
@@ -61,41 +61,37 @@ def main() -> int:
     return 1 if failed else 0
 
 
-def _bring_up_to_date(front: FrontModel | decode.DecodeFront | images.ImageFront, places: Places) -> bool:
-    if isinstance(front, decode.DecodeFront):
-        try:
-            print(f"{front.name}: {decode.publish(front, places)}")
-        except ShapeshiftError as error:
-            print(f"{front.name}: {error}", file=sys.stderr)
-            return False
-        return True
-    if isinstance(front, images.ImageFront):
-        return _images(front, places)
-    target = places.engines / front.name
+def _bring_up_to_date(front: Front, places: Places) -> bool:
     progress = Progress(front.name)
     try:
-        planned = plan(front, places)
-        fresh = not is_current(planned, target)
-        made = build(planned, target, progress) if fresh else manifest.load(target)
-        placed = generate(planned, target, made, places)
+        if isinstance(front, decode.DecodeFront):
+            print(f"{front.name}: {decode.publish(front, places)}")
+        elif isinstance(front, images.EmulatedFront):
+            print(f"{front.name}: {images.publish_emulated(front, places)}")
+        elif isinstance(front, images.ImageFront):
+            _images(front, places, progress)
+        else:
+            _texts(front, places, progress)
     except ShapeshiftError as error:
         progress.done()
         print(f"{front.name}: {error}", file=sys.stderr)
         return False
-    progress.done()
-    _table(front.name, made, target, fresh)
-    print(f"placement {placed.name}{f', {placed.workers} workers' if placed.workers else ''}: {placed.reason}")
     return True
 
 
-def _images(front: images.ImageFront, places: Places) -> bool:
-    progress = Progress(front.name)
-    try:
-        made, fresh = images.publish(front, places, progress)
-    except ShapeshiftError as error:
-        progress.done()
-        print(f"{front.name}: {error}", file=sys.stderr)
-        return False
+def _texts(front: FrontModel, places: Places, progress: Progress) -> None:
+    target = places.engines / front.name
+    planned = plan(front, places)
+    fresh = not is_current(planned, target)
+    made = build(planned, target, progress) if fresh else manifest.load(target)
+    placed = generate(planned, target, made, places)
+    progress.done()
+    _table(front.name, made, target, fresh)
+    print(f"placement {placed.name}{f', {placed.workers} workers' if placed.workers else ''}: {placed.reason}")
+
+
+def _images(front: images.ImageFront, places: Places, progress: Progress) -> None:
+    made, fresh = images.publish(front, places, progress)
     progress.done()
     _headline(front.name, made, places.engines / front.name, fresh)
     print(f"{'gamma':>6} {'tokens':>7} {'max error':>10} {'cosine':>9} {'images':>7} {'median ms':>10} {'p99 ms':>8}")
@@ -104,7 +100,6 @@ def _images(front: images.ImageFront, places: Places) -> bool:
         for index, point in enumerate(entry.latency):
             shown = left if index == 0 else " " * len(left)
             print(f"{shown} {point.images:7} {point.median_ms:10.2f} {point.p99_ms:8.2f}")
-    return True
 
 
 def _table(name: str, made: Manifest, target: Path, fresh: bool) -> None:

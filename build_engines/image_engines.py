@@ -99,5 +99,3 @@ def _entry(one: _Candidate, points: tuple[manifest.Latency, ...]) -> GammaEntry:
         min_cosine=one.deviation.min_cosine,
         latency=tuple(BatchLatency(point.tokens, point.median_ms, point.p99_ms, point.best_ms) for point in points),
     )
-
-

@@ -20,10 +20,11 @@ from shapeshift.engines.hardware import cores, cpu_model
 from shapeshift.engines.protocol import Provider
 from shapeshift.engines.verify import MIN_COSINE
 from shapeshift.errors import EngineError
-from shapeshift.token_adapt import image_manifest
+from shapeshift.token_adapt import emulated, image_manifest
 from shapeshift.token_adapt.architecture import Architecture
 from shapeshift.token_adapt.engine_settings import ImageEngineSettings
 from shapeshift.token_adapt.image_manifest import GammaEntry, ImageManifest
+from shapeshift.token_adapt.loading import EMULATED, EmulatedSettings
 from shapeshift.token_adapt.settings import TokenAdaptSettings
 
 BACKEND = "token_adapt"
@@ -43,6 +44,16 @@ class ImageFront:
     config: Any
     settings: ImageEngineSettings
     serving: TokenAdaptSettings
+
+
+@dataclass(frozen=True)
+class EmulatedFront:
+    """A folder whose model imitates one that its `profile_file` describes."""
+
+    name: str
+    folder: Path
+    config: Any
+    settings: EmulatedSettings
 
 
 @dataclass(frozen=True)
@@ -69,11 +80,23 @@ class ImagePlan:
         return hashlib.sha256(json.dumps(inputs, sort_keys=True).encode()).hexdigest()
 
 
-def read(folder: Path, config: Any, values: Mapping[str, str]) -> ImageFront:
+def read(folder: Path, config: Any, values: Mapping[str, str]) -> ImageFront | EmulatedFront:
     """The front model in `folder`; errors name the field."""
+    serving = settings.read(TokenAdaptSettings, values)
+    if values.get("provider") == EMULATED:
+        settings.refuse_unknown(values, settings.names(EmulatedSettings, TokenAdaptSettings))
+        return EmulatedFront(folder.name, folder, config, settings.read(EmulatedSettings, values))
     settings.refuse_unknown(values, settings.names(ImageEngineSettings, TokenAdaptSettings))
-    own, serving = (settings.read(kind, values) for kind in (ImageEngineSettings, TokenAdaptSettings))
-    return ImageFront(folder.name, folder, config, own, serving)
+    return ImageFront(folder.name, folder, config, settings.read(ImageEngineSettings, values), serving)
+
+
+def publish_emulated(front: EmulatedFront, places: Places) -> str:
+    """Check the description and write the model's folder in the generated repository; a line that says what it is."""
+    file, target = front.folder / front.settings.profile_file, places.generated / front.name
+    model = emulated.read(file, front.settings.time_scale)
+    about = f"emulated: gammas {', '.join(map(str, model.gammas))}, tasks {', '.join(model.tasks)}"
+    write_front(front.folder, front.config, target, {"profile_file": os.path.relpath(file, target)}, about)
+    return about
 
 
 def publish(front: ImageFront, places: Places, progress: Progress) -> tuple[ImageManifest, bool]:
@@ -166,6 +189,6 @@ def generate(planned: ImagePlan, engines: Path, made: ImageManifest, places: Pla
         "profile": json.dumps(image_manifest.profile(made)),
     }
     if front.serving.tasks_dir:
-        stated["tasks_dir"] = os.path.relpath(places.root / front.serving.tasks_dir, target)
+        stated["tasks_dir"] = str((places.root / front.serving.tasks_dir).resolve())
     about = f"engines: {made.provider}, {made.precision}, {made.threads} threads; {made.tolerance}"
     write_front(front.folder, front.config, target, stated, about)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from pathlib import Path
+from typing import TypeAlias
 
 from build_engines import decode, images, workers
 from build_engines.plan import Plan
@@ -21,8 +22,10 @@ from shapeshift.triton import modelconfig
 
 BACKEND = "polymorph"
 
+Front: TypeAlias = FrontModel | decode.DecodeFront | images.ImageFront | images.EmulatedFront
 
-def front_models(places: Places, only: set[str]) -> list[FrontModel | decode.DecodeFront | images.ImageFront]:
+
+def front_models(places: Places, only: set[str]) -> list[Front]:
     """The models of the repository, or those named in `only`; errors name the folder and the field."""
     folders = sorted(path.parent for path in places.repository.glob(f"*/{CONFIG}"))
     missing = only - {folder.name for folder in folders}
@@ -33,7 +36,7 @@ def front_models(places: Places, only: set[str]) -> list[FrontModel | decode.Dec
     return [_read(folder) for folder in folders if not only or folder.name in only]
 
 
-def _read(folder: Path) -> FrontModel | decode.DecodeFront | images.ImageFront:
+def _read(folder: Path) -> Front:
     config = modelconfig.read(folder / CONFIG)
     if config.name and config.name != folder.name:
         raise InvalidInputError("name", config.name, f"the folder's name, {folder.name}")

@@ -132,10 +132,10 @@ def _labels(value: Any) -> tuple[str, ...]:
 
 def _number(said: Mapping[str, Any], name: str, above: float = -math.inf) -> float:
     value = said.get(name)
-    usable = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-    if not usable or not value > above or value < 0:
+    number = value if isinstance(value, int | float) and not isinstance(value, bool) else math.nan
+    if not math.isfinite(number) or not number > above or number < 0:
         raise InvalidInputError(f"{TASK_FILE}: {name}", value, "a finite number, 0 or more" if above < 0 else "above 0")
-    return float(value)
+    return float(number)
 
 
 def _tensors(file: Path) -> dict[str, Array]:

@@ -102,7 +102,7 @@ def fit_head(computed: Tensor, classes: Tensor, labels: int) -> tuple[Tensor, Te
         wrong.backward()  # type: ignore[no-untyped-call]
         return wrong
 
-    optimiser.step(loss)  # type: ignore[no-untyped-call, arg-type]
+    optimiser.step(loss)  # type: ignore[no-untyped-call]
     weight = head.weight.detach() / deviation
     return weight, head.bias.detach() - weight @ mean
 

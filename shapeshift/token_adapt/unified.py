@@ -7,7 +7,8 @@ that of prompts computed as tokens.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from typing import cast
 
 import torch
 from torch import nn
@@ -126,13 +127,14 @@ class UnifiedViT(nn.Module):
 
     def _pool(self, x: Tensor, sizes: Tensor | None) -> Tensor:
         if self.made.pooled:
-            return self.pooled(self.last(x[:, : self.made.pooled])).flatten(1)
+            pooled: Tensor = self.pooled(self.last(x[:, : self.made.pooled])).flatten(1)
+            return pooled
         patches = self.last(x[:, self.made.prefix :])
-        if sizes is None:
-            return self.pooled(patches.mean(1))
-        weights = sizes[:, self.made.prefix :].unsqueeze(2)
-        return self.pooled((patches * weights).sum(1) / weights.sum(1))
+        weights = torch.ones_like(patches[:, :, :1]) if sizes is None else sizes[:, self.made.prefix :].unsqueeze(2)
+        mean: Tensor = self.pooled((patches * weights).sum(1) / weights.sum(1))
+        return mean
 
     def fold(self, prompts: Tensor) -> list[Tensor]:
         """Keys and values of each block's prompts, [n, 2, heads, g, head width], of prompts [n, depth, g, width]."""
-        return [block.fold(prompts[:, index]) for index, block in enumerate(self.blocks)]
+        blocks = cast("Iterable[Block]", self.blocks)
+        return [block.fold(prompts[:, index]) for index, block in enumerate(blocks)]
