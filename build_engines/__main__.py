@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import sys
-import time
 from pathlib import Path
 
 from build_engines import decode, images
@@ -12,34 +11,11 @@ from build_engines.plan import is_current, plan
 from build_engines.publish import build
 from build_engines.repository import Front, front_models, generate
 from build_engines.settings import FrontModel, Places
+from shapeshift.cli.progress import Progress
 from shapeshift.engines import manifest
 from shapeshift.engines.manifest import Manifest
 from shapeshift.errors import ShapeshiftError
 from shapeshift.token_adapt.image_manifest import ImageManifest
-
-_BAR = 24
-
-
-class Progress:
-    """One line on a terminal that is written over; one line a step elsewhere."""
-
-    def __init__(self, name: str) -> None:
-        self._name = name
-        self._start = time.monotonic()
-        self._live = sys.stderr.isatty()
-        self._steps = 0
-
-    def __call__(self, step: str) -> None:
-        """Show what is done now."""
-        self._steps += 1
-        filled = min(self._steps, _BAR - 1)
-        line = f"{self._name}: [{'#' * filled}{'.' * (_BAR - filled)}] {time.monotonic() - self._start:4.0f} s {step}"
-        sys.stderr.write(f"\r\033[K{line}" if self._live else f"{line}\n")
-        sys.stderr.flush()
-
-    def done(self) -> None:
-        """End the line."""
-        sys.stderr.write("\r\033[K" if self._live else "")
 
 
 def main() -> int:

@@ -67,18 +67,24 @@ class TaskParts:
 def read_task(folder: Path, backbone: Backbone) -> TaskParts:
     """The task in `folder`. Raises InvalidInputError naming file and field for whatever does not fit `backbone`."""
     said = read_object(folder / TASK_FILE)
-    labels = _labels(said.get("labels"))
+    name, labels, latency_ms, utility = check(said)
     if said.get("backbone") != backbone.sha256:
         allowed = f"{backbone.sha256}, the checkpoint that the engines were built from: train the task for it"
         raise InvalidInputError(f"{TASK_FILE}: backbone", said.get("backbone"), allowed)
     return TaskParts(
-        name=_name(said.get("name")),
+        name=name,
         labels=labels,
-        latency_ms=_number(said, "latency_ms", above=0.0),
-        utility=_number(said, "utility"),
+        latency_ms=latency_ms,
+        utility=utility,
         prompts=_prompts(_tensors(folder / PROMPTS_FILE), backbone),
         heads=_heads(_tensors(folder / HEAD_FILE), len(labels), backbone),
     )
+
+
+def check(said: Mapping[str, Any]) -> tuple[str, tuple[str, ...], float, float]:
+    """Name, labels, latency_ms and utility of what task.json says; InvalidInputError names the field."""
+    labels = _labels(said.get("labels"))
+    return _name(said.get("name")), labels, _number(said, "latency_ms", above=0.0), _number(said, "utility")
 
 
 def read_accuracy(folder: Path, gammas: Sequence[int]) -> dict[int, float]:

@@ -13,11 +13,13 @@ from typing import Any
 import numpy as np
 from safetensors.numpy import save_file
 
+from shapeshift.engines.hardware import cpu_model
 from shapeshift.engines.protocol import Array
 from shapeshift.token_adapt import task_folder
 from shapeshift.token_adapt.examples import Examples
 from shapeshift.token_adapt.image_manifest import BATCHES
 from shapeshift.token_adapt.interfaces import Probabilities
+from shapeshift.token_adapt.task_folder import TaskParts
 from shapeshift.token_adapt.training import Progress, Trained
 from shapeshift.token_adapt.vision import VisionModel
 
@@ -40,6 +42,18 @@ def write_task(folder: Path, said: dict[str, Any], trained: Trained) -> None:
 def write_object(file: Path, value: dict[str, Any]) -> None:
     """Write a JSON object."""
     file.write_text(json.dumps(value, indent=1) + "\n", encoding="utf-8")
+
+
+def profile(model: VisionModel, parts: TaskParts, held: Examples, progress: Progress) -> dict[str, Any]:
+    """What profile.json says: accuracy and latency by gamma, and how they were measured."""
+    index = model.place(parts)
+    return {
+        "accuracy": {str(gamma): share for gamma, share in accuracies(model, index, held, progress).items()},
+        "latency_ms": {str(gamma): own for gamma, own in latencies(model, index, progress).items()},
+        "images": len(held),
+        "hardware": cpu_model(),
+        "command": "shapeshift tasks register",
+    }
 
 
 def accuracies(model: VisionModel, index: int, examples: Examples, progress: Progress) -> dict[int, float]:
