@@ -15,6 +15,7 @@ from shapeshift.settings import require
 from shapeshift.token_adapt import emulated
 from shapeshift.token_adapt.adapter import AdaptRules
 from shapeshift.token_adapt.costs import Costs, fitting_size
+from shapeshift.token_adapt.engine_settings import ImageEngineSettings
 from shapeshift.token_adapt.interfaces import GammaProfile, ImageModel
 from shapeshift.token_adapt.settings import TokenAdaptSettings
 
@@ -54,15 +55,18 @@ def open_model(args: ModelArgs, own: TokenAdaptSettings) -> ImageModel:
     if not generated.engines:
         raise InvalidInputError("engines", "", "a folder of engines; run `make engines`")
     threads = own.threads or hardware.cores()
-    return vision.open_model(args.folder / generated.engines, Path(own.tasks_dir), threads)
+    folder = args.folder / generated.engines
+    return vision.open_model(folder, Path(own.tasks_dir), threads, generated.manifest_sha256 or None)
 
 
 def load(args: ModelArgs, log: Log, open_it: Open = open_model) -> Loaded:
     """Everything that the parameters of one model name. Raises the errors of `shapeshift.errors`."""
-    known = settings.names(TokenAdaptSettings, EmulatedSettings, GeneratedSettings)
+    known = settings.names(TokenAdaptSettings, EmulatedSettings, ImageEngineSettings, GeneratedSettings)
     settings.refuse_unknown(args.parameters, known)
     own = settings.read(TokenAdaptSettings, args.parameters)
     model = open_it(args, own)
+    for message in model.reload_tasks():
+        log(message)
     gammas = own.gammas(model.gammas)
     memory_mb = float(own.memory_mb) or hardware.available_mb()
     size = _batch_size(model, gammas, own, memory_mb)
