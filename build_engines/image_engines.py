@@ -25,7 +25,9 @@ _VERIFIED_BATCHES = (1, 5)
 
 
 @dataclass(frozen=True)
-class _Candidate:
+class Candidate:
+    """An engine that computes what its module does, as far as `deviation` says."""
+
     module: GammaModule
     engine: Engine
     deviation: Deviation
@@ -52,9 +54,10 @@ class ImageEngines:
         made = self.architecture
         state = {name: value.numpy() for name, value in self._model.state_dict().items()}
         folding.of_state(state, made.depth, made.heads, made.epsilon).save(self._work)
-        return self._profiled([self._candidate(gamma) for gamma in self._plan.front.settings.gamma_list()])
+        return self._profiled([self.candidate(gamma) for gamma in self._plan.front.settings.gamma_list()])
 
-    def _candidate(self, gamma: int) -> _Candidate:
+    def candidate(self, gamma: int) -> Candidate:
+        """The engine of one gamma, verified."""
         self._progress(f"export, compile and verify gamma {gamma}")
         plan, module = self._plan, GammaModule(self._model, gamma).eval()
         folder = self._work / folder_of(gamma)
@@ -72,9 +75,9 @@ class ImageEngines:
                 f"{plan.front.name}: gamma {gamma} ({plan.provider.name}, {plan.precision}) is off the reference: "
                 f"cosine {worst.min_cosine:.6f}, at least {MIN_COSINE[plan.precision]} wanted"
             )
-        return _Candidate(module, engine, worst)
+        return Candidate(module, engine, worst)
 
-    def _profiled(self, candidates: list[_Candidate]) -> list[GammaEntry]:
+    def _profiled(self, candidates: list[Candidate]) -> list[GammaEntry]:
         self._progress("profile")
         calls: list[tuple[int, Callable[[], object]]] = [
             (images, partial(one.engine.run, one.module.example(images))) for one in candidates for images in BATCHES
@@ -88,7 +91,7 @@ def _deviation(module: GammaModule, engine: Engine, images: int) -> Deviation:
     return compare(engine.run(inputs)["FEATURES"], module.features(inputs))
 
 
-def _entry(one: _Candidate, points: tuple[manifest.Latency, ...]) -> GammaEntry:
+def _entry(one: Candidate, points: tuple[manifest.Latency, ...]) -> GammaEntry:
     made, layers = one.module.model.made, one.module.layers
     return GammaEntry(
         gamma=one.module.gamma,

@@ -13,7 +13,7 @@ import time
 from pathlib import Path
 
 import torch
-from images import SIZE, cifar
+from images import CLASSES, SIZE, cifar
 from safetensors.torch import save_file
 from torch import nn
 from torch.nn import functional
@@ -26,7 +26,7 @@ from shapeshift.token_adapt.unified import UnifiedViT
 HERE = Path(__file__).resolve().parent
 MEAN, STD = (0.4914, 0.4822, 0.4465), (0.247, 0.2435, 0.2616)
 MADE = Architecture(image_size=SIZE, patch_size=4, width=144, depth=6, heads=3, mlp_width=576, mean=MEAN, std=STD)
-CLASSES, BATCH, EPOCHS = 10, 250, 10
+BATCH, EPOCHS = 250, 10
 # Patches drawn of each image until that share of the training is done: early on, few teach as much at less cost.
 STAGES = ((0.6, 16), (0.9, 32), (1.0, 64))
 # Steps of rising learning rate, and the share of the training after which it falls.
@@ -42,7 +42,7 @@ class Classifier(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.vit = UnifiedViT(MADE)
-        self.head = nn.Linear(MADE.features, CLASSES)
+        self.head = nn.Linear(MADE.features, len(CLASSES))
         for part in self.modules():
             if isinstance(part, nn.Linear):
                 nn.init.trunc_normal_(part.weight, std=0.02)
@@ -190,7 +190,7 @@ def write(model: Classifier, folder: Path) -> None:
     save_file({name: value.half().contiguous() for name, value in tensors.items()}, folder / "model.safetensors")
     config = {
         "architecture": "vit_tiny_patch4_32",
-        "num_classes": CLASSES,
+        "num_classes": len(CLASSES),
         "num_features": MADE.width,
         "global_pool": "token",
         "model_args": {
