@@ -57,7 +57,9 @@ class Costs:
     def observe(self, gamma: int, count: int, took_ms: float) -> None:
         """A batch of `count` images at the gamma of that index took so long."""
         seen = took_ms / float(self._table[count, gamma])
-        moved = self.factor + _PACE * (seen - self.factor)
+        # One batch that was held up must not make all others look slow.
+        likely = min(max(seen, self.factor / 2), self.factor * 2)
+        moved = self.factor + _PACE * (likely - self.factor)
         self.factor = min(max(moved, _LEAST_FACTOR), _MOST_FACTOR)
 
 

@@ -41,6 +41,8 @@ def test_times_follow_what_batches_take() -> None:
         costs.observe(1, 16, 60.0)
     assert costs.factor == pytest.approx(1.5)
     assert costs.times([16])[0] == pytest.approx([34.5, 60.0])
+    costs.observe(1, 16, 1e9)
+    assert costs.factor == pytest.approx(1.65), "one batch moves it by a tenth at most"
     for _ in range(200):
         costs.observe(1, 16, 1e9)
     assert costs.factor <= 8.0
