@@ -12,7 +12,7 @@ from shapeshift.engines.settings import GeneratedSettings
 from shapeshift.errors import InvalidInputError
 from shapeshift.serving.model_args import ModelArgs
 from shapeshift.settings import require
-from shapeshift.token_adapt import emulated
+from shapeshift.token_adapt import emulated, plan
 from shapeshift.token_adapt.adapter import AdaptRules
 from shapeshift.token_adapt.costs import Costs, fitting_size
 from shapeshift.token_adapt.engine_settings import ImageEngineSettings
@@ -71,6 +71,9 @@ def load(args: ModelArgs, log: Log, open_it: Open = open_model) -> Loaded:
     memory_mb = float(own.memory_mb) or hardware.available_mb()
     size = _batch_size(model, gammas, own, memory_mb)
     costs = Costs(model.profiles, gammas, size)
+    if own.algorithm in plan.ALGORITHMS:
+        # What solves is imported and compiled at its first use, which no request should wait for.
+        plan.solve(plan.PlanProblem.of(0.0, [2.0], [[1.0]], [[1.0]]), own.algorithm)
     log(
         f"ready: {len(model.tasks)} tasks, gammas {', '.join(map(str, costs.gammas))}, batches of up to {size}, "
         f"algorithm {own.algorithm}"
