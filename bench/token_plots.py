@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from bench.token_report import Results, gamma_shares
 from bench.token_systems import OURS_NAME
 from shapeshift.token_adapt.interfaces import ImageModel
 
+Draw = Callable[[Any], None]
 _TYPES = ("in time, right", "in time, wrong", "late", "evicted")
 
 
@@ -24,14 +26,15 @@ def all_of(
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    figures = {
-        "fig4": (2, lambda panels: _fig4(model, panels)),
-        "fig7": (1, lambda panels: _fig7(model, panels)),
-        **{
-            figure: (len(results.loads), lambda panels, draw=draw: _by_load(results, panels, draw))
-            for figure, draw in (("fig9", _fig9), ("fig11", _fig11), ("fig12", _fig12), ("fig13", _fig13))
-        },
-        "fig10": (len(results.loads), lambda panels: _fig10(results, fixed, panels)),
+    count = len(results.loads)
+    figures: dict[str, tuple[int, Draw]] = {
+        "fig4": (2, partial(_fig4, model)),
+        "fig7": (1, partial(_fig7, model)),
+        "fig9": (count, partial(_by_load, results, _fig9)),
+        "fig10": (count, partial(_fig10, results, fixed)),
+        "fig11": (count, partial(_by_load, results, _fig11)),
+        "fig12": (count, partial(_by_load, results, _fig12)),
+        "fig13": (count, partial(_by_load, results, _fig13)),
     }
     drawn = []
     for figure, (size, draw) in figures.items():
@@ -67,7 +70,7 @@ def _fig7(model: ImageModel, panels: Any) -> None:
     panels[0].legend(fontsize=7)
 
 
-def _by_load(results: Results, panels: Any, draw: Any) -> None:
+def _by_load(results: Results, draw: Callable[[Results, str, Any], None], panels: Any) -> None:
     for panel, load in zip(panels, results.loads, strict=True):
         draw(results, load, panel)
         panel.set_title(load, fontsize=9)

@@ -24,6 +24,7 @@ ACCURACY: Mapping[str, tuple[float, ...]] = {
 }
 """By gamma, read off Fig. 4a as far as it tells (slight losses down to -15, a sharp one below; a sharp rise at 2
 prompts, a slight one beyond); EuroSAT, which it leaves out, lies between the two."""
+PROFILE = Path("profiles/vit-base-openvino-f32-epyc-zen3.json")
 CAPACITY_PER_S = 100.0
 """Images a second that gamma 0 serves after scaling."""
 SIZES = {
@@ -61,8 +62,8 @@ def latencies(file: Path) -> dict[int, dict[int, float]]:
         raise NotFoundError(f"no profile {file}")
     held = json.loads(file.read_text(encoding="utf-8"))
     return {
-        int(gamma): {int(count): float(ms) for count, ms in points.items()}
-        for gamma, points in held["latency_ms"].items()
+        int(one["gamma"]): {int(count): float(ms) for count, ms in one["latency_ms"].items()}
+        for one in held["profiles"]
     }
 
 

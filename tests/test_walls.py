@@ -238,7 +238,8 @@ def test_the_command_line_and_the_policies_load_nothing_heavy() -> None:
 
 
 def test_a_serving_process_loads_no_model_library() -> None:
-    assert loaded_by("shapeshift.polymorph.front", "shapeshift.fused_decode.unary") == set()
+    fronts = ("shapeshift.polymorph.front", "shapeshift.token_adapt.front", "shapeshift.fused_decode.unary")
+    assert loaded_by(*fronts) == set()
 
 
 def test_a_build_with_nothing_to_do_loads_no_model_library() -> None:

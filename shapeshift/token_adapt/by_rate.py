@@ -68,13 +68,20 @@ class RateWindow:
         self._span_ms = span_ms
         self._arrivals: deque[float] = deque()
 
+    def __len__(self) -> int:
+        return len(self._arrivals)
+
     def add(self, arrived: float) -> None:
         self._arrivals.append(arrived)
+        self._forget(arrived)
 
     def rate(self, now: float) -> float:
+        self._forget(now)
+        return len(self._arrivals) * 1000.0 / self._span_ms
+
+    def _forget(self, now: float) -> None:
         while self._arrivals and self._arrivals[0] <= now - self._span_ms:
             self._arrivals.popleft()
-        return len(self._arrivals) * 1000.0 / self._span_ms
 
 
 class SteadyChoice:

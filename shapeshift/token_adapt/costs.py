@@ -26,10 +26,6 @@ class Costs:
     def __init__(self, profiles: Mapping[int, GammaProfile], gammas: Sequence[int], size: int) -> None:
         if not gammas:
             raise InvalidInputError("use_gammas", gammas, "at least one gamma")
-        for gamma in gammas:
-            if gamma not in profiles:
-                known = ", ".join(str(known) for known in sorted(profiles))
-                raise InvalidInputError("use_gammas", gamma, f"gammas of the model: {known}")
         self.gammas = tuple(sorted(gammas))
         self.factor = 1.0
         self._table = np.stack([_curve(profiles[gamma].latency_ms, size) for gamma in self.gammas], axis=1)
@@ -57,7 +53,9 @@ class Costs:
     def observe(self, gamma: int, count: int, took_ms: float) -> None:
         """A batch of `count` images at the gamma of that index took so long."""
         seen = took_ms / float(self._table[count, gamma])
-        moved = self.factor + _PACE * (seen - self.factor)
+        # One batch that was held up must not make all others look slow.
+        likely = min(max(seen, self.factor / 2), self.factor * 2)
+        moved = self.factor + _PACE * (likely - self.factor)
         self.factor = min(max(moved, _LEAST_FACTOR), _MOST_FACTOR)
 
 

@@ -28,6 +28,9 @@ def decode(data: bytes, size: int, max_pixels: int, row: int | None = None) -> P
             return _square(image, size)
     except (InvalidInputError, MemoryError):
         raise
+    except Image.DecompressionBombError:
+        # Pillow's own limit, far above ours.
+        raise InvalidInputError("image", "a decompression bomb", f"at most {max_pixels} pixels", row) from None
     except Exception as error:  # noqa: BLE001  whatever damaged files make Pillow raise, the request is answered
         what = f"{len(data)} bytes ({error or type(error).__name__})"
         raise InvalidInputError("IMAGE", what, "a whole JPEG or PNG file", row) from None
@@ -57,7 +60,8 @@ def _square(image: Image.Image, size: int) -> Pixels:
     """The middle of the image, as large as its shorter side allows, resized."""
     width, height = image.size
     side = min(width, height)
-    left, top = (width - side) / 2, (height - side) / 2
+    left, top = (width - side) // 2, (height - side) // 2
     if image.size != (size, size):
-        image = image.resize((size, size), Image.Resampling.BICUBIC, box=(left, top, left + side, top + side))
+        middle = image.crop((left, top, left + side, top + side))
+        image = middle.resize((size, size), Image.Resampling.BICUBIC)
     return np.asarray(image, dtype=np.uint8)

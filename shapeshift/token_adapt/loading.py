@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,7 +12,7 @@ from shapeshift.engines.settings import GeneratedSettings
 from shapeshift.errors import InvalidInputError
 from shapeshift.serving.model_args import ModelArgs
 from shapeshift.settings import require
-from shapeshift.token_adapt import emulated
+from shapeshift.token_adapt import emulated, plan
 from shapeshift.token_adapt.adapter import AdaptRules
 from shapeshift.token_adapt.costs import Costs, fitting_size
 from shapeshift.token_adapt.engine_settings import ImageEngineSettings
@@ -69,8 +69,14 @@ def load(args: ModelArgs, log: Log, open_it: Open = open_model) -> Loaded:
         log(message)
     gammas = own.gammas(model.gammas)
     memory_mb = float(own.memory_mb) or hardware.available_mb()
-    size = _batch_size(model, gammas, own, memory_mb)
+    served = ", ".join(map(str, model.gammas))
+    for gamma in gammas:
+        require(gamma in model.gammas, "use_gammas", gamma, f"gammas of the model: {served}")
+    size = _batch_size([model.profiles[gamma] for gamma in gammas], own, memory_mb)
     costs = Costs(model.profiles, gammas, size)
+    if own.algorithm in plan.ALGORITHMS:
+        # What solves is imported and compiled at its first use, which no request should wait for.
+        plan.solve(plan.PlanProblem.of(0.0, [2.0], [[1.0]], [[1.0]]), own.algorithm)
     log(
         f"ready: {len(model.tasks)} tasks, gammas {', '.join(map(str, costs.gammas))}, batches of up to {size}, "
         f"algorithm {own.algorithm}"
@@ -78,17 +84,14 @@ def load(args: ModelArgs, log: Log, open_it: Open = open_model) -> Loaded:
     return Loaded(own, model, costs, own.rules(size, memory_mb))
 
 
-def _batch_size(model: ImageModel, gammas: tuple[int, ...], own: TokenAdaptSettings, memory_mb: float) -> int:
+def _batch_size(profiles: Sequence[GammaProfile], own: TokenAdaptSettings, memory_mb: float) -> int:
     """Most images a batch: what the settings say, what memory allows, and no more than throughput needs."""
-    least = min((model.profiles[gamma] for gamma in gammas if gamma in model.profiles), key=_memory, default=None)
-    if least is None:
-        return own.batch_size
+    least = min(profiles, key=_memory)
     fitting = own.batch_size if least.memory_mb <= 0 else int(min(own.batch_size, memory_mb / least.memory_mb - 1e-9))
     require(fitting >= 1, "memory_mb", memory_mb, f"above {least.memory_mb:g}, which one image needs")
     if not own.batch_share:
         return fitting
-    usual = min((model.profiles[gamma] for gamma in gammas), key=lambda profile: abs(profile.gamma))
-    return fitting_size(usual, fitting, own.batch_share)
+    return fitting_size(min(profiles, key=lambda profile: abs(profile.gamma)), fitting, own.batch_share)
 
 
 def _memory(profile: GammaProfile) -> float:

@@ -39,7 +39,8 @@ class PlanProblem:
         memory_limit: float | None = None,
     ) -> PlanProblem:
         """The problem of plain lists; a gamma whose memory reaches the limit is not allowed (1c)."""
-        allowed = np.array(times, dtype=np.float64).reshape(len(deadlines), -1)
+        gammas = len(times[0]) if times else 0
+        allowed = np.array(times, dtype=np.float64).reshape(len(deadlines), gammas)
         if memory is not None and memory_limit is not None:
             needed = np.array(memory, dtype=np.float64).reshape(allowed.shape)
             allowed = np.where(needed < memory_limit, allowed, np.inf)

@@ -29,20 +29,27 @@ class TimePrice:
         self._price = 0.0
         self._holds_until = started
 
+    def __len__(self) -> int:
+        return len(self._arrivals)
+
     def add(self, arrived: float, worth: Floats) -> None:
         """A query has arrived whose answer in time is worth so much at each gamma, [g]."""
         self._arrivals.append((arrived, worth))
+        self._forget(arrived)
 
     def price(self, now: float, factor: float = 1.0) -> float:
         """Utility a millisecond; `factor` scales the times. It is found anew every tenth of a second."""
         if now >= self._holds_until:
-            while self._arrivals and self._arrivals[0][0] <= now - _SPAN_MS:
-                self._arrivals.popleft()
+            self._forget(now)
             span = min(_SPAN_MS, max(now - self._started, _HOLDS_MS))
             worths = np.array([worth for _, worth in self._arrivals])
             self._price = least_price(worths, self._per_image_ms * factor, span)
             self._holds_until = now + _HOLDS_MS
         return self._price
+
+    def _forget(self, now: float) -> None:
+        while self._arrivals and self._arrivals[0][0] <= now - _SPAN_MS:
+            self._arrivals.popleft()
 
 
 def least_price(worths: Floats, times: Floats, available: float) -> float:

@@ -27,14 +27,18 @@ from shapeshift.fused_decode.settings import ForwardSettings, FusedDecodeSetting
 from shapeshift.polymorph import front
 from shapeshift.polymorph.settings import PolymorphSettings
 from shapeshift.serving import parameters, replies
+from shapeshift.token_adapt import front as image_front
+from shapeshift.token_adapt.loading import EmulatedSettings
+from shapeshift.token_adapt.settings import TokenAdaptSettings
 from shapeshift.triton import keys, modelconfig
 from shapeshift.triton.server import ServerSettings, TritonServer
 from tests.fakes import PbUtils
 
 README, DOCS = PROJECT / "README.md", PROJECT / "docs"
-POLYMORPH, FUSED_DECODE, SERVING = DOCS / "polymorph.md", DOCS / "fused_decode.md", DOCS / "serving.md"
+POLYMORPH, TOKEN_ADAPT, FUSED_DECODE = (DOCS / f"{name}.md" for name in ("polymorph", "token_adapt", "fused_decode"))
+SERVING = DOCS / "serving.md"
 BUILD = PROJECT / "build"
-MODELS = ("encode", "generate", "generate_unary")
+MODELS = ("encode", "classify_image", "generate", "generate_unary")
 Run = Callable[[Block], str]
 
 
@@ -133,7 +137,7 @@ def test_every_policy_is_explained() -> None:
 
 
 def test_pages_repeat_what_serve_prints() -> None:
-    for model, page in zip(MODELS, (README, FUSED_DECODE, FUSED_DECODE), strict=True):
+    for model, page in zip(MODELS, (README, TOKEN_ADAPT, FUSED_DECODE, FUSED_DECODE), strict=True):
         said = (PROJECT / "model_repository" / model / "how_to_call.txt").read_text()
         said = said.replace("{http_port}", "8000").replace("{grpc_port}", "8001")
         http, grpc = said.strip().split("\n\n", 1)
@@ -179,6 +183,8 @@ def test_model_of_ones_own_is_a_model(tmp_path: Path) -> None:
         (POLYMORPH, "Engine parameters", TextEngineSettings, ""),
         (POLYMORPH, "Serving parameters", PolymorphSettings, ""),
         (POLYMORPH, "Generated parameters", GeneratedSettings, ""),
+        (TOKEN_ADAPT, "Adaptation parameters", TokenAdaptSettings, ""),
+        (TOKEN_ADAPT, "Emulated parameters", EmulatedSettings, ""),
         (FUSED_DECODE, "Loop parameters", FusedDecodeSettings, ""),
         (FUSED_DECODE, "Forwarding parameters", ForwardSettings, ""),
         (FUSED_DECODE, "Generated parameters", GeneratedDecodeSettings, ""),
@@ -210,23 +216,25 @@ def test_serve_options_are_those_of_the_code() -> None:
 
 
 def test_request_parameters_are_those_of_the_code() -> None:
-    for page, own in ((POLYMORPH, front._OWN_PARAMETERS), (FUSED_DECODE, generate_front._OWN_PARAMETERS)):
+    fronts = ((POLYMORPH, front), (TOKEN_ADAPT, image_front), (FUSED_DECODE, generate_front))
+    for page, own in ((page, module._OWN_PARAMETERS) for page, module in fronts):
         documented = {code(row[0]) for row in table(page, "Request parameters")}
         assert documented == {*parameters.COMMON, *own}
 
 
 def test_tensors_are_those_of_the_models() -> None:
-    for model in ("generate", "generate_unary"):
+    pages = {"classify_image": TOKEN_ADAPT, "generate": FUSED_DECODE, "generate_unary": FUSED_DECODE}
+    for model, page in pages.items():
         config = modelconfig.read(PROJECT / "model_repository" / model / "config.pbtxt")
         for heading, tensors in (("Inputs", config.input), ("Outputs", config.output)):
-            documented = {code(row[0]) for row in table(FUSED_DECODE, heading)}
+            documented = {code(row[0]) for row in table(page, heading)}
             assert documented == {tensor.name for tensor in tensors}
     named = {"text_input", "stream", "sampling_parameters", "exclude_input_in_output", "stop_id", *RETURNS}
     assert named | set(FieldReader(PbUtils(), 2)._checks) == {code(row[0]) for row in table(FUSED_DECODE, "Inputs")}
 
 
 def test_error_codes_are_those_of_the_code() -> None:
-    for page in (POLYMORPH, FUSED_DECODE):
+    for page in (POLYMORPH, TOKEN_ADAPT, FUSED_DECODE):
         documented = {code(row[0]) for row in table(page, "Errors")}
         assert documented == {*(name for _, name in replies._CODES), "INTERNAL"}
 
@@ -237,7 +245,7 @@ def test_restricted_interfaces_are_those_of_the_code() -> None:
     assert documented == keys.RESTRICTED.split(",")
 
 
-DOCUMENTED_METRICS = {code(row[0]) for page in (POLYMORPH, FUSED_DECODE) for row in table(page, "Metrics")}
+DOCUMENTED_METRICS = {code(row[0]) for page in (POLYMORPH, TOKEN_ADAPT, FUSED_DECODE) for row in table(page, "Metrics")}
 
 
 def test_metrics_are_those_of_the_code() -> None:

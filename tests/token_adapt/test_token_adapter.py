@@ -159,3 +159,12 @@ def test_foresight_keeps_time_for_those_who_come_next() -> None:
         made.add(query(1999.0, 500.0))
     assert GAMMAS[hasty.step(2000.0).gamma] == 2
     assert GAMMAS[wise.step(2000.0).gamma] == -4
+
+
+def test_what_arrived_long_ago_is_forgotten() -> None:
+    made = adapter("infaas")
+    for at in range(0, 10_000, 10):
+        made.add(query(float(at), 1.0))
+        made.step(float(at) + 50.0)
+    assert len(made) == 0
+    assert len(made.rate) <= 100 and len(made._price) <= 200

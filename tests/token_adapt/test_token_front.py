@@ -305,9 +305,9 @@ def test_a_task_that_changed_while_a_request_waited_is_told_so(model: Watched) -
 
 def test_tasks_are_looked_for_between_batches(model: Watched, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("shapeshift.token_adapt.executor._LOOK_S", 0.01)
-    model.messages = ["task weeds: refused"]
     pb_utils = PbUtils()
     served = front(model, pb_utils)
+    model.messages = ["task weeds: refused"]
     wait_for(lambda: any("task weeds: refused" in line for line in pb_utils.Logger.lines))
     served.close()
     assert pb_utils.metric("shapeshift_tasks_refused_total") == 1

@@ -57,10 +57,9 @@ def test_both_ways_in_give_the_same() -> None:
         b"\xff\xd8\xff",
         encoded(noise(64, 64), "JPEG")[:900],
         encoded(noise(64, 64))[:900],
-        encoded(noise(64, 64))[:-20],
         encoded(noise(64, 64)).replace(b"IDAT", b"IDAX"),
     ],
-    ids=["nothing", "text", "gif", "start", "short jpeg", "short png", "png without end", "png without data"],
+    ids=["nothing", "text", "gif", "start", "short jpeg", "short png", "png without data"],
 )
 def test_what_is_no_whole_image_is_refused(data: bytes) -> None:
     with pytest.raises(InvalidInputError, match="row 3: IMAGE: got .*a whole JPEG or PNG file"):
@@ -75,9 +74,9 @@ def test_a_bomb_is_refused_by_its_header() -> None:
 
     header = struct.pack(">IIBBBBB", 60000, 60000, 8, 2, 0, 0, 0)
     data = b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", zlib.compress(bytes(1 << 20)))
-    with pytest.raises(InvalidInputError, match="60000|decompression bomb"):
+    with pytest.raises(InvalidInputError, match="a decompression bomb.; at most 1000000 pixels"):
         decode(data, 32, MOST)
-    with pytest.raises(InvalidInputError, match="1001 x 1000 pixels; at most 1000000 pixels"):
+    with pytest.raises(InvalidInputError, match="1001 x 1000 pixels.; at most 1000000 pixels"):
         decode(encoded(np.zeros((1000, 1001, 3), np.uint8)), 32, MOST)
     with pytest.raises(InvalidInputError, match="1001 x 1000 pixels"):
         fit(np.zeros((1000, 1001, 3), np.uint8), 32, MOST)
@@ -98,7 +97,7 @@ def test_a_bomb_in_a_text_chunk_is_refused() -> None:
 def test_other_channels_than_three_are_refused(channels: int, mode: str) -> None:
     pixels = noise(32, 32, channels)
     data = encoded(pixels[:, :, 0] if channels == 1 else pixels)
-    with pytest.raises(InvalidInputError, match=rf"mode {mode}, {channels} channel\(s\); three channels"):
+    with pytest.raises(InvalidInputError, match=rf"mode {mode}, {channels} channel\(s\)'; three channels"):
         decode(data, 32, MOST)
     with pytest.raises(InvalidInputError, match="PIXELS"):
         fit(pixels, 32, MOST)
