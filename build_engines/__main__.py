@@ -4,41 +4,18 @@ from __future__ import annotations
 
 import argparse
 import sys
-import time
 from pathlib import Path
 
-from build_engines import decode
+from build_engines import decode, images
 from build_engines.plan import is_current, plan
 from build_engines.publish import build
-from build_engines.repository import front_models, generate
+from build_engines.repository import Front, front_models, generate
 from build_engines.settings import FrontModel, Places
+from shapeshift.cli.progress import Progress
 from shapeshift.engines import manifest
 from shapeshift.engines.manifest import Manifest
 from shapeshift.errors import ShapeshiftError
-
-_BAR = 24
-
-
-class Progress:
-    """One line on a terminal that is written over; one line a step elsewhere."""
-
-    def __init__(self, name: str) -> None:
-        self._name = name
-        self._start = time.monotonic()
-        self._live = sys.stderr.isatty()
-        self._steps = 0
-
-    def __call__(self, step: str) -> None:
-        """Show what is done now."""
-        self._steps += 1
-        filled = min(self._steps, _BAR - 1)
-        line = f"{self._name}: [{'#' * filled}{'.' * (_BAR - filled)}] {time.monotonic() - self._start:4.0f} s {step}"
-        sys.stderr.write(f"\r\033[K{line}" if self._live else f"{line}\n")
-        sys.stderr.flush()
-
-    def done(self) -> None:
-        """End the line."""
-        sys.stderr.write("\r\033[K" if self._live else "")
+from shapeshift.token_adapt.image_manifest import ImageManifest
 
 
 def main() -> int:
@@ -60,35 +37,49 @@ def main() -> int:
     return 1 if failed else 0
 
 
-def _bring_up_to_date(front: FrontModel | decode.DecodeFront, places: Places) -> bool:
-    if isinstance(front, decode.DecodeFront):
-        try:
-            print(f"{front.name}: {decode.publish(front, places)}")
-        except ShapeshiftError as error:
-            print(f"{front.name}: {error}", file=sys.stderr)
-            return False
-        return True
-    target = places.engines / front.name
+def _bring_up_to_date(front: Front, places: Places) -> bool:
     progress = Progress(front.name)
     try:
-        planned = plan(front, places)
-        fresh = not is_current(planned, target)
-        made = build(planned, target, progress) if fresh else manifest.load(target)
-        placed = generate(planned, target, made, places)
+        if isinstance(front, decode.DecodeFront):
+            print(f"{front.name}: {decode.publish(front, places)}")
+        elif isinstance(front, images.EmulatedFront):
+            print(f"{front.name}: {images.publish_emulated(front, places)}")
+        elif isinstance(front, images.ImageFront):
+            _images(front, places, progress)
+        else:
+            _texts(front, places, progress)
     except ShapeshiftError as error:
         progress.done()
         print(f"{front.name}: {error}", file=sys.stderr)
         return False
-    progress.done()
-    _table(front.name, made, target, fresh)
-    print(f"placement {placed.name}{f', {placed.workers} workers' if placed.workers else ''}: {placed.reason}")
     return True
 
 
+def _texts(front: FrontModel, places: Places, progress: Progress) -> None:
+    target = places.engines / front.name
+    planned = plan(front, places)
+    fresh = not is_current(planned, target)
+    made = build(planned, target, progress) if fresh else manifest.load(target)
+    placed = generate(planned, target, made, places)
+    progress.done()
+    _table(front.name, made, target, fresh)
+    print(f"placement {placed.name}{f', {placed.workers} workers' if placed.workers else ''}: {placed.reason}")
+
+
+def _images(front: images.ImageFront, places: Places, progress: Progress) -> None:
+    made, fresh = images.publish(front, places, progress)
+    progress.done()
+    _headline(front.name, made, places.engines / front.name, fresh)
+    print(f"{'gamma':>6} {'tokens':>7} {'max error':>10} {'cosine':>9} {'images':>7} {'median ms':>10} {'p99 ms':>8}")
+    for entry in made.engines:
+        left = f"{entry.gamma:>6} {entry.tokens:7} {entry.max_error:10.1e} {entry.min_cosine:9.6f}"
+        for index, point in enumerate(entry.latency):
+            shown = left if index == 0 else " " * len(left)
+            print(f"{shown} {point.images:7} {point.median_ms:10.2f} {point.p99_ms:8.2f}")
+
+
 def _table(name: str, made: Manifest, target: Path, fresh: bool) -> None:
-    state = "built" if fresh else "up to date"
-    size = sum(entry.size for entry in made.files.values()) / 1e6
-    print(f"{name}: {state}; {made.provider} {made.provider_version}, {made.precision}, {size:.0f} MB in {target}")
+    _headline(name, made, target, fresh)
     print(
         f"{'engine':>9} {'rows':>5} {'max error':>10} {'cosine':>9} {'at tokens':>10} {'median ms':>10} {'p99 ms':>8}"
     )
@@ -96,6 +87,12 @@ def _table(name: str, made: Manifest, target: Path, fresh: bool) -> None:
         for index, point in enumerate(entry.latency):
             left = f"{entry.name:>9} {entry.rows or 'any':>5} {entry.max_error:10.1e} {entry.min_cosine:9.6f}"
             print(f"{left if index == 0 else ' ' * 36} {point.tokens:10} {point.median_ms:10.2f} {point.p99_ms:8.2f}")
+
+
+def _headline(name: str, made: Manifest | ImageManifest, target: Path, fresh: bool) -> None:
+    state = "built" if fresh else "up to date"
+    size = sum(entry.size for entry in made.files.values()) / 1e6
+    print(f"{name}: {state}; {made.provider} {made.provider_version}, {made.precision}, {size:.0f} MB in {target}")
 
 
 if __name__ == "__main__":

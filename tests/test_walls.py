@@ -20,8 +20,8 @@ MAY_BUILD_ON = {("adapter_cache", "fused_decode")}
 
 # Files of a technique that decide and compute nothing else, by name; so is whatever a table POLICIES reaches.
 POLICY_FILES = (
-    *("admission", "allocate*", "autoscale", "binpacking", "bins", "compact", "curves", "dispatch*", "plan*"),
-    *("policies", "queues", "replace", "share", "staircase"),
+    *("adapter", "admission", "allocate*", "autoscale", "binpacking", "bins", "by_rate", "compact"),
+    *("costs", "curves", "dispatch*", "plan*", "policies", "queues", "replace", "share", "staircase"),
     *("admit", "bypass", "cluster", "evict", "gate", "interfaces", "lanes", "multiqueue", "orders", "predict"),
     *("prefetch", "promise", "quotas", "scheduling", "size"),
 )
@@ -140,6 +140,7 @@ def heavy_packages(root: Path) -> list[str]:
 def test_policies_are_pure() -> None:
     files = {name_of(file, PROJECT) for file in policy_files(PROJECT)}
     assert {f"shapeshift/polymorph/{name}.py" for name in ("bins", "staircase", "share", "policies")} <= files
+    assert {f"shapeshift/token_adapt/{name}.py" for name in ("adapter", "costs", "plan_grid")} <= files
     assert {f"shapeshift/fused_decode/{name}.py" for name in ("admission", "compact", "policies")} <= files
     assert all(source_of(table, PROJECT) for table in POLICY_TABLES)
     assert impure_policies(PROJECT, POLICY_TABLES) == []
@@ -239,7 +240,8 @@ def test_the_command_line_and_the_policies_load_nothing_heavy() -> None:
 
 
 def test_a_serving_process_loads_no_model_library() -> None:
-    assert loaded_by("shapeshift.polymorph.front", "shapeshift.fused_decode.unary") == set()
+    fronts = ("shapeshift.polymorph.front", "shapeshift.token_adapt.front", "shapeshift.fused_decode.unary")
+    assert loaded_by(*fronts) == set()
 
 
 def test_a_build_with_nothing_to_do_loads_no_model_library() -> None:

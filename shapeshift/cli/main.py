@@ -16,6 +16,7 @@ COMMANDS = {
     "scheduler": ("shapeshift.cli.scheduler", "give workers their bins and replace what died; `serve` starts it"),
     "status": ("shapeshift.cli.status", "what is served: fronts, workers, load and plan"),
     "adapters": ("shapeshift.cli.adapters", "the LoRA adapters of a model: add, list, pin, remove, while it serves"),
+    "tasks": ("shapeshift.cli.tasks", "train a task for an image model, and register it with a server"),
     "policy": ("shapeshift.cli.policy", "take one decision by hand, from JSON"),
 }
 

@@ -15,6 +15,7 @@ from shapeshift.policy import Policy
 # One module a technique, each with a table POLICIES.
 TECHNIQUES = (
     "shapeshift.polymorph.policies",
+    "shapeshift.token_adapt.policies",
     "shapeshift.fused_decode.policies",
     "shapeshift.adapter_cache.policies",
 )

@@ -43,14 +43,14 @@ def find(name: str, search: Sequence[Path] = ()) -> Path:
     return _download(name, places)
 
 
-def open_checkpoint(folder: Path) -> Checkpoint:
-    """Check `folder` and hash what an engine depends on (config, tokenizer, weights).
+def open_checkpoint(folder: Path, needed: Sequence[str] = ("config.json", "tokenizer.json")) -> Checkpoint:
+    """Check `folder` and hash what an engine depends on: the `needed` files, config.json among them, and the weights.
 
     Raises InvalidInputError for a missing file or weights in a format that can execute code.
     """
-    for needed in ("config.json", "tokenizer.json"):
-        if not (folder / needed).is_file():
-            raise InvalidInputError("checkpoint", str(folder), f"must hold {needed}")
+    for name in needed:
+        if not (folder / name).is_file():
+            raise InvalidInputError("checkpoint", str(folder), f"must hold {name}")
     weights = sorted(folder.glob("*.safetensors"))
     if not weights:
         unsafe = sorted(path.name for path in folder.iterdir() if path.suffix in _UNSAFE_SUFFIXES)
@@ -63,7 +63,7 @@ def open_checkpoint(folder: Path) -> Checkpoint:
     except ValueError as error:
         raise InvalidInputError("checkpoint", str(folder / "config.json"), f"not JSON: {error}") from None
     digest = hashlib.sha256()
-    for path in [folder / "config.json", folder / "tokenizer.json", *weights]:
+    for path in [*(folder / name for name in needed), *weights]:
         digest.update(f"{path.name}:{file_sha256(path)}\n".encode())
     return Checkpoint(folder, config, digest.hexdigest())
 

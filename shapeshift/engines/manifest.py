@@ -9,9 +9,10 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from shapeshift.engines.checkpoint import file_sha256
 from shapeshift.errors import EngineError
@@ -19,6 +20,8 @@ from shapeshift.errors import EngineError
 FILE_NAME = "manifest.json"
 FORMAT = 2
 REBUILD = "run `make engines`"
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -96,19 +99,29 @@ class Manifest:
 
     def check_files(self, folder: Path) -> None:
         """Raise EngineError naming the first file whose size or content is not as listed."""
-        for name, entry in self.files.items():
-            path = folder / name
-            if not path.is_file():
-                raise EngineError(f"engine file {path} is missing; {REBUILD}")
-            size = path.stat().st_size
-            if size != entry.size:
-                raise EngineError(f"engine file {path}: {size} bytes, {entry.size} in the manifest; {REBUILD}")
-            if file_sha256(path) != entry.sha256:
-                raise EngineError(f"engine file {path}: content differs from the manifest; {REBUILD}")
+        check_files(folder, self.files)
+
+
+def check_files(folder: Path, files: Mapping[str, FileEntry]) -> None:
+    """Raise EngineError naming the first of `files` that is not in `folder` as listed."""
+    for name, entry in files.items():
+        path = folder / name
+        if not path.is_file():
+            raise EngineError(f"engine file {path} is missing; {REBUILD}")
+        size = path.stat().st_size
+        if size != entry.size:
+            raise EngineError(f"engine file {path}: {size} bytes, {entry.size} in the manifest; {REBUILD}")
+        if file_sha256(path) != entry.sha256:
+            raise EngineError(f"engine file {path}: content differs from the manifest; {REBUILD}")
 
 
 def load(folder: Path, expect_sha256: str | None = None) -> Manifest:
-    """Read the manifest of `folder`, checked against `expect_sha256` (of the file) where given.
+    """Read the manifest of the text engines in `folder`; see `read`."""
+    return read(folder, _from_json, expect_sha256)
+
+
+def read(folder: Path, parse: Callable[[dict[str, Any]], T], expect_sha256: str | None = None) -> T:
+    """What `parse` makes of the manifest in `folder`, checked against `expect_sha256` (of the file) where given.
 
     Raises EngineError for a missing, broken or exchanged manifest.
     """
@@ -120,7 +133,7 @@ def load(folder: Path, expect_sha256: str | None = None) -> Manifest:
     if expect_sha256 is not None and hashlib.sha256(content).hexdigest() != expect_sha256:
         raise EngineError(f"manifest {path} is not the one that the model's config names; {REBUILD}")
     try:
-        return _from_json(json.loads(content))
+        return parse(json.loads(content))
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise EngineError(f"manifest {path} cannot be read ({error}); {REBUILD}") from None
 
@@ -131,10 +144,10 @@ def sha256(folder: Path) -> str:
 
 
 def list_files(folder: Path) -> dict[str, FileEntry]:
-    """Size and hash of every file in `folder` except the manifest."""
+    """Size and hash of every file in `folder` and below except the manifest, by path."""
     return {
-        path.name: FileEntry(path.stat().st_size, file_sha256(path))
-        for path in sorted(folder.iterdir())
+        path.relative_to(folder).as_posix(): FileEntry(path.stat().st_size, file_sha256(path))
+        for path in sorted(folder.rglob("*"))
         if path.is_file() and path.name != FILE_NAME
     }
 

@@ -1,4 +1,4 @@
-"""Export of a text module to ONNX, for the providers that read it."""
+"""Export of a module to ONNX, for the providers that read it."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from shapeshift.engines.protocol import INPUT_NAMES, Array
+from shapeshift.engines.protocol import Array
 
 MODEL_FILE = "model.onnx"
 _OPSET = 17
@@ -20,15 +20,14 @@ def export_onnx(module: Any, example: Mapping[str, Array], folder: Path) -> str:
     """
     import torch
 
-    axes = {name: {0: "rows"} if name == "ROWS" else {1: "tokens"} for name in INPUT_NAMES}
-    axes |= {name: {0: "rows"} for name in module.output_names}
+    axes = {**module.input_axes, **{name: {0: "rows"} for name in module.output_names}}
     with warnings.catch_warnings(), torch.no_grad():
         warnings.simplefilter("ignore")
         torch.onnx.export(
             module,
-            tuple(torch.from_numpy(example[name]) for name in INPUT_NAMES),
+            tuple(torch.from_numpy(example[name]) for name in module.input_axes),
             str(folder / MODEL_FILE),
-            input_names=list(INPUT_NAMES),
+            input_names=list(module.input_axes),
             output_names=list(module.output_names),
             dynamic_axes=axes,
             opset_version=_OPSET,

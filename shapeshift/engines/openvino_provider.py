@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from shapeshift.engines.protocol import INPUT_NAMES, Array
+from shapeshift.engines.protocol import Array
 from shapeshift.errors import UnsupportedError
 
 MODEL_FILE = "model.xml"
@@ -73,11 +73,11 @@ class OpenVinoProvider:
         import openvino
         import torch
 
-        shapes = [
-            (name.lower(), openvino.PartialShape([-1] if name == "ROWS" else [1, -1]), openvino.Type.i64)
-            for name in INPUT_NAMES
-        ]
-        tensors = {name.lower(): torch.from_numpy(example[name]) for name in INPUT_NAMES}
+        shapes = []
+        for name, axes in module.input_axes.items():
+            sizes = [-1 if axis in axes else size for axis, size in enumerate(example[name].shape)]
+            shapes.append((name.lower(), openvino.PartialShape(sizes), openvino.Type(example[name].dtype)))
+        tensors = {name.lower(): torch.from_numpy(example[name]) for name in module.input_axes}
         model = openvino.convert_model(module, example_input=tensors, input=shapes)
         for port in model.inputs:
             port.get_tensor().set_names({port.get_any_name().upper()})

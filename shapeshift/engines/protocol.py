@@ -1,5 +1,8 @@
 """What every provider of compiled engines offers, and the tensors that pass between it and its callers.
 
+An engine is exported from a torch module that names its own tensors and which of their axes vary; with an image
+model these are pixels (see `token_adapt.gamma_module`), with a text model as follows.
+
 A text engine takes a *pack*: one sequence of tokens in which one or several texts ("rows") lie side by
 side. Attention is confined to a row by its segment number, so that a pack computes what its rows would
 alone, without padding between them.
@@ -24,7 +27,8 @@ import numpy.typing as npt
 Array = npt.NDArray[Any]
 Ids = npt.NDArray[np.int64]
 
-INPUT_NAMES = ("INPUT_IDS", "SEGMENTS", "POSITIONS", "ROWS")
+INPUT_AXES = {"INPUT_IDS": {1: "tokens"}, "SEGMENTS": {1: "tokens"}, "POSITIONS": {1: "tokens"}, "ROWS": {0: "rows"}}
+INPUT_NAMES = tuple(INPUT_AXES)
 
 
 class Engine(Protocol):
@@ -58,8 +62,9 @@ class Provider(Protocol):
     def export(self, module: Any, example: Mapping[str, Array], folder: Path, precision: str) -> list[str]:
         """Write what later engines are made from into `folder` and return the names of the files.
 
-        `module` is a torch module whose forward takes the inputs of `INPUT_NAMES` in that order and
-        returns the outputs; `example` is a pack of two rows.
+        `module` is a torch module with `input_axes`, which names every input in the order of its forward's
+        arguments (called the same in lower case) and the axes of each that vary, and with `output_names`, whose
+        first axis varies. `example` has an array for each input: a pack of two rows, for instance.
         """
         ...
 

@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from shapeshift.engines.onnx_export import MODEL_FILE, export_onnx
-from shapeshift.engines.protocol import INPUT_NAMES, Array
+from shapeshift.engines.protocol import Array
 from shapeshift.errors import EngineError, UnsupportedError
 
-_DYNAMIC_MAX = {"tokens": 512, "rows": 16}
+_DYNAMIC_MAX = {"tokens": 512, "rows": 16, "images": 64, "tasks": 64}
 
 
 def plan_name(tokens: int | None) -> str:
@@ -42,8 +42,9 @@ class TensorRtEngine:
         self._context = self._engine.create_execution_context()
         self._stream = torch.cuda.Stream()
         names = [self._engine.get_tensor_name(i) for i in range(self._engine.num_io_tensors)]
-        self._inputs = [name for name in names if name in INPUT_NAMES]
-        self._outputs = [name for name in names if name not in INPUT_NAMES]
+        taken = tensorrt.TensorIOMode.INPUT
+        self._inputs = [name for name in names if self._engine.get_tensor_mode(name) == taken]
+        self._outputs = [name for name in names if self._engine.get_tensor_mode(name) != taken]
 
     def run(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
         torch = self._torch
@@ -107,13 +108,13 @@ class TensorRtProvider:
             config.clear_flag(tensorrt.BuilderFlag.TF32)
         profile = builder.create_optimization_profile()
         for index in range(network.num_inputs):
-            name = network.get_input(index).name
-            if name == "ROWS":
-                low, high = (rows, rows) if rows else (1, _DYNAMIC_MAX["rows"])
-                profile.set_shape(name, (low,), (high,), (high,))
-            else:
-                low, high = (tokens, tokens) if tokens else (1, _DYNAMIC_MAX["tokens"])
-                profile.set_shape(name, (1, low), (1, high), (1, high))
+            given = network.get_input(index)
+            names = [given.get_dimension_name(axis) for axis in range(len(given.shape))]
+            fixed = {"tokens": tokens, "rows": rows}
+            sizes = list(zip(given.shape, names, strict=True))
+            low = tuple(size if size >= 0 else fixed.get(name) or 1 for size, name in sizes)
+            high = tuple(size if size >= 0 else fixed.get(name) or _DYNAMIC_MAX[name] for size, name in sizes)
+            profile.set_shape(given.name, low, high, high)
         config.add_optimization_profile(profile)
         plan = builder.build_serialized_network(network, config)
         if plan is None:

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from shapeshift.engines.checkpoint import Checkpoint
-from shapeshift.engines.protocol import Array, Ids
+from shapeshift.engines.protocol import INPUT_AXES, Array, Ids
 from shapeshift.errors import UnsupportedError
 
 # Families whose rows can lie side by side in one sequence: absolute positions that are an input, and
@@ -25,6 +25,7 @@ class PackedEncoder(nn.Module):
     """A pack of rows (see `protocol`) to one pooled vector a row, [rows, hidden]."""
 
     # The argument names of `forward` are the input names in lower case; exporters rely on it.
+    input_axes = INPUT_AXES
     output_names = ("EMBEDDING",)
 
     def __init__(self, model: nn.Module, pooling: str, normalize: bool, packs_rows: bool) -> None:

@@ -5,31 +5,14 @@ All compiled code of the allocation stays in this file: what is kept on disk is 
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, TypeVar, cast
-
-import numba
 import numpy as np
 import numpy.typing as npt
 
+from shapeshift.compiled import compiled
 from shapeshift.polymorph.curves import AFFINE, CLAMPED, QUEUE
 
 Floats = npt.NDArray[np.float64]
 Integers = npt.NDArray[np.int64]
-F = TypeVar("F", bound=Callable[..., Any])
-
-
-def compiled(signature: str | None = None) -> Callable[[F], F]:
-    """Compile with numba, at once where a signature is given; kept on disk where some folder takes it."""
-
-    def wrap(function: F) -> F:
-        try:
-            return cast(F, numba.njit(signature, cache=True, error_model="numpy", nogil=True)(function))
-        except RuntimeError:
-            # Neither the package's folder nor the user's can be written.
-            return cast(F, numba.njit(signature, error_model="numpy", nogil=True)(function))
-
-    return wrap
 
 
 @compiled("f8(i8, f8[::1], f8)")

@@ -30,22 +30,34 @@ from shapeshift.fused_decode.settings import ForwardSettings, FusedDecodeSetting
 from shapeshift.polymorph import front
 from shapeshift.polymorph.settings import PolymorphSettings
 from shapeshift.serving import parameters, replies
+from shapeshift.token_adapt import front as image_front
+from shapeshift.token_adapt.loading import EmulatedSettings
+from shapeshift.token_adapt.settings import TokenAdaptSettings
 from shapeshift.triton import keys, modelconfig
 from shapeshift.triton.server import ServerSettings, TritonServer
 from tests.fakes import PbUtils
 
 README, DOCS = PROJECT / "README.md", PROJECT / "docs"
-POLYMORPH, FUSED_DECODE, SERVING = DOCS / "polymorph.md", DOCS / "fused_decode.md", DOCS / "serving.md"
-ADAPTER_CACHE = DOCS / "adapter_cache.md"
+POLYMORPH, TOKEN_ADAPT, FUSED_DECODE, ADAPTER_CACHE, SERVING = (
+    DOCS / f"{name}.md" for name in ("polymorph", "token_adapt", "fused_decode", "adapter_cache", "serving")
+)
 BUILD = PROJECT / "build"
-MODELS = ("encode", "generate", "generate_unary", "generate_lora", "generate_lora_unary")
+# The front models, and the page that says how each is called.
+PAGES = {
+    "encode": README,
+    "classify_image": TOKEN_ADAPT,
+    "generate": FUSED_DECODE,
+    "generate_unary": FUSED_DECODE,
+    "generate_lora": ADAPTER_CACHE,
+    "generate_lora_unary": ADAPTER_CACHE,
+}
 Run = Callable[[Block], str]
 
 
 @pytest.fixture(scope="module")
 def server(free_ports: Callable[[int], list[int]], tmp_path_factory: pytest.TempPathFactory) -> Iterator[TritonServer]:
     """A server with the models that the pages ask."""
-    configs = [BUILD / "repository" / model / "config.pbtxt" for model in MODELS]
+    configs = [BUILD / "repository" / model / "config.pbtxt" for model in PAGES]
     needed = [BUILD / "triton" / "bin" / "tritonserver", *configs]
     for file in needed:
         if not file.is_file():
@@ -53,7 +65,7 @@ def server(free_ports: Callable[[int], list[int]], tmp_path_factory: pytest.Temp
     http, grpc, metrics = free_ports(3)
     settings = ServerSettings(
         repositories=(BUILD / "repository",),
-        models=MODELS,
+        models=tuple(PAGES),
         backend_directories=(PROJECT / "backends",),
         triton=BUILD / "triton",
         run_directory=tmp_path_factory.mktemp("run"),
@@ -137,7 +149,7 @@ def test_every_policy_is_explained() -> None:
 
 
 def test_pages_repeat_what_serve_prints() -> None:
-    for model, page in zip(MODELS, (README, FUSED_DECODE, FUSED_DECODE, ADAPTER_CACHE, ADAPTER_CACHE), strict=True):
+    for model, page in PAGES.items():
         said = (PROJECT / "model_repository" / model / "how_to_call.txt").read_text()
         said = said.replace("{http_port}", "8000").replace("{grpc_port}", "8001")
         http, grpc = said.strip().split("\n\n", 1)
@@ -183,6 +195,8 @@ def test_model_of_ones_own_is_a_model(tmp_path: Path) -> None:
         (POLYMORPH, "Engine parameters", TextEngineSettings, ""),
         (POLYMORPH, "Serving parameters", PolymorphSettings, ""),
         (POLYMORPH, "Generated parameters", GeneratedSettings, ""),
+        (TOKEN_ADAPT, "Adaptation parameters", TokenAdaptSettings, ""),
+        (TOKEN_ADAPT, "Emulated parameters", EmulatedSettings, ""),
         (FUSED_DECODE, "Loop parameters", FusedDecodeSettings, ""),
         (FUSED_DECODE, "Forwarding parameters", ForwardSettings, ""),
         (FUSED_DECODE, "Generated parameters", GeneratedDecodeSettings, ""),
@@ -216,25 +230,30 @@ def test_serve_options_are_those_of_the_code() -> None:
 
 
 def test_request_parameters_are_those_of_the_code() -> None:
-    with_adapters = AdapterRoom.own_parameters
-    owns = (POLYMORPH, front._OWN_PARAMETERS), (FUSED_DECODE, room.OWN_PARAMETERS), (ADAPTER_CACHE, with_adapters)
-    for page, own in owns:
+    owns = {
+        POLYMORPH: front._OWN_PARAMETERS,
+        TOKEN_ADAPT: image_front._OWN_PARAMETERS,
+        FUSED_DECODE: room.OWN_PARAMETERS,
+        ADAPTER_CACHE: AdapterRoom.own_parameters,
+    }
+    for page, own in owns.items():
         documented = {code(row[0]) for row in table(page, "Request parameters")}
         assert documented == {*parameters.COMMON, *own}
 
 
 def test_tensors_are_those_of_the_models() -> None:
-    for model in MODELS[1:]:
+    pages = {model: FUSED_DECODE if page == ADAPTER_CACHE else page for model, page in PAGES.items() if page != README}
+    for model, page in pages.items():
         config = modelconfig.read(PROJECT / "model_repository" / model / "config.pbtxt")
         for heading, tensors in (("Inputs", config.input), ("Outputs", config.output)):
-            documented = {code(row[0]) for row in table(FUSED_DECODE, heading)}
+            documented = {code(row[0]) for row in table(page, heading)}
             assert documented == {tensor.name for tensor in tensors}
     named = {"text_input", "stream", "sampling_parameters", "exclude_input_in_output", "stop_id", *RETURNS}
     assert named | set(FieldReader(PbUtils(), 2)._checks) == {code(row[0]) for row in table(FUSED_DECODE, "Inputs")}
 
 
 def test_error_codes_are_those_of_the_code() -> None:
-    for page in (POLYMORPH, FUSED_DECODE):
+    for page in (POLYMORPH, TOKEN_ADAPT, FUSED_DECODE):
         documented = {code(row[0]) for row in table(page, "Errors")}
         assert documented == {*(name for _, name in replies._CODES), "INTERNAL"}
 
@@ -245,7 +264,7 @@ def test_restricted_interfaces_are_those_of_the_code() -> None:
     assert documented == keys.RESTRICTED.split(",")
 
 
-METRICS = (POLYMORPH, FUSED_DECODE, ADAPTER_CACHE)
+METRICS = (POLYMORPH, TOKEN_ADAPT, FUSED_DECODE, ADAPTER_CACHE)
 DOCUMENTED_METRICS = {code(row[0]) for page in METRICS for row in table(page, "Metrics")}
 
 

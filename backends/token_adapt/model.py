@@ -1,0 +1,25 @@
+"""Triton's entry point of the token_adapt backend."""
+
+from typing import Any
+
+import triton_python_backend_utils as pb_utils
+
+from shapeshift.errors import ShapeshiftError
+from shapeshift.serving import model_args
+from shapeshift.token_adapt.front import ImageFront
+
+
+class TritonPythonModel:
+    """Classifies images; requests are answered through their response senders."""
+
+    def initialize(self, args: dict[str, str]) -> None:
+        try:
+            self._front = ImageFront(pb_utils, model_args.read(args))
+        except ShapeshiftError as error:
+            raise pb_utils.TritonModelException(str(error)) from error
+
+    def execute(self, requests: list[Any]) -> None:
+        self._front.execute(requests)
+
+    def finalize(self) -> None:
+        self._front.close()

@@ -1,0 +1,223 @@
+"""`classify_image` against other ways to serve it, in one run: `make bench BENCH=token_adapt`.
+
+    ours               the grid's plan at every step
+    gamma 0 (PetS)     the plain model, by deadline
+    plain model, ...   our plan with gamma 0 alone: what choosing the batches gives without choosing gammas
+    gamma ...          one gamma for all: the best one by simulation, and the one that stands for the paper's -15
+    the paper's OTAS   Algorithms 2 and 3, batches of up to 64
+    INFaaS             three sizes of ViT, one loaded at a time, changed by the rate (emulated part only: there are no
+                       trained sizes of the demo); loading takes what reading their weights takes here
+
+Part `emulated` is the real server over models that wait for latencies of ViT-Base, scaled so that gamma 0 serves 100
+images a second, with accuracies read off the paper's Fig. 4: labelled so. Part `demo` computes. Both take the paper's
+Table II; in `demo` the hardest task stands for CIFAR100, the next for CIFAR10, the easiest for EuroSAT. Utility is
+what comes in expectation: of each request answered in time by the client's clock, its utility times the accuracy of
+its task at the gamma that served it, as profiled.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from bench import token_cells, token_plots, token_report, token_systems, token_vit_base
+from bench.report import empty
+from bench.token_loads import Traffic, bursty, fluctuating, simulated, stand_ins
+from bench.token_report import Results
+from bench.token_systems import OURS, PAPER, PETS, PLANNED, Scheme
+from client import hardware
+from client.report import head
+from shapeshift.errors import ShapeshiftError
+from shapeshift.serving.model_args import ModelArgs
+from shapeshift.simulate.token_adapt import run as simulate
+from shapeshift.token_adapt import loading
+from shapeshift.token_adapt.interfaces import ImageModel
+from shapeshift.triton import modelconfig
+
+BUILD = Path("build")
+FOLDER = BUILD / "bench"
+PARTS = ("emulated", "demo")
+BURSTY = "bursty, 0.75 times capacity"
+
+
+@dataclass(frozen=True)
+class Extent:
+    """How much is measured; at_once: schemes that share the machine where they only wait."""
+
+    seeds: tuple[int, ...]
+    warm_up_s: float
+    emulated_s: float
+    demo_s: float
+    rates: tuple[float, ...]
+    bursty: bool
+    at_once: int = 3
+
+
+QUICK = Extent((0,), 3.0, 17.0, 8.0, (1.2,), False)
+FULL = Extent((0, 1), 10.0, 60.0, 25.0, (0.8, 1.2, 2.0), True)
+
+
+class Part:
+    """One part of the bench: a model, the schemes over it, and the loads."""
+
+    def __init__(self, what: str, model: ImageModel, extent: Extent, seconds: float, capacity: float) -> None:
+        self.results = Results(what)
+        self.model, self.extent = model, extent
+        self.seconds = extent.warm_up_s + seconds
+        self.capacity = capacity
+        self.fixed = {load: self._simulated(load) for load in self.loads}
+
+    @property
+    def loads(self) -> dict[str, Callable[[int], Traffic]]:
+        """The traffic of each load by seed."""
+        found: dict[str, Callable[[int], Traffic]] = {}
+        for factor in self.extent.rates:
+            found[f"{factor:g} times capacity"] = lambda seed, rate=factor * self.capacity: fluctuating(  # type: ignore[misc]
+                rate, self.seconds, seed
+            )
+        if self.extent.bursty:
+            found[BURSTY] = lambda seed: bursty(0.75 * self.capacity, self.seconds, seed)
+        return found
+
+    def best(self, load: str) -> int:
+        """The fixed gamma that gains most by simulation."""
+        return max(self.fixed[load], key=self.fixed[load].__getitem__)
+
+    def measure(self, url: str, schemes: Callable[[str], Sequence[Scheme]], at_once: int) -> None:
+        """All cells, the schemes of a load in another order for each seed."""
+        for seed in self.extent.seeds:
+            for load, traffic in self.loads.items():
+                chosen = list(schemes(load))
+                np.random.default_rng(seed).shuffle(chosen)  # type: ignore[arg-type]
+                for first in range(0, len(chosen), at_once):
+                    group = chosen[first : first + at_once]
+                    sys.stderr.write(f"\r\033[K{load}, seed {seed}: {', '.join(scheme.name for scheme in group)}")
+                    self.results.cells += token_cells.run(
+                        url, load, seed, traffic(seed), group, self.model, self.extent.warm_up_s
+                    )
+
+    def _simulated(self, load: str) -> dict[int, float]:
+        """The share of utility that each fixed gamma gains, as discrete events over the same requests."""
+        traffic = [self.loads[load](seed) for seed in self.extent.seeds]
+        found = {}
+        for gamma in self.model.gammas:
+            stated = token_systems.fixed(gamma).parameters
+            shares = []
+            for one in traffic:
+                loaded = loading.load(_arguments(stated), lambda text: None, lambda args, own: self.model)
+                offered = simulated(one, self.model.tasks, (gamma,))
+                got = simulate(loaded.costs, loaded.rules, offered)
+                shares.append(got.gained(offered) / float(offered.utility.sum()))
+            found[gamma] = float(np.mean(shares))
+        return found
+
+
+def _arguments(parameters: Mapping[str, str]) -> ModelArgs:
+    return ModelArgs("simulated", Path(), {}, parameters, "CPU", 0)
+
+
+def emulated_part(extent: Extent, profile: Path) -> tuple[Part, dict[str, Any]]:
+    """ViT-Base, emulated."""
+    model = token_vit_base.model(profile)
+    part = Part(f"emulated ViT-Base ({profile.name})", model, extent, extent.emulated_s, token_vit_base.CAPACITY_PER_S)
+    sizes, tasks = token_vit_base.sizes(model)
+    switch_ms = token_vit_base.load_ms(FOLDER / "token-weights")
+    infaas = token_systems.infaas(sizes, tasks, switch_ms)
+    fixed = {load: part.best(load) for load in part.loads}
+    named = {scheme.name: scheme for scheme in (OURS, PAPER, PETS, PLANNED, infaas, token_systems.fixed(-15))}
+    named |= {scheme.name: scheme for scheme in map(token_systems.fixed, fixed.values())}
+    repository = FOLDER / "token-emulated"
+    token_systems.publish_emulated(list(named.values()), model, repository)
+    with token_systems.serving(list(named.values()), repository, BUILD) as server:
+
+        def schemes(load: str) -> Sequence[Scheme]:
+            wanted = [OURS.name, PAPER.name, PETS.name, infaas.name, token_systems.fixed(-15).name]
+            wanted += [PLANNED.name] * load.startswith("1.2")
+            return [named[name] for name in dict.fromkeys([*wanted, token_systems.fixed(fixed[load]).name])]
+
+        part.measure(server.grpc_url, schemes, extent.at_once)
+    return part, {"load_ms": {token_vit_base.SIZES[size][0]: round(ms) for size, ms in switch_ms.items()}}
+
+
+def demo_part(extent: Extent) -> tuple[Part, dict[str, Any]]:
+    """The demo model, computed."""
+    generated = BUILD / "repository"
+    config = modelconfig.read(generated / token_systems.SERVED / "config.pbtxt")
+    stated = modelconfig.parameters(config)
+    folder = (generated / token_systems.SERVED).resolve()
+    loaded = loading.load(ModelArgs("demo", folder, {}, stated, "CPU", 0), lambda text: None)
+    model, size = loaded.model, loaded.rules.batching.size
+    capacity = loaded.costs.throughput(size)[0]
+    part = Part(f"demo, {stated['precision']}", model, extent, extent.demo_s, capacity)
+    del loaded
+    # As many tokens less, in their share of all, as the paper's 15 of 197.
+    tokens = model.profiles[0].tokens
+    alike = min(model.gammas, key=lambda gamma: abs(gamma / tokens + 15 / 197))
+    fixed = {load: part.best(load) for load in part.loads}
+    named = {scheme.name: scheme for scheme in (OURS, PAPER, PETS, token_systems.fixed(alike))}
+    named |= {scheme.name: scheme for scheme in map(token_systems.fixed, fixed.values())}
+    repository = FOLDER / "token-demo"
+    token_systems.publish_engines(list(named.values()), generated, repository)
+    with token_systems.serving(list(named.values()), repository, BUILD) as server:
+
+        def schemes(load: str) -> Sequence[Scheme]:
+            wanted = [OURS.name, PAPER.name, PETS.name, token_systems.fixed(fixed[load]).name]
+            wanted += [token_systems.fixed(alike).name] * load.startswith("1.2")
+            return [named[name] for name in dict.fromkeys(wanted)]
+
+        part.measure(server.grpc_url, schemes, 1)
+    meant = {name: task.name for name, task in stand_ins(model.tasks).items()}
+    return part, {"capacity_per_s": round(capacity, 1), "tasks": meant, "for -15": alike}
+
+
+def main() -> int:
+    """Run, print, and write tables, data and plots to build/bench/."""
+    parser = argparse.ArgumentParser(prog="python -m bench.token_adapt", description=__doc__.splitlines()[0])
+    parser.add_argument("--quick", action="store_true", help="under 3 minutes: one seed, one rate, short cells")
+    parser.add_argument("--parts", default=",".join(PARTS), help=f"some of {','.join(PARTS)}")
+    parser.add_argument("--profile", type=Path, default=token_vit_base.PROFILE, help="latencies of ViT-Base")
+    options = parser.parse_args()
+    extent, began = QUICK if options.quick else FULL, time.monotonic()
+    settings: dict[str, Any] = {
+        "command": f"python -m bench.token_adapt {' '.join(sys.argv[1:])}".strip(),
+        "seeds": ",".join(map(str, extent.seeds)),
+        "cells": f"emulated {extent.emulated_s:g} s, demo {extent.demo_s:g} s, after {extent.warm_up_s:g} s of warm-up",
+    }
+    FOLDER.mkdir(parents=True, exist_ok=True)
+    plots, text = FOLDER / "token_adapt", [head({"settings": settings, "hardware": hardware.describe()})]
+    print(text[0], flush=True)
+    empty(plots)
+    data: dict[str, Any] = {"settings": settings, "cells": []}
+    try:
+        for name in options.parts.split(","):
+            if name not in PARTS:
+                parser.error(f"--parts: got {name}; some of {', '.join(PARTS)}")
+            part, told = emulated_part(extent, options.profile) if name == "emulated" else demo_part(extent)
+            sys.stderr.write("\r\033[K")
+            said = [*token_report.tables(part.results), *token_report.ratios(part.results)]
+            said.append("\n" + ", ".join(f"{key}: {value}" for key, value in told.items()))
+            print("\n".join(said), flush=True)
+            text += said
+            data["cells"] += token_report.records(part.results)
+            token_plots.all_of(name, part.model, part.results, part.fixed, plots)
+    except ShapeshiftError as error:
+        print(f"make bench: {error}", file=sys.stderr)
+        return 2
+    text.append(f"\ntook {time.monotonic() - began:.0f} s")
+    print(text[-1])
+    (FOLDER / "token_adapt.txt").write_text("\n".join(text) + "\n")
+    (FOLDER / "token_adapt.json").write_text(json.dumps(data, indent=1))
+    print(f"written: {FOLDER}/token_adapt.txt, token_adapt.json, token_adapt/*.png")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

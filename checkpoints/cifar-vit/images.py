@@ -1,0 +1,53 @@
+"""CIFAR-10 from its JPEG files, and scikit-learn's digits drawn on images of the same size."""
+
+from __future__ import annotations
+
+import os
+import tarfile
+from io import BytesIO
+from pathlib import Path
+
+import numpy as np
+import torch
+from PIL import Image
+
+SIZE = 32
+ARCHIVE = "cifar10_jpeg.tar.xz"
+CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
+
+
+def cifar(kept: Path) -> dict[str, tuple[torch.Tensor, torch.Tensor]]:
+    """Images uint8 [n, 32, 32, 3] and classes int64 [n] for "train" and "test"; decoded once into the file `kept`."""
+    if not kept.is_file():
+        kept.parent.mkdir(parents=True, exist_ok=True)
+        _decode(Path(os.environ.get("SHAPESHIFT_DATA", "../shared/data")) / ARCHIVE, kept)
+    held = np.load(kept)
+    return {
+        part: (torch.from_numpy(held[f"{part}_images"]), torch.from_numpy(held[f"{part}_classes"]))
+        for part in ("train", "test")
+    }
+
+
+def _decode(archive: Path, kept: Path) -> None:
+    found: dict[str, list[tuple[str, np.ndarray]]] = {"train": [], "test": []}
+    with tarfile.open(archive) as files:
+        for member in files:
+            stream = files.extractfile(member) if member.name.endswith(".jpg") else None
+            if stream:
+                part, name = member.name.split("/")[:2]
+                found[part].append((name, np.asarray(Image.open(BytesIO(stream.read())).convert("RGB"))))
+    arrays = {}
+    for part, entries in found.items():
+        arrays[f"{part}_images"] = np.stack([pixels for _, pixels in entries])
+        arrays[f"{part}_classes"] = np.array([CLASSES.index(name) for name, _ in entries])
+    np.savez(kept, **arrays)
+
+
+def digits() -> tuple[np.ndarray, np.ndarray]:
+    """scikit-learn's 1,797 digits, 8 x 8 in 17 shades, as uint8 [n, 32, 32, 3], and their int64 classes."""
+    from sklearn.datasets import load_digits
+
+    held = load_digits()
+    shades = (held.images * (255 / 16)).round().astype(np.uint8)
+    enlarged = [Image.fromarray(one).resize((SIZE, SIZE), Image.Resampling.BICUBIC) for one in shades]
+    return np.stack([np.asarray(one.convert("RGB")) for one in enlarged]), held.target.astype(np.int64)

@@ -1,0 +1,90 @@
+"""Make the demo's tasks over its backbone: `python checkpoints/cifar-vit/tasks.py` (some twenty minutes on one core).
+
+cifar10 (10 classes), animal (or vehicle) and digits (scikit-learn's). The first two are trained on training images of
+CIFAR-10 and profiled on test images, which the backbone has not seen either; the last is trained on four fifths of
+the digits and profiled on one. A task that is there already is left as it is.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+import numpy as np
+import torch
+from images import CLASSES, cifar, digits
+
+from shapeshift.engines.checkpoint import open_checkpoint
+from shapeshift.token_adapt import examples, task_folder, task_registry, task_writing, training
+from shapeshift.token_adapt.examples import Examples
+from shapeshift.token_adapt.timm_weights import read_model
+from shapeshift.token_adapt.training import Trained, TrainSettings
+from shapeshift.token_adapt.unified import UnifiedViT
+
+HERE = Path(__file__).resolve().parent
+# The paper's gammas for 196 patches and 12 layers, scaled to 64 patches and 6 layers.
+GAMMAS = (-13, -10, -7, -3, 0, 1, 2, 4)
+ANIMALS = ("bird", "cat", "deer", "dog", "frog", "horse")
+SHOWN, PROFILED = 6000, 2000
+DEFAULTS = {"cifar10": (500.0, 1.0), "animal": (300.0, 0.3), "digits": (1000.0, 0.6)}
+
+
+def main() -> None:
+    """Train, profile and register what is missing."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--backbone", type=Path, default=HERE)
+    parser.add_argument("--to", type=Path, default=HERE / "tasks")
+    parser.add_argument("--work", type=Path, default=Path("build/cifar-vit"), help="decoded images")
+    parser.add_argument("--threads", type=int, default=1)
+    options = parser.parse_args()
+    torch.set_num_threads(options.threads)
+    model, _, _ = read_model(options.backbone)
+    sha256 = open_checkpoint(options.backbone, ("config.json",)).sha256
+    for name, labels, shown, held, settings in known(options.work):
+        folder = options.to / name
+        if (folder / task_folder.PROFILE_FILE).is_file():
+            continue
+        made = training.train(model, shown, GAMMAS, settings, lambda step, name=name: say(f"{name}: {step}"))
+        latency_ms, utility = DEFAULTS[name]
+        said = {"name": name, "labels": list(labels), "backbone": sha256, "latency_ms": latency_ms, "utility": utility}
+        task_writing.write_task(folder, said, made)
+        found = {str(gamma): round(accuracy(model, made, gamma, held), 4) for gamma in GAMMAS}
+        command = "python checkpoints/cifar-vit/tasks.py, eager model"
+        profile = {"accuracy": found, "images": len(held), "trained_on": len(shown), "command": command}
+        task_writing.write_object(folder / task_folder.PROFILE_FILE, profile)
+        task_registry.add(options.to, task_registry.Entry(name, folder, task_folder.sha256(folder)))
+        say(f"{name}: {found}")
+
+
+def known(work: Path) -> list[tuple[str, tuple[str, ...], Examples, Examples, TrainSettings]]:
+    """Every task's name, labels, images to train on and to profile with, and how its prompts are trained."""
+    data = cifar(work / "cifar10.npz")
+    parts = {part: examples.of_arrays(images.numpy(), classes.numpy()) for part, (images, classes) in data.items()}
+    drawn = np.random.default_rng(0)
+    shown = parts["train"].part(drawn.permutation(len(parts["train"]))[:SHOWN])
+    held = parts["test"].part(drawn.permutation(len(parts["test"]))[:PROFILED])
+    vehicle = np.array([name not in ANIMALS for name in CLASSES], dtype=np.int64)
+    figures = examples.split(examples.of_arrays(*digits()))
+    few, many = TrainSettings(epochs=3), TrainSettings(epochs=12, rate=0.005)
+    return [
+        ("cifar10", CLASSES, shown, held, few),
+        ("animal", ("animal", "vehicle"), *(Examples(vehicle[one.classes], one.pixels) for one in (shown, held)), few),
+        ("digits", tuple("0123456789"), *figures, many),
+    ]
+
+
+def accuracy(model: UnifiedViT, made: Trained, gamma: int, held: Examples) -> float:
+    """Share of `held` whose label comes first."""
+    weight, bias = made.heads[gamma]
+    logits = training.features(model, held, gamma, made.prompts.get(gamma)) @ weight.T + bias
+    return float((logits.argmax(1).numpy() == held.classes).mean())
+
+
+def say(line: str) -> None:
+    """Progress."""
+    print(line, file=sys.stderr, flush=True)
+
+
+if __name__ == "__main__":
+    main()

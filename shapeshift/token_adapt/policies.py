@@ -1,0 +1,163 @@
+"""The policies of this technique and their JSON face."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from shapeshift.errors import InvalidInputError
+from shapeshift.policy import Check, Optional, Policy, integer, list_of, number
+from shapeshift.token_adapt import by_rate, plan
+from shapeshift.token_adapt.batching import BatchQueue, BatchRules
+
+_NOT_NEGATIVE = number(minimum=0)
+_ROWS = list_of(list_of(_NOT_NEGATIVE, least=1))
+
+
+@dataclass(frozen=True)
+class _Numbered:
+    index: int
+    arrived: float
+    deadline: float
+    utility: float
+
+
+def _batch(requests: list[list[float]], delta: float, epsilon: int, eta: float, mu: float) -> dict[str, Any]:
+    _not_falling("requests", [arrival for arrival, _, _ in requests], "in order of arrival")
+    queue: BatchQueue[_Numbered] = BatchQueue(BatchRules(delta, epsilon, eta, mu))
+    for index, (arrival, latency, utility) in enumerate(requests):
+        queue.add(_Numbered(index, arrival, arrival + latency, utility))
+    return {"batches": [[query.index for query in batch.queries] for batch in queue.batches]}
+
+
+def _plan(
+    now: float,
+    deadlines: list[float],
+    times: list[list[float]],
+    utilities: list[list[float]],
+    memory: list[list[float]] | None,
+    memory_limit: float | None,
+    tick_ms: float,
+    algorithm: str,
+) -> dict[str, Any]:
+    _not_falling("deadlines", deadlines, "not falling")
+    gammas = _as_table("times", times, len(deadlines))
+    _as_table("utilities", utilities, len(deadlines), gammas)
+    if (memory is None) != (memory_limit is None):
+        name = "memory" if memory is None else "memory_limit"
+        raise InvalidInputError(name, None, "memory and memory_limit are given together")
+    if memory is not None:
+        _as_table("memory", memory, len(deadlines), gammas)
+    problem = plan.PlanProblem.of(now, deadlines, times, utilities, memory, memory_limit)
+    found = plan.solve(problem, algorithm, tick_ms)
+    return {"plan": found, "utility": problem.utility(found)}
+
+
+def _by_rate(
+    now: float,
+    rate: float,
+    table: list[tuple[float, int]],
+    gammas: list[int],
+    deadlines: list[float],
+    times: list[list[float]],
+    mean_utilities: list[float],
+    kappa: float,
+) -> dict[str, Any]:
+    if len(set(gammas)) < len(gammas):
+        raise InvalidInputError("gammas", gammas, "gammas that stand only once")
+    _not_falling("table", [least for least, _ in table], "least rates that do not fall")
+    for row, (_, gamma) in enumerate(table):
+        if gamma not in gammas:
+            raise InvalidInputError(f"table[{row}]", gamma, f"one of gammas ({', '.join(map(str, gammas))})")
+    _not_falling("deadlines", deadlines, "not falling")
+    _as_table("times", times, len(deadlines), len(gammas))
+    _as_many("mean_utilities", mean_utilities, len(deadlines))
+    return {"plan": by_rate.allocate(now, rate, table, gammas, deadlines, times, mean_utilities, kappa)}
+
+
+def _not_falling(name: str, values: Sequence[float], wanted: str) -> None:
+    if any(b < a for a, b in zip(values, values[1:], strict=False)):
+        raise InvalidInputError(name, values, wanted)
+
+
+def _as_many(name: str, values: Sequence[Any], batches: int) -> None:
+    if len(values) != batches:
+        raise InvalidInputError(name, f"{len(values)} values", f"one for each of the {batches} deadlines")
+
+
+def _as_table(name: str, rows: list[list[float]], batches: int, gammas: int | None = None) -> int:
+    """Check that there is a row for each batch and in each a value for each gamma; how many gammas there are."""
+    _as_many(name, rows, batches)
+    wanted = (len(rows[0]) if rows else 0) if gammas is None else gammas
+    for index, row in enumerate(rows):
+        if len(row) != wanted:
+            raise InvalidInputError(f"{name}[{index}]", f"{len(row)} values", f"one for each of the {wanted} gammas")
+    return wanted
+
+
+def _triple(name: str, value: Any) -> list[float]:
+    if not isinstance(value, list) or len(value) != 3:
+        raise InvalidInputError(name, value, "[arrival, latency, utility]")
+    arrival, latency, utility = value
+    return [
+        number()(f"{name}[0]", arrival),
+        number(above=0)(f"{name}[1]", latency),
+        _NOT_NEGATIVE(f"{name}[2]", utility),
+    ]
+
+
+def _row(name: str, value: Any) -> tuple[float, int]:
+    if not isinstance(value, list) or len(value) != 2:
+        raise InvalidInputError(name, value, "[least rate, gamma]")
+    return _NOT_NEGATIVE(f"{name}[0]", value[0]), integer()(f"{name}[1]", value[1])
+
+
+def _nullable(check: Check) -> Check:
+    return lambda name, value: None if value is None else check(name, value)
+
+
+POLICIES = (
+    Policy(
+        "token_adapt.batch",
+        "which requests share a batch",
+        _batch,
+        {
+            "requests": list_of(_triple),
+            "delta": _NOT_NEGATIVE,
+            "epsilon": integer(minimum=1),
+            "eta": _NOT_NEGATIVE,
+            "mu": _NOT_NEGATIVE,
+        },
+    ),
+    Policy(
+        "token_adapt.plan",
+        "which waiting batches run, and at which gamma",
+        _plan,
+        {
+            "now": number(),
+            "deadlines": list_of(number()),
+            "times": _ROWS,
+            "utilities": _ROWS,
+            "memory": Optional(_nullable(_ROWS), None),
+            "memory_limit": Optional(_nullable(_NOT_NEGATIVE), None),
+            "tick_ms": Optional(number(above=0), plan.TICK_MS),
+        },
+        tuple(plan.ALGORITHMS),
+    ),
+    Policy(
+        "token_adapt.by_rate",
+        "gammas by the rate of arrivals",
+        _by_rate,
+        {
+            "now": number(),
+            "rate": _NOT_NEGATIVE,
+            "table": list_of(_row, least=1),
+            "gammas": list_of(integer(), least=1),
+            "deadlines": list_of(number()),
+            "times": _ROWS,
+            "mean_utilities": list_of(_NOT_NEGATIVE),
+            "kappa": number(),
+        },
+    ),
+)

@@ -1,0 +1,92 @@
+"""The simulated device against queues that can be worked out by hand, and the schemes against one another."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from shapeshift.simulate.token_adapt import EVICTED, IN_TIME, LATE, Load, run
+from shapeshift.token_adapt.adapter import AdaptRules
+from shapeshift.token_adapt.batching import BatchRules
+from shapeshift.token_adapt.costs import Costs
+from shapeshift.token_adapt.interfaces import GammaProfile
+
+SIZE = 16
+GAMMAS = (-4, 0, 2)
+MS_AN_IMAGE = {-4: 1.0, 0: 2.0, 2: 3.0}
+ACCURACY = np.array([0.7, 0.9, 0.95])
+
+
+def costs(gammas: tuple[int, ...] = GAMMAS) -> Costs:
+    """Images cost the same in every batch, with 1 ms for each batch on top."""
+    profiles = {g: GammaProfile(g, 16, {1: 1 + ms, 64: 1 + 64 * ms}, 1.0) for g, ms in MS_AN_IMAGE.items()}
+    return Costs(profiles, gammas, SIZE)
+
+
+def load(at_ms: list[float], latency_ms: float = 100.0, utility: float = 1.0) -> Load:
+    count = len(at_ms)
+    return Load(np.array(at_ms), np.full(count, latency_ms), np.full(count, utility), np.tile(ACCURACY, (count, 1)))
+
+
+def poisson(per_s: float, seconds: float, seed: int) -> Load:
+    rng = np.random.default_rng(seed)
+    at_ms = np.sort(rng.uniform(0, seconds * 1e3, rng.poisson(per_s * seconds)))
+    made = load(at_ms.tolist(), 150.0)
+    return Load(made.at_ms, rng.choice([80.0, 150.0], len(at_ms)), rng.choice([0.1, 1.0], len(at_ms)), made.accuracy)
+
+
+def rules(algorithm: str, **changed: object) -> AdaptRules:
+    batching = BatchRules(80.0, SIZE, 80.0, 0.8)
+    return AdaptRules(algorithm, batching, **changed)  # type: ignore[arg-type]
+
+
+def test_a_lone_query_takes_its_time_at_the_most_accurate_gamma() -> None:
+    served = run(costs(), rules("grid"), load([0.0, 50.0]))
+    assert served.done_ms == pytest.approx([4.0, 54.0])
+    assert served.gamma.tolist() == [2, 2]
+    assert served.gained(load([0.0, 50.0])) == pytest.approx(1.9)
+
+
+def test_queries_at_once_share_a_batch() -> None:
+    served = run(costs(), rules("grid"), load([0.0] * 4))
+    assert served.done_ms == pytest.approx([13.0] * 4)
+    assert [size for _, _, size, _ in served.batches] == [4]
+
+
+def test_what_cannot_be_served_is_evicted_and_nothing_is_late_without_noise() -> None:
+    served = run(costs(), rules("grid"), load([0.0] * 200, 50.0))
+    assert set(served.outcome.tolist()) == {IN_TIME, EVICTED}
+    assert (served.outcome == IN_TIME).sum() >= 40
+    assert (served.gamma[served.outcome == EVICTED] == -1).all()
+
+
+def test_a_batch_that_takes_longer_than_planned_is_late() -> None:
+    served = run(costs(), rules("grid"), load([0.0], 4.5), noise=lambda: 2.0)
+    assert served.outcome.tolist() == [LATE]
+    assert served.gained(load([0.0], 4.5)) == 0.0
+
+
+def test_changing_the_model_takes_its_time() -> None:
+    made = load([0.0, 10.0])
+    hurried = Load(made.at_ms, np.array([100.0, 2.9]), made.utility, made.accuracy)
+    plain = run(costs(), rules("grid"), hurried)
+    assert plain.gamma.tolist() == [2, 0]
+    assert plain.done_ms == pytest.approx([4.0, 12.0])
+    switched = run(costs(), rules("grid"), hurried, {-4: 500.0, 2: 900.0})
+    assert switched.done_ms == pytest.approx([4.0, 512.0])
+    assert switched.outcome.tolist() == [IN_TIME, LATE]
+
+
+@pytest.mark.parametrize("per_s", [450.0, 700.0])
+def test_plans_bring_more_than_one_gamma_and_than_the_papers(per_s: float) -> None:
+    gained = {}
+    made = poisson(per_s, 10.0, 1)
+    for name, algorithm, gammas in (
+        ("grid", "grid", GAMMAS),
+        ("paper", "paper", GAMMAS),
+        *((f"fixed {gamma}", "by_rate", (gamma,)) for gamma in GAMMAS),
+    ):
+        columns = [GAMMAS.index(gamma) for gamma in gammas]
+        own = Load(made.at_ms, made.latency_ms, made.utility, made.accuracy[:, columns])
+        gained[name] = run(costs(gammas), rules(algorithm), own).gained(own)
+    assert max(gained, key=gained.__getitem__) == "grid", gained

@@ -1,0 +1,186 @@
+"""`classify_image` in a real Triton, over a model that only waits."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+import tritonclient.grpc as grpc_client
+import tritonclient.http as http_client
+from tritonclient.utils import InferenceServerException
+
+from shapeshift.triton import metrics
+from tests.token_adapt.token_models import OUTPUTS, PROFILES, PROJECT, TASKS, encoded, square
+
+if TYPE_CHECKING:
+    from shapeshift.triton.server import TritonServer
+
+pytestmark = [pytest.mark.server, pytest.mark.timeout(300)]
+
+BUILD = PROJECT / "build"
+MODEL = "classify_image"
+
+
+@pytest.fixture(scope="module")
+def server(free_ports: Callable[[int], list[int]], tmp_path_factory: pytest.TempPathFactory) -> Iterator[TritonServer]:
+    from build_engines import images
+    from build_engines.repository import front_models
+    from build_engines.settings import Places
+    from shapeshift.token_adapt import emulated
+    from shapeshift.triton import modelconfig
+    from shapeshift.triton.server import ServerSettings, TritonServer
+
+    if not (BUILD / "triton" / "bin").is_dir():
+        pytest.skip(f"no server in {BUILD / 'triton'}: run `make setup`")
+    root = tmp_path_factory.mktemp("house")
+    folder = root / "model_repository" / MODEL
+    folder.mkdir(parents=True)
+    emulated.write(folder / "model.json", 32, list(PROFILES.values()), list(TASKS.values()))
+    config = modelconfig.read(PROJECT / "model_repository" / MODEL / "config.pbtxt")
+    config.parameters.clear()
+    for name, value in {"provider": "emulated", "profile_file": "model.json", "task": "animals"}.items():
+        modelconfig.set_parameter(config, name, value)
+    modelconfig.write(config, folder / "config.pbtxt")
+    places = Places(root, root / "build", root / "model_repository")
+    (front,) = front_models(places, {MODEL})
+    assert isinstance(front, images.EmulatedFront)
+    images.publish_emulated(front, places)
+    http, grpc, metrics_port = free_ports(3)
+    settings = ServerSettings(
+        repositories=(places.generated,),
+        models=(MODEL,),
+        backend_directories=(PROJECT / "backends",),
+        triton=BUILD / "triton",
+        run_directory=tmp_path_factory.mktemp("run"),
+        http_port=http,
+        grpc_port=grpc,
+        metrics_port=metrics_port,
+    )
+    with TritonServer(settings) as running:
+        yield running.wait_ready(timeout_s=120)
+
+
+@pytest.fixture
+def client(server: TritonServer) -> Iterator[grpc_client.InferenceServerClient]:
+    with grpc_client.InferenceServerClient(server.grpc_url) as made:
+        yield made
+
+
+def image(kind: Any, *files: bytes) -> Any:
+    made = kind.InferInput("IMAGE", [len(files), 1], "BYTES")
+    made.set_data_from_numpy(np.array([[data] for data in files], dtype=object))
+    return made
+
+
+def pixels(kind: Any, values: np.ndarray) -> Any:
+    made = kind.InferInput("PIXELS", list(values.shape), "UINT8")
+    made.set_data_from_numpy(values)
+    return made
+
+
+GOOD = encoded(square(1, 40), "JPEG")
+
+
+def test_both_protocols_give_all_outputs(server: TritonServer, client: Any) -> None:
+    with http_client.InferenceServerClient(server.http_url) as over_http:
+        for kind, connection in ((grpc_client, client), (http_client, over_http)):
+            for given in (image(kind, GOOD, encoded(square(2, 9))), pixels(kind, np.stack([square(1, 20)] * 2))):
+                answer = connection.infer(MODEL, [given], parameters={"task": "digits", "utility": 0.5})
+                found = {name: answer.as_numpy(name) for name in OUTPUTS}
+                assert found["LABEL"].tolist() == [[b"0"], [b"0"]]
+                assert found["PROBABILITIES"].shape == (2, 10) and found["PROBABILITIES"].dtype == np.float32
+                assert found["GAMMA"].tolist() == [[0]] * 2 or found["GAMMA"].tolist() == [[2]] * 2
+                assert found["BATCH_SIZE"].dtype == np.int32
+                assert found["OUTCOME"].tolist() == [[b"in_time"]] * 2
+
+
+@pytest.mark.parametrize(
+    ("given", "parameters", "status", "message"),
+    [
+        (lambda: image(grpc_client, b"no image"), {}, "INVALID_ARGUMENT", "row 0: IMAGE"),
+        (lambda: image(grpc_client, GOOD, GOOD[:300]), {}, "INVALID_ARGUMENT", "row 1: IMAGE"),
+        (lambda: image(grpc_client, encoded(square(1)[:, :, 0])), {}, "INVALID_ARGUMENT", "three channels"),
+        (lambda: pixels(grpc_client, square(1)[None, :, :, :2]), {}, "INVALID_ARGUMENT", "PIXELS"),
+        (lambda: pixels(grpc_client, np.zeros((1, 6000, 5000, 3), np.uint8)), {}, "INVALID_ARGUMENT", "at most"),
+        (lambda: image(grpc_client, GOOD), {"task": "weeds"}, "NOT_FOUND", "there are: animals, digits"),
+        (lambda: image(grpc_client, GOOD), {"task": "../tasks"}, "NOT_FOUND", "there are: animals, digits"),
+        (lambda: image(grpc_client, GOOD), {"latency_ms": 0}, "INVALID_ARGUMENT", "latency_ms: got 0; above 0"),
+        (lambda: image(grpc_client, GOOD), {"latency_ms": -3.5}, "INVALID_ARGUMENT", "latency_ms: got -3.5"),
+        (lambda: image(grpc_client, GOOD), {"utility": float("nan")}, "INVALID_ARGUMENT", "utility"),
+        (lambda: image(grpc_client, GOOD), {"utility": -1.0}, "INVALID_ARGUMENT", "utility"),
+        (lambda: image(grpc_client, GOOD), {"gamma": 2}, "INVALID_ARGUMENT", "unknown parameter"),
+    ],
+)
+def test_bad_requests_are_told_why_and_cost_nobody_else(
+    client: Any, given: Callable[[], Any], parameters: dict[str, Any], status: str, message: str
+) -> None:
+    beside: list[Any] = []
+    client.async_infer(MODEL, [image(grpc_client, GOOD)], lambda result, error: beside.append(error or result))
+    with pytest.raises(InferenceServerException, match=message) as refused:
+        client.infer(MODEL, [given()], parameters=parameters)
+    assert refused.value.status() == f"StatusCode.{status}"
+    wait_for(lambda: beside)
+    assert beside[0].as_numpy("OUTCOME").tolist() == [[b"in_time"]]
+
+
+def wait_for(holds: Callable[[], Any], seconds: float = 60.0) -> None:
+    end = time.monotonic() + seconds
+    while not holds():
+        assert time.monotonic() < end
+        time.sleep(0.01)
+
+
+def test_a_crowd_with_little_time_is_answered_whole_partly_by_evictions(client: Any) -> None:
+    answers: list[Any] = []
+    count = 400
+    given = [image(grpc_client, *[GOOD] * 16)]
+    for _ in range(count):
+        client.async_infer(
+            MODEL, given, lambda result, error: answers.append(error or result), parameters={"latency_ms": 40}
+        )
+    wait_for(lambda: len(answers) == count)
+    assert not [answer for answer in answers if isinstance(answer, Exception)]
+    outcomes = {outcome for answer in answers for outcome in answer.as_numpy("OUTCOME")[:, 0]}
+    assert outcomes <= {b"in_time", b"late", b"evicted"} and b"evicted" in outcomes
+    for answer in answers:
+        for label, outcome, gamma in zip(
+            *(answer.as_numpy(n)[:, 0] for n in ("LABEL", "OUTCOME", "GAMMA")), strict=True
+        ):
+            assert (label == b"") == (outcome == b"evicted")
+            assert gamma in PROFILES
+
+
+def test_what_is_counted_is_exported(server: TritonServer, client: Any) -> None:
+    def total(name: str, **labels: str) -> float:
+        wanted = {*labels.items(), ("model", MODEL)}
+        samples = metrics.scrape(server.metrics_url).items()
+        return sum(value for (series, own), value in samples if series == f"shapeshift_{name}" and wanted <= own)
+
+    before = total("images_total", outcome="in_time")
+    client.infer(MODEL, [image(grpc_client, GOOD, GOOD, GOOD)])
+    wait_for(lambda: total("images_total", outcome="in_time") >= before + 3)
+    assert total("batch_images_count") > 0 and total("gamma_images_total", gamma="2") > 0
+    assert total("tasks") == len(TASKS)
+
+
+def test_the_example_classifies_files(server: TritonServer, tmp_path: Path) -> None:
+    files = [tmp_path / "one.jpg", tmp_path / "two.png"]
+    files[0].write_bytes(GOOD)
+    files[1].write_bytes(encoded(square(3, 16)))
+    command = [
+        sys.executable,
+        str(PROJECT / "client" / "classify_grpc.py"),
+        "--url",
+        server.grpc_url,
+        "--task",
+        "digits",
+    ]
+    done = subprocess.run([*command, *map(str, files)], capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines() == [f"{file}: 0 (in_time)" for file in files]

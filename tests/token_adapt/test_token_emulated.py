@@ -1,0 +1,61 @@
+"""The model that only waits."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from token_models import PROFILES, TASKS
+
+from shapeshift.errors import InvalidInputError
+from shapeshift.token_adapt import emulated
+
+
+@pytest.fixture
+def waits(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """What the model would have waited, ms."""
+    waited: list[float] = []
+    monkeypatch.setattr(emulated.time, "sleep", lambda seconds: waited.append(round(seconds * 1e3, 6)))
+    return waited
+
+
+def run(model: emulated.EmulatedImageModel, gamma: int, *tasks: int) -> list[np.ndarray]:
+    return list(model.run(gamma, np.zeros((len(tasks), 8, 8, 3), np.uint8), np.array(tasks, np.int32)))
+
+
+def test_it_waits_as_long_as_the_profile_says(tmp_path: Path, waits: list[float]) -> None:
+    file = tmp_path / "model.json"
+    emulated.write(file, 8, list(PROFILES.values()), list(TASKS.values()), {2: 30.0})
+    model = emulated.read(file, time_scale=10.0)
+    assert model.gammas == (-4, 0, 2) and model.image_size == 8
+    assert model.tasks == TASKS
+    run(model, 0, 0)
+    run(model, 0, *[0] * 64)
+    run(model, 2, 0)
+    run(model, 2, 0)
+    run(model, 0, 0)
+    run(model, 0, *[0] * 128)
+    assert waits == pytest.approx([10.0, 74.0, 15.0 + 300.0, 15.0, 10.0, 148.0])
+
+
+def test_its_first_label_is_as_likely_as_the_task_is_accurate(waits: list[float]) -> None:
+    model = emulated.EmulatedImageModel(8, PROFILES, TASKS)
+    animals, digits = run(model, 0, 0, 1)
+    assert animals == pytest.approx([0.8, 0.2])
+    assert digits[0] == pytest.approx(0.95) and digits.sum() == pytest.approx(1.0) and len(digits) == 10
+    assert model.reload_tasks() == []
+
+
+@pytest.mark.parametrize("text", ["", "{}", '{"image_size": 8, "profiles": [], "tasks": []}', '{"profiles": 3}'])
+def test_a_file_that_describes_no_model_is_refused(tmp_path: Path, text: str) -> None:
+    (tmp_path / "model.json").write_text(text)
+    with pytest.raises(InvalidInputError, match="profile_file"):
+        emulated.read(tmp_path / "model.json")
+
+
+def test_a_missing_file_and_a_bad_scale_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(InvalidInputError, match="profile_file"):
+        emulated.read(tmp_path / "none.json")
+    with pytest.raises(InvalidInputError, match="time_scale"):
+        emulated.read(tmp_path / "none.json", 0.0)

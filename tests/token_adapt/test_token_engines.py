@@ -1,0 +1,91 @@
+"""`make engines` for image fronts: engines that compute what the eager model does, built once."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from timm_models import small_checkpoint
+from token_tasks import GAMMAS, front, noise, places
+
+from build_engines import images
+from shapeshift.engines import manifest, registry, verify
+from shapeshift.errors import EngineError, InvalidInputError
+from shapeshift.token_adapt import image_manifest
+from shapeshift.token_adapt.schedule import expand
+from shapeshift.token_adapt.timm_weights import read_model
+from shapeshift.triton import modelconfig
+
+
+def publish(one: images.ImageFront, root: Path) -> tuple[image_manifest.ImageManifest, bool]:
+    return images.publish(one, places(root), lambda step: None)
+
+
+@pytest.mark.parametrize("provider", ["openvino", "onnxruntime"])
+def test_engines_compute_what_the_eager_model_does(tmp_path: Path, provider: str) -> None:
+    made, fresh = publish(front(tmp_path, provider=provider), tmp_path)
+    folder = tmp_path / "build" / "engines" / "classify_image"
+    assert fresh and [entry.gamma for entry in made.engines] == list(GAMMAS)
+    model, _, _ = read_model(tmp_path / "checkpoints" / "small")
+    prompts, tasks = torch.randn(3, 2, 2, 16), np.array([2, 0, 1, 1, 2, 0, 2])
+    folded = model.fold(prompts)
+    pixels = noise(7)
+    for entry in made.engines:
+        runtime = registry.provider(provider).open(folder / entry.folder, "f32", 1)
+        inputs: dict[str, np.ndarray] = {"PIXELS": pixels}
+        own = None
+        if entry.gamma > 0:
+            inputs |= {"TASKS": tasks, "PROMPTS": torch.stack(folded).numpy()}
+            own = [part[torch.from_numpy(tasks)] for part in folded]
+        got = runtime.engine(None, None).run(inputs)["FEATURES"]
+        wanted = model(torch.from_numpy(pixels), expand(entry.gamma, 16, 2), own)
+        np.testing.assert_allclose(got, wanted.numpy(), atol=1e-4)
+        assert entry.max_error < 1e-4 and [point.images for point in entry.latency] == [1, 4, 16, 64]
+        assert entry.tokens == 1 + {-5: 6, 0: 16, 2: 16}[entry.gamma] and entry.memory_mb > 0
+
+
+def test_what_is_current_stays(tmp_path: Path) -> None:
+    made, _ = publish(front(tmp_path), tmp_path)
+    again, fresh = publish(front(tmp_path), tmp_path)
+    assert not fresh and again == made
+    changed, fresh = publish(front(tmp_path, gammas="0"), tmp_path)
+    assert fresh and [entry.gamma for entry in changed.engines] == [0]
+    small_checkpoint(tmp_path / "checkpoints" / "small", seed=1)
+    assert publish(front(tmp_path, gammas="0"), tmp_path)[1]
+    folder = tmp_path / "build" / "engines" / "classify_image"
+    (folder / "gamma_0" / "model.bin").write_bytes(b"short")
+    assert publish(front(tmp_path, gammas="0"), tmp_path)[1]
+
+
+def test_the_generated_configuration_states_everything(tmp_path: Path) -> None:
+    made, _ = publish(front(tmp_path), tmp_path)
+    target = tmp_path / "build" / "repository" / "classify_image"
+    stated = modelconfig.parameters(modelconfig.read(target / "config.pbtxt"))
+    assert (stated["provider"], stated["precision"], stated["threads"]) == ("openvino", "f32", "1")
+    assert Path(stated["tasks_dir"]) == tmp_path / "tasks"
+    engines = target / stated["engines"]
+    assert manifest.sha256(engines) == stated["manifest_sha256"]
+    assert image_manifest.load(engines, stated["manifest_sha256"]) == made
+    profile = json.loads(stated["profile"])
+    assert [one["gamma"] for one in profile["gammas"]] == list(GAMMAS)
+    assert all(len(one["latency"]) == 4 for one in profile["gammas"])
+
+
+def test_an_engine_off_the_reference_is_not_published(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(verify.MIN_COSINE, "f32", 1.1)
+    with pytest.raises(EngineError, match=r"gamma -5 .*off the reference"):
+        publish(front(tmp_path), tmp_path)
+    assert not (tmp_path / "build" / "engines" / "classify_image").exists()
+    assert not (tmp_path / "build" / "repository" / "classify_image").exists()
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [("gammas", "-5,2"), ("gammas", "0,x"), ("gammas", "0,300"), ("provider", "cuda"), ("bins", "none")],
+)
+def test_settings_that_cannot_be_meant(tmp_path: Path, field: str, value: str) -> None:
+    with pytest.raises(InvalidInputError, match=field):
+        front(tmp_path, **{field: value})

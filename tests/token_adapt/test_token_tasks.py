@@ -1,0 +1,181 @@
+"""Tasks over one set of engines: batches of several, the registry, and folders that do not fit."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file, save_file
+from token_tasks import GAMMAS, front, noise, places, register, write_task
+
+from build_engines import images
+from shapeshift.errors import EngineError
+from shapeshift.token_adapt import task_registry
+from shapeshift.token_adapt.interfaces import ImageModel
+from shapeshift.token_adapt.vision import VisionModel, open_model
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A project with engines of three gammas."""
+    root = tmp_path_factory.mktemp("project")
+    images.publish(front(root), places(root), lambda step: None)
+    return root
+
+
+@pytest.fixture
+def root(built: Path, tmp_path: Path) -> Path:
+    """The same with a registry of its own, of two tasks."""
+    for name in ("checkpoints", "build"):
+        (tmp_path / name).symlink_to(built / name)
+    for seed, (name, labels) in enumerate((("digits", 4), ("animals", 3))):
+        write_task(tmp_path, name, labels, seed)
+        register(tmp_path, name)
+    return tmp_path
+
+
+def opened(root: Path) -> VisionModel:
+    return open_model(root / "build" / "engines" / "classify_image", root / "tasks", 1)
+
+
+def test_a_batch_of_several_tasks_is_what_each_alone_is(root: Path) -> None:
+    model = opened(root)
+    assert model.reload_tasks() == [] and list(model.tasks) == ["animals", "digits"]
+    digits, animals = model.tasks["digits"], model.tasks["animals"]
+    assert digits.accuracy == {-5: 0.45, 0: 0.5, 2: 0.52} and digits.latency_ms == 250 and digits.utility == 0.5
+    pixels = noise(6)
+    mixed = np.array([digits.index, animals.index, animals.index, digits.index, animals.index, digits.index], np.int32)
+    served: ImageModel = model
+    for gamma in GAMMAS:
+        together = served.run(gamma, pixels, mixed)
+        assert [len(own) for own in together] == [4, 3, 3, 4, 3, 4]
+        for row in range(6):
+            alone = served.run(gamma, pixels[row : row + 1], mixed[row : row + 1])[0]
+            np.testing.assert_allclose(together[row], alone, atol=1e-5)
+            assert together[row].dtype == np.float32 and abs(together[row].sum() - 1) < 1e-5
+    other = np.where(mixed == digits.index, animals.index, digits.index).astype(np.int32)
+    swapped = model.features(2, pixels, other).copy()
+    assert np.abs(swapped - model.features(2, pixels, mixed)).max() > 1e-3
+
+
+def test_profiles_and_shapes(root: Path) -> None:
+    model = opened(root)
+    assert model.image_size == 32 and model.gammas == GAMMAS
+    for gamma in GAMMAS:
+        assert set(model.profiles[gamma].latency_ms) == {1, 4, 16, 64} and model.profiles[gamma].memory_mb > 0
+
+
+def test_tasks_come_change_and_go_while_their_index_stays(root: Path) -> None:
+    model = opened(root)
+    model.reload_tasks()
+    first = dict(model.tasks)
+    assert model.reload_tasks() == [] and model.tasks == first
+    write_task(root, "signs", 2, seed=5)
+    register(root, "signs")
+    assert model.reload_tasks() == [] and set(model.tasks) == {"animals", "digits", "signs"}
+    assert {name: model.tasks[name].index for name in first} == {name: one.index for name, one in first.items()}
+    pixels, index = noise(2), np.full(2, model.tasks["digits"].index, np.int32)
+    before = model.run(2, pixels, index)
+    write_task(root, "digits", 4, seed=9)
+    register(root, "digits")
+    assert model.reload_tasks() == [] and model.tasks["digits"].index == first["digits"].index
+    assert np.abs(np.stack(model.run(2, pixels, index)) - np.stack(before)).max() > 1e-3
+    (root / "tasks" / task_registry.FILE_NAME).unlink()
+    assert model.reload_tasks() == [] and not model.tasks
+    assert len(model.run(2, pixels, index)[0]) == 4
+
+
+def change(file: str, edit: Callable[[dict[str, object]], object]) -> Callable[[Path], None]:
+    def apply(folder: Path) -> None:
+        held = json.loads((folder / file).read_text())
+        edit(held)
+        (folder / file).write_text(json.dumps(held))
+
+    return apply
+
+
+def tensor(file: str, name: str, value: np.ndarray | None) -> Callable[[Path], None]:
+    def apply(folder: Path) -> None:
+        held = load_file(folder / file)
+        held.pop(name, None)
+        save_file(held if value is None else {**held, name: value}, folder / file)
+
+    return apply
+
+
+BROKEN: list[tuple[Callable[[Path], None], str]] = [
+    (tensor("prompts.safetensors", "2", np.zeros((2, 3, 16), np.float32)), r"prompts.safetensors: 2.*\(2, 2, 16\)"),
+    (tensor("prompts.safetensors", "2", np.zeros((2, 2, 16))), "prompts.safetensors: 2.*f32 or f16"),
+    (tensor("prompts.safetensors", "2", np.full((2, 2, 16), np.nan, np.float32)), "prompts.safetensors: 2.*finite"),
+    (tensor("prompts.safetensors", "2", None), "prompts.safetensors: 2.*None"),
+    (tensor("head.safetensors", "0.weight", np.zeros((4, 15), np.float32)), r"head.safetensors: 0.weight.*\(4, 16\)"),
+    (tensor("head.safetensors", "-5.bias", None), "head.safetensors: -5.bias"),
+    (lambda folder: (folder / "head.safetensors").write_bytes(b"no tensors"), "head.safetensors.*safetensors of"),
+    (lambda folder: (folder / "task.json").write_text("{"), "task.json.*JSON"),
+    (lambda folder: (folder / "task.json").write_text("[]"), "task.json.*JSON object"),
+    (change("task.json", lambda held: held.update(labels=["a", "a"])), "labels"),
+    (change("task.json", lambda held: held.update(labels=["a", "b", "c"])), "head.safetensors"),
+    (change("task.json", lambda held: held.update(latency_ms=0)), "latency_ms.*above 0"),
+    (change("task.json", lambda held: held.update(utility=-1)), "utility.*0 or more"),
+    (change("task.json", lambda held: held.update(utility=float("nan"))), "utility"),
+    (change("task.json", lambda held: held.update(utility=True)), "utility"),
+    (change("task.json", lambda held: held.update(backbone="0")), "backbone"),
+    (change("task.json", lambda held: held.update(name="../digits")), "name"),
+    (change("task.json", lambda held: held.update(name="other")), "name.*as registered"),
+    (change("profile.json", lambda held: held.update(accuracy={"0": 0.5})), "accuracy of gamma -5"),
+    (change("profile.json", lambda held: held.update(accuracy={"-5": 1.5})), "accuracy of gamma -5"),
+]
+
+
+@pytest.mark.parametrize(("breaks", "names"), BROKEN, ids=[names for _, names in BROKEN])
+def test_a_folder_that_does_not_fit_is_refused_and_the_rest_served(
+    root: Path, breaks: Callable[[Path], None], names: str
+) -> None:
+    model = opened(root)
+    breaks(root / "tasks" / "digits")
+    register(root, "digits")
+    (refused,) = model.reload_tasks()
+    assert refused.startswith("task digits: ")
+    assert re.search(names, refused), refused
+    assert list(model.tasks) == ["animals"]
+    assert model.reload_tasks() == []
+
+
+def test_a_running_task_outlives_a_bad_registration(root: Path) -> None:
+    model = opened(root)
+    model.reload_tasks()
+    kept = model.tasks["digits"]
+    (root / "tasks" / "digits" / "task.json").write_text("{}")
+    register(root, "digits")
+    assert len(model.reload_tasks()) == 1 and model.tasks["digits"] == kept
+
+
+@pytest.mark.parametrize("text", ["{", "[]", '{"format": 2, "tasks": {}}', '{"format": 1, "tasks": {"digits": 1}}'])
+def test_a_broken_registry_changes_nothing(root: Path, text: str) -> None:
+    model = opened(root)
+    model.reload_tasks()
+    (root / "tasks" / "registry.json").write_text(text)
+    (message,) = model.reload_tasks()
+    assert "registry.json" in message and set(model.tasks) == {"animals", "digits"}
+
+
+def test_files_that_changed_after_registration_are_refused(root: Path) -> None:
+    write_task(root, "digits", 4, seed=3)
+    model = opened(root)
+    (message,) = model.reload_tasks()
+    assert "register the task again" in message
+
+
+def test_engines_that_are_not_as_listed_are_refused(built: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "engines"
+    shutil.copytree(built / "build" / "engines" / "classify_image", folder)
+    (folder / "folding.safetensors").write_bytes(b"")
+    with pytest.raises(EngineError, match="folding"):
+        open_model(folder, tmp_path, 1)
+    with pytest.raises(EngineError, match="not the one"):
+        open_model(folder, tmp_path, 1, expect_sha256="0")

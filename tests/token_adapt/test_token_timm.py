@@ -1,0 +1,118 @@
+"""Checkpoints of timm's ViT and DeiT: the same numbers as timm's own models, or a coded error."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from timm_models import MEAN, SMALL, STD, randomise, small_checkpoint, vision_transformer, write_checkpoint
+
+from shapeshift.errors import InvalidInputError, UnsupportedError
+from shapeshift.token_adapt.schedule import expand
+from shapeshift.token_adapt.timm_weights import as_timm, read_model
+from shapeshift.token_adapt.unified import UnifiedViT
+
+VARIANTS: list[tuple[str, dict[str, Any]]] = [
+    ("vit_small_patch8_32", {}),
+    ("vit_small_patch8_32", {"global_pool": "avg"}),
+    ("vit_small_patch8_32", {"global_pool": "avg", "class_token": False, "fc_norm": False}),
+    ("vit_small_patch8_reg2_32", {"reg_tokens": 2, "no_embed_class": True, "init_values": 0.5}),
+    ("vit_small_patch8_reg2_32", {"reg_tokens": 2, "qk_norm": True}),
+    ("vit_small_patch8_clip_32", {"pre_norm": True, "norm_layer": torch.nn.LayerNorm}),
+    ("vit_small_patch8_32", {"qkv_bias": False}),
+    ("deit3_small_patch8_32", {"no_embed_class": True, "init_values": 1e-2}),
+]
+
+
+@pytest.mark.parametrize(("name", "variant"), VARIANTS)
+def test_the_same_numbers_as_timm(tmp_path: Path, name: str, variant: dict[str, Any]) -> None:
+    theirs = vision_transformer().VisionTransformer(**SMALL, **variant).eval()
+    randomise(theirs)
+    pool = {"global_pool": variant["global_pool"]} if "global_pool" in variant else {}
+    ours, weight, bias = read_model(write_checkpoint(tmp_path, theirs.state_dict(), name, **pool))
+    assert_same(theirs, ours, weight, bias)
+
+
+def test_a_distilled_deit(tmp_path: Path) -> None:
+    vision_transformer()
+    from timm.models.deit import VisionTransformerDistilled
+
+    theirs = VisionTransformerDistilled(**SMALL).eval()
+    randomise(theirs)
+    ours, weight, bias = read_model(write_checkpoint(tmp_path, theirs.state_dict(), "deit_small_distilled_patch8_32"))
+    assert ours.made.features == 64
+    assert_same(theirs, ours, weight, bias)
+
+
+def assert_same(theirs: Any, ours: UnifiedViT, weight: torch.Tensor | None, bias: torch.Tensor | None) -> None:
+    pixels = torch.randint(0, 256, (3, 32, 32, 3), dtype=torch.uint8)
+    normal = (pixels / 255 - torch.tensor(MEAN)) / torch.tensor(STD)
+    assert weight is not None and bias is not None
+    with torch.inference_mode():
+        wanted = theirs(normal.permute(0, 3, 1, 2))
+        got = ours(pixels, expand(0, ours.made.patches, ours.made.depth)) @ weight.T + bias
+    torch.testing.assert_close(got, wanted, rtol=1e-4, atol=1e-4)
+
+
+def test_what_is_written_is_read_back(tmp_path: Path) -> None:
+    small_checkpoint(tmp_path)
+    model, weight, _ = read_model(tmp_path)
+    assert weight is None and model.made.mean == MEAN
+    written = load_file(tmp_path / "model.safetensors")
+    normal = torch.rand(2, 32, 32, 3)
+    own = UnifiedViT(model.made)
+    own.load_state_dict(model.state_dict())
+    repeats = torch.tensor(STD).repeat(64)
+    own.patch.weight.data = own.patch.weight.data * 255 * repeats
+    own.patch.bias.data = own.patch.bias.data + own.patch.weight.data @ (torch.tensor(MEAN).repeat(64) / repeats)
+    again = as_timm(own)
+    assert again.keys() == written.keys()
+    for name in ("patch_embed.proj.weight", "patch_embed.proj.bias", "blocks.1.mlp.fc2.weight"):
+        torch.testing.assert_close(again[name], written[name], rtol=1e-4, atol=1e-5)
+    layers = expand(0, 16, 2)
+    pixels = 255 * (normal * torch.tensor(STD) + torch.tensor(MEAN))
+    torch.testing.assert_close(own.eval()(normal, layers), model(pixels, layers), rtol=1e-4, atol=1e-4)
+
+
+BROKEN: list[tuple[str, dict[str, Any], str]] = [
+    ("a tensor too many", {"tensors": {"blocks.0.mlp.w12.weight": torch.zeros(2)}}, "w12"),
+    ("a tensor too few", {"without": "blocks.1.norm2.bias"}, r"blocks\.1\.norm2\.bias.*missing"),
+    ("no patches", {"without": "patch_embed.proj.weight"}, "patch_embed"),
+    ("a wrong shape", {"tensors": {"blocks.1.mlp.fc2.weight": torch.zeros(16, 31)}}, "narrow"),
+    ("positions of other images", {"stated": {"img_size": 64}}, "pos_embed"),
+    ("a number of heads that does not divide", {"stated": {"num_heads": 3}}, "num_heads"),
+    ("a number of heads that nothing says", {"stated": {"num_heads": None}}, "num_heads"),
+    ("another architecture", {"name": "resnet50"}, "architecture"),
+    ("another activation", {"name": "vit_base_patch16_clip_quickgelu_224"}, "architecture"),
+    ("attention as pooling", {"stated": {"global_pool": "map"}}, "global_pool"),
+]
+
+
+@pytest.mark.parametrize(("what", "change", "names"), BROKEN, ids=[one[0] for one in BROKEN])
+def test_what_does_not_fit_is_named(tmp_path: Path, what: str, change: dict[str, Any], names: str) -> None:
+    small_checkpoint(tmp_path)
+    tensors = {**load_file(tmp_path / "model.safetensors"), **change.get("tensors", {})}
+    tensors.pop(change.get("without", ""), None)
+    write_checkpoint(tmp_path, tensors, change.get("name", "vit_small_test"), **change.get("stated", {}))
+    with pytest.raises((InvalidInputError, UnsupportedError), match=names):
+        read_model(tmp_path)
+
+
+def test_standard_models_need_no_stated_heads(tmp_path: Path) -> None:
+    from shapeshift.token_adapt.timm_config import read_architecture
+
+    shapes = {
+        "patch_embed.proj.weight": (768, 3, 16, 16),
+        "cls_token": (1, 1, 768),
+        "pos_embed": (1, 197, 768),
+        "blocks.0.mlp.fc1.weight": (3072, 768),
+        "blocks.11.norm1.weight": (768,),
+        "norm.weight": (768,),
+    }
+    made = read_architecture({"architecture": "vit_base_patch16_224"}, shapes)
+    assert (made.heads, made.depth, made.patches, made.image_size, made.pooled) == (12, 12, 196, 224, 1)
+    assert json.loads(json.dumps(made.mean)) == [0.5, 0.5, 0.5]

@@ -1,0 +1,124 @@
+"""Training and registering a task, from a folder of images to a registry that a server reads."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from token_tasks import GAMMAS, backbone, front, places
+
+from build_engines import images
+from shapeshift.cli import main as command
+from shapeshift.errors import InvalidInputError
+from shapeshift.token_adapt import examples, training
+from shapeshift.token_adapt.timm_weights import read_model
+from shapeshift.token_adapt.training import TrainSettings
+from shapeshift.token_adapt.vision import open_model
+
+LABELS = ("blue", "green", "red")
+
+
+def coloured(count: int) -> tuple[np.ndarray, np.ndarray]:
+    """Noise with more of one colour, which is what its label says."""
+    drawn = np.random.default_rng(count)
+    classes = np.arange(count, dtype=np.int64) % 3
+    pixels = drawn.integers(0, 160, (count, 32, 32, 3))
+    pixels[np.arange(count), :, :, 2 - classes] += 70
+    return pixels.clip(0, 255).astype(np.uint8), classes
+
+
+def folder_of_images(folder: Path, count: int) -> Path:
+    pixels, classes = coloured(count)
+    for index in range(count):
+        own = folder / LABELS[classes[index]]
+        own.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(pixels[index]).save(own / f"{index:03}.png")
+    return folder
+
+
+def test_a_task_is_trained_and_registered(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    images.publish(front(tmp_path), places(tmp_path), lambda step: None)
+    data, task = folder_of_images(tmp_path / "data", 60), tmp_path / "tasks" / "colours"
+    common = [str(task), "--data", str(data), "--build", str(tmp_path / "build")]
+    assert command.main(["tasks", "train", *common, "--epochs", "2", "--utility", "0.7"]) == 0
+    told = capsys.readouterr()
+    assert "3 labels, 48 images" in told.out
+    assert "gamma 2" in told.err and "gamma -5" in told.err
+    said = json.loads((task / "task.json").read_text())
+    assert said["labels"] == list(LABELS) and said["utility"] == 0.7 and said["backbone"] == backbone(tmp_path)
+    assert command.main(["tasks", "register", *common]) == 0
+    profile = json.loads((task / "profile.json").read_text())
+    assert profile["images"] == 12 and min(profile["accuracy"].values()) > 0.8
+    assert profile["latency_ms"].keys() == {str(gamma) for gamma in GAMMAS}
+    model = open_model(tmp_path / "build" / "engines" / "classify_image", tmp_path / "tasks", 1)
+    assert model.reload_tasks() == [] and model.tasks["colours"].accuracy[0] == profile["accuracy"]["0"]
+    pixels, classes = coloured(30)
+    found = [own.argmax() for own in model.run(2, pixels, np.zeros(30, np.int32))]
+    assert np.mean(found == classes) > 0.8
+
+
+def test_register_wants_the_labels_that_were_trained(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    images.publish(front(tmp_path, gammas="0"), places(tmp_path), lambda step: None)
+    data, task = folder_of_images(tmp_path / "data", 30), tmp_path / "colours"
+    common = [str(task), "--data", str(data), "--build", str(tmp_path / "build")]
+    assert command.main(["tasks", "train", *common]) == 0
+    (data / "red").rename(data / "orange")
+    assert command.main(["tasks", "register", *common]) == 2
+    assert "data" in capsys.readouterr().err
+    assert not (tmp_path / "tasks" / "registry.json").exists()
+
+
+def test_prompts_learn_what_heads_alone_cannot(tmp_path: Path) -> None:
+    """Labels that the frozen model's features hardly show: training prompts lowers the loss below that of any head."""
+    front(tmp_path)
+    model, _, _ = read_model(tmp_path / "checkpoints" / "small")
+    drawn = np.random.default_rng(0)
+    pixels = drawn.integers(0, 256, (64, 32, 32, 3), dtype=np.uint8)
+    known = examples.of_arrays(pixels, drawn.integers(0, 2, 64))
+    made = training.train(model, known, (0, 2), TrainSettings(epochs=40, rate=0.03), lambda step: None)
+    classes = torch.from_numpy(known.classes)
+
+    def loss(gamma: int) -> float:
+        weight, bias = made.heads[gamma]
+        logits = training.features(model, known, gamma, made.prompts.get(gamma)) @ weight.T + bias
+        return float(torch.nn.functional.cross_entropy(logits, classes))
+
+    assert loss(2) < 0.9 * loss(0)
+    assert made.prompts[2].shape == (2, 2, 16)
+
+
+def test_the_same_fifth_is_held_out_each_time() -> None:
+    pixels, classes = coloured(50)
+    known = examples.of_arrays(pixels, classes)
+    shown, held = examples.split(known)
+    again = examples.split(known)[1]
+    assert len(held) == 9 and len(shown) == 41
+    np.testing.assert_array_equal(held.pixels(np.arange(9)), again.pixels(np.arange(9)))
+    both = np.concatenate([shown.pixels(np.arange(41)), held.pixels(np.arange(9))]).reshape(50, -1)
+    assert len(np.unique(both, axis=0)) == 50
+    assert set(held.classes) == {0, 1, 2}
+
+
+def test_data_that_cannot_be_meant(tmp_path: Path) -> None:
+    with pytest.raises(InvalidInputError, match="data"):
+        examples.of_folder(tmp_path / "nowhere", 32)
+    folder_of_images(tmp_path / "data", 30)
+    (tmp_path / "data" / "none").mkdir()
+    with pytest.raises(InvalidInputError, match="none"):
+        examples.of_folder(tmp_path / "data", 32)
+    (tmp_path / "data" / "none").rmdir()
+    labels, known = examples.of_folder(tmp_path / "data", 32)
+    assert labels == LABELS and len(known) == 30
+    (tmp_path / "data" / "blue" / "000.png").write_bytes(b"no image")
+    with pytest.raises(InvalidInputError, match=r"000\.png"):
+        known.pixels(np.arange(30))
+
+
+@pytest.mark.parametrize("field", ["epochs", "batch", "rate", "most_images"])
+def test_settings_of_training(field: str) -> None:
+    with pytest.raises(InvalidInputError, match=field):
+        TrainSettings(**{field: -1})

@@ -1,0 +1,74 @@
+"""Small image models with engines, and tasks for them, as tests need them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import torch
+from timm_models import small_checkpoint
+
+from build_engines import images
+from build_engines.settings import Places
+from shapeshift.engines.checkpoint import open_checkpoint
+from shapeshift.token_adapt import task_folder, task_registry, task_writing
+from shapeshift.token_adapt.training import Trained
+from shapeshift.triton import modelconfig
+
+DEPTH, WIDTH = 2, 16
+GAMMAS = (-5, 0, 2)
+CONFIG = 'backend: "token_adapt" max_batch_size: 64'
+
+
+def places(root: Path) -> Places:
+    return Places(root, root / "build", root / "model_repository")
+
+
+def front(root: Path, **parameters: str) -> images.ImageFront:
+    """An image front over a small checkpoint; both are made where they are missing."""
+    if not (root / "checkpoints" / "small").is_dir():
+        small_checkpoint(root / "checkpoints" / "small")
+    folder = root / "model_repository" / "classify_image"
+    folder.mkdir(parents=True, exist_ok=True)
+    stated = {"checkpoint": "small", "gammas": ",".join(map(str, GAMMAS)), "threads": "1", "precision": "f32"}
+    values = {**stated, "tasks_dir": "tasks", **parameters}
+    (folder / "config.pbtxt").write_text(CONFIG)
+    config = modelconfig.read(folder / "config.pbtxt")
+    for name, value in values.items():
+        modelconfig.set_parameter(config, name, value)
+    modelconfig.write(config, folder / "config.pbtxt")
+    read = images.read(folder, config, values)
+    assert isinstance(read, images.ImageFront)
+    return read
+
+
+def backbone(root: Path) -> str:
+    return open_checkpoint(root / "checkpoints" / "small", ("config.json",)).sha256
+
+
+def write_task(root: Path, name: str, labels: int, seed: int = 0) -> Path:
+    """A task with random prompts and heads, with a profile."""
+    torch.manual_seed(seed)
+    folder = root / "tasks" / name
+    prompts = {gamma: torch.randn(DEPTH, gamma, WIDTH) for gamma in GAMMAS if gamma > 0}
+    heads = {gamma: (torch.randn(labels, WIDTH), torch.randn(labels)) for gamma in GAMMAS}
+    said = {
+        "name": name,
+        "labels": [f"{name} {index}" for index in range(labels)],
+        "backbone": backbone(root),
+        "latency_ms": 250.0,
+        "utility": 0.5,
+    }
+    task_writing.write_task(folder, said, Trained(prompts, heads))
+    profile = {"accuracy": {str(gamma): 0.5 + gamma / 100 for gamma in GAMMAS}}
+    task_writing.write_object(folder / task_folder.PROFILE_FILE, profile)
+    return folder
+
+
+def register(root: Path, name: str) -> None:
+    folder = root / "tasks" / name
+    task_registry.add(root / "tasks", task_registry.Entry(name, folder, task_folder.sha256(folder)))
+
+
+def noise(count: int, size: int = 32) -> np.ndarray:
+    return np.random.default_rng(count).integers(0, 256, (count, size, size, 3), dtype=np.uint8)
