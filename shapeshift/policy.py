@@ -125,3 +125,44 @@ def one_of(*options: str) -> Check:
         return str(value)
 
     return check
+
+
+def boolean(name: str, value: Any) -> bool:
+    """true or false."""
+    if not isinstance(value, bool):
+        raise InvalidInputError(name, value, "true or false")
+    return value
+
+
+def identity(name: str, value: Any) -> int | str:
+    """A whole number or a string."""
+    if isinstance(value, bool) or not isinstance(value, int | str):
+        raise InvalidInputError(name, value, "a whole number or a string")
+    return value
+
+
+def nullable(check: Check) -> Check:
+    """null, or what passes `check`."""
+    return lambda name, value: None if value is None else check(name, value)
+
+
+def record(fields: Mapping[str, Check | Optional], build: Callable[..., Any]) -> Check:
+    """An object with these keys and no others; `build` gets their values as keyword arguments."""
+
+    def check_record(name: str, value: Any) -> Any:
+        if not isinstance(value, dict):
+            raise InvalidInputError(name, value, f"an object with the keys {', '.join(fields)}")
+        for key in value:
+            if key not in fields:
+                raise InvalidInputError(f"{name}.{key}", value[key], f"unknown key; known: {', '.join(fields)}")
+        values = {}
+        for key, check in fields.items():
+            if key in value:
+                values[key] = (check.check if isinstance(check, Optional) else check)(f"{name}.{key}", value[key])
+            elif isinstance(check, Optional):
+                values[key] = check.default
+            else:
+                raise InvalidInputError(f"{name}.{key}", None, "this key is required")
+        return build(**values)
+
+    return check_record

@@ -22,6 +22,7 @@ MAY_BUILD_ON = {("adapter_cache", "fused_decode")}
 POLICY_FILES = (
     *("admission", "allocate*", "autoscale", "binpacking", "bins", "compact", "curves", "dispatch*", "plan*"),
     *("policies", "queues", "replace", "share", "staircase"),
+    *("agreement", "calibrate", "ensemble", "prune", "route", "select", "softmax"),
 )
 POLICY_IMPORTS = {"numpy", "scipy", "numba"}
 # An optional library, imported where it is used: file and package.
@@ -78,8 +79,8 @@ def policy_files(root: Path) -> list[Path]:
     """The files of all techniques that are named in POLICY_FILES."""
     return [
         file
-        for technique in TECHNIQUES
-        for file in sorted((root / "shapeshift" / technique).glob("*.py"))
+        for room in (*TECHNIQUES, "engines")
+        for file in sorted((root / "shapeshift" / room).glob("*.py"))
         if any(fnmatch(file.stem, pattern) for pattern in POLICY_FILES)
     ]
 
@@ -137,8 +138,10 @@ def heavy_packages(root: Path) -> list[str]:
 
 def test_policies_are_pure() -> None:
     files = {name_of(file, PROJECT) for file in policy_files(PROJECT)}
-    assert {f"shapeshift/polymorph/{name}.py" for name in ("bins", "staircase", "share", "policies")} <= files
+    assert {f"shapeshift/polymorph/{name}.py" for name in ("bins", "staircase", "policies")} <= files
+    assert "shapeshift/engines/share.py" in files
     assert {f"shapeshift/fused_decode/{name}.py" for name in ("admission", "compact", "policies")} <= files
+    assert {f"shapeshift/cascade/{name}.py" for name in ("calibrate", "route", "prune", "ensemble", "select")} <= files
     assert all(source_of(table, PROJECT) for table in POLICY_TABLES)
     assert impure_policies(PROJECT, POLICY_TABLES) == []
 

@@ -13,7 +13,7 @@ from shapeshift.errors import InvalidInputError, NotFoundError
 from shapeshift.policy import Policy
 
 # One module a technique, each with a table POLICIES.
-TECHNIQUES = ("shapeshift.polymorph.policies", "shapeshift.fused_decode.policies")
+TECHNIQUES = ("shapeshift.polymorph.policies", "shapeshift.fused_decode.policies", "shapeshift.cascade.policies")
 
 
 def policies() -> dict[str, Policy]:

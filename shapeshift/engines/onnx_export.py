@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from shapeshift.engines.protocol import INPUT_NAMES, Array
+from shapeshift.engines.protocol import INPUT_NAMES, TOKEN_OUTPUTS, Array
 
 MODEL_FILE = "model.onnx"
 _OPSET = 17
@@ -21,7 +21,7 @@ def export_onnx(module: Any, example: Mapping[str, Array], folder: Path) -> str:
     import torch
 
     axes = {name: {0: "rows"} if name == "ROWS" else {1: "tokens"} for name in INPUT_NAMES}
-    axes |= {name: {0: "rows"} for name in module.output_names}
+    axes |= {name: {1: "tokens"} if name in TOKEN_OUTPUTS else {0: "rows"} for name in module.output_names}
     with warnings.catch_warnings(), torch.no_grad():
         warnings.simplefilter("ignore")
         torch.onnx.export(

@@ -9,7 +9,8 @@ alone, without padding between them.
     POSITIONS  INT64 [1, tokens]   position inside the row (plus the family's offset)
     ROWS       INT64 [rows]        the segment numbers to pool, 1..rows
 
-Outputs have one entry a row: [rows, ...]. Rows that no segment belongs to hold values without meaning.
+Outputs have one entry a row, [rows, ...]; rows that no segment belongs to hold values without meaning. Those of
+`TOKEN_OUTPUTS` have one value a token of the pack, [1, tokens].
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ import numpy.typing as npt
 Array = npt.NDArray[Any]
 Ids = npt.NDArray[np.int64]
 
+TOKEN_OUTPUTS = ("IMPORTANCE",)
 INPUT_NAMES = ("INPUT_IDS", "SEGMENTS", "POSITIONS", "ROWS")
 
 

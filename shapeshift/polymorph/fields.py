@@ -1,56 +1,15 @@
-"""Checks of the JSON fields that the policies of this technique share."""
+"""The JSON field that holds a latency curve, checked."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 from shapeshift.errors import InvalidInputError
-from shapeshift.policy import Check, Optional, list_of, number
+from shapeshift.policy import Check, Optional, list_of, number, record
 from shapeshift.polymorph.curves import MD1, Affine, Clamped, Table
 
 _POSITIVE = number(above=0)
-
-
-def boolean(name: str, value: Any) -> bool:
-    """true or false."""
-    if not isinstance(value, bool):
-        raise InvalidInputError(name, value, "true or false")
-    return value
-
-
-def identity(name: str, value: Any) -> int | str:
-    """A whole number or a string."""
-    if isinstance(value, bool) or not isinstance(value, int | str):
-        raise InvalidInputError(name, value, "a whole number or a string")
-    return value
-
-
-def nullable(check: Check) -> Check:
-    """null, or what passes `check`."""
-    return lambda name, value: None if value is None else check(name, value)
-
-
-def record(fields: Mapping[str, Check | Optional], build: Callable[..., Any]) -> Check:
-    """An object with these keys and no others; `build` gets their values as keyword arguments."""
-
-    def check_record(name: str, value: Any) -> Any:
-        if not isinstance(value, dict):
-            raise InvalidInputError(name, value, f"an object with the keys {', '.join(fields)}")
-        for key in value:
-            if key not in fields:
-                raise InvalidInputError(f"{name}.{key}", value[key], f"unknown key; known: {', '.join(fields)}")
-        values = {}
-        for key, check in fields.items():
-            if key in value:
-                values[key] = (check.check if isinstance(check, Optional) else check)(f"{name}.{key}", value[key])
-            elif isinstance(check, Optional):
-                values[key] = check.default
-            else:
-                raise InvalidInputError(f"{name}.{key}", None, "this key is required")
-        return build(**values)
-
-    return check_record
 
 
 # The fields of a latency curve by its kind, after `kind` itself.

@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from shapeshift.errors import InvalidInputError
-from shapeshift.policy import Optional, Policy, integer, list_of, number
+from shapeshift.policy import Optional, Policy, boolean, identity, integer, list_of, nullable, number, record
 from shapeshift.polymorph import allocate, autoscale, bins, dispatch, replace, staircase
 from shapeshift.polymorph.curves import Curve
-from shapeshift.polymorph.fields import boolean, curve, identity, nullable, record
+from shapeshift.polymorph.fields import curve
 from shapeshift.polymorph.problem import Problem
 
 # The time and memory of an exact allocation grow with the square of the GPUs.
