@@ -7,11 +7,11 @@ import sys
 import time
 from pathlib import Path
 
-from build_engines import decode
+from build_engines import cascade, decode
 from build_engines.plan import is_current, plan
 from build_engines.publish import build
-from build_engines.repository import front_models, generate
-from build_engines.settings import FrontModel, Places
+from build_engines.repository import Front, front_models, generate
+from build_engines.settings import Places
 from shapeshift.engines import manifest
 from shapeshift.engines.manifest import Manifest
 from shapeshift.errors import ShapeshiftError
@@ -54,16 +54,23 @@ def main() -> int:
     except ShapeshiftError as error:
         print(f"make engines: {error}", file=sys.stderr)
         return 1
+    # A cascade is held against the engines of its levels.
+    fronts.sort(key=lambda front: isinstance(front, cascade.CascadeFront))
     failed = [front.name for front in fronts if not _bring_up_to_date(front, places)]
     if failed:
         print(f"make engines: not published: {', '.join(failed)}", file=sys.stderr)
     return 1 if failed else 0
 
 
-def _bring_up_to_date(front: FrontModel | decode.DecodeFront, places: Places) -> bool:
-    if isinstance(front, decode.DecodeFront):
+def _bring_up_to_date(front: Front, places: Places) -> bool:
+    if isinstance(front, decode.DecodeFront | cascade.CascadeFront):
         try:
-            print(f"{front.name}: {decode.publish(front, places)}")
+            done = (
+                decode.publish(front, places)
+                if isinstance(front, decode.DecodeFront)
+                else cascade.publish(front, places)
+            )
+            print(f"{front.name}: {done}")
         except ShapeshiftError as error:
             print(f"{front.name}: {error}", file=sys.stderr)
             return False

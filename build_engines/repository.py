@@ -6,7 +6,7 @@ import json
 import os
 from pathlib import Path
 
-from build_engines import decode, workers
+from build_engines import cascade, decode, workers
 from build_engines.plan import Plan
 from build_engines.published import CONFIG, write_front
 from build_engines.settings import FrontModel, Places
@@ -20,9 +20,10 @@ from shapeshift.polymorph.settings import FleetSettings, PolymorphSettings
 from shapeshift.triton import modelconfig
 
 BACKEND = "polymorph"
+Front = FrontModel | decode.DecodeFront | cascade.CascadeFront
 
 
-def front_models(places: Places, only: set[str]) -> list[FrontModel | decode.DecodeFront]:
+def front_models(places: Places, only: set[str]) -> list[Front]:
     """The models of the repository, or those named in `only`; errors name the folder and the field."""
     folders = sorted(path.parent for path in places.repository.glob(f"*/{CONFIG}"))
     missing = only - {folder.name for folder in folders}
@@ -33,15 +34,18 @@ def front_models(places: Places, only: set[str]) -> list[FrontModel | decode.Dec
     return [_read(folder) for folder in folders if not only or folder.name in only]
 
 
-def _read(folder: Path) -> FrontModel | decode.DecodeFront:
+def _read(folder: Path) -> Front:
     config = modelconfig.read(folder / CONFIG)
     if config.name and config.name != folder.name:
         raise InvalidInputError("name", config.name, f"the folder's name, {folder.name}")
     values = modelconfig.parameters(config)
     if config.backend == decode.BACKEND:
         return decode.read(folder, config, values)
+    if config.backend == cascade.BACKEND:
+        return cascade.read(folder, config, values)
     if config.backend != BACKEND:
-        raise InvalidInputError("backend", config.backend, f"{BACKEND} or {decode.BACKEND}")
+        known = f"{BACKEND}, {decode.BACKEND} or {cascade.BACKEND}"
+        raise InvalidInputError("backend", config.backend, known)
     settings.refuse_unknown(values, settings.names(TextEngineSettings, PolymorphSettings))
     serving = settings.read(PolymorphSettings, values)
     return FrontModel(folder.name, folder, config, settings.read(TextEngineSettings, values), serving)

@@ -75,6 +75,20 @@ def rows_of_request(
     return TextRows(rows, [np.full((len(own), 2), -1, np.int32) for own in rows] if offsets else [])
 
 
+def texts_of_request(pb_utils: Any, request: Any, pairs: bool) -> list[list[bytes]]:
+    """The rows of a request that can only be TEXT, each one text, or where `pairs` a pair with TEXT_PAIR.
+
+    Raises InvalidInputError naming input, row and limit.
+    """
+    text = _texts(pb_utils, request, "TEXT")
+    pair = _texts(pb_utils, request, TEXT_PAIR) if pairs else None
+    if text is None:
+        raise InvalidInputError("inputs", "none", "TEXT")
+    if pairs and (pair is None or len(pair) != len(text)):
+        raise InvalidInputError(TEXT_PAIR, None if pair is None else f"{len(pair)} rows", "as many rows as TEXT has")
+    return [[one] for one in text] if pair is None else [list(both) for both in zip(text, pair, strict=True)]
+
+
 def padded_offsets(offsets: Sequence[Offsets]) -> Offsets:
     """OFFSETS, INT32 [rows, longest, 2]: those of each row, -1 beyond its end."""
     padded = np.full((len(offsets), max(map(len, offsets)), 2), -1, np.int32)
