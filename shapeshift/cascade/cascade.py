@@ -8,6 +8,8 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+import numpy as np
+
 from shapeshift.cascade.calls import CallPool, Outcome
 from shapeshift.cascade.control import Control, Level
 from shapeshift.cascade.first_level import FirstLevel, checked
@@ -169,7 +171,7 @@ class Cascade:
                     self._fall_back(query, rows, outcome)
                     return
                 took = (time.perf_counter() - started) * 1e3
-                engine_ms = [took] * len(rows) if outcome.engine_ms is None else outcome.engine_ms.reshape(-1)
+                engine_ms = np.full(len(rows), took) if outcome.engine_ms is None else outcome.engine_ms.reshape(-1)
                 self._settle(query, rows, level, outcome.rows, engine_ms)
             except Exception as error:  # noqa: BLE001  the thread that calls must go on
                 query.fail(error)

@@ -100,7 +100,7 @@ class Exchange:
                 return
 
     def _stamp(self) -> object:
-        found = []
+        found: list[object] = []
         for name in (registry.FILE, f"{self._task}.json"):
             try:
                 status = (self._folder / name).stat()

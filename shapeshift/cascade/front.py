@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -135,9 +135,9 @@ class CascadeFront:
 
 def _label(query: Query, table: Table) -> Any:
     if table.is_regression:
-        names = [f"{float(row.answer.probabilities[0]):.6g}" for row in query.rows if row.answer]
+        names = [f"{float(row.final.probabilities[0]):.6g}" for row in query.rows]
     else:
-        names = [table.labels[int(row.answer.probabilities.argmax())] for row in query.rows if row.answer]
+        names = [table.labels[int(row.final.probabilities.argmax())] for row in query.rows]
     return np.array([[name.encode()] for name in names], dtype=object)
 
 
@@ -145,13 +145,11 @@ def _column(values: list[float], kind: type) -> Any:
     return np.array(values, dtype=kind)[:, None]
 
 
-_OUTPUTS = {
+_OUTPUTS: dict[str, Callable[[Query, Table], Any]] = {
     "LABEL": _label,
-    "PROBABILITIES": lambda query, table: np.stack(
-        [row.answer.probabilities for row in query.rows if row.answer]
-    ).astype(np.float32),
-    "CONFIDENCE": lambda query, table: _column([row.answer.confidence for row in query.rows], np.float32),
-    "LEVEL": lambda query, table: _column([row.answer.level for row in query.rows], np.int32),
+    "PROBABILITIES": lambda query, table: np.stack([row.final.probabilities for row in query.rows]).astype(np.float32),
+    "CONFIDENCE": lambda query, table: _column([row.final.confidence for row in query.rows], np.float32),
+    "LEVEL": lambda query, table: _column([row.final.level for row in query.rows], np.int32),
     "WORDS_PRUNED": lambda query, table: _column([row.pruned for row in query.rows], np.int32),
     "ENGINE_MS": lambda query, table: _column([row.engine_ms for row in query.rows], np.float32),
     "CONTROL_MS": lambda query, table: _column([row.control_ms for row in query.rows], np.float32),

@@ -62,13 +62,12 @@ class CascadeMeters:
 
     def answered(self, row: QueryRow, by_choice: bool) -> None:
         """One text is answered; by_choice: by the level that its caller asked for."""
-        assert row.answer is not None
         with self._lock:
-            self._levels[min(row.answer.level, _MOST_LEVELS)] += 1
+            self._levels[min(row.final.level, _MOST_LEVELS)] += 1
             self._pruned += row.pruned
             self.control_ms.observe(row.control_ms)
             if not by_choice:
-                self._early.add(row.answer.level == 1)
+                self._early.add(row.final.level == 1)
 
     @property
     def early_drift(self) -> float:

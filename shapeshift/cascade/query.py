@@ -28,6 +28,12 @@ class QueryRow:
         self.engine_ms = 0.0
         self.control_ms = 0.0
 
+    @property
+    def final(self) -> Answer:
+        """The answer of a row that is done."""
+        assert self.answer is not None
+        return self.answer
+
 
 class Query:
     """Collects its rows' answers and reports once: finished(query) when all are final, or with `error`.

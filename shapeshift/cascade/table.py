@@ -166,8 +166,8 @@ def _tuple_of(check: Check, least: int = 0) -> Check:
     return lambda name, value: tuple(as_list(name, value))
 
 
-def _built(kind: Callable[..., Any], **fields: Check | Optional) -> Check:
-    return record(fields, kind)
+def _built(made_by: Callable[..., Any], **fields: Check | Optional) -> Check:
+    return record(fields, made_by)
 
 
 _SHARE = number(minimum=0, maximum=1)

@@ -15,6 +15,7 @@ COMMANDS = {
     "serve": ("shapeshift.cli.serve", "start Triton with the generated models"),
     "scheduler": ("shapeshift.cli.scheduler", "give workers their bins and replace what died; `serve` starts it"),
     "status": ("shapeshift.cli.status", "what is served: fronts, workers, load and plan"),
+    "cascade": ("shapeshift.cli.cascade", "profile cascades of models and choose which one serves"),
     "policy": ("shapeshift.cli.policy", "take one decision by hand, from JSON"),
 }
 
