@@ -22,7 +22,7 @@ from shapeshift.cascade.softmax import Array
 from shapeshift.engines.loading import Log
 from shapeshift.engines.manifest import FILE_NAME as MANIFEST_FILE
 from shapeshift.engines.request import TextRequest
-from shapeshift.errors import InvalidInputError
+from shapeshift.errors import EngineError, InvalidInputError
 from shapeshift.serving.text_inputs import Offsets
 
 _DRAIN_S = 10.0
@@ -116,6 +116,8 @@ class Cascade:
                 )
                 for index, where in enumerate(offsets)
             ]
+            if not self._usable(found):
+                raise EngineError(f"{self.first.model} gave logits that are no numbers")
             self._settle(query, range(len(query.rows)), 1, found, request.engine_ms)
         except Exception as error:  # noqa: BLE001  an engine thread must go on
             query.fail(error)
@@ -167,6 +169,8 @@ class Cascade:
             with self._counting:
                 self._under_way -= 1
             try:
+                if not isinstance(outcome, Exception) and not self._usable(outcome.rows):
+                    outcome = EngineError(f"{model} gave logits that are none of task {self.table.task}")
                 if isinstance(outcome, Exception):
                     self._fall_back(query, rows, outcome)
                     return
@@ -190,6 +194,10 @@ class Cascade:
             wanted += ["EMBEDDING"] if self.table.is_regression else []
             wanted += ["IMPORTANCE", "OFFSETS"] if {"IMPORTANCE", "OFFSETS"} <= set(offered) else []
         return [name for name in wanted if name in offered]
+
+    def _usable(self, found: Sequence[Level]) -> bool:
+        labels = (len(self.table.labels),)
+        return all(one.logits.shape == labels and bool(np.isfinite(one.logits).all()) for one in found)
 
     def _fall_back(self, query: Query, rows: Sequence[int], error: Exception) -> None:
         if any(query.rows[index].answer is None for index in rows):

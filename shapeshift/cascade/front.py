@@ -42,6 +42,9 @@ class CascadeFront:
         generated = settings.read(GeneratedCascadeSettings, args.parameters)
         if not generated.engines_dir:
             raise InvalidInputError("engines_dir", "", "the folder of all models' engines; run `make engines`")
+        for name in args.outputs:
+            if name not in _OUTPUTS:
+                raise InvalidInputError("output", name, f"one of {', '.join(_OUTPUTS)}")
         self._outputs = args.outputs
         self._pairs = TEXT_PAIR in args.inputs
         self._sender = SenderThread(pb_utils, self._log)
@@ -120,14 +123,13 @@ class CascadeFront:
     def _count_and_export(self, name: str, slo_ms: float) -> None:
         self._meters = RequestMeters("texts", _LENGTHS, slo_ms)
         exchange = self._exchange
-        levels = max(len(one.levels) for one in exchange.current.table.candidates)
         exported: list[Counter | Gauge | Histogram] = [
             *self._meters.exported,
             Gauge(
                 "requests_waiting", "Texts that wait for the first level", lambda: exchange.current.first.pool.waiting
             ),
             Gauge("requests_running", "Texts that it computes", lambda: exchange.current.first.pool.running),
-            *self._counted.exported(levels),
+            *self._counted.exported(),
             *self._calls.metrics(),
         ]
         self._metrics = MetricsFlusher(self._pb_utils, name, exported, self._log)
@@ -154,7 +156,6 @@ _OUTPUTS: dict[str, Callable[[Query, Table], Any]] = {
     "ENGINE_MS": lambda query, table: _column([row.engine_ms for row in query.rows], np.float32),
     "CONTROL_MS": lambda query, table: _column([row.control_ms for row in query.rows], np.float32),
 }
-OUTPUTS = tuple(_OUTPUTS)
 
 
 def _log(pb_utils: Any, model: str, text: str) -> None:

@@ -11,7 +11,7 @@ from shapeshift.serving.metrics import Counter, Gauge, Histogram
 # Texts that the recent means look back at.
 _WINDOW = 512
 _CONTROL_MS = (0.05, 0.1, 0.2, 0.3, 0.5, 1, 2, 5, 10)
-_MOST_LEVELS = 8
+_MOST_LEVELS = 4
 
 
 class RecentMean:
@@ -81,15 +81,15 @@ class CascadeMeters:
         known = self._candidate
         return self._confidence.value - known.mean_confidence if known and self._confidence.count else 0.0
 
-    def exported(self, levels: int) -> list[Counter | Gauge | Histogram]:
-        """The metrics, for cascades of at most so many levels."""
+    def exported(self) -> list[Counter | Gauge | Histogram]:
+        """The metrics."""
 
         def of_level(number: int) -> Counter:
             labels = {"level": str(number)}
             return Counter("level_texts_total", "Texts answered by each level", labels, lambda: self._levels[number])
 
         return [
-            *(of_level(number) for number in range(1, min(levels, _MOST_LEVELS) + 1)),
+            *(of_level(number) for number in range(1, _MOST_LEVELS + 1)),
             self.control_ms,
             Counter("words_pruned_total", "Words that later levels were spared", read=lambda: self._pruned),
             Counter("fallbacks_total", "Texts answered by an earlier level in need", read=lambda: self._fallbacks),
