@@ -19,6 +19,8 @@ from docs_sources import metric_names, modules, texts
 from build_engines.repository import front_models
 from build_engines.settings import Places
 from client.plan import Settings as ReplaySettings
+from shapeshift.cascade import front as classify_front
+from shapeshift.cascade.settings import CascadeSettings, GeneratedCascadeSettings
 from shapeshift.cli import main as cli
 from shapeshift.engines.settings import GeneratedSettings, TextEngineSettings
 from shapeshift.fused_decode import front as generate_front
@@ -33,8 +35,9 @@ from tests.fakes import PbUtils
 
 README, DOCS = PROJECT / "README.md", PROJECT / "docs"
 POLYMORPH, FUSED_DECODE, SERVING = DOCS / "polymorph.md", DOCS / "fused_decode.md", DOCS / "serving.md"
+CASCADE = DOCS / "cascade.md"
 BUILD = PROJECT / "build"
-MODELS = ("encode", "generate", "generate_unary")
+MODELS = ("encode", "generate", "generate_unary", "classify_text", "classify_text_large")
 Run = Callable[[Block], str]
 
 
@@ -133,7 +136,7 @@ def test_every_policy_is_explained() -> None:
 
 
 def test_pages_repeat_what_serve_prints() -> None:
-    for model, page in zip(MODELS, (README, FUSED_DECODE, FUSED_DECODE), strict=True):
+    for model, page in zip(MODELS, (README, FUSED_DECODE, FUSED_DECODE, CASCADE), strict=False):
         said = (PROJECT / "model_repository" / model / "how_to_call.txt").read_text()
         said = said.replace("{http_port}", "8000").replace("{grpc_port}", "8001")
         http, grpc = said.strip().split("\n\n", 1)
@@ -182,6 +185,8 @@ def test_model_of_ones_own_is_a_model(tmp_path: Path) -> None:
         (FUSED_DECODE, "Loop parameters", FusedDecodeSettings, ""),
         (FUSED_DECODE, "Forwarding parameters", ForwardSettings, ""),
         (FUSED_DECODE, "Generated parameters", GeneratedDecodeSettings, ""),
+        (CASCADE, "Cascade parameters", CascadeSettings, ""),
+        (CASCADE, "Generated parameters", GeneratedCascadeSettings, ""),
         (DOCS / "client.md", "Open-loop replay", ReplaySettings, "--"),
     ],
 )
@@ -210,7 +215,8 @@ def test_serve_options_are_those_of_the_code() -> None:
 
 
 def test_request_parameters_are_those_of_the_code() -> None:
-    for page, own in ((POLYMORPH, front._OWN_PARAMETERS), (FUSED_DECODE, generate_front._OWN_PARAMETERS)):
+    fronts = ((POLYMORPH, front), (FUSED_DECODE, generate_front), (CASCADE, classify_front))
+    for page, own in ((page, module._OWN_PARAMETERS) for page, module in fronts):
         documented = {code(row[0]) for row in table(page, "Request parameters")}
         assert documented == {*parameters.COMMON, *own}
 
@@ -221,12 +227,15 @@ def test_tensors_are_those_of_the_models() -> None:
         for heading, tensors in (("Inputs", config.input), ("Outputs", config.output)):
             documented = {code(row[0]) for row in table(FUSED_DECODE, heading)}
             assert documented == {tensor.name for tensor in tensors}
+    config = modelconfig.read(PROJECT / "model_repository" / "classify_text" / "config.pbtxt")
+    documented = {code(row[0].removeprefix("output ")) for row in table(CASCADE, "Inputs and outputs")}
+    assert documented == {tensor.name for tensor in (*config.input, *config.output)} | {"TEXT_PAIR"}
     named = {"text_input", "stream", "sampling_parameters", "exclude_input_in_output", "stop_id", *RETURNS}
     assert named | set(FieldReader(PbUtils(), 2)._checks) == {code(row[0]) for row in table(FUSED_DECODE, "Inputs")}
 
 
 def test_error_codes_are_those_of_the_code() -> None:
-    for page in (POLYMORPH, FUSED_DECODE):
+    for page in (POLYMORPH, FUSED_DECODE, CASCADE):
         documented = {code(row[0]) for row in table(page, "Errors")}
         assert documented == {*(name for _, name in replies._CODES), "INTERNAL"}
 
@@ -237,7 +246,7 @@ def test_restricted_interfaces_are_those_of_the_code() -> None:
     assert documented == keys.RESTRICTED.split(",")
 
 
-DOCUMENTED_METRICS = {code(row[0]) for page in (POLYMORPH, FUSED_DECODE) for row in table(page, "Metrics")}
+DOCUMENTED_METRICS = {code(row[0]) for page in (POLYMORPH, FUSED_DECODE, CASCADE) for row in table(page, "Metrics")}
 
 
 def test_metrics_are_those_of_the_code() -> None:
