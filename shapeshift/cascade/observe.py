@@ -9,15 +9,18 @@ from pathlib import Path
 
 import numpy as np
 
+from shapeshift.cascade.control import Level
 from shapeshift.cascade.softmax import Array
 from shapeshift.engines import manifest, registry
 from shapeshift.engines.ladder import Ladder
 from shapeshift.engines.manifest import Manifest
+from shapeshift.engines.protocol import Ids
 from shapeshift.engines.tokenizer import FILE_NAME as TOKENIZER_FILE
 from shapeshift.engines.tokenizer import TextTokenizer
 from shapeshift.errors import EngineError
 
 Progress = Callable[[float], None]
+_WARM_UP = 20
 
 
 @dataclass(frozen=True)
@@ -50,19 +53,26 @@ class ProfiledModel:
         for entry in self.made.engines:
             self._ladder.add(runtime.engine(entry.tokens, entry.rows), entry)
 
+    def one(self, text: Sequence[bytes]) -> tuple[Level, float]:
+        """What the model says of one text, and how long its engine took, in ms."""
+        encoded = self._tokenizer.encode_whole(text[0], text[1] if len(text) > 1 else None, truncate=True)
+        outputs, took = self._run(encoded.ids)
+        own = {name.lower(): values[0] for name, values in outputs.items()}
+        return Level(**own, offsets=encoded.offsets), took
+
     def observe(self, texts: Sequence[Sequence[bytes]], progress: Progress = lambda share: None) -> Observed:
         """Run every text, truncated where it is too long, after a few that only warm the engines up."""
         encoded = [
             self._tokenizer.encode_whole(one[0], one[1] if len(one) > 1 else None, row, truncate=True)
             for row, one in enumerate(texts)
         ]
-        for one in encoded[: min(20, len(encoded))]:
-            self._ladder.run([one.ids])
+        for one in encoded[:_WARM_UP]:
+            self._run(one.ids)
         found, times = [], []
         for number, one in enumerate(encoded):
-            before = time.perf_counter()
-            found.append(self._ladder.run([one.ids]))
-            times.append((time.perf_counter() - before) * 1e3)
+            outputs, took = self._run(one.ids)
+            found.append(outputs)
+            times.append(took)
             progress((number + 1) / len(encoded))
         return Observed(
             np.stack([one["LOGITS"][0] for one in found]),
@@ -71,3 +81,8 @@ class ProfiledModel:
             [one.offsets for one in encoded],
             np.stack([one["EMBEDDING"][0] for one in found]) if "EMBEDDING" in self.outputs else None,
         )
+
+    def _run(self, ids: Ids) -> tuple[dict[str, Array], float]:
+        before = time.perf_counter()
+        outputs = self._ladder.run([ids])
+        return outputs, (time.perf_counter() - before) * 1e3
