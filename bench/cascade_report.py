@@ -77,7 +77,7 @@ def pruning(pieces: Pieces, ours: Answers, large: str, alpha: float) -> list[str
     gone = sum(pieces.pruned[alpha][row] for row in onward)
     loss = _right(pieces, large)[onward].mean() - _right(pieces, large, alpha)[onward].mean()
     return [
-        f"  alpha {alpha:g}: {gone / words:.1%} of words pruned, large model {whole.mean():.3f} -> {left.mean():.3f} ms "
+        f"  alpha {alpha:g}: {gone / words:.1%} of words pruned; large {whole.mean():.3f} > {left.mean():.3f} ms "
         f"({100 * (left.mean() / whole.mean() - 1):+.1f}%), its accuracy {100 * -loss:+.2f} points"
     ]
 
