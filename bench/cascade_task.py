@@ -16,6 +16,7 @@ from bench.cascade_report import Row
 from bench.loads import TritonModel
 from bench.systems import triton
 from shapeshift.cascade import register
+from shapeshift.cascade.choice import choose
 from shapeshift.cascade.observe import ProfiledModel
 from shapeshift.cascade.register import Bar, Profiling
 from shapeshift.cascade.sample import Sample
@@ -49,12 +50,12 @@ class TaskBench:
         self._models = {name: ProfiledModel(engines, name) for name in names}
         self._small, self._large = names[0], names[-1]
         least = self.table.model(self._large).accuracy - POINT
-        choice = register.choose(self.table, least, 0.0)
+        choice = choose(self.table, least, 0.0)
         chains = [one for one in self.table.candidates if len(one.levels) > 1 and one.levels[-1] == self._large]
-        best = register.choose(replace(self.table, candidates=tuple(chains)), least, 0.0)
-        self.ours: Candidate = best.selected or best.nearest
+        best = choose(replace(self.table, candidates=tuple(chains)), least, 0.0)
+        self.ours: Candidate = best.serving
         self.note = (
-            f"selected: {(choice.selected or choice.nearest).name}; ours: {self.ours.name} "
+            f"selected: {choice.serving.name}; ours: {self.ours.name} "
             f"(profile: {100 * self.ours.accuracy:.2f}%, {self.ours.latency_ms:.3f} ms)"
         )
         self.rows: list[dict[str, Any]] = []

@@ -5,13 +5,16 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 from shapeshift.cascade import registry
 from shapeshift.cascade.cascade import Cascade
+from shapeshift.cascade.choice import choose
 from shapeshift.cascade.levels import LevelClient, LevelGoneError
 from shapeshift.cascade.meters import CascadeMeters
 from shapeshift.cascade.registry import Chosen
+from shapeshift.cascade.settings import CascadeSettings
 from shapeshift.engines.loading import Log
 
 _LOOK_S = 1.0
@@ -31,7 +34,7 @@ class Exchange:
     def __init__(
         self,
         folder: Path,
-        task: str,
+        own: CascadeSettings,
         open_cascade: Callable[[Chosen], Cascade],
         client: LevelClient,
         meters: CascadeMeters,
@@ -39,7 +42,7 @@ class Exchange:
         patience_s: float = _PATIENCE_S,
     ) -> None:
         self._folder = folder
-        self._task = task
+        self._own = own
         self._open = open_cascade
         self._client = client
         self._meters = meters
@@ -47,7 +50,7 @@ class Exchange:
         self._patience_s = patience_s
         self._stop = threading.Event()
         self._seen = self._stamp()
-        chosen = registry.chosen(folder, task)
+        chosen = self._chosen()
         self._state = (chosen.candidate, chosen.table)
         # At first a level that is not there yet is waited for by nobody: early answers can be given at once.
         self.current = open_cascade(chosen)
@@ -73,7 +76,7 @@ class Exchange:
                     self._log(f"the candidates in {self._folder} stay as they were: {error}")
 
     def _change(self) -> None:
-        chosen = registry.chosen(self._folder, self._task)
+        chosen = self._chosen()
         if (chosen.candidate, chosen.table) == self._state:
             return
         for model in chosen.candidate.levels[1:]:
@@ -82,8 +85,20 @@ class Exchange:
         before, self.current = self.current, made
         self._state = (chosen.candidate, chosen.table)
         self._meters.serve(chosen.candidate)
-        self._log(f"candidate {chosen.candidate.name} serves task {self._task}")
+        self._log(f"candidate {chosen.candidate.name} serves task {self._own.task}")
         before.close()
+
+    def _chosen(self) -> Chosen:
+        """What the registry says, or, where this model states targets and nothing is pinned, what meets these."""
+        own = self._own
+        found = registry.chosen(self._folder, own.task)
+        if found.pinned or not (own.min_accuracy or own.max_latency_ms):
+            return found
+        choice = choose(found.table, own.min_accuracy, own.max_latency_ms)
+        if choice.selected is None:
+            best = choice.nearest
+            self._log(f"no candidate of task {own.task} meets min_accuracy and max_latency_ms; the best is {best.name}")
+        return replace(found, candidate=choice.serving)
 
     def _wait_for(self, model: str, pairs: bool) -> None:
         """Return when the model answers; LevelGoneError after a while."""
@@ -101,7 +116,7 @@ class Exchange:
 
     def _stamp(self) -> object:
         found: list[object] = []
-        for name in (registry.FILE, f"{self._task}.json"):
+        for name in (registry.FILE, f"{self._own.task}.json"):
             try:
                 status = (self._folder / name).stat()
                 found.append((status.st_mtime_ns, status.st_size, status.st_ino))

@@ -58,7 +58,7 @@ class CascadeFront:
             return Cascade(chosen, engines, own, client, self._calls, self._counted, self._log)
 
         folder = args.folder / Path(own.candidates_dir)
-        self._exchange = Exchange(folder, own.task, open_cascade, client, self._counted, self._log)
+        self._exchange = Exchange(folder, own, open_cascade, client, self._counted, self._log)
         self._count_and_export(args.name, own.slo_ms)
         self._log(f"ready: task {own.task}, candidate {self._exchange.current.candidate.name}")
 

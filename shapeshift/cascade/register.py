@@ -9,24 +9,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from shapeshift.cascade import profiling, select
+from shapeshift.cascade import profiling
+from shapeshift.cascade.choice import Choice, choose
 from shapeshift.cascade.observe import Observed, ProfiledModel
 from shapeshift.cascade.profiling import Profiled, Search, Task, Texts
 from shapeshift.cascade.sample import Sample
-from shapeshift.cascade.table import Candidate, LevelModel, Table
+from shapeshift.cascade.table import LevelModel, Table
 from shapeshift.engines.hardware import cpu_model
 from shapeshift.errors import InvalidInputError
 
 _BAR = 30
-
-
-@dataclass(frozen=True)
-class Choice:
-    """What the profile comes to. selected: meets both targets, None: no candidate does; nearest: what to offer then."""
-
-    table: Table
-    selected: Candidate | None
-    nearest: Candidate
 
 
 @dataclass(frozen=True)
@@ -106,19 +98,6 @@ def profile(task: str, sample: Sample, engines: Path, names: Sequence[str], want
     levels = tuple(_level(one, models[one.name]) for one in found)
     table = Table(task, kind, labels, sample.pairs, wanted.tolerance, made, levels, tuple(candidates))
     return choose(table, wanted.min_accuracy, wanted.max_latency_ms)
-
-
-def choose(table: Table, min_accuracy: float, max_latency_ms: float) -> Choice:
-    """The candidate for these targets (0: none). Raises InvalidInputError where no candidate is practical at all."""
-    known = {one.name: one for one in table.candidates}
-    measured = [one.measured for one in table.candidates]
-    most = max_latency_ms or float("inf")
-    selected, nearest = (function(measured, min_accuracy, most) for function in (select.select, select.nearest))
-    if nearest is None:
-        raise InvalidInputError(
-            "candidates", len(measured), "at least one whose tail is within 1.5 times its slowest model"
-        )
-    return Choice(table, known[selected.name] if selected else None, known[nearest.name])
 
 
 def _common_labels(models: dict[str, ProfiledModel]) -> tuple[str, ...]:

@@ -32,10 +32,11 @@ class Entry:
 
 @dataclass(frozen=True)
 class Chosen:
-    """What serves a task."""
+    """What serves a task; pinned: also where another would meet the targets better."""
 
     table: Table
     candidate: Candidate
+    pinned: bool
 
 
 def entries(folder: Path) -> dict[str, Entry]:
@@ -70,7 +71,7 @@ def chosen(folder: Path, task: str) -> Chosen:
     table = tables.read(path)
     if table.task != task:
         raise InvalidInputError("candidate table", table.task, f"a table of task {task}")
-    return Chosen(table, table.candidate(entry.candidate))
+    return Chosen(table, table.candidate(entry.candidate), entry.pinned)
 
 
 def put(folder: Path, made: Table, candidate: str, pinned: bool) -> None:

@@ -13,9 +13,9 @@ class CascadeSettings:
 
     candidates_dir   folder with registry.json and the candidate tables, absolute, in the model's folder, or under
                      build/checkpoints/ or checkpoints/
-    task             whose candidates serve; the registry names the one that does
-    min_accuracy     for `shapeshift cascade select`: the accuracy that the candidate must reach; 0: any
-    max_latency_ms   for `shapeshift cascade select`: the mean latency that it may have; 0: any
+    task             whose candidates serve: the one that meets the targets, or that the registry names
+    min_accuracy     target of the candidate, 0 to 1; 0: none
+    max_latency_ms   target of its mean engine and control time; 0: none
     seed             of the draws that Eq. 4 asks for
     engine_threads   threads that run the first level's engines; 0: one a core
     queue_rows       most texts that may wait for the first level; a request that does not fit is answered UNAVAILABLE
@@ -48,6 +48,7 @@ class CascadeSettings:
     def __post_init__(self) -> None:
         require(bool(self.candidates_dir), "candidates_dir", self.candidates_dir, "a folder")
         require(bool(self.task), "task", self.task, "a task of the registry")
+        require(0 <= self.min_accuracy <= 1, "min_accuracy", self.min_accuracy, "0 to 1")
         require(self.max_latency_ms >= 0, "max_latency_ms", self.max_latency_ms, "0 or more")
         require(0 <= self.engine_threads <= 256, "engine_threads", self.engine_threads, "0 to 256")
         require(self.queue_rows >= 1, "queue_rows", self.queue_rows, "at least 1")

@@ -10,7 +10,8 @@ from pathlib import Path
 
 from shapeshift.cascade import register as profiler
 from shapeshift.cascade import registry, route
-from shapeshift.cascade.register import Bar, Choice, Profiling
+from shapeshift.cascade.choice import Choice, choose
+from shapeshift.cascade.register import Bar, Profiling
 from shapeshift.cascade.sample import read
 from shapeshift.cascade.table import Candidate, Table
 from shapeshift.errors import InvalidInputError, NotFoundError, OverloadedError
@@ -88,7 +89,7 @@ def _select(options: argparse.Namespace) -> int:
     if options.candidate:
         serving, met = before.table.candidate(options.candidate), True
     else:
-        choice = profiler.choose(before.table, options.min_accuracy, options.max_latency_ms)
+        choice = choose(before.table, options.min_accuracy, options.max_latency_ms)
         serving, met = _report(choice, options), choice.selected is not None
     if options.url:
         _switch(options, before.table, before.candidate, serving)

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from shapeshift.cascade import calls as calls_module
+from shapeshift.cascade import registry
 from shapeshift.cascade.softmax import softmax
 from shapeshift.errors import EngineError, InvalidInputError, NotFoundError
 from tests.cascade.conftest import ALL, LABELS, FakeLevel, candidate, gap
@@ -342,6 +343,18 @@ def test_candidates_are_exchanged_while_serving(house: House, monkeypatch: pytes
     front.close()
     assert house.pb_utils.metric("shapeshift_candidate_swaps_total") == 3
     assert house.pb_utils.metric("shapeshift_candidate_errors_total") >= 1
+
+
+def test_targets_choose_unless_a_candidate_is_pinned(house: House) -> None:
+    large(house)
+    table = house.table(
+        candidate("alone", ["small"], [], accuracy=0.8, ms=3), candidate("both", TWO, [gap()], accuracy=0.95, ms=9)
+    )
+    assert ask(house.open(table, min_accuracy=0.9), "one")["LEVEL"].item() == 2
+    assert ask(house.open(table, min_accuracy=0.9, max_latency_ms=5), "one")["LEVEL"].item() == 1
+    assert any("no candidate of task task meets" in line for line in house.pb_utils.Logger.lines)
+    registry.put(house.folder, table, "alone", pinned=True)
+    assert ask(house.open(min_accuracy=0.9), "one")["LEVEL"].item() == 1
 
 
 def test_calls_in_the_pool_end_once(monkeypatch: pytest.MonkeyPatch) -> None:
