@@ -105,10 +105,9 @@ def test_three_levels(house: House) -> None:
     first = ask(front, "one", level=1)["PROBABILITIES"][0]
     s = 0.5 * softmax(np.array([0.1, 0.0])) + 0.5 * softmax(np.log(first) * 1.5)
     np.testing.assert_allclose(found["PROBABILITIES"][0], 0.5 * softmax(np.array([0.0, 9.0])) + 0.5 * s, rtol=1e-4)
-    # The middle one is sure of itself: nothing goes further.
     middle.logits = [50.0, 0.0]
-    house2 = ask(front, "one", level=2)
-    assert house2["LEVEL"].item() == 2 and house2["LABEL"].item() == b"LABEL_0" and len(last.asked) == 1
+    alone = ask(front, "one", level=2)
+    assert alone["LEVEL"].item() == 2 and alone["LABEL"].item() == b"LABEL_0" and len(last.asked) == 1
 
 
 def test_the_draws_follow_the_seed(house: House) -> None:
@@ -182,15 +181,17 @@ def test_a_request_that_runs_out_of_time_gets_what_there_is(house: House) -> Non
 
 def test_too_many_calls_leave_the_first_answer(house: House) -> None:
     level = large(house)
-    front = house.open(house.table(candidate("both", TWO, [gap()])), call_threads=1, queue_calls=1)
+    table = house.table(candidate("both", TWO, [gap()]))
+    front = house.open(table, call_threads=1, queue_calls=1, call_timeout_ms=60_000)
     level.open.clear()
-    requests = [text_request(f"t {number}", outputs=ALL) for number in range(6)]
-    for request in requests:
-        front.execute([request])
-    early = [values_of(request.sender.answer())["LEVEL"].item() for request in requests[3:]]
-    assert early == [1, 1, 1]
+    first, *others = [text_request(f"t {number}", outputs=ALL) for number in range(6)]
+    front.execute([first])
+    wait_for(lambda: bool(level.asked))
+    front.execute(others)
+    # One is asked about, one waits.
+    assert [values_of(one.sender.answer())["LEVEL"].item() for one in others[1:]] == [1, 1, 1, 1]
     level.open.set()
-    assert values_of(requests[0].sender.answer())["LEVEL"].item() == 2
+    assert [values_of(one.sender.answer())["LEVEL"].item() for one in (first, others[0])] == [2, 2]
 
 
 def test_closing_answers_everything(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -337,7 +338,8 @@ def test_candidates_are_exchanged_while_serving(house: House, monkeypatch: pytes
     (house.folder / "registry.json").write_text("nothing")
     time.sleep(0.2)
     assert ask(front, "one")["LABEL"].item() == b"LABEL_0"
-    house.put(table, "alone") if (house.folder / "registry.json").write_text("{}") else None
+    (house.folder / "registry.json").write_text("{}")
+    house.put(table, "alone")
     wait_for(lambda: ask(front, "one")["LEVEL"].item() == 1)
     house.fronts.remove(front)
     front.close()

@@ -31,7 +31,7 @@ def observed(rng: np.random.Generator, truth: np.ndarray, sharpness: float, ms: 
     logits = rng.normal(size=(len(truth), CLASSES))
     logits[np.arange(len(truth)), truth] += sharpness
     offsets = np.array([[-1, -1], [0, 2], [3, 5], [6, 8], [-1, -1]], np.int32)
-    importance = np.array([5.0, 1.0, 0.4, 1.0, 5.0])
+    importance = np.array([5.0, 1.0, 0.2, 1.0, 5.0])
     times = np.full(len(truth), ms)
     return Observed(logits * 2, times, [importance] * len(truth), [offsets] * len(truth), None)
 
@@ -111,12 +111,10 @@ def test_the_search_goes_over_models_cuts_and_scales(task: Task, models: list[Pr
     for one in candidates:
         assert one.measured.practical
         assert len(one.gaps) == len(one.levels) - 1
-    # alpha 0.5 prunes the middle word of every text, once for each pair of models; all larger scales do the same.
-    assert {(name, tuple(map(tuple, texts[:1]))) for name, texts in asked} == {
-        ("middle", ((b"aa cc",),)),
-        ("large", ((b"aa cc",),)),
-    }
-    assert len(asked) == 3 * len({gap.alpha for one in candidates for gap in one.gaps if gap.alpha}) or len(asked) <= 33
+    # The middle word of every text goes, or at large scales all would: then none does. Each scale runs once a pair.
+    assert {name for name, _ in asked} == {"middle", "large"}
+    assert {text for _, texts in asked for (text,) in texts} <= {b"aa cc", b"aa bb cc"}
+    assert len(asked) <= 3 * 11
     # Where pruning costs nothing and saves a fifth, the fastest of a chain prune.
     both = [one for one in candidates if one.levels == ("small", "large")]
     assert min(both, key=lambda one: one.latency_ms).gaps[0].alpha > 0
@@ -152,8 +150,10 @@ def test_regressions_are_sure_by_agreement() -> None:
     models = [profiled("small", seen, task, fit), profiled("large", large, task, fit)]
     assert models[0].accuracy == pytest.approx(0.5, abs=0.1) and models[1].accuracy == 1
     made = Search(task, models, fit, lambda name, texts: large, algorithm="cut").candidates()
-    best = max((one for one in made if len(one.levels) == 2), key=lambda one: one.accuracy)
-    assert best.accuracy > 0.9 and best.shares[0] > 0.25 and len(best.gaps[0].agreement) == 4
+    early = [one for one in made if len(one.levels) == 2 and one.shares[0] > 0.25]
+    best = max(early, key=lambda one: one.accuracy)
+    # Half of the small model's answers are right, and it is known which.
+    assert best.accuracy > 0.9 and len(best.gaps[0].agreement) == 4
 
 
 def test_expectations_and_percentiles() -> None:
@@ -305,8 +305,9 @@ def test_register_select_and_list(two_models: Path, tmp_path: Path, capsys: pyte
     assert main(["cascade", "select", *common, "--candidate", "slow"]) == 0
     assert registry.chosen(tmp_path / "candidates", "coin").candidate.name == "slow"
     assert registry.entries(tmp_path / "candidates")["coin"].pinned
-    assert main(["cascade", "select", *common, "--max-latency-ms", "1.5"]) == 0
-    assert registry.chosen(tmp_path / "candidates", "coin").candidate.latency_ms <= 1.5
+    below = made.table.candidate("slow").latency_ms * 0.999
+    assert main(["cascade", "select", *common, "--max-latency-ms", str(below)]) == 0
+    assert registry.chosen(tmp_path / "candidates", "coin").candidate.latency_ms <= below
     capsys.readouterr()
     assert main(["cascade", "list", "--dir", folder]) == 0
     listed = capsys.readouterr().out
