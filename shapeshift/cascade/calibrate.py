@@ -36,13 +36,13 @@ def temperature(logits: Array, labels: Array) -> float:
         return float(expected.mean() - own)
 
     low, high = 1 / MOST, 1 / LEAST
-    at_low, at_high = slope(low), slope(high)
-    if at_low == at_high == 0:
+    if not values.any():
         return 1.0
-    if at_low >= 0:
-        return MOST
-    if at_high <= 0:
+    # The first where every answer is right, also where the exponentials are too small for a slope to show.
+    if own == 0 or slope(high) <= 0:
         return LEAST
+    if slope(low) >= 0:
+        return MOST
     while high - low > _PRECISION:
         middle = (low + high) / 2
         low, high = (middle, high) if slope(middle) < 0 else (low, middle)

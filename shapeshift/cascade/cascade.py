@@ -53,9 +53,19 @@ class Cascade:
         self._meters = meters
         self._random = random.Random(own.seed)
         self._drawing = threading.Lock()
-        self._under_way = 0
+        self._users = 0
         self._counting = threading.Lock()
         self.first = FirstLevel(engines, chosen.table, chosen.candidate, own, log)
+
+    def enter(self) -> None:
+        """A query is about to be submitted: `close` waits until it has left."""
+        with self._counting:
+            self._users += 1
+
+    def leave(self) -> None:
+        """A query has ended, or was not submitted."""
+        with self._counting:
+            self._users -= 1
 
     def control_for(self, min_accuracy: float | None) -> Control:
         """The decisions for a query that wishes for an accuracy: the fastest candidate of the same levels that has it.
@@ -98,7 +108,7 @@ class Cascade:
     def close(self) -> None:
         """Let what is under way end, then stop the first level's threads."""
         end = time.monotonic() + _DRAIN_S
-        while (self.first.pool.waiting or self.first.pool.running or self._under_way) and time.monotonic() < end:
+        while self._users and time.monotonic() < end:
             time.sleep(_LOOK_S)
         self.first.pool.close()
 
@@ -166,8 +176,6 @@ class Cascade:
         started = time.perf_counter()
 
         def done(outcome: Outcome) -> None:
-            with self._counting:
-                self._under_way -= 1
             try:
                 if not isinstance(outcome, Exception) and not self._usable(outcome.rows):
                     outcome = EngineError(f"{model} gave logits that are none of task {self.table.task}")
@@ -180,8 +188,6 @@ class Cascade:
             except Exception as error:  # noqa: BLE001  the thread that calls must go on
                 query.fail(error)
 
-        with self._counting:
-            self._under_way += 1
         try:
             self._calls.submit(model, lambda: self._client.call(model, texts, outputs), done, query.deadline)
         except Exception as error:  # noqa: BLE001  a level that cannot be asked leaves the answer there was

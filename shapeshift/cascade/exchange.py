@@ -49,6 +49,7 @@ class Exchange:
         self._log = log
         self._patience_s = patience_s
         self._stop = threading.Event()
+        self._lock = threading.Lock()
         self._seen = self._stamp()
         chosen = self._chosen()
         self._state = (chosen.candidate, chosen.table)
@@ -57,6 +58,12 @@ class Exchange:
         meters.serve(chosen.candidate)
         self._thread = threading.Thread(target=self._run, name="candidates", daemon=True)
         self._thread.start()
+
+    def take(self) -> Cascade:
+        """The cascade for one query, entered."""
+        with self._lock:
+            self.current.enter()
+            return self.current
 
     def close(self, timeout_s: float = 5.0) -> None:
         """Stop looking, and close the cascade."""
@@ -82,7 +89,8 @@ class Exchange:
         for model in chosen.candidate.levels[1:]:
             self._wait_for(model, chosen.table.pairs)
         made = self._open(chosen)
-        before, self.current = self.current, made
+        with self._lock:
+            before, self.current = self.current, made
         self._state = (chosen.candidate, chosen.table)
         self._meters.serve(chosen.candidate)
         self._log(f"candidate {chosen.candidate.name} serves task {self._own.task}")

@@ -88,19 +88,25 @@ class CascadeFront:
     def _submit(self, request: Any, sender: Any) -> None:
         given = parameters.parse(request.parameters(), _OWN_PARAMETERS)
         rows = texts_of_request(self._pb_utils, request, self._pairs)
-        cascade = self._exchange.current
-        cascade.check_level(given.level)
-        control = cascade.control_for(given.min_accuracy)
         wanted = [name for name in self._outputs if name in request.requested_output_names()]
-        finished = partial(self._reply, sender, wanted, cascade.table)
-        for tokens in cascade.submit(Query(rows, control, finished, given.level, given.latency_ms), given.truncate):
+        cascade = self._exchange.take()
+        try:
+            cascade.check_level(given.level)
+            control = cascade.control_for(given.min_accuracy)
+            finished = partial(self._reply, sender, wanted, cascade)
+            lengths = cascade.submit(Query(rows, control, finished, given.level, given.latency_ms), given.truncate)
+        except Exception:
+            cascade.leave()
+            raise
+        for tokens in lengths:
             self._meters.lengths.observe(tokens)
 
-    def _reply(self, sender: Any, wanted: list[str], table: Table, query: Query) -> None:
+    def _reply(self, sender: Any, wanted: list[str], cascade: Cascade, query: Query) -> None:
+        cascade.leave()
         if query.error is not None:
             self._reply_error(sender, query.error)
             return
-        make = partial(self._response, query, wanted, table)
+        make = partial(self._response, query, wanted, cascade.table)
         self._sender.submit(sender, make, partial(self._served, query))
 
     def _response(self, query: Query, wanted: list[str], table: Table) -> Any:

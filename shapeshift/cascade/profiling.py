@@ -86,6 +86,7 @@ class Search:
     algorithm: str = "sigmoid"
     on_run: Callable[[str], None] = lambda what: None
     _pruned: dict[tuple[str, str, float], tuple[Observed, float]] = field(default_factory=dict)
+    _known: dict[tuple[str, int], Array] = field(default_factory=dict)
 
     def candidates(self, most_levels: int = MOST_LEVELS) -> list[Candidate]:
         """Every model alone, and every cascade of up to `most_levels` models of ascending accuracy and time."""
@@ -125,7 +126,9 @@ class Search:
                 if made.accuracy < least:
                     break
                 found.append(made)
-        return undominated([one for one in found if one.measured.practical])
+        kept = undominated([one for one in found if one.measured.practical])
+        # To calibrate an ensemble takes longer than to work out what it does.
+        return [self._candidate(chain, one.gaps[0].c, one.gaps[0].alpha, calibrated=True) for one in kept]
 
     def _alphas(self, chain: Sequence[Profiled]) -> Iterator[float]:
         """0, and then scales until a large model's accuracy has fallen too far."""
@@ -161,7 +164,7 @@ class Search:
             self._pruned[key] = observed, sum(one.words for one in left) / max(in_all, 1)
         return self._pruned[key]
 
-    def _candidate(self, chain: Sequence[Profiled], c: float, alpha: float) -> Candidate:
+    def _candidate(self, chain: Sequence[Profiled], c: float, alpha: float, calibrated: bool = False) -> Candidate:
         small = chain[0]
         task, rule = self.task, route.Rule(c, self.k, self.algorithm)
         reaching = np.ones(len(task.texts))
@@ -177,10 +180,11 @@ class Search:
             onward = np.array([route.p_large(float(one), rule) for one in sure])
             stops.append(Stop(reaching * (1 - onward), right, spent.copy()))
             reaching = reaching * onward
-            share = self._weight(right, task.right(after.logits), reaching)
+            share = self._weight(right, self._once("right", after, lambda seen: task.right(seen.logits)), reaching)
             joined = ensemble.combine(before, self._joinable(after), share)
             gap = Gap(c, self.k, self.algorithm, alpha if large is chain[1] else 0.0, round(share, 6))
-            gaps.append(replace(gap, temperature=self._temperature(joined, sure <= c), agreement=weights))
+            calibrates = self._temperature(joined, sure <= c) if calibrated else 1.0
+            gaps.append(replace(gap, temperature=calibrates, agreement=weights))
             spent = spent + CONTROL_MS + after.engine_ms
             before, right = joined, task.right(joined)
             own, seen = large, after
@@ -205,12 +209,21 @@ class Search:
         )
 
     def _joinable(self, seen: Observed) -> Array:
-        return seen.logits if self.task.is_regression else softmax(seen.logits)
+        if self.task.is_regression:
+            return seen.logits
+        return self._once("softmax", seen, lambda own: softmax(own.logits))
+
+    def _once(self, what: str, seen: Observed, make: Callable[[Observed], Array]) -> Array:
+        """make(seen), worked out only once."""
+        key = (what, id(seen))
+        if key not in self._known:
+            self._known[key] = make(seen)
+        return self._known[key]
 
     def _sure(self, model: Profiled, weights: tuple[float, ...] | None) -> Array:
         """The confidence in each text [n]; of a regression without weights 1, as nothing is known of it."""
         if not self.task.is_regression:
-            return calibrate.confidences(model.seen.logits, model.temperature)
+            return self._once("sure", model.seen, lambda seen: calibrate.confidences(seen.logits, model.temperature))
         if not weights or model.seen.embedding is None:
             return np.ones(len(self.task.texts))
         return np.array([agreement.confidence(one, weights) for one in model.seen.embedding])

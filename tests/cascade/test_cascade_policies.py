@@ -34,7 +34,7 @@ def test_the_temperature_is_the_most_likely_one(classes: int, sharpness: float) 
     found = calibrate.temperature(logits * sharpness, labels)
     assert found == pytest.approx(sharpness, rel=0.25)
     best = likelihood(logits * sharpness, labels, found)
-    for other in np.geomspace(calibrate.LEAST, calibrate.MOST, 200):
+    for other in np.geomspace(calibrate.LEAST, calibrate.MOST, 25):
         assert best <= likelihood(logits * sharpness, labels, float(other)) + 1e-12
 
 
@@ -89,7 +89,7 @@ def test_the_sigmoid_is_equation_four(k: float) -> None:
     for con in (0.9001, 0.93, 0.95, 0.999, 1.0):
         norm = (con - c) / (1 - c) - 0.5
         wanted = 1 / (1 + math.exp(k * norm)) if k * norm < 700 else 0.0
-        assert route.sigmoid(con, c, k) == pytest.approx(wanted, abs=1e-300)
+        assert route.sigmoid(con, c, k) == pytest.approx(wanted, rel=1e-9, abs=1e-300)
     assert route.sigmoid(1.0, 1.0, k) == route.cut(1.0, 1.0, k) == 1
     assert route.cut(c, c, k) == 1 and route.cut(c + 1e-9, c, k) == 0
 
