@@ -15,9 +15,9 @@ from pathlib import Path
 
 from shapeshift.engines import manifest
 from shapeshift.engines.hardware import cores
+from shapeshift.engines.inline import InlinePool
+from shapeshift.engines.request import TextRequest
 from shapeshift.engines.tokenizer import FILE_NAME, TextTokenizer
-from shapeshift.polymorph.inline import InlinePool
-from shapeshift.polymorph.request import TextRequest
 from shapeshift.polymorph.settings import PolymorphSettings
 
 Encode = Callable[[Sequence[str], int, int], list[float]]

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
-from build_engines import decode, images
+from build_engines import cascade, decode, images
 from build_engines.plan import is_current, plan
 from build_engines.publish import build
 from build_engines.repository import Front, front_models, generate
@@ -16,6 +18,8 @@ from shapeshift.engines import manifest
 from shapeshift.engines.manifest import Manifest
 from shapeshift.errors import ShapeshiftError
 from shapeshift.token_adapt.image_manifest import ImageManifest
+
+Kind = Callable[[Any, Places, Progress], None]
 
 
 def main() -> int:
@@ -31,6 +35,8 @@ def main() -> int:
     except ShapeshiftError as error:
         print(f"make engines: {error}", file=sys.stderr)
         return 1
+    # A cascade is held against the engines of its levels.
+    fronts.sort(key=lambda front: isinstance(front, cascade.CascadeFront))
     failed = [front.name for front in fronts if not _bring_up_to_date(front, places)]
     if failed:
         print(f"make engines: not published: {', '.join(failed)}", file=sys.stderr)
@@ -40,19 +46,21 @@ def main() -> int:
 def _bring_up_to_date(front: Front, places: Places) -> bool:
     progress = Progress(front.name)
     try:
-        if isinstance(front, decode.DecodeFront):
-            print(f"{front.name}: {decode.publish(front, places)}")
-        elif isinstance(front, images.EmulatedFront):
-            print(f"{front.name}: {images.publish_emulated(front, places)}")
-        elif isinstance(front, images.ImageFront):
-            _images(front, places, progress)
-        else:
-            _texts(front, places, progress)
+        _KINDS[type(front)](front, places, progress)
     except ShapeshiftError as error:
         progress.done()
         print(f"{front.name}: {error}", file=sys.stderr)
         return False
     return True
+
+
+def _said(publish: Callable[[Any, Places], str]) -> Kind:
+    """A kind of front that is brought up to date in one step and told of in one line."""
+
+    def bring(front: Any, places: Places, progress: Progress) -> None:
+        print(f"{front.name}: {publish(front, places)}")
+
+    return bring
 
 
 def _texts(front: FrontModel, places: Places, progress: Progress) -> None:
@@ -93,6 +101,15 @@ def _headline(name: str, made: Manifest | ImageManifest, target: Path, fresh: bo
     state = "built" if fresh else "up to date"
     size = sum(entry.size for entry in made.files.values()) / 1e6
     print(f"{name}: {state}; {made.provider} {made.provider_version}, {made.precision}, {size:.0f} MB in {target}")
+
+
+_KINDS: dict[type, Kind] = {
+    FrontModel: _texts,
+    decode.DecodeFront: _said(decode.publish),
+    images.ImageFront: _images,
+    images.EmulatedFront: _said(images.publish_emulated),
+    cascade.CascadeFront: _said(cascade.publish),
+}
 
 
 if __name__ == "__main__":

@@ -10,10 +10,10 @@ from pathlib import Path
 
 from build_engines import edges
 from build_engines.edges import Curves
-from build_engines.plan import Plan, check_outputs
+from build_engines.plan import Plan, check_outputs, output_dims
 from shapeshift.engines.ladder import rows_of
 from shapeshift.engines.manifest import EngineEntry
-from shapeshift.engines.packing import pack
+from shapeshift.engines.packing import pack, unpack
 from shapeshift.engines.profile import interleaved
 from shapeshift.engines.protocol import Array, Engine, Ids, Runtime
 from shapeshift.engines.tokenizer import FILE_NAME as TOKENIZER_FILE
@@ -24,7 +24,6 @@ from shapeshift.errors import EngineError, InvalidInputError
 _PROFILE_BUDGET_S = 14.0
 _PROBE_BUDGET_S = 4.0
 _DYNAMIC_LENGTHS = (8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384)
-_OUTPUT = "EMBEDDING"
 
 Progress = Callable[[str], None]
 
@@ -34,10 +33,11 @@ class Built:
     """What a build of engines yields, besides the files in its folder."""
 
     entries: tuple[EngineEntry, ...]
-    outputs: dict[str, int]
+    outputs: dict[str, tuple[int, ...]]
     vocabulary: int
     packs_rows: bool
     position_offset: int
+    type_stride: int = 0
 
 
 @dataclass(frozen=True)
@@ -65,15 +65,16 @@ class TextEngines:
         self._work = work
         self._progress = progress
         self._max_tokens = settings.max_tokens
-        reference = ReferenceModel(planned.checkpoint, settings.pooling, settings.normalize)
+        asked = (planned.engine_outputs, settings.layers, planned.head, planned.pairs)
+        reference = ReferenceModel(planned.checkpoint, settings.pooling, settings.normalize, *asked)
         if settings.max_tokens > reference.max_tokens:
             limit = f"at most {reference.max_tokens} for this checkpoint"
             raise InvalidInputError("max_tokens", settings.max_tokens, limit)
-        check_outputs(planned.front, {_OUTPUT: reference.hidden})
+        self._outputs = check_outputs(planned, output_dims(planned, reference.hidden))
         self._reference = reference
         self._packs = settings.packing and reference.packs_rows
         ends = TextTokenizer(work / TOKENIZER_FILE, settings.max_tokens).encode(b"a", 0, False)
-        self._texts = TestTexts(reference.embed, int(ends[0]), int(ends[-1]), reference.vocabulary)
+        self._texts = TestTexts(reference.compute, int(ends[0]), int(ends[-1]), reference.vocabulary)
         self._runtime: Runtime | None = None
 
     def build(self) -> Built:
@@ -93,10 +94,11 @@ class TextEngines:
         kept = edges.worth_keeping(plan.front, [entry for entry in entries if entry.tokens], dynamic)
         return Built(
             tuple(([dynamic] if dynamic else []) + kept),
-            {_OUTPUT: self._reference.hidden},
+            self._outputs,
             self._reference.vocabulary,
             self._packs,
             self._reference.position_offset,
+            self._reference.type_stride,
         )
 
     def _make(self, tokens: int | None) -> tuple[str, Engine]:
@@ -107,11 +109,11 @@ class TextEngines:
             self._runtime = provider.open(self._work, precision, threads=1)
         return file, self._runtime.engine(tokens, slots)
 
-    def _run(self, engine: Engine, rows: Sequence[Ids]) -> Array:
+    def _run(self, engine: Engine, rows: Sequence[Ids]) -> dict[str, Array]:
         total = sum(map(len, rows))
         offset = self._reference.position_offset
         inputs = pack(rows, engine.tokens or total, engine.rows or len(rows), offset)
-        return engine.run(inputs)[_OUTPUT][: len(rows)].copy()
+        return unpack(engine.run(inputs), rows)
 
     def _probe(self, lengths: Sequence[int]) -> Curves:
         self._progress(f"time engines at {', '.join(map(str, lengths))} tokens")

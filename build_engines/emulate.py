@@ -10,7 +10,7 @@ import numpy as np
 from build_engines import edges
 from build_engines.compile import Built, dynamic_lengths
 from build_engines.edges import Curves
-from build_engines.plan import Plan, check_outputs
+from build_engines.plan import Plan, check_outputs, output_dims
 from build_engines.settings import read_json
 from shapeshift.engines.emulated_provider import FILE_NAME, PROVIDER
 from shapeshift.engines.ladder import rows_of
@@ -28,9 +28,9 @@ def build(planned: Plan, work: Path) -> Built:
         lengths, medians = list(map(int, spec["lengths"])), list(map(float, spec["latency_ms"]))
     except (KeyError, TypeError, ValueError):
         raise InvalidInputError("profile_file", settings.profile_file, "lengths and latency_ms") from None
-    outputs = {"EMBEDDING": int(planned.checkpoint.config["hidden_size"])}
-    check_outputs(front, outputs)
-    PROVIDER.describe(work, lengths, medians, outputs, settings.time_scale)
+    outputs = check_outputs(planned, output_dims(planned, int(planned.checkpoint.config["hidden_size"])))
+    widths = {name: dims[0] for name, dims in outputs.items()}
+    PROVIDER.describe(work, lengths, medians, widths, settings.time_scale)
 
     def points(at: Sequence[int]) -> tuple[Latency, ...]:
         values = np.interp(at, lengths, medians) * settings.time_scale

@@ -36,7 +36,7 @@ def build(planned: Plan, target: Path, progress: Progress) -> Manifest:
 def _manifest(planned: Plan, work: Path, built: Built) -> Manifest:
     return Manifest(
         model=planned.front.name,
-        checkpoint_sha256=planned.checkpoint.sha256,
+        checkpoint_sha256=planned.source_sha256,
         build_key=planned.key(),
         provider=planned.provider.name,
         provider_version=planned.provider.version(),
@@ -48,7 +48,9 @@ def _manifest(planned: Plan, work: Path, built: Built) -> Manifest:
         reference="transformers, f32, one text at a time",
         tolerance=f"cosine with the reference at least {MIN_COSINE[planned.precision]} for every text",
         hardware=cpu_model(),
-        outputs=tuple(Output(name, "TYPE_FP32", (width,)) for name, width in built.outputs.items()),
+        outputs=tuple(Output(name, "TYPE_FP32", dims) for name, dims in built.outputs.items()),
         files=manifest.list_files(work),
         engines=built.entries,
+        labels=planned.labels if "LOGITS" in built.outputs else (),
+        type_stride=built.type_stride,
     )

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
-from build_engines import decode, images, workers
+from build_engines import cascade, decode, images, workers
 from build_engines.plan import Plan
 from build_engines.published import CONFIG, write_front
 from build_engines.settings import FrontModel, Places
@@ -22,7 +23,7 @@ from shapeshift.triton import modelconfig
 
 BACKEND = "polymorph"
 
-Front: TypeAlias = FrontModel | decode.DecodeFront | images.ImageFront | images.EmulatedFront
+Front: TypeAlias = FrontModel | decode.DecodeFront | images.ImageFront | images.EmulatedFront | cascade.CascadeFront
 
 
 def front_models(places: Places, only: set[str]) -> list[Front]:
@@ -41,16 +42,24 @@ def _read(folder: Path) -> Front:
     if config.name and config.name != folder.name:
         raise InvalidInputError("name", config.name, f"the folder's name, {folder.name}")
     values = modelconfig.parameters(config)
-    if config.backend in (decode.BACKEND, decode.WITH_ADAPTERS):
-        return decode.read(folder, config, values)
-    if config.backend == images.BACKEND:
-        return images.read(folder, config, values)
-    if config.backend != BACKEND:
-        known = (BACKEND, decode.BACKEND, decode.WITH_ADAPTERS, images.BACKEND)
-        raise InvalidInputError("backend", config.backend, f"one of {', '.join(known)}")
+    if config.backend not in _READERS:
+        raise InvalidInputError("backend", config.backend, f"one of {', '.join(sorted(_READERS))}")
+    return _READERS[config.backend](folder, config, values)
+
+
+def _read_texts(folder: Path, config: Any, values: Mapping[str, str]) -> FrontModel:
     settings.refuse_unknown(values, settings.names(TextEngineSettings, PolymorphSettings))
     serving = settings.read(PolymorphSettings, values)
     return FrontModel(folder.name, folder, config, settings.read(TextEngineSettings, values), serving)
+
+
+_READERS: dict[str, Callable[[Path, Any, Mapping[str, str]], Front]] = {
+    BACKEND: _read_texts,
+    decode.BACKEND: decode.read,
+    decode.WITH_ADAPTERS: decode.read,
+    images.BACKEND: images.read,
+    cascade.BACKEND: cascade.read,
+}
 
 
 def generate(planned: Plan, engines: Path, made: Manifest, places: Places) -> Placement:

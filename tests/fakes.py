@@ -260,12 +260,14 @@ class InferenceRequest:
         named = {tensor.name(): tensor.as_numpy() for tensor in inputs}
         self._request = Request(requested_output_names, parameters, request_id, True, **named)
 
-    def exec(self, decoupled: bool = False) -> Iterator[InferenceResponse]:
-        assert decoupled, "the model is decoupled"
+    def exec(self, decoupled: bool = False) -> Iterator[InferenceResponse] | InferenceResponse:
         if self._model is None:
             raise RuntimeError(f"Model '{self._name}' is not ready.")
-        self._model.execute([self._request])
-        return iter([self._request.sender.answer()])
+        assert getattr(self._model, "decoupled", True) is decoupled, "the model is decoupled, or it is not"
+        answered = self._model.execute([self._request])
+        if answered:
+            return answered[0]
+        return iter([self._request.sender.answer()]) if decoupled else self._request.sender.answer()
 
 
 def values_of(response: InferenceResponse) -> dict[str, np.ndarray]:

@@ -24,6 +24,7 @@ POLICY_FILES = (
     *("costs", "curves", "dispatch*", "plan*", "policies", "queues", "replace", "share", "staircase"),
     *("admit", "bypass", "cluster", "evict", "gate", "interfaces", "lanes", "multiqueue", "orders", "predict"),
     *("prefetch", "promise", "quotas", "scheduling", "size"),
+    *("agreement", "calibrate", "ensemble", "prune", "route", "select", "softmax"),
 )
 POLICY_IMPORTS = {"numpy", "scipy", "numba"}
 # An optional library, imported where it is used: file and package.
@@ -80,8 +81,8 @@ def policy_files(root: Path) -> list[Path]:
     """The files of all techniques that are named in POLICY_FILES."""
     return [
         file
-        for technique in TECHNIQUES
-        for file in sorted((root / "shapeshift" / technique).glob("*.py"))
+        for room in (*TECHNIQUES, "engines")
+        for file in sorted((root / "shapeshift" / room).glob("*.py"))
         if any(fnmatch(file.stem, pattern) for pattern in POLICY_FILES)
     ]
 
@@ -139,9 +140,11 @@ def heavy_packages(root: Path) -> list[str]:
 
 def test_policies_are_pure() -> None:
     files = {name_of(file, PROJECT) for file in policy_files(PROJECT)}
-    assert {f"shapeshift/polymorph/{name}.py" for name in ("bins", "staircase", "share", "policies")} <= files
+    assert {f"shapeshift/polymorph/{name}.py" for name in ("bins", "staircase", "policies")} <= files
+    assert "shapeshift/engines/share.py" in files
     assert {f"shapeshift/token_adapt/{name}.py" for name in ("adapter", "costs", "plan_grid")} <= files
     assert {f"shapeshift/fused_decode/{name}.py" for name in ("admission", "compact", "policies")} <= files
+    assert {f"shapeshift/cascade/{name}.py" for name in ("calibrate", "route", "prune", "ensemble", "select")} <= files
     assert all(source_of(table, PROJECT) for table in POLICY_TABLES)
     assert impure_policies(PROJECT, POLICY_TABLES) == []
 

@@ -17,6 +17,7 @@ COMMANDS = {
     "status": ("shapeshift.cli.status", "what is served: fronts, workers, load and plan"),
     "adapters": ("shapeshift.cli.adapters", "the LoRA adapters of a model: add, list, pin, remove, while it serves"),
     "tasks": ("shapeshift.cli.tasks", "train a task for an image model, and register it with a server"),
+    "cascade": ("shapeshift.cli.cascade", "profile cascades of models and choose which one serves"),
     "policy": ("shapeshift.cli.policy", "take one decision by hand, from JSON"),
 }
 

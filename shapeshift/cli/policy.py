@@ -18,6 +18,7 @@ TECHNIQUES = (
     "shapeshift.token_adapt.policies",
     "shapeshift.fused_decode.policies",
     "shapeshift.adapter_cache.policies",
+    "shapeshift.cascade.policies",
 )
 
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from shapeshift.engines.manifest import EngineEntry, Manifest
-from shapeshift.engines.packing import pack
+from shapeshift.engines.packing import pack, unpack
 from shapeshift.engines.protocol import Array, Engine, Ids
 from shapeshift.errors import EngineError
 
@@ -49,11 +49,11 @@ class Ladder:
         return engine
 
     def run(self, texts: Sequence[Ids]) -> dict[str, Array]:
-        """Outputs of one pack, each [len(texts), ...], copied."""
+        """Outputs of one pack, each [len(texts), ...], copied; see `packing.unpack`."""
         tokens = sum(map(len, texts))
         engine = self.choose(tokens, len(texts))
         inputs = pack(texts, engine.tokens or tokens, engine.rows or len(texts), self._offset)
-        return {name: values[: len(texts)].copy() for name, values in engine.run(inputs).items()}
+        return unpack(engine.run(inputs), texts)
 
     def _choose_all(self) -> list[Engine | None]:
         costs = [(cost_curve(entry, self._max_tokens), engine) for engine, entry in self._engines.values()]

@@ -56,7 +56,7 @@ class EngineEntry:
 
 @dataclass(frozen=True)
 class Output:
-    """An output tensor: Triton's data type and its dims without the row axis."""
+    """An output tensor: Triton's data type and its dims without the row axis, -1 for one value a token."""
 
     name: str
     data_type: str
@@ -91,6 +91,10 @@ class Manifest:
     outputs: tuple[Output, ...]
     files: dict[str, FileEntry]
     engines: tuple[EngineEntry, ...]
+    # The names of what LOGITS tells apart, in their order.
+    labels: tuple[str, ...] = ()
+    # Added to the ids of a pair's second text, so that the engines know its token types; 0: nothing is.
+    type_stride: int = 0
     format: int = FORMAT
 
     def save(self, folder: Path) -> None:
@@ -161,4 +165,5 @@ def _from_json(data: dict[str, Any]) -> Manifest:
     )
     outputs = tuple(Output(o["name"], o["data_type"], tuple(o["dims"])) for o in data["outputs"])
     files = {name: FileEntry(**entry) for name, entry in data["files"].items()}
-    return Manifest(**{**data, "engines": engines, "outputs": outputs, "files": files})
+    labels = tuple(map(str, data.get("labels", ())))
+    return Manifest(**{**data, "engines": engines, "outputs": outputs, "files": files, "labels": labels})

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from shapeshift.engines.protocol import Array
+from shapeshift.engines.protocol import TOKEN_OUTPUTS, Array
 
 MODEL_FILE = "model.onnx"
 _OPSET = 17
@@ -20,7 +20,8 @@ def export_onnx(module: Any, example: Mapping[str, Array], folder: Path) -> str:
     """
     import torch
 
-    axes = {**module.input_axes, **{name: {0: "rows"} for name in module.output_names}}
+    axes = dict(module.input_axes)
+    axes |= {name: {1: "tokens"} if name in TOKEN_OUTPUTS else {0: "rows"} for name in module.output_names}
     with warnings.catch_warnings(), torch.no_grad():
         warnings.simplefilter("ignore")
         torch.onnx.export(

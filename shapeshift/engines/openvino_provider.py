@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +15,12 @@ MODEL_FILE = "model.xml"
 class OpenVinoEngine:
     """A compiled model with one infer request; static inputs live in tensors that are written in place."""
 
-    def __init__(self, compiled: Any, tokens: int | None, rows: int | None) -> None:
+    def __init__(self, compiled: Any, outputs: Sequence[str], tokens: int | None, rows: int | None) -> None:
         self.tokens = tokens
         self.rows = rows
         self._request = compiled.create_infer_request()
-        self._outputs = [(port.get_any_name(), index) for index, port in enumerate(compiled.outputs)]
+        # Compiling may change the names of outputs, not their order.
+        self._outputs = [(name, index) for index, name in enumerate(outputs)]
         self._inputs = [port.get_any_name() for port in compiled.inputs]
 
     def run(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
@@ -54,7 +55,8 @@ class OpenVinoRuntime:
         if tokens is not None:
             names = [port.get_any_name() for port in model.inputs]
             model.reshape({name: [rows] if name == "ROWS" else [1, tokens] for name in names})
-        return OpenVinoEngine(self._core.compile_model(model, "CPU", self._config), tokens, rows)
+        outputs = [port.get_any_name() for port in model.outputs]
+        return OpenVinoEngine(self._core.compile_model(model, "CPU", self._config), outputs, tokens, rows)
 
 
 class OpenVinoProvider:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from shapeshift.engines.protocol import Array, Ids
+from shapeshift.engines.protocol import TOKEN_OUTPUTS, Array, Ids
 
 
 def pack(texts: Sequence[Ids], tokens: int, rows: int, position_offset: int = 0) -> dict[str, Array]:
@@ -25,6 +25,26 @@ def pack(texts: Sequence[Ids], tokens: int, rows: int, position_offset: int = 0)
         positions[0, start:end] = _COUNT[position_offset : position_offset + len(text)]
         start = end
     return {"INPUT_IDS": ids, "SEGMENTS": segments, "POSITIONS": positions, "ROWS": _COUNT[1 : rows + 1]}
+
+
+def unpack(outputs: Mapping[str, Array], texts: Sequence[Ids]) -> dict[str, Array]:
+    """What an engine made of the pack of `texts`, by text and copied: [texts, ...].
+
+    Outputs with one value a token become [texts, longest], 0 beyond a text's end.
+    """
+    return {
+        name: _by_token(values[0], texts) if name in TOKEN_OUTPUTS else values[: len(texts)].copy()
+        for name, values in outputs.items()
+    }
+
+
+def _by_token(values: Array, texts: Sequence[Ids]) -> Array:
+    found = np.zeros((len(texts), max(map(len, texts), default=0)), values.dtype)
+    start = 0
+    for row, text in enumerate(texts):
+        found[row, : len(text)] = values[start : start + len(text)]
+        start += len(text)
+    return found
 
 
 _COUNT = np.arange(8192, dtype=np.int64)

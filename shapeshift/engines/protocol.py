@@ -12,7 +12,8 @@ alone, without padding between them.
     POSITIONS  INT64 [1, tokens]   position inside the row (plus the family's offset)
     ROWS       INT64 [rows]        the segment numbers to pool, 1..rows
 
-Outputs have one entry a row: [rows, ...]. Rows that no segment belongs to hold values without meaning.
+Outputs have one entry a row, [rows, ...]; rows that no segment belongs to hold values without meaning. Those of
+`TOKEN_OUTPUTS` have one value a token of the pack, [1, tokens].
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ Ids = npt.NDArray[np.int64]
 
 INPUT_AXES = {"INPUT_IDS": {1: "tokens"}, "SEGMENTS": {1: "tokens"}, "POSITIONS": {1: "tokens"}, "ROWS": {0: "rows"}}
 INPUT_NAMES = tuple(INPUT_AXES)
+TOKEN_OUTPUTS = ("IMPORTANCE",)
 
 
 class Engine(Protocol):

@@ -20,6 +20,9 @@ class TextEngineSettings:
     provider          auto, openvino, onnxruntime, tensorrt or emulated
     precision         auto (bf16 where the hardware has it, else f32), f32 or bf16
     pooling           mean or cls; `normalize` scales each vector to length 1
+    layers            how many of the checkpoint's first layers are computed; 0: all
+    head              safetensors file of a linear head, weight [labels, hidden] and bias [labels], whose LOGITS are
+                      those of the pooled vector; found as a checkpoint is; empty: the checkpoint's own
     max_tokens        longest text, special tokens counted
     bins              histogram: edges from the length histogram; staircase: from the measured latency
                       steps; none: the dynamic engine alone; or the edges themselves, "16,32,64"
@@ -37,6 +40,8 @@ class TextEngineSettings:
     precision: str = "auto"
     pooling: str = "mean"
     normalize: bool = True
+    layers: int = 0
+    head: str = ""
     max_tokens: int = 512
     bins: str = "histogram"
     max_bins: int = 12
@@ -52,6 +57,7 @@ class TextEngineSettings:
         require(self.provider in providers, "provider", self.provider, f"one of {', '.join(providers)}")
         require(self.precision in PRECISIONS, "precision", self.precision, f"one of {', '.join(PRECISIONS)}")
         require(self.pooling in POOLINGS, "pooling", self.pooling, f"one of {', '.join(POOLINGS)}")
+        require(self.layers >= 0, "layers", self.layers, "0 or more")
         require(1 <= self.max_tokens <= 8192, "max_tokens", self.max_tokens, "1 to 8192")
         require(1 <= self.max_bins <= 64, "max_bins", self.max_bins, "1 to 64")
         require(self.time_scale > 0, "time_scale", self.time_scale, "above 0")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -32,33 +32,63 @@ def compare(vectors: Array, reference: Array) -> Deviation:
     return Deviation(float(np.abs(a - b).max()), float(cosines.min()))
 
 
+def compare_sizes(vectors: Array, reference: Array) -> Deviation:
+    """As `compare`, but what stands for the cosine, 2ab / (aa + bb), also tells vectors of other lengths apart."""
+    a, b = vectors.astype(np.float64), reference.astype(np.float64)
+    alike = 2 * (a * b).sum(1) / np.maximum((a * a).sum(1) + (b * b).sum(1), 1e-30)
+    return Deviation(float(np.abs(a - b).max()), float(alike.min()))
+
+
+def worst(found: Sequence[Deviation]) -> Deviation:
+    """The largest error and the smallest cosine of all; NaN where any has one."""
+    return Deviation(float(np.max([one.max_error for one in found])), float(np.min([one.min_cosine for one in found])))
+
+
 class TestTexts:
-    """Random id rows of wanted lengths with their reference vectors, each computed once."""
+    """Random id rows of wanted lengths with their reference outputs, each computed once.
+
+    reference(ids) gives a vector for each output: EMBEDDING, and what else the model is asked for.
+    """
 
     __test__ = False
 
     def __init__(
-        self, reference: Callable[[Sequence[Ids]], Array], opening: int, closing: int, vocabulary: int
+        self, reference: Callable[[Ids], Mapping[str, Array]], opening: int, closing: int, vocabulary: int
     ) -> None:
         self._reference = reference
         self._ends = (opening, closing)
         self._vocabulary = vocabulary
-        self._made: dict[int, tuple[Ids, Array]] = {}
+        self._made: dict[int, tuple[Ids, Mapping[str, Array]]] = {}
 
-    def row(self, length: int) -> tuple[Ids, Array]:
-        """A row of `length` ids and its reference vector [width]."""
+    def row(self, length: int) -> tuple[Ids, Mapping[str, Array]]:
+        """A row of `length` ids and its reference vectors."""
         if length not in self._made:
             ids = np.random.default_rng(length).integers(0, self._vocabulary, length, dtype=np.int64)
             ids[0], ids[-1] = self._ends
-            self._made[length] = (ids, self._reference([ids])[0])
+            self._made[length] = (ids, self._reference(ids))
         return self._made[length]
 
-    def deviation(self, run: Callable[[Sequence[Ids]], Array], packs: Sequence[Sequence[int]]) -> Deviation:
-        """Run each pack of row lengths through `run` and compare every row with the reference."""
-        got: list[Array] = []
-        wanted: list[Array] = []
+    def deviation(
+        self, run: Callable[[Sequence[Ids]], Mapping[str, Array]], packs: Sequence[Sequence[int]]
+    ) -> Deviation:
+        """Run each pack of row lengths through `run`, which gives [rows, ...], and compare every row's outputs."""
+        pairs: dict[str, list[tuple[Array, Array]]] = {}
         for lengths in packs:
             rows = [self.row(length) for length in lengths]
-            got.extend(run([ids for ids, _ in rows]))
-            wanted.extend(vector for _, vector in rows)
-        return compare(np.stack(got), np.stack(wanted))
+            got = run([ids for ids, _ in rows])
+            for index, (_, wanted) in enumerate(rows):
+                for name, vector in wanted.items():
+                    # An output with a value for each token is padded to the longest row of its pack.
+                    pairs.setdefault(name, []).append((got[name][index][: len(vector)], vector))
+        return worst([_of_output(name, found) for name, found in pairs.items()])
+
+
+def _of_output(name: str, pairs: Sequence[tuple[Array, Array]]) -> Deviation:
+    if name == "EMBEDDING":
+        got, wanted = (np.stack(side) for side in zip(*pairs, strict=True))
+        return compare(got, wanted)
+    if all(vector.size == 1 for _, vector in pairs):
+        # One number a row, as in regression, has no direction: those of all rows make one vector.
+        got, wanted = (np.stack(side).T for side in zip(*pairs, strict=True))
+        return compare_sizes(got, wanted)
+    return worst([compare_sizes(got[None], wanted[None]) for got, wanted in pairs])

@@ -10,8 +10,8 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
-from shapeshift.polymorph.request import Row
-from shapeshift.polymorph.share import rows_to_take
+from shapeshift.engines.request import Row
+from shapeshift.engines.share import rows_to_take
 
 # (bin of the worker) -> most tokens and most rows of one pack.
 PackLimits = Callable[[int], tuple[int, int]]

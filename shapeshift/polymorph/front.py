@@ -9,18 +9,18 @@ from typing import Any
 
 from shapeshift import settings
 from shapeshift.engines import manifest
+from shapeshift.engines.request import TextRequest
 from shapeshift.engines.settings import GeneratedSettings, TextEngineSettings
 from shapeshift.engines.tokenizer import FILE_NAME as TOKENIZER_FILE
 from shapeshift.engines.tokenizer import TextTokenizer
 from shapeshift.errors import EngineError, InvalidInputError
 from shapeshift.polymorph.pool import open_pool
-from shapeshift.polymorph.request import TextRequest
 from shapeshift.polymorph.settings import FleetSettings, PolymorphSettings
 from shapeshift.serving import log, parameters, replies
 from shapeshift.serving.metrics import Counter, Gauge, Histogram, MetricsFlusher, RequestMeters
 from shapeshift.serving.model_args import ModelArgs
 from shapeshift.serving.sender import SenderThread
-from shapeshift.serving.text_inputs import rows_of_request
+from shapeshift.serving.text_inputs import ENGINE_MS, OFFSETS, TEXT_PAIR, Offsets, padded_offsets, rows_of_request
 
 _OWN_PARAMETERS = ("truncate",)
 
@@ -43,8 +43,9 @@ class TextFront:
             raise EngineError(f"the engines in {folder} come from another checkpoint; {manifest.REBUILD}")
         made.check_files(folder)
         self._outputs = args.outputs
+        self._pairs = TEXT_PAIR in args.inputs
         self._vocabulary = made.vocabulary
-        self._tokenizer = TextTokenizer(folder / TOKENIZER_FILE, made.max_tokens)
+        self._tokenizer = TextTokenizer(folder / TOKENIZER_FILE, made.max_tokens, type_stride=made.type_stride)
         self._sender = SenderThread(pb_utils, self._log)
         fleet = settings.read(FleetSettings, args.parameters)
         self._pool = open_pool(pb_utils, args.name, made, folder, own, fleet, self._log)
@@ -68,21 +69,35 @@ class TextFront:
 
     def _submit(self, request: Any, sender: Any) -> None:
         given = parameters.parse(request.parameters(), _OWN_PARAMETERS)
-        texts = rows_of_request(self._pb_utils, request, self._tokenizer, self._vocabulary, given.truncate)
-        for ids in texts:
-            self._meters.lengths.observe(len(ids))
         wanted = [name for name in self._outputs if name in request.requested_output_names()]
-        finished = partial(self._reply, sender, wanted)
-        self._pool.submit(TextRequest(texts, finished, given.latency_ms, sender.is_cancelled))
+        rows = rows_of_request(
+            self._pb_utils,
+            request,
+            self._tokenizer,
+            self._vocabulary,
+            given.truncate,
+            self._pairs,
+            OFFSETS in wanted,
+        )
+        for ids in rows.ids:
+            self._meters.lengths.observe(len(ids))
+        finished = partial(self._reply, sender, wanted, rows.offsets)
+        self._pool.submit(TextRequest(rows.ids, finished, given.latency_ms, sender.is_cancelled))
 
-    def _reply(self, sender: Any, wanted: list[str], request: TextRequest) -> None:
+    def _reply(self, sender: Any, wanted: list[str], offsets: list[Offsets], request: TextRequest) -> None:
         if request.error is not None:
             self._reply_error(sender, request.error)
             return
-        self._sender.submit(sender, partial(self._response, request, wanted), partial(self._served, request))
+        make = partial(self._response, request, wanted, offsets)
+        self._sender.submit(sender, make, partial(self._served, request))
 
-    def _response(self, request: TextRequest, wanted: list[str]) -> Any:
-        tensors = [self._pb_utils.Tensor(name, request.outputs[name]) for name in wanted]
+    def _response(self, request: TextRequest, wanted: list[str], offsets: list[Offsets]) -> Any:
+        values = dict(request.outputs)
+        if offsets:
+            values[OFFSETS] = padded_offsets(offsets)
+        if ENGINE_MS in wanted:
+            values[ENGINE_MS] = request.engine_ms[:, None]
+        tensors = [self._pb_utils.Tensor(name, values[name]) for name in wanted]
         return self._pb_utils.InferenceResponse(output_tensors=tensors)
 
     def _reply_error(self, sender: Any, error: Exception) -> None:

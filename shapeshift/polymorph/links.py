@@ -6,7 +6,7 @@ import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from shapeshift.polymorph.request import Row
+from shapeshift.engines.request import Row
 from shapeshift.polymorph.worker_client import State
 
 # One call runs in the worker, one waits there for it to end.

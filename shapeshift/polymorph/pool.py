@@ -7,15 +7,15 @@ from typing import Any, Protocol
 
 from shapeshift.engines import ladder
 from shapeshift.engines.hardware import cores
+from shapeshift.engines.inline import InlinePool
 from shapeshift.engines.manifest import Manifest
+from shapeshift.engines.request import TextRequest
 from shapeshift.errors import InvalidInputError
 from shapeshift.polymorph.assignment import Assignment, DispatchedQueues, Dispatching, PackLimits, SharedQueue
 from shapeshift.polymorph.binpacking import Packer
 from shapeshift.polymorph.dispatch import Rules
 from shapeshift.polymorph.dispatcher import Dispatcher
-from shapeshift.polymorph.inline import InlinePool
 from shapeshift.polymorph.profile import ServiceTimes, bin_edges, entry_of_bin, service_times
-from shapeshift.polymorph.request import TextRequest
 from shapeshift.polymorph.router import RouterPool
 from shapeshift.polymorph.settings import FleetSettings, PolymorphSettings, worker_name
 from shapeshift.polymorph.worker_client import WorkerClient

@@ -6,9 +6,9 @@ import threading
 import time
 from collections.abc import Sequence
 
+from shapeshift.engines.request import Row
 from shapeshift.polymorph.assignment import Assignment
 from shapeshift.polymorph.links import DEAD_AFTER, FAILING_AFTER, Flight, Link
-from shapeshift.polymorph.request import Row
 from shapeshift.polymorph.waiting import WaitingRows
 from shapeshift.polymorph.worker_client import State, WorkerGoneError, WorkerSickError, WrongBinError
 from shapeshift.serving.log import Log

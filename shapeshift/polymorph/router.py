@@ -11,11 +11,11 @@ import threading
 import time
 from collections.abc import Sequence
 
+from shapeshift.engines.request import Row, TextRequest
 from shapeshift.errors import EngineError, OverloadedError
 from shapeshift.polymorph.assignment import Assignment
 from shapeshift.polymorph.links import LANES, Flight, Link
 from shapeshift.polymorph.profile import ServiceTimes
-from shapeshift.polymorph.request import Row, TextRequest
 from shapeshift.polymorph.roster import Roster
 from shapeshift.polymorph.settings import PolymorphSettings
 from shapeshift.polymorph.worker_client import State, WorkerClient, WorkerGoneError, WorkerSickError, WrongBinError
@@ -165,13 +165,15 @@ class RouterPool:
         return flight
 
     def _call(self, link: Link, flight: Flight, rows: Sequence[Row]) -> None:
+        before = time.perf_counter()
         try:
             outputs, state = self._client.call(link.name, [row.ids for row in rows])
         except Exception as error:  # noqa: BLE001  whatever a worker does, its rows go on
             self._failed(link, flight, error)
             return
+        took_ms = (time.perf_counter() - before) * 1e3
         for index, row in enumerate(rows):
-            row.request.complete(row, {name: values[index] for name, values in outputs.items()})
+            row.request.complete(row, {name: values[index] for name, values in outputs.items()}, took_ms)
         # Last, so that `close` knows of all answers when no call is under way.
         self._ended(link, flight, state)
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 
+from shapeshift.engines.request import Row
 from shapeshift.errors import OverloadedError
 from shapeshift.polymorph.assignment import Assignment
-from shapeshift.polymorph.request import Row
 
 
 class WaitingRows:

@@ -16,11 +16,11 @@ import numpy as np
 from shapeshift import settings
 from shapeshift.engines import manifest, registry
 from shapeshift.engines.ladder import Ladder
+from shapeshift.engines.loading import BackgroundLoader, first_and_rest
 from shapeshift.engines.manifest import EngineEntry
 from shapeshift.engines.protocol import Array, Ids
 from shapeshift.engines.settings import GeneratedSettings, TextEngineSettings
 from shapeshift.errors import InvalidInputError, UnsupportedError
-from shapeshift.polymorph.loading import BackgroundLoader, first_and_rest
 from shapeshift.polymorph.profile import bin_edges, entry_of_bin
 from shapeshift.polymorph.settings import FleetSettings, PolymorphSettings, WorkerSettings
 from shapeshift.serving import log, replies
@@ -86,7 +86,10 @@ class TextWorker:
 
     def _compute(self, texts: list[Ids]) -> dict[str, Array]:
         if not texts:
-            return {name: np.zeros((0, *self._widths[name]), np.float32) for name in self._outputs}
+            return {
+                name: np.zeros((0, *(max(width, 0) for width in self._widths[name])), np.float32)
+                for name in self._outputs
+            }
         for ids in texts:
             self._lengths_seen[len(ids)] += 1
         outputs = self._engines.run(texts)

@@ -21,6 +21,11 @@ class ModelArgs:
     device_id: int
 
     @property
+    def inputs(self) -> list[str]:
+        """Names of the inputs, in the order of config.pbtxt."""
+        return [tensor["name"] for tensor in self.config["input"]]
+
+    @property
     def outputs(self) -> list[str]:
         """Names of the outputs, in the order of config.pbtxt."""
         return [output["name"] for output in self.config["output"]]

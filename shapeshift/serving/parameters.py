@@ -27,6 +27,7 @@ class RequestParameters:
     task: str | None = None
     truncate: bool = False
     level: int | None = None
+    min_accuracy: float | None = None
     lora_name: str | None = None
     slo_class: str | None = None
     request_tag: str | None = None
@@ -98,6 +99,7 @@ _CHECKS = {
     "task": _word,
     "truncate": _flag,
     "level": _whole,
+    "min_accuracy": _number,
     "lora_name": _word,
     "slo_class": _word,
     "request_tag": _word,

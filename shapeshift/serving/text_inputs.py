@@ -1,8 +1,9 @@
-"""The text of a request, given as TEXT or as INPUT_IDS with ATTENTION_MASK, as rows of token ids."""
+"""The text of a request, given as TEXT (with TEXT_PAIR) or as INPUT_IDS with ATTENTION_MASK, as rows of token ids."""
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from collections.abc import Sequence
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -10,6 +11,11 @@ import numpy.typing as npt
 from shapeshift.errors import InvalidInputError
 
 Ids = npt.NDArray[np.int64]
+Offsets = npt.NDArray[np.int32]
+
+OFFSETS = "OFFSETS"
+ENGINE_MS = "ENGINE_MS"
+TEXT_PAIR = "TEXT_PAIR"
 
 
 class Tokenizer(Protocol):
@@ -19,26 +25,85 @@ class Tokenizer(Protocol):
 
     def encode(self, text: bytes, row: int, truncate: bool) -> Ids: ...
 
+    def encode_whole(self, text: bytes, pair: bytes | None, row: int, truncate: bool) -> Any: ...
 
-def rows_of_request(pb_utils: Any, request: Any, tokenizer: Tokenizer, vocabulary: int, truncate: bool) -> list[Ids]:
-    """The rows of one Triton request, each a 1-D INT64 array of 1 to `tokenizer.max_tokens` ids.
 
+class TextRows(NamedTuple):
+    """The texts of a request: the ids of each, and, where asked for, where each one's tokens stand, [tokens, 2]."""
+
+    ids: list[Ids]
+    offsets: list[Offsets]
+
+
+def rows_of_request(
+    pb_utils: Any,
+    request: Any,
+    tokenizer: Tokenizer,
+    vocabulary: int,
+    truncate: bool,
+    pairs: bool = False,
+    offsets: bool = False,
+) -> TextRows:
+    """The rows of one Triton request, each of 1 to `tokenizer.max_tokens` ids.
+
+    pairs: whether TEXT_PAIR, the second text of each row, may be given; offsets: whether to say where tokens stand
+    (-1 for all of INPUT_IDS).
     Raises InvalidInputError naming input, row and limit for anything that config.pbtxt does not rule out.
     """
-    text = _array(pb_utils, request, "TEXT")
+    text = _texts(pb_utils, request, "TEXT")
+    pair = _texts(pb_utils, request, TEXT_PAIR) if pairs else None
     ids = _array(pb_utils, request, "INPUT_IDS")
     mask = _array(pb_utils, request, "ATTENTION_MASK")
     if text is not None and (ids is not None or mask is not None):
         raise InvalidInputError("inputs", "TEXT and INPUT_IDS", "one of the two kinds, not both")
+    if pair is not None and (text is None or len(pair) != len(text)):
+        raise InvalidInputError(TEXT_PAIR, f"{len(pair)} rows", "as many rows as TEXT has")
     if text is not None:
-        if text.ndim != 2 or text.shape[1] != 1 or not len(text):
-            raise InvalidInputError("TEXT", list(text.shape), "shape [n, 1] with n at least 1")
-        return [tokenizer.encode(_bytes(value, row), row, truncate) for row, value in enumerate(text[:, 0])]
+        if not pairs and not offsets:
+            return TextRows([tokenizer.encode(value, row, truncate) for row, value in enumerate(text)], [])
+        seconds: Sequence[bytes | None] = pair or [None] * len(text)
+        whole = [
+            tokenizer.encode_whole(first, second, row, truncate)
+            for row, (first, second) in enumerate(zip(text, seconds, strict=True))
+        ]
+        return TextRows([one.ids for one in whole], [one.offsets for one in whole] if offsets else [])
     if ids is None:
         raise InvalidInputError("inputs", "none", "TEXT, or INPUT_IDS with ATTENTION_MASK")
     if mask is None:
         raise InvalidInputError("ATTENTION_MASK", None, "given beside INPUT_IDS")
-    return rows_of_ids(ids, mask, vocabulary, tokenizer.max_tokens, truncate)
+    rows = rows_of_ids(ids, mask, vocabulary, tokenizer.max_tokens, truncate)
+    return TextRows(rows, [np.full((len(own), 2), -1, np.int32) for own in rows] if offsets else [])
+
+
+def texts_of_request(pb_utils: Any, request: Any, pairs: bool) -> list[list[bytes]]:
+    """The rows of a request that can only be TEXT, each one text, or where `pairs` a pair with TEXT_PAIR.
+
+    Raises InvalidInputError naming input, row and limit.
+    """
+    text = _texts(pb_utils, request, "TEXT")
+    pair = _texts(pb_utils, request, TEXT_PAIR) if pairs else None
+    if text is None:
+        raise InvalidInputError("inputs", "none", "TEXT")
+    if pairs and (pair is None or len(pair) != len(text)):
+        raise InvalidInputError(TEXT_PAIR, None if pair is None else f"{len(pair)} rows", "as many rows as TEXT has")
+    return [[one] for one in text] if pair is None else [list(both) for both in zip(text, pair, strict=True)]
+
+
+def padded_offsets(offsets: Sequence[Offsets]) -> Offsets:
+    """OFFSETS, INT32 [rows, longest, 2]: those of each row, -1 beyond its end."""
+    padded = np.full((len(offsets), max(map(len, offsets)), 2), -1, np.int32)
+    for row, own in enumerate(offsets):
+        padded[row, : len(own)] = own
+    return padded
+
+
+def _texts(pb_utils: Any, request: Any, name: str) -> list[bytes] | None:
+    values = _array(pb_utils, request, name)
+    if values is None:
+        return None
+    if values.ndim != 2 or values.shape[1] != 1 or not len(values):
+        raise InvalidInputError(name, list(values.shape), "shape [n, 1] with n at least 1")
+    return [_bytes(value, name, row) for row, value in enumerate(values[:, 0])]
 
 
 def rows_of_ids(ids: Ids, mask: Ids, vocabulary: int, max_tokens: int, truncate: bool) -> list[Ids]:
@@ -72,9 +137,9 @@ def _array(pb_utils: Any, request: Any, name: str) -> Any:
     return None if tensor is None else tensor.as_numpy()
 
 
-def _bytes(value: Any, row: int) -> bytes:
+def _bytes(value: Any, name: str, row: int) -> bytes:
     if isinstance(value, bytes):
         return value
     if isinstance(value, str):
         return value.encode()
-    raise InvalidInputError("TEXT", type(value).__name__, "a text", row)
+    raise InvalidInputError(name, type(value).__name__, "a text", row)

@@ -46,6 +46,12 @@ def set_parameter(message: ModelConfig, name: str, value: str) -> None:
     message.parameters[name].string_value = value
 
 
+def type_name(tensor: Any) -> str:
+    """The data type of an input or output, such as TYPE_FP32."""
+    numbers = type(tensor).DESCRIPTOR.fields_by_name["data_type"].enum_type.values_by_number
+    return str(numbers[tensor.data_type].name)
+
+
 def write(message: ModelConfig, path: Path) -> None:
     """Write `message` to `path` in one step, so that a server never reads half of it."""
     draft = path.with_name(f".{path.name}.{os.getpid()}")

@@ -36,14 +36,16 @@ class Reference:
     family, packs_rows, position_offset = "made up", True, 2
     max_tokens, hidden, vocabulary = 512, WIDTH, 30522
 
-    def __init__(self, checkpoint: Any, pooling: str, normalize: bool) -> None:
+    type_stride = 0
+
+    def __init__(self, checkpoint: Any, *settings: Any) -> None:
         pass
 
     def module(self, packs_rows: bool) -> str:
         return "module"
 
-    def embed(self, texts: Sequence[Ids]) -> Array:
-        return np.stack([vector(text, np.arange(2, 2 + len(text))) for text in texts])
+    def compute(self, ids: Ids) -> dict[str, Array]:
+        return {"EMBEDDING": vector(ids, np.arange(2, 2 + len(ids)))}
 
 
 class Provider:

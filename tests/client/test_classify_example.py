@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from tritonclient.utils import InferenceServerException
 
-from client import classify_grpc
+from client import classify_image_grpc
 
 
 class Answer:
@@ -41,12 +41,12 @@ class Client:
 
 @pytest.fixture(autouse=True)
 def short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(classify_grpc, "BACKOFF_S", 0.001)
+    monkeypatch.setattr(classify_image_grpc, "BACKOFF_S", 0.001)
 
 
 def test_files_go_in_batches_with_their_parameters() -> None:
     client = Client()
-    assert classify_grpc.classify(client, [b"x"] * 100, latency_ms=50.0) == [("cat", "in_time")] * 100
+    assert classify_image_grpc.classify(client, [b"x"] * 100, latency_ms=50.0) == [("cat", "in_time")] * 100
     assert client.shapes == [[64, 1], [36, 1]]
     assert client.parameters == [{"latency_ms": 50.0}] * 2
 
@@ -54,13 +54,13 @@ def test_files_go_in_batches_with_their_parameters() -> None:
 def test_it_asks_again_when_unavailable_and_only_then() -> None:
     client = Client()
     client.failures = ["UNAVAILABLE"] * 3
-    assert len(classify_grpc.classify(client, [b"x"])) == 1
+    assert len(classify_image_grpc.classify(client, [b"x"])) == 1
     assert len(client.shapes) == 4
     client.failures = ["INVALID_ARGUMENT"]
     with pytest.raises(InferenceServerException, match="INVALID_ARGUMENT"):
-        classify_grpc.classify(client, [b"x"])
+        classify_image_grpc.classify(client, [b"x"])
     assert len(client.shapes) == 5
     client.failures = ["UNAVAILABLE"] * 9
     with pytest.raises(InferenceServerException, match="UNAVAILABLE"):
-        classify_grpc.classify(client, [b"x"])
-    assert len(client.shapes) == 5 + classify_grpc.ATTEMPTS
+        classify_image_grpc.classify(client, [b"x"])
+    assert len(client.shapes) == 5 + classify_image_grpc.ATTEMPTS

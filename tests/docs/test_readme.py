@@ -22,6 +22,8 @@ from client.plan import Settings as ReplaySettings
 from shapeshift.adapter_cache.room import AdapterRoom
 from shapeshift.adapter_cache.scheduling import SchedulingSettings
 from shapeshift.adapter_cache.settings import AdapterCacheSettings
+from shapeshift.cascade import front as classify_front
+from shapeshift.cascade.settings import CascadeSettings, GeneratedCascadeSettings
 from shapeshift.cli import main as cli
 from shapeshift.engines.settings import GeneratedSettings, TextEngineSettings
 from shapeshift.fused_decode import room
@@ -38,18 +40,19 @@ from shapeshift.triton.server import ServerSettings, TritonServer
 from tests.fakes import PbUtils
 
 README, DOCS = PROJECT / "README.md", PROJECT / "docs"
-POLYMORPH, TOKEN_ADAPT, FUSED_DECODE, ADAPTER_CACHE, SERVING = (
-    DOCS / f"{name}.md" for name in ("polymorph", "token_adapt", "fused_decode", "adapter_cache", "serving")
+POLYMORPH, TOKEN_ADAPT, FUSED_DECODE, ADAPTER_CACHE, CASCADE, SERVING = (
+    DOCS / f"{name}.md" for name in ("polymorph", "token_adapt", "fused_decode", "adapter_cache", "cascade", "serving")
 )
 BUILD = PROJECT / "build"
 # The front models, and the page that says how each is called.
-PAGES = {
+FRONTS = {
     "encode": README,
     "classify_image": TOKEN_ADAPT,
     "generate": FUSED_DECODE,
     "generate_unary": FUSED_DECODE,
     "generate_lora": ADAPTER_CACHE,
     "generate_lora_unary": ADAPTER_CACHE,
+    "classify_text": CASCADE,
 }
 Run = Callable[[Block], str]
 
@@ -57,7 +60,7 @@ Run = Callable[[Block], str]
 @pytest.fixture(scope="module")
 def server(free_ports: Callable[[int], list[int]], tmp_path_factory: pytest.TempPathFactory) -> Iterator[TritonServer]:
     """A server with the models that the pages ask."""
-    configs = [BUILD / "repository" / model / "config.pbtxt" for model in PAGES]
+    configs = [BUILD / "repository" / model / "config.pbtxt" for model in FRONTS]
     needed = [BUILD / "triton" / "bin" / "tritonserver", *configs]
     for file in needed:
         if not file.is_file():
@@ -65,7 +68,7 @@ def server(free_ports: Callable[[int], list[int]], tmp_path_factory: pytest.Temp
     http, grpc, metrics = free_ports(3)
     settings = ServerSettings(
         repositories=(BUILD / "repository",),
-        models=tuple(PAGES),
+        models=(*FRONTS, "classify_text_large"),
         backend_directories=(PROJECT / "backends",),
         triton=BUILD / "triton",
         run_directory=tmp_path_factory.mktemp("run"),
@@ -149,7 +152,7 @@ def test_every_policy_is_explained() -> None:
 
 
 def test_pages_repeat_what_serve_prints() -> None:
-    for model, page in PAGES.items():
+    for model, page in FRONTS.items():
         said = (PROJECT / "model_repository" / model / "how_to_call.txt").read_text()
         said = said.replace("{http_port}", "8000").replace("{grpc_port}", "8001")
         http, grpc = said.strip().split("\n\n", 1)
@@ -202,6 +205,8 @@ def test_model_of_ones_own_is_a_model(tmp_path: Path) -> None:
         (FUSED_DECODE, "Generated parameters", GeneratedDecodeSettings, ""),
         (ADAPTER_CACHE, "Adapter parameters", AdapterCacheSettings, ""),
         (DOCS / "adapter_cache_scheduling.md", "Scheduling parameters", SchedulingSettings, ""),
+        (CASCADE, "Cascade parameters", CascadeSettings, ""),
+        (CASCADE, "Generated parameters", GeneratedCascadeSettings, ""),
         (DOCS / "client.md", "Open-loop replay", ReplaySettings, "--"),
     ],
 )
@@ -235,6 +240,7 @@ def test_request_parameters_are_those_of_the_code() -> None:
         TOKEN_ADAPT: image_front._OWN_PARAMETERS,
         FUSED_DECODE: room.OWN_PARAMETERS,
         ADAPTER_CACHE: AdapterRoom.own_parameters,
+        CASCADE: classify_front._OWN_PARAMETERS,
     }
     for page, own in owns.items():
         documented = {code(row[0]) for row in table(page, "Request parameters")}
@@ -242,18 +248,22 @@ def test_request_parameters_are_those_of_the_code() -> None:
 
 
 def test_tensors_are_those_of_the_models() -> None:
-    pages = {model: FUSED_DECODE if page == ADAPTER_CACHE else page for model, page in PAGES.items() if page != README}
+    listed = {TOKEN_ADAPT: TOKEN_ADAPT, FUSED_DECODE: FUSED_DECODE, ADAPTER_CACHE: FUSED_DECODE}
+    pages = {model: listed[page] for model, page in FRONTS.items() if page in listed}
     for model, page in pages.items():
         config = modelconfig.read(PROJECT / "model_repository" / model / "config.pbtxt")
         for heading, tensors in (("Inputs", config.input), ("Outputs", config.output)):
             documented = {code(row[0]) for row in table(page, heading)}
             assert documented == {tensor.name for tensor in tensors}
+    config = modelconfig.read(PROJECT / "model_repository" / "classify_text" / "config.pbtxt")
+    documented = {code(row[0].removeprefix("output ")) for row in table(CASCADE, "Inputs and outputs")}
+    assert documented == {tensor.name for tensor in (*config.input, *config.output)} | {"TEXT_PAIR"}
     named = {"text_input", "stream", "sampling_parameters", "exclude_input_in_output", "stop_id", *RETURNS}
     assert named | set(FieldReader(PbUtils(), 2)._checks) == {code(row[0]) for row in table(FUSED_DECODE, "Inputs")}
 
 
 def test_error_codes_are_those_of_the_code() -> None:
-    for page in (POLYMORPH, TOKEN_ADAPT, FUSED_DECODE):
+    for page in (POLYMORPH, TOKEN_ADAPT, FUSED_DECODE, CASCADE):
         documented = {code(row[0]) for row in table(page, "Errors")}
         assert documented == {*(name for _, name in replies._CODES), "INTERNAL"}
 
@@ -264,7 +274,7 @@ def test_restricted_interfaces_are_those_of_the_code() -> None:
     assert documented == keys.RESTRICTED.split(",")
 
 
-METRICS = (POLYMORPH, TOKEN_ADAPT, FUSED_DECODE, ADAPTER_CACHE)
+METRICS = (POLYMORPH, TOKEN_ADAPT, FUSED_DECODE, ADAPTER_CACHE, CASCADE)
 DOCUMENTED_METRICS = {code(row[0]) for page in METRICS for row in table(page, "Metrics")}
 
 

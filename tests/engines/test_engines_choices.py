@@ -165,20 +165,41 @@ def test_what_may_be_published(kind: str) -> None:
 def test_one_row_off_the_reference_shows() -> None:
     asked: list[int] = []
 
-    def embed(rows: Any) -> np.ndarray:
-        return np.stack([[len(row), 1.0] for row in rows])
+    def embed(rows: Any) -> dict[str, np.ndarray]:
+        return {"EMBEDDING": np.stack([[len(row), 1.0] for row in rows])}
 
-    def reference(rows: Any) -> np.ndarray:
-        asked.extend(map(len, rows))
-        return embed(rows)
+    def reference(row: Any) -> dict[str, np.ndarray]:
+        asked.append(len(row))
+        return {"EMBEDDING": embed([row])["EMBEDDING"][0]}
+
+    def off(rows: Any) -> dict[str, np.ndarray]:
+        return {"EMBEDDING": embed(rows)["EMBEDDING"] * [[1, 1], [-1, 1]][: len(rows)]}
 
     texts = TestTexts(reference, opening=101, closing=102, vocabulary=1000)
-    ids, vector = texts.row(9)
-    assert (len(ids), ids[0], ids[-1], vector.tolist()) == (9, 101, 102, [9, 1])
+    ids, vectors = texts.row(9)
+    assert (len(ids), ids[0], ids[-1], vectors["EMBEDDING"].tolist()) == (9, 101, 102, [9, 1])
     assert ids.min() >= 0 and ids.max() < 1000
     assert texts.deviation(embed, [[9], [4, 5]]).within("f32")
-    assert not texts.deviation(lambda rows: embed(rows) * [[1, 1], [-1, 1]][: len(rows)], [[9], [4, 5]]).within("bf16")
+    assert not texts.deviation(off, [[9], [4, 5]]).within("bf16")
     assert asked == [9, 4, 5]
+
+
+def test_logits_and_importance_are_held_to_their_sizes() -> None:
+    def compute(row: Any) -> dict[str, np.ndarray]:
+        weights = np.arange(1, len(row) + 1, dtype=np.float32)
+        return {"LOGITS": np.array([len(row)], np.float32), "IMPORTANCE": weights}
+
+    def run(rows: Any, factors: Any = (1, 1)) -> dict[str, np.ndarray]:
+        longest = max(map(len, rows))
+        found = [compute(row) for row in rows]
+        padded = [np.pad(one["IMPORTANCE"], (0, longest - len(one["IMPORTANCE"])), constant_values=7) for one in found]
+        return {"LOGITS": np.stack([one["LOGITS"] for one in found]) * factors[0],
+                "IMPORTANCE": np.stack(padded) * factors[1]}  # fmt: skip
+
+    texts = TestTexts(compute, opening=101, closing=102, vocabulary=1000)
+    assert texts.deviation(run, [[9], [4, 6]]).within("f32")
+    for factors in ((1.1, 1), (1, 1.1), (-1, 1)):
+        assert not texts.deviation(lambda rows, by=factors: run(rows, by), [[9], [4, 6]]).within("bf16")
 
 
 def test_profile_warms_up_and_runs_every_call_in_every_round() -> None:

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 
-from shapeshift.engines.tokenizer import TextTokenizer
+from shapeshift.engines.tokenizer import FILE_NAME, TextTokenizer
 from shapeshift.errors import InvalidInputError
 
 WORDS = ["[UNK]", "[CLS]", "[SEP]", "one", "two", "ü"]
@@ -124,3 +124,49 @@ def test_threads_may_share_it(demo_checkpoint: Path) -> None:
     with ThreadPoolExecutor(4) as threads:
         together = list(threads.map(lambda text: tokenizer.encode(text, 0, False).tolist(), texts))
     assert together == [tokenizer.encode(text, 0, False).tolist() for text in texts]
+
+
+# Positions and pairs.
+
+
+def test_positions_are_those_of_the_bytes(demo_checkpoint: Path) -> None:
+    tokenizer = TextTokenizer(demo_checkpoint / FILE_NAME, 64)
+    for text in ("Is unbelievable, naïve, 東京 and so on?", "plain ascii text"):
+        raw = text.encode()
+        ids, offsets = tokenizer.encode_whole(raw)
+        np.testing.assert_array_equal(ids, tokenizer.encode(raw))
+        assert offsets.dtype == np.int32 and offsets.shape == (len(ids), 2)
+        assert offsets[0].tolist() == offsets[-1].tolist() == [-1, -1]
+        pieces = [raw[start:end].decode() for start, end in offsets[1:-1]]
+        assert "".join(pieces) == text.replace(" ", "")
+
+
+def test_pairs_have_positions_of_their_own_and_token_types(demo_checkpoint: Path) -> None:
+    stride = 30522
+    tokenizer = TextTokenizer(demo_checkpoint / FILE_NAME, 64, type_stride=stride)
+    first, second = "Où est-il?".encode(), b"He is here"
+    ids, offsets = tokenizer.encode_whole(first, second)
+    middle = len(tokenizer.encode(first))
+    np.testing.assert_array_equal(ids[:middle], tokenizer.encode(first))
+    np.testing.assert_array_equal(ids[middle:] - stride, tokenizer.encode(second)[1:])
+    assert [tuple(pair) for pair in offsets if pair[0] < 0] == [(-1, -1)] * 3
+    assert [second[start:end] for start, end in offsets[middle:-1]] == [b"He", b"is", b"here"]
+    with pytest.raises(InvalidInputError, match="TEXT_PAIR"):
+        tokenizer.encode_whole(first, b"", 3)
+
+
+@pytest.mark.parametrize(
+    ("words", "kept"), [((3, 30), (3, 10)), ((30, 3), (10, 3)), ((30, 30), (7, 6)), ((9, 30), (7, 6))]
+)
+def test_the_longer_text_of_a_pair_is_cut(demo_checkpoint: Path, words: tuple[int, int], kept: tuple[int, int]) -> None:
+    tokenizer = TextTokenizer(demo_checkpoint / FILE_NAME, 16)
+    first, second = (b"a " * words[0], b"b " * words[1])
+    with pytest.raises(InvalidInputError, match="at most 16"):
+        tokenizer.encode_whole(first, second)
+    ids, offsets = tokenizer.encode_whole(first, second, truncate=True)
+    assert len(ids) == len(offsets) == 16
+    a, b = tokenizer.encode(b"a")[1], tokenizer.encode(b"b")[1]
+    assert ((ids == a).sum(), (ids == b).sum()) == kept
+    single = tokenizer.encode_whole(b"a " * 30, truncate=True)
+    np.testing.assert_array_equal(single.ids, tokenizer.encode(b"a " * 30, truncate=True))
+    assert single.offsets[-1].tolist() == [-1, -1]

@@ -15,6 +15,7 @@ from google.protobuf import json_format
 
 from shapeshift.engines.emulated_provider import EmulatedEngine
 from shapeshift.engines.protocol import Array, Ids
+from shapeshift.engines.request import TextRequest
 from shapeshift.errors import EngineError
 from shapeshift.polymorph import links
 from shapeshift.polymorph import router as router_module
@@ -24,7 +25,6 @@ from shapeshift.polymorph.dispatcher import Dispatcher
 from shapeshift.polymorph.front import TextFront
 from shapeshift.polymorph.links import LANES
 from shapeshift.polymorph.profile import ServiceTimes
-from shapeshift.polymorph.request import TextRequest
 from shapeshift.polymorph.router import RouterPool
 from shapeshift.polymorph.settings import PolymorphSettings, worker_name
 from shapeshift.polymorph.worker import TextWorker

@@ -8,11 +8,11 @@ from collections import Counter
 import numpy as np
 import pytest
 
+from shapeshift.engines.request import Row, TextRequest
 from shapeshift.polymorph.assignment import Assignment, DispatchedQueues, SharedQueue
 from shapeshift.polymorph.binpacking import Packer
 from shapeshift.polymorph.dispatch import Rules
 from shapeshift.polymorph.dispatcher import Dispatcher
-from shapeshift.polymorph.request import Row, TextRequest
 
 EDGES = [16, 64, 512]
 

@@ -18,11 +18,11 @@ import numpy as np
 import pytest
 
 from shapeshift.engines import manifest
+from shapeshift.engines import request as request_module
 from shapeshift.engines.emulated_provider import EmulatedRuntime
 from shapeshift.engines.packing import pack
 from shapeshift.engines.tokenizer import TextTokenizer
 from shapeshift.errors import EngineError, InvalidInputError
-from shapeshift.polymorph import request as request_module
 from shapeshift.polymorph.front import TextFront
 from shapeshift.serving import model_args
 from tests.fakes import PbUtils, Request, TritonError, TritonModelException, ids_request, text_request

@@ -13,10 +13,10 @@ import numpy as np
 import pytest
 
 from shapeshift.engines import manifest
+from shapeshift.engines.inline import InlinePool
 from shapeshift.errors import EngineError, InvalidInputError, ShapeshiftError
 from shapeshift.polymorph import router
 from shapeshift.polymorph.front import TextFront
-from shapeshift.polymorph.inline import InlinePool
 from shapeshift.polymorph.pool import _pack_limits, open_pool
 from shapeshift.polymorph.router import RouterPool
 from shapeshift.polymorph.settings import DISPATCHES, FleetSettings, PolymorphSettings

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from shapeshift.engines import request
 from shapeshift.errors import CancelledRequestError, OverloadedError
-from shapeshift.polymorph import links, request
+from shapeshift.polymorph import links
 from shapeshift.polymorph import router as router_module
 from shapeshift.serving.metrics import Gauge
 

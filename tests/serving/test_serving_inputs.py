@@ -31,7 +31,7 @@ class Letters:
 
 
 def rows(request: Request, truncate: bool = False) -> list[list[int]]:
-    made = rows_of_request(PbUtils(), request, Letters(), VOCABULARY, truncate)
+    made = rows_of_request(PbUtils(), request, Letters(), VOCABULARY, truncate).ids
     assert all(row.dtype == np.int64 and row.ndim == 1 for row in made)
     return [row.tolist() for row in made]
 
@@ -48,7 +48,7 @@ def test_ids_without_their_padding() -> None:
 
 def test_ids_are_copied_out_of_tritons_buffer() -> None:
     request = ids_request([1, 2])
-    (row,) = rows_of_request(PbUtils(), request, Letters(), VOCABULARY, False)
+    (row,) = rows_of_request(PbUtils(), request, Letters(), VOCABULARY, False).ids
     request.inputs["INPUT_IDS"].as_numpy()[:] = 77
     assert row.tolist() == [1, 2]
 

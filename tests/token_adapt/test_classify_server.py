@@ -175,7 +175,7 @@ def test_the_example_classifies_files(server: TritonServer, tmp_path: Path) -> N
     files[1].write_bytes(encoded(square(3, 16)))
     command = [
         sys.executable,
-        str(PROJECT / "client" / "classify_grpc.py"),
+        str(PROJECT / "client" / "classify_image_grpc.py"),
         "--url",
         server.grpc_url,
         "--task",

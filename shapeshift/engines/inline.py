@@ -1,24 +1,42 @@
-"""Placement `inline`: one process, one engine thread a core, all engines of the model in each."""
+"""A model's engines in this process: one engine thread a core, all engines of the model in each."""
 
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Protocol
 
 from shapeshift.engines import ladder, registry
 from shapeshift.engines.ladder import Ladder
+from shapeshift.engines.loading import BackgroundLoader, first_and_rest
 from shapeshift.engines.manifest import EngineEntry, Manifest
+from shapeshift.engines.request import Row, TextRequest
+from shapeshift.engines.share import rows_to_take
 from shapeshift.errors import EngineError, OverloadedError
-from shapeshift.polymorph.loading import BackgroundLoader, first_and_rest
-from shapeshift.polymorph.request import Row, TextRequest
-from shapeshift.polymorph.settings import PolymorphSettings
-from shapeshift.polymorph.share import rows_to_take
 from shapeshift.serving.bounded_queue import BoundedQueue
 from shapeshift.serving.log import Log
 from shapeshift.serving.metrics import Counter, Gauge
 
 _LOOK_S = 0.05
+
+
+class PoolSettings(Protocol):
+    """queue_rows, queue_tokens: most that may wait; pack_tokens: most in a call, 0: from the profile; memory_mb: while
+    the process takes more, no further static engine is loaded."""
+
+    @property
+    def queue_rows(self) -> int: ...
+
+    @property
+    def queue_tokens(self) -> int: ...
+
+    @property
+    def pack_tokens(self) -> int: ...
+
+    @property
+    def memory_mb(self) -> int: ...
 
 
 class EngineThread:
@@ -40,14 +58,16 @@ class EngineThread:
 
     def _run(self, rows: list[Row]) -> None:
         self.busy_rows = len(rows)
+        before = time.perf_counter()
         try:
             outputs = self.engines.run([row.ids for row in rows])
         except Exception as error:  # noqa: BLE001  an engine that fails costs its rows, not the thread
             for row in rows:
                 row.request.fail(EngineError(f"the engine failed: {error}"))
         else:
+            took_ms = (time.perf_counter() - before) * 1e3
             for index, row in enumerate(rows):
-                row.request.complete(row, {name: values[index] for name, values in outputs.items()})
+                row.request.complete(row, {name: values[index] for name, values in outputs.items()}, took_ms)
         self.calls += 1
         self.rows += len(rows)
         self.busy_rows = 0
@@ -60,7 +80,7 @@ class InlinePool:
     loaded in the background, those that have seen the most requests first.
     """
 
-    def __init__(self, manifest: Manifest, folder: Path, settings: PolymorphSettings, threads: int, log: Log) -> None:
+    def __init__(self, manifest: Manifest, folder: Path, settings: PoolSettings, threads: int, log: Log) -> None:
         self.queue: BoundedQueue[Row] = BoundedQueue(settings.queue_rows, settings.queue_tokens)
         self.lengths_seen = [0] * (manifest.max_tokens + 1)
         wanted = settings.pack_tokens or ladder.efficient_tokens(manifest)

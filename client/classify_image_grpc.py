@@ -1,4 +1,4 @@
-"""Labels for image files over gRPC: python client/classify_grpc.py --url localhost:8001 --latency-ms 500 photo.jpg"""
+"""Labels for image files over gRPC: python client/classify_image_grpc.py --latency-ms 500 photo.jpg"""
 
 import argparse
 import random

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from shapeshift.polymorph.share import rows_to_take
+from shapeshift.engines.share import rows_to_take
 
 
 @pytest.mark.parametrize("seed", range(200))

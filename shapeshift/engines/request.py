@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from shapeshift.engines.protocol import TOKEN_OUTPUTS
 from shapeshift.errors import CancelledRequestError, OverloadedError
 from shapeshift.serving.text_inputs import Ids
 
@@ -41,8 +42,8 @@ class Row:
 class TextRequest:
     """Collects the outputs of its rows and reports once, when the last row is done or one has failed.
 
-    finished(request) is called exactly once, on the thread that ended it; `outputs` ([rows, ...] by name)
-    or `error` is set by then.
+    finished(request) is called exactly once, on the thread that ended it; `outputs` ([rows, ...] by name;
+    one value a token: [rows, longest], 0 beyond a row's end) or `error` is set by then.
     """
 
     def __init__(
@@ -55,10 +56,12 @@ class TextRequest:
         self.rows = [Row(self, index, ids) for index, ids in enumerate(texts)]
         self.arrived = time.monotonic()
         self.outputs: dict[str, Array] = {}
+        self.engine_ms = np.zeros(len(self.rows), np.float32)
         self.error: Exception | None = None
         self._deadline = None if latency_ms is None else self.arrived + latency_ms / 1e3
         self._is_cancelled = is_cancelled
         self._finished = finished
+        self._longest = max(map(len, texts), default=0)
         self._remaining = len(self.rows)
         self._lock = threading.Lock()
 
@@ -94,13 +97,19 @@ class TextRequest:
             self.fail_if_abandoned()
         return not self.ended
 
-    def complete(self, row: Row, values: dict[str, Array]) -> None:
-        """Record one row's outputs; a second answer to the same row changes nothing."""
+    def complete(self, row: Row, values: dict[str, Array], engine_ms: float = 0.0) -> None:
+        """Record one row's outputs and how long the call took; a second answer to the same row changes nothing."""
         with self._lock:
             if self.ended or row.done:
                 return
             row.done = True
+            self.engine_ms[row.index] = engine_ms
             for name, value in values.items():
+                if name in TOKEN_OUTPUTS:
+                    # Computed beside longer texts a value is padded further than this request needs.
+                    self.outputs.setdefault(name, np.zeros((len(self.rows), self._longest), value.dtype))
+                    self.outputs[name][row.index, : row.tokens] = value[: row.tokens]
+                    continue
                 if name not in self.outputs:
                     self.outputs[name] = np.empty((len(self.rows), *value.shape), value.dtype)
                 self.outputs[name][row.index] = value

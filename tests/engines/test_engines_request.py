@@ -5,9 +5,9 @@ import threading
 import numpy as np
 import pytest
 
+from shapeshift.engines import request as request_module
+from shapeshift.engines.request import TextRequest
 from shapeshift.errors import CancelledRequestError, EngineError, OverloadedError
-from shapeshift.polymorph import request as request_module
-from shapeshift.polymorph.request import TextRequest
 
 
 def made(rows: int, **options: object) -> tuple[TextRequest, list[TextRequest]]:

@@ -1,0 +1,25 @@
+"""Triton's entry point of the cascade backend."""
+
+from typing import Any
+
+import triton_python_backend_utils as pb_utils
+
+from shapeshift.cascade.front import CascadeFront
+from shapeshift.errors import ShapeshiftError
+from shapeshift.serving import model_args
+
+
+class TritonPythonModel:
+    """Classifies texts by a small model, and by larger ones where it is unsure; answers through response senders."""
+
+    def initialize(self, args: dict[str, str]) -> None:
+        try:
+            self._front = CascadeFront(pb_utils, model_args.read(args))
+        except ShapeshiftError as error:
+            raise pb_utils.TritonModelException(str(error)) from error
+
+    def execute(self, requests: list[Any]) -> None:
+        self._front.execute(requests)
+
+    def finalize(self) -> None:
+        self._front.close()

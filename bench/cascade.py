@@ -1,0 +1,96 @@
+"""`make bench BENCH=cascade`: a small model first, a large one when unsure, against one model for everything.
+
+    always large        the best single model (INFaaS)
+    always small        the first level alone
+    voting              the smaller models at once, each on a core of its own (Cocktail)
+    ours                the candidate that the profile selects, and with each of its parts switched off
+    three levels        the best candidate of three models
+
+Models are fine-tuned first where they are not there (python -m bench.cascade_train). Engines, batch 1, one thread: each
+text runs on each model once, in random order, and all systems are made of these pieces, with the decisions that serve,
+timed. Then the same through a Triton server, closed loop and open loop. --quick takes the demo's models, trains none.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+from bench import cascade_build, cascade_data, cascade_train
+from bench.cascade_task import TaskBench
+from client import hardware
+from client.report import head
+from shapeshift.cascade import registry
+from shapeshift.errors import ShapeshiftError
+
+DEPTHS = (2, 3, 6)
+HEAVY = (12, 24)
+POINT = 0.01
+BUILD = Path("build")
+
+
+def main() -> int:
+    """Run, print, and write the tables and data to build/bench/."""
+    parser = argparse.ArgumentParser(prog="python -m bench.cascade", description=__doc__.splitlines()[0])
+    parser.add_argument("--quick", action="store_true", help="under 3 minutes: the demo's models, fewer texts")
+    parser.add_argument("--tasks", default=",".join(cascade_data.TASKS))
+    parser.add_argument("--texts", type=int, default=0, help="of each test set; 0: all")
+    parser.add_argument("--profile-texts", type=int, default=1000, help="of each validation set")
+    parser.add_argument("--requests", type=int, default=400, help="through the server, for each system and load")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--without-server", action="store_true")
+    parser.add_argument("--without-heavy", action="store_true")
+    options = parser.parse_args()
+    settings = {"command": f"python -m bench.cascade {' '.join(sys.argv[1:])}".strip(), "seed": options.seed}
+    text = head({"settings": settings, "hardware": hardware.describe()})
+    print(text, flush=True)
+    try:
+        parts, data = quick(options) if options.quick else full(options)
+    except ShapeshiftError as error:
+        print(f"make bench: {error}", file=sys.stderr)
+        return 2
+    (BUILD / "bench").mkdir(parents=True, exist_ok=True)
+    (BUILD / "bench" / "cascade.txt").write_text("\n".join([text, *parts]))
+    (BUILD / "bench" / "cascade.json").write_text(json.dumps({"settings": settings, "tables": data}, indent=1))
+    print("written: build/bench/cascade.txt, cascade.json")
+    return 0
+
+
+def quick(options: argparse.Namespace) -> tuple[list[str], dict[str, Any]]:
+    """CLINC150 with the demo's two levels."""
+    names = ["classify_text_small", "classify_text_large"]
+    splits = cascade_data.read("clinc150")
+    bench = TaskBench("clinc150", splits, BUILD / "engines", names, 400, options)
+    parts = [bench.compare(options.texts or 600)]
+    if not options.without_server:
+        parts.append(bench.through_server((BUILD / "repository",), "classify_text", min(options.requests, 200)))
+    return parts, {"clinc150 (demo)": bench.rows}
+
+
+def full(options: argparse.Namespace) -> tuple[list[str], dict[str, Any]]:
+    """All tasks with fine-tuned models, and the heavier setting."""
+    parts, data = [], {}
+    for task in options.tasks.split(","):
+        splits = cascade_data.read(task)
+        for depth in DEPTHS:
+            if not (cascade_train.checkpoint(task, depth) / "trained.json").is_file():
+                cascade_train.fine_tune(task, splits, depth)
+        names = cascade_build.build_models(task, DEPTHS, len(splits.labels))
+        bench = TaskBench(task, splits, cascade_build.places().engines, names, options.profile_texts, options)
+        parts.append(bench.compare(options.texts))
+        if not options.without_server:
+            registry.put(cascade_build.CANDIDATES, bench.table, bench.ours.name, pinned=False)
+            front = cascade_build.publish_front(task)
+            parts.append(bench.through_server((cascade_build.places().generated,), front, options.requests))
+        data[task] = bench.rows
+        if task == "clinc150" and not options.without_heavy:
+            for layers in HEAVY:
+                parts.append(bench.heavier(layers, 300))
+    return parts, data
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,127 @@
+"""The tables of `bench.cascade`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from bench.cascade_pieces import Answers, Pieces
+from shapeshift.cascade import calibrate
+from shapeshift.cascade.softmax import Array
+
+_WIDTH = 34
+_HEAD = (
+    f"{'':{_WIDTH}}{'accuracy':>9}{'mean ms':>9}{'p25':>7}{'p50':>7}{'p75':>7}{'p99':>7}{'early':>7}"
+    f"{'control':>9}{'cost':>8}"
+)
+
+
+@dataclass(frozen=True)
+class Row:
+    """One system: its answers, and the share of all models' time that it takes (cost by packing factor)."""
+
+    name: str
+    answers: Answers
+    cost: float
+
+    @property
+    def accuracy(self) -> float:
+        return float(self.answers.right.mean())
+
+    @property
+    def mean_ms(self) -> float:
+        return float(self.answers.ms.mean())
+
+    def line(self, base: Row) -> str:
+        """The row of a table, with its mean against `base`'s."""
+        own = self.answers
+        quarters = np.percentile(own.ms, [25, 50, 75, 99])
+        early = float((own.level == 1).mean())
+        times = "".join(f"{value:7.2f}" for value in quarters)
+        change = f"  {100 * (self.mean_ms / base.mean_ms - 1):+6.1f}%" if self is not base else ""
+        return (
+            f"{self.name:{_WIDTH}}{100 * self.accuracy:8.2f}%{self.mean_ms:9.3f}{times}{100 * early:6.1f}%"
+            f"{float(np.median(own.control_ms)):9.3f}{self.cost:8.3f}{change}"
+        )
+
+
+def table(title: str, rows: list[Row]) -> str:
+    """All systems; the first one is what the others are held against. Times are of engines and control."""
+    return "\n".join([title, _HEAD + "  mean against the first", *(row.line(rows[0]) for row in rows)]) + "\n"
+
+
+def by_level(pieces: Pieces, ours: Answers, small: str, large: str) -> list[str]:
+    """Who is right on the queries that were returned early and on those that went on (Tabi, section 7.3.2)."""
+    early = ours.level == 1
+    lines = []
+    for what, rows in (("returned early", early), ("went on", ~early)):
+        if rows.any():
+            of = {name: _right(pieces, name)[rows].mean() for name in (small, large)}
+            lines.append(
+                f"  {what:16}{rows.mean():7.1%} of queries: ours {ours.right[rows].mean():.2%}, small {of[small]:.2%}, "
+                f"large {of[large]:.2%} (large less small {100 * (of[large] - of[small]):+.2f} points)"
+            )
+    return lines
+
+
+def pruning(pieces: Pieces, ours: Answers, large: str, alpha: float) -> list[str]:
+    """What pruning takes from the large model's time and accuracy on the queries that went on (Table 3)."""
+    onward = np.flatnonzero(ours.level > 1)
+    if not len(onward) or not alpha:
+        return [f"  nothing is pruned (alpha {alpha:g})"]
+    whole = np.array([pieces.found[large, 0.0][row][1] for row in onward])
+    left = np.array([pieces.found[large, alpha][row][1] for row in onward])
+    words = sum(len(text.split()) for row in onward for text in pieces.texts[row])
+    gone = sum(pieces.pruned[alpha][row] for row in onward)
+    loss = _right(pieces, large)[onward].mean() - _right(pieces, large, alpha)[onward].mean()
+    return [
+        f"  alpha {alpha:g}: {gone / words:.1%} of words pruned; large {whole.mean():.3f} > {left.mean():.3f} ms "
+        f"({100 * (left.mean() / whole.mean() - 1):+.1f}%), its accuracy {100 * -loss:+.2f} points"
+    ]
+
+
+def bound(pieces: Pieces, ours: Answers, small: str, large: str, alpha: float) -> list[str]:
+    """The measured mean against t_S + t_ctl + p t_L (1 - prune)."""
+    onward = ours.level > 1
+    t_small, t_large = (float(np.mean([ms for _, ms in pieces.found[name, 0.0]])) for name in (small, large))
+    p = float(onward.mean())
+    left = np.array([ms for _, ms in pieces.found[large, alpha]])[onward]
+    whole = np.array([ms for _, ms in pieces.found[large, 0.0]])[onward]
+    saved = 1 - float(left.mean() / whole.mean()) if p else 0.0
+    control = float(ours.control_ms.mean())
+    expected = t_small + control + p * t_large * (1 - saved)
+    return [
+        f"  t_S {t_small:.3f}, t_L {t_large:.3f} (ratio {t_small / t_large:.2f}), p {p:.3f}, time pruned {saved:.1%}: "
+        f"expected {expected:.3f}, measured {ours.ms.mean():.3f} ms ({100 * (ours.ms.mean() / expected - 1):+.1f}%); "
+        f"always large less {100 * (1 - expected / t_large):.1f}%"
+    ]
+
+
+def calibration(ours: Answers) -> list[str]:
+    """The expected calibration error of what callers are told, on these texts."""
+    lines = []
+    for what, rows in (("level 1", ours.level == 1), ("ensemble", ours.level > 1), ("all", ours.level > 0)):
+        if rows.any():
+            error = calibrate.expected_error(calibrate.reliability(ours.confidence[rows], ours.right[rows]))
+            lines.append(f"{what} {error:.4f}")
+    return [f"  expected calibration error of CONFIDENCE: {', '.join(lines)}"]
+
+
+def plain(row: Row) -> dict[str, Any]:
+    """The row as a record."""
+    own = row.answers
+    p25, p50, p75, p99 = np.percentile(own.ms, [25, 50, 75, 99])
+    values = {"accuracy": row.accuracy, "mean_ms": row.mean_ms, "p25": p25, "p50": p50, "p75": p75, "p99": p99}
+    values |= {
+        "early": float((own.level == 1).mean()),
+        "control_ms_p50": float(np.median(own.control_ms)),
+        "cost": row.cost,
+    }
+    return {"system": row.name, **{name: round(float(value), 4) for name, value in values.items()}}
+
+
+def _right(pieces: Pieces, model: str, alpha: float = 0.0) -> Array:
+    answers = np.array([level.logits.argmax() for level, _ in pieces.found[model, alpha]])
+    return np.asarray(answers == pieces.truth, dtype=float)

@@ -1,0 +1,269 @@
+"""Finding the candidates of a task: which models follow one another, and with which c, alpha and w (Tabi, section 5).
+
+Every model runs once over the sample. What it made of it is kept, so that trying a cut-off runs nothing, and trying a
+pruning scale runs only the large model, on the texts that are left.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import combinations
+
+import numpy as np
+
+from shapeshift.cascade import agreement, calibrate, ensemble, route, words
+from shapeshift.cascade.observe import Observed
+from shapeshift.cascade.outcomes import CONTROL_MS, Stop, expected
+from shapeshift.cascade.softmax import Array, softmax
+from shapeshift.cascade.table import Candidate, Gap
+
+FIRST_C, STEP_C = 0.95, 0.05
+FIRST_ALPHA, STEP_ALPHA, MOST_ALPHA = 0.5, 0.1, 1.5
+MOST_LOSS = 0.02
+MOST_LEVELS = 3
+# Fewer unsure texts than this say too little of the ensemble's temperature.
+_ENOUGH = 30
+
+Texts = Sequence[Sequence[bytes]]
+
+
+@dataclass(frozen=True)
+class Task:
+    """truth: the right classes [n], or numbers; tolerance: 0, or for a regression within which a number is right."""
+
+    texts: Texts
+    truth: Array
+    tolerance: float = 0.0
+
+    @property
+    def is_regression(self) -> bool:
+        return self.tolerance > 0
+
+    def right(self, answers: Array) -> Array:
+        """1 where an answer is right [n]; answers: probabilities [n, classes], or numbers [n, 1]."""
+        if self.is_regression:
+            return np.asarray(np.abs(answers[:, 0] - self.truth) <= self.tolerance, dtype=float)
+        return np.asarray(answers.argmax(axis=1) == self.truth, dtype=float)
+
+
+@dataclass(frozen=True)
+class Profiled:
+    """One model and what it made of the sample. fit: the rows that its temperature was fitted on."""
+
+    name: str
+    seen: Observed
+    accuracy: float
+    temperature: float
+    ece: float
+
+    @property
+    def mean_ms(self) -> float:
+        return float(self.seen.engine_ms.mean())
+
+
+def profiled(name: str, seen: Observed, task: Task, fit: Array) -> Profiled:
+    """Calibrate on the rows `fit`, a mask [n], and measure the error on the others."""
+    accuracy = float(task.right(seen.logits).mean())
+    if task.is_regression:
+        return Profiled(name, seen, accuracy, 1.0, 0.0)
+    temperature = calibrate.temperature(seen.logits[fit], task.truth[fit])
+    held_out = ~fit if (~fit).any() else fit
+    sure = calibrate.confidences(seen.logits[held_out], temperature)
+    table = calibrate.reliability(sure, task.right(seen.logits)[held_out])
+    return Profiled(name, seen, accuracy, temperature, calibrate.expected_error(table))
+
+
+@dataclass
+class Search:
+    """The search. run(model, texts) runs a model over other texts; on_run is told which run comes."""
+
+    task: Task
+    models: Sequence[Profiled]
+    fit: Array
+    run: Callable[[str, Texts], Observed]
+    k: float = 10.0
+    algorithm: str = "sigmoid"
+    on_run: Callable[[str], None] = lambda what: None
+    _pruned: dict[tuple[str, str, float], tuple[Observed, float]] = field(default_factory=dict)
+    _known: dict[tuple[str, int], Array] = field(default_factory=dict)
+
+    def candidates(self, most_levels: int = MOST_LEVELS) -> list[Candidate]:
+        """Every model alone, and every cascade of up to `most_levels` models of ascending accuracy and time."""
+        found = [self._alone(model) for model in self.models]
+        ordered = sorted(self.models, key=lambda model: (model.accuracy, model.mean_ms))
+        for levels in range(2, most_levels + 1):
+            for chain in combinations(ordered, levels):
+                times = [model.mean_ms for model in chain]
+                if times == sorted(times):
+                    found += self._of_chain(chain)
+        return found
+
+    def _alone(self, model: Profiled) -> Candidate:
+        answers = expected(
+            [Stop(np.ones(len(self.task.texts)), self.task.right(model.seen.logits), model.seen.engine_ms)]
+        )
+        return Candidate(
+            model.name,
+            (model.name,),
+            (),
+            answers.accuracy,
+            answers.mean_ms,
+            answers.p75_ms,
+            answers.p99_ms,
+            (round(model.mean_ms, 4),),
+            (1.0,),
+            float(self._sure(model, None).mean()),
+            0.0,
+        )
+
+    def _of_chain(self, chain: Sequence[Profiled]) -> list[Candidate]:
+        found = []
+        least = float(np.mean([model.accuracy for model in chain]))
+        for alpha in self._alphas(chain):
+            for c in _cuts():
+                made = self._candidate(chain, c, alpha)
+                if made.accuracy < least:
+                    break
+                found.append(made)
+        kept = undominated([one for one in found if one.measured.practical])
+        # To calibrate an ensemble takes longer than to work out what it does.
+        return [self._candidate(chain, one.gaps[0].c, one.gaps[0].alpha, calibrated=True) for one in kept]
+
+    def _alphas(self, chain: Sequence[Profiled]) -> Iterator[float]:
+        """0, and then scales until a large model's accuracy has fallen too far."""
+        yield 0.0
+        if not chain[0].seen.importance:
+            return
+        alpha = FIRST_ALPHA
+        while alpha <= MOST_ALPHA:
+            if any(
+                model.accuracy - float(self.task.right(self._after(chain[0], model, alpha)[0].logits).mean())
+                > MOST_LOSS
+                for model in chain[1:]
+            ):
+                return
+            yield alpha
+            alpha = round(alpha + STEP_ALPHA, 2)
+
+    def _after(self, small: Profiled, large: Profiled, alpha: float) -> tuple[Observed, float]:
+        """What the large model makes of the texts that the small one leaves, and the share of words that went."""
+        if not alpha:
+            return large.seen, 0.0
+        key = (small.name, large.name, alpha)
+        if key not in self._pruned:
+            self.on_run(f"{large.name}, words pruned by {small.name}, alpha {alpha:g}")
+            left = [
+                words.left_of(text, offsets, importance, alpha)
+                for text, offsets, importance in zip(
+                    self.task.texts, small.seen.offsets, small.seen.importance, strict=True
+                )
+            ]
+            in_all = sum(len(words.spans(one)) for text in self.task.texts for one in text)
+            observed = self.run(large.name, [one.texts for one in left])
+            self._pruned[key] = observed, sum(one.words for one in left) / max(in_all, 1)
+        return self._pruned[key]
+
+    def _candidate(self, chain: Sequence[Profiled], c: float, alpha: float, calibrated: bool = False) -> Candidate:
+        small = chain[0]
+        task, rule = self.task, route.Rule(c, self.k, self.algorithm)
+        reaching = np.ones(len(task.texts))
+        spent = small.seen.engine_ms.copy()
+        before = self._joinable(small.seen)
+        right = task.right(small.seen.logits)
+        stops, gaps, pruned = [], [], 0.0
+        own, seen = small, small.seen
+        for large in chain[1:]:
+            after, pruned = self._after(small, large, alpha)
+            weights = self._agreement(own, seen, after)
+            sure = self._sure(replace(own, seen=seen), weights)
+            onward = np.array([route.p_large(float(one), rule) for one in sure])
+            stops.append(Stop(reaching * (1 - onward), right, spent.copy()))
+            reaching = reaching * onward
+            share = self._weight(right, self._once("right", after, lambda seen: task.right(seen.logits)), reaching)
+            joined = ensemble.combine(before, self._joinable(after), share)
+            gap = Gap(c, self.k, self.algorithm, alpha if large is chain[1] else 0.0, round(share, 6))
+            calibrates = self._temperature(joined, sure <= c) if calibrated else 1.0
+            gaps.append(replace(gap, temperature=calibrates, agreement=weights))
+            spent = spent + CONTROL_MS + after.engine_ms
+            before, right = joined, task.right(joined)
+            own, seen = large, after
+        stops.append(Stop(reaching, right, spent))
+        answers = expected(stops)
+        first = self._sure(small, gaps[0].agreement)
+        name = " > ".join(model.name for model in chain) + f" c={c:g} alpha={alpha:g}"
+        if self.algorithm != "sigmoid":
+            name += f" {self.algorithm}"
+        return Candidate(
+            name,
+            tuple(model.name for model in chain),
+            tuple(gaps),
+            answers.accuracy,
+            answers.mean_ms,
+            answers.p75_ms,
+            answers.p99_ms,
+            tuple(round(model.mean_ms, 4) for model in chain),
+            answers.shares,
+            float(first.mean()),
+            pruned,
+        )
+
+    def _joinable(self, seen: Observed) -> Array:
+        if self.task.is_regression:
+            return seen.logits
+        return self._once("softmax", seen, lambda own: softmax(own.logits))
+
+    def _once(self, what: str, seen: Observed, make: Callable[[Observed], Array]) -> Array:
+        """make(seen), worked out only once."""
+        key = (what, id(seen))
+        if key not in self._known:
+            self._known[key] = make(seen)
+        return self._known[key]
+
+    def _sure(self, model: Profiled, weights: tuple[float, ...] | None) -> Array:
+        """The confidence in each text [n]; of a regression without weights 1, as nothing is known of it."""
+        if not self.task.is_regression:
+            return self._once("sure", model.seen, lambda seen: calibrate.confidences(seen.logits, model.temperature))
+        if not weights or model.seen.embedding is None:
+            return np.ones(len(self.task.texts))
+        return np.array([agreement.confidence(one, weights) for one in model.seen.embedding])
+
+    def _agreement(self, model: Profiled, seen: Observed, after: Observed) -> tuple[float, ...]:
+        if not self.task.is_regression or seen.embedding is None:
+            return ()
+        near = np.abs(seen.logits[:, 0] - after.logits[:, 0]) <= self.task.tolerance
+        return tuple(agreement.fit(seen.embedding[self.fit], near[self.fit].astype(float)))
+
+    def _weight(self, small_right: Array, large_right: Array, reaching: Array) -> float:
+        total = reaching.sum()
+        if not total:
+            return ensemble.weight(small_right, large_right)
+        shares = [float((right * reaching).sum() / total) for right in (small_right, large_right)]
+        return ensemble.weight(shares[:1], shares[1:])
+
+    def _temperature(self, joined: Array, unsure: Array) -> float:
+        if self.task.is_regression:
+            return 1.0
+        rows = self.fit & unsure if int((self.fit & unsure).sum()) >= _ENOUGH else self.fit
+        return calibrate.temperature(np.log(np.maximum(joined[rows], 1e-30)), self.task.truth[rows])
+
+
+def undominated(candidates: Sequence[Candidate]) -> list[Candidate]:
+    """Those that no other is both at least as accurate and at least as fast as; of equal ones the first."""
+    kept: list[Candidate] = []
+    for one in sorted(candidates, key=lambda one: (one.latency_ms, -one.accuracy)):
+        if not kept or one.accuracy > kept[-1].accuracy:
+            kept.append(one)
+    return kept
+
+
+def halves(count: int, seed: int = 0) -> Array:
+    """A mask [count] with a random half set: what is fitted on it is measured on the rest. One text is its own rest."""
+    mask = np.zeros(count, dtype=bool)
+    mask[np.random.default_rng(seed).permutation(count)[: max(1, count // 2)]] = True
+    return mask
+
+
+def _cuts() -> Iterator[float]:
+    steps = round(FIRST_C / STEP_C)
+    return (round(FIRST_C - STEP_C * step, 2) for step in range(steps))

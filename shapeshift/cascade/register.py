@@ -1,0 +1,132 @@
+"""From a labelled sample and the names of built models to a candidate table and the candidate that meets targets."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from shapeshift.cascade import profiling
+from shapeshift.cascade.choice import Choice, choose
+from shapeshift.cascade.observe import Observed, ProfiledModel
+from shapeshift.cascade.profiling import Profiled, Search, Task, Texts
+from shapeshift.cascade.sample import Sample
+from shapeshift.cascade.table import LevelModel, Table
+from shapeshift.engines.hardware import cpu_model
+from shapeshift.errors import InvalidInputError
+
+_BAR = 30
+
+
+@dataclass(frozen=True)
+class Profiling:
+    """Settings of a run; defaults as in the paper.
+
+    min_accuracy, max_latency_ms: the targets, 0: none; k, algorithm: of Eq. 4; most_levels: of a cascade; tolerance:
+    for regressions, within which a number is right, and two models agree; seed: of the half that calibration sees.
+    """
+
+    min_accuracy: float = 0.0
+    max_latency_ms: float = 0.0
+    k: float = 10.0
+    algorithm: str = "sigmoid"
+    most_levels: int = profiling.MOST_LEVELS
+    tolerance: float = 0.0
+    seed: int = 0
+
+
+class Bar:
+    """A progress bar on a terminal; elsewhere one line for each run."""
+
+    def __init__(self) -> None:
+        self._live = sys.stderr.isatty()
+        self._what = ""
+        self._shown = -1
+
+    def start(self, what: str) -> None:
+        """A run begins."""
+        self._what, self._shown = what, -1
+        if not self._live:
+            sys.stderr.write(f"{what}\n")
+
+    def show(self, share: float) -> None:
+        """So much of it is done, 0 to 1."""
+        filled = int(share * _BAR)
+        if self._live and filled != self._shown:
+            self._shown = filled
+            sys.stderr.write(f"\r\033[K[{'#' * filled}{'.' * (_BAR - filled)}] {self._what}")
+            sys.stderr.flush()
+
+    def end(self) -> None:
+        """Nothing more will be shown."""
+        sys.stderr.write("\r\033[K" if self._live else "")
+
+
+def profile(task: str, sample: Sample, engines: Path, names: Sequence[str], wanted: Profiling, bar: Bar) -> Choice:
+    """Run every model over the sample, look for candidates, choose. Raises the errors of `shapeshift.errors`."""
+    started = time.monotonic()
+    models = {name: ProfiledModel(engines, name) for name in names}
+    labels = _common_labels(models)
+    is_regression = len(labels) == 1
+    _check(is_regression, wanted)
+    truth = sample.values() if is_regression else sample.numbers(labels)
+    asked = Task(sample.texts, truth, wanted.tolerance)
+    fit = profiling.halves(len(sample.texts), wanted.seed)
+    found: list[Profiled] = []
+    for name, model in models.items():
+        bar.start(name)
+        found.append(profiling.profiled(name, model.observe(sample.texts, bar.show), asked, fit))
+
+    def run(name: str, texts: Texts) -> Observed:
+        return models[name].observe(texts, bar.show)
+
+    search = Search(asked, found, fit, run, wanted.k, wanted.algorithm, bar.start)
+    candidates = search.candidates(wanted.most_levels)
+    bar.end()
+    made: dict[str, Any] = {
+        "hardware": cpu_model(),
+        "texts": len(sample.texts),
+        "providers": sorted({f"{one.made.provider} {one.made.provider_version}" for one in models.values()}),
+        "precision": sorted({one.made.precision for one in models.values()}),
+        "seed": wanted.seed,
+        "seconds": round(time.monotonic() - started, 1),
+    }
+    kind = "regression" if is_regression else "classification"
+    levels = tuple(_level(one, models[one.name]) for one in found)
+    table = Table(task, kind, labels, sample.pairs, wanted.tolerance, made, levels, tuple(candidates))
+    return choose(table, wanted.min_accuracy, wanted.max_latency_ms)
+
+
+def _common_labels(models: dict[str, ProfiledModel]) -> tuple[str, ...]:
+    labels = {name: model.made.labels for name, model in models.items()}
+    first, *others = labels
+    for name in others:
+        if labels[name] != labels[first]:
+            raise InvalidInputError(
+                "models", f"{name}: {len(labels[name])} labels", f"the labels of {first}, in its order"
+            )
+    return labels[first]
+
+
+def _check(is_regression: bool, wanted: Profiling) -> None:
+    if is_regression and wanted.tolerance <= 0:
+        raise InvalidInputError("tolerance", wanted.tolerance, "above 0 for models with one number: a regression")
+    if not is_regression and wanted.tolerance:
+        raise InvalidInputError("tolerance", wanted.tolerance, "0 for models that tell classes apart")
+
+
+def _level(one: Profiled, model: ProfiledModel) -> LevelModel:
+    made = model.made
+    outputs = (*model.outputs, "OFFSETS", "ENGINE_MS")
+    return LevelModel(
+        one.name,
+        made.checkpoint_sha256,
+        round(one.accuracy, 6),
+        round(one.mean_ms, 4),
+        one.temperature,
+        one.ece,
+        outputs,
+    )

@@ -1,0 +1,74 @@
+"""What a config.pbtxt says about serving a cascade."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from shapeshift.settings import require
+
+
+@dataclass(frozen=True)
+class CascadeSettings:
+    """Parameters of the serving process.
+
+    candidates_dir   folder with registry.json and the candidate tables, absolute, in the model's folder, or under
+                     build/checkpoints/ or checkpoints/
+    task             whose candidates serve: the one that meets the targets, or that the registry names
+    min_accuracy     target of the candidate, 0 to 1; 0: none
+    max_latency_ms   target of its mean engine and control time; 0: none
+    seed             of the draws that Eq. 4 asks for
+    engine_threads   threads that run the first level's engines; 0: one a core
+    queue_rows       most texts that may wait for the first level; a request that does not fit is answered UNAVAILABLE
+    queue_tokens     most tokens that may wait for it
+    pack_tokens      most tokens that several texts share in one of its engine calls; 0: from the profile
+    memory_mb        while the process takes more than this, no further static engine is loaded
+    call_threads     calls to later levels at a time
+    queue_calls      most calls that may wait for a thread; beyond it the first level's answer is given
+    call_timeout_ms  after which a call to a later level is given up
+    retry_ms         for how long a level that failed is not called; doubled at each failure in a row, up to 16 times
+    slo_ms           latency objective; half of it and 95% of it become bounds of the latency histogram; 0: none
+    """
+
+    candidates_dir: str
+    task: str
+    min_accuracy: float = 0.0
+    max_latency_ms: float = 0.0
+    seed: int = 0
+    engine_threads: int = 0
+    queue_rows: int = 1024
+    queue_tokens: int = 131072
+    pack_tokens: int = 0
+    memory_mb: int = 4096
+    call_threads: int = 16
+    queue_calls: int = 256
+    call_timeout_ms: float = 2000.0
+    retry_ms: float = 1000.0
+    slo_ms: float = 0.0
+
+    def __post_init__(self) -> None:
+        require(bool(self.candidates_dir), "candidates_dir", self.candidates_dir, "a folder")
+        require(bool(self.task), "task", self.task, "a task of the registry")
+        require(0 <= self.min_accuracy <= 1, "min_accuracy", self.min_accuracy, "0 to 1")
+        require(self.max_latency_ms >= 0, "max_latency_ms", self.max_latency_ms, "0 or more")
+        require(0 <= self.engine_threads <= 256, "engine_threads", self.engine_threads, "0 to 256")
+        require(self.queue_rows >= 1, "queue_rows", self.queue_rows, "at least 1")
+        require(self.queue_tokens >= 1, "queue_tokens", self.queue_tokens, "at least 1")
+        require(self.pack_tokens >= 0, "pack_tokens", self.pack_tokens, "0 or more")
+        require(self.memory_mb >= 1, "memory_mb", self.memory_mb, "at least 1")
+        require(1 <= self.call_threads <= 256, "call_threads", self.call_threads, "1 to 256")
+        require(self.queue_calls >= 0, "queue_calls", self.queue_calls, "0 or more")
+        require(self.call_timeout_ms > 0, "call_timeout_ms", self.call_timeout_ms, "above 0")
+        require(self.retry_ms > 0, "retry_ms", self.retry_ms, "above 0")
+        require(self.slo_ms >= 0, "slo_ms", self.slo_ms, "0 or more")
+
+
+@dataclass(frozen=True)
+class GeneratedCascadeSettings:
+    """Parameters that `make engines` adds to the generated config.pbtxt.
+
+    engines_dir  folder of all models' engines, relative to the model's folder
+    generation   counts the loads that replaced a dead process
+    """
+
+    engines_dir: str = ""
+    generation: int = 0

@@ -1,0 +1,175 @@
+"""`shapeshift cascade`: profile candidates, see them, and choose which one serves."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import time
+from pathlib import Path
+
+from shapeshift.cascade import register as profiler
+from shapeshift.cascade import registry, route
+from shapeshift.cascade.choice import Choice, choose
+from shapeshift.cascade.register import Bar, Profiling
+from shapeshift.cascade.sample import read
+from shapeshift.cascade.table import Candidate, Table
+from shapeshift.errors import InvalidInputError, NotFoundError, OverloadedError
+from shapeshift.triton import metrics
+from shapeshift.triton.control import ModelControl
+
+_SWAP_S = 90.0
+_SWAPS = "shapeshift_candidate_swaps_total"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The options of `shapeshift cascade`."""
+    actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
+    register = actions.add_parser("register", help="profile models on a labelled sample and choose a candidate")
+    _common(register)
+    register.add_argument("--sample", type=Path, required=True, help=".jsonl or .tsv of labelled texts")
+    register.add_argument("--models", required=True, help="front models that `make engines` has built: a,b,c")
+    register.add_argument("--engines", type=Path, default=Path("build/engines"))
+    register.add_argument("--algorithm", choices=list(route.ALGORITHMS), default=Profiling.algorithm)
+    register.add_argument("--k", type=float, default=Profiling.k, help="slope of the sigmoid")
+    register.add_argument("--levels", type=int, default=Profiling.most_levels, help="most levels of a cascade")
+    register.add_argument(
+        "--tolerance", type=float, default=0.0, help="for regressions: within which a number is right"
+    )
+    register.add_argument("--rows", type=int, default=0, help="only so many texts of the sample, evenly spread; 0: all")
+    _targets(register)
+    select = actions.add_parser("select", help="choose again from a table, by other targets or by name")
+    _common(select)
+    _targets(select)
+    select.add_argument("--candidate", help="this one, whatever the targets")
+    select.add_argument("--url", help="HOST:PORT of a server's gRPC: load the levels first, unload the old ones after")
+    select.add_argument("--metrics", help="its metrics page, http://HOST:PORT/metrics")
+    select.add_argument("--front", default="classify_text", help="the cascade's model there")
+    listing = actions.add_parser("list", help="the candidates of all tasks")
+    _common(listing, task=False)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Do what was asked; 1 where no candidate meets the targets."""
+    return {"register": _register, "select": _select, "list": _list}[str(options.action)](options)
+
+
+def _common(parser: argparse.ArgumentParser, task: bool = True) -> None:
+    parser.add_argument("--dir", type=Path, required=True, help="the registry: candidates_dir of config.pbtxt")
+    if task:
+        parser.add_argument("--task", required=True)
+
+
+def _targets(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--min-accuracy", type=float, default=0.0, help="0 to 1")
+    parser.add_argument("--max-latency-ms", type=float, default=0.0, help="mean engine and control time; 0: any")
+
+
+def _register(options: argparse.Namespace) -> int:
+    names = [name for name in options.models.split(",") if name]
+    if len(set(names)) < len(names) or not names:
+        raise InvalidInputError("models", options.models, "names that stand only once")
+    sample = read(options.sample)
+    if options.rows and options.rows < len(sample.texts):
+        picked = [row * len(sample.texts) // options.rows for row in range(options.rows)]
+        sample = type(sample)([sample.texts[row] for row in picked], [sample.labels[row] for row in picked])
+    wanted = Profiling(
+        options.min_accuracy, options.max_latency_ms, options.k, options.algorithm, options.levels, options.tolerance
+    )
+    choice = profiler.profile(options.task, sample, options.engines, names, wanted, Bar())
+    _show(choice.table, None)
+    serving = _report(choice, options)
+    registry.put(options.dir, choice.table, serving.name, pinned=False)
+    sys.stdout.write(f"{options.dir / options.task}.json: candidate {serving.name} serves task {options.task}\n")
+    return 0 if choice.selected else 1
+
+
+def _select(options: argparse.Namespace) -> int:
+    before = registry.chosen(options.dir, options.task)
+    if options.candidate:
+        serving, met = before.table.candidate(options.candidate), True
+    else:
+        choice = choose(before.table, options.min_accuracy, options.max_latency_ms)
+        serving, met = _report(choice, options), choice.selected is not None
+    if options.url:
+        _switch(options, before.table, before.candidate, serving)
+    else:
+        registry.put(options.dir, before.table, serving.name, pinned=bool(options.candidate))
+    sys.stdout.write(f"candidate {serving.name} serves task {options.task}\n")
+    return 0 if met else 1
+
+
+def _switch(options: argparse.Namespace, table: Table, before: Candidate, after: Candidate) -> None:
+    """Levels that are new are loaded before the front is told, those that it needs no longer unloaded after."""
+    with ModelControl(options.url, os.environ.get("SHAPESHIFT_KEY", "")) as control:
+        for model in after.levels[1:]:
+            if not control.is_ready(model):
+                control.load(model)
+        swaps = _swaps(options)
+        registry.put(options.dir, table, after.name, pinned=bool(options.candidate))
+        if before == after:
+            return
+        deadline = time.monotonic() + _SWAP_S
+        while options.metrics and _swaps(options) <= swaps:
+            if time.monotonic() > deadline:
+                raise OverloadedError(
+                    f"{options.front} has not taken the candidate over after {_SWAP_S:g} s; see its log"
+                )
+            time.sleep(0.5)
+        needed = {level for one in _served(options.dir) for level in one.levels}
+        for model in before.levels[1:]:
+            # Without its metrics nobody knows when the front has let go of a level.
+            if model not in needed and options.metrics and control.is_ready(model):
+                control.unload(model)
+
+
+def _served(folder: Path) -> list[Candidate]:
+    return [registry.chosen(folder, task).candidate for task in registry.entries(folder)]
+
+
+def _swaps(options: argparse.Namespace) -> float:
+    if not options.metrics:
+        return 0.0
+    samples = metrics.scrape(options.metrics)
+    return sum(
+        value for (name, labels), value in samples.items() if name == _SWAPS and ("model", options.front) in labels
+    )
+
+
+def _list(options: argparse.Namespace) -> int:
+    known = registry.entries(options.dir)
+    if not known:
+        raise NotFoundError(f"no candidates in {options.dir}; `shapeshift cascade register`")
+    for task in known:
+        chosen = registry.chosen(options.dir, task)
+        sys.stdout.write(f"task {task}\n")
+        _show(chosen.table, chosen.candidate)
+    return 0
+
+
+def _report(choice: Choice, options: argparse.Namespace) -> Candidate:
+    if choice.selected:
+        return choice.selected
+    best = choice.nearest
+    sys.stdout.write(
+        f"no candidate reaches {100 * options.min_accuracy:g}% within {options.max_latency_ms or 'any'} ms; "
+        f"the best is {best.name}: {100 * best.accuracy:.2f}%, {best.latency_ms:.3f} ms\n"
+    )
+    return best
+
+
+def _show(table: Table, serving: Candidate | None) -> None:
+    for model in table.models:
+        sys.stdout.write(
+            f"  {model.name}: accuracy {100 * model.accuracy:.2f}%, {model.latency_ms:.3f} ms, temperature "
+            f"{model.temperature:.3f}, calibration error {model.ece:.3f}\n"
+        )
+    sys.stdout.write(
+        f"  {'candidate':60} {'accuracy':>8} {'mean ms':>8} {'p75':>7} {'p99':>7} {'early':>6} {'pruned':>6}\n"
+    )
+    for one in table.candidates:
+        mark = "*" if serving and one.name == serving.name else " "
+        sys.stdout.write(
+            f"{mark} {one.name:60} {100 * one.accuracy:7.2f}% {one.latency_ms:8.3f} {one.p75_ms:7.3f} "
+            f"{one.p99_ms:7.3f} {100 * one.shares[0]:5.1f}% {100 * one.pruned:5.1f}%\n"
+        )

@@ -1,0 +1,172 @@
+"""A cascade whose first level is an emulated engine in this process; later levels are models made up by a test."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from google.protobuf import json_format
+
+from build_engines import cascade as build_cascade
+from build_engines.settings import Places
+from shapeshift.cascade import registry
+from shapeshift.cascade.front import CascadeFront
+from shapeshift.cascade.table import Candidate, Gap, LevelModel, Table
+from shapeshift.engines import manifest
+from shapeshift.serving import model_args
+from shapeshift.triton import modelconfig
+from tests.fakes import InferenceResponse, PbUtils, Request, Tensor, TritonError
+
+LABELS = ("LABEL_0", "LABEL_1")
+_LEVEL_OUTPUTS = """output [
+  { name: "LOGITS" data_type: TYPE_FP32 dims: [ 2 ] },
+  { name: "IMPORTANCE" data_type: TYPE_FP32 dims: [ -1 ] },
+  { name: "OFFSETS" data_type: TYPE_INT32 dims: [ -1, 2 ] }
+]
+"""
+_FRONT = """
+name: "classify"
+backend: "cascade"
+max_batch_size: 64
+input [ { name: "TEXT" data_type: TYPE_STRING dims: [ 1 ] }PAIR ]
+output [
+  { name: "LABEL" data_type: TYPE_STRING dims: [ 1 ] },
+  { name: "PROBABILITIES" data_type: TYPE_FP32 dims: [ -1 ] },
+  { name: "CONFIDENCE" data_type: TYPE_FP32 dims: [ 1 ] },
+  { name: "LEVEL" data_type: TYPE_INT32 dims: [ 1 ] },
+  { name: "WORDS_PRUNED" data_type: TYPE_INT32 dims: [ 1 ] },
+  { name: "ENGINE_MS" data_type: TYPE_FP32 dims: [ 1 ] },
+  { name: "CONTROL_MS" data_type: TYPE_FP32 dims: [ 1 ] }
+]
+"""
+ALL = ("LABEL", "PROBABILITIES", "CONFIDENCE", "LEVEL", "WORDS_PRUNED", "ENGINE_MS", "CONTROL_MS")
+
+
+class FakeLevel:
+    """A model of the server: answers with fixed logits, or as it is told to misbehave."""
+
+    decoupled = False
+
+    def __init__(self, logits: Sequence[float]) -> None:
+        self.logits = list(logits)
+        self.asked: list[list[bytes]] = []
+        self.outputs: list[list[str]] = []
+        self.fail: Exception | TritonError | None = None
+        self.open = threading.Event()
+        self.open.set()
+
+    def execute(self, requests: Sequence[Request]) -> list[InferenceResponse]:
+        (request,) = requests
+        columns = [request.inputs[name].as_numpy()[:, 0] for name in ("TEXT", "TEXT_PAIR") if name in request.inputs]
+        self.asked += [list(texts) for texts in zip(*columns, strict=True)]
+        self.outputs.append(request.requested_output_names())
+        assert self.open.wait(30)
+        if isinstance(self.fail, TritonError):
+            return [InferenceResponse(error=self.fail)]
+        if self.fail is not None:
+            raise self.fail
+        rows = len(columns[0])
+        values = {
+            "LOGITS": np.tile(np.array(self.logits, np.float32), (rows, 1)),
+            "ENGINE_MS": np.full((rows, 1), 7.0, np.float32),
+        }
+        return [InferenceResponse([Tensor(name, values[name]) for name in request.requested_output_names()])]
+
+
+def gap(c: float = 1.0, alpha: float = 0.0, w: float = 0.75, **others: Any) -> Gap:
+    """Without more said, every query goes on, whole."""
+    return Gap(c, 10.0, "cut", alpha, w, **others)
+
+
+def candidate(
+    name: str, levels: Sequence[str], gaps: Sequence[Gap], accuracy: float = 0.9, ms: float = 5.0
+) -> Candidate:
+    shares = tuple(1 / len(levels) for _ in levels)
+    latencies = tuple(3.0 * (number + 1) for number in range(len(levels)))
+    return Candidate(name, tuple(levels), tuple(gaps), accuracy, ms, ms, ms, latencies, shares, 0.8, 0.0)
+
+
+class House:
+    """The folders of a cascade, its registry, and the front that serves it."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.places = Places(root, root / "build", root / "model_repository")
+        self.folder = root / "candidates"
+        self.pb_utils = PbUtils()
+        self.fronts: list[CascadeFront] = []
+
+    def table(self, *candidates: Candidate, kind: str = "classification", **others: Any) -> Table:
+        """A table of these candidates; `small` has the engines that were built, the others are not known."""
+        names = sorted({level for one in candidates for level in one.levels})
+        known = manifest.load(self.places.engines / "small").checkpoint_sha256
+        models = tuple(
+            LevelModel(name, known if name == "small" else "", 0.9, 3.0, 1.5, 0.01, ("LOGITS", "ENGINE_MS"))
+            for name in names
+        )
+        values = {"labels": LABELS, "pairs": False, "tolerance": 0.0, "made": {}, **others}
+        return Table("task", kind, models=models, candidates=tuple(candidates), **values)
+
+    def put(self, table: Table, chosen: str | None = None) -> None:
+        """Let the registry say that a candidate, the first if none is named, serves."""
+        registry.put(self.folder, table, chosen or table.candidates[0].name, pinned=False)
+
+    def publish(self, pairs: bool = False, **parameters: object) -> Path:
+        """Write the model's folder as `make engines` does."""
+        folder = self.places.repository / "classify"
+        folder.mkdir(parents=True, exist_ok=True)
+        stated = {"candidates_dir": self.folder, "task": "task", "engine_threads": 1, **parameters}
+        entries = [f'parameters {{ key: "{key}" value {{ string_value: "{text}" }} }}' for key, text in stated.items()]
+        pair = ', { name: "TEXT_PAIR" data_type: TYPE_STRING dims: [ 1 ] optional: true }' if pairs else ""
+        (folder / "config.pbtxt").write_text(_FRONT.replace("PAIR", pair) + "\n".join(entries))
+        config = modelconfig.read(folder / "config.pbtxt")
+        front = build_cascade.read(folder, config, modelconfig.parameters(config))
+        build_cascade.publish(front, self.places)
+        return self.places.generated / "classify"
+
+    def open(self, table: Table | None = None, **parameters: Any) -> CascadeFront:
+        """A front that serves the table's first candidate."""
+        if table is not None:
+            self.put(table)
+        folder = self.publish(**parameters)
+        config = json_format.MessageToDict(modelconfig.read(folder / "config.pbtxt"), preserving_proto_field_name=True)
+        args = {
+            "model_config": json.dumps(config),
+            "model_name": folder.name,
+            "model_repository": str(folder),
+            "model_version": "1",
+            "model_instance_name": f"{folder.name}_0",
+            "model_instance_kind": "CPU",
+            "model_instance_device_id": "0",
+        }
+        self.fronts.append(CascadeFront(self.pb_utils, model_args.read(args)))
+        return self.fronts[-1]
+
+
+@pytest.fixture(scope="session")
+def built_small(
+    tmp_path_factory: pytest.TempPathFactory, add_front: Callable[..., Path], build_fronts: Callable[[Path, Path], Path]
+) -> Path:
+    """A folder with emulated engines of a model `small` in build/engines."""
+    root = tmp_path_factory.mktemp("small")
+    folder = add_front(root / "model_repository", "small", bins="16,64")
+    text = (folder / "config.pbtxt").read_text()
+    text = text.replace(text[text.index("output [") : text.index("instance_group")], _LEVEL_OUTPUTS)
+    (folder / "config.pbtxt").write_text(text)
+    build_fronts(root / "model_repository", root / "build")
+    return root
+
+
+@pytest.fixture
+def house(tmp_path: Path, built_small: Path) -> Iterator[House]:
+    (tmp_path / "build").mkdir()
+    (tmp_path / "build" / "engines").symlink_to(built_small / "build" / "engines")
+    made = House(tmp_path)
+    yield made
+    for front in made.fronts:
+        front.close()

@@ -1,0 +1,329 @@
+"""Candidates found on a sample whose answers are known, the table and registry that keep them, and the command."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+
+from shapeshift.cascade import profiling, registry, route, sample, table
+from shapeshift.cascade.observe import Observed
+from shapeshift.cascade.outcomes import Stop, expected, weighted_percentile
+from shapeshift.cascade.profiling import Profiled, Search, Task, halves, profiled
+from shapeshift.cascade.softmax import softmax
+from shapeshift.cli.main import main
+from shapeshift.errors import InvalidInputError, NotFoundError
+from tests.cascade.conftest import candidate, gap
+
+if TYPE_CHECKING:
+    from tests.cascade.conftest import House
+
+CLASSES, COUNT = 4, 300
+
+
+def observed(rng: np.random.Generator, truth: np.ndarray, sharpness: float, ms: float) -> Observed:
+    """A model that sees the truth through noise; each text has three words, of which the middle one says nothing."""
+    logits = rng.normal(size=(len(truth), CLASSES))
+    logits[np.arange(len(truth)), truth] += sharpness
+    offsets = np.array([[-1, -1], [0, 2], [3, 5], [6, 8], [-1, -1]], np.int32)
+    importance = np.array([5.0, 1.0, 0.2, 1.0, 5.0])
+    times = np.full(len(truth), ms)
+    return Observed(logits * 2, times, [importance] * len(truth), [offsets] * len(truth), None)
+
+
+@pytest.fixture
+def task() -> Task:
+    rng = np.random.default_rng(0)
+    return Task([[b"aa bb cc"]] * COUNT, rng.integers(0, CLASSES, COUNT))
+
+
+@pytest.fixture
+def models(task: Task) -> list[Profiled]:
+    rng = np.random.default_rng(1)
+    fit = halves(COUNT)
+    made = [("small", 1.5, 1.0), ("middle", 2.2, 3.0), ("large", 3.0, 8.0)]
+    return [profiled(name, observed(rng, task.truth, sharp, ms), task, fit) for name, sharp, ms in made]
+
+
+def search(task: Task, models: list[Profiled], loss: float = 0.0, **choices: Any) -> tuple[Search, list[Any]]:
+    """A search in which a model's answers to pruned texts are its own, a share `loss` of them spoilt and 20% faster."""
+    asked: list[Any] = []
+    by_name = {model.name: model for model in models}
+
+    def run(name: str, texts: Sequence[Sequence[bytes]]) -> Observed:
+        asked.append((name, [list(text) for text in texts]))
+        seen = by_name[name].seen
+        logits = seen.logits.copy()
+        spoilt = int(loss * len(logits))
+        logits[:spoilt] = -logits[:spoilt]
+        return dataclasses.replace(seen, logits=logits, engine_ms=seen.engine_ms * 0.8)
+
+    return Search(task, models, halves(COUNT), run, **choices), asked
+
+
+def test_calibration_is_measured_on_what_it_was_not_fitted_on(models: list[Profiled]) -> None:
+    for model, sharpness in zip(models, (1.5, 2.2, 3.0), strict=True):
+        # Of noise with deviation 1 and a signal s, s times what is seen are the right logits; `observed` gives 2 times.
+        assert model.temperature == pytest.approx(2 / sharpness, rel=0.4)
+        assert model.ece < 0.15
+    assert models[0].accuracy < models[1].accuracy < models[2].accuracy
+
+
+@pytest.mark.parametrize("algorithm", list(route.ALGORITHMS))
+def test_a_candidate_is_what_drawing_would_give(task: Task, models: list[Profiled], algorithm: str) -> None:
+    small, large = models[0], models[2]
+    found, _ = search(task, models, algorithm=algorithm)
+    one = found._candidate([small, large], 0.8, 0.0)
+    assert one.levels == ("small", "large") and one.gaps[0].c == 0.8
+    # By brute force, many draws a text.
+    rng = np.random.default_rng(7)
+    right = times = early = 0.0
+    rounds = 50
+    small_p, large_p = softmax(small.seen.logits), softmax(large.seen.logits)
+    for text in range(COUNT):
+        con = softmax(small.seen.logits[text], small.temperature).max()
+        p = route.p_large(float(con), route.Rule(0.8, 10.0, algorithm))
+        mixed = one.gaps[0].w * large_p[text] + (1 - one.gaps[0].w) * small_p[text]
+        onward = (rng.random(rounds) < p).mean()
+        right += onward * (mixed.argmax() == task.truth[text]) + (1 - onward) * (
+            small_p[text].argmax() == task.truth[text]
+        )
+        times += 1 + onward * 8.1
+        early += 1 - onward
+    assert one.accuracy == pytest.approx(right / COUNT, abs=0.01)
+    assert one.latency_ms == pytest.approx(times / COUNT, rel=0.02)
+    assert one.shares[0] == pytest.approx(early / COUNT, abs=0.02) and sum(one.shares) == pytest.approx(1)
+    assert one.latency_ms == pytest.approx(1 + (one.shares[1]) * 8.1)
+
+
+def test_the_search_goes_over_models_cuts_and_scales(task: Task, models: list[Profiled]) -> None:
+    found, asked = search(task, models)
+    candidates = found.candidates()
+    chains = {one.levels for one in candidates}
+    assert {("small",), ("middle",), ("large",), ("small", "large")} <= chains
+    assert ("large", "small") not in chains
+    assert len({one.name for one in candidates}) == len(candidates)
+    for one in candidates:
+        assert one.measured.practical
+        assert len(one.gaps) == len(one.levels) - 1
+    # The middle word of every text goes, or at large scales all would: then none does. Each scale runs once a pair.
+    assert {name for name, _ in asked} == {"middle", "large"}
+    assert {text for _, texts in asked for (text,) in texts} <= {b"aa cc", b"aa bb cc"}
+    assert len(asked) <= 3 * 11
+    # Where pruning costs nothing and saves a fifth, the fastest of a chain prune.
+    both = [one for one in candidates if one.levels == ("small", "large")]
+    assert min(both, key=lambda one: one.latency_ms).gaps[0].alpha > 0
+    assert all(one.pruned == pytest.approx(1 / 3) for one in both if one.gaps[0].alpha)
+    # The table keeps those that no other of their chain dominates.
+    ordered = sorted(both, key=lambda one: one.latency_ms)
+    assert all(a.accuracy < b.accuracy for a, b in zip(ordered, ordered[1:], strict=False))
+
+
+def test_pruning_stops_where_it_costs_too_much(task: Task, models: list[Profiled]) -> None:
+    found, asked = search(task, models, loss=0.2)
+    candidates = found.candidates(most_levels=2)
+    assert len(asked) == 3 and all(gap.alpha == 0 for one in candidates for gap in one.gaps)
+
+
+def test_the_cut_stops_where_the_mean_of_the_models_is_reached(task: Task, models: list[Profiled]) -> None:
+    small, large = models[0], models[2]
+    found, _ = search(task, [small, large])
+    least = (small.accuracy + large.accuracy) / 2
+    assert all(one.accuracy >= least for one in found.candidates() if len(one.levels) == 2)
+
+
+def test_regressions_are_sure_by_agreement() -> None:
+    rng = np.random.default_rng(2)
+    embedding = rng.normal(size=(COUNT, 3))
+    truth = embedding[:, 0]
+    # The small model is right where the second number of the embedding is large.
+    small = np.where(embedding[:, 1] > 0, truth, truth + 2)
+    seen = Observed(small[:, None], np.ones(COUNT), [], [np.zeros((1, 2))] * COUNT, embedding)
+    large = Observed(truth[:, None] + 0.01, np.full(COUNT, 8.0), [], [np.zeros((1, 2))] * COUNT, None)
+    task = Task([[b"x"]] * COUNT, truth, tolerance=0.9)
+    fit = halves(COUNT)
+    models = [profiled("small", seen, task, fit), profiled("large", large, task, fit)]
+    assert models[0].accuracy == pytest.approx(0.5, abs=0.1) and models[1].accuracy == 1
+    made = Search(task, models, fit, lambda name, texts: large, algorithm="cut").candidates()
+    early = [one for one in made if len(one.levels) == 2 and one.shares[0] > 0.25]
+    best = max(early, key=lambda one: one.accuracy)
+    # Half of the small model's answers are right, and it is known which.
+    assert best.accuracy > 0.9 and len(best.gaps[0].agreement) == 4
+
+
+def test_expectations_and_percentiles() -> None:
+    stops = [
+        Stop(np.array([1.0, 0.25]), np.array([1.0, 0.0]), np.array([1.0, 2.0])),
+        Stop(np.array([0.0, 0.75]), np.array([0.0, 1.0]), np.array([9.0, 10.0])),
+    ]
+    found = expected(stops)
+    assert found.accuracy == pytest.approx(1.75 / 2) and found.mean_ms == pytest.approx((1 + 0.5 + 7.5) / 2)
+    assert found.shares == (0.625, 0.375)
+    assert (found.p75_ms, found.p99_ms) == (10.0, 10.0)
+    rng = np.random.default_rng(0)
+    values, weights = rng.random(50), rng.integers(1, 5, 50)
+    for share in (0.25, 0.5, 0.75, 0.99):
+        assert weighted_percentile(values, weights.astype(float), share) == np.quantile(
+            np.repeat(values, weights), share, method="inverted_cdf"
+        )
+
+
+# Table and registry.
+
+
+def test_a_table_survives_its_file(house: House, tmp_path: Path) -> None:
+    made = house.table(
+        candidate("both", ("small", "large"), [gap(agreement=(1.0, 2.0))]), candidate("one", ["small"], [])
+    )
+    file = tmp_path / "table.json"
+    file.write_text(made.as_json())
+    assert table.read(file) == made
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"format": 2}, "format"),
+        ({"kind": "other"}, "kind"),
+        ({"extra": 1}, "extra"),
+        ({"labels": []}, "labels"),
+        ({"candidates": [{"name": "x"}]}, "candidates"),
+        ({"models": []}, "one of models"),
+        ({"kind": "regression"}, "agreement"),
+    ],
+)
+def test_broken_tables_are_refused(house: House, change: dict[str, Any], message: str) -> None:
+    data = json.loads(house.table(candidate("both", ("small", "large"), [gap()])).as_json())
+    with pytest.raises(InvalidInputError, match=message):
+        table.parse({**data, **change})
+
+
+@pytest.mark.parametrize("field", ["gaps", "shares", "model_latencies", "name"])
+def test_candidates_that_do_not_fit_themselves(house: House, field: str) -> None:
+    data = json.loads(house.table(candidate("both", ("small", "large"), [gap()])).as_json())
+    if field == "name":
+        data["candidates"] *= 2
+    else:
+        data["candidates"][0][field] = []
+    with pytest.raises(InvalidInputError):
+        table.parse(data)
+
+
+def test_the_registry_names_what_serves(house: House) -> None:
+    made = house.table(candidate("both", ("small", "large"), [gap()]), candidate("one", ["small"], []))
+    with pytest.raises(NotFoundError, match="known: none"):
+        registry.chosen(house.folder, "task")
+    registry.put(house.folder, made, "one", pinned=True)
+    other = dataclasses.replace(made, task="other")
+    registry.put(house.folder, other, "both", pinned=False)
+    assert registry.chosen(house.folder, "task").candidate.name == "one"
+    assert registry.chosen(house.folder, "other").candidate.name == "both"
+    assert registry.entries(house.folder)["task"].pinned
+    assert sorted(path.name for path in house.folder.iterdir()) == ["other.json", "registry.json", "task.json"]
+    with pytest.raises(NotFoundError, match="known: both, one"):
+        registry.put(house.folder, made, "none", pinned=False)
+    with pytest.raises(InvalidInputError, match="plain name"):
+        registry.put(house.folder, dataclasses.replace(made, task="../x"), "one", pinned=False)
+    data = json.loads((house.folder / "registry.json").read_text())
+    data["task"]["table"] = "../task.json"
+    (house.folder / "registry.json").write_text(json.dumps(data))
+    with pytest.raises(InvalidInputError, match="plain file name"):
+        registry.chosen(house.folder, "task")
+
+
+# Samples and the command.
+
+
+def test_samples(tmp_path: Path) -> None:
+    lines, tabs = tmp_path / "a.jsonl", tmp_path / "b.tsv"
+    lines.write_text('{"text": "a b", "label": "yes"}\n\n{"text": "ü", "label": 0}\n')
+    tabs.write_text("a\tb\t1.5\nc\td\t2\n")
+    first, second = sample.read(lines), sample.read(tabs)
+    assert first.texts == [[b"a b"], ["ü".encode()]] and not first.pairs
+    assert first.numbers(("no", "yes")).tolist() == [1, 0]
+    assert second.texts == [[b"a", b"b"], [b"c", b"d"]] and second.pairs and second.values().tolist() == [1.5, 2]
+    with pytest.raises(InvalidInputError, match="row 0"):
+        first.numbers(("no", "maybe"))
+    with pytest.raises(InvalidInputError, match="a number"):
+        first.values()
+
+
+@pytest.mark.parametrize("text", ["", "one\n", "a\tb\nc\td\te\n", "\tb\n"])
+def test_samples_that_are_none(tmp_path: Path, text: str) -> None:
+    (tmp_path / "x.tsv").write_text(text)
+    with pytest.raises(InvalidInputError):
+        sample.read(tmp_path / "x.tsv")
+    (tmp_path / "x.jsonl").write_text(text or '{"text": "", "label": 1}')
+    with pytest.raises(InvalidInputError):
+        sample.read(tmp_path / "x.jsonl")
+    with pytest.raises(InvalidInputError):
+        sample.read(tmp_path / "none.tsv")
+
+
+@pytest.fixture
+def two_models(tmp_path: Path, add_front: Callable[..., Path], build_fronts: Callable[[Path, Path], Path]) -> Path:
+    """The engines of `quick` and `slow`, which tell two classes apart by chance."""
+    outputs = 'output [ { name: "LOGITS" data_type: TYPE_FP32 dims: [ 2 ] }'
+    for name, latency in (("quick", (1.0, 1.0)), ("slow", (20.0, 20.0))):
+        folder = add_front(tmp_path / "model_repository", name, latency_ms=latency, bins="16")
+        text = (folder / "config.pbtxt").read_text()
+        importance = ', { name: "IMPORTANCE" data_type: TYPE_FP32 dims: [ -1 ] }' if name == "quick" else ""
+        text = text.replace(text[text.index("output [") : text.index("instance_group")], f"{outputs}{importance} ]\n")
+        (folder / "config.pbtxt").write_text(text)
+    build_fronts(tmp_path / "model_repository", tmp_path / "build")
+    return tmp_path / "build" / "engines"
+
+
+def test_register_select_and_list(two_models: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    lines = [{"text": f"text number {number} of many", "label": number % 2} for number in range(8)]
+    (tmp_path / "sample.jsonl").write_text("\n".join(map(json.dumps, lines)))
+    folder = str(tmp_path / "candidates")
+    common = ["--dir", folder, "--task", "coin"]
+    register = [
+        "cascade",
+        "register",
+        *common,
+        "--sample",
+        str(tmp_path / "sample.jsonl"),
+        "--engines",
+        str(two_models),
+    ]
+    assert main([*register, "--models", "quick,slow"]) == 0
+    made = registry.chosen(tmp_path / "candidates", "coin")
+    assert made.candidate.latency_ms == min(one.latency_ms for one in made.table.candidates)
+    assert {model.name for model in made.table.models} == {"quick", "slow"}
+    assert made.table.made["texts"] == 8 and "IMPORTANCE" in made.table.model("quick").outputs
+    capsys.readouterr()
+    # Nothing is always right within no time: the best is named.
+    assert main([*register, "--models", "quick,slow", "--min-accuracy", "1", "--max-latency-ms", "0.01"]) == 1
+    assert "no candidate reaches 100% within 0.01 ms; the best is " in capsys.readouterr().out
+    assert main(["cascade", "select", *common, "--candidate", "slow"]) == 0
+    assert registry.chosen(tmp_path / "candidates", "coin").candidate.name == "slow"
+    assert registry.entries(tmp_path / "candidates")["coin"].pinned
+    below = made.table.candidate("slow").latency_ms * 0.999
+    assert main(["cascade", "select", *common, "--max-latency-ms", str(below)]) == 0
+    assert registry.chosen(tmp_path / "candidates", "coin").candidate.latency_ms <= below
+    capsys.readouterr()
+    assert main(["cascade", "list", "--dir", folder]) == 0
+    listed = capsys.readouterr().out
+    assert "task coin" in listed and "* quick" in listed
+
+
+def test_register_refuses(two_models: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "sample.tsv").write_text("a text\t7\n")
+    common = ["cascade", "register", "--dir", str(tmp_path / "c"), "--task", "t", "--engines", str(two_models)]
+    common += ["--sample", str(tmp_path / "sample.tsv"), "--models"]
+    for names, message in (("quick,slow", "row 0: label"), ("nowhere", "manifest"), ("quick,quick", "only once")):
+        assert main([*common, names]) == 2
+        assert message in capsys.readouterr().err
+    (tmp_path / "sample.tsv").write_text("a text\t1\n")
+    assert main([*common, "quick", "--tolerance", "0.5"]) == 2
+    assert "tolerance" in capsys.readouterr().err
+    assert not (tmp_path / "c").exists()
+    assert main(["cascade", "list", "--dir", str(tmp_path / "c")]) == 2
+    assert profiling.MOST_LEVELS == 3

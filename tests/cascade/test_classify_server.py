@@ -1,0 +1,131 @@
+"""The demo through a real server: early answers, calls to the second level, and that level's end and return."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+import tritonclient.grpc as triton
+from tritonclient.utils import InferenceServerException
+
+from tests.conftest import BUILD, PROJECT
+
+if TYPE_CHECKING:
+    from shapeshift.triton.server import TritonServer
+
+pytestmark = pytest.mark.server
+MODELS = ("classify_text", "classify_text_large")
+TEXTS = [
+    *(
+        "what is the exchange rate of dollars to euros",
+        "play some jazz",
+        "is my flight on time",
+        "set an alarm for six",
+    ),
+    *("tell me something that i would not guess", "er could you maybe do the thing again", "hm"),
+    *("how would one go about getting rid of it", "the one from before please", "what about the other account"),
+]
+ALL = ("LABEL", "PROBABILITIES", "CONFIDENCE", "LEVEL", "WORDS_PRUNED", "ENGINE_MS", "CONTROL_MS")
+
+
+@pytest.fixture(scope="module")
+def server(free_ports: Callable[[int], list[int]], tmp_path_factory: pytest.TempPathFactory) -> Iterator[TritonServer]:
+    from shapeshift.triton.server import ServerSettings, TritonServer
+
+    for needed in (BUILD / "triton" / "bin", *(BUILD / "repository" / name for name in MODELS)):
+        if not needed.is_dir():
+            pytest.skip(f"no {needed}: run `make engines`")
+    http, grpc, metrics = free_ports(3)
+    settings = ServerSettings(
+        repositories=(BUILD / "repository",),
+        models=MODELS,
+        backend_directories=(PROJECT / "backends",),
+        triton=BUILD / "triton",
+        run_directory=tmp_path_factory.mktemp("classify"),
+        http_port=http,
+        grpc_port=grpc,
+        metrics_port=metrics,
+    )
+    with TritonServer(settings) as running:
+        yield running.wait_ready()
+
+
+@pytest.fixture
+def ask(server: TritonServer) -> Iterator[Callable[..., dict[str, Any]]]:
+    """A function that asks about texts; request parameters as keyword arguments."""
+    with triton.InferenceServerClient(server.grpc_url) as client:
+
+        def call(texts: list[str], **parameters: Any) -> dict[str, Any]:
+            rows = np.array([[text.encode()] for text in texts], dtype=object)
+            given = triton.InferInput("TEXT", rows.shape, "BYTES")
+            given.set_data_from_numpy(rows)
+            answer = client.infer("classify_text", [given], parameters=parameters, client_timeout=30)
+            return {name: answer.as_numpy(name) for name in ALL}
+
+        yield call
+
+
+def wait_for(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.2)
+
+
+def test_answers_are_whole(ask: Callable[..., dict[str, Any]]) -> None:
+    found = ask(TEXTS)
+    assert found["PROBABILITIES"].shape == (len(TEXTS), 150)
+    np.testing.assert_allclose(found["PROBABILITIES"].sum(axis=1), 1, atol=1e-4)
+    assert found["LABEL"][0, 0] == b"exchange_rate" and found["LABEL"][3, 0] == b"alarm"
+    assert set(found["LEVEL"].ravel().tolist()) == {1, 2}
+    assert (found["ENGINE_MS"] > 0).all() and ((found["CONFIDENCE"] > 0) & (found["CONFIDENCE"] <= 1)).all()
+    small, large = ask(TEXTS, level=1), ask(TEXTS, level=2)
+    assert set(small["LEVEL"].ravel()) == {1} and set(large["LEVEL"].ravel()) == {2}
+    early = found["LEVEL"][:, 0] == 1
+    np.testing.assert_allclose(found["PROBABILITIES"][early], small["PROBABILITIES"][early], atol=1e-5)
+
+
+def test_the_second_level_is_unloaded_killed_and_loaded_again(
+    server: TritonServer, ask: Callable[..., dict[str, Any]]
+) -> None:
+    from shapeshift.triton.control import ModelControl
+
+    with ModelControl(server.grpc_url, server.key) as control:
+        assert 2 in ask(TEXTS)["LEVEL"]
+        control.unload("classify_text_large")
+        control.wait_unloaded("classify_text_large")
+        assert set(ask(TEXTS)["LEVEL"].ravel()) == {1}
+        with pytest.raises(InferenceServerException):
+            ask(TEXTS, level=2)
+        control.load("classify_text_large")
+        wait_for(lambda: 2 in ask(TEXTS)["LEVEL"])
+        os.kill(_stub_of("classify_text_large", server), signal.SIGKILL)
+        for _ in range(3):
+            assert len(ask(TEXTS)["LABEL"]) == len(TEXTS)
+        assert set(ask(TEXTS)["LEVEL"].ravel()) == {1}
+        config = control.config("classify_text_large")
+        config["parameters"]["generation"] = {"string_value": "1"}
+        control.load("classify_text_large", config)
+        wait_for(lambda: 2 in ask(TEXTS)["LEVEL"])
+
+
+def _stub_of(model: str, server: TritonServer) -> int:
+    """The process of a model's one instance, by what the metrics say."""
+    from shapeshift.triton import metrics
+
+    def found() -> list[int]:
+        samples = metrics.scrape(server.metrics_url)
+        return [
+            int(dict(labels)["pid"])
+            for (name, labels), _ in samples.items()
+            if name == "shapeshift_heartbeat_total" and ("model", model) in labels
+        ]
+
+    wait_for(lambda: any(Path(f"/proc/{pid}").exists() for pid in found()))
+    return next(pid for pid in reversed(found()) if Path(f"/proc/{pid}").exists())

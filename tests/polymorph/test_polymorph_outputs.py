@@ -1,0 +1,169 @@
+"""Outputs beside EMBEDDING, and pairs of texts, from the front to the engines and back."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+
+from shapeshift.engines.request import TextRequest
+from shapeshift.errors import InvalidInputError
+from shapeshift.polymorph.front import TextFront
+from shapeshift.polymorph.worker import TextWorker
+from shapeshift.serving import model_args
+from tests.fakes import PbUtils, Request, TritonError, ids_request, text_request, values_of
+from tests.polymorph.conftest import args_of
+
+if TYPE_CHECKING:
+    from tests.polymorph.conftest import Gate
+
+OUTPUTS = """output [
+  { name: "LOGITS" data_type: TYPE_FP32 dims: [ 2 ] },
+  { name: "IMPORTANCE" data_type: TYPE_FP32 dims: [ -1 ] },
+  { name: "OFFSETS" data_type: TYPE_INT32 dims: [ -1, 2 ] },
+  { name: "ENGINE_MS" data_type: TYPE_FP32 dims: [ 1 ] }
+]"""
+ALL = ("LOGITS", "IMPORTANCE", "OFFSETS", "ENGINE_MS")
+
+
+@pytest.fixture
+def build(
+    tmp_path: Path, add_front: Callable[..., Path], build_fronts: Callable[[Path, Path], Path]
+) -> Callable[..., Path]:
+    """A function that builds a front with these outputs; returns the generated repository."""
+
+    def make(outputs: str = OUTPUTS, pairs: bool = False, **parameters: object) -> Path:
+        folder = add_front(
+            tmp_path / "model_repository", "front", **{"engine_threads": 1, "bins": "16,64", **parameters}
+        )
+        text = (folder / "config.pbtxt").read_text()
+        text = text.replace(text[text.index("output [") : text.index("instance_group")], outputs + "\n")
+        if pairs:
+            second = '{ name: "TEXT_PAIR" data_type: TYPE_STRING dims: [ 1 ] optional: true },\n  { name: "INPUT_IDS"'
+            text = text.replace('{ name: "INPUT_IDS"', second)
+        (folder / "config.pbtxt").write_text(text)
+        return build_fronts(tmp_path / "model_repository", tmp_path / "build")
+
+    return make
+
+
+@pytest.fixture
+def open_front(build: Callable[..., Path]) -> Iterator[Callable[..., TextFront]]:
+    started: list[TextFront] = []
+
+    def make(**choices: Any) -> TextFront:
+        started.append(TextFront(PbUtils(), model_args.read(args_of(build(**choices) / "front"))))
+        return started[-1]
+
+    yield make
+    for front in started:
+        front.close()
+
+
+def importance(ids: Any) -> np.ndarray:
+    """What emulated engines make of ids."""
+    return (np.asarray(ids) % 97 + 1).astype(np.float32)
+
+
+def test_values_of_tokens_are_padded_to_the_longest_row_of_the_request(
+    open_front: Callable[..., TextFront], gate: Gate
+) -> None:
+    front = open_front(pack_tokens=64)
+    gate.hold()
+    first = text_request("alone", outputs=ALL)
+    front.execute([first])
+    gate.wait_held()
+    # These wait, and share one call with rows of one another.
+    short, mixed = text_request("a", outputs=ALL), text_request("two words", "b", "c d e f", outputs=ALL)
+    given = ids_request([101, 7, 8, 102], outputs=ALL)
+    front.execute([short, mixed, given])
+    gate.release()
+    values = values_of(mixed.sender.answer())
+    assert {name: value.shape for name, value in values.items()} == {
+        "LOGITS": (3, 2),
+        "IMPORTANCE": (3, 6),
+        "OFFSETS": (3, 6, 2),
+        "ENGINE_MS": (3, 1),
+    }
+    assert values["OFFSETS"].dtype == np.int32 and values["IMPORTANCE"].dtype == np.float32
+    np.testing.assert_array_equal(values["OFFSETS"][0, :, 0], [-1, 0, 4, -1, -1, -1])
+    np.testing.assert_array_equal(values["OFFSETS"][2, :, 1], [-1, 1, 3, 5, 7, -1])
+    for row, length in enumerate((4, 3, 6)):
+        assert (values["IMPORTANCE"][row, :length] > 0).all() and not values["IMPORTANCE"][row, length:].any()
+    assert (values["ENGINE_MS"] > 0).all()
+    assert short.vectors("IMPORTANCE").shape == (1, 3)
+    # Ids have no text in which their tokens could stand.
+    np.testing.assert_array_equal(given.vectors("IMPORTANCE"), [importance([101, 7, 8, 102])])
+    assert (given.vectors("OFFSETS") == -1).all()
+    assert max(gate.packs) > 1
+
+
+def test_outputs_not_asked_for_are_not_sent(open_front: Callable[..., TextFront]) -> None:
+    request = text_request("a", outputs=["LOGITS"])
+    open_front().execute([request])
+    assert list(values_of(request.sender.answer())) == ["LOGITS"]
+
+
+def test_pairs(open_front: Callable[..., TextFront]) -> None:
+    front = open_front(pairs=True)
+    texts = np.array([[b"is it"], [b"x"]], dtype=object)
+    request = Request(ALL, TEXT=texts, TEXT_PAIR=np.array([[b"yes"], [b"y z"]], dtype=object))
+    single = Request(ALL, TEXT=texts)
+    lone = Request(ALL, TEXT_PAIR=texts)
+    uneven = Request(ALL, TEXT=texts, TEXT_PAIR=np.array([[b"yes"]], dtype=object))
+    ids = ids_request([101, 102], outputs=ALL)
+    ids.inputs["TEXT_PAIR"] = uneven.inputs["TEXT_PAIR"]
+    front.execute([request, single, lone, uneven, ids])
+    np.testing.assert_array_equal(request.vectors("OFFSETS")[0, :, 0], [-1, 0, 3, -1, 0, -1])
+    np.testing.assert_array_equal(request.vectors("OFFSETS")[1, :, 1], [-1, 1, -1, 1, 3, -1])
+    assert request.vectors("LOGITS").shape == (2, 2) and single.vectors("IMPORTANCE").shape == (2, 4)
+    for refused in (lone, uneven, ids):
+        code, text = refused.refusal()
+        assert code == TritonError.INVALID_ARG and "TEXT_PAIR" in text
+
+
+def test_a_worker_pads_to_the_longest_text_of_its_call(build: Callable[..., Path]) -> None:
+    repository = build(placement="resident", workers=1)
+    worker = TextWorker(PbUtils(), model_args.read(args_of(repository / "front_w00")))
+    try:
+        rows = [[101, 5, 102], [101, 6, 7, 8, 102]]
+        ids = np.concatenate(rows)
+        asked = Request(("LOGITS", "IMPORTANCE", "STATE"), INPUT_IDS=ids, LENGTHS=np.array([3, 5], dtype=np.int32))
+        none = Request(("LOGITS", "IMPORTANCE", "STATE"), INPUT_IDS=ids[:0], LENGTHS=np.zeros(0, np.int32))
+        full, empty = worker.execute([asked, none])
+        values = values_of(full)
+        assert values["LOGITS"].shape == (2, 2)
+        np.testing.assert_array_equal(values["IMPORTANCE"][0], [*importance(rows[0]), 0, 0])
+        np.testing.assert_array_equal(values["IMPORTANCE"][1], importance(rows[1]))
+        assert values_of(empty)["IMPORTANCE"].shape[0] == 0 and values_of(empty)["LOGITS"].shape == (0, 2)
+    finally:
+        worker.close()
+
+
+def test_rows_that_came_from_several_calls_are_put_together() -> None:
+    ended: list[TextRequest] = []
+    request = TextRequest([np.arange(2), np.arange(4)], ended.append)
+    # The first row was computed beside a text of five tokens.
+    request.complete(request.rows[0], {"IMPORTANCE": np.array([1.0, 2.0, 0, 0, 0])}, 1.5)
+    request.complete(request.rows[1], {"IMPORTANCE": np.array([3.0, 4.0, 5.0, 6.0])}, 2.5)
+    assert ended == [request]
+    np.testing.assert_array_equal(request.outputs["IMPORTANCE"], [[1, 2, 0, 0], [3, 4, 5, 6]])
+    np.testing.assert_array_equal(request.engine_ms, [1.5, 2.5])
+
+
+@pytest.mark.parametrize(
+    ("outputs", "message"),
+    [
+        ('output [ { name: "LOGITS" data_type: TYPE_FP32 dims: [ 3 ] } ]', r"dims: \[ 2 \]"),
+        ('output [ { name: "IMPORTANCE" data_type: TYPE_FP32 dims: [ 8 ] } ]', r"dims: \[ -1 \]"),
+        ('output [ { name: "OFFSETS" data_type: TYPE_INT32 dims: [ -1, 2 ] } ]', "at least one of"),
+        ('output [ { name: "LOGITS" data_type: TYPE_FP64 dims: [ 2 ] } ]', "TYPE_FP32"),
+        ('output [ { name: "SCORES" data_type: TYPE_FP32 dims: [ 2 ] } ]', "one of EMBEDDING, LOGITS"),
+    ],
+)
+def test_outputs_that_cannot_be(build: Callable[..., Path], outputs: str, message: str) -> None:
+    with pytest.raises(InvalidInputError, match=message):
+        build(outputs=outputs)
