@@ -1,5 +1,6 @@
 """Triton's entry point of the adapter_cache backend."""
 
+from functools import partial
 from typing import Any
 
 import triton_python_backend_utils as pb_utils
@@ -36,4 +37,4 @@ class TritonPythonModel:
         from shapeshift.adapter_cache.room import AdapterRoom
         from shapeshift.fused_decode.front import GenerateFront
 
-        return GenerateFront(pb_utils, args, AdapterRoom)
+        return GenerateFront(pb_utils, args, partial(AdapterRoom, pb_utils))

@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
+from shapeshift.adapter_cache.ahead import LoadsAhead
+from shapeshift.adapter_cache.known import Known
 from shapeshift.adapter_cache.loader import Loader, Store
 from shapeshift.adapter_cache.meters import GONE, SLOT, CacheMeters
 from shapeshift.adapter_cache.placement import Placement
 from shapeshift.adapter_cache.pool import Pool
 from shapeshift.adapter_cache.record import ABSENT, LOADING, READY, Adapter
-
-_MOST_AHEAD = 2
-"""Loads under way beyond which nothing is loaded ahead."""
 
 Failed = Callable[[Adapter, Exception], None]
 
@@ -30,8 +28,10 @@ class AdapterCache:
     slot is wanted. Places change on the generating thread alone, so that nothing moves during an iteration; the
     loader only fills what was given to it. keeps: False lets go of whatever nobody uses or waits for.
 
-    woken() is called, on the loader's thread, when what waits may go on; failed(adapter, error), on the generating
-    thread, when it cannot.
+    known      what it knows of
+    ahead      what it loads before it is asked to
+    woken()    is called, on the loader's thread, when what waits may go on
+    failed(adapter, error)  on the generating thread, when it cannot
     """
 
     def __init__(
@@ -48,23 +48,18 @@ class AdapterCache:
         failed: Failed,
     ) -> None:
         self.meters = CacheMeters()
-        self._known: dict[str, Adapter] = {}
-        self._waiting: dict[str, int] = {}
+        self.known = Known()
+        self.ahead = LoadsAhead(self.known, self._begin)
         self._pool = Pool(slots, slot_elements, memory.numel())
-        self._placement = Placement(memory, self._pool, self._known, self._waiting, algorithm, self.meters)
+        self._placement = Placement(memory, self._pool, self.known, algorithm, self.meters)
         self._slots, self._slot_tokens = slots, slot_tokens
         self._woken, self._failed = woken, failed
         self._keeps = keeps
         self._loader = Loader(self._loaded, write)
-        self._by_number: dict[int, Adapter] = {}
-        self._withdrawn: dict[str, Adapter] = {}
-        self._pinned: tuple[Adapter, ...] = ()
         self._held = np.zeros(slots, bool)
         self._promised = 0
         self._loading = 0
         self._ends: deque[tuple[Adapter, Exception | None]] = deque()
-        self._guesses: deque[str] = deque()
-        self._lock = threading.Lock()
 
     # For any thread.
 
@@ -73,38 +68,6 @@ class AdapterCache:
         """Elements of the largest adapter that can be held."""
         return self._pool.size(self._pool.reserve)
 
-    def add(self, adapter: Adapter) -> None:
-        """`adapter` may be asked for from now on."""
-        self._by_number[adapter.number] = adapter
-        self._known[adapter.name] = adapter
-
-    def withdraw(self, adapter: Adapter) -> None:
-        """No further request will ask for `adapter`; it goes once nobody uses it or waits for it."""
-        self._withdrawn[adapter.name] = adapter
-
-    def pin(self, adapters: Iterable[Adapter]) -> None:
-        """These, and no others, are loaded now and stay."""
-        chosen = tuple(adapters)
-        for one in [*self._pinned, *chosen]:
-            one.pinned = one in chosen
-        self._pinned = chosen
-
-    def guess(self, name: str) -> None:
-        """`name` may be asked for soon: it is loaded if nothing has to go for it."""
-        self._guesses.append(name)
-
-    def queued(self, adapter: str | None) -> None:
-        if adapter is not None:
-            with self._lock:
-                self._waiting[adapter] = self._waiting.get(adapter, 0) + 1
-
-    def unqueued(self, adapter: str | None) -> None:
-        if adapter is not None:
-            with self._lock:
-                self._waiting[adapter] -= 1
-                if not self._waiting[adapter]:
-                    del self._waiting[adapter]
-
     @property
     def vacant_bytes(self) -> int:
         """Bytes of the reserve that no adapter has."""
@@ -112,7 +75,15 @@ class AdapterCache:
 
     def elements(self, name: str | None) -> int:
         """Elements of the pool that an adapter takes; 0 for none."""
-        return 0 if name is None else self._known[name].elements
+        return 0 if name is None else self.known[name].elements
+
+    def queued(self, adapter: str | None) -> None:
+        if adapter is not None:
+            self.known.queued(adapter)
+
+    def unqueued(self, adapter: str | None) -> None:
+        if adapter is not None:
+            self.known.unqueued(adapter)
 
     def residents(self) -> list[str]:
         """Names of what lies in the pool, ready or being loaded."""
@@ -137,54 +108,61 @@ class AdapterCache:
         return self._slots * self._slot_tokens
 
     def need(self, adapter: str | None) -> int:
-        return 0 if adapter is None or self.resident(adapter) else self._known[adapter].info.bytes
+        return 0 if adapter is None or self.resident(adapter) else self.known[adapter].info.bytes
 
     def resident(self, adapter: str | None) -> bool:
-        return adapter is None or self._known[adapter].state == READY
+        return adapter is None or self.known[adapter].state == READY
 
     def acquire(self, adapter: str | None) -> bool:
-        if adapter is not None and not self._use(self._known[adapter]):
+        if adapter is not None and not self._use(self.known[adapter]):
             return False
         self._promised += 1
         return True
 
     def release(self, adapter: str | None) -> None:
         if adapter is not None:
-            self._known[adapter].users -= 1
+            self.known[adapter].users -= 1
 
     def want(self, adapter: str, beside: int = 0) -> bool:
-        one = self._known[adapter]
+        one = self.known[adapter]
+        if one.error is not None:
+            return False
         keep = max(-(-beside // self._slot_tokens), self._promised)
-        return one.state != ABSENT or self._begin(one, keep=keep, fresh=True)
+        return one.state != ABSENT or self._begin(one, keep=keep, fresh=True, evict=True, spare_waiting=False)
 
     # For the generating thread: what the model and the slots ask.
 
     def find(self, numbers: list[int]) -> tuple[list[torch.Tensor], int]:
         """The places of adapters in use, by number, and a version that changes when one of them moves."""
-        found = [self._by_number[number].places for number in numbers]
+        found = [self.known.numbered(number).places for number in numbers]
         return [places for places in found if places is not None], self._placement.version
 
     def begin(self) -> None:
         self._promised = 0
         while self._ends:
             self._end(*self._ends.popleft())
-        for one in list(self._withdrawn.values()):
-            self._forget(one)
+        for one in self.known.outdated():
+            if one.state == READY:
+                self._placement.drop(one, GONE)
         if not self._keeps:
             self._let_go()
-        self._load_ahead()
+        for one in self.known.waited_for():
+            if one.error is not None:
+                # It came while the load failed.
+                self._failed(one, one.error)
+        self.ahead.run(self._loading)
 
     def open(self) -> npt.NDArray[np.bool_]:
         made = np.ones(self._slots, bool)
         for name in self._pool:
             region = self._pool.span(name).region
-            if region != self._pool.reserve and not self._known[name].idle:
+            if region != self._pool.reserve and not self.known[name].idle:
                 made[region] = False
         return made
 
     def take(self, slot: int) -> None:
         for name in self._pool.within(slot):
-            self._placement.drop(name, SLOT)
+            self._placement.drop(self.known[name], SLOT)
         self._held[slot] = True
 
     def leave(self, slot: int) -> None:
@@ -197,10 +175,10 @@ class AdapterCache:
             region = self._pool.span(name).region
             held = region != self._pool.reserve and self._held[region]
             assert not held, f"{name} lies in a slot that a request holds"
-        for one in list(self._known.values()):
+        for one in self.known.all():
             assert one.users >= 0, f"{one.name} has {one.users} users"
             assert one.state == READY or not one.users, f"{one.name} is used and not ready"
-        loading = sum(one.state == LOADING for one in list(self._known.values()))
+        loading = sum(one.state == LOADING for one in self.known.all())
         assert self._loading >= loading, "a load is lost"
 
     # Its own, on the generating thread.
@@ -218,7 +196,7 @@ class AdapterCache:
         one.last, one.base = time.monotonic(), self._placement.clock
         return True
 
-    def _begin(self, one: Adapter, *, keep: int, fresh: bool, evict: bool = True, spare_waiting: bool = False) -> bool:
+    def _begin(self, one: Adapter, *, keep: int, fresh: bool, evict: bool, spare_waiting: bool) -> bool:
         """Give `one` a place and begin to load it; more than `keep` slots are left to requests."""
         slots = self._spare_slots(keep)
         span = self._placement.vacant(one, slots)
@@ -236,27 +214,6 @@ class AdapterCache:
         free: list[int] = np.flatnonzero(self.open() & ~self._held)[::-1].tolist()
         return free if len(free) > keep else []
 
-    def _load_ahead(self) -> None:
-        """Load what is pinned, what requests wait for, and what may come, in this order, while there is room."""
-        for one in self._pinned:
-            if self._absent(one) and not (self._room_ahead() and self._begin(one, keep=2, fresh=False)):
-                break
-        with self._lock:
-            waiting = [self._known[name] for name in self._waiting if self._absent(self._known[name])]
-        for one in waiting:
-            if not (self._room_ahead() and self._begin(one, keep=2, fresh=True, spare_waiting=True)):
-                break
-        while self._guesses and self._room_ahead():
-            guessed = self._known.get(self._guesses.popleft())
-            if guessed is not None and self._absent(guessed):
-                self._begin(guessed, keep=2, fresh=False, evict=False)
-
-    def _absent(self, one: Adapter) -> bool:
-        return one.state == ABSENT and one.error is None
-
-    def _room_ahead(self) -> bool:
-        return self._loading < _MOST_AHEAD
-
     def _end(self, one: Adapter, error: Exception | None) -> None:
         self._loading -= 1
         if error is not None:
@@ -265,22 +222,11 @@ class AdapterCache:
             self.meters.failed.add()
             self._failed(one, error)
 
-    def _forget(self, one: Adapter) -> None:
-        with self._lock:
-            waits = one.name in self._waiting
-        if waits or one.users or one.state == LOADING:
-            return
-        if one.state == READY:
-            self._placement.drop(one.name, GONE)
-        del self._withdrawn[one.name], self._known[one.name], self._by_number[one.number]
-
     def _let_go(self) -> None:
         """Drop whatever nobody uses or waits for."""
-        with self._lock:
-            waiting = set(self._waiting)
-        for one in [self._known[name] for name in self._pool]:
-            if one.idle and not one.pinned and one.name not in waiting:
-                self._placement.drop(one.name, GONE)
+        for one in [self.known[name] for name in self._pool]:
+            if one.idle and not one.pinned and one.name not in self.known.waiting:
+                self._placement.drop(one, GONE)
 
     # The loader's thread.
 

@@ -81,11 +81,11 @@ class Catalogue:
                 known[name] = made or old  # type: ignore[assignment]
         for name, adapter in known.items():
             if self._known.get(name) is not adapter:
-                self._cache.add(adapter)
+                self._cache.known.add(adapter)
         gone = [adapter for name, adapter in self._known.items() if known.get(name) is not adapter]
         self._known = known
         for adapter in gone:
-            self._cache.withdraw(adapter)
+            self._cache.known.withdraw(adapter)
         self._refused = {name: entry for name, entry in self._refused.items() if entries.get(name) == entry}
         self._pin([known[name] for name, entry in sorted(entries.items()) if entry.pinned and name in known])
 
@@ -117,7 +117,7 @@ class Catalogue:
             try:
                 source = peft.read(folder, self._base)
                 made[name] = self._made(name, registry.digest(folder), source, verified=True)
-                self._cache.add(made[name])
+                self._cache.known.add(made[name])
             except ShapeshiftError as error:
                 self._refuse(f"adapter {name} of {MULTI_LORA} is refused: {error}")
         return made
@@ -133,7 +133,7 @@ class Catalogue:
                 continue
             left -= one.elements
             chosen.append(one)
-        self._cache.pin(chosen)
+        self._cache.ahead.pin(chosen)
 
     def _refuse(self, text: str) -> None:
         self._cache.meters.refused.add()

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Sequence
 
 import torch
 
 from shapeshift.adapter_cache.evict import EvictEntry, choose
+from shapeshift.adapter_cache.known import Known
 from shapeshift.adapter_cache.layout import moved
 from shapeshift.adapter_cache.meters import ROOM, CacheMeters
 from shapeshift.adapter_cache.pool import Pool, Span
@@ -16,8 +17,7 @@ from shapeshift.adapter_cache.record import ABSENT, READY, Adapter
 class Placement:
     """The pool's memory and the adapters that lie in it. Used by the generating thread, between iterations.
 
-    known    all adapters by name
-    waiting  names of those that a request waits for: they go last
+    known    all adapters; those that a request waits for go last
     clock    gdsf's, see `evict.choose`
     version  changes when an adapter that is ready moves or goes
     """
@@ -26,8 +26,7 @@ class Placement:
         self,
         memory: torch.Tensor,
         pool: Pool,
-        known: Mapping[str, Adapter],
-        waiting: Container[str],
+        known: Known,
         algorithm: str,
         meters: CacheMeters,
     ) -> None:
@@ -37,7 +36,6 @@ class Placement:
         self.width = memory.element_size()
         self._memory = memory
         self._known = known
-        self._waiting = waiting
         self._algorithm = algorithm
         self._meters = meters
 
@@ -67,7 +65,7 @@ class Placement:
             names, self.clock = choose(self._entries(regions, spare_waiting), 1, self.clock, self._algorithm)
             if not names:
                 return None
-            self.drop(names[0], ROOM)
+            self.drop(self._known[names[0]], ROOM)
             span = self.vacant(one, slots)
         return span
 
@@ -77,11 +75,10 @@ class Placement:
         one.places = moved(one.relative, span.start)
         return self._memory[span.start : span.end]
 
-    def drop(self, name: str, why: str) -> None:
-        """`name` lies nowhere any more."""
-        self.pool.remove(name)
-        self._known[name].state = ABSENT
-        self._known[name].places = None
+    def drop(self, one: Adapter, why: str) -> None:
+        """`one` lies nowhere any more."""
+        self.pool.remove(one.name)
+        one.state, one.places = ABSENT, None
         self.version += 1
         self._meters.evictions[why].add()
 
@@ -94,7 +91,7 @@ class Placement:
             assert one.places is not None and torch.equal(one.places, moved(one.relative, span.start)), (
                 f"{name} is lost"
             )
-        for one in list(self._known.values()):
+        for one in self._known.all():
             assert (one.state == ABSENT) == (one.name not in self.pool), f"{one.name} is there without a place"
 
     def _feasible(self, one: Adapter, regions: Sequence[int], spare_waiting: bool) -> bool:
@@ -112,7 +109,7 @@ class Placement:
         return [
             EvictEntry(one.name, one.info.bytes, one.uses, one.last, 0, waits, one.pinned, one.base)
             for one in residents
-            if one.idle and not ((waits := one.name in self._waiting) and spare_waiting)
+            if one.idle and not ((waits := one.name in self._known.waiting) and spare_waiting)
         ]
 
     def _close_gaps(self) -> None:

@@ -20,7 +20,7 @@ _numbers = itertools.count()
 class Adapter:
     """An adapter as it was when it was registered; registered anew with other weights it is another one.
 
-    info      under a name that no other one bears, `label` and its hash; label: what requests ask for
+    info      under a name that no other one ever bears; label: what requests ask for
     number    in `StepBatch.adapters`
     relative  where its factors lie in its own memory of `elements`, see `layout.places`; places: in the pool
     verified  whether its files have been held against `sha256` and its weights are finite
@@ -62,5 +62,6 @@ class Adapter:
 def make(label: str, sha256: str, source: PeftAdapter, base: Architecture, width: int, pinned: bool = False) -> Adapter:
     """The record of a checked adapter; width: bytes of an element of the pool."""
     relative, elements = places(base, source.factors)
-    info = AdapterInfo(f"{label}@{sha256[:12]}", source.rank, elements * width)
-    return Adapter(info, label, sha256, source, relative, elements, pinned)
+    number = next(_numbers)
+    info = AdapterInfo(f"{label}@{sha256[:12]}.{number}", source.rank, elements * width)
+    return Adapter(info, label, sha256, source, relative, elements, pinned, number)

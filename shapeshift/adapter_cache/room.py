@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -13,9 +14,10 @@ from shapeshift import settings
 from shapeshift.adapter_cache import loader, native, prefetch, scheduling
 from shapeshift.adapter_cache.cache import AdapterCache
 from shapeshift.adapter_cache.catalogue import Catalogue, multi_lora
+from shapeshift.adapter_cache.embed import Embedder
 from shapeshift.adapter_cache.gate import Gate
 from shapeshift.adapter_cache.peft import Base
-from shapeshift.adapter_cache.predict import Asked, RunningMean
+from shapeshift.adapter_cache.predict import Asked, Predictor, Regressor, RunningMean
 from shapeshift.adapter_cache.record import Adapter
 from shapeshift.adapter_cache.report import LoopReport
 from shapeshift.adapter_cache.scheduling import SchedulingSettings
@@ -46,7 +48,7 @@ class AdapterRoom(Room):
 
     own_parameters = (*OWN_PARAMETERS, "lora_name")
 
-    def __init__(self, args: ModelArgs, log: Log) -> None:
+    def __init__(self, pb_utils: Any, args: ModelArgs, log: Log) -> None:
         self._own = own = settings.read(AdapterCacheSettings, args.parameters)
         self._order = settings.read(SchedulingSettings, args.parameters)
         load = partial(loading.load_runtime, beside=own.adapter_mb << 20)
@@ -57,7 +59,11 @@ class AdapterRoom(Room):
         self._runtime = runtime
         self._lock = threading.Lock()
         self._live: dict[str, set[AdapterSequence]] = {}
-        self._predictor = RunningMean()
+        self._predictor: Predictor = RunningMean()
+        self._embed: Embedder | None = None
+        if own.predictor_weights:
+            self._predictor = Regressor.load(Path(own.predictor_weights))
+            self._embed = Embedder(pb_utils, own.predictor_model, log)
         self._histograms = prefetch.Histograms()
         self._loop: DecodeLoop | None = None
         self._gate: Gate[Any] | None = None
@@ -103,12 +109,13 @@ class AdapterRoom(Room):
         )
         return self._gate
 
-    def sequence(self, given: RequestParameters, *arguments: Any, **named: Any) -> AdapterSequence:
+    def sequence(self, given: RequestParameters, text: bytes, *arguments: Any, **named: Any) -> AdapterSequence:
         chosen = None if given.lora_name is None else self.catalogue.find(given.lora_name)
         if chosen is not None and chosen.error is not None:
             raise EngineError(f"adapter {chosen.label} cannot be served: {chosen.error}")
         made = AdapterSequence(chosen, *arguments, **named)
-        made.predicted_tokens = self._predictor.predict(_asked(made))
+        embedding = None if self._embed is None else self._embed(text)
+        made.predicted_tokens = self._predictor.predict(replace(_asked(made), embedding=embedding))
         with self._lock:
             self._live.setdefault(made.adapter or "", set()).add(made)
             if chosen is not None:
@@ -168,9 +175,13 @@ class AdapterRoom(Room):
 
     def _run(self) -> None:
         while not self._stop.wait(_PERIOD_S):
-            changed = self.catalogue.look()
-            if self._own.prefetch:
-                changed = self._guess() or changed
+            try:
+                changed = self.catalogue.look()
+                if self._own.prefetch:
+                    changed = self._guess() or changed
+            except Exception as error:  # noqa: BLE001  what goes wrong once must not end the watch
+                self._log(f"the adapters could not be looked at: {type(error).__name__}: {error}")
+                continue
             if changed:
                 self._wake()
 
@@ -182,7 +193,7 @@ class AdapterRoom(Room):
                 self._histograms, infos, self.cache.residents(), self.cache.vacant_bytes, time.monotonic(), _HORIZON_S
             )
         for name in chosen:
-            self.cache.guess(name)
+            self.cache.ahead.guess(name)
         return bool(chosen)
 
 

@@ -21,6 +21,9 @@ class AdapterCacheSettings:
     caching        whether adapters stay in memory once nobody uses them; false only to compare
     eviction       who goes first where there is no room: gdsf, score, lru, lfu or fair
     prefetch       whether adapters are loaded before a request asks for them, by the gaps between their requests
+    predictor_weights  a .npy file, see `predict.Regressor`: answers are foretold from their prompts' embeddings; empty:
+                   by the mean of the adapter's answers
+    predictor_model  the model that gives the embeddings
     stacked_ranks  up to this sum of ranks in a batch its adapters are stacked to one pair of factors; 0: never
     """
 
@@ -32,6 +35,8 @@ class AdapterCacheSettings:
     caching: bool = True
     eviction: str = "gdsf"
     prefetch: bool = False
+    predictor_weights: str = ""
+    predictor_model: str = "encode"
     stacked_ranks: int = 0
 
     def __post_init__(self) -> None:

@@ -93,6 +93,7 @@ class GenerateFront:
         answer = Answer(self._pb_utils, sender, fields, requested, respond, self._closing, self._ended, self._lost)
         answer.sequence = sequence = self._room.sequence(
             given,
+            fields.text,
             request.request_id() or given.id or uuid.uuid4().hex,
             prompt,
             fields.parameters,

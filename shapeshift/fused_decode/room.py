@@ -37,8 +37,8 @@ class Room:
         own = self.loaded.own
         return FirstComeFirstServed(own.queue_requests, own.queue_tokens)
 
-    def sequence(self, given: RequestParameters, *arguments: Any, **named: Any) -> Sequence:
-        """A request with these parameters, made as `Sequence` is; raises the errors of `shapeshift.errors`."""
+    def sequence(self, given: RequestParameters, text: bytes, *arguments: Any, **named: Any) -> Sequence:
+        """A request with these parameters and prompt, made as `Sequence` is; raises ShapeshiftError."""
         return Sequence(*arguments, **named)
 
     def exported(self) -> list[Metric]:

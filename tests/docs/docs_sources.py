@@ -57,7 +57,7 @@ def metric_names() -> set[str]:
             if not (isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.args):
                 continue
             name = node.args[0]
-            if node.func.id in ("Counter", "Gauge", "Histogram") and isinstance(name, ast.Constant):
+            if node.func.id in ("Counter", "Counters", "Gauge", "Histogram", "Info") and isinstance(name, ast.Constant):
                 endings = ("_bucket", "_sum", "_count") if node.func.id == "Histogram" else ("",)
                 found |= {f"shapeshift_{name.value}{ending}" for ending in endings}
     return found

@@ -8,13 +8,13 @@ from collections.abc import Callable
 
 import pytest
 
-from shapeshift.serving.metrics import Counter, Gauge, Histogram, MetricsFlusher
+from shapeshift.serving.metrics import Counter, Counters, Gauge, Histogram, Info, Metric, MetricsFlusher
 from tests.fakes import PbUtils
 
 NEVER_S = 1e6
 
 
-def flusher(pb_utils: PbUtils, *metrics: Counter | Gauge | Histogram, period_s: float = NEVER_S) -> MetricsFlusher:
+def flusher(pb_utils: PbUtils, *metrics: Metric, period_s: float = NEVER_S) -> MetricsFlusher:
     return MetricsFlusher(pb_utils, "m", metrics, pytest.fail, period_s)
 
 
@@ -176,4 +176,31 @@ def test_gauges_with_labels_are_series_of_one_family() -> None:
     assert [labels for (name, labels), _ in series(pb_utils) if name == "shapeshift_plain"] == [
         frozenset({"model": "m", "pid": pid}.items())
     ]
+    own.close()
+
+
+def test_counters_by_label_are_capped() -> None:
+    pb_utils = PbUtils()
+    counters = Counters("named_total", "help", "name", most=2)
+    own = flusher(pb_utils, counters)
+    for name in ("a", "b", "c", "a", "d"):
+        counters.add(name)
+        own.flush()
+    found = {name: pb_utils.metric("shapeshift_named_total", name=name) for name in ("a", "b", "other")}
+    assert found == {"a": 2, "b": 1, "other": 2}
+    own.close()
+
+
+def test_an_info_is_one_series_whatever_it_says() -> None:
+    pb_utils = PbUtils()
+    says = ["a"]
+    own = flusher(pb_utils, Info("x_info", "help", lambda: {"names": says[0]}))
+    began = time.time()
+    for names in ("a", "a", "a,b", "", "a"):
+        says[0] = names
+        own.flush()
+        gc.collect()
+        living = [dict(labels)["names"] for name, labels in pb_utils.MetricFamily.living if name == "shapeshift_x_info"]
+        assert living == [names]
+        assert pb_utils.metric("shapeshift_x_info", names=names) >= began
     own.close()

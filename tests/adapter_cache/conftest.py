@@ -1,0 +1,37 @@
+"""Fixtures of the adapter tests."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from shapeshift.fused_decode import waiting
+from tests.adapter_cache.lora_models import MIXED, make_adapter
+from tests.fused_decode.checkpoints import make_checkpoint
+
+PROJECT = Path(__file__).resolve().parents[2]
+
+# Before a test imports torch: with cores that are in use elsewhere, tests would take minutes.
+waiting.arrange()
+
+
+@pytest.fixture(scope="session")
+def small_base(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A base model with its tokenizer."""
+    return make_checkpoint(tmp_path_factory.mktemp("base") / "small")
+
+
+@pytest.fixture(scope="session")
+def mixed_adapters(small_base: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Adapters over it, of all kinds."""
+    folder = tmp_path_factory.mktemp("adapters")
+    return {
+        name: make_adapter(folder / name, small_base, spec, seed) for seed, (name, spec) in enumerate(MIXED.items())
+    }
+
+
+@pytest.fixture(scope="session")
+def lora_kernels() -> Path:
+    """Where the compiled kernels are kept from one run of the tests to the next."""
+    return PROJECT / "build" / "kernels"

@@ -1,0 +1,125 @@
+"""A small base model, adapters over it as PEFT saves them, and what PEFT says with them."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import torch
+
+ATTENTION = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.o_proj")
+EVERYWHERE = (*ATTENTION, "mlp.gate_proj", "mlp.up_proj", "mlp.down_proj")
+_PREFIX = "base_model.model.model.layers"
+
+
+@dataclass(frozen=True)
+class Spec:
+    """An adapter to be made; `layers` None for all."""
+
+    rank: int
+    targets: tuple[str, ...] = EVERYWHERE
+    layers: tuple[int, ...] | None = None
+    rslora: bool = False
+    alpha: float | None = None
+
+
+MIXED = {
+    "small": Spec(2),
+    "attention": Spec(8, ATTENTION),
+    "queries": Spec(16, ("self_attn.q_proj", "self_attn.v_proj"), rslora=True),
+    "mlp": Spec(5, ("mlp.gate_proj", "mlp.up_proj", "mlp.down_proj"), alpha=3.0),
+    "one_layer": Spec(33, layers=(1,)),
+    "large": Spec(64),
+}
+"""Ranks and targets of all kinds, ranks that are no multiple of anything among them."""
+
+
+def make_adapter(folder: Path, base: Path, spec: Spec, seed: int = 0, **config: Any) -> Path:
+    """A PEFT folder of random weights that change what the model says; `config` overrides its configuration."""
+    import torch
+
+    from shapeshift.adapter_cache.layout import TARGETS, parts
+    from shapeshift.fused_decode.architecture import Architecture
+
+    architecture = Architecture.read(base)
+    known = parts(architecture)
+    chance = torch.Generator().manual_seed(seed)
+    tensors = {}
+    for layer in range(architecture.layers) if spec.layers is None else spec.layers:
+        for target in spec.targets:
+            part = known[TARGETS[target]]
+            name = f"{_PREFIX}.{layer}.{target}.lora"
+            spread = 1 / math.sqrt(part.inputs)
+            tensors[f"{name}_A.weight"] = torch.randn(spec.rank, part.inputs, generator=chance) * spread
+            tensors[f"{name}_B.weight"] = torch.randn(part.outputs, spec.rank, generator=chance) * 0.3
+    return save_adapter(folder, base, spec, tensors, **config)
+
+
+def save_adapter(folder: Path, base: Path, spec: Spec, tensors: Mapping[str, torch.Tensor], **config: Any) -> Path:
+    """These tensors as a PEFT folder."""
+    from safetensors.torch import save_file
+
+    stated = {
+        "peft_type": "LORA",
+        "task_type": "CAUSAL_LM",
+        "base_model_name_or_path": base.name,
+        "r": spec.rank,
+        "lora_alpha": spec.alpha or 2 * spec.rank,
+        "target_modules": sorted({target.split(".")[1] for target in spec.targets}),
+        "layers_to_transform": None if spec.layers is None else list(spec.layers),
+        "use_rslora": spec.rslora,
+        "bias": "none",
+        "inference_mode": True,
+        "lora_dropout": 0.0,
+        "use_dora": False,
+    }
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "adapter_config.json").write_text(json.dumps({**stated, **config}))
+    save_file(dict(tensors), folder / "adapter_model.safetensors", {"format": "pt"})
+    return folder
+
+
+def peft_logits(
+    base: Path, adapters: Mapping[str, Path], texts: Sequence[tuple[str | None, torch.Tensor]]
+) -> list[Any]:
+    """What PEFT computes for each text alone, with its adapter or None: FLOAT32 [tokens, vocab_size] each."""
+    import torch
+    import transformers
+    from peft import PeftModel
+
+    def plain() -> Any:
+        return transformers.AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32).eval()
+
+    made = []
+    for name, tokens in texts:
+        model = plain()
+        if name is not None:
+            model = PeftModel.from_pretrained(model, adapters[name]).eval()
+        with torch.inference_mode():
+            made.append(model(tokens[None]).logits[0])
+    return made
+
+
+def peft_texts(base: Path, adapters: Mapping[str, Path], prompt: str, count: int) -> dict[str | None, str]:
+    """What PEFT says greedily after a prompt: without an adapter (None), and with each."""
+    import torch
+    import transformers
+    from peft import PeftModel
+    from tokenizers import Tokenizer
+
+    tokenizer = Tokenizer.from_file(str(base / "tokenizer.json"))
+    ids = torch.tensor([tokenizer.encode(prompt).ids])
+    made: dict[str | None, str] = {}
+    for name in (None, *adapters):
+        model: Any = transformers.AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32).eval()
+        if name is not None:
+            model = PeftModel.from_pretrained(model, adapters[name]).eval()
+        with torch.inference_mode():
+            tokens = model.generate(input_ids=ids, max_new_tokens=count, do_sample=False, pad_token_id=1)
+        made[name] = str(tokenizer.decode(tokens[0, ids.shape[1] :].tolist()))
+    return made

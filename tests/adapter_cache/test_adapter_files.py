@@ -1,0 +1,229 @@
+"""Adapters on disk: what is served, what is refused and how, and the registry."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+import torch
+
+from shapeshift.adapter_cache import peft, registry
+from shapeshift.adapter_cache.peft import Base
+from shapeshift.errors import InvalidInputError, NotFoundError
+from shapeshift.fused_decode.architecture import Architecture
+from tests.adapter_cache.lora_models import ATTENTION, Spec, make_adapter, save_adapter
+from tests.fused_decode.checkpoints import make_checkpoint
+
+SPEC = Spec(4, ATTENTION)
+NAME = "base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight"
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_checkpoint(tmp_path_factory.mktemp("base") / "small")
+
+
+@pytest.fixture(scope="module")
+def base(checkpoint: Path) -> Base:
+    return Base(Architecture.read(checkpoint), {"small"}, 16)
+
+
+def tensors(folder: Path) -> dict[str, torch.Tensor]:
+    from safetensors.torch import load_file
+
+    return load_file(folder / "adapter_model.safetensors")
+
+
+# What is served.
+
+
+def test_ranks_and_scales_are_read(checkpoint: Path, base: Base, tmp_path: Path) -> None:
+    found = peft.read(make_adapter(tmp_path / "a", checkpoint, SPEC), base)
+    assert found.rank == 4 and len(found.factors) == 8
+    assert {factor.scale for factor in found.factors} == {2.0}
+    found = peft.read(make_adapter(tmp_path / "b", checkpoint, Spec(4, rslora=True, alpha=6)), base)
+    assert {factor.scale for factor in found.factors} == {3.0}
+
+
+def test_patterns_of_ranks_and_alphas(checkpoint: Path, base: Base, tmp_path: Path) -> None:
+    folder = make_adapter(tmp_path / "a", checkpoint, SPEC)
+    changed = tensors(folder)
+    for name in [name for name in changed if "k_proj" in name]:
+        axis = 0 if "lora_A" in name else 1
+        changed[name] = changed[name].narrow(axis, 0, 2).contiguous()
+    patterns = {"rank_pattern": {"k_proj": 2}, "alpha_pattern": {"model.layers.1.self_attn.q_proj": 12}}
+    found = peft.read(save_adapter(tmp_path / "b", checkpoint, SPEC, changed, **patterns), base)
+    assert {factor.rank for factor in found.factors if factor.part == 1} == {2}
+    scales = {(factor.layer, factor.linear, factor.part): factor.scale for factor in found.factors}
+    assert (scales[0, 0, 0], scales[1, 0, 0], scales[0, 0, 1]) == (2.0, 3.0, 4.0)
+    with pytest.raises(InvalidInputError, match="rank_pattern"):
+        peft.read(save_adapter(tmp_path / "c", checkpoint, SPEC, changed, rank_pattern={".*k_proj": 2}), base)
+
+
+# What is refused.
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"peft_type": "IA3"}, r"peft_type: got 'IA3'; LORA"),
+        ({"use_dora": True}, r"use_dora: got True; not part of plain LoRA"),
+        ({"modules_to_save": ["lm_head"]}, r"modules_to_save"),
+        ({"bias": "all"}, r"bias: got 'all'"),
+        ({"something_new": 3}, r"something_new: got 3"),
+        ({"init_lora_weights": "pissa_niter_4"}, r"init_lora_weights: got 'pissa_niter_4'"),
+        ({"base_model_name_or_path": "owner/other"}, r"base_model_name_or_path: got 'owner/other'; .*: small"),
+        ({"r": "4"}, r"r: got '4'; a whole number"),
+        ({"r": 8}, r"r: got 8; the rank of the factors of .*, 4"),
+        ({"lora_alpha": None}, r"lora_alpha: got None; a finite number"),
+    ],
+)
+def test_configurations_that_are_not_served(
+    checkpoint: Path, base: Base, tmp_path: Path, changes: dict[str, object], said: str
+) -> None:
+    folder = make_adapter(tmp_path / "a", checkpoint, SPEC, **changes)
+    with pytest.raises(InvalidInputError, match=said):
+        peft.read(folder, base)
+
+
+@pytest.mark.parametrize(
+    ("name", "tensor", "said"),
+    [
+        (NAME, torch.zeros(4, 65), r"q_proj.lora_A.*shape must be \(rank, 64\)"),
+        (NAME, torch.zeros(3, 64), r"q_proj.lora_B.*shape must be \(64, 3\)"),
+        (NAME.replace("q_proj", "z_proj"), torch.zeros(4, 64), r"z_proj.*a linear that the base has"),
+        (NAME.replace("layers.0", "layers.7"), torch.zeros(4, 64), r"the base has 2 layers"),
+        (NAME.replace("lora_A.weight", "lora_magnitude_vector"), torch.zeros(4), r"the name of a LoRA factor"),
+        (NAME.replace("lora_A", "lora_B"), None, r"both factors"),
+        (NAME, torch.zeros(4, 64, dtype=torch.int8), r"I8.*one of F32"),
+    ],
+)
+def test_tensors_that_do_not_fit(
+    checkpoint: Path, base: Base, tmp_path: Path, name: str, tensor: torch.Tensor | None, said: str
+) -> None:
+    changed = tensors(make_adapter(tmp_path / "a", checkpoint, SPEC))
+    changed.pop(name, None)
+    if tensor is not None:
+        changed[name] = tensor
+    with pytest.raises(InvalidInputError, match=said):
+        peft.read(save_adapter(tmp_path / "b", checkpoint, SPEC, changed), base)
+
+
+def test_a_rank_above_the_limit(checkpoint: Path, base: Base, tmp_path: Path) -> None:
+    with pytest.raises(InvalidInputError, match=r"got 17; a rank of 1 to max_rank \(16\)"):
+        peft.read(make_adapter(tmp_path / "a", checkpoint, Spec(17)), base)
+
+
+def test_weights_that_are_not_finite(checkpoint: Path, base: Base, tmp_path: Path) -> None:
+    changed = tensors(make_adapter(tmp_path / "a", checkpoint, SPEC))
+    changed[NAME][1, 1] = float("nan")
+    found = peft.read(save_adapter(tmp_path / "b", checkpoint, SPEC, changed), base)
+    with pytest.raises(InvalidInputError, match=rf"{re.escape(NAME)}: got 'NaN or infinity'"):
+        peft.require_finite(found)
+
+
+def test_files_that_are_not_whole(checkpoint: Path, base: Base, tmp_path: Path) -> None:
+    folder = make_adapter(tmp_path / "a", checkpoint, SPEC)
+    file = folder / "adapter_model.safetensors"
+    file.write_bytes(file.read_bytes()[:-100])
+    with pytest.raises(InvalidInputError, match="must be a whole safetensors file"):
+        peft.read(folder, base)
+    file.unlink()
+    with pytest.raises(InvalidInputError, match="must hold adapter_model.safetensors"):
+        peft.read(folder, base)
+    torch.save({}, folder / "adapter_model.bin")
+    with pytest.raises(InvalidInputError, match=r"adapter_model.bin, which can execute code"):
+        peft.read(folder, base)
+    (folder / "adapter_model.bin").rename(file)
+    with pytest.raises(InvalidInputError, match="must be a whole safetensors file"):
+        peft.read(folder, base)
+    (folder / "adapter_config.json").write_text("{")
+    with pytest.raises(InvalidInputError, match="JSON"):
+        peft.read(folder, base)
+    with pytest.raises(InvalidInputError, match="must hold a readable adapter_config.json"):
+        peft.read(tmp_path / "nowhere", base)
+
+
+# The registry.
+
+
+@pytest.fixture
+def source(checkpoint: Path, tmp_path: Path) -> Path:
+    return make_adapter(tmp_path / "source", checkpoint, SPEC)
+
+
+def test_entries_come_and_go(source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tmp_path / "registry"
+    assert registry.read(folder) == {} and registry.stamp(folder) is None
+    entry = registry.add(folder, "one", source, pinned=False)
+    assert registry.read(folder) == {"one": entry}
+    assert registry.digest(registry.place(folder, entry)) == entry.sha256
+    before = registry.stamp(folder)
+    registry.pin(folder, "one", True)
+    assert registry.read(folder)["one"].pinned and registry.stamp(folder) != before
+    (source / "adapter_config.json").write_text("{}")
+    other = registry.add(folder, "one", source, pinned=False)
+    assert other.folder != entry.folder and registry.read(folder) == {"one": other}
+    registry.remove(folder, "one")
+    assert registry.read(folder) == {}
+    assert (folder / entry.folder).is_dir() and (folder / other.folder).is_dir(), "a server may still read them"
+    monkeypatch.setattr(registry, "_KEEP_S", 0.0)
+    registry.add(folder, "two", source, pinned=False)
+    assert sorted(path.name for path in folder.glob("one-*")) == []
+    assert [path for path in folder.iterdir() if path.name.endswith((".tmp", ".json"))] == [folder / "registry.json"]
+
+
+def test_what_is_removed_and_added_again_stays(source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tmp_path / "registry"
+    entry = registry.add(folder, "one", source, pinned=False)
+    registry.remove(folder, "one")
+    assert registry.add(folder, "one", source, pinned=True).folder == entry.folder
+    monkeypatch.setattr(registry, "_KEEP_S", 0.0)
+    registry.pin(folder, "one", False)
+    assert (folder / entry.folder).is_dir()
+
+
+@pytest.mark.parametrize("name", ["../up", "/etc/passwd", "a/b", "", ".hidden", "a..b", "a" * 129, "a\n", "ä"])
+def test_names_never_become_paths(source: Path, tmp_path: Path, name: str) -> None:
+    with pytest.raises(InvalidInputError, match="name"):
+        registry.add(tmp_path / "registry", name, source, pinned=False)
+    assert not (tmp_path / "registry").exists()
+
+
+@pytest.mark.parametrize("place", ["../source", "/tmp", "", "..", "a/b"])
+def test_folders_outside_are_refused(source: Path, tmp_path: Path, place: str) -> None:
+    folder = tmp_path / "registry"
+    folder.mkdir()
+    entry = {"folder": place, "sha256": "0", "pinned": False}
+    (folder / "registry.json").write_text(json.dumps({"adapters": {"one": entry}}))
+    with pytest.raises(InvalidInputError, match="folder"):
+        registry.place(folder, registry.read(folder)["one"])
+    (folder / "link").symlink_to(source)
+    with pytest.raises(InvalidInputError, match="folder"):
+        registry.place(folder, registry.Entry("link", "0"))
+
+
+@pytest.mark.parametrize(
+    "content", ["{", "[]", '{"adapters": []}', '{"adapters": {"a": {"folder": "x"}}}', '{"adapters": {"../a": {}}}']
+)
+def test_broken_registries_are_named(source: Path, tmp_path: Path, content: str) -> None:
+    folder = tmp_path / "registry"
+    folder.mkdir()
+    (folder / "registry.json").write_text(content)
+    with pytest.raises(InvalidInputError, match=r"registry\.json"):
+        registry.read(folder)
+    with pytest.raises(InvalidInputError, match=r"registry\.json"):
+        registry.add(folder, "one", source, pinned=False)
+    assert (folder / "registry.json").read_text() == content
+
+
+def test_unknown_names_list_the_known(source: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "registry"
+    registry.add(folder, "one", source, pinned=False)
+    for change in (lambda: registry.remove(folder, "two"), lambda: registry.pin(folder, "two", True)):
+        with pytest.raises(NotFoundError, match="no adapter 'two'; known: one"):
+            change()
+    many = [f"n{number:04}" for number in range(1000)]
+    assert str(registry.unknown("x", many, "lora_name")).endswith("n0019 and 980 more")

@@ -1,0 +1,251 @@
+"""`generate_lora` and `generate_lora_unary` in a real Triton, over a small random model and random adapters."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+import tritonclient.grpc as grpc_client
+from tritonclient.utils import InferenceServerException
+
+from shapeshift.cli import main as cli
+from shapeshift.triton import metrics, modelconfig
+from tests.adapter_cache.lora_models import Spec, make_adapter
+
+if TYPE_CHECKING:
+    from shapeshift.triton.server import TritonServer
+
+pytestmark = [pytest.mark.server, pytest.mark.timeout(300)]
+
+PROJECT = Path(__file__).resolve().parents[2]
+BUILD = PROJECT / "build"
+PROMPT = "Return the number of"
+COUNT = 16
+
+
+@pytest.fixture(scope="module")
+def house(small_base: Path, mixed_adapters: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A project of two fronts whose registry is filled by the build; its build folder."""
+    from build_engines import decode
+    from build_engines.repository import front_models
+    from build_engines.settings import Places
+
+    root = tmp_path_factory.mktemp("house")
+    places = Places(root, root / "build", root / "model_repository")
+    places.build.mkdir()
+    (BUILD / "kernels").mkdir(parents=True, exist_ok=True)
+    (places.build / "kernels").symlink_to(BUILD / "kernels")
+    starters = mixed_adapters["small"].parent
+    for name in ("generate_lora", "generate_lora_unary"):
+        config = modelconfig.read(PROJECT / "model_repository" / name / "config.pbtxt")
+        if name == "generate_lora":
+            stated = {"checkpoint": small_base, "starter_dir": starters, "precision": "f32", "adapter_mb": 1}
+            for key, value in {**stated, "max_length": 256, "max_concurrency": 8}.items():
+                modelconfig.set_parameter(config, key, str(value))
+        (places.repository / name / "1").mkdir(parents=True)
+        modelconfig.write(config, places.repository / name / "config.pbtxt")
+    fixed = {"from_file": str(mixed_adapters["queries"])}
+    (places.repository / "generate_lora" / "1" / "multi_lora.json").write_text(json.dumps(fixed))
+    for front in front_models(places, set()):
+        assert isinstance(front, decode.DecodeFront)
+        decode.publish(front, places)
+    return places.build
+
+
+@pytest.fixture(scope="module")
+def server(
+    house: Path, free_ports: Callable[[int], list[int]], tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[TritonServer]:
+    from shapeshift.triton.server import ServerSettings, TritonServer
+
+    if not (BUILD / "triton" / "bin").is_dir():
+        pytest.skip(f"no server in {BUILD / 'triton'}: run `make setup`")
+    http_port, grpc_port, metrics_port = free_ports(3)
+    settings = ServerSettings(
+        repositories=(house / "repository",),
+        models=("generate_lora", "generate_lora_unary"),
+        backend_directories=(PROJECT / "backends",),
+        triton=BUILD / "triton",
+        run_directory=tmp_path_factory.mktemp("run"),
+        http_port=http_port,
+        grpc_port=grpc_port,
+        metrics_port=metrics_port,
+    )
+    with TritonServer(settings) as running:
+        yield running.wait_ready(timeout_s=120)
+
+
+@pytest.fixture(scope="module")
+def spoken(small_base: Path, mixed_adapters: dict[str, Path]) -> dict[str | None, str]:
+    """What PEFT says greedily with each adapter, and without one."""
+    from tests.adapter_cache.lora_models import peft_texts
+
+    made = peft_texts(small_base, mixed_adapters, PROMPT, COUNT)
+    return made | {"from_file": made["queries"]}
+
+
+@pytest.fixture
+def adapters(house: Path, capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
+    """A function that runs `shapeshift adapters` on the project; its output."""
+
+    def run(*arguments: str, status: int = 0) -> str:
+        assert cli.main(["adapters", "--build", str(house), *arguments]) == status
+        said = capsys.readouterr()
+        return said.out if status == 0 else said.err
+
+    return run
+
+
+def post(server: TritonServer, name: str | None, **fields: Any) -> tuple[int, dict[str, Any]]:
+    given = {"text_input": PROMPT, "temperature": 0.0, "max_tokens": COUNT, **fields}
+    body = given if name is None else {**given, "lora_name": name}
+    connection = http.client.HTTPConnection(server.http_url, timeout=60)
+    connection.request("POST", "/v2/models/generate_lora/generate", json.dumps(body))
+    answer = connection.getresponse()
+    content = json.loads(answer.read().decode())
+    connection.close()
+    return answer.status, content
+
+
+def plain(server: TritonServer, name: str | None, count: int = COUNT) -> str:
+    """The same as a plain request over gRPC."""
+    inputs = [
+        grpc_client.InferInput("text_input", [1], "BYTES"),
+        grpc_client.InferInput("max_tokens", [1], "INT32"),
+        grpc_client.InferInput("temperature", [1], "FP32"),
+    ]
+    values = (np.array([PROMPT.encode()], dtype=object), np.array([count], np.int32), np.array([0], np.float32))
+    for tensor, value in zip(inputs, values, strict=True):
+        tensor.set_data_from_numpy(value)
+    with grpc_client.InferenceServerClient(server.grpc_url) as client:
+        parameters = None if name is None else {"lora_name": name}
+        answer = client.infer("generate_lora_unary", inputs, parameters=parameters, client_timeout=60)
+    return str(answer.as_numpy("text_output")[0].decode())
+
+
+def metric(server: TritonServer, name: str, **labels: str) -> float:
+    wanted = {*labels.items(), ("model", "generate_lora")}
+    samples = metrics.scrape(server.metrics_url).items()
+    return sum(value for (series, own), value in samples if series == f"shapeshift_{name}" and wanted <= own)
+
+
+def until(condition: Callable[[], Any]) -> None:
+    deadline = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def test_every_way_says_what_peft_says(server: TritonServer, spoken: dict[str | None, str]) -> None:
+    for name, text in spoken.items():
+        status, answer = post(server, name)
+        assert (status, answer["text_output"]) == (200, text)
+        assert plain(server, name) == text
+
+
+def test_many_at_once_say_what_each_says_alone(server: TritonServer, spoken: dict[str | None, str]) -> None:
+    names = list(spoken) * 6
+    with ThreadPoolExecutor(16) as pool:
+        answers = list(pool.map(lambda name: post(server, name)[1]["text_output"], names))
+    assert answers == [spoken[name] for name in names]
+    until(lambda: metric(server, "adapter_requests_total", adapter="large") >= 6)
+    assert metric(server, "adapter_hits_total") > metric(server, "adapter_misses_total") >= 6
+
+
+def test_unknown_names_list_the_known(server: TritonServer) -> None:
+    status, answer = post(server, "nobody")
+    assert status == 404 and "known: attention, from_file, large, mlp" in answer["error"]
+    status, answer = post(server, "../small")
+    assert status == 400 and "lora_name" in answer["error"]
+    with pytest.raises(InferenceServerException, match="no adapter 'nobody'") as refused:
+        plain(server, "nobody")
+    assert refused.value.status() == "StatusCode.NOT_FOUND"
+
+
+def test_adapters_come_and_go_while_others_run(
+    server: TritonServer,
+    house: Path,
+    small_base: Path,
+    spoken: dict[str | None, str],
+    adapters: Callable[..., str],
+    tmp_path: Path,
+) -> None:
+    stop = threading.Event()
+    said: list[tuple[str | None, str]] = []
+
+    def go_on(name: str | None) -> None:
+        while not stop.is_set():
+            said.append((name, post(server, name)[1]["text_output"]))
+
+    with ThreadPoolExecutor(3) as pool:
+        running = [pool.submit(go_on, name) for name in ("small", "large", None)]
+        try:
+            adapters("add", "late", str(make_adapter(tmp_path / "late", small_base, Spec(7), seed=5)), "--pin")
+            assert "late" in adapters("list") and "pinned" in adapters("list")
+            until(lambda: post(server, "late")[0] == 200)
+            first = post(server, "late")[1]["text_output"]
+            adapters("add", "late", str(make_adapter(tmp_path / "other", small_base, Spec(9), seed=6)))
+            until(lambda: post(server, "late")[1].get("text_output") != first)
+            adapters("remove", "late")
+            until(lambda: post(server, "late")[0] == 404)
+        finally:
+            stop.set()
+        for one in running:
+            one.result()
+    assert len(said) > 10
+    assert all(text == spoken[name] for name, text in said)
+
+
+def test_what_cannot_be_served_is_refused_by_the_command(
+    server: TritonServer, small_base: Path, adapters: Callable[..., str], tmp_path: Path
+) -> None:
+    wrong = make_adapter(tmp_path / "wrong", small_base, Spec(4), base_model_name_or_path="owner/other")
+    assert "base_model_name_or_path" in adapters("add", "wrong", str(wrong), status=2)
+    assert "letters, digits" in adapters("add", "../wrong", str(wrong), status=2)
+    assert "no adapter 'nobody'; known: attention" in adapters("remove", "nobody", status=2)
+    assert "got 129" not in adapters("list") and "wrong" not in adapters("list")
+    large = make_adapter(tmp_path / "large", small_base, Spec(65))
+    assert "a rank of 1 to max_rank (64)" in adapters("add", "big", str(large), status=2)
+
+
+def test_a_bad_entry_is_told_of_and_changes_nothing(
+    server: TritonServer, house: Path, spoken: dict[str | None, str]
+) -> None:
+    before = metric(server, "adapter_refusals_total")
+    file = house / "adapters" / "generate_lora" / "registry.json"
+    whole = file.read_text()
+    content = json.loads(whole)
+    content["adapters"]["odd"] = {"folder": "../../..", "sha256": "0", "pinned": False}
+    file.write_text(json.dumps(content))
+    until(lambda: metric(server, "adapter_refusals_total") > before)
+    assert post(server, "odd")[0] == 404
+    assert post(server, "small")[1]["text_output"] == spoken["small"]
+    file.write_text(whole)
+
+
+def test_what_runs_is_told(server: TritonServer) -> None:
+    stop = threading.Event()
+
+    def go_on() -> None:
+        while not stop.is_set():
+            post(server, "small", max_tokens=200, ignore_eos=True)
+
+    def told() -> bool:
+        found = [dict(own) for series, own in metrics.scrape(server.metrics_url) if series.endswith("requests_info")]
+        assert len(found) == 1 and found[0]["max_lora"] == "8"
+        return found[0]["running_lora_adapters"] == "small"
+
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(go_on)
+        try:
+            until(told)
+        finally:
+            stop.set()
