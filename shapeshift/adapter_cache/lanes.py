@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -89,7 +90,7 @@ class Window:
         loads = self._loads(found, recent, usual_s)
         whole = total * sum(one.charge for one in recent) / sum(one.cache_tokens for one in recent)
         quotas = assign(loads, whole, slo_s or SLO_FACTOR * max(usual_s, 1e-3))
-        return Lanes(found.clusters, largest, tuple(map(int, quotas.quota)))
+        return Lanes(found.clusters, largest, _whole(quotas.quota, [load.largest for load in loads]))
 
     def _loads(self, lanes: Lanes, recent: Sequence[Sized], usual_s: float) -> list[QueueLoad]:
         span_s = max(self._came[-1][0] - self._came[0][0], 1e-3)
@@ -103,3 +104,13 @@ class Window:
             QueueLoad(max(of_lane, default=1), sum(took) / len(took) if took else usual_s, len(of_lane) / span_s)
             for of_lane, took in zip(charges, times, strict=True)
         ]
+
+
+def _whole(quota: Sequence[float], sizes: Sequence[float]) -> tuple[int, ...]:
+    """Quotas that hold whole requests: the queueing model divides finely, and what is left over serves nobody.
+
+    The queue of the largest gives what the others are rounded up by, down to one request of its own.
+    """
+    made = [math.ceil(tokens / size) * math.ceil(size) for tokens, size in zip(quota[:-1], sizes, strict=False)]
+    rest = int(sum(quota)) - sum(made)
+    return (*made, rest) if rest >= sizes[-1] else tuple(map(int, quota))
