@@ -286,8 +286,8 @@ def test_prompts_share_the_budget_the_first_come_first() -> None:
 def test_a_model_that_fails_costs_what_runs_and_the_loop_goes_on() -> None:
     run = Run(ToyRuntime(slots=2))
     lost, waits = [run.submit(max_tokens=9) for _ in range(2)], run.submit(max_tokens=3)
-    run.loop.start()
     run.runtime.fail = RuntimeError("out of memory")
+    run.loop.start()
     assert run.runtime.entered.acquire(timeout=30)
     while not all(sequence.ended for sequence in lost):
         time.sleep(0.001)

@@ -181,12 +181,12 @@ def test_gauges_with_labels_are_series_of_one_family() -> None:
 
 def test_counters_by_label_are_capped() -> None:
     pb_utils = PbUtils()
-    counters = Counters("named_total", "help", "name", most=2)
+    counters = Counters("named_total", "help", "letter", most=2)
     own = flusher(pb_utils, counters)
     for name in ("a", "b", "c", "a", "d"):
         counters.add(name)
         own.flush()
-    found = {name: pb_utils.metric("shapeshift_named_total", name=name) for name in ("a", "b", "other")}
+    found = {name: pb_utils.metric("shapeshift_named_total", letter=name) for name in ("a", "b", "other")}
     assert found == {"a": 2, "b": 1, "other": 2}
     own.close()
 
