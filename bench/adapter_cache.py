@@ -50,8 +50,8 @@ class Extent:
     budget_s: float
 
 
-QUICK = Extent((0.9, 1.1), 300, (0.9,), 60, 1, False, 60.0)
-FULL = Extent((0.7, 0.9, 1.05, 1.2), 1000, (0.7, 0.95), 240, 3, True, 1800.0)
+QUICK = Extent((0.9, 1.1), 300, (0.9,), 40, 1, False, 60.0)
+FULL = Extent((0.9, 1.05, 1.2), 500, (0.7, 0.95), 240, 3, True, 1700.0)
 
 
 class Run:
@@ -85,7 +85,8 @@ class Run:
         capacity = bench.capacity(extent.count)
         rates = {load: load * capacity for load in extent.loads}
         for number, seed in enumerate(self._seeds):
-            bench.measure(served.PARTS, rates, extent.count, seed)
+            ends = {name: served.PARTS[name] for name in (served.PLAIN, served.BOTH)}
+            bench.measure(served.PARTS if extent.further else ends, rates, extent.count, seed)
             if extent.further and not number:
                 near = {extent.loads[-1]: rates[extent.loads[-1]]}
                 bench.measure({**served.ORDERS, **served.EVICTIONS, **served.PREFETCH}, near, extent.count, seed)
