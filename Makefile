@@ -10,7 +10,7 @@ MODELS ?=
 # Model and requests in flight for `make loadtest`.
 MODEL ?= encode
 CONCURRENCY ?= 8
-# What `make bench` measures: encode, polymorph or fused_decode.
+# What `make bench` measures: encode, polymorph, fused_decode or adapter_cache.
 BENCH ?= encode
 # Further options of `make serve`, `make bench` and `make test`.
 ARGS ?=
@@ -44,7 +44,7 @@ lint: .venv/.test ## check style, formatting and types
 	@$(BIN)/ruff format --check .
 	@$(BIN)/mypy
 
-bench: .venv/.test engines ## measure ours against others (BENCH=encode, polymorph or fused_decode; ARGS=--quick: under 3 minutes)
+bench: .venv/.test engines ## measure ours against others (BENCH=encode, polymorph, fused_decode or adapter_cache; ARGS=--quick: under 3 minutes)
 	@$(BIN)/python -m bench.$(BENCH) $(ARGS)
 
 simulate: .venv/.test build/.server ## the allocation and dispatch policies as discrete events, for many workers
