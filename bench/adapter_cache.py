@@ -34,8 +34,10 @@ PARTS = ("simulated", "server")
 class Extent:
     """How much is measured.
 
-    simulated_loads, loads  shares of what FIFO without a cache can serve; counts: requests of each run
-    seeds                   runs of each cell; further: whether orders, evictions and prefetch are compared
+    simulated_loads, loads  shares of what FIFO without a cache serves when all requests are there at once
+    simulated_count, count  requests of each run
+    seeds                   runs of each cell
+    further                 whether other orders, evictions, prefetch and predictors are compared, and all regimes
     budget_s                of the server's part: afterwards no further system begins
     """
 
@@ -48,8 +50,8 @@ class Extent:
     budget_s: float
 
 
-QUICK = Extent((0.9, 1.0), 300, (0.9,), 60, 1, False, 90.0)
-FULL = Extent((0.6, 0.8, 0.9, 1.0, 1.1), 2000, (0.7, 0.95), 240, 3, True, 2100.0)
+QUICK = Extent((0.9, 1.1), 300, (0.9,), 40, 1, False, 60.0)
+FULL = Extent((0.9, 1.05, 1.2), 500, (0.7, 0.95), 240, 3, True, 1700.0)
 
 
 class Run:
@@ -83,7 +85,8 @@ class Run:
         capacity = bench.capacity(extent.count)
         rates = {load: load * capacity for load in extent.loads}
         for number, seed in enumerate(self._seeds):
-            bench.measure(served.PARTS, rates, extent.count, seed)
+            ends = {name: served.PARTS[name] for name in (served.PLAIN, served.BOTH)}
+            bench.measure(served.PARTS if extent.further else ends, rates, extent.count, seed)
             if extent.further and not number:
                 near = {extent.loads[-1]: rates[extent.loads[-1]]}
                 bench.measure({**served.ORDERS, **served.EVICTIONS, **served.PREFETCH}, near, extent.count, seed)

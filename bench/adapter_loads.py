@@ -26,9 +26,7 @@ def data_folder() -> Path:
     """Where the public data lies. Raises UnsupportedError naming the variable that says where."""
     folder = Path(os.environ.get("SHAPESHIFT_DATA", "../shared/data"))
     if not (folder / TRACE).is_file():
-        raise UnsupportedError(
-            f"no {folder / TRACE}: set SHAPESHIFT_DATA to a folder that holds it (docs/adapter_cache.md)"
-        )
+        raise UnsupportedError(f"no {folder / TRACE}: set SHAPESHIFT_DATA to a folder that holds it")
     return folder
 
 

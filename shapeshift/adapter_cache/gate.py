@@ -161,8 +161,8 @@ class Gate(Admission[T]):
         """
         if self._room < 1 or self._place(request) > self._spare_tokens():
             return False
-        ready = self._memory.acquire(request.adapter)
-        if not ready and not (self._begin_load(request) and hold):
+        ready = self._acquire(request, self._promised())
+        if not ready and (self._memory.resident(request.adapter) or not self._begin_load(request) or not hold):
             return False
         self._room -= 1
         self._promise.admissions += 1
@@ -173,6 +173,19 @@ class Gate(Admission[T]):
         else:
             self._held[request] = None
         return True
+
+    def _acquire(self, request: T, beside: int) -> bool:
+        """Use its adapter; False where that is not there, or an idle one that would leave no room for the request.
+
+        beside: tokens of cache that others have been promised.
+        """
+        alone = not self._running and not self._held
+        if not self._memory.acquire(request.adapter):
+            return False
+        if alone or self._place(request) + beside <= self._memory.free_tokens:
+            return True
+        self._memory.release(request.adapter)
+        return False
 
     def _begin_load(self, request: T) -> bool:
         """Let the adapter of `request` come; False where it cannot be held beside all that is promised."""
@@ -215,9 +228,10 @@ class Gate(Admission[T]):
         self._refund(request)
 
     def _seat_held(self) -> None:
-        for request in [one for one in self._held if self._memory.acquire(one.adapter)]:
-            del self._held[request]
-            self._run(request)
+        for request in list(self._held):
+            if self._acquire(request, sum(map(self._place, self._chosen))):
+                del self._held[request]
+                self._run(request)
         # Only now: a load that goes on may evict what has just been loaded and not yet been used.
         for request in self._held:
             assert request.adapter is not None

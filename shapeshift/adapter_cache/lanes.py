@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -19,12 +20,18 @@ _UNKNOWN_S = 1.0
 
 @dataclass(frozen=True)
 class Sized:
-    """What a request's queue follows from. charge: tokens that it takes of its queue's quota."""
+    """What a request's queue follows from. cache_tokens: that it takes; adapter_tokens: what its adapter takes."""
 
     input_tokens: int
     output_tokens: int
     rank: int
-    charge: int
+    cache_tokens: int
+    adapter_tokens: int
+
+    @property
+    def charge(self) -> int:
+        """Tokens that it takes of its queue's quota."""
+        return self.cache_tokens + self.adapter_tokens
 
 
 @dataclass(frozen=True)
@@ -63,7 +70,11 @@ class Window:
         self._took.append((sized, seconds))
 
     def lanes(self, total: int, max_queues: int, slo_s: float) -> Lanes:
-        """Queues for `total` tokens, at most `max_queues`; slo_s 0: five times the mean time a request runs."""
+        """Queues for `total` tokens of cache, at most `max_queues`; slo_s 0: five times the mean time a request runs.
+
+        What is divided is `total` and as much for adapters as comes with it: requests share adapters, so that to
+        count them against the cache would leave some of it empty.
+        """
         recent = [sized for _, sized in self._came]
         if not recent:
             return single(total)
@@ -77,8 +88,9 @@ class Window:
         every = [seconds for _, seconds in self._took]
         usual_s = sum(every) / len(every) if every else _UNKNOWN_S
         loads = self._loads(found, recent, usual_s)
-        quotas = assign(loads, total, slo_s or SLO_FACTOR * max(usual_s, 1e-3))
-        return Lanes(found.clusters, largest, tuple(map(int, quotas.quota)))
+        whole = total * sum(one.charge for one in recent) / sum(one.cache_tokens for one in recent)
+        quotas = assign(loads, whole, slo_s or SLO_FACTOR * max(usual_s, 1e-3))
+        return Lanes(found.clusters, largest, _whole(quotas.quota, [load.largest for load in loads]))
 
     def _loads(self, lanes: Lanes, recent: Sequence[Sized], usual_s: float) -> list[QueueLoad]:
         span_s = max(self._came[-1][0] - self._came[0][0], 1e-3)
@@ -92,3 +104,13 @@ class Window:
             QueueLoad(max(of_lane, default=1), sum(took) / len(took) if took else usual_s, len(of_lane) / span_s)
             for of_lane, took in zip(charges, times, strict=True)
         ]
+
+
+def _whole(quota: Sequence[float], sizes: Sequence[float]) -> tuple[int, ...]:
+    """Quotas that hold whole requests: the queueing model divides finely, and what is left over serves nobody.
+
+    The queue of the largest gives what the others are rounded up by, down to one request of its own.
+    """
+    made = [math.ceil(tokens / size) * math.ceil(size) for tokens, size in zip(quota[:-1], sizes, strict=False)]
+    rest = int(sum(quota)) - sum(made)
+    return (*made, rest) if rest >= sizes[-1] else tuple(map(int, quota))

@@ -98,8 +98,13 @@ class MultiQueue(Gate[T]):
 
     def _came(self, request: T) -> None:
         tokens = request.prompt_tokens + request.predicted_tokens
-        charge = max(self._limits.slot_tokens, tokens) + self._adapter_tokens(request.adapter)
-        self._sizes[request] = Sized(request.prompt_tokens, request.predicted_tokens, request.rank, charge)
+        self._sizes[request] = Sized(
+            request.prompt_tokens,
+            request.predicted_tokens,
+            request.rank,
+            max(self._limits.slot_tokens, tokens),
+            self._adapter_tokens(request.adapter),
+        )
         self._window.came(self._sizes[request], request.arrived)
 
     def _enter(self, request: T) -> None:
@@ -136,7 +141,9 @@ class MultiQueue(Gate[T]):
     # Its own.
 
     def _tokens_of(self, queue: int, request: T) -> int:
-        """What it is charged: no more than the quota, or it could never be admitted."""
+        """What it is charged: no more than the quota, or it could never be admitted; one queue needs no quota."""
+        if len(self._queues) == 1:
+            return 0
         return min(self._sizes[request].charge, self._lanes.quota[queue])
 
     def _head(self, queue: int) -> float | None:

@@ -9,6 +9,9 @@ from shapeshift.adapter_cache import evict, prefetch
 from shapeshift.adapter_cache.evict import EvictEntry
 from shapeshift.adapter_cache.interfaces import AdapterInfo
 
+_GUESS_S = 1.0
+"""Between two looks at what may be asked for, as in the server."""
+
 
 @dataclass(frozen=True)
 class Caching:
@@ -55,6 +58,7 @@ class SimulatedPool:
         self._seated = 0
         self._clock = 0.0
         self._histograms = prefetch.Histograms()
+        self._next_guess = 0.0
 
     # Memory, as the admission sees it.
 
@@ -141,7 +145,8 @@ class SimulatedPool:
             del self._loading[adapter]
             self._resident[adapter] = _Resident(self._adapters[adapter], 0, self.now, self._clock)
             self._drop_unused(adapter)
-        if self._caching.predicts and not self._loading:
+        if self._caching.predicts and not self._loading and self.now >= self._next_guess:
+            self._next_guess = self.now + _GUESS_S
             there = self._resident.keys()
             for name in prefetch.plan(self._histograms, list(self._adapters.values()), there, self._room(), self.now):
                 self.want(name)

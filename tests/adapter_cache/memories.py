@@ -70,8 +70,12 @@ class ToyMemory:
             return True
         if self.sizes[adapter] + beside > self.free_tokens:
             return False
-        # Whoever is idle makes way.
-        self.loaded = {name for name in self.loaded if self.users.get(name)}
+        for idle in sorted(name for name in self.loaded if not self.users.get(name)):
+            if self.sizes[adapter] + beside <= self.free_tokens - sum(
+                self.sizes[name] for name in self.loaded if not self.users.get(name)
+            ):
+                break
+            self.loaded.remove(idle)
         self.loading.append(adapter)
         return True
 

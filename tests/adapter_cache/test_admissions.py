@@ -345,7 +345,13 @@ def test_who_passed_and_does_not_end_in_time_is_set_aside_once() -> None:
     assert gate.admit(3) == [], "it does not pass again"
     gate.finished(runs)
     memory.seated = 0
-    assert gate.admit(4) == [short] and memory.loading == ["big"]
+    assert gate.admit(4) == [] and memory.loading == ["big"], "all of the memory is the head's"
+    memory.arrive()
+    (head,) = gate.admit(4)
+    gate.finished(head)
+    assert gate.admit(4) == [] and memory.loading == ["here"]
+    memory.arrive()
+    assert gate.admit(4) == [short]
     gate.check_integrity()
 
 
@@ -355,7 +361,7 @@ def test_who_passed_goes_on_when_the_head_is_in() -> None:
     gate.submit(short)
     assert gate.admit(3) == [short]
     gate.finished(runs)
-    memory.seated = 5
+    memory.total_tokens, memory.seated = 200, short.tokens
     assert gate.admit(3) == [] and memory.loading == ["big"]
     short.generated = 20
     assert gate.squash() == []
@@ -416,7 +422,7 @@ def test_small_requests_have_a_lane_of_their_own() -> None:
                 memory.seated -= one.tokens
                 gate.finished(one)
         waited[scheduler] = sum(small) / len(small)
-    assert waited["chameleon"] < 0.1 * waited["fifo"]
+    assert waited["chameleon"] < 0.25 * waited["fifo"]
 
 
 def test_settings_are_checked() -> None:

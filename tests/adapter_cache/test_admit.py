@@ -70,7 +70,7 @@ def test_a_waiting_queue_keeps_what_is_left_of_its_quota() -> None:
         made.submit(0, f"small{number}", 5)
     assert made.step() == (["small0", "small1"], [])
     made.finish("large")
-    assert made.step() == (["next"], [])
+    assert made.step() == (["next"], ["small2", "small3"]), "nothing waits behind it any more"
 
 
 def steps_of(quota: list[float], events: list[tuple]) -> tuple[list, list]:

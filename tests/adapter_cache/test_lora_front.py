@@ -225,17 +225,18 @@ def test_a_file_that_breaks_before_it_is_loaded(
 def test_an_adapter_larger_than_the_pool(
     make_front: MakeFront, folder: Path, small_base: Path, tmp_path: Path, pb_utils: PbUtils
 ) -> None:
-    registry.add(folder, "huge", make_adapter(tmp_path / "huge", small_base, Spec(128)), pinned=False)
-    registry.add(folder, "odd", make_adapter(tmp_path / "odd", small_base, Spec(129)), pinned=False)
-    front = make_front(max_rank=128)
-    assert any("adapter odd is refused" in line and "max_rank (128)" in line for line in pb_utils.Logger.lines)
-    sizes = {one.label: one.info.bytes for one in room_of(front).catalogue.all()}
-    assert sizes["huge"] < 1 << 20
-    largest = room_of(front).cache.largest
-    room_of(front).cache._pool._bounds[-1] = (0, 1000)
-    registry.add(folder, "late", make_adapter(tmp_path / "late", small_base, Spec(64)), pinned=False)
-    wait_for(lambda: any("do not fit into adapter_mb" in line for line in pb_utils.Logger.lines))
-    assert largest == (1 << 20) // 4
+    registry.add(folder, "huge", make_adapter(tmp_path / "huge", small_base, Spec(160)), pinned=False)
+    registry.add(folder, "odd", make_adapter(tmp_path / "odd", small_base, Spec(201)), pinned=False)
+    registry.add(folder, "fits", make_adapter(tmp_path / "fits", small_base, Spec(128)), pinned=True)
+    front = make_front(max_rank=200)
+    assert len(room_of(front).catalogue) == 7
+    said = [line for line in pb_utils.Logger.lines if "adapter" in line]
+    assert any("huge is refused" in line and "do not fit into adapter_mb (1)" in line for line in said)
+    assert any("odd is refused" in line and "max_rank (200)" in line for line in said)
+    assert any("fits is not pinned: adapter_mb leaves too little" in line for line in said)
+    request = asking("fits")
+    front.execute([request])
+    assert told(request)["text_output"]
 
 
 def test_many_adapters_are_known(make_front: MakeFront, folder: Path, small_base: Path, tmp_path: Path) -> None:

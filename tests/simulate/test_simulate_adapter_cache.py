@@ -1,0 +1,100 @@
+"""The simulated decode loop against times that can be worked out by hand, and what the policies do in it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from shapeshift.adapter_cache.interfaces import AdapterInfo
+from shapeshift.adapter_cache.predict import Oracle
+from shapeshift.adapter_cache.scheduling import SCHEDULERS, SchedulingSettings
+from shapeshift.simulate.adapter_cache import Ask, Machine, Result, run
+from shapeshift.simulate.adapter_pool import Caching
+
+MACHINE = Machine(
+    slots=4,
+    prefill_tokens=100,
+    base_s=0.01,
+    row_s=0.001,
+    token_s=0.0001,
+    rank_s=0.0,
+    load_bytes_s=1000.0,
+    pool_bytes=100_000,
+    token_bytes=10,
+)
+ADAPTERS = {f"a{number}": AdapterInfo(f"a{number}", 8, 100) for number in range(10)}
+FIFO = SchedulingSettings(scheduler="fifo")
+
+
+def serve(asks: list[Ask], own: SchedulingSettings = FIFO, caching: Caching | None = None, **changed: float) -> Result:
+    machine = replace(MACHINE, **changed)  # type: ignore[arg-type]
+    return run(machine, ADAPTERS, asks, own, caching or Caching(), Oracle(1.0))
+
+
+def test_one_request_takes_what_the_law_says() -> None:
+    got = serve([Ask(1.0, None, 250, 3)])
+    # Three iterations read the prompt, the last of them speaks; two more each give a token.
+    assert got.first_s == pytest.approx([3 * 0.01 + 250 * 0.0001 + 0.001])
+    assert got.last_s == pytest.approx(got.first_s + 2 * 0.011)
+    assert got.between_s == pytest.approx([0.011, 0.011])
+    assert got.loaded_bytes == 0
+
+
+def test_an_adapter_is_waited_for_and_then_there() -> None:
+    got = serve([Ask(0.0, "a0", 10, 2), Ask(5.0, "a0", 10, 2)])
+    assert got.first_s == pytest.approx([0.1 + 0.012, 0.012])
+    assert (got.loaded_bytes, got.hits, got.misses) == (100, 1, 1)
+    without = serve([Ask(0.0, "a0", 10, 2), Ask(5.0, "a0", 10, 2)], caching=Caching(keeps=False))
+    assert without.first_s == pytest.approx([0.112, 0.112]) and without.loaded_bytes == 200
+
+
+def test_loads_come_one_after_the_other_over_the_link() -> None:
+    got = serve([Ask(0.0, f"a{number}", 1, 1) for number in range(3)])
+    assert got.first_s == pytest.approx([0.1, 0.2, 0.3], abs=0.03)
+
+
+def asks(count: int, seed: int, rate: float = 30.0) -> list[Ask]:
+    rng = np.random.default_rng(seed)
+    instants = np.cumsum(rng.exponential(1 / rate, count)).tolist()
+    return [
+        Ask(at, f"a{int(rng.integers(10) ** 2 // 10)}", int(rng.integers(1, 60)), int(rng.integers(1, 30)))
+        for at in instants
+    ]
+
+
+@pytest.mark.parametrize("scheduler", SCHEDULERS)
+@pytest.mark.parametrize("pool_bytes", [100_000, 2_000])
+def test_everybody_is_served_whatever_is_scarce(scheduler: str, pool_bytes: int) -> None:
+    given = asks(300, 1)
+    own = SchedulingSettings(scheduler=scheduler, recluster_s=2.0)
+    got = serve(given, own, Caching(predicts=True), pool_bytes=pool_bytes)
+    assert (got.first_s > 0).all() and (got.last_s >= got.first_s).all()
+    assert len(got.between_s) == sum(ask.answer_tokens - 1 for ask in given)
+    assert got.hits + got.misses == len(given)
+
+
+@pytest.mark.parametrize("scheduler", ["chameleon", "sjf", "wrs"])
+@pytest.mark.parametrize("seed", range(3))
+def test_nobody_waits_three_times_as_long_as_first_come_first_served_makes_them(scheduler: str, seed: int) -> None:
+    given = asks(600, seed, rate=60.0)
+    first = serve(given, pool_bytes=8_000).first_s.max()
+    own = SchedulingSettings(scheduler=scheduler, recluster_s=2.0)
+    assert serve(given, own, pool_bytes=8_000).first_s.max() <= 3 * first
+
+
+def test_a_cache_spares_loads_and_less_of_them_where_uses_a_byte_decide() -> None:
+    """Adapters of two sizes, the small ones asked for more often: what the score keeps costs more to load."""
+    known = {f"s{at}": AdapterInfo(f"s{at}", 8, 100) for at in range(20)}
+    known |= {f"L{at}": AdapterInfo(f"L{at}", 64, 800) for at in range(20)}
+    rng = np.random.default_rng(0)
+    given = [Ask(at * 0.05, f"{'s' if rng.random() < 0.7 else 'L'}{int(rng.integers(20))}", 5, 2) for at in range(1500)]
+    machine = replace(MACHINE, pool_bytes=20_000, load_bytes_s=1e6)
+
+    def loaded(caching: Caching) -> int:
+        return run(machine, known, given, FIFO, replace(caching, share=0.35)).loaded_bytes
+
+    none = loaded(Caching(keeps=False))
+    by_policy = {name: loaded(Caching(eviction=name)) for name in ("gdsf", "lru", "score")}
+    assert by_policy["gdsf"] < by_policy["lru"] < by_policy["score"] < none
