@@ -2,6 +2,7 @@
 
     ours               the grid's plan at every step
     gamma 0 (PetS)     the plain model, by deadline
+    plain model, ...   our plan with gamma 0 alone: what choosing the batches gives without choosing gammas
     gamma ...          one gamma for all: the best one by simulation, and the one that stands for the paper's -15
     the paper's OTAS   Algorithms 2 and 3, batches of up to 64
     INFaaS             three sizes of ViT, one loaded at a time, changed by the rate (emulated part only: there are no
@@ -31,7 +32,7 @@ from bench import token_cells, token_plots, token_report, token_systems, token_v
 from bench.report import empty
 from bench.token_loads import Traffic, bursty, fluctuating, simulated, stand_ins
 from bench.token_report import Results
-from bench.token_systems import OURS, PAPER, PETS, Scheme
+from bench.token_systems import OURS, PAPER, PETS, PLANNED, Scheme
 from client import hardware
 from client.report import head
 from shapeshift.errors import ShapeshiftError
@@ -61,7 +62,7 @@ class Extent:
 
 
 QUICK = Extent((0,), 3.0, 17.0, 8.0, (1.2,), False)
-FULL = Extent((0, 1), 10.0, 60.0, 30.0, (0.8, 1.2, 2.0), True)
+FULL = Extent((0, 1), 10.0, 60.0, 25.0, (0.8, 1.2, 2.0), True)
 
 
 class Part:
@@ -131,7 +132,7 @@ def emulated_part(extent: Extent, profile: Path) -> tuple[Part, dict[str, Any]]:
     switch_ms = token_vit_base.load_ms(FOLDER / "token-weights")
     infaas = token_systems.infaas(sizes, tasks, switch_ms)
     fixed = {load: part.best(load) for load in part.loads}
-    named = {scheme.name: scheme for scheme in (OURS, PAPER, PETS, infaas, token_systems.fixed(-15))}
+    named = {scheme.name: scheme for scheme in (OURS, PAPER, PETS, PLANNED, infaas, token_systems.fixed(-15))}
     named |= {scheme.name: scheme for scheme in map(token_systems.fixed, fixed.values())}
     repository = FOLDER / "token-emulated"
     token_systems.publish_emulated(list(named.values()), model, repository)
@@ -139,6 +140,7 @@ def emulated_part(extent: Extent, profile: Path) -> tuple[Part, dict[str, Any]]:
 
         def schemes(load: str) -> Sequence[Scheme]:
             wanted = [OURS.name, PAPER.name, PETS.name, infaas.name, token_systems.fixed(-15).name]
+            wanted += [PLANNED.name] * load.startswith("1.2")
             return [named[name] for name in dict.fromkeys([*wanted, token_systems.fixed(fixed[load]).name])]
 
         part.measure(server.grpc_url, schemes, extent.at_once)

@@ -21,7 +21,7 @@ MAY_BUILD_ON = {("adapter_cache", "fused_decode")}
 # Files of a technique that decide and compute nothing else, by name; so is whatever a table POLICIES reaches.
 POLICY_FILES = (
     *("adapter", "admission", "allocate*", "autoscale", "binpacking", "bins", "by_rate", "compact"),
-    *("costs", "curves", "dispatch*", "plan*", "policies", "price", "queues", "replace", "share", "staircase"),
+    *("costs", "curves", "dispatch*", "plan*", "policies", "queues", "replace", "share", "staircase"),
 )
 POLICY_IMPORTS = {"numpy", "scipy", "numba"}
 # An optional library, imported where it is used: file and package.
@@ -138,7 +138,7 @@ def heavy_packages(root: Path) -> list[str]:
 def test_policies_are_pure() -> None:
     files = {name_of(file, PROJECT) for file in policy_files(PROJECT)}
     assert {f"shapeshift/polymorph/{name}.py" for name in ("bins", "staircase", "share", "policies")} <= files
-    assert {f"shapeshift/token_adapt/{name}.py" for name in ("adapter", "plan_grid", "price")} <= files
+    assert {f"shapeshift/token_adapt/{name}.py" for name in ("adapter", "costs", "plan_grid")} <= files
     assert {f"shapeshift/fused_decode/{name}.py" for name in ("admission", "compact", "policies")} <= files
     assert all(source_of(table, PROJECT) for table in POLICY_TABLES)
     assert impure_policies(PROJECT, POLICY_TABLES) == []

@@ -18,7 +18,6 @@ from shapeshift.token_adapt.batching import Batch, BatchQueue, BatchRules
 from shapeshift.token_adapt.by_rate import RateWindow, SteadyChoice
 from shapeshift.token_adapt.costs import Costs
 from shapeshift.token_adapt.plan import SKIP, PlanProblem
-from shapeshift.token_adapt.price import TimePrice
 
 Floats = NDArray[np.float64]
 
@@ -34,7 +33,6 @@ class AdaptRules:
     algorithm     a solver of `plan`; `paper` and `paper_printed` give way to Algorithm 3 at the start and where few
                   batches wait; by_rate: Algorithm 3 alone; infaas: one gamma for all, by the rate
     few_batches   the paper's beta; high_utility: its kappa; initial_ms: its initial stage
-    foresight     grid and front: whether time is charged with its price to those who come next
     margin_ms     time that answers take after a batch has run: deadlines count as so much earlier
     memory_mb     a batch must need less (1c)
     """
@@ -44,7 +42,6 @@ class AdaptRules:
     few_batches: int = 5
     high_utility: float = 0.8
     initial_ms: float = 2000.0
-    foresight: bool = True
     tick_ms: float = plan.TICK_MS
     margin_ms: float = 0.0
     memory_mb: float = float("inf")
@@ -81,8 +78,6 @@ class TokenAdapter:
         self.table = by_rate.table(costs.throughput(rules.batching.size))
         self._queue: BatchQueue[Query] = BatchQueue(rules.batching)
         self._steady = SteadyChoice(self.table)
-        size = rules.batching.size
-        self._price = TimePrice(costs.times([size])[0] / size, started)
         self._initial_until = started + rules.initial_ms
         self._infaas = rules.algorithm == INFAAS
 
@@ -92,7 +87,6 @@ class TokenAdapter:
     def add(self, query: Query) -> None:
         """A query has arrived."""
         self.rate.add(query.arrived)
-        self._price.add(query.arrived, query.utility * query.accuracy)
         self._queue.add(query)
 
     def remove(self, unwanted: Callable[[Query], bool]) -> list[Query]:
@@ -128,10 +122,7 @@ class TokenAdapter:
             return by_rate.allocate(
                 now, rate, self.table, self.costs.gammas, ends, times.tolist(), worth, rules.high_utility
             )
-        problem = PlanProblem(now, deadlines, times, _utilities(batches))
-        if rules.foresight and rules.algorithm not in _PAPERS:
-            problem = problem.charged(self._price.price(now, self.costs.factor))
-        return plan.solve(problem, rules.algorithm, rules.tick_ms)
+        return plan.solve(PlanProblem(now, deadlines, times, _utilities(batches)), rules.algorithm, rules.tick_ms)
 
     def _first(
         self, now: float, batches: Sequence[Batch[Query]], times: Floats, planned: Sequence[int]

@@ -47,13 +47,6 @@ class PlanProblem:
         worth = np.array(utilities, dtype=np.float64).reshape(allowed.shape)
         return cls(float(now), np.array(deadlines, dtype=np.float64), allowed, worth)
 
-    def charged(self, price: float) -> PlanProblem:
-        """The same problem with `price` taken off the utilities for each millisecond; what brings nothing is barred."""
-        if not price:
-            return self
-        left = self.utilities - price * np.where(np.isfinite(self.times), self.times, 0.0)
-        return PlanProblem(self.now, self.deadlines, np.where(left > 0, self.times, np.inf), np.maximum(left, 0.0))
-
     def utility(self, plan: Sequence[int]) -> float:
         """What a plan brings: a batch that would not end before its deadline is left out and takes no time."""
         clock, total = self.now, 0.0

@@ -26,7 +26,6 @@ class TokenAdaptSettings:
     batch_window_ms, batch_size, batch_deadline_ms, batch_utility  Algorithm 1's delta, epsilon, eta and mu
     batch_share        batches are no larger than needed for this share of the best throughput; 0: up to batch_size
     few_batches, high_utility, initial_ms  the paper's beta and kappa, and its initial stage
-    foresight          whether plans also count what time is worth to the requests of the near future
     tick_ms            tick of the grid
     margin_ms          time kept for an answer after its batch has run
     memory_mb          memory that a batch may take; 0: what is available when the model loads
@@ -51,7 +50,6 @@ class TokenAdaptSettings:
     few_batches: int = 5
     high_utility: float = 0.8
     initial_ms: float = 2000.0
-    foresight: bool = True
     tick_ms: float = 1.0
     margin_ms: float = 5.0
     memory_mb: int = 0
@@ -98,7 +96,6 @@ class TokenAdaptSettings:
             few_batches=self.few_batches,
             high_utility=self.high_utility,
             initial_ms=self.initial_ms,
-            foresight=self.foresight,
             tick_ms=self.tick_ms,
             margin_ms=self.margin_ms,
             memory_mb=memory_mb,

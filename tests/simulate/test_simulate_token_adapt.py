@@ -48,7 +48,7 @@ def test_a_lone_query_takes_its_time_at_the_most_accurate_gamma() -> None:
 
 
 def test_queries_at_once_share_a_batch() -> None:
-    served = run(costs(), rules("grid", foresight=False), load([0.0] * 4))
+    served = run(costs(), rules("grid"), load([0.0] * 4))
     assert served.done_ms == pytest.approx([13.0] * 4)
     assert [size for _, _, size, _ in served.batches] == [4]
 
@@ -77,7 +77,7 @@ def test_changing_the_model_takes_its_time() -> None:
     assert switched.outcome.tolist() == [IN_TIME, LATE]
 
 
-@pytest.mark.parametrize("per_s", [300.0, 600.0])
+@pytest.mark.parametrize("per_s", [450.0, 700.0])
 def test_plans_bring_more_than_one_gamma_and_than_the_papers(per_s: float) -> None:
     gained = {}
     made = poisson(per_s, 10.0, 1)
@@ -90,10 +90,3 @@ def test_plans_bring_more_than_one_gamma_and_than_the_papers(per_s: float) -> No
         own = Load(made.at_ms, made.latency_ms, made.utility, made.accuracy[:, columns])
         gained[name] = run(costs(gammas), rules(algorithm), own).gained(own)
     assert max(gained, key=gained.__getitem__) == "grid", gained
-
-
-def test_foresight_does_not_cost_under_overload() -> None:
-    made = poisson(700.0, 10.0, 2)
-    wise = run(costs(), rules("grid"), made).gained(made)
-    hasty = run(costs(), rules("grid", foresight=False), made).gained(made)
-    assert wise >= hasty

@@ -57,7 +57,7 @@ def test_a_margin_makes_deadlines_come_sooner() -> None:
 
 
 def test_urgent_queries_leave_a_batch_that_is_too_large_for_them() -> None:
-    made = adapter(foresight=False)
+    made = adapter()
     patient = [query(0.0, 90.0) for _ in range(60)]
     urgent = [query(0.0, 84.0) for _ in range(3)]
     for one in (*patient, *urgent):
@@ -69,7 +69,7 @@ def test_urgent_queries_leave_a_batch_that_is_too_large_for_them() -> None:
 
 
 def test_of_urgent_queries_as_many_stay_together_as_make_their_deadline() -> None:
-    made = adapter(foresight=False)
+    made = adapter()
     crowd = [query(0.0, 100.0) for _ in range(40)]
     for one in crowd:
         made.add(one)
@@ -108,7 +108,7 @@ def test_worthless_queries_run_when_nothing_else_waits() -> None:
 
 
 def test_the_worthier_batch_runs_where_one_must_wait_too_long() -> None:
-    made = adapter(foresight=False)
+    made = adapter()
     cheap, dear = query(0.0, 1.6, 0.1), query(0.0, 1.7, 1.0)
     made.add(cheap)
     made.add(dear)
@@ -149,22 +149,10 @@ def test_queries_can_be_taken_out() -> None:
     assert made.step(0.0).queries == [kept]
 
 
-def test_foresight_keeps_time_for_those_who_come_next() -> None:
-    """Arrivals that take all of the time at the fastest gamma: a lone batch must not take the slowest."""
-    hasty, wise = adapter(foresight=False), adapter(foresight=True)
-    for made in (hasty, wise):
-        for at in range(0, 2000, 1):
-            for _ in range(12):
-                made._price.add(float(at), 1.0 * ACCURACY)
-        made.add(query(1999.0, 500.0))
-    assert GAMMAS[hasty.step(2000.0).gamma] == 2
-    assert GAMMAS[wise.step(2000.0).gamma] == -4
-
-
 def test_what_arrived_long_ago_is_forgotten() -> None:
     made = adapter("infaas")
     for at in range(0, 10_000, 10):
         made.add(query(float(at), 1.0))
         made.step(float(at) + 50.0)
     assert len(made) == 0
-    assert len(made.rate) <= 100 and len(made._price) <= 200
+    assert len(made.rate) <= 100

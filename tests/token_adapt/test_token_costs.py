@@ -1,16 +1,12 @@
-"""What batches cost by the profile, and the price of time."""
+"""What batches cost by the profile."""
 
 from __future__ import annotations
 
-import itertools
-
-import numpy as np
 import pytest
 
 from shapeshift.errors import InvalidInputError
 from shapeshift.token_adapt.costs import Costs, fitting_size
 from shapeshift.token_adapt.interfaces import GammaProfile
-from shapeshift.token_adapt.price import TimePrice, demand, least_price
 
 PROFILES = {
     0: GammaProfile(0, 65, {1: 10.0, 4: 16.0, 16: 40.0}, 2.0),
@@ -67,43 +63,3 @@ def test_batches_are_as_large_as_throughput_needs() -> None:
     assert size / (9 + size) >= 0.95 * 64 / 73 > (size - 1) / (9 + size - 1)
     assert fitting_size(overhead, 64, 1.0) == 64
     assert fitting_size(overhead, 8, 0.95) <= 8
-
-
-def test_time_that_is_plenty_has_no_price() -> None:
-    worths, times = np.array([[1.0, 2.0]]), np.array([1.0, 5.0])
-    assert least_price(worths, times, 5.0) == 0.0
-    assert least_price(np.zeros((0, 2)), times, 1.0) == 0.0
-
-
-@pytest.mark.parametrize("seed", range(10))
-def test_the_price_is_the_least_at_which_the_queries_fit(seed: int) -> None:
-    rng = np.random.default_rng(seed)
-    times = np.sort(rng.uniform(1, 9, 3))
-    worths = np.sort(rng.uniform(0, 1, (12, 3)), axis=1)
-    available = 0.5 * demand(worths, times, 0.0)
-    price = least_price(worths, times, available)
-    assert demand(worths, times, price) <= available
-    assert demand(worths, times, price * (1 - 1e-4)) > available
-
-
-def test_choices_at_the_price_are_the_best_for_the_time_they_take() -> None:
-    rng = np.random.default_rng(3)
-    times, worths = np.array([2.0, 3.0]), rng.uniform(0, 1, (6, 2))
-    price = least_price(worths, times, 9.0)
-    spent = demand(worths, times, price)
-    left = worths - price * times
-    chosen = np.where(left.max(axis=1) > 0, left.argmax(axis=1), -1)
-    gained = sum(worths[query, gamma] for query, gamma in enumerate(chosen) if gamma >= 0)
-    every = itertools.product((-1, 0, 1), repeat=6)
-    fits = [plan for plan in every if sum(times[g] for g in plan if g >= 0) <= spent + 1e-9]
-    best = max(sum(worths[query, gamma] for query, gamma in enumerate(plan) if gamma >= 0) for plan in fits)
-    assert gained == pytest.approx(best)
-
-
-def test_the_price_is_that_of_the_last_two_seconds() -> None:
-    price = TimePrice(np.array([10.0]), 0.0)
-    for at in range(400):
-        price.add(float(at * 5), np.array([1.0]))
-    assert price.price(2000.0) > 0
-    assert price.price(2050.0) > 0
-    assert price.price(9000.0) == 0.0

@@ -125,10 +125,3 @@ def test_the_papers_state_forgets_the_poorer_and_sooner() -> None:
     assert solve(problem, "front") == solve(problem, "grid") == [SKIP, 0, 0]
     for algorithm in ("paper", "paper_printed"):
         assert problem.utility(solve(problem, algorithm)) == 10.0
-
-
-def test_a_price_is_taken_off_and_bars_what_brings_nothing() -> None:
-    problem = PlanProblem.of(0, [100.0], [[10.0, 40.0]], [[5.0, 6.0]])
-    assert solve(problem.charged(0.0)) == [1]
-    assert solve(problem.charged(0.1)) == [0]
-    assert solve(problem.charged(0.5)) == [SKIP]
