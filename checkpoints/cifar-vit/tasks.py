@@ -56,7 +56,7 @@ def main() -> None:
         profile = {"accuracy": found, "images": len(held), "trained_on": len(shown), "command": command}
         task_writing.write_object(folder / task_folder.PROFILE_FILE, profile)
         task_registry.add(options.to, task_registry.Entry(name, folder, task_folder.sha256(folder)))
-        say(f"{name}: {found}")
+        say(f"| {name} | " + " | ".join(f"{100 * share:.1f}" for share in found.values()) + " |")
 
 
 def known(options: argparse.Namespace) -> list[tuple[str, tuple[str, ...], Examples, Examples, TrainSettings]]:
