@@ -26,7 +26,6 @@ HERE = Path(__file__).resolve().parent
 # The paper's gammas for 196 patches and 12 layers, scaled to 64 patches and 6 layers.
 GAMMAS = (-13, -10, -7, -3, 0, 1, 2, 4)
 ANIMALS = ("bird", "cat", "deer", "dog", "frog", "horse")
-SHOWN, PROFILED = 6000, 2000
 DEFAULTS = {"cifar10": (500.0, 1.0), "animal": (300.0, 0.3), "digits": (1000.0, 0.6)}
 
 
@@ -37,11 +36,14 @@ def main() -> None:
     parser.add_argument("--to", type=Path, default=HERE / "tasks")
     parser.add_argument("--work", type=Path, default=Path("build/cifar-vit"), help="decoded images")
     parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--shown", type=int, default=6000, help="training images of CIFAR-10 (%(default)s)")
+    parser.add_argument("--profiled", type=int, default=2000, help="its test images (%(default)s)")
+    parser.add_argument("--epochs", type=int, default=3, help="passes over them; four times as many over the digits")
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     model, _, _ = read_model(options.backbone)
     sha256 = open_checkpoint(options.backbone, ("config.json",)).sha256
-    for name, labels, shown, held, settings in known(options.work):
+    for name, labels, shown, held, settings in known(options):
         folder = options.to / name
         if (folder / task_folder.PROFILE_FILE).is_file():
             continue
@@ -54,19 +56,19 @@ def main() -> None:
         profile = {"accuracy": found, "images": len(held), "trained_on": len(shown), "command": command}
         task_writing.write_object(folder / task_folder.PROFILE_FILE, profile)
         task_registry.add(options.to, task_registry.Entry(name, folder, task_folder.sha256(folder)))
-        say(f"{name}: {found}")
+        say(f"| {name} | " + " | ".join(f"{100 * share:.1f}" for share in found.values()) + " |")
 
 
-def known(work: Path) -> list[tuple[str, tuple[str, ...], Examples, Examples, TrainSettings]]:
+def known(options: argparse.Namespace) -> list[tuple[str, tuple[str, ...], Examples, Examples, TrainSettings]]:
     """Every task's name, labels, images to train on and to profile with, and how its prompts are trained."""
-    data = cifar(work / "cifar10.npz")
+    data = cifar(options.work / "cifar10.npz")
     parts = {part: examples.of_arrays(images.numpy(), classes.numpy()) for part, (images, classes) in data.items()}
     drawn = np.random.default_rng(0)
-    shown = parts["train"].part(drawn.permutation(len(parts["train"]))[:SHOWN])
-    held = parts["test"].part(drawn.permutation(len(parts["test"]))[:PROFILED])
+    shown = parts["train"].part(drawn.permutation(len(parts["train"]))[: options.shown])
+    held = parts["test"].part(drawn.permutation(len(parts["test"]))[: options.profiled])
     vehicle = np.array([name not in ANIMALS for name in CLASSES], dtype=np.int64)
     figures = examples.split(examples.of_arrays(*digits()))
-    few, many = TrainSettings(epochs=3), TrainSettings(epochs=12, rate=0.005)
+    few, many = TrainSettings(epochs=options.epochs), TrainSettings(epochs=4 * options.epochs, rate=0.005)
     return [
         ("cifar10", CLASSES, shown, held, few),
         ("animal", ("animal", "vehicle"), *(Examples(vehicle[one.classes], one.pixels) for one in (shown, held)), few),

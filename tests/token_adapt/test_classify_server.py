@@ -13,10 +13,17 @@ import numpy as np
 import pytest
 import tritonclient.grpc as grpc_client
 import tritonclient.http as http_client
+from timm_models import small_checkpoint
+from token_models import OUTPUTS, PROFILES, PROJECT, TASKS, encoded, square
+from token_tasks import noise, places, register, write_task
 from tritonclient.utils import InferenceServerException
 
-from shapeshift.triton import metrics
-from tests.token_adapt.token_models import OUTPUTS, PROFILES, PROJECT, TASKS, encoded, square
+from build_engines import images
+from build_engines.repository import front_models
+from build_engines.settings import Places
+from shapeshift.token_adapt import emulated, task_registry, vision
+from shapeshift.token_adapt.task_registry import Entry
+from shapeshift.triton import metrics, modelconfig
 
 if TYPE_CHECKING:
     from shapeshift.triton.server import TritonServer
@@ -24,37 +31,65 @@ if TYPE_CHECKING:
 pytestmark = [pytest.mark.server, pytest.mark.timeout(300)]
 
 BUILD = PROJECT / "build"
-MODEL = "classify_image"
+MODEL, COMPUTED = "classify_image", "computed"
 
 
 @pytest.fixture(scope="module")
-def server(free_ports: Callable[[int], list[int]], tmp_path_factory: pytest.TempPathFactory) -> Iterator[TritonServer]:
-    from build_engines import images
-    from build_engines.repository import front_models
-    from build_engines.settings import Places
-    from shapeshift.token_adapt import emulated
-    from shapeshift.triton import modelconfig
+def emulated_house(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The generated repository of `classify_image` over a model that only waits."""
+    root = tmp_path_factory.mktemp("emulated")
+    folder = root / "model_repository" / MODEL
+    folder.mkdir(parents=True)
+    emulated.write(folder / "model.json", 32, list(PROFILES.values()), list(TASKS.values()))
+    stated = {"provider": "emulated", "profile_file": "model.json", "task": "animals"}
+    (front,) = front_models(configured(root, MODEL, stated), {MODEL})
+    assert isinstance(front, images.EmulatedFront)
+    images.publish_emulated(front, places(root))
+    return places(root).generated
+
+
+@pytest.fixture(scope="module")
+def computed_root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The house of `computed`, a small model with engines and a task."""
+    root = tmp_path_factory.mktemp("computed")
+    small_checkpoint(root / "checkpoints" / "small")
+    write_task(root, "first", 3)
+    register(root, "first")
+    stated = {"checkpoint": "small", "gammas": "-5,0,2", "threads": "1", "precision": "f32", "tasks_dir": "tasks"}
+    (front,) = front_models(configured(root, COMPUTED, stated), {COMPUTED})
+    assert isinstance(front, images.ImageFront)
+    images.publish(front, places(root), lambda step: None)
+    return root
+
+
+def configured(root: Path, name: str, parameters: dict[str, str]) -> Places:
+    """A front model `name` like the project's own, with these parameters."""
+    config = modelconfig.read(PROJECT / "model_repository" / MODEL / "config.pbtxt")
+    config.name = name
+    config.parameters.clear()
+    for key, value in parameters.items():
+        modelconfig.set_parameter(config, key, value)
+    folder = root / "model_repository" / name
+    folder.mkdir(parents=True, exist_ok=True)
+    modelconfig.write(config, folder / "config.pbtxt")
+    return places(root)
+
+
+@pytest.fixture(scope="module")
+def server(
+    emulated_house: Path,
+    computed_root: Path,
+    free_ports: Callable[[int], list[int]],
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Iterator[TritonServer]:
     from shapeshift.triton.server import ServerSettings, TritonServer
 
     if not (BUILD / "triton" / "bin").is_dir():
         pytest.skip(f"no server in {BUILD / 'triton'}: run `make setup`")
-    root = tmp_path_factory.mktemp("house")
-    folder = root / "model_repository" / MODEL
-    folder.mkdir(parents=True)
-    emulated.write(folder / "model.json", 32, list(PROFILES.values()), list(TASKS.values()))
-    config = modelconfig.read(PROJECT / "model_repository" / MODEL / "config.pbtxt")
-    config.parameters.clear()
-    for name, value in {"provider": "emulated", "profile_file": "model.json", "task": "animals"}.items():
-        modelconfig.set_parameter(config, name, value)
-    modelconfig.write(config, folder / "config.pbtxt")
-    places = Places(root, root / "build", root / "model_repository")
-    (front,) = front_models(places, {MODEL})
-    assert isinstance(front, images.EmulatedFront)
-    images.publish_emulated(front, places)
     http, grpc, metrics_port = free_ports(3)
     settings = ServerSettings(
-        repositories=(places.generated,),
-        models=(MODEL,),
+        repositories=(emulated_house, places(computed_root).generated),
+        models=(MODEL, COMPUTED),
         backend_directories=(PROJECT / "backends",),
         triton=BUILD / "triton",
         run_directory=tmp_path_factory.mktemp("run"),
@@ -64,6 +99,18 @@ def server(free_ports: Callable[[int], list[int]], tmp_path_factory: pytest.Temp
     )
     with TritonServer(settings) as running:
         yield running.wait_ready(timeout_s=120)
+
+
+@pytest.fixture
+def total(server: TritonServer) -> Callable[..., float]:
+    """A function that reads a metric of a model as it stands now."""
+
+    def read(name: str, model: str = MODEL, **labels: str) -> float:
+        wanted = {*labels.items(), ("model", model)}
+        samples = metrics.scrape(server.metrics_url).items()
+        return sum(value for (series, own), value in samples if series == f"shapeshift_{name}" and wanted <= own)
+
+    return read
 
 
 @pytest.fixture
@@ -107,7 +154,7 @@ def test_both_protocols_give_all_outputs(server: TritonServer, client: Any) -> N
         (lambda: image(grpc_client, GOOD, GOOD[:300]), {}, "INVALID_ARGUMENT", "row 1: IMAGE"),
         (lambda: image(grpc_client, encoded(square(1)[:, :, 0])), {}, "INVALID_ARGUMENT", "three channels"),
         (lambda: pixels(grpc_client, square(1)[None, :, :, :2]), {}, "INVALID_ARGUMENT", "PIXELS"),
-        (lambda: pixels(grpc_client, np.zeros((1, 6000, 5000, 3), np.uint8)), {}, "INVALID_ARGUMENT", "at most"),
+        (lambda: image(grpc_client, encoded(np.zeros((5001, 5000, 3), np.uint8))), {}, "INVALID_ARGUMENT", "at most"),
         (lambda: image(grpc_client, GOOD), {"task": "weeds"}, "NOT_FOUND", "there are: animals, digits"),
         (lambda: image(grpc_client, GOOD), {"task": "../tasks"}, "NOT_FOUND", "there are: animals, digits"),
         (lambda: image(grpc_client, GOOD), {"latency_ms": 0}, "INVALID_ARGUMENT", "latency_ms: got 0; above 0"),
@@ -138,7 +185,7 @@ def wait_for(holds: Callable[[], Any], seconds: float = 60.0) -> None:
 
 def test_a_crowd_with_little_time_is_answered_whole_partly_by_evictions(client: Any) -> None:
     answers: list[Any] = []
-    count = 400
+    count = 200
     given = [image(grpc_client, *[GOOD] * 16)]
     for _ in range(count):
         client.async_infer(
@@ -156,12 +203,7 @@ def test_a_crowd_with_little_time_is_answered_whole_partly_by_evictions(client: 
             assert gamma in PROFILES
 
 
-def test_what_is_counted_is_exported(server: TritonServer, client: Any) -> None:
-    def total(name: str, **labels: str) -> float:
-        wanted = {*labels.items(), ("model", MODEL)}
-        samples = metrics.scrape(server.metrics_url).items()
-        return sum(value for (series, own), value in samples if series == f"shapeshift_{name}" and wanted <= own)
-
+def test_what_is_counted_is_exported(total: Callable[..., float], client: Any) -> None:
     before = total("images_total", outcome="in_time")
     client.infer(MODEL, [image(grpc_client, GOOD, GOOD, GOOD)])
     wait_for(lambda: total("images_total", outcome="in_time") >= before + 3)
@@ -184,3 +226,41 @@ def test_the_example_classifies_files(server: TritonServer, tmp_path: Path) -> N
     done = subprocess.run([*command, *map(str, files)], capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines() == [f"{file}: 0 (in_time)" for file in files]
+
+
+# A model that computes.
+
+
+def test_answers_are_those_of_the_engines(client: Any, computed_root: Path) -> None:
+    shown = noise(5)
+    answer = client.infer(COMPUTED, [pixels(grpc_client, shown)], parameters={"latency_ms": 60000})
+    gammas = set(answer.as_numpy("GAMMA")[:, 0].tolist())
+    assert answer.as_numpy("OUTCOME")[:, 0].tolist() == [b"in_time"] * 5 and gammas <= {-5, 0, 2}
+    model = vision.open_model(computed_root / "build" / "engines" / COMPUTED, computed_root / "tasks", 1)
+    assert model.reload_tasks() == []
+    task = model.tasks["first"]
+    found = answer.as_numpy("PROBABILITIES")
+    for row, gamma in enumerate(answer.as_numpy("GAMMA")[:, 0].tolist()):
+        wanted = model.run(gamma, shown[row : row + 1], np.array([task.index], np.int32))[0]
+        assert found[row] == pytest.approx(wanted, abs=1e-5)
+        assert answer.as_numpy("LABEL")[row, 0].decode() == task.labels[int(wanted.argmax())]
+
+
+def test_tasks_come_while_the_server_runs_and_bad_ones_change_nothing(
+    client: Any, computed_root: Path, total: Callable[..., float]
+) -> None:
+    def ask(task: str) -> Any:
+        return client.infer(COMPUTED, [pixels(grpc_client, noise(1))], parameters={"task": task, "latency_ms": 60000})
+
+    with pytest.raises(InferenceServerException, match="no task 'second'; there are: first"):
+        ask("second")
+    folder = write_task(computed_root, "second", 4, seed=1)
+    register(computed_root, "second")
+    wait_for(lambda: total("tasks", COMPUTED) == 2)
+    assert ask("second").as_numpy("PROBABILITIES").shape == (1, 4)
+    (folder / "prompts.safetensors").write_bytes(b"no prompts")
+    task_registry.add(computed_root / "tasks", Entry("third", folder, "0" * 64))
+    wait_for(lambda: total("tasks_refused_total", COMPUTED) >= 1)
+    assert total("tasks", COMPUTED) == 2
+    assert ask("first").as_numpy("PROBABILITIES").shape == (1, 3)
+    assert ask("second").as_numpy("PROBABILITIES").shape == (1, 4)
