@@ -40,12 +40,13 @@ def infer(client: Any, rows: Any, parameters: dict[str, Any]) -> Any:
     outputs = [triton.InferRequestedOutput(name) for name in ("LABEL", "CONFIDENCE", "LEVEL")]
     for attempt in range(1, ATTEMPTS + 1):
         try:
-            return client.infer(MODEL, [text], outputs=outputs, parameters=parameters, client_timeout=TIMEOUT_S)
+            answer = client.infer(MODEL, [text], outputs=outputs, parameters=parameters, client_timeout=TIMEOUT_S)
+            break
         except InferenceServerException as error:
             if error.status() != "StatusCode.UNAVAILABLE" or attempt == ATTEMPTS:
                 raise
             time.sleep(BACKOFF_S * 2**attempt * random.uniform(0.5, 1.0))
-    raise AssertionError("unreachable")
+    return answer
 
 
 if __name__ == "__main__":

@@ -6,6 +6,7 @@ import random
 import threading
 import time
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -87,7 +88,7 @@ class Cascade:
         if level is not None and not 1 <= level <= self.control.levels:
             raise InvalidInputError("parameter level", level, f"1 to {self.control.levels}")
 
-    def submit(self, query: Query, truncate: bool) -> list[int]:
+    def submit(self, query: Query) -> list[int]:
         """Take the rows of `query`; how many tokens of the first level each has, none where it is not asked.
 
         Raises InvalidInputError for a text that it cannot take, OverloadedError where too many wait.
@@ -95,7 +96,7 @@ class Cascade:
         if query.level is not None and query.level > 1:
             self._ask(query, range(len(query.rows)), query.level)
             return []
-        encoded = [self.first.encode(row.texts, number, truncate) for number, row in enumerate(query.rows)]
+        encoded = [self.first.encode(row.texts, number, query.truncate) for number, row in enumerate(query.rows)]
         offsets = [one.offsets for one in encoded]
 
         def first(request: TextRequest) -> None:
@@ -189,7 +190,8 @@ class Cascade:
                 query.fail(error)
 
         try:
-            self._calls.submit(model, lambda: self._client.call(model, texts, outputs), done, query.deadline)
+            run = partial(self._client.call, model, texts, outputs, query.truncate)
+            self._calls.submit(model, run, done, query.deadline)
         except Exception as error:  # noqa: BLE001  a level that cannot be asked leaves the answer there was
             done(error)
 

@@ -94,7 +94,8 @@ class CascadeFront:
             cascade.check_level(given.level)
             control = cascade.control_for(given.min_accuracy)
             finished = partial(self._reply, sender, wanted, cascade)
-            lengths = cascade.submit(Query(rows, control, finished, given.level, given.latency_ms), given.truncate)
+            query = Query(rows, control, finished, given.level, given.latency_ms, given.truncate)
+            lengths = cascade.submit(query)
         except Exception:
             cascade.leave()
             raise

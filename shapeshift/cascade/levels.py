@@ -42,9 +42,11 @@ class LevelClient:
     def __init__(self, pb_utils: Any) -> None:
         self._pb_utils = pb_utils
 
-    def call(self, model: str, texts: Sequence[Sequence[bytes]], outputs: Sequence[str]) -> Found:
+    def call(
+        self, model: str, texts: Sequence[Sequence[bytes]], outputs: Sequence[str], truncate: bool = False
+    ) -> Found:
         """The outputs for so many texts, each one or a pair. `outputs` of LOGITS, IMPORTANCE, OFFSETS, EMBEDDING and
-        ENGINE_MS.
+        ENGINE_MS; truncate: whether the model may cut them, a parameter that it is sent only then.
 
         Raises LevelGoneError, InvalidInputError where the model refuses a text, OverloadedError where it is full, or
         EngineError for any other failure.
@@ -53,7 +55,10 @@ class LevelClient:
         tensors = [pb.Tensor("TEXT", _column([text[0] for text in texts]))]
         if len(texts[0]) > 1:
             tensors.append(pb.Tensor("TEXT_PAIR", _column([text[1] for text in texts])))
-        request = pb.InferenceRequest(model_name=model, requested_output_names=list(outputs), inputs=tensors)
+        parameters = {"parameters": {"truncate": True}} if truncate else {}
+        request = pb.InferenceRequest(
+            model_name=model, requested_output_names=list(outputs), inputs=tensors, **parameters
+        )
         try:
             response = request.exec()
         except Exception as error:  # noqa: BLE001  the server has several kinds for what it cannot do now

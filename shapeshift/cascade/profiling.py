@@ -15,6 +15,7 @@ import numpy as np
 from shapeshift.cascade import agreement, calibrate, ensemble, route, words
 from shapeshift.cascade.observe import Observed
 from shapeshift.cascade.outcomes import CONTROL_MS, Stop, expected
+from shapeshift.cascade.profiled import Profiled, Task, Texts
 from shapeshift.cascade.softmax import Array, softmax
 from shapeshift.cascade.table import Candidate, Gap
 
@@ -24,54 +25,6 @@ MOST_LOSS = 0.02
 MOST_LEVELS = 3
 # Fewer unsure texts than this say too little of the ensemble's temperature.
 _ENOUGH = 30
-
-Texts = Sequence[Sequence[bytes]]
-
-
-@dataclass(frozen=True)
-class Task:
-    """truth: the right classes [n], or numbers; tolerance: 0, or for a regression within which a number is right."""
-
-    texts: Texts
-    truth: Array
-    tolerance: float = 0.0
-
-    @property
-    def is_regression(self) -> bool:
-        return self.tolerance > 0
-
-    def right(self, answers: Array) -> Array:
-        """1 where an answer is right [n]; answers: probabilities [n, classes], or numbers [n, 1]."""
-        if self.is_regression:
-            return np.asarray(np.abs(answers[:, 0] - self.truth) <= self.tolerance, dtype=float)
-        return np.asarray(answers.argmax(axis=1) == self.truth, dtype=float)
-
-
-@dataclass(frozen=True)
-class Profiled:
-    """One model and what it made of the sample. fit: the rows that its temperature was fitted on."""
-
-    name: str
-    seen: Observed
-    accuracy: float
-    temperature: float
-    ece: float
-
-    @property
-    def mean_ms(self) -> float:
-        return float(self.seen.engine_ms.mean())
-
-
-def profiled(name: str, seen: Observed, task: Task, fit: Array) -> Profiled:
-    """Calibrate on the rows `fit`, a mask [n], and measure the error on the others."""
-    accuracy = float(task.right(seen.logits).mean())
-    if task.is_regression:
-        return Profiled(name, seen, accuracy, 1.0, 0.0)
-    temperature = calibrate.temperature(seen.logits[fit], task.truth[fit])
-    held_out = ~fit if (~fit).any() else fit
-    sure = calibrate.confidences(seen.logits[held_out], temperature)
-    table = calibrate.reliability(sure, task.right(seen.logits)[held_out])
-    return Profiled(name, seen, accuracy, temperature, calibrate.expected_error(table))
 
 
 @dataclass
@@ -255,13 +208,6 @@ def undominated(candidates: Sequence[Candidate]) -> list[Candidate]:
         if not kept or one.accuracy > kept[-1].accuracy:
             kept.append(one)
     return kept
-
-
-def halves(count: int, seed: int = 0) -> Array:
-    """A mask [count] with a random half set: what is fitted on it is measured on the rest. One text is its own rest."""
-    mask = np.zeros(count, dtype=bool)
-    mask[np.random.default_rng(seed).permutation(count)[: max(1, count // 2)]] = True
-    return mask
 
 
 def _cuts() -> Iterator[float]:

@@ -38,7 +38,7 @@ class QueryRow:
 class Query:
     """Collects its rows' answers and reports once: finished(query) when all are final, or with `error`.
 
-    level: the one that the caller asked for, None: the cascade decides.
+    level: the one that the caller asked for, None: the cascade decides; truncate: whether levels may cut its texts.
     """
 
     def __init__(
@@ -48,10 +48,12 @@ class Query:
         finished: Callable[[Query], None],
         level: int | None = None,
         latency_ms: float | None = None,
+        truncate: bool = False,
     ) -> None:
         self.rows = [QueryRow(texts) for texts in rows]
         self.control = control
         self.level = level
+        self.truncate = truncate
         self.arrived = time.monotonic()
         self.deadline = None if latency_ms is None else self.arrived + latency_ms / 1e3
         self.error: Exception | None = None

@@ -12,7 +12,8 @@ from typing import Any
 from shapeshift.cascade import profiling
 from shapeshift.cascade.choice import Choice, choose
 from shapeshift.cascade.observe import Observed, ProfiledModel
-from shapeshift.cascade.profiling import Profiled, Search, Task, Texts
+from shapeshift.cascade.profiled import Profiled, Task, Texts, halves, profiled
+from shapeshift.cascade.profiling import Search
 from shapeshift.cascade.sample import Sample
 from shapeshift.cascade.table import LevelModel, Table
 from shapeshift.engines.hardware import cpu_model
@@ -74,11 +75,11 @@ def profile(task: str, sample: Sample, engines: Path, names: Sequence[str], want
     _check(is_regression, wanted)
     truth = sample.values() if is_regression else sample.numbers(labels)
     asked = Task(sample.texts, truth, wanted.tolerance)
-    fit = profiling.halves(len(sample.texts), wanted.seed)
+    fit = halves(len(sample.texts), wanted.seed)
     found: list[Profiled] = []
     for name, model in models.items():
         bar.start(name)
-        found.append(profiling.profiled(name, model.observe(sample.texts, bar.show), asked, fit))
+        found.append(profiled(name, model.observe(sample.texts, bar.show), asked, fit))
 
     def run(name: str, texts: Texts) -> Observed:
         return models[name].observe(texts, bar.show)

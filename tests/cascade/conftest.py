@@ -56,6 +56,7 @@ class FakeLevel:
         self.logits = list(logits)
         self.asked: list[list[bytes]] = []
         self.outputs: list[list[str]] = []
+        self.parameters: list[str] = []
         self.fail: Exception | TritonError | None = None
         self.open = threading.Event()
         self.open.set()
@@ -65,6 +66,7 @@ class FakeLevel:
         columns = [request.inputs[name].as_numpy()[:, 0] for name in ("TEXT", "TEXT_PAIR") if name in request.inputs]
         self.asked += [list(texts) for texts in zip(*columns, strict=True)]
         self.outputs.append(request.requested_output_names())
+        self.parameters.append(request.parameters())
         assert self.open.wait(30)
         if isinstance(self.fail, TritonError):
             return [InferenceResponse(error=self.fail)]

@@ -245,6 +245,9 @@ def test_a_long_text_may_be_cut_and_an_accuracy_wished_for(house: House) -> None
     assert ask(front, "w " * 600, truncate=True)["LEVEL"].item() == 1
     assert not level.asked
     assert ask(front, "a", min_accuracy=0.92)["LEVEL"].item() == 2
+    # The next level is told that it, too, may cut.
+    assert ask(front, "w " * 600, min_accuracy=0.92, truncate=True)["LEVEL"].item() == 2
+    assert level.parameters == ["", '{"truncate": true}'] and level.asked[1] == [b"w " * 600]
     assert ask(front, "a", min_accuracy=0.5)["LEVEL"].item() == 1
 
 

@@ -14,7 +14,8 @@ import pytest
 from shapeshift.cascade import profiling, registry, route, sample, table
 from shapeshift.cascade.observe import Observed
 from shapeshift.cascade.outcomes import Stop, expected, weighted_percentile
-from shapeshift.cascade.profiling import Profiled, Search, Task, halves, profiled
+from shapeshift.cascade.profiled import Profiled, Task, halves, profiled
+from shapeshift.cascade.profiling import Search
 from shapeshift.cascade.softmax import softmax
 from shapeshift.cli.main import main
 from shapeshift.errors import InvalidInputError, NotFoundError
