@@ -9,6 +9,7 @@ from pathlib import Path
 import torch
 
 from shapeshift.fused_decode import native as native_kernels
+from shapeshift.fused_decode import waiting
 from shapeshift.fused_decode.architecture import PRECISION_BYTES, Architecture
 from shapeshift.fused_decode.cache import KeyValueCache
 from shapeshift.fused_decode.fallback import TorchOperations
@@ -64,10 +65,14 @@ class DecodeModel:
         architecture = Architecture.read(checkpoint_dir)
         files = WeightFiles(checkpoint_dir, architecture)
         dtype = DTYPES[precision]
-        cache = KeyValueCache(architecture, slots, max_length, dtype)
-        compiled = native_kernels.load(cache_dir, log) if native else None
-        network = assemble(architecture, files, cache, dtype, maker(dtype, log))
-        return cls(network, compiled or TorchOperations(), cache)
+
+        def made() -> DecodeModel:
+            cache = KeyValueCache(architecture, slots, max_length, dtype)
+            compiled = native_kernels.load(cache_dir, log) if native else None
+            network = assemble(architecture, files, cache, dtype, maker(dtype, log))
+            return cls(network, compiled or TorchOperations(), cache)
+
+        return waiting.passing(made)
 
     def forward(self, batch: StepBatch) -> torch.Tensor:
         """See `step.Runtime.forward`. Raises InvalidInputError for rows that do not fit the cache."""

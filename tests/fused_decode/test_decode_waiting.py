@@ -5,7 +5,10 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import threading
 from pathlib import Path
+
+import pytest
 
 from shapeshift.fused_decode import waiting
 
@@ -40,3 +43,11 @@ def test_it_is_too_late_after_torch() -> None:
     assert torch.__version__
     assert not waiting.arrange(environment)
     assert environment == {}
+
+
+def test_what_computes_in_passing_leaves_no_thread() -> None:
+    seen: list[threading.Thread] = []
+    assert waiting.passing(lambda: seen.append(threading.current_thread()) or 7) == 7
+    assert seen[0] is not threading.current_thread() and not seen[0].is_alive()
+    with pytest.raises(ZeroDivisionError):
+        waiting.passing(lambda: 1 // 0)
