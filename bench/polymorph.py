@@ -47,7 +47,7 @@ class Extent:
 
 
 QUICK = Extent(Scale(1, 60, 0.0, (1, 8), ("short",), ()), 0, False, 12.0, 0, 0, 20.0)
-FULL = Extent(Scale(1, 240, 10.0, (1, 8), ("short", "long"), ()), 8, True, 40.0, 20, 10000, 300.0)
+FULL = Extent(Scale(1, 160, 8.0, (1, 8), ("short", "long"), ()), 8, True, 40.0, 20, 10000, 200.0)
 
 
 class Run:

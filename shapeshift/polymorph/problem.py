@@ -7,10 +7,10 @@ one. The mean latency of all requests is to be least.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from shapeshift.polymorph.curves import Curve
+from shapeshift.polymorph.curves import MD1, Clamped, Curve
 
 # A cap that is overstepped by no more than rounding is met.
 _ROUNDING = 1e-9
@@ -76,3 +76,30 @@ class Problem:
         needed = sum(q / m for q, m in zip(self.demand, self.capacity, strict=True))
         theta = (self.gpus - 1) / needed
         return replace(self, demand=tuple(theta * q for q in self.demand)), theta
+
+
+def of_services(
+    gpus: int, demand: Sequence[float], services: Sequence[float], horizon_ms: float, curve: str, cap_last: bool
+) -> Problem:
+    """The problem where instance i takes `services[i]` ms for a request and demand is counted within the horizon.
+
+    curve: `clamped` counts whole requests an instance, as the paper does; `md1`.
+    """
+    if curve == "clamped":
+        whole = [float(max(1, math.floor(horizon_ms / service))) for service in services]
+        return Problem(gpus, tuple(demand), tuple(whole), tuple(map(Clamped, services)), cap_last)
+    most = [horizon_ms / service for service in services]
+    curves = tuple(MD1(service, full) for service, full in zip(services, most, strict=True))
+    return Problem(gpus, tuple(demand), tuple(max(1.0, full) for full in most), curves, cap_last)
+
+
+def backlog(outstanding: Iterable[tuple[int, int]], bins: int, times: float) -> list[float]:
+    """What waits at instances, as demand of their bins. outstanding: (bin, requests) of each; times: of each request.
+
+    A queue that outlasts its period shows a bin that the demand alone, on average right, left with too little.
+    """
+    found = [0.0] * bins
+    for index, requests in outstanding:
+        # The first of an instance's requests runs.
+        found[index] += times * max(requests - 1, 0)
+    return found

@@ -5,13 +5,13 @@ Arlo, section 3.3: the allocation problem is solved each period for the lengths 
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from shapeshift.errors import UnsupportedError
+from shapeshift.polymorph import problem as allocation
 from shapeshift.polymorph.allocate import allocate
-from shapeshift.polymorph.curves import MD1, Clamped, Curve
+from shapeshift.polymorph.curves import Clamped
 from shapeshift.polymorph.problem import Problem
 from shapeshift.scheduler.front import Front
 from shapeshift.scheduler.observe import Load
@@ -49,16 +49,10 @@ def demand(front: Front, load: Load) -> tuple[float, ...]:
 
 
 def backlog(front: Front, load: Load, have: Mapping[str, int]) -> tuple[float, ...]:
-    """What waits for the workers `have` (worker: bin), as demand: texts within the horizon, `drain` times a period.
-
-    A queue that outlasts its period shows a bin that the demand alone, on average right, left with too little.
-    """
-    counts = [0.0] * len(front.edges)
-    for worker, bin_ in have.items():
-        # The first of a worker's texts runs.
-        counts[front.edges.index(fitting(front, bin_))] += max(load.outstanding.get(worker, 0) - 1, 0)
-    scale = front.settings.drain * horizon_ms(front) / (1000.0 * load.seconds)
-    return tuple(scale * count for count in counts)
+    """What waits for the workers `have` (worker: bin), as demand: texts within the horizon, `drain` times a period."""
+    held = ((front.edges.index(fitting(front, bin_)), load.outstanding.get(name, 0)) for name, bin_ in have.items())
+    times = front.settings.drain * horizon_ms(front) / (1000.0 * load.seconds)
+    return tuple(allocation.backlog(held, len(front.edges), times))
 
 
 def assumed_demand(front: Front, workers: int, share: float) -> tuple[float, ...]:
@@ -82,15 +76,9 @@ def assumed_demand(front: Front, workers: int, share: float) -> tuple[float, ...
 
 
 def problem(front: Front, workers: int, wanted: Sequence[float]) -> Problem:
-    """The allocation problem on the front's curve. `clamped` counts whole texts a worker, as the paper does."""
-    horizon = horizon_ms(front)
-    paper = front.settings.curve == "clamped"
-    capacity = [math.floor(horizon / service) if paper else horizon / service for service in front.services]
-    curves: list[Curve] = [
-        Clamped(service) if paper else MD1(service, most)
-        for service, most in zip(front.services, capacity, strict=True)
-    ]
-    return Problem(workers, tuple(wanted), tuple(map(float, capacity)), tuple(curves), front.settings.cap_last)
+    """The allocation problem on the front's curve."""
+    own = front.settings
+    return allocation.of_services(workers, wanted, front.services, horizon_ms(front), own.curve, own.cap_last)
 
 
 def solve(front: Front, workers: int, wanted: Sequence[float]) -> Solution:

@@ -14,13 +14,11 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from shapeshift.polymorph import autoscale, binpacking, replace
+from shapeshift.polymorph import autoscale, binpacking, problem, replace
 from shapeshift.polymorph.allocate import allocate
 from shapeshift.polymorph.binpacking import Packer
-from shapeshift.polymorph.curves import MD1, Clamped, Curve
 from shapeshift.polymorph.dispatch import Rules
 from shapeshift.polymorph.dispatcher import Dispatcher
-from shapeshift.polymorph.problem import Problem
 from shapeshift.simulate.scenario import Floats, Model, Result, Scheme
 
 
@@ -139,11 +137,10 @@ class _Cluster:
     def _with_backlog(self, demand: list[float]) -> list[float]:
         """As `scheduler.plan.backlog`: what waits at the instances counts, too."""
         held = Counter(number for _, number in self._answers if number in self._instances)
-        within = self._scheme.drain * self._model.slo_ms / 1e3 / self._scheme.period_s
-        found = list(demand)
-        for number, outstanding in held.items():
-            found[self._instances[number].bin] += within * (outstanding - 1)
-        return found
+        outstanding = ((self._instances[number].bin, requests) for number, requests in held.items())
+        times = self._scheme.drain * self._model.slo_ms / 1e3 / self._scheme.period_s
+        waiting = problem.backlog(outstanding, len(demand), times)
+        return [texts + more for texts, more in zip(demand, waiting, strict=True)]
 
     def _scale(self, latencies: Floats, now: float, demand: list[float]) -> None:
         if not self._scheme.scaling or self._returns or not self._instances:
@@ -188,16 +185,9 @@ class _Cluster:
         return {"out": 1, "in": -1, "keep": 0}[decision.action], idlest
 
     def _counts(self, workers: int, demand: list[float]) -> Sequence[int]:
-        model = self._model
-        paper = self._scheme.curve == "clamped"
-        curves: list[Curve] = [Clamped(ms) if paper else MD1(ms, model.slo_ms / ms) for ms in model.service_ms]
-        most = (
-            tuple(map(float, self._capacities))
-            if paper
-            else tuple(max(1.0, model.slo_ms / ms) for ms in model.service_ms)
-        )
-        problem = Problem(workers, tuple(demand), most, tuple(curves), self._scheme.cap_last)
-        return allocate(problem, self._scheme.allocation).counts
+        model, scheme = self._model, self._scheme
+        stated = problem.of_services(workers, demand, model.service_ms, model.slo_ms, scheme.curve, scheme.cap_last)
+        return allocate(stated, scheme.allocation).counts
 
     def _demand(self, first: int, last: int) -> list[float]:
         """Requests of each bin within one objective, over the arrivals [first, last)."""
