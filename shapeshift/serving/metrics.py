@@ -215,8 +215,8 @@ class MetricsFlusher:
     def _export_info(self, info: Info) -> None:
         labels = info.read()
         for key in [key for key in self._exported if key[0] == info.name and key[1] != str(labels)]:
-            # The server forgets a series with its last reference.
-            del self._exported[key]
+            # A family holds its series, and the server forgets them with it.
+            del self._exported[key], self._families[info.name]
         self._metric(info.name, info.help_text, labels, "GAUGE").set(time.time())
 
     def _metric(self, name: str, help_text: str, labels: dict[str, str], kind: str) -> Any:
