@@ -113,9 +113,16 @@ class AdapterCache:
     def resident(self, adapter: str | None) -> bool:
         return adapter is None or self.known[adapter].state == READY
 
-    def acquire(self, adapter: str | None) -> bool:
-        if adapter is not None and not self._use(self.known[adapter]):
+    def acquire(self, adapter: str | None, tokens: int = 0) -> bool:
+        one = None if adapter is None else self.known[adapter]
+        if one is not None and one.state != READY:
             return False
+        takes = one is not None and one.idle and self._pool.span(one.name).region != self._pool.reserve
+        left = self.free_slots - takes
+        if left * self._slot_tokens < tokens or (one is not None and left <= self._promised):
+            return False
+        if one is not None:
+            self._use(one)
         self._promised += 1
         return True
 
@@ -183,18 +190,12 @@ class AdapterCache:
 
     # Its own, on the generating thread.
 
-    def _use(self, one: Adapter) -> bool:
-        if one.state != READY:
-            return False
-        takes = self._pool.span(one.name).region != self._pool.reserve and one.idle
-        if self.free_slots - takes <= self._promised:
-            return False
+    def _use(self, one: Adapter) -> None:
         (self.meters.misses if one.fresh else self.meters.hits).add()
         one.users += 1
         one.uses += 1
         one.fresh = False
         one.last, one.base = time.monotonic(), self._placement.clock
-        return True
 
     def _begin(self, one: Adapter, *, keep: int, fresh: bool, evict: bool, spare_waiting: bool) -> bool:
         """Give `one` a place and begin to load it; more than `keep` slots are left to requests."""

@@ -180,12 +180,7 @@ class Gate(Admission[T]):
         beside: tokens of cache that others have been promised.
         """
         alone = not self._running and not self._held
-        if not self._memory.acquire(request.adapter):
-            return False
-        if alone or self._place(request) + beside <= self._memory.free_tokens:
-            return True
-        self._memory.release(request.adapter)
-        return False
+        return self._memory.acquire(request.adapter, 0 if alone else self._place(request) + beside)
 
     def _begin_load(self, request: T) -> bool:
         """Let the adapter of `request` come; False where it cannot be held beside all that is promised."""

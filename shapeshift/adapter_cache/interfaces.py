@@ -71,10 +71,10 @@ class Memory(Protocol):
         """Whether it is loaded and ready to compute with; true of none."""
         ...
 
-    def acquire(self, adapter: str | None) -> bool:
+    def acquire(self, adapter: str | None, tokens: int = 0) -> bool:
         """Count a running user; False, and nothing counted, where it is not resident or no slot would be left for it.
 
-        Asked once for every request that is admitted, in the `admit` that returns it; true of none.
+        tokens: of cache that must be free beside it. Asked in the `admit` that returns the request.
         """
         ...
 

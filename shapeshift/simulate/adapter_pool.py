@@ -77,11 +77,12 @@ class SimulatedPool:
     def resident(self, adapter: str | None) -> bool:
         return adapter is None or adapter in self._resident
 
-    def acquire(self, adapter: str | None) -> bool:
+    def acquire(self, adapter: str | None, tokens: int = 0) -> bool:
         if adapter is None:
-            return True
+            return tokens <= self.free_tokens
         found = self._resident.get(adapter)
-        if found is None:
+        taken = 0 if found is None or found.users else -(-found.info.bytes // self._token_bytes)
+        if found is None or tokens > self.free_tokens - taken:
             return False
         found.users += 1
         found.freq += 1

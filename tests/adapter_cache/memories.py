@@ -45,11 +45,14 @@ class ToyMemory:
     def resident(self, adapter: str | None) -> bool:
         return adapter is None or adapter in self.loaded
 
-    def acquire(self, adapter: str | None) -> bool:
+    def acquire(self, adapter: str | None, tokens: int = 0) -> bool:
+        if not self.resident(adapter):
+            return False
+        taken = self.sizes[adapter] if adapter is not None and not self.users.get(adapter) else 0
+        if tokens > self.free_tokens - taken:
+            return False
         if adapter is None:
             return True
-        if adapter not in self.loaded:
-            return False
         self.users[adapter] = self.users.get(adapter, 0) + 1
         return True
 
