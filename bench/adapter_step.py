@@ -183,7 +183,7 @@ def peft(folder: Path, adapters: list[Path], stated: str, batch: int) -> dict[st
             with torch.inference_mode():
                 found = model(tokens, past_key_values=cache, use_cache=True, **options)
             # The next step finds the context as long as this one did.
-            cache.crop(CONTEXT)
+            cache.crop(-1)
             return found
 
         return run

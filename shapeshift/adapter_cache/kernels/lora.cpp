@@ -13,30 +13,29 @@ namespace {
 
 using at::Tensor;
 
+#ifdef __AVX512F__
 constexpr int64_t kLanes = 16;
+#else
+constexpr int64_t kLanes = 8;  // a vector of two registers goes through memory
+#endif
 constexpr int64_t kRanks = 8;          // rows of A that are one task
-constexpr int64_t kColumns = 128;      // outputs that are one task
+constexpr int64_t kColumns = 1024;     // most outputs that are one task; their sums stay in the nearest cache
+constexpr int64_t kFewestColumns = 128;
+constexpr int64_t kRows = 4;           // rows of B that are read together
 constexpr int64_t kTokens = 4;         // tokens that share what a task reads
 constexpr int64_t kSerial = 1 << 15;   // multiplications below which a second thread does not pay
 constexpr int64_t kParts = 3, kFields = 4;
 
-typedef float Wide __attribute__((vector_size(kLanes * sizeof(float)), aligned(4)));
-typedef uint16_t Halves __attribute__((vector_size(kLanes * sizeof(uint16_t)), aligned(2)));
-typedef uint32_t Words __attribute__((vector_size(kLanes * sizeof(uint32_t)), aligned(4)));
+// Read in place, aligned or not: what memcpy makes of it goes through the stack in halves.
+typedef float Wide __attribute__((vector_size(kLanes * sizeof(float)), aligned(4), may_alias));
+typedef uint16_t Halves __attribute__((vector_size(kLanes * sizeof(uint16_t)), aligned(2), may_alias));
+typedef uint32_t Words __attribute__((vector_size(kLanes * sizeof(uint32_t)), aligned(4), may_alias));
 
-inline Wide load(const float* source) {
-  Wide found;
-  std::memcpy(&found, source, sizeof found);
-  return found;
-}
+inline Wide load(const float* source) { return *reinterpret_cast<const Wide*>(source); }
 
 inline Wide load(const BFloat* source) {
-  Halves halves;
-  std::memcpy(&halves, source, sizeof halves);
-  const Words words = __builtin_convertvector(halves, Words) << 16;
-  Wide found;
-  std::memcpy(&found, &words, sizeof found);
-  return found;
+  const auto& halves = *reinterpret_cast<const Halves*>(source);
+  return reinterpret_cast<Wide>(__builtin_convertvector(halves, Words) << 16);
 }
 
 inline float total(const Wide& values) {
@@ -60,20 +59,20 @@ struct Task {
   int32_t term, begin, end;
 };
 
-// mixed[t, k] = inputs[t] . A[k] for kRows rows k and kCount tokens.
-template <int64_t kRows, int64_t kCount, typename T>
+// mixed[t, k] = inputs[t] . A[k] for kTogether rows k and kCount tokens.
+template <int64_t kTogether, int64_t kCount, typename T>
 void dots(const T* a, int64_t inputs, const T* const* rows, float* const* mixed) {
-  Wide sums[kRows][kCount] = {};
+  Wide sums[kTogether][kCount] = {};
   int64_t i = 0;
   for (; i + kLanes <= inputs; i += kLanes) {
     Wide given[kCount];
     for (int64_t t = 0; t < kCount; ++t) given[t] = load(rows[t] + i);
-    for (int64_t k = 0; k < kRows; ++k) {
+    for (int64_t k = 0; k < kTogether; ++k) {
       const Wide factor = load(a + k * inputs + i);
       for (int64_t t = 0; t < kCount; ++t) sums[k][t] += factor * given[t];
     }
   }
-  for (int64_t k = 0; k < kRows; ++k) {
+  for (int64_t k = 0; k < kTogether; ++k) {
     for (int64_t t = 0; t < kCount; ++t) {
       float sum = total(sums[k][t]);
       for (int64_t j = i; j < inputs; ++j) sum += widen(a[k * inputs + j]) * widen(rows[t][j]);
@@ -90,11 +89,11 @@ void shrink_tokens(const Term<T>& term, const Task& task, const T* inputs, int64
     rows[t] = inputs + term.tokens[token + t] * width;
     mixed[t] = term.mixed + (token + t) * term.rank + task.begin;
   }
-  constexpr int64_t kRows = kCount == 1 ? 4 : 2;
+  constexpr int64_t kTogether = kCount == 1 ? 4 : 2;
   int64_t k = task.begin;
-  for (; k + kRows <= task.end; k += kRows) {
-    dots<kRows, kCount>(term.a + k * width, width, rows, mixed);
-    for (float*& place : mixed) place += kRows;
+  for (; k + kTogether <= task.end; k += kTogether) {
+    dots<kTogether, kCount>(term.a + k * width, width, rows, mixed);
+    for (float*& place : mixed) place += kTogether;
   }
   for (; k < task.end; ++k) {
     dots<1, kCount>(term.a + k * width, width, rows, mixed);
@@ -109,43 +108,54 @@ void shrink(const Term<T>& term, const Task& task, const T* inputs, int64_t widt
   for (; token < term.count; ++token) shrink_tokens<1>(term, task, inputs, width, token);
 }
 
-// out[t, o] += sum over k of mixed[t, k] B[k, o], for kWides vectors of outputs and kCount tokens.
-template <int64_t kWides, int64_t kCount, typename T>
-void sums(const Term<T>& term, int64_t column, const float* const* mixed, T* const* out) {
-  Wide sums[kCount][kWides] = {};
-  for (int64_t k = 0; k < term.rank; ++k) {
-    const T* row = term.b + k * term.outputs + column;
-    for (int64_t w = 0; w < kWides; ++w) {
-      const Wide factor = load(row + w * kLanes);
-      for (int64_t t = 0; t < kCount; ++t) sums[t][w] += factor * mixed[t][k];
+// sums[t, o] += mixed[t, k] B[k, o] for kTogether rows k from `row` on, `columns` outputs o and kCount tokens. Rows are
+// read along, as memory likes it: with all of them for a few outputs at a time it took three times as long.
+template <int64_t kTogether, int64_t kCount, typename T>
+void add_rows(const T* row, int64_t stride, int64_t columns, const float* const* mixed, float (*sums)[kColumns]) {
+  Wide factor[kCount][kTogether];
+  for (int64_t t = 0; t < kCount; ++t) {
+    for (int64_t k = 0; k < kTogether; ++k) factor[t][k] = Wide{} + mixed[t][k];
+  }
+  int64_t o = 0;
+  for (; o + kLanes <= columns; o += kLanes) {
+    Wide read[kTogether];
+    for (int64_t k = 0; k < kTogether; ++k) read[k] = load(row + k * stride + o);
+    for (int64_t t = 0; t < kCount; ++t) {
+      Wide sum = load(sums[t] + o);
+      for (int64_t k = 0; k < kTogether; ++k) sum += read[k] * factor[t][k];
+      *reinterpret_cast<Wide*>(sums[t] + o) = sum;
     }
   }
-  for (int64_t t = 0; t < kCount; ++t) {
-    for (int64_t w = 0; w < kWides; ++w) {
-      T* target = out[t] + column + w * kLanes;
-      for (int64_t i = 0; i < kLanes; ++i) narrow(widen(target[i]) + sums[t][w][i], target[i]);
+  for (; o < columns; ++o) {
+    for (int64_t t = 0; t < kCount; ++t) {
+      for (int64_t k = 0; k < kTogether; ++k) sums[t][o] += mixed[t][k] * widen(row[k * stride + o]);
     }
   }
 }
 
+// out[t, o] += sum over k of mixed[t, k] B[k, o], for the outputs of the task and kCount tokens.
 template <int64_t kCount, typename T>
 void expand_tokens(const Term<T>& term, const Task& task, T* outputs, int64_t width, int64_t token) {
+  const int64_t columns = task.end - task.begin;
+  float sums[kCount][kColumns];
   const float* mixed[kCount];
-  T* out[kCount];
   for (int64_t t = 0; t < kCount; ++t) {
     mixed[t] = term.mixed + (token + t) * term.rank;
-    out[t] = outputs + term.tokens[token + t] * width + term.first;
+    std::memset(sums[t], 0, columns * sizeof(float));
   }
-  constexpr int64_t kWides = kCount == 1 ? 4 : 2;
-  int64_t column = task.begin;
-  for (; column + kWides * kLanes <= task.end; column += kWides * kLanes) sums<kWides, kCount>(term, column, mixed, out);
-  for (; column + kLanes <= task.end; column += kLanes) sums<1, kCount>(term, column, mixed, out);
-  for (; column < task.end; ++column) {
-    for (int64_t t = 0; t < kCount; ++t) {
-      float sum = 0.0f;
-      for (int64_t k = 0; k < term.rank; ++k) sum += mixed[t][k] * widen(term.b[k * term.outputs + column]);
-      narrow(widen(out[t][column]) + sum, out[t][column]);
-    }
+  int64_t k = 0;
+  const T* row = term.b + task.begin;
+  for (; k + kRows <= term.rank; k += kRows) {
+    add_rows<kRows, kCount>(row + k * term.outputs, term.outputs, columns, mixed, sums);
+    for (const float*& place : mixed) place += kRows;
+  }
+  for (; k < term.rank; ++k) {
+    add_rows<1, kCount>(row + k * term.outputs, term.outputs, columns, mixed, sums);
+    for (const float*& place : mixed) ++place;
+  }
+  for (int64_t t = 0; t < kCount; ++t) {
+    T* out = outputs + term.tokens[token + t] * width + term.first + task.begin;
+    for (int64_t o = 0; o < columns; ++o) narrow(widen(out[o]) + sums[t][o], out[o]);
   }
 }
 
@@ -177,7 +187,7 @@ void add_of(Tensor& outputs, const Tensor& inputs, const Tensor& memory, const T
   static thread_local std::vector<Term<T>> terms;
   static thread_local std::vector<Task> rows, columns;
   terms.clear(), rows.clear(), columns.clear();
-  int64_t mixed = 0, work = 0;
+  int64_t mixed = 0, work = 0, added = 0;
   for (int64_t group = 0; group < groups; ++group) {
     for (int64_t part = 0; part < kParts; ++part) {
       const int64_t* field = place + group * stride + part * kFields;
@@ -194,19 +204,25 @@ void add_of(Tensor& outputs, const Tensor& inputs, const Tensor& memory, const T
       for (int64_t k = 0; k < rank; k += kRanks) {
         rows.push_back({term, static_cast<int32_t>(k), static_cast<int32_t>(std::min(k + kRanks, rank))});
       }
-      for (int64_t o = 0; o < count; o += kColumns) {
-        columns.push_back({term, static_cast<int32_t>(o), static_cast<int32_t>(std::min(o + kColumns, count))});
-      }
       mixed += tokens * rank;
+      added += count;
       work += tokens * rank * (width + count);
     }
   }
   if (terms.empty()) return;
   if (static_cast<int64_t>(scratch.size()) < mixed) scratch.resize(mixed);
+  // Tasks as long as memory likes them, and yet enough of them for all threads.
+  const int64_t share_of_each = added / (2 * at::get_num_threads()) / kLanes * kLanes;
+  const int64_t most = std::clamp(share_of_each, kFewestColumns, kColumns);
   float* free = scratch.data();
-  for (Term<T>& term : terms) {
+  for (size_t i = 0; i < terms.size(); ++i) {
+    Term<T>& term = terms[i];
     term.mixed = free;
     free += term.count * term.rank;
+    for (int64_t o = 0; o < term.outputs; o += most) {
+      columns.push_back({static_cast<int32_t>(i), static_cast<int32_t>(o),
+                         static_cast<int32_t>(std::min(o + most, term.outputs))});
+    }
   }
   // Threads other than this one see these through references: their own are empty.
   const auto &all = terms;
