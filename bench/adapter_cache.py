@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from bench import adapter_evictions
 from bench import adapter_report as report
 from bench import adapter_server as served
 from bench import adapter_simulated as simulated
@@ -36,6 +37,7 @@ class Extent:
 
     simulated_loads, loads  shares of what FIFO without a cache serves when all requests are there at once
     simulated_count, count  requests of each run
+    uses                    of adapters, where evictions are compared alone
     seeds                   runs of each cell
     further                 whether other orders, evictions, prefetch and predictors are compared, and all regimes
     budget_s                of the server's part: afterwards no further system begins
@@ -43,6 +45,7 @@ class Extent:
 
     simulated_loads: tuple[float, ...]
     simulated_count: int
+    uses: int
     loads: tuple[float, ...]
     count: int
     seeds: int
@@ -50,8 +53,8 @@ class Extent:
     budget_s: float
 
 
-QUICK = Extent((0.9, 1.1), 300, (0.9,), 40, 1, False, 60.0)
-FULL = Extent((0.9, 1.05, 1.2), 500, (0.7, 0.95), 240, 3, True, 1700.0)
+QUICK = Extent((0.9, 1.1), 300, 4000, (0.9,), 30, 1, False, 75.0)
+FULL = Extent((0.9, 1.05, 1.2), 500, 20000, (0.7, 0.95), 240, 3, True, 1700.0)
 
 
 class Run:
@@ -72,6 +75,7 @@ class Run:
         """Three regimes; what is scarce differs."""
         extent = self._extent
         regimes = simulated.regimes()
+        self.say(adapter_evictions.measure(regimes[0].known, regimes[0].kept_bytes, extent.uses, self._seeds))
         for regime in regimes if extent.further else regimes[-1:]:
             text = simulated.measure(
                 regime, extent.simulated_loads, extent.simulated_count, self._seeds, extent.further

@@ -56,16 +56,23 @@ class Lengths:
         return cls(np.minimum(prompts, longest - answers), answers)
 
 
+def names(known: Mapping[str, AdapterInfo], count: int, rng: np.random.Generator) -> list[str]:
+    """`count` adapters as they are asked for."""
+    ranks = sorted({one.rank for one in known.values()})
+    shares = (np.arange(len(ranks)) + 1.0) ** -POWER
+    chosen = rng.choice(len(ranks), count, p=shares / shares.sum())
+    of_rank = [sorted(name for name, one in known.items() if one.rank == rank) for rank in ranks]
+    return [of_rank[at][rng.integers(len(of_rank[at]))] for at in chosen]
+
+
 def draw(
     lengths: Lengths, known: Mapping[str, AdapterInfo], rate: float, count: int, rng: np.random.Generator
 ) -> list[Ask]:
     """`count` requests, `rate` a second on average."""
     instants = np.cumsum(rng.exponential(1 / rate, count))
     rows = rng.integers(0, len(lengths.prompts), count)
-    ranks = sorted({one.rank for one in known.values()})
-    shares = (np.arange(len(ranks)) + 1.0) ** -POWER
-    chosen = rng.choice(len(ranks), count, p=shares / shares.sum())
-    of_rank = [sorted(name for name, one in known.items() if one.rank == rank) for rank in ranks]
-    names = [of_rank[at][rng.integers(len(of_rank[at]))] for at in chosen]
-    columns = zip(instants.tolist(), names, lengths.prompts[rows].tolist(), lengths.answers[rows].tolist(), strict=True)
+    chosen = names(known, count, rng)
+    columns = zip(
+        instants.tolist(), chosen, lengths.prompts[rows].tolist(), lengths.answers[rows].tolist(), strict=True
+    )
     return [Ask(*one) for one in columns]

@@ -14,7 +14,7 @@ import numpy as np
 
 from bench import adapter_files, decode_systems
 from bench import adapter_report as report
-from bench.adapter_loads import Lengths, adapters, draw
+from bench.adapter_loads import RANKS, Lengths, adapters, draw
 from bench.adapter_report import Outcome
 from bench.decode_loads import Load
 from bench.foreign import ForeignLoad
@@ -159,6 +159,7 @@ class Bench:
             "max_concurrency": str(SLOTS),
             "max_length": str(MAX_LENGTH),
             "adapters_dir": str(self.files.resolve()),
+            "max_rank": str(max(RANKS)),
             "starter_dir": "",
             "adapter_mb": str(int(CACHE_SHARE * total / 2**20)),
             "recluster_s": "60",

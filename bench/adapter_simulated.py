@@ -73,6 +73,11 @@ class Regime:
         span = float(ends.max()) - asks[0].at_s
         return Outcome(ranks, got.first_s, got.last_s, got.between_s, got.loaded_bytes, got.hits, got.misses, span)
 
+    @property
+    def kept_bytes(self) -> float:
+        """Of adapters that a cache holds at most."""
+        return self.share * self.machine.pool_bytes
+
     def capacity(self, count: int) -> float:
         """Requests a second that the plain system serves when all are there at once."""
         return report.served_per_s([self.replay(PARTS[PLAIN], 1e6, count, seed=10**6)])
@@ -107,13 +112,13 @@ def regimes() -> list[Regime]:
     ]
 
 
-def measure(regime: Regime, loads: Sequence[float], count: int, seeds: Sequence[int], quick: bool) -> str:
-    """Tables of all systems over `loads`, as shares of the plain system's capacity."""
+def measure(regime: Regime, loads: Sequence[float], count: int, seeds: Sequence[int], further: bool) -> str:
+    """Tables of the systems over `loads`, as shares of the plain system's capacity; further: of all near it."""
     capacity = regime.capacity(count)
     lines = [f"\n=== simulated: {regime.name}; capacity of {PLAIN}: {capacity:.2f} requests/s"]
     p99: dict[str, list[float]] = {}
     for load in loads:
-        rest = {} if quick or load != loads[-2] else {**EVICTIONS, **PREFETCH, **PREDICTORS}
+        rest = {**EVICTIONS, **PREFETCH, **PREDICTORS} if further and load == loads[0] else {}
         systems = {
             name: [regime.replay(system, capacity * load, count, seed) for seed in seeds]
             for name, system in {**PARTS, **rest}.items()
