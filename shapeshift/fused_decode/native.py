@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from shapeshift.fused_decode import compiled
+from shapeshift.fused_decode.linear import Linear
 from shapeshift.fused_decode.network import Layer, Network
 from shapeshift.fused_decode.operations import AttentionLayer, Pass
 from shapeshift.fused_decode.step import StepBatch
@@ -97,9 +98,14 @@ class NativeOperations:
 def _parts(layer: Layer) -> tuple[Any, ...]:
     """What the native network takes of a layer, in its order."""
     own = layer.attention
-    packed = [linear.packed for linear in (layer.qkv, layer.output, layer.gate_up, layer.down)]  # type: ignore[attr-defined]
     caches = (own.keys, own.values, own.cosines, own.sines, own.query_norm, own.key_norm, own.eps, own.window)
-    return layer.attention_norm, packed[0], *caches, packed[1], layer.mlp_norm, *packed[2:]
+    attention = (layer.attention_norm, _packed(layer.qkv), *caches, _packed(layer.output))
+    return *attention, layer.mlp_norm, _packed(layer.gate_up), _packed(layer.down)
+
+
+def _packed(linear: Linear) -> Any:
+    assert isinstance(linear, NativeLinear), "the linears of a network are of one kind"
+    return linear.packed
 
 
 def load(cache_dir: Path, log: Callable[[str], None]) -> NativeOperations | None:

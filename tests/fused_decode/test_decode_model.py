@@ -72,6 +72,19 @@ def test_the_whole_pass_is_that_of_its_parts(
     assert torch.equal(whole.memory, parts.memory)
 
 
+@pytest.mark.parametrize("family", FAMILIES)
+def test_what_a_row_gets_does_not_depend_on_those_beside_it(
+    tiny: Callable[[str], Tiny], load: Callable[..., DecodeModel], family: str
+) -> None:
+    alone, beside = (load(tiny(family).folder, threads=2) for _ in range(2))
+    text, *others = texts(5, seed=10, shortest=40)
+    slots = [3, 0, 5, 1, 2]
+    for start, end in [(0, 20), *((place, place + 1) for place in range(20, 30))]:
+        pieces = [text[start:end], *(other[start:end] for other in others)]
+        expected = alone.forward(batch(pieces[:1], slots[:1], [start]))
+        assert torch.equal(beside.forward(batch(pieces[::-1], slots[::-1], [start] * 5))[-1:], expected)
+
+
 @pytest.mark.parametrize(("precision", "native"), [("bf16", True), ("f32", False)])
 def test_without_native_linears_there_is_no_whole_pass(
     tiny: Callable[[str], Tiny], load: Callable[..., DecodeModel], precision: str, native: bool

@@ -189,7 +189,8 @@ void attend(const Layer<T>& layer, const Task& task, Scratch& scratch) {
   for (int64_t from = std::max<int64_t>(0, task.position + 1 - reach); from < end; from += block) {
     const int64_t to = std::min(from + block, end);
     const float* keys = widened(layer.keys + layer.place(task.slot, task.head, from), (to - from) * dim, scratch.keys);
-    const float* values = widened(layer.values + layer.place(task.slot, task.head, from), (to - from) * dim, scratch.values);
+    const float* values =
+        widened(layer.values + layer.place(task.slot, task.head, from), (to - from) * dim, scratch.values);
     for (int64_t row = 0; row < rows; ++row) {
       const int64_t position = task.position + row / group;
       const int64_t first = std::max(from, position + 1 - reach), count = std::min(to, position + 1) - first;

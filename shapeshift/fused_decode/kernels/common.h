@@ -64,6 +64,8 @@ void share(int64_t count, const Work& work) {
 
 // `share` as an object, for kernels that are told how to share their work.
 struct Shared {
+  static int64_t threads() { return at::get_num_threads(); }
+
   template <typename Work>
   void operator()(int64_t count, const Work& work) const {
     share(count, work);

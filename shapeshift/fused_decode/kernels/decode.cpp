@@ -14,8 +14,8 @@ namespace {
 
 using at::Tensor;
 
-constexpr int64_t kTileRows = 32;         // query rows (tokens times grouped heads) of a prefill task
-constexpr int64_t kNormSerial = 65536;    // elements below which a second thread does not pay, for it must wake first
+constexpr int64_t kTileRows = 32;       // query rows (tokens times grouped heads) of a prefill task
+constexpr int64_t kNormSerial = 65536;  // elements below which a second thread does not pay, for it must wake first
 constexpr int64_t kGateSerial = 16384;
 
 template <typename T>
@@ -46,7 +46,8 @@ Tensor attention(const Tensor& qkv, Tensor keys, Tensor values, const Tensor& co
 // The tasks of a step, INT32 [tasks, 5]: prefill tiles first, for they take longest, and single tokens head by head.
 // Queries of one tile share what they read of keys and values; those of a key-value head's group always do.
 Tensor plan(const Tensor& slots, const Tensor& starts, const Tensor& lengths, int64_t kv_heads, int64_t group) {
-  check_like(slots, at::kInt, "slots"), check_like(starts, at::kInt, "starts"), check_like(lengths, at::kInt, "lengths");
+  check_like(slots, at::kInt, "slots"), check_like(starts, at::kInt, "starts");
+  check_like(lengths, at::kInt, "lengths");
   const int64_t rows = slots.numel();
   TORCH_CHECK(starts.numel() == rows && lengths.numel() == rows, "slots, starts and lengths: must be as many");
   const auto *slot = slots.const_data_ptr<int32_t>(), *start = starts.const_data_ptr<int32_t>();
@@ -72,11 +73,13 @@ Tensor plan(const Tensor& slots, const Tensor& starts, const Tensor& lengths, in
 }
 
 template <typename T>
-void add_norm_of(float* state, const void* delta, const float* weight, double eps, int64_t rows, int64_t width, void* out) {
+void add_norm_of(float* state, const void* delta, const float* weight, double eps, int64_t rows, int64_t width,
+                 void* out) {
   at::parallel_for(0, rows, std::max<int64_t>(1, kNormSerial / width), [&](int64_t begin, int64_t end) {
     for (int64_t row = begin; row < end; ++row) {
       const T* added = delta == nullptr ? nullptr : static_cast<const T*>(delta) + row * width;
-      add_norm_row(state + row * width, added, weight, static_cast<float>(eps), width, static_cast<T*>(out) + row * width);
+      T* target = static_cast<T*>(out) + row * width;
+      add_norm_row(state + row * width, added, weight, static_cast<float>(eps), width, target);
     }
   });
 }

@@ -1,5 +1,5 @@
-// Products of few rows with a large matrix of float. Weights lie in panels of kPanel outputs, input after input, so that
-// they are read once from front to back; a tile of kTile rows times a panel stays in registers.
+// Products of few rows with a large matrix of float. Weights lie in panels of kPanel outputs, input after input, so
+// that they are read once from front to back; a tile of kTile rows times a panel stays in registers.
 
 #pragma once
 
@@ -17,6 +17,8 @@ constexpr int64_t kLanes = 4, kTile = 4;
 constexpr int64_t kVectors = 3, kPanel = kVectors * kLanes;
 constexpr int64_t kInputs = 256;    // of a panel that are multiplied with all rows before the next ones: they fit L1
 constexpr int64_t kMostRows = 256;  // whose share of kInputs fits L2
+constexpr int64_t kTogether = 8;    // most panels that a thread takes at once
+constexpr int64_t kRounds = 4;      // how often each thread takes some, where there are enough
 constexpr int64_t kUnroll = 4;
 constexpr int64_t kLine = 64;  // bytes of a cache line
 
@@ -86,8 +88,8 @@ void multiply_rows(int64_t rows, const float* from, int64_t stride, const float*
   multiply_tile<kRows>(from, stride, panel, count, first, sums, ahead, step);
 }
 
-// out [rows, outputs] of one panel = rows [rows, inputs] times the panel, plus bias; at most kMostRows rows. Each output
-// is summed in the order of the inputs, however many rows there are.
+// out [rows, outputs] of one panel = rows [rows, inputs] times the panel, plus bias; at most kMostRows rows. Each
+// output is summed in the order of the inputs, however many rows there are.
 inline void multiply_panel(const Panels& own, int64_t index, const float* from, int64_t rows, float* out) {
   alignas(kLine) static thread_local float sums[kMostRows * kPanel];
   const float* panel = own.weights + index * own.inputs * kPanel;
@@ -118,9 +120,18 @@ inline void multiply_panel(const Panels& own, int64_t index, const float* from, 
 template <typename Share>
 void multiply(const Panels& own, const float* from, int64_t rows, float* out, const Share& share) {
   if (rows == 0) return;
-  const int64_t blocks = (rows + kMostRows - 1) / kMostRows;
+  const int64_t panels = own.count(), blocks = (rows + kMostRows - 1) / kMostRows;
   const int64_t height = ((rows + blocks - 1) / blocks + kTile - 1) / kTile * kTile;
-  share(own.count() * blocks, [&](int64_t i) {
+  if (rows <= kTile) {
+    // Only reading the weights takes time: each thread reads some that lie together.
+    const int64_t together = std::clamp<int64_t>(panels / (kRounds * share.threads()), 1, kTogether);
+    share((panels + together - 1) / together, [&](int64_t i) {
+      const int64_t end = std::min((i + 1) * together, panels);
+      for (int64_t panel = i * together; panel < end; ++panel) multiply_panel(own, panel, from, rows, out);
+    });
+    return;
+  }
+  share(panels * blocks, [&](int64_t i) {
     const int64_t row = i % blocks * height;
     const int64_t count = std::min(height, rows - row);
     if (count > 0) multiply_panel(own, i / blocks, from + row * own.inputs, count, out + row * own.outputs);

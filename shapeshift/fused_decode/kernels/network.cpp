@@ -21,6 +21,7 @@ namespace {
 
 using at::Tensor;
 
+constexpr int64_t kShares = 10;  // of work in a layer at most, and before and after all layers
 constexpr size_t kHugePage = size_t{2} << 20;
 
 struct Freed {
@@ -96,7 +97,10 @@ struct Buffers {
 class Network : public torch::CustomClassHolder {
  public:
   Network(Tensor embedding, Tensor norm, LinearPointer head, double eps)
-      : embedding_(std::move(embedding)), norm_(std::move(norm)), head_(std::move(head)), eps_(static_cast<float>(eps)) {
+      : embedding_(std::move(embedding)),
+        norm_(std::move(norm)),
+        head_(std::move(head)),
+        eps_(static_cast<float>(eps)) {
     check_like(embedding_, at::kFloat, "embedding");
     TORCH_CHECK(embedding_.dim() == 2, "embedding: must be [vocabulary, hidden]");
     hidden_ = embedding_.size(1);
@@ -120,7 +124,8 @@ class Network : public torch::CustomClassHolder {
     blocks_.push_back(std::move(block));
   }
 
-  // Logits [wanted, vocabulary] after the tokens at `last`, INT64 [wanted] places in `tokens`; valid until the next call.
+  // Logits [wanted, vocabulary] after the tokens at `last`, INT64 [wanted] places in `tokens`; valid until the next
+  // call.
   Tensor forward(const Tensor& tokens, const Tensor& tasks, bool split, const Tensor& last) {
     TORCH_CHECK(!blocks_.empty(), "layers: at least one");
     check_like(tokens, at::kLong, "tokens"), check_like(last, at::kLong, "last");
@@ -128,8 +133,7 @@ class Network : public torch::CustomClassHolder {
     check_below(tokens, embedding_.size(0), "tokens"), check_below(last, rows, "last");
     checked(tasks, blocks_[0].attention, rows);
     const Buffers buffers = fit(rows, wanted);
-    // No more of them in a layer than parts of `layer`, and two before and after it all.
-    Team::gather(10 * static_cast<int64_t>(blocks_.size()) + 4, [&](const Team& team) {
+    Team::gather(kShares * static_cast<int64_t>(blocks_.size() + 1), [&](const Team& team) {
       pass(team, buffers, tokens, tasks, split, last);
     });
     return logits_.narrow(0, 0, wanted);
@@ -158,11 +162,11 @@ class Network : public torch::CustomClassHolder {
     TORCH_CHECK(inside, name, ": must be 0 to ", limit - 1);
   }
 
-  // Widths of a row in the buffers, in their order.
+  // Buffers for a pass of that size, in memory that is kept for the next one.
   Buffers fit(int64_t rows, int64_t wanted) {
     const Block& block = blocks_[0];
     const int64_t query = block.output->panels().inputs, inner = block.down->panels().inputs;
-    const int64_t width = 5 * hidden_ + block.qkv->panels().outputs + 2 * query + 3 * inner;
+    const int64_t width = 4 * hidden_ + block.qkv->panels().outputs + 2 * query + 3 * inner;
     const auto needed = static_cast<size_t>(rows * width);
     if (memory_.size() < needed) memory_.resize(needed);
     if (!logits_.defined() || logits_.size(0) < wanted) {

@@ -11,15 +11,17 @@
 
 class Team {
  public:
-  // Runs body(team) on every thread of the pool; all of them share the same work in the same order, at most `shares` times.
+  // Runs body(team) on every thread of the pool. They share the same work in the same order, at most `shares` times.
   template <typename Body>
   static void gather(int64_t shares, const Body& body) {
     std::vector<Work> works(shares);
 #pragma omp parallel num_threads(at::get_num_threads())
-    body(Team(works.data()));
+    body(Team(works.data(), omp_get_num_threads()));
   }
 
-  // Runs work(i) for i in [0, count), each on whichever thread is free, and returns when all are done. Who comes late
+  int64_t threads() const { return threads_; }
+
+  // Runs each(i) for i in [0, count), each on whichever thread is free, and returns when all are done. Who comes late
   // holds up nobody: what is waited for is the work, not the threads.
   template <typename Each>
   void operator()(int64_t count, const Each& each) const {
@@ -45,7 +47,7 @@ class Team {
   static constexpr auto kAwake = std::chrono::microseconds(200);
   static constexpr int kLooks = 32;
 
-  explicit Team(Work* works) : next_(works) {}
+  Team(Work* works, int64_t threads) : next_(works), threads_(threads) {}
 
   static void await(const std::atomic<int32_t>& over) {
     const auto end = std::chrono::steady_clock::now() + kAwake;
@@ -67,4 +69,5 @@ class Team {
   }
 
   mutable Work* next_;
+  int64_t threads_;
 };
