@@ -65,7 +65,7 @@ void multiply_tile(const float* rows, int64_t stride, const float* panel, int64_
   };
   int64_t input = 0;
   for (; input + kUnroll <= count; input += kUnroll) {
-    __builtin_prefetch(ahead, 0, 2);
+    for (int64_t line = 0; line < step; line += kLine) __builtin_prefetch(ahead + line, 0, 2);
     ahead += step;
 #pragma GCC unroll 4
     for (int64_t next = 0; next < kUnroll; ++next) add(input + next);
