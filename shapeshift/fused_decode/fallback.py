@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch.nn import functional
 
+from shapeshift.fused_decode.network import Network
 from shapeshift.fused_decode.operations import AttentionLayer
 from shapeshift.fused_decode.step import StepBatch
 
@@ -75,6 +76,9 @@ class TorchOperations:
     def gate(self, both: torch.Tensor) -> torch.Tensor:
         gate, up = both.float().chunk(2, dim=-1)
         return (functional.silu(gate) * up).to(both.dtype)
+
+    def whole(self, network: Network) -> None:
+        return None
 
 
 def norm_heads(vectors: torch.Tensor, weight: torch.Tensor | None, eps: float) -> torch.Tensor:

@@ -37,6 +37,7 @@ class DecodeModel:
         self.eos_ids = network.architecture.eos_ids
         self.slots, self.max_length = cache.slots, cache.max_length
         self._network = network
+        self._whole = operations.whole(network)
         self._cache = cache
 
     @property
@@ -84,7 +85,8 @@ class DecodeModel:
         def made() -> DecodeModel:
             cache = KeyValueCache(architecture, slots, max_length, dtype, beside=beside)
             compiled = native_kernels.load(cache_dir, log) if native else None
-            network = assemble(architecture, files, cache, dtype, maker(dtype, log))
+            make = native_kernels.NativeLinear if compiled and dtype == torch.float32 else maker(dtype, log)
+            network = assemble(architecture, files, cache, dtype, make)
             return cls(network, compiled or TorchOperations(), cache)
 
         return waiting.passing(made)
@@ -103,7 +105,10 @@ class DecodeModel:
         a = self.architecture
         plan = self.operations.plan(batch, a.kv_heads, a.heads // a.kv_heads)
         last = last_tokens(batch).to(batch.tokens.device)
-        return self._network.compute(self.operations, batch.tokens, plan, last, self._adjustment(batch))
+        adjustment = self._adjustment(batch)
+        if adjustment is None and self._whole is not None:
+            return self._whole(batch.tokens, plan, last)
+        return self._network.compute(self.operations, batch.tokens, plan, last, adjustment)
 
     def _adjustment(self, batch: StepBatch) -> Adjustment | None:
         if batch.adapters is None:

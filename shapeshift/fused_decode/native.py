@@ -6,15 +6,32 @@ import subprocess
 import threading
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from shapeshift.fused_decode import compiled
-from shapeshift.fused_decode.operations import AttentionLayer
+from shapeshift.fused_decode.linear import Linear
+from shapeshift.fused_decode.network import Layer, Network
+from shapeshift.fused_decode.operations import AttentionLayer, Pass
 from shapeshift.fused_decode.step import StepBatch
 
 _NAMESPACE = "shapeshift_decode"
 _once = threading.Lock()
+
+
+class NativeLinear:
+    """Linear of f32 over weights in panels (`kernels/linear.h`); the plain weights are not kept.
+
+    A row's result does not depend on how many rows there are. Made once the kernels are in the process.
+    """
+
+    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
+        self.packed: Any = getattr(torch.classes, _NAMESPACE).Linear(weight, bias)
+
+    def __call__(self, rows: torch.Tensor) -> torch.Tensor:
+        out: torch.Tensor = self.packed.forward(rows)
+        return out
 
 
 class NativeOperations:
@@ -60,6 +77,35 @@ class NativeOperations:
     def gate(self, both: torch.Tensor) -> torch.Tensor:
         out: torch.Tensor = self._gate(both)
         return out
+
+    def whole(self, network: Network) -> Pass | None:
+        """See `operations.Operations`. There for f32, whose linears are native too."""
+        if not isinstance(network.head, NativeLinear):
+            return None
+        made = getattr(torch.classes, _NAMESPACE).Network(
+            network.embedding, network.norm, network.head.packed, network.architecture.norm_eps
+        )
+        for layer in network.layers:
+            made.add(*_parts(layer))
+
+        def run(tokens: torch.Tensor, plan: tuple[torch.Tensor, bool], last: torch.Tensor) -> torch.Tensor:
+            logits: torch.Tensor = made.forward(tokens, *plan, last)
+            return logits
+
+        return run
+
+
+def _parts(layer: Layer) -> tuple[Any, ...]:
+    """What the native network takes of a layer, in its order."""
+    own = layer.attention
+    caches = (own.keys, own.values, own.cosines, own.sines, own.query_norm, own.key_norm, own.eps, own.window)
+    attention = (layer.attention_norm, _packed(layer.qkv), *caches, _packed(layer.output))
+    return *attention, layer.mlp_norm, _packed(layer.gate_up), _packed(layer.down)
+
+
+def _packed(linear: Linear) -> Any:
+    assert isinstance(linear, NativeLinear), "the linears of a network are of one kind"
+    return linear.packed
 
 
 def load(cache_dir: Path, log: Callable[[str], None]) -> NativeOperations | None:

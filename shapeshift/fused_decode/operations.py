@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
 from shapeshift.fused_decode.step import StepBatch
+
+if TYPE_CHECKING:
+    from shapeshift.fused_decode.network import Network
+
+Pass = Callable[[torch.Tensor, Any, torch.Tensor], torch.Tensor]
+"""From tokens, plan and last tokens to logits, as `network.Network.compute` has them; valid until the next call."""
 
 
 @dataclass(frozen=True)
@@ -57,4 +64,8 @@ class Operations(Protocol):
 
     def gate(self, both: torch.Tensor) -> torch.Tensor:
         """SiLU of the first half of each row times its second half: [tokens, 2 width] to [tokens, width]."""
+        ...
+
+    def whole(self, network: Network) -> Pass | None:
+        """The forward pass of `network` without adjustments as one operation; None where there is none."""
         ...

@@ -56,6 +56,51 @@ def test_logits_are_those_of_transformers(
     assert seen > 50
 
 
+@pytest.mark.parametrize("threads", [1, 2, 5])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_whole_pass_is_that_of_its_parts(
+    tiny: Callable[[str], Tiny], load: Callable[..., DecodeModel], family: str, threads: int
+) -> None:
+    whole, parts = (load(tiny(family).folder, threads=threads) for _ in range(2))
+    assert whole._whole is not None
+    parts._whole = None
+    given, slots = texts(SLOTS, seed=8), [4, 0, 5, 2, 3, 1]
+    fed = (teacher_forced(model, given, slots, seed=9) for model in (whole, parts))
+    for (text, place, logits), (*other, expected) in zip(*fed, strict=True):
+        assert [text, place] == other
+        assert torch.equal(logits, expected)
+    assert torch.equal(whole.memory, parts.memory)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_what_a_row_gets_does_not_depend_on_those_beside_it(
+    tiny: Callable[[str], Tiny], load: Callable[..., DecodeModel], family: str
+) -> None:
+    alone, beside = (load(tiny(family).folder, threads=2) for _ in range(2))
+    text, *others = texts(5, seed=10, shortest=40)
+    slots = [3, 0, 5, 1, 2]
+    for start, end in [(0, 20), *((place, place + 1) for place in range(20, 30))]:
+        pieces = [text[start:end], *(other[start:end] for other in others)]
+        expected = alone.forward(batch(pieces[:1], slots[:1], [start]))
+        assert torch.equal(beside.forward(batch(pieces[::-1], slots[::-1], [start] * 5))[-1:], expected)
+
+
+@pytest.mark.parametrize(("precision", "native"), [("bf16", True), ("f32", False)])
+def test_without_native_linears_there_is_no_whole_pass(
+    tiny: Callable[[str], Tiny], load: Callable[..., DecodeModel], precision: str, native: bool
+) -> None:
+    assert load(tiny("llama").folder, precision, native)._whole is None
+
+
+def test_tokens_beyond_the_vocabulary_are_refused(
+    tiny: Callable[[str], Tiny], load: Callable[..., DecodeModel]
+) -> None:
+    model = load(tiny("llama").folder)
+    for token in (-1, VOCAB):
+        with pytest.raises(RuntimeError, match=f"tokens: must be 0 to {VOCAB - 1}"):
+            model.forward(batch([torch.tensor([1, token])], [0], [0]))
+
+
 @pytest.mark.parametrize("family", FAMILIES)
 def test_greedy_tokens_are_those_of_generate(
     tiny: Callable[[str], Tiny], load: Callable[..., DecodeModel], family: str

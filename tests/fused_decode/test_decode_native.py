@@ -17,7 +17,8 @@ from decode_models import batch
 
 from shapeshift.fused_decode import compiled, native
 from shapeshift.fused_decode.fallback import TorchOperations
-from shapeshift.fused_decode.native import NativeOperations
+from shapeshift.fused_decode.linear import PlainLinear
+from shapeshift.fused_decode.native import NativeLinear, NativeOperations
 from shapeshift.fused_decode.operations import AttentionLayer
 from shapeshift.fused_decode.step import StepBatch
 
@@ -119,6 +120,28 @@ def test_gate(operations: NativeOperations, dtype: torch.dtype, tokens: int) -> 
     assert operations.gate(both)[0, 0].isnan()
 
 
+@pytest.mark.parametrize(("outputs", "inputs"), [(7, 3), (70, 33), (96, 515)])
+def test_linear(operations: NativeOperations, outputs: int, inputs: int) -> None:
+    weight, bias = normal(outputs, inputs, seed=1), normal(outputs, seed=2)
+    rows = normal(300, inputs, seed=3)
+    for given in (None, bias):
+        fast = NativeLinear(weight, given)
+        whole = fast(rows)
+        assert torch.allclose(whole, PlainLinear(weight, given)(rows), rtol=1e-4, atol=1e-4)
+        for count in (0, 1, 2, 3, 9, 257):
+            assert torch.equal(fast(rows[:count]), whole[:count]), "a row depends on those beside it"
+
+
+def test_linears_that_cannot_be_meant(operations: NativeOperations) -> None:
+    weight = normal(5, 4, seed=1)
+    with pytest.raises(RuntimeError, match="bias: must have an element for each output"):
+        NativeLinear(weight, normal(4, seed=2))
+    with pytest.raises(RuntimeError, match="weight: must be contiguous Float"):
+        NativeLinear(weight.bfloat16(), None)
+    with pytest.raises(RuntimeError, match=r"rows: must be \[rows, 4\]"):
+        NativeLinear(weight, None)(normal(2, 5, seed=3))
+
+
 @pytest.mark.parametrize(("slot", "start"), [(SLOTS, 0), (-1, 0), (0, LENGTH), (0, -1)])
 def test_tasks_outside_the_cache_are_refused(operations: NativeOperations, slot: int, start: int) -> None:
     given = batch([torch.zeros(1, dtype=torch.int64)], [slot], [start])
@@ -166,7 +189,7 @@ def test_processes_compile_once(tmp_path: Path) -> None:
     names = {process.communicate(timeout=120)[0] for process in running}
     assert len(names) == 1
     assert Path(names.pop()).is_file()
-    assert (tmp_path / "bin" / "g++.calls").read_text() == "call\n" * 3, "one for each source, one to link"
+    assert (tmp_path / "bin" / "g++.calls").read_text() == "call\n" * 4, "one for each source, one to link"
     left = {path.suffix for path in (tmp_path / "cache").iterdir()}
     assert left == {".so", ".lock"}
 

@@ -61,3 +61,13 @@ void share(int64_t count, const Work& work) {
     for (int64_t i = next++; i < count; i = next++) work(i);
   });
 }
+
+// `share` as an object, for kernels that are told how to share their work.
+struct Shared {
+  static int64_t threads() { return at::get_num_threads(); }
+
+  template <typename Work>
+  void operator()(int64_t count, const Work& work) const {
+    share(count, work);
+  }
+};
