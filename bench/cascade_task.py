@@ -18,9 +18,9 @@ from bench.systems import triton
 from shapeshift.cascade import register
 from shapeshift.cascade.choice import choose
 from shapeshift.cascade.observe import ProfiledModel
-from shapeshift.cascade.register import Bar, Profiling
-from shapeshift.cascade.sample import Sample
+from shapeshift.cascade.register import Profiling
 from shapeshift.cascade.table import Candidate, Gap, Table
+from shapeshift.cli.progress import Progress
 from shapeshift.engines.hardware import cores
 from shapeshift.workloads.arrivals import poisson
 
@@ -43,10 +43,11 @@ class TaskBench:
         self._task = task
         self._splits = splits
         self._seed = options.seed
-        sample = _some(splits.val, profile_texts)
+        sample = splits.val.some(profile_texts)
         wanted = Profiling(seed=options.seed)
-        profiled = register.profile(task, sample, engines, list(names), wanted, Bar())
-        self.table: Table = profiled.table
+        progress = Progress(task)
+        self.table: Table = register.profile(task, sample, engines, list(names), wanted, progress).table
+        progress.done()
         self._models = {name: ProfiledModel(engines, name) for name in names}
         self._small, self._large = names[0], names[-1]
         least = self.table.model(self._large).accuracy - POINT
@@ -62,7 +63,7 @@ class TaskBench:
 
     def compare(self, texts: int) -> str:
         """Every system on the test set."""
-        sample = _some(self._splits.test, texts)
+        sample = self._splits.test.some(texts)
         truth = sample.numbers(self.table.labels)
         small = self.ours.levels[0]
         three = [one for one in self.table.candidates if len(one.levels) == 3 and one.levels[0] == small]
@@ -99,7 +100,7 @@ class TaskBench:
         """Latency alone: the same first level and decisions, before a model of random weights."""
         task = cascade_build.heavy_checkpoint(layers, self.table.labels)
         (name,) = cascade_build.build_models(task, [layers], len(self.table.labels))
-        sample = _some(self._splits.test, texts)
+        sample = self._splits.test.some(texts)
         truth = sample.numbers(self.table.labels)
         small, alpha = self.ours.levels[0], self.ours.gaps[0].alpha
         models = {small: self._models[small], name: ProfiledModel(cascade_build.places().engines, name)}
@@ -125,10 +126,11 @@ class TaskBench:
     def through_server(self, repositories: Sequence[Path], front: str, requests: int) -> str:
         """The front and the large model alone in one server, in turn, closed loop and open loop."""
         levels = self.ours.levels[1:]
-        texts = [text[0].decode() for text in _some(self._splits.test, requests).texts]
+        texts = [text[0].decode() for text in self._splits.test.some(requests).texts]
         lines = [f"\n{self._task} through the server, {requests} requests, one text each"]
         lines.append(f"  {'':28}{'mean ms':>9}{'p50':>8}{'p99':>8}{'failed':>7}")
-        with triton(dict.fromkeys(levels, 0) | {front: 0}, repositories, BUILD) as server:
+        engines = {name: len(self._models[name].made.engines) for name in levels}
+        with triton(engines | {front: 0}, repositories, BUILD) as server:
             systems = [
                 TritonModel("always large", server.grpc_url, levels[-1]),
                 TritonModel("ours", server.grpc_url, front),
@@ -200,11 +202,3 @@ def _cost(pieces: Pieces, model: str) -> float:
 def _changed(candidate: Candidate, **changes: Any) -> Candidate:
     gaps: tuple[Gap, ...] = tuple(replace(gap, **changes) for gap in candidate.gaps)
     return replace(candidate, gaps=gaps)
-
-
-def _some(sample: Sample, count: int) -> Sample:
-    """So many texts, evenly spread; 0: all."""
-    if not count or count >= len(sample.texts):
-        return sample
-    picked = [row * len(sample.texts) // count for row in range(count)]
-    return Sample([sample.texts[row] for row in picked], [sample.labels[row] for row in picked])

@@ -29,15 +29,14 @@ _ENOUGH = 30
 
 @dataclass
 class Search:
-    """The search. run(model, texts) runs a model over other texts; on_run is told which run comes."""
+    """The search. run(model, texts, what) runs a model over other texts, for the purpose `what`."""
 
     task: Task
     models: Sequence[Profiled]
     fit: Array
-    run: Callable[[str, Texts], Observed]
+    run: Callable[[str, Texts, str], Observed]
     k: float = 10.0
     algorithm: str = "sigmoid"
-    on_run: Callable[[str], None] = lambda what: None
     _pruned: dict[tuple[str, str, float], tuple[Observed, float]] = field(default_factory=dict)
     _known: dict[tuple[str, int], Array] = field(default_factory=dict)
 
@@ -105,7 +104,7 @@ class Search:
             return large.seen, 0.0
         key = (small.name, large.name, alpha)
         if key not in self._pruned:
-            self.on_run(f"{large.name}, words pruned by {small.name}, alpha {alpha:g}")
+            what = f"{large.name}, words pruned by {small.name}, alpha {alpha:g}"
             left = [
                 words.left_of(text, offsets, importance, alpha)
                 for text, offsets, importance in zip(
@@ -113,7 +112,7 @@ class Search:
                 )
             ]
             in_all = sum(len(words.spans(one)) for text in self.task.texts for one in text)
-            observed = self.run(large.name, [one.texts for one in left])
+            observed = self.run(large.name, [one.texts for one in left], what)
             self._pruned[key] = observed, sum(one.words for one in left) / max(in_all, 1)
         return self._pruned[key]
 

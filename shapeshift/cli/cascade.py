@@ -11,9 +11,10 @@ from pathlib import Path
 from shapeshift.cascade import register as profiler
 from shapeshift.cascade import registry, route
 from shapeshift.cascade.choice import Choice, choose
-from shapeshift.cascade.register import Bar, Profiling
+from shapeshift.cascade.register import Profiling
 from shapeshift.cascade.sample import read
 from shapeshift.cascade.table import Candidate, Table
+from shapeshift.cli.progress import Progress
 from shapeshift.errors import InvalidInputError, NotFoundError, OverloadedError
 from shapeshift.triton import metrics
 from shapeshift.triton.control import ModelControl
@@ -69,14 +70,15 @@ def _register(options: argparse.Namespace) -> int:
     names = [name for name in options.models.split(",") if name]
     if len(set(names)) < len(names) or not names:
         raise InvalidInputError("models", options.models, "names that stand only once")
-    sample = read(options.sample)
-    if options.rows and options.rows < len(sample.texts):
-        picked = [row * len(sample.texts) // options.rows for row in range(options.rows)]
-        sample = type(sample)([sample.texts[row] for row in picked], [sample.labels[row] for row in picked])
+    sample = read(options.sample).some(options.rows)
     wanted = Profiling(
         options.min_accuracy, options.max_latency_ms, options.k, options.algorithm, options.levels, options.tolerance
     )
-    choice = profiler.profile(options.task, sample, options.engines, names, wanted, Bar())
+    progress = Progress(options.task)
+    try:
+        choice = profiler.profile(options.task, sample, options.engines, names, wanted, progress)
+    finally:
+        progress.done()
     _show(choice.table, None)
     serving = _report(choice, options)
     registry.put(options.dir, choice.table, serving.name, pinned=False)

@@ -56,7 +56,8 @@ def search(task: Task, models: list[Profiled], loss: float = 0.0, **choices: Any
     asked: list[Any] = []
     by_name = {model.name: model for model in models}
 
-    def run(name: str, texts: Sequence[Sequence[bytes]]) -> Observed:
+    def run(name: str, texts: Sequence[Sequence[bytes]], what: str) -> Observed:
+        assert name in what
         asked.append((name, [list(text) for text in texts]))
         seen = by_name[name].seen
         logits = seen.logits.copy()
