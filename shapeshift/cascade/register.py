@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -69,6 +69,7 @@ def profile(
         "providers": sorted({f"{one.made.provider} {one.made.provider_version}" for one in models.values()}),
         "precision": sorted({one.made.precision for one in models.values()}),
         "seed": wanted.seed,
+        "reliability": {one.name: [asdict(own) for own in one.reliability if own.count] for one in found},
         "seconds": round(time.monotonic() - started, 1),
     }
     kind = "regression" if is_regression else "classification"

@@ -20,6 +20,7 @@ from shapeshift.triton import metrics
 from shapeshift.triton.control import ModelControl
 
 _SWAP_S = 90.0
+_BAR = 40
 _SWAPS = "shapeshift_candidate_swaps_total"
 
 
@@ -48,6 +49,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     select.add_argument("--front", default="classify_text", help="the cascade's model there")
     listing = actions.add_parser("list", help="the candidates of all tasks")
     _common(listing, task=False)
+    listing.add_argument("--reliability", action="store_true", help="also how often each model is right where how sure")
 
 
 def run(options: argparse.Namespace) -> int:
@@ -146,6 +148,8 @@ def _list(options: argparse.Namespace) -> int:
         chosen = registry.chosen(options.dir, task)
         sys.stdout.write(f"task {task}\n")
         _show(chosen.table, chosen.candidate)
+        if options.reliability:
+            _plot_reliability(chosen.table)
     return 0
 
 
@@ -175,3 +179,16 @@ def _show(table: Table, serving: Candidate | None) -> None:
             f"{mark} {one.name:60} {100 * one.accuracy:7.2f}% {one.latency_ms:8.3f} {one.p75_ms:7.3f} "
             f"{one.p99_ms:7.3f} {100 * one.shares[0]:5.1f}% {100 * one.pruned:5.1f}%\n"
         )
+
+
+def _plot_reliability(table: Table) -> None:
+    """The reliability of each model as bars: # as long as it is right, | where its confidence would have it end."""
+    for name, bins in table.made.get("reliability", {}).items():
+        sys.stdout.write(f"  {name}\n  {'confidence':>13} {'texts':>6} {'mean':>6} {'right':>6}\n")
+        for one in bins:
+            bar = list(f"{'#' * round(_BAR * one['accuracy']):{_BAR + 1}}")
+            bar[round(_BAR * one["confidence"])] = "|"
+            sys.stdout.write(
+                f"  {one['low']:5.2f} to {one['high']:4.2f} {one['count']:6} {one['confidence']:6.3f} "
+                f"{one['accuracy']:6.3f} {''.join(bar).rstrip()}\n"
+            )

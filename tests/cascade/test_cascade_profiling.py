@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -271,7 +272,7 @@ def test_samples_that_are_none(tmp_path: Path, text: str) -> None:
 def two_models(tmp_path: Path, add_front: Callable[..., Path], build_fronts: Callable[[Path, Path], Path]) -> Path:
     """The engines of `quick` and `slow`, which tell two classes apart by chance."""
     outputs = 'output [ { name: "LOGITS" data_type: TYPE_FP32 dims: [ 2 ] }'
-    for name, latency in (("quick", (1.0, 1.0)), ("slow", (20.0, 20.0))):
+    for name, latency in (("quick", (1.0, 1.0)), ("slow", (8.0, 8.0))):
         folder = add_front(tmp_path / "model_repository", name, latency_ms=latency, bins="16")
         text = (folder / "config.pbtxt").read_text()
         importance = ', { name: "IMPORTANCE" data_type: TYPE_FP32 dims: [ -1 ] }' if name == "quick" else ""
@@ -311,9 +312,12 @@ def test_register_select_and_list(two_models: Path, tmp_path: Path, capsys: pyte
     assert main(["cascade", "select", *common, "--max-latency-ms", str(below)]) == 0
     assert registry.chosen(tmp_path / "candidates", "coin").candidate.latency_ms <= below
     capsys.readouterr()
-    assert main(["cascade", "list", "--dir", folder]) == 0
+    assert main(["cascade", "list", "--dir", folder, "--reliability"]) == 0
     listed = capsys.readouterr().out
     assert "task coin" in listed and "* quick" in listed
+    # Half of the eight texts were held out, for each of the two models.
+    counts = [int(line.split()[3]) for line in listed.splitlines() if re.match(r" +\d\.\d\d to ", line)]
+    assert sum(counts) == 8
 
 
 def test_register_refuses(two_models: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
