@@ -59,7 +59,7 @@ class TaskBench:
             f"selected: {choice.serving.name}; ours: {self.ours.name} "
             f"(profile: {100 * self.ours.accuracy:.2f}%, {self.ours.latency_ms:.3f} ms)"
         )
-        self.rows: list[dict[str, Any]] = []
+        self.rows: list[Row] = []
 
     def compare(self, texts: int) -> str:
         """Every system on the test set."""
@@ -81,8 +81,7 @@ class TaskBench:
             truth,
             self._seed,
         )
-        rows = self._systems(pieces, best_three)
-        self.rows = [cascade_report.plain(row) for row in rows]
+        self.rows = rows = self._systems(pieces, best_three)
         ours = next(row for row in rows if row.name == "ours").answers
         alpha, large = self.ours.gaps[0].alpha, self.ours.levels[-1]
         parts = [
