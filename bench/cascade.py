@@ -20,14 +20,14 @@ from pathlib import Path
 
 from bench import cascade_build, cascade_data, cascade_plots, cascade_report, cascade_train
 from bench.cascade_report import Row
-from bench.cascade_task import TaskBench
+from bench.cascade_task import TaskBench, best_chain, profile
 from client import hardware
 from client.report import head
 from shapeshift.cascade import registry
 from shapeshift.errors import ShapeshiftError
 
 HEAVY = (12, 24)
-BUILD = Path("build")
+BUILD, DEMO = Path("build"), Path("checkpoints/clinc150-minilm/candidates")
 
 
 def main() -> int:
@@ -62,11 +62,10 @@ def main() -> int:
 
 
 def quick(options: argparse.Namespace) -> tuple[list[str], dict[str, list[Row]]]:
-    """CLINC150 with the demo's two levels."""
-    names = ["classify_text_small", "classify_text_large"]
-    splits = cascade_data.read("clinc150")
-    bench = TaskBench("clinc150", splits, BUILD / "engines", names, 400, options)
-    parts = [bench.compare(options.texts or 600)]
+    """CLINC150 with the demo's two levels and its candidate."""
+    chosen = registry.chosen(DEMO, "clinc150")
+    bench = TaskBench(cascade_data.read("clinc150"), BUILD / "engines", chosen.table, chosen.candidate, options)
+    parts = [bench.compare(options.texts or 1000)]
     if not options.without_server:
         parts.append(bench.through_server((BUILD / "repository",), "classify_text", min(options.requests, 200)))
     return parts, {"clinc150-demo": bench.rows}
@@ -83,16 +82,17 @@ def full(options: argparse.Namespace) -> tuple[list[str], dict[str, list[Row]]]:
             if not (cascade_train.checkpoint(task, depth) / "trained.json").is_file():
                 cascade_train.fine_tune(task, splits, depth)
         names = cascade_build.build_models(task, depths, len(splits.labels))
-        bench = TaskBench(task, splits, cascade_build.places().engines, names, options.profile_texts, options)
+        engines = cascade_build.places().engines
+        table = profile(task, splits, engines, names, options.profile_texts, options.seed)
+        bench = TaskBench(splits, engines, table, best_chain(table), options)
         parts.append(bench.compare(options.texts))
         if not options.without_server:
             registry.put(cascade_build.CANDIDATES, bench.table, bench.ours.name, pinned=False)
             front = cascade_build.publish_front(task)
             parts.append(bench.through_server((cascade_build.places().generated,), front, options.requests))
         rows[task] = bench.rows
-        if task == "clinc150" and not options.without_heavy:
-            for layers in HEAVY:
-                parts.append(bench.heavier(layers, 300))
+        if task == options.tasks.split(",")[0] and not options.without_heavy:
+            parts += [bench.heavier(layers, 300) for layers in HEAVY]
     return parts, rows
 
 
