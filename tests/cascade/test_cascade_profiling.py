@@ -152,7 +152,7 @@ def test_regressions_are_sure_by_agreement() -> None:
     fit = halves(COUNT)
     models = [profiled("small", seen, task, fit), profiled("large", large, task, fit)]
     assert models[0].accuracy == pytest.approx(0.5, abs=0.1) and models[1].accuracy == 1
-    made = Search(task, models, fit, lambda name, texts: large, algorithm="cut").candidates()
+    made = Search(task, models, fit, lambda name, texts, what: large, algorithm="cut").candidates()
     early = [one for one in made if len(one.levels) == 2 and one.shares[0] > 0.25]
     best = max(early, key=lambda one: one.accuracy)
     # Half of the small model's answers are right, and it is known which.
