@@ -114,9 +114,10 @@ def test_the_search_goes_over_models_cuts_and_scales(task: Task, models: list[Pr
     for one in candidates:
         assert one.measured.practical
         assert len(one.gaps) == len(one.levels) - 1
-    # The middle word of every text goes, or at large scales all would: then none does. Each scale runs once a pair.
+    # The middle word of every text goes, or at large scales all would: then none does, and nothing is run. Each scale
+    # runs once a pair.
     assert {name for name, _ in asked} == {"middle", "large"}
-    assert {text for _, texts in asked for (text,) in texts} <= {b"aa cc", b"aa bb cc"}
+    assert {text for _, texts in asked for (text,) in texts} == {b"aa cc"}
     assert len(asked) <= 3 * 11
     # Where pruning costs nothing and saves a fifth, the fastest of a chain prune.
     both = [one for one in candidates if one.levels == ("small", "large")]
