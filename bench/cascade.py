@@ -26,7 +26,7 @@ from client.report import head
 from shapeshift.cascade import registry
 from shapeshift.errors import ShapeshiftError
 
-HEAVY = (12, 24)
+HEAVY = "12,24"
 BUILD, DEMO = Path("build"), Path("checkpoints/clinc150-minilm/candidates")
 
 
@@ -41,7 +41,9 @@ def main() -> int:
     parser.add_argument("--requests", type=int, default=400, help="through the server, for each system and load")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--without-server", action="store_true")
-    parser.add_argument("--without-heavy", action="store_true")
+    parser.add_argument(
+        "--heavy", help="layers of the random models behind the first task's (default: 12,24; --quick: none)"
+    )
     options = parser.parse_args()
     settings = {"command": f"python -m bench.cascade {' '.join(sys.argv[1:])}".strip(), "seed": options.seed}
     text = head({"settings": settings, "hardware": hardware.describe()})
@@ -65,7 +67,7 @@ def quick(options: argparse.Namespace) -> tuple[list[str], dict[str, list[Row]]]
     """CLINC150 with the demo's two levels and its candidate."""
     chosen = registry.chosen(DEMO, "clinc150")
     bench = TaskBench(cascade_data.read("clinc150"), BUILD / "engines", chosen.table, chosen.candidate, options)
-    parts = [bench.compare(options.texts or 1000)]
+    parts = [bench.compare(options.texts or 1000), *heavier(bench, options.heavy or "")]
     if not options.without_server:
         parts.append(bench.through_server((BUILD / "repository",), "classify_text", min(options.requests, 200)))
     return parts, {"clinc150-demo": bench.rows}
@@ -91,9 +93,14 @@ def full(options: argparse.Namespace) -> tuple[list[str], dict[str, list[Row]]]:
             front = cascade_build.publish_front(task)
             parts.append(bench.through_server((cascade_build.places().generated,), front, options.requests))
         rows[task] = bench.rows
-        if task == options.tasks.split(",")[0] and not options.without_heavy:
-            parts += [bench.heavier(layers, 300) for layers in HEAVY]
+        if task == options.tasks.split(",")[0]:
+            parts += heavier(bench, HEAVY if options.heavy is None else options.heavy)
     return parts, rows
+
+
+def heavier(bench: TaskBench, depths: str) -> list[str]:
+    """The first level and its decisions before models of so many layers."""
+    return [bench.heavier(int(layers), 300) for layers in depths.split(",") if layers]
 
 
 if __name__ == "__main__":
