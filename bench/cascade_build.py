@@ -84,14 +84,15 @@ def heavy_checkpoint(layers: int, labels: Sequence[str]) -> str:
     import torch
     from transformers import AutoConfig, AutoModelForSequenceClassification
 
-    folder = checkpoint("random", layers)
+    task = f"random{len(labels)}"
+    folder = checkpoint(task, layers)
     if not (folder / "tokenizer.json").is_file():
         torch.manual_seed(layers)
         names: dict[int, Any] = dict(enumerate(labels))
         config = AutoConfig.from_pretrained(BASE, num_hidden_layers=layers, num_labels=len(labels), id2label=names)
         AutoModelForSequenceClassification.from_config(config).save_pretrained(folder)
         shutil.copyfile(BASE / "tokenizer.json", folder / "tokenizer.json")
-    return "random"
+    return task
 
 
 def _tell(name: str, step: str) -> None:

@@ -18,51 +18,63 @@ from bench.systems import triton
 from shapeshift.cascade import register
 from shapeshift.cascade.choice import choose
 from shapeshift.cascade.observe import ProfiledModel
-from shapeshift.cascade.register import Bar, Profiling
-from shapeshift.cascade.sample import Sample
+from shapeshift.cascade.register import Profiling
 from shapeshift.cascade.table import Candidate, Gap, Table
+from shapeshift.cli.progress import Progress
 from shapeshift.engines.hardware import cores
+from shapeshift.errors import NotFoundError
 from shapeshift.workloads.arrivals import poisson
 
 POINT = 0.01
 BUILD = Path("build")
 
 
+def profile(
+    task: str, splits: cascade_data.Splits, engines: Path, names: Sequence[str], texts: int, seed: int
+) -> Table:
+    """The candidate table of models on so many texts of the validation part."""
+    progress = Progress(task)
+    made = register.profile(task, splits.val.some(texts), engines, names, Profiling(seed=seed), progress)
+    progress.done()
+    return made.table
+
+
+def best_chain(table: Table) -> Candidate:
+    """The fastest cascade that ends in the last model and is at most a point less accurate than that alone.
+
+    Raises NotFoundError where no other model is both faster and less accurate.
+    """
+    large = table.models[-1]
+    chains = tuple(one for one in table.candidates if len(one.levels) > 1 and one.levels[-1] == large.name)
+    if not chains:
+        raise NotFoundError(
+            f"no cascade of task {table.task}: no model is both faster and less accurate than {large.name}"
+        )
+    return choose(replace(table, candidates=chains), large.accuracy - POINT, 0.0).serving
+
+
 class TaskBench:
-    """One task: its models, profiled, and the candidate that serves."""
+    """One task: its profiled models, the smallest first, and the candidate that serves."""
 
     def __init__(
-        self,
-        task: str,
-        splits: cascade_data.Splits,
-        engines: Path,
-        names: Sequence[str],
-        profile_texts: int,
-        options: argparse.Namespace,
+        self, splits: cascade_data.Splits, engines: Path, table: Table, ours: Candidate, options: argparse.Namespace
     ) -> None:
-        self._task = task
         self._splits = splits
         self._seed = options.seed
-        sample = _some(splits.val, profile_texts)
-        wanted = Profiling(seed=options.seed)
-        profiled = register.profile(task, sample, engines, list(names), wanted, Bar())
-        self.table: Table = profiled.table
+        self.table, self.ours = table, ours
+        names = [model.name for model in table.models]
         self._models = {name: ProfiledModel(engines, name) for name in names}
         self._small, self._large = names[0], names[-1]
-        least = self.table.model(self._large).accuracy - POINT
-        choice = choose(self.table, least, 0.0)
-        chains = [one for one in self.table.candidates if len(one.levels) > 1 and one.levels[-1] == self._large]
-        best = choose(replace(self.table, candidates=tuple(chains)), least, 0.0)
-        self.ours: Candidate = best.serving
+        least = table.model(self._large).accuracy - POINT
         self.note = (
-            f"selected: {choice.serving.name}; ours: {self.ours.name} "
-            f"(profile: {100 * self.ours.accuracy:.2f}%, {self.ours.latency_ms:.3f} ms)"
+            f"of all candidates {choose(table, least, 0.0).serving.name}; ours: {ours.name} "
+            f"(profile: {100 * ours.accuracy:.2f}%, {ours.latency_ms:.3f} ms)"
         )
-        self.rows: list[dict[str, Any]] = []
+        self.rows: list[Row] = []
 
     def compare(self, texts: int) -> str:
         """Every system on the test set."""
-        sample = _some(self._splits.test, texts)
+        sample = self._splits.test.some(texts)
         truth = sample.numbers(self.table.labels)
         small = self.ours.levels[0]
         three = [one for one in self.table.candidates if len(one.levels) == 3 and one.levels[0] == small]
@@ -71,21 +83,12 @@ class TaskBench:
         )
         alphas = sorted({0.0, *(gap.alpha for one in (self.ours, best_three) if one for gap in one.gaps)})
         larger = [name for name in self._models if name != small]
-        pieces = cascade_pieces.measure(
-            self._models,
-            small,
-            larger,
-            alphas,
-            sample.texts,
-            truth,
-            self._seed,
-        )
-        rows = self._systems(pieces, best_three)
-        self.rows = [cascade_report.plain(row) for row in rows]
+        pieces = cascade_pieces.measure(self._models, small, larger, alphas, sample.texts, truth, self._seed)
+        self.rows = rows = self._systems(pieces, best_three)
         ours = next(row for row in rows if row.name == "ours").answers
         alpha, large = self.ours.gaps[0].alpha, self.ours.levels[-1]
         parts = [
-            cascade_report.table(f"\n{self._task}: {len(truth)} test texts; {self.note}", rows),
+            cascade_report.table(f"\n{self.table.task}: {len(truth)} test texts; {self.note}", rows),
             *cascade_report.bound(pieces, ours, small, large, alpha),
             *cascade_report.by_level(pieces, ours, small, large),
             *cascade_report.pruning(pieces, ours, large, alpha),
@@ -99,7 +102,7 @@ class TaskBench:
         """Latency alone: the same first level and decisions, before a model of random weights."""
         task = cascade_build.heavy_checkpoint(layers, self.table.labels)
         (name,) = cascade_build.build_models(task, [layers], len(self.table.labels))
-        sample = _some(self._splits.test, texts)
+        sample = self._splits.test.some(texts)
         truth = sample.numbers(self.table.labels)
         small, alpha = self.ours.levels[0], self.ours.gaps[0].alpha
         models = {small: self._models[small], name: ProfiledModel(cascade_build.places().engines, name)}
@@ -125,10 +128,11 @@ class TaskBench:
     def through_server(self, repositories: Sequence[Path], front: str, requests: int) -> str:
         """The front and the large model alone in one server, in turn, closed loop and open loop."""
         levels = self.ours.levels[1:]
-        texts = [text[0].decode() for text in _some(self._splits.test, requests).texts]
-        lines = [f"\n{self._task} through the server, {requests} requests, one text each"]
+        texts = [text[0].decode() for text in self._splits.test.some(requests).texts]
+        lines = [f"\n{self.table.task} through the server, {requests} requests, one text each"]
         lines.append(f"  {'':28}{'mean ms':>9}{'p50':>8}{'p99':>8}{'failed':>7}")
-        with triton(dict.fromkeys(levels, 0) | {front: 0}, repositories, BUILD) as server:
+        engines = {name: len(self._models[name].made.engines) for name in levels}
+        with triton(engines | {front: 0}, repositories, BUILD) as server:
             systems = [
                 TritonModel("always large", server.grpc_url, levels[-1]),
                 TritonModel("ours", server.grpc_url, front),
@@ -200,11 +204,3 @@ def _cost(pieces: Pieces, model: str) -> float:
 def _changed(candidate: Candidate, **changes: Any) -> Candidate:
     gaps: tuple[Gap, ...] = tuple(replace(gap, **changes) for gap in candidate.gaps)
     return replace(candidate, gaps=gaps)
-
-
-def _some(sample: Sample, count: int) -> Sample:
-    """So many texts, evenly spread; 0: all."""
-    if not count or count >= len(sample.texts):
-        return sample
-    picked = [row * len(sample.texts) // count for row in range(count)]
-    return Sample([sample.texts[row] for row in picked], [sample.labels[row] for row in picked])

@@ -25,6 +25,8 @@ EPOCHS = 60
 BATCH = 256
 RATE = 3e-3
 DECAY = 2e-3
+# A number of the vector that hardly varies is scaled as if it varied by this share of what the median one does.
+LEAST_SPREAD = 0.1
 
 
 def features(texts: list[str], checkpoint: Path, batch: int = 64) -> dict[int, torch.Tensor]:
@@ -46,9 +48,11 @@ def features(texts: list[str], checkpoint: Path, batch: int = 64) -> dict[int, t
 
 
 def train(vectors: torch.Tensor, labels: torch.Tensor, classes: int) -> nn.Linear:
-    """A linear classifier by AdamW; its inputs are scaled to unit variance while it learns, and its weights back."""
+    """A linear classifier by AdamW, as exact as it will be stored; its inputs are scaled to unit variance while it
+    learns, and its weights back."""
     torch.manual_seed(SEED)
     mean, spread = vectors.mean(0), vectors.std(0)
+    spread = spread.clamp(min=LEAST_SPREAD * float(spread.median()))
     scaled = (vectors - mean) / spread
     head = nn.Linear(vectors.shape[1], classes)
     steps = EPOCHS * -(-len(vectors) // BATCH)
@@ -64,7 +68,7 @@ def train(vectors: torch.Tensor, labels: torch.Tensor, classes: int) -> nn.Linea
     with torch.no_grad():
         head.weight /= spread
         head.bias -= head.weight @ mean
-    return head
+    return head.half().float()
 
 
 def main() -> None:
@@ -73,8 +77,9 @@ def main() -> None:
     parser.add_argument("--checkpoint", type=Path, default=Path("build/checkpoints/all-MiniLM-L6-v2"))
     parser.add_argument("--to", type=Path, default=HERE)
     parser.add_argument("--samples", type=Path, default=Path("build/clinc150"))
+    parser.add_argument("--threads", type=int, default=2)
     options = parser.parse_args()
-    torch.set_num_threads(2)
+    torch.set_num_threads(options.threads)
     data: dict[str, Any] = json.loads(options.data.read_text(encoding="utf-8"))
     names = sorted({label for _, label in data["train"]})
     numbers = {name: number for number, name in enumerate(names)}

@@ -19,7 +19,8 @@ from shapeshift.engines.tokenizer import FILE_NAME as TOKENIZER_FILE
 from shapeshift.engines.tokenizer import TextTokenizer
 from shapeshift.errors import EngineError
 
-Progress = Callable[[float], None]
+# Told how many percent have run.
+Progress = Callable[[int], None]
 _WARM_UP = 20
 
 
@@ -60,7 +61,7 @@ class ProfiledModel:
         own = {name.lower(): values[0] for name, values in outputs.items()}
         return Level(**own, offsets=encoded.offsets), took
 
-    def observe(self, texts: Sequence[Sequence[bytes]], progress: Progress = lambda share: None) -> Observed:
+    def observe(self, texts: Sequence[Sequence[bytes]], progress: Progress = lambda percent: None) -> Observed:
         """Run every text, truncated where it is too long, after a few that only warm the engines up."""
         encoded = [
             self._tokenizer.encode_whole(one[0], one[1] if len(one) > 1 else None, row, truncate=True)
@@ -73,7 +74,8 @@ class ProfiledModel:
             outputs, took = self._run(one.ids)
             found.append(outputs)
             times.append(took)
-            progress((number + 1) / len(encoded))
+            if 100 * (number + 1) // len(encoded) > 100 * number // len(encoded):
+                progress(100 * (number + 1) // len(encoded))
         return Observed(
             np.stack([one["LOGITS"][0] for one in found]),
             np.array(times),

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from shapeshift.cascade import calibrate
+from shapeshift.cascade.calibrate import Bin
 from shapeshift.cascade.observe import Observed
 from shapeshift.cascade.softmax import Array
 
@@ -35,13 +36,19 @@ class Task:
 
 @dataclass(frozen=True)
 class Profiled:
-    """One model and what it made of the sample; accuracy: 0 to 1; ece: its expected calibration error."""
+    """One model and what it made of the sample; accuracy: 0 to 1; reliability: its table, on texts that its temperature
+    was not fitted to."""
 
     name: str
     seen: Observed
     accuracy: float
     temperature: float
-    ece: float
+    reliability: list[Bin]
+
+    @property
+    def ece(self) -> float:
+        """The expected calibration error."""
+        return calibrate.expected_error(self.reliability)
 
     @property
     def mean_ms(self) -> float:
@@ -52,12 +59,12 @@ def profiled(name: str, seen: Observed, task: Task, fit: Array) -> Profiled:
     """Calibrate on the rows `fit`, a mask [n], and measure the error on the others."""
     accuracy = float(task.right(seen.logits).mean())
     if task.is_regression:
-        return Profiled(name, seen, accuracy, 1.0, 0.0)
+        return Profiled(name, seen, accuracy, 1.0, [])
     temperature = calibrate.temperature(seen.logits[fit], task.truth[fit])
     held_out = ~fit if (~fit).any() else fit
     sure = calibrate.confidences(seen.logits[held_out], temperature)
     table = calibrate.reliability(sure, task.right(seen.logits)[held_out])
-    return Profiled(name, seen, accuracy, temperature, calibrate.expected_error(table))
+    return Profiled(name, seen, accuracy, temperature, table)
 
 
 def halves(count: int, seed: int = 0) -> Array:

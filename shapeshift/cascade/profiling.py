@@ -29,15 +29,14 @@ _ENOUGH = 30
 
 @dataclass
 class Search:
-    """The search. run(model, texts) runs a model over other texts; on_run is told which run comes."""
+    """The search. run(model, texts, what) runs a model over other texts, for the purpose `what`."""
 
     task: Task
     models: Sequence[Profiled]
     fit: Array
-    run: Callable[[str, Texts], Observed]
+    run: Callable[[str, Texts, str], Observed]
     k: float = 10.0
     algorithm: str = "sigmoid"
-    on_run: Callable[[str], None] = lambda what: None
     _pruned: dict[tuple[str, str, float], tuple[Observed, float]] = field(default_factory=dict)
     _known: dict[tuple[str, int], Array] = field(default_factory=dict)
 
@@ -100,21 +99,22 @@ class Search:
             alpha = round(alpha + STEP_ALPHA, 2)
 
     def _after(self, small: Profiled, large: Profiled, alpha: float) -> tuple[Observed, float]:
-        """What the large model makes of the texts that the small one leaves, and the share of words that went."""
+        """What the large model makes of the texts that the small one leaves, and the share of words that went.
+
+        Where none went, nothing is run.
+        """
         if not alpha:
             return large.seen, 0.0
         key = (small.name, large.name, alpha)
         if key not in self._pruned:
-            self.on_run(f"{large.name}, words pruned by {small.name}, alpha {alpha:g}")
-            left = [
-                words.left_of(text, offsets, importance, alpha)
-                for text, offsets, importance in zip(
-                    self.task.texts, small.seen.offsets, small.seen.importance, strict=True
-                )
-            ]
+            seen = small.seen
+            rows = zip(self.task.texts, seen.offsets, seen.importance, strict=True)
+            left = [words.left_of(text, offsets, importance, alpha) for text, offsets, importance in rows]
+            gone = sum(one.words for one in left)
             in_all = sum(len(words.spans(one)) for text in self.task.texts for one in text)
-            observed = self.run(large.name, [one.texts for one in left])
-            self._pruned[key] = observed, sum(one.words for one in left) / max(in_all, 1)
+            what = f"{large.name}, words pruned by {small.name}, alpha {alpha:g}"
+            observed = self.run(large.name, [one.texts for one in left], what) if gone else large.seen
+            self._pruned[key] = observed, gone / max(in_all, 1)
         return self._pruned[key]
 
     def _candidate(self, chain: Sequence[Profiled], c: float, alpha: float, calibrated: bool = False) -> Candidate:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import sys
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,7 @@ from shapeshift.cascade.table import LevelModel, Table
 from shapeshift.engines.hardware import cpu_model
 from shapeshift.errors import InvalidInputError
 
-_BAR = 30
+Progress = Callable[[str], None]
 
 
 @dataclass(frozen=True)
@@ -39,35 +39,13 @@ class Profiling:
     seed: int = 0
 
 
-class Bar:
-    """A progress bar on a terminal; elsewhere one line for each run."""
+def profile(
+    task: str, sample: Sample, engines: Path, names: Sequence[str], wanted: Profiling, progress: Progress
+) -> Choice:
+    """Run every model over the sample, look for candidates, choose. Raises the errors of `shapeshift.errors`.
 
-    def __init__(self) -> None:
-        self._live = sys.stderr.isatty()
-        self._what = ""
-        self._shown = -1
-
-    def start(self, what: str) -> None:
-        """A run begins."""
-        self._what, self._shown = what, -1
-        if not self._live:
-            sys.stderr.write(f"{what}\n")
-
-    def show(self, share: float) -> None:
-        """So much of it is done, 0 to 1."""
-        filled = int(share * _BAR)
-        if self._live and filled != self._shown:
-            self._shown = filled
-            sys.stderr.write(f"\r\033[K[{'#' * filled}{'.' * (_BAR - filled)}] {self._what}")
-            sys.stderr.flush()
-
-    def end(self) -> None:
-        """Nothing more will be shown."""
-        sys.stderr.write("\r\033[K" if self._live else "")
-
-
-def profile(task: str, sample: Sample, engines: Path, names: Sequence[str], wanted: Profiling, bar: Bar) -> Choice:
-    """Run every model over the sample, look for candidates, choose. Raises the errors of `shapeshift.errors`."""
+    progress(step) is told what runs, and after a colon how much of it has run.
+    """
     started = time.monotonic()
     models = {name: ProfiledModel(engines, name) for name in names}
     labels = _common_labels(models)
@@ -78,27 +56,30 @@ def profile(task: str, sample: Sample, engines: Path, names: Sequence[str], want
     fit = halves(len(sample.texts), wanted.seed)
     found: list[Profiled] = []
     for name, model in models.items():
-        bar.start(name)
-        found.append(profiled(name, model.observe(sample.texts, bar.show), asked, fit))
+        found.append(profiled(name, model.observe(sample.texts, partial(_tell, progress, name)), asked, fit))
 
-    def run(name: str, texts: Texts) -> Observed:
-        return models[name].observe(texts, bar.show)
+    def run(name: str, texts: Texts, what: str) -> Observed:
+        return models[name].observe(texts, partial(_tell, progress, what))
 
-    search = Search(asked, found, fit, run, wanted.k, wanted.algorithm, bar.start)
+    search = Search(asked, found, fit, run, wanted.k, wanted.algorithm)
     candidates = search.candidates(wanted.most_levels)
-    bar.end()
     made: dict[str, Any] = {
         "hardware": cpu_model(),
         "texts": len(sample.texts),
         "providers": sorted({f"{one.made.provider} {one.made.provider_version}" for one in models.values()}),
         "precision": sorted({one.made.precision for one in models.values()}),
         "seed": wanted.seed,
+        "reliability": {one.name: [asdict(own) for own in one.reliability if own.count] for one in found},
         "seconds": round(time.monotonic() - started, 1),
     }
     kind = "regression" if is_regression else "classification"
     levels = tuple(_level(one, models[one.name]) for one in found)
     table = Table(task, kind, labels, sample.pairs, wanted.tolerance, made, levels, tuple(candidates))
     return choose(table, wanted.min_accuracy, wanted.max_latency_ms)
+
+
+def _tell(progress: Progress, what: str, percent: int) -> None:
+    progress(f"{what}: {percent}%")
 
 
 def _common_labels(models: dict[str, ProfiledModel]) -> tuple[str, ...]:

@@ -14,7 +14,7 @@ from shapeshift.cascade import table as tables
 from shapeshift.cascade.table import Candidate, Table
 from shapeshift.engines.checkpoint import file_sha256
 from shapeshift.errors import InvalidInputError, NotFoundError
-from shapeshift.policy import Check, boolean, record
+from shapeshift.policy import Check, boolean, record, text
 
 FILE = "registry.json"
 
@@ -100,10 +100,4 @@ def _name(name: str, value: object) -> str:
     return value
 
 
-def _word(name: str, value: object) -> str:
-    if not isinstance(value, str):
-        raise InvalidInputError(name, value, "a text")
-    return value
-
-
-_ENTRY: Check = record({"table": _name, "sha256": _word, "candidate": _word, "pinned": boolean}, Entry)
+_ENTRY: Check = record({"table": _name, "sha256": text, "candidate": text, "pinned": boolean}, Entry)

@@ -25,6 +25,13 @@ class Sample:
     def pairs(self) -> bool:
         return len(self.texts[0]) > 1
 
+    def some(self, count: int) -> Sample:
+        """So many of them, evenly spread; 0: all."""
+        if not 0 < count < len(self.texts):
+            return self
+        picked = [row * len(self.texts) // count for row in range(count)]
+        return Sample([self.texts[row] for row in picked], [self.labels[row] for row in picked])
+
     def numbers(self, names: Sequence[str]) -> Array:
         """The classes [n] of the labels, by their names or else by their numbers. Raises InvalidInputError."""
         known = {name: number for number, name in enumerate(names)}

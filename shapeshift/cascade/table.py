@@ -12,7 +12,7 @@ from typing import Any
 from shapeshift.cascade import route
 from shapeshift.cascade.select import Measured
 from shapeshift.errors import InvalidInputError, NotFoundError
-from shapeshift.policy import Check, Optional, boolean, integer, list_of, nullable, number, one_of, record
+from shapeshift.policy import Check, Optional, boolean, integer, list_of, nullable, number, one_of, record, text
 
 FORMAT = 1
 KINDS = ("classification", "regression")
@@ -151,12 +151,6 @@ def parse(data: Any) -> Table:
     return table
 
 
-def _word(name: str, value: Any) -> str:
-    if not isinstance(value, str):
-        raise InvalidInputError(name, value, "a text")
-    return value
-
-
 def _anything(name: str, value: Any) -> Any:
     return value
 
@@ -174,13 +168,13 @@ _SHARE = number(minimum=0, maximum=1)
 _MS = number(minimum=0)
 _MODEL = _built(
     LevelModel,
-    name=_word,
-    checkpoint_sha256=_word,
+    name=text,
+    checkpoint_sha256=text,
     accuracy=number(),
     latency_ms=_MS,
     temperature=number(above=0),
     ece=_SHARE,
-    outputs=_tuple_of(_word, 1),
+    outputs=_tuple_of(text, 1),
 )
 _GAP = _built(
     Gap,
@@ -194,8 +188,8 @@ _GAP = _built(
 )
 _CANDIDATE = _built(
     Candidate,
-    name=_word,
-    levels=_tuple_of(_word, 1),
+    name=text,
+    levels=_tuple_of(text, 1),
     gaps=_tuple_of(_GAP),
     accuracy=number(),
     latency_ms=_MS,
@@ -209,9 +203,9 @@ _CANDIDATE = _built(
 _TABLE = _built(
     Table,
     format=integer(FORMAT, FORMAT),
-    task=_word,
+    task=text,
     kind=one_of(*KINDS),
-    labels=_tuple_of(_word, 1),
+    labels=_tuple_of(text, 1),
     pairs=boolean,
     tolerance=number(minimum=0),
     made=nullable(_anything),

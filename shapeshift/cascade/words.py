@@ -65,12 +65,12 @@ def words_of_tokens(offsets: Array, texts: Sequence[Spans]) -> Array:
 def left_of(texts: Sequence[bytes], offsets: Array, importance: Array, alpha: float) -> Pruned:
     """What Eq. 5 leaves of one input; a text that would lose all its words, or loses none, stays as it is."""
     words = [spans(text) for text in texts]
-    masks = prune(importance, words_of_tokens(offsets, words), sum(map(len, words)), alpha)
+    keeps = prune(importance, words_of_tokens(offsets, words), sum(map(len, words)), alpha).words.tolist()
     left, first, gone = [], 0, 0
     for text, own in zip(texts, words, strict=True):
-        keep = masks.words[first : first + len(own)]
+        keep = keeps[first : first + len(own)]
         first += len(own)
-        kept = int(keep.sum())
+        kept = sum(keep)
         if kept in (0, len(own)):
             left.append(text)
             continue

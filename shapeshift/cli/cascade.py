@@ -11,14 +11,16 @@ from pathlib import Path
 from shapeshift.cascade import register as profiler
 from shapeshift.cascade import registry, route
 from shapeshift.cascade.choice import Choice, choose
-from shapeshift.cascade.register import Bar, Profiling
+from shapeshift.cascade.register import Profiling
 from shapeshift.cascade.sample import read
 from shapeshift.cascade.table import Candidate, Table
+from shapeshift.cli.progress import Progress
 from shapeshift.errors import InvalidInputError, NotFoundError, OverloadedError
 from shapeshift.triton import metrics
 from shapeshift.triton.control import ModelControl
 
 _SWAP_S = 90.0
+_BAR = 40
 _SWAPS = "shapeshift_candidate_swaps_total"
 
 
@@ -47,6 +49,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     select.add_argument("--front", default="classify_text", help="the cascade's model there")
     listing = actions.add_parser("list", help="the candidates of all tasks")
     _common(listing, task=False)
+    listing.add_argument("--reliability", action="store_true", help="also how often each model is right where how sure")
 
 
 def run(options: argparse.Namespace) -> int:
@@ -69,14 +72,15 @@ def _register(options: argparse.Namespace) -> int:
     names = [name for name in options.models.split(",") if name]
     if len(set(names)) < len(names) or not names:
         raise InvalidInputError("models", options.models, "names that stand only once")
-    sample = read(options.sample)
-    if options.rows and options.rows < len(sample.texts):
-        picked = [row * len(sample.texts) // options.rows for row in range(options.rows)]
-        sample = type(sample)([sample.texts[row] for row in picked], [sample.labels[row] for row in picked])
+    sample = read(options.sample).some(options.rows)
     wanted = Profiling(
         options.min_accuracy, options.max_latency_ms, options.k, options.algorithm, options.levels, options.tolerance
     )
-    choice = profiler.profile(options.task, sample, options.engines, names, wanted, Bar())
+    progress = Progress(options.task)
+    try:
+        choice = profiler.profile(options.task, sample, options.engines, names, wanted, progress)
+    finally:
+        progress.done()
     _show(choice.table, None)
     serving = _report(choice, options)
     registry.put(options.dir, choice.table, serving.name, pinned=False)
@@ -144,6 +148,8 @@ def _list(options: argparse.Namespace) -> int:
         chosen = registry.chosen(options.dir, task)
         sys.stdout.write(f"task {task}\n")
         _show(chosen.table, chosen.candidate)
+        if options.reliability:
+            _plot_reliability(chosen.table)
     return 0
 
 
@@ -173,3 +179,16 @@ def _show(table: Table, serving: Candidate | None) -> None:
             f"{mark} {one.name:60} {100 * one.accuracy:7.2f}% {one.latency_ms:8.3f} {one.p75_ms:7.3f} "
             f"{one.p99_ms:7.3f} {100 * one.shares[0]:5.1f}% {100 * one.pruned:5.1f}%\n"
         )
+
+
+def _plot_reliability(table: Table) -> None:
+    """The reliability of each model as bars: # as long as it is right, | where its confidence would have it end."""
+    for name, bins in table.made.get("reliability", {}).items():
+        sys.stdout.write(f"  {name}\n  {'confidence':>13} {'texts':>6} {'mean':>6} {'right':>6}\n")
+        for one in bins:
+            bar = list(f"{'#' * round(_BAR * one['accuracy']):{_BAR + 1}}")
+            bar[round(_BAR * one["confidence"])] = "|"
+            sys.stdout.write(
+                f"  {one['low']:5.2f} to {one['high']:4.2f} {one['count']:6} {one['confidence']:6.3f} "
+                f"{one['accuracy']:6.3f} {''.join(bar).rstrip()}\n"
+            )

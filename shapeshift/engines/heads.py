@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from shapeshift.engines.protocol import Array
 from shapeshift.errors import InvalidInputError
 
@@ -26,6 +28,8 @@ def tensors(file: Path) -> tuple[Array, Array]:
     weight, bias = (found[name] for name in _TENSORS)
     if weight.ndim != 2 or bias.shape != weight.shape[:1]:
         raise InvalidInputError("head", [list(weight.shape), list(bias.shape)], "shapes [labels, hidden] and [labels]")
+    if not (np.isfinite(weight).all() and np.isfinite(bias).all()):
+        raise InvalidInputError("head", str(file), "weights and biases that are finite")
     return weight, bias
 
 

@@ -91,6 +91,24 @@ def test_answers_are_whole(ask: Callable[..., dict[str, Any]]) -> None:
     np.testing.assert_allclose(found["PROBABILITIES"][early], small["PROBABILITIES"][early], atol=1e-5)
 
 
+def test_what_cannot_be_classified_is_refused(server: TritonServer, ask: Callable[..., dict[str, Any]]) -> None:
+    for texts, parameters, message in (
+        (["fine", ""], {}, "row 1: TEXT"),
+        (["word " * 200], {}, "at most 128"),
+        (["fine"], {"level": 3}, "1 to 2"),
+        (["fine"], {"min_accuracy": 0.9999}, "min_accuracy"),
+    ):
+        with pytest.raises(InferenceServerException, match=message) as refused:
+            ask(texts, **parameters)
+        assert refused.value.status() == "StatusCode.INVALID_ARGUMENT"
+    pair = [triton.InferInput(name, [1, 1], "BYTES") for name in ("TEXT", "TEXT_PAIR")]
+    for one in pair:
+        one.set_data_from_numpy(np.array([[b"fine"]], dtype=object))
+    with triton.InferenceServerClient(server.grpc_url) as client, pytest.raises(InferenceServerException, match="PAIR"):
+        client.infer("classify_text", pair, client_timeout=30)
+    assert ask(["word " * 200], truncate=True)["LABEL"].shape == (1, 1)
+
+
 def test_the_second_level_is_unloaded_killed_and_loaded_again(
     server: TritonServer, ask: Callable[..., dict[str, Any]]
 ) -> None:

@@ -175,7 +175,12 @@ def test_broken_heads_are_refused(tmp_path: Path) -> None:
     file.write_text("nothing")
     with pytest.raises(InvalidInputError, match="safetensors"):
         heads.tensors(file)
-    for tensors in ({"weight": np.ones((2, 3))}, {"weight": np.ones((2, 3)), "bias": np.ones(3)}):
+    weight, bias = np.ones((2, 3)), np.ones(2)
+    for tensors in (
+        {"weight": weight},
+        {"weight": weight, "bias": np.ones(3)},
+        {"weight": weight * np.inf, "bias": bias},
+    ):
         save_file(tensors, file)
         with pytest.raises(InvalidInputError, match="head"):
             heads.tensors(file)

@@ -1,0 +1,118 @@
+"""What the cascade's benchmark makes of measured pieces."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+import pytest
+
+from bench import cascade_data, cascade_pieces, cascade_plots, cascade_report
+from bench.cascade_pieces import Pieces
+from bench.cascade_report import Row
+from shapeshift.cascade.control import Level
+from shapeshift.cascade.observe import ProfiledModel
+from shapeshift.cascade.table import Candidate, Gap, LevelModel, Table
+from shapeshift.errors import NotFoundError
+
+TEXTS = [[f"{'sure' if number % 4 else 'unsure'} word {number}".encode()] for number in range(40)]
+TRUTH = np.arange(40) % 2
+OFFSETS = np.array([[0, 4], [5, 9], [10, 12]], np.int32)
+
+
+class Model:
+    """Right where it is sure, or always; its time is the number of words it reads."""
+
+    def __init__(self, always: bool) -> None:
+        self._always = always
+
+    def one(self, text: Sequence[bytes]) -> tuple[Level, float]:
+        number = int(text[0].split()[-1]) if text[0].split()[-1].isdigit() else 0
+        sure = b"unsure" not in text[0]
+        answer = TRUTH[number] if self._always or sure else 1 - TRUTH[number]
+        logits = np.eye(2)[answer] * (8.0 if self._always or sure else 0.2)
+        return Level(logits, np.array([3.0, 0.1, 3.0]), OFFSETS + (0 if sure else 2)), float(len(text[0].split()))
+
+
+def candidate(**changes: Any) -> Candidate:
+    gap = {"c": 0.9, "k": 10.0, "algorithm": "cut", "alpha": 0.0, "w": 0.8, **changes}
+    return Candidate("ours", ("small", "large"), (Gap(**gap),), 1.0, 4.0, 6.0, 6.0, (3.0, 3.0), (0.75, 0.25), 0.9, 0.0)
+
+
+TABLE = Table(
+    "task",
+    "classification",
+    ("a", "b"),
+    False,
+    0.0,
+    {},
+    tuple(LevelModel(name, "", 0.9, 3.0, 1.0, 0.0, ("LOGITS",)) for name in ("small", "large")),
+    (candidate(),),
+)
+
+
+@pytest.fixture(scope="module")
+def pieces() -> Pieces:
+    models = {"small": cast("ProfiledModel", Model(False)), "large": cast("ProfiledModel", Model(True))}
+    return cascade_pieces.measure(models, "small", ["large"], [0.0, 0.5], TEXTS, TRUTH, seed=0)
+
+
+def test_systems_are_made_of_the_same_pieces(pieces: Pieces) -> None:
+    small, large = (cascade_pieces.single(pieces, name) for name in ("small", "large"))
+    assert (small.right.mean(), large.right.mean()) == (0.75, 1.0)
+    ours = cascade_pieces.cascade(pieces, TABLE, candidate(), seed=0)
+    np.testing.assert_array_equal(ours.level, 1 + (small.right == 0))
+    assert ours.right.all() and (ours.control_ms > 0).all()
+    # Three words for each level that was asked.
+    np.testing.assert_allclose(ours.ms - ours.control_ms, 3 * ours.level)
+    both = cascade_pieces.voting(pieces, ["small", "large"], [0.2, 0.8])
+    assert both.right.all() and (both.ms == 3).all()
+
+
+def test_pruned_texts_have_pieces_of_their_own(pieces: Pieces) -> None:
+    ours = cascade_pieces.cascade(pieces, TABLE, candidate(alpha=0.5), seed=0)
+    onward = ours.level == 2
+    assert (ours.pruned[onward] == 1).all() and not ours.pruned[~onward].any()
+    np.testing.assert_allclose(ours.last_ms[onward], 2)
+    (line,) = cascade_report.pruning(pieces, ours, "large", 0.5)
+    assert "33.3% of words pruned" in line and "3.000 > 2.000 ms" in line
+
+
+def test_tables_say_what_was_measured(pieces: Pieces) -> None:
+    ours = cascade_pieces.cascade(pieces, TABLE, candidate(), seed=0)
+    rows = [Row("always large", cascade_pieces.single(pieces, "large"), 1.5), Row("ours", ours, 1.9)]
+    text = cascade_report.table("title", rows)
+    assert "100.00%" in text and "75.0%" in text
+    early, onward = cascade_report.by_level(pieces, ours, "small", "large")
+    assert "75.0% of queries" in early and "small 100.00%" in early and "small 0.00%" in onward
+    (bound,) = cascade_report.bound(pieces, ours, "small", "large", 0.0)
+    assert "p 0.250" in bound and "ratio 1.00" in bound
+    plain = cascade_report.plain(rows[1])
+    assert plain["system"] == "ours" and plain["early"] == 0.75
+
+
+def test_plots_are_written(pieces: Pieces, tmp_path: Path) -> None:
+    rows = [Row("ours", cascade_pieces.cascade(pieces, TABLE, candidate(), seed=0), 1.9)]
+    assert (tmp_path / cascade_plots.draw("task", rows, tmp_path)).stat().st_size > 1000
+
+
+def test_batches_hold_every_row_once() -> None:
+    torch = pytest.importorskip("torch")
+    from bench.cascade_train import BATCH, batches
+
+    lengths = torch.randint(1, 100, (1000,))
+    found = batches(lengths)
+    assert sorted(row for batch in found for row in batch.tolist()) == list(range(1000))
+    assert max(map(len, found)) == BATCH
+    # In one pool, the batches' lengths do not overlap.
+    spreads = sorted((int(lengths[batch].min()), int(lengths[batch].max())) for batch in found)
+    assert all(before[1] <= after[0] for before, after in zip(spreads, spreads[1:], strict=False))
+
+
+def test_data_that_is_not_there_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SHAPESHIFT_DATA", str(tmp_path))
+    for task in cascade_data.TASKS:
+        with pytest.raises(NotFoundError, match="SHAPESHIFT_DATA"):
+            cascade_data.read(task)
