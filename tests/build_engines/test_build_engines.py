@@ -224,11 +224,11 @@ def parameter(name: str, value: object) -> str:
 BROKEN: dict[str, tuple[Callable[[House], object], str]] = {
     "wrong dims": (
         lambda house: house.change_config("dims: [ 8 ]", "dims: [ 9 ]"),
-        r"output EMBEDDING: got [9]; dims: [ 8 ] for this checkpoint",
+        "output EMBEDDING: got ['TYPE_FP32', 9]; data_type: TYPE_FP32 dims: [ 8 ] for this checkpoint",
     ),
     "unknown output": (
         lambda house: house.change_config('"EMBEDDING"', '"LOGITS"'),
-        "output: got 'LOGITS'; one of EMBEDDING",
+        "output LOGITS: got ['TYPE_FP32', 8]; data_type: TYPE_FP32 dims: [ 2 ] for this checkpoint",
     ),
     "unknown parameter": (
         lambda house: house.add(bin=3),

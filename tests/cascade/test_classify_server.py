@@ -71,7 +71,7 @@ def ask(server: TritonServer) -> Iterator[Callable[..., dict[str, Any]]]:
         yield call
 
 
-def wait_for(condition: Callable[[], bool]) -> None:
+def wait_for(condition: Callable[[], Any]) -> None:
     deadline = time.monotonic() + 60
     while not condition():
         assert time.monotonic() < deadline
@@ -79,7 +79,10 @@ def wait_for(condition: Callable[[], bool]) -> None:
 
 
 def test_answers_are_whole(ask: Callable[..., dict[str, Any]]) -> None:
-    found = ask(TEXTS)
+    # On a busy machine a call to the second level may be given up: then the first one's answer stands.
+    answers = [ask(TEXTS)]
+    wait_for(lambda: 2 in answers[-1]["LEVEL"] or answers.append(ask(TEXTS)))
+    found = answers[-1]
     assert found["PROBABILITIES"].shape == (len(TEXTS), 150)
     np.testing.assert_allclose(found["PROBABILITIES"].sum(axis=1), 1, atol=1e-4)
     assert found["LABEL"][0, 0] == b"exchange_rate" and found["LABEL"][3, 0] == b"alarm"
@@ -115,7 +118,7 @@ def test_the_second_level_is_unloaded_killed_and_loaded_again(
     from shapeshift.triton.control import ModelControl
 
     with ModelControl(server.grpc_url, server.key) as control:
-        assert 2 in ask(TEXTS)["LEVEL"]
+        wait_for(lambda: 2 in ask(TEXTS)["LEVEL"])
         control.unload("classify_text_large")
         control.wait_unloaded("classify_text_large")
         assert set(ask(TEXTS)["LEVEL"].ravel()) == {1}

@@ -23,7 +23,7 @@ def test_nothing_asked_for(text: str) -> None:
 def test_every_parameter() -> None:
     assert parsed(
         latency_ms=150, utility=-2, truncate=True, slo_class="gold", request_tag="r1", task="a", level=3, lora_name="b"
-    ) == RequestParameters(150.0, -2.0, "a", True, 3, "b", "gold", "r1")
+    ) == RequestParameters(150.0, -2.0, "a", True, 3, lora_name="b", slo_class="gold", request_tag="r1")
 
 
 def test_clients_that_know_only_text() -> None:
