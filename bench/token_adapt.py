@@ -9,10 +9,10 @@
                        trained sizes of the demo); loading takes what reading their weights takes here
 
 Part `emulated` is the real server over models that wait for latencies of ViT-Base, scaled so that gamma 0 serves 100
-images a second, with accuracies read off the paper's Fig. 4: labelled so. Part `demo` computes. Both take the paper's
+images a second, with accuracies after what the paper says of its Fig. 4. Part `demo` computes. Both take the paper's
 Table II; in `demo` the hardest task stands for CIFAR100, the next for CIFAR10, the easiest for EuroSAT. Utility is
-what comes in expectation: of each request answered in time by the client's clock, its utility times the accuracy of
-its task at the gamma that served it, as profiled.
+what comes in expectation: of each request in time by the client's clock, its utility times the accuracy of its task
+at the gamma that served it, as profiled.
 """
 
 from __future__ import annotations
