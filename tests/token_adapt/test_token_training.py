@@ -89,6 +89,25 @@ def test_prompts_learn_what_heads_alone_cannot(tmp_path: Path) -> None:
     assert made.prompts[2].shape == (2, 2, 16)
 
 
+def test_features_that_are_known_are_not_computed_again(tmp_path: Path) -> None:
+    small_checkpoint(tmp_path / "small")
+    model, _, _ = read_model(tmp_path / "small")
+    known = examples.of_arrays(*coloured(30))
+    asked: list[int] = []
+
+    def plain(gamma: int) -> torch.Tensor:
+        asked.append(gamma)
+        return training.features(model, known, gamma, None)
+
+    rules, gammas = TrainSettings(epochs=1), (-5, 0, 1, 3)
+    made = training.train(model, known, gammas, rules, lambda step: None, plain)
+    assert asked == [0, -5]
+    assert {gamma: own.shape for gamma, own in made.prompts.items()} == {1: (2, 1, 16), 3: (2, 3, 16)}
+    again = training.train(model, known, gammas, rules, lambda step: None)
+    for gamma in gammas:
+        torch.testing.assert_close(made.heads[gamma], again.heads[gamma])
+
+
 def test_the_same_fifth_is_held_out_each_time() -> None:
     pixels, classes = coloured(50)
     known = examples.of_arrays(pixels, classes)
