@@ -7,6 +7,7 @@ import random
 import shutil
 import time
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
@@ -36,15 +37,16 @@ class Cell(NamedTuple):
 def opened(planned: ImagePlan, progress: Progress) -> Ready:
     """Module and engine by gamma; engines of an earlier run that are still right are opened, others built."""
     work = planned.front.folder / "engines"
-    built = work / "key"
+    # The same engines serve any number of threads.
+    built, key = work / "key", replace(planned, threads=0).key()
     gammas = planned.front.settings.gamma_list()
-    if not built.is_file() or built.read_text() != planned.key():
+    if not built.is_file() or built.read_text() != key:
         shutil.rmtree(work, ignore_errors=True)
         work.mkdir()
         engines = ImageEngines(planned, work, progress)
         for gamma in gammas:
             engines.candidate(gamma)
-        built.write_text(planned.key())
+        built.write_text(key)
     progress("open the engines")
     model, _, _ = read_model(planned.checkpoint.folder)
     found = {}

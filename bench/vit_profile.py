@@ -1,8 +1,8 @@
 """Latencies of ViT-Base (random weights) by gamma and batch size: `python -m bench.vit_profile`.
 
 Every round runs every engine at every batch size once, in a new random order. What was measured is kept, so that a run
-that `--seconds` ended goes on when it is begun again; `--afresh` forgets it. Beside the wall-clock time stands the
-processor time, which other processes of a busy machine stretch less.
+that `--seconds` ended goes on when it is begun again; `--afresh` forgets it. Of one thread the processor time is
+told, which other processes stretch least, of several the time by the clock.
 """
 
 from __future__ import annotations
@@ -107,21 +107,18 @@ def report(
     width, depth, heads = SIZES[options.model]
     patches = (IMAGE // PATCH) ** 2
     whole = arithmetic(expand(0, patches, depth), width)
-    middle = {
-        cell: [round(statistics.median(kind), 2) for kind in zip(*pairs, strict=True)] for cell, pairs in times.items()
-    }
+    one_thread = options.threads == 1
+    middle = {cell: round(statistics.median(pair[one_thread] for pair in pairs), 2) for cell, pairs in times.items()}
     gammas = planned.front.settings.gamma_list()
     rows = []
     for gamma in gammas:
         layers = expand(gamma, patches, depth)
-        own = {str(count): middle[Cell(gamma, count, False)] for count in batches}
         rows.append(
             {
                 "gamma": gamma,
                 "tokens": tokens_after(layers),
                 "arithmetic": round(arithmetic(layers, width) / whole, 4),
-                "latency_ms": {count: wall for count, (wall, _) in own.items()},
-                "processor_ms": {count: processor for count, (_, processor) in own.items()},
+                "latency_ms": {str(count): middle[Cell(gamma, count, False)] for count in batches},
                 "memory_mb": round(activation_mb(layers, width, heads, 4 * width), 2),
             }
         )
@@ -133,7 +130,8 @@ def report(
         "model": f"{options.model}, random weights, {patches} patches",
         "provider": f"{planned.provider.name} {planned.provider.version()}",
         "precision": planned.precision,
-        "what": f"medians of up to {options.rounds} rounds, all engines and batch sizes in turn",
+        "what": f"medians of up to {options.rounds} rounds, all engines and batch sizes in turn; "
+        + ("processor time of the thread" if one_thread else "time by the clock"),
         "image_size": IMAGE,
         "profiles": rows,
     }
@@ -142,9 +140,9 @@ def report(
     return made
 
 
-def against_eager(gamma: int, count: int, middle: Mapping[Cell, Sequence[float]]) -> dict[str, float]:
+def against_eager(gamma: int, count: int, middle: Mapping[Cell, float]) -> dict[str, float]:
     """The eager model beside the engine, the same batch, threads and precision."""
-    (eager, _), (engine, _) = (middle[Cell(gamma, count, kind)] for kind in (True, False))
+    eager, engine = (middle[Cell(gamma, count, kind)] for kind in (True, False))
     ratio = round(eager / engine, 2)
     return {"gamma": gamma, "images": count, "eager_ms": eager, "engine_ms": engine, "ratio": ratio}
 
