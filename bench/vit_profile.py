@@ -1,28 +1,25 @@
 """Latencies of ViT-Base (random weights) by gamma and batch size: `python -m bench.vit_profile`.
 
-Every round runs every engine at every batch size once, in a new random order. Beside the wall-clock time stands the
-processor time of one thread, which other processes of a busy machine stretch less.
+Every round runs every engine at every batch size once, in a new random order. What was measured is kept, so that a run
+that `--seconds` ended goes on when it is begun again; `--afresh` forgets it. Of one thread the processor time is
+told, which other processes stretch least, of several the time by the clock.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import random
-import shutil
 import statistics
 import sys
-import time
-from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors.torch import save_file
 
+from bench.vit_cells import Cell, Samples, calls, opened
 from build_engines import images
-from build_engines.image_engines import Candidate, ImageEngines
 from build_engines.settings import Places
 from shapeshift.cli.progress import Progress
 from shapeshift.engines.hardware import cpu_model
@@ -36,46 +33,49 @@ from shapeshift.token_adapt.unified import UnifiedViT
 
 # By name: width, depth, heads. Patches of 16, images of 224.
 SIZES = {"vit_small": (384, 12, 6), "vit_base": (768, 12, 12), "vit_large": (1024, 24, 16)}
-Call = Callable[[], object]
-Times = dict[tuple[int, int], list[tuple[float, float]]]
+PATCH, IMAGE = 16, 224
 
 
-def main() -> None:
-    """Build the engines, measure, print a table, and write it as JSON where --to says."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+def main() -> int:
+    """Build the engines, measure, print a table, and write it as JSON where --to says; 1 where time ran out."""
+    options = arguments()
+    torch.set_num_threads(options.threads)
+    progress = Progress(options.model)
+    planned = plan(options, Path("build/bench/vit_profile").resolve())
+    ready = opened(planned, progress)
+    batches = [int(part) for part in options.batches.split(",")]
+    wanted = [Cell(gamma, count, False) for gamma in ready for count in batches]
+    wanted += [Cell(gamma, options.eager, eager) for gamma in ready for eager in (True, False) if options.eager]
+    samples = Samples(planned.front.folder / "samples.json", planned.key(), options.afresh)
+    done = samples.measure(calls(ready, set(wanted)), options.rounds, options.most_ms, options.seconds, progress)
+    progress.done()
+    if not done:
+        print(f"{samples.left} of {len(set(wanted))} cells are left: run it again to go on", file=sys.stderr)
+        return 1
+    made = report(options, planned, samples.times, batches)
+    text = json.dumps(made, indent=1)
+    print(text)
+    if options.to:
+        options.to.write_text(text + "\n", encoding="utf-8")
+    return 0
+
+
+def arguments() -> argparse.Namespace:
+    """What was asked for."""
+    parser = argparse.ArgumentParser(prog="python -m bench.vit_profile", description=__doc__.splitlines()[0])
     parser.add_argument("--model", choices=SIZES, default="vit_base")
     parser.add_argument("--gammas", default=ImageEngineSettings("any").gammas)
     parser.add_argument("--batches", default=",".join(map(str, BATCHES)))
     parser.add_argument("--provider", default="auto")
     parser.add_argument("--precision", default="auto")
     parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--rounds", type=int, default=5, help="samples of a cell (%(default)s)")
+    parser.add_argument("--most-ms", type=float, default=6000.0, help="but no more once they took that long together")
     parser.add_argument("--eager", type=int, default=0, metavar="BATCH", help="also time the eager model at this batch")
+    parser.add_argument("--seconds", type=float, default=float("inf"), help="stop measuring after that long")
+    parser.add_argument("--afresh", action="store_true", help="forget what was measured before")
     parser.add_argument("--to", type=Path)
-    options = parser.parse_args()
-    torch.set_num_threads(options.threads)
-    progress = Progress(options.model)
-    planned = plan(options, Path("build/bench/vit_profile").resolve())
-    work = planned.front.folder / "engines"
-    shutil.rmtree(work, ignore_errors=True)
-    work.mkdir()
-    engines = ImageEngines(planned, work, progress)
-    ready = [engines.candidate(gamma) for gamma in planned.front.settings.gamma_list()]
-    batches = [int(part) for part in options.batches.split(",")]
-    calls = {
-        (one.module.gamma, count): partial(one.engine.run, one.module.example(count))
-        for one in ready
-        for count in batches
-    }
-    times = measure(calls, options.rounds, progress)
-    progress.done()
-    made = report(options, planned, ready, times, batches)
-    if options.eager:
-        made["eager"] = against_eager(ready, options.eager, options.rounds)
-    text = json.dumps(made, indent=1)
-    print(text)
-    if options.to:
-        options.to.write_text(text + "\n", encoding="utf-8")
+    return parser.parse_args()
 
 
 def plan(options: argparse.Namespace, place: Path) -> images.ImagePlan:
@@ -85,99 +85,67 @@ def plan(options: argparse.Namespace, place: Path) -> images.ImagePlan:
     folder.mkdir(parents=True, exist_ok=True)
     if not (folder / "config.json").is_file():
         torch.manual_seed(0)
-        made = Architecture(image_size=224, patch_size=16, width=width, depth=depth, heads=heads, mlp_width=4 * width)
+        made = Architecture(
+            image_size=IMAGE, patch_size=PATCH, width=width, depth=depth, heads=heads, mlp_width=4 * width
+        )
         model = UnifiedViT(made)
         torch.nn.init.normal_(model.position, std=0.02)
         save_file(as_timm(model), folder / "model.safetensors")
-        (folder / "config.json").write_text(json.dumps({"architecture": f"{options.model}_patch16_224"}))
+        (folder / "config.json").write_text(json.dumps({"architecture": f"{options.model}_patch{PATCH}_{IMAGE}"}))
     own = ImageEngineSettings(str(folder), options.provider, options.precision, options.gammas)
     front = images.ImageFront(options.model, folder, None, own, TokenAdaptSettings(threads=options.threads))
     return images.plan(front, Places(place, place, place))
 
 
-def measure(calls: Mapping[tuple[int, int], Call], rounds: int, progress: Callable[[str], None]) -> Times:
-    """Wall-clock and processor milliseconds of every call, after a warm-up of each."""
-    times: Times = {key: [] for key in calls}
-    shuffler = random.Random(0)
-    order = list(calls)
-    for number in range(rounds + 1):
-        shuffler.shuffle(order)
-        for place, key in enumerate(order):
-            progress(f"round {number} of {rounds}: {place} of {len(order)}")
-            spent = timed(calls[key])
-            if number:
-                times[key].append(spent)
-    return times
-
-
-def timed(call: Call) -> tuple[float, float]:
-    """Wall-clock and processor milliseconds of one call."""
-    wall, processor = time.perf_counter(), time.process_time()
-    call()
-    return (time.perf_counter() - wall) * 1e3, (time.process_time() - processor) * 1e3
-
-
 def report(
     options: argparse.Namespace,
     planned: images.ImagePlan,
-    ready: Sequence[Candidate],
-    times: Times,
+    times: Mapping[Cell, Sequence[tuple[float, float]]],
     batches: Sequence[int],
 ) -> dict[str, Any]:
     """The measured points with what they were measured on; `arithmetic` is the paper's count against gamma 0's."""
-    own = ready[0].module.model.made
-    whole = arithmetic(expand(0, own.patches, own.depth), own.width, own.prefix)
+    width, depth, heads = SIZES[options.model]
+    patches = (IMAGE // PATCH) ** 2
+    whole = arithmetic(expand(0, patches, depth), width)
+    one_thread = options.threads == 1
+    middle = {cell: round(statistics.median(pair[one_thread] for pair in pairs), 2) for cell, pairs in times.items()}
+    gammas = planned.front.settings.gamma_list()
     rows = []
-    for one in ready:
-        gamma, layers = one.module.gamma, one.module.layers
-        middle = {
-            count: [round(statistics.median(kind), 2) for kind in zip(*times[gamma, count], strict=True)]
-            for count in batches
-        }
+    for gamma in gammas:
+        layers = expand(gamma, patches, depth)
         rows.append(
             {
                 "gamma": gamma,
-                "tokens": tokens_after(layers, own.prefix),
-                "arithmetic": round(arithmetic(layers, own.width, own.prefix) / whole, 4),
-                "latency_ms": {str(count): wall for count, (wall, _) in middle.items()},
-                "processor_ms": {str(count): processor for count, (_, processor) in middle.items()},
-                "memory_mb": round(activation_mb(layers, own.width, own.heads, own.mlp_width, own.prefix), 2),
+                "tokens": tokens_after(layers),
+                "arithmetic": round(arithmetic(layers, width) / whole, 4),
+                "latency_ms": {str(count): middle[Cell(gamma, count, False)] for count in batches},
+                "memory_mb": round(activation_mb(layers, width, heads, 4 * width), 2),
             }
         )
-    return {
+    made = {
         "hardware": cpu_model(),
         "threads": options.threads,
-        "command": f"python -m bench.vit_profile {' '.join(sys.argv[1:])}".strip(),
-        "model": f"{options.model}, random weights, {own.patches} patches",
+        "command": "python -m bench.vit_profile "
+        f"--model {options.model} --threads {options.threads} --rounds {options.rounds} --eager {options.eager}",
+        "model": f"{options.model}, random weights, {patches} patches",
         "provider": f"{planned.provider.name} {planned.provider.version()}",
         "precision": planned.precision,
-        "what": f"medians of {options.rounds} rounds, all engines and batch sizes in turn; the machine had other work",
-        "image_size": own.image_size,
+        "what": f"medians of up to {options.rounds} rounds, all engines and batch sizes in turn; "
+        + ("processor time of the thread" if one_thread else "time by the clock"),
+        "image_size": IMAGE,
         "profiles": rows,
     }
+    if options.eager:
+        made["eager"] = [against_eager(gamma, options.eager, middle) for gamma in gammas]
+    return made
 
 
-def against_eager(ready: Sequence[Candidate], count: int, rounds: int) -> list[dict[str, float]]:
-    """Processor time of the eager model and of the engine, the same batch and in turn, by gamma."""
-    found = []
-    for one in ready:
-        example = one.module.example(count)
-        pairs = [
-            (timed(partial(one.module.features, example))[1], timed(partial(one.engine.run, example))[1])
-            for _ in range(rounds + 1)
-        ][1:]
-        eager, engine = (statistics.median(kind) for kind in zip(*pairs, strict=True))
-        found.append(
-            {
-                "gamma": one.module.gamma,
-                "images": count,
-                "eager_ms": round(eager, 2),
-                "engine_ms": round(engine, 2),
-                "ratio": round(eager / engine, 2),
-            }
-        )
-    return found
+def against_eager(gamma: int, count: int, middle: Mapping[Cell, float]) -> dict[str, float]:
+    """The eager model beside the engine, the same batch, threads and precision."""
+    eager, engine = (middle[Cell(gamma, count, kind)] for kind in (True, False))
+    ratio = round(eager / engine, 2)
+    return {"gamma": gamma, "images": count, "eager_ms": eager, "engine_ms": engine, "ratio": ratio}
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

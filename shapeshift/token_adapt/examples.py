@@ -77,4 +77,4 @@ def _decoded(file: Path, size: int) -> Pixels:
     try:
         return decode(file.read_bytes(), size, _MAX_PIXELS)
     except InvalidInputError as error:
-        raise InvalidInputError("data", str(file), str(error)) from None
+        raise InvalidInputError("data", f"{file.parent.name}/{file.name}", str(error)) from None

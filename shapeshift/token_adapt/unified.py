@@ -119,11 +119,21 @@ class UnifiedViT(nn.Module):
 
     def encode(self, patches: Tensor, layers: Sequence[Layer], prompts: Sequence[Tensor] | None = None) -> Tensor:
         """The blocks over embedded patches [n, t, width], then pooling: [n, features]."""
-        x = self.first(torch.cat((self.prefix.expand(patches.shape[0], -1, -1), patches), 1))
-        sizes = None
+        x, sizes = self._first_tokens(patches), None
         for index, (block, layer) in enumerate(zip(self.blocks, layers, strict=True)):
             x, sizes = block(x, sizes, None if prompts is None else prompts[index], layer.merged)
         return self._pool(x, sizes)
+
+    def entering(self, pixels: Tensor) -> list[Tensor]:
+        """What enters each block where nothing is merged, [n, t, width], of pixels [n, size, size, 3]."""
+        found = [self._first_tokens(self.embed(pixels))]
+        for block in self.blocks[:-1]:
+            found.append(block(found[-1], None, None, 0)[0])
+        return found
+
+    def _first_tokens(self, patches: Tensor) -> Tensor:
+        tokens: Tensor = self.first(torch.cat((self.prefix.expand(patches.shape[0], -1, -1), patches), 1))
+        return tokens
 
     def _pool(self, x: Tensor, sizes: Tensor | None) -> Tensor:
         if self.made.pooled:

@@ -13,9 +13,8 @@ import numpy as np
 import pytest
 import tritonclient.grpc as grpc_client
 import tritonclient.http as http_client
-from timm_models import small_checkpoint
 from token_models import OUTPUTS, PROFILES, PROJECT, TASKS, encoded, square
-from token_tasks import noise, places, register, write_task
+from token_tasks import STATED, noise, places, register, write_task
 from tritonclient.utils import InferenceServerException
 
 from build_engines import images
@@ -49,16 +48,14 @@ def emulated_house(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def computed_root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def computed_root(tmp_path_factory: pytest.TempPathFactory, copy_house: Callable[..., Path]) -> Path:
     """The house of `computed`, a small model with engines and a task."""
-    root = tmp_path_factory.mktemp("computed")
-    small_checkpoint(root / "checkpoints" / "small")
+    root = copy_house(tmp_path_factory.mktemp("computed"), COMPUTED)
     write_task(root, "first", 3)
     register(root, "first")
-    stated = {"checkpoint": "small", "gammas": "-5,0,2", "threads": "1", "precision": "f32", "tasks_dir": "tasks"}
-    (front,) = front_models(configured(root, COMPUTED, stated), {COMPUTED})
+    (front,) = front_models(configured(root, COMPUTED, STATED), {COMPUTED})
     assert isinstance(front, images.ImageFront)
-    images.publish(front, places(root), lambda step: None)
+    assert not images.publish(front, places(root), lambda step: None)[1]
     return root
 
 

@@ -25,11 +25,11 @@ def publish(one: images.ImageFront, root: Path) -> tuple[image_manifest.ImageMan
 
 
 @pytest.mark.parametrize("provider", ["openvino", "onnxruntime"])
-def test_engines_compute_what_the_eager_model_does(tmp_path: Path, provider: str) -> None:
-    made, fresh = publish(front(tmp_path, provider=provider), tmp_path)
-    folder = tmp_path / "build" / "engines" / "classify_image"
-    assert fresh and [entry.gamma for entry in made.engines] == list(GAMMAS)
-    model, _, _ = read_model(tmp_path / "checkpoints" / "small")
+def test_engines_compute_what_the_eager_model_does(house: Path, provider: str) -> None:
+    made, fresh = publish(front(house, provider=provider), house)
+    folder = house / "build" / "engines" / "classify_image"
+    assert fresh is (provider == "onnxruntime") and [entry.gamma for entry in made.engines] == list(GAMMAS)
+    model, _, _ = read_model(house / "checkpoints" / "small")
     prompts, tasks = torch.randn(3, 2, 2, 16), np.array([2, 0, 1, 1, 2, 0, 2])
     folded = model.fold(prompts)
     pixels = noise(7)
@@ -47,25 +47,28 @@ def test_engines_compute_what_the_eager_model_does(tmp_path: Path, provider: str
         assert entry.tokens == 1 + {-5: 6, 0: 16, 2: 16}[entry.gamma] and entry.memory_mb > 0
 
 
-def test_what_is_current_stays(tmp_path: Path) -> None:
-    made, _ = publish(front(tmp_path), tmp_path)
-    again, fresh = publish(front(tmp_path), tmp_path)
+def test_what_is_current_stays(house: Path) -> None:
+    folder = house / "build" / "engines" / "classify_image"
+    made = image_manifest.load(folder)
+    again, fresh = publish(front(house), house)
     assert not fresh and again == made
-    changed, fresh = publish(front(tmp_path, gammas="0"), tmp_path)
+    other = front(house, gammas="0", provider="onnxruntime")
+    changed, fresh = publish(other, house)
     assert fresh and [entry.gamma for entry in changed.engines] == [0]
-    small_checkpoint(tmp_path / "checkpoints" / "small", seed=1)
-    assert publish(front(tmp_path, gammas="0"), tmp_path)[1]
-    folder = tmp_path / "build" / "engines" / "classify_image"
-    (folder / "gamma_0" / "model.bin").write_bytes(b"short")
-    assert publish(front(tmp_path, gammas="0"), tmp_path)[1]
+    planned = images.plan(other, places(house))
+    assert images.is_current(planned, folder)
+    small_checkpoint(house / "checkpoints" / "small", seed=1)
+    assert not images.is_current(images.plan(other, places(house)), folder)
+    (folder / "folding.safetensors").write_bytes(b"short")
+    assert not images.is_current(planned, folder)
 
 
-def test_the_generated_configuration_states_everything(tmp_path: Path) -> None:
-    made, _ = publish(front(tmp_path), tmp_path)
-    target = tmp_path / "build" / "repository" / "classify_image"
+def test_the_generated_configuration_states_everything(house: Path) -> None:
+    made = image_manifest.load(house / "build" / "engines" / "classify_image")
+    target = house / "build" / "repository" / "classify_image"
     stated = modelconfig.parameters(modelconfig.read(target / "config.pbtxt"))
     assert (stated["provider"], stated["precision"], stated["threads"]) == ("openvino", "f32", "1")
-    assert Path(stated["tasks_dir"]) == tmp_path / "tasks"
+    assert Path(stated["tasks_dir"]) == house / "tasks"
     engines = target / stated["engines"]
     assert manifest.sha256(engines) == stated["manifest_sha256"]
     assert image_manifest.load(engines, stated["manifest_sha256"]) == made
@@ -77,7 +80,7 @@ def test_the_generated_configuration_states_everything(tmp_path: Path) -> None:
 def test_an_engine_off_the_reference_is_not_published(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(verify.MIN_COSINE, "f32", 1.1)
     with pytest.raises(EngineError, match=r"gamma -5 .*off the reference"):
-        publish(front(tmp_path), tmp_path)
+        publish(front(tmp_path, provider="onnxruntime"), tmp_path)
     assert not (tmp_path / "build" / "engines" / "classify_image").exists()
     assert not (tmp_path / "build" / "repository" / "classify_image").exists()
 

@@ -11,28 +11,19 @@ from pathlib import Path
 import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
-from token_tasks import GAMMAS, front, noise, places, register, write_task
+from token_tasks import GAMMAS, noise, register, write_task
 
-from build_engines import images
 from shapeshift.errors import EngineError
 from shapeshift.token_adapt import task_registry
 from shapeshift.token_adapt.interfaces import ImageModel
 from shapeshift.token_adapt.vision import VisionModel, open_model
 
 
-@pytest.fixture(scope="module")
-def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A project with engines of three gammas."""
-    root = tmp_path_factory.mktemp("project")
-    images.publish(front(root), places(root), lambda step: None)
-    return root
-
-
 @pytest.fixture
-def root(built: Path, tmp_path: Path) -> Path:
-    """The same with a registry of its own, of two tasks."""
+def root(small_house: Path, tmp_path: Path) -> Path:
+    """A project with engines of three gammas and a registry of two tasks."""
     for name in ("checkpoints", "build"):
-        (tmp_path / name).symlink_to(built / name)
+        (tmp_path / name).symlink_to(small_house / name)
     for seed, (name, labels) in enumerate((("digits", 4), ("animals", 3))):
         write_task(tmp_path, name, labels, seed)
         register(tmp_path, name)
@@ -171,9 +162,9 @@ def test_files_that_changed_after_registration_are_refused(root: Path) -> None:
     assert "register the task again" in message
 
 
-def test_engines_that_are_not_as_listed_are_refused(built: Path, tmp_path: Path) -> None:
+def test_engines_that_are_not_as_listed_are_refused(small_house: Path, tmp_path: Path) -> None:
     folder = tmp_path / "engines"
-    shutil.copytree(built / "build" / "engines" / "classify_image", folder)
+    shutil.copytree(small_house / "build" / "engines" / "classify_image", folder)
     (folder / "folding.safetensors").write_bytes(b"")
     with pytest.raises(EngineError, match="folding"):
         open_model(folder, tmp_path, 1)

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from token_tasks import GAMMAS, backbone, front, places
+from timm_models import small_checkpoint
+from token_tasks import GAMMAS, backbone
 
-from build_engines import images
 from shapeshift.cli import main as command
 from shapeshift.errors import InvalidInputError
 from shapeshift.token_adapt import examples, training
@@ -40,42 +40,40 @@ def folder_of_images(folder: Path, count: int) -> Path:
     return folder
 
 
-def test_a_task_is_trained_and_registered(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    images.publish(front(tmp_path), places(tmp_path), lambda step: None)
-    data, task = folder_of_images(tmp_path / "data", 60), tmp_path / "tasks" / "colours"
-    common = [str(task), "--data", str(data), "--build", str(tmp_path / "build")]
+def test_a_task_is_trained_and_registered(house: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    data, task = folder_of_images(house / "data", 60), house / "tasks" / "colours"
+    common = [str(task), "--data", str(data), "--build", str(house / "build")]
     assert command.main(["tasks", "train", *common, "--epochs", "2", "--utility", "0.7"]) == 0
     told = capsys.readouterr()
     assert "3 labels, 48 images" in told.out
     assert "gamma 2" in told.err and "gamma -5" in told.err
     said = json.loads((task / "task.json").read_text())
-    assert said["labels"] == list(LABELS) and said["utility"] == 0.7 and said["backbone"] == backbone(tmp_path)
+    assert said["labels"] == list(LABELS) and said["utility"] == 0.7 and said["backbone"] == backbone(house)
     assert command.main(["tasks", "register", *common]) == 0
     profile = json.loads((task / "profile.json").read_text())
     assert profile["images"] == 12 and min(profile["accuracy"].values()) > 0.8
     assert profile["latency_ms"].keys() == {str(gamma) for gamma in GAMMAS}
-    model = open_model(tmp_path / "build" / "engines" / "classify_image", tmp_path / "tasks", 1)
+    model = open_model(house / "build" / "engines" / "classify_image", house / "tasks", 1)
     assert model.reload_tasks() == [] and model.tasks["colours"].accuracy[0] == profile["accuracy"]["0"]
     pixels, classes = coloured(30)
     found = [own.argmax() for own in model.run(2, pixels, np.zeros(30, np.int32))]
     assert np.mean(found == classes) > 0.8
 
 
-def test_register_wants_the_labels_that_were_trained(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    images.publish(front(tmp_path, gammas="0"), places(tmp_path), lambda step: None)
-    data, task = folder_of_images(tmp_path / "data", 30), tmp_path / "colours"
-    common = [str(task), "--data", str(data), "--build", str(tmp_path / "build")]
-    assert command.main(["tasks", "train", *common]) == 0
+def test_register_wants_the_labels_that_were_trained(house: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    data, task = folder_of_images(house / "data", 30), house / "colours"
+    common = [str(task), "--data", str(data), "--build", str(house / "build")]
+    assert command.main(["tasks", "train", *common, "--epochs", "1"]) == 0
     (data / "red").rename(data / "orange")
     assert command.main(["tasks", "register", *common]) == 2
     assert "data" in capsys.readouterr().err
-    assert not (tmp_path / "tasks" / "registry.json").exists()
+    assert not (house / "tasks" / "registry.json").exists()
 
 
 def test_prompts_learn_what_heads_alone_cannot(tmp_path: Path) -> None:
     """Labels that the frozen model's features hardly show: training prompts lowers the loss below that of any head."""
-    front(tmp_path)
-    model, _, _ = read_model(tmp_path / "checkpoints" / "small")
+    small_checkpoint(tmp_path / "small")
+    model, _, _ = read_model(tmp_path / "small")
     drawn = np.random.default_rng(0)
     pixels = drawn.integers(0, 256, (64, 32, 32, 3), dtype=np.uint8)
     known = examples.of_arrays(pixels, drawn.integers(0, 2, 64))
@@ -89,6 +87,25 @@ def test_prompts_learn_what_heads_alone_cannot(tmp_path: Path) -> None:
 
     assert loss(2) < 0.9 * loss(0)
     assert made.prompts[2].shape == (2, 2, 16)
+
+
+def test_features_that_are_known_are_not_computed_again(tmp_path: Path) -> None:
+    small_checkpoint(tmp_path / "small")
+    model, _, _ = read_model(tmp_path / "small")
+    known = examples.of_arrays(*coloured(30))
+    asked: list[int] = []
+
+    def plain(gamma: int) -> torch.Tensor:
+        asked.append(gamma)
+        return training.features(model, known, gamma, None)
+
+    rules, gammas = TrainSettings(epochs=1), (-5, 0, 1, 3)
+    made = training.train(model, known, gammas, rules, lambda step: None, plain)
+    assert asked == [0, -5]
+    assert {gamma: own.shape for gamma, own in made.prompts.items()} == {1: (2, 1, 16), 3: (2, 3, 16)}
+    again = training.train(model, known, gammas, rules, lambda step: None)
+    for gamma in gammas:
+        torch.testing.assert_close(made.heads[gamma], again.heads[gamma])
 
 
 def test_the_same_fifth_is_held_out_each_time() -> None:

@@ -51,6 +51,17 @@ def test_prompts_are_tokens_whose_output_is_dropped(variant: dict[str, object]) 
         torch.testing.assert_close(got[image], model._pool(x[None], None)[0], rtol=1e-4, atol=1e-5)
 
 
+def test_what_enters_the_blocks_leads_to_the_features() -> None:
+    model = model_of()
+    pixels = torch.rand(2, 32, 32, 3)
+    entering = model.entering(pixels)
+    assert [tokens.shape for tokens in entering] == [(2, 17, 24)] * 3
+    for block, before, after in zip(model.blocks, entering, entering[1:], strict=False):
+        torch.testing.assert_close(plain_block(block, before[1], torch.ones(17)), after[1], rtol=1e-4, atol=1e-5)
+    last, _ = model.blocks[-1](entering[-1], None, None, 0)
+    torch.testing.assert_close(model._pool(last, None), model(pixels, expand(0, 16, 3)))
+
+
 def test_tokens_that_stand_for_several_count_as_often() -> None:
     model = model_of()
     block, x = model.blocks[0], torch.randn(1, 6, 24)

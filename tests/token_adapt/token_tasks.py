@@ -18,6 +18,14 @@ from shapeshift.triton import modelconfig
 DEPTH, WIDTH = 2, 16
 GAMMAS = (-5, 0, 2)
 CONFIG = 'backend: "token_adapt" max_batch_size: 64'
+STATED = {
+    "checkpoint": "small",
+    "provider": "openvino",
+    "precision": "f32",
+    "gammas": ",".join(map(str, GAMMAS)),
+    "threads": "1",
+    "tasks_dir": "tasks",
+}
 
 
 def places(root: Path) -> Places:
@@ -30,8 +38,7 @@ def front(root: Path, **parameters: str) -> images.ImageFront:
         small_checkpoint(root / "checkpoints" / "small")
     folder = root / "model_repository" / "classify_image"
     folder.mkdir(parents=True, exist_ok=True)
-    stated = {"checkpoint": "small", "gammas": ",".join(map(str, GAMMAS)), "threads": "1", "precision": "f32"}
-    values = {**stated, "tasks_dir": "tasks", **parameters}
+    values = {**STATED, **parameters}
     (folder / "config.pbtxt").write_text(CONFIG)
     config = modelconfig.read(folder / "config.pbtxt")
     for name, value in values.items():
