@@ -118,22 +118,29 @@ class MetricFamily:
     COUNTER = "COUNTER"
     GAUGE = "GAUGE"
     values: dict[Any, float]
-    made: set[str]
+    made: weakref.WeakValueDictionary[str, MetricFamily]
     living: weakref.WeakValueDictionary[Any, Metric]
 
     @classmethod
     def of(cls, values: dict[Any, float]) -> type[MetricFamily]:
-        return type("MetricFamily", (cls,), {"values": values, "made": set(), "living": weakref.WeakValueDictionary()})
+        return type(
+            "MetricFamily",
+            (cls,),
+            {"values": values, "made": weakref.WeakValueDictionary(), "living": weakref.WeakValueDictionary()},
+        )
 
     def __init__(self, name: str, description: str, kind: str) -> None:
         assert description and kind in (self.COUNTER, self.GAUGE)
         assert name not in self.made, f"family {name} was made twice"
-        self.made.add(name)
+        self.made[name] = self
         self.name = name
         self.kind = kind
+        # As Triton's does: a series lives as long as its family, whoever else forgets it.
+        self._series: list[Metric] = []
 
     def Metric(self, labels: Mapping[str, str]) -> Metric:  # noqa: N802  Triton's name
-        return Metric(self, labels, self.values)
+        self._series.append(Metric(self, labels, self.values))
+        return self._series[-1]
 
 
 class PbUtils(SimpleNamespace):
