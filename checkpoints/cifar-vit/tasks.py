@@ -88,8 +88,8 @@ def known(options: argparse.Namespace) -> list[tuple[str, tuple[str, ...], Examp
     held = parts["test"].part(drawn.permutation(len(parts["test"]))[: options.profiled])
     vehicle = np.array([name not in ANIMALS for name in CLASSES], dtype=np.int64)
     figures = examples.split(examples.of_arrays(*digits()))
-    few = TrainSettings(epochs=options.epochs, batch=50, rate=0.005)
-    many = TrainSettings(epochs=2 * options.epochs, batch=50, rate=0.005)
+    few = TrainSettings(epochs=options.epochs, batch=50, rate=0.003)
+    many = TrainSettings(epochs=2 * options.epochs, batch=50, rate=0.003)
     return [
         ("cifar10", CLASSES, shown, held, few),
         ("animal", ("animal", "vehicle"), *(Examples(vehicle[one.classes], one.pixels) for one in (shown, held)), few),

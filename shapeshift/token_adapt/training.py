@@ -21,6 +21,7 @@ Progress = Callable[[str], None]
 Plain = Callable[[int], Tensor]
 
 _CHUNK = 64
+_SPREAD = 0.1
 _HEAD_STEPS = 60
 _HEAD_DECAYS = (1e-4, 1e-3, 3e-3, 1e-2, 3e-2)
 
@@ -134,12 +135,17 @@ def _regression(normal: Tensor, classes: Tensor, labels: int, decay: float) -> n
 
 
 def _tokens(model: UnifiedViT, examples: Examples, count: int, seed: int) -> Tensor:
-    """First prompts [depth, count, width]: in every layer what one patch each of `count` images is there."""
+    """First prompts [depth, count, width]: in every layer what one patch each of `count` images is there.
+
+    Blocks normalise prompts, so that only their direction counts: they are made small, and a step of any rate turns
+    those of all models as far.
+    """
     drawn = np.random.default_rng(seed)
     pixels = torch.from_numpy(examples.pixels(drawn.integers(0, len(examples), count)))
     places = model.made.prefix + torch.from_numpy(drawn.integers(0, model.made.patches, count))
     with torch.no_grad():
-        return torch.stack([tokens[torch.arange(count), places] for tokens in model.entering(pixels)])
+        tokens = torch.stack([entering[torch.arange(count), places] for entering in model.entering(pixels)])
+    return _SPREAD * functional.layer_norm(tokens, tokens.shape[2:])
 
 
 def _prompts(

@@ -70,8 +70,9 @@ def test_register_wants_the_labels_that_were_trained(house: Path, capsys: pytest
     assert not (house / "tasks" / "registry.json").exists()
 
 
-def test_prompts_learn_what_heads_alone_cannot(tmp_path: Path) -> None:
+def test_prompts_learn_what_heads_alone_cannot(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Labels that the frozen model's features hardly show: training prompts lowers the loss below that of any head."""
+    monkeypatch.setattr(training, "_HEAD_DECAYS", (1e-4,))
     small_checkpoint(tmp_path / "small")
     model, _, _ = read_model(tmp_path / "small")
     drawn = np.random.default_rng(0)
@@ -87,6 +88,17 @@ def test_prompts_learn_what_heads_alone_cannot(tmp_path: Path) -> None:
 
     assert loss(2) < 0.9 * loss(0)
     assert made.prompts[2].shape == (2, 2, 16)
+
+
+def test_a_head_knows_rows_that_it_was_not_fitted_to() -> None:
+    """Few rows of many features, of which one counts: a fit without weight decay would learn them by heart."""
+    drawn = torch.Generator().manual_seed(0)
+    rows = torch.randn(400, 60, generator=drawn)
+    classes = (rows[:, 0] + 0.5 * torch.randn(400, generator=drawn) > 0).long()
+    weight, bias = training.fit_head(rows[:100], classes[:100], 2)
+    assert weight.shape == (2, 60)
+    logits = rows[100:] @ weight.T + bias
+    assert torch.nn.functional.cross_entropy(logits, classes[100:]) < 0.6
 
 
 def test_features_that_are_known_are_not_computed_again(tmp_path: Path) -> None:
