@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 from scipy.stats import lognorm
 
+from shapeshift import compiled
 from shapeshift.errors import UnsupportedError
-from shapeshift.polymorph import allocate_dp
 from shapeshift.polymorph.allocate import Allocation, allocate
 from shapeshift.polymorph.curves import MD1, Affine, Clamped, Curve, Table
 from shapeshift.polymorph.problem import Problem
@@ -260,12 +260,12 @@ def test_latencies_beyond_a_float_are_refused() -> None:
 
 
 def test_compiles_where_no_folder_keeps_the_code(monkeypatch: pytest.MonkeyPatch) -> None:
-    real = allocate_dp.numba.njit
+    real = compiled.numba.njit
 
     def njit(signature: str, cache: bool = False, **options: bool | str) -> object:
         if cache:
             raise RuntimeError("cannot cache function: no locator available")
         return real(signature, **options)
 
-    monkeypatch.setattr(allocate_dp.numba, "njit", njit)
-    assert allocate_dp.compiled("i8(i8)")(lambda x: x + 1)(3) == 4
+    monkeypatch.setattr(compiled.numba, "njit", njit)
+    assert compiled.compiled("i8(i8)")(lambda x: x + 1)(3) == 4
