@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
@@ -21,7 +20,8 @@ from shapeshift.cascade.registry import Chosen
 from shapeshift.cascade.settings import CascadeSettings, GeneratedCascadeSettings
 from shapeshift.cascade.table import Table
 from shapeshift.errors import InvalidInputError
-from shapeshift.serving import parameters, replies
+from shapeshift.serving import log, parameters
+from shapeshift.serving.answers import Answers
 from shapeshift.serving.metrics import Counter, Gauge, Histogram, MetricsFlusher, RequestMeters
 from shapeshift.serving.model_args import ModelArgs
 from shapeshift.serving.sender import SenderThread
@@ -36,7 +36,7 @@ class CascadeFront:
 
     def __init__(self, pb_utils: Any, args: ModelArgs) -> None:
         self._pb_utils = pb_utils
-        self._log = partial(_log, pb_utils, args.name)
+        self._log = log.of_model(pb_utils, args.name)
         settings.refuse_unknown(args.parameters, settings.names(CascadeSettings, GeneratedCascadeSettings))
         own = settings.read(CascadeSettings, args.parameters)
         generated = settings.read(GeneratedCascadeSettings, args.parameters)
@@ -64,12 +64,7 @@ class CascadeFront:
 
     def execute(self, requests: Sequence[Any]) -> None:
         """Start every request; those that cannot be served are answered with an error at once."""
-        for request in requests:
-            sender = request.get_response_sender()
-            try:
-                self._submit(request, sender)
-            except Exception as error:  # noqa: BLE001  one bad request must not cost its batch
-                self._reply_error(sender, error)
+        self._answers.start(requests, self._submit)
 
     def close(self) -> None:
         """Stop producers before consumers: levels, then the sender, then metrics."""
@@ -105,30 +100,22 @@ class CascadeFront:
     def _reply(self, sender: Any, wanted: list[str], cascade: Cascade, query: Query) -> None:
         cascade.leave()
         if query.error is not None:
-            self._reply_error(sender, query.error)
+            self._answers.fail(sender, query.error)
             return
         make = partial(self._response, query, wanted, cascade.table)
-        self._sender.submit(sender, make, partial(self._served, query))
+        self._answers.send(sender, make, query.arrived, partial(self._count_rows, query))
 
     def _response(self, query: Query, wanted: list[str], table: Table) -> Any:
         tensors = [self._pb_utils.Tensor(name, _OUTPUTS[name](query, table)) for name in wanted]
         return self._pb_utils.InferenceResponse(output_tensors=tensors)
 
-    def _reply_error(self, sender: Any, error: Exception) -> None:
-        make = partial(replies.error_response, self._pb_utils, error)
-        self._sender.submit(sender, make, partial(self._failed, replies.code_name(error)))
-
-    def _served(self, query: Query) -> None:
-        self._meters.latency_ms.observe((time.monotonic() - query.arrived) * 1e3)
-        self._meters.answered["OK"].add()
+    def _count_rows(self, query: Query) -> None:
         for row in query.rows:
             self._counted.answered(row, query.level is not None)
 
-    def _failed(self, code: str) -> None:
-        self._meters.answered[code].add()
-
     def _count_and_export(self, name: str, slo_ms: float) -> None:
         self._meters = RequestMeters("texts", _LENGTHS, slo_ms)
+        self._answers = Answers(self._pb_utils, self._sender, self._meters)
         exchange = self._exchange
         exported: list[Counter | Gauge | Histogram] = [
             *self._meters.exported,
@@ -163,7 +150,3 @@ _OUTPUTS: dict[str, Callable[[Query, Table], Any]] = {
     "ENGINE_MS": lambda query, table: _column([row.engine_ms for row in query.rows], np.float32),
     "CONTROL_MS": lambda query, table: _column([row.control_ms for row in query.rows], np.float32),
 }
-
-
-def _log(pb_utils: Any, model: str, text: str) -> None:
-    pb_utils.Logger.log_info(f"{model}: {text}")

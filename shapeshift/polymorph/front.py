@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from functools import partial
 from typing import Any
@@ -16,7 +15,8 @@ from shapeshift.engines.tokenizer import TextTokenizer
 from shapeshift.errors import EngineError, InvalidInputError
 from shapeshift.polymorph.pool import open_pool
 from shapeshift.polymorph.settings import FleetSettings, PolymorphSettings
-from shapeshift.serving import log, parameters, replies
+from shapeshift.serving import log, parameters
+from shapeshift.serving.answers import Answers
 from shapeshift.serving.metrics import Counter, Gauge, Histogram, MetricsFlusher, RequestMeters
 from shapeshift.serving.model_args import ModelArgs
 from shapeshift.serving.sender import SenderThread
@@ -54,12 +54,7 @@ class TextFront:
 
     def execute(self, requests: Sequence[Any]) -> None:
         """Queue every request; those that cannot be served are answered with an error at once."""
-        for request in requests:
-            sender = request.get_response_sender()
-            try:
-                self._submit(request, sender)
-            except Exception as error:  # noqa: BLE001  one bad request must not cost its batch
-                self._reply_error(sender, error)
+        self._answers.start(requests, self._submit)
 
     def close(self) -> None:
         """Stop producers before consumers: engines, then the sender, then metrics."""
@@ -86,10 +81,9 @@ class TextFront:
 
     def _reply(self, sender: Any, wanted: list[str], offsets: list[Offsets], request: TextRequest) -> None:
         if request.error is not None:
-            self._reply_error(sender, request.error)
+            self._answers.fail(sender, request.error)
             return
-        make = partial(self._response, request, wanted, offsets)
-        self._sender.submit(sender, make, partial(self._served, request))
+        self._answers.send(sender, partial(self._response, request, wanted, offsets), request.arrived)
 
     def _response(self, request: TextRequest, wanted: list[str], offsets: list[Offsets]) -> Any:
         values = dict(request.outputs)
@@ -100,20 +94,10 @@ class TextFront:
         tensors = [self._pb_utils.Tensor(name, values[name]) for name in wanted]
         return self._pb_utils.InferenceResponse(output_tensors=tensors)
 
-    def _reply_error(self, sender: Any, error: Exception) -> None:
-        make = partial(replies.error_response, self._pb_utils, error)
-        self._sender.submit(sender, make, partial(self._failed, replies.code_name(error)))
-
-    def _served(self, request: TextRequest) -> None:
-        self._meters.latency_ms.observe((time.monotonic() - request.arrived) * 1e3)
-        self._meters.answered["OK"].add()
-
-    def _failed(self, code: str) -> None:
-        self._meters.answered[code].add()
-
     def _count_and_export(self, name: str, max_tokens: int, slo_ms: float) -> None:
         pool = self._pool
         self._meters = RequestMeters("texts", max_tokens, slo_ms)
+        self._answers = Answers(self._pb_utils, self._sender, self._meters)
         exported: list[Counter | Gauge | Histogram] = [
             *self._meters.exported,
             Gauge("requests_waiting", "Texts that wait", lambda: pool.waiting),

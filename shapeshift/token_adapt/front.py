@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -12,7 +11,8 @@ from typing import Any
 import numpy as np
 
 from shapeshift.errors import InvalidInputError, NotFoundError, OverloadedError
-from shapeshift.serving import log, parameters, replies
+from shapeshift.serving import log, parameters
+from shapeshift.serving.answers import Answers
 from shapeshift.serving.cancellations import CancellationWatch
 from shapeshift.serving.metrics import Counter, Gauge, Histogram, MetricsFlusher, RequestMeters
 from shapeshift.serving.model_args import ModelArgs
@@ -46,6 +46,7 @@ class ImageFront:
         adapter = TokenAdapter(loaded.costs, loaded.rules, now_ms())
         self._executor = Executor(self._model, adapter, meters, self._log)
         self._meters = RequestMeters("images", 1, self._own.slo_ms)
+        self._answers = Answers(pb_utils, self._sender, self._meters)
         exported: list[Counter | Gauge | Histogram] = [
             self._meters.latency_ms,
             *self._meters.answered.values(),
@@ -60,12 +61,7 @@ class ImageFront:
 
     def execute(self, requests: Sequence[Any]) -> None:
         """Let every request's images be decoded and wait; what cannot be served is answered with an error at once."""
-        for request in requests:
-            sender = request.get_response_sender()
-            try:
-                self._submit(request, sender)
-            except Exception as error:  # noqa: BLE001  one bad request must not cost the others
-                self._reply_error(sender, error)
+        self._answers.start(requests, self._submit)
 
     def close(self) -> None:
         """Stop producers before consumers: decoding, execution, then the sender, then metrics."""
@@ -148,24 +144,13 @@ class ImageFront:
             self._waiting -= request.images
         self._watch.remove(request)
         if request.error is not None:
-            self._reply_error(sender, request.error)
+            self._answers.fail(sender, request.error)
             return
-        self._sender.submit(sender, partial(self._response, request, wanted), partial(self._served, request))
+        self._answers.send(sender, partial(self._response, request, wanted), request.arrived / 1e3)
 
     def _response(self, request: ImageRequest, wanted: list[str]) -> Any:
         made = tensors(request)
         return self._pb_utils.InferenceResponse([self._pb_utils.Tensor(name, made[name]) for name in wanted])
-
-    def _reply_error(self, sender: Any, error: Exception) -> None:
-        make = partial(replies.error_response, self._pb_utils, error)
-        self._sender.submit(sender, make, partial(self._count, replies.code_name(error)))
-
-    def _served(self, request: ImageRequest) -> None:
-        self._meters.latency_ms.observe(time.monotonic() * 1e3 - request.arrived)
-        self._count("OK")
-
-    def _count(self, code: str) -> None:
-        self._meters.answered[code].add()
 
 
 def _bytes(value: Any, row: int) -> bytes:
