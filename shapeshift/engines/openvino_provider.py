@@ -40,6 +40,9 @@ class OpenVinoRuntime:
     def __init__(self, folder: Path, precision: str, threads: int) -> None:
         import openvino
 
+        # The binding makes its table of types at the first use, under a lock of C++, and lets go of Python's lock
+        # meanwhile: two threads that both come first would wait for each other for ever.
+        openvino.Type.i64.to_dtype()
         self._core = openvino.Core()
         self._model = self._core.read_model(folder / MODEL_FILE)
         self._config = {
