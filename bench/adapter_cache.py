@@ -5,7 +5,7 @@
     simulated   the same policies over iterations that take what a linear law says: no server, no tensor
 
 Lengths are those of the Azure LLM inference trace 2023, scaled to the model; ranks follow a power law; arrivals are
-Poisson. All systems of a load get the same requests. FIFO without a cache is S-LoRA's order; "both" is the default.
+Poisson. All systems of a load get the same requests. `fifo` without a cache is S-LoRA's order.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ PARTS = ("simulated", "server")
 class Extent:
     """How much is measured.
 
-    simulated_loads, loads  shares of what FIFO without a cache serves when all requests are there at once
+    simulated_loads, loads  shares of what `fifo` without a cache serves when all requests are there at once
     simulated_count, count  requests of each run
     uses                    of adapters, where evictions are compared alone
     seeds                   runs of each cell
@@ -89,18 +89,19 @@ class Run:
         capacity = bench.capacity(extent.count)
         rates = {load: load * capacity for load in extent.loads}
         for number, seed in enumerate(self._seeds):
-            ends = {name: served.PARTS[name] for name in (served.PLAIN, served.BOTH)}
+            ends = {name: served.PARTS[name] for name in (report.PLAIN, report.DEFAULT)}
             bench.measure(served.PARTS if extent.further else ends, rates, extent.count, seed)
             if extent.further and not number:
                 near = {extent.loads[-1]: rates[extent.loads[-1]]}
-                bench.measure({**served.ORDERS, **served.EVICTIONS, **served.PREFETCH}, near, extent.count, seed)
+                bench.measure(served.FURTHER, near, extent.count, seed)
         sys.stderr.write("\r\033[K")
-        self.say(f"\n=== server: capacity of {served.PLAIN}: {capacity:.2f} requests/s")
+        self.say(f"\n=== server: capacity of {report.PLAIN}: {capacity:.2f} requests/s")
         for load in extent.loads:
             found = bench.of(load)
             self.say(report.table(f"load {load:.0%}", found))
-            if served.BOTH in found and served.PLAIN in found:
-                self.say(report.by_rank(found[served.BOTH], found[served.PLAIN], (served.BOTH, served.PLAIN)))
+            for name in (report.DEFAULT, report.QUEUES):
+                if name in found and report.PLAIN in found:
+                    self.say(report.by_rank(found[name], found[report.PLAIN], (name, report.PLAIN)))
             self.data[f"load {load}"] = {name: report.record(runs) for name, runs in found.items()}
         self.say(f"not measured, out of time: {', '.join(bench.skipped) or 'nothing'}")
 

@@ -10,6 +10,8 @@ from numpy.typing import NDArray
 
 from bench.adapter_loads import RANKS
 
+PLAIN, CACHE, ORDER = "fifo, no cache", "fifo, cache", "arrival, no cache"
+DEFAULT, QUEUES = "arrival, cache (default)", "chameleon, cache"
 WARM = 0.1
 """The first requests of a run, as a share, that no latency is read from."""
 _DRAWS = 1000

@@ -15,7 +15,7 @@ import numpy as np
 from bench import adapter_files, decode_systems
 from bench import adapter_report as report
 from bench.adapter_loads import RANKS, Lengths, adapters, draw
-from bench.adapter_report import Outcome
+from bench.adapter_report import CACHE, DEFAULT, ORDER, PLAIN, QUEUES, Outcome
 from bench.decode_loads import Load
 from bench.foreign import ForeignLoad
 from bench.peers import random_llama
@@ -42,16 +42,19 @@ _COUNTED = {
     "misses": "shapeshift_adapter_misses_total",
 }
 
-PLAIN, CACHE, SCHEDULING, BOTH = "FIFO, no cache", "cache only", "scheduling only", "both"
 PARTS: dict[str, dict[str, str]] = {
     PLAIN: {"scheduler": "fifo", "caching": "false"},
     CACHE: {"scheduler": "fifo"},
-    SCHEDULING: {"scheduler": "chameleon", "caching": "false"},
-    BOTH: {"scheduler": "chameleon"},
+    ORDER: {"caching": "false"},
+    DEFAULT: {},
+    QUEUES: {"scheduler": "chameleon"},
 }
-ORDERS = {f"both, {name}": {"scheduler": name} for name in ("sjf", "wrs")}
-EVICTIONS = {f"both, {name}": {"scheduler": "chameleon", "eviction": name} for name in list(evict.ALGORITHMS)[1:]}
-PREFETCH = {"both, predicting": {"scheduler": "chameleon", "prefetch": "true"}}
+FURTHER: dict[str, dict[str, str]] = {
+    "chameleon, no cache": {"scheduler": "chameleon", "caching": "false"},
+    **{f"{name}, cache": {"scheduler": name} for name in ("sjf", "wrs")},
+    **{f"default, {name}": {"eviction": name} for name in list(evict.ALGORITHMS)[1:]},
+    "default, predicting": {"prefetch": "true"},
+}
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ import numpy as np
 
 from bench import adapter_report as report
 from bench.adapter_loads import Lengths, adapters, draw
-from bench.adapter_report import Outcome
+from bench.adapter_report import CACHE, DEFAULT, ORDER, PLAIN, QUEUES, Outcome
 from shapeshift.adapter_cache import evict
 from shapeshift.adapter_cache.interfaces import AdapterInfo
 from shapeshift.adapter_cache.predict import Oracle
@@ -19,8 +19,6 @@ from shapeshift.simulate.adapter_pool import Caching
 
 RECLUSTER_S = 60.0
 GIB = 2**30
-PLAIN = "FIFO, no cache"
-CACHE, SCHEDULING, BOTH = "cache only", "scheduling only", "both"
 
 
 @dataclass(frozen=True)
@@ -39,16 +37,18 @@ def scheduled(scheduler: str, **own: object) -> SchedulingSettings:
 PARTS = {
     PLAIN: System(scheduled("fifo"), Caching(keeps=False)),
     CACHE: System(scheduled("fifo"), Caching()),
-    SCHEDULING: System(scheduled("chameleon"), Caching(keeps=False)),
-    BOTH: System(scheduled("chameleon"), Caching()),
-    "both, sjf": System(scheduled("sjf"), Caching()),
-    "both, wrs": System(scheduled("wrs"), Caching()),
+    ORDER: System(scheduled("arrival"), Caching(keeps=False)),
+    DEFAULT: System(scheduled("arrival"), Caching()),
+    "chameleon, no cache": System(scheduled("chameleon"), Caching(keeps=False)),
+    QUEUES: System(scheduled("chameleon"), Caching()),
+    "sjf, cache": System(scheduled("sjf"), Caching()),
+    "wrs, cache": System(scheduled("wrs"), Caching()),
 }
-EVICTIONS = {f"both, {name}": System(scheduled("chameleon"), Caching(eviction=name)) for name in evict.ALGORITHMS}
-PREFETCH = {"both, predicting": System(scheduled("chameleon"), Caching(predicts=True))}
+EVICTIONS = {f"default, {name}": System(scheduled("arrival"), Caching(eviction=name)) for name in evict.ALGORITHMS}
+PREFETCH = {"default, predicting": System(scheduled("arrival"), Caching(predicts=True))}
 PREDICTORS = {
-    "both, running means": replace(PARTS[BOTH], accuracy=None),
-    **{f"both, oracle {share:.0%}": replace(PARTS[BOTH], accuracy=share) for share in (1.0, 0.6)},
+    f"{QUEUES}, means": replace(PARTS[QUEUES], accuracy=None),
+    **{f"{QUEUES}, {share:.0%}": replace(PARTS[QUEUES], accuracy=share) for share in (1.0, 0.6)},
 }
 
 
@@ -124,7 +124,7 @@ def measure(regime: Regime, loads: Sequence[float], count: int, seeds: Sequence[
             for name, system in {**PARTS, **rest}.items()
         }
         lines.append(report.table(f"load {load:.0%}", systems))
-        lines.append(report.by_rank(systems[BOTH], systems[PLAIN], (BOTH, PLAIN)))
+        lines += [report.by_rank(systems[name], systems[PLAIN], (name, PLAIN)) for name in (DEFAULT, QUEUES)]
         for name in PARTS:
             p99.setdefault(name, []).append(report.first_ms(systems[name], 99))
     calm = [regime.replay(PARTS[PLAIN], capacity * 0.2, count // 4, seed) for seed in seeds]

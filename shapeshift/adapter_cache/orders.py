@@ -12,22 +12,27 @@ from shapeshift.adapter_cache.gate import Clock, Gate, Limits, T
 from shapeshift.adapter_cache.interfaces import Memory
 from shapeshift.adapter_cache.size import Largest, weighted
 
+AHEAD = 2
+"""Requests whose adapters are loaded while no slot is free."""
+
 
 class FirstComeFirstServed(Gate[T]):
-    """In order of arrival; nobody passes a request whose adapter is being loaded.
+    """In order of arrival, with the adapters of those who are next loaded ahead as far as there is room for them all.
 
-    The adapters of those behind it are loaded meanwhile, as far as there is room for them all.
+    blocking: nobody passes a request whose adapter is being loaded (S-LoRA). Otherwise its slot is kept for it, and
+    those behind it get theirs.
     """
 
-    def __init__(self, memory: Memory, limits: Limits, clock: Clock = time.monotonic) -> None:
+    def __init__(self, memory: Memory, limits: Limits, clock: Clock = time.monotonic, blocking: bool = False) -> None:
         super().__init__(memory, dataclasses.replace(limits, patience=0.0), clock)
+        self._blocking = blocking
 
     def _select(self) -> None:
         while self._room > 0 and self._waiting:
-            if not self._take(next(iter(self._waiting)), hold=False):
+            if not self._take(next(iter(self._waiting)), hold=not self._blocking):
                 break
         spare = self._spare_tokens()
-        for request in itertools.islice(self._waiting, max(0, self._room)):
+        for request in itertools.islice(self._waiting, max(self._room, AHEAD)):
             spare -= self._place(request)
             if spare < 0 or not self._begin_load(request):
                 break

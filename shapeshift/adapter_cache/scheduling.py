@@ -12,24 +12,25 @@ from shapeshift.adapter_cache.multiqueue import MultiQueue
 from shapeshift.adapter_cache.orders import FirstComeFirstServed, ShortestAnswerFirst, SmallestFirst
 from shapeshift.settings import require
 
-SCHEDULERS = ("chameleon", "fifo", "sjf", "wrs")
+SCHEDULERS = ("arrival", "chameleon", "fifo", "sjf", "wrs")
 
 
 @dataclass(frozen=True)
 class SchedulingSettings:
     """Which waiting requests get the free slots.
 
-    scheduler           chameleon (queues by size with quotas), fifo, sjf (shortest answer first), wrs (smallest first)
+    scheduler           arrival (as they came, loads block nobody), fifo (they block all behind), chameleon (queues by
+                        size with quotas), sjf (shortest answer first), wrs (smallest first)
     max_queues          of chameleon: most queues
     recluster_s         of chameleon: seconds between two makings of the queues
     first_token_slo_ms  of chameleon: what quotas aim at; 0: five times the mean time that a request runs
     bypass              of chameleon: whether a request may pass one that waits for memory
     ageing              of sjf: tokens that a second of waiting takes off
-    patience            a request goes before all others once so many times as many have been admitted since it came as
-                        there were before it; 0: never; fifo needs none
+    patience            of chameleon, sjf and wrs: a request goes before all others once so many times as many have been
+                        admitted since it came as there were before it; 0: never
     """
 
-    scheduler: str = "chameleon"
+    scheduler: str = "arrival"
     max_queues: int = 4
     recluster_s: float = 300.0
     first_token_slo_ms: float = 0.0
@@ -57,8 +58,8 @@ def build(
 ) -> Gate[Any]:
     """The order that `own` names. adapter_tokens: see `MultiQueue`; slot_tokens: see `Limits`."""
     limits = Limits(queue_requests, queue_tokens, own.patience, slot_tokens)
-    if own.scheduler == "fifo":
-        return FirstComeFirstServed(memory, limits, clock)
+    if own.scheduler in ("arrival", "fifo"):
+        return FirstComeFirstServed(memory, limits, clock, blocking=own.scheduler == "fifo")
     if own.scheduler == "sjf":
         return ShortestAnswerFirst(memory, limits, own.ageing, clock)
     if own.scheduler == "wrs":

@@ -229,9 +229,10 @@ def test_who_is_due_stops_the_line_until_there_is_room_for_it() -> None:
 # Adapters that are not there.
 
 
-def test_a_loading_adapter_keeps_a_slot_and_nobody_waits_for_it() -> None:
+@pytest.mark.parametrize("scheduler", ["arrival", "chameleon"])
+def test_a_loading_adapter_keeps_a_slot_and_nobody_waits_for_it(scheduler: str) -> None:
     memory = ToyMemory(sizes={"a": 10, "b": 10}, loaded={"b"})
-    gate = made("chameleon", memory)
+    gate = made(scheduler, memory)
     loads, ready, late = Asked("a"), Asked("b"), Asked("b")
     for one in (loads, ready, late):
         gate.submit(one)
@@ -243,6 +244,16 @@ def test_a_loading_adapter_keeps_a_slot_and_nobody_waits_for_it() -> None:
     assert gate.admit(1) == [loads]
     gate.check_integrity()
     assert gate.withdraw(late) and not gate.withdraw(loads)
+
+
+def test_adapters_of_the_next_are_loaded_while_no_slot_is_free() -> None:
+    memory = ToyMemory(sizes=dict.fromkeys("abc", 10))
+    gate = made("arrival", memory)
+    for name in "abc":
+        gate.submit(Asked(name))
+    assert gate.admit(0) == [] and memory.loading == ["a", "b"]
+    memory.arrive()
+    assert gate.admit(0) == [] and memory.loading == [], "no more than two ahead"
 
 
 def test_first_come_first_served_waits_for_the_load_and_begins_those_behind_it() -> None:

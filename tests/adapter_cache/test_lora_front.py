@@ -105,7 +105,7 @@ def test_every_adapter_says_what_peft_says(
     assert len(set(spoken.values())) == len(spoken), "each adapter says something else"
 
 
-@pytest.mark.parametrize("scheduler", ["chameleon", "fifo", "sjf", "wrs"])
+@pytest.mark.parametrize("scheduler", ["arrival", "chameleon", "fifo", "sjf", "wrs"])
 def test_a_pool_too_small_for_all_serves_all(
     make_front: MakeFront, spoken: dict[str | None, str], small_base: Path, folder: Path, tmp_path: Path, scheduler: str
 ) -> None:

@@ -75,7 +75,7 @@ def test_everybody_is_served_whatever_is_scarce(scheduler: str, pool_bytes: int)
     assert got.hits + got.misses == len(given)
 
 
-@pytest.mark.parametrize("scheduler", ["chameleon", "sjf", "wrs"])
+@pytest.mark.parametrize("scheduler", ["arrival", "chameleon", "sjf", "wrs"])
 @pytest.mark.parametrize("seed", range(3))
 def test_nobody_waits_three_times_as_long_as_first_come_first_served_makes_them(scheduler: str, seed: int) -> None:
     given = asks(600, seed, rate=60.0)
