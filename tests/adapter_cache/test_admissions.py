@@ -253,6 +253,7 @@ def test_adapters_of_the_next_are_loaded_while_no_slot_is_free() -> None:
         gate.submit(Asked(name))
     assert gate.admit(0) == [] and memory.loading == ["a", "b"]
     memory.arrive()
+    memory.arrive()
     assert gate.admit(0) == [] and memory.loading == [], "no more than two ahead"
 
 
