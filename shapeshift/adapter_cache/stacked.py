@@ -8,7 +8,8 @@ import torch
 
 from shapeshift.adapter_cache.layout import PARTS
 from shapeshift.adapter_cache.segmented import factors
-from shapeshift.adapter_cache.terms import Groups, Loaded
+from shapeshift.adapter_cache.terms import Loaded
+from shapeshift.fused_decode.adjust import Groups
 
 
 @dataclass(frozen=True)
@@ -23,6 +24,8 @@ class Pair:
 
 class StackedTerms:
     """See `terms.Prepared`. Copies of the factors, made when a linear is first asked for."""
+
+    plain = None
 
     def __init__(self, loaded: Loaded) -> None:
         self._loaded = loaded
