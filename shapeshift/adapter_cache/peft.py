@@ -77,11 +77,12 @@ def read(folder: Path, base: Base) -> PeftAdapter:
 
 
 def require_finite(adapter: PeftAdapter) -> None:
-    """Raise InvalidInputError naming the first tensor that holds NaN or an infinity."""
+    """Raise InvalidInputError naming the first tensor that holds NaN or an infinity, or does once it is scaled."""
     with safe_open(str(adapter.weights), framework="pt") as file:
         for factor in adapter.factors:
-            for name in (factor.a, factor.b):
-                require(bool(torch.isfinite(file.get_tensor(name)).all()), name, "NaN or infinity", "finite weights")
+            for name, scale in ((factor.a, 1.0), (factor.b, factor.scale)):
+                finite = torch.isfinite(file.get_tensor(name).float() * scale).all()
+                require(bool(finite), name, "NaN or infinity", "finite weights")
 
 
 def _config(folder: Path) -> Mapping[str, Any]:
@@ -164,7 +165,9 @@ def _scale(config: Mapping[str, Any], module: str, rank: int) -> float:
     alpha = _pattern(config, "alpha_pattern", module, config.get("lora_alpha"))
     number = isinstance(alpha, int | float) and not isinstance(alpha, bool) and math.isfinite(alpha)
     require(number, "lora_alpha", alpha, "a finite number")
-    return float(alpha) / (math.sqrt(rank) if config.get("use_rslora") is True else rank)
+    rslora = config.get("use_rslora")
+    require(rslora in (None, True, False), "use_rslora", rslora, "true or false")
+    return float(alpha) / (math.sqrt(rank) if rslora else rank)
 
 
 def _pattern(config: Mapping[str, Any], field: str, module: str, default: Any) -> Any:

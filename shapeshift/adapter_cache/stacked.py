@@ -39,7 +39,8 @@ class StackedTerms:
             return
         owners = self._owners_of(groups, inputs.device)
         for pair in self._pairs[layer, linear]:
-            mixed = (inputs @ pair.a) * (owners == pair.owners)
+            # Others' numbers may be anything, and are not to be heard.
+            mixed = torch.where(owners == pair.owners, inputs @ pair.a, 0.0)
             outputs[:, pair.columns] += mixed @ pair.b
 
     def _stack(self, layer: int, linear: int, inputs: int) -> list[Pair]:

@@ -71,9 +71,9 @@ bool store_of(const S* source, int64_t rows, int64_t columns, bool transposed, f
     for (int64_t column = 0; column < columns; column += kTile) {
       for (int64_t r = row; r < std::min(row + kTile, rows); ++r) {
         for (int64_t c = column; c < std::min(column + kTile, columns); ++c) {
-          const auto value = static_cast<float>(source[r * columns + c]);
+          const float value = static_cast<float>(source[r * columns + c]) * scale;
           finite &= std::isfinite(value);
-          narrow(value * scale, target[transposed ? c * rows + r : r * columns + c]);
+          narrow(value, target[transposed ? c * rows + r : r * columns + c]);
         }
       }
     }
@@ -91,7 +91,7 @@ bool store_as(Tensor& target, const Tensor& source, bool transposed, float scale
 }
 
 // Writes source [rows, columns], or its transpose, times `scale` into target, on the calling thread alone; whether
-// all of source is finite.
+// all of that is finite.
 bool store(Tensor target, const Tensor& source, bool transposed, double scale) {
   const auto type = target.scalar_type();
   TORCH_CHECK(type == at::kFloat || type == at::kBFloat16, "target: must be float or bfloat16");
