@@ -15,6 +15,7 @@ from shapeshift.errors import InvalidInputError, ShapeshiftError
 from shapeshift.serving.log import Log
 
 _BAD = (ShapeshiftError, SafetensorError, OSError)
+"""What reading an adapter may raise."""
 
 
 class Catalogue:

@@ -62,7 +62,8 @@ def joined(given: RequestParameters, named: Mapping[str, Any]) -> RequestParamet
     for name, value in named.items():
         if getattr(given, name) is not None:
             raise InvalidInputError(f"parameter {name}", value, "once: as a parameter or elsewhere in the request")
-    return replace(given, **{name: _CHECKS[name](name, value) for name, value in named.items()})
+    checked: dict[str, Any] = {name: _CHECKS[name](name, value) for name, value in named.items()}
+    return replace(given, **checked)
 
 
 def _positive(name: str, value: Any) -> float:
