@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from build_engines.settings import Places
+from shapeshift.adapter_cache import multi_lora, registry
 from shapeshift.adapter_cache.settings import AdapterCacheSettings
 from shapeshift.errors import NotFoundError
 
@@ -21,7 +22,7 @@ def bring(name: str, own: AdapterCacheSettings, checkpoint: Path, version: Path,
     which an adapter would be refused.
     """
     # torch comes with these, which nothing else here needs.
-    from shapeshift.adapter_cache import catalogue, peft, registry
+    from shapeshift.adapter_cache import peft
     from shapeshift.fused_decode.architecture import Architecture
 
     folder = folder_of(name, own, places)
@@ -34,18 +35,16 @@ def bring(name: str, own: AdapterCacheSettings, checkpoint: Path, version: Path,
     entries = registry.read(folder)
     for entry in entries.values():
         peft.read(registry.place(folder, entry), base)
-    for source in catalogue.multi_lora(version).values():
+    for source in multi_lora.read(version).values():
         peft.read(source, base)
     return f"{len(entries)} adapters in {folder}"
 
 
 def copy_multi_lora(source: Path, target: Path) -> None:
     """Let the generated version folder `target` name the adapters that `source` names, by absolute paths."""
-    from shapeshift.adapter_cache import catalogue
-
-    named = catalogue.multi_lora(source)
+    named = multi_lora.read(source)
     if named:
-        catalogue.write_multi_lora(target, named)
+        multi_lora.write(target, named)
 
 
 def _starters(name: str, places: Places) -> list[Path]:

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 
-from shapeshift.adapter_cache import peft, record, registry
+from safetensors import SafetensorError
+
+from shapeshift.adapter_cache import multi_lora, peft, record, registry
 from shapeshift.adapter_cache.cache import AdapterCache
 from shapeshift.adapter_cache.peft import Base
 from shapeshift.adapter_cache.record import Adapter
 from shapeshift.errors import InvalidInputError, ShapeshiftError
 from shapeshift.serving.log import Log
 
-MULTI_LORA = "multi_lora.json"
+_BAD = (ShapeshiftError, SafetensorError, OSError)
+"""What reading an adapter may raise."""
 
 
 class Catalogue:
@@ -66,12 +68,15 @@ class Catalogue:
         except ShapeshiftError as error:
             self._refuse(f"the registry stays as it was: {error}")
             return False
-        self._take_over({name: entry for name, entry in entries.items() if name not in self._fixed}, first)
+        self._take_over(entries, first)
         return True
 
     def _take_over(self, entries: Mapping[str, registry.Entry], first: bool) -> None:
         known = dict(self._fixed)
         for name, entry in entries.items():
+            if name in self._fixed:
+                self._refuse_once(name, entry, f"{multi_lora.FILE} names another one")
+                continue
             old = self._known.get(name)
             if old is not None and old.sha256 == entry.sha256 and old.error is None:
                 known[name] = old
@@ -87,7 +92,8 @@ class Catalogue:
         for adapter in gone:
             self._cache.known.withdraw(adapter)
         self._refused = {name: entry for name, entry in self._refused.items() if entries.get(name) == entry}
-        self._pin([known[name] for name, entry in sorted(entries.items()) if entry.pinned and name in known])
+        own = known.keys() - self._fixed.keys()
+        self._pin([known[name] for name, entry in sorted(entries.items()) if entry.pinned and name in own])
 
     def _read(self, name: str, entry: registry.Entry, first: bool) -> Adapter | None:
         try:
@@ -98,9 +104,8 @@ class Catalogue:
                     raise InvalidInputError("sha256", entry.sha256, "the hash of the files, which have changed")
                 peft.require_finite(source)
             return self._made(name, entry.sha256, source, verified=not first)
-        except ShapeshiftError as error:
-            self._refused[name] = entry
-            self._refuse(f"adapter {name} is refused: {error}")
+        except _BAD as error:
+            self._refuse_once(name, entry, str(error))
             return None
 
     def _made(self, name: str, sha256: str, source: peft.PeftAdapter, verified: bool) -> Adapter:
@@ -118,8 +123,8 @@ class Catalogue:
                 source = peft.read(folder, self._base)
                 made[name] = self._made(name, registry.digest(folder), source, verified=True)
                 self._cache.known.add(made[name])
-            except ShapeshiftError as error:
-                self._refuse(f"adapter {name} of {MULTI_LORA} is refused: {error}")
+            except _BAD as error:
+                self._refuse(f"adapter {name} of {multi_lora.FILE} is refused: {error}")
         return made
 
     def _pin(self, wanted: list[Adapter]) -> None:
@@ -135,30 +140,11 @@ class Catalogue:
             chosen.append(one)
         self._cache.ahead.pin(chosen)
 
+    def _refuse_once(self, name: str, entry: registry.Entry, why: str) -> None:
+        if self._refused.get(name) != entry:
+            self._refused[name] = entry
+            self._refuse(f"adapter {name} is refused: {why}")
+
     def _refuse(self, text: str) -> None:
         self._cache.meters.refused.add()
         self._log(text)
-
-
-def multi_lora(version: Path) -> dict[str, Path]:
-    """The adapters that vLLM's multi_lora.json in a model's version folder names, none where there is no such file.
-
-    Paths are absolute or relative to that folder. Raises InvalidInputError for anything but names with paths.
-    """
-    file = version / MULTI_LORA
-    if not file.is_file():
-        return {}
-    try:
-        stated = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
-        raise InvalidInputError(MULTI_LORA, str(file), f"JSON that can be read ({error})") from None
-    valid = isinstance(stated, dict) and all(isinstance(path, str) for path in stated.values())
-    if not valid:
-        raise InvalidInputError(MULTI_LORA, str(file), "an object of names and paths")
-    return {registry.check_name(name, MULTI_LORA): version / path for name, path in stated.items()}
-
-
-def write_multi_lora(version: Path, named: Mapping[str, Path]) -> None:
-    """Name these adapters in a version folder."""
-    paths = {name: str(folder.absolute()) for name, folder in named.items()}
-    (version / MULTI_LORA).write_text(json.dumps(paths, indent=2) + "\n", encoding="utf-8")

@@ -71,8 +71,7 @@ def parts(a: Architecture) -> dict[tuple[int, int], Part]:
 def places(architecture: Architecture, factors: Sequence[Factor]) -> tuple[torch.Tensor, int]:
     """Where each factor begins, and the elements that all of them take.
 
-    INT64 [layers, LINEARS, PARTS, FIELDS]: offset, rank, first output, outputs; rank 0 where there is no term. At
-    the offset lies A, [rank, inputs], and right behind it the transpose of the scaled B, [rank, outputs].
+    INT64 [layers, LINEARS, PARTS, FIELDS], as `adjust.LowRank` has them for each adapter. B lies transposed.
     """
     known = parts(architecture)
     made = torch.zeros(architecture.layers, LINEARS, PARTS, FIELDS, dtype=torch.int64)

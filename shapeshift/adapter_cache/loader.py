@@ -24,7 +24,7 @@ _SERIAL = 16384
 
 
 def store(target: torch.Tensor, source: torch.Tensor, transposed: bool, scale: float) -> bool:
-    """Write `source` [rows, columns], or its transpose, times `scale` into `target`; whether all of it is finite.
+    """Write `source` [rows, columns], or its transpose, times `scale` into `target`; whether all of that is finite.
 
     In pieces that torch computes on the calling thread alone.
     """
@@ -33,9 +33,9 @@ def store(target: torch.Tensor, source: torch.Tensor, transposed: bool, scale: f
     finite = True
     step = max(1, _SERIAL // columns)
     for row in range(0, rows, step):
-        piece = source[row : row + step].float()
+        piece = source[row : row + step].float() * scale
         finite = finite and bool(torch.isfinite(piece).all())
-        shaped[row : row + step] = (piece * scale).to(target.dtype)
+        shaped[row : row + step] = piece.to(target.dtype)
     return finite
 
 

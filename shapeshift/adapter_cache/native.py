@@ -9,8 +9,9 @@ from pathlib import Path
 
 import torch
 
-from shapeshift.adapter_cache.terms import Groups, Loaded
+from shapeshift.adapter_cache.terms import Loaded
 from shapeshift.fused_decode import compiled
+from shapeshift.fused_decode.adjust import Groups
 
 KERNELS = Path(__file__).with_name("kernels")
 _NAMESPACE, _LIBRARY = "shapeshift_lora", "lora"
@@ -27,11 +28,10 @@ class NativeTerms:
 
     def __init__(self, loaded: Loaded) -> None:
         self._add = getattr(torch.ops, _NAMESPACE).add.default
-        self._loaded = loaded
+        self.plain = loaded
 
     def add(self, groups: Groups, layer: int, linear: int, inputs: torch.Tensor, outputs: torch.Tensor) -> None:
-        loaded = self._loaded
-        self._add(outputs, inputs, loaded.memory, loaded.places, groups.firsts, groups.order, layer, linear)
+        self._add(outputs, inputs, self.plain.memory, self.plain.places, groups.firsts, groups.order, layer, linear)
 
 
 class NativeSegmented:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
+import sys
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,7 +32,7 @@ _PLAIN = {
 _OFF: tuple[object, ...] = (None, False, "none", [], {}, "")
 # Ways to begin that also change the base's weights.
 _CHANGED_BASES = ("pissa", "corda", "olora", "loftq", "lora_ga")
-_NAME = re.compile(r"base_model\.model\.model\.layers\.(\d+)\.(\w+\.\w+)\.lora_([AB])\.weight")
+_NAME = re.compile(r"base_model\.model\.model\.layers\.(\d{1,6})\.(\w+\.\w+)\.lora_([AB])\.weight")
 _LARGEST_CONFIG = 1 << 20
 
 
@@ -77,11 +78,12 @@ def read(folder: Path, base: Base) -> PeftAdapter:
 
 
 def require_finite(adapter: PeftAdapter) -> None:
-    """Raise InvalidInputError naming the first tensor that holds NaN or an infinity."""
+    """Raise InvalidInputError naming the first tensor that holds NaN or an infinity, or does once it is scaled."""
     with safe_open(str(adapter.weights), framework="pt") as file:
         for factor in adapter.factors:
-            for name in (factor.a, factor.b):
-                require(bool(torch.isfinite(file.get_tensor(name)).all()), name, "NaN or infinity", "finite weights")
+            for name, scale in ((factor.a, 1.0), (factor.b, factor.scale)):
+                finite = torch.isfinite(file.get_tensor(name).float() * scale).all()
+                require(bool(finite), name, "NaN or infinity", "finite weights")
 
 
 def _config(folder: Path) -> Mapping[str, Any]:
@@ -100,7 +102,10 @@ def _config(folder: Path) -> Mapping[str, Any]:
 def _check(config: Mapping[str, Any], base: Base) -> None:
     require(config.get("peft_type") == "LORA", "peft_type", config.get("peft_type"), "LORA")
     for name, value in config.items():
-        require(name in _PLAIN or value in _OFF, name, value, "not part of plain LoRA, which alone is served")
+        known = name in _PLAIN or value in _OFF
+        # JSON knows names that no log can hold.
+        shown = name.encode("ascii", "backslashreplace").decode()
+        require(known, shown, value, "not part of plain LoRA, which alone is served")
     begun = config.get("init_lora_weights")
     changed = isinstance(begun, str) and begun.lower().startswith(_CHANGED_BASES)
     require(not changed, "init_lora_weights", begun, "weights that leave the base as it is (convert them with PEFT)")
@@ -162,9 +167,11 @@ def _scale(config: Mapping[str, Any], module: str, rank: int) -> float:
     stated = _pattern(config, "rank_pattern", module, config["r"])
     require(stated == rank, "r", stated, f"the rank of the factors of {module}, {rank}")
     alpha = _pattern(config, "alpha_pattern", module, config.get("lora_alpha"))
-    number = isinstance(alpha, int | float) and not isinstance(alpha, bool) and math.isfinite(alpha)
+    number = isinstance(alpha, int | float) and not isinstance(alpha, bool) and abs(alpha) <= sys.float_info.max
     require(number, "lora_alpha", alpha, "a finite number")
-    return float(alpha) / (math.sqrt(rank) if config.get("use_rslora") is True else rank)
+    rslora = config.get("use_rslora")
+    require(rslora in (None, True, False), "use_rslora", rslora, "true or false")
+    return float(alpha) / (math.sqrt(rank) if rslora else rank)
 
 
 def _pattern(config: Mapping[str, Any], field: str, module: str, default: Any) -> Any:

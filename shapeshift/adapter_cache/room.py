@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from shapeshift import settings
-from shapeshift.adapter_cache import loader, native, prefetch, scheduling
+from shapeshift.adapter_cache import loader, multi_lora, native, prefetch, scheduling
 from shapeshift.adapter_cache.cache import AdapterCache
-from shapeshift.adapter_cache.catalogue import Catalogue, multi_lora
+from shapeshift.adapter_cache.catalogue import Catalogue
 from shapeshift.adapter_cache.embed import Embedder
 from shapeshift.adapter_cache.gate import Gate
 from shapeshift.adapter_cache.peft import Base
@@ -46,6 +46,8 @@ class AdapterRoom(Room):
     """See `fused_decode.room.Room`: adapters in a cache, a scheduler that knows of them, a registry that is watched."""
 
     own_parameters = (*OWN_PARAMETERS, "lora_name")
+    # Where vLLM's backend has it.
+    sampling_parameters = ("lora_name",)
 
     def __init__(self, pb_utils: Any, args: ModelArgs, log: Log) -> None:
         self._own = own = settings.read(AdapterCacheSettings, args.parameters)
@@ -84,7 +86,7 @@ class AdapterRoom(Room):
         names = {self.loaded.folder.name, self.loaded.own.checkpoint, *filter(None, own.base_names.split(","))}
         self.catalogue = Catalogue(
             folder,
-            multi_lora(args.folder / "1"),
+            multi_lora.read(args.folder / "1"),
             Base(Architecture.read(self.loaded.folder), names, own.max_rank),
             self.cache,
             runtime.memory.element_size(),

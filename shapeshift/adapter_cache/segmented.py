@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from shapeshift.adapter_cache.terms import Groups, Loaded
+from shapeshift.adapter_cache.terms import Loaded
+from shapeshift.fused_decode.adjust import Groups
 
 Pair = tuple[torch.Tensor, torch.Tensor, slice]
 
@@ -22,6 +23,8 @@ def factors(loaded: Loaded, adapter: int, layer: int, linear: int, inputs: int) 
 
 class SegmentedTerms:
     """See `terms.Prepared`. Arithmetic in f32."""
+
+    plain = None
 
     def __init__(self, loaded: Loaded) -> None:
         self._loaded = loaded

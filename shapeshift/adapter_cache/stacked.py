@@ -8,7 +8,8 @@ import torch
 
 from shapeshift.adapter_cache.layout import PARTS
 from shapeshift.adapter_cache.segmented import factors
-from shapeshift.adapter_cache.terms import Groups, Loaded
+from shapeshift.adapter_cache.terms import Loaded
+from shapeshift.fused_decode.adjust import Groups
 
 
 @dataclass(frozen=True)
@@ -24,6 +25,8 @@ class Pair:
 class StackedTerms:
     """See `terms.Prepared`. Copies of the factors, made when a linear is first asked for."""
 
+    plain = None
+
     def __init__(self, loaded: Loaded) -> None:
         self._loaded = loaded
         self._pairs: dict[tuple[int, int], list[Pair]] = {}
@@ -36,7 +39,8 @@ class StackedTerms:
             return
         owners = self._owners_of(groups, inputs.device)
         for pair in self._pairs[layer, linear]:
-            mixed = (inputs @ pair.a) * (owners == pair.owners)
+            # Others' numbers may be anything, and are not to be heard.
+            mixed = torch.where(owners == pair.owners, inputs @ pair.a, 0.0)
             outputs[:, pair.columns] += mixed @ pair.b
 
     def _stack(self, layer: int, linear: int, inputs: int) -> list[Pair]:

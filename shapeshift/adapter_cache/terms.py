@@ -11,29 +11,10 @@ import numpy.typing as npt
 import torch
 
 from shapeshift.adapter_cache.layout import RANK
-from shapeshift.fused_decode.adjust import Adjustment
+from shapeshift.fused_decode.adjust import Adjustment, Groups, LowRank
 from shapeshift.fused_decode.step import StepBatch
 
 Numbers = npt.NDArray[np.int64]
-
-
-@dataclass(frozen=True)
-class Groups:
-    """The tokens of a batch by adapter.
-
-    tokens  how many the batch has
-    firsts  INT32 [groups + 1]: group g has the tokens order[firsts[g]:firsts[g + 1]]
-    order   INT32 [tokens with an adapter]
-    """
-
-    tokens: int
-    firsts: torch.Tensor
-    order: torch.Tensor
-
-    def each(self) -> list[torch.Tensor]:
-        """The tokens of each group, INT64 [n]."""
-        ends = self.firsts.tolist()
-        return [self.order[start:end].long() for start, end in zip(ends, ends[1:], strict=False)]
 
 
 @dataclass(frozen=True)
@@ -41,7 +22,7 @@ class Loaded:
     """The adapters of a batch.
 
     memory  what they lie in, flat
-    places  INT64 [adapters, layers, linears, parts, fields], see `layout.places`
+    places  INT64 [adapters, layers, linears, parts, fields], see `adjust.LowRank`
     """
 
     memory: torch.Tensor
@@ -60,6 +41,11 @@ class Form(Protocol):
 
 class Prepared(Protocol):
     """A set of adapters, ready to be added."""
+
+    @property
+    def plain(self) -> Loaded | None:
+        """The adapters, where the model may compute their terms by itself; None where it must call `add`."""
+        ...
 
     def add(self, groups: Groups, layer: int, linear: int, inputs: torch.Tensor, outputs: torch.Tensor) -> None:
         """See `adjust.Adjustment.add`; group g is of the g-th adapter."""
@@ -81,9 +67,17 @@ class GroupedTerms:
 
     def among(self, tokens: torch.Tensor) -> GroupedTerms | None:
         kept = self._adapters[tokens.cpu().numpy()]
-        if len(kept) == len(self._adapters) and (kept == self._adapters).all():
+        if np.array_equal(kept, self._adapters):
             return self
         return GroupedTerms(self._prepared, kept, self._count) if (kept >= 0).any() else None
+
+    def low_rank(self, last: torch.Tensor) -> LowRank | None:
+        plain = self._prepared.plain
+        if plain is None:
+            return None
+        kept = self._adapters[last.numpy()]
+        groups = self._groups if np.array_equal(kept, self._adapters) else group(kept, self._count)
+        return LowRank(plain.memory, plain.places, self._groups, groups)
 
 
 def group(adapters: Numbers, count: int) -> Groups:

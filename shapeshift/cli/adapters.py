@@ -9,7 +9,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from shapeshift import settings
-from shapeshift.adapter_cache import registry
+from shapeshift.adapter_cache import multi_lora, registry
 from shapeshift.adapter_cache.settings import AdapterCacheSettings
 from shapeshift.errors import NotFoundError
 from shapeshift.fused_decode.settings import FusedDecodeSettings
@@ -25,7 +25,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add.add_argument("name", help="what requests will ask for")
     add.add_argument("folder", type=Path, help="holds adapter_config.json and adapter_model.safetensors")
     add.add_argument("--pin", action="store_true", help="load it now, and keep it")
-    listing = actions.add_parser("list", help="what is registered")
+    listing = actions.add_parser("list", help=f"what is registered, or named by {multi_lora.FILE}")
     listing.add_argument("--json", action="store_true", help="one JSON object")
     pin = actions.add_parser("pin", help="load it now, and keep it")
     pin.add_argument("name")
@@ -36,11 +36,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Change the registry, or write it to standard output. Raises ShapeshiftError for what cannot be meant."""
-    values = _parameters(options.build / "repository" / options.model / "config.pbtxt", options.model)
+    model = options.build / "repository" / options.model
+    values = _parameters(model / "config.pbtxt", options.model)
     folder = Path(settings.read(AdapterCacheSettings, values).adapters_dir)
+    fixed = multi_lora.read(model / "1")
     if options.action == "list":
-        _list(registry.read(folder), options.json)
+        _list(registry.read(folder), fixed, options.json)
         return 0
+    wanted = f"not a name of {multi_lora.FILE}, which is read when the model is loaded"
+    settings.require(options.name not in fixed, "name", options.name, wanted)
     if options.action == "add":
         registry.check_name(options.name)
         _check(options.folder, values)
@@ -82,9 +86,12 @@ def _check(folder: Path, values: dict[str, str]) -> None:
     settings.require(size <= own.adapter_mb << 20, "adapter", f"{size} bytes", f"at most adapter_mb ({own.adapter_mb})")
 
 
-def _list(entries: dict[str, registry.Entry], as_json: bool) -> None:
+def _list(entries: dict[str, registry.Entry], fixed: dict[str, Path], as_json: bool) -> None:
+    shown = {name: {**asdict(entry), "from": registry.FILE} for name, entry in entries.items()}
+    shown |= {name: {"folder": str(folder), "from": multi_lora.FILE} for name, folder in fixed.items()}
     if as_json:
-        sys.stdout.write(json.dumps({name: asdict(entry) for name, entry in entries.items()}) + "\n")
+        sys.stdout.write(json.dumps(shown) + "\n")
         return
-    for name, entry in sorted(entries.items()):
-        sys.stdout.write(f"{name:32} {'pinned' if entry.pinned else '-':7} {entry.sha256[:12]}\n")
+    for name, entry in sorted(shown.items()):
+        about = multi_lora.FILE if name in fixed else str(entry["sha256"])[:12]
+        sys.stdout.write(f"{name:32} {'pinned' if entry.get('pinned') else '-':7} {about}\n")

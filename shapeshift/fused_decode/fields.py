@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 from shapeshift.errors import InvalidInputError
@@ -26,20 +26,25 @@ RETURNS: Mapping[str, tuple[str, ...]] = {
 
 @dataclass(frozen=True)
 class GenerateFields:
-    """A request as its inputs state it: the prompt in UTF-8, how to answer, and in which form."""
+    """A request as its inputs state it: the prompt in UTF-8, how to answer, and in which form.
+
+    named  request parameters that stood in `sampling_parameters`, not checked yet
+    """
 
     text: bytes
     parameters: GenerateParameters
     stream: bool
     echo: bool
     outputs: frozenset[str]
+    named: Mapping[str, Any] = field(default_factory=dict)
 
 
 class FieldReader:
-    """Reads requests to one model."""
+    """Reads requests to one model. named: request parameters that may stand in `sampling_parameters` too."""
 
-    def __init__(self, pb_utils: Any, vocabulary: int) -> None:
+    def __init__(self, pb_utils: Any, vocabulary: int, named: Collection[str] = ()) -> None:
         self._get = pb_utils.get_input_tensor_by_name
+        self._named = named
         self._checks: dict[str, Check] = {
             "max_tokens": integer(minimum=1),
             "temperature": number(minimum=0),
@@ -70,17 +75,22 @@ class FieldReader:
         echo = self._one(request, "exclude_input_in_output", _flag) is False
         if stream and echo:
             raise InvalidInputError("exclude_input_in_output", False, "true when stream is true")
+        sampling = self._sampling_parameters(request)
+        named = {key: sampling.pop(key) for key in self._named if key in sampling}
         asked = [outputs for name, outputs in RETURNS.items() if self._one(request, name, _flag)]
         return GenerateFields(
             text=prompt.encode() if isinstance(prompt, str) else bytes(prompt),
-            parameters=self._parameters(request),
+            parameters=self._parameters(request, sampling),
             stream=stream,
             echo=echo,
             outputs=frozenset(output for outputs in asked for output in outputs),
+            named=named,
         )
 
-    def _parameters(self, request: Any) -> GenerateParameters:
-        given = self._sampling_parameters(request)
+    def _parameters(self, request: Any, sampling: Mapping[str, Any]) -> GenerateParameters:
+        given = {
+            key: self._checks[key](key, value if key == "stop" else _plain(value)) for key, value in sampling.items()
+        }
         for name, check in self._checks.items():
             value = self._values(request, name) if name == "stop" else self._one(request, name, lambda _, value: value)
             if value is not None:
@@ -90,6 +100,7 @@ class FieldReader:
         return GenerateParameters(**given)
 
     def _sampling_parameters(self, request: Any) -> dict[str, Any]:
+        """What `sampling_parameters` states, by known keys."""
         text = self._one(request, "sampling_parameters", _text)
         if not text:
             return {}
@@ -100,12 +111,11 @@ class FieldReader:
         if not isinstance(given, dict):
             raise InvalidInputError("sampling_parameters", text, "a JSON object")
         for key in given:
-            if key not in self._checks:
-                known = ", ".join(sorted(self._checks))
+            if key not in self._checks and key not in self._named:
+                known = ", ".join(sorted((*self._checks, *self._named)))
                 raise InvalidInputError(f"sampling_parameters {key}", given[key], f"unknown key; known: {known}")
         # null stands for the default, as it does for vLLM.
-        stated = {key: value for key, value in given.items() if value is not None}
-        return {key: self._checks[key](key, value if key == "stop" else _plain(value)) for key, value in stated.items()}
+        return {key: value for key, value in given.items() if value is not None}
 
     def _one(self, request: Any, name: str, check: Callable[[str, Any], Any]) -> Any:
         values = self._values(request, name)

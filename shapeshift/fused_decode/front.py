@@ -42,7 +42,7 @@ class GenerateFront:
         self._tokenizer = loaded.tokenizer
         self._table = loaded.table
         self._max_length = runtime.max_length
-        self._fields = FieldReader(pb_utils, runtime.vocab_size)
+        self._fields = FieldReader(pb_utils, runtime.vocab_size, self._room.sampling_parameters)
         self._live: dict[str, list[Sequence]] = {}
         self._lock = threading.Lock()
         self._sender = StreamThread(pb_utils, self._log)
@@ -87,6 +87,7 @@ class GenerateFront:
         self.loop.admission.refuse_when_full()
         given = parameters.parse(request.parameters(), self._room.own_parameters)
         fields = self._fields.read(request)
+        given = parameters.joined(given, fields.named)
         prompt = self._tokenizer.encode(fields.text)
         self._meters.lengths.observe(len(prompt))
         requested = request.requested_output_names()

@@ -106,8 +106,10 @@ class DecodeModel:
         plan = self.operations.plan(batch, a.kv_heads, a.heads // a.kv_heads)
         last = last_tokens(batch).to(batch.tokens.device)
         adjustment = self._adjustment(batch)
-        if adjustment is None and self._whole is not None:
-            return self._whole(batch.tokens, plan, last)
+        if self._whole is not None:
+            terms = None if adjustment is None else adjustment.low_rank(last)
+            if adjustment is None or terms is not None:
+                return self._whole(batch.tokens, plan, last, terms)
         return self._network.compute(self.operations, batch.tokens, plan, last, adjustment)
 
     def _adjustment(self, batch: StepBatch) -> Adjustment | None:

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from shapeshift.fused_decode import compiled
+from shapeshift.fused_decode.adjust import LowRank
 from shapeshift.fused_decode.linear import Linear
 from shapeshift.fused_decode.network import Layer, Network
 from shapeshift.fused_decode.operations import AttentionLayer, Pass
@@ -88,8 +89,10 @@ class NativeOperations:
         for layer in network.layers:
             made.add(*_parts(layer))
 
-        def run(tokens: torch.Tensor, plan: tuple[torch.Tensor, bool], last: torch.Tensor) -> torch.Tensor:
-            logits: torch.Tensor = made.forward(tokens, *plan, last)
+        def run(
+            tokens: torch.Tensor, plan: tuple[torch.Tensor, bool], last: torch.Tensor, terms: LowRank | None
+        ) -> torch.Tensor:
+            logits: torch.Tensor = made.forward(tokens, *plan, last, [] if terms is None else terms.arrays())
             return logits
 
         return run

@@ -8,13 +8,15 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
+from shapeshift.fused_decode.adjust import LowRank
 from shapeshift.fused_decode.step import StepBatch
 
 if TYPE_CHECKING:
     from shapeshift.fused_decode.network import Network
 
-Pass = Callable[[torch.Tensor, Any, torch.Tensor], torch.Tensor]
-"""From tokens, plan and last tokens to logits, as `network.Network.compute` has them; valid until the next call."""
+Pass = Callable[[torch.Tensor, Any, torch.Tensor, LowRank | None], torch.Tensor]
+"""From tokens, plan and last tokens, as `network.Network.compute` has them, and what is added to the linears, to
+logits that are valid until the next call."""
 
 
 @dataclass(frozen=True)
@@ -67,5 +69,5 @@ class Operations(Protocol):
         ...
 
     def whole(self, network: Network) -> Pass | None:
-        """The forward pass of `network` without adjustments as one operation; None where there is none."""
+        """The forward pass of `network` as one operation; None where there is none."""
         ...

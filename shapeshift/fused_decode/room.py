@@ -22,11 +22,13 @@ OWN_PARAMETERS = ("id", "forwarded")
 class Room:
     """A model whose requests are served in order of arrival.
 
-    own_parameters  request parameters that it understands beyond those of every front
-    ground          see `slots.Ground`
+    own_parameters       request parameters that it understands beyond those of every front
+    sampling_parameters  which of them may stand in the input `sampling_parameters` too
+    ground               see `slots.Ground`
     """
 
     own_parameters: tuple[str, ...] = OWN_PARAMETERS
+    sampling_parameters: tuple[str, ...] = ()
     ground: Ground | None = None
 
     def __init__(self, args: ModelArgs, log: Log, load_runtime: loading.Load = loading.load_runtime) -> None:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Collection
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
 from shapeshift.errors import InvalidInputError
@@ -52,6 +52,18 @@ def parse(text: str, own: Collection[str] = ()) -> RequestParameters:
         elif name not in _TRITON_NAMES and not name.startswith(_TRITON_PREFIXES):
             raise InvalidInputError(f"parameter {name}", value, f"unknown parameter; known: {', '.join(sorted(known))}")
     return RequestParameters(**values)
+
+
+def joined(given: RequestParameters, named: Mapping[str, Any]) -> RequestParameters:
+    """`given` with the parameters `named`, which the request states elsewhere.
+
+    Raises InvalidInputError for one that is stated twice, or is of the wrong kind.
+    """
+    for name, value in named.items():
+        if getattr(given, name) is not None:
+            raise InvalidInputError(f"parameter {name}", value, "once: as a parameter or elsewhere in the request")
+    checked: dict[str, Any] = {name: _CHECKS[name](name, value) for name, value in named.items()}
+    return replace(given, **checked)
 
 
 def _positive(name: str, value: Any) -> float:

@@ -78,6 +78,9 @@ def test_patterns_of_ranks_and_alphas(checkpoint: Path, base: Base, tmp_path: Pa
         ({"r": "4"}, r"r: got '4'; a whole number"),
         ({"r": 8}, r"r: got 8; the rank of the factors of .*, 4"),
         ({"lora_alpha": None}, r"lora_alpha: got None; a finite number"),
+        ({"lora_alpha": 10**400}, r"lora_alpha: got 1000+.*; a finite number"),
+        ({"use_rslora": "yes"}, r"use_rslora: got 'yes'; true or false"),
+        ({"x\ud800": 1}, r"x\\ud800: got 1"),
     ],
 )
 def test_configurations_that_are_not_served(
@@ -95,6 +98,7 @@ def test_configurations_that_are_not_served(
         (NAME, torch.zeros(3, 64), r"q_proj.lora_B.*shape must be \(64, 3\)"),
         (NAME.replace("q_proj", "z_proj"), torch.zeros(4, 64), r"z_proj.*a linear that the base has"),
         (NAME.replace("layers.0", "layers.7"), torch.zeros(4, 64), r"the base has 2 layers"),
+        (NAME.replace("layers.0", "layers." + "1" * 5000), torch.zeros(4, 64), r"the name of a LoRA factor"),
         (NAME.replace("lora_A.weight", "lora_magnitude_vector"), torch.zeros(4), r"the name of a LoRA factor"),
         (NAME.replace("lora_A", "lora_B"), None, r"both factors"),
         (NAME, torch.zeros(4, 64, dtype=torch.int8), r"I8.*one of F32"),

@@ -10,12 +10,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
-from shapeshift.adapter_cache import catalogue, registry
+from shapeshift.adapter_cache import multi_lora, registry, room
 from shapeshift.adapter_cache.room import AdapterRoom
 from shapeshift.errors import InvalidInputError
 from shapeshift.fused_decode.front import GenerateFront
-from tests.adapter_cache.lora_models import Spec, make_adapter, peft_texts
+from tests.adapter_cache.lora_models import Spec, make_adapter, peft_texts, save_adapter
 from tests.fakes import PbUtils, Request, TritonError
 from tests.fused_decode.fronts import arguments, ask, told
 
@@ -39,8 +40,11 @@ def folder(tmp_path: Path, mixed_adapters: dict[str, Path]) -> Path:
 
 
 @pytest.fixture
-def make_front(small_base: Path, folder: Path, lora_kernels: Path, pb_utils: PbUtils) -> Iterator[MakeFront]:
+def make_front(
+    small_base: Path, folder: Path, lora_kernels: Path, pb_utils: PbUtils, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[MakeFront]:
     """A function that starts a front; every one is closed when the test ends, and must be whole then."""
+    monkeypatch.setattr(room, "_PERIOD_S", 0.05)
     started: list[GenerateFront] = []
 
     def make(**parameters: object) -> GenerateFront:
@@ -122,6 +126,20 @@ def test_a_pool_too_small_for_all_serves_all(
     cache = room_of(front).cache
     assert sum(counter.value for counter in cache.meters.evictions.values()) > 10
     assert cache.meters.hits.value + cache.meters.misses.value == len([name for name in names if name])
+
+
+def test_an_adapter_may_be_named_where_vllm_has_it(make_front: MakeFront, spoken: dict[str | None, str]) -> None:
+    front = make_front()
+    stated = [json.dumps({"lora_name": name, "ignore_eos": False}) for name in spoken]
+    requests = [asking(None, sampling_parameters=text) for text in stated]
+    twice, number = asking("small", sampling_parameters=stated[1]), asking(None, sampling_parameters='{"lora_name": 3}')
+    front.execute([*requests, twice, number])
+    assert [told(request)["text_output"] for request in requests] == list(spoken.values())
+    assert twice.refusal() == (
+        TritonError.INVALID_ARG,
+        "parameter lora_name: got 'small'; once: as a parameter or elsewhere in the request",
+    )
+    assert number.refusal()[1] == "parameter lora_name: got 3; a text of 1 to 256 characters"
 
 
 def test_metrics_tell_of_adapters(make_front: MakeFront, pb_utils: PbUtils) -> None:
@@ -206,6 +224,88 @@ def test_bad_entries_change_nothing(
     assert any("base_model_name_or_path" in line for line in pb_utils.Logger.lines)
 
 
+def bad_adapters(small_base: Path, root: Path) -> dict[str, tuple[Path, str]]:
+    """Folders that no server may take over, by name, and what is said of each."""
+    from safetensors.torch import load_file
+
+    def changed(name: str, **config: Any) -> Path:
+        return make_adapter(root / name, small_base, Spec(4), **config)
+
+    def tensors(name: str, tensor: str, value: Any) -> Path:
+        found = load_file(changed(name) / "adapter_model.safetensors")
+        return save_adapter(root / name, small_base, Spec(4), {**found, tensor: value})
+
+    weights = "base_model.model.model.layers.1.mlp.up_proj.lora_A.weight"
+    pickled, cut = changed("pickled"), changed("cut")
+    torch.save({}, pickled / "adapter_model.safetensors")
+    whole = (cut / "adapter_model.safetensors").read_bytes()
+    (cut / "adapter_model.safetensors").write_bytes(whole[:-9])
+    return {
+        "pickled": (pickled, "must be a whole safetensors file"),
+        "cut": (cut, "must be a whole safetensors file"),
+        "other": (changed("other", base_model_name_or_path="owner/other"), "base_model_name_or_path"),
+        "ranks": (make_adapter(root / "ranks", small_base, Spec(201)), "a rank of 1 to max_rank (200)"),
+        "large": (make_adapter(root / "large", small_base, Spec(160)), "do not fit into adapter_mb (1)"),
+        "target": (tensors("target", weights.replace("up_", "z_"), torch.zeros(4, 64)), "a linear that the base has"),
+        "nan": (tensors("nan", weights, torch.full((4, 64), float("nan"))), "NaN or infinity"),
+        "scaled": (changed("scaled", lora_alpha=1e40), "NaN or infinity"),
+        "unsaid": (changed("unsaid", use_rslora="yes"), "use_rslora"),
+    }
+
+
+def test_bad_adapters_harm_nobody(
+    make_front: MakeFront,
+    folder: Path,
+    small_base: Path,
+    tmp_path: Path,
+    spoken: dict[str | None, str],
+    pb_utils: PbUtils,
+) -> None:
+    front = make_front(max_rank=200)
+    cache = room_of(front).cache
+    bad = bad_adapters(small_base, tmp_path)
+    for name, (source, _) in bad.items():
+        registry.add(folder, f"bad_{name}", source, pinned=True)
+    running: list[tuple[str | None, Request]] = []
+    while cache.meters.refused.value < len(bad):
+        running += [(name, asking(name)) for name in spoken]
+        front.execute([request for _, request in running[-len(spoken) :]])
+        assert told(running[-1][1])["text_output"] == spoken[running[-1][0]]
+    assert all(told(request)["text_output"] == spoken[name] for name, request in running)
+    for name, (_, said) in bad.items():
+        (line,) = (line for line in pb_utils.Logger.lines if f"adapter bad_{name} is refused" in line)
+        assert said in line
+        request = asking(f"bad_{name}")
+        front.execute([request])
+        assert request.refusal()[0] == TritonError.NOT_FOUND
+    assert len(room_of(front).catalogue) == len(spoken) - 1
+
+
+@pytest.mark.parametrize("options", [{}, {"stacked_ranks": 1000}, {"native": "false"}])
+def test_numbers_that_overflow_are_their_own_request_s(
+    make_front: MakeFront,
+    folder: Path,
+    small_base: Path,
+    tmp_path: Path,
+    spoken: dict[str | None, str],
+    options: dict[str, object],
+) -> None:
+    from safetensors.torch import load_file
+
+    tensors = load_file(make_adapter(tmp_path / "wild", small_base, Spec(2)) / "adapter_model.safetensors")
+    tensors = {name: 3e38 * tensor.sign() if "lora_A" in name else tensor for name, tensor in tensors.items()}
+    registry.add(folder, "wild", save_adapter(tmp_path / "wild", small_base, Spec(2), tensors), pinned=False)
+    front = make_front(**options)
+    requests = [(name, asking(name)) for name in ("small", "wild", "large", None)]
+    front.execute([request for _, request in requests])
+    for name, request in requests:
+        if name == "wild":
+            code, text = request.refusal()
+            assert code == TritonError.INTERNAL and "finite" in text
+        else:
+            assert told(request)["text_output"] == spoken[name]
+
+
 def test_a_file_that_breaks_before_it_is_loaded(
     make_front: MakeFront, folder: Path, spoken: dict[str | None, str]
 ) -> None:
@@ -256,10 +356,10 @@ def test_many_adapters_are_known(make_front: MakeFront, folder: Path, small_base
 def test_a_multi_lora_file_names_adapters(mixed_adapters: dict[str, Path], tmp_path: Path) -> None:
     version = tmp_path / "model" / "1"
     version.mkdir(parents=True)
-    assert catalogue.multi_lora(version) == {}
-    catalogue.write_multi_lora(version, {"mine": mixed_adapters["small"]})
-    assert catalogue.multi_lora(version) == {"mine": mixed_adapters["small"]}
+    assert multi_lora.read(version) == {}
+    multi_lora.write(version, {"mine": mixed_adapters["small"]})
+    assert multi_lora.read(version) == {"mine": mixed_adapters["small"]}
     for content in ('{"../x": "a"}', "[]", '{"a": 1}', "{"):
         (version / "multi_lora.json").write_text(content)
         with pytest.raises(InvalidInputError, match=r"multi_lora\.json"):
-            catalogue.multi_lora(version)
+            multi_lora.read(version)

@@ -149,6 +149,8 @@ def test_every_way_says_what_peft_says(server: TritonServer, spoken: dict[str | 
         status, answer = post(server, name)
         assert (status, answer["text_output"]) == (200, text)
         assert plain(server, name) == text
+    named = json.dumps({"lora_name": "small"})
+    assert post(server, None, sampling_parameters=named)[1]["text_output"] == spoken["small"]
 
 
 def test_many_at_once_say_what_each_says_alone(server: TritonServer, spoken: dict[str | None, str]) -> None:
@@ -224,10 +226,12 @@ def test_a_bad_entry_is_told_of_and_changes_nothing(
     whole = file.read_text()
     content = json.loads(whole)
     content["adapters"]["odd"] = {"folder": "../../..", "sha256": "0", "pinned": False}
+    content["adapters"]["from_file"] = content["adapters"]["small"]
     file.write_text(json.dumps(content))
-    until(lambda: metric(server, "adapter_refusals_total") > before)
+    until(lambda: metric(server, "adapter_refusals_total") == before + 2)
     assert "no adapter 'odd'" in post(server, "odd")[1]["error"]
-    assert post(server, "small")[1]["text_output"] == spoken["small"]
+    for name in ("small", "from_file"):
+        assert post(server, name)[1]["text_output"] == spoken[name]
     file.write_text(whole)
 
 

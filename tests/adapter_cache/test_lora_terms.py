@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import random
 import statistics
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -17,7 +19,7 @@ from shapeshift.adapter_cache.segmented import Segmented
 from shapeshift.adapter_cache.stacked import Stacked
 from shapeshift.adapter_cache.terms import Form, GroupedTerms, Loaded, Terms, group
 from shapeshift.errors import InvalidInputError
-from shapeshift.fused_decode.adjust import LINEARS
+from shapeshift.fused_decode.adjust import LINEARS, Groups, LowRank
 from shapeshift.fused_decode.architecture import Architecture
 from shapeshift.fused_decode.model import DecodeModel
 from shapeshift.fused_decode.step import StepBatch
@@ -212,33 +214,85 @@ def test_each_row_is_what_peft_says_alone(
     """Prompts in chunks beside single tokens, all adapters and none in one batch."""
     chosen: Form = kernels if form == "native" else Segmented()
     model = model_with(base, adapters, precision, chosen, 10**6 if form == "stacked" else 0)
-    numbers = {name: number for number, name in enumerate(adapters)}
+    assert (model._whole is not None) == (precision == "f32")
+    off = []
+    for batch in steps(texts, list(adapters)):
+        logits = model.forward(batch)
+        for place, row in enumerate(batch.wanted):
+            reference = expected[batch.slots[row]][batch.starts[row] + batch.lengths[row] - 1]
+            off.append(float((logits[place] - reference).abs().max() / reference.abs().max()))
+    assert len(off) > 80
+    # In bf16 a few rows of this model, whose attention is sharp, take another turn.
+    assert max(off) < 2e-4 if precision == "f32" else statistics.quantiles(off, n=10)[8] < 0.08
+
+
+def steps(texts: list[tuple[str | None, torch.Tensor]], adapters: list[str]) -> Iterator[StepBatch]:
+    """All texts in random steps, each in the slot of its number: some of them, some of their logits wanted."""
     rng = random.Random(1)
     done = [0] * len(texts)
-    compared, off = 0, []
     while live := [text for text, (_, tokens) in enumerate(texts) if done[text] < len(tokens)]:
         rows = rng.sample(live, rng.randint(1, len(live)))
         lengths = [min(len(texts[row][1]) - done[row], rng.choice((*[1] * 24, 7, 19))) for row in rows]
-        wanted = sorted(rng.sample(range(len(rows)), max(0, len(rows) - rng.randint(0, 2))))
-        owners = [numbers.get(texts[row][0] or "", -1) for row in rows]
-        batch = StepBatch(
+        owners = [-1 if (name := texts[row][0]) is None else adapters.index(name) for row in rows]
+        yield StepBatch(
             tokens=torch.cat([texts[row][1][done[row] : done[row] + n] for row, n in zip(rows, lengths, strict=True)]),
             slots=torch.tensor(rows, dtype=torch.int32),
             starts=torch.tensor([done[row] for row in rows], dtype=torch.int32),
             lengths=torch.tensor(lengths, dtype=torch.int32),
-            wanted=torch.tensor(wanted, dtype=torch.int64),
+            wanted=torch.tensor(sorted(rng.sample(range(len(rows)), max(0, len(rows) - rng.randint(0, 2))))).long(),
             adapters=torch.tensor(owners, dtype=torch.int32) if max(owners) >= 0 else None,
         )
-        logits = model.forward(batch)
         for row, length in zip(rows, lengths, strict=True):
             done[row] += length
-        for place, row in enumerate(wanted):
-            reference = expected[rows[row]][done[rows[row]] - 1]
-            off.append(float((logits[place] - reference).abs().max() / reference.abs().max()))
-            compared += 1
-    assert compared > 80
-    # In bf16 a few rows of this model, whose attention is sharp, take another turn.
-    assert max(off) < 2e-4 if precision == "f32" else statistics.quantiles(off, n=10)[8] < 0.08
+
+
+@pytest.mark.parametrize("threads", [1, 2, 5])
+def test_the_whole_pass_is_that_of_its_parts(
+    base: Path, adapters: dict[str, Path], kernels: Form, texts: list[tuple[str | None, torch.Tensor]], threads: int
+) -> None:
+    whole, parts = (model_with(base, adapters, "f32", kernels, 0) for _ in range(2))
+    torch.set_num_threads(threads)
+    assert whole._whole is not None
+    parts._whole = None
+    mixed = 0
+    for batch in steps(texts, list(adapters)):
+        assert torch.equal(whole.forward(batch), parts.forward(batch))
+        mixed += batch.adapters is not None
+    assert mixed > 20
+    assert torch.equal(whole.memory, parts.memory)
+
+
+@pytest.mark.parametrize(
+    ("field", "changed", "says"),
+    [
+        ("places", lambda given: given[:, :1].contiguous(), "the model's linears"),
+        ("places", lambda given: given + 10**9, "lies outside"),
+        ("memory", lambda given: given.double(), "memory: must be contiguous Float"),
+        ("all", lambda given: Groups(2, given.firsts, given.order + 1), "order: must be tokens"),
+        ("last", lambda given: Groups(2, given.firsts.flip(0), given.order), "firsts: must"),
+    ],
+)
+def test_terms_that_cannot_be_meant_are_refused(
+    base: Path,
+    adapters: dict[str, Path],
+    kernels: Form,
+    monkeypatch: pytest.MonkeyPatch,
+    field: str,
+    changed: Callable[[Any], Any],
+    says: str,
+) -> None:
+    model = model_with(base, adapters, "f32", kernels, 0)
+    made = GroupedTerms.low_rank
+
+    def wrong(own: GroupedTerms, last: torch.Tensor) -> LowRank:
+        right = made(own, last)
+        assert right is not None
+        return replace(right, **{field: changed(getattr(right, field))})
+
+    monkeypatch.setattr(GroupedTerms, "low_rank", wrong)
+    rows = torch.tensor([0, 1], dtype=torch.int32)
+    with pytest.raises(RuntimeError, match=says):
+        model.forward(StepBatch(torch.tensor([5, 6]), rows, rows * 0, rows * 0 + 1, torch.tensor([0, 1]), rows))
 
 
 def test_adapters_change_what_is_said(

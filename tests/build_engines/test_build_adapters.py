@@ -10,6 +10,7 @@ import pytest
 
 from build_engines import __main__ as command
 from shapeshift.adapter_cache import registry
+from shapeshift.cli import main as cli
 from shapeshift.triton import modelconfig
 from tests.adapter_cache.lora_models import Spec, make_adapter
 from tests.fused_decode.checkpoints import make_checkpoint
@@ -86,6 +87,22 @@ def test_multi_lora_goes_along(house: House) -> None:
     generated = house.root / "build" / "repository" / "generate_lora" / "1" / "multi_lora.json"
     (place,) = json.loads(generated.read_text()).values()
     assert Path(place).is_absolute() and Path(place).resolve() == starters / "one"
+
+
+def test_names_of_a_multi_lora_file_are_not_changed(house: House, capsys: pytest.CaptureFixture[str]) -> None:
+    (house.front / "1" / "multi_lora.json").write_text(json.dumps({"near": "../../../checkpoints/starters/one"}))
+    assert house.make()[0] == 0
+    for change in (["add", "near", str(house.root / "checkpoints" / "starters" / "two")], ["remove", "near"]):
+        assert cli.main(["adapters", *change]) == 2
+        assert "name: got 'near'; not a name of multi_lora.json" in capsys.readouterr().err
+    assert cli.main(["adapters", "pin", "one"]) == 0
+    capsys.readouterr()
+    assert cli.main(["adapters", "list"]) == 0
+    lines = [line.split()[:2] for line in capsys.readouterr().out.splitlines()]
+    assert lines == [["near", "-"], ["one", "pinned"], ["two", "-"]]
+    assert cli.main(["adapters", "list", "--json"]) == 0
+    shown = json.loads(capsys.readouterr().out)
+    assert [shown[name]["from"] for name in ("near", "one")] == ["multi_lora.json", "registry.json"]
 
 
 @pytest.mark.parametrize(

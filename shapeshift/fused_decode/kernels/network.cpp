@@ -3,17 +3,15 @@
 
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/empty.h>
-#include <sys/mman.h>
 #include <torch/custom_class.h>
 #include <torch/library.h>
 
-#include <cstdlib>
-#include <memory>
 #include <optional>
 #include <vector>
 
+#include "added.h"
 #include "attention.h"
-#include "linear.h"
+#include "packed.h"
 #include "rows.h"
 #include "team.h"
 
@@ -21,66 +19,7 @@ namespace {
 
 using at::Tensor;
 
-constexpr int64_t kShares = 10;  // of work in a layer at most, and before and after all layers
-constexpr size_t kHugePage = size_t{2} << 20;
-
-struct Freed {
-  void operator()(void* memory) const { std::free(memory); }
-};
-
-// Memory on a huge page's boundary, and of such pages where the system gives them: weights are read from front to back.
-std::unique_ptr<float, Freed> reserve(int64_t elements) {
-  void* memory = nullptr;
-  const size_t bytes = elements * sizeof(float);
-  TORCH_CHECK(posix_memalign(&memory, kHugePage, bytes) == 0, "weights: no memory for ", bytes, " bytes");
-#if defined(MADV_HUGEPAGE)
-  madvise(memory, bytes, MADV_HUGEPAGE);
-#endif
-  return std::unique_ptr<float, Freed>(static_cast<float*>(memory));
-}
-
-// y = x weight^T + bias, over a copy of the weights in panels.
-class Linear : public torch::CustomClassHolder {
- public:
-  Linear(const Tensor& weight, std::optional<Tensor> bias) : bias_(std::move(bias)) {
-    check_like(weight, at::kFloat, "weight");
-    TORCH_CHECK(weight.dim() == 2 && weight.numel() > 0, "weight: must be [outputs, inputs]");
-    if (bias_) check_like(*bias_, at::kFloat, "bias");
-    TORCH_CHECK(!bias_ || bias_->numel() == weight.size(0), "bias: must have an element for each output");
-    panels_ = {nullptr, bias_ ? bias_->const_data_ptr<float>() : nullptr, weight.size(1), weight.size(0)};
-    weights_ = reserve(panels_.count() * panels_.inputs * kPanel);
-    panels_.weights = weights_.get();
-    const float* from = weight.const_data_ptr<float>();
-    share(panels_.count(), [&](int64_t panel) { pack(from, panel); });
-  }
-
-  const Panels& panels() const { return panels_; }
-
-  Tensor forward(const Tensor& rows) const {
-    check_like(rows, at::kFloat, "rows");
-    TORCH_CHECK(rows.dim() == 2 && rows.size(1) == panels_.inputs, "rows: must be [rows, ", panels_.inputs, "]");
-    Tensor out = at::empty({rows.size(0), panels_.outputs}, rows.options());
-    multiply(panels_, rows.const_data_ptr<float>(), rows.size(0), out.data_ptr<float>(), Shared{});
-    return out;
-  }
-
- private:
-  void pack(const float* from, int64_t panel) {
-    float* target = weights_.get() + panel * panels_.inputs * kPanel;
-    for (int64_t lane = 0; lane < kPanel; ++lane) {
-      const int64_t output = panel * kPanel + lane;
-      for (int64_t input = 0; input < panels_.inputs; ++input) {
-        target[input * kPanel + lane] = output < panels_.outputs ? from[output * panels_.inputs + input] : 0.0f;
-      }
-    }
-  }
-
-  std::optional<Tensor> bias_;
-  std::unique_ptr<float, Freed> weights_;
-  Panels panels_;
-};
-
-using LinearPointer = c10::intrusive_ptr<Linear>;
+constexpr int64_t kShares = 10 + kLinears;  // of work in a layer at most, and before and after all layers
 
 // One decoder layer.
 struct Block {
@@ -125,13 +64,17 @@ class Network : public torch::CustomClassHolder {
   }
 
   // Logits [wanted, vocabulary] after the tokens at `last`, INT64 [wanted] places in `tokens`; valid until the next
-  // call.
-  Tensor forward(const Tensor& tokens, const Tensor& tasks, bool split, const Tensor& last) {
+  // call. To the linears is added what `terms` says, see `Added`.
+  Tensor forward(const Tensor& tokens, const Tensor& tasks, bool split, const Tensor& last,
+                 const std::vector<Tensor>& terms) {
     TORCH_CHECK(!blocks_.empty(), "layers: at least one");
     check_like(tokens, at::kLong, "tokens"), check_like(last, at::kLong, "last");
     const int64_t rows = tokens.numel(), wanted = last.numel();
     check_below(tokens, embedding_.size(0), "tokens"), check_below(last, rows, "last");
     checked(tasks, blocks_[0].attention, rows);
+    const Block& block = blocks_[0];
+    added_.fit(terms, {&block.qkv->panels(), &block.output->panels(), &block.gate_up->panels(), &block.down->panels()},
+               static_cast<int64_t>(blocks_.size()), rows, wanted);
     const Buffers buffers = fit(rows, wanted);
     Team::gather(kShares * static_cast<int64_t>(blocks_.size() + 1), [&](const Team& team) {
       pass(team, buffers, tokens, tasks, split, last);
@@ -189,12 +132,13 @@ class Network : public torch::CustomClassHolder {
     int64_t rows = tokens.numel();
     team(rows, [&](int64_t row) { copy(own.state, row, table, ids[row], hidden_); });
     float *state = own.state, *mixed = own.mixed, *delta = nullptr;
-    for (const Block& block : blocks_) {
+    for (int64_t layer = 0; layer < static_cast<int64_t>(blocks_.size()); ++layer) {
+      const Block& block = blocks_[layer];
       const Panels &qkv = block.qkv->panels(), &output = block.output->panels();
       add_norm(team, state, delta, block.attention_norm, rows, own.normed);
-      multiply(qkv, own.normed, rows, own.qkv, team);
-      const auto layer = block.attention.layer<float>(qkv.outputs, own.qkv, own.mixed);
-      attend_all(layer, reinterpret_cast<const Task*>(tasks.const_data_ptr<int32_t>()), tasks.size(0), split, team);
+      added_.multiply(team, layer, kQkv, qkv, own.normed, rows, own.qkv);
+      const auto held = block.attention.layer<float>(qkv.outputs, own.qkv, own.mixed);
+      attend_all(held, reinterpret_cast<const Task*>(tasks.const_data_ptr<int32_t>()), tasks.size(0), split, team);
       if (&block == &blocks_.back()) {
         // Nothing after the last attention looks at other tokens.
         const int64_t* places = last.const_data_ptr<int64_t>();
@@ -205,12 +149,12 @@ class Network : public torch::CustomClassHolder {
         rows = wanted, state = own.chosen, mixed = own.picked;
       }
       delta = own.delta;
-      multiply(output, mixed, rows, delta, team);
+      added_.multiply(team, layer, kOutput, output, mixed, rows, delta);
       add_norm(team, state, delta, block.mlp_norm, rows, own.normed);
-      multiply(block.gate_up->panels(), own.normed, rows, own.both, team);
+      added_.multiply(team, layer, kGateUp, block.gate_up->panels(), own.normed, rows, own.both);
       const int64_t inner = block.down->panels().inputs;
       team(rows, [&](int64_t row) { gate_row(own.both + 2 * row * inner, inner, own.gated + row * inner); });
-      multiply(block.down->panels(), own.gated, rows, delta, team);
+      added_.multiply(team, layer, kDown, block.down->panels(), own.gated, rows, delta);
     }
     add_norm(team, state, delta, norm_, rows, own.normed);
     multiply(head_->panels(), own.normed, rows, logits_.data_ptr<float>(), team);
@@ -235,6 +179,7 @@ class Network : public torch::CustomClassHolder {
   int64_t hidden_;
   std::vector<Block> blocks_;
   std::vector<float> memory_;
+  Added added_;
   Tensor logits_;
 };
 
