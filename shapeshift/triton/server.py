@@ -111,16 +111,14 @@ class TritonServer:
         return self
 
     def poll_ready(self) -> bool:
-        """Whether the server and all its loaded models are ready. Raises ServerEndedError if it ended."""
+        """Whether the server and all its loaded models are ready, and its metrics too, whose port opens last.
+
+        Raises ServerEndedError if it ended.
+        """
         self.require_running()
-        connection = http.client.HTTPConnection(self.settings.reachable, self.settings.http_port, timeout=2.0)
-        try:
-            connection.request("GET", "/v2/health/ready")
-            return connection.getresponse().status == 200
-        except (OSError, http.client.HTTPException):
-            return False
-        finally:
-            connection.close()
+        return self._answers(self.settings.http_port, "/v2/health/ready") and self._answers(
+            self.settings.metrics_port, "/metrics"
+        )
 
     def wait_ready(self, timeout_s: float = 120.0) -> Self:
         """Wait until `poll_ready`. Raises ShapeshiftError with the log's errors otherwise."""
@@ -209,6 +207,16 @@ class TritonServer:
                 break
             line += part
         return dict(json.loads(line)) if line.endswith(b"\n") else {}
+
+    def _answers(self, port: int, path: str) -> bool:
+        connection = http.client.HTTPConnection(self.settings.reachable, port, timeout=2.0)
+        try:
+            connection.request("GET", path)
+            return connection.getresponse().status == 200
+        except (OSError, http.client.HTTPException):
+            return False
+        finally:
+            connection.close()
 
     def _report(self, what: str) -> str:
         lines = "".join(f"\n  {line}" for line in logs.last_errors(self.settings.log))

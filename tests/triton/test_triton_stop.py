@@ -18,7 +18,7 @@ import pytest
 import tritonclient.grpc as grpc_client
 from tritonclient.utils import InferenceServerException
 
-from shapeshift.triton import processes
+from shapeshift.triton import metrics, processes
 from shapeshift.triton.server import ServerEndedError, TritonServer
 from shapeshift.triton.settings import ServerSettings
 
@@ -173,7 +173,8 @@ def test_killed_server_is_reported_and_cleaned_up(server: TritonServer, traces_o
             server.require_running()
     server.stop()
     with server:
-        server.wait_ready(timeout_s=60)
+        # Its metrics port is the last to open.
+        assert metrics.scrape(server.wait_ready(timeout_s=60).metrics_url)
 
 
 def test_killed_guard_takes_the_server_along(server: TritonServer, traces_of: Traces) -> None:
