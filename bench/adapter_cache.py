@@ -40,7 +40,7 @@ class Extent:
     uses                    of adapters, where evictions are compared alone
     seeds                   runs of each cell
     further                 whether other orders, evictions, prefetch and predictors are compared, and all regimes
-    budget_s                of the server's part: afterwards no further system begins
+    budget_s                of the server's part: afterwards no further round begins
     """
 
     simulated_loads: tuple[float, ...]
@@ -53,8 +53,8 @@ class Extent:
     budget_s: float
 
 
-QUICK = Extent((0.9, 1.1), 300, 4000, (0.9,), 30, 1, False, 75.0)
-FULL = Extent((0.9, 1.05, 1.2), 500, 20000, (0.7, 0.95), 240, 3, True, 1700.0)
+QUICK = Extent((0.9, 1.1), 300, 4000, (0.8,), 30, 1, False, 75.0)
+FULL = Extent((0.9, 1.05, 1.2), 500, 20000, (0.65, 0.85), 240, 3, True, 1300.0)
 
 
 class Run:
@@ -103,7 +103,7 @@ class Run:
                 if name in found and report.PLAIN in found:
                     self.say(report.by_rank(found[name], found[report.PLAIN], (name, report.PLAIN)))
             self.data[f"load {load}"] = {name: report.record(runs) for name, runs in found.items()}
-        self.say(f"not measured, out of time: {', '.join(bench.skipped) or 'nothing'}")
+        self.say(f"not measured, out of time: {'; '.join(bench.skipped) or 'nothing'}")
 
 
 def _note(text: str) -> None:

@@ -95,13 +95,13 @@ class Bench:
     def measure(
         self, systems: Mapping[str, Mapping[str, str]], rates: Mapping[float, float], count: int, seed: int
     ) -> None:
-        """Each of `systems` once under each load, in random order; all get the same requests."""
+        """Each of `systems` once under each load, in random order; all get the same requests, or none gets any."""
         names = list(systems)
+        if time.monotonic() > self._end:
+            self.skipped.append(f"{', '.join(names)} (seed {seed})")
+            return
         random.Random(seed).shuffle(names)
         for name in names:
-            if time.monotonic() > self._end:
-                self.skipped.append(name)
-                continue
             with self._serving(name, systems[name]) as system:
                 for load, rate in rates.items():
                     outcome = self._run(system, self._load(rate, count, seed))
