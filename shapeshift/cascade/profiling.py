@@ -36,7 +36,7 @@ class Search:
     fit: Array
     run: Callable[[str, Texts, str], Observed]
     k: float = 10.0
-    algorithm: str = "sigmoid"
+    algorithms: Sequence[str] = ("sigmoid",)
     _pruned: dict[tuple[str, str, float], tuple[Observed, float]] = field(default_factory=dict)
     _known: dict[tuple[str, int], Array] = field(default_factory=dict)
 
@@ -70,17 +70,20 @@ class Search:
         )
 
     def _of_chain(self, chain: Sequence[Profiled]) -> list[Candidate]:
+        kept = [one for algorithm in self.algorithms for one in self._of_rules(chain, algorithm)]
+        # To calibrate an ensemble takes longer than to work out what it does.
+        return [self._candidate(chain, one.gaps[0].rule, one.gaps[0].alpha, calibrated=True) for one in kept]
+
+    def _of_rules(self, chain: Sequence[Profiled], algorithm: str) -> list[Candidate]:
         found = []
         least = float(np.mean([model.accuracy for model in chain]))
         for alpha in self._alphas(chain):
             for c in _cuts():
-                made = self._candidate(chain, c, alpha)
+                made = self._candidate(chain, route.Rule(c, self.k, algorithm), alpha)
                 if made.accuracy < least:
                     break
                 found.append(made)
-        kept = undominated([one for one in found if one.measured.practical])
-        # To calibrate an ensemble takes longer than to work out what it does.
-        return [self._candidate(chain, one.gaps[0].c, one.gaps[0].alpha, calibrated=True) for one in kept]
+        return undominated([one for one in found if one.measured.practical])
 
     def _alphas(self, chain: Sequence[Profiled]) -> Iterator[float]:
         """0, and then scales until a large model's accuracy has fallen too far."""
@@ -117,9 +120,10 @@ class Search:
             self._pruned[key] = observed, gone / max(in_all, 1)
         return self._pruned[key]
 
-    def _candidate(self, chain: Sequence[Profiled], c: float, alpha: float, calibrated: bool = False) -> Candidate:
-        small = chain[0]
-        task, rule = self.task, route.Rule(c, self.k, self.algorithm)
+    def _candidate(
+        self, chain: Sequence[Profiled], rule: route.Rule, alpha: float, calibrated: bool = False
+    ) -> Candidate:
+        small, task = chain[0], self.task
         reaching = np.ones(len(task.texts))
         spent = small.seen.engine_ms.copy()
         before = self._joinable(small.seen)
@@ -135,8 +139,8 @@ class Search:
             reaching = reaching * onward
             share = self._weight(right, self._once("right", after, lambda seen: task.right(seen.logits)), reaching)
             joined = ensemble.combine(before, self._joinable(after), share)
-            gap = Gap(c, self.k, self.algorithm, alpha if large is chain[1] else 0.0, round(share, 6))
-            calibrates = self._temperature(joined, sure <= c) if calibrated else 1.0
+            gap = Gap(rule.c, rule.k, rule.algorithm, alpha if large is chain[1] else 0.0, round(share, 6))
+            calibrates = self._temperature(joined, sure <= rule.c) if calibrated else 1.0
             gaps.append(replace(gap, temperature=calibrates, agreement=weights))
             spent = spent + CONTROL_MS + after.engine_ms
             before, right = joined, task.right(joined)
@@ -144,9 +148,9 @@ class Search:
         stops.append(Stop(reaching, right, spent))
         answers = expected(stops)
         first = self._sure(small, gaps[0].agreement)
-        name = " > ".join(model.name for model in chain) + f" c={c:g} alpha={alpha:g}"
-        if self.algorithm != "sigmoid":
-            name += f" {self.algorithm}"
+        name = " > ".join(model.name for model in chain) + f" c={rule.c:g} alpha={alpha:g}"
+        if rule.algorithm != "sigmoid":
+            name += f" {rule.algorithm}"
         return Candidate(
             name,
             tuple(model.name for model in chain),

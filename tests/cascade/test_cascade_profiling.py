@@ -80,8 +80,8 @@ def test_calibration_is_measured_on_what_it_was_not_fitted_on(models: list[Profi
 @pytest.mark.parametrize("algorithm", list(route.ALGORITHMS))
 def test_a_candidate_is_what_drawing_would_give(task: Task, models: list[Profiled], algorithm: str) -> None:
     small, large = models[0], models[2]
-    found, _ = search(task, models, algorithm=algorithm)
-    one = found._candidate([small, large], 0.8, 0.0)
+    found, _ = search(task, models, algorithms=[algorithm])
+    one = found._candidate([small, large], route.Rule(0.8, 10.0, algorithm), 0.0)
     assert one.levels == ("small", "large") and one.gaps[0].c == 0.8
     # By brute force, many draws a text.
     rng = np.random.default_rng(7)
@@ -141,6 +141,14 @@ def test_the_cut_stops_where_the_mean_of_the_models_is_reached(task: Task, model
     assert all(one.accuracy >= least for one in found.candidates() if len(one.levels) == 2)
 
 
+def test_both_algorithms_fill_one_table(task: Task, models: list[Profiled]) -> None:
+    chain = [models[0], models[2]]
+    one_each = [search(task, chain, algorithms=[name])[0].candidates() for name in route.ALGORITHMS]
+    both = search(task, chain, algorithms=list(route.ALGORITHMS))[0].candidates()
+    assert {one.name for one in both} == {one.name for found in one_each for one in found}
+    assert len(both) == len({one.name for one in both})
+
+
 def test_regressions_are_sure_by_agreement() -> None:
     rng = np.random.default_rng(2)
     embedding = rng.normal(size=(COUNT, 3))
@@ -153,7 +161,7 @@ def test_regressions_are_sure_by_agreement() -> None:
     fit = halves(COUNT)
     models = [profiled("small", seen, task, fit), profiled("large", large, task, fit)]
     assert models[0].accuracy == pytest.approx(0.5, abs=0.1) and models[1].accuracy == 1
-    made = Search(task, models, fit, lambda name, texts, what: large, algorithm="cut").candidates()
+    made = Search(task, models, fit, lambda name, texts, what: large, algorithms=["cut"]).candidates()
     early = [one for one in made if len(one.levels) == 2 and one.shares[0] > 0.25]
     best = max(early, key=lambda one: one.accuracy)
     # Half of the small model's answers are right, and it is known which.
