@@ -12,16 +12,15 @@ from itertools import combinations
 
 import numpy as np
 
-from shapeshift.cascade import agreement, calibrate, ensemble, route, words
+from shapeshift.cascade import agreement, calibrate, ensemble, route
 from shapeshift.cascade.observe import Observed
 from shapeshift.cascade.outcomes import CONTROL_MS, Stop, expected
 from shapeshift.cascade.profiled import Profiled, Task, Texts
+from shapeshift.cascade.pruned_runs import PrunedRuns
 from shapeshift.cascade.softmax import Array, softmax
 from shapeshift.cascade.table import Candidate, Gap
 
 FIRST_C, STEP_C = 0.95, 0.05
-FIRST_ALPHA, STEP_ALPHA, MOST_ALPHA = 0.5, 0.1, 1.5
-MOST_LOSS = 0.02
 MOST_LEVELS = 3
 # Fewer unsure texts than this say too little of the ensemble's temperature.
 _ENOUGH = 30
@@ -37,8 +36,11 @@ class Search:
     run: Callable[[str, Texts, str], Observed]
     k: float = 10.0
     algorithms: Sequence[str] = ("sigmoid",)
-    _pruned: dict[tuple[str, str, float], tuple[Observed, float]] = field(default_factory=dict)
     _known: dict[tuple[str, int], Array] = field(default_factory=dict)
+    _pruned: PrunedRuns = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._pruned = PrunedRuns(self.task, self.run)
 
     def candidates(self, most_levels: int = MOST_LEVELS) -> list[Candidate]:
         """Every model alone, and every cascade of up to `most_levels` models of ascending accuracy and time."""
@@ -47,9 +49,13 @@ class Search:
         for levels in range(2, most_levels + 1):
             for chain in combinations(ordered, levels):
                 times = [model.mean_ms for model in chain]
-                if times == sorted(times):
+                if times == sorted(times) and self._can_decide(chain[:-1]):
                     found += self._of_chain(chain)
         return found
+
+    def _can_decide(self, models: Sequence[Profiled]) -> bool:
+        """A regression is sure by its embedding."""
+        return not self.task.is_regression or all(model.seen.embedding is not None for model in models)
 
     def _alone(self, model: Profiled) -> Candidate:
         answers = expected(
@@ -77,48 +83,13 @@ class Search:
     def _of_rules(self, chain: Sequence[Profiled], algorithm: str) -> list[Candidate]:
         found = []
         least = float(np.mean([model.accuracy for model in chain]))
-        for alpha in self._alphas(chain):
+        for alpha in self._pruned.alphas(chain):
             for c in _cuts():
                 made = self._candidate(chain, route.Rule(c, self.k, algorithm), alpha)
                 if made.accuracy < least:
                     break
                 found.append(made)
         return undominated([one for one in found if one.measured.practical])
-
-    def _alphas(self, chain: Sequence[Profiled]) -> Iterator[float]:
-        """0, and then scales until a large model's accuracy has fallen too far."""
-        yield 0.0
-        if not chain[0].seen.importance:
-            return
-        alpha = FIRST_ALPHA
-        while alpha <= MOST_ALPHA:
-            if any(
-                model.accuracy - float(self.task.right(self._after(chain[0], model, alpha)[0].logits).mean())
-                > MOST_LOSS
-                for model in chain[1:]
-            ):
-                return
-            yield alpha
-            alpha = round(alpha + STEP_ALPHA, 2)
-
-    def _after(self, small: Profiled, large: Profiled, alpha: float) -> tuple[Observed, float]:
-        """What the large model makes of the texts that the small one leaves, and the share of words that went.
-
-        Where none went, nothing is run.
-        """
-        if not alpha:
-            return large.seen, 0.0
-        key = (small.name, large.name, alpha)
-        if key not in self._pruned:
-            seen = small.seen
-            rows = zip(self.task.texts, seen.offsets, seen.importance, strict=True)
-            left = [words.left_of(text, offsets, importance, alpha) for text, offsets, importance in rows]
-            gone = sum(one.words for one in left)
-            in_all = sum(len(words.spans(one)) for text in self.task.texts for one in text)
-            what = f"{large.name}, words pruned by {small.name}, alpha {alpha:g}"
-            observed = self.run(large.name, [one.texts for one in left], what) if gone else large.seen
-            self._pruned[key] = observed, gone / max(in_all, 1)
-        return self._pruned[key]
 
     def _candidate(
         self, chain: Sequence[Profiled], rule: route.Rule, alpha: float, calibrated: bool = False
@@ -131,10 +102,10 @@ class Search:
         stops, gaps, pruned = [], [], 0.0
         own, seen = small, small.seen
         for large in chain[1:]:
-            after, pruned = self._after(small, large, alpha)
+            after, pruned = self._pruned.after(small, large, alpha)
             weights = self._agreement(own, seen, after)
             sure = self._sure(replace(own, seen=seen), weights)
-            onward = np.array([route.p_large(float(one), rule) for one in sure])
+            onward = self._onward(seen, sure, rule)
             stops.append(Stop(reaching * (1 - onward), right, spent.copy()))
             reaching = reaching * onward
             share = self._weight(right, self._once("right", after, lambda seen: task.right(seen.logits)), reaching)
@@ -184,6 +155,15 @@ class Search:
         if not weights or model.seen.embedding is None:
             return np.ones(len(self.task.texts))
         return np.array([agreement.confidence(one, weights) for one in model.seen.embedding])
+
+    def _onward(self, seen: Observed, sure: Array, rule: route.Rule) -> Array:
+        """How likely each text goes on [n]."""
+
+        def work_out(_: Observed) -> Array:
+            return np.array([route.p_large(float(one), rule) for one in sure])
+
+        # What a regression is sure by depends on the next model, too.
+        return work_out(seen) if self.task.is_regression else self._once(f"onward {rule}", seen, work_out)
 
     def _agreement(self, model: Profiled, seen: Observed, after: Observed) -> tuple[float, ...]:
         if not self.task.is_regression or seen.embedding is None:

@@ -143,10 +143,12 @@ def test_the_cut_stops_where_the_mean_of_the_models_is_reached(task: Task, model
 
 def test_both_algorithms_fill_one_table(task: Task, models: list[Profiled]) -> None:
     chain = [models[0], models[2]]
-    one_each = [search(task, chain, algorithms=[name])[0].candidates() for name in route.ALGORITHMS]
-    both = search(task, chain, algorithms=list(route.ALGORITHMS))[0].candidates()
-    assert {one.name for one in both} == {one.name for found in one_each for one in found}
-    assert len(both) == len({one.name for one in both})
+    both, asked = search(task, chain, loss=0.2, algorithms=list(route.ALGORITHMS))
+    found = both.candidates()
+    assert len({one.name for one in found}) == len(found) and len(asked) == 1
+    alone, _ = search(task, chain, loss=0.2)
+    assert [one.name for one in alone.candidates()] == [one.name for one in found if not one.name.endswith(" cut")]
+    assert {gap.algorithm for one in found for gap in one.gaps} == set(route.ALGORITHMS)
 
 
 def test_regressions_are_sure_by_agreement() -> None:
@@ -164,8 +166,13 @@ def test_regressions_are_sure_by_agreement() -> None:
     made = Search(task, models, fit, lambda name, texts, what: large, algorithms=["cut"]).candidates()
     early = [one for one in made if len(one.levels) == 2 and one.shares[0] > 0.25]
     best = max(early, key=lambda one: one.accuracy)
+    assert all(gap.agreement for one in made for gap in one.gaps)
     # Half of the small model's answers are right, and it is known which.
     assert best.accuracy > 0.9 and len(best.gaps[0].agreement) == 4
+    # What tells no embedding, as the large model, can only come last.
+    blind = dataclasses.replace(models[0], name="blind", seen=dataclasses.replace(seen, embedding=None))
+    found = Search(task, [blind, *models], fit, lambda name, texts, what: large).candidates()
+    assert {one.levels for one in found if len(one.levels) > 1} == {("small", "large")}
 
 
 def test_expectations_and_percentiles() -> None:
