@@ -28,7 +28,8 @@ _ENOUGH = 30
 
 @dataclass
 class Search:
-    """The search. run(model, texts, what) runs a model over other texts, for the purpose `what`."""
+    """The search. run(model, texts, what) runs a model over other texts, for the purpose `what`; fit: a mask [n] of the
+    texts that a regression's agreement is fitted to."""
 
     task: Task
     models: Sequence[Profiled]
@@ -181,7 +182,7 @@ class Search:
     def _temperature(self, joined: Array, unsure: Array) -> float:
         if self.task.is_regression:
             return 1.0
-        rows = self.fit & unsure if int((self.fit & unsure).sum()) >= _ENOUGH else self.fit
+        rows = unsure if int(unsure.sum()) >= _ENOUGH else np.ones(len(unsure), bool)
         return calibrate.temperature(np.log(np.maximum(joined[rows], 1e-30)), self.task.truth[rows])
 
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
-from shapeshift.cascade import profiling, registry, route, sample, table
+from shapeshift.cascade import calibrate, profiling, registry, route, sample, table
 from shapeshift.cascade.observe import Observed
 from shapeshift.cascade.outcomes import Stop, expected, weighted_percentile
 from shapeshift.cascade.profiled import Profiled, Task, halves, profiled
@@ -75,6 +75,21 @@ def test_calibration_is_measured_on_what_it_was_not_fitted_on(models: list[Profi
         assert model.temperature == pytest.approx(2 / sharpness, rel=0.4)
         assert model.ece < 0.15
     assert models[0].accuracy < models[1].accuracy < models[2].accuracy
+
+
+def test_each_half_is_measured_by_the_other(task: Task) -> None:
+    fit = halves(COUNT)
+    seen = observed(np.random.default_rng(3), task.truth, 2.0, 1.0)
+    logits = np.where(fit[:, None], seen.logits * 5, seen.logits)
+    made = profiled("model", dataclasses.replace(seen, logits=logits), task, fit)
+    one, other = (calibrate.temperature(logits[half], task.truth[half]) for half in (fit, ~fit))
+    assert one > 3 * other
+    sure = np.where(fit, calibrate.confidences(logits, other), calibrate.confidences(logits, one))
+    assert made.reliability == calibrate.reliability(sure, task.right(logits))
+    assert made.temperature == calibrate.temperature(logits, task.truth)
+    # What cannot be parted is measured as it is.
+    single = profiled("model", dataclasses.replace(seen, logits=logits[:1]), Task([[b"x"]], task.truth[:1]), fit[:1])
+    assert sum(one.count for one in single.reliability) == 1
 
 
 @pytest.mark.parametrize("algorithm", list(route.ALGORITHMS))
