@@ -36,8 +36,8 @@ class Task:
 
 @dataclass(frozen=True)
 class Profiled:
-    """One model and what it made of the sample; accuracy: 0 to 1; temperature: fitted on all of it; reliability: its table,
-    each half of the texts under the temperature that the other half gives."""
+    """One model and what it made of the sample; accuracy: 0 to 1; temperature: fitted on all of it; reliability: its
+    table, each half of the texts under the temperature that the other half gives."""
 
     name: str
     seen: Observed
