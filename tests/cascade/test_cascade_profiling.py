@@ -303,7 +303,7 @@ def test_samples_that_are_none(tmp_path: Path, text: str) -> None:
 def two_models(tmp_path: Path, add_front: Callable[..., Path], build_fronts: Callable[[Path, Path], Path]) -> Path:
     """The engines of `quick` and `slow`, which tell two classes apart by chance."""
     outputs = 'output [ { name: "LOGITS" data_type: TYPE_FP32 dims: [ 2 ] }'
-    for name, latency in (("quick", (1.0, 1.0)), ("slow", (8.0, 8.0))):
+    for name, latency in (("quick", (0.5, 0.5)), ("slow", (4.0, 4.0))):
         folder = add_front(tmp_path / "model_repository", name, latency_ms=latency, bins="16")
         text = (folder / "config.pbtxt").read_text()
         importance = ', { name: "IMPORTANCE" data_type: TYPE_FP32 dims: [ -1 ] }' if name == "quick" else ""
