@@ -22,7 +22,7 @@ from shapeshift.cli.progress import Progress
 from shapeshift.errors import NotFoundError
 
 POINT = 0.01
-CUT = "cut"
+CUT, THREE = "cut", "three levels"
 # What is pruned to show what pruning does where no candidate prunes.
 ALPHA = 0.7
 PACKED = 100
@@ -76,7 +76,8 @@ class TaskBench:
         self._models = {name: ProfiledModel(engines, name) for name in names}
         self._engines = engines
         self._cut = best(table, chains(table, 2, CUT))
-        self._alpha = ours.gaps[0].alpha or ALPHA
+        pruning = [one.gaps[0].alpha for one in table.candidates if one.levels == ours.levels and one.gaps]
+        self._alpha = ours.gaps[0].alpha or max(pruning, default=0.0) or ALPHA
         self._small, self._large = names[0], names[-1]
         least = table.model(self._large).accuracy - POINT
         self.note = (
@@ -102,7 +103,7 @@ class TaskBench:
             *cascade_report.by_level(pieces, ours, self.ours),
             *cascade_report.pruning(pieces, ours, _changed(self.ours, alpha=self._alpha)),
             *cascade_report.calibration(ours),
-            *cascade_report.levels([row for row in rows if row.answers.level.max() > 1]),
+            *cascade_report.levels([row for row in rows if row.name in ("ours", THREE)]),
             *cascade_report.packing(pieces.packing),
         ]
         text = "\n".join(parts) + "\n"
@@ -164,7 +165,7 @@ class TaskBench:
         if self._cut:
             found.append((f"cut, c {self._cut.gaps[0].c:g}", table, self._cut))
         if three:
-            found.append(("three levels", table, three))
+            found.append((THREE, table, three))
         return found
 
     def _systems(self, pieces: Pieces, variants: Sequence[tuple[str, Table, Candidate]]) -> list[Row]:
