@@ -10,7 +10,7 @@ from typing import Any, cast
 import numpy as np
 import pytest
 
-from bench import cascade_data, cascade_packing, cascade_pieces, cascade_plots, cascade_report
+from bench import cascade_data, cascade_packing, cascade_pieces, cascade_plots, cascade_report, cascade_task
 from bench.cascade_pieces import Pieces
 from bench.cascade_report import Row
 from shapeshift.cascade.control import Level
@@ -113,6 +113,26 @@ def test_packing_ends_where_copies_slow_one_another(
     monkeypatch.setattr(cascade_packing, "ProfiledModel", lambda engines, name: name)
     monkeypatch.setattr(cascade_packing, "_median_ms", lambda models, texts: 7.0 * slower[len(models) - 1])
     assert cascade_packing.factors(Path(), ["model"], TEXTS) == {"model": wanted}
+
+
+def test_the_best_chain_is_the_fastest_that_loses_little() -> None:
+    models = tuple(dataclasses.replace(model, accuracy=0.9) for model in TABLE.models)
+    made = [
+        dataclasses.replace(candidate(algorithm=algorithm), name=name, accuracy=accuracy, latency_ms=ms)
+        for name, algorithm, accuracy, ms in (
+            ("fast", "sigmoid", 0.89, 3.5),
+            ("good", "sigmoid", 0.896, 4.0),
+            ("better", "sigmoid", 0.9, 4.5),
+            ("cut", "cut", 0.9, 3.0),
+        )
+    ]
+    table = dataclasses.replace(TABLE, models=models, candidates=tuple(made))
+    assert cascade_task.best_chain(table).name == "good"
+    assert cascade_task.best(table, cascade_task.chains(table, 2, "cut")) == made[3]
+    assert cascade_task.best(table, made[:1]) == made[0]
+    assert cascade_task.best(table, cascade_task.chains(table, 3)) is None
+    with pytest.raises(NotFoundError, match="no cascade of task"):
+        cascade_task.best_chain(dataclasses.replace(table, candidates=tuple(made[3:])))
 
 
 def test_plots_are_written(pieces: Pieces, tmp_path: Path) -> None:
