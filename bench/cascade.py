@@ -80,9 +80,7 @@ def full(options: argparse.Namespace) -> tuple[list[str], dict[str, list[Row]]]:
     depths = [int(depth) for depth in options.depths.split(",")]
     for task in options.tasks.split(","):
         splits = cascade_data.read(task)
-        for depth in depths:
-            if not (cascade_train.checkpoint(task, depth) / "trained.json").is_file():
-                cascade_train.fine_tune(task, splits, depth)
+        cascade_train.train_missing(task, splits, depths)
         names = cascade_build.build_models(task, depths, len(splits.labels))
         engines = cascade_build.places().engines
         table = profile(task, splits, engines, names, options.profile_texts, options.seed)

@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from bench.cascade_train import BASE, checkpoint
+from bench.cascade_train import BASE, checkpoint, head_file
 from build_engines import cascade
 from build_engines.plan import is_current, plan
 from build_engines.publish import build
@@ -114,7 +114,9 @@ def _write_model(task: str, depth: int, labels: int) -> None:
 ]
 """
     head = _HEAD.format(name=name, backend="polymorph", optional=" optional: true", more=_IDS)
-    stated = {"checkpoint": checkpoint(task, depth).resolve(), "max_tokens": 128, "max_bins": 6}
+    stated: dict[str, object] = {"checkpoint": checkpoint(task, depth).resolve(), "max_tokens": 128, "max_bins": 6}
+    if head_file(task, depth).is_file():
+        stated |= {"head": head_file(task, depth).resolve(), "pooling": "mean", "normalize": "false"}
     (folder / "config.pbtxt").write_text(head + outputs + _parameters(stated))
 
 

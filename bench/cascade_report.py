@@ -7,9 +7,10 @@ from typing import Any
 
 import numpy as np
 
-from bench.cascade_pieces import Answers, Pieces
+from bench.cascade_pieces import Answers, Key, Pieces, read_by
 from shapeshift.cascade import calibrate
 from shapeshift.cascade.softmax import Array
+from shapeshift.cascade.table import Candidate
 
 _WIDTH = 34
 _HEAD = (
@@ -20,11 +21,10 @@ _HEAD = (
 
 @dataclass(frozen=True)
 class Row:
-    """One system: its answers, and the share of all models' time that it takes (cost by packing factor)."""
+    """One system and its answers."""
 
     name: str
     answers: Answers
-    cost: float
 
     @property
     def accuracy(self) -> float:
@@ -33,6 +33,11 @@ class Row:
     @property
     def mean_ms(self) -> float:
         return float(self.answers.ms.mean())
+
+    @property
+    def cost(self) -> float:
+        """Mean engine time over the packing factor, in ms."""
+        return float(self.answers.cost.mean())
 
     def line(self, base: Row) -> str:
         """The row of a table, with its mean against `base`'s."""
@@ -52,13 +57,14 @@ def table(title: str, rows: list[Row]) -> str:
     return "\n".join([title, _HEAD + "  mean against the first", *(row.line(rows[0]) for row in rows)]) + "\n"
 
 
-def by_level(pieces: Pieces, ours: Answers, small: str, large: str) -> list[str]:
+def by_level(pieces: Pieces, ours: Answers, candidate: Candidate) -> list[str]:
     """Who is right on the queries that were returned early and on those that went on (Tabi, section 7.3.2)."""
     early = ours.level == 1
     lines = []
     for what, rows in (("returned early", early), ("went on", ~early)):
         if rows.any():
-            of = {name: _right(pieces, name)[rows].mean() for name in (small, large)}
+            small, large = candidate.levels[0], candidate.levels[-1]
+            of = {name: _right(pieces, Key(name))[rows].mean() for name in (small, large)}
             lines.append(
                 f"  {what:16}{rows.mean():7.1%} of queries: ours {ours.right[rows].mean():.2%}, small {of[small]:.2%}, "
                 f"large {of[large]:.2%} (large less small {100 * (of[large] - of[small]):+.2f} points)"
@@ -66,30 +72,33 @@ def by_level(pieces: Pieces, ours: Answers, small: str, large: str) -> list[str]
     return lines
 
 
-def pruning(pieces: Pieces, ours: Answers, large: str, alpha: float) -> list[str]:
-    """What pruning takes from the large model's time and accuracy on the queries that went on (Table 3)."""
+def pruning(pieces: Pieces, ours: Answers, candidate: Candidate) -> list[str]:
+    """What the candidate's pruning takes from its last model's time and accuracy on the queries that go on in `ours`
+    (Table 3)."""
     onward = np.flatnonzero(ours.level > 1)
-    if not len(onward) or not alpha:
-        return [f"  nothing is pruned (alpha {alpha:g})"]
-    whole = np.array([pieces.found[large, 0.0][row][1] for row in onward])
-    left = np.array([pieces.found[large, alpha][row][1] for row in onward])
+    if not len(onward):
+        return ["  nothing went on"]
+    key, alpha = read_by(candidate, len(candidate.levels) - 1), candidate.gaps[0].alpha
+    whole = np.array([pieces.found[Key(key.model)][row][1] for row in onward])
+    left = np.array([pieces.found[key][row][1] for row in onward])
     words = sum(len(text.split()) for row in onward for text in pieces.texts[row])
-    gone = sum(pieces.pruned[alpha][row] for row in onward)
-    loss = _right(pieces, large)[onward].mean() - _right(pieces, large, alpha)[onward].mean()
+    gone = sum(pieces.pruned[key.pruner, alpha][row] for row in onward)
+    loss = _right(pieces, Key(key.model))[onward].mean() - _right(pieces, key)[onward].mean()
     return [
         f"  alpha {alpha:g}: {gone / words:.1%} of words pruned; large {whole.mean():.3f} > {left.mean():.3f} ms "
         f"({100 * (left.mean() / whole.mean() - 1):+.1f}%), its accuracy {100 * -loss:+.2f} points"
     ]
 
 
-def bound(pieces: Pieces, ours: Answers, small: str, large: str, alpha: float) -> list[str]:
+def bound(pieces: Pieces, ours: Answers, candidate: Candidate) -> list[str]:
     """The measured mean against t_S + t_ctl + p t_L (1 - prune)."""
     onward = ours.level > 1
-    t_small, t_large = (float(np.mean([ms for _, ms in pieces.found[name, 0.0]])) for name in (small, large))
+    key = read_by(candidate, len(candidate.levels) - 1)
+    whole = np.array([ms for _, ms in pieces.found[Key(key.model)]])
+    t_small, t_large = float(np.mean([ms for _, ms in pieces.found[Key(candidate.levels[0])]])), float(whole.mean())
     p = float(onward.mean())
-    left = np.array([ms for _, ms in pieces.found[large, alpha]])[onward]
-    whole = np.array([ms for _, ms in pieces.found[large, 0.0]])[onward]
-    saved = 1 - float(left.mean() / whole.mean()) if p else 0.0
+    left = np.array([ms for _, ms in pieces.found[key]])
+    saved = 1 - float(left[onward].mean() / whole[onward].mean()) if p else 0.0
     control = float(ours.control_ms.mean())
     expected = t_small + control + p * t_large * (1 - saved)
     return [
@@ -97,6 +106,22 @@ def bound(pieces: Pieces, ours: Answers, small: str, large: str, alpha: float) -
         f"expected {expected:.3f}, measured {ours.ms.mean():.3f} ms ({100 * (ours.ms.mean() / expected - 1):+.1f}%); "
         f"always large less {100 * (1 - expected / t_large):.1f}%"
     ]
+
+
+def levels(rows: list[Row]) -> list[str]:
+    """How many queries each level of a cascade answered (Table 5)."""
+    lines = []
+    for row in rows:
+        levels_of = range(1, int(row.answers.level.max()) + 1)
+        shares = [f"{float((row.answers.level == level).mean()):.1%}" for level in levels_of]
+        p99 = float(np.percentile(row.answers.ms, 99))
+        lines.append(f"  {row.name}: answered by each level {', '.join(shares)}; p99 {p99:.3f} ms")
+    return lines
+
+
+def packing(factors: dict[str, int]) -> list[str]:
+    """How many of each model run at once."""
+    return [f"  packing factors: {', '.join(f'{name} {factor}' for name, factor in factors.items())}"]
 
 
 def calibration(ours: Answers) -> list[str]:
@@ -122,6 +147,6 @@ def plain(row: Row) -> dict[str, Any]:
     return {"system": row.name, **{name: round(float(value), 4) for name, value in values.items()}}
 
 
-def _right(pieces: Pieces, model: str, alpha: float = 0.0) -> Array:
-    answers = np.array([level.logits.argmax() for level, _ in pieces.found[model, alpha]])
+def _right(pieces: Pieces, key: Key) -> Array:
+    answers = np.array([level.logits.argmax() for level, _ in pieces.found[key]])
     return np.asarray(answers == pieces.truth, dtype=float)

@@ -10,47 +10,58 @@ from typing import Any
 
 import numpy as np
 
-from bench import cascade_build, cascade_data, cascade_pieces, cascade_report
+from bench import cascade_build, cascade_data, cascade_packing, cascade_pieces, cascade_report, cascade_served
 from bench.cascade_pieces import Answers, Pieces
 from bench.cascade_report import Row
-from bench.loads import TritonModel
-from bench.systems import triton
-from shapeshift.cascade import register
+from shapeshift.cascade import register, route
 from shapeshift.cascade.choice import choose
 from shapeshift.cascade.observe import ProfiledModel
 from shapeshift.cascade.register import Profiling
 from shapeshift.cascade.table import Candidate, Gap, Table
 from shapeshift.cli.progress import Progress
-from shapeshift.engines.hardware import cores
 from shapeshift.errors import NotFoundError
-from shapeshift.workloads.arrivals import poisson
 
-POINT = 0.01
+# Of accuracy, on the profile's sample: half of the point that may be lost on other texts.
+LOSS = 0.005
+CUT, THREE = "cut", "three levels"
+# What is pruned to show what pruning does where no candidate prunes.
+ALPHA = 0.7
+PACKED = 100
 BUILD = Path("build")
 
 
 def profile(
     task: str, splits: cascade_data.Splits, engines: Path, names: Sequence[str], texts: int, seed: int
 ) -> Table:
-    """The candidate table of models on so many texts of the validation part."""
+    """The candidate table of models on so many texts of the validation part, by Eq. 4 and by the cut-off."""
     progress = Progress(task)
-    made = register.profile(task, splits.val.some(texts), engines, names, Profiling(seed=seed), progress)
+    made = register.profile(
+        task, splits.val.some(texts), engines, names, Profiling(algorithms=tuple(route.ALGORITHMS), seed=seed), progress
+    )
     progress.done()
     return made.table
 
 
-def best_chain(table: Table) -> Candidate:
-    """The fastest cascade that ends in the last model and is at most a point less accurate than that alone.
+def chains(table: Table, levels: int, algorithm: str = "sigmoid") -> tuple[Candidate, ...]:
+    """The cascades of so many levels that end in the last model."""
+    found = [one for one in table.candidates if len(one.levels) == levels and one.levels[-1] == table.models[-1].name]
+    return tuple(one for one in found if all(gap.algorithm == algorithm for gap in one.gaps))
 
-    Raises NotFoundError where no other model is both faster and less accurate.
-    """
-    large = table.models[-1]
-    chains = tuple(one for one in table.candidates if len(one.levels) > 1 and one.levels[-1] == large.name)
-    if not chains:
-        raise NotFoundError(
-            f"no cascade of task {table.task}: no model is both faster and less accurate than {large.name}"
-        )
-    return choose(replace(table, candidates=chains), large.accuracy - POINT, 0.0).serving
+
+def best(table: Table, found: Sequence[Candidate]) -> Candidate | None:
+    """The fastest of `found` that is at most half a point less accurate than the last model, else the best."""
+    if not found:
+        return None
+    return choose(replace(table, candidates=tuple(found)), table.models[-1].accuracy - LOSS, 0.0).serving
+
+
+def best_chain(table: Table) -> Candidate:
+    """The best cascade of two levels; NotFoundError where no model is both faster and less accurate than the last."""
+    found = best(table, chains(table, 2))
+    if found is None:
+        large = table.models[-1].name
+        raise NotFoundError(f"no cascade of task {table.task}: no model is both faster and less accurate than {large}")
+    return found
 
 
 class TaskBench:
@@ -64,8 +75,12 @@ class TaskBench:
         self.table, self.ours = table, ours
         names = [model.name for model in table.models]
         self._models = {name: ProfiledModel(engines, name) for name in names}
+        self._engines = engines
+        self._cut = best(table, chains(table, 2, CUT))
+        pruning = [one.gaps[0].alpha for one in table.candidates if one.levels == ours.levels and one.gaps]
+        self._alpha = ours.gaps[0].alpha or max(pruning, default=0.0) or ALPHA
         self._small, self._large = names[0], names[-1]
-        least = table.model(self._large).accuracy - POINT
+        least = table.model(self._large).accuracy - LOSS
         self.note = (
             f"of all candidates {choose(table, least, 0.0).serving.name}; ours: {ours.name} "
             f"(profile: {100 * ours.accuracy:.2f}%, {ours.latency_ms:.3f} ms)"
@@ -76,23 +91,21 @@ class TaskBench:
         """Every system on the test set."""
         sample = self._splits.test.some(texts)
         truth = sample.numbers(self.table.labels)
-        small = self.ours.levels[0]
-        three = [one for one in self.table.candidates if len(one.levels) == 3 and one.levels[0] == small]
-        best_three = max(
-            three, key=lambda one: (one.accuracy >= self.ours.accuracy - POINT, -one.latency_ms), default=None
-        )
-        alphas = sorted({0.0, *(gap.alpha for one in (self.ours, best_three) if one for gap in one.gaps)})
-        larger = [name for name in self._models if name != small]
-        pieces = cascade_pieces.measure(self._models, small, larger, alphas, sample.texts, truth, self._seed)
-        self.rows = rows = self._systems(pieces, best_three)
+        three = best(self.table, chains(self.table, 3))
+        variants = self._variants(three)
+        asked = [made for _, _, made in variants]
+        pieces = cascade_pieces.measure(self._models, asked, sample.texts, truth, self._seed)
+        pieces.packing = cascade_packing.factors(self._engines, list(self._models), sample.texts[:PACKED])
+        self.rows = rows = self._systems(pieces, variants)
         ours = next(row for row in rows if row.name == "ours").answers
-        alpha, large = self.ours.gaps[0].alpha, self.ours.levels[-1]
         parts = [
             cascade_report.table(f"\n{self.table.task}: {len(truth)} test texts; {self.note}", rows),
-            *cascade_report.bound(pieces, ours, small, large, alpha),
-            *cascade_report.by_level(pieces, ours, small, large),
-            *cascade_report.pruning(pieces, ours, large, alpha),
+            *cascade_report.bound(pieces, ours, self.ours),
+            *cascade_report.by_level(pieces, ours, self.ours),
+            *cascade_report.pruning(pieces, ours, _changed(self.ours, alpha=self._alpha)),
             *cascade_report.calibration(ours),
+            *cascade_report.levels([row for row in rows if row.name in ("ours", THREE)]),
+            *cascade_report.packing(pieces.packing),
         ]
         text = "\n".join(parts) + "\n"
         print(text, flush=True)
@@ -104,14 +117,14 @@ class TaskBench:
         (name,) = cascade_build.build_models(task, [layers], len(self.table.labels))
         sample = self._splits.test.some(texts)
         truth = sample.numbers(self.table.labels)
-        small, alpha = self.ours.levels[0], self.ours.gaps[0].alpha
+        small = self.ours.levels[0]
         models = {small: self._models[small], name: ProfiledModel(cascade_build.places().engines, name)}
-        pieces = cascade_pieces.measure(models, small, [name], [0.0, alpha], sample.texts, truth, self._seed)
         candidate = replace(self.ours, levels=(small, name), gaps=self.ours.gaps[:1])
+        pieces = cascade_pieces.measure(models, [candidate], sample.texts, truth, self._seed)
         large = replace(self.table.model(self._large), name=name)
         table = replace(self.table, models=(*self.table.models, large))
-        always = Row("always large", cascade_pieces.single(pieces, name), 0.0)
-        ours = Row("ours", self._averaged(pieces, table, candidate), 0.0)
+        always = Row("always large", cascade_pieces.single(pieces, name))
+        ours = Row("ours", self._averaged(pieces, table, candidate))
         lines = [f"\n{layers} layers of random weights behind the same decisions, {len(truth)} texts: latency alone"]
         for row in (always, ours):
             p50, p99 = np.percentile(row.answers.ms, [50, 99])
@@ -120,71 +133,50 @@ class TaskBench:
             f"  mean {100 * (ours.mean_ms / always.mean_ms - 1):+.1f}%, p99 "
             f"{np.percentile(ours.answers.ms, 99) / np.percentile(always.answers.ms, 99):.2f} times"
         )
-        lines += cascade_report.bound(pieces, ours.answers, small, name, alpha)
+        lines += cascade_report.bound(pieces, ours.answers, candidate)
         text = "\n".join(lines) + "\n"
         print(text, flush=True)
         return text
 
     def through_server(self, repositories: Sequence[Path], front: str, requests: int) -> str:
-        """The front and the large model alone in one server, in turn, closed loop and open loop."""
+        """The front and the large model alone in one server."""
         levels = self.ours.levels[1:]
         texts = [text[0].decode() for text in self._splits.test.some(requests).texts]
-        lines = [f"\n{self.table.task} through the server, {requests} requests, one text each"]
-        lines.append(f"  {'':28}{'mean ms':>9}{'p50':>8}{'p99':>8}{'failed':>7}")
         engines = {name: len(self._models[name].made.engines) for name in levels}
-        with triton(engines | {front: 0}, repositories, BUILD) as server:
-            systems = [
-                TritonModel("always large", server.grpc_url, levels[-1]),
-                TritonModel("ours", server.grpc_url, front),
-            ]
-            for system in systems:
-                system.closed(texts, 1, 50)
-            closed = [system.closed(texts, 1, requests) for _ in range(2) for system in systems]
-            rate = 0.5e3 / float(np.mean([closed[0].latency_ms.mean(), closed[2].latency_ms.mean()]))
-            instants = poisson(rate, requests / rate, np.random.default_rng(self._seed))
-            asked = [texts[number % len(texts)] for number in range(len(instants))]
-            opened = [system.open(asked, instants) for system in systems]
-        loads = [
-            ("closed loop", [closed[0], closed[2]], [closed[1], closed[3]]),
-            (f"open, {rate:.0f}/s", opened[:1], opened[1:]),
-        ]
-        for load, *outcomes in loads:
-            means = []
-            for system, own in zip(systems, outcomes, strict=True):
-                times = np.concatenate([one.latency_ms for one in own])
-                means.append(float(times.mean()))
-                p50, p99 = np.percentile(times, [50, 99])
-                name = f"{load}: {system.name}"
-                failed = sum(one.failed for one in own)
-                lines.append(f"  {name:28}{times.mean():9.2f}{p50:8.2f}{p99:8.2f}{failed:7}")
-            lines.append(f"  {'':28}{100 * (means[1] / means[0] - 1):+8.1f}%")
-        text = "\n".join(lines) + "\n"
-        print(text, flush=True)
-        return text
+        made = cascade_served.measure(
+            self.table.task, engines, levels[-1], front, repositories, BUILD, texts, self._seed
+        )
+        print(made, flush=True)
+        return made
 
-    def _systems(self, pieces: Pieces, three: Candidate | None) -> list[Row]:
+    def _variants(self, three: Candidate | None) -> list[tuple[str, Table, Candidate]]:
+        """The cascade, each of its parts off, and its alternatives."""
         table, ours = self.table, self.ours
         calm = replace(table, models=tuple(replace(model, temperature=1.0) for model in table.models))
-        variants: list[tuple[str, Table, Candidate]] = [
-            ("ours", table, ours),
-            ("ours without pruning", table, _changed(ours, alpha=0.0)),
+        found: list[tuple[str, Table, Candidate]] = [("ours", table, ours)]
+        if ours.gaps[0].alpha:
+            found.append(("ours without pruning", table, _changed(ours, alpha=0.0)))
+        else:
+            found.append((f"ours with pruning, alpha {self._alpha:g}", table, _changed(ours, alpha=self._alpha)))
+        found += [
             ("ours without ensemble", table, _changed(ours, w=1.0)),
             ("ours without calibration", calm, ours),
-            ("ours with cut for Eq. 4", table, _changed(ours, algorithm="cut")),
+            ("ours with cut for Eq. 4", table, _changed(ours, algorithm=CUT)),
         ]
+        if self._cut:
+            found.append((f"cut, c {self._cut.gaps[0].c:g}", table, self._cut))
         if three:
-            variants.append(("three levels", table, three))
+            found.append((THREE, table, three))
+        return found
+
+    def _systems(self, pieces: Pieces, variants: Sequence[tuple[str, Table, Candidate]]) -> list[Row]:
         rows = [self._single("always large", pieces, self._large), self._single("always small", pieces, self._small)]
         rows += [self._single(f"always {name}", pieces, name) for name in list(self._models)[1:-1]]
         others = [name for name in self._models if name != self._large]
         if len(others) > 1:
-            weights = [table.model(name).accuracy for name in others]
-            cost = sum(_cost(pieces, name) for name in others)
-            rows.append(Row(f"voting of {' and '.join(others)}", cascade_pieces.voting(pieces, others, weights), cost))
-        for name, own, candidate in variants:
-            if all((level, 0.0) in pieces.found for level in candidate.levels):
-                answers = self._averaged(pieces, own, candidate)
-                rows.append(Row(name, answers, float((answers.ms - answers.control_ms).mean()) / cores()))
+            weights = [self.table.model(name).accuracy for name in others]
+            rows.append(Row(f"voting of {' and '.join(others)}", cascade_pieces.voting(pieces, others, weights)))
+        rows += [Row(name, self._averaged(pieces, own, made)) for name, own, made in variants]
         return rows
 
     def _averaged(self, pieces: Pieces, table: Table, candidate: Candidate, runs: int = 3) -> Answers:
@@ -193,12 +185,7 @@ class TaskBench:
         return sorted(made, key=lambda one: float(one.ms.mean()))[runs // 2]
 
     def _single(self, name: str, pieces: Pieces, model: str) -> Row:
-        return Row(name, cascade_pieces.single(pieces, model), _cost(pieces, model))
-
-
-def _cost(pieces: Pieces, model: str) -> float:
-    """Mean time over how many such models the machine runs at once: one a core, as each takes one thread."""
-    return float(np.mean([took for _, took in pieces.found[model, 0.0]])) / cores()
+        return Row(name, cascade_pieces.single(pieces, model))
 
 
 def _changed(candidate: Candidate, **changes: Any) -> Candidate:

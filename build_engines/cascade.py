@@ -48,7 +48,7 @@ def publish(front: CascadeFront, places: Places) -> str:
     for number, model in enumerate(levels):
         # A later level may be a model of another backend.
         if number == 0 or (places.engines / model / MANIFEST_FILE).is_file():
-            checked(places.engines / model, chosen.table, model)
+            checked(places.engines / model, chosen.table, chosen.candidate, number)
     target = places.generated / front.name
     stated = {"candidates_dir": str(folder), "engines_dir": os.path.relpath(places.engines, target)}
     about = f"task {own.task}, candidate {chosen.candidate.name}: {', then '.join(levels)}"

@@ -45,10 +45,10 @@ class Cascade:
     ) -> None:
         self.table, self.candidate = chosen.table, chosen.candidate
         self.control = Control(chosen.table, chosen.candidate)
-        for model in chosen.candidate.levels[1:]:
+        for level, model in enumerate(chosen.candidate.levels):
             # A later level may live in another backend, whose files we cannot see.
-            if (engines / model / MANIFEST_FILE).is_file():
-                checked(engines / model, chosen.table, model)
+            if level and (engines / model / MANIFEST_FILE).is_file():
+                checked(engines / model, chosen.table, chosen.candidate, level)
         self._client = client
         self._calls = calls
         self._meters = meters

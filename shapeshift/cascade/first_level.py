@@ -24,7 +24,7 @@ class FirstLevel:
 
     def __init__(self, folder: Path, table: Table, candidate: Candidate, own: CascadeSettings, log: Log) -> None:
         self.model = candidate.levels[0]
-        self.made = checked(folder / self.model, table, self.model)
+        self.made = checked(folder / self.model, table, candidate, 0)
         self.tokenizer = TextTokenizer(
             folder / self.model / TOKENIZER_FILE, self.made.max_tokens, type_stride=self.made.type_stride
         )
@@ -35,14 +35,18 @@ class FirstLevel:
         return self.tokenizer.encode_whole(texts[0], texts[1] if len(texts) > 1 else None, row, truncate)
 
 
-def checked(folder: Path, table: Table, model: str) -> Manifest:
-    """The manifest of a model's engines, which must be those that were profiled. Raises EngineError otherwise."""
+def checked(folder: Path, table: Table, candidate: Candidate, level: int) -> Manifest:
+    """The manifest of the engines of a level, counted from 0, which must be those that were profiled.
+
+    Raises EngineError otherwise.
+    """
+    model, is_last = candidate.levels[level], level + 1 == len(candidate.levels)
     made = manifest.load(folder)
     stated = table.model(model).checkpoint_sha256
     if stated and stated != made.checkpoint_sha256:
         raise EngineError(f"candidate table of {table.task}: {model} comes from another checkpoint; {_REGISTER}")
     offered = [output.name for output in made.outputs]
-    needed = ["LOGITS", *(["EMBEDDING"] if table.is_regression else [])]
+    needed = ["LOGITS", *(["EMBEDDING"] if table.is_regression and not is_last else [])]
     missing = [name for name in needed if name not in offered]
     if missing:
         raise EngineError(f"{model} has no output {', '.join(missing)}; list it in its config.pbtxt, `make engines`")

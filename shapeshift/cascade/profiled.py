@@ -36,8 +36,8 @@ class Task:
 
 @dataclass(frozen=True)
 class Profiled:
-    """One model and what it made of the sample; accuracy: 0 to 1; reliability: its table, on texts that its temperature
-    was not fitted to."""
+    """One model and what it made of the sample; accuracy: 0 to 1; temperature: fitted on all of it; reliability: its
+    table, each half of the texts under the temperature that the other half gives."""
 
     name: str
     seen: Observed
@@ -56,19 +56,21 @@ class Profiled:
 
 
 def profiled(name: str, seen: Observed, task: Task, fit: Array) -> Profiled:
-    """Calibrate on the rows `fit`, a mask [n], and measure the error on the others."""
+    """Calibrate on all rows; measure the error where `fit`, a mask [n], parts them, each part by the other."""
     accuracy = float(task.right(seen.logits).mean())
     if task.is_regression:
         return Profiled(name, seen, accuracy, 1.0, [])
-    temperature = calibrate.temperature(seen.logits[fit], task.truth[fit])
-    held_out = ~fit if (~fit).any() else fit
-    sure = calibrate.confidences(seen.logits[held_out], temperature)
-    table = calibrate.reliability(sure, task.right(seen.logits)[held_out])
-    return Profiled(name, seen, accuracy, temperature, table)
+    temperature = calibrate.temperature(seen.logits, task.truth)
+    sure = calibrate.confidences(seen.logits, temperature)
+    for fitted in (fit, ~fit):
+        if 0 < fitted.sum() < len(fitted):
+            by_others = calibrate.temperature(seen.logits[fitted], task.truth[fitted])
+            sure[~fitted] = calibrate.confidences(seen.logits[~fitted], by_others)
+    return Profiled(name, seen, accuracy, temperature, calibrate.reliability(sure, task.right(seen.logits)))
 
 
 def halves(count: int, seed: int = 0) -> Array:
-    """A mask [count] with a random half set: what is fitted on it is measured on the rest. One text is its own rest."""
+    """A mask [count] with a random half set: what is fitted on it is measured on the rest."""
     mask = np.zeros(count, dtype=bool)
     mask[np.random.default_rng(seed).permutation(count)[: max(1, count // 2)]] = True
     return mask

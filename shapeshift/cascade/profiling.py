@@ -12,16 +12,15 @@ from itertools import combinations
 
 import numpy as np
 
-from shapeshift.cascade import agreement, calibrate, ensemble, route, words
+from shapeshift.cascade import agreement, calibrate, ensemble, route
 from shapeshift.cascade.observe import Observed
 from shapeshift.cascade.outcomes import CONTROL_MS, Stop, expected
 from shapeshift.cascade.profiled import Profiled, Task, Texts
+from shapeshift.cascade.pruned_runs import PrunedRuns
 from shapeshift.cascade.softmax import Array, softmax
 from shapeshift.cascade.table import Candidate, Gap
 
 FIRST_C, STEP_C = 0.95, 0.05
-FIRST_ALPHA, STEP_ALPHA, MOST_ALPHA = 0.5, 0.1, 1.5
-MOST_LOSS = 0.02
 MOST_LEVELS = 3
 # Fewer unsure texts than this say too little of the ensemble's temperature.
 _ENOUGH = 30
@@ -29,16 +28,20 @@ _ENOUGH = 30
 
 @dataclass
 class Search:
-    """The search. run(model, texts, what) runs a model over other texts, for the purpose `what`."""
+    """The search. run(model, texts, what) runs a model over other texts, for the purpose `what`; fit: a mask [n] of the
+    texts that a regression's agreement is fitted to."""
 
     task: Task
     models: Sequence[Profiled]
     fit: Array
     run: Callable[[str, Texts, str], Observed]
     k: float = 10.0
-    algorithm: str = "sigmoid"
-    _pruned: dict[tuple[str, str, float], tuple[Observed, float]] = field(default_factory=dict)
+    algorithms: Sequence[str] = ("sigmoid",)
     _known: dict[tuple[str, int], Array] = field(default_factory=dict)
+    _pruned: PrunedRuns = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._pruned = PrunedRuns(self.task, self.run)
 
     def candidates(self, most_levels: int = MOST_LEVELS) -> list[Candidate]:
         """Every model alone, and every cascade of up to `most_levels` models of ascending accuracy and time."""
@@ -47,9 +50,13 @@ class Search:
         for levels in range(2, most_levels + 1):
             for chain in combinations(ordered, levels):
                 times = [model.mean_ms for model in chain]
-                if times == sorted(times):
+                if times == sorted(times) and self._can_decide(chain[:-1]):
                     found += self._of_chain(chain)
         return found
+
+    def _can_decide(self, models: Sequence[Profiled]) -> bool:
+        """A regression is sure by its embedding."""
+        return not self.task.is_regression or all(model.seen.embedding is not None for model in models)
 
     def _alone(self, model: Profiled) -> Candidate:
         answers = expected(
@@ -70,56 +77,25 @@ class Search:
         )
 
     def _of_chain(self, chain: Sequence[Profiled]) -> list[Candidate]:
+        kept = [one for algorithm in self.algorithms for one in self._of_rules(chain, algorithm)]
+        # To calibrate an ensemble takes longer than to work out what it does.
+        return [self._candidate(chain, one.gaps[0].rule, one.gaps[0].alpha, calibrated=True) for one in kept]
+
+    def _of_rules(self, chain: Sequence[Profiled], algorithm: str) -> list[Candidate]:
         found = []
         least = float(np.mean([model.accuracy for model in chain]))
-        for alpha in self._alphas(chain):
+        for alpha in self._pruned.alphas(chain):
             for c in _cuts():
-                made = self._candidate(chain, c, alpha)
+                made = self._candidate(chain, route.Rule(c, self.k, algorithm), alpha)
                 if made.accuracy < least:
                     break
                 found.append(made)
-        kept = undominated([one for one in found if one.measured.practical])
-        # To calibrate an ensemble takes longer than to work out what it does.
-        return [self._candidate(chain, one.gaps[0].c, one.gaps[0].alpha, calibrated=True) for one in kept]
+        return undominated([one for one in found if one.measured.practical])
 
-    def _alphas(self, chain: Sequence[Profiled]) -> Iterator[float]:
-        """0, and then scales until a large model's accuracy has fallen too far."""
-        yield 0.0
-        if not chain[0].seen.importance:
-            return
-        alpha = FIRST_ALPHA
-        while alpha <= MOST_ALPHA:
-            if any(
-                model.accuracy - float(self.task.right(self._after(chain[0], model, alpha)[0].logits).mean())
-                > MOST_LOSS
-                for model in chain[1:]
-            ):
-                return
-            yield alpha
-            alpha = round(alpha + STEP_ALPHA, 2)
-
-    def _after(self, small: Profiled, large: Profiled, alpha: float) -> tuple[Observed, float]:
-        """What the large model makes of the texts that the small one leaves, and the share of words that went.
-
-        Where none went, nothing is run.
-        """
-        if not alpha:
-            return large.seen, 0.0
-        key = (small.name, large.name, alpha)
-        if key not in self._pruned:
-            seen = small.seen
-            rows = zip(self.task.texts, seen.offsets, seen.importance, strict=True)
-            left = [words.left_of(text, offsets, importance, alpha) for text, offsets, importance in rows]
-            gone = sum(one.words for one in left)
-            in_all = sum(len(words.spans(one)) for text in self.task.texts for one in text)
-            what = f"{large.name}, words pruned by {small.name}, alpha {alpha:g}"
-            observed = self.run(large.name, [one.texts for one in left], what) if gone else large.seen
-            self._pruned[key] = observed, gone / max(in_all, 1)
-        return self._pruned[key]
-
-    def _candidate(self, chain: Sequence[Profiled], c: float, alpha: float, calibrated: bool = False) -> Candidate:
-        small = chain[0]
-        task, rule = self.task, route.Rule(c, self.k, self.algorithm)
+    def _candidate(
+        self, chain: Sequence[Profiled], rule: route.Rule, alpha: float, calibrated: bool = False
+    ) -> Candidate:
+        small, task = chain[0], self.task
         reaching = np.ones(len(task.texts))
         spent = small.seen.engine_ms.copy()
         before = self._joinable(small.seen)
@@ -127,16 +103,16 @@ class Search:
         stops, gaps, pruned = [], [], 0.0
         own, seen = small, small.seen
         for large in chain[1:]:
-            after, pruned = self._after(small, large, alpha)
+            after, pruned = self._pruned.after(small, large, alpha)
             weights = self._agreement(own, seen, after)
             sure = self._sure(replace(own, seen=seen), weights)
-            onward = np.array([route.p_large(float(one), rule) for one in sure])
+            onward = self._onward(seen, sure, rule)
             stops.append(Stop(reaching * (1 - onward), right, spent.copy()))
             reaching = reaching * onward
             share = self._weight(right, self._once("right", after, lambda seen: task.right(seen.logits)), reaching)
             joined = ensemble.combine(before, self._joinable(after), share)
-            gap = Gap(c, self.k, self.algorithm, alpha if large is chain[1] else 0.0, round(share, 6))
-            calibrates = self._temperature(joined, sure <= c) if calibrated else 1.0
+            gap = Gap(rule.c, rule.k, rule.algorithm, alpha if large is chain[1] else 0.0, round(share, 6))
+            calibrates = self._temperature(joined, sure <= rule.c) if calibrated else 1.0
             gaps.append(replace(gap, temperature=calibrates, agreement=weights))
             spent = spent + CONTROL_MS + after.engine_ms
             before, right = joined, task.right(joined)
@@ -144,9 +120,9 @@ class Search:
         stops.append(Stop(reaching, right, spent))
         answers = expected(stops)
         first = self._sure(small, gaps[0].agreement)
-        name = " > ".join(model.name for model in chain) + f" c={c:g} alpha={alpha:g}"
-        if self.algorithm != "sigmoid":
-            name += f" {self.algorithm}"
+        name = " > ".join(model.name for model in chain) + f" c={rule.c:g} alpha={alpha:g}"
+        if rule.algorithm != "sigmoid":
+            name += f" {rule.algorithm}"
         return Candidate(
             name,
             tuple(model.name for model in chain),
@@ -181,6 +157,15 @@ class Search:
             return np.ones(len(self.task.texts))
         return np.array([agreement.confidence(one, weights) for one in model.seen.embedding])
 
+    def _onward(self, seen: Observed, sure: Array, rule: route.Rule) -> Array:
+        """How likely each text goes on [n]."""
+
+        def work_out(_: Observed) -> Array:
+            return np.array([route.p_large(float(one), rule) for one in sure])
+
+        # What a regression is sure by depends on the next model, too.
+        return work_out(seen) if self.task.is_regression else self._once(f"onward {rule}", seen, work_out)
+
     def _agreement(self, model: Profiled, seen: Observed, after: Observed) -> tuple[float, ...]:
         if not self.task.is_regression or seen.embedding is None:
             return ()
@@ -197,7 +182,7 @@ class Search:
     def _temperature(self, joined: Array, unsure: Array) -> float:
         if self.task.is_regression:
             return 1.0
-        rows = self.fit & unsure if int((self.fit & unsure).sum()) >= _ENOUGH else self.fit
+        rows = unsure if int(unsure.sum()) >= _ENOUGH else np.ones(len(unsure), bool)
         return calibrate.temperature(np.log(np.maximum(joined[rows], 1e-30)), self.task.truth[rows])
 
 

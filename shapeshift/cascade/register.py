@@ -26,14 +26,14 @@ Progress = Callable[[str], None]
 class Profiling:
     """Settings of a run; defaults as in the paper.
 
-    min_accuracy, max_latency_ms: the targets, 0: none; k, algorithm: of Eq. 4; most_levels: of a cascade; tolerance:
+    min_accuracy, max_latency_ms: the targets, 0: none; k, algorithms: of Eq. 4; most_levels: of a cascade; tolerance:
     for regressions, within which a number is right, and two models agree; seed: of the half that calibration sees.
     """
 
     min_accuracy: float = 0.0
     max_latency_ms: float = 0.0
     k: float = 10.0
-    algorithm: str = "sigmoid"
+    algorithms: Sequence[str] = ("sigmoid",)
     most_levels: int = profiling.MOST_LEVELS
     tolerance: float = 0.0
     seed: int = 0
@@ -61,7 +61,7 @@ def profile(
     def run(name: str, texts: Texts, what: str) -> Observed:
         return models[name].observe(texts, partial(_tell, progress, what))
 
-    search = Search(asked, found, fit, run, wanted.k, wanted.algorithm)
+    search = Search(asked, found, fit, run, wanted.k, wanted.algorithms)
     candidates = search.candidates(wanted.most_levels)
     made: dict[str, Any] = {
         "hardware": cpu_model(),

@@ -6,7 +6,9 @@ A word is what stands between white space. A token belongs to the word in which 
 from __future__ import annotations
 
 import re
+from bisect import bisect_right
 from collections.abc import Sequence
+from itertools import accumulate
 from typing import NamedTuple
 
 import numpy as np
@@ -46,20 +48,16 @@ def words_of_tokens(offsets: Array, texts: Sequence[Spans]) -> Array:
 
     offsets: [tokens, 2] as OFFSETS; texts: the words of each of one or two texts.
     """
-    inside = offsets[:, 1] > offsets[:, 0]
-    word_of = np.full(len(offsets), -1, np.int64)
+    # A text has few tokens: a loop is faster than arrays.
     text_of = _texts_of(offsets, len(texts))
-    first = 0
-    for number, own in enumerate(texts):
-        member = inside & (text_of == number)
-        if own and member.any():
-            starts, ends = np.array(own).T
-            last = offsets[member, 1] - 1
-            place = np.searchsorted(starts, last, side="right") - 1
-            within = (place >= 0) & (last < ends[place])
-            word_of[member] = np.where(within, place + first, -1)
-        first += len(own)
-    return word_of
+    starts = [[start for start, _ in own] for own in texts]
+    firsts = [0, *accumulate(map(len, texts))]
+    found = []
+    for (start, end), text in zip(offsets.tolist(), text_of, strict=True):
+        place = bisect_right(starts[text], end - 1) - 1
+        within = end > start and place >= 0 and end <= texts[text][place][1]
+        found.append(place + firsts[text] if within else -1)
+    return np.array(found, np.int64)
 
 
 def left_of(texts: Sequence[bytes], offsets: Array, importance: Array, alpha: float) -> Pruned:
@@ -79,13 +77,13 @@ def left_of(texts: Sequence[bytes], offsets: Array, importance: Array, alpha: fl
     return Pruned(left, gone)
 
 
-def _texts_of(offsets: Array, texts: int) -> Array:
+def _texts_of(offsets: Array, texts: int) -> list[int]:
     """Which text each token stands in: a second one begins behind special tokens in the middle, or where counting
     starts anew."""
     if texts == 1:
-        return np.zeros(len(offsets), np.int64)
+        return [0] * len(offsets)
     special = offsets[:, 0] < 0
     after = np.concatenate([[True], special[:-1]])
     back = np.concatenate([[False], offsets[1:, 0] < offsets[:-1, 0]])
     begins = ~special & (after | back)
-    return np.asarray(np.clip(np.cumsum(begins) - 1, 0, texts - 1))
+    return [int(text) for text in np.clip(np.cumsum(begins) - 1, 0, texts - 1)]

@@ -21,6 +21,7 @@ from shapeshift.triton.control import ModelControl
 
 _SWAP_S = 90.0
 _BAR = 40
+_BOTH = "both"
 _SWAPS = "shapeshift_candidate_swaps_total"
 
 
@@ -32,7 +33,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     register.add_argument("--sample", type=Path, required=True, help=".jsonl or .tsv of labelled texts")
     register.add_argument("--models", required=True, help="front models that `make engines` has built: a,b,c")
     register.add_argument("--engines", type=Path, default=Path("build/engines"))
-    register.add_argument("--algorithm", choices=list(route.ALGORITHMS), default=Profiling.algorithm)
+    register.add_argument("--algorithm", choices=[*route.ALGORITHMS, _BOTH], default="sigmoid")
     register.add_argument("--k", type=float, default=Profiling.k, help="slope of the sigmoid")
     register.add_argument("--levels", type=int, default=Profiling.most_levels, help="most levels of a cascade")
     register.add_argument(
@@ -73,8 +74,9 @@ def _register(options: argparse.Namespace) -> int:
     if len(set(names)) < len(names) or not names:
         raise InvalidInputError("models", options.models, "names that stand only once")
     sample = read(options.sample).some(options.rows)
+    algorithms = tuple(route.ALGORITHMS) if options.algorithm == _BOTH else (options.algorithm,)
     wanted = Profiling(
-        options.min_accuracy, options.max_latency_ms, options.k, options.algorithm, options.levels, options.tolerance
+        options.min_accuracy, options.max_latency_ms, options.k, algorithms, options.levels, options.tolerance
     )
     progress = Progress(options.task)
     try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, cast
@@ -9,7 +10,7 @@ from typing import Any, cast
 import numpy as np
 import pytest
 
-from bench import cascade_data, cascade_pieces, cascade_plots, cascade_report
+from bench import cascade_data, cascade_packing, cascade_pieces, cascade_plots, cascade_report, cascade_task
 from bench.cascade_pieces import Pieces
 from bench.cascade_report import Row
 from shapeshift.cascade.control import Level
@@ -56,7 +57,7 @@ TABLE = Table(
 @pytest.fixture(scope="module")
 def pieces() -> Pieces:
     models = {"small": cast("ProfiledModel", Model(False)), "large": cast("ProfiledModel", Model(True))}
-    return cascade_pieces.measure(models, "small", ["large"], [0.0, 0.5], TEXTS, TRUTH, seed=0)
+    return cascade_pieces.measure(models, [candidate(), candidate(alpha=0.5)], TEXTS, TRUTH, seed=0)
 
 
 def test_systems_are_made_of_the_same_pieces(pieces: Pieces) -> None:
@@ -76,25 +77,66 @@ def test_pruned_texts_have_pieces_of_their_own(pieces: Pieces) -> None:
     onward = ours.level == 2
     assert (ours.pruned[onward] == 1).all() and not ours.pruned[~onward].any()
     np.testing.assert_allclose(ours.last_ms[onward], 2)
-    (line,) = cascade_report.pruning(pieces, ours, "large", 0.5)
+    (line,) = cascade_report.pruning(pieces, ours, candidate(alpha=0.5))
     assert "33.3% of words pruned" in line and "3.000 > 2.000 ms" in line
 
 
 def test_tables_say_what_was_measured(pieces: Pieces) -> None:
     ours = cascade_pieces.cascade(pieces, TABLE, candidate(), seed=0)
-    rows = [Row("always large", cascade_pieces.single(pieces, "large"), 1.5), Row("ours", ours, 1.9)]
+    rows = [Row("always large", cascade_pieces.single(pieces, "large")), Row("ours", ours)]
     text = cascade_report.table("title", rows)
     assert "100.00%" in text and "75.0%" in text
-    early, onward = cascade_report.by_level(pieces, ours, "small", "large")
+    early, onward = cascade_report.by_level(pieces, ours, candidate())
     assert "75.0% of queries" in early and "small 100.00%" in early and "small 0.00%" in onward
-    (bound,) = cascade_report.bound(pieces, ours, "small", "large", 0.0)
+    (bound,) = cascade_report.bound(pieces, ours, candidate())
     assert "p 0.250" in bound and "ratio 1.00" in bound
+    (levels,) = cascade_report.levels(rows[1:])
+    assert "75.0%, 25.0%" in levels
     plain = cascade_report.plain(rows[1])
     assert plain["system"] == "ours" and plain["early"] == 0.75
 
 
+def test_cost_is_time_by_packing_factor(pieces: Pieces) -> None:
+    packed = dataclasses.replace(pieces, packing={"small": 3, "large": 1})
+    small, large = (Row(name, cascade_pieces.single(packed, name)) for name in ("small", "large"))
+    assert (small.cost, large.cost) == (1.0, 3.0)
+    ours = Row("ours", cascade_pieces.cascade(packed, TABLE, candidate(), seed=0))
+    assert ours.cost == pytest.approx(1.0 + 3.0 / 4)
+    assert Row("voting", cascade_pieces.voting(packed, ["small", "large"], [0.5, 0.5])).cost == 4.0
+
+
+@pytest.mark.parametrize(("slower", "wanted"), [([1.0, 1.2], 1), ([1.0, 1.05, 1.05, 1.3], 3), ([1.0] * 4, 4)])
+def test_packing_ends_where_copies_slow_one_another(
+    monkeypatch: pytest.MonkeyPatch, slower: list[float], wanted: int
+) -> None:
+    monkeypatch.setattr(cascade_packing, "cores", lambda: 4)
+    monkeypatch.setattr(cascade_packing, "ProfiledModel", lambda engines, name: name)
+    monkeypatch.setattr(cascade_packing, "_median_ms", lambda models, texts: 7.0 * slower[len(models) - 1])
+    assert cascade_packing.factors(Path(), ["model"], TEXTS) == {"model": wanted}
+
+
+def test_the_best_chain_is_the_fastest_that_loses_little() -> None:
+    models = tuple(dataclasses.replace(model, accuracy=0.9) for model in TABLE.models)
+    made = [
+        dataclasses.replace(candidate(algorithm=algorithm), name=name, accuracy=accuracy, latency_ms=ms, p75_ms=4.0)
+        for name, algorithm, accuracy, ms in (
+            ("fast", "sigmoid", 0.89, 3.5),
+            ("good", "sigmoid", 0.896, 4.0),
+            ("better", "sigmoid", 0.9, 4.5),
+            ("cut", "cut", 0.9, 3.0),
+        )
+    ]
+    table = dataclasses.replace(TABLE, models=models, candidates=tuple(made))
+    assert cascade_task.best_chain(table).name == "good"
+    assert cascade_task.best(table, cascade_task.chains(table, 2, "cut")) == made[3]
+    assert cascade_task.best(table, made[:1]) == made[0]
+    assert cascade_task.best(table, cascade_task.chains(table, 3)) is None
+    with pytest.raises(NotFoundError, match="no cascade of task"):
+        cascade_task.best_chain(dataclasses.replace(table, candidates=tuple(made[3:])))
+
+
 def test_plots_are_written(pieces: Pieces, tmp_path: Path) -> None:
-    rows = [Row("ours", cascade_pieces.cascade(pieces, TABLE, candidate(), seed=0), 1.9)]
+    rows = [Row("ours", cascade_pieces.cascade(pieces, TABLE, candidate(), seed=0))]
     assert (tmp_path / cascade_plots.draw("task", rows, tmp_path)).stat().st_size > 1000
 
 

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 from google.protobuf import json_format
+from safetensors.numpy import save_file
 
 from build_engines import cascade as build_cascade
 from build_engines.settings import Places
@@ -20,6 +21,7 @@ from shapeshift.cascade.table import Candidate, Gap, LevelModel, Table
 from shapeshift.engines import manifest
 from shapeshift.serving import model_args
 from shapeshift.triton import modelconfig
+from tests.conftest import LIGHT_WIDTH
 from tests.fakes import InferenceResponse, PbUtils, Request, Tensor, TritonError
 
 LABELS = ("LABEL_0", "LABEL_1")
@@ -27,6 +29,11 @@ _LEVEL_OUTPUTS = """output [
   { name: "LOGITS" data_type: TYPE_FP32 dims: [ 2 ] },
   { name: "IMPORTANCE" data_type: TYPE_FP32 dims: [ -1 ] },
   { name: "OFFSETS" data_type: TYPE_INT32 dims: [ -1, 2 ] }
+]
+"""
+_REGRESSION_OUTPUTS = """output [
+  { name: "LOGITS" data_type: TYPE_FP32 dims: [ 1 ] },
+  { name: "EMBEDDING" data_type: TYPE_FP32 dims: [ %d ] }
 ]
 """
 _FRONT = """
@@ -154,12 +161,17 @@ class House:
 def built_small(
     tmp_path_factory: pytest.TempPathFactory, add_front: Callable[..., Path], build_fronts: Callable[[Path, Path], Path]
 ) -> Path:
-    """A folder with emulated engines of a model `small` in build/engines."""
+    """A folder with emulated engines of a model `small`, and of a regression `number`, in build/engines."""
     root = tmp_path_factory.mktemp("small")
-    folder = add_front(root / "model_repository", "small", bins="16,64")
-    text = (folder / "config.pbtxt").read_text()
-    text = text.replace(text[text.index("output [") : text.index("instance_group")], _LEVEL_OUTPUTS)
-    (folder / "config.pbtxt").write_text(text)
+    save_file({"weight": np.ones((1, LIGHT_WIDTH), np.float32), "bias": np.zeros(1, np.float32)}, root / "head")
+    for name, outputs, more in (
+        ("small", _LEVEL_OUTPUTS, {}),
+        ("number", _REGRESSION_OUTPUTS % LIGHT_WIDTH, {"head": root / "head"}),
+    ):
+        folder = add_front(root / "model_repository", name, bins="16,64", **more)
+        text = (folder / "config.pbtxt").read_text()
+        text = text.replace(text[text.index("output [") : text.index("instance_group")], outputs)
+        (folder / "config.pbtxt").write_text(text)
     build_fronts(root / "model_repository", root / "build")
     return root
 

@@ -14,6 +14,7 @@ from shapeshift.cascade import registry
 from shapeshift.cascade.softmax import softmax
 from shapeshift.errors import EngineError, InvalidInputError, NotFoundError
 from tests.cascade.conftest import ALL, LABELS, FakeLevel, candidate, gap
+from tests.conftest import LIGHT_WIDTH
 from tests.fakes import Request, TritonError, text_request, values_of
 
 if TYPE_CHECKING:
@@ -118,6 +119,33 @@ def test_the_draws_follow_the_seed(house: House) -> None:
     texts = [f"text {number}" for number in range(40)]
     runs = [ask(house.open(table, seed=seed), *texts)["LEVEL"][:, 0].tolist() for seed in (1, 1, 2)]
     assert runs[0] == runs[1] != runs[2] and set(runs[0]) == {1, 2}
+
+
+def test_a_regression_goes_on_where_the_models_may_disagree(house: House) -> None:
+    level = large(house, (4.0,))
+    texts = [f"text {number}" for number in range(20)]
+
+    def serve(constant: float) -> Any:
+        agreement = (9.0,) + (0.0,) * (LIGHT_WIDTH - 1) + (constant,)
+        both = candidate("both", ("number", "large"), [gap(c=0.5, w=0.75, agreement=agreement)])
+        table = house.table(both, kind="regression", labels=("LABEL_0",), tolerance=0.5)
+        return house.open(table)
+
+    front = serve(0.0)
+    own = ask(front, *texts, level=1)
+    assert own["PROBABILITIES"].shape == (20, 1) and set(own["LEVEL"][:, 0]) == {1}
+    sure = own["CONFIDENCE"][:, 0] > 0.5
+    assert 0 < sure.sum() < 20
+    found = ask(front, *texts)
+    np.testing.assert_array_equal(found["LEVEL"][:, 0], np.where(sure, 1, 2))
+    number = own["PROBABILITIES"][:, 0]
+    np.testing.assert_allclose(found["PROBABILITIES"][:, 0], np.where(sure, number, 3 + number / 4), rtol=1e-5)
+    labels = [float(label) for label in found["LABEL"][:, 0]]
+    np.testing.assert_allclose(labels, found["PROBABILITIES"][:, 0], rtol=1e-4)
+    assert len(level.asked) == (~sure).sum() and level.outputs == [["LOGITS", "ENGINE_MS"]]
+    # What lies far on one side goes all one way.
+    assert set(ask(serve(-50.0), *texts)["LEVEL"][:, 0]) == {2}
+    assert set(ask(serve(50.0), *texts)["LEVEL"][:, 0]) == {1}
 
 
 # Faults.

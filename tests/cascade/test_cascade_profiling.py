@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
-from shapeshift.cascade import profiling, registry, route, sample, table
+from shapeshift.cascade import calibrate, profiling, registry, route, sample, table
 from shapeshift.cascade.observe import Observed
 from shapeshift.cascade.outcomes import Stop, expected, weighted_percentile
 from shapeshift.cascade.profiled import Profiled, Task, halves, profiled
@@ -77,11 +77,26 @@ def test_calibration_is_measured_on_what_it_was_not_fitted_on(models: list[Profi
     assert models[0].accuracy < models[1].accuracy < models[2].accuracy
 
 
+def test_each_half_is_measured_by_the_other(task: Task) -> None:
+    fit = halves(COUNT)
+    seen = observed(np.random.default_rng(3), task.truth, 2.0, 1.0)
+    logits = np.where(fit[:, None], seen.logits * 5, seen.logits)
+    made = profiled("model", dataclasses.replace(seen, logits=logits), task, fit)
+    one, other = (calibrate.temperature(logits[half], task.truth[half]) for half in (fit, ~fit))
+    assert one > 3 * other
+    sure = np.where(fit, calibrate.confidences(logits, other), calibrate.confidences(logits, one))
+    assert made.reliability == calibrate.reliability(sure, task.right(logits))
+    assert made.temperature == calibrate.temperature(logits, task.truth)
+    # What cannot be parted is measured as it is.
+    single = profiled("model", dataclasses.replace(seen, logits=logits[:1]), Task([[b"x"]], task.truth[:1]), fit[:1])
+    assert sum(one.count for one in single.reliability) == 1
+
+
 @pytest.mark.parametrize("algorithm", list(route.ALGORITHMS))
 def test_a_candidate_is_what_drawing_would_give(task: Task, models: list[Profiled], algorithm: str) -> None:
     small, large = models[0], models[2]
-    found, _ = search(task, models, algorithm=algorithm)
-    one = found._candidate([small, large], 0.8, 0.0)
+    found, _ = search(task, models, algorithms=[algorithm])
+    one = found._candidate([small, large], route.Rule(0.8, 10.0, algorithm), 0.0)
     assert one.levels == ("small", "large") and one.gaps[0].c == 0.8
     # By brute force, many draws a text.
     rng = np.random.default_rng(7)
@@ -141,6 +156,16 @@ def test_the_cut_stops_where_the_mean_of_the_models_is_reached(task: Task, model
     assert all(one.accuracy >= least for one in found.candidates() if len(one.levels) == 2)
 
 
+def test_both_algorithms_fill_one_table(task: Task, models: list[Profiled]) -> None:
+    chain = [models[0], models[2]]
+    both, asked = search(task, chain, loss=0.2, algorithms=list(route.ALGORITHMS))
+    found = both.candidates()
+    assert len({one.name for one in found}) == len(found) and len(asked) == 1
+    alone, _ = search(task, chain, loss=0.2)
+    assert [one.name for one in alone.candidates()] == [one.name for one in found if not one.name.endswith(" cut")]
+    assert {gap.algorithm for one in found for gap in one.gaps} == set(route.ALGORITHMS)
+
+
 def test_regressions_are_sure_by_agreement() -> None:
     rng = np.random.default_rng(2)
     embedding = rng.normal(size=(COUNT, 3))
@@ -153,11 +178,16 @@ def test_regressions_are_sure_by_agreement() -> None:
     fit = halves(COUNT)
     models = [profiled("small", seen, task, fit), profiled("large", large, task, fit)]
     assert models[0].accuracy == pytest.approx(0.5, abs=0.1) and models[1].accuracy == 1
-    made = Search(task, models, fit, lambda name, texts, what: large, algorithm="cut").candidates()
+    made = Search(task, models, fit, lambda name, texts, what: large, algorithms=["cut"]).candidates()
     early = [one for one in made if len(one.levels) == 2 and one.shares[0] > 0.25]
     best = max(early, key=lambda one: one.accuracy)
+    assert all(gap.agreement for one in made for gap in one.gaps)
     # Half of the small model's answers are right, and it is known which.
     assert best.accuracy > 0.9 and len(best.gaps[0].agreement) == 4
+    # What tells no embedding, as the large model, can only come last.
+    blind = dataclasses.replace(models[0], name="blind", seen=dataclasses.replace(seen, embedding=None))
+    found = Search(task, [blind, *models], fit, lambda name, texts, what: large).candidates()
+    assert {one.levels for one in found if len(one.levels) > 1} == {("small", "large")}
 
 
 def test_expectations_and_percentiles() -> None:
@@ -273,7 +303,7 @@ def test_samples_that_are_none(tmp_path: Path, text: str) -> None:
 def two_models(tmp_path: Path, add_front: Callable[..., Path], build_fronts: Callable[[Path, Path], Path]) -> Path:
     """The engines of `quick` and `slow`, which tell two classes apart by chance."""
     outputs = 'output [ { name: "LOGITS" data_type: TYPE_FP32 dims: [ 2 ] }'
-    for name, latency in (("quick", (1.0, 1.0)), ("slow", (8.0, 8.0))):
+    for name, latency in (("quick", (0.5, 0.5)), ("slow", (4.0, 4.0))):
         folder = add_front(tmp_path / "model_repository", name, latency_ms=latency, bins="16")
         text = (folder / "config.pbtxt").read_text()
         importance = ', { name: "IMPORTANCE" data_type: TYPE_FP32 dims: [ -1 ] }' if name == "quick" else ""
@@ -316,9 +346,9 @@ def test_register_select_and_list(two_models: Path, tmp_path: Path, capsys: pyte
     assert main(["cascade", "list", "--dir", folder, "--reliability"]) == 0
     listed = capsys.readouterr().out
     assert "task coin" in listed and "* quick" in listed
-    # Half of the eight texts were held out, for each of the two models.
+    # Each of the eight texts was held out once, for each of the two models.
     counts = [int(line.split()[3]) for line in listed.splitlines() if re.match(r" +\d\.\d\d to ", line)]
-    assert sum(counts) == 8
+    assert sum(counts) == 16
 
 
 def test_register_refuses(two_models: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
