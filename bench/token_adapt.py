@@ -23,6 +23,7 @@ import json
 import sys
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -61,7 +62,7 @@ def emulated_part(extent: Extent, profile: Path) -> tuple[Part, dict[str, Any]]:
 
         def schemes(load: str) -> Sequence[Scheme]:
             wanted = [OURS.name, PAPER.name, PETS.name, infaas.name, token_systems.fixed(-15).name]
-            wanted += [PLANNED.name] * load.startswith("1.2")
+            wanted += [PLANNED.name] * (load.startswith("1.2") and extent.bursty)
             return [named[name] for name in dict.fromkeys([*wanted, token_systems.fixed(fixed[load]).name])]
 
         part.measure(server.grpc_url, schemes, extent.at_once)
@@ -108,9 +109,12 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m bench.token_adapt", description=__doc__.splitlines()[0])
     parser.add_argument("--quick", action="store_true", help="under 3 minutes: one seed, one rate, short cells")
     parser.add_argument("--parts", default=",".join(PARTS), help=f"some of {','.join(PARTS)}")
+    parser.add_argument("--seeds", help="some of those of the whole run, 0,1")
     parser.add_argument("--profile", type=Path, default=token_vit_base.PROFILE, help="latencies of ViT-Base")
     options = parser.parse_args()
     extent, began = QUICK if options.quick else FULL, time.monotonic()
+    if options.seeds:
+        extent = replace(extent, seeds=tuple(map(int, options.seeds.split(","))))
     settings: dict[str, Any] = {
         "command": f"python -m bench.token_adapt {' '.join(sys.argv[1:])}".strip(),
         "seeds": ",".join(map(str, extent.seeds)),

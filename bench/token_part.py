@@ -34,8 +34,8 @@ class Extent:
     at_once: int = 3
 
 
-QUICK = Extent((0,), 3.0, 14.0, 7.0, (1.2,), False)
-FULL = Extent((0, 1), 10.0, 60.0, 25.0, (0.8, 1.2, 2.0), True)
+QUICK = Extent((0,), 3.0, 12.0, 7.0, (1.2,), False)
+FULL = Extent((0, 1), 10.0, 60.0, 18.0, (0.8, 1.2, 2.0), True)
 
 
 class Part:
