@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import struct
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 from tritonclient.grpc import service_pb2
+from tritonclient.utils import deserialize_bytes_tensor
 
 from bench.foreign import ForeignLoad
 from bench.token_loads import Traffic, accuracies, planned, required_ms, worth
@@ -26,10 +26,10 @@ NEVER_RUN = -999
 
 @dataclass(frozen=True)
 class Cell:
-    """What became of one scheme's requests after the warm-up, by request.
+    """What became of one scheme's requests after the warm-up, by image.
 
     at_s, worth: when it came, what it is worth; accuracy: its task's at the gamma that served it, 0 where none did;
-    gamma, batch; in_time: answered within its requirement by the client's clock; late: executed, not in time
+    gamma, batch; in_time: answered within its requirement by the client's clock; failed: requests with an error
     """
 
     load: str
@@ -112,40 +112,42 @@ def _cell(
     warm_up_s: float,
     foreign: float,
 ) -> Cell:
-    answers = [read(answer) for answer in report.answers]
-    gammas = np.array([gamma for gamma, _, _ in answers])
+    images = traffic.images
+    answers = [read(answer, images) for answer in report.answers]
+    gammas, batches, timely = (np.concatenate(column) for column in zip(*answers, strict=True))
     known = accuracies(traffic, model.tasks, model.gammas)
     place = {gamma: index for index, gamma in enumerate(model.gammas)}
     accuracy = np.array(
-        [known[row, place[gamma]] if gamma in place else 0.0 for row, gamma in enumerate(gammas.tolist())]
+        [known[row // images, place[gamma]] if gamma in place else 0.0 for row, gamma in enumerate(gammas.tolist())]
     )
-    timely = np.array([outcome == "in_time" for _, _, outcome in answers])
-    in_time = timely & (np.nan_to_num(report.latency_s, nan=np.inf) * 1e3 <= required_ms(traffic))
-    counted = traffic.at_s >= warm_up_s
+    answered = np.nan_to_num(report.latency_s, nan=np.inf) * 1e3 <= required_ms(traffic)
+    counted = np.repeat(traffic.at_s >= warm_up_s, images)
     return Cell(
         load=load,
         scheme=scheme.name,
         seed=seed,
-        at_s=traffic.at_s[counted],
-        worth=worth(traffic)[counted],
+        at_s=np.repeat(traffic.at_s, images)[counted],
+        worth=np.repeat(worth(traffic), images)[counted],
         accuracy=accuracy[counted],
         gamma=gammas[counted],
-        batch=np.array([size for _, size, _ in answers])[counted],
-        in_time=in_time[counted],
-        failed=int((~report.ok)[counted].sum()),
+        batch=batches[counted],
+        in_time=(timely & np.repeat(answered, images))[counted],
+        failed=int((~report.ok)[traffic.at_s >= warm_up_s].sum()),
         foreign=foreign,
     )
 
 
-def read(answer: bytes | None) -> tuple[int, int, str]:
-    """Gamma, batch size and outcome of a serialised answer to one image; none of them without an answer."""
+def read(answer: bytes | None, images: int = 1) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.bool_]]:
+    """Of a serialised answer to `images` images: gamma, batch size and whether it was in time, of each.
+
+    The gamma is NEVER_RUN where an image was not executed, or the answer is missing.
+    """
     if answer is None:
-        return NEVER_RUN, 0, "failed"
+        return np.full(images, NEVER_RUN), np.zeros(images, np.int64), np.zeros(images, np.bool_)
     message = service_pb2.ModelInferResponse.FromString(answer)
     raw: Mapping[str, bytes] = {
         output.name: content for output, content in zip(message.outputs, message.raw_output_contents, strict=True)
     }
-    outcome = raw["OUTCOME"][4:].decode()
-    if outcome == "evicted":
-        return NEVER_RUN, 0, outcome
-    return struct.unpack("<i", raw["GAMMA"])[0], struct.unpack("<i", raw["BATCH_SIZE"])[0], outcome
+    outcomes = deserialize_bytes_tensor(raw["OUTCOME"])
+    gammas, batches = (np.frombuffer(raw[name], np.int32).astype(np.int64) for name in ("GAMMA", "BATCH_SIZE"))
+    return np.where(outcomes == b"evicted", NEVER_RUN, gammas), batches, outcomes == b"in_time"

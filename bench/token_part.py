@@ -34,18 +34,30 @@ class Extent:
     at_once: int = 3
 
 
-QUICK = Extent((0,), 3.0, 17.0, 8.0, (1.2,), False)
-FULL = Extent((0, 1), 10.0, 60.0, 25.0, (0.8, 1.2, 2.0), True)
+QUICK = Extent((0,), 3.0, 12.0, 7.0, (1.2,), False)
+FULL = Extent((0, 1), 10.0, 60.0, 18.0, (0.8, 1.2, 2.0), True)
 
 
 class Part:
-    """One part of the bench: a model, the schemes over it, and the loads."""
+    """One part of the bench: a model, the schemes over it, and the loads.
 
-    def __init__(self, what: str, model: ImageModel, extent: Extent, seconds: float, capacity: float) -> None:
+    capacity: images a second at gamma 0; images: of a request; slower: what batches take over what the profile says.
+    """
+
+    def __init__(
+        self,
+        what: str,
+        model: ImageModel,
+        extent: Extent,
+        seconds: float,
+        capacity: float,
+        images: int = 1,
+        slower: float = 1.0,
+    ) -> None:
         self.results = Results(what)
         self.model, self.extent = model, extent
         self.seconds = extent.warm_up_s + seconds
-        self.capacity = capacity
+        self.capacity, self.images, self.slower = capacity, images, slower
         self.fixed = {load: self._simulated(load) for load in self.loads}
 
     @property
@@ -54,10 +66,10 @@ class Part:
         found: dict[str, Callable[[int], Traffic]] = {}
         for factor in self.extent.rates:
             found[f"{factor:g} times capacity"] = lambda seed, rate=factor * self.capacity: fluctuating(  # type: ignore[misc]
-                rate, self.seconds, seed
+                rate, self.seconds, seed, self.images
             )
         if self.extent.bursty:
-            found[BURSTY] = lambda seed: bursty(0.75 * self.capacity, self.seconds, seed)
+            found[BURSTY] = lambda seed: bursty(0.75 * self.capacity, self.seconds, seed, self.images)
         return found
 
     def best(self, load: str) -> int:
@@ -86,6 +98,7 @@ class Part:
             shares = []
             for one in traffic:
                 loaded = loading.load(_arguments(stated), lambda text: None, lambda args, own: self.model)
+                loaded.costs.factor = self.slower
                 offered = simulated(one, self.model.tasks, (gamma,))
                 got = simulate(loaded.costs, loaded.rules, offered)
                 shares.append(got.gained(offered) / float(offered.utility.sum()))

@@ -33,7 +33,7 @@ ACCURACY: Mapping[str, tuple[float, ...]] = {
 EuroSAT, which Fig. 4a leaves out, is put between the two.
 """
 PROFILE = Path("profiles/vit-base-openvino-f32-epyc-zen3.json")
-CAPACITY_PER_S = 100.0
+CAPACITY_PER_S = 50.0
 """Images a second that gamma 0 serves after scaling."""
 SIZES = {
     -1: ("ViT-Small", 22_000_000, 4.6, -0.02),

@@ -1,5 +1,6 @@
 """Triton's entry point of the token_adapt backend."""
 
+import sys
 from typing import Any
 
 import triton_python_backend_utils as pb_utils
@@ -13,6 +14,8 @@ class TritonPythonModel:
     """Classifies images; requests are answered through their response senders."""
 
     def initialize(self, args: dict[str, str]) -> None:
+        # The thread that executes waits so long for one that decodes or answers to let go of the interpreter.
+        sys.setswitchinterval(0.0005)
         try:
             self._front = ImageFront(pb_utils, model_args.read(args))
         except ShapeshiftError as error:

@@ -57,6 +57,10 @@ class Query:
     accuracy: Floats
     item: Any = None
 
+    def __post_init__(self) -> None:
+        self.brings = self.utility * self.accuracy
+        """What it is worth in expectation, for each gamma of the costs."""
+
 
 @dataclass(frozen=True)
 class Step:
@@ -152,7 +156,11 @@ class TokenAdapter:
         """Make smaller batches of queries whose deadline their own cannot make; those evicted that can in none."""
         kept: list[Batch[Query]] = []
         evicted: list[Query] = []
+        any_end = self._fastest(now, self._queue.rules.size)
         for batch in self._queue.batches:
+            if any_end < batch.deadline:
+                kept.append(batch)
+                continue
             end = self._fastest(now, len(batch))
             if end < batch.deadline:
                 kept.append(batch)
@@ -180,4 +188,7 @@ class TokenAdapter:
 
 def _utilities(batches: Sequence[Batch[Query]]) -> Floats:
     """[b, g]: what the queries of each batch are worth in expectation at each gamma."""
-    return np.array([np.sum([query.utility * query.accuracy for query in batch.queries], axis=0) for batch in batches])
+    brings = np.array([query.brings for batch in batches for query in batch.queries])
+    firsts = np.cumsum([0, *(len(batch) for batch in batches[:-1])])
+    found: Floats = np.add.reduceat(brings, firsts, axis=0)
+    return found

@@ -142,13 +142,15 @@ class ImageFront:
     def _finished(self, sender: Any, wanted: list[str], request: ImageRequest) -> None:
         with self._lock:
             self._waiting -= request.images
-        self._watch.remove(request)
         if request.error is not None:
+            self._watch.remove(request)
             self._answers.fail(sender, request.error)
             return
         self._answers.send(sender, partial(self._response, request, wanted), request.arrived / 1e3)
 
     def _response(self, request: ImageRequest, wanted: list[str]) -> Any:
+        # Here, on the sender's thread: it waits while Triton is being asked.
+        self._watch.remove(request)
         made = tensors(request)
         return self._pb_utils.InferenceResponse([self._pb_utils.Tensor(name, made[name]) for name in wanted])
 

@@ -12,7 +12,7 @@ _PLAN_MS = (0.1, 0.2, 0.5, 1, 2, 3, 5, 10, 20, 50)
 
 
 class ImageMeters:
-    """Counted by the execution thread alone."""
+    """Counted by the execution thread alone, refused tasks by the device's."""
 
     def __init__(self, gammas: Sequence[int]) -> None:
         self.outcomes = {

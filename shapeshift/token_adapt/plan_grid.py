@@ -17,18 +17,60 @@ Integers = npt.NDArray[np.int32]
 
 # A short horizon is cut finer than asked and a long one coarser: what is lost depends on the ticks in a batch's time.
 _LEAST_CELLS, _MOST_CELLS = 1000, 2000
+# Where many batches wait, a cell more or less is worth little beside the time that planning takes from the device.
+_MOST_WORK, _FEWEST_CELLS = 40_000, 300
+_FEW_BATCHES = 16
 
 
 def solve(problem: PlanProblem, tick_ms: float) -> list[int]:
-    """A plan of nearly the greatest utility, on ticks of at most `tick_ms` as far as the horizon allows."""
-    finite = np.where(np.isfinite(problem.times), problem.times, 0.0)
-    horizon = min(float(problem.deadlines[-1]) - problem.now, float(finite.max(axis=1).sum()))
+    """A plan of nearly the greatest utility, on ticks of at most `tick_ms` as far as horizon and queue allow.
+
+    For more than 16 batches gammas are left out that two others mixed would better.
+    """
+    batches = len(problem.deadlines)
+    times = problem.times
+    if batches > _FEW_BATCHES:
+        times = times.copy()
+        _leave_out(problem.now, problem.deadlines, times, problem.utilities)
+    horizon = min(float(problem.deadlines[-1]) - problem.now, _longest(times))
     if not horizon > 0.0:
         horizon = tick_ms
-    cells = int(min(max(np.ceil(horizon / tick_ms), _LEAST_CELLS), _MOST_CELLS))
-    chosen = np.empty(len(problem.deadlines), dtype=np.int32)
-    _fill(problem.now, problem.deadlines, problem.times, problem.utilities, horizon / cells, cells + 2, chosen)
+    most = max(min(_MOST_CELLS, _MOST_WORK // batches), _FEWEST_CELLS)
+    cells = int(min(max(np.ceil(horizon / tick_ms), _LEAST_CELLS), most))
+    chosen = np.empty(batches, dtype=np.int32)
+    _fill(problem.now, problem.deadlines, times, problem.utilities, horizon / cells, cells + 2, chosen)
     return [int(gamma) for gamma in chosen]
+
+
+def _longest(times: Floats) -> float:
+    """The time of all batches at their slowest."""
+    return float(np.where(np.isfinite(times), times, 0.0).max(axis=1).sum())
+
+
+@compiled("void(f8, f8[::1], f8[:, ::1], f8[:, ::1])")
+def _leave_out(now: float, deadlines: Floats, times: Floats, utilities: Floats) -> None:
+    """Set the time of every gamma to infinity that is too slow for its batch's deadline or below the line between two
+    others of its batch, of which one may be not to run it."""
+    batches, gammas = times.shape
+    took, worth = np.zeros(gammas + 1), np.zeros(gammas + 1)
+    for b in range(batches):
+        for g in range(gammas):
+            if not now + times[b, g] < deadlines[b]:
+                times[b, g] = np.inf
+            took[g + 1], worth[g + 1] = times[b, g], utilities[b, g]
+        for g in range(1, gammas + 1):
+            for before in range(gammas + 1):
+                if before == g or took[before] > took[g]:
+                    continue
+                gains, lasts = worth[g] - worth[before], took[g] - took[before]
+                if gains < 0.0 or (gains == 0.0 and (lasts > 0.0 or before < g)):
+                    times[b, g - 1] = np.inf
+                    break
+                for after in range(1, gammas + 1):
+                    if took[g] < took[after] < np.inf and gains * (took[after] - took[before]) < lasts * (
+                        worth[after] - worth[before]
+                    ):
+                        times[b, g - 1] = np.inf
 
 
 @compiled("void(f8, f8[::1], f8[:, ::1], f8[:, ::1], f8, i8, i4[::1])")

@@ -46,7 +46,7 @@ class TokenAdaptSettings:
     batch_size: int = 64
     batch_deadline_ms: float = 500.0
     batch_utility: float = 0.8
-    batch_share: float = 0.95
+    batch_share: float = 0.9
     few_batches: int = 5
     high_utility: float = 0.8
     initial_ms: float = 2000.0

@@ -52,12 +52,13 @@ def test_requests_carry_what_their_type_says() -> None:
     assert load.latency_ms.tolist() == [600.0, 1000.0, 600.0]
 
 
-def answer(gamma: int, batch: int, outcome: str) -> bytes:
+def answer(*images: tuple[int, int, str]) -> bytes:
     message = service_pb2.ModelInferResponse()
+    gammas, batches, outcomes = zip(*images, strict=True)
     for name, content in (
-        ("GAMMA", gamma.to_bytes(4, "little", signed=True)),
-        ("BATCH_SIZE", batch.to_bytes(4, "little")),
-        ("OUTCOME", len(outcome).to_bytes(4, "little") + outcome.encode()),
+        ("GAMMA", np.array(gammas, np.int32).tobytes()),
+        ("BATCH_SIZE", np.array(batches, np.int32).tobytes()),
+        ("OUTCOME", b"".join(len(one).to_bytes(4, "little") + one.encode() for one in outcomes)),
     ):
         message.outputs.add(name=name)
         message.raw_output_contents.append(content)
@@ -65,9 +66,18 @@ def answer(gamma: int, batch: int, outcome: str) -> bytes:
 
 
 def test_answers_are_read() -> None:
-    assert token_cells.read(answer(-15, 7, "in_time")) == (-15, 7, "in_time")
-    assert token_cells.read(answer(0, 0, "evicted")) == (NEVER_RUN, 0, "evicted")
-    assert token_cells.read(None) == (NEVER_RUN, 0, "failed")
+    read = token_cells.read(answer((-15, 7, "in_time"), (0, 0, "evicted"), (2, 3, "late")), 3)
+    assert [column.tolist() for column in read] == [[-15, NEVER_RUN, 2], [7, 0, 3], [True, False, False]]
+    assert [column.tolist() for column in token_cells.read(None, 2)] == [[NEVER_RUN] * 2, [0, 0], [False, False]]
+
+
+def test_requests_of_several_images_keep_the_rate_of_images() -> None:
+    one, four = (token_loads.fluctuating(200.0, 30.0, 1, images) for images in (1, 4))
+    assert len(four.at_s) * 4 == pytest.approx(len(one.at_s), rel=0.1)
+    assert token_loads.planned(four, TASKS, 32)[0].inputs["IMAGE"].shape == (4, 1)
+    load = token_loads.simulated(four, TASKS, (0,))
+    assert len(load.at_ms) == 4 * len(four.at_s) == len(load.accuracy)
+    assert load.at_ms[:4].tolist() == [four.at_s[0] * 1e3] * 4
 
 
 def cell(scheme: str, in_time: list[bool], load: str = "1.2 times capacity", seed: int = 0) -> Cell:

@@ -52,7 +52,8 @@ def scripts() -> Iterator[ModuleType]:
 def test_small() -> None:
     assert sum(path.stat().st_size for path in FOLDER.rglob("*") if path.is_file()) <= MOST_BYTES
     assert {path.name for path in FOLDER.iterdir()} - {"__pycache__"} == {
-        *("README.md", "images.py", "train.py", "tasks.py", "config.json", "model.safetensors", "tasks")
+        *("README.md", "classifier.py", "images.py", "muon.py", "tasks.py", "train.py"),
+        *("config.json", "model.safetensors", "tasks"),
     }
 
 

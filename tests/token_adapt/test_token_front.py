@@ -20,6 +20,7 @@ from token_models import (
     files_request,
     front,
     pixels_request,
+    profile,
     square,
 )
 
@@ -33,6 +34,12 @@ from tests.fakes import PbUtils, Request, TritonError
 @pytest.fixture
 def model() -> Watched:
     return Watched()
+
+
+@pytest.fixture(autouse=True)
+def no_lead(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The next batch is chosen when the one that runs has ended, with all that came meanwhile."""
+    monkeypatch.setattr("shapeshift.token_adapt.executor._MOST_LEAD_MS", 0.0)
 
 
 @pytest.fixture
@@ -94,11 +101,30 @@ def test_images_of_several_tasks_share_a_batch() -> None:
     assert gate.entered.wait(60)
     others = [pixels_request(1, latency_ms=LONG_MS), pixels_request(7, task="digits", latency_ms=LONG_MS)]
     served.execute(others)
-    wait_for(lambda: served._executor._inbox.qsize() == 2)
+    wait_for(lambda: len(served._executor._adapter) == 2)
     gate.opened.set()
     assert texts(others[0], "LABEL") == ["dog"] and texts(others[1], "LABEL") == ["7"]
     assert [request.vectors("BATCH_SIZE").tolist() for request in others] == [[[2]], [[2]]]
     assert model.runs[-1][1:] == ([1, 7], [0, 1])
+    served.close()
+
+
+def test_one_batch_is_chosen_before_the_one_that_runs_has_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("_LEAST_LEAD_MS", "_MOST_LEAD_MS"):
+        monkeypatch.setattr(f"shapeshift.token_adapt.executor.{name}", LONG_MS)
+    gate = Gate()
+    model = Watched(gate)
+    model.profiles = {gamma: profile(gamma, LONG_MS / 10) for gamma in model.gammas}
+    served = front(model, batch_size=1, latency_ms=100 * LONG_MS)
+    requests = [pixels_request(shade, latency_ms=100 * LONG_MS) for shade in (0, 1, 1)]
+    for request, running in zip(requests, (1, 2, 2), strict=True):
+        served.execute([request])
+        wait_for(lambda running=running: served._executor.running == running)
+    wait_for(lambda: len(served._executor._adapter) == 1)
+    assert gate.entered.is_set() and len(model.runs) == 1
+    gate.opened.set()
+    assert [texts(request, "LABEL") for request in requests] == [["cat"], ["dog"], ["dog"]]
+    assert [run[1] for run in model.runs] == [[0], [1], [1]]
     served.close()
 
 
@@ -304,7 +330,7 @@ def test_a_task_that_changed_while_a_request_waited_is_told_so(model: Watched) -
 
 
 def test_tasks_are_looked_for_between_batches(model: Watched, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("shapeshift.token_adapt.executor._LOOK_S", 0.01)
+    monkeypatch.setattr("shapeshift.token_adapt.device._LOOK_S", 0.01)
     pb_utils = PbUtils()
     served = front(model, pb_utils)
     model.messages = ["task weeds: refused"]
