@@ -37,7 +37,7 @@ def measure(folder: Path, adapters: list[Path], stated: str, kernels: Path, roun
         took.append(seconds)
         ended.set()
 
-    busy = loader.Loader(done, fast.store if fast else loader.store)
+    busy = loader.Loader(done, fast.store if fast else loader.store, lambda: True)
     rows = torch.arange(count, dtype=torch.int32)
     model.forward(StepBatch(torch.randint(9, 999, (count * CONTEXT,)), rows, rows * 0, rows * 0 + CONTEXT, rows.long()))
     batch = StepBatch(torch.randint(9, 999, (count,)), rows, rows * 0 + CONTEXT, rows * 0 + 1, rows.long())

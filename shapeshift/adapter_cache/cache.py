@@ -55,8 +55,8 @@ class AdapterCache:
         self._slots, self._slot_tokens = slots, slot_tokens
         self._woken, self._failed = woken, failed
         self._keeps = keeps
-        self._loader = Loader(self._loaded, write)
         self._held = np.zeros(slots, bool)
+        self._loader = Loader(self._loaded, write, lambda: bool(self._held.any()))
         self._promised = 0
         self._loading = 0
         self._ends: deque[tuple[Adapter, Exception | None]] = deque()

@@ -20,6 +20,8 @@ Store = Callable[[torch.Tensor, torch.Tensor, bool, float], bool]
 Done = Callable[[Adapter, Exception | None, float], None]
 
 _NICE = 10
+_REST = 5.0
+"""Seconds that a load rests for each that it computed, while others compute."""
 _SERIAL = 16384
 
 
@@ -39,8 +41,8 @@ def store(target: torch.Tensor, source: torch.Tensor, transposed: bool, scale: f
     return finite
 
 
-def fill(target: torch.Tensor, adapter: Adapter, write: Store = store) -> None:
-    """Write an adapter's factors into its memory, [elements], as `layout.places` says.
+def fill(target: torch.Tensor, adapter: Adapter, write: Store = store, rest: Callable[[], None] = lambda: None) -> None:
+    """Write an adapter's factors into its memory, [elements], as `layout.places` says; `rest()` is called in between.
 
     Raises InvalidInputError for weights that are not finite, EngineError for a file that has changed or cannot be
     read any more.
@@ -48,7 +50,7 @@ def fill(target: torch.Tensor, adapter: Adapter, write: Store = store) -> None:
     source = adapter.source
     try:
         if not adapter.verified:
-            if registry.digest(source.folder) != adapter.sha256:
+            if registry.digest(source.folder, rest) != adapter.sha256:
                 raise EngineError(f"adapter {adapter.label}: its files are not those that were registered")
             adapter.verified = True
         stat = source.weights.stat()
@@ -63,6 +65,7 @@ def fill(target: torch.Tensor, adapter: Adapter, write: Store = store) -> None:
                     raise InvalidInputError(f"adapter {adapter.label}, {factor.a}", "NaN or infinity", "finite weights")
                 if not write(target[ends[0] : ends[1]], b, True, factor.scale):
                     raise InvalidInputError(f"adapter {adapter.label}, {factor.b}", "NaN or infinity", "finite weights")
+                rest()
     except (SafetensorError, OSError) as error:
         raise EngineError(f"adapter {adapter.label} cannot be read any more: {error}") from None
 
@@ -70,12 +73,15 @@ def fill(target: torch.Tensor, adapter: Adapter, write: Store = store) -> None:
 class Loader:
     """Loads one adapter after another. `done(adapter, error, seconds)` is called on its thread after each.
 
+    While `busy()` it works in small pieces and rests between them: whoever is computing would wait for each of them.
     Onto a GPU it goes through pinned memory and a stream of its own; that has not been run by us.
     """
 
-    def __init__(self, done: Done, write: Store = store) -> None:
+    def __init__(self, done: Done, write: Store = store, busy: Callable[[], bool] = lambda: False) -> None:
         self._done = done
         self._write = write
+        self._busy = busy
+        self._since = 0.0
         self._queue: queue.SimpleQueue[tuple[Adapter, torch.Tensor] | None] = queue.SimpleQueue()
         self._closing = False
         self._thread = threading.Thread(target=self._run, name="adapters", daemon=True)
@@ -96,7 +102,7 @@ class Loader:
             # What computes goes first: a load may take its time.
             os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICE)
         while (job := self._queue.get()) is not None and not self._closing:
-            start = time.monotonic()
+            start, self._since = time.monotonic(), time.thread_time()
             error: Exception | None = None
             try:
                 self._load(*job)
@@ -104,13 +110,18 @@ class Loader:
                 error = found
             self._done(job[0], error, time.monotonic() - start)
 
+    def _rest(self) -> None:
+        if self._busy() and not self._closing:
+            time.sleep(_REST * (time.thread_time() - self._since))
+        self._since = time.thread_time()
+
     def _load(self, adapter: Adapter, target: torch.Tensor) -> None:
         with torch.inference_mode():
             if target.device.type != "cuda":
-                fill(target, adapter, self._write)
+                fill(target, adapter, self._write, self._rest)
                 return
             staged = torch.empty(target.shape, dtype=target.dtype, pin_memory=True)
-            fill(staged, adapter, self._write)
+            fill(staged, adapter, self._write, self._rest)
             stream = torch.cuda.Stream(target.device)  # type: ignore[no-untyped-call]
             with torch.cuda.stream(stream):
                 target.copy_(staged, non_blocking=True)

@@ -102,10 +102,10 @@ def _config(folder: Path) -> Mapping[str, Any]:
 def _check(config: Mapping[str, Any], base: Base) -> None:
     require(config.get("peft_type") == "LORA", "peft_type", config.get("peft_type"), "LORA")
     for name, value in config.items():
-        known = name in _PLAIN or value in _OFF
+        plain = name in _PLAIN or value in _OFF
         # JSON knows names that no log can hold.
         shown = name.encode("ascii", "backslashreplace").decode()
-        require(known, shown, value, "not part of plain LoRA, which alone is served")
+        require(plain, shown, value, "not part of plain LoRA, which alone is served")
     begun = config.get("init_lora_weights")
     changed = isinstance(begun, str) and begun.lower().startswith(_CHANGED_BASES)
     require(not changed, "init_lora_weights", begun, "weights that leave the base as it is (convert them with PEFT)")

@@ -10,7 +10,7 @@ import os
 import re
 import shutil
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -25,6 +25,7 @@ _KEEP_S = 60.0
 """Seconds that the files of a removed adapter stay, for servers that have not seen it yet."""
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 _MOST_NAMED = 20
+_PIECE = 1 << 18
 
 Stamp = tuple[int, int, int] | None
 
@@ -66,13 +67,20 @@ def read(folder: Path) -> dict[str, Entry]:
     return _entries(folder, _content(folder))
 
 
-def digest(folder: Path) -> str:
-    """The hash of an adapter's two files, in hexadecimal. Raises InvalidInputError where one cannot be read."""
+def digest(folder: Path, rest: Callable[[], None] = lambda: None) -> str:
+    """The hash of an adapter's two files, in hexadecimal; `rest()` is called in between.
+
+    Raises InvalidInputError where one cannot be read.
+    """
     made = hashlib.sha256()
     for name in FILES:
         try:
+            of_file = hashlib.sha256()
             with (folder / name).open("rb") as stream:
-                made.update(f"{name}:{hashlib.file_digest(stream, 'sha256').hexdigest()}\n".encode())
+                while piece := stream.read(_PIECE):
+                    of_file.update(piece)
+                    rest()
+            made.update(f"{name}:{of_file.hexdigest()}\n".encode())
         except OSError as error:
             raise InvalidInputError("adapter", str(folder), f"must hold a readable {name} ({error.strerror})") from None
     return made.hexdigest()

@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -56,7 +57,7 @@ class House:
         )
         self.adapters: dict[str, Adapter] = {}
 
-    def _fill(self, target: torch.Tensor, one: Adapter, write: object) -> None:
+    def _fill(self, target: torch.Tensor, one: Adapter, *others: object) -> None:
         assert self.gate.wait(30)
         if one.name in self.fails:
             raise OSError("gone")
@@ -110,6 +111,28 @@ def house(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., House]]:
         one.gate.set()
         one.settle()
         one.cache.close()
+
+
+# The loader.
+
+
+def test_a_load_rests_while_others_compute(monkeypatch: pytest.MonkeyPatch) -> None:
+    ended, rested = threading.Event(), []
+    clock = iter(range(1000))
+    told = SimpleNamespace(thread_time=lambda: next(clock) / 1e4, sleep=rested.append, monotonic=time.monotonic)
+    monkeypatch.setattr(loader, "time", told)
+
+    def fill(target: torch.Tensor, one: Adapter, write: object, rest: Callable[[], None]) -> None:
+        for busy[0] in (True, False, True):
+            rest()
+
+    monkeypatch.setattr(loader, "fill", fill)
+    busy = [False]
+    one = loader.Loader(lambda *_: ended.set(), busy=lambda: busy[0])
+    one.submit(adapter("a", 32), torch.zeros(32))
+    assert ended.wait(30)
+    one.close()
+    assert rested == pytest.approx([loader._REST / 1e4] * 2)
 
 
 # The pool.
