@@ -18,12 +18,14 @@ from shapeshift.token_adapt.batching import Batch, BatchQueue, BatchRules
 from shapeshift.token_adapt.by_rate import RateWindow, SteadyChoice
 from shapeshift.token_adapt.costs import Costs
 from shapeshift.token_adapt.plan import SKIP, PlanProblem
+from shapeshift.token_adapt.price import TimePrice
 
 Floats = NDArray[np.float64]
 
 BY_RATE, INFAAS = "by_rate", "infaas"
 ALGORITHMS = (*plan.ALGORITHMS, BY_RATE, INFAAS)
 _PAPERS = ("paper", "paper_printed")
+_PRICED = ("grid", "front")
 
 
 @dataclass(frozen=True)
@@ -33,6 +35,7 @@ class AdaptRules:
     algorithm     a solver of `plan`; `paper` and `paper_printed` give way to Algorithm 3 at the start and where few
                   batches wait; by_rate: Algorithm 3 alone; infaas: one gamma for all, by the rate
     few_batches   the paper's beta; high_utility: its kappa; initial_ms: its initial stage
+    price_window_ms  `grid`, `front`: a plan pays for its time what that was worth of late (`TimePrice`); 0: nothing
     margin_ms     time that answers take after a batch has run: deadlines count as so much earlier
     memory_mb     a batch must need less (1c)
     """
@@ -43,6 +46,7 @@ class AdaptRules:
     high_utility: float = 0.8
     initial_ms: float = 2000.0
     tick_ms: float = plan.TICK_MS
+    price_window_ms: float = 0.0
     margin_ms: float = 0.0
     memory_mb: float = float("inf")
 
@@ -79,11 +83,13 @@ class TokenAdapter:
         self.costs = costs
         self.rules = rules
         self.rate = RateWindow()
+        self._price = TimePrice(rules.price_window_ms) if rules.price_window_ms and rules.algorithm in _PRICED else None
         self.table = by_rate.table(costs.throughput(rules.batching.size))
         self._queue: BatchQueue[Query] = BatchQueue(rules.batching)
         self._steady = SteadyChoice(self.table)
         self._initial_until = started + rules.initial_ms
         self._infaas = rules.algorithm == INFAAS
+        self._size = rules.batching.size
 
     def __len__(self) -> int:
         return sum(len(batch) for batch in self._queue.batches)
@@ -91,6 +97,8 @@ class TokenAdapter:
     def add(self, query: Query) -> None:
         """A query has arrived."""
         self.rate.add(query.arrived)
+        if self._price is not None:
+            self._price.add(query.arrived, query.brings)
         self._queue.add(query)
 
     def remove(self, unwanted: Callable[[Query], bool]) -> list[Query]:
@@ -126,7 +134,14 @@ class TokenAdapter:
             return by_rate.allocate(
                 now, rate, self.table, self.costs.gammas, ends, times.tolist(), worth, rules.high_utility
             )
-        return plan.solve(PlanProblem(now, deadlines, times, _utilities(batches)), rules.algorithm, rules.tick_ms)
+        problem = PlanProblem(now, deadlines, times, _utilities(batches))
+        price = 0.0 if self._price is None else self._price.price(now, self.costs.times([self._size])[0] / self._size)
+        if price:
+            planned = plan.solve(problem.priced(price), rules.algorithm, rules.tick_ms)
+            if any(gamma != SKIP for gamma in planned):
+                return planned
+        # Nothing is worth its price: better than nothing, for the device is free.
+        return plan.solve(problem, rules.algorithm, rules.tick_ms)
 
     def _first(
         self, now: float, batches: Sequence[Batch[Query]], times: Floats, planned: Sequence[int]

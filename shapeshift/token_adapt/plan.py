@@ -47,6 +47,11 @@ class PlanProblem:
         worth = np.array(utilities, dtype=np.float64).reshape(allowed.shape)
         return cls(float(now), np.array(deadlines, dtype=np.float64), allowed, worth)
 
+    def priced(self, price: float) -> PlanProblem:
+        """The same where each ms of execution costs `price` in utility; utilities can be below 0."""
+        worth = self.utilities - price * np.where(np.isfinite(self.times), self.times, 0.0)
+        return PlanProblem(self.now, self.deadlines, self.times, worth)
+
     def utility(self, plan: Sequence[int]) -> float:
         """What a plan brings: a batch that would not end before its deadline is left out and takes no time."""
         clock, total = self.now, 0.0

@@ -27,6 +27,7 @@ class TokenAdaptSettings:
     batch_share        batches are no larger than needed for this share of the best throughput; 0: up to batch_size
     few_batches, high_utility, initial_ms  the paper's beta and kappa, and its initial stage
     tick_ms            tick of the grid
+    price_window_ms    grid, front: what the device's time is worth goes by the arrivals of so long; 0: nothing
     margin_ms          time kept for an answer after its batch has run
     memory_mb          memory that a batch may take; 0: what is available when the model loads
     queue_images       images that may wait; further ones are answered UNAVAILABLE
@@ -51,6 +52,7 @@ class TokenAdaptSettings:
     high_utility: float = 0.8
     initial_ms: float = 2000.0
     tick_ms: float = 1.0
+    price_window_ms: float = 3000.0
     margin_ms: float = 5.0
     memory_mb: int = 0
     queue_images: int = 4096
@@ -67,7 +69,7 @@ class TokenAdaptSettings:
         require(self.algorithm in ALGORITHMS, "algorithm", self.algorithm, f"one of {', '.join(ALGORITHMS)}")
         for name in ("batch_window_ms", "batch_deadline_ms", "batch_utility", "few_batches", "high_utility"):
             require(getattr(self, name) >= 0, name, getattr(self, name), "0 or more")
-        for name in ("initial_ms", "margin_ms", "memory_mb", "slo_ms"):
+        for name in ("initial_ms", "price_window_ms", "margin_ms", "memory_mb", "slo_ms"):
             require(getattr(self, name) >= 0, name, getattr(self, name), "0 or more")
         require(1 <= self.batch_size <= 4096, "batch_size", self.batch_size, "1 to 4096")
         require(0 <= self.batch_share <= 1, "batch_share", self.batch_share, "0 to 1")
@@ -97,6 +99,7 @@ class TokenAdaptSettings:
             high_utility=self.high_utility,
             initial_ms=self.initial_ms,
             tick_ms=self.tick_ms,
+            price_window_ms=self.price_window_ms,
             margin_ms=self.margin_ms,
             memory_mb=memory_mb,
         )
