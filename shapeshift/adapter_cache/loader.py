@@ -20,7 +20,7 @@ Store = Callable[[torch.Tensor, torch.Tensor, bool, float], bool]
 Done = Callable[[Adapter, Exception | None, float], None]
 
 _NICE = 10
-_REST = 5.0
+_REST = 1.0
 """Seconds that a load rests for each that it computed, while others compute."""
 _SERIAL = 16384
 
