@@ -8,7 +8,7 @@ import shutil
 import socket
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -132,32 +132,47 @@ def build_fronts() -> Callable[[Path, Path], Path]:
 
 
 @pytest.fixture(scope="session")
+def make_server(free_ports: Callable[[int], list[int]]) -> Callable[..., TritonServer]:
+    """A function that makes a Triton of the project's backends on ports of its own, to be started.
+
+    make(repositories, models, run_directory) skips the test where the server is not unpacked.
+    """
+    from shapeshift.triton.server import ServerSettings, TritonServer
+
+    def make(repositories: Sequence[Path], models: Sequence[str], run_directory: Path) -> TritonServer:
+        if not (BUILD / "triton" / "bin").is_dir():
+            pytest.skip(f"no server in {BUILD / 'triton'}: run `make setup`")
+        http, grpc, metrics = free_ports(3)
+        return TritonServer(
+            ServerSettings(
+                repositories=tuple(repositories),
+                models=tuple(models),
+                backend_directories=(PROJECT / "backends",),
+                triton=BUILD / "triton",
+                run_directory=run_directory,
+                http_port=http,
+                grpc_port=grpc,
+                metrics_port=metrics,
+            )
+        )
+
+    return make
+
+
+@pytest.fixture(scope="session")
 def encode_server(
-    free_ports: Callable[[int], list[int]], tmp_path_factory: pytest.TempPathFactory
+    make_server: Callable[..., TritonServer], tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[TritonServer]:
     """A real Triton that serves `encode` from the real engines, one for the whole run of tests.
 
     Its second repository, `settings.repositories[1]`, is empty: tests may add models to it and load them.
     """
-    from shapeshift.triton.server import ServerSettings, TritonServer
-
-    for needed, remedy in ((BUILD / "triton" / "bin", "make setup"), (BUILD / "repository" / "encode", "make engines")):
-        if not needed.is_dir():
-            pytest.skip(f"no {needed}: run `{remedy}`")
+    if not (BUILD / "repository" / "encode").is_dir():
+        pytest.skip(f"no {BUILD / 'repository' / 'encode'}: run `make engines`")
     folder = tmp_path_factory.mktemp("encode")
     (folder / "repository").mkdir()
-    http, grpc, metrics = free_ports(3)
-    settings = ServerSettings(
-        repositories=(BUILD / "repository", folder / "repository"),
-        models=("encode",),
-        backend_directories=(PROJECT / "backends",),
-        triton=BUILD / "triton",
-        run_directory=folder / "run",
-        http_port=http,
-        grpc_port=grpc,
-        metrics_port=metrics,
-    )
-    with TritonServer(settings) as server:
+    repositories = (BUILD / "repository", folder / "repository")
+    with make_server(repositories, ("encode",), folder / "run") as server:
         yield server.wait_ready()
 
 

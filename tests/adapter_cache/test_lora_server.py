@@ -62,24 +62,10 @@ def house(small_base: Path, mixed_adapters: dict[str, Path], tmp_path_factory: p
 
 @pytest.fixture(scope="module")
 def server(
-    house: Path, free_ports: Callable[[int], list[int]], tmp_path_factory: pytest.TempPathFactory
+    house: Path, make_server: Callable[..., TritonServer], tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[TritonServer]:
-    from shapeshift.triton.server import ServerSettings, TritonServer
-
-    if not (BUILD / "triton" / "bin").is_dir():
-        pytest.skip(f"no server in {BUILD / 'triton'}: run `make setup`")
-    http_port, grpc_port, metrics_port = free_ports(3)
-    settings = ServerSettings(
-        repositories=(house / "repository",),
-        models=("generate_lora", "generate_lora_unary"),
-        backend_directories=(PROJECT / "backends",),
-        triton=BUILD / "triton",
-        run_directory=tmp_path_factory.mktemp("run"),
-        http_port=http_port,
-        grpc_port=grpc_port,
-        metrics_port=metrics_port,
-    )
-    with TritonServer(settings) as running:
+    models = ("generate_lora", "generate_lora_unary")
+    with make_server((house / "repository",), models, tmp_path_factory.mktemp("run")) as running:
         yield running.wait_ready(timeout_s=120)
 
 

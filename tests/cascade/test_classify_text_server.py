@@ -14,7 +14,7 @@ import pytest
 import tritonclient.grpc as triton
 from tritonclient.utils import InferenceServerException
 
-from tests.conftest import BUILD, PROJECT
+from tests.conftest import BUILD
 
 if TYPE_CHECKING:
     from shapeshift.triton.server import TritonServer
@@ -35,24 +35,13 @@ ALL = ("LABEL", "PROBABILITIES", "CONFIDENCE", "LEVEL", "WORDS_PRUNED", "ENGINE_
 
 
 @pytest.fixture(scope="module")
-def server(free_ports: Callable[[int], list[int]], tmp_path_factory: pytest.TempPathFactory) -> Iterator[TritonServer]:
-    from shapeshift.triton.server import ServerSettings, TritonServer
-
-    for needed in (BUILD / "triton" / "bin", *(BUILD / "repository" / name for name in MODELS)):
+def server(
+    make_server: Callable[..., TritonServer], tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[TritonServer]:
+    for needed in (BUILD / "repository" / name for name in MODELS):
         if not needed.is_dir():
             pytest.skip(f"no {needed}: run `make engines`")
-    http, grpc, metrics = free_ports(3)
-    settings = ServerSettings(
-        repositories=(BUILD / "repository",),
-        models=MODELS,
-        backend_directories=(PROJECT / "backends",),
-        triton=BUILD / "triton",
-        run_directory=tmp_path_factory.mktemp("classify"),
-        http_port=http,
-        grpc_port=grpc,
-        metrics_port=metrics,
-    )
-    with TritonServer(settings) as running:
+    with make_server((BUILD / "repository",), MODELS, tmp_path_factory.mktemp("classify")) as running:
         yield running.wait_ready()
 
 

@@ -36,7 +36,7 @@ from shapeshift.token_adapt import front as image_front
 from shapeshift.token_adapt.loading import EmulatedSettings
 from shapeshift.token_adapt.settings import TokenAdaptSettings
 from shapeshift.triton import keys, modelconfig
-from shapeshift.triton.server import ServerSettings, TritonServer
+from shapeshift.triton.server import TritonServer
 from tests.fakes import PbUtils
 
 README, DOCS = PROJECT / "README.md", PROJECT / "docs"
@@ -58,25 +58,15 @@ Run = Callable[[Block], str]
 
 
 @pytest.fixture(scope="module")
-def server(free_ports: Callable[[int], list[int]], tmp_path_factory: pytest.TempPathFactory) -> Iterator[TritonServer]:
+def server(
+    make_server: Callable[..., TritonServer], tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[TritonServer]:
     """A server with the models that the pages ask."""
-    configs = [BUILD / "repository" / model / "config.pbtxt" for model in FRONTS]
-    needed = [BUILD / "triton" / "bin" / "tritonserver", *configs]
-    for file in needed:
+    for file in (BUILD / "repository" / model / "config.pbtxt" for model in FRONTS):
         if not file.is_file():
             pytest.skip(f"no {file}: run `make engines`")
-    http, grpc, metrics = free_ports(3)
-    settings = ServerSettings(
-        repositories=(BUILD / "repository",),
-        models=(*FRONTS, "classify_text_large"),
-        backend_directories=(PROJECT / "backends",),
-        triton=BUILD / "triton",
-        run_directory=tmp_path_factory.mktemp("run"),
-        http_port=http,
-        grpc_port=grpc,
-        metrics_port=metrics,
-    )
-    with TritonServer(settings) as running:
+    models = (*FRONTS, "classify_text_large")
+    with make_server((BUILD / "repository",), models, tmp_path_factory.mktemp("run")) as running:
         yield running.wait_ready(timeout_s=120)
 
 

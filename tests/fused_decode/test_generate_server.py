@@ -78,27 +78,13 @@ def publish(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Calla
 
 @pytest.fixture(scope="module")
 def server(
-    publish: Callable[..., Path], free_ports: Callable[[int], list[int]], tmp_path_factory: pytest.TempPathFactory
+    publish: Callable[..., Path], make_server: Callable[..., TritonServer], tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[TritonServer]:
-    from shapeshift.triton.server import ServerSettings, TritonServer
-
-    if not (BUILD / "triton" / "bin").is_dir():
-        pytest.skip(f"no server in {BUILD / 'triton'}: run `make setup`")
     repository = publish("generate")
     publish("generate_unary", source="generate_unary")
     publish("narrow", max_concurrency=1, queue_requests=2)
-    http, grpc, metrics_port = free_ports(3)
-    settings = ServerSettings(
-        repositories=(repository,),
-        models=("generate", "generate_unary", "narrow"),
-        backend_directories=(PROJECT / "backends",),
-        triton=BUILD / "triton",
-        run_directory=tmp_path_factory.mktemp("run"),
-        http_port=http,
-        grpc_port=grpc,
-        metrics_port=metrics_port,
-    )
-    with TritonServer(settings) as running:
+    models = ("generate", "generate_unary", "narrow")
+    with make_server((repository,), models, tmp_path_factory.mktemp("run")) as running:
         yield running.wait_ready(timeout_s=120)
 
 

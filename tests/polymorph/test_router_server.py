@@ -23,7 +23,6 @@ if TYPE_CHECKING:
 
 pytestmark = [pytest.mark.server, pytest.mark.timeout(300)]
 
-PROJECT = Path(__file__).resolve().parents[2]
 LATENCY_MS = (2, 6)
 FRONTS: dict[str, dict[str, object]] = {
     "plain": {"engine_threads": 2},
@@ -36,33 +35,17 @@ TEXTS = [[[1 + own * 31 % 30000] * (1 + own * 11 % 150)] * (1 + own % 3) for own
 
 @pytest.fixture(scope="module")
 def server(
-    free_ports: Callable[[int], list[int]],
+    make_server: Callable[..., TritonServer],
     tmp_path_factory: pytest.TempPathFactory,
     add_front: Callable[..., Path],
     build_fronts: Callable[[Path, Path], Path],
 ) -> Iterator[TritonServer]:
     """A Triton with the three fronts and all workers."""
-    from shapeshift.triton.server import ServerSettings, TritonServer
-
-    triton = PROJECT / "build" / "triton"
-    if not (triton / "bin").is_dir():
-        pytest.skip(f"no {triton}: run `make setup`")
     folder = tmp_path_factory.mktemp("router")
     for name, parameters in FRONTS.items():
         add_front(folder / "model_repository", name, LATENCY_MS, bins="16,64", **parameters)
     generated = build_fronts(folder / "model_repository", folder / "build")
-    http, grpc, metrics_port = free_ports(3)
-    settings = ServerSettings(
-        repositories=(generated,),
-        models=(*FRONTS, *WORKERS),
-        backend_directories=(PROJECT / "backends",),
-        triton=triton,
-        run_directory=folder / "run",
-        http_port=http,
-        grpc_port=grpc,
-        metrics_port=metrics_port,
-    )
-    with TritonServer(settings) as started:
+    with make_server((generated,), (*FRONTS, *WORKERS), folder / "run") as started:
         yield started.wait_ready()
 
 

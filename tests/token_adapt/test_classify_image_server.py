@@ -76,25 +76,11 @@ def configured(root: Path, name: str, parameters: dict[str, str]) -> Places:
 def server(
     emulated_house: Path,
     computed_root: Path,
-    free_ports: Callable[[int], list[int]],
+    make_server: Callable[..., TritonServer],
     tmp_path_factory: pytest.TempPathFactory,
 ) -> Iterator[TritonServer]:
-    from shapeshift.triton.server import ServerSettings, TritonServer
-
-    if not (BUILD / "triton" / "bin").is_dir():
-        pytest.skip(f"no server in {BUILD / 'triton'}: run `make setup`")
-    http, grpc, metrics_port = free_ports(3)
-    settings = ServerSettings(
-        repositories=(emulated_house, places(computed_root).generated),
-        models=(MODEL, COMPUTED),
-        backend_directories=(PROJECT / "backends",),
-        triton=BUILD / "triton",
-        run_directory=tmp_path_factory.mktemp("run"),
-        http_port=http,
-        grpc_port=grpc,
-        metrics_port=metrics_port,
-    )
-    with TritonServer(settings) as running:
+    repositories = (emulated_house, places(computed_root).generated)
+    with make_server(repositories, (MODEL, COMPUTED), tmp_path_factory.mktemp("run")) as running:
         yield running.wait_ready(timeout_s=120)
 
 
