@@ -18,8 +18,8 @@ from shapeshift.cascade.choice import choose
 from shapeshift.cascade.observe import ProfiledModel
 from shapeshift.cascade.register import Profiling
 from shapeshift.cascade.table import Candidate, Gap, Table
-from shapeshift.cli.progress import Progress
 from shapeshift.errors import NotFoundError
+from shapeshift.progress import Progress
 
 # Of accuracy, on the profile's sample: half of the point that may be lost on other texts.
 LOSS = 0.005

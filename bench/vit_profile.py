@@ -21,8 +21,8 @@ from safetensors.torch import save_file
 from bench.vit_cells import Cell, Samples, calls, opened
 from build_engines import images
 from build_engines.settings import Places
-from shapeshift.cli.progress import Progress
 from shapeshift.engines.hardware import cpu_model
+from shapeshift.progress import Progress
 from shapeshift.token_adapt.architecture import Architecture
 from shapeshift.token_adapt.engine_settings import ImageEngineSettings
 from shapeshift.token_adapt.image_manifest import BATCHES

@@ -13,10 +13,10 @@ from build_engines.plan import is_current, plan
 from build_engines.publish import build
 from build_engines.repository import Front, front_models, generate
 from build_engines.settings import FrontModel, Places
-from shapeshift.cli.progress import Progress
 from shapeshift.engines import manifest
 from shapeshift.engines.manifest import Manifest
 from shapeshift.errors import ShapeshiftError
+from shapeshift.progress import Progress
 from shapeshift.token_adapt.image_manifest import ImageManifest
 
 Kind = Callable[[Any, Places, Progress], None]

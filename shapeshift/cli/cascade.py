@@ -14,8 +14,8 @@ from shapeshift.cascade.choice import Choice, choose
 from shapeshift.cascade.register import Profiling
 from shapeshift.cascade.sample import read
 from shapeshift.cascade.table import Candidate, Table
-from shapeshift.cli.progress import Progress
 from shapeshift.errors import InvalidInputError, NotFoundError, OverloadedError
+from shapeshift.progress import Progress
 from shapeshift.triton import metrics
 from shapeshift.triton.control import ModelControl
 

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from shapeshift import settings
-from shapeshift.cli.progress import Progress
 from shapeshift.engines.settings import GeneratedSettings
 from shapeshift.errors import InvalidInputError
+from shapeshift.progress import Progress
 from shapeshift.token_adapt.engine_settings import ImageEngineSettings
 from shapeshift.token_adapt.settings import TokenAdaptSettings
 from shapeshift.triton import modelconfig

@@ -2,46 +2,24 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import pytest
 from tritonclient.utils import InferenceServerException
 
 from client import classify_text_grpc
 from client.classify_text_grpc import Answer
+from tests.client.recording import Client
+
+ROW = {
+    "LABEL": np.array([[b"alarm"]], dtype=object),
+    "CONFIDENCE": np.full((1, 1), 0.5, np.float32),
+    "LEVEL": np.full((1, 1), 2, np.int32),
+}
 
 
-class Reply:
-    def __init__(self, rows: int) -> None:
-        self._values = {
-            "LABEL": np.array([[b"alarm"]] * rows, dtype=object),
-            "CONFIDENCE": np.full((rows, 1), 0.5, np.float32),
-            "LEVEL": np.full((rows, 1), 2, np.int32),
-        }
-
-    def as_numpy(self, name: str) -> Any:
-        return self._values[name]
-
-
-class Client:
-    """Records what it is asked; `failures` holds statuses for the next requests."""
-
-    def __init__(self) -> None:
-        self.shapes: list[list[int]] = []
-        self.parameters: list[dict[str, Any]] = []
-        self.failures: list[str] = []
-
-    def infer(
-        self, model: str, inputs: list[Any], outputs: list[Any], parameters: dict[str, Any], client_timeout: float
-    ) -> Reply:
-        assert model == "classify_text" and client_timeout > 0
-        assert [one.name() for one in outputs] == ["LABEL", "CONFIDENCE", "LEVEL"]
-        self.shapes.append(inputs[0].shape())
-        self.parameters.append(parameters)
-        if self.failures:
-            raise InferenceServerException("told to", status=f"StatusCode.{self.failures.pop(0)}")
-        return Reply(inputs[0].shape()[0])
+@pytest.fixture
+def client() -> Client:
+    return Client("classify_text", ROW)
 
 
 @pytest.fixture(autouse=True)
@@ -49,16 +27,15 @@ def short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(classify_text_grpc, "BACKOFF_S", 0.001)
 
 
-def test_texts_go_in_batches_with_their_parameters() -> None:
-    client = Client()
+def test_texts_go_in_batches_with_their_parameters(client: Client) -> None:
     found = classify_text_grpc.classify(client, ["wake me at six"] * 100, {"min_accuracy": 0.9})
     assert found == [Answer("alarm", 0.5, 2)] * 100
     assert client.shapes == [[64, 1], [36, 1]]
+    assert client.outputs == [["LABEL", "CONFIDENCE", "LEVEL"]] * 2
     assert client.parameters == [{"min_accuracy": 0.9}] * 2
 
 
-def test_it_asks_again_when_unavailable_and_only_then() -> None:
-    client = Client()
+def test_it_asks_again_when_unavailable_and_only_then(client: Client) -> None:
     client.failures = ["UNAVAILABLE"] * 3
     assert len(classify_text_grpc.classify(client, ["x"])) == 1
     assert len(client.shapes) == 4
