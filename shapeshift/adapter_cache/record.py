@@ -23,7 +23,7 @@ class Adapter:
     info      under a name that no other one ever bears; label: what requests ask for
     number    in `StepBatch.adapters`
     relative  where its factors lie in its own memory of `elements`, see `layout.places`; places: in the pool
-    verified  whether its files have been held against `sha256` and its weights are finite
+    verified  whether its files are known to be those of `sha256`
     error     why it cannot be loaded
     fresh     loaded because a request asked for it, and not used since
     users, waiting  requests that run with it and that wait for it

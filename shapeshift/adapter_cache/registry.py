@@ -32,11 +32,15 @@ Stamp = tuple[int, int, int] | None
 
 @dataclass(frozen=True)
 class Entry:
-    """A registered adapter: its folder within the registry, the hash of its files, and whether it stays loaded."""
+    """A registered adapter: its folder within the registry, the hash of its files, and whether it stays loaded.
+
+    stamps: size and time in ns of each of `FILES` when they were hashed; while they are the same, so is the hash.
+    """
 
     folder: str
     sha256: str
     pinned: bool = False
+    stamps: tuple[tuple[int, int], ...] = ()
 
 
 def check_name(name: str, field: str = "name") -> str:
@@ -86,6 +90,15 @@ def digest(folder: Path, rest: Callable[[], None] = lambda: None) -> str:
     return made.hexdigest()
 
 
+def stamps(folder: Path) -> tuple[tuple[int, int], ...]:
+    """Size and time of change in ns of an adapter's two files; none where one is missing."""
+    try:
+        found = [(folder / name).stat() for name in FILES]
+    except OSError:
+        return ()
+    return tuple((stat.st_size, stat.st_mtime_ns) for stat in found)
+
+
 def place(folder: Path, entry: Entry) -> Path:
     """The folder of a registered adapter; InvalidInputError where that would lie elsewhere than in the registry."""
     inside = Path(entry.folder).name == entry.folder and entry.folder not in ("", ".", "..")
@@ -99,19 +112,32 @@ def add(folder: Path, name: str, source: Path, pinned: bool) -> Entry:
     """Copy the adapter in `source`, which has been checked, and register it; one of the same name is replaced."""
     check_name(name)
     with _changing(folder) as content:
-        sha256 = digest(source)
-        entry = Entry(f"{name}-{sha256[:12]}", sha256, pinned)
-        target = folder / entry.folder
-        if not target.is_dir():
-            fresh = folder / f".{entry.folder}.{os.getpid()}"
-            shutil.rmtree(fresh, ignore_errors=True)
-            fresh.mkdir()
+        fresh = folder / f".{name}.{os.getpid()}"
+        shutil.rmtree(fresh, ignore_errors=True)
+        fresh.mkdir()
+        try:
             for file in FILES:
                 shutil.copyfile(source / file, fresh / file)
-            fresh.rename(target)
+            sha256 = digest(fresh)
+            target = folder / f"{name}-{sha256[:12]}"
+            _keep(fresh, target, sha256)
+        finally:
+            shutil.rmtree(fresh, ignore_errors=True)
+        entry = Entry(target.name, sha256, pinned, stamps(target))
         _drop(content, name, keep=entry.folder)
         content["adapters"][name] = asdict(entry)
     return entry
+
+
+def _keep(fresh: Path, target: Path, sha256: str) -> None:
+    """Let `target` be what `fresh` is, whose hash is `sha256`; what it is already stays as it is."""
+    if not target.is_dir():
+        fresh.rename(target)
+        return
+    intact = len(stamps(target)) == len(FILES) and digest(target) == sha256
+    if not intact:
+        for file in FILES:
+            (fresh / file).replace(target / file)
 
 
 def pin(folder: Path, name: str, pinned: bool) -> None:
@@ -182,11 +208,13 @@ def _entries(folder: Path, content: dict[str, Any]) -> dict[str, Entry]:
         check_name(name, f"{FILE} adapters")
         valid = (
             isinstance(stated, dict)
-            and stated.keys() == {"folder", "sha256", "pinned"}
+            and {"folder", "sha256", "pinned"} <= stated.keys() <= {"folder", "sha256", "pinned", "stamps"}
             and isinstance(stated["folder"], str)
             and isinstance(stated["sha256"], str)
             and isinstance(stated["pinned"], bool)
+            and isinstance(stated.get("stamps", []), list)
         )
-        require(valid, f"{FILE} {name}", stated, "an object with folder, sha256 and pinned")
-        found[name] = Entry(**stated)
+        require(valid, f"{FILE} {name}", stated, "an object with folder, sha256, pinned and stamps")
+        kept = tuple(tuple(one) if isinstance(one, list) else one for one in stated.get("stamps", []))
+        found[name] = Entry(stated["folder"], stated["sha256"], stated["pinned"], kept)
     return found

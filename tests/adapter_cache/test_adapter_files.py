@@ -189,6 +189,19 @@ def test_what_is_removed_and_added_again_stays(source: Path, tmp_path: Path, mon
     assert (folder / entry.folder).is_dir()
 
 
+def test_what_was_damaged_is_whole_once_it_is_added_again(source: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "registry"
+    entry = registry.add(folder, "one", source, pinned=False)
+    kept = registry.place(folder, entry)
+    assert registry.add(folder, "one", source, pinned=False) == entry, "what is whole is not written again"
+    for damage in (lambda: (kept / registry.FILES[1]).write_bytes(b"x"), (kept / registry.FILES[0]).unlink):
+        damage()
+        assert registry.stamps(kept) != entry.stamps
+        again = registry.add(folder, "one", source, pinned=False)
+        assert again.sha256 == entry.sha256 == registry.digest(kept)
+        assert again.stamps == registry.stamps(kept) and registry.read(folder) == {"one": again}
+
+
 @pytest.mark.parametrize("name", ["../up", "/etc/passwd", "a/b", "", ".hidden", "a..b", "a" * 129, "a\n", "ä"])
 def test_names_never_become_paths(source: Path, tmp_path: Path, name: str) -> None:
     with pytest.raises(InvalidInputError, match="name"):

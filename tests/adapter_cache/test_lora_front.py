@@ -306,13 +306,15 @@ def test_numbers_that_overflow_are_their_own_request_s(
             assert told(request)["text_output"] == spoken[name]
 
 
+@pytest.mark.parametrize("before", [True, False])
 def test_a_file_that_breaks_before_it_is_loaded(
-    make_front: MakeFront, folder: Path, spoken: dict[str | None, str]
+    make_front: MakeFront, folder: Path, spoken: dict[str | None, str], before: bool
 ) -> None:
-    front = make_front()
+    front = None if before else make_front()
     entry = registry.read(folder)["large"]
     weights = registry.place(folder, entry) / "adapter_model.safetensors"
     weights.write_bytes(weights.read_bytes()[:-64] + bytes(64))
+    front = front or make_front()
     requests = [asking("large"), asking("small"), asking("large")]
     front.execute(requests)
     assert told(requests[1])["text_output"] == spoken["small"]

@@ -3,6 +3,9 @@
 #include <ATen/core/Tensor.h>
 #include <torch/library.h>
 
+#include <algorithm>
+#include <bit>
+#include <cstdint>
 #include <vector>
 
 #include "terms.h"
@@ -63,22 +66,38 @@ void add(Tensor outputs, const Tensor& inputs, const Tensor& memory, const Tenso
 // ---------------------------------------------------------------- loading
 
 constexpr int64_t kTile = 16;
+constexpr uint32_t kExponent = 0x7f800000;  // all of these bits are set in NaN and the infinities alone
+
+// Writes `count` values times `scale`; the greatest exponent's bits.
+template <typename S, typename T>
+inline uint32_t scaled(const S* source, int64_t count, float scale, T* target) {
+  uint32_t greatest = 0;
+  for (int64_t i = 0; i < count; ++i) {
+    const float value = static_cast<float>(source[i]) * scale;
+    greatest = std::max(greatest, std::bit_cast<uint32_t>(value) & kExponent);
+    narrow(value, target[i]);
+  }
+  return greatest;
+}
 
 template <typename S, typename T>
 bool store_of(const S* source, int64_t rows, int64_t columns, bool transposed, float scale, T* target) {
-  bool finite = true;
+  if (!transposed) return scaled(source, rows * columns, scale, target) != kExponent;
+  uint32_t greatest = 0;
+  float tile[kTile][kTile];
   for (int64_t row = 0; row < rows; row += kTile) {
+    const int64_t height = std::min(kTile, rows - row);
     for (int64_t column = 0; column < columns; column += kTile) {
-      for (int64_t r = row; r < std::min(row + kTile, rows); ++r) {
-        for (int64_t c = column; c < std::min(column + kTile, columns); ++c) {
-          const float value = static_cast<float>(source[r * columns + c]) * scale;
-          finite &= std::isfinite(value);
-          narrow(value, target[transposed ? c * rows + r : r * columns + c]);
-        }
+      const int64_t width = std::min(kTile, columns - column);
+      for (int64_t r = 0; r < height; ++r) {
+        greatest = std::max(greatest, scaled(source + (row + r) * columns + column, width, scale, tile[r]));
+      }
+      for (int64_t c = 0; c < width; ++c) {
+        for (int64_t r = 0; r < height; ++r) narrow(tile[r][c], target[(column + c) * rows + row + r]);
       }
     }
   }
-  return finite;
+  return greatest != kExponent;
 }
 
 template <typename S>
