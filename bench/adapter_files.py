@@ -11,7 +11,7 @@ from shapeshift.adapter_cache import registry
 from shapeshift.adapter_cache.interfaces import AdapterInfo
 
 TARGETS = ("q_proj", "v_proj")
-_FORM = 1
+_FORM = 2
 
 
 def bytes_per_rank(model: Path) -> int:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import os
 import queue
 import threading
 import time
@@ -14,14 +12,15 @@ from safetensors import SafetensorError, safe_open
 
 from shapeshift.adapter_cache import registry
 from shapeshift.adapter_cache.record import Adapter
+from shapeshift.engines.hardware import cores
 from shapeshift.errors import EngineError, InvalidInputError
 
 Store = Callable[[torch.Tensor, torch.Tensor, bool, float], bool]
 Done = Callable[[Adapter, Exception | None, float], None]
 
-_NICE = 10
-_REST = 1.0
-"""Seconds that a load rests for each that it computed, while others compute."""
+_REST = 8.0 / cores()
+"""Seconds that a load rests for each that it computed, while others compute: it takes a tenth of two cores, and less
+of more."""
 _SERIAL = 16384
 
 
@@ -98,9 +97,6 @@ class Loader:
         self._thread.join(timeout_s)
 
     def _run(self) -> None:
-        with contextlib.suppress(OSError):
-            # What computes goes first: a load may take its time.
-            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICE)
         while (job := self._queue.get()) is not None and not self._closing:
             start, self._since = time.monotonic(), time.thread_time()
             error: Exception | None = None
