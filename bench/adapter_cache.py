@@ -54,7 +54,7 @@ class Extent:
 
 
 QUICK = Extent((0.9, 1.1), 300, 4000, (0.8,), 30, 1, False, 75.0)
-FULL = Extent((0.9, 1.05, 1.2), 500, 20000, (0.65, 0.85), 240, 3, True, 1300.0)
+FULL = Extent((0.9, 1.05, 1.2), 500, 20000, (0.65, 0.85), 150, 3, True, 1900.0)
 
 
 class Run:
@@ -88,22 +88,27 @@ class Run:
         bench = served.Bench(self._precision, extent.budget_s, _note)
         capacity = bench.capacity(extent.count)
         rates = {load: load * capacity for load in extent.loads}
-        for number, seed in enumerate(self._seeds):
-            ends = {name: served.PARTS[name] for name in (report.PLAIN, report.DEFAULT)}
+        ends = {name: served.PARTS[name] for name in (report.PLAIN, report.DEFAULT)}
+        for seed in self._seeds:
             bench.measure(served.PARTS if extent.further else ends, rates, extent.count, seed)
-            if extent.further and not number:
-                near = {extent.loads[-1]: rates[extent.loads[-1]]}
-                bench.measure(served.FURTHER, near, extent.count, seed)
+        if extent.further:
+            bench.measure(served.FURTHER, rates, extent.count, self._seeds[0])
         sys.stderr.write("\r\033[K")
         self.say(f"\n=== server: capacity of {report.PLAIN}: {capacity:.2f} requests/s")
         for load in extent.loads:
-            found = bench.of(load)
-            self.say(report.table(f"load {load:.0%}", found))
-            for name in (report.DEFAULT, report.QUEUES):
-                if name in found and report.PLAIN in found:
-                    self.say(report.by_rank(found[name], found[report.PLAIN], (name, report.PLAIN)))
-            self.data[f"load {load}"] = {name: report.record(runs) for name, runs in found.items()}
+            self._of_load(f"load {load:.0%}", bench.of(load))
         self.say(f"not measured, out of time: {'; '.join(bench.skipped) or 'nothing'}")
+
+    def _of_load(self, title: str, found: dict[str, report.Runs]) -> None:
+        """What the systems came to under one load. Those of `FURTHER` have one draw: all are shown in that, too."""
+        whole = {name: runs for name, runs in found.items() if name in served.PARTS}
+        self.say(report.table(f"{title}, draws: {len(whole[report.PLAIN])}", whole))
+        for name in (report.DEFAULT, report.QUEUES):
+            if name in whole:
+                self.say(report.by_rank(found[name], found[report.PLAIN], (name, report.PLAIN)))
+        if whole.keys() != found.keys():
+            self.say(report.table(f"{title}, the first draw", {name: runs[:1] for name, runs in found.items()}))
+        self.data[title] = {name: report.record(runs) for name, runs in found.items()}
 
 
 def _note(text: str) -> None:

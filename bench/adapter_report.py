@@ -135,6 +135,8 @@ def by_rank(ours: Runs, theirs: Runs, names: tuple[str, str]) -> str:
         lines.append(
             f"    {'all' if rank is None else f'rank {rank}':10}{value:7.2f}  ({low:.2f} to {high:.2f}){worse}"
         )
+    value, low, high = ratio(ours, theirs, 50)
+    lines.append(f"  p50 {value:.2f}  ({low:.2f} to {high:.2f}); longest {longest_s(ours) / longest_s(theirs):.2f}")
     return "\n".join(lines)
 
 

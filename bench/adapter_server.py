@@ -15,7 +15,7 @@ import numpy as np
 from bench import adapter_files, decode_systems
 from bench import adapter_report as report
 from bench.adapter_loads import RANKS, Lengths, adapters, draw
-from bench.adapter_report import CACHE, DEFAULT, ORDER, PLAIN, QUEUES, Outcome
+from bench.adapter_report import CACHE, DEFAULT, ORDER, PLAIN, QUEUES, Outcome, Runs
 from bench.decode_loads import Load
 from bench.foreign import ForeignLoad
 from bench.peers import random_llama
@@ -90,12 +90,16 @@ class Bench:
     def capacity(self, count: int) -> float:
         """Requests a second that FIFO without a cache serves when all are there at once."""
         with self._serving(PLAIN, PARTS[PLAIN]) as system:
-            return report.served_per_s([self._run(system, self._load(1e6, count, seed=10**6))])
+            return report.served_per_s([self._run(system, self._load(1e6, count, 10**6))])
 
     def measure(
         self, systems: Mapping[str, Mapping[str, str]], rates: Mapping[float, float], count: int, seed: int
     ) -> None:
-        """Each of `systems` once under each load, in random order; all get the same requests, or none gets any."""
+        """Each of `systems` once under each load, in random order; all get the same requests, or none gets any.
+
+        One load follows another on a server, so that the caches of the later ones are warm; requests are never the
+        same again.
+        """
         names = list(systems)
         if time.monotonic() > self._end:
             self.skipped.append(f"{', '.join(names)} (seed {seed})")
@@ -103,16 +107,16 @@ class Bench:
         random.Random(seed).shuffle(names)
         for name in names:
             with self._serving(name, systems[name]) as system:
-                for load, rate in rates.items():
-                    outcome = self._run(system, self._load(rate, count, seed))
+                for at, (load, rate) in enumerate(rates.items()):
+                    outcome = self._run(system, self._load(rate, count, seed, at))
                     self.runs.setdefault((load, name), []).append(outcome)
                     self._say(f"{name}, load {load:.0%}: p99 {report.first_ms([outcome], 99):.0f} ms")
 
-    def of(self, load: float) -> dict[str, list[Outcome]]:
+    def of(self, load: float) -> dict[str, Runs]:
         """The runs of each system under a load."""
         return {name: runs for (at, name), runs in self.runs.items() if at == load}
 
-    def _load(self, rate: float, count: int, seed: int) -> Load:
+    def _load(self, rate: float, count: int, *seed: int) -> Load:
         rng = np.random.default_rng(seed)
         asks = draw(self.lengths, self.known, rate, count, rng)
         prompts = [rng.choice(self._words, ask.prompt_tokens).tolist() for ask in asks]
@@ -125,7 +129,7 @@ class Bench:
         self._publish(repository, parameters)
         with triton({MODEL: 0}, (repository,), Path("build")) as server:
             streams = AdapterStreams(name, server.grpc_url, MODEL, self.model / "tokenizer.json")
-            streams.replay(self._load(1e6, _WARM, seed=10**7))
+            streams.replay(self._load(1e6, _WARM, 10**7))
             yield streams, server.metrics_url
 
     def _run(self, system: tuple[AdapterStreams, str], load: Load) -> Outcome:

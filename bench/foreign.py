@@ -14,7 +14,7 @@ _PARENT, _TIMES = 1, slice(11, 15)
 class ForeignLoad:
     """Cores that processes outside this process' tree kept busy, on average, between entry and exit.
 
-    Children that a peer detaches from the tree count as foreign.
+    Children that a peer detaches from the tree count as foreign, and so does what the host of a virtual machine took.
     """
 
     cores = 0.0
@@ -30,8 +30,8 @@ class ForeignLoad:
 
 def _busy_s() -> float:
     fields = Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:]
-    user, nice, system, _idle, _iowait, irq, softirq = map(int, fields[:7])
-    return (user + nice + system + irq + softirq) * _TICK_S
+    user, nice, system, _idle, _iowait, irq, softirq, stolen = map(int, fields[:8])
+    return (user + nice + system + irq + softirq + stolen) * _TICK_S
 
 
 def _own_s() -> float:
