@@ -42,7 +42,7 @@ Runs = Sequence[Outcome]
 
 def first_ms(runs: Runs, percent: float, rank: int | None = None) -> float:
     """A percentile of the time to the first token, over all runs' requests; of those of one rank, or all."""
-    return float(np.percentile(_firsts(runs, rank), percent)) * 1e3
+    return float(np.percentile(np.concatenate(_firsts(runs, rank)), percent)) * 1e3
 
 
 def between_ms(runs: Runs, percent: float) -> float:
@@ -71,15 +71,21 @@ def served_per_s(runs: Runs) -> float:
 def ratio(
     ours: Runs, theirs: Runs, percent: float, rank: int | None = None, seed: int = 0
 ) -> tuple[float, float, float]:
-    """A percentile of ours over theirs, with its 95% interval: both runs' same requests are drawn again and again."""
+    """A percentile of ours over theirs, with its 95% interval.
+
+    Runs, and in each run requests, are drawn again and again, the same ones of both: requests of one run wait for one
+    another, and a run may fall on a slow stretch of the machine.
+    """
     one, other = _firsts(ours, rank), _firsts(theirs, rank)
     rng = np.random.default_rng(seed)
     drawn = []
     for _ in range(_DRAWS):
-        rows = rng.integers(0, len(one), len(one))
-        drawn.append(np.percentile(one[rows], percent) / np.percentile(other[rows], percent))
+        runs = rng.integers(0, len(one), len(one))
+        rows = [rng.integers(0, len(one[run]), len(one[run])) for run in runs]
+        drawn.append(_percentile(one, percent, runs, rows) / _percentile(other, percent, runs, rows))
     low, high = np.percentile(drawn, [2.5, 97.5])
-    return float(np.percentile(one, percent) / np.percentile(other, percent)), float(low), float(high)
+    value = np.percentile(np.concatenate(one), percent) / np.percentile(np.concatenate(other), percent)
+    return float(value), float(low), float(high)
 
 
 def at_objective(loads: Sequence[float], p99_ms: Sequence[float], slo_ms: float) -> float:
@@ -129,7 +135,7 @@ def record(runs: Runs) -> dict[str, float]:
 def by_rank(ours: Runs, theirs: Runs, names: tuple[str, str]) -> str:
     """P99 of the time to the first token of each rank, ours over theirs, with intervals."""
     lines = [f"  p99 first token, {names[0]} over {names[1]} (95% interval)"]
-    for rank in (None, *RANKS):
+    for rank in (None, *(one for one in RANKS if _firsts(ours, one))):
         value, low, high = ratio(ours, theirs, 99, rank)
         worse = "  worse" if low > 1 else ""
         lines.append(
@@ -140,6 +146,14 @@ def by_rank(ours: Runs, theirs: Runs, names: tuple[str, str]) -> str:
     return "\n".join(lines)
 
 
-def _firsts(runs: Runs, rank: int | None) -> NDArray[np.float64]:
-    chosen = [run.first_s[run.steady][slice(None) if rank is None else run.rank[run.steady] == rank] for run in runs]
-    return np.concatenate(chosen)
+def _firsts(runs: Runs, rank: int | None) -> list[NDArray[np.float64]]:
+    """Of each run that has such requests."""
+    found = [run.first_s[run.steady][slice(None) if rank is None else run.rank[run.steady] == rank] for run in runs]
+    return [one for one in found if len(one)]
+
+
+def _percentile(
+    firsts: Sequence[NDArray[np.float64]], percent: float, runs: NDArray[np.int64], rows: Sequence[NDArray[np.int64]]
+) -> float:
+    """Of the requests `rows` of each of `runs`."""
+    return float(np.percentile(np.concatenate([firsts[run][at] for run, at in zip(runs, rows, strict=True)]), percent))
