@@ -13,11 +13,14 @@ from build_engines.plan import is_current, plan
 from build_engines.publish import build
 from build_engines.repository import Front, front_models, generate
 from build_engines.settings import FrontModel, Places
+from shapeshift import files
 from shapeshift.engines import manifest
 from shapeshift.engines.manifest import Manifest
 from shapeshift.errors import ShapeshiftError
 from shapeshift.progress import Progress
 from shapeshift.token_adapt.image_manifest import ImageManifest
+
+LOCK = ".engines.lock"
 
 Kind = Callable[[Any, Places, Progress], None]
 
@@ -31,16 +34,25 @@ def main() -> int:
     options = parser.parse_args()
     places = Places(Path.cwd(), options.build.resolve(), options.repository.resolve())
     try:
-        fronts = front_models(places, set(options.models))
+        with files.exclusive(places.build / LOCK, lambda: _say(f"waits for another one in {places.build}")):
+            return _make(places, set(options.models))
     except ShapeshiftError as error:
-        print(f"make engines: {error}", file=sys.stderr)
+        _say(str(error))
         return 1
+
+
+def _make(places: Places, models: set[str]) -> int:
+    fronts = front_models(places, models)
     # A cascade is held against the engines of its levels.
     fronts.sort(key=lambda front: isinstance(front, cascade.CascadeFront))
     failed = [front.name for front in fronts if not _bring_up_to_date(front, places)]
     if failed:
-        print(f"make engines: not published: {', '.join(failed)}", file=sys.stderr)
+        _say(f"not published: {', '.join(failed)}")
     return 1 if failed else 0
+
+
+def _say(what: str) -> None:
+    print(f"make engines: {what}", file=sys.stderr, flush=True)
 
 
 def _bring_up_to_date(front: Front, places: Places) -> bool:

@@ -40,11 +40,10 @@ def bring(name: str, own: AdapterCacheSettings, checkpoint: Path, version: Path,
     return f"{len(entries)} adapters in {folder}"
 
 
-def copy_multi_lora(source: Path, target: Path) -> None:
-    """Let the generated version folder `target` name the adapters that `source` names, by absolute paths."""
-    named = multi_lora.read(source)
-    if named:
-        multi_lora.write(target, named)
+def named(version: Path) -> dict[str, str]:
+    """The file, by its name in the generated folder, that names what the folder `version` names; none for none."""
+    found = multi_lora.read(version)
+    return {f"{version.name}/{multi_lora.FILE}": multi_lora.content(found)} if found else {}
 
 
 def _starters(name: str, places: Places) -> list[Path]:

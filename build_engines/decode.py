@@ -72,16 +72,16 @@ def publish(front: DecodeFront, places: Places) -> str:
         "kernel_cache": str(kernels),
     }
     about = f"checkpoint: {own.checkpoint}, {stated['precision']}"
+    further: dict[str, str] = {}
     held = f"{own.max_concurrency} slots of {own.max_length} tokens"
     if front.adapters is not None:
         version = front.folder / "1"
         known = {own.checkpoint, Path(own.checkpoint).name, *filter(None, front.adapters.base_names.split(","))}
         stated["base_names"] = ",".join(sorted(known))
         stated["adapters_dir"] = str(adapters.folder_of(front.name, front.adapters, places))
+        further = adapters.named(version)
         held += f", {adapters.bring(front.name, front.adapters, checkpoint.folder, version, places)}"
-    write_front(front.folder, front.config, target, stated, about)
-    if front.adapters is not None:
-        adapters.copy_multi_lora(front.folder / "1", target / "1")
+    write_front(front.folder, front.config, target, stated, about, further)
     return f"{note}; {about}, {held}"
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from build_engines import edges
+from build_engines.published import CONFIG, write_folder
 from build_engines.settings import FrontModel
 from shapeshift.engines.hardware import gpus
 from shapeshift.engines.manifest import Manifest
@@ -74,16 +75,13 @@ def stated(placed: Placement, front: FrontModel, made: Manifest) -> dict[str, st
 def generate(front: Any, made: Manifest, repository: Path) -> None:
     """Write the folders of the workers of the front with the generated config `front`; older ones go."""
     parameters = modelconfig.parameters(front)
+    count = 0 if parameters["placement"] == "inline" else int(parameters["max_workers"])
+    configs = {worker_name(front.name, number): _worker(front, parameters, made, number) for number in range(count)}
     for folder in repository.iterdir():
-        if _names_of(front.name).fullmatch(folder.name):
+        if _names_of(front.name).fullmatch(folder.name) and folder.name not in configs:
             shutil.rmtree(folder)
-    if parameters["placement"] == "inline":
-        return
-    for number in range(int(parameters["max_workers"])):
-        config = _worker(front, parameters, made, number)
-        folder = repository / str(config.name)
-        (folder / "1").mkdir(parents=True)
-        modelconfig.write(config, folder / "config.pbtxt")
+    for name, config in configs.items():
+        write_folder(repository / name, {CONFIG: modelconfig.as_text(config)})
 
 
 def _worker(front: Any, parameters: dict[str, str], made: Manifest, number: int) -> Any:

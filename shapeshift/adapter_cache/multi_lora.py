@@ -30,7 +30,7 @@ def read(version: Path) -> dict[str, Path]:
     return {check_name(name, FILE): version / path for name, path in stated.items()}
 
 
-def write(version: Path, named: Mapping[str, Path]) -> None:
-    """Name these adapters in a version folder."""
+def content(named: Mapping[str, Path]) -> str:
+    """What the file holds that names these adapters, wherever it lies."""
     paths = {name: str(folder.absolute()) for name, folder in named.items()}
-    (version / FILE).write_text(json.dumps(paths, indent=2) + "\n", encoding="utf-8")
+    return json.dumps(paths, indent=2) + "\n"

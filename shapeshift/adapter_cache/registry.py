@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import hashlib
 import json
 import os
@@ -15,6 +14,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from shapeshift import files
 from shapeshift.errors import InvalidInputError, NotFoundError
 from shapeshift.settings import require
 
@@ -169,16 +169,12 @@ def _drop(content: dict[str, Any], name: str, keep: str = "") -> None:
 @contextlib.contextmanager
 def _changing(folder: Path) -> Iterator[dict[str, Any]]:
     """The content of registry.json for one process at a time, written back whole unless an error comes up."""
-    folder.mkdir(parents=True, exist_ok=True)
-    with (folder / _LOCK).open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+    with files.exclusive(folder / _LOCK):
         content = _content(folder)
         _entries(folder, content)
         yield content
         _sweep(folder, content)
-        fresh = folder / f".{FILE}.{os.getpid()}"
-        fresh.write_text(json.dumps(content, indent=2, sort_keys=True) + "\n", encoding="utf-8")
-        fresh.replace(folder / FILE)
+        files.replace_text(folder / FILE, json.dumps(content, indent=2, sort_keys=True) + "\n")
 
 
 def _sweep(folder: Path, content: dict[str, Any]) -> None:

@@ -6,10 +6,10 @@ Changed only by write-and-rename, so that a server that looks at it sees the old
 from __future__ import annotations
 
 import json
-import os
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from shapeshift import files
 from shapeshift.cascade import table as tables
 from shapeshift.cascade.table import Candidate, Table
 from shapeshift.engines.checkpoint import file_sha256
@@ -17,6 +17,7 @@ from shapeshift.errors import InvalidInputError, NotFoundError
 from shapeshift.policy import Check, boolean, record, text
 
 FILE = "registry.json"
+LOCK = ".lock"
 
 
 @dataclass(frozen=True)
@@ -79,19 +80,14 @@ def put(folder: Path, made: Table, candidate: str, pinned: bool) -> None:
     if not made.task or made.task != Path(made.task).name or made.task.startswith("."):
         raise InvalidInputError("task", made.task, "a plain name")
     made.candidate(candidate)
-    folder.mkdir(parents=True, exist_ok=True)
     name = f"{made.task}.json"
-    # A server that looks now sees a table that is not the registry's, and keeps what it has until the second write.
-    _write(folder / name, made.as_json())
-    entry = Entry(name, file_sha256(folder / name), candidate, pinned)
-    known = {**entries(folder), made.task: entry}
-    _write(folder / FILE, json.dumps({task: asdict(one) for task, one in known.items()}, indent=1) + "\n")
-
-
-def _write(path: Path, text: str) -> None:
-    draft = path.with_name(f".{path.name}.{os.getpid()}")
-    draft.write_text(text, encoding="utf-8")
-    draft.replace(path)
+    with files.exclusive(folder / LOCK):
+        # A server that looks now sees a table that is not the registry's, and keeps what it has until the second write.
+        files.replace_text(folder / name, made.as_json())
+        entry = Entry(name, file_sha256(folder / name), candidate, pinned)
+        known = {**entries(folder), made.task: entry}
+        text = json.dumps({task: asdict(one) for task, one in known.items()}, indent=1) + "\n"
+        files.replace_text(folder / FILE, text)
 
 
 def _name(name: str, value: object) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import os
 import shutil
@@ -10,6 +9,8 @@ import subprocess
 from pathlib import Path
 
 import torch
+
+from shapeshift import files
 
 KERNELS = Path(__file__).with_name("kernels")
 _COMPILER = "g++"
@@ -34,9 +35,7 @@ def library(cache_dir: Path, folder: Path | None = None, name: str = "decode") -
     target = cache_dir / f"{name}-{_key(compiler, flags, cpu, folder)}.so"
     if target.is_file():
         return target
-    cache_dir.mkdir(parents=True, exist_ok=True)
-    with target.with_suffix(".lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+    with files.exclusive(target.with_suffix(".lock")):
         if not target.is_file():
             _compile(compiler, flags, target, folder)
     return target

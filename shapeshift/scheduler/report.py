@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 from typing import Any
+
+from shapeshift import files
 
 FILE = "scheduler.json"
 
 
 def write(run_directory: Path, values: dict[str, Any]) -> None:
     """Replace the report in one step. Raises OSError."""
-    path = run_directory / FILE
-    draft = path.with_name(f".{FILE}.{os.getpid()}")
-    draft.write_text(json.dumps(values, indent=1) + "\n")
-    draft.replace(path)
+    files.replace_text(run_directory / FILE, json.dumps(values, indent=1) + "\n")
 
 
 def read(run_directory: Path) -> dict[str, Any]:

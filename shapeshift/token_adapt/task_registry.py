@@ -8,14 +8,15 @@ A folder is named relative to tasks_dir, or absolutely. Only `shapeshift tasks` 
 from __future__ import annotations
 
 import json
-import os
 from dataclasses import dataclass
 from pathlib import Path
 
+from shapeshift import files
 from shapeshift.errors import InvalidInputError
 from shapeshift.token_adapt.task_folder import read_object
 
 FILE_NAME = "registry.json"
+LOCK = ".lock"
 FORMAT = 1
 
 
@@ -42,15 +43,14 @@ def read(tasks_dir: Path) -> list[Entry]:
 
 def add(tasks_dir: Path, entry: Entry) -> None:
     """Add or replace a task, in one step: whoever reads meanwhile finds the registry before or after."""
-    entries = {known.name: known for known in read(tasks_dir)} | {entry.name: entry}
-    tasks_dir.mkdir(parents=True, exist_ok=True)
-    written = {
-        name: {"folder": _stated(tasks_dir, known.folder), "sha256": known.sha256}
-        for name, known in sorted(entries.items())
-    }
-    draft = tasks_dir / f".{FILE_NAME}.{os.getpid()}"
-    draft.write_text(json.dumps({"format": FORMAT, "tasks": written}, indent=1) + "\n", encoding="utf-8")
-    draft.replace(tasks_dir / FILE_NAME)
+    with files.exclusive(tasks_dir / LOCK):
+        entries = {known.name: known for known in read(tasks_dir)} | {entry.name: entry}
+        written = {
+            name: {"folder": _stated(tasks_dir, known.folder), "sha256": known.sha256}
+            for name, known in sorted(entries.items())
+        }
+        text = json.dumps({"format": FORMAT, "tasks": written}, indent=1) + "\n"
+        files.replace_text(tasks_dir / FILE_NAME, text)
 
 
 def _entry(tasks_dir: Path, name: str, said: object) -> Entry:

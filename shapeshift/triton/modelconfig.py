@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Any, TypeAlias
 
 from google.protobuf import json_format, text_format
 from tritonclient.grpc import model_config_pb2
 
+from shapeshift import files
 from shapeshift.errors import NotFoundError, ShapeshiftError
 
 # Generated protobuf classes carry no types of their own.
@@ -54,9 +54,12 @@ def type_name(tensor: Any) -> str:
 
 def write(message: ModelConfig, path: Path) -> None:
     """Write `message` to `path` in one step, so that a server never reads half of it."""
-    draft = path.with_name(f".{path.name}.{os.getpid()}")
-    draft.write_text(text_format.MessageToString(message, as_utf8=True), encoding="utf-8")
-    draft.replace(path)
+    files.replace_text(path, as_text(message))
+
+
+def as_text(message: ModelConfig) -> str:
+    """What a config.pbtxt with this configuration holds."""
+    return str(text_format.MessageToString(message, as_utf8=True))
 
 
 def as_json(message: ModelConfig) -> dict[str, Any]:

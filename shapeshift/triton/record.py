@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import os
 import re
 import secrets
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from shapeshift import files
 
 _BOOT = Path("/proc/sys/kernel/random/boot_id")
 _PREFIX = re.compile(r"shapeshift_[0-9a-f]{12}_")
@@ -69,9 +70,7 @@ def boot_id() -> str:
 
 def write(record: Record, path: Path) -> None:
     """Write `record` to `path` in one step."""
-    draft = path.with_name(f".{path.name}.{os.getpid()}")
-    draft.write_text(json.dumps(dataclasses.asdict(record), indent=1) + "\n")
-    draft.replace(path)
+    files.replace_text(path, json.dumps(dataclasses.asdict(record), indent=1) + "\n")
 
 
 def read(path: Path) -> Record | None:

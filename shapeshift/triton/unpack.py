@@ -9,7 +9,6 @@ Python version that it came from, so a second run does nothing and an interrupte
 from __future__ import annotations
 
 import argparse
-import fcntl
 import json
 import re
 import shutil
@@ -19,6 +18,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
+from shapeshift import files
 from shapeshift.errors import NotFoundError, ShapeshiftError, UnsupportedError
 
 STAMP = ".unpacked.json"
@@ -102,9 +102,7 @@ def unpack(wheels: Path, build: Path, python: str | None = None) -> list[str]:
     missing wheel, UnsupportedError for a Python without a stub, ShapeshiftError for a damaged wheel.
     """
     python = python or f"{sys.version_info.major}.{sys.version_info.minor}"
-    build.mkdir(parents=True, exist_ok=True)
-    with (build / ".unpack.lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+    with files.exclusive(build / ".unpack.lock"):
         return [part.folder for part in parts(python) if _bring_up_to_date(part, wheels, build, python)]
 
 

@@ -359,7 +359,7 @@ def test_a_multi_lora_file_names_adapters(mixed_adapters: dict[str, Path], tmp_p
     version = tmp_path / "model" / "1"
     version.mkdir(parents=True)
     assert multi_lora.read(version) == {}
-    multi_lora.write(version, {"mine": mixed_adapters["small"]})
+    (version / multi_lora.FILE).write_text(multi_lora.content({"mine": mixed_adapters["small"]}))
     assert multi_lora.read(version) == {"mine": mixed_adapters["small"]}
     for content in ('{"../x": "a"}', "[]", '{"a": 1}', "{"):
         (version / "multi_lora.json").write_text(content)

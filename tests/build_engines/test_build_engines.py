@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import json
+import queue
 import shutil
 import sys
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
 from build_engines import __main__ as command
+from shapeshift import files
 from shapeshift.engines import manifest, precision
 from shapeshift.triton import modelconfig
 
@@ -114,10 +117,38 @@ def test_what_is_current_is_not_built_again(house: House) -> None:
     house.add()
     assert "front: built" in house.make()[1]
     stamp, config = house.stamp(), house.generated().read_bytes()
+    folder = house.generated().parent.stat()
     status, out, _ = house.make()
     assert status == 0 and "front: up to date" in out
     assert house.stamp() == stamp
     assert house.generated().read_bytes() == config
+    # A server may be reading it.
+    assert house.generated().parent.stat().st_ino == folder.st_ino
+    assert house.generated().parent.stat().st_mtime_ns == folder.st_mtime_ns
+
+
+def test_a_folder_that_was_changed_is_made_anew(house: House) -> None:
+    house.add()
+    house.make()
+    config = house.generated().read_bytes()
+    (house.generated().parent / "1" / "model.py").write_text("what nobody asked for")
+    house.generated().write_text("torn")
+    assert house.make()[0] == 0
+    assert house.generated().read_bytes() == config
+    assert list((house.generated().parent / "1").iterdir()) == []
+
+
+def test_two_at_once_take_turns(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
+    house.add()
+    said: queue.Queue[str] = queue.Queue()
+    monkeypatch.setattr(command, "_say", said.put)
+    with ThreadPoolExecutor(1) as second:
+        with files.exclusive(house.build / command.LOCK):
+            made = second.submit(house.make)
+            assert said.get(timeout=60) == f"waits for another one in {house.build}"
+            assert not made.done() and not house.engines().exists()
+        assert made.result(timeout=60)[0] == 0
+    assert house.generated().is_file()
 
 
 REBUILDS: dict[str, Callable[[House], object]] = {

@@ -6,6 +6,7 @@ import dataclasses
 import json
 import re
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -237,6 +238,16 @@ def test_broken_tables_are_refused(house: House, change: dict[str, Any], message
         table.parse({**data, **change})
 
 
+def test_tables_that_are_registered_at_once_all_serve(house: House) -> None:
+    made = house.table(candidate("one", ["small"], []))
+    tasks = [f"task{number}" for number in range(24)]
+    with ThreadPoolExecutor(8) as pool:
+        list(
+            pool.map(lambda task: registry.put(house.folder, dataclasses.replace(made, task=task), "one", False), tasks)
+        )
+    assert sorted(registry.entries(house.folder)) == sorted(tasks)
+
+
 @pytest.mark.parametrize("field", ["gaps", "shares", "model_latencies", "name"])
 def test_candidates_that_do_not_fit_themselves(house: House, field: str) -> None:
     data = json.loads(house.table(candidate("both", ("small", "large"), [gap()])).as_json())
@@ -258,7 +269,7 @@ def test_the_registry_names_what_serves(house: House) -> None:
     assert registry.chosen(house.folder, "task").candidate.name == "one"
     assert registry.chosen(house.folder, "other").candidate.name == "both"
     assert registry.entries(house.folder)["task"].pinned
-    assert sorted(path.name for path in house.folder.iterdir()) == ["other.json", "registry.json", "task.json"]
+    assert sorted(path.name for path in house.folder.glob("*.json")) == ["other.json", "registry.json", "task.json"]
     with pytest.raises(NotFoundError, match="known: both, one"):
         registry.put(house.folder, made, "none", pinned=False)
     with pytest.raises(InvalidInputError, match="plain name"):
