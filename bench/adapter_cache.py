@@ -102,6 +102,8 @@ class Run:
     def _of_load(self, title: str, found: dict[str, report.Runs]) -> None:
         """What the systems came to under one load. Those of `FURTHER` have one draw: all are shown in that, too."""
         whole = {name: runs for name, runs in found.items() if name in served.PARTS}
+        if report.PLAIN not in whole:
+            return
         self.say(report.table(f"{title}, draws: {len(whole[report.PLAIN])}", whole))
         for name in (report.DEFAULT, report.QUEUES):
             if name in whole:

@@ -44,7 +44,8 @@ PARTS = {
     "sjf, cache": System(scheduled("sjf"), Caching()),
     "wrs, cache": System(scheduled("wrs"), Caching()),
 }
-EVICTIONS = {f"default, {name}": System(scheduled("arrival"), Caching(eviction=name)) for name in evict.ALGORITHMS}
+_OTHERS = [name for name in evict.ALGORITHMS if name != Caching().eviction]
+EVICTIONS = {f"default, {name}": System(scheduled("arrival"), Caching(eviction=name)) for name in _OTHERS}
 PREFETCH = {"default, predicting": System(scheduled("arrival"), Caching(predicts=True))}
 PREDICTORS = {
     f"{QUEUES}, means": replace(PARTS[QUEUES], accuracy=None),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -13,9 +13,8 @@ import grpc
 import numpy as np
 from numpy.typing import NDArray
 
-from client.open_loop import Planned, replay, serialise
+from client.open_loop import INFER, Planned, replay, serialise
 
-_INFER = "/inference.GRPCInferenceService/ModelInfer"
 _TIMEOUT_S = 60.0
 
 
@@ -56,30 +55,36 @@ class TritonModel:
 
     def closed(self, texts: Sequence[str], concurrency: int, count: int) -> Outcome:
         payloads = serialise(self._model, _planned(texts, np.zeros(len(texts))))
-        return asyncio.run(self._closed(payloads, concurrency, count))
+        sent, answered = asyncio.run(ask_closed(self._url, payloads, concurrency, lambda number: number < count)).T
+        return Outcome((answered - sent) * 1e3, count / (answered.max() - sent.min()))
 
     def open(self, texts: Sequence[str], instants: NDArray[np.float64]) -> Outcome:
         report = asyncio.run(replay(self._url, self._model, _planned(texts, instants), timeout_s=_TIMEOUT_S))
         summary = report.summary()
         return Outcome(report.latency_s[report.ok] * 1e3, summary.throughput_per_s, int((~report.ok).sum()))
 
-    async def _closed(self, payloads: Sequence[bytes], concurrency: int, count: int) -> Outcome:
-        numbers = iter(range(count))
-        latencies: list[float] = []
-        async with grpc.aio.insecure_channel(self._url) as channel:
-            infer: Any = channel.unary_unary(_INFER)
-            await infer(payloads[0], timeout=_TIMEOUT_S)
 
-            async def client() -> None:
-                for number in numbers:
-                    before = time.perf_counter()
-                    await infer(payloads[number % len(payloads)], timeout=_TIMEOUT_S)
-                    latencies.append(time.perf_counter() - before)
+async def ask_closed(
+    url: str, payloads: Sequence[bytes], clients: int, goes_on: Callable[[int], bool]
+) -> NDArray[np.float64]:
+    """Each client asks again once answered, as long as `goes_on(number of the request)`; one request comes before all.
 
-            start = time.perf_counter()
-            await asyncio.gather(*(client() for _ in range(concurrency)))
-            elapsed = time.perf_counter() - start
-        return Outcome(np.array(latencies) * 1e3, count / elapsed)
+    Returns when each was sent and answered, [requests, 2], monotonic seconds.
+    """
+    numbers = itertools.count()
+    asked: list[tuple[float, float]] = []
+    async with grpc.aio.insecure_channel(url) as channel:
+        infer: Any = channel.unary_unary(INFER)
+        await infer(payloads[0], timeout=_TIMEOUT_S)
+
+        async def client() -> None:
+            while goes_on(number := next(numbers)):
+                sent = time.monotonic()
+                await infer(payloads[number % len(payloads)], timeout=_TIMEOUT_S)
+                asked.append((sent, time.monotonic()))
+
+        await asyncio.gather(*(client() for _ in range(clients)))
+    return np.array(asked)
 
 
 def _planned(texts: Sequence[str], instants: NDArray[np.float64]) -> list[Planned]:

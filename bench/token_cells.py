@@ -21,7 +21,7 @@ from shapeshift.token_adapt.interfaces import ImageModel
 _OUTPUTS = ("GAMMA", "BATCH_SIZE", "OUTCOME")
 _TIMEOUT_S = 60.0
 NEVER_RUN = -999
-"""Stands for the gamma of a request that was not executed."""
+"""Stands for the gamma of an image that was not executed."""
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ class Cell:
 
     @property
     def gained(self) -> NDArray[np.float64]:
-        """The utility that each request brings in expectation."""
+        """The utility that each image brings in expectation."""
         return self.worth * self.accuracy * self.in_time
 
     @property
@@ -137,7 +137,7 @@ def _cell(
     )
 
 
-def read(answer: bytes | None, images: int = 1) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.bool_]]:
+def read(answer: bytes | None, images: int) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.bool_]]:
     """Of a serialised answer to `images` images: gamma, batch size and whether it was in time, of each.
 
     The gamma is NEVER_RUN where an image was not executed, or the answer is missing.

@@ -34,7 +34,7 @@ Parameter = str | bool | int | float
 IN_FLIGHT_LIMIT = "IN_FLIGHT_LIMIT"
 UNANSWERED = "UNANSWERED"
 
-_INFER = "/inference.GRPCInferenceService/ModelInfer"
+INFER = "/inference.GRPCInferenceService/ModelInfer"
 _LIVE = "/inference.GRPCInferenceService/ServerLive"
 _CHANNEL_OPTIONS = [("grpc.max_send_message_length", -1), ("grpc.max_receive_message_length", -1)]
 _LEAD_S = 0.05
@@ -89,7 +89,7 @@ async def replay(
     payloads = serialise(model, requests, outputs)
     async with grpc.aio.insecure_channel(url, options=_CHANNEL_OPTIONS) as channel:
         await _connect(channel, url, connect_timeout_s)
-        infer = channel.unary_unary(_INFER)
+        infer = channel.unary_unary(INFER)
         await _warm_up(infer, [payloads[k % len(payloads)] for k in range(warmup)], timeout_s)
         run = _Run(infer, at_s, payloads, timeout_s, max_in_flight, keep_answers)
         return await run.all(drain_s)

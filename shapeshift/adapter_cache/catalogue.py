@@ -78,7 +78,7 @@ class Catalogue:
                 self._refuse_once(name, entry, f"{multi_lora.FILE} names another one")
                 continue
             old = self._known.get(name)
-            if old is not None and old.sha256 == entry.sha256 and old.error is None:
+            if old is not None and old.sha256 == entry.sha256 and old.error is None and _as_read(old):
                 known[name] = old
                 continue
             made = None if self._refused.get(name) == entry else self._read(name, entry, first)
@@ -150,3 +150,8 @@ class Catalogue:
     def _refuse(self, text: str) -> None:
         self._cache.meters.refused.add()
         self._log(text)
+
+
+def _as_read(known: Adapter) -> bool:
+    """Whether its weights' file is still the one that was read: mended by adding it again, it has another time."""
+    return registry.stamps(known.source.folder)[-1:] == (known.source.stamp,)

@@ -13,7 +13,8 @@ from shapeshift.adapter_cache.interfaces import Memory
 from shapeshift.adapter_cache.size import Largest, weighted
 
 AHEAD = 2
-"""Requests whose adapters are loaded while no slot is free."""
+"""Requests whose adapters are loaded while no slot is free, where there is memory beside the slots (`cache` has none
+that an order may give away: there `ahead` does it)."""
 
 
 class FirstComeFirstServed(Gate[T]):

@@ -31,20 +31,40 @@ class Answers:
             except Exception as error:  # noqa: BLE001  one bad request must not cost the others
                 self.fail(sender, error)
 
-    def send(self, sender: Any, make: Make, arrived: float, then: Callable[[], None] | None = None) -> None:
+    def send(
+        self,
+        sender: Any,
+        make: Make,
+        arrived: float,
+        then: Callable[[], None] | None = None,
+        before: Callable[[], None] | None = None,
+    ) -> None:
         """Answer with what `make` returns on the sender's thread; see `SenderThread.submit`.
 
-        arrived: monotonic, in seconds. then: called after that has been counted.
+        arrived: monotonic, in seconds. then: called after that has been counted. before: called on the sender's
+        thread before the answer is made.
         """
-        self._sender.submit(sender, make, partial(self._served, arrived, then))
+        self._sender.submit(sender, _preceded(make, before), partial(self._served, arrived, then))
 
-    def fail(self, sender: Any, error: Exception) -> None:
-        """Answer with `error`."""
+    def fail(self, sender: Any, error: Exception, before: Callable[[], None] | None = None) -> None:
+        """Answer with `error`; before: as for `send`."""
         make = partial(replies.error_response, self._pb_utils, error)
-        self._sender.submit(sender, make, self._meters.answered[replies.code_name(error)].add)
+        counts = self._meters.answered[replies.code_name(error)].add
+        self._sender.submit(sender, _preceded(make, before), counts)
 
     def _served(self, arrived: float, then: Callable[[], None] | None) -> None:
         self._meters.latency_ms.observe((time.monotonic() - arrived) * 1e3)
         self._meters.answered["OK"].add()
         if then is not None:
             then()
+
+
+def _preceded(make: Make, before: Callable[[], None] | None) -> Make:
+    if before is None:
+        return make
+
+    def both() -> Any:
+        before()
+        return make()
+
+    return both

@@ -59,6 +59,8 @@ def joined(given: RequestParameters, named: Mapping[str, Any]) -> RequestParamet
 
     Raises InvalidInputError for one that is stated twice, or is of the wrong kind.
     """
+    if not named:
+        return given
     for name, value in named.items():
         if getattr(given, name) is not None:
             raise InvalidInputError(f"parameter {name}", value, "once: as a parameter or elsewhere in the request")

@@ -89,7 +89,6 @@ class TokenAdapter:
         self._steady = SteadyChoice(self.table)
         self._initial_until = started + rules.initial_ms
         self._infaas = rules.algorithm == INFAAS
-        self._size = rules.batching.size
 
     def __len__(self) -> int:
         return sum(len(batch) for batch in self._queue.batches)
@@ -135,7 +134,7 @@ class TokenAdapter:
                 now, rate, self.table, self.costs.gammas, ends, times.tolist(), worth, rules.high_utility
             )
         problem = PlanProblem(now, deadlines, times, _utilities(batches))
-        price = 0.0 if self._price is None else self._price.price(now, self.costs.times([self._size])[0] / self._size)
+        price = 0.0 if self._price is None else self._price.price(now, self._times_of_one())
         if price:
             planned = plan.solve(problem.priced(price), rules.algorithm, rules.tick_ms)
             if any(gamma != SKIP for gamma in planned):
@@ -151,6 +150,12 @@ class TokenAdapter:
             if gamma != SKIP and now + times[index, gamma] + self.rules.margin_ms < batches[index].deadline:
                 return batches[index], gamma
         return batches[0], self._only(now) if self._infaas else int(np.argmin(times[0]))
+
+    def _times_of_one(self) -> Floats:
+        """[g]: ms of the device that an image of a full batch takes."""
+        size = self.rules.batching.size
+        found: Floats = self.costs.times([size])[0] / size
+        return found
 
     def _only(self, now: float) -> int:
         return self.costs.gammas.index(self._steady.choose(now, self.rate.rate(now)))
@@ -171,13 +176,9 @@ class TokenAdapter:
         """Make smaller batches of queries whose deadline their own cannot make; those evicted that can in none."""
         kept: list[Batch[Query]] = []
         evicted: list[Query] = []
-        any_end = self._fastest(now, self._queue.rules.size)
+        any_end = self._fastest(now, self.rules.batching.size)
         for batch in self._queue.batches:
-            if any_end < batch.deadline:
-                kept.append(batch)
-                continue
-            end = self._fastest(now, len(batch))
-            if end < batch.deadline:
+            if any_end < batch.deadline or (end := self._fastest(now, len(batch))) < batch.deadline:
                 kept.append(batch)
                 continue
             urgent = sorted((q for q in batch.queries if q.deadline <= end), key=lambda query: query.deadline)

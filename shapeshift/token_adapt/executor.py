@@ -50,7 +50,7 @@ class Executor:
         self._inbox.put((request, pixels))
 
     def cancel(self, request: ImageRequest) -> None:
-        """Its caller has gone: what waits of it is not run."""
+        """Its caller has gone: what of it has not been handed to the device is not run."""
         request.cancelled = True
         self._any_cancelled.set()
 

@@ -51,8 +51,8 @@ class ImageFront:
             self._meters.latency_ms,
             *self._meters.answered.values(),
             *meters.exported,
-            Gauge("requests_waiting", "Images that wait", lambda: self._waiting - self._executor.running),
-            Gauge("requests_running", "Images that are computed", lambda: self._executor.running),
+            Gauge("requests_waiting", "Images that wait", self._images_waiting),
+            Gauge("requests_running", "Images that are computed or chosen next", lambda: self._executor.running),
             Gauge("tasks", "Tasks that are served", lambda: len(self._model.tasks)),
             Gauge("cost_factor", "What batches take over what the profile says", lambda: adapter.costs.factor),
         ]
@@ -142,15 +142,18 @@ class ImageFront:
     def _finished(self, sender: Any, wanted: list[str], request: ImageRequest) -> None:
         with self._lock:
             self._waiting -= request.images
+        # On the sender's thread: it waits while Triton is being asked.
+        before = partial(self._watch.remove, request)
         if request.error is not None:
-            self._watch.remove(request)
-            self._answers.fail(sender, request.error)
+            self._answers.fail(sender, request.error, before)
             return
-        self._answers.send(sender, partial(self._response, request, wanted), request.arrived / 1e3)
+        self._answers.send(sender, partial(self._response, request, wanted), request.arrived / 1e3, before=before)
+
+    def _images_waiting(self) -> int:
+        # Images of a request that is answered already, with an error, may still be running.
+        return max(0, self._waiting - self._executor.running)
 
     def _response(self, request: ImageRequest, wanted: list[str]) -> Any:
-        # Here, on the sender's thread: it waits while Triton is being asked.
-        self._watch.remove(request)
         made = tensors(request)
         return self._pb_utils.InferenceResponse([self._pb_utils.Tensor(name, made[name]) for name in wanted])
 

@@ -21,7 +21,8 @@ TICK_MS = 1.0
 @dataclass(frozen=True)
 class PlanProblem:
     """now: clock, ms; deadlines [b] ms, not falling; times [b, g] ms, inf where a gamma is not allowed;
-    utilities [b, g], 0 or more: what each batch brings at each gamma if it ends before its deadline."""
+    utilities [b, g]: what each batch brings at each gamma if it ends before its deadline; below 0 only where its time
+    has a price."""
 
     now: float
     deadlines: Floats

@@ -71,6 +71,9 @@ def _leave_out(now: float, deadlines: Floats, times: Floats, utilities: Floats) 
                         worth[after] - worth[before]
                     ):
                         times[b, g - 1] = np.inf
+                        break
+                if times[b, g - 1] == np.inf:
+                    break
 
 
 @compiled("void(f8, f8[::1], f8[:, ::1], f8[:, ::1], f8, i8, i4[::1])")

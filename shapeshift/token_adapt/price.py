@@ -26,18 +26,25 @@ class TimePrice:
         self._price = 0.0
         self._renew_at = -np.inf
 
+    def __len__(self) -> int:
+        return len(self._arrivals)
+
     def add(self, arrived: float, brings: Floats) -> None:
         """A query has arrived; brings [g]: its worth at each gamma."""
+        self._forget(arrived)
         self._arrivals.append((arrived, brings))
 
     def price(self, now: float, times: Floats) -> float:
         """Utility a millisecond; times [g]: what one image takes at each gamma."""
         if now >= self._renew_at:
             self._renew_at = now + _RENEW_MS
-            while self._arrivals and self._arrivals[0][0] <= now - self._window_ms:
-                self._arrivals.popleft()
+            self._forget(now)
             self._price = self._renewed(times)
         return self._price
+
+    def _forget(self, now: float) -> None:
+        while self._arrivals and self._arrivals[0][0] <= now - self._window_ms:
+            self._arrivals.popleft()
 
     def _renewed(self, times: Floats) -> float:
         if not self._arrivals:

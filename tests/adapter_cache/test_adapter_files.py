@@ -195,11 +195,13 @@ def test_what_was_damaged_is_whole_once_it_is_added_again(source: Path, tmp_path
     kept = registry.place(folder, entry)
     assert registry.add(folder, "one", source, pinned=False) == entry, "what is whole is not written again"
     for damage in (lambda: (kept / registry.FILES[1]).write_bytes(b"x"), (kept / registry.FILES[0]).unlink):
+        weights = registry.stamps(kept)[1]
         damage()
         assert registry.stamps(kept) != entry.stamps
         again = registry.add(folder, "one", source, pinned=False)
         assert again.sha256 == entry.sha256 == registry.digest(kept)
         assert again.stamps == registry.stamps(kept) and registry.read(folder) == {"one": again}
+    assert again.stamps[1] == weights, "what is whole of what is damaged is not written again"
 
 
 @pytest.mark.parametrize("name", ["../up", "/etc/passwd", "a/b", "", ".hidden", "a..b", "a" * 129, "a\n", "ä"])

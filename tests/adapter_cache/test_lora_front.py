@@ -224,6 +224,22 @@ def test_bad_entries_change_nothing(
     assert any("base_model_name_or_path" in line for line in pb_utils.Logger.lines)
 
 
+def test_an_adapter_that_is_added_again_serves_again(
+    make_front: MakeFront, folder: Path, mixed_adapters: dict[str, Path], spoken: dict[str | None, str]
+) -> None:
+    front = make_front()
+    catalogue = room_of(front).catalogue
+    known = {name: catalogue.find(name) for name in ("small", "large")}
+    weights = registry.place(folder, registry.read(folder)["small"]) / registry.FILES[1]
+    weights.write_bytes(b"damaged")
+    registry.add(folder, "small", mixed_adapters["small"], pinned=False)
+    wait_for(lambda: catalogue.find("small") is not known["small"])
+    request = asking("small")
+    front.execute([request])
+    assert told(request)["text_output"] == spoken["small"]
+    assert catalogue.find("large") is known["large"], "what is as it was stays loaded"
+
+
 def bad_adapters(small_base: Path, root: Path) -> dict[str, tuple[Path, str]]:
     """Folders that no server may take over, by name, and what is said of each."""
     from safetensors.torch import load_file

@@ -3,6 +3,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from bench import adapter_cache
 from bench import adapter_report as report
 from bench.adapter_loads import RANKS, Lengths, adapters, draw
 from bench.adapter_report import Outcome
@@ -57,3 +58,10 @@ def test_loads_follow_their_laws() -> None:
     assert {(ask.prompt_tokens, ask.answer_tokens) for ask in asks} == {(10, 3), (20, 4)}
     again = draw(lengths, known, 50.0, 20_000, np.random.default_rng(0))
     assert asks == again
+
+
+def test_a_load_that_no_time_was_left_for_has_no_table(capsys: pytest.CaptureFixture[str]) -> None:
+    run = adapter_cache.Run(adapter_cache.QUICK, 0, "f32")
+    run._of_load("load 80%", {})
+    run._of_load("load 90%", {report.DEFAULT: [outcome(np.linspace(1, 2, 20))]})
+    assert not run.text and not run.data and not capsys.readouterr().out

@@ -370,6 +370,24 @@ def test_a_caller_who_has_gone_is_not_served() -> None:
     served.close()
 
 
+def test_no_images_wait_while_those_of_a_caller_who_has_gone_still_run() -> None:
+    gate = Gate()
+    served = front(Watched(gate), batch_size=2, latency_ms=LONG_MS)
+    gone, woken = pixels_request(0, 0, 0, latency_ms=LONG_MS), pixels_request(1, latency_ms=LONG_MS)
+    served.execute([gone])
+    assert gate.entered.wait(60)
+    assert (served._executor.running, served._images_waiting()) == (2, 1)
+    gone.sender.cancelled = True
+    wait_for(lambda: served._executor._any_cancelled.is_set())
+    served.execute([woken])
+    assert gone.refusal()[0] == TritonError.CANCELLED
+    assert (served._executor.running, served._images_waiting()) == (2, 0)
+    gate.opened.set()
+    assert texts(woken, "LABEL") == ["dog"]
+    wait_for(lambda: served._executor.running == 0)
+    served.close()
+
+
 def test_what_waits_at_the_end_is_told_so() -> None:
     gate = Gate()
     served = front(Watched(gate))

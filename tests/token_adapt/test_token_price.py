@@ -44,6 +44,13 @@ def test_what_is_long_ago_counts_no_longer_and_the_price_is_kept_for_a_while() -
     assert made.price(161.0, TIMES) == 0.0
 
 
+def test_arrivals_that_never_lead_to_a_plan_are_forgotten() -> None:
+    made = TimePrice(100.0)
+    for at in range(0, 10_000, 10):
+        made.add(float(at), np.array([1.0]))
+    assert len(made) <= 10
+
+
 def test_a_priced_problem_pays_for_time_and_not_for_gammas_that_are_barred() -> None:
     problem = PlanProblem.of(0.0, [9.0], [[2.0, np.inf]], [[3.0, 5.0]]).priced(0.5)
     assert problem.utilities.tolist() == [[2.0, 5.0]]

@@ -49,7 +49,7 @@ void add(Tensor outputs, const Tensor& inputs, const Tensor& memory, const Tenso
   const auto type = inputs.scalar_type();
   const low_rank::Factors factors{memory, places};
   const low_rank::Groups groups{firsts, order};
-  low_rank::check(outputs, type, 2, "outputs"), low_rank::check(inputs, type, 2, "inputs");
+  check_like(outputs, type, "outputs", 2), check_like(inputs, type, "inputs", 2);
   factors.check_of(type);
   TORCH_CHECK(layer >= 0 && layer < factors.layers(), "layer: must be 0 to ", factors.layers() - 1);
   TORCH_CHECK(linear >= 0 && linear < factors.linears(), "linear: must be 0 to ", factors.linears() - 1);

@@ -21,8 +21,9 @@ class Added {
   // layer; in the last one, only `wanted` tokens come to those behind attention.
   void fit(const std::vector<at::Tensor>& given, const std::array<const Panels*, kLinears>& linears, int64_t layers,
            int64_t rows, int64_t wanted) {
-    tasks_.resize(given.empty() ? 0 : layers * kLinears);
-    if (given.empty()) return;
+    any_ = !given.empty();
+    if (!any_) return;
+    tasks_.resize(layers * kLinears);
     TORCH_CHECK(given.size() == 6, "terms: must be memory, places, and groups of all and of the wanted tokens");
     const low_rank::Factors factors{given[0], given[1]};
     const Groups all{given[2], given[3]}, last{given[4], given[5]};
@@ -45,7 +46,7 @@ class Added {
   // A linear with what is added to it: see `multiply`.
   void multiply(const Team& team, int64_t layer, Place linear, const Panels& own, const float* from, int64_t rows,
                 float* out) const {
-    if (tasks_.empty()) return ::multiply(own, from, rows, out, team);
+    if (!any_) return ::multiply(own, from, rows, out, team);
     const Tasks& tasks = tasks_[layer * kLinears + linear];
     if (tasks.empty()) return ::multiply(own, from, rows, out, team);
     ::multiply(own, from, rows, out, Before{team, tasks, from});
@@ -74,6 +75,7 @@ class Added {
     }
   };
 
+  bool any_ = false;
   std::vector<Tasks> tasks_;
   std::vector<float> mixed_;
 };

@@ -10,6 +10,7 @@
 #include <optional>
 #include <vector>
 
+#include "checks.h"
 #include "common.h"
 
 constexpr int64_t kBlockElements = 4096;  // of the keys that are scored, normalised and mixed together
@@ -239,10 +240,6 @@ void attend_all(const Layer<T>& layer, const Task* tasks, int64_t count, bool sp
 }
 
 // ---------------------------------------------------------------- what it is given
-
-inline void check_like(const at::Tensor& tensor, at::ScalarType type, const char* name) {
-  TORCH_CHECK(tensor.scalar_type() == type && tensor.is_contiguous(), name, ": must be contiguous ", type);
-}
 
 // Cache, positions and norms of one layer, whose storage is of `type`.
 struct Held {

@@ -1,5 +1,5 @@
 // A whole forward pass in float as one piece of work: the threads meet between its parts, but do not leave it, and
-// nothing is allocated. It computes what network.py does with the operators, by the same kernels.
+// nothing is allocated within it. It computes what network.py does with the operators, by the same kernels.
 
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/empty.h>

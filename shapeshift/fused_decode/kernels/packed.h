@@ -11,7 +11,7 @@
 #include <memory>
 #include <optional>
 
-#include "attention.h"
+#include "checks.h"
 #include "linear.h"
 
 constexpr size_t kHugePage = size_t{2} << 20;

@@ -6,6 +6,7 @@
 
 #include <vector>
 
+#include "checks.h"
 #include "low_rank.h"
 
 namespace low_rank {
@@ -13,11 +14,6 @@ namespace low_rank {
 constexpr int64_t kParts = 3, kFields = 4;
 constexpr int64_t kRanks = 8;  // rows of A that are one task
 constexpr int64_t kFewestColumns = 128;
-
-inline void check(const at::Tensor& tensor, at::ScalarType type, int64_t dimensions, const char* name) {
-  TORCH_CHECK(tensor.scalar_type() == type && tensor.is_contiguous() && tensor.dim() == dimensions, name,
-              ": must be contiguous ", type, " of ", dimensions, " dimensions");
-}
 
 // Tokens by group: group g has order[firsts[g]] to order[firsts[g + 1] - 1].
 struct Groups {
@@ -28,7 +24,7 @@ struct Groups {
 
   // They are `groups` groups of places below `tokens`.
   void check_of(int64_t groups, int64_t tokens) const {
-    check(firsts, at::kInt, 1, "firsts"), check(order, at::kInt, 1, "order");
+    check_like(firsts, at::kInt, "firsts", 1), check_like(order, at::kInt, "order", 1);
     TORCH_CHECK(firsts.numel() == groups + 1, "firsts: must be one more than the groups");
     const int32_t *from = first(), *all = list();
     TORCH_CHECK(from[0] == 0 && from[groups] == order.numel(), "firsts: must run from 0 to the tokens in order");
@@ -47,7 +43,7 @@ struct Factors {
   int64_t linears() const { return places.size(2); }
 
   void check_of(at::ScalarType type) const {
-    check(memory, type, 1, "memory"), check(places, at::kLong, 5, "places");
+    check_like(memory, type, "memory", 1), check_like(places, at::kLong, "places", 5);
     TORCH_CHECK(places.size(3) == kParts && places.size(4) == kFields, "places: must end in [3, 4]");
   }
 };
