@@ -3,6 +3,7 @@
     server      the `generate_lora` front with 100 adapters of ranks 8 to 128 over a Llama of 110 million random
                 parameters, asked over gRPC streams
     simulated   the same policies over iterations that take what a linear law says: no server, no tensor
+    turns       (only where asked for) the default and `fifo` without a cache in one server, the same draws in turn
 
 Lengths are those of the Azure LLM inference trace 2023, scaled to the model; ranks follow a power law; arrivals are
 Poisson. All systems of a load get the same requests. `fifo` without a cache is S-LoRA's order.
@@ -19,16 +20,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from bench import adapter_evictions
+from bench import adapter_evictions, adapter_turns
 from bench import adapter_report as report
 from bench import adapter_server as served
 from bench import adapter_simulated as simulated
+from bench.adapter_turns import Turns
 from client import hardware
 from client.report import head
 from shapeshift.errors import ShapeshiftError
 
 FOLDER = Path("build/bench")
 PARTS = ("simulated", "server")
+ALL_PARTS = (*PARTS, "turns")
 
 
 @dataclass(frozen=True)
@@ -41,6 +44,7 @@ class Extent:
     seeds                   runs of each cell
     further                 whether other orders, evictions, prefetch and predictors are compared, and all regimes
     budget_s                of the server's part: afterwards no further round begins
+    turns                   near the knee, of the part of that name
     """
 
     simulated_loads: tuple[float, ...]
@@ -51,10 +55,11 @@ class Extent:
     seeds: int
     further: bool
     budget_s: float
+    turns: Turns
 
 
-QUICK = Extent((0.9, 1.1), 300, 4000, (0.8,), 30, 1, False, 75.0)
-FULL = Extent((0.9, 1.05, 1.2), 500, 20000, (0.65, 0.85), 150, 3, True, 1900.0)
+QUICK = Extent((0.9, 1.1), 300, 4000, (0.8,), 30, 1, False, 75.0, Turns(2, 1, 60))
+FULL = Extent((0.9, 1.05, 1.2), 500, 20000, (0.65, 0.85), 150, 3, True, 1900.0, Turns(10, 3, 150))
 
 
 class Run:
@@ -99,6 +104,19 @@ class Run:
             self._of_load(f"load {load:.0%}", bench.of(load))
         self.say(f"not measured, out of time: {'; '.join(bench.skipped) or 'nothing'}")
 
+    def turns(self) -> None:
+        """The real server near the knee, in turns."""
+        own, load = self._extent.turns, self._extent.loads[-1]
+        bench = served.Bench(self._precision, self._extent.budget_s, _note)
+        rate = load * bench.capacity(own.count)
+        runs = adapter_turns.measure(bench, rate, own, self._seeds[0], _note)
+        sys.stderr.write("\r\033[K")
+        self.say(adapter_turns.table(f"in turns, load {load:.0%} ({rate:.2f} requests/s)", runs))
+        self.data["turns"] = {
+            name: [[report.record([run]) for run in of_draw] for of_draw in draws.values()]
+            for name, draws in runs.items()
+        }
+
     def _of_load(self, title: str, found: dict[str, report.Runs]) -> None:
         """What the systems came to under one load. Those of `FURTHER` have one draw: all are shown in that, too."""
         whole = {name: runs for name, runs in found.items() if name in served.PARTS}
@@ -123,7 +141,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--quick", action="store_true", help="under 3 minutes: one load, one seed, few requests")
     parser.add_argument("--precision", choices=("f32", "bf16"), default="f32")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--parts", nargs="+", choices=PARTS, default=list(PARTS))
+    parser.add_argument("--parts", nargs="+", choices=ALL_PARTS, default=list(PARTS))
     options = parser.parse_args(arguments)
     began = time.monotonic()
     run = Run(QUICK if options.quick else FULL, options.seed, options.precision)

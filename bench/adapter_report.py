@@ -15,6 +15,7 @@ DEFAULT, QUEUES = "arrival, cache (default)", "chameleon, cache"
 WARM = 0.1
 """The first requests of a run, as a share, that no latency is read from."""
 _DRAWS = 1000
+_COUNTS = ("loaded_bytes", "hits", "misses", "span_s", "foreign")
 
 
 @dataclass(frozen=True)
@@ -38,6 +39,20 @@ class Outcome:
 
 
 Runs = Sequence[Outcome]
+
+
+def typical(runs: Runs) -> Outcome:
+    """Of runs of the same requests: each one's median times, the mean of what is counted.
+
+    A stretch on which the machine was slow counts only where it came upon the same requests more often than not.
+    """
+    return Outcome(
+        runs[0].rank,
+        np.median([run.first_s for run in runs], axis=0),
+        np.median([run.last_s for run in runs], axis=0),
+        np.concatenate([run.between_s for run in runs]),
+        *(float(np.mean([getattr(run, name) for run in runs])) for name in _COUNTS),
+    )
 
 
 def first_ms(runs: Runs, percent: float, rank: int | None = None) -> float:

@@ -64,6 +64,15 @@ class AdapterAsk(Asked):
     adapter: str | None = None
 
 
+@dataclass(frozen=True)
+class Served:
+    """A system that runs, as the model `model` of a server."""
+
+    streams: AdapterStreams
+    metrics_url: str
+    model: str
+
+
 class AdapterStreams(decode_systems.TritonStreams):
     """Streams whose requests name their adapters."""
 
@@ -89,8 +98,8 @@ class Bench:
 
     def capacity(self, count: int) -> float:
         """Requests a second that FIFO without a cache serves when all are there at once."""
-        with self._serving(PLAIN, PARTS[PLAIN]) as system:
-            return report.served_per_s([self._run(system, self._load(1e6, count, 10**6))])
+        with self.serving({PLAIN: PARTS[PLAIN]}) as served:
+            return report.served_per_s([self.run(served[PLAIN], self.load(1e6, count, 10**6))])
 
     def measure(
         self, systems: Mapping[str, Mapping[str, str]], rates: Mapping[float, float], count: int, seed: int
@@ -106,9 +115,9 @@ class Bench:
             return
         random.Random(seed).shuffle(names)
         for name in names:
-            with self._serving(name, systems[name]) as system:
+            with self.serving({name: systems[name]}) as served:
                 for at, (load, rate) in enumerate(rates.items()):
-                    outcome = self._run(system, self._load(rate, count, seed, at))
+                    outcome = self.run(served[name], self.load(rate, count, seed, at))
                     self.runs.setdefault((load, name), []).append(outcome)
                     self._say(f"{name}, load {load:.0%}: p99 {report.first_ms([outcome], 99):.0f} ms")
 
@@ -116,7 +125,8 @@ class Bench:
         """The runs of each system under a load."""
         return {name: runs for (at, name), runs in self.runs.items() if at == load}
 
-    def _load(self, rate: float, count: int, *seed: int) -> Load:
+    def load(self, rate: float, count: int, *seed: int) -> Load:
+        """Poisson arrivals of `count` requests, `rate` a second."""
         rng = np.random.default_rng(seed)
         asks = draw(self.lengths, self.known, rate, count, rng)
         prompts = [rng.choice(self._words, ask.prompt_tokens).tolist() for ask in asks]
@@ -124,20 +134,27 @@ class Bench:
         return Load("", [AdapterAsk(ask.at_s, prompt, ask.answer_tokens, ask.adapter) for ask, prompt in rows])
 
     @contextmanager
-    def _serving(self, name: str, parameters: Mapping[str, str]) -> Iterator[tuple[AdapterStreams, str]]:
+    def serving(self, systems: Mapping[str, Mapping[str, str]]) -> Iterator[dict[str, Served]]:
+        """One server with a model, and so a process, for each of `systems`, a little warmed up."""
         repository = FOLDER / "adapter-repository"
-        self._publish(repository, parameters)
-        with triton({MODEL: 0}, (repository,), Path("build")) as server:
-            streams = AdapterStreams(name, server.grpc_url, MODEL, self.model / "tokenizer.json")
-            streams.replay(self._load(1e6, _WARM, 10**7))
-            yield streams, server.metrics_url
+        shutil.rmtree(repository, ignore_errors=True)
+        models = {name: MODEL if not at else f"{MODEL}_{at}" for at, name in enumerate(systems)}
+        for name, model in models.items():
+            self._publish(repository / model, systems[name])
+        with triton(dict.fromkeys(models.values(), 0), (repository,), Path("build")) as server:
+            served = {}
+            for name, model in models.items():
+                streams = AdapterStreams(name, server.grpc_url, model, self.model / "tokenizer.json")
+                streams.replay(self.load(1e6, _WARM, 10**7))
+                served[name] = Served(streams, server.metrics_url, model)
+            yield served
 
-    def _run(self, system: tuple[AdapterStreams, str], load: Load) -> Outcome:
-        streams, metrics = system
-        before = _counted(metrics)
+    def run(self, system: Served, load: Load) -> Outcome:
+        """Everything under `load`."""
+        before = _counted(system)
         with ForeignLoad() as foreign:
-            replayed = streams.replay(load)
-        after = _counted(metrics)
+            replayed = system.streams.replay(load)
+        after = _counted(system)
         counted = {name: after[name] - before[name] for name in _COUNTED}
         arrived = np.array([ask.at_s for ask in load.asks])
         first = np.array([stamps[0] for stamps in replayed.stamps])
@@ -154,8 +171,8 @@ class Bench:
             foreign.cores / cores(),
         )
 
-    def _publish(self, repository: Path, parameters: Mapping[str, str]) -> None:
-        """The front with these parameters, over the benchmark's model and adapters, in a repository of its own."""
+    def _publish(self, folder: Path, parameters: Mapping[str, str]) -> None:
+        """The front with these parameters, over the benchmark's model and adapters."""
         total = sum(one.bytes for one in self.known.values())
         config = modelconfig.read(Path("model_repository") / MODEL / "config.pbtxt")
         stated = {
@@ -174,13 +191,18 @@ class Bench:
         }
         for field, value in stated.items():
             modelconfig.set_parameter(config, field, value)
-        shutil.rmtree(repository, ignore_errors=True)
-        (repository / MODEL / "1").mkdir(parents=True)
-        modelconfig.write(config, repository / MODEL / "config.pbtxt")
+        config.name = folder.name
+        (folder / "1").mkdir(parents=True)
+        modelconfig.write(config, folder / "config.pbtxt")
 
 
-def _counted(metrics: str) -> dict[str, float]:
+def _counted(system: Served) -> dict[str, float]:
     """The cache's counters, once what has just happened is in them."""
     time.sleep(_SETTLE_S)
-    samples = scrape(metrics, timeout_s=5.0)
-    return {key: sum(value for (name, _), value in samples.items() if name == full) for key, full in _COUNTED.items()}
+    samples = scrape(system.metrics_url, timeout_s=5.0)
+    found = dict.fromkeys(_COUNTED, 0.0)
+    for (name, labels), value in samples.items():
+        for key, full in _COUNTED.items():
+            if name == full and ("model", system.model) in labels:
+                found[key] += value
+    return found

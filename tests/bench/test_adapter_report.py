@@ -3,7 +3,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from bench import adapter_cache
+from bench import adapter_cache, adapter_turns
 from bench import adapter_report as report
 from bench.adapter_loads import RANKS, Lengths, adapters, draw
 from bench.adapter_report import Outcome
@@ -65,3 +65,25 @@ def test_a_load_that_no_time_was_left_for_has_no_table(capsys: pytest.CaptureFix
     run._of_load("load 80%", {})
     run._of_load("load 90%", {report.DEFAULT: [outcome(np.linspace(1, 2, 20))]})
     assert not run.text and not run.data and not capsys.readouterr().out
+
+
+def test_of_runs_of_the_same_requests_each_request_has_its_median() -> None:
+    times = np.linspace(1, 2, 11)
+    slow = times.copy()
+    slow[3] = 9.0
+    made = report.typical([outcome(times, loaded=3.0), outcome(slow), outcome(times + 0.1)])
+    assert made.first_s.tolist() == np.where(np.arange(11) == 3, times + 0.1, times).tolist()
+    assert made.loaded_bytes == 1.0 and len(made.between_s) == 30
+    assert report.hit_ratio([made]) == 0.75
+
+
+def test_turns_are_shown_draw_by_draw() -> None:
+    times = np.linspace(1, 2, 101)
+    runs = {
+        report.DEFAULT: {0: [outcome(times / 2)] * 2 + [outcome(times * 5)], 1: [outcome(times)] * 3},
+        report.PLAIN: {0: [outcome(times)] * 3, 1: [outcome(times)] * 3},
+    }
+    lines = adapter_turns.table("turns", runs).splitlines()
+    assert [line.split()[-1] for line in lines[-2:]] == ["0.50", "1.00"]
+    shown = [float(part) for part in lines[-2].split()[1:4]]
+    assert shown == pytest.approx([995.5, 995.5, 9955], abs=1), "all runs are shown, the median counts"
