@@ -74,8 +74,9 @@ def publish_engines(schemes: Sequence[Scheme], generated: Path, repository: Path
         folder = repository / scheme.slug
         (folder / "1").mkdir(parents=True)
         config = modelconfig.read(generated / SERVED / "config.pbtxt")
-        engines = modelconfig.parameters(config)["engines"]
-        _write(config, folder, {"engines": str((generated / SERVED / engines).resolve()), **scheme.parameters})
+        said = modelconfig.parameters(config)
+        places = {name: str((generated / SERVED / said[name]).resolve()) for name in ("engines", "tasks_dir")}
+        _write(config, folder, {**places, **scheme.parameters})
 
 
 def _write(config: object, folder: Path, parameters: Mapping[str, str]) -> None:

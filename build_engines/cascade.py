@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -50,7 +49,7 @@ def publish(front: CascadeFront, places: Places) -> str:
         if number == 0 or (places.engines / model / MANIFEST_FILE).is_file():
             checked(places.engines / model, chosen.table, chosen.candidate, number)
     target = places.generated / front.name
-    stated = {"candidates_dir": str(folder), "engines_dir": os.path.relpath(places.engines, target)}
+    stated = {"candidates_dir": places.stated(folder, target), "engines_dir": places.stated(places.engines, target)}
     about = f"task {own.task}, candidate {chosen.candidate.name}: {', then '.join(levels)}"
     write_front(front.folder, front.config, target, stated, about)
     return about

@@ -66,10 +66,10 @@ def publish(front: DecodeFront, places: Places) -> str:
     lora = front.adapters is not None
     note = "up to date" if _published(target) == checkpoint.sha256 else _check(checkpoint, own.native, kernels, lora)
     stated = {
-        "checkpoint": str(checkpoint.folder),
+        "checkpoint": places.stated(checkpoint.folder, target),
         "checkpoint_sha256": checkpoint.sha256,
         "precision": precision.resolve(own.precision, _on_gpu(front.config)),
-        "kernel_cache": str(kernels),
+        "kernel_cache": places.stated(kernels, target),
     }
     about = f"checkpoint: {own.checkpoint}, {stated['precision']}"
     further: dict[str, str] = {}
@@ -78,7 +78,7 @@ def publish(front: DecodeFront, places: Places) -> str:
         version = front.folder / "1"
         known = {own.checkpoint, Path(own.checkpoint).name, *filter(None, front.adapters.base_names.split(","))}
         stated["base_names"] = ",".join(sorted(known))
-        stated["adapters_dir"] = str(adapters.folder_of(front.name, front.adapters, places))
+        stated["adapters_dir"] = places.stated(adapters.folder_of(front.name, front.adapters, places), target)
         further = adapters.named(version)
         held += f", {adapters.bring(front.name, front.adapters, checkpoint.folder, version, places)}"
     write_front(front.folder, front.config, target, stated, about, further)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
@@ -95,7 +94,7 @@ def publish_emulated(front: EmulatedFront, places: Places) -> str:
     file, target = front.folder / front.settings.profile_file, places.generated / front.name
     model = emulated.read(file, front.settings.time_scale)
     about = f"emulated: gammas {', '.join(map(str, model.gammas))}, tasks {', '.join(model.tasks)}"
-    write_front(front.folder, front.config, target, {"profile_file": os.path.relpath(file, target)}, about)
+    write_front(front.folder, front.config, target, {"profile_file": places.stated(file, target)}, about)
     return about
 
 
@@ -179,16 +178,16 @@ def generate(planned: ImagePlan, engines: Path, made: ImageManifest, places: Pla
     front = planned.front
     target = places.generated / front.name
     stated = {
-        "checkpoint": str(planned.checkpoint.folder),
+        "checkpoint": places.stated(planned.checkpoint.folder, target),
         "provider": made.provider,
         "precision": made.precision,
         "threads": str(made.threads),
-        "engines": os.path.relpath(engines, target),
+        "engines": places.stated(engines, target),
         "manifest_sha256": manifest.sha256(engines),
         "checkpoint_sha256": made.checkpoint_sha256,
         "profile": json.dumps(image_manifest.profile(made)),
     }
     if front.serving.tasks_dir:
-        stated["tasks_dir"] = str((places.root / front.serving.tasks_dir).resolve())
+        stated["tasks_dir"] = places.stated(places.root / front.serving.tasks_dir, target)
     about = f"engines: {made.provider}, {made.precision}, {made.threads} threads; {made.tolerance}"
     write_front(front.folder, front.config, target, stated, about)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -73,7 +72,7 @@ def generate(planned: Plan, engines: Path, made: Manifest, places: Places) -> Pl
     stated = {
         "provider": made.provider,
         "precision": made.precision,
-        "engines": os.path.relpath(engines, target),
+        "engines": places.stated(engines, target),
         "manifest_sha256": manifest.sha256(engines),
         "checkpoint_sha256": made.checkpoint_sha256,
         "profile": json.dumps(profile(made)),

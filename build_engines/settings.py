@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -31,6 +32,15 @@ class Places:
     @property
     def generated(self) -> Path:
         return self.build / "repository"
+
+    def stated(self, path: Path, target: Path) -> str:
+        """How the model's folder `target` in the generated repository names `path`.
+
+        Relative to itself where that lies within the project, which may be moved, or mounted elsewhere.
+        """
+        path = path.resolve()
+        inside = any(path.is_relative_to(folder.resolve()) for folder in (self.root, self.build))
+        return os.path.relpath(path, target.resolve()) if inside else str(path)
 
 
 @dataclass(frozen=True)

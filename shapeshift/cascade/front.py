@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -51,13 +50,13 @@ class CascadeFront:
         self._counted = CascadeMeters()
         self._calls = CallPool(own.call_threads, own.queue_calls, own.call_timeout_ms / 1e3, own.retry_ms / 1e3)
         client = LevelClient(pb_utils)
-        engines = args.folder / generated.engines_dir
+        engines = (args.folder / generated.engines_dir).resolve()
 
         def open_cascade(chosen: Chosen) -> Cascade:
             self._check(chosen.table)
             return Cascade(chosen, engines, own, client, self._calls, self._counted, self._log)
 
-        folder = args.folder / Path(own.candidates_dir)
+        folder = (args.folder / own.candidates_dir).resolve()
         self._exchange = Exchange(folder, own, open_cascade, client, self._counted, self._log)
         self._count_and_export(args.name, own.slo_ms)
         self._log(f"ready: task {own.task}, candidate {self._exchange.current.candidate.name}")

@@ -38,7 +38,7 @@ def run(options: argparse.Namespace) -> int:
     """Change the registry, or write it to standard output. Raises ShapeshiftError for what cannot be meant."""
     model = options.build / "repository" / options.model
     values = _parameters(model / "config.pbtxt", options.model)
-    folder = Path(settings.read(AdapterCacheSettings, values).adapters_dir)
+    folder = (model / settings.read(AdapterCacheSettings, values).adapters_dir).resolve()
     fixed = multi_lora.read(model / "1")
     if options.action == "list":
         _list(registry.read(folder), fixed, options.json)
@@ -47,7 +47,7 @@ def run(options: argparse.Namespace) -> int:
     settings.require(options.name not in fixed, "name", options.name, wanted)
     if options.action == "add":
         registry.check_name(options.name)
-        _check(options.folder, values)
+        _check(options.folder, model, values)
         registry.add(folder, options.name, options.folder, options.pin)
     elif options.action == "pin":
         registry.pin(folder, options.name, not options.off)
@@ -69,7 +69,7 @@ def _parameters(config: Path, model: str) -> dict[str, str]:
     return dict(values)
 
 
-def _check(folder: Path, values: dict[str, str]) -> None:
+def _check(folder: Path, model: Path, values: dict[str, str]) -> None:
     """Raise the error with which a server would refuse the adapter in `folder`."""
     # torch comes with these, which the other actions do not need.
     from shapeshift.adapter_cache import layout, peft
@@ -77,7 +77,7 @@ def _check(folder: Path, values: dict[str, str]) -> None:
     from shapeshift.fused_decode.architecture import PRECISION_BYTES, Architecture
 
     own, loop = settings.read(AdapterCacheSettings, values), settings.read(FusedDecodeSettings, values)
-    checkpoint = Path(loop.checkpoint)
+    checkpoint = (model / loop.checkpoint).resolve()
     names = {checkpoint.name, loop.checkpoint, *filter(None, own.base_names.split(","))}
     architecture = Architecture.read(checkpoint)
     adapter = peft.read(folder, Base(architecture, names, own.max_rank))

@@ -21,6 +21,7 @@ from shapeshift.triton import modelconfig
 class Served:
     """What the generated configuration of an image model says."""
 
+    checkpoint: Path
     engines: Path
     tasks_dir: Path
     threads: int
@@ -64,9 +65,10 @@ def _served(file: Path) -> Served:
     serving = settings.read(TokenAdaptSettings, values)
     if not generated.engines or not serving.tasks_dir:
         raise InvalidInputError("model", str(file), "an image model with engines and tasks_dir; run `make engines`")
-    engines = (file.parent / generated.engines).resolve()
     own = settings.read(ImageEngineSettings, values)
-    return Served(engines, Path(serving.tasks_dir), serving.threads, own, generated)
+    stated = (own.checkpoint, generated.engines, serving.tasks_dir)
+    checkpoint, engines, tasks = ((file.parent / path).resolve() for path in stated)
+    return Served(checkpoint, engines, tasks, serving.threads, own, generated)
 
 
 def _train(options: argparse.Namespace, served: Served, progress: Progress) -> str:
@@ -76,7 +78,7 @@ def _train(options: argparse.Namespace, served: Served, progress: Progress) -> s
 
     rules = training.TrainSettings(options.epochs, options.batch, options.rate, options.most_images, options.seed)
     progress("read the model")
-    model, _, _ = read_model(Path(served.settings.checkpoint))
+    model, _, _ = read_model(served.checkpoint)
     labels, known = examples.of_folder(options.data, model.made.image_size)
     said: dict[str, Any] = {
         "name": options.name or options.folder.resolve().name,

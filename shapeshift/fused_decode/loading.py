@@ -89,12 +89,14 @@ def load(args: ModelArgs, log: Log, load_runtime: Load = load_runtime, further: 
     settings.refuse_unknown(args.parameters, known)
     own = settings.read(FusedDecodeSettings, args.parameters)
     generated = settings.read(GeneratedDecodeSettings, args.parameters)
-    folder = find(own.checkpoint)
+    # What `make engines` states is relative to the model's folder.
+    beside = args.folder / own.checkpoint
+    folder = beside.resolve() if beside.is_dir() else find(own.checkpoint)
     tokenizer_file = folder / TOKENIZER_FILE
     settings.require(tokenizer_file.is_file(), "checkpoint", str(folder), f"must hold {TOKENIZER_FILE}")
     if generated.checkpoint_sha256 and generated.checkpoint_sha256 != open_checkpoint(folder).sha256:
         raise EngineError(f"the checkpoint in {folder} has changed; run `make engines`")
-    kernels = Path(generated.kernel_cache) if generated.kernel_cache else _DEFAULT_CACHE
+    kernels = (args.folder / generated.kernel_cache).resolve() if generated.kernel_cache else _DEFAULT_CACHE
     remedy = f", one less than max_length ({own.max_length})"
     return Loaded(
         own,

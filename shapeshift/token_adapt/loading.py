@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 from shapeshift import settings
 from shapeshift.engines import hardware
@@ -55,8 +54,8 @@ def open_model(args: ModelArgs, own: TokenAdaptSettings) -> ImageModel:
     if not generated.engines:
         raise InvalidInputError("engines", "", "a folder of engines; run `make engines`")
     threads = own.threads or hardware.cores()
-    folder = args.folder / generated.engines
-    return vision.open_model(folder, Path(own.tasks_dir), threads, generated.manifest_sha256 or None)
+    folder, tasks = ((args.folder / path).resolve() for path in (generated.engines, own.tasks_dir))
+    return vision.open_model(folder, tasks, threads, generated.manifest_sha256 or None)
 
 
 def load(args: ModelArgs, log: Log, open_it: Open = open_model) -> Loaded:

@@ -47,9 +47,12 @@ class House:
         captured = self._capsys.readouterr()
         return status, captured.out, captured.err
 
+    @property
+    def generated(self) -> Path:
+        return self.root / "build" / "repository" / "generate_lora"
+
     def stated(self) -> dict[str, str]:
-        generated = self.root / "build" / "repository" / "generate_lora"
-        return modelconfig.parameters(modelconfig.read(generated / "config.pbtxt"))
+        return modelconfig.parameters(modelconfig.read(self.generated / "config.pbtxt"))
 
 
 @pytest.fixture
@@ -65,17 +68,19 @@ def test_the_registry_is_filled_once(house: House) -> None:
     assert f"2 adapters in {house.registry}" in out
     assert "forwards to generate_lora" in out
     assert sorted(registry.read(house.registry)) == ["one", "two"]
-    assert house.stated()["adapters_dir"] == str(house.registry)
+    assert house.registry == (house.generated / house.stated()["adapters_dir"]).resolve()
     assert house.stated()["base_names"] == "small"
     registry.remove(house.registry, "one")
     assert house.make()[0] == 0
     assert sorted(registry.read(house.registry)) == ["two"]
 
 
-def test_a_registry_of_one_s_own(house: House) -> None:
-    house.change(adapters_dir=house.root / "mine", base_names="other,more")
+def test_a_registry_of_one_s_own(house: House, tmp_path_factory: pytest.TempPathFactory) -> None:
+    mine = tmp_path_factory.mktemp("elsewhere") / "mine"
+    house.change(adapters_dir=mine, base_names="other,more")
     assert house.make()[0] == 0
-    assert sorted(registry.read(house.root / "mine")) == ["one", "two"]
+    assert sorted(registry.read(mine)) == ["one", "two"]
+    assert house.stated()["adapters_dir"] == str(mine), "what lies outside the project is where it is"
     assert house.stated()["base_names"] == "more,other,small"
     assert not house.registry.exists()
 
