@@ -11,7 +11,7 @@ import pytest
 import yaml
 from docs_pages import PROJECT, blocks
 
-from shapeshift.triton import keys
+from shapeshift.triton import keys, modelconfig
 
 DOCKER = PROJECT / "docker"
 KEY = "0123456789abcdef" * 2
@@ -72,18 +72,40 @@ def test_compose_keeps_its_promises() -> None:
     assert service["read_only"] is True
     assert service["cap_drop"] == ["ALL"]
     assert all(port.startswith("127.0.0.1:") for port in service["ports"])
-    assert all(volume.endswith(":ro") for volume in service["volumes"])
+    writable = [volume for volume in service["volumes"] if not volume.endswith(":ro")]
+    assert writable == ["kernels:/opt/shapeshift/build/kernels"]
     assert service["healthcheck"]["test"][-1].endswith("/v2/health/live")
+
+
+def test_compose_mounts_what_generated_configurations_name() -> None:
+    configs = sorted((PROJECT / "build" / "repository").glob("*/config.pbtxt"))
+    if not configs:
+        pytest.skip("needs `make engines`")
+    volumes = yaml.safe_load((DOCKER / "compose.yaml").read_text())["services"]["triton"]["volumes"]
+    inside = {volume.removesuffix(":ro").split(":")[1] for volume in volumes}
+    for host, place in (volume.removesuffix(":ro").split(":") for volume in volumes if volume.startswith("../")):
+        assert place == f"/opt/shapeshift/{host.removeprefix('../')}", "outside and inside the layout is the same"
+    named = {
+        Path(os.path.normpath(f"/opt/shapeshift/build/repository/{config.parent.name}/{value}"))
+        for config in configs
+        for value in modelconfig.parameters(modelconfig.read(config)).values()
+        if value.startswith("../")
+    }
+    assert named
+    assert [place for place in named if not any(place.is_relative_to(folder) for folder in inside)] == []
+    stated = [value for config in configs for value in modelconfig.parameters(modelconfig.read(config)).values()]
+    assert [value for value in stated if value.startswith(f"{PROJECT}/")] == []
 
 
 def test_image_installs_pinned_packages_and_copies_what_exists() -> None:
     dockerfile = (DOCKER / "Dockerfile").read_text()
     pinned = set(re.findall(r"^([\w-]+)==", (PROJECT / "requirements" / "lock.txt").read_text(), re.MULTILINE))
-    packages = re.search(r'^ARG PACKAGES="(.+)"$', dockerfile, re.MULTILINE)
+    packages = re.search(r'^ARG PACKAGES="([^"]+)"$', dockerfile, re.MULTILINE)
     assert packages is not None
-    assert set(packages[1].split()) <= pinned
-    for source in re.findall(r"^COPY (\S+)", dockerfile, re.MULTILINE):
-        assert (PROJECT / source).exists(), source
+    assert set(packages[1].replace("\\", "").split()) <= pinned
+    assert re.search(r"^torch==", (PROJECT / "requirements" / "torch-cpu.txt").read_text(), re.MULTILINE)
+    for sources in re.findall(r"^COPY (.+) \S+$", dockerfile, re.MULTILINE):
+        assert all((PROJECT / source).exists() for source in sources.split()), sources
 
 
 def test_yaml_in_the_pages_can_be_read() -> None:
