@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 from bench import adapter_report as report
 from bench.adapter_report import DEFAULT, PLAIN, Outcome
 from bench.adapter_server import PARTS, Bench
@@ -56,10 +58,13 @@ def table(title: str, runs: Mapping[str, Mapping[int, list[Outcome]]]) -> str:
         report.by_rank(medians[DEFAULT], medians[PLAIN], (DEFAULT, PLAIN)),
         f"  draw by draw, p99 of each run in ms and over that of the medians: {DEFAULT}, {PLAIN}, ratio",
     ]
-    for draw in range(len(medians[PLAIN])):
+    pairs = zip(medians[DEFAULT], medians[PLAIN], strict=True)
+    ratios = np.array([report.first_ms([ours], 99) / report.first_ms([theirs], 99) for ours, theirs in pairs])
+    for draw, ratio in enumerate(ratios):
         shown = "   ".join(_p99s(runs[name][draw]) for name in (DEFAULT, PLAIN))
-        ratio = report.first_ms([medians[DEFAULT][draw]], 99) / report.first_ms([medians[PLAIN][draw]], 99)
         lines.append(f"    {draw:3}  {shown}  {ratio:5.2f}")
+    value, low, high = report.geometric_mean(ratios)
+    lines.append(f"  geometric mean of the draws' ratios {value:.2f}  ({low:.2f} to {high:.2f})")
     return "\n".join(lines)
 
 

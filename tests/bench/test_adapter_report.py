@@ -84,6 +84,7 @@ def test_turns_are_shown_draw_by_draw() -> None:
         report.PLAIN: {0: [outcome(times)] * 3, 1: [outcome(times)] * 3},
     }
     lines = adapter_turns.table("turns", runs).splitlines()
+    assert "geometric mean of the draws' ratios 0.71  (0.50 to 1.00)" in lines.pop()
     assert [line.split()[-1] for line in lines[-2:]] == ["0.50", "1.00"]
     shown = [float(part) for part in lines[-2].split()[1:4]]
     assert shown == pytest.approx([995.5, 995.5, 9955], abs=1), "all runs are shown, the median counts"
