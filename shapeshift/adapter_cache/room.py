@@ -83,7 +83,7 @@ class AdapterRoom(Room):
         form = kernels or Segmented()
         runtime.adjuster = Terms(runtime.memory, self.cache.find, form, Stacked(), own.stacked_ranks)
         folder = (args.folder / own.adapters_dir).resolve()
-        names = {self.loaded.folder.name, self.loaded.own.checkpoint, *filter(None, own.base_names.split(","))}
+        names = {self.loaded.folder.name, str(self.loaded.folder), *filter(None, own.base_names.split(","))}
         self.catalogue = Catalogue(
             folder,
             multi_lora.read(args.folder / "1"),

@@ -78,7 +78,7 @@ def _check(folder: Path, model: Path, values: dict[str, str]) -> None:
 
     own, loop = settings.read(AdapterCacheSettings, values), settings.read(FusedDecodeSettings, values)
     checkpoint = (model / loop.checkpoint).resolve()
-    names = {checkpoint.name, loop.checkpoint, *filter(None, own.base_names.split(","))}
+    names = {checkpoint.name, str(checkpoint), *filter(None, own.base_names.split(","))}
     architecture = Architecture.read(checkpoint)
     adapter = peft.read(folder, Base(architecture, names, own.max_rank))
     peft.require_finite(adapter)
