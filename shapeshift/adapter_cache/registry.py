@@ -121,7 +121,7 @@ def add(folder: Path, name: str, source: Path, pinned: bool) -> Entry:
                 shutil.copyfile(source / file, fresh / file)
             sha256 = digest(fresh)
             target = folder / f"{name}-{sha256[:12]}"
-            _keep(fresh, target, sha256)
+            _keep(fresh, target)
         finally:
             shutil.rmtree(fresh, ignore_errors=True)
         entry = Entry(target.name, sha256, pinned, stamps(target))
@@ -130,12 +130,10 @@ def add(folder: Path, name: str, source: Path, pinned: bool) -> Entry:
     return entry
 
 
-def _keep(fresh: Path, target: Path, sha256: str) -> None:
-    """Let `target` be what `fresh` is, whose hash is `sha256`; what it is already stays as it is."""
+def _keep(fresh: Path, target: Path) -> None:
+    """Let `target` be what `fresh` is; of its files, those that are so already stay as they are."""
     if not target.is_dir():
         fresh.rename(target)
-        return
-    if len(stamps(target)) == len(FILES) and digest(target) == sha256:
         return
     for file in FILES:
         # Of a file that is replaced, servers forget what they know.
