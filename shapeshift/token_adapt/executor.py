@@ -74,7 +74,7 @@ class Executor:
     def _turn(self) -> None:
         self._take_in()
         self._drop_cancelled()
-        if self._patience_s() == 0:
+        if self._patience_s() == 0 and not self._closing.is_set():
             self._choose()
 
     def _patience_s(self) -> float | None:
