@@ -165,7 +165,7 @@ class PbUtils(SimpleNamespace):
     def metric(self, name: str, **labels: str) -> float:
         """The sum of the series `name` that carry at least these labels; KeyError where there is none."""
         wanted = frozenset(labels.items())
-        found = [value for (series, own), value in self.metrics.items() if series == name and wanted <= own]
+        found = [value for (series, own), value in dict(self.metrics).items() if series == name and wanted <= own]
         if not found:
             raise KeyError(f"{name} {labels}")
         return sum(found)

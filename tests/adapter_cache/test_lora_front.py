@@ -147,12 +147,11 @@ def test_metrics_tell_of_adapters(make_front: MakeFront, pb_utils: PbUtils) -> N
     request = asking("small")
     front.execute([request])
     told(request)
-    wait_for(lambda: pb_utils.metrics)
     wait_for(lambda: _metric(pb_utils, "shapeshift_adapter_requests_total", adapter="small") == 1)
     wait_for(lambda: _metric(pb_utils, "shapeshift_adapter_misses_total") == 1)
-    assert _metric(pb_utils, "shapeshift_adapters_known") == 6
-    assert _metric(pb_utils, "shapeshift_lora_requests_info", max_lora="4") > 1e9
-    assert _metric(pb_utils, "shapeshift_adapter_loaded_bytes_total") > 0
+    wait_for(lambda: _metric(pb_utils, "shapeshift_adapters_known") == 6)
+    wait_for(lambda: _metric(pb_utils, "shapeshift_lora_requests_info", max_lora="4") > 1e9)
+    wait_for(lambda: _metric(pb_utils, "shapeshift_adapter_loaded_bytes_total") > 0)
 
 
 def _metric(pb_utils: PbUtils, name: str, **labels: str) -> float:
