@@ -16,7 +16,7 @@ import json
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -44,7 +44,7 @@ class Extent:
     seeds                   runs of each cell
     further                 whether other orders, evictions, prefetch and predictors are compared, and all regimes
     budget_s                of the server's part: afterwards no further round begins
-    turns                   near the knee, of the part of that name
+    turns                   under the last of `loads`, in the part of that name
     """
 
     simulated_loads: tuple[float, ...]
@@ -105,7 +105,7 @@ class Run:
         self.say(f"not measured, out of time: {'; '.join(bench.skipped) or 'nothing'}")
 
     def turns(self) -> None:
-        """The real server near the knee, in turns."""
+        """The real server under the last of the loads, in turns."""
         own, load = self._extent.turns, self._extent.loads[-1]
         bench = served.Bench(self._precision, self._extent.budget_s, _note)
         rate = load * bench.capacity(own.count)
@@ -142,9 +142,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--precision", choices=("f32", "bf16"), default="f32")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--parts", nargs="+", choices=ALL_PARTS, default=list(PARTS))
+    parser.add_argument("--loads", nargs="+", type=float, metavar="SHARE", help="of the real server; turns: the last")
     options = parser.parse_args(arguments)
     began = time.monotonic()
-    run = Run(QUICK if options.quick else FULL, options.seed, options.precision)
+    extent = QUICK if options.quick else FULL
+    run = Run(replace(extent, loads=tuple(options.loads or extent.loads)), options.seed, options.precision)
     settings = {
         "command": f"python -m bench.adapter_cache {' '.join(sys.argv[1:])}".strip(),
         "seed": options.seed,
