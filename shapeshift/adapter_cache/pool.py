@@ -34,7 +34,8 @@ class Pool:
         return name in self._region
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._region)
+        # Of a copy: any thread may ask while the generating one changes it.
+        return iter(list(self._region))
 
     def span(self, name: str) -> Span:
         """Where `name` lies."""

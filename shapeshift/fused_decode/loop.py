@@ -116,13 +116,14 @@ class DecodeLoop:
 
     def _serve(self) -> None:
         while not self._closing:
-            self._wake.clear()
             try:
                 while not self._closing and self.step():
                     pass
                 self.check_integrity()
                 # Who waits although no request runs waits for something else than a slot, or for its deadline.
                 self._wake.wait(_LOOK_AGAIN_S if len(self.admission) else None)
+                # Before anything is looked at: what comes after the look sets it again.
+                self._wake.clear()
             except Exception as error:  # noqa: BLE001  what goes wrong costs the running requests, not the loop
                 self._log(f"an iteration failed, its requests are lost: {type(error).__name__}: {error}")
                 self._abandon(EngineError(f"the decode loop failed: {error}"))

@@ -75,7 +75,7 @@ def test_a_batch_leaves_when_its_window_is_over(monkeypatch: pytest.MonkeyPatch)
         return [[time.perf_counter()] * ask.new for ask in asks], [[7] * ask.new for ask in asks]
 
     monkeypatch.setattr("bench.peers.transformers_batches.generate", generate)
-    asks = [Ask(0.0, [1], 1), Ask(0.0, [1], 2), Ask(0.5, [1], 1)]
+    asks = [Ask(0.0, [1], 1), Ask(0.0, [1], 2), Ask(1.5, [1], 1)]
     assert Batches(None).replay(asks, 0.3).tokens == [[7], [7, 7], [7]]
     assert Batches(None).replay(asks, 5.0).extra == {"batches": 1}
     assert batches == [2, 1, 3]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import time
@@ -67,6 +68,19 @@ def wait_for(condition: Callable[[], Any]) -> None:
         time.sleep(0.2)
 
 
+def asked_of_the_second(ask: Callable[..., dict[str, Any]]) -> dict[str, Any]:
+    """What the second level alone says; where a call to it was given up there is no first answer to stand."""
+    found: list[dict[str, Any]] = []
+
+    def answered() -> bool:
+        with contextlib.suppress(InferenceServerException):
+            found.append(ask(TEXTS, level=2))
+        return bool(found)
+
+    wait_for(answered)
+    return found[0]
+
+
 def test_answers_are_whole(ask: Callable[..., dict[str, Any]]) -> None:
     # On a busy machine a call to the second level may be given up: then the first one's answer stands.
     answers = [ask(TEXTS)]
@@ -77,7 +91,7 @@ def test_answers_are_whole(ask: Callable[..., dict[str, Any]]) -> None:
     assert found["LABEL"][0, 0] == b"exchange_rate" and found["LABEL"][3, 0] == b"alarm"
     assert set(found["LEVEL"].ravel().tolist()) == {1, 2}
     assert (found["ENGINE_MS"] > 0).all() and ((found["CONFIDENCE"] > 0) & (found["CONFIDENCE"] <= 1)).all()
-    small, large = ask(TEXTS, level=1), ask(TEXTS, level=2)
+    small, large = ask(TEXTS, level=1), asked_of_the_second(ask)
     assert set(small["LEVEL"].ravel()) == {1} and set(large["LEVEL"].ravel()) == {2}
     early = found["LEVEL"][:, 0] == 1
     np.testing.assert_allclose(found["PROBABILITIES"][early], small["PROBABILITIES"][early], atol=1e-5)

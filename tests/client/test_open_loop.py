@@ -53,8 +53,15 @@ def test_a_queue_in_the_server_shows_in_the_latencies(server: Any) -> None:
 
 def test_a_client_that_falls_behind_reports_it_and_hides_nothing(server: Any) -> None:
     async def stalled() -> Report:
-        asyncio.get_running_loop().call_later(0.15, time.sleep, 0.4)
-        return await replay(server.url, "encode", every(0.01, 30), warmup=0)
+        async def stall() -> None:
+            while not server.received:
+                await asyncio.sleep(0.001)
+            time.sleep(0.4)
+
+        stalling = asyncio.create_task(stall())
+        report = await replay(server.url, "encode", every(0.01, 60), warmup=0)
+        await stalling
+        return report
 
     report = asyncio.run(stalled())
     assert report.ok.all()

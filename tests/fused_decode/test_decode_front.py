@@ -81,17 +81,22 @@ def test_a_stream_says_the_same_piece_by_piece(make_front: MakeFront, toy: ToyRu
 
 
 def test_what_waits_for_a_slow_reader_is_merged(make_front: MakeFront, toy: ToyRuntime) -> None:
-    request, gate = ask("hello", max_tokens=40, stream=True), threading.Event()
+    request, gate, held = ask("hello", max_tokens=40, stream=True), threading.Event(), threading.Event()
     send = request.sender.send
 
     def slow(response: Any, flags: int = 0) -> None:
+        held.set()
         assert gate.wait(30)
         send(response, flags)
 
     request.sender.send = slow  # type: ignore[method-assign]
+    toy.pace = threading.Semaphore(1)
     front = make_front()
     front.execute([request])
-    wait_for(lambda: front.loop.meters.generated_tokens.value == 40)
+    ((sequence,),) = front._live.values()
+    assert held.wait(30)
+    toy.pace.release(39)
+    wait_for(lambda: sequence.ended)
     gate.set()
     assert len(request.sender.stream()) == 2
     assert "".join(map(text_of, request.sender.responses)) == toy.text(ids("hello"), 40)
@@ -265,9 +270,10 @@ def test_callers_who_vanish_free_their_slots(make_front: MakeFront, toy: ToyRunt
     gone = [ask(max_tokens=60, stream=stream) for _ in range(5)]
     stays = ask(max_tokens=20)
     front.execute([*gone, stays])
+    assert toy.entered.acquire(timeout=30)
     for request in gone:
         request.sender.cancelled = True
-    wait_for(lambda: len(front._watch) == 1)
+    wait_for(lambda: len(front.loop._departures._demanded) == 5)
     toy.open.set()
     for request in gone:
         error = request.sender.stream()[-1].error()
@@ -277,9 +283,12 @@ def test_callers_who_vanish_free_their_slots(make_front: MakeFront, toy: ToyRunt
 
 def test_a_response_that_cannot_be_sent_ends_the_request(make_front: MakeFront, toy: ToyRuntime) -> None:
     front = make_front()
-    lost, stays = ask(max_tokens=60, stream=True), ask(max_tokens=60, stream=True)
+    lost, stays = ask(max_tokens=60, stream=True, request_id="lost"), ask(max_tokens=60, stream=True)
     lost.sender._fail = RuntimeError("gone")
+    toy.pace = threading.Semaphore(2)
     front.execute([lost, stays])
+    wait_for(lambda: front.loop._departures._demanded or "lost" not in front._live)
+    toy.pace.release(100)
     stays.sender.stream()
     wait_for(lambda: not front._live)
     assert front.loop.meters.generated_tokens.value < 120

@@ -85,13 +85,20 @@ def test_many_at_once(make_front: Callable[..., UnaryFront], toy: ToyRuntime) ->
         assert told(request) == {"text_output": toy.text(ids(prompt), 9)}
 
 
-def test_inputs_and_parameters_reach_the_other_model(make_front: Callable[..., UnaryFront], toy: ToyRuntime) -> None:
+def test_inputs_and_parameters_reach_the_other_model(
+    make_front: Callable[..., UnaryFront], generate: GenerateFront, toy: ToyRuntime
+) -> None:
     whole = toy.text(ids("abc"), 8)
     stopped = plain(stop=[whole[4:6], "~~"])
     seeded = [plain(temperature=1.0, seed=3, max_tokens=20) for _ in range(2)]
     late = plain(parameters={"latency_ms": 1e-6})
     front = make_front()
-    front.execute([stopped, *seeded, late])
+    toy.open.clear()
+    front.execute([stopped])
+    wait_for(lambda: toy.entered.acquire(blocking=False))
+    front.execute([*seeded, late])
+    wait_for(lambda: len(generate.loop.admission) == 3 and generate.loop._departures._timed)
+    toy.open.set()
     assert told(stopped)["text_output"] == whole[: whole.index(whole[4:6])]
     assert told(seeded[0]) == told(seeded[1])
     assert late.refusal()[0] == TritonError.UNAVAILABLE
@@ -119,14 +126,16 @@ def test_without_the_other_model(make_front: Callable[..., UnaryFront], pb_utils
     assert request.refusal() == (TritonError.UNAVAILABLE, "Model 'generate' is not ready.")
 
 
-def test_a_caller_who_vanishes_stops_the_other_model(make_front: Callable[..., UnaryFront], toy: ToyRuntime) -> None:
+def test_a_caller_who_vanishes_stops_the_other_model(
+    make_front: Callable[..., UnaryFront], generate: GenerateFront, toy: ToyRuntime
+) -> None:
     toy.open.clear()
     front = make_front()
     gone, stays = plain(max_tokens=60), plain(max_tokens=20)
     front.execute([gone, stays])
     wait_for(lambda: toy.entered.acquire(blocking=False))
     gone.sender.cancelled = True
-    wait_for(lambda: len(front._watch) == 1)
+    wait_for(lambda: generate.loop._departures._demanded)
     toy.open.set()
     assert len(told(gone)["text_output"]) < 60
     assert told(stays)["text_output"] == toy.text(ids("abc"), 20)
@@ -153,7 +162,7 @@ def test_a_caller_who_vanishes_before_the_other_model_has_heard(
     wait_for(lambda: len(front._watch) == 1)
     gate.set()
     wait_for(lambda: toy.entered.acquire(blocking=False))
-    time.sleep(0.3)
+    wait_for(lambda: generate.loop._departures._demanded)
     toy.open.set()
     assert len(told(request)["text_output"]) < 60
 

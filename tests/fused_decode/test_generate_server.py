@@ -433,7 +433,7 @@ def test_callers_who_vanish_free_their_slots(
 
 def test_a_deadline_ends_what_speaks(server: TritonServer, rests: Callable[..., None]) -> None:
     body = {"text_input": PROMPT, "max_tokens": LONGEST, "ignore_eos": True, "return_finish_reason": True}
-    status, content = post(server, "generate/generate", {**body, "latency_ms": 150})
+    status, content = post(server, "generate/generate", {**body, "latency_ms": 400})
     assert status == 200 and json.loads(content)["finish_reason"] == "deadline"
     rests()
 

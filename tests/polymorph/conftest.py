@@ -112,12 +112,15 @@ def pb_utils() -> PbUtils:
 def make_worker(
     front_args: Callable[..., dict[str, str]], pb_utils: PbUtils, tmp_path: Path
 ) -> Iterator[Callable[..., TextWorker]]:
-    """A function that starts worker `number` of a front that was built, with other parameters if given."""
+    """A function that starts worker `number` of a front that was built, with other parameters if given.
+
+    A process makes a metric family once: a worker beside a front needs Triton's side for itself.
+    """
     started: list[TextWorker] = []
 
-    def make(number: int = 0, **parameters: object) -> TextWorker:
+    def make(number: int = 0, own: PbUtils | None = None, **parameters: object) -> TextWorker:
         folder = tmp_path / "build" / "repository" / worker_name("front", number)
-        started.append(TextWorker(pb_utils, model_args.read(args_of(folder, **parameters))))
+        started.append(TextWorker(own or pb_utils, model_args.read(args_of(folder, **parameters))))
         return started[-1]
 
     yield make
@@ -275,6 +278,23 @@ class Router(RouterPool):
 
 
 EDGES = (16, 64, 512)
+
+
+@pytest.fixture
+def no_hellos(monkeypatch: pytest.MonkeyPatch) -> Callable[[Router], None]:
+    """A function after which a router asks no worker for its state, and no such question is under way."""
+
+    def quieten(router: Router) -> None:
+        for name in ("_PAUSE_S", "_LONGEST_PAUSE_S"):
+            monkeypatch.setattr(links, name, 1e6)
+
+        def rests() -> bool:
+            with router._lock:
+                return not any(link.hello or link.flights for link in router._roster.links.values())
+
+        router.wait(rests)
+
+    return quieten
 
 
 @pytest.fixture

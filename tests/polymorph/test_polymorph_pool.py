@@ -126,7 +126,7 @@ def test_a_front_tells_who_its_workers_are(
     make_front: Callable[..., TextFront], make_worker: Callable[..., TextWorker], server: Server, pb_utils: PbUtils
 ) -> None:
     front = make_front(placement="resident", workers=2)
-    server.add("front_w01", make_worker(1))
+    server.add("front_w01", make_worker(1, PbUtils()))
     vectors(front)
     names = ("front_w00", "front_w01")
     # Exported once a second, in this order.

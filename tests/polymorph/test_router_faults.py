@@ -86,7 +86,7 @@ def test_a_worker_that_died_joins_again_with_a_new_process(make_router: MakeRout
     dead.restart()
     pool.wait(lambda: pool.joined("a", "b"))
     pool.wait(lambda: pool.timeouts("a") == 0)
-    assert "a: joined, bin any, generation 1" in pool.lines
+    pool.wait(lambda: "a: joined, bin any, generation 1" in pool.lines)
     pool.workers["b"].ready = False
     assert pool.ask(100).error() is None
     assert len(dead.texts) == 1
@@ -130,8 +130,11 @@ def test_a_bin_that_shrinks_and_grows(make_router: MakeRouter) -> None:
     pool.check_rest()
 
 
-def test_what_a_replaced_process_says_late_changes_nothing(make_router: MakeRouter) -> None:
+def test_what_a_replaced_process_says_late_changes_nothing(
+    make_router: MakeRouter, no_hellos: Callable[[Router], None]
+) -> None:
     pool = make_router(512)
+    no_hellos(pool)
     worker = pool.workers["a"]
     worker.stick()
     old = pool.ask(300)

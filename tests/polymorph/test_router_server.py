@@ -180,7 +180,7 @@ def test_a_worker_that_dies_or_stops_under_load_costs_no_request(
         traffic.wait()
     after = state(server, worker)
     assert (after.bin, after.generation) == (before.bin, before.generation + 1) and after.pid != before.pid
-    assert list(gauge(server, "shapeshift_worker_timeouts", model=front, worker=worker).values()) == [0]
+    wait_for(lambda: list(gauge(server, "shapeshift_worker_timeouts", model=front, worker=worker).values()) == [0])
 
 
 def test_bins_change_under_load_and_no_request_fails(

@@ -155,7 +155,7 @@ def test_close_lets_go_of_every_metric() -> None:
     own = flusher(pb_utils, counter, period_s=0.01)
     counter.add()
     wait_for(lambda: bool(own._exported))
-    metric = weakref.ref(next(iter(own._exported.values()))[0])
+    metric = weakref.ref(list(own._exported.values())[0][0])
     own.close()
     gc.collect()
     assert metric() is None

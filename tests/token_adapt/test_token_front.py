@@ -28,6 +28,7 @@ from shapeshift.errors import InvalidInputError
 from shapeshift.token_adapt import loading
 from shapeshift.token_adapt.front import ImageFront
 from shapeshift.token_adapt.interfaces import Task
+from shapeshift.token_adapt.request import ImageRequest
 from tests.fakes import PbUtils, Request, TritonError
 
 
@@ -121,7 +122,7 @@ def test_one_batch_is_chosen_before_the_one_that_runs_has_ended(monkeypatch: pyt
         served.execute([request])
         wait_for(lambda running=running: served._executor.running == running)
     wait_for(lambda: len(served._executor._adapter) == 1)
-    assert gate.entered.is_set() and len(model.runs) == 1
+    assert gate.entered.wait(60) and len(model.runs) == 1
     gate.opened.set()
     assert [texts(request, "LABEL") for request in requests] == [["cat"], ["dog"], ["dog"]]
     assert [run[1] for run in model.runs] == [[0], [1], [1]]
@@ -354,16 +355,29 @@ def test_a_full_queue_is_told_at_once() -> None:
     served.close()
 
 
+def told_of_cancellation(served: ImageFront) -> threading.Event:
+    """Set once the executor knows of a caller who has gone."""
+    told, cancel = threading.Event(), served._executor.cancel
+
+    def noted(request: ImageRequest) -> None:
+        cancel(request)
+        told.set()
+
+    served._executor.cancel = noted  # type: ignore[method-assign]
+    return told
+
+
 def test_a_caller_who_has_gone_is_not_served() -> None:
     gate = Gate()
     model = Watched(gate)
     served = front(model)
+    told = told_of_cancellation(served)
     served.execute([pixels_request(0)])
     assert gate.entered.wait(60)
     gone = pixels_request(1)
     gone.sender.cancelled = True
     served.execute([gone])
-    wait_for(lambda: served._executor._any_cancelled.is_set())
+    assert told.wait(60)
     gate.opened.set()
     assert gone.refusal()[0] == TritonError.CANCELLED
     assert [shades for _, shades, _ in model.runs] == [[0]]
@@ -374,11 +388,12 @@ def test_no_images_wait_while_those_of_a_caller_who_has_gone_still_run() -> None
     gate = Gate()
     served = front(Watched(gate), batch_size=2, latency_ms=LONG_MS)
     gone, woken = pixels_request(0, 0, 0, latency_ms=LONG_MS), pixels_request(1, latency_ms=LONG_MS)
+    told = told_of_cancellation(served)
     served.execute([gone])
     assert gate.entered.wait(60)
     assert (served._executor.running, served._images_waiting()) == (2, 1)
     gone.sender.cancelled = True
-    wait_for(lambda: served._executor._any_cancelled.is_set())
+    assert told.wait(60)
     served.execute([woken])
     assert gone.refusal()[0] == TritonError.CANCELLED
     assert (served._executor.running, served._images_waiting()) == (2, 0)

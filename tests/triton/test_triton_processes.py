@@ -69,14 +69,14 @@ def test_record_that_cannot_be_trusted_is_ignored(
 def test_stop_kills_what_will_not_end(sleeper: subprocess.Popen[bytes]) -> None:
     start = time.monotonic()
     processes.stop(record_of(sleeper), grace_s=0.3)
-    assert sleeper.wait(timeout=1) == -signal.SIGKILL
-    assert 0.3 <= time.monotonic() - start < 2
+    assert sleeper.wait(timeout=30) == -signal.SIGKILL
+    assert 0.3 <= time.monotonic() - start < 20
 
 
 def test_stop_reaches_a_stopped_process(sleeper: subprocess.Popen[bytes]) -> None:
     sleeper.send_signal(signal.SIGSTOP)
     processes.stop(record_of(sleeper), grace_s=0.1)
-    assert sleeper.wait(timeout=1) == -signal.SIGKILL
+    assert sleeper.wait(timeout=30) == -signal.SIGKILL
 
 
 def test_a_number_that_passed_to_another_process_is_left_alone(sleeper: subprocess.Popen[bytes]) -> None:
@@ -110,5 +110,5 @@ def test_one_holder_of_a_run_directory(tmp_path: Path, sleeper: subprocess.Popen
         with pytest.raises(Exception, match=rf"process {os.getpid()}"), leftovers.sole_use(tmp_path, path):
             pass
     with leftovers.sole_use(tmp_path, path):
-        assert sleeper.wait(timeout=1) == -signal.SIGKILL
+        assert sleeper.wait(timeout=30) == -signal.SIGKILL
         assert not path.exists()

@@ -134,7 +134,7 @@ def test_metrics_can_be_scraped(server: TritonServer) -> None:
 
 
 def test_record_names_stubs_and_regions_of_this_run_alone(server: TritonServer) -> None:
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 60
     stubs: list[dict[str, object]] = []
     while len(stubs) != 1 or not Path(f"/proc/{stubs[0]['pid']}").exists():
         assert time.monotonic() < deadline, "no running stub was recorded"
@@ -194,7 +194,7 @@ def test_model_control_waits_no_longer_than_told(server: TritonServer) -> None:
             pytest.raises(ShapeshiftError),
         ):
             control.version(timeout_s=0.5)
-        assert time.monotonic() - start < 2
+        assert time.monotonic() - start < 5
 
 
 def test_a_taken_port_is_named(

