@@ -385,8 +385,8 @@ def test_a_close_between_looks_is_heard() -> None:
         clear()
 
     loop._wake.clear = close_meanwhile  # type: ignore[method-assign]
-    loop.start()
     loop.wake()
+    loop.start()
     loop._thread.join(30)
     assert not loop._thread.is_alive()
 
