@@ -232,7 +232,7 @@ def test_start_cleans_up_when_all_were_killed(owner: Owner, traces_of: Traces) -
     pids = (*stubs(settings), left["server"]["pid"], left["guard"]["pid"], process.pid)
     # Stopped first, so that none cleans up when it finds another gone.
     for number in (signal.SIGSTOP, signal.SIGKILL):
-        for pid in reversed(pids) if number == signal.SIGSTOP else pids:
+        for pid in pids:
             os.kill(pid, number)
     process.wait()
     until(lambda: len(traces()) == 1, 5)
