@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -19,6 +18,7 @@ from shapeshift.fused_decode.front import GenerateFront
 from tests.adapter_cache.lora_models import Spec, make_adapter, peft_texts, save_adapter
 from tests.fakes import PbUtils, Request, TritonError
 from tests.fused_decode.fronts import arguments, ask, told
+from tests.waiting import wait_for
 
 MakeFront = Callable[..., GenerateFront]
 PROMPT = "Return the number of"
@@ -75,13 +75,6 @@ def make_front(
 def room_of(front: GenerateFront) -> AdapterRoom:
     assert isinstance(front._room, AdapterRoom)
     return front._room
-
-
-def wait_for(condition: Callable[[], Any]) -> None:
-    deadline = time.monotonic() + 30
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.005)
 
 
 def asking(name: str | None, text: str = PROMPT, **fields: Any) -> Request:

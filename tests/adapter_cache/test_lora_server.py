@@ -5,9 +5,9 @@ from __future__ import annotations
 import http.client
 import json
 import threading
-import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,10 +19,13 @@ from tritonclient.utils import InferenceServerException
 from shapeshift.cli import main as cli
 from shapeshift.files import replace_text
 from shapeshift.triton import metrics, modelconfig
+from tests import waiting
 from tests.adapter_cache.lora_models import Spec, make_adapter
 
 if TYPE_CHECKING:
     from shapeshift.triton.server import TritonServer
+
+wait_for = partial(waiting.wait_for, timeout_s=60, pause_s=0.05)
 
 pytestmark = [pytest.mark.server, pytest.mark.timeout(300)]
 
@@ -124,13 +127,6 @@ def metric(server: TritonServer, name: str, **labels: str) -> float:
     return sum(value for (series, own), value in samples if series == f"shapeshift_{name}" and wanted <= own)
 
 
-def until(condition: Callable[[], Any]) -> None:
-    deadline = time.monotonic() + 60
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
-
-
 def test_every_way_says_what_peft_says(server: TritonServer, spoken: dict[str | None, str]) -> None:
     for name, text in spoken.items():
         status, answer = post(server, name)
@@ -145,7 +141,7 @@ def test_many_at_once_say_what_each_says_alone(server: TritonServer, spoken: dic
     with ThreadPoolExecutor(16) as pool:
         answers = list(pool.map(lambda name: post(server, name)[1]["text_output"], names))
     assert answers == [spoken[name] for name in names]
-    until(lambda: metric(server, "adapter_requests_total", adapter="large") >= 6)
+    wait_for(lambda: metric(server, "adapter_requests_total", adapter="large") >= 6)
     assert metric(server, "adapter_hits_total") > metric(server, "adapter_misses_total") >= 6
 
 
@@ -179,12 +175,12 @@ def test_adapters_come_and_go_while_others_run(
         try:
             adapters("add", "late", str(make_adapter(tmp_path / "late", small_base, Spec(7), seed=5)), "--pin")
             assert "late" in adapters("list") and "pinned" in adapters("list")
-            until(lambda: post(server, "late")[0] == 200)
+            wait_for(lambda: post(server, "late")[0] == 200)
             first = post(server, "late")[1]["text_output"]
             adapters("add", "late", str(make_adapter(tmp_path / "other", small_base, Spec(9), seed=6)))
-            until(lambda: post(server, "late")[1].get("text_output") != first)
+            wait_for(lambda: post(server, "late")[1].get("text_output") != first)
             adapters("remove", "late")
-            until(lambda: "no adapter 'late'" in post(server, "late")[1].get("error", ""))
+            wait_for(lambda: "no adapter 'late'" in post(server, "late")[1].get("error", ""))
         finally:
             stop.set()
         for one in running:
@@ -215,7 +211,7 @@ def test_a_bad_entry_is_told_of_and_changes_nothing(
     content["adapters"]["odd"] = {"folder": "../../..", "sha256": "0", "pinned": False}
     content["adapters"]["from_file"] = content["adapters"]["small"]
     replace_text(file, json.dumps(content))
-    until(lambda: metric(server, "adapter_refusals_total") == before + 2)
+    wait_for(lambda: metric(server, "adapter_refusals_total") == before + 2)
     assert "no adapter 'odd'" in post(server, "odd")[1]["error"]
     for name in ("small", "from_file"):
         assert post(server, name)[1]["text_output"] == spoken[name]
@@ -238,6 +234,6 @@ def test_what_runs_is_told(server: TritonServer) -> None:
     with ThreadPoolExecutor(1) as pool:
         pool.submit(go_on)
         try:
-            until(told)
+            wait_for(told)
         finally:
             stop.set()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -16,18 +15,12 @@ from shapeshift.errors import EngineError, InvalidInputError, NotFoundError
 from tests.cascade.conftest import ALL, LABELS, FakeLevel, candidate, gap
 from tests.conftest import LIGHT_WIDTH
 from tests.fakes import Request, TritonError, text_request, values_of
+from tests.waiting import wait_for
 
 if TYPE_CHECKING:
     from tests.cascade.conftest import House
 
 TWO = ("small", "large")
-
-
-def wait_for(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 30
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.005)
 
 
 def ask(front: Any, *texts: str, **parameters: Any) -> dict[str, np.ndarray]:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,10 +15,13 @@ import pytest
 import tritonclient.grpc as triton
 from tritonclient.utils import InferenceServerException
 
+from tests import waiting
 from tests.conftest import BUILD
 
 if TYPE_CHECKING:
     from shapeshift.triton.server import TritonServer
+
+wait_for = partial(waiting.wait_for, timeout_s=60, pause_s=0.2)
 
 pytestmark = pytest.mark.server
 MODELS = ("classify_text", "classify_text_large")
@@ -59,13 +62,6 @@ def ask(server: TritonServer) -> Iterator[Callable[..., dict[str, Any]]]:
             return {name: answer.as_numpy(name) for name in ALL}
 
         yield call
-
-
-def wait_for(condition: Callable[[], Any]) -> None:
-    deadline = time.monotonic() + 60
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.2)
 
 
 def asked_of_the_second(ask: Callable[..., dict[str, Any]]) -> dict[str, Any]:

@@ -18,6 +18,7 @@ from shapeshift.fused_decode.room import Room
 from tests.fakes import PbUtils, Request, TritonError, values_of
 from tests.fused_decode.fronts import arguments, ask, text_of, told
 from tests.fused_decode.toy import LETTERS, ToyRuntime, ids, save_tokenizer
+from tests.waiting import wait_for
 
 MakeFront = Callable[..., GenerateFront]
 
@@ -50,13 +51,6 @@ def make_front(tmp_path: Path, toy: ToyRuntime, pb_utils: PbUtils) -> Iterator[M
         front.close()
         front.loop.check_integrity()
         assert front.loop.slots.used == len(front.loop.admission) == len(front._live) == len(front._watch) == 0
-
-
-def wait_for(condition: Callable[[], Any]) -> None:
-    deadline = time.monotonic() + 30
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.002)
 
 
 # What is served.

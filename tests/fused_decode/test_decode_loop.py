@@ -13,6 +13,7 @@ from shapeshift.errors import CancelledRequestError, EngineError, OverloadedErro
 from shapeshift.fused_decode.sequence import ABORT, Sequence
 from shapeshift.fused_decode.slots import SlotTable
 from tests.fused_decode.toy import EOS, LETTERS, Run, ToyRuntime, ids
+from tests.waiting import wait_for
 
 
 def text_of(sequence: Sequence) -> str:
@@ -173,8 +174,7 @@ def test_a_deadline_while_waiting_is_an_error_and_while_speaking_an_end() -> Non
 def test_a_deadline_is_kept_by_the_clock() -> None:
     run = Run(ToyRuntime(slots=1, max_length=4096))
     sequence = run.submit("abc", max_tokens=4000, latency_ms=300)
-    while run.loop.step():
-        time.sleep(0.005)
+    run.until_idle(pause_s=0.005)
     assert sequence.finish == "deadline" and 0 < sequence.generated < 4000
     assert sequence.finished >= sequence.arrived + 0.3
 
@@ -290,12 +290,10 @@ def test_a_model_that_fails_costs_what_runs_and_the_loop_goes_on() -> None:
     run.runtime.fail = RuntimeError("out of memory")
     run.loop.start()
     assert run.runtime.entered.acquire(timeout=30)
-    while not all(sequence.ended for sequence in lost):
-        time.sleep(0.001)
+    wait_for(lambda: all(sequence.ended for sequence in lost))
     run.runtime.fail = None
     follows = run.submit(max_tokens=3)
-    while not follows.ended:
-        time.sleep(0.001)
+    wait_for(lambda: follows.ended)
     assert all(isinstance(sequence.error, EngineError) and "out of memory" in str(sequence.error) for sequence in lost)
     assert follows.finish == "length" and waits.ended
     assert "out of memory" in run.log[0]
@@ -348,10 +346,7 @@ def test_requests_from_many_threads(running: Run) -> None:
         thread.start()
     for thread in threads:
         thread.join()
-    deadline = time.monotonic() + 60
-    while len(running.ended) < 100:
-        assert time.monotonic() < deadline
-        time.sleep(0.005)
+    wait_for(lambda: len(running.ended) >= 100, timeout_s=60)
     for sequence, prompt in made:
         assert text_of(sequence) == running.runtime.text(ids(prompt), sequence.limit)
     assert not running.log
@@ -363,8 +358,7 @@ def test_close_tells_everybody(running: Run) -> None:
     assert running.runtime.entered.acquire(timeout=30)
     closing = threading.Thread(target=running.loop.close, args=(30,))
     closing.start()
-    while not running.loop._closing:
-        time.sleep(0.001)
+    wait_for(lambda: running.loop._closing)
     running.runtime.open.set()
     closing.join(30)
     assert all(sequence.ended for sequence in sequences)
@@ -395,8 +389,7 @@ def test_an_idle_loop_rests() -> None:
     run = Run()
     run.loop.start()
     run.submit(max_tokens=2)
-    while not run.ended:
-        time.sleep(0.001)
+    wait_for(lambda: run.ended)
     count = len(run.runtime.steps)
     time.sleep(0.05)
     assert len(run.runtime.steps) == count == 2

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -18,6 +17,7 @@ from shapeshift.fused_decode.unary import UnaryFront
 from tests.fakes import PbUtils, TritonError
 from tests.fused_decode.fronts import arguments, ask, told
 from tests.fused_decode.toy import ToyRuntime, ids, save_tokenizer
+from tests.waiting import wait_for
 
 
 @pytest.fixture
@@ -60,13 +60,6 @@ def make_front(pb_utils: PbUtils, generate: GenerateFront, toy: ToyRuntime) -> I
 
 def plain(*arguments: Any, **given: Any) -> Any:
     return ask(*arguments, decoupled=False, **given)
-
-
-def wait_for(condition: Callable[[], Any]) -> None:
-    deadline = time.monotonic() + 30
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.002)
 
 
 def test_an_answer_is_that_of_the_model_that_generates(make_front: Callable[..., UnaryFront], toy: ToyRuntime) -> None:

@@ -8,8 +8,8 @@ import queue
 import random
 import re
 import threading
-import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,11 +22,14 @@ from tritonclient.utils import InferenceServerException
 from shapeshift.errors import EngineError
 from shapeshift.triton import metrics, modelconfig
 from shapeshift.triton.control import ModelControl
+from tests import waiting
 from tests.fused_decode.checkpoints import make_checkpoint
 from tests.fused_decode.fronts import tensors
 
 if TYPE_CHECKING:
     from shapeshift.triton.server import TritonServer
+
+wait_for = partial(waiting.wait_for, timeout_s=60, pause_s=0.02)
 
 pytestmark = [pytest.mark.server, pytest.mark.timeout(300)]
 
@@ -127,19 +130,12 @@ def rests(gauges: Callable[..., float]) -> Callable[..., None]:
         def settled() -> bool:
             return not any(gauges(name, model) for name in ("requests_running", "requests_waiting", "slot_tokens"))
 
-        until(settled)
+        wait_for(settled)
         beat = gauges("heartbeat_total", model) + 2
-        until(lambda: gauges("heartbeat_total", model) >= beat)
+        wait_for(lambda: gauges("heartbeat_total", model) >= beat)
         assert settled()
 
     return wait
-
-
-def until(condition: Callable[[], Any], timeout_s: float = 60.0) -> None:
-    deadline = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
 
 
 # Ways to ask.
@@ -351,7 +347,7 @@ def good_traffic(server: TritonServer, reference: Callable[[str, int], str]) -> 
 
     def more() -> int:
         before = served
-        until(lambda: served >= before + 2 or wrong)
+        wait_for(lambda: served >= before + 2 or wrong)
         assert not wrong
         return served
 
@@ -398,7 +394,7 @@ def test_stop_id_ends_a_request(
     answers: queue.Queue[Any] = queue.Queue()
     note = lambda result, error: answers.put(error or result)  # noqa: E731
     over_grpc.async_infer("generate_unary", inputs(grpc_client, long), note, request_id="plain")
-    until(lambda: gauges("requests_running") == 2)
+    wait_for(lambda: gauges("requests_running") == 2)
     for model, name in (("generate", "streamed"), ("generate_unary", "plain")):
         status, content = post(server, f"{model}/generate", {"stop_id": name})
         assert (status, json.loads(content)["text_output"]) == (200, "")
@@ -420,7 +416,7 @@ def test_callers_who_vanish_free_their_slots(
     reader = http.client.HTTPConnection(server.http_url, timeout=60)
     reader.request("POST", "/v2/models/generate/generate_stream", json.dumps({**long, "stream": True}))
     assert reader.getresponse().read(50)
-    until(lambda: gauges("requests_running") == 3)
+    wait_for(lambda: gauges("requests_running") == 3)
     call.cancel()
     stream.close(cancel=True)
     reader.sock.close()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Sequence as Some
 from pathlib import Path
 
@@ -133,14 +134,15 @@ class Run:
         self.loop.submit(made)
         return made
 
-    def until_idle(self, limit: int = 10_000) -> int:
-        """Step until nothing is left; the number of iterations."""
+    def until_idle(self, limit: int = 10_000, pause_s: float = 0.0) -> int:
+        """Step until nothing is left, with a pause after each; the number of iterations."""
         for count in range(limit):
             self.loop.check_integrity()
             if not self.loop.step():
                 self.loop.check_integrity()
                 assert self.loop.slots.used == 0 and len(self.loop.admission) == 0
                 return count
+            time.sleep(pause_s)
         raise AssertionError("the loop does not come to rest")
 
 

@@ -8,7 +8,6 @@ import json
 import random
 import sys
 import threading
-import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import ModuleType
@@ -50,13 +49,6 @@ def expected(tmp_path: Path) -> Callable[..., np.ndarray]:
         return np.stack(made)
 
     return vectors
-
-
-def wait_for(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 30
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.002)
 
 
 # What is served.

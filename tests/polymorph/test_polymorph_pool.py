@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 import threading
-import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -29,6 +28,7 @@ from shapeshift.polymorph.worker_client import (
     WrongBinError,
 )
 from tests.fakes import InferenceResponse, PbUtils, Request, Tensor, TritonError, TritonModelException, ids_request
+from tests.waiting import wait_for
 
 ROWS = [[[random.Random(own).randint(1, 30000)] * (1 + own * 7 % 130)] * (1 + own % 3) for own in range(60)]
 
@@ -67,13 +67,6 @@ def server(pb_utils: PbUtils, monkeypatch: pytest.MonkeyPatch) -> Server:
     monkeypatch.setattr(router, "_LEAST_TIMEOUT_S", 60.0)
     monkeypatch.setattr(router, "_DISCOVER_S", 0.05)
     return Server(pb_utils)
-
-
-def wait_for(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 30
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.005)
 
 
 def exported(pb_utils: PbUtils) -> set[tuple[str, str]]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import random
-import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
@@ -15,6 +14,7 @@ from shapeshift.errors import EngineError, InvalidInputError
 from shapeshift.polymorph.front import TextFront
 from shapeshift.polymorph.worker import TextWorker
 from tests.fakes import InferenceResponse, PbUtils, Request, TritonError, ids_request
+from tests.waiting import wait_for
 
 if TYPE_CHECKING:
     from tests.polymorph.conftest import Gate
@@ -45,13 +45,6 @@ def refusal(response: InferenceResponse) -> tuple[int, str]:
     error = response.error()
     assert error is not None, "the request was served"
     return error.code(), error.message()
-
-
-def wait_for(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 30
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.002)
 
 
 def test_vectors_are_those_of_a_front_that_holds_the_engines_itself(

@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 import signal
 import threading
-import time
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,9 +17,12 @@ import tritonclient.grpc as grpc_client
 from shapeshift.polymorph.worker_client import State
 from shapeshift.triton import metrics
 from shapeshift.triton.control import ModelControl
+from tests import waiting
 
 if TYPE_CHECKING:
     from shapeshift.triton.server import TritonServer
+
+wait_for = partial(waiting.wait_for, timeout_s=60, pause_s=0.05)
 
 pytestmark = [pytest.mark.server, pytest.mark.timeout(300)]
 
@@ -86,13 +89,6 @@ def load(control: ModelControl, model: str, **parameters: int) -> None:
     for name, value in parameters.items():
         config["parameters"][name] = {"string_value": str(value)}
     control.load(model, config)
-
-
-def wait_for(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 60
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
 
 
 def gauge(server: TritonServer, name: str, **labels: str) -> dict[str, float]:

@@ -4,25 +4,18 @@ import gc
 import os
 import time
 import weakref
-from collections.abc import Callable
 
 import pytest
 
 from shapeshift.serving.metrics import Counter, Counters, Gauge, Histogram, Info, Metric, MetricsFlusher
 from tests.fakes import PbUtils
+from tests.waiting import wait_for
 
 NEVER_S = 1e6
 
 
 def flusher(pb_utils: PbUtils, *metrics: Metric, period_s: float = NEVER_S) -> MetricsFlusher:
     return MetricsFlusher(pb_utils, "m", metrics, pytest.fail, period_s)
-
-
-def wait_for(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 30
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.005)
 
 
 def test_histogram_is_cumulative_and_bounds_are_inclusive() -> None:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,9 +23,12 @@ from build_engines.settings import Places
 from shapeshift.token_adapt import emulated, task_registry, vision
 from shapeshift.token_adapt.task_registry import Entry
 from shapeshift.triton import metrics, modelconfig
+from tests import waiting
 
 if TYPE_CHECKING:
     from shapeshift.triton.server import TritonServer
+
+wait_for = partial(waiting.wait_for, timeout_s=60, pause_s=0.01)
 
 pytestmark = [pytest.mark.server, pytest.mark.timeout(300)]
 
@@ -157,13 +160,6 @@ def test_bad_requests_are_told_why_and_cost_nobody_else(
     assert refused.value.status() == f"StatusCode.{status}"
     wait_for(lambda: beside)
     assert beside[0].as_numpy("OUTCOME").tolist() == [[b"in_time"]]
-
-
-def wait_for(holds: Callable[[], Any], seconds: float = 60.0) -> None:
-    end = time.monotonic() + seconds
-    while not holds():
-        assert time.monotonic() < end
-        time.sleep(0.01)
 
 
 def test_a_crowd_with_little_time_is_answered_whole_partly_by_evictions(client: Any) -> None:

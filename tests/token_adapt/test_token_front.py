@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -29,7 +30,10 @@ from shapeshift.token_adapt import loading
 from shapeshift.token_adapt.front import ImageFront
 from shapeshift.token_adapt.interfaces import Task
 from shapeshift.token_adapt.request import ImageRequest
+from tests import waiting
 from tests.fakes import PbUtils, Request, TritonError
+
+wait_for = partial(waiting.wait_for, timeout_s=60)
 
 
 @pytest.fixture
@@ -127,13 +131,6 @@ def test_one_batch_is_chosen_before_the_one_that_runs_has_ended(monkeypatch: pyt
     assert [texts(request, "LABEL") for request in requests] == [["cat"], ["dog"], ["dog"]]
     assert [run[1] for run in model.runs] == [[0], [1], [1]]
     served.close()
-
-
-def wait_for(holds: object, seconds: float = 60.0) -> None:
-    end = time.monotonic() + seconds
-    while not holds():  # type: ignore[operator]
-        assert time.monotonic() < end
-        time.sleep(0.001)
 
 
 # Outcomes.
