@@ -70,7 +70,7 @@ def test_stop_kills_what_will_not_end(sleeper: subprocess.Popen[bytes]) -> None:
     start = time.monotonic()
     processes.stop(record_of(sleeper), grace_s=0.3)
     assert sleeper.wait(timeout=30) == -signal.SIGKILL
-    assert 0.3 <= time.monotonic() - start < 20
+    assert 0.3 <= time.monotonic() - start < 5
 
 
 def test_stop_reaches_a_stopped_process(sleeper: subprocess.Popen[bytes]) -> None:
