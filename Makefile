@@ -33,7 +33,8 @@ setup: .venv/.serve build/.server ## make .venv and build/: packages, the server
 engines: setup ## compile and verify what model_repository/*/config.pbtxt asks for; what is current stays
 	@$(BIN)/python -m build_engines $(subst $(comma), ,$(MODELS))
 
-serve: engines ## start Triton with the front models and print how to call them (MODELS=a,b chooses)
+serve: setup ## start Triton with the front models and print how to call them (MODELS=a,b chooses; ARGS=--strict: all or none)
+	@$(BIN)/python -m build_engines --keep-going $(subst $(comma), ,$(MODELS))
 	@exec $(BIN)/shapeshift serve $(if $(MODELS),--models $(MODELS)) $(ARGS)
 
 test: .venv/.test engines ## run all tests

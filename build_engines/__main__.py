@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import sys
-from collections.abc import Callable
+import traceback
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from build_engines import cascade, decode, images
 from build_engines.plan import is_current, plan
 from build_engines.publish import build
-from build_engines.repository import Front, front_models, generate
+from build_engines.repository import Front, asks_others, front_folders, generate, needs, read
 from build_engines.settings import FrontModel, Places
 from shapeshift import files
+from shapeshift.engines import failures as failed_builds
 from shapeshift.engines import manifest
 from shapeshift.engines.manifest import Manifest
-from shapeshift.errors import ShapeshiftError
+from shapeshift.errors import NotFoundError, ShapeshiftError
 from shapeshift.progress import Progress
 from shapeshift.token_adapt.image_manifest import ImageManifest
 
@@ -31,39 +34,66 @@ def main() -> int:
     parser.add_argument("models", nargs="*", help="only these front models (default: all)")
     parser.add_argument("--repository", type=Path, default=Path("model_repository"))
     parser.add_argument("--build", type=Path, default=Path("build"))
+    parser.add_argument("--keep-going", action="store_true", help="exit with 0 if at least one model can be served")
     options = parser.parse_args()
     places = Places(Path.cwd(), options.build.resolve(), options.repository.resolve())
     try:
         with files.exclusive(places.build / LOCK, lambda: _say(f"waits for another one in {places.build}")):
-            return _make(places, set(options.models))
+            asked = [folder.name for folder in front_folders(places, set(options.models))]
+            failed = [name for name in asked if name in _make(places, asked)]
     except ShapeshiftError as error:
         _say(str(error))
         return 1
-
-
-def _make(places: Places, models: set[str]) -> int:
-    fronts = front_models(places, models)
-    # A cascade is held against the engines of its levels.
-    fronts.sort(key=lambda front: isinstance(front, cascade.CascadeFront))
-    failed = [front.name for front in fronts if not _bring_up_to_date(front, places)]
     if failed:
         _say(f"not published: {', '.join(failed)}")
-    return 1 if failed else 0
+    return int(failed == asked if options.keep_going else bool(failed))
+
+
+def _make(places: Places, names: Sequence[str]) -> dict[str, str]:
+    """Bring the models up to date; the reason of each model that could not be, those of earlier builds included."""
+    known = {folder.name for folder in front_folders(places, set())}
+    failures = {name: why for name, why in failed_builds.read(places.build).items() if name in known - {*names}}
+    fronts: list[Front] = []
+    for name in names:
+        with _contained(name, places, failures):
+            fronts.append(read(places.repository / name))
+    # A model that asks others is held against what these were built as.
+    fronts.sort(key=asks_others)
+    for front in fronts:
+        with _contained(front.name, places, failures):
+            missing = [name for name in needs(front, places) if name in failures]
+            if missing:
+                raise NotFoundError(f"needs {', '.join(missing)}, which could not be published")
+            _bring_up_to_date(front, places)
+    failed_builds.record(places.build, failures)
+    return failures
+
+
+@contextlib.contextmanager
+def _contained(name: str, places: Places, failures: dict[str, str]) -> Iterator[None]:
+    """Let nothing that goes wrong with the model `name` reach the others: say it in one line and keep it."""
+    try:
+        yield
+    except ShapeshiftError as error:
+        failures[name] = str(error)
+    except Exception as error:  # noqa: BLE001  whatever a library raises for a checkpoint concerns this model alone
+        log = places.build / f"{name}.traceback"
+        log.write_text(traceback.format_exc(), encoding="utf-8")
+        failures[name] = f"{type(error).__name__}: {str(error).partition(chr(10))[0]} (traceback in {log})"
+    if name in failures:
+        print(f"{name}: {failures[name]}", file=sys.stderr)
 
 
 def _say(what: str) -> None:
     print(f"make engines: {what}", file=sys.stderr, flush=True)
 
 
-def _bring_up_to_date(front: Front, places: Places) -> bool:
+def _bring_up_to_date(front: Front, places: Places) -> None:
     progress = Progress(front.name)
     try:
         _KINDS[type(front)](front, places, progress)
-    except ShapeshiftError as error:
+    finally:
         progress.done()
-        print(f"{front.name}: {error}", file=sys.stderr)
-        return False
-    return True
 
 
 def _said(publish: Callable[[Any, Places], str]) -> Kind:
@@ -90,9 +120,11 @@ def _images(front: images.ImageFront, places: Places, progress: Progress) -> Non
     made, fresh = images.publish(front, places, progress)
     progress.done()
     _headline(front.name, made, places.engines / front.name, fresh)
-    print(f"{'gamma':>6} {'tokens':>7} {'max error':>10} {'cosine':>9} {'images':>7} {'median ms':>10} {'p99 ms':>8}")
+    header = f"{'gamma':>6} {'precision':>9} {'tokens':>7} {'max error':>10} {'cosine':>9}"
+    print(f"{header} {'images':>7} {'median ms':>10} {'p99 ms':>8}")
     for entry in made.engines:
-        left = f"{entry.gamma:>6} {entry.tokens:7} {entry.max_error:10.1e} {entry.min_cosine:9.6f}"
+        quality = f"{entry.tokens:7} {entry.max_error:10.1e} {entry.min_cosine:9.6f}"
+        left = f"{entry.gamma:>6} {entry.precision:>9} {quality}"
         for index, point in enumerate(entry.latency):
             shown = left if index == 0 else " " * len(left)
             print(f"{shown} {point.images:7} {point.median_ms:10.2f} {point.p99_ms:8.2f}")
@@ -100,6 +132,8 @@ def _images(front: images.ImageFront, places: Places, progress: Progress) -> Non
 
 def _table(name: str, made: Manifest, target: Path, fresh: bool) -> None:
     _headline(name, made, target, fresh)
+    if made.note:
+        print(made.note)
     print(
         f"{'engine':>9} {'rows':>5} {'max error':>10} {'cosine':>9} {'at tokens':>10} {'median ms':>10} {'p99 ms':>8}"
     )

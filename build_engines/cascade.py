@@ -55,6 +55,11 @@ def publish(front: CascadeFront, places: Places) -> str:
     return about
 
 
+def levels(front: CascadeFront, places: Places) -> tuple[str, ...]:
+    """The models of the chosen candidate. Raises NotFoundError for a task without candidates."""
+    return registry.chosen(find_candidates(front, places), front.settings.task).candidate.levels
+
+
 def find_candidates(front: CascadeFront, places: Places) -> Path:
     """The folder that `candidates_dir` names. Raises NotFoundError with every place that was looked at."""
     name = front.settings.candidates_dir

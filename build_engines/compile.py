@@ -18,8 +18,8 @@ from shapeshift.engines.profile import interleaved
 from shapeshift.engines.protocol import Array, Engine, Ids, Runtime
 from shapeshift.engines.tokenizer import FILE_NAME as TOKENIZER_FILE
 from shapeshift.engines.tokenizer import TextTokenizer
-from shapeshift.engines.verify import MIN_COSINE, Deviation, TestTexts
-from shapeshift.errors import EngineError, InvalidInputError
+from shapeshift.engines.verify import Deviation, TestTexts
+from shapeshift.errors import InvalidInputError
 
 _PROFILE_BUDGET_S = 14.0
 _PROBE_BUDGET_S = 4.0
@@ -78,7 +78,7 @@ class TextEngines:
         self._runtime: Runtime | None = None
 
     def build(self) -> Built:
-        """Export, compile, verify and profile; EngineError names the first engine off the reference."""
+        """Export, compile, verify and profile; OffReferenceError names the first engine off the reference."""
         plan, settings = self._plan, self._plan.front.settings
         self._progress(f"export to {plan.provider.name}")
         rows = [self._texts.row(length)[0] for length in ((7, 9) if self._packs else (16,))]
@@ -134,11 +134,7 @@ class TextEngines:
         file, engine = self._make(tokens)
         deviation = self._texts.deviation(partial(self._run, engine), self._packs_to_verify(tokens))
         plan = self._plan
-        if not deviation.within(plan.precision):
-            raise EngineError(
-                f"{plan.front.name}: {name} ({plan.provider.name}, {plan.precision}) is off the reference: "
-                f"cosine {deviation.min_cosine:.6f}, at least {MIN_COSINE[plan.precision]} wanted"
-            )
+        deviation.require_within(plan.precision, f"{name} ({plan.provider.name}, {plan.precision})")
         return _Candidate(file, engine, deviation)
 
     def _packs_to_verify(self, tokens: int | None) -> list[list[int]]:

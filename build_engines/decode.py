@@ -51,6 +51,11 @@ def read(folder: Path, config: Any, values: Mapping[str, str]) -> DecodeFront:
     return DecodeFront(folder.name, folder, config, own, adapters_of)
 
 
+def forwards_to(front: DecodeFront) -> tuple[str, ...]:
+    """The one model that a front asks which only forwards; none for a model that generates."""
+    return (front.settings.forward_to,) if isinstance(front.settings, ForwardSettings) else ()
+
+
 def publish(front: DecodeFront, places: Places) -> str:
     """Check what the model needs and write its folder in the generated repository; a line that says what it is."""
     target = places.generated / front.name

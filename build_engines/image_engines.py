@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -9,11 +10,10 @@ from functools import partial
 from pathlib import Path
 
 from build_engines.images import ImagePlan, Progress
-from shapeshift.engines import manifest
+from shapeshift.engines import manifest, verify
 from shapeshift.engines.profile import interleaved
 from shapeshift.engines.protocol import Engine
-from shapeshift.engines.verify import MIN_COSINE, Deviation, compare
-from shapeshift.errors import EngineError
+from shapeshift.engines.verify import Deviation, OffReferenceError
 from shapeshift.token_adapt import folding
 from shapeshift.token_adapt.gamma_module import GammaModule
 from shapeshift.token_adapt.image_manifest import BATCHES, BatchLatency, GammaEntry
@@ -31,6 +31,7 @@ class Candidate:
     module: GammaModule
     engine: Engine
     deviation: Deviation
+    precision: str
 
 
 def folder_of(gamma: int) -> str:
@@ -50,32 +51,38 @@ class ImageEngines:
         self.architecture = self._model.made
 
     def build(self) -> list[GammaEntry]:
-        """All gammas; EngineError names the first that is off the reference."""
+        """All gammas; OffReferenceError names the first that is off the reference in every precision."""
         made = self.architecture
         state = {name: value.numpy() for name, value in self._model.state_dict().items()}
         folding.of_state(state, made.depth, made.heads, made.epsilon).save(self._work)
         return self._profiled([self.candidate(gamma) for gamma in self._plan.front.settings.gamma_list()])
 
     def candidate(self, gamma: int) -> Candidate:
-        """The engine of one gamma, verified."""
-        self._progress(f"export, compile and verify gamma {gamma}")
-        plan, module = self._plan, GammaModule(self._model, gamma).eval()
-        folder = self._work / folder_of(gamma)
+        """The engine of one gamma, verified: in the plan's precision, or in f32 where that one is off the reference."""
+        module = GammaModule(self._model, gamma).eval()
+        try:
+            return self._candidate(module, self._plan.precision)
+        except OffReferenceError:
+            if self._plan.precision == "f32":
+                raise
+            return self._candidate(module, "f32")
+
+    def _candidate(self, module: GammaModule, precision: str) -> Candidate:
+        self._progress(f"export, compile and verify gamma {module.gamma} in {precision}")
+        plan = self._plan
+        folder = self._work / folder_of(module.gamma)
+        shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir()
         with warnings.catch_warnings():
             # Tracing warns of every shape it fixes; that the graph serves other batches is verified below.
             warnings.simplefilter("ignore")
-            plan.provider.export(module, module.example(2), folder, plan.precision)
-        plan.provider.compile(folder, plan.precision, None, None)
-        engine = plan.provider.open(folder, plan.precision, plan.threads).engine(None, None)
+            plan.provider.export(module, module.example(2), folder, precision)
+        plan.provider.compile(folder, precision, None, None)
+        engine = plan.provider.open(folder, precision, plan.threads).engine(None, None)
         deviations = [_deviation(module, engine, images) for images in _VERIFIED_BATCHES]
-        worst = Deviation(max(one.max_error for one in deviations), min(one.min_cosine for one in deviations))
-        if not worst.within(plan.precision):
-            raise EngineError(
-                f"{plan.front.name}: gamma {gamma} ({plan.provider.name}, {plan.precision}) is off the reference: "
-                f"cosine {worst.min_cosine:.6f}, at least {MIN_COSINE[plan.precision]} wanted"
-            )
-        return Candidate(module, engine, worst)
+        deviation = verify.worst(deviations)
+        deviation.require_within(precision, f"gamma {module.gamma} ({plan.provider.name}, {precision})")
+        return Candidate(module, engine, deviation, precision)
 
     def _profiled(self, candidates: list[Candidate]) -> list[GammaEntry]:
         self._progress("profile")
@@ -88,7 +95,7 @@ class ImageEngines:
 
 def _deviation(module: GammaModule, engine: Engine, images: int) -> Deviation:
     inputs = module.example(images, seed=images, tasks=3)
-    return compare(engine.run(inputs)["FEATURES"], module.features(inputs))
+    return verify.compare(engine.run(inputs)["FEATURES"], module.features(inputs))
 
 
 def _entry(one: Candidate, points: tuple[manifest.Latency, ...]) -> GammaEntry:
@@ -96,6 +103,7 @@ def _entry(one: Candidate, points: tuple[manifest.Latency, ...]) -> GammaEntry:
     return GammaEntry(
         gamma=one.module.gamma,
         folder=folder_of(one.module.gamma),
+        precision=one.precision,
         tokens=tokens_after(layers, made.prefix),
         memory_mb=round(activation_mb(layers, made.width, made.heads, made.mlp_width, made.prefix), 3),
         max_error=one.deviation.max_error,

@@ -26,17 +26,39 @@ Front: TypeAlias = FrontModel | decode.DecodeFront | images.ImageFront | images.
 
 
 def front_models(places: Places, only: set[str]) -> list[Front]:
-    """The models of the repository, or those named in `only`; errors name the folder and the field."""
+    """The models of the repository, or those named in `only`. Raises the error of the first that cannot be read."""
+    return [read(folder) for folder in front_folders(places, only)]
+
+
+def front_folders(places: Places, only: set[str]) -> list[Path]:
+    """The folders of the models of the repository, or of those named in `only`. Raises NotFoundError for a name that
+    has none, InvalidInputError for one that workers of another model have.
+    """
     folders = sorted(path.parent for path in places.repository.glob(f"*/{CONFIG}"))
     missing = only - {folder.name for folder in folders}
     if missing:
         known = ", ".join(folder.name for folder in folders)
         raise NotFoundError(f"no model {', '.join(sorted(missing))} in {places.repository}; there are: {known}")
     workers.check_names([folder.name for folder in folders])
-    return [_read(folder) for folder in folders if not only or folder.name in only]
+    return [folder for folder in folders if not only or folder.name in only]
 
 
-def _read(folder: Path) -> Front:
+def asks_others(front: Front) -> bool:
+    """Whether it answers by calling models of the repository."""
+    return isinstance(front, cascade.CascadeFront) or (
+        isinstance(front, decode.DecodeFront) and bool(decode.forwards_to(front))
+    )
+
+
+def needs(front: Front, places: Places) -> tuple[str, ...]:
+    """The models that `front` calls, which must have been published before it."""
+    if isinstance(front, cascade.CascadeFront):
+        return cascade.levels(front, places)
+    return decode.forwards_to(front) if isinstance(front, decode.DecodeFront) else ()
+
+
+def read(folder: Path) -> Front:
+    """The model in `folder`; errors name the field."""
     config = modelconfig.read(folder / CONFIG)
     if config.name and config.name != folder.name:
         raise InvalidInputError("name", config.name, f"the folder's name, {folder.name}")

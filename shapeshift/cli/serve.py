@@ -13,7 +13,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import shapeshift
-from shapeshift.errors import InvalidInputError, NotFoundError, ShapeshiftError
+from shapeshift.engines import failures
+from shapeshift.errors import EngineError, InvalidInputError, NotFoundError, ShapeshiftError
 from shapeshift.scheduler import folders, report
 from shapeshift.scheduler.child import SidecarProcess
 from shapeshift.scheduler.settings import SchedulerSettings
@@ -43,6 +44,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--build", type=Path, default=Path("build"), help="folder of generated files (%(default)s)")
     parser.add_argument("--triton", type=Path, metavar="DIR", help="another server than the one in the build folder")
     parser.add_argument("--ready-timeout", type=float, default=600.0, metavar="SECONDS", help="time to load everything")
+    parser.add_argument("--strict", action="store_true", help="refuse to start while a model could not be built")
     parser.add_argument("--no-scheduler", action="store_true", help="leave the sidecar out")
     parser.add_argument(
         "--plan-period", type=float, default=SchedulerSettings.plan_period_s, metavar="SECONDS", help="of the sidecar"
@@ -184,7 +186,26 @@ def _repositories(options: argparse.Namespace) -> list[Path]:
 
 
 def _models(options: argparse.Namespace, repositories: Sequence[Path]) -> list[str]:
-    """The models asked for, or every folder of the repositories that holds a config.pbtxt and is no front's worker."""
+    """The models to load; those that the last `make engines` could not build are named and left out.
+
+    Raises EngineError where that leaves none, or with --strict where there is one.
+    """
+    asked = _asked(options, repositories)
+    if options.repository:
+        return asked
+    failed = failures.read(options.build)
+    # Without --models a model that was never built is missing from the generated repository.
+    missing = [name for name in (asked if options.models else failed) if name in failed]
+    models = [name for name in asked if name not in failed]
+    if missing and (options.strict or not models):
+        raise EngineError("; ".join(f"{name} could not be built: {failed[name]}" for name in missing))
+    for name in missing:
+        sys.stderr.write(f"shapeshift serve: left out {name}, which could not be built: {failed[name]}\n")
+    return models
+
+
+def _asked(options: argparse.Namespace, repositories: Sequence[Path]) -> list[str]:
+    """The models of --models, or every folder of the repositories with a config.pbtxt that is no front's worker."""
     if options.models:
         return [check_model_name(name.strip()) for name in options.models.split(",")]
     for folder in repositories:

@@ -95,6 +95,8 @@ class Manifest:
     labels: tuple[str, ...] = ()
     # Added to the ids of a pair's second text, so that the engines know its token types; 0: nothing is.
     type_stride: int = 0
+    # Why the engines are not in the precision that was asked for; empty where they are.
+    note: str = ""
     format: int = FORMAT
 
     def save(self, folder: Path) -> None:

@@ -8,9 +8,14 @@ from dataclasses import dataclass
 import numpy as np
 
 from shapeshift.engines.protocol import Array, Ids
+from shapeshift.errors import EngineError
 
 # The least cosine between an engine's vector and the reference's, for every text.
 MIN_COSINE = {"f32": 0.99999, "bf16": 0.999}
+
+
+class OffReferenceError(EngineError):
+    """An engine whose vectors differ from the reference's by more than its precision allows."""
 
 
 @dataclass(frozen=True)
@@ -21,8 +26,15 @@ class Deviation:
     min_cosine: float
 
     def within(self, precision: str) -> bool:
-        """Whether the engine may be published; NaN never may."""
+        """Whether the engine may be published in `precision`; NaN never may."""
         return bool(np.isfinite(self.max_error)) and self.min_cosine >= MIN_COSINE[precision]
+
+    def require_within(self, precision: str, engine: str) -> None:
+        """Raise OffReferenceError naming `engine` where it is not `within`."""
+        if not self.within(precision):
+            raise OffReferenceError(
+                f"{engine} is off the reference: cosine {self.min_cosine:.6f}, at least {MIN_COSINE[precision]} wanted"
+            )
 
 
 def compare(vectors: Array, reference: Array) -> Deviation:

@@ -11,7 +11,7 @@ from typing import Any
 from shapeshift.engines import manifest
 from shapeshift.engines.manifest import FILE_NAME, FileEntry
 
-FORMAT = 1
+FORMAT = 2
 # Batch sizes that engines are profiled at.
 BATCHES = (1, 4, 16, 64)
 
@@ -30,11 +30,13 @@ class BatchLatency:
 class GammaEntry:
     """The engine of one gamma, in the sub-folder `folder`; `tokens` are those after the last block.
 
-    `memory_mb` is what one image of a batch needs (`schedule.activation_mb`).
+    `precision` is f32 in a manifest of bf16 where the engine was off the reference in bf16. `memory_mb` is what one
+    image of a batch needs (`schedule.activation_mb`).
     """
 
     gamma: int
     folder: str
+    precision: str
     tokens: int
     memory_mb: float
     max_error: float
@@ -86,6 +88,7 @@ def profile(made: ImageManifest) -> dict[str, object]:
         "gammas": [
             {
                 "gamma": entry.gamma,
+                "precision": entry.precision,
                 "tokens": entry.tokens,
                 "memory_mb": entry.memory_mb,
                 "latency": [[point.images, point.median_ms, point.p99_ms, point.best_ms] for point in entry.latency],

@@ -29,7 +29,7 @@ def open_model(folder: Path, tasks_dir: Path, threads: int, expect_sha256: str |
     provider = registry.provider(made.provider)
     engines = {}
     for entry in made.engines:
-        runtime = provider.open(folder / entry.folder, made.precision, threads or cores())
+        runtime = provider.open(folder / entry.folder, entry.precision, threads or cores())
         engines[entry.gamma] = runtime.engine(None, None)
     return VisionModel(made, engines, folding.load(folder, made.heads, made.epsilon), tasks_dir)
 

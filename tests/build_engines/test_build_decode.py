@@ -180,3 +180,16 @@ def test_an_unknown_backend_is_named(house: House) -> None:
     status, _, err = house.make()
     assert status == 1
     assert "backend: got 'fused'; one of adapter_cache, cascade, fused_decode, polymorph, token_adapt" in err
+
+
+def test_what_forwards_to_a_model_that_failed_is_not_published(house: House) -> None:
+    house.change("generate", checkpoint="absent")
+    status, _, err = house.make()
+    assert status == 1
+    assert "generate_unary: needs generate, which could not be published" in err
+    assert "not published: generate, generate_unary" in err
+    assert not house.generated("generate_unary").exists()
+    # A build of this one alone remembers the other.
+    assert "needs generate" in house.make("generate_unary")[2]
+    house.change("generate", checkpoint="small")
+    assert house.make()[0] == 0

@@ -9,12 +9,13 @@ import sys
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from build_engines import __main__ as command
 from shapeshift import files
-from shapeshift.engines import manifest, precision
+from shapeshift.engines import failures, manifest, precision
 from shapeshift.triton import modelconfig
 
 
@@ -340,3 +341,55 @@ def test_other_models_are_built_all_the_same(house: House) -> None:
     assert status == 1
     assert "good: built" in out and house.engines("good").exists()
     assert err.rstrip().endswith("make engines: not published: bad, worse")
+
+
+# One model's failure and the others.
+
+
+def test_a_failure_is_kept_until_the_model_is_built(house: House) -> None:
+    house.add("good")
+    house.add("bad", checkpoint="absent")
+    assert house.make("--keep-going")[0] == 0
+    assert failures.read(house.build) == {"bad": "checkpoint: " + failures.read(house.build)["bad"][12:]}
+    assert "no folder absent" in failures.read(house.build)["bad"]
+    # A build of another model says nothing of it.
+    assert house.make("good")[0] == 0
+    assert list(failures.read(house.build)) == ["bad"]
+    house.add("bad")
+    assert house.make("bad")[0] == 0
+    assert failures.read(house.build) == {}
+
+
+def test_a_failure_is_forgotten_with_its_folder(house: House) -> None:
+    house.add("good")
+    folder = house.add("bad", checkpoint="absent")
+    house.make()
+    shutil.rmtree(folder)
+    assert house.make()[0] == 0
+    assert failures.read(house.build) == {}
+
+
+def test_to_keep_going_takes_one_model_that_was_built(house: House) -> None:
+    house.add("bad", checkpoint="absent")
+    assert house.make("--keep-going")[0] == 1
+    house.add("good")
+    assert house.make("--keep-going")[0] == 0
+    assert house.make("--keep-going", "bad")[0] == 1
+    assert house.make()[0] == 1
+
+
+def test_what_a_library_raises_ends_one_model(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
+    def odd(planned: Any, *rest: Any) -> Any:
+        if planned.front.name == "bad":
+            raise ValueError("no such layer\nand more")
+        return built(planned, *rest)
+
+    built = command.build
+    monkeypatch.setattr(command, "build", odd)
+    house.add("bad")
+    house.add("good")
+    status, out, err = house.make()
+    assert status == 1 and "good: built" in out
+    said = f"bad: ValueError: no such layer (traceback in {house.build / 'bad.traceback'})"
+    assert said in err.splitlines() and "Traceback" not in err
+    assert "and more" in (house.build / "bad.traceback").read_text()

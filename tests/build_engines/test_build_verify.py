@@ -16,11 +16,12 @@ from build_engines import __main__ as command
 from build_engines import edges
 from build_engines.edges import Curves
 from build_engines.settings import FrontModel
-from shapeshift.engines import manifest, registry
+from shapeshift.engines import manifest, precision, registry
 from shapeshift.engines.manifest import EngineEntry, Latency
 from shapeshift.engines.protocol import Array, Ids
 from shapeshift.engines.settings import TextEngineSettings
 from shapeshift.polymorph.settings import PolymorphSettings
+from shapeshift.triton import modelconfig
 
 WIDTH = 8
 
@@ -56,6 +57,7 @@ class Provider:
     def __init__(self) -> None:
         self.spoil: Callable[[int | None, int, Array], Array] = lambda tokens, row, value: value
         self.opened: list[tuple[int | None, int | None]] = []
+        self.precision = ""
         self.slow_ms: dict[int | None, float] = {}
 
     def version(self) -> str:
@@ -71,6 +73,7 @@ class Provider:
 
     def open(self, folder: Path, precision: str, threads: int) -> Provider:
         assert threads == 1
+        self.precision = precision
         return self
 
     def engine(self, tokens: int | None, rows: int | None) -> SimpleNamespace:
@@ -167,6 +170,31 @@ def test_an_engine_off_the_reference_is_named_and_not_published(
     assert err.rstrip().endswith("make engines: not published: front")
     # What was published before is still there, whole.
     assert manifest.load(tmp_path / "build" / "engines" / "front") == before
+
+
+def test_engines_off_the_reference_in_bf16_are_built_in_f32(
+    provider: Provider, make: Callable[..., tuple[int, str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(precision, "cpu_has_bf16", lambda: True)
+    provider.spoil = lambda tokens, row, value: (
+        small_error(value) if (provider.precision, tokens) == ("bf16", 32) else value
+    )
+    status, err = make(bins="8,32", precision="bf16")
+    assert status == 0, err
+    made = manifest.load(tmp_path / "build" / "engines" / "front")
+    assert made.precision == "f32" and made.tolerance.startswith("cosine with the reference at least 0.99999 ")
+    assert made.note.startswith("32 tokens (onnxruntime, bf16) is off the reference: cosine ")
+    assert made.note.endswith("; built in f32")
+    assert [entry.tokens for entry in made.engines] == [None, 8, 32]
+    generated = modelconfig.parameters(modelconfig.read(tmp_path / "build/repository/front/config.pbtxt"))
+    assert generated["precision"] == "f32"
+    # It is current: bf16 is not tried again until something changes.
+    provider.opened.clear()
+    assert make(bins="8,32", precision="bf16")[0] == 0 and not provider.opened
+    # What misses f32 too is refused.
+    provider.spoil = lambda tokens, row, value: small_error(value)
+    status, err = make(bins="8,16", precision="bf16")
+    assert status == 1 and "(onnxruntime, f32) is off the reference" in err
 
 
 def test_without_packing_an_engine_has_one_row(

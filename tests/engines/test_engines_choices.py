@@ -13,7 +13,7 @@ from shapeshift.engines import precision, registry
 from shapeshift.engines.hardware import cores, cpu_model
 from shapeshift.engines.profile import interleaved
 from shapeshift.engines.settings import TextEngineSettings
-from shapeshift.engines.verify import MIN_COSINE, Deviation, TestTexts, compare
+from shapeshift.engines.verify import MIN_COSINE, Deviation, OffReferenceError, TestTexts, compare
 from shapeshift.errors import InvalidInputError, UnsupportedError
 
 CPUINFO = """processor\t: 0
@@ -153,13 +153,15 @@ def test_deviation() -> None:
 @pytest.mark.parametrize("kind", MIN_COSINE)
 def test_what_may_be_published(kind: str) -> None:
     least = MIN_COSINE[kind]
-    assert Deviation(0.1, least).within(kind)
-    assert not Deviation(0.1, least - 1e-9).within(kind)
+    Deviation(0.1, least).require_within(kind, "it")
+    refused = [Deviation(0.1, least - 1e-9), compare(np.zeros((1, 2)), np.ones((1, 2)))]
     for value in (np.nan, np.inf):
         vectors = np.array([[1.0, 0.0], [value, 0.0]])
         with np.errstate(invalid="ignore"):
-            assert not compare(vectors, np.ones((2, 2))).within(kind)
-    assert not compare(np.zeros((1, 2)), np.ones((1, 2))).within(kind)
+            refused.append(compare(vectors, np.ones((2, 2))))
+    for deviation in refused:
+        with pytest.raises(OffReferenceError, match=f"^it is off the reference: cosine .*, at least {least} wanted"):
+            deviation.require_within(kind, "it")
 
 
 def test_one_row_off_the_reference_shows() -> None:

@@ -11,10 +11,12 @@ import torch
 from timm_models import small_checkpoint
 from token_tasks import GAMMAS, front, noise, places
 
-from build_engines import images
-from shapeshift.engines import manifest, registry, verify
+from build_engines import image_engines, images
+from shapeshift.engines import manifest, precision, registry, verify
+from shapeshift.engines.protocol import Engine, Runtime
 from shapeshift.errors import EngineError, InvalidInputError
-from shapeshift.token_adapt import image_manifest
+from shapeshift.token_adapt import image_manifest, vision
+from shapeshift.token_adapt.gamma_module import GammaModule
 from shapeshift.token_adapt.schedule import expand
 from shapeshift.token_adapt.timm_weights import read_model
 from shapeshift.triton import modelconfig
@@ -83,6 +85,39 @@ def test_an_engine_off_the_reference_is_not_published(tmp_path: Path, monkeypatc
         publish(front(tmp_path, provider="onnxruntime"), tmp_path)
     assert not (tmp_path / "build" / "engines" / "classify_image").exists()
     assert not (tmp_path / "build" / "repository" / "classify_image").exists()
+
+
+def test_a_gamma_off_the_reference_in_bf16_is_built_in_f32(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(precision, "cpu_has_bf16", lambda: True)
+    measured = image_engines._deviation
+
+    def deviation(module: GammaModule, engine: Engine, images: int) -> verify.Deviation:
+        found = measured(module, engine, images)
+        # bf16 chooses other tokens when it merges; a CPU without bf16 cannot show that.
+        return verify.Deviation(0.3, 0.95) if module.gamma < 0 and opened[-1] == "bf16" else found
+
+    opened: list[str] = []
+    provider = registry.provider("openvino")
+
+    def open_it(self: object, folder: Path, stated: str, threads: int) -> Runtime:
+        opened.append(stated)
+        return real_open(self, folder, stated, threads)
+
+    real_open = type(provider).open
+    monkeypatch.setattr(type(provider), "open", open_it)
+    monkeypatch.setattr(image_engines, "_deviation", deviation)
+    made, _ = publish(front(tmp_path, precision="bf16"), tmp_path)
+    assert made.precision == "bf16"
+    assert {entry.gamma: entry.precision for entry in made.engines} == {-5: "f32", 0: "bf16", 2: "bf16"}
+    assert made.tolerance.endswith("; f32 and at least 0.99999 where bf16 was off: gamma -5")
+    stated = modelconfig.parameters(modelconfig.read(tmp_path / "build/repository/classify_image/config.pbtxt"))
+    assert [one["precision"] for one in json.loads(stated["profile"])["gammas"]] == ["f32", "bf16", "bf16"]
+    # Serving opens each engine in its own precision.
+    opened.clear()
+    vision.open_model(tmp_path / "build" / "engines" / "classify_image", tmp_path / "tasks", 1)
+    assert opened == ["f32", "bf16", "bf16"]
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,8 @@ from pathlib import Path
 import pytest
 
 from shapeshift.cli.serve import describe, serve
+from shapeshift.engines import failures
+from shapeshift.errors import NotFoundError
 from shapeshift.triton.server import TritonServer
 from shapeshift.triton.settings import ALLOW_PUBLIC, ServerSettings
 
@@ -58,6 +60,43 @@ def test_known_errors_are_one_line(
     error = capsys.readouterr().err
     assert part in error
     assert error.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "served", "said"),
+    [
+        ([], ["good"], ["left out bad, which could not be built: no folder"]),
+        (["--models", "good"], ["good"], []),
+        (["--models", "good,bad"], ["good"], ["left out bad, which could not be built: no folder"]),
+        (["--models", "bad"], None, ["bad could not be built: no folder"]),
+        (["--strict"], None, ["bad could not be built: no folder"]),
+        (["--strict", "--models", "good"], ["good"], []),
+    ],
+)
+def test_a_model_that_could_not_be_built_is_left_out(
+    arguments: list[str],
+    served: list[str] | None,
+    said: list[str],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked: list[str] = []
+
+    def start(settings: ServerSettings) -> None:
+        asked.extend(settings.models)
+        raise NotFoundError("no server here")
+
+    monkeypatch.setattr("shapeshift.cli.serve.TritonServer", start)
+    for name in ("good", "bad"):
+        # An older build of `bad` is there; it is not what its config.pbtxt says now.
+        (tmp_path / "repository" / name).mkdir(parents=True)
+        (tmp_path / "repository" / name / "config.pbtxt").touch()
+    failures.record(tmp_path, {"bad": "no folder"})
+    assert serve(["--build", str(tmp_path), *arguments]) == 2
+    assert asked == (served or [])
+    lines = [line.removeprefix("shapeshift serve: ") for line in capsys.readouterr().err.splitlines()]
+    assert lines == [*said, *(["no server here"] if served else [])]
 
 
 class Served:
