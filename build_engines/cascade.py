@@ -1,4 +1,4 @@
-"""Front models that are a cascade: nothing is compiled for them, their levels are models of their own."""
+"""Fronts of the backend cascade: their levels are other models, so nothing is compiled for them."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from build_engines.published import write_front
-from build_engines.settings import Places
+from build_engines.model_folder import write_front
+from build_engines.paths import BuildPaths
 from shapeshift import settings
-from shapeshift.cascade import registry
-from shapeshift.cascade.first_level import checked
+from shapeshift.cascade.candidates import registry
+from shapeshift.cascade.first_level import check_engines
 from shapeshift.cascade.settings import CascadeSettings
 from shapeshift.engines.manifest import FILE_NAME as MANIFEST_FILE
 from shapeshift.errors import NotFoundError
@@ -20,8 +20,8 @@ BACKEND = "cascade"
 
 
 @dataclass(frozen=True)
-class CascadeFront:
-    """A folder of the model repository whose model is a cascade."""
+class CascadeFrontConfig:
+    """A folder of the model repository for the backend cascade, and the settings in its config.pbtxt."""
 
     name: str
     folder: Path
@@ -29,41 +29,44 @@ class CascadeFront:
     settings: CascadeSettings
 
 
-def read(folder: Path, config: Any, values: Mapping[str, str]) -> CascadeFront:
-    """The front model in `folder`; errors name the field."""
+def read(folder: Path, config: Any, values: Mapping[str, str]) -> CascadeFrontConfig:
+    """The front in `folder`. Raises InvalidInputError naming the field."""
     settings.refuse_unknown(values, settings.names(CascadeSettings))
-    return CascadeFront(folder.name, folder, config, settings.read(CascadeSettings, values))
+    return CascadeFrontConfig(folder.name, folder, config, settings.read(CascadeSettings, values))
 
 
-def publish(front: CascadeFront, places: Places) -> str:
-    """Hold the candidates against the levels' engines, write the model's folder; a line that says what it is.
+def publish(front: CascadeFrontConfig, paths: BuildPaths) -> str:
+    """Check the candidates against the engines of the levels, and write the model's folder. Returns a summary line.
 
-    Raises NotFoundError for a task without candidates, EngineError for a table that does not match its checkpoints.
+    Raises NotFoundError for a task without candidates, EngineError if the table does not match the checkpoints.
     """
     own = front.settings
-    folder = find_candidates(front, places)
-    chosen = registry.chosen(folder, own.task)
+    folder = candidates_folder(front, paths)
+    chosen = registry.serving(folder, own.task)
     levels = chosen.candidate.levels
     for number, model in enumerate(levels):
-        # A later level may be a model of another backend.
-        if number == 0 or (places.engines / model / MANIFEST_FILE).is_file():
-            checked(places.engines / model, chosen.table, chosen.candidate, number)
-    target = places.generated / front.name
-    stated = {"candidates_dir": places.stated(folder, target), "engines_dir": places.stated(places.engines, target)}
-    about = f"task {own.task}, candidate {chosen.candidate.name}: {', then '.join(levels)}"
-    write_front(front.folder, front.config, target, stated, about)
-    return about
+        # A later level may belong to another backend, without engines of ours.
+        if number == 0 or (paths.engines / model / MANIFEST_FILE).is_file():
+            check_engines(paths.engines / model, chosen.table, chosen.candidate, number)
+    target = paths.generated / front.name
+    parameters = {
+        "candidates_dir": paths.portable(folder, target),
+        "engines_dir": paths.portable(paths.engines, target),
+    }
+    summary = f"task {own.task}, candidate {chosen.candidate.name}: {', then '.join(levels)}"
+    write_front(front.folder, front.config, target, parameters, summary)
+    return summary
 
 
-def levels(front: CascadeFront, places: Places) -> tuple[str, ...]:
+def levels(front: CascadeFrontConfig, paths: BuildPaths) -> tuple[str, ...]:
     """The models of the chosen candidate. Raises NotFoundError for a task without candidates."""
-    return registry.chosen(find_candidates(front, places), front.settings.task).candidate.levels
+    return registry.serving(candidates_folder(front, paths), front.settings.task).candidate.levels
 
 
-def find_candidates(front: CascadeFront, places: Places) -> Path:
-    """The folder that `candidates_dir` names. Raises NotFoundError with every place that was looked at."""
+def candidates_folder(front: CascadeFrontConfig, paths: BuildPaths) -> Path:
+    """The folder that `candidates_dir` names. Raises NotFoundError listing every folder that was searched."""
     name = front.settings.candidates_dir
-    candidates = [front.folder / name, *(place / name for place in places.checkpoints)]
+    candidates = [front.folder / name, *(folder / name for folder in paths.checkpoints)]
     for candidate in candidates:
         if candidate.is_dir():
             return candidate.resolve()

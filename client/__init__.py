@@ -1,1 +1,0 @@
-"""Examples to copy (`encode_*`) and the open-loop trace replayer (`replay`)."""

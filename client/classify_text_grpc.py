@@ -15,7 +15,7 @@ TIMEOUT_S, ATTEMPTS, BACKOFF_S = 10.0, 5, 0.1
 
 
 class Answer(NamedTuple):
-    """level: the last level whose answer is in it, from 1."""
+    """level: the last level that contributes to the answer, from 1."""
 
     label: str
     confidence: float
@@ -23,18 +23,20 @@ class Answer(NamedTuple):
 
 
 def classify(client: Any, texts: Sequence[str], parameters: dict[str, Any] | None = None) -> list[Answer]:
-    """One answer a text. `parameters`: such as {"level": 1} or {"min_accuracy": 0.9} (docs/cascade.md)."""
-    found = []
+    """One answer a text. `parameters`: for example {"level": 1} or {"min_accuracy": 0.9} (docs/cascade.md)."""
+    answers = []
     for start in range(0, len(texts), MAX_BATCH):
         rows = np.array([[text.encode()] for text in texts[start : start + MAX_BATCH]], dtype=np.object_)
         answer = infer(client, rows, parameters or {})
         columns = [answer.as_numpy(name)[:, 0].tolist() for name in ("LABEL", "CONFIDENCE", "LEVEL")]
-        found += [Answer(label.decode(), confidence, level) for label, confidence, level in zip(*columns, strict=True)]
-    return found
+        answers += [
+            Answer(label.decode(), confidence, level) for label, confidence, level in zip(*columns, strict=True)
+        ]
+    return answers
 
 
 def infer(client: Any, rows: Any, parameters: dict[str, Any]) -> Any:
-    """Ask once, and again after a growing pause for as long as the server says that it is unavailable."""
+    """Send one request; retry while the server is unavailable, with growing pauses."""
     text = triton.InferInput("TEXT", rows.shape, "BYTES")
     text.set_data_from_numpy(rows)
     outputs = [triton.InferRequestedOutput(name) for name in ("LABEL", "CONFIDENCE", "LEVEL")]

@@ -1,8 +1,7 @@
-"""Waiting for an instant in an asyncio program, more precisely than the event loop's own timers.
+"""Waits for an instant in an asyncio program, more precise than the event loop's timers.
 
-The loop rounds its waits up to whole milliseconds, which a client that times millisecond answers cannot
-afford. On Linux a timer file descriptor wakes it within about a tenth of a millisecond; elsewhere the
-loop's timer is used.
+The loop rounds waits up to whole milliseconds, which is too coarse to time answers of milliseconds. On Linux a timer
+file descriptor wakes the program within about 0.1 ms; on other systems the loop's timer is used.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ _SPEC = struct.Struct("@qqqq")
 
 
 class Alarm:
-    """Wakes one coroutine at instants of `time.monotonic()`; use as a context manager inside a loop."""
+    """Wakes one coroutine at instants of `time.monotonic()`. A context manager, to be used in a running event loop."""
 
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
@@ -47,7 +46,7 @@ class Alarm:
             self._descriptor = -1
 
     async def wait_until(self, instant: float) -> None:
-        """Return at `instant` or soon after; the loop runs in between, once at least even if it is past."""
+        """Return at `instant` or soon after. Other tasks run at least once, even if `instant` is past."""
         if instant <= time.monotonic():
             await asyncio.sleep(0)
         elif self._libc is None:

@@ -1,4 +1,4 @@
-"""The replayer's command line: settings in, a table and perhaps a JSON file out."""
+"""The command line of the replayer. It prints a table and writes a JSON file if requested."""
 
 from __future__ import annotations
 
@@ -16,14 +16,13 @@ from client.plan import Settings, plan
 from shapeshift.errors import InvalidInputError
 from shapeshift.settings import read
 
-FAILED, REFUSED = 1, 2
+FAILED, INVALID = 1, 2
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Replay as the options say and print the report.
 
-    Returns 0, or 1 where no request was answered well or the server does not answer at all, or 2 for
-    options or files that cannot be meant.
+    Returns 0, 1 if no request succeeds or the server does not answer, or 2 for invalid options or files.
     """
     given = list(sys.argv[1:] if arguments is None else arguments)
     options = vars(_parser().parse_args(given))
@@ -32,7 +31,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         requests = plan(settings)
     except (InvalidInputError, OSError) as error:
         print(f"replay: {error}", file=sys.stderr)
-        return REFUSED
+        return INVALID
 
     sections: dict[str, str | dict[str, object]] = {
         "command": shlex.join(["python", "client/replay.py", *given]),
@@ -55,7 +54,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         )
     except InvalidInputError as error:
         print(f"replay: {error}", file=sys.stderr)
-        return REFUSED
+        return INVALID
     except ReplayError as error:
         print(f"replay: {error}", file=sys.stderr)
         return FAILED

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Sentence embedding with curl: client/encode.sh "some text" [http://localhost:8000]
-# Prints the server's JSON. Asks again, after a growing pause, on 503 (unavailable) and on nothing else.
+# Prints the server's JSON. Retries with growing pauses on 503 (unavailable) and on nothing else.
 set -euo pipefail
 
 text=${1:?usage: client/encode.sh TEXT [URL]}
@@ -9,7 +9,7 @@ timeout_s=10
 attempts=5
 pause_s=0.2
 
-# A JSON string must not hold these characters as they are.
+# JSON strings must escape these characters.
 text=${text//\\/\\\\}
 text=${text//\"/\\\"}
 text=${text//$'\n'/\\n}
@@ -21,7 +21,7 @@ body='{"inputs": [{"name": "TEXT", "shape": [1, 1], "datatype": "BYTES", "data":
        "parameters": {"truncate": true}}'
 
 for ((attempt = 1; ; attempt++)); do
-    # The answer and, on a last line of its own, the HTTP status.
+    # The answer, then a line with the HTTP status.
     answer=$(curl --silent --show-error --max-time "$timeout_s" --write-out '\n%{http_code}' \
         --header 'Content-Type: application/json' --data-binary @- "$url/v2/models/encode/infer" <<<"$body")
     status=${answer##*$'\n'}

@@ -16,14 +16,14 @@ TIMEOUT_S, ATTEMPTS, BACKOFF_S = 10.0, 5, 0.1
 
 
 def encode(client: Any, texts: Sequence[str]) -> NDArray[np.float32]:
-    """One vector a text, float32 [len(texts), 384]; texts beyond the model's longest input are cut."""
+    """One vector a text, float32 [len(texts), 384]; longer texts than the model takes are truncated."""
     rows = np.array([[text.encode()] for text in texts], dtype=np.object_)
     batches = [rows[start : start + MAX_BATCH] for start in range(0, len(rows), MAX_BATCH)]
     return np.concatenate([infer(client, {"TEXT": batch}, {"truncate": True}) for batch in batches])
 
 
 def encode_ids(client: Any, ids: Sequence[Sequence[int]]) -> NDArray[np.float32]:
-    """The same for at most 64 texts that are tokens already, special tokens included."""
+    """The same for at most 64 texts given as token ids, special tokens included."""
     length = max(len(row) for row in ids)
     padded = np.array([[*row, *[0] * (length - len(row))] for row in ids], dtype=np.int64)
     mask = np.array([[1] * len(row) + [0] * (length - len(row)) for row in ids], dtype=np.int64)
@@ -31,7 +31,7 @@ def encode_ids(client: Any, ids: Sequence[Sequence[int]]) -> NDArray[np.float32]
 
 
 def infer(client: Any, arrays: dict[str, NDArray[Any]], parameters: dict[str, Any]) -> NDArray[np.float32]:
-    """Ask once, and again after a growing pause for as long as the server says that it is unavailable."""
+    """Send one request; retry while the server is unavailable, with growing pauses."""
     inputs = []
     for name, array in arrays.items():
         inputs.append(triton.InferInput(name, array.shape, "BYTES" if name == "TEXT" else "INT64"))

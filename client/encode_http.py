@@ -16,19 +16,19 @@ TIMEOUT_S, ATTEMPTS, BACKOFF_S = 10.0, 5, 0.1
 
 
 def connect(url: str) -> Any:
-    """A client whose calls end, with an answer or an error, when the server is silent for TIMEOUT_S."""
+    """A client whose calls fail when the server is silent for TIMEOUT_S."""
     return triton.InferenceServerClient(url, connection_timeout=TIMEOUT_S, network_timeout=TIMEOUT_S)
 
 
 def encode(client: Any, texts: Sequence[str]) -> NDArray[np.float32]:
-    """One vector a text, float32 [len(texts), 384]; texts beyond the model's longest input are cut."""
+    """One vector a text, float32 [len(texts), 384]; longer texts than the model takes are truncated."""
     rows = np.array([[text.encode()] for text in texts], dtype=np.object_)
     batches = [rows[start : start + MAX_BATCH] for start in range(0, len(rows), MAX_BATCH)]
     return np.concatenate([encode_batch(client, batch) for batch in batches])
 
 
 def encode_batch(client: Any, rows: NDArray[np.object_]) -> NDArray[np.float32]:
-    """Ask once, and again after a growing pause for as long as the server says that it is unavailable."""
+    """Send one request; retry while the server is unavailable, with growing pauses."""
     text = triton.InferInput("TEXT", list(rows.shape), "BYTES")
     text.set_data_from_numpy(rows)
     for attempt in range(1, ATTEMPTS + 1):

@@ -12,7 +12,7 @@ import tritonclient.grpc as triton
 from tritonclient.utils import InferenceServerException
 
 MODEL = "generate"
-# The first response may wait for a slot; the following ones come one after another.
+# Between two responses. The first one may wait for a slot.
 TIMEOUT_S, ATTEMPTS, BACKOFF_S = 30.0, 5, 0.1
 TYPES = {int: ("INT32", np.int32), float: ("FP32", np.float32), bool: ("BOOL", np.bool_), str: ("BYTES", np.object_)}
 
@@ -20,8 +20,7 @@ TYPES = {int: ("INT32", np.int32), float: ("FP32", np.float32), bool: ("BOOL", n
 def generate(client: Any, prompt: str, **fields: int | float | bool | str) -> Iterator[str]:
     """Pieces of the answer to `prompt`; `fields` are further inputs of the model, such as max_tokens.
 
-    Asks again, after a growing pause, for as long as the server says that it is unavailable. Leaving the loop
-    over the pieces ends the request on the server.
+    Retries while the server is unavailable, with growing pauses. Leaving the loop over the pieces cancels the request.
     """
     inputs = [_tensor(name, value) for name, value in {"text_input": prompt, "stream": True, **fields}.items()]
     for attempt in range(1, ATTEMPTS + 1):
@@ -29,7 +28,7 @@ def generate(client: Any, prompt: str, **fields: int | float | bool | str) -> It
             yield from _stream(client, inputs)
             return
         except InferenceServerException as error:
-            # A request that is refused has not said anything yet.
+            # A refused request has returned no text yet.
             if error.status() != "StatusCode.UNAVAILABLE" or attempt == ATTEMPTS:
                 raise
             time.sleep(BACKOFF_S * 2**attempt * random.uniform(0.5, 1.0))
@@ -68,7 +67,7 @@ if __name__ == "__main__":
     arguments = parser.parse_args()
     with triton.InferenceServerClient(arguments.url) as connection:
         print(arguments.prompt, end="", flush=True)
-        asked = {"max_tokens": arguments.max_tokens, "temperature": arguments.temperature}
-        for piece in generate(connection, arguments.prompt, **asked):
+        fields = {"max_tokens": arguments.max_tokens, "temperature": arguments.temperature}
+        for piece in generate(connection, arguments.prompt, **fields):
             print(piece, end="", flush=True)
         print()

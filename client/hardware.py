@@ -1,4 +1,4 @@
-"""The machine that a measurement ran on, as far as the operating system tells."""
+"""The machine of a measurement, as the operating system describes it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`make loadtest`: the real perf_analyzer against a server that runs, with texts of realistic lengths."""
+"""`make loadtest`: perf_analyzer against a running server, with texts of realistic lengths."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from shapeshift.workloads.text import TextMaker
 
 
 def main() -> int:
-    """Print one line a concurrency; 2 and one line on standard error for anything the user can mend."""
+    """Print a line for each concurrency. Returns 2, with a line on standard error, for errors that the user can fix."""
     parser = argparse.ArgumentParser(prog="python -m client.loadtest", description=__doc__)
     parser.add_argument("--model", default="encode")
     parser.add_argument("--url", default="localhost:8001", help="host:port of the server's gRPC endpoint")
@@ -32,11 +32,11 @@ def main() -> int:
     print(head({"settings": vars(options), "hardware": hardware.describe()}))
     try:
         for concurrency in map(int, options.concurrency.split(",")):
-            got = measure(options.url, options.model, texts, concurrency, options.requests)
-            p50, p90, p98, p99 = np.percentile(got.latency_ms, [50, 90, 98, 99])
+            result = measure(options.url, options.model, texts, concurrency, options.requests)
+            p50, p90, p98, p99 = np.percentile(result.latency_ms, [50, 90, 98, 99])
             print(
-                f"concurrency {concurrency:3}: {got.per_second:8.1f} requests/s; latency ms: "
-                f"mean {got.latency_ms.mean():.2f}, p50 {p50:.2f}, p90 {p90:.2f}, p98 {p98:.2f}, p99 {p99:.2f}"
+                f"concurrency {concurrency:3}: {result.per_second:8.1f} requests/s; latency ms: "
+                f"mean {result.latency_ms.mean():.2f}, p50 {p50:.2f}, p90 {p90:.2f}, p98 {p98:.2f}, p99 {p99:.2f}"
             )
     except ShapeshiftError as error:
         print(f"make loadtest: {error}", file=sys.stderr)

@@ -1,11 +1,10 @@
-"""Open-loop replay over gRPC: requests leave at their intended instants, whatever the answers do.
+"""Open-loop replay over gRPC: requests are sent at their intended instants, regardless of answers.
 
-Every latency counts from the *intended* instant, so that neither a slow server nor a client that falls
-behind can hide delay. Requests are serialised before the clock starts and answers are left unparsed, so
-that the client takes little of the processor that it may share with the server.
+Every latency counts from the *intended* instant, so neither a slow server nor a late client can hide delay. Requests
+are serialised before the clock starts, and answers are not parsed: the client may share its processor with the server.
 
-Beside the gRPC status names, a request can end as `IN_FLIGHT_LIMIT` (never sent: `max_in_flight` others
-were unanswered) or `UNANSWERED` (still open `drain_s` after the last intended instant, then cancelled).
+Beside the gRPC status names, a request can end as `IN_FLIGHT_LIMIT` (never sent: `max_in_flight` others were
+unanswered) or `UNANSWERED` (still open `drain_s` after the last intended instant, then cancelled).
 """
 
 from __future__ import annotations
@@ -42,15 +41,15 @@ _NO_PARAMETERS: Mapping[str, Parameter] = MappingProxyType({})
 
 
 class ReplayError(ShapeshiftError):
-    """A server that cannot be reached, or that refuses every warm-up request."""
+    """The server is unreachable, or every warm-up request fails."""
 
 
 @dataclass(frozen=True)
-class Planned:
-    """One request: when it is meant to leave, in seconds from the start, and what it carries.
+class PlannedRequest:
+    """A request and the instant to send it, in seconds from the start.
 
-    `inputs` are whole tensors by name; arrays of objects (str or bytes) become BYTES. Requests that share
-    the same two mapping objects are serialised once.
+    `inputs` are whole tensors by name; arrays of objects (str or bytes) become BYTES. Requests that share both mapping
+    objects are serialised once.
     """
 
     at_s: float
@@ -61,7 +60,7 @@ class Planned:
 async def replay(
     url: str,
     model: str,
-    requests: Sequence[Planned],
+    requests: Sequence[PlannedRequest],
     *,
     outputs: Sequence[str] = (),
     timeout_s: float = 30.0,
@@ -71,16 +70,15 @@ async def replay(
     connect_timeout_s: float = 10.0,
     keep_answers: bool = False,
 ) -> Report:
-    """Send `requests` to `model` at `url` (host:port of the gRPC endpoint) and report what became of each.
+    """Send `requests` to `model` at `url` (host:port of the gRPC endpoint) and report the outcome of each.
 
-    First sends `warmup` of them one after another, unmeasured. `outputs` names the tensors to ask for, by
-    default all. Each request has `timeout_s` from its sending (then DEADLINE_EXCEEDED). Returns at the
-    latest `drain_s` after the last intended instant, a client that falls behind aside. Raises
-    InvalidInputError for requests that are empty or not in the order of `at_s`, and ReplayError where
-    nothing listens within `connect_timeout_s` or no warm-up request is answered well.
+    First sends `warmup` of them one after another, unmeasured. `outputs` names the requested tensors, by default all. A
+    request ends as DEADLINE_EXCEEDED `timeout_s` after it is sent. Returns at most `drain_s` after the last intended
+    instant, unless the client is late. Raises InvalidInputError if `requests` is empty or not in the order of `at_s`,
+    and ReplayError if no server answers within `connect_timeout_s` or no warm-up request succeeds.
     """
     at_s = np.array([request.at_s for request in requests], dtype=np.float64)
-    require(len(requests) > 0, "requests", "none", "must be at least one")
+    require(len(requests) > 0, "requests", "none", "at least one request is needed")
     require(bool(np.all(np.diff(at_s, prepend=0.0) >= 0)), "at_s", at_s, "must be from 0 and not decrease")
     require(max_in_flight >= 1, "max_in_flight", max_in_flight, "must be at least 1")
     require(timeout_s > 0, "timeout_s", timeout_s, "must be above 0")
@@ -95,8 +93,8 @@ async def replay(
         return await run.all(drain_s)
 
 
-def serialise(model: str, requests: Sequence[Planned], outputs: Sequence[str] = ()) -> list[bytes]:
-    """The ModelInferRequest of each request as it goes over the wire; equal mapping objects share one."""
+def serialise(model: str, requests: Sequence[PlannedRequest], outputs: Sequence[str] = ()) -> list[bytes]:
+    """The serialised ModelInferRequest of each request; requests with the same mapping objects share one."""
     made: dict[tuple[int, int], bytes] = {}
     payloads = []
     for request in requests:
@@ -108,7 +106,7 @@ def serialise(model: str, requests: Sequence[Planned], outputs: Sequence[str] = 
 
 
 class _Run:
-    """The records of one replay while it runs."""
+    """One replay and its records."""
 
     def __init__(
         self,
@@ -134,8 +132,8 @@ class _Run:
         self._start = 0.0
 
     async def all(self, drain_s: float) -> Report:
-        """Send everything, wait for the answers, report."""
-        # Without this, a collection that walks all prepared requests would delay the sends behind it.
+        """Send all requests, wait for the answers, report."""
+        # Otherwise a garbage collection would traverse all prepared requests and delay sends.
         gc.collect()
         gc.freeze()
         cpu = time.process_time()
@@ -164,7 +162,7 @@ class _Run:
             for index, instant in enumerate((self._start + self._at_s).tolist()):
                 await alarm.wait_until(instant)
                 if len(self._open) >= self._max_in_flight:
-                    self._fail(index, IN_FLIGHT_LIMIT, f"{self._max_in_flight} requests were unanswered")
+                    self._fail(index, IN_FLIGHT_LIMIT, f"{self._max_in_flight} requests are unanswered")
                     continue
                 self._sent_s[index] = time.monotonic() - self._start
                 call = self._infer(self._payloads[index], timeout=self._timeout_s)
@@ -203,13 +201,13 @@ class _Run:
 
 
 async def _connect(channel: Any, url: str, timeout_s: float) -> None:
-    # Cheaper than channel_ready(), which keeps a core busy. Any answer will do: health may be restricted.
+    # Cheaper than channel_ready(), which keeps a core busy. An error is an answer too: health may be restricted.
     try:
         await channel.unary_unary(_LIVE)(b"", timeout=timeout_s, wait_for_ready=True)
     except grpc.aio.AioRpcError as error:
         if error.code() is grpc.StatusCode.DEADLINE_EXCEEDED:
             raise ReplayError(
-                f"no inference server answers at {url} within {timeout_s:g} s; is this its gRPC port?"
+                f"no inference server answers at {url} within {timeout_s:g} s; check that this is its gRPC port"
             ) from None
 
 
@@ -227,11 +225,11 @@ async def _warm_up(infer: Any, payloads: list[bytes], timeout_s: float) -> None:
         )
 
 
-def _message(model: str, request: Planned, outputs: Sequence[str]) -> Any:
+def _message(model: str, request: PlannedRequest, outputs: Sequence[str]) -> Any:
     message = service_pb2.ModelInferRequest(model_name=model)
     for name, array in request.inputs.items():
         datatype = np_to_triton_dtype(array.dtype)
-        require(datatype is not None, name, array.dtype, "must have a data type that Triton knows")
+        require(datatype is not None, name, array.dtype, "must have a data type that Triton supports")
         message.inputs.add(name=name, datatype=datatype, shape=array.shape)
         message.raw_input_contents.append(_content(array, datatype))
     for name in outputs:

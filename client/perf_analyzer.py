@@ -1,7 +1,7 @@
-"""Runs the real perf_analyzer and reads what it recorded of each request.
+"""Runs perf_analyzer and reads its records of the requests.
 
-Its own table counts the time until it next looks at its workers as measured time, which understates the
-throughput of short runs; here figures come from the request time stamps that it exports.
+Its own table counts the time until its next poll of the workers as measured time, which understates the throughput of
+short runs. Here all figures come from the request time stamps that it exports.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ _TRIES = 3
 
 
 @dataclass(frozen=True)
-class Measured:
-    """A closed loop's figures: answers a second, and the latency of each request in milliseconds."""
+class ClosedLoopResult:
+    """Answers a second of a closed loop, and the latency of each request in milliseconds."""
 
     per_second: float
     latency_ms: NDArray[np.float64]
@@ -39,21 +39,21 @@ def measure(
     concurrency: int,
     count: int,
     folder: Path = FOLDER,
-    patience_s: float | None = None,
-) -> Measured:
+    timeout_s: float | None = None,
+) -> ClosedLoopResult:
     """Send `count` texts (in turn) from `concurrency` closed loops over gRPC, after a warm-up of a tenth.
 
-    perf_analyzer sometimes sleeps for ever once all its requests are answered (seen on a busy machine): a run
-    that takes longer than `patience_s`, if given, is ended and begun again, twice at most.
-    Raises NotFoundError where perf_analyzer was not unpacked, ShapeshiftError with its words where it fails.
+    perf_analyzer sometimes sleeps for ever after all its requests are answered (seen on a busy machine). A run that
+    takes longer than `timeout_s`, if given, is ended and repeated, at most twice. Raises NotFoundError if perf_analyzer
+    is not unpacked, ShapeshiftError with its output if it fails.
     """
     with tempfile.TemporaryDirectory() as scratch:
         data = Path(scratch) / "texts.json"
         data.write_text(json.dumps({"data": [{"TEXT": [text]} for text in texts]}))
         warm_up = max(concurrency * 2, count // 10)
-        _run(folder, url, model, data, concurrency, warm_up, Path(scratch) / "warm.json", patience_s)
+        _run(folder, url, model, data, concurrency, warm_up, Path(scratch) / "warm.json", timeout_s)
         export = Path(scratch) / "profile.json"
-        _run(folder, url, model, data, concurrency, count, export, patience_s)
+        _run(folder, url, model, data, concurrency, count, export, timeout_s)
         return _read(export)
 
 
@@ -65,7 +65,7 @@ def _run(
     concurrency: int,
     count: int,
     export: Path,
-    patience_s: float | None,
+    timeout_s: float | None,
 ) -> None:
     program = folder / "perf_analyzer"
     if not program.is_file():
@@ -74,26 +74,26 @@ def _run(
     command += ["--concurrency-range", str(concurrency), "--request-count", str(count)]
     command += ["--profile-export-file", str(export)]
     environment = {**os.environ, "LD_LIBRARY_PATH": str(folder / "lib")}
-    done = _patiently(command, environment, patience_s)
+    done = _run_repeatedly(command, environment, timeout_s)
     if done.returncode or not export.is_file():
         lines = (done.stdout + done.stderr).strip().splitlines()
         raise ShapeshiftError(f"perf_analyzer failed on model {model} at {url}: {' '.join(lines[-3:])}")
 
 
-def _patiently(
-    command: list[str], environment: dict[str, str], patience_s: float | None
+def _run_repeatedly(
+    command: list[str], environment: dict[str, str], timeout_s: float | None
 ) -> subprocess.CompletedProcess[str]:
     for _ in range(_TRIES):
         with contextlib.suppress(subprocess.TimeoutExpired):
             return subprocess.run(
-                command, env=environment, capture_output=True, text=True, check=False, timeout=patience_s
+                command, env=environment, capture_output=True, text=True, check=False, timeout=timeout_s
             )
-    raise ShapeshiftError(f"perf_analyzer did not end within {patience_s:g} s, {_TRIES} times in a row")
+    raise ShapeshiftError(f"perf_analyzer did not end within {timeout_s:g} s in {_TRIES} runs")
 
 
-def _read(export: Path) -> Measured:
+def _read(export: Path) -> ClosedLoopResult:
     requests = json.loads(export.read_text())["experiments"][0]["requests"]
     starts = np.array([request["timestamp"] for request in requests], dtype=np.float64)
     ends = np.array([request["response_timestamps"][-1] for request in requests], dtype=np.float64)
     elapsed_s = (ends.max() - starts.min()) / 1e9
-    return Measured(len(requests) / elapsed_s, (ends - starts) / 1e6)
+    return ClosedLoopResult(len(requests) / elapsed_s, (ends - starts) / 1e6)

@@ -1,4 +1,4 @@
-"""From the replayer's settings to the list of requests it sends."""
+"""From the replayer's settings to its list of requests."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from client.open_loop import Parameter, Planned
+from client.open_loop import Parameter, PlannedRequest
 from shapeshift.errors import InvalidInputError
 from shapeshift.settings import require
 from shapeshift.workloads import arrivals, lengths, trace
@@ -20,7 +20,7 @@ from shapeshift.workloads.text import TextMaker
 ARRIVALS = ("constant", "poisson", "mmpp", "csv")
 INPUTS = ("text", "ids")
 _CLS, _SEP, _FIRST_WORD, _LAST_WORD = 101, 102, 1996, 29612
-"""Of the vocabulary that the uncased BERT models share; rows of ids hold whole words between the two."""
+"""Token ids of the vocabulary that the uncased BERT models share: texts are whole words between CLS and SEP."""
 
 
 def _option(default: Any, text: str) -> Any:
@@ -29,52 +29,52 @@ def _option(default: Any, text: str) -> Any:
 
 @dataclass(frozen=True)
 class Settings:
-    """Everything that decides which requests are sent, and how; each field is a command-line option."""
+    """The settings of a replay; each field is a command-line option."""
 
     url: str = _option("localhost:8001", "host:port of the server's gRPC endpoint")
-    model: str = _option("encode", "model to ask")
+    model: str = _option("encode", "model to call")
     arrivals: str = _option("poisson", f"arrival process: {', '.join(ARRIVALS)}")
     rate: float = _option(50.0, "mean requests a second; csv has its own")
     duration_s: float = _option(10.0, "length of the run; a csv trace ends here or earlier")
     states: str = _option("0.6:8,2.6:2", "states of mmpp as weight:dwell_s pairs")
     trace: str = _option("", "CSV file of csv arrivals: at_s,length or the Azure LLM form")
-    rate_factor: float = _option(1.0, "csv arrivals come so many times as fast")
+    rate_factor: float = _option(1.0, "factor on the rate of csv arrivals")
     lengths: str = _option("short", "tokens of each text: short, long, or a number; csv has its own")
-    max_length: int = _option(512, "longer texts are made this long")
-    input: str = _option("text", "what is sent: text (TEXT) or ids (INPUT_IDS, ATTENTION_MASK)")
+    max_length: int = _option(512, "tokens at which longer texts are cut")
+    input: str = _option("text", "inputs: text (TEXT) or ids (INPUT_IDS, ATTENTION_MASK)")
     tokenizer: str = _option("", "tokenizer.json that makes the lengths of texts exact")
     truncate: bool = _option(True, "request parameter of TEXT requests: true or false")
-    seed: int = _option(0, "decides arrivals, lengths and texts")
-    timeout_s: float = _option(30.0, "time each request has, from its sending")
-    drain_s: float = _option(30.0, "time the answers have after the last intended sending")
-    max_in_flight: int = _option(4096, "with so many requests unanswered, the next fails unsent")
-    connect_timeout_s: float = _option(10.0, "time the server has to answer at all")
+    seed: int = _option(0, "determines arrivals, lengths and texts")
+    timeout_s: float = _option(30.0, "time limit of each request, from its sending")
+    drain_s: float = _option(30.0, "time to wait for answers after the last intended sending")
+    max_in_flight: int = _option(4096, "with this many unanswered requests, the next one fails unsent")
+    connect_timeout_s: float = _option(10.0, "time to wait for the server's first answer")
     warmup: int = _option(8, "unmeasured requests before the start")
-    slo_ms: float | None = _option(None, "also report the share answered within this")
+    slo_ms: float | None = _option(None, "also report the share of requests answered within this time")
     json: str = _option("", "also write the report to this file")
 
     def __post_init__(self) -> None:
-        require(self.arrivals in ARRIVALS, "arrivals", self.arrivals, f"known: {', '.join(ARRIVALS)}")
-        require(self.input in INPUTS, "input", self.input, f"known: {', '.join(INPUTS)}")
+        require(self.arrivals in ARRIVALS, "arrivals", self.arrivals, f"one of {', '.join(ARRIVALS)}")
+        require(self.input in INPUTS, "input", self.input, f"one of {', '.join(INPUTS)}")
         named = bool(self.trace) == (self.arrivals == "csv")
-        require(named, "trace", self.trace, "goes with arrivals csv, which needs it")
+        require(named, "trace", self.trace, "arrivals csv needs a trace file, and only csv takes one")
         require(self.max_length >= 2, "max_length", self.max_length, "must be at least 2 tokens")
         require(self.seed >= 0, "seed", self.seed, "must be at least 0")
         require(self.slo_ms is None or self.slo_ms > 0, "slo_ms", self.slo_ms, "must be above 0")
 
 
-def plan(settings: Settings) -> list[Planned]:
-    """The requests, in sending order; the same settings give the same requests.
+def plan(settings: Settings) -> list[PlannedRequest]:
+    """The requests, in sending order. The same settings give the same requests.
 
-    Raises InvalidInputError for settings that cannot be meant or that leave nothing to send.
+    Raises InvalidInputError for invalid settings, and for settings that give no request.
     """
     rng = np.random.default_rng(settings.seed)
     at_s, tokens = _schedule(settings, rng)
-    require(len(at_s) > 0, "duration_s", settings.duration_s, "no request falls into this time; make it longer")
+    require(len(at_s) > 0, "duration_s", settings.duration_s, "no request arrives within this time; use a longer one")
     make = _ids_row(rng) if settings.input == "ids" else _text_row(settings, rng)
     parameters: dict[str, Parameter] = {"truncate": settings.truncate} if settings.input == "text" else {}
     return [
-        Planned(at, make(min(length, settings.max_length)), parameters)
+        PlannedRequest(at, make(min(length, settings.max_length)), parameters)
         for at, length in zip(at_s.tolist(), tokens.tolist(), strict=True)
     ]
 

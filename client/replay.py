@@ -3,8 +3,8 @@
     python client/replay.py --model encode --arrivals poisson --rate 100 --duration-s 30
     python client/replay.py --arrivals csv --trace conv.csv --rate-factor 4 --json report.json
 
-Every latency counts from the instant at which the request was meant to leave. `--help` lists the options;
-programs use `client.open_loop.replay`.
+Every latency counts from the instant at which the request is due. `--help` lists the options; programs call
+`client.open_loop.replay`.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import sys
 from pathlib import Path
 
 if __name__ == "__main__":
-    # Started as a file, Python looks for packages beside the file and not in the repository's root.
+    # When Python runs a file, it searches packages in the file's folder, not in the project's.
     sys.path[0] = str(Path(__file__).resolve().parents[1])
     from client.command import main
 

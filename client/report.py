@@ -1,4 +1,4 @@
-"""What a replay measured: one record a request, its summary, and both as text or JSON."""
+"""The results of a replay: one record a request, and a summary as text or JSON."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from numpy.typing import NDArray
 
 OK = "OK"
 LATE_S = 0.001
-"""A request sent later than this after its intended instant counts as late."""
+"""A request that is sent more than this after its intended instant counts as late."""
 
 
 @dataclass(frozen=True)
 class Summary:
-    """The figures of one replay; `None` where no request was answered or no SLO was given.
+    """The figures of one replay; `None` if no request succeeded or no SLO was given.
 
-    Latencies are those of the `ok` requests, in milliseconds from the *intended* send instant to the whole
-    answer. `sent` excludes requests that the client's own limit held back. `throughput_per_s` is `ok` over
-    the time from the first intended instant to the last good answer. `within_slo` is a share of *all*
-    planned requests: one that failed missed its SLO.
+    Latencies are those of the `ok` requests, in milliseconds from the *intended* instant to the complete answer. `sent`
+    excludes requests that the client's own limit stopped. `throughput_per_s` is `ok` over the time from the first
+    intended instant to the last successful answer. `within_slo` is a share of *all* planned requests: a failed request
+    misses its SLO.
     """
 
     planned: int
@@ -49,13 +49,13 @@ class Summary:
 
 @dataclass(frozen=True)
 class Report:
-    """One record a planned request, in the order given; instants are seconds from the start of the clock.
+    """One record a planned request, in order; instants are seconds from the start of the clock.
 
-    `intended_s`, `sent_s`, `done_s`: float64[n]; `sent_s` is NaN for a request never sent, `done_s` NaN for
-    one without an outcome. `kind`: str[n], `OK`, a gRPC status name such as `UNAVAILABLE`, or one of the
-    client's own (see `open_loop`). `messages`: the first error text of each kind. `answers`: the serialised
-    ModelInferResponse of each request if they were kept, else empty. `cpu_s`: processor time of the client
-    process, all its threads, between the start of the clock and the last outcome.
+    `intended_s`, `sent_s`, `done_s`: float64[n]; `sent_s` is NaN for a request never sent, `done_s` for one without an
+    outcome. `kind`: str[n], `OK`, a gRPC status name such as `UNAVAILABLE`, or one of the client's own (see
+    `open_loop`). `messages`: the first error text of each kind. `answers`: the serialised ModelInferResponse of each
+    request if they are kept, else empty. `cpu_s`: processor time of all threads of the client process from the start of
+    the clock to the last outcome.
     """
 
     intended_s: NDArray[np.float64]
@@ -68,17 +68,17 @@ class Report:
 
     @property
     def ok(self) -> NDArray[np.bool_]:
-        """Which requests were answered well, bool[n]."""
+        """Which requests succeeded, bool[n]."""
         return np.asarray(self.kind == OK)
 
     @property
     def latency_s(self) -> NDArray[np.float64]:
-        """Intended send instant to outcome, float64[n]; NaN for a request without an outcome."""
+        """From the intended instant to the outcome, float64[n]; NaN for a request without an outcome."""
         return self.done_s - self.intended_s
 
     @property
     def lateness_s(self) -> NDArray[np.float64]:
-        """How far behind its intended instant each request was sent, float64[n]; NaN if never sent."""
+        """From the intended instant to the sending, float64[n]; NaN for a request never sent."""
         return self.sent_s - self.intended_s
 
     def summary(self, slo_s: float | None = None) -> Summary:
@@ -110,7 +110,7 @@ class Report:
 
 
 def head(sections: Mapping[str, str | Mapping[str, object]]) -> str:
-    """Command, settings, hardware and the like as text, one line a section; empty values are left out."""
+    """Sections such as command, settings and hardware as text, one line each, without empty values."""
     lines = []
     for title, content in sections.items():
         if not isinstance(content, str):
@@ -146,6 +146,6 @@ def write_json(
     messages: Mapping[str, str],
     sections: Mapping[str, str | Mapping[str, object]],
 ) -> None:
-    """Write the sections of the head, `summary` and `messages` as one JSON object."""
+    """Write the sections of the head, `summary` and `messages` to `path` as one JSON object."""
     content: dict[str, Any] = {**sections, "summary": dataclasses.asdict(summary), "messages": dict(messages)}
     path.write_text(json.dumps(content, indent=2, default=str) + "\n", encoding="utf-8")

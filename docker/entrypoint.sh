@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Starts tritonserver in a container as `shapeshift serve` starts it elsewhere: models are loaded by name only, and
-# model control, shared memory, trace and logging want the key. Further arguments go to tritonserver.
+# Starts tritonserver in a container with the options of `shapeshift serve`: models are loaded by name only, and model
+# control, shared memory, trace and logging need the key. Further arguments are passed to tritonserver.
 #   MODELS      models to load, separated by commas; empty: every folder of the repository
 #   REPOSITORY  folder that `make engines` generated
 #   KEY_FILE    file with the key, 32 hexadecimal digits

@@ -1,14 +1,14 @@
-"""What can go wrong, as types. `serving.replies` maps each one to a Triton error code."""
+"""The error types of the project. `serving.error_codes` maps each one to a Triton error code."""
 
 from __future__ import annotations
 
 
 class ShapeshiftError(Exception):
-    """Base of every error this project raises on purpose; its text is written for the user."""
+    """Base of every error that this project raises. Its text is written for the user."""
 
 
 class InvalidInputError(ShapeshiftError):
-    """A request, setting or file that cannot be meant. Names the field, the value and what is allowed."""
+    """An invalid request, setting or file. The text names the field, the value and what is allowed."""
 
     def __init__(self, field: str, value: object, allowed: str, row: int | None = None) -> None:
         where = "" if row is None else f"row {row}: "
@@ -18,23 +18,39 @@ class InvalidInputError(ShapeshiftError):
 
 
 class NotFoundError(ShapeshiftError):
-    """A name that nothing is registered under."""
+    """A name under which nothing is registered."""
 
 
 class OverloadedError(ShapeshiftError):
-    """A full queue or a deadline that has passed: the caller may try again later or elsewhere."""
+    """A full queue or an expired deadline. The caller may retry later or on another server."""
 
 
 class UnsupportedError(ShapeshiftError):
-    """Something that this server, machine or model cannot do."""
+    """A feature that this server, machine or model does not support."""
 
 
 class EngineError(ShapeshiftError):
-    """An engine that cannot be built, verified, loaded or run."""
+    """An engine cannot be built, verified, loaded or run."""
 
 
 class CancelledRequestError(ShapeshiftError):
-    """The caller went away before its answer was computed."""
+    """The caller cancelled the request before its response was computed."""
+
+
+class ModelGoneError(ShapeshiftError):
+    """Another model is not loaded, or is being replaced."""
+
+
+class ModelDiedError(ShapeshiftError):
+    """The process of another model has died; the model serves nothing until it is loaded again."""
+
+
+class ModelError(ShapeshiftError):
+    """The error that another model answered with: its text, and `code`, the name of its Triton code."""
+
+    def __init__(self, text: str, code: str) -> None:
+        super().__init__(text)
+        self.code = code
 
 
 def _short(value: object, limit: int = 80) -> str:

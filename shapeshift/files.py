@@ -1,32 +1,39 @@
-"""Files that several processes change and read: one at a time, and never half written."""
+"""Files that several processes read and write: one writer at a time, and no reader sees a partial file."""
 
 from __future__ import annotations
 
 import contextlib
 import fcntl
+import hashlib
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 
 @contextlib.contextmanager
-def exclusive(lock: Path, waits: Callable[[], None] = lambda: None) -> Iterator[None]:
-    """Hold the file `lock`, which is made if need be; while somebody else has it, wait, after `waits()`.
+def exclusive_lock(lock: Path, on_wait: Callable[[], None] = lambda: None) -> Iterator[None]:
+    """Hold the lock file `lock`, which is created if missing. `on_wait()` is called if another process holds it.
 
-    The hold ends with its process however that ends. Raises OSError where the file cannot be written.
+    The kernel releases the lock when the process exits. Raises OSError if the file cannot be written.
     """
     lock.parent.mkdir(parents=True, exist_ok=True)
     with lock.open("w") as stream:
         try:
             fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            waits()
+            on_wait()
             fcntl.flock(stream, fcntl.LOCK_EX)
         yield
 
 
 def replace_text(path: Path, text: str) -> None:
-    """Give `path` the content `text` in one step: who reads it sees the old or the new. Raises OSError."""
+    """Replace the content of `path` by `text` atomically: a reader sees the old or the new text. Raises OSError."""
     draft = path.with_name(f".{path.name}.{os.getpid()}")
     draft.write_text(text, encoding="utf-8")
     draft.replace(path)
+
+
+def file_sha256(path: Path) -> str:
+    """The SHA-256 of a file's content, in hexadecimal."""
+    with path.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()

@@ -1,15 +1,18 @@
-"""What a long command is doing, on standard error."""
+"""Progress of a long command, on standard error."""
 
 from __future__ import annotations
 
 import sys
 import time
+from collections.abc import Callable
 
 _BAR = 24
 
+ProgressCallback = Callable[[str], None]
+
 
 class Progress:
-    """One line on a terminal that is written over; elsewhere a line a stage. A stage is named before a colon."""
+    """One line that is overwritten on a terminal; elsewhere one line for each stage."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -19,7 +22,7 @@ class Progress:
         self._stages = 0
 
     def __call__(self, step: str) -> None:
-        """Show what is done now."""
+        """Show the current step. The text before its first colon names the stage."""
         stage = step.split(":")[0]
         changed = stage != self._stage
         self._stage = stage
@@ -33,5 +36,5 @@ class Progress:
         sys.stderr.flush()
 
     def done(self) -> None:
-        """End the line."""
+        """Clear the line."""
         sys.stderr.write("\r\033[K" if self._live else "")

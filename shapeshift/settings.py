@@ -1,7 +1,7 @@
 """Settings as frozen dataclasses, read from string mappings such as config.pbtxt `parameters`.
 
-A component declares a frozen dataclass whose fields carry the defaults and whose `__post_init__` checks
-them. `read` fills it from strings; `refuse_unknown` reports names that no component declared.
+A component declares a frozen dataclass. Its fields carry the defaults and its `__post_init__` checks the values. `read`
+fills it from strings; `refuse_unknown` rejects names that no component declares.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ def names(*classes: type) -> set[str]:
 
 
 def read(cls: type[T], values: Mapping[str, str]) -> T:
-    """An instance of the dataclass `cls` from strings; absent names keep their defaults, others are ignored.
+    """An instance of the dataclass `cls` from strings. Missing names keep their defaults; other names are ignored.
 
-    Fields may be str, int, float, bool, or one of these or None; `None` is written as the empty string.
-    Raises InvalidInputError naming the field for text that does not parse, a missing required field, or a
-    value that `cls.__post_init__` refuses.
+    A field is a str, int, float or bool, or one of these or None, which is written as the empty string. Raises
+    InvalidInputError naming the field if a text does not parse, a required field is missing, or `cls.__post_init__`
+    rejects a value.
     """
     hints = typing.get_type_hints(cls)
     arguments: dict[str, Any] = {}
@@ -39,10 +39,10 @@ def read(cls: type[T], values: Mapping[str, str]) -> T:
     return cls(**arguments)
 
 
-def refuse_unknown(values: Iterable[str], known: Iterable[str]) -> None:
-    """Raise InvalidInputError for the first of `values` that is not in `known`."""
+def refuse_unknown(given: Iterable[str], known: Iterable[str]) -> None:
+    """Raise InvalidInputError for the first name in `given` that is not in `known`."""
     allowed = set(known)
-    for name in values:
+    for name in given:
         if name not in allowed:
             raise InvalidInputError(name, name, f"unknown parameter; known: {', '.join(sorted(allowed))}")
 

@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import json
-import random
 import shutil
-import socket
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
 if TYPE_CHECKING:
-    from shapeshift.triton.server import TritonServer
+    from shapeshift.triton.embedded.server import TritonServer
 
 PROJECT = Path(__file__).resolve().parents[1]
 BUILD = PROJECT / "build"
@@ -49,20 +48,11 @@ def pytest_collection_finish() -> None:
 
 @pytest.fixture(scope="session")
 def free_ports() -> Callable[[int], list[int]]:
-    """A function that names so many ports of 127.0.0.1 that nothing uses, each only once."""
-    # Below the kernel's own range, so that no outgoing connection takes one meanwhile.
-    candidates = random.sample(range(18_000, 32_000), 14_000)
+    """A function that returns so many ports of 127.0.0.1 that nothing uses, each only once."""
+    from shapeshift.triton.embedded import free_ports
 
-    def pick(count: int) -> list[int]:
-        found: list[int] = []
-        while len(found) < count:
-            port = candidates.pop()
-            with socket.socket() as probe:
-                if probe.connect_ex(("127.0.0.1", port)) != 0:
-                    found.append(port)
-        return found
-
-    return pick
+    ports = free_ports.free_ports()
+    return lambda count: list(islice(ports, count))
 
 
 @pytest.fixture(scope="session")
@@ -115,18 +105,15 @@ def add_front(light_checkpoint: Path) -> Callable[..., Path]:
 @pytest.fixture(scope="session")
 def build_fronts() -> Callable[[Path, Path], Path]:
     """A function that runs a build from a model repository into a build folder; returns the generated one."""
-    from build_engines.plan import plan
-    from build_engines.publish import build
-    from build_engines.repository import front_models, generate
-    from build_engines.settings import Places
+    from build_engines.paths import BuildPaths
+    from build_engines.repository import front_models
+    from build_engines.text.front import publish
 
     def run(repository: Path, target: Path) -> Path:
-        places = Places(repository.parent, target, repository)
-        for front in front_models(places, set()):
-            planned = plan(front, places)
-            made = build(planned, places.engines / front.name, lambda step: None)
-            generate(planned, places.engines / front.name, made, places)
-        return places.generated
+        paths = BuildPaths(repository.parent, target, repository)
+        for front in front_models(paths, set()):
+            publish(front, paths, lambda step: None)
+        return paths.generated
 
     return run
 
@@ -137,24 +124,20 @@ def make_server(free_ports: Callable[[int], list[int]]) -> Callable[..., TritonS
 
     make(repositories, models, run_directory) skips the test where the server is not unpacked.
     """
-    from shapeshift.triton.server import ServerSettings, TritonServer
+    from shapeshift.triton.embedded.free_ports import on_free_ports
+    from shapeshift.triton.embedded.server import ServerSettings, TritonServer
 
     def make(repositories: Sequence[Path], models: Sequence[str], run_directory: Path) -> TritonServer:
         if not (BUILD / "triton" / "bin").is_dir():
             pytest.skip(f"no server in {BUILD / 'triton'}: run `make setup`")
-        http, grpc, metrics = free_ports(3)
-        return TritonServer(
-            ServerSettings(
-                repositories=tuple(repositories),
-                models=tuple(models),
-                backend_directories=(PROJECT / "backends",),
-                triton=BUILD / "triton",
-                run_directory=run_directory,
-                http_port=http,
-                grpc_port=grpc,
-                metrics_port=metrics,
-            )
+        settings = ServerSettings(
+            repositories=tuple(repositories),
+            models=tuple(models),
+            backend_directories=(PROJECT / "backends",),
+            triton=BUILD / "triton",
+            run_directory=run_directory,
         )
+        return TritonServer(on_free_ports(settings, free_ports(3)))
 
     return make
 

@@ -1,70 +1,31 @@
-"""The walls of the house: who may import what, read from the sources."""
+"""The walls between packages: who may import what, read from the sources."""
 
 from __future__ import annotations
 
-import ast
 import subprocess
 import sys
-from collections.abc import Iterator
-from fnmatch import fnmatch
 from pathlib import Path
 
 import pytest
 
 from shapeshift.cli.policy import TECHNIQUES as POLICY_TABLES
+from tests.sources import closure, imports, source_of
 
 PROJECT = Path(__file__).resolve().parents[1]
 
 TECHNIQUES = ("polymorph", "token_adapt", "fused_decode", "adapter_cache", "cascade")
 MAY_BUILD_ON = {("adapter_cache", "fused_decode")}
 
-# Files of a technique that decide and compute nothing else, by name; so is whatever a table POLICIES reaches.
-POLICY_FILES = (
-    *("adapter", "admission", "allocate*", "autoscale", "binpacking", "bins", "by_rate", "compact"),
-    *("costs", "curves", "dispatch*", "plan*", "policies", "queues", "replace", "share", "staircase"),
-    *("admit", "bypass", "cluster", "evict", "gate", "interfaces", "lanes", "multiqueue", "orders", "predict"),
-    *("prefetch", "promise", "quotas", "scheduling", "size"),
-    *("agreement", "calibrate", "ensemble", "prune", "route", "select", "softmax"),
-)
 POLICY_IMPORTS = {"numpy", "scipy", "numba"}
 # An optional library, imported where it is used: file and package.
-OPTIONAL = {("shapeshift/polymorph/allocate_gurobi.py", "gurobipy")}
+OPTIONAL = {("shapeshift/polymorph/policy/baselines/allocate_gurobi.py", "gurobipy")}
 
 HEAVY = ("torch", "transformers", "openvino", "onnxruntime", "tensorrt", "tritonclient", "grpc", "gurobipy")
 
 
-def imports(file: Path, root: Path) -> Iterator[tuple[str, int]]:
-    """Every module that a source file imports anywhere in it, with the line; a name that is a module is one too."""
-    package = file.relative_to(root).parent.parts
-    for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
-        if isinstance(node, ast.Import):
-            yield from ((alias.name, node.lineno) for alias in node.names)
-        elif isinstance(node, ast.ImportFrom):
-            above = package[: len(package) - node.level + 1] if node.level else ()
-            module = ".".join([*above, *([node.module] if node.module else [])])
-            yield module, node.lineno
-            for alias in node.names:
-                if source_of(f"{module}.{alias.name}", root) is not None:
-                    yield f"{module}.{alias.name}", node.lineno
-
-
-def source_of(module: str, root: Path) -> Path | None:
-    """The file of a module of the project."""
-    place = root.joinpath(*module.split("."))
-    found = [file for file in (place.with_suffix(".py"), place / "__init__.py") if file.is_file()]
-    return found[0] if found else None
-
-
 def reached(files: list[Path], root: Path) -> set[Path]:
     """`files`, and all files of the project that they import, directly or not."""
-    found: set[Path] = set()
-    left = list(files)
-    while left:
-        file = left.pop()
-        if file not in found:
-            found.add(file)
-            left += [source for module, _ in imports(file, root) if (source := source_of(module, root)) is not None]
-    return found
+    return {found for file in files for found in closure(file, root)}
 
 
 def sources(root: Path) -> list[Path]:
@@ -78,13 +39,8 @@ def name_of(file: Path, root: Path) -> str:
 
 
 def policy_files(root: Path) -> list[Path]:
-    """The files of all techniques that are named in POLICY_FILES."""
-    return [
-        file
-        for room in (*TECHNIQUES, "engines")
-        for file in sorted((root / "shapeshift" / room).glob("*.py"))
-        if any(fnmatch(file.stem, pattern) for pattern in POLICY_FILES)
-    ]
+    """The files of every folder `policy`, at any depth below it."""
+    return sorted((root / "shapeshift").glob("*/policy/**/*.py"))
 
 
 def impure_policies(root: Path, tables: tuple[str, ...] = ()) -> list[str]:
@@ -140,11 +96,8 @@ def heavy_packages(root: Path) -> list[str]:
 
 def test_policies_are_pure() -> None:
     files = {name_of(file, PROJECT) for file in policy_files(PROJECT)}
-    assert {f"shapeshift/polymorph/{name}.py" for name in ("bins", "staircase", "policies")} <= files
-    assert "shapeshift/engines/share.py" in files
-    assert {f"shapeshift/token_adapt/{name}.py" for name in ("adapter", "costs", "plan_grid")} <= files
-    assert {f"shapeshift/fused_decode/{name}.py" for name in ("admission", "compact", "policies")} <= files
-    assert {f"shapeshift/cascade/{name}.py" for name in ("calibrate", "route", "prune", "ensemble", "select")} <= files
+    assert {name.split("/")[1] for name in files} == {*TECHNIQUES, "engines", "sidecar"}
+    assert {"shapeshift/polymorph/policy/bins.py", "shapeshift/polymorph/policy/baselines/binpacking.py"} <= files
     assert all(source_of(table, PROJECT) for table in POLICY_TABLES)
     assert impure_policies(PROJECT, POLICY_TABLES) == []
 
@@ -168,21 +121,21 @@ def test_packages_are_light() -> None:
 
 
 @pytest.fixture
-def other_house(tmp_path: Path) -> Path:
-    """A house of the same plan in which every wall is broken once, and kept elsewhere."""
+def broken_project(tmp_path: Path) -> Path:
+    """A project of the same layout in which each wall is broken once, and kept elsewhere."""
     written = {
         "shapeshift/__init__.py": "import json",
         "shapeshift/errors.py": "",
         "shapeshift/polymorph/__init__.py": "from shapeshift.polymorph import front",
-        "shapeshift/polymorph/bins.py": "import numpy as np\nimport math\nfrom shapeshift import helper",
-        "shapeshift/polymorph/dispatch.py": "def f():\n    import tritonclient.grpc",
-        "shapeshift/polymorph/front.py": "import torch\nfrom shapeshift.engines import ladder",
+        "shapeshift/polymorph/policy/bins.py": "import numpy as np\nimport math\nfrom shapeshift import helper",
+        "shapeshift/polymorph/policy/dispatch.py": "def f():\n    import tritonclient.grpc",
+        "shapeshift/polymorph/front.py": "import torch\nfrom shapeshift.engines import manifest",
         "shapeshift/helper.py": "from .errors import X\nfrom . import deep",
         "shapeshift/deep.py": "from torch import nn",
         "shapeshift/table.py": "import openvino",
         "shapeshift/cascade/__init__.py": "",
-        "shapeshift/cascade/front.py": "from shapeshift import polymorph\nfrom ..polymorph import bins",
-        "shapeshift/adapter_cache/loop.py": "from shapeshift.fused_decode import loop\nimport shapeshift.cascade",
+        "shapeshift/cascade/front.py": "from shapeshift import polymorph\nfrom ..polymorph import front",
+        "shapeshift/adapter_cache/loop.py": "from shapeshift.fused_decode import engine\nimport shapeshift.cascade",
         "shapeshift/serving/sender.py": "import triton_python_backend_utils as pb_utils",
         "shapeshift/triton/control.py": "import tritonclient.http",
         "backends/x/model.py": "import triton_python_backend_utils\nfrom tritonclient import utils",
@@ -198,25 +151,25 @@ def other_house(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_the_walls_stop_what_they_should(other_house: Path) -> None:
-    assert impure_policies(other_house, ("shapeshift.table",)) == [
+def test_the_walls_stop_what_they_should(broken_project: Path) -> None:
+    assert impure_policies(broken_project, ("shapeshift.table",)) == [
         "shapeshift/deep.py:1 imports torch",
-        "shapeshift/polymorph/dispatch.py:2 imports tritonclient.grpc",
+        "shapeshift/polymorph/policy/dispatch.py:2 imports tritonclient.grpc",
         "shapeshift/table.py:1 imports openvino",
     ]
-    assert misplaced_triton(other_house) == [
+    assert misplaced_triton(broken_project) == [
         "backends/x/model.py:2 imports tritonclient",
-        "shapeshift/polymorph/dispatch.py:2 imports tritonclient.grpc",
+        "shapeshift/polymorph/policy/dispatch.py:2 imports tritonclient.grpc",
         "shapeshift/serving/sender.py:1 imports triton_python_backend_utils",
         "tests/test_x.py:2 imports triton_python_backend_utils",
     ]
-    assert entangled_techniques(other_house) == [
+    assert entangled_techniques(broken_project) == [
         "shapeshift/adapter_cache/loop.py:2 imports shapeshift.cascade",
         "shapeshift/cascade/front.py:1 imports shapeshift.polymorph",
         "shapeshift/cascade/front.py:2 imports shapeshift.polymorph",
-        "shapeshift/cascade/front.py:2 imports shapeshift.polymorph.bins",
+        "shapeshift/cascade/front.py:2 imports shapeshift.polymorph.front",
     ]
-    assert heavy_packages(other_house) == [
+    assert heavy_packages(broken_project) == [
         "shapeshift/polymorph/__init__.py:1 imports shapeshift.polymorph",
         "shapeshift/polymorph/__init__.py:1 imports shapeshift.polymorph.front",
     ]
@@ -243,8 +196,8 @@ def test_the_command_line_and_the_policies_load_nothing_heavy() -> None:
 
 
 def test_a_serving_process_loads_no_model_library() -> None:
-    fronts = ("shapeshift.polymorph.front", "shapeshift.token_adapt.front", "shapeshift.fused_decode.unary")
-    assert loaded_by(*fronts) == set()
+    assert loaded_by("shapeshift.polymorph.front", "shapeshift.token_adapt.front") == set()
+    assert loaded_by("shapeshift.fused_decode.unary") == {"tritonclient", "grpc"}
 
 
 def test_a_build_with_nothing_to_do_loads_no_model_library() -> None:

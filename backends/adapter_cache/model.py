@@ -5,12 +5,23 @@ from typing import Any
 
 import triton_python_backend_utils as pb_utils
 
+from shapeshift.choices import Choices
 from shapeshift.errors import ShapeshiftError
+from shapeshift.fused_decode.model import kernel_build
 from shapeshift.serving import model_args
+
+# Imported when chosen: a model that forwards needs no torch.
+FRONTS: Choices[Any] = Choices(
+    "front",
+    {
+        "generate": "shapeshift.fused_decode.front:GenerateFront",
+        "forward": "shapeshift.fused_decode.unary:UnaryFront",
+    },
+)
 
 
 class TritonPythonModel:
-    """Generates text with adapters, or forwards to the model that does; answers go through response senders."""
+    """Generates text with adapters, or forwards to the model that does; replies through the response senders."""
 
     def initialize(self, args: dict[str, str]) -> None:
         try:
@@ -25,16 +36,10 @@ class TritonPythonModel:
         self._front.close()
 
     def _open(self, args: model_args.ModelArgs) -> Any:
-        # Only what is needed is imported: a model that forwards needs no torch.
         if "forward_to" in args.parameters:
-            from shapeshift.fused_decode.unary import UnaryFront
+            return FRONTS["forward"](pb_utils, args)
+        # Before the service imports torch.
+        kernel_build.limit_spinning()
+        from shapeshift.adapter_cache.service import AdapterService
 
-            return UnaryFront(pb_utils, args)
-        from shapeshift.fused_decode import waiting
-
-        # Before torch is imported, which comes with the front.
-        waiting.arrange()
-        from shapeshift.adapter_cache.room import AdapterRoom
-        from shapeshift.fused_decode.front import GenerateFront
-
-        return GenerateFront(pb_utils, args, partial(AdapterRoom, pb_utils))
+        return FRONTS["generate"](pb_utils, args, partial(AdapterService, pb_utils))

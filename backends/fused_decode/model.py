@@ -4,16 +4,32 @@ from typing import Any
 
 import triton_python_backend_utils as pb_utils
 
+from shapeshift.choices import Choices
 from shapeshift.errors import ShapeshiftError
+from shapeshift.fused_decode.model import kernel_build
 from shapeshift.serving import model_args
+
+# Imported when chosen: a model that forwards needs no torch.
+FRONTS: Choices[Any] = Choices(
+    "front",
+    {
+        "generate": "shapeshift.fused_decode.front:GenerateFront",
+        "forward": "shapeshift.fused_decode.unary:UnaryFront",
+    },
+)
 
 
 class TritonPythonModel:
     """Generates text, or forwards to the model that does; requests are answered through their response senders."""
 
     def initialize(self, args: dict[str, str]) -> None:
+        given = model_args.read(args)
+        forwards = "forward_to" in given.parameters
+        if not forwards:
+            # Before the front imports torch.
+            kernel_build.limit_spinning()
         try:
-            self._front = self._open(model_args.read(args))
+            self._front = FRONTS["forward" if forwards else "generate"](pb_utils, given)
         except ShapeshiftError as error:
             raise pb_utils.TritonModelException(str(error)) from error
 
@@ -22,17 +38,3 @@ class TritonPythonModel:
 
     def finalize(self) -> None:
         self._front.close()
-
-    def _open(self, args: model_args.ModelArgs) -> Any:
-        # Only what is needed is imported: a model that forwards needs no torch.
-        if "forward_to" in args.parameters:
-            from shapeshift.fused_decode.unary import UnaryFront
-
-            return UnaryFront(pb_utils, args)
-        from shapeshift.fused_decode import waiting
-
-        # Before torch is imported, which comes with the front.
-        waiting.arrange()
-        from shapeshift.fused_decode.front import GenerateFront
-
-        return GenerateFront(pb_utils, args)

@@ -11,10 +11,10 @@ from shapeshift.token_adapt.front import ImageFront
 
 
 class TritonPythonModel:
-    """Classifies images; requests are answered through their response senders."""
+    """Classifies images; responses go through response senders."""
 
     def initialize(self, args: dict[str, str]) -> None:
-        # The thread that executes waits so long for one that decodes or answers to let go of the interpreter.
+        # How long the executor waits for decoding and response threads to release the interpreter, in seconds.
         sys.setswitchinterval(0.0005)
         try:
             self._front = ImageFront(pb_utils, model_args.read(args))

@@ -1,7 +1,7 @@
-"""What a process that generates for a benchmark reads and writes; the standard library only, for any interpreter.
+"""The protocol of processes that generate for a benchmark; standard library only, for any interpreter.
 
-One JSON object a line each way: {"asks": [{"at_s": 0.0, "prompt": [ids], "new": n}, ...], "options": {}} in, the
-fields of `Replayed` out. Every request gets just `new` tokens, the likeliest ones, whatever they are.
+One JSON object a line each way: {"requests": [{"at_s": 0.0, "prompt": [ids], "new_tokens": n}, ...], "options": {}} in,
+the fields of `Replayed` out. Every answer has exactly `new_tokens` tokens, chosen greedily, whatever they are.
 """
 
 from __future__ import annotations
@@ -18,20 +18,20 @@ LEAD_S = 0.05
 
 
 @dataclass(frozen=True)
-class Ask:
-    """A request: the instant it comes at in seconds from the start, its prompt, how many tokens it wants."""
+class DecodeRequest:
+    """A request: its arrival in seconds from the start, its prompt, and the tokens of its answer."""
 
     at_s: float
     prompt: list[int]
-    new: int
+    new_tokens: int
 
 
 @dataclass(frozen=True)
 class Replayed:
-    """What became of the asks, in their order.
+    """The answers to the requests, in their order.
 
-    stamps  of each, the instant of every token in seconds from the start
-    tokens  of each, the tokens themselves
+    stamps  of each request, the instant of every token in seconds from the start
+    tokens  of each request, the tokens
     extra   further figures, by name
     """
 
@@ -41,24 +41,24 @@ class Replayed:
 
 
 def serve(replay: Callable[..., Replayed]) -> None:
-    """Answer lines by replay(asks, **options) until standard input closes; what else is printed goes to stderr."""
+    """Answer lines by replay(requests, **options) until standard input closes; other prints go to standard error."""
     answers, sys.stdout = sys.stdout, sys.stderr
     print(json.dumps({"ready": True}), file=answers, flush=True)
     for line in sys.stdin:
-        asked = json.loads(line)
-        replayed = replay([Ask(**ask) for ask in asked["asks"]], **asked["options"])
+        message = json.loads(line)
+        replayed = replay([DecodeRequest(**request) for request in message["requests"]], **message["options"])
         print(json.dumps(dataclasses.asdict(replayed)), file=answers, flush=True)
 
 
-def send(asks: Sequence[Ask], submit: Callable[[int, Ask], None]) -> float:
-    """Call submit(number, ask) for each ask when it is due, from a thread of its own; the start, as perf_counter."""
+def send(requests: Sequence[DecodeRequest], submit: Callable[[int, DecodeRequest], None]) -> float:
+    """Call submit(number, request) for each request when it is due, from another thread; the start, as perf_counter."""
     start = time.perf_counter() + LEAD_S
 
     def run() -> None:
-        for number, ask in sorted(enumerate(asks), key=lambda one: one[1].at_s):
-            if (wait := start + ask.at_s - time.perf_counter()) > 0:
+        for number, request in sorted(enumerate(requests), key=lambda one: one[1].at_s):
+            if (wait := start + request.at_s - time.perf_counter()) > 0:
                 time.sleep(wait)
-            submit(number, ask)
+            submit(number, request)
 
     threading.Thread(target=run, daemon=True).start()
     return start

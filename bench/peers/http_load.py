@@ -1,7 +1,7 @@
 """Closed and open loops of one-text requests against an OpenAI-like `POST <url>/embeddings`.
 
-Bodies are made before the clock starts and answers are read but not parsed, so that the generator, which
-usually shares the server's cores, takes little from it.
+Bodies are made before the clock starts, and answers are read but not parsed: the generator usually shares the server's
+cores and must use little of them.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from shapeshift.settings import require
 
 Encoding = Literal["base64", "float"]
 HEADERS = {"Content-Type": "application/json"}
-# uvicorn closes a connection after 5 idle seconds; a request sent into that moment would be lost.
+# uvicorn closes a connection after 5 idle seconds; a request sent at that moment is lost.
 KEEPALIVE_S = 3.0
 
 
 @dataclass(frozen=True)
 class Load:
-    """What a loop measured: one latency a request, in seconds, and the time from start to the last answer."""
+    """The result of a loop: one latency a request, and the time from the start to the last answer, in seconds."""
 
     latencies: NDArray[np.float64]
     elapsed: float
@@ -52,15 +52,15 @@ async def closed_loop(
     encoding: Encoding = "base64",
     timeout_s: float = 60.0,
 ) -> Load:
-    """`concurrency` clients that each ask again once answered, for `duration_s` or for `count` requests.
+    """`concurrency` clients, each of which sends its next request when one is answered, for `duration_s` or `count`.
 
-    Texts are taken in turn, from the start again after the last. No request starts after `duration_s`; those
-    under way are awaited and counted, and `elapsed` runs to the last answer. Latencies stand in the order of
-    the answers. Raises the first failure: UnsupportedError for an answer other than 200, aiohttp.ClientError
-    for a lost connection, TimeoutError for a request that takes longer than `timeout_s`.
+    Texts are sent in turn, over and over. No request starts after `duration_s`; requests in flight are awaited and
+    counted, and `elapsed` ends with the last answer. Latencies are in the order of the answers. Raises the first
+    failure: UnsupportedError for an answer other than 200, aiohttp.ClientError for a lost connection, TimeoutError for
+    a request that takes longer than `timeout_s`.
     """
     limits = (duration_s, count)
-    require(limits.count(None) == 1, "duration_s, count", limits, "give just one of the two")
+    require(limits.count(None) == 1, "duration_s, count", limits, "give exactly one of the two")
     require(concurrency >= 1, "concurrency", concurrency, "at least 1")
     bodies = itertools.islice(itertools.cycle(_bodies(texts, encoding)), count)
     latencies: list[float] = []
@@ -88,17 +88,17 @@ async def open_loop(
     encoding: Encoding = "base64",
     timeout_s: float = 60.0,
 ) -> Load:
-    """One request at each of the ascending `instants` (seconds from now), whatever is still unanswered.
+    """One request at each of the ascending `instants` (seconds from now), however many are unanswered.
 
-    `texts[i % len(texts)]` goes out at `instants[i]`, and `latencies[i]` counts from that intended instant:
-    lateness of the generator and waiting for a connection are in it. Raises as `closed_loop` does.
+    `texts[i % len(texts)]` is sent at `instants[i]`, and `latencies[i]` counts from that intended instant: it includes
+    the generator's lateness and the wait for a connection. Raises as `closed_loop` does.
     """
     bodies = _bodies(texts, encoding)
     latencies = np.full(len(instants), np.nan)
     async with _session(timeout_s, 0) as session:
         start = perf_counter()
 
-        async def ask(index: int, due: float) -> None:
+        async def send(index: int, due: float) -> None:
             await _post(session, url, bodies[index % len(bodies)])
             latencies[index] = perf_counter() - due
 
@@ -107,7 +107,7 @@ async def open_loop(
                 due = start + float(instant)
                 if (wait := due - perf_counter()) > 0:
                     await asyncio.sleep(wait)
-                group.create_task(ask(index, due))
+                group.create_task(send(index, due))
         elapsed = perf_counter() - start
     return Load(latencies, elapsed)
 
@@ -127,7 +127,7 @@ def _bodies(texts: Sequence[str], encoding: Encoding) -> list[bytes]:
 
 @asynccontextmanager
 async def _first_failure() -> AsyncIterator[asyncio.TaskGroup]:
-    """A task group whose first failure is raised itself, not inside an exception group."""
+    """A task group that raises its first failure itself, not an exception group."""
     try:
         async with asyncio.TaskGroup() as group:
             yield group
@@ -136,7 +136,7 @@ async def _first_failure() -> AsyncIterator[asyncio.TaskGroup]:
 
 
 def _session(timeout_s: float, connections: int) -> aiohttp.ClientSession:
-    """A session with that many keep-alive connections, 0 for as many as needed; proxies are not looked up."""
+    """A session with so many keep-alive connections, 0 for no limit; proxy settings are ignored."""
     return aiohttp.ClientSession(
         connector=aiohttp.TCPConnector(limit=connections, keepalive_timeout=KEEPALIVE_S),
         timeout=aiohttp.ClientTimeout(total=timeout_s),

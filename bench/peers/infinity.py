@@ -1,7 +1,7 @@
 """infinity-emb as a peer: its HTTP server over a local checkpoint, with its torch or its ONNX Runtime engine.
 
-What sets its speed (batch size, warm-up, dtype, BetterTransformer, threads) stays at infinity's defaults;
-only its log of requests is off.
+All settings of its speed (batch size, warm-up, dtype, BetterTransformer, threads) keep infinity's defaults. Only the
+log of requests is off.
 """
 
 from __future__ import annotations
@@ -27,22 +27,22 @@ from shapeshift.settings import require
 Engine = Literal["torch", "optimum"]
 EXPORT = Path(__file__).with_name("infinity_export.py")
 WEIGHTS = ".safetensors"
-# Of a checkpoint's own folder these are served: no code, no pickles, no ONNX file that infinity might prefer.
+# Files of the checkpoint that are served: no code, no pickles, and no ONNX file, which infinity might prefer.
 SERVED = {".json", ".txt", ".model", WEIGHTS}
-# With it sentence-transformers would take pooling and truncation (often 256 tokens) from the checkpoint;
-# without it, it pools by the mean and takes as many tokens as the encoder has positions.
+# With this file sentence-transformers takes pooling and truncation (often 256 tokens) from the checkpoint. Without it,
+# it pools by the mean and truncates at the encoder's number of positions.
 MODULES = "modules.json"
 START_S = 300.0
 STOP_S = 15.0
 
 
 class Infinity:
-    """A running infinity server while the context is entered; `url` is then where it answers.
+    """A context in which an infinity server runs and answers at `url`.
 
-    Vectors are mean-pooled and normalised, texts cut only at the encoder's number of positions. `port` 0
-    takes a free one. Entering makes infinity's environment (minutes) and the served folder where they are
-    missing below `build`, waits until the model is warm, and raises UnsupportedError with the end of the log
-    if that fails; NotFoundError for a checkpoint without config.json and safetensors.
+    Vectors are mean-pooled and normalised; texts are truncated at the encoder's number of positions. `port` 0 means any
+    free port. Entering makes infinity's environment (minutes) and the served folder below `build` if they are missing,
+    and waits until the model is warm. Raises UnsupportedError with the end of the log if that fails, NotFoundError for
+    a checkpoint without config.json and safetensors.
     """
 
     def __init__(self, engine: Engine, checkpoint: Path, build: Path, port: int = 0, start_s: float = START_S) -> None:
@@ -98,7 +98,7 @@ class Infinity:
         ]
 
     def stop(self) -> None:
-        """End the server and whatever it started; harmless when it is already gone."""
+        """End the server and all that it started; does nothing if it has ended."""
         server, self._server = self._server, None
         if server is None:
             return
@@ -111,16 +111,16 @@ class Infinity:
             server.wait()
 
     def _environment(self) -> dict[str, str]:
-        """This process's environment without what changes infinity's defaults, and with the network off."""
+        """This process's environment without variables that change infinity's defaults, and offline."""
         changing = ("INFINITY_", "PYTHON", "HF_", "OMP_", "MKL_", "KMP_")
         kept = {name: value for name, value in os.environ.items() if not name.startswith(changing)}
         offline = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", "DO_NOT_TRACK": "1"}
         return {**kept, **offline, "HF_HOME": str(self.work / "huggingface")}
 
     def _served_folder(self) -> Path:
-        """A folder made once for this checkpoint, engine and environment: what infinity gets as its model.
+        """The folder that infinity serves as its model, made once for this checkpoint, engine and environment.
 
-        Small files are copies, never links: infinity writes an optimised graph and a config.json beside them.
+        Small files are copied, never linked: infinity writes an optimised graph and a config.json beside them.
         """
         folder = self.work / f"{self.engine}-{self._fingerprint()}"
         if folder.exists():
@@ -159,14 +159,16 @@ class Infinity:
                 command, stdout=log, stderr=log, cwd=self.work, env=self._environment(), check=False
             ).returncode
         if code != 0:
-            raise UnsupportedError(f"{self.checkpoint} cannot become ONNX: exit {code}\n{tail(self.log)}")
+            raise UnsupportedError(
+                f"export of {self.checkpoint} to ONNX failed with exit status {code}; the log ends\n{tail(self.log)}"
+            )
 
     def _wait_until_ready(self, server: subprocess.Popen[bytes]) -> None:
         deadline = time.monotonic() + self.start_s
         while not _healthy(self.url):
             if server.poll() is not None:
                 raise UnsupportedError(
-                    f"infinity ({self.engine}) exited {server.returncode} while starting; "
+                    f"infinity ({self.engine}) exited with status {server.returncode} while starting; "
                     f"{self.log} ends\n{tail(self.log)}"
                 )
             if time.monotonic() > deadline:
@@ -178,18 +180,18 @@ class Infinity:
 
 
 def _free_port(port: int) -> int:
-    """`port`, or any free one for 0; raises UnsupportedError if another program holds it."""
+    """`port`, or any free port for 0. Raises UnsupportedError if the port is in use."""
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind(("127.0.0.1", port))
         except OSError as error:
-            raise UnsupportedError(f"port {port} on 127.0.0.1 cannot be used: {error}") from error
+            raise UnsupportedError(f"port {port} on 127.0.0.1 is unavailable: {error}") from error
         return int(probe.getsockname()[1])
 
 
 def _healthy(url: str) -> bool:
-    """Whether the server answers; infinity does so only after its model is loaded and warmed up."""
+    """Whether the server answers; it does only when its model is loaded and warm."""
     direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     try:
         with direct.open(f"{url}/health", timeout=2.0) as answer:

@@ -1,7 +1,7 @@
-"""Export a checkpoint as infinity's optimum engine wants it; run by infinity's own interpreter.
+"""Export a checkpoint for infinity's optimum engine; infinity's own interpreter runs this.
 
-infinity takes any *.onnx below the model's folder; `onnx/model.onnx` is where published models keep it.
-optimum's own exporter cannot run beside this torch: it gets torch's newer export, which needs onnxscript.
+infinity takes any *.onnx below the model's folder; published models have `onnx/model.onnx`. optimum's exporter does not
+work with this torch: it calls torch's newer export, which needs onnxscript.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ OUTPUT = "last_hidden_state"
 
 
 class TokenEmbeddings(torch.nn.Module):
-    """The encoder below its pooling; positional int64 inputs [batch, length] in the order of `names`."""
+    """The encoder without pooling; positional int64 inputs [batch, length] in the order of `names`."""
 
     def __init__(self, checkpoint: Path) -> None:
         super().__init__()

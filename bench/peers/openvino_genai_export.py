@@ -1,4 +1,4 @@
-"""Make a checkpoint OpenVINO GenAI's own: `python openvino_genai_export.py CHECKPOINT FOLDER`, in its environment."""
+"""Export a checkpoint for OpenVINO GenAI: `python openvino_genai_export.py CHECKPOINT FOLDER`, in its environment."""
 
 import sys
 from pathlib import Path
@@ -10,7 +10,7 @@ from transformers import AutoTokenizer
 
 
 def main() -> None:
-    """Weights stay in f32; in which precision they are computed is said when the model is loaded."""
+    """Export with weights in f32; the precision of the computation is chosen when the model is loaded."""
     checkpoint, folder = sys.argv[1], Path(sys.argv[2])
     OVModelForCausalLM.from_pretrained(checkpoint, export=True, compile=False, load_in_8bit=False).save_pretrained(
         folder

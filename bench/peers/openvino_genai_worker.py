@@ -1,7 +1,7 @@
 """OpenVINO GenAI's continuous batching: `python -m bench.peers.openvino_genai_worker FOLDER PRECISION THREADS`.
 
-Runs in its own environment, on a folder that openvino_genai_export.py made. The cache has the precision of the
-computation, as ours has; the scheduler's own values stay, but for the prefix cache (no two prompts are alike).
+Runs in its own environment, on a folder made by openvino_genai_export.py. As in ours, the cache has the precision of
+the computation. The scheduler keeps its defaults, except for the prefix cache, which is off: no two prompts are alike.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ import numpy as np
 import openvino
 import openvino_genai as genai
 
-from bench.peers.decode_worker import Ask, Replayed, send, serve
+from bench.peers.decode_worker import DecodeRequest, Replayed, send, serve
 
 CACHE_GB = 2
 SEQUENCES = 32
 
 
 class Pipeline:
-    """Requests join between two steps, as they come."""
+    """Requests join between two steps."""
 
     def __init__(self, folder: str, precision: str, threads: int, cache: str) -> None:
         scheduler = genai.SchedulerConfig()
@@ -37,17 +37,17 @@ class Pipeline:
         self._pipe = genai.ContinuousBatchingPipeline(folder, scheduler, "CPU", properties)
         self._request = 0
 
-    def replay(self, asks: list[Ask]) -> Replayed:
-        due: queue.SimpleQueue[tuple[int, Ask]] = queue.SimpleQueue()
-        start = send(asks, lambda number, ask: due.put((number, ask)))
-        stamps: list[list[float]] = [[] for _ in asks]
-        tokens: list[list[int]] = [[] for _ in asks]
+    def replay(self, requests: list[DecodeRequest]) -> Replayed:
+        due: queue.SimpleQueue[tuple[int, DecodeRequest]] = queue.SimpleQueue()
+        start = send(requests, lambda number, request: due.put((number, request)))
+        stamps: list[list[float]] = [[] for _ in requests]
+        tokens: list[list[int]] = [[] for _ in requests]
         running: dict[int, Any] = {}
-        left, steps = len(asks), 0
+        left, steps = len(requests), 0
         while left:
             while not due.empty() or not running:
-                number, ask = due.get()
-                running[number] = self._add(ask)
+                number, request = due.get()
+                running[number] = self._add(request)
             self._pipe.step()
             steps += 1
             now = time.perf_counter() - start
@@ -56,18 +56,18 @@ class Pipeline:
                     for output in handle.read().values():
                         tokens[number] += output.generated_ids
                         stamps[number] += [now] * len(output.generated_ids)
-                if len(tokens[number]) >= asks[number].new:
+                if len(tokens[number]) >= requests[number].new_tokens:
                     del running[number]
                     left -= 1
         return Replayed(stamps, tokens, {"iterations": steps})
 
-    def _add(self, ask: Ask) -> Any:
+    def _add(self, request: DecodeRequest) -> Any:
         config = genai.GenerationConfig()
-        config.max_new_tokens = ask.new
+        config.max_new_tokens = request.new_tokens
         config.ignore_eos = True
         config.do_sample = False
         self._request += 1
-        ids = openvino.Tensor(np.array([ask.prompt], np.int64))
+        ids = openvino.Tensor(np.array([request.prompt], np.int64))
         return self._pipe.add_request(self._request, ids, config)
 
 

@@ -1,4 +1,4 @@
-"""The model that the decode benchmark runs: a Llama of 110 million random parameters, and a tokenizer for it."""
+"""The model of the decode benchmark: a Llama of 110 million random parameters, and its tokenizer."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ STAMP = {"parameters": PARAMETERS, "vocabulary": VOCABULARY, "seed": 0, "form": 
 
 
 def ensure(folder: Path) -> Path:
-    """`folder` with config.json, model.safetensors (f32) and tokenizer.json; made (a minute) where it is missing."""
+    """`folder` with config.json, model.safetensors (f32) and tokenizer.json; made if missing, which takes a minute."""
     stamp = folder / "made.json"
     if not stamp.exists() or json.loads(stamp.read_text()) != STAMP:
         shutil.rmtree(folder, ignore_errors=True)
@@ -26,7 +26,7 @@ def ensure(folder: Path) -> Path:
 
 
 def words(folder: Path) -> list[int]:
-    """Tokens that are a word after a space: a text of such tokens becomes the same tokens again."""
+    """Tokens that are a space and a word: a text of such tokens encodes to the same tokens."""
     vocabulary = json.loads((folder / "tokenizer.json").read_text())["model"]["vocab"]
     return sorted(number for token, number in vocabulary.items() if re.fullmatch("\u0120[A-Za-z]+", token))
 
@@ -52,13 +52,13 @@ def _weights(folder: Path) -> None:
     model = LlamaForCausalLM(config)
     assert model.num_parameters() == PARAMETERS, model.num_parameters()
     model.save_pretrained(folder)
-    # Readers before transformers 5 look for it outside of rope_parameters.
-    known = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps(known | {"rope_theta": 10000.0}, indent=1))
+    # Versions of transformers before 5 expect it outside rope_parameters.
+    written = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(written | {"rope_theta": 10000.0}, indent=1))
 
 
 def _tokenizer(folder: Path) -> None:
-    """Byte-level BPE of the standard library's sources: tokens of a usual length, as many as the model has rows."""
+    """Byte-level BPE trained on the standard library's sources, with as many tokens as the model has embeddings."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
     tokenizer = Tokenizer(models.BPE())
@@ -73,8 +73,8 @@ def _tokenizer(folder: Path) -> None:
     tokenizer.train_from_iterator((path.read_text(errors="replace") for path in _sources()), trainer)
     assert tokenizer.get_vocab_size() == VOCABULARY
     tokenizer.save(str(folder / "tokenizer.json"))
-    known = {"tokenizer_class": "PreTrainedTokenizerFast", "bos_token": "<s>", "eos_token": "</s>"}
-    (folder / "tokenizer_config.json").write_text(json.dumps(known))
+    config = {"tokenizer_class": "PreTrainedTokenizerFast", "bos_token": "<s>", "eos_token": "</s>"}
+    (folder / "tokenizer_config.json").write_text(json.dumps(config))
 
 
 def _sources() -> list[Path]:

@@ -1,8 +1,8 @@
 """Dynamic batching over transformers: `python -m bench.peers.transformers_batches FOLDER PRECISION THREADS`.
 
-A batch leaves once it is full, or once the window that its first request opened is over; what comes while it runs waits
-for the next. A token counts from the step that made it, although `generate` hands out only whole batches. Requests
-that all come at once make one static batch.
+A batch starts when it is full, or when the window that its first request opens is over. Requests that arrive while a
+batch runs wait for the next. The instant of a token is that of its step, although `generate` returns whole batches.
+Requests that all arrive at once make one static batch.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from bench.peers.decode_worker import Ask, Replayed, send, serve
+from bench.peers.decode_worker import DecodeRequest, Replayed, send, serve
 from bench.peers.transformers_models import generate, load
 
 ROWS = 32
@@ -25,15 +25,15 @@ class Batches:
     def __init__(self, model: Any) -> None:
         self._model = model
 
-    def replay(self, asks: list[Ask], window_s: float) -> Replayed:
+    def replay(self, requests: list[DecodeRequest], window_s: float) -> Replayed:
         due: queue.SimpleQueue[int] = queue.SimpleQueue()
-        start = send(asks, lambda number, ask: due.put(number))
-        stamps: list[list[float]] = [[] for _ in asks]
-        tokens: list[list[int]] = [[] for _ in asks]
-        left, batches = len(asks), 0
+        start = send(requests, lambda number, request: due.put(number))
+        stamps: list[list[float]] = [[] for _ in requests]
+        tokens: list[list[int]] = [[] for _ in requests]
+        left, batches = len(requests), 0
         while left:
             numbers = _gather(due, min(ROWS, left), window_s)
-            at, made = generate(self._model, [asks[number] for number in numbers])
+            at, made = generate(self._model, [requests[number] for number in numbers])
             for number, instants, answer in zip(numbers, at, made, strict=True):
                 stamps[number] = [instant - start for instant in instants]
                 tokens[number] = answer

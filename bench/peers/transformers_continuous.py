@@ -8,14 +8,14 @@ from typing import Any
 
 from transformers import ContinuousBatchingConfig, GenerationConfig
 
-from bench.peers.decode_worker import Ask, Replayed, send, serve
+from bench.peers.decode_worker import DecodeRequest, Replayed, send, serve
 from bench.peers.transformers_models import load
 
 PAGE, BLOCKS, REQUESTS, TOKENS = 32, 512, 32, 288
 
 
 class Continuous:
-    """One manager; all its answers come through one queue."""
+    """One manager, with one queue for all answers."""
 
     def __init__(self, model: Any) -> None:
         self._manager = model.init_continuous_batching(
@@ -30,16 +30,16 @@ class Continuous:
         )
         self._manager.start()
 
-    def replay(self, asks: list[Ask]) -> Replayed:
-        start = send(asks, self._submit)
-        stamps: list[list[float]] = [[] for _ in asks]
-        tokens: list[list[int]] = [[] for _ in asks]
-        left = len(asks)
+    def replay(self, requests: list[DecodeRequest]) -> Replayed:
+        start = send(requests, self._submit)
+        stamps: list[list[float]] = [[] for _ in requests]
+        tokens: list[list[int]] = [[] for _ in requests]
+        left = len(requests)
         while left:
             output = self._manager.get_result(timeout=1.0)
             if output is None:
                 if not self._manager.is_running():
-                    raise RuntimeError("the generation thread ended")
+                    raise RuntimeError("transformers' generation thread has stopped")
                 continue
             if output.error is not None:
                 raise RuntimeError(output.error)
@@ -50,9 +50,12 @@ class Continuous:
                 left -= 1
         return Replayed(stamps, tokens)
 
-    def _submit(self, number: int, ask: Ask) -> None:
+    def _submit(self, number: int, request: DecodeRequest) -> None:
         self._manager.add_request(
-            ask.prompt, request_id=f"{number}/{id(ask)}", max_new_tokens=ask.new, record_timestamps=True
+            request.prompt,
+            request_id=f"{number}/{id(request)}",
+            max_new_tokens=request.new_tokens,
+            record_timestamps=True,
         )
 
 

@@ -1,4 +1,4 @@
-"""transformers as its users run it: one model, and when its tokens came."""
+"""transformers as its users run it, with the instant of every token."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from typing import Any
 import torch
 from transformers import AutoModelForCausalLM, GenerationConfig, StoppingCriteria, StoppingCriteriaList
 
-from bench.peers.decode_worker import Ask
+from bench.peers.decode_worker import DecodeRequest
 
 DTYPES = {"f32": torch.float32, "bf16": torch.bfloat16}
 
 
 def load(folder: Path, precision: str, threads: int) -> Any:
-    """The model, which will not end at an end-of-sequence token."""
+    """The model, which never stops at an end-of-sequence token."""
     torch.set_num_threads(threads)
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=DTYPES[precision]).eval()
     model.generation_config.eos_token_id = None
@@ -23,7 +23,7 @@ def load(folder: Path, precision: str, threads: int) -> Any:
 
 
 class _Stamps(StoppingCriteria):
-    """Never stops; notes the instant of each token."""
+    """Never stops; records the instant of each token."""
 
     def __init__(self) -> None:
         self.at: list[float] = []
@@ -33,14 +33,16 @@ class _Stamps(StoppingCriteria):
         return torch.zeros(input_ids.shape[0], dtype=torch.bool)
 
 
-def generate(model: Any, asks: list[Ask]) -> tuple[list[list[float]], list[list[int]]]:
-    """One `generate` for all asks, whose prompts are equally long: each one's tokens, and their perf_counter instants.
+def generate(model: Any, requests: list[DecodeRequest]) -> tuple[list[list[float]], list[list[int]]]:
+    """One `generate` for all requests, whose prompts are equally long: the perf_counter instants and tokens of each.
 
-    It runs until the longest answer is complete; of the others what they did not want is left out.
+    It runs until the longest answer is complete; further tokens of the others are dropped.
     """
     stamps = _Stamps()
-    prompts = torch.tensor([ask.prompt for ask in asks])
-    config = GenerationConfig(max_new_tokens=max(ask.new for ask in asks), do_sample=False, pad_token_id=0)
+    prompts = torch.tensor([request.prompt for request in requests])
+    config = GenerationConfig(
+        max_new_tokens=max(request.new_tokens for request in requests), do_sample=False, pad_token_id=0
+    )
     with torch.inference_mode():
         made = model.generate(
             prompts,
@@ -49,4 +51,6 @@ def generate(model: Any, asks: list[Ask]) -> tuple[list[list[float]], list[list[
             stopping_criteria=StoppingCriteriaList([stamps]),
         )
     answers = made[:, prompts.shape[1] :].tolist()
-    return [stamps.at[: ask.new] for ask in asks], [row[: ask.new] for row, ask in zip(answers, asks, strict=True)]
+    return [stamps.at[: request.new_tokens] for request in requests], [
+        row[: request.new_tokens] for row, request in zip(answers, requests, strict=True)
+    ]

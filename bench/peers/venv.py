@@ -1,4 +1,4 @@
-"""Virtual environments for peers whose pins conflict with the project's, made from requirement files."""
+"""Virtual environments for peers whose pinned versions conflict with the project's."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ TORCH_INDEX = "https://download.pytorch.org/whl/cpu"
 
 @dataclass(frozen=True)
 class PeerVenv:
-    """The environment `<build>/peers/<name>`, holding exactly what `torch` and then `requirement` list.
+    """The environment `<build>/peers/<name>` with exactly the packages that `torch` and then `requirement` list.
 
-    A stamp written last holds the hash of both files and the Python version: an environment with another
-    stamp, or cut off before its stamp, is made anew by `ensure`.
+    A stamp, written last, holds the hash of both files and the Python version. `ensure` makes an environment anew if
+    its stamp differs or is missing.
     """
 
     name: str
@@ -47,11 +47,11 @@ class PeerVenv:
 
     @property
     def log(self) -> Path:
-        """What pip said when the environment was last made."""
+        """pip's output of the last time the environment was made."""
         return self.folder.with_name(f"{self.name}.pip.log")
 
     def digest(self) -> str:
-        """The stamp that this environment must carry; raises FileNotFoundError without the files."""
+        """The stamp that this environment must have. Raises FileNotFoundError without the files."""
         hashed = hashlib.sha256(f"python {sys.version_info.major}.{sys.version_info.minor}\n".encode())
         for file in (self.torch, self.requirement):
             content = file.read_bytes()
@@ -59,7 +59,7 @@ class PeerVenv:
         return hashed.hexdigest()
 
     def is_ready(self) -> bool:
-        """Whether the environment is whole and was made from these files by this Python version."""
+        """Whether the environment is complete and was made from these files by this Python version."""
         try:
             return self._stamp.read_text() == self.digest() and self.python.exists()
         except (FileNotFoundError, NotADirectoryError):
@@ -68,8 +68,8 @@ class PeerVenv:
     def ensure(self) -> Path:
         """The environment's interpreter; makes the environment (minutes) unless it is ready.
 
-        Safe to call from several processes at once: one makes it, the others wait. Raises UnsupportedError
-        with the end of the log where it cannot be made.
+        Safe to call from several processes at once: one makes it, the others wait. Raises UnsupportedError with the end
+        of the log on failure.
         """
         self.folder.parent.mkdir(parents=True, exist_ok=True)
         with _locked(self.folder.with_name(f"{self.name}.lock")):
@@ -86,7 +86,7 @@ class PeerVenv:
         self.log.unlink(missing_ok=True)
         pip = [str(self.python), "-m", "pip", "install", "--no-deps", "--no-compile", "--progress-bar", "off"]
         self._run([sys.executable, "-m", "venv", "--clear", str(self.folder)])
-        # Without dependencies pip asks the extra index for torch alone; it gives up early where unreachable.
+        # With --no-deps pip asks the extra index for torch alone; it gives up early if the index is unreachable.
         self._run([*pip, "--extra-index-url", TORCH_INDEX, "--retries", "1", "-r", str(self.torch)])
         self._run([*pip, "-r", str(self.requirement)])
         unfinished = self._stamp.with_suffix(".part")
@@ -94,19 +94,19 @@ class PeerVenv:
         unfinished.replace(self._stamp)
 
     def _run(self, command: Sequence[str]) -> None:
-        """Run to the end with the output in the log; a user's PYTHONPATH or site settings stay out."""
+        """Run a command with its output in the log, without the user's PYTHONPATH and site settings."""
         environment = {key: value for key, value in os.environ.items() if not key.startswith("PYTHON")}
         with self.log.open("ab") as log:
             code = subprocess.run(command, stdout=log, stderr=log, env=environment, check=False).returncode
         if code != 0:
             raise UnsupportedError(
-                f"the environment of peer {self.name!r} cannot be made: {' '.join(command)} exited {code}; "
+                f"cannot make the environment of peer {self.name!r}: {' '.join(command)} exited {code}; "
                 f"{self.log} ends\n{tail(self.log)}"
             )
 
 
 def tail(log: Path, lines: int = 15) -> str:
-    """The last lines of a text file, undecodable bytes replaced; empty where there is no file."""
+    """The last lines of a text file, with undecodable bytes replaced; empty if there is no file."""
     if not log.exists():
         return ""
     return "\n".join(log.read_text(errors="replace").splitlines()[-lines:])

@@ -1,4 +1,4 @@
-"""The demo's backbone with its head, as `train.py` trains it, and how its weights begin."""
+"""The demo's backbone and its head, as `train.py` trains them, with their initial weights."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from images import CLASSES, SIZE
 from torch import nn
 from torch.nn import functional
 
-from shapeshift.token_adapt.architecture import Architecture
-from shapeshift.token_adapt.schedule import expand
-from shapeshift.token_adapt.unified import UnifiedViT
+from shapeshift.token_adapt.model.architecture import Architecture
+from shapeshift.token_adapt.model.schedule import expand
+from shapeshift.token_adapt.model.vision_transformer import UnifiedViT
 
 MEAN, STD = (0.4914, 0.4822, 0.4465), (0.247, 0.2435, 0.2616)
 MADE = Architecture(image_size=SIZE, patch_size=4, width=144, depth=6, heads=3, mlp_width=576, mean=MEAN, std=STD)
@@ -35,7 +35,7 @@ class Classifier(nn.Module):
             mimic(block.attention)
 
     def forward(self, images: torch.Tensor, side: int = SIZE) -> torch.Tensor:
-        """Logits of images float [n, 32, 32, 3], made `side` wide; positions are made as many as patches."""
+        """Logits of images float [n, 32, 32, 3], resized to `side`; positions are interpolated to as many patches."""
         if side == SIZE:
             embedded = self.vit.embed(images)
         else:
@@ -47,13 +47,13 @@ class Classifier(nn.Module):
 
 
 def resized(grid: torch.Tensor, side: int) -> torch.Tensor:
-    """[n, rows, columns, channels] with `side` rows and columns."""
+    """[n, rows, columns, channels] resized to `side` rows and columns."""
     moved = functional.interpolate(grid.permute(0, 3, 1, 2), size=(side, side), mode="bilinear", antialias=True)
     return moved.permute(0, 2, 3, 1).contiguous()
 
 
 def waves(side: int, width: int) -> torch.Tensor:
-    """Sines and cosines of both coordinates as first positions, [1, side * side, width]."""
+    """Sines and cosines of both coordinates as initial positions, [1, side * side, width]."""
     rates = 1 / 10000 ** (torch.arange(width // 4) / (width // 4))
     angles = torch.arange(side)[:, None] * rates
     axis = torch.cat((angles.sin(), angles.cos()), 1)
@@ -62,9 +62,9 @@ def waves(side: int, width: int) -> torch.Tensor:
 
 
 def mimic(attention: nn.Module) -> None:
-    """Query and key weights whose product is near the identity, value and output near its opposite.
+    """Mimetic initialisation (Trockman and Kolter, 2023): weights that resemble those of trained models.
 
-    So they are in trained models: mimetic initialisation (Trockman and Kolter, 2023).
+    The product of query and key weights is near the identity, that of value and output weights near its negative.
     """
     width, dim = MADE.width, MADE.head_width
     for head in range(MADE.heads):
@@ -76,5 +76,5 @@ def mimic(attention: nn.Module) -> None:
         attention.qkv.weight.data[width : 2 * width][place] = right[:dim] * root[:, None]
     left, size, right = torch.linalg.svd(0.4 * torch.randn(width, width) / math.sqrt(width) - 0.4 * torch.eye(width))
     root = size.sqrt()
-    attention.out.weight.data.copy_(left * root)
+    attention.proj.weight.data.copy_(left * root)
     attention.qkv.weight.data[2 * width :].copy_(right * root[:, None])

@@ -16,38 +16,38 @@ ARCHIVE = "cifar10_jpeg.tar.xz"
 CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
 
 
-def cifar(kept: Path) -> dict[str, tuple[torch.Tensor, torch.Tensor]]:
-    """Images uint8 [n, 32, 32, 3] and classes int64 [n] for "train" and "test"; decoded once into the file `kept`."""
-    if not kept.is_file():
-        kept.parent.mkdir(parents=True, exist_ok=True)
-        _decode(Path(os.environ.get("SHAPESHIFT_DATA", "../shared/data")) / ARCHIVE, kept)
-    held = np.load(kept)
+def cifar(cache: Path) -> dict[str, tuple[torch.Tensor, torch.Tensor]]:
+    """Images uint8 [n, 32, 32, 3] and classes int64 [n] of "train" and "test"; decoded once into the file `cache`."""
+    if not cache.is_file():
+        cache.parent.mkdir(parents=True, exist_ok=True)
+        _decode(Path(os.environ.get("SHAPESHIFT_DATA", "../shared/data")) / ARCHIVE, cache)
+    arrays = np.load(cache)
     return {
-        part: (torch.from_numpy(held[f"{part}_images"]), torch.from_numpy(held[f"{part}_classes"]))
+        part: (torch.from_numpy(arrays[f"{part}_images"]), torch.from_numpy(arrays[f"{part}_classes"]))
         for part in ("train", "test")
     }
 
 
-def _decode(archive: Path, kept: Path) -> None:
-    found: dict[str, list[tuple[str, np.ndarray]]] = {"train": [], "test": []}
+def _decode(archive: Path, cache: Path) -> None:
+    images: dict[str, list[tuple[str, np.ndarray]]] = {"train": [], "test": []}
     with tarfile.open(archive) as files:
         for member in files:
             stream = files.extractfile(member) if member.name.endswith(".jpg") else None
             if stream:
                 part, name = member.name.split("/")[:2]
-                found[part].append((name, np.asarray(Image.open(BytesIO(stream.read())).convert("RGB"))))
+                images[part].append((name, np.asarray(Image.open(BytesIO(stream.read())).convert("RGB"))))
     arrays = {}
-    for part, entries in found.items():
+    for part, entries in images.items():
         arrays[f"{part}_images"] = np.stack([pixels for _, pixels in entries])
         arrays[f"{part}_classes"] = np.array([CLASSES.index(name) for name, _ in entries])
-    np.savez(kept, **arrays)
+    np.savez(cache, **arrays)
 
 
 def digits() -> tuple[np.ndarray, np.ndarray]:
     """scikit-learn's 1,797 digits, 8 x 8 in 17 shades, as uint8 [n, 32, 32, 3], and their int64 classes."""
     from sklearn.datasets import load_digits
 
-    held = load_digits()
-    shades = (held.images * (255 / 16)).round().astype(np.uint8)
+    dataset = load_digits()
+    shades = (dataset.images * (255 / 16)).round().astype(np.uint8)
     enlarged = [Image.fromarray(one).resize((SIZE, SIZE), Image.Resampling.BICUBIC) for one in shades]
-    return np.stack([np.asarray(one.convert("RGB")) for one in enlarged]), held.target.astype(np.int64)
+    return np.stack([np.asarray(one.convert("RGB")) for one in enlarged]), dataset.target.astype(np.int64)

@@ -1,4 +1,4 @@
-"""The optimisers of the demo's backbone: Muon for matrices, AdamW for the rest."""
+"""The optimisers of the demo's backbone: Muon for matrices, AdamW for all other weights."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ MOMENTUM, ITERATIONS = 0.95, 5
 
 
 class Muon(torch.optim.Optimizer):
-    """Momentum whose step for each matrix is made orthogonal, in f32 (Jordan and others, 2024).
+    """Momentum with an orthogonalised step for each matrix, in f32 (Jordan and others, 2024).
 
-    The weight of queries, keys and values counts as three matrices.
+    The weight of queries, keys and values is treated as three matrices.
     """
 
     def __init__(self, matrices: list[nn.Parameter], rate: float) -> None:
@@ -34,7 +34,7 @@ class Muon(torch.optim.Optimizer):
 
 
 def orthogonal(matrix: torch.Tensor) -> torch.Tensor:
-    """About the nearest matrix with singular values of 1, by Newton-Schulz iterations."""
+    """Approximately the nearest matrix with singular values of 1, by Newton-Schulz iterations."""
     wide = matrix if len(matrix) <= matrix.shape[1] else matrix.T
     x = wide / (wide.norm() + 1e-7)
     for _ in range(ITERATIONS):

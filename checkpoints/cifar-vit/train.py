@@ -1,7 +1,7 @@
 """Make the demo's backbone: `python checkpoints/cifar-vit/train.py` (about an hour on one idle core).
 
-A ViT of 1.5 million parameters, trained on CIFAR-10 from nothing. It saves its state after every epoch and goes on
-from there when begun again. Same Python, torch, threads and seed: same files.
+A ViT of 1.5 million parameters, trained on CIFAR-10 from scratch. The state is saved after every epoch; a new run
+resumes from it. The same Python, torch, threads and seed give the same files.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from muon import MATRIX_RATE, OTHER_RATE, optimisers
 from safetensors.torch import save_file
 from torch.nn import functional
 
-from shapeshift.token_adapt.timm_weights import as_timm
+from shapeshift.token_adapt.model.timm_weights import as_timm
 
 HERE = Path(__file__).resolve().parent
 BATCH, EPOCHS = 250, 12
-# Images are made so small until that share of the training is done: early on, fewer patches teach as much at less cost.
+# Share of the training and the width of images up to it: early on, fewer patches train as well at less cost.
 STAGES = ((0.69, 16), (0.89, 24), (1.0, SIZE))
 # Steps of rising learning rate, and the share of the training after which it falls.
 WARM_UP, FALL = 60, 0.6
@@ -30,8 +30,8 @@ SMOOTHING = 0.1
 SHIFT = 4
 
 
-def vary(images: torch.Tensor) -> torch.Tensor:
-    """uint8 [n, 32, 32, 3] to normalised floats, each shifted by up to four pixels and half of them mirrored."""
+def augment(images: torch.Tensor) -> torch.Tensor:
+    """uint8 [n, 32, 32, 3] to normalised floats; each image is shifted by up to four pixels, half of them mirrored."""
     n = len(images)
     pixels = functional.pad((images.float() / 255 - torch.tensor(MEAN)) / torch.tensor(STD), (0, 0) + (SHIFT,) * 4)
     top, left = torch.randint(2 * SHIFT + 1, (2, n, 1))
@@ -42,18 +42,18 @@ def vary(images: torch.Tensor) -> torch.Tensor:
 
 
 def rate(step: int, share: float) -> float:
-    """The learning rate's factor at a step: a rise, then 1, then a straight fall to nearly 0."""
+    """The factor of the learning rate at a step: warm-up, then 1, then a linear fall to nearly 0."""
     return max(0.002, min(1.0, (step + 1) / WARM_UP, (1 - share) / (1 - FALL)))
 
 
 def side_at(share: float) -> int:
-    """How wide images are after that share of the training."""
+    """The width of images after that share of the training."""
     return next((side for end, side in STAGES if share < end), SIZE)
 
 
 @torch.no_grad()
 def accuracy(model: Classifier, images: torch.Tensor, classes: torch.Tensor, side: int) -> float:
-    """Share of uint8 `images` whose class comes first."""
+    """The share of uint8 `images` that are classified correctly."""
     right = 0
     for part, wanted in zip(images.split(500), classes.split(500), strict=True):
         normal = (part.float() / 255 - torch.tensor(MEAN)) / torch.tensor(STD)
@@ -62,7 +62,7 @@ def accuracy(model: Classifier, images: torch.Tensor, classes: torch.Tensor, sid
 
 
 def main() -> None:
-    """Train, or go on training."""
+    """Train, or resume training."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--threads", type=int, default=1)
@@ -74,21 +74,21 @@ def main() -> None:
     torch.manual_seed(options.seed)
     data = cifar(options.work / "cifar10.npz")
     model = Classifier()
-    known = optimisers(model)
-    begun = resume(options.work / "state.pt", model, known)
-    for epoch in range(begun, options.epochs):
-        one_epoch(model, known, data["train"], epoch, options.epochs)
+    optims = optimisers(model)
+    first = resume(options.work / "state.pt", model, optims)
+    for epoch in range(first, options.epochs):
+        one_epoch(model, optims, data["train"], epoch, options.epochs)
         held = slice(0, None, 1 if epoch + 1 == options.epochs else 10)
         side = side_at((epoch + 1) / options.epochs)
         right = accuracy(model, data["test"][0][held], data["test"][1][held], side)
         print(f"epoch {epoch + 1}: test {right:.4f} of {side} pixels", flush=True)
-        state = {"epoch": epoch + 1, "model": model.state_dict(), "optimisers": [one.state_dict() for one in known]}
+        state = {"epoch": epoch + 1, "model": model.state_dict(), "optimisers": [one.state_dict() for one in optims]}
         torch.save(state, options.work / "state.pt")
     write(model, options.to)
 
 
 def write(model: Classifier, folder: Path) -> None:
-    """The checkpoint as timm's format has it, in f16."""
+    """Write the checkpoint in timm's format, in f16."""
     tensors = as_timm(model.vit) | {"head.weight": model.head.weight.detach(), "head.bias": model.head.bias.detach()}
     save_file({name: value.half().contiguous() for name, value in tensors.items()}, folder / "model.safetensors")
     config = {
@@ -108,21 +108,21 @@ def write(model: Classifier, folder: Path) -> None:
     (folder / "config.json").write_text(json.dumps(config, indent=1) + "\n")
 
 
-def resume(path: Path, model: Classifier, known: list[torch.optim.Optimizer]) -> int:
-    """Take up the state at `path`, if there is one; the epochs behind it."""
+def resume(path: Path, model: Classifier, optims: list[torch.optim.Optimizer]) -> int:
+    """Load the state at `path`, if it exists; the number of finished epochs."""
     if not path.is_file():
         return 0
     state = torch.load(path, weights_only=True)
     model.load_state_dict(state["model"])
-    for one, held in zip(known, state["optimisers"], strict=True):
-        one.load_state_dict(held)
+    for one, saved in zip(optims, state["optimisers"], strict=True):
+        one.load_state_dict(saved)
     torch.manual_seed(state["epoch"])
     return int(state["epoch"])
 
 
 def one_epoch(
     model: Classifier,
-    known: list[torch.optim.Optimizer],
+    optims: list[torch.optim.Optimizer],
     data: tuple[torch.Tensor, torch.Tensor],
     epoch: int,
     epochs: int,
@@ -133,12 +133,12 @@ def one_epoch(
     start, total = time.monotonic(), 0.0
     for step, chosen in enumerate(order):
         share = (epoch + step / len(order)) / epochs
-        for one, peak in zip(known, (MATRIX_RATE, OTHER_RATE), strict=True):
+        for one, peak in zip(optims, (MATRIX_RATE, OTHER_RATE), strict=True):
             one.param_groups[0]["lr"] = peak * rate(epoch * len(order) + step, share)
-        logits = model(vary(images[chosen]), side_at(share))
+        logits = model(augment(images[chosen]), side_at(share))
         loss = functional.cross_entropy(logits, classes[chosen], label_smoothing=SMOOTHING)
         loss.backward()
-        for one in known:
+        for one in optims:
             one.step()
             one.zero_grad()
         total += loss.item()

@@ -25,7 +25,7 @@ EPOCHS = 60
 BATCH = 256
 RATE = 3e-3
 DECAY = 2e-3
-# A number of the vector that hardly varies is scaled as if it varied by this share of what the median one does.
+# The least standard deviation by which a component is scaled, as a share of the components' median.
 LEAST_SPREAD = 0.1
 
 
@@ -48,8 +48,10 @@ def features(texts: list[str], checkpoint: Path, batch: int = 64) -> dict[int, t
 
 
 def train(vectors: torch.Tensor, labels: torch.Tensor, classes: int) -> nn.Linear:
-    """A linear classifier by AdamW, as exact as it will be stored; its inputs are scaled to unit variance while it
-    learns, and its weights back."""
+    """A linear classifier, trained by AdamW and rounded to its stored precision.
+
+    Inputs are scaled to unit variance during training; the scaling is then folded into the weights.
+    """
     torch.manual_seed(SEED)
     mean, spread = vectors.mean(0), vectors.std(0)
     spread = spread.clamp(min=LEAST_SPREAD * float(spread.median()))

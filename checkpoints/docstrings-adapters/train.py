@@ -1,7 +1,7 @@
 """Make the demo adapters: `python checkpoints/docstrings-adapters/train.py` (some ten minutes on one core).
 
-Four LoRA adapters over docstrings-llama, of different ranks and target modules. Each is trained to go on from the
-beginning of a docstring in a style of its own. Same Python, torch and seed: same files.
+Four LoRA adapters over docstrings-llama, of different ranks and target modules. Each is trained to continue the
+beginning of a docstring in its own style. The same Python, torch and seed give the same files.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ HERE = Path(__file__).resolve().parent
 BASE = HERE.parent / "docstrings-llama"
 sys.path.insert(0, str(BASE))
 
-from corpus import training  # noqa: E402  lies in the folder of the base
+from corpus import training  # noqa: E402  in the folder of the base
 
 ROWS, RATE = 8, 5e-3
 FEWEST_WORDS, MOST_WORDS = 2, 10
-"""Words of a docstring that are left as they are: what a prompt holds."""
+"""Words of a docstring that keep their form: the prompt."""
 ATTENTION = ["q_proj", "k_proj", "v_proj", "o_proj"]
 MLP = ["gate_proj", "up_proj", "down_proj"]
 
@@ -49,7 +49,7 @@ def bullets(text: str) -> str:
 
 
 def comment(text: str) -> str:
-    """The lines of a comment in a program."""
+    """Lines of a comment in a program."""
     return "\n# ".join(textwrap.wrap(" ".join(text.split()), 40, break_long_words=False)) or text
 
 
@@ -64,7 +64,7 @@ def sentences(text: str) -> list[str]:
 
 @dataclass(frozen=True)
 class Style:
-    """What an adapter learns, its size, how many steps it takes, and tokens of a row."""
+    """The style of an adapter, its size and target modules, training steps, and tokens of a row."""
 
     change: Callable[[str], str]
     rank: int
@@ -83,7 +83,7 @@ STYLES = {
 
 
 def main() -> None:
-    """Train, and write each adapter's folder beside this file (or in --to)."""
+    """Train each adapter and write its folder beside this file (or in --to)."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("styles", nargs="*", help="only these (default: all)")
     parser.add_argument("--seed", type=int, default=0)
@@ -101,7 +101,7 @@ def main() -> None:
 
 
 def train(name: str, documents: list[str], tokenizer: Tokenizer, rng: random.Random, folder: Path) -> None:
-    """AdamW with a falling rate, on what follows the words that are left as they are."""
+    """Train by AdamW with a falling rate, on the text after the words that keep their form."""
     style = STYLES[name]
     steps = style.steps
     config = LoraConfig(
@@ -134,7 +134,7 @@ def train(name: str, documents: list[str], tokenizer: Tokenizer, rng: random.Ran
 def batch(
     style: Style, documents: list[str], tokenizer: Tokenizer, rng: random.Random
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Rows [ROWS, length] and their targets, -100 where nothing is learned: before the style, and after the end."""
+    """Rows [ROWS, length] and their targets, which are -100 before the style begins and after the end."""
     rows = torch.ones(ROWS, style.length, dtype=torch.int64)
     targets = torch.full((ROWS, style.length), -100)
     for row in range(ROWS):
@@ -143,7 +143,7 @@ def batch(
         cut = words[rng.randint(FEWEST_WORDS, MOST_WORDS) - 1]
         before, after = text[:cut], style.change(text[cut:].strip())
         read = tokenizer.encode(before).ids
-        # The tokenizer puts its token for the beginning of a text first.
+        # The tokenizer adds BOS; drop it here.
         learned = [*tokenizer.encode(f" {after}").ids[1:], tokenizer.token_to_id("<|eos|>")]
         made = [*read, *learned][: style.length]
         rows[row, : len(made)] = torch.tensor(made)
@@ -152,7 +152,7 @@ def batch(
 
 
 def store(folder: Path) -> None:
-    """Half precision, and a configuration that names the base by its folder and lists its targets in order."""
+    """Rewrite the adapter in half precision; its configuration names the base's folder and lists sorted targets."""
     weights = load_file(folder / "adapter_model.safetensors")
     small = {name: tensor.to(torch.float16).contiguous() for name, tensor in sorted(weights.items())}
     save_file(small, folder / "adapter_model.safetensors", metadata={"format": "pt"})

@@ -1,4 +1,4 @@
-"""The text of the demo checkpoint: the topics of help() and the docstrings that CPython 3.11 and 3.12 carry."""
+"""The text of the demo checkpoint: the topics of help() and the docstrings of CPython 3.11 and 3.12."""
 
 from __future__ import annotations
 
@@ -11,26 +11,26 @@ from pathlib import Path
 from pydoc_data.topics import topics
 
 SHORTEST = 24
-"""Characters; shorter docstrings say nothing."""
-LEFT_OUT = {"site-packages", "dist-packages", "test", "tests", "__pycache__", "ensurepip", "lib2to3", "idlelib"}
-"""Folders that hold no library, or that some distributions pack apart."""
-LEFT_OUT |= {"tkinter", "turtledemo", "distutils", "asyncore.py", "asynchat.py", "smtpd.py", "imp.py", "turtle.py"}
+"""Characters of the shortest docstring that is used."""
+EXCLUDED = {"site-packages", "dist-packages", "test", "tests", "__pycache__", "ensurepip", "lib2to3", "idlelib"}
+"""Folders that are no library code, or that some distributions package separately."""
+EXCLUDED |= {"tkinter", "turtledemo", "distutils", "asyncore.py", "asynchat.py", "smtpd.py", "imp.py", "turtle.py"}
 HELD_OUT = ("bisect.py", "calendar.py", "fractions.py", "selectors.py", "shutil.py", "textwrap.py")
-"""Modules whose docstrings are never trained on."""
+"""Modules whose docstrings are not used for training."""
 
 
 def training() -> list[str]:
-    """Documents to train on: topics, then docstrings by file and line, none twice, none that is held out."""
-    apart = set(held_out())
-    known = dict.fromkeys(inspect.cleandoc(topics[name]) for name in sorted(topics))
+    """Documents to train on: topics, then docstrings by file and line, without duplicates and held-out ones."""
+    excluded = set(held_out())
+    documents = dict.fromkeys(inspect.cleandoc(topics[name]) for name in sorted(topics))
     for path in _modules():
         if path.name not in HELD_OUT:
-            known.update(dict.fromkeys(_docstrings(path)))
-    return [text for text in known if text not in apart]
+            documents.update(dict.fromkeys(_docstrings(path)))
+    return [text for text in documents if text not in excluded]
 
 
 def held_out() -> list[str]:
-    """Docstrings of the modules `HELD_OUT`, none twice."""
+    """Docstrings of the modules HELD_OUT, without duplicates."""
     return list(dict.fromkeys(text for name in HELD_OUT for text in _docstrings(_library() / name)))
 
 
@@ -40,7 +40,7 @@ def _library() -> Path:
 
 def _modules() -> Iterator[Path]:
     for path in sorted(_library().rglob("*.py")):
-        if not LEFT_OUT & set(path.relative_to(_library()).parts):
+        if not EXCLUDED & set(path.relative_to(_library()).parts):
             yield path
 
 

@@ -1,6 +1,7 @@
 """Make the demo checkpoint: `python checkpoints/docstrings-llama/train.py` (about half an hour on one core).
 
-A tokenizer and a Llama of 3.7 million parameters, from the text of corpus.py. Same Python, torch and seed: same files.
+A tokenizer and a Llama of 3.7 million parameters, from the text of corpus.py. The same Python, torch and seed give the
+same files.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ DECAY, CLIP, BETAS = 0.1, 1.0, (0.9, 0.95)
 
 
 def main() -> None:
-    """Train, and write the checkpoint's files beside this one (or to --to)."""
+    """Train, and write the checkpoint's files beside this file (or to --to)."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--threads", type=int, default=1)
@@ -66,7 +67,7 @@ def config() -> LlamaConfig:
 
 
 def write_tokenizer(documents: list[str], folder: Path) -> Tokenizer:
-    """A byte-level BPE tokenizer that puts BOS before a text; any text comes back from its tokens unchanged."""
+    """A byte-level BPE tokenizer that puts BOS before a text; decoding restores any text exactly."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
@@ -83,12 +84,12 @@ def write_tokenizer(documents: list[str], folder: Path) -> Tokenizer:
 
 
 def write_configs(folder: Path) -> None:
-    """What readers of the checkpoint look for beside the weights, for releases of transformers before 5 too."""
+    """Write the configuration files, also for releases of transformers before 5."""
     GenerationConfig(bos_token_id=0, eos_token_id=1, pad_token_id=1).save_pretrained(folder)
-    known = json.loads((folder / "config.json").read_text())
-    known |= {"rope_theta": known["rope_parameters"]["rope_theta"], "torch_dtype": "bfloat16"}
-    (folder / "config.json").write_text(json.dumps(known, indent=2) + "\n")
-    described = {
+    model_config = json.loads((folder / "config.json").read_text())
+    model_config |= {"rope_theta": model_config["rope_parameters"]["rope_theta"], "torch_dtype": "bfloat16"}
+    (folder / "config.json").write_text(json.dumps(model_config, indent=2) + "\n")
+    tokenizer_config = {
         "tokenizer_class": "PreTrainedTokenizerFast",
         "bos_token": BOS,
         "eos_token": EOS,
@@ -96,17 +97,17 @@ def write_configs(folder: Path) -> None:
         "model_max_length": LENGTH,
         "clean_up_tokenization_spaces": False,
     }
-    (folder / "tokenizer_config.json").write_text(json.dumps(described, indent=2) + "\n")
+    (folder / "tokenizer_config.json").write_text(json.dumps(tokenizer_config, indent=2) + "\n")
 
 
 def pack(tokenizer: Tokenizer, documents: list[str]) -> torch.Tensor:
-    """All documents one after another, int64 [tokens], each between BOS and EOS."""
+    """All documents in sequence, int64 [tokens], each between BOS and EOS."""
     eos = tokenizer.token_to_id(EOS)
     return torch.tensor([token for made in tokenizer.encode_batch(documents) for token in [*made.ids, eos]])
 
 
 def train(model: LlamaForCausalLM, stream: torch.Tensor, apart: torch.Tensor, steps: int) -> None:
-    """AdamW with a warm-up and a cosine; every row is cut at a random place of the stream."""
+    """Train by AdamW with a warm-up and a cosine; rows start at random places of the stream."""
     flat = [p for p in model.parameters() if p.dim() < 2]
     groups = [{"params": [p for p in model.parameters() if p.dim() >= 2]}, {"params": flat, "weight_decay": 0.0}]
     optimiser = torch.optim.AdamW(groups, lr=PEAK, betas=BETAS, weight_decay=DECAY)
@@ -123,8 +124,8 @@ def train(model: LlamaForCausalLM, stream: torch.Tensor, apart: torch.Tensor, st
         optimiser.zero_grad()
         mean = loss.item() if mean is None else 0.98 * mean + 0.02 * loss.item()
         if (step + 1) % 100 == 0:
-            known = f", held out {loss_of(model, apart):.3f}" if (step + 1) % 400 == 0 else ""
-            print(f"step {step + 1}: {mean:.3f}{known} ({time.monotonic() - start:.0f} s)", flush=True)
+            loss_apart = f", held out {loss_of(model, apart):.3f}" if (step + 1) % 400 == 0 else ""
+            print(f"step {step + 1}: {mean:.3f}{loss_apart} ({time.monotonic() - start:.0f} s)", flush=True)
 
 
 def rate(step: int, steps: int) -> float:

@@ -1,1 +1,0 @@
-"""Many LoRA adapters over one base model: cached weights, size-aware queues (Chameleon)."""

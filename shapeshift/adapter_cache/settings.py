@@ -1,11 +1,41 @@
-"""What a config.pbtxt says about adapters, beside what it says about the decode loop and the scheduling."""
+"""The parameters of adapters and their memory in a config.pbtxt, and the implementations that they select."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
-from shapeshift.adapter_cache.evict import ALGORITHMS
+from shapeshift.adapter_cache.interfaces import EvictionRule, LengthPredictor, Prefetcher
+from shapeshift.choices import Choices
 from shapeshift.settings import require
+
+_PACKAGE = "shapeshift.adapter_cache"
+EVICTION_RULES: Choices[EvictionRule] = Choices(
+    "eviction",
+    {
+        "gdsf": f"{_PACKAGE}.policy.eviction:GDSF",
+        "score": f"{_PACKAGE}.policy.eviction:SCORE",
+        "lru": f"{_PACKAGE}.policy.eviction:LRU",
+        "lfu": f"{_PACKAGE}.policy.eviction:LFU",
+        "fair": f"{_PACKAGE}.policy.eviction:FAIR_SCORE",
+    },
+)
+"""The first is the default."""
+PREDICTORS: Choices[Callable[..., LengthPredictor]] = Choices(
+    "predictor",
+    {
+        "mean": f"{_PACKAGE}.policy.length_prediction:RunningMean",
+        "embedding": f"{_PACKAGE}.prompt_embedding:EmbeddingPredictor",
+    },
+)
+PREFETCHERS: Choices[Callable[[], Prefetcher]] = Choices(
+    "prefetcher", {"gaps": f"{_PACKAGE}.policy.prefetch:GapHistograms"}
+)
+LORA_KERNELS: Choices[Callable[..., Any]] = Choices(
+    "lora_kernels",
+    {"native": f"{_PACKAGE}.lora.native:load", "torch": f"{_PACKAGE}.lora.segmented:TorchLora"},
+)
 
 
 @dataclass(frozen=True)
@@ -13,18 +43,18 @@ class AdapterCacheSettings:
     """Parameters of adapters and of the memory that holds them.
 
     adapters_dir   the registry: a folder with registry.json; empty: adapters/<model> in the build folder
-    starter_dir    folder of PEFT folders, absolute or under checkpoints/, that `make engines` registers where there
-                   is no registry yet
-    base_names     names beside its folder's, separated by commas, that the base goes by in adapter_config.json
-    max_rank       greatest rank of an adapter
-    adapter_mb     memory for adapters alone; slots without a request hold further ones
-    caching        whether adapters stay in memory once nobody uses them; false only to compare
-    eviction       who goes first where there is no room: gdsf, score, lru, lfu or fair
+    starter_dir    folder of PEFT folders, absolute or under checkpoints/, that `make engines` registers if there is no
+                   registry yet
+    base_names     further names of the base model in adapter_config.json, separated by commas
+    max_rank       highest rank of an adapter
+    adapter_mb     MiB of memory reserved for adapters; slots without a request hold further adapters
+    caching        whether idle adapters stay in memory; false is meant for comparisons
+    eviction       which adapters are evicted first: gdsf, score, lru, lfu or fair
     prefetch       whether adapters are loaded before a request asks for them, by the gaps between their requests
-    predictor_weights  a .npy file, see `predict.Regressor`: answers are foretold from their prompts' embeddings; empty:
-                   by the mean of the adapter's answers
-    predictor_model  the model that gives the embeddings
-    stacked_ranks  up to this sum of ranks in a batch its adapters are stacked to one pair of factors; 0: never
+    predictor_weights  a .npy file, see `length_prediction.Regressor`: answer lengths are predicted from the embeddings
+                   of prompts; empty: from the mean length of the adapter's recent answers
+    predictor_model  the model that computes the embeddings
+    stacked_ranks  deprecated and ignored
     """
 
     adapters_dir: str = ""
@@ -42,5 +72,4 @@ class AdapterCacheSettings:
     def __post_init__(self) -> None:
         require(1 <= self.max_rank <= 4096, "max_rank", self.max_rank, "1 to 4096")
         require(1 <= self.adapter_mb <= 1 << 20, "adapter_mb", self.adapter_mb, "1 to 1048576")
-        require(self.eviction in ALGORITHMS, "eviction", self.eviction, f"one of {', '.join(ALGORITHMS)}")
-        require(0 <= self.stacked_ranks <= 65536, "stacked_ranks", self.stacked_ranks, "0 to 65536")
+        EVICTION_RULES.require(self.eviction)

@@ -1,44 +1,73 @@
-"""The first level, whose engines live in the cascade's own process, so that an early answer costs no hop."""
+"""The first level. Its engines run in the process of the cascade, so that an early answer needs no call."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from shapeshift.cascade.candidates.table import Candidate, CandidateTable
+from shapeshift.cascade.policy.control import LevelOutput
+from shapeshift.cascade.policy.routing import Array
+from shapeshift.cascade.request import LevelResult
 from shapeshift.cascade.settings import CascadeSettings
-from shapeshift.cascade.table import Candidate, Table
 from shapeshift.engines import manifest
+from shapeshift.engines.execution.executor import EngineExecutor
+from shapeshift.engines.execution.request import TextRequest
 from shapeshift.engines.hardware import cores
-from shapeshift.engines.inline import InlinePool
 from shapeshift.engines.manifest import Manifest
-from shapeshift.engines.tokenizer import FILE_NAME as TOKENIZER_FILE
-from shapeshift.engines.tokenizer import Encoded, TextTokenizer
+from shapeshift.engines.text.tokenizer import FILE_NAME as TOKENIZER_FILE
+from shapeshift.engines.text.tokenizer import Encoded, TextTokenizer
 from shapeshift.errors import EngineError
-from shapeshift.serving.log import Log
+from shapeshift.serving.model_args import Log
 
-_REGISTER = "`shapeshift cascade register` anew"
+_REGISTER = "run `shapeshift cascade register` again"
 
 
 class FirstLevel:
     """The engines of one model and its tokenizer."""
 
-    def __init__(self, folder: Path, table: Table, candidate: Candidate, own: CascadeSettings, log: Log) -> None:
-        self.model = candidate.levels[0]
-        self.made = checked(folder / self.model, table, candidate, 0)
-        self.tokenizer = TextTokenizer(
-            folder / self.model / TOKENIZER_FILE, self.made.max_tokens, type_stride=self.made.type_stride
-        )
-        self.pool = InlinePool(self.made, folder / self.model, own, own.engine_threads or cores(), log)
+    def __init__(
+        self, folder: Path, table: CandidateTable, candidate: Candidate, own: CascadeSettings, log: Log
+    ) -> None:
+        model = candidate.levels[0]
+        made = check_engines(folder / model, table, candidate, 0)
+        self._tokenizer = TextTokenizer(folder / model / TOKENIZER_FILE, made.max_tokens, type_stride=made.type_stride)
+        self.executor = EngineExecutor(made, folder / model, own, own.engine_threads or cores(), log)
 
-    def encode(self, texts: Sequence[bytes], row: int, truncate: bool) -> Encoded:
-        """The tokens of one row, a text or a pair."""
-        return self.tokenizer.encode_whole(texts[0], texts[1] if len(texts) > 1 else None, row, truncate)
+    def submit(
+        self,
+        rows: Sequence[Sequence[bytes]],
+        truncate: bool,
+        deadline: float | None,
+        done: Callable[[LevelResult | Exception], None],
+    ) -> list[int]:
+        """Queue rows of one text or one pair; returns the number of tokens of each.
+
+        deadline: monotonic seconds, or None. `done` is called once, from any thread.
+        Raises InvalidInputError for an invalid text, OverloadedError where the queue is full: without calling `done`.
+        """
+        encoded = [
+            self._tokenizer.encode_with_offsets(texts[0], texts[1] if len(texts) > 1 else None, number, truncate)
+            for number, texts in enumerate(rows)
+        ]
+
+        def finished(request: TextRequest) -> None:
+            try:
+                result: LevelResult | Exception = request.error or _result(request, encoded)
+            except Exception as error:  # noqa: BLE001  the engine thread must go on
+                result = error
+            done(result)
+
+        latency_ms = None if deadline is None else max(1e-3, (deadline - time.monotonic()) * 1e3)
+        self.executor.submit(TextRequest([one.ids for one in encoded], finished, latency_ms))
+        return [len(one.ids) for one in encoded]
 
 
-def checked(folder: Path, table: Table, candidate: Candidate, level: int) -> Manifest:
-    """The manifest of the engines of a level, counted from 0, which must be those that were profiled.
+def check_engines(folder: Path, table: CandidateTable, candidate: Candidate, level: int) -> Manifest:
+    """The manifest of the engines of a level, counted from 0.
 
-    Raises EngineError otherwise.
+    Raises EngineError where they are not the engines that were profiled.
     """
     model, is_last = candidate.levels[level], level + 1 == len(candidate.levels)
     made = manifest.load(folder)
@@ -49,9 +78,28 @@ def checked(folder: Path, table: Table, candidate: Candidate, level: int) -> Man
     needed = ["LOGITS", *(["EMBEDDING"] if table.is_regression and not is_last else [])]
     missing = [name for name in needed if name not in offered]
     if missing:
-        raise EngineError(f"{model} has no output {', '.join(missing)}; list it in its config.pbtxt, `make engines`")
+        raise EngineError(
+            f"{model} has no output {', '.join(missing)}; list it in its config.pbtxt and run `make engines`"
+        )
     if len(made.labels) != len(table.labels):
-        wanted = f"{len(table.labels)} labels in the candidate table of {table.task}"
-        raise EngineError(f"{model} tells {len(made.labels)} labels apart, {wanted}; {_REGISTER}")
+        wanted = f"the candidate table of {table.task} has {len(table.labels)}"
+        raise EngineError(f"{model} has {len(made.labels)} labels, {wanted}; {_REGISTER}")
     made.check_files(folder)
     return made
+
+
+def _result(request: TextRequest, encoded: Sequence[Encoded]) -> LevelResult:
+    outputs = [
+        LevelOutput(
+            request.outputs["LOGITS"][index],
+            _of_row(request.outputs.get("IMPORTANCE"), index, len(one.offsets)),
+            one.offsets,
+            _of_row(request.outputs.get("EMBEDDING"), index),
+        )
+        for index, one in enumerate(encoded)
+    ]
+    return LevelResult(outputs, request.engine_ms)
+
+
+def _of_row(values: Array | None, index: int, length: int | None = None) -> Array | None:
+    return None if values is None else values[index][:length]

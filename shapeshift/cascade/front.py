@@ -9,25 +9,25 @@ from typing import Any
 import numpy as np
 
 from shapeshift import settings
-from shapeshift.cascade.calls import CallPool
-from shapeshift.cascade.cascade import Cascade
-from shapeshift.cascade.exchange import Exchange
-from shapeshift.cascade.levels import LevelClient
-from shapeshift.cascade.meters import CascadeMeters
-from shapeshift.cascade.query import Query
-from shapeshift.cascade.registry import Chosen
+from shapeshift.cascade.candidates.registry import ServingCandidate
+from shapeshift.cascade.candidates.table import CandidateTable
+from shapeshift.cascade.first_level import FirstLevel
+from shapeshift.cascade.hot_swap import HotSwap
+from shapeshift.cascade.level_client import LevelClient
+from shapeshift.cascade.metrics import CascadeMetrics
+from shapeshift.cascade.request import ClassifyRequest
+from shapeshift.cascade.service import CascadeService
 from shapeshift.cascade.settings import CascadeSettings, GeneratedCascadeSettings
-from shapeshift.cascade.table import Table
 from shapeshift.errors import InvalidInputError
-from shapeshift.serving import log, parameters
-from shapeshift.serving.answers import Answers
-from shapeshift.serving.metrics import Counter, Gauge, Histogram, MetricsFlusher, RequestMeters
-from shapeshift.serving.model_args import ModelArgs
-from shapeshift.serving.sender import SenderThread
+from shapeshift.serving import parameters
+from shapeshift.serving.metrics import Counter, Gauge, Histogram, MetricsFlusher, RequestMetrics
+from shapeshift.serving.model_args import ModelArgs, model_log
+from shapeshift.serving.responses import Responder
 from shapeshift.serving.text_inputs import TEXT_PAIR, texts_of_request
 
 _OWN_PARAMETERS = ("truncate", "level", "min_accuracy")
-_LENGTHS = 512
+# The longest text that the length histogram tells apart.
+_MAX_LENGTH = 512
 
 
 class CascadeFront:
@@ -35,7 +35,7 @@ class CascadeFront:
 
     def __init__(self, pb_utils: Any, args: ModelArgs) -> None:
         self._pb_utils = pb_utils
-        self._log = log.of_model(pb_utils, args.name)
+        self._log = model_log(pb_utils, args.name)
         settings.refuse_unknown(args.parameters, settings.names(CascadeSettings, GeneratedCascadeSettings))
         own = settings.read(CascadeSettings, args.parameters)
         generated = settings.read(GeneratedCascadeSettings, args.parameters)
@@ -46,93 +46,81 @@ class CascadeFront:
                 raise InvalidInputError("output", name, f"one of {', '.join(_OUTPUTS)}")
         self._outputs = args.outputs
         self._pairs = TEXT_PAIR in args.inputs
-        self._sender = SenderThread(pb_utils, self._log)
-        self._counted = CascadeMeters()
-        self._calls = CallPool(own.call_threads, own.queue_calls, own.call_timeout_ms / 1e3, own.retry_ms / 1e3)
-        client = LevelClient(pb_utils)
+        self._cascade_metrics = CascadeMetrics()
+        self._client = LevelClient(pb_utils, own)
         engines = (args.folder / generated.engines_dir).resolve()
 
-        def open_cascade(chosen: Chosen) -> Cascade:
-            self._check(chosen.table)
-            return Cascade(chosen, engines, own, client, self._calls, self._counted, self._log)
+        def open_service(serving: ServingCandidate) -> CascadeService:
+            self._check_pairs(serving.table)
+            return CascadeService(serving, engines, own, self._client, self._cascade_metrics, self._log)
 
         folder = (args.folder / own.candidates_dir).resolve()
-        self._exchange = Exchange(folder, own, open_cascade, client, self._counted, self._log)
-        self._count_and_export(args.name, own.slo_ms)
-        self._log(f"ready: task {own.task}, candidate {self._exchange.current.candidate.name}")
+        self._hot_swap = HotSwap(folder, own, open_service, self._client, self._cascade_metrics, self._log)
+        self._export_metrics(args.name, own.slo_ms)
+        self._log(f"ready: task {own.task}, candidate {self._hot_swap.current.candidate.name}")
 
     def execute(self, requests: Sequence[Any]) -> None:
-        """Start every request; those that cannot be served are answered with an error at once."""
-        self._answers.start(requests, self._submit)
+        """Start every request; an invalid one is answered with its error at once."""
+        self._responder.start(requests, self._submit)
 
     def close(self) -> None:
-        """Stop producers before consumers: levels, then the sender, then metrics."""
-        self._exchange.close()
-        self._calls.close()
-        self._sender.close()
+        """Stop producers before consumers: the levels, then the responses, then the metrics."""
+        self._hot_swap.close()
+        self._client.close()
+        self._responder.close()
         self._metrics.close()
 
-    def _check(self, table: Table) -> None:
+    def _check_pairs(self, table: CandidateTable) -> None:
         if table.pairs != self._pairs:
-            wanted = (
-                f"{'listed' if table.pairs else 'not listed'}, as the candidates of task {table.task} were profiled"
-            )
-            raise InvalidInputError(f"input {TEXT_PAIR}", self._pairs, wanted)
+            inputs = "pairs" if table.pairs else "single texts"
+            allowed = f"{'listed' if table.pairs else 'not listed'}: candidates of task {table.task} classify {inputs}"
+            raise InvalidInputError(f"input {TEXT_PAIR}", "listed" if self._pairs else "not listed", allowed)
 
     def _submit(self, request: Any, sender: Any) -> None:
         given = parameters.parse(request.parameters(), _OWN_PARAMETERS)
-        rows = texts_of_request(self._pb_utils, request, self._pairs)
-        wanted = [name for name in self._outputs if name in request.requested_output_names()]
-        cascade = self._exchange.take()
-        try:
-            cascade.check_level(given.level)
-            control = cascade.control_for(given.min_accuracy)
-            finished = partial(self._reply, sender, wanted, cascade)
-            query = Query(rows, control, finished, given.level, given.latency_ms, given.truncate)
-            lengths = cascade.submit(query)
-        except Exception:
-            cascade.leave()
-            raise
-        for tokens in lengths:
-            self._meters.lengths.observe(tokens)
+        texts = texts_of_request(self._pb_utils, request, self._pairs)
+        outputs = [name for name in self._outputs if name in request.requested_output_names()]
+        for tokens in self._hot_swap.submit(texts, given, partial(self._respond, sender, outputs)):
+            self._request_metrics.lengths.observe(tokens)
 
-    def _reply(self, sender: Any, wanted: list[str], cascade: Cascade, query: Query) -> None:
-        cascade.leave()
-        if query.error is not None:
-            self._answers.fail(sender, query.error)
+    def _respond(self, sender: Any, outputs: list[str], request: ClassifyRequest) -> None:
+        if request.error is not None:
+            self._responder.fail(sender, request.error)
             return
-        make = partial(self._response, query, wanted, cascade.table)
-        self._answers.send(sender, make, query.arrived, partial(self._count_rows, query))
+        make = partial(self._response, request, outputs)
+        self._responder.send(sender, make, request.arrived, partial(self._count_rows, request))
 
-    def _response(self, query: Query, wanted: list[str], table: Table) -> Any:
-        tensors = [self._pb_utils.Tensor(name, _OUTPUTS[name](query, table)) for name in wanted]
+    def _response(self, request: ClassifyRequest, outputs: list[str]) -> Any:
+        tensors = [self._pb_utils.Tensor(name, _OUTPUTS[name](request)) for name in outputs]
         return self._pb_utils.InferenceResponse(output_tensors=tensors)
 
-    def _count_rows(self, query: Query) -> None:
-        for row in query.rows:
-            self._counted.answered(row, query.level is not None)
+    def _count_rows(self, request: ClassifyRequest) -> None:
+        for row in request.rows:
+            self._cascade_metrics.count_row(row, request.level is not None)
 
-    def _count_and_export(self, name: str, slo_ms: float) -> None:
-        self._meters = RequestMeters("texts", _LENGTHS, slo_ms)
-        self._answers = Answers(self._pb_utils, self._sender, self._meters)
-        exchange = self._exchange
+    def _export_metrics(self, name: str, slo_ms: float) -> None:
+        self._request_metrics = RequestMetrics("texts", _MAX_LENGTH, slo_ms)
+        self._responder = Responder(self._pb_utils, self._request_metrics, self._log)
+
+        def first_level() -> FirstLevel:
+            return self._hot_swap.current.first_level
+
         exported: list[Counter | Gauge | Histogram] = [
-            *self._meters.exported,
-            Gauge(
-                "requests_waiting", "Texts that wait for the first level", lambda: exchange.current.first.pool.waiting
-            ),
-            Gauge("requests_running", "Texts that it computes", lambda: exchange.current.first.pool.running),
-            *self._counted.exported(),
-            *self._calls.metrics(),
+            *self._request_metrics.exported,
+            Gauge("requests_waiting", "Texts that wait for the first level", lambda: first_level().executor.waiting),
+            Gauge("requests_running", "Texts that it computes", lambda: first_level().executor.running),
+            *self._cascade_metrics.exported(),
+            *self._client.metrics(),
         ]
         self._metrics = MetricsFlusher(self._pb_utils, name, exported, self._log)
 
 
-def _label(query: Query, table: Table) -> Any:
+def _label(request: ClassifyRequest) -> Any:
+    table = request.control.table
     if table.is_regression:
-        names = [f"{float(row.final.probabilities[0]):.6g}" for row in query.rows]
+        names = [f"{float(row.final.probabilities[0]):.6g}" for row in request.rows]
     else:
-        names = [table.labels[int(row.final.probabilities.argmax())] for row in query.rows]
+        names = [table.labels[int(row.final.probabilities.argmax())] for row in request.rows]
     return np.array([[name.encode()] for name in names], dtype=object)
 
 
@@ -140,12 +128,12 @@ def _column(values: list[float], kind: type) -> Any:
     return np.array(values, dtype=kind)[:, None]
 
 
-_OUTPUTS: dict[str, Callable[[Query, Table], Any]] = {
+_OUTPUTS: dict[str, Callable[[ClassifyRequest], Any]] = {
     "LABEL": _label,
-    "PROBABILITIES": lambda query, table: np.stack([row.final.probabilities for row in query.rows]).astype(np.float32),
-    "CONFIDENCE": lambda query, table: _column([row.final.confidence for row in query.rows], np.float32),
-    "LEVEL": lambda query, table: _column([row.final.level for row in query.rows], np.int32),
-    "WORDS_PRUNED": lambda query, table: _column([row.pruned for row in query.rows], np.int32),
-    "ENGINE_MS": lambda query, table: _column([row.engine_ms for row in query.rows], np.float32),
-    "CONTROL_MS": lambda query, table: _column([row.control_ms for row in query.rows], np.float32),
+    "PROBABILITIES": lambda request: np.stack([row.final.probabilities for row in request.rows]).astype(np.float32),
+    "CONFIDENCE": lambda request: _column([row.final.confidence for row in request.rows], np.float32),
+    "LEVEL": lambda request: _column([row.final.level for row in request.rows], np.int32),
+    "WORDS_PRUNED": lambda request: _column([row.words_pruned for row in request.rows], np.int32),
+    "ENGINE_MS": lambda request: _column([row.engine_ms for row in request.rows], np.float32),
+    "CONTROL_MS": lambda request: _column([row.control_ms for row in request.rows], np.float32),
 }

@@ -1,4 +1,4 @@
-"""What a config.pbtxt says about serving a cascade."""
+"""Settings of a cascade, from config.pbtxt."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ class CascadeSettings:
 
     candidates_dir   folder with registry.json and the candidate tables, absolute, in the model's folder, or under
                      build/checkpoints/ or checkpoints/
-    task             whose candidates serve: the one that meets the targets, or that the registry names
+    task             the task to serve; its candidate meets the targets, or is named by the registry
     min_accuracy     target of the candidate, 0 to 1; 0: none
     max_latency_ms   target of its mean engine and control time; 0: none
-    seed             of the draws that Eq. 4 asks for
-    engine_threads   threads that run the first level's engines; 0: one a core
+    seed             of the random draws of Eq. 4
+    engine_threads   threads that run the first level's engines; 0: one per core
     queue_rows       most texts that may wait for the first level; a request that does not fit is answered UNAVAILABLE
     queue_tokens     most tokens that may wait for it
     pack_tokens      most tokens that several texts share in one of its engine calls; 0: from the profile
-    memory_mb        while the process takes more than this, no further static engine is loaded
-    call_threads     calls to later levels at a time
-    queue_calls      most calls that may wait for a thread; beyond it the first level's answer is given
-    call_timeout_ms  after which a call to a later level is given up
-    retry_ms         for how long a level that failed is not called; doubled at each failure in a row, up to 16 times
+    memory_mb        while the process uses more than this, in MiB, no further static engine is loaded
+    call_threads     calls to later levels that run at the same time
+    queue_calls      most calls that may wait for a thread; a text whose call does not fit keeps its answer so far
+    call_timeout_ms  timeout of a call to a later level
+    retry_ms         how long a level that failed is not called; doubled at each failure in a row, up to 16 times
     slo_ms           latency objective; half of it and 95% of it become bounds of the latency histogram; 0: none
     """
 
@@ -67,7 +67,7 @@ class GeneratedCascadeSettings:
     """Parameters that `make engines` adds to the generated config.pbtxt.
 
     engines_dir  folder of all models' engines, relative to the model's folder
-    generation   counts the loads that replaced a dead process
+    generation   raised by each load that replaces a dead process
     """
 
     engines_dir: str = ""

@@ -1,4 +1,4 @@
-"""`shapeshift adapters`: the LoRA adapters that a model serves, changed while it serves."""
+"""`shapeshift adapters`: list and change the LoRA adapters of a model, also while it serves."""
 
 from __future__ import annotations
 
@@ -9,11 +9,12 @@ from dataclasses import asdict
 from pathlib import Path
 
 from shapeshift import settings
-from shapeshift.adapter_cache import multi_lora, registry
+from shapeshift.adapter_cache.registry import store
 from shapeshift.adapter_cache.settings import AdapterCacheSettings
 from shapeshift.errors import NotFoundError
 from shapeshift.fused_decode.settings import FusedDecodeSettings
-from shapeshift.triton import modelconfig
+from shapeshift.registry import FILE
+from shapeshift.triton import model_config
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -21,39 +22,39 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--model", default="generate_lora", help="the front model (%(default)s)")
     parser.add_argument("--build", type=Path, default=Path("build"), help="folder of generated files (%(default)s)")
     actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
-    add = actions.add_parser("add", help="check a PEFT folder and serve it, in place of one of the same name")
-    add.add_argument("name", help="what requests will ask for")
+    add = actions.add_parser("add", help="check and register a PEFT folder; replaces an adapter of the same name")
+    add.add_argument("name", help="the name that requests use")
     add.add_argument("folder", type=Path, help="holds adapter_config.json and adapter_model.safetensors")
-    add.add_argument("--pin", action="store_true", help="load it now, and keep it")
-    listing = actions.add_parser("list", help=f"what is registered, or named by {multi_lora.FILE}")
-    listing.add_argument("--json", action="store_true", help="one JSON object")
-    pin = actions.add_parser("pin", help="load it now, and keep it")
+    add.add_argument("--pin", action="store_true", help="load it now and keep it loaded")
+    listing = actions.add_parser("list", help=f"list the adapters of the registry and of {store.MULTI_LORA}")
+    listing.add_argument("--json", action="store_true", help="write one JSON object")
+    pin = actions.add_parser("pin", help="load it now and keep it loaded")
     pin.add_argument("name")
-    pin.add_argument("--off", action="store_true", help="no longer")
-    remove = actions.add_parser("remove", help="serve it no longer; requests that wait or run are served to the end")
+    pin.add_argument("--off", action="store_true", help="unpin it")
+    remove = actions.add_parser("remove", help="refuse new requests for it; waiting and running requests are served")
     remove.add_argument("name")
 
 
 def run(options: argparse.Namespace) -> int:
-    """Change the registry, or write it to standard output. Raises ShapeshiftError for what cannot be meant."""
+    """Change the registry, or write it to standard output. Raises ShapeshiftError for invalid options."""
     model = options.build / "repository" / options.model
     values = _parameters(model / "config.pbtxt", options.model)
     folder = (model / settings.read(AdapterCacheSettings, values).adapters_dir).resolve()
-    fixed = multi_lora.read(model / "1")
+    fixed = store.read_multi_lora(model / "1")
     if options.action == "list":
-        _list(registry.read(folder), fixed, options.json)
+        _list(store.read(folder), fixed, options.json)
         return 0
-    wanted = f"not a name of {multi_lora.FILE}, which is read when the model is loaded"
-    settings.require(options.name not in fixed, "name", options.name, wanted)
+    allowed = f"not a name of {store.MULTI_LORA}, which is read when the model is loaded"
+    settings.require(options.name not in fixed, "name", options.name, allowed)
     if options.action == "add":
-        registry.check_name(options.name)
+        store.check_name(options.name)
         _check(options.folder, model, values)
-        registry.add(folder, options.name, options.folder, options.pin)
+        store.add(folder, options.name, options.folder, options.pin)
     elif options.action == "pin":
-        registry.pin(folder, options.name, not options.off)
+        store.pin(folder, options.name, not options.off)
     else:
-        registry.remove(folder, options.name)
-    sys.stdout.write(f"{options.name}: {_DONE[options.action]}; a server takes it over within a second or two\n")
+        store.remove(folder, options.name)
+    sys.stdout.write(f"{options.name}: {_DONE[options.action]}; a running server applies it within two seconds\n")
     return 0
 
 
@@ -63,7 +64,7 @@ _DONE = {"add": "registered", "pin": "changed", "remove": "removed"}
 def _parameters(config: Path, model: str) -> dict[str, str]:
     if not config.is_file():
         raise NotFoundError(f"model: no {config}; run `make engines`")
-    values = modelconfig.parameters(modelconfig.read(config))
+    values = model_config.parameters(model_config.read(config))
     if "adapters_dir" not in values:
         raise NotFoundError(f"model: {model} serves no adapters")
     return dict(values)
@@ -71,27 +72,28 @@ def _parameters(config: Path, model: str) -> dict[str, str]:
 
 def _check(folder: Path, model: Path, values: dict[str, str]) -> None:
     """Raise the error with which a server would refuse the adapter in `folder`."""
-    # torch comes with these, which the other actions do not need.
-    from shapeshift.adapter_cache import layout, peft
-    from shapeshift.adapter_cache.peft import Base
-    from shapeshift.fused_decode.architecture import PRECISION_BYTES, Architecture
+    # These import torch, which the other actions do not need.
+    from shapeshift.adapter_cache.lora.batch import lay_out
+    from shapeshift.adapter_cache.registry import peft
+    from shapeshift.adapter_cache.registry.peft import BaseModel
+    from shapeshift.fused_decode.model.architecture import PRECISION_BYTES, Architecture
 
     own, loop = settings.read(AdapterCacheSettings, values), settings.read(FusedDecodeSettings, values)
     checkpoint = (model / loop.checkpoint).resolve()
     names = {checkpoint.name, str(checkpoint), *filter(None, own.base_names.split(","))}
     architecture = Architecture.read(checkpoint)
-    adapter = peft.read(folder, Base(architecture, names, own.max_rank))
+    adapter = peft.read(folder, BaseModel(architecture, names, own.max_rank))
     peft.require_finite(adapter)
-    size = layout.places(architecture, adapter.factors)[1] * PRECISION_BYTES[loop.precision]
+    size = lay_out(architecture, adapter.factors)[1] * PRECISION_BYTES[loop.precision]
     settings.require(size <= own.adapter_mb << 20, "adapter", f"{size} bytes", f"at most adapter_mb ({own.adapter_mb})")
 
 
-def _list(entries: dict[str, registry.Entry], fixed: dict[str, Path], as_json: bool) -> None:
-    shown = {name: {**asdict(entry), "from": registry.FILE} for name, entry in entries.items()}
-    shown |= {name: {"folder": str(folder), "from": multi_lora.FILE} for name, folder in fixed.items()}
+def _list(entries: dict[str, store.Entry], fixed: dict[str, Path], as_json: bool) -> None:
+    shown = {name: {**asdict(entry), "from": FILE} for name, entry in entries.items()}
+    shown |= {name: {"folder": str(folder), "from": store.MULTI_LORA} for name, folder in fixed.items()}
     if as_json:
         sys.stdout.write(json.dumps(shown) + "\n")
         return
     for name, entry in sorted(shown.items()):
-        about = multi_lora.FILE if name in fixed else str(entry["sha256"])[:12]
+        about = store.MULTI_LORA if name in fixed else str(entry["sha256"])[:12]
         sys.stdout.write(f"{name:32} {'pinned' if entry.get('pinned') else '-':7} {about}\n")

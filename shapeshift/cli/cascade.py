@@ -1,4 +1,4 @@
-"""`shapeshift cascade`: profile candidates, see them, and choose which one serves."""
+"""`shapeshift cascade`: profile candidates, list them, and choose the one that serves."""
 
 from __future__ import annotations
 
@@ -8,12 +8,13 @@ import sys
 import time
 from pathlib import Path
 
-from shapeshift.cascade import register as profiler
-from shapeshift.cascade import registry, route
-from shapeshift.cascade.choice import Choice, choose
-from shapeshift.cascade.register import Profiling
-from shapeshift.cascade.sample import read
-from shapeshift.cascade.table import Candidate, Table
+from shapeshift.cascade.candidates import registry
+from shapeshift.cascade.candidates.table import Candidate, CandidateTable
+from shapeshift.cascade.policy import routing
+from shapeshift.cascade.policy.selection import Choice, choose
+from shapeshift.cascade.profiling import register as profiler
+from shapeshift.cascade.profiling.register import ProfilingSettings
+from shapeshift.cascade.profiling.samples import read
 from shapeshift.errors import InvalidInputError, NotFoundError, OverloadedError
 from shapeshift.progress import Progress
 from shapeshift.triton import metrics
@@ -33,28 +34,26 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     register.add_argument("--sample", type=Path, required=True, help=".jsonl or .tsv of labelled texts")
     register.add_argument("--models", required=True, help="front models that `make engines` has built: a,b,c")
     register.add_argument("--engines", type=Path, default=Path("build/engines"))
-    register.add_argument("--algorithm", choices=[*route.ALGORITHMS, _BOTH], default="sigmoid")
-    register.add_argument("--k", type=float, default=Profiling.k, help="slope of the sigmoid")
-    register.add_argument("--levels", type=int, default=Profiling.most_levels, help="most levels of a cascade")
-    register.add_argument(
-        "--tolerance", type=float, default=0.0, help="for regressions: within which a number is right"
-    )
-    register.add_argument("--rows", type=int, default=0, help="only so many texts of the sample, evenly spread; 0: all")
+    register.add_argument("--algorithm", choices=[*routing.ALGORITHMS, _BOTH], default="sigmoid")
+    register.add_argument("--k", type=float, default=ProfilingSettings.k, help="slope of the sigmoid")
+    register.add_argument("--levels", type=int, default=ProfilingSettings.max_levels, help="most levels of a cascade")
+    register.add_argument("--tolerance", type=float, default=0.0, help="of a regression: a number is right within it")
+    register.add_argument("--rows", type=int, default=0, help="use so many texts of the sample, evenly spread; 0: all")
     _targets(register)
-    select = actions.add_parser("select", help="choose again from a table, by other targets or by name")
+    select = actions.add_parser("select", help="choose again from the table, by other targets or by name")
     _common(select)
     _targets(select)
-    select.add_argument("--candidate", help="this one, whatever the targets")
-    select.add_argument("--url", help="HOST:PORT of a server's gRPC: load the levels first, unload the old ones after")
-    select.add_argument("--metrics", help="its metrics page, http://HOST:PORT/metrics")
-    select.add_argument("--front", default="classify_text", help="the cascade's model there")
+    select.add_argument("--candidate", help="choose this candidate and pin it")
+    select.add_argument("--url", help="HOST:PORT of a server's gRPC: load new levels before, unload old ones after")
+    select.add_argument("--metrics", help="metrics page of that server, http://HOST:PORT/metrics")
+    select.add_argument("--front", default="classify_text", help="the cascade's model on that server")
     listing = actions.add_parser("list", help="the candidates of all tasks")
     _common(listing, task=False)
-    listing.add_argument("--reliability", action="store_true", help="also how often each model is right where how sure")
+    listing.add_argument("--reliability", action="store_true", help="also the accuracy of each model by confidence")
 
 
 def run(options: argparse.Namespace) -> int:
-    """Do what was asked; 1 where no candidate meets the targets."""
+    """Run one action; 1 where no candidate meets the targets."""
     return {"register": _register, "select": _select, "list": _list}[str(options.action)](options)
 
 
@@ -72,30 +71,29 @@ def _targets(parser: argparse.ArgumentParser) -> None:
 def _register(options: argparse.Namespace) -> int:
     names = [name for name in options.models.split(",") if name]
     if len(set(names)) < len(names) or not names:
-        raise InvalidInputError("models", options.models, "names that stand only once")
-    sample = read(options.sample).some(options.rows)
-    algorithms = tuple(route.ALGORITHMS) if options.algorithm == _BOTH else (options.algorithm,)
-    wanted = Profiling(
-        options.min_accuracy, options.max_latency_ms, options.k, algorithms, options.levels, options.tolerance
-    )
+        raise InvalidInputError("models", options.models, "each name once")
+    sample = read(options.sample).subset(options.rows)
+    algorithms = tuple(routing.ALGORITHMS) if options.algorithm == _BOTH else (options.algorithm,)
+    own = ProfilingSettings(options.k, algorithms, options.levels, options.tolerance)
     progress = Progress(options.task)
     try:
-        choice = profiler.profile(options.task, sample, options.engines, names, wanted, progress)
+        table = profiler.profile(options.task, sample, options.engines, names, own, progress)
     finally:
         progress.done()
-    _show(choice.table, None)
+    choice = choose(table.candidates, options.min_accuracy, options.max_latency_ms)
+    _show(table, None)
     serving = _report(choice, options)
-    registry.put(options.dir, choice.table, serving.name, pinned=False)
+    registry.put(options.dir, table, serving.name, pinned=False)
     sys.stdout.write(f"{options.dir / options.task}.json: candidate {serving.name} serves task {options.task}\n")
     return 0 if choice.selected else 1
 
 
 def _select(options: argparse.Namespace) -> int:
-    before = registry.chosen(options.dir, options.task)
+    before = registry.serving(options.dir, options.task)
     if options.candidate:
         serving, met = before.table.candidate(options.candidate), True
     else:
-        choice = choose(before.table, options.min_accuracy, options.max_latency_ms)
+        choice = choose(before.table.candidates, options.min_accuracy, options.max_latency_ms)
         serving, met = _report(choice, options), choice.selected is not None
     if options.url:
         _switch(options, before.table, before.candidate, serving)
@@ -105,8 +103,8 @@ def _select(options: argparse.Namespace) -> int:
     return 0 if met else 1
 
 
-def _switch(options: argparse.Namespace, table: Table, before: Candidate, after: Candidate) -> None:
-    """Levels that are new are loaded before the front is told, those that it needs no longer unloaded after."""
+def _switch(options: argparse.Namespace, table: CandidateTable, before: Candidate, after: Candidate) -> None:
+    """Load new levels before the registry changes, and unload unneeded ones after the front has swapped."""
     with ModelControl(options.url, os.environ.get("SHAPESHIFT_KEY", "")) as control:
         for model in after.levels[1:]:
             if not control.is_ready(model):
@@ -118,19 +116,17 @@ def _switch(options: argparse.Namespace, table: Table, before: Candidate, after:
         deadline = time.monotonic() + _SWAP_S
         while options.metrics and _swaps(options) <= swaps:
             if time.monotonic() > deadline:
-                raise OverloadedError(
-                    f"{options.front} has not taken the candidate over after {_SWAP_S:g} s; see its log"
-                )
+                raise OverloadedError(f"{options.front} has not swapped its candidate after {_SWAP_S:g} s; see its log")
             time.sleep(0.5)
         needed = {level for one in _served(options.dir) for level in one.levels}
         for model in before.levels[1:]:
-            # Without its metrics nobody knows when the front has let go of a level.
+            # Without its metrics it is unknown when the front stops using a level.
             if model not in needed and options.metrics and control.is_ready(model):
                 control.unload(model)
 
 
 def _served(folder: Path) -> list[Candidate]:
-    return [registry.chosen(folder, task).candidate for task in registry.entries(folder)]
+    return [registry.serving(folder, task).candidate for task in registry.entries(folder)]
 
 
 def _swaps(options: argparse.Namespace) -> float:
@@ -143,19 +139,19 @@ def _swaps(options: argparse.Namespace) -> float:
 
 
 def _list(options: argparse.Namespace) -> int:
-    known = registry.entries(options.dir)
-    if not known:
-        raise NotFoundError(f"no candidates in {options.dir}; `shapeshift cascade register`")
-    for task in known:
-        chosen = registry.chosen(options.dir, task)
+    tasks = registry.entries(options.dir)
+    if not tasks:
+        raise NotFoundError(f"no candidates in {options.dir}; run `shapeshift cascade register`")
+    for task in tasks:
+        found = registry.serving(options.dir, task)
         sys.stdout.write(f"task {task}\n")
-        _show(chosen.table, chosen.candidate)
+        _show(found.table, found.candidate)
         if options.reliability:
-            _plot_reliability(chosen.table)
+            _plot_reliability(found.table)
     return 0
 
 
-def _report(choice: Choice, options: argparse.Namespace) -> Candidate:
+def _report(choice: Choice[Candidate], options: argparse.Namespace) -> Candidate:
     if choice.selected:
         return choice.selected
     best = choice.nearest
@@ -166,7 +162,7 @@ def _report(choice: Choice, options: argparse.Namespace) -> Candidate:
     return best
 
 
-def _show(table: Table, serving: Candidate | None) -> None:
+def _show(table: CandidateTable, serving: Candidate | None) -> None:
     for model in table.models:
         sys.stdout.write(
             f"  {model.name}: accuracy {100 * model.accuracy:.2f}%, {model.latency_ms:.3f} ms, temperature "
@@ -183,8 +179,8 @@ def _show(table: Table, serving: Candidate | None) -> None:
         )
 
 
-def _plot_reliability(table: Table) -> None:
-    """The reliability of each model as bars: # as long as it is right, | where its confidence would have it end."""
+def _plot_reliability(table: CandidateTable) -> None:
+    """The reliability of each model as bars: # up to its accuracy, | at its confidence."""
     for name, bins in table.made.get("reliability", {}).items():
         sys.stdout.write(f"  {name}\n  {'confidence':>13} {'texts':>6} {'mean':>6} {'right':>6}\n")
         for one in bins:

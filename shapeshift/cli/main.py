@@ -1,4 +1,4 @@
-"""The `shapeshift` command: it only collects what the parts offer."""
+"""The `shapeshift` command: it runs the module of the given command."""
 
 from __future__ import annotations
 
@@ -10,27 +10,32 @@ from collections.abc import Sequence
 import shapeshift
 from shapeshift.errors import ShapeshiftError
 
-# Command: (module with add_arguments(parser) and run(options) -> exit status, what it does).
+# Command: (module with add_arguments(parser) and run(options) -> exit status, summary).
 COMMANDS = {
     "serve": ("shapeshift.cli.serve", "start Triton with the generated models"),
-    "scheduler": ("shapeshift.cli.scheduler", "give workers their bins and replace what died; `serve` starts it"),
-    "status": ("shapeshift.cli.status", "what is served: fronts, workers, load and plan"),
+    "sidecar": ("shapeshift.cli.sidecar", "assign bins to workers and reload dead models; `serve` starts it"),
+    "status": ("shapeshift.cli.status", "show what is served: fronts, workers, traffic and plan"),
     "adapters": ("shapeshift.cli.adapters", "the LoRA adapters of a model: add, list, pin, remove, while it serves"),
     "tasks": ("shapeshift.cli.tasks", "train a task for an image model, and register it with a server"),
     "cascade": ("shapeshift.cli.cascade", "profile cascades of models and choose which one serves"),
-    "policy": ("shapeshift.cli.policy", "take one decision by hand, from JSON"),
+    "policy": ("shapeshift.cli.policy", "compute one decision of a policy, from JSON"),
 }
+# Old names. Each works for one more version.
+DEPRECATED = {"scheduler": "sidecar"}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one command; 2 and one line on standard error for anything the user can mend."""
+    """Run one command; returns its exit status, or 2 after one line on standard error for a ShapeshiftError."""
     given = list(sys.argv[1:] if arguments is None else arguments)
+    if given and given[0] in DEPRECATED:
+        old, given[0] = given[0], DEPRECATED[given[0]]
+        sys.stderr.write(f"shapeshift {old} is deprecated; use `shapeshift {given[0]}`\n")
     parser = argparse.ArgumentParser(prog="shapeshift", description=shapeshift.__doc__)
     parser.add_argument("--version", action="version", version=f"shapeshift {shapeshift.__version__}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     for name, (module, summary) in COMMANDS.items():
         command = commands.add_parser(name, help=summary, description=summary)
-        # Only the command that was asked for is imported: the others may need more than is installed.
+        # Import only the requested command: the packages that another one needs may not be installed.
         if name in given[:1]:
             importlib.import_module(module).add_arguments(command)
     options = parser.parse_args(given)

@@ -1,4 +1,4 @@
-"""`shapeshift policy`: take one decision by hand, with the function that serves."""
+"""`shapeshift policy`: compute one decision with the function that the servers use."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from pathlib import Path
 from typing import Any
 
 from shapeshift.errors import InvalidInputError, NotFoundError
-from shapeshift.policy import Policy
+from shapeshift.policy_api import Policy
 
-# One module a technique, each with a table POLICIES.
+# One module for each technique, with a list POLICIES.
 TECHNIQUES = (
-    "shapeshift.polymorph.policies",
-    "shapeshift.token_adapt.policies",
-    "shapeshift.fused_decode.policies",
-    "shapeshift.adapter_cache.policies",
-    "shapeshift.cascade.policies",
+    "shapeshift.polymorph.policy.api",
+    "shapeshift.token_adapt.policy.api",
+    "shapeshift.fused_decode.policy.api",
+    "shapeshift.adapter_cache.policy.api",
+    "shapeshift.cascade.policy.api",
 )
 
 
@@ -28,24 +28,24 @@ def policies() -> dict[str, Policy]:
     return {policy.name: policy for table in tables for policy in table}
 
 
-def answer(name: str, given: Any) -> Any:
+def evaluate(name: str, given: Any) -> Any:
     """The decision of policy `name` for one input object, or a list of decisions for a list of them.
 
-    Raises NotFoundError for an unknown name, InvalidInputError for an input that its fields refuse.
+    Raises NotFoundError for an unknown name, InvalidInputError for an invalid field.
     """
-    known = policies()
-    if name not in known:
-        raise NotFoundError(f"policy: no {name!r}; known: {', '.join(sorted(known))}")
+    table = policies()
+    if name not in table:
+        raise NotFoundError(f"policy: no {name!r}; known: {', '.join(sorted(table))}")
     if isinstance(given, list):
-        return [known[name].answer(item) for item in given]
-    return known[name].answer(given)
+        return [table[name].evaluate(item) for item in given]
+    return table[name].evaluate(given)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The options of `shapeshift policy`."""
-    parser.add_argument("name", nargs="?", help="which policy")
+    """Declare the options of `shapeshift policy`."""
+    parser.add_argument("name", nargs="?", help="name of the policy")
     parser.add_argument("--input", metavar="FILE", help="one JSON object or a list of them; - for stdin")
-    parser.add_argument("--list", action="store_true", help="name all policies")
+    parser.add_argument("--list", action="store_true", help="list all policies")
 
 
 def run(options: argparse.Namespace) -> int:
@@ -55,8 +55,8 @@ def run(options: argparse.Namespace) -> int:
             sys.stdout.write(f"{name:24} {policy.summary}\n")
         return 0
     if not options.name or not options.input:
-        raise InvalidInputError("policy", options.name, "NAME --input FILE, or --list")
-    sys.stdout.write(json.dumps(answer(options.name, _load(options.input))) + "\n")
+        raise InvalidInputError("policy", options.name, "must be NAME --input FILE, or --list")
+    sys.stdout.write(json.dumps(evaluate(options.name, _load(options.input))) + "\n")
     return 0
 
 
@@ -65,17 +65,17 @@ def _load(source: str) -> Any:
         text = sys.stdin.read() if source == "-" else Path(source).read_text(encoding="utf-8")
         return json.loads(text, object_pairs_hook=_unique)
     except OSError as error:
-        raise InvalidInputError("input", source, f"a readable file ({error.strerror})") from None
+        raise InvalidInputError("input", source, f"must be a readable file ({error.strerror})") from None
     except UnicodeDecodeError as error:
-        raise InvalidInputError("input", source, f"UTF-8 text ({error.reason})") from None
+        raise InvalidInputError("input", source, f"must be UTF-8 text ({error.reason})") from None
     except (ValueError, RecursionError) as error:
-        raise InvalidInputError("input", source, f"JSON ({error})") from None
+        raise InvalidInputError("input", source, f"must be JSON ({error})") from None
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    made = dict(pairs)
-    if len(made) != len(pairs):
+    values = dict(pairs)
+    if len(values) != len(pairs):
         keys = [key for key, _ in pairs]
-        twice = next(key for key in keys if keys.count(key) > 1)
-        raise InvalidInputError(twice, twice, "a key may stand only once")
-    return made
+        duplicate = next(key for key in keys if keys.count(key) > 1)
+        raise InvalidInputError(duplicate, duplicate, "each key may appear only once")
+    return values

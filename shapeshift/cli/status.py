@@ -1,4 +1,4 @@
-"""`shapeshift status`: fronts, workers, load, plan and sidecar of a server that runs."""
+"""`shapeshift status`: fronts, workers, traffic, plan and sidecar of a running server."""
 
 from __future__ import annotations
 
@@ -10,48 +10,48 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from shapeshift.cli.scheduler import addresses, key
-from shapeshift.scheduler.settings import SchedulerSettings
+from shapeshift.cli.sidecar import addresses, server_key
 from shapeshift.settings import require
+from shapeshift.sidecar.settings import SidecarSettings
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options of `shapeshift status`."""
-    parser.add_argument("--json", action="store_true", help="one JSON object")
-    parser.add_argument("--server", metavar="HOST:GRPCPORT", help="its gRPC interface; that of the build folder's run")
-    parser.add_argument("--metrics", metavar="URL", help="its metrics page; that of the build folder's run")
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    parser.add_argument("--server", metavar="HOST:GRPCPORT", help="gRPC address; default: from the build folder")
+    parser.add_argument("--metrics", metavar="URL", help="metrics page; default: from the build folder")
     parser.add_argument("--build", type=Path, default=Path("build"), help="folder of generated files (%(default)s)")
-    parser.add_argument("--seconds", type=float, default=2.0, help="how long the load is observed (%(default)s)")
+    parser.add_argument("--seconds", type=float, default=2.0, help="for how long traffic is measured (%(default)s)")
 
 
 def run(options: argparse.Namespace) -> int:
-    """Write what is served to standard output. Raises ShapeshiftError where the server does not answer."""
-    # The gRPC client takes long to import, and only this command needs it.
-    from shapeshift.scheduler.overview import overview
-    from shapeshift.scheduler.sight import Sight
+    """Write the overview to standard output. Raises ShapeshiftError if the server does not answer."""
+    # The gRPC client is slow to import.
+    from shapeshift.sidecar.health import ProcessTracker
+    from shapeshift.sidecar.overview import overview
     from shapeshift.triton import metrics
     from shapeshift.triton.control import ModelControl
 
-    require(0.5 <= options.seconds <= 3600, "seconds", options.seconds, "0.5 to 3600")
-    place = options.build / "run"
-    own = addresses(place)
-    server, page = own or (SchedulerSettings.server, SchedulerSettings.metrics)
-    with ModelControl(options.server or server, key(place)) as control:
+    require(0.5 <= options.seconds <= 3600, "seconds", options.seconds, "must be 0.5 to 3600")
+    run_directory = options.build / "run"
+    own = addresses(run_directory)
+    server, page = own or (SidecarSettings.server, SidecarSettings.metrics)
+    with ModelControl(options.server or server, server_key(run_directory)) as control:
         scrape = partial(metrics.scrape, options.metrics or page)
         local = own is not None and options.server in (None, server)
-        found = overview(control, scrape, place, Sight(local), options.seconds)
-    sys.stdout.write(json.dumps(found) + "\n" if options.json else in_words(found))
+        found = overview(control, scrape, run_directory, ProcessTracker(local), options.seconds)
+    sys.stdout.write(json.dumps(found) + "\n" if options.json else format_overview(found))
     return 0
 
 
-def in_words(found: dict[str, Any]) -> str:
-    """The overview as tables and sentences."""
-    parts = [_scheduler(found["scheduler"])]
+def format_overview(found: dict[str, Any]) -> str:
+    """The overview as text and tables."""
+    parts = [_sidecar(found["scheduler"])]
     for front in found["fronts"]:
         parts.append(_front(front))
         workers = [worker for worker in found["workers"] if worker["front"] == front["name"]]
         if workers:
-            head = ["worker", "bin", "generation", "state", "pid", "outstanding", "time-outs"]
+            head = ["worker", "bin", "generation", "state", "pid", "outstanding", "timeouts"]
             names = ["name", "bin", "generation", "state", "pid", "outstanding", "timeouts"]
             parts.append(_table([head, *([_cell(name, worker[name]) for name in names] for worker in workers)]))
     for model in found["models"]:
@@ -60,10 +60,10 @@ def in_words(found: dict[str, Any]) -> str:
     return "\n".join(parts)
 
 
-def _scheduler(found: dict[str, Any]) -> str:
-    state = f"runs, pid {found['pid']}" if found["pid"] else "does not run"
-    frozen = "; frozen (`shapeshift scheduler --thaw` lets it work)" if found["frozen"] else ""
-    return f"scheduler: {state}{frozen}\n"
+def _sidecar(found: dict[str, Any]) -> str:
+    state = f"running, pid {found['pid']}" if found["pid"] else "not running"
+    frozen = "; frozen, `shapeshift sidecar --thaw` ends that" if found["frozen"] else ""
+    return f"sidecar: {state}{frozen}\n"
 
 
 def _front(found: dict[str, Any]) -> str:
@@ -72,7 +72,7 @@ def _front(found: dict[str, Any]) -> str:
     p98 = "no answers" if found["p98_ms"] is None else f"p98 {found['p98_ms']:g} ms"
     lines = [
         f"{found['name']}: {found['state']}, pid {_cell('pid', found['pid'])}, {found['placement']}{reason}{objective}",
-        f"  load: {found['texts_per_s']:g} texts/s, {found['requests_per_s']:g} answers/s, {p98},"
+        f"  traffic: {found['texts_per_s']:g} texts/s, {found['requests_per_s']:g} answers/s, {p98},"
         f" {found['waiting']} waiting, {found['running']} running",
     ]
     if plan := found["plan"]:

@@ -1,4 +1,4 @@
-"""Model checkpoints: found in a folder or on the hub, read as safetensors only, known by their hash."""
+"""Model checkpoints: found in a folder or on the hub, read from safetensors only, identified by a hash."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from shapeshift.errors import EngineError, InvalidInputError, NotFoundError
+from shapeshift.files import file_sha256
 
 _UNSAFE_SUFFIXES = (".bin", ".pt", ".pth", ".pkl", ".ckpt", ".h5", ".msgpack")
 _HUB_PATTERNS = ["*.json", "*.safetensors", "*.txt", "*.model"]
@@ -17,7 +18,7 @@ _HUB_PATTERNS = ["*.json", "*.safetensors", "*.txt", "*.model"]
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A Hugging Face checkpoint folder that holds config.json, tokenizer.json and safetensors weights."""
+    """A checkpoint folder with config.json, tokenizer.json and safetensors weights."""
 
     folder: Path
     config: dict[str, Any]
@@ -31,22 +32,22 @@ class Checkpoint:
 def find(name: str, search: Sequence[Path] = ()) -> Path:
     """The folder of checkpoint `name`: a path, a folder under one of `search`, or a hub id ("owner/model").
 
-    Raises NotFoundError naming every place that was looked at.
+    Raises NotFoundError listing every folder that was searched.
     """
-    candidates = [Path(name), *(place / name for place in search)]
+    candidates = [Path(name), *(folder / name for folder in search)]
     for candidate in candidates:
         if candidate.is_dir():
             return candidate.resolve()
-    places = ", ".join(str(candidate) for candidate in candidates)
+    searched = ", ".join(str(candidate) for candidate in candidates)
     if name.count("/") != 1 or name.startswith((".", "/")):
-        raise NotFoundError(f"checkpoint: no folder {places}; give a folder or a hub id such as owner/model")
-    return _download(name, places)
+        raise NotFoundError(f"checkpoint: no folder {searched}; give a folder or a hub id such as owner/model")
+    return _download(name, searched)
 
 
 def open_checkpoint(folder: Path, needed: Sequence[str] = ("config.json", "tokenizer.json")) -> Checkpoint:
-    """Check `folder` and hash what an engine depends on: the `needed` files, config.json among them, and the weights.
+    """Check `folder` and hash what an engine depends on: the `needed` files (config.json is one) and the weights.
 
-    Raises InvalidInputError for a missing file or weights in a format that can execute code.
+    Raises InvalidInputError for a missing file, or weights in a format that can execute code.
     """
     for name in needed:
         if not (folder / name).is_file():
@@ -68,19 +69,13 @@ def open_checkpoint(folder: Path, needed: Sequence[str] = ("config.json", "token
     return Checkpoint(folder, config, digest.hexdigest())
 
 
-def file_sha256(path: Path) -> str:
-    """The SHA-256 of a file's content, in hexadecimal."""
-    with path.open("rb") as stream:
-        return hashlib.file_digest(stream, "sha256").hexdigest()
-
-
-def _download(name: str, places: str) -> Path:
+def _download(name: str, searched: str) -> Path:
     try:
         from huggingface_hub import snapshot_download
 
         return Path(snapshot_download(name, allow_patterns=_HUB_PATTERNS))
     except ImportError:
         raise EngineError("checkpoint: a hub id needs huggingface_hub; run `make setup`") from None
-    except Exception as error:  # noqa: BLE001  the hub's client raises many unrelated types
+    except Exception as error:  # noqa: BLE001  the hub client raises many unrelated types
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise NotFoundError(f"checkpoint: neither {places} nor the hub has {name!r} ({reason})") from error
+        raise NotFoundError(f"checkpoint: neither {searched} nor the hub has {name!r} ({reason})") from error

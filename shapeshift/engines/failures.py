@@ -1,4 +1,4 @@
-"""Which models the last builds could not publish, and why: what `make serve` leaves out and names."""
+"""Models that the last build could not publish, with the reason. `make serve` skips and reports them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ FILE_NAME = "failures.json"
 
 
 def read(build: Path) -> dict[str, str]:
-    """The reason of each model of the build folder `build` whose last build failed; none where nothing is recorded."""
+    """Model name to reason, for each model whose last build in the folder `build` failed; empty if none is recorded."""
     try:
         found = json.loads((build / FILE_NAME).read_text(encoding="utf-8"))
         return {str(name): str(reason) for name, reason in found.items()}
@@ -21,7 +21,7 @@ def read(build: Path) -> dict[str, str]:
 
 
 def record(build: Path, failures: Mapping[str, str]) -> None:
-    """Let `failures` be what `read` answers from now on."""
+    """Replace the recorded failures."""
     path = build / FILE_NAME
     if not failures:
         path.unlink(missing_ok=True)

@@ -1,4 +1,4 @@
-"""What machine this is, in one line, for manifests, profiles and benchmark tables."""
+"""The hardware of this machine: CPU, precisions, cores, GPUs and memory."""
 
 from __future__ import annotations
 
@@ -6,43 +6,70 @@ import os
 import platform
 from pathlib import Path
 
-_TELLING_FLAGS = ("avx2", "avx512f", "avx512_bf16", "amx_bf16")
+from shapeshift.errors import UnsupportedError
+
+_REPORTED_FLAGS = ("avx2", "avx512f", "avx512_bf16", "amx_bf16")
+_BF16_FLAGS = ("avx512_bf16", "amx_bf16")
 
 
 def cpu_model(cpuinfo: Path = Path("/proc/cpuinfo")) -> str:
-    """The processor's name, family and model, and the flags that decide which kernels run."""
+    """One line for manifests and tables: the CPU's name, family and model, and the flags that select kernels."""
     try:
         lines = cpuinfo.read_text().splitlines()
     except OSError:
         return platform.machine()
     facts = {name.strip(): value.strip() for name, _, value in (line.partition(":") for line in lines)}
-    flags = [flag for flag in _TELLING_FLAGS if flag in facts.get("flags", "").split()]
+    flags = [flag for flag in _REPORTED_FLAGS if flag in facts.get("flags", "").split()]
     family = f"family {facts.get('cpu family', '?')} model {facts.get('model', '?')}"
     return f"{facts.get('model name', platform.machine())}, {family} ({' '.join(flags)})"
 
 
 def cores() -> int:
-    """The cores that this process may run on."""
+    """The number of cores that this process may use."""
     return len(os.sched_getaffinity(0))
 
 
 def gpus(devices: Path = Path("/dev")) -> int:
-    """The NVIDIA devices that the driver shows."""
+    """The number of NVIDIA devices that the driver shows."""
     return sum(path.name.removeprefix("nvidia").isdigit() for path in devices.glob("nvidia*"))
 
 
 def resident_mb() -> float:
-    """The memory that this process holds at present, in MiB."""
+    """The resident memory of this process, in MiB."""
     pages = int(Path("/proc/self/statm").read_text().split()[1])
     return pages * os.sysconf("SC_PAGE_SIZE") / 2**20
 
 
 def available_mb(meminfo: Path = Path("/proc/meminfo"), cgroup: Path = Path("/sys/fs/cgroup")) -> float:
-    """The memory that this process may still take, in MiB: the machine's, or less where a control group limits it."""
+    """The memory that this process can still allocate, in MiB, within the limit of its control group."""
     lines = dict(line.split(":", 1) for line in meminfo.read_text().splitlines())
     free = int(lines["MemAvailable"].split()[0]) / 2**10
     try:
-        limit, held = ((cgroup / name).read_text().strip() for name in ("memory.max", "memory.current"))
+        limit, used = ((cgroup / name).read_text().strip() for name in ("memory.max", "memory.current"))
     except OSError:
         return free
-    return free if limit == "max" else min(free, (int(limit) - int(held)) / 2**20)
+    return free if limit == "max" else min(free, (int(limit) - int(used)) / 2**20)
+
+
+def cpu_has_bf16(cpuinfo: Path = Path("/proc/cpuinfo")) -> bool:
+    """Whether the CPU multiplies bf16 natively (avx512_bf16 or AMX)."""
+    try:
+        flags = next(line for line in cpuinfo.read_text().splitlines() if line.startswith("flags"))
+    except (OSError, StopIteration):
+        return False
+    return any(flag in flags.split() for flag in _BF16_FLAGS)
+
+
+def resolve_precision(requested: str, on_gpu: bool = False) -> str:
+    """The precision to build: `requested`, or for "auto" bf16 if the hardware computes it natively, else f32.
+
+    Raises UnsupportedError for bf16 on a CPU that only emulates it.
+    """
+    has_bf16 = on_gpu or cpu_has_bf16()
+    if requested == "auto":
+        return "bf16" if has_bf16 else "f32"
+    if requested == "bf16" and not has_bf16:
+        raise UnsupportedError(
+            "precision: bf16 needs a CPU with avx512_bf16 or AMX, which this one lacks; set f32 or auto"
+        )
+    return requested

@@ -1,7 +1,7 @@
-"""The manifest: what a folder of engines holds, how exact and how fast each engine was measured to be.
+"""The manifest of a folder of engines: its files, and the measured accuracy and latency of each engine.
 
-A loader believes the manifest, never a file name. Each file is listed with size and SHA-256, so that an
-engine that was cut short or exchanged is refused before a runtime opens it.
+A loader reads the manifest, never file names. It lists each file with size and SHA-256, so that a truncated or replaced
+engine is rejected before a runtime opens it.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from shapeshift.engines.checkpoint import file_sha256
 from shapeshift.errors import EngineError
+from shapeshift.files import file_sha256
 
 FILE_NAME = "manifest.json"
 FORMAT = 2
@@ -28,7 +28,7 @@ T = TypeVar("T")
 class Latency:
     """One measured point: `rows` texts of `tokens` tokens in all, one thread, in milliseconds.
 
-    Engines are compared by `best_ms`, the least of the samples: what else the machine does can only add.
+    Engines are compared by `best_ms`, the smallest sample: other load on the machine only adds time.
     """
 
     tokens: int
@@ -40,7 +40,7 @@ class Latency:
 
 @dataclass(frozen=True)
 class EngineEntry:
-    """One engine: its static shape, or `tokens` = `rows` = None for the engine that takes any shape."""
+    """One engine and its static shape; `tokens` = `rows` = None for the dynamic engine, which takes any shape."""
 
     file: str
     tokens: int | None
@@ -56,7 +56,7 @@ class EngineEntry:
 
 @dataclass(frozen=True)
 class Output:
-    """An output tensor: Triton's data type and its dims without the row axis, -1 for one value a token."""
+    """An output tensor: Triton's data type and its dims without the row axis, -1 for one value per token."""
 
     name: str
     data_type: str
@@ -65,7 +65,7 @@ class Output:
 
 @dataclass(frozen=True)
 class FileEntry:
-    """A file of the folder."""
+    """Size in bytes and hash of a file."""
 
     size: int
     sha256: str
@@ -73,7 +73,7 @@ class FileEntry:
 
 @dataclass(frozen=True)
 class Manifest:
-    """Everything a process needs to know before it opens the engines of one model."""
+    """Everything that a process needs to know before it opens the engines of one model."""
 
     model: str
     checkpoint_sha256: str
@@ -91,11 +91,11 @@ class Manifest:
     outputs: tuple[Output, ...]
     files: dict[str, FileEntry]
     engines: tuple[EngineEntry, ...]
-    # The names of what LOGITS tells apart, in their order.
+    # The class names of LOGITS, in order.
     labels: tuple[str, ...] = ()
-    # Added to the ids of a pair's second text, so that the engines know its token types; 0: nothing is.
+    # Added to the ids of a pair's second text, so that engines can tell its token type; 0: token types are unused.
     type_stride: int = 0
-    # Why the engines are not in the precision that was asked for; empty where they are.
+    # Why the precision is not the requested one; empty if it is.
     note: str = ""
     format: int = FORMAT
 
@@ -104,12 +104,12 @@ class Manifest:
         (folder / FILE_NAME).write_text(json.dumps(dataclasses.asdict(self), indent=1) + "\n")
 
     def check_files(self, folder: Path) -> None:
-        """Raise EngineError naming the first file whose size or content is not as listed."""
+        """Raise EngineError naming the first file that differs from the list."""
         check_files(folder, self.files)
 
 
 def check_files(folder: Path, files: Mapping[str, FileEntry]) -> None:
-    """Raise EngineError naming the first of `files` that is not in `folder` as listed."""
+    """Raise EngineError naming the first of `files` that is missing from `folder` or differs in size or content."""
     for name, entry in files.items():
         path = folder / name
         if not path.is_file():
@@ -122,14 +122,14 @@ def check_files(folder: Path, files: Mapping[str, FileEntry]) -> None:
 
 
 def load(folder: Path, expect_sha256: str | None = None) -> Manifest:
-    """Read the manifest of the text engines in `folder`; see `read`."""
+    """The manifest of the text engines in `folder`; see `read`."""
     return read(folder, _from_json, expect_sha256)
 
 
 def read(folder: Path, parse: Callable[[dict[str, Any]], T], expect_sha256: str | None = None) -> T:
-    """What `parse` makes of the manifest in `folder`, checked against `expect_sha256` (of the file) where given.
+    """The manifest in `folder`, parsed by `parse`. `expect_sha256`: the hash that the file must have, if given.
 
-    Raises EngineError for a missing, broken or exchanged manifest.
+    Raises EngineError for a missing, unreadable or replaced manifest.
     """
     path = folder / FILE_NAME
     try:
@@ -150,7 +150,7 @@ def sha256(folder: Path) -> str:
 
 
 def list_files(folder: Path) -> dict[str, FileEntry]:
-    """Size and hash of every file in `folder` and below except the manifest, by path."""
+    """Size and hash of every file below `folder` except the manifest, by relative path."""
     return {
         path.relative_to(folder).as_posix(): FileEntry(path.stat().st_size, file_sha256(path))
         for path in sorted(folder.rglob("*"))

@@ -1,4 +1,4 @@
-"""Measuring engines: calls of all lengths in turn, since that is how they will be used."""
+"""Measuring engine latencies, with the lengths interleaved as in service."""
 
 from __future__ import annotations
 
@@ -11,14 +11,13 @@ import numpy as np
 from shapeshift.engines.manifest import Latency
 
 
-def interleaved(
+def measure_interleaved(
     calls: Sequence[tuple[int, Callable[[], object]]], budget_s: float, seed: int = 0, rounds: int = 7
 ) -> list[Latency]:
     """Latency of each (tokens, call), single-threaded, after one warm-up call each.
 
-    Every round runs every call once, in a new random order, so that a graph that prepares itself anew at
-    each change of shape pays for it here as it will in service. Rounds stop early at `budget_s` seconds,
-    but not before three.
+    Each round runs every call once, in a new random order: a dynamic graph then pays for its changes of shape here as
+    it does in service. At least three rounds run; after that they stop once `budget_s` seconds have passed.
     """
     samples: list[list[float]] = [[] for _ in calls]
     for _, call in calls:

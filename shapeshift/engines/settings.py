@@ -1,10 +1,10 @@
-"""What a config.pbtxt says about the engines of a text model."""
+"""Parameters in config.pbtxt about the engines of a text model."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from shapeshift.engines import registry
+from shapeshift.engines.providers import lookup
 from shapeshift.errors import InvalidInputError
 from shapeshift.settings import require
 
@@ -14,25 +14,25 @@ POOLINGS = ("mean", "cls")
 
 @dataclass(frozen=True)
 class TextEngineSettings:
-    """Parameters that `make engines` reads. `auto` is resolved at build time and stated in the result.
+    """Parameters that `make engines` reads. It resolves `auto` and writes the result into the generated config.pbtxt.
 
     checkpoint        folder (absolute, under build/checkpoints or checkpoints/) or hub id
     provider          auto, openvino, onnxruntime, tensorrt or emulated
-    precision         auto (bf16 where the hardware has it, else f32), f32 or bf16
+    precision         auto (bf16 if the hardware computes it natively, else f32), f32 or bf16
     pooling           mean or cls; `normalize` scales each vector to length 1
-    layers            how many of the checkpoint's first layers are computed; 0: all
-    head              safetensors file of a linear head, weight [labels, hidden] and bias [labels], whose LOGITS are
-                      those of the pooled vector; found as a checkpoint is; empty: the checkpoint's own
+    layers            the number of the checkpoint's first layers to compute; 0: all
+    head              safetensors file of a linear head over the pooled vector, weight [labels, hidden] and bias
+                      [labels]; searched for like a checkpoint; empty: the checkpoint's own head
     max_tokens        longest text, special tokens counted
-    bins              histogram: edges from the length histogram; staircase: from the measured latency
-                      steps; none: the dynamic engine alone; or the edges themselves, "16,32,64"
-    max_bins          most static engines (histogram)
-    length_histogram  JSON file in the model's folder, [requests of 1, 2, ... tokens]; empty: every
-                      octave of lengths equally likely
-    dynamic           whether an engine that takes any shape is built beside the static ones
-    packing           whether several short texts may share one call of an engine
+    bins              lengths of the static engines. histogram: chosen by the length histogram; staircase: by the
+                      steps of measured latency; none: only the dynamic engine; or the lengths, "16,32,64"
+    max_bins          maximum number of static engines (histogram)
+    length_histogram  JSON file in the model's folder, [requests of 1, 2, ... tokens]; empty: every octave of
+                      lengths is equally likely
+    dynamic           whether to build the dynamic engine, which takes any shape
+    packing           whether several short texts may share one engine call
     profile_file      emulated only: JSON {"lengths": [...], "latency_ms": [...]}
-    time_scale        emulated only: factor on those latencies
+    time_scale        emulated only: factor applied to those latencies
     """
 
     checkpoint: str
@@ -52,7 +52,7 @@ class TextEngineSettings:
     time_scale: float = 1.0
 
     def __post_init__(self) -> None:
-        providers = ("auto", *registry.NAMES)
+        providers = ("auto", *lookup.PROVIDERS)
         require(bool(self.checkpoint), "checkpoint", self.checkpoint, "a folder or a hub id")
         require(self.provider in providers, "provider", self.provider, f"one of {', '.join(providers)}")
         require(self.precision in PRECISIONS, "precision", self.precision, f"one of {', '.join(PRECISIONS)}")
@@ -71,7 +71,7 @@ class TextEngineSettings:
         )
 
     def explicit_edges(self) -> list[int] | None:
-        """The edges that `bins` spells out, or None where they are to be computed."""
+        """The lengths listed in `bins`; None if they are computed."""
         if self.bins in ("histogram", "staircase"):
             return None
         if self.bins == "none":
@@ -94,7 +94,7 @@ class GeneratedSettings:
     """Parameters that `make engines` adds to the generated config.pbtxt.
 
     engines          folder of engines, relative to the model's folder
-    manifest_sha256, checkpoint_sha256  what the folder must hold
+    manifest_sha256, checkpoint_sha256  hashes that the engines must have
     profile          measured latencies, JSON
     """
 

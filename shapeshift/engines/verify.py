@@ -1,4 +1,4 @@
-"""Holding an engine's vectors against the reference model's."""
+"""Comparing an engine's outputs with those of the reference model."""
 
 from __future__ import annotations
 
@@ -7,34 +7,33 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from shapeshift.engines.protocol import Array, Ids
+from shapeshift.engines.interfaces import Array, Ids
 from shapeshift.errors import EngineError
 
-# The least cosine between an engine's vector and the reference's, for every text.
+# The minimum cosine between the vectors of an engine and of the reference model, for every text.
 MIN_COSINE = {"f32": 0.99999, "bf16": 0.999}
 
 
-class OffReferenceError(EngineError):
-    """An engine whose vectors differ from the reference's by more than its precision allows."""
+class VerificationError(EngineError):
+    """An engine's outputs differ from the reference model by more than its precision allows."""
 
 
 @dataclass(frozen=True)
 class Deviation:
-    """How far vectors lie from the reference: largest absolute difference, smallest cosine."""
+    """The largest absolute difference from the reference, and the smallest cosine with it."""
 
     max_error: float
     min_cosine: float
 
     def within(self, precision: str) -> bool:
-        """Whether the engine may be published in `precision`; NaN never may."""
+        """Whether the deviation is within the tolerance of `precision`; never for NaN."""
         return bool(np.isfinite(self.max_error)) and self.min_cosine >= MIN_COSINE[precision]
 
     def require_within(self, precision: str, engine: str) -> None:
-        """Raise OffReferenceError naming `engine` where it is not `within`."""
+        """Raise VerificationError naming `engine` unless `within(precision)`."""
         if not self.within(precision):
-            raise OffReferenceError(
-                f"{engine} is off the reference: cosine {self.min_cosine:.6f}, at least {MIN_COSINE[precision]} wanted"
-            )
+            limit = f"must be at least {MIN_COSINE[precision]}"
+            raise VerificationError(f"{engine} differs from the reference: cosine {self.min_cosine:.6f}, {limit}")
 
 
 def compare(vectors: Array, reference: Array) -> Deviation:
@@ -44,25 +43,24 @@ def compare(vectors: Array, reference: Array) -> Deviation:
     return Deviation(float(np.abs(a - b).max()), float(cosines.min()))
 
 
-def compare_sizes(vectors: Array, reference: Array) -> Deviation:
-    """As `compare`, but what stands for the cosine, 2ab / (aa + bb), also tells vectors of other lengths apart."""
+def compare_with_magnitude(vectors: Array, reference: Array) -> Deviation:
+    """As `compare`, with 2ab / (aa + bb) instead of the cosine, which also falls when magnitudes differ."""
     a, b = vectors.astype(np.float64), reference.astype(np.float64)
-    alike = 2 * (a * b).sum(1) / np.maximum((a * a).sum(1) + (b * b).sum(1), 1e-30)
-    return Deviation(float(np.abs(a - b).max()), float(alike.min()))
+    similarities = 2 * (a * b).sum(1) / np.maximum((a * a).sum(1) + (b * b).sum(1), 1e-30)
+    return Deviation(float(np.abs(a - b).max()), float(similarities.min()))
 
 
-def worst(found: Sequence[Deviation]) -> Deviation:
-    """The largest error and the smallest cosine of all; NaN where any has one."""
-    return Deviation(float(np.max([one.max_error for one in found])), float(np.min([one.min_cosine for one in found])))
+def worst(deviations: Sequence[Deviation]) -> Deviation:
+    """The largest error and the smallest cosine; NaN if any is NaN."""
+    errors = [deviation.max_error for deviation in deviations]
+    return Deviation(float(np.max(errors)), float(np.min([deviation.min_cosine for deviation in deviations])))
 
 
-class TestTexts:
-    """Random id rows of wanted lengths with their reference outputs, each computed once.
+class ReferenceTexts:
+    """Random rows of ids of given lengths and their reference outputs, each computed once.
 
-    reference(ids) gives a vector for each output: EMBEDDING, and what else the model is asked for.
+    reference(ids) returns a vector for each of the model's outputs.
     """
-
-    __test__ = False
 
     def __init__(
         self, reference: Callable[[Ids], Mapping[str, Array]], opening: int, closing: int, vocabulary: int
@@ -70,37 +68,40 @@ class TestTexts:
         self._reference = reference
         self._ends = (opening, closing)
         self._vocabulary = vocabulary
-        self._made: dict[int, tuple[Ids, Mapping[str, Array]]] = {}
+        self._rows: dict[int, tuple[Ids, Mapping[str, Array]]] = {}
 
     def row(self, length: int) -> tuple[Ids, Mapping[str, Array]]:
-        """A row of `length` ids and its reference vectors."""
-        if length not in self._made:
+        """A row of `length` ids and its reference outputs."""
+        if length not in self._rows:
             ids = np.random.default_rng(length).integers(0, self._vocabulary, length, dtype=np.int64)
             ids[0], ids[-1] = self._ends
-            self._made[length] = (ids, self._reference(ids))
-        return self._made[length]
+            self._rows[length] = (ids, self._reference(ids))
+        return self._rows[length]
 
     def deviation(
         self, run: Callable[[Sequence[Ids]], Mapping[str, Array]], packs: Sequence[Sequence[int]]
     ) -> Deviation:
-        """Run each pack of row lengths through `run`, which gives [rows, ...], and compare every row's outputs."""
+        """Compare the outputs of every row with the reference. `run` computes a pack: outputs [rows, ...].
+
+        packs: the row lengths of each pack.
+        """
         pairs: dict[str, list[tuple[Array, Array]]] = {}
         for lengths in packs:
             rows = [self.row(length) for length in lengths]
             got = run([ids for ids, _ in rows])
-            for index, (_, wanted) in enumerate(rows):
-                for name, vector in wanted.items():
-                    # An output with a value for each token is padded to the longest row of its pack.
+            for index, (_, expected) in enumerate(rows):
+                for name, vector in expected.items():
+                    # An output with one value per token is padded to the longest row of its pack.
                     pairs.setdefault(name, []).append((got[name][index][: len(vector)], vector))
-        return worst([_of_output(name, found) for name, found in pairs.items()])
+        return worst([_output_deviation(name, values) for name, values in pairs.items()])
 
 
-def _of_output(name: str, pairs: Sequence[tuple[Array, Array]]) -> Deviation:
+def _output_deviation(name: str, pairs: Sequence[tuple[Array, Array]]) -> Deviation:
     if name == "EMBEDDING":
-        got, wanted = (np.stack(side) for side in zip(*pairs, strict=True))
-        return compare(got, wanted)
+        got, expected = (np.stack(side) for side in zip(*pairs, strict=True))
+        return compare(got, expected)
     if all(vector.size == 1 for _, vector in pairs):
-        # One number a row, as in regression, has no direction: those of all rows make one vector.
-        got, wanted = (np.stack(side).T for side in zip(*pairs, strict=True))
-        return compare_sizes(got, wanted)
-    return worst([compare_sizes(got[None], wanted[None]) for got, wanted in pairs])
+        # One number per row (regression) has no direction: compare the numbers of all rows as one vector.
+        got, expected = (np.stack(side).T for side in zip(*pairs, strict=True))
+        return compare_with_magnitude(got, expected)
+    return worst([compare_with_magnitude(got[None], expected[None]) for got, expected in pairs])

@@ -1,1 +1,0 @@
-"""One decode loop shared by every running request (Flover)."""

@@ -1,186 +1,165 @@
-"""The front of a model that generates: Triton requests in, text out as it comes."""
+"""The front of a model that generates: Triton requests in, text out as it is generated."""
 
 from __future__ import annotations
 
-import json
 import threading
-import time
 import uuid
-from collections.abc import Callable, Iterable
-from collections.abc import Sequence as Some
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any
 
 import numpy as np
 
 from shapeshift.errors import CancelledRequestError, NotFoundError
-from shapeshift.fused_decode.answer import TEXT, Answer
-from shapeshift.fused_decode.detokenize import TextStream
-from shapeshift.fused_decode.fields import FieldReader
-from shapeshift.fused_decode.loop import DecodeLoop
-from shapeshift.fused_decode.room import Room
-from shapeshift.fused_decode.sequence import ABORT, Sequence
-from shapeshift.serving import log, parameters, replies
+from shapeshift.fused_decode.engine.detokenize import TextStream
+from shapeshift.fused_decode.engine.loop import DecodeLoop
+from shapeshift.fused_decode.request import ABORT, TEXT, GenerationResponse, Request
+from shapeshift.fused_decode.sampling_params import RequestParser
+from shapeshift.fused_decode.service import DecodeService
+from shapeshift.serving import error_codes, parameters
 from shapeshift.serving.cancellations import CancellationWatch
-from shapeshift.serving.log import Log
-from shapeshift.serving.metrics import Gauge, MetricsFlusher, RequestMeters
-from shapeshift.serving.model_args import ModelArgs
-from shapeshift.serving.streams import OneResponse, StreamThread
+from shapeshift.serving.metrics import Gauge, MetricsFlusher, RequestMetrics
+from shapeshift.serving.model_args import Log, ModelArgs, model_log
+from shapeshift.serving.responses import Responder, SingleResponse
 
-MakeRoom = Callable[[ModelArgs, Log], Room]
+MakeService = Callable[[ModelArgs, Log], DecodeService]
 
 
 class GenerateFront:
     """Owns the process' threads. `execute` never blocks and never raises; every request gets one last response."""
 
-    def __init__(self, pb_utils: Any, args: ModelArgs, make_room: MakeRoom = Room) -> None:
+    def __init__(self, pb_utils: Any, args: ModelArgs, make_service: MakeService = DecodeService) -> None:
         self._pb_utils = pb_utils
-        self._log = log.of_model(pb_utils, args.name)
-        self._room = make_room(args, self._log)
-        loaded = self._room.loaded
-        own, runtime = loaded.own, loaded.runtime
+        self._log = model_log(pb_utils, args.name)
+        self._service = make_service(args, self._log)
+        loaded = self._service.loaded
+        settings, runtime = loaded.settings, loaded.runtime
         self._tokenizer = loaded.tokenizer
-        self._table = loaded.table
+        self._token_bytes = loaded.token_bytes
         self._max_length = runtime.max_length
-        self._fields = FieldReader(pb_utils, runtime.vocab_size, self._room.sampling_parameters)
-        self._live: dict[str, list[Sequence]] = {}
+        self._parser = RequestParser(pb_utils, runtime.vocab_size, self._service.sampling_parameters)
+        self._live: dict[str, list[Request]] = {}
         self._lock = threading.Lock()
-        self._sender = StreamThread(pb_utils, self._log)
+        self._request_metrics = RequestMetrics("prompts", settings.max_length, settings.slo_ms)
+        self._responder = Responder(pb_utils, self._request_metrics, self._log)
         self._watch = CancellationWatch(self._log)
         self.loop = DecodeLoop(
             runtime,
-            self._room.admission(),
+            self._service.admission(),
             self._deliver,
             self._log,
-            prefill_tokens=own.prefill_tokens,
-            compaction=own.compaction,
-            ground=self._room.ground,
+            prefill_tokens=settings.prefill_tokens,
+            compaction=settings.compaction,
+            slot_memory=self._service.slot_memory,
         )
-        self._meters = RequestMeters("prompts", own.max_length, own.slo_ms)
-        self._metrics = MetricsFlusher(pb_utils, args.name, self._exported(), self._log)
-        self._room.open(self.loop)
+        self._flusher = MetricsFlusher(pb_utils, args.name, self._exported(), self._log)
+        self._service.open(self.loop)
         self.loop.start()
 
-    def execute(self, requests: Some[Any]) -> None:
-        """Let every request wait for a slot; those that cannot be served are answered with an error at once."""
-        for request in requests:
-            sender = request.get_response_sender()
-            try:
-                self._submit(request, sender)
-            except Exception as error:  # noqa: BLE001  one bad request must not cost the others
-                self._reply_error(sender, error, _is_forwarded(request))
+    def execute(self, triton_requests: Sequence[Any]) -> None:
+        """Queue every request for a slot; an invalid request, or one too many, gets an error at once."""
+        self._responder.start(triton_requests, self._submit, error_codes.is_forwarded)
 
     def close(self) -> None:
-        """Stop producers before consumers: the loop, then the sender, then metrics."""
+        """Stop producers before consumers: the loop, then the responses, then the metrics."""
         self._watch.close()
         self.loop.close()
-        self._room.close()
-        self._sender.close()
-        self._metrics.close()
+        self._service.close()
+        self._responder.close()
+        self._flusher.close()
 
-    def _submit(self, request: Any, sender: Any) -> None:
-        stop_id = self._fields.stop_id(request)
+    def _submit(self, triton_request: Any, sender: Any) -> None:
+        stop_id = self._parser.stop_id(triton_request)
         if stop_id is not None:
-            self._stop(stop_id, request, sender)
+            self._stop(stop_id, triton_request, sender)
             return
-        # Before any work: what cannot be served must cost nothing.
+        # Before any work, so that a refused request costs nothing.
         self.loop.admission.refuse_when_full()
-        given = parameters.parse(request.parameters(), self._room.own_parameters)
-        fields = self._fields.read(request)
-        given = parameters.joined(given, fields.named)
-        prompt = self._tokenizer.encode(fields.text)
-        self._meters.lengths.observe(len(prompt))
-        requested = request.requested_output_names()
-        respond = replies.with_code if given.forwarded else replies.error_response
-        answer = Answer(self._pb_utils, sender, fields, requested, respond, self._closing, self._ended, self._lost)
-        answer.sequence = sequence = self._room.sequence(
-            given,
-            fields.text,
-            request.request_id() or given.id or uuid.uuid4().hex,
-            prompt,
-            fields.parameters,
-            TextStream(self._table, fields.parameters.stop),
-            max_length=self._max_length,
-            stream=fields.stream,
-            latency_ms=given.latency_ms,
-            outlet=answer,
+        given = parameters.parse(triton_request.parameters(), self._service.own_parameters)
+        parsed = self._parser.parse(triton_request)
+        given = parameters.joined(given, parsed.request_parameters)
+        prompt = self._tokenizer.encode(parsed.text)
+        self._request_metrics.lengths.observe(len(prompt))
+        requested = triton_request.requested_output_names()
+        respond = error_codes.with_code if given.forwarded else error_codes.error_response
+        response = GenerationResponse(
+            self._pb_utils, sender, parsed, requested, respond, self._finishing, self._finished, self._lost
         )
-        self._register(sequence)
-        self._watch.add(sequence, sender.is_cancelled, partial(self._cancel, sequence))
+        response.request = request = self._service.make_request(
+            given,
+            parsed.text,
+            triton_request.request_id() or given.id or uuid.uuid4().hex,
+            prompt,
+            parsed.sampling_params,
+            TextStream(self._token_bytes, parsed.sampling_params.stop),
+            max_length=self._max_length,
+            stream=parsed.stream,
+            latency_ms=given.latency_ms,
+            response=response,
+        )
+        self._register(request)
+        self._watch.add(request, sender.is_cancelled, partial(self._cancel, request))
         try:
-            self.loop.submit(sequence)
+            self.loop.submit(request)
         except Exception:
-            self._watch.remove(sequence)
-            self._forget(sequence)
+            self._watch.remove(request)
+            self._forget(request)
             raise
 
-    def _stop(self, stop_id: str, request: Any, sender: Any) -> None:
-        """End the requests of that id; whoever asked for it gets an empty text."""
+    def _stop(self, stop_id: str, triton_request: Any, sender: Any) -> None:
+        """End the requests of that id; the stop request itself gets an empty text."""
         with self._lock:
-            named = list(self._live.get(stop_id, ()))
-        if not named:
+            stopped = list(self._live.get(stop_id, ()))
+        if not stopped:
             raise NotFoundError(f"stop_id: no request {stop_id!r} waits or runs")
-        for sequence in named:
-            self.loop.end(sequence, ABORT)
-        nothing = partial(self._nothing, request.requested_output_names())
-        self._sender.post([OneResponse(sender, nothing, partial(self._count, "OK"))])
+        for request in stopped:
+            self.loop.end(request, ABORT)
+        nothing = partial(self._nothing, triton_request.requested_output_names())
+        self._responder.post([SingleResponse(sender, nothing, partial(self._responder.count, "OK"))])
 
     def _nothing(self, requested: Iterable[str]) -> Any:
         tensors = [self._pb_utils.Tensor(TEXT, np.array([b""], dtype=object))] if TEXT in requested else []
         return self._pb_utils.InferenceResponse(output_tensors=tensors)
 
-    def _deliver(self, sequences: list[Sequence]) -> None:
-        self._sender.post([sequence.outlet for sequence in sequences])
+    def _deliver(self, requests: list[Request]) -> None:
+        self._responder.post([request.response for request in requests])
 
-    def _reply_error(self, sender: Any, error: Exception, forwarded: bool) -> None:
-        make = partial(replies.with_code if forwarded else replies.error_response, self._pb_utils, error)
-        self._sender.post([OneResponse(sender, make, partial(self._count, replies.code_name(error)))])
+    def _cancel(self, request: Request) -> None:
+        self.loop.end(request, CancelledRequestError("the caller cancelled the request"))
 
-    def _cancel(self, sequence: Sequence) -> None:
-        self.loop.end(sequence, CancelledRequestError("the caller cancelled the request"))
+    def _lost(self, response: GenerationResponse) -> None:
+        self._cancel(response.request)
 
-    def _lost(self, answer: Answer) -> None:
-        self._cancel(answer.sequence)
+    def _finishing(self, response: GenerationResponse) -> None:
+        self._watch.remove(response.request)
 
-    def _closing(self, answer: Answer) -> None:
-        self._watch.remove(answer.sequence)
+    def _finished(self, response: GenerationResponse) -> None:
+        request = response.request
+        self._forget(request)
+        if request.error is None:
+            self._responder.count("OK", request.arrived)
+        else:
+            self._responder.count(error_codes.code_name(request.error))
 
-    def _ended(self, answer: Answer) -> None:
-        sequence = answer.sequence
-        self._forget(sequence)
-        if sequence.error is None:
-            self._meters.latency_ms.observe((time.monotonic() - sequence.arrived) * 1e3)
-        self._count("OK" if sequence.error is None else replies.code_name(sequence.error))
-
-    def _count(self, code: str) -> None:
-        self._meters.answered[code].add()
-
-    def _register(self, sequence: Sequence) -> None:
+    def _register(self, request: Request) -> None:
         with self._lock:
-            self._live.setdefault(sequence.id, []).append(sequence)
+            self._live.setdefault(request.id, []).append(request)
 
-    def _forget(self, sequence: Sequence) -> None:
-        self._room.forget(sequence)
+    def _forget(self, request: Request) -> None:
+        self._service.forget(request)
         with self._lock:
-            others = [other for other in self._live.pop(sequence.id, ()) if other is not sequence]
+            others = [other for other in self._live.pop(request.id, ()) if other is not request]
             if others:
-                self._live[sequence.id] = others
+                self._live[request.id] = others
 
     def _exported(self) -> list[Any]:
         loop = self.loop
         return [
-            *self._meters.exported,
-            *loop.meters.exported,
+            *self._request_metrics.exported,
+            *loop.metrics.exported,
             Gauge("requests_waiting", "Requests that wait for a slot", lambda: len(loop.admission)),
             Gauge("requests_running", "Requests that hold a slot", lambda: loop.slots.used),
-            Gauge("slots", "Slots that there are", lambda: len(loop.slots)),
+            Gauge("slots", "Number of slots", lambda: len(loop.slots)),
             Gauge("slot_tokens", "Tokens that the slots hold", lambda: int(loop.slots.cached.sum())),
-            *self._room.exported(),
+            *self._service.exported(),
         ]
-
-
-def _is_forwarded(request: Any) -> bool:
-    try:
-        return json.loads(request.parameters() or "{}").get("forwarded") is True
-    except (ValueError, AttributeError):
-        return False

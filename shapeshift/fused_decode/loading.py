@@ -9,107 +9,136 @@ from pathlib import Path
 import torch
 
 from shapeshift import settings
-from shapeshift.engines import precision
+from shapeshift.choices import Choices
+from shapeshift.engines import hardware
 from shapeshift.engines.checkpoint import find, open_checkpoint
-from shapeshift.engines.hardware import available_mb, cores
-from shapeshift.engines.tokenizer import FILE_NAME as TOKENIZER_FILE
-from shapeshift.engines.tokenizer import TextTokenizer
-from shapeshift.errors import EngineError, UnsupportedError
-from shapeshift.fused_decode.architecture import PRECISION_BYTES, Architecture
-from shapeshift.fused_decode.cache import cache_bytes
-from shapeshift.fused_decode.detokenize import token_bytes
-from shapeshift.fused_decode.memory import require_memory
-from shapeshift.fused_decode.model import DecodeModel
+from shapeshift.engines.hardware import available_mb
+from shapeshift.engines.text.tokenizer import FILE_NAME as TOKENIZER_FILE
+from shapeshift.engines.text.tokenizer import TextTokenizer
+from shapeshift.errors import EngineError, InvalidInputError, UnsupportedError
+from shapeshift.fused_decode.engine.detokenize import token_bytes
+from shapeshift.fused_decode.interfaces import Runtime
+from shapeshift.fused_decode.model.architecture import PRECISION_BYTES, Architecture
+from shapeshift.fused_decode.model.kv_cache import cache_bytes
+from shapeshift.fused_decode.model.weights import weight_bytes
 from shapeshift.fused_decode.settings import FusedDecodeSettings, GeneratedDecodeSettings
-from shapeshift.fused_decode.step import Runtime
-from shapeshift.fused_decode.weights import weight_bytes
-from shapeshift.serving.log import Log
-from shapeshift.serving.model_args import ModelArgs
+from shapeshift.serving.model_args import Log, ModelArgs
 
-_DEFAULT_CACHE = Path.home() / ".cache" / "shapeshift"
+_MIB = 2**20
+_DEFAULT_KERNEL_CACHE = Path.home() / ".cache" / "shapeshift"
 Load = Callable[[Path, FusedDecodeSettings, Path, str, Log], Runtime]
+RUNTIMES: Choices[Callable[..., Runtime]] = Choices(
+    "device",
+    {
+        "cpu": "shapeshift.fused_decode.model.cpu_runtime:load",
+        "cuda": "shapeshift.fused_decode.model.cuda_runtime:load",
+    },
+)
 
 
 @dataclass(frozen=True)
 class Loaded:
-    """A model ready to generate: its settings, the way from text to tokens and back, its folder and its kernels'."""
+    """A model ready to generate.
 
-    own: FusedDecodeSettings
+    token_bytes   the bytes of each token of the vocabulary
+    folder        of the checkpoint
+    kernel_cache  folder of the compiled kernels
+    """
+
+    settings: FusedDecodeSettings
     runtime: Runtime
     tokenizer: TextTokenizer
-    table: Sequence[bytes]
+    token_bytes: Sequence[bytes]
     folder: Path
-    kernels: Path
+    kernel_cache: Path
 
 
-def load_runtime(
-    folder: Path, own: FusedDecodeSettings, kernels: Path, device: str, log: Log, beside: int = 0
-) -> DecodeModel:
-    """The model in a checkpoint folder on `device` (cpu or cuda:0), once its memory bound is known to fit.
-
-    beside: bytes of memory after the last slot, for other uses.
-    """
-    on_gpu = device != "cpu"
-    stated = precision.resolve(own.precision, on_gpu)
-    architecture = Architecture.read(folder)
-    slot = cache_bytes(architecture, 1, own.max_length, stated)
-    weights = weight_bytes(architecture, stated)
-    available = _free_mb(device) if on_gpu else available_mb()
-    require_memory(weights + beside, slot, own.max_concurrency, own.max_length, own.memory_mb, available, log)
-    extra = beside // PRECISION_BYTES[stated]
-    if on_gpu:
-        from shapeshift.fused_decode.graphs import GraphedModel
-
-        log(f"{architecture.family}, {stated}, {device}")
-        return GraphedModel.load_on(
-            device, folder, precision=stated, slots=own.max_concurrency, max_length=own.max_length, beside=extra
-        )
-    threads = own.threads or cores()
-    model = DecodeModel.load(
-        folder,
-        precision=stated,
-        slots=own.max_concurrency,
-        max_length=own.max_length,
-        threads=threads,
-        native=own.native,
-        cache_dir=kernels,
-        log=log,
-        beside=extra,
-    )
-    log(f"{architecture.family}, {stated}, {model.operations.name} kernels, {threads} threads")
-    return model
-
-
-def load(args: ModelArgs, log: Log, load_runtime: Load = load_runtime, further: Sequence[type] = ()) -> Loaded:
+def load(args: ModelArgs, log: Log, load_runtime: Load, further: Sequence[type] = ()) -> Loaded:
     """Everything that the parameters of one model name. Raises the errors of `shapeshift.errors`.
 
-    further: settings that stand beside those of this technique, and are read by others.
+    further: settings classes of another technique, whose parameters are allowed beside these.
     """
     known = settings.names(FusedDecodeSettings, GeneratedDecodeSettings, *further)
     settings.refuse_unknown(args.parameters, known)
-    own = settings.read(FusedDecodeSettings, args.parameters)
+    decode = settings.read(FusedDecodeSettings, args.parameters)
     generated = settings.read(GeneratedDecodeSettings, args.parameters)
-    # What `make engines` states is relative to the model's folder.
-    beside = args.folder / own.checkpoint
-    folder = beside.resolve() if beside.is_dir() else find(own.checkpoint)
+    # `make engines` writes paths relative to the model's folder.
+    local = args.folder / decode.checkpoint
+    folder = local.resolve() if local.is_dir() else find(decode.checkpoint)
     tokenizer_file = folder / TOKENIZER_FILE
     settings.require(tokenizer_file.is_file(), "checkpoint", str(folder), f"must hold {TOKENIZER_FILE}")
     if generated.checkpoint_sha256 and generated.checkpoint_sha256 != open_checkpoint(folder).sha256:
         raise EngineError(f"the checkpoint in {folder} has changed; run `make engines`")
-    kernels = (args.folder / generated.kernel_cache).resolve() if generated.kernel_cache else _DEFAULT_CACHE
-    remedy = f", one less than max_length ({own.max_length})"
+    kernel_cache = (args.folder / generated.kernel_cache).resolve() if generated.kernel_cache else _DEFAULT_KERNEL_CACHE
+    device = f"cuda:{args.device_id}" if args.kind == "GPU" else "cpu"
+    remedy = f", one less than max_length ({decode.max_length})"
     return Loaded(
-        own,
-        load_runtime(folder, own, kernels, f"cuda:{args.device_id}" if args.kind == "GPU" else "cpu", log),
-        TextTokenizer(tokenizer_file, own.max_length - 1, "text_input", remedy),
+        decode,
+        load_runtime(folder, decode, kernel_cache, device, log),
+        TextTokenizer(tokenizer_file, decode.max_length - 1, "text_input", remedy),
         token_bytes(tokenizer_file),
         folder,
-        kernels,
+        kernel_cache,
+    )
+
+
+def load_runtime(
+    folder: Path, decode: FusedDecodeSettings, kernel_cache: Path, device: str, log: Log, extra_bytes: int = 0
+) -> Runtime:
+    """The model of a checkpoint folder on `device` (cpu or cuda:0). Allocates nothing where the memory is too small.
+
+    extra_bytes: memory after the last slot, for other uses.
+    """
+    kind = device.partition(":")[0]
+    stated = hardware.resolve_precision(decode.precision, kind == "cuda")
+    architecture = Architecture.read(folder)
+    slot = cache_bytes(architecture, 1, decode.max_length, stated)
+    weights = weight_bytes(architecture, stated)
+    available = available_mb() if kind == "cpu" else _free_mb(device)
+    require_memory(
+        weights + extra_bytes, slot, decode.max_concurrency, decode.max_length, decode.memory_mb, available, log
+    )
+    return RUNTIMES[kind](
+        folder,
+        decode,
+        precision=stated,
+        device=device,
+        kernel_cache=kernel_cache,
+        extra_elements=extra_bytes // PRECISION_BYTES[stated],
+        log=log,
+    )
+
+
+def require_memory(
+    weights: int, slot: int, slots: int, max_length: int, limit_mb: int, available_mb: float, log: Log
+) -> None:
+    """Log the bound on the memory of weights and cache. Raises InvalidInputError where it does not fit.
+
+    weights: bytes of the weights and of whatever else is allocated at the start
+    slot: bytes of one slot's cache
+    limit_mb: `memory_mb`, 0 for the available memory
+    """
+    allowed = min(limit_mb or available_mb, available_mb)
+    bound = (weights + slots * slot) / _MIB
+    source = "memory_mb" if limit_mb and limit_mb <= available_mb else "available"
+    log(
+        f"memory bound {bound:.0f} MiB: weights {weights / _MIB:.0f} MiB, {slots} slots of {max_length} tokens "
+        f"{slots * slot / _MIB:.0f} MiB; {source}: {allowed:.0f} MiB"
+    )
+    if bound <= allowed:
+        return
+    fitting = int((allowed * _MIB - weights) // slot)
+    if fitting >= 1:
+        raise InvalidInputError(
+            "max_concurrency", slots, f"at most {fitting} with max_length {max_length} in {allowed:.0f} MiB ({source})"
+        )
+    raise InvalidInputError(
+        "memory_mb", limit_mb, f"at least {(weights + slot) / _MIB + 1:.0f} for one slot; {allowed:.0f} MiB {source}"
     )
 
 
 def _free_mb(device: str) -> float:
-    """Memory of a GPU that is free, in MiB."""
+    """Free memory of a GPU in MiB."""
     if not torch.cuda.is_available():
-        raise UnsupportedError(f"device {device}: torch sees no CUDA device")
-    return float(torch.cuda.mem_get_info(device)[0]) / 2**20
+        raise UnsupportedError(f"device {device}: torch finds no CUDA device")
+    return float(torch.cuda.mem_get_info(device)[0]) / _MIB

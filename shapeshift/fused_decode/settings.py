@@ -1,4 +1,4 @@
-"""What a config.pbtxt says about a model that generates, or that forwards to one."""
+"""The parameters of a model that generates, and of one that forwards to it, in config.pbtxt."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ class FusedDecodeSettings:
 
     checkpoint       folder (absolute, under build/checkpoints or checkpoints/) or hub id
     precision        auto (bf16 where the hardware has it, else f32), f32 or bf16
-    max_concurrency  slots: requests that may run at once
+    max_concurrency  slots: most requests that run at once
     max_length       tokens that a slot holds, prompt and answer together
-    prefill_tokens   most tokens of prompts that one iteration computes beside the running requests
-    queue_requests   requests that may wait for a slot; a further one is answered UNAVAILABLE
-    queue_tokens     tokens that the waiting requests may come to, prompts and longest answers
-    threads          threads of the model's kernels; 0: one a core
+    prefill_tokens   most tokens of prompts in one iteration
+    queue_requests   most requests that wait for a slot; a further one gets UNAVAILABLE
+    queue_tokens     most tokens of the waiting requests, prompts and longest answers together
+    threads          threads of the model's kernels; 0: one for each core
     native           whether the kernels written in C++ are compiled and used
-    compaction       whether running requests are moved together when none waits for the holes between them
-    memory_mb        most memory that weights and cache may take; 0: what is available when the model loads
-    slo_ms           latency objective; half of it and 95% of it become bounds of the latency histogram; 0: none
+    compaction       whether running requests move together when no waiting request fills the holes between them
+    memory_mb        most memory in MiB for weights and cache; 0: the memory that is available when the model loads
+    slo_ms           latency objective in ms; its half and 95% of it become bounds of the latency histogram; 0: none
     """
 
     checkpoint: str
@@ -57,7 +57,7 @@ class FusedDecodeSettings:
 class GeneratedDecodeSettings:
     """Parameters that `make engines` adds to the generated config.pbtxt.
 
-    checkpoint_sha256  what the checkpoint must hold
+    checkpoint_sha256  hash that the checkpoint must have; empty: any
     kernel_cache       folder of compiled kernels; empty: .cache/shapeshift in the home directory
     generation         counts the loads that replaced a dead process
     """
@@ -69,18 +69,22 @@ class GeneratedDecodeSettings:
 
 @dataclass(frozen=True)
 class ForwardSettings:
-    """Parameters of a model that answers plain inference requests by asking another one.
+    """Parameters of a model that forwards plain inference requests to a decoupled one.
 
     forward_to        the decoupled model that generates
-    forward_requests  requests that may be under way; a further one is answered UNAVAILABLE. The server must have
-                      more threads than that for each model (its backend setting thread-pool-size)
-    generation        counts the loads that replaced a dead process; left to the scheduler
+    forward_requests  most requests in flight; a further one gets UNAVAILABLE
+    forward_timeout_s most seconds that a request may take; then it gets UNAVAILABLE
+    grpc_url          HOST:PORT of this server's gRPC interface; empty: that of `shapeshift serve`, else localhost:8001
+    generation        counts the loads that replaced a dead process; the scheduler sets it
     """
 
     forward_to: str
-    forward_requests: int = 96
+    forward_requests: int = 1024
+    forward_timeout_s: float = 600.0
+    grpc_url: str = ""
     generation: int = 0
 
     def __post_init__(self) -> None:
         require(bool(self.forward_to), "forward_to", self.forward_to, "the name of a model")
         require(1 <= self.forward_requests <= 4096, "forward_requests", self.forward_requests, "1 to 4096")
+        require(self.forward_timeout_s > 0, "forward_timeout_s", self.forward_timeout_s, "above 0")

@@ -1,4 +1,4 @@
-"""The front model: Triton requests in, embeddings out, through the placement that its config names."""
+"""The front model: Triton requests in, embeddings out, through the placement that config.pbtxt names."""
 
 from __future__ import annotations
 
@@ -8,31 +8,30 @@ from typing import Any
 
 from shapeshift import settings
 from shapeshift.engines import manifest
-from shapeshift.engines.request import TextRequest
+from shapeshift.engines.execution.request import TextRequest
 from shapeshift.engines.settings import GeneratedSettings, TextEngineSettings
-from shapeshift.engines.tokenizer import FILE_NAME as TOKENIZER_FILE
-from shapeshift.engines.tokenizer import TextTokenizer
+from shapeshift.engines.text.tokenizer import FILE_NAME as TOKENIZER_FILE
+from shapeshift.engines.text.tokenizer import TextTokenizer
 from shapeshift.errors import EngineError, InvalidInputError
-from shapeshift.polymorph.pool import open_pool
-from shapeshift.polymorph.settings import FleetSettings, PolymorphSettings
-from shapeshift.serving import log, parameters
-from shapeshift.serving.answers import Answers
-from shapeshift.serving.metrics import Counter, Gauge, Histogram, MetricsFlusher, RequestMeters
-from shapeshift.serving.model_args import ModelArgs
-from shapeshift.serving.sender import SenderThread
+from shapeshift.polymorph.executor import open_executor
+from shapeshift.polymorph.settings import PlacementSettings, PolymorphSettings
+from shapeshift.serving import parameters
+from shapeshift.serving.metrics import Counter, Gauge, Histogram, MetricsFlusher, RequestMetrics
+from shapeshift.serving.model_args import ModelArgs, model_log
+from shapeshift.serving.responses import Responder
 from shapeshift.serving.text_inputs import ENGINE_MS, OFFSETS, TEXT_PAIR, Offsets, padded_offsets, rows_of_request
 
+PARAMETERS = settings.names(TextEngineSettings, PolymorphSettings, GeneratedSettings, PlacementSettings)
 _OWN_PARAMETERS = ("truncate",)
 
 
 class TextFront:
-    """Owns the process' threads. `execute` never blocks and never raises; every request is answered once."""
+    """Owns the threads of the process. `execute` never blocks and never raises; every request is answered once."""
 
     def __init__(self, pb_utils: Any, args: ModelArgs) -> None:
         self._pb_utils = pb_utils
-        self._log = log.of_model(pb_utils, args.name)
-        known = settings.names(TextEngineSettings, PolymorphSettings, GeneratedSettings, FleetSettings)
-        settings.refuse_unknown(args.parameters, known)
+        self._log = model_log(pb_utils, args.name)
+        settings.refuse_unknown(args.parameters, PARAMETERS)
         own = settings.read(PolymorphSettings, args.parameters)
         generated = settings.read(GeneratedSettings, args.parameters)
         folder = args.folder / generated.engines
@@ -46,20 +45,19 @@ class TextFront:
         self._pairs = TEXT_PAIR in args.inputs
         self._vocabulary = made.vocabulary
         self._tokenizer = TextTokenizer(folder / TOKENIZER_FILE, made.max_tokens, type_stride=made.type_stride)
-        self._sender = SenderThread(pb_utils, self._log)
-        fleet = settings.read(FleetSettings, args.parameters)
-        self._pool = open_pool(pb_utils, args.name, made, folder, own, fleet, self._log)
+        placement = settings.read(PlacementSettings, args.parameters)
+        self._executor = open_executor(pb_utils, args.name, made, folder, own, placement, self._log)
         self._count_and_export(args.name, made.max_tokens, own.slo_ms)
         self._log(f"ready: {made.provider} {made.precision}, {len(made.engines)} engines, {own.placement}")
 
     def execute(self, requests: Sequence[Any]) -> None:
-        """Queue every request; those that cannot be served are answered with an error at once."""
-        self._answers.start(requests, self._submit)
+        """Queue every request. A request that cannot be served is answered with an error at once."""
+        self._responder.start(requests, self._submit)
 
     def close(self) -> None:
         """Stop producers before consumers: engines, then the sender, then metrics."""
-        self._pool.close()
-        self._sender.close()
+        self._executor.close()
+        self._responder.close()
         self._metrics.close()
 
     def _submit(self, request: Any, sender: Any) -> None:
@@ -75,15 +73,15 @@ class TextFront:
             OFFSETS in wanted,
         )
         for ids in rows.ids:
-            self._meters.lengths.observe(len(ids))
+            self._request_metrics.lengths.observe(len(ids))
         finished = partial(self._reply, sender, wanted, rows.offsets)
-        self._pool.submit(TextRequest(rows.ids, finished, given.latency_ms, sender.is_cancelled))
+        self._executor.submit(TextRequest(rows.ids, finished, given.latency_ms, sender.is_cancelled))
 
     def _reply(self, sender: Any, wanted: list[str], offsets: list[Offsets], request: TextRequest) -> None:
         if request.error is not None:
-            self._answers.fail(sender, request.error)
+            self._responder.fail(sender, request.error)
             return
-        self._answers.send(sender, partial(self._response, request, wanted, offsets), request.arrived)
+        self._responder.send(sender, partial(self._response, request, wanted, offsets), request.arrived)
 
     def _response(self, request: TextRequest, wanted: list[str], offsets: list[Offsets]) -> Any:
         values = dict(request.outputs)
@@ -95,13 +93,13 @@ class TextFront:
         return self._pb_utils.InferenceResponse(output_tensors=tensors)
 
     def _count_and_export(self, name: str, max_tokens: int, slo_ms: float) -> None:
-        pool = self._pool
-        self._meters = RequestMeters("texts", max_tokens, slo_ms)
-        self._answers = Answers(self._pb_utils, self._sender, self._meters)
+        executor = self._executor
+        self._request_metrics = RequestMetrics("texts", max_tokens, slo_ms)
+        self._responder = Responder(self._pb_utils, self._request_metrics, self._log)
         exported: list[Counter | Gauge | Histogram] = [
-            *self._meters.exported,
-            Gauge("requests_waiting", "Texts that wait", lambda: pool.waiting),
-            Gauge("requests_running", "Texts that are computed", lambda: pool.running),
-            *pool.metrics(),
+            *self._request_metrics.exported,
+            Gauge("requests_waiting", "Texts that wait", lambda: executor.waiting),
+            Gauge("requests_running", "Texts that are computed", lambda: executor.running),
+            *executor.metrics(),
         ]
         self._metrics = MetricsFlusher(self._pb_utils, name, exported, self._log)

@@ -1,8 +1,8 @@
 """One worker behind a router: a Triton model with one process, which holds one bin's engine or all of them.
 
-It takes what the router packed, INPUT_IDS INT64 [tokens of all texts] and LENGTHS INT32 [texts], and answers
+It takes a pack of texts, INPUT_IDS INT64 [tokens of all texts] and LENGTHS INT32 [texts], and answers
 with the front's outputs, [texts, ...], and STATE INT64 [3]: its bin, its generation, its process number. A
-request without texts asks for STATE alone.
+request without texts asks for STATE only.
 """
 
 from __future__ import annotations
@@ -14,22 +14,23 @@ from typing import Any
 import numpy as np
 
 from shapeshift import settings
-from shapeshift.engines import manifest, registry
-from shapeshift.engines.ladder import Ladder
-from shapeshift.engines.loading import BackgroundLoader, first_and_rest
+from shapeshift.engines import manifest
+from shapeshift.engines.execution.engine_set import EngineSet
+from shapeshift.engines.execution.loading import BackgroundLoader, first_and_rest
+from shapeshift.engines.interfaces import Array, Ids
 from shapeshift.engines.manifest import EngineEntry
-from shapeshift.engines.protocol import Array, Ids
+from shapeshift.engines.providers import lookup
 from shapeshift.engines.settings import GeneratedSettings, TextEngineSettings
 from shapeshift.errors import InvalidInputError, UnsupportedError
-from shapeshift.polymorph.profile import bin_edges, entry_of_bin
-from shapeshift.polymorph.settings import FleetSettings, PolymorphSettings, WorkerSettings
-from shapeshift.serving import log, replies
+from shapeshift.polymorph.service_times import bin_edges, entry_of_bin
+from shapeshift.polymorph.settings import PlacementSettings, PolymorphSettings, WorkerSettings
+from shapeshift.serving import error_codes
 from shapeshift.serving.metrics import Counter, Gauge, MetricsFlusher
-from shapeshift.serving.model_args import ModelArgs
+from shapeshift.serving.model_args import ModelArgs, model_log
 
 INPUTS = ("INPUT_IDS", "LENGTHS")
 STATE = "STATE"
-KNOWN = settings.names(TextEngineSettings, PolymorphSettings, GeneratedSettings, FleetSettings, WorkerSettings)
+PARAMETERS = settings.names(TextEngineSettings, PolymorphSettings, GeneratedSettings, PlacementSettings, WorkerSettings)
 
 
 class TextWorker:
@@ -37,8 +38,8 @@ class TextWorker:
 
     def __init__(self, pb_utils: Any, args: ModelArgs) -> None:
         self._pb_utils = pb_utils
-        self._log = log.of_model(pb_utils, args.name)
-        settings.refuse_unknown(args.parameters, KNOWN)
+        self._log = model_log(pb_utils, args.name)
+        settings.refuse_unknown(args.parameters, PARAMETERS)
         own = settings.read(WorkerSettings, args.parameters)
         folder = args.folder / settings.read(GeneratedSettings, args.parameters).engines
         made = manifest.load(folder, args.parameters.get("manifest_sha256") or None)
@@ -51,11 +52,11 @@ class TextWorker:
         self._max_tokens = own.bin or made.max_tokens
         self._state = np.array([own.bin, own.generation, os.getpid()], dtype=np.int64)
         self._lengths_seen = [0] * (made.max_tokens + 1)
-        self._runtime = registry.provider(made.provider).open(folder, made.precision, threads=1)
-        self._engines = Ladder(made)
+        self._runtime = lookup.PROVIDERS[made.provider].open(folder, made.precision, threads=1)
+        self._engines = EngineSet(made)
         first, rest = (entry_of_bin(made, own.bin), []) if own.bin else first_and_rest(made)
         self._load(first)
-        # The first call of an engine costs more than any other.
+        # The first call of an engine is slow.
         self._engines.run([np.zeros(1, np.int64)])
         memory_mb = settings.read(PolymorphSettings, args.parameters).memory_mb
         self._loader = BackgroundLoader(rest, self._load, self._lengths_seen, memory_mb, self._log)
@@ -81,8 +82,8 @@ class TextWorker:
             tensors = [self._pb_utils.Tensor(name, outputs[name]) for name in self._outputs if name in wanted]
             tensors.append(self._pb_utils.Tensor(STATE, self._state))
             return self._pb_utils.InferenceResponse(output_tensors=tensors)
-        except Exception as error:  # noqa: BLE001  a request that fails must not cost the process
-            return replies.error_response(self._pb_utils, error)
+        except Exception as error:  # noqa: BLE001  a request that fails must not end the process
+            return error_codes.error_response(self._pb_utils, error)
 
     def _compute(self, texts: list[Ids]) -> dict[str, Array]:
         if not texts:

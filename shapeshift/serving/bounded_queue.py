@@ -1,4 +1,4 @@
-"""A queue that refuses what it cannot hold, counted in rows and in tokens."""
+"""A queue with bounds on its rows and on their tokens."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from typing import Generic, Protocol, TypeVar
 
-from shapeshift.errors import OverloadedError
+from shapeshift.serving.bounds import Bound, unloading
 
 
 class Weighted(Protocol):
-    """An item that knows its length in tokens."""
+    """An item with a length in tokens."""
 
     @property
     def tokens(self) -> int: ...
@@ -24,8 +24,8 @@ class BoundedQueue(Generic[T]):
     """First in, first out; producers never wait, consumers do."""
 
     def __init__(self, max_rows: int, max_tokens: int) -> None:
-        self._max_rows = max_rows
-        self._max_tokens = max_tokens
+        self._rows_bound = Bound("queue_rows", max_rows, "rows")
+        self._tokens_bound = Bound("queue_tokens", max_tokens, "tokens")
         self._items: deque[T] = deque()
         self._tokens = 0
         self._closed = False
@@ -35,23 +35,23 @@ class BoundedQueue(Generic[T]):
         return len(self._items)
 
     def put(self, items: Sequence[T]) -> None:
-        """Append all of `items` or none: OverloadedError, naming the limit, when they do not fit.
+        """Append all of `items` or none; OverloadedError naming the limit where they do not fit.
 
         An empty queue takes any request, however large, so that no limit makes one impossible.
         """
         tokens = sum(item.tokens for item in items)
         with self._ready:
             if self._closed:
-                raise OverloadedError("the model is being unloaded; retry elsewhere")
+                raise unloading()
             if self._items:
-                self._refuse("rows", len(self._items), len(items), self._max_rows)
-                self._refuse("tokens", self._tokens, tokens, self._max_tokens)
+                self._rows_bound.require(len(self._items), len(items))
+                self._tokens_bound.require(self._tokens, tokens)
             self._items.extend(items)
             self._tokens += tokens
             self._ready.notify(len(items))
 
     def take(self, decide: Callable[[Iterable[int], int], int]) -> list[T]:
-        """Wait for work, then remove as many items from the head as `decide` says; [] once closed.
+        """Wait for items, then remove as many from the head as `decide` returns; [] once closed.
 
         decide(lengths, waiting): the waiting items' tokens in order and their number; at least 1.
         """
@@ -66,12 +66,12 @@ class BoundedQueue(Generic[T]):
             return taken
 
     def waiting(self) -> list[T]:
-        """What waits at this moment, in order."""
+        """The items that wait now, in order."""
         with self._ready:
             return list(self._items)
 
     def close(self) -> list[T]:
-        """Refuse further items, wake every consumer, and return what was still waiting."""
+        """Refuse further items, wake every consumer, and return the items that still waited."""
         with self._ready:
             self._closed = True
             left = list(self._items)
@@ -84,8 +84,3 @@ class BoundedQueue(Generic[T]):
         """Raise AssertionError when the token count does not match the items."""
         with self._ready:
             assert self._tokens == sum(item.tokens for item in self._items), "token count is off"
-
-    @staticmethod
-    def _refuse(unit: str, held: int, added: int, limit: int) -> None:
-        if held + added > limit:
-            raise OverloadedError(f"the queue is full: {held} {unit} wait, {added} more exceed {limit}; retry later")

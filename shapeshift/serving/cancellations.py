@@ -1,8 +1,7 @@
-"""Notices callers who have gone.
+"""Notices requests that their clients have cancelled.
 
-Asking Triton whether a request was cancelled takes a trip to the server's process, so no thread that computes
-may do it. Asking once the request's last response is on its way crashes the server (24.10): whoever sends it
-removes the request first.
+`is_cancelled` asks the server's process, so a thread that computes never calls it. A call after the request's last
+response was sent crashes the server (24.10): the sending thread removes the request first.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ _MOST_A_PERIOD = 64
 
 
 class CancellationWatch:
-    """One thread that asks for every watched request in turn, at most 64 each tenth of a second."""
+    """One thread that asks about every watched request in turn, at most 64 each tenth of a second."""
 
     def __init__(self, log: Callable[[str], None], period_s: float = _PERIOD_S) -> None:
         self._watched: dict[Hashable, tuple[Callable[[], bool], Callable[[], Any]]] = {}
@@ -34,12 +33,12 @@ class CancellationWatch:
         return len(self._watched)
 
     def add(self, key: Hashable, is_cancelled: Callable[[], bool], then: Callable[[], Any]) -> None:
-        """Call `then` once, on the watching thread, when `is_cancelled` says so."""
+        """Call `then` once, on the watching thread, when `is_cancelled` returns True."""
         self._watched[key] = is_cancelled, then
         self._order.append(key)
 
     def remove(self, key: Hashable) -> None:
-        """Watch this one no longer; once this returns, nobody asks. Nothing happens where it is not watched."""
+        """Stop watching a request. After this returns, `is_cancelled` is not called. Unknown keys are ignored."""
         with self._asking:
             self._watched.pop(key, None)
 
@@ -65,5 +64,5 @@ class CancellationWatch:
                     return
                 del self._watched[key]
             then()
-        except Exception as error:  # noqa: BLE001  one request must not cost the others their watch
-            self._log(f"a cancellation could not be looked for: {error}")
+        except Exception as error:  # noqa: BLE001  one request must not end the watch of the others
+            self._log(f"checking for a cancellation failed: {error}")

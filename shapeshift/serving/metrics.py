@@ -1,8 +1,8 @@
-"""Counting in the process, exporting once a second through Triton's /metrics.
+"""Metrics: counted in the process, exported once a second through Triton's /metrics.
 
-Every operation on a Triton metric blocks for tens of microseconds, so threads that serve only add to
-arrays; one thread flushes the differences. Histograms are exported as COUNTERs named `<name>_bucket` with
-a label `le`, cumulative as Prometheus has them, so that a scraper can subtract two scrapes.
+Every operation on a Triton metric blocks for tens of microseconds. Serving threads therefore only add to Python
+numbers, and one thread flushes the differences. Histograms are exported as COUNTERs named `<name>_bucket` with a label
+`le`, cumulative as in Prometheus, so that a scraper can subtract two scrapes.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from shapeshift.serving.replies import CODES
+from shapeshift.serving.error_codes import CODES
 
 PREFIX = "shapeshift_"
 OTHER = "other"
@@ -25,7 +25,7 @@ _SLO_SHARES = (0.5, 0.95)
 
 
 class Counter:
-    """A number that only grows, added to by one thread, or read at each flush from `read`."""
+    """A number that only grows. One thread adds to it, or each flush reads it from `read`."""
 
     def __init__(
         self,
@@ -45,12 +45,12 @@ class Counter:
         return self._read() if self._read else self._value
 
     def add(self, amount: float = 1.0) -> None:
-        """Count `amount` more."""
+        """Add `amount`."""
         self._value += amount
 
 
 class Gauge:
-    """A number read at each flush from a function."""
+    """A number that each flush reads from a function."""
 
     def __init__(
         self, name: str, help_text: str, read: Callable[[], float], labels: dict[str, str] | None = None
@@ -62,7 +62,7 @@ class Gauge:
 
 
 class Histogram:
-    """Counts by upper bound (inclusive), with sum and count; observed by one thread."""
+    """Counts by inclusive upper bound, with sum and count. One thread observes."""
 
     def __init__(self, name: str, help_text: str, bounds: Sequence[float]) -> None:
         self.name = PREFIX + name
@@ -72,12 +72,12 @@ class Histogram:
         self._sum = 0.0
 
     def observe(self, value: float, times: int = 1) -> None:
-        """Count one `value`, or as many of it as `times` says."""
+        """Count `value`, `times` times."""
         self._counts[bisect.bisect_left(self.bounds, value)] += times
         self._sum += value * times
 
     def totals(self) -> tuple[list[int], float]:
-        """Cumulative counts by bound, the last for +Inf, and the sum."""
+        """Cumulative counts by bound, the last for +Inf; and the sum."""
         running, cumulative = 0, []
         for count in list(self._counts):
             running += count
@@ -86,14 +86,14 @@ class Histogram:
 
 
 class Counters:
-    """Counters of one name by the value of one label; the first `most` values have their own, the rest is `other`."""
+    """Counters by the value of one label. The first `most` values have their own, the rest share `other`."""
 
     def __init__(self, name: str, help_text: str, label: str, most: int = 100) -> None:
         self._name, self._help_text, self._label, self._most = name, help_text, label, most
         self._known: dict[str, Counter] = {}
 
     def add(self, value: str, amount: float = 1.0) -> None:
-        """Count `amount` more for one value of the label; by one thread."""
+        """Add `amount` to the counter of one label value. One thread calls this."""
         if value not in self._known and len(self._known) >= self._most:
             value = OTHER
         if value not in self._known:
@@ -101,12 +101,12 @@ class Counters:
         self._known[value].add(amount)
 
     def each(self) -> list[Counter]:
-        """One counter for each value seen so far."""
+        """A counter for each label value seen so far."""
         return list(self._known.values())
 
 
 class Info:
-    """What is going on, in the labels of a gauge whose value is the time, in seconds; `read` is asked at each flush."""
+    """A gauge whose labels, read at each flush, describe the current state. Its value is the time in seconds."""
 
     def __init__(self, name: str, help_text: str, read: Callable[[], dict[str, str]]) -> None:
         self.name = PREFIX + name
@@ -117,10 +117,10 @@ class Info:
 Metric = Counter | Gauge | Histogram | Counters | Info
 
 
-class RequestMeters:
-    """What every front counts of its requests: their lengths on arrival, how they ended, and how long they took.
+class RequestMetrics:
+    """What every front counts: request lengths on arrival, codes of answers, and latencies.
 
-    what: what the lengths are lengths of; slo_ms: latency objective, whose shares become bounds, 0: none.
+    what: the unit of the lengths, for the help text. slo_ms: latency objective, 0 for none; shares of it are bounds.
     """
 
     def __init__(self, what: str, max_tokens: int, slo_ms: float) -> None:
@@ -138,7 +138,7 @@ class RequestMeters:
 
 
 class MetricsFlusher:
-    """The thread that exports, and the heartbeat. Without metrics support on the server it does nothing."""
+    """The thread that exports metrics, and the heartbeat. It does nothing on a server without custom metrics."""
 
     def __init__(
         self,
@@ -154,7 +154,7 @@ class MetricsFlusher:
         self._log = log
         self._stop = threading.Event()
         self._exported: dict[tuple[str, str], tuple[Any, float]] = {}
-        # A family that is collected makes every metric of it raise: they are kept for the process' life.
+        # Once a family object is collected, every metric of it raises: families live as long as the process.
         self._families: dict[str, Any] = {}
         self._pb_utils = pb_utils
         self._heartbeat = Counter("heartbeat_total", "Seconds that this process has been alive and flushing")
@@ -165,7 +165,7 @@ class MetricsFlusher:
             log("this server exports no metrics of backends")
 
     def flush(self) -> None:
-        """Export what changed since the last flush."""
+        """Export the changes since the last flush."""
         self._export_counter(self._heartbeat.name, self._heartbeat.help_text, {}, self._heartbeat.value)
         for metric in self._metrics:
             if isinstance(metric, Counter | Counters):
@@ -188,7 +188,7 @@ class MetricsFlusher:
         self._stop.set()
         if self._thread.is_alive():
             self._thread.join(timeout_s)
-        # Destroyed later, when the interpreter ends, a metric finds its server gone and crashes the process.
+        # A metric destroyed at interpreter exit finds its server gone and crashes the process.
         self._exported.clear()
         self._families.clear()
 
@@ -215,7 +215,7 @@ class MetricsFlusher:
     def _export_info(self, info: Info) -> None:
         labels = info.read()
         for key in [key for key in self._exported if key[0] == info.name and key[1] != str(labels)]:
-            # A family holds its series, and the server forgets them with it.
+            # The family holds the series: the server drops the old labels only with the family.
             del self._exported[key], self._families[info.name]
         self._metric(info.name, info.help_text, labels, "GAUGE").set(time.time())
 

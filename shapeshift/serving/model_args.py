@@ -1,17 +1,19 @@
-"""What Triton tells a Python backend about its model, typed."""
+"""What Triton tells a Python backend about its model, typed, and lines in the server's log."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+Log = Callable[[str], None]
+
 
 @dataclass(frozen=True)
 class ModelArgs:
-    """The parts of `args` of a backend's `initialize` that we use."""
+    """The parts of the `args` of a backend's `initialize` that this project uses."""
 
     name: str
     folder: Path
@@ -47,3 +49,12 @@ def read(args: Mapping[str, str]) -> ModelArgs:
         kind=args["model_instance_kind"],
         device_id=int(args["model_instance_device_id"] or 0),
     )
+
+
+def model_log(pb_utils: Any, model: str) -> Log:
+    """A function that writes one line with the model's name, from any thread."""
+
+    def log(text: str) -> None:
+        pb_utils.Logger.log_info(f"{model}: {text}")
+
+    return log

@@ -10,9 +10,9 @@ from typing import Any
 
 from shapeshift.errors import InvalidInputError
 
-# What every front understands. `utility` weighs requests where work is chosen by worth.
+# Every front accepts these. `utility` weighs requests where a scheduler chooses by utility.
 COMMON = ("latency_ms", "utility", "slo_class", "request_tag")
-# Triton's own, which pass by unread.
+# Triton's own, which are ignored.
 _TRITON_PREFIXES = ("triton_", "sequence_", "binary_data")
 _TRITON_NAMES = ("priority", "timeout", "headers")
 _MAX_TEXT = 256
@@ -20,7 +20,7 @@ _MAX_TEXT = 256
 
 @dataclass(frozen=True)
 class RequestParameters:
-    """What a request asked for; None where it did not say."""
+    """The parameters of a request; None for one that it does not give."""
 
     latency_ms: float | None = None
     utility: float | None = None
@@ -38,8 +38,8 @@ class RequestParameters:
 def parse(text: str, own: Collection[str] = ()) -> RequestParameters:
     """The parameters of one request, from `request.parameters()`.
 
-    own: the names that this front understands beyond `COMMON`.
-    Raises InvalidInputError for a name it does not understand or a value of the wrong kind.
+    own: the names that this front accepts beyond `COMMON`.
+    Raises InvalidInputError for an unknown name or a value of the wrong type.
     """
     if not text or text == "{}":
         return _NONE
@@ -55,9 +55,9 @@ def parse(text: str, own: Collection[str] = ()) -> RequestParameters:
 
 
 def joined(given: RequestParameters, named: Mapping[str, Any]) -> RequestParameters:
-    """`given` with the parameters `named`, which the request states elsewhere.
+    """`given` with the parameters `named`, which the request gives elsewhere.
 
-    Raises InvalidInputError for one that is stated twice, or is of the wrong kind.
+    Raises InvalidInputError for one that is given twice, or has the wrong type.
     """
     if not named:
         return given

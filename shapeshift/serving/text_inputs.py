@@ -19,17 +19,17 @@ TEXT_PAIR = "TEXT_PAIR"
 
 
 class Tokenizer(Protocol):
-    """What is needed of `engines.tokenizer.TextTokenizer`."""
+    """What is needed of `engines.text.tokenizer.TextTokenizer`."""
 
     max_tokens: int
 
     def encode(self, text: bytes, row: int, truncate: bool) -> Ids: ...
 
-    def encode_whole(self, text: bytes, pair: bytes | None, row: int, truncate: bool) -> Any: ...
+    def encode_with_offsets(self, text: bytes, pair: bytes | None, row: int, truncate: bool) -> Any: ...
 
 
 class TextRows(NamedTuple):
-    """The texts of a request: the ids of each, and, where asked for, where each one's tokens stand, [tokens, 2]."""
+    """The ids of each text of a request, and, where requested, the byte positions of its tokens, [tokens, 2]."""
 
     ids: list[Ids]
     offsets: list[Offsets]
@@ -46,9 +46,9 @@ def rows_of_request(
 ) -> TextRows:
     """The rows of one Triton request, each of 1 to `tokenizer.max_tokens` ids.
 
-    pairs: whether TEXT_PAIR, the second text of each row, may be given; offsets: whether to say where tokens stand
+    pairs: whether TEXT_PAIR, the second text of each row, may be given; offsets: whether to return token positions
     (-1 for all of INPUT_IDS).
-    Raises InvalidInputError naming input, row and limit for anything that config.pbtxt does not rule out.
+    Raises InvalidInputError naming input, row and limit for anything invalid that config.pbtxt does not exclude.
     """
     text = _texts(pb_utils, request, "TEXT")
     pair = _texts(pb_utils, request, TEXT_PAIR) if pairs else None
@@ -63,7 +63,7 @@ def rows_of_request(
             return TextRows([tokenizer.encode(value, row, truncate) for row, value in enumerate(text)], [])
         seconds: Sequence[bytes | None] = pair or [None] * len(text)
         whole = [
-            tokenizer.encode_whole(first, second, row, truncate)
+            tokenizer.encode_with_offsets(first, second, row, truncate)
             for row, (first, second) in enumerate(zip(text, seconds, strict=True))
         ]
         return TextRows([one.ids for one in whole], [one.offsets for one in whole] if offsets else [])
@@ -76,7 +76,7 @@ def rows_of_request(
 
 
 def texts_of_request(pb_utils: Any, request: Any, pairs: bool) -> list[list[bytes]]:
-    """The rows of a request that can only be TEXT, each one text, or where `pairs` a pair with TEXT_PAIR.
+    """The rows of a request that takes TEXT only: one text each, or with `pairs` a text and its TEXT_PAIR.
 
     Raises InvalidInputError naming input, row and limit.
     """
@@ -90,7 +90,7 @@ def texts_of_request(pb_utils: Any, request: Any, pairs: bool) -> list[list[byte
 
 
 def padded_offsets(offsets: Sequence[Offsets]) -> Offsets:
-    """OFFSETS, INT32 [rows, longest, 2]: those of each row, -1 beyond its end."""
+    """OFFSETS, INT32 [rows, longest, 2]: the positions of each row, -1 beyond its end."""
     padded = np.full((len(offsets), max(map(len, offsets)), 2), -1, np.int32)
     for row, own in enumerate(offsets):
         padded[row, : len(own)] = own
@@ -127,7 +127,7 @@ def rows_of_ids(ids: Ids, mask: Ids, vocabulary: int, max_tokens: int, truncate:
         low, high = int(own.min()), int(own.max())
         if low < 0 or high >= vocabulary:
             raise InvalidInputError("INPUT_IDS", low if low < 0 else high, f"0 to {vocabulary - 1}", row)
-        # Copied: Triton's buffer is gone once `execute` has returned.
+        # Copied: Triton frees its buffer when `execute` returns.
         rows.append(np.array(own, dtype=np.int64))
     return rows
 

@@ -1,6 +1,6 @@
-"""Many adapters over one decode loop as discrete iterations, over the policies that serve.
+"""A discrete simulation of one decode loop with many adapters, which runs the policies of the server.
 
-An iteration takes as long as a linear law says of what it computes; adapters come over one link, beside it.
+The time of an iteration is a linear function of its work. Adapters are loaded over one link meanwhile.
 """
 
 from __future__ import annotations
@@ -11,26 +11,26 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from shapeshift.adapter_cache import scheduling
-from shapeshift.adapter_cache.interfaces import AdapterInfo
-from shapeshift.adapter_cache.predict import Asked, Predictor, RunningMean
-from shapeshift.adapter_cache.scheduling import SchedulingSettings
-from shapeshift.simulate.adapter_pool import Caching, SimulatedPool
+from shapeshift.adapter_cache.interfaces import AdapterInfo, LengthPredictor, PredictionInput, SizeQueueStats
+from shapeshift.adapter_cache.policy.length_prediction import RunningMean
+from shapeshift.adapter_cache.policy.scheduling import SchedulerInputs, SchedulingSettings, make_scheduler
+from shapeshift.simulate.adapter_pool import CacheOptions, SimulatedPool
 
 _QUEUE_REQUESTS, _QUEUE_TOKENS = 10**9, 10**12
 
 
 @dataclass(frozen=True)
 class Machine:
-    """What serves.
+    """The simulated hardware.
 
-    slots           requests that run at once
-    prefill_tokens  most tokens of prompts in an iteration
-    base_s, row_s, token_s, rank_s  an iteration's time: at least, for each row that decodes, for each token of a
-                    prompt, and for each rank of a row's adapter
-    load_bytes_s    of the link over which adapters come
-    pool_bytes      of keys, values and adapters together; token_bytes: of one token's keys and values
-    slot_tokens     tokens of cache that a request takes at least (where slots are contiguous: their length)
+    slots           maximum number of running requests
+    prefill_tokens  maximum prompt tokens in an iteration
+    base_s, row_s, token_s, rank_s  time of an iteration: constant, per decoding row, per prompt token, and per rank of
+                    each row's adapter
+    load_bytes_s    bandwidth of the link that loads adapters
+    pool_bytes      memory of keys, values and adapters together
+    token_bytes     memory of the keys and values of one token
+    slot_tokens     tokens of KV cache that a request takes at least (for contiguous slots: their length)
     """
 
     slots: int
@@ -46,8 +46,8 @@ class Machine:
 
 
 @dataclass(frozen=True)
-class Ask:
-    """A request: when it comes, for which adapter, how long its prompt is and its answer will be."""
+class SimulatedRequest:
+    """One request of the trace: arrival, adapter, and the lengths of prompt and answer."""
 
     at_s: float
     adapter: str | None
@@ -56,9 +56,13 @@ class Ask:
 
 
 @dataclass
-class Result:
-    """Of the requests, in order of arrival: seconds from arrival to the first token, and to the last; all seconds
-    from one token to the next; and what was loaded."""
+class SimulationResult:
+    """What one run measured.
+
+    first_s, last_s  seconds from arrival to the first and to the last token, by request in order of arrival
+    between_s        seconds between consecutive tokens, of all requests
+    queues           quotas of the size queues at the end
+    """
 
     first_s: NDArray[np.float64]
     last_s: NDArray[np.float64]
@@ -72,33 +76,32 @@ class Result:
 
 
 class _Request:
-    """A request on its way; see `adapter_cache.interfaces.SizedRequest`."""
+    """A request in the simulated loop; see `adapter_cache.interfaces.SizedRequest`."""
 
-    def __init__(self, number: int, ask: Ask, rank: int, predicted: int, most: int) -> None:
-        self.number = number
-        self.ask = ask
-        self.adapter = ask.adapter
+    def __init__(self, traced: SimulatedRequest, rank: int, predicted: int, max_new_tokens: int) -> None:
+        self.traced = traced
+        self.adapter = traced.adapter
         self.rank = rank
-        self.prompt_tokens = ask.prompt_tokens
-        self.max_new_tokens = most
+        self.prompt_tokens = traced.prompt_tokens
+        self.max_new_tokens = max_new_tokens
         self.predicted_tokens = predicted
         self.generated = 0
-        self.arrived = ask.at_s
-        self.tokens = ask.prompt_tokens + ask.answer_tokens
-        self.unread = 0
+        self.arrived = traced.at_s
+        self.tokens = traced.prompt_tokens + traced.answer_tokens
+        self.unread_tokens = 0
         self.first = self.last = self.previous = 0.0
 
 
 def run(
     machine: Machine,
     adapters: Mapping[str, AdapterInfo],
-    asks: Sequence[Ask],
-    own: SchedulingSettings,
-    caching: Caching,
-    predictor: Predictor | None = None,
-) -> Result:
-    """Serve `asks`, which come in order of time, until all have ended."""
-    return _Server(machine, adapters, asks, own, caching, predictor or RunningMean()).run()
+    requests: Sequence[SimulatedRequest],
+    scheduling: SchedulingSettings,
+    options: CacheOptions,
+    predictor: LengthPredictor | None = None,
+) -> SimulationResult:
+    """Serve `requests`, which are in order of arrival, to the end."""
+    return _Server(machine, adapters, requests, scheduling, options, predictor or RunningMean()).run()
 
 
 class _Server:
@@ -106,51 +109,55 @@ class _Server:
         self,
         machine: Machine,
         adapters: Mapping[str, AdapterInfo],
-        asks: Sequence[Ask],
-        own: SchedulingSettings,
-        caching: Caching,
-        predictor: Predictor,
+        requests: Sequence[SimulatedRequest],
+        scheduling: SchedulingSettings,
+        options: CacheOptions,
+        predictor: LengthPredictor,
     ) -> None:
-        self._machine, self._asks, self._predictor = machine, asks, predictor
-        self.pool = SimulatedPool(adapters, caching, machine.pool_bytes, machine.token_bytes, machine.load_bytes_s)
+        self._machine, self._trace, self._predictor = machine, requests, predictor
+        self.pool = SimulatedPool(adapters, options, machine.pool_bytes, machine.token_bytes, machine.load_bytes_s)
 
         def adapter_tokens(name: str | None) -> int:
             return 0 if name is None else -(-adapters[name].bytes // machine.token_bytes)
 
-        self.admission = scheduling.build(
-            own,
-            self.pool,
-            _QUEUE_REQUESTS,
-            _QUEUE_TOKENS,
-            adapter_tokens,
-            machine.slot_tokens,
-            clock=lambda: self.pool.now,
+        self.admission = make_scheduler(
+            SchedulerInputs(
+                scheduling,
+                self.pool,
+                _QUEUE_REQUESTS,
+                _QUEUE_TOKENS,
+                adapter_tokens,
+                machine.slot_tokens,
+                clock=lambda: self.pool.now,
+            )
         )
-        self._most = max((ask.answer_tokens for ask in asks), default=1)
+        self._max_new_tokens = max((traced.answer_tokens for traced in requests), default=1)
         self._running: dict[_Request, None] = {}
         self._next = 0
         self._between: list[float] = []
         self._requests: list[_Request] = []
 
-    def run(self) -> Result:
-        while self._next < len(self._asks) or self._running or len(self.admission):
+    def run(self) -> SimulationResult:
+        while self._next < len(self._trace) or self._running or len(self.admission):
             self._arrive()
-            self.pool.settle()
+            self.pool.end_loads()
             self._admit()
             if self._running:
                 self._iterate()
             else:
-                self._rest()
+                self._skip_idle_time()
         self.admission.check_integrity()
         self.pool.check_integrity()
         return self._result()
 
     def _arrive(self) -> None:
-        while self._next < len(self._asks) and self._asks[self._next].at_s <= self.pool.now:
-            ask = self._asks[self._next]
-            asked = Asked(ask.adapter, ask.prompt_tokens, self._most, truth=ask.answer_tokens)
-            predicted = self._predictor.predict(asked)
-            request = _Request(self._next, ask, self.pool.rank(ask.adapter), predicted, self._most)
+        while self._next < len(self._trace) and self._trace[self._next].at_s <= self.pool.now:
+            traced = self._trace[self._next]
+            inputs = PredictionInput(
+                traced.adapter, traced.prompt_tokens, self._max_new_tokens, truth=traced.answer_tokens
+            )
+            predicted = self._predictor.predict(inputs)
+            request = _Request(traced, self.pool.rank(traced.adapter), predicted, self._max_new_tokens)
             self._requests.append(request)
             self.admission.submit(request)
             self._next += 1
@@ -158,36 +165,37 @@ class _Server:
     def _admit(self) -> None:
         for request in self.admission.squash():
             del self._running[request]
-            self.pool.leave(self._held(request))
+            self.pool.leave(self._cache_tokens(request))
         for request in self.admission.admit(self._machine.slots - len(self._running)):
-            self.pool.seat(self._held(request))
-            request.unread = request.prompt_tokens + request.generated
+            self.pool.take(self._cache_tokens(request))
+            request.unread_tokens = request.prompt_tokens + request.generated
             self._running[request] = None
 
-    def _held(self, request: _Request) -> int:
+    def _cache_tokens(self, request: _Request) -> int:
         return max(self._machine.slot_tokens, request.tokens)
 
     def _iterate(self) -> None:
-        """One iteration: every request that has been read gets a token, and prompts are read in their order."""
+        """One iteration: every decoding request gets a token, and prompts are prefilled in order."""
         machine = self._machine
-        decoding = [one for one in self._running if not one.unread]
+        decoding = [one for one in self._running if not one.unread_tokens]
         budget = machine.prefill_tokens
         ranks = sum(one.rank for one in decoding)
-        for request in [one for one in self._running if one.unread]:
-            taken = min(budget, request.unread)
-            request.unread -= taken
+        for request in [one for one in self._running if one.unread_tokens]:
+            taken = min(budget, request.unread_tokens)
+            request.unread_tokens -= taken
             budget -= taken
             if taken:
                 ranks += request.rank
-            if taken and not request.unread:
+            if taken and not request.unread_tokens:
                 decoding.append(request)
-        spent = machine.prefill_tokens - budget
-        took = machine.base_s + machine.row_s * len(decoding) + machine.token_s * spent + machine.rank_s * ranks
-        self.pool.now += took
+        prefilled = machine.prefill_tokens - budget
+        self.pool.now += (
+            machine.base_s + machine.row_s * len(decoding) + machine.token_s * prefilled + machine.rank_s * ranks
+        )
         for request in decoding:
-            self._token(request)
+            self._add_token(request)
 
-    def _token(self, request: _Request) -> None:
+    def _add_token(self, request: _Request) -> None:
         now = self.pool.now
         if request.generated:
             self._between.append(now - request.previous)
@@ -195,33 +203,34 @@ class _Server:
             request.first = now
         request.previous = now
         request.generated += 1
-        if request.generated == request.ask.answer_tokens:
+        if request.generated == request.traced.answer_tokens:
             request.last = now
             del self._running[request]
-            self.pool.leave(self._held(request))
+            self.pool.leave(self._cache_tokens(request))
             self.admission.finished(request)
-            ask = request.ask
-            self._predictor.learn(Asked(ask.adapter, ask.prompt_tokens, self._most), request.generated)
+            inputs = PredictionInput(request.adapter, request.prompt_tokens, self._max_new_tokens)
+            self._predictor.learn(inputs, request.generated)
 
-    def _rest(self) -> None:
-        """Nothing runs: go on when a request comes or an adapter is there."""
-        ends = [at for at in (self.pool.next_load(),) if at is not None]
-        if self._next < len(self._asks):
-            ends.append(self._asks[self._next].at_s)
-        assert ends or not len(self.admission), "requests wait, and nothing will ever let them in"
-        if ends:
-            self.pool.now = max(self.pool.now, min(ends))
+    def _skip_idle_time(self) -> None:
+        """Go to the next arrival or end of a load."""
+        events = [at for at in (self.pool.next_load(),) if at is not None]
+        if self._next < len(self._trace):
+            events.append(self._trace[self._next].at_s)
+        assert events or not len(self.admission), "requests wait that can never be admitted"
+        if events:
+            self.pool.now = max(self.pool.now, min(events))
 
-    def _result(self) -> Result:
+    def _result(self) -> SimulationResult:
         requests, pool = self._requests, self.pool
-        return Result(
+        stats = self.admission if isinstance(self.admission, SizeQueueStats) else None
+        return SimulationResult(
             np.array([one.first - one.arrived for one in requests]),
             np.array([one.last - one.arrived for one in requests]),
             np.array(self._between),
             pool.loaded_bytes,
             pool.hits,
             pool.misses,
-            getattr(self.admission, "squashes", 0),
-            getattr(self.admission, "bypasses", 0),
-            getattr(self.admission, "quotas", list)(),
+            0 if stats is None else stats.squashes,
+            0 if stats is None else stats.bypasses,
+            [] if stats is None else list(stats.quotas()),
         )

@@ -1,26 +1,25 @@
-"""A pool of memory that keys, values and adapters share, without any tensor: see `adapter_cache.interfaces.Memory`."""
+"""A simulated memory of keys, values and adapters: `adapter_cache.interfaces.AdapterMemory` without a tensor."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from shapeshift.adapter_cache import evict, prefetch
-from shapeshift.adapter_cache.evict import EvictEntry
-from shapeshift.adapter_cache.interfaces import AdapterInfo
+from shapeshift.adapter_cache.interfaces import AdapterInfo, EvictEntry
+from shapeshift.adapter_cache.policy.prefetch import GapHistograms
+from shapeshift.adapter_cache.settings import EVICTION_RULES
 
-_GUESS_S = 1.0
-"""Between two looks at what may be asked for, as in the server."""
+_PREFETCH_S = 1.0
+"""Seconds between two prefetch plans, as in the server."""
 
 
 @dataclass(frozen=True)
-class Caching:
-    """keeps: whether adapters stay when nobody uses them; eviction: of `evict.ALGORITHMS`; predicts: whether idle
-    memory is filled with what will probably be asked for; share: most of the pool that adapters may take."""
+class CacheOptions:
+    """caching, eviction, prefetch: as in `AdapterCacheSettings`; share: largest share of the pool for adapters."""
 
-    keeps: bool = True
+    caching: bool = True
     eviction: str = "gdsf"
-    predicts: bool = False
+    prefetch: bool = False
     share: float = 1.0
 
 
@@ -34,12 +33,12 @@ class _Resident:
 
 
 class SimulatedPool:
-    """Time stands in `now`, seconds; loads go one after the other over a link of `load_bytes_s`."""
+    """The caller advances `now`, in seconds. Loads run one after the other over a link of `load_bytes_s`."""
 
     def __init__(
         self,
         adapters: Mapping[str, AdapterInfo],
-        caching: Caching,
+        options: CacheOptions,
         pool_bytes: int,
         token_bytes: int,
         load_bytes_s: float,
@@ -47,7 +46,8 @@ class SimulatedPool:
         self.now = 0.0
         self.loaded_bytes = self.loads = self.hits = self.misses = self.evictions = 0
         self._adapters = adapters
-        self._caching = caching
+        self._options = options
+        self._rule = EVICTION_RULES[options.eviction]
         self._bytes = pool_bytes
         self._token_bytes = token_bytes
         self._bytes_s = load_bytes_s
@@ -55,12 +55,12 @@ class SimulatedPool:
         self._loading: dict[str, float] = {}
         self._link_free = 0.0
         self._queued: dict[str, int] = {}
-        self._seated = 0
+        self._request_bytes = 0
         self._clock = 0.0
-        self._histograms = prefetch.Histograms()
-        self._next_guess = 0.0
+        self._histograms = GapHistograms()
+        self._next_prefetch = 0.0
 
-    # Memory, as the admission sees it.
+    # See `adapter_cache.interfaces.AdapterMemory`.
 
     @property
     def total_tokens(self) -> int:
@@ -68,11 +68,8 @@ class SimulatedPool:
 
     @property
     def free_tokens(self) -> int:
-        used = sum(one.info.bytes for one in self._resident.values() if one.users)
-        return (self._bytes - self._seated - used - self._loading_bytes()) // self._token_bytes
-
-    def need(self, adapter: str | None) -> int:
-        return 0 if adapter is None or adapter in self._resident else self._adapters[adapter].bytes
+        used = sum(resident.info.bytes for resident in self._resident.values() if resident.users)
+        return (self._bytes - self._request_bytes - used - self._loading_bytes()) // self._token_bytes
 
     def resident(self, adapter: str | None) -> bool:
         return adapter is None or adapter in self._resident
@@ -97,13 +94,13 @@ class SimulatedPool:
     def queued(self, adapter: str | None) -> None:
         if adapter is None:
             return
-        there = adapter in self._resident
-        self.hits += there
-        self.misses += not there
+        is_resident = adapter in self._resident
+        self.hits += is_resident
+        self.misses += not is_resident
         self._queued[adapter] = self._queued.get(adapter, 0) + 1
-        self._histograms.arrived(adapter, self.now)
-        if not there and self._adapters[adapter].bytes <= self._room():
-            self.want(adapter)
+        self._histograms.record(adapter, self.now)
+        if not is_resident and self._adapters[adapter].bytes <= self._free_bytes():
+            self.start_load(adapter)
 
     def unqueued(self, adapter: str | None) -> None:
         if adapter is not None:
@@ -112,11 +109,12 @@ class SimulatedPool:
                 del self._queued[adapter]
             self._drop_unused(adapter)
 
-    def want(self, adapter: str, beside: int = 0) -> bool:
+    def start_load(self, adapter: str, reserved_tokens: int = 0) -> bool:
         if adapter in self._resident or adapter in self._loading:
             return True
         info = self._adapters[adapter]
-        if info.bytes > (self.free_tokens - beside) * self._token_bytes or not self._make_room(info.bytes):
+        reserved_bytes = reserved_tokens * self._token_bytes
+        if info.bytes > self.free_tokens * self._token_bytes - reserved_bytes or not self._evict_for(info.bytes):
             return False
         self._link_free = max(self.now, self._link_free) + info.bytes / self._bytes_s
         self._loading[adapter] = self._link_free
@@ -124,59 +122,61 @@ class SimulatedPool:
         self.loaded_bytes += info.bytes
         return True
 
-    # What the simulation tells it.
+    # The simulated loop.
 
-    def seat(self, tokens: int) -> None:
-        """A request takes `tokens` of cache; idle adapters give way."""
-        self._seated += tokens * self._token_bytes
-        fits = self._make_room(0)
-        assert fits, "more was promised than the pool holds"
+    def take(self, tokens: int) -> None:
+        """A request takes `tokens` of KV cache; idle adapters are evicted for it."""
+        self._request_bytes += tokens * self._token_bytes
+        fits = self._evict_for(0)
+        assert fits, "more is granted than the pool holds"
 
     def leave(self, tokens: int) -> None:
-        """It gives them back."""
-        self._seated -= tokens * self._token_bytes
+        """A request returns `tokens` of KV cache."""
+        self._request_bytes -= tokens * self._token_bytes
 
     def next_load(self) -> float | None:
-        """When the next load ends."""
+        """The end of the current load, in seconds; None if there is none."""
         return min(self._loading.values(), default=None)
 
-    def settle(self) -> None:
-        """Let the loads that have ended by now be there, and begin others that are foretold."""
+    def end_loads(self) -> None:
+        """End the loads that are due, and start to prefetch."""
         for adapter in [name for name, at in self._loading.items() if at <= self.now]:
             del self._loading[adapter]
             self._resident[adapter] = _Resident(self._adapters[adapter], 0, self.now, self._clock)
             self._drop_unused(adapter)
-        if self._caching.predicts and not self._loading and self.now >= self._next_guess:
-            self._next_guess = self.now + _GUESS_S
-            there = self._resident.keys()
-            for name in prefetch.plan(self._histograms, list(self._adapters.values()), there, self._room(), self.now):
-                self.want(name)
+        if self._options.prefetch and not self._loading and self.now >= self._next_prefetch:
+            self._next_prefetch = self.now + _PREFETCH_S
+            infos = list(self._adapters.values())
+            for name in self._histograms.plan(infos, self._resident.keys(), self._free_bytes(), self.now):
+                self.start_load(name)
 
     def rank(self, adapter: str | None) -> int:
+        """The rank of an adapter; 0 for None."""
         return 0 if adapter is None else self._adapters[adapter].rank
 
     def check_integrity(self) -> None:
-        """Raise AssertionError when more is held than there is, or somebody is counted twice."""
-        assert self._room() >= 0, "the pool is overfull"
-        assert not self._resident.keys() & self._loading.keys(), "an adapter is there and on its way"
-        assert all(one.users >= 0 for one in self._resident.values()), "an adapter has lost a user"
+        """Raise AssertionError if the pool is overfull or its counts contradict each other."""
+        assert self._free_bytes() >= 0, "the pool is overfull"
+        assert not self._resident.keys() & self._loading.keys(), "an adapter is both resident and loading"
+        assert all(resident.users >= 0 for resident in self._resident.values()), "an adapter has negative users"
 
-    # Its own.
+    # Private.
 
     def _loading_bytes(self) -> int:
         return sum(self._adapters[name].bytes for name in self._loading)
 
-    def _room(self) -> int:
-        """Bytes that nothing lies in; negative where a request has just been seated over idle adapters."""
-        adapters = sum(one.info.bytes for one in self._resident.values()) + self._loading_bytes()
-        return min(self._bytes - self._seated, int(self._bytes * self._caching.share)) - adapters
+    def _free_bytes(self) -> int:
+        """Unused bytes; negative when a request has just taken memory of idle adapters."""
+        adapters = sum(resident.info.bytes for resident in self._resident.values()) + self._loading_bytes()
+        return min(self._bytes - self._request_bytes, int(self._bytes * self._options.share)) - adapters
 
-    def _make_room(self, needed: int) -> bool:
+    def _evict_for(self, needed: int) -> bool:
+        """Evict until `needed` bytes are free; False, and nothing is evicted, if that is impossible."""
         entries = [
             EvictEntry(name, one.info.bytes, one.freq, one.last, one.users, name in self._queued, base=one.base)
             for name, one in self._resident.items()
         ]
-        chosen, clock = evict.choose(entries, needed - self._room(), self._clock, self._caching.eviction, self.now)
+        chosen, clock = self._rule.choose(entries, needed - self._free_bytes(), self._clock, self.now)
         if chosen is None:
             return False
         self._clock = clock
@@ -187,5 +187,5 @@ class SimulatedPool:
 
     def _drop_unused(self, adapter: str) -> None:
         found = self._resident.get(adapter)
-        if found is not None and not self._caching.keeps and not found.users and adapter not in self._queued:
+        if found is not None and not self._options.caching and not found.users and adapter not in self._queued:
             del self._resident[adapter]

@@ -1,7 +1,7 @@
-"""Arlo's cluster as discrete events, over the policies that serve: for more workers than a machine can hold.
+"""A discrete-event simulation of Arlo's cluster with the real policies, for more workers than one machine can run.
 
-Requests arrive, are dispatched at once, and wait at their instance; an instance serves one at a time in a constant
-time for its bin. The allocation is made anew each period from the lengths of the last one.
+Requests are dispatched when they arrive and wait at their instance. An instance serves one request at a time, in a
+constant time for its bin. The allocation is solved each period for the lengths of the last period.
 """
 
 from __future__ import annotations
@@ -14,11 +14,13 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from shapeshift.polymorph import autoscale, binpacking, problem, replace
-from shapeshift.polymorph.allocate import allocate
-from shapeshift.polymorph.binpacking import Packer
-from shapeshift.polymorph.dispatch import Rules
-from shapeshift.polymorph.dispatcher import Dispatcher
+from shapeshift.polymorph.policy import autoscale, problem, replace
+from shapeshift.polymorph.policy.algorithms import DISPATCHERS
+from shapeshift.polymorph.policy.allocate import allocate
+from shapeshift.polymorph.policy.baselines import binpacking
+from shapeshift.polymorph.policy.baselines.binpacking import Packer
+from shapeshift.polymorph.policy.dispatch import Rules
+from shapeshift.polymorph.policy.dispatcher import Dispatcher
 from shapeshift.simulate.scenario import Floats, Model, Result, Scheme
 
 
@@ -41,19 +43,19 @@ class _Cluster:
         self._latency = np.zeros(len(at_s))
         self._instances: dict[int, _Instance] = {}
         self._next_id = 0
-        # (instant, instance): an answer given; (instant, order, bin): an instance that comes back with it.
+        # Heaps. (time, instance): an answer; (time, order, bin): an instance that returns with this bin.
         self._answers: list[tuple[float, int]] = []
         self._returns: list[tuple[float, int, int]] = []
-        self._orphans: list[int] = []
+        self._unassigned: list[int] = []
         self._dispatcher = self._new_dispatcher()
         self._capacities = model.capacities()
         self._result = Result(self._latency, end_s=float(at_s[-1]) if len(at_s) else 0.0)
-        self._below_since = 0.0
+        self._fast_since = 0.0
         self._spare = 0
         for bin_index, count in enumerate(self._counts(workers, self._whole_demand())):
             for _ in range(count):
                 self._add(bin_index, 0.0)
-        self._note(0.0)
+        self._record_counts(0.0)
 
     def run(self) -> Result:
         plan_at, scale_at = self._scheme.period_s, self._scheme.scale_s
@@ -62,14 +64,14 @@ class _Cluster:
         for index, now in enumerate(self._at_s.tolist()):
             while min(plan_at, scale_at) <= now:
                 if plan_at <= scale_at:
-                    self._settle(plan_at)
+                    self._advance(plan_at)
                     self._plan(self._demand(first, index), plan_at)
                     first, plan_at = index, plan_at + self._scheme.period_s
                 else:
-                    self._settle(scale_at)
+                    self._advance(scale_at)
                     self._scale(self._latency[seen:index], scale_at, self._demand(first, index))
                     seen, scale_at = index, scale_at + self._scheme.scale_s
-            self._settle(now)
+            self._advance(now)
             self._result.worker_s += (now - last) * self._size
             last = now
             self._serve(index, now)
@@ -80,14 +82,16 @@ class _Cluster:
         return len(self._instances) + len(self._returns)
 
     def _new_dispatcher(self) -> Dispatcher[int] | Packer[int]:
-        if self._scheme.dispatch == "bin_packing":
-            return Packer(self._model.edges)
-        return Dispatcher(self._model.edges, self._model.service_ms, Rules(self._scheme.dispatch))
+        dispatch = self._scheme.dispatch
+        dispatcher: Dispatcher[int] | Packer[int] = DISPATCHERS[dispatch](
+            self._model.edges, self._model.service_ms, Rules(dispatch)
+        )
+        return dispatcher
 
     def _serve(self, index: int, now: float) -> None:
         chosen = self._dispatcher.dispatch(int(self._lengths[index]))
         if chosen is None:
-            self._orphans.append(index)
+            self._unassigned.append(index)
             return
         instance = self._instances[chosen[1]]
         table = self._model.dynamic_ms
@@ -96,7 +100,7 @@ class _Cluster:
         self._latency[index] = (instance.free_at - self._at_s[index]) * 1e3
         heapq.heappush(self._answers, (instance.free_at, chosen[1]))
 
-    def _settle(self, now: float) -> None:
+    def _advance(self, now: float) -> None:
         while self._answers and self._answers[0][0] <= now:
             _, number = heapq.heappop(self._answers)
             if number in self._instances:
@@ -109,12 +113,12 @@ class _Cluster:
         self._instances[self._next_id] = _Instance(bin_index, now)
         self._dispatcher.add(bin_index, self._next_id, float(self._capacities[bin_index]))
         self._next_id += 1
-        orphans, self._orphans = self._orphans, []
-        for index in orphans:
+        unassigned, self._unassigned = self._unassigned, []
+        for index in unassigned:
             self._serve(index, now)
 
     def _retire(self, number: int) -> _Instance:
-        """Take an instance out; what waits there is still served by it."""
+        """Remove an instance from dispatch; it still serves the requests that wait for it."""
         self._dispatcher.remove(number)
         return self._instances.pop(number)
 
@@ -132,10 +136,10 @@ class _Cluster:
         want = self._counts(len(numbers), self._with_backlog(demand))
         for place, edge in replace.changes(have, want, self._model.edges):
             self._change(numbers[place], self._model.edges.index(edge), now)
-        self._note(now)
+        self._record_counts(now)
 
     def _with_backlog(self, demand: list[float]) -> list[float]:
-        """As `scheduler.plan.backlog`: what waits at the instances counts, too."""
+        """The demand plus the requests that wait at the instances, as in `sidecar.policy.plan`."""
         held = Counter(number for _, number in self._answers if number in self._instances)
         outstanding = ((self._instances[number].bin, requests) for number, requests in held.items())
         times = self._scheme.drain * self._model.slo_ms / 1e3 / self._scheme.period_s
@@ -145,44 +149,46 @@ class _Cluster:
     def _scale(self, latencies: Floats, now: float, demand: list[float]) -> None:
         if not self._scheme.scaling or self._returns or not self._instances:
             return
-        delta, victim = self._wanted(latencies, now, demand)
+        delta, least_busy = self._scaling(latencies, now, demand)
         if delta > 0:
             for _ in range(delta):
                 back = now + self._scheme.change_s
                 heapq.heappush(self._returns, (back, self._next_id, len(self._model.edges) - 1))
                 self._next_id += 1
-        elif delta < 0 and (self._model.edges[self._instances[victim].bin] != self._model.edges[-1] or self._spares()):
-            self._retire(victim)
-        self._note(now)
+        elif delta < 0 and (
+            self._model.edges[self._instances[least_busy].bin] != self._model.edges[-1] or self._has_two_longest()
+        ):
+            self._retire(least_busy)
+        self._record_counts(now)
 
-    def _spares(self) -> bool:
+    def _has_two_longest(self) -> bool:
         last = len(self._model.edges) - 1
         return sum(instance.bin == last for instance in self._instances.values()) > 1
 
-    def _wanted(self, latencies: Floats, now: float, demand: list[float]) -> tuple[int, int]:
+    def _scaling(self, latencies: Floats, now: float, demand: list[float]) -> tuple[int, int]:
         scheme, numbers = self._scheme, list(self._instances)
         waiting = dict.fromkeys(numbers, 0)
         for _, number in self._answers:
             if number in waiting:
                 waiting[number] += 1
-        idlest = min(numbers, key=waiting.__getitem__)
+        least_busy = min(numbers, key=waiting.__getitem__)
         if scheme.scaling == "headroom":
             spent = sum(q * ms for q, ms in zip(demand, self._model.service_ms, strict=True))
             load = spent / self._model.slo_ms
             wanted, self._spare = binpacking.scale(
                 load, 1.0, len(numbers), scheme.min_workers, scheme.max_workers, self._spare
             )
-            return wanted - len(numbers), idlest
+            return wanted - len(numbers), least_busy
         p98 = float(np.percentile(latencies, 98)) if len(latencies) else 0.0
         if p98 >= autoscale.PAPER.in_share * self._model.slo_ms:
-            self._below_since = now
+            self._fast_since = now
         outstanding = [waiting[number] for number in numbers]
         decision = autoscale.decide(
-            p98, self._model.slo_ms, now - self._below_since, outstanding, scheme.min_workers, scheme.max_workers
+            p98, self._model.slo_ms, now - self._fast_since, outstanding, scheme.min_workers, scheme.max_workers
         )
         if decision.action == "in":
-            self._below_since = now
-        return {"out": 1, "in": -1, "keep": 0}[decision.action], idlest
+            self._fast_since = now
+        return {"out": 1, "in": -1, "keep": 0}[decision.action], least_busy
 
     def _counts(self, workers: int, demand: list[float]) -> Sequence[int]:
         model, scheme = self._model, self._scheme
@@ -200,6 +206,6 @@ class _Cluster:
     def _whole_demand(self) -> list[float]:
         return self._demand(0, len(self._at_s))
 
-    def _note(self, now: float) -> None:
+    def _record_counts(self, now: float) -> None:
         held = [instance.bin for instance in self._instances.values()] + [bin_ for _, _, bin_ in self._returns]
         self._result.counts.append((now, tuple(held.count(index) for index in range(len(self._model.edges)))))

@@ -1,4 +1,4 @@
-"""What a simulation of Arlo's cluster is asked, and what it answers."""
+"""Input and result of a simulation of Arlo's cluster."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ Floats = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Model:
-    """What is served. edges: bins, ascending; service_ms: of one request in each; slo_ms: latency objective.
+    """The served model. edges: bins, ascending; service_ms: time of one request in each bin; slo_ms: latency objective.
 
-    dynamic_ms: by tokens 0.. for a single runtime whose time follows the length (DT); None where it is the bin's.
+    dynamic_ms: service time by number of tokens, from 0, of a single dynamic runtime (DT); None for static runtimes.
     """
 
     edges: tuple[int, ...]
@@ -25,23 +25,26 @@ class Model:
     dynamic_ms: tuple[float, ...] | None = None
 
     def single(self, dynamic_ms: Sequence[float] | None = None) -> Model:
-        """One runtime alone: padded to the longest length (ST), or following the length (DT)."""
+        """The model with one runtime: padded to the longest length (ST), or dynamic (DT) with these service times."""
         given = None if dynamic_ms is None else tuple(dynamic_ms)
         return Model(self.edges[-1:], self.service_ms[-1:], self.slo_ms, given)
 
     def capacities(self) -> list[int]:
-        """M_i: requests that one instance serves within the objective."""
+        """M_i: requests that one instance of each bin serves within the objective."""
         return [max(1, math.floor(self.slo_ms / ms)) for ms in self.service_ms]
 
 
 @dataclass(frozen=True)
 class Scheme:
-    """How it is served.
+    """The policies of the cluster.
 
-    allocation: `even`, `global` (solved once, for the whole trace) or `exact` (each period); curve, cap_last, drain:
-    see PolymorphSettings; dispatch: an algorithm of `dispatch`, or bin_packing; period_s: between allocations;
-    change_s: for how long an instance that changes its bin is away; scaling: none, `target` (Arlo) or
-    `headroom` (INFaaS), decided every scale_s seconds.
+    allocation  `even`, `global` (solved once for the whole trace) or `exact` (solved each period)
+    curve, cap_last, drain  see PolymorphSettings
+    dispatch    an algorithm of `polymorph.policy.dispatch`, or bin_packing
+    period_s    seconds between two allocations
+    change_s    seconds for which an instance is unavailable while its bin changes
+    scaling     empty, `target` (Arlo) or `headroom` (INFaaS)
+    scale_s     seconds between two scaling decisions
     """
 
     allocation: str = "exact"
@@ -59,8 +62,8 @@ class Scheme:
 
 @dataclass
 class Result:
-    """latency_ms: of each request, in order of arrival; counts: (instant, instances by bin) at each change;
-    worker_s: workers, integrated over time; end_s: when the last request came."""
+    """latency_ms: of each request, in order of arrival; counts: (time, instances by bin) after each change;
+    worker_s: number of workers integrated over time; end_s: arrival of the last request."""
 
     latency_ms: Floats
     counts: list[tuple[float, tuple[int, ...]]] = field(default_factory=list)
@@ -69,5 +72,5 @@ class Result:
 
     @property
     def mean_workers(self) -> float:
-        """Time-weighted number of workers."""
+        """Time-weighted mean number of workers."""
         return self.worker_s / self.end_s if self.end_s else 0.0

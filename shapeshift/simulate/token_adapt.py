@@ -1,4 +1,4 @@
-"""A device that runs batches at changing gammas, as discrete events over the policies that serve (OTAS)."""
+"""Discrete-event simulation of one device under the scheduler that serves (OTAS)."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from shapeshift.token_adapt.adapter import AdaptRules, Query, TokenAdapter
-from shapeshift.token_adapt.costs import Costs
+from shapeshift.token_adapt.policy.costs import Costs
+from shapeshift.token_adapt.policy.image_scheduler import ImageScheduler, SchedulerSettings, WaitingImage
 
 Floats = NDArray[np.float64]
 
@@ -18,7 +18,7 @@ IN_TIME, LATE, EVICTED = 0, 1, 2
 
 @dataclass(frozen=True)
 class Load:
-    """What arrives: `at_ms` rising, and for each query its latency requirement, utility and accuracy [n, gammas]."""
+    """Arrival times in ascending order [n], and by image its latency requirement, utility and accuracy [n, gammas]."""
 
     at_ms: Floats
     latency_ms: Floats
@@ -27,66 +27,74 @@ class Load:
 
 
 @dataclass
-class Served:
-    """By query: its outcome, the index of its gamma (-1: never run) and when it was answered, ms; `batches` holds
-    (when begun, gamma index, size, ms of planning) of each batch."""
+class SimulationResult:
+    """By image: outcome, gamma index (-1: never run) and answer time, ms.
+
+    `batches` has (start, gamma index, size, planning ms) of each batch.
+    """
 
     outcome: NDArray[np.int8]
     gamma: NDArray[np.int16]
     done_ms: Floats
     batches: list[tuple[float, int, int, float]] = field(default_factory=list)
 
-    def gained(self, load: Load) -> float:
-        """The utility that comes in expectation: of each query in time, its utility times its accuracy."""
-        won = np.flatnonzero(self.outcome == IN_TIME)
-        return float((load.utility[won] * load.accuracy[won, self.gamma[won]]).sum())
+    def total_utility(self, load: Load) -> float:
+        """Expected utility: the sum of utility times accuracy over the images in time."""
+        in_time = np.flatnonzero(self.outcome == IN_TIME)
+        return float((load.utility[in_time] * load.accuracy[in_time, self.gamma[in_time]]).sum())
+
+
+@dataclass(eq=False)
+class _Image(WaitingImage):
+    index: int
 
 
 def run(
     costs: Costs,
-    rules: AdaptRules,
+    settings: SchedulerSettings,
     load: Load,
     switch_ms: Mapping[int, float] | None = None,
     noise: Callable[[], float] = lambda: 1.0,
-) -> Served:
-    """Serve `load` on one device.
+) -> SimulationResult:
+    """Serve `load` on one device; planning takes no time.
 
-    A batch takes the costs' time times `noise()`, and `switch_ms` of its gamma more where the batch before had another
-    one (loading another model). Planning takes no time here.
+    A batch takes the time of `costs` times `noise()`. If the previous batch had another gamma, it also takes
+    `switch_ms` of its own gamma (loading another model).
     """
     count = len(load.at_ms)
-    served = Served(np.full(count, EVICTED, np.int8), np.full(count, -1, np.int16), np.zeros(count))
-    adapter = TokenAdapter(costs, rules, 0.0)
-    true_ms = costs.times(list(range(rules.batching.size + 1)))
-    clock, arrived, last = 0.0, 0, None
-    while arrived < count or len(adapter):
-        if not len(adapter):
-            clock = max(clock, float(load.at_ms[arrived]))
-        while arrived < count and load.at_ms[arrived] <= clock:
-            adapter.add(_query(load, arrived))
-            arrived += 1
-        step = adapter.step(clock)
-        for query in step.evicted:
-            served.done_ms[query.item] = clock
-        if not step.queries:
+    result = SimulationResult(np.full(count, EVICTED, np.int8), np.full(count, -1, np.int16), np.zeros(count))
+    scheduler: ImageScheduler[_Image] = ImageScheduler(costs, settings, 0.0)
+    true_ms = costs.times(list(range(settings.batching.max_size + 1)))
+    clock, num_arrived, last_gamma = 0.0, 0, None
+    while num_arrived < count or len(scheduler):
+        if not len(scheduler):
+            clock = max(clock, float(load.at_ms[num_arrived]))
+        while num_arrived < count and load.at_ms[num_arrived] <= clock:
+            scheduler.add(_image(load, num_arrived))
+            num_arrived += 1
+        step = scheduler.step(clock)
+        for image in step.evicted:
+            result.done_ms[image.index] = clock
+        if not step.images:
             continue
-        took = float(true_ms[len(step.queries), step.gamma]) * noise()
-        adapter.costs.observe(step.gamma, len(step.queries), took)
-        if switch_ms and step.gamma != last:
-            took += switch_ms.get(costs.gammas[step.gamma], 0.0) if last is not None else 0.0
-        served.batches.append((clock, step.gamma, len(step.queries), step.plan_ms))
-        clock, last = clock + took, step.gamma
-        _record(served, step.queries, step.gamma, clock)
-    return served
+        took_ms = float(true_ms[len(step.images), step.gamma]) * noise()
+        scheduler.costs.observe(step.gamma, len(step.images), took_ms)
+        if switch_ms and last_gamma not in (None, step.gamma):
+            took_ms += switch_ms.get(costs.gammas[step.gamma], 0.0)
+        result.batches.append((clock, step.gamma, len(step.images), step.plan_ms))
+        clock, last_gamma = clock + took_ms, step.gamma
+        _record(result, step.images, step.gamma, clock)
+    return result
 
 
-def _query(load: Load, index: int) -> Query:
-    at = float(load.at_ms[index])
-    return Query(at, at + float(load.latency_ms[index]), float(load.utility[index]), load.accuracy[index], index)
+def _image(load: Load, index: int) -> _Image:
+    arrival = float(load.at_ms[index])
+    deadline = arrival + float(load.latency_ms[index])
+    return _Image(arrival, deadline, float(load.utility[index]), load.accuracy[index], index)
 
 
-def _record(served: Served, queries: Sequence[Query], gamma: int, clock: float) -> None:
-    for query in queries:
-        served.outcome[query.item] = IN_TIME if clock < query.deadline else LATE
-        served.gamma[query.item] = gamma
-        served.done_ms[query.item] = clock
+def _record(result: SimulationResult, images: Sequence[_Image], gamma: int, clock: float) -> None:
+    for image in images:
+        result.outcome[image.index] = IN_TIME if clock < image.deadline else LATE
+        result.gamma[image.index] = gamma
+        result.done_ms[image.index] = clock

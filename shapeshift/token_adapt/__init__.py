@@ -1,1 +1,0 @@
-"""One frozen vision transformer that computes more or fewer tokens, by load and deadline (OTAS)."""

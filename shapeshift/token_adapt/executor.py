@@ -1,165 +1,182 @@
-"""The thread that decides and records: nobody who brings images waits for it, nor does the device that it plans for."""
+"""The thread that decides what runs next and records what ran. Neither clients nor the device wait for it."""
 
 from __future__ import annotations
 
 import queue
 import threading
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
-from shapeshift.errors import CancelledRequestError, EngineError, OverloadedError
-from shapeshift.token_adapt.adapter import TokenAdapter
-from shapeshift.token_adapt.device import Device, Ran
+from shapeshift.errors import CancelledRequestError, EngineError
+from shapeshift.serving.bounds import unloading
 from shapeshift.token_adapt.interfaces import ImageModel, Pixels
-from shapeshift.token_adapt.meters import ImageMeters
-from shapeshift.token_adapt.request import EVICTED, ImageRequest, now_ms
+from shapeshift.token_adapt.metrics import ImageMetrics
+from shapeshift.token_adapt.model_runner import BatchResult, ModelRunner
+from shapeshift.token_adapt.policy.image_scheduler import ImageScheduler, Step
+from shapeshift.token_adapt.request import EVICTED, ImageRequest, RequestImage, now_ms
 
-_GONE = CancelledRequestError("the caller cancelled the request")
-_LEAST_LEAD_MS, _MOST_LEAD_MS, _LEAD_PACE = 1.0, 20.0, 0.1
+_CANCELLED = CancelledRequestError("the caller cancelled the request")
+_MIN_LEAD_MS, _MAX_LEAD_MS, _LEAD_SMOOTHING = 1.0, 20.0, 0.1
+
 Log = Callable[[str], None]
+Arrival = tuple[ImageRequest, Sequence[Pixels]]
+Scheduler = ImageScheduler[RequestImage]
 
 
 class Executor:
-    """Owns the adapter from `start` on, and the device's thread.
+    """Owns the scheduler after `start`, and the thread of the model runner.
 
-    The next batch is chosen shortly before the one that runs should end, for the moment when it should: later comers
-    still count, and the device need not wait. While a batch takes longer than it should, nothing is chosen.
+    The next batch is chosen shortly before the predicted end of the running one: late arrivals still count, and the
+    device does not idle. While a batch overruns its prediction, nothing is chosen.
     """
 
-    def __init__(self, model: ImageModel, adapter: TokenAdapter, meters: ImageMeters, log: Log) -> None:
-        self.running = 0
-        self._adapter = adapter
-        self._meters = meters
+    def __init__(self, model: ImageModel, scheduler: Scheduler, metrics: ImageMetrics, log: Log) -> None:
+        self.num_running = 0
+        self._scheduler = scheduler
+        self._metrics = metrics
         self._log = log
-        self._inbox: queue.SimpleQueue[tuple[ImageRequest, Sequence[Pixels]] | Ran | None] = queue.SimpleQueue()
-        self._device = Device(model, adapter.costs.gammas, self._inbox.put, meters.refused_tasks, log)
+        # None wakes the thread.
+        self._events: queue.SimpleQueue[Arrival | BatchResult | None] = queue.SimpleQueue()
+        self._runner = ModelRunner(model, scheduler.costs.gammas, self._events.put, metrics.refused_tasks, log)
         self._closing = threading.Event()
         self._any_cancelled = threading.Event()
-        # Of the batches that were handed to the device: how long each should take, and when all should be done, ms.
-        self._ahead: deque[float] = deque()
+        # Predicted times of the batches in flight, and the predicted end of the last one, ms.
+        self._in_flight: deque[float] = deque()
         self._free_at = 0.0
-        self._lead_ms = _LEAST_LEAD_MS
-        self._thread = threading.Thread(target=self._serve, name="execution", daemon=True)
+        self._lead_ms = _MIN_LEAD_MS
+        self._thread = threading.Thread(target=self._serve, name="executor", daemon=True)
 
     def start(self) -> None:
-        self._device.start()
+        self._runner.start()
         self._thread.start()
 
     def submit(self, request: ImageRequest, pixels: Sequence[Pixels]) -> None:
-        """Let its images wait to be run; never blocks."""
-        self._inbox.put((request, pixels))
+        """Queue the images of a request; never blocks."""
+        self._events.put((request, pixels))
 
     def cancel(self, request: ImageRequest) -> None:
-        """Its caller has gone: what of it has not been handed to the device is not run."""
+        """Do not run the images of the request that are not in flight."""
         request.cancelled = True
         self._any_cancelled.set()
 
     def close(self, timeout_s: float = 15.0) -> None:
-        """Let the batches on the device end, answer what waits with UNAVAILABLE, end the threads."""
+        """Finish the batches in flight, fail waiting requests with UNAVAILABLE, end the threads."""
         self._closing.set()
-        self._inbox.put(None)
+        self._events.put(None)
         self._thread.join(timeout_s)
 
     def _serve(self) -> None:
         while not self._closing.is_set():
             try:
-                self._turn()
-            except Exception as error:  # noqa: BLE001  without this thread every caller would wait for ever
-                self._log(f"images that wait are given up: {error}")
-                self._give_up(EngineError(f"the execution thread failed: {error}"))
-        self._device.close()
-        self._take_all()
-        self._give_up(OverloadedError("the model is being unloaded; retry elsewhere"))
+                self._step()
+            except Exception as error:  # noqa: BLE001  without this thread no request would end
+                self._log(f"the execution thread failed, and with it all waiting images: {error}")
+                self._fail_waiting(EngineError(f"the execution thread failed: {error}"))
+        self._runner.close()
+        for event in self._queued_events():
+            self._record(event)
+        self._fail_waiting(unloading())
 
-    def _turn(self) -> None:
-        self._take_in()
+    def _step(self) -> None:
+        """Record arrivals and results, decide the next batch, run it."""
+        for event in self._next_events():
+            self._record(event)
         self._drop_cancelled()
-        if self._patience_s() == 0 and not self._closing.is_set():
-            self._choose()
+        if self._seconds_to_decision() == 0 and not self._closing.is_set():
+            began = now_ms()
+            start = max(began, self._free_at) if self._in_flight else began
+            self._run(self._decide(start), start)
+            self._adapt_lead(now_ms() - began)
 
-    def _patience_s(self) -> float | None:
-        """How long there is nothing to choose, if nothing happens; None: for ever."""
-        if not len(self._adapter):
+    # Decide and run.
+
+    def _seconds_to_decision(self) -> float | None:
+        """Seconds until a batch is chosen if no event comes; None: only an event leads to a decision."""
+        if not len(self._scheduler):
             return None
-        if not self._ahead:
+        if not self._in_flight:
             return 0.0
         now = now_ms()
-        if len(self._ahead) > 1 or now >= self._free_at:
+        if len(self._in_flight) > 1 or now >= self._free_at:
             return None
         return max(0.0, self._free_at - self._lead_ms - now) / 1e3
 
-    def _choose(self) -> None:
-        begun = now_ms()
-        start = max(begun, self._free_at) if self._ahead else begun
-        step = self._adapter.step(start)
-        for query in step.evicted:
-            self._meters.outcomes[EVICTED].add()
-            query.item.request.evicted()
-        if step.queries:
-            takes_ms = float(self._adapter.costs.times([len(step.queries)])[0, step.gamma])
-            self._ahead.append(takes_ms)
-            self._free_at = start + takes_ms
-            self.running += len(step.queries)
-            self._device.submit(step)
-        needed = 2 * (now_ms() - begun) + _LEAST_LEAD_MS
-        self._lead_ms = min(self._lead_ms + _LEAD_PACE * (needed - self._lead_ms), _MOST_LEAD_MS)
+    def _decide(self, start: float) -> Step[RequestImage]:
+        """The batch to run from `start`; evicted images are settled."""
+        step = self._scheduler.step(start)
+        for image in step.evicted:
+            self._metrics.outcomes[EVICTED].add()
+            image.request.record_eviction()
+        return step
 
-    def _take_in(self) -> None:
-        """Batch what has arrived and record what has run; without anything to choose wait for it."""
-        patience_s = self._patience_s()
+    def _run(self, step: Step[RequestImage], start: float) -> None:
+        if not step.images:
+            return
+        predicted_ms = float(self._scheduler.costs.times([len(step.images)])[0, step.gamma])
+        self._in_flight.append(predicted_ms)
+        self._free_at = start + predicted_ms
+        self.num_running += len(step.images)
+        self._runner.submit(step)
+
+    def _adapt_lead(self, took_ms: float) -> None:
+        """Follow the time that decisions take."""
+        needed = 2 * took_ms + _MIN_LEAD_MS
+        self._lead_ms = min(self._lead_ms + _LEAD_SMOOTHING * (needed - self._lead_ms), _MAX_LEAD_MS)
+
+    # Record.
+
+    def _next_events(self) -> Iterator[Arrival | BatchResult | None]:
+        """Arrivals and results in order; waits for the first one until the next decision."""
+        timeout_s = self._seconds_to_decision()
         try:
-            item = self._inbox.get(patience_s != 0, patience_s or None)
+            event = self._events.get(timeout_s != 0, timeout_s or None)
         except queue.Empty:
             return
-        self._take(item)
-        self._take_all()
+        yield event
+        yield from self._queued_events()
 
-    def _take_all(self) -> None:
-        while not self._inbox.empty():
-            self._take(self._inbox.get())
+    def _queued_events(self) -> Iterator[Arrival | BatchResult | None]:
+        while not self._events.empty():
+            yield self._events.get()
 
-    def _take(self, item: tuple[ImageRequest, Sequence[Pixels]] | Ran | None) -> None:
-        if isinstance(item, Ran):
-            self._record(item)
-        elif item is not None:
-            self._add(*item)
+    def _record(self, event: Arrival | BatchResult | None) -> None:
+        if isinstance(event, BatchResult):
+            self._record_result(event)
+        elif event is not None:
+            self._record_arrival(*event)
 
-    def _add(self, request: ImageRequest, pixels: Sequence[Pixels]) -> None:
+    def _record_arrival(self, request: ImageRequest, pixels: Sequence[Pixels]) -> None:
         if request.cancelled:
-            request.fail(_GONE)
+            request.fail(_CANCELLED)
             return
-        for query in request.queries(pixels, self._adapter.costs.gammas):
-            self._adapter.add(query)
+        for image in request.waiting_images(pixels, self._scheduler.costs.gammas):
+            self._scheduler.add(image)
+
+    def _record_result(self, result: BatchResult) -> None:
+        images, gamma_index = result.step.images, result.step.gamma
+        gamma = self._scheduler.costs.gammas[gamma_index]
+        self._in_flight.popleft()
+        self._free_at = result.ended_ms + sum(self._in_flight)
+        self.num_running -= len(images)
+        if result.error is not None:
+            self._log(f"a batch of {len(images)} images at gamma {gamma} failed: {result.error}")
+            for image in images:
+                image.request.fail(EngineError(f"the engine failed: {result.error}"))
+                self.cancel(image.request)
+            return
+        self._scheduler.costs.observe(gamma_index, len(images), result.took_ms)
+        for image, probabilities in zip(images, result.probabilities, strict=True):
+            image.request.record_result(image.index, probabilities, gamma, len(images), result.ended_ms)
+        outcomes = [image.request.outcomes[image.index] for image in images]
+        utility = sum(image.expected_utility[gamma_index] for image in images if result.ended_ms < image.deadline)
+        self._metrics.record_batch(gamma, outcomes, float(utility), result.step.plan_ms)
 
     def _drop_cancelled(self) -> None:
         if self._any_cancelled.is_set():
             self._any_cancelled.clear()
-            for query in self._adapter.remove(lambda query: query.item.request.cancelled):
-                query.item.request.fail(_GONE)
+            for image in self._scheduler.remove(lambda image: image.request.cancelled):
+                image.request.fail(_CANCELLED)
 
-    def _record(self, ran: Ran) -> None:
-        step, count = ran.step, len(ran.step.queries)
-        gamma = self._adapter.costs.gammas[step.gamma]
-        self._ahead.popleft()
-        self._free_at = ran.done + sum(self._ahead)
-        self.running -= count
-        if ran.error is not None:
-            self._log(f"a batch of {count} images at gamma {gamma} failed: {ran.error}")
-            for query in step.queries:
-                query.item.request.fail(EngineError(f"the engine failed: {ran.error}"))
-                self.cancel(query.item.request)
-            return
-        self._adapter.costs.observe(step.gamma, count, ran.took_ms)
-        for query, probabilities in zip(step.queries, ran.results, strict=True):
-            query.item.request.computed(query.item.index, probabilities, gamma, count, ran.done)
-        self._count(ran, gamma)
-
-    def _count(self, ran: Ran, gamma: int) -> None:
-        queries = ran.step.queries
-        outcomes = [query.item.request.outcomes[query.item.index] for query in queries]
-        gained = sum(query.brings[ran.step.gamma] for query in queries if ran.done < query.deadline)
-        self._meters.ran(gamma, outcomes, float(gained), ran.step.plan_ms)
-
-    def _give_up(self, error: Exception) -> None:
-        for query in self._adapter.remove(lambda query: True):
-            query.item.request.fail(error)
+    def _fail_waiting(self, error: Exception) -> None:
+        for image in self._scheduler.remove(lambda image: True):
+            image.request.fail(error)

@@ -1,4 +1,4 @@
-"""The line between serving and the model: what a gamma costs, what a task is, and what computes a batch."""
+"""The interface between serving and the model: the profile of a gamma, a task, and the model itself."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ Probabilities = NDArray[np.float32]
 
 @dataclass(frozen=True)
 class GammaProfile:
-    """One gamma as measured: tokens after the last block, median latency [ms] by batch size, MB that an image takes."""
+    """Measured costs of one gamma: tokens after the last block, median latency [ms] by batch size, MB per image."""
 
     gamma: int
     tokens: int
@@ -24,9 +24,9 @@ class GammaProfile:
 
 @dataclass(frozen=True)
 class Task:
-    """A task as registered: labels, accuracy (0..1) by gamma, and what a request gets that states nothing itself.
+    """A registered task: labels, accuracy (0..1) by gamma, and the defaults of its requests.
 
-    `index` is the task's place in what a model computes; it stays the task's own as long as the process lives.
+    `index` identifies the task to `ImageModel.run`; it is unique for the life of the process.
     """
 
     name: str
@@ -38,10 +38,9 @@ class Task:
 
 
 class ImageModel(Protocol):
-    """A vision transformer whose tokens can be more (gamma > 0) or fewer (gamma < 0) than its own.
+    """A vision transformer that can add tokens (gamma > 0) or merge them (gamma < 0).
 
-    `run` and `reload_tasks` are called by one thread, one at a time. `tasks` is replaced as a whole, never changed, so
-    that other threads may read it at any time.
+    One thread calls `run` and `reload_tasks`. `tasks` is only replaced as a whole, so any thread can read it.
     """
 
     @property
@@ -49,7 +48,7 @@ class ImageModel(Protocol):
 
     @property
     def gammas(self) -> tuple[int, ...]:
-        """In rising order, 0 among them."""
+        """Ascending; 0 is one of them."""
         ...
 
     @property
@@ -59,13 +58,12 @@ class ImageModel(Protocol):
     def tasks(self) -> Mapping[str, Task]: ...
 
     def run(self, gamma: int, pixels: Pixels, task_index: TaskIndices) -> Sequence[Probabilities]:
-        """The class probabilities of each image; `pixels` is [n, image_size, image_size, 3], `task_index` [n].
+        """Class probabilities: n arrays, one value per label of the image's task.
 
-        The result has n arrays, each as long as its task has labels. Any n is served, those beyond the largest profiled
-        batch too.
+        pixels [n, image_size, image_size, 3]; task_index [n]. n can exceed the largest profiled batch.
         """
         ...
 
     def reload_tasks(self) -> list[str]:
-        """Takes in what the registry of tasks now holds; one message for each entry that was refused."""
+        """Update `tasks` from the task registry; returns one message per refused entry."""
         ...

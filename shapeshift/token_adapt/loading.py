@@ -1,4 +1,4 @@
-"""From a model's parameters to what decides and what computes."""
+"""From the parameters of a model to the model, its costs, and the settings of its scheduler."""
 
 from __future__ import annotations
 
@@ -11,87 +11,77 @@ from shapeshift.engines.settings import GeneratedSettings
 from shapeshift.errors import InvalidInputError
 from shapeshift.serving.model_args import ModelArgs
 from shapeshift.settings import require
-from shapeshift.token_adapt import emulated, plan
-from shapeshift.token_adapt.adapter import AdaptRules
-from shapeshift.token_adapt.costs import Costs, fitting_size
-from shapeshift.token_adapt.engine_settings import ImageEngineSettings
 from shapeshift.token_adapt.interfaces import GammaProfile, ImageModel
-from shapeshift.token_adapt.settings import TokenAdaptSettings
+from shapeshift.token_adapt.model import emulated
+from shapeshift.token_adapt.model.engine_settings import ImageEngineSettings
+from shapeshift.token_adapt.policy import plan
+from shapeshift.token_adapt.policy.costs import Costs, efficient_batch_size
+from shapeshift.token_adapt.policy.image_scheduler import SchedulerSettings
+from shapeshift.token_adapt.policy.problem import PlanProblem
+from shapeshift.token_adapt.settings import EMULATED, EmulatedSettings, TokenAdaptSettings
 
-EMULATED = "emulated"
 Log = Callable[[str], None]
 Open = Callable[[ModelArgs, TokenAdaptSettings], ImageModel]
 
 
 @dataclass(frozen=True)
-class EmulatedSettings:
-    """Parameters of a model with provider `emulated`: its description, and a factor on its latencies."""
-
-    provider: str = ""
-    profile_file: str = ""
-    time_scale: float = 1.0
-
-
-@dataclass(frozen=True)
 class Loaded:
-    """A model ready to classify, what its batches cost, and how they are chosen."""
+    """A model ready to classify, the costs of its batches, and the settings of its scheduler."""
 
-    own: TokenAdaptSettings
+    settings: TokenAdaptSettings
     model: ImageModel
     costs: Costs
-    rules: AdaptRules
+    scheduler: SchedulerSettings
 
 
-def open_model(args: ModelArgs, own: TokenAdaptSettings) -> ImageModel:
+def open_model(args: ModelArgs, serving: TokenAdaptSettings) -> ImageModel:
     """The model that the parameters name."""
-    stated = settings.read(EmulatedSettings, args.parameters)
-    if stated.provider == EMULATED:
-        return emulated.read(args.folder / stated.profile_file, stated.time_scale)
-    # The engines' libraries come with it.
-    from shapeshift.token_adapt import vision
+    emulation = settings.read(EmulatedSettings, args.parameters)
+    if emulation.provider == EMULATED:
+        return emulated.read(args.folder / emulation.profile_file, emulation.time_scale)
+    # Imports the engine libraries.
+    from shapeshift.token_adapt.model import vision_model
 
     generated = settings.read(GeneratedSettings, args.parameters)
     if not generated.engines:
         raise InvalidInputError("engines", "", "a folder of engines; run `make engines`")
-    threads = own.threads or hardware.cores()
-    folder, tasks = ((args.folder / path).resolve() for path in (generated.engines, own.tasks_dir))
-    return vision.open_model(folder, tasks, threads, generated.manifest_sha256 or None)
+    engines, tasks = ((args.folder / path).resolve() for path in (generated.engines, serving.tasks_dir))
+    threads = serving.threads or hardware.cores()
+    return vision_model.open_model(engines, tasks, threads, generated.manifest_sha256 or None)
 
 
-def load(args: ModelArgs, log: Log, open_it: Open = open_model) -> Loaded:
-    """Everything that the parameters of one model name. Raises the errors of `shapeshift.errors`."""
-    known = settings.names(TokenAdaptSettings, EmulatedSettings, ImageEngineSettings, GeneratedSettings)
-    settings.refuse_unknown(args.parameters, known)
-    own = settings.read(TokenAdaptSettings, args.parameters)
-    model = open_it(args, own)
+def load(args: ModelArgs, log: Log, open_model: Open = open_model) -> Loaded:
+    """Open the model of these parameters. Raises the errors of `shapeshift.errors`."""
+    names = settings.names(TokenAdaptSettings, EmulatedSettings, ImageEngineSettings, GeneratedSettings)
+    settings.refuse_unknown(args.parameters, names)
+    serving = settings.read(TokenAdaptSettings, args.parameters)
+    model = open_model(args, serving)
     for message in model.reload_tasks():
         log(message)
-    gammas = own.gammas(model.gammas)
-    memory_mb = float(own.memory_mb) or hardware.available_mb()
-    served = ", ".join(map(str, model.gammas))
+    gammas = serving.gammas(model.gammas)
+    available = ", ".join(map(str, model.gammas))
     for gamma in gammas:
-        require(gamma in model.gammas, "use_gammas", gamma, f"gammas of the model: {served}")
-    size = _batch_size([model.profiles[gamma] for gamma in gammas], own, memory_mb)
-    costs = Costs(model.profiles, gammas, size)
-    if own.algorithm in plan.ALGORITHMS:
-        # What solves is imported and compiled at its first use, which no request should wait for.
-        plan.solve(plan.PlanProblem.of(0.0, [2.0], [[1.0]], [[1.0]]), own.algorithm)
+        require(gamma in model.gammas, "use_gammas", gamma, f"gammas of the model: {available}")
+    memory_mb = float(serving.memory_mb) or hardware.available_mb()
+    batch_size = _batch_size([model.profiles[gamma] for gamma in gammas], serving, memory_mb)
+    costs = Costs(model.profiles, gammas, batch_size)
+    if serving.algorithm in plan.ALGORITHMS:
+        # Import and compile the solver now, not during the first request.
+        plan.solve(PlanProblem.of(0.0, [2.0], [[1.0]], [[1.0]]), serving.algorithm)
     log(
-        f"ready: {len(model.tasks)} tasks, gammas {', '.join(map(str, costs.gammas))}, batches of up to {size}, "
-        f"algorithm {own.algorithm}"
+        f"ready: {len(model.tasks)} tasks, gammas {', '.join(map(str, costs.gammas))}, batches of up to {batch_size}, "
+        f"algorithm {serving.algorithm}"
     )
-    return Loaded(own, model, costs, own.rules(size, memory_mb))
+    return Loaded(serving, model, costs, serving.scheduler(batch_size, memory_mb))
 
 
-def _batch_size(profiles: Sequence[GammaProfile], own: TokenAdaptSettings, memory_mb: float) -> int:
-    """Most images a batch: what the settings say, what memory allows, and no more than throughput needs."""
-    least = min(profiles, key=_memory)
-    fitting = own.batch_size if least.memory_mb <= 0 else int(min(own.batch_size, memory_mb / least.memory_mb - 1e-9))
-    require(fitting >= 1, "memory_mb", memory_mb, f"above {least.memory_mb:g}, which one image needs")
-    if not own.batch_share:
-        return fitting
-    return fitting_size(min(profiles, key=lambda profile: abs(profile.gamma)), fitting, own.batch_share)
-
-
-def _memory(profile: GammaProfile) -> float:
-    return profile.memory_mb
+def _batch_size(profiles: Sequence[GammaProfile], serving: TokenAdaptSettings, memory_mb: float) -> int:
+    """The largest batch: limited by `batch_size`, by memory, and by `batch_share` of the best throughput."""
+    smallest_mb = min(profile.memory_mb for profile in profiles)
+    limit = serving.batch_size
+    if smallest_mb > 0:
+        limit = int(min(limit, memory_mb / smallest_mb - 1e-9))
+    require(limit >= 1, "memory_mb", memory_mb, f"above {smallest_mb:g}, the memory of one image")
+    if not serving.batch_share:
+        return limit
+    return efficient_batch_size(min(profiles, key=lambda profile: abs(profile.gamma)), limit, serving.batch_share)

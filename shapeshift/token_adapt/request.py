@@ -1,4 +1,4 @@
-"""One client's request on its way: its images, and what became of each."""
+"""One client request: its images, and their results."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 
 from shapeshift.errors import OverloadedError
-from shapeshift.token_adapt.adapter import Query
 from shapeshift.token_adapt.interfaces import Pixels, Probabilities, Task
+from shapeshift.token_adapt.policy.image_scheduler import WaitingImage
 
 IN_TIME, LATE, EVICTED = "in_time", "late", "evicted"
 OUTCOMES = (IN_TIME, LATE, EVICTED)
@@ -23,8 +23,8 @@ def now_ms() -> float:
 
 
 @dataclass(frozen=True)
-class Wish:
-    """What a request asks for: its task, its latency requirement and what an answer in time is worth."""
+class ImageRequestOptions:
+    """Task of a request, its latency requirement, and the utility of an answer in time."""
 
     task: Task
     latency_ms: float
@@ -32,82 +32,86 @@ class Wish:
 
 
 class ImageRequest:
-    """Collects what became of its images; `finished` is called once, when all are settled.
+    """Collects the results of its images; `on_finished` is called once, when all images are settled.
 
-    `error` is set by then where the request failed as a whole. Whoever holds the request changes it: the thread that
-    decodes, then the one that executes; `cancelled` is set by any.
+    If the request failed as a whole, `error` is set before that call. One thread at a time changes a request: the
+    decoding thread, then the executor. Any thread may set `cancelled`.
     """
 
-    def __init__(self, wish: Wish, images: int, finished: Callable[[ImageRequest], None]) -> None:
-        self.wish = wish
-        self.images = images
-        self.arrived = now_ms()
-        self.deadline = self.arrived + wish.latency_ms
+    def __init__(
+        self, options: ImageRequestOptions, num_images: int, on_finished: Callable[[ImageRequest], None]
+    ) -> None:
+        self.options = options
+        self.num_images = num_images
+        self.arrival = now_ms()
+        self.deadline = self.arrival + options.latency_ms
         self.error: Exception | None = None
         self.cancelled = False
-        classes = len(wish.task.labels)
-        self.labels: list[bytes] = [b""] * images
-        self.probabilities = np.zeros((images, classes), np.float32)
-        self.gammas = np.zeros((images, 1), np.int32)
-        self.batch_sizes = np.zeros((images, 1), np.int32)
-        self.outcomes = [EVICTED] * images
-        self._finished = finished
-        self._open = images
+        self.labels: list[bytes] = [b""] * num_images
+        self.probabilities = np.zeros((num_images, len(options.task.labels)), np.float32)
+        self.gammas = np.zeros((num_images, 1), np.int32)
+        self.batch_sizes = np.zeros((num_images, 1), np.int32)
+        self.outcomes = [EVICTED] * num_images
+        self._on_finished = on_finished
+        self._unsettled = num_images
 
     @property
-    def ended(self) -> bool:
-        """Whether `finished` was called."""
-        return self._open == 0
+    def is_finished(self) -> bool:
+        """Whether `on_finished` was called."""
+        return self._unsettled == 0
 
-    def queries(self, pixels: Sequence[Pixels], gammas: Sequence[int]) -> list[Query]:
-        """Its images as the adapter takes them; accuracies at these gammas."""
-        task, utility = self.wish.task, self.wish.utility
+    def waiting_images(self, pixels: Sequence[Pixels], gammas: Sequence[int]) -> list[RequestImage]:
+        """Its images for the scheduler, with the task's accuracy at each of `gammas`."""
+        task, utility = self.options.task, self.options.utility
         accuracy = np.array([task.accuracy.get(gamma, 0.0) for gamma in gammas])
         return [
-            Query(self.arrived, self.deadline, utility, accuracy, Waiting(self, index, square))
-            for index, square in enumerate(pixels)
+            RequestImage(self.arrival, self.deadline, utility, accuracy, self, index, image_pixels)
+            for index, image_pixels in enumerate(pixels)
         ]
 
-    def computed(self, index: int, probabilities: Probabilities, gamma: int, batch_size: int, done_ms: float) -> None:
-        """Image `index` has run; where its task has other labels by now, the request fails."""
-        if len(probabilities) != len(self.wish.task.labels):
-            self.fail(OverloadedError(f"task {self.wish.task.name} was changed while the request waited; retry"))
+    def record_result(
+        self, index: int, probabilities: Probabilities, gamma: int, batch_size: int, ended_ms: float
+    ) -> None:
+        """Settle image `index`, which ran. If the labels of the task changed meanwhile, the request fails."""
+        task = self.options.task
+        if len(probabilities) != len(task.labels):
+            self.fail(OverloadedError(f"task {task.name} was changed while the request waited; retry"))
             return
         self.probabilities[index] = probabilities
-        self.labels[index] = self.wish.task.labels[int(np.argmax(probabilities))].encode()
+        self.labels[index] = task.labels[int(np.argmax(probabilities))].encode()
         self.gammas[index], self.batch_sizes[index] = gamma, batch_size
-        self.outcomes[index] = IN_TIME if done_ms < self.deadline else LATE
+        self.outcomes[index] = IN_TIME if ended_ms < self.deadline else LATE
         self._settle()
 
-    def evicted(self) -> None:
-        """One of its images will not run: it cannot make its deadline."""
+    def record_eviction(self) -> None:
+        """Settle one image that will not run, because it cannot meet its deadline."""
         self._settle()
 
     def fail(self, error: Exception) -> None:
-        """End the request as a whole with `error`; nothing happens where it has ended."""
-        if not self.ended:
+        """Finish the whole request with `error`; no effect on a finished one."""
+        if not self.is_finished:
             self.error = error
-            self._open = 0
-            self._finished(self)
+            self._unsettled = 0
+            self._on_finished(self)
 
     def _settle(self) -> None:
-        if not self.ended:
-            self._open -= 1
-            if self._open == 0:
-                self._finished(self)
+        if not self.is_finished:
+            self._unsettled -= 1
+            if self._unsettled == 0:
+                self._on_finished(self)
 
 
-@dataclass(frozen=True)
-class Waiting:
-    """One image of a request, ready to run."""
+@dataclass(eq=False)
+class RequestImage(WaitingImage):
+    """Image `index` of a request, decoded."""
 
     request: ImageRequest
     index: int
     pixels: Pixels
 
 
-def tensors(request: ImageRequest) -> dict[str, Any]:
-    """The outputs of a request whose images are all settled, by name, each [images, ...]."""
+def output_tensors(request: ImageRequest) -> dict[str, Any]:
+    """The outputs of a finished request by name, each [images, ...]."""
     return {
         "LABEL": np.array(request.labels, dtype=object).reshape(-1, 1),
         "PROBABILITIES": request.probabilities,

@@ -1,4 +1,4 @@
-"""What a config.pbtxt says about serving images."""
+"""Parameters of a config.pbtxt for serving images."""
 
 from __future__ import annotations
 
@@ -6,34 +6,44 @@ from dataclasses import dataclass
 
 from shapeshift.errors import InvalidInputError
 from shapeshift.settings import require
-from shapeshift.token_adapt.adapter import ALGORITHMS, AdaptRules
-from shapeshift.token_adapt.batching import BatchRules
+from shapeshift.token_adapt.policy.batching import BatchSettings
+from shapeshift.token_adapt.policy.image_scheduler import ALGORITHMS, SchedulerSettings
 
-LONGEST_LATENCY_MS = 86_400_000.0
-GREATEST_UTILITY = 1e9
+MAX_LATENCY_MS = 86_400_000.0
+MAX_UTILITY = 1e9
+EMULATED = "emulated"
+
+
+@dataclass(frozen=True)
+class EmulatedSettings:
+    """Parameters of a model with provider `emulated`: its profile, and a factor on its latencies."""
+
+    provider: str = ""
+    profile_file: str = ""
+    time_scale: float = 1.0
 
 
 @dataclass(frozen=True)
 class TokenAdaptSettings:
     """Parameters of the serving process.
 
-    tasks_dir          folder of the tasks' registry
-    task               task of a request that names none; empty: such a request is refused where there are several
-    latency_ms         latency requirement of a request that states none; 0: its task's
-    utility            utility of a request that states none; empty: its task's
+    tasks_dir          folder of the task registry
+    task               default task; empty: with several tasks, a request must name one
+    latency_ms         default latency requirement; 0: that of the task
+    utility            default utility; empty: that of the task
     algorithm          grid, front, paper, paper_printed, by_rate or infaas
-    use_gammas         gammas that may be chosen, separated by commas; empty: all that the model has
+    use_gammas         gammas to choose from, separated by commas; empty: all gammas of the model
     batch_window_ms, batch_size, batch_deadline_ms, batch_utility  Algorithm 1's delta, epsilon, eta and mu
-    batch_share        batches are no larger than needed for this share of the best throughput; 0: up to batch_size
+    batch_share        limit batches to the smallest size with this share of the best throughput; 0: no such limit
     few_batches, high_utility, initial_ms  the paper's beta and kappa, and its initial stage
-    tick_ms            tick of the grid
-    price_window_ms    grid, front: what the device's time is worth goes by the arrivals of so long; 0: nothing
-    margin_ms          time kept for an answer after its batch has run
-    memory_mb          memory that a batch may take; 0: what is available when the model loads
-    queue_images       images that may wait; further ones are answered UNAVAILABLE
-    max_pixels         most pixels of an image
+    tick_ms            tick of the time grid
+    price_window_ms    grid, front: window of the shadow price of device time; 0: time is free
+    margin_ms          time between the end of a batch and its answers
+    memory_mb          memory limit of a batch; 0: what is available when the model loads
+    queue_images       most waiting images; further requests get UNAVAILABLE
+    max_pixels         most pixels in an image
     decode_threads     threads that decode and resize
-    threads            threads of the engines; 0: one a core
+    threads            threads of the engines; 0: one per core
     slo_ms             latency objective; half of it and 95% of it become bounds of the latency histogram; 0: none
     """
 
@@ -62,10 +72,10 @@ class TokenAdaptSettings:
     slo_ms: float = 0.0
 
     def __post_init__(self) -> None:
-        within = 0 <= self.latency_ms <= LONGEST_LATENCY_MS
-        require(within, "latency_ms", self.latency_ms, f"0 to {LONGEST_LATENCY_MS:g}")
-        valued = self.utility is None or 0 <= self.utility <= GREATEST_UTILITY
-        require(valued, "utility", self.utility, f"0 to {GREATEST_UTILITY:g}")
+        valid = 0 <= self.latency_ms <= MAX_LATENCY_MS
+        require(valid, "latency_ms", self.latency_ms, f"0 to {MAX_LATENCY_MS:g}")
+        valid = self.utility is None or 0 <= self.utility <= MAX_UTILITY
+        require(valid, "utility", self.utility, f"0 to {MAX_UTILITY:g}")
         require(self.algorithm in ALGORITHMS, "algorithm", self.algorithm, f"one of {', '.join(ALGORITHMS)}")
         for name in ("batch_window_ms", "batch_deadline_ms", "batch_utility", "few_batches", "high_utility"):
             require(getattr(self, name) >= 0, name, getattr(self, name), "0 or more")
@@ -80,21 +90,21 @@ class TokenAdaptSettings:
         require(0 <= self.threads <= 1024, "threads", self.threads, "0 to 1024")
         self.gammas(())
 
-    def gammas(self, known: tuple[int, ...]) -> tuple[int, ...]:
-        """The gammas that may be chosen, of those that the model has; InvalidInputError for text that names none."""
+    def gammas(self, available: tuple[int, ...]) -> tuple[int, ...]:
+        """The gammas to choose from: `use_gammas`, or all `available` ones. Raises InvalidInputError for other text."""
         if not self.use_gammas:
-            return known
+            return available
         try:
             return tuple(sorted({int(part) for part in self.use_gammas.split(",")}))
         except ValueError:
-            wanted = "whole numbers separated by commas, such as -4,0,2"
-            raise InvalidInputError("use_gammas", self.use_gammas, wanted) from None
+            allowed = "whole numbers separated by commas, such as -4,0,2"
+            raise InvalidInputError("use_gammas", self.use_gammas, allowed) from None
 
-    def rules(self, size: int, memory_mb: float) -> AdaptRules:
-        """How the adapter decides, with batches of up to `size` images that need less than `memory_mb`."""
-        return AdaptRules(
+    def scheduler(self, max_batch_size: int, memory_mb: float) -> SchedulerSettings:
+        """Settings of the scheduler, with the two limits that depend on the model and the machine."""
+        return SchedulerSettings(
             algorithm=self.algorithm,
-            batching=BatchRules(self.batch_window_ms, size, self.batch_deadline_ms, self.batch_utility),
+            batching=BatchSettings(self.batch_window_ms, max_batch_size, self.batch_deadline_ms, self.batch_utility),
             few_batches=self.few_batches,
             high_utility=self.high_utility,
             initial_ms=self.initial_ms,

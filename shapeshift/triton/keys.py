@@ -1,4 +1,4 @@
-"""The key that restricts model control, shared memory, tracing and logging to those who can read its file."""
+"""The key for model control, shared memory, tracing and logging. Only users who can read its file can use these."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from pathlib import Path
 from shapeshift.errors import NotFoundError, ShapeshiftError
 
 HTTP_HEADER = "shapeshift-key"
+KEY_VARIABLE = "SHAPESHIFT_KEY"
 GRPC_HEADER = f"triton-grpc-protocol-{HTTP_HEADER}"
 RESTRICTED = "model-repository,shared-memory,trace,logging"
 
@@ -18,7 +19,7 @@ _KEY = re.compile(r"[0-9a-f]{32}")
 
 
 def ensure_key(path: Path) -> str:
-    """The key in `path`; written there once, 32 hexadecimal digits readable by their owner alone."""
+    """The key in `path`: 32 hexadecimal digits. A missing file is created, readable only by its owner."""
     if not path.exists():
         path.parent.mkdir(parents=True, exist_ok=True)
         draft = path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(4)}")
@@ -34,16 +35,16 @@ def ensure_key(path: Path) -> str:
 
 
 def read_key(path: Path) -> str:
-    """The key in `path`. Raises NotFoundError without one, ShapeshiftError if others may read it."""
+    """The key in `path`. Raises NotFoundError if it is missing, ShapeshiftError if other users can read it."""
     try:
         text = path.read_text().strip()
         mode = path.stat().st_mode
     except FileNotFoundError:
-        raise NotFoundError(f"no key at {path}; `shapeshift serve` writes it") from None
+        raise NotFoundError(f"no key at {path}; `shapeshift serve` creates it") from None
     except OSError as error:
-        raise ShapeshiftError(f"cannot read the key {path}: {error.strerror}; run as who serves") from error
+        raise ShapeshiftError(f"cannot read the key {path}: {error.strerror}; run as its owner") from error
     if mode & 0o077:
-        raise ShapeshiftError(f"others can read {path}; run `chmod 600` on it, or delete it for a new key")
+        raise ShapeshiftError(f"other users can read {path}; run `chmod 600` on it, or delete it to get a new key")
     if not _KEY.fullmatch(text):
-        raise ShapeshiftError(f"{path} does not hold 32 hexadecimal digits; delete it for a new key")
+        raise ShapeshiftError(f"{path} does not contain 32 hexadecimal digits; delete it to get a new key")
     return text

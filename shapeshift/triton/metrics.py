@@ -1,4 +1,4 @@
-"""Reads the Prometheus text that the server's metrics port answers with."""
+"""Reads the server's metrics page, which has the Prometheus text format."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ _ESCAPE = re.compile(r"\\(.)")
 
 
 def parse(text: str) -> Samples:
-    """{(name, labels): value} of every sample in `text`; comments and time stamps are dropped.
+    """{(name, labels): value} of every sample in `text`; comments and timestamps are dropped.
 
-    Raises InvalidInputError naming the line that is not of the format.
+    Raises InvalidInputError with the number of the invalid line.
     """
     samples: Samples = {}
     for number, line in enumerate(text.splitlines(), start=1):
@@ -38,9 +38,9 @@ def parse(text: str) -> Samples:
 
 
 def scrape(url: str, timeout_s: float = 2.0) -> Samples:
-    """The samples at `url`, such as http://127.0.0.1:8002/metrics; no proxy is asked.
+    """The samples at `url`, such as http://127.0.0.1:8002/metrics, without a proxy.
 
-    Raises ShapeshiftError where nothing answers with status 200 in time.
+    Raises ShapeshiftError if there is no answer with status 200 within `timeout_s`.
     """
     parts = urlsplit(url)
     if parts.scheme != "http" or not parts.hostname:

@@ -1,4 +1,4 @@
-"""How a server is started."""
+"""Settings of a server that this project starts."""
 
 from __future__ import annotations
 
@@ -12,15 +12,22 @@ from shapeshift.settings import require
 from shapeshift.triton.names import check_model_name
 
 ALLOW_PUBLIC = "SHAPESHIFT_ALLOW_PUBLIC"
-KNOWN_FLAWS = "CVE-2025-23310, -23316, -23317, -23319, -23320 and -23334"
+GRPC_URL = "SHAPESHIFT_GRPC_URL"
+KNOWN_VULNERABILITIES = "CVE-2025-23310, -23316, -23317, -23319, -23320 and -23334"
 
 
 @dataclass(frozen=True)
 class ServerSettings:
-    """How a server is started. Folders may be relative; `models` are loaded before it is ready.
+    """How a server is started.
 
-    A `host` that others can reach takes both `allow_public` and SHAPESHIFT_ALLOW_PUBLIC=1 in the environment.
-    `log_file` is server.log in the run directory unless given. Raises InvalidInputError naming the field.
+    repositories, backend_directories  folders; relative ones are allowed
+    models                             loaded before the server is ready
+    triton                             folder of the server
+    run_directory                      folder of the key, the log and the record of the run
+    host                               address to bind to; one that others can reach requires both `allow_public` and
+                                       SHAPESHIFT_ALLOW_PUBLIC=1 in the environment
+    log_file                           default: server.log in the run directory
+    Raises InvalidInputError with the name of the field.
     """
 
     repositories: tuple[Path, ...]
@@ -37,7 +44,7 @@ class ServerSettings:
     allow_public: bool = False
 
     def __post_init__(self) -> None:
-        require(bool(self.repositories), "repositories", self.repositories, "at least one folder is needed")
+        require(bool(self.repositories), "repositories", self.repositories, "must name at least one folder")
         for model in self.models:
             check_model_name(model)
         ports = list(self.ports.values())
@@ -49,18 +56,18 @@ class ServerSettings:
             raise InvalidInputError(
                 "host",
                 self.host,
-                f"this old server has known flaws ({KNOWN_FLAWS}): stay on 127.0.0.1, use an official"
-                f" container 26.03 or newer, or insist with --allow-public and the variable {ALLOW_PUBLIC}=1",
+                f"this server version has known vulnerabilities ({KNOWN_VULNERABILITIES}): stay on 127.0.0.1, use an"
+                f" official container 26.03 or newer, or set both --allow-public and {ALLOW_PUBLIC}=1",
             )
 
     @property
     def ports(self) -> dict[str, int]:
-        """The ports by protocol: http, grpc, metrics."""
+        """The port of each protocol: http, grpc, metrics."""
         return {"http": self.http_port, "grpc": self.grpc_port, "metrics": self.metrics_port}
 
     @property
     def is_public(self) -> bool:
-        """Whether others than this machine reach the server."""
+        """Whether other machines can reach the server."""
         return not _is_loopback(self.host)
 
     @property
@@ -70,22 +77,22 @@ class ServerSettings:
 
     @property
     def reachable(self) -> str:
-        """An address at which this machine reaches the server."""
+        """The address at which this machine reaches the server."""
         return "127.0.0.1" if self.address == "0.0.0.0" else self.address
 
     @property
     def log(self) -> Path:
-        """Where the server's output goes."""
+        """The file for the server's output."""
         return self.log_file or self.run_directory / "server.log"
 
     @property
     def record(self) -> Path:
-        """Where the run's processes and regions are kept."""
+        """The file that lists the processes and shared-memory regions of the run."""
         return self.run_directory / "server.json"
 
     @property
     def key_file(self) -> Path:
-        """Where the key to the restricted interfaces lies."""
+        """The file with the key for the restricted interfaces."""
         return self.run_directory / "key"
 
 
@@ -96,3 +103,11 @@ def _is_loopback(host: str) -> bool:
         return ipaddress.IPv4Address(host).is_loopback
     except ValueError:
         raise InvalidInputError("host", host, "must be an IPv4 address or localhost") from None
+
+
+def own_grpc_url(stated: str = "") -> str:
+    """HOST:PORT of the gRPC interface of the server that this process, a backend's, belongs to.
+
+    `stated`, else the variable that `command_line.environment` sets for the server, else Triton's default.
+    """
+    return stated or os.environ.get(GRPC_URL) or "localhost:8001"

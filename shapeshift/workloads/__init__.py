@@ -1,1 +1,0 @@
-"""Workloads: how long texts are, when they arrive, and what they say."""

@@ -1,8 +1,7 @@
-"""Arrival processes: the instants at which an open-loop client means to send.
+"""Arrival processes: the times at which an open-loop client sends its requests.
 
-Each function returns float64 seconds from the start of the run, never decreasing, within [0, duration_s).
-`rate` is the mean number of requests a second. Raises InvalidInputError for a rate or duration that is not
-finite and positive.
+Each function returns float64 seconds from the start of the run, sorted, within [0, duration_s). `rate` is the mean
+number of requests per second. Raises InvalidInputError for a rate or duration that is not finite and positive.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from shapeshift.settings import require
 
 @dataclass(frozen=True)
 class State:
-    """One state of a Markov-modulated process: its rate relative to the others and its mean dwell time."""
+    """One state of a Markov-modulated process. weight: rate relative to the other states; dwell_s: mean dwell time."""
 
     weight: float
     dwell_s: float
@@ -31,14 +30,14 @@ class State:
 
 
 BURSTY = (State(weight=0.6, dwell_s=8.0), State(weight=2.6, dwell_s=2.0))
-"""A calm state and a burst of 4.3 times its rate, one fifth of the time; the weights' mean over time is 1."""
+"""A calm state, and for one fifth of the time a burst of 4.3 times its rate. The time-weighted mean weight is 1."""
 
 
 def constant(rate: float, duration_s: float) -> NDArray[np.float64]:
-    """Evenly spaced instants, the first at 0."""
+    """Evenly spaced arrivals, the first at 0."""
     _check(rate, duration_s)
-    instants = np.arange(math.ceil(rate * duration_s), dtype=np.float64) / rate
-    return instants[instants < duration_s]
+    times = np.arange(math.ceil(rate * duration_s), dtype=np.float64) / rate
+    return times[times < duration_s]
 
 
 def poisson(rate: float, duration_s: float, rng: np.random.Generator) -> NDArray[np.float64]:
@@ -52,16 +51,16 @@ def mmpp(
 ) -> NDArray[np.float64]:
     """A Markov-modulated Poisson process, the bursty pattern of Arlo's evaluation (section 5).
 
-    The process stays in a state for an exponentially distributed time of mean `dwell_s`, sending at a rate
-    proportional to the state's `weight`, then moves to any other state with equal chance. The weights are
-    scaled so that the mean over a long run is `rate`; a run of few dwell times can lie far from it. The
-    first state is drawn with the chance it has in the long run.
+    The process stays in a state for an exponentially distributed time of mean `dwell_s`, with a rate proportional to
+    the state's `weight`, then moves to any other state with equal probability. The weights are scaled so that the
+    long-run mean is `rate`; a run of few dwell times can deviate from it. The first state has the probability of its
+    share of time.
     """
     _check(rate, duration_s)
     dwell = np.array([state.dwell_s for state in states])
     weight = np.array([state.weight for state in states])
-    require(len(states) >= 1 and weight.sum() > 0, "states", states, "need a state of a weight above 0")
-    # All states are visited equally often, so the share of time in each follows its dwell time alone.
+    require(len(states) >= 1 and weight.sum() > 0, "states", states, "must have a state with a weight above 0")
+    # All states are visited equally often, so the share of time in a state depends only on its dwell time.
     share = dwell / dwell.sum()
     rates = rate * weight / float(share @ weight)
 
@@ -79,9 +78,9 @@ def mmpp(
 def parse_states(text: str) -> tuple[State, ...]:
     """States written as `weight:dwell_s,weight:dwell_s,...`, e.g. `0.6:8,2.6:2`.
 
-    Raises InvalidInputError for text of another form.
+    Raises InvalidInputError for any other text.
     """
-    allowed = "must be weight:dwell_s pairs joined by commas, e.g. 0.6:8,2.6:2"
+    allowed = "must be weight:dwell_s pairs separated by commas, e.g. 0.6:8,2.6:2"
     states = []
     for pair in text.split(","):
         weight, _, dwell = pair.partition(":")
@@ -93,13 +92,13 @@ def parse_states(text: str) -> tuple[State, ...]:
 
 
 def _burst(rate: float, start: float, end: float, rng: np.random.Generator) -> NDArray[np.float64]:
-    """A Poisson process of one rate on [start, end): its count is Poisson, its instants sorted uniforms."""
+    """A homogeneous Poisson process on [start, end): a Poisson count of sorted uniform times."""
     count = rng.poisson(rate * (end - start))
-    instants = np.sort(rng.uniform(start, end, count))
+    times = np.sort(rng.uniform(start, end, count))
     # The sum start + (end - start) * u can round up to `end`.
-    return np.minimum(instants, np.nextafter(end, start))
+    return np.minimum(times, np.nextafter(end, start))
 
 
 def _check(rate: float, duration_s: float) -> None:
-    require(math.isfinite(rate) and rate > 0, "rate", rate, "must be above 0 requests a second")
+    require(math.isfinite(rate) and rate > 0, "rate", rate, "must be above 0 requests per second")
     require(math.isfinite(duration_s) and duration_s > 0, "duration_s", duration_s, "must be above 0 seconds")

@@ -1,4 +1,4 @@
-"""Token-length laws: how long the texts of a workload are, special tokens included."""
+"""Distributions of text lengths in tokens, including special tokens."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ _Z98 = NormalDist().inv_cdf(0.98)
 
 @dataclass(frozen=True)
 class LogNormal:
-    """Lengths whose logarithm is normal, rounded to whole tokens and clipped to [low, high].
+    """Log-normal lengths, rounded to whole tokens and clipped to [low, high].
 
-    `median` and `p98` (the 98th percentile) are those of the law before rounding and clipping; `p98` equal
-    to `median` makes every length the same. Raises InvalidInputError naming the field that cannot be meant.
+    `median` and `p98` (98th percentile) are those before rounding and clipping. If they are equal, all lengths are the
+    same. Raises InvalidInputError with the name of the field.
     """
 
     median: float
@@ -52,7 +52,7 @@ class LogNormal:
         return tokens
 
     def scaled(self, factor: float, at_most: int = MAX_LENGTH) -> LogNormal:
-        """This law with every length multiplied by `factor` and none above `at_most`."""
+        """This distribution with every length multiplied by `factor` and limited to `at_most`."""
         require(math.isfinite(factor) and factor > 0, "factor", factor, "must be above 0")
         low, high = (min(max(1, round(bound * factor)), at_most) for bound in (self.low, self.high))
         return dataclasses.replace(self, median=self.median * factor, p98=self.p98 * factor, low=low, high=high)
@@ -64,10 +64,10 @@ def short() -> LogNormal:
 
 
 def long() -> LogNormal:
-    """`short` stretched 4.1 times to reach 512 tokens, as Arlo recalibrates its trace (section 5)."""
+    """`short` scaled by 4.1, which reaches 512 tokens, as Arlo recalibrates its trace (section 5)."""
     return short().scaled(4.1)
 
 
 def fixed(length: int) -> LogNormal:
-    """Every text `length` tokens long."""
+    """All texts have `length` tokens."""
     return LogNormal(median=length, p98=length, low=length, high=length)

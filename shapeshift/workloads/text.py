@@ -1,4 +1,4 @@
-"""English-like texts of a wanted length in tokens, made of common words that most vocabularies hold whole."""
+"""English-like texts of a requested length in tokens, made of common words that are one token in most vocabularies."""
 
 from __future__ import annotations
 
@@ -52,8 +52,8 @@ _ATTEMPTS = 4
 class TextMaker:
     """Makes texts from a seeded generator; the same seed and calls give the same texts.
 
-    `count` gives the number of tokens of a text as the served model counts them, special tokens included.
-    Without it every word and every punctuation mark counts as one token, and two special tokens are added.
+    count: the number of tokens of a text for the served model, including special tokens. Without it, each word and
+    each punctuation mark counts as one token, plus two special tokens.
     """
 
     def __init__(self, rng: np.random.Generator, count: Callable[[str], int] | None = None) -> None:
@@ -61,7 +61,7 @@ class TextMaker:
         self._count = count
 
     def text(self, tokens: int) -> str:
-        """A text of about `tokens` tokens: never more by the maker's own count, unless one word is more."""
+        """A text of about `tokens` tokens; never more by this maker's count, unless a single word is more."""
         units = self._units(max(1, tokens - 2))
         if self._count is None:
             return _join(units)
@@ -75,7 +75,7 @@ class TextMaker:
         return _join(units)
 
     def _units(self, count: int) -> list[str]:
-        """`count` words and punctuation marks of fresh sentences; the last sentence may break off."""
+        """`count` words and punctuation marks of new sentences; the last sentence may be incomplete."""
         units: list[str] = []
         while len(units) < count:
             for kind in self._random.choice(_SENTENCES).split():

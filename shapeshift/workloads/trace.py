@@ -1,7 +1,7 @@
 """Traces as CSV files: when each request arrives and how many tokens it has.
 
-Two forms are read, told apart by their header: the project's own (`at_s,length` and any further columns)
-and that of the Azure LLM inference traces (`TIMESTAMP,ContextTokens,GeneratedTokens`).
+The header selects one of two formats: that of this project (`at_s,length` and any further columns), or that of the
+Azure LLM inference traces (`TIMESTAMP,ContextTokens,GeneratedTokens`).
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ AZURE_COLUMNS = ("TIMESTAMP", "ContextTokens", "GeneratedTokens")
 
 @dataclass(frozen=True)
 class Trace:
-    """`at_s` float64[n]: arrivals in seconds, never decreasing, at least 0; `length` int64[n]: tokens, at
-    least 1; `extra`: further columns by name, each str[n] as written in the file."""
+    """at_s: float64[n], arrivals in seconds, sorted, at least 0; length: int64[n], tokens, at least 1; extra: further
+    columns by name, each str[n] as in the file."""
 
     at_s: NDArray[np.float64]
     length: NDArray[np.int64]
@@ -46,7 +46,7 @@ class Trace:
         return len(self.at_s)
 
     def scaled(self, rate_factor: float) -> Trace:
-        """The same requests arriving `rate_factor` times as fast."""
+        """The same requests at `rate_factor` times the rate."""
         require(math.isfinite(rate_factor) and rate_factor > 0, "rate_factor", rate_factor, "must be above 0")
         return dataclasses.replace(self, at_s=self.at_s / rate_factor)
 
@@ -61,11 +61,11 @@ class Trace:
 
 
 def read(path: Path, rate_factor: float = 1.0) -> Trace:
-    """The trace in `path`, arriving `rate_factor` times as fast as written.
+    """The trace in `path`, at `rate_factor` times its rate.
 
-    Of an Azure trace, ContextTokens becomes `length`, GeneratedTokens the extra column `generated`, and time
-    starts at its first row. Raises InvalidInputError naming file, line and column of the first cell that
-    cannot be meant, or the file where it has no rows or an unknown header; OSError where it cannot be read.
+    For an Azure trace, `length` is ContextTokens, the extra column `generated` is GeneratedTokens, and time starts at
+    the first row. Raises InvalidInputError with file, line and column of the first invalid cell, or with the file if it
+    has no rows or an unknown header; OSError if it cannot be read.
     """
     with path.open(newline="", encoding="utf-8-sig") as file:
         table = _Table(path, file)
@@ -74,14 +74,14 @@ def read(path: Path, rate_factor: float = 1.0) -> Trace:
         elif set(AZURE_COLUMNS) <= set(table.names):
             trace = _read_azure(table)
         else:
-            known = f"needs the columns {','.join(COLUMNS)} or {','.join(AZURE_COLUMNS)}"
-            raise InvalidInputError(f"{path}, line 1", ",".join(table.names), known)
-    require(len(trace) > 0, str(path), "no rows", "a trace needs at least one request")
+            allowed = f"must have the columns {','.join(COLUMNS)} or {','.join(AZURE_COLUMNS)}"
+            raise InvalidInputError(f"{path}, line 1", ",".join(table.names), allowed)
+    require(len(trace) > 0, str(path), "no rows", "must have at least one request")
     return trace.scaled(rate_factor)
 
 
 def write(path: Path, trace: Trace) -> None:
-    """Write `trace` in the project's own form; `read` gives back the same values."""
+    """Write `trace` in the format of this project; `read` returns the same values."""
     with path.open("w", newline="", encoding="utf-8") as file:
         writer = csv.writer(file, lineterminator="\n")
         writer.writerow([*COLUMNS, *trace.extra])
@@ -90,28 +90,28 @@ def write(path: Path, trace: Trace) -> None:
 
 
 class _Table:
-    """Rows of a CSV file whose cells know where they stand."""
+    """The rows of a CSV file, with line numbers for error texts."""
 
     def __init__(self, path: Path, file: TextIO) -> None:
         self.path = path
         self._rows = csv.reader(file)
         self.names = [name.strip() for name in next(self._rows, [])]
         distinct = len(set(self.names)) == len(self.names)
-        require(distinct, f"{path}, line 1", self.names, "must not name a column twice")
+        require(distinct, f"{path}, line 1", self.names, "must have each column name only once")
 
     def __iter__(self) -> Iterator[tuple[int, dict[str, str]]]:
-        """The line number (the header is line 1) and the cells of every row that is not blank."""
+        """Line number (the header is line 1) and cells of each row that is not blank."""
         for row in self._rows:
             if not row:
                 continue
             line = self._rows.line_num
             if len(row) != len(self.names):
-                wanted = f"needs {len(self.names)} columns, has {len(row)}"
-                raise InvalidInputError(f"{self.path}, line {line}", ",".join(row), wanted)
+                allowed = f"must have {len(self.names)} columns, has {len(row)}"
+                raise InvalidInputError(f"{self.path}, line {line}", ",".join(row), allowed)
             yield line, dict(zip(self.names, row, strict=True))
 
     def cell(self, line: int, name: str, text: str, parse: Callable[[str], T], allowed: str) -> T:
-        """`parse(text)`; a ValueError becomes an InvalidInputError naming the cell."""
+        """`parse(text)`; a ValueError becomes an InvalidInputError with the position of the cell."""
         try:
             return parse(text)
         except ValueError:
@@ -124,9 +124,9 @@ def _read_own(table: _Table) -> Trace:
     extra: dict[str, list[str]] = {name: [] for name in table.names if name not in COLUMNS}
     for line, row in table:
         earliest = at_s[-1] if at_s else 0.0
-        wanted = f"must be seconds, not before the row above ({earliest})"
-        at_s.append(table.cell(line, "at_s", row["at_s"], _seconds_from(earliest), wanted))
-        length.append(table.cell(line, "length", row["length"], _tokens, "must be a whole number from 1"))
+        allowed = f"must be seconds, at least those of the row above ({earliest})"
+        at_s.append(table.cell(line, "at_s", row["at_s"], _seconds_from(earliest), allowed))
+        length.append(table.cell(line, "length", row["length"], _tokens, "must be a whole number of at least 1"))
         for name, column in extra.items():
             column.append(row[name])
     columns = {name: np.array(column, dtype=np.str_) for name, column in extra.items()}
@@ -145,7 +145,7 @@ def _read_azure(table: _Table) -> Trace:
             raise InvalidInputError(where, row[stamp_name], "must not be before the row above")
         stamps.append(stamp)
         text = row[context_name]
-        length.append(table.cell(line, context_name, text, _tokens, "must be a whole number from 1"))
+        length.append(table.cell(line, context_name, text, _tokens, "must be a whole number of at least 1"))
         generated.append(row[generated_name])
     times = np.array(stamps, dtype="datetime64[ns]")
     at_s = (times - times[:1]) / np.timedelta64(1, "s")

@@ -6,14 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from shapeshift.fused_decode import waiting
+from shapeshift.fused_decode.model import kernel_build
 from tests.adapter_cache.lora_models import MIXED, make_adapter
 from tests.fused_decode.checkpoints import make_checkpoint
 
 PROJECT = Path(__file__).resolve().parents[2]
 
-# Before a test imports torch: with cores that are in use elsewhere, tests would take minutes.
-waiting.arrange()
+# Before a test imports torch: otherwise tests take minutes on busy cores.
+kernel_build.limit_spinning()
 
 
 @pytest.fixture(scope="session")
@@ -24,7 +24,7 @@ def small_base(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def mixed_adapters(small_base: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """Adapters over it, of all kinds."""
+    """Adapters of all kinds over it."""
     folder = tmp_path_factory.mktemp("adapters")
     return {
         name: make_adapter(folder / name, small_base, spec, seed) for seed, (name, spec) in enumerate(MIXED.items())
@@ -33,5 +33,5 @@ def mixed_adapters(small_base: Path, tmp_path_factory: pytest.TempPathFactory) -
 
 @pytest.fixture(scope="session")
 def lora_kernels() -> Path:
-    """Where the compiled kernels are kept from one run of the tests to the next."""
+    """The folder that keeps the compiled kernels between test runs."""
     return PROJECT / "build" / "kernels"

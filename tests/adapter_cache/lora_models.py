@@ -1,4 +1,4 @@
-"""A small base model, adapters over it as PEFT saves them, and what PEFT says with them."""
+"""A small base model, adapters over it in PEFT's format, and the results of PEFT."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _PREFIX = "base_model.model.model.layers"
 
 @dataclass(frozen=True)
 class Spec:
-    """An adapter to be made; `layers` None for all."""
+    """An adapter to make; layers: None for all."""
 
     rank: int
     targets: tuple[str, ...] = EVERYWHERE
@@ -36,23 +36,23 @@ MIXED = {
     "one_layer": Spec(33, layers=(1,)),
     "large": Spec(64),
 }
-"""Ranks and targets of all kinds, ranks that are no multiple of anything among them."""
+"""Various ranks and targets, with ranks that are multiples of nothing among them."""
 
 
 def make_adapter(folder: Path, base: Path, spec: Spec, seed: int = 0, **config: Any) -> Path:
-    """A PEFT folder of random weights that change what the model says; `config` overrides its configuration."""
+    """A PEFT folder of random weights that change the model's output; `config` overrides its configuration."""
     import torch
 
-    from shapeshift.adapter_cache.layout import TARGETS, parts
-    from shapeshift.fused_decode.architecture import Architecture
+    from shapeshift.adapter_cache.lora.batch import TARGETS, linear_parts
+    from shapeshift.fused_decode.model.architecture import Architecture
 
     architecture = Architecture.read(base)
-    known = parts(architecture)
+    parts = linear_parts(architecture)
     chance = torch.Generator().manual_seed(seed)
     tensors = {}
     for layer in range(architecture.layers) if spec.layers is None else spec.layers:
         for target in spec.targets:
-            part = known[TARGETS[target]]
+            part = parts[TARGETS[target]]
             name = f"{_PREFIX}.{layer}.{target}.lora"
             spread = 1 / math.sqrt(part.inputs)
             tensors[f"{name}_A.weight"] = torch.randn(spec.rank, part.inputs, generator=chance) * spread
@@ -87,7 +87,7 @@ def save_adapter(folder: Path, base: Path, spec: Spec, tensors: Mapping[str, tor
 def peft_logits(
     base: Path, adapters: Mapping[str, Path], texts: Sequence[tuple[str | None, torch.Tensor]]
 ) -> list[Any]:
-    """What PEFT computes for each text alone, with its adapter or None: FLOAT32 [tokens, vocab_size] each."""
+    """PEFT's logits of each text alone, with its adapter or None: FLOAT32 [tokens, vocab_size] each."""
     import torch
     import transformers
     from peft import PeftModel
@@ -106,7 +106,7 @@ def peft_logits(
 
 
 def peft_texts(base: Path, adapters: Mapping[str, Path], prompt: str, count: int) -> dict[str | None, str]:
-    """What PEFT says greedily after a prompt: without an adapter (None), and with each."""
+    """PEFT's greedy answers to a prompt: without an adapter (None), and with each."""
     import torch
     import transformers
     from peft import PeftModel

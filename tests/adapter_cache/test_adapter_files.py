@@ -1,4 +1,4 @@
-"""Adapters on disk: what is served, what is refused and how, and the registry."""
+"""Adapters on disk: supported ones, refused ones and their errors, and the registry."""
 
 from __future__ import annotations
 
@@ -9,10 +9,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from shapeshift.adapter_cache import peft, registry
-from shapeshift.adapter_cache.peft import Base
+from shapeshift.adapter_cache.registry import peft, store
+from shapeshift.adapter_cache.registry.peft import BaseModel
 from shapeshift.errors import InvalidInputError, NotFoundError
-from shapeshift.fused_decode.architecture import Architecture
+from shapeshift.fused_decode.model.architecture import Architecture
+from shapeshift.registry import FolderWatch
 from tests.adapter_cache.lora_models import ATTENTION, Spec, make_adapter, save_adapter
 from tests.fused_decode.checkpoints import make_checkpoint
 
@@ -26,8 +27,8 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def base(checkpoint: Path) -> Base:
-    return Base(Architecture.read(checkpoint), {"small"}, 16)
+def base(checkpoint: Path) -> BaseModel:
+    return BaseModel(Architecture.read(checkpoint), {"small"}, 16)
 
 
 def tensors(folder: Path) -> dict[str, torch.Tensor]:
@@ -36,10 +37,10 @@ def tensors(folder: Path) -> dict[str, torch.Tensor]:
     return load_file(folder / "adapter_model.safetensors")
 
 
-# What is served.
+# Supported adapters.
 
 
-def test_ranks_and_scales_are_read(checkpoint: Path, base: Base, tmp_path: Path) -> None:
+def test_ranks_and_scales_are_read(checkpoint: Path, base: BaseModel, tmp_path: Path) -> None:
     found = peft.read(make_adapter(tmp_path / "a", checkpoint, SPEC), base)
     assert found.rank == 4 and len(found.factors) == 8
     assert {factor.scale for factor in found.factors} == {2.0}
@@ -47,7 +48,7 @@ def test_ranks_and_scales_are_read(checkpoint: Path, base: Base, tmp_path: Path)
     assert {factor.scale for factor in found.factors} == {3.0}
 
 
-def test_patterns_of_ranks_and_alphas(checkpoint: Path, base: Base, tmp_path: Path) -> None:
+def test_patterns_of_ranks_and_alphas(checkpoint: Path, base: BaseModel, tmp_path: Path) -> None:
     folder = make_adapter(tmp_path / "a", checkpoint, SPEC)
     changed = tensors(folder)
     for name in [name for name in changed if "k_proj" in name]:
@@ -62,7 +63,7 @@ def test_patterns_of_ranks_and_alphas(checkpoint: Path, base: Base, tmp_path: Pa
         peft.read(save_adapter(tmp_path / "c", checkpoint, SPEC, changed, rank_pattern={".*k_proj": 2}), base)
 
 
-# What is refused.
+# Refused adapters.
 
 
 @pytest.mark.parametrize(
@@ -83,8 +84,8 @@ def test_patterns_of_ranks_and_alphas(checkpoint: Path, base: Base, tmp_path: Pa
         ({"x\ud800": 1}, r"x\\ud800: got 1"),
     ],
 )
-def test_configurations_that_are_not_served(
-    checkpoint: Path, base: Base, tmp_path: Path, changes: dict[str, object], said: str
+def test_unsupported_configurations_are_refused(
+    checkpoint: Path, base: BaseModel, tmp_path: Path, changes: dict[str, object], said: str
 ) -> None:
     folder = make_adapter(tmp_path / "a", checkpoint, SPEC, **changes)
     with pytest.raises(InvalidInputError, match=said):
@@ -96,16 +97,16 @@ def test_configurations_that_are_not_served(
     [
         (NAME, torch.zeros(4, 65), r"q_proj.lora_A.*shape must be \(rank, 64\)"),
         (NAME, torch.zeros(3, 64), r"q_proj.lora_B.*shape must be \(64, 3\)"),
-        (NAME.replace("q_proj", "z_proj"), torch.zeros(4, 64), r"z_proj.*a linear that the base has"),
-        (NAME.replace("layers.0", "layers.7"), torch.zeros(4, 64), r"the base has 2 layers"),
+        (NAME.replace("q_proj", "z_proj"), torch.zeros(4, 64), r"z_proj.*a linear of the base model"),
+        (NAME.replace("layers.0", "layers.7"), torch.zeros(4, 64), r"the base model has 2 layers"),
         (NAME.replace("layers.0", "layers." + "1" * 5000), torch.zeros(4, 64), r"the name of a LoRA factor"),
         (NAME.replace("lora_A.weight", "lora_magnitude_vector"), torch.zeros(4), r"the name of a LoRA factor"),
         (NAME.replace("lora_A", "lora_B"), None, r"both factors"),
         (NAME, torch.zeros(4, 64, dtype=torch.int8), r"I8.*one of F32"),
     ],
 )
-def test_tensors_that_do_not_fit(
-    checkpoint: Path, base: Base, tmp_path: Path, name: str, tensor: torch.Tensor | None, said: str
+def test_mismatched_tensors_are_refused(
+    checkpoint: Path, base: BaseModel, tmp_path: Path, name: str, tensor: torch.Tensor | None, said: str
 ) -> None:
     changed = tensors(make_adapter(tmp_path / "a", checkpoint, SPEC))
     changed.pop(name, None)
@@ -115,12 +116,12 @@ def test_tensors_that_do_not_fit(
         peft.read(save_adapter(tmp_path / "b", checkpoint, SPEC, changed), base)
 
 
-def test_a_rank_above_the_limit(checkpoint: Path, base: Base, tmp_path: Path) -> None:
+def test_a_rank_above_the_limit_is_refused(checkpoint: Path, base: BaseModel, tmp_path: Path) -> None:
     with pytest.raises(InvalidInputError, match=r"got 17; a rank of 1 to max_rank \(16\)"):
         peft.read(make_adapter(tmp_path / "a", checkpoint, Spec(17)), base)
 
 
-def test_weights_that_are_not_finite(checkpoint: Path, base: Base, tmp_path: Path) -> None:
+def test_infinite_weights_are_refused(checkpoint: Path, base: BaseModel, tmp_path: Path) -> None:
     changed = tensors(make_adapter(tmp_path / "a", checkpoint, SPEC))
     changed[NAME][1, 1] = float("nan")
     found = peft.read(save_adapter(tmp_path / "b", checkpoint, SPEC, changed), base)
@@ -128,11 +129,11 @@ def test_weights_that_are_not_finite(checkpoint: Path, base: Base, tmp_path: Pat
         peft.require_finite(found)
 
 
-def test_files_that_are_not_whole(checkpoint: Path, base: Base, tmp_path: Path) -> None:
+def test_incomplete_files_are_refused(checkpoint: Path, base: BaseModel, tmp_path: Path) -> None:
     folder = make_adapter(tmp_path / "a", checkpoint, SPEC)
     file = folder / "adapter_model.safetensors"
     file.write_bytes(file.read_bytes()[:-100])
-    with pytest.raises(InvalidInputError, match="must be a whole safetensors file"):
+    with pytest.raises(InvalidInputError, match="must be a complete safetensors file"):
         peft.read(folder, base)
     file.unlink()
     with pytest.raises(InvalidInputError, match="must hold adapter_model.safetensors"):
@@ -141,7 +142,7 @@ def test_files_that_are_not_whole(checkpoint: Path, base: Base, tmp_path: Path) 
     with pytest.raises(InvalidInputError, match=r"adapter_model.bin, which can execute code"):
         peft.read(folder, base)
     (folder / "adapter_model.bin").rename(file)
-    with pytest.raises(InvalidInputError, match="must be a whole safetensors file"):
+    with pytest.raises(InvalidInputError, match="must be a complete safetensors file"):
         peft.read(folder, base)
     (folder / "adapter_config.json").write_text("{")
     with pytest.raises(InvalidInputError, match="JSON"):
@@ -158,56 +159,59 @@ def source(checkpoint: Path, tmp_path: Path) -> Path:
     return make_adapter(tmp_path / "source", checkpoint, SPEC)
 
 
-def test_entries_come_and_go(source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_entries_are_added_pinned_and_removed(source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = tmp_path / "registry"
-    assert registry.read(folder) == {} and registry.stamp(folder) is None
-    entry = registry.add(folder, "one", source, pinned=False)
-    assert registry.read(folder) == {"one": entry}
-    assert registry.digest(registry.place(folder, entry)) == entry.sha256
-    before = registry.stamp(folder)
-    registry.pin(folder, "one", True)
-    assert registry.read(folder)["one"].pinned and registry.stamp(folder) != before
+    watch = FolderWatch(folder / "registry.json")
+    assert store.read(folder) == {} and watch.has_changed() and not watch.has_changed()
+    entry = store.add(folder, "one", source, pinned=False)
+    assert store.read(folder) == {"one": entry}
+    assert store.digest(store.entry_folder(folder, entry)) == entry.sha256
+    assert watch.has_changed()
+    store.pin(folder, "one", True)
+    assert store.read(folder)["one"].pinned and watch.has_changed()
     (source / "adapter_config.json").write_text("{}")
-    other = registry.add(folder, "one", source, pinned=False)
-    assert other.folder != entry.folder and registry.read(folder) == {"one": other}
-    registry.remove(folder, "one")
-    assert registry.read(folder) == {}
+    other = store.add(folder, "one", source, pinned=False)
+    assert other.folder != entry.folder and store.read(folder) == {"one": other}
+    store.remove(folder, "one")
+    assert store.read(folder) == {}
     assert (folder / entry.folder).is_dir() and (folder / other.folder).is_dir(), "a server may still read them"
-    monkeypatch.setattr(registry, "_KEEP_S", 0.0)
-    registry.add(folder, "two", source, pinned=False)
+    monkeypatch.setattr(store, "_KEEP_S", 0.0)
+    store.add(folder, "two", source, pinned=False)
     assert sorted(path.name for path in folder.glob("one-*")) == []
     assert [path for path in folder.iterdir() if path.name.endswith((".tmp", ".json"))] == [folder / "registry.json"]
 
 
-def test_what_is_removed_and_added_again_stays(source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_adapter_that_is_removed_and_added_again_stays(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     folder = tmp_path / "registry"
-    entry = registry.add(folder, "one", source, pinned=False)
-    registry.remove(folder, "one")
-    assert registry.add(folder, "one", source, pinned=True).folder == entry.folder
-    monkeypatch.setattr(registry, "_KEEP_S", 0.0)
-    registry.pin(folder, "one", False)
+    entry = store.add(folder, "one", source, pinned=False)
+    store.remove(folder, "one")
+    assert store.add(folder, "one", source, pinned=True).folder == entry.folder
+    monkeypatch.setattr(store, "_KEEP_S", 0.0)
+    store.pin(folder, "one", False)
     assert (folder / entry.folder).is_dir()
 
 
-def test_what_was_damaged_is_whole_once_it_is_added_again(source: Path, tmp_path: Path) -> None:
+def test_adding_an_adapter_again_repairs_its_files(source: Path, tmp_path: Path) -> None:
     folder = tmp_path / "registry"
-    entry = registry.add(folder, "one", source, pinned=False)
-    kept = registry.place(folder, entry)
-    assert registry.add(folder, "one", source, pinned=False) == entry, "what is whole is not written again"
-    for damage in (lambda: (kept / registry.FILES[1]).write_bytes(b"x"), (kept / registry.FILES[0]).unlink):
-        weights = registry.stamps(kept)[1]
+    entry = store.add(folder, "one", source, pinned=False)
+    kept = store.entry_folder(folder, entry)
+    assert store.add(folder, "one", source, pinned=False) == entry, "complete files are not written again"
+    for damage in (lambda: (kept / store.FILES[1]).write_bytes(b"x"), (kept / store.FILES[0]).unlink):
+        weights = store.stamps(kept)[1]
         damage()
-        assert registry.stamps(kept) != entry.stamps
-        again = registry.add(folder, "one", source, pinned=False)
-        assert again.sha256 == entry.sha256 == registry.digest(kept)
-        assert again.stamps == registry.stamps(kept) and registry.read(folder) == {"one": again}
-    assert again.stamps[1] == weights, "what is whole of what is damaged is not written again"
+        assert store.stamps(kept) != entry.stamps
+        again = store.add(folder, "one", source, pinned=False)
+        assert again.sha256 == entry.sha256 == store.digest(kept)
+        assert again.stamps == store.stamps(kept) and store.read(folder) == {"one": again}
+    assert again.stamps[1] == weights, "the complete file of a damaged adapter is not written again"
 
 
 @pytest.mark.parametrize("name", ["../up", "/etc/passwd", "a/b", "", ".hidden", "a..b", "a" * 129, "a\n", "ä"])
 def test_names_never_become_paths(source: Path, tmp_path: Path, name: str) -> None:
     with pytest.raises(InvalidInputError, match="name"):
-        registry.add(tmp_path / "registry", name, source, pinned=False)
+        store.add(tmp_path / "registry", name, source, pinned=False)
     assert not (tmp_path / "registry").exists()
 
 
@@ -218,10 +222,10 @@ def test_folders_outside_are_refused(source: Path, tmp_path: Path, place: str) -
     entry = {"folder": place, "sha256": "0", "pinned": False}
     (folder / "registry.json").write_text(json.dumps({"adapters": {"one": entry}}))
     with pytest.raises(InvalidInputError, match="folder"):
-        registry.place(folder, registry.read(folder)["one"])
+        store.entry_folder(folder, store.read(folder)["one"])
     (folder / "link").symlink_to(source)
     with pytest.raises(InvalidInputError, match="folder"):
-        registry.place(folder, registry.Entry("link", "0"))
+        store.entry_folder(folder, store.Entry("link", "0"))
 
 
 @pytest.mark.parametrize(
@@ -232,17 +236,17 @@ def test_broken_registries_are_named(source: Path, tmp_path: Path, content: str)
     folder.mkdir()
     (folder / "registry.json").write_text(content)
     with pytest.raises(InvalidInputError, match=r"registry\.json"):
-        registry.read(folder)
+        store.read(folder)
     with pytest.raises(InvalidInputError, match=r"registry\.json"):
-        registry.add(folder, "one", source, pinned=False)
+        store.add(folder, "one", source, pinned=False)
     assert (folder / "registry.json").read_text() == content
 
 
-def test_unknown_names_list_the_known(source: Path, tmp_path: Path) -> None:
+def test_unknown_names_list_the_registered(source: Path, tmp_path: Path) -> None:
     folder = tmp_path / "registry"
-    registry.add(folder, "one", source, pinned=False)
-    for change in (lambda: registry.remove(folder, "two"), lambda: registry.pin(folder, "two", True)):
+    store.add(folder, "one", source, pinned=False)
+    for change in (lambda: store.remove(folder, "two"), lambda: store.pin(folder, "two", True)):
         with pytest.raises(NotFoundError, match="no adapter 'two'; known: one"):
             change()
     many = [f"n{number:04}" for number in range(1000)]
-    assert str(registry.unknown("x", many, "lora_name")).endswith("n0019 and 980 more")
+    assert str(store.unknown_adapter("x", many, "lora_name")).endswith("n0019 and 980 more")

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from shapeshift.adapter_cache.policies import POLICIES
+from shapeshift.adapter_cache.policy.api import POLICIES
 from shapeshift.errors import InvalidInputError
 
 BY_NAME = {policy.name.removeprefix("adapter_cache."): policy for policy in POLICIES}
@@ -27,22 +27,22 @@ GIVEN: dict[str, dict[str, Any]] = {
 }
 
 
-def answer(name: str, given: Any = None) -> dict[str, Any]:
-    return BY_NAME[name].answer(GIVEN[name] if given is None else given)
+def evaluate(name: str, given: Any = None) -> dict[str, Any]:
+    return BY_NAME[name].evaluate(GIVEN[name] if given is None else given)
 
 
 def test_answers() -> None:
     assert set(BY_NAME) == set(GIVEN)
-    assert answer("evict") == {"evict": ["b"], "clock": 0.1, "algorithm": "gdsf"}
-    assert answer("evict", EVICT | {"need": 25, "clock": 3}) == {"evict": None, "clock": 3, "algorithm": "gdsf"}
-    assert answer("evict", EVICT | {"need": 0})["evict"] == []
-    assert answer("evict", EVICT | {"algorithm": "lru"}) == {"evict": ["a"], "clock": 0, "algorithm": "lru"}
-    assert answer("size") == {"wrs": pytest.approx(0.3 * 0.5 + 0.5 * 0.2 + 0.2 * 0.5)}
-    assert answer("cluster") == {"k": 2, "wcss": pytest.approx(4), "centroids": [2, 12], "cutoffs": [7]}
-    assert answer("cluster", {"x": [1, 2, 3], "k": 9})["k"] == 3
-    assert answer("quota")["tok_min"] == [30, 200]
-    assert answer("admit") == {"steps": [[["a"], ["b"]], [[], []]], "used": [6, 0]}
-    assert answer("bypass") == {"bypass": True}
+    assert evaluate("evict") == {"evict": ["b"], "clock": 0.1, "algorithm": "gdsf"}
+    assert evaluate("evict", EVICT | {"need": 25, "clock": 3}) == {"evict": None, "clock": 3, "algorithm": "gdsf"}
+    assert evaluate("evict", EVICT | {"need": 0})["evict"] == []
+    assert evaluate("evict", EVICT | {"algorithm": "lru"}) == {"evict": ["a"], "clock": 0, "algorithm": "lru"}
+    assert evaluate("size") == {"wrs": pytest.approx(0.3 * 0.5 + 0.5 * 0.2 + 0.2 * 0.5)}
+    assert evaluate("cluster") == {"k": 2, "wcss": pytest.approx(4), "centroids": [2, 12], "cutoffs": [7]}
+    assert evaluate("cluster", {"x": [1, 2, 3], "k": 9})["k"] == 3
+    assert evaluate("quota")["tok_min"] == [30, 200]
+    assert evaluate("admit") == {"steps": [[["a"], ["b"]], [[], []]], "used": [6, 0]}
+    assert evaluate("bypass") == {"bypass": True}
 
 
 @pytest.mark.parametrize("algorithm", ["gdsf", "score", "lru", "lfu", "fair"])
@@ -51,8 +51,8 @@ def test_whoever_is_used_or_pinned_stays_and_who_is_queued_goes_last(algorithm: 
     marks = ({"queued": True, "freq": 0, "last": 0}, {"rc": 1}, {"pinned": True}, {"freq": 9, "last": 8})
     entries = [ENTRY | {"id": name} | mark for name, mark in zip(names, marks, strict=True)]
     given = {"entries": entries, "now": 9, "need": 15, "algorithm": algorithm}
-    assert answer("evict", given)["evict"] == ["idle", "queued"]
-    assert answer("evict", given | {"need": 21})["evict"] is None
+    assert evaluate("evict", given)["evict"] == ["idle", "queued"]
+    assert evaluate("evict", given | {"need": 21})["evict"] is None
 
 
 @pytest.mark.parametrize(
@@ -92,7 +92,7 @@ def test_whoever_is_used_or_pinned_stays_and_who_is_queued_goes_last(algorithm: 
 )
 def test_what_cannot_be_meant_is_named(name: str, changed: dict[str, Any], field: str) -> None:
     with pytest.raises(InvalidInputError) as refused:
-        answer(name, GIVEN[name] | changed)
+        evaluate(name, GIVEN[name] | changed)
     assert refused.value.field == field
 
 
@@ -101,6 +101,6 @@ def test_every_key_but_the_optional_ones_is_required(name: str) -> None:
     for key in GIVEN[name]:
         rest = {other: value for other, value in GIVEN[name].items() if other != key}
         with pytest.raises(InvalidInputError, match=f"{key}: got None; this key is required"):
-            answer(name, rest)
+            evaluate(name, rest)
     with pytest.raises(InvalidInputError, match="unknown key"):
-        answer(name, GIVEN[name] | {"more": 1})
+        evaluate(name, GIVEN[name] | {"more": 1})

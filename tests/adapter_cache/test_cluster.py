@@ -7,7 +7,7 @@ import itertools
 import numpy as np
 import pytest
 
-from shapeshift.adapter_cache.cluster import cluster
+from shapeshift.adapter_cache.policy.cluster import cluster
 
 
 def brute(values: list[float], k: int) -> float:

@@ -18,12 +18,12 @@ from tritonclient.utils import InferenceServerException
 
 from shapeshift.cli import main as cli
 from shapeshift.files import replace_text
-from shapeshift.triton import metrics, modelconfig
+from shapeshift.triton import metrics, model_config
 from tests import waiting
 from tests.adapter_cache.lora_models import Spec, make_adapter
 
 if TYPE_CHECKING:
-    from shapeshift.triton.server import TritonServer
+    from shapeshift.triton.embedded.server import TritonServer
 
 wait_for = partial(waiting.wait_for, timeout_s=60, pause_s=0.05)
 
@@ -36,45 +36,45 @@ COUNT = 16
 
 
 @pytest.fixture(scope="module")
-def house(small_base: Path, mixed_adapters: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
+def project(small_base: Path, mixed_adapters: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A project of two fronts whose registry is filled by the build; its build folder."""
     from build_engines import decode
+    from build_engines.paths import BuildPaths
     from build_engines.repository import front_models
-    from build_engines.settings import Places
 
-    root = tmp_path_factory.mktemp("house")
-    places = Places(root, root / "build", root / "model_repository")
-    places.build.mkdir()
+    root = tmp_path_factory.mktemp("project")
+    paths = BuildPaths(root, root / "build", root / "model_repository")
+    paths.build.mkdir()
     (BUILD / "kernels").mkdir(parents=True, exist_ok=True)
-    (places.build / "kernels").symlink_to(BUILD / "kernels")
+    (paths.build / "kernels").symlink_to(BUILD / "kernels")
     starters = mixed_adapters["small"].parent
     for name in ("generate_lora", "generate_lora_unary"):
-        config = modelconfig.read(PROJECT / "model_repository" / name / "config.pbtxt")
+        config = model_config.read(PROJECT / "model_repository" / name / "config.pbtxt")
         if name == "generate_lora":
             stated = {"checkpoint": small_base, "starter_dir": starters, "precision": "f32", "adapter_mb": 1}
             for key, value in {**stated, "max_length": 256, "max_concurrency": 8}.items():
-                modelconfig.set_parameter(config, key, str(value))
-        (places.repository / name / "1").mkdir(parents=True)
-        modelconfig.write(config, places.repository / name / "config.pbtxt")
+                model_config.set_parameter(config, key, str(value))
+        (paths.repository / name / "1").mkdir(parents=True)
+        model_config.write(config, paths.repository / name / "config.pbtxt")
     fixed = {"from_file": str(mixed_adapters["queries"])}
-    (places.repository / "generate_lora" / "1" / "multi_lora.json").write_text(json.dumps(fixed))
-    for front in front_models(places, set()):
-        assert isinstance(front, decode.DecodeFront)
-        decode.publish(front, places)
-    return places.build
+    (paths.repository / "generate_lora" / "1" / "multi_lora.json").write_text(json.dumps(fixed))
+    for front in front_models(paths, set()):
+        assert isinstance(front, decode.DecodeFrontConfig)
+        decode.publish(front, paths)
+    return paths.build
 
 
 @pytest.fixture(scope="module")
 def server(
-    house: Path, make_server: Callable[..., TritonServer], tmp_path_factory: pytest.TempPathFactory
+    project: Path, make_server: Callable[..., TritonServer], tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[TritonServer]:
     models = ("generate_lora", "generate_lora_unary")
-    with make_server((house / "repository",), models, tmp_path_factory.mktemp("run")) as running:
+    with make_server((project / "repository",), models, tmp_path_factory.mktemp("run")) as running:
         yield running.wait_ready(timeout_s=120)
 
 
 @pytest.fixture(scope="module")
-def spoken(small_base: Path, mixed_adapters: dict[str, Path]) -> dict[str | None, str]:
+def peft_answers(small_base: Path, mixed_adapters: dict[str, Path]) -> dict[str | None, str]:
     """What PEFT says greedily with each adapter, and without one."""
     from tests.adapter_cache.lora_models import peft_texts
 
@@ -83,11 +83,11 @@ def spoken(small_base: Path, mixed_adapters: dict[str, Path]) -> dict[str | None
 
 
 @pytest.fixture
-def adapters(house: Path, capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
+def adapters(project: Path, capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
     """A function that runs `shapeshift adapters` on the project; its output."""
 
     def run(*arguments: str, status: int = 0) -> str:
-        assert cli.main(["adapters", "--build", str(house), *arguments]) == status
+        assert cli.main(["adapters", "--build", str(project), *arguments]) == status
         said = capsys.readouterr()
         return said.out if status == 0 else said.err
 
@@ -127,20 +127,20 @@ def metric(server: TritonServer, name: str, **labels: str) -> float:
     return sum(value for (series, own), value in samples if series == f"shapeshift_{name}" and wanted <= own)
 
 
-def test_every_way_says_what_peft_says(server: TritonServer, spoken: dict[str | None, str]) -> None:
-    for name, text in spoken.items():
+def test_every_way_says_what_peft_says(server: TritonServer, peft_answers: dict[str | None, str]) -> None:
+    for name, text in peft_answers.items():
         status, answer = post(server, name)
         assert (status, answer["text_output"]) == (200, text)
         assert plain(server, name) == text
     named = json.dumps({"lora_name": "small"})
-    assert post(server, None, sampling_parameters=named)[1]["text_output"] == spoken["small"]
+    assert post(server, None, sampling_parameters=named)[1]["text_output"] == peft_answers["small"]
 
 
-def test_many_at_once_say_what_each_says_alone(server: TritonServer, spoken: dict[str | None, str]) -> None:
-    names = list(spoken) * 6
+def test_many_at_once_say_what_each_says_alone(server: TritonServer, peft_answers: dict[str | None, str]) -> None:
+    names = list(peft_answers) * 6
     with ThreadPoolExecutor(16) as pool:
         answers = list(pool.map(lambda name: post(server, name)[1]["text_output"], names))
-    assert answers == [spoken[name] for name in names]
+    assert answers == [peft_answers[name] for name in names]
     wait_for(lambda: metric(server, "adapter_requests_total", adapter="large") >= 6)
     assert metric(server, "adapter_hits_total") > metric(server, "adapter_misses_total") >= 6
 
@@ -157,9 +157,9 @@ def test_unknown_names_list_the_known(server: TritonServer) -> None:
 
 def test_adapters_come_and_go_while_others_run(
     server: TritonServer,
-    house: Path,
+    project: Path,
     small_base: Path,
-    spoken: dict[str | None, str],
+    peft_answers: dict[str | None, str],
     adapters: Callable[..., str],
     tmp_path: Path,
 ) -> None:
@@ -186,7 +186,7 @@ def test_adapters_come_and_go_while_others_run(
         for one in running:
             one.result()
     assert len(said) > 10
-    assert all(text == spoken[name] for name, text in said)
+    assert all(text == peft_answers[name] for name, text in said)
 
 
 def test_what_cannot_be_served_is_refused_by_the_command(
@@ -202,19 +202,19 @@ def test_what_cannot_be_served_is_refused_by_the_command(
 
 
 def test_a_bad_entry_is_told_of_and_changes_nothing(
-    server: TritonServer, house: Path, spoken: dict[str | None, str]
+    server: TritonServer, project: Path, peft_answers: dict[str | None, str]
 ) -> None:
     before = metric(server, "adapter_refusals_total")
-    file = house / "adapters" / "generate_lora" / "registry.json"
+    file = project / "adapters" / "generate_lora" / "registry.json"
     whole = file.read_text()
     content = json.loads(whole)
-    content["adapters"]["odd"] = {"folder": "../../..", "sha256": "0", "pinned": False}
-    content["adapters"]["from_file"] = content["adapters"]["small"]
+    content["entries"]["odd"] = {"folder": "../../..", "sha256": "0", "pinned": False}
+    content["entries"]["from_file"] = content["entries"]["small"]
     replace_text(file, json.dumps(content))
     wait_for(lambda: metric(server, "adapter_refusals_total") == before + 2)
     assert "no adapter 'odd'" in post(server, "odd")[1]["error"]
     for name in ("small", "from_file"):
-        assert post(server, name)[1]["text_output"] == spoken[name]
+        assert post(server, name)[1]["text_output"] == peft_answers[name]
     replace_text(file, whole)
 
 
@@ -225,7 +225,7 @@ def test_what_runs_is_told(server: TritonServer) -> None:
         while not stop.is_set():
             post(server, "small", max_tokens=200, ignore_eos=True)
 
-    def told() -> bool:
+    def answer_of() -> bool:
         found = [dict(own) for series, own in metrics.scrape(server.metrics_url) if series.endswith("requests_info")]
         # None while one is replaced by the next.
         assert len(found) <= 1 and all(one["max_lora"] == "8" for one in found)
@@ -234,6 +234,6 @@ def test_what_runs_is_told(server: TritonServer) -> None:
     with ThreadPoolExecutor(1) as pool:
         pool.submit(go_on)
         try:
-            wait_for(told)
+            wait_for(answer_of)
         finally:
             stop.set()

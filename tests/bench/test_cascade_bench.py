@@ -1,4 +1,4 @@
-"""What the cascade's benchmark makes of measured pieces."""
+"""The systems and tables that the cascade's benchmark computes from measurements."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from typing import Any, cast
 import numpy as np
 import pytest
 
-from bench import cascade_data, cascade_packing, cascade_pieces, cascade_plots, cascade_report, cascade_task
-from bench.cascade_pieces import Pieces
-from bench.cascade_report import Row
-from shapeshift.cascade.control import Level
-from shapeshift.cascade.observe import ProfiledModel
-from shapeshift.cascade.table import Candidate, Gap, LevelModel, Table
+from bench.cascade import datasets, measurements, packing, plots, report, task_bench
+from bench.cascade.measurements import Measurements
+from bench.cascade.report import Row
+from shapeshift.cascade.candidates.table import Candidate, CandidateTable, Gap, LevelModel
+from shapeshift.cascade.policy.control import LevelOutput
+from shapeshift.cascade.profiling.observation import ModelRunner
 from shapeshift.errors import NotFoundError
 
 TEXTS = [[f"{'sure' if number % 4 else 'unsure'} word {number}".encode()] for number in range(40)]
@@ -29,12 +29,12 @@ class Model:
     def __init__(self, always: bool) -> None:
         self._always = always
 
-    def one(self, text: Sequence[bytes]) -> tuple[Level, float]:
+    def run_one(self, text: Sequence[bytes]) -> tuple[LevelOutput, float]:
         number = int(text[0].split()[-1]) if text[0].split()[-1].isdigit() else 0
         sure = b"unsure" not in text[0]
         answer = TRUTH[number] if self._always or sure else 1 - TRUTH[number]
         logits = np.eye(2)[answer] * (8.0 if self._always or sure else 0.2)
-        return Level(logits, np.array([3.0, 0.1, 3.0]), OFFSETS + (0 if sure else 2)), float(len(text[0].split()))
+        return LevelOutput(logits, np.array([3.0, 0.1, 3.0]), OFFSETS + (0 if sure else 2)), float(len(text[0].split()))
 
 
 def candidate(**changes: Any) -> Candidate:
@@ -42,7 +42,7 @@ def candidate(**changes: Any) -> Candidate:
     return Candidate("ours", ("small", "large"), (Gap(**gap),), 1.0, 4.0, 6.0, 6.0, (3.0, 3.0), (0.75, 0.25), 0.9, 0.0)
 
 
-TABLE = Table(
+TABLE = CandidateTable(
     "task",
     "classification",
     ("a", "b"),
@@ -55,64 +55,64 @@ TABLE = Table(
 
 
 @pytest.fixture(scope="module")
-def pieces() -> Pieces:
-    models = {"small": cast("ProfiledModel", Model(False)), "large": cast("ProfiledModel", Model(True))}
-    return cascade_pieces.measure(models, [candidate(), candidate(alpha=0.5)], TEXTS, TRUTH, seed=0)
+def measured() -> Measurements:
+    models = {"small": cast("ModelRunner", Model(False)), "large": cast("ModelRunner", Model(True))}
+    return measurements.measure(models, [candidate(), candidate(alpha=0.5)], TEXTS, TRUTH, seed=0)
 
 
-def test_systems_are_made_of_the_same_pieces(pieces: Pieces) -> None:
-    small, large = (cascade_pieces.single(pieces, name) for name in ("small", "large"))
+def test_systems_are_computed_from_the_same_measurements(measured: Measurements) -> None:
+    small, large = (measurements.run_single(measured, name) for name in ("small", "large"))
     assert (small.right.mean(), large.right.mean()) == (0.75, 1.0)
-    ours = cascade_pieces.cascade(pieces, TABLE, candidate(), seed=0)
+    ours = measurements.run_cascade(measured, TABLE, candidate(), seed=0)
     np.testing.assert_array_equal(ours.level, 1 + (small.right == 0))
     assert ours.right.all() and (ours.control_ms > 0).all()
     # Three words for each level that was asked.
     np.testing.assert_allclose(ours.ms - ours.control_ms, 3 * ours.level)
-    both = cascade_pieces.voting(pieces, ["small", "large"], [0.2, 0.8])
+    both = measurements.run_voting(measured, ["small", "large"], [0.2, 0.8])
     assert both.right.all() and (both.ms == 3).all()
 
 
-def test_pruned_texts_have_pieces_of_their_own(pieces: Pieces) -> None:
-    ours = cascade_pieces.cascade(pieces, TABLE, candidate(alpha=0.5), seed=0)
+def test_pruned_texts_are_measured_apart(measured: Measurements) -> None:
+    ours = measurements.run_cascade(measured, TABLE, candidate(alpha=0.5), seed=0)
     onward = ours.level == 2
     assert (ours.pruned[onward] == 1).all() and not ours.pruned[~onward].any()
     np.testing.assert_allclose(ours.last_ms[onward], 2)
-    (line,) = cascade_report.pruning(pieces, ours, candidate(alpha=0.5))
+    (line,) = report.pruning(measured, ours, candidate(alpha=0.5))
     assert "33.3% of words pruned" in line and "3.000 > 2.000 ms" in line
 
 
-def test_tables_say_what_was_measured(pieces: Pieces) -> None:
-    ours = cascade_pieces.cascade(pieces, TABLE, candidate(), seed=0)
-    rows = [Row("always large", cascade_pieces.single(pieces, "large")), Row("ours", ours)]
-    text = cascade_report.table("title", rows)
+def test_tables_say_what_was_measured(measured: Measurements) -> None:
+    ours = measurements.run_cascade(measured, TABLE, candidate(), seed=0)
+    rows = [Row("always large", measurements.run_single(measured, "large")), Row("ours", ours)]
+    text = report.table("title", rows)
     assert "100.00%" in text and "75.0%" in text
-    early, onward = cascade_report.by_level(pieces, ours, candidate())
-    assert "75.0% of queries" in early and "small 100.00%" in early and "small 0.00%" in onward
-    (bound,) = cascade_report.bound(pieces, ours, candidate())
+    early, onward = report.by_level(measured, ours, candidate())
+    assert "75.0% of texts" in early and "small 100.00%" in early and "small 0.00%" in onward
+    (bound,) = report.bound(measured, ours, candidate())
     assert "p 0.250" in bound and "ratio 1.00" in bound
-    (levels,) = cascade_report.levels(rows[1:])
+    (levels,) = report.levels(rows[1:])
     assert "75.0%, 25.0%" in levels
-    plain = cascade_report.plain(rows[1])
+    plain = report.plain(rows[1])
     assert plain["system"] == "ours" and plain["early"] == 0.75
 
 
-def test_cost_is_time_by_packing_factor(pieces: Pieces) -> None:
-    packed = dataclasses.replace(pieces, packing={"small": 3, "large": 1})
-    small, large = (Row(name, cascade_pieces.single(packed, name)) for name in ("small", "large"))
+def test_cost_is_time_by_packing_factor(measured: Measurements) -> None:
+    packed = dataclasses.replace(measured, packing={"small": 3, "large": 1})
+    small, large = (Row(name, measurements.run_single(packed, name)) for name in ("small", "large"))
     assert (small.cost, large.cost) == (1.0, 3.0)
-    ours = Row("ours", cascade_pieces.cascade(packed, TABLE, candidate(), seed=0))
+    ours = Row("ours", measurements.run_cascade(packed, TABLE, candidate(), seed=0))
     assert ours.cost == pytest.approx(1.0 + 3.0 / 4)
-    assert Row("voting", cascade_pieces.voting(packed, ["small", "large"], [0.5, 0.5])).cost == 4.0
+    assert Row("voting", measurements.run_voting(packed, ["small", "large"], [0.5, 0.5])).cost == 4.0
 
 
 @pytest.mark.parametrize(("slower", "wanted"), [([1.0, 1.2], 1), ([1.0, 1.05, 1.05, 1.3], 3), ([1.0] * 4, 4)])
-def test_packing_ends_where_copies_slow_one_another(
+def test_packing_ends_when_copies_slow_each_other(
     monkeypatch: pytest.MonkeyPatch, slower: list[float], wanted: int
 ) -> None:
-    monkeypatch.setattr(cascade_packing, "cores", lambda: 4)
-    monkeypatch.setattr(cascade_packing, "ProfiledModel", lambda engines, name: name)
-    monkeypatch.setattr(cascade_packing, "_median_ms", lambda models, texts: 7.0 * slower[len(models) - 1])
-    assert cascade_packing.factors(Path(), ["model"], TEXTS) == {"model": wanted}
+    monkeypatch.setattr(packing, "cores", lambda: 4)
+    monkeypatch.setattr(packing, "ModelRunner", lambda engines, name: name)
+    monkeypatch.setattr(packing, "_median_ms", lambda models, texts: 7.0 * slower[len(models) - 1])
+    assert packing.factors(Path(), ["model"], TEXTS) == {"model": wanted}
 
 
 def test_the_best_chain_is_the_fastest_that_loses_little() -> None:
@@ -127,22 +127,22 @@ def test_the_best_chain_is_the_fastest_that_loses_little() -> None:
         )
     ]
     table = dataclasses.replace(TABLE, models=models, candidates=tuple(made))
-    assert cascade_task.best_chain(table).name == "good"
-    assert cascade_task.best(table, cascade_task.chains(table, 2, "cut")) == made[3]
-    assert cascade_task.best(table, made[:1]) == made[0]
-    assert cascade_task.best(table, cascade_task.chains(table, 3)) is None
+    assert task_bench.best_chain(table).name == "good"
+    assert task_bench.best(table, task_bench.chains(table, 2, "cut")) == made[3]
+    assert task_bench.best(table, made[:1]) == made[0]
+    assert task_bench.best(table, task_bench.chains(table, 3)) is None
     with pytest.raises(NotFoundError, match="no cascade of task"):
-        cascade_task.best_chain(dataclasses.replace(table, candidates=tuple(made[3:])))
+        task_bench.best_chain(dataclasses.replace(table, candidates=tuple(made[3:])))
 
 
-def test_plots_are_written(pieces: Pieces, tmp_path: Path) -> None:
-    rows = [Row("ours", cascade_pieces.cascade(pieces, TABLE, candidate(), seed=0))]
-    assert (tmp_path / cascade_plots.draw("task", rows, tmp_path)).stat().st_size > 1000
+def test_plots_are_written(measured: Measurements, tmp_path: Path) -> None:
+    rows = [Row("ours", measurements.run_cascade(measured, TABLE, candidate(), seed=0))]
+    assert (tmp_path / plots.draw("task", rows, tmp_path)).stat().st_size > 1000
 
 
 def test_batches_hold_every_row_once() -> None:
     torch = pytest.importorskip("torch")
-    from bench.cascade_train import BATCH, batches
+    from bench.cascade.train import BATCH, batches
 
     lengths = torch.randint(1, 100, (1000,))
     found = batches(lengths)
@@ -153,8 +153,8 @@ def test_batches_hold_every_row_once() -> None:
     assert all(before[1] <= after[0] for before, after in zip(spreads, spreads[1:], strict=False))
 
 
-def test_data_that_is_not_there_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_data_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SHAPESHIFT_DATA", str(tmp_path))
-    for task in cascade_data.TASKS:
+    for task in datasets.TASKS:
         with pytest.raises(NotFoundError, match="SHAPESHIFT_DATA"):
-            cascade_data.read(task)
+            datasets.read(task)

@@ -1,4 +1,4 @@
-"""The bound that decode figures stand beside."""
+"""The physical bound of decode figures."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from bench.decode_bound import Machine, Model, seconds
+from bench.fused_decode.bound import Machine, Model, least_seconds
 
 MODEL = Model(linears=1000, head=200, cached=10)
 
@@ -24,26 +24,26 @@ def test_weights_of_a_checkpoint(tmp_path: Path) -> None:
         "num_key_value_heads": 2,
     }
     (tmp_path / "config.json").write_text(json.dumps(shape))
-    known = LlamaForCausalLM(LlamaConfig(**shape, tie_word_embeddings=True))
-    norms = sum(p.numel() for p in known.parameters() if p.dim() == 1)
-    found = Model.read(tmp_path)
-    assert found.linears + found.head == known.num_parameters() - norms
-    assert found.cached == 3 * 2 * 2 * 4
+    model = LlamaForCausalLM(LlamaConfig(**shape, tie_word_embeddings=True))
+    norms = sum(p.numel() for p in model.parameters() if p.dim() == 1)
+    size = Model.read(tmp_path)
+    assert size.linears + size.head == model.num_parameters() - norms
+    assert size.cached == 3 * 2 * 2 * 4
 
 
 def test_one_request_reads_the_weights_once_a_token() -> None:
     machine = Machine(flops=1e30, read=1.0)
     cached = 10 * 4 * (8 + 1 + 8 + 2)
-    assert seconds(machine, MODEL, "f32", 8, [3]) == pytest.approx(3 * 1200 * 4 + cached)
-    assert seconds(machine, MODEL, "bf16", 8, [3]) == pytest.approx((3 * 1200 * 4 + cached) / 2)
+    assert least_seconds(machine, MODEL, "f32", 8, [3]) == pytest.approx(3 * 1200 * 4 + cached)
+    assert least_seconds(machine, MODEL, "bf16", 8, [3]) == pytest.approx((3 * 1200 * 4 + cached) / 2)
 
 
 def test_many_requests_compute() -> None:
     machine = Machine(flops=1.0, read=1e30)
-    assert seconds(machine, MODEL, "f32", 8, [3] * 32) == pytest.approx(32 * 2 * (8 * 1000 + 200 + 2 * 1200))
+    assert least_seconds(machine, MODEL, "f32", 8, [3] * 32) == pytest.approx(32 * 2 * (8 * 1000 + 200 + 2 * 1200))
 
 
-def test_those_that_ended_cost_nothing() -> None:
+def test_finished_requests_cost_nothing() -> None:
     machine = Machine(flops=1.0, read=1e30)
-    both = seconds(machine, MODEL, "f32", 8, [3, 1])
+    both = least_seconds(machine, MODEL, "f32", 8, [3, 1])
     assert both == pytest.approx(2 * (2 * (8 * 1000 + 200) + 2 * 1200))

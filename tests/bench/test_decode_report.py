@@ -1,4 +1,4 @@
-"""Cells, tables, ratios and plots of the decode benchmark, over systems that only pretend."""
+"""Cells, tables, ratios and plots of the decode benchmark, over fake systems."""
 
 from __future__ import annotations
 
@@ -7,18 +7,31 @@ from pathlib import Path
 
 import pytest
 
-from bench import decode_bound, decode_cells, decode_plots, decode_report
-from bench.decode_cells import BUSY, CONTINUOUS, GENAI, INSTANCES, OURS, STATIC, TRITON, WINDOWS, Bench, Scale
-from bench.decode_loads import Load, LoadMaker
-from bench.fused_decode import run
+from bench.fused_decode import bound, cells, plots, report
+from bench.fused_decode.__main__ import run
+from bench.fused_decode.cells import (
+    BUSY,
+    CONTINUOUS,
+    GENAI,
+    INSTANCES,
+    OURS,
+    STATIC,
+    TRITON,
+    WINDOWS,
+    DecodeBench,
+    Scale,
+)
+from bench.fused_decode.loads import Load, LoadGenerator
 from bench.peers.decode_worker import Replayed
 
-SCALE = Scale(requests=8, new=4, rounds=2, flights=(2,), poisson=(50,), fig5=(100,), lengths=True, budget_s=100.0)
-LIMITS = decode_report.Limits(decode_bound.Machine(1e9, 1e9), decode_bound.Model(1000, 200, 10), "f32")
+SCALE = Scale(
+    requests=8, new_tokens=4, rounds=2, flights=(2,), poisson=(50,), fig5=(100,), lengths=True, budget_s=100.0
+)
+LIMITS = report.Limits(bound.Machine(1e9, 1e9), bound.Model(1000, 200, 10), "f32")
 
 
 @dataclass
-class Pretended:
+class FakeSystem:
     """Gives each request a token every `step_s`, the first after twice that."""
 
     name: str
@@ -26,34 +39,38 @@ class Pretended:
     token: int = 1
 
     def replay(self, load: Load) -> Replayed:
-        stamps = [[ask.at_s + self.step_s * (2 + at) for at in range(ask.new)] for ask in load.asks]
+        stamps = [
+            [request.at_s + self.step_s * (2 + at) for at in range(request.new_tokens)] for request in load.requests
+        ]
         extra = {"iterations": 8.0, "moves": 0.0, "model_ms": 96.0, "sampling_ms": 3.0, "rest_ms": 1.0}
-        return Replayed(stamps, [[self.token] * ask.new for ask in load.asks], extra if self.name == OURS else {})
+        return Replayed(
+            stamps, [[self.token] * request.new_tokens for request in load.requests], extra if self.name == OURS else {}
+        )
 
 
-def measured(scale: Scale) -> Bench:
+def measured(scale: Scale) -> DecodeBench:
     steps = {OURS: 0.01, TRITON: 0.0125, GENAI: 0.02, STATIC: 0.03, CONTINUOUS: 0.04, INSTANCES: 0.2}
     steps |= dict.fromkeys(WINDOWS, 0.05)
-    systems = {name: Pretended(name, step, token=1 + (name == INSTANCES)) for name, step in steps.items()}
-    bench = Bench(scale, LoadMaker(0, range(10), scale.new), seed=0)
+    systems = {name: FakeSystem(name, step, token=1 + (name == INSTANCES)) for name, step in steps.items()}
+    bench = DecodeBench(scale, LoadGenerator(0, range(10), scale.new_tokens), seed=0)
     run(bench, systems)
     return bench
 
 
 @pytest.fixture(scope="module")
-def bench() -> Bench:
+def bench() -> DecodeBench:
     return measured(SCALE)
 
 
-def test_all_cells_of_a_load_have_the_same_requests(bench: Bench) -> None:
+def test_all_cells_of_a_load_have_the_same_requests(bench: DecodeBench) -> None:
     loads = {system: bench.runs["8 at once", system][0].load for system in (OURS, TRITON, GENAI, STATIC, CONTINUOUS)}
     assert len({id(load) for load in loads.values()}) == 1
     assert len(bench.runs["8 at once", OURS]) == 2
     assert len(bench.runs["8 at once", INSTANCES]) == 1
 
 
-def test_ratios(bench: Bench) -> None:
-    rows = list(decode_report.ratios(bench, LIMITS))
+def test_ratios(bench: DecodeBench) -> None:
+    rows = list(report.ratios(bench, LIMITS))
     found = {what: (value, goal) for what, value, goal in rows}
     assert len(found) == len(rows)
     assert found["8 at once: tokens/s over concurrent instances"] == (pytest.approx(20.0), "15 or more")
@@ -68,35 +85,35 @@ def test_ratios(bench: Bench) -> None:
     assert found[f"8 at once: tokens/s {BUSY} over undisturbed, ours"] == (pytest.approx(1.0), "0.45 or more")
 
 
-def test_tables_name_every_system_and_the_papers_iterations(bench: Bench) -> None:
-    text = decode_report.tables(bench, LIMITS)
+def test_tables_name_every_system_and_the_papers_iterations(bench: DecodeBench) -> None:
+    text = report.tables(bench, LIMITS)
     for system in (OURS, TRITON, GENAI, STATIC, CONTINUOUS, INSTANCES, *WINDOWS):
         assert f"\n  {system} " in text
     ours, instances = (bench.runs[bench.poisson[50], system][0].span_s for system in (OURS, INSTANCES))
     measured = ["50", "8", "2.00", "1.20", "50.0%", f"{ours:.1f}", f"{instances / ours:.1f}", "11.1"]
     assert text.splitlines()[-2].split() == measured
-    assert "left out" not in text
+    assert "out of time" not in text
 
 
-def test_cells_are_plain_records(bench: Bench) -> None:
-    cells = decode_report.cells(bench, LIMITS)
-    assert cells[-1] == {"gemm_gflops": 1.0, "read_gbytes": 1.0}
-    assert {"load", "system", "tokens_per_second", "foreign"} <= set(cells[0])
+def test_cells_are_plain_records(bench: DecodeBench) -> None:
+    records = report.cells(bench, LIMITS)
+    assert records[-1] == {"gemm_gflops": 1.0, "read_gbytes": 1.0}
+    assert {"load", "system", "tokens_per_second", "foreign"} <= set(records[0])
 
 
-def test_plots(bench: Bench, tmp_path: Path) -> None:
-    drawn = decode_plots.all_of(bench, tmp_path)
+def test_plots(bench: DecodeBench, tmp_path: Path) -> None:
+    drawn = plots.draw(bench, tmp_path)
     assert len(drawn) == 2
     for name in drawn:
         assert (tmp_path / name).read_bytes().startswith(b"\x89PNG")
 
 
-def test_nothing_is_drawn_of_what_was_not_measured(tmp_path: Path) -> None:
-    assert not decode_plots.all_of(Bench(SCALE, LoadMaker(0, range(10), 4), seed=0), tmp_path)
+def test_figures_without_measurements_are_not_drawn(tmp_path: Path) -> None:
+    assert not plots.draw(DecodeBench(SCALE, LoadGenerator(0, range(10), 4), seed=0), tmp_path)
 
 
-def test_what_the_time_does_not_allow_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cells_beyond_the_time_budget_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = iter(range(0, 10_000, 3))
-    monkeypatch.setattr(decode_cells.time, "monotonic", lambda: float(next(clock)))
-    text = decode_report.tables(measured(SCALE), LIMITS)
-    assert "left out, the time was over: " in text
+    monkeypatch.setattr(cells.time, "monotonic", lambda: float(next(clock)))
+    text = report.tables(measured(SCALE), LIMITS)
+    assert "not measured, out of time: " in text

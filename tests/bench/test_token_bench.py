@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from tritonclient.grpc import service_pb2
 
-from bench import token_cells, token_loads, token_report, token_systems, token_vit_base
-from bench.token_cells import NEVER_RUN, Cell
+from bench.token_adapt import cells, loads, report, systems, vit_base
+from bench.token_adapt.cells import NEVER_RUN, Cell
 from shapeshift.token_adapt.interfaces import Task
 
 
@@ -22,32 +22,32 @@ TASKS = {name: task(name, ease, i) for i, (name, ease) in enumerate({"x": 0.9, "
 
 
 def test_traffic_has_its_rate_and_table_iis_mix() -> None:
-    even = token_loads.fluctuating(200.0, 30.0, 1)
+    even = loads.fluctuating(200.0, 30.0, 1)
     assert len(even.at_s) == pytest.approx(6000, rel=0.05)
     assert np.all(np.diff(even.at_s) >= 0) and even.at_s[-1] < 30
     assert np.bincount(even.kind) / len(even.kind) == pytest.approx([1 / 6] * 6, abs=0.02)
     by_second = np.bincount(even.at_s.astype(int), minlength=30)
     assert by_second.max() > 2 * by_second.min()
-    again = token_loads.fluctuating(200.0, 30.0, 1)
+    again = loads.fluctuating(200.0, 30.0, 1)
     assert np.array_equal(even.at_s, again.at_s) and np.array_equal(even.kind, again.kind)
-    bursts = np.bincount(token_loads.bursty(100.0, 300.0, 1).at_s.astype(int), minlength=300)
+    bursts = np.bincount(loads.bursty(100.0, 300.0, 1).at_s.astype(int), minlength=300)
     assert (bursts < bursts.mean()).mean() > 0.6
 
 
-def test_the_hardest_task_stands_for_the_hardest_data_set() -> None:
-    meant = token_loads.stand_ins(TASKS)
-    assert {name: one.name for name, one in meant.items()} == {"CIFAR100": "y", "CIFAR10": "x", "EuroSAT": "z"}
-    own = {one.name: one for one in token_vit_base.tasks()}
-    assert token_loads.stand_ins(own)["EuroSAT"] is own["EuroSAT"]
+def test_the_hardest_task_represents_the_hardest_data_set() -> None:
+    tasks = loads.representatives(TASKS)
+    assert {name: one.name for name, one in tasks.items()} == {"CIFAR100": "y", "CIFAR10": "x", "EuroSAT": "z"}
+    own = {one.name: one for one in vit_base.tasks()}
+    assert loads.representatives(own)["EuroSAT"] is own["EuroSAT"]
 
 
-def test_requests_carry_what_their_type_says() -> None:
-    traffic = token_loads.Traffic(np.array([0.0, 0.5, 1.0]), np.array([2, 5, 2]))
-    requests = token_loads.planned(traffic, TASKS, 32)
+def test_requests_carry_the_parameters_of_their_type() -> None:
+    traffic = loads.Traffic(np.array([0.0, 0.5, 1.0]), np.array([2, 5, 2]))
+    requests = loads.planned(traffic, TASKS, 32)
     assert requests[0].parameters == {"task": "y", "latency_ms": 600.0, "utility": 1.0}
     assert requests[1].parameters == {"task": "z", "latency_ms": 1000.0, "utility": 0.01}
     assert requests[0].parameters is requests[2].parameters and requests[0].inputs is requests[1].inputs
-    load = token_loads.simulated(traffic, TASKS, (-4, 0))
+    load = loads.simulated(traffic, TASKS, (-4, 0))
     assert load.accuracy.tolist() == pytest.approx(np.array([[0.6, 0.7], [0.89, 0.99], [0.6, 0.7]]))
     assert load.latency_ms.tolist() == [600.0, 1000.0, 600.0]
 
@@ -66,16 +66,16 @@ def answer(*images: tuple[int, int, str]) -> bytes:
 
 
 def test_answers_are_read() -> None:
-    read = token_cells.read(answer((-15, 7, "in_time"), (0, 0, "evicted"), (2, 3, "late")), 3)
+    read = cells.read(answer((-15, 7, "in_time"), (0, 0, "evicted"), (2, 3, "late")), 3)
     assert [column.tolist() for column in read] == [[-15, NEVER_RUN, 2], [7, 0, 3], [True, False, False]]
-    assert [column.tolist() for column in token_cells.read(None, 2)] == [[NEVER_RUN] * 2, [0, 0], [False, False]]
+    assert [column.tolist() for column in cells.read(None, 2)] == [[NEVER_RUN] * 2, [0, 0], [False, False]]
 
 
 def test_requests_of_several_images_keep_the_rate_of_images() -> None:
-    one, four = (token_loads.fluctuating(200.0, 30.0, 1, images) for images in (1, 4))
+    one, four = (loads.fluctuating(200.0, 30.0, 1, images) for images in (1, 4))
     assert len(four.at_s) * 4 == pytest.approx(len(one.at_s), rel=0.1)
-    assert token_loads.planned(four, TASKS, 32)[0].inputs["IMAGE"].shape == (4, 1)
-    load = token_loads.simulated(four, TASKS, (0,))
+    assert loads.planned(four, TASKS, 32)[0].inputs["IMAGE"].shape == (4, 1)
+    load = loads.simulated(four, TASKS, (0,))
     assert len(load.at_ms) == 4 * len(four.at_s) == len(load.accuracy)
     assert load.at_ms[:4].tolist() == [four.at_s[0] * 1e3] * 4
 
@@ -88,7 +88,7 @@ def cell(scheme: str, in_time: list[bool], load: str = "1.2 times capacity", see
         scheme=scheme,
         seed=seed,
         at_s=np.arange(count, dtype=float),
-        worth=np.array([1.0, 0.5, 0.2, 0.3])[:count],
+        utility=np.array([1.0, 0.5, 0.2, 0.3])[:count],
         accuracy=np.where(gamma == NEVER_RUN, 0.0, 0.8),
         gamma=gamma,
         batch=np.array([1, 2, 0, 2])[:count],
@@ -105,39 +105,39 @@ def test_utility_and_the_papers_types_of_a_cell() -> None:
     assert sum(one.types) == pytest.approx(1.0)
 
 
-def test_ratios_are_those_of_the_means_and_name_their_goals() -> None:
-    results = token_report.Results("test")
+def test_ratios_are_of_the_means_and_name_their_goals() -> None:
+    results = report.Results("test")
     for seed in (0, 1):
         results.cells += [
             cell("ours", [True, True, False, True], seed=seed),
-            cell(token_systems.PETS_NAME, [True, False, False, False], seed=seed),
+            cell(systems.PETS_NAME, [True, False, False, False], seed=seed),
             cell("gamma -4", [True, True, False, False], seed=seed),
         ]
-    said = "\n".join(token_report.ratios(results))
+    text = "\n".join(report.ratios(results))
     assert results.best_fixed("1.2 times capacity") == "gamma -4"
-    assert "over gamma 0 (PetS)" in said and "+80.0%   goal +18.2%" in said
-    assert "over best fixed gamma (gamma -4)" in said and "+20.0%   goal +8.0%" in said
-    assert token_report.gamma_shares(results.cells) == pytest.approx({-4: 1 / 3, 0: 2 / 3})
-    assert len(list(token_report.tables(results))) > 3
-    assert {row["scheme"] for row in token_report.records(results)} == {"ours", "gamma 0 (PetS)", "gamma -4"}
+    assert "over gamma 0 (PetS)" in text and "+80.0%   goal +18.2%" in text
+    assert "over best fixed gamma (gamma -4)" in text and "+20.0%   goal +8.0%" in text
+    assert report.gamma_shares(results.cells) == pytest.approx({-4: 1 / 3, 0: 2 / 3})
+    assert len(list(report.tables(results))) > 3
+    assert {row["scheme"] for row in report.records(results)} == {"ours", "gamma 0 (PetS)", "gamma -4"}
 
 
 def test_vit_base_is_scaled_to_its_capacity(tmp_path: Path) -> None:
     profiles = [
-        {"gamma": gamma, "latency_ms": {"1": 10.0 + gamma / 10, "16": 80.0 + gamma}} for gamma in token_vit_base.GAMMAS
+        {"gamma": gamma, "latency_ms": {"1": 10.0 + gamma / 10, "16": 80.0 + gamma}} for gamma in vit_base.GAMMAS
     ]
     (tmp_path / "profile.json").write_text(json.dumps({"profiles": profiles}))
-    model = token_vit_base.model(tmp_path / "profile.json")
+    model = vit_base.model(tmp_path / "profile.json")
     best = max(count / ms for count, ms in model.profiles[0].latency_ms.items()) * 1e3
-    assert best == pytest.approx(token_vit_base.CAPACITY_PER_S)
+    assert best == pytest.approx(vit_base.CAPACITY_PER_S)
     assert model.profiles[-20].latency_ms[16] / model.profiles[0].latency_ms[16] == pytest.approx(60 / 80)
-    sizes, tasks = token_vit_base.sizes(model)
+    sizes, tasks = vit_base.sizes(model)
     assert sizes[-1].latency_ms[16] < sizes[0].latency_ms[16] < sizes[1].latency_ms[16]
     assert all(one.accuracy[-1] < one.accuracy[0] < one.accuracy[1] <= 1 for one in tasks)
 
 
 def test_schemes_are_models_of_their_own() -> None:
-    assert token_systems.fixed(0) is token_systems.PETS
-    schemes = [token_systems.OURS, token_systems.PAPER, *map(token_systems.fixed, (-15, 15, 0))]
+    assert systems.fixed(0) is systems.PETS
+    schemes = [systems.OURS, systems.PAPER, *map(systems.fixed, (-15, 15, 0))]
     slugs = {scheme.slug for scheme in schemes}
     assert len(slugs) == len(schemes) and all(slug.replace("_", "").isalnum() for slug in slugs)

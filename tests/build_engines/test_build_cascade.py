@@ -1,4 +1,4 @@
-"""What `make engines` does for cascades: their candidates are held against the engines of their levels."""
+"""`make engines` for cascades: candidates are checked against the engines of their levels."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 
 from build_engines import __main__ as command
-from shapeshift.cascade import registry
-from shapeshift.cascade.table import Candidate, LevelModel, Table
+from shapeshift.cascade.candidates import registry
+from shapeshift.cascade.candidates.table import Candidate, CandidateTable, LevelModel
 from shapeshift.engines import manifest
-from shapeshift.triton import modelconfig
+from shapeshift.triton import model_config
 
 _OUTPUT = 'output [ { name: "LOGITS" data_type: TYPE_FP32 dims: [ 2 ] } ]\n'
 _FRONT = """
@@ -28,11 +28,11 @@ parameters [
 """
 
 
-def table(checkpoint_sha256: str) -> Table:
+def table(checkpoint_sha256: str) -> CandidateTable:
     """A table whose one candidate is the model `small`."""
     model = LevelModel("small", checkpoint_sha256, 0.5, 1.0, 1.0, 0.0, ("LOGITS",))
     alone = Candidate("small", ("small",), (), 0.5, 1.0, 1.0, 1.0, (1.0,), (1.0,), 0.5, 0.0)
-    return Table("coin", "classification", ("LABEL_0", "LABEL_1"), False, 0.0, {}, (model,), (alone,))
+    return CandidateTable("coin", "classification", ("LABEL_0", "LABEL_1"), False, 0.0, {}, (model,), (alone,))
 
 
 @pytest.fixture
@@ -67,10 +67,10 @@ def test_a_cascade_is_published_after_its_levels(tmp_path: Path, make: Callable[
     registry.put(folder, table(manifest.load(engines / "small").checkpoint_sha256), "small", pinned=False)
     status, said, _ = make()
     assert status == 0 and "a_cascade: task coin, candidate small" in said
-    stated = modelconfig.parameters(modelconfig.read(tmp_path / "build/repository/a_cascade/config.pbtxt"))
+    parameters = model_config.parameters(model_config.read(tmp_path / "build/repository/a_cascade/config.pbtxt"))
     target = tmp_path / "build/repository/a_cascade"
-    assert (target / stated["candidates_dir"]).resolve() == folder
-    assert (target / stated["engines_dir"]).resolve() == engines.resolve()
+    assert (target / parameters["candidates_dir"]).resolve() == folder
+    assert (target / parameters["engines_dir"]).resolve() == engines.resolve()
 
 
 def test_a_table_of_other_checkpoints_is_not_published(
@@ -81,6 +81,6 @@ def test_a_table_of_other_checkpoints_is_not_published(
     status, _, said = make()
     assert status == 1 and "comes from another checkpoint" in said and "not published: a_cascade" in said
     data = json.loads((folder / "registry.json").read_text())
-    (folder / "registry.json").write_text(json.dumps({"other": data["coin"]}))
+    (folder / "registry.json").write_text(json.dumps({**data, "entries": {"other": data["entries"]["coin"]}}))
     status, _, said = make("a_cascade")
     assert status == 1 and "no candidates for 'coin'" in said

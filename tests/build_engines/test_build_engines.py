@@ -1,4 +1,4 @@
-"""`make engines`, run in this process over front models with emulated engines."""
+"""`make engines`, run in this process for fronts with emulated engines."""
 
 from __future__ import annotations
 
@@ -14,13 +14,14 @@ from typing import Any
 import pytest
 
 from build_engines import __main__ as command
+from build_engines.text import front as text_front
 from shapeshift import files
-from shapeshift.engines import failures, manifest, precision
-from shapeshift.triton import modelconfig
+from shapeshift.engines import failures, hardware, manifest
+from shapeshift.triton import model_config
 
 
-class House:
-    """A project folder of its own: `model_repository`, `checkpoint` and, once built, `build`."""
+class Project:
+    """A project folder: `model_repository`, `checkpoint` and, once built, `build`."""
 
     def __init__(self, root: Path, add_front: Callable[..., Path], capsys: pytest.CaptureFixture[str]) -> None:
         self.root = root
@@ -31,7 +32,7 @@ class House:
         self._capsys = capsys
 
     def add(self, name: str = "front", **parameters: object) -> Path:
-        """A front model, or the same one with other parameters."""
+        """Add a front, or replace its parameters."""
         return self._add_front(self.repository, name, **{"checkpoint": self.checkpoint, **parameters})
 
     def change_config(self, before: str, after: str, name: str = "front") -> None:
@@ -54,50 +55,50 @@ class House:
         return self.build / "repository" / name / "config.pbtxt"
 
     def stamp(self, name: str = "front") -> tuple[int, int]:
-        """Changes whenever the engines were built anew."""
+        """Changes when the engines are rebuilt."""
         state = (self.engines(name) / manifest.FILE_NAME).stat()
         return state.st_ino, state.st_mtime_ns
 
 
 @pytest.fixture
-def house(
+def project(
     tmp_path: Path,
     light_checkpoint: Path,
     add_front: Callable[..., Path],
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
-) -> House:
+) -> Project:
     shutil.copytree(light_checkpoint, tmp_path / "checkpoint")
     monkeypatch.setattr(sys, "argv", [])
     monkeypatch.chdir(tmp_path)
-    return House(tmp_path, add_front, capsys)
+    return Project(tmp_path, add_front, capsys)
 
 
-def test_builds_and_generates_what_a_server_loads(house: House) -> None:
-    folder = house.add(bins="16,64", queue_rows=99)
+def test_builds_and_generates_what_a_server_loads(project: Project) -> None:
+    folder = project.add(bins="16,64", queue_rows=99)
     (folder / "how_to_call.txt").write_text("curl {host}")
-    status, out, err = house.make()
+    status, out, err = project.make()
     assert status == 0
     assert "front: built; emulated 1, f32" in out
     assert all(name in out for name in ("dynamic", " 16 ", " 64 "))
     assert "not published" not in err
 
-    made = manifest.load(house.engines())
-    made.check_files(house.engines())
+    made = manifest.load(project.engines())
+    made.check_files(project.engines())
     assert [entry.tokens for entry in made.engines] == [None, 16, 64]
     assert (made.model, made.provider, made.precision, made.max_tokens) == ("front", "emulated", "f32", 512)
 
-    assert (house.generated().parent / "1").is_dir()
-    assert (house.generated().parent / "how_to_call.txt").read_text().endswith("curl {host}")
-    config = modelconfig.read(house.generated())
-    stated = modelconfig.parameters(config)
-    assert (stated["provider"], stated["precision"], stated["queue_rows"]) == ("emulated", "f32", "99")
-    assert stated["manifest_sha256"] == manifest.sha256(house.engines())
-    assert stated["checkpoint_sha256"] == made.checkpoint_sha256
-    assert (house.generated().parent / stated["engines"]).resolve() == house.engines()
+    assert (project.generated().parent / "1").is_dir()
+    assert (project.generated().parent / "how_to_call.txt").read_text().endswith("curl {host}")
+    config = model_config.read(project.generated())
+    parameters = model_config.parameters(config)
+    assert (parameters["provider"], parameters["precision"], parameters["queue_rows"]) == ("emulated", "f32", "99")
+    assert parameters["manifest_sha256"] == manifest.sha256(project.engines())
+    assert parameters["checkpoint_sha256"] == made.checkpoint_sha256
+    assert (project.generated().parent / parameters["engines"]).resolve() == project.engines()
     assert config.name == "front" and [output.name for output in config.output] == ["EMBEDDING"]
 
-    profile = json.loads(stated["profile"])
+    profile = json.loads(parameters["profile"])
     assert profile["hardware"] == made.hardware and profile["precision"] == "f32"
     assert [engine["tokens"] for engine in profile["engines"]] == [None, 16, 64]
     for engine, entry in zip(profile["engines"], made.engines, strict=True):
@@ -105,67 +106,67 @@ def test_builds_and_generates_what_a_server_loads(house: House) -> None:
         assert [point[:2] for point in engine["latency"]] == [[p.tokens, p.median_ms] for p in entry.latency]
 
 
-def test_auto_is_settled_in_what_is_generated(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_auto_is_resolved_in_the_generated_config(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
     for has, settled in ((True, "bf16"), (False, "f32")):
-        monkeypatch.setattr(precision, "cpu_has_bf16", lambda has=has: has)
-        house.add(precision="auto")
-        assert house.make()[0] == 0
-        assert modelconfig.parameters(modelconfig.read(house.generated()))["precision"] == settled
-        assert manifest.load(house.engines()).precision == settled
+        monkeypatch.setattr(hardware, "cpu_has_bf16", lambda has=has: has)
+        project.add(precision="auto")
+        assert project.make()[0] == 0
+        assert model_config.parameters(model_config.read(project.generated()))["precision"] == settled
+        assert manifest.load(project.engines()).precision == settled
 
 
-def test_what_is_current_is_not_built_again(house: House) -> None:
-    house.add()
-    assert "front: built" in house.make()[1]
-    stamp, config = house.stamp(), house.generated().read_bytes()
-    folder = house.generated().parent.stat()
-    status, out, _ = house.make()
+def test_current_engines_are_not_rebuilt(project: Project) -> None:
+    project.add()
+    assert "front: built" in project.make()[1]
+    stamp, config = project.stamp(), project.generated().read_bytes()
+    folder = project.generated().parent.stat()
+    status, out, _ = project.make()
     assert status == 0 and "front: up to date" in out
-    assert house.stamp() == stamp
-    assert house.generated().read_bytes() == config
+    assert project.stamp() == stamp
+    assert project.generated().read_bytes() == config
     # A server may be reading it.
-    assert house.generated().parent.stat().st_ino == folder.st_ino
-    assert house.generated().parent.stat().st_mtime_ns == folder.st_mtime_ns
+    assert project.generated().parent.stat().st_ino == folder.st_ino
+    assert project.generated().parent.stat().st_mtime_ns == folder.st_mtime_ns
 
 
-def test_a_folder_that_was_changed_is_made_anew(house: House) -> None:
-    house.add()
-    house.make()
-    config = house.generated().read_bytes()
-    (house.generated().parent / "1" / "model.py").write_text("what nobody asked for")
-    house.generated().write_text("torn")
-    assert house.make()[0] == 0
-    assert house.generated().read_bytes() == config
-    assert list((house.generated().parent / "1").iterdir()) == []
+def test_changed_folder_is_rewritten(project: Project) -> None:
+    project.add()
+    project.make()
+    config = project.generated().read_bytes()
+    (project.generated().parent / "1" / "model.py").write_text("what nobody asked for")
+    project.generated().write_text("torn")
+    assert project.make()[0] == 0
+    assert project.generated().read_bytes() == config
+    assert list((project.generated().parent / "1").iterdir()) == []
 
 
-def test_two_at_once_take_turns(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
-    house.add()
+def test_second_build_waits_for_the_first(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
+    project.add()
     said: queue.Queue[str] = queue.Queue()
-    monkeypatch.setattr(command, "_say", said.put)
+    monkeypatch.setattr(command, "_log", said.put)
     with ThreadPoolExecutor(1) as second:
-        with files.exclusive(house.build / command.LOCK):
-            made = second.submit(house.make)
-            assert said.get(timeout=60) == f"waits for another one in {house.build}"
-            assert not made.done() and not house.engines().exists()
+        with files.exclusive_lock(project.build / command.LOCK):
+            made = second.submit(project.make)
+            assert said.get(timeout=60) == f"waiting for another build in {project.build}"
+            assert not made.done() and not project.engines().exists()
         assert made.result(timeout=60)[0] == 0
-    assert house.generated().is_file()
+    assert project.generated().is_file()
 
 
-REBUILDS: dict[str, Callable[[House], object]] = {
-    "bins": lambda house: house.add(bins="16,32"),
-    "max_tokens": lambda house: house.add(max_tokens=128),
-    "time_scale": lambda house: house.add(time_scale=2.0),
-    "packing": lambda house: house.add(packing=False),
-    "latencies": lambda house: house.add(latency_ms=(0.2, 0.3)),
-    "weights": lambda house: (house.checkpoint / "model.safetensors").write_bytes(b"other"),
-    "tokenizer": lambda house: _append_space(house.checkpoint / "tokenizer.json"),
-    "histogram": lambda house: _write(house.add(length_histogram="h.json") / "h.json", "[1, 2, 3]"),
-    "an engine file that was cut": lambda house: (house.engines() / "emulated.json").write_text("{"),
-    "an engine file that was changed": lambda house: _append_space(house.engines() / "tokenizer.json"),
-    "an engine file that is gone": lambda house: (house.engines() / "emulated.json").unlink(),
-    "a manifest that was cut": lambda house: (house.engines() / "manifest.json").write_text("{"),
-    "no manifest": lambda house: (house.engines() / "manifest.json").unlink(),
+REBUILDS: dict[str, Callable[[Project], object]] = {
+    "bins": lambda project: project.add(bins="16,32"),
+    "max_tokens": lambda project: project.add(max_tokens=128),
+    "time_scale": lambda project: project.add(time_scale=2.0),
+    "packing": lambda project: project.add(packing=False),
+    "latencies": lambda project: project.add(latency_ms=(0.2, 0.3)),
+    "weights": lambda project: (project.checkpoint / "model.safetensors").write_bytes(b"other"),
+    "tokenizer": lambda project: _append_space(project.checkpoint / "tokenizer.json"),
+    "histogram": lambda project: _write(project.add(length_histogram="h.json") / "h.json", "[1, 2, 3]"),
+    "an engine file that was cut": lambda project: (project.engines() / "emulated.json").write_text("{"),
+    "an engine file that was changed": lambda project: _append_space(project.engines() / "tokenizer.json"),
+    "an engine file that is gone": lambda project: (project.engines() / "emulated.json").unlink(),
+    "a manifest that was cut": lambda project: (project.engines() / "manifest.json").write_text("{"),
+    "no manifest": lambda project: (project.engines() / "manifest.json").unlink(),
 }
 
 
@@ -178,34 +179,34 @@ def _write(file: Path, text: str) -> None:
 
 
 @pytest.mark.parametrize("change", REBUILDS)
-def test_what_changes_the_engines_builds_them_again(house: House, change: str) -> None:
-    house.add()
-    house.make()
-    stamp = house.stamp() if (house.engines() / "manifest.json").exists() else None
-    REBUILDS[change](house)
-    status, out, _ = house.make()
+def test_changes_that_affect_engines_rebuild_them(project: Project, change: str) -> None:
+    project.add()
+    project.make()
+    stamp = project.stamp() if (project.engines() / "manifest.json").exists() else None
+    REBUILDS[change](project)
+    status, out, _ = project.make()
     assert status == 0 and "front: built" in out
-    assert house.stamp() != stamp
-    manifest.load(house.engines()).check_files(house.engines())
-    assert "front: up to date" in house.make()[1]
+    assert project.stamp() != stamp
+    manifest.load(project.engines()).check_files(project.engines())
+    assert "front: up to date" in project.make()[1]
 
 
-def test_what_only_serving_reads_builds_nothing(house: House) -> None:
-    house.add(queue_rows=10)
-    house.make()
-    stamp = house.stamp()
-    house.add(queue_rows=20, engine_threads=1)
-    assert "front: up to date" in house.make()[1]
-    assert house.stamp() == stamp
-    assert modelconfig.parameters(modelconfig.read(house.generated()))["queue_rows"] == "20"
+def test_serving_parameters_do_not_rebuild(project: Project) -> None:
+    project.add(queue_rows=10)
+    project.make()
+    stamp = project.stamp()
+    project.add(queue_rows=20, engine_threads=1)
+    assert "front: up to date" in project.make()[1]
+    assert project.stamp() == stamp
+    assert model_config.parameters(model_config.read(project.generated()))["queue_rows"] == "20"
 
 
-def test_only_the_models_asked_for(house: House) -> None:
-    house.add("one")
-    house.add("two")
-    assert house.make("two")[0] == 0
-    assert not house.engines("one").exists() and house.engines("two").exists()
-    status, _, err = house.make("three")
+def test_only_the_requested_models_are_built(project: Project) -> None:
+    project.add("one")
+    project.add("two")
+    assert project.make("two")[0] == 0
+    assert not project.engines("one").exists() and project.engines("two").exists()
+    status, _, err = project.make("three")
     assert status == 1 and "no model three" in err and "there are: one, two" in err
 
 
@@ -218,178 +219,181 @@ def test_only_the_models_asked_for(house: House) -> None:
         ({"bins": "16,32", "max_tokens": 32, "dynamic": False}, [16, 32]),
     ],
 )
-def test_explicit_bins_are_kept(house: House, parameters: dict[str, object], tokens: list[int | None]) -> None:
-    house.add(**parameters)
-    assert house.make()[0] == 0
-    assert [entry.tokens for entry in manifest.load(house.engines()).engines] == tokens
+def test_explicit_bins_are_kept(project: Project, parameters: dict[str, object], tokens: list[int | None]) -> None:
+    project.add(**parameters)
+    assert project.make()[0] == 0
+    assert [entry.tokens for entry in manifest.load(project.engines()).engines] == tokens
 
 
-def test_staircase_bins_end_where_the_latency_steps(house: House) -> None:
-    folder = house.add(bins="staircase", max_tokens=256)
+def test_staircase_bins_end_where_the_latency_steps(project: Project) -> None:
+    folder = project.add(bins="staircase", max_tokens=256)
     profile = {"lengths": [1, 64, 65, 128, 129, 256], "latency_ms": [1, 1, 2, 2, 3, 3]}
     (folder / "profile.json").write_text(json.dumps(profile))
-    assert house.make()[0] == 0
-    assert [entry.tokens for entry in manifest.load(house.engines()).engines] == [None, 64, 128, 256]
+    assert project.make()[0] == 0
+    assert [entry.tokens for entry in manifest.load(project.engines()).engines] == [None, 64, 128, 256]
 
 
-def test_histogram_bins_follow_the_models_own_lengths(house: House) -> None:
-    folder = house.add(bins="histogram", max_bins=2, max_tokens=64, length_histogram="h.json", latency_ms=(1, 100))
+def test_histogram_bins_follow_the_models_own_lengths(project: Project) -> None:
+    folder = project.add(bins="histogram", max_bins=2, max_tokens=64, length_histogram="h.json", latency_ms=(1, 100))
     (folder / "h.json").write_text(json.dumps([0] * 9 + [50] + [0] * 29 + [50]))
-    assert house.make()[0] == 0
-    assert [entry.tokens for entry in manifest.load(house.engines()).engines] == [None, 10, 64]
+    assert project.make()[0] == 0
+    assert [entry.tokens for entry in manifest.load(project.engines()).engines] == [None, 10, 64]
 
 
-def test_time_scale_is_in_the_profile(house: House) -> None:
-    house.add(bins="512", latency_ms=(10, 20), time_scale=0.5)
-    house.make()
-    assert manifest.load(house.engines()).engines[1].latency[0].median_ms == pytest.approx(10)
+def test_time_scale_is_in_the_profile(project: Project) -> None:
+    project.add(bins="512", latency_ms=(10, 20), time_scale=0.5)
+    project.make()
+    assert manifest.load(project.engines()).engines[1].latency[0].median_ms == pytest.approx(10)
 
 
-# What cannot be built.
+# Invalid fronts.
 
 
 def parameter(name: str, value: object) -> str:
-    """As it stands in a front's config.pbtxt."""
+    """The parameter in a config.pbtxt."""
     return f'parameters {{ key: "{name}" value {{ string_value: "{value}" }} }}'
 
 
-BROKEN: dict[str, tuple[Callable[[House], object], str]] = {
+BROKEN: dict[str, tuple[Callable[[Project], object], str]] = {
     "wrong dims": (
-        lambda house: house.change_config("dims: [ 8 ]", "dims: [ 9 ]"),
+        lambda project: project.change_config("dims: [ 8 ]", "dims: [ 9 ]"),
         "output EMBEDDING: got ['TYPE_FP32', 9]; data_type: TYPE_FP32 dims: [ 8 ] for this checkpoint",
     ),
     "unknown output": (
-        lambda house: house.change_config('"EMBEDDING"', '"LOGITS"'),
+        lambda project: project.change_config('"EMBEDDING"', '"LOGITS"'),
         "output LOGITS: got ['TYPE_FP32', 8]; data_type: TYPE_FP32 dims: [ 2 ] for this checkpoint",
     ),
     "unknown parameter": (
-        lambda house: house.add(bin=3),
+        lambda project: project.add(bin=3),
         "bin: got 'bin'; unknown parameter; known: allocation, bins, ",
     ),
     "a parameter of generated configs": (
-        lambda house: house.add(manifest_sha256="0"),
+        lambda project: project.add(manifest_sha256="0"),
         "manifest_sha256: got 'manifest_sha256'; unknown parameter",
     ),
     "wrong name": (
-        lambda house: house.change_config('name: "front"', 'name: "other"'),
+        lambda project: project.change_config('name: "front"', 'name: "other"'),
         "name: got 'other'; the folder's name, front",
     ),
-    "bad value": (lambda house: house.add(max_bins="many"), "max_bins: got 'many'; must be a whole number"),
-    "bad serving value": (lambda house: house.add(queue_rows=0), "queue_rows: got 0; at least 1"),
+    "bad value": (lambda project: project.add(max_bins="many"), "max_bins: got 'many'; must be a whole number"),
+    "bad serving value": (lambda project: project.add(queue_rows=0), "queue_rows: got 0; at least 1"),
     "no checkpoint": (
-        lambda house: house.change_config(parameter("checkpoint", house.checkpoint), ""),
+        lambda project: project.change_config(parameter("checkpoint", project.checkpoint), ""),
         "checkpoint: got None; this parameter is required",
     ),
-    "checkpoint that is not there": (lambda house: house.add(checkpoint="absent"), "checkpoint: no folder absent"),
+    "checkpoint that is not there": (lambda project: project.add(checkpoint="absent"), "checkpoint: no folder absent"),
     "checkpoint without weights": (
-        lambda house: (house.checkpoint / "model.safetensors").rename(house.checkpoint / "pytorch_model.bin"),
+        lambda project: (project.checkpoint / "model.safetensors").rename(project.checkpoint / "pytorch_model.bin"),
         "found only pytorch_model.bin, which can execute code",
     ),
-    "no profile": (lambda house: house.add(profile_file=""), "profile_file: got ''; an emulated model needs"),
-    "profile that is not there": (lambda house: house.add(profile_file="absent.json"), "profile_file: got "),
+    "no profile": (lambda project: project.add(profile_file=""), "profile_file: got ''; an emulated model needs"),
+    "profile that is not there": (lambda project: project.add(profile_file="absent.json"), "profile_file: got "),
     "profile that is not JSON": (
-        lambda house: (house.repository / "front" / "profile.json").write_text("{"),
+        lambda project: (project.repository / "front" / "profile.json").write_text("{"),
         "profile_file: got ",
     ),
     "profile of another kind": (
-        lambda house: (house.repository / "front" / "profile.json").write_text("[1]"),
+        lambda project: (project.repository / "front" / "profile.json").write_text("[1]"),
         "profile_file: got 'profile.json'; lengths and latency_ms",
     ),
     "histogram of another kind": (
-        lambda house: _write(house.add(length_histogram="h.json") / "h.json", '{"a": 1}'),
+        lambda project: _write(project.add(length_histogram="h.json") / "h.json", '{"a": 1}'),
         "length_histogram: got ",
     ),
     "histogram of zeros": (
-        lambda house: _write(house.add(length_histogram="h.json") / "h.json", "[0, 0]"),
+        lambda project: _write(project.add(length_histogram="h.json") / "h.json", "[0, 0]"),
         "not all zero",
     ),
     "histogram beyond the longest text": (
-        lambda house: _write(house.add(length_histogram="h.json", max_tokens=2) / "h.json", "[1, 1, 1]"),
+        lambda project: _write(project.add(length_histogram="h.json", max_tokens=2) / "h.json", "[1, 1, 1]"),
         "a list of 1 to 2 counts",
     ),
-    "not a config": (lambda house: house.change_config("max_batch_size: 64", "max_batch_size: many"), "config.pbtxt:"),
+    "not a config": (
+        lambda project: project.change_config("max_batch_size: 64", "max_batch_size: many"),
+        "config.pbtxt:",
+    ),
 }
 
 
 @pytest.mark.parametrize("kind", BROKEN)
-def test_what_cannot_be_built_is_named_and_nothing_is_published(house: House, kind: str) -> None:
-    house.add()
+def test_invalid_fronts_are_named_and_not_published(project: Project, kind: str) -> None:
+    project.add()
     change, said = BROKEN[kind]
-    change(house)
-    status, _, err = house.make()
+    change(project)
+    status, _, err = project.make()
     assert status == 1
     assert said in err
-    assert not house.engines().exists() and not house.generated().exists()
-    assert not list(house.build.glob("engines/.*"))
+    assert not project.engines().exists() and not project.generated().exists()
+    assert not list(project.build.glob("engines/.*"))
 
 
-def test_a_failed_build_leaves_what_was_there(house: House) -> None:
-    house.add()
-    house.make()
-    stamp, config = house.stamp(), house.generated().read_bytes()
-    house.change_config("dims: [ 8 ]", "dims: [ 9 ]")
-    status, _, err = house.make()
+def test_failed_build_keeps_the_previous_engines(project: Project) -> None:
+    project.add()
+    project.make()
+    stamp, config = project.stamp(), project.generated().read_bytes()
+    project.change_config("dims: [ 8 ]", "dims: [ 9 ]")
+    status, _, err = project.make()
     assert status == 1 and "not published: front" in err
-    assert (house.stamp(), house.generated().read_bytes()) == (stamp, config)
+    assert (project.stamp(), project.generated().read_bytes()) == (stamp, config)
 
 
-def test_other_models_are_built_all_the_same(house: House) -> None:
-    house.add("bad", checkpoint="absent")
-    house.add("good")
-    house.add("worse", profile_file="absent.json")
-    status, out, err = house.make()
+def test_other_models_are_built_after_a_failure(project: Project) -> None:
+    project.add("bad", checkpoint="absent")
+    project.add("good")
+    project.add("worse", profile_file="absent.json")
+    status, out, err = project.make()
     assert status == 1
-    assert "good: built" in out and house.engines("good").exists()
+    assert "good: built" in out and project.engines("good").exists()
     assert err.rstrip().endswith("make engines: not published: bad, worse")
 
 
-# One model's failure and the others.
+# The failure of one model.
 
 
-def test_a_failure_is_kept_until_the_model_is_built(house: House) -> None:
-    house.add("good")
-    house.add("bad", checkpoint="absent")
-    assert house.make("--keep-going")[0] == 0
-    assert failures.read(house.build) == {"bad": "checkpoint: " + failures.read(house.build)["bad"][12:]}
-    assert "no folder absent" in failures.read(house.build)["bad"]
+def test_a_failure_is_kept_until_the_model_is_built(project: Project) -> None:
+    project.add("good")
+    project.add("bad", checkpoint="absent")
+    assert project.make("--keep-going")[0] == 0
+    assert failures.read(project.build) == {"bad": "checkpoint: " + failures.read(project.build)["bad"][12:]}
+    assert "no folder absent" in failures.read(project.build)["bad"]
     # A build of another model says nothing of it.
-    assert house.make("good")[0] == 0
-    assert list(failures.read(house.build)) == ["bad"]
-    house.add("bad")
-    assert house.make("bad")[0] == 0
-    assert failures.read(house.build) == {}
+    assert project.make("good")[0] == 0
+    assert list(failures.read(project.build)) == ["bad"]
+    project.add("bad")
+    assert project.make("bad")[0] == 0
+    assert failures.read(project.build) == {}
 
 
-def test_a_failure_is_forgotten_with_its_folder(house: House) -> None:
-    house.add("good")
-    folder = house.add("bad", checkpoint="absent")
-    house.make()
+def test_failure_is_removed_with_the_folder(project: Project) -> None:
+    project.add("good")
+    folder = project.add("bad", checkpoint="absent")
+    project.make()
     shutil.rmtree(folder)
-    assert house.make()[0] == 0
-    assert failures.read(house.build) == {}
+    assert project.make()[0] == 0
+    assert failures.read(project.build) == {}
 
 
-def test_to_keep_going_takes_one_model_that_was_built(house: House) -> None:
-    house.add("bad", checkpoint="absent")
-    assert house.make("--keep-going")[0] == 1
-    house.add("good")
-    assert house.make("--keep-going")[0] == 0
-    assert house.make("--keep-going", "bad")[0] == 1
-    assert house.make()[0] == 1
+def test_keep_going_needs_one_published_model(project: Project) -> None:
+    project.add("bad", checkpoint="absent")
+    assert project.make("--keep-going")[0] == 1
+    project.add("good")
+    assert project.make("--keep-going")[0] == 0
+    assert project.make("--keep-going", "bad")[0] == 1
+    assert project.make()[0] == 1
 
 
-def test_what_a_library_raises_ends_one_model(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_library_error_fails_one_model(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
     def odd(planned: Any, *rest: Any) -> Any:
         if planned.front.name == "bad":
             raise ValueError("no such layer\nand more")
         return built(planned, *rest)
 
-    built = command.build
-    monkeypatch.setattr(command, "build", odd)
-    house.add("bad")
-    house.add("good")
-    status, out, err = house.make()
+    built = text_front.build
+    monkeypatch.setattr(text_front, "build", odd)
+    project.add("bad")
+    project.add("good")
+    status, out, err = project.make()
     assert status == 1 and "good: built" in out
-    said = f"bad: ValueError: no such layer (traceback in {house.build / 'bad.traceback'})"
+    said = f"bad: ValueError: no such layer (traceback in {project.build / 'bad.traceback'})"
     assert said in err.splitlines() and "Traceback" not in err
-    assert "and more" in (house.build / "bad.traceback").read_text()
+    assert "and more" in (project.build / "bad.traceback").read_text()

@@ -1,4 +1,4 @@
-"""Engines on their way from a provider to the folder that servers read, with a provider and a reference made up."""
+"""Building and verifying text engines, with a fake provider and a fake reference model."""
 
 from __future__ import annotations
 
@@ -13,26 +13,27 @@ import numpy as np
 import pytest
 
 from build_engines import __main__ as command
-from build_engines import edges
-from build_engines.edges import Curves
-from build_engines.settings import FrontModel
-from shapeshift.engines import manifest, precision, registry
+from build_engines.text import edges
+from build_engines.text.config import TextFrontConfig
+from build_engines.text.edges import Curves
+from shapeshift.engines import hardware, manifest
+from shapeshift.engines.interfaces import Array, Ids
 from shapeshift.engines.manifest import EngineEntry, Latency
-from shapeshift.engines.protocol import Array, Ids
+from shapeshift.engines.providers import lookup
 from shapeshift.engines.settings import TextEngineSettings
 from shapeshift.polymorph.settings import PolymorphSettings
-from shapeshift.triton import modelconfig
+from shapeshift.triton import model_config
 
 WIDTH = 8
 
 
 def vector(ids: Ids, positions: Ids) -> Array:
-    """Depends on every id and on where it stands."""
+    """Depends on every id and its position."""
     return np.sin(np.outer(ids * 0.37 + positions * 1.3, np.arange(1, WIDTH + 1))).mean(0).astype(np.float32)
 
 
 class Reference:
-    """In the place of transformers: texts start at position 2."""
+    """Replaces transformers. Texts start at position 2."""
 
     family, packs_rows, position_offset = "made up", True, 2
     max_tokens, hidden, vocabulary = 512, WIDTH, 30522
@@ -50,7 +51,7 @@ class Reference:
 
 
 class Provider:
-    """Computes as the reference does, but for what a test spoils."""
+    """Computes like the reference, except for what a test spoils."""
 
     name = "onnxruntime"
 
@@ -96,9 +97,10 @@ class Provider:
 @pytest.fixture
 def provider(monkeypatch: pytest.MonkeyPatch) -> Provider:
     made = Provider()
-    monkeypatch.setitem(registry._MODULES, "onnxruntime", "made_up_provider")
-    monkeypatch.setitem(sys.modules, "made_up_provider", SimpleNamespace(PROVIDER=made))
-    monkeypatch.setitem(sys.modules, "shapeshift.engines.text_model", SimpleNamespace(ReferenceModel=Reference))
+    monkeypatch.setattr(lookup, "PROVIDERS", {"onnxruntime": made})
+    monkeypatch.setitem(
+        sys.modules, "shapeshift.engines.text.reference_model", SimpleNamespace(ReferenceModel=Reference)
+    )
     return made
 
 
@@ -109,7 +111,7 @@ def make(
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> Callable[..., tuple[int, str]]:
-    """A function that runs `make engines` for one front with the made-up provider: exit status, standard error."""
+    """A function that runs `make engines` for one front with the fake provider: exit status, standard error."""
     monkeypatch.chdir(tmp_path)
 
     def run(**parameters: object) -> tuple[int, str]:
@@ -151,7 +153,7 @@ def small_error(value: Array) -> Array:
         (32, lambda row, value: value if row == 0 else -value, "32 tokens"),
     ],
 )
-def test_an_engine_off_the_reference_is_named_and_not_published(
+def test_an_engine_that_differs_from_the_reference_is_named_and_not_published(
     provider: Provider,
     make: Callable[..., tuple[int, str]],
     tmp_path: Path,
@@ -165,17 +167,17 @@ def test_an_engine_off_the_reference_is_named_and_not_published(
     with np.errstate(invalid="ignore"):
         status, err = make(bins="8,32,512", pooling="cls")
     assert status == 1
-    assert f"front: {named} (onnxruntime, f32) is off the reference: cosine " in err
-    assert "at least 0.99999 wanted" in err
+    assert f"front: {named} (onnxruntime, f32) differs from the reference: cosine " in err
+    assert "must be at least 0.99999" in err
     assert err.rstrip().endswith("make engines: not published: front")
     # What was published before is still there, whole.
     assert manifest.load(tmp_path / "build" / "engines" / "front") == before
 
 
-def test_engines_off_the_reference_in_bf16_are_built_in_f32(
+def test_engines_that_differ_from_the_reference_in_bf16_are_built_in_f32(
     provider: Provider, make: Callable[..., tuple[int, str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(precision, "cpu_has_bf16", lambda: True)
+    monkeypatch.setattr(hardware, "cpu_has_bf16", lambda: True)
     provider.spoil = lambda tokens, row, value: (
         small_error(value) if (provider.precision, tokens) == ("bf16", 32) else value
     )
@@ -183,10 +185,10 @@ def test_engines_off_the_reference_in_bf16_are_built_in_f32(
     assert status == 0, err
     made = manifest.load(tmp_path / "build" / "engines" / "front")
     assert made.precision == "f32" and made.tolerance.startswith("cosine with the reference at least 0.99999 ")
-    assert made.note.startswith("32 tokens (onnxruntime, bf16) is off the reference: cosine ")
+    assert made.note.startswith("32 tokens (onnxruntime, bf16) differs from the reference: cosine ")
     assert made.note.endswith("; built in f32")
     assert [entry.tokens for entry in made.engines] == [None, 8, 32]
-    generated = modelconfig.parameters(modelconfig.read(tmp_path / "build/repository/front/config.pbtxt"))
+    generated = model_config.parameters(model_config.read(tmp_path / "build/repository/front/config.pbtxt"))
     assert generated["precision"] == "f32"
     # It is current: bf16 is not tried again until something changes.
     provider.opened.clear()
@@ -194,7 +196,7 @@ def test_engines_off_the_reference_in_bf16_are_built_in_f32(
     # What misses f32 too is refused.
     provider.spoil = lambda tokens, row, value: small_error(value)
     status, err = make(bins="8,16", precision="bf16")
-    assert status == 1 and "(onnxruntime, f32) is off the reference" in err
+    assert status == 1 and "(onnxruntime, f32) differs from the reference" in err
 
 
 def test_without_packing_an_engine_has_one_row(
@@ -207,7 +209,7 @@ def test_without_packing_an_engine_has_one_row(
     assert [entry.rows for entry in made.engines] == [None, 1, 1] and not made.packs_rows
 
 
-def test_a_longer_text_than_the_model_knows(provider: Provider, make: Callable[..., tuple[int, str]]) -> None:
+def test_max_tokens_beyond_the_model(provider: Provider, make: Callable[..., tuple[int, str]]) -> None:
     status, err = make(max_tokens=513)
     assert status == 1 and "max_tokens: got 513; at most 512 for this checkpoint" in err
 
@@ -222,11 +224,11 @@ def test_static_engines_that_are_no_faster_are_dropped(
     assert [entry.name for entry in manifest.load(tmp_path / "build" / "engines" / "front").engines] == ["dynamic"]
 
 
-# The choice of edges alone.
+# The choice of edges.
 
 
-def front(**settings: Any) -> FrontModel:
-    return FrontModel("front", Path(), None, TextEngineSettings("x", **settings), PolymorphSettings())
+def front(**settings: Any) -> TextFrontConfig:
+    return TextFrontConfig("front", Path(), None, TextEngineSettings("x", **settings), PolymorphSettings())
 
 
 def never(lengths: Sequence[int]) -> Curves:
@@ -234,11 +236,11 @@ def never(lengths: Sequence[int]) -> Curves:
 
 
 def test_explicit_edges_need_no_timing() -> None:
-    assert edges.choose(front(bins="3,9"), never) == [3, 9]
-    assert edges.choose(front(bins="none"), never) == []
+    assert edges.choose_edges(front(bins="3,9"), never) == [3, 9]
+    assert edges.choose_edges(front(bins="none"), never) == []
 
 
-def test_probes_reach_from_short_to_the_longest() -> None:
+def test_probe_lengths_include_the_longest() -> None:
     for settings in ({"max_tokens": 5}, {"max_tokens": 300}, {"max_tokens": 300, "bins": "staircase"}):
         lengths = edges.probe_lengths(front(**settings))
         assert lengths == sorted(set(lengths)) and lengths[0] >= 1
@@ -249,15 +251,15 @@ def test_edges_from_curves() -> None:
     def straight(lengths: Sequence[int]) -> Curves:
         return Curves(list(lengths), [1.0 + length for length in lengths], None)
 
-    chosen = edges.choose(front(max_bins=4), straight)
+    chosen = edges.choose_edges(front(max_bins=4), straight)
     assert len(chosen) == 4 and chosen == sorted(set(chosen)) and chosen[-1] == 512
 
     def with_dynamic(factor: float) -> Callable[[Sequence[int]], Curves]:
         return lambda lengths: Curves(list(lengths), [1.0 + n for n in lengths], [factor * (1.0 + n) for n in lengths])
 
     # A dynamic engine that is as fast at every length leaves nothing for static ones.
-    assert edges.choose(front(max_bins=4), with_dynamic(0.5)) == [512]
-    assert len(edges.choose(front(max_bins=4), with_dynamic(5.0))) == 4
+    assert edges.choose_edges(front(max_bins=4), with_dynamic(0.5)) == [512]
+    assert len(edges.choose_edges(front(max_bins=4), with_dynamic(5.0))) == 4
 
 
 def entry(tokens: int | None, *points: tuple[int, float]) -> EngineEntry:
@@ -265,10 +267,10 @@ def entry(tokens: int | None, *points: tuple[int, float]) -> EngineEntry:
     return EngineEntry("file", tokens, None, 0.0, 1.0, latency)
 
 
-def test_only_what_is_faster_for_its_own_lengths_is_kept() -> None:
+def test_only_engines_that_are_faster_over_their_bin_are_kept() -> None:
     dynamic = entry(None, (1, 1.0), (64, 64.0))
     fast, slow, last = entry(8, (8, 2.0)), entry(32, (32, 31.5)), entry(64, (64, 40.0))
     chosen = front(max_tokens=64)
-    assert edges.worth_keeping(chosen, [fast, slow, last], dynamic) == [fast, last]
-    assert edges.worth_keeping(chosen, [slow], None) == [slow]
-    assert edges.worth_keeping(front(max_tokens=64, bins="8,32"), [fast, slow], dynamic) == [fast, slow]
+    assert edges.keep_faster(chosen, [fast, slow, last], dynamic) == [fast, last]
+    assert edges.keep_faster(chosen, [slow], None) == [slow]
+    assert edges.keep_faster(front(max_tokens=64, bins="8,32"), [fast, slow], dynamic) == [fast, slow]

@@ -1,4 +1,4 @@
-"""The folders of workers that `make engines` generates, and where it says that engines live."""
+"""The placement of engines, and the folders of workers that `make engines` generates."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ import pytest
 from tritonclient.grpc import model_config_pb2
 
 from build_engines import __main__ as command
-from build_engines import workers
+from build_engines.text import workers
 from shapeshift.engines import manifest
 from shapeshift.engines.manifest import FileEntry, Manifest
 from shapeshift.errors import InvalidInputError
 from shapeshift.polymorph.settings import PolymorphSettings
-from shapeshift.triton import modelconfig
+from shapeshift.triton import model_config
 
 Make = Callable[..., tuple[int, str, str]]
 
@@ -41,33 +41,33 @@ def make(
 
 
 def generated(root: Path, name: str = "encode") -> Any:
-    return modelconfig.read(root / "build" / "repository" / name / "config.pbtxt")
+    return model_config.read(root / "build" / "repository" / name / "config.pbtxt")
 
 
 def folders(root: Path) -> list[str]:
     return sorted(path.name for path in (root / "build" / "repository").iterdir())
 
 
-def stated(root: Path, name: str = "encode") -> dict[str, str]:
-    return modelconfig.parameters(generated(root, name))
+def generated_parameters(root: Path, name: str = "encode") -> dict[str, str]:
+    return model_config.parameters(generated(root, name))
 
 
 def test_inline_has_no_workers(make: Make, tmp_path: Path) -> None:
     status, out, _ = make()
     assert status == 0 and "placement inline: named in config.pbtxt" in out
     assert folders(tmp_path) == ["encode"]
-    assert not {"workers", "max_workers", "bin_edges", "plan_histogram"} & set(stated(tmp_path))
+    assert not {"workers", "max_workers", "bin_edges", "plan_histogram"} & set(generated_parameters(tmp_path))
 
 
 @pytest.mark.parametrize(("placement", "bin_edge"), [("resident", "0"), ("partitioned", "512")])
-def test_a_worker_is_a_model_of_its_own(make: Make, tmp_path: Path, placement: str, bin_edge: str) -> None:
+def test_each_worker_is_a_model(make: Make, tmp_path: Path, placement: str, bin_edge: str) -> None:
     status, out, _ = make(placement=placement, workers=2, max_workers=3, slo_ms=50, queue_rows=9)
     assert status == 0 and f"placement {placement}, 2 workers: named in config.pbtxt" in out
     assert folders(tmp_path) == ["encode", "encode_w00", "encode_w01", "encode_w02"]
-    front = stated(tmp_path)
+    front = generated_parameters(tmp_path)
     assert (front["placement"], front["workers"], front["max_workers"]) == (placement, "2", "3")
     for name in folders(tmp_path)[1:]:
-        config, own = generated(tmp_path, name), stated(tmp_path, name)
+        config, own = generated(tmp_path, name), generated_parameters(tmp_path, name)
         assert (config.name, config.backend, config.max_batch_size) == (name, "polymorph", 0)
         assert (tmp_path / "build" / "repository" / name / "1").is_dir()
         inputs = [(one.name, model_config_pb2.DataType.Name(one.data_type), list(one.dims)) for one in config.input]
@@ -83,11 +83,11 @@ def test_a_worker_is_a_model_of_its_own(make: Make, tmp_path: Path, placement: s
         assert engines == tmp_path / "build" / "engines" / "encode"
 
 
-def test_what_the_scheduler_starts_from(make: Make, tmp_path: Path) -> None:
+def test_initial_bins_and_histogram_of_the_sidecar(make: Make, tmp_path: Path) -> None:
     (tmp_path / "model_repository" / "encode").mkdir(parents=True)
     (tmp_path / "model_repository" / "encode" / "h.json").write_text(json.dumps([1] * 16 + [0] * 48 + [4] * 1))
     make(placement="resident", length_histogram="h.json")
-    front = stated(tmp_path)
+    front = generated_parameters(tmp_path)
     assert json.loads(front["bin_edges"]) == [16, 64, 512]
     assert json.loads(front["plan_histogram"]) == [0.8, 0.0, 0.2]
 
@@ -105,12 +105,12 @@ def test_what_the_scheduler_starts_from(make: Make, tmp_path: Path) -> None:
 )
 def test_how_many_workers(make: Make, tmp_path: Path, parameters: dict[str, object], count: str, most: str) -> None:
     assert make(placement="resident", **parameters)[0] == 0
-    front = stated(tmp_path)
+    front = generated_parameters(tmp_path)
     assert (front["workers"], front["max_workers"]) == (count, most)
     assert len(folders(tmp_path)) == 1 + int(most)
 
 
-def test_workers_that_are_no_longer_wanted_go_and_others_stay(make: Make, tmp_path: Path) -> None:
+def test_unused_workers_are_deleted_and_others_kept(make: Make, tmp_path: Path) -> None:
     make("other", placement="resident", workers=1)
     make(placement="resident", workers=3)
     others = ["other", "other_w00"]
@@ -122,22 +122,22 @@ def test_workers_that_are_no_longer_wanted_go_and_others_stay(make: Make, tmp_pa
     assert folders(tmp_path) == ["encode", "encode_water", *others]
 
 
-def test_auto_without_gpu_and_workers_is_inline_and_says_why(make: Make, tmp_path: Path) -> None:
+def test_auto_without_gpu_and_workers_is_inline(make: Make, tmp_path: Path) -> None:
     status, out, _ = make(placement="auto")
-    assert status == 0 and "placement inline: no GPU and no workers asked for" in out
-    assert stated(tmp_path)["placement"] == "inline"
-    assert stated(tmp_path)["placement_reason"].startswith("no GPU and no workers asked for")
+    assert status == 0 and "placement inline: no GPU and no workers requested" in out
+    assert generated_parameters(tmp_path)["placement"] == "inline"
+    assert generated_parameters(tmp_path)["placement_reason"].startswith("no GPU and no workers requested")
 
 
-def test_auto_with_workers_follows_the_memory(make: Make, tmp_path: Path) -> None:
+def test_auto_with_workers_depends_on_memory(make: Make, tmp_path: Path) -> None:
     assert make(placement="auto", workers=2)[0] == 0
-    assert stated(tmp_path)["placement"] == "resident"
-    assert "every worker holds all" in stated(tmp_path)["placement_reason"]
+    assert generated_parameters(tmp_path)["placement"] == "resident"
+    assert "every worker holds all" in generated_parameters(tmp_path)["placement_reason"]
     # The tokenizer alone, in each of three engines, is more than that.
     status, out, _ = make(placement="auto", workers=2, memory_mb=1, slo_ms=50)
     assert status == 0 and "placement partitioned, 2 workers: 3 engines of about" in out
-    assert stated(tmp_path)["placement"] == "partitioned"
-    assert stated(tmp_path, "encode_w01")["bin"] == "512"
+    assert generated_parameters(tmp_path)["placement"] == "partitioned"
+    assert generated_parameters(tmp_path, "encode_w01")["bin"] == "512"
 
 
 @pytest.mark.parametrize(
@@ -150,35 +150,35 @@ def test_auto_with_workers_follows_the_memory(make: Make, tmp_path: Path) -> Non
         ({"placement": "resident", "workers": 2, "min_workers": 3}, "min_workers: got 3; 0 to 2, the most workers"),
         ({"placement": "resident", "workers": 257}, "workers: got 257; 0 to 256"),
         ({"placement": "resident", "pool_workers": 2}, "pool_workers: got 2; at least 1 with a worker_pool, 0 without"),
-        ({"placement": "resident", "worker_pool": "a", "pool_workers": 300}, "at most the most workers"),
+        ({"placement": "resident", "worker_pool": "a", "pool_workers": 300}, "at most the maximum number of workers"),
         ({"placement": "resident", "worker_of": "encode"}, "worker_of: got 'worker_of'; unknown parameter"),
     ],
 )
-def test_what_cannot_be_placed_is_named(make: Make, tmp_path: Path, parameters: dict[str, object], said: str) -> None:
+def test_invalid_placements_are_named(make: Make, tmp_path: Path, parameters: dict[str, object], said: str) -> None:
     status, _, err = make(**parameters)
     assert status == 1 and said in err
     assert not list((tmp_path / "build").glob("repository/*"))
 
 
-def test_what_was_there_stays_when_a_placement_fails(make: Make, tmp_path: Path) -> None:
+def test_failed_placement_keeps_the_previous_folders(make: Make, tmp_path: Path) -> None:
     make(placement="resident", workers=1)
-    before = folders(tmp_path), stated(tmp_path)
+    before = folders(tmp_path), generated_parameters(tmp_path)
     assert make(placement="auto", workers=2, memory_mb=1)[0] == 1
-    assert (folders(tmp_path), stated(tmp_path)) == before
+    assert (folders(tmp_path), generated_parameters(tmp_path)) == before
 
 
-def test_a_front_that_is_named_as_a_worker_would_be(make: Make) -> None:
+def test_front_with_the_name_of_a_worker(make: Make) -> None:
     make(placement="resident", workers=1)
     status, _, err = make("encode_w7")
-    assert status == 1 and "name: got 'encode_w7'; another name: workers of a front are named so" in err
+    assert status == 1 and "name: got 'encode_w7'; another name: this is the name of a worker" in err
 
 
-# What no machine of ours has.
+# GPUs, emulated by the manifest.
 
 
 @pytest.fixture
 def on_gpu(make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Manifest:
-    """The manifest of a front's engines as if they were for GPUs, of which there are two; 300 MiB in 3 files."""
+    """The manifest of a front's engines as if built for two GPUs: 300 MiB in 3 files."""
     make(placement="resident", workers=3)
     monkeypatch.setattr(workers, "gpus", lambda: 2)
     made = manifest.load(tmp_path / "build" / "engines" / "encode")
@@ -189,7 +189,7 @@ def on_gpu(make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Manif
 
 def test_workers_are_spread_over_the_gpus(on_gpu: Manifest, tmp_path: Path) -> None:
     repository = tmp_path / "build" / "repository"
-    workers.generate(generated(tmp_path), on_gpu, repository)
+    workers.write_workers(generated(tmp_path), on_gpu, repository)
     groups = [generated(tmp_path, f"encode_w0{number}").instance_group[0] for number in range(3)]
     assert all(group.kind == group.KIND_GPU and group.count == 1 for group in groups)
     assert [list(group.gpus) for group in groups] == [[0], [1], [0]]
@@ -197,23 +197,23 @@ def test_workers_are_spread_over_the_gpus(on_gpu: Manifest, tmp_path: Path) -> N
 
 @pytest.mark.parametrize(("memory_mb", "name"), [(300, "resident"), (299, "partitioned")])
 def test_auto_counts_gpus_and_the_memory_of_all_engines(on_gpu: Manifest, memory_mb: int, name: str) -> None:
-    placed = workers.place(PolymorphSettings(placement="auto", memory_mb=memory_mb), on_gpu)
+    placed = workers.choose_placement(PolymorphSettings(placement="auto", memory_mb=memory_mb), on_gpu)
     assert (placed.name, placed.workers) == (name, 2)
     assert placed.reason.startswith(f"3 engines of about 100 MiB, {memory_mb} MiB a worker")
 
 
-def test_engines_that_share_a_file_take_its_memory_each(on_gpu: Manifest) -> None:
+def test_each_engine_of_a_shared_file_counts_its_memory(on_gpu: Manifest) -> None:
     shared = dataclasses.replace(
         on_gpu,
         engines=tuple(dataclasses.replace(entry, file="all") for entry in on_gpu.engines),
         files={"all": FileEntry(100 * 2**20, "")},
     )
     own = PolymorphSettings(placement="auto", memory_mb=299)
-    assert workers.place(own, shared) == workers.place(own, on_gpu)
+    assert workers.choose_placement(own, shared) == workers.choose_placement(own, on_gpu)
 
 
-def test_one_worker_a_gpu_unless_told_otherwise(on_gpu: Manifest) -> None:
-    assert workers.place(PolymorphSettings(placement="resident"), on_gpu).workers == 2
-    assert workers.place(PolymorphSettings(placement="resident", workers=5), on_gpu).workers == 5
+def test_one_worker_per_gpu_by_default(on_gpu: Manifest) -> None:
+    assert workers.choose_placement(PolymorphSettings(placement="resident"), on_gpu).workers == 2
+    assert workers.choose_placement(PolymorphSettings(placement="resident", workers=5), on_gpu).workers == 5
     with pytest.raises(InvalidInputError, match="max_workers"):
         PolymorphSettings(placement="resident", workers=5, max_workers=4)

@@ -1,4 +1,4 @@
-"""A cascade whose first level is an emulated engine in this process; later levels are models made up by a test."""
+"""A cascade whose first level is an emulated engine in this process; later levels are fake models of a test."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from google.protobuf import json_format
 from safetensors.numpy import save_file
 
 from build_engines import cascade as build_cascade
-from build_engines.settings import Places
-from shapeshift.cascade import registry
+from build_engines.paths import BuildPaths
+from shapeshift.cascade.candidates import registry
+from shapeshift.cascade.candidates.table import Candidate, CandidateTable, Gap, LevelModel
 from shapeshift.cascade.front import CascadeFront
-from shapeshift.cascade.table import Candidate, Gap, LevelModel, Table
 from shapeshift.engines import manifest
 from shapeshift.serving import model_args
-from shapeshift.triton import modelconfig
+from shapeshift.triton import model_config
 from tests.conftest import LIGHT_WIDTH
 from tests.fakes import InferenceResponse, PbUtils, Request, Tensor, TritonError
 
@@ -55,7 +55,7 @@ ALL = ("LABEL", "PROBABILITIES", "CONFIDENCE", "LEVEL", "WORDS_PRUNED", "ENGINE_
 
 
 class FakeLevel:
-    """A model of the server: answers with fixed logits, or as it is told to misbehave."""
+    """A model of the server: answers with fixed logits, or with the error `fail`, once `open` is set."""
 
     decoupled = False
 
@@ -88,7 +88,7 @@ class FakeLevel:
 
 
 def gap(c: float = 1.0, alpha: float = 0.0, w: float = 0.75, **others: Any) -> Gap:
-    """Without more said, every query goes on, whole."""
+    """By default every text goes on, unpruned."""
     return Gap(c, 10.0, "cut", alpha, w, **others)
 
 
@@ -100,50 +100,50 @@ def candidate(
     return Candidate(name, tuple(levels), tuple(gaps), accuracy, ms, ms, ms, latencies, shares, 0.8, 0.0)
 
 
-class House:
-    """The folders of a cascade, its registry, and the front that serves it."""
+class Workspace:
+    """The folders of a cascade, its registry, and the fronts that serve it."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
-        self.places = Places(root, root / "build", root / "model_repository")
+        self.paths = BuildPaths(root, root / "build", root / "model_repository")
         self.folder = root / "candidates"
         self.pb_utils = PbUtils()
         self.fronts: list[CascadeFront] = []
 
-    def table(self, *candidates: Candidate, kind: str = "classification", **others: Any) -> Table:
-        """A table of these candidates; `small` has the engines that were built, the others are not known."""
+    def table(self, *candidates: Candidate, kind: str = "classification", **others: Any) -> CandidateTable:
+        """A table of these candidates; only `small` has engines and a known checkpoint."""
         names = sorted({level for one in candidates for level in one.levels})
-        known = manifest.load(self.places.engines / "small").checkpoint_sha256
+        built = manifest.load(self.paths.engines / "small").checkpoint_sha256
         models = tuple(
-            LevelModel(name, known if name == "small" else "", 0.9, 3.0, 1.5, 0.01, ("LOGITS", "ENGINE_MS"))
+            LevelModel(name, built if name == "small" else "", 0.9, 3.0, 1.5, 0.01, ("LOGITS", "ENGINE_MS"))
             for name in names
         )
         values = {"labels": LABELS, "pairs": False, "tolerance": 0.0, "made": {}, **others}
-        return Table("task", kind, models=models, candidates=tuple(candidates), **values)
+        return CandidateTable("task", kind, models=models, candidates=tuple(candidates), **values)
 
-    def put(self, table: Table, chosen: str | None = None) -> None:
-        """Let the registry say that a candidate, the first if none is named, serves."""
+    def put(self, table: CandidateTable, chosen: str | None = None) -> None:
+        """Register the table; `chosen` serves, by default the first candidate."""
         registry.put(self.folder, table, chosen or table.candidates[0].name, pinned=False)
 
     def publish(self, pairs: bool = False, **parameters: object) -> Path:
         """Write the model's folder as `make engines` does."""
-        folder = self.places.repository / "classify"
+        folder = self.paths.repository / "classify"
         folder.mkdir(parents=True, exist_ok=True)
         stated = {"candidates_dir": self.folder, "task": "task", "engine_threads": 1, **parameters}
         entries = [f'parameters {{ key: "{key}" value {{ string_value: "{text}" }} }}' for key, text in stated.items()]
         pair = ', { name: "TEXT_PAIR" data_type: TYPE_STRING dims: [ 1 ] optional: true }' if pairs else ""
         (folder / "config.pbtxt").write_text(_FRONT.replace("PAIR", pair) + "\n".join(entries))
-        config = modelconfig.read(folder / "config.pbtxt")
-        front = build_cascade.read(folder, config, modelconfig.parameters(config))
-        build_cascade.publish(front, self.places)
-        return self.places.generated / "classify"
+        config = model_config.read(folder / "config.pbtxt")
+        front = build_cascade.read(folder, config, model_config.parameters(config))
+        build_cascade.publish(front, self.paths)
+        return self.paths.generated / "classify"
 
-    def open(self, table: Table | None = None, **parameters: Any) -> CascadeFront:
+    def open(self, table: CandidateTable | None = None, **parameters: Any) -> CascadeFront:
         """A front that serves the table's first candidate."""
         if table is not None:
             self.put(table)
         folder = self.publish(**parameters)
-        config = json_format.MessageToDict(modelconfig.read(folder / "config.pbtxt"), preserving_proto_field_name=True)
+        config = json_format.MessageToDict(model_config.read(folder / "config.pbtxt"), preserving_proto_field_name=True)
         args = {
             "model_config": json.dumps(config),
             "model_name": folder.name,
@@ -177,10 +177,10 @@ def built_small(
 
 
 @pytest.fixture
-def house(tmp_path: Path, built_small: Path) -> Iterator[House]:
+def workspace(tmp_path: Path, built_small: Path) -> Iterator[Workspace]:
     (tmp_path / "build").mkdir()
     (tmp_path / "build" / "engines").symlink_to(built_small / "build" / "engines")
-    made = House(tmp_path)
+    made = Workspace(tmp_path)
     yield made
     for front in made.fronts:
         front.close()

@@ -2,23 +2,28 @@
 
 from __future__ import annotations
 
+import itertools
 import time
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
 
-from shapeshift.cascade import calls as calls_module
-from shapeshift.cascade import registry
-from shapeshift.cascade.softmax import softmax
-from shapeshift.errors import EngineError, InvalidInputError, NotFoundError
+from shapeshift.cascade import level_client
+from shapeshift.cascade.candidates import registry
+from shapeshift.cascade.level_client import LevelClient, LevelGoneError
+from shapeshift.cascade.policy.routing import softmax
+from shapeshift.cascade.request import LevelResult
+from shapeshift.cascade.settings import CascadeSettings
+from shapeshift.errors import EngineError, InvalidInputError, ModelGoneError, NotFoundError, OverloadedError
+from shapeshift.serving import call_pool
 from tests.cascade.conftest import ALL, LABELS, FakeLevel, candidate, gap
 from tests.conftest import LIGHT_WIDTH
 from tests.fakes import Request, TritonError, text_request, values_of
 from tests.waiting import wait_for
 
 if TYPE_CHECKING:
-    from tests.cascade.conftest import House
+    from tests.cascade.conftest import Workspace
 
 TWO = ("small", "large")
 
@@ -29,14 +34,14 @@ def ask(front: Any, *texts: str, **parameters: Any) -> dict[str, np.ndarray]:
     return values_of(request.sender.answer())
 
 
-def large(house: House, logits: tuple[float, ...] = (0.0, 4.0), name: str = "large") -> FakeLevel:
-    house.pb_utils.models[name] = level = FakeLevel(logits)
+def large(workspace: Workspace, logits: tuple[float, ...] = (0.0, 4.0), name: str = "large") -> FakeLevel:
+    workspace.pb_utils.models[name] = level = FakeLevel(logits)
     return level
 
 
-def test_a_sure_query_is_answered_by_the_first_level(house: House) -> None:
-    level = large(house)
-    front = house.open(house.table(candidate("both", TWO, [gap(c=0.0)])))
+def test_a_sure_text_is_answered_by_the_first_level(workspace: Workspace) -> None:
+    level = large(workspace)
+    front = workspace.open(workspace.table(candidate("both", TWO, [gap(c=0.0)])))
     found = ask(front, "one two three", "four")
     assert found["LEVEL"].tolist() == [[1], [1]] and not level.asked
     assert found["WORDS_PRUNED"].tolist() == [[0], [0]]
@@ -49,9 +54,9 @@ def test_a_sure_query_is_answered_by_the_first_level(house: House) -> None:
     assert found["LEVEL"].dtype == found["WORDS_PRUNED"].dtype == np.int32
 
 
-def test_an_unsure_query_gets_the_ensemble_of_both(house: House) -> None:
-    level = large(house, (0.0, 4.0))
-    front = house.open(house.table(candidate("both", TWO, [gap(w=0.6, temperature=2.0)])))
+def test_an_unsure_text_gets_the_ensemble_of_both(workspace: Workspace) -> None:
+    level = large(workspace, (0.0, 4.0))
+    front = workspace.open(workspace.table(candidate("both", TWO, [gap(w=0.6, temperature=2.0)])))
     only_small, both = ask(front, "one two", level=1), ask(front, "one two")
     assert (only_small["LEVEL"].item(), both["LEVEL"].item()) == (1, 2)
     assert level.asked == [[b"one two"]] and level.outputs == [["LOGITS", "ENGINE_MS"]]
@@ -60,13 +65,13 @@ def test_an_unsure_query_gets_the_ensemble_of_both(house: House) -> None:
     s = 0.6 * softmax(np.array([0.0, 4.0])) + 0.4 * softmax(spread)
     np.testing.assert_allclose(both["PROBABILITIES"][0], s, rtol=1e-4)
     np.testing.assert_allclose(both["CONFIDENCE"].item(), softmax(np.log(s), 2.0).max(), rtol=1e-4)
-    # The second level says 7 ms of itself.
+    # The second level reports 7 ms.
     assert both["ENGINE_MS"].item() > 7 and only_small["ENGINE_MS"].item() > 0
 
 
-def test_only_the_unsure_rows_of_a_request_go_on(house: House) -> None:
-    level = large(house)
-    front = house.open(house.table(candidate("both", TWO, [gap(c=0.6)])))
+def test_only_the_unsure_rows_of_a_request_go_on(workspace: Workspace) -> None:
+    level = large(workspace)
+    front = workspace.open(workspace.table(candidate("both", TWO, [gap(c=0.6)])))
     texts = [f"text number {number}" for number in range(30)]
     sure = ask(front, *texts, level=1)["CONFIDENCE"][:, 0] > 0.6
     assert 0 < sure.sum() < 30
@@ -76,25 +81,25 @@ def test_only_the_unsure_rows_of_a_request_go_on(house: House) -> None:
     assert len(level.outputs) == 1
 
 
-def test_words_are_pruned_by_importance(house: House) -> None:
-    level = large(house)
-    front = house.open(house.table(candidate("both", TWO, [gap(alpha=1.0)])))
+def test_words_are_pruned_by_importance(workspace: Workspace) -> None:
+    level = large(workspace)
+    front = workspace.open(workspace.table(candidate("both", TWO, [gap(alpha=1.0)])))
     text = "the  quick brown\tfox jumps over the lazy dog"
     found = ask(front, text)
     (left,) = level.asked[0]
     kept = left.decode().split()
     words = text.split()
     assert 0 < found["WORDS_PRUNED"].item() == len(words) - len(kept) < len(words)
-    # Emulated importance follows the ids: equal words share their fate.
+    # Emulated importance follows the ids: equal words are pruned together.
     assert kept == [word for word in words if word in kept]
     whole = ask(front, "a")
     assert whole["WORDS_PRUNED"].item() == 0 and level.asked[1] == [b"a"]
 
 
-def test_three_levels(house: House) -> None:
-    middle, last = large(house, (0.1, 0.0), "middle"), large(house, (0.0, 9.0), "large")
+def test_three_levels(workspace: Workspace) -> None:
+    middle, last = large(workspace, (0.1, 0.0), "middle"), large(workspace, (0.0, 9.0), "large")
     levels = ("small", "middle", "large")
-    front = house.open(house.table(candidate("three", levels, [gap(w=0.5), gap(w=0.5)])))
+    front = workspace.open(workspace.table(candidate("three", levels, [gap(w=0.5), gap(w=0.5)])))
     found = ask(front, "one")
     assert found["LEVEL"].item() == 3 and len(middle.asked) == len(last.asked) == 1
     first = ask(front, "one", level=1)["PROBABILITIES"][0]
@@ -105,24 +110,24 @@ def test_three_levels(house: House) -> None:
     assert alone["LEVEL"].item() == 2 and alone["LABEL"].item() == b"LABEL_0" and len(last.asked) == 1
 
 
-def test_the_draws_follow_the_seed(house: House) -> None:
-    large(house)
+def test_the_draws_follow_the_seed(workspace: Workspace) -> None:
+    large(workspace)
     sigmoid = gap(c=0.0).__class__(0.4, 4.0, "sigmoid", 0.0, 0.5)
-    table = house.table(candidate("both", TWO, [sigmoid]))
+    table = workspace.table(candidate("both", TWO, [sigmoid]))
     texts = [f"text {number}" for number in range(40)]
-    runs = [ask(house.open(table, seed=seed), *texts)["LEVEL"][:, 0].tolist() for seed in (1, 1, 2)]
+    runs = [ask(workspace.open(table, seed=seed), *texts)["LEVEL"][:, 0].tolist() for seed in (1, 1, 2)]
     assert runs[0] == runs[1] != runs[2] and set(runs[0]) == {1, 2}
 
 
-def test_a_regression_goes_on_where_the_models_may_disagree(house: House) -> None:
-    level = large(house, (4.0,))
+def test_a_regression_goes_on_where_the_models_may_disagree(workspace: Workspace) -> None:
+    level = large(workspace, (4.0,))
     texts = [f"text {number}" for number in range(20)]
 
     def serve(constant: float) -> Any:
         agreement = (9.0,) + (0.0,) * (LIGHT_WIDTH - 1) + (constant,)
         both = candidate("both", ("number", "large"), [gap(c=0.5, w=0.75, agreement=agreement)])
-        table = house.table(both, kind="regression", labels=("LABEL_0",), tolerance=0.5)
-        return house.open(table)
+        table = workspace.table(both, kind="regression", labels=("LABEL_0",), tolerance=0.5)
+        return workspace.open(table)
 
     front = serve(0.0)
     own = ask(front, *texts, level=1)
@@ -136,7 +141,7 @@ def test_a_regression_goes_on_where_the_models_may_disagree(house: House) -> Non
     labels = [float(label) for label in found["LABEL"][:, 0]]
     np.testing.assert_allclose(labels, found["PROBABILITIES"][:, 0], rtol=1e-4)
     assert len(level.asked) == (~sure).sum() and level.outputs == [["LOGITS", "ENGINE_MS"]]
-    # What lies far on one side goes all one way.
+    # With an extreme constant all texts exit at the same level.
     assert set(ask(serve(-50.0), *texts)["LEVEL"][:, 0]) == {2}
     assert set(ask(serve(50.0), *texts)["LEVEL"][:, 0]) == {1}
 
@@ -156,12 +161,12 @@ def test_a_regression_goes_on_where_the_models_may_disagree(house: House) -> Non
         (float("nan"), 1.0),
     ],
 )
-def test_a_level_that_fails_leaves_the_answer_there_was(house: House, fault: Any) -> None:
-    level = large(house)
-    front = house.open(house.table(candidate("both", TWO, [gap(alpha=1.0)])), retry_ms=1)
+def test_a_level_that_fails_leaves_the_answer_so_far(workspace: Workspace, fault: Any) -> None:
+    level = large(workspace)
+    front = workspace.open(workspace.table(candidate("both", TWO, [gap(alpha=1.0)])), retry_ms=1)
     before = ask(front, "one two three four", level=1)
     if fault == "not there":
-        del house.pb_utils.models["large"]
+        del workspace.pb_utils.models["large"]
     elif isinstance(fault, tuple):
         level.logits = list(fault)
     else:
@@ -169,19 +174,21 @@ def test_a_level_that_fails_leaves_the_answer_there_was(house: House, fault: Any
     found = ask(front, "one two three four")
     for name in ("LABEL", "PROBABILITIES", "CONFIDENCE", "LEVEL", "WORDS_PRUNED"):
         np.testing.assert_array_equal(found[name], before[name])
-    # Whoever asked for that very level is told.
+    # A request for that level itself gets the error.
     refused = text_request("one", outputs=ALL, parameters={"level": 2})
     time.sleep(0.01)
     front.execute([refused])
     assert refused.sender.answer().error() is not None
     level.fail, level.logits = None, [0.0, 4.0]
-    house.pb_utils.models["large"] = level
+    workspace.pb_utils.models["large"] = level
     wait_for(lambda: ask(front, "one")["LEVEL"].item() == 2)
 
 
-def test_a_level_that_hangs_is_given_up_and_left_alone(house: House) -> None:
-    level = large(house)
-    front = house.open(house.table(candidate("both", TWO, [gap()])), call_timeout_ms=100, retry_ms=2000, call_threads=2)
+def test_a_level_that_hangs_times_out_and_is_not_called_again(workspace: Workspace) -> None:
+    level = large(workspace)
+    front = workspace.open(
+        workspace.table(candidate("both", TWO, [gap()])), call_timeout_ms=100, retry_ms=2000, call_threads=2
+    )
     level.open.clear()
     assert ask(front, "one")["LEVEL"].item() == 1
     asked = len(level.asked)
@@ -191,49 +198,49 @@ def test_a_level_that_hangs_is_given_up_and_left_alone(house: House) -> None:
     wait_for(lambda: ask(front, "one")["LEVEL"].item() == 2)
 
 
-def test_a_request_that_runs_out_of_time_gets_what_there_is(house: House) -> None:
-    level = large(house)
-    front = house.open(house.table(candidate("both", TWO, [gap()])), call_timeout_ms=30_000)
+def test_a_request_past_its_deadline_gets_the_answer_so_far(workspace: Workspace) -> None:
+    level = large(workspace)
+    front = workspace.open(workspace.table(candidate("both", TWO, [gap()])), call_timeout_ms=30_000)
     level.open.clear()
     assert ask(front, "one", latency_ms=1000)["LEVEL"].item() == 1
     level.open.set()
-    # That the caller was impatient says nothing of the level.
+    # A request's own deadline is no failure of the level.
     assert ask(front, "one")["LEVEL"].item() == 2
 
 
-def test_too_many_calls_leave_the_first_answer(house: House) -> None:
-    level = large(house)
-    table = house.table(candidate("both", TWO, [gap()]))
-    front = house.open(table, call_threads=1, queue_calls=1, call_timeout_ms=60_000)
+def test_too_many_calls_leave_the_first_answer(workspace: Workspace) -> None:
+    level = large(workspace)
+    table = workspace.table(candidate("both", TWO, [gap()]))
+    front = workspace.open(table, call_threads=1, queue_calls=1, call_timeout_ms=60_000)
     level.open.clear()
     first, *others = [text_request(f"t {number}", outputs=ALL) for number in range(6)]
     front.execute([first])
     wait_for(lambda: bool(level.asked))
     front.execute(others)
-    # One is asked about, one waits.
+    # One call runs, one waits.
     assert [values_of(one.sender.answer())["LEVEL"].item() for one in others[1:]] == [1, 1, 1, 1]
     level.open.set()
     assert [values_of(one.sender.answer())["LEVEL"].item() for one in (first, others[0])] == [2, 2]
 
 
-def test_closing_answers_everything(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
-    from shapeshift.cascade import cascade as cascade_module
+def test_closing_answers_everything(workspace: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
+    from shapeshift.cascade import service
 
-    monkeypatch.setattr(cascade_module, "_DRAIN_S", 0.2)
-    level = large(house)
-    front = house.open(house.table(candidate("both", TWO, [gap()])), call_timeout_ms=600)
+    monkeypatch.setattr(service, "_DRAIN_S", 0.2)
+    level = large(workspace)
+    front = workspace.open(workspace.table(candidate("both", TWO, [gap()])), call_timeout_ms=600)
     level.open.clear()
     requests = [text_request(f"t {number}", outputs=ALL) for number in range(4)]
     front.execute(requests)
     wait_for(lambda: bool(level.asked))
-    house.fronts.remove(front)
+    workspace.fronts.remove(front)
     front.close()
     for request in requests:
         request.sender.answer()
     level.open.set()
 
 
-# What is refused.
+# Refusals.
 
 
 @pytest.mark.parametrize(
@@ -248,33 +255,37 @@ def test_closing_answers_everything(house: House, monkeypatch: pytest.MonkeyPatc
         (["a"], {"task": "x"}, "unknown parameter"),
     ],
 )
-def test_bad_requests(house: House, texts: list[Any], parameters: dict[str, Any], message: str) -> None:
-    large(house)
-    table = house.table(candidate("both", TWO, [gap(c=0.0)]), candidate("better", TWO, [gap()], accuracy=0.95, ms=9))
+def test_bad_requests(workspace: Workspace, texts: list[Any], parameters: dict[str, Any], message: str) -> None:
+    large(workspace)
+    table = workspace.table(
+        candidate("both", TWO, [gap(c=0.0)]), candidate("better", TWO, [gap()], accuracy=0.95, ms=9)
+    )
     request, good = text_request(*texts, outputs=ALL, parameters=parameters), text_request("fine", outputs=ALL)
-    front = house.open(table)
+    front = workspace.open(table)
     front.execute([request, good])
     code, text = request.refusal()
     assert code == TritonError.INVALID_ARG and message in text
     assert values_of(good.sender.answer())["LEVEL"].item() == 1
 
 
-def test_a_long_text_may_be_cut_and_an_accuracy_wished_for(house: House) -> None:
-    level = large(house)
-    table = house.table(candidate("both", TWO, [gap(c=0.0)]), candidate("better", TWO, [gap()], accuracy=0.95, ms=9))
-    front = house.open(table)
+def test_a_long_text_may_be_cut_and_an_accuracy_requested(workspace: Workspace) -> None:
+    level = large(workspace)
+    table = workspace.table(
+        candidate("both", TWO, [gap(c=0.0)]), candidate("better", TWO, [gap()], accuracy=0.95, ms=9)
+    )
+    front = workspace.open(table)
     assert ask(front, "w " * 600, truncate=True)["LEVEL"].item() == 1
     assert not level.asked
     assert ask(front, "a", min_accuracy=0.92)["LEVEL"].item() == 2
-    # The next level is told that it, too, may cut.
+    # The next level may cut, too.
     assert ask(front, "w " * 600, min_accuracy=0.92, truncate=True)["LEVEL"].item() == 2
     assert level.parameters == ["", '{"truncate": true}'] and level.asked[1] == [b"w " * 600]
     assert ask(front, "a", min_accuracy=0.5)["LEVEL"].item() == 1
 
 
-def test_pairs(house: House) -> None:
-    level = large(house)
-    front = house.open(house.table(candidate("both", TWO, [gap(alpha=1.0)]), pairs=True), pairs=True)
+def test_pairs(workspace: Workspace) -> None:
+    level = large(workspace)
+    front = workspace.open(workspace.table(candidate("both", TWO, [gap(alpha=1.0)]), pairs=True), pairs=True)
     texts = {"TEXT": np.array([[b"alpha beta gamma delta"]], dtype=object)}
     pair = np.array([[b"one two three four five"]], dtype=object)
     request, single = Request(ALL, TEXT_PAIR=pair, **texts), Request(ALL, **texts)
@@ -288,8 +299,8 @@ def test_pairs(house: House) -> None:
 
 
 @pytest.mark.parametrize("wrong", ["task", "checkpoint", "labels", "pairs", "file", "output"])
-def test_what_does_not_match_is_not_loaded(house: House, wrong: str) -> None:
-    table = house.table(candidate("both", TWO, [gap()]))
+def test_what_does_not_match_is_not_loaded(workspace: Workspace, wrong: str) -> None:
+    table = workspace.table(candidate("both", TWO, [gap()]))
     error: type[Exception] = EngineError
     choices: dict[str, Any] = {}
     if wrong == "task":
@@ -301,32 +312,32 @@ def test_what_does_not_match_is_not_loaded(house: House, wrong: str) -> None:
         table = type(table)(**{**vars(table), "labels": ("a", "b", "c")})
     elif wrong == "pairs":
         error, table = InvalidInputError, type(table)(**{**vars(table), "pairs": True})
-    house.put(table)
+    workspace.put(table)
     if wrong == "file":
         error = InvalidInputError
-        (house.folder / "task.json").write_text("{}")
+        (workspace.folder / "task.json").write_text("{}")
     if wrong == "output":
         error = EngineError
         models = tuple(type(one)(**{**vars(one), "name": "nowhere"}) for one in table.models)
         table = type(table)(**{**vars(table), "models": models, "candidates": (candidate("x", ["nowhere"], []),)})
-        house.put(type(table)(**{**vars(table), "models": models[:1]}))
+        workspace.put(type(table)(**{**vars(table), "models": models[:1]}))
     with pytest.raises(error):
-        house.open(**choices)
+        workspace.open(**choices)
 
 
-# Metrics and the exchange of candidates.
+# Metrics and the swap of candidates.
 
 
-def test_what_is_counted(house: House) -> None:
-    level = large(house)
-    front = house.open(house.table(candidate("both", TWO, [gap(c=0.6)])))
+def test_what_is_counted(workspace: Workspace) -> None:
+    level = large(workspace)
+    front = workspace.open(workspace.table(candidate("both", TWO, [gap(c=0.6)])))
     found = ask(front, *[f"text number {number}" for number in range(30)])
     level.fail = RuntimeError("boom")
     ask(front, "unsure text", min_accuracy=0.0)
-    house.fronts.remove(front)
+    workspace.fronts.remove(front)
     front.close()
     early = int((found["LEVEL"] == 1).sum())
-    metric = house.pb_utils.metric
+    metric = workspace.pb_utils.metric
     assert metric("shapeshift_level_texts_total", level="2") == 30 - early
     assert metric("shapeshift_level_texts_total", level="1") == early + 1
     assert metric("shapeshift_control_ms_count") == 31
@@ -338,72 +349,92 @@ def test_what_is_counted(house: House) -> None:
     assert metric("shapeshift_confidence_drift") == pytest.approx(metric("shapeshift_confidence_recent") - 0.8)
 
 
-def test_candidates_are_exchanged_while_serving(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
-    from shapeshift.cascade import exchange
+def test_candidates_are_swapped_while_serving(workspace: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
+    from shapeshift.cascade import hot_swap
 
-    monkeypatch.setattr(exchange, "_LOOK_S", 0.02)
-    monkeypatch.setattr(exchange, "_ASK_S", 0.02)
-    large(house)
-    table = house.table(
+    monkeypatch.setattr(hot_swap, "_CHECK_S", 0.02)
+    monkeypatch.setattr(hot_swap, "_PROBE_S", 0.02)
+    large(workspace)
+    table = workspace.table(
         candidate("alone", ["small"], []),
         candidate("both", TWO, [gap()]),
         candidate("new", ("small", "later"), [gap()]),
     )
-    front = house.open(table)
+    front = workspace.open(table)
     assert ask(front, "one")["LEVEL"].item() == 1
-    house.put(table, "both")
+    workspace.put(table, "both")
     wait_for(lambda: ask(front, "one")["LEVEL"].item() == 2)
-    # A level that is not there yet is waited for, while the other candidate serves.
-    house.put(table, "new")
+    # While a level is not ready, the other candidate serves.
+    workspace.put(table, "new")
     time.sleep(0.2)
     assert ask(front, "one")["LABEL"].item() == b"LABEL_1"
-    large(house, (9.0, 0.0), "later")
+    large(workspace, (9.0, 0.0), "later")
     wait_for(lambda: ask(front, "one")["LABEL"].item() == b"LABEL_0")
-    # What is broken changes nothing.
-    (house.folder / "registry.json").write_text("nothing")
-    wait_for(lambda: any("stay as they were" in line for line in house.pb_utils.Logger.lines))
+    # A broken registry changes nothing.
+    (workspace.folder / "registry.json").write_text("nothing")
+    wait_for(lambda: any("goes on serving" in line for line in workspace.pb_utils.Logger.lines))
     assert ask(front, "one")["LABEL"].item() == b"LABEL_0"
-    (house.folder / "registry.json").write_text("{}")
-    house.put(table, "alone")
+    (workspace.folder / "registry.json").unlink()
+    workspace.put(table, "alone")
     wait_for(lambda: ask(front, "one")["LEVEL"].item() == 1)
-    house.fronts.remove(front)
+    workspace.fronts.remove(front)
     front.close()
-    assert house.pb_utils.metric("shapeshift_candidate_swaps_total") == 3
-    assert house.pb_utils.metric("shapeshift_candidate_errors_total") >= 1
+    assert workspace.pb_utils.metric("shapeshift_candidate_swaps_total") == 3
+    assert workspace.pb_utils.metric("shapeshift_candidate_errors_total") >= 1
 
 
-def test_targets_choose_unless_a_candidate_is_pinned(house: House) -> None:
-    large(house)
-    table = house.table(
+def test_targets_choose_unless_a_candidate_is_pinned(workspace: Workspace) -> None:
+    large(workspace)
+    table = workspace.table(
         candidate("alone", ["small"], [], accuracy=0.8, ms=3), candidate("both", TWO, [gap()], accuracy=0.95, ms=9)
     )
-    assert ask(house.open(table, min_accuracy=0.9), "one")["LEVEL"].item() == 2
-    assert ask(house.open(table, min_accuracy=0.9, max_latency_ms=5), "one")["LEVEL"].item() == 1
-    assert any("no candidate of task task meets" in line for line in house.pb_utils.Logger.lines)
-    registry.put(house.folder, table, "alone", pinned=True)
-    assert ask(house.open(min_accuracy=0.9), "one")["LEVEL"].item() == 1
+    assert ask(workspace.open(table, min_accuracy=0.9), "one")["LEVEL"].item() == 2
+    assert ask(workspace.open(table, min_accuracy=0.9, max_latency_ms=5), "one")["LEVEL"].item() == 1
+    assert any("no candidate of task task meets" in line for line in workspace.pb_utils.Logger.lines)
+    registry.put(workspace.folder, table, "alone", pinned=True)
+    assert ask(workspace.open(min_accuracy=0.9), "one")["LEVEL"].item() == 1
 
 
-def test_calls_in_the_pool_end_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    from shapeshift.cascade.levels import Found, LevelGoneError
+def test_every_call_to_a_level_ends_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(call_pool, "_WATCH_S", 0.002)
+    numbers = itertools.count()
 
-    monkeypatch.setattr(calls_module, "_LOOK_S", 0.002)
-    pool = calls_module.CallPool(4, 1000, 0.01, 0.001)
+    def slow(*_: object) -> dict[str, np.ndarray]:
+        time.sleep(0.002 * (next(numbers) % 9))
+        return {"LOGITS": np.zeros((1, 2))}
+
+    monkeypatch.setattr(level_client.bls, "call", slow)
+    own = CascadeSettings("candidates", "task", call_threads=4, queue_calls=1000, call_timeout_ms=10, retry_ms=1)
+    client = LevelClient(None, own)
     outcomes: list[Any] = []
-
-    def slow(number: int) -> Found:
-        time.sleep(0.002 * (number % 9))
-        return Found([], None)
-
     refused = 0
-    for number in range(200):
+    for _ in range(200):
         try:
-            pool.submit("m", lambda number=number: slow(number), outcomes.append)
+            client.submit("m", [[b"a"]], ["LOGITS"], False, None, outcomes.append)
         except LevelGoneError:
             refused += 1
             time.sleep(0.002)
     wait_for(lambda: len(outcomes) + refused == 200)
     time.sleep(0.05)
-    assert len(outcomes) + refused == 200 and pool.under_way == 0
-    assert any(isinstance(one, Found) for one in outcomes)
-    pool.close()
+    assert len(outcomes) + refused == 200 and client.in_flight == 0
+    assert any(isinstance(one, LevelResult) for one in outcomes)
+    client.close()
+
+
+def test_a_failing_level_is_refused_with_its_failures_and_queue_bounds_hold(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> None:
+        raise ModelGoneError("not ready")
+
+    monkeypatch.setattr(level_client.bls, "call", fail)
+    client = LevelClient(None, CascadeSettings("candidates", "task", retry_ms=60_000))
+    outcomes: list[Any] = []
+    client.submit("m", [[b"a"]], ["LOGITS"], False, None, outcomes.append)
+    wait_for(lambda: bool(outcomes))
+    with pytest.raises(LevelGoneError, match=r"model m failed 1 times in the last \d+\.\d s; retry later"):
+        client.submit("m", [[b"a"]], ["LOGITS"], False, None, outcomes.append)
+    assert not client.is_ready("m", pairs=True)
+    client.close()
+    none_may_wait = LevelClient(None, CascadeSettings("candidates", "task", queue_calls=0))
+    with pytest.raises(OverloadedError, match="queue_calls: 0 calls wait, 1 more .* retry later"):
+        none_may_wait.submit("m", [[b"a"]], ["LOGITS"], False, None, outcomes.append)
+    none_may_wait.close()

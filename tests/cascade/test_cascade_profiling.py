@@ -1,4 +1,4 @@
-"""Candidates found on a sample whose answers are known, the table and registry that keep them, and the command."""
+"""The search for candidates on a sample with known answers, their table and registry, and the command."""
 
 from __future__ import annotations
 
@@ -13,30 +13,34 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
-from shapeshift.cascade import calibrate, profiling, registry, route, sample, table
-from shapeshift.cascade.observe import Observed
-from shapeshift.cascade.outcomes import Stop, expected, weighted_percentile
-from shapeshift.cascade.profiled import Profiled, Task, halves, profiled
-from shapeshift.cascade.profiling import Search
-from shapeshift.cascade.softmax import softmax
+from shapeshift.cascade.candidates import registry, table
+from shapeshift.cascade.policy import calibration, routing
+from shapeshift.cascade.policy.routing import softmax
+from shapeshift.cascade.policy.selection import is_practical
+from shapeshift.cascade.profiling import samples
+from shapeshift.cascade.profiling import search as profiling
+from shapeshift.cascade.profiling.model_profile import ModelProfile, Task, profile_model, random_half
+from shapeshift.cascade.profiling.observation import Observation
+from shapeshift.cascade.profiling.outcomes import Exit, expected_outcome, weighted_percentile
+from shapeshift.cascade.profiling.search import CandidateSearch
 from shapeshift.cli.main import main
 from shapeshift.errors import InvalidInputError, NotFoundError
 from tests.cascade.conftest import candidate, gap
 
 if TYPE_CHECKING:
-    from tests.cascade.conftest import House
+    from tests.cascade.conftest import Workspace
 
 CLASSES, COUNT = 4, 300
 
 
-def observed(rng: np.random.Generator, truth: np.ndarray, sharpness: float, ms: float) -> Observed:
+def observed(rng: np.random.Generator, truth: np.ndarray, sharpness: float, ms: float) -> Observation:
     """A model that sees the truth through noise; each text has three words, of which the middle one says nothing."""
     logits = rng.normal(size=(len(truth), CLASSES))
     logits[np.arange(len(truth)), truth] += sharpness
     offsets = np.array([[-1, -1], [0, 2], [3, 5], [6, 8], [-1, -1]], np.int32)
     importance = np.array([5.0, 1.0, 0.2, 1.0, 5.0])
     times = np.full(len(truth), ms)
-    return Observed(logits * 2, times, [importance] * len(truth), [offsets] * len(truth), None)
+    return Observation(logits * 2, times, [importance] * len(truth), [offsets] * len(truth), None)
 
 
 @pytest.fixture
@@ -46,31 +50,33 @@ def task() -> Task:
 
 
 @pytest.fixture
-def models(task: Task) -> list[Profiled]:
+def models(task: Task) -> list[ModelProfile]:
     rng = np.random.default_rng(1)
-    fit = halves(COUNT)
+    fit = random_half(COUNT)
     made = [("small", 1.5, 1.0), ("middle", 2.2, 3.0), ("large", 3.0, 8.0)]
-    return [profiled(name, observed(rng, task.truth, sharp, ms), task, fit) for name, sharp, ms in made]
+    return [profile_model(name, observed(rng, task.truth, sharp, ms), task, fit) for name, sharp, ms in made]
 
 
-def search(task: Task, models: list[Profiled], loss: float = 0.0, **choices: Any) -> tuple[Search, list[Any]]:
+def search(
+    task: Task, models: list[ModelProfile], loss: float = 0.0, **choices: Any
+) -> tuple[CandidateSearch, list[Any]]:
     """A search in which a model's answers to pruned texts are its own, a share `loss` of them spoilt and 20% faster."""
     asked: list[Any] = []
     by_name = {model.name: model for model in models}
 
-    def run(name: str, texts: Sequence[Sequence[bytes]], what: str) -> Observed:
+    def run(name: str, texts: Sequence[Sequence[bytes]], what: str) -> Observation:
         assert name in what
         asked.append((name, [list(text) for text in texts]))
-        seen = by_name[name].seen
+        seen = by_name[name].observed
         logits = seen.logits.copy()
         spoilt = int(loss * len(logits))
         logits[:spoilt] = -logits[:spoilt]
         return dataclasses.replace(seen, logits=logits, engine_ms=seen.engine_ms * 0.8)
 
-    return Search(task, models, halves(COUNT), run, **choices), asked
+    return CandidateSearch(task, models, random_half(COUNT), run, **choices), asked
 
 
-def test_calibration_is_measured_on_what_it_was_not_fitted_on(models: list[Profiled]) -> None:
+def test_calibration_is_measured_on_what_it_was_not_fitted_on(models: list[ModelProfile]) -> None:
     for model, sharpness in zip(models, (1.5, 2.2, 3.0), strict=True):
         # Of noise with deviation 1 and a signal s, s times what is seen are the right logits; `observed` gives 2 times.
         assert model.temperature == pytest.approx(2 / sharpness, rel=0.4)
@@ -79,34 +85,36 @@ def test_calibration_is_measured_on_what_it_was_not_fitted_on(models: list[Profi
 
 
 def test_each_half_is_measured_by_the_other(task: Task) -> None:
-    fit = halves(COUNT)
+    fit = random_half(COUNT)
     seen = observed(np.random.default_rng(3), task.truth, 2.0, 1.0)
     logits = np.where(fit[:, None], seen.logits * 5, seen.logits)
-    made = profiled("model", dataclasses.replace(seen, logits=logits), task, fit)
-    one, other = (calibrate.temperature(logits[half], task.truth[half]) for half in (fit, ~fit))
+    made = profile_model("model", dataclasses.replace(seen, logits=logits), task, fit)
+    one, other = (calibration.fit_temperature(logits[half], task.truth[half]) for half in (fit, ~fit))
     assert one > 3 * other
-    sure = np.where(fit, calibrate.confidences(logits, other), calibrate.confidences(logits, one))
-    assert made.reliability == calibrate.reliability(sure, task.right(logits))
-    assert made.temperature == calibrate.temperature(logits, task.truth)
+    sure = np.where(fit, routing.confidence(logits, other), routing.confidence(logits, one))
+    assert made.reliability == calibration.reliability(sure, task.right(logits))
+    assert made.temperature == calibration.fit_temperature(logits, task.truth)
     # What cannot be parted is measured as it is.
-    single = profiled("model", dataclasses.replace(seen, logits=logits[:1]), Task([[b"x"]], task.truth[:1]), fit[:1])
+    single = profile_model(
+        "model", dataclasses.replace(seen, logits=logits[:1]), Task([[b"x"]], task.truth[:1]), fit[:1]
+    )
     assert sum(one.count for one in single.reliability) == 1
 
 
-@pytest.mark.parametrize("algorithm", list(route.ALGORITHMS))
-def test_a_candidate_is_what_drawing_would_give(task: Task, models: list[Profiled], algorithm: str) -> None:
+@pytest.mark.parametrize("algorithm", list(routing.ALGORITHMS))
+def test_a_candidate_is_what_drawing_would_give(task: Task, models: list[ModelProfile], algorithm: str) -> None:
     small, large = models[0], models[2]
     found, _ = search(task, models, algorithms=[algorithm])
-    one = found._candidate([small, large], route.Rule(0.8, 10.0, algorithm), 0.0)
+    one = found.evaluate([small, large], routing.RoutingRule(0.8, 10.0, algorithm), 0.0)
     assert one.levels == ("small", "large") and one.gaps[0].c == 0.8
     # By brute force, many draws a text.
     rng = np.random.default_rng(7)
     right = times = early = 0.0
     rounds = 50
-    small_p, large_p = softmax(small.seen.logits), softmax(large.seen.logits)
+    small_p, large_p = softmax(small.observed.logits), softmax(large.observed.logits)
     for text in range(COUNT):
-        con = softmax(small.seen.logits[text], small.temperature).max()
-        p = route.p_large(float(con), route.Rule(0.8, 10.0, algorithm))
+        con = softmax(small.observed.logits[text], small.temperature).max()
+        p = routing.p_large(float(con), routing.RoutingRule(0.8, 10.0, algorithm))
         mixed = one.gaps[0].w * large_p[text] + (1 - one.gaps[0].w) * small_p[text]
         onward = (rng.random(rounds) < p).mean()
         right += onward * (mixed.argmax() == task.truth[text]) + (1 - onward) * (
@@ -120,7 +128,7 @@ def test_a_candidate_is_what_drawing_would_give(task: Task, models: list[Profile
     assert one.latency_ms == pytest.approx(1 + (one.shares[1]) * 8.1)
 
 
-def test_the_search_goes_over_models_cuts_and_scales(task: Task, models: list[Profiled]) -> None:
+def test_the_search_goes_over_models_cuts_and_scales(task: Task, models: list[ModelProfile]) -> None:
     found, asked = search(task, models)
     candidates = found.candidates()
     chains = {one.levels for one in candidates}
@@ -128,7 +136,7 @@ def test_the_search_goes_over_models_cuts_and_scales(task: Task, models: list[Pr
     assert ("large", "small") not in chains
     assert len({one.name for one in candidates}) == len(candidates)
     for one in candidates:
-        assert one.measured.practical
+        assert is_practical(one)
         assert len(one.gaps) == len(one.levels) - 1
     # The middle word of every text goes, or at large scales all would: then none does, and nothing is run. Each scale
     # runs once a pair.
@@ -144,27 +152,27 @@ def test_the_search_goes_over_models_cuts_and_scales(task: Task, models: list[Pr
     assert all(a.accuracy < b.accuracy for a, b in zip(ordered, ordered[1:], strict=False))
 
 
-def test_pruning_stops_where_it_costs_too_much(task: Task, models: list[Profiled]) -> None:
+def test_pruning_stops_where_it_costs_too_much(task: Task, models: list[ModelProfile]) -> None:
     found, asked = search(task, models, loss=0.2)
-    candidates = found.candidates(most_levels=2)
+    candidates = found.candidates(max_levels=2)
     assert len(asked) == 3 and all(gap.alpha == 0 for one in candidates for gap in one.gaps)
 
 
-def test_the_cut_stops_where_the_mean_of_the_models_is_reached(task: Task, models: list[Profiled]) -> None:
+def test_the_cut_stops_where_the_mean_of_the_models_is_reached(task: Task, models: list[ModelProfile]) -> None:
     small, large = models[0], models[2]
     found, _ = search(task, [small, large])
     least = (small.accuracy + large.accuracy) / 2
     assert all(one.accuracy >= least for one in found.candidates() if len(one.levels) == 2)
 
 
-def test_both_algorithms_fill_one_table(task: Task, models: list[Profiled]) -> None:
+def test_both_algorithms_fill_one_table(task: Task, models: list[ModelProfile]) -> None:
     chain = [models[0], models[2]]
-    both, asked = search(task, chain, loss=0.2, algorithms=list(route.ALGORITHMS))
+    both, asked = search(task, chain, loss=0.2, algorithms=list(routing.ALGORITHMS))
     found = both.candidates()
     assert len({one.name for one in found}) == len(found) and len(asked) == 1
     alone, _ = search(task, chain, loss=0.2)
     assert [one.name for one in alone.candidates()] == [one.name for one in found if not one.name.endswith(" cut")]
-    assert {gap.algorithm for one in found for gap in one.gaps} == set(route.ALGORITHMS)
+    assert {gap.algorithm for one in found for gap in one.gaps} == set(routing.ALGORITHMS)
 
 
 def test_regressions_are_sure_by_agreement() -> None:
@@ -173,30 +181,30 @@ def test_regressions_are_sure_by_agreement() -> None:
     truth = embedding[:, 0]
     # The small model is right where the second number of the embedding is large.
     small = np.where(embedding[:, 1] > 0, truth, truth + 2)
-    seen = Observed(small[:, None], np.ones(COUNT), [], [np.zeros((1, 2))] * COUNT, embedding)
-    large = Observed(truth[:, None] + 0.01, np.full(COUNT, 8.0), [], [np.zeros((1, 2))] * COUNT, None)
+    seen = Observation(small[:, None], np.ones(COUNT), [], [np.zeros((1, 2))] * COUNT, embedding)
+    large = Observation(truth[:, None] + 0.01, np.full(COUNT, 8.0), [], [np.zeros((1, 2))] * COUNT, None)
     task = Task([[b"x"]] * COUNT, truth, tolerance=0.9)
-    fit = halves(COUNT)
-    models = [profiled("small", seen, task, fit), profiled("large", large, task, fit)]
+    fit = random_half(COUNT)
+    models = [profile_model("small", seen, task, fit), profile_model("large", large, task, fit)]
     assert models[0].accuracy == pytest.approx(0.5, abs=0.1) and models[1].accuracy == 1
-    made = Search(task, models, fit, lambda name, texts, what: large, algorithms=["cut"]).candidates()
+    made = CandidateSearch(task, models, fit, lambda name, texts, what: large, algorithms=["cut"]).candidates()
     early = [one for one in made if len(one.levels) == 2 and one.shares[0] > 0.25]
     best = max(early, key=lambda one: one.accuracy)
     assert all(gap.agreement for one in made for gap in one.gaps)
     # Half of the small model's answers are right, and it is known which.
     assert best.accuracy > 0.9 and len(best.gaps[0].agreement) == 4
     # What tells no embedding, as the large model, can only come last.
-    blind = dataclasses.replace(models[0], name="blind", seen=dataclasses.replace(seen, embedding=None))
-    found = Search(task, [blind, *models], fit, lambda name, texts, what: large).candidates()
+    blind = dataclasses.replace(models[0], name="blind", observed=dataclasses.replace(seen, embedding=None))
+    found = CandidateSearch(task, [blind, *models], fit, lambda name, texts, what: large).candidates()
     assert {one.levels for one in found if len(one.levels) > 1} == {("small", "large")}
 
 
 def test_expectations_and_percentiles() -> None:
-    stops = [
-        Stop(np.array([1.0, 0.25]), np.array([1.0, 0.0]), np.array([1.0, 2.0])),
-        Stop(np.array([0.0, 0.75]), np.array([0.0, 1.0]), np.array([9.0, 10.0])),
+    exits = [
+        Exit(np.array([1.0, 0.25]), np.array([1.0, 0.0]), np.array([1.0, 2.0])),
+        Exit(np.array([0.0, 0.75]), np.array([0.0, 1.0]), np.array([9.0, 10.0])),
     ]
-    found = expected(stops)
+    found = expected_outcome(exits)
     assert found.accuracy == pytest.approx(1.75 / 2) and found.mean_ms == pytest.approx((1 + 0.5 + 7.5) / 2)
     assert found.shares == (0.625, 0.375)
     assert (found.p75_ms, found.p99_ms) == (10.0, 10.0)
@@ -211,8 +219,8 @@ def test_expectations_and_percentiles() -> None:
 # Table and registry.
 
 
-def test_a_table_survives_its_file(house: House, tmp_path: Path) -> None:
-    made = house.table(
+def test_a_table_survives_its_file(workspace: Workspace, tmp_path: Path) -> None:
+    made = workspace.table(
         candidate("both", ("small", "large"), [gap(agreement=(1.0, 2.0))]), candidate("one", ["small"], [])
     )
     file = tmp_path / "table.json"
@@ -232,25 +240,27 @@ def test_a_table_survives_its_file(house: House, tmp_path: Path) -> None:
         ({"kind": "regression"}, "agreement"),
     ],
 )
-def test_broken_tables_are_refused(house: House, change: dict[str, Any], message: str) -> None:
-    data = json.loads(house.table(candidate("both", ("small", "large"), [gap()])).as_json())
+def test_broken_tables_are_refused(workspace: Workspace, change: dict[str, Any], message: str) -> None:
+    data = json.loads(workspace.table(candidate("both", ("small", "large"), [gap()])).as_json())
     with pytest.raises(InvalidInputError, match=message):
         table.parse({**data, **change})
 
 
-def test_tables_that_are_registered_at_once_all_serve(house: House) -> None:
-    made = house.table(candidate("one", ["small"], []))
+def test_tables_that_are_registered_at_once_all_serve(workspace: Workspace) -> None:
+    made = workspace.table(candidate("one", ["small"], []))
     tasks = [f"task{number}" for number in range(24)]
     with ThreadPoolExecutor(8) as pool:
         list(
-            pool.map(lambda task: registry.put(house.folder, dataclasses.replace(made, task=task), "one", False), tasks)
+            pool.map(
+                lambda task: registry.put(workspace.folder, dataclasses.replace(made, task=task), "one", False), tasks
+            )
         )
-    assert sorted(registry.entries(house.folder)) == sorted(tasks)
+    assert sorted(registry.entries(workspace.folder)) == sorted(tasks)
 
 
 @pytest.mark.parametrize("field", ["gaps", "shares", "model_latencies", "name"])
-def test_candidates_that_do_not_fit_themselves(house: House, field: str) -> None:
-    data = json.loads(house.table(candidate("both", ("small", "large"), [gap()])).as_json())
+def test_candidates_that_do_not_fit_themselves(workspace: Workspace, field: str) -> None:
+    data = json.loads(workspace.table(candidate("both", ("small", "large"), [gap()])).as_json())
     if field == "name":
         data["candidates"] *= 2
     else:
@@ -259,26 +269,26 @@ def test_candidates_that_do_not_fit_themselves(house: House, field: str) -> None
         table.parse(data)
 
 
-def test_the_registry_names_what_serves(house: House) -> None:
-    made = house.table(candidate("both", ("small", "large"), [gap()]), candidate("one", ["small"], []))
+def test_the_registry_names_what_serves(workspace: Workspace) -> None:
+    made = workspace.table(candidate("both", ("small", "large"), [gap()]), candidate("one", ["small"], []))
     with pytest.raises(NotFoundError, match="known: none"):
-        registry.chosen(house.folder, "task")
-    registry.put(house.folder, made, "one", pinned=True)
+        registry.serving(workspace.folder, "task")
+    registry.put(workspace.folder, made, "one", pinned=True)
     other = dataclasses.replace(made, task="other")
-    registry.put(house.folder, other, "both", pinned=False)
-    assert registry.chosen(house.folder, "task").candidate.name == "one"
-    assert registry.chosen(house.folder, "other").candidate.name == "both"
-    assert registry.entries(house.folder)["task"].pinned
-    assert sorted(path.name for path in house.folder.glob("*.json")) == ["other.json", "registry.json", "task.json"]
+    registry.put(workspace.folder, other, "both", pinned=False)
+    assert registry.serving(workspace.folder, "task").candidate.name == "one"
+    assert registry.serving(workspace.folder, "other").candidate.name == "both"
+    assert registry.entries(workspace.folder)["task"].pinned
+    assert sorted(path.name for path in workspace.folder.glob("*.json")) == ["other.json", "registry.json", "task.json"]
     with pytest.raises(NotFoundError, match="known: both, one"):
-        registry.put(house.folder, made, "none", pinned=False)
+        registry.put(workspace.folder, made, "none", pinned=False)
     with pytest.raises(InvalidInputError, match="plain name"):
-        registry.put(house.folder, dataclasses.replace(made, task="../x"), "one", pinned=False)
-    data = json.loads((house.folder / "registry.json").read_text())
-    data["task"]["table"] = "../task.json"
-    (house.folder / "registry.json").write_text(json.dumps(data))
+        registry.put(workspace.folder, dataclasses.replace(made, task="../x"), "one", pinned=False)
+    data = json.loads((workspace.folder / "registry.json").read_text())
+    data["entries"]["task"]["table"] = "../task.json"
+    (workspace.folder / "registry.json").write_text(json.dumps(data))
     with pytest.raises(InvalidInputError, match="plain file name"):
-        registry.chosen(house.folder, "task")
+        registry.serving(workspace.folder, "task")
 
 
 # Samples and the command.
@@ -288,12 +298,12 @@ def test_samples(tmp_path: Path) -> None:
     lines, tabs = tmp_path / "a.jsonl", tmp_path / "b.tsv"
     lines.write_text('{"text": "a b", "label": "yes"}\n\n{"text": "ü", "label": 0}\n')
     tabs.write_text("a\tb\t1.5\nc\td\t2\n")
-    first, second = sample.read(lines), sample.read(tabs)
+    first, second = samples.read(lines), samples.read(tabs)
     assert first.texts == [[b"a b"], ["ü".encode()]] and not first.pairs
-    assert first.numbers(("no", "yes")).tolist() == [1, 0]
+    assert first.classes(("no", "yes")).tolist() == [1, 0]
     assert second.texts == [[b"a", b"b"], [b"c", b"d"]] and second.pairs and second.values().tolist() == [1.5, 2]
     with pytest.raises(InvalidInputError, match="row 0"):
-        first.numbers(("no", "maybe"))
+        first.classes(("no", "maybe"))
     with pytest.raises(InvalidInputError, match="a number"):
         first.values()
 
@@ -302,12 +312,12 @@ def test_samples(tmp_path: Path) -> None:
 def test_samples_that_are_none(tmp_path: Path, text: str) -> None:
     (tmp_path / "x.tsv").write_text(text)
     with pytest.raises(InvalidInputError):
-        sample.read(tmp_path / "x.tsv")
+        samples.read(tmp_path / "x.tsv")
     (tmp_path / "x.jsonl").write_text(text or '{"text": "", "label": 1}')
     with pytest.raises(InvalidInputError):
-        sample.read(tmp_path / "x.jsonl")
+        samples.read(tmp_path / "x.jsonl")
     with pytest.raises(InvalidInputError):
-        sample.read(tmp_path / "none.tsv")
+        samples.read(tmp_path / "none.tsv")
 
 
 @pytest.fixture
@@ -339,7 +349,7 @@ def test_register_select_and_list(two_models: Path, tmp_path: Path, capsys: pyte
         str(two_models),
     ]
     assert main([*register, "--models", "quick,slow"]) == 0
-    made = registry.chosen(tmp_path / "candidates", "coin")
+    made = registry.serving(tmp_path / "candidates", "coin")
     assert made.candidate.latency_ms == min(one.latency_ms for one in made.table.candidates)
     assert {model.name for model in made.table.models} == {"quick", "slow"}
     assert made.table.made["texts"] == 8 and "IMPORTANCE" in made.table.model("quick").outputs
@@ -348,11 +358,11 @@ def test_register_select_and_list(two_models: Path, tmp_path: Path, capsys: pyte
     assert main([*register, "--models", "quick,slow", "--min-accuracy", "1", "--max-latency-ms", "0.01"]) == 1
     assert "no candidate reaches 100% within 0.01 ms; the best is " in capsys.readouterr().out
     assert main(["cascade", "select", *common, "--candidate", "slow"]) == 0
-    assert registry.chosen(tmp_path / "candidates", "coin").candidate.name == "slow"
+    assert registry.serving(tmp_path / "candidates", "coin").candidate.name == "slow"
     assert registry.entries(tmp_path / "candidates")["coin"].pinned
     below = made.table.candidate("slow").latency_ms * 0.999
     assert main(["cascade", "select", *common, "--max-latency-ms", str(below)]) == 0
-    assert registry.chosen(tmp_path / "candidates", "coin").candidate.latency_ms <= below
+    assert registry.serving(tmp_path / "candidates", "coin").candidate.latency_ms <= below
     capsys.readouterr()
     assert main(["cascade", "list", "--dir", folder, "--reliability"]) == 0
     listed = capsys.readouterr().out
@@ -366,7 +376,7 @@ def test_register_refuses(two_models: Path, tmp_path: Path, capsys: pytest.Captu
     (tmp_path / "sample.tsv").write_text("a text\t7\n")
     common = ["cascade", "register", "--dir", str(tmp_path / "c"), "--task", "t", "--engines", str(two_models)]
     common += ["--sample", str(tmp_path / "sample.tsv"), "--models"]
-    for names, message in (("quick,slow", "row 0: label"), ("nowhere", "manifest"), ("quick,quick", "only once")):
+    for names, message in (("quick,slow", "row 0: label"), ("nowhere", "manifest"), ("quick,quick", "each name once")):
         assert main([*common, names]) == 2
         assert message in capsys.readouterr().err
     (tmp_path / "sample.tsv").write_text("a text\t1\n")
@@ -374,4 +384,4 @@ def test_register_refuses(two_models: Path, tmp_path: Path, capsys: pytest.Captu
     assert "tolerance" in capsys.readouterr().err
     assert not (tmp_path / "c").exists()
     assert main(["cascade", "list", "--dir", str(tmp_path / "c")]) == 2
-    assert profiling.MOST_LEVELS == 3
+    assert profiling.MAX_LEVELS == 3

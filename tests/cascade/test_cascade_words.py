@@ -1,4 +1,4 @@
-"""Words, what is left of them, and the tokenizers that need not agree on them."""
+"""Words, pruned texts, and tokenizers that differ."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from shapeshift.cascade import words
-from shapeshift.engines.tokenizer import FILE_NAME, TextTokenizer
+from shapeshift.cascade.policy import pruning
+from shapeshift.engines.text.tokenizer import FILE_NAME, TextTokenizer
 
 TEXTS = ["one two  three", " lead and trail\n", "naïve  東京 tower", "a", "tab\tand\u00a0nbsp", "   "]
 
@@ -17,16 +17,16 @@ TEXTS = ["one two  three", " lead and trail\n", "naïve  東京 tower", "a", "ta
 @pytest.mark.parametrize("text", TEXTS)
 def test_spans_are_what_stands_between_white_space(text: str) -> None:
     raw = text.encode()
-    assert [raw[start:end].decode() for start, end in words.spans(raw)] == text.split()
+    assert [raw[start:end].decode() for start, end in pruning.word_spans(raw)] == text.split()
 
 
 @pytest.mark.parametrize("texts", [TEXTS[:1], TEXTS[1:2], TEXTS[2:3], TEXTS[:2], TEXTS[2:4], ["x y", "y x"]])
 def test_tokens_find_their_words(demo_checkpoint: Path, texts: list[str]) -> None:
     tokenizer = TextTokenizer(demo_checkpoint / FILE_NAME, 64)
     raw = [text.encode() for text in texts]
-    encoded = tokenizer.encode_whole(raw[0], raw[1] if len(raw) > 1 else None)
-    spans = [words.spans(text) for text in raw]
-    found = words.words_of_tokens(encoded.offsets, spans)
+    encoded = tokenizer.encode_with_offsets(raw[0], raw[1] if len(raw) > 1 else None)
+    spans = [pruning.word_spans(text) for text in raw]
+    found = pruning.words_of_tokens(encoded.offsets, spans)
     expected = [(number, span) for number, own in enumerate(spans) for span in own]
     at = -1
     for token, word in enumerate(found.tolist()):
@@ -44,16 +44,16 @@ def test_tokens_find_their_words(demo_checkpoint: Path, texts: list[str]) -> Non
 
 
 def test_white_space_and_empty_tokens_belong_to_no_word() -> None:
-    spans = [words.spans(b"ab cd")]
+    spans = [pruning.word_spans(b"ab cd")]
     offsets = np.array([[-1, -1], [0, 2], [2, 3], [2, 5], [5, 5], [-1, -1]], np.int32)
     # A token may carry the blank before its word.
-    assert words.words_of_tokens(offsets, spans).tolist() == [-1, 0, -1, 1, -1, -1]
+    assert pruning.words_of_tokens(offsets, spans).tolist() == [-1, 0, -1, 1, -1, -1]
 
 
 def test_a_second_text_without_special_tokens_between() -> None:
-    spans = [words.spans(b"ab cd"), words.spans(b"ef")]
+    spans = [pruning.word_spans(b"ab cd"), pruning.word_spans(b"ef")]
     offsets = np.array([[0, 2], [3, 5], [0, 2]], np.int32)
-    assert words.words_of_tokens(offsets, spans).tolist() == [0, 1, 2]
+    assert pruning.words_of_tokens(offsets, spans).tolist() == [0, 1, 2]
 
 
 def test_what_is_left_keeps_order_and_never_empties_a_text() -> None:
@@ -61,13 +61,13 @@ def test_what_is_left_keeps_order_and_never_empties_a_text() -> None:
     for _ in range(200):
         texts = [" ".join(f"w{rng.randint(0, 9)}" for _ in range(rng.randint(1, 8))) for _ in range(rng.randint(1, 2))]
         raw = [text.encode() for text in texts]
-        spans = [words.spans(text) for text in raw]
+        spans = [pruning.word_spans(text) for text in raw]
         offsets: list[tuple[int, int]] = [(-1, -1)]
         for own in spans:
             offsets += [*own, (-1, -1)]
         importance = np.array([rng.random() for _ in offsets])
         alpha = rng.choice([0.0, 0.5, 1.0, 3.0])
-        left, gone = words.left_of(raw, np.array(offsets, np.int32), importance, alpha)
+        left, gone = pruning.prune_texts(raw, np.array(offsets, np.int32), importance, alpha)
         assert len(left) == len(raw) and all(left)
         kept = [text.decode().split() for text in left]
         assert gone == sum(len(text.split()) for text in texts) - sum(map(len, kept))
@@ -84,5 +84,5 @@ def test_what_is_left_keeps_order_and_never_empties_a_text() -> None:
 def test_a_text_that_loses_nothing_stays_as_it_was() -> None:
     raw = [b"  two   words "]
     offsets = np.array([[-1, -1], [2, 5], [8, 13], [-1, -1]], np.int32)
-    assert words.left_of(raw, offsets, np.array([9.0, 1.0, 1.0, 9.0]), 0.5) == (raw, 0)
-    assert words.left_of(raw, offsets, np.array([9.0, 1.0, 0.1, 9.0]), 0.5) == ([b"two"], 1)
+    assert pruning.prune_texts(raw, offsets, np.array([9.0, 1.0, 1.0, 9.0]), 0.5) == (raw, 0)
+    assert pruning.prune_texts(raw, offsets, np.array([9.0, 1.0, 0.1, 9.0]), 0.5) == ([b"two"], 1)

@@ -1,4 +1,4 @@
-"""The demo through a real server: early answers, calls to the second level, and that level's end and return."""
+"""The demo through a real server: early answers, calls to the second level, and the unload and reload of that level."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests import waiting
 from tests.conftest import BUILD
 
 if TYPE_CHECKING:
-    from shapeshift.triton.server import TritonServer
+    from shapeshift.triton.embedded.server import TritonServer
 
 wait_for = partial(waiting.wait_for, timeout_s=60, pause_s=0.2)
 
@@ -51,7 +51,7 @@ def server(
 
 @pytest.fixture
 def ask(server: TritonServer) -> Iterator[Callable[..., dict[str, Any]]]:
-    """A function that asks about texts; request parameters as keyword arguments."""
+    """A function that classifies texts; request parameters are keyword arguments."""
     with triton.InferenceServerClient(server.grpc_url) as client:
 
         def call(texts: list[str], **parameters: Any) -> dict[str, Any]:
@@ -65,7 +65,7 @@ def ask(server: TritonServer) -> Iterator[Callable[..., dict[str, Any]]]:
 
 
 def asked_of_the_second(ask: Callable[..., dict[str, Any]]) -> dict[str, Any]:
-    """What the second level alone says; where a call to it was given up there is no first answer to stand."""
+    """The answers of the second level alone; a call that timed out is repeated."""
     found: list[dict[str, Any]] = []
 
     def answered() -> bool:
@@ -78,7 +78,7 @@ def asked_of_the_second(ask: Callable[..., dict[str, Any]]) -> dict[str, Any]:
 
 
 def test_answers_are_whole(ask: Callable[..., dict[str, Any]]) -> None:
-    # On a busy machine a call to the second level may be given up: then the first one's answer stands.
+    # On a busy machine a call to the second level may time out: then the first level's answer is returned.
     answers = [ask(TEXTS)]
     wait_for(lambda: 2 in answers[-1]["LEVEL"] or answers.append(ask(TEXTS)))
     found = answers[-1]
@@ -93,7 +93,7 @@ def test_answers_are_whole(ask: Callable[..., dict[str, Any]]) -> None:
     np.testing.assert_allclose(found["PROBABILITIES"][early], small["PROBABILITIES"][early], atol=1e-5)
 
 
-def test_what_cannot_be_classified_is_refused(server: TritonServer, ask: Callable[..., dict[str, Any]]) -> None:
+def test_invalid_requests_are_refused(server: TritonServer, ask: Callable[..., dict[str, Any]]) -> None:
     for texts, parameters, message in (
         (["fine", ""], {}, "row 1: TEXT"),
         (["word " * 200], {}, "at most 128"),
@@ -136,7 +136,7 @@ def test_the_second_level_is_unloaded_killed_and_loaded_again(
 
 
 def _stub_of(model: str, server: TritonServer) -> int:
-    """The process of a model's one instance, by what the metrics say."""
+    """The process of a model's only instance, from the metrics."""
     from shapeshift.triton import metrics
 
     def found() -> list[int]:

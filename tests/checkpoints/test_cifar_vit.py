@@ -1,4 +1,4 @@
-"""The demo checkpoint of `classify_image`: what it holds, and that its tasks are as accurate as they say."""
+"""The demo checkpoint of `classify_image`: its files, and the stated accuracies of its tasks."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ import pytest
 import torch
 
 from shapeshift.engines.checkpoint import open_checkpoint
-from shapeshift.token_adapt import examples, task_folder, task_registry, training
-from shapeshift.token_adapt.task_folder import Backbone
-from shapeshift.token_adapt.timm_weights import read_model
-from shapeshift.token_adapt.unified import UnifiedViT
-from shapeshift.triton import modelconfig
+from shapeshift.token_adapt.model.timm_weights import read_model
+from shapeshift.token_adapt.model.vision_transformer import UnifiedViT
+from shapeshift.token_adapt.tasks import examples, folder, registry, training
+from shapeshift.token_adapt.tasks.folder import Backbone
+from shapeshift.triton import model_config
 
 PROJECT = Path(__file__).resolve().parents[2]
 FOLDER = PROJECT / "checkpoints" / "cifar-vit"
@@ -32,8 +32,10 @@ def model() -> UnifiedViT:
 
 @pytest.fixture(scope="module")
 def gammas() -> tuple[int, ...]:
-    """Those of the front model that serves it."""
-    stated = modelconfig.parameters(modelconfig.read(PROJECT / "model_repository" / "classify_image" / "config.pbtxt"))
+    """The gammas of the front model that serves it."""
+    stated = model_config.parameters(
+        model_config.read(PROJECT / "model_repository" / "classify_image" / "config.pbtxt")
+    )
     assert (stated["checkpoint"], PROJECT / stated["tasks_dir"]) == (FOLDER.name, FOLDER / "tasks")
     return tuple(int(part) for part in stated["gammas"].split(","))
 
@@ -58,32 +60,34 @@ def test_small() -> None:
 
 
 def test_tasks_fit_the_backbone(model: UnifiedViT, gammas: tuple[int, ...]) -> None:
-    made = model.made
+    made = model.architecture
     sha256 = open_checkpoint(FOLDER, ("config.json",)).sha256
     backbone = Backbone(sha256, made.depth, made.width, made.features, gammas)
-    entries = task_registry.read(FOLDER / "tasks")
+    entries = registry.read(FOLDER / "tasks")
     assert tuple(entry.name for entry in entries) == TASKS
     for entry in entries:
-        assert task_folder.sha256(entry.folder) == entry.sha256
-        assert task_folder.read_task(entry.folder, backbone).name == entry.name
-        assert task_folder.read_accuracy(entry.folder, gammas)
+        assert folder.sha256(entry.folder) == entry.sha256
+        assert folder.read_task(entry.folder, backbone).name == entry.name
+        assert folder.read_accuracy(entry.folder, gammas)
 
 
 def test_accuracies_are_those_of_the_readme(gammas: tuple[int, ...]) -> None:
     text = (FOLDER / "README.md").read_text()
     for task in TASKS:
-        found = task_folder.read_accuracy(FOLDER / "tasks" / task, gammas)
+        found = folder.read_accuracy(FOLDER / "tasks" / task, gammas)
         assert f"| {task} | " + " | ".join(f"{100 * found[gamma]:.1f}" for gamma in gammas) + " |" in text
 
 
-def test_digits_are_known_as_well_as_stated(model: UnifiedViT, gammas: tuple[int, ...], scripts: ModuleType) -> None:
+def test_digits_are_classified_as_well_as_stated(
+    model: UnifiedViT, gammas: tuple[int, ...], scripts: ModuleType
+) -> None:
     pytest.importorskip("sklearn")
-    _, held = examples.split(examples.of_arrays(*scripts.digits()))
+    _, held = examples.split(examples.from_arrays(*scripts.digits()))
     sha256 = json.loads((FOLDER / "tasks" / "digits" / "task.json").read_text())["backbone"]
-    made = model.made
+    made = model.architecture
     backbone = Backbone(sha256, made.depth, made.width, made.features, gammas)
-    task = task_folder.read_task(FOLDER / "tasks" / "digits", backbone)
-    stated = task_folder.read_accuracy(FOLDER / "tasks" / "digits", gammas)
+    task = folder.read_task(FOLDER / "tasks" / "digits", backbone)
+    stated = folder.read_accuracy(FOLDER / "tasks" / "digits", gammas)
     for gamma in (min(gammas), 0, max(gammas)):
         prompts = torch.from_numpy(task.prompts[gamma]) if gamma > 0 else None
         logits = training.features(model, held, gamma, prompts).numpy() @ task.heads[gamma].weight.T

@@ -1,4 +1,4 @@
-"""The demo adapters of `generate_lora`: what they hold, and that each has its style."""
+"""The demo adapters of `generate_lora`: their files and their styles."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ import transformers
 from peft import PeftModel
 from tokenizers import Tokenizer
 
-from shapeshift.adapter_cache import peft
-from shapeshift.adapter_cache.peft import Base
-from shapeshift.fused_decode.architecture import Architecture
+from shapeshift.adapter_cache.registry import peft
+from shapeshift.adapter_cache.registry.peft import BaseModel
+from shapeshift.fused_decode.model.architecture import Architecture
 
 FOLDER = Path(__file__).resolve().parents[2] / "checkpoints" / "docstrings-adapters"
 BASE = FOLDER.parent / "docstrings-llama"
@@ -49,19 +49,19 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(before)
 
 
-def say(name: str | None) -> list[str]:
-    """How each prompt goes on, greedily."""
+def continuations(name: str | None) -> list[str]:
+    """The greedy continuation of each prompt."""
     model = transformers.AutoModelForCausalLM.from_pretrained(BASE, dtype=torch.float32).eval()
     if name is not None:
         model = PeftModel.from_pretrained(model, FOLDER / name).eval()
     tokenizer = Tokenizer.from_file(str(BASE / "tokenizer.json"))
-    said = []
+    texts = []
     for prompt in PROMPTS:
         ids = torch.tensor([tokenizer.encode(prompt).ids])
         with torch.inference_mode():
             made = model.generate(input_ids=ids, max_new_tokens=48, do_sample=False, repetition_penalty=1.3)
-        said.append(str(tokenizer.decode(made[0, ids.shape[1] :].tolist())))
-    return said
+        texts.append(str(tokenizer.decode(made[0, ids.shape[1] :].tolist())))
+    return texts
 
 
 def test_small_and_safe() -> None:
@@ -72,7 +72,7 @@ def test_small_and_safe() -> None:
 
 
 def test_they_are_served_over_their_base() -> None:
-    base = Base(Architecture.read(BASE), {BASE.name}, 64)
+    base = BaseModel(Architecture.read(BASE), {BASE.name}, 64)
     ranks = set()
     for name in STYLES:
         adapter = peft.read(FOLDER / name, base)
@@ -82,8 +82,8 @@ def test_they_are_served_over_their_base() -> None:
 
 
 def test_each_has_its_style() -> None:
-    plain = say(None)
+    plain = continuations(None)
     for name, has_style in STYLES.items():
         assert not any(map(has_style, plain)), name
-        said = say(name)
-        assert sum(map(has_style, said)) >= len(PROMPTS) - 2, (name, said)
+        texts = continuations(name)
+        assert sum(map(has_style, texts)) >= len(PROMPTS) - 2, (name, texts)

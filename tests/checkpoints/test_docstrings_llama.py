@@ -1,4 +1,4 @@
-"""The demo checkpoint of `generate`: what it holds, that transformers reads it, and how well it knows its text."""
+"""The demo checkpoint of `generate`: its files, its use by transformers, and its loss on held-out text."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ FOLDER = Path(__file__).resolve().parents[2] / "checkpoints" / "docstrings-llama
 MOST_BYTES, MOST_PARAMETERS = 8_000_000, 4_000_000
 VOCABULARY, BOS, EOS = 4096, 0, 1
 HELD_OUT_LOSS = 5.1
-"""Nats a token that it must stay below on text that it was not trained on; 4.85 with the text of CPython 3.11.7."""
+"""The highest loss on held-out text, in nats a token; it is 4.85 with the text of CPython 3.11.7."""
 ROWS, LENGTH = 8, 256
 
 
@@ -94,7 +94,7 @@ def test_transformers_makes_the_same_tokens(tokenizer: Tokenizer) -> None:
     assert (other.bos_token_id, other.eos_token_id) == (BOS, EOS)
 
 
-def test_knows_text_that_it_was_not_trained_on(model: LlamaForCausalLM, tokenizer: Tokenizer) -> None:
+def test_loss_on_held_out_text_is_low(model: LlamaForCausalLM, tokenizer: Tokenizer) -> None:
     documents = corpus().held_out()
     stream = torch.tensor([token for made in tokenizer.encode_batch(documents) for token in [*made.ids, EOS]])
     assert len(stream) > ROWS * LENGTH

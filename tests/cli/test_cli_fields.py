@@ -10,7 +10,7 @@ import pytest
 
 from shapeshift import settings
 from shapeshift.errors import InvalidInputError
-from shapeshift.policy import Check, Optional, Policy, integer, list_of, number, one_of
+from shapeshift.policy_api import Check, OptionalField, Policy, integer, list_of, number, one_of
 from shapeshift.settings import require
 
 
@@ -24,7 +24,7 @@ from shapeshift.settings import require
         (integer(), [0, -(2**70), 2**70], [1.0, 0.5, True, "1", None, math.nan]),
         (integer(minimum=1, maximum=3), [1, 2, 3], [0, 4, 2.0]),
         (list_of(integer()), [[], [1, 2]], [(1,), "12", None, {}, [1, "2"], [[1]]]),
-        (list_of(integer(), least=2), [[1, 2]], [[], [1]]),
+        (list_of(integer(), min_length=2), [[1, 2]], [[], [1]]),
         (list_of(list_of(number())), [[[1.5], []]], [[1], [["a"]]]),
         (one_of("a", "b"), ["a", "b"], ["c", "A", "", None, 1, ["a"], {}]),
     ],
@@ -55,27 +55,27 @@ def test_a_long_value_is_cut_in_the_message() -> None:
 
 
 def test_optional_fields_have_defaults_and_are_checked_when_given() -> None:
-    policy = Policy("p", "s", lambda a, b: {"a": a, "b": b}, {"a": integer(), "b": Optional(integer(), None)})
-    assert policy.answer({"a": 1}) == {"a": 1, "b": None}
-    assert policy.answer({"a": 1, "b": 2}) == {"a": 1, "b": 2}
+    policy = Policy("p", "s", lambda a, b: {"a": a, "b": b}, {"a": integer(), "b": OptionalField(integer(), None)})
+    assert policy.evaluate({"a": 1}) == {"a": 1, "b": None}
+    assert policy.evaluate({"a": 1, "b": 2}) == {"a": 1, "b": 2}
     with pytest.raises(InvalidInputError, match="b: got None"):
-        policy.answer({"a": 1, "b": None})
+        policy.evaluate({"a": 1, "b": None})
 
 
 def test_without_algorithms_none_may_be_named() -> None:
     policy = Policy("p", "s", lambda a: {"a": a}, {"a": integer()})
-    assert policy.answer({"a": 1}) == {"a": 1}
+    assert policy.evaluate({"a": 1}) == {"a": 1}
     with pytest.raises(InvalidInputError, match="algorithm: .*unknown key"):
-        policy.answer({"a": 1, "algorithm": "x"})
+        policy.evaluate({"a": 1, "algorithm": "x"})
 
 
 @pytest.mark.parametrize("error", [ValueError("is odd"), OverflowError("is large")])
-def test_what_a_function_refuses_is_the_inputs_fault(error: Exception) -> None:
+def test_an_error_of_the_function_is_an_input_error(error: Exception) -> None:
     def refuse(a: int) -> dict[str, Any]:
         raise error
 
     with pytest.raises(InvalidInputError, match=f"input: .*{error}"):
-        Policy("p", "s", refuse, {"a": integer()}).answer({"a": 1})
+        Policy("p", "s", refuse, {"a": integer()}).evaluate({"a": 1})
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""`shapeshift policy` as a user meets it: exit status, standard output, standard error."""
+"""`shapeshift policy`: exit status, standard output, standard error."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import pytest
 
 from shapeshift.cli import main as cli
 from shapeshift.cli import policy as policy_command
-from shapeshift.policy import Policy, integer
+from shapeshift.policy_api import Policy, integer
 
 BINS = {"hist": [3, 0, 1], "latency": [1, 2, 3], "k": 2}
 BINS_ANSWER = {"edges": [1, 3], "mean_latency": 1.5}
@@ -23,7 +23,7 @@ STAIRS = {"lengths": [8, 16, 24], "latency": [1, 1, 2]}
 
 @pytest.fixture
 def run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str, str]]:
-    """A function that runs the command in this process: exit status, standard output, standard error."""
+    """A function that runs the command in this process; returns exit status, standard output, standard error."""
 
     def call(*arguments: str, given: Any = None) -> tuple[int, str, str]:
         words = ["policy", *arguments]
@@ -91,7 +91,7 @@ REFUSED: dict[str, tuple[Any, str]] = {
     "no object": ("bins", "input: got 'bins'; a JSON object"),
     "one bad among many": ([BINS, BINS | {"k": 0}], "k: got 0"),
     "list in a list": ([[BINS]], "input"),
-    "a key twice": (b'{"k": 1, "hist": [1], "latency": [1], "k": 2}', "k: got 'k'; a key may stand only once"),
+    "a key twice": (b'{"k": 1, "hist": [1], "latency": [1], "k": 2}', "k: got 'k'; each key may appear only once"),
     "not JSON": (b"{", "input: "),
     "empty": (b"", "input: "),
     "deep": (b"[" * 100_000, "input: "),
@@ -100,7 +100,7 @@ REFUSED: dict[str, tuple[Any, str]] = {
 
 
 @pytest.mark.parametrize("kind", REFUSED)
-def test_what_cannot_be_meant_is_named(run: Callable[..., tuple[int, str, str]], kind: str) -> None:
+def test_invalid_fields_are_named(run: Callable[..., tuple[int, str, str]], kind: str) -> None:
     given, said = REFUSED[kind]
     status, out, err = run("polymorph.bins", given=given)
     assert (status, out) == (2, "")
@@ -148,7 +148,7 @@ def test_the_algorithm_is_always_in_the_answer(
     assert (status, out) == (2, "") and "algorithm: got 'worst'; one of best, fair" in err
 
 
-def test_the_command_ends_with_its_status() -> None:
+def test_exit_status() -> None:
     def call(*words: str, given: str = "") -> subprocess.CompletedProcess[str]:
         command = [sys.executable, "-m", "shapeshift.cli.main", *words]
         return subprocess.run(command, input=given, capture_output=True, text=True, check=False)
@@ -160,7 +160,7 @@ def test_the_command_ends_with_its_status() -> None:
 
 
 @pytest.mark.parametrize("words", [["policy", "--nonsense"], ["nonsense"], []])
-def test_wrong_words_end_with_2(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+def test_invalid_arguments_exit_with_2(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
         cli.main(words)
     assert ended.value.code == 2

@@ -1,4 +1,4 @@
-"""Fake inference servers over gRPC and HTTP that delay and fail on demand."""
+"""Fake inference servers over gRPC and HTTP that delay and fail on request."""
 
 from __future__ import annotations
 
@@ -25,9 +25,8 @@ VECTOR = 384
 class FakeTriton(service_pb2_grpc.GRPCInferenceServiceServicer):
     """Answers EMBEDDING rows filled with the size of the first input's content.
 
-    Request parameters steer it: `delay_s` (wait, beside the others), `service_s` (wait, one request at a
-    time), `fail` (abort with this status). `failures` holds statuses for the next requests. `received` are
-    all requests in order of arrival.
+    Request parameters control it: `delay_s` (wait, in parallel), `service_s` (wait, one request at a time), `fail`
+    (abort with this status). `failures` holds statuses for the next requests. `received`: all requests in order.
     """
 
     def __init__(self) -> None:
@@ -59,9 +58,9 @@ class FakeTriton(service_pb2_grpc.GRPCInferenceServiceServicer):
                 self._stopping.wait(parameters["service_s"].double_param)
         if "fail" in parameters:
             name = parameters["fail"].string_param
-            context.abort(grpc.StatusCode[name], f"told to fail with {name}")
+            context.abort(grpc.StatusCode[name], f"fake failure {name}")
         if self.failures:
-            context.abort(self.failures.popleft(), "told to fail next")
+            context.abort(self.failures.popleft(), "fake failure of the next request")
         rows = request.inputs[0].shape[0]
         answer = service_pb2.ModelInferResponse(model_name=request.model_name, id=request.id)
         answer.outputs.add(name="EMBEDDING", datatype="FP32", shape=[rows, VECTOR])
@@ -71,8 +70,10 @@ class FakeTriton(service_pb2_grpc.GRPCInferenceServiceServicer):
 
 
 class FakeTritonHttp(ThreadingHTTPServer):
-    """Answers JSON with one EMBEDDING row; `failures` holds HTTP statuses for the next requests, `bodies`
-    the JSON part of all requests."""
+    """Answers JSON with EMBEDDING rows.
+
+    `failures` holds HTTP statuses for the next requests; `bodies` the JSON part of all requests.
+    """
 
     daemon_threads = True
 
@@ -94,7 +95,7 @@ class _Handler(BaseHTTPRequestHandler):
         self.server.paths.append(self.path)
         self.server.bodies.append(json.loads(body))
         status = self.server.failures.popleft() if self.server.failures else 200
-        answer: dict[str, object] = {"error": f"told to fail with {status}"}
+        answer: dict[str, object] = {"error": f"fake failure {status}"}
         if status == 200:
             rows = self.server.bodies[-1]["inputs"][0]["shape"][0]  # type: ignore[index]
             data = [0.5] * (rows * VECTOR)

@@ -1,4 +1,4 @@
-"""A client that records what an example asks of it."""
+"""A fake client that records an example's calls."""
 
 from __future__ import annotations
 
@@ -41,5 +41,5 @@ class Client:
         self.parameters.append(parameters)
         self.outputs.append([one.name() for one in outputs or ()])
         if self.failures:
-            raise InferenceServerException("told to", status=f"StatusCode.{self.failures.pop(0)}")
+            raise InferenceServerException("fake failure", status=f"StatusCode.{self.failures.pop(0)}")
         return Answer(self._row, inputs[0].shape()[0])

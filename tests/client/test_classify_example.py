@@ -1,4 +1,4 @@
-"""The example that classifies images: batches, parameters, and when it asks again."""
+"""The example that classifies images: batches, parameters, retries."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def test_files_go_in_batches_with_their_parameters(client: Client) -> None:
     assert client.parameters == [{"latency_ms": 50.0}] * 2
 
 
-def test_it_asks_again_when_unavailable_and_only_then(client: Client) -> None:
+def test_it_retries_only_when_unavailable(client: Client) -> None:
     client.failures = ["UNAVAILABLE"] * 3
     assert len(classify_image_grpc.classify(client, [b"x"])) == 1
     assert len(client.shapes) == 4

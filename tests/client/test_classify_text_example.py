@@ -1,4 +1,4 @@
-"""The example that classifies texts: batches, parameters, and when it asks again."""
+"""The example that classifies texts: batches, parameters, retries."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def test_texts_go_in_batches_with_their_parameters(client: Client) -> None:
     assert client.parameters == [{"min_accuracy": 0.9}] * 2
 
 
-def test_it_asks_again_when_unavailable_and_only_then(client: Client) -> None:
+def test_it_retries_only_when_unavailable(client: Client) -> None:
     client.failures = ["UNAVAILABLE"] * 3
     assert len(classify_text_grpc.classify(client, ["x"])) == 1
     assert len(client.shapes) == 4

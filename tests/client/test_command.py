@@ -39,7 +39,7 @@ def test_it_starts_as_a_file_from_any_folder(server: Any, tmp_path: Path) -> Non
     assert "latency p99" in done.stdout
 
 
-def test_options_that_cannot_be_meant_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_invalid_options_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--arrivals", "sometimes"]) == 2
     assert "arrivals: got 'sometimes'" in capsys.readouterr().err
     assert main(["--rate", "many"]) == 2
@@ -48,7 +48,7 @@ def test_options_that_cannot_be_meant_are_refused(tmp_path: Path, capsys: pytest
     assert "missing.csv" in capsys.readouterr().err
 
 
-def test_a_replay_without_one_good_answer_fails(server: Any, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_replay_without_any_success_fails(server: Any, capsys: pytest.CaptureFixture[str]) -> None:
     server.stop()
     assert main(["--url", server.url, "--duration-s", "0.1", "--connect-timeout-s", "0.5"]) == 1
     assert "no inference server answers" in capsys.readouterr().err

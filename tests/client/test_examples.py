@@ -45,7 +45,7 @@ def test_grpc_encodes_ids_padded_with_0(server: Any) -> None:
     assert [one.name for one in server.received[0].inputs] == ["INPUT_IDS", "ATTENTION_MASK"]
 
 
-def test_grpc_asks_again_when_unavailable_and_only_then(server: Any) -> None:
+def test_grpc_retries_only_when_unavailable(server: Any) -> None:
     unavailable = grpc.StatusCode.UNAVAILABLE
     with tritonclient.grpc.InferenceServerClient(server.url) as client:
         server.failures.extend([unavailable] * 3)
@@ -61,7 +61,7 @@ def test_grpc_asks_again_when_unavailable_and_only_then(server: Any) -> None:
         assert len(server.received) == 5 + encode_grpc.ATTEMPTS
 
 
-def test_http_asks_again_when_unavailable_and_only_then(http_server: Any) -> None:
+def test_http_retries_only_when_unavailable(http_server: Any) -> None:
     with encode_http.connect(http_server.url) as client:
         http_server.failures.extend([503] * 3)
         assert encode_http.encode(client, ["text"] * 2).shape == (2, 384)
@@ -85,7 +85,7 @@ def test_the_python_examples_start_as_files(server: Any, http_server: Any) -> No
 
 
 @pytest.mark.skipif(shutil.which("curl") is None, reason="needs curl")
-def test_curl_sends_json_and_asks_again_when_unavailable(http_server: Any) -> None:
+def test_curl_sends_json_and_retries_when_unavailable(http_server: Any) -> None:
     script = str(CLIENT / "encode.sh")
     http_server.failures.append(503)
     done = run("bash", script, AWKWARD, f"http://{http_server.url}")
@@ -100,5 +100,5 @@ def test_curl_sends_json_and_asks_again_when_unavailable(http_server: Any) -> No
     done = run("bash", script, "text", f"http://{http_server.url}")
     assert done.returncode == 1
     assert "HTTP 400" in done.stderr
-    assert "told to fail with 400" in done.stderr
+    assert "fake failure 400" in done.stderr
     assert len(http_server.bodies) == 3

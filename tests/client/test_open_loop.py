@@ -10,18 +10,18 @@ import numpy as np
 import pytest
 from tritonclient.grpc import InferResult, service_pb2
 
-from client.open_loop import Planned, ReplayError, replay, serialise
+from client.open_loop import PlannedRequest, ReplayError, replay, serialise
 from client.report import Report
 from shapeshift.errors import InvalidInputError
 
 TEXT = {"TEXT": np.array([[b"some text"]], dtype=object)}
 
 
-def every(gap_s: float, count: int, **parameters: Any) -> list[Planned]:
-    return [Planned(gap_s * k, TEXT, parameters) for k in range(count)]
+def every(gap_s: float, count: int, **parameters: Any) -> list[PlannedRequest]:
+    return [PlannedRequest(gap_s * k, TEXT, parameters) for k in range(count)]
 
 
-def run(server: Any, requests: list[Planned], **settings: Any) -> Report:
+def run(server: Any, requests: list[PlannedRequest], **settings: Any) -> Report:
     return asyncio.run(replay(server.url, "encode", requests, **{"warmup": 0, **settings}))
 
 
@@ -77,17 +77,17 @@ def test_a_client_that_falls_behind_reports_it_and_hides_nothing(server: Any) ->
 
 def test_failures_are_counted_by_their_code(server: Any) -> None:
     plans = [{}, {"fail": "UNAVAILABLE"}, {"fail": "INVALID_ARGUMENT"}, {"fail": "UNAVAILABLE"}] * 5
-    requests = [Planned(0.002 * k, TEXT, parameters) for k, parameters in enumerate(plans)]
+    requests = [PlannedRequest(0.002 * k, TEXT, parameters) for k, parameters in enumerate(plans)]
     report = run(server, requests)
     assert report.kind.tolist() == [plan.get("fail", "OK") for plan in plans]
     summary = report.summary(slo_s=60.0)
     assert summary.failed == {"UNAVAILABLE": 10, "INVALID_ARGUMENT": 5}
     assert (summary.sent, summary.ok, summary.within_slo) == (20, 5, 0.25)
-    assert report.messages["UNAVAILABLE"] == "told to fail with UNAVAILABLE"
+    assert report.messages["UNAVAILABLE"] == "fake failure UNAVAILABLE"
 
 
 def test_a_straggler_ends_with_its_time_out(server: Any) -> None:
-    requests = [Planned(0.0, TEXT, {"delay_s": 60.0}), *every(0.01, 5)]
+    requests = [PlannedRequest(0.0, TEXT, {"delay_s": 60.0}), *every(0.01, 5)]
     requests.sort(key=lambda request: request.at_s)
     report = run(server, requests, timeout_s=2.0)
     assert Counter(report.kind.tolist()) == {"OK": 5, "DEADLINE_EXCEEDED": 1}
@@ -109,14 +109,14 @@ def test_the_limit_in_flight_fails_requests_and_delays_none(server: Any) -> None
     assert report.kind.tolist() == ["OK"] * 4 + ["IN_FLIGHT_LIMIT"] * 36
     assert len(server.received) == 4
     assert np.isnan(report.sent_s[4:]).all()
-    # They failed when they were due, long before the four answers made room.
+    # They failed when they were due, long before any of the four answers.
     assert report.done_s[4:].max() < report.done_s[:4].min()
     assert report.summary().sent == 4
 
 
 def test_answers_are_kept_on_demand(server: Any) -> None:
     texts = [{"TEXT": np.array([[b"x" * size]], dtype=object)} for size in (1, 5, 9)]
-    report = run(server, [Planned(0.0, text) for text in texts], keep_answers=True, outputs=["EMBEDDING"])
+    report = run(server, [PlannedRequest(0.0, text) for text in texts], keep_answers=True, outputs=["EMBEDDING"])
     values = []
     for answer in report.answers:
         assert answer is not None
@@ -134,7 +134,7 @@ def test_the_messages_are_those_of_the_inference_protocol() -> None:
         "NONE": np.array([], dtype=object),
     }
     parameters = {"truncate": True, "level": 3, "latency_ms": 2.5, "task": "a"}
-    (payload,) = serialise("m", [Planned(0.0, inputs, parameters)], ["OUT"])
+    (payload,) = serialise("m", [PlannedRequest(0.0, inputs, parameters)], ["OUT"])
     message = service_pb2.ModelInferRequest.FromString(payload)
     assert message.model_name == "m"
     assert [(one.name, one.datatype, list(one.shape)) for one in message.inputs] == [
@@ -153,9 +153,9 @@ def test_the_messages_are_those_of_the_inference_protocol() -> None:
 
 
 def test_requests_with_the_same_content_objects_share_one_message() -> None:
-    payloads = serialise("m", [Planned(float(k), TEXT) for k in range(3)])
+    payloads = serialise("m", [PlannedRequest(float(k), TEXT) for k in range(3)])
     assert payloads[0] is payloads[1] is payloads[2]
-    different = serialise("m", [Planned(0.0, TEXT), Planned(0.0, TEXT, {"truncate": True})])
+    different = serialise("m", [PlannedRequest(0.0, TEXT), PlannedRequest(0.0, TEXT, {"truncate": True})])
     assert different[0] != different[1]
 
 
@@ -163,30 +163,30 @@ def test_requests_with_the_same_content_objects_share_one_message() -> None:
     ("field", "requests", "settings"),
     [
         ("requests", [], {}),
-        ("at_s", [Planned(1.0, TEXT), Planned(0.5, TEXT)], {}),
-        ("at_s", [Planned(-1.0, TEXT)], {}),
-        ("max_in_flight", [Planned(0.0, TEXT)], {"max_in_flight": 0}),
-        ("timeout_s", [Planned(0.0, TEXT)], {"timeout_s": 0}),
-        ("drain_s", [Planned(0.0, TEXT)], {"drain_s": 0}),
-        ("TEXT", [Planned(0.0, {"TEXT": np.array(["text"])})], {}),
+        ("at_s", [PlannedRequest(1.0, TEXT), PlannedRequest(0.5, TEXT)], {}),
+        ("at_s", [PlannedRequest(-1.0, TEXT)], {}),
+        ("max_in_flight", [PlannedRequest(0.0, TEXT)], {"max_in_flight": 0}),
+        ("timeout_s", [PlannedRequest(0.0, TEXT)], {"timeout_s": 0}),
+        ("drain_s", [PlannedRequest(0.0, TEXT)], {"drain_s": 0}),
+        ("TEXT", [PlannedRequest(0.0, {"TEXT": np.array(["text"])})], {}),
     ],
 )
-def test_what_cannot_be_meant_is_refused_by_field(
-    field: str, requests: list[Planned], settings: dict[str, Any]
+def test_invalid_arguments_are_refused_by_field(
+    field: str, requests: list[PlannedRequest], settings: dict[str, Any]
 ) -> None:
     with pytest.raises(InvalidInputError) as refused:
         run(SimpleNamespace(url="127.0.0.1:1"), requests, **settings)
     assert refused.value.field == field
 
 
-def test_a_server_that_is_not_there_is_an_error(server: Any) -> None:
+def test_a_missing_server_is_an_error(server: Any) -> None:
     server.stop()
     with pytest.raises(ReplayError, match="no inference server answers at"):
         run(server, every(0.0, 1), connect_timeout_s=0.5)
 
 
-def test_a_warm_up_that_fails_altogether_is_an_error_and_one_good_answer_is_enough(server: Any) -> None:
-    with pytest.raises(ReplayError, match="NOT_FOUND: told to fail with NOT_FOUND"):
+def test_a_warm_up_without_any_success_is_an_error(server: Any) -> None:
+    with pytest.raises(ReplayError, match="NOT_FOUND: fake failure NOT_FOUND"):
         run(server, every(0.0, 1, fail="NOT_FOUND"), warmup=2)
-    mixed = [Planned(0.0, TEXT, {"fail": "UNAVAILABLE"}), Planned(0.0, TEXT)]
+    mixed = [PlannedRequest(0.0, TEXT, {"fail": "UNAVAILABLE"}), PlannedRequest(0.0, TEXT)]
     assert run(server, mixed, warmup=2).kind.tolist() == ["UNAVAILABLE", "OK"]

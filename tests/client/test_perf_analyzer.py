@@ -1,4 +1,4 @@
-"""A perf_analyzer that never ends is ended, and begun again."""
+"""A perf_analyzer that never ends is ended and repeated."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ ANSWER = {"experiments": [{"requests": [{"timestamp": 0, "response_timestamps": 
 
 
 def program(folder: Path, sleepy: int) -> Path:
-    """A stand-in whose first `sleepy` runs never end; the file that counts its runs."""
+    """Write a fake program whose first `sleepy` runs never end; the file that counts its runs."""
     log, answer = folder / "log", folder / "answer.json"
     answer.write_text(json.dumps(ANSWER))
     made = folder / "perf_analyzer"
@@ -28,15 +28,15 @@ def program(folder: Path, sleepy: int) -> Path:
     return log
 
 
-def test_a_run_that_never_ends_is_begun_again(tmp_path: Path) -> None:
+def test_a_run_that_never_ends_is_repeated(tmp_path: Path) -> None:
     log = program(tmp_path, sleepy=2)
-    got = measure("localhost:1", "encode", ["a"], 1, 10, tmp_path, patience_s=2.0)
+    got = measure("localhost:1", "encode", ["a"], 1, 10, tmp_path, timeout_s=2.0)
     assert got.latency_ms.tolist() == [2.0]
     assert len(log.read_text().splitlines()) == 4
 
 
-def test_it_is_not_tried_for_ever(tmp_path: Path) -> None:
+def test_repeats_are_limited(tmp_path: Path) -> None:
     log = program(tmp_path, sleepy=9)
-    with pytest.raises(ShapeshiftError, match="did not end within 1 s, 3 times"):
-        measure("localhost:1", "encode", ["a"], 1, 10, tmp_path, patience_s=1.0)
+    with pytest.raises(ShapeshiftError, match="did not end within 1 s in 3 runs"):
+        measure("localhost:1", "encode", ["a"], 1, 10, tmp_path, timeout_s=1.0)
     assert len(log.read_text().splitlines()) == 3

@@ -71,7 +71,7 @@ def test_a_trace_gives_instants_and_lengths(tmp_path: Path) -> None:
         ("tokenizer", {"tokenizer": "missing.json"}),
     ],
 )
-def test_settings_that_cannot_be_meant_are_refused_by_field(field: str, settings: dict[str, object]) -> None:
+def test_invalid_settings_are_refused_by_field(field: str, settings: dict[str, object]) -> None:
     with pytest.raises(InvalidInputError) as refused:
         plan(Settings(**settings))  # type: ignore[arg-type]
     assert refused.value.field == field

@@ -22,7 +22,7 @@ def made(kinds: list[str], latency_s: list[float], late_s: float = 0.0) -> Repor
     )
 
 
-def test_latencies_are_those_of_good_answers_alone() -> None:
+def test_latencies_are_those_of_successful_requests() -> None:
     summary = made(["OK", "OK", "OK", "UNAVAILABLE"], [0.1, 0.2, 0.3, 50.0]).summary(slo_s=0.25)
     assert summary.mean_ms == pytest.approx(200)
     assert summary.p50_ms == pytest.approx(200)
@@ -49,7 +49,7 @@ def test_late_sends_are_counted() -> None:
     assert summary.late_max_ms == pytest.approx(2)
 
 
-def test_nothing_answered_is_reported_without_figures() -> None:
+def test_a_replay_without_answers_has_no_figures() -> None:
     result = made(["UNAVAILABLE"] * 3, [0.1] * 3)
     summary = result.summary(slo_s=1.0)
     assert (summary.ok, summary.throughput_per_s, summary.mean_ms, summary.p99_ms) == (0, 0.0, None, None)
@@ -59,12 +59,12 @@ def test_nothing_answered_is_reported_without_figures() -> None:
     assert "latency p98         -" in text
 
 
-def test_the_head_names_what_is_set() -> None:
+def test_the_head_omits_empty_values() -> None:
     text = report.head({"command": "python x", "settings": {"rate": 5.0, "json": "", "slo_ms": None}})
     assert text == "command: python x\nsettings: rate=5.0"
 
 
-def test_the_json_file_holds_all(tmp_path: Path) -> None:
+def test_the_json_file_has_all_sections(tmp_path: Path) -> None:
     result = made(["OK", "UNAVAILABLE"], [0.1, 0.1])
     path = tmp_path / "report.json"
     report.write_json(path, result.summary(), result.messages, {"command": "c", "settings": {"seed": 3}})

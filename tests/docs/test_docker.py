@@ -11,7 +11,7 @@ import pytest
 import yaml
 from docs_pages import PROJECT, blocks
 
-from shapeshift.triton import keys, modelconfig
+from shapeshift.triton import keys, model_config
 
 DOCKER = PROJECT / "docker"
 KEY = "0123456789abcdef" * 2
@@ -88,12 +88,12 @@ def test_compose_mounts_what_generated_configurations_name() -> None:
     named = {
         Path(os.path.normpath(f"/opt/shapeshift/build/repository/{config.parent.name}/{value}"))
         for config in configs
-        for value in modelconfig.parameters(modelconfig.read(config)).values()
+        for value in model_config.parameters(model_config.read(config)).values()
         if value.startswith("../")
     }
     assert named
     assert [place for place in named if not any(place.is_relative_to(folder) for folder in inside)] == []
-    stated = [value for config in configs for value in modelconfig.parameters(modelconfig.read(config)).values()]
+    stated = [value for config in configs for value in model_config.parameters(model_config.read(config)).values()]
     assert [value for value in stated if value.startswith(f"{PROJECT}/")] == []
 
 

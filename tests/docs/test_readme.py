@@ -16,27 +16,26 @@ import pytest
 from docs_pages import PAGES, PROJECT, Block, anchors, blocks, code, links, prose, table
 from docs_sources import metric_names, modules, texts
 
+from build_engines.paths import BuildPaths
 from build_engines.repository import front_models
-from build_engines.settings import Places
 from client.plan import Settings as ReplaySettings
-from shapeshift.adapter_cache.room import AdapterRoom
-from shapeshift.adapter_cache.scheduling import SchedulingSettings
+from shapeshift.adapter_cache.policy.scheduling import SchedulingSettings
+from shapeshift.adapter_cache.service import AdapterService
 from shapeshift.adapter_cache.settings import AdapterCacheSettings
 from shapeshift.cascade import front as classify_front
 from shapeshift.cascade.settings import CascadeSettings, GeneratedCascadeSettings
 from shapeshift.cli import main as cli
 from shapeshift.engines.settings import GeneratedSettings, TextEngineSettings
-from shapeshift.fused_decode import room
-from shapeshift.fused_decode.fields import RETURNS, FieldReader
+from shapeshift.fused_decode import service
+from shapeshift.fused_decode.sampling_params import RETURNS, RequestParser
 from shapeshift.fused_decode.settings import ForwardSettings, FusedDecodeSettings, GeneratedDecodeSettings
 from shapeshift.polymorph import front
 from shapeshift.polymorph.settings import PolymorphSettings
-from shapeshift.serving import parameters, replies
+from shapeshift.serving import error_codes, parameters
 from shapeshift.token_adapt import front as image_front
-from shapeshift.token_adapt.loading import EmulatedSettings
-from shapeshift.token_adapt.settings import TokenAdaptSettings
-from shapeshift.triton import keys, modelconfig
-from shapeshift.triton.server import TritonServer
+from shapeshift.token_adapt.settings import EmulatedSettings, TokenAdaptSettings
+from shapeshift.triton import keys, model_config
+from shapeshift.triton.embedded.server import TritonServer
 from tests.fakes import PbUtils
 
 README, DOCS = PROJECT / "README.md", PROJECT / "docs"
@@ -178,7 +177,7 @@ def test_model_of_ones_own_is_a_model(tmp_path: Path) -> None:
         folder = tmp_path / "repository" / "my_encoder"
         folder.mkdir(parents=True)
         (folder / "config.pbtxt").write_text(block.text)
-        (model,) = front_models(Places(tmp_path, tmp_path / "build", tmp_path / "repository"), set())
+        (model,) = front_models(BuildPaths(tmp_path, tmp_path / "build", tmp_path / "repository"), set())
         assert model.name == "my_encoder"
 
 
@@ -228,8 +227,8 @@ def test_request_parameters_are_those_of_the_code() -> None:
     owns = {
         POLYMORPH: front._OWN_PARAMETERS,
         TOKEN_ADAPT: image_front._OWN_PARAMETERS,
-        FUSED_DECODE: room.OWN_PARAMETERS,
-        ADAPTER_CACHE: AdapterRoom.own_parameters,
+        FUSED_DECODE: service.OWN_PARAMETERS,
+        ADAPTER_CACHE: AdapterService.own_parameters,
         CASCADE: classify_front._OWN_PARAMETERS,
     }
     for page, own in owns.items():
@@ -241,21 +240,21 @@ def test_tensors_are_those_of_the_models() -> None:
     listed = {TOKEN_ADAPT: TOKEN_ADAPT, FUSED_DECODE: FUSED_DECODE, ADAPTER_CACHE: FUSED_DECODE}
     pages = {model: listed[page] for model, page in FRONTS.items() if page in listed}
     for model, page in pages.items():
-        config = modelconfig.read(PROJECT / "model_repository" / model / "config.pbtxt")
+        config = model_config.read(PROJECT / "model_repository" / model / "config.pbtxt")
         for heading, tensors in (("Inputs", config.input), ("Outputs", config.output)):
             documented = {code(row[0]) for row in table(page, heading)}
             assert documented == {tensor.name for tensor in tensors}
-    config = modelconfig.read(PROJECT / "model_repository" / "classify_text" / "config.pbtxt")
+    config = model_config.read(PROJECT / "model_repository" / "classify_text" / "config.pbtxt")
     documented = {code(row[0].removeprefix("output ")) for row in table(CASCADE, "Inputs and outputs")}
     assert documented == {tensor.name for tensor in (*config.input, *config.output)} | {"TEXT_PAIR"}
     named = {"text_input", "stream", "sampling_parameters", "exclude_input_in_output", "stop_id", *RETURNS}
-    assert named | set(FieldReader(PbUtils(), 2)._checks) == {code(row[0]) for row in table(FUSED_DECODE, "Inputs")}
+    assert named | set(RequestParser(PbUtils(), 2)._checks) == {code(row[0]) for row in table(FUSED_DECODE, "Inputs")}
 
 
 def test_error_codes_are_those_of_the_code() -> None:
     for page in (POLYMORPH, TOKEN_ADAPT, FUSED_DECODE, CASCADE):
         documented = {code(row[0]) for row in table(page, "Errors")}
-        assert documented == {*(name for _, name in replies._CODES), "INTERNAL"}
+        assert documented == {*(name for _, name in error_codes._CODES), "INTERNAL"}
 
 
 def test_restricted_interfaces_are_those_of_the_code() -> None:

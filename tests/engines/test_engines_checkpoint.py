@@ -31,13 +31,13 @@ def test_opens(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["config.json", "tokenizer.json", "model-1.safetensors", "model-2.safetensors"])
-def test_the_hash_follows_every_file_that_an_engine_depends_on(folder: Path, name: str) -> None:
+def test_hash_depends_on_every_file_of_an_engine(folder: Path, name: str) -> None:
     before = checkpoint.open_checkpoint(folder).sha256
     (folder / name).write_text(json.dumps({"changed": 1}))
     assert checkpoint.open_checkpoint(folder).sha256 != before
 
 
-def test_the_hash_ignores_other_files_but_not_names(folder: Path) -> None:
+def test_hash_ignores_other_files_but_not_names(folder: Path) -> None:
     before = checkpoint.open_checkpoint(folder).sha256
     (folder / "README.md").write_text("about")
     assert checkpoint.open_checkpoint(folder).sha256 == before
@@ -46,13 +46,13 @@ def test_the_hash_ignores_other_files_but_not_names(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["config.json", "tokenizer.json"])
-def test_what_is_missing_is_named(folder: Path, name: str) -> None:
+def test_missing_file_is_named(folder: Path, name: str) -> None:
     (folder / name).unlink()
     with pytest.raises(InvalidInputError, match=f"checkpoint: .*must hold {name}"):
         checkpoint.open_checkpoint(folder)
 
 
-def test_weights_that_can_execute_code_are_refused_by_name(folder: Path) -> None:
+def test_unsafe_weights_are_rejected_by_name(folder: Path) -> None:
     for file in folder.glob("*.safetensors"):
         file.unlink()
     with pytest.raises(InvalidInputError, match=r"checkpoint: .*; weights must be \*.safetensors"):
@@ -78,14 +78,14 @@ def test_config_that_is_not_json(folder: Path) -> None:
         checkpoint.open_checkpoint(folder)
 
 
-def test_finds_a_folder_by_path_and_under_the_places(folder: Path, tmp_path: Path) -> None:
+def test_finds_a_folder_by_path_and_in_the_search_folders(folder: Path, tmp_path: Path) -> None:
     assert checkpoint.find(str(folder)) == folder
     assert checkpoint.find("model", [tmp_path / "absent", folder.parent]) == folder
     assert checkpoint.find("owner/model", [tmp_path]) == folder
 
 
 @pytest.mark.parametrize("name", ["absent", "./owner/absent", "/owner/absent", "../absent", "a/b/c"])
-def test_what_is_no_hub_id_is_not_asked_of_the_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+def test_invalid_hub_ids_are_not_downloaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     monkeypatch.setitem(sys.modules, "huggingface_hub", SimpleNamespace(snapshot_download=pytest.fail))
     with pytest.raises(NotFoundError) as caught:
         checkpoint.find(name, [tmp_path])
@@ -109,7 +109,7 @@ def test_a_hub_id_is_downloaded_as_safetensors_only(
     assert "*.safetensors" in patterns and not any("bin" in pattern or pattern == "*" for pattern in patterns)
 
 
-def test_a_hub_that_fails_is_reported_with_every_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_hub_error_lists_every_searched_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(name: str, allow_patterns: list[str]) -> str:
         raise RuntimeError("offline\nand more lines")
 
@@ -120,7 +120,7 @@ def test_a_hub_that_fails_is_reported_with_every_place(tmp_path: Path, monkeypat
     assert str(tmp_path / "other/model") in text and "'other/model' (offline)" in text and "more" not in text
 
 
-def test_a_hub_id_without_the_hubs_client(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_hub_id_without_huggingface_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "huggingface_hub", None)
     with pytest.raises(EngineError, match="needs huggingface_hub; run `make setup`"):
         checkpoint.find("other/model", [tmp_path])

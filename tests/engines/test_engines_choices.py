@@ -9,11 +9,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from shapeshift.engines import precision, registry
+from shapeshift.engines import hardware
 from shapeshift.engines.hardware import cores, cpu_model
-from shapeshift.engines.profile import interleaved
+from shapeshift.engines.profile import measure_interleaved
+from shapeshift.engines.providers import lookup
 from shapeshift.engines.settings import TextEngineSettings
-from shapeshift.engines.verify import MIN_COSINE, Deviation, OffReferenceError, TestTexts, compare
+from shapeshift.engines.verify import MIN_COSINE, Deviation, ReferenceTexts, VerificationError, compare
 from shapeshift.errors import InvalidInputError, UnsupportedError
 
 CPUINFO = """processor\t: 0
@@ -38,17 +39,17 @@ def cpuinfo(folder: Path, flag: str) -> Path:
     ("flag", "has"), [("avx512_bf16", True), ("amx_bf16", True), ("avx512f", False), ("noavx512_bf16", False)]
 )
 def test_bf16_is_a_flag_of_the_cpu(tmp_path: Path, flag: str, has: bool) -> None:
-    assert precision.cpu_has_bf16(cpuinfo(tmp_path, flag)) is has
+    assert hardware.cpu_has_bf16(cpuinfo(tmp_path, flag)) is has
 
 
-def test_a_machine_that_does_not_say_has_no_bf16(tmp_path: Path) -> None:
-    assert not precision.cpu_has_bf16(tmp_path / "absent")
+def test_without_cpuinfo_there_is_no_bf16(tmp_path: Path) -> None:
+    assert not hardware.cpu_has_bf16(tmp_path / "absent")
     (tmp_path / "empty").write_text("")
-    assert not precision.cpu_has_bf16(tmp_path / "empty")
+    assert not hardware.cpu_has_bf16(tmp_path / "empty")
 
 
 @pytest.mark.parametrize(
-    ("stated", "cpu", "gpu", "resolved"),
+    ("requested", "cpu", "gpu", "resolved"),
     [
         ("auto", True, False, "bf16"),
         ("auto", False, False, "f32"),
@@ -60,16 +61,16 @@ def test_a_machine_that_does_not_say_has_no_bf16(tmp_path: Path) -> None:
     ],
 )
 def test_precision_is_resolved(
-    monkeypatch: pytest.MonkeyPatch, stated: str, cpu: bool, gpu: bool, resolved: str
+    monkeypatch: pytest.MonkeyPatch, requested: str, cpu: bool, gpu: bool, resolved: str
 ) -> None:
-    monkeypatch.setattr(precision, "cpu_has_bf16", lambda: cpu)
-    assert precision.resolve(stated, gpu) == resolved
+    monkeypatch.setattr(hardware, "cpu_has_bf16", lambda: cpu)
+    assert hardware.resolve_precision(requested, gpu) == resolved
 
 
-def test_bf16_is_never_emulated(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(precision, "cpu_has_bf16", lambda: False)
-    with pytest.raises(UnsupportedError, match="precision: bf16 needs .*say f32 or auto"):
-        precision.resolve("bf16")
+def test_bf16_on_a_cpu_without_it_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hardware, "cpu_has_bf16", lambda: False)
+    with pytest.raises(UnsupportedError, match="precision: bf16 needs .*set f32 or auto"):
+        hardware.resolve_precision("bf16")
 
 
 def test_the_hardware_in_one_line(tmp_path: Path) -> None:
@@ -79,16 +80,16 @@ def test_the_hardware_in_one_line(tmp_path: Path) -> None:
 
 
 def test_providers_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in registry.NAMES:
-        assert registry.provider(name).name == name
+    for name in lookup.PROVIDERS:
+        assert lookup.PROVIDERS[name].name == name
     with pytest.raises(InvalidInputError, match="provider: got 'tflite'; one of openvino, onnxruntime, tensorrt"):
-        registry.provider("tflite")
-    monkeypatch.setattr(registry, "has_nvidia_gpu", lambda: False)
-    assert registry.resolve("auto") == "openvino"
-    assert registry.resolve("onnxruntime") == "onnxruntime"
-    monkeypatch.setattr(registry, "has_nvidia_gpu", lambda: True)
-    monkeypatch.setattr(registry.importlib.util, "find_spec", lambda name: name == "tensorrt" or None)
-    assert registry.resolve("auto") == "tensorrt"
+        lookup.PROVIDERS["tflite"]
+    monkeypatch.setattr(lookup, "has_nvidia_gpu", lambda: False)
+    assert lookup.resolve("auto") == "openvino"
+    assert lookup.resolve("onnxruntime") == "onnxruntime"
+    monkeypatch.setattr(lookup, "has_nvidia_gpu", lambda: True)
+    monkeypatch.setattr(lookup.importlib.util, "find_spec", lambda name: name == "tensorrt" or None)
+    assert lookup.resolve("auto") == "tensorrt"
 
 
 @pytest.mark.parametrize("name", ["openvino", "onnxruntime", "tensorrt"])
@@ -102,7 +103,7 @@ def test_a_library_that_is_not_installed_is_named(monkeypatch: pytest.MonkeyPatc
 
     monkeypatch.setattr(builtins, "__import__", without)
     with pytest.raises(UnsupportedError, match=f"provider {name}: not installed"):
-        registry.provider(name).version()
+        lookup.PROVIDERS[name].version()
 
 
 @pytest.mark.parametrize(
@@ -135,7 +136,7 @@ def test_bins(bins: str, edges: list[int] | None) -> None:
         ({"bins": "16,32", "dynamic": False}, "bins"),
     ],
 )
-def test_engine_settings_refuse(changes: dict[str, Any], field: str) -> None:
+def test_invalid_engine_settings(changes: dict[str, Any], field: str) -> None:
     with pytest.raises(InvalidInputError) as caught:
         TextEngineSettings(**{"checkpoint": "x", **changes})
     assert caught.value.field == field
@@ -151,7 +152,7 @@ def test_deviation() -> None:
 
 
 @pytest.mark.parametrize("kind", MIN_COSINE)
-def test_what_may_be_published(kind: str) -> None:
+def test_tolerance(kind: str) -> None:
     least = MIN_COSINE[kind]
     Deviation(0.1, least).require_within(kind, "it")
     refused = [Deviation(0.1, least - 1e-9), compare(np.zeros((1, 2)), np.ones((1, 2)))]
@@ -160,11 +161,13 @@ def test_what_may_be_published(kind: str) -> None:
         with np.errstate(invalid="ignore"):
             refused.append(compare(vectors, np.ones((2, 2))))
     for deviation in refused:
-        with pytest.raises(OffReferenceError, match=f"^it is off the reference: cosine .*, at least {least} wanted"):
+        with pytest.raises(
+            VerificationError, match=f"^it differs from the reference: cosine .*, must be at least {least}"
+        ):
             deviation.require_within(kind, "it")
 
 
-def test_one_row_off_the_reference_shows() -> None:
+def test_one_deviating_row_is_detected() -> None:
     asked: list[int] = []
 
     def embed(rows: Any) -> dict[str, np.ndarray]:
@@ -177,7 +180,7 @@ def test_one_row_off_the_reference_shows() -> None:
     def off(rows: Any) -> dict[str, np.ndarray]:
         return {"EMBEDDING": embed(rows)["EMBEDDING"] * [[1, 1], [-1, 1]][: len(rows)]}
 
-    texts = TestTexts(reference, opening=101, closing=102, vocabulary=1000)
+    texts = ReferenceTexts(reference, opening=101, closing=102, vocabulary=1000)
     ids, vectors = texts.row(9)
     assert (len(ids), ids[0], ids[-1], vectors["EMBEDDING"].tolist()) == (9, 101, 102, [9, 1])
     assert ids.min() >= 0 and ids.max() < 1000
@@ -186,7 +189,7 @@ def test_one_row_off_the_reference_shows() -> None:
     assert asked == [9, 4, 5]
 
 
-def test_logits_and_importance_are_held_to_their_sizes() -> None:
+def test_logits_and_importance_are_compared_with_their_magnitude() -> None:
     def compute(row: Any) -> dict[str, np.ndarray]:
         weights = np.arange(1, len(row) + 1, dtype=np.float32)
         return {"LOGITS": np.array([len(row)], np.float32), "IMPORTANCE": weights}
@@ -198,7 +201,7 @@ def test_logits_and_importance_are_held_to_their_sizes() -> None:
         return {"LOGITS": np.stack([one["LOGITS"] for one in found]) * factors[0],
                 "IMPORTANCE": np.stack(padded) * factors[1]}  # fmt: skip
 
-    texts = TestTexts(compute, opening=101, closing=102, vocabulary=1000)
+    texts = ReferenceTexts(compute, opening=101, closing=102, vocabulary=1000)
     assert texts.deviation(run, [[9], [4, 6]]).within("f32")
     for factors in ((1.1, 1), (1, 1.1), (-1, 1)):
         assert not texts.deviation(lambda rows, by=factors: run(rows, by), [[9], [4, 6]]).within("bf16")
@@ -207,7 +210,7 @@ def test_logits_and_importance_are_held_to_their_sizes() -> None:
 def test_profile_warms_up_and_runs_every_call_in_every_round() -> None:
     order: list[str] = []
     calls = [(8, lambda: order.append("a")), (16, lambda: order.append("b")), (32, lambda: order.append("c"))]
-    points = interleaved(calls, budget_s=1e9, seed=1, rounds=5)
+    points = measure_interleaved(calls, budget_s=1e9, seed=1, rounds=5)
     assert order[:3] == ["a", "b", "c"]
     rounds = [order[start : start + 3] for start in range(3, len(order), 3)]
     assert len(rounds) == 5 and all(sorted(one) == ["a", "b", "c"] for one in rounds)
@@ -216,12 +219,12 @@ def test_profile_warms_up_and_runs_every_call_in_every_round() -> None:
     assert all(0 <= point.best_ms <= point.median_ms <= point.p99_ms for point in points)
 
 
-def test_profile_stops_at_its_budget_but_not_before_three_rounds() -> None:
+def test_profile_runs_at_least_three_rounds() -> None:
     count = 0
 
     def call() -> None:
         nonlocal count
         count += 1
 
-    interleaved([(8, call)], budget_s=0, rounds=7)
+    measure_interleaved([(8, call)], budget_s=0, rounds=7)
     assert count == 1 + 3

@@ -7,9 +7,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from shapeshift.engines import registry
-from shapeshift.engines.emulated_provider import PROVIDER, EmulatedRuntime
-from shapeshift.engines.packing import pack
+from shapeshift.engines.providers import lookup
+from shapeshift.engines.providers.emulated import PROVIDER, EmulatedRuntime
+from shapeshift.engines.text.packing import pack
 from shapeshift.errors import InvalidInputError, UnsupportedError
 
 
@@ -19,13 +19,13 @@ def opened(folder: Path, latency_ms: tuple[float, float] = (0.0, 0.0), time_scal
 
 
 def test_is_a_provider() -> None:
-    assert registry.provider("emulated") is PROVIDER
+    assert lookup.PROVIDERS["emulated"] is PROVIDER
     assert PROVIDER.version()
     with pytest.raises(UnsupportedError, match="emulated"):
         PROVIDER.export(None, {}, Path(), "f32")
 
 
-def test_vectors_depend_on_the_ids_alone(tmp_path: Path) -> None:
+def test_vectors_depend_only_on_the_ids(tmp_path: Path) -> None:
     runtime = opened(tmp_path)
     texts = [np.array([5, 6, 7]), np.array([7, 6, 5]), np.array([9])]
     alone = [runtime.engine(None, None).run(pack([text], len(text), 1))["EMBEDDING"][0] for text in texts]
@@ -41,7 +41,7 @@ def test_vectors_depend_on_the_ids_alone(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("tokens", "scale", "seconds"), [(10, 1, 0.1), (60, 1, 0.2), (110, 1, 0.3), (500, 1, 0.3), (10, 0.5, 0.05)]
 )
-def test_waits_the_profiles_latency(
+def test_sleeps_for_the_latency_of_the_profile(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tokens: int, scale: float, seconds: float
 ) -> None:
     slept: list[float] = []
@@ -57,7 +57,7 @@ def test_waits_the_profiles_latency(
     assert slept == [pytest.approx(seconds)]
 
 
-def test_what_cannot_be_imitated_is_refused(tmp_path: Path) -> None:
+def test_invalid_profiles_are_rejected(tmp_path: Path) -> None:
     for lengths, latencies, scale in (([], [], 1.0), ([1, 2], [1.0], 1.0), ([1], [1.0], 0.0), ([1], [1.0], -1.0)):
         with pytest.raises(InvalidInputError, match="one latency for each length"):
             PROVIDER.describe(tmp_path, lengths, latencies, {"EMBEDDING": 4}, scale)

@@ -60,7 +60,7 @@ def test_round_trip(folder: Path) -> None:
     assert manifest.load(folder, manifest.sha256(folder)) == read
 
 
-def test_an_exchanged_manifest_is_refused(folder: Path) -> None:
+def test_replaced_manifest_is_rejected(folder: Path) -> None:
     expected = manifest.sha256(folder)
     read = manifest.load(folder)
     dataclasses.replace(read, max_tokens=63).save(folder)
@@ -69,7 +69,7 @@ def test_an_exchanged_manifest_is_refused(folder: Path) -> None:
     assert manifest.load(folder).max_tokens == 63
 
 
-def test_files_that_are_not_as_listed_are_named(folder: Path) -> None:
+def test_changed_files_are_named(folder: Path) -> None:
     read = manifest.load(folder)
     whole = (folder / "model.bin").read_bytes()
     (folder / "model.bin").write_bytes(whole[:-1])
@@ -107,14 +107,14 @@ BROKEN: dict[str, Callable[[bytes], bytes]] = {
 
 
 @pytest.mark.parametrize("kind", BROKEN)
-def test_a_manifest_that_cannot_be_read_is_named(folder: Path, kind: str) -> None:
+def test_unreadable_manifest_is_named(folder: Path, kind: str) -> None:
     file = folder / manifest.FILE_NAME
     file.write_bytes(BROKEN[kind](file.read_bytes()))
     with pytest.raises(EngineError, match=r"manifest\.json cannot be read .*; run `make engines`"):
         manifest.load(folder)
 
 
-def test_a_format_that_is_not_ours_is_told(folder: Path) -> None:
+def test_unknown_format_is_reported(folder: Path) -> None:
     file = folder / manifest.FILE_NAME
     file.write_bytes(changed(format=99)(file.read_bytes()))
     with pytest.raises(EngineError, match=f"format 99, this version reads {manifest.FORMAT}"):

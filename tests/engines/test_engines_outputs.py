@@ -1,4 +1,4 @@
-"""LOGITS and IMPORTANCE of real engines of tiny random classifiers, held against transformers itself."""
+"""LOGITS and IMPORTANCE of real engines of tiny random classifiers, compared with transformers."""
 
 from __future__ import annotations
 
@@ -10,9 +10,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from shapeshift.engines import heads, registry
 from shapeshift.engines.checkpoint import open_checkpoint
-from shapeshift.engines.packing import pack, unpack
+from shapeshift.engines.providers import lookup
+from shapeshift.engines.text import heads
+from shapeshift.engines.text.packing import pack, unpack
 from shapeshift.errors import InvalidInputError
 
 LENGTHS = [5, 2, 17, 9, 3]
@@ -58,7 +59,7 @@ def classifiers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 
 def by_transformers(folder: Path, ids: np.ndarray, types: np.ndarray | None, layers: int = 0) -> dict[str, np.ndarray]:
-    """Logits and importance as a user of transformers would compute them."""
+    """Logits and importance computed by transformers."""
     import torch
     import transformers
 
@@ -85,10 +86,10 @@ def by_transformers(folder: Path, ids: np.ndarray, types: np.ndarray | None, lay
         ("onnxruntime", "distilbert", ("LOGITS", "EMBEDDING"), False),
     ],
 )
-def test_engines_classify_as_the_checkpoint(
+def test_engines_classify_like_the_checkpoint(
     classifiers: dict[str, Path], tmp_path: Path, provider: str, family: str, outputs: tuple[str, ...], pairs: bool
 ) -> None:
-    from shapeshift.engines.text_model import ReferenceModel
+    from shapeshift.engines.text.reference_model import ReferenceModel
 
     reference = ReferenceModel(open_checkpoint(classifiers[family]), "mean", True, outputs, pairs=pairs)
     # Only BERT of these knows token types.
@@ -107,7 +108,7 @@ def test_engines_classify_as_the_checkpoint(
         for name in set(outputs) & set(own):
             np.testing.assert_allclose(computed[name], own[name], rtol=1e-4, atol=1e-5)
 
-    made: Any = registry.provider(provider)
+    made: Any = lookup.PROVIDERS[provider]
     example = pack(
         typed[2:4] if packs else typed[3:4], 30 if packs else 10, 2 if packs else 1, reference.position_offset
     )
@@ -134,16 +135,16 @@ def test_engines_classify_as_the_checkpoint(
                     assert not received[LENGTHS[index] :].any()
 
 
-def test_first_layers_with_a_head_of_ones_own(classifiers: dict[str, Path], tmp_path: Path) -> None:
+def test_first_layers_with_a_separate_head(classifiers: dict[str, Path], tmp_path: Path) -> None:
     from safetensors.numpy import save_file
 
-    from shapeshift.engines.text_model import ReferenceModel
+    from shapeshift.engines.text.reference_model import ReferenceModel
 
     rng = np.random.default_rng(3)
     weight, bias = rng.normal(size=(2, 32)).astype(np.float16), np.ones(2, np.float16)
     file = tmp_path / "head.safetensors"
     save_file({"weight": weight, "bias": bias}, file, metadata={"labels": '["no", "yes"]'})
-    assert heads.labels_of_head(file) == ("no", "yes")
+    assert heads.head_labels(file) == ("no", "yes")
     checkpoint = open_checkpoint(classifiers["bert"])
     shallow = ReferenceModel(checkpoint, "mean", True, ("EMBEDDING", "LOGITS", "IMPORTANCE"), 1, file)
     ids = np.arange(3, 12)
@@ -160,7 +161,7 @@ def test_first_layers_with_a_head_of_ones_own(classifiers: dict[str, Path], tmp_
 def test_a_checkpoint_without_a_head_has_no_logits(classifiers: dict[str, Path], tmp_path: Path) -> None:
     import transformers
 
-    from shapeshift.engines.text_model import ReferenceModel
+    from shapeshift.engines.text.reference_model import ReferenceModel
 
     transformers.AutoModel.from_pretrained(classifiers["bert"]).save_pretrained(tmp_path)
     (tmp_path / "tokenizer.json").write_text("{}")
@@ -168,13 +169,13 @@ def test_a_checkpoint_without_a_head_has_no_logits(classifiers: dict[str, Path],
         ReferenceModel(open_checkpoint(tmp_path), "mean", True, ("LOGITS",))
 
 
-def test_broken_heads_are_refused(tmp_path: Path) -> None:
+def test_invalid_heads_are_rejected(tmp_path: Path) -> None:
     from safetensors.numpy import save_file
 
     file = tmp_path / "head.safetensors"
     file.write_text("nothing")
     with pytest.raises(InvalidInputError, match="safetensors"):
-        heads.tensors(file)
+        heads.read_head(file)
     weight, bias = np.ones((2, 3)), np.ones(2)
     for tensors in (
         {"weight": weight},
@@ -183,14 +184,14 @@ def test_broken_heads_are_refused(tmp_path: Path) -> None:
     ):
         save_file(tensors, file)
         with pytest.raises(InvalidInputError, match="head"):
-            heads.tensors(file)
+            heads.read_head(file)
     save_file({"weight": np.ones((2, 3)), "bias": np.ones(2)}, file)
-    assert heads.labels_of_head(file) == ("LABEL_0", "LABEL_1")
+    assert heads.head_labels(file) == ("LABEL_0", "LABEL_1")
     save_file({"weight": np.ones((2, 3)), "bias": np.ones(2)}, file, metadata={"labels": '["a"]'})
     with pytest.raises(InvalidInputError, match="1 labels"):
-        heads.labels_of_head(file)
+        heads.head_labels(file)
 
 
 def test_labels_of_a_configuration() -> None:
-    assert heads.labels_of_config({"id2label": {"10": "k", "2": "c", "0": "a"}}) == ("a", "c", "k")
-    assert heads.labels_of_config({}) == ("LABEL_0", "LABEL_1")
+    assert heads.config_labels({"id2label": {"10": "k", "2": "c", "0": "a"}}) == ("a", "c", "k")
+    assert heads.config_labels({}) == ("LABEL_0", "LABEL_1")

@@ -5,8 +5,8 @@ import random
 import numpy as np
 import pytest
 
-from shapeshift.engines.packing import pack
-from shapeshift.engines.protocol import INPUT_NAMES
+from shapeshift.engines.interfaces import INPUT_AXES
+from shapeshift.engines.text.packing import pack
 
 
 def test_rows_lie_side_by_side() -> None:
@@ -23,12 +23,12 @@ def test_positions_count_from_the_familys_offset() -> None:
 
 
 @pytest.mark.parametrize("seed", range(30))
-def test_every_row_can_be_read_back(seed: int) -> None:
+def test_rows_can_be_recovered_from_a_pack(seed: int) -> None:
     rng = random.Random(seed)
     texts = [np.array([rng.randint(1, 30000) for _ in range(rng.randint(1, 40))]) for _ in range(rng.randint(1, 9))]
     total = sum(map(len, texts))
     made = pack(texts, total + rng.randint(0, 50), len(texts) + rng.randint(0, 5), 3)
-    assert tuple(made) == INPUT_NAMES
+    assert tuple(made) == tuple(INPUT_AXES)
     assert all(array.dtype == np.int64 for array in made.values())
     for number, text in enumerate(texts, start=1):
         own = made["SEGMENTS"][0] == number
@@ -45,6 +45,6 @@ def test_packs_do_not_share_memory() -> None:
     assert first["INPUT_IDS"].tolist() == [[1, 2, 0, 0]]
 
 
-def test_what_does_not_fit_is_an_error() -> None:
+def test_too_many_tokens_are_an_error() -> None:
     with pytest.raises(ValueError, match="shape"):
         pack([np.array([1, 2, 3])], 2, 1)

@@ -1,4 +1,4 @@
-"""Real engines of a tiny random transformer, held against transformers itself."""
+"""Real engines of a tiny random transformer, compared with transformers."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from shapeshift.engines import registry
 from shapeshift.engines.checkpoint import open_checkpoint
-from shapeshift.engines.packing import pack
+from shapeshift.engines.providers import lookup
+from shapeshift.engines.text.packing import pack
 from shapeshift.engines.verify import compare
 
 TOKENS = 48
@@ -56,10 +56,10 @@ def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         ("onnxruntime", "distilbert", "mean", False),
     ],
 )
-def test_engines_compute_what_the_model_does(
+def test_engines_match_the_model(
     checkpoints: dict[str, Path], tmp_path: Path, provider: str, family: str, pooling: str, normalize: bool
 ) -> None:
-    from shapeshift.engines.text_model import ReferenceModel
+    from shapeshift.engines.text.reference_model import ReferenceModel
 
     reference = ReferenceModel(open_checkpoint(checkpoints[family]), pooling, normalize)
     packs = reference.packs_rows
@@ -68,9 +68,9 @@ def test_engines_compute_what_the_model_does(
     assert reference.max_tokens == 64 - reference.position_offset
     rng = np.random.default_rng(0)
     texts = [rng.integers(3, 99, length, dtype=np.int64) for length in LENGTHS]
-    wanted = reference.embed(texts)
+    wanted = np.stack([reference.compute(text)["EMBEDDING"] for text in texts])
 
-    made: Any = registry.provider(provider)
+    made: Any = lookup.PROVIDERS[provider]
     example = pack([np.arange(3, 12), np.arange(3, 10)][: 2 if packs else 1], 20, 2 if packs else 1)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")

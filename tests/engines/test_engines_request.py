@@ -5,40 +5,40 @@ import threading
 import numpy as np
 import pytest
 
-from shapeshift.engines import request as request_module
-from shapeshift.engines.request import TextRequest
+from shapeshift.engines.execution import request as request_module
+from shapeshift.engines.execution.request import TextRequest
 from shapeshift.errors import CancelledRequestError, EngineError, OverloadedError
 
 
 def made(rows: int, **options: object) -> tuple[TextRequest, list[TextRequest]]:
-    """A request of so many rows, and the list of calls of its `finished`."""
+    """A request of `rows` rows, and the list of its `on_finished` calls."""
     finished: list[TextRequest] = []
     texts = [np.arange(1, 2 + row) for row in range(rows)]
     return TextRequest(texts, finished.append, **options), finished  # type: ignore[arg-type]
 
 
-def test_rows_may_be_done_in_any_order() -> None:
+def test_rows_complete_in_any_order() -> None:
     request, finished = made(3)
     assert [row.tokens for row in request.rows] == [1, 2, 3]
     for index in (2, 0, 1):
-        assert not finished and not request.ended
+        assert not finished and not request.finished
         request.complete(request.rows[index], {"A": np.array([index, 7]), "B": np.float32(index)})
-    assert finished == [request] and request.ended and request.error is None
+    assert finished == [request] and request.finished and request.error is None
     assert request.outputs["A"].tolist() == [[0, 7], [1, 7], [2, 7]]
     assert request.outputs["B"].tolist() == [0, 1, 2] and request.outputs["B"].dtype == np.float32
 
 
-def test_a_failure_ends_it_once() -> None:
+def test_request_fails_only_once() -> None:
     request, finished = made(2)
     request.complete(request.rows[0], {"A": np.zeros(1)})
     first = EngineError("first")
     request.fail(first)
     request.fail(EngineError("second"))
     request.complete(request.rows[1], {"A": np.zeros(1)})
-    assert finished == [request] and request.ended and request.error is first
+    assert finished == [request] and request.finished and request.error is first
 
 
-def test_what_is_done_cannot_fail() -> None:
+def test_finished_request_cannot_fail() -> None:
     request, finished = made(1)
     request.complete(request.rows[0], {})
     request.fail(EngineError("late"))
@@ -60,10 +60,10 @@ def test_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
     request.fail_if_late()
     patient.fail_if_late()
     assert finished == [request] and isinstance(request.error, OverloadedError)
-    assert not patient.ended
+    assert not patient.finished
 
 
-def test_only_one_that_has_waited_is_asked_about(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_recent_requests_are_not_checked_for_cancellation(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [100.0]
     asked: list[float] = []
     monkeypatch.setattr(request_module.time, "monotonic", lambda: now[0])
@@ -73,18 +73,18 @@ def test_only_one_that_has_waited_is_asked_about(monkeypatch: pytest.MonkeyPatch
         return now[0] > 102
 
     request, finished = made(1, is_cancelled=is_cancelled)
-    request.fail_if_abandoned()
+    request.fail_if_cancelled()
     assert not asked
     now[0] = 101.0
-    request.fail_if_abandoned()
+    request.fail_if_cancelled()
     assert asked == [101.0] and not finished
     now[0] = 103.0
-    request.fail_if_abandoned()
+    request.fail_if_cancelled()
     assert finished == [request] and isinstance(request.error, CancelledRequestError)
 
 
 @pytest.mark.parametrize("fails", [False, True])
-def test_finished_is_called_once_however_many_threads_report(fails: bool) -> None:
+def test_on_finished_is_called_once_by_concurrent_threads(fails: bool) -> None:
     for _ in range(50):
         request, finished = made(8)
         barrier = threading.Barrier(9)

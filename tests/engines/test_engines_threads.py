@@ -1,4 +1,4 @@
-"""What engine threads of a fresh process do first must not make them wait for each other for ever."""
+"""Concurrent first calls of engine threads in a fresh process do not deadlock."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def slow(self, version):
     usual(self, version)
 
 numpy.lib.NumpyVersion.__init__ = slow
-from shapeshift.engines.openvino_provider import PROVIDER
+from shapeshift.engines.providers.openvino import PROVIDER
 
 runtime = PROVIDER.open(Path(sys.argv[1]), "f32", 1)
 engines = [runtime.engine(None, None) for _ in range(2)]
@@ -39,7 +39,7 @@ print(*answers)
 """
 
 
-def test_two_threads_may_run_their_first_call_together(tmp_path: Path) -> None:
+def test_concurrent_first_calls_do_not_deadlock(tmp_path: Path) -> None:
     import numpy as np
     import openvino
     from openvino import opset13

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 
-from shapeshift.engines.tokenizer import FILE_NAME, TextTokenizer
+from shapeshift.engines.text.tokenizer import FILE_NAME, TextTokenizer
 from shapeshift.errors import InvalidInputError
 
 WORDS = ["[UNK]", "[CLS]", "[SEP]", "one", "two", "ü"]
@@ -17,7 +17,7 @@ UNKNOWN, OPEN, CLOSE, ONE, TWO, UMLAUT = range(6)
 
 
 def save(folder: Path, template: str | None = "[CLS] $A [SEP]") -> Path:
-    """A tokenizer.json that knows WORDS and surrounds each text by `template`."""
+    """A tokenizer.json with the vocabulary WORDS that wraps each text in `template`."""
     made = Tokenizer(models.WordLevel({word: index for index, word in enumerate(WORDS)}, unk_token="[UNK]"))
     made.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     if template:
@@ -62,7 +62,7 @@ def test_truncate_keeps_the_closing_token(tokenizer: TextTokenizer, tmp_path: Pa
     assert plain.encode(b"one two one", 0, True).tolist() == [ONE, TWO]
 
 
-def test_a_text_without_a_token_is_refused(tmp_path: Path) -> None:
+def test_text_without_tokens_is_rejected(tmp_path: Path) -> None:
     plain = TextTokenizer(save(tmp_path, None), max_tokens=2)
     with pytest.raises(InvalidInputError, match=r"row 1: TEXT: .*at least one token"):
         plain.encode(b"  ", 1, False)
@@ -93,7 +93,7 @@ def test_bytes_are_limited_before_they_are_tokenized(tokenizer: TextTokenizer) -
     assert tokenizer.encode(b"x" * (limit + 1), 0, True).tolist() == [OPEN, UNKNOWN, CLOSE]
 
 
-def test_a_cut_inside_a_character_drops_it(tokenizer: TextTokenizer) -> None:
+def test_truncation_inside_a_character_drops_it(tokenizer: TextTokenizer) -> None:
     text = b"one " + b" " * (tokenizer.max_bytes - 5) + "ü two".encode()
     assert tokenizer.encode(text, 0, True).tolist() == [OPEN, ONE, CLOSE]
     for shift in range(4):
@@ -101,7 +101,7 @@ def test_a_cut_inside_a_character_drops_it(tokenizer: TextTokenizer) -> None:
         assert tokenizer.encode(long, 0, True).tolist() == [OPEN, UNKNOWN, CLOSE]
 
 
-def test_a_long_text_is_checked_although_it_is_cut(tokenizer: TextTokenizer) -> None:
+def test_truncated_text_must_be_valid_utf8(tokenizer: TextTokenizer) -> None:
     for text in (b"\xff one " + b"x" * 1000, b"one " * 100 + b"\xff" + b" two" * 100):
         with pytest.raises(InvalidInputError, match="valid UTF-8"):
             tokenizer.encode(text, 0, True)
@@ -118,7 +118,7 @@ def test_the_demo_tokenizer(demo_checkpoint: Path) -> None:
     assert len(cut) == 512 and cut[-1] == 102
 
 
-def test_threads_may_share_it(demo_checkpoint: Path) -> None:
+def test_tokenizer_is_thread_safe(demo_checkpoint: Path) -> None:
     tokenizer = TextTokenizer(demo_checkpoint / "tokenizer.json", max_tokens=512)
     texts = [f"text number {number} of many".encode() * (1 + number % 9) for number in range(200)]
     with ThreadPoolExecutor(4) as threads:
@@ -126,14 +126,14 @@ def test_threads_may_share_it(demo_checkpoint: Path) -> None:
     assert together == [tokenizer.encode(text, 0, False).tolist() for text in texts]
 
 
-# Positions and pairs.
+# Offsets and pairs.
 
 
-def test_positions_are_those_of_the_bytes(demo_checkpoint: Path) -> None:
+def test_offsets_are_bytes(demo_checkpoint: Path) -> None:
     tokenizer = TextTokenizer(demo_checkpoint / FILE_NAME, 64)
     for text in ("Is unbelievable, naïve, 東京 and so on?", "plain ascii text"):
         raw = text.encode()
-        ids, offsets = tokenizer.encode_whole(raw)
+        ids, offsets = tokenizer.encode_with_offsets(raw)
         np.testing.assert_array_equal(ids, tokenizer.encode(raw))
         assert offsets.dtype == np.int32 and offsets.shape == (len(ids), 2)
         assert offsets[0].tolist() == offsets[-1].tolist() == [-1, -1]
@@ -141,32 +141,32 @@ def test_positions_are_those_of_the_bytes(demo_checkpoint: Path) -> None:
         assert "".join(pieces) == text.replace(" ", "")
 
 
-def test_pairs_have_positions_of_their_own_and_token_types(demo_checkpoint: Path) -> None:
+def test_pairs_have_own_offsets_and_token_types(demo_checkpoint: Path) -> None:
     stride = 30522
     tokenizer = TextTokenizer(demo_checkpoint / FILE_NAME, 64, type_stride=stride)
     first, second = "Où est-il?".encode(), b"He is here"
-    ids, offsets = tokenizer.encode_whole(first, second)
+    ids, offsets = tokenizer.encode_with_offsets(first, second)
     middle = len(tokenizer.encode(first))
     np.testing.assert_array_equal(ids[:middle], tokenizer.encode(first))
     np.testing.assert_array_equal(ids[middle:] - stride, tokenizer.encode(second)[1:])
     assert [tuple(pair) for pair in offsets if pair[0] < 0] == [(-1, -1)] * 3
     assert [second[start:end] for start, end in offsets[middle:-1]] == [b"He", b"is", b"here"]
     with pytest.raises(InvalidInputError, match="TEXT_PAIR"):
-        tokenizer.encode_whole(first, b"", 3)
+        tokenizer.encode_with_offsets(first, b"", 3)
 
 
 @pytest.mark.parametrize(
     ("words", "kept"), [((3, 30), (3, 10)), ((30, 3), (10, 3)), ((30, 30), (7, 6)), ((9, 30), (7, 6))]
 )
-def test_the_longer_text_of_a_pair_is_cut(demo_checkpoint: Path, words: tuple[int, int], kept: tuple[int, int]) -> None:
+def test_longer_text_is_truncated(demo_checkpoint: Path, words: tuple[int, int], kept: tuple[int, int]) -> None:
     tokenizer = TextTokenizer(demo_checkpoint / FILE_NAME, 16)
     first, second = (b"a " * words[0], b"b " * words[1])
     with pytest.raises(InvalidInputError, match="at most 16"):
-        tokenizer.encode_whole(first, second)
-    ids, offsets = tokenizer.encode_whole(first, second, truncate=True)
+        tokenizer.encode_with_offsets(first, second)
+    ids, offsets = tokenizer.encode_with_offsets(first, second, truncate=True)
     assert len(ids) == len(offsets) == 16
     a, b = tokenizer.encode(b"a")[1], tokenizer.encode(b"b")[1]
     assert ((ids == a).sum(), (ids == b).sum()) == kept
-    single = tokenizer.encode_whole(b"a " * 30, truncate=True)
+    single = tokenizer.encode_with_offsets(b"a " * 30, truncate=True)
     np.testing.assert_array_equal(single.ids, tokenizer.encode(b"a " * 30, truncate=True))
     assert single.offsets[-1].tolist() == [-1, -1]

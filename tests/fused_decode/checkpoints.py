@@ -36,8 +36,8 @@ def make_checkpoint(folder: Path, seed: int = 0) -> Path:
     import torch
     from safetensors.torch import save_file
 
-    from shapeshift.fused_decode.architecture import Architecture
-    from shapeshift.fused_decode.weights import shapes
+    from shapeshift.fused_decode.model.architecture import Architecture
+    from shapeshift.fused_decode.model.weights import shapes
 
     folder.mkdir(parents=True)
     (folder / "config.json").write_text(json.dumps(_CONFIG))

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from shapeshift.fused_decode import waiting
+from shapeshift.fused_decode.model import kernel_build
 
 if TYPE_CHECKING:
     from decode_models import Tiny
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 PROJECT = Path(__file__).resolve().parents[2]
 
 # Before a test imports torch: with cores that are in use elsewhere, tests would take minutes.
-waiting.arrange()
+kernel_build.limit_spinning()
 
 
 @pytest.fixture(scope="session")

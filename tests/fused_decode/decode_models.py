@@ -10,8 +10,8 @@ from typing import Any
 
 import torch
 
-from shapeshift.fused_decode.model import DecodeModel
-from shapeshift.fused_decode.step import StepBatch
+from shapeshift.fused_decode.interfaces import StepBatch
+from shapeshift.fused_decode.model.cpu_runtime import DecodeModel
 
 VOCAB = 211
 WINDOW = 9

@@ -1,4 +1,4 @@
-"""The fronts in this process, over the toy model and a fake of Triton's side."""
+"""Requests to fronts in this process, with a fake of Triton."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from google.protobuf import json_format
 
 from shapeshift.serving import model_args
 from shapeshift.serving.model_args import ModelArgs
-from shapeshift.triton import modelconfig
+from shapeshift.triton import model_config
 from tests.fakes import InferenceResponse, Request, values_of
 
 PROJECT = Path(__file__).resolve().parents[2]
@@ -25,10 +25,10 @@ _FLOATS = ("temperature", "top_p", "min_p", "repetition_penalty")
 
 
 def arguments(model: str, **parameters: object) -> ModelArgs:
-    """What Triton tells the backend about a model of the repository, with other parameters."""
-    config = modelconfig.read(PROJECT / "model_repository" / model / "config.pbtxt")
+    """The arguments that Triton passes for a model of the repository, with other parameters."""
+    config = model_config.read(PROJECT / "model_repository" / model / "config.pbtxt")
     for name, value in parameters.items():
-        modelconfig.set_parameter(config, name, str(value))
+        model_config.set_parameter(config, name, str(value))
     return model_args.read(
         {
             "model_config": json.dumps(json_format.MessageToDict(config, preserving_proto_field_name=True)),
@@ -43,7 +43,7 @@ def arguments(model: str, **parameters: object) -> ModelArgs:
 
 
 def tensors(given: Mapping[str, Any]) -> dict[str, np.ndarray]:
-    """Inputs as Triton would hand them over."""
+    """Inputs as Triton delivers them."""
     made = {}
     for name, value in given.items():
         values = value if isinstance(value, list) else [value]
@@ -63,7 +63,7 @@ def ask(
     decoupled: bool = True,
     **given: Any,
 ) -> Request:
-    """A request, greedy and of 8 tokens unless it says otherwise."""
+    """A request; by default greedy, with 8 tokens."""
     if text is not None:
         given = {"text_input": text, "max_tokens": 8, "temperature": 0.0, **given}
     chosen = {name: value for name, value in given.items() if value is not None}
@@ -74,7 +74,7 @@ def text_of(response: InferenceResponse) -> str:
     return str(values_of(response)["text_output"][0].decode())
 
 
-def told(request: Request) -> dict[str, Any]:
-    """The values of the one response."""
+def answer_of(request: Request) -> dict[str, Any]:
+    """The outputs of a request that gets one response."""
     values = {name: value.tolist()[0] for name, value in values_of(request.sender.answer()).items()}
     return {name: value.decode() if isinstance(value, bytes) else value for name, value in values.items()}

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import pytest
 
 from shapeshift.errors import OverloadedError
-from shapeshift.fused_decode.admission import FirstComeFirstServed
+from shapeshift.fused_decode.policy.admission import FirstComeFirstServed
 
 
 @dataclass(eq=False)
@@ -33,14 +33,14 @@ def test_first_come_first_served() -> None:
     made.check_integrity()
 
 
-def test_what_exceeds_a_limit_is_refused_and_leaves_no_trace() -> None:
+def test_a_request_beyond_a_limit_is_refused_and_not_counted() -> None:
     made = queue(requests=2, tokens=10)
     made.submit(Waiting(6))
-    with pytest.raises(OverloadedError, match="queue_tokens: 6 tokens wait, 5 more exceed 10; retry later"):
+    with pytest.raises(OverloadedError, match="queue_tokens: 6 tokens wait, 5 more would exceed 10; retry later"):
         made.submit(Waiting(5))
     made.refuse_when_full()
     made.submit(Waiting(4))
-    with pytest.raises(OverloadedError, match="queue_requests: 2 requests wait, at most 2 may; retry later"):
+    with pytest.raises(OverloadedError, match="queue_requests: 2 requests wait, 1 more would exceed 2; retry later"):
         made.submit(Waiting(0))
     with pytest.raises(OverloadedError, match="queue_requests"):
         made.refuse_when_full()
@@ -57,7 +57,7 @@ def test_an_empty_queue_takes_any_request() -> None:
     made.check_integrity()
 
 
-def test_close_gives_back_what_waits_and_refuses_what_comes() -> None:
+def test_close_returns_waiting_requests_and_refuses_new_ones() -> None:
     made = queue()
     waiting = [Waiting(1), Waiting(2)]
     for request in waiting:

@@ -12,8 +12,8 @@ import transformers
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from shapeshift.errors import InvalidInputError
-from shapeshift.fused_decode import rope
-from shapeshift.fused_decode.architecture import Architecture, Rope, from_config
+from shapeshift.fused_decode.model.architecture import Architecture, Rope, from_config
+from shapeshift.fused_decode.model.network import rope_frequencies
 
 OLD_LLAMA: dict[str, Any] = {
     "model_type": "llama",
@@ -36,7 +36,7 @@ def test_an_old_config_without_the_newer_keys() -> None:
     assert (found.tied, found.qkv_bias, found.output_bias, found.qk_norm) == (False, False, False, False)
 
 
-def test_ids_that_end_a_text_come_from_both_files(tmp_path: Path) -> None:
+def test_end_of_sequence_ids_come_from_both_files(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps(OLD_LLAMA))
     (tmp_path / "generation_config.json").write_text(json.dumps({"eos_token_id": 7}))
     assert Architecture.read(tmp_path).eos_ids == {2, 5, 7}
@@ -53,7 +53,7 @@ def test_ids_that_end_a_text_come_from_both_files(tmp_path: Path) -> None:
         ({"model_type": "mistral", "sliding_window": None}, (0, 0, 0, 0)),
     ],
 )
-def test_which_layers_have_a_window(changes: dict[str, Any], windows: tuple[int, ...]) -> None:
+def test_windows_of_layers(changes: dict[str, Any], windows: tuple[int, ...]) -> None:
     assert from_config(OLD_LLAMA | WINDOWED | changes).windows == windows
 
 
@@ -83,13 +83,13 @@ def test_which_layers_have_a_window(changes: dict[str, Any], windows: tuple[int,
         ({"model_type": "mistral", "layer_types": ["full_attention"] * 4}, "layer_types"),
     ],
 )
-def test_what_is_not_known_is_refused(changes: dict[str, Any], field: str) -> None:
+def test_an_unsupported_config_is_refused(changes: dict[str, Any], field: str) -> None:
     with pytest.raises(InvalidInputError, match=f"^{field}"):
         from_config(OLD_LLAMA | changes)
 
 
 @pytest.mark.parametrize("text", [None, "{", "[]"])
-def test_a_config_that_is_none(tmp_path: Path, text: str | None) -> None:
+def test_an_unreadable_config_is_refused(tmp_path: Path, text: str | None) -> None:
     if text is not None:
         (tmp_path / "config.json").write_text(text)
     with pytest.raises(InvalidInputError, match="^checkpoint: got"):
@@ -114,6 +114,6 @@ def test_a_config_that_is_none(tmp_path: Path, text: str | None) -> None:
 def test_frequencies_are_those_of_transformers(stated: dict[str, Any]) -> None:
     config = transformers.LlamaConfig(**(OLD_LLAMA | {"head_dim": 64, "rope_parameters": dict(stated)}))
     expected, factor = ROPE_INIT_FUNCTIONS[stated["rope_type"]](config, torch.device("cpu"))
-    found = rope.frequencies(from_config(config.to_dict()).rope, 64)
+    found = rope_frequencies(from_config(config.to_dict()).rope, 64)
     assert factor == 1.0
     assert torch.allclose(found, expected, rtol=1e-5, atol=0.0)

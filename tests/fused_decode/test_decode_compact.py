@@ -1,4 +1,4 @@
-"""Compaction, against a search through every window and every order of moves."""
+"""Compaction, compared with a search through all windows and all orders of moves."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from collections import deque
 import pytest
 
 from shapeshift.errors import InvalidInputError
-from shapeshift.fused_decode.compact import compact
-from shapeshift.fused_decode.policies import POLICIES
+from shapeshift.fused_decode.policy.api import POLICIES
+from shapeshift.fused_decode.policy.compact import compact
 
 (POLICY,) = POLICIES
 
@@ -83,10 +83,10 @@ EXAMPLES = [
 
 @pytest.mark.parametrize(("slots", "answer"), EXAMPLES)
 def test_by_hand(slots: list[float], answer: dict[str, object]) -> None:
-    assert POLICY.answer({"slots": slots}) == answer
+    assert POLICY.evaluate({"slots": slots}) == answer
 
 
 @pytest.mark.parametrize("slots", [[], [-1], [1, "2"], [float("nan")], [True], 3])
-def test_what_is_no_list_of_weights_is_refused(slots: object) -> None:
+def test_an_invalid_list_of_weights_is_refused(slots: object) -> None:
     with pytest.raises(InvalidInputError, match="slots"):
-        POLICY.answer({"slots": slots})
+        POLICY.evaluate({"slots": slots})

@@ -14,9 +14,9 @@ import pytest
 
 from shapeshift.errors import EngineError, InvalidInputError, NotFoundError
 from shapeshift.fused_decode.front import GenerateFront
-from shapeshift.fused_decode.room import Room
+from shapeshift.fused_decode.service import DecodeService
 from tests.fakes import PbUtils, Request, TritonError, values_of
-from tests.fused_decode.fronts import arguments, ask, text_of, told
+from tests.fused_decode.fronts import answer_of, arguments, ask, text_of
 from tests.fused_decode.toy import LETTERS, ToyRuntime, ids, save_tokenizer
 from tests.waiting import wait_for
 
@@ -35,13 +35,15 @@ def pb_utils() -> PbUtils:
 
 @pytest.fixture
 def make_front(tmp_path: Path, toy: ToyRuntime, pb_utils: PbUtils) -> Iterator[MakeFront]:
-    """A function that starts a front over the toy; every one is closed when the test ends, and must be whole then."""
+    """A function that starts a front over the toy; every front is closed and checked when the test ends."""
     started: list[GenerateFront] = []
 
     def make(**parameters: object) -> GenerateFront:
         stated = {"max_length": toy.max_length, "checkpoint": save_tokenizer(tmp_path / "toy"), **parameters}
         started.append(
-            GenerateFront(pb_utils, arguments("generate", **stated), partial(Room, load_runtime=lambda *_: toy))
+            GenerateFront(
+                pb_utils, arguments("generate", **stated), partial(DecodeService, load_runtime=lambda *_: toy)
+            )
         )
         return started[-1]
 
@@ -53,28 +55,28 @@ def make_front(tmp_path: Path, toy: ToyRuntime, pb_utils: PbUtils) -> Iterator[M
         assert front.loop.slots.used == len(front.loop.admission) == len(front._live) == len(front._watch) == 0
 
 
-# What is served.
+# Answers.
 
 
 def test_one_response_holds_the_whole_answer(make_front: MakeFront, toy: ToyRuntime) -> None:
     request = ask("hello", max_tokens=20)
     make_front().execute([request])
-    assert told(request) == {"text_output": toy.text(ids("hello"), 20)}
+    assert answer_of(request) == {"text_output": toy.text(ids("hello"), 20)}
 
 
-def test_a_stream_says_the_same_piece_by_piece(make_front: MakeFront, toy: ToyRuntime) -> None:
+def test_a_stream_has_the_same_text_piece_by_piece(make_front: MakeFront, toy: ToyRuntime) -> None:
     request = ask("hello", max_tokens=20, stream=True)
     toy.pace = threading.Semaphore(0)
     make_front().execute([request])
     for count in range(1, 21):
         toy.pace.release()
         wait_for(lambda count=count: len(request.sender.responses) == count)
-    said = [text_of(response) for response in request.sender.stream()]
-    assert "".join(said) == toy.text(ids("hello"), 20)
-    assert [len(text) for text in said] == [1] * 20
+    message = [text_of(response) for response in request.sender.stream()]
+    assert "".join(message) == toy.text(ids("hello"), 20)
+    assert [len(text) for text in message] == [1] * 20
 
 
-def test_what_waits_for_a_slow_reader_is_merged(make_front: MakeFront, toy: ToyRuntime) -> None:
+def test_text_for_a_slow_client_is_merged(make_front: MakeFront, toy: ToyRuntime) -> None:
     request, gate, held = ask("hello", max_tokens=40, stream=True), threading.Event(), threading.Event()
     send = request.sender.send
 
@@ -87,10 +89,10 @@ def test_what_waits_for_a_slow_reader_is_merged(make_front: MakeFront, toy: ToyR
     toy.pace = threading.Semaphore(1)
     front = make_front()
     front.execute([request])
-    ((sequence,),) = front._live.values()
+    ((live,),) = front._live.values()
     assert held.wait(30)
     toy.pace.release(39)
-    wait_for(lambda: sequence.ended)
+    wait_for(lambda: live.is_finished)
     gate.set()
     assert len(request.sender.stream()) == 2
     assert "".join(map(text_of, request.sender.responses)) == toy.text(ids("hello"), 40)
@@ -100,7 +102,7 @@ def test_further_outputs_on_request(make_front: MakeFront) -> None:
     flags = {f"return_{name}": True for name in ("finish_reason", "num_input_tokens", "num_output_tokens", "timings")}
     request = ask("hello", max_tokens=5, request_id="mine", return_request_id=True, **flags)
     make_front().execute([request])
-    answer = told(request)
+    answer = answer_of(request)
     assert {name: answer[name] for name in ("finish_reason", "num_input_tokens", "num_output_tokens")} == {
         "finish_reason": "length",
         "num_input_tokens": 5,
@@ -118,34 +120,34 @@ def test_counts_of_a_stream_add_up_and_the_reason_comes_last(make_front: MakeFro
     assert ["finish_reason" in each for each in values] == [False] * (len(values) - 1) + [True]
 
 
-def test_outputs_are_those_asked_for(make_front: MakeFront) -> None:
+def test_outputs_are_the_requested_ones(make_front: MakeFront) -> None:
     front = make_front()
     only = ask(outputs=("finish_reason",), return_finish_reason=True)
     none = ask(outputs=())
     front.execute([only, none])
-    assert list(told(only)) == ["finish_reason"] and told(none) == {}
+    assert list(answer_of(only)) == ["finish_reason"] and answer_of(none) == {}
 
 
 def test_the_prompt_can_be_repeated(make_front: MakeFront, toy: ToyRuntime) -> None:
     request = ask("hello", exclude_input_in_output=False)
     make_front().execute([request])
-    assert told(request)["text_output"] == "hello" + toy.text(ids("hello"), 8)
+    assert answer_of(request)["text_output"] == "hello" + toy.text(ids("hello"), 8)
 
 
 def test_a_request_without_an_id_gets_one(make_front: MakeFront) -> None:
     front = make_front()
     requests = [ask(return_request_id=True) for _ in range(2)] + [ask(return_request_id=True, parameters={"id": "x"})]
     front.execute(requests)
-    names = [told(request)["request_id"] for request in requests]
+    names = [answer_of(request)["request_id"] for request in requests]
     assert len(set(names)) == 3 and names[2] == "x" and all(names)
 
 
-def test_the_same_seed_says_the_same(make_front: MakeFront) -> None:
+def test_the_same_seed_gives_the_same_text(make_front: MakeFront) -> None:
     front = make_front()
     seeded = [ask(temperature=1.0, max_tokens=30, seed=5) for _ in range(2)]
     others = [ask(temperature=1.0, max_tokens=30) for _ in range(2)]
     front.execute([*seeded, *others])
-    texts = [told(request)["text_output"] for request in [*seeded, *others]]
+    texts = [answer_of(request)["text_output"] for request in [*seeded, *others]]
     assert texts[0] == texts[1] and len(set(texts)) == 3
 
 
@@ -160,7 +162,7 @@ def test_many_at_once(make_front: MakeFront, toy: ToyRuntime) -> None:
         assert "".join(map(text_of, request.sender.stream())) == toy.text(ids(prompt), count)
 
 
-# What is refused.
+# Refusals.
 
 REFUSED: list[tuple[Request, str]] = [
     (ask(""), "text_input: got ''; at least one character"),
@@ -177,28 +179,28 @@ REFUSED: list[tuple[Request, str]] = [
 ]
 
 
-def test_bad_requests_cost_only_themselves(make_front: MakeFront, toy: ToyRuntime) -> None:
+def test_an_invalid_request_costs_no_other(make_front: MakeFront, toy: ToyRuntime) -> None:
     front = make_front()
     good = [ask("first"), ask("second")]
     front.execute([good[0], *(request for request, _ in REFUSED), good[1]])
     for request, text in zip(good, ("first", "second"), strict=True):
-        assert told(request)["text_output"] == toy.text(ids(text), 8)
-    for request, said in REFUSED:
+        assert answer_of(request)["text_output"] == toy.text(ids(text), 8)
+    for request, message in REFUSED:
         code, text = request.refusal()
         assert code == TritonError.INVALID_ARG
-        assert text.startswith(said)
+        assert text.startswith(message)
 
 
-def test_a_request_that_breaks_our_own_code_is_answered_too(make_front: MakeFront) -> None:
+def test_a_request_that_breaks_our_own_code_gets_an_error(make_front: MakeFront) -> None:
     front = make_front()
     broken, good = ask(), ask()
     broken.inputs["text_input"] = object()  # type: ignore[assignment]
     front.execute([broken, good])
     assert broken.refusal()[0] == TritonError.INTERNAL
-    told(good)
+    answer_of(good)
 
 
-def test_beyond_what_may_wait_is_unavailable_at_once(make_front: MakeFront, toy: ToyRuntime) -> None:
+def test_a_full_queue_is_unavailable_at_once(make_front: MakeFront, toy: ToyRuntime) -> None:
     toy.open.clear()
     front = make_front(queue_requests=20)
     front.execute([ask()])
@@ -207,26 +209,26 @@ def test_beyond_what_may_wait_is_unavailable_at_once(make_front: MakeFront, toy:
     front.execute(requests)
     for request in requests[20:]:
         code, text = request.refusal()
-        assert code == TritonError.UNAVAILABLE and "at most 20 may; retry later" in text
+        assert code == TritonError.UNAVAILABLE and "1 more would exceed 20; retry later" in text
     assert not any(request.sender.responses for request in requests[:20])
     toy.open.set()
     for request in requests[:20]:
-        told(request)
+        answer_of(request)
 
 
-def test_tokens_that_may_wait_are_bounded_too(make_front: MakeFront, toy: ToyRuntime) -> None:
+def test_the_tokens_of_the_queue_are_bounded_too(make_front: MakeFront, toy: ToyRuntime) -> None:
     toy.open.clear()
     front = make_front(queue_tokens=30)
     front.execute([ask()])
     assert toy.entered.acquire(timeout=30)
     waits, refused = ask("abcdef"), ask("a" * 10)
     front.execute([waits, refused])
-    assert refused.refusal()[1].startswith("queue_tokens: 14 tokens wait, 18 more exceed 30")
+    assert refused.refusal()[1].startswith("queue_tokens: 14 tokens wait, 18 more would exceed 30")
     toy.open.set()
-    told(waits)
+    answer_of(waits)
 
 
-# Leaving early.
+# Early ends.
 
 
 def test_stop_id_ends_that_request(make_front: MakeFront, toy: ToyRuntime) -> None:
@@ -238,27 +240,27 @@ def test_stop_id_ends_that_request(make_front: MakeFront, toy: ToyRuntime) -> No
     stop, unknown = ask(None, stop_id="one"), ask(None, stop_id="three")
     front.execute([stop, unknown])
     assert unknown.refusal() == (TritonError.NOT_FOUND, "stop_id: no request 'three' waits or runs")
-    assert told(stop) == {"text_output": ""}
+    assert answer_of(stop) == {"text_output": ""}
     toy.open.set()
-    assert told(ends)["finish_reason"] == "abort"
-    assert len(told(stays)["text_output"]) == 50
+    assert answer_of(ends)["finish_reason"] == "abort"
+    assert len(answer_of(stays)["text_output"]) == 50
     again = ask(None, stop_id="one")
     front.execute([again])
     assert again.refusal()[0] == TritonError.NOT_FOUND
 
 
-def test_stop_id_ends_all_that_carry_it(make_front: MakeFront, toy: ToyRuntime) -> None:
+def test_stop_id_ends_all_requests_of_that_id(make_front: MakeFront, toy: ToyRuntime) -> None:
     toy.open.clear()
     front = make_front()
     requests = [ask(request_id="one", max_tokens=50, return_finish_reason=True) for _ in range(5)]
     front.execute(requests)
     front.execute([ask(None, stop_id="one")])
     toy.open.set()
-    assert {told(request)["finish_reason"] for request in requests} == {"abort"}
+    assert {answer_of(request)["finish_reason"] for request in requests} == {"abort"}
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_callers_who_vanish_free_their_slots(make_front: MakeFront, toy: ToyRuntime, stream: bool) -> None:
+def test_cancelled_requests_free_their_slots(make_front: MakeFront, toy: ToyRuntime, stream: bool) -> None:
     toy.open.clear()
     front = make_front()
     gone = [ask(max_tokens=60, stream=stream) for _ in range(5)]
@@ -267,12 +269,12 @@ def test_callers_who_vanish_free_their_slots(make_front: MakeFront, toy: ToyRunt
     assert toy.entered.acquire(timeout=30)
     for request in gone:
         request.sender.cancelled = True
-    wait_for(lambda: len(front.loop._departures._demanded) == 5)
+    wait_for(lambda: len(front.loop._terminations._demanded) == 5)
     toy.open.set()
     for request in gone:
         error = request.sender.stream()[-1].error()
         assert error is not None and error.code() == TritonError.CANCELLED
-    assert told(stays)["text_output"] == toy.text(ids("abc"), 20)
+    assert answer_of(stays)["text_output"] == toy.text(ids("abc"), 20)
 
 
 def test_a_response_that_cannot_be_sent_ends_the_request(make_front: MakeFront, toy: ToyRuntime) -> None:
@@ -281,14 +283,14 @@ def test_a_response_that_cannot_be_sent_ends_the_request(make_front: MakeFront, 
     lost.sender._fail = RuntimeError("gone")
     toy.pace = threading.Semaphore(2)
     front.execute([lost, stays])
-    wait_for(lambda: front.loop._departures._demanded or "lost" not in front._live)
+    wait_for(lambda: front.loop._terminations._demanded or "lost" not in front._live)
     toy.pace.release(100)
     stays.sender.stream()
     wait_for(lambda: not front._live)
-    assert front.loop.meters.generated_tokens.value < 120
+    assert front.loop.metrics.generated_tokens.value < 120
 
 
-def test_latency_that_runs_out(make_front: MakeFront, toy: ToyRuntime) -> None:
+def test_a_deadline_before_the_first_token(make_front: MakeFront, toy: ToyRuntime) -> None:
     toy.open.clear()
     front = make_front()
     first = ask(max_tokens=5)
@@ -301,13 +303,13 @@ def test_latency_that_runs_out(make_front: MakeFront, toy: ToyRuntime) -> None:
     for request in waits:
         code, text = request.refusal()
         assert code == TritonError.UNAVAILABLE and text.startswith("latency_ms ran out before the first token")
-    told(first)
+    answer_of(first)
 
 
-# Faults.
+# Failures.
 
 
-def test_a_model_that_fails_costs_its_requests_and_the_front_goes_on(
+def test_a_failure_of_the_model_costs_the_running_requests_only(
     make_front: MakeFront, toy: ToyRuntime, pb_utils: PbUtils
 ) -> None:
     front = make_front()
@@ -319,11 +321,11 @@ def test_a_model_that_fails_costs_its_requests_and_the_front_goes_on(
     toy.fail = None
     good = ask()
     front.execute([good])
-    told(good)
+    answer_of(good)
     assert any("no more memory" in line for line in pb_utils.Logger.lines)
 
 
-def test_close_answers_everybody_and_ends_every_thread(make_front: MakeFront, toy: ToyRuntime) -> None:
+def test_close_answers_all_requests_and_ends_all_threads(make_front: MakeFront, toy: ToyRuntime) -> None:
     before = set(threading.enumerate())
     toy.open.clear()
     front = make_front()
@@ -341,7 +343,7 @@ def test_close_answers_everybody_and_ends_every_thread(make_front: MakeFront, to
     assert set(threading.enumerate()) <= before
 
 
-# What is counted.
+# Metrics.
 
 
 def test_metrics(make_front: MakeFront, pb_utils: PbUtils) -> None:
@@ -372,7 +374,7 @@ def test_metrics(make_front: MakeFront, pb_utils: PbUtils) -> None:
 
 
 @pytest.mark.parametrize(
-    ("parameters", "error", "said"),
+    ("parameters", "error", "message"),
     [
         ({"max_concurency": 3}, InvalidInputError, "max_concurency: .*unknown parameter; known: "),
         ({"max_concurrency": 0}, InvalidInputError, "max_concurrency: got 0; 1 to 4096"),
@@ -382,16 +384,16 @@ def test_metrics(make_front: MakeFront, pb_utils: PbUtils) -> None:
         ({"checkpoint": "/nowhere"}, NotFoundError, "checkpoint: no folder /nowhere"),
     ],
 )
-def test_what_cannot_be_meant_is_not_loaded(
-    make_front: MakeFront, parameters: dict[str, object], error: type[Exception], said: str
+def test_an_invalid_parameter_is_refused_at_load(
+    make_front: MakeFront, parameters: dict[str, object], error: type[Exception], message: str
 ) -> None:
     before = set(threading.enumerate())
-    with pytest.raises(error, match=said):
+    with pytest.raises(error, match=message):
         make_front(**parameters)
     assert set(threading.enumerate()) <= before
 
 
-def test_a_checkpoint_that_has_changed_is_not_loaded(make_front: MakeFront, tmp_path: Path) -> None:
+def test_a_changed_checkpoint_is_refused_at_load(make_front: MakeFront, tmp_path: Path) -> None:
     folder = save_tokenizer(tmp_path / "toy")
     (folder / "config.json").write_text("{}")
     (folder / "model.safetensors").write_bytes(b"none")

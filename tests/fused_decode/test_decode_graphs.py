@@ -10,7 +10,7 @@ import torch
 from decode_models import FAMILIES, LONGEST, Tiny, batch, teacher_forced, texts
 
 from shapeshift.errors import UnsupportedError
-from shapeshift.fused_decode.graphs import Bounds, GraphedModel
+from shapeshift.fused_decode.model.cuda_runtime import GraphBounds, GraphedModel
 
 TOLERANCE = 2e-4
 SLOTS = 6
@@ -41,7 +41,7 @@ def test_single_tokens_over_slots(tiny: Callable[[str], Tiny], family: str) -> N
         for row in rows:
             done[row] += 1
     assert {bounds.context for bounds in model._steps} == {64, LONGEST}
-    assert set(model._steps) <= {Bounds(slots, context) for slots in (1, 2, 4, SLOTS) for context in (64, LONGEST)}
+    assert set(model._steps) <= {GraphBounds(slots, context) for slots in (1, 2, 4, SLOTS) for context in (64, LONGEST)}
 
 
 def test_mixed_steps(tiny: Callable[[str], Tiny]) -> None:
@@ -54,8 +54,8 @@ def test_mixed_steps(tiny: Callable[[str], Tiny]) -> None:
     assert seen > 50
 
 
-def test_a_device_that_is_not_there(tiny: Callable[[str], Tiny]) -> None:
+def test_a_missing_device_is_refused(tiny: Callable[[str], Tiny]) -> None:
     if torch.cuda.is_available():
         pytest.skip("there is one")
-    with pytest.raises(UnsupportedError, match="device cuda:0: torch sees no CUDA device"):
+    with pytest.raises(UnsupportedError, match="device cuda:0: torch finds no CUDA device"):
         GraphedModel.load_on("cuda:0", tiny("llama").folder, slots=1, max_length=8)

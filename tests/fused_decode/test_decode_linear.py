@@ -1,12 +1,12 @@
-"""Packed linears, and the plain ones that stand in for them."""
+"""Packed linears, and the plain ones that replace them."""
 
 from __future__ import annotations
 
 import pytest
 import torch
 
-from shapeshift.fused_decode import linear
-from shapeshift.fused_decode.linear import PackedLinear, PlainLinear
+from shapeshift.fused_decode.model import linear
+from shapeshift.fused_decode.model.linear import PackedLinear, PlainLinear
 
 
 def test_packed_linears_equal_plain_ones() -> None:
@@ -31,7 +31,7 @@ def test_one_line_says_that_linears_are_plain(monkeypatch: pytest.MonkeyPatch) -
 
 
 @pytest.mark.parametrize("fault", ["missing", "refuses", "wrong"])
-def test_operators_that_do_not_compute_rightly_are_not_used(monkeypatch: pytest.MonkeyPatch, fault: str) -> None:
+def test_operators_with_wrong_results_are_not_used(monkeypatch: pytest.MonkeyPatch, fault: str) -> None:
     class Faulty(PlainLinear):
         def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
             if fault == "missing":

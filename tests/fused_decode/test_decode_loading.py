@@ -1,4 +1,4 @@
-"""From parameters to a runtime: what is loaded, and what is refused before anything is allocated."""
+"""From parameters to a runtime, and what is refused before any allocation."""
 
 from __future__ import annotations
 
@@ -12,13 +12,12 @@ import torch
 
 from shapeshift.engines.hardware import available_mb
 from shapeshift.errors import InvalidInputError
-from shapeshift.fused_decode.architecture import Architecture
-from shapeshift.fused_decode.cache import cache_bytes
-from shapeshift.fused_decode.loading import load_runtime
-from shapeshift.fused_decode.memory import require_memory
+from shapeshift.fused_decode.interfaces import Runtime, StepBatch
+from shapeshift.fused_decode.loading import load_runtime, require_memory
+from shapeshift.fused_decode.model.architecture import Architecture
+from shapeshift.fused_decode.model.kv_cache import cache_bytes
+from shapeshift.fused_decode.model.weights import weight_bytes
 from shapeshift.fused_decode.settings import FusedDecodeSettings
-from shapeshift.fused_decode.step import Runtime, StepBatch
-from shapeshift.fused_decode.weights import weight_bytes
 from tests.fused_decode.checkpoints import LONGEST, VOCABULARY, make_checkpoint
 
 MIB = 2**20
@@ -68,7 +67,7 @@ def test_the_bound_is_that_of_weights_and_cache(folder: Path, logged: list[str])
 
 
 @pytest.mark.parametrize(
-    ("slots", "limit_mb", "available", "said"),
+    ("slots", "limit_mb", "available", "message"),
     [
         (7, 0, 69.0, None),
         (7, 0, 68.9, r"max_concurrency: got 7; at most 6 with max_length 100 in 69 MiB \(available\)"),
@@ -78,24 +77,24 @@ def test_the_bound_is_that_of_weights_and_cache(folder: Path, logged: list[str])
         (7, 19, 10**6, r"memory_mb: got 19; at least 22 for one slot; 19 MiB memory_mb"),
     ],
 )
-def test_what_does_not_fit_is_refused(slots: int, limit_mb: int, available: float, said: str | None) -> None:
+def test_settings_that_do_not_fit_are_refused(slots: int, limit_mb: int, available: float, message: str | None) -> None:
     def check() -> None:
         require_memory(13 * MIB, 8 * MIB, slots, 100, limit_mb, available, lambda text: None)
 
-    if said is None:
+    if message is None:
         check()
         return
-    with pytest.raises(InvalidInputError, match=said):
+    with pytest.raises(InvalidInputError, match=message):
         check()
 
 
-def test_nothing_is_allocated_for_what_does_not_fit(load: Load, logged: list[str]) -> None:
+def test_nothing_is_allocated_for_settings_that_do_not_fit(load: Load, logged: list[str]) -> None:
     with pytest.raises(InvalidInputError, match="max_concurrency: got 4096; at most"):
         load(max_concurrency=4096, max_length=LONGEST, memory_mb=2000)
     assert len(logged) == 1
 
 
-def test_a_slot_longer_than_the_model_reads_is_refused(load: Load) -> None:
+def test_a_slot_longer_than_the_model_allows_is_refused(load: Load) -> None:
     with pytest.raises(InvalidInputError, match=rf"max_length: got {LONGEST + 1}; .*{LONGEST}"):
         load(max_length=LONGEST + 1, native=False)
 
@@ -117,12 +116,12 @@ def other_shape(folder: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("damage", "said"),
+    ("damage", "message"),
     [(cut, "whole safetensors file"), (forget_a_shard, "shard"), (other_shape, r"mlp.*shape|shape.*mlp|\[96, 64\]")],
 )
-def test_a_damaged_checkpoint_is_named(load: Load, folder: Path, damage: Callable[[Path], None], said: str) -> None:
+def test_a_damaged_checkpoint_is_named(load: Load, folder: Path, damage: Callable[[Path], None], message: str) -> None:
     damage(folder)
-    with pytest.raises(InvalidInputError, match=said):
+    with pytest.raises(InvalidInputError, match=message):
         load(native=False)
 
 

@@ -10,7 +10,7 @@ import torch
 from decode_models import FAMILIES, LONGEST, VOCAB, Tiny, batch, make, teacher_forced, texts
 
 from shapeshift.errors import InvalidInputError
-from shapeshift.fused_decode.model import DecodeModel
+from shapeshift.fused_decode.model.cpu_runtime import DecodeModel
 
 LOGITS_TOLERANCE = 2e-4
 BF16_TOLERANCE = 0.05
@@ -58,12 +58,12 @@ def test_logits_are_those_of_transformers(
 
 @pytest.mark.parametrize("threads", [1, 2, 5])
 @pytest.mark.parametrize("family", FAMILIES)
-def test_the_whole_pass_is_that_of_its_parts(
+def test_the_fused_forward_equals_the_separate_operations(
     tiny: Callable[[str], Tiny], load: Callable[..., DecodeModel], family: str, threads: int
 ) -> None:
     whole, parts = (load(tiny(family).folder, threads=threads) for _ in range(2))
-    assert whole._whole is not None
-    parts._whole = None
+    assert whole._fused_forward is not None
+    parts._fused_forward = None
     given, slots = texts(SLOTS, seed=8), [4, 0, 5, 2, 3, 1]
     fed = (teacher_forced(model, given, slots, seed=9) for model in (whole, parts))
     for (text, place, logits), (*other, expected) in zip(*fed, strict=True):
@@ -73,7 +73,7 @@ def test_the_whole_pass_is_that_of_its_parts(
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_what_a_row_gets_does_not_depend_on_those_beside_it(
+def test_a_row_does_not_depend_on_the_other_rows(
     tiny: Callable[[str], Tiny], load: Callable[..., DecodeModel], family: str
 ) -> None:
     alone, beside = (load(tiny(family).folder, threads=2) for _ in range(2))
@@ -86,10 +86,10 @@ def test_what_a_row_gets_does_not_depend_on_those_beside_it(
 
 
 @pytest.mark.parametrize(("precision", "native"), [("bf16", True), ("f32", False)])
-def test_without_native_linears_there_is_no_whole_pass(
+def test_without_native_linears_there_is_no_fused_forward(
     tiny: Callable[[str], Tiny], load: Callable[..., DecodeModel], precision: str, native: bool
 ) -> None:
-    assert load(tiny("llama").folder, precision, native)._whole is None
+    assert load(tiny("llama").folder, precision, native)._fused_forward is None
 
 
 def test_tokens_beyond_the_vocabulary_are_refused(
@@ -143,7 +143,7 @@ def test_bf16_stays_close(tmp_path: Path, load: Callable[..., DecodeModel], fami
     assert 0.0 < worst <= BF16_TOLERANCE
 
 
-def test_a_slot_is_used_again(tiny: Callable[[str], Tiny], load: Callable[..., DecodeModel]) -> None:
+def test_a_slot_can_be_reused(tiny: Callable[[str], Tiny], load: Callable[..., DecodeModel]) -> None:
     model = load(tiny("llama").folder)
     model._cache.keys.fill_(float("nan"))
     model._cache.values.fill_(float("nan"))
@@ -153,9 +153,7 @@ def test_a_slot_is_used_again(tiny: Callable[[str], Tiny], load: Callable[..., D
     assert (logits[0] - reference_logits(tiny("llama"), short[:30])[-1]).abs().max() < LOGITS_TOLERANCE
 
 
-def test_the_plain_one_leaves_foreign_tokens_alone(
-    tiny: Callable[[str], Tiny], load: Callable[..., DecodeModel]
-) -> None:
+def test_torch_operations_ignore_foreign_tokens(tiny: Callable[[str], Tiny], load: Callable[..., DecodeModel]) -> None:
     model = load(tiny("mistral").folder, native=False)
     model._cache.keys.fill_(float("nan"))
     model._cache.values.fill_(float("nan"))
@@ -164,7 +162,7 @@ def test_the_plain_one_leaves_foreign_tokens_alone(
     assert (logits[1] - reference_logits(tiny("mistral"), given[1][:19])[-1]).abs().max() < LOGITS_TOLERANCE
 
 
-def test_what_a_runtime_tells(tiny: Callable[[str], Tiny], load: Callable[..., DecodeModel]) -> None:
+def test_the_properties_of_a_runtime(tiny: Callable[[str], Tiny], load: Callable[..., DecodeModel]) -> None:
     model = load(tiny("llama").folder)
     assert (model.vocab_size, model.slots, model.max_length, model.eos_ids) == (VOCAB, SLOTS, LONGEST, {2})
     assert model.forward(batch([torch.tensor([1, 2])], [0], [0], wanted=[])).shape == (0, VOCAB)
@@ -195,7 +193,7 @@ def test_texts_beyond_a_slot_are_refused(tiny: Callable[[str], Tiny], load: Call
 @pytest.mark.parametrize(
     ("changes", "field"), [({"precision": "f16"}, "precision"), ({"max_length": 257}, "max_length")]
 )
-def test_settings_that_cannot_be_meant(
+def test_invalid_settings_are_refused(
     tiny: Callable[[str], Tiny], load: Callable[..., DecodeModel], changes: dict[str, object], field: str
 ) -> None:
     with pytest.raises(InvalidInputError, match=f"^{field}: got "):

@@ -1,4 +1,4 @@
-"""The native operations: equal to the plain ones, compiled once, and what happens without a compiler."""
+"""The native operations: equal to the torch ones, compiled once, and replaced without a compiler."""
 
 from __future__ import annotations
 
@@ -15,12 +15,11 @@ import pytest
 import torch
 from decode_models import batch
 
-from shapeshift.fused_decode import compiled, native
-from shapeshift.fused_decode.fallback import TorchOperations
-from shapeshift.fused_decode.linear import PlainLinear
-from shapeshift.fused_decode.native import NativeLinear, NativeOperations
-from shapeshift.fused_decode.operations import AttentionLayer
-from shapeshift.fused_decode.step import StepBatch
+from shapeshift.fused_decode.interfaces import StepBatch
+from shapeshift.fused_decode.model import kernel_build, native_operations
+from shapeshift.fused_decode.model.linear import PlainLinear
+from shapeshift.fused_decode.model.native_operations import NativeLinear, NativeOperations
+from shapeshift.fused_decode.model.operations import AttentionLayer, TorchOperations
 
 PROJECT = Path(__file__).resolve().parents[2]
 TOLERANCES = {torch.float32: 2e-5, torch.bfloat16: 2e-2}
@@ -31,7 +30,7 @@ both_types = pytest.mark.parametrize("dtype", TOLERANCES, ids=["f32", "bf16"])
 
 @pytest.fixture(scope="module")
 def operations(kernel_cache: Path) -> NativeOperations:
-    found = native.load(kernel_cache, lambda line: None)
+    found = native_operations.load(kernel_cache, lambda line: None)
     assert found is not None, "the native operations need g++"
     return found
 
@@ -129,10 +128,10 @@ def test_linear(operations: NativeOperations, outputs: int, inputs: int) -> None
         whole = fast(rows)
         assert torch.allclose(whole, PlainLinear(weight, given)(rows), rtol=1e-4, atol=1e-4)
         for count in (0, 1, 2, 3, 9, 257):
-            assert torch.equal(fast(rows[:count]), whole[:count]), "a row depends on those beside it"
+            assert torch.equal(fast(rows[:count]), whole[:count]), "a row depends on the other rows"
 
 
-def test_linears_that_cannot_be_meant(operations: NativeOperations) -> None:
+def test_invalid_linears_are_refused(operations: NativeOperations) -> None:
     weight = normal(5, 4, seed=1)
     with pytest.raises(RuntimeError, match="bias: must have an element for each output"):
         NativeLinear(weight, normal(4, seed=2))
@@ -150,9 +149,9 @@ def test_tasks_outside_the_cache_are_refused(operations: NativeOperations, slot:
         operations.attention(qkv, layer(2, 8, torch.float32, 0, False), operations.plan(given, 2, 1))
 
 
-# How the library comes about.
+# Compiling.
 
-# Stands for g++: notes each call, takes a moment over it, and makes an empty file of the wanted name.
+# Replaces g++: records each call, waits a moment, and creates an empty output file.
 FAKE = """#!/bin/sh
 case "$1" in --version) echo fake 1.0; exit 0;; esac
 echo call >> "$0.calls"
@@ -172,16 +171,16 @@ def fake_compiler(folder: Path, text: str = FAKE) -> Path:
 
 def test_the_sources_are_installed_with_the_package() -> None:
     stated = tomllib.loads((PROJECT / "pyproject.toml").read_text())["tool"]["setuptools"]["package-data"]
-    folder = compiled.KERNELS.parent
-    shipped = {path for pattern in stated["shapeshift.fused_decode"] for path in folder.glob(pattern)}
-    assert shipped >= set(compiled.KERNELS.iterdir())
+    folder = kernel_build.KERNELS.parent
+    shipped = {path for pattern in stated["shapeshift.fused_decode.model"] for path in folder.glob(pattern)}
+    assert shipped >= set(kernel_build.KERNELS.iterdir())
 
 
 def test_processes_compile_once(tmp_path: Path) -> None:
     compiler = fake_compiler(tmp_path / "bin")
     script = (
-        "import sys; from pathlib import Path; from shapeshift.fused_decode import compiled; "
-        "sys.stdout.write(str(compiled.library(Path(sys.argv[1]))))"
+        "import sys; from pathlib import Path; from shapeshift.fused_decode.model import kernel_build; "
+        "sys.stdout.write(str(kernel_build.library(Path(sys.argv[1]))))"
     )
     environment = os.environ | {"PATH": f"{compiler.parent}:{os.environ['PATH']}", "PYTHONPATH": str(PROJECT)}
     command = [sys.executable, "-c", script, str(tmp_path / "cache")]
@@ -194,7 +193,7 @@ def test_processes_compile_once(tmp_path: Path) -> None:
     assert left == {".so", ".lock"}
 
 
-def test_what_the_library_depends_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_library_depends_on_sources_compiler_and_cpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     compiler = fake_compiler(tmp_path / "bin", FAKE.replace("sleep 0.3", ""))
     monkeypatch.setenv("PATH", f"{compiler.parent}:{os.environ['PATH']}")
     kernels = tmp_path / "kernels"
@@ -202,17 +201,17 @@ def test_what_the_library_depends_on(tmp_path: Path, monkeypatch: pytest.MonkeyP
     source, header = kernels / "decode.cpp", kernels / "common.h"
     source.write_text("// one")
     header.write_text("// one")
-    monkeypatch.setattr(compiled, "KERNELS", kernels)
-    first = compiled.library(tmp_path / "cache")
-    assert compiled.library(tmp_path / "cache") == first
+    monkeypatch.setattr(kernel_build, "KERNELS", kernels)
+    first = kernel_build.library(tmp_path / "cache")
+    assert kernel_build.library(tmp_path / "cache") == first
     source.write_text("// two")
-    second = compiled.library(tmp_path / "cache")
+    second = kernel_build.library(tmp_path / "cache")
     header.write_text("// two")
-    other_header = compiled.library(tmp_path / "cache")
+    other_header = kernel_build.library(tmp_path / "cache")
     compiler.write_text(FAKE.replace("1.0", "1.1"))
-    third = compiled.library(tmp_path / "cache")
-    monkeypatch.setattr(compiled, "_cpu_flags", lambda: "flags : sse2")
-    assert len({first, second, other_header, third, compiled.library(tmp_path / "cache")}) == 5
+    third = kernel_build.library(tmp_path / "cache")
+    monkeypatch.setattr(kernel_build, "_cpu_flags", lambda: "flags : sse2")
+    assert len({first, second, other_header, third, kernel_build.library(tmp_path / "cache")}) == 5
 
 
 @pytest.mark.parametrize(
@@ -220,10 +219,10 @@ def test_what_the_library_depends_on(tmp_path: Path, monkeypatch: pytest.MonkeyP
     [(None, r"no g\+\+ found"), (FAKE.replace("sleep 0.3", "echo 'x.cpp:1: error: no' >&2; exit 1"), "error: no")],
     ids=["no compiler", "compiler fails"],
 )
-def test_one_line_says_why_there_are_none(
+def test_one_line_says_why_there_are_no_native_operations(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str | None, reason: str
 ) -> None:
-    monkeypatch.setattr(native, "_NAMESPACE", "shapeshift_decode_of_another_name")
+    monkeypatch.setattr(native_operations, "_NAMESPACE", "shapeshift_decode_of_another_name")
     folder = tmp_path / "bin"
     if text is None:
         monkeypatch.setenv("PATH", str(folder))
@@ -231,6 +230,6 @@ def test_one_line_says_why_there_are_none(
         fake_compiler(folder, text)
         monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
     lines: list[str] = []
-    assert native.load(tmp_path / "cache", lines.append) is None
+    assert native_operations.load(tmp_path / "cache", lines.append) is None
     assert len(lines) == 1
     assert re.search(rf"plain torch.*{reason}", lines[0])

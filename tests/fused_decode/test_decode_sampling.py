@@ -1,4 +1,4 @@
-"""Draws and what they are drawn from, against plain computations row by row."""
+"""Random tokens and filters, against plain computations row by row."""
 
 from __future__ import annotations
 
@@ -11,10 +11,9 @@ import numpy as np
 import pytest
 import torch
 
-from shapeshift.fused_decode import native
-from shapeshift.fused_decode.draws import splitmix, uniforms
-from shapeshift.fused_decode.sampling import Sampler, SamplingTable
-from shapeshift.fused_decode.sequence import GenerateParameters
+from shapeshift.fused_decode.engine.sampling import Sampler, SamplingTable, splitmix, uniforms
+from shapeshift.fused_decode.model import native_operations
+from shapeshift.fused_decode.sampling_params import SamplingParams
 
 LONGEST = 40
 
@@ -32,7 +31,7 @@ def sampler_of(request: pytest.FixtureRequest, kernel_cache: Path) -> Callable[.
     """A function that makes a sampler whose slot i has the parameters `given[i]`, in plain numpy or in C++."""
     is_native = request.param == "native"
     if is_native:
-        assert native.load(kernel_cache, lambda line: None) is not None, "the native operations need g++"
+        assert native_operations.load(kernel_cache, lambda line: None) is not None, "the native operations need g++"
 
     def make(*given: dict[str, Any], vocabulary: int, tokens: np.ndarray | None = None) -> Sampler:
         made = chooser(*given, vocabulary=vocabulary, tokens=tokens, is_native=is_native)
@@ -47,7 +46,7 @@ def chooser(
 ) -> Sampler:
     table = SamplingTable(len(given))
     for slot, fields in enumerate(given):
-        table.set(slot, GenerateParameters(**{"seed": slot, **fields}))
+        table.set(slot, SamplingParams(**{"seed": slot, **fields}))
     occurred = np.zeros((len(given), LONGEST), np.int32) if tokens is None else tokens
     return Sampler(table, occurred, vocabulary, is_native)
 
@@ -71,7 +70,7 @@ def kept(logits: np.ndarray, temperature: float, top_k: int, top_p: float, min_p
     return weights / weights.sum()
 
 
-# Numbers.
+# Random numbers.
 
 
 def test_numbers_are_those_of_the_published_generator() -> None:
@@ -88,10 +87,10 @@ def test_numbers_are_spread_evenly() -> None:
         assert abs(np.corrcoef(numbers[1:], numbers[:-1])[0, 1]) < 0.03
 
 
-# The likeliest.
+# Greedy.
 
 
-def test_temperature_0_takes_the_likeliest(sampler_of: Callable[..., Sampler]) -> None:
+def test_temperature_0_takes_the_most_likely_token(sampler_of: Callable[..., Sampler]) -> None:
     rng = np.random.default_rng(0)
     for vocabulary in (3, 64, 1000):
         logits = rng.standard_normal((9, vocabulary)).astype(np.float32)
@@ -116,7 +115,7 @@ def test_repeated_tokens_become_less_likely(sampler_of: Callable[..., Sampler]) 
     assert got != logits.argmax(axis=1).tolist()
 
 
-# Draws.
+# Random tokens.
 
 FILTERS = [
     {},
@@ -139,7 +138,7 @@ FILTERS = [
 
 @pytest.mark.parametrize("vocabulary", [5, 130, 1000])
 @pytest.mark.parametrize("spread", [0.1, 3.0])
-def test_draws_fall_only_on_what_the_filters_leave_and_as_often_as_they_should(
+def test_only_filtered_tokens_are_drawn_with_their_probabilities(
     sampler_of: Callable[..., Sampler], vocabulary: int, spread: float
 ) -> None:
     rng = np.random.default_rng(2)
@@ -164,7 +163,7 @@ def test_draws_fall_only_on_what_the_filters_leave_and_as_often_as_they_should(
         assert statistic < len(parts) + 6 * np.sqrt(2 * len(parts)) + 6, (fields, statistic, len(parts))
 
 
-def test_a_draw_depends_on_nothing_but_seed_position_and_logits(sampler_of: Callable[..., Sampler]) -> None:
+def test_a_draw_depends_on_seed_position_and_logits_alone(sampler_of: Callable[..., Sampler]) -> None:
     rng = random.Random(3)
     vocabulary = 700
     logits = np.random.default_rng(3).standard_normal((len(FILTERS), vocabulary)).astype(np.float32) * 2
@@ -180,17 +179,17 @@ def test_a_draw_depends_on_nothing_but_seed_position_and_logits(sampler_of: Call
     assert alone != other
 
 
-def test_a_seed_is_kept_and_none_is_another_each_time() -> None:
+def test_without_a_seed_each_request_gets_its_own() -> None:
     table = SamplingTable(4)
     for slot, seed in enumerate((7, -1, None, None)):
-        table.set(slot, GenerateParameters(seed=seed))
+        table.set(slot, SamplingParams(seed=seed))
     assert table.seed[0] == 7 and table.seed[1] == 2**64 - 1
     assert table.seed[2] != table.seed[3]
     table.move(0, 2)
     assert table.seed[2] == 7
 
 
-def test_logits_that_are_not_finite_are_told_row_by_row(sampler_of: Callable[..., Sampler]) -> None:
+def test_logits_that_are_not_finite_are_reported_row_by_row(sampler_of: Callable[..., Sampler]) -> None:
     logits = np.zeros((5, 100), np.float32)
     logits[1, 3], logits[2, 99], logits[3, 0] = np.nan, np.inf, -np.inf
     for temperature in (0.0, 1.0):
@@ -208,7 +207,7 @@ def test_extreme_temperatures(sampler_of: Callable[..., Sampler]) -> None:
 
 
 def test_native_draws_are_those_of_numpy(kernel_cache: Path) -> None:
-    assert native.load(kernel_cache, lambda line: None) is not None, "the native operations need g++"
+    assert native_operations.load(kernel_cache, lambda line: None) is not None, "the native operations need g++"
     rng = np.random.default_rng(5)
     asked = different = 0
     for vocabulary in (3, 64, 65, 1000, 4099):
@@ -223,5 +222,5 @@ def test_native_draws_are_those_of_numpy(kernel_cache: Path) -> None:
                 plain, compiled = (choose(sampler, logits, slots, [position] * len(slots)) for sampler in samplers)
                 asked += len(slots)
                 different += sum(a != b for a, b in zip(plain, compiled, strict=True))
-    # A draw that falls on the edge between two tokens may go either way.
+    # At the boundary between two tokens, rounding may choose either.
     assert different <= asked // 500

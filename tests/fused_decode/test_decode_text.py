@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 
 from shapeshift.errors import UnsupportedError
-from shapeshift.fused_decode.detokenize import TextStream, token_bytes
+from shapeshift.fused_decode.engine.detokenize import TextStream, token_bytes
 
 TEXTS = ["Return the number of items; der Käse ist größer.", "東京は日本の首都です。 🙂👩‍👩‍👧 \t\n  x", "naïve café ½"]
 
 
 def byte_level(file: Path) -> Any:
-    """A tokenizer as GPT-2, Llama 3 and Qwen have them."""
+    """A tokenizer like those of GPT-2, Llama 3 and Qwen."""
     from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 
     made = Tokenizer(models.BPE())
@@ -31,7 +31,7 @@ def byte_level(file: Path) -> Any:
 
 
 def byte_fallback(file: Path) -> Any:
-    """A tokenizer as Llama 2 and Mistral have them."""
+    """A tokenizer like those of Llama 2 and Mistral."""
     from tokenizers import Tokenizer, decoders, models, normalizers
 
     vocabulary = {"<unk>": 0, **{f"<0x{byte:02X}>": 1 + byte for byte in range(256)}}
@@ -45,8 +45,8 @@ def byte_fallback(file: Path) -> Any:
     return made
 
 
-def said(table: list[bytes], tokens: list[int], *stop: str) -> tuple[list[str], str]:
-    """What each token released up to a stop string, and the whole text."""
+def decoded(table: list[bytes], tokens: list[int], *stop: str) -> tuple[list[str], str]:
+    """The text that each token releases up to a stop string, and the whole text."""
     stream = TextStream(table, stop)
     parts = []
     for token in tokens:
@@ -63,35 +63,35 @@ def test_text_is_that_of_the_tokenizer(tmp_path: Path, kind: Any) -> None:
     assert len(table) == tokenizer.get_vocab_size()
     for text in TEXTS:
         tokens = tokenizer.encode(text).ids
-        parts, whole = said(table, tokens)
+        parts, whole = decoded(table, tokens)
         assert whole.removeprefix(" ") == tokenizer.decode(tokens) == text
         assert len(parts) == len(tokens) and "\ufffd" not in whole
 
 
-def test_any_tokens_give_what_the_tokenizer_gives(tmp_path: Path) -> None:
+def test_any_tokens_give_the_text_of_the_tokenizer(tmp_path: Path) -> None:
     tokenizer = byte_level(tmp_path / "tokenizer.json")
     table = token_bytes(tmp_path / "tokenizer.json")
     rng = random.Random(0)
     for _ in range(300):
         tokens = [rng.randrange(tokenizer.get_vocab_size()) for _ in range(rng.randint(1, 12))]
-        assert said(table, tokens)[1] == tokenizer.decode(tokens, skip_special_tokens=True)
+        assert decoded(table, tokens)[1] == tokenizer.decode(tokens, skip_special_tokens=True)
 
 
-def test_special_tokens_are_silent_and_added_ones_are_not(tmp_path: Path) -> None:
+def test_special_tokens_have_no_text_and_added_tokens_have(tmp_path: Path) -> None:
     tokenizer = byte_level(tmp_path / "tokenizer.json")
     table = token_bytes(tmp_path / "tokenizer.json")
     assert table[tokenizer.token_to_id("<|end|>")] == b""
     assert table[tokenizer.token_to_id("<tool>")] == b"<tool>"
-    assert said(table, [len(table), len(table) + 7])[1] == ""
+    assert decoded(table, [len(table), len(table) + 7])[1] == ""
 
 
 def test_a_character_comes_when_its_last_byte_does() -> None:
     table = [bytes([byte]) for byte in range(256)]
     text = "a🙂é"
-    parts, whole = said(table, list(text.encode()))
+    parts, whole = decoded(table, list(text.encode()))
     assert parts == ["a", "", "", "", "🙂", "", "é"] and whole == text
-    assert said(table, list("é".encode()[:1]))[1] == "\ufffd"
-    assert said(table, [0xFF, ord("b")]) == (["\ufffd", "b"], "\ufffdb")
+    assert decoded(table, list("é".encode()[:1]))[1] == "\ufffd"
+    assert decoded(table, [0xFF, ord("b")]) == (["\ufffd", "b"], "\ufffdb")
 
 
 def test_stop_strings_against_the_whole_text() -> None:
@@ -101,8 +101,8 @@ def test_stop_strings_against_the_whole_text() -> None:
     for _ in range(3000):
         tokens = [rng.randrange(len(table)) for _ in range(rng.randint(1, 12))]
         stops = ["".join(rng.choice("abé") for _ in range(rng.randint(1, 4))) for _ in range(rng.randint(1, 3))]
-        whole = said(table, tokens)[1]
-        parts, text = said(table, tokens, *stops)
+        whole = decoded(table, tokens)[1]
+        parts, text = decoded(table, tokens, *stops)
         # The first token whose text completes a stop string ends the answer, before that string.
         for count in range(1, len(tokens) + 1):
             seen = b"".join(table[token] for token in tokens[:count]).decode(errors="ignore")
@@ -119,16 +119,16 @@ def test_stop_strings_against_the_whole_text() -> None:
     assert met > 300
 
 
-def test_what_may_be_a_stop_string_is_held_back() -> None:
+def test_the_beginning_of_a_stop_string_is_held_back() -> None:
     table = [letter.encode() for letter in "xSTOP"]
-    assert said(table, [0, 1, 2, 0], "STOP") == (["x", "", "", "STx"], "xSTx")
-    assert said(table, [0, 1, 2], "STOP") == (["x", "", ""], "xST")
-    assert said(table, [0, 1, 2, 3, 4], "STOP") == (["x", "", "", "", ""], "x")
-    assert said(table, [1, 1, 2, 3, 4], "STOP")[1] == "S"
+    assert decoded(table, [0, 1, 2, 0], "STOP") == (["x", "", "", "STx"], "xSTx")
+    assert decoded(table, [0, 1, 2], "STOP") == (["x", "", ""], "xST")
+    assert decoded(table, [0, 1, 2, 3, 4], "STOP") == (["x", "", "", "", ""], "x")
+    assert decoded(table, [1, 1, 2, 3, 4], "STOP")[1] == "S"
 
 
 @pytest.mark.parametrize("decoder", [None, {"type": "WordPiece", "prefix": "##"}, {"type": "BPEDecoder"}])
-def test_a_decoder_that_looks_at_neighbours_is_refused(tmp_path: Path, decoder: object) -> None:
+def test_a_decoder_that_depends_on_neighbours_is_refused(tmp_path: Path, decoder: object) -> None:
     byte_level(tmp_path / "tokenizer.json")
     made = json.loads((tmp_path / "tokenizer.json").read_text())
     made["decoder"] = decoder

@@ -13,9 +13,9 @@ from decode_models import Tiny
 from safetensors.torch import load_file, save_file
 
 from shapeshift.errors import InvalidInputError
-from shapeshift.fused_decode.architecture import Architecture
-from shapeshift.fused_decode.cache import KeyValueCache, cache_bytes
-from shapeshift.fused_decode.weights import EMBEDDING, HEAD, WeightFiles, shapes, weight_bytes
+from shapeshift.fused_decode.model.architecture import Architecture
+from shapeshift.fused_decode.model.kv_cache import KeyValueCache, cache_bytes
+from shapeshift.fused_decode.model.weights import EMBEDDING, HEAD, WeightFiles, shapes, weight_bytes
 
 INDEX = "model.safetensors.index.json"
 NORM = "model.layers.1.input_layernorm.weight"
@@ -65,7 +65,7 @@ def test_a_missing_shard_is_named(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("text", ["{", "[]", '{"weight_map": 3}', '{"weight_map": {"a": "../x.safetensors"}}'])
-def test_an_index_that_cannot_be_meant(folder: Path, text: str) -> None:
+def test_an_invalid_index_is_refused(folder: Path, text: str) -> None:
     (folder / INDEX).write_text(text)
     with pytest.raises(InvalidInputError, match="weight_map"):
         open_files(folder)
@@ -77,7 +77,7 @@ def test_a_missing_tensor_is_named(folder: Path) -> None:
         open_files(folder)
 
 
-def test_an_untied_head_must_be_there(folder: Path) -> None:
+def test_an_untied_head_is_required(folder: Path) -> None:
     rewrite(folder, lambda tensors: tensors.pop(HEAD))
     with pytest.raises(InvalidInputError, match=f"lacks the tensor {HEAD}"):
         open_files(folder)
@@ -108,14 +108,14 @@ def test_a_broken_file_is_named(folder: Path) -> None:
         open_files(folder)
 
 
-def test_other_formats_are_not_looked_at(folder: Path) -> None:
+def test_other_formats_are_ignored(folder: Path) -> None:
     (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
     with pytest.raises(InvalidInputError, match=r"must hold model\.safetensors"):
         open_files(folder)
 
 
 @pytest.mark.parametrize(("precision", "dtype"), [("f32", torch.float32), ("bf16", torch.bfloat16)])
-def test_the_memory_bound_is_what_is_held(
+def test_the_memory_bound_is_the_allocated_memory(
     tiny: Callable[[str], Tiny], folder: Path, precision: str, dtype: torch.dtype
 ) -> None:
     architecture = Architecture.read(folder)

@@ -20,14 +20,14 @@ import tritonclient.http as http_client
 from tritonclient.utils import InferenceServerException
 
 from shapeshift.errors import EngineError
-from shapeshift.triton import metrics, modelconfig
+from shapeshift.triton import metrics, model_config
 from shapeshift.triton.control import ModelControl
 from tests import waiting
 from tests.fused_decode.checkpoints import make_checkpoint
 from tests.fused_decode.fronts import tensors
 
 if TYPE_CHECKING:
-    from shapeshift.triton.server import TritonServer
+    from shapeshift.triton.embedded.server import TritonServer
 
 wait_for = partial(waiting.wait_for, timeout_s=60, pause_s=0.02)
 
@@ -53,8 +53,8 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def publish(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
     """A function that publishes a front of the repository over the small model; the generated repository."""
     from build_engines import decode
+    from build_engines.paths import BuildPaths
     from build_engines.repository import front_models
-    from build_engines.settings import Places
 
     root = tmp_path_factory.mktemp("house")
     (root / "build").mkdir()
@@ -62,19 +62,19 @@ def publish(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Calla
     (root / "build" / "kernels").symlink_to(BUILD / "kernels")
 
     def add(name: str, source: str = "generate", **parameters: object) -> Path:
-        config = modelconfig.read(PROJECT / "model_repository" / source / "config.pbtxt")
+        config = model_config.read(PROJECT / "model_repository" / source / "config.pbtxt")
         config.name = name
         if source == "generate":
             parameters = {"checkpoint": checkpoint, "max_length": LONGEST, "precision": "f32", **parameters}
         for key, value in parameters.items():
-            modelconfig.set_parameter(config, key, str(value))
+            model_config.set_parameter(config, key, str(value))
         (root / "model_repository" / name).mkdir(parents=True)
-        modelconfig.write(config, root / "model_repository" / name / "config.pbtxt")
-        places = Places(root, root / "build", root / "model_repository")
-        (front,) = front_models(places, {name})
-        assert isinstance(front, decode.DecodeFront)
-        decode.publish(front, places)
-        return places.generated
+        model_config.write(config, root / "model_repository" / name / "config.pbtxt")
+        paths = BuildPaths(root, root / "build", root / "model_repository")
+        (front,) = front_models(paths, {name})
+        assert isinstance(front, decode.DecodeFrontConfig)
+        decode.publish(front, paths)
+        return paths.generated
 
     return add
 
@@ -138,7 +138,7 @@ def rests(gauges: Callable[..., float]) -> Callable[..., None]:
     return wait
 
 
-# Ways to ask.
+# Requests.
 
 
 def inputs(client: Any, given: dict[str, Any]) -> list[Any]:
@@ -211,7 +211,7 @@ def events(content: str) -> list[dict[str, Any]]:
     return [json.loads(line.removeprefix("data: ")) for line in content.splitlines() if line]
 
 
-# Every way gives the same text.
+# The same text over every protocol.
 
 
 def test_http_generate(server: TritonServer, reference: Callable[[str, int], str]) -> None:
@@ -232,10 +232,10 @@ def test_http_generate_stream(server: TritonServer, reference: Callable[[str, in
         "return_finish_reason": True,
     }
     status, content = post(server, "generate/generate_stream", body)
-    said = events(content)
-    assert status == 200 and "".join(event["text_output"] for event in said) == reference(PROMPT, 24)
-    assert len(said) > 1
-    assert ["finish_reason" in event for event in said] == [False] * (len(said) - 1) + [True]
+    message = events(content)
+    assert status == 200 and "".join(event["text_output"] for event in message) == reference(PROMPT, 24)
+    assert len(message) > 1
+    assert ["finish_reason" in event for event in message] == [False] * (len(message) - 1) + [True]
 
 
 def test_grpc_stream(stream: GrpcStream, reference: Callable[[str, int], str]) -> None:
@@ -259,7 +259,7 @@ def test_plain_infer(server: TritonServer, over_grpc: Any, reference: Callable[[
             assert result.as_numpy("finish_reason") is None
 
 
-def test_many_at_once_say_what_each_says_alone(
+def test_concurrent_requests_get_the_text_they_get_alone(
     server: TritonServer, over_grpc: Any, reference: Callable[[str, int], str], rests: Callable[..., None]
 ) -> None:
     rng = random.Random(0)
@@ -284,12 +284,12 @@ def test_many_at_once_say_what_each_says_alone(
     for _ in range(42):
         prompt, answer = answers.get(timeout=60)
         assert not isinstance(answer, Exception), answer
-        said = json.loads(answer)["text_output"] if isinstance(answer, str) else text_of(answer)
-        assert said == wanted[prompt]
+        message = json.loads(answer)["text_output"] if isinstance(answer, str) else text_of(answer)
+        assert message == wanted[prompt]
     rests()
 
 
-def test_a_seed_says_the_same_whatever_runs_beside_it(server: TritonServer, stream: GrpcStream) -> None:
+def test_a_seed_gives_the_same_text_beside_any_requests(server: TritonServer, stream: GrpcStream) -> None:
     given = {"text_input": PROMPT, "max_tokens": 40, "seed": 11, "temperature": 1.5, "top_p": 0.9, "top_k": 50}
     alone = json.loads(post(server, "generate/generate", given)[1])["text_output"]
     for number in range(8):
@@ -308,7 +308,7 @@ def test_stop_strings(server: TritonServer, reference: Callable[[str, int], str]
     assert (answer["text_output"], answer["finish_reason"]) == (whole[: whole.index(stop)], "stop")
 
 
-# Wrong questions.
+# Invalid requests.
 
 TEXT = {"text_input": PROMPT}
 BAD: dict[str, tuple[dict[str, Any], str]] = {
@@ -330,7 +330,7 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
 
 @pytest.fixture
 def good_traffic(server: TritonServer, reference: Callable[[str, int], str]) -> Iterator[Callable[[], int]]:
-    """Good requests all the while; a function that gives how many were served, once it has seen more of them."""
+    """Valid requests in the background; a function that waits for two more answers and returns their number so far."""
     served = 0
     wrong: list[object] = []
     stop = threading.Event()
@@ -359,13 +359,13 @@ def good_traffic(server: TritonServer, reference: Callable[[str, int], str]) -> 
 
 
 @pytest.mark.parametrize("model", ["generate", "generate_unary"])
-def test_bad_requests_are_named_and_others_are_served(
+def test_invalid_requests_get_errors_and_others_are_served(
     server: TritonServer, good_traffic: Callable[[], int], rests: Callable[..., None], model: str
 ) -> None:
-    for kind, (body, said) in BAD.items():
+    for kind, (body, message) in BAD.items():
         status, content = post(server, f"{model}/generate", body)
         assert status in (400, 404), (kind, content)
-        assert re.search(said, json.loads(content)["error"]), (kind, content)
+        assert re.search(message, json.loads(content)["error"]), (kind, content)
         good_traffic()
     assert server.is_running
 
@@ -383,7 +383,7 @@ def test_an_error_of_a_stream_comes_as_an_event(server: TritonServer) -> None:
     assert status == 400 and events(content) == [{"error": "max_tokens: got 0; a whole number at least 1"}]
 
 
-# Leaving early.
+# Early ends.
 
 
 def test_stop_id_ends_a_request(
@@ -404,10 +404,10 @@ def test_stop_id_ends_a_request(
     rests()
 
 
-def test_callers_who_vanish_free_their_slots(
+def test_cancelled_requests_free_their_slots(
     server: TritonServer, over_grpc: Any, gauges: Callable[..., float], rests: Callable[..., None]
 ) -> None:
-    """A cancelled plain call, a closed gRPC stream, and an HTTP stream whose reader goes away."""
+    """A cancelled plain call, a closed gRPC stream, and an HTTP stream whose client disconnects."""
     long = {"text_input": PROMPT, "max_tokens": LONGEST, "ignore_eos": True}
     before = gauges("generated_tokens_total")
     call = over_grpc.async_infer("generate_unary", inputs(grpc_client, long), lambda result, error: None)
@@ -427,7 +427,7 @@ def test_callers_who_vanish_free_their_slots(
     assert gauges("requests_total", code="CANCELLED") >= 2
 
 
-def test_a_deadline_ends_what_speaks(server: TritonServer, rests: Callable[..., None]) -> None:
+def test_a_deadline_ends_the_answer(server: TritonServer, rests: Callable[..., None]) -> None:
     body = {"text_input": PROMPT, "max_tokens": LONGEST, "ignore_eos": True, "return_finish_reason": True}
     status, content = post(server, "generate/generate", {**body, "latency_ms": 400})
     assert status == 200 and json.loads(content)["finish_reason"] == "deadline"
@@ -443,16 +443,16 @@ def test_a_full_queue_refuses_at_once(
     results = [stream.results.get(timeout=60) for _ in range(12)]
     refused = [result for result in results if isinstance(result, Exception)]
     assert len(refused) >= 8
-    assert all("queue_requests: 2 requests wait, at most 2 may; retry later" in str(error) for error in refused)
+    assert all("queue_requests: 2 requests wait, 1 more would exceed 2; retry later" in str(error) for error in refused)
     assert results[: len(refused)] == refused
     rests("narrow")
     assert gauges("requests_total", "narrow", code="UNAVAILABLE") == len(refused)
 
 
-# The example to copy.
+# The example client.
 
 
-def test_the_example_asks_again_and_ends_what_it_leaves(
+def test_the_example_retries_and_ends_unfinished_requests(
     server: TritonServer, stream: GrpcStream, reference: Callable[[str, int], str], rests: Callable[..., None]
 ) -> None:
     from client import generate_grpc
@@ -469,7 +469,7 @@ def test_the_example_asks_again_and_ends_what_it_leaves(
         rests()
 
 
-# What is counted.
+# Metrics.
 
 
 def test_metrics(server: TritonServer, gauges: Callable[..., float], rests: Callable[..., None]) -> None:
@@ -483,7 +483,7 @@ def test_metrics(server: TritonServer, gauges: Callable[..., float], rests: Call
     assert gauges("iteration_part_ms_total", part="model") > 0
 
 
-# What is not loaded.
+# Loading and unloading.
 
 
 @pytest.fixture(scope="module")
@@ -493,29 +493,31 @@ def control(server: TritonServer) -> Iterator[ModelControl]:
 
 
 @pytest.mark.parametrize(
-    ("parameters", "said"),
+    ("parameters", "message"),
     [
         ({"max_concurrency": "4096", "memory_mb": "100"}, r"max_concurrency: got 4096; at most \d+ with max_length"),
         ({"checkpoint_sha256": "0" * 64}, "has changed; run `make engines`"),
     ],
 )
-def test_what_cannot_be_is_not_loaded(
-    server: TritonServer, control: ModelControl, parameters: dict[str, str], said: str
+def test_an_invalid_model_is_not_loaded(
+    server: TritonServer, control: ModelControl, parameters: dict[str, str], message: str
 ) -> None:
     repository = server.settings.repositories[0]
-    config = modelconfig.read(repository / "generate" / "config.pbtxt")
+    config = model_config.read(repository / "generate" / "config.pbtxt")
     name = f"bad_{len(list(repository.iterdir()))}"
     config.name = name
     for key, value in parameters.items():
-        modelconfig.set_parameter(config, key, value)
+        model_config.set_parameter(config, key, value)
     (repository / name / "1").mkdir(parents=True)
-    modelconfig.write(config, repository / name / "config.pbtxt")
-    with pytest.raises(EngineError, match=said):
+    model_config.write(config, repository / name / "config.pbtxt")
+    with pytest.raises(EngineError, match=message):
         control.load(name)
     assert not control.is_ready(name) and control.is_ready("generate")
 
 
-def test_unloading_serves_what_runs(server: TritonServer, control: ModelControl, publish: Callable[..., Path]) -> None:
+def test_unloading_completes_running_requests(
+    server: TritonServer, control: ModelControl, publish: Callable[..., Path]
+) -> None:
     publish("brief")
     control.load("brief")
     stream = GrpcStream(server)
@@ -525,6 +527,6 @@ def test_unloading_serves_what_runs(server: TritonServer, control: ModelControl,
     control.unload("brief")
     results += stream.until_last()
     assert sum(int(result.as_numpy("num_output_tokens")[0]) for result in results) == 1500
-    # The server keeps a model for as long as a stream is open that has used it.
+    # The server keeps a model while a stream that has used it is open.
     stream.close()
     control.wait_unloaded("brief")

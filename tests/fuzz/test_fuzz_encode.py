@@ -13,11 +13,11 @@ import numpy as np
 import pytest
 
 from shapeshift.engines.verify import MIN_COSINE
-from shapeshift.triton import modelconfig
+from shapeshift.triton import model_config
 from tests.fuzz import encode
 
 if TYPE_CHECKING:
-    from shapeshift.triton.server import TritonServer
+    from shapeshift.triton.embedded.server import TritonServer
 
 COUNT = 10_000
 SEED = 20_240
@@ -71,8 +71,8 @@ def least_cosine(server: TritonServer) -> float:
 
     Each lies within the tolerance of the reference, the angle a; two lie within 2a, and cos 2a = 2 cos(a)^2 - 1.
     """
-    config = modelconfig.read(server.settings.repositories[0] / "encode" / "config.pbtxt")
-    return 2 * MIN_COSINE[modelconfig.parameters(config)["precision"]] ** 2 - 1
+    config = model_config.read(server.settings.repositories[0] / "encode" / "config.pbtxt")
+    return 2 * MIN_COSINE[model_config.parameters(config)["precision"]] ** 2 - 1
 
 
 def status(server: TritonServer, path: str) -> int:

@@ -13,29 +13,27 @@ import numpy as np
 import pytest
 from google.protobuf import json_format
 
-from shapeshift.engines.emulated_provider import EmulatedEngine
-from shapeshift.engines.protocol import Array, Ids
-from shapeshift.engines.request import TextRequest
-from shapeshift.errors import EngineError
-from shapeshift.polymorph import links
-from shapeshift.polymorph import router as router_module
-from shapeshift.polymorph.assignment import DispatchedQueues, SharedQueue
-from shapeshift.polymorph.dispatch import Rules
-from shapeshift.polymorph.dispatcher import Dispatcher
+from shapeshift.engines.execution.request import TextRequest
+from shapeshift.engines.interfaces import Array, Ids
+from shapeshift.engines.providers.emulated import EmulatedEngine
+from shapeshift.errors import EngineError, ModelDiedError, ModelGoneError
 from shapeshift.polymorph.front import TextFront
-from shapeshift.polymorph.links import LANES
-from shapeshift.polymorph.profile import ServiceTimes
-from shapeshift.polymorph.router import RouterPool
+from shapeshift.polymorph.policy.dispatch import Rules
+from shapeshift.polymorph.policy.dispatcher import Dispatcher
+from shapeshift.polymorph.router import router as router_module
+from shapeshift.polymorph.router import worker_state
+from shapeshift.polymorph.router.assignment import DispatchedQueues, SharedQueue
+from shapeshift.polymorph.router.worker_client import WorkerInfo, WrongBinError
+from shapeshift.polymorph.service_times import ServiceTimes
 from shapeshift.polymorph.settings import PolymorphSettings, worker_name
 from shapeshift.polymorph.worker import TextWorker
-from shapeshift.polymorph.worker_client import State, WorkerGoneError, WorkerSickError, WrongBinError
-from shapeshift.serving import model_args
-from shapeshift.triton import modelconfig
+from shapeshift.serving import call_pool, model_args
+from shapeshift.triton import model_config
 from tests.fakes import PbUtils
 
 
 class Gate:
-    """Stands between engine threads and engines: can hold calls back, and make them fail."""
+    """Wraps the engines: can hold calls back, and make them fail."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.open = threading.Event()
@@ -75,9 +73,9 @@ def gate(monkeypatch: pytest.MonkeyPatch) -> Gate:
 
 def args_of(folder: Path, **parameters: object) -> dict[str, str]:
     """The `args` of `initialize` for the generated model in `folder`, with other parameters if given."""
-    config = modelconfig.read(folder / "config.pbtxt")
+    config = model_config.read(folder / "config.pbtxt")
     for name, value in parameters.items():
-        modelconfig.set_parameter(config, name, str(value))
+        model_config.set_parameter(config, name, str(value))
     return {
         "model_config": json.dumps(json_format.MessageToDict(config, preserving_proto_field_name=True)),
         "model_name": folder.name,
@@ -146,7 +144,7 @@ class FakeWorker:
     """One worker process and what it does with a call.
 
     manner: good, stuck (holds calls until `free` or a restart), sick (its process has died), or failing (its
-    engine fails). ready: whether the server knows it.
+    engine fails). ready: whether the model is loaded.
     """
 
     def __init__(self, bin_edge: int) -> None:
@@ -170,35 +168,35 @@ class FakeWorker:
         self._free.set()
 
     def restart(self, bin_edge: int | None = None) -> None:
-        """Take the place of the process that was there, whose calls end with it."""
+        """Replace the process; the calls of the old one end with it."""
         self.generation += 1
         self.bin = self.bin if bin_edge is None else bin_edge
         self.ready = True
         self.free()
 
-    def call(self, texts: Sequence[Ids]) -> tuple[dict[str, Array], State]:
+    def call(self, texts: Sequence[Ids]) -> tuple[dict[str, Array], WorkerInfo]:
         """As `WorkerClient.call`: each text's first id and its length, and the state."""
-        state = State(self.bin, self.generation, 1)
+        info = WorkerInfo(self.bin, self.generation, 1)
         if not self.ready:
-            raise WorkerGoneError("the model is not ready")
+            raise ModelGoneError("the model is not ready")
         if self.manner == "stuck":
             self.held += 1
             assert self._free.wait(60)
-        if self.manner == "sick" or self.generation != state.generation:
-            raise WorkerSickError("the process is not healthy")
+        if self.manner == "sick" or self.generation != info.generation:
+            raise ModelDiedError("the process is not healthy")
         if self.manner == "failing" and texts:
             raise EngineError("out of luck")
-        if sum(map(len, texts)) > (state.bin or 512):
+        if sum(map(len, texts)) > (info.bin or 512):
             raise WrongBinError("too long")
         self.texts += [int(ids[0]) for ids in texts]
         vectors = np.array([[ids[0], len(ids)] for ids in texts]).reshape(len(texts), 2)
-        return {"EMBEDDING": vectors}, state
+        return {"EMBEDDING": vectors}, info
 
 
 class FakeWorkers(dict[str, FakeWorker]):
-    """Stands in for `WorkerClient`."""
+    """Replaces `WorkerClient`."""
 
-    def call(self, worker: str, texts: Sequence[Ids]) -> tuple[dict[str, Array], State]:
+    def call(self, worker: str, texts: Sequence[Ids]) -> tuple[dict[str, Array], WorkerInfo]:
         return self[worker].call(texts)
 
 
@@ -207,14 +205,14 @@ class Asked:
 
     _numbers = itertools.count(1)
 
-    def __init__(self, pool: RouterPool, *lengths: int, **options: object) -> None:
+    def __init__(self, router: router_module.Router, *lengths: int, **options: object) -> None:
         self.numbers = [next(self._numbers) for _ in lengths]
         self._lengths = lengths
         self._ended: list[TextRequest] = []
         self._done = threading.Event()
         texts = [np.full(length, number) for length, number in zip(lengths, self.numbers, strict=True)]
         self._request = TextRequest(texts, self._note, **options)  # type: ignore[arg-type]
-        pool.submit(self._request)
+        router.submit(self._request)
 
     @property
     def answered(self) -> bool:
@@ -234,8 +232,8 @@ class Asked:
         self._done.set()
 
 
-class Router(RouterPool):
-    """A pool over fake workers."""
+class Router(router_module.Router):
+    """A router over fake workers."""
 
     workers: FakeWorkers
     lines: list[str]
@@ -253,23 +251,23 @@ class Router(RouterPool):
             time.sleep(0.002)
 
     def joined(self, *names: str) -> bool:
-        """Whether the workers that texts are given to are these."""
-        return {name for name, link in self._roster.links.items() if link.joined} == set(names)
+        """Whether the workers that get texts are these."""
+        return {name for name, worker in self._members.workers.items() if worker.joined} == set(names)
 
     def timeouts(self, name: str) -> int:
         """In a row."""
-        return self._roster.links[name].timeouts
+        return self._members.workers[name].timeouts
 
     def check_rest(self) -> None:
-        """With nothing to do, nothing is left over."""
-        links = self._roster.links.values()
-        self.wait(lambda: self.waiting == self.running == 0 and not any(link.flights for link in links))
+        """Wait until the router has nothing to do, and check that nothing is left over."""
+        pending = self._members.pending
+        self.wait(lambda: self.waiting == self.running == 0 and not self._members.calls())
+        self.wait(lambda: self._pool.abandoned() == 0)
         with self._lock:
-            assert self._roster.waiting.tokens == 0 and not self._roster.waiting.all() and not self.assignment.waiting()
-            self._roster.waiting.check_integrity()
-            for link in links:
-                assert self.assignment.outstanding(link.name) == 0
-                assert (link.lanes, link.lost) in ((LANES, 0), (0, 0))
+            assert pending.tokens == 0 and not pending.all() and not self.assignment.waiting()
+            pending.check_integrity()
+            for name in self._members.workers:
+                assert self.assignment.outstanding(name) == 0
             if isinstance(self.assignment, DispatchedQueues):
                 dispatcher = self.assignment._dispatcher
                 assert isinstance(dispatcher, Dispatcher)
@@ -281,16 +279,16 @@ EDGES = (16, 64, 512)
 
 
 @pytest.fixture
-def no_hellos(monkeypatch: pytest.MonkeyPatch) -> Callable[[Router], None]:
-    """A function after which a router asks no worker for its state, and no such question is under way."""
+def no_probes(monkeypatch: pytest.MonkeyPatch) -> Callable[[Router], None]:
+    """A function after which a router probes no worker, and no probe is in flight."""
 
     def quieten(router: Router) -> None:
-        for name in ("_PAUSE_S", "_LONGEST_PAUSE_S"):
-            monkeypatch.setattr(links, name, 1e6)
+        for name in ("_MIN_PROBE_PAUSE_S", "_MAX_PROBE_PAUSE_S"):
+            monkeypatch.setattr(worker_state, name, 1e6)
 
         def rests() -> bool:
             with router._lock:
-                return not any(link.hello or link.flights for link in router._roster.links.values())
+                return not any(worker.probe_due or worker.calls for worker in router._members.workers.values())
 
         router.wait(rests)
 
@@ -300,16 +298,17 @@ def no_hellos(monkeypatch: pytest.MonkeyPatch) -> Callable[[Router], None]:
 @pytest.fixture
 def make_router(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Router]]:
     """A function that starts a router over fake workers with the given bins, `a`, `b`, ...; every one is closed
-    when the test ends. timeout_s: after which a call is given up; other keywords are settings.
+    when the test ends. timeout_s: after which a call is abandoned; other keywords are settings.
     """
     monkeypatch.setattr(router_module, "_WATCH_S", 0.005)
-    monkeypatch.setattr(router_module, "_DISCOVER_S", 0.02)
-    monkeypatch.setattr(links, "_PAUSE_S", 0.02)
-    monkeypatch.setattr(links, "_LONGEST_PAUSE_S", 0.05)
+    monkeypatch.setattr(call_pool, "_WATCH_S", 0.005)
+    monkeypatch.setattr(router_module, "_PROBE_S", 0.02)
+    monkeypatch.setattr(worker_state, "_MIN_PROBE_PAUSE_S", 0.02)
+    monkeypatch.setattr(worker_state, "_MAX_PROBE_PAUSE_S", 0.05)
     started: list[Router] = []
 
     def make(*bins: int, timeout_s: float = 60.0, wait: bool = True, **parameters: object) -> Router:
-        monkeypatch.setattr(router_module, "_LEAST_TIMEOUT_S", timeout_s)
+        monkeypatch.setattr(router_module, "_MIN_TIMEOUT_S", timeout_s)
         workers = FakeWorkers({chr(ord("a") + number): FakeWorker(edge) for number, edge in enumerate(bins)})
         settings = PolymorphSettings(**parameters)  # type: ignore[arg-type]
         times = ServiceTimes({edge: [1.0] * 513 for edge in EDGES}, [1.0] * 513)
@@ -321,15 +320,15 @@ def make_router(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Route
         if any(bins):
             assignment = DispatchedQueues(Dispatcher(EDGES, [1.0, 2.0, 4.0], Rules()), EDGES, [8, 4, 2], limits)
         lines: list[str] = []
-        pool = Router(workers, list(workers), assignment, times, settings, lines.append)  # type: ignore[arg-type]
-        pool.workers, pool.lines, pool.assignment = workers, lines, assignment
-        started.append(pool)
+        router = Router(workers, list(workers), assignment, times, settings, lines.append)  # type: ignore[arg-type]
+        router.workers, router.lines, router.assignment = workers, lines, assignment
+        started.append(router)
         if wait:
-            pool.wait(lambda: pool.joined(*workers))
-        return pool
+            router.wait(lambda: router.joined(*workers))
+        return router
 
     yield make
-    for pool in started:
-        for worker in pool.workers.values():
+    for router in started:
+        for worker in router.workers.values():
             worker.free()
-        pool.close()
+        router.close()

@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 from scipy.stats import lognorm
 
-from shapeshift import compiled
+from shapeshift import jit
 from shapeshift.errors import UnsupportedError
-from shapeshift.polymorph.allocate import Allocation, allocate
-from shapeshift.polymorph.curves import MD1, Affine, Clamped, Curve, Table
-from shapeshift.polymorph.problem import Problem
+from shapeshift.polymorph.policy.allocate import Allocation, allocate
+from shapeshift.polymorph.policy.curves import MD1, Affine, Clamped, Curve, Table
+from shapeshift.polymorph.policy.problem import Problem
 
 KINDS = ("affine", "clamped", "table", "md1")
 
@@ -119,7 +119,7 @@ def test_as_good_as_brute_force(block: int, cap_last: bool) -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("gpus", [4, 9])
-def test_gurobi_finds_no_better_of_any_kind(kind: str, gpus: int) -> None:
+def test_gurobi_finds_nothing_better_for_any_curve(kind: str, gpus: int) -> None:
     pytest.importorskip("gurobipy")
     problem = cluster(3, gpus, 3, 0.7, kind)
     exact = allocate(problem).objective
@@ -130,7 +130,7 @@ def test_gurobi_finds_no_better_of_any_kind(kind: str, gpus: int) -> None:
 @pytest.mark.parametrize("cap_last", [False, True])
 @pytest.mark.parametrize("kind", ["affine", "clamped"])
 @pytest.mark.parametrize(("gpus", "runtimes", "load"), [(50, 8, 0.5), (50, 8, 0.9), (120, 10, 0.7)])
-def test_gurobi_finds_no_better_at_scale(kind: str, gpus: int, runtimes: int, load: float, cap_last: bool) -> None:
+def test_gurobi_finds_nothing_better_at_scale(kind: str, gpus: int, runtimes: int, load: float, cap_last: bool) -> None:
     pytest.importorskip("gurobipy")
     problem = cluster(5, gpus, runtimes, load, kind, cap_last)
     exact, asked = allocate(problem), allocate(problem, "gurobi")
@@ -140,13 +140,13 @@ def test_gurobi_finds_no_better_at_scale(kind: str, gpus: int, runtimes: int, lo
     assert exact.objective <= asked.objective * (1 + 1e-12)
 
 
-def test_gurobi_is_missed_with_a_clear_error(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_gurobi_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "gurobipy", None)
     with pytest.raises(UnsupportedError, match="needs the package gurobipy"):
         allocate(small(1, False), "gurobi")
 
 
-def test_a_licence_too_small_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_licence_that_is_too_small_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     gurobipy = pytest.importorskip("gurobipy")
 
     def refuse(self: object) -> None:
@@ -157,8 +157,8 @@ def test_a_licence_too_small_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
         allocate(small(1, False), "gurobi")
 
 
-def test_no_better_without_the_lower_bound_on_what_is_to_come(monkeypatch: pytest.MonkeyPatch) -> None:
-    from shapeshift.polymorph import allocate_exact
+def test_pruning_by_lower_bounds_loses_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    from shapeshift.polymorph.policy import allocate_exact
 
     problems = [cluster(seed, 60, 7, load, kind) for seed, load, kind in itertools.product((1, 2), (0.3, 0.8), KINDS)]
     quick = [allocate(problem).objective for problem in problems]
@@ -180,7 +180,7 @@ def test_demand_that_does_not_fit_is_scaled(algorithm: str) -> None:
     assert allocate(fitting).counts == found.counts
 
 
-def test_one_gpu_serves_all_whatever_comes() -> None:
+def test_one_gpu_goes_to_the_last_runtime() -> None:
     assert allocate(Problem(1, (500.0, 3.0), (10.0, 5.0), (Affine(1.0), Affine(2.0)))).counts == (0, 1)
     assert allocate(Problem(1, (7.0,), (10.0,), (Affine(1.0),))).counts == (1,)
 
@@ -203,7 +203,7 @@ def test_the_cap_moves_gpus_to_the_last_runtime() -> None:
     assert objective(free, found.counts)[1] <= found.counts[-1] * free.capacity[-1]
 
 
-def test_what_is_left_over_goes_to_the_longest() -> None:
+def test_the_surplus_goes_to_the_longest() -> None:
     curves = (Affine(1.0), Affine(2.0), Affine(3.0))
     assert allocate(Problem(7, (0.0, 0.0, 0.0), (9.0, 9.0, 9.0), curves)).counts == (0, 0, 7)
     assert allocate(Problem(7, (0.0, 12.0, 0.0), (9.0, 9.0, 9.0), (Clamped(1.0),) * 3)).counts[0] == 0
@@ -225,7 +225,7 @@ def test_even_and_global() -> None:
     assert allocate(problem, "global").counts == allocate(problem).counts
 
 
-def test_even_says_when_it_breaks_a_lower_bound() -> None:
+def test_even_reports_a_lower_bound_that_it_misses() -> None:
     problem = Problem(4, (30.0, 1.0), (10.0, 10.0), (Affine(1.0), Affine(1.0)))
     assert allocate(problem).counts == (3, 1)
     assert not allocate(problem, "even").feasible
@@ -243,7 +243,7 @@ def test_even_says_when_it_breaks_a_lower_bound() -> None:
         ({"demand": (), "capacity": (), "curves": ()}, "demand"),
     ],
 )
-def test_senseless_problems_are_refused(change: dict[str, object], named: str) -> None:
+def test_invalid_problems_are_refused(change: dict[str, object], named: str) -> None:
     sound = {"gpus": 3, "demand": (1.0, 1.0), "capacity": (5.0, 5.0), "curves": (Affine(1.0), Affine(2.0))}
     with pytest.raises(ValueError, match=f"^{named}: got"):
         Problem(**(sound | change))  # type: ignore[arg-type]
@@ -259,13 +259,13 @@ def test_latencies_beyond_a_float_are_refused() -> None:
         allocate(Problem(2, (1e10, 1e10), (1e10, 1e10), (Affine(1e308), Affine(1e308))))
 
 
-def test_compiles_where_no_folder_keeps_the_code(monkeypatch: pytest.MonkeyPatch) -> None:
-    real = compiled.numba.njit
+def test_compiles_without_a_writable_cache_folder(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = jit.numba.njit
 
     def njit(signature: str, cache: bool = False, **options: bool | str) -> object:
         if cache:
             raise RuntimeError("cannot cache function: no locator available")
         return real(signature, **options)
 
-    monkeypatch.setattr(compiled.numba, "njit", njit)
-    assert compiled.compiled("i8(i8)")(lambda x: x + 1)(3) == 4
+    monkeypatch.setattr(jit.numba, "njit", njit)
+    assert jit.njit("i8(i8)")(lambda x: x + 1)(3) == 4

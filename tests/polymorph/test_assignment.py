@@ -8,11 +8,11 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from shapeshift.engines.request import Row, TextRequest
-from shapeshift.polymorph.assignment import Assignment, DispatchedQueues, SharedQueue
-from shapeshift.polymorph.binpacking import Packer
-from shapeshift.polymorph.dispatch import Rules
-from shapeshift.polymorph.dispatcher import Dispatcher
+from shapeshift.engines.execution.request import Row, TextRequest
+from shapeshift.polymorph.policy.baselines.binpacking import Packer
+from shapeshift.polymorph.policy.dispatch import Rules
+from shapeshift.polymorph.policy.dispatcher import Dispatcher
+from shapeshift.polymorph.router.assignment import Assignment, DispatchedQueues, SharedQueue
 
 EDGES = [16, 64, 512]
 
@@ -40,12 +40,12 @@ def packed() -> DispatchedQueues:
 # One queue for all.
 
 
-def test_nobody_waits_where_no_worker_is() -> None:
+def test_without_a_worker_a_row_does_not_wait() -> None:
     for assignment in (shared(), dispatched()):
         assert assignment.put(row(5)) is None and assignment.waiting() == [] and assignment.more() is None
 
 
-def test_an_idle_worker_is_woken_and_a_busy_one_leaves_the_row_to_it() -> None:
+def test_an_idle_worker_is_chosen_before_a_busy_one() -> None:
     queue = shared()
     assert queue.add("a", 0) and queue.add("b", 0)
     first, second, third = (row(100) for _ in range(3))
@@ -74,7 +74,7 @@ def test_a_call_takes_a_fair_share_that_packs_well() -> None:
     assert queue.take("b") == rows[4:5] and queue.waiting() == rows[5:]
 
 
-def test_the_last_worker_leaves_its_rows_behind() -> None:
+def test_the_last_worker_returns_its_rows() -> None:
     queue = shared()
     queue.add("a", 0)
     queue.add("b", 0)
@@ -88,7 +88,7 @@ def test_the_last_worker_leaves_its_rows_behind() -> None:
 # A queue for each.
 
 
-def test_every_worker_gets_what_it_is_long_enough_for() -> None:
+def test_every_worker_gets_texts_that_fit() -> None:
     queues = dispatched()
     for name, edge in zip("abc", EDGES, strict=True):
         assert queues.add(name, edge)
@@ -99,7 +99,7 @@ def test_every_worker_gets_what_it_is_long_enough_for() -> None:
     assert queues.put(row(65)) is None
 
 
-def test_a_worker_with_all_engines_takes_the_longest_and_one_of_an_unknown_bin_what_it_holds() -> None:
+def test_a_worker_with_all_engines_serves_the_last_bin_and_an_unknown_bin_the_next_shorter() -> None:
     queues = dispatched()
     assert queues.add("all", 0) and queues.add("odd", 48) and not queues.add("tiny", 15)
     assert queues.put(row(500)) == "all"

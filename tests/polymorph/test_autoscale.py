@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from shapeshift.polymorph.autoscale import Decision, Targets, decide
+from shapeshift.polymorph.policy.autoscale import Decision, Targets, decide
 
 
 @pytest.mark.parametrize(

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from shapeshift.polymorph.binpacking import Headroom, pack, scale
-from shapeshift.polymorph.dispatch import Instance, Level
+from shapeshift.polymorph.policy.baselines.binpacking import Headroom, pack, scale
+from shapeshift.polymorph.policy.dispatch import Instance, Level
 
 
-def test_the_fullest_instance_with_room_wins() -> None:
+def test_the_fullest_instance_with_free_capacity_wins() -> None:
     levels = [
         Level(100, (Instance(1, 3, 10), Instance(2, 10, 10))),
         Level(200, (Instance(3, 4, 5), Instance(4, 8, 10))),

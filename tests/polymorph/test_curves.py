@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from shapeshift.polymorph.allocate_dp import latency
-from shapeshift.polymorph.curves import MD1, Affine, Clamped, Curve, Table, encode
+from shapeshift.polymorph.policy.allocate_dp import latency
+from shapeshift.polymorph.policy.curves import MD1, Affine, Clamped, Curve, Table, encode
 
 CURVES: list[Curve] = [
     Affine(3.0),
@@ -57,7 +57,7 @@ def test_table_is_straight_between_its_points_and_beyond() -> None:
 
 
 @pytest.mark.parametrize("seed", range(40))
-def test_rising_tells_whether_fewer_requests_ever_cost_more(seed: int) -> None:
+def test_rising_is_false_where_fewer_requests_cost_more(seed: int) -> None:
     rng = np.random.default_rng(seed)
     table = Table(tuple(rng.uniform(1, 3, rng.integers(1, 5)).tolist()))
     loads = np.linspace(0, 50, 20_001)
@@ -72,6 +72,6 @@ def test_the_formula_curves_rise() -> None:
 
 
 @pytest.mark.parametrize("make", [lambda: Affine(0.0), lambda: Clamped(-1.0), lambda: MD1(1.0, 0.0), lambda: Table(())])
-def test_senseless_parameters_are_refused(make) -> None:
+def test_invalid_parameters_are_refused(make) -> None:
     with pytest.raises(ValueError, match=r"got"):
         make()

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from shapeshift.polymorph.dispatch import ALGORITHMS, Instance, Level, Rules, choose
-from shapeshift.polymorph.dispatcher import Dispatcher
+from shapeshift.polymorph.policy.dispatch import SCORED, Instance, Level, Rules, choose
+from shapeshift.polymorph.policy.dispatcher import Dispatcher
 
 PAPER = json.loads((Path(__file__).parent / "paper_dispatch.json").read_text())
 
@@ -54,7 +54,7 @@ def test_fig4_holds_with_other_parameters(threshold: float, decay: float) -> Non
     assert all(outstanding <= capacity for outstanding, capacity in zip(ended, (80, 80, 40, 20), strict=True))
 
 
-def test_fig4_told_of_the_two_rivals() -> None:
+def test_fig4_of_the_two_alternatives() -> None:
     # Least padding: five short requests over capacity. Least load: all eight to GPU3, eight late ones over capacity.
     assert fig4(Rules("intra_group")) == [83, 82, 28, 20]
     assert fig4(Rules("inter_group"))[3] > 20
@@ -106,7 +106,7 @@ def test_heads_candidates_and_peek() -> None:
     assert choose(1, levels, Rules("inter_group", peek=3)) == (3, 400)
 
 
-@pytest.mark.parametrize("algorithm", ALGORITHMS)
+@pytest.mark.parametrize("algorithm", SCORED)
 @pytest.mark.parametrize("seed", range(25))
 def test_the_running_structure_decides_as_the_single_decision(algorithm: str, seed: int) -> None:
     rng = random.Random(seed)
@@ -160,7 +160,7 @@ def test_memory_stays_bounded() -> None:
     made.check_integrity()
 
 
-def test_misuse_is_told() -> None:
+def test_misuse_is_refused() -> None:
     made = running([level(100, 0)], Rules())
     with pytest.raises(ValueError, match="no outstanding"):
         made.finish(100)

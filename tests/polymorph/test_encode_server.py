@@ -21,14 +21,14 @@ from tritonclient.utils import InferenceServerException
 from shapeshift.engines import manifest
 from shapeshift.engines.verify import compare
 from shapeshift.errors import EngineError
-from shapeshift.triton import modelconfig
+from shapeshift.triton import model_config
 from shapeshift.triton.control import ModelControl
 from shapeshift.workloads.text import TextMaker
 
 if TYPE_CHECKING:
     from sentence_transformers import SentenceTransformer
 
-    from shapeshift.triton.server import TritonServer
+    from shapeshift.triton.embedded.server import TritonServer
 
 pytestmark = [pytest.mark.server, pytest.mark.timeout(300)]
 
@@ -85,8 +85,8 @@ def vectors(reference: SentenceTransformer, texts: list[str]) -> np.ndarray:
 @pytest.fixture(scope="module")
 def min_cosine(encode_server: TritonServer) -> float:
     """What the served precision promises of every vector."""
-    config = modelconfig.read(encode_server.settings.repositories[0] / "encode" / "config.pbtxt")
-    return MIN_COSINE[modelconfig.parameters(config)["precision"]]
+    config = model_config.read(encode_server.settings.repositories[0] / "encode" / "config.pbtxt")
+    return MIN_COSINE[model_config.parameters(config)["precision"]]
 
 
 @pytest.fixture(scope="module")
@@ -206,7 +206,7 @@ def test_a_row_of_one_token(over_grpc: Any, reference: SentenceTransformer, min_
     assert_near(got, wanted, min_cosine)
 
 
-def test_what_shares_an_engine_call_does_not_show(
+def test_texts_that_share_an_engine_call_do_not_affect_each_other(
     over_grpc: Any,
     flushed: Callable[..., Callable[..., float]],
     texts: list[str],
@@ -432,8 +432,8 @@ def test_a_full_queue_refuses_at_once_and_the_rest_is_served(
     wait_until_waiting(flushed, slow)
     status, body = post(encode_server, {"inputs": [json_text("one more")]}, slow)
     assert status == 503
-    assert re.search(r"queue is full: \d+ rows wait, 1 more exceed 2; retry later", body["error"])
-    with pytest.raises(InferenceServerException, match="queue is full") as caught:
+    assert re.search(r"queue_rows: \d+ rows wait, 1 more would exceed 2; retry later", body["error"])
+    with pytest.raises(InferenceServerException, match="queue_rows: ") as caught:
         over_grpc.infer(slow, text_input(grpc_client, ["one more"]))
     assert caught.value.status() == "StatusCode.UNAVAILABLE"
     assert post(encode_server, {"inputs": [TEXT]})[0] == 200
@@ -459,7 +459,7 @@ def test_a_cancelled_request_leaves_the_queue(
     assert isinstance(long.result(), InferenceServerException)
 
 
-def test_unloading_serves_what_was_taken(
+def test_unloading_serves_accepted_requests(
     over_grpc: Any, control: ModelControl, flushed: Callable[..., Callable[..., float]], slow: str
 ) -> None:
     long = Call(over_grpc, slow, 40)
@@ -498,7 +498,7 @@ def _replace(link: Path, change: Callable[[bytes], bytes]) -> None:
         (None, {"queue_row": "5"}, "queue_row: .*unknown parameter; known: .*queue_rows"),
     ],
 )
-def test_a_model_that_cannot_be_trusted_is_not_loaded(
+def test_a_model_with_changed_files_is_not_loaded(
     encode_server: TritonServer,
     control: ModelControl,
     damage: Callable[[Path], None] | None,
@@ -507,8 +507,8 @@ def test_a_model_that_cannot_be_trusted_is_not_loaded(
 ) -> None:
     good, repository = encode_server.settings.repositories
     name = f"damaged_{len(list(repository.iterdir()))}"
-    config = modelconfig.read(good / "encode" / "config.pbtxt")
-    source = (good / "encode" / modelconfig.parameters(config)["engines"]).resolve()
+    config = model_config.read(good / "encode" / "config.pbtxt")
+    source = (good / "encode" / model_config.parameters(config)["engines"]).resolve()
     engines = repository.parent / "engines" / name
     engines.mkdir(parents=True)
     for file in source.iterdir():
@@ -517,9 +517,9 @@ def test_a_model_that_cannot_be_trusted_is_not_loaded(
         damage(engines)
     config.name = name
     for key, value in {"engines": f"../../engines/{name}", **parameters}.items():
-        modelconfig.set_parameter(config, key, value)
+        model_config.set_parameter(config, key, value)
     (repository / name / "1").mkdir(parents=True)
-    modelconfig.write(config, repository / name / "config.pbtxt")
+    model_config.write(config, repository / name / "config.pbtxt")
     with pytest.raises(EngineError, match=said):
         control.load(name)
     assert not control.is_ready(name)

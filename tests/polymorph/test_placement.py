@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from shapeshift.polymorph.placement import Placement, decide
+from shapeshift.polymorph.policy.placement import Placement, decide
 
 
 @pytest.mark.parametrize(
@@ -20,7 +20,7 @@ from shapeshift.polymorph.placement import Placement, decide
         (11, 100, 4, 1, "resident", 1),
     ],
 )
-def test_devices_memory_and_wishes_decide(
+def test_devices_memory_and_requested_workers_decide(
     engines: int, engine_mb: float, gpus: int, workers: int, name: str, count: int
 ) -> None:
     placed = decide(engines, engine_mb, 1000, gpus, workers)
@@ -36,7 +36,7 @@ def test_the_reason_names_what_decided() -> None:
 
 
 @pytest.mark.parametrize("wrong", [(0, 1, 1, 0), (1, -1, 1, 0), (1, 1, -1, 0), (1, 1, 1, -1)])
-def test_what_makes_no_sense_is_refused(wrong: tuple[int, int, int, int]) -> None:
+def test_invalid_values_are_refused(wrong: tuple[int, int, int, int]) -> None:
     engines, engine_mb, gpus, workers = wrong
     with pytest.raises(ValueError, match="engines, engine_mb, gpus, workers: got"):
         decide(engines, engine_mb, 1000, gpus, workers)

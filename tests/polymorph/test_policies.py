@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from shapeshift.cli.main import main
-from shapeshift.cli.policy import answer
+from shapeshift.cli.policy import evaluate
 from shapeshift.errors import InvalidInputError
 
 ALLOCATE: dict[str, Any] = {
@@ -46,28 +46,28 @@ SOUND = {
 
 
 def test_only_an_allocation_waits_for_the_compiler() -> None:
-    code = "import sys; from shapeshift.polymorph import policies; sys.exit('numba' in sys.modules)"
+    code = "import sys; from shapeshift.polymorph.policy import api; sys.exit('numba' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
 def test_allocate() -> None:
-    given = answer("polymorph.allocate", ALLOCATE)
+    given = evaluate("polymorph.allocate", ALLOCATE)
     assert list(given) == ["counts", "objective", "feasible", "solve_ms", "algorithm"]
     assert given["algorithm"] == "exact"
     assert given["counts"] == [3, 2]
     assert given["feasible"] is True
     assert given["objective"] == pytest.approx(30 * 1.5 * 5.5 + 11.5 * (3 * (1 + 0.98 / 0.04) + 3000 * (1.15 - 0.98)))
-    even = answer("polymorph.allocate", ALLOCATE | {"algorithm": "even", "cap_last": True})
+    even = evaluate("polymorph.allocate", ALLOCATE | {"algorithm": "even", "cap_last": True})
     assert (even["counts"], even["feasible"], even["algorithm"]) == ([2, 3], False, "even")
 
 
 def test_dispatch() -> None:
-    assert answer("polymorph.dispatch", DISPATCH) == {"level": 1, "instance": 2, "algorithm": "earliest_finish"}
-    chosen = answer("polymorph.dispatch", DISPATCH | {"algorithm": "multilevel", "threshold": 0.375})
+    assert evaluate("polymorph.dispatch", DISPATCH) == {"level": 1, "instance": 2, "algorithm": "earliest_finish"}
+    chosen = evaluate("polymorph.dispatch", DISPATCH | {"algorithm": "multilevel", "threshold": 0.375})
     assert chosen == {"level": 1, "instance": 2, "algorithm": "multilevel"}
     none = {"level": None, "instance": None, "algorithm": "intra_group"}
-    assert answer("polymorph.dispatch", DISPATCH | {"length": 129, "algorithm": "intra_group"}) == none
-    assert answer("polymorph.dispatch", {"length": 1, "levels": [], "algorithm": "intra_group"}) == none
+    assert evaluate("polymorph.dispatch", DISPATCH | {"length": 129, "algorithm": "intra_group"}) == none
+    assert evaluate("polymorph.dispatch", {"length": 1, "levels": [], "algorithm": "intra_group"}) == none
 
 
 def test_service_times_are_optional_where_they_are_not_used() -> None:
@@ -75,16 +75,16 @@ def test_service_times_are_optional_where_they_are_not_used() -> None:
     del levels[0]["service_ms"]
     levels[1]["service_ms"] = None
     given = {"length": 10, "levels": levels, "algorithm": "inter_group"}
-    assert answer("polymorph.dispatch", given)["level"] == 1
+    assert evaluate("polymorph.dispatch", given)["level"] == 1
     with pytest.raises(InvalidInputError, match=r"^levels\[0\].service_ms"):
-        answer("polymorph.dispatch", given | {"algorithm": "earliest_finish"})
+        evaluate("polymorph.dispatch", given | {"algorithm": "earliest_finish"})
 
 
 def test_replace_and_autoscale() -> None:
-    assert answer("polymorph.replace", REPLACE) == {"changes": [[1, 128]]}
-    assert answer("polymorph.autoscale", AUTOSCALE) == {"action": "in", "worker": 1}
-    assert answer("polymorph.autoscale", AUTOSCALE | {"min_workers": 3}) == {"action": "keep", "worker": None}
-    assert answer("polymorph.autoscale", AUTOSCALE | {"p98_ms": 95}) == {"action": "out", "worker": None}
+    assert evaluate("polymorph.replace", REPLACE) == {"changes": [[1, 128]]}
+    assert evaluate("polymorph.autoscale", AUTOSCALE) == {"action": "in", "worker": 1}
+    assert evaluate("polymorph.autoscale", AUTOSCALE | {"min_workers": 3}) == {"action": "keep", "worker": None}
+    assert evaluate("polymorph.autoscale", AUTOSCALE | {"p98_ms": 95}) == {"action": "out", "worker": None}
 
 
 @pytest.mark.parametrize(
@@ -135,9 +135,9 @@ def test_replace_and_autoscale() -> None:
         ("autoscale", {"p98_ms": float("nan")}, "p98_ms"),
     ],
 )
-def test_what_cannot_be_meant_is_refused(name: str, change: dict[str, Any], field: str) -> None:
+def test_invalid_input_is_refused(name: str, change: dict[str, Any], field: str) -> None:
     with pytest.raises(InvalidInputError) as refused:
-        answer(f"polymorph.{name}", SOUND[f"polymorph.{name}"] | change)
+        evaluate(f"polymorph.{name}", SOUND[f"polymorph.{name}"] | change)
     assert refused.value.field == field
 
 
@@ -158,7 +158,7 @@ def test_instances_are_checked(change: dict[str, Any], field: str) -> None:
     levels = copy.deepcopy(DISPATCH["levels"])
     levels[0]["instances"][0] |= change
     with pytest.raises(InvalidInputError) as refused:
-        answer("polymorph.dispatch", DISPATCH | {"levels": levels})
+        evaluate("polymorph.dispatch", DISPATCH | {"levels": levels})
     assert refused.value.field == field
 
 
@@ -166,7 +166,7 @@ def test_instances_are_checked(change: dict[str, Any], field: str) -> None:
 def test_every_key_without_a_default_is_required(name: str) -> None:
     for key in SOUND[name]:
         with pytest.raises(InvalidInputError, match=f"^{key}: .*required"):
-            answer(name, {other: value for other, value in SOUND[name].items() if other != key})
+            evaluate(name, {other: value for other, value in SOUND[name].items() if other != key})
 
 
 @pytest.mark.parametrize("name", SOUND)

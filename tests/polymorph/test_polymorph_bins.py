@@ -1,4 +1,4 @@
-"""Bin edges held against every possible set of edges."""
+"""Bin edges, compared with every possible set of edges, and the steps of a latency curve."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from collections.abc import Sequence
 
 import pytest
 
-from shapeshift.polymorph.bins import optimal_edges
+from shapeshift.polymorph.policy.bins import optimal_edges, step_ends
 
 
 def total(
     edges: Sequence[int], hist: Sequence[float], latency: Sequence[float], dynamic: Sequence[float] | None = None
 ) -> float:
-    """What all requests cost with these edges, one request at a time."""
+    """The total latency of all requests with these edges."""
     spent = 0.0
     low = 0
     for edge in edges:
@@ -73,7 +73,7 @@ def test_edges_are_the_best_of_all(seed: int) -> None:
 
 
 @pytest.mark.parametrize("seed", range(40))
-def test_with_a_dynamic_engine_each_bin_takes_the_faster(seed: int) -> None:
+def test_with_a_dynamic_engine_each_bin_uses_the_faster_engine(seed: int) -> None:
     rng = random.Random(1000 + seed)
     n = rng.randint(1, 8)
     hist = [rng.choice((0, 0.5, 1, 3)) for _ in range(n)]
@@ -90,7 +90,7 @@ def test_ties_go_to_fewest_edges() -> None:
     assert optimal_edges([1, 1, 1], [0.1 + 0.2, 0.3, 0.3], 3)[0] == [3]
 
 
-def test_a_later_count_may_be_the_first_to_pay() -> None:
+def test_more_edges_may_pay_only_from_some_number_on() -> None:
     hist, latency = [5, 5, 5, 5], [1.0, 9.0, 2.0, 10.0]
     assert optimal_edges(hist, latency, 1) == ([4], 10)
     assert optimal_edges(hist, latency, 2) == ([3, 4], 4)
@@ -120,3 +120,51 @@ def test_scale_changes_nothing() -> None:
 def test_no_request_no_edges() -> None:
     with pytest.raises(ValueError, match="no request"):
         optimal_edges([0, 0], [1, 2], 2)
+
+
+# Steps of a latency curve.
+
+LENGTHS = list(range(16, 513, 16))
+
+
+def steps(*ends: int, low: float = 1.0, rise: float = 0.5) -> list[float]:
+    """The latency of each of LENGTHS on a staircase whose steps end there."""
+    return [low + rise * sum(length > end for end in ends) for length in LENGTHS]
+
+
+@pytest.mark.parametrize("ends", [(64, 128, 192), (16, 32), (496,), tuple(LENGTHS[:9]), ()])
+def test_clean_steps(ends: tuple[int, ...]) -> None:
+    assert step_ends(LENGTHS, steps(*ends)) == [*ends, 512]
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_noise_within_the_tolerance_makes_no_step(seed: int) -> None:
+    rng = random.Random(seed)
+    noisy = [ms * rng.uniform(0.98, 1.02) for ms in steps(64, 256, 400)]
+    assert step_ends(LENGTHS, noisy) == [64, 256, 400, 512]
+
+
+def test_tolerance_decides() -> None:
+    curve = steps(256, rise=0.04)
+    assert step_ends(LENGTHS, curve) == [512]
+    assert step_ends(LENGTHS, curve, 0.03) == [256, 512]
+    assert step_ends(LENGTHS, curve, 0.0) == [256, 512]
+    assert step_ends([1, 2, 3], [1.0, 1.05, 1.0501]) == [2, 3]
+
+
+def test_a_slow_rise_ends_a_step_at_the_tolerance() -> None:
+    assert step_ends(range(1, 8), [1.00, 1.02, 1.04, 1.06, 1.08, 1.10, 1.12]) == [3, 6, 7]
+
+
+def test_a_dip_replaces_slower_and_shorter_engines() -> None:
+    # 96 tokens are slower than 128: their texts belong on the engine of 128.
+    assert step_ends([32, 64, 96, 128, 160], [1, 1, 3, 2, 4]) == [64, 128, 160]
+    assert step_ends([32, 64, 96], [3, 2, 1]) == [96]
+    # One slow measurement is no step.
+    assert step_ends([32, 64, 96, 128], [1, 9, 1, 1]) == [128]
+
+
+def test_single_point_and_free_engines() -> None:
+    assert step_ends([48], [2.0]) == [48]
+    assert step_ends([1, 2, 3], [0, 0, 0]) == [3]
+    assert step_ends([1, 2, 3], [0, 0, 1]) == [2, 3]

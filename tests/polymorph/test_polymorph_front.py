@@ -17,10 +17,10 @@ import numpy as np
 import pytest
 
 from shapeshift.engines import manifest
-from shapeshift.engines import request as request_module
-from shapeshift.engines.emulated_provider import EmulatedRuntime
-from shapeshift.engines.packing import pack
-from shapeshift.engines.tokenizer import TextTokenizer
+from shapeshift.engines.execution import request as request_module
+from shapeshift.engines.providers.emulated import EmulatedRuntime
+from shapeshift.engines.text.packing import pack
+from shapeshift.engines.text.tokenizer import TextTokenizer
 from shapeshift.errors import EngineError, InvalidInputError
 from shapeshift.polymorph.front import TextFront
 from shapeshift.serving import model_args
@@ -77,7 +77,7 @@ def test_a_request_of_many_rows_shares_calls(
     assert sum(packs) == 64 and len(packs) < 16
 
 
-def test_without_packing_every_text_has_a_call_of_its_own(make_front: MakeFront, gate: Gate) -> None:
+def test_without_packing_every_text_has_its_own_call(make_front: MakeFront, gate: Gate) -> None:
     request = text_request("a", "b", "c")
     make_front(packing=False).execute([request])
     request.vectors()
@@ -96,7 +96,7 @@ def test_truncate(make_front: MakeFront, expected: Callable[..., np.ndarray]) ->
     )
 
 
-def test_outputs_are_those_asked_for(make_front: MakeFront) -> None:
+def test_outputs_are_those_requested(make_front: MakeFront) -> None:
     front = make_front()
     asked, silent = text_request("a", outputs=["EMBEDDING"]), text_request("a", outputs=[])
     front.execute([asked, silent])
@@ -119,8 +119,8 @@ def test_many_requests_of_all_lengths_under_two_threads(
         front.execute(requests[start : start + 7])
     for request, own in zip(requests, rows, strict=True):
         np.testing.assert_array_equal(request.vectors(), expected(*own))
-    front._pool.queue.check_integrity()
-    assert len(front._pool.queue) == 0
+    front._executor.queue.check_integrity()
+    assert len(front._executor.queue) == 0
 
 
 # What is refused.
@@ -165,7 +165,7 @@ def test_a_full_queue_is_unavailable(make_front: MakeFront, gate: Gate) -> None:
     front.execute([waiting, refused])
     assert refused.refusal() == (
         TritonError.UNAVAILABLE,
-        "the queue is full: 2 rows wait, 1 more exceed 2; retry later",
+        "queue_rows: 2 rows wait, 1 more would exceed 2; retry later",
     )
     gate.release()
     assert len(running.vectors()) == 1 and len(waiting.vectors()) == 2
@@ -180,12 +180,12 @@ def test_tokens_fill_the_queue_too(make_front: MakeFront, gate: Gate) -> None:
     front.execute(requests[:1])
     gate.wait_held()
     front.execute(requests[1:])
-    assert "90 tokens wait, 11 more exceed 100" in requests[2].refusal()[1]
+    assert "90 tokens wait, 11 more would exceed 100" in requests[2].refusal()[1]
     gate.release()
     requests[1].vectors()
 
 
-def test_latency_that_runs_out_while_waiting_is_told_at_once(make_front: MakeFront, gate: Gate) -> None:
+def test_a_deadline_that_passes_while_waiting_is_reported_at_once(make_front: MakeFront, gate: Gate) -> None:
     front = make_front(packing=False)
     gate.hold()
     running, late, patient = (
@@ -305,10 +305,10 @@ def test_waiting_and_running_are_gauges(make_front: MakeFront, pb_utils: PbUtils
 # Which engines there are.
 
 
-def test_engines_are_loaded_behind_the_first(make_front: MakeFront) -> None:
+def test_further_engines_are_loaded_in_the_background(make_front: MakeFront) -> None:
     front = make_front(bins="16,32,64", engine_threads=2)
-    assert front._pool.wait_loaded(30)
-    for worker in front._pool.workers:
+    assert front._executor.wait_loaded(30)
+    for worker in front._executor.threads:
         assert worker.engines.loaded[0] == "dynamic"
         assert sorted(worker.engines.loaded[1:]) == ["16", "32", "64"]
 
@@ -320,15 +320,15 @@ def test_an_engine_that_does_not_load_is_logged_and_others_take_its_lengths(
 
     def engine(runtime: EmulatedRuntime, tokens: int | None, rows: int | None) -> Any:
         if tokens == 32:
-            raise RuntimeError("no room")
+            raise RuntimeError("out of memory")
         return made(runtime, tokens, rows)
 
     monkeypatch.setattr(EmulatedRuntime, "engine", engine)
     front = make_front(bins="16,32,64")
-    assert front._pool.wait_loaded(30)
-    assert front._pool.workers[0].engines.loaded[0] == "dynamic"
-    assert sorted(front._pool.workers[0].engines.loaded[1:]) == ["16", "64"]
-    assert any("engine 32 could not be loaded" in line and "no room" in line for line in pb_utils.Logger.lines)
+    assert front._executor.wait_loaded(30)
+    assert front._executor.threads[0].engines.loaded[0] == "dynamic"
+    assert sorted(front._executor.threads[0].engines.loaded[1:]) == ["16", "64"]
+    assert any("engine 32 cannot be loaded" in line and "out of memory" in line for line in pb_utils.Logger.lines)
     request = ids_request([1] * 30)
     front.execute([request])
     request.vectors()
@@ -336,8 +336,8 @@ def test_an_engine_that_does_not_load_is_logged_and_others_take_its_lengths(
 
 def test_memory_limits_how_many_engines_are_loaded(make_front: MakeFront, pb_utils: PbUtils) -> None:
     front = make_front(bins="16,32,64", memory_mb=1)
-    assert front._pool.wait_loaded(30)
-    assert front._pool.workers[0].engines.loaded == ["dynamic"]
+    assert front._executor.wait_loaded(30)
+    assert front._executor.threads[0].engines.loaded == ["dynamic"]
     assert any("memory_mb" in line for line in pb_utils.Logger.lines)
     request = text_request("still served")
     front.execute([request])
@@ -348,8 +348,8 @@ def test_without_a_dynamic_engine_the_longest_is_ready_first(
     make_front: MakeFront, gate: Gate, expected: Callable[..., np.ndarray]
 ) -> None:
     front = make_front(dynamic=False, bins="16,32", max_tokens=32)
-    assert front._pool.workers[0].engines.loaded[0] == "32"
-    assert front._pool.wait_loaded(30)
+    assert front._executor.threads[0].engines.loaded[0] == "32"
+    assert front._executor.wait_loaded(30)
     # 12 rows of 3 tokens are within 32 tokens only in part, and the engine has 8 slots.
     request = ids_request(*[[101, number, 102] for number in range(1, 13)])
     front.execute([request])
@@ -394,7 +394,7 @@ def damaged(args: dict[str, str], **parameters: str | None) -> dict[str, str]:
         ({"placement": "everywhere"}, InvalidInputError, "placement: got 'everywhere'; one of inline"),
     ],
 )
-def test_a_config_that_cannot_be_meant(
+def test_an_invalid_config_is_refused(
     front_args: Callable[..., dict[str, str]],
     pb_utils: PbUtils,
     parameters: dict[str, str | None],
@@ -416,7 +416,7 @@ def test_a_config_that_cannot_be_meant(
         (lambda file: file.unlink(), "is missing"),
     ],
 )
-def test_engines_that_are_not_as_built(
+def test_changed_engines_are_refused(
     front_args: Callable[..., dict[str, str]],
     pb_utils: PbUtils,
     tmp_path: Path,
@@ -429,7 +429,7 @@ def test_engines_that_are_not_as_built(
         TextFront(pb_utils, model_args.read(args))
 
 
-def test_a_manifest_without_its_hash_in_the_config_is_believed(
+def test_a_manifest_without_its_hash_in_the_config_is_accepted(
     front_args: Callable[..., dict[str, str]], pb_utils: PbUtils, tmp_path: Path
 ) -> None:
     args = damaged(front_args(), manifest_sha256=None, checkpoint_sha256=None)
@@ -466,7 +466,7 @@ def test_the_backend_serves(entry_point: ModuleType, front_args: Callable[..., d
     model.finalize()
 
 
-def test_the_backend_tells_why_it_does_not_load(
+def test_the_backend_reports_why_it_does_not_load(
     entry_point: ModuleType, front_args: Callable[..., dict[str, str]]
 ) -> None:
     with pytest.raises(TritonModelException, match="run `make engines`"):

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
-from shapeshift.engines.request import TextRequest
+from shapeshift.engines.execution.request import TextRequest
 from shapeshift.errors import InvalidInputError
 from shapeshift.polymorph.front import TextFront
 from shapeshift.polymorph.worker import TextWorker
@@ -101,7 +101,7 @@ def test_values_of_tokens_are_padded_to_the_longest_row_of_the_request(
     assert max(gate.packs) > 1
 
 
-def test_outputs_not_asked_for_are_not_sent(open_front: Callable[..., TextFront]) -> None:
+def test_outputs_that_were_not_requested_are_not_sent(open_front: Callable[..., TextFront]) -> None:
     request = text_request("a", outputs=["LOGITS"])
     open_front().execute([request])
     assert list(values_of(request.sender.answer())) == ["LOGITS"]
@@ -164,6 +164,6 @@ def test_rows_that_came_from_several_calls_are_put_together() -> None:
         ('output [ { name: "SCORES" data_type: TYPE_FP32 dims: [ 2 ] } ]', "one of EMBEDDING, LOGITS"),
     ],
 )
-def test_outputs_that_cannot_be(build: Callable[..., Path], outputs: str, message: str) -> None:
+def test_unavailable_outputs_are_refused(build: Callable[..., Path], outputs: str, message: str) -> None:
     with pytest.raises(InvalidInputError, match=message):
         build(outputs=outputs)

@@ -67,7 +67,7 @@ def test_vectors_are_those_of_a_front_that_holds_the_engines_itself(
 @pytest.mark.parametrize(
     ("bin_edge", "engines"), [(16, {"16"}), (64, {"64"}), (512, {"dynamic"}), (0, {"dynamic", "16", "64"})]
 )
-def test_it_holds_the_engines_of_its_bin_and_says_what_it_is(
+def test_it_holds_the_engines_of_its_bin_and_reports_its_state(
     make_worker: MakeWorker, bin_edge: int, engines: set[str]
 ) -> None:
     worker = make_worker(bin=bin_edge, generation=7)
@@ -81,12 +81,12 @@ def test_it_holds_the_engines_of_its_bin_and_says_what_it_is(
     assert outputs(hello)["EMBEDDING"].shape == (0, 8) and outputs(hello)["EMBEDDING"].dtype == np.float32
 
 
-def test_outputs_are_those_asked_for(make_worker: MakeWorker) -> None:
+def test_outputs_are_those_requested(make_worker: MakeWorker) -> None:
     (response,) = make_worker().execute([packed([5], outputs=["STATE"])])
     assert list(outputs(response)) == ["STATE"]
 
 
-def test_what_is_too_long_for_its_bin_is_another_workers(make_worker: MakeWorker) -> None:
+def test_a_text_too_long_for_the_bin_is_unsupported(make_worker: MakeWorker) -> None:
     worker = make_worker(bin=16)
     fits, one, two, wrong = worker.execute(
         [packed([5] * 10, [5] * 6), packed([5] * 17), packed([5] * 9, [5] * 8), packed([-1] * 17)]
@@ -122,7 +122,7 @@ def lengths(*values: int) -> np.ndarray:
         ({"INPUT_IDS": IDS - 8, "LENGTHS": lengths(3)}, r"INPUT_IDS: got \[-1, 94\]; 0 to 30521"),
     ],
 )
-def test_what_is_malformed_is_named_and_costs_only_itself(
+def test_malformed_input_is_named_and_fails_only_its_request(
     make_worker: MakeWorker, inputs: dict[str, np.ndarray], said: str
 ) -> None:
     bad, good = make_worker().execute([Request(["EMBEDDING", "STATE"], **inputs), packed([5])])
@@ -133,7 +133,7 @@ def test_what_is_malformed_is_named_and_costs_only_itself(
     assert outputs(good)["EMBEDDING"].shape == (1, 8)
 
 
-def test_an_engine_that_fails_costs_its_request(make_worker: MakeWorker, gate: Gate) -> None:
+def test_an_engine_that_fails_fails_only_its_request(make_worker: MakeWorker, gate: Gate) -> None:
     worker = make_worker()
     gate.fail = RuntimeError("out of luck")
     failed, hello = worker.execute([packed([5]), packed()])
@@ -143,7 +143,7 @@ def test_an_engine_that_fails_costs_its_request(make_worker: MakeWorker, gate: G
     assert outputs(worker.execute([packed([5])])[0])["EMBEDDING"].shape == (1, 8)
 
 
-def test_what_it_counts(make_worker: MakeWorker, pb_utils: PbUtils) -> None:
+def test_metrics_of_a_worker(make_worker: MakeWorker, pb_utils: PbUtils) -> None:
     worker = make_worker()
     worker.execute([packed([5], [6]), packed([7]), packed(), packed([-1])])
     labels = {"model": "front_w00", "pid": str(os.getpid())}
@@ -165,7 +165,7 @@ def test_what_it_counts(make_worker: MakeWorker, pb_utils: PbUtils) -> None:
         ({"engines": "../absent"}, EngineError, "no engine manifest .*absent"),
     ],
 )
-def test_a_config_that_cannot_be_meant(
+def test_an_invalid_config_is_refused(
     make_worker: MakeWorker, parameters: dict[str, object], kind: type[Exception], said: str
 ) -> None:
     with pytest.raises(kind, match=said):

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import pytest
 
 from shapeshift.engines.manifest import EngineEntry, Latency, Manifest, Output
-from shapeshift.polymorph.profile import bin_edges, entry_of_bin, service_times
+from shapeshift.polymorph.service_times import bin_edges, entry_of_bin, service_times
 
 
 def entry(tokens: int | None, *points: tuple[int, float]) -> EngineEntry:
@@ -60,7 +60,7 @@ def test_a_worker_with_all_engines_is_as_fast_as_the_best_of_them() -> None:
     assert times.of_pack(0, 65) == pytest.approx(7.0 + 14 * 7.0 / 49)
 
 
-def test_what_lies_beyond_the_longest_text_costs_as_much_as_that() -> None:
+def test_beyond_the_longest_text_the_time_is_constant() -> None:
     made = manifest([DYNAMIC, *STATIC])
     times = service_times(made, bin_edges(made))
     assert times.of_pack(0, 1000) == times.of_pack(100, 1000) == 14.0

@@ -7,7 +7,7 @@ import itertools
 import numpy as np
 import pytest
 
-from shapeshift.polymorph.replace import batches, changes
+from shapeshift.polymorph.policy.replace import batches, changes
 
 
 def case(seed: int) -> tuple[list[int], list[int], list[int]]:
@@ -20,7 +20,7 @@ def case(seed: int) -> tuple[list[int], list[int], list[int]]:
 
 
 @pytest.mark.parametrize("seed", range(100))
-def test_fewest_changes_over_the_least_distance(seed: int) -> None:
+def test_fewest_changes_and_least_distance(seed: int) -> None:
     have, want, edges = case(seed)
     planned = changes(have, want, edges)
     after = list(have)
@@ -72,11 +72,11 @@ def test_long_lengths_never_have_fewer_workers_than_before_or_after(seed: int, s
         ([64], [1, 0], [128, 64], "edges"),
     ],
 )
-def test_senseless_plans_are_refused(have: list[int], want: list[int], edges: list[int], named: str) -> None:
+def test_invalid_plans_are_refused(have: list[int], want: list[int], edges: list[int], named: str) -> None:
     with pytest.raises(ValueError, match=f"^{named}: got"):
         changes(have, want, edges)
 
 
-def test_a_batch_holds_something() -> None:
+def test_a_batch_has_at_least_one_change() -> None:
     with pytest.raises(ValueError, match="size"):
         list(batches([(0, 128)], [64], 0))

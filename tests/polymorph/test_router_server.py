@@ -14,13 +14,13 @@ import numpy as np
 import pytest
 import tritonclient.grpc as grpc_client
 
-from shapeshift.polymorph.worker_client import State
+from shapeshift.polymorph.router.worker_client import WorkerInfo
 from shapeshift.triton import metrics
 from shapeshift.triton.control import ModelControl
 from tests import waiting
 
 if TYPE_CHECKING:
-    from shapeshift.triton.server import TritonServer
+    from shapeshift.triton.embedded.server import TritonServer
 
 wait_for = partial(waiting.wait_for, timeout_s=60, pause_s=0.05)
 
@@ -74,13 +74,13 @@ def vectors(server: TritonServer) -> list[np.ndarray]:
         return [infer(client, "plain", rows) for rows in TEXTS]
 
 
-def state(server: TritonServer, worker: str) -> State:
+def state(server: TritonServer, worker: str) -> WorkerInfo:
     """What the worker says of itself."""
     inputs = [grpc_client.InferInput("INPUT_IDS", [1], "INT64"), grpc_client.InferInput("LENGTHS", [1], "INT32")]
     inputs[0].set_data_from_numpy(np.array([101], np.int64))
     inputs[1].set_data_from_numpy(np.array([1], np.int32))
     with grpc_client.InferenceServerClient(server.grpc_url) as client:
-        return State(*client.infer(worker, inputs, client_timeout=60).as_numpy("STATE").tolist())
+        return WorkerInfo(*client.infer(worker, inputs, client_timeout=60).as_numpy("STATE").tolist())
 
 
 def load(control: ModelControl, model: str, **parameters: int) -> None:
@@ -191,7 +191,7 @@ def test_bins_change_under_load_and_no_request_fails(
     wait_for(lambda: joined(server, "binned") == [2])
 
 
-def test_a_worker_that_goes_and_comes_under_load_costs_no_request(
+def test_a_worker_that_leaves_and_joins_under_load_costs_no_request(
     server: TritonServer, control: ModelControl, vectors: list[np.ndarray]
 ) -> None:
     wait_for(lambda: joined(server, "shared") == [2])
@@ -204,9 +204,7 @@ def test_a_worker_that_goes_and_comes_under_load_costs_no_request(
         traffic.wait()
 
 
-def test_a_front_is_loaded_anew_under_load(
-    server: TritonServer, control: ModelControl, vectors: list[np.ndarray]
-) -> None:
+def test_a_front_is_reloaded_under_load(server: TritonServer, control: ModelControl, vectors: list[np.ndarray]) -> None:
     pids = set(gauge(server, "shapeshift_workers_joined", model="shared"))
     with Traffic(server, "shared", vectors) as traffic:
         load(control, "shared", generation=1)

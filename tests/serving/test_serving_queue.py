@@ -57,11 +57,11 @@ def test_decide_sees_what_waits() -> None:
 def test_rows_are_limited() -> None:
     queue: BoundedQueue[Item] = BoundedQueue(3, 100)
     queue.put(items(1, 1))
-    with pytest.raises(OverloadedError, match="queue is full: 2 rows wait, 2 more exceed 3; retry later"):
+    with pytest.raises(OverloadedError, match="queue_rows: 2 rows wait, 2 more would exceed 3; retry later"):
         queue.put(items(1, 1))
     assert len(queue) == 2
     queue.put(items(1))
-    with pytest.raises(OverloadedError, match="3 rows wait, 1 more exceed 3"):
+    with pytest.raises(OverloadedError, match="3 rows wait, 1 more would exceed 3"):
         queue.put(items(1))
     queue.check_integrity()
 
@@ -69,7 +69,7 @@ def test_rows_are_limited() -> None:
 def test_tokens_are_limited() -> None:
     queue: BoundedQueue[Item] = BoundedQueue(100, 50)
     queue.put(items(30))
-    with pytest.raises(OverloadedError, match="30 tokens wait, 21 more exceed 50; retry later"):
+    with pytest.raises(OverloadedError, match="30 tokens wait, 21 more would exceed 50; retry later"):
         queue.put(items(10, 11))
     assert len(queue) == 1
     queue.put(items(20))

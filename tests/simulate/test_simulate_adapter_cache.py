@@ -1,4 +1,4 @@
-"""The simulated decode loop against times that can be worked out by hand, and what the policies do in it."""
+"""The simulated decode loop against times computed by hand, and the effect of the policies."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 from shapeshift.adapter_cache.interfaces import AdapterInfo
-from shapeshift.adapter_cache.predict import Oracle
-from shapeshift.adapter_cache.scheduling import SCHEDULERS, SchedulingSettings
-from shapeshift.simulate.adapter_cache import Ask, Machine, Result, run
-from shapeshift.simulate.adapter_pool import Caching
+from shapeshift.adapter_cache.policy.length_prediction import Oracle
+from shapeshift.adapter_cache.policy.scheduling import SCHEDULERS, SchedulingSettings
+from shapeshift.simulate.adapter_cache import Machine, SimulatedRequest, SimulationResult, run
+from shapeshift.simulate.adapter_pool import CacheOptions
 
 MACHINE = Machine(
     slots=4,
@@ -28,73 +28,83 @@ ADAPTERS = {f"a{number}": AdapterInfo(f"a{number}", 8, 100) for number in range(
 FIFO = SchedulingSettings(scheduler="fifo")
 
 
-def serve(asks: list[Ask], own: SchedulingSettings = FIFO, caching: Caching | None = None, **changed: float) -> Result:
+def serve(
+    requests: list[SimulatedRequest],
+    own: SchedulingSettings = FIFO,
+    caching: CacheOptions | None = None,
+    **changed: float,
+) -> SimulationResult:
     machine = replace(MACHINE, **changed)  # type: ignore[arg-type]
-    return run(machine, ADAPTERS, asks, own, caching or Caching(), Oracle(1.0))
+    return run(machine, ADAPTERS, requests, own, caching or CacheOptions(), Oracle(1.0))
 
 
-def test_one_request_takes_what_the_law_says() -> None:
-    got = serve([Ask(1.0, None, 250, 3)])
-    # Three iterations read the prompt, the last of them speaks; two more each give a token.
+def test_the_time_of_one_request_follows_the_linear_law() -> None:
+    got = serve([SimulatedRequest(1.0, None, 250, 3)])
+    # Three iterations prefill, and the last of them gives a token; two more give a token each.
     assert got.first_s == pytest.approx([3 * 0.01 + 250 * 0.0001 + 0.001])
     assert got.last_s == pytest.approx(got.first_s + 2 * 0.011)
     assert got.between_s == pytest.approx([0.011, 0.011])
     assert got.loaded_bytes == 0
 
 
-def test_an_adapter_is_waited_for_and_then_there() -> None:
-    got = serve([Ask(0.0, "a0", 10, 2), Ask(5.0, "a0", 10, 2)])
+def test_an_adapter_is_loaded_once_and_then_cached() -> None:
+    got = serve([SimulatedRequest(0.0, "a0", 10, 2), SimulatedRequest(5.0, "a0", 10, 2)])
     assert got.first_s == pytest.approx([0.1 + 0.012, 0.012])
     assert (got.loaded_bytes, got.hits, got.misses) == (100, 1, 1)
-    without = serve([Ask(0.0, "a0", 10, 2), Ask(5.0, "a0", 10, 2)], caching=Caching(keeps=False))
+    without = serve(
+        [SimulatedRequest(0.0, "a0", 10, 2), SimulatedRequest(5.0, "a0", 10, 2)], caching=CacheOptions(caching=False)
+    )
     assert without.first_s == pytest.approx([0.112, 0.112]) and without.loaded_bytes == 200
 
 
-def test_loads_come_one_after_the_other_over_the_link() -> None:
-    got = serve([Ask(0.0, f"a{number}", 1, 1) for number in range(3)])
+def test_loads_run_one_after_the_other_over_the_link() -> None:
+    got = serve([SimulatedRequest(0.0, f"a{number}", 1, 1) for number in range(3)])
     assert got.first_s == pytest.approx([0.1, 0.2, 0.3], abs=0.03)
 
 
-def asks(count: int, seed: int, rate: float = 30.0) -> list[Ask]:
+def draw(count: int, seed: int, rate: float = 30.0) -> list[SimulatedRequest]:
     rng = np.random.default_rng(seed)
     instants = np.cumsum(rng.exponential(1 / rate, count)).tolist()
     return [
-        Ask(at, f"a{int(rng.integers(10) ** 2 // 10)}", int(rng.integers(1, 60)), int(rng.integers(1, 30)))
+        SimulatedRequest(at, f"a{int(rng.integers(10) ** 2 // 10)}", int(rng.integers(1, 60)), int(rng.integers(1, 30)))
         for at in instants
     ]
 
 
 @pytest.mark.parametrize("scheduler", SCHEDULERS)
 @pytest.mark.parametrize("pool_bytes", [100_000, 2_000])
-def test_everybody_is_served_whatever_is_scarce(scheduler: str, pool_bytes: int) -> None:
-    given = asks(300, 1)
+def test_every_request_is_served_under_any_shortage(scheduler: str, pool_bytes: int) -> None:
+    given = draw(300, 1)
     own = SchedulingSettings(scheduler=scheduler, recluster_s=2.0)
-    got = serve(given, own, Caching(predicts=True), pool_bytes=pool_bytes)
+    got = serve(given, own, CacheOptions(prefetch=True), pool_bytes=pool_bytes)
     assert (got.first_s > 0).all() and (got.last_s >= got.first_s).all()
-    assert len(got.between_s) == sum(ask.answer_tokens - 1 for ask in given)
+    assert len(got.between_s) == sum(request.answer_tokens - 1 for request in given)
     assert got.hits + got.misses == len(given)
 
 
 @pytest.mark.parametrize("scheduler", ["arrival", "chameleon", "sjf", "wrs"])
 @pytest.mark.parametrize("seed", range(3))
-def test_nobody_waits_three_times_as_long_as_first_come_first_served_makes_them(scheduler: str, seed: int) -> None:
-    given = asks(600, seed, rate=60.0)
+def test_no_wait_is_three_times_the_longest_one_in_arrival_order(scheduler: str, seed: int) -> None:
+    given = draw(600, seed, rate=60.0)
     first = serve(given, pool_bytes=8_000).first_s.max()
     own = SchedulingSettings(scheduler=scheduler, recluster_s=2.0)
     assert serve(given, own, pool_bytes=8_000).first_s.max() <= 3 * first
 
 
-def test_a_cache_spares_loads_and_less_of_them_where_uses_a_byte_decide() -> None:
-    """Adapters of two sizes, the small ones asked for more often: what the score keeps costs more to load."""
+def test_a_cache_saves_loads_most_of_all_with_gdsf() -> None:
+    """Adapters of two sizes, the small ones requested more often: the score keeps adapters that cost more to load."""
     known = {f"s{at}": AdapterInfo(f"s{at}", 8, 100) for at in range(20)}
     known |= {f"L{at}": AdapterInfo(f"L{at}", 64, 800) for at in range(20)}
     rng = np.random.default_rng(0)
-    given = [Ask(at * 0.05, f"{'s' if rng.random() < 0.7 else 'L'}{int(rng.integers(20))}", 5, 2) for at in range(1500)]
+    given = [
+        SimulatedRequest(at * 0.05, f"{'s' if rng.random() < 0.7 else 'L'}{int(rng.integers(20))}", 5, 2)
+        for at in range(1500)
+    ]
     machine = replace(MACHINE, pool_bytes=20_000, load_bytes_s=1e6)
 
-    def loaded(caching: Caching) -> int:
+    def loaded(caching: CacheOptions) -> int:
         return run(machine, known, given, FIFO, replace(caching, share=0.35)).loaded_bytes
 
-    none = loaded(Caching(keeps=False))
-    by_policy = {name: loaded(Caching(eviction=name)) for name in ("gdsf", "lru", "score")}
+    none = loaded(CacheOptions(caching=False))
+    by_policy = {name: loaded(CacheOptions(eviction=name)) for name in ("gdsf", "lru", "score")}
     assert by_policy["gdsf"] < by_policy["lru"] < by_policy["score"] < none

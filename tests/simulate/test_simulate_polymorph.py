@@ -1,4 +1,4 @@
-"""The simulated cluster against queues that can be worked out by hand or by a formula."""
+"""The simulated cluster against queues with known results."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def fixed(count: int, tokens: int = 100) -> np.ndarray:
     return np.full(count, tokens, np.int64)
 
 
-def test_requests_at_once_are_served_one_after_the_other() -> None:
+def test_simultaneous_requests_are_served_in_sequence() -> None:
     got = run(ONE, 1, np.zeros(4), fixed(4), Scheme())
     assert got.latency_ms == pytest.approx([10.0, 20.0, 30.0, 40.0])
     got = run(ONE, 2, np.zeros(4), fixed(4), Scheme())
@@ -32,14 +32,14 @@ def test_a_lone_request_takes_its_service_time() -> None:
     assert got.latency_ms == pytest.approx(np.where(np.arange(20) % 2, 40.0, 10.0))
 
 
-def test_one_instance_waits_as_the_formula_of_an_md1_queue_says() -> None:
+def test_one_instance_matches_the_md1_formula() -> None:
     at_s = arrivals.poisson(50.0, 2000.0, np.random.default_rng(1))
     got = run(ONE, 1, at_s, fixed(len(at_s)), Scheme())
     load = 0.5
     assert got.latency_ms.mean() == pytest.approx(10.0 * (1 + load / (2 * (1 - load))), rel=0.03)
 
 
-def test_a_runtime_that_follows_the_length_takes_its_table() -> None:
+def test_a_dynamic_runtime_uses_its_table() -> None:
     dynamic = Model((512,), (40.0,), 400.0).single([0.1 * tokens for tokens in range(513)])
     got = run(dynamic, 1, np.array([0.0, 1.0]), np.array([30, 500]), Scheme())
     assert got.latency_ms == pytest.approx([3.0, 50.0])
@@ -74,7 +74,7 @@ def test_workers_come_and_go_with_the_load(scaling: str) -> None:
     assert got.latency_ms[-100:].mean() < 20.0
 
 
-def test_every_request_is_served_whatever_the_scheme() -> None:
+def test_every_scheme_serves_all_requests() -> None:
     rng = np.random.default_rng(4)
     at_s = arrivals.mmpp(60.0, 60.0, rng)
     tokens = drifting(lengths.long(), at_s, 0.5, 30.0, rng)

@@ -1,4 +1,4 @@
-"""The simulated device against queues that can be worked out by hand, and the schemes against one another."""
+"""The simulated device on small queues with known results, and the algorithms compared."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 from shapeshift.simulate.token_adapt import EVICTED, IN_TIME, LATE, Load, run
-from shapeshift.token_adapt.adapter import AdaptRules
-from shapeshift.token_adapt.batching import BatchRules
-from shapeshift.token_adapt.costs import Costs
 from shapeshift.token_adapt.interfaces import GammaProfile
+from shapeshift.token_adapt.policy.batching import BatchSettings
+from shapeshift.token_adapt.policy.costs import Costs
+from shapeshift.token_adapt.policy.image_scheduler import SchedulerSettings
 
 SIZE = 16
 GAMMAS = (-4, 0, 2)
@@ -18,7 +18,7 @@ ACCURACY = np.array([0.7, 0.9, 0.95])
 
 
 def costs(gammas: tuple[int, ...] = GAMMAS) -> Costs:
-    """Images cost the same in every batch, with 1 ms for each batch on top."""
+    """1 ms per batch, plus a constant time per image."""
     profiles = {g: GammaProfile(g, 16, {1: 1 + ms, 64: 1 + 64 * ms}, 1.0) for g, ms in MS_AN_IMAGE.items()}
     return Costs(profiles, gammas, SIZE)
 
@@ -35,51 +35,51 @@ def poisson(per_s: float, seconds: float, seed: int) -> Load:
     return Load(made.at_ms, rng.choice([80.0, 150.0], len(at_ms)), rng.choice([0.1, 1.0], len(at_ms)), made.accuracy)
 
 
-def rules(algorithm: str, **changed: object) -> AdaptRules:
-    batching = BatchRules(80.0, SIZE, 80.0, 0.8)
-    return AdaptRules(algorithm, batching, **changed)  # type: ignore[arg-type]
+def settings(algorithm: str, **changed: object) -> SchedulerSettings:
+    batching = BatchSettings(80.0, SIZE, 80.0, 0.8)
+    return SchedulerSettings(algorithm, batching, **changed)  # type: ignore[arg-type]
 
 
-def test_a_lone_query_takes_its_time_at_the_most_accurate_gamma() -> None:
-    served = run(costs(), rules("grid"), load([0.0, 50.0]))
+def test_a_single_image_runs_at_the_most_accurate_gamma() -> None:
+    served = run(costs(), settings("grid"), load([0.0, 50.0]))
     assert served.done_ms == pytest.approx([4.0, 54.0])
     assert served.gamma.tolist() == [2, 2]
-    assert served.gained(load([0.0, 50.0])) == pytest.approx(1.9)
+    assert served.total_utility(load([0.0, 50.0])) == pytest.approx(1.9)
 
 
-def test_queries_at_once_share_a_batch() -> None:
-    served = run(costs(), rules("grid"), load([0.0] * 4))
+def test_simultaneous_images_share_a_batch() -> None:
+    served = run(costs(), settings("grid"), load([0.0] * 4))
     assert served.done_ms == pytest.approx([13.0] * 4)
     assert [size for _, _, size, _ in served.batches] == [4]
 
 
-def test_what_cannot_be_served_is_evicted_and_nothing_is_late_without_noise() -> None:
-    served = run(costs(), rules("grid"), load([0.0] * 200, 50.0))
+def test_overload_is_evicted_and_nothing_is_late_without_noise() -> None:
+    served = run(costs(), settings("grid"), load([0.0] * 200, 50.0))
     assert set(served.outcome.tolist()) == {IN_TIME, EVICTED}
     assert (served.outcome == IN_TIME).sum() >= 40
     assert (served.gamma[served.outcome == EVICTED] == -1).all()
 
 
 def test_a_batch_that_takes_longer_than_planned_is_late() -> None:
-    served = run(costs(), rules("grid"), load([0.0], 4.5), noise=lambda: 2.0)
+    served = run(costs(), settings("grid"), load([0.0], 4.5), noise=lambda: 2.0)
     assert served.outcome.tolist() == [LATE]
-    assert served.gained(load([0.0], 4.5)) == 0.0
+    assert served.total_utility(load([0.0], 4.5)) == 0.0
 
 
-def test_changing_the_model_takes_its_time() -> None:
+def test_changing_the_model_takes_time() -> None:
     made = load([0.0, 10.0])
     hurried = Load(made.at_ms, np.array([100.0, 2.9]), made.utility, made.accuracy)
-    plain = run(costs(), rules("grid"), hurried)
+    plain = run(costs(), settings("grid"), hurried)
     assert plain.gamma.tolist() == [2, 0]
     assert plain.done_ms == pytest.approx([4.0, 12.0])
-    switched = run(costs(), rules("grid"), hurried, {-4: 500.0, 2: 900.0})
+    switched = run(costs(), settings("grid"), hurried, {-4: 500.0, 2: 900.0})
     assert switched.done_ms == pytest.approx([4.0, 512.0])
     assert switched.outcome.tolist() == [IN_TIME, LATE]
 
 
 @pytest.mark.parametrize("per_s", [450.0, 700.0])
-def test_plans_bring_more_than_one_gamma_and_than_the_papers(per_s: float) -> None:
-    gained = {}
+def test_planning_beats_fixed_gammas_and_the_papers_algorithms(per_s: float) -> None:
+    utilities = {}
     made = poisson(per_s, 10.0, 1)
     for name, algorithm, gammas in (
         ("grid", "grid", GAMMAS),
@@ -88,5 +88,5 @@ def test_plans_bring_more_than_one_gamma_and_than_the_papers(per_s: float) -> No
     ):
         columns = [GAMMAS.index(gamma) for gamma in gammas]
         own = Load(made.at_ms, made.latency_ms, made.utility, made.accuracy[:, columns])
-        gained[name] = run(costs(gammas), rules(algorithm), own).gained(own)
-    assert max(gained, key=gained.__getitem__) == "grid", gained
+        utilities[name] = run(costs(gammas), settings(algorithm), own).total_utility(own)
+    assert max(utilities, key=utilities.__getitem__) == "grid", utilities

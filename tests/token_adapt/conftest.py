@@ -1,4 +1,4 @@
-"""One set of small engines for all tests of the room, since building them takes seconds."""
+"""One set of small engines for all tests of the package, because building them takes seconds."""
 
 from __future__ import annotations
 
@@ -7,34 +7,34 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from token_tasks import front, places
+from token_tasks import front, paths
 
-from build_engines import images
+from build_engines.image import front as images
 
 
 @pytest.fixture(scope="session")
-def small_house(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def small_project(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A project whose `classify_image` has engines over a small checkpoint."""
-    root = tmp_path_factory.mktemp("house")
-    images.publish(front(root), places(root), lambda step: None)
+    root = tmp_path_factory.mktemp("project")
+    images.publish(front(root), paths(root), lambda step: None)
     return root
 
 
 @pytest.fixture(scope="session")
-def copy_house(small_house: Path) -> Callable[..., Path]:
-    """A function that makes another project at `root` with the same engines, of a model of that name."""
+def copy_project(small_project: Path) -> Callable[..., Path]:
+    """A function that creates a project at `root` with the same engines, for a model `name`."""
 
     def copy(root: Path, name: str = "classify_image") -> Path:
-        shutil.copytree(small_house / "checkpoints", root / "checkpoints")
-        shutil.copytree(small_house / "build" / "engines" / "classify_image", root / "build" / "engines" / name)
+        shutil.copytree(small_project / "checkpoints", root / "checkpoints")
+        shutil.copytree(small_project / "build" / "engines" / "classify_image", root / "build" / "engines" / name)
         return root
 
     return copy
 
 
 @pytest.fixture
-def house(copy_house: Callable[..., Path], tmp_path: Path) -> Path:
-    """Such a project for one test."""
-    root = copy_house(tmp_path)
-    assert not images.publish(front(root), places(root), lambda step: None)[1]
+def project(copy_project: Callable[..., Path], tmp_path: Path) -> Path:
+    """A project like `small_project` for one test."""
+    root = copy_project(tmp_path)
+    assert not images.publish(front(root), paths(root), lambda step: None)[1]
     return root

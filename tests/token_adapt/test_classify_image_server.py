@@ -1,4 +1,4 @@
-"""`classify_image` in a real Triton, over a model that only waits."""
+"""`classify_image` in a real Triton, over an emulated model."""
 
 from __future__ import annotations
 
@@ -14,19 +14,21 @@ import pytest
 import tritonclient.grpc as grpc_client
 import tritonclient.http as http_client
 from token_models import OUTPUTS, PROFILES, PROJECT, TASKS, encoded, square
-from token_tasks import STATED, noise, places, register, write_task
+from token_tasks import STATED, noise, paths, register, write_task
 from tritonclient.utils import InferenceServerException
 
-from build_engines import images
+from build_engines.image import front as images
+from build_engines.image import plan
+from build_engines.paths import BuildPaths
 from build_engines.repository import front_models
-from build_engines.settings import Places
-from shapeshift.token_adapt import emulated, task_registry, vision
-from shapeshift.token_adapt.task_registry import Entry
-from shapeshift.triton import metrics, modelconfig
+from shapeshift.token_adapt.model import emulated, vision_model
+from shapeshift.token_adapt.tasks import registry
+from shapeshift.token_adapt.tasks.registry import TaskEntry
+from shapeshift.triton import metrics, model_config
 from tests import waiting
 
 if TYPE_CHECKING:
-    from shapeshift.triton.server import TritonServer
+    from shapeshift.triton.embedded.server import TritonServer
 
 wait_for = partial(waiting.wait_for, timeout_s=60, pause_s=0.01)
 
@@ -37,59 +39,59 @@ MODEL, COMPUTED = "classify_image", "computed"
 
 
 @pytest.fixture(scope="module")
-def emulated_house(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The generated repository of `classify_image` over a model that only waits."""
+def emulated_repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The generated repository of `classify_image` over an emulated model."""
     root = tmp_path_factory.mktemp("emulated")
     folder = root / "model_repository" / MODEL
     folder.mkdir(parents=True)
     emulated.write(folder / "model.json", 32, list(PROFILES.values()), list(TASKS.values()))
     stated = {"provider": "emulated", "profile_file": "model.json", "task": "animals"}
     (front,) = front_models(configured(root, MODEL, stated), {MODEL})
-    assert isinstance(front, images.EmulatedFront)
-    images.publish_emulated(front, places(root))
-    return places(root).generated
+    assert isinstance(front, images.EmulatedFrontConfig)
+    images.publish_emulated(front, paths(root))
+    return paths(root).generated
 
 
 @pytest.fixture(scope="module")
-def computed_root(tmp_path_factory: pytest.TempPathFactory, copy_house: Callable[..., Path]) -> Path:
-    """The house of `computed`, a small model with engines and a task."""
-    root = copy_house(tmp_path_factory.mktemp("computed"), COMPUTED)
+def computed_root(tmp_path_factory: pytest.TempPathFactory, copy_project: Callable[..., Path]) -> Path:
+    """The project of `computed`, a small model with engines and a task."""
+    root = copy_project(tmp_path_factory.mktemp("computed"), COMPUTED)
     write_task(root, "first", 3)
     register(root, "first")
     (front,) = front_models(configured(root, COMPUTED, STATED), {COMPUTED})
-    assert isinstance(front, images.ImageFront)
-    assert not images.publish(front, places(root), lambda step: None)[1]
+    assert isinstance(front, plan.ImageFrontConfig)
+    assert not images.publish(front, paths(root), lambda step: None)[1]
     return root
 
 
-def configured(root: Path, name: str, parameters: dict[str, str]) -> Places:
+def configured(root: Path, name: str, parameters: dict[str, str]) -> BuildPaths:
     """A front model `name` like the project's own, with these parameters."""
-    config = modelconfig.read(PROJECT / "model_repository" / MODEL / "config.pbtxt")
+    config = model_config.read(PROJECT / "model_repository" / MODEL / "config.pbtxt")
     config.name = name
     config.parameters.clear()
     for key, value in parameters.items():
-        modelconfig.set_parameter(config, key, value)
+        model_config.set_parameter(config, key, value)
     folder = root / "model_repository" / name
     folder.mkdir(parents=True, exist_ok=True)
-    modelconfig.write(config, folder / "config.pbtxt")
-    return places(root)
+    model_config.write(config, folder / "config.pbtxt")
+    return paths(root)
 
 
 @pytest.fixture(scope="module")
 def server(
-    emulated_house: Path,
+    emulated_repository: Path,
     computed_root: Path,
     make_server: Callable[..., TritonServer],
     tmp_path_factory: pytest.TempPathFactory,
 ) -> Iterator[TritonServer]:
-    repositories = (emulated_house, places(computed_root).generated)
+    repositories = (emulated_repository, paths(computed_root).generated)
     with make_server(repositories, (MODEL, COMPUTED), tmp_path_factory.mktemp("run")) as running:
         yield running.wait_ready(timeout_s=120)
 
 
 @pytest.fixture
 def total(server: TritonServer) -> Callable[..., float]:
-    """A function that reads a metric of a model as it stands now."""
+    """A function that reads the current value of a metric."""
 
     def read(name: str, model: str = MODEL, **labels: str) -> float:
         wanted = {*labels.items(), ("model", model)}
@@ -141,8 +143,8 @@ def test_both_protocols_give_all_outputs(server: TritonServer, client: Any) -> N
         (lambda: image(grpc_client, encoded(square(1)[:, :, 0])), {}, "INVALID_ARGUMENT", "three channels"),
         (lambda: pixels(grpc_client, square(1)[None, :, :, :2]), {}, "INVALID_ARGUMENT", "PIXELS"),
         (lambda: image(grpc_client, encoded(np.zeros((5001, 5000, 3), np.uint8))), {}, "INVALID_ARGUMENT", "at most"),
-        (lambda: image(grpc_client, GOOD), {"task": "weeds"}, "NOT_FOUND", "there are: animals, digits"),
-        (lambda: image(grpc_client, GOOD), {"task": "../tasks"}, "NOT_FOUND", "there are: animals, digits"),
+        (lambda: image(grpc_client, GOOD), {"task": "weeds"}, "NOT_FOUND", "registered tasks: animals, digits"),
+        (lambda: image(grpc_client, GOOD), {"task": "../tasks"}, "NOT_FOUND", "registered tasks: animals, digits"),
         (lambda: image(grpc_client, GOOD), {"latency_ms": 0}, "INVALID_ARGUMENT", "latency_ms: got 0; above 0"),
         (lambda: image(grpc_client, GOOD), {"latency_ms": -3.5}, "INVALID_ARGUMENT", "latency_ms: got -3.5"),
         (lambda: image(grpc_client, GOOD), {"utility": float("nan")}, "INVALID_ARGUMENT", "utility"),
@@ -150,7 +152,7 @@ def test_both_protocols_give_all_outputs(server: TritonServer, client: Any) -> N
         (lambda: image(grpc_client, GOOD), {"gamma": 2}, "INVALID_ARGUMENT", "unknown parameter"),
     ],
 )
-def test_bad_requests_are_told_why_and_cost_nobody_else(
+def test_invalid_requests_get_coded_errors_and_other_requests_succeed(
     client: Any, given: Callable[[], Any], parameters: dict[str, Any], status: str, message: str
 ) -> None:
     beside: list[Any] = []
@@ -162,7 +164,7 @@ def test_bad_requests_are_told_why_and_cost_nobody_else(
     assert beside[0].as_numpy("OUTCOME").tolist() == [[b"in_time"]]
 
 
-def test_a_crowd_with_little_time_is_answered_whole_partly_by_evictions(client: Any) -> None:
+def test_every_request_of_an_overload_is_answered_some_with_evictions(client: Any) -> None:
     answers: list[Any] = []
     count = 200
     given = [image(grpc_client, *[GOOD] * 16)]
@@ -182,7 +184,7 @@ def test_a_crowd_with_little_time_is_answered_whole_partly_by_evictions(client: 
             assert gamma in PROFILES
 
 
-def test_what_is_counted_is_exported(total: Callable[..., float], client: Any) -> None:
+def test_metrics_are_exported(total: Callable[..., float], client: Any) -> None:
     before = total("images_total", outcome="in_time")
     client.infer(MODEL, [image(grpc_client, GOOD, GOOD, GOOD)])
     wait_for(lambda: total("images_total", outcome="in_time") >= before + 3)
@@ -207,7 +209,7 @@ def test_the_example_classifies_files(server: TritonServer, tmp_path: Path) -> N
     assert done.stdout.splitlines() == [f"{file}: 0 (in_time)" for file in files]
 
 
-# A model that computes.
+# A model with engines.
 
 
 def test_answers_are_those_of_the_engines(client: Any, computed_root: Path) -> None:
@@ -215,7 +217,7 @@ def test_answers_are_those_of_the_engines(client: Any, computed_root: Path) -> N
     answer = client.infer(COMPUTED, [pixels(grpc_client, shown)], parameters={"latency_ms": 60000})
     gammas = set(answer.as_numpy("GAMMA")[:, 0].tolist())
     assert answer.as_numpy("OUTCOME")[:, 0].tolist() == [b"in_time"] * 5 and gammas <= {-5, 0, 2}
-    model = vision.open_model(computed_root / "build" / "engines" / COMPUTED, computed_root / "tasks", 1)
+    model = vision_model.open_model(computed_root / "build" / "engines" / COMPUTED, computed_root / "tasks", 1)
     assert model.reload_tasks() == []
     task = model.tasks["first"]
     found = answer.as_numpy("PROBABILITIES")
@@ -225,20 +227,20 @@ def test_answers_are_those_of_the_engines(client: Any, computed_root: Path) -> N
         assert answer.as_numpy("LABEL")[row, 0].decode() == task.labels[int(wanted.argmax())]
 
 
-def test_tasks_come_while_the_server_runs_and_bad_ones_change_nothing(
+def test_tasks_can_be_added_at_run_time_and_invalid_ones_change_nothing(
     client: Any, computed_root: Path, total: Callable[..., float]
 ) -> None:
     def ask(task: str) -> Any:
         return client.infer(COMPUTED, [pixels(grpc_client, noise(1))], parameters={"task": task, "latency_ms": 60000})
 
-    with pytest.raises(InferenceServerException, match="no task 'second'; there are: first"):
+    with pytest.raises(InferenceServerException, match="no task 'second'; registered tasks: first"):
         ask("second")
     folder = write_task(computed_root, "second", 4, seed=1)
     register(computed_root, "second")
     wait_for(lambda: total("tasks", COMPUTED) == 2)
     assert ask("second").as_numpy("PROBABILITIES").shape == (1, 4)
     (folder / "prompts.safetensors").write_bytes(b"no prompts")
-    task_registry.add(computed_root / "tasks", Entry("third", folder, "0" * 64))
+    registry.add(computed_root / "tasks", TaskEntry("third", folder, "0" * 64))
     wait_for(lambda: total("tasks_refused_total", COMPUTED) >= 1)
     assert total("tasks", COMPUTED) == 2
     assert ask("first").as_numpy("PROBABILITIES").shape == (1, 3)

@@ -1,12 +1,12 @@
-"""What batches cost by the profile."""
+"""The costs of batches by the profile."""
 
 from __future__ import annotations
 
 import pytest
 
 from shapeshift.errors import InvalidInputError
-from shapeshift.token_adapt.costs import Costs, fitting_size
 from shapeshift.token_adapt.interfaces import GammaProfile
+from shapeshift.token_adapt.policy.costs import Costs, efficient_batch_size
 
 PROFILES = {
     0: GammaProfile(0, 65, {1: 10.0, 4: 16.0, 16: 40.0}, 2.0),
@@ -14,24 +14,24 @@ PROFILES = {
 }
 
 
-def test_times_are_straight_between_profiled_sizes_and_beyond_them() -> None:
+def test_times_are_linear_between_and_beyond_profiled_sizes() -> None:
     costs = Costs(PROFILES, (0, -4), 20)
     assert costs.gammas == (-4, 0)
     assert costs.times([1, 2, 4, 10, 16, 20])[:, 1] == pytest.approx([10, 12, 16, 28, 40, 48])
     assert costs.times([20])[0, 0] == pytest.approx(27.0)
-    assert costs.fastest(16) == 23.0
+    assert costs.min_time(16) == 23.0
     assert costs.memory([3]).tolist() == [[3.0, 6.0]]
     assert costs.throughput(16)[0] == pytest.approx(400.0)
 
 
-def test_one_profiled_size_is_enough_and_times_never_fall() -> None:
+def test_one_profiled_size_is_enough_and_times_never_decrease() -> None:
     one = {0: GammaProfile(0, 65, {2: 10.0}, 1.0)}
     assert Costs(one, (0,), 4).times([1, 2, 4])[:, 0] == pytest.approx([10, 10, 20])
     odd = {0: GammaProfile(0, 65, {1: 10.0, 2: 9.0, 3: 12.0}, 1.0)}
     assert Costs(odd, (0,), 3).times([1, 2, 3])[:, 0] == pytest.approx([10, 10, 12])
 
 
-def test_times_follow_what_batches_take() -> None:
+def test_times_follow_measured_batches() -> None:
     costs = Costs(PROFILES, (0, -4), 16)
     for _ in range(200):
         costs.observe(1, 16, 60.0)
@@ -44,22 +44,22 @@ def test_times_follow_what_batches_take() -> None:
     assert costs.factor <= 8.0
 
 
-def test_gammas_are_named() -> None:
+def test_at_least_one_gamma_is_required() -> None:
     with pytest.raises(InvalidInputError, match="use_gammas"):
         Costs(PROFILES, (), 16)
 
 
-def test_latencies_are_above_0() -> None:
+def test_latencies_must_be_above_0() -> None:
     with pytest.raises(InvalidInputError, match="profile"):
         Costs({0: GammaProfile(0, 1, {1: 0.0}, 1.0)}, (0,), 4)
 
 
-def test_batches_are_as_large_as_throughput_needs() -> None:
+def test_the_batch_size_is_the_smallest_with_the_wanted_throughput() -> None:
     flat = GammaProfile(0, 65, {1: 10.0, 64: 640.0}, 1.0)
-    assert fitting_size(flat, 64, 0.95) == 1
+    assert efficient_batch_size(flat, 64, 0.95) == 1
     overhead = GammaProfile(0, 65, {1: 10.0, 64: 73.0}, 1.0)
-    # (n / (9 + n)) of 1000/s: 64 gives 877, and 40 is the first that gives 95% of it less the corner.
-    size = fitting_size(overhead, 64, 0.95)
+    # n images take 9 + n ms.
+    size = efficient_batch_size(overhead, 64, 0.95)
     assert size / (9 + size) >= 0.95 * 64 / 73 > (size - 1) / (9 + size - 1)
-    assert fitting_size(overhead, 64, 1.0) == 64
-    assert fitting_size(overhead, 8, 0.95) <= 8
+    assert efficient_batch_size(overhead, 64, 1.0) == 64
+    assert efficient_batch_size(overhead, 8, 0.95) <= 8

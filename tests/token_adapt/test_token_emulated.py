@@ -1,4 +1,4 @@
-"""The model that only waits."""
+"""The emulated model."""
 
 from __future__ import annotations
 
@@ -9,22 +9,22 @@ import pytest
 from token_models import PROFILES, TASKS
 
 from shapeshift.errors import InvalidInputError
-from shapeshift.token_adapt import emulated
+from shapeshift.token_adapt.model import emulated
 
 
 @pytest.fixture
-def waits(monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    """What the model would have waited, ms."""
-    waited: list[float] = []
-    monkeypatch.setattr(emulated.time, "sleep", lambda seconds: waited.append(round(seconds * 1e3, 6)))
-    return waited
+def sleeps(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """The sleeps of the model, ms."""
+    slept: list[float] = []
+    monkeypatch.setattr(emulated.time, "sleep", lambda seconds: slept.append(round(seconds * 1e3, 6)))
+    return slept
 
 
 def run(model: emulated.EmulatedImageModel, gamma: int, *tasks: int) -> list[np.ndarray]:
     return list(model.run(gamma, np.zeros((len(tasks), 8, 8, 3), np.uint8), np.array(tasks, np.int32)))
 
 
-def test_it_waits_as_long_as_the_profile_says(tmp_path: Path, waits: list[float]) -> None:
+def test_it_sleeps_for_the_profiled_latency(tmp_path: Path, sleeps: list[float]) -> None:
     file = tmp_path / "model.json"
     emulated.write(file, 8, list(PROFILES.values()), list(TASKS.values()), {2: 30.0})
     model = emulated.read(file, time_scale=10.0)
@@ -36,10 +36,10 @@ def test_it_waits_as_long_as_the_profile_says(tmp_path: Path, waits: list[float]
     run(model, 2, 0)
     run(model, 0, 0)
     run(model, 0, *[0] * 128)
-    assert waits == pytest.approx([10.0, 74.0, 15.0 + 300.0, 15.0, 10.0, 148.0])
+    assert sleeps == pytest.approx([10.0, 74.0, 15.0 + 300.0, 15.0, 10.0, 148.0])
 
 
-def test_its_first_label_is_as_likely_as_the_task_is_accurate(waits: list[float]) -> None:
+def test_the_accuracy_is_the_probability_of_the_first_label(sleeps: list[float]) -> None:
     model = emulated.EmulatedImageModel(8, PROFILES, TASKS)
     animals, digits = run(model, 0, 0, 1)
     assert animals == pytest.approx([0.8, 0.2])
@@ -48,7 +48,7 @@ def test_its_first_label_is_as_likely_as_the_task_is_accurate(waits: list[float]
 
 
 @pytest.mark.parametrize("text", ["", "{}", '{"image_size": 8, "profiles": [], "tasks": []}', '{"profiles": 3}'])
-def test_a_file_that_describes_no_model_is_refused(tmp_path: Path, text: str) -> None:
+def test_an_invalid_description_is_refused(tmp_path: Path, text: str) -> None:
     (tmp_path / "model.json").write_text(text)
     with pytest.raises(InvalidInputError, match="profile_file"):
         emulated.read(tmp_path / "model.json")

@@ -1,4 +1,4 @@
-"""The front over a model of the tests and a fake of Triton's side."""
+"""The front with a recording model and a fake of Triton's side."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from token_models import (
     OUTPUTS,
     TASKS,
     Gate,
-    Watched,
+    RecordingModel,
     arguments,
     encoded,
     files_request,
@@ -37,18 +37,18 @@ wait_for = partial(waiting.wait_for, timeout_s=60)
 
 
 @pytest.fixture
-def model() -> Watched:
-    return Watched()
+def model() -> RecordingModel:
+    return RecordingModel()
 
 
 @pytest.fixture(autouse=True)
 def no_lead(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The next batch is chosen when the one that runs has ended, with all that came meanwhile."""
-    monkeypatch.setattr("shapeshift.token_adapt.executor._MOST_LEAD_MS", 0.0)
+    """The next batch is chosen when the running one has ended, from all images that have arrived."""
+    monkeypatch.setattr("shapeshift.token_adapt.executor._MAX_LEAD_MS", 0.0)
 
 
 @pytest.fixture
-def served(model: Watched) -> Iterator[ImageFront]:
+def served(model: RecordingModel) -> Iterator[ImageFront]:
     made = front(model)
     yield made
     made.close()
@@ -61,7 +61,7 @@ def texts(request: Request, name: str) -> list[str]:
 # Answers.
 
 
-def test_an_image_is_answered_with_all_outputs(served: ImageFront, model: Watched) -> None:
+def test_an_image_is_answered_with_all_outputs(served: ImageFront, model: RecordingModel) -> None:
     request = pixels_request(1)
     served.execute([request])
     assert texts(request, "LABEL") == ["dog"]
@@ -91,7 +91,7 @@ def test_images_of_other_sizes_are_resized(served: ImageFront) -> None:
     assert texts(request, "LABEL") == ["dog"]
 
 
-def test_only_outputs_that_were_asked_for_are_sent(served: ImageFront) -> None:
+def test_only_requested_outputs_are_sent(served: ImageFront) -> None:
     request = Request(("LABEL",), {"task": "digits"}, PIXELS=square(7)[None])
     served.execute([request])
     assert [tensor.name() for tensor in request.sender.answer().output_tensors()] == ["LABEL"]
@@ -99,14 +99,14 @@ def test_only_outputs_that_were_asked_for_are_sent(served: ImageFront) -> None:
 
 def test_images_of_several_tasks_share_a_batch() -> None:
     gate = Gate()
-    model = Watched(gate)
+    model = RecordingModel(gate)
     served = front(model, batch_share=0)
     first = pixels_request(0)
     served.execute([first])
     assert gate.entered.wait(60)
     others = [pixels_request(1, latency_ms=LONG_MS), pixels_request(7, task="digits", latency_ms=LONG_MS)]
     served.execute(others)
-    wait_for(lambda: len(served._executor._adapter) == 2)
+    wait_for(lambda: len(served._executor._scheduler) == 2)
     gate.opened.set()
     assert texts(others[0], "LABEL") == ["dog"] and texts(others[1], "LABEL") == ["7"]
     assert [request.vectors("BATCH_SIZE").tolist() for request in others] == [[[2]], [[2]]]
@@ -114,18 +114,18 @@ def test_images_of_several_tasks_share_a_batch() -> None:
     served.close()
 
 
-def test_one_batch_is_chosen_before_the_one_that_runs_has_ended(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("_LEAST_LEAD_MS", "_MOST_LEAD_MS"):
+def test_one_batch_is_chosen_before_the_running_one_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("_MIN_LEAD_MS", "_MAX_LEAD_MS"):
         monkeypatch.setattr(f"shapeshift.token_adapt.executor.{name}", LONG_MS)
     gate = Gate()
-    model = Watched(gate)
+    model = RecordingModel(gate)
     model.profiles = {gamma: profile(gamma, LONG_MS / 10) for gamma in model.gammas}
     served = front(model, batch_size=1, latency_ms=100 * LONG_MS)
     requests = [pixels_request(shade, latency_ms=100 * LONG_MS) for shade in (0, 1, 1)]
     for request, running in zip(requests, (1, 2, 2), strict=True):
         served.execute([request])
-        wait_for(lambda running=running: served._executor.running == running)
-    wait_for(lambda: len(served._executor._adapter) == 1)
+        wait_for(lambda running=running: served._executor.num_running == running)
+    wait_for(lambda: len(served._executor._scheduler) == 1)
     assert gate.entered.wait(60) and len(model.runs) == 1
     gate.opened.set()
     assert [texts(request, "LABEL") for request in requests] == [["cat"], ["dog"], ["dog"]]
@@ -136,7 +136,7 @@ def test_one_batch_is_chosen_before_the_one_that_runs_has_ended(monkeypatch: pyt
 # Outcomes.
 
 
-def test_a_query_that_cannot_make_its_deadline_is_answered_as_evicted(served: ImageFront, model: Watched) -> None:
+def test_an_image_that_cannot_meet_its_deadline_is_evicted(served: ImageFront, model: RecordingModel) -> None:
     request = pixels_request(1, 0, latency_ms=0.01)
     served.execute([request])
     assert texts(request, "OUTCOME") == ["evicted", "evicted"]
@@ -146,7 +146,7 @@ def test_a_query_that_cannot_make_its_deadline_is_answered_as_evicted(served: Im
     assert model.runs == []
 
 
-def test_a_query_that_runs_past_its_deadline_is_late_and_keeps_its_label() -> None:
+def test_an_image_that_overruns_its_deadline_is_late_and_keeps_its_label() -> None:
     latency_ms = 1500.0
     begun = []
 
@@ -154,7 +154,7 @@ def test_a_query_that_runs_past_its_deadline_is_late_and_keeps_its_label() -> No
         begun.append(gamma)
         time.sleep(latency_ms / 1e3)
 
-    served = front(Watched(run))
+    served = front(RecordingModel(run))
     request = pixels_request(1, latency_ms=latency_ms)
     served.execute([request])
     assert texts(request, "OUTCOME") == ["late"] and begun
@@ -162,9 +162,9 @@ def test_a_query_that_runs_past_its_deadline_is_late_and_keeps_its_label() -> No
     served.close()
 
 
-def test_what_waits_behind_a_long_batch_is_evicted_when_its_time_is_over() -> None:
+def test_an_image_that_waits_past_its_deadline_is_evicted() -> None:
     gate = Gate()
-    served = front(Watched(gate))
+    served = front(RecordingModel(gate))
     first, second = pixels_request(1), pixels_request(1, latency_ms=200)
     served.execute([first])
     assert gate.entered.wait(60)
@@ -176,9 +176,9 @@ def test_what_waits_behind_a_long_batch_is_evicted_when_its_time_is_over() -> No
     served.close()
 
 
-def test_arrivals_do_not_wait_for_a_batch_that_runs() -> None:
+def test_arrivals_do_not_wait_for_the_running_batch() -> None:
     gate = Gate()
-    served = front(Watched(gate))
+    served = front(RecordingModel(gate))
     served.execute([pixels_request(1)])
     assert gate.entered.wait(60)
     came = threading.Thread(target=lambda: served.execute([pixels_request(1) for _ in range(50)]))
@@ -189,13 +189,13 @@ def test_arrivals_do_not_wait_for_a_batch_that_runs() -> None:
     served.close()
 
 
-# What requests ask for.
+# Request parameters and inputs.
 
 
 @pytest.mark.parametrize(
     ("parameters", "code", "message"),
     [
-        ({"task": "plants"}, TritonError.NOT_FOUND, "no task 'plants'; there are: animals, digits"),
+        ({"task": "plants"}, TritonError.NOT_FOUND, "no task 'plants'; registered tasks: animals, digits"),
         ({"task": ""}, TritonError.INVALID_ARG, "task"),
         ({"task": 3}, TritonError.INVALID_ARG, "task"),
         ({"latency_ms": 0}, TritonError.INVALID_ARG, "latency_ms: got 0; above 0"),
@@ -209,18 +209,20 @@ def test_arrivals_do_not_wait_for_a_batch_that_runs() -> None:
         ({"gamma": 4}, TritonError.INVALID_ARG, "gamma: got 4; unknown parameter"),
     ],
 )
-def test_bad_parameters_are_named(served: ImageFront, parameters: dict[str, object], code: int, message: str) -> None:
+def test_errors_name_invalid_parameters(
+    served: ImageFront, parameters: dict[str, object], code: int, message: str
+) -> None:
     request, good = pixels_request(1, **parameters), pixels_request(1)
     served.execute([request, good])
-    told = request.refusal()
-    assert told[0] == code
+    refusal = request.refusal()
+    assert refusal[0] == code
     import re
 
-    assert re.search(message, told[1]), told[1]
+    assert re.search(message, refusal[1]), refusal[1]
     assert texts(good, "LABEL") == ["dog"]
 
 
-def test_without_a_task_the_models_own_is_meant_or_the_only_one(model: Watched) -> None:
+def test_the_default_task_is_that_of_the_settings_or_the_only_one(model: RecordingModel) -> None:
     request = Request(OUTPUTS, PIXELS=square(7)[None])
     with_default = front(model, task="digits")
     with_default.execute([request])
@@ -229,7 +231,7 @@ def test_without_a_task_the_models_own_is_meant_or_the_only_one(model: Watched) 
     none_named = Request(OUTPUTS, PIXELS=square(1)[None])
     undecided = front(model)
     undecided.execute([none_named])
-    assert "the name of a task: animals, digits" in none_named.refusal()[1]
+    assert "the name of a registered task (animals, digits)" in none_named.refusal()[1]
     undecided.close()
     model.tasks = {"animals": TASKS["animals"]}
     only = Request(OUTPUTS, PIXELS=square(1)[None])
@@ -239,17 +241,17 @@ def test_without_a_task_the_models_own_is_meant_or_the_only_one(model: Watched) 
     alone.close()
 
 
-def test_latency_and_utility_default_to_the_models_and_then_to_the_tasks(model: Watched) -> None:
+def test_latency_and_utility_default_to_the_settings_then_to_the_task(model: RecordingModel) -> None:
     from shapeshift.serving.parameters import parse
 
     made = front(model, latency_ms=250, utility=0.5)
-    assert made._wish(parse('{"task": "digits"}', ("task",))).latency_ms == 250
-    assert made._wish(parse('{"task": "digits"}', ("task",))).utility == 0.5
-    given = made._wish(parse('{"task": "digits", "latency_ms": 9, "utility": 0}', ("task",)))
+    assert made._options(parse('{"task": "digits"}', ("task",))).latency_ms == 250
+    assert made._options(parse('{"task": "digits"}', ("task",))).utility == 0.5
+    given = made._options(parse('{"task": "digits", "latency_ms": 9, "utility": 0}', ("task",)))
     assert (given.latency_ms, given.utility) == (9, 0)
     made.close()
     plain = front(model)
-    own = plain._wish(parse('{"task": "digits"}', ("task",)))
+    own = plain._options(parse('{"task": "digits"}', ("task",)))
     assert (own.latency_ms, own.utility) == (TASKS["digits"].latency_ms, TASKS["digits"].utility)
     plain.close()
 
@@ -274,20 +276,20 @@ def test_latency_and_utility_default_to_the_models_and_then_to_the_tasks(model: 
         *("no images", "no axis", "no bytes"),
     ],
 )
-def test_bad_images_cost_their_own_request_alone(served: ImageFront, request_: Request) -> None:
+def test_invalid_images_fail_only_their_own_request(served: ImageFront, request_: Request) -> None:
     before, after = pixels_request(1), pixels_request(0)
     served.execute([before, request_, after])
     assert request_.refusal()[0] == TritonError.INVALID_ARG
     assert texts(before, "LABEL") == ["dog"] and texts(after, "LABEL") == ["cat"]
 
 
-def test_a_bad_row_is_named(served: ImageFront) -> None:
+def test_errors_name_the_invalid_row(served: ImageFront) -> None:
     request = files_request(encoded(square(1)), b"no image")
     served.execute([request])
     assert "row 1: IMAGE" in request.refusal()[1]
 
 
-def test_an_image_beyond_max_pixels_is_refused(model: Watched) -> None:
+def test_an_image_beyond_max_pixels_is_refused(model: RecordingModel) -> None:
     served = front(model, max_pixels=100)
     request = pixels_request(1, size=11)
     served.execute([request])
@@ -298,7 +300,7 @@ def test_an_image_beyond_max_pixels_is_refused(model: Watched) -> None:
 # Faults.
 
 
-def test_a_batch_that_fails_costs_its_own_requests_alone() -> None:
+def test_a_failed_batch_fails_only_its_own_requests() -> None:
     failing = threading.Event()
 
     def run(gamma: int, count: int) -> None:
@@ -306,7 +308,7 @@ def test_a_batch_that_fails_costs_its_own_requests_alone() -> None:
             failing.clear()
             raise RuntimeError("no device")
 
-    served = front(Watched(run))
+    served = front(RecordingModel(run))
     failing.set()
     request = pixels_request(1)
     served.execute([request])
@@ -317,7 +319,7 @@ def test_a_batch_that_fails_costs_its_own_requests_alone() -> None:
     served.close()
 
 
-def test_a_task_that_changed_while_a_request_waited_is_told_so(model: Watched) -> None:
+def test_a_task_that_changes_while_a_request_waits_fails_it(model: RecordingModel) -> None:
     model.tasks = {"animals": Task("animals", ("one",), {0: 1.0}, LONG_MS, 1.0, 0)}
     served = front(model)
     request = pixels_request(1)
@@ -327,8 +329,8 @@ def test_a_task_that_changed_while_a_request_waited_is_told_so(model: Watched) -
     served.close()
 
 
-def test_tasks_are_looked_for_between_batches(model: Watched, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("shapeshift.token_adapt.device._LOOK_S", 0.01)
+def test_tasks_are_reloaded_between_batches(model: RecordingModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("shapeshift.token_adapt.model_runner._RELOAD_PERIOD_S", 0.01)
     pb_utils = PbUtils()
     served = front(model, pb_utils)
     model.messages = ["task weeds: refused"]
@@ -337,72 +339,72 @@ def test_tasks_are_looked_for_between_batches(model: Watched, monkeypatch: pytes
     assert pb_utils.metric("shapeshift_tasks_refused_total") == 1
 
 
-def test_a_full_queue_is_told_at_once() -> None:
+def test_a_full_queue_refuses_requests_at_once() -> None:
     gate = Gate()
-    served = front(Watched(gate), queue_images=3)
+    served = front(RecordingModel(gate), queue_images=3)
     first = pixels_request(1, 1, 1, 1)
     served.execute([first])
     assert gate.entered.wait(60)
     refused = pixels_request(1)
     served.execute([refused])
     code, message = refused.refusal()
-    assert code == TritonError.UNAVAILABLE and "4 images wait, 1 more exceed 3" in message
+    assert code == TritonError.UNAVAILABLE and "4 images wait, 1 more would exceed 3" in message
     gate.opened.set()
     assert texts(first, "OUTCOME") == ["in_time"] * 4
     served.close()
 
 
-def told_of_cancellation(served: ImageFront) -> threading.Event:
-    """Set once the executor knows of a caller who has gone."""
-    told, cancel = threading.Event(), served._executor.cancel
+def on_cancel(served: ImageFront) -> threading.Event:
+    """Set when the executor is told of a cancellation."""
+    reported, cancel = threading.Event(), served._executor.cancel
 
-    def noted(request: ImageRequest) -> None:
+    def report(request: ImageRequest) -> None:
         cancel(request)
-        told.set()
+        reported.set()
 
-    served._executor.cancel = noted  # type: ignore[method-assign]
-    return told
+    served._executor.cancel = report  # type: ignore[method-assign]
+    return reported
 
 
-def test_a_caller_who_has_gone_is_not_served() -> None:
+def test_a_cancelled_request_does_not_run() -> None:
     gate = Gate()
-    model = Watched(gate)
+    model = RecordingModel(gate)
     served = front(model)
-    told = told_of_cancellation(served)
+    cancelled = on_cancel(served)
     served.execute([pixels_request(0)])
     assert gate.entered.wait(60)
-    gone = pixels_request(1)
-    gone.sender.cancelled = True
-    served.execute([gone])
-    assert told.wait(60)
+    cancelled_request = pixels_request(1)
+    cancelled_request.sender.cancelled = True
+    served.execute([cancelled_request])
+    assert cancelled.wait(60)
     gate.opened.set()
-    assert gone.refusal()[0] == TritonError.CANCELLED
+    assert cancelled_request.refusal()[0] == TritonError.CANCELLED
     assert [shades for _, shades, _ in model.runs] == [[0]]
     served.close()
 
 
-def test_no_images_wait_while_those_of_a_caller_who_has_gone_still_run() -> None:
+def test_no_images_wait_while_images_of_a_cancelled_request_run() -> None:
     gate = Gate()
-    served = front(Watched(gate), batch_size=2, latency_ms=LONG_MS)
-    gone, woken = pixels_request(0, 0, 0, latency_ms=LONG_MS), pixels_request(1, latency_ms=LONG_MS)
-    told = told_of_cancellation(served)
-    served.execute([gone])
+    served = front(RecordingModel(gate), batch_size=2, latency_ms=LONG_MS)
+    cancelled_request, woken = pixels_request(0, 0, 0, latency_ms=LONG_MS), pixels_request(1, latency_ms=LONG_MS)
+    cancelled = on_cancel(served)
+    served.execute([cancelled_request])
     assert gate.entered.wait(60)
-    assert (served._executor.running, served._images_waiting()) == (2, 1)
-    gone.sender.cancelled = True
-    assert told.wait(60)
+    assert (served._executor.num_running, served._images_waiting()) == (2, 1)
+    cancelled_request.sender.cancelled = True
+    assert cancelled.wait(60)
     served.execute([woken])
-    assert gone.refusal()[0] == TritonError.CANCELLED
-    assert (served._executor.running, served._images_waiting()) == (2, 0)
+    assert cancelled_request.refusal()[0] == TritonError.CANCELLED
+    assert (served._executor.num_running, served._images_waiting()) == (2, 0)
     gate.opened.set()
     assert texts(woken, "LABEL") == ["dog"]
-    wait_for(lambda: served._executor.running == 0)
+    wait_for(lambda: served._executor.num_running == 0)
     served.close()
 
 
-def test_what_waits_at_the_end_is_told_so() -> None:
+def test_waiting_requests_fail_when_the_model_is_unloaded() -> None:
     gate = Gate()
-    served = front(Watched(gate))
+    served = front(RecordingModel(gate))
     running, waiting = pixels_request(1), pixels_request(1)
     served.execute([running])
     assert gate.entered.wait(60)
@@ -416,7 +418,7 @@ def test_what_waits_at_the_end_is_told_so() -> None:
     assert waiting.refusal()[0] == TritonError.UNAVAILABLE
 
 
-def test_what_is_counted(model: Watched) -> None:
+def test_metrics_count_images_batches_and_requests(model: RecordingModel) -> None:
     pb_utils = PbUtils()
     served = front(model, pb_utils)
     requests = [pixels_request(1, 0), pixels_request(1, latency_ms=0.01), pixels_request(1, task="plants")]
@@ -450,26 +452,26 @@ def test_what_is_counted(model: Watched) -> None:
         ({"latency": 5}, "latency: got 'latency'; unknown parameter"),
     ],
 )
-def test_bad_settings_are_named(model: Watched, parameters: dict[str, object], message: str) -> None:
+def test_errors_name_invalid_settings(model: RecordingModel, parameters: dict[str, object], message: str) -> None:
     with pytest.raises(InvalidInputError, match=message):
         front(model, **parameters)
 
 
-def test_gammas_and_batches_are_those_of_the_settings(model: Watched) -> None:
+def test_gammas_and_batch_size_follow_the_settings(model: RecordingModel) -> None:
     found = loading.load(arguments(use_gammas="0,-4", batch_share=0), lambda text: None, lambda args, own: model)
     assert found.costs.gammas == (-4, 0)
-    assert found.rules.batching.size == 64
+    assert found.scheduler.batching.max_size == 64
     fitted = loading.load(arguments(), lambda text: None, lambda args, own: model)
-    assert fitted.rules.batching.size < 64
+    assert fitted.scheduler.batching.max_size < 64
     tight = loading.load(arguments(memory_mb=10, batch_share=0), lambda text: None, lambda args, own: model)
-    assert tight.rules.batching.size == 9
-    assert tight.rules.memory_mb == 10
+    assert tight.scheduler.batching.max_size == 9
+    assert tight.scheduler.memory_mb == 10
 
 
 def test_an_emulated_model_needs_no_engines(tmp_path: Path) -> None:
     from token_models import PROFILES
 
-    from shapeshift.token_adapt import emulated
+    from shapeshift.token_adapt.model import emulated
 
     emulated.write(tmp_path / "model.json", 8, list(PROFILES.values()), list(TASKS.values()))
     stated = arguments(provider="emulated", profile_file=str(tmp_path / "model.json"), time_scale=2)

@@ -1,4 +1,4 @@
-"""Images as clients send them: what is taken, and what is refused without harm."""
+"""Decoding of client images, and refusal of invalid ones."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from PIL import Image
 from token_models import encoded
 
 from shapeshift.errors import InvalidInputError
-from shapeshift.token_adapt.images import decode, fit
+from shapeshift.token_adapt.image_decoding import decode, fit
 
 MOST = 1_000_000
 
@@ -21,20 +21,20 @@ def noise(height: int, width: int, channels: int = 3) -> np.ndarray:
     return np.random.default_rng(0).integers(0, 256, (height, width, channels), dtype=np.uint8)
 
 
-def test_an_image_of_the_right_size_comes_through_as_it_is() -> None:
+def test_an_image_of_the_right_size_is_unchanged() -> None:
     pixels = noise(32, 32)
     assert np.array_equal(decode(encoded(pixels), 32, MOST), pixels)
     assert np.array_equal(fit(pixels, 32, MOST), pixels)
 
 
-def test_a_jpeg_comes_through_nearly() -> None:
+def test_a_jpeg_is_nearly_unchanged() -> None:
     pixels = np.full((64, 64, 3), (200, 80, 20), np.uint8)
     found = decode(encoded(pixels, "JPEG"), 32, MOST)
     assert found.shape == (32, 32, 3) and found.dtype == np.uint8
     assert np.abs(found.astype(int) - pixels[:32, :32]).max() < 8
 
 
-def test_the_middle_is_kept_and_resized() -> None:
+def test_the_centre_is_cropped_and_resized() -> None:
     pixels = np.zeros((20, 60, 3), np.uint8)
     pixels[:, 20:40] = (10, 200, 90)
     for found in (decode(encoded(pixels), 10, MOST), fit(pixels, 10, MOST)):
@@ -43,7 +43,7 @@ def test_the_middle_is_kept_and_resized() -> None:
         assert found[:, :, 1].min() >= 200
 
 
-def test_both_ways_in_give_the_same() -> None:
+def test_files_and_pixels_are_resized_alike() -> None:
     pixels = noise(50, 41)
     assert np.array_equal(decode(encoded(pixels), 32, MOST), fit(pixels, 32, MOST))
 
@@ -61,13 +61,13 @@ def test_both_ways_in_give_the_same() -> None:
     ],
     ids=["nothing", "text", "gif", "start", "short jpeg", "short png", "png without data"],
 )
-def test_what_is_no_whole_image_is_refused(data: bytes) -> None:
-    with pytest.raises(InvalidInputError, match="row 3: IMAGE: got .*a whole JPEG or PNG file"):
+def test_data_that_is_not_a_complete_image_is_refused(data: bytes) -> None:
+    with pytest.raises(InvalidInputError, match="row 3: IMAGE: got .*a complete JPEG or PNG file"):
         decode(data, 32, MOST, row=3)
 
 
 def test_a_bomb_is_refused_by_its_header() -> None:
-    """A PNG that says 60000 x 60000 and whose data would inflate without end."""
+    """A PNG with a header of 60000 x 60000 pixels."""
 
     def chunk(kind: bytes, data: bytes) -> bytes:
         return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
@@ -86,15 +86,15 @@ def test_a_bomb_in_a_text_chunk_is_refused() -> None:
     file = io.BytesIO()
     from PIL import PngImagePlugin
 
-    told = PngImagePlugin.PngInfo()
-    told.add_text("note", "a" * (64 << 20), zip=True)
-    Image.new("RGB", (32, 32)).save(file, "PNG", pnginfo=told)
+    info = PngImagePlugin.PngInfo()
+    info.add_text("note", "a" * (64 << 20), zip=True)
+    Image.new("RGB", (32, 32)).save(file, "PNG", pnginfo=info)
     with pytest.raises(InvalidInputError, match="IMAGE"):
         decode(file.getvalue(), 32, MOST)
 
 
 @pytest.mark.parametrize(("channels", "mode"), [(1, "L"), (4, "RGBA"), (2, "LA")])
-def test_other_channels_than_three_are_refused(channels: int, mode: str) -> None:
+def test_images_without_three_channels_are_refused(channels: int, mode: str) -> None:
     pixels = noise(32, 32, channels)
     data = encoded(pixels[:, :, 0] if channels == 1 else pixels)
     with pytest.raises(InvalidInputError, match=rf"mode {mode}, {channels} channel\(s\)'; three channels"):
@@ -111,7 +111,7 @@ def test_other_modes_are_refused(mode: str) -> None:
         decode(file.getvalue(), 32, MOST)
 
 
-def test_pixels_without_an_image_are_refused() -> None:
+def test_pixels_of_a_wrong_shape_are_refused() -> None:
     for shape in ((0, 5, 3), (5, 0, 3), (5, 5)):
         with pytest.raises(InvalidInputError, match="PIXELS"):
             fit(np.zeros(shape, np.uint8), 32, MOST, row=0)

@@ -1,4 +1,4 @@
-"""Merging held against its definition, one image and one token at a time."""
+"""Merging against its definition, one image and one token at a time."""
 
 from __future__ import annotations
 
@@ -7,21 +7,21 @@ import pytest
 import torch
 
 from shapeshift.errors import InvalidInputError
-from shapeshift.token_adapt.merging import merge_patches
-from shapeshift.token_adapt.schedule import activation_mb, arithmetic, expand, tokens_after
+from shapeshift.token_adapt.model.merging import merge_patches
+from shapeshift.token_adapt.model.schedule import activation_mb, count_multiplications, expand, output_tokens
 
 
 def by_definition(
     patches: np.ndarray, sizes: np.ndarray, keys: np.ndarray, merged: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """One image: every token of A against every token of B, the best joins carried out one by one."""
+    """One image: every token of A against every token of B; the best pairs are merged one by one."""
     b, a = list(range(0, len(patches), 2)), list(range(1, len(patches), 2))
 
-    def likeness(i: int, j: int) -> float:
+    def similarity(i: int, j: int) -> float:
         return float(keys[i] @ keys[j] / np.linalg.norm(keys[i]) / np.linalg.norm(keys[j]))
 
-    best = {i: max(b, key=lambda j: likeness(i, j)) for i in a}
-    gone = sorted(a, key=lambda i: -likeness(i, best[i]))[:merged]
+    best = {i: max(b, key=lambda j: similarity(i, j)) for i in a}
+    gone = sorted(a, key=lambda i: -similarity(i, best[i]))[:merged]
     members = {j: [j] + [i for i in gone if best[i] == j] for j in b}
     rest = [i for i in a if i not in gone]
     tokens = [patches[i] for i in rest] + [
@@ -31,7 +31,7 @@ def by_definition(
 
 
 @pytest.mark.parametrize(("tokens", "merged"), [(2, 1), (3, 1), (9, 4), (10, 5), (16, 3), (17, 7)])
-def test_merging_is_what_its_definition_says(tokens: int, merged: int) -> None:
+def test_merging_matches_its_definition(tokens: int, merged: int) -> None:
     noise = np.random.default_rng(tokens)
     patches, keys = noise.standard_normal((5, tokens, 6)), noise.standard_normal((5, tokens, 4))
     sizes = noise.integers(1, 5, (5, tokens)).astype(float)
@@ -64,15 +64,15 @@ def test_schedules() -> None:
         (2, 1, 0),
     ]
     assert {(layer.patches, layer.merged, layer.prompts) for layer in expand(4, 10, 2)} == {(10, 0, 4)}
-    assert tokens_after(expand(-3, 10, 4), prefix=2) == 3
+    assert output_tokens(expand(-3, 10, 4), prefix=2) == 3
     with pytest.raises(InvalidInputError, match="schedule"):
         expand(0, 10, 0)
 
 
-def test_arithmetic_is_the_papers_count() -> None:
+def test_multiplications_are_the_papers_count() -> None:
     plain = 12 * (12 * 197 * 768**2 + 2 * 197**2 * 768)
-    assert arithmetic(expand(0, 196, 12), 768) == plain
+    assert count_multiplications(expand(0, 196, 12), 768) == plain
     attention, mlp = 4 * 17 * 64 + 2 * 17 * 17 * 8, 8 * 13 * 64
-    assert arithmetic(expand(-4, 16, 1), 8) == attention + mlp
-    assert arithmetic(expand(-15, 196, 12), 768) < 0.6 * plain
+    assert count_multiplications(expand(-4, 16, 1), 8) == attention + mlp
+    assert count_multiplications(expand(-15, 196, 12), 768) < 0.6 * plain
     assert activation_mb(expand(-4, 16, 2), 8, 2, 32) == activation_mb(expand(0, 16, 1), 8, 2, 32) > 0

@@ -1,4 +1,4 @@
-"""Plans against every plan there is, and the grid against the exact front."""
+"""Plans against an exhaustive search, and the grid against the Pareto front."""
 
 from __future__ import annotations
 
@@ -7,14 +7,15 @@ import itertools
 import numpy as np
 import pytest
 
-from shapeshift.token_adapt.plan import ALGORITHMS, SKIP, PlanProblem, solve
+from shapeshift.token_adapt.policy.plan import ALGORITHMS, solve
+from shapeshift.token_adapt.policy.problem import SKIP, PlanProblem
 
 GAMMA_MS = np.array([45, 55, 65, 78, 90, 100, 112, 140.0])
 ACCURACY = np.array([0.5, 0.8, 0.88, 0.9, 0.92, 0.94, 0.95, 0.96])
 
 
 def ends(problem: PlanProblem, plan: list[int]) -> list[tuple[float, float]]:
-    """(clock at the end, deadline) of each batch of a plan that is executed."""
+    """(end, deadline) of each batch that a plan executes."""
     clock, found = problem.now, []
     for batch, gamma in enumerate(plan):
         if gamma != SKIP:
@@ -23,14 +24,14 @@ def ends(problem: PlanProblem, plan: list[int]) -> list[tuple[float, float]]:
     return found
 
 
-def is_kept(problem: PlanProblem, plan: list[int]) -> bool:
+def is_feasible(problem: PlanProblem, plan: list[int]) -> bool:
     return all(end < deadline for end, deadline in ends(problem, plan))
 
 
 def best_of_all(problem: PlanProblem) -> float:
     batches, gammas = problem.times.shape
     every = itertools.product(range(SKIP, gammas), repeat=batches)
-    return max(problem.utility(list(plan)) for plan in every if is_kept(problem, list(plan)))
+    return max(problem.utility(list(plan)) for plan in every if is_feasible(problem, list(plan)))
 
 
 def small(rng: np.random.Generator) -> PlanProblem:
@@ -42,7 +43,7 @@ def small(rng: np.random.Generator) -> PlanProblem:
 
 
 def large(rng: np.random.Generator, load: float, batches: int = 50) -> PlanProblem:
-    """As many batches as there are in a long queue; `load` is the time that gamma 0 would need over what there is."""
+    """A long queue; `load` is the total time at gamma 0 over the last deadline."""
     images = rng.integers(1, 65, batches)
     times = 10 + GAMMA_MS * images[:, None] / 64
     deadlines = 1000 + np.sort(rng.uniform(0.05, 1, batches)) * times[:, 4].sum() / load
@@ -50,31 +51,31 @@ def large(rng: np.random.Generator, load: float, batches: int = 50) -> PlanProbl
 
 
 @pytest.mark.parametrize("seed", range(60))
-def test_front_is_the_best_plan_and_no_other_better(seed: int) -> None:
+def test_front_is_optimal_and_the_others_are_feasible(seed: int) -> None:
     problem = small(np.random.default_rng(seed))
     best = best_of_all(problem)
     for algorithm in ("front", "grid", "paper"):
         plan = solve(problem, algorithm)
-        assert is_kept(problem, plan), algorithm
+        assert is_feasible(problem, plan), algorithm
         assert problem.utility(plan) <= best
     assert problem.utility(solve(problem, "front")) == best
 
 
 @pytest.mark.parametrize("load", [0.8, 1.2, 2.0, 3.0])
-def test_grid_comes_near_the_front_and_the_papers_falls_behind(load: float) -> None:
+def test_grid_is_near_optimal_and_better_than_the_papers(load: float) -> None:
     grid, paper = [], []
     for seed in range(4):
         problem = large(np.random.default_rng(seed), load, 30)
         exact = problem.utility(solve(problem, "front"))
         plan = solve(problem, "grid")
-        assert is_kept(problem, plan)
+        assert is_feasible(problem, plan)
         grid.append(problem.utility(plan) / exact)
         paper.append(problem.utility(solve(problem, "paper")) / exact)
     assert min(grid) >= 0.994
     assert np.mean(paper) < np.mean(grid)
 
 
-def test_grid_never_does_worse_with_a_finer_tick_than_its_bound() -> None:
+def test_grid_is_near_optimal_at_any_tick() -> None:
     problem = large(np.random.default_rng(9), 1.2, 20)
     exact = problem.utility(solve(problem, "front"))
     for tick_ms in (0.01, 1.0, 1e6):
@@ -90,7 +91,7 @@ def test_a_batch_ends_before_its_deadline_not_at_it(algorithm: str) -> None:
 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
-def test_memory_bars_gammas_that_need_the_limit_or_more(algorithm: str) -> None:
+def test_memory_must_be_below_the_limit(algorithm: str) -> None:
     times, worth, memory = [[10.0, 11.0]], [[1.0, 2.0]], [[3.0, 4.0]]
     assert solve(PlanProblem.of(0, [99.0], times, worth, memory, 4.0), algorithm) == [0]
     assert solve(PlanProblem.of(0, [99.0], times, worth, memory, 4.5), algorithm) == [1]
@@ -104,23 +105,23 @@ def test_nothing_to_plan(algorithm: str) -> None:
         assert solve(PlanProblem.of(9, [1.0, 2.0], [[1.0]] * 2, [[1.0]] * 2), algorithm) == [SKIP, SKIP]
 
 
-def test_grid_and_front_end_early_where_nothing_is_gained_by_waiting() -> None:
+def test_grid_and_front_prefer_the_faster_gamma_among_equals() -> None:
     problem = PlanProblem.of(0, [50.0, 60.0], [[10.0, 20.0]] * 2, [[5.0, 5.0]] * 2)
     for algorithm in ("grid", "front"):
         assert solve(problem, algorithm) == [0, 0]
 
 
 def test_the_printed_algorithm_gives_a_plan_that_misses_a_deadline() -> None:
-    """Row 0 is written for a utility above 0 only: the way back through it leads to a gamma that was never checked."""
+    """Row 0 is only written for utilities above 0, so backtracking through it reaches an unchecked gamma."""
     problem = PlanProblem.of(0, [5.0, 6.0], [[9.0], [9.0]], [[4.0], [2.0]])
     assert solve(problem, "paper_printed") == [0, SKIP]
-    assert not is_kept(problem, [0, SKIP])
+    assert not is_feasible(problem, [0, SKIP])
     assert problem.utility([0, SKIP]) == 0.0
     assert solve(problem, "paper") == [SKIP, SKIP]
 
 
-def test_the_papers_state_forgets_the_poorer_and_sooner() -> None:
-    """The second batch is worth less without the first, but leaves the third its time: that is not kept."""
+def test_the_papers_state_drops_combinations_that_end_earlier_with_less_utility() -> None:
+    """Without the first batch, the second one has less utility but ends earlier, in time for the third."""
     problem = PlanProblem.of(0, [20.0, 24.0, 24.5], [[5.0], [10.0], [10.0]], [[1.0], [3.0], [9.0]])
     assert solve(problem, "front") == solve(problem, "grid") == [SKIP, 0, 0]
     for algorithm in ("paper", "paper_printed"):

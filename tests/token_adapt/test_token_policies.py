@@ -1,4 +1,4 @@
-"""`token_adapt.*` by hand: answers, and errors that name the key."""
+"""`shapeshift policy token_adapt.*`: results, and errors that name the key."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from shapeshift.cli.policy import answer
+from shapeshift.cli.policy import evaluate
 from shapeshift.errors import InvalidInputError
 
 BATCH = {"requests": [[0, 100, 1], [5, 100, 1], [30, 100, 1]], "delta": 10, "epsilon": 4, "eta": 50, "mu": 0.5}
@@ -24,37 +24,37 @@ BY_RATE = {
 
 
 def test_batches() -> None:
-    assert answer("token_adapt.batch", BATCH) == {"batches": [[0, 1], [2]]}
-    assert answer("token_adapt.batch", {**BATCH, "requests": []}) == {"batches": []}
-    assert answer("token_adapt.batch", {**BATCH, "epsilon": 1}) == {"batches": [[0], [1], [2]]}
+    assert evaluate("token_adapt.batch", BATCH) == {"batches": [[0, 1], [2]]}
+    assert evaluate("token_adapt.batch", {**BATCH, "requests": []}) == {"batches": []}
+    assert evaluate("token_adapt.batch", {**BATCH, "epsilon": 1}) == {"batches": [[0], [1], [2]]}
 
 
 @pytest.mark.parametrize("algorithm", ["grid", "front", "paper", "paper_printed"])
 def test_plans(algorithm: str) -> None:
-    found = answer("token_adapt.plan", {**PLAN, "algorithm": algorithm})
+    found = evaluate("token_adapt.plan", {**PLAN, "algorithm": algorithm})
     assert found["plan"] in ([1, 0], [0, 1])
     assert (found["utility"], found["algorithm"]) == (7.0, algorithm)
 
 
 def test_plans_default_to_the_grid_and_keep_to_memory() -> None:
-    assert answer("token_adapt.plan", PLAN)["algorithm"] == "grid"
+    assert evaluate("token_adapt.plan", PLAN)["algorithm"] == "grid"
     held = {**PLAN, "memory": [[1, 2], [1, 2]], "memory_limit": 2, "tick_ms": 0.5}
-    assert answer("token_adapt.plan", held) == {"plan": [0, 0], "utility": 6.0, "algorithm": "grid"}
+    assert evaluate("token_adapt.plan", held) == {"plan": [0, 0], "utility": 6.0, "algorithm": "grid"}
     none = {"now": 0, "deadlines": [], "times": [], "utilities": []}
-    assert answer("token_adapt.plan", none) == {"plan": [], "utility": 0.0, "algorithm": "grid"}
-    assert answer("token_adapt.plan", {**PLAN, "now": 50})["plan"] == [-1, -1]
-    assert answer("token_adapt.plan", {**PLAN, "memory": None, "memory_limit": None})["utility"] == 7.0
+    assert evaluate("token_adapt.plan", none) == {"plan": [], "utility": 0.0, "algorithm": "grid"}
+    assert evaluate("token_adapt.plan", {**PLAN, "now": 50})["plan"] == [-1, -1]
+    assert evaluate("token_adapt.plan", {**PLAN, "memory": None, "memory_limit": None})["utility"] == 7.0
 
 
 def test_gammas_by_rate() -> None:
-    assert answer("token_adapt.by_rate", BY_RATE) == {"plan": [1, 2]}
-    assert answer("token_adapt.by_rate", {**BY_RATE, "rate": 500}) == {"plan": [0, 2]}
-    assert answer("token_adapt.by_rate", {**BY_RATE, "deadlines": [5, 5]}) == {"plan": [0, 0]}
-    assert answer("token_adapt.by_rate", {**BY_RATE, "table": [[400, 4]]}) == {"plan": [1, 2]}
+    assert evaluate("token_adapt.by_rate", BY_RATE) == {"plan": [1, 2]}
+    assert evaluate("token_adapt.by_rate", {**BY_RATE, "rate": 500}) == {"plan": [0, 2]}
+    assert evaluate("token_adapt.by_rate", {**BY_RATE, "deadlines": [5, 5]}) == {"plan": [0, 0]}
+    assert evaluate("token_adapt.by_rate", {**BY_RATE, "table": [[400, 4]]}) == {"plan": [1, 2]}
 
 
 def test_lists_of_inputs() -> None:
-    assert answer("token_adapt.by_rate", [BY_RATE, BY_RATE]) == [{"plan": [1, 2]}] * 2
+    assert evaluate("token_adapt.by_rate", [BY_RATE, BY_RATE]) == [{"plan": [1, 2]}] * 2
 
 
 @pytest.mark.parametrize(
@@ -96,13 +96,13 @@ def test_lists_of_inputs() -> None:
         ("by_rate", BY_RATE, {"deadlines": [9, 5]}, "deadlines"),
     ],
 )
-def test_what_cannot_be_meant_is_named(name: str, given: dict[str, Any], changed: dict[str, Any], named: str) -> None:
+def test_errors_name_the_invalid_key(name: str, given: dict[str, Any], changed: dict[str, Any], named: str) -> None:
     with pytest.raises(InvalidInputError, match=named):
-        answer(f"token_adapt.{name}", {**given, **changed})
+        evaluate(f"token_adapt.{name}", {**given, **changed})
 
 
 @pytest.mark.parametrize(("name", "given"), [("batch", BATCH), ("plan", PLAN), ("by_rate", BY_RATE)])
 def test_every_key_without_a_default_is_required(name: str, given: dict[str, Any]) -> None:
     for key in given:
         with pytest.raises(InvalidInputError, match=key):
-            answer(f"token_adapt.{name}", {other: value for other, value in given.items() if other != key})
+            evaluate(f"token_adapt.{name}", {other: value for other, value in given.items() if other != key})

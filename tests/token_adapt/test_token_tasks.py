@@ -1,4 +1,4 @@
-"""Tasks over one set of engines: batches of several, the registry, and folders that do not fit."""
+"""Tasks on one set of engines: mixed batches, the registry, and invalid folders."""
 
 from __future__ import annotations
 
@@ -14,16 +14,15 @@ from safetensors.numpy import load_file, save_file
 from token_tasks import GAMMAS, noise, register, write_task
 
 from shapeshift.errors import EngineError
-from shapeshift.token_adapt import task_registry
 from shapeshift.token_adapt.interfaces import ImageModel
-from shapeshift.token_adapt.vision import VisionModel, open_model
+from shapeshift.token_adapt.model.vision_model import VisionModel, open_model
 
 
 @pytest.fixture
-def root(small_house: Path, tmp_path: Path) -> Path:
+def root(small_project: Path, tmp_path: Path) -> Path:
     """A project with engines of three gammas and a registry of two tasks."""
     for name in ("checkpoints", "build"):
-        (tmp_path / name).symlink_to(small_house / name)
+        (tmp_path / name).symlink_to(small_project / name)
     for seed, (name, labels) in enumerate((("digits", 4), ("animals", 3))):
         write_task(tmp_path, name, labels, seed)
         register(tmp_path, name)
@@ -34,7 +33,7 @@ def opened(root: Path) -> VisionModel:
     return open_model(root / "build" / "engines" / "classify_image", root / "tasks", 1)
 
 
-def test_a_batch_of_several_tasks_is_what_each_alone_is(root: Path) -> None:
+def test_a_batch_of_several_tasks_equals_each_task_alone(root: Path) -> None:
     model = opened(root)
     assert model.reload_tasks() == [] and list(model.tasks) == ["animals", "digits"]
     digits, animals = model.tasks["digits"], model.tasks["animals"]
@@ -61,7 +60,7 @@ def test_profiles_and_shapes(root: Path) -> None:
         assert set(model.profiles[gamma].latency_ms) == {1, 4, 16, 64} and model.profiles[gamma].memory_mb > 0
 
 
-def test_tasks_come_change_and_go_while_their_index_stays(root: Path) -> None:
+def test_tasks_keep_their_index_when_added_changed_and_removed(root: Path) -> None:
     model = opened(root)
     model.reload_tasks()
     first = dict(model.tasks)
@@ -76,7 +75,7 @@ def test_tasks_come_change_and_go_while_their_index_stays(root: Path) -> None:
     register(root, "digits")
     assert model.reload_tasks() == [] and model.tasks["digits"].index == first["digits"].index
     assert np.abs(np.stack(model.run(2, pixels, index)) - np.stack(before)).max() > 1e-3
-    (root / "tasks" / task_registry.FILE_NAME).unlink()
+    (root / "tasks" / "registry.json").unlink()
     assert model.reload_tasks() == [] and not model.tasks
     assert len(model.run(2, pixels, index)[0]) == 4
 
@@ -106,7 +105,7 @@ BROKEN: list[tuple[Callable[[Path], None], str]] = [
     (tensor("prompts.safetensors", "2", None), "prompts.safetensors: 2.*None"),
     (tensor("head.safetensors", "0.weight", np.zeros((4, 15), np.float32)), r"head.safetensors: 0.weight.*\(4, 16\)"),
     (tensor("head.safetensors", "-5.bias", None), "head.safetensors: -5.bias"),
-    (lambda folder: (folder / "head.safetensors").write_bytes(b"no tensors"), "head.safetensors.*safetensors of"),
+    (lambda folder: (folder / "head.safetensors").write_bytes(b"no tensors"), "head.safetensors.*safetensors in"),
     (lambda folder: (folder / "task.json").write_text("{"), "task.json.*JSON"),
     (lambda folder: (folder / "task.json").write_text("[]"), "task.json.*JSON object"),
     (change("task.json", lambda held: held.update(labels=["a", "a"])), "labels"),
@@ -117,14 +116,14 @@ BROKEN: list[tuple[Callable[[Path], None], str]] = [
     (change("task.json", lambda held: held.update(utility=True)), "utility"),
     (change("task.json", lambda held: held.update(backbone="0")), "backbone"),
     (change("task.json", lambda held: held.update(name="../digits")), "name"),
-    (change("task.json", lambda held: held.update(name="other")), "name.*as registered"),
+    (change("task.json", lambda held: held.update(name="other")), "name.*as in the registry"),
     (change("profile.json", lambda held: held.update(accuracy={"0": 0.5})), "accuracy of gamma -5"),
     (change("profile.json", lambda held: held.update(accuracy={"-5": 1.5})), "accuracy of gamma -5"),
 ]
 
 
 @pytest.mark.parametrize(("breaks", "names"), BROKEN, ids=[names for _, names in BROKEN])
-def test_a_folder_that_does_not_fit_is_refused_and_the_rest_served(
+def test_an_invalid_folder_is_refused_and_other_tasks_are_served(
     root: Path, breaks: Callable[[Path], None], names: str
 ) -> None:
     model = opened(root)
@@ -137,7 +136,7 @@ def test_a_folder_that_does_not_fit_is_refused_and_the_rest_served(
     assert model.reload_tasks() == []
 
 
-def test_a_running_task_outlives_a_bad_registration(root: Path) -> None:
+def test_a_task_survives_an_invalid_registration(root: Path) -> None:
     model = opened(root)
     model.reload_tasks()
     kept = model.tasks["digits"]
@@ -162,9 +161,9 @@ def test_files_that_changed_after_registration_are_refused(root: Path) -> None:
     assert "register the task again" in message
 
 
-def test_engines_that_are_not_as_listed_are_refused(small_house: Path, tmp_path: Path) -> None:
+def test_engines_that_differ_from_their_manifest_are_refused(small_project: Path, tmp_path: Path) -> None:
     folder = tmp_path / "engines"
-    shutil.copytree(small_house / "build" / "engines" / "classify_image", folder)
+    shutil.copytree(small_project / "build" / "engines" / "classify_image", folder)
     (folder / "folding.safetensors").write_bytes(b"")
     with pytest.raises(EngineError, match="folding"):
         open_model(folder, tmp_path, 1)

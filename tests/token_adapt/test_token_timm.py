@@ -1,4 +1,4 @@
-"""Checkpoints of timm's ViT and DeiT: the same numbers as timm's own models, or a coded error."""
+"""Checkpoints of timm's ViT and DeiT: same outputs as timm's models, or a coded error."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from safetensors.torch import load_file
 from timm_models import MEAN, SMALL, STD, randomise, small_checkpoint, vision_transformer, write_checkpoint
 
 from shapeshift.errors import InvalidInputError, UnsupportedError
-from shapeshift.token_adapt.schedule import expand
-from shapeshift.token_adapt.timm_weights import as_timm, read_model
-from shapeshift.token_adapt.unified import UnifiedViT
+from shapeshift.token_adapt.model.schedule import expand
+from shapeshift.token_adapt.model.timm_weights import as_timm, read_model
+from shapeshift.token_adapt.model.vision_transformer import UnifiedViT
 
 VARIANTS: list[tuple[str, dict[str, Any]]] = [
     ("vit_small_patch8_32", {}),
@@ -44,7 +44,7 @@ def test_a_distilled_deit(tmp_path: Path) -> None:
     theirs = VisionTransformerDistilled(**SMALL).eval()
     randomise(theirs)
     ours, weight, bias = read_model(write_checkpoint(tmp_path, theirs.state_dict(), "deit_small_distilled_patch8_32"))
-    assert ours.made.features == 64
+    assert ours.architecture.features == 64
     assert_same(theirs, ours, weight, bias)
 
 
@@ -54,17 +54,17 @@ def assert_same(theirs: Any, ours: UnifiedViT, weight: torch.Tensor | None, bias
     assert weight is not None and bias is not None
     with torch.inference_mode():
         wanted = theirs(normal.permute(0, 3, 1, 2))
-        got = ours(pixels, expand(0, ours.made.patches, ours.made.depth)) @ weight.T + bias
+        got = ours(pixels, expand(0, ours.architecture.patches, ours.architecture.depth)) @ weight.T + bias
     torch.testing.assert_close(got, wanted, rtol=1e-4, atol=1e-4)
 
 
-def test_what_is_written_is_read_back(tmp_path: Path) -> None:
+def test_a_written_checkpoint_is_read_back(tmp_path: Path) -> None:
     small_checkpoint(tmp_path)
     model, weight, _ = read_model(tmp_path)
-    assert weight is None and model.made.mean == MEAN
+    assert weight is None and model.architecture.mean == MEAN
     written = load_file(tmp_path / "model.safetensors")
     normal = torch.rand(2, 32, 32, 3)
-    own = UnifiedViT(model.made)
+    own = UnifiedViT(model.architecture)
     own.load_state_dict(model.state_dict())
     repeats = torch.tensor(STD).repeat(64)
     own.patch.weight.data = own.patch.weight.data * 255 * repeats
@@ -79,21 +79,21 @@ def test_what_is_written_is_read_back(tmp_path: Path) -> None:
 
 
 BROKEN: list[tuple[str, dict[str, Any], str]] = [
-    ("a tensor too many", {"tensors": {"blocks.0.mlp.w12.weight": torch.zeros(2)}}, "w12"),
-    ("a tensor too few", {"without": "blocks.1.norm2.bias"}, r"blocks\.1\.norm2\.bias.*missing"),
+    ("an extra tensor", {"tensors": {"blocks.0.mlp.w12.weight": torch.zeros(2)}}, "w12"),
+    ("a missing tensor", {"without": "blocks.1.norm2.bias"}, r"blocks\.1\.norm2\.bias.*missing"),
     ("no patches", {"without": "patch_embed.proj.weight"}, "patch_embed"),
-    ("a wrong shape", {"tensors": {"blocks.1.mlp.fc2.weight": torch.zeros(16, 31)}}, "narrow"),
+    ("a wrong shape", {"tensors": {"blocks.1.mlp.fc2.weight": torch.zeros(16, 31)}}, "fc2"),
     ("positions of other images", {"stated": {"img_size": 64}}, "pos_embed"),
-    ("a number of heads that does not divide", {"stated": {"num_heads": 3}}, "num_heads"),
-    ("a number of heads that nothing says", {"stated": {"num_heads": None}}, "num_heads"),
+    ("an indivisible number of heads", {"stated": {"num_heads": 3}}, "num_heads"),
+    ("an unknown number of heads", {"stated": {"num_heads": None}}, "num_heads"),
     ("another architecture", {"name": "resnet50"}, "architecture"),
     ("another activation", {"name": "vit_base_patch16_clip_quickgelu_224"}, "architecture"),
-    ("attention as pooling", {"stated": {"global_pool": "map"}}, "global_pool"),
+    ("attention pooling", {"stated": {"global_pool": "map"}}, "global_pool"),
 ]
 
 
 @pytest.mark.parametrize(("what", "change", "names"), BROKEN, ids=[one[0] for one in BROKEN])
-def test_what_does_not_fit_is_named(tmp_path: Path, what: str, change: dict[str, Any], names: str) -> None:
+def test_errors_name_the_unsupported_part(tmp_path: Path, what: str, change: dict[str, Any], names: str) -> None:
     small_checkpoint(tmp_path)
     tensors = {**load_file(tmp_path / "model.safetensors"), **change.get("tensors", {})}
     tensors.pop(change.get("without", ""), None)
@@ -102,8 +102,8 @@ def test_what_does_not_fit_is_named(tmp_path: Path, what: str, change: dict[str,
         read_model(tmp_path)
 
 
-def test_standard_models_need_no_stated_heads(tmp_path: Path) -> None:
-    from shapeshift.token_adapt.timm_config import read_architecture
+def test_standard_models_need_no_num_heads(tmp_path: Path) -> None:
+    from shapeshift.token_adapt.model.timm_config import read_architecture
 
     shapes = {
         "patch_embed.proj.weight": (768, 3, 16, 16),

@@ -1,4 +1,4 @@
-"""Training and registering a task, from a folder of images to a registry that a server reads."""
+"""Training and registering a task, from a folder of images to the registry."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from token_tasks import GAMMAS, backbone
 
 from shapeshift.cli import main as command
 from shapeshift.errors import InvalidInputError
-from shapeshift.token_adapt import examples, training
-from shapeshift.token_adapt.timm_weights import read_model
-from shapeshift.token_adapt.training import TrainSettings
-from shapeshift.token_adapt.vision import open_model
+from shapeshift.token_adapt.model.timm_weights import read_model
+from shapeshift.token_adapt.model.vision_model import open_model
+from shapeshift.token_adapt.tasks import examples, training
+from shapeshift.token_adapt.tasks.training import TrainSettings
 
 LABELS = ("blue", "green", "red")
 
 
 def coloured(count: int) -> tuple[np.ndarray, np.ndarray]:
-    """Noise with more of one colour, which is what its label says."""
+    """Noise with more of one colour, which is the label."""
     drawn = np.random.default_rng(count)
     classes = np.arange(count, dtype=np.int64) % 3
     pixels = drawn.integers(0, 160, (count, 32, 32, 3))
@@ -40,58 +40,58 @@ def folder_of_images(folder: Path, count: int) -> Path:
     return folder
 
 
-def test_a_task_is_trained_and_registered(house: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    data, task = folder_of_images(house / "data", 60), house / "tasks" / "colours"
-    common = [str(task), "--data", str(data), "--build", str(house / "build")]
+def test_a_task_is_trained_and_registered(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    data, task = folder_of_images(project / "data", 60), project / "tasks" / "colours"
+    common = [str(task), "--data", str(data), "--build", str(project / "build")]
     assert command.main(["tasks", "train", *common, "--epochs", "2", "--utility", "0.7"]) == 0
-    told = capsys.readouterr()
-    assert "3 labels, 48 images" in told.out
-    assert "gamma 2" in told.err and "gamma -5" in told.err
+    output = capsys.readouterr()
+    assert "3 labels, 48 images" in output.out
+    assert "gamma 2" in output.err and "gamma -5" in output.err
     said = json.loads((task / "task.json").read_text())
-    assert said["labels"] == list(LABELS) and said["utility"] == 0.7 and said["backbone"] == backbone(house)
+    assert said["labels"] == list(LABELS) and said["utility"] == 0.7 and said["backbone"] == backbone(project)
     assert command.main(["tasks", "register", *common]) == 0
     profile = json.loads((task / "profile.json").read_text())
     assert profile["images"] == 12 and min(profile["accuracy"].values()) > 0.8
     assert profile["latency_ms"].keys() == {str(gamma) for gamma in GAMMAS}
-    model = open_model(house / "build" / "engines" / "classify_image", house / "tasks", 1)
+    model = open_model(project / "build" / "engines" / "classify_image", project / "tasks", 1)
     assert model.reload_tasks() == [] and model.tasks["colours"].accuracy[0] == profile["accuracy"]["0"]
     pixels, classes = coloured(30)
     found = [own.argmax() for own in model.run(2, pixels, np.zeros(30, np.int32))]
     assert np.mean(found == classes) > 0.8
 
 
-def test_register_wants_the_labels_that_were_trained(house: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    data, task = folder_of_images(house / "data", 30), house / "colours"
-    common = [str(task), "--data", str(data), "--build", str(house / "build")]
+def test_register_requires_the_trained_labels(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    data, task = folder_of_images(project / "data", 30), project / "colours"
+    common = [str(task), "--data", str(data), "--build", str(project / "build")]
     assert command.main(["tasks", "train", *common, "--epochs", "1"]) == 0
     (data / "red").rename(data / "orange")
     assert command.main(["tasks", "register", *common]) == 2
     assert "data" in capsys.readouterr().err
-    assert not (house / "tasks" / "registry.json").exists()
+    assert not (project / "tasks" / "registry.json").exists()
 
 
-def test_prompts_learn_what_heads_alone_cannot(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Labels that the frozen model's features hardly show: training prompts lowers the loss below that of any head."""
+def test_prompts_reach_a_lower_loss_than_heads_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Random labels, which the frozen features cannot separate."""
     monkeypatch.setattr(training, "_HEAD_DECAYS", (1e-4,))
     small_checkpoint(tmp_path / "small")
     model, _, _ = read_model(tmp_path / "small")
     drawn = np.random.default_rng(0)
     pixels = drawn.integers(0, 256, (64, 32, 32, 3), dtype=np.uint8)
-    known = examples.of_arrays(pixels, drawn.integers(0, 2, 64))
-    made = training.train(model, known, (0, 2), TrainSettings(epochs=40, rate=0.03), lambda step: None)
-    classes = torch.from_numpy(known.classes)
+    data = examples.from_arrays(pixels, drawn.integers(0, 2, 64))
+    made = training.train(model, data, (0, 2), TrainSettings(epochs=40, rate=0.03), lambda step: None)
+    classes = torch.from_numpy(data.classes)
 
     def loss(gamma: int) -> float:
         weight, bias = made.heads[gamma]
-        logits = training.features(model, known, gamma, made.prompts.get(gamma)) @ weight.T + bias
+        logits = training.features(model, data, gamma, made.prompts.get(gamma)) @ weight.T + bias
         return float(torch.nn.functional.cross_entropy(logits, classes))
 
     assert loss(2) < 0.9 * loss(0)
     assert made.prompts[2].shape == (2, 2, 16)
 
 
-def test_a_head_knows_rows_that_it_was_not_fitted_to() -> None:
-    """Few rows of many features, of which one counts: a fit without weight decay would learn them by heart."""
+def test_a_head_generalises() -> None:
+    """Few rows with many features, of which one matters: without weight decay the fit would memorise them."""
     drawn = torch.Generator().manual_seed(0)
     rows = torch.randn(400, 60, generator=drawn)
     classes = (rows[:, 0] + 0.5 * torch.randn(400, generator=drawn) > 0).long()
@@ -101,30 +101,30 @@ def test_a_head_knows_rows_that_it_was_not_fitted_to() -> None:
     assert torch.nn.functional.cross_entropy(logits, classes[100:]) < 0.6
 
 
-def test_features_that_are_known_are_not_computed_again(tmp_path: Path) -> None:
+def test_cached_features_are_not_computed_again(tmp_path: Path) -> None:
     small_checkpoint(tmp_path / "small")
     model, _, _ = read_model(tmp_path / "small")
-    known = examples.of_arrays(*coloured(30))
+    data = examples.from_arrays(*coloured(30))
     asked: list[int] = []
 
     def plain(gamma: int) -> torch.Tensor:
         asked.append(gamma)
-        return training.features(model, known, gamma, None)
+        return training.features(model, data, gamma, None)
 
     rules, gammas = TrainSettings(epochs=1), (-5, 0, 1, 3)
-    made = training.train(model, known, gammas, rules, lambda step: None, plain)
+    made = training.train(model, data, gammas, rules, lambda step: None, plain)
     assert asked == [0, -5]
     assert {gamma: own.shape for gamma, own in made.prompts.items()} == {1: (2, 1, 16), 3: (2, 3, 16)}
-    again = training.train(model, known, gammas, rules, lambda step: None)
+    again = training.train(model, data, gammas, rules, lambda step: None)
     for gamma in gammas:
         torch.testing.assert_close(made.heads[gamma], again.heads[gamma])
 
 
 def test_the_same_fifth_is_held_out_each_time() -> None:
     pixels, classes = coloured(50)
-    known = examples.of_arrays(pixels, classes)
-    shown, held = examples.split(known)
-    again = examples.split(known)[1]
+    data = examples.from_arrays(pixels, classes)
+    shown, held = examples.split(data)
+    again = examples.split(data)[1]
     assert len(held) == 9 and len(shown) == 41
     np.testing.assert_array_equal(held.pixels(np.arange(9)), again.pixels(np.arange(9)))
     both = np.concatenate([shown.pixels(np.arange(41)), held.pixels(np.arange(9))]).reshape(50, -1)
@@ -132,22 +132,22 @@ def test_the_same_fifth_is_held_out_each_time() -> None:
     assert set(held.classes) == {0, 1, 2}
 
 
-def test_data_that_cannot_be_meant(tmp_path: Path) -> None:
+def test_invalid_data_is_refused(tmp_path: Path) -> None:
     with pytest.raises(InvalidInputError, match="data"):
-        examples.of_folder(tmp_path / "nowhere", 32)
+        examples.from_folder(tmp_path / "nowhere", 32)
     folder_of_images(tmp_path / "data", 30)
     (tmp_path / "data" / "none").mkdir()
     with pytest.raises(InvalidInputError, match="none"):
-        examples.of_folder(tmp_path / "data", 32)
+        examples.from_folder(tmp_path / "data", 32)
     (tmp_path / "data" / "none").rmdir()
-    labels, known = examples.of_folder(tmp_path / "data", 32)
-    assert labels == LABELS and len(known) == 30
+    labels, data = examples.from_folder(tmp_path / "data", 32)
+    assert labels == LABELS and len(data) == 30
     (tmp_path / "data" / "blue" / "000.png").write_bytes(b"no image")
     with pytest.raises(InvalidInputError, match=r"000\.png"):
-        known.pixels(np.arange(30))
+        data.pixels(np.arange(30))
 
 
 @pytest.mark.parametrize("field", ["epochs", "batch", "rate", "most_images"])
-def test_settings_of_training(field: str) -> None:
+def test_invalid_training_settings_are_refused(field: str) -> None:
     with pytest.raises(InvalidInputError, match=field):
         TrainSettings(**{field: -1})

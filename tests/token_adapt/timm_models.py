@@ -1,4 +1,4 @@
-"""timm's models as the ones to compare with, and small checkpoints in timm's format."""
+"""timm's models as references, and small checkpoints in timm's format."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class _AnyName(type):
         return _AnyName(name, (), {})
 
 
-class _StandIn(ModuleType):
+class _Placeholder(ModuleType):
     __path__: list[str] = []
 
     def __getattr__(self, name: str) -> type:
@@ -36,12 +36,12 @@ class _StandIn(ModuleType):
 
 @contextmanager
 def _without_torchvision() -> Iterator[None]:
-    # timm imports torchvision for its data sets and for a layer that no ViT has; the build of it that belongs to a
-    # torch without CUDA is not on PyPI, and the one that is breaks other packages. Its names stand for nothing here.
+    # timm imports torchvision for data sets and for a layer that no ViT has. PyPI has no torchvision for a CPU torch,
+    # and the one on PyPI breaks other packages. Placeholders are enough here.
     parts = ("", ".ops", ".ops.misc", ".transforms", ".transforms.functional", ".datasets", ".utils")
     names = [f"torchvision{part}" for part in (*parts, ".models", ".models.feature_extraction")]
     before = {name: sys.modules.get(name) for name in names}
-    sys.modules.update({name: _StandIn(name) for name in names})
+    sys.modules.update({name: _Placeholder(name) for name in names})
     try:
         yield
     finally:
@@ -52,20 +52,20 @@ def _without_torchvision() -> Iterator[None]:
 
 
 def vision_transformer() -> Any:
-    """timm.models.vision_transformer; the test that asks is skipped without timm."""
+    """timm.models.vision_transformer; skips the test without timm."""
     with _without_torchvision():
         return pytest.importorskip("timm.models.vision_transformer")
 
 
 def randomise(model: torch.nn.Module, seed: int = 0) -> None:
-    """Give every parameter a value that shows, those that start as 0 or 1 too."""
+    """Change every parameter, including those that are initialised to 0 or 1."""
     torch.manual_seed(seed)
     for parameter in model.parameters():
         parameter.data = parameter.data + 0.2 * torch.randn_like(parameter)
 
 
 def write_checkpoint(folder: Path, tensors: dict[str, torch.Tensor], name: str, **stated: object) -> Path:
-    """A checkpoint as timm publishes them."""
+    """A checkpoint in the format of timm's hub models."""
     folder.mkdir(parents=True, exist_ok=True)
     trained = {"input_size": [3, 32, 32], "mean": list(MEAN), "std": list(STD)}
     config = {"architecture": name, "pretrained_cfg": trained, "model_args": {"img_size": 32, "num_heads": 4, **stated}}
@@ -76,11 +76,13 @@ def write_checkpoint(folder: Path, tensors: dict[str, torch.Tensor], name: str, 
 
 def small_checkpoint(folder: Path, seed: int = 0) -> Path:
     """A ViT of two layers, 16 patches and width 16 with random weights; needs no timm."""
-    from shapeshift.token_adapt.architecture import Architecture
-    from shapeshift.token_adapt.timm_weights import as_timm
-    from shapeshift.token_adapt.unified import UnifiedViT
+    from shapeshift.token_adapt.model.architecture import Architecture
+    from shapeshift.token_adapt.model.timm_weights import as_timm
+    from shapeshift.token_adapt.model.vision_transformer import UnifiedViT
 
-    made = Architecture(image_size=32, patch_size=8, width=16, depth=2, heads=4, mlp_width=32, mean=MEAN, std=STD)
-    model = UnifiedViT(made)
+    architecture = Architecture(
+        image_size=32, patch_size=8, width=16, depth=2, heads=4, mlp_width=32, mean=MEAN, std=STD
+    )
+    model = UnifiedViT(architecture)
     randomise(model, seed)
     return write_checkpoint(folder, as_timm(model), "vit_small_test")

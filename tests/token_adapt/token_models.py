@@ -1,4 +1,4 @@
-"""Image models, images and requests of the tests."""
+"""Image models, images and requests for tests."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ from shapeshift.serving import model_args
 from shapeshift.serving.model_args import ModelArgs
 from shapeshift.token_adapt.front import ImageFront
 from shapeshift.token_adapt.interfaces import GammaProfile, Task
-from shapeshift.triton import modelconfig
+from shapeshift.triton import model_config
 from tests.fakes import PbUtils, Request
 
 PROJECT = Path(__file__).resolve().parents[2]
 OUTPUTS = ("LABEL", "PROBABILITIES", "GAMMA", "BATCH_SIZE", "OUTCOME")
 SIZE = 8
-# Nothing that the tests wait for takes as long: a request with it is in time.
+# Longer than any wait of the tests: a request with this latency is in time.
 LONG_MS = 600_000
 
 
 def profile(gamma: int, factor: float = 1.0) -> GammaProfile:
-    """1 ms and a tenth more for each image."""
+    """About 0.9 ms per batch and 0.1 ms per image, times `factor`."""
     return GammaProfile(gamma, 16 + gamma, {1: 1.0 * factor, 64: 7.4 * factor}, 1.0)
 
 
@@ -39,8 +39,8 @@ TASKS = {
 }
 
 
-class Watched:
-    """A model that answers with each image's first pixel; `before` is called at the start of every run."""
+class RecordingModel:
+    """A model that predicts the first pixel of each image and records its runs; each run first calls `before`."""
 
     def __init__(self, before: Callable[[int, int], None] = lambda gamma, count: None) -> None:
         self.image_size = SIZE
@@ -60,8 +60,8 @@ class Watched:
         return [self._answer(shade, index) for shade, index in zip(shades, task_index.tolist(), strict=True)]
 
     def reload_tasks(self) -> list[str]:
-        said, self.messages = self.messages, []
-        return said
+        messages, self.messages = self.messages, []
+        return messages
 
     def _answer(self, shade: int, index: int) -> np.ndarray:
         labels = len(next(task for task in TASKS.values() if task.index == index).labels)
@@ -71,7 +71,7 @@ class Watched:
 
 
 class Gate:
-    """Holds every run until it is opened; `entered` is set when one has begun."""
+    """Blocks every run until `opened` is set; `entered` is set when a run starts."""
 
     def __init__(self) -> None:
         self.entered = threading.Event()
@@ -83,11 +83,11 @@ class Gate:
 
 
 def arguments(**parameters: object) -> ModelArgs:
-    """What Triton tells the backend about `classify_image`, with other parameters."""
-    config = modelconfig.read(PROJECT / "model_repository" / "classify_image" / "config.pbtxt")
+    """The arguments that Triton gives the backend for `classify_image`, with other parameters."""
+    config = model_config.read(PROJECT / "model_repository" / "classify_image" / "config.pbtxt")
     del config.parameters["checkpoint"], config.parameters["precision"], config.parameters["task"]
     for name, value in parameters.items():
-        modelconfig.set_parameter(config, name, str(value))
+        model_config.set_parameter(config, name, str(value))
     return model_args.read(
         {
             "model_config": json.dumps(json_format.MessageToDict(config, preserving_proto_field_name=True)),
@@ -102,29 +102,29 @@ def arguments(**parameters: object) -> ModelArgs:
 
 
 def front(model: Any, pb_utils: PbUtils | None = None, **parameters: object) -> ImageFront:
-    """The front over a model of the tests."""
+    """A front with this model."""
     return ImageFront(pb_utils or PbUtils(), arguments(**parameters), lambda args, own: model)
 
 
 def square(shade: int, size: int = SIZE) -> np.ndarray:
-    """One image of one grey."""
+    """An image of one shade of grey."""
     return np.full((size, size, 3), shade, np.uint8)
 
 
 def encoded(pixels: np.ndarray, kind: str = "PNG") -> bytes:
-    """The file of an image; [h, w] becomes greyscale, four channels RGBA."""
+    """An image file; [h, w] becomes greyscale, four channels RGBA."""
     file = io.BytesIO()
     Image.fromarray(pixels).save(file, kind)
     return file.getvalue()
 
 
 def pixels_request(*shades: int, size: int = SIZE, **parameters: Any) -> Request:
-    """A request of images of one grey each, as PIXELS; `task` is animals unless it says otherwise."""
+    """A request with one grey image per shade as PIXELS; the default task is animals."""
     given = {"task": "animals", **parameters}
     return Request(OUTPUTS, given, PIXELS=np.stack([square(shade, size) for shade in shades]))
 
 
 def files_request(*files: bytes, **parameters: Any) -> Request:
-    """The same of image files, as IMAGE [n, 1]."""
+    """A request with image files as IMAGE [n, 1]; the default task is animals."""
     given = {"task": "animals", **parameters}
     return Request(OUTPUTS, given, IMAGE=np.array([[data] for data in files], dtype=object))

@@ -1,4 +1,4 @@
-"""Small image models with engines, and tasks for them, as tests need them."""
+"""Small image models with engines, and tasks for them."""
 
 from __future__ import annotations
 
@@ -8,12 +8,14 @@ import numpy as np
 import torch
 from timm_models import small_checkpoint
 
-from build_engines import images
-from build_engines.settings import Places
+from build_engines.image import front as images
+from build_engines.image import plan
+from build_engines.paths import BuildPaths
 from shapeshift.engines.checkpoint import open_checkpoint
-from shapeshift.token_adapt import task_folder, task_registry, task_writing
-from shapeshift.token_adapt.training import Trained
-from shapeshift.triton import modelconfig
+from shapeshift.token_adapt.tasks import folder as task_folder
+from shapeshift.token_adapt.tasks import registry, writing
+from shapeshift.token_adapt.tasks.training import TrainedTask
+from shapeshift.triton import model_config
 
 DEPTH, WIDTH = 2, 16
 GAMMAS = (-5, 0, 2)
@@ -28,24 +30,24 @@ STATED = {
 }
 
 
-def places(root: Path) -> Places:
-    return Places(root, root / "build", root / "model_repository")
+def paths(root: Path) -> BuildPaths:
+    return BuildPaths(root, root / "build", root / "model_repository")
 
 
-def front(root: Path, **parameters: str) -> images.ImageFront:
-    """An image front over a small checkpoint; both are made where they are missing."""
+def front(root: Path, **parameters: str) -> plan.ImageFrontConfig:
+    """An image front over a small checkpoint; creates both if missing."""
     if not (root / "checkpoints" / "small").is_dir():
         small_checkpoint(root / "checkpoints" / "small")
     folder = root / "model_repository" / "classify_image"
     folder.mkdir(parents=True, exist_ok=True)
     values = {**STATED, **parameters}
     (folder / "config.pbtxt").write_text(CONFIG)
-    config = modelconfig.read(folder / "config.pbtxt")
+    config = model_config.read(folder / "config.pbtxt")
     for name, value in values.items():
-        modelconfig.set_parameter(config, name, value)
-    modelconfig.write(config, folder / "config.pbtxt")
+        model_config.set_parameter(config, name, value)
+    model_config.write(config, folder / "config.pbtxt")
     read = images.read(folder, config, values)
-    assert isinstance(read, images.ImageFront)
+    assert isinstance(read, plan.ImageFrontConfig)
     return read
 
 
@@ -54,27 +56,27 @@ def backbone(root: Path) -> str:
 
 
 def write_task(root: Path, name: str, labels: int, seed: int = 0) -> Path:
-    """A task with random prompts and heads, with a profile."""
+    """A task with random prompts and heads, and a profile."""
     torch.manual_seed(seed)
     folder = root / "tasks" / name
     prompts = {gamma: torch.randn(DEPTH, gamma, WIDTH) for gamma in GAMMAS if gamma > 0}
     heads = {gamma: (torch.randn(labels, WIDTH), torch.randn(labels)) for gamma in GAMMAS}
-    said = {
+    description = {
         "name": name,
         "labels": [f"{name} {index}" for index in range(labels)],
         "backbone": backbone(root),
         "latency_ms": 250.0,
         "utility": 0.5,
     }
-    task_writing.write_task(folder, said, Trained(prompts, heads))
+    writing.write_task(folder, description, TrainedTask(prompts, heads))
     profile = {"accuracy": {str(gamma): 0.5 + gamma / 100 for gamma in GAMMAS}}
-    task_writing.write_object(folder / task_folder.PROFILE_FILE, profile)
+    writing.write_object(folder / task_folder.PROFILE_FILE, profile)
     return folder
 
 
 def register(root: Path, name: str) -> None:
     folder = root / "tasks" / name
-    task_registry.add(root / "tasks", task_registry.Entry(name, folder, task_folder.sha256(folder)))
+    registry.add(root / "tasks", registry.TaskEntry(name, folder, task_folder.sha256(folder)))
 
 
 def noise(count: int, size: int = 32) -> np.ndarray:

@@ -1,4 +1,4 @@
-"""A tiny backend, a repository of models of it, and settings for servers on ports of their own."""
+"""A tiny backend, a repository with models of it, and settings for servers on free ports."""
 
 from __future__ import annotations
 
@@ -50,26 +50,26 @@ def add_model() -> Callable[..., Path]:
 
 
 @pytest.fixture(scope="module")
-def house(tmp_path_factory: pytest.TempPathFactory, add_model: Callable[..., Path]) -> Path:
-    """A folder with a repository of two echo models and room for run directories; one a test module."""
-    folder = tmp_path_factory.mktemp("house")
+def project(tmp_path_factory: pytest.TempPathFactory, add_model: Callable[..., Path]) -> Path:
+    """A folder with a repository of two echo models and space for run directories; one for each test module."""
+    folder = tmp_path_factory.mktemp("project")
     for name in ("echo", "echo_two"):
         add_model(folder / "repository", name)
     return folder
 
 
 @pytest.fixture(scope="module")
-def make_settings(triton: Path, house: Path, free_ports: Callable[[int], list[int]]) -> Callable[..., ServerSettings]:
-    """Settings for one more server: new ports, and the run directory `run` of the house unless given."""
+def make_settings(triton: Path, project: Path, free_ports: Callable[[int], list[int]]) -> Callable[..., ServerSettings]:
+    """Settings for one more server: new ports, and the run directory `run` of the project unless given."""
 
     def make(**changes: object) -> ServerSettings:
         http, grpc, metrics = free_ports(3)
         values: dict[str, object] = {
-            "repositories": (house / "repository",),
+            "repositories": (project / "repository",),
             "models": ("echo",),
             "backend_directories": (BACKENDS,),
             "triton": triton,
-            "run_directory": house / "run",
+            "run_directory": project / "run",
             "http_port": http,
             "grpc_port": grpc,
             "metrics_port": metrics,
@@ -81,8 +81,8 @@ def make_settings(triton: Path, house: Path, free_ports: Callable[[int], list[in
 
 @pytest.fixture(scope="session")
 def traces_of() -> Callable[[ServerSettings], Callable[[], list[str]]]:
-    """Given a started server's settings: a function that lists the processes and shared-memory regions of it
-    that exist when it is called. It finds them without help from the library."""
+    """A function from the settings of a started server to a function that lists its present processes and
+    shared-memory regions, without using the library."""
 
     def watch(settings: ServerSettings) -> Callable[[], list[str]]:
         prefix = json.loads(settings.record.read_text())["prefix"]

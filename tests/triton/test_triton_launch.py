@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 
 from shapeshift.errors import InvalidInputError, NotFoundError, UnsupportedError
-from shapeshift.triton import launch, probe
+from shapeshift.triton.embedded import command_line, probe
+from shapeshift.triton.embedded.unpack import STAMP
 from shapeshift.triton.settings import ServerSettings
-from shapeshift.triton.unpack import STAMP
 
-KNOWN = frozenset(launch.NEEDED | {"metrics-address", "exit-timeout-secs"})
+SUPPORTED = frozenset(command_line.REQUIRED_OPTIONS | {"metrics-address", "exit-timeout-secs"})
 
 
 @pytest.fixture
@@ -29,7 +29,7 @@ def settings(tmp_path: Path) -> ServerSettings:
 
 
 def add_binary(settings: ServerSettings, options: frozenset[str]) -> None:
-    """A server that knows these options and can only say so."""
+    """A program that only lists these options."""
     binary = settings.triton / "bin" / "tritonserver"
     binary.write_text("#!/bin/sh\ncat <<END\n" + "".join(f"  --{name} <x>\n" for name in options) + "END\n")
     binary.chmod(0o755)
@@ -37,11 +37,11 @@ def add_binary(settings: ServerSettings, options: frozenset[str]) -> None:
 
 def build_command(settings: ServerSettings, options: frozenset[str]) -> list[str]:
     add_binary(settings, options)
-    return launch.command(settings, os.environ, key="k" * 32, region_prefix="mine_")
+    return command_line.command(settings, os.environ, key="k" * 32, region_prefix="mine_")
 
 
 def test_command_binds_every_port_and_restricts_control(settings: ServerSettings) -> None:
-    command = build_command(settings, KNOWN)
+    command = build_command(settings, SUPPORTED)
     for name, port in settings.ports.items():
         assert f"--{name}-address=127.0.0.1" in command
         assert f"--{name}-port={port}" in command
@@ -56,20 +56,20 @@ def test_command_binds_every_port_and_restricts_control(settings: ServerSettings
     assert "--backend-config=python,shm-region-prefix-name=mine_" in command
 
 
-def test_options_that_a_server_does_not_know_are_left_out(settings: ServerSettings) -> None:
-    assert not any("sagemaker" in option for option in build_command(settings, KNOWN))
-    assert "--allow-sagemaker=false" in build_command(settings, KNOWN | {"allow-sagemaker"})
+def test_unsupported_options_are_omitted(settings: ServerSettings) -> None:
+    assert not any("sagemaker" in option for option in build_command(settings, SUPPORTED))
+    assert "--allow-sagemaker=false" in build_command(settings, SUPPORTED | {"allow-sagemaker"})
 
 
 def test_unknown_models_are_named(settings: ServerSettings) -> None:
-    with pytest.raises(NotFoundError, match="no model encode_w00 in the repositories; they hold: encode"):
-        launch.require_models(settings)
+    with pytest.raises(NotFoundError, match="no model encode_w00 in the repositories; they have: encode"):
+        command_line.require_models(settings)
 
 
 @pytest.mark.parametrize("option", ["http-restricted-api", "grpc-restricted-protocol", "http-address"])
-def test_a_server_that_cannot_be_made_safe_is_refused(option: str, settings: ServerSettings) -> None:
+def test_a_server_without_a_safety_option_is_refused(option: str, settings: ServerSettings) -> None:
     with pytest.raises(UnsupportedError, match=f"no --{option}"):
-        build_command(settings, KNOWN - {option})
+        build_command(settings, SUPPORTED - {option})
 
 
 def test_backends_of_several_folders_are_linked_into_one(tmp_path: Path) -> None:
@@ -78,20 +78,20 @@ def test_backends_of_several_folders_are_linked_into_one(tmp_path: Path) -> None
     (tmp_path / "second" / "README").touch()
     place = tmp_path / "run" / "backends"
     (place / "stale").mkdir(parents=True)
-    launch.compose_backends(place, [tmp_path / "first", tmp_path / "second"])
+    command_line.link_backends(place, [tmp_path / "first", tmp_path / "second"])
     assert {link.name: link.resolve() for link in place.iterdir()} == {
         "python": tmp_path / "first" / "python",
         "polymorph": tmp_path / "second" / "polymorph",
     }
 
 
-def test_two_backends_of_one_name_are_refused(tmp_path: Path) -> None:
+def test_two_backends_with_the_same_name_are_refused(tmp_path: Path) -> None:
     for name in ("first/python", "second/python"):
         (tmp_path / name).mkdir(parents=True)
-    with pytest.raises(InvalidInputError, match=r"second/python.*rename one"):
-        launch.compose_backends(tmp_path / "run", [tmp_path / "first", tmp_path / "second"])
+    with pytest.raises(InvalidInputError, match=r"second/python.*has the same name as.*rename one"):
+        command_line.link_backends(tmp_path / "run", [tmp_path / "first", tmp_path / "second"])
     with pytest.raises(NotFoundError, match="absent"):
-        launch.compose_backends(tmp_path / "run", [tmp_path / "absent"])
+        command_line.link_backends(tmp_path / "run", [tmp_path / "absent"])
 
 
 def test_environment_puts_this_python_first(
@@ -99,43 +99,43 @@ def test_environment_puts_this_python_first(
 ) -> None:
     monkeypatch.setenv("LD_LIBRARY_PATH", "/elsewhere")
     monkeypatch.delenv("PYTHONPATH", raising=False)
-    values = launch.environment(settings)
+    values = command_line.environment(settings)
     libraries = values["LD_LIBRARY_PATH"].split(os.pathsep)
     assert libraries == [str(tmp_path / "triton" / "lib"), str(tmp_path / "run" / "lib"), "/elsewhere"]
     assert values["PATH"].split(os.pathsep)[0] == str(Path(sys.executable).parent)
     found = subprocess.run(
-        [sys.executable, "-P", "-c", "import shapeshift.triton.guard"], env=values, cwd=tmp_path, check=False
+        [sys.executable, "-P", "-c", "import shapeshift.triton.embedded.guard"], env=values, cwd=tmp_path, check=False
     )
     assert found.returncode == 0
 
 
-def test_numpy_that_empties_answers_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(launch, "version", lambda name: "2.1.0")
-    launch.require_matching_environment(tmp_path)
+def test_numpy_2_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(command_line, "version", lambda name: "2.1.0")
+    command_line.require_matching_environment(tmp_path)
     (tmp_path / STAMP).write_text(f'{{"python": "{sys.version_info.major}.{sys.version_info.minor}"}}')
     with pytest.raises(UnsupportedError, match="numpy 2.1.0"):
-        launch.require_matching_environment(tmp_path)
-    monkeypatch.setattr(launch, "version", lambda name: "1.26.4")
-    launch.require_matching_environment(tmp_path)
+        command_line.require_matching_environment(tmp_path)
+    monkeypatch.setattr(command_line, "version", lambda name: "1.26.4")
+    command_line.require_matching_environment(tmp_path)
 
 
-def test_taken_port_is_named_and_a_free_one_passes() -> None:
+def test_a_port_in_use_is_named_and_a_free_one_passes() -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = taken.getsockname()[1]
         with pytest.raises(InvalidInputError, match=rf"grpc_port: got {port};.*--grpc-port"):
-            launch.require_free_ports("127.0.0.1", {"grpc": port})
-    launch.require_free_ports("127.0.0.1", {"grpc": port})
+            command_line.require_free_ports("127.0.0.1", {"grpc": port})
+    command_line.require_free_ports("127.0.0.1", {"grpc": port})
 
 
-def test_probe_refuses_what_is_no_server(tmp_path: Path) -> None:
+def test_probe_refuses_other_programs(tmp_path: Path) -> None:
     with pytest.raises(NotFoundError, match="make setup"):
-        probe.options(tmp_path / "tritonserver", os.environ)
+        probe.supported_options(tmp_path / "tritonserver", os.environ)
     binary = tmp_path / "tritonserver"
     binary.write_text("#!/bin/sh\necho 'libcudart.so: cannot open shared object file' >&2\nexit 127\n")
     with pytest.raises(UnsupportedError, match="make setup"):
-        probe.options(binary, os.environ)
+        probe.supported_options(binary, os.environ)
     binary.chmod(0o755)
     with pytest.raises(UnsupportedError, match="cannot open shared object file"):
-        probe.options(binary, os.environ)
+        probe.supported_options(binary, os.environ)

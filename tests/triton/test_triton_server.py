@@ -1,4 +1,4 @@
-"""A real server, once started and looked at from all sides."""
+"""Interfaces, restrictions and model control of one real server."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from shapeshift.errors import (
 )
 from shapeshift.triton import keys, metrics
 from shapeshift.triton.control import ModelControl
-from shapeshift.triton.server import ServerEndedError, TritonServer
+from shapeshift.triton.embedded.server import ServerEndedError, TritonServer
 from shapeshift.triton.settings import ServerSettings
 
 pytestmark = pytest.mark.server
@@ -76,14 +76,14 @@ RESTRICTED = [
 
 
 @pytest.mark.parametrize(("method", "path"), RESTRICTED)
-def test_key_opens_what_is_restricted(server: TritonServer, method: str, path: str) -> None:
+def test_the_key_opens_restricted_interfaces(server: TritonServer, method: str, path: str) -> None:
     assert ask(server, method, path) == 403
     assert ask(server, method, path, key="0" * 32) == 403
     assert ask(server, method, path, key=server.key) == 200
 
 
 @pytest.mark.parametrize("key", ["", "0" * 32])
-def test_key_restricts_grpc(server: TritonServer, key: str) -> None:
+def test_grpc_requires_the_key(server: TritonServer, key: str) -> None:
     headers = {keys.GRPC_HEADER: key} if key else {}
     connection = grpc_client.InferenceServerClient(server.grpc_url)
     for call in (
@@ -111,7 +111,7 @@ def test_key_restricts_grpc(server: TritonServer, key: str) -> None:
         "/v2/models/stats",
     ],
 )
-def test_what_load_generators_read_stays_open(server: TritonServer, path: str) -> None:
+def test_other_interfaces_need_no_key(server: TritonServer, path: str) -> None:
     assert ask(server, "GET", path) == 200
 
 
@@ -133,7 +133,7 @@ def test_metrics_can_be_scraped(server: TritonServer) -> None:
     assert samples["nv_inference_request_success", labels] >= 0
 
 
-def test_record_names_stubs_and_regions_of_this_run_alone(server: TritonServer) -> None:
+def test_record_has_only_the_stubs_and_regions_of_this_run(server: TritonServer) -> None:
     deadline = time.monotonic() + 60
     stubs: list[dict[str, object]] = []
     while len(stubs) != 1 or not Path(f"/proc/{stubs[0]['pid']}").exists():
@@ -150,7 +150,7 @@ def test_record_names_stubs_and_regions_of_this_run_alone(server: TritonServer) 
         assert "stub" in Path(f"/proc/{stub['pid']}/cmdline").read_text()
 
 
-def test_key_is_nowhere_in_log_or_record(server: TritonServer) -> None:
+def test_key_is_neither_in_log_nor_record(server: TritonServer) -> None:
     for file in (server.settings.log, server.settings.record):
         assert server.key not in file.read_text()
 
@@ -180,11 +180,11 @@ def test_model_control_errors(server: TritonServer, control: ModelControl) -> No
     for key in ("", "0" * 32):
         with ModelControl(server.grpc_url, key) as stranger, pytest.raises(UnsupportedError, match="key"):
             stranger.load("echo")
-    with ModelControl("127.0.0.1:1", "") as nobody, pytest.raises(ShapeshiftError, match="no server answers"):
-        nobody.version()
+    with ModelControl("127.0.0.1:1", "") as unreachable, pytest.raises(ShapeshiftError, match="no server answers"):
+        unreachable.version()
 
 
-def test_model_control_waits_no_longer_than_told(server: TritonServer) -> None:
+def test_model_control_respects_its_timeout(server: TritonServer) -> None:
     with socket.socket() as silent:
         silent.bind(("127.0.0.1", 0))
         silent.listen()
@@ -197,7 +197,7 @@ def test_model_control_waits_no_longer_than_told(server: TritonServer) -> None:
         assert time.monotonic() - start < 5
 
 
-def test_a_taken_port_is_named(
+def test_a_port_in_use_is_named(
     server: TritonServer, make_settings: Callable[..., ServerSettings], tmp_path: Path
 ) -> None:
     for name in ("http_port", "grpc_port", "metrics_port"):
@@ -214,13 +214,13 @@ def test_a_run_directory_serves_one_server(make_settings: Callable[..., ServerSe
 
 
 def test_unknown_model_and_repository(make_settings: Callable[..., ServerSettings], tmp_path: Path) -> None:
-    with pytest.raises(NotFoundError, match="they hold: echo, echo_two"):
+    with pytest.raises(NotFoundError, match="they have: echo, echo_two"):
         TritonServer(make_settings(models=("other",), run_directory=tmp_path)).start()
     with pytest.raises(NotFoundError, match="no model repository"):
         TritonServer(make_settings(repositories=(tmp_path / "absent",), run_directory=tmp_path)).start()
 
 
-def test_a_model_that_does_not_load_says_why(
+def test_a_failing_model_gives_its_reason(
     make_settings: Callable[..., ServerSettings], add_model: Callable[..., Path], tmp_path: Path
 ) -> None:
     add_model(tmp_path / "repository", "broken", fail="the weights are missing")
@@ -240,6 +240,6 @@ def test_unpacked_for_another_python(make_settings: Callable[..., ServerSettings
 
 def test_starting_a_server_imports_no_client() -> None:
     heavy = "{'tritonclient', 'grpc', 'numpy'}"
-    script = f"import sys, shapeshift.triton.server; print(sorted({heavy} & set(sys.modules)))"
+    script = f"import sys, shapeshift.triton.embedded.server; print(sorted({heavy} & set(sys.modules)))"
     answer = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert answer.stdout.strip() == "[]"

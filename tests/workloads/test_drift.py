@@ -1,4 +1,4 @@
-"""Lengths whose median swings."""
+"""Lengths with an oscillating median."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from shapeshift.workloads import lengths
 from shapeshift.workloads.drift import drifting
 
 
-def test_without_drift_it_is_the_law_itself() -> None:
+def test_without_drift_the_distribution_is_unchanged() -> None:
     at_s = np.linspace(0.0, 100.0, 1000)
     drawn = drifting(lengths.long(), at_s, 0.0, 50.0, np.random.default_rng(0))
     assert drawn.tolist() == lengths.long().sample(np.random.default_rng(0), 1000).tolist()

@@ -13,14 +13,14 @@ def draw(law: LogNormal, seed: int = 0) -> np.ndarray:
 
 
 @pytest.mark.parametrize("law", [lengths.short(), lengths.long(), LogNormal(40, 90)])
-def test_the_sample_has_the_median_and_percentile_asked_for(law: LogNormal) -> None:
+def test_samples_have_the_median_and_percentile(law: LogNormal) -> None:
     drawn = draw(law)
     assert drawn.dtype == np.int64
     assert np.median(drawn) == pytest.approx(law.median, rel=0.03)
     assert np.percentile(drawn, 98) == pytest.approx(law.p98, rel=0.03)
 
 
-def test_short_and_long_are_the_laws_of_the_paper() -> None:
+def test_short_and_long_match_the_paper() -> None:
     short, long = lengths.short(), lengths.long()
     assert (short.median, short.p98) == (21, 72)
     assert (long.median, long.p98, long.high) == (pytest.approx(86.1), pytest.approx(295.2), 512)
@@ -53,7 +53,7 @@ def test_the_seed_decides_the_sample() -> None:
         ("high", {"median": 10, "p98": 20, "low": 9, "high": 8}),
     ],
 )
-def test_a_law_that_cannot_be_meant_is_refused_by_field(field: str, arguments: dict[str, float]) -> None:
+def test_an_invalid_distribution_is_refused_by_field(field: str, arguments: dict[str, float]) -> None:
     with pytest.raises(InvalidInputError) as refused:
         LogNormal(**arguments)
     assert refused.value.field == field

@@ -17,12 +17,12 @@ def words_and_marks(text: str) -> int:
 
 
 def by_syllable(text: str) -> int:
-    """A stand-in for a tokenizer that splits words: one token every three letters, and two at the ends."""
+    """A fake tokenizer: one token for every three letters of a word, and two special tokens."""
     return 2 + sum(-(-len(piece) // 3) for piece in re.findall(r"[A-Za-z]+|[.,]", text))
 
 
 @pytest.mark.parametrize("tokens", [3, 4, 10, 57, 512])
-def test_by_words_alone_a_text_has_the_tokens_asked_for(tokens: int) -> None:
+def test_without_a_counter_a_text_has_the_requested_tokens(tokens: int) -> None:
     assert words_and_marks(maker().text(tokens)) + 2 == tokens
 
 
@@ -32,7 +32,7 @@ def test_a_text_has_at_least_a_word() -> None:
         assert words_and_marks(maker(count=by_syllable).text(tokens)) == 1
 
 
-def test_with_a_counter_a_text_comes_close_and_never_exceeds() -> None:
+def test_with_a_counter_a_text_is_close_and_never_longer() -> None:
     made = maker(count=by_syllable)
     for tokens in range(8, 400, 7):
         assert tokens - 4 <= by_syllable(made.text(tokens)) <= tokens

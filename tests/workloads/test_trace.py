@@ -38,7 +38,7 @@ def test_a_trace_that_is_written_reads_back_the_same(file: Path) -> None:
     assert np.array_equal(copy.extra["text"], text)
 
 
-def test_columns_may_stand_in_any_order_and_blank_lines_are_skipped(file: Path) -> None:
+def test_columns_in_any_order_and_blank_lines_are_accepted(file: Path) -> None:
     read = trace.read(write(file, "adapter,length,at_s\n\na,5,0.5\n\nb,7,0.5\n"))
     assert read.at_s.tolist() == [0.5, 0.5]
     assert read.length.tolist() == [5, 7]
@@ -52,7 +52,7 @@ def test_an_azure_trace_starts_at_its_first_row(file: Path) -> None:
     assert read.extra["generated"].astype(int).tolist() == [44, 109, 7]
 
 
-def test_the_rate_factor_compresses_time_alone(file: Path) -> None:
+def test_the_rate_factor_changes_only_time(file: Path) -> None:
     plain, fast = trace.read(write(file, AZURE)), trace.read(file, rate_factor=2.0)
     assert fast.at_s.tolist() == (plain.at_s / 2).tolist()
     assert fast.length.tolist() == plain.length.tolist()
@@ -61,7 +61,7 @@ def test_the_rate_factor_compresses_time_alone(file: Path) -> None:
             plain.scaled(factor)
 
 
-def test_until_keeps_what_arrives_before_the_end(file: Path) -> None:
+def test_until_keeps_requests_before_the_end(file: Path) -> None:
     cut = trace.read(write(file, AZURE)).until(0.2)
     assert len(cut) == len(cut.length) == len(cut.extra["generated"]) == 1
 
@@ -77,7 +77,7 @@ def test_until_keeps_what_arrives_before_the_end(file: Path) -> None:
         ('at_s,length,note\n0,5,"a\nb"\n1,,c\n', ["line 4", "column length", "''"]),
         ("at_s,length\n0,5,6\n", ["line 2", "columns"]),
         ("at_s,tokens\n0,5\n", ["line 1", "at_s,length", "TIMESTAMP"]),
-        ("at_s,length,at_s\n0,5,0\n", ["line 1", "twice"]),
+        ("at_s,length,at_s\n0,5,0\n", ["line 1", "only once"]),
         ("at_s,length\n", ["no rows"]),
         ("", ["line 1"]),
         (AZURE.replace("396", "3.5"), ["line 3", "column ContextTokens", "'3.5'"]),
@@ -85,14 +85,14 @@ def test_until_keeps_what_arrives_before_the_end(file: Path) -> None:
         (AZURE.replace("19:16", "17:16"), ["line 4", "column TIMESTAMP", "before"]),
     ],
 )
-def test_an_error_names_the_file_and_the_place(file: Path, text: str, places: list[str]) -> None:
+def test_errors_name_file_line_and_column(file: Path, text: str, places: list[str]) -> None:
     with pytest.raises(InvalidInputError) as refused:
         trace.read(write(file, text))
     for place in (str(file), *places):
         assert place in str(refused.value)
 
 
-def test_a_trace_made_by_hand_is_checked() -> None:
+def test_a_constructed_trace_is_checked() -> None:
     with pytest.raises(InvalidInputError, match="at_s"):
         Trace(np.array([1.0, 0.5]), np.array([5, 5]))
     with pytest.raises(InvalidInputError, match="length"):

@@ -1,4 +1,4 @@
-"""Answers OUT = IN. Model parameters: `fail` ends the load with that text, `delay_s` makes requests slow."""
+"""Answers OUT = IN. Model parameters: `fail` makes the load fail with that text, `delay_s` delays requests."""
 
 import json
 import time

@@ -1,0 +1,65 @@
+"""Adapters of random weights: PEFT folders, and a registry of them for the model of the decode benchmarks."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from shapeshift.adapter_cache.interfaces import AdapterInfo
+from shapeshift.adapter_cache.registry import store
+
+TARGETS = ("q_proj", "v_proj")
+_FORM = 2
+
+
+def bytes_per_rank(model: Path) -> int:
+    """Bytes of f32 weights of an adapter, for each of its ranks."""
+    config = json.loads((model / "config.json").read_text())
+    return int(config["num_hidden_layers"]) * len(TARGETS) * 2 * int(config["hidden_size"]) * 4
+
+
+def ensure(folder: Path, model: Path, adapters: Mapping[str, AdapterInfo]) -> Path:
+    """A registry in `folder` with `adapters`, which are made if missing (half a minute)."""
+    stamp, state = folder / "made.json", {"form": _FORM, "targets": TARGETS, "adapters": sorted(adapters)}
+    wanted = json.loads(json.dumps(state))
+    if not stamp.exists() or json.loads(stamp.read_text()) != wanted:
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir(parents=True)
+        for seed, (name, adapter) in enumerate(sorted(adapters.items())):
+            source = folder / ".made"
+            write(source, model, adapter.rank, TARGETS, seed)
+            store.add(folder, name, source, pinned=False)
+            shutil.rmtree(source)
+        stamp.write_text(json.dumps(wanted))
+    return folder
+
+
+def write(folder: Path, model: Path, rank: int, targets: Sequence[str], seed: int) -> None:
+    """A PEFT folder with random weights of `targets`, modules of the attention of `model`."""
+    import torch
+    from safetensors.torch import save_file
+
+    config = json.loads((model / "config.json").read_text())
+    width = int(config["hidden_size"])
+    generator = torch.Generator().manual_seed(seed)
+    tensors = {}
+    for layer in range(int(config["num_hidden_layers"])):
+        for target in targets:
+            stem = f"base_model.model.model.layers.{layer}.self_attn.{target}"
+            tensors[f"{stem}.lora_A.weight"] = torch.randn(rank, width, generator=generator) * 0.02
+            tensors[f"{stem}.lora_B.weight"] = torch.randn(width, rank, generator=generator) * 0.02
+    folder.mkdir(parents=True)
+    save_file(tensors, folder / "adapter_model.safetensors", {"format": "pt"})
+    adapter_config = {
+        "peft_type": "LORA",
+        "task_type": "CAUSAL_LM",
+        "base_model_name_or_path": model.name,
+        "r": rank,
+        "lora_alpha": rank,
+        "lora_dropout": 0.0,
+        "bias": "none",
+        "target_modules": list(targets),
+    }
+    (folder / "adapter_config.json").write_text(json.dumps(adapter_config, indent=1))

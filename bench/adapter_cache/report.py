@@ -1,0 +1,189 @@
+"""The figures of runs over many adapters, and their tables by system and load."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from bench.adapter_cache.loads import RANKS
+
+PLAIN, CACHE, ORDER = "fifo, no cache", "fifo, cache", "arrival, no cache"
+DEFAULT, QUEUES = "arrival, cache (default)", "chameleon, cache"
+WARM = 0.1
+"""The share of a run's first requests whose latencies are not counted."""
+_DRAWS = 1000
+_COUNTS = ("loaded_bytes", "hits", "misses", "span_s", "foreign")
+
+
+@dataclass(frozen=True)
+class AdapterRun:
+    """One system's run of n requests, in order of arrival.
+
+    rank        int64 [n], of each request's adapter
+    first_s, last_s  float64 [n], arrival to the first and the last token
+    between_s   float64, between consecutive tokens, of all requests
+    loaded_bytes, hits, misses  of the adapter cache
+    span_s      from the first arrival to the last token
+    foreign     share of the machine that other processes used
+    """
+
+    rank: NDArray[np.int64]
+    first_s: NDArray[np.float64]
+    last_s: NDArray[np.float64]
+    between_s: NDArray[np.float64]
+    loaded_bytes: float
+    hits: float
+    misses: float
+    span_s: float
+    foreign: float = 0.0
+
+    @property
+    def steady(self) -> slice:
+        return slice(int(len(self.first_s) * WARM), None)
+
+
+Runs = Sequence[AdapterRun]
+
+
+def typical(runs: Runs) -> AdapterRun:
+    """Runs of the same requests as one: the median times of each request, the means of the counters.
+
+    A period in which the machine is slow counts only if it hits the same requests in most runs.
+    """
+    return AdapterRun(
+        runs[0].rank,
+        np.median([run.first_s for run in runs], axis=0),
+        np.median([run.last_s for run in runs], axis=0),
+        np.concatenate([run.between_s for run in runs]),
+        *(float(np.mean([getattr(run, name) for run in runs])) for name in _COUNTS),
+    )
+
+
+def first_ms(runs: Runs, percent: float, rank: int | None = None) -> float:
+    """A percentile of the time to the first token over all runs, for the requests of one rank or all."""
+    return float(np.percentile(np.concatenate(_firsts(runs, rank)), percent)) * 1e3
+
+
+def between_ms(runs: Runs, percent: float) -> float:
+    return float(np.percentile(np.concatenate([run.between_s for run in runs]), percent)) * 1e3
+
+
+def megabytes(runs: Runs) -> float:
+    """Megabytes of adapters loaded a request."""
+    return sum(run.loaded_bytes for run in runs) / sum(len(run.first_s) for run in runs) / 2**20
+
+
+def hit_ratio(runs: Runs) -> float:
+    hits, misses = sum(run.hits for run in runs), sum(run.misses for run in runs)
+    return hits / max(1, hits + misses)
+
+
+def longest_s(runs: Runs) -> float:
+    """The longest time to a first token."""
+    return max(float(run.first_s.max()) for run in runs)
+
+
+def served_per_s(runs: Runs) -> float:
+    return sum(len(run.first_s) for run in runs) / sum(run.span_s for run in runs)
+
+
+def ratio(
+    ours: Runs, theirs: Runs, percent: float, rank: int | None = None, seed: int = 0
+) -> tuple[float, float, float]:
+    """A percentile of ours over theirs, with its bootstrap interval of 95%.
+
+    Runs, and requests within a run, are resampled, the same ones of both: requests of one run delay each other, and the
+    machine may be slow during a whole run.
+    """
+    one, other = _firsts(ours, rank), _firsts(theirs, rank)
+    rng = np.random.default_rng(seed)
+    drawn = []
+    for _ in range(_DRAWS):
+        runs = rng.integers(0, len(one), len(one))
+        rows = [rng.integers(0, len(one[run]), len(one[run])) for run in runs]
+        drawn.append(_percentile(one, percent, runs, rows) / _percentile(other, percent, runs, rows))
+    low, high = np.percentile(drawn, [2.5, 97.5])
+    value = np.percentile(np.concatenate(one), percent) / np.percentile(np.concatenate(other), percent)
+    return float(value), float(low), float(high)
+
+
+def geometric_mean(ratios: NDArray[np.float64], seed: int = 0) -> tuple[float, float, float]:
+    """The geometric mean of the ratios of independent draws, with its bootstrap interval of 95%."""
+    logs = np.log(ratios)
+    drawn = np.random.default_rng(seed).choice(logs, (_DRAWS, len(logs))).mean(axis=1)
+    low, high = np.exp(np.percentile(drawn, [2.5, 97.5]))
+    return float(np.exp(logs.mean())), float(low), float(high)
+
+
+def at_objective(loads: Sequence[float], p99_ms: Sequence[float], slo_ms: float) -> float:
+    """The largest load whose P99 meets the objective, by linear interpolation; the last load if all do."""
+    for at, (load, value) in enumerate(zip(loads, p99_ms, strict=True)):
+        if value > slo_ms:
+            if not at:
+                return load * slo_ms / value
+            share = (slo_ms - p99_ms[at - 1]) / (value - p99_ms[at - 1])
+            return loads[at - 1] + share * (load - loads[at - 1])
+    return loads[-1]
+
+
+def table(title: str, systems: Mapping[str, Runs]) -> str:
+    """A line for each system under one load."""
+    lines = [
+        f"\n{title}",
+        f"  {'':26}{'first token ms':>18}{'between ms':>16}{'MB/request':>12}{'hits':>7}{'longest s':>11}"
+        f"{'served/s':>10}{'foreign':>9}",
+        f"  {'':26}{'p50':>9}{'p99':>9}{'p50':>8}{'p99':>8}",
+    ]
+    for name, runs in systems.items():
+        foreign = max(run.foreign for run in runs)
+        lines.append(
+            f"  {name:26}{first_ms(runs, 50):9.0f}{first_ms(runs, 99):9.0f}{between_ms(runs, 50):8.1f}"
+            f"{between_ms(runs, 99):8.1f}{megabytes(runs):12.2f}{hit_ratio(runs):7.0%}{longest_s(runs):11.2f}"
+            f"{served_per_s(runs):10.2f}{foreign:9.2f}"
+        )
+    return "\n".join(lines)
+
+
+def record(runs: Runs) -> dict[str, float]:
+    """The figures of `table` as a record."""
+    return {
+        "runs": len(runs),
+        "first_p50_ms": first_ms(runs, 50),
+        "first_p99_ms": first_ms(runs, 99),
+        "between_p50_ms": between_ms(runs, 50),
+        "between_p99_ms": between_ms(runs, 99),
+        "mb_per_request": megabytes(runs),
+        "hit_ratio": hit_ratio(runs),
+        "longest_s": longest_s(runs),
+        "served_per_s": served_per_s(runs),
+    }
+
+
+def by_rank(ours: Runs, theirs: Runs, names: tuple[str, str]) -> str:
+    """P99 of the time to the first token by rank, ours over theirs, with intervals."""
+    lines = [f"  p99 first token, {names[0]} over {names[1]} (95% interval)"]
+    for rank in (None, *(one for one in RANKS if _firsts(ours, one))):
+        value, low, high = ratio(ours, theirs, 99, rank)
+        worse = "  worse" if low > 1 else ""
+        lines.append(
+            f"    {'all' if rank is None else f'rank {rank}':10}{value:7.2f}  ({low:.2f} to {high:.2f}){worse}"
+        )
+    value, low, high = ratio(ours, theirs, 50)
+    lines.append(f"  p50 {value:.2f}  ({low:.2f} to {high:.2f}); longest {longest_s(ours) / longest_s(theirs):.2f}")
+    return "\n".join(lines)
+
+
+def _firsts(runs: Runs, rank: int | None) -> list[NDArray[np.float64]]:
+    """The times to the first token in each run that has requests of that rank."""
+    found = [run.first_s[run.steady][slice(None) if rank is None else run.rank[run.steady] == rank] for run in runs]
+    return [one for one in found if len(one)]
+
+
+def _percentile(
+    firsts: Sequence[NDArray[np.float64]], percent: float, runs: NDArray[np.int64], rows: Sequence[NDArray[np.int64]]
+) -> float:
+    """A percentile over the requests `rows` of each of `runs`."""
+    return float(np.percentile(np.concatenate([firsts[run][at] for run, at in zip(runs, rows, strict=True)]), percent))

@@ -1,0 +1,145 @@
+"""The policies over a simulated decode loop with a linear law of iteration times, without server and tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from bench.adapter_cache import report
+from bench.adapter_cache.loads import Lengths, adapter_set, draw
+from bench.adapter_cache.report import CACHE, DEFAULT, ORDER, PLAIN, QUEUES, AdapterRun
+from shapeshift.adapter_cache.interfaces import AdapterInfo
+from shapeshift.adapter_cache.policy.length_prediction import Oracle
+from shapeshift.adapter_cache.policy.scheduling import SchedulingSettings
+from shapeshift.adapter_cache.settings import EVICTION_RULES
+from shapeshift.simulate.adapter_cache import Machine, run
+from shapeshift.simulate.adapter_pool import CacheOptions
+
+RECLUSTER_S = 60.0
+GIB = 2**30
+
+
+@dataclass(frozen=True)
+class System:
+    """A scheduler and a cache. accuracy: of the oracle that predicts answer lengths; None: running means."""
+
+    own: SchedulingSettings
+    caching: CacheOptions
+    accuracy: float | None = 0.8
+
+
+def scheduled(scheduler: str, **own: object) -> SchedulingSettings:
+    return SchedulingSettings(scheduler=scheduler, recluster_s=RECLUSTER_S, **own)  # type: ignore[arg-type]
+
+
+PARTS = {
+    PLAIN: System(scheduled("fifo"), CacheOptions(caching=False)),
+    CACHE: System(scheduled("fifo"), CacheOptions()),
+    ORDER: System(scheduled("arrival"), CacheOptions(caching=False)),
+    DEFAULT: System(scheduled("arrival"), CacheOptions()),
+    "chameleon, no cache": System(scheduled("chameleon"), CacheOptions(caching=False)),
+    QUEUES: System(scheduled("chameleon"), CacheOptions()),
+    "sjf, cache": System(scheduled("sjf"), CacheOptions()),
+    "wrs, cache": System(scheduled("wrs"), CacheOptions()),
+}
+_OTHERS = [name for name in EVICTION_RULES if name != CacheOptions().eviction]
+EVICTIONS = {f"default, {name}": System(scheduled("arrival"), CacheOptions(eviction=name)) for name in _OTHERS}
+PREFETCH = {"default, predicting": System(scheduled("arrival"), CacheOptions(prefetch=True))}
+PREDICTORS = {
+    f"{QUEUES}, means": replace(PARTS[QUEUES], accuracy=None),
+    **{f"{QUEUES}, {share:.0%}": replace(PARTS[QUEUES], accuracy=share) for share in (1.0, 0.6)},
+}
+
+
+@dataclass(frozen=True)
+class Regime:
+    """A machine under the trace. share: of the pool, that the cache may hold."""
+
+    name: str
+    machine: Machine
+    lengths: Lengths
+    adapters: Mapping[str, AdapterInfo]
+    share: float
+
+    def replay(self, system: System, rate: float, count: int, seed: int) -> AdapterRun:
+        """One run. The same seed gives all systems the same requests."""
+        requests = draw(self.lengths, self.adapters, rate, count, np.random.default_rng(seed))
+        predictor = None if system.accuracy is None else Oracle(system.accuracy, seed)
+        caching = replace(system.caching, share=self.share)
+        result = run(self.machine, self.adapters, requests, system.own, caching, predictor)
+        ranks = np.array([self.adapters[str(request.adapter)].rank for request in requests])
+        ends = np.array([request.at_s for request in requests]) + result.last_s
+        span = float(ends.max()) - requests[0].at_s
+        return AdapterRun(
+            ranks,
+            result.first_s,
+            result.last_s,
+            result.between_s,
+            result.loaded_bytes,
+            result.hits,
+            result.misses,
+            span,
+        )
+
+    @property
+    def cache_bytes(self) -> float:
+        """The most bytes of adapters that a cache holds."""
+        return self.share * self.machine.pool_bytes
+
+    def capacity(self, count: int) -> float:
+        """Requests a second that the plain system serves when all arrive at once."""
+        return report.served_per_s([self.replay(PARTS[PLAIN], 1e6, count, seed=10**6)])
+
+
+def regimes() -> list[Regime]:
+    """A Llama of 7 billion parameters on the paper's GPU, read from its figures; adapters of 2 MiB a rank.
+
+    The scarce resource differs: time alone, memory for keys and values, or the link that adapters are loaded over. A
+    cache holds at most 40% of the bytes of all adapters.
+    """
+    adapters = adapter_set(2 * 2**20)
+    all_bytes = sum(adapter.bytes for adapter in adapters.values())
+    machine = Machine(
+        slots=64,
+        prefill_tokens=512,
+        base_s=0.025,
+        row_s=0.0003,
+        token_s=0.00015,
+        rank_s=0.000005,
+        load_bytes_s=8e9,
+        pool_bytes=28 * GIB,
+        token_bytes=2**19,
+    )
+    share = 0.4 * all_bytes / machine.pool_bytes
+    tight = replace(machine, pool_bytes=10 * GIB)
+    slow = replace(machine, load_bytes_s=1.5e9, slots=32)
+    return [
+        Regime("time is scarce", machine, Lengths.read(0.5, 4096), adapters, share),
+        Regime("memory is scarce", tight, Lengths.read(0.5, 4096), adapters, 0.4 * all_bytes / tight.pool_bytes),
+        Regime("the link is scarce", slow, Lengths.read(0.1, 1024), adapters, 0.4 * all_bytes / slow.pool_bytes),
+    ]
+
+
+def measure(regime: Regime, loads: Sequence[float], count: int, seeds: Sequence[int], full: bool) -> str:
+    """Tables of the systems over `loads`, shares of the plain system's capacity; full: with variants in the first."""
+    capacity = regime.capacity(count)
+    lines = [f"\n=== simulated: {regime.name}; capacity of {PLAIN}: {capacity:.2f} requests/s"]
+    p99: dict[str, list[float]] = {}
+    for load in loads:
+        variants = {**EVICTIONS, **PREFETCH, **PREDICTORS} if full and load == loads[0] else {}
+        systems = {
+            name: [regime.replay(system, capacity * load, count, seed) for seed in seeds]
+            for name, system in {**PARTS, **variants}.items()
+        }
+        lines.append(report.table(f"load {load:.0%}", systems))
+        lines += [report.by_rank(systems[name], systems[PLAIN], (name, PLAIN)) for name in (DEFAULT, QUEUES)]
+        for name in PARTS:
+            p99.setdefault(name, []).append(report.first_ms(systems[name], 99))
+    calm = [regime.replay(PARTS[PLAIN], capacity * 0.2, count // 4, seed) for seed in seeds]
+    slo_ms = 5 * report.first_ms(calm, 50)
+    lines.append(f"\n  load at which p99 first token reaches {slo_ms:.0f} ms (5 times the calm median)")
+    for name, values in p99.items():
+        lines.append(f"    {name:26}{report.at_objective(loads, values, slo_ms):6.2f}")
+    return "\n".join(lines)

@@ -1,0 +1,198 @@
+"""One task of `bench.cascade`: its profile, every system on the test set, and two systems through a server."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from bench.cascade import build, datasets, measurements, packing, report, server
+from bench.cascade.measurements import Answers, Measurements
+from bench.cascade.report import Row
+from shapeshift.cascade.candidates.table import Candidate, CandidateTable, Gap
+from shapeshift.cascade.policy import routing
+from shapeshift.cascade.policy.selection import choose
+from shapeshift.cascade.profiling import register
+from shapeshift.cascade.profiling.observation import ModelRunner
+from shapeshift.cascade.profiling.register import ProfilingSettings
+from shapeshift.errors import NotFoundError
+from shapeshift.progress import Progress
+
+# Loss of accuracy on the profile's sample: half of the point that may be lost on other texts.
+LOSS = 0.005
+CUT, THREE = "cut", "three levels"
+# The alpha that shows the effect of pruning if no candidate prunes.
+ALPHA = 0.7
+PACKED = 100
+
+
+def profile(
+    task: str, splits: datasets.Splits, engines: Path, names: Sequence[str], texts: int, seed: int
+) -> CandidateTable:
+    """The candidate table of models on so many texts of the validation part, by Eq. 4 and by the cut-off."""
+    progress = Progress(task)
+    table = register.profile(
+        task,
+        splits.val.subset(texts),
+        engines,
+        names,
+        ProfilingSettings(algorithms=tuple(routing.ALGORITHMS), seed=seed),
+        progress,
+    )
+    progress.done()
+    return table
+
+
+def chains(table: CandidateTable, levels: int, algorithm: str = "sigmoid") -> tuple[Candidate, ...]:
+    """The cascades of so many levels that end in the last model."""
+    found = [one for one in table.candidates if len(one.levels) == levels and one.levels[-1] == table.models[-1].name]
+    return tuple(one for one in found if all(gap.algorithm == algorithm for gap in one.gaps))
+
+
+def best(table: CandidateTable, candidates: Sequence[Candidate]) -> Candidate | None:
+    """The fastest of `candidates` that loses at most half a point to the last model, else the most accurate."""
+    if not candidates:
+        return None
+    return choose(candidates, table.models[-1].accuracy - LOSS, 0.0).serving
+
+
+def best_chain(table: CandidateTable) -> Candidate:
+    """The best cascade of two levels. Raises NotFoundError if no model is faster and less accurate than the last."""
+    candidate = best(table, chains(table, 2))
+    if candidate is None:
+        large = table.models[-1].name
+        raise NotFoundError(f"no cascade of task {table.task}: no model is both faster and less accurate than {large}")
+    return candidate
+
+
+class TaskBench:
+    """One task: its profiled models, smallest first, and the candidate that serves."""
+
+    def __init__(
+        self,
+        splits: datasets.Splits,
+        engines: Path,
+        table: CandidateTable,
+        ours: Candidate,
+        options: argparse.Namespace,
+    ) -> None:
+        self._splits = splits
+        self._seed = options.seed
+        self.table, self.ours = table, ours
+        names = [model.name for model in table.models]
+        self._models = {name: ModelRunner(engines, name) for name in names}
+        self._engines = engines
+        self._cut = best(table, chains(table, 2, CUT))
+        pruning = [one.gaps[0].alpha for one in table.candidates if one.levels == ours.levels and one.gaps]
+        self._alpha = ours.gaps[0].alpha or max(pruning, default=0.0) or ALPHA
+        self._small, self._large = names[0], names[-1]
+        least = table.model(self._large).accuracy - LOSS
+        self.note = (
+            f"of all candidates {choose(table.candidates, least, 0.0).serving.name}; ours: {ours.name} "
+            f"(profile: {100 * ours.accuracy:.2f}%, {ours.latency_ms:.3f} ms)"
+        )
+        self.rows: list[Row] = []
+
+    def compare(self, texts: int) -> str:
+        """Compare all systems on the test set."""
+        sample = self._splits.test.subset(texts)
+        truth = sample.classes(self.table.labels)
+        three = best(self.table, chains(self.table, 3))
+        variants = self._variants(three)
+        candidates = [candidate for _, _, candidate in variants]
+        measured = measurements.measure(self._models, candidates, sample.texts, truth, self._seed)
+        measured.packing = packing.factors(self._engines, list(self._models), sample.texts[:PACKED])
+        self.rows = rows = self._systems(measured, variants)
+        ours = next(row for row in rows if row.name == "ours").answers
+        parts = [
+            report.table(f"\n{self.table.task}: {len(truth)} test texts; {self.note}", rows),
+            *report.bound(measured, ours, self.ours),
+            *report.by_level(measured, ours, self.ours),
+            *report.pruning(measured, ours, _changed(self.ours, alpha=self._alpha)),
+            *report.calibration_error(ours),
+            *report.levels([row for row in rows if row.name in ("ours", THREE)]),
+            *report.packing(measured.packing),
+        ]
+        return "\n".join(parts)
+
+    def heavier(self, layers: int, texts: int) -> str:
+        """Compare latencies alone: the same first level and decisions, with a large model of random weights."""
+        task = build.heavy_checkpoint(layers, self.table.labels)
+        (name,) = build.build_models(task, [layers], len(self.table.labels))
+        sample = self._splits.test.subset(texts)
+        truth = sample.classes(self.table.labels)
+        small = self.ours.levels[0]
+        models = {small: self._models[small], name: ModelRunner(build.build_paths().engines, name)}
+        candidate = replace(self.ours, levels=(small, name), gaps=self.ours.gaps[:1])
+        measured = measurements.measure(models, [candidate], sample.texts, truth, self._seed)
+        large = replace(self.table.model(self._large), name=name)
+        table = replace(self.table, models=(*self.table.models, large))
+        always = Row("always large", measurements.run_single(measured, name))
+        ours = Row("ours", self._averaged(measured, table, candidate))
+        lines = [f"\n{layers} layers of random weights behind the same decisions, {len(truth)} texts: latency alone"]
+        for row in (always, ours):
+            p50, p99 = np.percentile(row.answers.ms, [50, 99])
+            lines.append(f"  {row.name:16} mean {row.mean_ms:8.3f}  p50 {p50:8.3f}  p99 {p99:8.3f} ms")
+        lines.append(
+            f"  mean {100 * (ours.mean_ms / always.mean_ms - 1):+.1f}%, p99 "
+            f"{np.percentile(ours.answers.ms, 99) / np.percentile(always.answers.ms, 99):.2f} times"
+        )
+        lines += report.bound(measured, ours.answers, candidate)
+        return "\n".join(lines)
+
+    def through_server(self, repositories: Sequence[Path], front: str, requests: int) -> str:
+        """Compare the front and the large model alone in one server."""
+        levels = self.ours.levels[1:]
+        texts = [text[0].decode() for text in self._splits.test.subset(requests).texts]
+        engines = {name: len(self._models[name].made.engines) for name in levels}
+        return server.measure(self.table.task, engines, levels[-1], front, repositories, texts, self._seed)
+
+    def _variants(self, three: Candidate | None) -> list[tuple[str, CandidateTable, Candidate]]:
+        """The cascade, the cascade without each of its parts, and its alternatives."""
+        table, ours = self.table, self.ours
+        calm = replace(table, models=tuple(replace(model, temperature=1.0) for model in table.models))
+        found: list[tuple[str, CandidateTable, Candidate]] = [("ours", table, ours)]
+        if ours.gaps[0].alpha:
+            found.append(("ours without pruning", table, _changed(ours, alpha=0.0)))
+        else:
+            found.append((f"ours with pruning, alpha {self._alpha:g}", table, _changed(ours, alpha=self._alpha)))
+        found += [
+            ("ours without ensemble", table, _changed(ours, w=1.0)),
+            ("ours without calibration", calm, ours),
+            ("ours with cut for Eq. 4", table, _changed(ours, algorithm=CUT)),
+        ]
+        if self._cut:
+            found.append((f"cut, c {self._cut.gaps[0].c:g}", table, self._cut))
+        if three:
+            found.append((THREE, table, three))
+        return found
+
+    def _systems(self, measured: Measurements, variants: Sequence[tuple[str, CandidateTable, Candidate]]) -> list[Row]:
+        rows = [
+            self._single("always large", measured, self._large),
+            self._single("always small", measured, self._small),
+        ]
+        rows += [self._single(f"always {name}", measured, name) for name in list(self._models)[1:-1]]
+        others = [name for name in self._models if name != self._large]
+        if len(others) > 1:
+            weights = [self.table.model(name).accuracy for name in others]
+            rows.append(Row(f"voting of {' and '.join(others)}", measurements.run_voting(measured, others, weights)))
+        rows += [Row(name, self._averaged(measured, own, made)) for name, own, made in variants]
+        return rows
+
+    def _averaged(self, measured: Measurements, table: CandidateTable, candidate: Candidate, runs: int = 3) -> Answers:
+        """The run of median mean time among several, each with its own random draws."""
+        made = [measurements.run_cascade(measured, table, candidate, self._seed + run) for run in range(runs)]
+        return sorted(made, key=lambda one: float(one.ms.mean()))[runs // 2]
+
+    def _single(self, name: str, measured: Measurements, model: str) -> Row:
+        return Row(name, measurements.run_single(measured, model))
+
+
+def _changed(candidate: Candidate, **changes: Any) -> Candidate:
+    gaps: tuple[Gap, ...] = tuple(replace(gap, **changes) for gap in candidate.gaps)
+    return replace(candidate, gaps=gaps)

@@ -1,0 +1,73 @@
+"""Fronts over the engines of a built front: other subsets of them, and the baselines DT and ST."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from types import MappingProxyType
+
+from bench.common.output import BUILD, FOLDER
+from build_engines.text.front import latency_profile
+from build_engines.text.workers import write_workers
+from shapeshift.engines import manifest
+from shapeshift.engines.manifest import EngineEntry, Latency, Manifest
+from shapeshift.triton import model_config
+
+ENGINES = BUILD / "engines" / "encode"
+
+
+def publish_variant(
+    name: str,
+    entries: Sequence[EngineEntry],
+    repository: Path,
+    packs_rows: bool = False,
+    parameters: Mapping[str, str] = MappingProxyType({}),
+) -> None:
+    """Write a front model `name` to `repository` that serves `entries` over the files of `encode`: the same weights,
+    provider and precision.
+
+    packs_rows: whether texts may share an engine call; the baselines never do. parameters: values that replace those
+    of the generated config.pbtxt. The folders of its workers are written as well.
+    """
+    built = manifest.load(ENGINES)
+    folder = FOLDER / "engines" / name
+    shutil.rmtree(folder, ignore_errors=True)
+    shutil.copytree(ENGINES, folder, copy_function=lambda source, target: Path(target).hardlink_to(source))
+    (folder / manifest.FILE_NAME).unlink()
+    variant = replace(built, packs_rows=built.packs_rows and packs_rows, engines=tuple(entries))
+    variant.save(folder)
+    config = model_config.read(BUILD / "repository" / ENGINES.name / "config.pbtxt")
+    config.name = name
+    model_config.set_parameter(config, "engines", str(folder.resolve()))
+    changed = {
+        "manifest_sha256": manifest.sha256(folder),
+        "profile": json.dumps(latency_profile(variant)),
+        **parameters,
+    }
+    for field, value in changed.items():
+        model_config.set_parameter(config, field, value)
+    (repository / name / "1").mkdir(parents=True)
+    model_config.write(config, repository / name / "config.pbtxt")
+    write_workers(config, variant, repository)
+
+
+def dynamic_only(built: Manifest) -> list[EngineEntry]:
+    """DT: one engine for any shape."""
+    return [entry for entry in built.engines if entry.tokens is None]
+
+
+def padded(built: Manifest) -> list[EngineEntry]:
+    """ST: one static engine of the longest length, to which every text is padded."""
+    dynamic = dynamic_only(built)[0]
+    longest = max(dynamic.latency, key=lambda point: point.tokens)
+    return [
+        replace(
+            dynamic,
+            tokens=built.max_tokens,
+            rows=1,
+            latency=(Latency(built.max_tokens, 1, longest.median_ms, longest.p99_ms, longest.best_ms),),
+        )
+    ]

@@ -1,0 +1,178 @@
+"""`generate`'s decode loop against other systems that serve many requests at once, in one run.
+
+    ours                   the decode loop in a process without a server
+    ours, through Triton   the `generate` front, a gRPC stream for each request
+    OpenVINO GenAI         its continuous batching in-process; its packages go into build/peers
+    static batch           transformers' generate over all requests as one batch
+    dynamic, 0.5 s, 2 s    the same over the requests of such a window
+    continuous batching    transformers' own
+    concurrent instances   32 processes of transformers' generate with shared weights, batch 1, one thread each
+
+All run the same Llama of 110 million random parameters in the same precision and generate exactly the requested number
+of tokens, greedily. Systems are measured in random order within a round; ratios are between medians over the rounds of
+one run. `foreign` is the share of the machine that other processes used meanwhile.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections.abc import Collection, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+from bench.common.output import BUILD, FOLDER, Output
+from bench.common.server import loaded_server
+from bench.fused_decode import bound, plots, report
+from bench.fused_decode.cells import CONTINUOUS, GENAI, INSTANCES, OURS, STATIC, TRITON, WINDOWS, DecodeBench, Scale
+from bench.fused_decode.loads import PROMPT, LoadGenerator
+from bench.fused_decode.systems import (
+    BatchWindow,
+    DecodeSystem,
+    DecodeWorker,
+    TritonStreams,
+    genai_command,
+    publish,
+    transformers_command,
+)
+from bench.peers import random_llama
+from shapeshift.engines.hardware import available_mb, cores
+from shapeshift.errors import ShapeshiftError
+
+QUICK = Scale(requests=8, new_tokens=24, rounds=1, flights=(), poisson=(50,), fig5=(), lengths=False, budget_s=80.0)
+FULL = Scale(
+    requests=32,
+    new_tokens=128,
+    rounds=3,
+    flights=(2, 4, 8, 16),
+    poisson=(50, 750),
+    fig5=(20, 100, 200, 400, 1000, 2000, 5000),
+    lengths=True,
+    budget_s=2400.0,
+)
+BATCHES = {STATIC: 0.0} | WINDOWS
+BATCHING = "batches"
+"""The process that serves all of BATCHES."""
+ALL = (TRITON, GENAI, *BATCHES, CONTINUOUS, INSTANCES)
+INSTANCE_MB = 100
+"""Memory of an instance beside the shared weights."""
+FEWER_INSTANCES = 8
+
+
+def main() -> int:
+    """Measure, print, and write tables, data and plots to build/bench/."""
+    parser = argparse.ArgumentParser(prog="python -m bench.fused_decode", description=__doc__.splitlines()[0])
+    parser.add_argument("--quick", action="store_true", help="under 3 minutes: short answers, one round, no OpenVINO")
+    parser.add_argument("--precision", choices=tuple(bound.BYTES), default="f32")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--only", nargs="+", choices=ALL, default=[], help="beside ours, only these systems")
+    options = parser.parse_args()
+    start_s = time.monotonic()
+    try:
+        bench, model, settings = prepare(options)
+        output = Output("fused_decode", settings)
+        machine = bound.measure(options.precision)
+        with ExitStack() as stack:
+            names = options.only or [name for name in ALL if not (options.quick and name == GENAI)]
+            run(bench, start(stack, names, options.precision, int(settings["instances"])))
+        machine = machine.best_of(bound.measure(options.precision))
+    except ShapeshiftError as error:
+        print(f"bench: {error}", file=sys.stderr)
+        return 2
+    limits = report.Limits(machine, bound.Model.read(model), options.precision)
+    output.say(report.tables(bench, limits))
+    output.say(f"took {time.monotonic() - start_s:.0f} s")
+    output.data["cells"] = report.cells(bench, limits)
+    output.save(plots.draw(bench, FOLDER))
+    return 0
+
+
+def prepare(options: argparse.Namespace) -> tuple[DecodeBench, Path, dict[str, Any]]:
+    """The benchmark, the folder of its model, and the settings to print."""
+    scale = QUICK if options.quick else FULL
+    model = random_llama.ensure(FOLDER / "llama-110m")
+    loads = LoadGenerator(options.seed, random_llama.words(model), scale.new_tokens)
+    instances = scale.requests if available_mb() > scale.requests * INSTANCE_MB else FEWER_INSTANCES
+    settings = {
+        "seed": options.seed,
+        "precision": options.precision,
+        "threads": cores(),
+        "model": f"Llama, {random_llama.PARAMETERS / 1e6:.1f}M random parameters",
+        "prompt_tokens": PROMPT,
+        "new_tokens": scale.new_tokens,
+        "requests": scale.requests,
+        "rounds": scale.rounds,
+        "instances": min(instances, scale.requests),
+    }
+    return DecodeBench(scale, loads, options.seed), model, settings
+
+
+def start(stack: ExitStack, names: Collection[str], precision: str, instances: int) -> dict[str, DecodeSystem]:
+    """Start ours and the systems in `names`; they end with `stack`."""
+    model, threads, kernels = FOLDER / "llama-110m", cores(), BUILD / "kernels"
+    commands = {
+        OURS: [sys.executable, "-m", "bench.fused_decode.inprocess_worker", str(model), precision, str(kernels)]
+    }
+    if GENAI in names:
+        commands[GENAI] = genai_command(model, precision, threads, BUILD)
+    if CONTINUOUS in names:
+        commands[CONTINUOUS] = transformers_command("continuous", model, precision, threads)
+    if INSTANCES in names:
+        commands[INSTANCES] = transformers_command("instances", model, precision, instances)
+    if any(name in names for name in BATCHES):
+        commands[BATCHING] = transformers_command("batches", model, precision, threads)
+    workers = {}
+    for number, (name, command) in enumerate(commands.items()):
+        workers[name] = DecodeWorker(name, command, FOLDER / "run" / f"decode-{number}.log")
+        stack.callback(workers[name].stop)
+    systems: dict[str, DecodeSystem] = {name: worker for name, worker in workers.items() if name != BATCHING}
+    for name, window_s in BATCHES.items():
+        if name in names:
+            systems[name] = BatchWindow(name, workers[BATCHING], window_s)
+    if TRITON in names:
+        publish(model, precision, FOLDER / "decode-repository", kernels)
+        server = stack.enter_context(loaded_server({"generate": 0}, (FOLDER / "decode-repository",)))
+        systems[TRITON] = TritonStreams(TRITON, server.grpc_url, "generate", model / "tokenizer.json")
+    for worker in workers.values():
+        worker.wait_ready()
+    return systems
+
+
+def run(bench: DecodeBench, systems: dict[str, DecodeSystem]) -> None:
+    """Measure all cells."""
+    scale, loads = bench.scale, bench.loads
+
+    def named(*names: str) -> Sequence[DecodeSystem]:
+        return [systems[name] for name in names if name in systems]
+
+    slow, windows = named(INSTANCES), named(*WINDOWS)
+    pair, batching = named(OURS, GENAI), named(STATIC, CONTINUOUS)
+    bench.warm_up(list(systems.values()))
+    request_s = bench.alone(pair)
+    for number in range(scale.rounds):
+        beside = slow if number == 0 else []
+        bench.measure(loads.at_once(scale.requests), [*pair, *named(TRITON), *batching, *beside])
+    bench.beside_busy_loop(loads.at_once(scale.requests), pair)
+    for count in scale.flights:
+        bench.measure(loads.at_once(count), pair)
+    interval = loads.constant(scale.requests, request_s)
+    bench.constant = interval.name
+    bench.measure(interval, [*named(OURS, TRITON, GENAI, CONTINUOUS), *windows, *slow])
+    for paper_ms in scale.poisson:
+        load = loads.poisson(scale.requests, request_s, paper_ms)
+        bench.poisson[paper_ms] = load.name
+        bench.measure(load, [*pair, *named(CONTINUOUS), *windows, *slow])
+        for _ in range(scale.rounds - 1):
+            bench.measure(loads.poisson(scale.requests, request_s, paper_ms), pair)
+    if scale.lengths:
+        bench.measure(loads.lengths(scale.requests), [*pair, *batching])
+    for paper_ms in scale.fig5:
+        load = loads.poisson(scale.requests, request_s, paper_ms)
+        bench.poisson[paper_ms] = load.name
+        bench.measure(load, named(OURS))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

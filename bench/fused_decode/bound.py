@@ -1,0 +1,103 @@
+"""The physical bound of decoding: the best rates of matrix products and of reading memory."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from bench.common.flops import gemm_flops
+from shapeshift.engines.hardware import cores
+
+BYTES = {"f32": 4, "bf16": 2}
+_READ = 24 << 20
+"""Numbers that each core reads to measure memory bandwidth: far more than any cache holds."""
+
+
+@dataclass(frozen=True)
+class Machine:
+    """Measured rates with all cores: FLOP/s of matrix products, bytes/s of reading."""
+
+    flops: float
+    read: float
+
+    def best_of(self, other: Machine) -> Machine:
+        """The higher of both measurements, rate by rate."""
+        return Machine(max(self.flops, other.flops), max(self.read, other.read))
+
+
+def measure(precision: str, seconds: float = 1.5) -> Machine:
+    """The best rates within `seconds` each."""
+    return Machine(max(gemm_flops(precision, seconds), packed_flops(precision, seconds)), read_rate(seconds))
+
+
+def packed_flops(precision: str, seconds: float, size: int = 1024) -> float:
+    """As `gemm_flops`, by oneDNN with packed weights; 0 where this torch has no packed linears."""
+    import torch
+
+    from shapeshift.fused_decode.model.linear import PackedLinear, packs
+
+    kind = torch.bfloat16 if precision == "bf16" else torch.float32
+    if not packs(kind):
+        return 0.0
+    rows, linear = torch.randn(size, size).to(kind), PackedLinear(torch.randn(size, size).to(kind), None)
+    return 2.0 * size**3 / _best(lambda: linear(rows), seconds)
+
+
+def read_rate(seconds: float) -> float:
+    """Bytes a second that all cores read in parallel."""
+    arrays = [np.ones(_READ, np.float32) for _ in range(cores())]
+    with ThreadPoolExecutor(len(arrays)) as pool:
+        return sum(array.nbytes for array in arrays) / _best(lambda: list(pool.map(_read, arrays)), seconds)
+
+
+def _read(array: np.ndarray[tuple[int], np.dtype[np.float32]]) -> float:
+    return float(np.dot(array, array))
+
+
+def _best(run: Callable[[], object], seconds: float) -> float:
+    best, end = float("inf"), time.perf_counter() + seconds
+    while time.perf_counter() < end:
+        before = time.perf_counter()
+        run()
+        best = min(best, time.perf_counter() - before)
+    return best
+
+
+@dataclass(frozen=True)
+class Model:
+    """A decoder's size in numbers: weights of the layers' linears, of the head, and keys and values of a token."""
+
+    linears: int
+    head: int
+    cached: int
+
+    @classmethod
+    def read(cls, folder: Path) -> Model:
+        config = json.loads((folder / "config.json").read_text())
+        hidden, inner, layers = config["hidden_size"], config["intermediate_size"], config["num_hidden_layers"]
+        keys = config["num_key_value_heads"] * (hidden // config["num_attention_heads"])
+        linears = layers * (2 * hidden * (hidden + keys) + 3 * hidden * inner)
+        return cls(linears, config["vocab_size"] * hidden, 2 * layers * keys)
+
+
+def least_seconds(machine: Machine, model: Model, precision: str, prompt: int, new_tokens: Sequence[int]) -> float:
+    """The least time for requests that arrive at once: one batch of all prompts, then a step for each token.
+
+    A step takes the longer of its matrix products and reading all weights once, plus reading its requests' caches.
+    new_tokens: tokens of each answer.
+    """
+    width = BYTES[precision]
+    count, read = len(new_tokens), (model.linears + model.head) * width / machine.read
+    total = max(read, 2 * count * (prompt * model.linears + model.head) / machine.flops)
+    for step in range(1, max(new_tokens)):
+        rows = sum(1 for count in new_tokens if count > step)
+        computed = 2 * rows * (model.linears + model.head) / machine.flops
+        cached = rows * (prompt + step) * model.cached * width / machine.read
+        total += max(read, computed) + cached
+    return total

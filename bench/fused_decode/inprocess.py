@@ -1,0 +1,87 @@
+"""Our decode loop without a server, as a system of bench.peers.decode_worker.
+
+Tokens become text as in the backend. Also reported: iterations, and the generating thread's time in the model, in
+sampling, and elsewhere.
+"""
+
+from __future__ import annotations
+
+import queue
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+
+from bench.fused_decode.loads import MAX_LENGTH, SLOTS
+from bench.peers.decode_worker import DecodeRequest, Replayed, send
+from shapeshift.engines.hardware import cores
+from shapeshift.engines.text.tokenizer import FILE_NAME as TOKENIZER_FILE
+from shapeshift.fused_decode.engine.detokenize import TextStream, token_bytes
+from shapeshift.fused_decode.engine.loop import DecodeLoop
+from shapeshift.fused_decode.model.cpu_runtime import DecodeModel
+from shapeshift.fused_decode.policy.admission import FirstComeFirstServed
+from shapeshift.fused_decode.request import Request
+from shapeshift.fused_decode.sampling_params import SamplingParams
+
+
+class RecordedText(TextStream):
+    """Records every token and its instant."""
+
+    def __init__(self, table: list[bytes]) -> None:
+        super().__init__(table)
+        self.stamps: list[float] = []
+        self.tokens: list[int] = []
+
+    def add(self, token: int) -> str:
+        self.stamps.append(time.perf_counter())
+        self.tokens.append(token)
+        return super().add(token)
+
+
+class InProcess:
+    """One loop, to which a thread submits requests when they are due."""
+
+    def __init__(self, folder: Path, precision: str, kernels: Path) -> None:
+        self._table = token_bytes(folder / TOKENIZER_FILE)
+        model = DecodeModel.load(
+            folder,
+            precision=precision,
+            slots=SLOTS,
+            max_length=MAX_LENGTH,
+            threads=cores(),
+            cache_dir=kernels,
+            log=lambda text: print(text, file=sys.stderr),
+        )
+        self._ended: queue.SimpleQueue[Request] = queue.SimpleQueue()
+        admission: FirstComeFirstServed[Request] = FirstComeFirstServed(1024, 1 << 20)
+        self._loop = DecodeLoop(model, admission, self._deliver, lambda text: print(text, file=sys.stderr))
+        self._loop.start()
+
+    def replay(self, requests: list[DecodeRequest]) -> Replayed:
+        before = self._counted()
+        texts = [RecordedText(self._table) for _ in requests]
+        start = send(requests, lambda number, request: self._submit(request, texts[number]))
+        for _ in requests:
+            request = self._ended.get()
+            if request.error is not None:
+                raise request.error
+        stamps = [[at - start for at in text.stamps] for text in texts]
+        after = self._counted()
+        return Replayed(stamps, [text.tokens for text in texts], {name: after[name] - before[name] for name in after})
+
+    def _submit(self, request: DecodeRequest, text: RecordedText) -> None:
+        wanted = SamplingParams(max_tokens=request.new_tokens, temperature=0.0, ignore_eos=True)
+        prompt = np.array(request.prompt, np.int64)
+        self._loop.submit(Request("", prompt, wanted, text, max_length=MAX_LENGTH, stream=True))
+
+    def _deliver(self, requests: list[Request]) -> None:
+        for request in requests:
+            if request.is_finished:
+                self._ended.put(request)
+
+    def _counted(self) -> dict[str, float]:
+        metrics = self._loop.metrics
+        counts, _ = metrics.iteration_ms.totals()
+        parts = {f"{part}_ms": counter.value for part, counter in metrics.parts.items()}
+        return {"iterations": float(counts[-1]), "moves": metrics.moves.value, **parts}

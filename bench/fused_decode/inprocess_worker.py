@@ -1,0 +1,22 @@
+"""Our decode loop as a process: `python -m bench.fused_decode.inprocess_worker FOLDER PRECISION KERNELS`."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from bench.peers.decode_worker import serve
+from shapeshift.fused_decode.model import kernel_build
+
+
+def main() -> None:
+    """Serve, after limiting the spinning of threads as the backend does: before torch is imported."""
+    kernel_build.limit_spinning()
+    from bench.fused_decode.inprocess import InProcess
+
+    folder, precision, kernels = sys.argv[1:]
+    serve(InProcess(Path(folder), precision, Path(kernels)).replay)
+
+
+if __name__ == "__main__":
+    main()

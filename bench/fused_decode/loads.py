@@ -1,0 +1,149 @@
+"""Loads of the decode benchmark, and a system's run under one."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from bench.peers.decode_worker import DecodeRequest, Replayed
+
+PROMPT = 32
+# Of our decode loop: requests of an iteration, tokens of a request.
+SLOTS, MAX_LENGTH = 32, 320
+PAPER_REQUEST_S = 5.8
+"""Seconds of a single request in the paper (Fig. 5). Its intervals are scaled by our time over this."""
+PAPER_INTERVAL_MS = 500
+PAPER_ITERATIONS = {50: 616, 750: 2239, 1000: 2621, 2000: 5483, 5000: 10694}
+PAPER_FASTER = {20: 11.2, 50: 11.1, 100: 10.2, 200: 9.1, 400: 7.1, 750: 4.5, 1000: 4.2, 2000: 2.1, 5000: 1.1}
+"""By mean gap in ms, for 32 requests of 512 tokens (the legible part of the table of Fig. 5): iterations until all are
+answered, and the speed-up over concurrent instances."""
+PAPER_NEW = 512
+SHORTEST, LONGEST = 32, 256
+
+
+@dataclass(frozen=True)
+class Load:
+    """Requests under one name. Systems that are compared get the same requests."""
+
+    name: str
+    requests: list[DecodeRequest]
+
+    @property
+    def tokens(self) -> int:
+        return sum(request.new_tokens for request in self.requests)
+
+
+class LoadGenerator:
+    """Draws loads from a seed: prompts of tokens in `words`, answers of `new_tokens` tokens in loads of equal answers.
+
+    request_s: seconds of one of our requests alone.
+    """
+
+    def __init__(self, seed: int, words: Sequence[int], new_tokens: int) -> None:
+        self._rng = np.random.default_rng(seed)
+        self._words = np.array(words)
+        self._new_tokens = new_tokens
+
+    def at_once(self, count: int) -> Load:
+        """`count` requests at the same instant."""
+        return self._load(f"{count} at once", np.zeros(count), self._equal(count))
+
+    def lengths(self, count: int) -> Load:
+        """`count` requests at the same instant, with U(32, 256) tokens each."""
+        new_tokens = self._rng.integers(SHORTEST, LONGEST + 1, count)
+        return self._load(f"{count} at once, U({SHORTEST}, {LONGEST}) tokens", np.zeros(count), new_tokens)
+
+    def constant(self, count: int, request_s: float) -> Load:
+        """Arrivals at the paper's constant interval, scaled."""
+        gap_s = scaled_s(PAPER_INTERVAL_MS, request_s)
+        return self._load(f"one every {gap_s * 1e3:.0f} ms", np.arange(count) * gap_s, self._equal(count))
+
+    def poisson(self, count: int, request_s: float, paper_ms: int) -> Load:
+        """Poisson arrivals with one of the paper's mean gaps, scaled."""
+        gap_s = scaled_s(paper_ms, request_s)
+        gaps = self._rng.exponential(gap_s, count)
+        name = f"Poisson, mean gap {gap_s * 1e3:.0f} ms (paper: {paper_ms})"
+        return self._load(name, np.cumsum(gaps) - gaps[0], self._equal(count))
+
+    def _equal(self, count: int) -> NDArray[np.int64]:
+        return np.full(count, self._new_tokens, np.int64)
+
+    def _load(self, name: str, instants: NDArray[np.float64], new_tokens: NDArray[np.int64]) -> Load:
+        prompts = self._rng.choice(self._words, (len(instants), PROMPT)).tolist()
+        columns = zip(instants.tolist(), prompts, new_tokens.tolist(), strict=True)
+        return Load(name, [DecodeRequest(*one) for one in columns])
+
+
+def scaled_s(paper_ms: float, request_s: float) -> float:
+    """A time of the paper's figures, in proportion to the time of a request here."""
+    return paper_ms / 1e3 * request_s / PAPER_REQUEST_S
+
+
+@dataclass(frozen=True)
+class Run:
+    """One system under one load. `foreign`: share of the machine that other processes used meanwhile."""
+
+    load: Load
+    replayed: Replayed
+    foreign: float
+
+    @property
+    def tokens_per_second(self) -> float:
+        """All tokens over the time from the first arrival to the last token."""
+        return self.load.tokens / self.span_s
+
+    @property
+    def span_s(self) -> float:
+        return float(self._last.max() - self._arrived.min())
+
+    @property
+    def latency_ms(self) -> NDArray[np.float64]:
+        """Arrival to last token of each request."""
+        return (self._last - self._arrived) * 1e3
+
+    @property
+    def first_token_ms(self) -> NDArray[np.float64]:
+        """Arrival to first token of each request."""
+        return (np.array([stamps[0] for stamps in self.replayed.stamps]) - self._arrived) * 1e3
+
+    @property
+    def between_ms(self) -> NDArray[np.float64]:
+        """From each token to the next of the same request."""
+        gaps: NDArray[np.float64] = np.concatenate([np.diff(stamps) for stamps in self.replayed.stamps])
+        return gaps * 1e3
+
+    def progress(self) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
+        """The instants of all tokens in order, and the number of tokens by then (the paper's Fig. 7)."""
+        instants = np.sort(np.concatenate([np.array(stamps) for stamps in self.replayed.stamps]))
+        return instants, np.arange(1, len(instants) + 1)
+
+    @property
+    def _arrived(self) -> NDArray[np.float64]:
+        return np.array([request.at_s for request in self.load.requests])
+
+    @property
+    def _last(self) -> NDArray[np.float64]:
+        return np.array([stamps[-1] for stamps in self.replayed.stamps])
+
+
+def check(load: Load, replayed: Replayed) -> None:
+    """Raise ValueError unless every request has as many tokens as it asked for, in order of time."""
+    for request, stamps in zip(load.requests, replayed.stamps, strict=True):
+        if len(stamps) != request.new_tokens or np.any(np.diff(stamps) < 0):
+            raise ValueError(f"{load.name}: got {len(stamps)} tokens of {request.new_tokens}, or tokens out of order")
+
+
+def agreement(one: Replayed, other: Replayed, first: int) -> float:
+    """The share of the first `first` tokens of each answer that agree, up to the first difference."""
+    shares = []
+    for left, right in zip(one.tokens, other.tokens, strict=True):
+        pairs = list(zip(left[:first], right[:first], strict=True))
+        shares.append(next((at for at, (a, b) in enumerate(pairs) if a != b), len(pairs)) / len(pairs))
+    return float(np.mean(shares))
+
+
+def median(values: Sequence[float]) -> float:
+    return float(np.median(values))

@@ -1,0 +1,84 @@
+"""The schemes that `bench.token_adapt` compares, as models of one server."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from shapeshift.token_adapt.interfaces import GammaProfile, ImageModel, Task
+from shapeshift.token_adapt.model import emulated
+from shapeshift.triton import model_config
+
+SERVED = "classify_image"
+OURS_NAME, PAPER_NAME, PETS_NAME, INFAAS_NAME = "ours", "the paper's OTAS", "gamma 0 (PetS)", "INFaaS"
+
+
+@dataclass(frozen=True)
+class Scheme:
+    """A way to serve. parameters: of its model, beside the common ones; model: its own, if not the common one."""
+
+    name: str
+    parameters: Mapping[str, str]
+    model: ImageModel | None = field(default=None, compare=False)
+    switch_ms: Mapping[int, float] = field(default_factory=dict, compare=False)
+
+    @property
+    def slug(self) -> str:
+        """The name of its model on the server."""
+        kept = "".join(letter if letter.isalnum() else "_" for letter in self.name.replace("-", "minus"))
+        return f"scheme_{kept}"
+
+
+OURS = Scheme(OURS_NAME, {})
+PAPER = Scheme(PAPER_NAME, {"algorithm": "paper", "batch_share": "0"})
+PETS = Scheme(PETS_NAME, {"algorithm": "by_rate", "use_gammas": "0"})
+PLANNED = Scheme("plain model, our plan", {"use_gammas": "0"})
+
+
+def fixed(gamma: int) -> Scheme:
+    """One gamma for all: ToMe below 0, VPT above."""
+    return PETS if gamma == 0 else Scheme(f"gamma {gamma}", {"algorithm": "by_rate", "use_gammas": str(gamma)})
+
+
+def infaas(models: Mapping[int, GammaProfile], tasks: Sequence[Task], switch_ms: Mapping[int, float]) -> Scheme:
+    """Models of several sizes instead of gammas. One is loaded at a time; a change takes `switch_ms`."""
+    model = emulated.EmulatedImageModel(32, models, {task.name: task for task in tasks}, switch_ms)
+    return Scheme(INFAAS_NAME, {"algorithm": "infaas"}, model, switch_ms)
+
+
+def publish_emulated(schemes: Sequence[Scheme], model: ImageModel, repository: Path) -> None:
+    """Write a model for each of `schemes` over emulated engines."""
+    shutil.rmtree(repository, ignore_errors=True)
+    for scheme in schemes:
+        served = scheme.model or model
+        folder = repository / scheme.slug
+        (folder / "1").mkdir(parents=True)
+        tasks = list(served.tasks.values())
+        file = folder / "emulated.json"
+        emulated.write(file, served.image_size, list(served.profiles.values()), tasks, scheme.switch_ms)
+        config = model_config.read(Path("model_repository") / SERVED / "config.pbtxt")
+        config.parameters.clear()
+        parameters = {"provider": "emulated", "profile_file": str(file.resolve()), **scheme.parameters}
+        _write(config, folder, parameters)
+
+
+def publish_engines(schemes: Sequence[Scheme], generated: Path, repository: Path) -> None:
+    """Write a model for each of `schemes` over the engines of the generated `classify_image`."""
+    shutil.rmtree(repository, ignore_errors=True)
+    for scheme in schemes:
+        folder = repository / scheme.slug
+        (folder / "1").mkdir(parents=True)
+        config = model_config.read(generated / SERVED / "config.pbtxt")
+        parameters = model_config.parameters(config)
+        paths = {name: str((generated / SERVED / parameters[name]).resolve()) for name in ("engines", "tasks_dir")}
+        _write(config, folder, {**paths, **scheme.parameters})
+
+
+def _write(config: Any, folder: Path, parameters: Mapping[str, str]) -> None:
+    config.name = folder.name
+    for name, value in parameters.items():
+        model_config.set_parameter(config, name, value)
+    model_config.write(config, folder / "config.pbtxt")

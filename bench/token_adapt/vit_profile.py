@@ -1,0 +1,157 @@
+"""Latencies of ViT-Base (random weights) by gamma and batch size: `python -m bench.token_adapt.vit_profile`.
+
+Every round runs every engine at every batch size once, in a new random order. Samples are kept in a file: a run that
+`--seconds` ends continues when it is started again; `--afresh` discards them. For one thread the result is processor
+time, which other processes disturb least; for several threads it is wall-clock time.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+
+from bench.token_adapt.vit_cells import Cell, Samples, calls, opened
+from build_engines.image.plan import ImageFrontConfig, ImagePlan, plan
+from build_engines.paths import BuildPaths
+from shapeshift.engines.hardware import cpu_model
+from shapeshift.progress import Progress
+from shapeshift.token_adapt.model.architecture import Architecture
+from shapeshift.token_adapt.model.engine_settings import ImageEngineSettings
+from shapeshift.token_adapt.model.manifest import BATCHES
+from shapeshift.token_adapt.model.schedule import activation_mb, count_multiplications, expand, output_tokens
+from shapeshift.token_adapt.model.timm_weights import as_timm
+from shapeshift.token_adapt.model.vision_transformer import UnifiedViT
+from shapeshift.token_adapt.settings import TokenAdaptSettings
+
+# By name: width, depth, heads. Patches of 16, images of 224.
+SIZES = {"vit_small": (384, 12, 6), "vit_base": (768, 12, 12), "vit_large": (1024, 24, 16)}
+PATCH, IMAGE = 16, 224
+
+
+def main() -> int:
+    """Build the engines, measure, print the result as JSON and write it to --to; returns 1 if time runs out."""
+    options = arguments()
+    torch.set_num_threads(options.threads)
+    progress = Progress(options.model)
+    planned = plan_model(options, Path("build/bench/vit_profile").resolve())
+    ready = opened(planned, progress)
+    batches = [int(part) for part in options.batches.split(",")]
+    wanted = [Cell(gamma, count, False) for gamma in ready for count in batches]
+    wanted += [Cell(gamma, options.eager, eager) for gamma in ready for eager in (True, False) if options.eager]
+    samples = Samples(planned.front.folder / "samples.json", planned.key(), options.afresh)
+    done = samples.measure(calls(ready, set(wanted)), options.rounds, options.most_ms, options.seconds, progress)
+    progress.done()
+    if not done:
+        print(
+            f"{samples.left} of {len(set(wanted))} cells are left: run the command again to continue", file=sys.stderr
+        )
+        return 1
+    result = report(options, planned, samples.times, batches)
+    text = json.dumps(result, indent=1)
+    print(text)
+    if options.to:
+        options.to.write_text(text + "\n", encoding="utf-8")
+    return 0
+
+
+def arguments() -> argparse.Namespace:
+    """The command line's options."""
+    parser = argparse.ArgumentParser(
+        prog="python -m bench.token_adapt.vit_profile", description=__doc__.splitlines()[0]
+    )
+    parser.add_argument("--model", choices=SIZES, default="vit_base")
+    parser.add_argument("--gammas", default=ImageEngineSettings("any").gammas)
+    parser.add_argument("--batches", default=",".join(map(str, BATCHES)))
+    parser.add_argument("--provider", default="auto")
+    parser.add_argument("--precision", default="auto")
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--rounds", type=int, default=5, help="samples of a cell (%(default)s)")
+    parser.add_argument(
+        "--most-ms", type=float, default=6000.0, help="no more samples of a cell once they take this long in all"
+    )
+    parser.add_argument("--eager", type=int, default=0, metavar="BATCH", help="also time the eager model at this batch")
+    parser.add_argument("--seconds", type=float, default=float("inf"), help="stop measuring after this time")
+    parser.add_argument("--afresh", action="store_true", help="discard the samples of earlier runs")
+    parser.add_argument("--to", type=Path)
+    return parser.parse_args()
+
+
+def plan_model(options: argparse.Namespace, work: Path) -> ImagePlan:
+    """The plan of the engines, over a checkpoint with random weights."""
+    width, depth, heads = SIZES[options.model]
+    folder = work / options.model
+    folder.mkdir(parents=True, exist_ok=True)
+    if not (folder / "config.json").is_file():
+        torch.manual_seed(0)
+        architecture = Architecture(
+            image_size=IMAGE, patch_size=PATCH, width=width, depth=depth, heads=heads, mlp_width=4 * width
+        )
+        model = UnifiedViT(architecture)
+        torch.nn.init.normal_(model.position, std=0.02)
+        save_file(as_timm(model), folder / "model.safetensors")
+        (folder / "config.json").write_text(json.dumps({"architecture": f"{options.model}_patch{PATCH}_{IMAGE}"}))
+    own = ImageEngineSettings(str(folder), options.provider, options.precision, options.gammas)
+    front = ImageFrontConfig(options.model, folder, None, own, TokenAdaptSettings(threads=options.threads))
+    return plan(front, BuildPaths(work, work, work))
+
+
+def report(
+    options: argparse.Namespace,
+    planned: ImagePlan,
+    times: Mapping[Cell, Sequence[tuple[float, float]]],
+    batches: Sequence[int],
+) -> dict[str, Any]:
+    """The measured points and their conditions; `arithmetic` is the paper's count of operations over gamma 0's."""
+    width, depth, heads = SIZES[options.model]
+    patches = (IMAGE // PATCH) ** 2
+    whole = count_multiplications(expand(0, patches, depth), width)
+    one_thread = options.threads == 1
+    medians = {cell: round(statistics.median(pair[one_thread] for pair in pairs), 2) for cell, pairs in times.items()}
+    gammas = planned.front.settings.gamma_list()
+    rows = []
+    for gamma in gammas:
+        layers = expand(gamma, patches, depth)
+        rows.append(
+            {
+                "gamma": gamma,
+                "tokens": output_tokens(layers),
+                "arithmetic": round(count_multiplications(layers, width) / whole, 4),
+                "latency_ms": {str(count): medians[Cell(gamma, count, False)] for count in batches},
+                "memory_mb": round(activation_mb(layers, width, heads, 4 * width), 2),
+            }
+        )
+    result = {
+        "hardware": cpu_model(),
+        "threads": options.threads,
+        "command": "python -m bench.token_adapt.vit_profile "
+        f"--model {options.model} --threads {options.threads} --rounds {options.rounds} --eager {options.eager}",
+        "model": f"{options.model}, random weights, {patches} patches",
+        "provider": f"{planned.provider.name} {planned.provider.version()}",
+        "precision": planned.precision,
+        "what": f"medians of up to {options.rounds} rounds, all engines and batch sizes in turn; "
+        + ("processor time of the thread" if one_thread else "time by the clock"),
+        "image_size": IMAGE,
+        "profiles": rows,
+    }
+    if options.eager:
+        result["eager"] = [against_eager(gamma, options.eager, medians) for gamma in gammas]
+    return result
+
+
+def against_eager(gamma: int, count: int, medians: Mapping[Cell, float]) -> dict[str, float]:
+    """The eager model and the engine at the same batch size, threads and precision."""
+    eager, engine = (medians[Cell(gamma, count, kind)] for kind in (True, False))
+    ratio = round(eager / engine, 2)
+    return {"gamma": gamma, "images": count, "eager_ms": eager, "engine_ms": engine, "ratio": ratio}
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,64 @@
+"""Builds the engines of an image model in a temporary folder and publishes them, all or nothing."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+from build_engines.image.plan import ImagePlan
+from shapeshift.engines import manifest
+from shapeshift.engines.hardware import cpu_model
+from shapeshift.engines.verify import MIN_COSINE
+from shapeshift.progress import ProgressCallback
+from shapeshift.token_adapt.model.architecture import Architecture
+from shapeshift.token_adapt.model.manifest import GammaEntry, ImageManifest
+
+
+def build(planned: ImagePlan, target: Path, progress: ProgressCallback) -> ImageManifest:
+    """Build the engines of `planned` and move them to `target`. After an error `target` is unchanged."""
+    # torch takes seconds to import; a build with nothing to do must not import it.
+    from build_engines.image.engines import ImageEngineBuilder
+
+    work = target.with_name(f".{target.name}.building")
+    shutil.rmtree(work, ignore_errors=True)
+    work.mkdir(parents=True)
+    try:
+        builder = ImageEngineBuilder(planned, work, progress)
+        result = _manifest(planned, builder.architecture, work, builder.build())
+        result.save(work)
+        shutil.rmtree(target, ignore_errors=True)
+        work.rename(target)
+    finally:
+        shutil.rmtree(work, ignore_errors=True)
+    return result
+
+
+def _manifest(planned: ImagePlan, architecture: Architecture, work: Path, entries: list[GammaEntry]) -> ImageManifest:
+    return ImageManifest(
+        model=planned.front.name,
+        checkpoint_sha256=planned.checkpoint.sha256,
+        build_key=planned.key(),
+        provider=planned.provider.name,
+        provider_version=planned.provider.version(),
+        precision=planned.precision,
+        threads=planned.threads,
+        image_size=architecture.image_size,
+        width=architecture.width,
+        depth=architecture.depth,
+        heads=architecture.heads,
+        epsilon=architecture.epsilon,
+        features=architecture.features,
+        reference="the eager model, f32",
+        tolerance=_tolerance(planned.precision, entries),
+        hardware=cpu_model(),
+        files=manifest.list_files(work),
+        engines=tuple(entries),
+    )
+
+
+def _tolerance(precision: str, entries: list[GammaEntry]) -> str:
+    tolerance = f"cosine with the reference at least {MIN_COSINE[precision]} for every image"
+    others = ", ".join(str(entry.gamma) for entry in entries if entry.precision != precision)
+    if others:
+        tolerance += f"; f32 and at least {MIN_COSINE['f32']} where {precision} failed: gamma {others}"
+    return tolerance

@@ -1,0 +1,113 @@
+"""Builds the engines of an image model: export, compile, verify against the eager f32 model, profile."""
+
+from __future__ import annotations
+
+import shutil
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+from build_engines.image.plan import ImagePlan
+from shapeshift.engines import manifest, verify
+from shapeshift.engines.interfaces import Engine
+from shapeshift.engines.profile import measure_interleaved
+from shapeshift.engines.verify import Deviation, VerificationError
+from shapeshift.progress import ProgressCallback
+from shapeshift.token_adapt.model import prompt_folding
+from shapeshift.token_adapt.model.gamma_module import GammaModule
+from shapeshift.token_adapt.model.manifest import BATCHES, BatchLatency, GammaEntry
+from shapeshift.token_adapt.model.schedule import activation_mb, output_tokens
+from shapeshift.token_adapt.model.timm_weights import read_model
+
+_PROFILE_BUDGET_S = 20.0
+_VERIFIED_BATCHES = (1, 5)
+
+
+@dataclass(frozen=True)
+class VerifiedEngine:
+    """An engine, the module it was exported from, and the deviation between them."""
+
+    module: GammaModule
+    engine: Engine
+    deviation: Deviation
+    precision: str
+
+
+def folder_of(gamma: int) -> str:
+    """The name of the subfolder of a gamma's engine."""
+    return f"gamma_{gamma}"
+
+
+class ImageEngineBuilder:
+    """Builds the engines of one plan in the folder `work`."""
+
+    def __init__(self, planned: ImagePlan, work: Path, progress: ProgressCallback) -> None:
+        progress("read the reference model")
+        self._plan = planned
+        self._work = work
+        self._progress = progress
+        self._model, _, _ = read_model(planned.checkpoint.folder)
+        self.architecture = self._model.architecture
+
+    def build(self) -> list[GammaEntry]:
+        """The entries of all gammas. Raises VerificationError naming the first gamma that fails in every precision."""
+        made = self.architecture
+        state = {name: value.numpy() for name, value in self._model.state_dict().items()}
+        prompt_folding.from_state(state, made.depth, made.heads, made.epsilon).save(self._work)
+        return self._profiled([self.build_gamma(gamma) for gamma in self._plan.front.settings.gamma_list()])
+
+    def build_gamma(self, gamma: int) -> VerifiedEngine:
+        """The verified engine of one gamma: in the plan's precision, or in f32 if that fails the verification."""
+        module = GammaModule(self._model, gamma).eval()
+        try:
+            return self._verified(module, self._plan.precision)
+        except VerificationError:
+            if self._plan.precision == "f32":
+                raise
+            return self._verified(module, "f32")
+
+    def _verified(self, module: GammaModule, precision: str) -> VerifiedEngine:
+        self._progress(f"export, compile and verify gamma {module.gamma} in {precision}")
+        plan = self._plan
+        folder = self._work / folder_of(module.gamma)
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir()
+        with warnings.catch_warnings():
+            # Tracing warns about every shape that it fixes; the verification below runs other batch sizes.
+            warnings.simplefilter("ignore")
+            plan.provider.export(module, module.example(2), folder, precision)
+        plan.provider.compile(folder, precision, None, None)
+        engine = plan.provider.open(folder, precision, plan.threads).engine(None, None)
+        deviations = [_deviation(module, engine, images) for images in _VERIFIED_BATCHES]
+        deviation = verify.worst(deviations)
+        deviation.require_within(precision, f"gamma {module.gamma} ({plan.provider.name}, {precision})")
+        return VerifiedEngine(module, engine, deviation, precision)
+
+    def _profiled(self, candidates: list[VerifiedEngine]) -> list[GammaEntry]:
+        self._progress("profile")
+        calls: list[tuple[int, Callable[[], object]]] = [
+            (images, partial(one.engine.run, one.module.example(images))) for one in candidates for images in BATCHES
+        ]
+        points = iter(measure_interleaved(calls, _PROFILE_BUDGET_S))
+        return [_entry(one, tuple(next(points) for _ in BATCHES)) for one in candidates]
+
+
+def _deviation(module: GammaModule, engine: Engine, images: int) -> Deviation:
+    inputs = module.example(images, seed=images, tasks=3)
+    return verify.compare(engine.run(inputs)["FEATURES"], module.features(inputs))
+
+
+def _entry(one: VerifiedEngine, points: tuple[manifest.Latency, ...]) -> GammaEntry:
+    made, layers = one.module.model.architecture, one.module.layers
+    return GammaEntry(
+        gamma=one.module.gamma,
+        folder=folder_of(one.module.gamma),
+        precision=one.precision,
+        tokens=output_tokens(layers, made.prefix),
+        memory_mb=round(activation_mb(layers, made.width, made.heads, made.mlp_width, made.prefix), 3),
+        max_error=one.deviation.max_error,
+        min_cosine=one.deviation.min_cosine,
+        latency=tuple(BatchLatency(point.tokens, point.median_ms, point.p99_ms, point.best_ms) for point in points),
+    )

@@ -1,0 +1,75 @@
+"""Fronts of the backend token_adapt: an engine for each gamma."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from build_engines.image.build import build
+from build_engines.image.plan import EmulatedFrontConfig, ImageFrontConfig, ImagePlan, is_current, plan
+from build_engines.model_folder import write_front
+from build_engines.paths import BuildPaths
+from shapeshift import settings
+from shapeshift.engines import manifest
+from shapeshift.progress import ProgressCallback
+from shapeshift.token_adapt.model import emulated
+from shapeshift.token_adapt.model import manifest as image_manifest
+from shapeshift.token_adapt.model.engine_settings import ImageEngineSettings
+from shapeshift.token_adapt.model.manifest import ImageManifest
+from shapeshift.token_adapt.settings import EMULATED, EmulatedSettings, TokenAdaptSettings
+
+BACKEND = "token_adapt"
+
+
+def read(folder: Path, config: Any, values: Mapping[str, str]) -> ImageFrontConfig | EmulatedFrontConfig:
+    """The front in `folder`. Raises InvalidInputError naming the field."""
+    serving = settings.read(TokenAdaptSettings, values)
+    if values.get("provider") == EMULATED:
+        settings.refuse_unknown(values, settings.names(EmulatedSettings, TokenAdaptSettings))
+        return EmulatedFrontConfig(folder.name, folder, config, settings.read(EmulatedSettings, values))
+    settings.refuse_unknown(values, settings.names(ImageEngineSettings, TokenAdaptSettings))
+    return ImageFrontConfig(folder.name, folder, config, settings.read(ImageEngineSettings, values), serving)
+
+
+def publish_emulated(front: EmulatedFrontConfig, paths: BuildPaths) -> str:
+    """Check the description and write the model's folder. Returns a summary line."""
+    file, target = front.folder / front.settings.profile_file, paths.generated / front.name
+    model = emulated.read(file, front.settings.time_scale)
+    summary = f"emulated: gammas {', '.join(map(str, model.gammas))}, tasks {', '.join(model.tasks)}"
+    write_front(front.folder, front.config, target, {"profile_file": paths.portable(file, target)}, summary)
+    return summary
+
+
+def publish(front: ImageFrontConfig, paths: BuildPaths, progress: ProgressCallback) -> tuple[ImageManifest, bool]:
+    """Build the engines unless they are current, and write the model's folder.
+
+    Returns the manifest, and whether the engines were built.
+    """
+    planned = plan(front, paths)
+    target = paths.engines / front.name
+    stale = not is_current(planned, target)
+    result = build(planned, target, progress) if stale else image_manifest.load(target)
+    _write_folder(planned, target, result, paths)
+    return result, stale
+
+
+def _write_folder(planned: ImagePlan, engines: Path, result: ImageManifest, paths: BuildPaths) -> None:
+    """Write the model's folder, with every `auto` replaced by the plan's choice."""
+    front = planned.front
+    target = paths.generated / front.name
+    parameters = {
+        "checkpoint": paths.portable(planned.checkpoint.folder, target),
+        "provider": result.provider,
+        "precision": result.precision,
+        "threads": str(result.threads),
+        "engines": paths.portable(engines, target),
+        "manifest_sha256": manifest.sha256(engines),
+        "checkpoint_sha256": result.checkpoint_sha256,
+        "profile": json.dumps(image_manifest.profile(result)),
+    }
+    if front.serving.tasks_dir:
+        parameters["tasks_dir"] = paths.portable(paths.root / front.serving.tasks_dir, target)
+    summary = f"engines: {result.provider}, {result.precision}, {result.threads} threads; {result.tolerance}"
+    write_front(front.folder, front.config, target, parameters, summary)

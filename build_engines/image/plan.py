@@ -1,0 +1,88 @@
+"""What to build for an image front, with every `auto` resolved."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from build_engines.paths import BuildPaths
+from shapeshift.engines import hardware, manifest
+from shapeshift.engines.checkpoint import Checkpoint, find, open_checkpoint
+from shapeshift.engines.hardware import cores, cpu_model
+from shapeshift.engines.interfaces import Provider
+from shapeshift.engines.providers import lookup
+from shapeshift.errors import EngineError
+from shapeshift.token_adapt.model import manifest as image_manifest
+from shapeshift.token_adapt.model.engine_settings import ImageEngineSettings
+from shapeshift.token_adapt.settings import EmulatedSettings, TokenAdaptSettings
+
+# Incremented when a change of this project makes engines that were built before wrong or worse.
+_BUILD_FORMAT = 2
+
+
+@dataclass(frozen=True)
+class ImageFrontConfig:
+    """A folder of the model repository for the backend token_adapt, and the settings in its config.pbtxt."""
+
+    name: str
+    folder: Path
+    config: Any
+    settings: ImageEngineSettings
+    serving: TokenAdaptSettings
+
+
+@dataclass(frozen=True)
+class EmulatedFrontConfig:
+    """An image front that emulates the model described by its `profile_file`."""
+
+    name: str
+    folder: Path
+    config: Any
+    settings: EmulatedSettings
+
+
+@dataclass(frozen=True)
+class ImagePlan:
+    """An image front with every `auto` resolved."""
+
+    front: ImageFrontConfig
+    checkpoint: Checkpoint
+    provider: Provider
+    precision: str
+    threads: int
+
+    def key(self) -> str:
+        """Changes if, and only if, the engines must be rebuilt."""
+        inputs = {
+            "format": _BUILD_FORMAT,
+            "settings": asdict(self.front.settings),
+            "checkpoint": self.checkpoint.sha256,
+            "provider": [self.provider.name, self.provider.version()],
+            "precision": self.precision,
+            "threads": self.threads,
+            "hardware": cpu_model(),
+        }
+        return hashlib.sha256(json.dumps(inputs, sort_keys=True).encode()).hexdigest()
+
+
+def plan(front: ImageFrontConfig, paths: BuildPaths) -> ImagePlan:
+    """Resolve checkpoint, provider, precision and threads. Raises ShapeshiftError."""
+    own = front.settings
+    checkpoint = open_checkpoint(find(own.checkpoint, paths.checkpoints), needed=("config.json",))
+    provider = lookup.PROVIDERS[lookup.resolve(own.provider)]
+    requested = "f32" if own.precision == "auto" and provider.name == "onnxruntime" else own.precision
+    resolved = hardware.resolve_precision(requested, provider.name == "tensorrt")
+    return ImagePlan(front, checkpoint, provider, resolved, front.serving.threads or cores())
+
+
+def is_current(planned: ImagePlan, folder: Path) -> bool:
+    """Whether `folder` holds exactly what `planned` would build, undamaged."""
+    try:
+        found = image_manifest.load(folder)
+        manifest.check_files(folder, found.files)
+    except EngineError:
+        return False
+    return found.build_key == planned.key()

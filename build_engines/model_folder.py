@@ -1,0 +1,57 @@
+"""Writing the folders of models in the generated repository."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from shapeshift.triton import model_config
+
+CONFIG = "config.pbtxt"
+HOW_TO_CALL = "how_to_call.txt"
+VERSION = "1"
+
+
+def write_front(
+    source: Path,
+    config: Any,
+    target: Path,
+    parameters: Mapping[str, str],
+    summary: str,
+    extra_files: Mapping[str, str] | None = None,
+) -> Any:
+    """Write the folder `target` of a front: `config` with these parameters, and `extra_files` (contents by name).
+
+    The how_to_call.txt in `source` is copied below the line `summary`. Returns the config, named as the folder.
+    """
+    generated = type(config)()
+    generated.CopyFrom(config)
+    generated.name = target.name
+    for name, value in parameters.items():
+        model_config.set_parameter(generated, name, value)
+    contents = {CONFIG: model_config.as_text(generated), **(extra_files or {})}
+    if (source / HOW_TO_CALL).is_file():
+        example = (source / HOW_TO_CALL).read_text(encoding="utf-8")
+        contents[HOW_TO_CALL] = f"{summary}\n{example}"
+    write_folder(target, contents)
+    return generated
+
+
+def write_folder(target: Path, contents: Mapping[str, str]) -> None:
+    """Replace the model folder `target` by these files. An identical folder is left untouched: it may be in use."""
+    if _contents(target) == contents:
+        return
+    shutil.rmtree(target, ignore_errors=True)
+    (target / VERSION).mkdir(parents=True)
+    for name, text in contents.items():
+        (target / name).write_text(text, encoding="utf-8")
+
+
+def _contents(folder: Path) -> dict[str, str] | None:
+    """The files below `folder`: contents by relative path. None if it is not a model folder."""
+    if not (folder / VERSION).is_dir():
+        return None
+    files = [path for path in folder.rglob("*") if path.is_file()]
+    return {str(path.relative_to(folder)): path.read_text(encoding="utf-8", errors="replace") for path in files}

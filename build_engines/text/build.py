@@ -1,0 +1,81 @@
+"""Builds the engines of a text model in a temporary folder and publishes them, all or nothing."""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+from build_engines.text.emulated import build_emulated
+from build_engines.text.engines import BuildResult, TextEngineBuilder
+from build_engines.text.plan import Plan
+from shapeshift.engines import manifest
+from shapeshift.engines.hardware import cpu_model
+from shapeshift.engines.manifest import Manifest, Output
+from shapeshift.engines.text.tokenizer import FILE_NAME as TOKENIZER_FILE
+from shapeshift.engines.verify import MIN_COSINE, VerificationError
+from shapeshift.progress import ProgressCallback
+
+
+def build(planned: Plan, target: Path, progress: ProgressCallback) -> Manifest:
+    """Build the engines of `planned` and move them to `target`. After an error `target` is unchanged."""
+    work = target.with_name(f".{target.name}.building")
+    try:
+        built, precision, note = _built(planned, work, progress)
+        result = _manifest(planned, work, built, precision, note)
+        result.save(work)
+        shutil.rmtree(target, ignore_errors=True)
+        work.rename(target)
+    finally:
+        shutil.rmtree(work, ignore_errors=True)
+    return result
+
+
+def _built(planned: Plan, work: Path, progress: ProgressCallback) -> tuple[BuildResult, str, str]:
+    """The engines, their precision, and a note if it is not the plan's.
+
+    The engines of a model share their weights: if one fails the verification in bf16, all are built in f32.
+    """
+    _prepare(planned, work)
+    if planned.provider.name == "emulated":
+        return build_emulated(planned, work), planned.precision, ""
+    try:
+        return TextEngineBuilder(planned, work, progress).build(), planned.precision, ""
+    except VerificationError as error:
+        if planned.precision == "f32":
+            raise
+        progress("build again in f32")
+        _prepare(planned, work)
+        in_f32 = replace(planned, precision="f32")
+        return TextEngineBuilder(in_f32, work, progress).build(), in_f32.precision, f"{error}; built in f32"
+
+
+def _prepare(planned: Plan, work: Path) -> None:
+    """Empty the folder `work` and copy the tokenizer into it."""
+    shutil.rmtree(work, ignore_errors=True)
+    work.mkdir(parents=True)
+    shutil.copyfile(planned.checkpoint.tokenizer_file, work / TOKENIZER_FILE)
+
+
+def _manifest(planned: Plan, work: Path, built: BuildResult, precision: str, note: str) -> Manifest:
+    return Manifest(
+        model=planned.front.name,
+        checkpoint_sha256=planned.source_sha256,
+        build_key=planned.key(),
+        provider=planned.provider.name,
+        provider_version=planned.provider.version(),
+        precision=precision,
+        vocabulary=built.vocabulary,
+        max_tokens=planned.front.settings.max_tokens,
+        packs_rows=built.packs_rows,
+        position_offset=built.position_offset,
+        reference="transformers, f32, one text at a time",
+        tolerance=f"cosine with the reference at least {MIN_COSINE[precision]} for every text",
+        hardware=cpu_model(),
+        outputs=tuple(Output(name, "TYPE_FP32", dims) for name, dims in built.outputs.items()),
+        files=manifest.list_files(work),
+        engines=built.entries,
+        labels=planned.labels if "LOGITS" in built.outputs else (),
+        type_stride=built.type_stride,
+        note=note,
+    )

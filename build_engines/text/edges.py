@@ -1,0 +1,88 @@
+"""Chooses the lengths of a model's static engines: the edges of its length bins."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from build_engines.text.config import TextFrontConfig, length_histogram
+from shapeshift.engines.execution.engine_set import cost_curve
+from shapeshift.engines.manifest import EngineEntry
+from shapeshift.polymorph.policy.bins import optimal_edges, step_ends
+
+# A static engine is kept if it takes at most this fraction of the dynamic engine's time: less gain is timing noise, and
+# not worth its memory.
+_KEEP_BELOW = 0.95
+_STAIRCASE_STEP = 16
+
+
+def probe_lengths(front: TextFrontConfig) -> list[int]:
+    """The lengths at which static engines are timed to choose the edges."""
+    longest = front.settings.max_tokens
+    if front.settings.bins == "staircase":
+        return sorted({*range(_STAIRCASE_STEP, longest, _STAIRCASE_STEP), longest})
+    return sorted({min(longest, length) for length in (8, 16, 32, 64, 128, 256)} | {longest})
+
+
+@dataclass(frozen=True)
+class Curves:
+    """Latency at each of `lengths`, ms: of the static engine of that length, and of the dynamic engine, if any."""
+
+    lengths: list[int]
+    static: list[float]
+    dynamic: list[float] | None
+
+
+def choose_edges(front: TextFrontConfig, probe: Callable[[Sequence[int]], Curves]) -> list[int]:
+    """The lengths of the static engines to compile. `probe` times engines at given lengths, at most once."""
+    explicit = front.settings.explicit_edges()
+    if explicit is not None:
+        return explicit
+    curves = probe(probe_lengths(front))
+    if front.settings.bins == "staircase":
+        return step_ends(curves.lengths, curves.static)
+    every = np.arange(1, front.settings.max_tokens + 1)
+    static = _smooth(curves.lengths, curves.static, every)
+    dynamic = None
+    if curves.dynamic is not None:
+        dynamic = [ms * _KEEP_BELOW for ms in _smooth(curves.lengths, curves.dynamic, every)]
+    return optimal_edges(length_histogram(front), static, front.settings.max_bins, dynamic)[0]
+
+
+def _smooth(lengths: Sequence[int], times: Sequence[float], at: npt.NDArray[np.int64]) -> list[float]:
+    """A parabola fitted to `times`, at the lengths `at`: linear layers are linear in the length, attention quadratic.
+
+    Without the fit, edges would follow the noise of a few points. The fit minimizes relative errors, so that short
+    lengths count as much as long ones.
+    """
+    if len(lengths) < 4:
+        return [float(ms) for ms in np.interp(at, lengths, times)]
+    fit = np.polyfit(lengths, times, 2, w=1 / np.asarray(times))
+    return [float(ms) for ms in np.maximum(np.polyval(fit, at), min(times))]
+
+
+def keep_faster(
+    front: TextFrontConfig, static: Sequence[EngineEntry], dynamic: EngineEntry | None
+) -> list[EngineEntry]:
+    """The static engines that are faster than the dynamic one over their bins, weighted by the length histogram.
+
+    Edges that the settings list explicitly are all kept.
+    """
+    if dynamic is None or front.settings.explicit_edges() is not None:
+        return list(static)
+    hist = np.asarray(length_histogram(front))
+    curve = cost_curve(dynamic, len(hist))[1:]
+    kept, low = [], 0
+    for entry in sorted(static, key=lambda entry: entry.tokens or 0):
+        high = entry.tokens or 0
+        weights = hist[low:high]
+        if not weights.sum():
+            weights = np.ones(high - low)
+        if entry.latency[0].best_ms < _KEEP_BELOW * float(np.average(curve[low:high], weights=weights)):
+            kept.append(entry)
+            # The lengths of a dropped bin use the dynamic engine, not the next edge.
+        low = high
+    return kept

@@ -1,0 +1,167 @@
+"""Builds the engines of a text model from its checkpoint: export, compile, verify, profile."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+from build_engines.text import edges
+from build_engines.text.edges import Curves
+from build_engines.text.plan import Plan, check_outputs, output_dims
+from shapeshift.engines.execution.engine_set import row_slots
+from shapeshift.engines.interfaces import Array, Engine, Ids, Runtime
+from shapeshift.engines.manifest import EngineEntry
+from shapeshift.engines.profile import measure_interleaved
+from shapeshift.engines.text.packing import pack, unpack
+from shapeshift.engines.text.tokenizer import FILE_NAME as TOKENIZER_FILE
+from shapeshift.engines.text.tokenizer import TextTokenizer
+from shapeshift.engines.verify import Deviation, ReferenceTexts
+from shapeshift.errors import InvalidInputError
+from shapeshift.progress import ProgressCallback
+
+_PROFILE_BUDGET_S = 14.0
+_PROBE_BUDGET_S = 4.0
+_DYNAMIC_LENGTHS = (8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384)
+
+
+@dataclass(frozen=True)
+class BuildResult:
+    """The result of a build, besides the files in its folder."""
+
+    entries: tuple[EngineEntry, ...]
+    outputs: dict[str, tuple[int, ...]]
+    vocabulary: int
+    packs_rows: bool
+    position_offset: int
+    type_stride: int = 0
+
+
+@dataclass(frozen=True)
+class _VerifiedEngine:
+    file: str
+    engine: Engine
+    deviation: Deviation
+
+
+def dynamic_lengths(max_tokens: int) -> list[int]:
+    """The lengths at which the dynamic engine is profiled."""
+    return [*(length for length in _DYNAMIC_LENGTHS if length < max_tokens), max_tokens]
+
+
+class TextEngineBuilder:
+    """Builds the engines of one plan in the folder `work`, which must hold the tokenizer."""
+
+    def __init__(self, planned: Plan, work: Path, progress: ProgressCallback) -> None:
+        # torch takes seconds to import; a build with nothing to do must not import it.
+        from shapeshift.engines.text.reference_model import ReferenceModel
+
+        settings = planned.front.settings
+        progress("read the reference model")
+        self._plan = planned
+        self._work = work
+        self._progress = progress
+        self._max_tokens = settings.max_tokens
+        options = (planned.engine_outputs, settings.layers, planned.head, planned.pairs)
+        reference = ReferenceModel(planned.checkpoint, settings.pooling, settings.normalize, *options)
+        if settings.max_tokens > reference.max_tokens:
+            limit = f"at most {reference.max_tokens} for this checkpoint"
+            raise InvalidInputError("max_tokens", settings.max_tokens, limit)
+        self._outputs = check_outputs(planned, output_dims(planned, reference.hidden))
+        self._reference = reference
+        self._packs = settings.packing and reference.packs_rows
+        ends = TextTokenizer(work / TOKENIZER_FILE, settings.max_tokens).encode(b"a", 0, False)
+        self._texts = ReferenceTexts(reference.compute, int(ends[0]), int(ends[-1]), reference.vocabulary)
+        self._runtime: Runtime | None = None
+
+    def build(self) -> BuildResult:
+        """Export, compile, verify and profile. Raises VerificationError naming the first engine that fails."""
+        plan, settings = self._plan, self._plan.front.settings
+        self._progress(f"export to {plan.provider.name}")
+        rows = [self._texts.row(length)[0] for length in ((7, 9) if self._packs else (16,))]
+        example = pack(rows, 24, len(rows), self._reference.position_offset)
+        with warnings.catch_warnings():
+            # Tracing warns about every shape that it fixes; the verification below runs other shapes.
+            warnings.simplefilter("ignore")
+            plan.provider.export(self._reference.module(self._packs), example, self._work, plan.precision)
+        static = edges.choose_edges(plan.front, self._probe)
+        shapes: list[int | None] = [None, *static] if settings.dynamic else [*static]
+        entries = self._profile([self._verified(tokens) for tokens in shapes])
+        dynamic = next((entry for entry in entries if entry.tokens is None), None)
+        kept = edges.keep_faster(plan.front, [entry for entry in entries if entry.tokens], dynamic)
+        return BuildResult(
+            tuple(([dynamic] if dynamic else []) + kept),
+            self._outputs,
+            self._reference.vocabulary,
+            self._packs,
+            self._reference.position_offset,
+            self._reference.type_stride,
+        )
+
+    def _make(self, tokens: int | None) -> tuple[str, Engine]:
+        provider, precision = self._plan.provider, self._plan.precision
+        slots = None if tokens is None else row_slots(tokens, self._packs)
+        file = provider.compile(self._work, precision, tokens, slots)
+        if self._runtime is None:
+            self._runtime = provider.open(self._work, precision, threads=1)
+        return file, self._runtime.engine(tokens, slots)
+
+    def _run(self, engine: Engine, rows: Sequence[Ids]) -> dict[str, Array]:
+        total = sum(map(len, rows))
+        offset = self._reference.position_offset
+        inputs = pack(rows, engine.tokens or total, engine.rows or len(rows), offset)
+        return unpack(engine.run(inputs), rows)
+
+    def _probe(self, lengths: Sequence[int]) -> Curves:
+        self._progress(f"time engines at {', '.join(map(str, lengths))} tokens")
+        calls = [self._timed(self._make(length)[1], length) for length in lengths]
+        if self._plan.front.settings.dynamic:
+            engine = self._make(None)[1]
+            calls += [self._timed(engine, length) for length in lengths]
+        best = [point.best_ms for point in measure_interleaved(calls, _PROBE_BUDGET_S)]
+        count = len(lengths)
+        return Curves(list(lengths), best[:count], best[count:] or None)
+
+    def _timed(self, engine: Engine, length: int) -> tuple[int, Callable[[], object]]:
+        return length, partial(self._run, engine, [self._texts.row(length)[0]])
+
+    def _verified(self, tokens: int | None) -> _VerifiedEngine:
+        name = "the dynamic engine" if tokens is None else f"{tokens} tokens"
+        self._progress(f"compile and verify {name}")
+        file, engine = self._make(tokens)
+        deviation = self._texts.deviation(partial(self._run, engine), self._packs_to_verify(tokens))
+        plan = self._plan
+        deviation.require_within(plan.precision, f"{name} ({plan.provider.name}, {plan.precision})")
+        return _VerifiedEngine(file, engine, deviation)
+
+    def _packs_to_verify(self, tokens: int | None) -> list[list[int]]:
+        longest = tokens or self._max_tokens
+        packs = [[longest], [longest // 2 + 1]]
+        if tokens is None:
+            packs += [[length] for length in (2, 17, 100) if length < longest]
+        if self._packs and longest >= 16:
+            packs.append([longest // 4, longest // 4 + 1, longest // 3])
+        return packs
+
+    def _profile(self, candidates: Sequence[_VerifiedEngine]) -> list[EngineEntry]:
+        self._progress("profile")
+        lengths = [
+            [item.engine.tokens] if item.engine.tokens else dynamic_lengths(self._max_tokens) for item in candidates
+        ]
+        calls = [
+            self._timed(item.engine, length) for item, own in zip(candidates, lengths, strict=True) for length in own
+        ]
+        points = iter(measure_interleaved(calls, _PROFILE_BUDGET_S))
+        return [
+            EngineEntry(
+                item.file,
+                item.engine.tokens,
+                item.engine.rows,
+                item.deviation.max_error,
+                item.deviation.min_cosine,
+                tuple(next(points) for _ in own),
+            )
+            for item, own in zip(candidates, lengths, strict=True)
+        ]

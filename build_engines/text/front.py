@@ -1,0 +1,86 @@
+"""Fronts of the backend polymorph: their engines, and the folders of the front and of its workers."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from build_engines.model_folder import write_front
+from build_engines.paths import BuildPaths
+from build_engines.text.build import build
+from build_engines.text.config import TextFrontConfig
+from build_engines.text.plan import Plan, is_current, plan
+from build_engines.text.workers import choose_placement, placement_parameters, write_workers
+from shapeshift import settings
+from shapeshift.engines import manifest
+from shapeshift.engines.manifest import Manifest
+from shapeshift.engines.settings import GeneratedSettings, TextEngineSettings
+from shapeshift.polymorph.policy.placement import Placement
+from shapeshift.polymorph.settings import PlacementSettings, PolymorphSettings
+from shapeshift.progress import ProgressCallback
+
+BACKEND = "polymorph"
+
+
+def read(folder: Path, config: Any, values: Mapping[str, str]) -> TextFrontConfig:
+    """The front in `folder`. Raises InvalidInputError naming the field."""
+    settings.refuse_unknown(values, settings.names(TextEngineSettings, PolymorphSettings))
+    serving = settings.read(PolymorphSettings, values)
+    return TextFrontConfig(folder.name, folder, config, settings.read(TextEngineSettings, values), serving)
+
+
+def publish(front: TextFrontConfig, paths: BuildPaths, progress: ProgressCallback) -> tuple[Manifest, Placement, bool]:
+    """Build the engines unless they are current, and write the folders of the front and of its workers.
+
+    Returns the manifest, the placement, and whether the engines were built.
+    """
+    planned = plan(front, paths)
+    engines = paths.engines / front.name
+    stale = not is_current(planned, engines)
+    result = build(planned, engines, progress) if stale else manifest.load(engines)
+    return result, _write_folders(planned, engines, result, paths), stale
+
+
+def _write_folders(planned: Plan, engines: Path, result: Manifest, paths: BuildPaths) -> Placement:
+    """Write the folders with every `auto` replaced by the plan's choice. Returns the placement of the engines."""
+    front = planned.front
+    target = paths.generated / front.name
+    placement = choose_placement(front.serving, result)
+    parameters = {
+        "provider": result.provider,
+        "precision": result.precision,
+        "engines": paths.portable(engines, target),
+        "manifest_sha256": manifest.sha256(engines),
+        "checkpoint_sha256": result.checkpoint_sha256,
+        "profile": json.dumps(latency_profile(result)),
+        **placement_parameters(placement, front, result),
+    }
+    assert set(parameters) <= settings.names(
+        TextEngineSettings, PolymorphSettings, GeneratedSettings, PlacementSettings
+    )
+    summary = f"engines: {result.provider}, {result.precision}; {result.tolerance}"
+    config = write_front(front.folder, front.config, target, parameters, summary)
+    write_workers(config, result, paths.generated)
+    return placement
+
+
+def latency_profile(engines: Manifest) -> dict[str, object]:
+    """The measured latencies for the generated config.pbtxt: milliseconds on one thread.
+
+    Each point of `latency` is [tokens, median, 99th percentile, minimum].
+    """
+    return {
+        "hardware": engines.hardware,
+        "provider": f"{engines.provider} {engines.provider_version}",
+        "precision": engines.precision,
+        "engines": [
+            {
+                "tokens": entry.tokens,
+                "rows": entry.rows,
+                "latency": [[point.tokens, point.median_ms, point.p99_ms, point.best_ms] for point in entry.latency],
+            }
+            for entry in engines.engines
+        ],
+    }

@@ -1,0 +1,133 @@
+"""What to build for a text front, with every `auto` resolved."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from build_engines.paths import BuildPaths
+from build_engines.text.config import TextFrontConfig, length_histogram, read_json
+from shapeshift.engines import hardware, manifest
+from shapeshift.engines.checkpoint import Checkpoint, find, open_checkpoint
+from shapeshift.engines.hardware import cpu_model
+from shapeshift.engines.interfaces import Provider
+from shapeshift.engines.providers import lookup
+from shapeshift.engines.text import heads
+from shapeshift.errors import EngineError, InvalidInputError, NotFoundError
+from shapeshift.files import file_sha256
+from shapeshift.serving.text_inputs import ENGINE_MS, OFFSETS, TEXT_PAIR
+from shapeshift.triton import model_config
+
+# Incremented when a change of this project makes engines that were built before wrong or worse.
+_BUILD_FORMAT = 5
+# Outputs that the front computes, not an engine.
+_FRONT_OUTPUTS: dict[str, tuple[str, tuple[int, ...]]] = {
+    OFFSETS: ("TYPE_INT32", (-1, 2)),
+    ENGINE_MS: ("TYPE_FP32", (1,)),
+}
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A text front, and the checkpoint, provider and precision to build with. `head`: the file of its head, if any."""
+
+    front: TextFrontConfig
+    checkpoint: Checkpoint
+    provider: Provider
+    precision: str
+    head: Path | None = None
+
+    @property
+    def source_sha256(self) -> str:
+        """The hash of what the engines compute: the checkpoint, the number of its layers and the head."""
+        layers = self.front.settings.layers
+        if not layers and self.head is None:
+            return self.checkpoint.sha256
+        parts = [self.checkpoint.sha256, str(layers), file_sha256(self.head) if self.head else ""]
+        return hashlib.sha256("\n".join(parts).encode()).hexdigest()
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        """The class names of LOGITS."""
+        return heads.head_labels(self.head) if self.head else heads.config_labels(self.checkpoint.config)
+
+    @property
+    def engine_outputs(self) -> tuple[str, ...]:
+        """The outputs in config.pbtxt that engines compute, in their order."""
+        return tuple(output.name for output in self.front.config.output if output.name not in _FRONT_OUTPUTS)
+
+    @property
+    def pairs(self) -> bool:
+        """Whether texts may be pairs."""
+        return any(tensor.name == TEXT_PAIR for tensor in self.front.config.input)
+
+    def key(self) -> str:
+        """Changes if, and only if, the engines must be rebuilt."""
+        inputs: dict[str, Any] = {
+            "format": _BUILD_FORMAT,
+            "settings": asdict(self.front.settings),
+            "histogram": length_histogram(self.front),
+            "outputs": [[output.name, list(output.dims)] for output in self.front.config.output],
+            "pairs": self.pairs,
+            "checkpoint": self.source_sha256,
+            "provider": [self.provider.name, self.provider.version()],
+            "precision": self.precision,
+            "hardware": cpu_model(),
+        }
+        if self.front.settings.profile_file:
+            inputs["profile"] = read_json(self.front.folder / self.front.settings.profile_file, "profile_file")
+        return hashlib.sha256(json.dumps(inputs, sort_keys=True).encode()).hexdigest()
+
+
+def plan(front: TextFrontConfig, paths: BuildPaths) -> Plan:
+    """Resolve checkpoint, provider, precision and head. Raises ShapeshiftError."""
+    settings = front.settings
+    checkpoint = open_checkpoint(find(settings.checkpoint, paths.checkpoints))
+    provider = lookup.PROVIDERS[lookup.resolve(settings.provider)]
+    on_gpu = provider.name == "tensorrt"
+    # The CPU kernels of ONNX Runtime do not support bf16.
+    requested = "f32" if settings.precision == "auto" and provider.name == "onnxruntime" else settings.precision
+    head = find_head(settings.head, paths) if settings.head else None
+    return Plan(front, checkpoint, provider, hardware.resolve_precision(requested, on_gpu), head)
+
+
+def find_head(name: str, paths: BuildPaths) -> Path:
+    """The file `name`: a path, or below the folders of checkpoints. Raises NotFoundError."""
+    candidates = [Path(name), *(folder / name for folder in paths.checkpoints)]
+    for candidate in candidates:
+        if candidate.is_file():
+            return candidate
+    raise NotFoundError(f"head: no file {', '.join(map(str, candidates))}")
+
+
+def is_current(planned: Plan, folder: Path) -> bool:
+    """Whether `folder` holds exactly what `planned` would build, undamaged."""
+    try:
+        found = manifest.load(folder)
+        found.check_files(folder)
+    except EngineError:
+        return False
+    return found.build_key == planned.key()
+
+
+def output_dims(planned: Plan, hidden: int) -> dict[str, tuple[int, ...]]:
+    """The possible outputs of this plan's engines: dims without the row axis, -1 for one value per token."""
+    return {"EMBEDDING": (hidden,), "LOGITS": (len(planned.labels),), "IMPORTANCE": (-1,)}
+
+
+def check_outputs(planned: Plan, dims: dict[str, tuple[int, ...]]) -> dict[str, tuple[int, ...]]:
+    """The outputs in `dims` that config.pbtxt lists. Raises InvalidInputError for an unknown output or wrong dims."""
+    allowed = {name: ("TYPE_FP32", own) for name, own in dims.items()} | _FRONT_OUTPUTS
+    for output in planned.front.config.output:
+        if output.name not in allowed:
+            raise InvalidInputError("output", output.name, f"one of {', '.join(allowed)}")
+        kind, own = allowed[output.name]
+        wanted = f"data_type: {kind} dims: [ {', '.join(map(str, own))} ] for this checkpoint"
+        if list(output.dims) != list(own) or model_config.type_name(output) != kind:
+            raise InvalidInputError(f"output {output.name}", [model_config.type_name(output), *output.dims], wanted)
+    if not planned.engine_outputs:
+        raise InvalidInputError("output", [], f"at least one of {', '.join(dims)}")
+    return {name: dims[name] for name in planned.engine_outputs}

@@ -1,0 +1,119 @@
+"""The placement of a text model's engines, and the model folders of its workers."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from build_engines.model_folder import CONFIG, write_folder
+from build_engines.text.config import TextFrontConfig, length_histogram
+from shapeshift.engines.hardware import gpus
+from shapeshift.engines.manifest import Manifest
+from shapeshift.errors import InvalidInputError
+from shapeshift.polymorph.policy import placement
+from shapeshift.polymorph.policy.placement import Placement
+from shapeshift.polymorph.service_times import bin_edges
+from shapeshift.polymorph.settings import MAX_WORKERS, PolymorphSettings, worker_name
+from shapeshift.polymorph.worker import INPUTS, STATE
+from shapeshift.triton import model_config
+
+_MIB = 2**20
+
+
+def check_names(fronts: Sequence[str]) -> None:
+    """Raise InvalidInputError if a front has the name of another front's worker."""
+    for name in fronts:
+        if any(_names_of(front).fullmatch(name) for front in fronts):
+            raise InvalidInputError("name", name, "another name: this is the name of a worker")
+
+
+def choose_placement(own: PolymorphSettings, manifest: Manifest) -> Placement:
+    """The placement that config.pbtxt names, with `auto` resolved."""
+    devices = gpus() if manifest.provider in ("tensorrt", "onnxruntime") else 0
+    if own.placement == "auto":
+        # Each engine holds its own packed copy of the weights, even if engines share a file. A file's size is a lower
+        # bound of the memory of one engine.
+        files = len({entry.file for entry in manifest.engines})
+        engine_mb = sum(entry.size for entry in manifest.files.values()) / files / _MIB
+        workers = own.workers or own.max_workers
+        return placement.decide(len(manifest.engines), engine_mb, own.memory_mb, devices, workers)
+    if own.placement == "inline":
+        return Placement("inline", 0, "named in config.pbtxt")
+    count = own.workers or max(own.min_workers, min(devices or 2, own.max_workers or MAX_WORKERS))
+    return Placement("resident" if own.placement == "resident" else "partitioned", count, "named in config.pbtxt")
+
+
+def placement_parameters(placement: Placement, front: TextFrontConfig, manifest: Manifest) -> dict[str, str]:
+    """The parameters of the placement in the generated config.pbtxt. Raises InvalidInputError as PolymorphSettings."""
+    parameters = {"placement": placement.name, "placement_reason": placement.reason}
+    if placement.name == "inline":
+        return parameters
+    own = front.serving
+    most = max(own.max_workers, placement.workers, own.pool_workers)
+    if own.min_workers > most or most > MAX_WORKERS:
+        raise InvalidInputError("min_workers", own.min_workers, f"at most the maximum number of workers ({most})")
+    # The constructor checks the settings again, now with the resolved placement.
+    replace(own, placement=placement.name, workers=placement.workers, max_workers=most)
+    edges = bin_edges(manifest)
+    weights = length_histogram(front)
+    shares = [sum(weights[low:high]) for low, high in zip([0, *edges], edges, strict=False)]
+    return parameters | {
+        "workers": str(placement.workers),
+        "min_workers": str(own.min_workers or (1 if own.worker_pool else placement.workers)),
+        "max_workers": str(most),
+        "bin_edges": json.dumps(edges),
+        "plan_histogram": json.dumps([round(share / sum(shares), 6) for share in shares]),
+    }
+
+
+def write_workers(front: Any, manifest: Manifest, repository: Path) -> None:
+    """Write the folders of the workers of the front with the generated config `front`, and delete its other workers."""
+    parameters = model_config.parameters(front)
+    count = 0 if parameters["placement"] == "inline" else int(parameters["max_workers"])
+    configs = {
+        worker_name(front.name, number): _worker_config(front, parameters, manifest, number) for number in range(count)
+    }
+    for folder in repository.iterdir():
+        if _names_of(front.name).fullmatch(folder.name) and folder.name not in configs:
+            shutil.rmtree(folder)
+    for name, config in configs.items():
+        write_folder(repository / name, {CONFIG: model_config.as_text(config)})
+
+
+def _worker_config(front: Any, parameters: dict[str, str], manifest: Manifest, number: int) -> Any:
+    config = type(front)()
+    config.name = worker_name(front.name, number)
+    config.backend = front.backend
+    config.max_batch_size = 0
+    for name, data_type in zip(INPUTS, ("TYPE_INT64", "TYPE_INT32"), strict=True):
+        _tensor(config.input.add(), name, data_type, [-1])
+    for output in manifest.outputs:
+        _tensor(config.output.add(), output.name, output.data_type, [-1, *output.dims])
+    _tensor(config.output.add(), STATE, "TYPE_INT64", [3])
+    group = config.instance_group.add()
+    group.count = 1
+    devices = gpus() if manifest.provider in ("tensorrt", "onnxruntime") else 0
+    group.kind = group.KIND_GPU if devices else group.KIND_CPU
+    if devices:
+        group.gpus.append(number % devices)
+    # A worker takes texts of any length until the sidecar assigns a bin.
+    longest_bin = 0 if parameters["placement"] == "resident" else manifest.max_tokens
+    for name, value in {**parameters, "worker_of": str(front.name), "bin": str(longest_bin), "generation": "0"}.items():
+        if name != "profile":
+            model_config.set_parameter(config, name, value)
+    return config
+
+
+def _names_of(front: str) -> re.Pattern[str]:
+    return re.compile(rf"{re.escape(front)}_w\d+")
+
+
+def _tensor(tensor: Any, name: str, data_type: str, dims: list[int]) -> None:
+    tensor.name = name
+    tensor.data_type = type(tensor).DESCRIPTOR.fields_by_name["data_type"].enum_type.values_by_name[data_type].number
+    tensor.dims.extend(dims)

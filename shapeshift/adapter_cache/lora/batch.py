@@ -1,0 +1,218 @@
+"""LoRA over the linears of a base model: the layout of an adapter's factors in memory, and one hook for each batch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from shapeshift.fused_decode.interfaces import (
+    DOWN,
+    GATE_UP,
+    LINEARS,
+    OUTPUT,
+    QKV,
+    Groups,
+    LinearDelta,
+    LowRank,
+    StepBatch,
+)
+from shapeshift.fused_decode.model.architecture import Architecture
+
+ALIGNMENT = 32
+"""Elements; every factor starts at a multiple of it."""
+PARTS, FIELDS = 3, 4
+OFFSET = 0
+"""Field of `LowRank.places` that holds the offset of a factor."""
+
+TARGETS = {
+    "self_attn.q_proj": (QKV, 0),
+    "self_attn.k_proj": (QKV, 1),
+    "self_attn.v_proj": (QKV, 2),
+    "self_attn.o_proj": (OUTPUT, 0),
+    "mlp.gate_proj": (GATE_UP, 0),
+    "mlp.up_proj": (GATE_UP, 1),
+    "mlp.down_proj": (DOWN, 0),
+}
+"""The linears of a checkpoint, and where the runtime has them: linear, and part of its outputs."""
+
+
+# The layout of one adapter.
+
+
+@dataclass(frozen=True)
+class Part:
+    """A part of a linear: it takes `inputs` numbers and gives `outputs` of the linear's outputs, from `first` on."""
+
+    inputs: int
+    first: int
+    outputs: int
+
+
+@dataclass(frozen=True)
+class Factor:
+    """One low-rank term, for one part of a linear: A [rank, inputs] and B [outputs, rank].
+
+    scale  multiplies B
+    a, b   names of the tensors in the adapter's file
+    """
+
+    layer: int
+    linear: int
+    part: int
+    rank: int
+    scale: float
+    a: str
+    b: str
+
+
+def linear_parts(a: Architecture) -> dict[tuple[int, int], Part]:
+    """The parts of a layer's linears, by linear and part."""
+    query, kv, inner = a.query_width, a.kv_width, a.intermediate
+    return {
+        (QKV, 0): Part(a.hidden, 0, query),
+        (QKV, 1): Part(a.hidden, query, kv),
+        (QKV, 2): Part(a.hidden, query + kv, kv),
+        (OUTPUT, 0): Part(query, 0, a.hidden),
+        (GATE_UP, 0): Part(a.hidden, 0, inner),
+        (GATE_UP, 1): Part(a.hidden, inner, inner),
+        (DOWN, 0): Part(inner, 0, a.hidden),
+    }
+
+
+def lay_out(architecture: Architecture, factors: Sequence[Factor]) -> tuple[torch.Tensor, int]:
+    """The places of an adapter's factors relative to its first element, and the elements that all of them take.
+
+    The places are INT64 [layers, LINEARS, PARTS, FIELDS], see `fused_decode.interfaces.LowRank`. B lies transposed.
+    """
+    parts = linear_parts(architecture)
+    places = torch.zeros(architecture.layers, LINEARS, PARTS, FIELDS, dtype=torch.int64)
+    end = 0
+    for factor in factors:
+        part = parts[factor.linear, factor.part]
+        row = torch.tensor([end, factor.rank, part.first, part.outputs])
+        places[factor.layer, factor.linear, factor.part] = row
+        end += -(-factor.rank * (part.inputs + part.outputs) // ALIGNMENT) * ALIGNMENT
+    return places, end
+
+
+def shifted(relative: torch.Tensor, start: int) -> torch.Tensor:
+    """The places of an adapter that starts at element `start`."""
+    places = relative.clone()
+    places[..., OFFSET] += start
+    return places
+
+
+# The adapters of one batch.
+
+
+@dataclass(frozen=True)
+class BatchAdapters:
+    """The adapters of a batch.
+
+    memory  flat; holds the factors
+    places  INT64 [adapters, layers, LINEARS, PARTS, FIELDS], see `fused_decode.interfaces.LowRank`
+    """
+
+    memory: torch.Tensor
+    places: torch.Tensor
+
+
+class LoraKernels(Protocol):
+    """One implementation of the LoRA arithmetic."""
+
+    name: str
+
+    def prepare(self, adapters: BatchAdapters) -> PreparedAdapters:
+        """The work that is done once for a set of adapters; valid until the set changes or one of them moves."""
+        ...
+
+    def store(self, target: torch.Tensor, source: torch.Tensor, transposed: bool, scale: float) -> bool:
+        """Write `source` [rows, columns], or its transpose, times `scale` into `target`; whether all is finite."""
+        ...
+
+
+class PreparedAdapters(Protocol):
+    """The adapters of a batch, ready to be added."""
+
+    @property
+    def arrays(self) -> BatchAdapters | None:
+        """The adapters, if the model may compute their terms itself; None if it must call `add`."""
+        ...
+
+    def add(self, groups: Groups, layer: int, linear: int, inputs: torch.Tensor, outputs: torch.Tensor) -> None:
+        """See `fused_decode.interfaces.LinearDelta.add`; group g belongs to the g-th adapter."""
+        ...
+
+
+class LoraDelta:
+    """See `fused_decode.interfaces.LinearDelta`: prepared adapters for the tokens of one step."""
+
+    def __init__(self, prepared: PreparedAdapters, adapters: npt.NDArray[np.int64], count: int) -> None:
+        """adapters: INT64 [tokens], the index of each token's adapter, -1 for none; count: number of adapters."""
+        self._prepared = prepared
+        self._adapters = adapters
+        self._count = count
+        self._groups = group_tokens(adapters, count)
+
+    def add(self, layer: int, linear: int, inputs: torch.Tensor, outputs: torch.Tensor) -> None:
+        self._prepared.add(self._groups, layer, linear, inputs, outputs)
+
+    def subset(self, tokens: torch.Tensor) -> LoraDelta | None:
+        adapters = self._adapters[tokens.cpu().numpy()]
+        if np.array_equal(adapters, self._adapters):
+            return self
+        return LoraDelta(self._prepared, adapters, self._count) if (adapters >= 0).any() else None
+
+    def low_rank(self, last: torch.Tensor) -> LowRank | None:
+        arrays = self._prepared.arrays
+        if arrays is None:
+            return None
+        adapters = self._adapters[last.numpy()]
+        unchanged = np.array_equal(adapters, self._adapters)
+        last_groups = self._groups if unchanged else group_tokens(adapters, self._count)
+        return LowRank(arrays.memory, arrays.places, self._groups, last_groups)
+
+
+def group_tokens(adapters: npt.NDArray[np.int64], count: int) -> Groups:
+    """Group tokens by adapter: INT64 [tokens], -1 for none, of adapters 0 to count - 1."""
+    order = np.argsort(adapters, kind="stable")
+    firsts = np.searchsorted(adapters[order], np.arange(count + 1))
+    order, firsts = order[firsts[0] :], firsts - firsts[0]
+    return Groups(len(adapters), torch.from_numpy(firsts.astype(np.int32)), torch.from_numpy(order.astype(np.int32)))
+
+
+class LoraHook:
+    """See `fused_decode.interfaces.LinearHook`.
+
+    places_of(numbers): the places of adapters by number, and a version that changes when one of them moves.
+    """
+
+    def __init__(
+        self,
+        memory: torch.Tensor,
+        places_of: Callable[[list[int]], tuple[list[torch.Tensor], int]],
+        kernels: LoraKernels,
+    ) -> None:
+        self._memory = memory
+        self._places_of = places_of
+        self._kernels = kernels
+        self._key: tuple[list[int], int] | None = None
+        self._prepared: PreparedAdapters | None = None
+
+    def linear_delta(self, batch: StepBatch) -> LinearDelta:
+        assert batch.adapters is not None
+        adapters = np.repeat(batch.adapters.numpy(), batch.lengths.numpy())
+        present = np.unique(adapters)
+        present = present[present >= 0]
+        numbers = present.tolist()
+        places, version = self._places_of(numbers)
+        if self._prepared is None or self._key != (numbers, version):
+            self._key = numbers, version
+            self._prepared = self._kernels.prepare(BatchAdapters(self._memory, torch.stack(places)))
+        indices = np.where(adapters < 0, -1, np.searchsorted(present, adapters))
+        return LoraDelta(self._prepared, indices, len(numbers))

@@ -1,0 +1,144 @@
+"""The record of one adapter, and the table of all adapters that requests may name, resident or not."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+import time
+from dataclasses import dataclass, field
+
+import torch
+
+from shapeshift.adapter_cache.interfaces import AdapterInfo
+from shapeshift.adapter_cache.lora.batch import lay_out
+from shapeshift.adapter_cache.registry.peft import PeftAdapter
+from shapeshift.fused_decode.model.architecture import Architecture
+
+ABSENT, LOADING, READY = range(3)
+_LINGER_S = 5.0
+"""Seconds that a withdrawn adapter stays in the table, for requests that have just resolved its name."""
+_numbers = itertools.count()
+
+
+@dataclass(eq=False)
+class Adapter:
+    """One version of a registered adapter; new weights under the same name make a new record.
+
+    info      its name is unique; label: the name that requests use
+    number    its value in `StepBatch.adapters`
+    relative  places of its factors in its own memory of `elements`, see `lora.batch.lay_out`; places: in the buffer
+    verified  whether its files have the hash `sha256`
+    error     why it cannot be loaded
+    on_demand whether a request caused the load and no request has used it since
+    users     running requests that use it
+    uses, last, base  see `interfaces.EvictEntry`
+
+    `Catalogue` creates the record. `Preloader.pin` sets `pinned`, on the thread of the catalogue. On the loader's
+    thread, `load_weights` sets `verified` and `AdapterCache` sets `state` to READY. On the generating thread,
+    `AdapterCache` sets `state` to LOADING and writes `error`, `on_demand`, `users`, `uses`, `last` and `base`;
+    `Placement` writes `places` and sets `state` to ABSENT.
+    """
+
+    info: AdapterInfo
+    label: str
+    sha256: str
+    source: PeftAdapter
+    relative: torch.Tensor
+    elements: int
+    pinned: bool = False
+    number: int = field(default_factory=lambda: next(_numbers))
+    verified: bool = False
+    error: Exception | None = None
+    state: int = ABSENT
+    places: torch.Tensor | None = None
+    on_demand: bool = False
+    users: int = 0
+    uses: int = 0
+    last: float = 0.0
+    base: float = 0.0
+
+    @property
+    def name(self) -> str:
+        return self.info.name
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether it may be evicted."""
+        return self.state == READY and not self.users
+
+
+def make_adapter(label: str, sha256: str, source: PeftAdapter, base: Architecture, element_bytes: int) -> Adapter:
+    """The record of a checked adapter."""
+    relative, elements = lay_out(base, source.factors)
+    number = next(_numbers)
+    info = AdapterInfo(f"{label}@{sha256[:12]}.{number}", source.rank, elements * element_bytes)
+    return Adapter(info, label, sha256, source, relative, elements, number=number)
+
+
+class AdapterTable:
+    """Adapters by name and by number, and how many requests wait for each. Any thread, unless stated otherwise.
+
+    by_name  all adapters
+    waiting  number of waiting requests by adapter; the adapter whose first request has waited longest is first
+    """
+
+    def __init__(self) -> None:
+        self.by_name: dict[str, Adapter] = {}
+        self.waiting: dict[str, int] = {}
+        self._by_number: dict[int, Adapter] = {}
+        self._withdrawn: dict[str, tuple[Adapter, float]] = {}
+        self._lock = threading.Lock()
+
+    def __getitem__(self, name: str) -> Adapter:
+        return self.by_name[name]
+
+    def numbered(self, number: int) -> Adapter:
+        """The adapter with this number."""
+        return self._by_number[number]
+
+    def all(self) -> list[Adapter]:
+        """All adapters."""
+        return list(self.by_name.values())
+
+    def add(self, adapter: Adapter) -> None:
+        """Requests may name `adapter` from now on."""
+        self._by_number[adapter.number] = adapter
+        self.by_name[adapter.name] = adapter
+
+    def withdraw(self, adapter: Adapter) -> None:
+        """No further request will name `adapter`."""
+        self._withdrawn[adapter.name] = adapter, time.monotonic() + _LINGER_S
+
+    def queued(self, name: str) -> None:
+        """Count one more waiting request."""
+        with self._lock:
+            self.waiting[name] = self.waiting.get(name, 0) + 1
+
+    def unqueued(self, name: str) -> None:
+        """Count one waiting request less."""
+        with self._lock:
+            self.waiting[name] -= 1
+            if not self.waiting[name]:
+                del self.waiting[name]
+
+    def waiting_adapters(self) -> list[Adapter]:
+        """The adapters that requests wait for, in the order of `waiting`."""
+        with self._lock:
+            return [self.by_name[name] for name in self.waiting]
+
+    def pop_unused(self) -> list[Adapter]:
+        """The withdrawn adapters that no request uses or waits for and that are not loading; generating thread.
+
+        The caller evicts them. Those withdrawn some seconds ago also leave the table.
+        """
+        with self._lock:
+            found = [
+                (adapter, until)
+                for adapter, until in self._withdrawn.values()
+                if adapter.name not in self.waiting and not adapter.users and adapter.state != LOADING
+            ]
+        for adapter, until in found:
+            if time.monotonic() > until:
+                del self._withdrawn[adapter.name], self._by_number[adapter.number]
+                self.by_name.pop(adapter.name)
+        return [adapter for adapter, _ in found]

@@ -1,0 +1,110 @@
+"""The thread that loads adapters from their files into the shared buffer, beside the decode loop."""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from collections.abc import Callable
+
+import torch
+from safetensors import SafetensorError, safe_open
+
+from shapeshift.adapter_cache.lora.batch import OFFSET
+from shapeshift.adapter_cache.memory.adapter_table import Adapter
+from shapeshift.adapter_cache.registry import store
+from shapeshift.engines.hardware import cores
+from shapeshift.errors import EngineError, InvalidInputError
+
+Store = Callable[[torch.Tensor, torch.Tensor, bool, float], bool]
+"""See `LoraKernels.store`."""
+OnLoaded = Callable[[Adapter, Exception | None, float], None]
+
+_PAUSE = 8.0 / cores()
+"""Seconds of pause for each second of CPU time while requests run: a load takes a tenth of two cores, less of more."""
+
+
+def load_weights(
+    target: torch.Tensor, adapter: Adapter, write: Store, pause: Callable[[], None] = lambda: None
+) -> None:
+    """Write an adapter's factors into its memory, [elements], see `lora.batch.lay_out`; `pause()` is called in between.
+
+    Raises InvalidInputError if the weights are not finite, EngineError if a file has changed or is unreadable.
+    """
+    source = adapter.source
+    try:
+        if not adapter.verified:
+            if store.digest(source.folder, pause) != adapter.sha256:
+                raise EngineError(f"adapter {adapter.label}: its files differ from the registered ones; add it again")
+            adapter.verified = True
+        stat = source.weights.stat()
+        if (stat.st_size, stat.st_mtime_ns) != source.stamp:
+            name = source.weights.name
+            raise EngineError(f"adapter {adapter.label}: {name} has changed since it was registered; add it again")
+        with safe_open(str(source.weights), framework="pt") as file:
+            for factor in source.factors:
+                a, b = file.get_tensor(factor.a), file.get_tensor(factor.b)
+                start = int(adapter.relative[factor.layer, factor.linear, factor.part, OFFSET])
+                middle = start + a.numel()
+                if not write(target[start:middle], a, False, 1.0):
+                    raise InvalidInputError(f"adapter {adapter.label}, {factor.a}", "NaN or infinity", "finite weights")
+                if not write(target[middle : middle + b.numel()], b, True, factor.scale):
+                    raise InvalidInputError(f"adapter {adapter.label}, {factor.b}", "NaN or infinity", "finite weights")
+                pause()
+    except (SafetensorError, OSError) as error:
+        raise EngineError(f"adapter {adapter.label} is no longer readable: {error}") from None
+
+
+class Loader:
+    """Loads one adapter after another, and calls `on_loaded(adapter, error, seconds)` on its thread after each.
+
+    While `is_busy()` it works in small pieces and pauses between them, since it takes CPU time from running requests.
+    Loads to a GPU go through pinned memory and a separate stream; we have not run that path.
+    """
+
+    def __init__(self, on_loaded: OnLoaded, write: Store, is_busy: Callable[[], bool] = lambda: False) -> None:
+        self._on_loaded = on_loaded
+        self._write = write
+        self._is_busy = is_busy
+        self._cpu_since = 0.0
+        self._queue: queue.SimpleQueue[tuple[Adapter, torch.Tensor] | None] = queue.SimpleQueue()
+        self._closing = False
+        self._thread = threading.Thread(target=self._run, name="adapters", daemon=True)
+        self._thread.start()
+
+    def submit(self, adapter: Adapter, target: torch.Tensor) -> None:
+        """Fill `target`, [elements], which must not be used elsewhere until `on_loaded`."""
+        self._queue.put((adapter, target))
+
+    def close(self, timeout_s: float = 5.0) -> None:
+        """Finish the current load and end the thread."""
+        self._closing = True
+        self._queue.put(None)
+        self._thread.join(timeout_s)
+
+    def _run(self) -> None:
+        while (job := self._queue.get()) is not None and not self._closing:
+            start, self._cpu_since = time.monotonic(), time.thread_time()
+            error: Exception | None = None
+            try:
+                self._load(*job)
+            except Exception as raised:  # noqa: BLE001  one bad file must not end the thread
+                error = raised
+            self._on_loaded(job[0], error, time.monotonic() - start)
+
+    def _pause(self) -> None:
+        if self._is_busy() and not self._closing:
+            time.sleep(_PAUSE * (time.thread_time() - self._cpu_since))
+        self._cpu_since = time.thread_time()
+
+    def _load(self, adapter: Adapter, target: torch.Tensor) -> None:
+        with torch.inference_mode():
+            if target.device.type != "cuda":
+                load_weights(target, adapter, self._write, self._pause)
+                return
+            staged = torch.empty(target.shape, dtype=target.dtype, pin_memory=True)
+            load_weights(staged, adapter, self._write, self._pause)
+            stream = torch.cuda.Stream(target.device)  # type: ignore[no-untyped-call]
+            with torch.cuda.stream(stream):
+                target.copy_(staged, non_blocking=True)
+            stream.synchronize()

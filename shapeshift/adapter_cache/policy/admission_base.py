@@ -1,0 +1,259 @@
+"""What all schedulers share: queue limits, memory, pending adapter loads, and a bound on overtaking."""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import math
+import threading
+from abc import abstractmethod
+from collections.abc import Container
+from typing import Generic, TypeVar
+
+from shapeshift.adapter_cache.interfaces import SizedRequest
+from shapeshift.adapter_cache.policy.scheduling import SchedulerInputs
+from shapeshift.fused_decode.policy.admission import Admission, QueueBounds
+from shapeshift.serving.bounds import unloading
+
+T = TypeVar("T", bound=SizedRequest)
+
+
+class OvertakingBound(Generic[T]):
+    """Bounds how many requests may overtake one that waits, whatever the order.
+
+    A request is due once `patience` times as many requests have been admitted since its arrival as were waiting or
+    running then. The bound counts admissions, so it holds at any speed; arrival order needs a patience of 1.
+    """
+
+    def __init__(self, patience: float) -> None:
+        """patience: 0 disables the bound."""
+        self.admissions = 0
+        self._patience = patience
+        self._heap: list[tuple[float, int, T]] = []
+        self._numbers = itertools.count()
+
+    def add(self, request: T, before: int) -> None:
+        """`request` starts to wait behind `before` waiting or running requests."""
+        if self._patience:
+            due = self.admissions + self._patience * before
+            heapq.heappush(self._heap, (due, next(self._numbers), request))
+
+    def due(self, waiting: Container[T]) -> T | None:
+        """The request among `waiting` that has been due for longest."""
+        while self._heap and self._heap[0][2] not in waiting:
+            heapq.heappop(self._heap)
+        return self._heap[0][2] if self._heap and self._heap[0][0] <= self.admissions else None
+
+
+class AdmissionBase(Admission[T]):
+    """A scheduler without an order: subclasses implement `_select`.
+
+    A request is waiting, reserved (its slot and tokens are kept for it while its adapter loads) or running. A due
+    request goes before all others; while it cannot be admitted, no other request is.
+    """
+
+    def __init__(self, inputs: SchedulerInputs, patience: float | None = None) -> None:
+        """patience: in place of the setting."""
+        self._memory = inputs.memory
+        self._clock = inputs.clock
+        self._slot_tokens = inputs.slot_tokens
+        self._bounds = QueueBounds(inputs.queue_requests, inputs.queue_tokens)
+        self._overtaking: OvertakingBound[T] = OvertakingBound(
+            inputs.settings.patience if patience is None else patience
+        )
+        self._waiting: dict[T, None] = {}
+        self._reserved: dict[T, None] = {}
+        self._running: dict[T, None] = {}
+        self._queued_tokens = 0
+        # Of the current call of `admit`.
+        self._admitted: list[T] = []
+        self._free_slots = 0
+        self._closed = False
+        self._lock = threading.Lock()
+
+    # The order, implemented by subclasses. All are called with the lock held.
+
+    @abstractmethod
+    def _select(self) -> None:
+        """Call `_try_admit` for waiting requests in the scheduler's order while there is capacity."""
+
+    def _on_submit(self, request: T) -> None:
+        """`request` has just been submitted; `_on_wait` follows."""
+
+    def _on_wait(self, request: T) -> None:
+        """`request` joins the waiting requests."""
+
+    def _on_leave(self, request: T) -> None:
+        """`request` leaves the waiting requests."""
+
+    def _on_charge(self, request: T) -> None:
+        """`request` is reserved or running from now on."""
+
+    def _on_refund(self, request: T) -> None:
+        """`request` is no longer reserved or running."""
+
+    def _on_end(self, request: T, ran: bool) -> None:
+        """`request` has left for good; ran: whether it held a slot."""
+
+    def _check_order(self) -> None:
+        """Raise AssertionError if the counts of the subclass are wrong."""
+
+    # The admission protocol.
+
+    def __len__(self) -> int:
+        return len(self._waiting) + len(self._reserved)
+
+    def refuse_when_full(self) -> None:
+        if self._closed:
+            raise unloading()
+        self._bounds.require_place(len(self))
+
+    def submit(self, request: T) -> None:
+        with self._lock:
+            self.refuse_when_full()
+            self._bounds.require_tokens(self._queued_tokens, request.tokens)
+            self._overtaking.add(request, len(self) + len(self._running))
+            self._on_submit(request)
+            self._start_waiting(request)
+
+    def admit(self, free: int) -> list[T]:
+        with self._lock:
+            self._admitted = []
+            self._admit_reserved()
+            self._free_slots = free - len(self._admitted) - len(self._reserved)
+            if self._admit_due():
+                self._select()
+            return self._admitted
+
+    def withdraw(self, request: T) -> bool:
+        with self._lock:
+            if request in self._reserved:
+                del self._reserved[request]
+                self._on_refund(request)
+            elif request in self._waiting:
+                self._stop_waiting(request)
+            else:
+                return False
+            self._memory.unqueued(request.adapter)
+            self._queued_tokens -= request.tokens
+            self._on_end(request, ran=False)
+        return True
+
+    def finished(self, request: T) -> None:
+        with self._lock:
+            self._stop_running(request)
+            self._on_end(request, ran=True)
+
+    def close(self) -> list[T]:
+        with self._lock:
+            self._closed = True
+            left = sorted([*self._waiting, *self._reserved], key=lambda request: request.arrived)
+        for request in left:
+            self.withdraw(request)
+        return left
+
+    def check_integrity(self) -> None:
+        with self._lock:
+            queued = [*self._waiting, *self._reserved]
+            assert self._queued_tokens == sum(request.tokens for request in queued), "the token count is wrong"
+            assert len({*queued, *self._running}) == len(queued) + len(self._running), "a request has two states"
+            self._check_order()
+
+    # For subclasses.
+
+    def _spare_tokens(self) -> float:
+        """Tokens of KV cache that are not reserved; infinite while no request is reserved or running."""
+        if not self._running and not self._reserved:
+            return math.inf
+        return self._memory.free_tokens - self._reserved_tokens()
+
+    def _reserved_tokens(self) -> int:
+        """Tokens of KV cache of the requests that get their slots next."""
+        return sum(map(self._cache_tokens, self._admitted)) + sum(map(self._cache_tokens, self._reserved))
+
+    def _cache_tokens(self, request: T) -> int:
+        """Tokens of KV cache that `request` takes."""
+        return max(self._slot_tokens, request.tokens)
+
+    def _try_admit(self, request: T, reserve: bool = True) -> bool:
+        """Admit `request`, or reserve its slot while its adapter loads; returns whether either was possible.
+
+        reserve: False leaves the request waiting while its adapter loads.
+        """
+        if self._free_slots < 1 or self._cache_tokens(request) > self._spare_tokens():
+            return False
+        ready = self._acquire(request, self._reserved_tokens())
+        if not ready and (self._memory.resident(request.adapter) or not self._start_load(request) or not reserve):
+            return False
+        self._free_slots -= 1
+        self._overtaking.admissions += 1
+        self._stop_waiting(request)
+        self._on_charge(request)
+        if ready:
+            self._start_running(request)
+        else:
+            self._reserved[request] = None
+        return True
+
+    def _start_load(self, request: T) -> bool:
+        """Start to load the adapter of `request`; False if it does not fit beside all that is reserved."""
+        reserved = self._reserved_tokens() + self._cache_tokens(request)
+        return request.adapter is None or self._memory.start_load(request.adapter, reserved)
+
+    def _squash(self, request: T) -> None:
+        """Move a running request back to its old place among the waiting ones."""
+        self._stop_running(request)
+        self._overtaking.add(request, len(self) + len(self._running))
+        later = [other for other in self._waiting if other.arrived > request.arrived]
+        for other in later:
+            self._stop_waiting(other)
+        self._start_waiting(request)
+        for other in later:
+            self._waiting[other] = None
+            self._on_wait(other)
+
+    # Private.
+
+    def _acquire(self, request: T, reserved_tokens: int) -> bool:
+        """Use the adapter of `request`; False if it is not resident or too little KV cache would be left."""
+        alone = not self._running and not self._reserved
+        tokens = 0 if alone else self._cache_tokens(request) + reserved_tokens
+        return self._memory.acquire(request.adapter, tokens)
+
+    def _start_waiting(self, request: T) -> None:
+        self._waiting[request] = None
+        self._queued_tokens += request.tokens
+        self._memory.queued(request.adapter)
+        self._on_wait(request)
+
+    def _stop_waiting(self, request: T) -> None:
+        del self._waiting[request]
+        self._on_leave(request)
+
+    def _start_running(self, request: T) -> None:
+        self._memory.unqueued(request.adapter)
+        self._queued_tokens -= request.tokens
+        self._running[request] = None
+        self._admitted.append(request)
+
+    def _stop_running(self, request: T) -> None:
+        del self._running[request]
+        self._memory.release(request.adapter)
+        self._on_refund(request)
+
+    def _admit_reserved(self) -> None:
+        for request in list(self._reserved):
+            if self._acquire(request, sum(map(self._cache_tokens, self._admitted))):
+                del self._reserved[request]
+                self._start_running(request)
+        # Only after the loop: a further load may evict an adapter that has just been loaded and is not in use yet.
+        for request in self._reserved:
+            assert request.adapter is not None
+            self._memory.start_load(request.adapter, self._reserved_tokens())
+
+    def _admit_due(self) -> bool:
+        """Admit the due requests; False if one of them, and so every other request, has to wait."""
+        while (request := self._overtaking.due(self._waiting)) is not None:
+            if not self._try_admit(request):
+                return False
+        return True

@@ -1,0 +1,163 @@
+"""The adapters that requests may name, from the registry and multi_lora.json, refreshed while they are served."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from safetensors import SafetensorError
+
+from shapeshift.adapter_cache.memory.adapter_table import Adapter, make_adapter
+from shapeshift.adapter_cache.memory.cache import AdapterCache
+from shapeshift.adapter_cache.registry import peft, store
+from shapeshift.adapter_cache.registry.peft import BaseModel
+from shapeshift.errors import InvalidInputError, ShapeshiftError
+from shapeshift.registry import FILE, FolderWatch
+from shapeshift.serving.model_args import Log
+
+_READ_ERRORS = (ShapeshiftError, SafetensorError, OSError)
+"""What reading an adapter may raise."""
+
+
+class Catalogue:
+    """The adapters by the name that requests use. One thread calls `refresh`, any thread `find`.
+
+    A changed entry is checked completely, down to the weights, before requests may name it; the others are served
+    meanwhile. A refused entry changes nothing: its name keeps its old adapter.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        fixed: Mapping[str, Path],
+        base: BaseModel,
+        cache: AdapterCache,
+        element_bytes: int,
+        log: Log,
+    ) -> None:
+        """folder: the registry; fixed: adapters of multi_lora.json; element_bytes: of the cache's memory."""
+        self._folder = folder
+        self._base = base
+        self._cache = cache
+        self._element_bytes = element_bytes
+        self._log = log
+        self._watch = FolderWatch(folder / FILE)
+        self._refused: dict[str, store.Entry] = {}
+        self._fixed = self._read_fixed(fixed)
+        self._adapters = dict(self._fixed)
+        self.refresh(first=True)
+
+    def __len__(self) -> int:
+        return len(self._adapters)
+
+    def all(self) -> list[Adapter]:
+        """All adapters that requests may name."""
+        return list(self._adapters.values())
+
+    def find(self, name: str) -> Adapter:
+        """The current adapter of `name`. Raises NotFoundError, which lists some names."""
+        found = self._adapters.get(name)
+        if found is None:
+            store.check_name(name, "parameter lora_name")
+            raise store.unknown_adapter(name, list(self._adapters), "lora_name")
+        return found
+
+    def refresh(self, first: bool = False) -> bool:
+        """Apply a change of the registry; whether there was one. Never raises.
+
+        first: leave the check of the weights to their first load.
+        """
+        if not self._watch.has_changed() and not first:
+            return False
+        try:
+            entries = store.read(self._folder)
+        except ShapeshiftError as error:
+            self._refuse(f"the change of the registry is ignored: {error}")
+            return False
+        self._apply(entries, first)
+        return True
+
+    def _apply(self, entries: Mapping[str, store.Entry], first: bool) -> None:
+        adapters = dict(self._fixed)
+        for name, entry in entries.items():
+            if name in self._fixed:
+                self._refuse_once(name, entry, f"{store.MULTI_LORA} has an adapter of this name")
+                continue
+            old = self._adapters.get(name)
+            if old is not None and old.sha256 == entry.sha256 and old.error is None and _is_unchanged(old):
+                adapters[name] = old
+                continue
+            new = None if self._refused.get(name) == entry else self._read(name, entry, first)
+            if (adapter := new or old) is not None:
+                adapters[name] = adapter
+        for name, adapter in adapters.items():
+            if self._adapters.get(name) is not adapter:
+                self._cache.table.add(adapter)
+        replaced = [adapter for name, adapter in self._adapters.items() if adapters.get(name) is not adapter]
+        self._adapters = adapters
+        for adapter in replaced:
+            self._cache.table.withdraw(adapter)
+        self._refused = {name: entry for name, entry in self._refused.items() if entries.get(name) == entry}
+        registered = adapters.keys() - self._fixed.keys()
+        self._pin([adapters[name] for name, entry in sorted(entries.items()) if entry.pinned and name in registered])
+
+    def _read(self, name: str, entry: store.Entry, first: bool) -> Adapter | None:
+        try:
+            folder = store.entry_folder(self._folder, entry)
+            source = peft.read(folder, self._base)
+            # After `peft.read`: the stamp of `source` detects every later change.
+            unchanged = entry.stamps == store.stamps(folder)
+            if not first:
+                if store.digest(folder) != entry.sha256:
+                    raise InvalidInputError("sha256", entry.sha256, "the hash of the files; add the adapter again")
+                peft.require_finite(source)
+            return self._make(name, entry.sha256, source, verified=not first or unchanged)
+        except _READ_ERRORS as error:
+            self._refuse_once(name, entry, str(error))
+            return None
+
+    def _make(self, name: str, sha256: str, source: peft.PeftAdapter, verified: bool) -> Adapter:
+        adapter = make_adapter(name, sha256, source, self._base.architecture, self._element_bytes)
+        adapter.verified = verified
+        if adapter.elements > self._cache.max_elements:
+            limit = self._cache.max_elements * self._element_bytes >> 20
+            raise InvalidInputError("adapter", name, f"{adapter.info.bytes} bytes do not fit into adapter_mb ({limit})")
+        return adapter
+
+    def _read_fixed(self, fixed: Mapping[str, Path]) -> dict[str, Adapter]:
+        adapters = {}
+        for name, folder in fixed.items():
+            try:
+                source = peft.read(folder, self._base)
+                adapters[name] = self._make(name, store.digest(folder), source, verified=True)
+                self._cache.table.add(adapters[name])
+            except _READ_ERRORS as error:
+                self._refuse(f"adapter {name} of {store.MULTI_LORA} is refused: {error}")
+        return adapters
+
+    def _pin(self, wanted: list[Adapter]) -> None:
+        """Pin adapters as long as the reserve still holds any other one beside them."""
+        largest = max((adapter.elements for adapter in self._adapters.values() if adapter not in wanted), default=0)
+        left = self._cache.max_elements - largest
+        pinned = []
+        for adapter in wanted:
+            if adapter.elements > left:
+                self._refuse(f"adapter {adapter.label} is not pinned: adapter_mb leaves too little beside it")
+                continue
+            left -= adapter.elements
+            pinned.append(adapter)
+        self._cache.preload.pin(pinned)
+
+    def _refuse_once(self, name: str, entry: store.Entry, reason: str) -> None:
+        if self._refused.get(name) != entry:
+            self._refused[name] = entry
+            self._refuse(f"adapter {name} is refused: {reason}")
+
+    def _refuse(self, text: str) -> None:
+        self._cache.metrics.refused.add()
+        self._log(text)
+
+
+def _is_unchanged(adapter: Adapter) -> bool:
+    """Whether its weights file is the one that was read; adding an adapter again changes the file's time."""
+    return store.stamps(adapter.source.folder)[-1:] == (adapter.source.stamp,)

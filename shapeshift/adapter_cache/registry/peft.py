@@ -1,0 +1,192 @@
+"""Adapters in PEFT's format, adapter_config.json and adapter_model.safetensors, checked before they are loaded."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import sys
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+
+from shapeshift.adapter_cache.lora.batch import TARGETS, Factor, Part, linear_parts
+from shapeshift.errors import InvalidInputError
+from shapeshift.fused_decode.model.architecture import Architecture
+from shapeshift.settings import require
+
+CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
+_UNSAFE = ("adapter_model.bin", "adapter_model.pt", "pytorch_model.bin")
+_DTYPES = ("F32", "F16", "BF16")
+# Fields of a plain LoRA adapter; every other field must be off.
+_PLAIN = {
+    *("alpha_pattern", "auto_mapping", "base_model_name_or_path", "exclude_modules", "inference_mode"),
+    *("init_lora_weights", "layers_pattern", "layers_to_transform", "lora_alpha", "lora_dropout", "peft_type"),
+    *("megatron_core", "peft_version", "qalora_group_size", "r", "rank_pattern", "revision"),
+    *("target_modules", "task_type", "use_rslora"),
+}
+_OFF: tuple[object, ...] = (None, False, "none", [], {}, "")
+# Initializations that also change the weights of the base model.
+_BASE_CHANGING = ("pissa", "corda", "olora", "loftq", "lora_ga")
+_NAME = re.compile(r"base_model\.model\.model\.layers\.(\d{1,6})\.(\w+\.\w+)\.lora_([AB])\.weight")
+_MAX_CONFIG_BYTES = 1 << 20
+
+
+@dataclass(frozen=True)
+class PeftAdapter:
+    """A checked adapter. stamp: size and modification time of the weights file, which detect a change."""
+
+    folder: Path
+    rank: int
+    factors: tuple[Factor, ...]
+    stamp: tuple[int, int]
+
+    @property
+    def weights(self) -> Path:
+        return self.folder / WEIGHTS
+
+
+@dataclass(frozen=True)
+class BaseModel:
+    """The base model that adapters are checked against, its names, and the highest allowed rank."""
+
+    architecture: Architecture
+    names: Collection[str]
+    max_rank: int
+
+
+def read(folder: Path, base: BaseModel) -> PeftAdapter:
+    """Check the adapter in `folder` by its configuration and the names and shapes of its tensors.
+
+    Raises InvalidInputError naming the problem: another kind of adapter, another base model, a rank above the limit, a
+    target that the base model lacks, an incomplete file, or weights in a format that can execute code.
+    """
+    config = _config(folder)
+    _check(config, base)
+    file = folder / WEIGHTS
+    if not file.is_file():
+        unsafe = [name for name in _UNSAFE if (folder / name).exists()]
+        found = f"found only {', '.join(unsafe)}, which can execute code when read; " if unsafe else ""
+        raise InvalidInputError("adapter", str(folder), f"{found}must hold {WEIGHTS}")
+    factors = _factors(_shapes(file), config, base)
+    stat = file.stat()
+    return PeftAdapter(folder, max(factor.rank for factor in factors), factors, (stat.st_size, stat.st_mtime_ns))
+
+
+def require_finite(adapter: PeftAdapter) -> None:
+    """Raise InvalidInputError naming the first tensor that contains NaN or infinity, before or after scaling."""
+    with safe_open(str(adapter.weights), framework="pt") as file:
+        for factor in adapter.factors:
+            for name, scale in ((factor.a, 1.0), (factor.b, factor.scale)):
+                finite = torch.isfinite(file.get_tensor(name).float() * scale).all()
+                require(bool(finite), name, "NaN or infinity", "finite weights")
+
+
+def _config(folder: Path) -> Mapping[str, Any]:
+    file = folder / CONFIG
+    try:
+        size = file.stat().st_size
+        require(size <= _MAX_CONFIG_BYTES, CONFIG, size, f"at most {_MAX_CONFIG_BYTES} bytes")
+        config = json.loads(file.read_text(encoding="utf-8"))
+    except OSError:
+        raise InvalidInputError("adapter", str(folder), f"must hold a readable {CONFIG}") from None
+    except (ValueError, RecursionError) as error:
+        raise InvalidInputError(CONFIG, str(file), f"JSON ({error})") from None
+    require(isinstance(config, dict), CONFIG, str(file), "a JSON object")
+    return dict(config)
+
+
+def _check(config: Mapping[str, Any], base: BaseModel) -> None:
+    require(config.get("peft_type") == "LORA", "peft_type", config.get("peft_type"), "LORA")
+    for name, value in config.items():
+        plain = name in _PLAIN or value in _OFF
+        # JSON allows names that a log cannot encode.
+        shown = name.encode("ascii", "backslashreplace").decode()
+        require(plain, shown, value, "not part of plain LoRA, the only supported kind")
+    initialization = config.get("init_lora_weights")
+    changed = isinstance(initialization, str) and initialization.lower().startswith(_BASE_CHANGING)
+    allowed = "an initialization that keeps the base model (convert the adapter with PEFT)"
+    require(not changed, "init_lora_weights", initialization, allowed)
+    rank = config.get("r")
+    require(_is_count(rank), "r", rank, "a whole number of at least 1")
+    stated = config.get("base_model_name_or_path")
+    if stated:
+        names = ", ".join(sorted(base.names))
+        same = isinstance(stated, str) and (stated in base.names or Path(stated).name in base.names)
+        require(same, "base_model_name_or_path", stated, f"a name of the served base model: {names}")
+
+
+def _shapes(file: Path) -> dict[str, tuple[int, ...]]:
+    try:
+        with safe_open(str(file), framework="pt") as opened:
+            found = {}
+            for name in opened.keys():  # noqa: SIM118  not a mapping
+                piece = opened.get_slice(name)
+                require(piece.get_dtype() in _DTYPES, name, piece.get_dtype(), f"one of {', '.join(_DTYPES)}")
+                found[name] = tuple(piece.get_shape())
+            return found
+    except (SafetensorError, OSError) as error:
+        raise InvalidInputError(file.name, str(file), f"must be a complete safetensors file: {error}") from None
+
+
+def _factors(shapes: Mapping[str, tuple[int, ...]], config: Mapping[str, Any], base: BaseModel) -> tuple[Factor, ...]:
+    parts = linear_parts(base.architecture)
+    pairs: dict[tuple[int, str], dict[str, str]] = {}
+    for name in shapes:
+        match = _NAME.fullmatch(name)
+        require(match is not None, name, shapes[name], "the name of a LoRA factor of a layer's linear")
+        assert match is not None
+        layer, target = int(match[1]), match[2]
+        layers = base.architecture.layers
+        require(layer < layers, name, layer, f"the base model has {layers} layers")
+        require(target in TARGETS, name, target, f"a linear of the base model: {', '.join(TARGETS)}")
+        pairs.setdefault((layer, target), {})[match[3]] = name
+    require(bool(pairs), WEIGHTS, "no tensor", "at least one LoRA factor")
+    factors = []
+    for (layer, target), pair in sorted(pairs.items()):
+        require(pair.keys() == {"A", "B"}, "adapter", sorted(pair.values()), "both factors, lora_A and lora_B")
+        place = TARGETS[target]
+        rank = _rank(shapes, pair, parts[place], base.max_rank)
+        scale = _scale(config, f"model.layers.{layer}.{target}", rank)
+        factors.append(Factor(layer, *place, rank, scale, pair["A"], pair["B"]))
+    return tuple(factors)
+
+
+def _rank(shapes: Mapping[str, tuple[int, ...]], pair: Mapping[str, str], part: Part, limit: int) -> int:
+    a, b = shapes[pair["A"]], shapes[pair["B"]]
+    require(len(a) == 2 and a[1] == part.inputs, pair["A"], a, f"shape must be (rank, {part.inputs})")
+    rank = a[0]
+    require(1 <= rank <= limit, pair["A"], rank, f"a rank of 1 to max_rank ({limit})")
+    require(b == (part.outputs, rank), pair["B"], b, f"shape must be ({part.outputs}, {rank})")
+    return rank
+
+
+def _scale(config: Mapping[str, Any], module: str, rank: int) -> float:
+    """The factor by which PEFT scales this module's term. Raises InvalidInputError for another rank than stated."""
+    stated = _pattern(config, "rank_pattern", module, config["r"])
+    require(stated == rank, "r", stated, f"the rank of the factors of {module}, {rank}")
+    alpha = _pattern(config, "alpha_pattern", module, config.get("lora_alpha"))
+    number = isinstance(alpha, int | float) and not isinstance(alpha, bool) and abs(alpha) <= sys.float_info.max
+    require(number, "lora_alpha", alpha, "a finite number")
+    rslora = config.get("use_rslora")
+    require(rslora in (None, True, False), "use_rslora", rslora, "true or false")
+    return float(alpha) / (math.sqrt(rank) if rslora else rank)
+
+
+def _pattern(config: Mapping[str, Any], field: str, module: str, default: Any) -> Any:
+    """The value of the first key that equals `module` or its end. Raises InvalidInputError for a regular expression."""
+    patterns = config.get(field) or {}
+    require(isinstance(patterns, dict), field, patterns, "an object")
+    for key, value in patterns.items():
+        require(re.fullmatch(r"[\w.]+", key) is not None, field, key, "names of modules, such as q_proj")
+        if module == key or module.endswith(f".{key}"):
+            return value
+    return default
+
+
+def _is_count(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 1

@@ -1,0 +1,219 @@
+"""The registered adapters: a folder with registry.json and a folder for each adapter; and vLLM's multi_lora.json."""
+
+from __future__ import annotations
+
+import contextlib
+import filecmp
+import hashlib
+import json
+import os
+import re
+import shutil
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from shapeshift.errors import InvalidInputError, NotFoundError
+from shapeshift.registry import FILE, Content, Registry
+from shapeshift.settings import require
+
+FILES = ("adapter_config.json", "adapter_model.safetensors")
+MULTI_LORA = "multi_lora.json"
+_KEEP_S = 60.0
+"""Seconds that the files of a removed adapter stay, for servers that have not read the registry since."""
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
+_MAX_LISTED = 20
+_PIECE = 1 << 18
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A registered adapter.
+
+    folder  name of its folder in the registry
+    sha256  hash of its files
+    pinned  whether it stays loaded
+    stamps  size and time in ns of each of `FILES` when they were hashed; as long as they are unchanged, so is the hash
+    """
+
+    folder: str
+    sha256: str
+    pinned: bool = False
+    stamps: tuple[tuple[int, int], ...] = ()
+
+
+def check_name(name: str, field: str = "name") -> str:
+    """`name` itself. Raises InvalidInputError for an invalid adapter name."""
+    valid = _NAME.fullmatch(name) is not None and ".." not in name
+    require(valid, field, name, "1 to 128 letters, digits, '.', '_' or '-', not '..', starting with a letter or digit")
+    return name
+
+
+def unknown_adapter(name: str, registered: list[str], field: str) -> NotFoundError:
+    """The error for a name that is not registered; it lists registered names."""
+    listed = ", ".join(sorted(registered)[:_MAX_LISTED]) or "none"
+    more = f" and {len(registered) - _MAX_LISTED} more" if len(registered) > _MAX_LISTED else ""
+    return NotFoundError(f"{field}: no adapter {name!r}; known: {listed}{more}")
+
+
+def read(folder: Path) -> dict[str, Entry]:
+    """The entries by name; none without a registry.json. Raises InvalidInputError for an invalid one."""
+    return {name: _entry(name, stated) for name, stated in _registry(folder).read().entries.items()}
+
+
+def digest(folder: Path, pause: Callable[[], None] = lambda: None) -> str:
+    """The hash of an adapter's two files, in hexadecimal; `pause()` is called in between.
+
+    Raises InvalidInputError if a file is unreadable.
+    """
+    combined = hashlib.sha256()
+    for name in FILES:
+        try:
+            file_hash = hashlib.sha256()
+            with (folder / name).open("rb") as stream:
+                while piece := stream.read(_PIECE):
+                    file_hash.update(piece)
+                    pause()
+            combined.update(f"{name}:{file_hash.hexdigest()}\n".encode())
+        except OSError as error:
+            raise InvalidInputError("adapter", str(folder), f"must hold a readable {name} ({error.strerror})") from None
+    return combined.hexdigest()
+
+
+def stamps(folder: Path) -> tuple[tuple[int, int], ...]:
+    """Size and modification time in ns of an adapter's two files; none if one is missing."""
+    try:
+        found = [(folder / name).stat() for name in FILES]
+    except OSError:
+        return ()
+    return tuple((stat.st_size, stat.st_mtime_ns) for stat in found)
+
+
+def entry_folder(folder: Path, entry: Entry) -> Path:
+    """The folder of a registered adapter. Raises InvalidInputError for a folder outside the registry."""
+    inside = Path(entry.folder).name == entry.folder and entry.folder not in ("", ".", "..")
+    found = folder / entry.folder
+    inside = inside and found.resolve().parent == folder.resolve()
+    require(inside, "folder", entry.folder, f"the name of a folder in {folder}")
+    return found
+
+
+def add(folder: Path, name: str, source: Path, pinned: bool) -> Entry:
+    """Copy the adapter in `source`, which the caller has checked, and register it; replaces one of the same name."""
+    check_name(name)
+    with _changing(folder) as content:
+        staged = folder / f".{name}.{os.getpid()}"
+        shutil.rmtree(staged, ignore_errors=True)
+        staged.mkdir()
+        try:
+            for file in FILES:
+                shutil.copyfile(source / file, staged / file)
+            sha256 = digest(staged)
+            target = folder / f"{name}-{sha256[:12]}"
+            _replace(staged, target)
+        finally:
+            shutil.rmtree(staged, ignore_errors=True)
+        entry = Entry(target.name, sha256, pinned, stamps(target))
+        _drop(content, name, keep=entry.folder)
+        content.entries[name] = asdict(entry)
+    return entry
+
+
+def _replace(staged: Path, target: Path) -> None:
+    """Make `target` equal to `staged`; files of `target` that are equal already are not touched."""
+    if not target.is_dir():
+        staged.rename(target)
+        return
+    for file in FILES:
+        # Servers reload a file that was replaced.
+        if not ((target / file).is_file() and filecmp.cmp(staged / file, target / file, shallow=False)):
+            (staged / file).replace(target / file)
+
+
+def pin(folder: Path, name: str, pinned: bool) -> None:
+    """Keep `name` loaded, or stop doing so. Raises NotFoundError."""
+    with _changing(folder) as content:
+        _require_registered(content, name)
+        content.entries[name]["pinned"] = pinned
+
+
+def remove(folder: Path, name: str) -> None:
+    """Remove the entry of `name`; its files are deleted later. Raises NotFoundError."""
+    with _changing(folder) as content:
+        _require_registered(content, name)
+        _drop(content, name)
+
+
+def _require_registered(content: Content, name: str) -> None:
+    if name not in content.entries:
+        raise unknown_adapter(name, list(content.entries), "name")
+
+
+def _drop(content: Content, name: str, keep: str = "") -> None:
+    """Remove the entry of `name`, and mark its folder for deletion unless it is `keep`."""
+    old = content.entries.pop(name, None)
+    if old is not None and old["folder"] != keep:
+        content.removed[old["folder"]] = time.time()
+    content.removed.pop(keep, None)
+
+
+@contextlib.contextmanager
+def _changing(folder: Path) -> Iterator[Content]:
+    """The content of registry.json, see `Registry.changing`; the files of entries removed a while ago are deleted."""
+    with _registry(folder).changing() as content:
+        for name, stated in content.entries.items():
+            _entry(name, stated)
+        yield content
+        _sweep(folder, content)
+
+
+def _registry(folder: Path) -> Registry:
+    return Registry(folder, "adapters")
+
+
+def _sweep(folder: Path, content: Content) -> None:
+    """Delete the folders of entries that were removed a while ago."""
+    for name, since in list(content.removed.items()):
+        if time.time() - since > _KEEP_S:
+            shutil.rmtree(entry_folder(folder, Entry(name, "")), ignore_errors=True)
+            del content.removed[name]
+
+
+def _entry(name: str, stated: dict[str, Any]) -> Entry:
+    check_name(name, f"{FILE} adapters")
+    valid = (
+        {"folder", "sha256"} <= stated.keys() <= {"folder", "sha256", "pinned", "stamps"}
+        and isinstance(stated["folder"], str)
+        and isinstance(stated.get("stamps", []), list)
+    )
+    require(valid, f"{FILE} {name}", stated, "an object with folder, sha256, pinned and stamps")
+    kept = tuple(tuple(one) if isinstance(one, list) else one for one in stated.get("stamps", []))
+    return Entry(stated["folder"], stated["sha256"], stated.get("pinned", False), kept)
+
+
+# vLLM's multi_lora.json in a model's version folder names further adapters.
+
+
+def read_multi_lora(version: Path) -> dict[str, Path]:
+    """The adapters that the multi_lora.json in a version folder names; none without that file.
+
+    Paths are absolute or relative to that folder. Raises InvalidInputError unless the file maps names to paths.
+    """
+    file = version / MULTI_LORA
+    if not file.is_file():
+        return {}
+    try:
+        content = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise InvalidInputError(MULTI_LORA, str(file), f"readable JSON ({error})") from None
+    valid = isinstance(content, dict) and all(isinstance(path, str) for path in content.values())
+    require(valid, MULTI_LORA, str(file), "an object of names and paths")
+    return {check_name(name, MULTI_LORA): version / path for name, path in content.items()}
+
+
+def multi_lora_text(adapters: Mapping[str, Path]) -> str:
+    """The text of a multi_lora.json that names these adapters by absolute paths."""
+    paths = {name: str(folder.absolute()) for name, folder in adapters.items()}
+    return json.dumps(paths, indent=2) + "\n"

@@ -1,0 +1,285 @@
+"""The service of a model whose requests may name LoRA adapters: the parts that it adds to the decode loop."""
+
+from __future__ import annotations
+
+import threading
+import time
+from functools import partial
+from pathlib import Path
+from typing import Any, Protocol, cast
+
+import torch
+
+from shapeshift import settings
+from shapeshift.adapter_cache.interfaces import LengthPredictor, PredictionInput
+from shapeshift.adapter_cache.lora.batch import LoraHook, LoraKernels
+from shapeshift.adapter_cache.memory.adapter_table import Adapter
+from shapeshift.adapter_cache.memory.cache import AdapterCache
+from shapeshift.adapter_cache.metrics import scheduler_metrics, state_metrics
+from shapeshift.adapter_cache.policy.scheduling import SchedulerInputs, SchedulingSettings, make_scheduler
+from shapeshift.adapter_cache.registry.catalogue import Catalogue
+from shapeshift.adapter_cache.registry.peft import BaseModel
+from shapeshift.adapter_cache.registry.store import read_multi_lora
+from shapeshift.adapter_cache.settings import (
+    EVICTION_RULES,
+    LORA_KERNELS,
+    PREDICTORS,
+    PREFETCHERS,
+    AdapterCacheSettings,
+)
+from shapeshift.errors import EngineError
+from shapeshift.fused_decode import loading
+from shapeshift.fused_decode.engine.detokenize import TextStream
+from shapeshift.fused_decode.engine.loop import DecodeLoop
+from shapeshift.fused_decode.interfaces import LinearHook, Runtime
+from shapeshift.fused_decode.model.architecture import Architecture
+from shapeshift.fused_decode.policy.admission import Admission
+from shapeshift.fused_decode.request import LENGTH, STOP, Ids, Request
+from shapeshift.fused_decode.sampling_params import SamplingParams
+from shapeshift.fused_decode.service import OWN_PARAMETERS, DecodeService
+from shapeshift.serving.metrics import Metric
+from shapeshift.serving.model_args import Log, ModelArgs
+from shapeshift.serving.parameters import RequestParameters
+
+_REFRESH_S = 1.0
+
+
+class SharedRuntime(Runtime, Protocol):
+    """A runtime whose slots share one buffer with adapters, and whose linears can add LoRA terms.
+
+    memory  flat: the slots, `slot_elements` each, and behind them the reserve of the adapters
+    """
+
+    memory: torch.Tensor
+    slot_elements: int
+    linear_hook: LinearHook | None
+
+
+class AdapterRequest(Request):
+    """A request that may name an adapter, see `interfaces.SizedRequest`. Set `predicted_tokens` before submission."""
+
+    __slots__ = ("adapter", "label", "predicted_tokens", "rank")
+
+    def __init__(
+        self,
+        adapter: Adapter | None,
+        name: str,
+        prompt: Ids,
+        sampling_params: SamplingParams,
+        text: TextStream,
+        *,
+        max_length: int,
+        stream: bool = False,
+        latency_ms: float | None = None,
+        response: Any = None,
+    ) -> None:
+        """adapter: None for the base model; the others as for `Request`."""
+        super().__init__(
+            name,
+            prompt,
+            sampling_params,
+            text,
+            max_length=max_length,
+            stream=stream,
+            latency_ms=latency_ms,
+            response=response,
+        )
+        self.adapter: str | None = None if adapter is None else adapter.name
+        self.label = "" if adapter is None else adapter.label
+        self.rank = 0 if adapter is None else adapter.info.rank
+        self.predicted_tokens = self.limit
+        if adapter is not None:
+            self.adapter_id = adapter.number
+
+    @property
+    def prompt_tokens(self) -> int:
+        return len(self.prompt)
+
+    @property
+    def max_new_tokens(self) -> int:
+        return self.limit
+
+
+class AdapterService(DecodeService):
+    """A decode service with adapters in a cache, a scheduler that knows them, and a registry that is watched."""
+
+    own_parameters = (*OWN_PARAMETERS, "lora_name")
+    # As in vLLM's backend.
+    sampling_parameters = ("lora_name",)
+
+    def __init__(self, pb_utils: Any, args: ModelArgs, log: Log) -> None:
+        self._settings = settings.read(AdapterCacheSettings, args.parameters)
+        self._scheduling = settings.read(SchedulingSettings, args.parameters)
+        load_runtime = partial(loading.load_runtime, extra_bytes=self._settings.adapter_mb << 20)
+        super().__init__(args, log, load_runtime, (AdapterCacheSettings, SchedulingSettings))
+        self._log = log
+        self._runtime = runtime = cast(SharedRuntime, self.loaded.runtime)
+        self._lock = threading.Lock()
+        self._live: dict[str, set[AdapterRequest]] = {}
+        self._loop: DecodeLoop | None = None
+        self._scheduler: Admission[Any] | None = None
+        self._predictor = _make_predictor(pb_utils, self._settings, log)
+        self._prefetcher = PREFETCHERS["gaps"]() if self._settings.prefetch else None
+        kernels = self._load_kernels(on_gpu=args.kind == "GPU")
+        self.slot_memory = self.cache = AdapterCache(
+            runtime.memory,
+            runtime.slots,
+            runtime.slot_elements,
+            runtime.max_length,
+            rule=EVICTION_RULES[self._settings.eviction],
+            caching=self._settings.caching,
+            write=kernels.store,
+            on_change=self._wake,
+            on_failure=self._fail_waiting,
+        )
+        runtime.linear_hook = LoraHook(runtime.memory, self.cache.places_of, kernels)
+        self.catalogue = Catalogue(
+            (args.folder / self._settings.adapters_dir).resolve(),
+            read_multi_lora(args.folder / "1"),
+            self._base_model(),
+            self.cache,
+            runtime.memory.element_size(),
+            log,
+        )
+        if self._settings.stacked_ranks:
+            log("stacked_ranks is deprecated and has no effect; remove it from config.pbtxt")
+        log(
+            f"{len(self.catalogue)} adapters, {kernels.name}, {self._settings.adapter_mb} MiB for them alone, "
+            f"{self._scheduling.scheduler}"
+        )
+        self._stop = threading.Event()
+        self._watch = threading.Thread(target=self._watch_registry, name="registry", daemon=True)
+
+    def admission(self) -> Admission[Request]:
+        bounds = self.loaded.settings
+        self._scheduler = make_scheduler(
+            SchedulerInputs(
+                self._scheduling,
+                self.cache,
+                bounds.queue_requests,
+                bounds.queue_tokens,
+                self._adapter_tokens,
+                self._runtime.max_length,
+            )
+        )
+        return self._scheduler
+
+    def make_request(self, given: RequestParameters, text: bytes, *arguments: Any, **named: Any) -> AdapterRequest:
+        adapter = None if given.lora_name is None else self.catalogue.find(given.lora_name)
+        if adapter is not None and adapter.error is not None:
+            raise EngineError(f"adapter {adapter.label} is unavailable: {adapter.error}")
+        request = AdapterRequest(adapter, *arguments, **named)
+        request.predicted_tokens = self._predictor.predict(_prediction_input(request, text))
+        with self._lock:
+            self._live.setdefault(request.adapter or "", set()).add(request)
+            if adapter is not None:
+                self.cache.metrics.requests.add(adapter.label)
+                if self._prefetcher is not None:
+                    self._prefetcher.record(adapter.name, request.arrived)
+        return request
+
+    def forget(self, request: Request) -> None:
+        assert isinstance(request, AdapterRequest)
+        if request.finish_reason in (STOP, LENGTH):
+            self._predictor.learn(_prediction_input(request), request.generated)
+        with self._lock:
+            live = self._live.get(request.adapter or "", set())
+            live.discard(request)
+            if not live:
+                self._live.pop(request.adapter or "", None)
+
+    def exported(self) -> list[Metric]:
+        cache = self.cache
+        return [
+            *cache.metrics.exported,
+            *state_metrics(
+                self._running_and_waiting,
+                self._runtime.slots,
+                registered=lambda: len(self.catalogue),
+                resident=lambda: len(cache.resident_names()),
+                vacant_bytes=lambda: cache.free_reserve_bytes,
+            ),
+            *scheduler_metrics(self._scheduler),
+        ]
+
+    def open(self, loop: DecodeLoop) -> None:
+        self._loop = loop
+        self._watch.start()
+        loop.wake()
+
+    def close(self) -> None:
+        self._stop.set()
+        self._watch.join(5.0)
+        self.cache.close()
+
+    def _load_kernels(self, on_gpu: bool) -> LoraKernels:
+        """The native kernels on a CPU with a compiler, plain torch otherwise."""
+        kernels: LoraKernels | None = None
+        if self.loaded.settings.native and not on_gpu:
+            kernels = LORA_KERNELS["native"](self.loaded.kernel_cache, self._log)
+        return kernels or LORA_KERNELS["torch"]()
+
+    def _base_model(self) -> BaseModel:
+        folder = self.loaded.folder
+        names = {folder.name, str(folder), *filter(None, self._settings.base_names.split(","))}
+        return BaseModel(Architecture.read(folder), names, self._settings.max_rank)
+
+    def _adapter_tokens(self, name: str | None) -> int:
+        """The memory of an adapter in tokens of KV cache."""
+        token_elements = self._runtime.slot_elements // self._runtime.max_length
+        return -(-self.cache.elements(name) // token_elements)
+
+    def _running_and_waiting(self) -> tuple[list[str], list[str]]:
+        """Labels of the adapters that requests run with, and that requests wait for."""
+        with self._lock:
+            live = [request for requests in self._live.values() for request in requests if request.label]
+        running = {request.label for request in live if request.slot is not None}
+        waiting = {request.label for request in live if request.slot is None and not request.is_finished}
+        return sorted(running), sorted(waiting)
+
+    def _wake(self) -> None:
+        if self._loop is not None:
+            self._loop.wake()
+
+    def _fail_waiting(self, adapter: Adapter, error: Exception) -> None:
+        reason = f"adapter {adapter.label} could not be loaded: {error}"
+        self._log(reason)
+        with self._lock:
+            waiting = [request for request in self._live.get(adapter.name, ()) if request.slot is None]
+        for request in waiting:
+            if self._loop is not None:
+                self._loop.end(request, EngineError(reason))
+
+    def _watch_registry(self) -> None:
+        while not self._stop.wait(_REFRESH_S):
+            try:
+                has_changed = self.catalogue.refresh()
+                has_changed = self._prefetch() or has_changed
+            except Exception as error:  # noqa: BLE001  one failure must not end the thread
+                self._log(f"the check for changed adapters failed: {type(error).__name__}: {error}")
+                continue
+            if has_changed:
+                self._wake()
+
+    def _prefetch(self) -> bool:
+        """Pass the adapters for which requests are predicted to the cache; whether there are any."""
+        if self._prefetcher is None:
+            return False
+        infos = [adapter.info for adapter in self.catalogue.all()]
+        with self._lock:
+            names = self._prefetcher.plan(
+                infos, self.cache.resident_names(), self.cache.free_reserve_bytes, time.monotonic()
+            )
+        for name in names:
+            self.cache.preload.prefetch(name)
+        return bool(names)
+
+
+def _make_predictor(pb_utils: Any, own: AdapterCacheSettings, log: Log) -> LengthPredictor:
+    if not own.predictor_weights:
+        return PREDICTORS["mean"]()
+    return PREDICTORS["embedding"](pb_utils, own.predictor_model, Path(own.predictor_weights), log)
+
+
+def _prediction_input(request: AdapterRequest, text: bytes = b"") -> PredictionInput:
+    return PredictionInput(request.adapter, request.prompt_tokens, request.max_new_tokens, text=text)

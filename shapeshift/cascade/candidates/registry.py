@@ -1,0 +1,85 @@
+"""The registry of candidate tables: registry.json says which candidate serves each task."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from shapeshift import files
+from shapeshift.cascade.candidates import table as tables
+from shapeshift.cascade.candidates.table import Candidate, CandidateTable
+from shapeshift.errors import InvalidInputError, NotFoundError
+from shapeshift.files import file_sha256
+from shapeshift.policy_api import Check, boolean, record, text
+from shapeshift.registry import FILE, Registry
+
+KIND = "candidates"
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A task: the file of its table, the file's hash, the serving candidate, and whether a command has pinned it."""
+
+    table: str
+    sha256: str
+    candidate: str
+    pinned: bool
+
+
+@dataclass(frozen=True)
+class ServingCandidate:
+    """The candidate that serves a task; pinned: even if another one meets the targets."""
+
+    table: CandidateTable
+    candidate: Candidate
+    pinned: bool
+
+
+def entries(folder: Path) -> dict[str, Entry]:
+    """All tasks by name; empty where the folder has no registry. Raises InvalidInputError for a broken registry."""
+    found = Registry(folder, KIND).read().entries
+    return {name: _ENTRY(f"{FILE} {name}", {"pinned": False, **stated}) for name, stated in found.items()}
+
+
+def serving(folder: Path, task: str) -> ServingCandidate:
+    """The table and candidate that serve `task`.
+
+    Raises NotFoundError where the task has none, InvalidInputError for a table that no command has written.
+    """
+    tasks = entries(folder)
+    if task not in tasks:
+        names = ", ".join(tasks) or "none"
+        raise NotFoundError(
+            f"task: no candidates for {task!r} in {folder}; known: {names}; run `shapeshift cascade register`"
+        )
+    entry = tasks[task]
+    path = folder / entry.table
+    if not path.is_file():
+        raise NotFoundError(f"candidate table {path} is missing; run `shapeshift cascade register`")
+    if file_sha256(path) != entry.sha256:
+        raise InvalidInputError("candidate table", str(path), "unchanged; run `shapeshift cascade register` again")
+    table = tables.read(path)
+    if table.task != task:
+        raise InvalidInputError("candidate table", table.task, f"a table of task {task}")
+    return ServingCandidate(table, table.candidate(entry.candidate), entry.pinned)
+
+
+def put(folder: Path, table: CandidateTable, candidate: str, pinned: bool) -> None:
+    """Write the table, and let `candidate` serve its task from now on."""
+    if not table.task or table.task != Path(table.task).name or table.task.startswith("."):
+        raise InvalidInputError("task", table.task, "a plain name")
+    table.candidate(candidate)
+    name = f"{table.task}.json"
+    with Registry(folder, KIND).changing() as content:
+        # Between the two writes the hashes differ: a server keeps its table.
+        files.replace_text(folder / name, table.as_json())
+        content.entries[table.task] = asdict(Entry(name, file_sha256(folder / name), candidate, pinned))
+
+
+def _name(name: str, value: object) -> str:
+    if not isinstance(value, str) or value != Path(value).name or value.startswith("."):
+        raise InvalidInputError(name, value, "a plain file name")
+    return value
+
+
+_ENTRY: Check = record({"table": _name, "sha256": text, "candidate": text, "pinned": boolean}, Entry)

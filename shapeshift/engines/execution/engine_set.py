@@ -1,0 +1,108 @@
+"""The engines of one thread: a dynamic engine, and static engines that may be added while it serves."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from shapeshift.engines.interfaces import Array, Engine, Ids
+from shapeshift.engines.manifest import EngineEntry, Manifest
+from shapeshift.engines.text.packing import pack, unpack
+from shapeshift.errors import EngineError
+
+# The smallest pack whose time per token is within this factor of the best: a larger one only delays its rows.
+_NEAR_BEST = 1.1
+# The typical length, in tokens, of the short texts that packing is for.
+_SHORT_ROW = 24
+MAX_ROWS = 16
+
+
+class EngineSet:
+    """Runs each pack of rows on the engine that is fastest for its total length according to the profile.
+
+    One thread uses it; another thread may call `add`.
+    """
+
+    def __init__(self, manifest: Manifest) -> None:
+        self._position_offset = manifest.position_offset
+        self._max_tokens = manifest.max_tokens
+        self._engines: dict[int | None, tuple[Engine, EngineEntry]] = {}
+        self._fastest: list[Engine | None] = [None] * (self._max_tokens + 1)
+
+    def add(self, engine: Engine, entry: EngineEntry) -> None:
+        """Use `engine`, described by `entry`, from the next call on."""
+        self._engines = {**self._engines, entry.tokens: (engine, entry)}
+        self._fastest = self._fastest_engines()
+
+    @property
+    def loaded(self) -> list[str]:
+        """The names of the engines in use."""
+        return [entry.name for _, entry in self._engines.values()]
+
+    def choose(self, tokens: int, rows: int) -> Engine:
+        """The engine for `rows` rows of `tokens` tokens in total. Raises EngineError if none is large enough."""
+        engine = self._fastest[tokens] if tokens <= self._max_tokens else None
+        if engine is None or (engine.rows is not None and engine.rows < rows):
+            engine = self._smallest_fitting(tokens, rows)
+        if engine is None:
+            raise EngineError(f"no engine for {rows} rows of {tokens} tokens")
+        return engine
+
+    def run(self, texts: Sequence[Ids]) -> dict[str, Array]:
+        """The outputs of one pack, each [len(texts), ...]; see `packing.unpack`."""
+        tokens = sum(map(len, texts))
+        engine = self.choose(tokens, len(texts))
+        inputs = pack(texts, engine.tokens or tokens, engine.rows or len(texts), self._position_offset)
+        return unpack(engine.run(inputs), texts)
+
+    def _fastest_engines(self) -> list[Engine | None]:
+        costs = [(cost_curve(entry, self._max_tokens), engine) for engine, entry in self._engines.values()]
+        table = np.stack([cost for cost, _ in costs])
+        best = table.argmin(axis=0)
+        return [
+            costs[best[tokens]][1] if np.isfinite(table[best[tokens], tokens]) else None
+            for tokens in range(self._max_tokens + 1)
+        ]
+
+    def _smallest_fitting(self, tokens: int, rows: int) -> Engine | None:
+        fitting = [
+            engine
+            for engine, _ in self._engines.values()
+            if (engine.tokens is None or engine.tokens >= tokens) and (engine.rows is None or engine.rows >= rows)
+        ]
+        return min(fitting, key=lambda engine: engine.tokens or self._max_tokens + 1, default=None)
+
+
+def cost_curve(entry: EngineEntry, max_tokens: int) -> Array:
+    """Milliseconds of packs of 0..max_tokens tokens, [max_tokens + 1]; infinite beyond a static engine's length."""
+    lengths = np.arange(max_tokens + 1)
+    points = sorted((point.tokens, point.best_ms) for point in entry.latency)
+    if entry.tokens is not None:
+        return np.where(lengths <= entry.tokens, points[-1][1], np.inf)
+    return np.asarray(np.interp(lengths, [tokens for tokens, _ in points], [ms for _, ms in points]))
+
+
+def efficient_tokens(manifest: Manifest) -> int:
+    """The size, in tokens, of the smallest pack whose time per token is within 10 % of the best.
+
+    The last half of a short row is assumed to stay empty: rows are taken in order and do not fill a pack exactly.
+    """
+    points = [point for entry in manifest.engines for point in entry.latency if point.tokens > _SHORT_ROW]
+    if not points:
+        return manifest.max_tokens
+    times = {point: point.best_ms / (point.tokens - _SHORT_ROW / 2) for point in points}
+    limit = min(times.values()) * _NEAR_BEST
+    return min(point.tokens for point in points if times[point] <= limit)
+
+
+def max_rows(manifest: Manifest) -> int:
+    """The maximum number of rows in a pack; 1 if the model family cannot pack rows."""
+    if not manifest.packs_rows:
+        return 1
+    return min(MAX_ROWS, max(entry.rows or MAX_ROWS for entry in manifest.engines))
+
+
+def row_slots(tokens: int, packs_rows: bool) -> int:
+    """The number of row slots of a static engine of `tokens` tokens. An unused slot costs almost nothing."""
+    return max(1, min(MAX_ROWS, tokens // 4)) if packs_rows else 1

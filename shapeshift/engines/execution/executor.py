@@ -1,0 +1,169 @@
+"""Runs a model's engines in this process: each engine thread has all engines of the model; all share one queue."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Protocol
+
+from shapeshift.engines.execution import engine_set
+from shapeshift.engines.execution.engine_set import EngineSet
+from shapeshift.engines.execution.loading import BackgroundLoader, first_and_rest
+from shapeshift.engines.execution.request import Row, TextRequest
+from shapeshift.engines.manifest import EngineEntry, Manifest
+from shapeshift.engines.policy.pack_size import rows_to_take
+from shapeshift.engines.providers import lookup
+from shapeshift.errors import EngineError
+from shapeshift.serving.bounded_queue import BoundedQueue
+from shapeshift.serving.bounds import unloading
+from shapeshift.serving.metrics import Counter, Gauge
+from shapeshift.serving.model_args import Log
+
+_DEADLINE_CHECK_S = 0.05
+
+
+class ExecutorSettings(Protocol):
+    """The settings that the executor reads.
+
+    queue_rows, queue_tokens: bounds of the queue; pack_tokens: maximum of an engine call, 0: from the profile;
+    memory_mb: above this memory of the process, no further static engine is loaded.
+    """
+
+    @property
+    def queue_rows(self) -> int: ...
+
+    @property
+    def queue_tokens(self) -> int: ...
+
+    @property
+    def pack_tokens(self) -> int: ...
+
+    @property
+    def memory_mb(self) -> int: ...
+
+
+class EngineThread:
+    """One thread with its own engines. It takes rows from the queue, runs them and records the results."""
+
+    def __init__(self, number: int, executor: EngineExecutor, engines: EngineSet) -> None:
+        self.engines = engines
+        self.busy_rows = 0
+        self.calls = 0
+        self.rows = 0
+        self._executor = executor
+        self._thread = threading.Thread(target=self._serve, name=f"engine-{number}", daemon=True)
+
+    def start(self) -> None:
+        """Start taking rows."""
+        self._thread.start()
+
+    def join(self, timeout_s: float) -> None:
+        """Wait for the thread to end, which it does once the queue is closed."""
+        self._thread.join(timeout_s)
+
+    def _serve(self) -> None:
+        while rows := self._executor.queue.take(self._executor.rows_to_take):
+            rows = [row for row in rows if row.request.should_run()]
+            if rows:
+                self._run(rows)
+
+    def _run(self, rows: list[Row]) -> None:
+        self.busy_rows = len(rows)
+        before = time.perf_counter()
+        try:
+            outputs = self.engines.run([row.ids for row in rows])
+        except Exception as error:  # noqa: BLE001  a failing engine fails its rows, not the thread
+            for row in rows:
+                row.request.fail(EngineError(f"the engine failed: {error}"))
+        else:
+            took_ms = (time.perf_counter() - before) * 1e3
+            for index, row in enumerate(rows):
+                row.request.complete(row, {name: values[index] for name, values in outputs.items()}, took_ms)
+        self.calls += 1
+        self.rows += len(rows)
+        self.busy_rows = 0
+
+
+class EngineExecutor:
+    """The engine threads of one model and their shared queue.
+
+    The constructor loads the dynamic engine (or, without one, the longest static engine). The other engines are loaded
+    in the background, those with the most requests first.
+    """
+
+    def __init__(self, manifest: Manifest, folder: Path, settings: ExecutorSettings, threads: int, log: Log) -> None:
+        self.queue: BoundedQueue[Row] = BoundedQueue(settings.queue_rows, settings.queue_tokens)
+        self.lengths_seen = [0] * (manifest.max_tokens + 1)
+        pack_tokens = settings.pack_tokens or engine_set.efficient_tokens(manifest)
+        self._pack_tokens = min(pack_tokens, manifest.max_tokens)
+        self._max_rows = engine_set.max_rows(manifest)
+        self._stopping = threading.Event()
+        self._runtime = lookup.PROVIDERS[manifest.provider].open(folder, manifest.precision, threads=1)
+        self.threads = [EngineThread(number, self, EngineSet(manifest)) for number in range(threads)]
+        first, rest = first_and_rest(manifest)
+        self._load(first)
+        for thread in self.threads:
+            thread.start()
+        self._loader = BackgroundLoader(rest, self._load, self.lengths_seen, settings.memory_mb, log)
+        self._deadlines = threading.Thread(target=self._fail_late_requests, name="deadlines", daemon=True)
+        self._deadlines.start()
+
+    @property
+    def waiting(self) -> int:
+        """The number of rows in the queue."""
+        return len(self.queue)
+
+    @property
+    def running(self) -> int:
+        """The number of rows that engines are computing."""
+        return sum(thread.busy_rows for thread in self.threads)
+
+    @property
+    def loaded(self) -> int:
+        """The number of engines that every thread has loaded."""
+        return min(len(thread.engines.loaded) for thread in self.threads)
+
+    def metrics(self) -> list[Counter | Gauge]:
+        """The executor's metrics, exported with those of the front."""
+        threads = self.threads
+        return [
+            Gauge("engines_loaded", "Engines in use, of each engine thread", lambda: self.loaded),
+            Counter("engine_calls_total", "Engine calls", read=lambda: sum(thread.calls for thread in threads)),
+            Counter("engine_rows_total", "Texts computed", read=lambda: sum(thread.rows for thread in threads)),
+        ]
+
+    def submit(self, request: TextRequest) -> None:
+        """Queue all rows of `request`. Raises OverloadedError if they do not fit."""
+        self.queue.put(request.rows)
+        for row in request.rows:
+            self.lengths_seen[row.tokens] += 1
+
+    def rows_to_take(self, lengths: Iterable[int], waiting: int) -> int:
+        """The number of waiting rows that the next engine call takes."""
+        return rows_to_take(lengths, waiting, len(self.threads), self._pack_tokens, self._max_rows)
+
+    def wait_loaded(self, timeout_s: float) -> bool:
+        """Wait until the background loader has finished. Returns whether it has."""
+        return self._loader.wait(timeout_s)
+
+    def close(self, timeout_s: float = 5.0) -> None:
+        """Fail waiting rows with OverloadedError, let running calls finish, and stop the threads."""
+        self._stopping.set()
+        for row in self.queue.close():
+            row.request.fail(unloading())
+        for thread in self.threads:
+            thread.join(timeout_s)
+        self._loader.close(timeout_s)
+        self._deadlines.join(timeout_s)
+
+    def _fail_late_requests(self) -> None:
+        # A request whose deadline expires in a long queue fails at once, not when its turn comes.
+        while not self._stopping.wait(_DEADLINE_CHECK_S):
+            for request in {row.request for row in self.queue.waiting() if row.request.has_deadline}:
+                request.fail_if_late()
+
+    def _load(self, entry: EngineEntry) -> None:
+        for thread in self.threads:
+            thread.engines.add(self._runtime.engine(entry.tokens, entry.rows), entry)

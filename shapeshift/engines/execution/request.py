@@ -1,0 +1,124 @@
+"""A request to the text engines, and its rows."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from shapeshift.engines.interfaces import TOKEN_OUTPUTS, Array, Ids
+from shapeshift.errors import CancelledRequestError, OverloadedError
+
+# A request that has waited at most this long is computed without asking Triton whether it was cancelled.
+_ASK_AFTER_S = 0.25
+
+
+class Row:
+    """One text of a request."""
+
+    __slots__ = ("done", "failures", "ids", "index", "request", "timeouts")
+
+    def __init__(self, request: TextRequest, index: int, ids: Ids) -> None:
+        self.request = request
+        self.index = index
+        self.ids = ids
+        # The number of workers that failed on this row.
+        self.failures = 0
+        # The number of workers that timed out on this row.
+        self.timeouts = 0
+        self.done = False
+
+    @property
+    def tokens(self) -> int:
+        return len(self.ids)
+
+
+class TextRequest:
+    """Collects the outputs of its rows. It finishes when the last row is done or the first row fails.
+
+    on_finished(request) is called exactly once, on the thread that finished it. By then either `error` is set or
+    `outputs`: [rows, ...] by name, or [rows, longest] with zeros beyond a row's end for one value per token.
+    """
+
+    def __init__(
+        self,
+        texts: Sequence[Ids],
+        on_finished: Callable[[TextRequest], None],
+        latency_ms: float | None = None,
+        is_cancelled: Callable[[], bool] | None = None,
+    ) -> None:
+        self.rows = [Row(self, index, ids) for index, ids in enumerate(texts)]
+        self.arrived = time.monotonic()
+        self.outputs: dict[str, Array] = {}
+        self.engine_ms = np.zeros(len(self.rows), np.float32)
+        self.error: Exception | None = None
+        self._deadline = None if latency_ms is None else self.arrived + latency_ms / 1e3
+        self._is_cancelled = is_cancelled
+        self._on_finished = on_finished
+        self._longest = max(map(len, texts), default=0)
+        self._remaining = len(self.rows)
+        self._lock = threading.Lock()
+
+    @property
+    def finished(self) -> bool:
+        """Whether it has succeeded or failed. Its waiting rows need not be computed."""
+        return self._remaining == 0
+
+    @property
+    def has_deadline(self) -> bool:
+        """Whether the client set `latency_ms`."""
+        return self._deadline is not None
+
+    def fail_if_late(self) -> None:
+        """Fail with OverloadedError if the deadline `latency_ms` has expired."""
+        if self._deadline is not None and time.monotonic() > self._deadline:
+            self.fail(OverloadedError("latency_ms ran out while the request waited; retry later or elsewhere"))
+
+    def fail_if_cancelled(self) -> None:
+        """Fail with CancelledRequestError if Triton reports a cancellation. Recent requests are not checked."""
+        if self._is_cancelled is None or time.monotonic() - self.arrived <= _ASK_AFTER_S:
+            return
+        # Asking after the response was sent crashes the server (Triton 24.10); responses are sent without the lock.
+        with self._lock:
+            cancelled = not self.finished and self._is_cancelled()
+        if cancelled:
+            self.fail(CancelledRequestError("the caller cancelled the request"))
+
+    def should_run(self) -> bool:
+        """Whether to compute its rows. Fails the request first if its deadline has expired or it was cancelled."""
+        self.fail_if_late()
+        if not self.finished:
+            self.fail_if_cancelled()
+        return not self.finished
+
+    def complete(self, row: Row, values: dict[str, Array], engine_ms: float = 0.0) -> None:
+        """Record the outputs of one row and the duration of its engine call. A second result of a row is ignored."""
+        with self._lock:
+            if self.finished or row.done:
+                return
+            row.done = True
+            self.engine_ms[row.index] = engine_ms
+            for name, value in values.items():
+                if name in TOKEN_OUTPUTS:
+                    # In a pack with longer texts the values are padded beyond the longest row of this request.
+                    self.outputs.setdefault(name, np.zeros((len(self.rows), self._longest), value.dtype))
+                    self.outputs[name][row.index, : row.tokens] = value[: row.tokens]
+                    continue
+                if name not in self.outputs:
+                    self.outputs[name] = np.empty((len(self.rows), *value.shape), value.dtype)
+                self.outputs[name][row.index] = value
+            self._remaining -= 1
+            last = self._remaining == 0
+        if last:
+            self._on_finished(self)
+
+    def fail(self, error: Exception) -> None:
+        """Fail the request with `error`, unless it has finished."""
+        with self._lock:
+            if self.finished:
+                return
+            self._remaining = 0
+            self.error = error
+        self._on_finished(self)

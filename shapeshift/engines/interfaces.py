@@ -1,0 +1,77 @@
+"""The interface of engine providers, and the tensors of engines.
+
+An engine is exported from a torch module that names its tensors and their variable axes. For image models see
+`token_adapt.model.gamma_module`; for text models they are as follows.
+
+A text engine computes a *pack*: one sequence of tokens that holds one or several texts ("rows") side by side. Segment
+numbers confine attention to a row, so a pack gives the same results as separate rows, without padding between them.
+
+    INPUT_IDS  INT64 [1, tokens]   vocabulary ids, 0 where unused
+    SEGMENTS   INT64 [1, tokens]   1, 2, ... for the rows, 0 where unused
+    POSITIONS  INT64 [1, tokens]   position inside the row (plus the family's offset)
+    ROWS       INT64 [rows]        the segment numbers to pool, 1..rows
+
+Outputs have one entry per row, [rows, ...]; entries of rows without tokens are undefined. Outputs in `TOKEN_OUTPUTS`
+have one value per token of the pack, [1, tokens].
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+Array = npt.NDArray[Any]
+Ids = npt.NDArray[np.int64]
+
+INPUT_AXES = {"INPUT_IDS": {1: "tokens"}, "SEGMENTS": {1: "tokens"}, "POSITIONS": {1: "tokens"}, "ROWS": {0: "rows"}}
+TOKEN_OUTPUTS = ("IMPORTANCE",)
+
+
+class Engine(Protocol):
+    """One compiled graph, of `tokens` and `rows`; None: any number. Not thread-safe: each thread opens its own."""
+
+    tokens: int | None
+    rows: int | None
+
+    def run(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
+        """Compute one pack of exactly this engine's shape. The arrays are valid until the next call."""
+        ...
+
+
+class Runtime(Protocol):
+    """One built model, opened by a process."""
+
+    def engine(self, tokens: int | None, rows: int | None) -> Engine:
+        """Compile or load the engine of that shape (None, None: any shape). May take seconds."""
+        ...
+
+
+class Provider(Protocol):
+    """A module that compiles and opens engines with one library."""
+
+    name: str
+
+    def version(self) -> str:
+        """The library's version. Raises UnsupportedError if it is not installed."""
+        ...
+
+    def export(self, module: Any, example: Mapping[str, Array], folder: Path, precision: str) -> list[str]:
+        """Write the graph that engines are compiled from into `folder`, and return the names of the files.
+
+        `module` is a torch module. Its `input_axes` map each input to its variable axes, in the order of forward's
+        arguments (the same names in lower case). The first axis of each of its `output_names` is variable. `example`
+        has an array for each input, for instance a pack of two rows.
+        """
+        ...
+
+    def compile(self, folder: Path, precision: str, tokens: int | None, rows: int | None) -> str:
+        """Compile the engine of one shape in `folder`, and return the name of the file that it loads from."""
+        ...
+
+    def open(self, folder: Path, precision: str, threads: int) -> Runtime:
+        """The runtime of a folder written by `export` and `compile`."""
+        ...

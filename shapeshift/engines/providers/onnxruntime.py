@@ -1,0 +1,117 @@
+"""ONNX Runtime. On a GPU its CUDA provider replays static shapes as CUDA graphs.
+
+The CUDA path follows the documented API; we have not run it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from shapeshift.engines.interfaces import Array
+from shapeshift.engines.providers.onnx_export import MODEL_FILE, export_onnx
+from shapeshift.errors import UnsupportedError
+
+
+class OnnxRuntimeEngine:
+    """A session that reads and writes host arrays."""
+
+    def __init__(self, session: Any, tokens: int | None, rows: int | None) -> None:
+        self.tokens = tokens
+        self.rows = rows
+        self._session = session
+        self._inputs = [port.name for port in session.get_inputs()]
+        self._outputs = [port.name for port in session.get_outputs()]
+
+    def run(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
+        values = self._session.run(self._outputs, {name: inputs[name] for name in self._inputs})
+        return dict(zip(self._outputs, values, strict=True))
+
+
+class CudaGraphEngine:
+    """A session of static shape with bound device buffers, captured once and replayed as a CUDA graph."""
+
+    def __init__(self, session: Any, example: Mapping[str, Array], tokens: int, rows: int) -> None:
+        import onnxruntime
+
+        self.tokens = tokens
+        self.rows = rows
+        self._session = session
+        self._binding = session.io_binding()
+        self._inputs = {}
+        for port in session.get_inputs():
+            value = onnxruntime.OrtValue.ortvalue_from_numpy(example[port.name], "cuda", 0)
+            self._inputs[port.name] = value
+            self._binding.bind_ortvalue_input(port.name, value)
+        self._outputs = [port.name for port in session.get_outputs()]
+        for name in self._outputs:
+            self._binding.bind_output(name, "cuda", 0)
+        session.run_with_iobinding(self._binding)
+
+    def run(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
+        for name, value in self._inputs.items():
+            value.update_inplace(inputs[name])
+        self._session.run_with_iobinding(self._binding)
+        return dict(zip(self._outputs, self._binding.copy_outputs_to_cpu(), strict=True))
+
+
+class OnnxRuntimeRuntime:
+    """The sessions of one ONNX file."""
+
+    def __init__(self, folder: Path, threads: int) -> None:
+        import onnxruntime
+
+        self._file = str(folder / MODEL_FILE)
+        self._threads = threads
+        self._cuda = "CUDAExecutionProvider" in onnxruntime.get_available_providers()
+
+    def engine(self, tokens: int | None, rows: int | None) -> OnnxRuntimeEngine | CudaGraphEngine:
+        import numpy as np
+        import onnxruntime
+
+        options = onnxruntime.SessionOptions()
+        options.intra_op_num_threads = self._threads
+        options.inter_op_num_threads = 1
+        if tokens is not None and rows is not None:
+            options.add_free_dimension_override_by_name("tokens", tokens)
+            options.add_free_dimension_override_by_name("rows", rows)
+            if self._cuda:
+                session = onnxruntime.InferenceSession(
+                    self._file, options, providers=[("CUDAExecutionProvider", {"enable_cuda_graph": "1"})]
+                )
+                shapes = {"ROWS": (rows,)}
+                example = {
+                    port.name: np.ones(shapes.get(port.name, (1, tokens)), np.int64) for port in session.get_inputs()
+                }
+                return CudaGraphEngine(session, example, tokens, rows)
+        providers = ["CUDAExecutionProvider"] if self._cuda else ["CPUExecutionProvider"]
+        session = onnxruntime.InferenceSession(self._file, options, providers=providers)
+        return OnnxRuntimeEngine(session, tokens, rows)
+
+
+class OnnxRuntimeProvider:
+    """See `interfaces.Provider`."""
+
+    name = "onnxruntime"
+
+    def version(self) -> str:
+        try:
+            import onnxruntime
+        except ImportError:
+            raise UnsupportedError("provider onnxruntime: not installed; run `make setup`") from None
+        return str(onnxruntime.__version__)
+
+    def export(self, module: Any, example: Mapping[str, Array], folder: Path, precision: str) -> list[str]:
+        if precision != "f32":
+            raise UnsupportedError(f"precision: onnxruntime engines are built in f32, not {precision}")
+        return [export_onnx(module, example, folder)]
+
+    def compile(self, folder: Path, precision: str, tokens: int | None, rows: int | None) -> str:
+        return MODEL_FILE
+
+    def open(self, folder: Path, precision: str, threads: int) -> OnnxRuntimeRuntime:
+        return OnnxRuntimeRuntime(folder, threads)
+
+
+PROVIDER = OnnxRuntimeProvider()

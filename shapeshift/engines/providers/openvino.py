@@ -1,0 +1,102 @@
+"""OpenVINO: one model file, reshaped and compiled for each static length."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from shapeshift.engines.interfaces import Array
+from shapeshift.errors import UnsupportedError
+
+MODEL_FILE = "model.xml"
+
+
+class OpenVinoEngine:
+    """A compiled model with one infer request. Static inputs are written in place into its tensors."""
+
+    def __init__(self, compiled: Any, outputs: Sequence[str], tokens: int | None, rows: int | None) -> None:
+        self.tokens = tokens
+        self.rows = rows
+        self._request = compiled.create_infer_request()
+        # Compilation may change the names of outputs but keeps their order.
+        self._outputs = [(name, index) for index, name in enumerate(outputs)]
+        self._inputs = [port.get_any_name() for port in compiled.inputs]
+
+    def run(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
+        request = self._request
+        if self.tokens is None:
+            request.infer({name: inputs[name] for name in self._inputs}, share_inputs=True)
+        else:
+            for name in self._inputs:
+                request.get_tensor(name).data[:] = inputs[name]
+            request.infer()
+        return {name: request.get_output_tensor(index).data for name, index in self._outputs}
+
+
+class OpenVinoRuntime:
+    """One model in memory. Its clones are reshaped, so that all lengths share its weights."""
+
+    def __init__(self, folder: Path, precision: str, threads: int) -> None:
+        import openvino
+
+        # The binding builds its type table at first use, under a C++ lock and while it releases the GIL: two threads
+        # with a concurrent first use deadlock. This call builds the table.
+        openvino.Type.i64.to_dtype()
+        self._core = openvino.Core()
+        self._model = self._core.read_model(folder / MODEL_FILE)
+        self._config = {
+            "INFERENCE_NUM_THREADS": threads,
+            "NUM_STREAMS": 1,
+            "INFERENCE_PRECISION_HINT": precision,
+            # Each compiled model numbers its streams from core 0: with pinning, all engine threads share one core.
+            "ENABLE_CPU_PINNING": False,
+        }
+
+    def engine(self, tokens: int | None, rows: int | None) -> OpenVinoEngine:
+        model = self._model.clone()
+        if tokens is not None:
+            names = [port.get_any_name() for port in model.inputs]
+            model.reshape({name: [rows] if name == "ROWS" else [1, tokens] for name in names})
+        outputs = [port.get_any_name() for port in model.outputs]
+        return OpenVinoEngine(self._core.compile_model(model, "CPU", self._config), outputs, tokens, rows)
+
+
+class OpenVinoProvider:
+    """See `interfaces.Provider`."""
+
+    name = "openvino"
+
+    def version(self) -> str:
+        try:
+            import openvino
+        except ImportError:
+            raise UnsupportedError("provider openvino: not installed; run `make setup`") from None
+        return str(openvino.__version__)
+
+    def export(self, module: Any, example: Mapping[str, Array], folder: Path, precision: str) -> list[str]:
+        import openvino
+        import torch
+
+        shapes = []
+        for name, axes in module.input_axes.items():
+            sizes = [-1 if axis in axes else size for axis, size in enumerate(example[name].shape)]
+            shapes.append((name.lower(), openvino.PartialShape(sizes), openvino.Type(example[name].dtype)))
+        tensors = {name.lower(): torch.from_numpy(example[name]) for name in module.input_axes}
+        model = openvino.convert_model(module, example_input=tensors, input=shapes)
+        for port in model.inputs:
+            port.get_tensor().set_names({port.get_any_name().upper()})
+        for port, name in zip(model.outputs, module.output_names, strict=True):
+            port.get_tensor().set_names({name})
+        # Weights stay f32 in the file: compression to f16 loses accuracy in both precisions.
+        openvino.save_model(model, folder / MODEL_FILE, compress_to_fp16=False)
+        return [MODEL_FILE, "model.bin"]
+
+    def compile(self, folder: Path, precision: str, tokens: int | None, rows: int | None) -> str:
+        return MODEL_FILE
+
+    def open(self, folder: Path, precision: str, threads: int) -> OpenVinoRuntime:
+        return OpenVinoRuntime(folder, precision, threads)
+
+
+PROVIDER = OpenVinoProvider()

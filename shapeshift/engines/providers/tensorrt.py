@@ -1,0 +1,129 @@
+"""TensorRT: one plan per length, with a single optimisation profile of fixed shape.
+
+Follows the documented API of TensorRT 10; we have not run it. `make engines` verifies every plan against the reference
+model on the machine that builds it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from shapeshift.engines.interfaces import Array
+from shapeshift.engines.providers.onnx_export import MODEL_FILE, export_onnx
+from shapeshift.errors import EngineError, UnsupportedError
+
+_DYNAMIC_MAX = {"tokens": 512, "rows": 16, "images": 64, "tasks": 64}
+
+
+def plan_name(tokens: int | None) -> str:
+    """The name of the plan file of one static length, or of the dynamic engine."""
+    return f"{'dynamic' if tokens is None else tokens}.plan"
+
+
+class TensorRtEngine:
+    """One execution context with its own CUDA stream."""
+
+    def __init__(self, plan: Path, tokens: int | None, rows: int | None) -> None:
+        import tensorrt
+        import torch
+
+        self.tokens = tokens
+        self.rows = rows
+        self._torch = torch
+        self._runtime = tensorrt.Runtime(tensorrt.Logger(tensorrt.Logger.WARNING))
+        self._engine = self._runtime.deserialize_cuda_engine(plan.read_bytes())
+        if self._engine is None:
+            raise EngineError(
+                f"{plan} was built for another GPU or TensorRT version (here {tensorrt.__version__}); "
+                "run `make engines` on this machine"
+            )
+        self._context = self._engine.create_execution_context()
+        self._stream = torch.cuda.Stream()
+        names = [self._engine.get_tensor_name(i) for i in range(self._engine.num_io_tensors)]
+        input_mode = tensorrt.TensorIOMode.INPUT
+        self._inputs = [name for name in names if self._engine.get_tensor_mode(name) == input_mode]
+        self._outputs = [name for name in names if self._engine.get_tensor_mode(name) != input_mode]
+
+    def run(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
+        torch = self._torch
+        with torch.cuda.stream(self._stream):
+            device = {name: torch.from_numpy(inputs[name]).cuda(non_blocking=True) for name in self._inputs}
+            for name, tensor in device.items():
+                self._context.set_input_shape(name, tuple(tensor.shape))
+                self._context.set_tensor_address(name, tensor.data_ptr())
+            results = {
+                name: torch.empty(tuple(self._context.get_tensor_shape(name)), device="cuda") for name in self._outputs
+            }
+            for name, tensor in results.items():
+                self._context.set_tensor_address(name, tensor.data_ptr())
+            if not self._context.execute_async_v3(self._stream.cuda_stream):
+                raise EngineError("TensorRT reported a failed execution; see its log")
+            host = {name: tensor.to("cpu", non_blocking=True) for name, tensor in results.items()}
+        self._stream.synchronize()
+        return {name: tensor.numpy() for name, tensor in host.items()}
+
+
+class TensorRtRuntime:
+    """The plans of one folder."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def engine(self, tokens: int | None, rows: int | None) -> TensorRtEngine:
+        return TensorRtEngine(self._folder / plan_name(tokens), tokens, rows)
+
+
+class TensorRtProvider:
+    """See `interfaces.Provider`."""
+
+    name = "tensorrt"
+
+    def version(self) -> str:
+        try:
+            import tensorrt
+        except ImportError:
+            raise UnsupportedError(
+                "provider tensorrt: not installed; use NVIDIA's container, or openvino or onnxruntime"
+            ) from None
+        return str(tensorrt.__version__)
+
+    def export(self, module: Any, example: Mapping[str, Array], folder: Path, precision: str) -> list[str]:
+        return [export_onnx(module, example, folder)]
+
+    def compile(self, folder: Path, precision: str, tokens: int | None, rows: int | None) -> str:
+        import tensorrt
+
+        builder = tensorrt.Builder(tensorrt.Logger(tensorrt.Logger.WARNING))
+        network = builder.create_network(0)
+        parser = tensorrt.OnnxParser(network, tensorrt.Logger(tensorrt.Logger.WARNING))
+        if not parser.parse_from_file(str(folder / MODEL_FILE)):
+            reasons = "; ".join(str(parser.get_error(i)) for i in range(parser.num_errors))
+            raise EngineError(f"TensorRT cannot read {MODEL_FILE}: {reasons}")
+        config = builder.create_builder_config()
+        if precision == "bf16":
+            config.set_flag(tensorrt.BuilderFlag.BF16)
+        else:
+            config.clear_flag(tensorrt.BuilderFlag.TF32)
+        profile = builder.create_optimization_profile()
+        for index in range(network.num_inputs):
+            tensor = network.get_input(index)
+            names = [tensor.get_dimension_name(axis) for axis in range(len(tensor.shape))]
+            fixed = {"tokens": tokens, "rows": rows}
+            sizes = list(zip(tensor.shape, names, strict=True))
+            low = tuple(size if size >= 0 else fixed.get(name) or 1 for size, name in sizes)
+            high = tuple(size if size >= 0 else fixed.get(name) or _DYNAMIC_MAX[name] for size, name in sizes)
+            profile.set_shape(tensor.name, low, high, high)
+        config.add_optimization_profile(profile)
+        plan = builder.build_serialized_network(network, config)
+        if plan is None:
+            raise EngineError(f"TensorRT built no {plan_name(tokens)}; see its log")
+        (folder / plan_name(tokens)).write_bytes(bytes(plan))
+        return plan_name(tokens)
+
+    def open(self, folder: Path, precision: str, threads: int) -> TensorRtRuntime:
+        return TensorRtRuntime(folder)
+
+
+PROVIDER = TensorRtProvider()

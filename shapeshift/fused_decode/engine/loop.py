@@ -1,0 +1,270 @@
+"""The decode loop: all running requests share each iteration of the model (Flover, Algorithm 2)."""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from shapeshift.errors import EngineError, OverloadedError
+from shapeshift.fused_decode.engine.batching import Step, compose
+from shapeshift.fused_decode.engine.sampling import Sampler
+from shapeshift.fused_decode.engine.slots import DECODE, PREFILL, SlotTable
+from shapeshift.fused_decode.interfaces import Runtime, SlotMemory
+from shapeshift.fused_decode.metrics import LoopMetrics
+from shapeshift.fused_decode.policy.admission import Admission
+from shapeshift.fused_decode.request import DEADLINE, LENGTH, STOP, Request
+from shapeshift.serving.bounds import unloading
+from shapeshift.serving.model_args import Log
+
+Deliver = Callable[[list[Request]], None]
+Reason = str | Exception
+"""Why a request ends: a finish reason or an error."""
+Array = npt.NDArray[Any]
+_RETRY_ADMISSION_S = 0.02
+
+
+class DecodeLoop:
+    """One thread that decides, runs and records, iteration after iteration, while there is a request.
+
+    deliver(requests) is called on that thread, at most twice an iteration, with the requests that have text to send
+    or have finished, each of the latter once. It must neither block nor raise.
+    """
+
+    def __init__(
+        self,
+        runtime: Runtime,
+        admission: Admission[Request],
+        deliver: Deliver,
+        log: Log,
+        *,
+        prefill_tokens: int = 256,
+        compaction: bool = True,
+        slot_memory: SlotMemory | None = None,
+    ) -> None:
+        self.admission = admission
+        self.slots = SlotTable(runtime.slots, runtime.max_length, slot_memory)
+        self.metrics = LoopMetrics()
+        self._runtime = runtime
+        self._sampler = Sampler(self.slots.sampling, self.slots.tokens, runtime.vocab_size)
+        self._deliver = deliver
+        self._log = log
+        self._prefill_tokens = prefill_tokens
+        self._compaction = compaction
+        self._is_eos = np.isin(np.arange(runtime.vocab_size), list(runtime.eos_ids))
+        self._prefilling: dict[Request, None] = {}
+        self._terminations = Terminations()
+        self._outbox: deque[Request] = deque()
+        self._recorded = 0.0
+        self._closing = False
+        self._wake = threading.Event()
+        self._thread = threading.Thread(target=self._serve, name="decode", daemon=True)
+
+    # For any thread.
+
+    def start(self) -> None:
+        """Start the thread."""
+        self._thread.start()
+
+    def submit(self, request: Request) -> None:
+        """Queue `request` for a slot. Raises OverloadedError where the admission refuses it."""
+        self.admission.submit(request)
+        self._terminations.watch_deadline(request)
+        self._wake.set()
+
+    def end(self, request: Request, reason: Reason) -> None:
+        """End `request` early; it finishes within one iteration."""
+        self._terminations.add(request, reason)
+        self._wake.set()
+
+    def wake(self) -> None:
+        """Ask the admission again: a waiting request may fit now."""
+        self._wake.set()
+
+    def close(self, timeout_s: float = 5.0) -> None:
+        """End all requests with UNAVAILABLE, then end the thread."""
+        self._closing = True
+        self._wake.set()
+        self._thread.join(timeout_s)
+
+    # For the generating thread alone.
+
+    def step(self) -> bool:
+        """One iteration: decide, run, record; False where there was nothing to compute."""
+        start = time.monotonic()
+        step = self._decide(start)
+        if step is None:
+            return False
+        running = time.monotonic()
+        logits = self._runtime.forward(step.batch)
+        sampling = time.monotonic()
+        tokens, finite = self._sampler.choose(logits, step.wanted, self.slots.length[step.wanted])
+        recording = time.monotonic()
+        self._record(step, tokens, finite, recording)
+        self.metrics.observe_iteration(start, running, sampling, recording, time.monotonic())
+        return True
+
+    def check_integrity(self) -> None:
+        """Raise AssertionError when slots, prefills and queue contradict one another."""
+        self.slots.check_integrity()
+        self.admission.check_integrity()
+        phases = zip(self.slots.owners, self.slots.phase, strict=True)
+        assert set(self._prefilling) == {owner for owner, phase in phases if phase == PREFILL}, "a prompt is lost"
+
+    def _serve(self) -> None:
+        while not self._closing:
+            try:
+                while not self._closing and self.step():
+                    pass
+                self.check_integrity()
+                # A request that waits while nothing runs is blocked by memory or its deadline, not by a slot.
+                self._wake.wait(_RETRY_ADMISSION_S if len(self.admission) else None)
+                # Before the next step looks for work: whatever comes after that look sets it again.
+                self._wake.clear()
+            except Exception as error:  # noqa: BLE001  a failure costs the running requests, not the loop
+                self._log(f"an iteration failed, its requests are lost: {type(error).__name__}: {error}")
+                self._finish_running(EngineError(f"the decode loop failed: {error}"))
+        for request in self.admission.close():
+            self._finish(request, unloading())
+        self._finish_running(unloading())
+
+    def _decide(self, now: float) -> Step | None:
+        """End what is due, fill free slots, close the gaps that remain, and compose the batch."""
+        self._finish_due(now)
+        for request in self.admission.squash():
+            self._prefilling.pop(request, None)
+            self.slots.preempt(request)
+        self.slots.begin_iteration()
+        for request in self.admission.admit(self.slots.free):
+            request.admitted = request.admitted or now
+            self.slots.allocate(request)
+            self._prefilling[request] = None
+        if self._compaction and (gaps := self.slots.compaction()):
+            for source, target in gaps.moves:
+                self._move(source, target)
+        self._flush()
+        return compose(self.slots, self._prefilling, self._prefill_tokens) if self.slots.used else None
+
+    def _record(self, step: Step, tokens: Array, finite: Array, now: float) -> None:
+        """Store the new tokens and finish the requests that are complete."""
+        table, wanted = self.slots, step.wanted
+        self._count_tokens(step, now)
+        table.advance(step.slots, step.lengths, wanted, tokens)
+        eos = self._is_eos[tokens] & ~table.ignore_eos[wanted]
+        full = table.length[wanted] >= table.end[wanted]
+        columns = (wanted.tolist(), tokens.tolist(), eos.tolist(), full.tolist(), finite.tolist())
+        for slot, token, is_eos, is_full, is_finite in zip(*columns, strict=True):
+            request = table.owners[slot]
+            assert request is not None
+            self._prefilling.pop(request, None)
+            if not request.generated:
+                request.first_token = now
+                self.metrics.first_token_ms.observe((now - request.arrived) * 1e3)
+            request.generated += 1
+            if not is_finite:
+                self._finish(request, EngineError("the model's logits are not finite"))
+            elif is_eos or self._append_text(request, token):
+                self._finish(request, STOP)
+            elif is_full:
+                self._finish(request, LENGTH)
+        self._finish_due(now)
+        self._flush()
+
+    def _count_tokens(self, step: Step, now: float) -> None:
+        decoding = int((self.slots.phase[step.wanted] == DECODE).sum())
+        self.metrics.prompt_tokens.add(int(step.lengths.sum()) - decoding)
+        self.metrics.generated_tokens.add(len(step.wanted))
+        if decoding:
+            # Every decoding request got its last token when the previous iteration was recorded.
+            self.metrics.between_tokens_ms.observe((now - self._recorded) * 1e3, decoding)
+        self._recorded = now
+
+    def _append_text(self, request: Request, token: int) -> bool:
+        """Add a token's text to the answer; True where it completes a stop string."""
+        text = request.text.add(token)
+        if text:
+            request.parts.append(text)
+            if request.stream:
+                self._outbox.append(request)
+        return request.text.stopped
+
+    def _finish_due(self, now: float) -> None:
+        for request, reason in self._terminations.due(now):
+            self._finish(request, reason)
+
+    def _finish(self, request: Request, reason: Reason) -> None:
+        """End `request`, whether it waits or runs."""
+        if request.slot is None:
+            self.admission.withdraw(request)
+        else:
+            self.slots.release(request)
+            self.admission.finished(request)
+            self._prefilling.pop(request, None)
+        request.finish(reason)
+        self._outbox.append(request)
+
+    def _finish_running(self, error: Exception) -> None:
+        """End all running requests with `error`; afterwards all slots are free, whatever their state was."""
+        running = [owner for owner in self.slots.owners if owner is not None]
+        self.slots.clear()
+        self._prefilling.clear()
+        for request in running:
+            self.admission.finished(request)
+            if not request.is_finished:
+                request.finish(error)
+                self._outbox.append(request)
+        self._flush()
+
+    def _move(self, source: int, target: int) -> None:
+        length = self.slots.move(source, target, self._runtime.move)
+        self.metrics.moves.add()
+        self.metrics.moved_tokens.add(length)
+
+    def _flush(self) -> None:
+        if self._outbox:
+            # A request that has new text and has finished is delivered once.
+            self._deliver(list(dict.fromkeys(self._outbox)))
+            self._outbox.clear()
+
+
+class Terminations:
+    """Requests that end early, on demand or at their deadlines: added by any thread, read by the generating one."""
+
+    def __init__(self) -> None:
+        self._demanded: deque[tuple[Request, Reason]] = deque()
+        self._submitted: deque[Request] = deque()
+        self._deadlines: list[tuple[float, int, Request]] = []
+        self._numbers = itertools.count()
+
+    def watch_deadline(self, request: Request) -> None:
+        """End `request` at its deadline, if it has one."""
+        if request.deadline is not None:
+            self._submitted.append(request)
+
+    def add(self, request: Request, reason: Reason) -> None:
+        """End `request` at the next iteration."""
+        self._demanded.append((request, reason))
+
+    def due(self, now: float) -> list[tuple[Request, Reason]]:
+        """The requests that end now, and why. Only the generating thread calls this."""
+        found: list[tuple[Request, Reason]] = []
+        while self._demanded:
+            found.append(self._demanded.popleft())
+        while self._submitted:
+            request = self._submitted.popleft()
+            assert request.deadline is not None
+            heapq.heappush(self._deadlines, (request.deadline, next(self._numbers), request))
+        while self._deadlines and self._deadlines[0][0] <= now:
+            late = heapq.heappop(self._deadlines)[2]
+            found.append((late, DEADLINE if late.generated else OverloadedError(_TOO_LATE)))
+        return [(request, reason) for request, reason in found if not request.is_finished]
+
+
+_TOO_LATE = "latency_ms ran out before the first token; retry later or elsewhere"

@@ -1,0 +1,155 @@
+"""The next token of each row: the most likely one, or a random one of those that its filters keep.
+
+Random numbers depend on a seed and a position alone: SplitMix64 (Steele, Lea and Flood, OOPSLA 2014). Its n-th number
+is a function of the seed and n, without a state. So the token of a row does not depend on the other rows, on the time
+when its request joined, or on the number of earlier iterations.
+"""
+
+from __future__ import annotations
+
+import secrets
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from shapeshift.choices import Choices
+from shapeshift.fused_decode.sampling_params import SamplingParams
+
+Integers = npt.NDArray[np.int64]
+Flags = npt.NDArray[np.bool_]
+Words = npt.NDArray[np.uint64]
+Floats = npt.NDArray[np.float32]
+
+SAMPLERS: Choices[Any] = Choices("sampler", {"numpy": "shapeshift.fused_decode.engine.sampling_filters:sample"})
+"""What samples where there is no native kernel, see `sampling_filters.sample`."""
+
+_DEPTH = 64
+"""Tokens in a column of the vocabulary."""
+_STEP = np.uint64(0x9E3779B97F4A7C15)
+_MIX = ((np.uint64(30), np.uint64(0xBF58476D1CE4E5B9)), (np.uint64(27), np.uint64(0x94D049BB133111EB)))
+
+
+class SamplingTable:
+    """The sampling parameters of the request in each slot, as arrays over the slots."""
+
+    def __init__(self, slots: int) -> None:
+        self.temperature = np.zeros(slots, np.float32)
+        self.top_k = np.zeros(slots, np.int64)
+        self.top_p = np.ones(slots, np.float32)
+        self.min_p = np.zeros(slots, np.float32)
+        self.penalty = np.ones(slots, np.float32)
+        self.seed = np.zeros(slots, np.uint64)
+
+    def set(self, slot: int, params: SamplingParams) -> None:
+        """Store the parameters of one request; without a seed, it gets a random one."""
+        self.temperature[slot] = params.temperature
+        self.top_k[slot] = max(params.top_k, 0)
+        self.top_p[slot] = params.top_p
+        self.min_p[slot] = params.min_p
+        self.penalty[slot] = params.repetition_penalty
+        self.seed[slot] = secrets.randbits(64) if params.seed is None else params.seed % 2**64
+
+    def move(self, source: int, target: int) -> None:
+        """Copy the parameters of slot `source` to slot `target`."""
+        for values in (self.temperature, self.top_k, self.top_p, self.min_p, self.penalty, self.seed):
+            values[target] = values[source]
+
+
+class Sampler:
+    """Chooses tokens, over working memory of its own."""
+
+    def __init__(
+        self, table: SamplingTable, tokens: npt.NDArray[np.int32], vocab_size: int, native: bool = True
+    ) -> None:
+        self._table = table
+        self._tokens = tokens
+        self._vocab_size = vocab_size
+        self._work = np.empty((0, _DEPTH, -(-vocab_size // _DEPTH)), np.float32)
+        # The operator exists once the runtime has loaded the kernels.
+        self._kernel: Any = getattr(torch.ops.shapeshift_decode, "draw", None) if native else None
+        # Without the kernel: the same in numpy.
+        self._sample: Any = SAMPLERS["numpy"] if self._kernel is None else None
+
+    def choose(self, logits: torch.Tensor, slots: Integers, lengths: Integers) -> tuple[Integers, Flags]:
+        """The next token of each row, and whether its logits were finite; if not, the token is meaningless.
+
+        logits   FLOAT32 [rows, vocab_size], changed where a penalty applies
+        slots    INT64 [rows]  the rows' slots
+        lengths  INT64 [rows]  the tokens in these slots: the positions of the chosen tokens
+        """
+        table = self._table
+        random = table.temperature[slots] > 0
+        penalised = table.penalty[slots] != 1
+        if logits.device.type != "cpu":
+            if not random.any() and not penalised.any():
+                best, ids = (found.cpu().numpy() for found in logits.max(dim=1))
+                return ids, np.isfinite(best)
+            logits = logits.cpu()
+        values = logits.numpy()
+        if penalised.any():
+            self._penalise(values, np.flatnonzero(penalised), slots, lengths)
+        if self._kernel is not None and random.any():
+            return self._draw_natively(logits, slots, lengths)
+        # numpy's argmax takes a fifteenth of the time of torch's argmax.
+        ids = values.argmax(axis=1)
+        best = values[np.arange(len(ids)), ids]
+        finite = np.isfinite(best)
+        rows = np.flatnonzero(random & finite)
+        if rows.size:
+            row_slots = slots[rows]
+            scores = self._scores(values if rows.size == len(ids) else values[rows], best[rows], row_slots)
+            filters = (table.top_k[row_slots], table.top_p[row_slots], table.min_p[row_slots])
+            ids[rows] = self._sample(scores, *filters, uniforms(table.seed[row_slots], lengths[rows]))
+        return ids, finite
+
+    def _draw_natively(self, logits: torch.Tensor, slots: Integers, lengths: Integers) -> tuple[Integers, Flags]:
+        table = self._table
+        columns = (table.temperature, table.top_k, table.top_p, table.min_p)
+        values = (*(column[slots] for column in columns), uniforms(table.seed[slots], lengths))
+        ids, finite = self._kernel(logits, *map(torch.from_numpy, values))
+        return ids.numpy(), finite.numpy()
+
+    def _scores(self, values: Floats, best: Floats, slots: Integers) -> Floats:
+        """(logit - best) / temperature, [rows, depth, columns]; token t is at [t // columns, t % columns]."""
+        rows = len(values)
+        if len(self._work) < rows:
+            # Places beyond the vocabulary keep this value.
+            self._work = np.full((rows, *self._work.shape[1:]), -np.inf, np.float32)
+        work = self._work[:rows]
+        flat = work.reshape(rows, -1)[:, : self._vocab_size]
+        np.subtract(values, best[:, None], out=flat)
+        np.divide(flat, self._table.temperature[slots][:, None], out=flat)
+        return work
+
+    def _penalise(self, values: Floats, rows: Integers, slots: Integers, lengths: Integers) -> None:
+        """Divide positive logits and multiply negative logits of tokens that have occurred (Keskar et al., 2019)."""
+        row_slots = slots[rows]
+        counts = lengths[rows]
+        width = int(counts.max())
+        # Places beyond a row's end repeat its first token: a value written twice is the same.
+        seen = np.where(
+            np.arange(width) < counts[:, None], self._tokens[row_slots, :width], self._tokens[row_slots, :1]
+        )
+        penalty = self._table.penalty[row_slots][:, None]
+        found = values[rows[:, None], seen]
+        values[rows[:, None], seen] = np.where(found > 0, found / penalty, found * penalty)
+
+
+def uniforms(seeds: Words, positions: Integers) -> npt.NDArray[np.float64]:
+    """One number in [0, 1) for each (seed, position), with 53 random bits.
+
+    Each seed is mixed first, so that neighbouring seeds give independent numbers.
+    """
+    starts = splitmix(seeds, np.zeros_like(positions))
+    bits = splitmix(starts, positions) >> np.uint64(11)
+    return np.asarray(bits * 2.0**-53, dtype=np.float64)
+
+
+def splitmix(starts: Words, numbers: Integers) -> Words:
+    """Output number `numbers` (0, 1, ...) of the generators that begin at `starts`; UINT64 [n]."""
+    mixed: Words = starts + (numbers.astype(np.uint64) + np.uint64(1)) * _STEP
+    for shift, factor in _MIX:
+        mixed = (mixed ^ (mixed >> shift)) * factor
+    return np.asarray(mixed ^ (mixed >> np.uint64(31)), dtype=np.uint64)

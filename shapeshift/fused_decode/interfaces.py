@@ -1,0 +1,148 @@
+"""What the decode loop asks of a model, and what another technique may add: memory in idle slots, low-rank terms.
+
+A *slot* holds the keys and values of one running request: up to `max_length` tokens. A *row* is one request's share
+of one iteration: a single token while it decodes, a chunk of its prompt before that.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+QKV, OUTPUT, GATE_UP, DOWN = range(4)
+"""The linears of a layer. Queries, keys and values are one linear, stacked in this order; so are gate and up."""
+LINEARS = 4
+
+
+@dataclass(frozen=True)
+class StepBatch:
+    """Rows of one iteration: decode rows (one token) and prefill chunks (several) side by side.
+
+    tokens   INT64 [total]        the tokens of all rows, row after row
+    slots    INT32 [rows]         cache slot of each row; no slot twice
+    starts   INT32 [rows]         tokens already in that slot's cache: the position of the row's first token
+    lengths  INT32 [rows]         tokens of the row in this step, at least 1
+    wanted   INT64 [wanted rows]  rows whose last token's logits are wanted; may be empty
+    adapters INT32 [rows]         the adapter of each row, -1 for none; None: no row has one
+    """
+
+    tokens: torch.Tensor
+    slots: torch.Tensor
+    starts: torch.Tensor
+    lengths: torch.Tensor
+    wanted: torch.Tensor
+    adapters: torch.Tensor | None = None
+
+
+class Runtime(Protocol):
+    """A loaded causal language model with its cache. Only the generating thread calls it."""
+
+    vocab_size: int
+    max_length: int
+    """Tokens that a slot holds, prompt and answer together."""
+    slots: int
+    eos_ids: frozenset[int]
+
+    def forward(self, batch: StepBatch) -> torch.Tensor:
+        """Write the batch's keys and values into the cache; FLOAT32 [wanted rows, vocab_size] logits.
+
+        The result is valid until the next call.
+        """
+        ...
+
+    def move(self, source: int, target: int, length: int) -> None:
+        """Copy the first `length` tokens of the cache of slot `source` over those of slot `target`."""
+        ...
+
+
+class SlotMemory(Protocol):
+    """Another user of the memory of slots that no request holds. Only the generating thread calls it."""
+
+    def begin_iteration(self) -> None:
+        """An iteration begins: nothing computes, and admission follows."""
+        ...
+
+    def available(self) -> npt.NDArray[np.bool_]:
+        """BOOL [slots]: whether a request may have the slot now; slots that requests hold count as available."""
+        ...
+
+    def claim(self, slot: int) -> None:
+        """A request gets `slot`, which is available: discard whatever else lies there."""
+        ...
+
+    def vacate(self, slot: int) -> None:
+        """No request holds `slot` any longer."""
+        ...
+
+    def check_integrity(self) -> None:
+        """Raise AssertionError when its records of the slots contradict one another."""
+        ...
+
+
+@dataclass(frozen=True)
+class Groups:
+    """The tokens of a batch by group.
+
+    tokens  number of tokens in the batch
+    firsts  INT32 [groups + 1]: group g has the tokens order[firsts[g]:firsts[g + 1]]
+    order   INT32 [tokens in a group], no token twice
+    """
+
+    tokens: int
+    firsts: torch.Tensor
+    order: torch.Tensor
+
+    def each(self) -> list[torch.Tensor]:
+        """The tokens of each group, INT64 [n]."""
+        ends = self.firsts.tolist()
+        return [self.order[start:end].long() for start, end in zip(ends, ends[1:], strict=False)]
+
+
+@dataclass(frozen=True)
+class LowRank:
+    """Low-rank terms as plain arrays: a token's outputs grow by its inputs times the A and the B of its group.
+
+    memory  flat, of the linears' dtype; holds the factors
+    places  INT64 [groups, layers, LINEARS, 3, 4]: for up to three parts of a linear's outputs the offset in memory,
+            the rank, the first output and the number of outputs; rank 0: no term. At the offset lies A,
+            [rank, inputs], and directly behind it B, [rank, outputs], scaled
+    all     the tokens of the batch
+    last    those whose logits are wanted, numbered among themselves
+    """
+
+    memory: torch.Tensor
+    places: torch.Tensor
+    all: Groups
+    last: Groups
+
+    def arrays(self) -> list[torch.Tensor]:
+        """What `kernels/added.h` takes, in its order."""
+        return [self.memory, self.places, self.all.firsts, self.all.order, self.last.firsts, self.last.order]
+
+
+class LinearDelta(Protocol):
+    """The terms that one step adds to the outputs of its linears."""
+
+    def add(self, layer: int, linear: int, inputs: torch.Tensor, outputs: torch.Tensor) -> None:
+        """Add the terms of `inputs` [tokens, inputs] to `outputs` [tokens, width], in place."""
+        ...
+
+    def subset(self, tokens: torch.Tensor) -> LinearDelta | None:
+        """The same for these tokens alone, INT64 [n] places in the batch; None where none of them has an adapter."""
+        ...
+
+    def low_rank(self, last: torch.Tensor) -> LowRank | None:
+        """The same as plain arrays, with the tokens at `last`, INT64 [n]; None where only `add` computes them."""
+        ...
+
+
+class LinearHook(Protocol):
+    """Called once in each step in which a row has an adapter, and in no other."""
+
+    def linear_delta(self, batch: StepBatch) -> LinearDelta:
+        """The terms of `batch`, whose `adapters` are set. Valid until the next call."""
+        ...

@@ -1,0 +1,41 @@
+"""Metrics of the decode loop; the generating thread writes them, the front exports them."""
+
+from __future__ import annotations
+
+from shapeshift.serving.metrics import Counter, Histogram
+
+_ITERATION_MS = (1, 2, 5, 10, 15, 20, 25, 30, 40, 50, 75, 100, 150, 200, 300, 500, 1000, 2000)
+_FIRST_TOKEN_MS = (5, 10, 20, 30, 50, 75, 100, 150, 200, 300, 500, 750, 1000, 2000, 5000, 10000, 30000)
+MODEL, SAMPLING, REST = "model", "sampling", "rest"
+
+
+class LoopMetrics:
+    """Counters and histograms of one loop; `exported` lists all of them."""
+
+    def __init__(self) -> None:
+        self.iteration_ms = Histogram("iteration_ms", "Time of one iteration of the loop", _ITERATION_MS)
+        self.first_token_ms = Histogram("first_token_ms", "From arrival to the first token", _FIRST_TOKEN_MS)
+        self.between_tokens_ms = Histogram("between_tokens_ms", "From a request's token to its next", _ITERATION_MS)
+        self.prompt_tokens = Counter("prompt_tokens_total", "Tokens of prompts computed")
+        self.generated_tokens = Counter("generated_tokens_total", "Tokens generated")
+        self.moves = Counter("compaction_moves_total", "Slots moved so that the running ones lie together")
+        self.moved_tokens = Counter("compaction_tokens_total", "Tokens whose cache entries these moves copied")
+        self.parts = {
+            part: Counter("iteration_part_ms_total", "Time of the generating thread by activity", {"part": part})
+            for part in (MODEL, SAMPLING, REST)
+        }
+
+    @property
+    def exported(self) -> list[Counter | Histogram]:
+        return [
+            *(self.iteration_ms, self.first_token_ms, self.between_tokens_ms),
+            *(self.prompt_tokens, self.generated_tokens, self.moves, self.moved_tokens),
+            *self.parts.values(),
+        ]
+
+    def observe_iteration(self, start: float, model: float, sampling: float, recording: float, end: float) -> None:
+        """Count one iteration by the instants, in seconds, at which it and its phases began and it ended."""
+        self.parts[MODEL].add((sampling - model) * 1e3)
+        self.parts[SAMPLING].add((recording - sampling) * 1e3)
+        self.parts[REST].add((model - start + end - recording) * 1e3)
+        self.iteration_ms.observe((end - start) * 1e3)

@@ -1,0 +1,178 @@
+"""A causal language model of the Llama family over a cache of slots: the decode loop's runtime on a CPU."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import TypeVar
+
+import torch
+
+from shapeshift.engines.hardware import cores
+from shapeshift.fused_decode.interfaces import LinearDelta, LinearHook, StepBatch
+from shapeshift.fused_decode.model import native_operations
+from shapeshift.fused_decode.model.architecture import PRECISION_BYTES, Architecture
+from shapeshift.fused_decode.model.kv_cache import KeyValueCache
+from shapeshift.fused_decode.model.linear import maker
+from shapeshift.fused_decode.model.network import Network, assemble
+from shapeshift.fused_decode.model.operations import Operations, TorchOperations
+from shapeshift.fused_decode.model.weights import WeightFiles
+from shapeshift.fused_decode.settings import FusedDecodeSettings
+from shapeshift.serving.model_args import Log
+from shapeshift.settings import require
+
+DTYPES = {"f32": torch.float32, "bf16": torch.bfloat16}
+T = TypeVar("T")
+_warn = logging.getLogger(__name__).warning
+
+
+def load(
+    folder: Path,
+    decode: FusedDecodeSettings,
+    *,
+    precision: str,
+    device: str,
+    kernel_cache: Path,
+    extra_elements: int,
+    log: Log,
+) -> DecodeModel:
+    """The model that the settings `decode` describe; see `DecodeModel.load`. device: always "cpu"."""
+    threads = decode.threads or cores()
+    model = DecodeModel.load(
+        folder,
+        precision=precision,
+        slots=decode.max_concurrency,
+        max_length=decode.max_length,
+        threads=threads,
+        native=decode.native,
+        cache_dir=kernel_cache,
+        log=log,
+        extra_elements=extra_elements,
+    )
+    log(f"{model.architecture.family}, {precision}, {model.operations.name} kernels, {threads} threads")
+    return model
+
+
+class DecodeModel:
+    """See `interfaces.Runtime`. `linear_hook` supplies the terms of rows with adapters; None: no row may have one."""
+
+    linear_hook: LinearHook | None = None
+
+    def __init__(self, network: Network, operations: Operations, cache: KeyValueCache) -> None:
+        self.architecture = network.architecture
+        self.operations = operations
+        self.vocab_size = network.architecture.vocab_size
+        self.eos_ids = network.architecture.eos_ids
+        self.slots, self.max_length = cache.slots, cache.max_length
+        self._network = network
+        self._fused_forward = operations.fused_forward(network)
+        self._cache = cache
+
+    @property
+    def memory(self) -> torch.Tensor:
+        """The memory of the cache, flat: slot after slot, then the extra elements."""
+        return self._cache.memory
+
+    @property
+    def slot_elements(self) -> int:
+        """Elements of `memory` that a slot takes."""
+        return self._cache.slot_elements
+
+    @classmethod
+    def load(
+        cls,
+        checkpoint_dir: Path,
+        *,
+        precision: str,
+        slots: int,
+        max_length: int,
+        threads: int,
+        native: bool = True,
+        cache_dir: Path,
+        log: Log = _warn,
+        extra_elements: int = 0,
+    ) -> DecodeModel:
+        """The model of a checkpoint folder on this machine's CPU, with `slots` empty slots of `max_length` tokens.
+
+        precision       f32 or bf16: of weights, cache and activations
+        threads         of torch, for the whole process
+        native          false: plain torch instead of the native kernels
+        cache_dir       folder of the compiled kernels
+        extra_elements  elements of memory after the last slot, for other uses
+
+        Raises InvalidInputError for an invalid checkpoint or setting. Logs what runs slower than it could.
+        """
+        require(precision in PRECISION_BYTES, "precision", precision, f"one of {', '.join(PRECISION_BYTES)}")
+        require(threads >= 1, "threads", threads, "at least 1")
+        torch.set_num_threads(threads)
+        architecture = Architecture.read(checkpoint_dir)
+        files = WeightFiles(checkpoint_dir, architecture)
+        dtype = DTYPES[precision]
+
+        def build() -> DecodeModel:
+            cache = KeyValueCache(architecture, slots, max_length, dtype, extra_elements=extra_elements)
+            compiled = native_operations.load(cache_dir, log) if native else None
+            make = native_operations.NativeLinear if compiled and dtype == torch.float32 else maker(dtype, log)
+            network = assemble(architecture, files, cache, dtype, make)
+            return cls(network, compiled or TorchOperations(), cache)
+
+        return in_temporary_thread(build)
+
+    def forward(self, batch: StepBatch) -> torch.Tensor:
+        """See `interfaces.Runtime.forward`. Raises InvalidInputError for rows that do not fit the cache."""
+        self._check(batch)
+        with torch.inference_mode():
+            return self._run(batch)
+
+    def move(self, source: int, target: int, length: int) -> None:
+        """See `interfaces.Runtime.move`."""
+        self._cache.move(source, target, length)
+
+    def _run(self, batch: StepBatch) -> torch.Tensor:
+        a = self.architecture
+        plan = self.operations.plan(batch, a.kv_heads, a.heads // a.kv_heads)
+        last = last_tokens(batch).to(batch.tokens.device)
+        linear_delta = self._linear_delta(batch)
+        if self._fused_forward is not None:
+            low_rank = None if linear_delta is None else linear_delta.low_rank(last)
+            if linear_delta is None or low_rank is not None:
+                return self._fused_forward(batch.tokens, plan, last, low_rank)
+        return self._network.forward(self.operations, batch.tokens, plan, last, linear_delta)
+
+    def _linear_delta(self, batch: StepBatch) -> LinearDelta | None:
+        if batch.adapters is None:
+            return None
+        require(
+            self.linear_hook is not None, "adapters", batch.adapters.tolist(), "None: this model serves no adapters"
+        )
+        assert self.linear_hook is not None
+        return self.linear_hook.linear_delta(batch)
+
+    def _check(self, batch: StepBatch) -> None:
+        slots, starts, lengths = batch.slots.tolist(), batch.starts.tolist(), batch.lengths.tolist()
+        require(len(slots) >= 1, "rows", len(slots), "at least 1")
+        require(min(slots) >= 0 and max(slots) < self.slots, "slots", slots, f"0 to {self.slots - 1}")
+        require(len(set(slots)) == len(slots), "slots", slots, "each slot once")
+        require(min(starts) >= 0, "starts", starts, "0 or more")
+        require(min(lengths) >= 1, "lengths", lengths, "at least 1")
+        ends = [start + length for start, length in zip(starts, lengths, strict=True)]
+        require(max(ends) <= self.max_length, "starts + lengths", ends, f"at most max_length ({self.max_length})")
+        total = sum(lengths)
+        require(batch.tokens.shape[0] == total, "tokens", batch.tokens.shape[0], f"{total}, the sum of lengths")
+
+
+def last_tokens(batch: StepBatch) -> torch.Tensor:
+    """The place in `batch.tokens` of the last token of each wanted row, INT64 [wanted rows]."""
+    return (batch.lengths.cumsum(0) - 1)[batch.wanted]
+
+
+def in_temporary_thread(work: Callable[[], T]) -> T:
+    """The result of `work`, called on a thread that ends with it.
+
+    Every thread that computes keeps its own pool of OpenMP threads until it ends. With more threads than cores, all of
+    them sleep at once when they wait, also those of the decoding thread: a step then takes a third longer.
+    """
+    with ThreadPoolExecutor(1, thread_name_prefix="temporary") as executor:
+        return executor.submit(work).result()

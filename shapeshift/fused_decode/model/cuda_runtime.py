@@ -1,0 +1,205 @@
+"""The decode step on an NVIDIA GPU, as CUDA graphs.
+
+Written to the documented interface of torch.cuda; we have not run the capture and replay of graphs. The captured
+code is plain torch, and tests compare it with the other runtime on a CPU.
+
+A step in which every row is one token has fixed shapes. It computes the first slots of the cache, up to the highest
+one used, rounded up to a power of two; of each slot it reads as many places as the longest row needs, rounded up too.
+Slots without a row compute as well, at a place that belongs to no text. So one graph for each pair of bounds is
+enough. Tokens and positions are copied into its inputs, and the only wait for the GPU is for the logits.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.nn import functional
+
+from shapeshift.errors import UnsupportedError
+from shapeshift.fused_decode.interfaces import StepBatch
+from shapeshift.fused_decode.model.architecture import PRECISION_BYTES, Architecture
+from shapeshift.fused_decode.model.cpu_runtime import DTYPES, DecodeModel
+from shapeshift.fused_decode.model.kv_cache import KeyValueCache
+from shapeshift.fused_decode.model.linear import PlainLinear
+from shapeshift.fused_decode.model.network import Network, assemble
+from shapeshift.fused_decode.model.operations import AttentionLayer, TorchOperations, norm_heads, rotate
+from shapeshift.fused_decode.model.weights import WeightFiles
+from shapeshift.fused_decode.settings import FusedDecodeSettings
+from shapeshift.serving.model_args import Log
+from shapeshift.settings import require
+
+_LEAST_CONTEXT = 64
+_WARM_UPS = 3
+
+
+def load(
+    folder: Path,
+    decode: FusedDecodeSettings,
+    *,
+    precision: str,
+    device: str,
+    kernel_cache: Path,
+    extra_elements: int,
+    log: Log,
+) -> GraphedModel:
+    """The model that the settings `decode` describe, on `device`; see `GraphedModel.load_on`. Compiles no kernels."""
+    model = GraphedModel.load_on(
+        device,
+        folder,
+        precision=precision,
+        slots=decode.max_concurrency,
+        max_length=decode.max_length,
+        extra_elements=extra_elements,
+    )
+    log(f"{model.architecture.family}, {precision}, {device}")
+    return model
+
+
+@dataclass(frozen=True)
+class GraphBounds:
+    """The part of the cache that one graph computes: slots 0 to slots-1, places 0 to context-1 of each."""
+
+    slots: int
+    context: int
+
+
+@dataclass(frozen=True)
+class SlotRows:
+    """The plan of a step over slots: `positions` INT64 [slots], the place of each slot's token."""
+
+    positions: torch.Tensor
+    bounds: GraphBounds
+
+
+class SlotOperations(TorchOperations):
+    """Plain torch for a plan of SlotRows: its shapes depend on the bounds alone, and it never waits for the device."""
+
+    def attention(self, qkv: torch.Tensor, layer: AttentionLayer, plan: Any) -> torch.Tensor:
+        count, kv_heads, head_dim = plan.bounds.slots, layer.keys.shape[1], layer.keys.shape[3]
+        heads = qkv.shape[1] // head_dim - 2 * kv_heads
+        parts = qkv.float().view(count, 1, -1, head_dim)
+        query, key, value = torch.split(parts, [heads, kv_heads, kv_heads], dim=2)
+        positions = plan.positions[:, None]
+        query = rotate(norm_heads(query, layer.query_norm, layer.eps), positions, layer)
+        key = rotate(norm_heads(key, layer.key_norm, layer.eps), positions, layer)
+        rows = torch.arange(count, device=qkv.device)
+        layer.keys[rows, :, plan.positions] = key[:, 0].to(layer.keys.dtype)
+        layer.values[rows, :, plan.positions] = value[:, 0].to(layer.values.dtype)
+        places = torch.arange(plan.bounds.context, device=qkv.device)
+        seen = places <= positions
+        if layer.window:
+            seen &= places > positions - layer.window
+        keys, values = (cache[:count, :, : plan.bounds.context] for cache in (layer.keys, layer.values))
+        mixed = functional.scaled_dot_product_attention(
+            query.transpose(1, 2).to(keys.dtype), keys, values, attn_mask=seen[:, None, None], enable_gqa=True
+        )
+        return mixed.flatten(1).to(qkv.dtype)
+
+
+@dataclass(frozen=True)
+class _Step:
+    """One step within bounds: `run` computes `logits` from `inputs`, both at fixed addresses.
+
+    host    INT64 [2, slots]  tokens and positions in memory of the CPU
+    inputs  INT64 [2, slots]  the same on the device
+    logits  FLOAT32 [slots, vocab_size]
+    """
+
+    host: torch.Tensor
+    inputs: torch.Tensor
+    logits: torch.Tensor
+    run: Callable[[], None]
+
+
+class GraphedModel(DecodeModel):
+    """See `interfaces.Runtime`. Steps with a prompt chunk or an adapter run without a graph. Logits are on the CPU."""
+
+    def __init__(self, network: Network, cache: KeyValueCache) -> None:
+        self._device = cache.keys.device
+        super().__init__(network, TorchOperations(self._device), cache)
+        self._slot_operations = SlotOperations(self._device)
+        self._steps: dict[GraphBounds, _Step] = {}
+
+    @classmethod
+    def load_on(
+        cls,
+        device: str,
+        checkpoint_dir: Path,
+        *,
+        precision: str = "bf16",
+        slots: int,
+        max_length: int,
+        extra_elements: int = 0,
+    ) -> GraphedModel:
+        """The model of a checkpoint folder on `device`, such as "cuda:0"; `extra_elements` as for `DecodeModel.load`.
+
+        Raises InvalidInputError as `DecodeModel.load` does, UnsupportedError where torch finds no such device.
+        """
+        if device.startswith("cuda") and not torch.cuda.is_available():
+            raise UnsupportedError(f"device {device}: torch finds no CUDA device")
+        require(precision in PRECISION_BYTES, "precision", precision, f"one of {', '.join(PRECISION_BYTES)}")
+        architecture, dtype = Architecture.read(checkpoint_dir), DTYPES[precision]
+        files = WeightFiles(checkpoint_dir, architecture)
+        cache = KeyValueCache(
+            architecture, slots, max_length, dtype, device=device, spare=1, extra_elements=extra_elements
+        )
+        return cls(assemble(architecture, files, cache, dtype, PlainLinear), cache)
+
+    def _run(self, batch: StepBatch) -> torch.Tensor:
+        if int(batch.lengths.max()) > 1 or batch.adapters is not None:
+            moved = dataclasses.replace(batch, tokens=batch.tokens.to(self._device))
+            return super()._run(moved).cpu()
+        bounds = GraphBounds(
+            _bucket(int(batch.slots.max()) + 1, 1, self.slots),
+            _bucket(int(batch.starts.max()) + 1, _LEAST_CONTEXT, self.max_length),
+        )
+        if bounds not in self._steps:
+            self._steps[bounds] = self._prepare(bounds)
+        step, slots = self._steps[bounds], batch.slots.long()
+        self._clear(step.host)
+        step.host[0, slots], step.host[1, slots] = batch.tokens, batch.starts.long()
+        step.inputs.copy_(step.host, non_blocking=True)
+        step.run()
+        return step.logits.cpu()[slots[batch.wanted]]
+
+    def _clear(self, inputs: torch.Tensor) -> None:
+        """Mark every slot as one without a row: it writes to the place that belongs to no text."""
+        inputs[0], inputs[1] = 0, self.max_length
+
+    def _prepare(self, bounds: GraphBounds) -> _Step:
+        on_gpu = self._device.type == "cuda"
+        host = torch.empty(2, bounds.slots, dtype=torch.int64, pin_memory=on_gpu)
+        self._clear(host)
+        inputs = host.to(self._device, copy=True)
+        logits = torch.empty(bounds.slots, self.vocab_size, device=self._device)
+        last = torch.arange(bounds.slots, device=self._device)
+        plan = SlotRows(inputs[1], bounds)
+
+        def compute() -> None:
+            logits.copy_(self._network.forward(self._slot_operations, inputs[0], plan, last))
+
+        return _Step(host, inputs, logits, _capture(compute) if on_gpu else compute)
+
+
+def _capture(compute: Callable[[], None]) -> Callable[[], None]:
+    """A function that replays `compute` as a CUDA graph, captured after a few warm-up runs."""
+    side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        for _ in range(_WARM_UPS):
+            compute()
+    torch.cuda.current_stream().wait_stream(side)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        compute()
+    return graph.replay
+
+
+def _bucket(count: int, least: int, most: int) -> int:
+    """The smallest power of two that is at least `count` and `least`; at most `most`."""
+    return min(max(least, 1 << (count - 1).bit_length()), most)

@@ -1,0 +1,114 @@
+"""The native kernels as a shared library: compiled once for this machine, compiler and torch; how their threads wait.
+
+Imports no torch at first, so that `limit_spinning` can run before torch is imported.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import MutableMapping
+from pathlib import Path
+
+from shapeshift import files
+
+KERNELS = Path(__file__).with_name("kernels")
+_COMPILER = "g++"
+_FLAGS = ("-std=c++20", "-O3", "-march=native", "-ffp-contract=fast", "-fno-math-errno", "-fno-trapping-math")
+_WIDE = ("-mprefer-vector-width=512",)
+_TIMEOUT_S = 600.0
+SPIN_COUNT = 3000
+_SPIN_VARIABLES = ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")
+
+
+def limit_spinning(environment: MutableMapping[str, str] = os.environ) -> bool:
+    """Make waiting OpenMP threads sleep after some tens of microseconds; call it before torch is imported.
+
+    By default they stay awake for milliseconds. Where another program needs a core, the thread that all others wait
+    for then loses its core: the rate falls to a third or less instead of by a third.
+
+    A choice that the environment holds already stays. Returns whether there is a choice that torch will see.
+    """
+    if any(name in environment for name in _SPIN_VARIABLES):
+        return True
+    if "torch" in sys.modules:
+        return False
+    environment["GOMP_SPINCOUNT"] = str(SPIN_COUNT)
+    return True
+
+
+def library(cache_dir: Path, folder: Path | None = None, name: str = "decode") -> Path:
+    """The library of the *.cpp in `folder` (KERNELS), compiled into `cache_dir` at the first use in about 20 seconds.
+
+    Processes that start together compile once. Raises OSError where there is no compiler or `cache_dir` cannot be
+    written, subprocess.SubprocessError where the compiler fails.
+    """
+    folder = folder or KERNELS
+    compiler = shutil.which(_COMPILER)
+    if compiler is None:
+        raise FileNotFoundError(f"no {_COMPILER} found")
+    cpu = _cpu_flags()
+    flags = [*_FLAGS, *(_WIDE if "avx512f" in cpu.split() else ())]
+    target = cache_dir / f"{name}-{_key(compiler, flags, cpu, folder)}.so"
+    if target.is_file():
+        return target
+    with files.exclusive_lock(target.with_suffix(".lock")):
+        if not target.is_file():
+            _compile(compiler, flags, target, folder)
+    return target
+
+
+def reason(error: Exception) -> str:
+    """One line that says why there is no library."""
+    if isinstance(error, subprocess.CalledProcessError):
+        errors = [line for line in str(error.stderr).splitlines() if "error" in line] or ["no message"]
+        return f"{error.cmd[0]} failed: {errors[0]}"
+    return str(error)
+
+
+def _compile(compiler: str, flags: list[str], target: Path, folder: Path) -> None:
+    import torch
+
+    root = Path(torch.__file__).parent
+    sources = sorted(folder.glob("*.cpp"))
+    codes = [target.with_suffix(f".{source.stem}.{os.getpid()}.o") for source in sources]
+    fresh = target.with_suffix(f".{os.getpid()}.tmp")
+    includes = [f"-I{KERNELS}", f"-isystem{root / 'include'}", f"-isystem{root / 'include/torch/csrc/api/include'}"]
+    abi = f"-D_GLIBCXX_USE_CXX11_ABI={int(torch.compiled_with_cxx11_abi())}"
+    # Linked with the OpenMP library of torch, so that the process has one pool of threads.
+    openmp = [str(path) for path in sorted((root / "lib").glob("libgomp*.so*"))[:1]] or ["-lgomp"]
+    libraries = [f"-L{root / 'lib'}", "-lc10", "-ltorch_cpu", *openmp]
+    try:
+        for source, code in zip(sources, codes, strict=True):
+            _run([compiler, *flags, "-fopenmp", "-fPIC", abi, *includes, "-c", str(source), "-o", str(code)])
+        _run([compiler, "-shared", *map(str, codes), "-o", str(fresh), *libraries])
+        fresh.replace(target)
+    finally:
+        for made in (*codes, fresh):
+            made.unlink(missing_ok=True)
+
+
+def _run(command: list[str]) -> None:
+    subprocess.run(command, check=True, capture_output=True, text=True, timeout=_TIMEOUT_S)
+
+
+def _key(compiler: str, flags: list[str], cpu: str, folder: Path) -> str:
+    """A hash of everything that the compiled code depends on: sources, compiler and its flags, CPU, torch."""
+    import torch
+
+    version = subprocess.run([compiler, "--version"], check=True, capture_output=True, text=True).stdout
+    sources = [path.read_text(encoding="utf-8") for path in sorted({*folder.iterdir(), *KERNELS.glob("*.h")})]
+    parts = [*sources, version, *flags, cpu, torch.__version__]
+    return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]
+
+
+def _cpu_flags() -> str:
+    """The instruction sets of this CPU, as one line; empty where /proc/cpuinfo is missing."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return ""
+    return next((line for line in lines if line.startswith(("flags", "Features"))), "")

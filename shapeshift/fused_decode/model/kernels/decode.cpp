@@ -1,0 +1,146 @@
+// The decode step's CPU kernels as operators: attention, norm with residual, gate.
+
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/empty.h>
+#include <torch/library.h>
+
+#include <optional>
+#include <vector>
+
+#include "attention.h"
+#include "rows.h"
+
+namespace {
+
+using at::Tensor;
+
+constexpr int64_t kTileRows = 32;       // query rows (tokens times grouped heads) of a prefill task
+constexpr int64_t kNormSerial = 65536;  // elements below which waking a second thread costs more than it saves
+constexpr int64_t kGateSerial = 16384;
+
+template <typename T>
+void attention_of(const Held& held, const Tensor& qkv, const Tensor& tasks, bool split, Tensor& out) {
+  const Task* list = checked(tasks, held, qkv.size(0));
+  const auto layer = held.layer<T>(qkv.size(1), qkv.const_data_ptr(), out.data_ptr());
+  attend_all(layer, list, tasks.size(0), split, Shared{});
+}
+
+Tensor attention(const Tensor& qkv, Tensor keys, Tensor values, const Tensor& cosines, const Tensor& sines,
+                 const Tensor& tasks, const std::optional<Tensor>& query_norm, const std::optional<Tensor>& key_norm,
+                 double eps, int64_t window, bool split) {
+  const Held held{keys, values, cosines, sines, query_norm, key_norm, eps, window};
+  const auto type = qkv.scalar_type();
+  TORCH_CHECK(type == at::kFloat || type == at::kBFloat16, "qkv: must be float or bfloat16");
+  TORCH_CHECK(qkv.dim() == 2, "qkv: must be [tokens, heads times dim]");
+  check_like(qkv, type, "qkv");
+  held.check(type);
+  Tensor out = at::empty({qkv.size(0), held.heads(qkv.size(1)) * keys.size(3)}, qkv.options());
+  if (type == at::kFloat) {
+    attention_of<float>(held, qkv, tasks, split, out);
+  } else {
+    attention_of<BFloat>(held, qkv, tasks, split, out);
+  }
+  return out;
+}
+
+// The tasks of a step, INT32 [tasks, 5]: prefill tiles first, since they take longest, then single tokens head by head.
+// The queries of one tile, and those of one key-value head's group, read keys and values together.
+Tensor plan(const Tensor& slots, const Tensor& starts, const Tensor& lengths, int64_t kv_heads, int64_t group) {
+  check_like(slots, at::kInt, "slots"), check_like(starts, at::kInt, "starts");
+  check_like(lengths, at::kInt, "lengths");
+  const int64_t rows = slots.numel();
+  TORCH_CHECK(starts.numel() == rows && lengths.numel() == rows, "slots, starts and lengths: must be as many");
+  const auto *slot = slots.const_data_ptr<int32_t>(), *start = starts.const_data_ptr<int32_t>();
+  const auto* length = lengths.const_data_ptr<int32_t>();
+  const auto tile = static_cast<int32_t>(std::max<int64_t>(1, kTileRows / group));
+  std::vector<Task> tasks;
+  tasks.reserve(rows * kv_heads);
+  for (const bool single : {false, true}) {
+    for (int32_t head = 0; head < kv_heads; ++head) {
+      int32_t token = 0;
+      for (int64_t row = 0; row < rows; token += length[row++]) {
+        if ((length[row] == 1) != single) continue;
+        for (int32_t done = 0; done < length[row]; done += tile) {
+          const int32_t count = std::min(tile, length[row] - done);
+          tasks.push_back({head, slot[row], start[row] + done, token + done, count});
+        }
+      }
+    }
+  }
+  Tensor out = at::empty({static_cast<int64_t>(tasks.size()), kTaskFields}, slots.options());
+  if (!tasks.empty()) std::memcpy(out.data_ptr<int32_t>(), tasks.data(), tasks.size() * sizeof(Task));
+  return out;
+}
+
+template <typename T>
+void add_norm_of(float* state, const void* delta, const float* weight, double eps, int64_t rows, int64_t width,
+                 void* out) {
+  at::parallel_for(0, rows, std::max<int64_t>(1, kNormSerial / width), [&](int64_t begin, int64_t end) {
+    for (int64_t row = begin; row < end; ++row) {
+      const T* added = delta == nullptr ? nullptr : static_cast<const T*>(delta) + row * width;
+      T* target = static_cast<T*>(out) + row * width;
+      add_norm_row(state + row * width, added, weight, static_cast<float>(eps), width, target);
+    }
+  });
+}
+
+// state += delta, where there is one; returns the RMS norm of state as `type`.
+Tensor add_norm(Tensor state, const std::optional<Tensor>& delta, const Tensor& weight, double eps,
+                at::ScalarType type) {
+  check_like(state, at::kFloat, "state"), check_like(weight, at::kFloat, "weight");
+  TORCH_CHECK(type == at::kFloat || type == at::kBFloat16, "type: must be float or bfloat16");
+  TORCH_CHECK(state.dim() == 2 && weight.numel() == state.size(1), "weight: must have the width of state");
+  if (delta) check_like(*delta, type, "delta");
+  TORCH_CHECK(!delta || delta->sizes() == state.sizes(), "delta: must have the shape of state");
+  Tensor out = at::empty(state.sizes(), state.options().dtype(type));
+  const void* added = delta ? delta->const_data_ptr() : nullptr;
+  const int64_t rows = state.size(0), width = state.size(1);
+  float* own = state.data_ptr<float>();
+  const float* scale = weight.const_data_ptr<float>();
+  if (type == at::kFloat) {
+    add_norm_of<float>(own, added, scale, eps, rows, width, out.data_ptr());
+  } else {
+    add_norm_of<BFloat>(own, added, scale, eps, rows, width, out.data_ptr());
+  }
+  return out;
+}
+
+template <typename T>
+void gate_of(const T* both, int64_t rows, int64_t width, T* out) {
+  at::parallel_for(0, rows, std::max<int64_t>(1, kGateSerial / width), [&](int64_t begin, int64_t end) {
+    for (int64_t row = begin; row < end; ++row) gate_row(both + 2 * row * width, width, out + row * width);
+  });
+}
+
+// SiLU of the first half of each row times its second half.
+Tensor gate(const Tensor& both) {
+  check_like(both, both.scalar_type(), "both");
+  TORCH_CHECK(both.dim() == 2 && both.size(1) % 2 == 0, "both: must be [tokens, twice the width]");
+  const int64_t rows = both.size(0), width = both.size(1) / 2;
+  Tensor out = at::empty({rows, width}, both.options());
+  if (both.scalar_type() == at::kFloat) {
+    gate_of(both.const_data_ptr<float>(), rows, width, out.data_ptr<float>());
+  } else {
+    TORCH_CHECK(both.scalar_type() == at::kBFloat16, "both: must be float or bfloat16");
+    gate_of(static_cast<const BFloat*>(both.const_data_ptr()), rows, width, static_cast<BFloat*>(out.data_ptr()));
+  }
+  return out;
+}
+
+}  // namespace
+
+TORCH_LIBRARY(shapeshift_decode, library) {
+  library.def("plan(Tensor slots, Tensor starts, Tensor lengths, int kv_heads, int group) -> Tensor");
+  library.def(
+      "attention(Tensor qkv, Tensor(a!) keys, Tensor(b!) values, Tensor cosines, Tensor sines, Tensor tasks, "
+      "Tensor? query_norm, Tensor? key_norm, float eps, int window, bool split) -> Tensor");
+  library.def("add_norm(Tensor(a!) state, Tensor? delta, Tensor weight, float eps, ScalarType type) -> Tensor");
+  library.def("gate(Tensor both) -> Tensor");
+}
+
+TORCH_LIBRARY_IMPL(shapeshift_decode, CPU, library) {
+  library.impl("plan", &plan);
+  library.impl("attention", &attention);
+  library.impl("add_norm", &add_norm);
+  library.impl("gate", &gate);
+}

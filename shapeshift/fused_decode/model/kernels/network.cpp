@@ -1,0 +1,196 @@
+// A whole forward pass in float as one operation: its threads stay in it from part to part, and it allocates nothing.
+// It computes the same as network.py with the operators, by the same kernels.
+
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/empty.h>
+#include <torch/custom_class.h>
+#include <torch/library.h>
+
+#include <optional>
+#include <vector>
+
+#include "added.h"
+#include "attention.h"
+#include "packed.h"
+#include "rows.h"
+#include "team.h"
+
+namespace {
+
+using at::Tensor;
+
+constexpr int64_t kShares = 10 + kLinears;  // most calls of the team in a layer, or outside the layers
+
+// One decoder layer.
+struct Block {
+  Tensor attention_norm, mlp_norm;
+  LinearPointer qkv, output, gate_up, down;
+  Held attention;
+};
+
+// Buffers of a pass, [rows, width] each; after the last attention, only the wanted rows.
+struct Buffers {
+  float *state, *chosen, *normed, *qkv, *mixed, *picked, *delta, *both, *gated;
+};
+
+class Network : public torch::CustomClassHolder {
+ public:
+  Network(Tensor embedding, Tensor norm, LinearPointer head, double eps)
+      : embedding_(std::move(embedding)),
+        norm_(std::move(norm)),
+        head_(std::move(head)),
+        eps_(static_cast<float>(eps)) {
+    check_like(embedding_, at::kFloat, "embedding");
+    TORCH_CHECK(embedding_.dim() == 2, "embedding: must be [vocabulary, hidden]");
+    hidden_ = embedding_.size(1);
+    check_norm(norm_);
+    check_linear(head_, hidden_, head_->panels().outputs, "head");
+  }
+
+  // Adds a layer; called from the first layer to the last.
+  void add(Tensor attention_norm, LinearPointer qkv, Tensor keys, Tensor values, Tensor cosines, Tensor sines,
+           std::optional<Tensor> query_norm, std::optional<Tensor> key_norm, double eps, int64_t window,
+           LinearPointer output, Tensor mlp_norm, LinearPointer gate_up, LinearPointer down) {
+    Block block{attention_norm, mlp_norm, qkv, output, gate_up, down,
+                Held{keys, values, cosines, sines, query_norm, key_norm, eps, window}};
+    check_norm(attention_norm), check_norm(mlp_norm);
+    block.attention.check(at::kFloat);
+    check_linear(qkv, hidden_, qkv->panels().outputs, "qkv");
+    check_linear(output, block.attention.heads(qkv->panels().outputs) * keys.size(3), hidden_, "output");
+    check_linear(gate_up, hidden_, 2 * down->panels().inputs, "gate_up");
+    check_linear(down, down->panels().inputs, hidden_, "down");
+    TORCH_CHECK(blocks_.empty() || alike(blocks_[0], block), "layers: must be alike");
+    blocks_.push_back(std::move(block));
+  }
+
+  // Logits [wanted, vocabulary] after the tokens at `last`, INT64 [wanted] places in `tokens`; valid until the next
+  // call. terms: the low-rank terms of the linears, see `Added`.
+  Tensor forward(const Tensor& tokens, const Tensor& tasks, bool split, const Tensor& last,
+                 const std::vector<Tensor>& terms) {
+    TORCH_CHECK(!blocks_.empty(), "layers: at least one");
+    check_like(tokens, at::kLong, "tokens"), check_like(last, at::kLong, "last");
+    const int64_t rows = tokens.numel(), wanted = last.numel();
+    check_below(tokens, embedding_.size(0), "tokens"), check_below(last, rows, "last");
+    checked(tasks, blocks_[0].attention, rows);
+    const Block& block = blocks_[0];
+    added_.fit(terms, {&block.qkv->panels(), &block.output->panels(), &block.gate_up->panels(), &block.down->panels()},
+               static_cast<int64_t>(blocks_.size()), rows, wanted);
+    const Buffers buffers = fit(rows, wanted);
+    Team::gather(kShares * static_cast<int64_t>(blocks_.size() + 1), [&](const Team& team) {
+      pass(team, buffers, tokens, tasks, split, last);
+    });
+    return logits_.narrow(0, 0, wanted);
+  }
+
+ private:
+  void check_norm(const Tensor& norm) const {
+    check_like(norm, at::kFloat, "norm");
+    TORCH_CHECK(norm.numel() == hidden_, "norm: must have ", hidden_, " elements");
+  }
+
+  static void check_linear(const LinearPointer& linear, int64_t inputs, int64_t outputs, const char* name) {
+    const Panels& own = linear->panels();
+    TORCH_CHECK(own.inputs == inputs && own.outputs == outputs, name, ": must be [", outputs, ", ", inputs, "]");
+  }
+
+  static bool alike(const Block& one, const Block& other) {
+    return one.attention.keys.sizes() == other.attention.keys.sizes() &&
+           one.qkv->panels().outputs == other.qkv->panels().outputs &&
+           one.down->panels().inputs == other.down->panels().inputs;
+  }
+
+  static void check_below(const Tensor& places, int64_t limit, const char* name) {
+    const int64_t* list = places.const_data_ptr<int64_t>();
+    const bool inside = std::all_of(list, list + places.numel(), [&](int64_t at) { return at >= 0 && at < limit; });
+    TORCH_CHECK(inside, name, ": must be 0 to ", limit - 1);
+  }
+
+  // Buffers for a pass of this size, in memory that later passes reuse.
+  Buffers fit(int64_t rows, int64_t wanted) {
+    const Block& block = blocks_[0];
+    const int64_t query = block.output->panels().inputs, inner = block.down->panels().inputs;
+    const int64_t width = 4 * hidden_ + block.qkv->panels().outputs + 2 * query + 3 * inner;
+    const auto needed = static_cast<size_t>(rows * width);
+    if (memory_.size() < needed) memory_.resize(needed);
+    if (!logits_.defined() || logits_.size(0) < wanted) {
+      logits_ = at::empty({wanted, head_->panels().outputs}, embedding_.options());
+    }
+    float* next = memory_.data();
+    const auto part = [&](int64_t own) { return std::exchange(next, next + rows * own); };
+    Buffers made{};
+    made.state = part(hidden_), made.chosen = part(hidden_), made.normed = part(hidden_), made.delta = part(hidden_);
+    made.qkv = part(block.qkv->panels().outputs), made.mixed = part(query), made.picked = part(query);
+    made.both = part(2 * inner), made.gated = part(inner);
+    return made;
+  }
+
+  void pass(const Team& team, const Buffers& own, const Tensor& tokens, const Tensor& tasks, bool split,
+            const Tensor& last) const {
+    const int64_t* ids = tokens.const_data_ptr<int64_t>();
+    const float* table = embedding_.const_data_ptr<float>();
+    const int64_t wanted = last.numel();
+    int64_t rows = tokens.numel();
+    team(rows, [&](int64_t row) { copy(own.state, row, table, ids[row], hidden_); });
+    float *state = own.state, *mixed = own.mixed, *delta = nullptr;
+    for (int64_t layer = 0; layer < static_cast<int64_t>(blocks_.size()); ++layer) {
+      const Block& block = blocks_[layer];
+      const Panels &qkv = block.qkv->panels(), &output = block.output->panels();
+      add_norm(team, state, delta, block.attention_norm, rows, own.normed);
+      added_.multiply(team, layer, kQkv, qkv, own.normed, rows, own.qkv);
+      const auto held = block.attention.layer<float>(qkv.outputs, own.qkv, own.mixed);
+      attend_all(held, reinterpret_cast<const Task*>(tasks.const_data_ptr<int32_t>()), tasks.size(0), split, team);
+      if (&block == &blocks_.back()) {
+        // After the last attention, only the wanted tokens matter.
+        const int64_t* places = last.const_data_ptr<int64_t>();
+        team(wanted, [&](int64_t row) {
+          copy(own.chosen, row, own.state, places[row], hidden_);
+          copy(own.picked, row, own.mixed, places[row], output.inputs);
+        });
+        rows = wanted, state = own.chosen, mixed = own.picked;
+      }
+      delta = own.delta;
+      added_.multiply(team, layer, kOutput, output, mixed, rows, delta);
+      add_norm(team, state, delta, block.mlp_norm, rows, own.normed);
+      added_.multiply(team, layer, kGateUp, block.gate_up->panels(), own.normed, rows, own.both);
+      const int64_t inner = block.down->panels().inputs;
+      team(rows, [&](int64_t row) { gate_row(own.both + 2 * row * inner, inner, own.gated + row * inner); });
+      added_.multiply(team, layer, kDown, block.down->panels(), own.gated, rows, delta);
+    }
+    add_norm(team, state, delta, norm_, rows, own.normed);
+    multiply(head_->panels(), own.normed, rows, logits_.data_ptr<float>(), team);
+  }
+
+  void add_norm(const Team& team, float* state, const float* delta, const Tensor& weight, int64_t rows,
+                float* out) const {
+    const float* scale = weight.const_data_ptr<float>();
+    team(rows, [&](int64_t row) {
+      const float* added = delta == nullptr ? nullptr : delta + row * hidden_;
+      add_norm_row(state + row * hidden_, added, scale, eps_, hidden_, out + row * hidden_);
+    });
+  }
+
+  static void copy(float* to, int64_t row, const float* from, int64_t place, int64_t width) {
+    std::memcpy(to + row * width, from + place * width, width * sizeof(float));
+  }
+
+  Tensor embedding_, norm_;
+  LinearPointer head_;
+  float eps_;
+  int64_t hidden_;
+  std::vector<Block> blocks_;
+  std::vector<float> memory_;
+  Added added_;
+  Tensor logits_;
+};
+
+}  // namespace
+
+TORCH_LIBRARY_FRAGMENT(shapeshift_decode, library) {
+  library.class_<Linear>("Linear")
+      .def(torch::init<const Tensor&, std::optional<Tensor>>())
+      .def("forward", &Linear::forward);
+  library.class_<Network>("Network")
+      .def(torch::init<Tensor, Tensor, LinearPointer, double>())
+      .def("add", &Network::add)
+      .def("forward", &Network::forward);
+}

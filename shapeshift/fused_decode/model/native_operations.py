@@ -1,0 +1,125 @@
+"""The native operations of the decode step, and their loading into the process."""
+
+from __future__ import annotations
+
+import subprocess
+import threading
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from shapeshift.fused_decode.interfaces import LowRank, StepBatch
+from shapeshift.fused_decode.model import kernel_build
+from shapeshift.fused_decode.model.linear import Linear
+from shapeshift.fused_decode.model.network import Layer
+from shapeshift.fused_decode.model.operations import AttentionLayer, FusedForward, NetworkParts
+from shapeshift.serving.model_args import Log
+
+_NAMESPACE = "shapeshift_decode"
+_lock = threading.Lock()
+
+
+class NativeLinear:
+    """Linear of f32 over weights in panels (`kernels/linear.h`), without a copy of the plain weights.
+
+    A row's result does not depend on the number of rows. Needs `load` to have succeeded.
+    """
+
+    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
+        self.packed: Any = getattr(torch.classes, _NAMESPACE).Linear(weight, bias)
+
+    def __call__(self, rows: torch.Tensor) -> torch.Tensor:
+        out: torch.Tensor = self.packed.forward(rows)
+        return out
+
+
+class NativeOperations:
+    """See `operations.Operations`. Only `load` makes one: it loads the kernels into the process."""
+
+    name = "native"
+
+    def __init__(self) -> None:
+        kernels = getattr(torch.ops, _NAMESPACE)
+        self._plan = kernels.plan.default
+        self._attention = kernels.attention.default
+        self._add_norm = kernels.add_norm.default
+        self._gate = kernels.gate.default
+
+    def plan(self, batch: StepBatch, kv_heads: int, group: int) -> tuple[torch.Tensor, bool]:
+        """Tasks INT32 [tasks, 5], and whether a row has several."""
+        tasks: torch.Tensor = self._plan(batch.slots, batch.starts, batch.lengths, kv_heads, group)
+        return tasks, tasks.shape[0] > batch.slots.shape[0] * kv_heads
+
+    def attention(self, qkv: torch.Tensor, layer: AttentionLayer, plan: tuple[torch.Tensor, bool]) -> torch.Tensor:
+        tasks, split = plan
+        out: torch.Tensor = self._attention(
+            qkv,
+            layer.keys,
+            layer.values,
+            layer.cosines,
+            layer.sines,
+            tasks,
+            layer.query_norm,
+            layer.key_norm,
+            layer.eps,
+            layer.window,
+            split,
+        )
+        return out
+
+    def add_norm(
+        self, state: torch.Tensor, delta: torch.Tensor | None, weight: torch.Tensor, eps: float, dtype: torch.dtype
+    ) -> torch.Tensor:
+        out: torch.Tensor = self._add_norm(state, delta, weight, eps, dtype)
+        return out
+
+    def gate(self, both: torch.Tensor) -> torch.Tensor:
+        out: torch.Tensor = self._gate(both)
+        return out
+
+    def fused_forward(self, network: NetworkParts) -> FusedForward | None:
+        """See `operations.Operations`. Exists for f32, whose linears are native too."""
+        if not isinstance(network.head, NativeLinear):
+            return None
+        native = getattr(torch.classes, _NAMESPACE).Network(
+            network.embedding, network.norm, network.head.packed, network.architecture.norm_eps
+        )
+        for layer in network.layers:
+            native.add(*_parts(layer))
+
+        def run(
+            tokens: torch.Tensor, plan: tuple[torch.Tensor, bool], last: torch.Tensor, low_rank: LowRank | None
+        ) -> torch.Tensor:
+            logits: torch.Tensor = native.forward(tokens, *plan, last, [] if low_rank is None else low_rank.arrays())
+            return logits
+
+        return run
+
+
+def _parts(layer: Layer) -> tuple[Any, ...]:
+    """The arguments of the native network's `add` for one layer."""
+    own = layer.attention
+    caches = (own.keys, own.values, own.cosines, own.sines, own.query_norm, own.key_norm, own.eps, own.window)
+    attention = (layer.attention_norm, _packed(layer.qkv), *caches, _packed(layer.output))
+    return *attention, layer.mlp_norm, _packed(layer.gate_up), _packed(layer.down)
+
+
+def _packed(linear: Linear) -> Any:
+    assert isinstance(linear, NativeLinear), "a network mixes kinds of linears"
+    return linear.packed
+
+
+def load(cache_dir: Path, log: Log) -> NativeOperations | None:
+    """The native operations, compiled into `cache_dir` at the first use; None where compiling fails.
+
+    Logs the reason for None in one line.
+    """
+    with _lock:
+        if not hasattr(getattr(torch.ops, _NAMESPACE), "attention"):
+            try:
+                torch.ops.load_library(str(kernel_build.library(cache_dir)))  # type: ignore[no-untyped-call]
+            except (OSError, subprocess.SubprocessError) as error:
+                log(f"decode kernels in plain torch, several times slower: {kernel_build.reason(error)}")
+                return None
+        return NativeOperations()

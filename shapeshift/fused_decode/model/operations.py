@@ -1,0 +1,178 @@
+"""The operations of a decode step other than its linears: one protocol, and its reference in plain torch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from torch.nn import functional
+
+from shapeshift.fused_decode.interfaces import LowRank, StepBatch
+from shapeshift.fused_decode.model.architecture import Architecture
+
+FusedForward = Callable[[torch.Tensor, Any, torch.Tensor, LowRank | None], torch.Tensor]
+"""From tokens, plan and last tokens, as in `network.Network.forward`, and the low-rank terms of the linears, to logits
+that are valid until the next call."""
+
+
+@dataclass(frozen=True)
+class AttentionLayer:
+    """The tensors of one layer's attention.
+
+    keys, values          the cache, f32 or bf16 [slots, kv_heads, max_length, head_dim]
+    cosines, sines        FLOAT32 [max_length or more, head_dim / 2], see `network.rope_tables`
+    query_norm, key_norm  FLOAT32 [head_dim], RMS norm of each head's vector, or None
+    window                number of latest tokens that each token attends to, itself included; 0: all
+    """
+
+    keys: torch.Tensor
+    values: torch.Tensor
+    cosines: torch.Tensor
+    sines: torch.Tensor
+    query_norm: torch.Tensor | None
+    key_norm: torch.Tensor | None
+    eps: float
+    window: int
+
+
+class NetworkParts(Protocol):
+    """The data of a `network.Network`, without its methods."""
+
+    @property
+    def architecture(self) -> Architecture: ...
+    @property
+    def embedding(self) -> torch.Tensor: ...
+    @property
+    def layers(self) -> Sequence[Any]: ...
+    @property
+    def norm(self) -> torch.Tensor: ...
+    @property
+    def head(self) -> Any: ...
+
+
+class Operations(Protocol):
+    """Kernels over contiguous tensors. Arithmetic is f32 for every storage type."""
+
+    name: str
+
+    def plan(self, batch: StepBatch, kv_heads: int, group: int) -> Any:
+        """The `plan` argument of `attention`, the same for every layer of one step.
+
+        group: number of query heads that share a key-value head.
+        """
+        ...
+
+    def attention(self, qkv: torch.Tensor, layer: AttentionLayer, plan: Any) -> torch.Tensor:
+        """Normalise and rotate queries and keys, write keys and values to the cache, attend causally.
+
+        `qkv` is [tokens, (heads + 2 kv_heads) head_dim]: queries, keys, values. Returns [tokens, heads head_dim].
+        """
+        ...
+
+    def add_norm(
+        self, state: torch.Tensor, delta: torch.Tensor | None, weight: torch.Tensor, eps: float, dtype: torch.dtype
+    ) -> torch.Tensor:
+        """Add `delta` (of `dtype`) to `state`, FLOAT32 [tokens, hidden], in place; its RMS norm as `dtype`."""
+        ...
+
+    def gate(self, both: torch.Tensor) -> torch.Tensor:
+        """SiLU of the first half of each row times its second half: [tokens, 2 width] to [tokens, width]."""
+        ...
+
+    def fused_forward(self, network: NetworkParts) -> FusedForward | None:
+        """The forward pass of `network` as one operation; None where there is none."""
+        ...
+
+
+@dataclass(frozen=True)
+class _Rows:
+    """Rows of equal length, computed together.
+
+    tokens     INT64 [rows, length]  places in the batch
+    positions  INT64 [rows, length]  places in the slot
+    slots      INT64 [rows]
+    context    tokens in the longest of these slots after the step
+    """
+
+    tokens: torch.Tensor
+    positions: torch.Tensor
+    slots: torch.Tensor
+    context: int
+
+
+class TorchOperations:
+    """See `Operations`. Needs no compiler; the native operations are tested against it."""
+
+    name = "torch"
+
+    def __init__(self, device: torch.device | str = "cpu") -> None:
+        self._device = device
+
+    def plan(self, batch: StepBatch, kv_heads: int, group: int) -> list[_Rows]:
+        lengths, starts = batch.lengths.long(), batch.starts.long()
+        firsts = lengths.cumsum(0) - lengths
+        found = []
+        for length in sorted(set(lengths.tolist())):
+            rows = (lengths == length).nonzero()[:, 0]
+            steps = torch.arange(length)
+            positions = starts[rows, None] + steps
+            context = int(positions.max()) + 1
+            tokens, slots = firsts[rows, None] + steps, batch.slots[rows].long()
+            tokens, positions, slots = (place.to(self._device) for place in (tokens, positions, slots))
+            found.append(_Rows(tokens, positions, slots, context))
+        return found
+
+    def attention(self, qkv: torch.Tensor, layer: AttentionLayer, plan: Any) -> torch.Tensor:
+        kv_heads, head_dim = layer.keys.shape[1], layer.keys.shape[3]
+        heads = qkv.shape[1] // head_dim - 2 * kv_heads
+        out = qkv.new_empty(qkv.shape[0], heads * head_dim)
+        for rows in plan:
+            parts = qkv[rows.tokens].float().view(*rows.tokens.shape, -1, head_dim)
+            query, key, value = torch.split(parts, [heads, kv_heads, kv_heads], dim=2)
+            query = rotate(norm_heads(query, layer.query_norm, layer.eps), rows.positions, layer)
+            key = rotate(norm_heads(key, layer.key_norm, layer.eps), rows.positions, layer)
+            layer.keys[rows.slots[:, None], :, rows.positions] = key.to(layer.keys.dtype)
+            layer.values[rows.slots[:, None], :, rows.positions] = value.to(layer.values.dtype)
+            mixed = _attend(query.transpose(1, 2), layer, rows)
+            out[rows.tokens] = mixed.transpose(1, 2).flatten(2).to(out.dtype)
+        return out
+
+    def add_norm(
+        self, state: torch.Tensor, delta: torch.Tensor | None, weight: torch.Tensor, eps: float, dtype: torch.dtype
+    ) -> torch.Tensor:
+        if delta is not None:
+            state += delta
+        return functional.rms_norm(state, weight.shape, weight, eps).to(dtype)
+
+    def gate(self, both: torch.Tensor) -> torch.Tensor:
+        gate, up = both.float().chunk(2, dim=-1)
+        return (functional.silu(gate) * up).to(both.dtype)
+
+    def fused_forward(self, network: NetworkParts) -> None:
+        return None
+
+
+def norm_heads(vectors: torch.Tensor, weight: torch.Tensor | None, eps: float) -> torch.Tensor:
+    """RMS norm of each head's vector, [..., head_dim]; unchanged without a weight."""
+    return vectors if weight is None else functional.rms_norm(vectors, weight.shape, weight, eps)
+
+
+def rotate(vectors: torch.Tensor, positions: torch.Tensor, layer: AttentionLayer) -> torch.Tensor:
+    """Vectors [rows, length, heads, head_dim] rotated to their positions, INT64 [rows, length]."""
+    cosines, sines = layer.cosines[positions][:, :, None], layer.sines[positions][:, :, None]
+    first, second = vectors.chunk(2, dim=-1)
+    return torch.cat([first * cosines - second * sines, second * cosines + first * sines], dim=-1)
+
+
+def _attend(query: torch.Tensor, layer: AttentionLayer, rows: _Rows) -> torch.Tensor:
+    """Attention of queries [rows, heads, length, head_dim] over their slots' keys and values."""
+    places = torch.arange(rows.context, device=query.device)
+    seen = places <= rows.positions[:, :, None]
+    if layer.window:
+        seen &= places > rows.positions[:, :, None] - layer.window
+    keys, values = (cache[rows.slots, :, : rows.context].float() for cache in (layer.keys, layer.values))
+    # The cache beyond a row's own tokens may hold NaN or infinity, and 0 times that is not 0.
+    values.masked_fill_(~seen.any(dim=1)[:, None, :, None], 0.0)
+    return functional.scaled_dot_product_attention(query, keys, values, attn_mask=seen[:, None], enable_gqa=True)

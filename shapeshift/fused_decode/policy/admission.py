@@ -1,0 +1,139 @@
+"""Admission: which waiting requests get the free slots, and how many may wait.
+
+The decode loop asks one policy object at every iteration. Another technique may supply its own.
+"""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass
+from typing import Protocol, TypeVar
+
+from shapeshift.serving.bounds import Bound, unloading
+
+
+class QueuedRequest(Protocol):
+    """A request whose `tokens` are the most that it can have: its prompt and its longest answer."""
+
+    @property
+    def tokens(self) -> int: ...
+
+
+T = TypeVar("T", bound=QueuedRequest)
+
+
+class Admission(Protocol[T]):
+    """The waiting requests. Any thread may call `submit` and `refuse_when_full`, the generating thread the rest."""
+
+    def __len__(self) -> int:
+        """Number of waiting requests."""
+        ...
+
+    def refuse_when_full(self) -> None:
+        """Raise OverloadedError where no further request may wait, whatever its size."""
+        ...
+
+    def submit(self, request: T) -> None:
+        """Queue `request`. Raises OverloadedError, naming the limit, where it does not fit."""
+        ...
+
+    def admit(self, free: int) -> list[T]:
+        """At most `free` requests that get a slot now; they wait no longer."""
+        ...
+
+    def squash(self) -> list[T]:
+        """Running requests to preempt now; they are back in the queue. Called before `admit`."""
+        return []
+
+    def withdraw(self, request: T) -> bool:
+        """Remove a waiting request; False where it does not wait."""
+        ...
+
+    def finished(self, request: T) -> None:
+        """An admitted request has left its slot."""
+        ...
+
+    def close(self) -> list[T]:
+        """Refuse all further requests; returns those that still wait, in order."""
+        ...
+
+    def check_integrity(self) -> None:
+        """Raise AssertionError when the counts do not match the waiting requests."""
+        ...
+
+
+@dataclass(frozen=True)
+class QueueBounds:
+    """The most requests that may wait, and the most tokens that they may have together."""
+
+    requests: int
+    tokens: int
+
+    def require_place(self, waiting: int) -> None:
+        """Raise OverloadedError where no request may wait beside the `waiting` ones."""
+        Bound("queue_requests", self.requests, "requests").require(waiting)
+
+    def require_tokens(self, waiting: int, more: int) -> None:
+        """Raise OverloadedError where `more` tokens are too many beside the `waiting` ones."""
+        Bound("queue_tokens", self.tokens, "tokens").require_unless_empty(waiting, more)
+
+
+class FirstComeFirstServed(Admission[T]):
+    """In order of arrival."""
+
+    def __init__(self, max_requests: int, max_tokens: int) -> None:
+        self._bounds = QueueBounds(max_requests, max_tokens)
+        self._waiting: dict[T, None] = {}
+        self._tokens = 0
+        self._closed = False
+        self._lock = threading.Lock()
+
+    def __len__(self) -> int:
+        return len(self._waiting)
+
+    def refuse_when_full(self) -> None:
+        if self._closed:
+            raise unloading()
+        self._bounds.require_place(len(self._waiting))
+
+    def submit(self, request: T) -> None:
+        with self._lock:
+            self.refuse_when_full()
+            self._bounds.require_tokens(self._tokens, request.tokens)
+            self._waiting[request] = None
+            self._tokens += request.tokens
+
+    def admit(self, free: int) -> list[T]:
+        if not self._waiting or not free:
+            return []
+        with self._lock:
+            chosen = [request for request, _ in zip(self._waiting, range(free), strict=False)]
+            for request in chosen:
+                self._remove(request)
+        return chosen
+
+    def withdraw(self, request: T) -> bool:
+        with self._lock:
+            if request not in self._waiting:
+                return False
+            self._remove(request)
+        return True
+
+    def finished(self, request: T) -> None:
+        """Running requests are not tracked."""
+
+    def close(self) -> list[T]:
+        with self._lock:
+            self._closed = True
+            waiting = list(self._waiting)
+            self._waiting.clear()
+            self._tokens = 0
+        return waiting
+
+    def check_integrity(self) -> None:
+        with self._lock:
+            assert self._tokens == sum(request.tokens for request in self._waiting), "the token count is wrong"
+
+    def _remove(self, request: T) -> None:
+        del self._waiting[request]
+        self._tokens -= request.tokens

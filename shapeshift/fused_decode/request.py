@@ -1,0 +1,175 @@
+"""One client request: its prompt, its parameters, its answer so far, and the responses that carry it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Collection
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from shapeshift.fused_decode.engine.detokenize import TextStream
+from shapeshift.fused_decode.sampling_params import ParsedRequest, SamplingParams
+
+Ids = npt.NDArray[np.int64]
+
+STOP, LENGTH, ABORT, DEADLINE = "stop", "length", "abort", "deadline"
+"""Finish reasons: end of sequence or a stop string; a limit; a stop_id; the end of latency_ms."""
+NO_ADAPTER = -1
+TEXT = "text_output"
+
+
+class Request:
+    """One request in the decode loop.
+
+    limit       most tokens of its answer: `max_tokens`, or fewer where the slot ends before
+    kept        tokens of its answer from before it was preempted, INT32 [n]
+    adapter_id  its value in `StepBatch.adapters`; set before the request gets a slot
+    response    its `GenerationResponse`, where there is one
+    parts       text of the answer, piece by piece
+    generated   tokens of the answer so far
+    arrived, admitted, first_token, finished  instants on the monotonic clock, in seconds; 0 before they come
+
+    The generating thread writes; others may read. `parts` and `generated` only grow, and neither changes once
+    `is_finished` is true: a reader that reads `is_finished` first misses nothing.
+    """
+
+    __slots__ = (
+        *("id", "prompt", "kept", "sampling_params", "stream", "response", "text", "limit", "deadline"),
+        *("adapter_id", "slot", "generated", "parts", "finish_reason", "error", "is_finished"),
+        *("arrived", "admitted", "first_token", "finished"),
+    )
+
+    def __init__(
+        self,
+        name: str,
+        prompt: Ids,
+        sampling_params: SamplingParams,
+        text: TextStream,
+        *,
+        max_length: int,
+        stream: bool = False,
+        latency_ms: float | None = None,
+        response: Any = None,
+    ) -> None:
+        self.id = name
+        self.prompt = prompt
+        self.kept: npt.NDArray[np.int32] = np.empty(0, np.int32)
+        self.sampling_params = sampling_params
+        self.stream = stream
+        self.response = response
+        self.text = text
+        self.limit = min(sampling_params.max_tokens, max_length - len(prompt))
+        self.arrived = time.monotonic()
+        self.deadline = None if latency_ms is None else self.arrived + latency_ms / 1e3
+        self.adapter_id = NO_ADAPTER
+        self.slot: int | None = None
+        self.generated = 0
+        self.parts: list[str] = []
+        self.finish_reason: str | None = None
+        self.error: Exception | None = None
+        self.is_finished = False
+        self.admitted = self.first_token = self.finished = 0.0
+
+    def finish(self, reason: str | Exception) -> None:
+        """End the answer with a finish reason or an error; its text is complete then."""
+        self.slot = None
+        if isinstance(reason, Exception):
+            self.error = reason
+        else:
+            self.finish_reason = reason
+            if rest := self.text.end():
+                self.parts.append(rest)
+        self.finished = time.monotonic()
+        self.is_finished = True
+
+    @property
+    def tokens(self) -> int:
+        """The most tokens that the request can have: its prompt and its longest answer."""
+        return len(self.prompt) + self.limit
+
+    def timings_ms(self) -> dict[str, float]:
+        """The time of a finished request: waiting for a slot, prefill, decode."""
+        admitted = self.admitted or self.finished
+        first = self.first_token or self.finished
+        return {
+            "queue_ms": (admitted - self.arrived) * 1e3,
+            "prefill_ms": (first - admitted) * 1e3,
+            "decode_ms": (self.finished - first) * 1e3,
+        }
+
+
+class GenerationResponse:
+    """See `serving.responses.ResponseStream`. Reads what the generating thread writes into `request`.
+
+    request         set before the first response is made
+    requested       outputs of the model that the client asks for
+    error_response  error_response(pb_utils, error) makes the response to a request that failed
+
+    The sending thread calls finishing(response) before it sends the last response, finished(response) after it, and
+    lost(response) where a response could not be sent.
+    """
+
+    request: Request
+
+    def __init__(
+        self,
+        pb_utils: Any,
+        response_sender: Any,
+        parsed: ParsedRequest,
+        requested: Collection[str],
+        error_response: Callable[[Any, Exception], Any],
+        finishing: Callable[[GenerationResponse], None],
+        finished: Callable[[GenerationResponse], None],
+        lost: Callable[[GenerationResponse], None],
+    ) -> None:
+        self.response_sender = response_sender
+        self._pb_utils = pb_utils
+        self._echo = parsed.text if parsed.echo else b""
+        self._outputs = [TEXT, *sorted(parsed.outputs)]
+        self._requested = requested
+        self._error_response = error_response
+        self._finishing = finishing
+        self._finished = finished
+        self._lost = lost
+        self._parts = 0
+        self._tokens = 0
+
+    def next_response(self) -> tuple[Any, bool] | None:
+        request = self.request
+        # Read first: once it is true, nothing more is added.
+        last = request.is_finished
+        parts = request.parts[self._parts :]
+        if not last and not parts:
+            return None
+        if last:
+            self._finishing(self)
+        if request.error is not None and last:
+            return self._error_response(self._pb_utils, request.error), True
+        self._parts += len(parts)
+        tokens = request.generated - self._tokens
+        self._tokens += tokens
+        values = self._values("".join(parts), tokens, last)
+        tensors = [self._pb_utils.Tensor(name, values[name]) for name in self._outputs if name in values]
+        return self._pb_utils.InferenceResponse(output_tensors=tensors), last
+
+    def sent(self, last: bool) -> None:
+        if last:
+            self._finished(self)
+
+    def broken(self) -> None:
+        self._lost(self)
+
+    def _values(self, text: str, tokens: int, last: bool) -> dict[str, Any]:
+        request = self.request
+        values: dict[str, Any] = {
+            TEXT: np.array([self._echo + text.encode()], dtype=object),
+            "request_id": np.array([request.id.encode()], dtype=object),
+            "num_input_tokens": np.array([len(request.prompt)], np.uint32),
+            "num_output_tokens": np.array([tokens], np.uint32),
+        }
+        if last:
+            values["finish_reason"] = np.array([str(request.finish_reason).encode()], dtype=object)
+            values |= {name: np.array([value], np.float32) for name, value in request.timings_ms().items()}
+        return {name: value for name, value in values.items() if name in self._requested}

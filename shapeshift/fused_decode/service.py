@@ -1,0 +1,64 @@
+"""The parts of a front that a technique may replace: model, admission and requests."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from shapeshift.fused_decode import loading
+from shapeshift.fused_decode.engine.loop import DecodeLoop
+from shapeshift.fused_decode.interfaces import SlotMemory
+from shapeshift.fused_decode.policy.admission import Admission, FirstComeFirstServed
+from shapeshift.fused_decode.request import Request
+from shapeshift.serving.metrics import Metric
+from shapeshift.serving.model_args import Log, ModelArgs
+from shapeshift.serving.parameters import RequestParameters
+
+# HTTP clients name a request with `id`, which Triton's generate endpoints pass on as a parameter. A front that
+# forwards sets `forwarded`: it needs the code of an error in the error's text.
+OWN_PARAMETERS = ("id", "forwarded")
+
+
+class DecodeService:
+    """A model that serves its requests in order of arrival.
+
+    own_parameters       request parameters that it knows beyond those of every front
+    sampling_parameters  those of them that the input `sampling_parameters` may hold too
+    slot_memory          the other user of the slots' memory; None: there is none
+    """
+
+    own_parameters: tuple[str, ...] = OWN_PARAMETERS
+    sampling_parameters: tuple[str, ...] = ()
+    slot_memory: SlotMemory | None = None
+
+    def __init__(
+        self,
+        args: ModelArgs,
+        log: Log,
+        load_runtime: loading.Load = loading.load_runtime,
+        further: Sequence[type] = (),
+    ) -> None:
+        """further: see `loading.load`."""
+        self.loaded = loading.load(args, log, load_runtime, further)
+
+    def admission(self) -> Admission[Request]:
+        """The admission policy; called once."""
+        settings = self.loaded.settings
+        return FirstComeFirstServed(settings.queue_requests, settings.queue_tokens)
+
+    def make_request(self, given: RequestParameters, text: bytes, *arguments: Any, **named: Any) -> Request:
+        """A request with these parameters and prompt; further arguments as for `Request`. Raises ShapeshiftError."""
+        return Request(*arguments, **named)
+
+    def exported(self) -> list[Metric]:
+        """Metrics beside those of the front and the loop."""
+        return []
+
+    def open(self, loop: DecodeLoop) -> None:
+        """The loop is about to start."""
+
+    def forget(self, request: Request) -> None:
+        """`request` was refused, or its last response was sent. Any thread calls this."""
+
+    def close(self) -> None:
+        """The loop has ended."""

@@ -1,0 +1,91 @@
+"""What computes the texts of a front: engine threads in its own process, or workers behind a router."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Protocol
+
+from shapeshift.engines.execution import engine_set
+from shapeshift.engines.execution.executor import EngineExecutor
+from shapeshift.engines.execution.request import TextRequest
+from shapeshift.engines.hardware import cores
+from shapeshift.engines.manifest import Manifest
+from shapeshift.errors import InvalidInputError
+from shapeshift.polymorph.policy.algorithms import DISPATCHERS
+from shapeshift.polymorph.policy.dispatch import Rules
+from shapeshift.polymorph.router.assignment import Assignment, DispatchedQueues, PackLimits, RowDispatcher, SharedQueue
+from shapeshift.polymorph.router.router import Router
+from shapeshift.polymorph.router.worker_client import WorkerClient
+from shapeshift.polymorph.service_times import ServiceTimes, bin_edges, entry_of_bin, service_times
+from shapeshift.polymorph.settings import PlacementSettings, PolymorphSettings, worker_name
+from shapeshift.serving.metrics import Counter, Gauge
+from shapeshift.serving.model_args import Log
+
+
+class Executor(Protocol):
+    """Takes requests and completes them on threads of its own."""
+
+    @property
+    def waiting(self) -> int:
+        """Texts that wait."""
+
+    @property
+    def running(self) -> int:
+        """Texts that are being computed."""
+
+    def submit(self, request: TextRequest) -> None:
+        """Queue all rows of `request`. Raises OverloadedError where they do not fit."""
+
+    def metrics(self) -> list[Counter | Gauge]:
+        """The executor's metrics, exported beside the front's own."""
+
+    def close(self) -> None:
+        """Answer waiting texts with UNAVAILABLE, let running calls end, stop the threads."""
+
+
+def open_executor(
+    pb_utils: Any,
+    front: str,
+    made: Manifest,
+    folder: Path,
+    own: PolymorphSettings,
+    placement: PlacementSettings,
+    log: Log,
+) -> Executor:
+    """The executor of a placement. Raises InvalidInputError for `auto`, which `make engines` replaces."""
+    if own.placement == "inline":
+        return EngineExecutor(made, folder, own, own.engine_threads or cores(), log)
+    if own.placement == "auto" or not own.max_workers:
+        raise InvalidInputError(
+            "placement, max_workers", [own.placement, own.max_workers], "set by `make engines`; run it again"
+        )
+    edges = placement.edges() or bin_edges(made)
+    times = service_times(made, edges)
+    limits = _pack_limits(made, own)
+    shared = own.placement == "resident"
+    assignment: Assignment = SharedQueue(limits) if shared else _dispatched(own, edges, times, limits)
+    client = WorkerClient(pb_utils, [output.name for output in made.outputs])
+    workers = [worker_name(front, number) for number in range(own.max_workers)]
+    return Router(client, workers, assignment, times, own, log)
+
+
+def _dispatched(own: PolymorphSettings, edges: list[int], times: ServiceTimes, limits: PackLimits) -> DispatchedQueues:
+    services = [times.of_bin(edge) for edge in edges]
+    capacities = [float(max(1, int(own.slo_ms / service))) for service in services]
+    rules = Rules(own.dispatch, own.threshold, own.decay, own.peek)
+    dispatcher: RowDispatcher = DISPATCHERS[own.dispatch](edges, services, rules)
+    return DispatchedQueues(dispatcher, edges, capacities, limits)
+
+
+def _pack_limits(made: Manifest, own: PolymorphSettings) -> PackLimits:
+    most_rows = engine_set.max_rows(made)
+    efficient = min(own.pack_tokens or engine_set.efficient_tokens(made), made.max_tokens)
+
+    def limits(edge: int) -> tuple[int, int]:
+        entry = entry_of_bin(made, edge) if edge else None
+        if entry is None or entry.tokens is None:
+            return efficient, most_rows
+        # A static engine takes the same time however full it is.
+        return entry.tokens, min(most_rows, entry.rows or most_rows)
+
+    return limits

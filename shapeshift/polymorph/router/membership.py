@@ -1,0 +1,147 @@
+"""Which workers get rows, and which of them may start a call. Used under the router's lock only."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Sequence
+
+from shapeshift.engines.execution.request import Row
+from shapeshift.errors import ModelDiedError, ModelGoneError
+from shapeshift.polymorph.router.assignment import Assignment
+from shapeshift.polymorph.router.pending_rows import PendingRows
+from shapeshift.polymorph.router.worker_client import WorkerInfo, WrongBinError
+from shapeshift.polymorph.router.worker_state import DEAD_AFTER, FAILING_AFTER, WorkerCall, WorkerState
+from shapeshift.serving.call_pool import CallTimeoutError
+from shapeshift.serving.model_args import Log
+
+# A worker that has just reported its bin is not probed at once.
+_REPORTED_S = 0.5
+
+
+class Membership:
+    """Lets workers join and leave, and keeps the list of those that may have a call to start."""
+
+    def __init__(
+        self, workers: Sequence[str], assignment: Assignment, max_rows: int, max_tokens: int, log: Log
+    ) -> None:
+        self.workers = {name: WorkerState(name) for name in workers}
+        self.pending = PendingRows(assignment, max_rows, max_tokens)
+        self.retries = 0
+        self._assignment = assignment
+        self._log = log
+        # A set in order of arrival.
+        self._ready: dict[str, None] = {}
+
+    @property
+    def joined(self) -> int:
+        """Workers that get rows."""
+        return sum(worker.joined for worker in self.workers.values())
+
+    def calls(self) -> list[WorkerCall]:
+        """The calls in flight. Needs no lock."""
+        return [call for worker in self.workers.values() for call in list(worker.calls)]
+
+    def outstanding(self, worker: str) -> int:
+        """Rows that wait for the worker alone, and that run on it."""
+        return self._assignment.outstanding(worker)
+
+    def put(self, rows: Sequence[Row]) -> None:
+        """Add rows that wait."""
+        self._mark_ready(self.pending.put(rows))
+
+    def retry(self, rows: Sequence[Row]) -> None:
+        """Add rows that have waited for, or run on, another worker."""
+        self.retries += len(rows)
+        self.put(rows)
+
+    def next_ready(self) -> WorkerState | None:
+        """A worker that may have a call to start; each is returned once, until the next reason."""
+        if not self._ready:
+            return None
+        name = next(iter(self._ready))
+        del self._ready[name]
+        return self.workers[name]
+
+    def take(self, worker: WorkerState) -> list[Row]:
+        """The rows of the worker's next call; none where it has not joined or should wait."""
+        rows = self.pending.take(worker.name) if worker.joined else []
+        if rows:
+            self._mark_shared()
+        return rows
+
+    def probe(self, worker: WorkerState) -> None:
+        """Let the worker's next call, empty if need be, ask for its report."""
+        worker.probe_due = True
+        self._mark_ready([worker.name])
+
+    def ended(self, worker: WorkerState, call: WorkerCall, outcome: WorkerInfo | Exception | None) -> None:
+        """Record how a call ended: with the worker's report, an error, or None where no row needed it any more."""
+        worker.calls.remove(call)
+        self._mark_ready([worker.name])
+        if not isinstance(outcome, CallTimeoutError):
+            worker.last_contact = time.monotonic()
+        # An earlier epoch's call may be to a process that was replaced: it says nothing of the present one.
+        if call.epoch != worker.epoch:
+            return
+        if worker.joined:
+            self._assignment.done(worker.name, len(call.rows))
+        if isinstance(outcome, Exception):
+            self._failed(worker, call, outcome)
+        elif outcome is not None:
+            worker.timeouts = 0
+            if call.rows:
+                worker.failures = 0
+            self._join(worker, outcome)
+
+    def leave(self, worker: WorkerState, reason: str) -> None:
+        """Give a worker no further rows, and the rows that waited for it to other workers."""
+        if not worker.joined:
+            return
+        worker.joined = False
+        self._log(f"{worker.name}: left, it {reason}")
+        self.retry(self.pending.remove_worker(worker.name))
+        self._mark_shared()
+
+    def _join(self, worker: WorkerState, info: WorkerInfo) -> None:
+        """Record a worker's report, and give it rows if it can take any."""
+        before, worker.info = worker.info, info
+        changed = before is None or before.bin != info.bin
+        if worker.joined and not changed:
+            return
+        self.leave(worker, f"has bin {info.bin} now")
+        if not self.pending.add_worker(worker.name, info.bin):
+            if changed:
+                self._log(f"{worker.name}: not used, its bin {info.bin or 'any'} is none of this model's")
+            return
+        worker.joined = True
+        worker.epoch += 1
+        worker.joined_at = time.monotonic()
+        self._log(f"{worker.name}: joined, bin {info.bin or 'any'}, generation {info.generation}")
+        self._mark_ready([*self.pending.reassign_orphans(), worker.name])
+
+    def _failed(self, worker: WorkerState, call: WorkerCall, error: Exception) -> None:
+        if isinstance(error, CallTimeoutError):
+            worker.timeouts += 1
+            self.leave(worker, "did not answer in time")
+        elif isinstance(error, ModelGoneError):
+            self.leave(worker, "is not ready")
+        elif isinstance(error, ModelDiedError):
+            worker.timeouts = max(worker.timeouts, DEAD_AFTER)
+            self.leave(worker, "has died")
+        elif isinstance(error, WrongBinError):
+            self.leave(worker, "has another bin")
+            if time.monotonic() - worker.joined_at > _REPORTED_S:
+                self.probe(worker)
+        elif call.rows:
+            # A worker that fails at once would otherwise always be free first, and attract every row.
+            worker.failures += 1
+            if worker.failures >= FAILING_AFTER:
+                self.leave(worker, f"failed {worker.failures} times in a row: {error}")
+
+    def _mark_ready(self, workers: Iterable[str]) -> None:
+        self._ready.update(dict.fromkeys(workers))
+
+    def _mark_shared(self) -> None:
+        """Mark a worker for the rows that any worker may take."""
+        if worker := self._assignment.more():
+            self._mark_ready([worker])

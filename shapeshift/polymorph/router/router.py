@@ -1,0 +1,218 @@
+"""Placements `resident` and `partitioned`: the front queues rows, and workers (other processes) compute them.
+
+The router never waits for a worker: a call pool does. A row whose call is late goes to another worker, and its first
+answer counts. The sidecar (`shapeshift.sidecar`) replaces dead processes.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterable, Sequence
+from functools import partial
+
+from shapeshift.engines.execution.request import Row, TextRequest
+from shapeshift.errors import EngineError, ModelDiedError, ModelGoneError, OverloadedError
+from shapeshift.polymorph.router.assignment import Assignment
+from shapeshift.polymorph.router.membership import Membership
+from shapeshift.polymorph.router.worker_client import WorkerClient, WorkerInfo, WrongBinError
+from shapeshift.polymorph.router.worker_state import MAX_IN_FLIGHT, WorkerCall, WorkerState
+from shapeshift.polymorph.service_times import ServiceTimes
+from shapeshift.polymorph.settings import PolymorphSettings
+from shapeshift.serving.bounds import unloading
+from shapeshift.serving.call_pool import CallPool, CallTimeoutError
+from shapeshift.serving.metrics import Counter, Gauge
+from shapeshift.serving.model_args import Log
+
+_WATCH_S = 0.02
+_PROBE_S = 0.5
+_MIN_TIMEOUT_S = 0.25
+_TIMEOUT_FACTOR = 5.0
+# A worker with so many abandoned calls, each of which holds a thread, gets no further calls.
+_MAX_ABANDONED = 200
+# A row fails after so many failed calls, or so many late ones.
+_MAX_FAILURES, _MAX_TIMEOUTS = 3, 5
+# How long a row waits while no worker takes it: a reload takes seconds, the first load of all workers longer.
+_NO_WORKER_S = 30.0
+
+
+class Router:
+    """Starts calls to workers while rows wait, and handles what comes of them."""
+
+    def __init__(
+        self,
+        client: WorkerClient,
+        workers: Sequence[str],
+        assignment: Assignment,
+        times: ServiceTimes,
+        settings: PolymorphSettings,
+        log: Log,
+    ) -> None:
+        self._client = client
+        self._times = times
+        self._lock = threading.Lock()
+        self._members = Membership(workers, assignment, settings.queue_rows, settings.queue_tokens, log)
+        threads = MAX_IN_FLIGHT * len(workers)
+        self._pool = CallPool("worker-call", threads, 0, _MAX_ABANDONED, standstill_s=_MIN_TIMEOUT_S)
+        self._closing = threading.Event()
+        self._calls, self._rows = 0, 0
+        self._watcher = threading.Thread(target=self._watch, name="router-watch", daemon=True)
+        self._watcher.start()
+
+    @property
+    def waiting(self) -> int:
+        """Rows that wait for a call."""
+        return self._members.pending.rows
+
+    @property
+    def running(self) -> int:
+        """Rows in calls to workers."""
+        return sum(len(call.rows) for call in self._members.calls())
+
+    @property
+    def loaded(self) -> int:
+        """Workers that get rows."""
+        return self._members.joined
+
+    def metrics(self) -> list[Counter | Gauge]:
+        """The router's metrics, exported beside the front's own."""
+        return [
+            Gauge("workers_joined", "Workers that get texts", lambda: self.loaded),
+            Counter("worker_calls_total", "Calls that workers have answered", read=lambda: self._calls),
+            Counter("worker_rows_total", "Texts that workers have computed", read=lambda: self._rows),
+            Counter("retries_total", "Texts given to another worker", read=lambda: self._members.retries),
+            Counter("timeouts_total", "Calls to workers that were abandoned", read=lambda: self._pool.timeouts),
+            *(gauge for worker in self._members.workers.values() for gauge in self._gauges(worker)),
+        ]
+
+    def submit(self, request: TextRequest) -> None:
+        """Queue all rows of `request`. Raises OverloadedError where they do not fit."""
+        with self._lock:
+            if self._closing.is_set():
+                raise unloading()
+            self._members.pending.require_capacity(request.rows)
+            self._members.put(request.rows)
+            self._start_calls()
+
+    def close(self, timeout_s: float = 5.0) -> None:
+        """Answer waiting rows with UNAVAILABLE, let running calls end, stop the threads."""
+        with self._lock:
+            self._closing.set()
+        self._fail_waiting()
+        self._pool.close(timeout_s)
+        # A call that failed just before may have put its rows back.
+        self._fail_waiting()
+        self._watcher.join(timeout_s)
+
+    def _fail_waiting(self) -> None:
+        with self._lock:
+            waiting = self._members.pending.all()
+        _fail(waiting, unloading())
+
+    def _gauges(self, worker: WorkerState) -> list[Gauge]:
+        labels = {"worker": worker.name}
+        outstanding = partial(self._members.outstanding, worker.name)
+        return [
+            Gauge("worker_outstanding", "Texts that wait for this worker or run on it", outstanding, labels),
+            Gauge("worker_timeouts", "Calls in a row not answered in time", lambda: worker.timeouts, labels),
+        ]
+
+    # A call: decide (under the lock), run (on a thread of the pool), record.
+
+    def _start_calls(self) -> None:
+        """Under the lock: start every call that has rows, or a probe that is due, and a worker for it."""
+        while not self._closing.is_set() and (worker := self._members.next_ready()) is not None:
+            while len(worker.calls) < MAX_IN_FLIGHT and self._pool.abandoned(worker.name) < _MAX_ABANDONED:
+                rows = self._members.take(worker)
+                if not (rows or worker.probe_due):
+                    break
+                self._start(worker, rows)
+
+    def _start(self, worker: WorkerState, rows: Sequence[Row]) -> None:
+        bin_edge = worker.info.bin if worker.info else 0
+        expected_ms = self._times.of_pack(bin_edge, sum(row.tokens for row in rows)) if rows else 0.0
+        timeout_s = max(_MIN_TIMEOUT_S, _TIMEOUT_FACTOR * (worker.expected_ms() + expected_ms) / 1e3)
+        call = WorkerCall(rows, expected_ms, worker.epoch)
+        worker.calls.append(call)
+        worker.probe_due = False
+        worker.last_contact = now = time.monotonic()
+        run, record = partial(self._run, worker.name, call), partial(self._record, worker, call)
+        self._pool.submit(worker.name, run, record, now + timeout_s)
+
+    def _run(self, worker: str, call: WorkerCall) -> WorkerInfo | None:
+        """Call the worker and complete the rows, even where the call was abandoned meanwhile."""
+        # Asking Triton whether a caller is still there blocks: not under the lock.
+        rows = [row for row in call.rows if not row.done and row.request.should_run()]
+        if call.rows and not rows:
+            return None
+        before = time.perf_counter()
+        outputs, info = self._client.call(worker, [row.ids for row in rows])
+        took_ms = (time.perf_counter() - before) * 1e3
+        for index, row in enumerate(rows):
+            row.request.complete(row, {name: values[index] for name, values in outputs.items()}, took_ms)
+        with self._lock:
+            self._calls += 1
+            self._rows += len(rows)
+        return info
+
+    def _record(self, worker: WorkerState, call: WorkerCall, outcome: WorkerInfo | Exception | None) -> None:
+        if isinstance(outcome, Exception):
+            self._count_failure(call.rows, outcome)
+        with self._lock:
+            self._members.ended(worker, call, outcome)
+            if isinstance(outcome, Exception):
+                self._members.retry(call.rows)
+            self._start_calls()
+
+    def _count_failure(self, rows: Sequence[Row], error: Exception) -> None:
+        """Fail the rows that get no further call."""
+        if self._closing.is_set():
+            _fail(rows, unloading())
+        elif isinstance(error, CallTimeoutError):
+            for row in rows:
+                row.timeouts += 1
+            # A text that makes every worker hang must not disable all of them.
+            text = f"{_MAX_TIMEOUTS} workers in turn gave no answer in time; retry later"
+            _fail((row for row in rows if row.timeouts >= _MAX_TIMEOUTS), OverloadedError(text))
+        elif not isinstance(error, ModelGoneError | ModelDiedError | WrongBinError):
+            for row in rows:
+                row.failures += 1
+            text = f"the engine failed {_MAX_FAILURES} times: {error}"
+            _fail((row for row in rows if row.failures >= _MAX_FAILURES), EngineError(text))
+
+    # Time.
+
+    def _watch(self) -> None:
+        next_probe = time.monotonic() + _PROBE_S
+        while not self._closing.wait(_WATCH_S):
+            now = time.monotonic()
+            self._end_late(now)
+            if now >= next_probe:
+                next_probe = now + _PROBE_S
+                self._probe_silent(now)
+
+    def _end_late(self, now: float) -> None:
+        pending = self._members.pending
+        with self._lock:
+            waiting, orphans = pending.all(), pending.orphans_since(now - _NO_WORKER_S)
+        for request in {row.request for row in waiting}:
+            request.fail_if_late()
+        for row in orphans:
+            text = f"no worker takes a text of {row.tokens} tokens; is the sidecar running?"
+            row.request.fail(OverloadedError(text))
+        with self._lock:
+            pending.drop_finished_orphans()
+
+    def _probe_silent(self, now: float) -> None:
+        # A worker is found by a call. Asking the server whether it is ready kills this process while the server
+        # itself is not ready (Triton 24.10).
+        with self._lock:
+            for worker in self._members.workers.values():
+                if worker.is_silent(now):
+                    self._members.probe(worker)
+            self._start_calls()
+
+
+def _fail(rows: Iterable[Row], error: Exception) -> None:
+    for row in rows:
+        row.request.fail(error)

@@ -1,0 +1,58 @@
+"""What the router knows of one worker, and the calls in flight to it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from shapeshift.engines.execution.request import Row
+from shapeshift.polymorph.router.worker_client import WorkerInfo
+
+# One call runs in the worker, one waits there for it to end.
+MAX_IN_FLIGHT = 2
+# After so many timeouts in a row the sidecar reloads the worker.
+DEAD_AFTER = 2
+# A worker that fails so many calls in a row leaves until a probe succeeds.
+FAILING_AFTER = 2
+# A worker that does not answer is probed less often, but at least this often.
+_MIN_PROBE_PAUSE_S, _MAX_PROBE_PAUSE_S = 0.9, 1.5
+
+
+@dataclass(frozen=True, eq=False)
+class WorkerCall:
+    """One call: its rows, none for a probe; its time by the profile; the worker's epoch when it began."""
+
+    rows: Sequence[Row]
+    expected_ms: float
+    epoch: int
+
+
+@dataclass(eq=False)
+class WorkerState:
+    """One worker as the router sees it. Changed under the router's lock only.
+
+    info: the worker's last report, None before the first; joined: whether it gets rows; epoch: how often it has
+    joined, so that a call of an earlier epoch may be to a process that was replaced; joined_at: the last time;
+    timeouts: in a row, since its last answer; failures: of calls with rows, in a row; probe_due: whether to ask for
+    its report; last_contact: when a call began, or ended before its deadline; calls: in flight, without abandoned ones.
+    """
+
+    name: str
+    info: WorkerInfo | None = None
+    joined: bool = False
+    epoch: int = 0
+    joined_at: float = 0.0
+    timeouts: int = 0
+    failures: int = 0
+    probe_due: bool = False
+    last_contact: float = 0.0
+    calls: list[WorkerCall] = field(default_factory=list)
+
+    def is_silent(self, now: float) -> bool:
+        """Whether a probe is due: every answer carries the report, but no call is in flight."""
+        pause = min(max(_MIN_PROBE_PAUSE_S, self.timeouts), _MAX_PROBE_PAUSE_S)
+        return not self.calls and now - self.last_contact > pause
+
+    def expected_ms(self) -> float:
+        """The time of the calls in flight, by the profile."""
+        return sum(call.expected_ms for call in self.calls)

@@ -1,0 +1,50 @@
+"""Service times and capacities of the bins, from the latency profile that `make engines` publishes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from shapeshift.engines.execution.engine_set import cost_curve
+from shapeshift.engines.manifest import EngineEntry, Manifest
+
+
+def bin_edges(manifest: Manifest) -> list[int]:
+    """The longest texts of the bins that a worker may hold: the static lengths, and the model's longest text."""
+    return sorted({entry.tokens for entry in manifest.engines if entry.tokens} | {manifest.max_tokens})
+
+
+def entry_of_bin(manifest: Manifest, edge: int) -> EngineEntry:
+    """The engine of one bin: the static engine of that length, else the dynamic one."""
+    static = next((entry for entry in manifest.engines if entry.tokens == edge), None)
+    return static or next(entry for entry in manifest.engines if entry.tokens is None)
+
+
+@dataclass(frozen=True)
+class ServiceTimes:
+    """Milliseconds of one call by total tokens, on one bin's engine or on the fastest engine.
+
+    table: [max_tokens + 1] for each bin edge; best: the minimum of all engines at each number of tokens.
+    """
+
+    table: dict[int, list[float]]
+    best: list[float]
+
+    def of_pack(self, bin_edge: int, tokens: int) -> float:
+        """Time of one call of `tokens` tokens in all; bin_edge 0: on the fastest engine."""
+        times = self.table.get(bin_edge, self.best)
+        return times[min(tokens, len(times) - 1)]
+
+    def of_bin(self, edge: int) -> float:
+        """Time of one text of a bin, padded to its edge (without a static engine: of the bin's longest text)."""
+        return self.table[edge][edge]
+
+
+def service_times(manifest: Manifest, edges: Sequence[int]) -> ServiceTimes:
+    """The service times of a model's bins, from its profile."""
+    longest = manifest.max_tokens
+    curves = np.stack([cost_curve(entry, longest) for entry in manifest.engines])
+    table = {edge: cost_curve(entry_of_bin(manifest, edge), longest).tolist() for edge in edges}
+    return ServiceTimes(table, curves.min(axis=0).tolist())

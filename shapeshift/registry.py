@@ -1,0 +1,122 @@
+"""Registries: folders whose registry.json names what is served from them. One format for tasks, adapters, candidates.
+
+    {"format": 2, "entries": {"digits": {"sha256": "...", "pinned": false, ...}}, "removed": {}}
+
+Each entry has `sha256`, the hash of its files, may have `pinned`, and has fields of its kind. Only commands change a
+registry, by write and rename, one process at a time; a server that reads it sees the old state or the new one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import warnings
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from shapeshift import files
+from shapeshift.errors import InvalidInputError
+from shapeshift.settings import require
+
+FILE = "registry.json"
+FORMAT = 2
+_LOCK = ".lock"
+
+Stamp = tuple[tuple[int, int, int] | None, ...]
+
+
+@dataclass
+class Content:
+    """What a registry holds: the entries by name, and the time at which each file or folder of old ones was removed."""
+
+    entries: dict[str, dict[str, Any]] = field(default_factory=dict)
+    removed: dict[str, float] = field(default_factory=dict)
+
+
+class Registry:
+    """The registry in `folder`. kind: what its entries are, in the plural, for messages."""
+
+    def __init__(self, folder: Path, kind: str) -> None:
+        self.folder = folder
+        self._kind = kind
+
+    @property
+    def file(self) -> Path:
+        """Its registry.json, which may be missing: then there are no entries."""
+        return self.folder / FILE
+
+    def read(self) -> Content:
+        """What the file says. Raises InvalidInputError for a file that is no registry, naming the entry at fault."""
+        try:
+            data = json.loads(self.file.read_text(encoding="utf-8"))
+        except FileNotFoundError:
+            return Content()
+        except (OSError, ValueError, RecursionError) as error:
+            raise InvalidInputError(FILE, str(self.file), f"JSON that can be read ({error})") from None
+        require(isinstance(data, dict), FILE, str(self.file), "a JSON object")
+        content = self._current(data) if data.get("format") == FORMAT else self._of_version_0_1(data)
+        for name, entry in content.entries.items():
+            valid = isinstance(entry, dict) and isinstance(entry.get("sha256"), str)
+            valid = valid and isinstance(entry.get("pinned", False), bool)
+            require(valid, f"{FILE} {name}", entry, "an object with sha256, a string, and pinned, true or false")
+        return content
+
+    @contextlib.contextmanager
+    def changing(self) -> Iterator[Content]:
+        """What the file says, for one process at a time; written back whole unless an error is raised."""
+        with files.exclusive_lock(self.folder / _LOCK):
+            content = self.read()
+            yield content
+            entries = dict(sorted(content.entries.items()))
+            data = {"format": FORMAT, "entries": entries, "removed": content.removed}
+            files.replace_text(self.file, json.dumps(data, indent=1) + "\n")
+
+    def _current(self, data: dict[str, Any]) -> Content:
+        entries, removed = data.get("entries"), data.get("removed", {})
+        valid = isinstance(entries, dict) and isinstance(removed, dict)
+        require(valid, FILE, str(self.file), f"an object with the object entries, of {self._kind}")
+        return Content(entries or {}, removed)
+
+    def _of_version_0_1(self, data: dict[str, Any]) -> Content:
+        """Version 0.1 wrote three forms: {"format": 1, KIND: entries}, {KIND: entries, "removed": ...}, and entries."""
+        known = {"format", "removed", self._kind}
+        entries = data.get(self._kind) if data.keys() & known else data
+        removed = data.get("removed", {})
+        valid = data.get("format", 1) == 1 and isinstance(entries, dict) and isinstance(removed, dict)
+        require(valid, FILE, str(self.file), f"format {FORMAT} with entries, of {self._kind}")
+        warnings.warn(
+            f"{self.file} has the format of version 0.1, which version 0.3 will not read; any command that changes it "
+            "writes the new one",
+            DeprecationWarning,
+            stacklevel=3,
+        )
+        return Content(entries or {}, removed)
+
+
+class FolderWatch:
+    """Watches `files`, any of which may be missing. Used by one thread, about once a second."""
+
+    def __init__(self, *files: Path) -> None:
+        self._files = files
+        self._seen: Stamp | None = None
+
+    def has_changed(self) -> bool:
+        """Whether a file was replaced, written, made or removed since the last call; True at the first one."""
+        found = _stamp(self._files)
+        changed = found != self._seen
+        self._seen = found
+        return changed
+
+
+def _stamp(files: Sequence[Path]) -> Stamp:
+    """Time, size and inode of each file; None in the place of one that is missing."""
+    found: list[tuple[int, int, int] | None] = []
+    for file in files:
+        try:
+            status = file.stat()
+            found.append((status.st_mtime_ns, status.st_size, status.st_ino))
+        except OSError:
+            found.append(None)
+    return tuple(found)

@@ -1,0 +1,44 @@
+"""Calls from one model to another of the same server (Triton's BLS)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from shapeshift.serving.error_codes import code_of, error_of
+
+Tensors = dict[str, NDArray[Any]]
+
+
+def call(
+    pb_utils: Any,
+    model: str,
+    inputs: Mapping[str, Any],
+    outputs: Sequence[str],
+    parameters: Mapping[str, Any] | None = None,
+) -> Tensors:
+    """The named outputs of `model`, copied; blocks until it answers, which may be never (24.10).
+
+    parameters: of the request, without any where there are none. Raises the errors of `error_of`.
+    """
+    tensors = [pb_utils.Tensor(name, values) for name, values in inputs.items()]
+    optional = {"parameters": dict(parameters)} if parameters else {}
+    request = pb_utils.InferenceRequest(
+        model_name=model, requested_output_names=list(outputs), inputs=tensors, **optional
+    )
+    try:
+        response = request.exec()
+    except Exception as error:  # noqa: BLE001  the server raises several types for a model that is not there
+        raise error_of(str(error)) from None
+    return outputs_of(pb_utils, response)
+
+
+def outputs_of(pb_utils: Any, response: Any) -> Tensors:
+    """The outputs of another model's response, copied. Raises the errors of `error_of`."""
+    if response.has_error():
+        raise error_of(response.error().message(), code_of(pb_utils, response.error().code()))
+    # The memory is Triton's, and goes with the response.
+    return {tensor.name(): np.array(tensor.as_numpy()) for tensor in response.output_tensors()}

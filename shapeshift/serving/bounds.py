@@ -1,0 +1,33 @@
+"""The bounds of queues, and the one form of their refusals: parameter, value, limit, and what to do."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from shapeshift.errors import OverloadedError
+
+
+@dataclass(frozen=True)
+class Bound:
+    """The most `unit` that may wait or run, as the setting `parameter` says."""
+
+    parameter: str
+    limit: int
+    unit: str
+    state: str = "wait"
+
+    def require(self, held: int, added: int = 1) -> None:
+        """Raise OverloadedError where `added` more do not fit beside the `held` ones."""
+        if held + added > self.limit:
+            found = f"{held} {self.unit} {self.state}, {added} more would exceed {self.limit}"
+            raise OverloadedError(f"{self.parameter}: {found}; retry later")
+
+    def require_unless_empty(self, held: int, added: int) -> None:
+        """As `require`, but where none are held any number fits: no limit makes a request impossible."""
+        if held:
+            self.require(held, added)
+
+
+def unloading() -> OverloadedError:
+    """The error for a request that comes, or still waits, while its model is being unloaded."""
+    return OverloadedError("the model is being unloaded; retry elsewhere")

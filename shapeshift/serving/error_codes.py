@@ -1,0 +1,111 @@
+"""One table from error types to Triton's codes, and one of what another model's errors mean."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any
+
+from shapeshift.errors import (
+    CancelledRequestError,
+    EngineError,
+    InvalidInputError,
+    ModelDiedError,
+    ModelError,
+    ModelGoneError,
+    NotFoundError,
+    OverloadedError,
+    ShapeshiftError,
+    UnsupportedError,
+)
+
+# Over HTTP these become 400, 404, 503, 501 and 400; everything else is INTERNAL, 500.
+_CODES: tuple[tuple[type[ShapeshiftError], str], ...] = (
+    (InvalidInputError, "INVALID_ARG"),
+    (NotFoundError, "NOT_FOUND"),
+    (OverloadedError, "UNAVAILABLE"),
+    (ModelGoneError, "UNAVAILABLE"),
+    (UnsupportedError, "UNSUPPORTED"),
+    (CancelledRequestError, "CANCELLED"),
+)
+CODES = ("OK", *dict.fromkeys(code for _, code in _CODES), "INTERNAL")
+"""Every way in which a request can end."""
+
+# What this server's messages about a model contain, in lower case.
+_DIED = ("not healthy", "unexpected termination", "stub process")
+_GONE = (
+    "not ready",
+    "bls is only supported",
+    "not found",
+    "being unloaded",
+    "no version is available",
+    "is unavailable",
+)
+_CODED = re.compile(r"\[([A-Z_]+)\] ")
+FORWARDED = "forwarded"
+"""The request parameter with which a front asks another front of ours to put the code into an error's text."""
+
+
+def code_name(error: BaseException) -> str:
+    """The name of Triton's code for `error`."""
+    if isinstance(error, ModelError):
+        return error.code
+    return next((code for kind, code in _CODES if isinstance(error, kind)), "INTERNAL")
+
+
+def text_of(error: BaseException) -> str:
+    """The text that a client gets; an error that is not ours is named by its type."""
+    return str(error) if isinstance(error, ShapeshiftError) else f"{type(error).__name__}: {error}"
+
+
+def triton_error(pb_utils: Any, error: BaseException) -> Any:
+    """`error` as a `pb_utils.TritonError`."""
+    # A server that lacks a code (they came over time) gets INTERNAL, its own default.
+    code = getattr(pb_utils.TritonError, code_name(error), pb_utils.TritonError.INTERNAL)
+    return pb_utils.TritonError(text_of(error), code)
+
+
+def error_response(pb_utils: Any, error: BaseException) -> Any:
+    """A response that carries nothing but `error`."""
+    return pb_utils.InferenceResponse(error=triton_error(pb_utils, error))
+
+
+def with_code(pb_utils: Any, error: BaseException) -> Any:
+    """As `error_response`, with the code in the text, for a request that another model has forwarded.
+
+    Between models an error loses its code (24.10); `error_of` reads it from the text.
+    """
+    return pb_utils.InferenceResponse(error=pb_utils.TritonError(f"[{code_name(error)}] {text_of(error)}"))
+
+
+def is_forwarded(request: Any) -> bool:
+    """Whether another front of ours has forwarded `request`, and reads codes from texts."""
+    try:
+        return json.loads(request.parameters() or "{}").get(FORWARDED) is True
+    except (ValueError, AttributeError):
+        return False
+
+
+def code_of(pb_utils: Any, code: object) -> str:
+    """The name of a code of `pb_utils.TritonError`; empty where there is none."""
+    return next((name for name in CODES if code is not None and code == getattr(pb_utils.TritonError, name, None)), "")
+
+
+def error_of(text: str, code: str = "") -> ShapeshiftError:
+    """What another model's error means. code: the name of its code, empty where that is unknown.
+
+    ModelDiedError where the model's process has died, ModelGoneError where it is not loaded, ModelError with the code
+    that the model gave (in its text, see `with_code`, or as `code`), EngineError for any other failure.
+    """
+    coded = _CODED.match(text)
+    if coded and coded[1] in CODES:
+        return ModelError(text[coded.end() :], coded[1])
+    # A model that refuses a request is loaded, whatever words it uses.
+    if code in ("INVALID_ARG", "UNSUPPORTED"):
+        return ModelError(text, code)
+    low = text.lower()
+    if any(sign in low for sign in _DIED):
+        return ModelDiedError(text)
+    if any(sign in low for sign in _GONE):
+        return ModelGoneError(text)
+    return EngineError(text) if code in ("", "INTERNAL") else ModelError(text, code)

@@ -1,0 +1,178 @@
+"""Responses to Triton: the one thread that sends them, and how a front answers a request.
+
+`ResponseSender.send` blocks for milliseconds while other threads are busy, so a thread that computes never calls it.
+It posts the streams that have something to send. The sending thread asks each stream for its response when the
+stream's turn comes, so everything that has gathered since the last response leaves in one.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, Protocol
+
+from shapeshift.serving import error_codes
+from shapeshift.serving.metrics import RequestMetrics
+from shapeshift.serving.model_args import Log
+
+Make = Callable[[], Any]
+Submit = Callable[[Any, Any], None]
+
+
+class ResponseStream(Protocol):
+    """The responses to one request. Only the sending thread calls these methods."""
+
+    response_sender: Any
+    """Triton's; None after the last response."""
+
+    def next_response(self) -> tuple[Any, bool] | None:
+        """The response for what has gathered, and whether it is the last; None where nothing has gathered."""
+        ...
+
+    def sent(self, last: bool) -> None:
+        """The response was sent, or could not be."""
+        ...
+
+    def broken(self) -> None:
+        """A response could not be sent: the client reads no further ones."""
+        ...
+
+
+class SingleResponse:
+    """A stream of one response, which `make` returns; `after` is called once it was sent or could not be."""
+
+    def __init__(self, response_sender: Any, make: Make, after: Callable[[], None] | None = None) -> None:
+        self.response_sender = response_sender
+        self._make = make
+        self._after = after
+
+    def next_response(self) -> tuple[Any, bool]:
+        return self._make(), True
+
+    def sent(self, last: bool) -> None:
+        if self._after is not None:
+            self._after()
+
+    def broken(self) -> None:
+        """No further response follows."""
+
+
+class ResponseThread:
+    """Sends the responses of many streams in order of posting, and nothing after a stream's last one."""
+
+    def __init__(self, pb_utils: Any, log: Log) -> None:
+        self._pb_utils = pb_utils
+        self._final = pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL
+        self._log = log
+        self._queue: queue.SimpleQueue[Sequence[ResponseStream] | None] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._run, name="responses", daemon=True)
+        self._thread.start()
+
+    def post(self, streams: Sequence[ResponseStream]) -> None:
+        """Announce that these streams have something to send; never blocks. The sequence must not change later."""
+        self._queue.put(streams)
+
+    def close(self, timeout_s: float = 5.0) -> None:
+        """Send what was posted, then end the thread."""
+        self._queue.put(None)
+        self._thread.join(timeout_s)
+
+    def _run(self) -> None:
+        while (streams := self._queue.get()) is not None:
+            for stream in streams:
+                if stream.response_sender is not None:
+                    self._send(stream)
+            # No reference may live through the wait: Triton keeps a model alive while one of its senders lives.
+            streams = stream = None  # type: ignore[assignment]
+
+    def _send(self, stream: ResponseStream) -> None:
+        try:
+            found = stream.next_response()
+        except Exception as error:  # noqa: BLE001  without a last response the client would wait for ever
+            self._log(f"a response could not be made: {error}")
+            found = error_codes.error_response(self._pb_utils, error), True
+        if found is None:
+            return
+        response, last = found
+        try:
+            stream.response_sender.send(response, flags=self._final if last else 0)
+        except Exception as error:  # noqa: BLE001  whatever Triton raises, the thread must go on
+            self._log(f"a response could not be sent: {error}")
+            stream.broken()
+        if last:
+            stream.response_sender = None
+        stream.sent(last)
+
+
+class Responder:
+    """Answers the requests of a front and counts how they ended. Owns the sending thread."""
+
+    def __init__(self, pb_utils: Any, metrics: RequestMetrics, log: Log) -> None:
+        self._pb_utils = pb_utils
+        self._metrics = metrics
+        self._thread = ResponseThread(pb_utils, log)
+        self.post = self._thread.post
+        self.close = self._thread.close
+
+    def start(
+        self, requests: Sequence[Any], submit: Submit, with_code: Callable[[Any], bool] = lambda request: False
+    ) -> None:
+        """Call `submit(request, its response sender)` for each; an error that it raises is that request's answer.
+
+        with_code(request): whether that error carries its code in its text, see `error_codes.with_code`.
+        """
+        for request in requests:
+            response_sender = request.get_response_sender()
+            try:
+                submit(request, response_sender)
+            except Exception as error:  # noqa: BLE001  one bad request must not cost the others
+                self.fail(response_sender, error, with_code=with_code(request))
+
+    def send(
+        self,
+        response_sender: Any,
+        make: Make,
+        arrived: float,
+        after: Callable[[], None] | None = None,
+        before: Callable[[], None] | None = None,
+    ) -> None:
+        """Answer with what `make` returns on the sending thread; never blocks.
+
+        arrived: monotonic, in seconds. before: called on the sending thread before the response is made. after: called
+        after it was sent and counted. Where `make` raises, the client gets that error.
+        """
+        self._post(response_sender, make, partial(self._served, arrived, after), before)
+
+    def fail(
+        self,
+        response_sender: Any,
+        error: Exception,
+        before: Callable[[], None] | None = None,
+        with_code: bool = False,
+    ) -> None:
+        """Answer with `error`; before: as for `send`; with_code: see `error_codes.with_code`."""
+        respond = error_codes.with_code if with_code else error_codes.error_response
+        after = partial(self.count, error_codes.code_name(error))
+        self._post(response_sender, partial(respond, self._pb_utils, error), after, before)
+
+    def count(self, code: str, arrived: float | None = None) -> None:
+        """Count a request that ended with this code; arrived: of one that was served, for its latency."""
+        if arrived is not None:
+            self._metrics.latency_ms.observe((time.monotonic() - arrived) * 1e3)
+        self._metrics.answered[code].add()
+
+    def _post(self, sender: Any, make: Make, after: Callable[[], None], before: Callable[[], None] | None) -> None:
+        self._thread.post([SingleResponse(sender, make if before is None else partial(_both, before, make), after)])
+
+    def _served(self, arrived: float, after: Callable[[], None] | None) -> None:
+        self.count("OK", arrived)
+        if after is not None:
+            after()
+
+
+def _both(before: Callable[[], None], make: Make) -> Any:
+    before()
+    return make()

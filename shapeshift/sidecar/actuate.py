@@ -1,0 +1,204 @@
+"""Applies decisions through the server's model control. Nothing else in the sidecar changes the server."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from shapeshift.errors import NotFoundError, ShapeshiftError
+from shapeshift.sidecar.health import ReloadBackoff
+from shapeshift.sidecar.journal import Journal
+from shapeshift.sidecar.policy.moves import Action
+from shapeshift.sidecar.workers import READY, Control
+from shapeshift.triton import model_config
+
+_UNLOAD_S = 30.0
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """The actions that were done, and why the others were not; `failed` is empty if all were done."""
+
+    done: tuple[Action, ...]
+    failed: str = ""
+
+
+class Actuator:
+    """Thread-safe. While one thread changes a model, other threads leave it alone.
+
+    blocked: returns why no change is allowed now, or an empty string; it is called before each change.
+    """
+
+    def __init__(
+        self,
+        control: Control,
+        repositories: Iterable[Path],
+        journal: Journal,
+        blocked: Callable[[], str],
+        load_timeout_s: float,
+    ) -> None:
+        self.backoff = ReloadBackoff()
+        self._control = control
+        self._repositories = tuple(repositories)
+        self._journal = journal
+        self._blocked = blocked
+        self._load_timeout_s = load_timeout_s
+        self._lock = threading.Lock()
+        self._changing: set[str] = set()
+        self._changed: set[str] = set()
+        self._generations: dict[str, int] = {}
+
+    @property
+    def blocked(self) -> str:
+        """Why no change is allowed now; empty if changes are allowed."""
+        return self._blocked()
+
+    @property
+    def changing(self) -> frozenset[str]:
+        """The models that are being changed now."""
+        with self._lock:
+            return frozenset(self._changing)
+
+    def take_changed(self) -> frozenset[str]:
+        """The models that are being changed now or were changed since the last call."""
+        with self._lock:
+            changed, self._changed = frozenset(self._changed | self._changing), set()
+        return changed
+
+    def reload(self, model: str, reason: str) -> bool:
+        """Replace the model's process by loading it with `generation` + 1. Returns whether that succeeded.
+
+        Does nothing while another thread changes the model, or while the model is in backoff.
+        """
+        wait = self.backoff.wait_s(model, time.monotonic())
+        if blocked := self._blocked():
+            self._journal.log_once("health", model, f"{reason}: would be reloaded ({blocked})")
+            return False
+        if wait > 0:
+            self._journal.log_once("health", model, f"{reason} again: waiting before the next reload")
+            return False
+        with self._exclusive(model) as acquired:
+            if not acquired:
+                return False
+            self._journal.log("health", model, f"{reason}: reloading")
+            start = time.monotonic()
+            failed = self._attempt(lambda: self._load(model, None, new_process=True))
+            self.backoff.record(model, time.monotonic())
+            seconds = f"{time.monotonic() - start:.1f} s"
+            self._journal.log("health", model, f"not loaded: {failed}" if failed else f"loaded in {seconds}")
+            return not failed
+
+    def apply(
+        self,
+        batches: Iterable[list[Action]],
+        keep_going: bool = False,
+        new_process: bool = False,
+        await_unloads: bool = False,
+    ) -> Outcome:
+        """Apply the batches in order, the actions of one batch concurrently.
+
+        Stops at the first batch with a failed action and gives the workers changed so far their old bins back, the
+        last one first, unless `keep_going`. new_process: raise the generation of each loaded worker. await_unloads:
+        wait for each unload to end, because the next batch needs what it frees.
+        """
+        done: list[Action] = []
+        failed: list[str] = []
+        for batch in batches:
+            with ThreadPoolExecutor(len(batch)) as threads:
+                results = list(threads.map(lambda action: self._apply(action, new_process, await_unloads), batch))
+            done += [action for action, error in zip(batch, results, strict=True) if not error]
+            failed += [f"{action}: {error}" for action, error in zip(batch, results, strict=True) if error]
+            if failed and not keep_going:
+                return Outcome(tuple(self._roll_back(done)), failed[0])
+        return Outcome(tuple(done), "; ".join(failed))
+
+    def _roll_back(self, done: list[Action]) -> list[Action]:
+        """Undo the changes of bins. Returns the actions that remain in effect."""
+        kept = list(done)
+        for action in reversed(done):
+            if action.kind == "change":
+                inverse = replace(action, bin=action.before, before=action.bin)
+                if not self._apply(inverse):
+                    kept.remove(action)
+        return kept
+
+    def _apply(self, action: Action, new_process: bool = False, await_unloads: bool = False) -> str:
+        """Apply one action. Returns why it failed, or an empty string."""
+        if blocked := self._blocked():
+            return blocked
+        with self._exclusive(action.worker) as acquired:
+            if not acquired:
+                return "another load of this model is running"
+            start = time.monotonic()
+            if action.kind == "unload":
+                failed = self._attempt(lambda: self._unload(action.worker, await_unloads))
+            else:
+                failed = self._attempt(lambda: self._load(action.worker, action.bin, new_process))
+                if failed or new_process:
+                    self.backoff.record(action.worker, time.monotonic())
+            seconds = f"{time.monotonic() - start:.1f} s"
+            self._journal.log("change", action.worker, f"{action}: {failed or seconds}")
+            return failed
+
+    def _unload(self, model: str, await_end: bool) -> None:
+        self._control.unload(model)
+        if await_end:
+            # Running requests may take longer than this; that is no failure.
+            with contextlib.suppress(ShapeshiftError):
+                self._control.wait_unloaded(model, timeout_s=_UNLOAD_S)
+
+    def _load(self, model: str, bin_: int | None, new_process: bool) -> None:
+        config = self._config(model)
+        if config is None:
+            # Only the server has the files: load the model as it is to learn its configuration, then change that.
+            self._control.load(model, timeout_s=self._load_timeout_s)
+            config = self._control.config(model)
+        parameters = config.setdefault("parameters", {})
+        if bin_ is not None:
+            parameters["bin"] = {"string_value": str(bin_)}
+        if new_process:
+            parameters["generation"] = {"string_value": str(self._next_generation(model, parameters))}
+        self._control.load(model, config, timeout_s=self._load_timeout_s)
+
+    def _config(self, model: str) -> dict[str, Any] | None:
+        """The configuration of the loaded model, else the one in its folder; None if neither is readable here."""
+        if any(entry.name == model and entry.state == READY for entry in self._control.index()):
+            return self._control.config(model)
+        for folder in self._repositories:
+            with contextlib.suppress(NotFoundError):
+                return model_config.as_json(model_config.read(folder / model / "config.pbtxt"))
+        return None
+
+    def _next_generation(self, model: str, parameters: dict[str, Any]) -> int:
+        present = str(parameters.get("generation", {}).get("string_value", ""))
+        # Above failed attempts as well: the server ignores a load with the configuration that it got last.
+        latest = max(int(present) if present.isdecimal() else 0, self._generations.get(model, 0))
+        self._generations[model] = latest + 1
+        return latest + 1
+
+    def _attempt(self, change: Callable[[], None]) -> str:
+        try:
+            change()
+        except ShapeshiftError as error:
+            return " ".join(str(error).split())
+        return ""
+
+    @contextlib.contextmanager
+    def _exclusive(self, model: str) -> Iterator[bool]:
+        """Mark the model as being changed; False if another thread is already changing it."""
+        with self._lock:
+            acquired = model not in self._changing
+            self._changing |= {model}
+        try:
+            yield acquired
+        finally:
+            if acquired:
+                with self._lock:
+                    self._changing -= {model}
+                    self._changed |= {model}

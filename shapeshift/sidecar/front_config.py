@@ -1,0 +1,134 @@
+"""The configuration of one front, as the sidecar uses it: workers, bins and service times."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from shapeshift import settings
+from shapeshift.errors import InvalidInputError
+from shapeshift.polymorph.settings import PlacementSettings, PolymorphSettings
+from shapeshift.settings import require
+from shapeshift.triton.names import worker_front
+
+# The bin of a worker that holds all engines.
+ALL_BINS = 0
+
+
+@dataclass(frozen=True)
+class Front:
+    """A front model and its configuration.
+
+    placement_reason: why `make engines` chose the placement. edges: longest text of each bin, tokens, ascending.
+    weights: expected share of the texts in each bin before any traffic, summing to 1. service_ms: time of one text of
+    each bin on its engine. The three lists are empty for a front without bins.
+    """
+
+    name: str
+    settings: PolymorphSettings
+    placement_reason: str = ""
+    edges: tuple[int, ...] = ()
+    weights: tuple[float, ...] = ()
+    service_ms: tuple[float, ...] = ()
+
+    @property
+    def has_workers(self) -> bool:
+        return self.settings.placement != "inline"
+
+    @property
+    def is_binned(self) -> bool:
+        """Whether each worker holds one bin."""
+        return self.settings.placement == "partitioned"
+
+    @property
+    def min_workers(self) -> int:
+        return max(1, self.settings.min_workers)
+
+    @property
+    def max_workers(self) -> int:
+        return self.settings.max_workers or self.settings.workers
+
+    @property
+    def is_scaled(self) -> bool:
+        """Whether the number of workers follows the tail latency."""
+        own = self.settings
+        return self.has_workers and self.max_workers > self.min_workers and own.slo_ms > 0 and not own.worker_pool
+
+    def worker_number(self, model: str) -> int | None:
+        """The number of a worker model of this front; None for any other model."""
+        owner, _, number = model.rpartition("_w")
+        return int(number) if owner == self.name and worker_front(model) else None
+
+
+def read_front(name: str, parameters: Mapping[str, str]) -> Front:
+    """The front `name` with these parameters. Raises InvalidInputError with the name of an invalid parameter."""
+    own = settings.read(PolymorphSettings, parameters)
+    generated = settings.read(PlacementSettings, parameters)
+    require(own.placement != "auto", "placement", own.placement, "is not resolved yet; run `make engines`")
+    if own.placement == "inline":
+        return Front(name, own, generated.placement_reason)
+    require(own.workers >= 1, "workers", own.workers, "must be at least 1 for a front with workers; run `make engines`")
+    edges = tuple(generated.edges())
+    if not edges and own.placement == "resident":
+        return Front(name, own, generated.placement_reason)
+    require(bool(edges), "bin_edges", generated.bin_edges, "must have at least one bin; run `make engines`")
+    weights = _weights(generated.plan_histogram, len(edges))
+    service_ms = service_times(parameters.get("profile", ""), edges)
+    return Front(name, own, generated.placement_reason, edges, weights, service_ms)
+
+
+def service_times(profile: str, edges: tuple[int, ...]) -> tuple[float, ...]:
+    """Milliseconds of one text of each bin: on the static engine of that length, else on the dynamic engine.
+
+    profile: JSON {"engines": [{"tokens": n or null, "latency": [[tokens, median, ..], ..]}, ..]}. The latency of
+    the dynamic engine is interpolated linearly. Raises InvalidInputError.
+    """
+    static: dict[int, float] = {}
+    points: list[tuple[float, float]] = []
+    try:
+        for engine in json.loads(profile)["engines"]:
+            measured = sorted((float(point[0]), float(point[1])) for point in engine["latency"])
+            if engine["tokens"] is None:
+                points = measured
+            elif measured:
+                length = int(engine["tokens"])
+                static[length] = dict(measured).get(length, measured[-1][1])
+    except (ValueError, TypeError, KeyError, IndexError) as error:
+        allowed = f"must be the profile that `make engines` writes ({error})"
+        raise InvalidInputError("profile", profile, allowed) from None
+    found = tuple(static[edge] if edge in static else _interpolate(points, edge) for edge in edges)
+    for edge, latency in zip(edges, found, strict=True):
+        allowed = f"must have a latency above 0 for bin {edge}; run `make engines`"
+        require(0 < latency < float("inf"), "profile", latency, allowed)
+    return found
+
+
+def _interpolate(points: list[tuple[float, float]], tokens: int) -> float:
+    """The latency at `tokens`: linear between the points, constant beyond them; 0 without points."""
+    lengths, latencies = [length for length, _ in points], [latency for _, latency in points]
+    return float(np.interp(tokens, lengths, latencies)) if points else 0.0
+
+
+def _weights(text: str, bins: int) -> tuple[float, ...]:
+    weights = _numbers("plan_histogram", text) or [1.0] * bins
+    total = sum(weights)
+    if len(weights) != bins or any(weight < 0 for weight in weights) or not 0 < total < float("inf"):
+        allowed = f"must be {bins} numbers of at least 0, one for each bin, not all 0"
+        raise InvalidInputError("plan_histogram", text, allowed)
+    return tuple(weight / total for weight in weights)
+
+
+def _numbers(name: str, text: str) -> list[float]:
+    try:
+        values: Any = json.loads(text)
+    except ValueError:
+        values = None
+    usable = isinstance(values, list) and all(type(value) in (int, float) and math.isfinite(value) for value in values)
+    if not usable:
+        raise InvalidInputError(name, text, "must be a JSON list of numbers")
+    return [float(value) for value in values]

@@ -1,0 +1,201 @@
+"""Which models are dead, and why: decided from heartbeats and timeouts, scrape by scrape.
+
+Only scrapes are counted, never seconds, so neither a clock that jumps nor a sidecar that is delayed makes a living
+model look dead.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+
+from shapeshift.triton.embedded import processes
+from shapeshift.triton.embedded.run_record import Identity
+
+
+class ProcessState(Enum):
+    """State of a model's process.
+
+    ENDED: it was seen alive and has ended. ABSENT: there is no such process. UNKNOWN: this machine cannot see it.
+    """
+
+    ALIVE = "alive"
+    ENDED = "ended"
+    ABSENT = "absent"
+    UNKNOWN = "unknown"
+
+
+StateOf = Callable[[int], ProcessState]
+
+
+class ProcessTracker:
+    """Identifies processes by pid and start time, so that a pid that another program reuses misleads nobody.
+
+    local: the server runs on this machine and its processes are visible here, so that a process that is not found
+    has ended.
+    """
+
+    def __init__(self, local: bool) -> None:
+        self._local = local
+        self._seen: dict[int, Identity] = {}
+
+    def remember(self, pids: Iterable[int]) -> None:
+        """Store the identities of these living processes, where they are visible."""
+        found = {pid: self._seen.get(pid) or processes.stub_identity(pid) for pid in pids}
+        self._seen |= {pid: identity for pid, identity in found.items() if identity is not None}
+
+    def state(self, pid: int) -> ProcessState:
+        """The present state of process `pid`."""
+        if (identity := self._seen.get(pid)) is not None:
+            return ProcessState.ALIVE if processes.is_alive(identity) else ProcessState.ENDED
+        if processes.stub_identity(pid) is not None:
+            return ProcessState.ALIVE
+        return ProcessState.ABSENT if self._local else ProcessState.UNKNOWN
+
+    def keep_only(self, pids: Iterable[int]) -> None:
+        """Forget all other processes."""
+        self._seen = {pid: self._seen[pid] for pid in pids if pid in self._seen}
+
+
+@dataclass(frozen=True)
+class HealthLimits:
+    """How many scrapes in a row it takes until a model is dead.
+
+    ended, absent, unknown, hung: scrapes with unchanged heartbeats, if the process is ENDED, ABSENT, UNKNOWN or ALIVE.
+    silent: scrapes after a load without any heartbeat of a new process.
+    timeouts: requests in a row that a worker did not answer (requests, not scrapes).
+    settle: scrapes after a load in which the timeout gauge may still show timeouts from before the load.
+    """
+
+    ended: int = 2
+    absent: int = 3
+    unknown: int = 6
+    hung: int = 30
+    silent: int = 10
+    timeouts: int = 2
+    settle: int = 3
+
+
+@dataclass(frozen=True)
+class DeadModel:
+    """Why a model is dead. `certain` is false if its process exists and may only be slow."""
+
+    reason: str
+    certain: bool
+
+
+@dataclass
+class _Model:
+    """One model. `unchanged` counts the scrapes in a row with the same heartbeats, including the first of them."""
+
+    heartbeats: dict[int, float] = field(default_factory=dict)
+    unchanged: int = 0
+    before_load: frozenset[int] = frozenset()
+    timeouts: int = 0
+    settling: int = 0
+
+
+class HealthTracker:
+    """Remembers the last heartbeats of the models. Not thread-safe."""
+
+    def __init__(self, limits: HealthLimits | None = None) -> None:
+        self._limits = limits or HealthLimits()
+        self._models: dict[str, _Model] = {}
+
+    def update(
+        self,
+        heartbeats: Mapping[str, Mapping[int, float]],
+        timeouts: Mapping[str, int],
+        state_of: StateOf,
+        loading: Collection[str] = (),
+        expected: Collection[str] = (),
+    ) -> dict[str, DeadModel]:
+        """Take one more scrape into account; returns the dead models.
+
+        heartbeats: counter by model and pid, including processes that have ended. timeouts: in a row, by worker.
+        loading: models that are being loaded; they are never reported. expected: models that are loaded and should
+        have a heartbeat. A model that is in none of these is forgotten.
+        """
+        models = {*heartbeats, *expected, *timeouts, *loading}
+        self._models = {name: self._models.get(name, _Model()) for name in models}
+        dead: dict[str, DeadModel] = {}
+        for name, model in self._models.items():
+            counted = timeouts.get(name, 0)
+            self._count(model, heartbeats.get(name, {}))
+            if name in loading:
+                # The heartbeats of this scrape belong to the process that the load replaces.
+                model.before_load = frozenset(model.heartbeats)
+                model.unchanged, model.settling = 0, self._limits.settle
+            found = self._stopped(model, state_of) or self._unanswered(model, counted)
+            if found and name not in loading:
+                dead[name] = found
+        return dead
+
+    def _count(self, model: _Model, heartbeats: Mapping[int, float]) -> None:
+        moved = {pid for pid, count in heartbeats.items() if model.heartbeats.get(pid) != count}
+        first = not model.heartbeats and model.unchanged == 0
+        model.unchanged = 1 if moved and not first else model.unchanged + 1
+        # A load that failed leaves the old process in service.
+        model.before_load -= moved
+        model.heartbeats = dict(heartbeats)
+
+    def _stopped(self, model: _Model, state_of: StateOf) -> DeadModel | None:
+        limits, unchanged = self._limits, model.unchanged
+        pids = [pid for pid in model.heartbeats if pid not in model.before_load]
+        if not pids:
+            return DeadModel(f"no heartbeat in {limits.silent} scrapes", True) if unchanged >= limits.silent else None
+        states = {state_of(pid) for pid in pids}
+        process = f"process {', '.join(map(str, pids))}"
+        if ProcessState.ALIVE in states:
+            limit, certain = limits.hung, False
+            reason = f"no heartbeat of {process} in {limit} scrapes, although it exists"
+        elif ProcessState.UNKNOWN in states:
+            limit, certain = limits.unknown, True
+            reason = f"no heartbeat of {process} in {limit} scrapes"
+        else:
+            limit, certain = limits.ended if ProcessState.ENDED in states else limits.absent, True
+            reason = f"{process} has ended and its heartbeat has stopped"
+        return DeadModel(reason, certain) if unchanged >= limit else None
+
+    def _unanswered(self, model: _Model, timeouts: int) -> DeadModel | None:
+        if model.settling > 0:
+            model.settling -= 1
+            model.timeouts = timeouts
+        # A gauge that has not risen since the load counts timeouts of the process before it.
+        model.timeouts = min(model.timeouts, timeouts)
+        if timeouts >= self._limits.timeouts and timeouts > model.timeouts:
+            return DeadModel(f"{self._limits.timeouts} requests in a row timed out", False)
+        return None
+
+
+class ReloadBackoff:
+    """How soon a model may be loaded again: at once the first time, then after growing delays.
+
+    All times are seconds of one monotonic clock. After the n-th attempt in a row the next one waits
+    `first_s` x 2^(n - 1), at most `max_s`. A model that stays healthy for twice its last delay, and for at least
+    `healthy_s`, starts again at once.
+    """
+
+    def __init__(self, first_s: float = 2.0, max_s: float = 300.0, healthy_s: float = 10.0) -> None:
+        self._first_s = first_s
+        self._max_s = max_s
+        self._healthy_s = healthy_s
+        self._attempts: dict[str, tuple[int, float]] = {}
+
+    def wait_s(self, model: str, now: float) -> float:
+        """Seconds until the model may be loaded again; 0 if it may be loaded now."""
+        attempts, last = self._current(model, now)
+        return max(last + self._delay(attempts) - now, 0.0) if attempts else 0.0
+
+    def record(self, model: str, now: float) -> None:
+        """Count an attempt to load the model that has just ended, successful or not."""
+        self._attempts[model] = (self._current(model, now)[0] + 1, now)
+
+    def _current(self, model: str, now: float) -> tuple[int, float]:
+        attempts, last = self._attempts.get(model, (0, now))
+        healthy = now - last > max(2 * self._delay(attempts), self._healthy_s)
+        return (0, now) if healthy else (attempts, last)
+
+    def _delay(self, attempts: int) -> float:
+        return min(self._first_s * 2.0 ** min(attempts - 1, 30), self._max_s)

@@ -1,0 +1,220 @@
+"""What to do about the workers of a front, and why.
+
+One decision takes three steps: `pools.shares` says how many workers the front gets, `plan.solve` how many of them
+hold each bin, and `moves.moves` which actions lead there. Between plans, `decide_scaling` adds or releases one
+worker by the tail latency (Arlo, section 4, resource scaling).
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from shapeshift.polymorph.policy import autoscale
+from shapeshift.sidecar.front_config import ALL_BINS, Front
+from shapeshift.sidecar.observe import LENGTHS, Traffic
+from shapeshift.sidecar.policy import plan, pools
+from shapeshift.sidecar.policy.moves import Action, moves
+from shapeshift.sidecar.policy.pools import FrontPeriod
+from shapeshift.sidecar.settings import SidecarSettings
+
+
+@dataclass(frozen=True)
+class Decision:
+    """actions: empty if nothing changes; counts: workers by bin, or one number if workers hold all bins."""
+
+    actions: tuple[Action, ...]
+    counts: tuple[int, ...]
+    reason: str
+    feasible: bool = True
+    expected_ms: float | None = None
+
+
+def first_plan(front: Front, workers: int, spare: Sequence[str], settings: SidecarSettings) -> Decision:
+    """The plan for a front without loaded workers: from the configured histogram, at an assumed utilization."""
+    if not front.is_binned:
+        return Decision(tuple(moves(front, {}, (workers,), spare, {})), (workers,), "placement resident")
+    demand = plan.assumed_demand(front, workers, settings.assumed_utilization)
+    found = plan.solve(front, workers, demand)
+    source = f"no traffic yet, by plan_histogram ({plan.format_demand(front, demand)})"
+    utilization = f"at {100 * settings.assumed_utilization:.0f}% utilization"
+    return Decision(
+        actions=tuple(moves(front, {}, found.counts, spare, {})),
+        counts=found.counts,
+        reason=_join(f"{source} {utilization}", _expected(found.mean_ms), found.reason),
+        feasible=found.feasible,
+        expected_ms=found.mean_ms,
+    )
+
+
+def complete_plan(
+    front: Front, current: Mapping[str, int], workers: int, spare: Sequence[str], settings: SidecarSettings
+) -> Decision:
+    """Load the workers that an interrupted first plan lacks; the workers `current` (worker: bin) keep their bins."""
+    counts: tuple[int, ...] = (workers,)
+    if front.is_binned:
+        demand = plan.assumed_demand(front, workers, settings.assumed_utilization)
+        counts = plan.solve(front, workers, demand).counts
+    loads = tuple(action for action in moves(front, current, counts, spare, {}) if action.kind == "load")
+    return Decision(loads, counts, f"{len(current)} of {workers} workers were loaded")
+
+
+def decide_group(periods: Sequence[FrontPeriod], settings: SidecarSettings) -> list[tuple[Front, Decision]]:
+    """The plan of each front of a group for the next period; fronts that release workers come first."""
+    decisions = [
+        (workers - len(period.current), period.front, _plan_share(period, workers, reason, settings))
+        for period, (workers, reason) in zip(periods, pools.shares(periods, settings), strict=True)
+    ]
+    return [(front, decision) for _, front, decision in sorted(decisions, key=lambda entry: entry[0])]
+
+
+def next_plan(
+    front: Front,
+    current: Mapping[str, int],
+    workers: int,
+    spare: Sequence[str],
+    traffic: Traffic,
+    settings: SidecarSettings,
+) -> Decision:
+    """The plan for the next period, from the traffic of the last one. The current plan stays unless another is better.
+
+    current: the bin of each worker.
+    """
+    if not front.is_binned:
+        actions = moves(front, current, (workers,), spare, traffic.outstanding)
+        return Decision(tuple(actions), (workers,), _rate(traffic))
+    # A bin that `make engines` has removed must change, too.
+    must_change = workers != len(current) or any(bin_ not in front.edges for bin_ in current.values())
+    present = plan.counts_of(front, current)
+    fixed = front.settings.allocation in ("even", "global")
+    enough = traffic.offered >= settings.min_texts
+    if not (fixed or enough or must_change):
+        return Decision((), present, f"{_too_few(traffic, settings)}: the plan stays")
+    if fixed or not enough:
+        demand = plan.assumed_demand(front, workers, settings.assumed_utilization)
+        source = "by plan_histogram"
+    else:
+        demand = _with_backlog(front, traffic, current)
+        source = f"{_rate(traffic)} ({plan.format_demand(front, demand)})"
+    found = plan.solve(front, workers, demand)
+    before = None if must_change else plan.expected_ms(front, present, demand)
+    stays = not must_change and (
+        found.counts == present if fixed else not plan.is_better(front, found, present, demand, settings.min_gain)
+    )
+    if stays:
+        reason = _join(f"{source}: {plan.format_counts(front, present)} stays", _expected(before), found.reason)
+        return Decision((), present, reason, found.feasible, before)
+    return Decision(
+        actions=tuple(moves(front, current, found.counts, spare, traffic.outstanding)),
+        counts=found.counts,
+        reason=_join(source, _expected(found.mean_ms, before), found.reason),
+        feasible=found.feasible,
+        expected_ms=found.mean_ms,
+    )
+
+
+def decide_scaling(
+    front: Front,
+    traffic: Traffic,
+    fast_since_s: float,
+    current: Mapping[str, int],
+    spare: Sequence[str],
+    alive: set[str],
+) -> tuple[Action | None, str]:
+    """The worker to load or to unload, if any, and why.
+
+    fast_since_s: for how long the front has been fast, see `is_fast`. current: the bin of each worker. spare: worker
+    models that can be loaded. alive: workers with a heartbeat. A new worker gets the longest bin. The last worker that
+    takes the longest texts is never released, nor is a dead worker: it could not be unloaded.
+    """
+    tail = tail_ms(traffic)
+    if tail is None:
+        return None, "the tail latency is unknown: texts wait without answers, or there is no heartbeat"
+    workers = sorted(current)
+    kept = {worker for worker in workers if worker not in alive} | _only_longest(current)
+    outstanding = [sys.maxsize if worker in kept else traffic.outstanding.get(worker, 0) for worker in workers]
+    slo_ms = front.settings.slo_ms
+    decision = autoscale.decide(tail, slo_ms, fast_since_s, outstanding, front.min_workers, front.max_workers)
+    reason = f"p98 {tail:.1f} ms, objective {slo_ms:g} ms, {len(workers)} workers"
+    if decision.action == "out":
+        if not spare:
+            return None, f"{reason}: one more is needed, but there is no further worker model; run `make engines`"
+        return Action("load", spare[0], front.edges[-1] if front.is_binned else ALL_BINS), reason
+    if decision.action == "in" and decision.worker is not None:
+        worker = workers[decision.worker]
+        if worker in kept:
+            return None, f"{reason}: one fewer is enough, but none can be released"
+        return Action("unload", worker, before=current[worker]), f"{reason}, below half for {fast_since_s:.0f} s"
+    return None, reason
+
+
+def tail_ms(traffic: Traffic) -> float | None:
+    """The tail latency for scaling; 0 for an idle front, None if it is unknown."""
+    if traffic.p98_ms is not None:
+        return traffic.p98_ms
+    busy = traffic.waiting or traffic.running or any(traffic.outstanding.values())
+    return 0.0 if traffic.live_pids and not busy else None
+
+
+def is_fast(front: Front, traffic: Traffic) -> bool:
+    """Whether the tail latency is so low that one worker fewer could be enough."""
+    tail = tail_ms(traffic)
+    return tail is not None and tail < autoscale.PAPER.in_share * front.settings.slo_ms
+
+
+def report_entry(front: Front, decision: Decision) -> dict[str, Any]:
+    """The decision as JSON values, for the sidecar's report."""
+    binned = front.is_binned and len(decision.counts) == len(front.edges)
+    counts = zip(front.edges, decision.counts, strict=True) if binned else ()
+    return {
+        "workers": sum(decision.counts),
+        "counts": {str(edge): count for edge, count in counts},
+        "plan": plan.format_counts(front, decision.counts),
+        "reason": decision.reason,
+        "changes": [str(action) for action in decision.actions],
+        "feasible": decision.feasible,
+        "expected_ms": decision.expected_ms,
+    }
+
+
+def _plan_share(period: FrontPeriod, workers: int, reason: str, settings: SidecarSettings) -> Decision:
+    """`next_plan` for as many of the `workers` as can be loaded."""
+    workers = min(workers, len(period.current) + len(period.spare))
+    if workers < 1:
+        return Decision((), (0,), reason or "no worker can be loaded")
+    decision = next_plan(period.front, period.current, workers, period.spare, period.traffic, settings)
+    return replace(decision, reason=_join(reason, decision.reason))
+
+
+def _with_backlog(front: Front, traffic: Traffic, current: Mapping[str, int]) -> tuple[float, ...]:
+    waiting = plan.backlog_demand(front, traffic, current)
+    return tuple(texts + more for texts, more in zip(plan.observed_demand(front, traffic), waiting, strict=True))
+
+
+def _only_longest(current: Mapping[str, int]) -> set[str]:
+    """The worker that alone holds the longest bin, if there is only one."""
+    longest = ALL_BINS if ALL_BINS in current.values() else max(current.values(), default=ALL_BINS)
+    holders = {worker for worker, bin_ in current.items() if bin_ == longest}
+    return holders if len(holders) == 1 else set()
+
+
+def _rate(traffic: Traffic) -> str:
+    return f"{traffic.offered / traffic.seconds:.1f} texts/s in {traffic.seconds:.0f} s"
+
+
+def _too_few(traffic: Traffic, settings: SidecarSettings) -> str:
+    if LENGTHS in traffic.missing:
+        return f"no metric {LENGTHS}"
+    return f"{traffic.offered:.0f} texts in {traffic.seconds:.0f} s, fewer than {settings.min_texts}"
+
+
+def _expected(mean_ms: float | None, before: float | None = None) -> str:
+    if mean_ms is None:
+        return ""
+    return f"expected mean {mean_ms:.1f} ms" + (f" (before: {before:.1f})" if before is not None else "")
+
+
+def _join(*parts: str) -> str:
+    return "; ".join(part for part in parts if part)

@@ -1,0 +1,111 @@
+"""The sidecar: a health loop and a plan loop, each in its own thread, so that no load delays the health checks."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from shapeshift.sidecar import run_files
+from shapeshift.sidecar.actuate import Actuator
+from shapeshift.sidecar.health import ProcessTracker
+from shapeshift.sidecar.health_loop import HealthLoop
+from shapeshift.sidecar.journal import Journal, Write
+from shapeshift.sidecar.plan_loop import PlanLoop
+from shapeshift.sidecar.policy import plan
+from shapeshift.sidecar.settings import SidecarSettings
+from shapeshift.sidecar.workers import ServerModelReader
+from shapeshift.triton import metrics
+from shapeshift.triton.control import ModelControl
+from shapeshift.triton.embedded import processes, run_record
+
+# Longest pause before the next attempt while no server answers.
+_RETRY_S = 0.25
+_JOIN_S = 0.5
+
+
+class Sidecar:
+    """Works from `start` to `stop`. write: takes each log line; several threads call it."""
+
+    def __init__(self, settings: SidecarSettings, key: str, write: Write) -> None:
+        self._settings = settings
+        status = {"pid": os.getpid(), "server": settings.server, "settled": False, "frozen": False}
+        self._journal = Journal(write, self._write_report, status)
+        control = ModelControl(settings.server, key)
+        actuator = Actuator(control, settings.repositories, self._journal, self._blocked, settings.load_timeout_s)
+        scrape = partial(metrics.scrape, settings.metrics)
+        self._health = HealthLoop(scrape, control, actuator, self._journal, ProcessTracker(_is_local(settings)))
+        self._plan = PlanLoop(settings, ServerModelReader(control), actuator, self._journal, lambda: self._health.page)
+        self._stop = threading.Event()
+        self._threads = [
+            threading.Thread(target=self._loop, args=(self._check_health,), name="health", daemon=True),
+            threading.Thread(target=self._loop, args=(self._make_plan, self._warm_up), name="plan", daemon=True),
+        ]
+
+    def start(self) -> None:
+        """Start both loops."""
+        mode = " (dry run: no change is applied)" if self._settings.dry_run else ""
+        self._journal.log("start", "sidecar", f"process {os.getpid()}, server {self._settings.server}{mode}")
+        for thread in self._threads:
+            thread.start()
+
+    def stop(self) -> None:
+        """End both loops. Does not wait for a running load; the server completes it."""
+        self._stop.set()
+        self._health.close()
+        for thread in self._threads:
+            thread.join(_JOIN_S)
+
+    def _loop(self, step: Callable[[], float], first: Callable[[], float] | None = None) -> None:
+        """Call `first` once, then `step` until the stop; each returns the pause before the next call, seconds."""
+        call = first or step
+        while True:
+            try:
+                pause = call()
+            except Exception as error:  # noqa: BLE001  a failed step must not end the loop
+                self._journal.log_once("error", call.__name__, repr(error))
+                pause = self._settings.health_period_s
+            call = step
+            if self._stop.wait(pause):
+                return
+
+    def _check_health(self) -> float:
+        self._health.step()
+        return self._settings.health_period_s
+
+    def _warm_up(self) -> float:
+        # The solver takes a second to load; the server is starting meanwhile.
+        if run_files.repository_models(self._settings.repositories)[1]:
+            plan.warm_up()
+        return 0.0
+
+    def _make_plan(self) -> float:
+        self._journal.update_status(frozen=run_files.is_frozen(self._settings.run_directory))
+        expected = self._plan.step()
+        if expected is None:
+            return min(_RETRY_S, self._settings.health_period_s)
+        self._health.expected = expected
+        self._journal.update_status(settled=True)
+        return self._settings.health_period_s
+
+    def _blocked(self) -> str:
+        if self._settings.dry_run:
+            return "dry run"
+        return "frozen" if run_files.is_frozen(self._settings.run_directory) else ""
+
+    def _write_report(self, values: dict[str, Any]) -> None:
+        if not self._settings.dry_run:
+            # The report is only for readers; the sidecar works without it.
+            with contextlib.suppress(OSError):
+                run_files.write_report(self._settings.run_directory, values)
+
+
+def _is_local(settings: SidecarSettings) -> bool:
+    """Whether the watched server is that of the run directory, so that its processes are visible here."""
+    running = run_record.read(settings.run_directory / "server.json")
+    if running is None or not processes.is_alive(running.server):
+        return False
+    return settings.server.endswith(f":{running.about.get('ports', {}).get('grpc')}")

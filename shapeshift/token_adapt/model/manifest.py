@@ -1,0 +1,110 @@
+"""The manifest of a folder of image engines, which has one sub-folder per gamma."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from shapeshift.engines import manifest as engine_manifest
+from shapeshift.engines.manifest import FILE_NAME, FileEntry
+
+FORMAT = 2
+# Profiled batch sizes.
+BATCHES = (1, 4, 16, 64)
+
+
+@dataclass(frozen=True)
+class BatchLatency:
+    """One measured point: a batch of `images`, milliseconds."""
+
+    images: int
+    median_ms: float
+    p99_ms: float
+    best_ms: float
+
+
+@dataclass(frozen=True)
+class GammaEntry:
+    """The engine of one gamma, verified and profiled.
+
+    precision  f32 in a bf16 manifest if the bf16 engine was outside the tolerance
+    tokens     after the last block
+    memory_mb  activations of one image (`schedule.activation_mb`)
+    """
+
+    gamma: int
+    folder: str
+    precision: str
+    tokens: int
+    memory_mb: float
+    max_error: float
+    min_cosine: float
+    latency: tuple[BatchLatency, ...]
+
+
+@dataclass(frozen=True)
+class ImageManifest:
+    """Describes the engines of an image model, for build and serving."""
+
+    model: str
+    checkpoint_sha256: str
+    build_key: str
+    provider: str
+    provider_version: str
+    precision: str
+    threads: int
+    image_size: int
+    width: int
+    depth: int
+    heads: int
+    epsilon: float
+    features: int
+    reference: str
+    tolerance: str
+    hardware: str
+    files: dict[str, FileEntry]
+    engines: tuple[GammaEntry, ...]
+    format: int = FORMAT
+
+    def save(self, folder: Path) -> None:
+        """Write the manifest into `folder`."""
+        (folder / FILE_NAME).write_text(json.dumps(dataclasses.asdict(self), indent=1) + "\n")
+
+
+def load(folder: Path, expect_sha256: str | None = None) -> ImageManifest:
+    """Read the manifest of `folder`; see `shapeshift.engines.manifest.read`."""
+    return engine_manifest.read(folder, _from_json, expect_sha256)
+
+
+def profile(manifest: ImageManifest) -> dict[str, object]:
+    """The measured latencies for the generated config.pbtxt; points are [images, median, p99, best] in ms."""
+    return {
+        "hardware": manifest.hardware,
+        "provider": f"{manifest.provider} {manifest.provider_version}",
+        "precision": manifest.precision,
+        "threads": manifest.threads,
+        "gammas": [
+            {
+                "gamma": entry.gamma,
+                "precision": entry.precision,
+                "tokens": entry.tokens,
+                "memory_mb": entry.memory_mb,
+                "latency": [[point.images, point.median_ms, point.p99_ms, point.best_ms] for point in entry.latency],
+            }
+            for entry in manifest.engines
+        ],
+    }
+
+
+def _from_json(data: dict[str, Any]) -> ImageManifest:
+    if data["format"] != FORMAT:
+        raise ValueError(f"format {data['format']}, this version reads {FORMAT}")
+    engines = tuple(
+        GammaEntry(**{**entry, "latency": tuple(BatchLatency(**point) for point in entry["latency"])})
+        for entry in data["engines"]
+    )
+    files = {name: FileEntry(**entry) for name, entry in data["files"].items()}
+    return ImageManifest(**{**data, "engines": engines, "files": files})

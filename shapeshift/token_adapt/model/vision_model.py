@@ -1,0 +1,146 @@
+"""The image model of a serving process: one engine per gamma, and the registered tasks."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from shapeshift.engines.hardware import cores
+from shapeshift.engines.interfaces import Array, Engine
+from shapeshift.engines.manifest import check_files
+from shapeshift.engines.providers import lookup
+from shapeshift.errors import InvalidInputError
+from shapeshift.registry import FILE, FolderWatch
+from shapeshift.token_adapt.interfaces import GammaProfile, Pixels, Probabilities, Task, TaskIndices
+from shapeshift.token_adapt.model import manifest as image_manifest
+from shapeshift.token_adapt.model import prompt_folding
+from shapeshift.token_adapt.model.prompt_folding import PromptFolding
+from shapeshift.token_adapt.tasks import folder as task_folder
+from shapeshift.token_adapt.tasks import registry as task_registry
+from shapeshift.token_adapt.tasks.folder import Backbone, Head, TaskParts
+from shapeshift.token_adapt.tasks.registry import TaskEntry
+
+
+def open_model(folder: Path, tasks_dir: Path, threads: int, expect_sha256: str | None = None) -> VisionModel:
+    """The engines in `folder`, each on `threads` threads (0: one per core). It has no tasks before `reload_tasks`.
+
+    Raises EngineError if the folder does not match its manifest.
+    """
+    manifest = image_manifest.load(folder, expect_sha256)
+    check_files(folder, manifest.files)
+    provider = lookup.PROVIDERS[manifest.provider]
+    engines = {}
+    for entry in manifest.engines:
+        runtime = provider.open(folder / entry.folder, entry.precision, threads or cores())
+        engines[entry.gamma] = runtime.engine(None, None)
+    return VisionModel(manifest, engines, prompt_folding.load(folder, manifest.heads, manifest.epsilon), tasks_dir)
+
+
+class VisionModel:
+    """See `interfaces.ImageModel`. An unregistered task keeps its index and parameters, for requests in flight."""
+
+    def __init__(
+        self,
+        manifest: image_manifest.ImageManifest,
+        engines: Mapping[int, Engine],
+        folding: PromptFolding,
+        tasks_dir: Path,
+    ) -> None:
+        self.image_size = manifest.image_size
+        self.gammas = tuple(sorted(engines))
+        self.profiles = {
+            entry.gamma: GammaProfile(
+                entry.gamma,
+                entry.tokens,
+                {point.images: point.median_ms for point in entry.latency},
+                entry.memory_mb,
+            )
+            for entry in manifest.engines
+        }
+        self.tasks: Mapping[str, Task] = {}
+        self.backbone = Backbone(
+            manifest.checkpoint_sha256, manifest.depth, manifest.width, manifest.features, self.gammas
+        )
+        self._engines = engines
+        self._folding = folding
+        self._tasks_dir = tasks_dir
+        self._watch = FolderWatch(tasks_dir / FILE)
+        self._indices: dict[str, int] = {}
+        self._hashes: dict[str, str] = {}
+        self._heads: list[Mapping[int, Head]] = []
+        self._folded: list[Mapping[int, Array]] = []
+        self._prompts: dict[int, Array] = {}
+
+    def features(self, gamma: int, pixels: Pixels, task_index: TaskIndices) -> Array:
+        """The input of the task heads, FP32 [n, features]; valid until the next call."""
+        inputs: dict[str, Array] = {"PIXELS": pixels}
+        if gamma > 0:
+            inputs |= {"TASKS": task_index.astype(np.int64), "PROMPTS": self._prompts[gamma]}
+        return self._engines[gamma].run(inputs)["FEATURES"]
+
+    def run(self, gamma: int, pixels: Pixels, task_index: TaskIndices) -> Sequence[Probabilities]:
+        features = self.features(gamma, pixels, task_index)
+        results: list[Probabilities] = [np.empty(0, np.float32)] * len(pixels)
+        for index in np.unique(task_index):
+            rows = np.flatnonzero(task_index == index)
+            for row, probabilities in zip(rows, _probabilities(self._heads[index][gamma], features[rows]), strict=True):
+                results[row] = probabilities
+        return results
+
+    def reload_tasks(self) -> list[str]:
+        """Read the registry if it has changed; returns one message per refused entry."""
+        if not self._watch.has_changed():
+            return []
+        try:
+            entries = task_registry.read(self._tasks_dir)
+        except InvalidInputError as error:
+            return [f"{self._tasks_dir}: {error}"]
+        refused = []
+        tasks = {}
+        for entry in entries:
+            try:
+                tasks[entry.name] = self._task(entry)
+            except InvalidInputError as error:
+                refused.append(f"task {entry.name}: {error}")
+                if entry.name in self.tasks:
+                    tasks[entry.name] = self.tasks[entry.name]
+        self.tasks = tasks
+        return refused
+
+    def _task(self, entry: TaskEntry) -> Task:
+        """The task of an entry; its files are read if the entry is new or has changed."""
+        current = self.tasks.get(entry.name)
+        if current is not None and self._hashes[entry.name] == entry.sha256:
+            return current
+        if task_folder.sha256(entry.folder) != entry.sha256:
+            raise InvalidInputError("sha256", entry.sha256, "the hash of its files; register the task again")
+        parts = task_folder.read_task(entry.folder, self.backbone)
+        if parts.name != entry.name:
+            raise InvalidInputError("name", parts.name, f"{entry.name}, as in the registry")
+        accuracy = task_folder.read_accuracy(entry.folder, self.gammas)
+        index = self.install(parts)
+        self._hashes[entry.name] = entry.sha256
+        return Task(parts.name, parts.labels, accuracy, parts.latency_ms, parts.utility, index)
+
+    def install(self, parts: TaskParts) -> int:
+        """Add or replace the prompts and heads of a task; returns its index."""
+        folded = {gamma: self._folding.fold(prompts) for gamma, prompts in parts.prompts.items()}
+        index = self._indices.setdefault(parts.name, len(self._heads))
+        if index == len(self._heads):
+            self._heads.append(parts.heads)
+            self._folded.append(folded)
+        else:
+            self._heads[index], self._folded[index] = parts.heads, folded
+        for gamma in folded:
+            self._prompts[gamma] = np.stack([task_prompts[gamma] for task_prompts in self._folded], axis=1)
+        return index
+
+
+def _probabilities(head: Head, features: Array) -> Array:
+    """Softmax of a head's logits, FP32 [n, labels]."""
+    logits = features @ head.weight.T + head.bias
+    exponentials = np.exp(logits - logits.max(axis=1, keepdims=True))
+    softmax: Array = (exponentials / exponentials.sum(axis=1, keepdims=True)).astype(np.float32)
+    return softmax

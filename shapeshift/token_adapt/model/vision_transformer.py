@@ -1,0 +1,158 @@
+"""The unified vision transformer of section III-B: prompts before a block's first norm, merging before its MLP.
+
+The output of a prompt is dropped after its block (VPT-deep), so only its key and value matter. These do not depend on
+the image: `fold` computes them once per task, and the blocks attend to them. The result equals that of prompts
+computed as tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import cast
+
+import torch
+from torch import nn
+from torch.nn import functional
+
+from shapeshift.token_adapt.model.architecture import Architecture
+from shapeshift.token_adapt.model.merging import merge_patches
+from shapeshift.token_adapt.model.schedule import Layer
+
+Tensor = torch.Tensor
+
+
+class Attention(nn.Module):
+    """Self-attention over tokens and folded prompts. A token's weight is the number of patches merged in it."""
+
+    def __init__(self, architecture: Architecture) -> None:
+        super().__init__()
+        width = architecture.width
+        self.heads, self.head_width = architecture.heads, architecture.head_width
+        self.qkv = nn.Linear(width, 3 * width, bias=architecture.qkv_bias)
+        self.q_norm, self.k_norm = (_norm(self.head_width, architecture, architecture.qk_norm) for _ in range(2))
+        self.proj = nn.Linear(width, width)
+
+    def forward(self, x: Tensor, sizes: Tensor | None, prompts: Tensor | None) -> tuple[Tensor, Tensor]:
+        """x [n, t, width], sizes [n, t] (None: all 1) -> output [n, t, width], keys averaged over heads [n, t, dim]."""
+        n, t, width = x.shape
+        query, key, value = self._split(self.qkv(x), 3).unbind(0)
+        query, key = self.q_norm(query), self.k_norm(key)
+        mask = None if sizes is None else sizes.log().view(n, 1, 1, t)
+        keys = key.mean(1)
+        if prompts is not None:
+            prompt_key, prompt_value = prompts.unbind(1)
+            key, value = torch.cat((key, prompt_key), 2), torch.cat((value, prompt_value), 2)
+        attended = functional.scaled_dot_product_attention(query, key, value, attn_mask=mask)
+        return self.proj(attended.transpose(1, 2).reshape(n, t, width)), keys
+
+    def fold(self, prompts: Tensor) -> Tensor:
+        """Normalised prompts [n, g, width] -> keys and values [n, 2, heads, g, head width]."""
+        width = prompts.shape[2]
+        bias = None if self.qkv.bias is None else self.qkv.bias[width:]
+        key, value = self._split(functional.linear(prompts, self.qkv.weight[width:], bias), 2).unbind(0)
+        return torch.stack((self.k_norm(key), value), 1)
+
+    def _split(self, x: Tensor, parts: int) -> Tensor:
+        """[n, t, parts * width] -> [parts, n, heads, t, head width]."""
+        return x.view(x.shape[0], x.shape[1], parts, self.heads, self.head_width).permute(2, 0, 3, 1, 4)
+
+
+class Block(nn.Module):
+    """Attention, merging, MLP; pre-norm."""
+
+    def __init__(self, architecture: Architecture) -> None:
+        super().__init__()
+        self.prefix = architecture.prefix
+        width, mlp_width = architecture.width, architecture.mlp_width
+        self.norm1, self.norm2 = (_norm(width, architecture) for _ in range(2))
+        self.attention = Attention(architecture)
+        self.fc1, self.fc2 = nn.Linear(width, mlp_width), nn.Linear(mlp_width, width)
+        scales = (nn.Parameter(torch.ones(width)) if architecture.layer_scale else None for _ in range(2))
+        self.scale1, self.scale2 = scales
+
+    def forward(
+        self, x: Tensor, sizes: Tensor | None, prompts: Tensor | None, merged: int
+    ) -> tuple[Tensor, Tensor | None]:
+        """x [n, t, width], sizes [n, t] (None: all 1), prompts from `fold` -> x and sizes after merging."""
+        attended, keys = self.attention(self.norm1(x), sizes, prompts)
+        x = x + (attended if self.scale1 is None else attended * self.scale1)
+        if merged:
+            x, sizes = self._merge(x, sizes, keys, merged)
+        output = self.fc2(functional.gelu(self.fc1(self.norm2(x))))
+        return x + (output if self.scale2 is None else output * self.scale2), sizes
+
+    def _merge(self, x: Tensor, sizes: Tensor | None, keys: Tensor, merged: int) -> tuple[Tensor, Tensor]:
+        if sizes is None:
+            sizes = torch.ones_like(x[:, :, 0])
+        prefix = self.prefix
+        patches, patch_sizes = merge_patches(x[:, prefix:], sizes[:, prefix:], keys[:, prefix:], merged)
+        return torch.cat((x[:, :prefix], patches), 1), torch.cat((sizes[:, :prefix], patch_sizes), 1)
+
+    def fold(self, prompts: Tensor) -> Tensor:
+        """Prompts of this block [n, g, width] -> keys and values [n, 2, heads, g, head width]."""
+        folded: Tensor = self.attention.fold(self.norm1(prompts))
+        return folded
+
+
+class UnifiedViT(nn.Module):
+    """Images to features, the input of the task heads."""
+
+    def __init__(self, architecture: Architecture) -> None:
+        super().__init__()
+        width = architecture.width
+        self.architecture = architecture
+        self.patch = nn.Linear(3 * architecture.patch_size**2, width)
+        self.prefix = nn.Parameter(torch.zeros(1, architecture.prefix, width))
+        self.position = nn.Parameter(torch.zeros(1, architecture.patches, width))
+        self.norm_pre = _norm(width, architecture, architecture.norm_pre)
+        self.blocks = nn.ModuleList(Block(architecture) for _ in range(architecture.depth))
+        self.norm = _norm(width, architecture, architecture.norm_final)
+        self.fc_norm = _norm(width, architecture, architecture.norm_pooled)
+
+    def forward(self, pixels: Tensor, layers: Sequence[Layer], prompts: Sequence[Tensor] | None = None) -> Tensor:
+        """pixels [n, size, size, 3] -> features [n, features]; `prompts` from `fold`, one entry per block."""
+        return self.encode(self.embed(pixels), layers, prompts)
+
+    def embed(self, pixels: Tensor) -> Tensor:
+        """pixels [n, size, size, 3] -> patch tokens with positions [n, patches, width]."""
+        side, size = self.architecture.image_size // self.architecture.patch_size, self.architecture.patch_size
+        patches = pixels.to(self.patch.weight.dtype).view(-1, side, size, side, size, 3).permute(0, 1, 3, 2, 4, 5)
+        embedded: Tensor = self.patch(patches.reshape(-1, side * side, 3 * size**2)) + self.position
+        return embedded
+
+    def encode(self, patches: Tensor, layers: Sequence[Layer], prompts: Sequence[Tensor] | None = None) -> Tensor:
+        """Embedded patches [n, t, width] -> features [n, features]: all blocks, then pooling."""
+        x, sizes = self._with_prefix(patches), None
+        for index, (block, layer) in enumerate(zip(self.blocks, layers, strict=True)):
+            x, sizes = block(x, sizes, None if prompts is None else prompts[index], layer.merged)
+        return self._pool(x, sizes)
+
+    def block_inputs(self, pixels: Tensor) -> list[Tensor]:
+        """pixels [n, size, size, 3] -> the input of each block at gamma 0, [n, t, width]."""
+        inputs = [self._with_prefix(self.embed(pixels))]
+        for block in self.blocks[:-1]:
+            inputs.append(block(inputs[-1], None, None, 0)[0])
+        return inputs
+
+    def _with_prefix(self, patches: Tensor) -> Tensor:
+        tokens: Tensor = self.norm_pre(torch.cat((self.prefix.expand(patches.shape[0], -1, -1), patches), 1))
+        return tokens
+
+    def _pool(self, x: Tensor, sizes: Tensor | None) -> Tensor:
+        prefix, num_pooled = self.architecture.prefix, self.architecture.pooled
+        if num_pooled:
+            pooled: Tensor = self.fc_norm(self.norm(x[:, :num_pooled])).flatten(1)
+            return pooled
+        patches = self.norm(x[:, prefix:])
+        weights = torch.ones_like(patches[:, :, :1]) if sizes is None else sizes[:, prefix:].unsqueeze(2)
+        mean: Tensor = self.fc_norm((patches * weights).sum(1) / weights.sum(1))
+        return mean
+
+    def fold(self, prompts: Tensor) -> list[Tensor]:
+        """Prompts [n, depth, g, width] -> for each block, keys and values [n, 2, heads, g, head width]."""
+        blocks = cast("Iterable[Block]", self.blocks)
+        return [block.fold(prompts[:, index]) for index, block in enumerate(blocks)]
+
+
+def _norm(width: int, architecture: Architecture, exists: bool = True) -> nn.Module:
+    return nn.LayerNorm(width, architecture.epsilon) if exists else nn.Identity()

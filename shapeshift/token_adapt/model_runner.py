@@ -1,0 +1,100 @@
+"""The thread that runs batches on the model. Between batches it reloads tasks."""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from shapeshift.serving.metrics import Counter
+from shapeshift.token_adapt.interfaces import ImageModel, Probabilities
+from shapeshift.token_adapt.policy.image_scheduler import Step
+from shapeshift.token_adapt.request import RequestImage, now_ms
+
+_RELOAD_PERIOD_S = 1.0
+Log = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class BatchResult:
+    """A batch that ran. Either `probabilities`, one array per image of the step, or `error` is set."""
+
+    step: Step[RequestImage]
+    probabilities: Sequence[Probabilities]
+    error: Exception | None
+    took_ms: float
+    ended_ms: float
+
+
+class ModelRunner:
+    """Runs batches in order of submission; `report` receives each result on the runner's thread."""
+
+    def __init__(
+        self,
+        model: ImageModel,
+        gammas: Sequence[int],
+        report: Callable[[BatchResult], None],
+        refused_tasks: Counter,
+        log: Log,
+    ) -> None:
+        self._model = model
+        self._gammas = gammas
+        self._report = report
+        self._refused_tasks = refused_tasks
+        self._log = log
+        self._steps: queue.SimpleQueue[Step[RequestImage] | None] = queue.SimpleQueue()
+        self._next_reload = time.monotonic() + _RELOAD_PERIOD_S
+        self._thread = threading.Thread(target=self._serve, name="model runner", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def submit(self, step: Step[RequestImage]) -> None:
+        """Queue a batch; never blocks."""
+        self._steps.put(step)
+
+    def close(self, timeout_s: float = 10.0) -> None:
+        """Run the queued batches, then end the thread."""
+        self._steps.put(None)
+        self._thread.join(timeout_s)
+
+    def _serve(self) -> None:
+        while True:
+            try:
+                step = self._steps.get(timeout=_RELOAD_PERIOD_S)
+            except queue.Empty:
+                self._reload_tasks()
+                continue
+            if step is None:
+                return
+            self._report(self._run(step))
+            self._reload_tasks()
+
+    def _run(self, step: Step[RequestImage]) -> BatchResult:
+        started = now_ms()
+        probabilities: Sequence[Probabilities] = ()
+        error = None
+        try:
+            pixels = np.stack([image.pixels for image in step.images])
+            tasks = np.array([image.request.options.task.index for image in step.images], dtype=np.int32)
+            probabilities = self._model.run(self._gammas[step.gamma], pixels, tasks)
+        except Exception as caught:  # noqa: BLE001  a failing engine fails its batch, not the thread
+            error = caught
+        ended = now_ms()
+        return BatchResult(step, probabilities, error, ended - started, ended)
+
+    def _reload_tasks(self) -> None:
+        if time.monotonic() < self._next_reload:
+            return
+        try:
+            for message in self._model.reload_tasks():
+                self._refused_tasks.add()
+                self._log(message)
+        except Exception as error:  # noqa: BLE001  a broken registry must not stop serving
+            self._refused_tasks.add()
+            self._log(f"reloading the tasks failed: {error}")
+        self._next_reload = time.monotonic() + _RELOAD_PERIOD_S

@@ -1,0 +1,87 @@
+"""What a batch costs at each gamma, from the measured profile: time, memory, throughput."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from shapeshift.errors import InvalidInputError
+from shapeshift.token_adapt.interfaces import GammaProfile
+
+Floats = NDArray[np.float64]
+
+_SMOOTHING = 0.1
+_MIN_FACTOR, _MAX_FACTOR = 0.5, 8.0
+
+
+class Costs:
+    """Times [ms] and memory [MB] of batches of up to `max_size` images at each of `gammas`.
+
+    Latency is linear between the profiled batch sizes, and beyond the last one it continues with the last slope. All
+    times are multiplied by `factor`, which `observe` moves towards measured time over profiled time.
+    """
+
+    def __init__(self, profiles: Mapping[int, GammaProfile], gammas: Sequence[int], max_size: int) -> None:
+        if not gammas:
+            raise InvalidInputError("use_gammas", gammas, "at least one gamma")
+        self.gammas = tuple(sorted(gammas))
+        self.factor = 1.0
+        self._latency = np.stack(
+            [_latency_curve(profiles[gamma].latency_ms, max_size) for gamma in self.gammas], axis=1
+        )
+        self._memory = np.array([profiles[gamma].memory_mb for gamma in self.gammas])
+        self._min_latency = self._latency.min(axis=1)
+
+    def times(self, counts: Sequence[int]) -> Floats:
+        """[b, g] ms for batches of these sizes."""
+        times: Floats = self._latency[np.asarray(counts, dtype=int)] * self.factor
+        return times
+
+    def min_time(self, count: int) -> float:
+        """Time of a batch of that size at its fastest gamma, ms."""
+        return float(self._min_latency[count]) * self.factor
+
+    def memory(self, counts: Sequence[int]) -> Floats:
+        """[b, g] MB for batches of these sizes."""
+        memory: Floats = np.asarray(counts, dtype=float)[:, None] * self._memory
+        return memory
+
+    def throughput(self, size: int) -> dict[int, float]:
+        """Profiled images a second in batches of `size`, by gamma."""
+        return {gamma: 1000.0 * size / float(self._latency[size, index]) for index, gamma in enumerate(self.gammas)}
+
+    def observe(self, gamma_index: int, count: int, took_ms: float) -> None:
+        """Record the measured time of a batch of `count` images."""
+        measured = took_ms / float(self._latency[count, gamma_index])
+        # One delayed batch must not make all others look slow.
+        clipped = min(max(measured, self.factor / 2), self.factor * 2)
+        moved = self.factor + _SMOOTHING * (clipped - self.factor)
+        self.factor = min(max(moved, _MIN_FACTOR), _MAX_FACTOR)
+
+
+def efficient_batch_size(profile: GammaProfile, max_size: int, share: float) -> int:
+    """The smallest batch size, up to `max_size`, that reaches `share` of the best throughput in images a second.
+
+    Larger batches add little throughput and make all their images wait for the last one.
+    """
+    sizes = np.arange(1, max_size + 1)
+    rates = sizes / _latency_curve(profile.latency_ms, max_size)[1:]
+    return int(sizes[rates >= share * rates.max()][0])
+
+
+def _latency_curve(latency_ms: Mapping[int, float], max_size: int) -> Floats:
+    """Latency of 0..max_size images, non-decreasing."""
+    points = sorted(latency_ms.items())
+    if not points or any(not 0 < ms < np.inf for _, ms in points):
+        raise InvalidInputError("profile", dict(latency_ms), "latencies above 0 for at least one batch size")
+    counts, values = [float(count) for count, _ in points], [ms for _, ms in points]
+    last = max(max_size, counts[-1] + 1)
+    if len(points) > 1:
+        slope = max(0.0, (values[-1] - values[-2]) / (counts[-1] - counts[-2]))
+    else:
+        slope = values[0] / counts[0]
+    counts, values = [*counts, last], [*values, values[-1] + slope * (last - counts[-1])]
+    curve: Floats = np.maximum.accumulate(np.interp(np.arange(max_size + 1), counts, values))
+    return curve

@@ -1,0 +1,99 @@
+"""Writes the folder of a task, and measures its profile (Register_Task)."""
+
+from __future__ import annotations
+
+import json
+import random
+import time
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from safetensors.numpy import save_file
+
+from shapeshift.engines.hardware import cpu_model
+from shapeshift.engines.interfaces import Array
+from shapeshift.token_adapt.interfaces import Probabilities
+from shapeshift.token_adapt.model.manifest import BATCHES
+from shapeshift.token_adapt.model.vision_model import VisionModel
+from shapeshift.token_adapt.tasks import folder as task_folder
+from shapeshift.token_adapt.tasks.examples import Examples
+from shapeshift.token_adapt.tasks.folder import TaskParts
+from shapeshift.token_adapt.tasks.training import Progress, TrainedTask
+
+_CHUNK = 64
+_ROUNDS = 3
+
+
+def write_task(folder: Path, description: dict[str, Any], trained: TrainedTask) -> None:
+    """Write task.json (`description`), and prompts and heads in f16, into `folder`."""
+    folder.mkdir(parents=True, exist_ok=True)
+    prompts = {str(gamma): _half(values.numpy()) for gamma, values in trained.prompts.items()}
+    heads: dict[str, Array] = {}
+    for gamma, (weight, bias) in trained.heads.items():
+        heads |= {f"{gamma}.weight": _half(weight.numpy()), f"{gamma}.bias": _half(bias.numpy())}
+    save_file(prompts, folder / task_folder.PROMPTS_FILE)
+    save_file(heads, folder / task_folder.HEAD_FILE)
+    write_object(folder / task_folder.TASK_FILE, description)
+
+
+def write_object(file: Path, value: dict[str, Any]) -> None:
+    """Write a JSON object."""
+    file.write_text(json.dumps(value, indent=1) + "\n", encoding="utf-8")
+
+
+def profile(model: VisionModel, parts: TaskParts, held_out: Examples, progress: Progress) -> dict[str, Any]:
+    """The content of profile.json: accuracy on `held_out` and latency by gamma, and how they were measured."""
+    index = model.install(parts)
+    return {
+        "accuracy": {str(gamma): share for gamma, share in accuracies(model, index, held_out, progress).items()},
+        "latency_ms": {str(gamma): ms for gamma, ms in latencies(model, index, progress).items()},
+        "images": len(held_out),
+        "hardware": cpu_model(),
+        "command": "shapeshift tasks register",
+    }
+
+
+def accuracies(model: VisionModel, index: int, examples: Examples, progress: Progress) -> dict[int, float]:
+    """Top-1 accuracy of the task at `index` by gamma, computed by the engines."""
+    accuracy = {}
+    chunks = np.array_split(np.arange(len(examples)), -(-len(examples) // _CHUNK))
+    for gamma in model.gammas:
+        progress(f"accuracy at gamma {gamma} over {len(examples)} images")
+        num_correct = 0
+        for chunk in chunks:
+            results = model.run(gamma, examples.pixels(chunk), np.full(len(chunk), index, np.int32))
+            predicted = [int(probabilities.argmax()) for probabilities in results]
+            num_correct += int((np.array(predicted) == examples.classes[chunk]).sum())
+        accuracy[gamma] = num_correct / len(examples)
+    return accuracy
+
+
+def latencies(model: VisionModel, index: int, progress: Progress) -> dict[int, dict[int, float]]:
+    """Median milliseconds by gamma and batch size. Each round runs every pair once, in random order."""
+    size, noise = model.image_size, np.random.default_rng(0)
+    calls: list[tuple[int, int, Callable[[], Sequence[Probabilities]]]] = []
+    for gamma in model.gammas:
+        for images in BATCHES:
+            pixels = noise.integers(0, 256, (images, size, size, 3), dtype=np.uint8)
+            calls.append((gamma, images, partial(model.run, gamma, pixels, np.full(images, index, np.int32))))
+    samples: dict[tuple[int, int], list[float]] = {(gamma, images): [] for gamma, images, _ in calls}
+    shuffler = random.Random(0)
+    for number in range(_ROUNDS + 1):
+        progress(f"latency, round {number} of {_ROUNDS}" if number else "latency, warm-up")
+        shuffler.shuffle(calls)
+        for gamma, images, call in calls:
+            before = time.perf_counter()
+            call()
+            if number:
+                samples[gamma, images].append((time.perf_counter() - before) * 1e3)
+    return {
+        gamma: {images: round(float(np.median(samples[gamma, images])), 3) for images in BATCHES}
+        for gamma in model.gammas
+    }
+
+
+def _half(values: Array) -> Array:
+    return np.ascontiguousarray(values, dtype=np.float16)

@@ -1,0 +1,174 @@
+"""The command line, the environment and the backend folder of a server, and checks before its start."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import socket
+import sys
+import sysconfig
+from collections.abc import Mapping, Sequence
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+import shapeshift
+from shapeshift.errors import InvalidInputError, NotFoundError, UnsupportedError
+from shapeshift.triton import keys
+from shapeshift.triton.embedded import probe
+from shapeshift.triton.embedded.unpack import STAMP
+from shapeshift.triton.settings import GRPC_URL, ServerSettings
+
+# Without one of these options the server would be open to others or could not be controlled.
+REQUIRED_OPTIONS = frozenset(
+    {
+        "backend-config",
+        "backend-directory",
+        "grpc-address",
+        "grpc-port",
+        "grpc-restricted-protocol",
+        "http-address",
+        "http-port",
+        "http-restricted-api",
+        "load-model",
+        "metrics-port",
+        "model-control-mode",
+        "model-repository",
+    }
+)
+
+# Each unanswered call from one model to another blocks one of these threads of the calling model.
+POOL_THREADS = 128
+
+
+def link_backends(target: Path, folders: Sequence[Path]) -> Path:
+    """Fill the folder `target` with a link to each backend in `folders`, because the server accepts only one folder.
+
+    Raises NotFoundError for a missing folder, InvalidInputError for a backend name that two folders have.
+    """
+    shutil.rmtree(target, ignore_errors=True)
+    target.mkdir(parents=True)
+    for folder in folders:
+        if not folder.is_dir():
+            raise NotFoundError(f"no backend folder {folder}; run `make setup`, or give another")
+        for backend in sorted(folder.iterdir()):
+            if not backend.is_dir() or backend.name.startswith((".", "__")):
+                continue
+            link = target / backend.name
+            if link.is_symlink():
+                raise InvalidInputError("backend", str(backend), f"has the same name as {link.resolve()}; rename one")
+            link.symlink_to(backend.resolve())
+    return target
+
+
+def link_python_library(target: Path) -> Path:
+    """Link this Python's shared library, if it has one, into the folder `target`: the stub embeds it."""
+    target.mkdir(parents=True, exist_ok=True)
+    name = sysconfig.get_config_var("INSTSONAME")
+    library = Path(str(sysconfig.get_config_var("LIBDIR")), str(name))
+    link = target / str(name)
+    link.unlink(missing_ok=True)
+    if ".so" in library.name and library.is_file():
+        link.symlink_to(library)
+    return target
+
+
+def require_matching_environment(triton: Path) -> None:
+    """Raise UnsupportedError if the server at `triton` was unpacked for another Python, or if numpy is too new for it.
+
+    A server that this project did not unpack, such as that of a container, is not checked.
+    """
+    try:
+        unpacked = str(json.loads((triton / STAMP).read_text())["python"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return
+    running = f"{sys.version_info.major}.{sys.version_info.minor}"
+    if unpacked != running:
+        raise UnsupportedError(f"{triton} is for Python {unpacked}, not {running}; run `make setup` again")
+    with contextlib.suppress(PackageNotFoundError):
+        numpy = version("numpy")
+        # With numpy 2 the stub of this server returns empty tensors, without any error.
+        if int(numpy.partition(".")[0]) >= 2:
+            raise UnsupportedError(f"with numpy {numpy} this server returns empty tensors; run `pip install 'numpy<2'`")
+
+
+def require_models(settings: ServerSettings) -> None:
+    """Raise NotFoundError for a missing repository, or for a model that no repository has."""
+    found: set[str] = set()
+    for folder in settings.repositories:
+        if not folder.is_dir():
+            raise NotFoundError(f"no model repository at {folder}; run `make engines`, or give another")
+        found |= {model.name for model in folder.iterdir() if model.is_dir()}
+    for name in settings.models:
+        if name not in found:
+            raise NotFoundError(f"no model {name} in the repositories; they have: {', '.join(sorted(found))}")
+
+
+def environment(settings: ServerSettings) -> dict[str, str]:
+    """The environment of this process, in which the server's libraries, this Python and this package come first."""
+    values = dict(os.environ)
+    python_library = link_python_library(settings.run_directory.resolve() / "lib")
+    for name, first in {
+        "LD_LIBRARY_PATH": [settings.triton.resolve() / "lib", python_library],
+        "PATH": [Path(sys.executable).parent],
+        "PYTHONPATH": [Path(shapeshift.__file__).resolve().parents[1]],
+    }.items():
+        values[name] = os.pathsep.join([*map(str, first), *filter(None, [values.get(name)])])
+    values[GRPC_URL] = f"{settings.reachable}:{settings.grpc_port}"
+    return values
+
+
+def command(settings: ServerSettings, environment: Mapping[str, str], key: str, region_prefix: str) -> list[str]:
+    """The server's command line, with only those options that the server supports.
+
+    Raises UnsupportedError if the server does not run, or lacks one of REQUIRED_OPTIONS.
+    """
+    binary = settings.triton.resolve() / "bin" / "tritonserver"
+    supported = probe.supported_options(binary, environment)
+    missing = sorted(REQUIRED_OPTIONS - supported)
+    if missing:
+        raise UnsupportedError(f"{binary} has no --{missing[0]}; use Triton 2.51 (24.10) or newer")
+    backends = link_backends(
+        settings.run_directory.resolve() / "backends", [settings.triton / "backends", *settings.backend_directories]
+    )
+    restriction = f"{keys.RESTRICTED}:{keys.HTTP_HEADER}={key}"
+    wanted = [
+        *(("model-repository", str(folder.resolve())) for folder in settings.repositories),
+        ("backend-directory", str(backends)),
+        # The settings of `python` apply to all backends written in Python.
+        ("backend-config", f"python,shm-region-prefix-name={region_prefix}"),
+        ("backend-config", f"python,thread-pool-size={POOL_THREADS}"),
+        ("model-control-mode", "explicit"),
+        *(("load-model", name) for name in settings.models),
+        ("http-address", settings.address),
+        ("http-port", str(settings.http_port)),
+        ("grpc-address", settings.address),
+        ("grpc-port", str(settings.grpc_port)),
+        ("metrics-address", settings.address),
+        ("metrics-port", str(settings.metrics_port)),
+        ("http-restricted-api", restriction),
+        ("grpc-restricted-protocol", restriction),
+        ("exit-timeout-secs", str(settings.exit_timeout_s)),
+        ("allow-sagemaker", "false"),
+        ("allow-vertex-ai", "false"),
+    ]
+    return [str(binary), *(f"--{name}={value}" for name, value in wanted if name in supported)]
+
+
+def require_free_ports(host: str, ports: Mapping[str, int]) -> None:
+    """Raise InvalidInputError for the first of `ports` that is in use."""
+    for name, port in ports.items():
+        with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
+            # The server sets this option, too: connections in TIME_WAIT do not block the port.
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                probe.bind((host, port))
+                probe.listen(1)
+            except OSError as error:
+                raise InvalidInputError(
+                    f"{name}_port",
+                    port,
+                    f"{host}:{port} is not available ({error.strerror}): stop the program that uses it"
+                    f" (`ss -ltnp 'sport = :{port}'` names it) or choose another with --{name}-port",
+                ) from error

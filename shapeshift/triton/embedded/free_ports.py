@@ -1,0 +1,28 @@
+"""Ports for servers that share a machine with others."""
+
+from __future__ import annotations
+
+import random
+import socket
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+from itertools import islice
+
+from shapeshift.triton.settings import ServerSettings
+
+# Below the kernel's own range: no outgoing connection takes a port between its choice and its use.
+_RANGE = range(18_000, 32_000)
+
+
+def free_ports() -> Iterator[int]:
+    """Ports of 127.0.0.1 in random order, each once; nothing listens on a port when it is drawn."""
+    for port in random.sample(_RANGE, len(_RANGE)):
+        with socket.socket() as probe:
+            if probe.connect_ex(("127.0.0.1", port)) != 0:
+                yield port
+
+
+def on_free_ports(settings: ServerSettings, ports: Iterable[int] | None = None) -> ServerSettings:
+    """`settings` on three of `ports`, or on any free ports."""
+    http, grpc, metrics = islice(ports or free_ports(), 3)
+    return replace(settings, http_port=http, grpc_port=grpc, metrics_port=metrics)

@@ -1,0 +1,155 @@
+"""Finds and ends the processes of one server run, and removes its shared-memory regions.
+
+Reads /proc and /dev/shm; Linux only.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import os
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+from shapeshift.triton.embedded.run_record import Identity, Member, Record
+
+_PROC = Path("/proc")
+_SHM = Path("/dev/shm")
+# The kernel stores fifteen characters of a program name.
+_STUB = "triton_python_backend_stub"[:15]
+_KILL_S = 1.0
+_STEP_S = 0.02
+
+
+class Entry(NamedTuple):
+    """One entry of the process table."""
+
+    identity: Identity
+    name: str
+    parent: int
+    session: int
+
+
+def look_up(pid: int) -> Entry | None:
+    """The running process `pid`; None if there is none or if it is a zombie."""
+    try:
+        text = (_PROC / str(pid) / "stat").read_text()
+    except OSError:
+        return None
+    # The name, in parentheses, may contain spaces and parentheses.
+    head, _, tail = text.rpartition(")")
+    state, parent, _, session, *rest = tail.split()
+    if state in "ZX":
+        return None
+    return Entry(Identity(pid, int(rest[15])), head.partition("(")[2], int(parent), int(session))
+
+
+def identify(pid: int) -> Identity:
+    """The identity of process `pid`; its start is 0 if it has ended."""
+    entry = look_up(pid)
+    return entry.identity if entry else Identity(pid, 0)
+
+
+def is_alive(identity: Identity) -> bool:
+    """Whether exactly this process is running."""
+    entry = look_up(identity.pid)
+    return entry is not None and entry.identity == identity
+
+
+def stub_identity(pid: int) -> Identity | None:
+    """The identity of process `pid` if it is the stub of a Python model; else None."""
+    entry = look_up(pid)
+    return entry.identity if entry is not None and entry.name == _STUB else None
+
+
+def members(record: Record) -> list[Member]:
+    """The running processes of this run.
+
+    These are the recorded ones, the stubs with its region prefix, all processes in the server's session if one of the
+    former is in it, and the children of the calling process if it is the guard of this run.
+    """
+    recorded = {record.server} | {Identity(member.pid, member.start) for member in record.members}
+    table = [(entry, _region(entry)) for entry in _table()]
+    certain = {
+        entry.identity for entry, region in table if entry.identity in recorded or region.startswith(record.prefix)
+    }
+    # While a certain member is in the session, no other session can have its id.
+    session = any(entry.identity in certain and entry.session == record.server.pid for entry, _ in table)
+    adopted = os.getpid() if os.getpid() == record.guard.pid else -1
+    return [
+        Member(entry.identity.pid, entry.identity.start, region)
+        for entry, region in table
+        if entry.identity in certain or (session and entry.session == record.server.pid) or entry.parent == adopted
+    ]
+
+
+def refresh(record: Record) -> Record:
+    """`record` with its processes and regions that exist now."""
+    running = members(record)
+    seen = {*record.regions, *(member.region for member in running if member.region)}
+    return dataclasses.replace(record, members=tuple(running), regions=tuple(_existing(record.prefix, seen)))
+
+
+def stop(record: Record, grace_s: float) -> None:
+    """Terminate the server, kill what still runs after `grace_s` seconds, and remove the run's regions.
+
+    Returns within `grace_s` + 1.5 seconds, whatever state the processes are in.
+    """
+    record = refresh(record)
+    if grace_s > 0 and is_alive(record.server):
+        # A process that SIGSTOP has stopped would block the orderly end of the others.
+        for number in (signal.SIGTERM, signal.SIGCONT):
+            for member in record.members:
+                if number == signal.SIGCONT or member.pid == record.server.pid:
+                    _send(member, number)
+        deadline = time.monotonic() + grace_s
+        while is_alive(record.server) and time.monotonic() < deadline:
+            time.sleep(_STEP_S)
+    deadline = time.monotonic() + _KILL_S
+    while (record := refresh(record)).members and time.monotonic() < deadline:
+        for member in record.members:
+            _send(member, signal.SIGKILL)
+        time.sleep(_STEP_S)
+    remove_regions(record)
+
+
+def remove_regions(record: Record) -> None:
+    """Remove the recorded shared-memory regions of the run and all regions with its prefix."""
+    for name in _existing(record.prefix, set(record.regions)):
+        with contextlib.suppress(OSError):
+            (_SHM / name).unlink()
+
+
+def _send(member: Member, number: signal.Signals) -> None:
+    if is_alive(Identity(member.pid, member.start)):
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.kill(member.pid, number)
+
+
+def _existing(prefix: str, recorded: set[str]) -> list[str]:
+    try:
+        names = [path.name for path in _SHM.iterdir()]
+    except OSError:
+        return []
+    return sorted(name for name in names if name in recorded or name.startswith(prefix))
+
+
+def _table() -> Iterator[Entry]:
+    for path in _PROC.iterdir():
+        if path.name.isdigit() and (entry := look_up(int(path.name))) is not None:
+            yield entry
+
+
+def _region(entry: Entry) -> str:
+    """The shared-memory region of a stub, from its command line; empty for any other process."""
+    if entry.name != _STUB:
+        return ""
+    try:
+        line = (_PROC / str(entry.identity.pid) / "cmdline").read_bytes()
+    except OSError:
+        return ""
+    arguments = line.decode(errors="replace").split("\0")
+    return arguments[2] if len(arguments) > 2 else ""

@@ -1,0 +1,374 @@
+"""The shared memory: regions, evictions, loads, pins, and the slots that requests take back."""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+
+from shapeshift.adapter_cache.interfaces import AdapterInfo
+from shapeshift.adapter_cache.lora.batch import shifted
+from shapeshift.adapter_cache.lora.segmented import TorchLora
+from shapeshift.adapter_cache.memory import loader
+from shapeshift.adapter_cache.memory.adapter_table import LOADING, READY, Adapter
+from shapeshift.adapter_cache.memory.cache import AdapterCache
+from shapeshift.adapter_cache.memory.placement import Regions, Span
+from shapeshift.adapter_cache.metrics import FOR_ADAPTER, FOR_SLOT, REMOVED
+from shapeshift.adapter_cache.registry.peft import PeftAdapter
+from shapeshift.adapter_cache.settings import EVICTION_RULES
+
+SLOT_ELEMENTS = 256
+TOKENS = 16
+
+
+def adapter(name: str, elements: int) -> Adapter:
+    """A record without a file; its memory is filled with its number."""
+    relative = torch.zeros(1, 1, 1, 4, dtype=torch.int64)
+    relative[..., 1] = 1
+    source = PeftAdapter(Path(name), 1, (), (0, 0))
+    return Adapter(AdapterInfo(name, 1, elements * 4), name, "", source, relative, elements, verified=True)
+
+
+class FakeLoads:
+    """A cache whose loads wait for `may_load` and fill an adapter's memory with its number."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, slots: int = 4, reserve: int = 512, algorithm: str = "gdsf"):
+        self.may_load = threading.Event()
+        self.may_load.set()
+        self.fails: set[str] = set()
+        self.failed: list[tuple[str, str]] = []
+        self.changed = threading.Semaphore(0)
+        monkeypatch.setattr(loader, "load_weights", self._fill)
+        self.memory = torch.zeros(slots * SLOT_ELEMENTS + reserve)
+        self.cache = AdapterCache(
+            self.memory,
+            slots,
+            SLOT_ELEMENTS,
+            TOKENS,
+            rule=EVICTION_RULES[algorithm],
+            write=TorchLora().store,
+            on_change=self.changed.release,
+            on_failure=lambda one, error: self.failed.append((one.name, str(error))),
+        )
+        self.adapters: dict[str, Adapter] = {}
+
+    def _fill(self, target: torch.Tensor, one: Adapter, *others: object) -> None:
+        assert self.may_load.wait(30)
+        if one.name in self.fails:
+            raise OSError("gone")
+        target.fill_(one.number)
+
+    def add(self, name: str, elements: int) -> Adapter:
+        self.adapters[name] = made = adapter(name, elements)
+        self.cache.table.add(made)
+        return made
+
+    def load(self, name: str, reserved_tokens: int = 0) -> bool:
+        """Load it and wait until it is ready."""
+        if not self.cache.start_load(name, reserved_tokens):
+            return False
+        self.settle()
+        return True
+
+    def settle(self) -> None:
+        """Wait until no load is in flight."""
+        deadline = time.monotonic() + 30
+        while any(one.state == LOADING for one in self.adapters.values()) or self.cache._in_flight:
+            assert time.monotonic() < deadline
+            self.cache.begin_iteration()
+            time.sleep(0.001)
+        self.cache.check_integrity()
+
+    def holds(self, name: str) -> bool:
+        """Whether it is ready and its memory intact."""
+        one = self.adapters[name]
+        if one.state != READY:
+            return False
+        span = self.cache._regions.span(name)
+        assert (self.memory[span.start : span.end] == one.number).all(), f"{name} was overwritten"
+        assert one.places is not None and torch.equal(one.places, shifted(one.relative, span.start))
+        return True
+
+    def region(self, name: str) -> int:
+        return self.cache._regions.span(name).region
+
+
+@pytest.fixture
+def make_cache(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., FakeLoads]]:
+    made: list[FakeLoads] = []
+
+    def make(**options: int | str) -> FakeLoads:
+        made.append(FakeLoads(monkeypatch, **options))  # type: ignore[arg-type]
+        return made[-1]
+
+    yield make
+    for one in made:
+        one.may_load.set()
+        one.settle()
+        one.cache.close()
+
+
+# The loader.
+
+
+def test_a_load_pauses_while_requests_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    ended, pauses = threading.Event(), []
+    clock = iter(range(1000))
+    answer_of = SimpleNamespace(thread_time=lambda: next(clock) / 1e4, sleep=pauses.append, monotonic=time.monotonic)
+    monkeypatch.setattr(loader, "time", answer_of)
+
+    def fill(target: torch.Tensor, one: Adapter, write: object, pause: Callable[[], None]) -> None:
+        for busy[0] in (True, False, True):
+            pause()
+
+    monkeypatch.setattr(loader, "load_weights", fill)
+    busy = [False]
+    one = loader.Loader(lambda *_: ended.set(), TorchLora().store, lambda: busy[0])
+    one.submit(adapter("a", 32), torch.zeros(32))
+    assert ended.wait(30)
+    one.close()
+    assert pauses == pytest.approx([loader._PAUSE / 1e4] * 2)
+
+
+# Regions.
+
+
+def test_gaps_are_found() -> None:
+    regions = Regions(slots=2, slot_elements=100, total_elements=400)
+    assert regions.find_gap(2, 200) is None, "the reserve begins at a multiple of the alignment"
+    assert regions.find_gap(2, 176) == Span(2, 224, 176)
+    regions.put("a", Span(2, 224, 40))
+    regions.put("b", Span(2, 320, 10))
+    assert regions.find_gap(2, 32) == Span(2, 288, 32)
+    assert regions.find_gap(2, 33) == Span(2, 352, 33)
+    assert regions.find_gap(2, 49) is None
+    regions.check_integrity()
+    regions.remove("a")
+    assert regions.find_gap(2, 96) == Span(2, 224, 96)
+    assert list(regions) == regions.names_in(2) == ["b"]
+
+
+def test_overlaps_are_detected() -> None:
+    regions = Regions(slots=1, slot_elements=64, total_elements=256)
+    regions.put("a", Span(1, 64, 64))
+    regions.put("b", Span(1, 96, 32))
+    with pytest.raises(AssertionError, match="overlaps"):
+        regions.check_integrity()
+
+
+# The cache.
+
+
+def test_idle_slots_hold_adapters_when_the_reserve_is_full(make_cache: Callable[..., FakeLoads]) -> None:
+    made = make_cache()
+    for name in "abcd":
+        made.add(name, 250)
+        assert made.load(name)
+    assert all(map(made.holds, "abcd"))
+    assert [made.region(name) for name in "abcd"] == [4, 4, 3, 2]
+    assert made.cache.free_tokens == 4 * TOKENS
+    made.cache.claim(3)
+    assert not made.holds("c") and made.holds("d")
+    assert made.cache.metrics.evictions[FOR_SLOT].value == 1
+    assert made.cache.free_tokens == 3 * TOKENS
+    made.cache.vacate(3)
+    made.cache.check_integrity()
+
+
+def test_an_adapter_in_use_keeps_its_slot(make_cache: Callable[..., FakeLoads]) -> None:
+    made = make_cache(slots=2, reserve=64)
+    made.add("a", 200)
+    assert made.load("a") and made.region("a") == 1
+    assert made.cache.acquire("a")
+    assert made.cache.available().tolist() == [True, False]
+    assert made.cache.free_tokens == TOKENS
+    assert made.cache.acquire(None), "the base model is always resident"
+    made.cache.begin_iteration()
+    made.add("b", 200)
+    assert not made.cache.start_load("b", reserved_tokens=TOKENS), "it would take the slot of an admitted request"
+    made.cache.release("a")
+    assert made.cache.available().all()
+
+
+def test_a_request_that_would_get_no_slot_is_not_admitted(make_cache: Callable[..., FakeLoads]) -> None:
+    made = make_cache(slots=2, reserve=64)
+    made.add("a", 200)
+    assert made.load("a")
+    made.cache.claim(0)
+    assert not made.cache.acquire("a"), "it lies in the only free slot"
+    assert made.cache.acquire(None)
+    made.cache.vacate(0)
+    made.cache.begin_iteration()
+    assert made.cache.acquire("a")
+
+
+def test_adapters_that_requests_wait_for_stay(make_cache: Callable[..., FakeLoads]) -> None:
+    made = make_cache(slots=1, reserve=1024)
+    for name in "abc":
+        made.add(name, 400)
+    assert made.load("a") and made.load("b")
+    made.cache.queued("a")
+    assert made.load("c")
+    assert made.holds("a") and made.holds("c") and not made.holds("b")
+    assert made.cache.metrics.evictions[FOR_ADAPTER].value == 1
+    made.cache.unqueued("a")
+
+
+def test_the_adapter_of_a_waiting_request_is_preloaded(make_cache: Callable[..., FakeLoads]) -> None:
+    made = make_cache()
+    made.add("a", 100)
+    made.cache.queued("a")
+    made.cache.begin_iteration()
+    made.settle()
+    assert made.holds("a")
+    assert made.cache.acquire("a")
+    made.cache.unqueued("a")
+    assert (made.cache.metrics.misses.value, made.cache.metrics.hits.value) == (1, 0)
+    assert made.cache.acquire("a")
+    assert (made.cache.metrics.misses.value, made.cache.metrics.hits.value) == (1, 1)
+    assert made.cache.metrics.loaded.value == 400
+
+
+def test_a_prefetch_evicts_nothing(make_cache: Callable[..., FakeLoads]) -> None:
+    made = make_cache(slots=1, reserve=256)
+    made.add("a", 256), made.add("b", 200), made.add("c", 256)
+    assert made.load("a")
+    made.cache.preload.prefetch("c")
+    made.cache.preload.prefetch("nobody")
+    made.cache.begin_iteration()
+    made.settle()
+    assert made.holds("a") and not made.holds("c")
+    made.cache.table.withdraw(made.adapters["a"])
+    made.cache.begin_iteration()
+    assert made.cache.metrics.evictions[REMOVED].value == 1
+    made.cache.preload.prefetch("c")
+    made.cache.begin_iteration()
+    made.settle()
+    assert made.holds("c")
+
+
+def test_pins_are_loaded_and_stay(make_cache: Callable[..., FakeLoads]) -> None:
+    made = make_cache(slots=2, reserve=512)
+    pinned = made.add("p", 100)
+    for name in "abcdef":
+        made.add(name, 240)
+    made.cache.preload.pin([pinned])
+    made.cache.begin_iteration()
+    made.settle()
+    for name in "abcdef":
+        assert made.load(name)
+        assert made.holds("p") and made.region("p") == 2
+    made.cache.preload.pin([])
+    assert not pinned.pinned
+
+
+def test_the_reserve_is_compacted_with_adapters_in_use(make_cache: Callable[..., FakeLoads]) -> None:
+    made = make_cache(slots=1, reserve=512)
+    for name in "abcd":
+        made.add(name, 128)
+        assert made.load(name)
+    assert made.cache.acquire("b")
+    version = made.cache.places_of([made.adapters["b"].number])[1]
+    made.cache.table.withdraw(made.adapters["a"])
+    made.cache.table.withdraw(made.adapters["c"])
+    made.cache.begin_iteration()
+    made.adapters["big"] = adapter("big", 256)
+    made.cache.table.add(made.adapters["big"])
+    assert made.load("big")
+    assert made.holds("b") and made.holds("d") and made.holds("big")
+    assert made.cache.places_of([made.adapters["b"].number])[1] != version
+    made.cache.release("b")
+
+
+def test_a_withdrawn_adapter_stays_while_requests_need_it(make_cache: Callable[..., FakeLoads]) -> None:
+    made = make_cache()
+    one = made.add("a", 100)
+    assert made.load("a")
+    assert made.cache.acquire("a")
+    made.cache.queued("a")
+    made.cache.table.withdraw(one)
+    made.cache.begin_iteration()
+    assert made.holds("a")
+    made.cache.release("a")
+    made.cache.begin_iteration()
+    assert made.holds("a"), "a request still waits for it"
+    made.cache.unqueued("a")
+    made.cache.begin_iteration()
+    assert made.cache.resident_names() == []
+    made.adapters.clear()
+    made.cache.check_integrity()
+
+
+def test_a_load_that_fails_leaves_nothing(make_cache: Callable[..., FakeLoads]) -> None:
+    made = make_cache()
+    made.add("a", 100)
+    made.fails.add("a")
+    assert made.load("a")
+    assert made.failed == [("a", "gone")]
+    assert not made.holds("a") and made.cache.resident_names() == []
+    assert made.cache.metrics.failed.value == 1
+    made.cache.queued("a")
+    made.cache.begin_iteration()
+    assert made.cache.resident_names() == [], "it is not tried again and again"
+    made.cache.unqueued("a")
+
+
+def test_an_adapter_that_does_not_fit_now_is_loaded_later(make_cache: Callable[..., FakeLoads]) -> None:
+    made = make_cache(slots=1, reserve=512)
+    made.add("a", 400), made.add("b", 400)
+    assert made.load("a")
+    assert made.cache.acquire("a")
+    assert not made.cache.start_load("b")
+    assert made.holds("a")
+    made.cache.release("a")
+    assert made.load("b")
+    assert not made.holds("a")
+
+
+@pytest.mark.parametrize("algorithm", ["gdsf", "score", "lru", "lfu", "fair"])
+@pytest.mark.parametrize("seed", range(3))
+def test_random_operations_keep_the_memory_intact(
+    make_cache: Callable[..., FakeLoads], algorithm: str, seed: int
+) -> None:
+    rng = random.Random(seed)
+    made = make_cache(slots=5, reserve=700, algorithm=algorithm)
+    names = [f"a{number}" for number in range(24)]
+    for name in names:
+        made.add(name, rng.choice((40, 100, 180, 250, 500)))
+    running: list[tuple[str | None, int]] = []
+    waiting: list[str] = []
+    loads = 0
+    for _ in range(400):
+        made.cache.begin_iteration()
+        free = np.flatnonzero(made.cache.available() & ~made.cache._held_slots).tolist()
+        for name in [name for name in waiting if made.cache.resident(name)]:
+            if free and made.cache.acquire(name):
+                waiting.remove(name)
+                made.cache.unqueued(name)
+                slot = next(s for s in np.flatnonzero(made.cache.available() & ~made.cache._held_slots).tolist())
+                made.cache.claim(slot)
+                running.append((name, slot))
+                free = np.flatnonzero(made.cache.available() & ~made.cache._held_slots).tolist()
+                made.cache._acquired = 0
+        action = rng.random()
+        if action < 0.5 and len(waiting) < 8:
+            waiting.append(rng.choice(names))
+            made.cache.queued(waiting[-1])
+        elif action < 0.8 and waiting:
+            loads += made.cache.start_load(waiting[0])
+        if rng.random() < 0.4 and running:
+            name, slot = running.pop(rng.randrange(len(running)))
+            made.cache.vacate(slot)
+            made.cache.release(name)
+        if rng.random() < 0.2:
+            made.settle()
+            assert all(made.holds(name) for name, _ in running if name is not None)
+        made.cache.check_integrity()
+    assert loads > 20 and made.cache.metrics.evictions[FOR_ADAPTER].value > 5

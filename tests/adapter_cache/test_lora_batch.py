@@ -1,0 +1,316 @@
+"""Many adapters in one batch: the kernels against one another, and the whole model against PEFT."""
+
+from __future__ import annotations
+
+import random
+import statistics
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from shapeshift.adapter_cache.lora import native
+from shapeshift.adapter_cache.lora.batch import (
+    BatchAdapters,
+    LoraDelta,
+    LoraHook,
+    LoraKernels,
+    group_tokens,
+    lay_out,
+    shifted,
+)
+from shapeshift.adapter_cache.lora.segmented import TorchLora
+from shapeshift.adapter_cache.memory.adapter_table import make_adapter
+from shapeshift.adapter_cache.memory.loader import Store, load_weights
+from shapeshift.adapter_cache.registry import peft, store
+from shapeshift.errors import InvalidInputError
+from shapeshift.fused_decode.interfaces import LINEARS, Groups, LowRank, StepBatch
+from shapeshift.fused_decode.model.architecture import Architecture
+from shapeshift.fused_decode.model.cpu_runtime import DecodeModel
+from tests.adapter_cache.lora_models import peft_logits
+from tests.fused_decode.checkpoints import VOCABULARY
+
+KERNELS = Path(__file__).resolve().parents[2] / "build" / "kernels"
+TOLERANCES = {torch.float32: 2e-4, torch.bfloat16: 0.06}
+SLOTS = 8
+TORCH = TorchLora()
+
+
+@pytest.fixture(scope="module")
+def base(small_base: Path) -> Path:
+    return small_base
+
+
+@pytest.fixture(scope="module")
+def adapters(mixed_adapters: dict[str, Path]) -> dict[str, Path]:
+    return mixed_adapters
+
+
+@pytest.fixture(scope="module")
+def kernels() -> native.NativeLora:
+    found = native.load(KERNELS, lambda text: None)
+    if found is None:
+        pytest.skip("no compiler")
+    return found
+
+
+def loaded(base: Path, folders: list[Path], dtype: torch.dtype, write: Store = TORCH.store) -> BatchAdapters:
+    """These adapters one behind the other in one buffer, after some other elements."""
+    architecture = Architecture.read(base)
+    model = peft.BaseModel(architecture, {base.name}, 128)
+    records = [
+        make_adapter(folder.name, store.digest(folder), peft.read(folder, model), architecture, 4) for folder in folders
+    ]
+    memory = torch.full((96 + sum(one.elements for one in records),), float("nan"), dtype=dtype)
+    start, found = 96, []
+    for one in records:
+        load_weights(memory[start : start + one.elements], one, write)
+        found.append(shifted(one.relative, start))
+        start += one.elements
+    return BatchAdapters(memory, torch.stack(found))
+
+
+# The kernels.
+
+
+def test_tokens_are_grouped_by_adapter() -> None:
+    found = group_tokens(np.array([2, -1, 0, 2, 0, -1]), 3)
+    assert [tokens.tolist() for tokens in found.each()] == [[2, 4], [], [0, 3]]
+    assert found.tokens == 6
+
+
+@pytest.mark.parametrize("dtype", TOLERANCES, ids=str)
+@pytest.mark.parametrize("counts", [(1, 1, 1, 1, 1, 1), (0, 3, 1, 9, 2, 5), (40, 0, 0, 0, 7, 1)])
+def test_kernels_agree(
+    base: Path, adapters: dict[str, Path], kernels: LoraKernels, dtype: torch.dtype, counts: tuple[int, ...]
+) -> None:
+    held = loaded(base, list(adapters.values()), dtype)
+    rng, chance = random.Random(0), torch.Generator().manual_seed(0)
+    owners = [adapter for adapter, count in enumerate(counts) for _ in range(count)] + [-1] * 4
+    rng.shuffle(owners)
+    a = Architecture.read(base)
+    inputs = {0: a.hidden, 1: a.query_width, 2: a.hidden, 3: a.intermediate}
+    outputs = {0: a.query_width + 2 * a.kv_width, 1: a.hidden, 2: 2 * a.intermediate, 3: a.hidden}
+    deltas = [LoraDelta(each.prepare(held), np.array(owners), len(adapters)) for each in (TORCH, kernels)]
+    changed = 0
+    for layer in range(a.layers):
+        for linear in range(LINEARS):
+            rows = torch.randn(len(owners), inputs[linear], generator=chance).to(dtype)
+            before = torch.randn(len(owners), outputs[linear], generator=chance).to(dtype)
+            plain, fast = (before.clone() for _ in deltas)
+            for delta, out in zip(deltas, (plain, fast), strict=True):
+                delta.add(layer, linear, rows, out)
+            assert torch.allclose(fast.float(), plain.float(), rtol=TOLERANCES[dtype], atol=TOLERANCES[dtype])
+            without = torch.tensor([owner < 0 for owner in owners])
+            assert torch.equal(fast[without], before[without])
+            changed += int((plain != before).any())
+    assert changed == a.layers * LINEARS
+
+
+def test_a_subset_of_the_tokens(base: Path, adapters: dict[str, Path], kernels: LoraKernels) -> None:
+    held = loaded(base, list(adapters.values())[:2], torch.float32)
+    whole = LoraDelta(kernels.prepare(held), np.array([1, -1, 0, 1]), 2)
+    kept = whole.subset(torch.tensor([3, 0]))
+    assert kept is not None
+    rows = torch.randn(4, 64, generator=torch.Generator().manual_seed(0))
+    all_out, some_out = torch.zeros(4, 128), torch.zeros(2, 128)
+    whole.add(0, 0, rows, all_out)
+    kept.add(0, 0, rows[[3, 0]].contiguous(), some_out)
+    assert torch.allclose(some_out, all_out[[3, 0]], atol=1e-5)
+    assert whole.subset(torch.tensor([1])) is None
+    assert whole.subset(torch.arange(4)) is whole
+
+
+@pytest.mark.parametrize("dtype", TOLERANCES, ids=str)
+def test_native_stores_are_the_same(
+    base: Path, adapters: dict[str, Path], kernels: native.NativeLora, dtype: torch.dtype
+) -> None:
+    folders = list(adapters.values())
+    plain, fast = loaded(base, folders, dtype), loaded(base, folders, dtype, kernels.store)
+    assert torch.equal(plain.memory.nan_to_num(7), fast.memory.nan_to_num(7))
+    assert torch.equal(plain.places, fast.places)
+    for source in (torch.float16, torch.bfloat16, torch.float32):
+        given = torch.randn(7, 35, generator=torch.Generator().manual_seed(1)).to(source)
+        targets = torch.zeros(2, 245, dtype=dtype)
+        assert TORCH.store(targets[0], given, True, 0.5) and kernels.store(targets[1], given, True, 0.5)
+        assert torch.equal(*targets)
+        given[3, 3] = float("inf")
+        assert not TORCH.store(targets[0], given, True, 0.5)
+        assert not kernels.store(targets[1], given, True, 0.5)
+
+
+def test_places_outside_the_memory_are_refused(base: Path, adapters: dict[str, Path], kernels: LoraKernels) -> None:
+    held = loaded(base, [adapters["small"]], torch.float32)
+    rows, out = torch.zeros(1, 64), torch.zeros(1, 128)
+    for field, value in ((0, len(held.memory)), (0, -1), (1, -2), (2, 120), (3, 500)):
+        wrong = held.places.clone()
+        wrong[0, 0, 0, 0, field] = value
+        term = LoraDelta(kernels.prepare(BatchAdapters(held.memory, wrong)), np.array([0]), 1)
+        with pytest.raises(RuntimeError, match="lies outside"):
+            term.add(0, 0, rows, out)
+
+
+def test_places_do_not_overlap(base: Path, adapters: dict[str, Path]) -> None:
+    architecture = Architecture.read(base)
+    factors = peft.read(adapters["large"], peft.BaseModel(architecture, {base.name}, 128)).factors
+    relative, elements = lay_out(architecture, factors)
+    widths = {0: 64, 1: 64, 2: 64, 3: 128}
+    spans = sorted(
+        (offset, offset + rank * (widths[linear] + outputs))
+        for layer in relative.tolist()
+        for linear, linear_places in enumerate(layer)
+        for offset, rank, _, outputs in linear_places
+        if rank
+    )
+    assert len(spans) == len(factors)
+    assert all(end <= start for (_, end), (start, _) in zip(spans, spans[1:], strict=False))
+    assert spans[-1][1] <= elements
+
+
+# The whole model.
+
+
+@pytest.fixture(scope="module")
+def texts(adapters: dict[str, Path]) -> list[tuple[str | None, torch.Tensor]]:
+    rng = random.Random(3)
+    names = [*adapters, None, "small"]
+    return [(name, torch.tensor([rng.randrange(VOCABULARY) for _ in range(rng.randint(20, 40))])) for name in names]
+
+
+@pytest.fixture(scope="module")
+def expected(base: Path, adapters: dict[str, Path], texts: list[tuple[str | None, torch.Tensor]]) -> list[torch.Tensor]:
+    return peft_logits(base, adapters, texts)
+
+
+def model_with(base: Path, adapters: dict[str, Path], precision: str, kernels: LoraKernels) -> DecodeModel:
+    model = DecodeModel.load(
+        base, precision=precision, slots=SLOTS, max_length=64, threads=2, cache_dir=KERNELS, log=lambda text: None
+    )
+    held = loaded(base, list(adapters.values()), torch.float32 if precision == "f32" else torch.bfloat16)
+
+    def places_of(numbers: list[int]) -> tuple[list[torch.Tensor], int]:
+        return [held.places[number] for number in numbers], 0
+
+    model.linear_hook = LoraHook(held.memory, places_of, kernels)
+    return model
+
+
+@pytest.mark.parametrize("name", ["torch", "native"])
+@pytest.mark.parametrize("precision", ["f32", "bf16"])
+def test_each_row_is_what_peft_computes_alone(
+    base: Path,
+    adapters: dict[str, Path],
+    kernels: LoraKernels,
+    texts: list[tuple[str | None, torch.Tensor]],
+    expected: list[torch.Tensor],
+    name: str,
+    precision: str,
+) -> None:
+    """Prompts in chunks beside single tokens, all adapters and none in one batch."""
+    model = model_with(base, adapters, precision, kernels if name == "native" else TORCH)
+    assert (model._fused_forward is not None) == (precision == "f32")
+    off = []
+    for batch in steps(texts, list(adapters)):
+        logits = model.forward(batch)
+        for place, row in enumerate(batch.wanted):
+            reference = expected[batch.slots[row]][batch.starts[row] + batch.lengths[row] - 1]
+            off.append(float((logits[place] - reference).abs().max() / reference.abs().max()))
+    assert len(off) > 80
+    # In bf16 a few rows of this model, whose attention is sharp, diverge.
+    assert max(off) < 2e-4 if precision == "f32" else statistics.quantiles(off, n=10)[8] < 0.08
+
+
+def steps(texts: list[tuple[str | None, torch.Tensor]], adapters: list[str]) -> Iterator[StepBatch]:
+    """All texts in random steps, each in the slot of its number: some of them, some of their logits wanted."""
+    rng = random.Random(1)
+    done = [0] * len(texts)
+    while live := [text for text, (_, tokens) in enumerate(texts) if done[text] < len(tokens)]:
+        rows = rng.sample(live, rng.randint(1, len(live)))
+        lengths = [min(len(texts[row][1]) - done[row], rng.choice((*[1] * 24, 7, 19))) for row in rows]
+        owners = [-1 if (name := texts[row][0]) is None else adapters.index(name) for row in rows]
+        yield StepBatch(
+            tokens=torch.cat([texts[row][1][done[row] : done[row] + n] for row, n in zip(rows, lengths, strict=True)]),
+            slots=torch.tensor(rows, dtype=torch.int32),
+            starts=torch.tensor([done[row] for row in rows], dtype=torch.int32),
+            lengths=torch.tensor(lengths, dtype=torch.int32),
+            wanted=torch.tensor(sorted(rng.sample(range(len(rows)), max(0, len(rows) - rng.randint(0, 2))))).long(),
+            adapters=torch.tensor(owners, dtype=torch.int32) if max(owners) >= 0 else None,
+        )
+        for row, length in zip(rows, lengths, strict=True):
+            done[row] += length
+
+
+@pytest.mark.parametrize("threads", [1, 2, 5])
+def test_the_fused_forward_equals_its_parts(
+    base: Path,
+    adapters: dict[str, Path],
+    kernels: LoraKernels,
+    texts: list[tuple[str | None, torch.Tensor]],
+    threads: int,
+) -> None:
+    whole, parts = (model_with(base, adapters, "f32", kernels) for _ in range(2))
+    torch.set_num_threads(threads)
+    assert whole._fused_forward is not None
+    parts._fused_forward = None
+    mixed = 0
+    for batch in steps(texts, list(adapters)):
+        assert torch.equal(whole.forward(batch), parts.forward(batch))
+        mixed += batch.adapters is not None
+    assert mixed > 20
+    assert torch.equal(whole.memory, parts.memory)
+
+
+@pytest.mark.parametrize(
+    ("field", "changed", "says"),
+    [
+        ("places", lambda given: given[:, :1].contiguous(), "the model's linears"),
+        ("places", lambda given: given + 10**9, "lies outside"),
+        ("memory", lambda given: given.double(), "memory: must be contiguous Float"),
+        ("all", lambda given: Groups(2, given.firsts, given.order + 1), "order: must be tokens"),
+        ("last", lambda given: Groups(2, given.firsts.flip(0), given.order), "firsts: must"),
+    ],
+)
+def test_invalid_low_rank_arrays_are_refused(
+    base: Path,
+    adapters: dict[str, Path],
+    kernels: LoraKernels,
+    monkeypatch: pytest.MonkeyPatch,
+    field: str,
+    changed: Callable[[Any], Any],
+    says: str,
+) -> None:
+    model = model_with(base, adapters, "f32", kernels)
+    made = LoraDelta.low_rank
+
+    def wrong(own: LoraDelta, last: torch.Tensor) -> LowRank:
+        right = made(own, last)
+        assert right is not None
+        return replace(right, **{field: changed(getattr(right, field))})
+
+    monkeypatch.setattr(LoraDelta, "low_rank", wrong)
+    rows = torch.tensor([0, 1], dtype=torch.int32)
+    with pytest.raises(RuntimeError, match=says):
+        model.forward(StepBatch(torch.tensor([5, 6]), rows, rows * 0, rows * 0 + 1, torch.tensor([0, 1]), rows))
+
+
+def test_adapters_change_the_logits(
+    adapters: dict[str, Path], texts: list[tuple[str | None, torch.Tensor]], expected: list[torch.Tensor], base: Path
+) -> None:
+    plain = peft_logits(base, adapters, [(None, tokens) for _, tokens in texts])
+    for (name, _), one, other in zip(texts, expected, plain, strict=True):
+        assert (name is None) == torch.equal(one, other)
+        assert name is None or float((one - other).abs().max() / other.abs().max()) > 0.05
+
+
+def test_a_model_without_adapters_refuses_them(base: Path) -> None:
+    model = DecodeModel.load(
+        base, precision="f32", slots=1, max_length=8, threads=1, cache_dir=KERNELS, log=lambda text: None
+    )
+    one = torch.tensor([0], dtype=torch.int32)
+    batch = StepBatch(torch.tensor([5]), one, one, one + 1, torch.tensor([0]), one)
+    with pytest.raises(InvalidInputError, match="adapters"):
+        model.forward(batch)

@@ -1,0 +1,209 @@
+"""Predictors of answer lengths and of the next adapters."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from shapeshift.adapter_cache.interfaces import AdapterInfo, PredictionInput
+from shapeshift.adapter_cache.policy.length_prediction import Oracle, Regressor, RunningMean
+from shapeshift.adapter_cache.policy.prefetch import MIN_GAPS, GapHistograms
+from shapeshift.adapter_cache.prompt_embedding import EmbeddingPredictor
+from shapeshift.errors import InvalidInputError
+
+
+def prediction_input(adapter: str | None = None, most: int = 100, **known: object) -> PredictionInput:
+    return PredictionInput(adapter, 10, most, **known)  # type: ignore[arg-type]
+
+
+def test_a_running_mean_is_each_adapters_own() -> None:
+    mean = RunningMean()
+    assert mean.predict(prediction_input("a")) == 100, "no answer yet"
+    for tokens in (10, 20, 30):
+        mean.learn(prediction_input("a"), tokens)
+    mean.learn(prediction_input(None), 60)
+    assert (mean.predict(prediction_input("a")), mean.predict(prediction_input(None))) == (20, 60)
+    assert mean.predict(prediction_input("new")) == 30, "the mean over all"
+    assert mean.predict(prediction_input("a", most=5)) == 5
+
+
+def test_a_running_mean_follows_a_change() -> None:
+    mean = RunningMean(memory=20)
+    for _ in range(500):
+        mean.learn(prediction_input("a"), 10)
+    for _ in range(60):
+        mean.learn(prediction_input("a"), 90)
+    assert 80 <= mean.predict(prediction_input("a")) <= 90
+
+
+def test_adapters_without_recent_requests_are_forgotten() -> None:
+    mean = RunningMean(max_adapters=3)
+    for name in "abcda":
+        mean.learn(prediction_input(name), 50)
+    mean.learn(prediction_input("e"), 8)
+    assert set(mean._means) == {"d", "a", "e"}
+
+
+def test_a_running_mean_is_for_any_thread() -> None:
+    mean = RunningMean()
+
+    def work() -> None:
+        for _ in range(2000):
+            mean.learn(prediction_input("a"), 40)
+            assert mean.predict(prediction_input("a")) == 40
+
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert mean.predict(prediction_input("a")) == 40
+
+
+def lengths(count: int, seed: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Embeddings, prompts' tokens, and answers' tokens that follow from both, with noise."""
+    rng = np.random.default_rng(seed)
+    embeddings = rng.standard_normal((count, 8))
+    prompts = rng.integers(1, 200, count)
+    exponents = 3 + embeddings @ np.linspace(-0.4, 0.4, 8) + 0.2 * np.log1p(prompts)
+    return embeddings, prompts, np.exp(exponents + rng.normal(0, 0.1, count)).astype(int) + 1
+
+
+def test_a_regressor_learns_what_a_mean_cannot(tmp_path: Path) -> None:
+    Regressor.train(*lengths(500, 0)).save(tmp_path / "weights.npy")
+    regressor, mean = Regressor.load(tmp_path / "weights.npy"), RunningMean()
+    embeddings, prompts, answers = lengths(200, 1)
+    errors: dict[str, list[float]] = {"regressor": [], "mean": []}
+    for embedding, prompt, answer in zip(embeddings, prompts, answers, strict=True):
+        given = PredictionInput(None, int(prompt), 10_000, embedding)
+        errors["regressor"].append(abs(np.log(regressor.predict(given) / answer)))
+        errors["mean"].append(abs(np.log(mean.predict(given) / answer)))
+        mean.learn(given, int(answer))
+    assert np.mean(errors["regressor"]) < 0.4 * np.mean(errors["mean"][20:])
+    assert regressor.predict(PredictionInput(None, 10, 3, embeddings[0])) <= 3
+
+
+def test_a_regressor_without_an_embedding_falls_back() -> None:
+    regressor = Regressor(np.zeros(4))
+    regressor.learn(prediction_input("a"), 12)
+    assert regressor.predict(prediction_input("a")) == 12
+    assert regressor.predict(prediction_input("a", embedding=np.ones(2))) == 1
+    with pytest.raises(InvalidInputError, match=r"embedding: got \(3,\); must be \[2\]"):
+        regressor.predict(prediction_input("a", embedding=np.ones(3)))
+
+
+def test_invalid_weights_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(InvalidInputError, match="predictor"):
+        Regressor.load(tmp_path / "absent.npy")
+    np.save(tmp_path / "objects.npy", np.array([{}], dtype=object), allow_pickle=True)
+    with pytest.raises(InvalidInputError, match="predictor"):
+        Regressor.load(tmp_path / "objects.npy")
+    for bad in (np.full(4, np.nan), np.ones(2), np.ones((3, 3))):
+        with pytest.raises(InvalidInputError, match="weights"):
+            Regressor(bad)
+
+
+class EmbeddingModel:
+    """Triton's side of a call to the embedding model, which fails if there is no `embedding`."""
+
+    def __init__(self, embedding: np.ndarray | None) -> None:
+        self.embedding = embedding
+        self.texts: list[bytes] = []
+
+    def Tensor(self, name: str, array: np.ndarray) -> SimpleNamespace:  # noqa: N802  Triton's name
+        return SimpleNamespace(name=name, as_numpy=lambda: array)
+
+    def InferenceRequest(self, **fields: Any) -> SimpleNamespace:  # noqa: N802  Triton's name
+        return SimpleNamespace(exec=lambda: self._respond(**fields))
+
+    def _respond(self, model_name: str, inputs: list[Any], **others: object) -> SimpleNamespace:
+        assert model_name == "encode"
+        self.texts.append(inputs[0].as_numpy()[0, 0])
+        if self.embedding is None:
+            raise RuntimeError("no such model")
+        return SimpleNamespace(
+            has_error=lambda: False, output_tensors=lambda: [self.Tensor("EMBEDDING", self.embedding[None])]
+        )
+
+
+def test_an_embedding_predictor_calls_its_model_and_logs_one_failure(tmp_path: Path) -> None:
+    Regressor(np.array([1.0, 2.0, 0.0, 0.0])).save(tmp_path / "weights.npy")
+    lines: list[str] = []
+    model = EmbeddingModel(np.array([0.5, 1.0]))
+    predictor = EmbeddingPredictor(model, "encode", tmp_path / "weights.npy", lines.append)
+    assert predictor.predict(prediction_input("a", text=b"hello")) == round(np.expm1(2.5))
+    assert model.texts == [b"hello"] and lines == []
+    model.embedding = None
+    predictor.learn(prediction_input("a"), 7)
+    assert [predictor.predict(prediction_input("a")) for _ in range(2)] == [7, 7]
+    assert lines == ["answer lengths are predicted without embeddings of model encode: no such model"]
+
+
+@pytest.mark.parametrize("accuracy", [1.0, 0.8, 0.6])
+def test_an_oracle_has_the_given_accuracy(accuracy: float) -> None:
+    oracle = Oracle(accuracy, seed=1)
+    guesses = [oracle.predict(prediction_input(most=5000, truth=77)) for _ in range(4000)]
+    assert np.mean(np.array(guesses) == 77) == pytest.approx(accuracy, abs=0.02)
+    assert all(1 <= guess <= 5000 for guess in guesses)
+
+
+def test_an_oracle_needs_the_truth() -> None:
+    with pytest.raises(InvalidInputError, match="truth"):
+        Oracle(1.0).predict(prediction_input())
+    with pytest.raises(InvalidInputError, match="accuracy: got 1.5; 0 to 1"):
+        Oracle(1.5)
+
+
+# The next adapters.
+
+
+def test_regular_requests_are_predicted_when_they_are_due() -> None:
+    histograms = GapHistograms()
+    for turn in range(20):
+        histograms.record("even", turn * 10.0)
+    last = 190.0
+    assert histograms.probability("even", last + 0.5, 1.0) == 0
+    assert histograms.probability("even", last + 7.0, 5.0) > 0.9
+    assert histograms.probability("even", last + 1000.0, 5.0) == 0, "all gaps have passed"
+
+
+def test_the_probabilities_of_a_poisson_process_follow_its_rate() -> None:
+    rng, histograms, now = np.random.default_rng(0), GapHistograms(), 0.0
+    for gap in rng.exponential(4.0, 3000):
+        now += gap
+        histograms.record("a", now)
+    for waited in (0.0, 2.0, 6.0):
+        assert histograms.probability("a", now + waited, 3.0) == pytest.approx(1 - np.exp(-3 / 4), abs=0.07)
+
+
+def test_few_gaps_predict_nothing() -> None:
+    histograms = GapHistograms(max_adapters=2)
+    for turn in range(MIN_GAPS):
+        histograms.record("a", float(turn))
+    assert histograms.probability("a", 3.5, 5.0) == 0 and histograms.probability("never", 3.5, 5.0) == 0
+    histograms.record("a", float(MIN_GAPS))
+    assert histograms.probability("a", MIN_GAPS + 0.1, 5.0) > 0.5
+    histograms.record("b", 10.0)
+    histograms.record("c", 11.0)
+    assert set(histograms._gaps) == {"b", "c"}
+
+
+def test_a_plan_fills_idle_memory_with_the_likeliest() -> None:
+    histograms = GapHistograms()
+    gaps = {"often": 1.0, "sometimes": 3.0, "seldom": 500.0, "here": 1.0, "large": 1.0}
+    for name, gap in gaps.items():
+        for turn in range(10):
+            histograms.record(name, 5000.0 - gap * (9 - turn))
+    adapters = [AdapterInfo(name, 8, 100 if name == "large" else 10) for name in gaps]
+    now = 5000.5
+    assert histograms.plan(adapters, {"here"}, 25, now) == ["often", "sometimes"]
+    assert histograms.plan(adapters, {"here"}, 15, now) == ["often"]
+    assert histograms.plan(adapters, {"here"}, 500, now) == ["large", "often", "sometimes"]
+    assert histograms.plan(adapters, set(gaps), 500, now) == []
+    with pytest.raises(InvalidInputError, match="horizon_s"):
+        histograms.plan(adapters, set(), 5, now, horizon_s=0.0)

@@ -1,0 +1,60 @@
+"""docs/sidecar.md held against the code."""
+
+from __future__ import annotations
+
+import argparse
+import re
+from typing import Any
+
+import pytest
+from docs_pages import PROJECT, code, prose, table
+
+from shapeshift.cli import sidecar, status
+from shapeshift.polymorph.settings import PlacementSettings, PolymorphSettings
+from shapeshift.settings import names
+from shapeshift.sidecar import child, health, run_files
+from shapeshift.sidecar.settings import SidecarSettings
+
+PAGE = PROJECT / "docs" / "sidecar.md"
+
+
+@pytest.mark.parametrize(("heading", "module"), [("Run it yourself", sidecar), ("Status", status)])
+def test_options_are_those_of_the_code(heading: str, module: Any) -> None:
+    parser = argparse.ArgumentParser(add_help=False)
+    module.add_arguments(parser)
+    documented = {code(row[0]).split()[0]: code(row[1]) for row in table(PAGE, heading)}
+    declared = {action.option_strings[0]: action.default for action in parser._actions}
+    assert documented.keys() == declared.keys()
+    stated = {name: str(default) for name, default in declared.items() if default not in (None, False)}
+    assert {name: documented[name] for name in stated} == stated
+
+
+def test_files_are_those_of_the_code() -> None:
+    documented = {code(row[0]) for row in table(PAGE, "Files")}
+    assert documented == {child.LOG_FILE, run_files.REPORT_FILE, run_files.LOCK_FILE, run_files.FREEZE_FILE}
+
+
+def test_parameters_are_those_of_the_code() -> None:
+    documented = {name for row in table(PAGE, "Parameters") for name in re.findall(r"`([^`]+)`", row[0])}
+    assert documented <= names(PolymorphSettings, PlacementSettings) | {"profile"}
+    used = {"placement", "workers", "worker_pool", "allocation", "bin_edges", "profile"}
+    assert used <= documented
+
+
+def test_numbers_are_those_of_the_code() -> None:
+    text = " ".join(prose(PAGE).split())
+    limits, own = health.HealthLimits(), SidecarSettings()
+    for statement in (
+        f"stood still in {limits.absent} scrapes in a row",
+        f"{limits.ended} scrapes are enough",
+        f"stood still in {limits.unknown} scrapes and",
+        f"or in {limits.hung} scrapes although",
+        f"in {limits.silent} scrapes there was no heartbeat",
+        f"every {own.plan_period_s:g} s",
+        f"every {own.scale_period_s:g} s",
+        f"fewer than {own.min_texts} texts",
+        f"better by {100 * own.min_gain:g}%",
+        f"at {100 * own.assumed_utilization:g}% of the greatest load",
+        f"after {own.load_timeout_s / 60:g} minutes it counts as failed",
+    ):
+        assert statement in text, statement

@@ -1,0 +1,160 @@
+"""The inputs of a request, one at a time."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import numpy as np
+import pytest
+
+from shapeshift.errors import InvalidInputError
+from shapeshift.fused_decode.sampling_params import RETURNS, ParsedRequest, RequestParser, SamplingParams
+from tests.fakes import PbUtils, Request
+
+KINDS: dict[str, Any] = {"max_tokens": np.int32, "top_k": np.int32, "seed": np.int64}
+FLOATS = ("temperature", "top_p", "min_p", "repetition_penalty")
+TEXTS = ("text_input", "sampling_parameters", "stop", "stop_id")
+
+
+def tensor(name: str, value: Any) -> np.ndarray:
+    """The values as Triton delivers them."""
+    if name in TEXTS:
+        values = value if isinstance(value, list) else [value]
+        return np.array([text.encode() if isinstance(text, str) else text for text in values], dtype=object)
+    return np.array([value], KINDS.get(name, np.float32 if name in FLOATS else bool))
+
+
+def request(**inputs: Any) -> Request:
+    return Request(**{name: tensor(name, value) for name, value in inputs.items()})
+
+
+def read(**inputs: Any) -> ParsedRequest:
+    return RequestParser(PbUtils(), 1000).parse(request(**{"text_input": "a", **inputs}))
+
+
+def sampling(**given: Any) -> str:
+    return json.dumps(given)
+
+
+def test_defaults() -> None:
+    fields = read(text_input="über")
+    assert fields == ParsedRequest("über".encode(), SamplingParams(), False, False, frozenset())
+
+
+EVERYTHING = {
+    "max_tokens": 7,
+    "temperature": 0.5,
+    "top_k": 40,
+    "top_p": 0.75,
+    "min_p": 0.25,
+    "repetition_penalty": 1.5,
+    "seed": -3,
+    "stop": ["a", "ü"],
+    "ignore_eos": True,
+}
+
+
+def test_inputs_and_sampling_parameters_mean_the_same() -> None:
+    wanted = SamplingParams(**{**EVERYTHING, "stop": ("a", "ü")})
+    assert read(**EVERYTHING).sampling_params == wanted
+    assert read(sampling_parameters=sampling(**EVERYTHING)).sampling_params == wanted
+    half = {name: EVERYTHING[name] for name in ("max_tokens", "stop", "top_p")}
+    others = {name: value for name, value in EVERYTHING.items() if name not in half}
+    assert read(**half, sampling_parameters=sampling(**others)).sampling_params == wanted
+
+
+def test_numbers_may_come_as_text_in_sampling_parameters_and_null_is_the_default() -> None:
+    given = sampling(max_tokens="12", temperature="0.5", ignore_eos="true", stop="x", seed=None)
+    wanted = SamplingParams(max_tokens=12, temperature=0.5, ignore_eos=True, stop=("x",))
+    assert read(sampling_parameters=given).sampling_params == wanted
+    assert read(sampling_parameters="").sampling_params == SamplingParams()
+
+
+def test_the_form_of_the_answer() -> None:
+    fields = read(stream=True, exclude_input_in_output=True, **dict.fromkeys(RETURNS, True))
+    assert fields.stream and not fields.echo
+    assert fields.outputs == {output for outputs in RETURNS.values() for output in outputs}
+    assert read(exclude_input_in_output=False).echo
+    assert read(return_finish_reason=False).outputs == frozenset()
+
+
+def test_limits_are_inclusive() -> None:
+    assert read(top_k=1000).sampling_params.top_k == 1000
+    assert read(top_k=-1, top_p=1.0, min_p=1.0, temperature=0.0).sampling_params.top_k == -1
+    assert read(seed=2**63 - 1).sampling_params.seed == 2**63 - 1
+    assert len(read(stop=["x" * 256] * 16).sampling_params.stop) == 16
+
+
+REFUSED: list[tuple[dict[str, Any], str]] = [
+    ({"max_tokens": 0}, "max_tokens: got 0; a whole number at least 1"),
+    ({"max_tokens": -4}, "max_tokens: got -4; a whole number at least 1"),
+    ({"temperature": -0.5}, "temperature: got -0.5; a number at least 0"),
+    ({"temperature": float("nan")}, "temperature: got nan; a number at least 0"),
+    ({"temperature": float("inf")}, "temperature: got inf"),
+    ({"top_k": -2}, "top_k: got -2; a whole number at least -1 and at most 1000"),
+    ({"top_k": 1001}, "top_k: got 1001; a whole number at least -1 and at most 1000"),
+    ({"top_p": 0.0}, "top_p: got 0.0; a number at most 1 and above 0"),
+    ({"top_p": 1.5}, "top_p: got 1.5"),
+    ({"top_p": float("nan")}, "top_p: got nan"),
+    ({"min_p": -0.5}, "min_p: got -0.5; a number at least 0 and at most 1"),
+    ({"min_p": 2.0}, "min_p: got 2.0"),
+    ({"repetition_penalty": 0.0}, "repetition_penalty: got 0.0; a number above 0"),
+    ({"repetition_penalty": float("inf")}, "repetition_penalty: got inf"),
+    ({"stop": [""]}, "stop[0]: got ''; a text of 1 to 256 characters"),
+    ({"stop": ["a", "x" * 257]}, "stop[1]: got "),
+    ({"stop": [b"\xff"]}, "stop[0]: got b'\\xff'; valid UTF-8 (byte 0 is not)"),
+    ({"stop": ["a"] * 17}, "stop: got '17 texts'; at most 16"),
+    (
+        {"stream": True, "exclude_input_in_output": False},
+        "exclude_input_in_output: got False; true when stream is true",
+    ),
+    ({"sampling_parameters": "{"}, "sampling_parameters: got '{'; JSON ("),
+    ({"sampling_parameters": "[" * 100_000}, "sampling_parameters: got "),
+    ({"sampling_parameters": "[1]"}, "sampling_parameters: got '[1]'; a JSON object"),
+    ({"sampling_parameters": b"\xff{}"}, "sampling_parameters: got b'\\xff{}'; valid UTF-8"),
+    (
+        {"sampling_parameters": sampling(n=2)},
+        "sampling_parameters n: got 2; unknown key; known: ignore_eos, max",
+    ),
+    ({"sampling_parameters": sampling(max_tokens=1.5)}, "max_tokens: got 1.5; a whole number at least 1"),
+    ({"sampling_parameters": sampling(max_tokens=True)}, "max_tokens: got True; a whole number"),
+    ({"sampling_parameters": sampling(max_tokens="many")}, "max_tokens: got 'many'; a whole number"),
+    ({"sampling_parameters": '{"temperature": NaN}'}, "temperature: got nan"),
+    ({"sampling_parameters": sampling(seed=2**63)}, "seed: got 9223372036854775808"),
+    ({"sampling_parameters": sampling(ignore_eos=1)}, "ignore_eos: got 1; true or false"),
+    ({"sampling_parameters": sampling(stop=[1])}, "stop[0]: got 1; a text"),
+    ({"sampling_parameters": sampling(stop={"a": 1})}, "stop: got {'a': 1}; a list"),
+    ({"top_k": 5, "sampling_parameters": sampling(top_k=5)}, "top_k: got 5; once: as an input or in"),
+]
+
+
+@pytest.mark.parametrize(("inputs", "message"), REFUSED)
+def test_an_invalid_value_is_named(inputs: dict[str, Any], message: str) -> None:
+    with pytest.raises(InvalidInputError) as caught:
+        read(**inputs)
+    assert message in str(caught.value)
+
+
+def test_more_than_one_value_is_refused() -> None:
+    two = Request(text_input=tensor("text_input", ["a", "b"]))
+    with pytest.raises(InvalidInputError, match="text_input: got '2 values'; one value"):
+        RequestParser(PbUtils(), 10).parse(two)
+
+
+def test_without_text() -> None:
+    with pytest.raises(InvalidInputError, match="text_input: got None; this input is required"):
+        RequestParser(PbUtils(), 10).parse(request(max_tokens=3))
+
+
+def test_stop_id() -> None:
+    reader = RequestParser(PbUtils(), 10)
+    assert reader.stop_id(request(text_input="a")) is None
+    assert reader.stop_id(request(stop_id="me")) == "me"
+    for inputs, message in (
+        ({"stop_id": "me", "text_input": "a"}, "stop_id: got 'me'; alone"),
+        ({"stop_id": ""}, "stop_id: got ''"),
+        ({"stop_id": b"\xff"}, "stop_id: got b'\\\\xff'; valid UTF-8"),
+    ):
+        with pytest.raises(InvalidInputError, match=message):
+            reader.stop_id(request(**inputs))

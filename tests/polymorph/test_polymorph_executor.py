@@ -1,0 +1,213 @@
+"""Fronts of every placement over the same engines: answers do not depend on the placement."""
+
+from __future__ import annotations
+
+import random
+import threading
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from shapeshift.engines import manifest
+from shapeshift.engines.execution.executor import EngineExecutor
+from shapeshift.errors import EngineError, InvalidInputError, ModelDiedError, ModelGoneError, ShapeshiftError
+from shapeshift.polymorph.executor import _pack_limits, open_executor
+from shapeshift.polymorph.front import TextFront
+from shapeshift.polymorph.policy.algorithms import DISPATCHERS
+from shapeshift.polymorph.router import router
+from shapeshift.polymorph.router.router import Router
+from shapeshift.polymorph.router.worker_client import WorkerClient, WorkerInfo, WrongBinError
+from shapeshift.polymorph.settings import PlacementSettings, PolymorphSettings
+from shapeshift.polymorph.worker import TextWorker
+from tests.fakes import InferenceResponse, PbUtils, Request, Tensor, TritonError, TritonModelException, ids_request
+from tests.waiting import wait_for
+
+ROWS = [[[random.Random(own).randint(1, 30000)] * (1 + own * 7 % 130)] * (1 + own % 3) for own in range(60)]
+
+
+class Server:
+    """The server as a router sees it: passes requests to workers, each of which runs one at a time."""
+
+    def __init__(self, pb_utils: PbUtils) -> None:
+        self.workers: dict[str, TextWorker] = {}
+        self.asked: set[str] = set()
+        self._locks: dict[str, threading.Lock] = {}
+        pb_utils.InferenceRequest = self._request
+
+    def add(self, name: str, worker: TextWorker) -> None:
+        self._locks[name] = threading.Lock()
+        self.workers[name] = worker
+
+    def _request(self, model_name: str, requested_output_names: Sequence[str], inputs: Sequence[Tensor]) -> Any:
+        request = Request(requested_output_names, **{tensor.name(): tensor.as_numpy() for tensor in inputs})
+
+        self.asked.add(model_name)
+
+        def answer() -> InferenceResponse:
+            if model_name not in self.workers:
+                raise TritonModelException(f"Model '{model_name}' is not ready.")
+            with self._locks[model_name]:
+                return self.workers[model_name].execute([request])[0]
+
+        request.exec = answer  # type: ignore[attr-defined]
+        return request
+
+
+@pytest.fixture
+def server(pb_utils: PbUtils, monkeypatch: pytest.MonkeyPatch) -> Server:
+    # A busy machine is not what is tried here.
+    monkeypatch.setattr(router, "_MIN_TIMEOUT_S", 60.0)
+    monkeypatch.setattr(router, "_PROBE_S", 0.05)
+    return Server(pb_utils)
+
+
+def exported(pb_utils: PbUtils) -> set[tuple[str, str]]:
+    """The series with a worker's name, and that."""
+    return {(name, dict(labels).get("worker", "")) for name, labels in list(pb_utils.metrics)}
+
+
+def vectors(front: TextFront) -> list[np.ndarray]:
+    """What a front gives for all of ROWS."""
+    requests = [ids_request(*rows) for rows in ROWS]
+    front.execute(requests)
+    return [request.vectors() for request in requests]
+
+
+@pytest.mark.parametrize(
+    ("placement", "bins", "parameters"),
+    [
+        ("resident", (0, 0), {}),
+        *(("partitioned", (16, 64, 512), {"dispatch": own}) for own in DISPATCHERS),
+        ("partitioned", (512, 0, 16), {"packing": False}),
+    ],
+)
+def test_every_placement_gives_the_same_vectors(
+    make_front: Callable[..., TextFront],
+    make_worker: Callable[..., TextWorker],
+    server: Server,
+    placement: str,
+    bins: tuple[int, ...],
+    parameters: dict[str, object],
+) -> None:
+    fleet = {"placement": placement, "workers": len(bins), "max_workers": 4, "slo_ms": 100}
+    front = make_front(**fleet, **parameters)
+    for number, edge in enumerate(bins):
+        server.add(f"front_w{number:02d}", make_worker(number, bin=edge))
+    got = vectors(front)
+    assert isinstance(front._executor, Router)
+    wait_for(lambda: front._executor.waiting == front._executor.running == 0)
+    wait_for(lambda: server.asked == {f"front_w{number:02d}" for number in range(4)})
+    for own, wanted in zip(got, vectors(make_front()), strict=True):
+        np.testing.assert_array_equal(own, wanted)
+
+
+def test_inline_has_no_workers(make_front: Callable[..., TextFront], server: Server) -> None:
+    front = make_front()
+    vectors(front)
+    assert isinstance(front._executor, EngineExecutor) and not server.asked
+
+
+def test_a_front_exports_its_workers(
+    make_front: Callable[..., TextFront], make_worker: Callable[..., TextWorker], server: Server, pb_utils: PbUtils
+) -> None:
+    front = make_front(placement="resident", workers=2)
+    server.add("front_w01", make_worker(1, PbUtils()))
+    vectors(front)
+    names = ("front_w00", "front_w01")
+    # Exported once a second, in this order.
+    wait_for(lambda: ("shapeshift_worker_timeouts", names[1]) in exported(pb_utils))
+    wait_for(lambda: pb_utils.metric("shapeshift_worker_rows_total") == sum(map(len, ROWS)))
+    assert pb_utils.metric("shapeshift_workers_joined", model="front") == 1
+    for name in names:
+        wait_for(lambda name=name: pb_utils.metric("shapeshift_worker_outstanding", worker=name) == 0)
+        assert pb_utils.metric("shapeshift_worker_timeouts", worker=name) == 0
+    assert "front: front_w01: joined, bin any, generation 0" in pb_utils.Logger.lines
+
+
+@pytest.mark.parametrize("settings", [{"placement": "auto", "max_workers": 2}, {"placement": "resident"}])
+def test_a_placement_that_make_engines_has_not_set_is_refused(
+    front_args: Callable[..., object], pb_utils: PbUtils, tmp_path: Path, settings: dict[str, Any]
+) -> None:
+    front_args()
+    folder = tmp_path / "build" / "engines" / "front"
+    with pytest.raises(InvalidInputError, match="placement, max_workers: got .*; set by `make engines`"):
+        open_executor(
+            pb_utils,
+            "f",
+            manifest.load(folder),
+            folder,
+            PolymorphSettings(**settings),
+            PlacementSettings(),
+            pytest.fail,
+        )
+
+
+def test_a_static_engine_is_filled_and_the_dynamic_one_is_not(
+    front_args: Callable[..., object], tmp_path: Path
+) -> None:
+    front_args()
+    made = manifest.load(tmp_path / "build" / "engines" / "front")
+    limits = _pack_limits(made, PolymorphSettings(pack_tokens=100))
+    assert [limits(edge) for edge in (16, 64, 512, 0)] == [(16, 4), (64, 16), (100, 16), (100, 16)]
+    assert _pack_limits(made, PolymorphSettings(pack_tokens=10**6))(0) == (512, 16)
+
+
+@pytest.mark.parametrize("edges", ["[16, 16]", "[0, 4]", "[4, 2]", '["a"]', "4", "{", "[1.5]"])
+def test_invalid_bin_edges_are_refused(edges: str) -> None:
+    with pytest.raises(InvalidInputError, match="bin_edges: got .*; a JSON list of whole numbers, ascending"):
+        PlacementSettings(bin_edges=edges).edges()
+
+
+# What the server's errors mean.
+
+
+class Answering:
+    """A request with a given end."""
+
+    def __init__(self, end: Callable[[], InferenceResponse]) -> None:
+        self.exec = end
+
+
+def client(end: Callable[[], InferenceResponse]) -> WorkerClient:
+    pb_utils = PbUtils()
+    pb_utils.InferenceRequest = lambda **_: Answering(end)
+    return WorkerClient(pb_utils, ["EMBEDDING"])
+
+
+@pytest.mark.parametrize(
+    ("text", "code", "kind"),
+    [
+        ("Request for unknown model: 'w' is not found", TritonError.NOT_FOUND, ModelGoneError),
+        ("Model 'w' is not ready", TritonError.UNAVAILABLE, ModelGoneError),
+        ("Stub process 'w_0' is not healthy.", TritonError.INTERNAL, ModelDiedError),
+        ("LENGTHS: 17 tokens in all; this worker takes 16", TritonError.UNSUPPORTED, WrongBinError),
+        ("RuntimeError: out of luck", TritonError.INTERNAL, EngineError),
+    ],
+)
+@pytest.mark.parametrize("raised", [False, True])
+def test_what_an_error_means(text: str, code: int, kind: type[ShapeshiftError], raised: bool) -> None:
+    def end() -> InferenceResponse:
+        if raised:
+            raise TritonModelException(text)
+        return InferenceResponse(error=TritonError(text, code))
+
+    with pytest.raises(ShapeshiftError) as caught:
+        client(end).call("w", [np.ones(3, np.int64)])
+    # What is raised carries no code.
+    assert type(caught.value) is (EngineError if raised and kind is WrongBinError else kind)
+    assert str(caught.value) == text
+
+
+def test_an_answer_is_copied_and_counted() -> None:
+    values = np.arange(6, dtype=np.float32).reshape(2, 3)
+    answer = InferenceResponse([Tensor("STATE", np.array([64, 2, 99])), Tensor("EMBEDDING", values)])
+    caller = client(lambda: answer)
+    found, state = caller.call("w", [np.ones(3, np.int64)] * 2)
+    assert state == WorkerInfo(bin=64, generation=2, pid=99) and list(found) == ["EMBEDDING"]
+    values[:] = 0
+    assert found["EMBEDDING"].tolist() == [[0, 1, 2], [3, 4, 5]]
+    with pytest.raises(EngineError, match="another number of texts than 3"):
+        caller.call("w", [np.ones(3, np.int64)] * 3)

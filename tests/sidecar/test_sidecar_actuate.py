@@ -1,0 +1,182 @@
+"""Applying actions to a fake server."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+
+import pytest
+
+from shapeshift.errors import EngineError
+from shapeshift.sidecar.actuate import Actuator
+from shapeshift.sidecar.journal import Journal
+from shapeshift.sidecar.policy.moves import Action
+from tests.sidecar.fakes import FakeServer
+
+
+class Case:
+    """A fake server with three workers loaded, an actuator, and its log."""
+
+    def __init__(self, repositories: tuple[Path, ...] = ()) -> None:
+        self.server = FakeServer()
+        self.server.add_front()
+        self.log: list[str] = []
+        self.blocked = ""
+        journal = Journal(self.log.append, lambda values: None, {})
+        self.actuator = Actuator(self.server, repositories, journal, lambda: self.blocked, 300.0)
+        loads = [Action("load", f"enc_w{number:02d}", bin_) for number, bin_ in enumerate((32, 128, 512))]
+        assert self.actuator.apply([loads]).failed == ""
+        self.server.calls.clear()
+
+
+@pytest.fixture
+def case() -> Case:
+    return Case()
+
+
+def test_batches_are_applied_in_order(case: Case) -> None:
+    assert case.server.bins() == {"enc_w00": "32", "enc_w01": "128", "enc_w02": "512"}
+    batches = [
+        [Action("change", "enc_w00", 512, 32)],
+        [Action("change", "enc_w01", 32, 128)],
+        [Action("unload", "enc_w02", before=512)],
+    ]
+    outcome = case.actuator.apply(batches)
+    assert outcome.failed == ""
+    assert list(outcome.done) == [batch[0] for batch in batches]
+    assert case.server.calls == [("load", "enc_w00", "512"), ("load", "enc_w01", "32"), ("unload", "enc_w02", "")]
+    assert case.server.bins() == {"enc_w00": "512", "enc_w01": "32"}
+    assert case.server.parameter("enc_w00", "generation") == "0"
+
+
+def test_a_load_that_fails_keeps_the_last_good_plan(case: Case) -> None:
+    case.server.fails = lambda name, bin_: "no such engine" if (name, bin_) == ("enc_w01", "32") else None
+    before = case.server.bins()
+    batches = [
+        [Action("change", "enc_w00", 512, 32)],
+        [Action("change", "enc_w01", 32, 128)],
+        [Action("unload", "enc_w02", before=512)],
+    ]
+    outcome = case.actuator.apply(batches)
+    assert outcome.done == ()
+    assert "no such engine" in outcome.failed
+    assert case.server.bins() == before
+    assert any("enc_w01 128 -> 32: no such engine" in line for line in case.log)
+    assert case.actuator.backoff.wait_s("enc_w01", 0.0) > 0
+
+
+def test_a_failed_rollback_is_reported(case: Case) -> None:
+    case.server.fails = lambda name, bin_: "broken" if (name, bin_) in {("enc_w01", "32"), ("enc_w00", "32")} else None
+    outcome = case.actuator.apply([[Action("change", "enc_w00", 512, 32)], [Action("change", "enc_w01", 32, 128)]])
+    assert [action.worker for action in outcome.done] == ["enc_w00"]
+    assert case.server.bins()["enc_w00"] == "512"
+
+
+def test_keep_going_applies_the_rest_after_a_failure(case: Case) -> None:
+    case.server.fails = lambda name, bin_: "broken" if name == "enc_w03" else None
+    loads = [[Action("load", f"enc_w0{number}", 512)] for number in (3, 4)]
+    outcome = case.actuator.apply(loads, keep_going=True)
+    assert [action.worker for action in outcome.done] == ["enc_w04"]
+    assert "enc_w03" in outcome.failed
+
+
+def test_a_worker_without_a_folder(case: Case) -> None:
+    outcome = case.actuator.apply([[Action("load", "enc_w77", 512)]])
+    assert "failed to poll" in outcome.failed
+
+
+def test_a_reload_raises_the_generation_each_time(case: Case) -> None:
+    case.server.fails = lambda name, bin_: "not now"
+    assert not case.actuator.reload("enc_w01", "dead")
+    case.actuator.backoff._attempts.clear()
+    case.server.fails = lambda name, bin_: None
+    assert case.actuator.reload("enc_w01", "dead")
+    # One above the failed attempt: the server ignores a load with the configuration that it got last.
+    assert case.server.parameter("enc_w01", "generation") == "2"
+    assert case.server.bins()["enc_w01"] == "128"
+
+
+def test_a_reload_that_did_not_help_is_followed_by_a_backoff(case: Case) -> None:
+    assert case.actuator.reload("enc_w01", "dead")
+    loads = len(case.server.calls)
+    for _ in range(5):
+        assert not case.actuator.reload("enc_w01", "dead")
+    assert len(case.server.calls) == loads
+    assert sum("waiting before" in line for line in case.log) == 1
+
+
+def test_a_front_is_reloaded_too(case: Case) -> None:
+    assert case.actuator.reload("enc", "dead")
+    assert case.server.parameter("enc", "generation") == "1"
+    assert case.server.parameter("enc", "slo_ms") == "300"
+
+
+@pytest.mark.parametrize("blocked", ["frozen", "dry run"])
+def test_no_change_while_blocked(case: Case, blocked: str) -> None:
+    case.blocked = blocked
+    before = case.server.bins()
+    assert not case.actuator.reload("enc_w01", "dead")
+    assert case.actuator.apply([[Action("unload", "enc_w01", before=128)]]).failed.endswith(blocked)
+    assert (case.server.bins(), case.server.calls) == (before, [])
+    assert any(f"dead: would be reloaded ({blocked})" in line for line in case.log)
+
+
+def test_a_freeze_stops_a_plan_half_way(case: Case) -> None:
+    def freeze_after(name: str, bin_: str) -> None:
+        case.blocked = "frozen"
+
+    case.server.fails = freeze_after
+    outcome = case.actuator.apply([[Action("change", "enc_w00", 512, 32)], [Action("change", "enc_w01", 32, 128)]])
+    assert [action.worker for action in outcome.done] == ["enc_w00"]
+    assert case.server.bins() == {"enc_w00": "512", "enc_w01": "128", "enc_w02": "512"}
+
+
+def test_only_one_thread_at_a_time_changes_a_model(case: Case) -> None:
+    begun, go_on = threading.Event(), threading.Event()
+
+    def slowly(name: str, bin_: str) -> None:
+        begun.set()
+        assert go_on.wait(20)
+
+    case.server.fails = slowly
+    healing = threading.Thread(target=case.actuator.reload, args=("enc_w00", "dead"))
+    healing.start()
+    assert begun.wait(20)
+    case.server.fails = lambda name, bin_: None
+    case.actuator.take_changed()
+    assert case.actuator.take_changed() == case.actuator.changing == {"enc_w00"}
+    assert not case.actuator.reload("enc_w00", "dead")
+    assert "another load" in case.actuator.apply([[Action("change", "enc_w00", 512, 32)]]).failed
+    assert case.actuator.apply([[Action("change", "enc_w01", 512, 128)]]).failed == ""
+    go_on.set()
+    healing.join(20)
+    assert case.actuator.changing == frozenset()
+    # A load that starts and ends between two calls counts, too.
+    assert case.actuator.take_changed() == {"enc_w00", "enc_w01"}
+    assert case.actuator.take_changed() == frozenset()
+    assert case.server.calls.count(("load", "enc_w00", "32")) == 1
+
+
+def test_configurations_are_read_from_folders_if_possible(tmp_path: Path) -> None:
+    (tmp_path / "enc_w03").mkdir()
+    (tmp_path / "enc_w03" / "config.pbtxt").write_text(
+        'name: "enc_w03" parameters { key: "bin" value { string_value: "512" } }'
+        ' parameters { key: "engines" value { string_value: "../x" } }'
+    )
+    case = Case((tmp_path / "absent", tmp_path))
+    assert case.actuator.apply([[Action("load", "enc_w03", 32), Action("load", "enc_w04", 128)]]).failed == ""
+    # One load if the folder is readable here, two if only the server can read it.
+    assert sorted(case.server.calls) == [
+        ("load", "enc_w03", "32"),
+        ("load", "enc_w04", "128"),
+        ("load", "enc_w04", "512"),
+    ]
+    assert case.server.parameter("enc_w03", "engines") == "../x"
+
+
+def test_server_errors_become_one_line(case: Case) -> None:
+    def fail(name: str, bin_: str) -> None:
+        raise EngineError("first line\n\nAt:\n  second line")
+
+    case.server.fails = fail
+    assert case.actuator.apply([[Action("change", "enc_w00", 512, 32)]]).failed.endswith("first line At: second line")

@@ -1,0 +1,226 @@
+"""The health loop with a fake server and hand-made metrics pages."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from shapeshift.errors import ShapeshiftError
+from shapeshift.sidecar.actuate import Actuator
+from shapeshift.sidecar.health import ProcessTracker
+from shapeshift.sidecar.health_loop import HealthLoop
+from shapeshift.sidecar.journal import Journal
+from shapeshift.triton import metrics
+from shapeshift.triton.metrics import Samples
+from tests.sidecar.fakes import FakeServer, samples
+
+PAGES = Path(__file__).parent / "pages"
+# No process has this pid.
+NO_PID = 4_194_304
+
+
+class Case:
+    """A health loop over a loaded front and two workers; `pids`, `dead` and `timeouts` define its scrapes."""
+
+    def __init__(self) -> None:
+        self.server = FakeServer()
+        self.server.add_front()
+        for worker in ("enc_w00", "enc_w01"):
+            self.server.load(worker)
+        self.server.calls.clear()
+        self.pids = {"enc": NO_PID, "enc_w00": NO_PID + 1, "enc_w01": NO_PID + 2}
+        self.dead: set[str] = set()
+        self.timeouts: dict[str, float] = {}
+        self.beats = 0.0
+        self.stopped: dict[str, float] = {}
+        self.down = False
+        self.log: list[str] = []
+        self.blocked = ""
+        journal = Journal(self.log.append, lambda values: None, {})
+        self.actuator = Actuator(self.server, (), journal, lambda: self.blocked, 300.0)
+        self.loop = HealthLoop(self.scrape, self.server, self.actuator, journal, ProcessTracker(local=True))
+
+    def scrape(self) -> Samples:
+        if self.down:
+            raise ShapeshiftError("no metrics; is the server running?")
+        self.beats += 1
+        found: Samples = {}
+        for model, pid in self.pids.items():
+            beats = self.stopped.setdefault(model, self.beats) if model in self.dead else self.beats
+            more = {"timeouts": self.timeouts} if model == "enc" else {}
+            found |= samples(model, pid, beats, **more)
+        return found
+
+    def scrapes(self, count: int) -> None:
+        for _ in range(count):
+            self.loop.step()
+
+    def settle(self) -> None:
+        """Wait for the started loads."""
+        deadline = time.monotonic() + 20
+        while self.loop._pending:
+            assert time.monotonic() < deadline
+            time.sleep(0.005)
+
+    def logged(self, text: str) -> int:
+        return sum(text in line for line in self.log)
+
+
+@pytest.fixture
+def case() -> Case:
+    return Case()
+
+
+def test_a_dead_worker_is_reloaded(case: Case) -> None:
+    case.scrapes(5)
+    case.dead = {"enc_w01"}
+    # The first scrape still shows a movement; it and the next two are the three with equal heartbeats.
+    case.scrapes(2)
+    case.settle()
+    assert case.server.calls == []
+    case.scrapes(1)
+    case.settle()
+    assert case.server.calls == [("load", "enc_w01", "512")]
+    assert case.server.parameter("enc_w01", "generation") == "1"
+    assert case.logged("process 4194306 has ended and its heartbeat has stopped: reloading") == 1
+
+
+def test_front_and_workers_that_die_together_are_reloaded(case: Case) -> None:
+    case.scrapes(5)
+    case.dead = {"enc", "enc_w00", "enc_w01"}
+    case.scrapes(3)
+    case.settle()
+    assert sorted(name for _, name, _ in case.server.calls) == ["enc", "enc_w00", "enc_w01"]
+
+
+def test_a_hanging_load_does_not_delay_another(case: Case) -> None:
+    go_on = threading.Event()
+
+    def slowly(name: str, bin_: str) -> None:
+        assert name != "enc_w00" or go_on.wait(20)
+
+    case.server.fails = slowly
+    case.scrapes(5)
+    case.dead = {"enc_w00"}
+    case.scrapes(4)
+    case.dead = {"enc_w00", "enc_w01"}
+    deadline = time.monotonic() + 20
+    while ("load", "enc_w01", "512") not in case.server.calls:
+        assert time.monotonic() < deadline
+        case.scrapes(1)
+        time.sleep(0.005)
+    assert "enc_w00" in case.actuator.changing
+    go_on.set()
+    case.settle()
+
+
+def test_an_unloaded_model_is_not_reloaded(case: Case) -> None:
+    case.scrapes(5)
+    case.dead = {"enc_w01"}
+    case.server.unload("enc_w01")
+    case.server.calls.clear()
+    case.scrapes(50)
+    case.settle()
+    assert case.server.calls == []
+
+
+def test_workers_that_time_out_are_reloaded_one_at_a_time(case: Case) -> None:
+    go_on = threading.Event()
+
+    def slowly(name: str, bin_: str) -> None:
+        assert go_on.wait(20)
+
+    case.server.fails = slowly
+    case.scrapes(5)
+    case.timeouts = {"enc_w00": 2, "enc_w01": 3}
+    case.scrapes(5)
+    assert len(case.loop._pending) == 1
+    go_on.set()
+    case.settle()
+    case.scrapes(1)
+    case.settle()
+    assert sorted(name for _, name, _ in case.server.calls) == ["enc_w00", "enc_w01"]
+    # The front has sent them no request since, so the same numbers prove nothing.
+    case.scrapes(50)
+    case.settle()
+    assert len(case.server.calls) == 2
+
+
+def test_stale_timeouts_of_a_dead_front_are_ignored(case: Case) -> None:
+    case.scrapes(5)
+    case.dead = {"enc"}
+    case.scrapes(5)
+    case.settle()
+    case.timeouts = {"enc_w00": 5}
+    case.scrapes(5)
+    case.settle()
+    assert {name for _, name, _ in case.server.calls} == {"enc"}
+
+
+def test_unavailable_metrics_are_logged_once_and_kill_nothing(case: Case) -> None:
+    case.scrapes(5)
+    case.down = True
+    case.scrapes(50)
+    case.down = False
+    case.scrapes(5)
+    case.settle()
+    assert case.server.calls == []
+    assert case.logged("no metrics") == 1
+    assert case.logged("metrics server: answers again") == 1
+
+
+def test_a_reload_is_retried_while_the_server_does_not_answer(case: Case) -> None:
+    case.scrapes(5)
+    case.dead = {"enc_w01"}
+    case.server.down = True
+    case.scrapes(5)
+    case.server.down = False
+    case.scrapes(1)
+    case.settle()
+    assert case.server.calls == [("load", "enc_w01", "512")]
+    assert case.logged("dead, but it cannot be reloaded") == 1
+
+
+def test_a_frozen_reload_is_logged_once(case: Case) -> None:
+    case.scrapes(5)
+    case.blocked, case.dead = "frozen", {"enc_w01"}
+    for _ in range(20):
+        case.scrapes(1)
+        case.settle()
+    assert case.server.calls == []
+    assert case.logged("would be reloaded (frozen)") == 1
+    case.blocked = ""
+    case.scrapes(20)
+    case.settle()
+    assert case.server.calls == [("load", "enc_w01", "512")]
+
+
+def test_without_heartbeats_nothing_is_reloaded(case: Case) -> None:
+    case.pids = {}
+    case.loop.expected = frozenset({"enc", "enc_w00"})
+    case.scrapes(50)
+    case.settle()
+    assert case.server.calls == []
+
+
+def test_a_loaded_model_without_a_heartbeat_is_reloaded(case: Case) -> None:
+    del case.pids["enc_w00"]
+    case.loop.expected = frozenset({"enc", "enc_w00", "enc_w01"})
+    case.scrapes(12)
+    case.settle()
+    assert case.server.calls == [("load", "enc_w00", "512")]
+
+
+def test_recorded_pages_lead_to_one_load(case: Case) -> None:
+    """enc_w01 was killed after the fourth page."""
+    pages = iter([(PAGES / f"second_{second:02d}.txt").read_text() for second in range(7)])
+    scrape: Callable[[], Samples] = lambda: metrics.parse(next(pages))  # noqa: E731
+    journal = Journal(case.log.append, lambda values: None, {})
+    case.loop = HealthLoop(scrape, case.server, case.actuator, journal, ProcessTracker(local=True))
+    case.scrapes(7)
+    case.settle()
+    assert case.server.calls == [("load", "enc_w01", "512")]

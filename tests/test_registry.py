@@ -1,0 +1,94 @@
+"""The one format of registries, and the three that version 0.1 wrote."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from shapeshift.errors import InvalidInputError
+from shapeshift.registry import FILE, FolderWatch, Registry
+
+ENTRY = {"sha256": "0" * 64, "folder": "x"}
+
+
+def test_without_a_file_there_are_no_entries(tmp_path: Path) -> None:
+    assert Registry(tmp_path / "absent", "tasks").read().entries == {}
+
+
+def test_a_change_is_written_whole(tmp_path: Path) -> None:
+    registry = Registry(tmp_path, "tasks")
+    with registry.changing() as content:
+        content.entries["b"] = ENTRY
+        content.entries["a"] = {**ENTRY, "pinned": True}
+        content.removed["old"] = 1.0
+    assert json.loads(registry.file.read_text()) == {
+        "format": 2,
+        "entries": {"a": {**ENTRY, "pinned": True}, "b": ENTRY},
+        "removed": {"old": 1.0},
+    }
+    assert list(registry.read().entries) == ["a", "b"]
+
+
+def test_an_error_changes_nothing(tmp_path: Path) -> None:
+    registry = Registry(tmp_path, "tasks")
+    with registry.changing() as content:
+        content.entries["a"] = ENTRY
+    before = registry.file.read_bytes()
+    with pytest.raises(KeyError), registry.changing() as content:
+        del content.entries["a"]
+        raise KeyError
+    assert registry.file.read_bytes() == before
+
+
+@pytest.mark.parametrize(
+    ("kind", "data"),
+    [
+        ("tasks", {"format": 1, "tasks": {"a": ENTRY}}),
+        ("adapters", {"adapters": {"a": ENTRY}, "removed": {}}),
+        ("candidates", {"a": ENTRY}),
+    ],
+)
+def test_formats_of_version_0_1_are_read_once_more(tmp_path: Path, kind: str, data: object) -> None:
+    registry = Registry(tmp_path, kind)
+    registry.file.write_text(json.dumps(data))
+    with pytest.warns(DeprecationWarning, match="version 0.3 will not read"):
+        assert registry.read().entries == {"a": ENTRY}
+    with pytest.warns(DeprecationWarning), registry.changing():
+        pass
+    assert json.loads(registry.file.read_text())["format"] == 2
+    assert registry.read().entries == {"a": ENTRY}
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("{", "JSON that can be read"),
+        ("[]", "a JSON object"),
+        ('{"format": 3, "entries": {}}', "format 2 with entries, of tasks"),
+        ('{"format": 2}', "an object with the object entries"),
+        ('{"format": 2, "entries": {}, "removed": []}', "an object with the object entries"),
+        ('{"format": 2, "entries": {"a": 1}}', "registry.json a: got 1; an object with sha256"),
+        ('{"format": 2, "entries": {"a": {"sha256": 1}}}', "registry.json a: .* an object with sha256"),
+        ('{"format": 2, "entries": {"a": {"sha256": "", "pinned": 1}}}', "pinned, true or false"),
+    ],
+)
+def test_what_is_no_registry_is_refused(tmp_path: Path, text: str, said: str) -> None:
+    (tmp_path / FILE).write_text(text)
+    with pytest.raises(InvalidInputError, match=said):
+        Registry(tmp_path, "tasks").read()
+
+
+def test_each_change_is_reported_once(tmp_path: Path) -> None:
+    file = tmp_path / "registry.json"
+    watch = FolderWatch(file, tmp_path / "other")
+    assert watch.has_changed() and not watch.has_changed(), "the first look is a change"
+    file.write_text("1")
+    assert watch.has_changed() and not watch.has_changed()
+    fresh = tmp_path / "new"
+    fresh.write_text("1")
+    fresh.replace(file)
+    assert watch.has_changed() and not watch.has_changed()
+    file.unlink()
+    assert watch.has_changed() and not watch.has_changed()

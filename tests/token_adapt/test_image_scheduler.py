@@ -1,0 +1,158 @@
+"""Evictions, small batches of urgent images, and the next batch."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from token_models import PROFILES, profile
+
+from shapeshift.token_adapt.interfaces import GammaProfile
+from shapeshift.token_adapt.policy.batching import BatchSettings
+from shapeshift.token_adapt.policy.costs import Costs
+from shapeshift.token_adapt.policy.image_scheduler import ALGORITHMS, ImageScheduler, SchedulerSettings, WaitingImage
+
+GAMMAS = (-4, 0, 2)
+ACCURACY = np.array([0.6, 0.8, 0.9])
+
+
+def scheduler(algorithm: str = "grid", size: int = 64, started: float = -1e9, **settings: object) -> ImageScheduler:
+    made = SchedulerSettings(algorithm=algorithm, batching=BatchSettings(max_size=size), **settings)  # type: ignore[arg-type]
+    return ImageScheduler(Costs(PROFILES, GAMMAS, size), made, started)
+
+
+def image(arrived: float, latency: float, utility: float = 1.0) -> WaitingImage:
+    return WaitingImage(arrived, arrived + latency, utility, ACCURACY)
+
+
+def test_the_most_accurate_gamma_runs_if_there_is_time() -> None:
+    made = scheduler()
+    made.add(image(0.0, 500.0))
+    step = made.step(1.0)
+    assert (len(step.images), GAMMAS[step.gamma], step.evicted) == (1, 2, [])
+    assert len(made) == 0
+    assert made.step(2.0).images == ()
+
+
+def test_a_faster_gamma_runs_with_less_time_and_without_time_the_image_is_evicted() -> None:
+    for left, gamma in ((1.6, 2), (1.4, 0), (0.9, -4)):
+        made = scheduler()
+        made.add(image(0.0, 100.0))
+        step = made.step(100.0 - left)
+        assert GAMMAS[step.gamma] == gamma
+    made = scheduler()
+    late, gone = image(0.0, 100.0), image(0.0, 60.0)
+    made.add(late)
+    made.add(gone)
+    step = made.step(99.6)
+    assert step.images == () and set(step.evicted) == {late, gone}
+    assert len(made) == 0
+
+
+def test_a_margin_moves_deadlines_forward() -> None:
+    made = scheduler(margin_ms=50.0)
+    made.add(image(0.0, 100.0))
+    assert GAMMAS[made.step(49.2).gamma] == -4
+    made.add(image(0.0, 100.0))
+    assert len(made.step(49.6).evicted) == 1
+
+
+def test_urgent_images_leave_a_batch_that_is_too_large() -> None:
+    made = scheduler()
+    patient = [image(0.0, 90.0) for _ in range(60)]
+    urgent = [image(0.0, 84.0) for _ in range(3)]
+    for one in (*patient, *urgent):
+        made.add(one)
+    # 63 images take at least 3.65 ms, three images 0.6 ms.
+    step = made.step(82.0)
+    assert set(step.images) == set(urgent) and step.evicted == []
+    assert len(made) == 60
+
+
+def test_urgent_images_share_the_largest_batch_that_meets_their_deadline() -> None:
+    made = scheduler()
+    crowd = [image(0.0, 100.0) for _ in range(40)]
+    for one in crowd:
+        made.add(one)
+    step = made.step(98.6)
+    assert 0 < len(step.images) < 40
+    assert 98.6 + made.costs.min_time(len(step.images)) < 100.0 <= 98.6 + made.costs.min_time(len(step.images) + 1)
+    assert GAMMAS[step.gamma] == -4
+    assert len(made) + len(step.images) == 40
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_every_image_runs_once_or_is_evicted(algorithm: str) -> None:
+    rng = np.random.default_rng(5)
+    made = scheduler(algorithm, size=8, started=0.0, few_batches=2, initial_ms=20.0)
+    asked = [image(at, float(rng.uniform(1, 12)), float(rng.uniform(0, 1))) for at in np.sort(rng.uniform(0, 60, 300))]
+    clock, arrived, ended = 0.0, 0, []
+    while arrived < len(asked) or len(made):
+        clock = max(clock, asked[arrived].arrival) if not len(made) and arrived < len(asked) else clock
+        while arrived < len(asked) and asked[arrived].arrival <= clock:
+            made.add(asked[arrived])
+            arrived += 1
+        step = made.step(clock)
+        ended += [*step.images, *step.evicted]
+        assert step.images or not len(made), "images wait and nothing runs"
+        if step.images:
+            assert len(step.images) <= 8
+            clock += float(made.costs.times([len(step.images)])[0, step.gamma])
+            assert all(clock < one.deadline for one in step.images)
+    assert len(ended) == len(set(ended)) == len(asked)
+
+
+def test_images_of_utility_0_run_if_nothing_else_waits() -> None:
+    made = scheduler()
+    made.add(image(0.0, 100.0, utility=0.0))
+    assert len(made.step(0.0).images) == 1
+
+
+def test_the_batch_of_higher_utility_runs_if_one_must_miss_its_deadline() -> None:
+    made = scheduler()
+    cheap, dear = image(0.0, 1.6, 0.1), image(0.0, 1.7, 1.0)
+    made.add(cheap)
+    made.add(dear)
+    # Their utilities differ by more than mu, and only the fastest gamma could serve both in time.
+    first = made.step(0.9)
+    assert first.images == [dear]
+
+
+def test_memory_excludes_gammas() -> None:
+    profiles = {-4: profile(-4), 2: GammaProfile(2, 18, {1: 1.0}, 3.0)}
+    for memory_mb, gamma in ((3.5, 2), (3.0, -4)):
+        made = ImageScheduler(Costs(profiles, (-4, 2), 64), SchedulerSettings(memory_mb=memory_mb), 0.0)
+        made.add(WaitingImage(0.0, 500.0, 1.0, np.array([0.5, 0.9])))
+        assert made.costs.gammas[made.step(0.0).gamma] == gamma
+
+
+def test_the_papers_scheme_uses_the_rate_at_first_and_when_few_batches_wait() -> None:
+    made = scheduler("paper", started=0.0, few_batches=0, initial_ms=100.0)
+    made.add(image(0.0, 500.0, utility=0.9))
+    assert GAMMAS[made.step(10.0).gamma] == 2, "worth more than kappa: the greatest gamma"
+    quiet = scheduler("by_rate")
+    quiet.add(image(0.0, 500.0, utility=0.5))
+    assert GAMMAS[quiet.step(0.0).gamma] == 2
+    busy = scheduler("by_rate")
+    for _ in range(60_000):
+        busy.arrival_rate.add(0.0)
+    busy.add(image(0.0, 500.0, utility=0.5))
+    assert GAMMAS[busy.step(0.0).gamma] == -4
+
+
+def test_images_can_be_removed() -> None:
+    made = scheduler()
+    kept, gone = image(0.0, 100.0), image(0.0, 100.0)
+    made.add(kept)
+    made.add(gone)
+    assert made.remove(lambda one: one is gone) == [gone]
+    assert made.remove(lambda one: one is gone) == []
+    assert made.step(0.0).images == [kept]
+
+
+def test_old_arrivals_are_dropped() -> None:
+    made = scheduler("infaas")
+    for at in range(0, 10_000, 10):
+        made.add(image(float(at), 1.0))
+        made.step(float(at) + 50.0)
+    assert len(made) == 0
+    assert len(made.arrival_rate) <= 100
