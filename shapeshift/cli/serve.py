@@ -1,4 +1,4 @@
-"""`shapeshift serve`: start server and sidecar, say how to call the models, stop on Ctrl-C or SIGTERM."""
+"""`shapeshift serve`: start server and sidecar, print how to call the models, stop on Ctrl-C or SIGTERM."""
 
 from __future__ import annotations
 
@@ -13,46 +13,62 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import shapeshift
+from shapeshift.backoff import Backoff
 from shapeshift.engines import failures
 from shapeshift.errors import EngineError, InvalidInputError, NotFoundError, ShapeshiftError
-from shapeshift.scheduler import folders, report
-from shapeshift.scheduler.child import SidecarProcess
-from shapeshift.scheduler.settings import SchedulerSettings
+from shapeshift.sidecar import run_files
+from shapeshift.sidecar.child import SidecarProcess
+from shapeshift.sidecar.settings import SidecarSettings
+from shapeshift.triton.embedded.server import ServerEndedError, TritonServer
+from shapeshift.triton.keys import KEY_VARIABLE
 from shapeshift.triton.names import check_model_name
-from shapeshift.triton.server import ServerEndedError, TritonServer
-from shapeshift.triton.settings import KNOWN_FLAWS, ServerSettings
+from shapeshift.triton.settings import KNOWN_VULNERABILITIES, ServerSettings
 
-_KEY_VARIABLE = "SHAPESHIFT_KEY"
-_LOOK_S = 0.2
+_POLL_S = 0.2
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the options of `shapeshift serve`; defaults of the server stand in ServerSettings."""
-    parser.add_argument("--models", metavar="NAME,...", help="models to load; all of the repository unless given")
+    """Declare the options of `shapeshift serve`; the defaults of the server are those of ServerSettings."""
+    parser.add_argument("--models", metavar="NAME,...", help="models to load; default: all of the repository")
     parser.add_argument("--repository", type=Path, action="append", metavar="DIR", help="folder of models; repeatable")
     parser.add_argument("--backends", type=Path, action="append", metavar="DIR", help="folder of backends; repeatable")
     parser.add_argument("--http-port", type=int, default=ServerSettings.http_port)
     parser.add_argument("--grpc-port", type=int, default=ServerSettings.grpc_port)
     parser.add_argument("--metrics-port", type=int, default=ServerSettings.metrics_port)
     parser.add_argument("--host", default=ServerSettings.host, help="address to bind to (%(default)s)")
-    parser.add_argument("--allow-public", action="store_true", help="let --host be an address others can reach")
+    parser.add_argument("--allow-public", action="store_true", help="allow a --host that others can reach")
     parser.add_argument(
         "--external",
         metavar="HOST:GRPCPORT",
         help="load the models into a running server instead of starting one",
     )
     parser.add_argument("--build", type=Path, default=Path("build"), help="folder of generated files (%(default)s)")
-    parser.add_argument("--triton", type=Path, metavar="DIR", help="another server than the one in the build folder")
+    parser.add_argument("--triton", type=Path, metavar="DIR", help="use another server than that of the build folder")
     parser.add_argument("--ready-timeout", type=float, default=600.0, metavar="SECONDS", help="time to load everything")
-    parser.add_argument("--strict", action="store_true", help="refuse to start while a model could not be built")
-    parser.add_argument("--no-scheduler", action="store_true", help="leave the sidecar out")
+    parser.add_argument("--no-restart", action="store_true", help="end when the server ends by itself")
+    parser.add_argument("--strict", action="store_true", help="do not start if a model could not be built")
+    parser.add_argument("--no-sidecar", "--no-scheduler", action=_NoSidecar, help="start no sidecar")
     parser.add_argument(
-        "--plan-period", type=float, default=SchedulerSettings.plan_period_s, metavar="SECONDS", help="of the sidecar"
+        "--plan-period", type=float, default=SidecarSettings.plan_period_s, metavar="SECONDS", help="the sidecar's"
     )
 
 
+class _NoSidecar(argparse.Action):
+    """Sets its destination to True; `--no-scheduler`, the old name, works for one more version."""
+
+    def __init__(self, option_strings: Sequence[str], dest: str, help: str) -> None:  # noqa: A002  argparse's name
+        super().__init__(option_strings, dest, nargs=0, default=False, help=help)
+
+    def __call__(
+        self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, values: object, option: str | None = None
+    ) -> None:
+        if option == "--no-scheduler":
+            sys.stderr.write("shapeshift serve: --no-scheduler is deprecated; use --no-sidecar\n")
+        setattr(namespace, self.dest, True)
+
+
 def serve(arguments: list[str]) -> int:
-    """Run the command by itself: as `run`, or 2 after one line on standard error."""
+    """Parse `arguments` and `run` them; returns 2 after one line on standard error for a ShapeshiftError."""
     parser = argparse.ArgumentParser(prog="shapeshift serve", description=__doc__)
     add_arguments(parser)
     try:
@@ -63,8 +79,10 @@ def serve(arguments: list[str]) -> int:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Serve until told to stop and return 0; 1 if the server ended by itself, 130 if interrupted while loading
-    into an external one. Raises ShapeshiftError.
+    """Serve until a signal stops it and return 0.
+
+    Returns 1 if the server ended by itself and is not restarted, 130 after Ctrl-C while models are loaded into an
+    external server. Raises ShapeshiftError.
     """
     try:
         return _external(options) if options.external else _embedded(options)
@@ -76,7 +94,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def describe(models: Sequence[str], repositories: Sequence[Path], host: str, http_port: int, grpc_port: int) -> str:
-    """What a user is told once the models are ready: how to call each of them."""
+    """How to call each model, for the user. Placeholders of how_to_call.txt are filled in."""
     values = {"{host}": host, "{http_port}": str(http_port), "{grpc_port}": str(grpc_port)}
     parts = []
     for model in models:
@@ -104,56 +122,90 @@ def _embedded(options: argparse.Namespace) -> int:
         metrics_port=options.metrics_port,
         allow_public=options.allow_public,
     )
-    SchedulerSettings(plan_period_s=options.plan_period)
-    beside = None if options.no_scheduler else SidecarProcess(settings, options.plan_period)
-    with _told_to_stop() as stop, TritonServer(settings) as server, beside or contextlib.nullcontext() as sidecar:
-        return _watch(server, sidecar, stop, options.ready_timeout)
+    SidecarSettings(plan_period_s=options.plan_period)
+    with _stop_signals() as stop:
+        return _supervise(options, settings, stop)
 
 
-def _watch(server: TritonServer, sidecar: SidecarProcess | None, stop: threading.Event, ready_timeout_s: float) -> int:
+def _supervise(options: argparse.Namespace, settings: ServerSettings, stop: threading.Event) -> int:
+    """Serve until `stop` is set. A server that was ready once and ends by itself is started again.
+
+    Raises ServerEndedError for one that ends before it was ready the first time, or with --no-restart.
+    """
+    backoff, restarts, was_ready = Backoff(), 0, threading.Event()
+    while True:
+        sidecar = None if options.no_sidecar else SidecarProcess(settings, options.plan_period)
+        started = time.monotonic()
+        try:
+            with TritonServer(settings) as server, sidecar or contextlib.nullcontext():
+                return _watch(server, sidecar, stop, options.ready_timeout, was_ready)
+        except ServerEndedError as error:
+            if options.no_restart or not was_ready.is_set():
+                raise
+            restarts += 1
+            pause_s = backoff.pause(time.monotonic() - started)
+            _write(
+                f"{error}\nrestart {restarts} in {pause_s:g} s; the log of the server that ended: {settings.log}.1\n"
+            )
+            if stop.wait(pause_s):
+                return 0
+
+
+def _watch(
+    server: TritonServer,
+    sidecar: SidecarProcess | None,
+    stop: threading.Event,
+    ready_timeout_s: float,
+    was_ready: threading.Event,
+) -> int:
+    """Start the sidecar when it is needed and say when the models are ready; returns 0 once `stop` is set.
+
+    Raises ServerEndedError for a server that ends by itself.
+    """
     settings = server.settings
-    _say(f"loading {', '.join(settings.models)} (log: {settings.log})\n")
-    # Workers are loaded by the sidecar; without any it has nothing to do before the server is ready.
-    waits = sidecar is not None and _with_workers(settings.repositories, settings.models)
-    if sidecar is not None and waits:
+    _write(f"loading {', '.join(settings.models)} (log: {settings.log})\n")
+    # Only a sidecar that loads workers is needed before the server is ready.
+    loads_workers = sidecar is not None and _has_workers(settings.repositories, settings.models)
+    if sidecar is not None and loads_workers:
         sidecar.start()
     deadline = time.monotonic() + ready_timeout_s
     ready = False
-    while not stop.wait(_LOOK_S):
+    while not stop.wait(_POLL_S):
         server.require_running()
-        if sidecar is not None and (ready or waits):
-            sidecar.keep()
-        if not ready and (sidecar.has_settled() if sidecar is not None and waits else server.poll_ready()):
+        if sidecar is not None and (ready or loads_workers):
+            sidecar.restart_if_ended()
+        if not ready and (sidecar.has_settled() if sidecar is not None and loads_workers else server.poll_ready()):
             ready = True
-            _say(_greeting(server))
-            if sidecar is not None and not waits:
+            was_ready.set()
+            _write(_greeting(server))
+            if sidecar is not None and not loads_workers:
                 sidecar.start()
         if not ready and time.monotonic() > deadline:
-            said = f" (its scheduler: {sidecar.last_line()})" if sidecar is not None and waits else ""
-            raise server.failure(f"was not ready after {ready_timeout_s:g} s{said}")
-    _say("stopping\n")
+            last = f" (sidecar: {sidecar.last_line()})" if sidecar is not None and loads_workers else ""
+            raise server.failure(f"was not ready after {ready_timeout_s:g} s{last}")
+    _write("stopping\n")
     if sidecar is not None:
         sidecar.stop()
     server.stop()
-    _say("stopped\n")
+    _write("stopped\n")
     return 0
 
 
-def _with_workers(repositories: Sequence[Path], models: Sequence[str]) -> bool:
-    """Whether any of the models has workers for the sidecar to load."""
-    return not folders.models(repositories)[1].isdisjoint(models)
+def _has_workers(repositories: Sequence[Path], models: Sequence[str]) -> bool:
+    """Whether any of the models has workers."""
+    return not run_files.repository_models(repositories)[1].isdisjoint(models)
 
 
 def _greeting(server: TritonServer) -> str:
     settings = server.settings
     plans = (
-        report.read(settings.run_directory).get("plans", {})
-        if _with_workers(settings.repositories, settings.models)
+        run_files.read_report(settings.run_directory).get("plans", {})
+        if _has_workers(settings.repositories, settings.models)
         else {}
     )
     return (
         f"ready: http {server.http_url}, grpc {server.grpc_url}, metrics {server.metrics_url}\n"
-        + (f"warning: others can reach this server, which has {KNOWN_FLAWS}\n" if settings.is_public else "")
+        + (f"warning: other machines can reach this server ({KNOWN_VULNERABILITIES})\n" if settings.is_public else "")
         + f"models: {', '.join(settings.models)}\n"
         + "".join(f"workers of {name}: {found['plan']}\n" for name, found in plans.items())
         + describe(settings.models, settings.repositories, settings.reachable, settings.http_port, settings.grpc_port)
@@ -162,7 +214,7 @@ def _greeting(server: TritonServer) -> str:
 
 
 def _external(options: argparse.Namespace) -> int:
-    # The gRPC client takes long to import, and only this needs it.
+    # The gRPC client is slow to import.
     from shapeshift.triton.control import ModelControl
 
     host, _, port = options.external.rpartition(":")
@@ -170,14 +222,14 @@ def _external(options: argparse.Namespace) -> int:
         raise InvalidInputError("--external", options.external, "must be HOST:GRPCPORT")
     repositories = _repositories(options)
     models = _models(options, repositories)
-    with ModelControl(options.external, os.environ.get(_KEY_VARIABLE, "")) as control:
-        _say(f"Triton {control.version()} at {options.external}\n")
+    with ModelControl(options.external, os.environ.get(KEY_VARIABLE, "")) as control:
+        _write(f"Triton {control.version()} at {options.external}\n")
         for model in models:
-            _say(f"loading {model}\n")
+            _write(f"loading {model}\n")
             control.load(model, timeout_s=options.ready_timeout)
-    if _with_workers(repositories, models):
-        _say(f"their workers: `shapeshift scheduler --server {options.external} --metrics URL` loads them\n")
-    _say(f"models: {', '.join(models)}\n" + describe(models, repositories, host, options.http_port, int(port)))
+    if _has_workers(repositories, models):
+        _write(f"to load their workers: `shapeshift sidecar --server {options.external} --metrics URL`\n")
+    _write(f"models: {', '.join(models)}\n" + describe(models, repositories, host, options.http_port, int(port)))
     return 0
 
 
@@ -186,32 +238,32 @@ def _repositories(options: argparse.Namespace) -> list[Path]:
 
 
 def _models(options: argparse.Namespace, repositories: Sequence[Path]) -> list[str]:
-    """The models to load; those that the last `make engines` could not build are named and left out.
+    """The models to load, without those that the last `make engines` could not build.
 
-    Raises EngineError where that leaves none, or with --strict where there is one.
+    Raises EngineError if none is left, or if one could not be built with --strict.
     """
-    asked = _asked(options, repositories)
+    requested = _requested(options, repositories)
     if options.repository:
-        return asked
+        return requested
     failed = failures.read(options.build)
-    # Without --models a model that was never built is missing from the generated repository.
-    missing = [name for name in (asked if options.models else failed) if name in failed]
-    models = [name for name in asked if name not in failed]
+    # A model that was never built is not in the generated repository, so `requested` lacks it without --models.
+    missing = [name for name in (requested if options.models else failed) if name in failed]
+    models = [name for name in requested if name not in failed]
     if missing and (options.strict or not models):
         raise EngineError("; ".join(f"{name} could not be built: {failed[name]}" for name in missing))
     for name in missing:
-        sys.stderr.write(f"shapeshift serve: left out {name}, which could not be built: {failed[name]}\n")
+        sys.stderr.write(f"shapeshift serve: skipping {name}, which could not be built: {failed[name]}\n")
     return models
 
 
-def _asked(options: argparse.Namespace, repositories: Sequence[Path]) -> list[str]:
-    """The models of --models, or every folder of the repositories with a config.pbtxt that is no front's worker."""
+def _requested(options: argparse.Namespace, repositories: Sequence[Path]) -> list[str]:
+    """The models of --models, or all models of the repositories that are not workers."""
     if options.models:
         return [check_model_name(name.strip()) for name in options.models.split(",")]
     for folder in repositories:
         if not folder.is_dir():
             raise NotFoundError(f"no model repository at {folder}; run `make engines`, or name one with --repository")
-    found = sorted(folders.models(repositories)[0])
+    found = sorted(run_files.repository_models(repositories)[0])
     if not found:
         raise NotFoundError(f"no models in {', '.join(map(str, repositories))}; run `make engines`")
     return found
@@ -223,8 +275,8 @@ def _own_backends() -> list[Path]:
 
 
 @contextlib.contextmanager
-def _told_to_stop() -> Iterator[threading.Event]:
-    """An event that SIGINT, SIGTERM and SIGHUP set; a second signal changes nothing, the stop goes on."""
+def _stop_signals() -> Iterator[threading.Event]:
+    """An event that SIGINT, SIGTERM and SIGHUP set. Further signals do not interrupt the stop."""
     stop = threading.Event()
     numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
     before = [signal.signal(number, lambda *_: stop.set()) for number in numbers]
@@ -235,8 +287,8 @@ def _told_to_stop() -> Iterator[threading.Event]:
             signal.signal(number, handler)
 
 
-def _say(text: str) -> None:
-    """Write for the user at once, also into a pipe; a reader that has gone does not end the server."""
+def _write(text: str) -> None:
+    """Write to standard output and flush. A closed pipe does not end the server."""
     try:
         sys.stdout.write(text)
         sys.stdout.flush()

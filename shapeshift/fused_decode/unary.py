@@ -1,13 +1,18 @@
-"""The front of a model that answers plain inference requests by asking the one that generates."""
+"""The front of a model that forwards plain inference requests to the model that generates.
+
+That model is decoupled. It is called over gRPC, as a client calls it: a decoupled BLS call corrupts the heap of the
+calling process (Triton 24.10), and cannot be cancelled.
+"""
 
 from __future__ import annotations
 
+import asyncio
 import json
 import threading
 import time
 import uuid
-from collections.abc import Sequence as Some
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -15,21 +20,29 @@ from typing import Any
 import numpy as np
 
 from shapeshift import settings
-from shapeshift.errors import InvalidInputError, OverloadedError
+from shapeshift.errors import CancelledRequestError, InvalidInputError, ModelDiedError, OverloadedError, ShapeshiftError
 from shapeshift.fused_decode.settings import ForwardSettings
-from shapeshift.serving import log, replies
+from shapeshift.serving.bounds import Bound, unloading
 from shapeshift.serving.cancellations import CancellationWatch
-from shapeshift.serving.metrics import Counter, Gauge, Histogram, MetricsFlusher, RequestMeters
-from shapeshift.serving.model_args import ModelArgs
-from shapeshift.serving.sender import SenderThread
+from shapeshift.serving.error_codes import FORWARDED
+from shapeshift.serving.metrics import Counter, Gauge, Histogram, MetricsFlusher, RequestMetrics
+from shapeshift.serving.model_args import ModelArgs, model_log
+from shapeshift.serving.responses import Responder
+from shapeshift.triton.async_client import AsyncClient, ModelCall, Tensors
+from shapeshift.triton.settings import own_grpc_url
 
 _STOP_ID, _STREAM = "stop_id", "stream"
-Outputs = list[tuple[str, Any]]
+# How often the other model is asked whether it is alive while requests are in flight, and how long it may take.
+_PROBE_PERIOD_S, _PROBE_TIMEOUT_S = 1.0, 5.0
+_FAILED_PROBES = 2
 
 
 @dataclass(eq=False)
 class Call:
-    """One request under way: what its caller sent, and the id under which it is forwarded."""
+    """One request in flight: what its client sent, and the id under which it is forwarded.
+
+    failure: the error that its client gets once the task is cancelled; started: whether cancelling reaches the task.
+    """
 
     sender: Any
     name: str
@@ -38,129 +51,144 @@ class Call:
     parameters: dict[str, Any]
     arrived: float = field(default_factory=time.monotonic)
     forward_id: str = field(default_factory=lambda: uuid.uuid4().hex)
+    task: Future[None] | None = None
+    started: bool = False
+    failure: ShapeshiftError | None = None
 
 
 class UnaryFront:
     """Forwards each request with stream=false, for which the other model sends exactly one response.
 
-    A thread waits inside Triton for each request under way: the server has no call that does not.
+    A request ends after `forward_timeout_s`, and at once when the other model's process has died: this server (24.10)
+    never answers what a dead process held.
     """
 
-    def __init__(self, pb_utils: Any, args: ModelArgs) -> None:
+    def __init__(self, pb_utils: Any, args: ModelArgs, client: AsyncClient | None = None) -> None:
         self._pb_utils = pb_utils
-        self._log = log.of_model(pb_utils, args.name)
+        self._log = model_log(pb_utils, args.name)
         settings.refuse_unknown(args.parameters, settings.names(ForwardSettings))
-        self._own = settings.read(ForwardSettings, args.parameters)
-        self._names = [tensor["name"] for tensor in args.config["input"]]
+        self._settings = settings.read(ForwardSettings, args.parameters)
+        self._input_names = [tensor["name"] for tensor in args.config["input"]]
+        self._bound = Bound("forward_requests", self._settings.forward_requests, "requests", "are in flight")
         self._calls: dict[str, Call] = {}
         self._lock = threading.Lock()
-        self._forwards = ThreadPoolExecutor(self._own.forward_requests, "forward")
-        self._stops = ThreadPoolExecutor(1, "stop")
-        self._sender = SenderThread(pb_utils, self._log)
+        self._client = client or AsyncClient(own_grpc_url(self._settings.grpc_url))
         self._watch = CancellationWatch(self._log)
-        self._meters = RequestMeters("prompts", 1, 0)
+        self._request_metrics = RequestMetrics("prompts", 1, 0)
+        self._responder = Responder(pb_utils, self._request_metrics, self._log)
         exported: list[Counter | Gauge | Histogram] = [
-            self._meters.latency_ms,
-            *self._meters.answered.values(),
-            Gauge("requests_running", "Requests under way", lambda: len(self._calls)),
+            self._request_metrics.latency_ms,
+            *self._request_metrics.answered.values(),
+            Gauge("requests_running", "Requests in flight", lambda: len(self._calls)),
         ]
-        self._metrics = MetricsFlusher(pb_utils, args.name, exported, self._log)
+        self._flusher = MetricsFlusher(pb_utils, args.name, exported, self._log)
+        self._probing = self._client.start(self._probe())
 
-    def execute(self, requests: Some[Any]) -> None:
-        """Forward every request; those that cannot be are answered with an error at once."""
-        for request in requests:
-            sender = request.get_response_sender()
-            try:
-                self._submit(request, sender)
-            except Exception as error:  # noqa: BLE001  one bad request must not cost the others
-                self._reply_failure(sender, replies.code_name(error), replies.text_of(error))
+    def execute(self, requests: Sequence[Any]) -> None:
+        """Forward every request; an invalid request, or one too many, gets an error at once."""
+        self._responder.start(requests, self._submit)
 
-    def close(self) -> None:
-        """Wait for what is under way, which the other model ends, then stop."""
+    def close(self, timeout_s: float = 5.0) -> None:
+        """Let the other model answer the requests in flight within the time, fail the others, then stop."""
         self._watch.close()
-        self._forwards.shutdown()
-        self._stops.shutdown()
-        self._sender.close()
-        self._metrics.close()
+        end = time.monotonic() + timeout_s
+        while self._calls and time.monotonic() < end:
+            time.sleep(0.01)
+        self._probing.cancel()
+        for call in list(self._calls.values()):
+            self._cancel(call, unloading())
+        self._client.close()
+        self._responder.close()
+        self._flusher.close()
 
     def _submit(self, request: Any, sender: Any) -> None:
-        found = {name: self._pb_utils.get_input_tensor_by_name(request, name) for name in self._names}
-        # Copied: Triton's buffers are gone once `execute` has returned.
+        found = {name: self._pb_utils.get_input_tensor_by_name(request, name) for name in self._input_names}
+        # Copied: Triton frees its buffers when `execute` returns.
         inputs = {name: np.array(tensor.as_numpy()) for name, tensor in found.items() if tensor is not None}
         if _STREAM in inputs and inputs[_STREAM].any():
-            wanted = f"false: this model sends one response; ask {self._own.forward_to} for a stream"
+            wanted = f"false: this model sends one response; use {self._settings.forward_to} for a stream"
             raise InvalidInputError(_STREAM, True, wanted)
         parameters = json.loads(request.parameters() or "{}")
         call = Call(sender, request.request_id(), inputs, list(request.requested_output_names()), parameters)
-        if _STOP_ID in inputs:
-            self._stops.submit(self._forward_stop, call)
-            return
         with self._lock:
-            if len(self._calls) >= self._own.forward_requests:
-                limit = self._own.forward_requests
-                raise OverloadedError(f"forward_requests: {limit} requests are under way, no more may be; retry later")
+            self._bound.require(len(self._calls))
             self._calls[call.forward_id] = call
-        self._watch.add(call, sender.is_cancelled, partial(self._stops.submit, self._stop, call))
-        self._forwards.submit(self._forward, call)
+            gone = CancelledRequestError("the client cancelled the request")
+            self._watch.add(call, sender.is_cancelled, partial(self._cancel, call, gone))
+            call.task = self._client.start(self._forward(call))
 
-    def _forward(self, call: Call) -> None:
-        outcome = self._ask(call, {**call.inputs, _STREAM: np.array([False])}, call.forward_id)
-        self._watch.remove(call)
+    async def _forward(self, call: Call) -> None:
+        outcome: Tensors | ShapeshiftError
+        with self._lock:
+            call.started = True
+        try:
+            if call.failure is not None:
+                raise call.failure
+            outcome = await (self._stop(call) if _STOP_ID in call.inputs else self._ask(call, call.forward_id))
+        except ShapeshiftError as error:
+            outcome = error
+        except asyncio.CancelledError:
+            outcome = call.failure or unloading()
         with self._lock:
             del self._calls[call.forward_id]
-        self._reply(call, outcome)
+        # On the sending thread: removing waits while Triton is asked, and nobody may ask after the response.
+        before = partial(self._watch.remove, call)
+        if isinstance(outcome, ShapeshiftError):
+            self._responder.fail(call.sender, outcome, before)
+        else:
+            self._responder.send(call.sender, partial(self._response, outcome), call.arrived, before=before)
 
-    def _forward_stop(self, call: Call) -> None:
-        """End the requests that came here under that id, or else those that the other model has of it."""
+    async def _stop(self, call: Call) -> Tensors:
+        """End the requests that this front received under that id, or else those of that id in the other model."""
         name = call.inputs[_STOP_ID].reshape(-1)[0]
         with self._lock:
-            named = [forward_id for forward_id, other in self._calls.items() if other.name.encode() == name]
-        outcomes = [self._ask(call, {**call.inputs, **_stop_id(stop_id)}) for stop_id in named]
-        self._reply(call, outcomes[0] if outcomes else self._ask(call, call.inputs))
+            forward_ids = [forward_id for forward_id, other in self._calls.items() if other.name.encode() == name]
+        answers = [await self._ask(call, stop_id=forward_id.encode()) for forward_id in forward_ids]
+        return answers[0] if answers else await self._ask(call, stop_id=name)
 
-    def _stop(self, call: Call) -> None:
-        """The caller has gone. A request that has not reached the other model yet is stopped a little later."""
-        self._ask(call, _stop_id(call.forward_id))
-        if call.forward_id in self._calls:
-            self._watch.add(call, lambda: True, partial(self._stops.submit, self._stop, call))
+    async def _ask(self, call: Call, request_id: str = "", stop_id: bytes = b"") -> Tensors:
+        inputs = {**call.inputs, _STREAM: np.array([False])}
+        if stop_id:
+            inputs = {**call.inputs, _STOP_ID: np.array([stop_id], dtype=object)}
+        parameters = {**call.parameters, FORWARDED: True}
+        timeout_s = self._settings.forward_timeout_s
+        target = self._settings.forward_to
+        return await self._client.first(ModelCall(target, inputs, timeout_s, call.outputs, parameters, request_id))
 
-    def _ask(self, call: Call, inputs: dict[str, Any], request_id: str = "") -> Outputs | str:
-        """The outputs of the other model's one response, or the text of what went wrong."""
+    def _cancel(self, call: Call, failure: ShapeshiftError) -> None:
+        """End the call here and, through gRPC, in the other model; its client gets `failure`."""
+        with self._lock:
+            call.failure = failure
+            # A task that is cancelled before its first step would never run, nor answer.
+            if call.started and call.task is not None:
+                call.task.cancel()
+
+    async def _probe(self) -> None:
+        """Fail the requests in flight when the other model's process has died, or no longer answers."""
+        failed = 0
+        while True:
+            await asyncio.sleep(_PROBE_PERIOD_S)
+            in_flight = list(self._calls.values())
+            died = await self._died() if in_flight else None
+            failed = failed + 1 if died is not None else 0
+            if died is not None and (isinstance(died, ModelDiedError) or failed >= _FAILED_PROBES):
+                self._log(f"{self._settings.forward_to} does not answer: {len(in_flight)} requests fail ({died})")
+                for call in in_flight:
+                    self._cancel(call, OverloadedError(f"model {self._settings.forward_to} has died; retry later"))
+
+    async def _died(self) -> ShapeshiftError | None:
+        """The error that shows that the other model is dead or stuck, None where it answers."""
+        nobody = {_STOP_ID: np.array([uuid.uuid4().hex.encode()], dtype=object)}
+        call = ModelCall(self._settings.forward_to, nobody, _PROBE_TIMEOUT_S, parameters={FORWARDED: True})
         try:
-            asked = self._pb_utils.InferenceRequest(
-                model_name=self._own.forward_to,
-                request_id=request_id,
-                inputs=[self._pb_utils.Tensor(name, values) for name, values in inputs.items()],
-                requested_output_names=call.outputs,
-                parameters={**call.parameters, "forwarded": True},
-            )
-            response = next(iter(asked.exec(decoupled=True)))
-            if response.has_error():
-                return str(response.error().message())
-            # Copied: the other model's buffers go with its response.
-            return [(tensor.name(), np.array(tensor.as_numpy())) for tensor in response.output_tensors()]
-        except Exception as error:  # noqa: BLE001  whatever Triton raises, the caller must hear of it
-            return str(error)
+            await self._client.first(call)
+        except (ModelDiedError, OverloadedError) as error:
+            return error
+        except ShapeshiftError:
+            # Any other error is an answer: there is no request of that id.
+            return None
+        return None
 
-    def _reply(self, call: Call, outcome: Outputs | str) -> None:
-        if isinstance(outcome, str):
-            self._reply_failure(call.sender, *replies.parted(outcome))
-        else:
-            self._sender.submit(call.sender, partial(self._response, outcome), partial(self._served, call))
-
-    def _response(self, outputs: Outputs) -> Any:
-        tensors = [self._pb_utils.Tensor(name, values) for name, values in outputs]
+    def _response(self, outputs: Tensors) -> Any:
+        tensors = [self._pb_utils.Tensor(name, values) for name, values in outputs.items()]
         return self._pb_utils.InferenceResponse(output_tensors=tensors)
-
-    def _reply_failure(self, sender: Any, code: str, text: str) -> None:
-        error = replies.coded_error(self._pb_utils, code, text)
-        make = partial(self._pb_utils.InferenceResponse, error=error)
-        self._sender.submit(sender, make, self._meters.answered[code].add)
-
-    def _served(self, call: Call) -> None:
-        self._meters.latency_ms.observe((time.monotonic() - call.arrived) * 1e3)
-        self._meters.answered["OK"].add()
-
-
-def _stop_id(name: str) -> dict[str, Any]:
-    return {_STOP_ID: np.array([name.encode()], dtype=object)}

@@ -1,7 +1,8 @@
-"""The forwarding front: plain requests in, one answer each, through the front that generates."""
+"""The front that forwards: plain requests in, one answer each, through the front that generates."""
 
 from __future__ import annotations
 
+import asyncio
 import threading
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -10,12 +11,15 @@ from typing import Any
 
 import pytest
 
-from shapeshift.errors import InvalidInputError
+from shapeshift.errors import InvalidInputError, OverloadedError
+from shapeshift.fused_decode import unary
 from shapeshift.fused_decode.front import GenerateFront
-from shapeshift.fused_decode.room import Room
+from shapeshift.fused_decode.service import DecodeService
 from shapeshift.fused_decode.unary import UnaryFront
+from shapeshift.triton.async_client import ModelCall, Tensors
 from tests.fakes import PbUtils, TritonError
-from tests.fused_decode.fronts import arguments, ask, told
+from tests.fused_decode.fake_client import FakeClient
+from tests.fused_decode.fronts import answer_of, arguments, ask
 from tests.fused_decode.toy import ToyRuntime, ids, save_tokenizer
 from tests.waiting import wait_for
 
@@ -31,10 +35,17 @@ def pb_utils() -> PbUtils:
 
 
 @pytest.fixture
+def client(pb_utils: PbUtils) -> FakeClient:
+    return FakeClient(pb_utils)
+
+
+@pytest.fixture
 def generate(tmp_path: Path, toy: ToyRuntime) -> Iterator[GenerateFront]:
-    """The model that is asked, in a process of its own as far as Triton's side goes."""
+    """The model that generates, with its own fake of Triton."""
     stated = {"max_length": toy.max_length, "checkpoint": save_tokenizer(tmp_path / "toy")}
-    front = GenerateFront(PbUtils(), arguments("generate", **stated), partial(Room, load_runtime=lambda *_: toy))
+    front = GenerateFront(
+        PbUtils(), arguments("generate", **stated), partial(DecodeService, load_runtime=lambda *_: toy)
+    )
     yield front
     toy.open.set()
     front.close()
@@ -43,12 +54,14 @@ def generate(tmp_path: Path, toy: ToyRuntime) -> Iterator[GenerateFront]:
 
 
 @pytest.fixture
-def make_front(pb_utils: PbUtils, generate: GenerateFront, toy: ToyRuntime) -> Iterator[Callable[..., UnaryFront]]:
+def make_front(
+    pb_utils: PbUtils, generate: GenerateFront, toy: ToyRuntime, client: FakeClient
+) -> Iterator[Callable[..., UnaryFront]]:
     started: list[UnaryFront] = []
     pb_utils.models["generate"] = generate
 
     def make(**parameters: object) -> UnaryFront:
-        started.append(UnaryFront(pb_utils, arguments("generate_unary", **parameters)))
+        started.append(UnaryFront(pb_utils, arguments("generate_unary", **parameters), client))
         return started[-1]
 
     yield make
@@ -62,11 +75,11 @@ def plain(*arguments: Any, **given: Any) -> Any:
     return ask(*arguments, decoupled=False, **given)
 
 
-def test_an_answer_is_that_of_the_model_that_generates(make_front: Callable[..., UnaryFront], toy: ToyRuntime) -> None:
+def test_the_answer_is_that_of_the_model_that_generates(make_front: Callable[..., UnaryFront], toy: ToyRuntime) -> None:
     request = plain("hello", max_tokens=20, return_finish_reason=True, return_num_output_tokens=True, stream=False)
     make_front().execute([request])
     wanted = {"text_output": toy.text(ids("hello"), 20), "finish_reason": "length", "num_output_tokens": 20}
-    assert told(request) == wanted
+    assert answer_of(request) == wanted
 
 
 def test_many_at_once(make_front: Callable[..., UnaryFront], toy: ToyRuntime) -> None:
@@ -75,7 +88,7 @@ def test_many_at_once(make_front: Callable[..., UnaryFront], toy: ToyRuntime) ->
     requests = [plain(prompt, max_tokens=9) for prompt in prompts]
     front.execute(requests)
     for request, prompt in zip(requests, prompts, strict=True):
-        assert told(request) == {"text_output": toy.text(ids(prompt), 9)}
+        assert answer_of(request) == {"text_output": toy.text(ids(prompt), 9)}
 
 
 def test_inputs_and_parameters_reach_the_other_model(
@@ -90,10 +103,10 @@ def test_inputs_and_parameters_reach_the_other_model(
     front.execute([stopped])
     wait_for(lambda: toy.entered.acquire(blocking=False))
     front.execute([*seeded, late])
-    wait_for(lambda: len(generate.loop.admission) == 3 and generate.loop._departures._timed)
+    wait_for(lambda: len(generate.loop.admission) == 3 and generate.loop._terminations._submitted)
     toy.open.set()
-    assert told(stopped)["text_output"] == whole[: whole.index(whole[4:6])]
-    assert told(seeded[0]) == told(seeded[1])
+    assert answer_of(stopped)["text_output"] == whole[: whole.index(whole[4:6])]
+    assert answer_of(seeded[0]) == answer_of(seeded[1])
     assert late.refusal()[0] == TritonError.UNAVAILABLE
 
 
@@ -119,7 +132,7 @@ def test_without_the_other_model(make_front: Callable[..., UnaryFront], pb_utils
     assert request.refusal() == (TritonError.UNAVAILABLE, "Model 'generate' is not ready.")
 
 
-def test_a_caller_who_vanishes_stops_the_other_model(
+def test_a_cancelled_request_ends_in_the_other_model(
     make_front: Callable[..., UnaryFront], generate: GenerateFront, toy: ToyRuntime
 ) -> None:
     toy.open.clear()
@@ -128,39 +141,91 @@ def test_a_caller_who_vanishes_stops_the_other_model(
     front.execute([gone, stays])
     wait_for(lambda: toy.entered.acquire(blocking=False))
     gone.sender.cancelled = True
-    wait_for(lambda: generate.loop._departures._demanded)
+    wait_for(lambda: generate.loop._terminations._demanded)
     toy.open.set()
-    assert len(told(gone)["text_output"]) < 60
-    assert told(stays)["text_output"] == toy.text(ids("abc"), 20)
+    assert gone.refusal() == (TritonError.CANCELLED, "the client cancelled the request")
+    assert answer_of(stays)["text_output"] == toy.text(ids("abc"), 20)
 
 
-def test_a_caller_who_vanishes_before_the_other_model_has_heard(
-    make_front: Callable[..., UnaryFront], generate: GenerateFront, toy: ToyRuntime, pb_utils: PbUtils
+def test_a_request_cancelled_before_its_task_has_begun(
+    make_front: Callable[..., UnaryFront], client: FakeClient
 ) -> None:
-    toy.open.clear()
-    gate = threading.Event()
-
-    class Slow:
-        def execute(self, requests: list[Any]) -> None:
-            if "stop_id" not in requests[0].inputs:
-                assert gate.wait(30)
-            generate.execute(requests)
-
-    pb_utils.models["generate"] = Slow()
     front = make_front()
+    blocked, release = threading.Event(), threading.Event()
+
+    async def block() -> None:
+        blocked.set()
+        assert release.wait(30)
+
+    # The event loop is busy, so that no task begins.
+    client.start(block())
+    assert blocked.wait(30)
     request = plain(max_tokens=60)
     front.execute([request])
     request.sender.cancelled = True
-    wait_for(lambda: len(front._watch) == 0)
-    wait_for(lambda: len(front._watch) == 1)
-    gate.set()
-    wait_for(lambda: toy.entered.acquire(blocking=False))
-    wait_for(lambda: generate.loop._departures._demanded)
-    toy.open.set()
-    assert len(told(request)["text_output"]) < 60
+    wait_for(lambda: all(call.failure for call in front._calls.values()))
+    release.set()
+    assert request.refusal()[0] == TritonError.CANCELLED
+    assert client.calls == [], "the other model never saw it"
 
 
-def test_stop_id_ends_requests_under_either_name(
+@pytest.mark.parametrize(
+    "sign", ["Stub process 'generate_0' is not healthy.", "Failed to process the request(s), unexpected termination"]
+)
+def test_requests_that_a_dead_process_held_fail_soon(
+    make_front: Callable[..., UnaryFront], client: FakeClient, sign: str
+) -> None:
+    client.dead["generate"] = sign
+    requests = [plain(max_tokens=60) for _ in range(5)]
+    front = make_front()
+    front.execute(requests)
+    for request in requests:
+        assert request.refusal() == (TritonError.UNAVAILABLE, "model generate has died; retry later")
+    client.dead.clear()
+    again = plain()
+    front.execute([again])
+    assert answer_of(again)["text_output"], "it is forwarded again once the model is back"
+
+
+def test_a_model_that_never_answers_fails_its_requests(
+    make_front: Callable[..., UnaryFront], client: FakeClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(unary, "_PROBE_PERIOD_S", 0.05)
+
+    async def stuck(call: ModelCall) -> Tensors:
+        if "stop_id" in call.inputs:
+            raise OverloadedError("no answer")
+        await asyncio.sleep(60)
+        raise AssertionError
+
+    monkeypatch.setattr(client, "first", stuck)
+    request = plain()
+    make_front().execute([request])
+    assert request.refusal() == (TritonError.UNAVAILABLE, "model generate has died; retry later")
+
+
+def test_every_request_ends_within_its_limit(
+    make_front: Callable[..., UnaryFront], toy: ToyRuntime, generate: GenerateFront
+) -> None:
+    toy.open.clear()
+    request = plain()
+    make_front(forward_timeout_s=0.3).execute([request])
+    code, text = request.refusal()
+    assert code == TritonError.UNAVAILABLE and "no answer within 0.3 s" in text
+
+
+def test_close_answers_what_is_in_flight(pb_utils: PbUtils, client: FakeClient, generate: GenerateFront) -> None:
+    pb_utils.models["generate"] = generate
+    client.dead["generate"] = "not ready"
+    front = UnaryFront(pb_utils, arguments("generate_unary"), client)
+    requests = [plain() for _ in range(3)]
+    front.execute(requests)
+    front.close(timeout_s=0.1)
+    for request in requests:
+        assert request.refusal()[0] == TritonError.UNAVAILABLE
+
+
+def test_stop_id_ends_requests_of_both_models(
     make_front: Callable[..., UnaryFront], generate: GenerateFront, toy: ToyRuntime
 ) -> None:
     toy.open.clear()
@@ -172,12 +237,12 @@ def test_stop_id_ends_requests_under_either_name(
     wait_for(lambda: len(generate._live) == 2)
     stops = [plain(None, stop_id="mine"), plain(None, stop_id="theirs")]
     front.execute(stops)
-    assert [told(stop) for stop in stops] == [{"text_output": ""}] * 2
+    assert [answer_of(stop) for stop in stops] == [{"text_output": ""}] * 2
     toy.open.set()
-    assert told(here)["finish_reason"] == told(there)["finish_reason"] == "abort"
+    assert answer_of(here)["finish_reason"] == answer_of(there)["finish_reason"] == "abort"
 
 
-def test_beyond_what_may_be_under_way(make_front: Callable[..., UnaryFront], toy: ToyRuntime) -> None:
+def test_requests_in_flight_are_bounded(make_front: Callable[..., UnaryFront], toy: ToyRuntime) -> None:
     toy.open.clear()
     front = make_front(forward_requests=2)
     served = [plain(), plain()]
@@ -185,18 +250,18 @@ def test_beyond_what_may_be_under_way(make_front: Callable[..., UnaryFront], toy
     front.execute([*served, refused])
     assert refused.refusal() == (
         TritonError.UNAVAILABLE,
-        "forward_requests: 2 requests are under way, no more may be; retry later",
+        "forward_requests: 2 requests are in flight, 1 more would exceed 2; retry later",
     )
     toy.open.set()
     for request in served:
-        told(request)
+        answer_of(request)
 
 
 def test_metrics(make_front: Callable[..., UnaryFront], pb_utils: PbUtils) -> None:
     front = make_front()
     good, bad = plain(), plain("")
     front.execute([good, bad])
-    told(good)
+    answer_of(good)
     bad.refusal()
     front.close()
     assert pb_utils.metric("shapeshift_requests_total", code="OK") == 1
@@ -206,16 +271,21 @@ def test_metrics(make_front: Callable[..., UnaryFront], pb_utils: PbUtils) -> No
 
 
 @pytest.mark.parametrize(
-    ("parameters", "said"),
+    ("parameters", "message"),
     [
         ({"forward_to": ""}, "forward_to: got ''; the name of a model"),
         ({"forward_requests": 0}, "forward_requests: got 0; 1 to 4096"),
-        ({"checkpoint": "x"}, "checkpoint: got 'checkpoint'; unknown parameter; known: forward_requests, forward_to"),
+        (
+            {"checkpoint": "x"},
+            "checkpoint: got 'checkpoint'; unknown parameter; known: forward_requests, forward_timeout_s, forward_to",
+        ),
     ],
 )
-def test_what_cannot_be_meant_is_not_loaded(pb_utils: PbUtils, parameters: dict[str, object], said: str) -> None:
+def test_an_invalid_parameter_is_refused_at_load(
+    pb_utils: PbUtils, parameters: dict[str, object], message: str
+) -> None:
     before = set(threading.enumerate())
-    with pytest.raises(InvalidInputError, match=said):
+    with pytest.raises(InvalidInputError, match=message):
         UnaryFront(pb_utils, arguments("generate_unary", **parameters))
     assert set(threading.enumerate()) <= before
 

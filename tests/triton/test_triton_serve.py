@@ -16,7 +16,7 @@ import pytest
 from shapeshift.cli.serve import describe, serve
 from shapeshift.engines import failures
 from shapeshift.errors import NotFoundError
-from shapeshift.triton.server import TritonServer
+from shapeshift.triton.embedded.server import TritonServer
 from shapeshift.triton.settings import ALLOW_PUBLIC, ServerSettings
 
 PROJECT = Path(__file__).resolve().parents[2]
@@ -24,7 +24,7 @@ COMMAND = [sys.executable, "-c", "import sys; from shapeshift.cli.serve import s
 Traces = Callable[[ServerSettings], Callable[[], list[str]]]
 
 
-def test_text_beside_the_model_says_how_to_call_it(tmp_path: Path) -> None:
+def test_how_to_call_comes_from_the_models_folder(tmp_path: Path) -> None:
     (tmp_path / "encode").mkdir()
     (tmp_path / "encode" / "how_to_call.txt").write_text(
         "curl {host}:{http_port}/v2/models/encode/infer -d '{\"inputs\": []}' # or grpc {grpc_port}\n"
@@ -65,15 +65,15 @@ def test_known_errors_are_one_line(
 @pytest.mark.parametrize(
     ("arguments", "served", "said"),
     [
-        ([], ["good"], ["left out bad, which could not be built: no folder"]),
+        ([], ["good"], ["skipping bad, which could not be built: no folder"]),
         (["--models", "good"], ["good"], []),
-        (["--models", "good,bad"], ["good"], ["left out bad, which could not be built: no folder"]),
+        (["--models", "good,bad"], ["good"], ["skipping bad, which could not be built: no folder"]),
         (["--models", "bad"], None, ["bad could not be built: no folder"]),
         (["--strict"], None, ["bad could not be built: no folder"]),
         (["--strict", "--models", "good"], ["good"], []),
     ],
 )
-def test_a_model_that_could_not_be_built_is_left_out(
+def test_a_model_that_could_not_be_built_is_skipped(
     arguments: list[str],
     served: list[str] | None,
     said: list[str],
@@ -89,7 +89,7 @@ def test_a_model_that_could_not_be_built_is_left_out(
 
     monkeypatch.setattr("shapeshift.cli.serve.TritonServer", start)
     for name in ("good", "bad"):
-        # An older build of `bad` is there; it is not what its config.pbtxt says now.
+        # There is an older build of `bad`, which does not match its config.pbtxt.
         (tmp_path / "repository" / name).mkdir(parents=True)
         (tmp_path / "repository" / name / "config.pbtxt").touch()
     failures.record(tmp_path, {"bad": "no folder"})
@@ -100,22 +100,22 @@ def test_a_model_that_could_not_be_built_is_left_out(
 
 
 class Served:
-    """A running `shapeshift serve`, what it has said, and the settings that it chose."""
+    """A running `shapeshift serve`, its output and its settings."""
 
     def __init__(self, process: subprocess.Popen[str], settings: ServerSettings) -> None:
         self.process = process
         self.settings = settings
-        self.said = ""
+        self.output = ""
 
     def read_until(self, part: str) -> None:
         assert self.process.stdout is not None
-        while part not in self.said:
+        while part not in self.output:
             line = self.process.stdout.readline()
-            assert line, f"ended before saying {part!r}: {self.said}"
-            self.said += line
+            assert line, f"ended before writing {part!r}: {self.output}"
+            self.output += line
 
     def end(self, *signals: signal.Signals) -> tuple[int, float]:
-        """Send the signals; the exit status and the seconds that it took."""
+        """Send the signals; returns the exit status and the seconds until the end."""
         start = time.monotonic()
         for number in signals:
             self.process.send_signal(number)
@@ -124,13 +124,16 @@ class Served:
 
 
 @pytest.fixture
-def served(make_settings: Callable[..., ServerSettings], house: Path, triton: Path) -> Iterator[Served]:
-    settings = make_settings(run_directory=house / "build" / "run")
-    (house / "build").mkdir(exist_ok=True)
-    if not (house / "build" / "triton").exists():
-        (house / "build" / "triton").symlink_to(triton)
-    arguments = ["--build", str(house / "build"), "--repository", str(house / "repository")]
-    arguments += ["--backends", str(settings.backend_directories[0])]
+def served(
+    request: pytest.FixtureRequest, make_settings: Callable[..., ServerSettings], project: Path, triton: Path
+) -> Iterator[Served]:
+    """`shapeshift serve` with the parameter's further options."""
+    settings = make_settings(run_directory=project / "build" / "run")
+    (project / "build").mkdir(exist_ok=True)
+    if not (project / "build" / "triton").exists():
+        (project / "build" / "triton").symlink_to(triton)
+    arguments = ["--build", str(project / "build"), "--repository", str(project / "repository")]
+    arguments += ["--backends", str(settings.backend_directories[0]), *getattr(request, "param", [])]
     for name, port in settings.ports.items():
         arguments += [f"--{name}-port", str(port)]
     process = subprocess.Popen(
@@ -146,11 +149,11 @@ def served(make_settings: Callable[..., ServerSettings], house: Path, triton: Pa
 @pytest.mark.parametrize(
     "signals", [[signal.SIGINT], [signal.SIGTERM], [signal.SIGINT] * 3], ids=["Ctrl-C", "SIGTERM", "Ctrl-C thrice"]
 )
-def test_serves_until_told_to_stop(signals: list[signal.Signals], served: Served, traces_of: Traces) -> None:
+def test_serves_until_a_signal(signals: list[signal.Signals], served: Served, traces_of: Traces) -> None:
     served.read_until("Ctrl-C stops the server")
-    assert "models: echo, echo_two" in served.said
-    assert f"http 127.0.0.1:{served.settings.http_port}" in served.said
-    assert f"curl -i http://127.0.0.1:{served.settings.http_port}/v2/models/echo_two/ready" in served.said
+    assert "models: echo, echo_two" in served.output
+    assert f"http 127.0.0.1:{served.settings.http_port}" in served.output
+    assert f"curl -i http://127.0.0.1:{served.settings.http_port}/v2/models/echo_two/ready" in served.output
     traces = traces_of(served.settings)
     assert len(traces()) >= 4
     status, seconds = served.end(*signals)
@@ -166,10 +169,28 @@ def test_stops_while_loading(served: Served) -> None:
 
 
 @pytest.mark.server
-def test_says_that_the_server_died(served: Served, traces_of: Traces) -> None:
+def test_a_dead_server_is_started_again(served: Served, traces_of: Traces) -> None:
     served.read_until("Ctrl-C stops the server")
     traces = traces_of(served.settings)
-    os.kill(json.loads(served.settings.record.read_text())["server"]["pid"], signal.SIGKILL)
+    first = set(traces())
+    for number in (1, 2):
+        kill_server(served)
+        served.read_until(f"restart {number} in ")
+        begun = time.monotonic()
+        served.read_until("loading echo, echo_two")
+        assert time.monotonic() - begun < 15
+        served.output = ""
+        served.read_until("Ctrl-C stops the server")
+    assert not first & set(traces()), "nothing of the first server is left"
+    assert served.end(signal.SIGTERM)[0] == 0
+
+
+@pytest.mark.server
+@pytest.mark.parametrize("served", [["--no-restart"]], indirect=True)
+def test_a_dead_server_is_reported(served: Served, traces_of: Traces) -> None:
+    served.read_until("Ctrl-C stops the server")
+    traces = traces_of(served.settings)
+    kill_server(served)
     assert served.process.wait(timeout=60) == 1
     assert served.process.stderr is not None
     error = served.process.stderr.read()
@@ -178,8 +199,12 @@ def test_says_that_the_server_died(served: Served, traces_of: Traces) -> None:
     assert traces() == []
 
 
+def kill_server(served: Served) -> None:
+    os.kill(json.loads(served.settings.record.read_text())["server"]["pid"], signal.SIGKILL)
+
+
 @pytest.mark.server
-def test_goes_on_when_nobody_reads_its_output(served: Served) -> None:
+def test_a_closed_pipe_does_not_stop_it(served: Served) -> None:
     served.read_until("loading")
     assert served.process.stdout is not None
     served.process.stdout.close()
@@ -192,13 +217,13 @@ def test_goes_on_when_nobody_reads_its_output(served: Served) -> None:
 @pytest.mark.server
 def test_loads_into_an_external_server(
     make_settings: Callable[..., ServerSettings],
-    house: Path,
+    project: Path,
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     with TritonServer(make_settings(models=())) as server:
         server.wait_ready(timeout_s=60)
-        arguments = ["--external", server.grpc_url, "--repository", str(house / "repository"), "--models", "echo_two"]
+        arguments = ["--external", server.grpc_url, "--repository", str(project / "repository"), "--models", "echo_two"]
         monkeypatch.delenv("SHAPESHIFT_KEY", raising=False)
         assert serve(arguments) == 2
         assert "SHAPESHIFT_KEY" in capsys.readouterr().err

@@ -1,0 +1,148 @@
+"""The one asynchronous gRPC client: every call has a time limit, can be cancelled, and blocks no thread."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import threading
+from collections.abc import AsyncGenerator, AsyncIterator, Coroutine, Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from typing import Any
+
+import grpc
+import numpy as np
+from numpy.typing import NDArray
+from tritonclient.grpc import InferInput, InferRequestedOutput
+from tritonclient.grpc.aio import InferenceServerClient
+from tritonclient.utils import InferenceServerException, np_to_triton_dtype
+
+from shapeshift.errors import OverloadedError, ShapeshiftError
+from shapeshift.serving.error_codes import error_of
+
+Tensors = dict[str, NDArray[Any]]
+
+_CODES = {
+    "INVALID_ARGUMENT": "INVALID_ARG",
+    "NOT_FOUND": "NOT_FOUND",
+    "UNAVAILABLE": "UNAVAILABLE",
+    "UNIMPLEMENTED": "UNSUPPORTED",
+    "CANCELLED": "CANCELLED",
+}
+_DEADLINE = "DEADLINE_EXCEEDED"
+
+
+@dataclass(frozen=True)
+class ModelCall:
+    """One inference request. outputs: the requested ones, all where empty; timeout_s: seconds until it is given up."""
+
+    model: str
+    inputs: Mapping[str, NDArray[Any]]
+    timeout_s: float
+    outputs: Sequence[str] = ()
+    parameters: Mapping[str, Any] = field(default_factory=dict)
+    request_id: str = ""
+
+
+class AsyncClient:
+    """Calls the models of the server at `url`, HOST:PORT of its gRPC interface, on an event loop with its own thread.
+
+    Cancelling a task cancels its call on the server, that of a decoupled model included.
+    """
+
+    def __init__(self, url: str) -> None:
+        self._url = url
+        self._loop = asyncio.new_event_loop()
+        self._client: InferenceServerClient | None = None
+        self._thread = threading.Thread(target=self._loop.run_forever, name="grpc-client", daemon=True)
+        self._thread.start()
+
+    def start(self, task: Coroutine[Any, Any, None]) -> Future[None]:
+        """Run `task` on the event loop; from any thread. Cancel the returned future to cancel it."""
+        return asyncio.run_coroutine_threadsafe(task, self._loop)
+
+    async def infer(self, call: ModelCall) -> Tensors:
+        """The outputs of a model that answers once.
+
+        Raises OverloadedError after `timeout_s`, else the errors of `error_codes.error_of`.
+        """
+        request = _request(call)
+        try:
+            return _tensors(await self._connection().infer(**request, client_timeout=call.timeout_s))
+        except InferenceServerException as error:
+            raise _error(call, str(error.message()), str(error.status())) from None
+
+    async def stream(self, call: ModelCall) -> AsyncGenerator[Tensors, None]:
+        """Each response of a decoupled model. Raises as `infer` does; leaving the loop early cancels the call."""
+        request = _request(call)
+        responses = self._connection().stream_infer(_once(request), stream_timeout=call.timeout_s)
+        try:
+            async for result, error in responses:
+                if error is not None:
+                    raise _error(call, str(error.message()), "")
+                yield _tensors(result)
+        except grpc.RpcError as error:
+            raise _error(call, str(error.details()), f"StatusCode.{error.code().name}") from None
+        finally:
+            responses.cancel()
+
+    async def first(self, call: ModelCall) -> Tensors:
+        """The first response of a decoupled model that sends one for this request. Raises as `infer` does."""
+        async with contextlib.aclosing(self.stream(call)) as responses:
+            async for tensors in responses:
+                return tensors
+        raise error_of(f"{call.model} ended its responses without one")
+
+    def close(self, timeout_s: float = 5.0) -> None:
+        """Cancel all calls and end the thread; nothing happens where it has ended."""
+        if not self._thread.is_alive():
+            return
+        self.start(self._shut_down())
+        self._thread.join(timeout_s)
+
+    def _connection(self) -> InferenceServerClient:
+        # Made on the event loop's thread, which a channel belongs to.
+        if self._client is None:
+            self._client = InferenceServerClient(self._url)
+        return self._client
+
+    async def _shut_down(self) -> None:
+        others = asyncio.all_tasks() - {asyncio.current_task()}
+        for task in others:
+            task.cancel()
+        await asyncio.gather(*others, return_exceptions=True)
+        if self._client is not None:
+            await self._client.close()
+        self._loop.stop()
+
+
+async def _once(request: dict[str, Any]) -> AsyncIterator[dict[str, Any]]:
+    yield request
+
+
+def _request(call: ModelCall) -> dict[str, Any]:
+    return {
+        "model_name": call.model,
+        "inputs": [_input(name, values) for name, values in call.inputs.items()],
+        "outputs": [InferRequestedOutput(name) for name in call.outputs] or None,
+        "request_id": call.request_id,
+        "parameters": dict(call.parameters) or None,
+    }
+
+
+def _input(name: str, values: NDArray[Any]) -> Any:
+    tensor = InferInput(name, list(values.shape), np_to_triton_dtype(values.dtype))
+    tensor.set_data_from_numpy(values)
+    return tensor
+
+
+def _tensors(result: Any) -> Tensors:
+    names = [output.name for output in result.get_response().outputs]
+    return {name: np.asarray(result.as_numpy(name)) for name in names}
+
+
+def _error(call: ModelCall, text: str, status: str) -> ShapeshiftError:
+    name = status.removeprefix("StatusCode.")
+    if name == _DEADLINE:
+        return OverloadedError(f"model {call.model} gave no answer within {call.timeout_s:g} s; retry later")
+    return error_of(text, _CODES.get(name, ""))

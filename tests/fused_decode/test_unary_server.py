@@ -1,0 +1,120 @@
+"""`generate_unary` under the load, and the faults, that its callers meet on a real server."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import signal
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tritonclient.grpc.aio as grpc_client
+
+from build_engines.decode import DecodeFrontConfig, publish
+from build_engines.paths import BuildPaths
+from build_engines.repository import front_models
+from shapeshift.triton import model_config
+from shapeshift.triton.embedded.server import TritonServer
+from tests.fused_decode.checkpoints import make_checkpoint
+
+pytestmark = pytest.mark.server
+
+PROJECT = Path(__file__).resolve().parents[2]
+MODELS = ("generate", "generate_unary")
+# As decoupled BLS calls, 400 at once ended the forwarding process after 400 to 5,600 requests.
+REQUESTS, AT_ONCE = 4_000, 400
+
+
+@pytest.fixture(scope="module")
+def server(
+    make_server: Callable[..., TritonServer], tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[TritonServer]:
+    root = tmp_path_factory.mktemp("unary")
+    checkpoint = make_checkpoint(root / "checkpoints" / "small")
+    kernels = PROJECT / "build" / "kernels"
+    kernels.mkdir(parents=True, exist_ok=True)
+    (root / "build").mkdir()
+    (root / "build" / "kernels").symlink_to(kernels)
+    paths = BuildPaths(root, root / "build", root / "model_repository")
+    for model in MODELS:
+        config = model_config.read(PROJECT / "model_repository" / model / "config.pbtxt")
+        if model == "generate":
+            for name, value in {"checkpoint": checkpoint, "max_length": 512, "precision": "f32"}.items():
+                model_config.set_parameter(config, name, str(value))
+        (root / "model_repository" / model).mkdir(parents=True)
+        model_config.write(config, root / "model_repository" / model / "config.pbtxt")
+    for front in front_models(paths, set()):
+        assert isinstance(front, DecodeFrontConfig)
+        publish(front, paths)
+    with make_server((paths.generated,), MODELS, tmp_path_factory.mktemp("run")) as running:
+        yield running.wait_ready(timeout_s=120)
+
+
+def inputs(max_tokens: int) -> list[Any]:
+    text = grpc_client.InferInput("text_input", [1], "BYTES")
+    text.set_data_from_numpy(np.array([b"abc"], dtype=object))
+    count = grpc_client.InferInput("max_tokens", [1], "INT32")
+    count.set_data_from_numpy(np.array([max_tokens], np.int32))
+    flag = grpc_client.InferInput("ignore_eos", [1], "BOOL")
+    flag.set_data_from_numpy(np.array([True]))
+    return [text, count, flag]
+
+
+async def burst(url: str, count: int, at_once: int, max_tokens: int, timeout_s: float = 60.0) -> Counter[str]:
+    """How so many requests ended."""
+    client = grpc_client.InferenceServerClient(url)
+    ended: Counter[str] = Counter()
+    left = iter(range(count))
+
+    async def work() -> None:
+        for _ in left:
+            try:
+                await client.infer("generate_unary", inputs(max_tokens), client_timeout=timeout_s)
+                ended["OK"] += 1
+            except Exception as error:  # noqa: BLE001  each kind is counted
+                ended[str(error)] += 1
+
+    await asyncio.gather(*(work() for _ in range(at_once)))
+    await client.close()
+    return ended
+
+
+def stub_of(server: TritonServer, model: str) -> int:
+    """The process of a model of the server."""
+    for folder in Path("/proc").iterdir():
+        if folder.name.isdigit():
+            try:
+                line = (folder / "cmdline").read_bytes().decode(errors="replace").replace("\0", " ")
+                parent = re.search(r"^PPid:\s+(\d+)", (folder / "status").read_text(), re.MULTILINE)
+            except OSError:
+                continue
+            if "python_backend_stub" in line and f"/{model}/1/" in line and parent and int(parent[1]) == server.pid:
+                return int(folder.name)
+    raise AssertionError(f"no process of {model}")
+
+
+def test_many_at_once_are_all_answered(server: TritonServer) -> None:
+    before = stub_of(server, "generate_unary")
+    ended = asyncio.run(burst(server.grpc_url, REQUESTS, AT_ONCE, max_tokens=1))
+    assert ended == {"OK": REQUESTS}
+    assert stub_of(server, "generate_unary") == before
+
+
+def test_requests_that_a_dead_process_held_are_answered(server: TritonServer) -> None:
+    victim = stub_of(server, "generate")
+    killer = threading.Timer(0.5, os.kill, (victim, signal.SIGKILL))
+    killer.start()
+    begun = time.monotonic()
+    ended = asyncio.run(burst(server.grpc_url, 40, 40, max_tokens=500, timeout_s=55.0))
+    took = time.monotonic() - begun
+    killer.join()
+    assert "OK" not in ended and sum(ended.values()) == 40
+    assert {text for text in ended if "UNAVAILABLE" in text} == set(ended), ended
+    assert took < 50, "no client waited for its own time-out"
