@@ -75,7 +75,7 @@ class Registry:
 
     def _current(self, data: dict[str, Any]) -> Content:
         entries, removed = data.get("entries"), data.get("removed", {})
-        valid = isinstance(entries, dict) and isinstance(removed, dict)
+        valid = isinstance(entries, dict) and _are_times(removed)
         require(valid, FILE, str(self.file), f"an object with the object entries, of {self._kind}")
         return Content(entries or {}, removed)
 
@@ -84,7 +84,7 @@ class Registry:
         known = {"format", "removed", self._kind}
         entries = data.get(self._kind) if data.keys() & known else data
         removed = data.get("removed", {})
-        valid = data.get("format", 1) == 1 and isinstance(entries, dict) and isinstance(removed, dict)
+        valid = data.get("format", 1) == 1 and isinstance(entries, dict) and _are_times(removed)
         require(valid, FILE, str(self.file), f"format {FORMAT} with entries, of {self._kind}")
         warnings.warn(
             f"{self.file} has the format of version 0.1, which version 0.3 will not read; any command that changes it "
@@ -93,6 +93,11 @@ class Registry:
             stacklevel=3,
         )
         return Content(entries or {}, removed)
+
+
+def _are_times(removed: object) -> bool:
+    """Whether it is an object of numbers."""
+    return isinstance(removed, dict) and all(isinstance(time, int | float) for time in removed.values())
 
 
 class FolderWatch:

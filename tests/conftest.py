@@ -15,6 +15,7 @@ import pytest
 
 if TYPE_CHECKING:
     from shapeshift.triton.embedded.server import TritonServer
+    from shapeshift.triton.settings import ServerSettings
 
 PROJECT = Path(__file__).resolve().parents[1]
 BUILD = PROJECT / "build"
@@ -119,27 +120,37 @@ def build_fronts() -> Callable[[Path, Path], Path]:
 
 
 @pytest.fixture(scope="session")
-def make_server(free_ports: Callable[[int], list[int]]) -> Callable[..., TritonServer]:
-    """A function that makes a Triton of the project's backends on ports of its own, to be started.
+def server_settings(free_ports: Callable[[int], list[int]]) -> Callable[..., ServerSettings]:
+    """A function that makes the settings of a server on ports of its own: the one place where tests make them.
 
-    make(repositories, models, run_directory) skips the test where the server is not unpacked.
+    make(repositories, models, run_directory, backends) skips the test where the server is not unpacked.
     """
     from shapeshift.triton.embedded.free_ports import on_free_ports
-    from shapeshift.triton.embedded.server import ServerSettings, TritonServer
+    from shapeshift.triton.settings import ServerSettings
 
-    def make(repositories: Sequence[Path], models: Sequence[str], run_directory: Path) -> TritonServer:
-        if not (BUILD / "triton" / "bin").is_dir():
+    def make(
+        repositories: Sequence[Path], models: Sequence[str], run_directory: Path, backends: Path = PROJECT / "backends"
+    ) -> ServerSettings:
+        if not (BUILD / "triton" / "bin" / "tritonserver").is_file():
             pytest.skip(f"no server in {BUILD / 'triton'}: run `make setup`")
         settings = ServerSettings(
             repositories=tuple(repositories),
             models=tuple(models),
-            backend_directories=(PROJECT / "backends",),
+            backend_directories=(backends,),
             triton=BUILD / "triton",
             run_directory=run_directory,
         )
-        return TritonServer(on_free_ports(settings, free_ports(3)))
+        return on_free_ports(settings, free_ports(3))
 
     return make
+
+
+@pytest.fixture(scope="session")
+def make_server(server_settings: Callable[..., ServerSettings]) -> Callable[..., TritonServer]:
+    """A function that makes a server that is not started, from the arguments of `server_settings`."""
+    from shapeshift.triton.embedded.server import TritonServer
+
+    return lambda *arguments: TritonServer(server_settings(*arguments))
 
 
 @pytest.fixture(scope="session")

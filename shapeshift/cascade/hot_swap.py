@@ -96,9 +96,15 @@ class HotSwap:
             return
         for model in serving.candidate.levels[1:]:
             self._wait_ready(model, serving.table.pairs)
+        if self._stop.is_set():
+            return
         service = self._open(serving)
         with self._lock:
-            before, self.current = self.current, service
+            stopped = self._stop.is_set()
+            before, self.current = (service, self.current) if stopped else (self.current, service)
+        if stopped:
+            before.close()
+            return
         self._state = (serving.candidate, serving.table)
         self._metrics.set_candidate(serving.candidate)
         self._log(f"candidate {serving.candidate.name} serves task {self._own.task}")

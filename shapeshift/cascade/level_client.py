@@ -106,9 +106,10 @@ class LevelClient:
                     return
                 # A level that misses only the request's own deadline has not failed.
                 if end < timeout and time.monotonic() > end:
-                    outcome = OverloadedError(f"latency_ms ran out before model {model} answered; retry later")
-                else:
-                    outcome = LevelGoneError(f"model {outcome}")
+                    # Nor has it answered: what is known of the level stays.
+                    done(OverloadedError(f"latency_ms ran out before model {model} answered; retry later"))
+                    return
+                outcome = LevelGoneError(f"model {outcome}")
             self._record(model, outcome)
             done(outcome)
 

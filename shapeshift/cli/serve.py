@@ -132,18 +132,19 @@ def _supervise(options: argparse.Namespace, settings: ServerSettings, stop: thre
 
     Raises ServerEndedError for one that ends before it was ready the first time, or with --no-restart.
     """
-    backoff, restarts, was_ready = Backoff(), 0, threading.Event()
+    backoff, restarts, ready_at = Backoff(), 0, [0.0]
     while True:
         sidecar = None if options.no_sidecar else SidecarProcess(settings, options.plan_period)
-        started = time.monotonic()
+        ran_since = ready_at[0]
         try:
             with TritonServer(settings) as server, sidecar or contextlib.nullcontext():
-                return _watch(server, sidecar, stop, options.ready_timeout, was_ready)
-        except ServerEndedError as error:
-            if options.no_restart or not was_ready.is_set():
+                return _watch(server, sidecar, stop, options.ready_timeout, ready_at)
+        except (ShapeshiftError, OSError) as error:
+            # A first start that fails is a mistake in what was asked for; later ones are tried again.
+            if options.no_restart or not ready_at[0]:
                 raise
             restarts += 1
-            pause_s = backoff.pause(time.monotonic() - started)
+            pause_s = backoff.pause(time.monotonic() - ready_at[0] if ready_at[0] != ran_since else 0.0)
             _write(
                 f"{error}\nrestart {restarts} in {pause_s:g} s; the log of the server that ended: {settings.log}.1\n"
             )
@@ -156,11 +157,12 @@ def _watch(
     sidecar: SidecarProcess | None,
     stop: threading.Event,
     ready_timeout_s: float,
-    was_ready: threading.Event,
+    ready_at: list[float],
 ) -> int:
     """Start the sidecar when it is needed and say when the models are ready; returns 0 once `stop` is set.
 
-    Raises ServerEndedError for a server that ends by itself.
+    ready_at: its one number becomes the monotonic time at which they were ready. Raises ServerEndedError for a server
+    that ends by itself.
     """
     settings = server.settings
     _write(f"loading {', '.join(settings.models)} (log: {settings.log})\n")
@@ -176,7 +178,7 @@ def _watch(
             sidecar.restart_if_ended()
         if not ready and (sidecar.has_settled() if sidecar is not None and loads_workers else server.poll_ready()):
             ready = True
-            was_ready.set()
+            ready_at[0] = time.monotonic()
             _write(_greeting(server))
             if sidecar is not None and not loads_workers:
                 sidecar.start()

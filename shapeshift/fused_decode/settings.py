@@ -87,4 +87,4 @@ class ForwardSettings:
     def __post_init__(self) -> None:
         require(bool(self.forward_to), "forward_to", self.forward_to, "the name of a model")
         require(1 <= self.forward_requests <= 4096, "forward_requests", self.forward_requests, "1 to 4096")
-        require(self.forward_timeout_s > 0, "forward_timeout_s", self.forward_timeout_s, "above 0")
+        require(0 < self.forward_timeout_s <= 86_400, "forward_timeout_s", self.forward_timeout_s, "above 0, to 86400")

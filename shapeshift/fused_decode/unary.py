@@ -7,6 +7,7 @@ calling process (Triton 24.10), and cannot be cancelled.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import threading
 import time
@@ -20,18 +21,26 @@ from typing import Any
 import numpy as np
 
 from shapeshift import settings
-from shapeshift.errors import CancelledRequestError, InvalidInputError, ModelDiedError, OverloadedError, ShapeshiftError
+from shapeshift.errors import (
+    CancelledRequestError,
+    InvalidInputError,
+    ModelDiedError,
+    ModelError,
+    OverloadedError,
+    ShapeshiftError,
+)
 from shapeshift.fused_decode.settings import ForwardSettings
 from shapeshift.serving.bounds import Bound, unloading
 from shapeshift.serving.cancellations import CancellationWatch
 from shapeshift.serving.error_codes import FORWARDED
 from shapeshift.serving.metrics import Counter, Gauge, Histogram, MetricsFlusher, RequestMetrics
 from shapeshift.serving.model_args import ModelArgs, model_log
+from shapeshift.serving.parameters import is_tritons
 from shapeshift.serving.responses import Responder
 from shapeshift.triton.async_client import AsyncClient, ModelCall, Tensors
 from shapeshift.triton.settings import own_grpc_url
 
-_STOP_ID, _STREAM = "stop_id", "stream"
+_STOP_ID, _STREAM, _REQUEST_ID = "stop_id", "stream", "request_id"
 # How often the other model is asked whether it is alive while requests are in flight, and how long it may take.
 _PROBE_PERIOD_S, _PROBE_TIMEOUT_S = 1.0, 5.0
 _FAILED_PROBES = 2
@@ -108,7 +117,8 @@ class UnaryFront:
         if _STREAM in inputs and inputs[_STREAM].any():
             wanted = f"false: this model sends one response; use {self._settings.forward_to} for a stream"
             raise InvalidInputError(_STREAM, True, wanted)
-        parameters = json.loads(request.parameters() or "{}")
+        given: dict[str, Any] = json.loads(request.parameters() or "{}")
+        parameters = {name: value for name, value in given.items() if not is_tritons(name)}
         call = Call(sender, request.request_id(), inputs, list(request.requested_output_names()), parameters)
         with self._lock:
             self._bound.require(len(self._calls))
@@ -118,37 +128,42 @@ class UnaryFront:
             call.task = self._client.start(self._forward(call))
 
     async def _forward(self, call: Call) -> None:
-        outcome: Tensors | ShapeshiftError
+        outcome: Tensors | Exception
         with self._lock:
             call.started = True
         try:
             if call.failure is not None:
                 raise call.failure
             outcome = await (self._stop(call) if _STOP_ID in call.inputs else self._ask(call, call.forward_id))
-        except ShapeshiftError as error:
-            outcome = error
         except asyncio.CancelledError:
             outcome = call.failure or unloading()
+        except Exception as error:  # noqa: BLE001  whatever happens, the client is answered
+            outcome = error.with_traceback(None)
         with self._lock:
             del self._calls[call.forward_id]
         # On the sending thread: removing waits while Triton is asked, and nobody may ask after the response.
         before = partial(self._watch.remove, call)
-        if isinstance(outcome, ShapeshiftError):
+        if isinstance(outcome, Exception):
             self._responder.fail(call.sender, outcome, before)
         else:
-            self._responder.send(call.sender, partial(self._response, outcome), call.arrived, before=before)
+            self._responder.send(call.sender, partial(self._response, call, outcome), call.arrived, before=before)
 
     async def _stop(self, call: Call) -> Tensors:
         """End the requests that this front received under that id, or else those of that id in the other model."""
         name = call.inputs[_STOP_ID].reshape(-1)[0]
         with self._lock:
-            forward_ids = [forward_id for forward_id, other in self._calls.items() if other.name.encode() == name]
-        answers = [await self._ask(call, stop_id=forward_id.encode()) for forward_id in forward_ids]
+            named = [other for other in self._calls.values() if name and other.name.encode() == name]
+        answers = []
+        for other in named:
+            if _STOP_ID not in other.inputs:
+                # One that has just ended is no longer there to be stopped.
+                with contextlib.suppress(ModelError):
+                    answers.append(await self._ask(call, stop_id=other.forward_id.encode()))
         return answers[0] if answers else await self._ask(call, stop_id=name)
 
     async def _ask(self, call: Call, request_id: str = "", stop_id: bytes = b"") -> Tensors:
         inputs = {**call.inputs, _STREAM: np.array([False])}
-        if stop_id:
+        if _STOP_ID in call.inputs:
             inputs = {**call.inputs, _STOP_ID: np.array([stop_id], dtype=object)}
         parameters = {**call.parameters, FORWARDED: True}
         timeout_s = self._settings.forward_timeout_s
@@ -169,7 +184,11 @@ class UnaryFront:
         while True:
             await asyncio.sleep(_PROBE_PERIOD_S)
             in_flight = list(self._calls.values())
-            died = await self._died() if in_flight else None
+            try:
+                died = await self._died() if in_flight else None
+            except Exception as error:  # noqa: BLE001  without the probe requests would wait for a dead process
+                self._log(f"a probe of {self._settings.forward_to} failed: {type(error).__name__}: {error}")
+                continue
             failed = failed + 1 if died is not None else 0
             if died is not None and (isinstance(died, ModelDiedError) or failed >= _FAILED_PROBES):
                 self._log(f"{self._settings.forward_to} does not answer: {len(in_flight)} requests fail ({died})")
@@ -189,6 +208,9 @@ class UnaryFront:
             return None
         return None
 
-    def _response(self, outputs: Tensors) -> Any:
+    def _response(self, call: Call, outputs: Tensors) -> Any:
+        if _REQUEST_ID in outputs and call.name:
+            # The other model knows the request under the id with which it was forwarded.
+            outputs[_REQUEST_ID] = np.array([call.name.encode()], dtype=object)
         tensors = [self._pb_utils.Tensor(name, values) for name, values in outputs.items()]
         return self._pb_utils.InferenceResponse(output_tensors=tensors)

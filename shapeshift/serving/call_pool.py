@@ -113,8 +113,8 @@ class CallPool:
             if self._abandoned[key] >= self._max_abandoned:
                 text = f"{self._name}: {self._abandoned[key]} calls to {key} have not returned; retry later"
                 raise OverloadedError(text)
-            self._start_threads(len(self._waiting) + 1)
             self._waiting.append(_Call(key, run, done, deadline))
+            self._start_threads(len(self._waiting))
             self._call_waits.notify()
             self._call_exists.notify()
 
@@ -138,18 +138,30 @@ class CallPool:
             self._all_ended.wait_for(lambda: not self._running, timeout_s)
             stuck = [call for call in self._running if not call.ended]
             self._abandon(stuck)
+            watcher = self._watcher
         for call in stuck:
             _tell(call, CallTimeoutError(f"{call.key}: no answer before the model was unloaded", started=True))
+        # It may be about to report a call that it has abandoned.
+        if watcher is not None and watcher is not threading.current_thread():
+            watcher.join(timeout_s)
 
     def _start_threads(self, calls: int) -> None:
-        """Under the lock: make the threads that `calls` waiting calls need."""
-        while self._threads < self._max_threads and self._idle < calls:
-            threading.Thread(target=self._work, name=self._name, daemon=True).start()
-            self._threads += 1
-            self._idle += 1
-        if self._watcher is None:
-            self._watcher = threading.Thread(target=self._watch, name=f"{self._name}-deadlines", daemon=True)
-            self._watcher.start()
+        """Under the lock: make the threads that `calls` waiting calls need, as far as the system has any.
+
+        A call that gets no thread waits for a later one, or ends at its deadline.
+        """
+        try:
+            if self._watcher is None:
+                watcher = threading.Thread(target=self._watch, name=f"{self._name}-deadlines", daemon=True)
+                watcher.start()
+                self._watcher = watcher
+            while self._threads < self._max_threads and self._idle < calls:
+                threading.Thread(target=self._work, name=self._name, daemon=True).start()
+                self._threads += 1
+                self._idle += 1
+        except RuntimeError:
+            # The system has no thread left.
+            return
 
     def _work(self) -> None:
         while (call := self._next()) is not None:
@@ -167,6 +179,8 @@ class CallPool:
                 self._running.remove(call)
                 self._idle += 1
                 self._all_ended.notify_all()
+            # Nothing of a call may live through the wait for the next: it may hold a response sender.
+            call = outcome = None
 
     def _next(self) -> _Call | None:
         """The next call; None where the pool is closed. A thread that comes here is counted as idle already."""

@@ -52,6 +52,8 @@ class CancellationWatch:
         while not self._stop.wait(self._period_s):
             for key in [self._order.popleft() for _ in islice(range(len(self._order)), _MOST_A_PERIOD)]:
                 self._ask(key)
+            # A key holds its request, and with it Triton's sender.
+            key = None
 
     def _ask(self, key: Hashable) -> None:
         try:

@@ -18,6 +18,11 @@ _TRITON_NAMES = ("priority", "timeout", "headers")
 _MAX_TEXT = 256
 
 
+def is_tritons(name: str) -> bool:
+    """Whether a request parameter is Triton's own, which fronts ignore."""
+    return name in _TRITON_NAMES or name.startswith(_TRITON_PREFIXES)
+
+
 @dataclass(frozen=True)
 class RequestParameters:
     """The parameters of a request; None for one that it does not give."""
@@ -49,7 +54,7 @@ def parse(text: str, own: Collection[str] = ()) -> RequestParameters:
     for name, value in given.items():
         if name in known:
             values[name] = _CHECKS[name](name, value)
-        elif name not in _TRITON_NAMES and not name.startswith(_TRITON_PREFIXES):
+        elif not is_tritons(name):
             raise InvalidInputError(f"parameter {name}", value, f"unknown parameter; known: {', '.join(sorted(known))}")
     return RequestParameters(**values)
 

@@ -104,7 +104,10 @@ class ResponseThread:
             stream.broken()
         if last:
             stream.response_sender = None
-        stream.sent(last)
+        try:
+            stream.sent(last)
+        except Exception as error:  # noqa: BLE001  the other streams still have responses to send
+            self._log(f"what follows a response failed: {error}")
 
 
 class Responder:

@@ -12,13 +12,11 @@ from types import TracebackType
 from typing import Self
 
 import shapeshift
+from shapeshift.backoff import Backoff
 from shapeshift.sidecar import run_files
 from shapeshift.triton.settings import ServerSettings
 
 LOG_FILE = "scheduler.log"
-_FIRST_PAUSE_S = 0.5
-_MAX_PAUSE_S = 30.0
-_HEALTHY_S = 60.0
 _GRACE_S = 2.0
 
 
@@ -42,7 +40,8 @@ class SidecarProcess:
         self._command += [f"--repository={folder}" for folder in settings.repositories]
         self._process: subprocess.Popen[bytes] | None = None
         self._started_at = 0.0
-        self._pause_s = _FIRST_PAUSE_S
+        self._backoff = Backoff()
+        self._restart_at: float | None = None
 
     def __enter__(self) -> Self:
         return self
@@ -68,11 +67,11 @@ class SidecarProcess:
         """Start the sidecar again if it has ended, after a pause that grows while it keeps ending."""
         if self._process is None or self._process.poll() is None:
             return
-        age_s = time.monotonic() - self._started_at
-        if age_s > _HEALTHY_S:
-            self._pause_s = _FIRST_PAUSE_S
-        if age_s > self._pause_s:
-            self._pause_s = min(2.0 * self._pause_s, _MAX_PAUSE_S)
+        now = time.monotonic()
+        if self._restart_at is None:
+            self._restart_at = now + self._backoff.pause(now - self._started_at)
+        if now >= self._restart_at:
+            self._restart_at = None
             self._close_pipe()
             self._run()
 

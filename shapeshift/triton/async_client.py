@@ -17,7 +17,7 @@ from tritonclient.grpc import InferInput, InferRequestedOutput
 from tritonclient.grpc.aio import InferenceServerClient
 from tritonclient.utils import InferenceServerException, np_to_triton_dtype
 
-from shapeshift.errors import OverloadedError, ShapeshiftError
+from shapeshift.errors import EngineError, OverloadedError, ShapeshiftError
 from shapeshift.serving.error_codes import error_of
 
 Tensors = dict[str, NDArray[Any]]
@@ -83,6 +83,12 @@ class AsyncClient:
                 yield _tensors(result)
         except grpc.RpcError as error:
             raise _error(call, str(error.details()), f"StatusCode.{error.code().name}") from None
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            if task is not None and task.cancelling():
+                raise
+            # gRPC cancels a call whose request cannot be made, and keeps the reason.
+            raise EngineError(f"the request to model {call.model} could not be sent") from None
         finally:
             responses.cancel()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import threading
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -438,3 +439,25 @@ def test_a_failing_level_is_refused_with_its_failures_and_queue_bounds_hold(monk
     with pytest.raises(OverloadedError, match="queue_calls: 0 calls wait, 1 more .* retry later"):
         none_may_wait.submit("m", [[b"a"]], ["LOGITS"], False, None, outcomes.append)
     none_may_wait.close()
+
+
+def test_a_requests_own_deadline_says_nothing_of_a_hung_level(monkeypatch: pytest.MonkeyPatch) -> None:
+    release = threading.Event()
+    monkeypatch.setattr(level_client.bls, "call", lambda *arguments: release.wait(30))
+    client = LevelClient(None, CascadeSettings("candidates", "task", call_timeout_ms=60, retry_ms=60_000))
+    outcomes: list[object] = []
+
+    def submit(deadline: float | None) -> None:
+        client.submit("large", [[b"a"]], ["LOGITS"], False, deadline, outcomes.append)
+
+    submit(None)
+    wait_for(lambda: len(outcomes) == 1)
+    assert isinstance(outcomes[0], LevelGoneError)
+    # The one call that finds out whether the level is back has less time than the level may take.
+    client._backoffs["large"].retry_at = 0.0
+    submit(time.monotonic() + 0.02)
+    wait_for(lambda: len(outcomes) == 2)
+    assert isinstance(outcomes[1], OverloadedError)
+    assert client._backoffs["large"].failures == 1
+    release.set()
+    client.close()

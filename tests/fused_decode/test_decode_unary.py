@@ -242,6 +242,64 @@ def test_stop_id_ends_requests_of_both_models(
     assert answer_of(here)["finish_reason"] == answer_of(there)["finish_reason"] == "abort"
 
 
+def test_an_empty_stop_id_stops_nobody(make_front: Callable[..., UnaryFront], toy: ToyRuntime) -> None:
+    toy.open.clear()
+    front = make_front()
+    others = [plain(max_tokens=9), plain(max_tokens=9)]
+    front.execute(others)
+    stop = plain(None, stop_id="")
+    front.execute([stop])
+    assert stop.refusal()[0] == TritonError.INVALID_ARG
+    toy.open.set()
+    assert [len(answer_of(other)["text_output"]) for other in others] == [9, 9]
+
+
+def test_a_stop_of_its_own_id_and_of_two_requests(
+    make_front: Callable[..., UnaryFront], generate: GenerateFront, toy: ToyRuntime
+) -> None:
+    toy.open.clear()
+    front = make_front()
+    twins = [plain(request_id="mine", max_tokens=50, return_finish_reason=True) for _ in range(2)]
+    front.execute(twins)
+    wait_for(lambda: len(generate._live) == 2)
+    stop = plain(None, stop_id="mine", request_id="mine")
+    front.execute([stop])
+    assert answer_of(stop) == {"text_output": ""}
+    toy.open.set()
+    assert [answer_of(twin)["finish_reason"] for twin in twins] == ["abort", "abort"]
+
+
+def test_parameters_of_triton_are_not_forwarded(make_front: Callable[..., UnaryFront], client: FakeClient) -> None:
+    request = plain(parameters={"timeout": 5, "priority": 1, "binary_data_output": True, "slo_class": "x"})
+    make_front().execute([request])
+    answer_of(request)
+    assert client.calls[-1].parameters == {"slo_class": "x", "forwarded": True}
+
+
+def test_the_request_id_is_the_clients(make_front: Callable[..., UnaryFront]) -> None:
+    request = plain(request_id="mine", return_request_id=True)
+    make_front().execute([request])
+    assert answer_of(request)["request_id"] == "mine"
+
+
+def test_whatever_the_client_raises_is_an_answer(
+    make_front: Callable[..., UnaryFront], client: FakeClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(unary, "_PROBE_PERIOD_S", 0.02)
+    failures = []
+
+    async def fail(call: ModelCall) -> Tensors:
+        failures.append(call)
+        raise ValueError("cannot reshape")
+
+    front = make_front()
+    monkeypatch.setattr(client, "first", fail)
+    request = plain()
+    front.execute([request])
+    assert request.refusal() == (TritonError.INTERNAL, "ValueError: cannot reshape")
+    assert not front._calls and not front._probing.done(), "the probe goes on"
+
+
 def test_requests_in_flight_are_bounded(make_front: Callable[..., UnaryFront], toy: ToyRuntime) -> None:
     toy.open.clear()
     front = make_front(forward_requests=2)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import gc
 import math
 import random
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -248,3 +250,54 @@ def test_random_calls_each_have_one_outcome(make_pool: MakePool, seed: int) -> N
     assert all(len(outcomes) == 1 for outcomes in reported)
     assert all(outcome is None or isinstance(outcome, CallTimeoutError) for (outcome,) in reported)
     assert any(outcome is None for (outcome,) in reported) and refused < 500
+
+
+def test_without_threads_a_call_still_ends_at_its_deadline(
+    make_pool: MakePool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pool = make_pool(threads=2, name="scarce")
+    late = Call(pool, "slow", timeout_s=0.05)
+    assert late.began.wait(30)
+    start = threading.Thread.start
+
+    def refuse(thread: threading.Thread) -> None:
+        if thread.name == "scarce":
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    waiting = Call(pool, "other", timeout_s=0.1)
+    assert isinstance(late.outcome(), CallTimeoutError)
+    error = waiting.outcome()
+    assert isinstance(error, CallTimeoutError) and not error.started
+    monkeypatch.undo()
+    late.finish()
+    assert Call(pool, stuck=False).outcome() == 7
+
+
+def test_close_waits_for_an_outcome_that_is_being_reported(make_pool: MakePool) -> None:
+    pool = make_pool(threads=1)
+    reporting, reported = threading.Event(), []
+
+    def done(outcome: object) -> None:
+        reporting.set()
+        time.sleep(0.2)
+        reported.append(outcome)
+
+    release = threading.Event()
+    pool.submit("slow", lambda: release.wait(30), done, time.monotonic() + 0.01)
+    assert reporting.wait(30)
+    pool.close()
+    assert len(reported) == 1
+    release.set()
+
+
+def test_an_idle_thread_holds_no_call(make_pool: MakePool) -> None:
+    pool = make_pool(threads=1)
+    call = Call(pool, stuck=False)
+    call.outcome()
+    wait_for(lambda: pool.running == 0)
+    held = weakref.ref(call)
+    del call
+    gc.collect()
+    wait_for(lambda: held() is None)

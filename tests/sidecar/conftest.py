@@ -9,14 +9,13 @@ from typing import Any
 import pytest
 
 from shapeshift.triton.embedded.server import TritonServer
-from tests.sidecar.project import PATIENCE_S, TRITON, Command, Project, RunningServer
+from shapeshift.triton.settings import ServerSettings
+from tests.sidecar.project import PATIENCE_S, Command, Project, RunningServer
 
 
 @pytest.fixture(scope="module")
-def project(tmp_path_factory: pytest.TempPathFactory, free_ports: Callable[[int], list[int]]) -> Project:
-    if not (TRITON / "bin" / "tritonserver").is_file():
-        pytest.skip(f"no server in {TRITON}: run `make setup`")
-    return Project(tmp_path_factory.mktemp("project"), free_ports(3))
+def project(tmp_path_factory: pytest.TempPathFactory, server_settings: Callable[..., ServerSettings]) -> Project:
+    return Project(tmp_path_factory.mktemp("project"), server_settings)
 
 
 @pytest.fixture(scope="module")

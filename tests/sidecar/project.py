@@ -54,7 +54,7 @@ def wait_until(true: Callable[[], Any], what: str) -> Any:
 class Project:
     """A build folder with a repository: front `enc` with three workers of four, all of the backend `beat`."""
 
-    def __init__(self, folder: Path, ports: list[int]) -> None:
+    def __init__(self, folder: Path, server_settings: Callable[..., ServerSettings]) -> None:
         self.build = folder / "build"
         self.run = self.build / "run"
         self.repository = self.build / "repository"
@@ -67,21 +67,7 @@ class Project:
             add_model(self.repository, f"enc_w{number:02d}", **own)
         assert as_json(read(self.repository / "enc_w00" / "config.pbtxt"))["parameters"]["bin"]
         self.build.joinpath("triton").symlink_to(TRITON)
-        self.ports = ports
-
-    @property
-    def settings(self) -> ServerSettings:
-        http, grpc, page = self.ports
-        return ServerSettings(
-            repositories=(self.repository,),
-            models=("enc",),
-            backend_directories=(BACKENDS,),
-            triton=TRITON,
-            run_directory=self.run,
-            http_port=http,
-            grpc_port=grpc,
-            metrics_port=page,
-        )
+        self.settings = server_settings((self.repository,), ("enc",), self.run, BACKENDS)
 
     def set_texts(self, lengths: Mapping[int, int]) -> None:
         """Let the front export these totals of texts by bin."""

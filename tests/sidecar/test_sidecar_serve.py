@@ -19,7 +19,7 @@ Start = Callable[..., Command]
 
 @pytest.fixture
 def served(command: Start, project: Project) -> Command:
-    ports = [f"--{name}-port={port}" for name, port in zip(("http", "grpc", "metrics"), project.ports, strict=True)]
+    ports = [f"--{name}-port={port}" for name, port in project.settings.ports.items()]
     return command("serve", "--backends", str(BACKENDS), *ports)
 
 

@@ -7,6 +7,7 @@ import json
 import os
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -59,22 +60,14 @@ def project(tmp_path_factory: pytest.TempPathFactory, add_model: Callable[..., P
 
 
 @pytest.fixture(scope="module")
-def make_settings(triton: Path, project: Path, free_ports: Callable[[int], list[int]]) -> Callable[..., ServerSettings]:
+def make_settings(
+    triton: Path, project: Path, server_settings: Callable[..., ServerSettings]
+) -> Callable[..., ServerSettings]:
     """Settings for one more server: new ports, and the run directory `run` of the project unless given."""
 
     def make(**changes: object) -> ServerSettings:
-        http, grpc, metrics = free_ports(3)
-        values: dict[str, object] = {
-            "repositories": (project / "repository",),
-            "models": ("echo",),
-            "backend_directories": (BACKENDS,),
-            "triton": triton,
-            "run_directory": project / "run",
-            "http_port": http,
-            "grpc_port": grpc,
-            "metrics_port": metrics,
-        }
-        return ServerSettings(**(values | changes))  # type: ignore[arg-type]
+        settings = server_settings((project / "repository",), ("echo",), project / "run", BACKENDS)
+        return replace(settings, **changes)  # type: ignore[arg-type]
 
     return make
 

@@ -122,7 +122,10 @@ class Router:
     def _start_calls(self) -> None:
         """Under the lock: start every call that has rows, or a probe that is due, and a worker for it."""
         while not self._closing.is_set() and (worker := self._members.next_ready()) is not None:
-            while len(worker.calls) < MAX_IN_FLIGHT and self._pool.abandoned(worker.name) < _MAX_ABANDONED:
+            if self._pool.abandoned(worker.name) >= _MAX_ABANDONED:
+                self._members.leave(worker, "has too many calls that did not return")
+                continue
+            while len(worker.calls) < MAX_IN_FLIGHT:
                 rows = self._members.take(worker)
                 if not (rows or worker.probe_due):
                     break
@@ -163,6 +166,10 @@ class Router:
             if isinstance(outcome, Exception):
                 self._members.retry(call.rows)
             self._start_calls()
+            closing = self._closing.is_set()
+        if closing:
+            # `close` may have failed the waiting rows before these were put back.
+            self._fail_waiting()
 
     def _count_failure(self, rows: Sequence[Row], error: Exception) -> None:
         """Fail the rows that get no further call."""
