@@ -29,13 +29,11 @@ from shapeshift.adapter_cache.settings import (
 )
 from shapeshift.errors import EngineError
 from shapeshift.fused_decode import loading
-from shapeshift.fused_decode.engine.detokenize import TextStream
 from shapeshift.fused_decode.engine.loop import DecodeLoop
 from shapeshift.fused_decode.interfaces import LinearHook, Runtime
 from shapeshift.fused_decode.model.architecture import Architecture
 from shapeshift.fused_decode.policy.admission import Admission
-from shapeshift.fused_decode.request import LENGTH, STOP, Ids, Request
-from shapeshift.fused_decode.sampling_params import SamplingParams
+from shapeshift.fused_decode.request import LENGTH, STOP, Request
 from shapeshift.fused_decode.service import OWN_PARAMETERS, DecodeService
 from shapeshift.serving.metrics import Metric
 from shapeshift.serving.model_args import Log, ModelArgs
@@ -56,38 +54,23 @@ class SharedRuntime(Runtime, Protocol):
 
 
 class AdapterRequest(Request):
-    """A request that may name an adapter, see `interfaces.SizedRequest`. Set `predicted_tokens` before submission."""
+    """A request that may name an adapter, see `interfaces.SizedRequest`; `AdapterService.prepare` sets what it adds.
+
+    adapter, label, rank: the adapter's unique name, the name that clients use, and its rank; None, "", 0 without one.
+    """
 
     __slots__ = ("adapter", "label", "predicted_tokens", "rank")
 
-    def __init__(
-        self,
-        adapter: Adapter | None,
-        name: str,
-        prompt: Ids,
-        sampling_params: SamplingParams,
-        text: TextStream,
-        *,
-        max_length: int,
-        stream: bool = False,
-        latency_ms: float | None = None,
-        response: Any = None,
-    ) -> None:
-        """adapter: None for the base model; the others as for `Request`."""
-        super().__init__(
-            name,
-            prompt,
-            sampling_params,
-            text,
-            max_length=max_length,
-            stream=stream,
-            latency_ms=latency_ms,
-            response=response,
-        )
-        self.adapter: str | None = None if adapter is None else adapter.name
+    adapter: str | None
+    label: str
+    predicted_tokens: int
+    rank: int
+
+    def use(self, adapter: Adapter | None) -> None:
+        """Generate with `adapter`, or with the base model."""
+        self.adapter = None if adapter is None else adapter.name
         self.label = "" if adapter is None else adapter.label
         self.rank = 0 if adapter is None else adapter.info.rank
-        self.predicted_tokens = self.limit
         if adapter is not None:
             self.adapter_id = adapter.number
 
@@ -106,6 +89,7 @@ class AdapterService(DecodeService):
     own_parameters = (*OWN_PARAMETERS, "lora_name")
     # As in vLLM's backend.
     sampling_parameters = ("lora_name",)
+    request_type = AdapterRequest
 
     def __init__(self, pb_utils: Any, args: ModelArgs, log: Log) -> None:
         self._settings = settings.read(AdapterCacheSettings, args.parameters)
@@ -164,11 +148,12 @@ class AdapterService(DecodeService):
         )
         return self._scheduler
 
-    def make_request(self, given: RequestParameters, text: bytes, *arguments: Any, **named: Any) -> AdapterRequest:
+    def prepare(self, request: Request, given: RequestParameters, text: bytes) -> None:
+        assert isinstance(request, AdapterRequest)
         adapter = None if given.lora_name is None else self.catalogue.find(given.lora_name)
         if adapter is not None and adapter.error is not None:
             raise EngineError(f"adapter {adapter.label} is unavailable: {adapter.error}")
-        request = AdapterRequest(adapter, *arguments, **named)
+        request.use(adapter)
         request.predicted_tokens = self._predictor.predict(_prediction_input(request, text))
         with self._lock:
             self._live.setdefault(request.adapter or "", set()).add(request)
@@ -176,7 +161,6 @@ class AdapterService(DecodeService):
                 self.cache.metrics.requests.add(adapter.label)
                 if self._prefetcher is not None:
                     self._prefetcher.record(adapter.name, request.arrived)
-        return request
 
     def forget(self, request: Request) -> None:
         assert isinstance(request, AdapterRequest)

@@ -85,9 +85,7 @@ class GenerateFront:
         response = GenerationResponse(
             self._pb_utils, sender, parsed, requested, respond, self._finishing, self._finished, self._lost
         )
-        response.request = request = self._service.make_request(
-            given,
-            parsed.text,
+        response.request = request = self._service.request_type(
             triton_request.request_id() or given.id or uuid.uuid4().hex,
             prompt,
             parsed.sampling_params,
@@ -97,6 +95,7 @@ class GenerateFront:
             latency_ms=given.latency_ms,
             response=response,
         )
+        self._service.prepare(request, given, parsed.text)
         self._register(request)
         self._watch.add(request, sender.is_cancelled, partial(self._cancel, request))
         try:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 from shapeshift.fused_decode import loading
 from shapeshift.fused_decode.engine.loop import DecodeLoop
@@ -24,11 +23,13 @@ class DecodeService:
 
     own_parameters       request parameters that it knows beyond those of every front
     sampling_parameters  those of them that the input `sampling_parameters` may hold too
+    request_type         the class of its requests
     slot_memory          the other user of the slots' memory; None: there is none
     """
 
     own_parameters: tuple[str, ...] = OWN_PARAMETERS
     sampling_parameters: tuple[str, ...] = ()
+    request_type: type[Request] = Request
     slot_memory: SlotMemory | None = None
 
     def __init__(
@@ -46,9 +47,8 @@ class DecodeService:
         settings = self.loaded.settings
         return FirstComeFirstServed(settings.queue_requests, settings.queue_tokens)
 
-    def make_request(self, given: RequestParameters, text: bytes, *arguments: Any, **named: Any) -> Request:
-        """A request with these parameters and prompt; further arguments as for `Request`. Raises ShapeshiftError."""
-        return Request(*arguments, **named)
+    def prepare(self, request: Request, given: RequestParameters, text: bytes) -> None:
+        """Called with a new request of `request_type`, its parameters and its prompt. Raises ShapeshiftError."""
 
     def exported(self) -> list[Metric]:
         """Metrics beside those of the front and the loop."""
