@@ -23,7 +23,7 @@ TORCH := requirements/torch-$(if $(GPU),gpu,cpu).txt
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help setup engines serve test lint bench simulate loadtest clean
+.PHONY: help setup engines serve test format lint bench simulate loadtest clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' Makefile
@@ -39,6 +39,10 @@ serve: setup ## start Triton with the front models and print how to call them (M
 
 test: .venv/.test engines ## run all tests
 	@$(BIN)/python -m pytest $(ARGS)
+
+format: .venv/.test ## sort imports and format the code
+	@$(BIN)/ruff check --select I --fix .
+	@$(BIN)/ruff format .
 
 lint: .venv/.test ## check style, formatting and types
 	@$(BIN)/ruff check .
