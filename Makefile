@@ -70,7 +70,7 @@ comma := ,
 	@$(PYTHON) -c 'import venv, ensurepip' 2>/dev/null || { echo "make setup: $(PYTHON) lacks venv: install it (Debian: python3-venv)"; exit 1; }
 	@echo "setup: packages into .venv (a minute or two; log in $(LOG))"
 	@$(PYTHON) -m venv .venv
-	@$(INSTALL) $(if $(GPU),,--no-deps --retries 1 --extra-index-url $(TORCH_INDEX)) -r $(TORCH) >$(LOG) 2>&1 || { echo "make setup: torch of $(TORCH) is not to be had: set TORCH_INDEX=... to an index that carries it (see $(LOG))"; exit 1; }
+	@$(INSTALL) $(if $(GPU),,--no-deps --retries 1 --extra-index-url $(TORCH_INDEX)) -r $(TORCH) >$(LOG) 2>&1 || { echo "make setup: torch of $(TORCH) cannot be found: set TORCH_INDEX=... to an index that carries it (see $(LOG))"; exit 1; }
 	@$(INSTALL) --no-deps -r <(grep -v $(if $(GPU),^onnxruntime,^$$) requirements/lock.txt) >>$(LOG) 2>&1 || { echo "make setup: packages of requirements/lock.txt could not be installed: $$(grep -m1 ERROR $(LOG)) (see $(LOG))"; exit 1; }
 	@$(INSTALL) --no-deps --no-build-isolation -e . >>$(LOG) 2>&1 || { echo "make setup: shapeshift could not be installed (see $(LOG))"; exit 1; }
 	@touch $@

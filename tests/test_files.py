@@ -54,3 +54,19 @@ def test_concurrently_added_tasks_are_all_kept(tmp_path: Path) -> None:
     with ThreadPoolExecutor(8) as pool:
         list(pool.map(lambda name: registry.add(tmp_path, registry.TaskEntry(name, tmp_path / name, "0")), names))
     assert [entry.name for entry in registry.read(tmp_path)] == sorted(names)
+
+
+def test_folder_is_replaced_at_the_end_and_kept_after_an_error(tmp_path: Path) -> None:
+    target = tmp_path / "engines"
+    target.mkdir()
+    (target / "old").touch()
+
+    with pytest.raises(OSError, match="disk"), files.replace_folder(target) as work:
+        (work / "new").touch()
+        raise OSError("disk")
+    assert [path.name for path in tmp_path.rglob("*")] == ["engines", "old"]
+
+    with files.replace_folder(target) as work:
+        (work / "new").touch()
+        assert (target / "old").exists()
+    assert [path.name for path in tmp_path.rglob("*")] == ["engines", "new"]

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import shutil
 from pathlib import Path
 
 from build_engines.image.plan import ImagePlan
+from shapeshift import files
 from shapeshift.engines import manifest
 from shapeshift.engines.hardware import cpu_model
 from shapeshift.engines.verify import MIN_COSINE
@@ -19,17 +19,10 @@ def build(planned: ImagePlan, target: Path, progress: ProgressCallback) -> Image
     # torch takes seconds to import; a build with nothing to do must not import it.
     from build_engines.image.engines import ImageEngineBuilder
 
-    work = target.with_name(f".{target.name}.building")
-    shutil.rmtree(work, ignore_errors=True)
-    work.mkdir(parents=True)
-    try:
+    with files.replace_folder(target) as work:
         builder = ImageEngineBuilder(planned, work, progress)
         result = _manifest(planned, builder.architecture, work, builder.build())
         result.save(work)
-        shutil.rmtree(target, ignore_errors=True)
-        work.rename(target)
-    finally:
-        shutil.rmtree(work, ignore_errors=True)
     return result
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from build_engines.text.emulated import build_emulated
 from build_engines.text.engines import BuildResult, TextEngineBuilder
 from build_engines.text.plan import Plan
+from shapeshift import files
 from shapeshift.engines import manifest
 from shapeshift.engines.hardware import cpu_model
 from shapeshift.engines.manifest import Manifest, Output
@@ -19,15 +20,10 @@ from shapeshift.progress import ProgressCallback
 
 def build(planned: Plan, target: Path, progress: ProgressCallback) -> Manifest:
     """Build the engines of `planned` and move them to `target`. After an error `target` is unchanged."""
-    work = target.with_name(f".{target.name}.building")
-    try:
+    with files.replace_folder(target) as work:
         built, precision, note = _built(planned, work, progress)
         result = _manifest(planned, work, built, precision, note)
         result.save(work)
-        shutil.rmtree(target, ignore_errors=True)
-        work.rename(target)
-    finally:
-        shutil.rmtree(work, ignore_errors=True)
     return result
 
 

@@ -33,11 +33,6 @@ def call(
         response = request.exec()
     except Exception as error:  # noqa: BLE001  the server raises several types for a model that is not there
         raise error_of(str(error)) from None
-    return outputs_of(pb_utils, response)
-
-
-def outputs_of(pb_utils: Any, response: Any) -> Tensors:
-    """The outputs of another model's response, copied. Raises the errors of `error_of`."""
     if response.has_error():
         raise error_of(response.error().message(), code_of(pb_utils, response.error().code()))
     # The memory is Triton's, and goes with the response.
