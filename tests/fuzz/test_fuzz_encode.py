@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 
-from shapeshift.engines.verify import MIN_COSINE
-from shapeshift.triton import model_config
+from tests import precision
 from tests.fuzz import encode
 
 if TYPE_CHECKING:
@@ -54,7 +53,8 @@ def test_malformed_requests_are_refused_and_leave_no_trace(
     assert stub_pids(encode_server) == stubs and stubs
     assert all(Path(f"/proc/{pid}").exists() for pid in stubs)
     assert "could not be sent" not in encode_server.settings.log.read_text()
-    assert float(good_vector(encode_server) @ vector) >= least_cosine(encode_server)
+    least = precision.least_cosine_of_two(encode_server.settings.repositories[0], "encode")
+    assert float(good_vector(encode_server) @ vector) >= least
 
     assert after("shapeshift_requests_waiting") == after("shapeshift_requests_running") == 0
     refused = after("shapeshift_requests_total", code="INVALID_ARG") - before(
@@ -64,15 +64,6 @@ def test_malformed_requests_are_refused_and_leave_no_trace(
     for code in ("OK", "INTERNAL", "UNAVAILABLE"):
         labels = {"code": code}
         assert after("shapeshift_requests_total", **labels) == before("shapeshift_requests_total", **labels), code
-
-
-def least_cosine(server: TritonServer) -> float:
-    """The least cosine of two vectors of one text, which may come from other engines and from other batches.
-
-    Each lies within the tolerance of the reference, the angle a; two lie within 2a, and cos 2a = 2 cos(a)^2 - 1.
-    """
-    config = model_config.read(server.settings.repositories[0] / "encode" / "config.pbtxt")
-    return 2 * MIN_COSINE[model_config.parameters(config)["precision"]] ** 2 - 1
 
 
 def status(server: TritonServer, path: str) -> int:

@@ -24,6 +24,7 @@ from shapeshift.errors import EngineError
 from shapeshift.triton import model_config
 from shapeshift.triton.control import ModelControl
 from shapeshift.workloads.text import TextMaker
+from tests import precision
 
 if TYPE_CHECKING:
     from sentence_transformers import SentenceTransformer
@@ -32,7 +33,6 @@ if TYPE_CHECKING:
 
 pytestmark = [pytest.mark.server, pytest.mark.timeout(300)]
 
-MIN_COSINE = {"f32": 0.99999, "bf16": 0.999}
 # Around the edges of powers of two, where static engines begin and end.
 LENGTHS = [3, 4, 5, 6, 7, 8, 9, 10, 12, 14, 15, 16, 17, 20, 24, 28, 31, 32, 33, 40, 48, 56, 63, 64, 65, 80, 96, 100]
 LENGTHS += [120, 127, 128, 129, 150, 182, 192, 200, 230, 255, 256, 257, 300, 333, 384, 430, 500, 511]
@@ -85,8 +85,7 @@ def vectors(reference: SentenceTransformer, texts: list[str]) -> np.ndarray:
 @pytest.fixture(scope="module")
 def min_cosine(encode_server: TritonServer) -> float:
     """What the served precision promises of every vector."""
-    config = model_config.read(encode_server.settings.repositories[0] / "encode" / "config.pbtxt")
-    return MIN_COSINE[model_config.parameters(config)["precision"]]
+    return precision.least_cosine_with_reference(encode_server.settings.repositories[0], "encode")
 
 
 @pytest.fixture(scope="module")
