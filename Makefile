@@ -31,10 +31,10 @@ help: ## this list
 setup: .venv/.serve build/.server ## make .venv and build/: packages, the server, the demo checkpoint
 
 engines: setup ## compile and verify what model_repository/*/config.pbtxt asks for; what is current stays
-	@$(BIN)/python -m build_engines $(subst $(comma), ,$(MODELS))
+	@$(BIN)/shapeshift engines $(subst $(comma), ,$(MODELS))
 
 serve: setup ## start Triton with the front models and print how to call them (MODELS=a,b chooses; ARGS=--strict: all or none)
-	@$(BIN)/python -m build_engines --keep-going $(subst $(comma), ,$(MODELS))
+	@$(BIN)/shapeshift engines --keep-going $(subst $(comma), ,$(MODELS))
 	@exec $(BIN)/shapeshift serve $(if $(MODELS),--models $(MODELS)) $(ARGS)
 
 test: .venv/.test engines ## run all tests

@@ -106,9 +106,9 @@ def add_front(light_checkpoint: Path) -> Callable[..., Path]:
 @pytest.fixture(scope="session")
 def build_fronts() -> Callable[[Path, Path], Path]:
     """A function that runs a build from a model repository into a build folder; returns the generated one."""
-    from build_engines.paths import BuildPaths
-    from build_engines.repository import front_models
-    from build_engines.text.front import publish
+    from shapeshift.build_engines.paths import BuildPaths
+    from shapeshift.build_engines.repository import front_models
+    from shapeshift.build_engines.text.front import publish
 
     def run(repository: Path, target: Path) -> Path:
         paths = BuildPaths(repository.parent, target, repository)

@@ -201,7 +201,7 @@ def test_a_serving_process_loads_no_model_library() -> None:
 
 
 def test_a_build_with_nothing_to_do_loads_no_model_library() -> None:
-    assert not loaded_by("build_engines.__main__") & {"torch", "transformers", "openvino", "onnxruntime"}
+    assert not loaded_by("shapeshift.cli.engines") & {"torch", "transformers", "openvino", "onnxruntime"}
 
 
 def test_heavy_libraries_would_be_seen() -> None:

@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import Any
 
 from bench.cascade.train import BASE, checkpoint, head_file
-from build_engines import cascade
-from build_engines.paths import BuildPaths
-from build_engines.repository import front_models
-from build_engines.text.config import TextFrontConfig
-from build_engines.text.front import publish
+from shapeshift.build_engines import cascade
+from shapeshift.build_engines.paths import BuildPaths
+from shapeshift.build_engines.repository import front_models
+from shapeshift.build_engines.text.config import TextFrontConfig
+from shapeshift.build_engines.text.front import publish
 from shapeshift.triton import model_config
 
 ROOT = Path("build/bench/cascade")

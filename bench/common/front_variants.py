@@ -10,8 +10,8 @@ from pathlib import Path
 from types import MappingProxyType
 
 from bench.common.output import BUILD, FOLDER
-from build_engines.text.front import latency_profile
-from build_engines.text.workers import write_workers
+from shapeshift.build_engines.text.front import latency_profile
+from shapeshift.build_engines.text.workers import write_workers
 from shapeshift.engines import manifest
 from shapeshift.engines.manifest import EngineEntry, Latency, Manifest
 from shapeshift.triton import model_config

@@ -15,10 +15,10 @@ import numpy as np
 
 from bench.common.output import BUILD
 from bench.common.server import running_server
-from build_engines.paths import BuildPaths
-from build_engines.repository import front_models
-from build_engines.text.config import TextFrontConfig
-from build_engines.text.front import publish
+from shapeshift.build_engines.paths import BuildPaths
+from shapeshift.build_engines.repository import front_models
+from shapeshift.build_engines.text.config import TextFrontConfig
+from shapeshift.build_engines.text.front import publish
 from shapeshift.errors import ShapeshiftError
 from shapeshift.triton import model_config
 from shapeshift.triton.embedded.server import TritonServer

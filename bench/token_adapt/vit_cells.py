@@ -12,8 +12,8 @@ from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
-from build_engines.image.engines import ImageEngineBuilder, folder_of
-from build_engines.image.plan import ImagePlan
+from shapeshift.build_engines.image.engines import ImageEngineBuilder, folder_of
+from shapeshift.build_engines.image.plan import ImagePlan
 from shapeshift.engines.interfaces import Engine
 from shapeshift.token_adapt.model.gamma_module import GammaModule
 from shapeshift.token_adapt.model.timm_weights import read_model

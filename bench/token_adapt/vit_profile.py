@@ -19,8 +19,8 @@ import torch
 from safetensors.torch import save_file
 
 from bench.token_adapt.vit_cells import Cell, Samples, calls, opened
-from build_engines.image.plan import ImageFrontConfig, ImagePlan, plan
-from build_engines.paths import BuildPaths
+from shapeshift.build_engines.image.plan import ImageFrontConfig, ImagePlan, plan
+from shapeshift.build_engines.paths import BuildPaths
 from shapeshift.engines.hardware import cpu_model
 from shapeshift.progress import Progress
 from shapeshift.token_adapt.model.architecture import Architecture

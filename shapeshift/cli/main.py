@@ -12,6 +12,7 @@ from shapeshift.errors import ShapeshiftError
 
 # Command: (module with add_arguments(parser) and run(options) -> exit status, summary).
 COMMANDS = {
+    "engines": ("shapeshift.cli.engines", "build, verify and publish the models of a model repository"),
     "serve": ("shapeshift.cli.serve", "start Triton with the generated models"),
     "sidecar": ("shapeshift.cli.sidecar", "assign bins to workers and reload dead models; `serve` starts it"),
     "status": ("shapeshift.cli.status", "show what is served: fronts, workers, traffic and plan"),

@@ -38,9 +38,9 @@ COUNT = 16
 @pytest.fixture(scope="module")
 def project(small_base: Path, mixed_adapters: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A project of two fronts whose registry is filled by the build; its build folder."""
-    from build_engines import decode
-    from build_engines.paths import BuildPaths
-    from build_engines.repository import front_models
+    from shapeshift.build_engines import decode
+    from shapeshift.build_engines.paths import BuildPaths
+    from shapeshift.build_engines.repository import front_models
 
     root = tmp_path_factory.mktemp("project")
     paths = BuildPaths(root, root / "build", root / "model_repository")

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 
 import pytest
 
-from build_engines import __main__ as command
 from shapeshift.adapter_cache.registry import store
 from shapeshift.cli import main as cli
+from shapeshift.cli.main import main
 from shapeshift.triton import model_config
 from tests.adapter_cache.lora_models import Spec, make_adapter
 from tests.fused_decode.checkpoints import make_checkpoint
@@ -43,7 +42,7 @@ class Project:
         model_config.write(config, folder / "config.pbtxt")
 
     def make(self) -> tuple[int, str, str]:
-        status = command.main()
+        status = main(["engines"])
         captured = self._capsys.readouterr()
         return status, captured.out, captured.err
 
@@ -57,7 +56,6 @@ class Project:
 
 @pytest.fixture
 def project(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Project:
-    monkeypatch.setattr(sys, "argv", ["build_engines"])
     monkeypatch.chdir(tmp_path)
     return Project(tmp_path, capsys)
 

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from build_engines import __main__ as command
 from shapeshift.cascade.candidates import registry
 from shapeshift.cascade.candidates.table import Candidate, CandidateTable, LevelModel
+from shapeshift.cli.main import main
 from shapeshift.engines import manifest
 from shapeshift.triton import model_config
 
@@ -50,8 +49,7 @@ def make(
     monkeypatch.chdir(tmp_path)
 
     def run(*models: str) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["build_engines", *models])
-        status = command.main()
+        status = main(["engines", *models])
         captured = capsys.readouterr()
         return status, captured.out, captured.err
 

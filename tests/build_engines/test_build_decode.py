@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from build_engines import __main__ as command
+from shapeshift.cli.main import main
 from shapeshift.engines import hardware
 from shapeshift.engines.checkpoint import open_checkpoint
 from shapeshift.fused_decode.model import kernel_build
@@ -41,8 +40,7 @@ class Project:
 
     def make(self, *models: str) -> tuple[int, str, str]:
         """Run the command: exit status, standard output, standard error."""
-        sys.argv = ["build_engines", *models]
-        status = command.main()
+        status = main(["engines", *models])
         captured = self._capsys.readouterr()
         return status, captured.out, captured.err
 
@@ -55,7 +53,6 @@ class Project:
 
 @pytest.fixture
 def project(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Project:
-    monkeypatch.setattr(sys, "argv", [])
     monkeypatch.chdir(tmp_path)
     return Project(tmp_path, capsys)
 

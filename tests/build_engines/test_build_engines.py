@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import queue
 import shutil
-import sys
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -13,9 +12,10 @@ from typing import Any
 
 import pytest
 
-from build_engines import __main__ as command
-from build_engines.text import front as text_front
 from shapeshift import files
+from shapeshift.build_engines.text import front as text_front
+from shapeshift.cli import engines
+from shapeshift.cli.main import main
 from shapeshift.engines import failures, hardware, manifest
 from shapeshift.triton import model_config
 
@@ -43,8 +43,7 @@ class Project:
 
     def make(self, *models: str) -> tuple[int, str, str]:
         """Run the command: exit status, standard output, standard error."""
-        sys.argv = ["build_engines", "--repository", str(self.repository), "--build", str(self.build), *models]
-        status = command.main()
+        status = main(["engines", "--repository", str(self.repository), "--build", str(self.build), *models])
         captured = self._capsys.readouterr()
         return status, captured.out, captured.err
 
@@ -69,7 +68,6 @@ def project(
     monkeypatch: pytest.MonkeyPatch,
 ) -> Project:
     shutil.copytree(light_checkpoint, tmp_path / "checkpoint")
-    monkeypatch.setattr(sys, "argv", [])
     monkeypatch.chdir(tmp_path)
     return Project(tmp_path, add_front, capsys)
 
@@ -143,9 +141,9 @@ def test_changed_folder_is_rewritten(project: Project) -> None:
 def test_second_build_waits_for_the_first(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
     project.add()
     said: queue.Queue[str] = queue.Queue()
-    monkeypatch.setattr(command, "_log", said.put)
+    monkeypatch.setattr(engines, "_log", said.put)
     with ThreadPoolExecutor(1) as second:
-        with files.exclusive_lock(project.build / command.LOCK):
+        with files.exclusive_lock(project.build / engines.LOCK):
             made = second.submit(project.make)
             assert said.get(timeout=60) == f"waiting for another build in {project.build}"
             assert not made.done() and not project.engines().exists()
@@ -207,7 +205,7 @@ def test_only_the_requested_models_are_built(project: Project) -> None:
     assert project.make("two")[0] == 0
     assert not project.engines("one").exists() and project.engines("two").exists()
     status, _, err = project.make("three")
-    assert status == 1 and "no model three" in err and "there are: one, two" in err
+    assert status == 2 and "no model three" in err and "there are: one, two" in err
 
 
 @pytest.mark.parametrize(
@@ -344,7 +342,7 @@ def test_other_models_are_built_after_a_failure(project: Project) -> None:
     status, out, err = project.make()
     assert status == 1
     assert "good: built" in out and project.engines("good").exists()
-    assert err.rstrip().endswith("make engines: not published: bad, worse")
+    assert err.rstrip().endswith("not published: bad, worse")
 
 
 # The failure of one model.

@@ -12,10 +12,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from build_engines import __main__ as command
-from build_engines.text import edges
-from build_engines.text.config import TextFrontConfig
-from build_engines.text.edges import Curves
+from shapeshift.build_engines.text import edges
+from shapeshift.build_engines.text.config import TextFrontConfig
+from shapeshift.build_engines.text.edges import Curves
+from shapeshift.cli.main import main
 from shapeshift.engines import hardware, manifest
 from shapeshift.engines.interfaces import Array, Ids
 from shapeshift.engines.manifest import EngineEntry, Latency
@@ -116,8 +116,7 @@ def make(
 
     def run(**parameters: object) -> tuple[int, str]:
         add_front(tmp_path / "model_repository", "front", **{"provider": "onnxruntime", **parameters})
-        monkeypatch.setattr(sys, "argv", ["build_engines"])
-        return command.main(), capsys.readouterr().err
+        return main(["engines"]), capsys.readouterr().err
 
     return run
 
@@ -169,7 +168,7 @@ def test_an_engine_that_differs_from_the_reference_is_named_and_not_published(
     assert status == 1
     assert f"front: {named} (onnxruntime, f32) differs from the reference: cosine " in err
     assert "must be at least 0.99999" in err
-    assert err.rstrip().endswith("make engines: not published: front")
+    assert err.rstrip().endswith("not published: front")
     # What was published before is still there, whole.
     assert manifest.load(tmp_path / "build" / "engines" / "front") == before
 

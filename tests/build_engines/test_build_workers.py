@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,8 +11,8 @@ from typing import Any
 import pytest
 from tritonclient.grpc import model_config_pb2
 
-from build_engines import __main__ as command
-from build_engines.text import workers
+from shapeshift.build_engines.text import workers
+from shapeshift.cli.main import main
 from shapeshift.engines import manifest
 from shapeshift.engines.manifest import FileEntry, Manifest
 from shapeshift.errors import InvalidInputError
@@ -32,8 +31,7 @@ def make(
 
     def run(name: str = "encode", **parameters: object) -> tuple[int, str, str]:
         add_front(tmp_path / "model_repository", name, **{"bins": "16,64", **parameters})
-        monkeypatch.setattr(sys, "argv", ["build_engines"])
-        status = command.main()
+        status = main(["engines"])
         captured = capsys.readouterr()
         return status, captured.out, captured.err
 
@@ -170,7 +168,7 @@ def test_failed_placement_keeps_the_previous_folders(make: Make, tmp_path: Path)
 def test_front_with_the_name_of_a_worker(make: Make) -> None:
     make(placement="resident", workers=1)
     status, _, err = make("encode_w7")
-    assert status == 1 and "name: got 'encode_w7'; another name: this is the name of a worker" in err
+    assert status == 2 and "name: got 'encode_w7'; another name: this is the name of a worker" in err
 
 
 # GPUs, emulated by the manifest.

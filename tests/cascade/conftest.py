@@ -13,8 +13,8 @@ import pytest
 from google.protobuf import json_format
 from safetensors.numpy import save_file
 
-from build_engines import cascade as build_cascade
-from build_engines.paths import BuildPaths
+from shapeshift.build_engines import cascade as build_cascade
+from shapeshift.build_engines.paths import BuildPaths
 from shapeshift.cascade.candidates import registry
 from shapeshift.cascade.candidates.table import Candidate, CandidateTable, Gap, LevelModel
 from shapeshift.cascade.front import CascadeFront

@@ -16,12 +16,12 @@ import pytest
 from docs_pages import PAGES, PROJECT, Block, anchors, blocks, code, links, prose, table
 from docs_sources import metric_names, modules, texts
 
-from build_engines.paths import BuildPaths
-from build_engines.repository import front_models
 from client.plan import Settings as ReplaySettings
 from shapeshift.adapter_cache.policy.scheduling import SchedulingSettings
 from shapeshift.adapter_cache.service import AdapterService
 from shapeshift.adapter_cache.settings import AdapterCacheSettings
+from shapeshift.build_engines.paths import BuildPaths
+from shapeshift.build_engines.repository import front_models
 from shapeshift.cascade import front as classify_front
 from shapeshift.cascade.settings import CascadeSettings, GeneratedCascadeSettings
 from shapeshift.cli import main as cli

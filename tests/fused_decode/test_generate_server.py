@@ -52,9 +52,9 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def publish(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
     """A function that publishes a front of the repository over the small model; the generated repository."""
-    from build_engines import decode
-    from build_engines.paths import BuildPaths
-    from build_engines.repository import front_models
+    from shapeshift.build_engines import decode
+    from shapeshift.build_engines.paths import BuildPaths
+    from shapeshift.build_engines.repository import front_models
 
     root = tmp_path_factory.mktemp("house")
     (root / "build").mkdir()

@@ -17,9 +17,9 @@ import numpy as np
 import pytest
 import tritonclient.grpc.aio as grpc_client
 
-from build_engines.decode import DecodeFrontConfig, publish
-from build_engines.paths import BuildPaths
-from build_engines.repository import front_models
+from shapeshift.build_engines.decode import DecodeFrontConfig, publish
+from shapeshift.build_engines.paths import BuildPaths
+from shapeshift.build_engines.repository import front_models
 from shapeshift.triton import model_config
 from shapeshift.triton.embedded.server import TritonServer
 from tests.fused_decode.checkpoints import make_checkpoint

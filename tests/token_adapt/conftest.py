@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from token_tasks import front, paths
 
-from build_engines.image import front as images
+from shapeshift.build_engines.image import front as images
 
 
 @pytest.fixture(scope="session")

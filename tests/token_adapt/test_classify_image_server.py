@@ -17,10 +17,10 @@ from token_models import OUTPUTS, PROFILES, PROJECT, TASKS, encoded, square
 from token_tasks import STATED, noise, paths, register, write_task
 from tritonclient.utils import InferenceServerException
 
-from build_engines.image import front as images
-from build_engines.image import plan
-from build_engines.paths import BuildPaths
-from build_engines.repository import front_models
+from shapeshift.build_engines.image import front as images
+from shapeshift.build_engines.image import plan
+from shapeshift.build_engines.paths import BuildPaths
+from shapeshift.build_engines.repository import front_models
 from shapeshift.token_adapt.model import emulated, vision_model
 from shapeshift.token_adapt.tasks import registry
 from shapeshift.token_adapt.tasks.registry import TaskEntry

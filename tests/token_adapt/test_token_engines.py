@@ -11,9 +11,9 @@ import torch
 from timm_models import small_checkpoint
 from token_tasks import GAMMAS, front, noise, paths
 
-from build_engines.image import engines as image_engines
-from build_engines.image import front as images
-from build_engines.image import plan
+from shapeshift.build_engines.image import engines as image_engines
+from shapeshift.build_engines.image import front as images
+from shapeshift.build_engines.image import plan
 from shapeshift.engines import hardware, manifest, verify
 from shapeshift.engines.interfaces import Engine, Runtime
 from shapeshift.engines.providers import lookup

@@ -8,9 +8,9 @@ import numpy as np
 import torch
 from timm_models import small_checkpoint
 
-from build_engines.image import front as images
-from build_engines.image import plan
-from build_engines.paths import BuildPaths
+from shapeshift.build_engines.image import front as images
+from shapeshift.build_engines.image import plan
+from shapeshift.build_engines.paths import BuildPaths
 from shapeshift.engines.checkpoint import open_checkpoint
 from shapeshift.token_adapt.tasks import folder as task_folder
 from shapeshift.token_adapt.tasks import registry, writing

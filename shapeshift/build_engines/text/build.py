@@ -6,10 +6,10 @@ import shutil
 from dataclasses import replace
 from pathlib import Path
 
-from build_engines.text.emulated import build_emulated
-from build_engines.text.engines import BuildResult, TextEngineBuilder
-from build_engines.text.plan import Plan
 from shapeshift import files
+from shapeshift.build_engines.text.emulated import build_emulated
+from shapeshift.build_engines.text.engines import BuildResult, TextEngineBuilder
+from shapeshift.build_engines.text.plan import Plan
 from shapeshift.engines import manifest
 from shapeshift.engines.hardware import cpu_model
 from shapeshift.engines.manifest import Manifest, Output

@@ -6,14 +6,14 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from build_engines import cascade, decode
-from build_engines.image import front as image_front
-from build_engines.image.plan import EmulatedFrontConfig, ImageFrontConfig
-from build_engines.model_folder import CONFIG
-from build_engines.paths import BuildPaths
-from build_engines.text import front as text_front
-from build_engines.text import workers
-from build_engines.text.config import TextFrontConfig
+from shapeshift.build_engines import cascade, decode
+from shapeshift.build_engines.image import front as image_front
+from shapeshift.build_engines.image.plan import EmulatedFrontConfig, ImageFrontConfig
+from shapeshift.build_engines.model_folder import CONFIG
+from shapeshift.build_engines.paths import BuildPaths
+from shapeshift.build_engines.text import front as text_front
+from shapeshift.build_engines.text import workers
+from shapeshift.build_engines.text.config import TextFrontConfig
 from shapeshift.errors import InvalidInputError, NotFoundError
 from shapeshift.triton import model_config
 

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import numpy as np
 
-from build_engines.text import edges
-from build_engines.text.config import read_json
-from build_engines.text.edges import Curves
-from build_engines.text.engines import BuildResult, dynamic_lengths
-from build_engines.text.plan import Plan, check_outputs, output_dims
+from shapeshift.build_engines.text import edges
+from shapeshift.build_engines.text.config import read_json
+from shapeshift.build_engines.text.edges import Curves
+from shapeshift.build_engines.text.engines import BuildResult, dynamic_lengths
+from shapeshift.build_engines.text.plan import Plan, check_outputs, output_dims
 from shapeshift.engines.execution.engine_set import row_slots
 from shapeshift.engines.manifest import EngineEntry, Latency
 from shapeshift.engines.providers.emulated import FILE_NAME, PROVIDER

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from build_engines.text.config import TextFrontConfig, length_histogram
+from shapeshift.build_engines.text.config import TextFrontConfig, length_histogram
 from shapeshift.engines.execution.engine_set import cost_curve
 from shapeshift.engines.manifest import EngineEntry
 from shapeshift.polymorph.policy.bins import optimal_edges, step_ends

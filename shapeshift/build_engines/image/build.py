@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from build_engines.image.plan import ImagePlan
 from shapeshift import files
+from shapeshift.build_engines.image.plan import ImagePlan
 from shapeshift.engines import manifest
 from shapeshift.engines.hardware import cpu_model
 from shapeshift.engines.verify import MIN_COSINE
@@ -17,7 +17,7 @@ from shapeshift.token_adapt.model.manifest import GammaEntry, ImageManifest
 def build(planned: ImagePlan, target: Path, progress: ProgressCallback) -> ImageManifest:
     """Build the engines of `planned` and move them to `target`. After an error `target` is unchanged."""
     # torch takes seconds to import; a build with nothing to do must not import it.
-    from build_engines.image.engines import ImageEngineBuilder
+    from shapeshift.build_engines.image.engines import ImageEngineBuilder
 
     with files.replace_folder(target) as work:
         builder = ImageEngineBuilder(planned, work, progress)

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from build_engines.paths import BuildPaths
+from shapeshift.build_engines.paths import BuildPaths
 from shapeshift.engines import hardware, manifest
 from shapeshift.engines.checkpoint import Checkpoint, find, open_checkpoint
 from shapeshift.engines.hardware import cores, cpu_model

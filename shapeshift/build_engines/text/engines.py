@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from build_engines.text import edges
-from build_engines.text.edges import Curves
-from build_engines.text.plan import Plan, check_outputs, output_dims
+from shapeshift.build_engines.text import edges
+from shapeshift.build_engines.text.edges import Curves
+from shapeshift.build_engines.text.plan import Plan, check_outputs, output_dims
 from shapeshift.engines.execution.engine_set import row_slots
 from shapeshift.engines.interfaces import Array, Engine, Ids, Runtime
 from shapeshift.engines.manifest import EngineEntry

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from build_engines.model_folder import write_front
-from build_engines.paths import BuildPaths
 from shapeshift import settings
+from shapeshift.build_engines.model_folder import write_front
+from shapeshift.build_engines.paths import BuildPaths
 from shapeshift.cascade.candidates import registry
 from shapeshift.cascade.first_level import check_engines
 from shapeshift.cascade.settings import CascadeSettings

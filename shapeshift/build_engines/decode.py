@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from build_engines import adapters
-from build_engines.model_folder import CONFIG, write_front
-from build_engines.paths import BuildPaths
 from shapeshift import settings
 from shapeshift.adapter_cache.policy.scheduling import SchedulingSettings
 from shapeshift.adapter_cache.settings import AdapterCacheSettings
+from shapeshift.build_engines import adapters
+from shapeshift.build_engines.model_folder import CONFIG, write_front
+from shapeshift.build_engines.paths import BuildPaths
 from shapeshift.engines import hardware
 from shapeshift.engines.checkpoint import Checkpoint, find, open_checkpoint
 from shapeshift.errors import NotFoundError, ShapeshiftError

@@ -8,8 +8,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from build_engines.paths import BuildPaths
-from build_engines.text.config import TextFrontConfig, length_histogram, read_json
+from shapeshift.build_engines.paths import BuildPaths
+from shapeshift.build_engines.text.config import TextFrontConfig, length_histogram, read_json
 from shapeshift.engines import hardware, manifest
 from shapeshift.engines.checkpoint import Checkpoint, find, open_checkpoint
 from shapeshift.engines.hardware import cpu_model

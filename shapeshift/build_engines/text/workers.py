@@ -10,8 +10,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from build_engines.model_folder import CONFIG, write_folder
-from build_engines.text.config import TextFrontConfig, length_histogram
+from shapeshift.build_engines.model_folder import CONFIG, write_folder
+from shapeshift.build_engines.text.config import TextFrontConfig, length_histogram
 from shapeshift.engines.hardware import gpus
 from shapeshift.engines.manifest import Manifest
 from shapeshift.errors import InvalidInputError

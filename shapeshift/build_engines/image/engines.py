@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from build_engines.image.plan import ImagePlan
+from shapeshift.build_engines.image.plan import ImagePlan
 from shapeshift.engines import manifest, verify
 from shapeshift.engines.interfaces import Engine
 from shapeshift.engines.profile import measure_interleaved

@@ -7,11 +7,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from build_engines.image.build import build
-from build_engines.image.plan import EmulatedFrontConfig, ImageFrontConfig, ImagePlan, is_current, plan
-from build_engines.model_folder import write_front
-from build_engines.paths import BuildPaths
 from shapeshift import settings
+from shapeshift.build_engines.image.build import build
+from shapeshift.build_engines.image.plan import EmulatedFrontConfig, ImageFrontConfig, ImagePlan, is_current, plan
+from shapeshift.build_engines.model_folder import write_front
+from shapeshift.build_engines.paths import BuildPaths
 from shapeshift.engines import manifest
 from shapeshift.progress import ProgressCallback
 from shapeshift.token_adapt.model import emulated

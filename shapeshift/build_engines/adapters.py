@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from build_engines.paths import BuildPaths
 from shapeshift.adapter_cache.registry import store
 from shapeshift.adapter_cache.settings import AdapterCacheSettings
+from shapeshift.build_engines.paths import BuildPaths
 from shapeshift.errors import NotFoundError
 from shapeshift.registry import FILE as REGISTRY_FILE
 

@@ -7,13 +7,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from build_engines.model_folder import write_front
-from build_engines.paths import BuildPaths
-from build_engines.text.build import build
-from build_engines.text.config import TextFrontConfig
-from build_engines.text.plan import Plan, is_current, plan
-from build_engines.text.workers import choose_placement, placement_parameters, write_workers
 from shapeshift import settings
+from shapeshift.build_engines.model_folder import write_front
+from shapeshift.build_engines.paths import BuildPaths
+from shapeshift.build_engines.text.build import build
+from shapeshift.build_engines.text.config import TextFrontConfig
+from shapeshift.build_engines.text.plan import Plan, is_current, plan
+from shapeshift.build_engines.text.workers import choose_placement, placement_parameters, write_workers
 from shapeshift.engines import manifest
 from shapeshift.engines.manifest import Manifest
 from shapeshift.engines.settings import GeneratedSettings, TextEngineSettings

@@ -1,0 +1,96 @@
+"""Publishing the front models of a repository, one by one: a model that fails costs no other."""
+
+from __future__ import annotations
+
+import contextlib
+import traceback
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+from shapeshift.build_engines import cascade, decode, summary
+from shapeshift.build_engines.image import front as image_front
+from shapeshift.build_engines.image.plan import EmulatedFrontConfig, ImageFrontConfig
+from shapeshift.build_engines.paths import BuildPaths
+from shapeshift.build_engines.repository import FrontConfig, calls_models, front_folders, read, required_models
+from shapeshift.build_engines.text import front as text_front
+from shapeshift.build_engines.text.config import TextFrontConfig
+from shapeshift.engines import failures as recorded_failures
+from shapeshift.errors import NotFoundError, ShapeshiftError
+from shapeshift.progress import Progress
+
+Publisher = Callable[[Any, BuildPaths, Progress], str]
+
+
+def publish_all(
+    names: Sequence[str], paths: BuildPaths, published: Callable[[str], None], failed: Callable[[str], None]
+) -> dict[str, str]:
+    """Build, verify and publish the front models `names`; record the failures for `shapeshift serve`.
+
+    published(text) takes each model's summary, failed(text) one line for each model that failed. Returns the reason
+    for each model of the repository whose last build failed.
+    """
+    others = {folder.name for folder in front_folders(paths, set())} - {*names}
+    failures = {name: reason for name, reason in recorded_failures.read(paths.build).items() if name in others}
+    fronts: list[FrontConfig] = []
+    for name in names:
+        with _record_failure(name, paths, failures, failed):
+            fronts.append(read(paths.repository / name))
+    # A front that calls other models is checked against their published engines.
+    fronts.sort(key=calls_models)
+    for front in fronts:
+        with _record_failure(front.name, paths, failures, failed):
+            missing = [name for name in required_models(front, paths) if name in failures]
+            if missing:
+                raise NotFoundError(f"needs {', '.join(missing)}, which could not be published")
+            published(_publish(front, paths))
+    recorded_failures.record(paths.build, failures)
+    return failures
+
+
+@contextlib.contextmanager
+def _record_failure(
+    name: str, paths: BuildPaths, failures: dict[str, str], failed: Callable[[str], None]
+) -> Iterator[None]:
+    """Report an error of the model `name` in one line and add it to `failures`, so that the other models are built."""
+    try:
+        yield
+    except ShapeshiftError as error:
+        failures[name] = str(error)
+    except Exception as error:  # noqa: BLE001  any error of a library concerns this model alone
+        log = paths.build / f"{name}.traceback"
+        log.write_text(traceback.format_exc(), encoding="utf-8")
+        failures[name] = f"{type(error).__name__}: {str(error).partition(chr(10))[0]} (traceback in {log})"
+    if name in failures:
+        failed(f"{name}: {failures[name]}")
+
+
+def _publish(front: FrontConfig, paths: BuildPaths) -> str:
+    progress = Progress(front.name)
+    try:
+        return _PUBLISHERS[type(front)](front, paths, progress)
+    finally:
+        progress.done()
+
+
+def _publish_texts(front: TextFrontConfig, paths: BuildPaths, progress: Progress) -> str:
+    result, placement, built = text_front.publish(front, paths, progress)
+    return summary.of_texts(front.name, result, paths.engines / front.name, built, placement)
+
+
+def _publish_images(front: ImageFrontConfig, paths: BuildPaths, progress: Progress) -> str:
+    result, built = image_front.publish(front, paths, progress)
+    return summary.of_images(front.name, result, paths.engines / front.name, built)
+
+
+def _in_one_line(publish: Callable[[Any, BuildPaths], str]) -> Publisher:
+    """A publisher whose summary is the line that `publish` returns."""
+    return lambda front, paths, progress: f"{front.name}: {publish(front, paths)}"
+
+
+_PUBLISHERS: dict[type, Publisher] = {
+    TextFrontConfig: _publish_texts,
+    decode.DecodeFrontConfig: _in_one_line(decode.publish),
+    ImageFrontConfig: _publish_images,
+    EmulatedFrontConfig: _in_one_line(image_front.publish_emulated),
+    cascade.CascadeFrontConfig: _in_one_line(cascade.publish),
+}

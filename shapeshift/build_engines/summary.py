@@ -1,0 +1,49 @@
+"""What the build prints of a model: how its engines were made, their deviation from the reference, their latency."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from shapeshift.engines.manifest import Manifest
+from shapeshift.polymorph.policy.placement import Placement
+from shapeshift.token_adapt.model.manifest import ImageManifest
+
+
+def of_texts(name: str, result: Manifest, folder: Path, built: bool, placement: Placement) -> str:
+    """The table of a text model's engines. folder: where they lie; built: False where they were up to date."""
+    lines = [_headline(name, result, folder, built)]
+    if result.note:
+        lines.append(result.note)
+    header = f"{'engine':>9} {'rows':>5} {'max error':>10} {'cosine':>9}"
+    lines.append(f"{header} {'at tokens':>10} {'median ms':>10} {'p99 ms':>8}")
+    for entry in result.engines:
+        left = f"{entry.name:>9} {entry.rows or 'any':>5} {entry.max_error:10.1e} {entry.min_cosine:9.6f}"
+        times = [f"{point.tokens:10} {point.median_ms:10.2f} {point.p99_ms:8.2f}" for point in entry.latency]
+        lines += _beside(left, times)
+    workers = f", {placement.workers} workers" if placement.workers else ""
+    return "\n".join([*lines, f"placement {placement.name}{workers}: {placement.reason}"])
+
+
+def of_images(name: str, result: ImageManifest, folder: Path, built: bool) -> str:
+    """The table of an image model's engines, as `of_texts`."""
+    header = f"{'gamma':>6} {'precision':>9} {'tokens':>7} {'max error':>10} {'cosine':>9}"
+    lines = [_headline(name, result, folder, built), f"{header} {'images':>7} {'median ms':>10} {'p99 ms':>8}"]
+    for entry in result.engines:
+        quality = f"{entry.tokens:7} {entry.max_error:10.1e} {entry.min_cosine:9.6f}"
+        left = f"{entry.gamma:>6} {entry.precision:>9} {quality}"
+        times = [f"{point.images:7} {point.median_ms:10.2f} {point.p99_ms:8.2f}" for point in entry.latency]
+        lines += _beside(left, times)
+    return "\n".join(lines)
+
+
+def _beside(left: str, times: list[str]) -> list[str]:
+    """The lines `times`, the first of them right of `left`."""
+    return [f"{left if index == 0 else ' ' * len(left)} {line}" for index, line in enumerate(times)]
+
+
+def _headline(name: str, result: Manifest | ImageManifest, folder: Path, built: bool) -> str:
+    state = "built" if built else "up to date"
+    size = sum(entry.size for entry in result.files.values()) / 1e6
+    return (
+        f"{name}: {state}; {result.provider} {result.provider_version}, {result.precision}, {size:.0f} MB in {folder}"
+    )

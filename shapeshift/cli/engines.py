@@ -1,0 +1,44 @@
+"""`shapeshift engines`: builds, verifies and publishes the models of a model repository."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+from shapeshift import files
+from shapeshift.build_engines.paths import BuildPaths
+from shapeshift.build_engines.publish import publish_all
+from shapeshift.build_engines.repository import front_folders
+
+LOCK = ".engines.lock"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the options of `shapeshift engines`."""
+    parser.add_argument("models", nargs="*", help="only these front models (default: all)")
+    parser.add_argument("--repository", type=Path, default=Path("model_repository"))
+    parser.add_argument("--build", type=Path, default=Path("build"))
+    parser.add_argument("--keep-going", action="store_true", help="exit with 0 if at least one model can be served")
+
+
+def run(options: argparse.Namespace) -> int:
+    """Publish the models. Returns 1, after naming them, if some failed; the others are published all the same."""
+    paths = BuildPaths(Path.cwd(), options.build.resolve(), options.repository.resolve())
+    with files.exclusive_lock(paths.build / LOCK, lambda: _log(f"waiting for another build in {paths.build}")):
+        names = [folder.name for folder in front_folders(paths, set(options.models))]
+        failures = publish_all(names, paths, published=_write, failed=_log)
+    failed = [name for name in names if name in failures]
+    if failed:
+        _log(f"not published: {', '.join(failed)}")
+    return int(failed == names if options.keep_going else bool(failed))
+
+
+def _write(text: str) -> None:
+    sys.stdout.write(f"{text}\n")
+    sys.stdout.flush()
+
+
+def _log(text: str) -> None:
+    sys.stderr.write(f"{text}\n")
+    sys.stderr.flush()
