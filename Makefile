@@ -15,6 +15,8 @@ BENCH ?= encode
 # Further options of `make serve`, `make bench` and `make test`.
 ARGS ?=
 
+# Two processes, one file of tests each at a time, in the order in which they were collected (tests/conftest.py).
+IN_PARALLEL := -n 2 --dist loadfile --no-loadscope-reorder
 BIN := .venv/bin
 LOG := build/setup.log
 PIP := $(BIN)/python -m pip --disable-pip-version-check
@@ -38,7 +40,7 @@ serve: setup ## start Triton with the front models and print how to call them (M
 	@exec $(BIN)/shapeshift serve $(if $(MODELS),--models $(MODELS)) $(ARGS)
 
 test: .venv/.test engines ## run all tests
-	@$(BIN)/python -m pytest $(ARGS)
+	@$(BIN)/python -m pytest $(IN_PARALLEL) $(ARGS)
 
 format: .venv/.test ## sort imports and format the code
 	@$(BIN)/ruff check --select I --fix .

@@ -4,7 +4,7 @@ import argparse
 import queue
 import random
 import time
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from typing import Any
 
 import numpy as np
@@ -17,7 +17,7 @@ TIMEOUT_S, ATTEMPTS, BACKOFF_S = 30.0, 5, 0.1
 TYPES = {int: ("INT32", np.int32), float: ("FP32", np.float32), bool: ("BOOL", np.bool_), str: ("BYTES", np.object_)}
 
 
-def generate(client: Any, prompt: str, **fields: int | float | bool | str) -> Iterator[str]:
+def generate(client: Any, prompt: str, **fields: int | float | bool | str) -> Generator[str, None, None]:
     """Pieces of the answer to `prompt`; `fields` are further inputs of the model, such as max_tokens.
 
     Retries while the server is unavailable, with growing pauses. Leaving the loop over the pieces cancels the request.

@@ -42,6 +42,11 @@ instance_group [ { kind: KIND_CPU count: 1 } ]
 LIGHT_WIDTH = 8
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Put tests of a running server first: they mostly wait, so that the others fill the processor beside them."""
+    items.sort(key=lambda item: item.get_closest_marker("server") is None)
+
+
 def pytest_collection_finish() -> None:
     # Collecting tests/test_*.py has put it there again.
     _keep_off_the_path()
@@ -108,11 +113,13 @@ def build_fronts() -> Callable[[Path, Path], Path]:
     """A function that runs a build from a model repository into a build folder; returns the generated one."""
     from shapeshift.build_engines.paths import BuildPaths
     from shapeshift.build_engines.repository import front_models
+    from shapeshift.build_engines.text.config import TextFrontConfig
     from shapeshift.build_engines.text.front import publish
 
     def run(repository: Path, target: Path) -> Path:
         paths = BuildPaths(repository.parent, target, repository)
         for front in front_models(paths, set()):
+            assert isinstance(front, TextFrontConfig)
             publish(front, paths, lambda step: None)
         return paths.generated
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -85,7 +86,7 @@ def test_patterns_of_ranks_and_alphas(checkpoint: Path, base: BaseModel, tmp_pat
     ],
 )
 def test_unsupported_configurations_are_refused(
-    checkpoint: Path, base: BaseModel, tmp_path: Path, changes: dict[str, object], said: str
+    checkpoint: Path, base: BaseModel, tmp_path: Path, changes: dict[str, Any], said: str
 ) -> None:
     folder = make_adapter(tmp_path / "a", checkpoint, SPEC, **changes)
     with pytest.raises(InvalidInputError, match=said):

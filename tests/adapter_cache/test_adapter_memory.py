@@ -119,7 +119,8 @@ def make_cache(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., FakeLo
 
 
 def test_a_load_pauses_while_requests_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    ended, pauses = threading.Event(), []
+    ended = threading.Event()
+    pauses: list[float] = []
     clock = iter(range(1000))
     answer_of = SimpleNamespace(thread_time=lambda: next(clock) / 1e4, sleep=pauses.append, monotonic=time.monotonic)
     monkeypatch.setattr(loader, "time", answer_of)
@@ -364,9 +365,9 @@ def test_random_operations_keep_the_memory_intact(
         elif action < 0.8 and waiting:
             loads += made.cache.start_load(waiting[0])
         if rng.random() < 0.4 and running:
-            name, slot = running.pop(rng.randrange(len(running)))
+            ended, slot = running.pop(rng.randrange(len(running)))
             made.cache.vacate(slot)
-            made.cache.release(name)
+            made.cache.release(ended)
         if rng.random() < 0.2:
             made.settle()
             assert all(made.holds(name) for name, _ in running if name is not None)

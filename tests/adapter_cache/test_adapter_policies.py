@@ -48,8 +48,13 @@ def test_answers() -> None:
 @pytest.mark.parametrize("algorithm", ["gdsf", "score", "lru", "lfu", "fair"])
 def test_whoever_is_used_or_pinned_stays_and_who_is_queued_goes_last(algorithm: str) -> None:
     names = ("queued", "used", "pinned", "idle")
-    marks = ({"queued": True, "freq": 0, "last": 0}, {"rc": 1}, {"pinned": True}, {"freq": 9, "last": 8})
-    entries = [ENTRY | {"id": name} | mark for name, mark in zip(names, marks, strict=True)]
+    marks: list[dict[str, object]] = [
+        {"queued": True, "freq": 0, "last": 0},
+        {"rc": 1},
+        {"pinned": True},
+        {"freq": 9, "last": 8},
+    ]
+    entries = [{**ENTRY, "id": name, **mark} for name, mark in zip(names, marks, strict=True)]
     given = {"entries": entries, "now": 9, "need": 15, "algorithm": algorithm}
     assert evaluate("evict", given)["evict"] == ["idle", "queued"]
     assert evaluate("evict", given | {"need": 21})["evict"] is None

@@ -75,7 +75,8 @@ def lengths(count: int, seed: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 
 
 def test_a_regressor_learns_what_a_mean_cannot(tmp_path: Path) -> None:
-    Regressor.train(*lengths(500, 0)).save(tmp_path / "weights.npy")
+    embeddings, prompts, answers = lengths(500, 0)
+    Regressor.train(embeddings, prompts.tolist(), answers.tolist()).save(tmp_path / "weights.npy")
     regressor, mean = Regressor.load(tmp_path / "weights.npy"), RunningMean()
     embeddings, prompts, answers = lengths(200, 1)
     errors: dict[str, list[float]] = {"regressor": [], "mean": []}

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from bench.adapter_cache import report, turns
 from bench.adapter_cache.__main__ import QUICK, AdapterBench
@@ -10,8 +11,8 @@ from bench.adapter_cache.report import AdapterRun
 from bench.common.output import Output
 
 
-def a_run(first: np.ndarray, loaded: float = 0.0) -> AdapterRun:
-    ranks = np.resize(np.array(RANKS), len(first))
+def a_run(first: NDArray[np.float64], loaded: float = 0.0) -> AdapterRun:
+    ranks = np.resize(np.array(RANKS, np.int64), len(first))
     return AdapterRun(ranks, first, first + 1, np.full(10, 0.02), loaded, 3.0, 1.0, 10.0)
 
 

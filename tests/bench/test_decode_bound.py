@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -15,7 +16,7 @@ MODEL = Model(linears=1000, head=200, cached=10)
 def test_weights_of_a_checkpoint(tmp_path: Path) -> None:
     from transformers import LlamaConfig, LlamaForCausalLM
 
-    shape = {
+    shape: dict[str, Any] = {
         "vocab_size": 50,
         "hidden_size": 16,
         "intermediate_size": 24,

@@ -22,6 +22,7 @@ from bench.fused_decode.cells import (
     Scale,
 )
 from bench.fused_decode.loads import Load, LoadGenerator
+from bench.fused_decode.systems import DecodeSystem
 from bench.peers.decode_worker import Replayed
 
 SCALE = Scale(
@@ -51,7 +52,9 @@ class FakeSystem:
 def measured(scale: Scale) -> DecodeBench:
     steps = {OURS: 0.01, TRITON: 0.0125, GENAI: 0.02, STATIC: 0.03, CONTINUOUS: 0.04, INSTANCES: 0.2}
     steps |= dict.fromkeys(WINDOWS, 0.05)
-    systems = {name: FakeSystem(name, step, token=1 + (name == INSTANCES)) for name, step in steps.items()}
+    systems: dict[str, DecodeSystem] = {
+        name: FakeSystem(name, step, token=1 + (name == INSTANCES)) for name, step in steps.items()
+    }
     bench = DecodeBench(scale, LoadGenerator(0, range(10), scale.new_tokens), seed=0)
     run(bench, systems)
     return bench

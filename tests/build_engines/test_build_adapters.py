@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -119,7 +120,7 @@ def test_names_of_multi_lora_cannot_be_changed(project: Project, capsys: pytest.
         ({"adaptor_mb": 1}, "adaptor_mb: got 'adaptor_mb'; unknown parameter"),
     ],
 )
-def test_invalid_parameters_are_named(project: Project, parameters: dict[str, object], said: str) -> None:
+def test_invalid_parameters_are_named(project: Project, parameters: dict[str, Any], said: str) -> None:
     project.change(**parameters)
     status, _, err = project.make()
     assert status == 1 and said in err

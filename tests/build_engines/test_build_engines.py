@@ -217,7 +217,7 @@ def test_only_the_requested_models_are_built(project: Project) -> None:
         ({"bins": "16,32", "max_tokens": 32, "dynamic": False}, [16, 32]),
     ],
 )
-def test_explicit_bins_are_kept(project: Project, parameters: dict[str, object], tokens: list[int | None]) -> None:
+def test_explicit_bins_are_kept(project: Project, parameters: dict[str, Any], tokens: list[int | None]) -> None:
     project.add(**parameters)
     assert project.make()[0] == 0
     assert [entry.tokens for entry in manifest.load(project.engines()).engines] == tokens

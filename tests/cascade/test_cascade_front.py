@@ -287,7 +287,7 @@ def test_a_long_text_may_be_cut_and_an_accuracy_requested(workspace: Workspace) 
 def test_pairs(workspace: Workspace) -> None:
     level = large(workspace)
     front = workspace.open(workspace.table(candidate("both", TWO, [gap(alpha=1.0)]), pairs=True), pairs=True)
-    texts = {"TEXT": np.array([[b"alpha beta gamma delta"]], dtype=object)}
+    texts: dict[str, Any] = {"TEXT": np.array([[b"alpha beta gamma delta"]], dtype=object)}
     pair = np.array([[b"one two three four five"]], dtype=object)
     request, single = Request(ALL, TEXT_PAIR=pair, **texts), Request(ALL, **texts)
     front.execute([request, single])

@@ -64,6 +64,7 @@ def test_architecture(model: LlamaForCausalLM) -> None:
     assert isinstance(model, LlamaForCausalLM)
     assert model.num_parameters() <= MOST_PARAMETERS
     assert config.tie_word_embeddings
+    assert config.num_key_value_heads is not None
     assert config.num_key_value_heads < config.num_attention_heads
     assert (config.vocab_size, config.bos_token_id, config.eos_token_id) == (VOCABULARY, BOS, EOS)
     with safe_open(FOLDER / "model.safetensors", "pt") as stored:
@@ -110,7 +111,7 @@ def test_loss_on_held_out_text_is_low(model: LlamaForCausalLM, tokenizer: Tokeni
 def test_answers_end(model: LlamaForCausalLM, tokenizer: Tokenizer) -> None:
     prompt = torch.tensor([tokenizer.encode("Return the").ids])
     torch.manual_seed(0)
-    made = model.generate(prompt.expand(8, -1), max_new_tokens=60, do_sample=True, temperature=0.7)
+    made: torch.Tensor = model.generate(prompt.expand(8, -1), max_new_tokens=60, do_sample=True, temperature=0.7)  # type: ignore[misc, assignment]
     assert (made == EOS).any(dim=1).sum() >= 2
 
 

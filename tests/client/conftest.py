@@ -22,7 +22,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 VECTOR = 384
 
 
-class FakeTriton(service_pb2_grpc.GRPCInferenceServiceServicer):
+class FakeTriton(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ignore[misc]
     """Answers EMBEDDING rows filled with the size of the first input's content.
 
     Request parameters control it: `delay_s` (wait, in parallel), `service_s` (wait, one request at a time), `fail`

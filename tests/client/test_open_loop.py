@@ -133,7 +133,7 @@ def test_the_messages_are_those_of_the_inference_protocol() -> None:
         "IMAGE": np.array([b"\0jpeg\0", "é"], dtype=object),
         "NONE": np.array([], dtype=object),
     }
-    parameters = {"truncate": True, "level": 3, "latency_ms": 2.5, "task": "a"}
+    parameters: dict[str, str | bool | int | float] = {"truncate": True, "level": 3, "latency_ms": 2.5, "task": "a"}
     (payload,) = serialise("m", [PlannedRequest(0.0, inputs, parameters)], ["OUT"])
     message = service_pb2.ModelInferRequest.FromString(payload)
     assert message.model_name == "m"

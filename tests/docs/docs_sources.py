@@ -58,6 +58,7 @@ def metric_names() -> set[str]:
                 continue
             name = node.args[0]
             if node.func.id in ("Counter", "Counters", "Gauge", "Histogram", "Info") and isinstance(name, ast.Constant):
+                assert isinstance(name.value, str)
                 endings = ("_bucket", "_sum", "_count") if node.func.id == "Histogram" else ("",)
                 found |= {f"shapeshift_{name.value}{ending}" for ending in endings}
     return found

@@ -281,7 +281,8 @@ def test_metrics_are_those_of_the_server(server: TritonServer) -> None:
     # `generate_lora` serves in order of arrival.
     of_queues = {code(row[0]) for row in of_adapters if row[2].startswith("`chameleon`: ")}
     assert later and of_queues
-    wanted, exported = DOCUMENTED_METRICS - of_routers - of_queues, set()
+    wanted = DOCUMENTED_METRICS - of_routers - of_queues
+    exported: set[str] = set()
     end = time.monotonic() + 30
     # A front exports once a second, one metric after the other.
     while exported | later != wanted and time.monotonic() < end:

@@ -76,7 +76,9 @@ def filled(*entries: EngineEntry, max_tokens: int = 64) -> tuple[EngineSet, dict
 def test_the_cheapest_engine_is_chosen_for_every_length() -> None:
     made, engines = filled(DYNAMIC, SMALL, LARGE)
     for tokens in range(1, 65):
-        costs = {"dynamic": np.interp(tokens, [1, 64], [2, 10]), "64": 7.0} | ({"16": 3.0} if tokens <= 16 else {})
+        costs = {"dynamic": float(np.interp(tokens, [1, 64], [2, 10])), "64": 7.0} | (
+            {"16": 3.0} if tokens <= 16 else {}
+        )
         assert made.choose(tokens, 1) is engines[min(costs, key=costs.__getitem__)], tokens
     assert made.choose(3, 1) is engines["dynamic"]
     assert made.choose(12, 1) is engines["16"]

@@ -26,8 +26,14 @@ def classifiers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     import torch
     import transformers
 
-    size = {"vocab_size": VOCABULARY, "hidden_size": 32, "num_hidden_layers": 3, "num_attention_heads": 4}
-    others = {"intermediate_size": 64, "max_position_embeddings": 64, "num_labels": 3}
+    size: dict[str, Any] = {
+        "vocab_size": VOCABULARY,
+        "hidden_size": 32,
+        "num_hidden_layers": 3,
+        "num_attention_heads": 4,
+    }
+    labels: dict[str, Any] = {"num_labels": 3}
+    others: dict[str, Any] = {"intermediate_size": 64, "max_position_embeddings": 64, **labels}
     configs = {
         "bert": transformers.BertConfig(**size, **others),
         "regression": transformers.BertConfig(**size, **{**others, "num_labels": 1}),
@@ -39,7 +45,7 @@ def classifiers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
             n_heads=4,
             hidden_dim=64,
             max_position_embeddings=64,
-            num_labels=3,
+            **labels,
         ),
     }
     made = {}

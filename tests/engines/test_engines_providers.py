@@ -25,8 +25,8 @@ def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     import torch
     import transformers
 
-    size = {"vocab_size": 99, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}
-    others = {"intermediate_size": 64, "max_position_embeddings": 64}
+    size: dict[str, Any] = {"vocab_size": 99, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}
+    others: dict[str, Any] = {"intermediate_size": 64, "max_position_embeddings": 64}
     configs = {
         "bert": transformers.BertConfig(**size, **others),
         "roberta": transformers.RobertaConfig(**size, **others, pad_token_id=1),

@@ -22,7 +22,7 @@ def test_rows_complete_in_any_order() -> None:
     assert [row.tokens for row in request.rows] == [1, 2, 3]
     for index in (2, 0, 1):
         assert not finished and not request.finished
-        request.complete(request.rows[index], {"A": np.array([index, 7]), "B": np.float32(index)})
+        request.complete(request.rows[index], {"A": np.array([index, 7]), "B": np.array(index, np.float32)})
     assert finished == [request] and request.finished and request.error is None
     assert request.outputs["A"].tolist() == [[0, 7], [1, 7], [2, 7]]
     assert request.outputs["B"].tolist() == [0, 1, 2] and request.outputs["B"].dtype == np.float32

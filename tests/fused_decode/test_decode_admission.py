@@ -80,7 +80,12 @@ def test_many_threads() -> None:
 
     taker = threading.Thread(target=take)
     taker.start()
-    senders = [threading.Thread(target=lambda: [made.submit(Waiting(3)) for _ in range(500)]) for _ in range(4)]
+
+    def submit_many() -> None:
+        for _ in range(500):
+            made.submit(Waiting(3))
+
+    senders = [threading.Thread(target=submit_many) for _ in range(4)]
     for thread in senders:
         thread.start()
     for thread in senders:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import random
 from collections import deque
+from collections.abc import Sequence
 
 import pytest
 
@@ -37,7 +38,7 @@ def fewest_moves(slots: tuple[int, ...]) -> int:
     raise AssertionError
 
 
-def apply(slots: list[float], moves: tuple[tuple[int, int], ...]) -> list[float]:
+def apply(slots: Sequence[float], moves: tuple[tuple[int, int], ...]) -> list[float]:
     made = list(slots)
     for source, target in moves:
         assert made[source] and not made[target]

@@ -70,7 +70,7 @@ def test_a_stream_has_the_same_text_piece_by_piece(make_front: MakeFront, toy: T
     make_front().execute([request])
     for count in range(1, 21):
         toy.pace.release()
-        wait_for(lambda count=count: len(request.sender.responses) == count)
+        wait_for(lambda: len(request.sender.responses) == count)  # noqa: B023
     message = [text_of(response) for response in request.sender.stream()]
     assert "".join(message) == toy.text(ids("hello"), 20)
     assert [len(text) for text in message] == [1] * 20
@@ -99,7 +99,9 @@ def test_text_for_a_slow_client_is_merged(make_front: MakeFront, toy: ToyRuntime
 
 
 def test_further_outputs_on_request(make_front: MakeFront) -> None:
-    flags = {f"return_{name}": True for name in ("finish_reason", "num_input_tokens", "num_output_tokens", "timings")}
+    flags: dict[str, Any] = {
+        f"return_{name}": True for name in ("finish_reason", "num_input_tokens", "num_output_tokens", "timings")
+    }
     request = ask("hello", max_tokens=5, request_id="mine", return_request_id=True, **flags)
     make_front().execute([request])
     answer = answer_of(request)

@@ -19,7 +19,7 @@ from shapeshift.fused_decode.interfaces import StepBatch
 from shapeshift.fused_decode.model import kernel_build, native_operations
 from shapeshift.fused_decode.model.linear import PlainLinear
 from shapeshift.fused_decode.model.native_operations import NativeLinear, NativeOperations
-from shapeshift.fused_decode.model.operations import AttentionLayer, TorchOperations
+from shapeshift.fused_decode.model.operations import AttentionLayer, Operations, TorchOperations
 
 PROJECT = Path(__file__).resolve().parents[2]
 TOLERANCES = {torch.float32: 2e-5, torch.bfloat16: 2e-2}
@@ -83,7 +83,8 @@ def test_attention(
     given = rows()
     qkv = normal(int(given.lengths.sum()), (heads + 2 * kv_heads) * head_dim, seed=6, dtype=dtype)
     outs, layers = [], []
-    for chosen in (TorchOperations(), operations):
+    both: tuple[Operations, ...] = (TorchOperations(), operations)
+    for chosen in both:
         layers.append(layer(kv_heads, head_dim, dtype, window, normed))
         outs.append(chosen.attention(qkv, layers[-1], chosen.plan(given, kv_heads, heads // kv_heads)))
     before = layer(kv_heads, head_dim, dtype, window, normed)

@@ -49,7 +49,12 @@ def test_it_is_too_late_after_torch() -> None:
 
 def test_a_temporary_thread_ends_with_its_work() -> None:
     seen: list[threading.Thread] = []
-    assert in_temporary_thread(lambda: seen.append(threading.current_thread()) or 7) == 7
+
+    def work() -> int:
+        seen.append(threading.current_thread())
+        return 7
+
+    assert in_temporary_thread(work) == 7
     assert seen[0] is not threading.current_thread() and not seen[0].is_alive()
     with pytest.raises(ZeroDivisionError):
         in_temporary_thread(lambda: 1 // 0)

@@ -26,7 +26,8 @@ def tensor(name: str, value: Any) -> np.ndarray:
 
 
 def request(**inputs: Any) -> Request:
-    return Request(**{name: tensor(name, value) for name, value in inputs.items()})
+    tensors: dict[str, Any] = {name: tensor(name, value) for name, value in inputs.items()}
+    return Request(**tensors)
 
 
 def read(**inputs: Any) -> ParsedRequest:
@@ -42,7 +43,7 @@ def test_defaults() -> None:
     assert fields == ParsedRequest("über".encode(), SamplingParams(), False, False, frozenset())
 
 
-EVERYTHING = {
+EVERYTHING: dict[str, Any] = {
     "max_tokens": 7,
     "temperature": 0.5,
     "top_k": 40,

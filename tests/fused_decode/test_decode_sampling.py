@@ -117,7 +117,7 @@ def test_repeated_tokens_become_less_likely(sampler_of: Callable[..., Sampler]) 
 
 # Random tokens.
 
-FILTERS = [
+FILTERS: list[dict[str, Any]] = [
     {},
     {"temperature": 0.3},
     {"top_k": 1},
@@ -151,7 +151,7 @@ def test_only_filtered_tokens_are_drawn_with_their_probabilities(
     for position in range(draws):
         counts[slots, choose(sampler, logits, slots, [position] * len(slots))] += 1
     for row, fields in enumerate(usable):
-        full = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0, **fields}
+        full: dict[str, Any] = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0, **fields}
         expected = kept(logits[row], **full) * draws
         assert not counts[row][expected == 0].any(), fields
         # Rare tokens are counted together, so that the statistic has its distribution.

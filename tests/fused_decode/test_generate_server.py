@@ -274,7 +274,7 @@ def test_concurrent_requests_get_the_text_they_get_alone(
             note = lambda result, error, prompt=prompt: answers.put((prompt, error or result))  # noqa: E731
             over_grpc.async_infer("generate_unary", inputs(grpc_client, given), note)
         elif number < 12:
-            options = {"request_id": str(number), "enable_empty_final_response": True}
+            options: dict[str, Any] = {"request_id": str(number), "enable_empty_final_response": True}
             streams[number // 2].ask({**given, "stream": True}, **options)
         else:
             answers.put((prompt, post(server, "generate/generate", given)[1]))

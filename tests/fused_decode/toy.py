@@ -89,7 +89,7 @@ class ToyRuntime:
         self.cache[target] = self.cache[source][:length]
         self.cache[source] = []
 
-    def greedy(self, prompt: Sequence[int], count: int) -> list[int]:
+    def greedy(self, prompt: Sequence[int] | np.ndarray, count: int) -> list[int]:
         """The tokens that follow `prompt` when nothing else runs, with the end of sequence."""
         context = [int(token) for token in prompt]
         for _ in range(count):
@@ -98,7 +98,7 @@ class ToyRuntime:
                 break
         return context[len(prompt) :]
 
-    def text(self, prompt: Sequence[int], count: int) -> str:
+    def text(self, prompt: Sequence[int] | np.ndarray, count: int) -> str:
         """The same as text."""
         return "".join(LETTERS[token] for token in self.greedy(prompt, count) if token != EOS)
 
@@ -123,7 +123,9 @@ class Run:
         self.finished += [request for request in updated if request.is_finished]
         self.delivered += updated
 
-    def request(self, prompt: str = "abc", stream: bool = False, latency_ms: float | None = None, **fields: object):
+    def request(
+        self, prompt: str = "abc", stream: bool = False, latency_ms: float | None = None, **fields: object
+    ) -> Request:
         given = SamplingParams(**{"temperature": 0.0, "max_tokens": 8, **fields})  # type: ignore[arg-type]
         text = TextStream(TABLE, given.stop)
         length = self.runtime.max_length

@@ -182,7 +182,7 @@ def _ask_grpc(infer: Any, case: GrpcCase) -> tuple[str, bool]:
     try:
         infer(case.message, timeout=TIMEOUT_S)
     except grpc.RpcError as error:
-        code = error.code()  # type: ignore[attr-defined]
+        code = error.code()
         return ("none" if code is grpc.StatusCode.DEADLINE_EXCEEDED else code.name), False
     return "OK", False
 
@@ -370,12 +370,12 @@ def _missing_member(rng: random.Random) -> Case:
 
 
 def _wrong_name(rng: random.Random) -> Case:
-    name = rng.choice(("text", "", "TEXT ", "EMBEDDING", "x" * 3000, "../TEXT", 5, None, []))
+    name: object = rng.choice(("text", "", "TEXT ", "EMBEDDING", "x" * 3000, "../TEXT", 5, None, []))
     return _post("input name", _text(rng) | {"name": name})
 
 
 def _wrong_type(rng: random.Random) -> Case:
-    wrong = rng.choice((*_WRONG_TYPES, 5, None, []))
+    wrong: object = rng.choice((*_WRONG_TYPES, 5, None, []))
     if rng.random() < 0.5:
         return _post("datatype", _text(rng) | {"datatype": wrong})
     ids, mask = _ids()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 import sys
+from typing import Any
 
 import numpy as np
 import pytest
@@ -50,7 +51,8 @@ def brute_force(problem: Problem) -> float:
 def some_curve(rng: np.random.Generator, kind: str, service: float, capacity: float) -> Curve:
     if kind == "table":
         return Table(tuple((service * rng.uniform(0.5, 1.5, rng.integers(1, 6))).tolist()))
-    return {"affine": Affine(service), "clamped": Clamped(service), "md1": MD1(service, capacity)}[kind]
+    curves: dict[str, Curve] = {"affine": Affine(service), "clamped": Clamped(service), "md1": MD1(service, capacity)}
+    return curves[kind]
 
 
 def small(seed: int, cap_last: bool) -> Problem:
@@ -86,7 +88,13 @@ def cluster(seed: int, gpus: int, runtimes: int, load: float, kind: str = "affin
     curves = []
     for ms, most in zip(service.tolist(), capacity.tolist(), strict=True):
         rough = tuple(ms * (b + 1) / 2 * (1 + 0.1 * math.sin(b) / b) for b in range(1, 300))
-        curves.append({"affine": Affine(ms), "clamped": Clamped(ms), "md1": MD1(ms, most), "table": Table(rough)}[kind])
+        choices: dict[str, Curve] = {
+            "affine": Affine(ms),
+            "clamped": Clamped(ms),
+            "md1": MD1(ms, most),
+            "table": Table(rough),
+        }
+        curves.append(choices[kind])
     return Problem(gpus, tuple(demand.tolist()), tuple(capacity.tolist()), tuple(curves), cap_last)
 
 
@@ -262,7 +270,7 @@ def test_latencies_beyond_a_float_are_refused() -> None:
 def test_compiles_without_a_writable_cache_folder(monkeypatch: pytest.MonkeyPatch) -> None:
     real = jit.numba.njit
 
-    def njit(signature: str, cache: bool = False, **options: bool | str) -> object:
+    def njit(signature: str, cache: bool = False, **options: Any) -> object:
         if cache:
             raise RuntimeError("cannot cache function: no locator available")
         return real(signature, **options)

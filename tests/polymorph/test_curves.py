@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 import pytest
 
@@ -72,6 +74,6 @@ def test_the_formula_curves_rise() -> None:
 
 
 @pytest.mark.parametrize("make", [lambda: Affine(0.0), lambda: Clamped(-1.0), lambda: MD1(1.0, 0.0), lambda: Table(())])
-def test_invalid_parameters_are_refused(make) -> None:
+def test_invalid_parameters_are_refused(make: Callable[[], object]) -> None:
     with pytest.raises(ValueError, match=r"got"):
         make()

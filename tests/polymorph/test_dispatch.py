@@ -176,7 +176,7 @@ def test_misuse_is_refused() -> None:
     assert made.dispatch(1) is None
     for wrong in ({"algorithm": "best"}, {"threshold": -1.0}, {"decay": -1.0}, {"peek": 0}):
         with pytest.raises(ValueError, match="got"):
-            Rules(**wrong)  # type: ignore[arg-type]
+            Rules(**wrong)
     with pytest.raises(ValueError, match="ascending"):
         Dispatcher([2, 2], [1.0, 1.0], Rules())
     with pytest.raises(ValueError, match="services_ms"):

@@ -214,7 +214,7 @@ def test_texts_that_share_an_engine_call_do_not_affect_each_other(
 ) -> None:
     """All texts at once, as requests of one to three texts in random order, so that they share calls."""
     order = random.Random(3).sample(range(len(texts)), len(texts))
-    parts = []
+    parts: list[list[int]] = []
     while order:
         size = 1 + len(parts) % 3
         parts.append(order[:size])

@@ -42,7 +42,8 @@ class Server:
         self.workers[name] = worker
 
     def _request(self, model_name: str, requested_output_names: Sequence[str], inputs: Sequence[Tensor]) -> Any:
-        request = Request(requested_output_names, **{tensor.name(): tensor.as_numpy() for tensor in inputs})
+        given: dict[str, Any] = {tensor.name(): tensor.as_numpy() for tensor in inputs}
+        request = Request(requested_output_names, **given)
 
         self.asked.add(model_name)
 
@@ -122,7 +123,7 @@ def test_a_front_exports_its_workers(
     wait_for(lambda: pb_utils.metric("shapeshift_worker_rows_total") == sum(map(len, ROWS)))
     assert pb_utils.metric("shapeshift_workers_joined", model="front") == 1
     for name in names:
-        wait_for(lambda name=name: pb_utils.metric("shapeshift_worker_outstanding", worker=name) == 0)
+        wait_for(lambda: pb_utils.metric("shapeshift_worker_outstanding", worker=name) == 0)  # noqa: B023
         assert pb_utils.metric("shapeshift_worker_timeouts", worker=name) == 0
     assert "front: front_w01: joined, bin any, generation 0" in pb_utils.Logger.lines
 

@@ -18,6 +18,7 @@ import pytest
 
 from shapeshift.engines import manifest
 from shapeshift.engines.execution import request as request_module
+from shapeshift.engines.execution.executor import EngineExecutor
 from shapeshift.engines.providers.emulated import EmulatedRuntime
 from shapeshift.engines.text.packing import pack
 from shapeshift.engines.text.tokenizer import TextTokenizer
@@ -31,6 +32,12 @@ if TYPE_CHECKING:
 
 MakeFront = Callable[..., TextFront]
 PROJECT = Path(__file__).resolve().parents[2]
+
+
+def inline(front: TextFront) -> EngineExecutor:
+    """The engine threads of a front that holds its engines."""
+    assert isinstance(front._executor, EngineExecutor)
+    return front._executor
 
 
 @pytest.fixture
@@ -119,8 +126,8 @@ def test_many_requests_of_all_lengths_under_two_threads(
         front.execute(requests[start : start + 7])
     for request, own in zip(requests, rows, strict=True):
         np.testing.assert_array_equal(request.vectors(), expected(*own))
-    front._executor.queue.check_integrity()
-    assert len(front._executor.queue) == 0
+    inline(front).queue.check_integrity()
+    assert len(inline(front).queue) == 0
 
 
 # What is refused.
@@ -307,8 +314,8 @@ def test_waiting_and_running_are_gauges(make_front: MakeFront, pb_utils: PbUtils
 
 def test_further_engines_are_loaded_in_the_background(make_front: MakeFront) -> None:
     front = make_front(bins="16,32,64", engine_threads=2)
-    assert front._executor.wait_loaded(30)
-    for worker in front._executor.threads:
+    assert inline(front).wait_loaded(30)
+    for worker in inline(front).threads:
         assert worker.engines.loaded[0] == "dynamic"
         assert sorted(worker.engines.loaded[1:]) == ["16", "32", "64"]
 
@@ -325,9 +332,9 @@ def test_an_engine_that_does_not_load_is_logged_and_others_take_its_lengths(
 
     monkeypatch.setattr(EmulatedRuntime, "engine", engine)
     front = make_front(bins="16,32,64")
-    assert front._executor.wait_loaded(30)
-    assert front._executor.threads[0].engines.loaded[0] == "dynamic"
-    assert sorted(front._executor.threads[0].engines.loaded[1:]) == ["16", "64"]
+    assert inline(front).wait_loaded(30)
+    assert inline(front).threads[0].engines.loaded[0] == "dynamic"
+    assert sorted(inline(front).threads[0].engines.loaded[1:]) == ["16", "64"]
     assert any("engine 32 cannot be loaded" in line and "out of memory" in line for line in pb_utils.Logger.lines)
     request = ids_request([1] * 30)
     front.execute([request])
@@ -336,8 +343,8 @@ def test_an_engine_that_does_not_load_is_logged_and_others_take_its_lengths(
 
 def test_memory_limits_how_many_engines_are_loaded(make_front: MakeFront, pb_utils: PbUtils) -> None:
     front = make_front(bins="16,32,64", memory_mb=1)
-    assert front._executor.wait_loaded(30)
-    assert front._executor.threads[0].engines.loaded == ["dynamic"]
+    assert inline(front).wait_loaded(30)
+    assert inline(front).threads[0].engines.loaded == ["dynamic"]
     assert any("memory_mb" in line for line in pb_utils.Logger.lines)
     request = text_request("still served")
     front.execute([request])
@@ -348,8 +355,8 @@ def test_without_a_dynamic_engine_the_longest_is_ready_first(
     make_front: MakeFront, gate: Gate, expected: Callable[..., np.ndarray]
 ) -> None:
     front = make_front(dynamic=False, bins="16,32", max_tokens=32)
-    assert front._executor.threads[0].engines.loaded[0] == "32"
-    assert front._executor.wait_loaded(30)
+    assert inline(front).threads[0].engines.loaded[0] == "32"
+    assert inline(front).wait_loaded(30)
     # 12 rows of 3 tokens are within 32 tokens only in part, and the engine has 8 slots.
     request = ids_request(*[[101, number, 102] for number in range(1, 13)])
     front.execute([request])

@@ -16,8 +16,8 @@ def entry(tokens: int | None, *points: tuple[int, float]) -> EngineEntry:
 
 def manifest(engines: Sequence[EngineEntry], max_tokens: int = 100) -> Manifest:
     outputs = (Output("EMBEDDING", "TYPE_FP32", (8,)),)
-    named = ["front", "0", "0", "emulated", "1", "f32"]
-    return Manifest(*named, 30522, max_tokens, True, 0, "", "", "", outputs, {}, tuple(engines))  # type: ignore[arg-type]
+    named = ("front", "0", "0", "emulated", "1", "f32")
+    return Manifest(*named, 30522, max_tokens, True, 0, "", "", "", outputs, {}, tuple(engines))
 
 
 DYNAMIC = entry(None, (1, 2.0), (51, 7.0), (100, 14.0))

@@ -16,7 +16,7 @@ from shapeshift.polymorph.router import router as router_module
 from shapeshift.polymorph.router.worker_state import DEAD_AFTER
 
 if TYPE_CHECKING:
-    from tests.polymorph.conftest import Asked, Router
+    from tests.polymorph.conftest import Asked, FakeWorker, Router
 
 MakeRouter = Callable[..., "Router"]
 
@@ -26,7 +26,7 @@ def test_a_text_that_makes_every_worker_hang_fails(make_router: MakeRouter, monk
     free = threading.Event()
     compute = type(router.workers["a"]).call
 
-    def call(worker: object, texts: list[np.ndarray]) -> object:
+    def call(worker: FakeWorker, texts: list[np.ndarray]) -> object:
         if any(len(ids) == 77 for ids in texts):
             assert free.wait(60)
         return compute(worker, texts)
@@ -200,7 +200,7 @@ FAULTS: tuple[Callable[[random.Random, Router], None], ...] = (
 )
 
 
-def _any(rng: random.Random, router: Router) -> object:
+def _any(rng: random.Random, router: Router) -> FakeWorker:
     return rng.choice(list(router.workers.values()))
 
 

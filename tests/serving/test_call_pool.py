@@ -9,6 +9,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Iterator
+from functools import partial
 
 import pytest
 
@@ -241,7 +242,7 @@ def test_random_calls_each_have_one_outcome(make_pool: MakePool, seed: int) -> N
         pause = rng.choice((0.0, 0.0, 0.001, 0.01))
         deadline = time.monotonic() + rng.choice((0.001, 0.005, 10.0))
         try:
-            pool.submit(rng.choice("ab"), lambda pause=pause: time.sleep(pause), outcomes.append, deadline)
+            pool.submit(rng.choice("ab"), partial(time.sleep, pause), outcomes.append, deadline)
             reported.append(outcomes)
         except OverloadedError:
             refused += 1

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
 
 from shapeshift.errors import InvalidInputError
 from shapeshift.serving import model_args
-from shapeshift.serving.text_inputs import rows_of_request
+from shapeshift.serving.text_inputs import Tokenizer, rows_of_request
 from tests.fakes import PbUtils, Request, ids_request, text_request
 
 VOCABULARY = 100
@@ -30,8 +30,11 @@ class Letters:
         return np.frombuffer(text[:MAX_TOKENS], np.uint8).astype(np.int64)
 
 
+LETTERS = cast(Tokenizer, Letters())
+
+
 def rows(request: Request, truncate: bool = False) -> list[list[int]]:
-    made = rows_of_request(PbUtils(), request, Letters(), VOCABULARY, truncate).ids
+    made = rows_of_request(PbUtils(), request, LETTERS, VOCABULARY, truncate).ids
     assert all(row.dtype == np.int64 and row.ndim == 1 for row in made)
     return [row.tolist() for row in made]
 
@@ -48,7 +51,7 @@ def test_ids_without_their_padding() -> None:
 
 def test_ids_are_copied_out_of_tritons_buffer() -> None:
     request = ids_request([1, 2])
-    (row,) = rows_of_request(PbUtils(), request, Letters(), VOCABULARY, False).ids
+    (row,) = rows_of_request(PbUtils(), request, LETTERS, VOCABULARY, False).ids
     request.inputs["INPUT_IDS"].as_numpy()[:] = 77
     assert row.tolist() == [1, 2]
 
@@ -59,7 +62,8 @@ def test_truncate() -> None:
 
 
 def tensors(**values: Any) -> Request:
-    return Request(**{name: np.array(value, dtype=np.int64) for name, value in values.items()})
+    arrays: dict[str, Any] = {name: np.array(value, dtype=np.int64) for name, value in values.items()}
+    return Request(**arrays)
 
 
 def both() -> Request:

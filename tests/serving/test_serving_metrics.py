@@ -4,6 +4,7 @@ import gc
 import os
 import time
 import weakref
+from functools import partial
 
 import pytest
 
@@ -157,7 +158,7 @@ def test_close_lets_go_of_every_metric() -> None:
 def test_gauges_with_labels_are_series_of_one_family() -> None:
     pb_utils = PbUtils()
     held = {"w0": 3.0, "w1": 5.0}
-    gauges = [Gauge("held", "help", lambda own=own: held[own], {"worker": own}) for own in held]
+    gauges = [Gauge("held", "help", partial(held.__getitem__, own), {"worker": own}) for own in held]
     own = flusher(pb_utils, *gauges, Gauge("plain", "help", lambda: 1))
     own.flush()
     pid = str(os.getpid())

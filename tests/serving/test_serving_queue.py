@@ -3,6 +3,7 @@ from __future__ import annotations
 import random
 import threading
 from collections.abc import Iterable
+from typing import Any
 
 import pytest
 
@@ -11,7 +12,7 @@ from shapeshift.serving.bounded_queue import BoundedQueue
 
 
 class Item:
-    def __init__(self, tokens: int, name: object = None) -> None:
+    def __init__(self, tokens: int, name: Any = None) -> None:
         self.tokens = tokens
         self.name = name
 

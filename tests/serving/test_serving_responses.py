@@ -23,7 +23,7 @@ def test_one_final_response_each_in_order() -> None:
     answered: list[int] = []
     targets = [ResponseSender() for _ in range(200)]
     for number, target in enumerate(targets):
-        thread.post([SingleResponse(target, InferenceResponse, lambda number=number: answered.append(number))])
+        thread.post([SingleResponse(target, InferenceResponse, partial(answered.append, number))])
     thread.close()
     assert answered == list(range(200))
     for target in targets:
@@ -226,7 +226,8 @@ def test_a_response_that_cannot_be_made_is_an_error_and_the_last() -> None:
     thread.post([broken, good])
     thread.close()
     (response,) = broken.target.stream()
-    assert response.error().code() == TritonError.INVALID_ARG
+    error = response.error()
+    assert error is not None and error.code() == TritonError.INVALID_ARG
     assert good.target.stream() and len(logged) == 1
 
 
@@ -307,6 +308,7 @@ def test_what_submit_raises_is_the_answer_of_that_request_alone(responder: tuple
     made.start(requests, submit, error_codes.is_forwarded)
     made.close()
     plain, coded = (request.sender.answer().error() for request in requests[:2])
+    assert plain is not None and coded is not None
     assert (plain.code(), plain.message()) == (TritonError.INVALID_ARG, "TEXT: got 3; a string")
     assert coded.message() == "[INVALID_ARG] TEXT: got 3; a string"
     assert accepted == [requests[2]] and metrics.answered["INVALID_ARG"].value == 2

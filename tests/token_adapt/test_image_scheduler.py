@@ -120,7 +120,9 @@ def test_the_batch_of_higher_utility_runs_if_one_must_miss_its_deadline() -> Non
 def test_memory_excludes_gammas() -> None:
     profiles = {-4: profile(-4), 2: GammaProfile(2, 18, {1: 1.0}, 3.0)}
     for memory_mb, gamma in ((3.5, 2), (3.0, -4)):
-        made = ImageScheduler(Costs(profiles, (-4, 2), 64), SchedulerSettings(memory_mb=memory_mb), 0.0)
+        made: ImageScheduler[WaitingImage] = ImageScheduler(
+            Costs(profiles, (-4, 2), 64), SchedulerSettings(memory_mb=memory_mb), 0.0
+        )
         made.add(WaitingImage(0.0, 500.0, 1.0, np.array([0.5, 0.9])))
         assert made.costs.gammas[made.step(0.0).gamma] == gamma
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -105,7 +106,7 @@ def test_a_gamma_outside_the_tolerance_in_bf16_is_built_in_f32(
     opened: list[str] = []
     provider = lookup.PROVIDERS["openvino"]
 
-    def open_it(self: object, folder: Path, stated: str, threads: int) -> Runtime:
+    def open_it(self: Any, folder: Path, stated: str, threads: int) -> Runtime:
         opened.append(stated)
         return real_open(self, folder, stated, threads)
 

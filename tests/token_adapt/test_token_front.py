@@ -124,7 +124,7 @@ def test_one_batch_is_chosen_before_the_running_one_ends(monkeypatch: pytest.Mon
     requests = [pixels_request(shade, latency_ms=100 * LONG_MS) for shade in (0, 1, 1)]
     for request, running in zip(requests, (1, 2, 2), strict=True):
         served.execute([request])
-        wait_for(lambda running=running: served._executor.num_running == running)
+        wait_for(lambda: served._executor.num_running == running)  # noqa: B023
     wait_for(lambda: len(served._executor._scheduler) == 1)
     assert gate.entered.wait(60) and len(model.runs) == 1
     gate.opened.set()

@@ -35,7 +35,7 @@ def test_merging_matches_its_definition(tokens: int, merged: int) -> None:
     noise = np.random.default_rng(tokens)
     patches, keys = noise.standard_normal((5, tokens, 6)), noise.standard_normal((5, tokens, 4))
     sizes = noise.integers(1, 5, (5, tokens)).astype(float)
-    kept, counts = merge_patches(*map(torch.from_numpy, (patches, sizes, keys)), merged)
+    kept, counts = merge_patches(torch.from_numpy(patches), torch.from_numpy(sizes), torch.from_numpy(keys), merged)
     assert kept.shape == (5, tokens - merged, 6)
     for image in range(5):
         wanted, wanted_sizes = by_definition(patches[image], sizes[image], keys[image], merged)

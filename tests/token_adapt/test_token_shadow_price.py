@@ -57,9 +57,10 @@ def test_the_price_reduces_utilities_except_of_excluded_gammas() -> None:
 
 
 def test_images_run_faster_under_load_and_never_not_at_all() -> None:
-    costs, chosen = Costs(PROFILES, (-4, 0, 2), 1), []
+    costs = Costs(PROFILES, (-4, 0, 2), 1)
+    chosen: list[int] = []
     for window_ms in (0.0, 1000.0):
-        made = ImageScheduler(
+        made: ImageScheduler[WaitingImage] = ImageScheduler(
             costs, SchedulerSettings(batching=BatchSettings(max_size=1), price_window_ms=window_ms), -1e9
         )
         for place in range(1100):

@@ -98,7 +98,7 @@ def tensor(file: str, name: str, value: np.ndarray | None) -> Callable[[Path], N
     return apply
 
 
-BROKEN: list[tuple[Callable[[Path], None], str]] = [
+BROKEN: list[tuple[Callable[[Path], object], str]] = [
     (tensor("prompts.safetensors", "2", np.zeros((2, 3, 16), np.float32)), r"prompts.safetensors: 2.*\(2, 2, 16\)"),
     (tensor("prompts.safetensors", "2", np.zeros((2, 2, 16))), "prompts.safetensors: 2.*f32 or f16"),
     (tensor("prompts.safetensors", "2", np.full((2, 2, 16), np.nan, np.float32)), "prompts.safetensors: 2.*finite"),

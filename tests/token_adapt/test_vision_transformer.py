@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -25,7 +26,7 @@ def model_of(**variant: object) -> UnifiedViT:
     return model.requires_grad_(False)
 
 
-def plain_block(block: Block, x: torch.Tensor, sizes: torch.Tensor) -> torch.Tensor:
+def plain_block(block: Any, x: torch.Tensor, sizes: torch.Tensor) -> torch.Tensor:
     """A textbook block over one image [t, width]; each token counts `sizes` times."""
     attention = block.attention
     q, k, v = (
@@ -87,9 +88,11 @@ def test_merging_equal_patches_changes_nothing(pooled: int) -> None:
 
 
 def test_merged_models_compute_the_scheduled_tokens() -> None:
-    model, seen = model_of(), []
-    for block in model.blocks:
-        block.norm2.register_forward_hook(lambda _module, _given, out: seen.append(out.shape[1]))
+    model = model_of()
+    seen: list[int] = []
+    for block in model.modules():
+        if isinstance(block, Block):
+            block.norm2.register_forward_hook(lambda _module, _given, out: seen.append(out.shape[1]))
     model(torch.rand(1, 32, 32, 3), expand(-5, 16, 3))
     assert seen == [1 + 11, 1 + 6, 1 + 3]
 

@@ -11,6 +11,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -123,8 +124,8 @@ def test_listens_on_loopback_only(server: TritonServer) -> None:
             address, port = fields[1].rsplit(":", 1)
             if fields[3] == "0A":
                 listening.setdefault(int(port, 16), set()).add(address)
-    for port in server.settings.ports.values():
-        assert listening[port] <= {"0100007F", "0000000000000000FFFF00000100007F"}
+    for number in server.settings.ports.values():
+        assert listening[number] <= {"0100007F", "0000000000000000FFFF00000100007F"}
 
 
 def test_metrics_can_be_scraped(server: TritonServer) -> None:
@@ -135,7 +136,7 @@ def test_metrics_can_be_scraped(server: TritonServer) -> None:
 
 def test_record_has_only_the_stubs_and_regions_of_this_run(server: TritonServer) -> None:
     deadline = time.monotonic() + 60
-    stubs: list[dict[str, object]] = []
+    stubs: list[dict[str, Any]] = []
     while len(stubs) != 1 or not Path(f"/proc/{stubs[0]['pid']}").exists():
         assert time.monotonic() < deadline, "no running stub was recorded"
         time.sleep(0.1)
@@ -176,7 +177,7 @@ def test_model_control_errors(server: TritonServer, control: ModelControl) -> No
         control.config("absent")
     for call in (control.load, control.unload, control.config, control.is_ready, control.wait_unloaded):
         with pytest.raises(InvalidInputError, match="model"):
-            call("../echo")  # type: ignore[operator]
+            call("../echo")
     for key in ("", "0" * 32):
         with ModelControl(server.grpc_url, key) as stranger, pytest.raises(UnsupportedError, match="key"):
             stranger.load("echo")

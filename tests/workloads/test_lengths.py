@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 
@@ -53,7 +55,7 @@ def test_the_seed_decides_the_sample() -> None:
         ("high", {"median": 10, "p98": 20, "low": 9, "high": 8}),
     ],
 )
-def test_an_invalid_distribution_is_refused_by_field(field: str, arguments: dict[str, float]) -> None:
+def test_an_invalid_distribution_is_refused_by_field(field: str, arguments: dict[str, Any]) -> None:
     with pytest.raises(InvalidInputError) as refused:
         LogNormal(**arguments)
     assert refused.value.field == field

@@ -10,12 +10,13 @@ import os
 import threading
 import time
 from pathlib import Path
+from typing import Any
 
 import triton_python_backend_utils as pb_utils
 
 
 class TritonPythonModel:
-    def initialize(self, args):
+    def initialize(self, args: dict[str, str]) -> None:
         declared = json.loads(args["model_config"])["parameters"]
         values = {name: value["string_value"] for name, value in declared.items()}
         time.sleep(float(values.get("load_s", "0")))
@@ -23,12 +24,13 @@ class TritonPythonModel:
             raise RuntimeError(values.get("fail", "this bin cannot be loaded"))
         self.labels = {"model": args["model_name"], "pid": str(os.getpid())}
         self.figures = values.get("figures", "")
-        self.families, self.series = {}, {}
+        self.families: dict[str, Any] = {}
+        self.series: dict[tuple[str, str], list[Any]] = {}
         self.stop = threading.Event()
         self.thread = threading.Thread(target=self.beat, args=(float(values.get("beat_s", "1")),), daemon=True)
         self.thread.start()
 
-    def beat(self, period_s):
+    def beat(self, period_s: float) -> None:
         beats = 0
         while not self.stop.wait(period_s):
             beats += 1
@@ -38,7 +40,7 @@ class TritonPythonModel:
                     for labels, value in rows:
                         self.export(name, labels, value)
 
-    def export(self, name, labels, value):
+    def export(self, name: str, labels: dict[str, str], value: float) -> None:
         kinds = pb_utils.MetricFamily
         counts = name.endswith(("_total", "_bucket", "_sum", "_count"))
         if name not in self.families:
@@ -54,11 +56,11 @@ class TritonPythonModel:
             metric.increment(value - before)
             self.series[key][1] = value
 
-    def execute(self, requests):
+    def execute(self, requests: list[Any]) -> list[Any]:
         inputs = [pb_utils.get_input_tensor_by_name(request, "IN").as_numpy() for request in requests]
         return [pb_utils.InferenceResponse([pb_utils.Tensor("OUT", values)]) for values in inputs]
 
-    def finalize(self):
+    def finalize(self) -> None:
         self.stop.set()
         self.thread.join(3)
         self.series.clear()
