@@ -5,11 +5,14 @@ from __future__ import annotations
 import os
 import re
 import subprocess
+import sys
+from importlib import metadata
 from pathlib import Path
 
 import pytest
 import yaml
 from docs_pages import PROJECT, blocks
+from docs_sources import modules
 
 from shapeshift.triton import keys, model_config
 
@@ -97,12 +100,39 @@ def test_compose_mounts_what_generated_configurations_name() -> None:
     assert [value for value in stated if value.startswith(f"{PROJECT}/")] == []
 
 
+def image_packages() -> list[str]:
+    """The packages that the image installs, torch not counted."""
+    packages = re.search(r'^ARG PACKAGES="([^"]+)"$', (DOCKER / "Dockerfile").read_text(), re.MULTILINE)
+    assert packages is not None
+    return packages[1].replace("\\", "").split()
+
+
+def test_image_has_what_serving_imports(tmp_path: Path) -> None:
+    for package in (*image_packages(), "torch"):
+        distribution = metadata.distribution(package)
+        for name in {file.parts[0] for file in distribution.files or [] if file.parts[0] not in ("..", "__pycache__")}:
+            if not (tmp_path / name).exists():
+                (tmp_path / name).symlink_to(Path(str(distribution.locate_file(name))))
+    # The library beside them as in the image, and nothing else; -S: no site-packages.
+    (tmp_path / "shapeshift").symlink_to(PROJECT / "shapeshift")
+    path = [entry for entry in sys.path if "site-packages" not in entry and Path(entry or ".").resolve() != PROJECT]
+    script = f"import sys; sys.path = {[str(tmp_path), *path]!r}; import {', '.join(serving_modules())}"
+    done = subprocess.run([sys.executable, "-S", "-c", script], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+def serving_modules() -> list[str]:
+    """All that a server's processes may import: the packages that serve, and what the providers import when used."""
+    folders = ("serving", "engines", "polymorph", "token_adapt", "fused_decode", "adapter_cache", "cascade")
+    found = modules(*(f"shapeshift/{folder}" for folder in folders))
+    assert "shapeshift.fused_decode.unary" in found
+    return [*found, "openvino", "onnxruntime", "torch"]
+
+
 def test_image_installs_pinned_packages_and_copies_what_exists() -> None:
     dockerfile = (DOCKER / "Dockerfile").read_text()
     pinned = set(re.findall(r"^([\w-]+)==", (PROJECT / "requirements" / "lock.txt").read_text(), re.MULTILINE))
-    packages = re.search(r'^ARG PACKAGES="([^"]+)"$', dockerfile, re.MULTILINE)
-    assert packages is not None
-    assert set(packages[1].replace("\\", "").split()) <= pinned
+    assert set(image_packages()) <= pinned
     assert re.search(r"^torch==", (PROJECT / "requirements" / "torch-cpu.txt").read_text(), re.MULTILINE)
     for sources in re.findall(r"^COPY (.+) \S+$", dockerfile, re.MULTILINE):
         assert all((PROJECT / source).exists() for source in sources.split()), sources
