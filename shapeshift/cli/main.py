@@ -12,6 +12,7 @@ from shapeshift.errors import ShapeshiftError
 
 # Command: (module with add_arguments(parser) and run(options) -> exit status, summary).
 COMMANDS = {
+    "setup": ("shapeshift.cli.setup", "download and unpack Triton, perf_analyzer and the demo checkpoint"),
     "engines": ("shapeshift.cli.engines", "build, verify and publish the models of a model repository"),
     "serve": ("shapeshift.cli.serve", "start Triton with the generated models"),
     "sidecar": ("shapeshift.cli.sidecar", "assign bins to workers and reload dead models; `serve` starts it"),

@@ -12,7 +12,7 @@ import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-import shapeshift
+from shapeshift import installation
 from shapeshift.backoff import Backoff
 from shapeshift.engines import failures
 from shapeshift.errors import EngineError, InvalidInputError, NotFoundError, ShapeshiftError
@@ -113,7 +113,7 @@ def _embedded(options: argparse.Namespace) -> int:
     settings = ServerSettings(
         repositories=tuple(repositories),
         models=tuple(models),
-        backend_directories=tuple(options.backends or _own_backends()),
+        backend_directories=tuple(options.backends or [installation.BACKENDS]),
         triton=options.triton or options.build / "triton",
         run_directory=options.build / "run",
         host=options.host,
@@ -269,11 +269,6 @@ def _requested(options: argparse.Namespace, repositories: Sequence[Path]) -> lis
     if not found:
         raise NotFoundError(f"no models in {', '.join(map(str, repositories))}; run `make engines`")
     return found
-
-
-def _own_backends() -> list[Path]:
-    folder = Path(shapeshift.__file__).resolve().parents[1] / "backends"
-    return [folder] if folder.is_dir() else []
 
 
 @contextlib.contextmanager

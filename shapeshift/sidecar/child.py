@@ -11,7 +11,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-import shapeshift
+from shapeshift import installation
 from shapeshift.backoff import Backoff
 from shapeshift.sidecar import run_files
 from shapeshift.triton.settings import ServerSettings
@@ -100,7 +100,7 @@ class SidecarProcess:
 
     def _run(self) -> None:
         self._started_at = time.monotonic()
-        paths = [str(Path(shapeshift.__file__).resolve().parents[1]), os.environ.get("PYTHONPATH", "")]
+        paths = [str(installation.IMPORT_PATH), os.environ.get("PYTHONPATH", "")]
         with self.log.open("ab") as log:
             self._process = subprocess.Popen(
                 self._command,

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-import shapeshift
+from shapeshift import installation
 from shapeshift.errors import InvalidInputError, NotFoundError, UnsupportedError
 from shapeshift.triton import keys
 from shapeshift.triton.embedded import probe
@@ -112,7 +112,7 @@ def environment(settings: ServerSettings) -> dict[str, str]:
     for name, first in {
         "LD_LIBRARY_PATH": [settings.triton.resolve() / "lib", python_library],
         "PATH": [Path(sys.executable).parent],
-        "PYTHONPATH": [Path(shapeshift.__file__).resolve().parents[1]],
+        "PYTHONPATH": [installation.IMPORT_PATH],
     }.items():
         values[name] = os.pathsep.join([*map(str, first), *filter(None, [values.get(name)])])
     values[GRPC_URL] = f"{settings.reachable}:{settings.grpc_port}"
