@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
@@ -20,13 +19,6 @@ if TYPE_CHECKING:
 PROJECT = Path(__file__).resolve().parents[1]
 BUILD = PROJECT / "build"
 
-
-def _keep_off_the_path() -> None:
-    """Take tests/ off the path: there, tests/triton would stand in for the package that torch looks for."""
-    sys.path[:] = [entry for entry in sys.path if Path(entry or ".").resolve() != PROJECT / "tests"]
-
-
-_keep_off_the_path()
 
 CONFIG = """
 backend: "polymorph"
@@ -45,11 +37,6 @@ LIGHT_WIDTH = 8
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Put tests of a running server first: they mostly wait, so that the others fill the processor beside them."""
     items.sort(key=lambda item: item.get_closest_marker("server") is None)
-
-
-def pytest_collection_finish() -> None:
-    # Collecting tests/test_*.py has put it there again.
-    _keep_off_the_path()
 
 
 @pytest.fixture(scope="session")

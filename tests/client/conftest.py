@@ -3,21 +3,16 @@
 from __future__ import annotations
 
 import json
-import sys
 import threading
 from collections import deque
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from pathlib import Path
 
 import grpc
 import numpy as np
 import pytest
 from tritonclient.grpc import service_pb2, service_pb2_grpc
-
-# `client` is a folder of examples, not an installed package.
-sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 VECTOR = 384
 

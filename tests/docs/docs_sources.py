@@ -6,7 +6,7 @@ import ast
 from collections.abc import Iterator
 from pathlib import Path
 
-from docs_pages import PROJECT
+from tests.docs.docs_pages import PROJECT
 
 PACKAGES = ("shapeshift", "build_engines", "backends", "client", "bench")
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import re
 
-from docs_pages import PROJECT, code, prose, table
-from docs_sources import PACKAGES, imports, modules
+from tests.docs.docs_pages import PROJECT, code, prose, table
+from tests.docs.docs_sources import PACKAGES, imports, modules
 
 PAGE = PROJECT / "docs" / "architecture.md"
 LISTED = ("shapeshift", "build_engines", "backends")

@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 import yaml
-from docs_pages import PROJECT, blocks
-from docs_sources import modules
 
 from shapeshift.triton import keys, model_config
+from tests.docs.docs_pages import PROJECT, blocks
+from tests.docs.docs_sources import modules
 
 DOCKER = PROJECT / "docker"
 KEY = "0123456789abcdef" * 2

@@ -13,8 +13,6 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from docs_pages import PAGES, PROJECT, Block, anchors, blocks, code, links, prose, table
-from docs_sources import metric_names, modules, texts
 
 from client.plan import Settings as ReplaySettings
 from shapeshift.adapter_cache.policy.scheduling import SchedulingSettings
@@ -36,6 +34,8 @@ from shapeshift.token_adapt import front as image_front
 from shapeshift.token_adapt.settings import EmulatedSettings, TokenAdaptSettings
 from shapeshift.triton import keys, model_config
 from shapeshift.triton.embedded.server import TritonServer
+from tests.docs.docs_pages import PAGES, PROJECT, Block, anchors, blocks, code, links, prose, table
+from tests.docs.docs_sources import metric_names, modules, texts
 from tests.fakes import PbUtils
 
 README, DOCS = PROJECT / "README.md", PROJECT / "docs"

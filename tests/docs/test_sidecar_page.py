@@ -7,13 +7,13 @@ import re
 from typing import Any
 
 import pytest
-from docs_pages import PROJECT, code, prose, table
 
 from shapeshift.cli import sidecar, status
 from shapeshift.polymorph.settings import PlacementSettings, PolymorphSettings
 from shapeshift.settings import names
 from shapeshift.sidecar import child, health, run_files
 from shapeshift.sidecar.settings import SidecarSettings
+from tests.docs.docs_pages import PROJECT, code, prose, table
 
 PAGE = PROJECT / "docs" / "sidecar.md"
 

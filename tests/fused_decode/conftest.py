@@ -12,7 +12,7 @@ import pytest
 from shapeshift.fused_decode.model import kernel_build
 
 if TYPE_CHECKING:
-    from decode_models import Tiny
+    from tests.fused_decode.decode_models import Tiny
 
 PROJECT = Path(__file__).resolve().parents[2]
 
@@ -29,6 +29,6 @@ def kernel_cache() -> Path:
 @pytest.fixture(scope="session")
 def tiny(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Tiny]:
     """A function that makes the tiny model of a family, once."""
-    from decode_models import make
+    from tests.fused_decode.decode_models import make
 
     return cache(lambda name: make(name, tmp_path_factory.mktemp(name)))

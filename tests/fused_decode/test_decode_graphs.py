@@ -7,10 +7,10 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from decode_models import FAMILIES, LONGEST, Tiny, batch, teacher_forced, texts
 
 from shapeshift.errors import UnsupportedError
 from shapeshift.fused_decode.model.cuda_runtime import GraphBounds, GraphedModel
+from tests.fused_decode.decode_models import FAMILIES, LONGEST, Tiny, batch, teacher_forced, texts
 
 TOLERANCE = 2e-4
 SLOTS = 6

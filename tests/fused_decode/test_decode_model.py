@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from decode_models import FAMILIES, LONGEST, VOCAB, Tiny, batch, make, teacher_forced, texts
 
 from shapeshift.errors import InvalidInputError
 from shapeshift.fused_decode.model.cpu_runtime import DecodeModel
+from tests.fused_decode.decode_models import FAMILIES, LONGEST, VOCAB, Tiny, batch, make, teacher_forced, texts
 
 LOGITS_TOLERANCE = 2e-4
 BF16_TOLERANCE = 0.05

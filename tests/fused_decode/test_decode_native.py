@@ -13,13 +13,13 @@ from typing import Any
 
 import pytest
 import torch
-from decode_models import batch
 
 from shapeshift.fused_decode.interfaces import StepBatch
 from shapeshift.fused_decode.model import kernel_build, native_operations
 from shapeshift.fused_decode.model.linear import PlainLinear
 from shapeshift.fused_decode.model.native_operations import NativeLinear, NativeOperations
 from shapeshift.fused_decode.model.operations import AttentionLayer, Operations, TorchOperations
+from tests.fused_decode.decode_models import batch
 
 PROJECT = Path(__file__).resolve().parents[2]
 TOLERANCES = {torch.float32: 2e-5, torch.bfloat16: 2e-2}

@@ -106,8 +106,9 @@ def installed(wheel: Path, tmp_path: Path) -> Installed:
     venv.create(tmp_path / "venv", symlinks=True)
     own = Installed(tmp_path / "own", tmp_path / "venv" / "bin")
     own.folder.mkdir()
-    pip = [sys.executable, "-m", "pip", "--python", str(own.bin / "python"), "install", "--no-deps", "--no-index"]
-    subprocess.run([*pip, str(wheel)], check=True, capture_output=True)
+    pip = [sys.executable, "-m", "pip", "--python", str(own.bin / "python")]
+    options = ["--no-deps", "--no-index", "--no-compile"]
+    subprocess.run([*pip, "install", *options, str(wheel)], check=True, capture_output=True)
     # A folder that a .pth file names is only a place to import from: the .pth file there that leads to this checkout
     # has no effect.
     packages = Path(own.run("python", "-c", "import sysconfig; print(sysconfig.get_path('purelib'))").strip())

@@ -7,9 +7,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from token_tasks import front, paths
 
 from shapeshift.build_engines.image import front as images
+from tests.token_adapt.token_tasks import front, paths
 
 
 @pytest.fixture(scope="session")

@@ -13,8 +13,6 @@ import numpy as np
 import pytest
 import tritonclient.grpc as grpc_client
 import tritonclient.http as http_client
-from token_models import OUTPUTS, PROFILES, PROJECT, TASKS, encoded, square
-from token_tasks import STATED, noise, paths, register, write_task
 from tritonclient.utils import InferenceServerException
 
 from shapeshift.build_engines.image import front as images
@@ -26,6 +24,8 @@ from shapeshift.token_adapt.tasks import registry
 from shapeshift.token_adapt.tasks.registry import TaskEntry
 from shapeshift.triton import metrics, model_config
 from tests import waiting
+from tests.token_adapt.token_models import OUTPUTS, PROFILES, PROJECT, TASKS, encoded, square
+from tests.token_adapt.token_tasks import STATED, noise, paths, register, write_task
 
 if TYPE_CHECKING:
     from shapeshift.triton.embedded.server import TritonServer

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from token_models import PROFILES, profile
 
 from shapeshift.token_adapt.interfaces import GammaProfile
 from shapeshift.token_adapt.policy.batching import BatchSettings
 from shapeshift.token_adapt.policy.costs import Costs
 from shapeshift.token_adapt.policy.image_scheduler import ALGORITHMS, ImageScheduler, SchedulerSettings, WaitingImage
+from tests.token_adapt.token_models import PROFILES, profile
 
 GAMMAS = (-4, 0, 2)
 ACCURACY = np.array([0.6, 0.8, 0.9])

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from token_models import PROFILES, TASKS
 
 from shapeshift.errors import InvalidInputError
 from shapeshift.token_adapt.model import emulated
+from tests.token_adapt.token_models import PROFILES, TASKS
 
 
 @pytest.fixture

@@ -9,8 +9,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from timm_models import small_checkpoint
-from token_tasks import GAMMAS, front, noise, paths
 
 from shapeshift.build_engines.image import engines as image_engines
 from shapeshift.build_engines.image import front as images
@@ -25,6 +23,8 @@ from shapeshift.token_adapt.model.gamma_module import GammaModule
 from shapeshift.token_adapt.model.schedule import expand
 from shapeshift.token_adapt.model.timm_weights import read_model
 from shapeshift.triton import model_config
+from tests.token_adapt.timm_models import small_checkpoint
+from tests.token_adapt.token_tasks import GAMMAS, front, noise, paths
 
 
 def publish(one: plan.ImageFrontConfig, root: Path) -> tuple[image_manifest.ImageManifest, bool]:

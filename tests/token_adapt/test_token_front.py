@@ -10,7 +10,15 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from token_models import (
+
+from shapeshift.errors import InvalidInputError
+from shapeshift.token_adapt import loading
+from shapeshift.token_adapt.front import ImageFront
+from shapeshift.token_adapt.interfaces import Task
+from shapeshift.token_adapt.request import ImageRequest
+from tests import waiting
+from tests.fakes import PbUtils, Request, TritonError
+from tests.token_adapt.token_models import (
     LONG_MS,
     OUTPUTS,
     TASKS,
@@ -24,14 +32,6 @@ from token_models import (
     profile,
     square,
 )
-
-from shapeshift.errors import InvalidInputError
-from shapeshift.token_adapt import loading
-from shapeshift.token_adapt.front import ImageFront
-from shapeshift.token_adapt.interfaces import Task
-from shapeshift.token_adapt.request import ImageRequest
-from tests import waiting
-from tests.fakes import PbUtils, Request, TritonError
 
 wait_for = partial(waiting.wait_for, timeout_s=60)
 
@@ -469,9 +469,8 @@ def test_gammas_and_batch_size_follow_the_settings(model: RecordingModel) -> Non
 
 
 def test_an_emulated_model_needs_no_engines(tmp_path: Path) -> None:
-    from token_models import PROFILES
-
     from shapeshift.token_adapt.model import emulated
+    from tests.token_adapt.token_models import PROFILES
 
     emulated.write(tmp_path / "model.json", 8, list(PROFILES.values()), list(TASKS.values()))
     stated = arguments(provider="emulated", profile_file=str(tmp_path / "model.json"), time_scale=2)

@@ -9,10 +9,10 @@ import zlib
 import numpy as np
 import pytest
 from PIL import Image
-from token_models import encoded
 
 from shapeshift.errors import InvalidInputError
 from shapeshift.token_adapt.image_decoding import decode, fit
+from tests.token_adapt.token_models import encoded
 
 MOST = 1_000_000
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from token_models import PROFILES
 
 from shapeshift.token_adapt.policy.batching import BatchSettings
 from shapeshift.token_adapt.policy.costs import Costs
 from shapeshift.token_adapt.policy.image_scheduler import ImageScheduler, SchedulerSettings, WaitingImage
 from shapeshift.token_adapt.policy.problem import PlanProblem
 from shapeshift.token_adapt.policy.shadow_price import ShadowPrice
+from tests.token_adapt.token_models import PROFILES
 
 TIMES = np.array([2.0, 4.0])
 

@@ -11,11 +11,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
-from token_tasks import GAMMAS, noise, register, write_task
 
 from shapeshift.errors import EngineError
 from shapeshift.token_adapt.interfaces import ImageModel
 from shapeshift.token_adapt.model.vision_model import VisionModel, open_model
+from tests.token_adapt.token_tasks import GAMMAS, noise, register, write_task
 
 
 @pytest.fixture

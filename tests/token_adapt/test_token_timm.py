@@ -9,12 +9,20 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file
-from timm_models import MEAN, SMALL, STD, randomise, small_checkpoint, vision_transformer, write_checkpoint
 
 from shapeshift.errors import InvalidInputError, UnsupportedError
 from shapeshift.token_adapt.model.schedule import expand
 from shapeshift.token_adapt.model.timm_weights import as_timm, read_model
 from shapeshift.token_adapt.model.vision_transformer import UnifiedViT
+from tests.token_adapt.timm_models import (
+    MEAN,
+    SMALL,
+    STD,
+    randomise,
+    small_checkpoint,
+    vision_transformer,
+    write_checkpoint,
+)
 
 VARIANTS: list[tuple[str, dict[str, Any]]] = [
     ("vit_small_patch8_32", {}),

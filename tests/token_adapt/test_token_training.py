@@ -9,8 +9,6 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from timm_models import small_checkpoint
-from token_tasks import GAMMAS, backbone
 
 from shapeshift.cli import main as command
 from shapeshift.errors import InvalidInputError
@@ -18,6 +16,8 @@ from shapeshift.token_adapt.model.timm_weights import read_model
 from shapeshift.token_adapt.model.vision_model import open_model
 from shapeshift.token_adapt.tasks import examples, training
 from shapeshift.token_adapt.tasks.training import TrainSettings
+from tests.token_adapt.timm_models import small_checkpoint
+from tests.token_adapt.token_tasks import GAMMAS, backbone
 
 LABELS = ("blue", "green", "red")
 

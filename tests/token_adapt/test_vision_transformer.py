@@ -8,13 +8,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from timm_models import randomise
 from torch.nn import functional
 
 from shapeshift.token_adapt.model import prompt_folding
 from shapeshift.token_adapt.model.architecture import Architecture
 from shapeshift.token_adapt.model.schedule import expand
 from shapeshift.token_adapt.model.vision_transformer import Block, UnifiedViT
+from tests.token_adapt.timm_models import randomise
 
 SIZES = {"image_size": 32, "patch_size": 8, "width": 24, "depth": 3, "heads": 3, "mlp_width": 48}
 VARIANTS = [{}, {"qk_norm": True, "layer_scale": True}, {"qkv_bias": False, "norm_pre": True, "pooled": 0}]

@@ -6,7 +6,6 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from timm_models import small_checkpoint
 
 from shapeshift.build_engines.image import front as images
 from shapeshift.build_engines.image import plan
@@ -16,6 +15,7 @@ from shapeshift.token_adapt.tasks import folder as task_folder
 from shapeshift.token_adapt.tasks import registry, writing
 from shapeshift.token_adapt.tasks.training import TrainedTask
 from shapeshift.triton import model_config
+from tests.token_adapt.timm_models import small_checkpoint
 
 DEPTH, WIDTH = 2, 16
 GAMMAS = (-5, 0, 2)
