@@ -12,6 +12,8 @@ from shapeshift.policy_api import Check, integer, list_of, number
 
 _MAX_STOPS = 16
 _MAX_STOP_LENGTH = 256
+# Sampling computes in FLOAT32: beyond these, a parameter or a penalised logit becomes 0 or infinity.
+_LEAST, _MOST = 1e-30, 1e30
 
 RETURNS: Mapping[str, tuple[str, ...]] = {
     "return_finish_reason": ("finish_reason",),
@@ -78,11 +80,11 @@ class RequestParser:
         self._request_parameters = request_parameters
         self._checks: dict[str, Check] = {
             "max_tokens": integer(minimum=1),
-            "temperature": number(minimum=0),
+            "temperature": number(minimum=0, maximum=_MOST),
             "top_k": integer(minimum=-1, maximum=vocab_size),
-            "top_p": number(above=0, maximum=1),
+            "top_p": number(minimum=_LEAST, maximum=1),
             "min_p": number(minimum=0, maximum=1),
-            "repetition_penalty": number(above=0),
+            "repetition_penalty": number(minimum=_LEAST, maximum=_MOST),
             "seed": integer(minimum=-(2**63), maximum=2**63 - 1),
             "stop": _stops,
             "ignore_eos": _flag,

@@ -206,6 +206,14 @@ def test_extreme_temperatures(sampler_of: Callable[..., Sampler]) -> None:
     assert {row[1] for row in drawn} == {0, 1, 2}
 
 
+def test_the_limits_of_parameters_give_finite_scores(sampler_of: Callable[..., Sampler]) -> None:
+    given = [{"repetition_penalty": 1e30}, {"repetition_penalty": 1e-30}, {"top_p": 1e-30}]
+    sampler = sampler_of(*given, vocabulary=4, tokens=np.array([[1, 2]] * 3, np.int32))
+    logits = np.array([[1.0, 20.0, -20.0, 0.5]] * 3, np.float32)
+    ids, finite = sampler.choose(torch.from_numpy(logits), np.arange(3), np.full(3, 2))
+    assert finite.all() and ids[0] in (0, 1, 3) and ids[1] == ids[2] == 1
+
+
 def test_native_draws_are_those_of_numpy(kernel_cache: Path) -> None:
     assert native_operations.load(kernel_cache, lambda line: None) is not None, "the native operations need g++"
     rng = np.random.default_rng(5)
