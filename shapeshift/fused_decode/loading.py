@@ -72,10 +72,11 @@ def load(args: ModelArgs, log: Log, load_runtime: Load, further: Sequence[type] 
     kernel_cache = (args.folder / generated.kernel_cache).resolve() if generated.kernel_cache else _DEFAULT_KERNEL_CACHE
     device = f"cuda:{args.device_id}" if args.kind == "GPU" else "cpu"
     remedy = f", one less than max_length ({decode.max_length})"
+    runtime = load_runtime(folder, decode, kernel_cache, device, log)
     return Loaded(
         decode,
-        load_runtime(folder, decode, kernel_cache, device, log),
-        TextTokenizer(tokenizer_file, decode.max_length - 1, "text_input", remedy),
+        runtime,
+        TextTokenizer(tokenizer_file, decode.max_length - 1, "text_input", remedy, vocab_size=runtime.vocab_size),
         token_bytes(tokenizer_file),
         folder,
         kernel_cache,

@@ -193,6 +193,26 @@ def test_an_invalid_request_costs_no_other(make_front: MakeFront, toy: ToyRuntim
         assert text.startswith(message)
 
 
+def test_a_token_that_the_model_lacks_costs_no_other_request(
+    make_front: MakeFront, toy: ToyRuntime, tmp_path: Path
+) -> None:
+    front = make_front(checkpoint=save_tokenizer(tmp_path / "unresized", added=("<pad>",)))
+    toy.open.clear()
+    running = [ask("first"), ask("second")]
+    front.execute(running)
+    assert toy.entered.acquire(timeout=30)
+    bad, last = ask("a<pad>b"), ask("a<|end|>b")
+    front.execute([bad, last])
+    toy.open.set()
+    code, text = bad.refusal()
+    assert code == TritonError.INVALID_ARG
+    limit = len(LETTERS) + 1
+    assert text == f"text_input: got '<pad>'; tokens that the model has: {limit} is not below its vocab_size ({limit})"
+    for request, prompt in zip(running, ("first", "second"), strict=True):
+        assert answer_of(request)["text_output"] == toy.text(ids(prompt), 8)
+    answer_of(last)
+
+
 def test_a_request_that_breaks_our_own_code_gets_an_error(make_front: MakeFront) -> None:
     front = make_front()
     broken, good = ask(), ask()

@@ -68,6 +68,8 @@ class ToyRuntime:
         assert int(batch.lengths.sum()) == len(batch.tokens)
         self.steps.append((slots, lengths))
         tokens = batch.tokens.tolist()
+        if max(tokens) >= self.vocab_size:
+            raise IndexError("index out of range in self")
         for slot, start, length in zip(slots, starts, lengths, strict=True):
             assert length >= 1 and start + length <= self.max_length
             assert start == 0 or start == len(self.cache[slot]), "a slot does not continue where it ended"
@@ -148,15 +150,18 @@ class Run:
         raise AssertionError("the loop does not become idle")
 
 
-def save_tokenizer(folder: Path) -> Path:
-    """Write a tokenizer.json with the ids of the toy, one for each letter; returns the folder."""
+def save_tokenizer(folder: Path, added: tuple[str, ...] = ()) -> Path:
+    """Write a tokenizer.json with the ids of the toy, one for each letter; returns the folder.
+
+    added: further special tokens, which the toy's embedding lacks.
+    """
     from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
     vocabulary = {letter.replace(" ", "Ġ"): number for number, letter in enumerate(LETTERS)}
     made = Tokenizer(models.BPE(vocabulary, []))
     made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     made.decoder = decoders.ByteLevel()
-    made.add_special_tokens([AddedToken("<|end|>", special=True)])
+    made.add_special_tokens([AddedToken(token, special=True) for token in ("<|end|>", *added)])
     assert made.token_to_id("<|end|>") == EOS
     folder.mkdir(parents=True, exist_ok=True)
     made.save(str(folder / "tokenizer.json"))

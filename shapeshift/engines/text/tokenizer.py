@@ -32,7 +32,8 @@ class TextTokenizer:
     """Encodes texts of 1 to `max_tokens` tokens, including special tokens. Thread-safe.
 
     field: the input that errors name; remedy: the advice in the error for a text that is too long; type_stride: added
-    to the ids of a pair's second text (`manifest.Manifest.type_stride`).
+    to the ids of a pair's second text (`manifest.Manifest.type_stride`); vocab_size: of a model whose embedding may
+    have fewer rows than the tokenizer has tokens.
     """
 
     def __init__(
@@ -42,6 +43,7 @@ class TextTokenizer:
         field: str = "TEXT",
         remedy: str = " (or truncate=true)",
         type_stride: int = 0,
+        vocab_size: int | None = None,
     ) -> None:
         from tokenizers import Tokenizer
 
@@ -55,6 +57,7 @@ class TextTokenizer:
         self._tokenizer.no_padding()
         self._tokenizer.no_truncation()
         self._special = self._tokenizer.num_special_tokens_to_add(False)
+        self._vocab_size = vocab_size
 
     @property
     def vocabulary(self) -> int:
@@ -64,8 +67,8 @@ class TextTokenizer:
     def encode(self, text: bytes, row: int | None = None, truncate: bool = False) -> Ids:
         """The ids of one UTF-8 text, INT64 [length].
 
-        Raises InvalidInputError naming the field and `row` for a text that is empty, invalid UTF-8, or too long. With
-        `truncate` a long text keeps its first tokens and the closing special token instead.
+        Raises InvalidInputError naming the field and `row` for a text that is empty, invalid UTF-8, too long, or has a
+        token that the model lacks. With `truncate` a long text keeps its first tokens and the closing special token.
         """
         decoded = self._decode(text, self._field, row, truncate)
         ids = self._tokenizer.encode(decoded).ids
@@ -75,6 +78,7 @@ class TextTokenizer:
             self._check_length(len(ids), row, truncate)
             closing = ids[-1:] if self._special > 1 else []
             ids = ids[: self.max_tokens - len(closing)] + closing
+        self._check_known(ids, row)
         return np.asarray(ids, dtype=np.int64)
 
     def encode_with_offsets(
@@ -92,6 +96,7 @@ class TextTokenizer:
         if len(encoding.ids) > self.max_tokens:
             self._check_length(len(encoding.ids), row, truncate)
             encoding = self._truncated(first, second)
+        self._check_known(encoding.ids, row)
         ids = np.asarray(encoding.ids, dtype=np.int64)
         if self._type_stride:
             ids += np.asarray(encoding.type_ids, dtype=np.int64) * self._type_stride
@@ -121,6 +126,11 @@ class TextTokenizer:
             return codecs.getincrementaldecoder("utf-8")().decode(text[: self.max_bytes], final=not too_long)
         except UnicodeDecodeError as error:
             raise InvalidInputError(field, text[:40], f"valid UTF-8 (byte {error.start} is not)", row) from None
+
+    def _check_known(self, ids: list[int], row: int | None) -> None:
+        if self._vocab_size is not None and (token := max(ids)) >= self._vocab_size:
+            limit = f"tokens that the model has: {token} is not below its vocab_size ({self._vocab_size})"
+            raise InvalidInputError(self._field, self._tokenizer.id_to_token(token), limit, row)
 
     def _check_length(self, tokens: int, row: int | None, truncate: bool) -> None:
         if not truncate:
