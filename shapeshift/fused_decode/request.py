@@ -1,14 +1,18 @@
-"""One client request: its prompt, its parameters, its answer so far, and the responses that carry it."""
+"""One client request: its prompt, its parameters, its answer so far, its early end, and the responses that carry it."""
 
 from __future__ import annotations
 
+import heapq
+import itertools
 import time
+from collections import deque
 from collections.abc import Callable, Collection
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from shapeshift.errors import OverloadedError
 from shapeshift.fused_decode.engine.detokenize import TextStream
 from shapeshift.fused_decode.sampling_params import ParsedRequest, SamplingParams
 
@@ -16,8 +20,12 @@ Ids = npt.NDArray[np.int64]
 
 STOP, LENGTH, ABORT, DEADLINE = "stop", "length", "abort", "deadline"
 """Finish reasons: end of sequence or a stop string; a limit; a stop_id; the end of latency_ms."""
+Reason = str | Exception
+"""Why a request ends: a finish reason or an error."""
 NO_ADAPTER = -1
 TEXT = "text_output"
+_TOO_LATE = "latency_ms ran out before the first token; retry later or elsewhere"
+_FEW_DEADLINES = 64
 
 
 class Request:
@@ -72,7 +80,7 @@ class Request:
         self.is_finished = False
         self.admitted = self.first_token = self.finished = 0.0
 
-    def finish(self, reason: str | Exception) -> None:
+    def finish(self, reason: Reason) -> None:
         """End the answer with a finish reason or an error; its text is complete then."""
         self.slot = None
         if isinstance(reason, Exception):
@@ -98,6 +106,49 @@ class Request:
             "prefill_ms": (first - admitted) * 1e3,
             "decode_ms": (self.finished - first) * 1e3,
         }
+
+
+class Terminations:
+    """Requests that end early, on demand or at their deadlines: added by any thread, read by the generating one."""
+
+    def __init__(self) -> None:
+        self._demanded: deque[tuple[Request, Reason]] = deque()
+        self._submitted: deque[Request] = deque()
+        self._deadlines: list[tuple[float, int, Request]] = []
+        self._most_deadlines = _FEW_DEADLINES
+        self._numbers = itertools.count()
+
+    def watch_deadline(self, request: Request) -> None:
+        """End `request` at its deadline, if it has one."""
+        if request.deadline is not None:
+            self._submitted.append(request)
+
+    def add(self, request: Request, reason: Reason) -> None:
+        """End `request` at the next iteration."""
+        self._demanded.append((request, reason))
+
+    def due(self, now: float) -> list[tuple[Request, Reason]]:
+        """The requests that end now, and why. Only the generating thread calls this."""
+        found: list[tuple[Request, Reason]] = []
+        while self._demanded:
+            found.append(self._demanded.popleft())
+        while self._submitted:
+            request = self._submitted.popleft()
+            assert request.deadline is not None
+            heapq.heappush(self._deadlines, (request.deadline, next(self._numbers), request))
+        while self._deadlines and self._deadlines[0][0] <= now:
+            late = heapq.heappop(self._deadlines)[2]
+            found.append((late, DEADLINE if late.generated else OverloadedError(_TOO_LATE)))
+        if len(self._deadlines) > self._most_deadlines:
+            self._drop_finished()
+        return [(request, reason) for request, reason in found if not request.is_finished]
+
+    def _drop_finished(self) -> None:
+        """Forget the deadlines of finished requests, which may be far away."""
+        self._deadlines = [entry for entry in self._deadlines if not entry[2].is_finished]
+        heapq.heapify(self._deadlines)
+        # At least as many are added before the next time, so that a deadline costs constant time.
+        self._most_deadlines = 2 * len(self._deadlines) + _FEW_DEADLINES
 
 
 class GenerationResponse:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import random
 import threading
 import time
@@ -180,6 +181,19 @@ def test_a_deadline_is_kept() -> None:
 
 
 # Slots.
+
+
+def test_a_finished_request_is_not_kept_until_its_deadline() -> None:
+    run = Run()
+    for _ in range(600):
+        run.submit("a", max_tokens=1, latency_ms=1e12)
+        late = run.submit("a", max_tokens=1, latency_ms=60_000)
+        run.loop.step()
+    run.until_idle()
+    assert len(run.finished) == 1200 and late.finish_reason == "length"
+    run.finished.clear(), run.delivered.clear()
+    gc.collect()
+    assert sum(type(made) is Request for made in gc.get_objects()) < 300
 
 
 def test_waiting_requests_fill_the_holes_and_nothing_moves() -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import heapq
-import itertools
 import threading
 import time
 from collections import deque
@@ -13,20 +11,18 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from shapeshift.errors import EngineError, OverloadedError
+from shapeshift.errors import EngineError
 from shapeshift.fused_decode.engine.batching import Step, compose
 from shapeshift.fused_decode.engine.sampling import Sampler
 from shapeshift.fused_decode.engine.slots import DECODE, PREFILL, SlotTable
 from shapeshift.fused_decode.interfaces import Runtime, SlotMemory
 from shapeshift.fused_decode.metrics import LoopMetrics
 from shapeshift.fused_decode.policy.admission import Admission
-from shapeshift.fused_decode.request import DEADLINE, LENGTH, STOP, Request
+from shapeshift.fused_decode.request import LENGTH, STOP, Reason, Request, Terminations
 from shapeshift.serving.bounds import unloading
 from shapeshift.serving.model_args import Log
 
 Deliver = Callable[[list[Request]], None]
-Reason = str | Exception
-"""Why a request ends: a finish reason or an error."""
 Array = npt.NDArray[Any]
 _RETRY_ADMISSION_S = 0.02
 
@@ -232,39 +228,3 @@ class DecodeLoop:
             # A request that has new text and has finished is delivered once.
             self._deliver(list(dict.fromkeys(self._outbox)))
             self._outbox.clear()
-
-
-class Terminations:
-    """Requests that end early, on demand or at their deadlines: added by any thread, read by the generating one."""
-
-    def __init__(self) -> None:
-        self._demanded: deque[tuple[Request, Reason]] = deque()
-        self._submitted: deque[Request] = deque()
-        self._deadlines: list[tuple[float, int, Request]] = []
-        self._numbers = itertools.count()
-
-    def watch_deadline(self, request: Request) -> None:
-        """End `request` at its deadline, if it has one."""
-        if request.deadline is not None:
-            self._submitted.append(request)
-
-    def add(self, request: Request, reason: Reason) -> None:
-        """End `request` at the next iteration."""
-        self._demanded.append((request, reason))
-
-    def due(self, now: float) -> list[tuple[Request, Reason]]:
-        """The requests that end now, and why. Only the generating thread calls this."""
-        found: list[tuple[Request, Reason]] = []
-        while self._demanded:
-            found.append(self._demanded.popleft())
-        while self._submitted:
-            request = self._submitted.popleft()
-            assert request.deadline is not None
-            heapq.heappush(self._deadlines, (request.deadline, next(self._numbers), request))
-        while self._deadlines and self._deadlines[0][0] <= now:
-            late = heapq.heappop(self._deadlines)[2]
-            found.append((late, DEADLINE if late.generated else OverloadedError(_TOO_LATE)))
-        return [(request, reason) for request, reason in found if not request.is_finished]
-
-
-_TOO_LATE = "latency_ms ran out before the first token; retry later or elsewhere"
