@@ -37,6 +37,7 @@ class Request:
     response    its `GenerationResponse`, where there is one
     parts       text of the answer, piece by piece
     generated   tokens of the answer so far
+    is_submitted  whether the loop has it; set by the thread that submits it
     arrived, admitted, first_token, finished  instants on the monotonic clock, in seconds; 0 before they come
 
     The generating thread writes; others may read. `parts` and `generated` only grow, and neither changes once
@@ -45,7 +46,7 @@ class Request:
 
     __slots__ = (
         *("id", "prompt", "kept", "sampling_params", "stream", "response", "text", "limit", "deadline"),
-        *("adapter_id", "slot", "generated", "parts", "finish_reason", "error", "is_finished"),
+        *("adapter_id", "slot", "generated", "parts", "finish_reason", "error", "is_submitted", "is_finished"),
         *("arrived", "admitted", "first_token", "finished"),
     )
 
@@ -77,7 +78,7 @@ class Request:
         self.parts: list[str] = []
         self.finish_reason: str | None = None
         self.error: Exception | None = None
-        self.is_finished = False
+        self.is_submitted = self.is_finished = False
         self.admitted = self.first_token = self.finished = 0.0
 
     def finish(self, reason: Reason) -> None:
@@ -124,14 +125,18 @@ class Terminations:
             self._submitted.append(request)
 
     def add(self, request: Request, reason: Reason) -> None:
-        """End `request` at the next iteration."""
+        """End `request` at the next iteration; one that is not submitted yet, right after its submission."""
         self._demanded.append((request, reason))
 
     def due(self, now: float) -> list[tuple[Request, Reason]]:
-        """The requests that end now, and why. Only the generating thread calls this."""
+        """The requests that end now, and why; some more than once. Only the generating thread calls this."""
         found: list[tuple[Request, Reason]] = []
-        while self._demanded:
-            found.append(self._demanded.popleft())
+        for _ in range(len(self._demanded)):
+            request, reason = self._demanded.popleft()
+            if request.is_submitted:
+                found.append((request, reason))
+            elif not request.is_finished:
+                self._demanded.append((request, reason))
         while self._submitted:
             request = self._submitted.popleft()
             assert request.deadline is not None
@@ -141,7 +146,7 @@ class Terminations:
             found.append((late, DEADLINE if late.generated else OverloadedError(_TOO_LATE)))
         if len(self._deadlines) > self._most_deadlines:
             self._drop_finished()
-        return [(request, reason) for request, reason in found if not request.is_finished]
+        return found
 
     def _drop_finished(self) -> None:
         """Forget the deadlines of finished requests, which may be far away."""

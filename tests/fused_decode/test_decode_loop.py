@@ -153,6 +153,39 @@ def test_a_terminated_request_ends_by_the_next_iteration(steps: int) -> None:
     assert text_of(other) == run.runtime.text(ids("ab"), 20)
 
 
+def test_an_end_before_the_submission_waits_for_it() -> None:
+    run = Run(ToyRuntime(slots=1))
+    ended, other = run.request("abc"), run.request("de")
+    run.loop.end(ended, ABORT)
+    run.loop.step()
+    assert not run.finished, "its submission would follow the last response"
+    run.loop.submit(ended)
+    run.loop.submit(other)
+    run.until_idle()
+    assert run.finished == [ended, other]
+    assert (ended.finish_reason, ended.generated, other.generated) == (ABORT, 0, 8)
+
+
+def test_an_end_of_a_request_that_is_refused_is_forgotten() -> None:
+    run = Run(requests=1)
+    run.submit("abc")
+    refused = run.request("de")
+    run.loop.end(refused, ABORT)
+    with pytest.raises(OverloadedError):
+        run.loop.submit(refused)
+    run.until_idle()
+    assert refused not in run.finished and not run.loop._terminations._demanded
+
+
+def test_a_request_finishes_for_the_first_reason() -> None:
+    run = Run()
+    request = run.submit("abc", latency_ms=1e-6)
+    run.loop.end(request, ABORT)
+    run.loop.end(request, CancelledRequestError("gone"))
+    run.loop.step()
+    assert run.finished == [request] and (request.finish_reason, request.error) == (ABORT, None)
+
+
 def test_a_deadline_is_an_error_before_the_first_token_and_a_finish_reason_after_it() -> None:
     run = Run(ToyRuntime(slots=1))
     decodes, waits, patient = (

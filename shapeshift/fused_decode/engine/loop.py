@@ -70,13 +70,18 @@ class DecodeLoop:
         self._thread.start()
 
     def submit(self, request: Request) -> None:
-        """Queue `request` for a slot. Raises OverloadedError where the admission refuses it."""
-        self.admission.submit(request)
+        """Queue `request` for a slot. Raises OverloadedError where the admission refuses it; it is finished then."""
+        try:
+            self.admission.submit(request)
+        except Exception as error:
+            request.finish(error)
+            raise
+        request.is_submitted = True
         self._terminations.watch_deadline(request)
         self._wake.set()
 
     def end(self, request: Request, reason: Reason) -> None:
-        """End `request` early; it finishes within one iteration."""
+        """End `request` early; it finishes within one iteration, at the earliest after its submission."""
         self._terminations.add(request, reason)
         self._wake.set()
 
@@ -193,7 +198,8 @@ class DecodeLoop:
 
     def _finish_due(self, now: float) -> None:
         for request, reason in self._terminations.due(now):
-            self._finish(request, reason)
+            if not request.is_finished:
+                self._finish(request, reason)
 
     def _finish(self, request: Request, reason: Reason) -> None:
         """End `request`, whether it waits or runs."""
