@@ -54,6 +54,25 @@ def test_mixed_steps(tiny: Callable[[str], Tiny]) -> None:
     assert seen > 50
 
 
+def test_a_step_writes_only_into_the_slots_of_its_rows(tiny: Callable[[str], Tiny]) -> None:
+    """The others may hold adapters, and their memory is filled while a step runs."""
+    model = open_model(tiny("qwen3"))
+    slots = model.memory.view(SLOTS, -1)
+    assert slots.shape[1] == model.slot_elements
+    slots.fill_(float("nan"))
+    (text,) = texts(1, seed=12)
+    slots[4] = 0
+    model.forward(batch([text[:5]], [4], [0]))
+    before = model.memory.clone().view(SLOTS, -1)
+    for place in range(5, 9):
+        logits = model.forward(batch([text[place : place + 1]], [4], [place]))
+        expected = reference(tiny("qwen3"), [text[: place + 1]])[0][place]
+        assert (logits[0] - expected).abs().max() < TOLERANCE
+    others = [slot for slot in range(SLOTS) if slot != 4]
+    assert torch.equal(slots[others].isnan(), before[others].isnan()) and slots[others].isnan().all()
+    assert not torch.equal(slots[4], before[4])
+
+
 def test_a_missing_device_is_refused(tiny: Callable[[str], Tiny]) -> None:
     if torch.cuda.is_available():
         pytest.skip("there is one")

@@ -5,8 +5,11 @@ code is plain torch, and tests compare it with the other runtime on a CPU.
 
 A step in which every row is one token has fixed shapes. It computes the first slots of the cache, up to the highest
 one used, rounded up to a power of two; of each slot it reads as many places as the longest row needs, rounded up too.
-Slots without a row compute as well, at a place that belongs to no text. So one graph for each pair of bounds is
-enough. Tokens and positions are copied into its inputs, and the only wait for the GPU is for the logits.
+So one graph for each pair of bounds is enough. Tokens and positions are copied into its inputs, and the only wait for
+the GPU is for the logits.
+
+Slots without a row compute as well, but must not write: their memory may hold adapters. Each writes what a slot with a
+row writes, once more to the same place.
 """
 
 from __future__ import annotations
@@ -70,9 +73,14 @@ class GraphBounds:
 
 @dataclass(frozen=True)
 class SlotRows:
-    """The plan of a step over slots: `positions` INT64 [slots], the place of each slot's token."""
+    """The plan of a step over slots.
+
+    positions  INT64 [slots]  the place of each slot's token
+    writers    INT64 [slots]  the slot whose keys and values each slot writes: its own, or another one's without a row
+    """
 
     positions: torch.Tensor
+    writers: torch.Tensor
     bounds: GraphBounds
 
 
@@ -87,9 +95,9 @@ class SlotOperations(TorchOperations):
         positions = plan.positions[:, None]
         query = rotate(norm_heads(query, layer.query_norm, layer.eps), positions, layer)
         key = rotate(norm_heads(key, layer.key_norm, layer.eps), positions, layer)
-        rows = torch.arange(count, device=qkv.device)
-        layer.keys[rows, :, plan.positions] = key[:, 0].to(layer.keys.dtype)
-        layer.values[rows, :, plan.positions] = value[:, 0].to(layer.values.dtype)
+        writers = plan.writers
+        layer.keys[writers, :, plan.positions[writers]] = key[writers, 0].to(layer.keys.dtype)
+        layer.values[writers, :, plan.positions[writers]] = value[writers, 0].to(layer.values.dtype)
         places = torch.arange(plan.bounds.context, device=qkv.device)
         seen = places <= positions
         if layer.window:
@@ -105,8 +113,8 @@ class SlotOperations(TorchOperations):
 class _Step:
     """One step within bounds: `run` computes `logits` from `inputs`, both at fixed addresses.
 
-    host    INT64 [2, slots]  tokens and positions in memory of the CPU
-    inputs  INT64 [2, slots]  the same on the device
+    host    INT64 [3, slots]  tokens, positions and writers (see `SlotRows`) in memory of the CPU
+    inputs  INT64 [3, slots]  the same on the device
     logits  FLOAT32 [slots, vocab_size]
     """
 
@@ -145,9 +153,7 @@ class GraphedModel(DecodeModel):
         require(precision in PRECISION_BYTES, "precision", precision, f"one of {', '.join(PRECISION_BYTES)}")
         architecture, dtype = Architecture.read(checkpoint_dir), DTYPES[precision]
         files = WeightFiles(checkpoint_dir, architecture)
-        cache = KeyValueCache(
-            architecture, slots, max_length, dtype, device=device, spare=1, extra_elements=extra_elements
-        )
+        cache = KeyValueCache(architecture, slots, max_length, dtype, device=device, extra_elements=extra_elements)
         return cls(assemble(architecture, files, cache, dtype, PlainLinear), cache)
 
     def _run(self, batch: StepBatch) -> torch.Tensor:
@@ -158,27 +164,26 @@ class GraphedModel(DecodeModel):
             _bucket(int(batch.slots.max()) + 1, 1, self.slots),
             _bucket(int(batch.starts.max()) + 1, _LEAST_CONTEXT, self.max_length),
         )
+        slots = batch.slots.long()
+        host = torch.zeros(3, bounds.slots, dtype=torch.int64)
+        host[2] = slots[0]
+        host[0, slots], host[1, slots], host[2, slots] = batch.tokens, batch.starts.long(), slots
         if bounds not in self._steps:
-            self._steps[bounds] = self._prepare(bounds)
-        step, slots = self._steps[bounds], batch.slots.long()
-        self._clear(step.host)
-        step.host[0, slots], step.host[1, slots] = batch.tokens, batch.starts.long()
+            self._steps[bounds] = self._prepare(bounds, host)
+        step = self._steps[bounds]
+        step.host.copy_(host)
         step.inputs.copy_(step.host, non_blocking=True)
         step.run()
         return step.logits.cpu()[slots[batch.wanted]]
 
-    def _clear(self, inputs: torch.Tensor) -> None:
-        """Mark every slot as one without a row: it writes to the place that belongs to no text."""
-        inputs[0], inputs[1] = 0, self.max_length
-
-    def _prepare(self, bounds: GraphBounds) -> _Step:
+    def _prepare(self, bounds: GraphBounds, given: torch.Tensor) -> _Step:
+        """given: the inputs of the first step, with which the capture computes."""
         on_gpu = self._device.type == "cuda"
-        host = torch.empty(2, bounds.slots, dtype=torch.int64, pin_memory=on_gpu)
-        self._clear(host)
+        host = given.pin_memory() if on_gpu else given.clone()
         inputs = host.to(self._device, copy=True)
         logits = torch.empty(bounds.slots, self.vocab_size, device=self._device)
         last = torch.arange(bounds.slots, device=self._device)
-        plan = SlotRows(inputs[1], bounds)
+        plan = SlotRows(inputs[1], inputs[2], bounds)
 
         def compute() -> None:
             logits.copy_(self._network.forward(self._slot_operations, inputs[0], plan, last))

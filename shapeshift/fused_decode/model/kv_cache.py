@@ -17,9 +17,9 @@ def cache_bytes(architecture: Architecture, slots: int, max_length: int, precisi
 
 
 class KeyValueCache:
-    """keys and values: [layers, slots, kv_heads, max_length + spare, head_dim] each.
+    """keys and values: [layers, slots, kv_heads, max_length, head_dim] each.
 
-    A slot is contiguous: `slot_elements` elements. The last `spare` places of each slot belong to no text.
+    A slot is contiguous: `slot_elements` elements.
 
     memory: flat; slot after slot, then `extra_elements` for other uses.
     """
@@ -32,7 +32,6 @@ class KeyValueCache:
         dtype: torch.dtype,
         *,
         device: str = "cpu",
-        spare: int = 0,
         extra_elements: int = 0,
     ) -> None:
         require(slots >= 1, "slots", slots, "at least 1")
@@ -40,7 +39,7 @@ class KeyValueCache:
         require(1 <= max_length <= limit, "max_length", max_length, f"1 to max_position_embeddings ({limit})")
         self.slots = slots
         self.max_length = max_length
-        shape = (slots, 2, architecture.layers, architecture.kv_heads, max_length + spare, architecture.head_dim)
+        shape = (slots, 2, architecture.layers, architecture.kv_heads, max_length, architecture.head_dim)
         self.slot_elements = math.prod(shape[1:])
         self.memory = torch.zeros(slots * self.slot_elements + extra_elements, dtype=dtype, device=device)
         both = self.memory[: slots * self.slot_elements].view(shape)
