@@ -73,6 +73,20 @@ def test_a_step_writes_only_into_the_slots_of_its_rows(tiny: Callable[[str], Tin
     assert not torch.equal(slots[4], before[4])
 
 
+def test_what_a_slot_held_before_does_not_matter(tiny: Callable[[str], Tiny]) -> None:
+    """An adapter with NaN that was refused, or the keys of a request whose logits were not finite."""
+    model, (text,) = open_model(tiny("qwen3")), texts(1, seed=13)
+    model.memory.fill_(float("nan"))
+    expected = reference(tiny("qwen3"), [text])[0]
+    first = model.forward(batch([text[:1]], [2], [0]))
+    assert (first[0] - expected[0]).abs().max() < TOLERANCE, "a prompt of one token"
+    model.forward(batch([text[:5]], [4], [0]))
+    model.move(4, 1, 5)
+    for place in range(5, 9):
+        logits = model.forward(batch([text[place : place + 1]], [1], [place]))
+        assert (logits[0] - expected[place]).abs().max() < TOLERANCE
+
+
 def test_a_missing_device_is_refused(tiny: Callable[[str], Tiny]) -> None:
     if torch.cuda.is_available():
         pytest.skip("there is one")

@@ -160,6 +160,9 @@ def test_torch_operations_ignore_foreign_tokens(tiny: Callable[[str], Tiny], loa
     given = texts(2, seed=7)
     logits = model.forward(batch([given[0][:19], given[1][:19]], [0, 1], [0, 0]))
     assert (logits[1] - reference_logits(tiny("mistral"), given[1][:19])[-1]).abs().max() < LOGITS_TOLERANCE
+    model.forward(batch([given[1][:4]], [2], [0]))
+    logits = model.forward(batch([given[0][19:20], given[1][4:5]], [0, 2], [19, 4]))
+    assert (logits[1] - reference_logits(tiny("mistral"), given[1][:5])[-1]).abs().max() < LOGITS_TOLERANCE
 
 
 def test_the_properties_of_a_runtime(tiny: Callable[[str], Tiny], load: Callable[..., DecodeModel]) -> None:

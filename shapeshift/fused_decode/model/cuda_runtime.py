@@ -9,7 +9,8 @@ So one graph for each pair of bounds is enough. Tokens and positions are copied 
 the GPU is for the logits.
 
 Slots without a row compute as well, but must not write: their memory may hold adapters. Each writes what a slot with a
-row writes, once more to the same place.
+row writes, once more to the same place. The places behind a text are read and masked, which does not make NaN
+harmless: a slot is cleared for each text.
 """
 
 from __future__ import annotations
@@ -156,7 +157,13 @@ class GraphedModel(DecodeModel):
         cache = KeyValueCache(architecture, slots, max_length, dtype, device=device, extra_elements=extra_elements)
         return cls(assemble(architecture, files, cache, dtype, PlainLinear), cache)
 
+    def move(self, source: int, target: int, length: int) -> None:
+        self._cache.clear(target)
+        super().move(source, target, length)
+
     def _run(self, batch: StepBatch) -> torch.Tensor:
+        for slot in batch.slots[batch.starts == 0].tolist():
+            self._cache.clear(slot)
         if int(batch.lengths.max()) > 1 or batch.adapters is not None:
             moved = dataclasses.replace(batch, tokens=batch.tokens.to(self._device))
             return super()._run(moved).cpu()

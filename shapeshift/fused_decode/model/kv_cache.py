@@ -45,6 +45,11 @@ class KeyValueCache:
         both = self.memory[: slots * self.slot_elements].view(shape)
         self.keys, self.values = both[:, 0].transpose(0, 1), both[:, 1].transpose(0, 1)
 
+    def clear(self, slot: int) -> None:
+        """Set the keys and values of a slot to 0."""
+        self.keys[:, slot] = 0
+        self.values[:, slot] = 0
+
     def move(self, source: int, target: int, length: int) -> None:
         """Copy the first `length` tokens of slot `source` over those of slot `target`.
 

@@ -173,6 +173,8 @@ def _attend(query: torch.Tensor, layer: AttentionLayer, rows: _Rows) -> torch.Te
     if layer.window:
         seen &= places > rows.positions[:, :, None] - layer.window
     keys, values = (cache[rows.slots, :, : rows.context].float() for cache in (layer.keys, layer.values))
-    # The cache beyond a row's own tokens may hold NaN or infinity, and 0 times that is not 0.
-    values.masked_fill_(~seen.any(dim=1)[:, None, :, None], 0.0)
+    # The cache beyond a row's own tokens may hold NaN or infinity, and a mask does not make that 0.
+    foreign = ~seen.any(dim=1)[:, None, :, None]
+    keys.masked_fill_(foreign, 0.0)
+    values.masked_fill_(foreign, 0.0)
     return functional.scaled_dot_product_attention(query, keys, values, attn_mask=seen[:, None], enable_gqa=True)
