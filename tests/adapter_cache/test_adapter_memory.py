@@ -6,6 +6,7 @@ import random
 import threading
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -17,7 +18,7 @@ from shapeshift.adapter_cache.interfaces import AdapterInfo
 from shapeshift.adapter_cache.lora.batch import shifted
 from shapeshift.adapter_cache.lora.segmented import TorchLora
 from shapeshift.adapter_cache.memory import loader
-from shapeshift.adapter_cache.memory.adapter_table import LOADING, READY, Adapter
+from shapeshift.adapter_cache.memory.adapter_table import LOADING, READY, Adapter, AdapterTable
 from shapeshift.adapter_cache.memory.cache import AdapterCache
 from shapeshift.adapter_cache.memory.placement import Regions, Span
 from shapeshift.adapter_cache.metrics import FOR_ADAPTER, FOR_SLOT, REMOVED
@@ -305,6 +306,41 @@ def test_a_withdrawn_adapter_stays_while_requests_need_it(make_cache: Callable[.
     assert made.cache.resident_names() == []
     made.adapters.clear()
     made.cache.check_integrity()
+
+
+class Interrupted(Adapter):
+    """An adapter at whose name another thread withdraws an adapter."""
+
+    interrupt: Callable[[], None] = staticmethod(lambda: None)
+
+    @property
+    def name(self) -> str:
+        self.interrupt()
+        return self.info.name
+
+
+def test_adapters_may_be_withdrawn_while_unused_ones_are_sought() -> None:
+    table, others = AdapterTable(), [adapter(name, 32) for name in "bc"]
+    info, relative = others[0].info, others[0].relative
+    one = Interrupted(replace(info, name="a"), "a", "", others[0].source, relative, 32, verified=True)
+    for each in (one, *others):
+        table.add(each)
+    table.withdraw(one), table.withdraw(others[0])
+    changed = threading.Event()
+
+    def withdraw() -> None:
+        table.withdraw(others[1])
+        changed.set()
+
+    def interrupt() -> None:
+        one.interrupt = lambda: None
+        threading.Thread(target=withdraw).start()
+        # Where the table is locked, the other thread waits.
+        changed.wait(0.2)
+
+    one.interrupt = interrupt
+    assert table.pop_unused()[:2] == [one, others[0]]
+    assert changed.wait(30) and others[1] in table.pop_unused()
 
 
 def test_a_load_that_fails_leaves_nothing(make_cache: Callable[..., FakeLoads]) -> None:

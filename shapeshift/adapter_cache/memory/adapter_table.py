@@ -98,16 +98,19 @@ class AdapterTable:
 
     def all(self) -> list[Adapter]:
         """All adapters."""
-        return list(self.by_name.values())
+        with self._lock:
+            return list(self.by_name.values())
 
     def add(self, adapter: Adapter) -> None:
         """Requests may name `adapter` from now on."""
-        self._by_number[adapter.number] = adapter
-        self.by_name[adapter.name] = adapter
+        with self._lock:
+            self._by_number[adapter.number] = adapter
+            self.by_name[adapter.name] = adapter
 
     def withdraw(self, adapter: Adapter) -> None:
         """No further request will name `adapter`."""
-        self._withdrawn[adapter.name] = adapter, time.monotonic() + _LINGER_S
+        with self._lock:
+            self._withdrawn[adapter.name] = adapter, time.monotonic() + _LINGER_S
 
     def queued(self, name: str) -> None:
         """Count one more waiting request."""
@@ -137,8 +140,7 @@ class AdapterTable:
                 for adapter, until in self._withdrawn.values()
                 if adapter.name not in self.waiting and not adapter.users and adapter.state != LOADING
             ]
-        for adapter, until in found:
-            if time.monotonic() > until:
-                del self._withdrawn[adapter.name], self._by_number[adapter.number]
-                self.by_name.pop(adapter.name)
+            for adapter, until in found:
+                if time.monotonic() > until:
+                    del self._withdrawn[adapter.name], self._by_number[adapter.number], self.by_name[adapter.name]
         return [adapter for adapter, _ in found]
