@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
@@ -173,12 +173,20 @@ class LengthPredictor(Protocol):
     """Predicts the length of answers. Any thread may call it."""
 
     def predict(self, request: PredictionInput) -> int:
-        """Predicted tokens of the answer, 1 to `max_new_tokens`."""
+        """Predicted tokens of the answer, 1 to `max_new_tokens`; never blocks."""
         ...
+
+    def predict_later(self, request: PredictionInput, then: Callable[[int], None]) -> None:
+        """Call `then` with the prediction: at once, or soon on another thread where it takes time. Never blocks."""
+        then(self.predict(request))
 
     def learn(self, request: PredictionInput, generated: int) -> None:
         """Report that the answer had `generated` tokens."""
         ...
+
+    def close(self) -> None:
+        """End the threads, if there are any; whoever waits for a prediction gets one."""
+        return
 
 
 class Prefetcher(Protocol):

@@ -2,23 +2,32 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from shapeshift.adapter_cache.interfaces import Floats, PredictionInput
+from shapeshift.adapter_cache.interfaces import LengthPredictor, PredictionInput
 from shapeshift.adapter_cache.policy.length_prediction import Regressor
+from shapeshift.errors import OverloadedError
+from shapeshift.serving import bls
+from shapeshift.serving.call_pool import CallPool
+from shapeshift.serving.error_codes import text_of
 
 _TEXT, _EMBEDDING = "TEXT", "EMBEDDING"
+# A prediction is not worth a longer wait of the request.
+_LIMIT_S = 1.0
+_THREADS, _MOST_WAITING = 4, 256
 
 
-class EmbeddingPredictor:
-    """See `interfaces.LengthPredictor`. Each prediction calls the embedding model and waits for its response.
+class EmbeddingPredictor(LengthPredictor):
+    """See `interfaces.LengthPredictor`. `predict_later` calls the embedding model on a thread of its own.
 
-    If the call fails, the regressor predicts without an embedding. The first failure is logged.
+    If the call fails or takes too long, the regressor predicts without an embedding. The first failure is logged.
     """
 
     def __init__(self, pb_utils: Any, model: str, weights: Path, log: Callable[[str], None]) -> None:
@@ -27,29 +36,38 @@ class EmbeddingPredictor:
         self._model = model
         self._regressor = Regressor.load(weights)
         self._log: Callable[[str], None] | None = log
+        # A model that does not answer keeps as many threads as the pool has; from then on nothing waits for it.
+        self._calls = CallPool("predictor_model", _THREADS, _MOST_WAITING, max_abandoned=_THREADS)
 
     def predict(self, request: PredictionInput) -> int:
-        return self._regressor.predict(replace(request, embedding=self._embed(request.text)))
+        return self._regressor.predict(request)
+
+    def predict_later(self, request: PredictionInput, then: Callable[[int], None]) -> None:
+        call = partial(self._predict_with_embedding, request)
+        done = partial(self._predicted, request, then)
+        try:
+            self._calls.submit(self._model, call, done, time.monotonic() + _LIMIT_S)
+        except OverloadedError as error:
+            self._predicted(request, then, error)
 
     def learn(self, request: PredictionInput, generated: int) -> None:
         self._regressor.learn(request, generated)
 
-    def _embed(self, text: bytes) -> Floats | None:
-        """The embedding of `text`, [n]; None if the call fails."""
-        try:
-            call = self._pb_utils.InferenceRequest(
-                model_name=self._model,
-                requested_output_names=[_EMBEDDING],
-                inputs=[self._pb_utils.Tensor(_TEXT, np.array([[text]], dtype=object))],
-                parameters={"truncate": True},
-            )
-            response = call.exec()
-            if not response.has_error():
-                return np.array(response.output_tensors()[0].as_numpy()[0], np.float64)
-            reason = str(response.error().message())
-        except Exception as error:  # noqa: BLE001  whatever Triton raises, the request is served without an embedding
-            reason = str(error)
-        if self._log is not None:
-            self._log(f"answer lengths are predicted without embeddings of model {self._model}: {reason}")
-            self._log = None
-        return None
+    def close(self) -> None:
+        self._calls.close()
+
+    def _predict_with_embedding(self, request: PredictionInput) -> int:
+        text = np.array([[request.text]], dtype=object)
+        found = bls.call(self._pb_utils, self._model, {_TEXT: text}, [_EMBEDDING], {"truncate": True})
+        return self._regressor.predict(replace(request, embedding=found[_EMBEDDING][0].astype(np.float64)))
+
+    def _predicted(self, request: PredictionInput, then: Callable[[int], None], outcome: int | Exception) -> None:
+        if isinstance(outcome, Exception):
+            self._log_once(outcome)
+            outcome = self._regressor.predict(request)
+        then(outcome)
+
+    def _log_once(self, error: Exception) -> None:
+        log, self._log = self._log, None
+        if log is not None:
+            log(f"answer lengths are predicted without embeddings of model {self._model}: {text_of(error)}")

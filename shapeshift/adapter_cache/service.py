@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any, Protocol, cast
@@ -148,19 +149,24 @@ class AdapterService(DecodeService):
         )
         return self._scheduler
 
-    def prepare(self, request: Request, given: RequestParameters, text: bytes) -> None:
+    def prepare(self, request: Request, given: RequestParameters) -> None:
         assert isinstance(request, AdapterRequest)
-        adapter = None if given.lora_name is None else self.catalogue.find(given.lora_name)
-        if adapter is not None and adapter.error is not None:
-            raise EngineError(f"adapter {adapter.label} is unavailable: {adapter.error}")
-        request.use(adapter)
-        request.predicted_tokens = self._predictor.predict(_prediction_input(request, text))
+        request.use(None if given.lora_name is None else self.catalogue.hold(given.lora_name))
         with self._lock:
             self._live.setdefault(request.adapter or "", set()).add(request)
-            if adapter is not None:
-                self.cache.metrics.requests.add(adapter.label)
+            if request.adapter is not None:
+                self.cache.metrics.requests.add(request.label)
                 if self._prefetcher is not None:
-                    self._prefetcher.record(adapter.name, request.arrived)
+                    self._prefetcher.record(request.adapter, request.arrived)
+
+    def complete(self, request: Request, text: bytes, submit: Callable[[], None]) -> None:
+        assert isinstance(request, AdapterRequest)
+
+        def predicted(tokens: int) -> None:
+            request.predicted_tokens = tokens
+            submit()
+
+        self._predictor.predict_later(_prediction_input(request, text), predicted)
 
     def forget(self, request: Request) -> None:
         assert isinstance(request, AdapterRequest)
@@ -171,6 +177,8 @@ class AdapterService(DecodeService):
             live.discard(request)
             if not live:
                 self._live.pop(request.adapter or "", None)
+        if request.adapter is not None:
+            self.cache.table.unhold(request.adapter)
 
     def exported(self) -> list[Metric]:
         cache = self.cache
@@ -194,6 +202,7 @@ class AdapterService(DecodeService):
     def close(self) -> None:
         self._stop.set()
         self._watch.join(5.0)
+        self._predictor.close()
         self.cache.close()
 
     def _load_kernels(self, on_gpu: bool) -> LoraKernels:

@@ -95,15 +95,17 @@ class GenerateFront:
             latency_ms=given.latency_ms,
             response=response,
         )
-        self._service.prepare(request, given, parsed.text)
+        self._service.prepare(request, given)
         self._register(request)
         self._watch.add(request, sender.is_cancelled, partial(self._cancel, request))
+        self._service.complete(request, parsed.text, partial(self._submit_to_loop, request))
+
+    def _submit_to_loop(self, request: Request) -> None:
+        """Any thread calls this. A refusal is the request's last response."""
         try:
             self.loop.submit(request)
-        except Exception:
-            self._watch.remove(request)
-            self._forget(request)
-            raise
+        except Exception:  # noqa: BLE001  whatever it is, the loop has finished the request with it
+            self._deliver([request])
 
     def _stop(self, stop_id: str, triton_request: Any, sender: Any) -> None:
         """End the requests of that id; the stop request itself gets an empty text."""

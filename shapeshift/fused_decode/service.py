@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from shapeshift.fused_decode import loading
 from shapeshift.fused_decode.engine.loop import DecodeLoop
@@ -47,8 +47,15 @@ class DecodeService:
         settings = self.loaded.settings
         return FirstComeFirstServed(settings.queue_requests, settings.queue_tokens)
 
-    def prepare(self, request: Request, given: RequestParameters, text: bytes) -> None:
-        """Called with a new request of `request_type`, its parameters and its prompt. Raises ShapeshiftError."""
+    def prepare(self, request: Request, given: RequestParameters) -> None:
+        """Called with a new request of `request_type` and its parameters. Raises ShapeshiftError."""
+
+    def complete(self, request: Request, text: bytes, submit: Callable[[], None]) -> None:
+        """Find out what the admission needs to know of a prepared request, whose prompt is `text`; then call `submit`.
+
+        Never blocks: what takes time is done, and `submit` called, on another thread.
+        """
+        submit()
 
     def exported(self) -> list[Metric]:
         """Metrics beside those of the front and the loop."""
@@ -58,7 +65,7 @@ class DecodeService:
         """The loop is about to start."""
 
     def forget(self, request: Request) -> None:
-        """`request` was refused, or its last response was sent. Any thread calls this."""
+        """The last response of `request`, which was prepared, was sent. Any thread calls this."""
 
     def close(self) -> None:
         """The loop has ended."""

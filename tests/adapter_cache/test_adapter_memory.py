@@ -343,6 +343,21 @@ def test_adapters_may_be_withdrawn_while_unused_ones_are_sought() -> None:
     assert changed.wait(30) and others[1] in table.pop_unused()
 
 
+def test_an_adapter_that_a_request_names_stays_in_the_table() -> None:
+    table, one = AdapterTable(), adapter("a", 32)
+    table.add(one)
+    assert table.hold(one) and table.hold(one)
+    table.withdraw(one)
+    table.unhold("a")
+    assert table.pop_unused() == []
+    table.queued("a")
+    table.unhold("a")
+    assert table.pop_unused() == [] and table.waiting_adapters() == [one]
+    table.unqueued("a")
+    assert table.pop_unused() == [one] and table.all() == []
+    assert not table.hold(one), "its name has to be looked up again"
+
+
 def test_a_load_that_fails_leaves_nothing(make_cache: Callable[..., FakeLoads]) -> None:
     made = make_cache()
     made.add("a", 100)

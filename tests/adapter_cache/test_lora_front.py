@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 import json
+import threading
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
-from shapeshift.adapter_cache import service
+from shapeshift.adapter_cache import prompt_embedding, service
+from shapeshift.adapter_cache.policy.length_prediction import Regressor
 from shapeshift.adapter_cache.registry import store
 from shapeshift.adapter_cache.service import AdapterService
 from shapeshift.errors import InvalidInputError
 from shapeshift.fused_decode.front import GenerateFront
 from tests.adapter_cache.lora_models import Spec, make_adapter, peft_texts, save_adapter
-from tests.fakes import PbUtils, Request, TritonError
+from tests.fakes import InferenceResponse, PbUtils, Request, Tensor, TritonError
 from tests.fused_decode.fronts import answer_of, arguments, ask
 from tests.waiting import wait_for
 
@@ -341,6 +344,73 @@ def test_a_file_that_is_damaged_before_it_is_loaded(
         code, text = request.refusal()
         assert code == TritonError.INTERNAL and "large" in text
     service_of(front).cache.check_integrity()
+
+
+class EmbeddingModel:
+    """The model that embeds prompts; it answers while it is `open`."""
+
+    decoupled = False
+
+    def __init__(self) -> None:
+        self.open = threading.Event()
+        self.open.set()
+
+    def execute(self, requests: list[Request]) -> list[InferenceResponse]:
+        assert self.open.wait(30)
+        return [InferenceResponse([Tensor("EMBEDDING", np.ones((1, 2)))])]
+
+
+@pytest.fixture
+def embedding(pb_utils: PbUtils, tmp_path: Path) -> Iterator[EmbeddingModel]:
+    pb_utils.models["encode"] = made = EmbeddingModel()
+    Regressor(np.array([1.0, 2.0, 0.0, 0.0])).save(tmp_path / "weights.npy")
+    yield made
+    made.open.set()
+
+
+def test_an_embedding_model_that_does_not_answer_delays_nobody_for_long(
+    make_front: MakeFront, embedding: EmbeddingModel, peft_answers: dict[str | None, str], tmp_path: Path
+) -> None:
+    front = make_front(predictor_weights=tmp_path / "weights.npy")
+    embedding.open.clear()
+    first, stopped = asking("small"), asking("large", request_id="stopped", return_finish_reason=True)
+    others = [asking(name) for name in peft_answers]
+    stop = ask(None, stop_id="stopped")
+    executing = threading.Thread(target=front.execute, args=([first, stopped, *others, stop],), daemon=True)
+    executing.start()
+    executing.join(20)
+    assert not executing.is_alive(), "execute waits for the embedding model"
+    assert answer_of(stop) == {"text_output": ""}
+    assert answer_of(first)["text_output"] == peft_answers["small"]
+    assert answer_of(stopped)["finish_reason"] == "abort"
+    assert [answer_of(other)["text_output"] for other in others] == list(peft_answers.values())
+    assert sum("without embeddings" in line for line in front._pb_utils.Logger.lines) == 1
+
+
+def test_an_adapter_removed_while_its_request_waits_for_an_embedding(
+    make_front: MakeFront,
+    embedding: EmbeddingModel,
+    folder: Path,
+    peft_answers: dict[str | None, str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(prompt_embedding, "_LIMIT_S", 30.0)
+    front = make_front(predictor_weights=tmp_path / "weights.npy")
+    cache, before = service_of(front).cache, asking("small")
+    front.execute([before])
+    answer_of(before)
+    embedding.open.clear()
+    request = asking("small")
+    front.execute([request])
+    store.remove(folder, "small")
+    wait_for(lambda: "small" not in [one.label for one in service_of(front).catalogue.all()])
+    other = asking(None)
+    embedding.open.set()
+    front.execute([other])
+    assert answer_of(other)["text_output"] == peft_answers[None]
+    assert answer_of(request)["text_output"] == peft_answers["small"]
+    wait_for(lambda: front.loop.wake() or "small" not in [one.label for one in cache.table.all()])
 
 
 def test_an_adapter_larger_than_the_pool(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import queue
 import threading
 from pathlib import Path
 from types import SimpleNamespace
@@ -128,8 +129,18 @@ class EmbeddingModel:
         if self.embedding is None:
             raise RuntimeError("no such model")
         return SimpleNamespace(
-            has_error=lambda: False, output_tensors=lambda: [self.Tensor("EMBEDDING", self.embedding[None])]
+            has_error=lambda: False,
+            output_tensors=lambda: [
+                SimpleNamespace(name=lambda: "EMBEDDING", as_numpy=lambda: self.embedding[None])  # type: ignore[index]
+            ],
         )
+
+
+def later(predictor: EmbeddingPredictor, request: PredictionInput) -> int:
+    """The prediction, which comes on another thread."""
+    found: queue.SimpleQueue[int] = queue.SimpleQueue()
+    predictor.predict_later(request, found.put)
+    return found.get(timeout=30)
 
 
 def test_an_embedding_predictor_calls_its_model_and_logs_one_failure(tmp_path: Path) -> None:
@@ -137,12 +148,16 @@ def test_an_embedding_predictor_calls_its_model_and_logs_one_failure(tmp_path: P
     lines: list[str] = []
     model = EmbeddingModel(np.array([0.5, 1.0]))
     predictor = EmbeddingPredictor(model, "encode", tmp_path / "weights.npy", lines.append)
-    assert predictor.predict(prediction_input("a", text=b"hello")) == round(np.expm1(2.5))
+    assert later(predictor, prediction_input("a", text=b"hello")) == round(np.expm1(2.5))
     assert model.texts == [b"hello"] and lines == []
     model.embedding = None
     predictor.learn(prediction_input("a"), 7)
-    assert [predictor.predict(prediction_input("a")) for _ in range(2)] == [7, 7]
+    assert [later(predictor, prediction_input("a")) for _ in range(2)] == [7, 7]
     assert lines == ["answer lengths are predicted without embeddings of model encode: no such model"]
+    model.embedding = np.ones(3)
+    assert later(predictor, prediction_input("a")) == 7, "an embedding of another width"
+    predictor.close()
+    assert later(predictor, prediction_input("a")) == 7
 
 
 @pytest.mark.parametrize("accuracy", [1.0, 0.8, 0.6])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import threading
-import time
+from collections import Counter
 from dataclasses import dataclass, field
 
 import torch
@@ -15,8 +15,6 @@ from shapeshift.adapter_cache.registry.peft import PeftAdapter
 from shapeshift.fused_decode.model.architecture import Architecture
 
 ABSENT, LOADING, READY = range(3)
-_LINGER_S = 5.0
-"""Seconds that a withdrawn adapter stays in the table, for requests that have just resolved its name."""
 _numbers = itertools.count()
 
 
@@ -86,7 +84,8 @@ class AdapterTable:
         self.by_name: dict[str, Adapter] = {}
         self.waiting: dict[str, int] = {}
         self._by_number: dict[int, Adapter] = {}
-        self._withdrawn: dict[str, tuple[Adapter, float]] = {}
+        self._withdrawn: dict[str, Adapter] = {}
+        self._holds: Counter[str] = Counter()
         self._lock = threading.Lock()
 
     def __getitem__(self, name: str) -> Adapter:
@@ -110,7 +109,22 @@ class AdapterTable:
     def withdraw(self, adapter: Adapter) -> None:
         """No further request will name `adapter`."""
         with self._lock:
-            self._withdrawn[adapter.name] = adapter, time.monotonic() + _LINGER_S
+            self._withdrawn[adapter.name] = adapter
+
+    def hold(self, adapter: Adapter) -> bool:
+        """Keep `adapter` in the table until `unhold`, for one request; False where it has left the table."""
+        with self._lock:
+            if adapter.name not in self.by_name:
+                return False
+            self._holds[adapter.name] += 1
+            return True
+
+    def unhold(self, name: str) -> None:
+        """Take one `hold` back."""
+        with self._lock:
+            self._holds[name] -= 1
+            if not self._holds[name]:
+                del self._holds[name]
 
     def queued(self, name: str) -> None:
         """Count one more waiting request."""
@@ -130,17 +144,16 @@ class AdapterTable:
             return [self.by_name[name] for name in self.waiting]
 
     def pop_unused(self) -> list[Adapter]:
-        """The withdrawn adapters that no request uses or waits for and that are not loading; generating thread.
+        """The withdrawn adapters that no request names, uses or waits for and that are not loading; generating thread.
 
-        The caller evicts them. Those withdrawn some seconds ago also leave the table.
+        They leave the table, and the caller evicts them.
         """
         with self._lock:
-            found = [
-                (adapter, until)
-                for adapter, until in self._withdrawn.values()
-                if adapter.name not in self.waiting and not adapter.users and adapter.state != LOADING
-            ]
-            for adapter, until in found:
-                if time.monotonic() > until:
-                    del self._withdrawn[adapter.name], self._by_number[adapter.number], self.by_name[adapter.name]
-        return [adapter for adapter, _ in found]
+            found = [adapter for adapter in self._withdrawn.values() if self._is_unused(adapter)]
+            for adapter in found:
+                del self._withdrawn[adapter.name], self._by_number[adapter.number], self.by_name[adapter.name]
+        return found
+
+    def _is_unused(self, adapter: Adapter) -> bool:
+        is_named = adapter.name in self._holds or adapter.name in self.waiting
+        return not is_named and not adapter.users and adapter.state != LOADING

@@ -18,7 +18,7 @@ MEMORY = 50
 MAX_ADAPTERS = 4096
 
 
-class RunningMean:
+class RunningMean(LengthPredictor):
     """The mean length of an adapter's recent answers; for a new adapter, the mean over all adapters.
 
     Before any answer: `max_new_tokens`.
@@ -50,7 +50,7 @@ class RunningMean:
         return count, state[1] + (value - state[1]) / count
 
 
-class Regressor:
+class Regressor(LengthPredictor):
     """Ridge regression of the logarithm of the answer's length over the embedding and length of the prompt.
 
     `fallback` predicts for requests without an embedding, and learns from all requests.
@@ -101,7 +101,7 @@ class Regressor:
         self._fallback.learn(request, generated)
 
 
-class Oracle:
+class Oracle(LengthPredictor):
     """For experiments: the actual length for a share `accuracy` of the requests, a random one for the others.
 
     The logarithm of a random length is uniform.

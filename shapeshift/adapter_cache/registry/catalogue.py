@@ -11,7 +11,7 @@ from shapeshift.adapter_cache.memory.adapter_table import Adapter, make_adapter
 from shapeshift.adapter_cache.memory.cache import AdapterCache
 from shapeshift.adapter_cache.registry import peft, store
 from shapeshift.adapter_cache.registry.peft import BaseModel
-from shapeshift.errors import InvalidInputError, ShapeshiftError
+from shapeshift.errors import EngineError, InvalidInputError, ShapeshiftError
 from shapeshift.registry import FILE, FolderWatch
 from shapeshift.serving.model_args import Log
 
@@ -20,7 +20,7 @@ _READ_ERRORS = (ShapeshiftError, SafetensorError, OSError)
 
 
 class Catalogue:
-    """The adapters by the name that requests use. One thread calls `refresh`, any thread `find`.
+    """The adapters by the name that requests use. One thread calls `refresh`, any thread the rest.
 
     A changed entry is checked completely, down to the weights, before requests may name it; the others are served
     meanwhile. A refused entry changes nothing: its name keeps its old adapter.
@@ -62,6 +62,19 @@ class Catalogue:
             raise store.unknown_adapter(name, list(self._adapters), "lora_name")
         return found
 
+    def hold(self, name: str) -> Adapter:
+        """The adapter of `name`, for a request; it stays in the cache's table until `unhold` there.
+
+        Raises NotFoundError as `find`, EngineError for an adapter that cannot be loaded.
+        """
+        # An adapter that has left the table is no longer found.
+        while not self._cache.table.hold(adapter := self.find(name)):
+            continue
+        if adapter.error is not None:
+            self._cache.table.unhold(adapter.name)
+            raise EngineError(f"adapter {adapter.label} is unavailable: {adapter.error}")
+        return adapter
+
     def refresh(self, first: bool = False) -> bool:
         """Apply a change of the registry; whether there was one. Never raises.
 
@@ -95,11 +108,12 @@ class Catalogue:
                 self._cache.table.add(adapter)
         replaced = [adapter for name, adapter in self._adapters.items() if adapters.get(name) is not adapter]
         self._adapters = adapters
-        for adapter in replaced:
-            self._cache.table.withdraw(adapter)
         self._refused = {name: entry for name, entry in self._refused.items() if entries.get(name) == entry}
         registered = adapters.keys() - self._fixed.keys()
         self._pin([adapters[name] for name, entry in sorted(entries.items()) if entry.pinned and name in registered])
+        # Last: an adapter that has left the table must be neither found nor pinned.
+        for adapter in replaced:
+            self._cache.table.withdraw(adapter)
 
     def _read(self, name: str, entry: store.Entry, first: bool) -> Adapter | None:
         try:
