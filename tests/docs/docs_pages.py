@@ -7,21 +7,31 @@ from dataclasses import dataclass
 from pathlib import Path
 
 PROJECT = Path(__file__).resolve().parents[2]
-PAGES = sorted([PROJECT / "README.md", *PROJECT.glob("docs/*.md"), *PROJECT.glob("docker/*.md")])
+PAGES = sorted(
+    path for folder in (".", "docs", "docker", "client/ensemble") for path in (PROJECT / folder).glob("*.md")
+)
 
-_FENCE = re.compile(r"^( *)```(\w*)\n(.*?)^\1```$", re.MULTILINE | re.DOTALL)
+TECHNIQUES = ("polymorph", "token_adapt", "fused_decode", "adapter_cache", "cascade")
+
+# A block that no test runs has a comment before it: <!-- not run: the reason -->
+_FENCE = re.compile(r"(?:^ *<!-- not run: (.+?) -->\n)?^( *)```(\w*)\n(.*?)^\2```$", re.MULTILINE | re.DOTALL)
 _HEADING = re.compile(r"^#+ (.+)$", re.MULTILINE)
 _LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
 
 
 @dataclass(frozen=True)
 class Block:
-    """A fenced block: its page, line, language and text without the indentation."""
+    """A fenced block: its page, line, heading above it, language and text without the indentation.
+
+    not_run: why no test runs it; empty for one that a test runs or reads.
+    """
 
     page: Path
     line: int
+    heading: str
     language: str
     text: str
+    not_run: str = ""
 
     def __str__(self) -> str:
         return f"{self.page.name}:{self.line}"
@@ -32,9 +42,16 @@ def blocks(page: Path, *languages: str) -> list[Block]:
     content = page.read_text()
     found = []
     for match in _FENCE.finditer(content):
-        text = re.sub(rf"^{match[1]}", "", match[3], flags=re.MULTILINE)
-        found.append(Block(page, content[: match.start()].count("\n") + 1, match[2], text))
+        reason, indentation, language, text = match.groups(default="")
+        text = re.sub(rf"^{indentation}", "", text, flags=re.MULTILINE)
+        above = [heading[1] for heading in _HEADING.finditer(_FENCE.sub(_blank, content[: match.start()]))]
+        line = content[: match.start(3)].count("\n") + 1
+        found.append(Block(page, line, above[-1] if above else "", language, text, reason))
     return [block for block in found if not languages or block.language in languages]
+
+
+def _blank(match: re.Match[str]) -> str:
+    return "\n" * match[0].count("\n")
 
 
 def prose(page: Path) -> str:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from tests.docs.docs_pages import PROJECT
 
+_KINDS = {"Counter": "counter", "Counters": "counter", "Gauge": "gauge", "Histogram": "histogram", "Info": "gauge"}
 PACKAGES = ("shapeshift", "build_engines", "backends", "client", "bench")
 
 
@@ -49,16 +50,49 @@ def texts(path: Path) -> Iterator[str]:
             yield node.value
 
 
-def metric_names() -> set[str]:
-    """The names that the code's counters, gauges and histograms are exported under."""
-    found: set[str] = set()
+def declared_metrics() -> dict[str, tuple[str, tuple[str, ...]]]:
+    """The code's metrics by exported name: their kind, and their labels beside `model` and `pid`."""
+    found: dict[str, tuple[str, tuple[str, ...]]] = {}
     for path in modules("shapeshift").values():
-        for node in ast.walk(ast.parse(path.read_text())):
+        tree = ast.parse(path.read_text())
+        for node in ast.walk(tree):
             if not (isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.args):
                 continue
-            name = node.args[0]
-            if node.func.id in ("Counter", "Counters", "Gauge", "Histogram", "Info") and isinstance(name, ast.Constant):
-                assert isinstance(name.value, str)
-                endings = ("_bucket", "_sum", "_count") if node.func.id == "Histogram" else ("",)
-                found |= {f"shapeshift_{name.value}{ending}" for ending in endings}
+            kind, name = _KINDS.get(node.func.id), node.args[0]
+            if kind is not None and isinstance(name, ast.Constant):
+                found[f"shapeshift_{name.value}"] = kind, tuple(_labels(node, tree))
     return found
+
+
+def exported_names() -> set[str]:
+    """The names of the series on the metrics page: a histogram has three."""
+    endings = {"histogram": ("_bucket", "_sum", "_count")}
+    return {name + ending for name, (kind, _) in declared_metrics().items() for ending in endings.get(kind, ("",))}
+
+
+def _labels(call: ast.Call, tree: ast.Module) -> list[str]:
+    """The labels of one metric: a dictionary, a variable that is one, or what `Counters` and `Info` make of theirs."""
+    kind = call.func.id if isinstance(call.func, ast.Name) else ""
+    if kind == "Histogram":
+        return ["le"]
+    if kind == "Counters":
+        return [node.value for node in call.args[2:3] if isinstance(node, ast.Constant)]
+    if kind == "Info":
+        called = {node.id for node in ast.walk(call) if isinstance(node, ast.Name)}
+        functions = [node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name in called]
+        return [key for function in functions for node in ast.walk(function) for key in _keys(node)]
+    given = [*call.args[1:], *(keyword.value for keyword in call.keywords)]
+    for node in given:
+        if keys := _keys(node):
+            return keys
+        if isinstance(node, ast.Name):
+            for other in ast.walk(tree):
+                if isinstance(other, ast.Assign) and ast.unparse(other.targets[0]) == node.id and _keys(other.value):
+                    return _keys(other.value)
+    return []
+
+
+def _keys(node: ast.AST) -> list[str]:
+    """The keys of a dictionary of constant keys; none for anything else."""
+    keys = node.keys if isinstance(node, ast.Dict) else []
+    return [str(key.value) for key in keys if isinstance(key, ast.Constant)]

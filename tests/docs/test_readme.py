@@ -1,15 +1,9 @@
-"""The README's and the documentation's commands, run as they stand, and their facts, held against the code."""
+"""The facts of the README and the pages, held against the code. test_commands.py runs their commands."""
 
 from __future__ import annotations
 
 import dataclasses
-import json
 import re
-import subprocess
-import sys
-import time
-import urllib.request
-from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -33,16 +27,14 @@ from shapeshift.serving import error_codes, parameters
 from shapeshift.token_adapt import front as image_front
 from shapeshift.token_adapt.settings import EmulatedSettings, TokenAdaptSettings
 from shapeshift.triton import keys, model_config
-from shapeshift.triton.embedded.server import TritonServer
-from tests.docs.docs_pages import PAGES, PROJECT, Block, anchors, blocks, code, links, prose, table
-from tests.docs.docs_sources import metric_names, modules, texts
+from tests.docs.docs_pages import PAGES, PROJECT, TECHNIQUES, anchors, blocks, code, links, prose, table
+from tests.docs.docs_sources import modules, texts
 from tests.fakes import PbUtils
 
 README, DOCS = PROJECT / "README.md", PROJECT / "docs"
 POLYMORPH, TOKEN_ADAPT, FUSED_DECODE, ADAPTER_CACHE, CASCADE, SERVING = (
     DOCS / f"{name}.md" for name in ("polymorph", "token_adapt", "fused_decode", "adapter_cache", "cascade", "serving")
 )
-BUILD = PROJECT / "build"
 # The front models, and the page that says how each is called.
 FRONTS = {
     "encode": README,
@@ -53,82 +45,6 @@ FRONTS = {
     "generate_lora_unary": ADAPTER_CACHE,
     "classify_text": CASCADE,
 }
-Run = Callable[[Block], str]
-
-
-@pytest.fixture(scope="module")
-def server(
-    make_server: Callable[..., TritonServer], tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[TritonServer]:
-    """A server with the models that the pages ask."""
-    for file in (BUILD / "repository" / model / "config.pbtxt" for model in FRONTS):
-        if not file.is_file():
-            pytest.skip(f"no {file}: run `make engines`")
-    models = (*FRONTS, "classify_text_large")
-    with make_server((BUILD / "repository",), models, tmp_path_factory.mktemp("run")) as running:
-        yield running.wait_ready(timeout_s=120)
-
-
-@pytest.fixture
-def run(server: TritonServer) -> Run:
-    """A function that runs a block against the server and returns what it writes to standard output."""
-    settings = server.settings
-    replacements = {
-        "localhost:8000": server.http_url,
-        "localhost:8001": server.grpc_url,
-        "localhost:8002": f"{settings.reachable}:{settings.metrics_port}",
-        "build/run": str(settings.run_directory),
-    }
-
-    def execute(block: Block) -> str:
-        text = block.text
-        for default, actual in replacements.items():
-            text = text.replace(default, actual)
-        return execute_text(text, block)
-
-    return execute
-
-
-def execute_text(text: str, block: Block) -> str:
-    if block.language == "python":
-        command = [sys.executable, "-c", text]
-    else:
-        # The pages name this project's own environment; the tests run in one that may lie elsewhere.
-        text = text.replace(".venv/bin/", f"{Path(sys.executable).parent}/")
-        text = re.sub(r"^make\b", "make --dry-run", text, flags=re.MULTILINE)
-        command = ["bash", "-euo", "pipefail", "-c", text]
-    done = subprocess.run(command, cwd=PROJECT, capture_output=True, text=True, timeout=120, check=False)
-    assert done.returncode == 0, f"{block}: {text}\n{done.stdout}{done.stderr}"
-    return done.stdout
-
-
-def commands(*languages: str) -> list[Block]:
-    return [block for page in PAGES for block in blocks(page, *languages)]
-
-
-def needs_server(block: Block) -> bool:
-    return block.language == "python" or re.search(r"localhost|client/", block.text) is not None
-
-
-WITH_SERVER = [block for block in commands("sh", "python") if needs_server(block)]
-WITHOUT_SERVER = [block for block in commands("sh", "python") if not needs_server(block)]
-
-
-@pytest.mark.server
-@pytest.mark.parametrize("block", WITH_SERVER, ids=str)
-def test_commands_that_call_the_server(block: Block, run: Run) -> None:
-    assert run(block).strip(), f"{block} says nothing"
-
-
-@pytest.mark.parametrize("block", WITHOUT_SERVER, ids=str)
-def test_other_commands(block: Block) -> None:
-    assert execute_text(block.text, block).strip(), f"{block} says nothing"
-
-
-@pytest.mark.parametrize("block", blocks(DOCS / "policies.md", "json"), ids=str)
-def test_policies_answer_as_written(block: Block) -> None:
-    asked = [other for other in blocks(block.page, "sh") if other.line < block.line][-1]
-    assert json.loads(execute_text(asked.text, asked)) == json.loads(block.text)
 
 
 def test_every_policy_is_explained() -> None:
@@ -150,6 +66,17 @@ def test_pages_repeat_what_serve_prints() -> None:
         assert grpc in shown
 
 
+def test_techniques_are_explained_in_the_same_order() -> None:
+    order = ["Quick start", "Your own model", "Inputs and outputs", "Parameters", "Metrics", "How it works", "Measured"]
+    for name in TECHNIQUES:
+        assert re.findall(r"^## (.+)$", prose(DOCS / f"{name}.md"), re.MULTILINE) == [*order, "Limits"]
+
+
+def test_readme_lists_every_page() -> None:
+    listed = {(PROJECT / link.partition("#")[0]).resolve() for link in links(README)}
+    assert {page for page in PAGES if page.parent in (DOCS, PROJECT) and page != README} <= listed
+
+
 def test_make_targets_exist() -> None:
     makefile = (PROJECT / "Makefile").read_text()
     targets = set(re.search(r"^\.PHONY: (.+)$", makefile, re.MULTILINE)[1].split())  # type: ignore[index]
@@ -157,9 +84,9 @@ def test_make_targets_exist() -> None:
     for page in PAGES:
         named = {word for span in re.findall(r"`make ([^`]+)`", prose(page)) for word in re.findall(r"^[a-z]+", span)}
         assert named <= targets, f"{page.name}: {named - targets}"
-    for block in commands("sh", "console"):
-        named = set(re.findall(r"^(?:\$ )?make ([a-z]+)", block.text, re.MULTILINE))
-        assert named <= targets, f"{block}: {named - targets}"
+        for block in blocks(page, "sh"):
+            named = set(re.findall(r"^make ([a-z]+)", block.text, re.MULTILINE))
+            assert named <= targets, f"{block}: {named - targets}"
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(PROJECT)))
@@ -261,35 +188,6 @@ def test_restricted_interfaces_are_those_of_the_code() -> None:
     rows = table(SERVING, "The key, and what is restricted")
     documented = [name for row in rows for name in re.findall(r"`([^`]+)`", row[0])]
     assert documented == keys.RESTRICTED.split(",")
-
-
-METRICS = (POLYMORPH, TOKEN_ADAPT, FUSED_DECODE, ADAPTER_CACHE, CASCADE)
-DOCUMENTED_METRICS = {code(row[0]) for page in METRICS for row in table(page, "Metrics")}
-
-
-def test_metrics_are_those_of_the_code() -> None:
-    assert metric_names() == DOCUMENTED_METRICS
-
-
-@pytest.mark.server
-def test_metrics_are_those_of_the_server(server: TritonServer) -> None:
-    # `encode` has no workers: what the page says of routers alone is not there.
-    of_routers = {code(row[0]) for row in table(POLYMORPH, "Metrics") if row[2].startswith("router: ")}
-    assert len(of_routers) > 4
-    of_adapters = table(ADAPTER_CACHE, "Metrics")
-    later = {code(row[0]) for row in of_adapters if row[2].startswith("once ")}
-    # `generate_lora` serves in order of arrival.
-    of_queues = {code(row[0]) for row in of_adapters if row[2].startswith("`chameleon`: ")}
-    assert later and of_queues
-    wanted = DOCUMENTED_METRICS - of_routers - of_queues
-    exported: set[str] = set()
-    end = time.monotonic() + 30
-    # A front exports once a second, one metric after the other.
-    while exported | later != wanted and time.monotonic() < end:
-        time.sleep(0.2)
-        with urllib.request.urlopen(server.metrics_url, timeout=5) as answer:
-            exported = set(re.findall(r"^(shapeshift_\w+)", answer.read().decode(), re.MULTILINE))
-    assert exported | later == wanted
 
 
 def test_messages_are_those_of_the_code() -> None:

@@ -1,0 +1,206 @@
+"""The commands and snippets of the pages, run as they stand, in a copy of the project and against one server."""
+
+from __future__ import annotations
+
+import configparser
+import json
+import os
+import re
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import yaml
+from project_copy import MODELS, copy_project, own_files
+
+from shapeshift.triton.embedded.server import TritonServer
+from tests.docs.docs_pages import PAGES, PROJECT, TECHNIQUES, Block, blocks, code, table
+from tests.docs.docs_sources import declared_metrics, exported_names
+
+DOCS = PROJECT / "docs"
+OWN_MODEL = "Your own model"
+SERVED = ("encode", "classify_image", "generate", "generate_unary", "generate_lora", "generate_lora_unary")
+SERVED = (*SERVED, "classify_text", "classify_text_large")
+# Languages whose blocks are commands; blocks that tests read; output, which nothing reads.
+COMMANDS, READ, OUTPUT = ("sh", "python"), ("json", "yaml", "pbtxt", "ini"), ("text",)
+BLOCKS = [block for page in PAGES for block in blocks(page)]
+RUN = [block for block in BLOCKS if block.language in COMMANDS and not block.not_run and block.heading != OWN_MODEL]
+Run = Callable[[Block], str]
+
+
+def needs_server(block: Block) -> bool:
+    return block.language == "python" or re.search(r"localhost|client/|shapeshift status", block.text) is not None
+
+
+@pytest.fixture(scope="module")
+def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return copy_project(tmp_path_factory.mktemp("project"))
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return own_files(tmp_path_factory.mktemp("models"))
+
+
+@pytest.fixture(scope="module")
+def server(make_server: Callable[..., TritonServer], project: Path) -> Iterator[TritonServer]:
+    """A server with the models that the pages call."""
+    for file in (project / "build" / "repository" / model / "config.pbtxt" for model in SERVED):
+        if not file.is_file():
+            pytest.skip(f"no {file}: run `make engines`")
+    with make_server((project / "build" / "repository",), SERVED, project / "build" / "run") as running:
+        yield running.wait_ready(timeout_s=120)
+
+
+@pytest.fixture
+def run(server: TritonServer, project: Path) -> Run:
+    """A function that runs a block against the server and returns what it writes to standard output."""
+    return lambda block: execute(_addressed(block.text, server), block, project)
+
+
+def _addressed(text: str, server: TritonServer) -> str:
+    settings = server.settings
+    actual = (server.http_url, server.grpc_url, f"{settings.reachable}:{settings.metrics_port}")
+    for port, address in zip((8000, 8001, 8002), actual, strict=True):
+        text = text.replace(f"localhost:{port}", address)
+    return text
+
+
+def execute(text: str, block: Block, folder: Path, **environment: str) -> str:
+    """Run the text of a block in `folder`; returns standard output. The test fails where the status is not 0."""
+    if block.language == "python":
+        command = [sys.executable, "-c", text]
+    else:
+        # The pages name this project's own environment; the tests run in one that may lie elsewhere.
+        text = re.sub(r"(?<![\w/])\.venv/bin/", f"{Path(sys.executable).parent}/", text)
+        text = re.sub(r"^make\b", "make --dry-run", text, flags=re.MULTILINE)
+        command = ["bash", "-euo", "pipefail", "-c", text]
+    done = subprocess.run(
+        command, cwd=folder, env={**os.environ, **environment}, capture_output=True, text=True, timeout=240, check=False
+    )
+    assert done.returncode == 0, f"{block}: {text}\n{done.stdout}{done.stderr}"
+    return done.stdout
+
+
+@pytest.mark.parametrize("block", BLOCKS, ids=str)
+def test_every_block_is_run_or_says_why_not(block: Block) -> None:
+    assert block.language in (*COMMANDS, *READ, *OUTPUT), f"{block}: no test knows `{block.language}`"
+    if block.language in OUTPUT:
+        assert not re.search(r"^\$ ", block.text, re.MULTILINE), f"{block} has a command: make it a block of its own"
+    assert not (block.not_run and block.language not in COMMANDS), f"{block} is not a command"
+
+
+@pytest.mark.server
+@pytest.mark.parametrize("block", [block for block in RUN if needs_server(block)], ids=str)
+def test_commands_that_call_the_server(block: Block, run: Run) -> None:
+    assert run(block).strip(), f"{block} says nothing"
+
+
+@pytest.mark.parametrize("block", [block for block in RUN if not needs_server(block)], ids=str)
+def test_other_commands(block: Block, project: Path) -> None:
+    assert execute(block.text, block, project).strip(), f"{block} says nothing"
+
+
+@pytest.mark.server
+@pytest.mark.parametrize("technique", TECHNIQUES)
+def test_own_models_are_built_and_answer(technique: str, server: TritonServer, project: Path, models: Path) -> None:
+    # `make` without its set-up, which the tests have done; `make serve` loads into the server that is there.
+    shapeshift = f"{Path(sys.executable).parent}/shapeshift"
+    said = ""
+    for block in blocks(DOCS / f"{technique}.md"):
+        if block.heading != OWN_MODEL or block.not_run:
+            continue
+        text = _addressed(block.text, server).replace(MODELS, f"{models}/")
+        text = re.sub(
+            r"^make engines MODELS=(\S+)",
+            lambda found: f"{shapeshift} engines {found[1].replace(',', ' ')}",
+            text,
+            flags=re.M,
+        )
+        external = f"{shapeshift} serve --external {server.grpc_url} --models"
+        text = re.sub(r"^make serve MODELS=(\S+)", rf"{external} \1", text, flags=re.MULTILINE)
+        assert not re.search(r"^make\b", text, re.MULTILINE), block
+        said = execute(text, block, project, SHAPESHIFT_KEY=server.key)
+    assert said.strip(), f"{technique}: the last block calls the model"
+
+
+@pytest.mark.parametrize("block", blocks(DOCS / "policies.md", "json"), ids=str)
+def test_policies_answer_as_written(block: Block, project: Path) -> None:
+    asked = [other for other in blocks(block.page, "sh") if other.line < block.line][-1]
+    assert json.loads(execute(asked.text, asked, project)) == json.loads(block.text)
+
+
+@pytest.mark.parametrize("block", [block for block in BLOCKS if block.language == "yaml"], ids=str)
+def test_yaml_can_be_read(block: Block) -> None:
+    assert yaml.safe_load(block.text)
+
+
+def test_unit_files_run_commands_that_exist() -> None:
+    from shapeshift.cli import serve
+
+    found = [block for block in BLOCKS if block.language == "ini"]
+    assert found
+    for block in found:
+        unit = configparser.ConfigParser(strict=False, interpolation=None)
+        unit.optionxform = str  # type: ignore[assignment,method-assign]
+        unit.read_string(block.text)
+        program, command, *options = unit["Service"]["ExecStart"].split()
+        assert (Path(program).name, command) == ("shapeshift", "serve")
+        parser = serve.argparse.ArgumentParser()
+        serve.add_arguments(parser)
+        parser.parse_args(options)
+
+
+METRICS = DOCS / "observability.md"
+EVERY_METRIC = table(METRICS, "Metrics")
+NO_METRICS = {"shapeshift_key"}
+
+
+def test_metrics_are_those_of_the_code() -> None:
+    documented = {
+        code(name): (kind, tuple(re.findall(r"`([^`]+)`", labels))) for name, kind, labels, *_ in EVERY_METRIC
+    }
+    assert documented == declared_metrics()
+
+
+def test_units_are_those_of_the_names() -> None:
+    for name, kind, _, unit, *_ in EVERY_METRIC:
+        stem = code(name).removesuffix("_total")
+        for ending, stated in (("_ms", "ms"), ("_bytes", "bytes"), ("_tokens", "tokens"), ("_drift", "ratio")):
+            assert not stem.endswith(ending) or unit == stated, name
+        assert unit and (kind in ("counter", "histogram")) >= code(name).endswith("_total"), name
+
+
+def test_pages_and_rules_name_metrics_that_exist() -> None:
+    known = exported_names() | set(declared_metrics())
+    for page in PAGES:
+        if page.name == "renames.md":
+            continue
+        named = set(re.findall(r"\bshapeshift_[a-z_]+[a-z]\b(?!\*)", page.read_text()))
+        named = {name for name in named if not any(other.startswith(f"{name}_") for other in known)} - {
+            "shapeshift_key"
+        }
+        assert named <= known | NO_METRICS, f"{page.name}: {named - known}"
+
+
+@pytest.mark.server
+def test_metrics_are_those_of_the_server(server: TritonServer) -> None:
+    # `encode` has no workers, `generate_lora` serves in order of arrival, some series begin with the first event.
+    absent = {code(row[0]) for row in EVERY_METRIC if re.search(r"router|`chameleon`|from the first", row[4])}
+    assert len(absent) > 8
+    wanted, found = set(declared_metrics()) - absent, set()
+    end = time.monotonic() + 30
+    # A front exports once a second, one metric after the other.
+    while not wanted <= found and time.monotonic() < end:
+        time.sleep(0.2)
+        with urllib.request.urlopen(server.metrics_url, timeout=5) as answer:
+            page = answer.read().decode()
+        found = {re.sub(r"_(bucket|sum|count)$", "", name) for name in re.findall(r"^(shapeshift_\w+)", page, re.M)}
+    assert wanted <= found
+    assert found <= set(declared_metrics())
+    named = set(re.findall(r"\bnv_\w+", METRICS.read_text()))
+    assert named <= set(re.findall(r"^(nv_\w+)", page, re.MULTILINE))
