@@ -43,7 +43,7 @@ def measure(
 ) -> ClosedLoopResult:
     """Send `count` texts (in turn) from `concurrency` closed loops over gRPC, after a warm-up of a tenth.
 
-    perf_analyzer sometimes sleeps for ever after all its requests are answered (seen on a busy machine). A run that
+    perf_analyzer sometimes sleeps forever after all its requests are answered (seen on a busy machine). A run that
     takes longer than `timeout_s`, if given, is ended and repeated, at most twice. Raises NotFoundError if perf_analyzer
     is not unpacked, ShapeshiftError with its output if it fails.
     """

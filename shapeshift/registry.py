@@ -48,7 +48,7 @@ class Registry:
         return self.folder / FILE
 
     def read(self) -> Content:
-        """What the file says. Raises InvalidInputError for a file that is no registry, naming the entry at fault."""
+        """The content of the file. Raises InvalidInputError, naming the invalid entry, if it is no registry."""
         try:
             data = json.loads(self.file.read_text(encoding="utf-8"))
         except FileNotFoundError:
@@ -65,7 +65,7 @@ class Registry:
 
     @contextlib.contextmanager
     def changing(self) -> Iterator[Content]:
-        """What the file says, for one process at a time; written back whole unless an error is raised."""
+        """The content of the file, for one process at a time; written back as a whole unless an error is raised."""
         with files.exclusive_lock(self.folder / _LOCK):
             content = self.read()
             yield content

@@ -10,7 +10,7 @@ from shapeshift.token_adapt.model.manifest import ImageManifest
 
 
 def of_texts(name: str, result: Manifest, folder: Path, built: bool, placement: Placement) -> str:
-    """The table of a text model's engines. folder: where they lie; built: False where they were up to date."""
+    """The table of a text model's engines. folder: that holds them; built: False where they were up to date."""
     lines = [_headline(name, result, folder, built)]
     if result.note:
         lines.append(result.note)

@@ -55,7 +55,7 @@ class FirstLevel:
         def finished(request: TextRequest) -> None:
             try:
                 result: LevelResult | Exception = request.error or _result(request, encoded)
-            except Exception as error:  # noqa: BLE001  the engine thread must go on
+            except Exception as error:  # noqa: BLE001  the engine thread must continue
                 result = error
             done(result)
 

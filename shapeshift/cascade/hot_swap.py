@@ -29,7 +29,7 @@ class HotSwap:
     """Checks the registry once a second; a new candidate serves as soon as all its later levels answer.
 
     open_service(serving) makes the service of a candidate. Where it raises, or the registry is broken, the current
-    candidate goes on serving; a metric and the log report the error.
+    candidate keeps serving; a metric and the log report the error.
     """
 
     def __init__(
@@ -85,10 +85,10 @@ class HotSwap:
             if self._watch.has_changed():
                 try:
                     self._swap()
-                except Exception as error:  # noqa: BLE001  the current candidate goes on serving
+                except Exception as error:  # noqa: BLE001  the current candidate keeps serving
                     self._metrics.count_failed_swap()
                     name = self.current.candidate.name
-                    self._log(f"{self._folder}: the change is not applied, candidate {name} goes on serving: {error}")
+                    self._log(f"{self._folder}: the change is not applied, candidate {name} keeps serving: {error}")
 
     def _swap(self) -> None:
         serving = self._find()

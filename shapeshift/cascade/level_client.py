@@ -52,7 +52,7 @@ class _Backoff:
 
 
 class LevelClient:
-    """Calls models from threads of its own; any thread may call `submit`."""
+    """Calls models on its own threads; any thread may call `submit`."""
 
     def __init__(self, pb_utils: Any, own: CascadeSettings) -> None:
         self._pb_utils = pb_utils

@@ -137,7 +137,7 @@ class CascadeService:
                 self._fall_back(request, rows, result)
             else:
                 self._step(request, rows, level, result)
-        except Exception as error:  # noqa: BLE001  the thread that ran the level must go on
+        except Exception as error:  # noqa: BLE001  the thread that ran the level must continue
             request.fail(error)
 
     def _step(self, request: ClassifyRequest, rows: Sequence[Row], level: int, result: LevelResult) -> None:

@@ -23,7 +23,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Publish the models. Returns 1, after naming them, if some failed; the others are published all the same."""
+    """Publish the models. Returns 1, after naming them, if some failed; the others are published."""
     paths = BuildPaths(Path.cwd(), options.build.resolve(), options.repository.resolve())
     with files.exclusive_lock(paths.build / LOCK, lambda: _log(f"waiting for another build in {paths.build}")):
         names = [folder.name for folder in front_folders(paths, set(options.models))]

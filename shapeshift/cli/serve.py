@@ -140,7 +140,7 @@ def _supervise(options: argparse.Namespace, settings: ServerSettings, stop: thre
             with TritonServer(settings) as server, sidecar or contextlib.nullcontext():
                 return _watch(server, sidecar, stop, options.ready_timeout, ready_at)
         except (ShapeshiftError, OSError) as error:
-            # A first start that fails is a mistake in what was asked for; later ones are tried again.
+            # If the first start fails, an option or a model is wrong; later starts are tried again.
             if options.no_restart or not ready_at[0]:
                 raise
             restarts += 1

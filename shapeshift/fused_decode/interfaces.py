@@ -71,7 +71,7 @@ class SlotMemory(Protocol):
         ...
 
     def claim(self, slot: int) -> None:
-        """A request gets `slot`, which is available: discard whatever else lies there."""
+        """A request gets `slot`, which is available: discard what the slot holds."""
         ...
 
     def vacate(self, slot: int) -> None:
@@ -108,7 +108,7 @@ class LowRank:
 
     memory  flat, of the linears' dtype; holds the factors
     places  INT64 [groups, layers, LINEARS, 3, 4]: for up to three parts of a linear's outputs the offset in memory,
-            the rank, the first output and the number of outputs; rank 0: no term. At the offset lies A,
+            the rank, the first output and the number of outputs; rank 0: no term. At the offset is A,
             [rank, inputs], and directly behind it B, [rank, outputs], scaled
     all     the tokens of the batch
     last    those whose logits are wanted, numbered among themselves

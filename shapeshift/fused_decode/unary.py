@@ -41,7 +41,7 @@ from shapeshift.triton.async_client import AsyncClient, ModelCall, Tensors
 from shapeshift.triton.settings import own_grpc_url
 
 _STOP_ID, _STREAM, _REQUEST_ID = "stop_id", "stream", "request_id"
-# How often the other model is asked whether it is alive while requests are in flight, and how long it may take.
+# Period and time limit of the probe of the other model while requests are in flight.
 _PROBE_PERIOD_S, _PROBE_TIMEOUT_S = 1.0, 5.0
 _FAILED_PROBES = 2
 
@@ -141,7 +141,7 @@ class UnaryFront:
             outcome = error.with_traceback(None)
         with self._lock:
             del self._calls[call.forward_id]
-        # On the sending thread: removing waits while Triton is asked, and nobody may ask after the response.
+        # On the sending thread: `remove` waits for a check of Triton that runs, and no check may follow the response.
         before = partial(self._watch.remove, call)
         if isinstance(outcome, Exception):
             self._responder.fail(call.sender, outcome, before)

@@ -23,7 +23,7 @@ from shapeshift.serving.model_args import Log
 
 
 class Executor(Protocol):
-    """Takes requests and completes them on threads of its own."""
+    """Takes requests and completes them on its own threads."""
 
     @property
     def waiting(self) -> int:

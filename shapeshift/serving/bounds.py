@@ -9,7 +9,7 @@ from shapeshift.errors import OverloadedError
 
 @dataclass(frozen=True)
 class Bound:
-    """The most `unit` that may wait or run, as the setting `parameter` says."""
+    """The most `unit` that may wait or run, set by the parameter `parameter`."""
 
     parameter: str
     limit: int

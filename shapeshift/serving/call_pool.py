@@ -46,7 +46,7 @@ class CallPool:
 
     Threads start when they are needed.
     name: of the threads, and in error texts; max_waiting: 0 for no bound; max_abandoned: of one key;
-    standstill_s: where the process stands still for longer (a suspended machine), all deadlines move by that time.
+    standstill_s: after a longer pause of the process (a suspended machine) all deadlines move by the pause.
     """
 
     def __init__(

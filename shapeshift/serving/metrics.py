@@ -127,7 +127,7 @@ class RequestMetrics:
         lengths = range(LENGTH_STEP, max_tokens + LENGTH_STEP, LENGTH_STEP)
         self.lengths = Histogram("request_tokens", f"Tokens of the {what} offered, on arrival", lengths)
         latencies = sorted({*_LATENCY_MS, *(share * slo_ms for share in _SLO_SHARES if slo_ms)})
-        self.latency_ms = Histogram("request_latency_ms", "From arrival to the answer handed over", latencies)
+        self.latency_ms = Histogram("request_latency_ms", "From arrival to the answer given to Triton", latencies)
         self.answered = {
             code: Counter("requests_total", "Requests answered, by Triton code", {"code": code}) for code in CODES
         }
@@ -188,7 +188,7 @@ class MetricsFlusher:
         self._stop.set()
         if self._thread.is_alive():
             self._thread.join(timeout_s)
-        # A metric destroyed at interpreter exit finds its server gone and crashes the process.
+        # A metric destroyed at interpreter exit uses a server that has gone, and crashes the process.
         self._exported.clear()
         self._families.clear()
 

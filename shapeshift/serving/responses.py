@@ -91,7 +91,7 @@ class ResponseThread:
     def _send(self, stream: ResponseStream) -> None:
         try:
             found = stream.next_response()
-        except Exception as error:  # noqa: BLE001  without a last response the client would wait for ever
+        except Exception as error:  # noqa: BLE001  without a last response the client would wait forever
             self._log(f"a response could not be made: {error}")
             found = error_codes.error_response(self._pb_utils, error), True
         if found is None:
@@ -99,7 +99,7 @@ class ResponseThread:
         response, last = found
         try:
             stream.response_sender.send(response, flags=self._final if last else 0)
-        except Exception as error:  # noqa: BLE001  whatever Triton raises, the thread must go on
+        except Exception as error:  # noqa: BLE001  whatever Triton raises, the thread must continue
             self._log(f"a response could not be sent: {error}")
             stream.broken()
         if last:
@@ -107,7 +107,7 @@ class ResponseThread:
         try:
             stream.sent(last)
         except Exception as error:  # noqa: BLE001  the other streams still have responses to send
-            self._log(f"what follows a response failed: {error}")
+            self._log(f"the step after a response failed: {error}")
 
 
 class Responder:

@@ -30,7 +30,7 @@ StateOf = Callable[[int], ProcessState]
 
 
 class ProcessTracker:
-    """Identifies processes by pid and start time, so that a pid that another program reuses misleads nobody.
+    """Identifies processes by pid and start time, so that a pid that another program reuses is not mistaken for it.
 
     local: the server runs on this machine and its processes are visible here, so that a process that is not found
     has ended.

@@ -135,7 +135,7 @@ def histogram(model: str, name: str, old: MetricsPage, new: MetricsPage) -> dict
 
 
 def quantile(counts: Mapping[float, float], share: float) -> float | None:
-    """The value below which `share` of the observations lie, interpolated within a bucket; None without observations.
+    """The value below which `share` of the observations are, interpolated within a bucket; None without observations.
 
     At most the last finite bound.
     """

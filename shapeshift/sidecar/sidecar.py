@@ -77,7 +77,7 @@ class Sidecar:
         return self._settings.health_period_s
 
     def _warm_up(self) -> float:
-        # The solver takes a second to load; the server is starting meanwhile.
+        # The solver takes a second to load; load it while the server starts.
         if run_files.repository_models(self._settings.repositories)[1]:
             plan.warm_up()
         return 0.0

@@ -113,7 +113,7 @@ class ServerModelReader:
         return tuple(found)
 
     def _parameters(self, model: str) -> dict[str, str] | None:
-        """The parameters of the loaded model; None if it was unloaded meanwhile."""
+        """The parameters of the loaded model; None if it has been unloaded."""
         if model not in self._configs:
             try:
                 declared = self._control.config(model).get("parameters", {})

@@ -1,6 +1,6 @@
 """A discrete simulation of one decode loop with many adapters, which runs the policies of the server.
 
-The time of an iteration is a linear function of its work. Adapters are loaded over one link meanwhile.
+The time of an iteration is a linear function of its work. Adapters are loaded over one link, beside the iterations.
 """
 
 from __future__ import annotations

@@ -72,7 +72,7 @@ class ImageRequest:
     def record_result(
         self, index: int, probabilities: Probabilities, gamma: int, batch_size: int, ended_ms: float
     ) -> None:
-        """Settle image `index`, which ran. If the labels of the task changed meanwhile, the request fails."""
+        """Settle image `index`, which ran. If the labels of the task have changed, the request fails."""
         task = self.options.task
         if len(probabilities) != len(task.labels):
             self.fail(OverloadedError(f"task {task.name} was changed while the request waited; retry"))

@@ -373,7 +373,7 @@ def test_candidates_are_swapped_while_serving(workspace: Workspace, monkeypatch:
     wait_for(lambda: ask(front, "one")["LABEL"].item() == b"LABEL_0")
     # A broken registry changes nothing.
     (workspace.folder / "registry.json").write_text("nothing")
-    wait_for(lambda: any("goes on serving" in line for line in workspace.pb_utils.Logger.lines))
+    wait_for(lambda: any("keeps serving" in line for line in workspace.pb_utils.Logger.lines))
     assert ask(front, "one")["LABEL"].item() == b"LABEL_0"
     (workspace.folder / "registry.json").unlink()
     workspace.put(table, "alone")

@@ -11,6 +11,8 @@ import numpy as np
 
 from tests.docs.docs_pages import PROJECT
 
+from tests.token_adapt.timm_models import small_checkpoint
+
 # Folders that commands add to: the copy has the folder itself, and links to what the project's folder holds.
 _GROWING = ("engines", "repository", "adapters", "checkpoints")
 # What the pages call the reader's own files.
@@ -35,7 +37,7 @@ def copy_project(root: Path) -> Path:
 
 def own_files(folder: Path) -> Path:
     """The files that the pages call `/models/...`, made small: checkpoints, an adapter, labelled images and texts."""
-    _link(folder / "my-vit", PROJECT / "checkpoints" / "cifar-vit")
+    small_checkpoint(folder / "my-vit")
     _link(folder / "my-llama", PROJECT / "checkpoints" / "docstrings-llama")
     shutil.copytree(PROJECT / "checkpoints" / "docstrings-adapters" / "shout", folder / "my-adapter")
     config = folder / "my-adapter" / "adapter_config.json"

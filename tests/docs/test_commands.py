@@ -80,7 +80,7 @@ def execute(text: str, block: Block, folder: Path, **environment: str) -> str:
         text = re.sub(r"^make\b", "make --dry-run", text, flags=re.MULTILINE)
         command = ["bash", "-euo", "pipefail", "-c", text]
     done = subprocess.run(
-        command, cwd=folder, env={**os.environ, **environment}, capture_output=True, text=True, timeout=240, check=False
+        command, cwd=folder, env={**os.environ, **environment}, capture_output=True, text=True, timeout=600, check=False
     )
     assert done.returncode == 0, f"{block}: {text}\n{done.stdout}{done.stderr}"
     return done.stdout

@@ -87,7 +87,7 @@ def linear_parts(a: Architecture) -> dict[tuple[int, int], Part]:
 def lay_out(architecture: Architecture, factors: Sequence[Factor]) -> tuple[torch.Tensor, int]:
     """The places of an adapter's factors relative to its first element, and the elements that all of them take.
 
-    The places are INT64 [layers, LINEARS, PARTS, FIELDS], see `fused_decode.interfaces.LowRank`. B lies transposed.
+    The places are INT64 [layers, LINEARS, PARTS, FIELDS], see `fused_decode.interfaces.LowRank`. B is transposed.
     """
     parts = linear_parts(architecture)
     places = torch.zeros(architecture.layers, LINEARS, PARTS, FIELDS, dtype=torch.int64)

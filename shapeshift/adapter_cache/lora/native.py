@@ -44,13 +44,13 @@ class NativeLora:
         return NativeAdapters(adapters)
 
     def store(self, target: torch.Tensor, source: torch.Tensor, transposed: bool, scale: float) -> bool:
-        # On the calling thread alone; other threads go on.
+        # On the calling thread alone; other threads continue.
         finite: bool = getattr(torch.ops, _NAMESPACE).store.default(target, source, transposed, scale)
         return finite
 
 
 def load(cache_dir: Path, log: Callable[[str], None]) -> NativeLora | None:
-    """The native kernels, compiled into `cache_dir` unless they are there already; None if that fails.
+    """The native kernels, compiled into `cache_dir` unless it has them already; None if that fails.
 
     The reason of a failure is logged in one line.
     """

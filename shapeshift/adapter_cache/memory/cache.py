@@ -81,7 +81,7 @@ def _is_loadable(adapter: Adapter) -> bool:
 class AdapterCache:
     """See `interfaces.AdapterMemory` and `fused_decode.interfaces.SlotMemory`.
 
-    Adapters lie in a reserve behind the slots and in slots without a request. An adapter that is in use or loading
+    Adapters are in a reserve behind the slots and in slots without a request. An adapter that is in use or loading
     blocks its slot; any other one is evicted when a request gets the slot. Only the generating thread changes places,
     so nothing moves during an iteration; the loader's thread only fills the memory that it is given.
 
@@ -242,7 +242,7 @@ class AdapterCache:
         for name in self._regions:
             region = self._regions.span(name).region
             is_held = region != self._regions.reserve and self._held_slots[region]
-            assert not is_held, f"{name} lies in a slot that a request holds"
+            assert not is_held, f"{name} is in a slot that a request holds"
         for adapter in self.table.all():
             assert adapter.users >= 0, f"{adapter.name} has {adapter.users} users"
             assert adapter.state == READY or not adapter.users, f"{adapter.name} is in use but not ready"
@@ -278,7 +278,7 @@ class AdapterCache:
         return True
 
     def _usable_slots(self, reserved_slots: int) -> list[int]:
-        """Slots that an adapter may lie in, the last ones first."""
+        """Slots that may hold an adapter, the last ones first."""
         free: list[int] = np.flatnonzero(self.available() & ~self._held_slots)[::-1].tolist()
         return free if len(free) > reserved_slots else []
 

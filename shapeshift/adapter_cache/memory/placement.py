@@ -27,7 +27,7 @@ class Span:
 
 
 class Regions:
-    """Which adapter lies where in a flat buffer, counted in elements.
+    """Which adapter is where in a flat buffer, counted in elements.
 
     Regions 0 to slots - 1 are the slots of the KV cache; region `reserve` is the rest of the buffer behind them.
     """
@@ -87,7 +87,7 @@ class Regions:
         del self._spans[self._region.pop(name)][name]
 
     def check_integrity(self) -> None:
-        """Raise AssertionError if two spans overlap, or one lies outside its region."""
+        """Raise AssertionError if two spans overlap, or one is outside its region."""
         assert sum(map(len, self._spans)) == len(self._region), "the number of spans is wrong"
         for region, (first, end) in enumerate(self._bounds):
             at = first

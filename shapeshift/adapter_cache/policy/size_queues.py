@@ -109,7 +109,7 @@ class RecentRequests:
 def _whole(quota: Sequence[float], sizes: Sequence[float]) -> tuple[int, ...]:
     """Quotas rounded up to whole requests; a fraction of a request serves none.
 
-    The queue of the largest requests gives up the difference, but keeps at least one request of its own.
+    The queue of the largest requests gives up the difference, but keeps at least one request.
     """
     rounded = [math.ceil(tokens / size) * math.ceil(size) for tokens, size in zip(quota[:-1], sizes, strict=False)]
     rest = int(sum(quota)) - sum(rounded)

@@ -1,4 +1,4 @@
-"""The registry of candidate tables: registry.json says which candidate serves each task."""
+"""The registry of candidate tables: registry.json names the serving candidate of each task."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ _CONVERGED = 1e-10
 def fit_temperature(logits: Array, labels: Array) -> float:
     """The T that minimises the negative log-likelihood of `labels` [n] under softmax(logits / T).
 
-    logits: [n, classes]. T lies in [MIN_TEMPERATURE, MAX_TEMPERATURE]. The likelihood is concave in 1/T; its derivative
+    logits: [n, classes]. T is in [MIN_TEMPERATURE, MAX_TEMPERATURE]. The likelihood is concave in 1/T; its derivative
     is bisected. Data without a minimum: MIN_TEMPERATURE where every answer is right, MAX_TEMPERATURE where larger
     logits never help, 1 where the likelihood does not depend on T.
     Raises ValueError for no rows, fewer than two classes, or labels out of range.
@@ -34,7 +34,7 @@ def fit_temperature(logits: Array, labels: Array) -> float:
     if values.ndim != 2 or values.shape[1] < 2 or not len(values) or chosen.shape != values.shape[:1]:
         raise ValueError("logits must be [n, classes] with n at least 1 and two classes, labels [n]")
     if chosen.min() < 0 or chosen.max() >= values.shape[1]:
-        raise ValueError(f"labels must lie between 0 and {values.shape[1] - 1}")
+        raise ValueError(f"labels must be between 0 and {values.shape[1] - 1}")
     values = values - values.max(axis=1, keepdims=True)
     of_label = values[np.arange(len(values)), chosen].mean()
 

@@ -1,6 +1,6 @@
 """Which words the next level need not read (Tabi, section 4.2 and Eq. 5).
 
-A word is what stands between white space, so that levels with different tokenizers agree on it. A token belongs to the
+A word is text between white space, so that levels with different tokenizers agree on it. A token belongs to the
 word that contains its last byte.
 """
 

@@ -50,7 +50,7 @@ def expected_outcome(exits: Sequence[Exit]) -> ExpectedOutcome:
 
 
 def weighted_percentile(values: Array, weights: Array, share: float) -> float:
-    """The smallest of `values` such that at least `share` of the weight lies at or below it."""
+    """The smallest of `values` such that at least `share` of the weight is at or below it."""
     order = np.argsort(values)
     reached = np.cumsum(weights[order])
     place = int(np.searchsorted(reached, share * reached[-1] - 1e-9 * reached[-1]))

@@ -70,8 +70,8 @@ _BYTE_OF = _byte_level_alphabet()
 class TextStream:
     """The text of one answer, released as soon as it is final.
 
-    A character is held back until all its bytes are there, and the possible beginning of a stop string until the next
-    text decides. Bytes that are not valid UTF-8 become U+FFFD.
+    A character is held back until all its bytes have arrived, and the possible beginning of a stop string until the
+    next text decides. Bytes that are not valid UTF-8 become U+FFFD.
     """
 
     def __init__(self, table: Sequence[bytes], stop: Sequence[str] = ()) -> None:

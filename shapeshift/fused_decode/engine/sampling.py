@@ -58,7 +58,7 @@ class SamplingTable:
 
 
 class Sampler:
-    """Chooses tokens, over working memory of its own."""
+    """Chooses tokens; keeps its own working memory."""
 
     def __init__(
         self, table: SamplingTable, tokens: npt.NDArray[np.int32], vocab_size: int, native: bool = True

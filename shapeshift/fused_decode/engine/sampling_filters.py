@@ -1,9 +1,9 @@
 """Sampling in numpy from the tokens that min_p, top_k and top_p keep, in this order, for all rows at once.
 
-Sorting a vocabulary takes longer than the model's own step, so only a shortlist is sorted. A row's vocabulary lies in
-columns; the shortlist has the tokens that reach the n-th largest of the columns' maxima: the row's largest tokens, at
-least n of them. Where it is too short, tokens are counted by weight instead. Tokens of equal weight are kept or dropped
-together.
+Sorting a vocabulary takes longer than a step of the model, so only a shortlist is sorted. A row's vocabulary is split
+into columns; the shortlist has the tokens that reach the n-th largest of the columns' maxima: the row's largest
+tokens, at least n of them. If it is too short, tokens are counted by weight instead. Tokens of equal
+weight are kept or dropped together.
 """
 
 from __future__ import annotations

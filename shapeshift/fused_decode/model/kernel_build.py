@@ -62,7 +62,7 @@ def library(cache_dir: Path, folder: Path | None = None, name: str = "decode") -
 
 
 def reason(error: Exception) -> str:
-    """One line that says why there is no library."""
+    """Why the library could not be built, in one line."""
     if isinstance(error, subprocess.CalledProcessError):
         errors = [line for line in str(error.stderr).splitlines() if "error" in line] or ["no message"]
         return f"{error.cmd[0]} failed: {errors[0]}"

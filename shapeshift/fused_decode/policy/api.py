@@ -16,7 +16,7 @@ def _compact(slots: list[float]) -> dict[str, Any]:
 POLICIES = (
     Policy(
         "fused_decode.compact",
-        "which slots move so that the running requests lie side by side",
+        "which slots move so that the running requests are contiguous",
         _compact,
         {"slots": list_of(number(minimum=0), min_length=1)},
     ),

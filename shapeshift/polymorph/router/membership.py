@@ -80,7 +80,7 @@ class Membership:
         self._mark_ready([worker.name])
         if not isinstance(outcome, CallTimeoutError):
             worker.last_contact = time.monotonic()
-        # An earlier epoch's call may be to a process that was replaced: it says nothing of the present one.
+        # An earlier epoch's call may be to a process that was replaced: it says nothing about the present one.
         if call.epoch != worker.epoch:
             return
         if worker.joined:

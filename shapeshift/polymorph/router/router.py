@@ -37,7 +37,7 @@ _NO_WORKER_S = 30.0
 
 
 class Router:
-    """Starts calls to workers while rows wait, and handles what comes of them."""
+    """Starts calls to workers while rows wait, and handles their outcomes."""
 
     def __init__(
         self,
@@ -143,8 +143,8 @@ class Router:
         self._pool.submit(worker.name, run, record, now + timeout_s)
 
     def _run(self, worker: str, call: WorkerCall) -> WorkerInfo | None:
-        """Call the worker and complete the rows, even where the call was abandoned meanwhile."""
-        # Asking Triton whether a caller is still there blocks: not under the lock.
+        """Call the worker and complete the rows, even if the call has been abandoned."""
+        # Asking Triton whether a client has cancelled blocks: not under the lock.
         rows = [row for row in call.rows if not row.done and row.request.should_run()]
         if call.rows and not rows:
             return None

@@ -1,7 +1,7 @@
 """What to do about the workers of a front, and why.
 
-One decision takes three steps: `pools.shares` says how many workers the front gets, `plan.solve` how many of them
-hold each bin, and `moves.moves` which actions lead there. Between plans, `decide_scaling` adds or releases one
+One decision takes three steps: `pools.shares` gives the number of workers of the front, `plan.solve` how many of them
+hold each bin, and `moves.moves` the actions that lead there. Between plans, `decide_scaling` adds or releases one
 worker by the tail latency (Arlo, section 4, resource scaling).
 """
 

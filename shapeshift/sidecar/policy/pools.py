@@ -36,7 +36,7 @@ class FrontPeriod:
 
 
 def group_fronts(fronts: Iterable[Front]) -> list[list[Front]]:
-    """The fronts with workers; fronts of one pool form one group, every other front is a group of its own."""
+    """The fronts with workers; fronts of one pool form one group, every other front is one group."""
     found: dict[tuple[str, str], list[Front]] = {}
     for front in fronts:
         if front.has_workers:
