@@ -1,4 +1,4 @@
-"""Publishing the front models of a repository, one by one: a model that fails costs no other."""
+"""Publishing the front models of a repository, one by one: a model that fails does not stop the others."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One table from error types to Triton's codes, and one of what another model's errors mean."""
+"""One table from error types to Triton's codes, and one for the errors of other models."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the server holds now: fronts and their workers, read from its index and the loaded configurations."""
+"""The models that the server holds now: fronts and their workers, read from its index and the loaded configurations."""
 
 from __future__ import annotations
 

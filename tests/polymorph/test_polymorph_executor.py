@@ -210,5 +210,5 @@ def test_an_answer_is_copied_and_counted() -> None:
     assert state == WorkerInfo(bin=64, generation=2, pid=99) and list(found) == ["EMBEDDING"]
     values[:] = 0
     assert found["EMBEDDING"].tolist() == [[0, 1, 2], [3, 4, 5]]
-    with pytest.raises(EngineError, match="another number of texts than 3"):
+    with pytest.raises(EngineError, match="a number of texts that is not 3"):
         caller.call("w", [np.ones(3, np.int64)] * 3)

@@ -61,7 +61,7 @@ def test_a_worker_of_an_older_build_takes_what_it_can(make_router: MakeRouter) -
     router.wait(lambda: router.joined("a", "c"))
     assert [one.error() for one in [router.ask(length) for length in (16, 17, 48, 512)]] == [None] * 4
     assert not router.workers["b"].texts
-    assert router.lines.count("b: not used, its bin 8 is none of this model's") == 1
+    assert router.lines.count("b: not used, its bin 8 is not one of this model's") == 1
 
 
 def test_a_worker_with_one_bin_gets_nothing_from_a_shared_queue(make_router: MakeRouter) -> None:

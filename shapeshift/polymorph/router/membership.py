@@ -111,7 +111,7 @@ class Membership:
         self.leave(worker, f"has bin {info.bin} now")
         if not self.pending.add_worker(worker.name, info.bin):
             if changed:
-                self._log(f"{worker.name}: not used, its bin {info.bin or 'any'} is none of this model's")
+                self._log(f"{worker.name}: not used, its bin {info.bin or 'any'} is not one of this model's")
             return
         worker.joined = True
         worker.epoch += 1

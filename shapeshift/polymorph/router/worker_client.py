@@ -1,4 +1,4 @@
-"""The router's side of a call to a worker: what `worker` takes and answers, and what its errors mean."""
+"""A call from the router to a worker: its inputs, its outputs, and the meaning of its errors."""
 
 from __future__ import annotations
 
@@ -46,5 +46,5 @@ class WorkerClient:
             raise (WrongBinError if error.code == "UNSUPPORTED" else EngineError)(str(error)) from None
         info = WorkerInfo(*(int(value) for value in outputs.pop(STATE)))
         if any(len(outputs[name]) != len(texts) for name in self._outputs):
-            raise EngineError(f"{worker}: answered for another number of texts than {len(texts)}")
+            raise EngineError(f"{worker}: answered for a number of texts that is not {len(texts)}")
         return outputs, info

@@ -1,4 +1,4 @@
-"""What the router knows of one worker, and the calls in flight to it."""
+"""The state of one worker as the router sees it, and the calls in flight to it."""
 
 from __future__ import annotations
 
