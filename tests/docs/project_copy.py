@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 
 from tests.docs.docs_pages import PROJECT
-
 from tests.token_adapt.timm_models import small_checkpoint
 
 # Folders that commands add to: the copy has the folder itself, and links to what the project's folder holds.

@@ -29,6 +29,8 @@ SERVED = (*SERVED, "classify_text", "classify_text_large")
 COMMANDS, READ, OUTPUT = ("sh", "python"), ("json", "yaml", "pbtxt", "ini"), ("text",)
 BLOCKS = [block for page in PAGES for block in blocks(page)]
 RUN = [block for block in BLOCKS if block.language in COMMANDS and not block.not_run and block.heading != OWN_MODEL]
+# How Triton answers a request over HTTP that it refuses.
+REFUSAL = '{"error":'
 Run = Callable[[Block], str]
 
 
@@ -86,6 +88,13 @@ def execute(text: str, block: Block, folder: Path, **environment: str) -> str:
     return done.stdout
 
 
+def test_blocks_know_their_heading_and_why_they_are_not_run(tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    page.write_text("# One\n\n```sh\n# no heading\n```\n\n## Two\n\n<!-- not run: no disk -->\n```sh\nrm -r /\n```\n")
+    found = [(block.line, block.heading, block.text, block.not_run) for block in blocks(page)]
+    assert found == [(3, "One", "# no heading\n", ""), (10, "Two", "rm -r /\n", "no disk")]
+
+
 @pytest.mark.parametrize("block", BLOCKS, ids=str)
 def test_every_block_is_run_or_says_why_not(block: Block) -> None:
     assert block.language in (*COMMANDS, *READ, *OUTPUT), f"{block}: no test knows `{block.language}`"
@@ -97,7 +106,8 @@ def test_every_block_is_run_or_says_why_not(block: Block) -> None:
 @pytest.mark.server
 @pytest.mark.parametrize("block", [block for block in RUN if needs_server(block)], ids=str)
 def test_commands_that_call_the_server(block: Block, run: Run) -> None:
-    assert run(block).strip(), f"{block} says nothing"
+    said = run(block)
+    assert said.strip() and REFUSAL not in said, f"{block}: {said}"
 
 
 @pytest.mark.parametrize("block", [block for block in RUN if not needs_server(block)], ids=str)
@@ -108,24 +118,26 @@ def test_other_commands(block: Block, project: Path) -> None:
 @pytest.mark.server
 @pytest.mark.parametrize("technique", TECHNIQUES)
 def test_own_models_are_built_and_answer(technique: str, server: TritonServer, project: Path, models: Path) -> None:
-    # `make` without its set-up, which the tests have done; `make serve` loads into the server that is there.
-    shapeshift = f"{Path(sys.executable).parent}/shapeshift"
     said = ""
     for block in blocks(DOCS / f"{technique}.md"):
-        if block.heading != OWN_MODEL or block.not_run:
-            continue
-        text = _addressed(block.text, server).replace(MODELS, f"{models}/")
-        text = re.sub(
-            r"^make engines MODELS=(\S+)",
-            lambda found: f"{shapeshift} engines {found[1].replace(',', ' ')}",
-            text,
-            flags=re.M,
-        )
-        external = f"{shapeshift} serve --external {server.grpc_url} --models"
-        text = re.sub(r"^make serve MODELS=(\S+)", rf"{external} \1", text, flags=re.MULTILINE)
-        assert not re.search(r"^make\b", text, re.MULTILINE), block
-        said = execute(text, block, project, SHAPESHIFT_KEY=server.key)
-    assert said.strip(), f"{technique}: the last block calls the model"
+        if block.heading == OWN_MODEL and not block.not_run:
+            text = _without_set_up(_addressed(block.text, server), server).replace(MODELS, f"{models}/")
+            said = execute(text, block, project, SHAPESHIFT_KEY=server.key)
+    assert said.strip() and REFUSAL not in said, f"{technique}: the last block calls the model\n{said}"
+
+
+def _without_set_up(text: str, server: TritonServer) -> str:
+    """The commands behind `make engines` and `make serve`; the latter loads into the server that runs already."""
+    shapeshift = f"{Path(sys.executable).parent}/shapeshift"
+    replaced = []
+    for line in text.splitlines():
+        if made := re.fullmatch(r"make engines MODELS=(\S+)", line):
+            line = f"{shapeshift} engines {made[1].replace(',', ' ')}"
+        elif served := re.fullmatch(r"make serve MODELS=(\S+)", line):
+            line = f"{shapeshift} serve --external {server.grpc_url} --models {served[1]}"
+        assert not line.startswith("make "), line
+        replaced.append(line)
+    return "\n".join(replaced)
 
 
 @pytest.mark.parametrize("block", blocks(DOCS / "policies.md", "json"), ids=str)

@@ -13,7 +13,7 @@ import pytest
 import yaml
 
 from shapeshift.triton import keys, model_config
-from tests.docs.docs_pages import PROJECT, blocks
+from tests.docs.docs_pages import PROJECT
 from tests.docs.docs_sources import modules
 
 DOCKER = PROJECT / "docker"
@@ -136,8 +136,3 @@ def test_image_installs_pinned_packages_and_copies_what_exists() -> None:
     assert re.search(r"^torch==", (PROJECT / "requirements" / "torch-cpu.txt").read_text(), re.MULTILINE)
     for sources in re.findall(r"^COPY (.+) \S+$", dockerfile, re.MULTILINE):
         assert all((PROJECT / source).exists() for source in sources.split()), sources
-
-
-def test_yaml_in_the_pages_can_be_read() -> None:
-    for block in blocks(DOCKER / "README.md", "yaml"):
-        assert yaml.safe_load(block.text)
