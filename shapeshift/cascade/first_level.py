@@ -79,7 +79,7 @@ def check_engines(folder: Path, table: CandidateTable, candidate: Candidate, lev
     missing = [name for name in needed if name not in offered]
     if missing:
         raise EngineError(
-            f"{model} has no output {', '.join(missing)}; list it in its config.pbtxt and run `make engines`"
+            f"{model} has no output {', '.join(missing)}; list it in its config.pbtxt and run `shapeshift engines`"
         )
     if len(made.labels) != len(table.labels):
         wanted = f"the candidate table of {table.task} has {len(table.labels)}"

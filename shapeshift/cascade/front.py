@@ -40,7 +40,7 @@ class CascadeFront:
         own = settings.read(CascadeSettings, args.parameters)
         generated = settings.read(GeneratedCascadeSettings, args.parameters)
         if not generated.engines_dir:
-            raise InvalidInputError("engines_dir", "", "the folder of all models' engines; run `make engines`")
+            raise InvalidInputError("engines_dir", "", "the folder of all models' engines; run `shapeshift engines`")
         for name in args.outputs:
             if name not in _OUTPUTS:
                 raise InvalidInputError("output", name, f"one of {', '.join(_OUTPUTS)}")

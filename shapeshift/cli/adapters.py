@@ -63,7 +63,7 @@ _DONE = {"add": "registered", "pin": "changed", "remove": "removed"}
 
 def _parameters(config: Path, model: str) -> dict[str, str]:
     if not config.is_file():
-        raise NotFoundError(f"model: no {config}; run `make engines`")
+        raise NotFoundError(f"model: no {config}; run `shapeshift engines`")
     values = model_config.parameters(model_config.read(config))
     if "adapters_dir" not in values:
         raise NotFoundError(f"model: {model} serves no adapters")

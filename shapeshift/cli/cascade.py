@@ -32,7 +32,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     register = actions.add_parser("register", help="profile models on a labelled sample and choose a candidate")
     _common(register)
     register.add_argument("--sample", type=Path, required=True, help=".jsonl or .tsv of labelled texts")
-    register.add_argument("--models", required=True, help="front models that `make engines` has built: a,b,c")
+    register.add_argument("--models", required=True, help="front models that `shapeshift engines` has built: a,b,c")
     register.add_argument("--engines", type=Path, default=Path("build/engines"))
     register.add_argument("--algorithm", choices=[*routing.ALGORITHMS, _BOTH], default="sigmoid")
     register.add_argument("--k", type=float, default=ProfilingSettings.k, help="slope of the sigmoid")

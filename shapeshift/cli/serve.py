@@ -264,10 +264,12 @@ def _requested(options: argparse.Namespace, repositories: Sequence[Path]) -> lis
         return [check_model_name(name.strip()) for name in options.models.split(",")]
     for folder in repositories:
         if not folder.is_dir():
-            raise NotFoundError(f"no model repository at {folder}; run `make engines`, or name one with --repository")
+            raise NotFoundError(
+                f"no model repository at {folder}; run `shapeshift engines`, or name one with --repository"
+            )
     found = sorted(run_files.repository_models(repositories)[0])
     if not found:
-        raise NotFoundError(f"no models in {', '.join(map(str, repositories))}; run `make engines`")
+        raise NotFoundError(f"no models in {', '.join(map(str, repositories))}; run `shapeshift engines`")
     return found
 
 

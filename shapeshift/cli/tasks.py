@@ -70,7 +70,7 @@ def _read_image_model(file: Path) -> ImageModel:
     serving = settings.read(TokenAdaptSettings, values)
     if not generated.engines or not serving.tasks_dir:
         raise InvalidInputError(
-            "model", str(file), "must be an image model with engines and tasks_dir; run `make engines`"
+            "model", str(file), "must be an image model with engines and tasks_dir; run `shapeshift engines`"
         )
     own = settings.read(ImageEngineSettings, values)
     paths = (own.checkpoint, generated.engines, serving.tasks_dir)

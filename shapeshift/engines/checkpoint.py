@@ -75,7 +75,7 @@ def _download(name: str, searched: str) -> Path:
 
         return Path(snapshot_download(name, allow_patterns=_HUB_PATTERNS))
     except ImportError:
-        raise EngineError("checkpoint: a hub id needs huggingface_hub; run `make setup`") from None
+        raise EngineError("checkpoint: a hub id needs huggingface_hub; run `pip install huggingface_hub`") from None
     except Exception as error:  # noqa: BLE001  the hub client raises many unrelated types
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise NotFoundError(f"checkpoint: neither {searched} nor the hub has {name!r} ({reason})") from error

@@ -19,7 +19,7 @@ from shapeshift.files import file_sha256
 
 FILE_NAME = "manifest.json"
 FORMAT = 2
-REBUILD = "run `make engines`"
+REBUILD = "run `shapeshift engines`"
 
 T = TypeVar("T")
 

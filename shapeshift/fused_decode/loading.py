@@ -68,7 +68,7 @@ def load(args: ModelArgs, log: Log, load_runtime: Load, further: Sequence[type] 
     tokenizer_file = folder / TOKENIZER_FILE
     settings.require(tokenizer_file.is_file(), "checkpoint", str(folder), f"must hold {TOKENIZER_FILE}")
     if generated.checkpoint_sha256 and generated.checkpoint_sha256 != open_checkpoint(folder).sha256:
-        raise EngineError(f"the checkpoint in {folder} has changed; run `make engines`")
+        raise EngineError(f"the checkpoint in {folder} has changed; run `shapeshift engines`")
     kernel_cache = (args.folder / generated.kernel_cache).resolve() if generated.kernel_cache else _DEFAULT_KERNEL_CACHE
     device = f"cuda:{args.device_id}" if args.kind == "GPU" else "cpu"
     remedy = f", one less than max_length ({decode.max_length})"

@@ -57,7 +57,7 @@ def open_executor(
         return EngineExecutor(made, folder, own, own.engine_threads or cores(), log)
     if own.placement == "auto" or not own.max_workers:
         raise InvalidInputError(
-            "placement, max_workers", [own.placement, own.max_workers], "set by `make engines`; run it again"
+            "placement, max_workers", [own.placement, own.max_workers], "set by `shapeshift engines`; run it again"
         )
     edges = placement.edges() or bin_edges(made)
     times = service_times(made, edges)

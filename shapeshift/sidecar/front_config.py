@@ -69,14 +69,19 @@ def read_front(name: str, parameters: Mapping[str, str]) -> Front:
     """The front `name` with these parameters. Raises InvalidInputError with the name of an invalid parameter."""
     own = settings.read(PolymorphSettings, parameters)
     generated = settings.read(PlacementSettings, parameters)
-    require(own.placement != "auto", "placement", own.placement, "is not resolved yet; run `make engines`")
+    require(own.placement != "auto", "placement", own.placement, "is not resolved yet; run `shapeshift engines`")
     if own.placement == "inline":
         return Front(name, own, generated.placement_reason)
-    require(own.workers >= 1, "workers", own.workers, "must be at least 1 for a front with workers; run `make engines`")
+    require(
+        own.workers >= 1,
+        "workers",
+        own.workers,
+        "must be at least 1 for a front with workers; run `shapeshift engines`",
+    )
     edges = tuple(generated.edges())
     if not edges and own.placement == "resident":
         return Front(name, own, generated.placement_reason)
-    require(bool(edges), "bin_edges", generated.bin_edges, "must have at least one bin; run `make engines`")
+    require(bool(edges), "bin_edges", generated.bin_edges, "must have at least one bin; run `shapeshift engines`")
     weights = _weights(generated.plan_histogram, len(edges))
     service_ms = service_times(parameters.get("profile", ""), edges)
     return Front(name, own, generated.placement_reason, edges, weights, service_ms)
@@ -99,11 +104,11 @@ def service_times(profile: str, edges: tuple[int, ...]) -> tuple[float, ...]:
                 length = int(engine["tokens"])
                 static[length] = dict(measured).get(length, measured[-1][1])
     except (ValueError, TypeError, KeyError, IndexError) as error:
-        allowed = f"must be the profile that `make engines` writes ({error})"
+        allowed = f"must be the profile that `shapeshift engines` writes ({error})"
         raise InvalidInputError("profile", profile, allowed) from None
     found = tuple(static[edge] if edge in static else _interpolate(points, edge) for edge in edges)
     for edge, latency in zip(edges, found, strict=True):
-        allowed = f"must have a latency above 0 for bin {edge}; run `make engines`"
+        allowed = f"must have a latency above 0 for bin {edge}; run `shapeshift engines`"
         require(0 < latency < float("inf"), "profile", latency, allowed)
     return found
 

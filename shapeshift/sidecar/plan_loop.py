@@ -126,7 +126,7 @@ class PlanLoop:
         for name, bin_ in state.target.items():
             target = plan.fitting_bin(front, bin_) if front.is_binned else ALL_BINS
             if name not in workers:
-                self._journal.log_once("config", name, "this worker model no longer exists; run `make engines`")
+                self._journal.log_once("config", name, "this worker model no longer exists; run `shapeshift engines`")
             elif workers[name].is_unloaded and not self._actuator.backoff.wait_s(name, self._clock()):
                 actions.append(Action("load", name, target))
             elif self._server_was_down and workers[name].is_ready and workers[name].bin != target:

@@ -44,7 +44,7 @@ def open_model(args: ModelArgs, serving: TokenAdaptSettings) -> ImageModel:
 
     generated = settings.read(GeneratedSettings, args.parameters)
     if not generated.engines:
-        raise InvalidInputError("engines", "", "a folder of engines; run `make engines`")
+        raise InvalidInputError("engines", "", "a folder of engines; run `shapeshift engines`")
     engines, tasks = ((args.folder / path).resolve() for path in (generated.engines, serving.tasks_dir))
     threads = serving.threads or hardware.cores()
     return vision_model.open_model(engines, tasks, threads, generated.manifest_sha256 or None)

@@ -122,5 +122,5 @@ def test_hub_error_lists_every_searched_folder(tmp_path: Path, monkeypatch: pyte
 
 def test_hub_id_without_huggingface_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "huggingface_hub", None)
-    with pytest.raises(EngineError, match="needs huggingface_hub; run `make setup`"):
+    with pytest.raises(EngineError, match="needs huggingface_hub; run `pip install huggingface_hub`"):
         checkpoint.find("other/model", [tmp_path])

@@ -64,7 +64,7 @@ def test_replaced_manifest_is_rejected(folder: Path) -> None:
     expected = manifest.sha256(folder)
     read = manifest.load(folder)
     dataclasses.replace(read, max_tokens=63).save(folder)
-    with pytest.raises(EngineError, match="not the one that the model's config names; run `make engines`"):
+    with pytest.raises(EngineError, match="not the one that the model's config names; run `shapeshift engines`"):
         manifest.load(folder, expected)
     assert manifest.load(folder).max_tokens == 63
 
@@ -73,15 +73,15 @@ def test_changed_files_are_named(folder: Path) -> None:
     read = manifest.load(folder)
     whole = (folder / "model.bin").read_bytes()
     (folder / "model.bin").write_bytes(whole[:-1])
-    with pytest.raises(EngineError, match=r"model.bin: 10239 bytes, 10240 in the manifest; run `make engines`"):
+    with pytest.raises(EngineError, match=r"model.bin: 10239 bytes, 10240 in the manifest; run `shapeshift engines`"):
         read.check_files(folder)
     (folder / "model.bin").write_bytes(whole[:-1] + b"\0")
-    with pytest.raises(EngineError, match=r"model.bin: content differs from the manifest; run `make engines`"):
+    with pytest.raises(EngineError, match=r"model.bin: content differs from the manifest; run `shapeshift engines`"):
         read.check_files(folder)
     (folder / "model.bin").write_bytes(whole)
     read.check_files(folder)
     (folder / "model.xml").unlink()
-    with pytest.raises(EngineError, match=r"model.xml is missing; run `make engines`"):
+    with pytest.raises(EngineError, match=r"model.xml is missing; run `shapeshift engines`"):
         read.check_files(folder)
 
 
@@ -110,7 +110,7 @@ BROKEN: dict[str, Callable[[bytes], bytes]] = {
 def test_unreadable_manifest_is_named(folder: Path, kind: str) -> None:
     file = folder / manifest.FILE_NAME
     file.write_bytes(BROKEN[kind](file.read_bytes()))
-    with pytest.raises(EngineError, match=r"manifest\.json cannot be read .*; run `make engines`"):
+    with pytest.raises(EngineError, match=r"manifest\.json cannot be read .*; run `shapeshift engines`"):
         manifest.load(folder)
 
 
@@ -123,5 +123,5 @@ def test_unknown_format_is_reported(folder: Path) -> None:
 
 def test_no_manifest(tmp_path: Path) -> None:
     for folder in (tmp_path, tmp_path / "absent"):
-        with pytest.raises(EngineError, match=r"no engine manifest .*manifest\.json; run `make engines`"):
+        with pytest.raises(EngineError, match=r"no engine manifest .*manifest\.json; run `shapeshift engines`"):
             manifest.load(folder)

@@ -419,5 +419,5 @@ def test_a_changed_checkpoint_is_refused_at_load(make_front: MakeFront, tmp_path
     folder = save_tokenizer(tmp_path / "toy")
     (folder / "config.json").write_text("{}")
     (folder / "model.safetensors").write_bytes(b"none")
-    with pytest.raises(EngineError, match="has changed; run `make engines`"):
+    with pytest.raises(EngineError, match="has changed; run `shapeshift engines`"):
         make_front(checkpoint_sha256="0" * 64)

@@ -496,7 +496,7 @@ def control(server: TritonServer) -> Iterator[ModelControl]:
     ("parameters", "message"),
     [
         ({"max_concurrency": "4096", "memory_mb": "100"}, r"max_concurrency: got 4096; at most \d+ with max_length"),
-        ({"checkpoint_sha256": "0" * 64}, "has changed; run `make engines`"),
+        ({"checkpoint_sha256": "0" * 64}, "has changed; run `shapeshift engines`"),
     ],
 )
 def test_an_invalid_model_is_not_loaded(

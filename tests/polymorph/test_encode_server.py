@@ -491,9 +491,9 @@ def _replace(link: Path, change: Callable[[bytes], bytes]) -> None:
 @pytest.mark.parametrize(
     ("damage", "parameters", "said"),
     [
-        (cut_engine, {}, r"engine file .*: 1000000 bytes, \d+ in the manifest; run `make engines`"),
-        (other_manifest, {}, "is not the one that the model's config names; run `make engines`"),
-        (None, {"checkpoint_sha256": "0" * 64}, "come from another checkpoint; run `make engines`"),
+        (cut_engine, {}, r"engine file .*: 1000000 bytes, \d+ in the manifest; run `shapeshift engines`"),
+        (other_manifest, {}, "is not the one that the model's config names; run `shapeshift engines`"),
+        (None, {"checkpoint_sha256": "0" * 64}, "come from another checkpoint; run `shapeshift engines`"),
         (None, {"queue_row": "5"}, "queue_row: .*unknown parameter; known: .*queue_rows"),
     ],
 )

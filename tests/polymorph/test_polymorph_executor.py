@@ -134,7 +134,7 @@ def test_a_placement_that_make_engines_has_not_set_is_refused(
 ) -> None:
     front_args()
     folder = tmp_path / "build" / "engines" / "front"
-    with pytest.raises(InvalidInputError, match="placement, max_workers: got .*; set by `make engines`"):
+    with pytest.raises(InvalidInputError, match="placement, max_workers: got .*; set by `shapeshift engines`"):
         open_executor(
             pb_utils,
             "f",

@@ -388,8 +388,8 @@ def damaged(args: dict[str, str], **parameters: str | None) -> dict[str, str]:
 @pytest.mark.parametrize(
     ("parameters", "kind", "said"),
     [
-        ({"engines": None}, InvalidInputError, "engines: .*a folder of engines; run `make engines`"),
-        ({"engines": "../absent"}, EngineError, "no engine manifest .*; run `make engines`"),
+        ({"engines": None}, InvalidInputError, "engines: .*a folder of engines; run `shapeshift engines`"),
+        ({"engines": "../absent"}, EngineError, "no engine manifest .*; run `shapeshift engines`"),
         ({"manifest_sha256": "0" * 64}, EngineError, "not the one that the model's config names"),
         ({"checkpoint_sha256": "0" * 64}, EngineError, "come from another checkpoint"),
         ({"queue_row": "1"}, InvalidInputError, "queue_row: .*unknown parameter; known: .*queue_rows"),
@@ -432,7 +432,7 @@ def test_changed_engines_are_refused(
 ) -> None:
     args = front_args()
     damage(tmp_path / "build" / "engines" / "front" / "tokenizer.json")
-    with pytest.raises(EngineError, match=f"tokenizer.json.*{said}.*run `make engines`"):
+    with pytest.raises(EngineError, match=f"tokenizer.json.*{said}.*run `shapeshift engines`"):
         TextFront(pb_utils, model_args.read(args))
 
 
@@ -476,5 +476,5 @@ def test_the_backend_serves(entry_point: ModuleType, front_args: Callable[..., d
 def test_the_backend_reports_why_it_does_not_load(
     entry_point: ModuleType, front_args: Callable[..., dict[str, str]]
 ) -> None:
-    with pytest.raises(TritonModelException, match="run `make engines`"):
+    with pytest.raises(TritonModelException, match="run `shapeshift engines`"):
         entry_point.TritonPythonModel().initialize(damaged(front_args(), engines="../absent"))

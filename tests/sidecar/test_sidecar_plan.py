@@ -184,4 +184,4 @@ def test_missing_worker_models_are_reported() -> None:
     assert pools.within_limits(front(), 4, 6) == (4, "")
     workers, problem = pools.within_limits(front(), 4, 2)
     assert workers == 2
-    assert "4 workers are needed, but there are only 2 worker models; run `make engines`" in problem
+    assert "4 workers are needed, but there are only 2 worker models; run `shapeshift engines`" in problem

@@ -227,7 +227,7 @@ def test_fewer_models_than_workers() -> None:
     case = Case(server)
     case.step()
     assert len(server.bins()) == 2
-    assert case.logged("4 workers are needed, but there are only 2 worker models; run `make engines`")
+    assert case.logged("4 workers are needed, but there are only 2 worker models; run `shapeshift engines`")
 
 
 def test_worker_models_that_appear_later_are_loaded() -> None:

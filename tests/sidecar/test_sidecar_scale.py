@@ -23,7 +23,7 @@ def test_slow_answers_add_a_worker_with_the_longest_bin() -> None:
 def test_no_more_than_there_are_models() -> None:
     action, reason = decide_scaling(FRONT, Traffic(10, p98_ms=299.0), 0, CURRENT, [], ALIVE)
     assert action is None
-    assert "make engines" in reason
+    assert "shapeshift engines" in reason
 
 
 def test_fast_answers_release_the_least_busy_worker() -> None:

@@ -41,7 +41,7 @@ def test_how_to_call_comes_from_the_models_folder(tmp_path: Path) -> None:
         (["--host", "0.0.0.0", "--allow-public"], ALLOW_PUBLIC),
         (["--models", "../x"], "model: got"),
         (["--http-port", "8001"], "must differ"),
-        (["--repository", "absent"], "no model repository at absent; run `make engines`"),
+        (["--repository", "absent"], "no model repository at absent; run `shapeshift engines`"),
         (["--external", "8001"], "HOST:GRPCPORT"),
         (["--external", "127.0.0.1:1", "--models", "encode"], "no server answers at 127.0.0.1:1"),
     ],

@@ -235,7 +235,7 @@ def test_a_failing_model_gives_its_reason(
 
 def test_unpacked_for_another_python(make_settings: Callable[..., ServerSettings], tmp_path: Path) -> None:
     (tmp_path / ".unpacked.json").write_text('{"python": "3.8"}')
-    with pytest.raises(UnsupportedError, match=r"Python 3\.8.*make setup"):
+    with pytest.raises(UnsupportedError, match=r"Python 3\.8.*shapeshift setup"):
         TritonServer(make_settings(triton=tmp_path, run_directory=tmp_path / "run")).start()
 
 

@@ -46,7 +46,7 @@ class ModelRunner:
         self.made: Manifest = manifest.load(folder)
         self.outputs = tuple(output.name for output in self.made.outputs)
         if "LOGITS" not in self.outputs:
-            raise EngineError(f"{name} has no output LOGITS; list it in its config.pbtxt and run `make engines`")
+            raise EngineError(f"{name} has no output LOGITS; list it in its config.pbtxt and run `shapeshift engines`")
         self._tokenizer = TextTokenizer(
             folder / TOKENIZER_FILE, self.made.max_tokens, type_stride=self.made.type_stride
         )

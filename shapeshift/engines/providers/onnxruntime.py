@@ -99,7 +99,7 @@ class OnnxRuntimeProvider:
         try:
             import onnxruntime
         except ImportError:
-            raise UnsupportedError("provider onnxruntime: not installed; run `make setup`") from None
+            raise UnsupportedError("provider onnxruntime: not installed; run `pip install onnx onnxruntime`") from None
         return str(onnxruntime.__version__)
 
     def export(self, module: Any, example: Mapping[str, Array], folder: Path, precision: str) -> list[str]:

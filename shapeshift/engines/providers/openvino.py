@@ -71,7 +71,7 @@ class OpenVinoProvider:
         try:
             import openvino
         except ImportError:
-            raise UnsupportedError("provider openvino: not installed; run `make setup`") from None
+            raise UnsupportedError("provider openvino: not installed; run `pip install openvino`") from None
         return str(openvino.__version__)
 
     def export(self, module: Any, example: Mapping[str, Array], folder: Path, precision: str) -> list[str]:

@@ -37,7 +37,7 @@ class TensorRtEngine:
         if self._engine is None:
             raise EngineError(
                 f"{plan} was built for another GPU or TensorRT version (here {tensorrt.__version__}); "
-                "run `make engines` on this machine"
+                "run `shapeshift engines` on this machine"
             )
         self._context = self._engine.create_execution_context()
         self._stream = torch.cuda.Stream()

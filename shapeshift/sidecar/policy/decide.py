@@ -140,7 +140,7 @@ def decide_scaling(
     reason = f"p98 {tail:.1f} ms, objective {slo_ms:g} ms, {len(workers)} workers"
     if decision.action == "out":
         if not spare:
-            return None, f"{reason}: one more is needed, but there is no further worker model; run `make engines`"
+            return None, f"{reason}: one more is needed, but there is no further worker model; run `shapeshift engines`"
         return Action("load", spare[0], front.edges[-1] if front.is_binned else ALL_BINS), reason
     if decision.action == "in" and decision.worker is not None:
         worker = workers[decision.worker]

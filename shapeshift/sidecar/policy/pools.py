@@ -79,7 +79,7 @@ def within_limits(front: Front, workers: int, models: int) -> tuple[int, str]:
     target = min(max(workers, front.min_workers), front.max_workers)
     if models >= target:
         return target, ""
-    return models, f"{target} workers are needed, but there are only {models} worker models; run `make engines`"
+    return models, f"{target} workers are needed, but there are only {models} worker models; run `shapeshift engines`"
 
 
 def spare_workers(front: Front, group: Sequence[Front], server: ServerModels) -> list[str]:

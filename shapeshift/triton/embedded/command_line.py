@@ -51,7 +51,7 @@ def link_backends(target: Path, folders: Sequence[Path]) -> Path:
     target.mkdir(parents=True)
     for folder in folders:
         if not folder.is_dir():
-            raise NotFoundError(f"no backend folder {folder}; run `make setup`, or give another")
+            raise NotFoundError(f"no backend folder {folder}; run `shapeshift setup`, or give another")
         for backend in sorted(folder.iterdir()):
             if not backend.is_dir() or backend.name.startswith((".", "__")):
                 continue
@@ -85,7 +85,7 @@ def require_matching_environment(triton: Path) -> None:
         return
     running = f"{sys.version_info.major}.{sys.version_info.minor}"
     if unpacked != running:
-        raise UnsupportedError(f"{triton} is for Python {unpacked}, not {running}; run `make setup` again")
+        raise UnsupportedError(f"{triton} is for Python {unpacked}, not {running}; run `shapeshift setup` again")
     with contextlib.suppress(PackageNotFoundError):
         numpy = version("numpy")
         # With numpy 2 the stub of this server returns empty tensors, without any error.
@@ -98,7 +98,7 @@ def require_models(settings: ServerSettings) -> None:
     found: set[str] = set()
     for folder in settings.repositories:
         if not folder.is_dir():
-            raise NotFoundError(f"no model repository at {folder}; run `make engines`, or give another")
+            raise NotFoundError(f"no model repository at {folder}; run `shapeshift engines`, or give another")
         found |= {model.name for model in folder.iterdir() if model.is_dir()}
     for name in settings.models:
         if name not in found:

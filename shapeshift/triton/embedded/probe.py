@@ -20,7 +20,7 @@ def parse_help(text: str) -> frozenset[str]:
 def supported_options(binary: Path, environment: Mapping[str, str], timeout_s: float = 30.0) -> frozenset[str]:
     """The options of `binary`. Raises NotFoundError if it is missing, UnsupportedError if it does not run."""
     if not binary.is_file():
-        raise NotFoundError(f"no server at {binary}; run `make setup`")
+        raise NotFoundError(f"no server at {binary}; run `shapeshift setup`")
     try:
         answer = subprocess.run(
             [binary, "--help"],
@@ -31,7 +31,7 @@ def supported_options(binary: Path, environment: Mapping[str, str], timeout_s: f
             check=False,
         )
     except (OSError, subprocess.TimeoutExpired) as error:
-        raise UnsupportedError(f"{binary} does not run here ({error}); run `make setup` again") from error
+        raise UnsupportedError(f"{binary} does not run here ({error}); run `shapeshift setup` again") from error
     found = parse_help(answer.stdout + answer.stderr)
     if not found:
         lines = answer.stderr.strip().splitlines() or [f"exit status {answer.returncode}"]
