@@ -14,7 +14,7 @@ import torch
 from shapeshift import settings
 from shapeshift.adapter_cache.interfaces import LengthPredictor, PredictionInput
 from shapeshift.adapter_cache.lora.batch import LoraHook, LoraKernels
-from shapeshift.adapter_cache.memory.adapter_table import Adapter
+from shapeshift.adapter_cache.memory.adapter_table import Adapter, unavailable
 from shapeshift.adapter_cache.memory.cache import AdapterCache
 from shapeshift.adapter_cache.metrics import scheduler_metrics, state_metrics
 from shapeshift.adapter_cache.policy.scheduling import SchedulerInputs, SchedulingSettings, make_scheduler
@@ -28,7 +28,6 @@ from shapeshift.adapter_cache.settings import (
     PREFETCHERS,
     AdapterCacheSettings,
 )
-from shapeshift.errors import EngineError
 from shapeshift.fused_decode import loading
 from shapeshift.fused_decode.engine.loop import DecodeLoop
 from shapeshift.fused_decode.interfaces import LinearHook, Runtime
@@ -235,13 +234,13 @@ class AdapterService(DecodeService):
             self._loop.wake()
 
     def _fail_waiting(self, adapter: Adapter, error: Exception) -> None:
-        reason = f"adapter {adapter.label} could not be loaded: {error}"
-        self._log(reason)
+        reason = unavailable(f"adapter {adapter.label} could not be loaded", error)
+        self._log(str(reason))
         with self._lock:
             waiting = [request for request in self._live.get(adapter.name, ()) if request.slot is None]
         for request in waiting:
             if self._loop is not None:
-                self._loop.end(request, EngineError(reason))
+                self._loop.end(request, reason)
 
     def _watch_registry(self) -> None:
         while not self._stop.wait(_REFRESH_S):

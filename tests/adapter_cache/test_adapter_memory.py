@@ -24,6 +24,7 @@ from shapeshift.adapter_cache.memory.placement import Regions, Span
 from shapeshift.adapter_cache.metrics import FOR_ADAPTER, FOR_SLOT, REMOVED
 from shapeshift.adapter_cache.registry.peft import PeftAdapter
 from shapeshift.adapter_cache.settings import EVICTION_RULES
+from shapeshift.errors import EngineError
 
 SLOT_ELEMENTS = 256
 TOKENS = 16
@@ -63,7 +64,7 @@ class FakeLoads:
     def _fill(self, target: torch.Tensor, one: Adapter, *others: object) -> None:
         assert self.may_load.wait(30)
         if one.name in self.fails:
-            raise OSError("gone")
+            raise EngineError("gone")
         target.fill_(one.number)
 
     def add(self, name: str, elements: int) -> Adapter:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import threading
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -14,6 +16,7 @@ import pytest
 import torch
 
 from shapeshift.adapter_cache import prompt_embedding, service
+from shapeshift.adapter_cache.memory import adapter_table, loader
 from shapeshift.adapter_cache.policy.length_prediction import Regressor
 from shapeshift.adapter_cache.registry import store
 from shapeshift.adapter_cache.service import AdapterService
@@ -344,6 +347,34 @@ def test_a_file_that_is_damaged_before_it_is_loaded(
         code, text = request.refusal()
         assert code == TritonError.INTERNAL and "large" in text
     service_of(front).cache.check_integrity()
+
+
+def test_a_read_error_that_passes_costs_little(
+    make_front: MakeFront, peft_answers: dict[str | None, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    front, opened, errors, now = make_front(), loader.safe_open, [OSError(errno.EIO, "Input/output error")], 0.0
+
+    def unreliable(*arguments: Any, **options: Any) -> Any:
+        if errors:
+            raise errors.pop()
+        return opened(*arguments, **options)
+
+    monkeypatch.setattr(loader, "safe_open", unreliable)
+    monkeypatch.setattr(adapter_table, "time", SimpleNamespace(monotonic=lambda: now))
+    first = asking("small")
+    front.execute([first])
+    assert answer_of(first)["text_output"] == peft_answers["small"], "one error is not noticed"
+    errors += [OSError(errno.EMFILE, "Too many open files")] * 2
+    second, third = asking("large"), asking("large")
+    front.execute([second])
+    code, text = second.refusal()
+    assert code == TritonError.UNAVAILABLE and "Too many open files" in text and "retry later" in text
+    front.execute([third])
+    assert third.refusal()[0] == TritonError.UNAVAILABLE, "the file is left alone for a while"
+    now += 100.0
+    fourth = asking("large")
+    front.execute([fourth])
+    assert answer_of(fourth)["text_output"] == peft_answers["large"]
 
 
 class EmbeddingModel:

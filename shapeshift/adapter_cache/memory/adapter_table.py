@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import itertools
+import math
 import threading
+import time
 from collections import Counter
 from dataclasses import dataclass, field
 
@@ -12,9 +14,11 @@ import torch
 from shapeshift.adapter_cache.interfaces import AdapterInfo
 from shapeshift.adapter_cache.lora.batch import lay_out
 from shapeshift.adapter_cache.registry.peft import PeftAdapter
+from shapeshift.errors import EngineError, OverloadedError, ShapeshiftError
 from shapeshift.fused_decode.model.architecture import Architecture
 
 ABSENT, LOADING, READY = range(3)
+_PAUSE_S, _MOST_PAUSE_S = 1.0, 30.0
 _numbers = itertools.count()
 
 
@@ -26,14 +30,15 @@ class Adapter:
     number    its value in `StepBatch.adapters`
     relative  places of its factors in its own memory of `elements`, see `lora.batch.lay_out`; places: in the buffer
     verified  whether its files have the hash `sha256`
-    error     why it cannot be loaded
+    failure   why its last load failed; until `retry_at`, monotonic seconds, no other load is started
+    failed_reads  loads in a row that failed since a file could not be read
     on_demand whether a request caused the load and no request has used it since
     users     running requests that use it
     uses, last, base  see `interfaces.EvictEntry`
 
     `Catalogue` creates the record. `Preloader.pin` sets `pinned`, on the thread of the catalogue. On the loader's
     thread, `load_weights` sets `verified` and `AdapterCache` sets `state` to READY. On the generating thread,
-    `AdapterCache` sets `state` to LOADING and writes `error`, `on_demand`, `users`, `uses`, `last` and `base`;
+    `AdapterCache` sets `state` to LOADING, calls `fail`, and writes `on_demand`, `users`, `uses`, `last` and `base`;
     `Placement` writes `places` and sets `state` to ABSENT.
     """
 
@@ -46,7 +51,9 @@ class Adapter:
     pinned: bool = False
     number: int = field(default_factory=lambda: next(_numbers))
     verified: bool = False
-    error: Exception | None = None
+    failure: Exception | None = None
+    retry_at: float = math.inf
+    failed_reads: int = 0
     state: int = ABSENT
     places: torch.Tensor | None = None
     on_demand: bool = False
@@ -60,6 +67,18 @@ class Adapter:
         return self.info.name
 
     @property
+    def error(self) -> Exception | None:
+        """Why it cannot be loaded now."""
+        return self.failure if time.monotonic() < self.retry_at else None
+
+    def fail(self, error: Exception) -> None:
+        """A load has failed. An OverloadedError passes: the load may be tried again at once, then after pauses."""
+        self.failure = error
+        if isinstance(error, OverloadedError):
+            self.retry_at = time.monotonic() + min(self.failed_reads * _PAUSE_S, _MOST_PAUSE_S)
+            self.failed_reads += 1
+
+    @property
     def is_idle(self) -> bool:
         """Whether it may be evicted."""
         return self.state == READY and not self.users
@@ -71,6 +90,12 @@ def make_adapter(label: str, sha256: str, source: PeftAdapter, base: Architectur
     number = next(_numbers)
     info = AdapterInfo(f"{label}@{sha256[:12]}.{number}", source.rank, elements * element_bytes)
     return Adapter(info, label, sha256, source, relative, elements, number=number)
+
+
+def unavailable(text: str, error: Exception) -> ShapeshiftError:
+    """The error of a request whose adapter cannot be loaded because of `error`."""
+    kind = OverloadedError if isinstance(error, OverloadedError) else EngineError
+    return kind(f"{text}: {error}")
 
 
 class AdapterTable:

@@ -88,7 +88,7 @@ class AdapterCache:
     table         all adapters
     preload       loads before admission
     on_change()   called on the loader's thread when waiting requests may be admissible
-    on_failure(adapter, error)  called on the generating thread when a load fails
+    on_failure(adapter, error)  called on the generating thread when a load fails for longer
     caching       False evicts every adapter that no request uses or waits for
     """
 
@@ -215,9 +215,9 @@ class AdapterCache:
         if not self._caching:
             self._evict_unused()
         for adapter in self.table.waiting_adapters():
-            if adapter.error is not None:
+            if (error := adapter.error) is not None:
                 # A request that arrived while the load failed.
-                self._on_failure(adapter, adapter.error)
+                self._on_failure(adapter, error)
         self.preload.run(self._in_flight)
 
     def available(self) -> npt.NDArray[np.bool_]:
@@ -286,9 +286,10 @@ class AdapterCache:
         self._in_flight -= 1
         if error is not None:
             self._placement.remove(adapter)
-            adapter.error = error
+            adapter.fail(error)
             self.metrics.failed.add()
-            self._on_failure(adapter, error)
+            if adapter.error is not None:
+                self._on_failure(adapter, error)
 
     def _evict_unused(self) -> None:
         for adapter in [self.table[name] for name in self._regions]:
@@ -301,6 +302,7 @@ class AdapterCache:
         if error is None:
             self.metrics.loaded.add(adapter.info.bytes)
             self.metrics.load_ms.observe(seconds * 1e3)
+            adapter.failed_reads = 0
             adapter.state = READY
         self._ended_loads.append((adapter, error))
         self._on_change()

@@ -14,7 +14,7 @@ from shapeshift.adapter_cache.lora.batch import OFFSET
 from shapeshift.adapter_cache.memory.adapter_table import Adapter
 from shapeshift.adapter_cache.registry import store
 from shapeshift.engines.hardware import cores
-from shapeshift.errors import EngineError, InvalidInputError
+from shapeshift.errors import EngineError, InvalidInputError, OverloadedError
 
 Store = Callable[[torch.Tensor, torch.Tensor, bool, float], bool]
 """See `LoraKernels.store`."""
@@ -29,7 +29,8 @@ def load_weights(
 ) -> None:
     """Write an adapter's factors into its memory, [elements], see `lora.batch.lay_out`; `pause()` is called in between.
 
-    Raises InvalidInputError if the weights are not finite, EngineError if a file has changed or is unreadable.
+    Raises InvalidInputError if the weights are not finite, EngineError if a file has changed or is damaged,
+    OverloadedError if one cannot be read now.
     """
     source = adapter.source
     try:
@@ -51,8 +52,10 @@ def load_weights(
                 if not write(target[middle : middle + b.numel()], b, True, factor.scale):
                     raise InvalidInputError(f"adapter {adapter.label}, {factor.b}", "NaN or infinity", "finite weights")
                 pause()
-    except (SafetensorError, OSError) as error:
+    except SafetensorError as error:
         raise EngineError(f"adapter {adapter.label} is no longer readable: {error}") from None
+    except OSError as error:
+        raise OverloadedError(f"adapter {adapter.label} cannot be read: {error}; retry later") from None
 
 
 class Loader:

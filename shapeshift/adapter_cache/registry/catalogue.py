@@ -7,11 +7,11 @@ from pathlib import Path
 
 from safetensors import SafetensorError
 
-from shapeshift.adapter_cache.memory.adapter_table import Adapter, make_adapter
+from shapeshift.adapter_cache.memory.adapter_table import Adapter, make_adapter, unavailable
 from shapeshift.adapter_cache.memory.cache import AdapterCache
 from shapeshift.adapter_cache.registry import peft, store
 from shapeshift.adapter_cache.registry.peft import BaseModel
-from shapeshift.errors import EngineError, InvalidInputError, ShapeshiftError
+from shapeshift.errors import InvalidInputError, ShapeshiftError
 from shapeshift.registry import FILE, FolderWatch
 from shapeshift.serving.model_args import Log
 
@@ -65,14 +65,14 @@ class Catalogue:
     def hold(self, name: str) -> Adapter:
         """The adapter of `name`, for a request; it stays in the cache's table until `unhold` there.
 
-        Raises NotFoundError as `find`, EngineError for an adapter that cannot be loaded.
+        Raises NotFoundError as `find`, and the error of `unavailable` for an adapter that cannot be loaded now.
         """
         # An adapter that has left the table is no longer found.
         while not self._cache.table.hold(adapter := self.find(name)):
             continue
-        if adapter.error is not None:
+        if (error := adapter.error) is not None:
             self._cache.table.unhold(adapter.name)
-            raise EngineError(f"adapter {adapter.label} is unavailable: {adapter.error}")
+            raise unavailable(f"adapter {adapter.label} is unavailable", error)
         return adapter
 
     def refresh(self, first: bool = False) -> bool:
