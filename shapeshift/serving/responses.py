@@ -1,8 +1,9 @@
-"""Responses to Triton: the one thread that sends them, and how a front answers a request.
+"""Responses to Triton: the threads that send them, and how a front answers a request.
 
 `ResponseSender.send` blocks for milliseconds while other threads are busy, so a thread that computes never calls it.
 It posts the streams that have something to send. The sending thread asks each stream for its response when the
-stream's turn comes, so everything that has gathered since the last response leaves in one.
+stream's turn comes, so everything that has gathered since the last response leaves in one. Errors have a thread of
+their own: a refusal does not wait for the answers before it.
 """
 
 from __future__ import annotations
@@ -15,8 +16,14 @@ from functools import partial
 from typing import Any, Protocol
 
 from shapeshift.serving import error_codes
+from shapeshift.serving.bounds import Bound
 from shapeshift.serving.metrics import RequestMetrics
 from shapeshift.serving.model_args import Log
+
+# New requests are refused while so many answers wait to be sent.
+_MAX_UNSENT = 1024
+# `execute` waits while so many refusals wait to be sent: further requests then stay with Triton.
+_MAX_REFUSALS = 64
 
 Make = Callable[[], Any]
 Submit = Callable[[Any, Any], None]
@@ -63,13 +70,18 @@ class SingleResponse:
 class ResponseThread:
     """Sends the responses of many streams in order of posting, and nothing after a stream's last one."""
 
-    def __init__(self, pb_utils: Any, log: Log) -> None:
+    def __init__(self, pb_utils: Any, log: Log, name: str = "responses") -> None:
         self._pb_utils = pb_utils
         self._final = pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL
         self._log = log
         self._queue: queue.SimpleQueue[Sequence[ResponseStream] | None] = queue.SimpleQueue()
-        self._thread = threading.Thread(target=self._run, name="responses", daemon=True)
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
+
+    @property
+    def waiting(self) -> int:
+        """Posts whose turn has not come."""
+        return self._queue.qsize()
 
     def post(self, streams: Sequence[ResponseStream]) -> None:
         """Announce that these streams have something to send; never blocks. The sequence must not change later."""
@@ -111,28 +123,39 @@ class ResponseThread:
 
 
 class Responder:
-    """Answers the requests of a front and counts how they ended. Owns the sending thread."""
+    """Answers the requests of a front and counts how they ended. Owns the sending threads."""
 
     def __init__(self, pb_utils: Any, metrics: RequestMetrics, log: Log) -> None:
         self._pb_utils = pb_utils
         self._metrics = metrics
-        self._thread = ResponseThread(pb_utils, log)
-        self.post = self._thread.post
-        self.close = self._thread.close
+        self._counting = threading.Lock()
+        self._answers = ResponseThread(pb_utils, log)
+        self._errors = ResponseThread(pb_utils, log, "errors")
+        self._unsent_bound = Bound("responses", _MAX_UNSENT, "answers", "wait to be sent")
+        self._refusal_slots = threading.Semaphore(_MAX_REFUSALS)
+        self.post = self._answers.post
+
+    def close(self) -> None:
+        """Send what was posted, then end the threads."""
+        self._answers.close()
+        self._errors.close()
 
     def start(
         self, requests: Sequence[Any], submit: Submit, with_code: Callable[[Any], bool] = lambda request: False
     ) -> None:
         """Call `submit(request, its response sender)` for each; an error that it raises is that request's answer.
 
+        Blocks only while too many of these errors wait to be sent.
         with_code(request): whether that error carries its code in its text, see `error_codes.with_code`.
         """
         for request in requests:
             response_sender = request.get_response_sender()
             try:
+                self._unsent_bound.require(self._answers.waiting)
                 submit(request, response_sender)
             except Exception as error:  # noqa: BLE001  one bad request must not cost the others
-                self.fail(response_sender, error, with_code=with_code(request))
+                self._refusal_slots.acquire()
+                self.fail(response_sender, error, None, with_code(request), self._refusal_slots.release)
 
     def send(
         self,
@@ -147,7 +170,8 @@ class Responder:
         arrived: monotonic, in seconds. before: called on the sending thread before the response is made. after: called
         after it was sent and counted. Where `make` raises, the client gets that error.
         """
-        self._post(response_sender, make, partial(self._served, arrived, after), before)
+        ended = partial(self._ended, "OK", arrived, after)
+        self._answers.post([SingleResponse(response_sender, _preceded(make, before), ended)])
 
     def fail(
         self,
@@ -155,25 +179,32 @@ class Responder:
         error: Exception,
         before: Callable[[], None] | None = None,
         with_code: bool = False,
+        after: Callable[[], None] | None = None,
     ) -> None:
-        """Answer with `error`; before: as for `send`; with_code: see `error_codes.with_code`."""
+        """Answer with `error`, ahead of the answers that wait to be sent; never blocks.
+
+        before, after: as for `send`, on the thread that sends errors; with_code: see `error_codes.with_code`.
+        """
         respond = error_codes.with_code if with_code else error_codes.error_response
-        after = partial(self.count, error_codes.code_name(error))
-        self._post(response_sender, partial(respond, self._pb_utils, error), after, before)
+        make = partial(respond, self._pb_utils, error)
+        ended = partial(self._ended, error_codes.code_name(error), None, after)
+        self._errors.post([SingleResponse(response_sender, _preceded(make, before), ended)])
 
     def count(self, code: str, arrived: float | None = None) -> None:
         """Count a request that ended with this code; arrived: of one that was served, for its latency."""
         if arrived is not None:
             self._metrics.latency_ms.observe((time.monotonic() - arrived) * 1e3)
-        self._metrics.answered[code].add()
+        with self._counting:
+            self._metrics.answered[code].add()
 
-    def _post(self, sender: Any, make: Make, after: Callable[[], None], before: Callable[[], None] | None) -> None:
-        self._thread.post([SingleResponse(sender, make if before is None else partial(_both, before, make), after)])
-
-    def _served(self, arrived: float, after: Callable[[], None] | None) -> None:
-        self.count("OK", arrived)
+    def _ended(self, code: str, arrived: float | None, after: Callable[[], None] | None) -> None:
+        self.count(code, arrived)
         if after is not None:
             after()
+
+
+def _preceded(make: Make, before: Callable[[], None] | None) -> Make:
+    return make if before is None else partial(_both, before, make)
 
 
 def _both(before: Callable[[], None], make: Make) -> Any:

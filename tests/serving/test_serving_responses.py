@@ -10,11 +10,12 @@ from typing import Any
 
 import pytest
 
-from shapeshift.errors import InvalidInputError
-from shapeshift.serving import error_codes
+from shapeshift.errors import InvalidInputError, OverloadedError
+from shapeshift.serving import error_codes, responses
 from shapeshift.serving.metrics import RequestMetrics
 from shapeshift.serving.responses import Responder, ResponseThread, SingleResponse
 from tests.fakes import InferenceResponse, PbUtils, Request, ResponseSender, TritonError
+from tests.waiting import wait_for
 
 
 def test_one_final_response_each_in_order() -> None:
@@ -31,19 +32,19 @@ def test_one_final_response_each_in_order() -> None:
 
 
 def test_threads_may_submit_at_once() -> None:
-    responses = ResponseThread(PbUtils(), pytest.fail)
+    thread = ResponseThread(PbUtils(), pytest.fail)
     targets = [ResponseSender() for _ in range(400)]
 
     def work(number: int) -> None:
         for target in targets[number::4]:
-            responses.post([SingleResponse(target, InferenceResponse)])
+            thread.post([SingleResponse(target, InferenceResponse)])
 
     threads = [threading.Thread(target=work, args=(number,)) for number in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    responses.close()
+    for poster in threads:
+        poster.start()
+    for poster in threads:
+        poster.join()
+    thread.close()
     for target in targets:
         target.answer()
 
@@ -313,3 +314,96 @@ def test_what_submit_raises_is_the_answer_of_that_request_alone(responder: tuple
     assert coded.message() == "[INVALID_ARG] TEXT: got 3; a string"
     assert accepted == [requests[2]] and metrics.answered["INVALID_ARG"].value == 2
     assert metrics.latency_ms.totals()[0][-1] == 0
+
+
+# Refusals.
+
+
+class HeldSender(ResponseSender):
+    """A sender whose `send` waits, as Triton's does under load, until `release`."""
+
+    release = threading.Event()
+
+    def send(self, response: InferenceResponse, flags: int = 0) -> None:
+        assert self.release.wait(30)
+        super().send(response, flags)
+
+
+@pytest.fixture
+def held(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
+    """The event that lets every HeldSender send."""
+    monkeypatch.setattr(HeldSender, "release", threading.Event())
+    return HeldSender.release
+
+
+def refuse(request: Request, sender: ResponseSender) -> None:
+    raise OverloadedError("full")
+
+
+def test_a_refusal_does_not_wait_for_answers(
+    responder: tuple[Responder, RequestMetrics], held: threading.Event
+) -> None:
+    made, metrics = responder
+    answers = [HeldSender() for _ in range(3)]
+    for sender in answers:
+        made.send(sender, InferenceResponse, time.monotonic())
+    refused, failed = Request(), ResponseSender()
+    made.start([refused], refuse)
+    made.fail(failed, OverloadedError("latency_ms ran out"))
+    assert refused.refusal() == (TritonError.UNAVAILABLE, "full")
+    failed.answer()
+    assert not any(sender.responses for sender in answers)
+    held.set()
+    made.close()
+    assert all(sender.answer().error() is None for sender in answers)
+    assert metrics.answered["OK"].value == 3 and metrics.answered["UNAVAILABLE"].value == 2
+
+
+def test_refusals_that_wait_are_bounded_and_none_is_lost(
+    monkeypatch: pytest.MonkeyPatch, held: threading.Event
+) -> None:
+    monkeypatch.setattr(responses, "_MAX_REFUSALS", 3)
+    made = Responder(PbUtils(), RequestMetrics("texts", 1, 0), pytest.fail)
+    requests = [Request() for _ in range(8)]
+    submitted: list[Request] = []
+    for request in requests:
+        request.sender = HeldSender()
+
+    def submit(request: Request, sender: ResponseSender) -> None:
+        submitted.append(request)
+        refuse(request, sender)
+
+    executing = threading.Thread(target=made.start, args=(requests, submit))
+    executing.start()
+    wait_for(lambda: len(submitted) == 4)
+    executing.join(0.05)
+    assert executing.is_alive() and submitted == requests[:4]
+    held.set()
+    executing.join(30)
+    made.close()
+    assert [request.refusal()[1] for request in requests] == ["full"] * 8
+
+
+def test_requests_are_refused_while_too_many_answers_wait_to_be_sent(
+    monkeypatch: pytest.MonkeyPatch, held: threading.Event
+) -> None:
+    monkeypatch.setattr(responses, "_MAX_UNSENT", 2)
+    made = Responder(PbUtils(), RequestMetrics("texts", 1, 0), pytest.fail)
+    accepted: list[Request] = []
+
+    def submit(request: Request, sender: ResponseSender) -> None:
+        accepted.append(request)
+        made.send(sender, InferenceResponse, time.monotonic())
+
+    requests = [Request() for _ in range(5)]
+    for request in requests:
+        request.sender = HeldSender()
+    made.start(requests[:1], submit)
+    # The first one is being sent; two wait behind it.
+    wait_for(lambda: made._answers.waiting == 0)
+    made.start(requests[1:], submit)
+    held.set()
+    made.close()
+    assert accepted == requests[:3]
+    limit = "responses: 2 answers wait to be sent, 1 more would exceed 2; retry later"
+    assert [request.refusal() for request in requests[3:]] == [(TritonError.UNAVAILABLE, limit)] * 2
