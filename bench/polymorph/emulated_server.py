@@ -58,6 +58,8 @@ class Cell:
             "min_workers": self.workers,
             "queue_rows": 100000,
             "queue_tokens": 10000000,
+            # Every request is served, however long it waits: the schemes are compared by their waits.
+            "max_queue_ms": 0,
             **scheme.parameters(),
         }
         repository = emulated_front(folder, "emulated", self._tokens.tolist(), **stated)

@@ -98,7 +98,7 @@ class Part:
             shares = []
             for one in traffic:
                 loaded = loading.load(_arguments(parameters), lambda text: None, lambda args, own: self.model)
-                loaded.costs.factor = self.slower
+                loaded.costs.measured.value = self.slower
                 offered = simulated(one, self.model.tasks, (gamma,))
                 result = simulate(loaded.costs, loaded.scheduler, offered)
                 shares.append(result.total_utility(offered) / float(offered.utility.sum()))

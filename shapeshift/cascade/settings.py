@@ -20,6 +20,8 @@ class CascadeSettings:
     engine_threads   threads that run the first level's engines; 0: one per core
     queue_rows       most texts that may wait for the first level; a request that does not fit is answered UNAVAILABLE
     queue_tokens     most tokens that may wait for it
+    max_queue_ms     most milliseconds until the first level has computed a text that arrives while others wait, as
+                     predicted from the profile; a request that would take longer is refused on arrival; 0: any
     pack_tokens      most tokens that several texts share in one of its engine calls; 0: from the profile
     memory_mb        while the process uses more than this, in MiB, no further static engine is loaded
     call_threads     calls to later levels that run at the same time
@@ -37,6 +39,7 @@ class CascadeSettings:
     engine_threads: int = 0
     queue_rows: int = 1024
     queue_tokens: int = 131072
+    max_queue_ms: float = 2000.0
     pack_tokens: int = 0
     memory_mb: int = 4096
     call_threads: int = 16
@@ -53,6 +56,7 @@ class CascadeSettings:
         require(0 <= self.engine_threads <= 256, "engine_threads", self.engine_threads, "0 to 256")
         require(self.queue_rows >= 1, "queue_rows", self.queue_rows, "at least 1")
         require(self.queue_tokens >= 1, "queue_tokens", self.queue_tokens, "at least 1")
+        require(self.max_queue_ms >= 0, "max_queue_ms", self.max_queue_ms, "0 or more")
         require(self.pack_tokens >= 0, "pack_tokens", self.pack_tokens, "0 or more")
         require(self.memory_mb >= 1, "memory_mb", self.memory_mb, "at least 1")
         require(1 <= self.call_threads <= 256, "call_threads", self.call_threads, "1 to 256")

@@ -60,10 +60,10 @@ def open_executor(
             "placement, max_workers", [own.placement, own.max_workers], "set by `shapeshift engines`; run it again"
         )
     edges = placement.edges() or bin_edges(made)
-    times = service_times(made, edges)
     limits = _pack_limits(made, own)
+    times = service_times(made, edges, limits)
     shared = own.placement == "resident"
-    assignment: Assignment = SharedQueue(limits) if shared else _dispatched(own, edges, times, limits)
+    assignment: Assignment = SharedQueue(limits, times.of_row) if shared else _dispatched(own, edges, times, limits)
     client = WorkerClient(pb_utils, [output.name for output in made.outputs])
     workers = [worker_name(front, number) for number in range(own.max_workers)]
     return Router(client, workers, assignment, times, own, log)
@@ -74,7 +74,7 @@ def _dispatched(own: PolymorphSettings, edges: list[int], times: ServiceTimes, l
     capacities = [float(max(1, int(own.slo_ms / service))) for service in services]
     rules = Rules(own.dispatch, own.threshold, own.decay, own.peek)
     dispatcher: RowDispatcher = DISPATCHERS[own.dispatch](edges, services, rules)
-    return DispatchedQueues(dispatcher, edges, capacities, limits)
+    return DispatchedQueues(dispatcher, edges, capacities, limits, times.of_row)
 
 
 def _pack_limits(made: Manifest, own: PolymorphSettings) -> PackLimits:

@@ -23,6 +23,8 @@ class PolymorphSettings:
     engine_threads  inline: threads that run engines, one core each; 0: one for each core
     queue_rows      most texts that may wait; a request that does not fit is answered UNAVAILABLE
     queue_tokens    most tokens that may wait
+    max_queue_ms    most milliseconds until a text that arrives while others wait is computed, as predicted from the
+                    profile; a request that would take longer is refused on arrival; 0: any
     pack_tokens     most tokens of texts that share one engine call; 0: from the profile
     slo_ms          latency objective; half of it and 95% of it become bounds of the latency histogram; 0: none
     memory_mb       while the process uses more than this, no further static engine is loaded
@@ -46,6 +48,7 @@ class PolymorphSettings:
     engine_threads: int = 0
     queue_rows: int = 1024
     queue_tokens: int = 131072
+    max_queue_ms: float = 2000.0
     pack_tokens: int = 0
     slo_ms: float = 0.0
     memory_mb: int = 4096
@@ -72,6 +75,7 @@ class PolymorphSettings:
         require(0 <= self.engine_threads <= 256, "engine_threads", self.engine_threads, "0 to 256")
         require(self.queue_rows >= 1, "queue_rows", self.queue_rows, "at least 1")
         require(self.queue_tokens >= 1, "queue_tokens", self.queue_tokens, "at least 1")
+        require(self.max_queue_ms >= 0, "max_queue_ms", self.max_queue_ms, "0 or more")
         require(self.pack_tokens >= 0, "pack_tokens", self.pack_tokens, "0 or more")
         require(self.slo_ms >= 0, "slo_ms", self.slo_ms, "0 or more")
         require(self.memory_mb >= 1, "memory_mb", self.memory_mb, "at least 1")

@@ -1,7 +1,8 @@
-"""A queue with bounds on its rows and on their tokens."""
+"""A queue with bounds on its rows and on their tokens, which knows what they cost."""
 
 from __future__ import annotations
 
+import math
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
@@ -21,18 +22,25 @@ T = TypeVar("T", bound=Weighted)
 
 
 class BoundedQueue(Generic[T]):
-    """First in, first out; producers never wait, consumers do."""
+    """First in, first out; producers never wait, consumers do. cost_ms: of an item, by the profile."""
 
-    def __init__(self, max_rows: int, max_tokens: int) -> None:
+    def __init__(self, max_rows: int, max_tokens: int, cost_ms: Callable[[T], float] = lambda item: 0.0) -> None:
         self._rows_bound = Bound("queue_rows", max_rows, "rows")
         self._tokens_bound = Bound("queue_tokens", max_tokens, "tokens")
         self._items: deque[T] = deque()
         self._tokens = 0
+        self._cost_ms = cost_ms
+        self._waiting_ms = 0.0
         self._closed = False
         self._ready = threading.Condition()
 
     def __len__(self) -> int:
         return len(self._items)
+
+    @property
+    def waiting_ms(self) -> float:
+        """What the waiting items cost together."""
+        return self._waiting_ms
 
     def put(self, items: Sequence[T]) -> None:
         """Append all of `items` or none; OverloadedError naming the limit where they do not fit.
@@ -48,6 +56,7 @@ class BoundedQueue(Generic[T]):
                 self._tokens_bound.require(self._tokens, tokens)
             self._items.extend(items)
             self._tokens += tokens
+            self._waiting_ms += sum(map(self._cost_ms, items))
             self._ready.notify(len(items))
 
     def take(self, decide: Callable[[Iterable[int], int], int]) -> list[T]:
@@ -63,6 +72,8 @@ class BoundedQueue(Generic[T]):
             count = decide((item.tokens for item in self._items), len(self._items))
             taken = [self._items.popleft() for _ in range(count)]
             self._tokens -= sum(item.tokens for item in taken)
+            # An empty queue costs nothing, whatever the rounding of the sums.
+            self._waiting_ms = self._waiting_ms - sum(map(self._cost_ms, taken)) if self._items else 0.0
             return taken
 
     def waiting(self) -> list[T]:
@@ -76,11 +87,12 @@ class BoundedQueue(Generic[T]):
             self._closed = True
             left = list(self._items)
             self._items.clear()
-            self._tokens = 0
+            self._tokens, self._waiting_ms = 0, 0.0
             self._ready.notify_all()
         return left
 
     def check_integrity(self) -> None:
-        """Raise AssertionError when the token count does not match the items."""
+        """Raise AssertionError where the count of tokens, or the cost, is not that of the items."""
         with self._ready:
             assert self._tokens == sum(item.tokens for item in self._items), "token count is off"
+            assert math.isclose(self._waiting_ms, sum(map(self._cost_ms, self._items)), abs_tol=1e-6), "cost is off"

@@ -311,14 +311,18 @@ def make_router(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Route
         monkeypatch.setattr(router_module, "_MIN_TIMEOUT_S", timeout_s)
         workers = FakeWorkers({chr(ord("a") + number): FakeWorker(edge) for number, edge in enumerate(bins)})
         settings = PolymorphSettings(**parameters)  # type: ignore[arg-type]
-        times = ServiceTimes({edge: [1.0] * 513 for edge in EDGES}, [1.0] * 513)
+        times = ServiceTimes(
+            {edge: [1.0] * 513 for edge in EDGES}, [1.0] * 513, {edge: [1.0] * 513 for edge in (0, *EDGES)}
+        )
 
         def limits(edge: int) -> tuple[int, int]:
             return edge or 100, 4
 
-        assignment: SharedQueue | DispatchedQueues = SharedQueue(limits)
+        assignment: SharedQueue | DispatchedQueues = SharedQueue(limits, times.of_row)
         if any(bins):
-            assignment = DispatchedQueues(Dispatcher(EDGES, [1.0, 2.0, 4.0], Rules()), EDGES, [8, 4, 2], limits)
+            assignment = DispatchedQueues(
+                Dispatcher(EDGES, [1.0, 2.0, 4.0], Rules()), EDGES, [8, 4, 2], limits, times.of_row
+            )
         lines: list[str] = []
         router = Router(workers, list(workers), assignment, times, settings, lines.append)  # type: ignore[arg-type]
         router.workers, router.lines, router.assignment = workers, lines, assignment

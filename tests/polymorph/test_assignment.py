@@ -25,16 +25,22 @@ def limits(edge: int) -> tuple[int, int]:
     return edge or 100, 4
 
 
+def row_cost(edge: int, tokens: int) -> float:
+    return float(edge or tokens)
+
+
 def shared() -> SharedQueue:
-    return SharedQueue(limits)
+    return SharedQueue(limits, row_cost)
 
 
 def dispatched(algorithm: str = "earliest_finish") -> DispatchedQueues:
-    return DispatchedQueues(Dispatcher(EDGES, [1.0, 2.0, 4.0], Rules(algorithm)), EDGES, [8.0, 4.0, 2.0], limits)
+    return DispatchedQueues(
+        Dispatcher(EDGES, [1.0, 2.0, 4.0], Rules(algorithm)), EDGES, [8.0, 4.0, 2.0], limits, row_cost
+    )
 
 
 def packed() -> DispatchedQueues:
-    return DispatchedQueues(Packer(EDGES), EDGES, [8.0, 4.0, 2.0], limits)
+    return DispatchedQueues(Packer(EDGES), EDGES, [8.0, 4.0, 2.0], limits, row_cost)
 
 
 # One queue for all.

@@ -20,6 +20,10 @@ def manifest(engines: Sequence[EngineEntry], max_tokens: int = 100) -> Manifest:
     return Manifest(*named, 30522, max_tokens, True, 0, "", "", "", outputs, {}, tuple(engines))
 
 
+def limits(edge: int) -> tuple[int, int]:
+    return edge or 48, 4
+
+
 DYNAMIC = entry(None, (1, 2.0), (51, 7.0), (100, 14.0))
 STATIC = [entry(16, (16, 1.0)), entry(64, (64, 5.0))]
 LONGEST = entry(100, (100, 9.0))
@@ -46,7 +50,7 @@ def test_the_engine_of_a_bin() -> None:
 
 def test_service_times_are_the_best_measured() -> None:
     made = manifest([DYNAMIC, *STATIC])
-    times = service_times(made, bin_edges(made))
+    times = service_times(made, bin_edges(made), limits)
     assert [times.of_bin(edge) for edge in (16, 64, 100)] == [1.0, 5.0, 14.0]
     # A static engine takes the same however full it is; the dynamic one lies on a line between its points.
     assert [times.of_pack(16, tokens) for tokens in (1, 16)] == [1.0, 1.0]
@@ -55,13 +59,23 @@ def test_service_times_are_the_best_measured() -> None:
 
 def test_a_worker_with_all_engines_is_as_fast_as_the_best_of_them() -> None:
     made = manifest([DYNAMIC, *STATIC])
-    times = service_times(made, bin_edges(made))
+    times = service_times(made, bin_edges(made), limits)
     assert [times.of_pack(0, tokens) for tokens in (1, 16, 26, 51, 64)] == [1.0, 1.0, 4.5, 5.0, 5.0]
     assert times.of_pack(0, 65) == pytest.approx(7.0 + 14 * 7.0 / 49)
 
 
 def test_beyond_the_longest_text_the_time_is_constant() -> None:
     made = manifest([DYNAMIC, *STATIC])
-    times = service_times(made, bin_edges(made))
+    times = service_times(made, bin_edges(made), limits)
     assert times.of_pack(0, 1000) == times.of_pack(100, 1000) == 14.0
     assert times.of_pack(17, 26) == times.of_pack(0, 26)
+
+
+def test_a_row_costs_its_share_of_a_call_on_the_engine_of_its_bin() -> None:
+    made = manifest([DYNAMIC, *STATIC])
+    times = service_times(made, bin_edges(made), limits)
+    # Calls of at most four rows, and of 16 or 64 tokens; on any engine of 48 tokens: three rows of 16.
+    assert [times.of_row(16, tokens) for tokens in (1, 4, 5, 16)] == [0.25, 0.25, 1 / 3, 1.0]
+    assert [times.of_row(64, tokens) for tokens in (16, 64)] == [1.25, 5.0]
+    assert times.of_row(0, 16) == times.of_pack(0, 48) / 3
+    assert times.of_row(100, 100) == 14.0

@@ -83,6 +83,11 @@ def cost_curve(entry: EngineEntry, max_tokens: int) -> Array:
     return np.asarray(np.interp(lengths, [tokens for tokens, _ in points], [ms for _, ms in points]))
 
 
+def best_curve(manifest: Manifest) -> Array:
+    """As `cost_curve`, on the engine that is fastest for each number of tokens."""
+    return np.asarray(np.min([cost_curve(entry, manifest.max_tokens) for entry in manifest.engines], axis=0))
+
+
 def efficient_tokens(manifest: Manifest) -> int:
     """The size, in tokens, of the smallest pack whose time per token is within 10 % of the best.
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Protocol
 
@@ -13,11 +13,13 @@ from shapeshift.engines.execution.engine_set import EngineSet
 from shapeshift.engines.execution.loading import BackgroundLoader, first_and_rest
 from shapeshift.engines.execution.request import Row, TextRequest
 from shapeshift.engines.manifest import EngineEntry, Manifest
+from shapeshift.engines.policy.measured_factor import MeasuredFactor
 from shapeshift.engines.policy.pack_size import rows_to_take
+from shapeshift.engines.policy.row_costs import row_costs
 from shapeshift.engines.providers import lookup
 from shapeshift.errors import EngineError
 from shapeshift.serving.bounded_queue import BoundedQueue
-from shapeshift.serving.bounds import unloading
+from shapeshift.serving.bounds import TimeBound, unloading
 from shapeshift.serving.metrics import Counter, Gauge
 from shapeshift.serving.model_args import Log
 
@@ -27,8 +29,8 @@ _DEADLINE_CHECK_S = 0.05
 class ExecutorSettings(Protocol):
     """The settings that the executor reads.
 
-    queue_rows, queue_tokens: bounds of the queue; pack_tokens: maximum of an engine call, 0: from the profile;
-    memory_mb: above this memory of the process, no further static engine is loaded.
+    queue_rows, queue_tokens, max_queue_ms: bounds of the queue; pack_tokens: maximum of an engine call, 0: from the
+    profile; memory_mb: above this memory of the process, no further static engine is loaded.
     """
 
     @property
@@ -36,6 +38,9 @@ class ExecutorSettings(Protocol):
 
     @property
     def queue_tokens(self) -> int: ...
+
+    @property
+    def max_queue_ms(self) -> float: ...
 
     @property
     def pack_tokens(self) -> int: ...
@@ -50,6 +55,8 @@ class EngineThread:
     def __init__(self, number: int, executor: EngineExecutor, engines: EngineSet) -> None:
         self.engines = engines
         self.busy_rows = 0
+        # What its running call takes by the profile.
+        self.busy_ms = 0.0
         self.calls = 0
         self.rows = 0
         self._executor = executor
@@ -65,12 +72,16 @@ class EngineThread:
 
     def _serve(self) -> None:
         while rows := self._executor.queue.take(self._executor.rows_to_take):
+            began = time.perf_counter()
             rows = [row for row in rows if row.request.should_run()]
             if rows:
                 self._run(rows)
+                self._executor.observe(self.busy_ms, (time.perf_counter() - began) * 1e3)
+                self.busy_rows, self.busy_ms = 0, 0.0
 
     def _run(self, rows: list[Row]) -> None:
         self.busy_rows = len(rows)
+        self.busy_ms = self._executor.pack_ms(sum(row.tokens for row in rows))
         before = time.perf_counter()
         try:
             outputs = self.engines.run([row.ids for row in rows])
@@ -83,7 +94,6 @@ class EngineThread:
                 row.request.complete(row, {name: values[index] for name, values in outputs.items()}, took_ms)
         self.calls += 1
         self.rows += len(rows)
-        self.busy_rows = 0
 
 
 class EngineExecutor:
@@ -94,11 +104,15 @@ class EngineExecutor:
     """
 
     def __init__(self, manifest: Manifest, folder: Path, settings: ExecutorSettings, threads: int, log: Log) -> None:
-        self.queue: BoundedQueue[Row] = BoundedQueue(settings.queue_rows, settings.queue_tokens)
         self.lengths_seen = [0] * (manifest.max_tokens + 1)
         pack_tokens = settings.pack_tokens or engine_set.efficient_tokens(manifest)
         self._pack_tokens = min(pack_tokens, manifest.max_tokens)
         self._max_rows = engine_set.max_rows(manifest)
+        self._pack_ms = engine_set.best_curve(manifest).tolist()
+        self._row_ms = row_costs(self._pack_ms, self._pack_tokens, self._max_rows)
+        self._measured = MeasuredFactor()
+        self._time_bound = TimeBound("max_queue_ms", settings.max_queue_ms)
+        self.queue: BoundedQueue[Row] = BoundedQueue(settings.queue_rows, settings.queue_tokens, self.row_ms)
         self._stopping = threading.Event()
         self._runtime = lookup.PROVIDERS[manifest.provider].open(folder, manifest.precision, threads=1)
         self.threads = [EngineThread(number, self, EngineSet(manifest)) for number in range(threads)]
@@ -135,10 +149,34 @@ class EngineExecutor:
         ]
 
     def submit(self, request: TextRequest) -> None:
-        """Queue all rows of `request`. Raises OverloadedError if they do not fit."""
+        """Queue all rows of `request`. Raises OverloadedError if they do not fit, or would be answered too late.
+
+        An empty queue takes any request: its prediction could be wrong, and no call would correct it.
+        """
+        if len(self.queue):
+            self._time_bound.require(self.predicted_ms(request.rows), request.latency_ms)
         self.queue.put(request.rows)
         for row in request.rows:
             self.lengths_seen[row.tokens] += 1
+
+    def predicted_ms(self, rows: Sequence[Row]) -> float:
+        """The time after which `rows`, queued now, would be computed: the profile, corrected by recent calls."""
+        before = self.queue.waiting_ms + sum(thread.busy_ms for thread in self.threads)
+        own = [self.row_ms(row) for row in rows]
+        threads = len(self.threads)
+        return self._measured.value * (before / threads + max(sum(own) / threads, max(own)))
+
+    def row_ms(self, row: Row) -> float:
+        """What a row costs by the profile."""
+        return self._row_ms[row.tokens]
+
+    def pack_ms(self, tokens: int) -> float:
+        """What a call costs by the profile."""
+        return float(self._pack_ms[tokens])
+
+    def observe(self, profiled_ms: float, took_ms: float) -> None:
+        """Record how long a thread was busy with a call."""
+        self._measured.observe(took_ms, profiled_ms)
 
     def rows_to_take(self, lengths: Iterable[int], waiting: int) -> int:
         """The number of waiting rows that the next engine call takes."""
@@ -161,7 +199,7 @@ class EngineExecutor:
     def _fail_late_requests(self) -> None:
         # A request whose deadline expires in a long queue fails at once, not when its turn comes.
         while not self._stopping.wait(_DEADLINE_CHECK_S):
-            for request in {row.request for row in self.queue.waiting() if row.request.has_deadline}:
+            for request in {row.request for row in self.queue.waiting() if row.request.latency_ms is not None}:
                 request.fail_if_late()
 
     def _load(self, entry: EngineEntry) -> None:

@@ -54,6 +54,7 @@ class TextRequest:
         self.outputs: dict[str, Array] = {}
         self.engine_ms = np.zeros(len(self.rows), np.float32)
         self.error: Exception | None = None
+        self.latency_ms = latency_ms
         self._deadline = None if latency_ms is None else self.arrived + latency_ms / 1e3
         self._is_cancelled = is_cancelled
         self._on_finished = on_finished
@@ -65,11 +66,6 @@ class TextRequest:
     def finished(self) -> bool:
         """Whether it has succeeded or failed. Its waiting rows need not be computed."""
         return self._remaining == 0
-
-    @property
-    def has_deadline(self) -> bool:
-        """Whether the client set `latency_ms`."""
-        return self._deadline is not None
 
     def fail_if_late(self) -> None:
         """Fail with OverloadedError if the deadline `latency_ms` has expired."""

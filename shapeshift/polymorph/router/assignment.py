@@ -8,6 +8,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections import deque
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Protocol
 
 from shapeshift.engines.execution.request import Row
@@ -15,6 +16,38 @@ from shapeshift.engines.policy.pack_size import rows_to_take
 
 # (bin of the worker) -> most tokens and most rows of one pack.
 PackLimits = Callable[[int], tuple[int, int]]
+# (bin of the worker, tokens of a row) -> what the row costs there by the profile, in ms.
+RowCost = Callable[[int, int], float]
+# (worker) -> what its calls in flight take by the profile, in ms.
+InFlight = Callable[[str], float]
+
+
+class RowQueue:
+    """Rows in order, and what they cost together. cost_ms: of a row, by its tokens."""
+
+    def __init__(self, cost_ms: Callable[[int], float]) -> None:
+        self.rows: deque[Row] = deque()
+        self.cost_ms = 0.0
+        self._cost_ms = cost_ms
+
+    def append(self, row: Row) -> None:
+        self.rows.append(row)
+        self.cost_ms += self._cost_ms(row.tokens)
+
+    def take(self, sharing: int, limits: tuple[int, int]) -> list[Row]:
+        """Remove the rows of a call of one of `sharing` workers; limits: most tokens and rows."""
+        count = rows_to_take((row.tokens for row in self.rows), len(self.rows), sharing, *limits)
+        taken = [self.rows.popleft() for _ in range(count)]
+        # An empty queue costs nothing, whatever the rounding of the sums.
+        self.cost_ms = self.cost_ms - sum(self._cost_ms(row.tokens) for row in taken) if self.rows else 0.0
+        return taken
+
+    def clear(self) -> list[Row]:
+        """Remove all rows."""
+        rows = list(self.rows)
+        self.rows.clear()
+        self.cost_ms = 0.0
+        return rows
 
 
 class Assignment(Protocol):
@@ -35,6 +68,9 @@ class Assignment(Protocol):
     def more(self) -> str | None:
         """The best worker for the rows that any worker may take; None if no such row waits."""
 
+    def wait_ms(self, tokens: int, in_flight: InFlight) -> float:
+        """The profiled time until a worker would begin a row that is put now; 0 if no worker can take it."""
+
     def done(self, worker: str, rows: int) -> None:
         """Record that `rows` rows of one `take` no longer run on the worker."""
 
@@ -48,9 +84,9 @@ class Assignment(Protocol):
 class SharedQueue:
     """Workers that take any length share one queue. A row is bound to a worker when one is free."""
 
-    def __init__(self, pack_limits: PackLimits) -> None:
+    def __init__(self, pack_limits: PackLimits, row_cost: RowCost) -> None:
         self._limits = pack_limits
-        self._rows: deque[Row] = deque()
+        self._queue = RowQueue(partial(row_cost, 0))
         self._running: dict[str, int] = {}
 
     def add(self, worker: str, bin_edge: int) -> bool:
@@ -61,30 +97,28 @@ class SharedQueue:
 
     def remove(self, worker: str) -> list[Row]:
         del self._running[worker]
-        if self._running:
-            return []
-        rows = list(self._rows)
-        self._rows.clear()
-        return rows
+        return [] if self._running else self._queue.clear()
 
     def put(self, row: Row) -> str | None:
         if not self._running:
             return None
-        self._rows.append(row)
+        self._queue.append(row)
         return self.more()
 
     def take(self, worker: str) -> list[Row]:
         # A second call goes to a busy worker only when no worker is idle.
-        if not self._rows or (self._running[worker] and not all(self._running.values())):
+        if not self._queue.rows or (self._running[worker] and not all(self._running.values())):
             return []
-        tokens, rows = self._limits(0)
-        waiting = len(self._rows)
-        count = rows_to_take((row.tokens for row in self._rows), waiting, len(self._running), tokens, rows)
-        self._running[worker] += count
-        return [self._rows.popleft() for _ in range(count)]
+        rows = self._queue.take(len(self._running), self._limits(0))
+        self._running[worker] += len(rows)
+        return rows
 
     def more(self) -> str | None:
-        return min(self._running, key=self._running.__getitem__) if self._rows and self._running else None
+        return min(self._running, key=self._running.__getitem__) if self._queue.rows and self._running else None
+
+    def wait_ms(self, tokens: int, in_flight: InFlight) -> float:
+        busy_ms = self._queue.cost_ms + sum(map(in_flight, self._running))
+        return busy_ms / len(self._running) if self._running else 0.0
 
     def done(self, worker: str, rows: int) -> None:
         self._running[worker] -= rows
@@ -93,7 +127,7 @@ class SharedQueue:
         return self._running.get(worker, 0)
 
     def waiting(self) -> list[Row]:
-        return list(self._rows)
+        return list(self._queue.rows)
 
 
 class RowDispatcher(Protocol):
@@ -115,13 +149,19 @@ class DispatchedQueues:
     """
 
     def __init__(
-        self, dispatcher: RowDispatcher, edges: Sequence[int], capacities: Sequence[float], pack_limits: PackLimits
+        self,
+        dispatcher: RowDispatcher,
+        edges: Sequence[int],
+        capacities: Sequence[float],
+        pack_limits: PackLimits,
+        row_cost: RowCost,
     ) -> None:
         self._dispatcher = dispatcher
         self._edges = list(edges)
         self._capacities = list(capacities)
         self._limits = pack_limits
-        self._queues: dict[str, deque[Row]] = {}
+        self._row_cost = row_cost
+        self._queues: dict[str, RowQueue] = {}
         self._bins: dict[str, int] = {}
         self._running: dict[str, int] = {}
 
@@ -132,15 +172,15 @@ class DispatchedQueues:
         if level < 0:
             return False
         self._dispatcher.add(level, worker, self._capacities[level])
-        self._queues[worker] = deque()
         self._bins[worker] = self._edges[level] if bin_edge else 0
+        self._queues[worker] = RowQueue(partial(self._row_cost, self._bins[worker]))
         self._running[worker] = 0
         return True
 
     def remove(self, worker: str) -> list[Row]:
         self._dispatcher.remove(worker)
         del self._bins[worker], self._running[worker]
-        return list(self._queues.pop(worker))
+        return self._queues.pop(worker).clear()
 
     def put(self, row: Row) -> str | None:
         chosen = self._dispatcher.dispatch(row.tokens)
@@ -151,15 +191,25 @@ class DispatchedQueues:
 
     def take(self, worker: str) -> list[Row]:
         queue = self._queues[worker]
-        if not queue:
+        if not queue.rows:
             return []
-        tokens, rows = self._limits(self._bins[worker])
-        count = rows_to_take((row.tokens for row in queue), len(queue), 1, tokens, rows)
-        self._running[worker] += count
-        return [queue.popleft() for _ in range(count)]
+        rows = queue.take(1, self._limits(self._bins[worker]))
+        self._running[worker] += len(rows)
+        return rows
 
     def more(self) -> str | None:
         return None
+
+    def wait_ms(self, tokens: int, in_flight: InFlight) -> float:
+        # Of the worker that is free first: the default dispatch chooses it.
+        return min(
+            (
+                queue.cost_ms + in_flight(worker)
+                for worker, queue in self._queues.items()
+                if self._bins[worker] == 0 or self._bins[worker] >= tokens
+            ),
+            default=0.0,
+        )
 
     def done(self, worker: str, rows: int) -> None:
         self._running[worker] -= rows
@@ -167,7 +217,8 @@ class DispatchedQueues:
             self._dispatcher.finish(worker)
 
     def outstanding(self, worker: str) -> int:
-        return len(self._queues.get(worker, ())) + self._running.get(worker, 0)
+        waiting = len(self._queues[worker].rows) if worker in self._queues else 0
+        return waiting + self._running.get(worker, 0)
 
     def waiting(self) -> list[Row]:
-        return [row for queue in self._queues.values() for row in queue]
+        return [row for queue in self._queues.values() for row in queue.rows]

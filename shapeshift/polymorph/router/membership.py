@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from shapeshift.engines.execution.request import Row
+from shapeshift.engines.policy.measured_factor import MeasuredFactor
 from shapeshift.errors import ModelDiedError, ModelGoneError
 from shapeshift.polymorph.router.assignment import Assignment
 from shapeshift.polymorph.router.pending_rows import PendingRows
@@ -27,6 +28,7 @@ class Membership:
         self.workers = {name: WorkerState(name) for name in workers}
         self.pending = PendingRows(assignment, max_rows, max_tokens)
         self.retries = 0
+        self._measured = MeasuredFactor()
         self._assignment = assignment
         self._log = log
         # A set in order of arrival.
@@ -44,6 +46,15 @@ class Membership:
     def outstanding(self, worker: str) -> int:
         """Rows that wait for the worker alone, and that run on it."""
         return self._assignment.outstanding(worker)
+
+    def predicted_ms(self, rows: Sequence[Row], cost_ms: Callable[[Row], float]) -> float:
+        """The time after which `rows`, put now, would be computed: the profile, corrected by recent calls.
+
+        cost_ms: of a row by the profile. Only what waits before the rows counts where no worker takes them now.
+        """
+        wait_ms = max(self._assignment.wait_ms(tokens, self._in_flight_ms) for tokens in {row.tokens for row in rows})
+        own = [cost_ms(row) for row in rows]
+        return self._measured.value * (wait_ms + max(sum(own) / max(1, self.joined), max(own)))
 
     def put(self, rows: Sequence[Row]) -> None:
         """Add rows that wait."""
@@ -76,10 +87,13 @@ class Membership:
 
     def ended(self, worker: WorkerState, call: WorkerCall, outcome: WorkerInfo | Exception | None) -> None:
         """Record how a call ended: with the worker's report, an error, or None where no row needed it any more."""
-        worker.calls.remove(call)
+        now = time.monotonic()
+        took_ms = worker.end(call, now)
         self._mark_ready([worker.name])
         if not isinstance(outcome, CallTimeoutError):
-            worker.last_contact = time.monotonic()
+            worker.last_contact = now
+        if isinstance(outcome, WorkerInfo):
+            self._measured.observe(took_ms, call.expected_ms)
         # An earlier epoch's call may be to a process that was replaced: it says nothing about the present one.
         if call.epoch != worker.epoch:
             return
@@ -101,6 +115,9 @@ class Membership:
         self._log(f"{worker.name}: left, it {reason}")
         self.retry(self.pending.remove_worker(worker.name))
         self._mark_shared()
+
+    def _in_flight_ms(self, worker: str) -> float:
+        return self.workers[worker].expected_ms()
 
     def _join(self, worker: WorkerState, info: WorkerInfo) -> None:
         """Record a worker's report, and give it rows if it can take any."""

@@ -19,7 +19,7 @@ from shapeshift.polymorph.router.worker_client import WorkerClient, WorkerInfo, 
 from shapeshift.polymorph.router.worker_state import MAX_IN_FLIGHT, WorkerCall, WorkerState
 from shapeshift.polymorph.service_times import ServiceTimes
 from shapeshift.polymorph.settings import PolymorphSettings
-from shapeshift.serving.bounds import unloading
+from shapeshift.serving.bounds import TimeBound, unloading
 from shapeshift.serving.call_pool import CallPool, CallTimeoutError
 from shapeshift.serving.metrics import Counter, Gauge
 from shapeshift.serving.model_args import Log
@@ -54,6 +54,7 @@ class Router:
         self._members = Membership(workers, assignment, settings.queue_rows, settings.queue_tokens, log)
         threads = MAX_IN_FLIGHT * len(workers)
         self._pool = CallPool("worker-call", threads, 0, _MAX_ABANDONED, standstill_s=_MIN_TIMEOUT_S)
+        self._time_bound = TimeBound("max_queue_ms", settings.max_queue_ms)
         self._closing = threading.Event()
         self._calls, self._rows = 0, 0
         self._watcher = threading.Thread(target=self._watch, name="router-watch", daemon=True)
@@ -86,10 +87,14 @@ class Router:
         ]
 
     def submit(self, request: TextRequest) -> None:
-        """Queue all rows of `request`. Raises OverloadedError where they do not fit."""
+        """Queue all rows of `request`. Raises OverloadedError where they do not fit, or would be answered too late."""
         with self._lock:
             if self._closing.is_set():
                 raise unloading()
+            # An empty queue takes any request: its prediction could be wrong, and no call would correct it.
+            if self._members.pending.rows:
+                predicted_ms = self._members.predicted_ms(request.rows, lambda row: self._times.of_row(0, row.tokens))
+                self._time_bound.require(predicted_ms, request.latency_ms)
             self._members.pending.require_capacity(request.rows)
             self._members.put(request.rows)
             self._start_calls()
@@ -135,10 +140,10 @@ class Router:
         bin_edge = worker.info.bin if worker.info else 0
         expected_ms = self._times.of_pack(bin_edge, sum(row.tokens for row in rows)) if rows else 0.0
         timeout_s = max(_MIN_TIMEOUT_S, _TIMEOUT_FACTOR * (worker.expected_ms() + expected_ms) / 1e3)
-        call = WorkerCall(rows, expected_ms, worker.epoch)
+        worker.last_contact = now = time.monotonic()
+        call = WorkerCall(rows, expected_ms, worker.epoch, now)
         worker.calls.append(call)
         worker.probe_due = False
-        worker.last_contact = now = time.monotonic()
         run, record = partial(self._run, worker.name, call), partial(self._record, worker, call)
         self._pool.submit(worker.name, run, record, now + timeout_s)
 

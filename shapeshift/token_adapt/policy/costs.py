@@ -7,32 +7,34 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from shapeshift.engines.policy.measured_factor import MeasuredFactor
 from shapeshift.errors import InvalidInputError
 from shapeshift.token_adapt.interfaces import GammaProfile
 
 Floats = NDArray[np.float64]
-
-_SMOOTHING = 0.1
-_MIN_FACTOR, _MAX_FACTOR = 0.5, 8.0
 
 
 class Costs:
     """Times [ms] and memory [MB] of batches of up to `max_size` images at each of `gammas`.
 
     Latency is linear between the profiled batch sizes, and beyond the last one it continues with the last slope. All
-    times are multiplied by `factor`, which `observe` moves towards measured time over profiled time.
+    times are multiplied by `factor`, the measured over the profiled time of recent batches.
     """
 
     def __init__(self, profiles: Mapping[int, GammaProfile], gammas: Sequence[int], max_size: int) -> None:
         if not gammas:
             raise InvalidInputError("use_gammas", gammas, "at least one gamma")
         self.gammas = tuple(sorted(gammas))
-        self.factor = 1.0
+        self.measured = MeasuredFactor()
         self._latency = np.stack(
             [_latency_curve(profiles[gamma].latency_ms, max_size) for gamma in self.gammas], axis=1
         )
         self._memory = np.array([profiles[gamma].memory_mb for gamma in self.gammas])
         self._min_latency = self._latency.min(axis=1)
+
+    @property
+    def factor(self) -> float:
+        return self.measured.value
 
     def times(self, counts: Sequence[int]) -> Floats:
         """[b, g] ms for batches of these sizes."""
@@ -54,11 +56,7 @@ class Costs:
 
     def observe(self, gamma_index: int, count: int, took_ms: float) -> None:
         """Record the measured time of a batch of `count` images."""
-        measured = took_ms / float(self._latency[count, gamma_index])
-        # One delayed batch must not make all others look slow.
-        clipped = min(max(measured, self.factor / 2), self.factor * 2)
-        moved = self.factor + _SMOOTHING * (clipped - self.factor)
-        self.factor = min(max(moved, _MIN_FACTOR), _MAX_FACTOR)
+        self.measured.observe(took_ms, float(self._latency[count, gamma_index]))
 
 
 def efficient_batch_size(profile: GammaProfile, max_size: int, share: float) -> int:

@@ -1,0 +1,201 @@
+"""Waits are bounded in time: predictions by the profile, in milliseconds, and what is refused on arrival by them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from types import SimpleNamespace
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+
+from shapeshift.engines.execution import executor as executor_module
+from shapeshift.engines.execution.request import TextRequest
+from shapeshift.engines.interfaces import Array
+from shapeshift.engines.providers.emulated import EmulatedEngine
+from shapeshift.errors import InvalidInputError, OverloadedError
+from shapeshift.polymorph.front import TextFront
+from shapeshift.polymorph.router import membership as membership_module
+from shapeshift.polymorph.router import router as router_module
+from shapeshift.polymorph.router.assignment import SharedQueue
+from shapeshift.polymorph.router.membership import Membership
+from shapeshift.polymorph.router.worker_client import WorkerInfo
+from shapeshift.polymorph.router.worker_state import WorkerCall
+from shapeshift.polymorph.settings import PolymorphSettings
+from tests.fakes import PbUtils, Request, TritonError, text_request
+from tests.waiting import wait_for
+
+if TYPE_CHECKING:
+    from tests.polymorph.conftest import Gate, Router
+
+MakeFront = Callable[..., TextFront]
+MakeRouter = Callable[..., "Router"]
+
+
+@pytest.fixture
+def busy_front(make_front: MakeFront, gate: Gate) -> Callable[..., tuple[TextFront, list[Request]]]:
+    """A function that makes a front of two engine threads, both held in calls of 40 ms by the profile; one text waits.
+
+    Every text costs 40 ms. Returns the front and these three requests.
+    """
+
+    def make(**parameters: object) -> tuple[TextFront, list[Request]]:
+        front = make_front(packing=False, engine_threads=2, latency_ms=(40.0, 40.0), **parameters)
+        gate.hold()
+        requests = [text_request("a") for _ in range(3)]
+        for request in requests[:2]:
+            front.execute([request])
+            gate.wait_held()
+        front.execute(requests[2:])
+        return front, requests
+
+    return make
+
+
+def test_a_request_that_would_wait_too_long_is_refused_on_arrival(
+    busy_front: Callable[..., tuple[TextFront, list[Request]]], gate: Gate
+) -> None:
+    front, served = busy_front(max_queue_ms=100)
+    # 40 ms wait and 80 ms run, on two threads; then 40 ms of its own.
+    last, refused = text_request("a"), text_request("a")
+    front.execute([last, refused])
+    limit = "max_queue_ms: an answer is predicted after 120 ms, the limit is 100 ms; retry later"
+    assert refused.refusal() == (TritonError.UNAVAILABLE, limit)
+    gate.release()
+    for request in (*served, last):
+        request.vectors()
+
+
+def test_rows_of_one_request_share_the_threads(
+    busy_front: Callable[..., tuple[TextFront, list[Request]]], gate: Gate
+) -> None:
+    front, served = busy_front(max_queue_ms=139)
+    four, refused = text_request(*"abcd"), text_request(*"abcd")
+    front.execute([refused])
+    assert "predicted after 140 ms, the limit is 139 ms" in refused.refusal()[1]
+    front.execute([four := text_request(*"abc")])
+    gate.release()
+    assert len(four.vectors()) == 3
+    for request in served:
+        request.vectors()
+
+
+def test_a_deadline_that_cannot_be_met_is_refused_on_arrival(
+    busy_front: Callable[..., tuple[TextFront, list[Request]]], gate: Gate
+) -> None:
+    front, served = busy_front(max_queue_ms=0)
+    early, patient = (text_request("a", parameters={"latency_ms": own}) for own in (99, 60_000))
+    front.execute([early, patient])
+    assert early.refusal() == (
+        TritonError.UNAVAILABLE,
+        "latency_ms: got 99, an answer is predicted after 100 ms; retry later or elsewhere",
+    )
+    others = [text_request("a") for _ in range(50)]
+    front.execute(others)
+    gate.release()
+    for request in (*served, patient, *others):
+        request.vectors()
+
+
+def test_an_empty_queue_takes_any_request(make_front: MakeFront, gate: Gate) -> None:
+    """By a profile that is wrong, a front that refused would never find out."""
+    front = make_front(packing=False, engine_threads=1, latency_ms=(40.0, 40.0), max_queue_ms=10)
+    gate.hold()
+    running, waiting = text_request("a"), text_request("a", "b", parameters={"latency_ms": 30_000})
+    front.execute([running])
+    gate.wait_held()
+    front.execute([waiting])
+    gate.release()
+    running.vectors()
+    waiting.vectors()
+
+
+def test_predictions_follow_what_calls_take(
+    make_front: MakeFront, gate: Gate, monkeypatch: pytest.MonkeyPatch, pb_utils: PbUtils
+) -> None:
+    now = [100.0]
+    compute = EmulatedEngine.run
+
+    def run(engine: EmulatedEngine, inputs: Mapping[str, Array]) -> dict[str, Array]:
+        now[0] += 0.080
+        return compute(engine, inputs)
+
+    monkeypatch.setattr(EmulatedEngine, "run", run)
+    monkeypatch.setattr(executor_module, "time", SimpleNamespace(perf_counter=lambda: now[0]))
+    front = make_front(packing=False, engine_threads=1, latency_ms=(40.0, 40.0))
+    executor = front._executor
+    text = TextRequest([np.ones(4, np.int64)], lambda request: None)
+    assert executor.predicted_ms(text.rows) == pytest.approx(40.0)
+    finished: list[TextRequest] = []
+    executor.submit(TextRequest([np.ones(4, np.int64)], finished.append))
+    wait_for(lambda: executor.threads[0].busy_ms == 0 and finished)
+    # Twice the profile, once: a tenth of the way.
+    assert finished[0].engine_ms == pytest.approx([80.0])
+    assert executor.predicted_ms(text.rows) == pytest.approx(44.0)
+
+
+def test_settings() -> None:
+    with pytest.raises(InvalidInputError, match="max_queue_ms: got -1"):
+        PolymorphSettings(max_queue_ms=-1)
+
+
+# With workers.
+
+
+@pytest.mark.parametrize("bins", [(0,), (64,)])
+def test_a_router_refuses_what_would_wait_too_long(
+    make_router: MakeRouter, no_probes: Callable[[Router], None], bins: tuple[int, ...]
+) -> None:
+    router = make_router(*bins, max_queue_ms=3.5)
+    no_probes(router)
+    router.workers["a"].stick()
+    # Two calls of 1 ms are in the worker.
+    asked = [router.ask(60) for _ in range(2)]
+    router.wait(lambda: router.workers["a"].held == 2 or router.running == 2)
+    asked.append(router.ask(60))
+    router.wait(lambda: router.waiting == 1)
+    with pytest.raises(OverloadedError, match="max_queue_ms: an answer is predicted after 4 ms, the limit is 3.5 ms"):
+        router.ask(60)
+    with pytest.raises(OverloadedError, match="latency_ms: got 2, an answer is predicted after 4 ms"):
+        router.ask(60, latency_ms=2)
+    router.workers["a"].free()
+    assert [one.error() for one in asked] == [None] * 3
+    router.check_rest()
+
+
+def test_a_router_corrects_the_profile_by_how_long_workers_are_busy(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [50.0]
+    monkeypatch.setattr(membership_module, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    members = Membership(["a"], SharedQueue(lambda edge: (100, 4), lambda edge, tokens: 10.0), 9, 999, [].append)
+    worker = members.workers["a"]
+    rows = TextRequest([np.ones(4, np.int64)], lambda request: None).rows
+    calls = [WorkerCall(rows, 20.0, worker.epoch, now[0]) for _ in range(2)]
+    worker.calls += calls
+    assert members.predicted_ms(rows, lambda row: 10.0) == pytest.approx(10.0)
+    # Each takes 30 ms; the second waits in the worker for the first.
+    for call in calls:
+        now[0] += 0.030
+        members.ended(worker, call, WorkerInfo(0, 0, 1))
+    factor = 1 + 0.1 * 0.5
+    factor += 0.1 * (1.5 - factor)
+    assert members.predicted_ms(rows, lambda row: 10.0) == pytest.approx(10.0 * factor)
+
+
+def test_a_call_gets_five_times_its_profiled_time(make_router: MakeRouter, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In seconds of the pool's clock, and at least the least time-out."""
+    router = make_router(0, timeout_s=0.25)
+    deadlines: list[float] = []
+    monkeypatch.setattr(
+        router, "_pool", SimpleNamespace(submit=lambda *call: deadlines.append(call[3]), abandoned=lambda key: 0)
+    )
+    monkeypatch.setattr(router_module, "time", SimpleNamespace(monotonic=lambda: 7.0, perf_counter=lambda: 0.0))
+    worker = router._members.workers["a"]
+    rows = TextRequest([np.ones(4, np.int64)], lambda request: None).rows
+    for service_ms in (1.0, 100.0, 100.0):
+        monkeypatch.setattr(router_module.ServiceTimes, "of_pack", lambda times, edge, tokens, own=service_ms: own)
+        with router._lock:
+            router._start(worker, rows)
+    worker.calls.clear()
+    # 5 x 1 ms is less than the least; 5 x (1 + 100) ms; 5 x (1 + 100 + 100) ms.
+    assert deadlines == pytest.approx([7.25, 7.505, 8.005])
+    monkeypatch.undo()
