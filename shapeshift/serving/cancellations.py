@@ -7,7 +7,6 @@ response was sent crashes the server (24.10): the sending thread removes the req
 from __future__ import annotations
 
 import threading
-from collections import deque
 from collections.abc import Callable, Hashable
 from itertools import islice
 from typing import Any
@@ -20,8 +19,8 @@ class CancellationWatch:
     """One thread that asks about every watched request in turn, at most 64 each tenth of a second."""
 
     def __init__(self, log: Callable[[str], None], period_s: float = _PERIOD_S) -> None:
+        # In the order in which they are asked about.
         self._watched: dict[Hashable, tuple[Callable[[], bool], Callable[[], Any]]] = {}
-        self._order: deque[Hashable] = deque()
         self._asking = threading.Lock()
         self._log = log
         self._period_s = period_s
@@ -35,7 +34,6 @@ class CancellationWatch:
     def add(self, key: Hashable, is_cancelled: Callable[[], bool], then: Callable[[], Any]) -> None:
         """Call `then` once, on the watching thread, when `is_cancelled` returns True."""
         self._watched[key] = is_cancelled, then
-        self._order.append(key)
 
     def remove(self, key: Hashable) -> None:
         """Stop watching a request. After this returns, `is_cancelled` is not called. Unknown keys are ignored."""
@@ -50,7 +48,7 @@ class CancellationWatch:
 
     def _run(self) -> None:
         while not self._stop.wait(self._period_s):
-            for key in [self._order.popleft() for _ in islice(range(len(self._order)), _MOST_A_PERIOD)]:
+            for key in list(islice(self._watched, _MOST_A_PERIOD)):
                 self._ask(key)
             # A key holds its request, and with it Triton's sender.
             key = None
@@ -58,13 +56,14 @@ class CancellationWatch:
     def _ask(self, key: Hashable) -> None:
         try:
             with self._asking:
-                if key not in self._watched:
+                watched = self._watched.pop(key, None)
+                if watched is None:
                     return
-                is_cancelled, then = self._watched[key]
+                is_cancelled, then = watched
                 if not is_cancelled():
-                    self._order.append(key)
+                    # At the end: the others come first.
+                    self._watched[key] = watched
                     return
-                del self._watched[key]
             then()
         except Exception as error:  # noqa: BLE001  one request must not end the watch of the others
             self._log(f"checking for a cancellation failed: {error}")

@@ -7,6 +7,7 @@ from functools import partial
 
 import pytest
 
+from shapeshift.serving import cancellations
 from shapeshift.serving.cancellations import CancellationWatch
 
 
@@ -88,3 +89,31 @@ def test_close_ends_the_thread() -> None:
     watch.add("a", lambda: False, lambda: None)
     watch.close()
     assert set(threading.enumerate()) <= before
+
+
+class Periods:
+    """Replaces the watch's event: so many periods pass, then the watch ends."""
+
+    def __init__(self, count: int) -> None:
+        self._left = count
+
+    def wait(self, period_s: float) -> bool:
+        self._left -= 1
+        return self._left < 0
+
+
+def test_requests_that_ended_delay_no_question_and_take_no_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cancellations, "_MOST_A_PERIOD", 4)
+    watch = CancellationWatch(pytest.fail)
+    watch.close()
+    for number in range(1000):
+        watch.add(number, lambda: pytest.fail("it has ended"), lambda: None)
+        watch.remove(number)
+    asked: list[str] = []
+    for name in "abcdef":
+        watch.add(name, lambda name=name: bool(asked.append(name)), lambda: None)
+    monkeypatch.setattr(watch, "_stop", Periods(3))
+    watch._run()
+    assert asked == list("abcdefabcdef")
+    kept = [value for value in vars(watch).values() if hasattr(value, "__len__")]
+    assert len(watch) == 6 and all(len(value) <= 6 for value in kept)
