@@ -19,7 +19,8 @@ _CANCELLED = CancelledRequestError("the caller cancelled the request")
 _MIN_LEAD_MS, _MAX_LEAD_MS, _LEAD_SMOOTHING = 1.0, 20.0, 0.1
 
 Log = Callable[[str], None]
-Arrival = tuple[ImageRequest, Sequence[Pixels]]
+# None: the images are not decoded, as they are too late or cancelled.
+Arrival = tuple[ImageRequest, Sequence[Pixels] | None]
 Scheduler = ImageScheduler[RequestImage]
 
 
@@ -33,6 +34,7 @@ class Executor:
     def __init__(self, model: ImageModel, scheduler: Scheduler, metrics: ImageMetrics, log: Log) -> None:
         self.num_running = 0
         self._scheduler = scheduler
+        self._margin_ms = scheduler.settings.margin_ms
         self._metrics = metrics
         self._log = log
         # None wakes the thread.
@@ -53,6 +55,19 @@ class Executor:
     def submit(self, request: ImageRequest, pixels: Sequence[Pixels]) -> None:
         """Queue the images of a request; never blocks."""
         self._events.put((request, pixels))
+
+    def give_up(self, request: ImageRequest) -> None:
+        """Settle a request that is cancelled or too late, none of whose images is submitted; never blocks."""
+        self._events.put((request, None))
+
+    @property
+    def usual_ms(self) -> float:
+        """The time from submission to the answer while batches are full: of the running one, and of the next."""
+        return 2 * self._scheduler.costs.min_time(self._scheduler.settings.batching.max_size) + self._margin_ms
+
+    def can_meet(self, deadline: float) -> bool:
+        """Whether an image that is submitted now, and runs at once and alone, is answered before `deadline` (ms)."""
+        return now_ms() + self._scheduler.costs.min_time(1) + self._margin_ms < deadline
 
     def cancel(self, request: ImageRequest) -> None:
         """Do not run the images of the request that are not in flight."""
@@ -105,9 +120,12 @@ class Executor:
         """The batch to run from `start`; evicted images are settled."""
         step = self._scheduler.step(start)
         for image in step.evicted:
-            self._metrics.outcomes[EVICTED].add()
-            image.request.record_eviction()
+            self._evict(image.request)
         return step
+
+    def _evict(self, request: ImageRequest) -> None:
+        self._metrics.outcomes[EVICTED].add()
+        request.record_eviction()
 
     def _run(self, step: Step[RequestImage], start: float) -> None:
         if not step.images:
@@ -145,9 +163,13 @@ class Executor:
         elif event is not None:
             self._record_arrival(*event)
 
-    def _record_arrival(self, request: ImageRequest, pixels: Sequence[Pixels]) -> None:
+    def _record_arrival(self, request: ImageRequest, pixels: Sequence[Pixels] | None) -> None:
         if request.cancelled:
             request.fail(_CANCELLED)
+            return
+        if pixels is None:
+            for _ in range(request.num_images):
+                self._evict(request)
             return
         for image in request.waiting_images(pixels, self._scheduler.costs.gammas):
             self._scheduler.add(image)

@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
 import numpy as np
 
-from shapeshift.errors import InvalidInputError, NotFoundError
+from shapeshift.errors import InvalidInputError, NotFoundError, OverloadedError
 from shapeshift.serving import parameters
-from shapeshift.serving.bounds import Bound, unloading
+from shapeshift.serving.bounds import Bound
 from shapeshift.serving.cancellations import CancellationWatch
 from shapeshift.serving.metrics import Counter, Gauge, Histogram, MetricsFlusher, RequestMetrics
 from shapeshift.serving.model_args import ModelArgs, model_log
 from shapeshift.serving.responses import Responder
 from shapeshift.token_adapt import image_decoding, loading
+from shapeshift.token_adapt.decoder_pool import Decode, DecoderPool
 from shapeshift.token_adapt.executor import Executor
 from shapeshift.token_adapt.metrics import ImageMetrics
 from shapeshift.token_adapt.policy.image_scheduler import ImageScheduler
@@ -25,7 +25,7 @@ from shapeshift.token_adapt.request import ImageRequest, ImageRequestOptions, Re
 from shapeshift.token_adapt.settings import MAX_LATENCY_MS, MAX_UTILITY
 
 _OWN_PARAMETERS = ("task",)
-Decode = Callable[[int], Any]
+_CHANNELS = 3
 
 
 class ImageFront:
@@ -37,14 +37,16 @@ class ImageFront:
         loaded = loading.load(args, self._log, open_model)
         self._settings, self._model = loaded.settings, loaded.model
         self._outputs = args.outputs
-        self._bound = Bound("queue_images", self._settings.queue_images, "images")
-        self._num_unanswered = 0
+        self._images_bound = Bound("queue_images", self._settings.queue_images, "images")
+        self._memory_bound = Bound("queue_mb", self._settings.queue_mb, "MiB")
+        # Images of unanswered requests, and their bytes, as received and as decoded.
+        self._num_unanswered, self._num_bytes = 0, 0
         self._lock = threading.Lock()
         self._watch = CancellationWatch(self._log)
-        self._decoders = ThreadPoolExecutor(self._settings.decode_threads, "decode")
         image_metrics = ImageMetrics(loaded.costs.gammas)
         scheduler: ImageScheduler[RequestImage] = ImageScheduler(loaded.costs, loaded.scheduler, now_ms())
         self._executor = Executor(self._model, scheduler, image_metrics, self._log)
+        self._decoders = DecoderPool(self._settings.decode_threads, self._executor)
         request_metrics = RequestMetrics("images", 1, self._settings.slo_ms)
         self._responder = Responder(pb_utils, request_metrics, self._log)
         exported: list[Counter | Gauge | Histogram] = [
@@ -66,22 +68,23 @@ class ImageFront:
     def close(self) -> None:
         """Stop producers before consumers: decoding, execution, responses, metrics."""
         self._watch.close()
-        self._decoders.shutdown()
+        self._decoders.close()
         self._executor.close()
         self._responder.close()
         self._metrics.close()
 
     def _submit(self, request: Any, sender: Any) -> None:
         options = self._options(parameters.parse(request.parameters(), _OWN_PARAMETERS))
-        num_images, decode = self._images(request)
+        num_images, num_bytes, decode = self._images(request)
+        num_bytes += num_images * self._model.image_size**2 * _CHANNELS
         outputs = [name for name in self._outputs if name in request.requested_output_names()]
-        image_request = ImageRequest(options, num_images, partial(self._respond, sender, outputs))
-        self._admit(num_images)
+        image_request = ImageRequest(options, num_images, partial(self._respond, sender, outputs, num_bytes))
+        self._admit(num_images, num_bytes)
         self._watch.add(image_request, sender.is_cancelled, partial(self._executor.cancel, image_request))
         try:
-            self._decoders.submit(self._decode, image_request, decode)
-        except RuntimeError:
-            image_request.fail(unloading())
+            self._decoders.submit(image_request, decode)
+        except OverloadedError as error:
+            image_request.fail(error)
 
     def _options(self, given: parameters.RequestParameters) -> ImageRequestOptions:
         """The request's own parameters, completed by the model's settings and then by the task's."""
@@ -102,8 +105,11 @@ class ImageFront:
             raise InvalidInputError("parameter utility", utility, f"0 to {MAX_UTILITY:g}")
         return ImageRequestOptions(task, latency_ms, utility)
 
-    def _images(self, request: Any) -> tuple[int, Decode]:
-        """The number of images, and a function that decodes the image of a row. Checks shapes and types only."""
+    def _images(self, request: Any) -> tuple[int, int, Decode]:
+        """The number of images, their bytes, and a function that decodes the image of a row.
+
+        Checks shapes, types and the size of PIXELS only.
+        """
         files, pixels = (self._array(request, name) for name in ("IMAGE", "PIXELS"))
         if (files is None) == (pixels is None):
             given = "none" if files is None else "IMAGE and PIXELS"
@@ -113,33 +119,30 @@ class ImageFront:
             if files.ndim != 2 or files.shape[1] != 1 or not len(files):
                 raise InvalidInputError("IMAGE", list(files.shape), "shape [n, 1] with n at least 1")
             contents = [_bytes(value, row) for row, value in enumerate(files[:, 0])]
-            return len(contents), lambda row: image_decoding.decode(contents[row], size, max_pixels, row)
-        if pixels.ndim != 4 or pixels.shape[3] != 3 or 0 in pixels.shape:
+            num_bytes = sum(map(len, contents))
+            return len(contents), num_bytes, lambda row: image_decoding.decode(contents[row], size, max_pixels, row)
+        if pixels.ndim != 4 or pixels.shape[3] != _CHANNELS or 0 in pixels.shape:
             raise InvalidInputError("PIXELS", list(pixels.shape), "shape [n, height, width, 3], all above 0")
+        image_decoding.require_size(pixels.shape[2], pixels.shape[1], max_pixels, 0)
         # Triton frees its buffer when `execute` returns.
         copied = np.array(pixels, dtype=np.uint8)
-        return len(copied), lambda row: image_decoding.fit(copied[row], size, max_pixels, row)
+        return len(copied), copied.nbytes, lambda row: image_decoding.fit(copied[row], size, max_pixels, row)
 
     def _array(self, request: Any, name: str) -> Any:
         tensor = self._pb_utils.get_input_tensor_by_name(request, name)
         return None if tensor is None else tensor.as_numpy()
 
-    def _decode(self, request: ImageRequest, decode: Decode) -> None:
-        try:
-            pixels = [decode(row) for row in range(request.num_images)]
-        except Exception as error:  # noqa: BLE001  an invalid image fails its own request only
-            request.fail(error)
-        else:
-            self._executor.submit(request, pixels)
-
-    def _admit(self, num_images: int) -> None:
+    def _admit(self, num_images: int, num_bytes: int) -> None:
         with self._lock:
-            self._bound.require_unless_empty(self._num_unanswered, num_images)
+            self._images_bound.require_unless_empty(self._num_unanswered, num_images)
+            self._memory_bound.require_unless_empty(_mebibytes(self._num_bytes), _mebibytes(num_bytes))
             self._num_unanswered += num_images
+            self._num_bytes += num_bytes
 
-    def _respond(self, sender: Any, outputs: list[str], request: ImageRequest) -> None:
+    def _respond(self, sender: Any, outputs: list[str], num_bytes: int, request: ImageRequest) -> None:
         with self._lock:
             self._num_unanswered -= request.num_images
+            self._num_bytes -= num_bytes
         # Called on the response thread, because it blocks while the watch asks Triton.
         before = partial(self._watch.remove, request)
         if request.error is not None:
@@ -154,6 +157,10 @@ class ImageFront:
     def _response(self, request: ImageRequest, outputs: list[str]) -> Any:
         tensors = output_tensors(request)
         return self._pb_utils.InferenceResponse([self._pb_utils.Tensor(name, tensors[name]) for name in outputs])
+
+
+def _mebibytes(num_bytes: int) -> int:
+    return -(-num_bytes // 2**20)
 
 
 def _bytes(value: Any, row: int) -> bytes:

@@ -47,10 +47,14 @@ def fit(pixels: Pixels, size: int, max_pixels: int, row: int | None = None) -> P
     return _square(image, size)
 
 
-def _check(image: Image.Image, max_pixels: int, row: int | None) -> None:
-    width, height = image.size
+def require_size(width: int, height: int, max_pixels: int, row: int | None = None) -> None:
+    """Raise InvalidInputError naming `row` for an image of more than `max_pixels` pixels."""
     if width * height > max_pixels:
         raise InvalidInputError("image", f"{width} x {height} pixels", f"at most {max_pixels} pixels", row)
+
+
+def _check(image: Image.Image, max_pixels: int, row: int | None) -> None:
+    require_size(*image.size, max_pixels, row)
     if image.mode != "RGB":
         channels = f"mode {image.mode}, {len(image.getbands())} channel(s)"
         raise InvalidInputError("image", channels, "three channels of 8 bits; convert it to RGB", row)

@@ -41,6 +41,7 @@ class TokenAdaptSettings:
     margin_ms          time between the end of a batch and its answers
     memory_mb          memory limit of a batch; 0: what is available when the model loads
     queue_images       most waiting images; further requests get UNAVAILABLE
+    queue_mb           most MiB of waiting images, as received and as decoded together
     max_pixels         most pixels in an image
     decode_threads     threads that decode and resize
     threads            threads of the engines; 0: one per core
@@ -66,6 +67,7 @@ class TokenAdaptSettings:
     margin_ms: float = 5.0
     memory_mb: int = 0
     queue_images: int = 4096
+    queue_mb: int = 1024
     max_pixels: int = 25_000_000
     decode_threads: int = 1
     threads: int = 0
@@ -85,6 +87,7 @@ class TokenAdaptSettings:
         require(0 <= self.batch_share <= 1, "batch_share", self.batch_share, "0 to 1")
         require(self.tick_ms > 0, "tick_ms", self.tick_ms, "above 0")
         require(self.queue_images >= 1, "queue_images", self.queue_images, "at least 1")
+        require(self.queue_mb >= 1, "queue_mb", self.queue_mb, "at least 1")
         require(self.max_pixels >= 1, "max_pixels", self.max_pixels, "at least 1")
         require(1 <= self.decode_threads <= 64, "decode_threads", self.decode_threads, "1 to 64")
         require(0 <= self.threads <= 1024, "threads", self.threads, "0 to 1024")

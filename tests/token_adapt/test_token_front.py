@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import threading
 import time
 from collections.abc import Iterator
@@ -12,7 +13,7 @@ import numpy as np
 import pytest
 
 from shapeshift.errors import InvalidInputError
-from shapeshift.token_adapt import loading
+from shapeshift.token_adapt import image_decoding, loading
 from shapeshift.token_adapt.front import ImageFront
 from shapeshift.token_adapt.interfaces import Task
 from shapeshift.token_adapt.request import ImageRequest
@@ -480,3 +481,89 @@ def test_an_emulated_model_needs_no_engines(tmp_path: Path) -> None:
     assert texts(request, "LABEL") == ["cat"]
     served.close()
     assert served._model.profiles[0].latency_ms[1] == pytest.approx(2 * PROFILES[0].latency_ms[1])
+
+
+# Decoding.
+
+
+class HeldDecoding:
+    """Holds every decoding until `opened` is set; counts those that began."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.began = 0
+        self.opened = threading.Event()
+        fit = image_decoding.fit
+
+        def held(*arguments: object) -> np.ndarray:
+            self.began += 1
+            assert self.opened.wait(60)
+            return fit(*arguments)  # type: ignore[arg-type]
+
+        monkeypatch.setattr(image_decoding, "fit", held)
+
+
+def test_late_and_cancelled_images_are_not_decoded(
+    served: ImageFront, model: RecordingModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    decoding = HeldDecoding(monkeypatch)
+    cancelled = on_cancel(served)
+    first, late, gone, last = (pixels_request(1, latency_ms=own) for own in (LONG_MS, 50, LONG_MS, LONG_MS))
+    served.execute([first, late, gone, last])
+    wait_for(lambda: decoding.began == 1)
+    gone.sender.cancelled = True
+    assert cancelled.wait(60)
+    time.sleep(0.05)
+    decoding.opened.set()
+    assert texts(late, "OUTCOME") == ["evicted"]
+    assert gone.refusal()[0] == TritonError.CANCELLED
+    assert texts(first, "LABEL") == texts(last, "LABEL") == ["dog"]
+    assert decoding.began == 2
+
+
+def test_a_request_that_decoding_would_make_late_is_refused_at_once(
+    served: ImageFront, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    decoding = HeldDecoding(monkeypatch)
+    served._decoders.image_ms = 1000.0
+    held = pixels_request(1, 1, 1, latency_ms=LONG_MS)
+    served.execute([held])
+    wait_for(lambda: decoding.began == 1)
+    # Three wait on one thread, and its own one.
+    refused, accepted = pixels_request(1, latency_ms=3900), pixels_request(1, latency_ms=LONG_MS)
+    served.execute([refused, accepted])
+    code, message = refused.refusal()
+    assert code == TritonError.UNAVAILABLE
+    assert re.fullmatch(
+        r"latency_ms: got 3900, an answer is predicted after 40\d\d ms; retry later or elsewhere", message
+    )
+    decoding.opened.set()
+    for request in (held, accepted):
+        assert set(texts(request, "LABEL")) == {"dog"}
+    wait_for(lambda: served._num_unanswered == served._num_bytes == 0)
+    # Measured in milliseconds.
+    assert 0 < served._decoders.image_ms < 1000
+
+
+def test_waiting_images_are_bounded_in_bytes(model: RecordingModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    decoding = HeldDecoding(monkeypatch)
+    served = front(model, queue_mb=2)
+    large, also, refused = (pixels_request(1, size=500, latency_ms=LONG_MS) for _ in range(3))
+    served.execute([large, also, refused])
+    code, message = refused.refusal()
+    assert (code, message) == (TritonError.UNAVAILABLE, "queue_mb: 2 MiB wait, 1 more would exceed 2; retry later")
+    decoding.opened.set()
+    assert texts(large, "LABEL") == texts(also, "LABEL") == ["dog"]
+    wait_for(lambda: served._num_bytes == 0)
+    served.close()
+
+
+def test_pixels_are_not_copied_before_their_size_is_checked(
+    model: RecordingModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    served = front(model, max_pixels=100)
+    request = pixels_request(1, size=11)
+    monkeypatch.setattr("shapeshift.token_adapt.front.np.array", lambda *given, **named: pytest.fail("copied"))
+    served.execute([request])
+    assert request.refusal() == (TritonError.INVALID_ARG, "row 0: image: got '11 x 11 pixels'; at most 100 pixels")
+    monkeypatch.undo()
+    served.close()
