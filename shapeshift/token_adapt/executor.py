@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import queue
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from shapeshift.errors import CancelledRequestError, EngineError
 from shapeshift.serving.bounds import unloading
@@ -100,7 +101,10 @@ class Executor:
         if self._seconds_to_decision() == 0 and not self._closing.is_set():
             began = now_ms()
             start = max(began, self._free_at) if self._in_flight else began
-            self._run(self._decide(start), start)
+            step = self._scheduler.step(start)
+            with self._failing(image.request for image in (*step.evicted, *step.images)):
+                self._settle_evicted(step, start)
+                self._run(step, start)
             self._adapt_lead(now_ms() - began)
 
     # Decide and run.
@@ -116,12 +120,10 @@ class Executor:
             return None
         return max(0.0, self._free_at - self._lead_ms - now) / 1e3
 
-    def _decide(self, start: float) -> Step[RequestImage]:
-        """The batch to run from `start`; evicted images are settled."""
-        step = self._scheduler.step(start)
+    def _settle_evicted(self, step: Step[RequestImage], now: float) -> None:
         for image in step.evicted:
             self._evict(image.request)
-        return step
+        self._count_utility({image.request for image in step.evicted}, now)
 
     def _evict(self, request: ImageRequest) -> None:
         self._metrics.outcomes[EVICTED].add()
@@ -159,9 +161,11 @@ class Executor:
 
     def _record(self, event: Arrival | BatchResult | None) -> None:
         if isinstance(event, BatchResult):
-            self._record_result(event)
+            with self._failing(image.request for image in event.step.images):
+                self._record_result(event)
         elif event is not None:
-            self._record_arrival(*event)
+            with self._failing([event[0]]):
+                self._record_arrival(*event)
 
     def _record_arrival(self, request: ImageRequest, pixels: Sequence[Pixels] | None) -> None:
         if request.cancelled:
@@ -189,15 +193,34 @@ class Executor:
         self._scheduler.costs.observe(gamma_index, len(images), result.took_ms)
         for image, probabilities in zip(images, result.probabilities, strict=True):
             image.request.record_result(image.index, probabilities, gamma, len(images), result.ended_ms)
+            image.request.utility += float(image.expected_utility[gamma_index])
         outcomes = [image.request.outcomes[image.index] for image in images]
-        utility = sum(image.expected_utility[gamma_index] for image in images if result.ended_ms < image.deadline)
-        self._metrics.record_batch(gamma, outcomes, float(utility), result.step.plan_ms)
+        self._metrics.record_batch(gamma, outcomes, result.step.plan_ms)
+        self._count_utility({image.request for image in images}, result.ended_ms)
+
+    def _count_utility(self, requests: Iterable[ImageRequest], now: float) -> None:
+        """Count what requests, of which images were settled just now, have gained by ending in time."""
+        for request in requests:
+            if request.is_finished and not request.error and not request.cancelled and now < request.deadline:
+                self._metrics.utility.add(request.utility)
 
     def _drop_cancelled(self) -> None:
         if self._any_cancelled.is_set():
             self._any_cancelled.clear()
             for image in self._scheduler.remove(lambda image: image.request.cancelled):
                 image.request.fail(_CANCELLED)
+
+    @contextlib.contextmanager
+    def _failing(self, requests: Iterable[ImageRequest]) -> Iterator[None]:
+        """Where the block raises, these requests fail: none may stay unanswered, and the thread goes on."""
+        affected = set(requests)
+        try:
+            yield
+        except Exception as error:  # noqa: BLE001
+            self._log(f"{len(affected)} requests fail, as the execution thread did: {error}")
+            for request in affected:
+                request.fail(EngineError(f"the execution thread failed: {error}"))
+                self.cancel(request)
 
     def _fail_waiting(self, error: Exception) -> None:
         for image in self._scheduler.remove(lambda image: True):

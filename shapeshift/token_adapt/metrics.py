@@ -23,7 +23,9 @@ class ImageMetrics:
         }
         self.batch_images = Histogram("batch_images", "Batches run, by number of images", _BATCH_SIZES)
         self.plan_ms = Histogram("plan_ms", "Plans made, by planning time", _PLAN_MS)
-        self.utility = Counter("utility_total", "Utility of images in time, times the accuracy of their gamma")
+        self.utility = Counter(
+            "utility_total", "Utility of images of requests in time, times the accuracy of their gamma"
+        )
         self.refused_tasks = Counter("tasks_refused_total", "Refused entries of the task registry")
 
     @property
@@ -31,11 +33,10 @@ class ImageMetrics:
         counters = [*self.outcomes.values(), *self.by_gamma.values(), self.utility, self.refused_tasks]
         return [*counters, self.batch_images, self.plan_ms]
 
-    def record_batch(self, gamma: int, outcomes: Sequence[str], utility: float, plan_ms: float) -> None:
+    def record_batch(self, gamma: int, outcomes: Sequence[str], plan_ms: float) -> None:
         """Count a batch that ran; `outcomes` has one entry per image."""
         for outcome in outcomes:
             self.outcomes[outcome].add()
         self.by_gamma[gamma].add(len(outcomes))
         self.batch_images.observe(len(outcomes))
         self.plan_ms.observe(plan_ms)
-        self.utility.add(utility)

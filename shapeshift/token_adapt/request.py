@@ -34,7 +34,8 @@ class ImageRequestOptions:
 class ImageRequest:
     """Collects the results of its images; `on_finished` is called once, when all images are settled.
 
-    If the request failed as a whole, `error` is set before that call. One thread at a time changes a request: the
+    If the request failed as a whole, `error` is set before that call. utility: what its images that ran gain if it ends
+    in time. One thread at a time changes a request: the
     decoding thread, then the executor. Any thread may set `cancelled`.
     """
 
@@ -47,6 +48,7 @@ class ImageRequest:
         self.deadline = self.arrival + options.latency_ms
         self.error: Exception | None = None
         self.cancelled = False
+        self.utility = 0.0
         self.labels: list[bytes] = [b""] * num_images
         self.probabilities = np.zeros((num_images, len(options.task.labels)), np.float32)
         self.gammas = np.zeros((num_images, 1), np.int32)

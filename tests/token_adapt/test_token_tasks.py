@@ -110,6 +110,7 @@ BROKEN: list[tuple[Callable[[Path], object], str]] = [
     (lambda folder: (folder / "task.json").write_text("[]"), "task.json.*JSON object"),
     (change("task.json", lambda held: held.update(labels=["a", "a"])), "labels"),
     (change("task.json", lambda held: held.update(labels=["a", "b", "c"])), "head.safetensors"),
+    (change("task.json", lambda held: held.update(labels=["a", "b", "c", "\ud800"])), "labels: got .*UTF-8"),
     (change("task.json", lambda held: held.update(latency_ms=0)), "latency_ms.*above 0"),
     (change("task.json", lambda held: held.update(utility=-1)), "utility.*0 or more"),
     (change("task.json", lambda held: held.update(utility=float("nan"))), "utility"),

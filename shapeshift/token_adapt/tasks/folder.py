@@ -133,6 +133,11 @@ def _labels(value: Any) -> tuple[str, ...]:
     valid = isinstance(value, list) and 2 <= len(value) <= _MAX_LABELS and all(isinstance(one, str) for one in value)
     if not valid or len(set(value)) < len(value):
         raise InvalidInputError(f"{TASK_FILE}: labels", value, f"2 to {_MAX_LABELS} different strings")
+    for label in value:
+        try:
+            label.encode()
+        except UnicodeEncodeError:
+            raise InvalidInputError(f"{TASK_FILE}: labels", label, "text that UTF-8 can hold") from None
     return tuple(value)
 
 

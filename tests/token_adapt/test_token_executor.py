@@ -1,0 +1,109 @@
+"""The executor's decisions and records on a clock of the test, without its threads."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+from token_models import SIZE, TASKS, RecordingModel
+
+from shapeshift.errors import EngineError
+from shapeshift.token_adapt import executor as executor_module
+from shapeshift.token_adapt import request as request_module
+from shapeshift.token_adapt.executor import Executor
+from shapeshift.token_adapt.interfaces import Task
+from shapeshift.token_adapt.metrics import ImageMetrics
+from shapeshift.token_adapt.model_runner import BatchResult
+from shapeshift.token_adapt.policy.costs import Costs
+from shapeshift.token_adapt.policy.image_scheduler import ImageScheduler, SchedulerSettings, Step
+from shapeshift.token_adapt.request import ImageRequest, ImageRequestOptions, RequestImage
+
+
+class Desk:
+    """An executor whose threads do not run, and requests that arrived at 1,000 ms."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now = 1000.0
+        for module in (executor_module, request_module):
+            monkeypatch.setattr(module, "now_ms", lambda: self.now)
+        model = RecordingModel()
+        costs = Costs(model.profiles, model.gammas, 64)
+        scheduler: ImageScheduler[RequestImage] = ImageScheduler(costs, SchedulerSettings(), self.now)
+        self.metrics = ImageMetrics(model.gammas)
+        self.lines: list[str] = []
+        self.executor = Executor(model, scheduler, self.metrics, self.lines.append)
+        self.finished: list[ImageRequest] = []
+
+    def images(self, count: int, latency_ms: float = 100.0, task: Task = TASKS["animals"]) -> list[RequestImage]:
+        """The images of one request."""
+        request = ImageRequest(ImageRequestOptions(task, latency_ms, 1.0), count, self.finished.append)
+        pixels = [np.zeros((SIZE, SIZE, 3), np.uint8)] * count
+        return request.waiting_images(pixels, self.executor._scheduler.costs.gammas)
+
+    def end(self, images: Sequence[RequestImage], ended_ms: float, gamma: int = 1) -> None:
+        """Record that a batch of these images ended; gamma: its index."""
+        self.executor._in_flight.append(1.0)
+        self.executor.num_running += len(images)
+        probabilities = [np.eye(1, len(image.request.options.task.labels), dtype=np.float32)[0] for image in images]
+        self.executor._record(BatchResult(Step(images, gamma, ()), probabilities, None, 1.0, ended_ms))
+
+
+@pytest.fixture
+def desk(monkeypatch: pytest.MonkeyPatch) -> Desk:
+    return Desk(monkeypatch)
+
+
+def test_a_decision_comes_shortly_before_the_running_batch_ends(desk: Desk) -> None:
+    """In seconds, as the queue of events waits."""
+    executor = desk.executor
+    assert executor._seconds_to_decision() is None
+    for image in desk.images(1):
+        executor._scheduler.add(image)
+    assert executor._seconds_to_decision() == 0.0
+    executor._in_flight.append(500.0)
+    executor._free_at = 1500.0
+    assert executor._seconds_to_decision() == pytest.approx(0.499)
+    desk.now = 1499.5
+    assert executor._seconds_to_decision() == 0.0
+    desk.now = 1500.0
+    assert executor._seconds_to_decision() is None
+
+
+def test_utility_counts_for_requests_that_end_in_time(desk: Desk) -> None:
+    first, second = desk.images(2)
+    desk.end([first], 1050.0)
+    assert desk.metrics.utility.value == 0
+    desk.end([second], 1099.0)
+    assert desk.finished == [first.request]
+    assert desk.metrics.utility.value == pytest.approx(2 * 0.8)
+
+
+def test_utility_does_not_count_for_late_and_cancelled_requests(desk: Desk) -> None:
+    early, late = desk.images(2)
+    desk.end([early], 1050.0)
+    desk.end([late], 1101.0)
+    cancelled = desk.images(1)
+    desk.executor.cancel(cancelled[0].request)
+    desk.end(cancelled, 1050.0)
+    dropped, waiting = desk.images(2)
+    desk.executor._scheduler.add(waiting)
+    desk.executor.cancel(dropped.request)
+    desk.end([dropped], 1050.0)
+    desk.executor._drop_cancelled()
+    assert len(desk.finished) == 3
+    assert desk.metrics.utility.value == 0
+
+
+def test_an_error_midway_fails_the_requests_of_its_batch_alone(desk: Desk) -> None:
+    broken = Task("broken", ("\ud800", "b"), {-4: 0.5, 0: 0.5, 2: 0.5}, 100.0, 1.0, 2)
+    before, after, waiting = desk.images(1), desk.images(1), desk.images(1)
+    desk.executor._scheduler.add(waiting[0])
+    desk.end([*before, *desk.images(1, task=broken), *after], 1050.0)
+    assert len(desk.finished) == 3
+    assert before[0].request.error is None
+    errors = [request.error for request in desk.finished[1:]]
+    assert all(isinstance(error, EngineError) and "surrogates not allowed" in str(error) for error in errors)
+    assert len(desk.executor._scheduler) == 1 and len(desk.lines) == 1
+    desk.end(waiting, 1050.0)
+    assert desk.finished[-1] is waiting[0].request and waiting[0].request.error is None
