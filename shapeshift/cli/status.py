@@ -27,8 +27,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     """Write the overview to standard output. Raises ShapeshiftError if the server does not answer."""
     # The gRPC client is slow to import.
-    from shapeshift.sidecar.health import ProcessTracker
     from shapeshift.sidecar.overview import overview
+    from shapeshift.sidecar.process_tracker import ProcessTracker
     from shapeshift.triton import metrics
     from shapeshift.triton.control import ModelControl
 

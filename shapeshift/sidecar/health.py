@@ -8,54 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
-from enum import Enum
 
-from shapeshift.triton.embedded import processes
-from shapeshift.triton.embedded.run_record import Identity
-
-
-class ProcessState(Enum):
-    """State of a model's process.
-
-    ENDED: it was seen alive and has ended. ABSENT: there is no such process. UNKNOWN: this machine cannot see it.
-    """
-
-    ALIVE = "alive"
-    ENDED = "ended"
-    ABSENT = "absent"
-    UNKNOWN = "unknown"
+from shapeshift.sidecar.process_tracker import ProcessState
 
 
 StateOf = Callable[[int], ProcessState]
-
-
-class ProcessTracker:
-    """Identifies processes by pid and start time, so that a pid that another program reuses is not mistaken for it.
-
-    local: the server runs on this machine and its processes are visible here, so that a process that is not found
-    has ended.
-    """
-
-    def __init__(self, local: bool) -> None:
-        self._local = local
-        self._seen: dict[int, Identity] = {}
-
-    def remember(self, pids: Iterable[int]) -> None:
-        """Store the identities of these living processes, where they are visible."""
-        found = {pid: self._seen.get(pid) or processes.stub_identity(pid) for pid in pids}
-        self._seen |= {pid: identity for pid, identity in found.items() if identity is not None}
-
-    def state(self, pid: int) -> ProcessState:
-        """The present state of process `pid`."""
-        if (identity := self._seen.get(pid)) is not None:
-            return ProcessState.ALIVE if processes.is_alive(identity) else ProcessState.ENDED
-        if processes.stub_identity(pid) is not None:
-            return ProcessState.ALIVE
-        return ProcessState.ABSENT if self._local else ProcessState.UNKNOWN
-
-    def keep_only(self, pids: Iterable[int]) -> None:
-        """Forget all other processes."""
-        self._seen = {pid: self._seen[pid] for pid in pids if pid in self._seen}
 
 
 @dataclass(frozen=True)

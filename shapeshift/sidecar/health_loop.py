@@ -1,4 +1,4 @@
-"""The health loop: every second it reads the heartbeats and reloads dead models."""
+"""The health loop: every second it reads the heartbeats and reloads dead models; between, it waits for deaths."""
 
 from __future__ import annotations
 
@@ -10,9 +10,10 @@ from concurrent.futures import ThreadPoolExecutor
 from shapeshift.errors import ShapeshiftError
 from shapeshift.sidecar import observe
 from shapeshift.sidecar.actuate import Actuator
-from shapeshift.sidecar.health import DeadModel, HealthTracker, ProcessTracker
+from shapeshift.sidecar.health import DeadModel, HealthTracker
 from shapeshift.sidecar.journal import Journal
 from shapeshift.sidecar.observe import MetricsPage
+from shapeshift.sidecar.process_tracker import ProcessTracker
 from shapeshift.sidecar.workers import READY, Control
 from shapeshift.triton.metrics import Samples
 
@@ -22,7 +23,9 @@ _CONCURRENT_LOADS = 4
 
 
 class HealthLoop:
-    """One thread calls `step`; loads run in their own threads. `page` is the last scrape, None before the first.
+    """One thread calls `step` and `wait` in turn; loads run in their own threads.
+
+    page: the last scrape, None before the first.
 
     expected: models that are loaded and should have a heartbeat; any thread may set it.
     """
@@ -49,6 +52,7 @@ class HealthLoop:
         self._threads = ThreadPoolExecutor(_CONCURRENT_LOADS, thread_name_prefix="reload")
         self._pending: dict[str, DeadModel] = {}
         self._lock = threading.Lock()
+        self._closed = threading.Event()
 
     def step(self) -> None:
         """Scrape once and start the loads that are due. Does not wait for the loads."""
@@ -68,8 +72,17 @@ class HealthLoop:
         if dead:
             self._reload_all(dead)
 
+    def wait(self, seconds: float) -> None:
+        """Wait for the next step. A model whose process ends meanwhile is reloaded at once."""
+        end = time.monotonic() + seconds
+        while not self._closed.is_set() and (left := end - time.monotonic()) > 0:
+            if ended := self._processes.wait_ended(left):
+                self._reload_ended(ended)
+
     def close(self) -> None:
-        """Start no more loads."""
+        """Start no more loads, and end `wait`."""
+        self._closed.set()
+        self._processes.wake()
         self._threads.shutdown(wait=False, cancel_futures=True)
 
     def _fresh_pids(self, heartbeats: dict[str, dict[int, float]]) -> set[int]:
@@ -83,6 +96,17 @@ class HealthLoop:
         self._processes.keep_only(now)
         self._processes.remember(pid for pid, (_, unchanged) in self._unchanged.items() if unchanged == 0)
         return {pid for pid, (_, unchanged) in self._unchanged.items() if unchanged < _STALE_SCRAPES}
+
+    def _reload_ended(self, ended: frozenset[int]) -> None:
+        heartbeats = self.page.heartbeats() if self.page is not None else {}
+        busy = self._actuator.changing | self._pending_models()
+        dead = {
+            model: DeadModel(f"process {', '.join(map(str, sorted(pids)))} has ended", True)
+            for model, counts in heartbeats.items()
+            if (pids := ended & counts.keys()) and model not in busy
+        }
+        if dead:
+            self._reload_all(dead)
 
     def _timeouts(self, page: MetricsPage, fresh: set[int]) -> dict[str, int]:
         found = [observe.gauge(model, observe.TIMEOUTS, page, fresh) for model in page.models]

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from shapeshift.sidecar import observe, run_files
-from shapeshift.sidecar.health import ProcessState, ProcessTracker
 from shapeshift.sidecar.observe import MetricsPage, Traffic
+from shapeshift.sidecar.process_tracker import ProcessState, ProcessTracker
 from shapeshift.sidecar.workers import READY, Control, ServerModelReader, ServerModels
 from shapeshift.triton.metrics import Samples
 

@@ -11,11 +11,11 @@ from typing import Any
 
 from shapeshift.sidecar import run_files
 from shapeshift.sidecar.actuate import Actuator
-from shapeshift.sidecar.health import ProcessTracker
 from shapeshift.sidecar.health_loop import HealthLoop
 from shapeshift.sidecar.journal import Journal, Write
 from shapeshift.sidecar.plan_loop import PlanLoop
 from shapeshift.sidecar.policy import plan
+from shapeshift.sidecar.process_tracker import ProcessTracker
 from shapeshift.sidecar.settings import SidecarSettings
 from shapeshift.sidecar.workers import ServerModelReader
 from shapeshift.triton import metrics
@@ -41,8 +41,12 @@ class Sidecar:
         self._plan = PlanLoop(settings, ServerModelReader(control), actuator, self._journal, lambda: self._health.page)
         self._stop = threading.Event()
         self._threads = [
-            threading.Thread(target=self._loop, args=(self._check_health,), name="health", daemon=True),
-            threading.Thread(target=self._loop, args=(self._make_plan, self._warm_up), name="plan", daemon=True),
+            threading.Thread(
+                target=self._loop, args=(self._check_health, self._health.wait), name="health", daemon=True
+            ),
+            threading.Thread(
+                target=self._loop, args=(self._make_plan, self._stop.wait, self._warm_up), name="plan", daemon=True
+            ),
         ]
 
     def start(self) -> None:
@@ -59,18 +63,21 @@ class Sidecar:
         for thread in self._threads:
             thread.join(_JOIN_S)
 
-    def _loop(self, step: Callable[[], float], first: Callable[[], float] | None = None) -> None:
+    def _loop(
+        self,
+        step: Callable[[], float],
+        wait: Callable[[float], object],
+        first: Callable[[], float] | None = None,
+    ) -> None:
         """Call `first` once, then `step` until the stop; each returns the pause before the next call, seconds."""
         call = first or step
-        while True:
+        while not self._stop.is_set():
             try:
-                pause = call()
+                wait(call())
             except Exception as error:  # noqa: BLE001  a failed step must not end the loop
                 self._journal.log_once("error", call.__name__, repr(error))
-                pause = self._settings.health_period_s
+                self._stop.wait(self._settings.health_period_s)
             call = step
-            if self._stop.wait(pause):
-                return
 
     def _check_health(self) -> float:
         self._health.step()

@@ -100,7 +100,7 @@ class RunningServer:
         found: dict[str, set[int]] = {}
         for (name, labels), _ in metrics.scrape(self.server.metrics_url).items():
             own = dict(labels)
-            if name == "shapeshift_heartbeat_total" and processes.stub_identity(int(own["pid"])) is not None:
+            if name == "shapeshift_heartbeat_total" and processes.stub(int(own["pid"])) is not None:
                 found.setdefault(own["model"], set()).add(int(own["pid"]))
         return found
 

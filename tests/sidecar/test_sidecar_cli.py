@@ -10,8 +10,8 @@ import pytest
 
 from shapeshift.cli import main, serve, sidecar, status
 from shapeshift.sidecar import run_files
-from shapeshift.sidecar.health import ProcessTracker
 from shapeshift.sidecar.overview import overview
+from shapeshift.sidecar.process_tracker import ProcessTracker
 from shapeshift.triton import keys
 from tests.sidecar.fakes import FakeServer, cumulative, samples
 

@@ -6,7 +6,8 @@ from collections.abc import Callable
 
 import pytest
 
-from shapeshift.sidecar.health import HealthLimits, HealthTracker, ProcessState, ReloadBackoff
+from shapeshift.sidecar.health import HealthLimits, HealthTracker, ReloadBackoff
+from shapeshift.sidecar.process_tracker import ProcessState
 from tests.sidecar.test_sidecar_observe import recorded
 
 Beats = dict[str, dict[int, float]]

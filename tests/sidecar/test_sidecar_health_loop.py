@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 from shapeshift.errors import ShapeshiftError
 from shapeshift.sidecar.actuate import Actuator
-from shapeshift.sidecar.health import ProcessTracker
 from shapeshift.sidecar.health_loop import HealthLoop
 from shapeshift.sidecar.journal import Journal
+from shapeshift.sidecar.process_tracker import ProcessTracker
 from shapeshift.triton import metrics
 from shapeshift.triton.metrics import Samples
 from tests.sidecar.fakes import FakeServer, samples
+from tests.sidecar.stubs import Stubs, stubs_in
 
 PAGES = Path(__file__).parent / "pages"
 # No process has this pid.
@@ -213,6 +214,65 @@ def test_a_loaded_model_without_a_heartbeat_is_reloaded(case: Case) -> None:
     case.scrapes(12)
     case.settle()
     assert case.server.calls == [("load", "enc_w00", "512")]
+
+
+@pytest.fixture
+def stubs(tmp_path: Path) -> Iterator[Stubs]:
+    with stubs_in(tmp_path) as started:
+        yield started
+
+
+def test_a_process_that_ends_is_reloaded_without_another_scrape(case: Case, stubs: Stubs) -> None:
+    process = stubs.start("enc_w01_0_0")
+    case.pids["enc_w01"] = process.pid
+    case.scrapes(3)
+    beats = case.beats
+
+    def close(name: str, bin_: str) -> None:
+        case.loop.close()
+
+    case.server.fails = close
+    killer = threading.Timer(0.05, process.kill)
+    killer.start()
+    # Ends early, by the close.
+    case.loop.wait(60.0)
+    killer.join()
+    case.settle()
+    assert case.beats == beats
+    assert case.server.calls == [("load", "enc_w01", "512")]
+    assert case.logged(f"enc_w01: process {process.pid} has ended: reloading") == 1
+
+
+def test_a_process_that_ends_after_its_reload_is_not_reloaded(case: Case, stubs: Stubs) -> None:
+    old = stubs.start("enc_w01_0_0")
+    case.pids["enc_w01"] = old.pid
+    case.scrapes(3)
+    new = stubs.start("enc_w01_0_0")
+    old.kill()
+    case.loop.wait(0.2)
+    case.pids["enc_w01"] = new.pid
+    case.scrapes(20)
+    case.settle()
+    assert case.server.calls == []
+
+
+def test_a_model_that_was_unloaded_is_not_reloaded_when_its_process_ends(case: Case, stubs: Stubs) -> None:
+    process = stubs.start("enc_w01_0_0")
+    case.pids["enc_w01"] = process.pid
+    case.scrapes(3)
+    case.server.unload("enc_w01")
+    case.server.calls.clear()
+    process.kill()
+    case.loop.wait(0.2)
+    case.settle()
+    assert case.server.calls == []
+
+
+def test_close_ends_the_wait(case: Case) -> None:
+    closer = threading.Timer(0.05, case.loop.close)
+    closer.start()
+    case.loop.wait(60.0)
+    closer.join()
 
 
 def test_recorded_pages_lead_to_one_load(case: Case) -> None:

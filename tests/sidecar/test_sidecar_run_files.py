@@ -15,8 +15,8 @@ import pytest
 
 from shapeshift.errors import InvalidInputError, ShapeshiftError
 from shapeshift.sidecar import run_files
-from shapeshift.sidecar.health import ProcessState, ProcessTracker
 from shapeshift.sidecar.journal import Journal
+from shapeshift.sidecar.process_tracker import ProcessState, ProcessTracker
 from shapeshift.sidecar.settings import SidecarSettings
 
 HOLD = (

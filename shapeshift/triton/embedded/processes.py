@@ -20,8 +20,18 @@ _PROC = Path("/proc")
 _SHM = Path("/dev/shm")
 # The kernel stores fifteen characters of a program name.
 _STUB = "triton_python_backend_stub"[:15]
+# Arguments of a stub (24.10): its shared-memory region, and the instance of the model.
+_REGION, _INSTANCE = 2, 8
 _KILL_S = 1.0
 _STEP_S = 0.02
+
+
+class Stub(NamedTuple):
+    """The process of an instance of a Python model. server: pid of its server."""
+
+    identity: Identity
+    server: int
+    instance: str
 
 
 class Entry(NamedTuple):
@@ -59,10 +69,16 @@ def is_alive(identity: Identity) -> bool:
     return entry is not None and entry.identity == identity
 
 
-def stub_identity(pid: int) -> Identity | None:
-    """The identity of process `pid` if it is the stub of a Python model; else None."""
+def stub(pid: int) -> Stub | None:
+    """The process `pid` if it is that of a Python model; else None."""
     entry = look_up(pid)
-    return entry.identity if entry is not None and entry.name == _STUB else None
+    return None if entry is None else _as_stub(entry)
+
+
+def has_successor(ended: Stub) -> bool:
+    """Whether another process of this instance is running, as during a load and after it."""
+    running = filter(None, map(_as_stub, _table()))
+    return any((one.server, one.instance) == (ended.server, ended.instance) for one in running)
 
 
 def members(record: Record) -> list[Member]:
@@ -71,7 +87,7 @@ def members(record: Record) -> list[Member]:
     These are the recorded ones, the stubs with its region prefix, all processes in the server's session if one of the
     former is in it, and the children of the calling process if it is the guard of this run.
     """
-    recorded = {record.server} | {Identity(member.pid, member.start) for member in record.members}
+    recorded = {record.server} | {member.identity for member in record.members}
     table = [(entry, _region(entry)) for entry in _table()]
     certain = {
         entry.identity for entry, region in table if entry.identity in recorded or region.startswith(record.prefix)
@@ -104,14 +120,14 @@ def stop(record: Record, grace_s: float) -> None:
         for number in (signal.SIGTERM, signal.SIGCONT):
             for member in record.members:
                 if number == signal.SIGCONT or member.pid == record.server.pid:
-                    _send(member, number)
+                    _send(member.identity, number)
         deadline = time.monotonic() + grace_s
         while is_alive(record.server) and time.monotonic() < deadline:
             time.sleep(_STEP_S)
     deadline = time.monotonic() + _KILL_S
     while (record := refresh(record)).members and time.monotonic() < deadline:
         for member in record.members:
-            _send(member, signal.SIGKILL)
+            _send(member.identity, signal.SIGKILL)
         time.sleep(_STEP_S)
     remove_regions(record)
 
@@ -123,10 +139,12 @@ def remove_regions(record: Record) -> None:
             (_SHM / name).unlink()
 
 
-def _send(member: Member, number: signal.Signals) -> None:
-    if is_alive(Identity(member.pid, member.start)):
+def _send(identity: Identity, number: signal.Signals) -> bool:
+    if is_alive(identity):
         with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.kill(member.pid, number)
+            os.kill(identity.pid, number)
+            return True
+    return False
 
 
 def _existing(prefix: str, recorded: set[str]) -> list[str]:
@@ -143,13 +161,22 @@ def _table() -> Iterator[Entry]:
             yield entry
 
 
-def _region(entry: Entry) -> str:
-    """The shared-memory region of a stub, from its command line; empty for any other process."""
+def _as_stub(entry: Entry) -> Stub | None:
     if entry.name != _STUB:
-        return ""
+        return None
+    return Stub(entry.identity, entry.parent, _argument(entry, _INSTANCE))
+
+
+def _region(entry: Entry) -> str:
+    """The shared-memory region of a stub; empty for any other process."""
+    return _argument(entry, _REGION) if entry.name == _STUB else ""
+
+
+def _argument(entry: Entry, index: int) -> str:
+    """One argument of the process's command line; empty if it has fewer."""
     try:
         line = (_PROC / str(entry.identity.pid) / "cmdline").read_bytes()
     except OSError:
         return ""
     arguments = line.decode(errors="replace").split("\0")
-    return arguments[2] if len(arguments) > 2 else ""
+    return arguments[index] if len(arguments) > index else ""

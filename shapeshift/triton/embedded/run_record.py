@@ -36,6 +36,11 @@ class Member:
     start: int
     region: str = ""
 
+    @property
+    def identity(self) -> Identity:
+        """The process itself."""
+        return Identity(self.pid, self.start)
+
 
 @dataclass(frozen=True)
 class Record:
