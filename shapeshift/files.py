@@ -1,4 +1,8 @@
-"""Files that several processes read and write: one writer at a time, and no reader sees a partial file."""
+"""Files that several processes read and write: one writer at a time, and no reader sees a partial file.
+
+What takes another's place is on the disk before it does: also after a crash of the machine, a name is that of a whole
+file.
+"""
 
 from __future__ import annotations
 
@@ -27,25 +31,57 @@ def exclusive_lock(lock: Path, on_wait: Callable[[], None] = lambda: None) -> It
         yield
 
 
-def replace_text(path: Path, text: str) -> None:
-    """Replace the content of `path` by `text` atomically: a reader sees the old or the new text. Raises OSError."""
+def replace_text(path: Path, text: str, durable: bool = True) -> None:
+    """Replace the content of `path` by `text` atomically: a reader sees the old or the new text. Raises OSError.
+
+    durable: false for a file that may be lost when the machine crashes; it does not wait for the disk.
+    """
     draft = path.with_name(f".{path.name}.{os.getpid()}")
-    draft.write_text(text, encoding="utf-8")
-    draft.replace(path)
+    try:
+        draft.write_text(text, encoding="utf-8")
+        if durable:
+            flush(draft)
+        draft.replace(path)
+    finally:
+        draft.unlink(missing_ok=True)
+    if durable:
+        flush(path.parent)
 
 
 @contextlib.contextmanager
 def replace_folder(target: Path) -> Iterator[Path]:
-    """An empty folder beside `target`, which takes its place at the end. After an error `target` is unchanged."""
+    """An empty folder beside `target`, which takes its place at the end. After an error `target` is unchanged.
+
+    A crash of the machine in between leaves the old folder, the new one, or none.
+    """
     work = target.with_name(f".{target.name}.building")
     shutil.rmtree(work, ignore_errors=True)
     work.mkdir(parents=True)
     try:
         yield work
+        flush_folder(work)
         shutil.rmtree(target, ignore_errors=True)
         work.rename(target)
+        flush(target.parent)
     finally:
         shutil.rmtree(work, ignore_errors=True)
+
+
+def flush(path: Path) -> None:
+    """Wait until the content of a file, or the names in a folder, are on the disk. Raises OSError."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def flush_folder(folder: Path) -> None:
+    """`flush` all that a folder holds, and the folder itself."""
+    for path in folder.rglob("*"):
+        if path.is_dir() or path.is_file():
+            flush(path)
+    flush(folder)
 
 
 def file_sha256(path: Path) -> str:

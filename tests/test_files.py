@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -46,6 +48,66 @@ def test_text_is_replaced_atomically(tmp_path: Path) -> None:
         files.replace_text(path, "n\u00e9w")
         assert before.read() == "old"
     assert path.read_text(encoding="utf-8") == "n\u00e9w"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+@pytest.fixture
+def calls(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str]]:
+    """What happens to which path, in order: writes to the disk and changes of names."""
+    found: list[tuple[str, str]] = []
+    fsync, replace, rename = os.fsync, os.replace, os.rename
+
+    def record_fsync(descriptor: int) -> None:
+        found.append(("fsync", str(Path(f"/proc/self/fd/{descriptor}").readlink())))
+        fsync(descriptor)
+
+    def record_replace(source: Path, target: Path) -> None:
+        found.append(("replace", str(target)))
+        replace(source, target)
+
+    def record_rename(source: Path, target: Path) -> None:
+        found.append(("rename", str(target)))
+        rename(source, target)
+
+    monkeypatch.setattr(os, "fsync", record_fsync)
+    monkeypatch.setattr(os, "replace", record_replace)
+    monkeypatch.setattr(os, "rename", record_rename)
+    return found
+
+
+def test_text_is_on_the_disk_before_it_has_its_name(tmp_path: Path, calls: list[tuple[str, str]]) -> None:
+    path = tmp_path / "file"
+    files.replace_text(path, "text")
+    draft = str(tmp_path / f".file.{os.getpid()}")
+    assert calls == [("fsync", draft), ("replace", str(path)), ("fsync", str(tmp_path))]
+    calls.clear()
+    files.replace_text(path, "text", durable=False)
+    assert calls == [("replace", str(path))]
+
+
+def test_a_folder_is_on_the_disk_before_it_has_its_name(tmp_path: Path, calls: list[tuple[str, str]]) -> None:
+    target, work = tmp_path / "engines", tmp_path / ".engines.building"
+    with files.replace_folder(target) as draft:
+        (draft / "inner").mkdir()
+        (draft / "inner" / "file").write_text("text")
+        (draft / "link").symlink_to("nowhere")
+        calls.clear()
+    last = [("fsync", str(work)), ("rename", str(target)), ("fsync", str(tmp_path))]
+    assert calls[-3:] == last
+    assert {path for _, path in calls[:-3]} == {str(work / "inner"), str(work / "inner" / "file")}
+
+
+def test_a_disk_that_fails_changes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "file"
+    files.replace_text(path, "old")
+
+    def fail(descriptor: int) -> None:
+        raise OSError(errno.ENOSPC, "the disk is full")
+
+    monkeypatch.setattr(os, "fsync", fail)
+    with pytest.raises(OSError, match="full"):
+        files.replace_text(path, "new")
+    assert path.read_text() == "old"
     assert list(tmp_path.iterdir()) == [path]
 
 

@@ -85,7 +85,8 @@ def thaw(run_directory: Path) -> None:
 
 def write_report(run_directory: Path, values: dict[str, Any]) -> None:
     """Replace the report in one step. The sidecar itself never reads it. Raises OSError."""
-    files.replace_text(run_directory / REPORT_FILE, json.dumps(values, indent=1) + "\n")
+    # Only readers use the report: the health loop does not wait for the disk.
+    files.replace_text(run_directory / REPORT_FILE, json.dumps(values, indent=1) + "\n", durable=False)
 
 
 def read_report(run_directory: Path) -> dict[str, Any]:

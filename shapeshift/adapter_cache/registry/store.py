@@ -15,6 +15,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from shapeshift import files
 from shapeshift.errors import InvalidInputError, NotFoundError
 from shapeshift.registry import FILE, Content, Registry
 from shapeshift.settings import require
@@ -112,6 +113,8 @@ def add(folder: Path, name: str, source: Path, pinned: bool) -> Entry:
                 shutil.copyfile(source / file, staged / file)
             sha256 = digest(staged)
             target = folder / f"{name}-{sha256[:12]}"
+            # Putting the registry's file flushes the folder that holds both.
+            files.flush_folder(staged)
             _replace(staged, target)
         finally:
             shutil.rmtree(staged, ignore_errors=True)
