@@ -75,6 +75,54 @@ def test_grid_is_near_optimal_and_better_than_the_papers(load: float) -> None:
     assert np.mean(paper) < np.mean(grid)
 
 
+def drawn(rng: np.random.Generator) -> PlanProblem:
+    """1 to 32 batches, 1 to 8 gammas, any load: latencies of a profile, gammas of any worth, and hard knapsacks."""
+    batches, gammas = int(rng.integers(1, 33)), int(rng.integers(1, 9))
+    kind = rng.integers(4)
+    if kind == 0:
+        images = rng.integers(1, 65, (batches, 1))
+        times = 10 + GAMMA_MS[:gammas] * images / 64
+        utilities = rng.uniform(0.01, 1, (batches, 1)) * images * ACCURACY[:gammas]
+    elif kind == 1:
+        times, utilities = rng.uniform(1, 100, (batches, gammas)), rng.uniform(0, 10, (batches, gammas))
+    elif kind == 2:
+        times, utilities = (np.sort(rng.uniform(0.1, 30, (batches, gammas)), axis=1) for _ in range(2))
+    else:
+        times = 0.1 + rng.exponential(20, (batches, gammas))
+        utilities = times * rng.uniform(0.8, 1.2, (batches, gammas))
+    load = rng.choice([0.3, 0.8, 1.2, 2.0, 3.0, 6.0])
+    return PlanProblem(500.0, deadlines_at(rng, times, load), times, utilities)
+
+
+def deadlines_at(rng: np.random.Generator, times: np.ndarray, load: float) -> np.ndarray:
+    """Deadlines from 500 ms on; `load` is the mean time of all batches over the last one."""
+    return 500.0 + np.sort(rng.uniform(0.05, 1, len(times))) * times.mean(axis=1).sum() / load
+
+
+def share_of_the_optimum(problem: PlanProblem) -> float:
+    exact = problem.utility(solve(problem, "front"))
+    plan = solve(problem, "grid")
+    assert is_feasible(problem, plan)
+    return problem.utility(plan) / exact if exact else 1.0
+
+
+@pytest.mark.parametrize("first", range(0, 160, 20))
+def test_grid_reaches_almost_the_optimum(first: int) -> None:
+    found = {seed: share_of_the_optimum(drawn(np.random.default_rng(seed))) for seed in range(first, first + 20)}
+    assert {seed: share for seed, share in found.items() if share < 0.994} == {}
+
+
+@pytest.mark.parametrize("batches", [60, 130, 200, 300])
+def test_grid_reaches_almost_the_optimum_of_long_queues(batches: int) -> None:
+    """Whole milliseconds keep the exact front short."""
+    for seed in range(4):
+        rng = np.random.default_rng(seed)
+        times = rng.integers(1, 60, (batches, 3)).astype(float)
+        utilities = np.sqrt(times) * rng.uniform(0.5, 1.5, (batches, 1))
+        deadlines = deadlines_at(rng, times, float(rng.choice([1.2, 2.0, 4.0])))
+        assert share_of_the_optimum(PlanProblem(500.0, deadlines, times, utilities)) >= 0.994, seed
+
+
 def test_grid_is_near_optimal_at_any_tick() -> None:
     problem = large(np.random.default_rng(9), 1.2, 20)
     exact = problem.utility(solve(problem, "front"))

@@ -17,26 +17,21 @@ Integers = npt.NDArray[np.int32]
 
 # The loss depends on the number of ticks in a batch's time: short horizons get finer ticks, long ones coarser.
 _MIN_CELLS, _MAX_CELLS = 1000, 2000
-# With many waiting batches, finer ticks gain less than the device time that planning them costs.
-_MAX_WORK, _MIN_CELLS_UNDER_LOAD = 40_000, 300
-_FEW_BATCHES = 16
+# With many waiting batches, finer ticks gain less than the time that planning them costs. But each batch may lose up to
+# a tick: with less than 4 cells for each batch, some plans were below 0.994 of the optimum; with 6, none below 0.997.
+_MAX_WORK, _CELLS_PER_BATCH = 40_000, 6
 
 
 def solve(problem: PlanProblem, tick_ms: float) -> list[int]:
-    """A plan of nearly the highest utility, on ticks of at most `tick_ms` as far as horizon and queue allow.
-
-    With more than 16 batches, gammas that a mixture of two others dominates are left out.
-    """
+    """A plan of nearly the highest utility, on ticks of at most `tick_ms` as far as horizon and queue allow."""
     batches = len(problem.deadlines)
-    times = problem.times
-    if batches > _FEW_BATCHES:
-        times = times.copy()
-        _prune_gammas(problem.now, problem.deadlines, times, problem.utilities)
+    times = problem.times.copy()
+    _drop_dominated(problem.now, problem.deadlines, times, problem.utilities)
     horizon = min(float(problem.deadlines[-1]) - problem.now, _total_time(times))
     if not horizon > 0.0:
         horizon = tick_ms
-    max_cells = max(min(_MAX_CELLS, _MAX_WORK // batches), _MIN_CELLS_UNDER_LOAD)
-    cells = int(min(max(np.ceil(horizon / tick_ms), _MIN_CELLS), max_cells))
+    max_cells = max(min(_MAX_CELLS, _MAX_WORK // batches), _CELLS_PER_BATCH * batches)
+    cells = int(min(max(np.ceil(horizon / tick_ms), _MIN_CELLS, _CELLS_PER_BATCH * batches), max_cells))
     chosen = np.empty(batches, dtype=np.int32)
     _fill(problem.now, problem.deadlines, times, problem.utilities, horizon / cells, cells + 2, chosen)
     return [int(gamma) for gamma in chosen]
@@ -48,33 +43,21 @@ def _total_time(times: Floats) -> float:
 
 
 @njit("void(f8, f8[::1], f8[:, ::1], f8[:, ::1])")
-def _prune_gammas(now: float, deadlines: Floats, times: Floats, utilities: Floats) -> None:
-    """Set the time of a gamma to inf if it misses the deadline or is below the line between two other options.
+def _drop_dominated(now: float, deadlines: Floats, times: Floats, utilities: Floats) -> None:
+    """Set the time of a gamma to inf if it misses the deadline, or if another option is as fast and worth as much.
 
-    The options of a batch are its gammas and not to run (index 0 of `took` and `value`).
+    Not to run is an option too. What only a mixture of two options dominates stays: a plan cannot mix them.
     """
     batches, gammas = times.shape
-    took, value = np.zeros(gammas + 1), np.zeros(gammas + 1)
     for b in range(batches):
         for g in range(gammas):
-            if not now + times[b, g] < deadlines[b]:
+            if not now + times[b, g] < deadlines[b] or utilities[b, g] <= 0.0:
                 times[b, g] = np.inf
-            took[g + 1], value[g + 1] = times[b, g], utilities[b, g]
-        for g in range(1, gammas + 1):
-            for before in range(gammas + 1):
-                if before == g or took[before] > took[g]:
-                    continue
-                gain, extra_ms = value[g] - value[before], took[g] - took[before]
-                if gain < 0.0 or (gain == 0.0 and (extra_ms > 0.0 or before < g)):
-                    times[b, g - 1] = np.inf
-                    break
-                for after in range(1, gammas + 1):
-                    if took[g] < took[after] < np.inf and gain * (took[after] - took[before]) < extra_ms * (
-                        value[after] - value[before]
-                    ):
-                        times[b, g - 1] = np.inf
-                        break
-                if times[b, g - 1] == np.inf:
+                continue
+            for other in range(gammas):
+                saved_ms, gain = times[b, g] - times[b, other], utilities[b, other] - utilities[b, g]
+                if saved_ms >= 0.0 and gain >= 0.0 and (saved_ms > 0.0 or gain > 0.0 or other < g):
+                    times[b, g] = np.inf
                     break
 
 
