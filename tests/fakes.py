@@ -7,6 +7,7 @@ was cancelled after its last response, a metric whose family was collected.
 
 from __future__ import annotations
 
+import copy
 import json
 import threading
 import weakref
@@ -38,6 +39,36 @@ class TritonError:
 
 class TritonModelException(Exception):  # noqa: N818  Triton's name
     """What a backend raises when its model cannot be loaded."""
+
+
+class ModelConfig:
+    """What `auto_complete_config` gets; as Triton's, it refuses a second tensor of one name and unknown properties."""
+
+    def __init__(self, config: dict[str, Any]) -> None:
+        self._config = copy.deepcopy(config)
+
+    def as_dict(self) -> dict[str, Any]:
+        return self._config
+
+    def add_input(self, tensor: dict[str, Any]) -> None:
+        self._add("input", tensor, {"name", "data_type", "dims", "optional"})
+
+    def add_output(self, tensor: dict[str, Any]) -> None:
+        self._add("output", tensor, {"name", "data_type", "dims"})
+
+    def set_max_batch_size(self, size: int) -> None:
+        if self._config["max_batch_size"] > size:
+            raise ValueError("max_batch_size")
+        self._config["max_batch_size"] = size
+
+    def set_model_transaction_policy(self, policy: dict[str, bool]) -> None:
+        if self._config.setdefault("model_transaction_policy", dict(policy)) != policy:
+            raise ValueError("model_transaction_policy")
+
+    def _add(self, kind: str, tensor: dict[str, Any], properties: set[str]) -> None:
+        if not set(tensor) <= properties or any(one["name"] == tensor["name"] for one in self._config[kind]):
+            raise ValueError(f"{kind} {tensor}")
+        self._config[kind].append(tensor)
 
 
 class Tensor:

@@ -7,6 +7,7 @@ import triton_python_backend_utils as pb_utils
 
 from shapeshift.choices import Choices
 from shapeshift.errors import ShapeshiftError
+from shapeshift.fused_decode import settings
 from shapeshift.fused_decode.model import kernel_build
 from shapeshift.serving import model_args
 
@@ -22,6 +23,10 @@ FRONTS: Choices[Any] = Choices(
 
 class TritonPythonModel:
     """Generates text with adapters, or forwards to the model that does; replies through the response senders."""
+
+    @staticmethod
+    def auto_complete_config(config: Any) -> Any:
+        return model_args.auto_complete(pb_utils, config, settings.signature)
 
     def initialize(self, args: dict[str, str]) -> None:
         try:

@@ -4,6 +4,7 @@ from typing import Any
 
 import triton_python_backend_utils as pb_utils
 
+from shapeshift.cascade import settings
 from shapeshift.cascade.front import CascadeFront
 from shapeshift.errors import ShapeshiftError
 from shapeshift.serving import model_args
@@ -11,6 +12,10 @@ from shapeshift.serving import model_args
 
 class TritonPythonModel:
     """Classifies texts by a small model, and by larger ones where it is unsure; answers through response senders."""
+
+    @staticmethod
+    def auto_complete_config(config: Any) -> Any:
+        return model_args.auto_complete(pb_utils, config, settings.signature)
 
     def initialize(self, args: dict[str, str]) -> None:
         try:

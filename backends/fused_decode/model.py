@@ -6,6 +6,7 @@ import triton_python_backend_utils as pb_utils
 
 from shapeshift.choices import Choices
 from shapeshift.errors import ShapeshiftError
+from shapeshift.fused_decode import settings
 from shapeshift.fused_decode.model import kernel_build
 from shapeshift.serving import model_args
 
@@ -21,6 +22,10 @@ FRONTS: Choices[Any] = Choices(
 
 class TritonPythonModel:
     """Generates text, or forwards to the model that does; requests are answered through their response senders."""
+
+    @staticmethod
+    def auto_complete_config(config: Any) -> Any:
+        return model_args.auto_complete(pb_utils, config, settings.signature)
 
     def initialize(self, args: dict[str, str]) -> None:
         given = model_args.read(args)

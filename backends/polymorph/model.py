@@ -5,6 +5,7 @@ from typing import Any
 import triton_python_backend_utils as pb_utils
 
 from shapeshift.errors import ShapeshiftError
+from shapeshift.polymorph import settings
 from shapeshift.polymorph.front import TextFront
 from shapeshift.polymorph.worker import TextWorker
 from shapeshift.serving import model_args
@@ -15,6 +16,10 @@ class TritonPythonModel:
 
     A front answers requests later, through their response senders; a worker (parameter `worker_of`) at once.
     """
+
+    @staticmethod
+    def auto_complete_config(config: Any) -> Any:
+        return model_args.auto_complete(pb_utils, config, settings.signature)
 
     def initialize(self, args: dict[str, str]) -> None:
         given = model_args.read(args)

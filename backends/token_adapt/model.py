@@ -7,11 +7,16 @@ import triton_python_backend_utils as pb_utils
 
 from shapeshift.errors import ShapeshiftError
 from shapeshift.serving import model_args
+from shapeshift.token_adapt import settings
 from shapeshift.token_adapt.front import ImageFront
 
 
 class TritonPythonModel:
     """Classifies images; responses go through response senders."""
+
+    @staticmethod
+    def auto_complete_config(config: Any) -> Any:
+        return model_args.auto_complete(pb_utils, config, settings.signature)
 
     def initialize(self, args: dict[str, str]) -> None:
         # How long the executor waits for decoding and response threads to release the interpreter, in seconds.

@@ -12,9 +12,10 @@ from shapeshift.build_engines.model_folder import write_front
 from shapeshift.build_engines.paths import BuildPaths
 from shapeshift.cascade.candidates import registry
 from shapeshift.cascade.first_level import check_engines
-from shapeshift.cascade.settings import CascadeSettings
+from shapeshift.cascade.settings import CascadeSettings, signature
 from shapeshift.engines.manifest import FILE_NAME as MANIFEST_FILE
 from shapeshift.errors import NotFoundError
+from shapeshift.triton import model_config
 
 BACKEND = "cascade"
 
@@ -32,7 +33,8 @@ class CascadeFrontConfig:
 def read(folder: Path, config: Any, values: Mapping[str, str]) -> CascadeFrontConfig:
     """The front in `folder`. Raises InvalidInputError naming the field."""
     settings.refuse_unknown(values, settings.names(CascadeSettings))
-    return CascadeFrontConfig(folder.name, folder, config, settings.read(CascadeSettings, values))
+    completed = model_config.complete(config, signature(values))
+    return CascadeFrontConfig(folder.name, folder, completed, settings.read(CascadeSettings, values))
 
 
 def publish(front: CascadeFrontConfig, paths: BuildPaths) -> str:
@@ -54,7 +56,8 @@ def publish(front: CascadeFrontConfig, paths: BuildPaths) -> str:
         "engines_dir": paths.portable(paths.engines, target),
     }
     summary = f"task {own.task}, candidate {chosen.candidate.name}: {', then '.join(levels)}"
-    write_front(front.folder, front.config, target, parameters, summary)
+    config = model_config.complete(front.config, signature({}, pairs=chosen.table.pairs))
+    write_front(front.folder, config, target, parameters, summary)
     return summary
 
 

@@ -17,7 +17,7 @@ from shapeshift.build_engines.paths import BuildPaths
 from shapeshift.engines import hardware
 from shapeshift.engines.checkpoint import Checkpoint, find, open_checkpoint
 from shapeshift.errors import NotFoundError, ShapeshiftError
-from shapeshift.fused_decode.settings import ForwardSettings, FusedDecodeSettings
+from shapeshift.fused_decode.settings import ForwardSettings, FusedDecodeSettings, signature
 from shapeshift.triton import model_config
 
 BACKEND, WITH_ADAPTERS = "fused_decode", "adapter_cache"
@@ -42,13 +42,14 @@ def read(folder: Path, config: Any, values: Mapping[str, str]) -> DecodeFrontCon
     kind: type[ForwardSettings | FusedDecodeSettings] = (
         ForwardSettings if "forward_to" in values else FusedDecodeSettings
     )
+    completed = model_config.complete(config, signature(values))
     if config.backend == BACKEND or kind is ForwardSettings:
         settings.refuse_unknown(values, settings.names(kind))
-        return DecodeFrontConfig(folder.name, folder, config, settings.read(kind, values))
+        return DecodeFrontConfig(folder.name, folder, completed, settings.read(kind, values))
     settings.refuse_unknown(values, settings.names(kind, AdapterCacheSettings, SchedulingSettings))
     settings.read(SchedulingSettings, values)
     decoding, adapter_cache = settings.read(kind, values), settings.read(AdapterCacheSettings, values)
-    return DecodeFrontConfig(folder.name, folder, config, decoding, adapter_cache)
+    return DecodeFrontConfig(folder.name, folder, completed, decoding, adapter_cache)
 
 
 def forwards_to(front: DecodeFrontConfig) -> tuple[str, ...]:

@@ -14,6 +14,7 @@ from shapeshift.build_engines.paths import BuildPaths
 from shapeshift.build_engines.text import front as text_front
 from shapeshift.build_engines.text import workers
 from shapeshift.build_engines.text.config import TextFrontConfig
+from shapeshift.engines import hardware
 from shapeshift.errors import InvalidInputError, NotFoundError
 from shapeshift.triton import model_config
 
@@ -55,6 +56,8 @@ def read(folder: Path) -> FrontConfig:
     if config.name and config.name != folder.name:
         raise InvalidInputError("name", config.name, f"the folder's name, {folder.name}")
     values = model_config.parameters(config)
+    if any(group.kind == type(group).KIND_GPU for group in config.instance_group) and not hardware.gpus():
+        raise InvalidInputError("instance_group kind", "KIND_GPU", "KIND_CPU: this machine shows no NVIDIA GPU")
     if config.backend not in _READERS:
         raise InvalidInputError("backend", config.backend, f"one of {', '.join(sorted(_READERS))}")
     return _READERS[config.backend](folder, config, values)

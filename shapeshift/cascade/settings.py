@@ -1,10 +1,24 @@
-"""Settings of a cascade, from config.pbtxt."""
+"""What a cascade states in its config.pbtxt: parameters, inputs and outputs."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
+from shapeshift.serving.model_args import Signature, Tensor
+from shapeshift.serving.text_inputs import TEXT_PAIR
 from shapeshift.settings import require
+
+_TEXT = Tensor("TEXT", "TYPE_STRING")
+_OUTPUTS = (
+    Tensor("LABEL", "TYPE_STRING"),
+    Tensor("PROBABILITIES", "TYPE_FP32", None),
+    Tensor("CONFIDENCE", "TYPE_FP32"),
+    Tensor("LEVEL", "TYPE_INT32"),
+    Tensor("WORDS_PRUNED", "TYPE_INT32"),
+    Tensor("ENGINE_MS", "TYPE_FP32"),
+    Tensor("CONTROL_MS", "TYPE_FP32"),
+)
 
 
 @dataclass(frozen=True)
@@ -76,3 +90,9 @@ class GeneratedCascadeSettings:
 
     engines_dir: str = ""
     generation: int = 0
+
+
+def signature(parameters: Mapping[str, str], pairs: bool | None = None) -> Signature:
+    """Of a front. pairs: whether its task classifies pairs of texts; None: not known, so its config.pbtxt decides."""
+    second = Tensor(TEXT_PAIR, "TYPE_STRING", optional=True, listed=pairs is None)
+    return Signature((_TEXT,) if pairs is False else (_TEXT, second), _OUTPUTS)

@@ -1,12 +1,46 @@
-"""The parameters of a model that generates, and of one that forwards to it, in config.pbtxt."""
+"""What a config.pbtxt states of a model that generates, or forwards to one: parameters, inputs and outputs."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
+from shapeshift.serving.model_args import Signature, Tensor
 from shapeshift.settings import require
 
 PRECISIONS = ("auto", "f32", "bf16")
+
+_INPUTS = (
+    ("text_input", "TYPE_STRING"),
+    ("stream", "TYPE_BOOL"),
+    ("sampling_parameters", "TYPE_STRING"),
+    ("max_tokens", "TYPE_INT32"),
+    ("temperature", "TYPE_FP32"),
+    ("top_k", "TYPE_INT32"),
+    ("top_p", "TYPE_FP32"),
+    ("min_p", "TYPE_FP32"),
+    ("repetition_penalty", "TYPE_FP32"),
+    ("seed", "TYPE_INT64"),
+    ("stop", "TYPE_STRING"),
+    ("ignore_eos", "TYPE_BOOL"),
+    ("exclude_input_in_output", "TYPE_BOOL"),
+    ("return_finish_reason", "TYPE_BOOL"),
+    ("return_num_input_tokens", "TYPE_BOOL"),
+    ("return_num_output_tokens", "TYPE_BOOL"),
+    ("return_request_id", "TYPE_BOOL"),
+    ("return_timings", "TYPE_BOOL"),
+    ("stop_id", "TYPE_STRING"),
+)
+_OUTPUTS = (
+    ("text_output", "TYPE_STRING"),
+    ("finish_reason", "TYPE_STRING"),
+    ("num_input_tokens", "TYPE_UINT32"),
+    ("num_output_tokens", "TYPE_UINT32"),
+    ("request_id", "TYPE_STRING"),
+    ("queue_ms", "TYPE_FP32"),
+    ("prefill_ms", "TYPE_FP32"),
+    ("decode_ms", "TYPE_FP32"),
+)
 
 
 @dataclass(frozen=True)
@@ -88,3 +122,14 @@ class ForwardSettings:
         require(bool(self.forward_to), "forward_to", self.forward_to, "the name of a model")
         require(1 <= self.forward_requests <= 4096, "forward_requests", self.forward_requests, "1 to 4096")
         require(0 < self.forward_timeout_s <= 86_400, "forward_timeout_s", self.forward_timeout_s, "above 0, to 86400")
+
+
+def signature(parameters: Mapping[str, str]) -> Signature:
+    """Of a model that generates, which is decoupled, or, with `forward_to`, of one that forwards to it."""
+    return Signature(
+        # `stop` takes any number of texts.
+        inputs=tuple(Tensor(name, kind, (-1,) if name == "stop" else (1,), optional=True) for name, kind in _INPUTS),
+        outputs=tuple(Tensor(name, kind) for name, kind in _OUTPUTS),
+        max_batch_size=0,
+        decoupled="forward_to" not in parameters,
+    )

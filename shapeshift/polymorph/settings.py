@@ -1,17 +1,32 @@
-"""The parameters of a polymorph model in its config.pbtxt."""
+"""What a polymorph model states in its config.pbtxt: parameters, inputs and outputs."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from shapeshift.errors import InvalidInputError
 from shapeshift.polymorph.policy.algorithms import ALLOCATIONS, DISPATCHERS
+from shapeshift.serving.model_args import Signature, Tensor
+from shapeshift.serving.text_inputs import ENGINE_MS, OFFSETS, TEXT_PAIR
 from shapeshift.settings import require
 
 PLACEMENTS = ("inline", "resident", "partitioned", "auto")
 CURVES = ("md1", "clamped")
 MAX_WORKERS = 256
+
+_INPUTS = (
+    Tensor("TEXT", "TYPE_STRING", optional=True),
+    Tensor("INPUT_IDS", "TYPE_INT64", (-1,), optional=True),
+    Tensor("ATTENTION_MASK", "TYPE_INT64", (-1,), optional=True),
+    Tensor(TEXT_PAIR, "TYPE_STRING", optional=True, listed=True),
+)
+ENGINE_OUTPUTS = ("EMBEDDING", "LOGITS", "IMPORTANCE")
+"""Outputs that engines compute; the front adds the others."""
+WORKER_INPUTS = (Tensor("INPUT_IDS", "TYPE_INT64", (-1,)), Tensor("LENGTHS", "TYPE_INT32", (-1,)))
+WORKER_STATE = Tensor("STATE", "TYPE_INT64", (3,))
+"""The output of a worker beside those of its engines."""
 
 
 @dataclass(frozen=True)
@@ -142,6 +157,28 @@ class WorkerSettings:
 
     def __post_init__(self) -> None:
         require(self.bin >= 0, "bin", self.bin, "0 or more")
+
+
+def signature(parameters: Mapping[str, str]) -> Signature | None:
+    """Of a model with these parameters; None for a worker, whose configuration `make engines` writes complete."""
+    return None if parameters.get("worker_of") else front_signature(parameters)
+
+
+def front_signature(parameters: Mapping[str, str]) -> Signature:
+    """Of a front. One that lists no output has EMBEDDING, or with a `head` LOGITS."""
+    default = "LOGITS" if parameters.get("head") else "EMBEDDING"
+    outputs = (
+        *(Tensor(name, "TYPE_FP32", None, listed=name != default) for name in ("EMBEDDING", "LOGITS")),
+        Tensor("IMPORTANCE", "TYPE_FP32", (-1,), listed=True),
+        Tensor(OFFSETS, "TYPE_INT32", (-1, 2), listed=True),
+        Tensor(ENGINE_MS, "TYPE_FP32", listed=True),
+    )
+    return Signature(_INPUTS, outputs)
+
+
+def worker_signature(outputs: Sequence[Tensor]) -> Signature:
+    """Of a worker whose engines have these outputs, dims [rows, ...]."""
+    return Signature(WORKER_INPUTS, (*outputs, WORKER_STATE), max_batch_size=0)
 
 
 def worker_name(front: str, number: int) -> str:

@@ -23,13 +23,19 @@ from shapeshift.engines.providers import lookup
 from shapeshift.engines.settings import GeneratedSettings, TextEngineSettings
 from shapeshift.errors import InvalidInputError, UnsupportedError
 from shapeshift.polymorph.service_times import bin_edges, entry_of_bin
-from shapeshift.polymorph.settings import PlacementSettings, PolymorphSettings, WorkerSettings
+from shapeshift.polymorph.settings import (
+    WORKER_INPUTS,
+    WORKER_STATE,
+    PlacementSettings,
+    PolymorphSettings,
+    WorkerSettings,
+)
 from shapeshift.serving import error_codes
 from shapeshift.serving.metrics import Counter, Gauge, MetricsFlusher
 from shapeshift.serving.model_args import ModelArgs, model_log
 
-INPUTS = ("INPUT_IDS", "LENGTHS")
-STATE = "STATE"
+INPUTS = tuple(tensor.name for tensor in WORKER_INPUTS)
+STATE = WORKER_STATE.name
 PARAMETERS = settings.names(TextEngineSettings, PolymorphSettings, GeneratedSettings, PlacementSettings, WorkerSettings)
 
 

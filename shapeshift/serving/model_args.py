@@ -1,14 +1,108 @@
-"""What Triton tells a Python backend about its model, typed, and lines in the server's log."""
+"""A model's configuration as its Python backend sees it: read from Triton, checked, completed; and lines in its log."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from shapeshift.errors import InvalidInputError, ShapeshiftError
+
 Log = Callable[[str], None]
+_BATCH = 64
+
+
+@dataclass(frozen=True)
+class Tensor:
+    """An input or output.
+
+    dims      without the batch axis; -1: differs between requests; None: one number, which the checkpoint decides
+    optional  of an input: whether a request may leave it out
+    listed    whether a model has it only if its config.pbtxt lists it
+    """
+
+    name: str
+    data_type: str
+    dims: tuple[int, ...] | None = (1,)
+    optional: bool = False
+    listed: bool = False
+
+    def complete(self, stated: Mapping[str, Any], may_narrow: bool) -> dict[str, Any]:
+        """`stated`, a tensor of a ModelConfig in JSON, with the type, dims and `optional` that it leaves out.
+
+        may_narrow: whether a number may be stated for a dimension of -1. Raises InvalidInputError for another type or
+        other dims.
+        """
+        data_type = stated.get("data_type", self.data_type)
+        dims = [int(size) for size in stated.get("dims", ())]
+        own = self.dims or tuple(dims[:1]) or (-1,)
+        fits = not dims or len(dims) == len(own)
+        for size, known in zip(dims, own, strict=False):
+            fits = fits and (size in (known, -1) or (known == -1 and may_narrow))
+        if data_type != self.data_type or not fits:
+            kind = "input" if may_narrow else "output"
+            wanted = f"data_type: {self.data_type} dims: [ {', '.join(map(str, own))} ]"
+            raise InvalidInputError(f"{kind} {self.name}", [data_type, *dims], wanted)
+        known_dims = [size if known == -1 else known for size, known in zip(dims or own, own, strict=True)]
+        whether = {"optional": True} if self.optional else {}
+        return {"name": self.name, **whether, **stated, "data_type": self.data_type, "dims": known_dims}
+
+
+@dataclass(frozen=True)
+class Signature:
+    """The inputs and outputs of a kind of model, and how Triton calls it: the parts of config.pbtxt that it fixes.
+
+    max_batch_size  of a model that states none; 0: its requests have no batch axis
+    decoupled       whether a request gets more than one response
+    """
+
+    inputs: tuple[Tensor, ...]
+    outputs: tuple[Tensor, ...]
+    max_batch_size: int = _BATCH
+    decoupled: bool = False
+
+    def with_dims(self, dims: Mapping[str, tuple[int, ...]]) -> Signature:
+        """The signature once the dims of these outputs are known."""
+        return replace(self, outputs=tuple(replace(one, dims=dims.get(one.name, one.dims)) for one in self.outputs))
+
+    def complete(self, stated: Mapping[str, Any]) -> dict[str, Any]:
+        """`stated`, a ModelConfig in JSON, with what it leaves out. What it states it keeps.
+
+        Every missing input is added. Outputs are added only where none is listed: each one listed is computed and sent.
+        Raises InvalidInputError for a field that is stated differently from this signature.
+        """
+        inputs = _completed("input", stated.get("input", ()), self.inputs)
+        names = {tensor["name"] for tensor in inputs}
+        inputs += [one.complete({}, True) for one in self.inputs if not one.listed and one.name not in names]
+        outputs = _completed("output", stated.get("output", ()), self.outputs)
+        if not outputs:
+            outputs = [one.complete({}, False) for one in self.outputs if not one.listed]
+        policy = self._policy(stated.get("model_transaction_policy"))
+        return {
+            **stated,
+            "max_batch_size": self._batch(stated.get("max_batch_size", self.max_batch_size)),
+            "input": inputs,
+            "output": outputs,
+            "instance_group": stated.get("instance_group") or [{"kind": "KIND_CPU", "count": 1}],
+            **({"model_transaction_policy": policy} if policy else {}),
+        }
+
+    def _batch(self, stated: int) -> int:
+        if self.max_batch_size and stated < 1:
+            raise InvalidInputError("max_batch_size", stated, f"1 or more, or left out for {self.max_batch_size}")
+        if not self.max_batch_size and stated:
+            raise InvalidInputError(
+                "max_batch_size", stated, "0, or left out: requests of this model have no batch axis"
+            )
+        return stated
+
+    def _policy(self, stated: Mapping[str, Any] | None) -> dict[str, Any] | None:
+        if stated is not None and bool(stated.get("decoupled")) != self.decoupled:
+            allowed = f"{str(self.decoupled).lower()}, or left out"
+            raise InvalidInputError("model_transaction_policy decoupled", not self.decoupled, allowed)
+        return {"decoupled": True} if self.decoupled else None
 
 
 @dataclass(frozen=True)
@@ -40,15 +134,39 @@ class ModelArgs:
 def read(args: Mapping[str, str]) -> ModelArgs:
     """Parse the `args` of `initialize`."""
     config = json.loads(args["model_config"])
-    given = config.get("parameters", {})
     return ModelArgs(
         name=args["model_name"],
         folder=Path(args["model_repository"]),
         config=config,
-        parameters={name: value.get("string_value", "") for name, value in given.items()},
+        parameters=_parameters(config),
         kind=args["model_instance_kind"],
         device_id=int(args["model_instance_device_id"] or 0),
     )
+
+
+def auto_complete(pb_utils: Any, config: Any, signature: Callable[[Mapping[str, str]], Signature | None]) -> Any:
+    """A backend's `auto_complete_config`: adds to `config`, a pb_utils.ModelConfig, what it leaves out.
+
+    signature: of a model with these parameters; None for a model whose configuration is always complete.
+    """
+    # Triton shows an empty value for what a configuration leaves out.
+    stated = {name: value for name, value in config.as_dict().items() if value}
+    own = signature(_parameters(stated))
+    if own is None:
+        return config
+    try:
+        completed = own.complete(stated)
+    except ShapeshiftError as error:
+        raise pb_utils.TritonModelException(str(error)) from error
+    for kind, add in (("input", config.add_input), ("output", config.add_output)):
+        for tensor in completed[kind]:
+            if tensor not in stated.get(kind, ()):
+                add({name: tensor[name] for name in ("name", "data_type", "dims", "optional") if name in tensor})
+    if "max_batch_size" not in stated:
+        config.set_max_batch_size(own.max_batch_size)
+    if own.decoupled:
+        config.set_model_transaction_policy({"decoupled": True})
+    return config
 
 
 def model_log(pb_utils: Any, model: str) -> Log:
@@ -58,3 +176,16 @@ def model_log(pb_utils: Any, model: str) -> Log:
         pb_utils.Logger.log_info(f"{model}: {text}")
 
     return log
+
+
+def _parameters(config: Mapping[str, Any]) -> dict[str, str]:
+    given = config.get("parameters", {})
+    return {name: value.get("string_value", "") for name, value in given.items()}
+
+
+def _completed(kind: str, stated: Sequence[Mapping[str, Any]], known: Sequence[Tensor]) -> list[dict[str, Any]]:
+    tensors = {one.name: one for one in known}
+    for one in stated:
+        if one.get("name") not in tensors:
+            raise InvalidInputError(kind, one.get("name"), f"one of {', '.join(tensors)}")
+    return [tensors[one["name"]].complete(one, kind == "input") for one in stated]

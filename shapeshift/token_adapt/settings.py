@@ -1,10 +1,12 @@
-"""Parameters of a config.pbtxt for serving images."""
+"""What an image model states in its config.pbtxt: parameters of serving, inputs and outputs."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from shapeshift.errors import InvalidInputError
+from shapeshift.serving.model_args import Signature, Tensor
 from shapeshift.settings import require
 from shapeshift.token_adapt.policy.batching import BatchSettings
 from shapeshift.token_adapt.policy.image_scheduler import ALGORITHMS, SchedulerSettings
@@ -12,6 +14,25 @@ from shapeshift.token_adapt.policy.image_scheduler import ALGORITHMS, SchedulerS
 MAX_LATENCY_MS = 86_400_000.0
 MAX_UTILITY = 1e9
 EMULATED = "emulated"
+
+_SIGNATURE = Signature(
+    inputs=(
+        Tensor("IMAGE", "TYPE_STRING", optional=True),
+        Tensor("PIXELS", "TYPE_UINT8", (-1, -1, 3), optional=True),
+    ),
+    outputs=(
+        Tensor("LABEL", "TYPE_STRING"),
+        Tensor("PROBABILITIES", "TYPE_FP32", (-1,)),
+        Tensor("GAMMA", "TYPE_INT32"),
+        Tensor("BATCH_SIZE", "TYPE_INT32"),
+        Tensor("OUTCOME", "TYPE_STRING"),
+    ),
+)
+
+
+def signature(parameters: Mapping[str, str]) -> Signature:
+    """Of every model of this technique."""
+    return _SIGNATURE
 
 
 @dataclass(frozen=True)

@@ -1,18 +1,37 @@
-"""Reads and writes config.pbtxt files as ModelConfig messages of tritonclient."""
+"""Reads, completes and writes config.pbtxt files as ModelConfig messages."""
 
 from __future__ import annotations
 
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from google.protobuf import json_format, text_format
+from google.protobuf import descriptor_pb2, descriptor_pool, json_format, message_factory, text_format
 from tritonclient.grpc import model_config_pb2
 
 from shapeshift import files
 from shapeshift.errors import NotFoundError, ShapeshiftError
+from shapeshift.serving.model_args import Signature
 
 # Generated protobuf classes have no type annotations.
 ModelConfig: TypeAlias = Any
+
+
+def _message_class() -> Any:
+    """The class of tritonclient's ModelConfig, with proto2's rule that a field of value 0 counts as stated.
+
+    In proto3, `max_batch_size: 0` reads as if the line were missing.
+    """
+    schema = descriptor_pb2.FileDescriptorProto()
+    model_config_pb2.DESCRIPTOR.CopyToProto(schema)
+    schema.syntax = "proto2"
+    pool = descriptor_pool.DescriptorPool()
+    pool.Add(schema)
+    return message_factory.GetMessageClass(
+        pool.FindMessageTypeByName(model_config_pb2.ModelConfig.DESCRIPTOR.full_name)
+    )
+
+
+_MESSAGE = _message_class()
 
 
 def read(path: Path) -> ModelConfig:
@@ -26,7 +45,7 @@ def read(path: Path) -> ModelConfig:
         raise NotFoundError(f"no model configuration at {path}") from None
     except (OSError, UnicodeDecodeError) as error:
         raise ShapeshiftError(f"{path} cannot be read: {error}") from error
-    message = model_config_pb2.ModelConfig()
+    message = _MESSAGE()
     try:
         text_format.Parse(text, message)
     except text_format.ParseError as error:
@@ -34,6 +53,11 @@ def read(path: Path) -> ModelConfig:
         reason = str(error).removeprefix(f"{line}:{error.GetColumn()} : ")
         raise ShapeshiftError(f"{path}:{line}: {reason}") from error
     return message
+
+
+def complete(message: ModelConfig, signature: Signature) -> ModelConfig:
+    """The configuration with what it leaves out; see `Signature.complete`, which raises InvalidInputError."""
+    return json_format.ParseDict(signature.complete(as_json(message)), _MESSAGE())
 
 
 def parameters(message: ModelConfig) -> dict[str, str]:
@@ -44,12 +68,6 @@ def parameters(message: ModelConfig) -> dict[str, str]:
 def set_parameter(message: ModelConfig, name: str, value: str) -> None:
     """Set one of the `parameters`, in place."""
     message.parameters[name].string_value = value
-
-
-def type_name(tensor: Any) -> str:
-    """The data type of an input or output, such as TYPE_FP32."""
-    numbers = type(tensor).DESCRIPTOR.fields_by_name["data_type"].enum_type.values_by_number
-    return str(numbers[tensor.data_type].name)
 
 
 def write(message: ModelConfig, path: Path) -> None:

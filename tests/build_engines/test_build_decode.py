@@ -98,7 +98,8 @@ def test_auto_is_resolved(project: Project, monkeypatch: pytest.MonkeyPatch) -> 
         assert project.make("generate")[0] == 0
         assert project.parameters()["precision"] == settled
     file = project.root / "model_repository" / "generate" / "config.pbtxt"
-    file.write_text(file.read_text().replace("KIND_CPU", "KIND_GPU"))
+    file.write_text(file.read_text() + "instance_group [ { kind: KIND_GPU } ]")
+    monkeypatch.setattr(hardware, "gpus", lambda: 1)
     assert project.make("generate")[0] == 0
     assert project.parameters()["precision"] == "bf16"
 

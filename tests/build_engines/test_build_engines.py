@@ -104,6 +104,24 @@ def test_builds_and_generates_what_a_server_loads(project: Project) -> None:
         assert [point[:2] for point in engine["latency"]] == [[p.tokens, p.median_ms] for p in entry.latency]
 
 
+def test_short_config_is_completed(project: Project) -> None:
+    file = project.add(bins="16") / "config.pbtxt"
+    project.make()
+    whole, key = model_config.read(project.generated()), manifest.load(project.engines()).build_key
+    text = file.read_text()
+    file.write_text('backend: "polymorph"\n' + text[text.index("parameters {") :])
+    assert "front: up to date" in project.make()[1]
+    assert model_config.read(project.generated()) == whole
+    # A tensor needs only its name.
+    file.write_text(file.read_text() + '\noutput [ { name: "LOGITS" }, { name: "EMBEDDING" } ]')
+    assert "front: built" in project.make()[1] and manifest.load(project.engines()).build_key != key
+    outputs = model_config.as_json(model_config.read(project.generated()))["output"]
+    assert outputs == [
+        {"name": "LOGITS", "data_type": "TYPE_FP32", "dims": ["2"]},
+        {"name": "EMBEDDING", "data_type": "TYPE_FP32", "dims": ["8"]},
+    ]
+
+
 def test_auto_is_resolved_in_the_generated_config(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
     for has, settled in ((True, "bf16"), (False, "f32")):
         monkeypatch.setattr(hardware, "cpu_has_bf16", lambda has=has: has)
@@ -253,13 +271,25 @@ def parameter(name: str, value: object) -> str:
 
 
 BROKEN: dict[str, tuple[Callable[[Project], object], str]] = {
+    "no batches": (
+        lambda project: project.change_config("max_batch_size: 64", "max_batch_size: 0"),
+        "front: max_batch_size: got 0; 1 or more, or left out for 64",
+    ),
+    "wrong type": (
+        lambda project: project.change_config('"TEXT" data_type: TYPE_STRING', '"TEXT" data_type: TYPE_INT64'),
+        "front: input TEXT: got ['TYPE_INT64', 1]; data_type: TYPE_STRING dims: [ 1 ]",
+    ),
+    "a GPU that is not there": (
+        lambda project: project.change_config("KIND_CPU", "KIND_GPU"),
+        "front: instance_group kind: got 'KIND_GPU'; KIND_CPU: this machine shows no NVIDIA GPU",
+    ),
     "wrong dims": (
         lambda project: project.change_config("dims: [ 8 ]", "dims: [ 9 ]"),
-        "output EMBEDDING: got ['TYPE_FP32', 9]; data_type: TYPE_FP32 dims: [ 8 ] for this checkpoint",
+        "output EMBEDDING: got ['TYPE_FP32', 9]; data_type: TYPE_FP32 dims: [ 8 ]",
     ),
     "unknown output": (
         lambda project: project.change_config('"EMBEDDING"', '"LOGITS"'),
-        "output LOGITS: got ['TYPE_FP32', 8]; data_type: TYPE_FP32 dims: [ 2 ] for this checkpoint",
+        "output LOGITS: got ['TYPE_FP32', 8]; data_type: TYPE_FP32 dims: [ 2 ]",
     ),
     "unknown parameter": (
         lambda project: project.add(bin=3),

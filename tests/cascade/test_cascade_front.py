@@ -312,7 +312,7 @@ def test_what_does_not_match_is_not_loaded(workspace: Workspace, wrong: str) -> 
     elif wrong == "labels":
         table = type(table)(**{**vars(table), "labels": ("a", "b", "c")})
     elif wrong == "pairs":
-        error, table = InvalidInputError, type(table)(**{**vars(table), "pairs": True})
+        error, choices = InvalidInputError, {"pairs": True}
     workspace.put(table)
     if wrong == "file":
         error = InvalidInputError

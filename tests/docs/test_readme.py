@@ -15,18 +15,20 @@ from shapeshift.adapter_cache.settings import AdapterCacheSettings
 from shapeshift.build_engines.paths import BuildPaths
 from shapeshift.build_engines.repository import front_models
 from shapeshift.cascade import front as classify_front
+from shapeshift.cascade import settings as cascade_settings
 from shapeshift.cascade.settings import CascadeSettings, GeneratedCascadeSettings
 from shapeshift.cli import main as cli
 from shapeshift.engines.settings import GeneratedSettings, TextEngineSettings
 from shapeshift.fused_decode import service
-from shapeshift.fused_decode.sampling_params import RETURNS, RequestParser
+from shapeshift.fused_decode import settings as decode_settings
 from shapeshift.fused_decode.settings import ForwardSettings, FusedDecodeSettings, GeneratedDecodeSettings
 from shapeshift.polymorph import front
-from shapeshift.polymorph.settings import PolymorphSettings
+from shapeshift.polymorph.settings import PolymorphSettings, front_signature
 from shapeshift.serving import error_codes, parameters
 from shapeshift.token_adapt import front as image_front
+from shapeshift.token_adapt import settings as image_settings
 from shapeshift.token_adapt.settings import EmulatedSettings, TokenAdaptSettings
-from shapeshift.triton import keys, model_config
+from shapeshift.triton import keys
 from tests.docs.docs_pages import PAGES, PROJECT, TECHNIQUES, anchors, blocks, code, links, prose, table
 from tests.docs.docs_sources import modules, texts
 from tests.fakes import PbUtils
@@ -105,7 +107,7 @@ def test_model_of_ones_own_is_a_model(tmp_path: Path) -> None:
         folder.mkdir(parents=True)
         (folder / "config.pbtxt").write_text(block.text)
         (model,) = front_models(BuildPaths(tmp_path, tmp_path / "build", tmp_path / "repository"), set())
-        assert model.name == "my_encoder"
+        assert model.name == "my_encoder" and len(block.text.splitlines()) <= 10
 
 
 @pytest.mark.parametrize(
@@ -164,18 +166,20 @@ def test_request_parameters_are_those_of_the_code() -> None:
 
 
 def test_tensors_are_those_of_the_models() -> None:
-    listed = {TOKEN_ADAPT: TOKEN_ADAPT, FUSED_DECODE: FUSED_DECODE, ADAPTER_CACHE: FUSED_DECODE}
-    pages = {model: listed[page] for model, page in FRONTS.items() if page in listed}
-    for model, page in pages.items():
-        config = model_config.read(PROJECT / "model_repository" / model / "config.pbtxt")
-        for heading, tensors in (("Inputs", config.input), ("Outputs", config.output)):
-            documented = {code(row[0]) for row in table(page, heading)}
-            assert documented == {tensor.name for tensor in tensors}
-    config = model_config.read(PROJECT / "model_repository" / "classify_text" / "config.pbtxt")
-    documented = {code(row[0].removeprefix("output ")) for row in table(CASCADE, "Inputs and outputs")}
-    assert documented == {tensor.name for tensor in (*config.input, *config.output)} | {"TEXT_PAIR"}
-    named = {"text_input", "stream", "sampling_parameters", "exclude_input_in_output", "stop_id", *RETURNS}
-    assert named | set(RequestParser(PbUtils(), 2)._checks) == {code(row[0]) for row in table(FUSED_DECODE, "Inputs")}
+    pages = {
+        (POLYMORPH, "Inputs and outputs", "Outputs"): front_signature({}),
+        (TOKEN_ADAPT, "Inputs", "Outputs"): image_settings.signature({}),
+        (FUSED_DECODE, "Inputs", "Outputs"): decode_settings.signature({}),
+        (CASCADE, "Inputs and outputs", ""): cascade_settings.signature({}),
+    }
+    for (page, *headings), signature in pages.items():
+        rows = [row for heading in headings if heading for row in table(page, heading)]
+        documented = {code(row[0]): row[1] for row in rows}
+        assert documented.keys() == {tensor.name for tensor in (*signature.inputs, *signature.outputs)}
+        for tensor in (*signature.inputs, *signature.outputs):
+            kind = tensor.data_type.removeprefix("TYPE_").replace("STRING", "BYTES")
+            axes = len(tensor.dims or (-1,)) + bool(signature.max_batch_size)
+            assert re.fullmatch(rf"{kind} \[\w[^,]*(, [^,]+){{{axes - 1}}}\]", documented[tensor.name]), tensor
 
 
 def test_error_codes_are_those_of_the_code() -> None:

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from google.protobuf import json_format
 
+from shapeshift.fused_decode.settings import signature
 from shapeshift.serving import model_args
 from shapeshift.serving.model_args import ModelArgs
 from shapeshift.triton import model_config
@@ -29,6 +30,7 @@ def arguments(model: str, **parameters: object) -> ModelArgs:
     config = model_config.read(PROJECT / "model_repository" / model / "config.pbtxt")
     for name, value in parameters.items():
         model_config.set_parameter(config, name, str(value))
+    config = model_config.complete(config, signature(model_config.parameters(config)))
     return model_args.read(
         {
             "model_config": json.dumps(json_format.MessageToDict(config, preserving_proto_field_name=True)),

@@ -17,6 +17,7 @@ from shapeshift.serving import model_args
 from shapeshift.serving.model_args import ModelArgs
 from shapeshift.token_adapt.front import ImageFront
 from shapeshift.token_adapt.interfaces import GammaProfile, Task
+from shapeshift.token_adapt.settings import signature
 from shapeshift.triton import model_config
 from tests.fakes import PbUtils, Request
 
@@ -88,6 +89,7 @@ def arguments(**parameters: object) -> ModelArgs:
     del config.parameters["checkpoint"], config.parameters["precision"], config.parameters["task"]
     for name, value in parameters.items():
         model_config.set_parameter(config, name, str(value))
+    config = model_config.complete(config, signature({}))
     return model_args.read(
         {
             "model_config": json.dumps(json_format.MessageToDict(config, preserving_proto_field_name=True)),

@@ -18,7 +18,8 @@ from shapeshift.token_adapt.model import emulated
 from shapeshift.token_adapt.model import manifest as image_manifest
 from shapeshift.token_adapt.model.engine_settings import ImageEngineSettings
 from shapeshift.token_adapt.model.manifest import ImageManifest
-from shapeshift.token_adapt.settings import EMULATED, EmulatedSettings, TokenAdaptSettings
+from shapeshift.token_adapt.settings import EMULATED, EmulatedSettings, TokenAdaptSettings, signature
+from shapeshift.triton import model_config
 
 BACKEND = "token_adapt"
 
@@ -26,11 +27,12 @@ BACKEND = "token_adapt"
 def read(folder: Path, config: Any, values: Mapping[str, str]) -> ImageFrontConfig | EmulatedFrontConfig:
     """The front in `folder`. Raises InvalidInputError naming the field."""
     serving = settings.read(TokenAdaptSettings, values)
+    completed = model_config.complete(config, signature(values))
     if values.get("provider") == EMULATED:
         settings.refuse_unknown(values, settings.names(EmulatedSettings, TokenAdaptSettings))
-        return EmulatedFrontConfig(folder.name, folder, config, settings.read(EmulatedSettings, values))
+        return EmulatedFrontConfig(folder.name, folder, completed, settings.read(EmulatedSettings, values))
     settings.refuse_unknown(values, settings.names(ImageEngineSettings, TokenAdaptSettings))
-    return ImageFrontConfig(folder.name, folder, config, settings.read(ImageEngineSettings, values), serving)
+    return ImageFrontConfig(folder.name, folder, completed, settings.read(ImageEngineSettings, values), serving)
 
 
 def publish_emulated(front: EmulatedFrontConfig, paths: BuildPaths) -> str:

@@ -11,7 +11,7 @@ from shapeshift.build_engines.text import edges
 from shapeshift.build_engines.text.config import read_json
 from shapeshift.build_engines.text.edges import Curves
 from shapeshift.build_engines.text.engines import BuildResult, dynamic_lengths
-from shapeshift.build_engines.text.plan import Plan, check_outputs, output_dims
+from shapeshift.build_engines.text.plan import Plan, engine_outputs
 from shapeshift.engines.execution.engine_set import row_slots
 from shapeshift.engines.manifest import EngineEntry, Latency
 from shapeshift.engines.providers.emulated import FILE_NAME, PROVIDER
@@ -28,7 +28,7 @@ def build_emulated(planned: Plan, work: Path) -> BuildResult:
         lengths, medians = list(map(int, spec["lengths"])), list(map(float, spec["latency_ms"]))
     except (KeyError, TypeError, ValueError):
         raise InvalidInputError("profile_file", settings.profile_file, "lengths and latency_ms") from None
-    outputs = check_outputs(planned, output_dims(planned, int(planned.checkpoint.config["hidden_size"])))
+    outputs = engine_outputs(planned, int(planned.checkpoint.config["hidden_size"]))
     widths = {name: dims[0] for name, dims in outputs.items()}
     PROVIDER.describe(work, lengths, medians, widths, settings.time_scale)
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from shapeshift.build_engines.text import edges
 from shapeshift.build_engines.text.edges import Curves
-from shapeshift.build_engines.text.plan import Plan, check_outputs, output_dims
+from shapeshift.build_engines.text.plan import Plan, engine_outputs
 from shapeshift.engines.execution.engine_set import row_slots
 from shapeshift.engines.interfaces import Array, Engine, Ids, Runtime
 from shapeshift.engines.manifest import EngineEntry
@@ -69,7 +69,7 @@ class TextEngineBuilder:
         if settings.max_tokens > reference.max_tokens:
             limit = f"at most {reference.max_tokens} for this checkpoint"
             raise InvalidInputError("max_tokens", settings.max_tokens, limit)
-        self._outputs = check_outputs(planned, output_dims(planned, reference.hidden))
+        self._outputs = engine_outputs(planned, reference.hidden)
         self._reference = reference
         self._packs = settings.packing and reference.packs_rows
         ends = TextTokenizer(work / TOKENIZER_FILE, settings.max_tokens).encode(b"a", 0, False)

@@ -12,14 +12,15 @@ from shapeshift.build_engines.model_folder import write_front
 from shapeshift.build_engines.paths import BuildPaths
 from shapeshift.build_engines.text.build import build
 from shapeshift.build_engines.text.config import TextFrontConfig
-from shapeshift.build_engines.text.plan import Plan, is_current, plan
+from shapeshift.build_engines.text.plan import Plan, is_current, plan, with_dims
 from shapeshift.build_engines.text.workers import choose_placement, placement_parameters, write_workers
 from shapeshift.engines import manifest
 from shapeshift.engines.manifest import Manifest
 from shapeshift.engines.settings import GeneratedSettings, TextEngineSettings
 from shapeshift.polymorph.policy.placement import Placement
-from shapeshift.polymorph.settings import PlacementSettings, PolymorphSettings
+from shapeshift.polymorph.settings import PlacementSettings, PolymorphSettings, front_signature
 from shapeshift.progress import ProgressCallback
+from shapeshift.triton import model_config
 
 BACKEND = "polymorph"
 
@@ -28,7 +29,8 @@ def read(folder: Path, config: Any, values: Mapping[str, str]) -> TextFrontConfi
     """The front in `folder`. Raises InvalidInputError naming the field."""
     settings.refuse_unknown(values, settings.names(TextEngineSettings, PolymorphSettings))
     serving = settings.read(PolymorphSettings, values)
-    return TextFrontConfig(folder.name, folder, config, settings.read(TextEngineSettings, values), serving)
+    completed = model_config.complete(config, front_signature(values))
+    return TextFrontConfig(folder.name, folder, completed, settings.read(TextEngineSettings, values), serving)
 
 
 def publish(front: TextFrontConfig, paths: BuildPaths, progress: ProgressCallback) -> tuple[Manifest, Placement, bool]:
@@ -61,7 +63,8 @@ def _write_folders(planned: Plan, engines: Path, result: Manifest, paths: BuildP
         TextEngineSettings, PolymorphSettings, GeneratedSettings, PlacementSettings
     )
     summary = f"engines: {result.provider}, {result.precision}; {result.tolerance}"
-    config = write_front(front.folder, front.config, target, parameters, summary)
+    completed = with_dims(front.config, {output.name: output.dims for output in result.outputs})
+    config = write_front(front.folder, completed, target, parameters, summary)
     write_workers(config, result, paths.generated)
     return placement
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -18,16 +19,12 @@ from shapeshift.engines.providers import lookup
 from shapeshift.engines.text import heads
 from shapeshift.errors import EngineError, InvalidInputError, NotFoundError
 from shapeshift.files import file_sha256
-from shapeshift.serving.text_inputs import ENGINE_MS, OFFSETS, TEXT_PAIR
+from shapeshift.polymorph.settings import ENGINE_OUTPUTS, front_signature
+from shapeshift.serving.text_inputs import TEXT_PAIR
 from shapeshift.triton import model_config
 
 # Incremented when a change of this project makes engines that were built before wrong or worse.
 _BUILD_FORMAT = 5
-# Outputs that the front computes, not an engine.
-_FRONT_OUTPUTS: dict[str, tuple[str, tuple[int, ...]]] = {
-    OFFSETS: ("TYPE_INT32", (-1, 2)),
-    ENGINE_MS: ("TYPE_FP32", (1,)),
-}
 
 
 @dataclass(frozen=True)
@@ -57,7 +54,7 @@ class Plan:
     @property
     def engine_outputs(self) -> tuple[str, ...]:
         """The outputs in config.pbtxt that engines compute, in their order."""
-        return tuple(output.name for output in self.front.config.output if output.name not in _FRONT_OUTPUTS)
+        return tuple(output.name for output in self.front.config.output if output.name in ENGINE_OUTPUTS)
 
     @property
     def pairs(self) -> bool:
@@ -70,7 +67,7 @@ class Plan:
             "format": _BUILD_FORMAT,
             "settings": asdict(self.front.settings),
             "histogram": length_histogram(self.front),
-            "outputs": [[output.name, list(output.dims)] for output in self.front.config.output],
+            "outputs": [output.name for output in self.front.config.output],
             "pairs": self.pairs,
             "checkpoint": self.source_sha256,
             "provider": [self.provider.name, self.provider.version()],
@@ -113,21 +110,18 @@ def is_current(planned: Plan, folder: Path) -> bool:
     return found.build_key == planned.key()
 
 
-def output_dims(planned: Plan, hidden: int) -> dict[str, tuple[int, ...]]:
-    """The possible outputs of this plan's engines: dims without the row axis, -1 for one value per token."""
-    return {"EMBEDDING": (hidden,), "LOGITS": (len(planned.labels),), "IMPORTANCE": (-1,)}
+def engine_outputs(planned: Plan, hidden: int) -> dict[str, tuple[int, ...]]:
+    """The outputs that engines compute: dims without the row axis, -1 for one value per token.
 
-
-def check_outputs(planned: Plan, dims: dict[str, tuple[int, ...]]) -> dict[str, tuple[int, ...]]:
-    """The outputs in `dims` that config.pbtxt lists. Raises InvalidInputError for an unknown output or wrong dims."""
-    allowed = {name: ("TYPE_FP32", own) for name, own in dims.items()} | _FRONT_OUTPUTS
-    for output in planned.front.config.output:
-        if output.name not in allowed:
-            raise InvalidInputError("output", output.name, f"one of {', '.join(allowed)}")
-        kind, own = allowed[output.name]
-        wanted = f"data_type: {kind} dims: [ {', '.join(map(str, own))} ] for this checkpoint"
-        if list(output.dims) != list(own) or model_config.type_name(output) != kind:
-            raise InvalidInputError(f"output {output.name}", [model_config.type_name(output), *output.dims], wanted)
+    Raises InvalidInputError if config.pbtxt lists none of them, or states other dims.
+    """
+    dims = {"EMBEDDING": (hidden,), "LOGITS": (len(planned.labels),), "IMPORTANCE": (-1,)}
+    with_dims(planned.front.config, dims)
     if not planned.engine_outputs:
-        raise InvalidInputError("output", [], f"at least one of {', '.join(dims)}")
+        raise InvalidInputError("output", [], f"at least one of {', '.join(ENGINE_OUTPUTS)}")
     return {name: dims[name] for name in planned.engine_outputs}
+
+
+def with_dims(config: Any, dims: Mapping[str, tuple[int, ...]]) -> Any:
+    """The front's configuration with these dims of its outputs. Raises InvalidInputError if it states others."""
+    return model_config.complete(config, front_signature(model_config.parameters(config)).with_dims(dims))

@@ -18,8 +18,8 @@ from shapeshift.errors import InvalidInputError
 from shapeshift.polymorph.policy import placement
 from shapeshift.polymorph.policy.placement import Placement
 from shapeshift.polymorph.service_times import bin_edges
-from shapeshift.polymorph.settings import MAX_WORKERS, PolymorphSettings, worker_name
-from shapeshift.polymorph.worker import INPUTS, STATE
+from shapeshift.polymorph.settings import MAX_WORKERS, PolymorphSettings, worker_name, worker_signature
+from shapeshift.serving.model_args import Tensor
 from shapeshift.triton import model_config
 
 _MIB = 2**20
@@ -89,12 +89,6 @@ def _worker_config(front: Any, parameters: dict[str, str], manifest: Manifest, n
     config = type(front)()
     config.name = worker_name(front.name, number)
     config.backend = front.backend
-    config.max_batch_size = 0
-    for name, data_type in zip(INPUTS, ("TYPE_INT64", "TYPE_INT32"), strict=True):
-        _tensor(config.input.add(), name, data_type, [-1])
-    for output in manifest.outputs:
-        _tensor(config.output.add(), output.name, output.data_type, [-1, *output.dims])
-    _tensor(config.output.add(), STATE, "TYPE_INT64", [3])
     group = config.instance_group.add()
     group.count = 1
     devices = gpus() if manifest.provider in ("tensorrt", "onnxruntime") else 0
@@ -106,14 +100,9 @@ def _worker_config(front: Any, parameters: dict[str, str], manifest: Manifest, n
     for name, value in {**parameters, "worker_of": str(front.name), "bin": str(longest_bin), "generation": "0"}.items():
         if name != "profile":
             model_config.set_parameter(config, name, value)
-    return config
+    outputs = [Tensor(output.name, output.data_type, (-1, *output.dims)) for output in manifest.outputs]
+    return model_config.complete(config, worker_signature(outputs))
 
 
 def _names_of(front: str) -> re.Pattern[str]:
     return re.compile(rf"{re.escape(front)}_w\d+")
-
-
-def _tensor(tensor: Any, name: str, data_type: str, dims: list[int]) -> None:
-    tensor.name = name
-    tensor.data_type = type(tensor).DESCRIPTOR.fields_by_name["data_type"].enum_type.values_by_name[data_type].number
-    tensor.dims.extend(dims)
