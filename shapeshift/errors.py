@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import difflib
+from collections.abc import Iterable
+
 
 class ShapeshiftError(Exception):
     """Base of every error that this project raises. Its text is written for the user."""
@@ -51,6 +54,12 @@ class ModelError(ShapeshiftError):
     def __init__(self, text: str, code: str) -> None:
         super().__init__(text)
         self.code = code
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """The end of an error text that names the one of `known` nearest to `name`; empty where none is near."""
+    near = difflib.get_close_matches(name, list(known), n=1)
+    return f"; did you mean {near[0]}?" if near else ""
 
 
 def _short(value: object, limit: int = 80) -> str:

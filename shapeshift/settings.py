@@ -12,7 +12,7 @@ import typing
 from collections.abc import Iterable, Mapping
 from typing import Any, TypeVar
 
-from shapeshift.errors import InvalidInputError
+from shapeshift.errors import InvalidInputError, did_you_mean
 
 T = TypeVar("T")
 
@@ -44,7 +44,8 @@ def refuse_unknown(given: Iterable[str], known: Iterable[str]) -> None:
     allowed = set(known)
     for name in given:
         if name not in allowed:
-            raise InvalidInputError(name, name, f"unknown parameter; known: {', '.join(sorted(allowed))}")
+            listed = f"{', '.join(sorted(allowed))}{did_you_mean(name, allowed)}"
+            raise InvalidInputError(name, name, f"unknown parameter; known: {listed}")
 
 
 def require(condition: bool, field: str, value: object, allowed: str) -> None:

@@ -37,6 +37,15 @@ def read(folder: Path, config: Any, values: Mapping[str, str]) -> CascadeFrontCo
     return CascadeFrontConfig(folder.name, folder, completed, settings.read(CascadeSettings, values))
 
 
+def check(front: CascadeFrontConfig, paths: BuildPaths) -> tuple[registry.ServingCandidate, Any]:
+    """The candidate that serves, and the completed configuration.
+
+    Raises NotFoundError for a task without candidates, InvalidInputError for inputs that do not fit them.
+    """
+    chosen = registry.serving(candidates_folder(front, paths), front.settings.task)
+    return chosen, model_config.complete(front.config, signature({}, pairs=chosen.table.pairs))
+
+
 def publish(front: CascadeFrontConfig, paths: BuildPaths) -> str:
     """Check the candidates against the engines of the levels, and write the model's folder. Returns a summary line.
 
@@ -44,7 +53,7 @@ def publish(front: CascadeFrontConfig, paths: BuildPaths) -> str:
     """
     own = front.settings
     folder = candidates_folder(front, paths)
-    chosen = registry.serving(folder, own.task)
+    chosen, config = check(front, paths)
     levels = chosen.candidate.levels
     for number, model in enumerate(levels):
         # A later level may belong to another backend, without engines of ours.
@@ -56,7 +65,6 @@ def publish(front: CascadeFrontConfig, paths: BuildPaths) -> str:
         "engines_dir": paths.portable(paths.engines, target),
     }
     summary = f"task {own.task}, candidate {chosen.candidate.name}: {', then '.join(levels)}"
-    config = model_config.complete(front.config, signature({}, pairs=chosen.table.pairs))
     write_front(front.folder, config, target, parameters, summary)
     return summary
 

@@ -57,20 +57,32 @@ def forwards_to(front: DecodeFrontConfig) -> tuple[str, ...]:
     return (front.settings.forward_to,) if isinstance(front.settings, ForwardSettings) else ()
 
 
+def check(front: DecodeFrontConfig, paths: BuildPaths) -> Checkpoint | None:
+    """The checkpoint; None for a front that forwards. Raises the error of one that cannot be loaded."""
+    if isinstance(front.settings, ForwardSettings):
+        if not (paths.repository / front.settings.forward_to / CONFIG).is_file():
+            raise NotFoundError(f"forward_to: no model {front.settings.forward_to} in {paths.repository}")
+        return None
+    checkpoint = open_checkpoint(find(front.settings.checkpoint, paths.checkpoints))
+    hardware.resolve_precision(front.settings.precision, _on_gpu(front.config))
+    if _published(paths.generated / front.name) != checkpoint.sha256:
+        _require_loadable(checkpoint)
+    return checkpoint
+
+
 def publish(front: DecodeFrontConfig, paths: BuildPaths) -> str:
     """Check the checkpoint, compile the kernels and write the model's folder. Returns a summary line."""
     target = paths.generated / front.name
     own = front.settings
+    checkpoint = check(front, paths)
     if isinstance(own, ForwardSettings):
-        if not (paths.repository / own.forward_to / CONFIG).is_file():
-            raise NotFoundError(f"forward_to: no model {own.forward_to} in {paths.repository}")
         summary = f"forwards to {own.forward_to}"
         write_front(front.folder, front.config, target, {}, summary)
         return summary
-    checkpoint = open_checkpoint(find(own.checkpoint, paths.checkpoints))
+    assert checkpoint is not None, "only a front that forwards has none"
     kernels = paths.build / "kernels"
     lora = front.adapters is not None
-    state = "up to date" if _published(target) == checkpoint.sha256 else _check(checkpoint, own.native, kernels, lora)
+    state = "up to date" if _published(target) == checkpoint.sha256 else _compile(own.native, kernels, lora)
     parameters = {
         "checkpoint": paths.portable(checkpoint.folder, target),
         "checkpoint_sha256": checkpoint.sha256,
@@ -104,17 +116,23 @@ def _published(target: Path) -> str:
         return ""
 
 
-def _check(checkpoint: Checkpoint, native: bool, kernels: Path, lora: bool) -> str:
-    """Raise the error with which the model would fail to load, and compile the kernels. Returns what was done."""
+def _require_loadable(checkpoint: Checkpoint) -> None:
+    """Raise the error with which the model would fail to load."""
     # These import torch, which no other step of the build needs.
-    from shapeshift.adapter_cache.lora import native as native_terms
     from shapeshift.fused_decode.engine.detokenize import token_bytes
-    from shapeshift.fused_decode.model import kernel_build
     from shapeshift.fused_decode.model.architecture import Architecture
     from shapeshift.fused_decode.model.weights import WeightFiles
 
     WeightFiles(checkpoint.folder, Architecture.read(checkpoint.folder))
     token_bytes(checkpoint.tokenizer_file)
+
+
+def _compile(native: bool, kernels: Path, lora: bool) -> str:
+    """Compile the kernels of a checkpoint that was checked. Returns what was done."""
+    # These import torch.
+    from shapeshift.adapter_cache.lora import native as native_terms
+    from shapeshift.fused_decode.model import kernel_build
+
     if not native:
         return "checked"
     try:

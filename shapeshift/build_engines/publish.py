@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 import contextlib
+import shutil
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any
 
 from shapeshift.build_engines import cascade, decode, summary
 from shapeshift.build_engines.image import front as image_front
 from shapeshift.build_engines.image.plan import EmulatedFrontConfig, ImageFrontConfig
+from shapeshift.build_engines.model_folder import CONFIG
 from shapeshift.build_engines.paths import BuildPaths
 from shapeshift.build_engines.repository import FrontConfig, calls_models, front_folders, read, required_models
 from shapeshift.build_engines.text import front as text_front
 from shapeshift.build_engines.text.config import TextFrontConfig
+from shapeshift.build_engines.text.workers import check_name
 from shapeshift.engines import failures as recorded_failures
 from shapeshift.errors import NotFoundError, ShapeshiftError
 from shapeshift.progress import Progress
+from shapeshift.triton.names import worker_front
 
 Publisher = Callable[[Any, BuildPaths, Progress], str]
 
@@ -34,6 +38,7 @@ def publish_all(
     fronts: list[FrontConfig] = []
     for name in names:
         with _record_failure(name, paths, failures, failed):
+            check_name(name, {*names} | others)
             fronts.append(read(paths.repository / name))
     # A front that calls other models is checked against their published engines.
     fronts.sort(key=calls_models)
@@ -44,7 +49,35 @@ def publish_all(
                 raise NotFoundError(f"needs {', '.join(missing)}, which could not be published")
             published(_publish(front, paths))
     recorded_failures.record(paths.build, failures)
+    _remove_others({*names} | others, paths, published)
     return failures
+
+
+def with_required(names: Sequence[str], paths: BuildPaths, said: Callable[[str], None]) -> list[str]:
+    """`names`, and the models of the repository that these call; said(text) takes one line for each that is added."""
+    wanted = list(names)
+    for name in wanted:
+        for required in _required(name, paths):
+            if required not in wanted and (paths.repository / required / CONFIG).is_file():
+                said(f"{name} needs {required}: building it too")
+                wanted.append(required)
+    return wanted
+
+
+def _required(name: str, paths: BuildPaths) -> Sequence[str]:
+    try:
+        return required_models(read(paths.repository / name), paths)
+    except ShapeshiftError:
+        # `publish_all` reports it.
+        return ()
+
+
+def _remove_others(fronts: Collection[str], paths: BuildPaths, said: Callable[[str], None]) -> None:
+    """Remove the models of the generated repository that are neither one of `fronts` nor a worker of one."""
+    for folder in sorted(paths.generated.iterdir()) if paths.generated.is_dir() else ():
+        if folder.is_dir() and folder.name not in fronts and worker_front(folder.name) not in fronts:
+            shutil.rmtree(folder)
+            said(f"{folder.name}: removed, it is not in {paths.repository}")
 
 
 @contextlib.contextmanager

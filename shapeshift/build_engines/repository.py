@@ -12,7 +12,6 @@ from shapeshift.build_engines.image.plan import EmulatedFrontConfig, ImageFrontC
 from shapeshift.build_engines.model_folder import CONFIG
 from shapeshift.build_engines.paths import BuildPaths
 from shapeshift.build_engines.text import front as text_front
-from shapeshift.build_engines.text import workers
 from shapeshift.build_engines.text.config import TextFrontConfig
 from shapeshift.engines import hardware
 from shapeshift.errors import InvalidInputError, NotFoundError
@@ -39,14 +38,15 @@ def front_models(paths: BuildPaths, only: set[str]) -> list[FrontConfig]:
 def front_folders(paths: BuildPaths, only: set[str]) -> list[Path]:
     """The folders of the fronts of the repository, or of those named in `only`.
 
-    Raises NotFoundError for an unknown name, InvalidInputError for a front with the name of another front's worker.
+    Raises NotFoundError for an unknown name, or if there is none.
     """
     folders = sorted(path.parent for path in paths.repository.glob(f"*/{CONFIG}"))
+    if not folders:
+        raise NotFoundError(f"no model in {paths.repository}: a model is a folder with a {CONFIG}")
     missing = only - {folder.name for folder in folders}
     if missing:
         known = ", ".join(folder.name for folder in folders)
         raise NotFoundError(f"no model {', '.join(sorted(missing))} in {paths.repository}; there are: {known}")
-    workers.check_names([folder.name for folder in folders])
     return [folder for folder in folders if not only or folder.name in only]
 
 

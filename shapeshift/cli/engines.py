@@ -8,7 +8,7 @@ from pathlib import Path
 
 from shapeshift import files
 from shapeshift.build_engines.paths import BuildPaths
-from shapeshift.build_engines.publish import publish_all
+from shapeshift.build_engines.publish import publish_all, with_required
 from shapeshift.build_engines.repository import front_folders
 
 LOCK = ".engines.lock"
@@ -26,7 +26,8 @@ def run(options: argparse.Namespace) -> int:
     """Publish the models. Returns 1, after naming them, if some failed; the others are published."""
     paths = BuildPaths(Path.cwd(), options.build.resolve(), options.repository.resolve())
     with files.exclusive_lock(paths.build / LOCK, lambda: _log(f"waiting for another build in {paths.build}")):
-        names = [folder.name for folder in front_folders(paths, set(options.models))]
+        asked = [folder.name for folder in front_folders(paths, set(options.models))]
+        names = with_required(asked, paths, _log)
         failures = publish_all(names, paths, published=_write, failed=_log)
     failed = [name for name in names if name in failures]
     if failed:

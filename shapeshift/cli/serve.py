@@ -14,14 +14,13 @@ from pathlib import Path
 
 from shapeshift import installation
 from shapeshift.backoff import Backoff
-from shapeshift.engines import failures
-from shapeshift.errors import EngineError, InvalidInputError, NotFoundError, ShapeshiftError
+from shapeshift.cli.served_models import models_to_load
+from shapeshift.errors import InvalidInputError, ShapeshiftError
 from shapeshift.sidecar import run_files
 from shapeshift.sidecar.child import SidecarProcess
 from shapeshift.sidecar.settings import SidecarSettings
 from shapeshift.triton.embedded.server import ServerEndedError, TritonServer
 from shapeshift.triton.keys import KEY_VARIABLE
-from shapeshift.triton.names import check_model_name
 from shapeshift.triton.settings import KNOWN_VULNERABILITIES, ServerSettings
 
 _POLL_S = 0.2
@@ -109,7 +108,7 @@ def describe(models: Sequence[str], repositories: Sequence[Path], host: str, htt
 
 def _embedded(options: argparse.Namespace) -> int:
     repositories = _repositories(options)
-    models = _models(options, repositories)
+    models = models_to_load(options, repositories)
     settings = ServerSettings(
         repositories=tuple(repositories),
         models=tuple(models),
@@ -223,7 +222,7 @@ def _external(options: argparse.Namespace) -> int:
     if not host or not port.isdigit():
         raise InvalidInputError("--external", options.external, "must be HOST:GRPCPORT")
     repositories = _repositories(options)
-    models = _models(options, repositories)
+    models = models_to_load(options, repositories)
     with ModelControl(options.external, os.environ.get(KEY_VARIABLE, "")) as control:
         _write(f"Triton {control.version()} at {options.external}\n")
         for model in models:
@@ -237,40 +236,6 @@ def _external(options: argparse.Namespace) -> int:
 
 def _repositories(options: argparse.Namespace) -> list[Path]:
     return options.repository or [options.build / "repository"]
-
-
-def _models(options: argparse.Namespace, repositories: Sequence[Path]) -> list[str]:
-    """The models to load, without those that the last `make engines` could not build.
-
-    Raises EngineError if none is left, or if one could not be built with --strict.
-    """
-    requested = _requested(options, repositories)
-    if options.repository:
-        return requested
-    failed = failures.read(options.build)
-    # A model that was never built is not in the generated repository, so `requested` lacks it without --models.
-    missing = [name for name in (requested if options.models else failed) if name in failed]
-    models = [name for name in requested if name not in failed]
-    if missing and (options.strict or not models):
-        raise EngineError("; ".join(f"{name} could not be built: {failed[name]}" for name in missing))
-    for name in missing:
-        sys.stderr.write(f"shapeshift serve: skipping {name}, which could not be built: {failed[name]}\n")
-    return models
-
-
-def _requested(options: argparse.Namespace, repositories: Sequence[Path]) -> list[str]:
-    """The models of --models, or all models of the repositories that are not workers."""
-    if options.models:
-        return [check_model_name(name.strip()) for name in options.models.split(",")]
-    for folder in repositories:
-        if not folder.is_dir():
-            raise NotFoundError(
-                f"no model repository at {folder}; run `shapeshift engines`, or name one with --repository"
-            )
-    found = sorted(run_files.repository_models(repositories)[0])
-    if not found:
-        raise NotFoundError(f"no models in {', '.join(map(str, repositories))}; run `shapeshift engines`")
-    return found
 
 
 @contextlib.contextmanager

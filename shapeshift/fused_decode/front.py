@@ -32,6 +32,7 @@ class GenerateFront:
         self._pb_utils = pb_utils
         self._log = model_log(pb_utils, args.name)
         self._service = make_service(args, self._log)
+        self._inputs = args.inputs
         loaded = self._service.loaded
         settings, runtime = loaded.settings, loaded.runtime
         self._tokenizer = loaded.tokenizer
@@ -75,7 +76,7 @@ class GenerateFront:
             return
         # Before any work, so that a refused request costs nothing.
         self.loop.admission.refuse_when_full()
-        given = parameters.parse(triton_request.parameters(), self._service.own_parameters)
+        given = parameters.parse(triton_request.parameters(), self._service.own_parameters, self._inputs)
         parsed = self._parser.parse(triton_request)
         given = parameters.joined(given, parsed.request_parameters)
         prompt = self._tokenizer.encode(parsed.text)

@@ -9,6 +9,7 @@ from typing import Any
 
 from shapeshift.errors import InvalidInputError
 from shapeshift.policy_api import Check, integer, list_of, number
+from shapeshift.serving.parameters import hint
 
 _MAX_STOPS = 16
 _MAX_STOP_LENGTH = 256
@@ -145,8 +146,9 @@ class RequestParser:
             raise InvalidInputError("sampling_parameters", text, "a JSON object")
         for key in given:
             if key not in self._checks and key not in self._request_parameters:
-                known = ", ".join(sorted((*self._checks, *self._request_parameters)))
-                raise InvalidInputError(f"sampling_parameters {key}", given[key], f"unknown key; known: {known}")
+                known = sorted((*self._checks, *self._request_parameters))
+                listed = f"{', '.join(known)}{hint(key, known)}"
+                raise InvalidInputError(f"sampling_parameters {key}", given[key], f"unknown key; known: {listed}")
         # null means the default, as in vLLM.
         return {key: value for key, value in given.items() if value is not None}
 

@@ -8,7 +8,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from shapeshift.errors import InvalidInputError
+from shapeshift.errors import InvalidInputError, did_you_mean
 
 # Every front accepts these. `utility` weighs requests where a scheduler chooses by utility.
 COMMON = ("latency_ms", "utility", "slo_class", "request_tag")
@@ -16,6 +16,8 @@ COMMON = ("latency_ms", "utility", "slo_class", "request_tag")
 _TRITON_PREFIXES = ("triton_", "sequence_", "binary_data")
 _TRITON_NAMES = ("priority", "timeout", "headers")
 _MAX_TEXT = 256
+# Parameters that clients send to the wrong model, and the models that take them.
+_ELSEWHERE = {"lora_name": "models of the backend adapter_cache, such as generate_lora"}
 
 
 def is_tritons(name: str) -> bool:
@@ -40,10 +42,11 @@ class RequestParameters:
     forwarded: bool = False
 
 
-def parse(text: str, own: Collection[str] = ()) -> RequestParameters:
+def parse(text: str, own: Collection[str] = (), inputs: Collection[str] = ()) -> RequestParameters:
     """The parameters of one request, from `request.parameters()`.
 
-    own: the names that this front accepts beyond `COMMON`.
+    own: the names that this front accepts beyond `COMMON`; inputs: those of the model, which HTTP's generate endpoints
+    take from the same JSON object: a misspelled input arrives as a parameter.
     Raises InvalidInputError for an unknown name or a value of the wrong type.
     """
     if not text or text == "{}":
@@ -55,8 +58,14 @@ def parse(text: str, own: Collection[str] = ()) -> RequestParameters:
         if name in known:
             values[name] = _CHECKS[name](name, value)
         elif not is_tritons(name):
-            raise InvalidInputError(f"parameter {name}", value, f"unknown parameter; known: {', '.join(sorted(known))}")
+            listed = f"{', '.join(sorted(known))}{hint(name, (*known, *inputs))}"
+            raise InvalidInputError(f"parameter {name}", value, f"unknown parameter; known: {listed}")
     return RequestParameters(**values)
+
+
+def hint(name: str, known: Collection[str]) -> str:
+    """The end of a refusal of the unknown `name`: which models take it, or the nearest of `known`."""
+    return f"; {name} is for {_ELSEWHERE[name]}" if name in _ELSEWHERE else did_you_mean(name, known)
 
 
 def joined(given: RequestParameters, named: Mapping[str, Any]) -> RequestParameters:

@@ -6,11 +6,10 @@ model look dead.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 
 from shapeshift.sidecar.process_tracker import ProcessState
-
 
 StateOf = Callable[[int], ProcessState]
 

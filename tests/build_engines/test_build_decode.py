@@ -182,6 +182,14 @@ def test_an_unknown_backend_is_named(project: Project) -> None:
     assert "backend: got 'fused'; one of adapter_cache, cascade, fused_decode, polymorph, token_adapt" in err
 
 
+def test_the_model_that_a_front_forwards_to_is_built_too(project: Project) -> None:
+    status, out, err = project.make("generate_unary")
+    assert status == 0 and err.splitlines() == ["generate_unary needs generate: building it too"]
+    assert out.startswith("generate: checked") and project.generated("generate").is_dir()
+    # Nothing is said where it was asked for.
+    assert project.make("generate_unary", "generate")[2] == ""
+
+
 def test_front_that_forwards_to_a_failed_model_is_not_published(project: Project) -> None:
     project.change("generate", checkpoint="absent")
     status, _, err = project.make()

@@ -401,6 +401,34 @@ def test_failure_is_removed_with_the_folder(project: Project) -> None:
     assert failures.read(project.build) == {}
 
 
+def test_deleted_model_is_no_longer_published(project: Project) -> None:
+    workers = {"placement": "resident", "workers": 2}
+    project.add("kept", **workers)
+    folder = project.add("gone", **workers)
+    assert project.make()[0] == 0
+    shutil.rmtree(folder)
+    # Also where only another model is built.
+    status, out, _ = project.make("kept")
+    assert status == 0 and f"gone_w00: removed, it is not in {project.repository}" in out
+    assert {path.name for path in project.generated().parent.parent.iterdir()} == {"kept", "kept_w00", "kept_w01"}
+
+
+def test_empty_repository_removes_nothing(project: Project, tmp_path: Path) -> None:
+    project.add("kept")
+    project.make()
+    (tmp_path / "other").mkdir()
+    assert main(["engines", "--repository", str(tmp_path / "other"), "--build", str(project.build)]) == 2
+    assert project.generated("kept").is_file()
+
+
+def test_name_of_a_worker_fails_that_model_alone(project: Project) -> None:
+    project.add("front")
+    project.add("front_w00")
+    status, out, err = project.make()
+    assert status == 1 and "front: built" in out
+    assert "front_w00: name: got 'front_w00'; another name: a worker of front may have this one" in err.splitlines()
+
+
 def test_keep_going_needs_one_published_model(project: Project) -> None:
     project.add("bad", checkpoint="absent")
     assert project.make("--keep-going")[0] == 1

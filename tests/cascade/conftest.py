@@ -20,6 +20,7 @@ from shapeshift.cascade.candidates.table import Candidate, CandidateTable, Gap, 
 from shapeshift.cascade.front import CascadeFront
 from shapeshift.engines import manifest
 from shapeshift.serving import model_args
+from shapeshift.serving.model_args import ModelArgs
 from shapeshift.triton import model_config
 from tests.conftest import LIGHT_WIDTH
 from tests.fakes import InferenceResponse, PbUtils, Request, Tensor, TritonError
@@ -142,7 +143,13 @@ class Workspace:
         """A front that serves the table's first candidate."""
         if table is not None:
             self.put(table)
-        folder = self.publish(**parameters)
+        self.publish(**parameters)
+        self.fronts.append(CascadeFront(self.pb_utils, self.args()))
+        return self.fronts[-1]
+
+    def args(self) -> ModelArgs:
+        """What Triton tells the published model."""
+        folder = self.paths.generated / "classify"
         config = json_format.MessageToDict(model_config.read(folder / "config.pbtxt"), preserving_proto_field_name=True)
         args = {
             "model_config": json.dumps(config),
@@ -153,8 +160,7 @@ class Workspace:
             "model_instance_kind": "CPU",
             "model_instance_device_id": "0",
         }
-        self.fronts.append(CascadeFront(self.pb_utils, model_args.read(args)))
-        return self.fronts[-1]
+        return model_args.read(args)
 
 
 @pytest.fixture(scope="session")

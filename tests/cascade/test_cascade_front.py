@@ -12,12 +12,15 @@ import pytest
 
 from shapeshift.cascade import level_client
 from shapeshift.cascade.candidates import registry
+from shapeshift.cascade.front import CascadeFront
 from shapeshift.cascade.level_client import LevelClient, LevelGoneError
 from shapeshift.cascade.policy.routing import softmax
 from shapeshift.cascade.request import LevelResult
 from shapeshift.cascade.settings import CascadeSettings
+from shapeshift.cli import served_models
 from shapeshift.errors import EngineError, InvalidInputError, ModelGoneError, NotFoundError, OverloadedError
 from shapeshift.serving import call_pool
+from shapeshift.triton import model_config
 from tests.cascade.conftest import ALL, LABELS, FakeLevel, candidate, gap
 from tests.conftest import LIGHT_WIDTH
 from tests.fakes import Request, TritonError, text_request, values_of
@@ -324,6 +327,22 @@ def test_what_does_not_match_is_not_loaded(workspace: Workspace, wrong: str) -> 
         workspace.put(type(table)(**{**vars(table), "models": models[:1]}))
     with pytest.raises(error):
         workspace.open(**choices)
+
+
+def test_serving_loads_the_later_levels_too(workspace: Workspace) -> None:
+    workspace.put(workspace.table(candidate("both", TWO, [gap()])))
+    workspace.publish()
+    assert served_models._with_called(["classify"], [workspace.paths.generated]) == ["classify", "large"]
+
+
+def test_the_build_completes_the_input_of_pairs(workspace: Workspace) -> None:
+    workspace.put(workspace.table(candidate("both", TWO, [gap()]), pairs=True))
+    config = model_config.read(workspace.publish() / "config.pbtxt")
+    assert [tensor.name for tensor in config.input] == ["TEXT", "TEXT_PAIR"]
+    # Another table takes its place before the model is loaded.
+    workspace.put(workspace.table(candidate("both", TWO, [gap()])))
+    with pytest.raises(InvalidInputError, match="input TEXT_PAIR: got 'listed'; not listed"):
+        CascadeFront(workspace.pb_utils, workspace.args())
 
 
 # Metrics and the swap of candidates.

@@ -31,7 +31,6 @@ from shapeshift.token_adapt.settings import EmulatedSettings, TokenAdaptSettings
 from shapeshift.triton import keys
 from tests.docs.docs_pages import PAGES, PROJECT, TECHNIQUES, anchors, blocks, code, links, prose, table
 from tests.docs.docs_sources import modules, texts
-from tests.fakes import PbUtils
 
 README, DOCS = PROJECT / "README.md", PROJECT / "docs"
 POLYMORPH, TOKEN_ADAPT, FUSED_DECODE, ADAPTER_CACHE, CASCADE, SERVING = (

@@ -15,6 +15,21 @@ def parsed(**given: Any) -> RequestParameters:
     return parse(json.dumps(given), OWN)
 
 
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("latency_sm", "; did you mean latency_ms?"),
+        ("temprature", "; did you mean temperature?"),
+        ("lora_name", "; lora_name is for models of the backend adapter_cache, such as generate_lora"),
+        ("zzz", "slo_class, utility"),
+    ],
+)
+def test_an_unknown_name_is_answered_with_the_nearest(name: str, said: str) -> None:
+    with pytest.raises(InvalidInputError, match="unknown parameter; known: latency_ms, ") as raised:
+        parse(json.dumps({name: 0.5}), (), ("text_input", "temperature"))
+    assert str(raised.value).endswith(said)
+
+
 @pytest.mark.parametrize("text", ["", "{}"])
 def test_nothing_asked_for(text: str) -> None:
     assert parse(text) == RequestParameters()

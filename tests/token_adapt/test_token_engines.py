@@ -84,6 +84,22 @@ def test_the_generated_configuration_is_complete(project: Path) -> None:
     assert all(len(one["latency"]) == 4 for one in profile["gammas"])
 
 
+@pytest.mark.parametrize(
+    ("parameters", "said"),
+    [
+        ({"tasks_dir": "absent"}, "tasks_dir: got 'absent'; a folder: there is none at "),
+        ({"task": "cifar10"}, "task: got 'cifar10'; a registered task, or left out; registered: no task yet"),
+    ],
+)
+def test_tasks_that_are_not_there_are_refused_before_the_build(
+    tmp_path: Path, parameters: dict[str, str], said: str
+) -> None:
+    with pytest.raises(InvalidInputError) as raised:
+        publish(front(tmp_path, **parameters), tmp_path)
+    assert said in str(raised.value)
+    assert not (tmp_path / "build").exists()
+
+
 def test_an_engine_outside_the_tolerance_is_not_published(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(verify.MIN_COSINE, "f32", 1.1)
     with pytest.raises(EngineError, match=r"gamma -5 .*differs from the reference"):

@@ -40,6 +40,7 @@ def front(root: Path, **parameters: str) -> plan.ImageFrontConfig:
         small_checkpoint(root / "checkpoints" / "small")
     folder = root / "model_repository" / "classify_image"
     folder.mkdir(parents=True, exist_ok=True)
+    (root / STATED["tasks_dir"]).mkdir(exist_ok=True)
     values = {**STATED, **parameters}
     (folder / "config.pbtxt").write_text(CONFIG)
     config = model_config.read(folder / "config.pbtxt")

@@ -233,3 +233,26 @@ def test_loads_into_an_external_server(
         assert "Triton 2." in said
         assert "models: echo_two" in said
         assert serve([*arguments[:-1], "absent"]) == 2
+
+
+def test_the_models_that_a_front_calls_are_loaded_too(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[str] = []
+
+    def start(settings: ServerSettings) -> None:
+        asked.extend(settings.models)
+        raise NotFoundError("no server here")
+
+    monkeypatch.setattr("shapeshift.cli.serve.TritonServer", start)
+    configs = {
+        "generate": 'backend: "fused_decode"',
+        "unary": 'backend: "fused_decode" parameters { key: "forward_to" value { string_value: "generate" } }',
+        "broken": "backend",
+    }
+    for name, text in configs.items():
+        (tmp_path / "repository" / name).mkdir(parents=True)
+        (tmp_path / "repository" / name / "config.pbtxt").write_text(text)
+    assert serve(["--build", str(tmp_path), "--models", "broken,unary"]) == 2
+    assert asked == ["broken", "unary", "generate"]
+    assert "shapeshift serve: unary needs generate: loading it too" in capsys.readouterr().err.splitlines()

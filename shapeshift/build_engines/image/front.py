@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +14,13 @@ from shapeshift.build_engines.model_folder import write_front
 from shapeshift.build_engines.paths import BuildPaths
 from shapeshift.engines import manifest
 from shapeshift.progress import ProgressCallback
+from shapeshift.settings import require
 from shapeshift.token_adapt.model import emulated
 from shapeshift.token_adapt.model import manifest as image_manifest
 from shapeshift.token_adapt.model.engine_settings import ImageEngineSettings
 from shapeshift.token_adapt.model.manifest import ImageManifest
 from shapeshift.token_adapt.settings import EMULATED, EmulatedSettings, TokenAdaptSettings, signature
+from shapeshift.token_adapt.tasks import registry
 from shapeshift.triton import model_config
 
 BACKEND = "token_adapt"
@@ -30,15 +32,31 @@ def read(folder: Path, config: Any, values: Mapping[str, str]) -> ImageFrontConf
     completed = model_config.complete(config, signature(values))
     if values.get("provider") == EMULATED:
         settings.refuse_unknown(values, settings.names(EmulatedSettings, TokenAdaptSettings))
-        return EmulatedFrontConfig(folder.name, folder, completed, settings.read(EmulatedSettings, values))
+        return EmulatedFrontConfig(folder.name, folder, completed, settings.read(EmulatedSettings, values), serving)
     settings.refuse_unknown(values, settings.names(ImageEngineSettings, TokenAdaptSettings))
     return ImageFrontConfig(folder.name, folder, completed, settings.read(ImageEngineSettings, values), serving)
+
+
+def check_emulated(front: EmulatedFrontConfig, paths: BuildPaths) -> emulated.EmulatedImageModel:
+    """The described model. Raises InvalidInputError for a description or a default task that is not valid."""
+    model = emulated.read(front.folder / front.settings.profile_file, front.settings.time_scale)
+    _require_task(front.serving.task, model.tasks)
+    return model
+
+
+def check(front: ImageFrontConfig, paths: BuildPaths) -> ImagePlan:
+    """What to build. Raises InvalidInputError for a tasks_dir that is no folder, or a default task that it lacks."""
+    if front.serving.tasks_dir or front.serving.task:
+        tasks_dir = paths.root / front.serving.tasks_dir
+        require(tasks_dir.is_dir(), "tasks_dir", front.serving.tasks_dir, f"a folder: there is none at {tasks_dir}")
+        _require_task(front.serving.task, [entry.name for entry in registry.read(tasks_dir)])
+    return plan(front, paths)
 
 
 def publish_emulated(front: EmulatedFrontConfig, paths: BuildPaths) -> str:
     """Check the description and write the model's folder. Returns a summary line."""
     file, target = front.folder / front.settings.profile_file, paths.generated / front.name
-    model = emulated.read(file, front.settings.time_scale)
+    model = check_emulated(front, paths)
     summary = f"emulated: gammas {', '.join(map(str, model.gammas))}, tasks {', '.join(model.tasks)}"
     write_front(front.folder, front.config, target, {"profile_file": paths.portable(file, target)}, summary)
     return summary
@@ -47,14 +65,19 @@ def publish_emulated(front: EmulatedFrontConfig, paths: BuildPaths) -> str:
 def publish(front: ImageFrontConfig, paths: BuildPaths, progress: ProgressCallback) -> tuple[ImageManifest, bool]:
     """Build the engines unless they are current, and write the model's folder.
 
-    Returns the manifest, and whether the engines were built.
+    Returns the manifest, and whether the engines were built. Raises as `check`.
     """
-    planned = plan(front, paths)
+    planned = check(front, paths)
     target = paths.engines / front.name
     stale = not is_current(planned, target)
     result = build(planned, target, progress) if stale else image_manifest.load(target)
     _write_folder(planned, target, result, paths)
     return result, stale
+
+
+def _require_task(task: str, registered: Collection[str]) -> None:
+    known = ", ".join(sorted(registered)) or "no task yet"
+    require(not task or task in registered, "task", task, f"a registered task, or left out; registered: {known}")
 
 
 def _write_folder(planned: ImagePlan, engines: Path, result: ImageManifest, paths: BuildPaths) -> None:

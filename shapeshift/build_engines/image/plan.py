@@ -42,6 +42,7 @@ class EmulatedFrontConfig:
     folder: Path
     config: Any
     settings: EmulatedSettings
+    serving: TokenAdaptSettings
 
 
 @dataclass(frozen=True)

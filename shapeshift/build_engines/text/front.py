@@ -11,8 +11,8 @@ from shapeshift import settings
 from shapeshift.build_engines.model_folder import write_front
 from shapeshift.build_engines.paths import BuildPaths
 from shapeshift.build_engines.text.build import build
-from shapeshift.build_engines.text.config import TextFrontConfig
-from shapeshift.build_engines.text.plan import Plan, is_current, plan, with_dims
+from shapeshift.build_engines.text.config import TextFrontConfig, length_histogram
+from shapeshift.build_engines.text.plan import Plan, engine_outputs, is_current, plan, with_dims
 from shapeshift.build_engines.text.workers import choose_placement, placement_parameters, write_workers
 from shapeshift.engines import manifest
 from shapeshift.engines.manifest import Manifest
@@ -33,12 +33,22 @@ def read(folder: Path, config: Any, values: Mapping[str, str]) -> TextFrontConfi
     return TextFrontConfig(folder.name, folder, completed, settings.read(TextEngineSettings, values), serving)
 
 
+def check(front: TextFrontConfig, paths: BuildPaths) -> Plan:
+    """What to build. Raises the error of what cannot be built, as far as files and settings show it."""
+    planned = plan(front, paths)
+    length_histogram(front)
+    hidden = planned.checkpoint.config.get("hidden_size")
+    if isinstance(hidden, int):
+        engine_outputs(planned, hidden)
+    return planned
+
+
 def publish(front: TextFrontConfig, paths: BuildPaths, progress: ProgressCallback) -> tuple[Manifest, Placement, bool]:
     """Build the engines unless they are current, and write the folders of the front and of its workers.
 
     Returns the manifest, the placement, and whether the engines were built.
     """
-    planned = plan(front, paths)
+    planned = check(front, paths)
     engines = paths.engines / front.name
     stale = not is_current(planned, engines)
     result = build(planned, engines, progress) if stale else manifest.load(engines)

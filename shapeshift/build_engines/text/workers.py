@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shutil
-from collections.abc import Sequence
+from collections.abc import Collection
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -25,11 +25,11 @@ from shapeshift.triton import model_config
 _MIB = 2**20
 
 
-def check_names(fronts: Sequence[str]) -> None:
-    """Raise InvalidInputError if a front has the name of another front's worker."""
-    for name in fronts:
-        if any(_names_of(front).fullmatch(name) for front in fronts):
-            raise InvalidInputError("name", name, "another name: this is the name of a worker")
+def check_name(name: str, fronts: Collection[str]) -> None:
+    """Raise InvalidInputError if the front `name` has the name of a worker of one of `fronts`."""
+    for front in fronts:
+        if _names_of(front).fullmatch(name):
+            raise InvalidInputError("name", name, f"another name: a worker of {front} may have this one")
 
 
 def choose_placement(own: PolymorphSettings, manifest: Manifest) -> Placement:

@@ -1,0 +1,77 @@
+"""The models that `shapeshift serve` loads: those asked for, and those that they call."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from shapeshift.cascade.candidates import registry
+from shapeshift.engines import failures
+from shapeshift.errors import EngineError, NotFoundError, ShapeshiftError
+from shapeshift.sidecar import run_files
+from shapeshift.triton import model_config
+from shapeshift.triton.names import check_model_name
+
+
+def models_to_load(options: argparse.Namespace, repositories: Sequence[Path]) -> list[str]:
+    """The models of `options`, and those that they call, without those that the last `make engines` could not build.
+
+    Raises EngineError if none is left, or if one could not be built with --strict.
+    """
+    requested = _with_called(_requested(options, repositories), repositories)
+    if options.repository:
+        return requested
+    failed = failures.read(options.build)
+    # A model that was never built is not in the generated repository, so `requested` lacks it without --models.
+    missing = [name for name in (requested if options.models else failed) if name in failed]
+    models = [name for name in requested if name not in failed]
+    if missing and (options.strict or not models):
+        raise EngineError("; ".join(f"{name} could not be built: {failed[name]}" for name in missing))
+    for name in missing:
+        _tell(f"skipping {name}, which could not be built: {failed[name]}")
+    return models
+
+
+def _requested(options: argparse.Namespace, repositories: Sequence[Path]) -> list[str]:
+    """The models of --models, or all models of the repositories that are not workers."""
+    if options.models:
+        return [check_model_name(name.strip()) for name in options.models.split(",")]
+    for folder in repositories:
+        if not folder.is_dir():
+            raise NotFoundError(
+                f"no model repository at {folder}; run `shapeshift engines`, or name one with --repository"
+            )
+    found = sorted(run_files.repository_models(repositories)[0])
+    if not found:
+        raise NotFoundError(f"no models in {', '.join(map(str, repositories))}; run `shapeshift engines`")
+    return found
+
+
+def _with_called(models: Sequence[str], repositories: Sequence[Path]) -> list[str]:
+    wanted = list(models)
+    for name in wanted:
+        folder = next((place / name for place in repositories if (place / name / "config.pbtxt").is_file()), None)
+        for called in _called(folder) if folder is not None else ():
+            if called not in wanted:
+                _tell(f"{name} needs {called}: loading it too")
+                wanted.append(called)
+    return wanted
+
+
+def _called(folder: Path) -> Sequence[str]:
+    """The models that the model in `folder` sends requests to. A cascade runs its first level itself."""
+    try:
+        config = model_config.read(folder / "config.pbtxt")
+        own = model_config.parameters(config)
+        if config.backend == "cascade":
+            return registry.serving(folder / own["candidates_dir"], own["task"]).candidate.levels[1:]
+        return [own["forward_to"]] if "forward_to" in own else []
+    except (ShapeshiftError, KeyError):
+        # The server says what is wrong with this model.
+        return []
+
+
+def _tell(text: str) -> None:
+    sys.stderr.write(f"shapeshift serve: {text}\n")
