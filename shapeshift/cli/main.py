@@ -14,6 +14,7 @@ from shapeshift.errors import ShapeshiftError
 COMMANDS = {
     "setup": ("shapeshift.cli.setup", "download and unpack Triton, perf_analyzer and the demo checkpoint"),
     "engines": ("shapeshift.cli.engines", "build, verify and publish the models of a model repository"),
+    "validate": ("shapeshift.cli.validate", "check the models of a model repository without building them"),
     "serve": ("shapeshift.cli.serve", "start Triton with the generated models"),
     "sidecar": ("shapeshift.cli.sidecar", "assign bins to workers and reload dead models; `serve` starts it"),
     "status": ("shapeshift.cli.status", "show what is served: fronts, workers, traffic and plan"),

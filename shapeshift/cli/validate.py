@@ -1,0 +1,37 @@
+"""`shapeshift validate`: checks the models of a model repository without building them."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+from shapeshift.build_engines.model_folder import CONFIG
+from shapeshift.build_engines.paths import BuildPaths
+from shapeshift.build_engines.repository import front_folders
+from shapeshift.build_engines.validate import validate
+from shapeshift.serving.error_codes import code_name, text_of
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the options of `shapeshift validate`."""
+    parser.add_argument("models", nargs="*", help="only these front models (default: all)")
+    parser.add_argument("--repository", type=Path, default=Path("model_repository"))
+    parser.add_argument("--build", type=Path, default=Path("build"))
+
+
+def run(options: argparse.Namespace) -> int:
+    """Write one line for each model; returns 1 if `make engines` would refuse one of them."""
+    paths = BuildPaths(Path.cwd(), options.build.resolve(), options.repository.resolve())
+    fronts = {folder.name for folder in front_folders(paths, set())}
+    refused = 0
+    for folder in front_folders(paths, set(options.models)):
+        try:
+            validate(folder.name, fronts, paths)
+            line = f"{folder.name}: OK"
+        except Exception as error:  # noqa: BLE001  any error of a library concerns this model alone
+            refused += 1
+            reason = text_of(error).partition("\n")[0]
+            line = f"{folder.name}: {code_name(error)}: {options.repository / folder.name / CONFIG}: {reason}"
+        sys.stdout.write(f"{line}\n")
+    return int(refused > 0)
