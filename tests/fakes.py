@@ -42,7 +42,7 @@ class TritonModelException(Exception):  # noqa: N818  Triton's name
 
 
 class ModelConfig:
-    """What `auto_complete_config` gets; as Triton's, it refuses a second tensor of one name and unknown properties."""
+    """What `auto_complete_config` gets; as Triton's, it refuses unknown properties, and other values of a tensor."""
 
     def __init__(self, config: dict[str, Any]) -> None:
         self._config = copy.deepcopy(config)
@@ -66,9 +66,15 @@ class ModelConfig:
             raise ValueError("model_transaction_policy")
 
     def _add(self, kind: str, tensor: dict[str, Any], properties: set[str]) -> None:
-        if not set(tensor) <= properties or any(one["name"] == tensor["name"] for one in self._config[kind]):
+        if not set(tensor) <= properties:
             raise ValueError(f"{kind} {tensor}")
-        self._config[kind].append(tensor)
+        found = next((one for one in self._config[kind] if one["name"] == tensor["name"]), None)
+        if found is None:
+            self._config[kind].append(tensor)
+        elif found["data_type"] in ("TYPE_INVALID", tensor["data_type"]) and found["dims"] in ([], tensor["dims"]):
+            found |= tensor
+        else:
+            raise ValueError(f"{kind} {tensor}")
 
 
 class Tensor:

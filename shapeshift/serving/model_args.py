@@ -12,6 +12,8 @@ from shapeshift.errors import InvalidInputError, ShapeshiftError
 
 Log = Callable[[str], None]
 _BATCH = 64
+# What Triton shows for a type that is left out.
+_NO_TYPE = "TYPE_INVALID"
 
 
 @dataclass(frozen=True)
@@ -29,20 +31,19 @@ class Tensor:
     optional: bool = False
     listed: bool = False
 
-    def complete(self, stated: Mapping[str, Any], may_narrow: bool) -> dict[str, Any]:
-        """`stated`, a tensor of a ModelConfig in JSON, with the type, dims and `optional` that it leaves out.
+    def complete(self, kind: str, stated: Mapping[str, Any]) -> dict[str, Any]:
+        """`stated`, an input or output (`kind`) of a ModelConfig in JSON, with what it leaves out.
 
-        may_narrow: whether a number may be stated for a dimension of -1. Raises InvalidInputError for another type or
-        other dims.
+        A number may be stated for a dimension of -1 of an input. Raises InvalidInputError for another type or dims.
         """
-        data_type = stated.get("data_type", self.data_type)
+        data_type = stated.get("data_type", _NO_TYPE)
+        data_type = self.data_type if data_type == _NO_TYPE else data_type
         dims = [int(size) for size in stated.get("dims", ())]
         own = self.dims or tuple(dims[:1]) or (-1,)
         fits = not dims or len(dims) == len(own)
         for size, known in zip(dims, own, strict=False):
-            fits = fits and (size in (known, -1) or (known == -1 and may_narrow))
+            fits = fits and (size in (known, -1) or (known == -1 and kind == "input"))
         if data_type != self.data_type or not fits:
-            kind = "input" if may_narrow else "output"
             wanted = f"data_type: {self.data_type} dims: [ {', '.join(map(str, own))} ]"
             raise InvalidInputError(f"{kind} {self.name}", [data_type, *dims], wanted)
         known_dims = [size if known == -1 else known for size, known in zip(dims or own, own, strict=True)]
@@ -75,10 +76,10 @@ class Signature:
         """
         inputs = _completed("input", stated.get("input", ()), self.inputs)
         names = {tensor["name"] for tensor in inputs}
-        inputs += [one.complete({}, True) for one in self.inputs if not one.listed and one.name not in names]
+        inputs += [one.complete("input", {}) for one in self.inputs if not one.listed and one.name not in names]
         outputs = _completed("output", stated.get("output", ()), self.outputs)
         if not outputs:
-            outputs = [one.complete({}, False) for one in self.outputs if not one.listed]
+            outputs = [one.complete("output", {}) for one in self.outputs if not one.listed]
         policy = self._policy(stated.get("model_transaction_policy"))
         return {
             **stated,
@@ -188,4 +189,4 @@ def _completed(kind: str, stated: Sequence[Mapping[str, Any]], known: Sequence[T
     for one in stated:
         if one.get("name") not in tensors:
             raise InvalidInputError(kind, one.get("name"), f"one of {', '.join(tensors)}")
-    return [tensors[one["name"]].complete(one, kind == "input") for one in stated]
+    return [tensors[one["name"]].complete(kind, one) for one in stated]

@@ -65,7 +65,8 @@ def test_a_short_configuration_is_completed_through_model_control(
     control.load(NAME)
     whole = control.config(NAME)
     short = {name: whole[name] for name in ("name", "backend", "parameters")}
-    control.load(NAME, {**short, "max_batch_size": 2})
+    # Of an output, the name is enough.
+    control.load(NAME, {**short, "max_batch_size": 2, "output": [{"name": "EMBEDDING"}]})
     assert control.config(NAME)["max_batch_size"] == 2
     assert control.config(NAME)["input"] == whole["input"] and control.config(NAME)["output"] == whole["output"]
     assert embedding(encode_server, NAME).shape == (1, 384)

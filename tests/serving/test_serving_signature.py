@@ -166,6 +166,12 @@ def test_triton_keeps_what_a_configuration_states() -> None:
     assert names(made["input"]) == ["TEXT", "INPUT_IDS", "ATTENTION_MASK"]
 
 
+def test_a_tensor_of_which_only_the_name_is_stated_is_completed() -> None:
+    bare = {"name": "ENGINE_MS", "data_type": "TYPE_INVALID", "dims": []}
+    made = complete(polymorph.signature, output=[bare])
+    assert made["output"] == [{"name": "ENGINE_MS", "data_type": "TYPE_FP32", "dims": [1]}]
+
+
 def test_triton_gets_the_reason_why_a_configuration_is_refused() -> None:
     with pytest.raises(TritonModelException, match="input TEXT: got "):
         complete(polymorph.signature, input=[{**TEXT, "data_type": "TYPE_INT64"}])
