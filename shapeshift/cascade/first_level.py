@@ -32,6 +32,7 @@ class FirstLevel:
     ) -> None:
         model = candidate.levels[0]
         made = check_engines(folder / model, table, candidate, 0)
+        self._prompt = made.prompt(None)
         self._tokenizer = TextTokenizer(folder / model / TOKENIZER_FILE, made.max_tokens, type_stride=made.type_stride)
         self.executor = EngineExecutor(made, folder / model, own, own.engine_threads or cores(), log)
 
@@ -48,7 +49,9 @@ class FirstLevel:
         Raises InvalidInputError for an invalid text, OverloadedError where the queue is full: without calling `done`.
         """
         encoded = [
-            self._tokenizer.encode_with_offsets(texts[0], texts[1] if len(texts) > 1 else None, number, truncate)
+            self._tokenizer.encode_with_offsets(
+                texts[0], texts[1] if len(texts) > 1 else None, number, truncate, self._prompt
+            )
             for number, texts in enumerate(rows)
         ]
 

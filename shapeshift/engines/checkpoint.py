@@ -47,11 +47,12 @@ def find(name: str, search: Sequence[Path] = ()) -> Path:
 def open_checkpoint(folder: Path, needed: Sequence[str] = ("config.json", "tokenizer.json")) -> Checkpoint:
     """Check `folder` and hash what an engine depends on: the `needed` files (config.json is one) and the weights.
 
-    Raises InvalidInputError for a missing file, or weights in a format that can execute code.
+    Raises InvalidInputError for a missing file or shard, or weights in a format that can execute code.
     """
     for name in needed:
         if not (folder / name).is_file():
             raise InvalidInputError("checkpoint", str(folder), f"must hold {name}")
+    _check_shards(folder)
     weights = sorted(folder.glob("*.safetensors"))
     if not weights:
         unsafe = sorted(path.name for path in folder.iterdir() if path.suffix in _UNSAFE_SUFFIXES)
@@ -67,6 +68,19 @@ def open_checkpoint(folder: Path, needed: Sequence[str] = ("config.json", "token
     for path in [*(folder / name for name in needed), *weights]:
         digest.update(f"{path.name}:{file_sha256(path)}\n".encode())
     return Checkpoint(folder, config, digest.hexdigest())
+
+
+def _check_shards(folder: Path) -> None:
+    """Raise InvalidInputError for the first file that the index of sharded weights lists and `folder` lacks."""
+    for index in sorted(folder.glob("*.safetensors.index.json")):
+        try:
+            shards = sorted({str(name) for name in json.loads(index.read_text())["weight_map"].values()})
+        except (ValueError, KeyError, TypeError, AttributeError):
+            raise InvalidInputError("checkpoint", str(index), "JSON with a weight_map; download it again") from None
+        missing = [name for name in shards if not (folder / name).is_file()]
+        if missing:
+            allowed = f"must hold {missing[0]}, which {index.name} lists: the download is not complete"
+            raise InvalidInputError("checkpoint", str(folder), allowed)
 
 
 def _download(name: str, searched: str) -> Path:

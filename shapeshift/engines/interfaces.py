@@ -12,7 +12,7 @@ numbers confine attention to a row, so a pack gives the same results as separate
     ROWS       INT64 [rows]        the segment numbers to pool, 1..rows
 
 Outputs have one entry per row, [rows, ...]; entries of rows without tokens are undefined. Outputs in `TOKEN_OUTPUTS`
-have one value per token of the pack, [1, tokens].
+have one entry per token of the pack, [1, tokens, ...].
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ Array = npt.NDArray[Any]
 Ids = npt.NDArray[np.int64]
 
 INPUT_AXES = {"INPUT_IDS": {1: "tokens"}, "SEGMENTS": {1: "tokens"}, "POSITIONS": {1: "tokens"}, "ROWS": {0: "rows"}}
-TOKEN_OUTPUTS = ("IMPORTANCE",)
+TOKEN_OUTPUTS = ("IMPORTANCE", "TOKEN_LOGITS")
 
 
 class Engine(Protocol):

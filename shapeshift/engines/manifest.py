@@ -10,11 +10,11 @@ import dataclasses
 import hashlib
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
-from shapeshift.errors import EngineError
+from shapeshift.errors import EngineError, InvalidInputError
 from shapeshift.files import file_sha256
 
 FILE_NAME = "manifest.json"
@@ -95,6 +95,9 @@ class Manifest:
     labels: tuple[str, ...] = ()
     # Added to the ids of a pair's second text, so that engines can tell its token type; 0: token types are unused.
     type_stride: int = 0
+    # Texts that a client may have put before its own, by name, and the one for requests that name none.
+    prompts: Mapping[str, str] = field(default_factory=dict)
+    default_prompt: str = ""
     # Why the precision is not the requested one; empty if it is.
     note: str = ""
     format: int = FORMAT
@@ -102,6 +105,15 @@ class Manifest:
     def save(self, folder: Path) -> None:
         """Write the manifest into `folder`."""
         (folder / FILE_NAME).write_text(json.dumps(dataclasses.asdict(self), indent=1) + "\n")
+
+    def prompt(self, name: str | None) -> str:
+        """The text of prompt `name`, None: of the default prompt. Raises InvalidInputError for an unknown name."""
+        chosen = self.default_prompt if name is None else name
+        if chosen not in self.prompts and chosen:
+            known = ", ".join(self.prompts)
+            allowed = f"one of the model's prompts: {known}" if known else "not given: this model has no prompts"
+            raise InvalidInputError("parameter prompt_name", chosen, allowed)
+        return self.prompts.get(chosen, "")
 
     def check_files(self, folder: Path) -> None:
         """Raise EngineError naming the first file that differs from the list."""

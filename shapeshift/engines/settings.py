@@ -9,7 +9,9 @@ from shapeshift.errors import InvalidInputError
 from shapeshift.settings import require
 
 PRECISIONS = ("auto", "f32", "bf16")
-POOLINGS = ("mean", "cls")
+# The names of sentence-transformers.
+POOLINGS = ("cls", "mean", "max", "mean_sqrt_len_tokens", "weightedmean", "lasttoken")
+NORMALIZE = ("auto", "true", "false")
 
 
 @dataclass(frozen=True)
@@ -19,10 +21,13 @@ class TextEngineSettings:
     checkpoint        folder (absolute, under build/checkpoints or checkpoints/) or hub id
     provider          auto, openvino, onnxruntime, tensorrt or emulated
     precision         auto (bf16 if the hardware computes it natively, else f32), f32 or bf16
-    pooling           mean or cls; `normalize` scales each vector to length 1
+    pooling           of POOLINGS, several with commas: their vectors are joined; auto: as the modules of the checkpoint
+                      say, without modules lasttoken for a decoder, else mean
+    normalize         whether each vector is scaled to length 1; auto: as the modules say, without modules true
     layers            the number of the checkpoint's first layers to compute; 0: all
     head              safetensors file of a linear head over the pooled vector, weight [labels, hidden] and bias
-                      [labels]; searched for like a checkpoint; empty: the checkpoint's own head
+                      [labels]; searched for like a checkpoint; empty: the checkpoint's own head. With a head the
+                      modules of the checkpoint are not read: pooling and normalize say what it was trained on
     max_tokens        longest text, special tokens counted
     bins              lengths of the static engines. histogram: chosen by the length histogram; staircase: by the
                       steps of measured latency; none: only the dynamic engine; or the lengths, "16,32,64"
@@ -38,8 +43,8 @@ class TextEngineSettings:
     checkpoint: str
     provider: str = "auto"
     precision: str = "auto"
-    pooling: str = "mean"
-    normalize: bool = True
+    pooling: str = "auto"
+    normalize: str = "auto"
     layers: int = 0
     head: str = ""
     max_tokens: int = 512
@@ -56,7 +61,9 @@ class TextEngineSettings:
         require(bool(self.checkpoint), "checkpoint", self.checkpoint, "a folder or a hub id")
         require(self.provider in providers, "provider", self.provider, f"one of {', '.join(providers)}")
         require(self.precision in PRECISIONS, "precision", self.precision, f"one of {', '.join(PRECISIONS)}")
-        require(self.pooling in POOLINGS, "pooling", self.pooling, f"one of {', '.join(POOLINGS)}")
+        known = self.pooling == "auto" or set(self.pooling.split(",")) <= set(POOLINGS)
+        require(known, "pooling", self.pooling, f"auto, or of {', '.join(POOLINGS)}")
+        require(self.normalize in NORMALIZE, "normalize", self.normalize, f"one of {', '.join(NORMALIZE)}")
         require(self.layers >= 0, "layers", self.layers, "0 or more")
         require(1 <= self.max_tokens <= 8192, "max_tokens", self.max_tokens, "1 to 8192")
         require(1 <= self.max_bins <= 64, "max_bins", self.max_bins, "1 to 64")
@@ -96,9 +103,13 @@ class GeneratedSettings:
     engines          folder of engines, relative to the model's folder
     manifest_sha256, checkpoint_sha256  hashes that the engines must have
     profile          measured latencies, JSON
+    labels           the class names of LOGITS or TOKEN_LOGITS, a JSON list
+    prompts          the texts that `prompt_name` chooses from, JSON {name: text}
     """
 
     engines: str = ""
     manifest_sha256: str = ""
     checkpoint_sha256: str = ""
     profile: str = ""
+    labels: str = "[]"
+    prompts: str = "{}"

@@ -59,14 +59,21 @@ def worst(deviations: Sequence[Deviation]) -> Deviation:
 class ReferenceTexts:
     """Random rows of ids of given lengths and their reference outputs, each computed once.
 
-    reference(ids) returns a vector for each of the model's outputs.
+    reference(ids) returns a vector for each of the model's outputs; opening, closing: the first and last id of a row;
+    padding: an id that rows do not contain.
     """
 
     def __init__(
-        self, reference: Callable[[Ids], Mapping[str, Array]], opening: int, closing: int, vocabulary: int
+        self,
+        reference: Callable[[Ids], Mapping[str, Array]],
+        opening: int,
+        closing: int,
+        vocabulary: int,
+        padding: int | None = None,
     ) -> None:
         self._reference = reference
         self._ends = (opening, closing)
+        self._padding = padding
         self._vocabulary = vocabulary
         self._rows: dict[int, tuple[Ids, Mapping[str, Array]]] = {}
 
@@ -74,6 +81,9 @@ class ReferenceTexts:
         """A row of `length` ids and its reference outputs."""
         if length not in self._rows:
             ids = np.random.default_rng(length).integers(0, self._vocabulary, length, dtype=np.int64)
+            if self._padding is not None:
+                # Texts do not contain it, and models may take it for the end of one.
+                ids[ids == self._padding] = (self._padding + 1) % self._vocabulary
             ids[0], ids[-1] = self._ends
             self._rows[length] = (ids, self._reference(ids))
         return self._rows[length]
@@ -91,8 +101,8 @@ class ReferenceTexts:
             got = run([ids for ids, _ in rows])
             for index, (_, expected) in enumerate(rows):
                 for name, vector in expected.items():
-                    # An output with one value per token is padded to the longest row of its pack.
-                    pairs.setdefault(name, []).append((got[name][index][: len(vector)], vector))
+                    # An output with one entry per token is padded to the longest row of its pack.
+                    pairs.setdefault(name, []).append((got[name][index][: len(vector)].ravel(), vector.ravel()))
         return worst([_output_deviation(name, values) for name, values in pairs.items()])
 
 

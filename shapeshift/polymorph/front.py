@@ -22,7 +22,7 @@ from shapeshift.serving.responses import Responder
 from shapeshift.serving.text_inputs import ENGINE_MS, OFFSETS, TEXT_PAIR, Offsets, padded_offsets, rows_of_request
 
 PARAMETERS = settings.names(TextEngineSettings, PolymorphSettings, GeneratedSettings, PlacementSettings)
-_OWN_PARAMETERS = ("truncate",)
+_OWN_PARAMETERS = ("prompt_name", "truncate")
 
 
 class TextFront:
@@ -44,6 +44,7 @@ class TextFront:
         self._outputs = args.outputs
         self._pairs = TEXT_PAIR in args.inputs
         self._vocabulary = made.vocabulary
+        self._prompt = made.prompt
         self._tokenizer = TextTokenizer(folder / TOKENIZER_FILE, made.max_tokens, type_stride=made.type_stride)
         placement = settings.read(PlacementSettings, args.parameters)
         self._executor = open_executor(pb_utils, args.name, made, folder, own, placement, self._log)
@@ -71,7 +72,12 @@ class TextFront:
             given.truncate,
             self._pairs,
             OFFSETS in wanted,
+            self._prompt(given.prompt_name),
         )
+        if given.prompt_name is not None and self._pb_utils.get_input_tensor_by_name(request, "TEXT") is None:
+            raise InvalidInputError(
+                "parameter prompt_name", given.prompt_name, "only with TEXT; INPUT_IDS are taken as they are"
+            )
         for ids in rows.ids:
             self._request_metrics.lengths.observe(len(ids))
         finished = partial(self._reply, sender, wanted, rows.offsets)

@@ -22,7 +22,7 @@ _INPUTS = (
     Tensor("ATTENTION_MASK", "TYPE_INT64", (-1,), optional=True),
     Tensor(TEXT_PAIR, "TYPE_STRING", optional=True, listed=True),
 )
-ENGINE_OUTPUTS = ("EMBEDDING", "LOGITS", "IMPORTANCE")
+ENGINE_OUTPUTS = ("EMBEDDING", "LOGITS", "TOKEN_LOGITS", "IMPORTANCE")
 """Outputs that engines compute; the front adds the others."""
 WORKER_INPUTS = (Tensor("INPUT_IDS", "TYPE_INT64", (-1,)), Tensor("LENGTHS", "TYPE_INT32", (-1,)))
 WORKER_STATE = Tensor("STATE", "TYPE_INT64", (3,))
@@ -168,7 +168,7 @@ def front_signature(parameters: Mapping[str, str]) -> Signature:
     """Of a front. One that lists no output has EMBEDDING, or with a `head` LOGITS."""
     default = "LOGITS" if parameters.get("head") else "EMBEDDING"
     outputs = (
-        *(Tensor(name, "TYPE_FP32", None, listed=name != default) for name in ("EMBEDDING", "LOGITS")),
+        *(Tensor(name, "TYPE_FP32", None, listed=name != default) for name in ("EMBEDDING", "LOGITS", "TOKEN_LOGITS")),
         Tensor("IMPORTANCE", "TYPE_FP32", (-1,), listed=True),
         Tensor(OFFSETS, "TYPE_INT32", (-1, 2), listed=True),
         Tensor(ENGINE_MS, "TYPE_FP32", listed=True),

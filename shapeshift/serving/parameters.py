@@ -36,6 +36,7 @@ class RequestParameters:
     level: int | None = None
     min_accuracy: float | None = None
     lora_name: str | None = None
+    prompt_name: str | None = None
     slo_class: str | None = None
     request_tag: str | None = None
     id: str | None = None
@@ -129,6 +130,7 @@ _CHECKS = {
     "level": _whole,
     "min_accuracy": _number,
     "lora_name": _word,
+    "prompt_name": _word,
     "slo_class": _word,
     "request_tag": _word,
     "id": _word,

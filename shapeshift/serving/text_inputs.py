@@ -23,9 +23,9 @@ class Tokenizer(Protocol):
 
     max_tokens: int
 
-    def encode(self, text: bytes, row: int, truncate: bool) -> Ids: ...
+    def encode(self, text: bytes, row: int, truncate: bool, prompt: str) -> Ids: ...
 
-    def encode_with_offsets(self, text: bytes, pair: bytes | None, row: int, truncate: bool) -> Any: ...
+    def encode_with_offsets(self, text: bytes, pair: bytes | None, row: int, truncate: bool, prompt: str) -> Any: ...
 
 
 class TextRows(NamedTuple):
@@ -43,11 +43,12 @@ def rows_of_request(
     truncate: bool,
     pairs: bool = False,
     offsets: bool = False,
+    prompt: str = "",
 ) -> TextRows:
     """The rows of one Triton request, each of 1 to `tokenizer.max_tokens` ids.
 
     pairs: whether TEXT_PAIR, the second text of each row, may be given; offsets: whether to return token positions
-    (-1 for all of INPUT_IDS).
+    (-1 for all of INPUT_IDS); prompt: what is put before each TEXT.
     Raises InvalidInputError naming input, row and limit for anything invalid that config.pbtxt does not exclude.
     """
     text = _texts(pb_utils, request, "TEXT")
@@ -60,10 +61,10 @@ def rows_of_request(
         raise InvalidInputError(TEXT_PAIR, f"{len(pair)} rows", "as many rows as TEXT has")
     if text is not None:
         if not pairs and not offsets:
-            return TextRows([tokenizer.encode(value, row, truncate) for row, value in enumerate(text)], [])
+            return TextRows([tokenizer.encode(value, row, truncate, prompt) for row, value in enumerate(text)], [])
         seconds: Sequence[bytes | None] = pair or [None] * len(text)
         whole = [
-            tokenizer.encode_with_offsets(first, second, row, truncate)
+            tokenizer.encode_with_offsets(first, second, row, truncate, prompt)
             for row, (first, second) in enumerate(zip(text, seconds, strict=True))
         ]
         return TextRows([one.ids for one in whole], [one.offsets for one in whole] if offsets else [])

@@ -38,12 +38,12 @@ class Reference:
     family, packs_rows, position_offset = "made up", True, 2
     max_tokens, hidden, vocabulary = 512, WIDTH, 30522
 
-    type_stride = 0
+    type_stride, padding = 0, 0
 
     def __init__(self, checkpoint: Any, *settings: Any) -> None:
         pass
 
-    def module(self, packs_rows: bool) -> str:
+    def module(self) -> str:
         return "module"
 
     def compute(self, ids: Ids) -> dict[str, Array]:

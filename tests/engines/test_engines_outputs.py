@@ -2,66 +2,31 @@
 
 from __future__ import annotations
 
-import json
-import warnings
+import shutil
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 
 from shapeshift.engines.checkpoint import open_checkpoint
-from shapeshift.engines.providers import lookup
 from shapeshift.engines.text import heads
-from shapeshift.engines.text.packing import pack, unpack
+from shapeshift.engines.text.sentence_modules import SentenceModules
 from shapeshift.errors import InvalidInputError
+from tests.engines.families import VOCABULARY, outputs_of_engines, save_model
 
 LENGTHS = [5, 2, 17, 9, 3]
-VOCABULARY = 99
+MODULES = SentenceModules(("mean",), normalize=True)
 
 
 @pytest.fixture(scope="module")
 def classifiers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """Folders of classifiers with three labels (`regression`: one number) and random weights."""
-    import torch
-    import transformers
-
-    size: dict[str, Any] = {
-        "vocab_size": VOCABULARY,
-        "hidden_size": 32,
-        "num_hidden_layers": 3,
-        "num_attention_heads": 4,
+    task = "AutoModelForSequenceClassification"
+    kinds = {"bert": ("bert", 3), "regression": ("bert", 1), "roberta": ("roberta", 3), "distilbert": ("distilbert", 3)}
+    return {
+        name: save_model(tmp_path_factory.mktemp(name), family, task, num_labels=labels)
+        for name, (family, labels) in kinds.items()
     }
-    labels: dict[str, Any] = {"num_labels": 3}
-    others: dict[str, Any] = {"intermediate_size": 64, "max_position_embeddings": 64, **labels}
-    configs = {
-        "bert": transformers.BertConfig(**size, **others),
-        "regression": transformers.BertConfig(**size, **{**others, "num_labels": 1}),
-        "roberta": transformers.RobertaConfig(**size, **others, pad_token_id=1, type_vocab_size=1),
-        "distilbert": transformers.DistilBertConfig(
-            vocab_size=VOCABULARY,
-            dim=32,
-            n_layers=2,
-            n_heads=4,
-            hidden_dim=64,
-            max_position_embeddings=64,
-            **labels,
-        ),
-    }
-    made = {}
-    for name, config in configs.items():
-        torch.manual_seed(1)
-        folder = tmp_path_factory.mktemp(name)
-        model = transformers.AutoModelForSequenceClassification.from_config(config)
-        # As they are drawn, the weights are too small for attention to prefer anything.
-        for weight in model.parameters():
-            weight.data *= 4 if weight.ndim > 1 else 1
-        model.save_pretrained(folder)
-        (folder / "tokenizer.json").write_text("{}")
-        values = json.loads((folder / "config.json").read_text())
-        (folder / "config.json").write_text(json.dumps({"hidden_size": 32, **values}))
-        made[name] = folder
-    return made
 
 
 def by_transformers(folder: Path, ids: np.ndarray, types: np.ndarray | None, layers: int = 0) -> dict[str, np.ndarray]:
@@ -97,10 +62,9 @@ def test_engines_classify_like_the_checkpoint(
 ) -> None:
     from shapeshift.engines.text.reference_model import ReferenceModel
 
-    reference = ReferenceModel(open_checkpoint(classifiers[family]), "mean", True, outputs, pairs=pairs)
+    reference = ReferenceModel(open_checkpoint(classifiers[family]), MODULES, outputs, pairs=pairs)
     # Only BERT of these knows token types.
     assert reference.type_stride == (VOCABULARY if pairs and family == "bert" else 0)
-    packs = reference.packs_rows
     rng = np.random.default_rng(0)
     texts = [rng.integers(3, VOCABULARY, length, dtype=np.int64) for length in LENGTHS]
     types = [
@@ -113,32 +77,16 @@ def test_engines_classify_like_the_checkpoint(
         assert set(computed) == set(outputs)
         for name in set(outputs) & set(own):
             np.testing.assert_allclose(computed[name], own[name], rtol=1e-4, atol=1e-5)
-
-    made: Any = lookup.PROVIDERS[provider]
-    example = pack(
-        typed[2:4] if packs else typed[3:4], 30 if packs else 10, 2 if packs else 1, reference.position_offset
-    )
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        made.export(reference.module(packs), example, tmp_path, "f32")
-    rows = 8 if packs else 1
-    made.compile(tmp_path, "f32", 48, rows)
-    runtime = made.open(tmp_path, "f32", threads=1)
-    for engine in (runtime.engine(None, None), runtime.engine(48, rows)):
-        for group in [[0, 1, 2, 3, 4]] if packs else [[index] for index in range(5)]:
-            own_texts = [typed[index] for index in group]
-            length = engine.tokens or sum(map(len, own_texts))
-            slots = engine.rows or len(group)
-            got = unpack(engine.run(pack(own_texts, length, slots, reference.position_offset)), own_texts)
-            assert set(got) == set(outputs)
-            for place, index in enumerate(group):
-                np.testing.assert_allclose(got["LOGITS"][place], wanted[index]["LOGITS"], rtol=1e-3, atol=1e-4)
-                if "IMPORTANCE" in got:
-                    received = got["IMPORTANCE"][place]
-                    np.testing.assert_allclose(
-                        received[: LENGTHS[index]], wanted[index]["IMPORTANCE"], rtol=1e-3, atol=1e-4
-                    )
-                    assert not received[LENGTHS[index] :].any()
+    for found in outputs_of_engines(reference, typed, tmp_path, provider):
+        for index, own in enumerate(found):
+            assert set(own) == set(outputs)
+            np.testing.assert_allclose(own["LOGITS"], wanted[index]["LOGITS"], rtol=1e-3, atol=1e-4)
+            if "IMPORTANCE" in own:
+                received = own["IMPORTANCE"]
+                np.testing.assert_allclose(
+                    received[: LENGTHS[index]], wanted[index]["IMPORTANCE"], rtol=1e-3, atol=1e-4
+                )
+                assert not received[LENGTHS[index] :].any()
 
 
 def test_first_layers_with_a_separate_head(classifiers: dict[str, Path], tmp_path: Path) -> None:
@@ -147,21 +95,21 @@ def test_first_layers_with_a_separate_head(classifiers: dict[str, Path], tmp_pat
     from shapeshift.engines.text.reference_model import ReferenceModel
 
     rng = np.random.default_rng(3)
-    weight, bias = rng.normal(size=(2, 32)).astype(np.float16), np.ones(2, np.float16)
+    weight, bias = rng.normal(size=(2, 16)).astype(np.float16), np.ones(2, np.float16)
     file = tmp_path / "head.safetensors"
     save_file({"weight": weight, "bias": bias}, file, metadata={"labels": '["no", "yes"]'})
     assert heads.head_labels(file) == ("no", "yes")
     checkpoint = open_checkpoint(classifiers["bert"])
-    shallow = ReferenceModel(checkpoint, "mean", True, ("EMBEDDING", "LOGITS", "IMPORTANCE"), 1, file)
+    shallow = ReferenceModel(checkpoint, MODULES, ("EMBEDDING", "LOGITS", "IMPORTANCE"), 1, file)
     ids = np.arange(3, 12)
     found = shallow.compute(ids)
     np.testing.assert_allclose(found["LOGITS"], weight.astype(np.float32) @ found["EMBEDDING"] + 1, rtol=1e-4)
     one_layer = by_transformers(classifiers["bert"], ids, None, layers=1)
     np.testing.assert_allclose(found["IMPORTANCE"], one_layer["IMPORTANCE"], rtol=1e-4)
     # Each query of each head gives 1 in all.
-    assert found["IMPORTANCE"].sum() == pytest.approx(4 * len(ids), rel=1e-5)
-    with pytest.raises(InvalidInputError, match="at most 3"):
-        ReferenceModel(checkpoint, "mean", True, ("EMBEDDING",), 4)
+    assert found["IMPORTANCE"].sum() == pytest.approx(2 * len(ids), rel=1e-5)
+    with pytest.raises(InvalidInputError, match="at most 2"):
+        ReferenceModel(checkpoint, MODULES, ("EMBEDDING",), 3)
 
 
 def test_a_checkpoint_without_a_head_has_no_logits(classifiers: dict[str, Path], tmp_path: Path) -> None:
@@ -170,9 +118,9 @@ def test_a_checkpoint_without_a_head_has_no_logits(classifiers: dict[str, Path],
     from shapeshift.engines.text.reference_model import ReferenceModel
 
     transformers.AutoModel.from_pretrained(classifiers["bert"]).save_pretrained(tmp_path)
-    (tmp_path / "tokenizer.json").write_text("{}")
+    shutil.copyfile(classifiers["bert"] / "tokenizer.json", tmp_path / "tokenizer.json")
     with pytest.raises(InvalidInputError, match=r"head.*classifier"):
-        ReferenceModel(open_checkpoint(tmp_path), "mean", True, ("LOGITS",))
+        ReferenceModel(open_checkpoint(tmp_path), MODULES, ("LOGITS",))
 
 
 def test_invalid_heads_are_rejected(tmp_path: Path) -> None:
@@ -199,5 +147,14 @@ def test_invalid_heads_are_rejected(tmp_path: Path) -> None:
 
 
 def test_labels_of_a_configuration() -> None:
-    assert heads.config_labels({"id2label": {"10": "k", "2": "c", "0": "a"}}) == ("a", "c", "k")
+    assert heads.config_labels(
+        {"id2label": {"1": "b", "10": "k", **{str(n): "x" for n in range(2, 10)}, "0": "a"}}
+    ) == (
+        *"ab",
+        *"x" * 8,
+        "k",
+    )
+    for missing in ({"0": "a", "2": "c"}, {"one": "a"}):
+        with pytest.raises(InvalidInputError, match=r"id2label: .*a name for each id from 0; . is missing"):
+            heads.config_labels({"id2label": missing})
     assert heads.config_labels({}) == ("LABEL_0", "LABEL_1")

@@ -60,6 +60,19 @@ def test_truncate_keeps_the_closing_token(tokenizer: TextTokenizer, tmp_path: Pa
     assert without_end.encode(b"one two one", 0, True).tolist() == [OPEN, ONE, TWO]
     plain = TextTokenizer(save(tmp_path, None), max_tokens=2)
     assert plain.encode(b"one two one", 0, True).tolist() == [ONE, TWO]
+    # A decoder's only special token, whose vector is the text's.
+    only_end = TextTokenizer(save(tmp_path, "$A [SEP]"), max_tokens=3)
+    assert only_end.encode(b"one two one", 0, True).tolist() == [ONE, TWO, CLOSE]
+
+
+def test_a_prompt_is_tokenized_with_the_text_and_has_no_offsets(tokenizer: TextTokenizer, tmp_path: Path) -> None:
+    assert tokenizer.encode(b"one", prompt="two two ").tolist() == [OPEN, TWO, TWO, ONE, CLOSE]
+    # What the prompt leaves unfinished, the text completes.
+    found = tokenizer.encode_with_offsets("ü one".encode(), prompt="two ü tw")
+    assert found.ids.tolist() == [OPEN, TWO, UMLAUT, UNKNOWN, ONE, CLOSE]
+    assert found.offsets.tolist() == [[-1, -1], [-1, -1], [-1, -1], [0, 2], [3, 6], [-1, -1]]
+    with pytest.raises(InvalidInputError, match="TEXT: got ''; at least one character"):
+        tokenizer.encode(b"", prompt="two ")
 
 
 def test_text_without_tokens_is_rejected(tmp_path: Path) -> None:

@@ -23,7 +23,7 @@ class Letters:
 
     max_tokens = MAX_TOKENS
 
-    def encode(self, text: bytes, row: int, truncate: bool) -> np.ndarray:
+    def encode(self, text: bytes, row: int, truncate: bool, prompt: str) -> np.ndarray:
         assert isinstance(text, bytes)
         if len(text) > MAX_TOKENS and not truncate:
             raise InvalidInputError("TEXT", f"{len(text)} tokens", "too long", row)

@@ -13,6 +13,8 @@ from shapeshift.build_engines.text.plan import Plan
 from shapeshift.engines import manifest
 from shapeshift.engines.hardware import cpu_model
 from shapeshift.engines.manifest import Manifest, Output
+from shapeshift.engines.text import tokenizer_files
+from shapeshift.engines.text.families import vocabulary_size
 from shapeshift.engines.text.tokenizer import FILE_NAME as TOKENIZER_FILE
 from shapeshift.engines.verify import MIN_COSINE, VerificationError
 from shapeshift.progress import ProgressCallback
@@ -47,10 +49,11 @@ def _built(planned: Plan, work: Path, progress: ProgressCallback) -> tuple[Build
 
 
 def _prepare(planned: Plan, work: Path) -> None:
-    """Empty the folder `work` and copy the tokenizer into it."""
+    """Empty the folder `work` and write the tokenizer into it."""
     shutil.rmtree(work, ignore_errors=True)
     work.mkdir(parents=True)
-    shutil.copyfile(planned.checkpoint.tokenizer_file, work / TOKENIZER_FILE)
+    ids = vocabulary_size(planned.checkpoint.config)
+    tokenizer_files.write(planned.checkpoint.folder, work / TOKENIZER_FILE, ids, planned.modules.lower_case)
 
 
 def _manifest(planned: Plan, work: Path, built: BuildResult, precision: str, note: str) -> Manifest:
@@ -71,7 +74,9 @@ def _manifest(planned: Plan, work: Path, built: BuildResult, precision: str, not
         outputs=tuple(Output(name, "TYPE_FP32", dims) for name, dims in built.outputs.items()),
         files=manifest.list_files(work),
         engines=built.entries,
-        labels=planned.labels if "LOGITS" in built.outputs else (),
+        labels=planned.labels,
+        prompts=planned.modules.prompts,
+        default_prompt=planned.modules.default_prompt,
         type_stride=built.type_stride,
         note=note,
     )

@@ -15,6 +15,7 @@ from shapeshift.build_engines.text.plan import Plan, engine_outputs
 from shapeshift.engines.execution.engine_set import row_slots
 from shapeshift.engines.manifest import EngineEntry, Latency
 from shapeshift.engines.providers.emulated import FILE_NAME, PROVIDER
+from shapeshift.engines.text.families import hidden_size, vocabulary_size
 from shapeshift.errors import InvalidInputError
 
 
@@ -28,8 +29,8 @@ def build_emulated(planned: Plan, work: Path) -> BuildResult:
         lengths, medians = list(map(int, spec["lengths"])), list(map(float, spec["latency_ms"]))
     except (KeyError, TypeError, ValueError):
         raise InvalidInputError("profile_file", settings.profile_file, "lengths and latency_ms") from None
-    outputs = engine_outputs(planned, int(planned.checkpoint.config["hidden_size"]))
-    widths = {name: dims[0] for name, dims in outputs.items()}
+    outputs = engine_outputs(planned, hidden_size(planned.checkpoint.config))
+    widths = {name: dims[-1] for name, dims in outputs.items()}
     PROVIDER.describe(work, lengths, medians, widths, settings.time_scale)
 
     def points(at: Sequence[int]) -> tuple[Latency, ...]:
@@ -47,5 +48,5 @@ def build_emulated(planned: Plan, work: Path) -> BuildResult:
     entries = [entry(tokens, [tokens]) for tokens in edges.choose_edges(front, curves)]
     if settings.dynamic:
         entries.insert(0, entry(None, dynamic_lengths(settings.max_tokens)))
-    vocabulary = int(planned.checkpoint.config["vocab_size"])
+    vocabulary = vocabulary_size(planned.checkpoint.config)
     return BuildResult(tuple(entries), outputs, vocabulary, settings.packing, 0)

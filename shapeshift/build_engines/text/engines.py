@@ -65,7 +65,7 @@ class TextEngineBuilder:
         self._progress = progress
         self._max_tokens = settings.max_tokens
         options = (planned.engine_outputs, settings.layers, planned.head, planned.pairs)
-        reference = ReferenceModel(planned.checkpoint, settings.pooling, settings.normalize, *options)
+        reference = ReferenceModel(planned.checkpoint, planned.modules, *options)
         if settings.max_tokens > reference.max_tokens:
             limit = f"at most {reference.max_tokens} for this checkpoint"
             raise InvalidInputError("max_tokens", settings.max_tokens, limit)
@@ -73,7 +73,9 @@ class TextEngineBuilder:
         self._reference = reference
         self._packs = settings.packing and reference.packs_rows
         ends = TextTokenizer(work / TOKENIZER_FILE, settings.max_tokens).encode(b"a", 0, False)
-        self._texts = ReferenceTexts(reference.compute, int(ends[0]), int(ends[-1]), reference.vocabulary)
+        self._texts = ReferenceTexts(
+            reference.compute, int(ends[0]), int(ends[-1]), reference.vocabulary, reference.padding
+        )
         self._runtime: Runtime | None = None
 
     def build(self) -> BuildResult:
@@ -85,7 +87,7 @@ class TextEngineBuilder:
         with warnings.catch_warnings():
             # Tracing warns about every shape that it fixes; the verification below runs other shapes.
             warnings.simplefilter("ignore")
-            plan.provider.export(self._reference.module(self._packs), example, self._work, plan.precision)
+            plan.provider.export(self._reference.module(), example, self._work, plan.precision)
         static = edges.choose_edges(plan.front, self._probe)
         shapes: list[int | None] = [None, *static] if settings.dynamic else [*static]
         entries = self._profile([self._verified(tokens) for tokens in shapes])

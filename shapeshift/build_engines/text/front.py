@@ -63,6 +63,10 @@ def _write_folders(planned: Plan, engines: Path, result: Manifest, paths: BuildP
     parameters = {
         "provider": result.provider,
         "precision": result.precision,
+        "pooling": ",".join(planned.modules.pooling),
+        "normalize": str(planned.modules.normalize).lower(),
+        "labels": json.dumps(result.labels),
+        "prompts": json.dumps(result.prompts),
         "engines": paths.portable(engines, target),
         "manifest_sha256": manifest.sha256(engines),
         "checkpoint_sha256": result.checkpoint_sha256,

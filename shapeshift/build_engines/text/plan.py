@@ -16,7 +16,9 @@ from shapeshift.engines.checkpoint import Checkpoint, find, open_checkpoint
 from shapeshift.engines.hardware import cpu_model
 from shapeshift.engines.interfaces import Provider
 from shapeshift.engines.providers import lookup
-from shapeshift.engines.text import heads
+from shapeshift.engines.text import heads, sentence_modules, tokenizer_files
+from shapeshift.engines.text.families import family_of, hidden_size
+from shapeshift.engines.text.sentence_modules import SentenceModules
 from shapeshift.errors import EngineError, InvalidInputError, NotFoundError
 from shapeshift.files import file_sha256
 from shapeshift.polymorph.settings import ENGINE_OUTPUTS, front_signature
@@ -29,26 +31,33 @@ _BUILD_FORMAT = 5
 
 @dataclass(frozen=True)
 class Plan:
-    """A text front, and the checkpoint, provider and precision to build with. `head`: the file of its head, if any."""
+    """A text front, and the checkpoint, provider and precision to build with.
+
+    modules: what makes EMBEDDING, resolved; head: the file of the front's own head, if any.
+    """
 
     front: TextFrontConfig
     checkpoint: Checkpoint
+    modules: SentenceModules
     provider: Provider
     precision: str
     head: Path | None = None
 
     @property
     def source_sha256(self) -> str:
-        """The hash of what the engines compute: the checkpoint, the number of its layers and the head."""
-        layers = self.front.settings.layers
-        if not layers and self.head is None:
+        """The hash of what the engines compute: the checkpoint, the number of its layers, the head, dense layers."""
+        layers, dense = self.front.settings.layers, self.modules.dense
+        if not layers and self.head is None and not dense:
             return self.checkpoint.sha256
         parts = [self.checkpoint.sha256, str(layers), file_sha256(self.head) if self.head else ""]
+        parts += [file_sha256(layer.file) for layer in dense]
         return hashlib.sha256("\n".join(parts).encode()).hexdigest()
 
     @property
     def labels(self) -> tuple[str, ...]:
-        """The class names of LOGITS."""
+        """The class names of LOGITS or TOKEN_LOGITS; empty without these outputs."""
+        if not {"LOGITS", "TOKEN_LOGITS"} & set(self.engine_outputs):
+            return ()
         return heads.head_labels(self.head) if self.head else heads.config_labels(self.checkpoint.config)
 
     @property
@@ -70,25 +79,39 @@ class Plan:
             "outputs": [output.name for output in self.front.config.output],
             "pairs": self.pairs,
             "checkpoint": self.source_sha256,
+            "modules": asdict(self.modules),
             "provider": [self.provider.name, self.provider.version()],
             "precision": self.precision,
             "hardware": cpu_model(),
         }
         if self.front.settings.profile_file:
             inputs["profile"] = read_json(self.front.folder / self.front.settings.profile_file, "profile_file")
-        return hashlib.sha256(json.dumps(inputs, sort_keys=True).encode()).hexdigest()
+        return hashlib.sha256(json.dumps(inputs, sort_keys=True, default=str).encode()).hexdigest()
 
 
 def plan(front: TextFrontConfig, paths: BuildPaths) -> Plan:
     """Resolve checkpoint, provider, precision and head. Raises ShapeshiftError."""
     settings = front.settings
-    checkpoint = open_checkpoint(find(settings.checkpoint, paths.checkpoints))
+    checkpoint, modules = _checkpoint(front, paths)
     provider = lookup.PROVIDERS[lookup.resolve(settings.provider)]
     on_gpu = provider.name == "tensorrt"
     # The CPU kernels of ONNX Runtime do not support bf16.
     requested = "f32" if settings.precision == "auto" and provider.name == "onnxruntime" else settings.precision
     head = find_head(settings.head, paths) if settings.head else None
-    return Plan(front, checkpoint, provider, hardware.resolve_precision(requested, on_gpu), head)
+    return Plan(front, checkpoint, modules, provider, hardware.resolve_precision(requested, on_gpu), head)
+
+
+def _checkpoint(front: TextFrontConfig, paths: BuildPaths) -> tuple[Checkpoint, SentenceModules]:
+    """The checkpoint, and its sentence modules with the settings of the front."""
+    own = front.settings
+    folder = find(own.checkpoint, paths.checkpoints)
+    found = sentence_modules.read(folder)
+    transformer = folder / found.transformer
+    checkpoint = open_checkpoint(transformer, ("config.json", *tokenizer_files.source_files(transformer)))
+    family = family_of(checkpoint.config)
+    modules = (found.for_head() if own.head else found).resolved(own.pooling, own.normalize, family.pooling)
+    modules.check(hidden_size(checkpoint.config))
+    return checkpoint, modules
 
 
 def find_head(name: str, paths: BuildPaths) -> Path:
@@ -113,9 +136,12 @@ def is_current(planned: Plan, folder: Path) -> bool:
 def engine_outputs(planned: Plan, hidden: int) -> dict[str, tuple[int, ...]]:
     """The outputs that engines compute: dims without the row axis, -1 for one value per token.
 
-    Raises InvalidInputError if config.pbtxt lists none of them, or states other dims.
+    hidden: the width of the token vectors. Raises InvalidInputError if config.pbtxt lists none of them, or states other
+    dims.
     """
-    dims = {"EMBEDDING": (hidden,), "LOGITS": (len(planned.labels),), "IMPORTANCE": (-1,)}
+    labels = len(planned.labels)
+    width = planned.modules.width(hidden)
+    dims = {"EMBEDDING": (width,), "LOGITS": (labels,), "TOKEN_LOGITS": (-1, labels), "IMPORTANCE": (-1,)}
     with_dims(planned.front.config, dims)
     if not planned.engine_outputs:
         raise InvalidInputError("output", [], f"at least one of {', '.join(ENGINE_OUTPUTS)}")

@@ -17,7 +17,7 @@ from shapeshift.engines.interfaces import Ids
 from shapeshift.engines.manifest import Manifest
 from shapeshift.engines.providers import lookup
 from shapeshift.engines.text.tokenizer import FILE_NAME as TOKENIZER_FILE
-from shapeshift.engines.text.tokenizer import TextTokenizer
+from shapeshift.engines.text.tokenizer import Encoded, TextTokenizer
 from shapeshift.errors import EngineError
 
 # Called with the percentage of texts that have run.
@@ -57,17 +57,14 @@ class ModelRunner:
 
     def run_one(self, text: Sequence[bytes]) -> tuple[LevelOutput, float]:
         """The output for one text, and its engine time in ms."""
-        encoded = self._tokenizer.encode_with_offsets(text[0], text[1] if len(text) > 1 else None, truncate=True)
+        encoded = self._encode(text)
         outputs, took = self._run(encoded.ids)
         own = {name.lower(): values[0] for name, values in outputs.items()}
         return LevelOutput(**own, offsets=encoded.offsets), took
 
     def observe(self, texts: Sequence[Sequence[bytes]], progress: Progress = lambda percent: None) -> Observation:
         """Run every text, truncated if too long, after a few runs that only warm up the engines."""
-        encoded = [
-            self._tokenizer.encode_with_offsets(one[0], one[1] if len(one) > 1 else None, row, truncate=True)
-            for row, one in enumerate(texts)
-        ]
+        encoded = [self._encode(one, row) for row, one in enumerate(texts)]
         for one in encoded[:_WARM_UP]:
             self._run(one.ids)
         found, times = [], []
@@ -84,6 +81,10 @@ class ModelRunner:
             [one.offsets for one in encoded],
             np.stack([one["EMBEDDING"][0] for one in found]) if "EMBEDDING" in self.outputs else None,
         )
+
+    def _encode(self, text: Sequence[bytes], row: int | None = None) -> Encoded:
+        pair = text[1] if len(text) > 1 else None
+        return self._tokenizer.encode_with_offsets(text[0], pair, row, truncate=True, prompt=self.made.prompt(None))
 
     def _run(self, ids: Ids) -> tuple[dict[str, Array], float]:
         before = time.perf_counter()

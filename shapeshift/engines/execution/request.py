@@ -39,7 +39,7 @@ class TextRequest:
     """Collects the outputs of its rows. It finishes when the last row is done or the first row fails.
 
     on_finished(request) is called exactly once, on the thread that finished it. By then either `error` is set or
-    `outputs`: [rows, ...] by name, or [rows, longest] with zeros beyond a row's end for one value per token.
+    `outputs`: [rows, ...] by name, or [rows, longest, ...] with zeros beyond a row's end for one entry per token.
     """
 
     def __init__(
@@ -99,7 +99,9 @@ class TextRequest:
             for name, value in values.items():
                 if name in TOKEN_OUTPUTS:
                     # In a pack with longer texts the values are padded beyond the longest row of this request.
-                    self.outputs.setdefault(name, np.zeros((len(self.rows), self._longest), value.dtype))
+                    self.outputs.setdefault(
+                        name, np.zeros((len(self.rows), self._longest, *value.shape[1:]), value.dtype)
+                    )
                     self.outputs[name][row.index, : row.tokens] = value[: row.tokens]
                     continue
                 if name not in self.outputs:

@@ -38,7 +38,8 @@ class EmulatedEngine:
         results = {}
         for name, width in self._outputs.items():
             if name in TOKEN_OUTPUTS:
-                results[name] = (ids % 97 + 1).astype(np.float32)
+                values = (ids % 97 + 1).astype(np.float32)
+                results[name] = values if width < 0 else np.repeat(values[..., None], width, axis=2)
             else:
                 results[name] = np.stack([_vector(ids[segments == row], width) for row in inputs["ROWS"]])
         return results

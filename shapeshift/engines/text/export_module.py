@@ -12,42 +12,18 @@ import torch
 from torch import nn
 
 from shapeshift.engines.interfaces import INPUT_AXES
+from shapeshift.engines.text.families import Family
+from shapeshift.engines.text.pooling import SentenceHead, pool
+from shapeshift.engines.text.task_heads import LinearHead
 
 # Added to an attention score to make its probability zero.
 _MASKED = torch.finfo(torch.float32).min
 
 
-class LinearHead(nn.Module):
-    """Logits of a pooled vector: weight [labels, hidden], bias [labels]."""
-
-    def __init__(self, weight: torch.Tensor, bias: torch.Tensor) -> None:
-        super().__init__()
-        self.linear = nn.Linear(weight.shape[1], weight.shape[0])
-        self.linear.load_state_dict({"weight": weight, "bias": bias})
-
-    def forward(self, pooled: torch.Tensor) -> torch.Tensor:
-        """[rows, hidden] to [rows, labels]."""
-        return torch.as_tensor(self.linear(pooled))
-
-
-class FirstTokenHead(nn.Module):
-    """The head of a sequence-classification checkpoint, which reads the first token of a row."""
-
-    def __init__(self, pooler: nn.Module | None, classifier: nn.Module) -> None:
-        super().__init__()
-        self.pooler = pooler
-        self.classifier = classifier
-
-    def forward(self, first: torch.Tensor) -> torch.Tensor:
-        """[rows, hidden] to [rows, labels]."""
-        sequences = first.unsqueeze(1)
-        return torch.as_tensor(self.classifier(sequences if self.pooler is None else self.pooler(sequences)))
-
-
 class PackedEncoder(nn.Module):
     """Maps a pack of rows (see `interfaces`) to the outputs `output_names`, in that order.
 
-    model: the encoder, or with `whole_model` the checkpoint with its own head, which must not pack rows;
+    model: a transformers model without a task's head; head: of LOGITS or TOKEN_LOGITS, if one of them is wanted;
     type_stride: the number added to the ids of a pair's second text, 0 if the model has no token types.
     The argument names of `forward` are the input names in lower case; exporters rely on this.
     """
@@ -57,26 +33,23 @@ class PackedEncoder(nn.Module):
     def __init__(
         self,
         model: nn.Module,
-        pooling: str,
-        normalize: bool,
-        packs_rows: bool,
+        family: Family,
+        embedding: SentenceHead,
         output_names: Sequence[str] = ("EMBEDDING",),
-        head: LinearHead | FirstTokenHead | None = None,
-        whole_model: bool = False,
+        head: nn.Module | None = None,
         type_stride: int = 0,
     ) -> None:
         super().__init__()
         self.model = model
-        self.pooling = pooling
-        self.normalize = normalize
-        self.packs_rows = packs_rows
+        self.family = family
+        self.embedding = embedding
         self.output_names = tuple(output_names)
         self.head = head
-        self.whole_model = whole_model
         self.type_stride = type_stride
         self._outputs: dict[str, Callable[..., torch.Tensor]] = {
             "EMBEDDING": self._embedding,
             "LOGITS": self._logits,
+            "TOKEN_LOGITS": self._token_logits,
             "IMPORTANCE": self._importance,
         }
 
@@ -93,40 +66,49 @@ class PackedEncoder(nn.Module):
             types = (ids >= self.type_stride).to(torch.int64)
             ids = ids - types * self.type_stride
             options["token_type_ids"] = types
-        needs_attention = "IMPORTANCE" in self.output_names
-        if needs_attention:
+        if "IMPORTANCE" in self.output_names:
             options["output_attentions"] = True
-        if self.whole_model:
-            options["output_hidden_states"] = True
-        if self.packs_rows:
-            mask = (segments.unsqueeze(2) == segments.unsqueeze(1)).unsqueeze(1)
-            # The eager attention, which returns its probabilities, adds the mask to the scores.
-            mask = torch.where(mask, 0.0, _MASKED) if needs_attention else mask
-            return self.model(input_ids=ids, attention_mask=mask, position_ids=positions, **options)
-        return self.model(input_ids=ids, attention_mask=(segments > 0).to(torch.int64), **options)
+        if self.family.causal:
+            options["use_cache"] = False
+        if not self.family.packs_rows:
+            return self.model(input_ids=ids, attention_mask=(segments > 0).to(torch.int64), **options)
+        mask = self._attention_mask(segments, positions)
+        return self.model(input_ids=ids, attention_mask=mask, position_ids=positions, **options)
 
-    def _hidden(self, found: Any) -> torch.Tensor:
-        return torch.as_tensor(found.hidden_states[-1] if self.whole_model else found.last_hidden_state)
+    def _attention_mask(self, segments: torch.Tensor, positions: torch.Tensor) -> Any:
+        """[1, 1, tokens, tokens]; for a model with layers of local attention one for each kind of layer."""
+        config: Any = self.model.config
+        allowed = segments.unsqueeze(2) == segments.unsqueeze(1)
+        # Positions count within a row, and only tokens of one row see each other.
+        distance = positions.unsqueeze(2) - positions.unsqueeze(1)
+        if self.family.causal:
+            allowed = allowed & (distance >= 0)
+        if "sliding_attention" not in (getattr(config, "layer_types", None) or ()):
+            return self._in_form(allowed)
+        # A causal model counts the token itself.
+        reach = config.sliding_window - (1 if self.family.causal else 0)
+        local = allowed & (distance.abs() <= reach)
+        return {"full_attention": self._in_form(allowed), "sliding_attention": self._in_form(local)}
 
-    def _pooled(self, found: Any, segments: torch.Tensor, rows: torch.Tensor, pooling: str) -> torch.Tensor:
-        hidden = self._hidden(found)
-        member = (segments.unsqueeze(1) == rows.view(1, -1, 1)).to(hidden.dtype)
-        if pooling == "cls":
-            first = torch.cumsum(member, dim=2) == 1
-            member = member * first.to(hidden.dtype)
-        return torch.bmm(member, hidden)[0] / member.sum(2)[0].unsqueeze(-1).clamp(min=1.0)
+    def _in_form(self, allowed: torch.Tensor) -> torch.Tensor:
+        """The eager attention adds the mask to the scores; the fused one takes it as it is."""
+        mask = allowed.unsqueeze(1)
+        eager = self.model.config._attn_implementation == "eager"  # type: ignore[union-attr]
+        return torch.where(mask, 0.0, _MASKED) if eager else mask
 
     def _embedding(self, found: Any, segments: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
-        pooled = self._pooled(found, segments, rows, self.pooling)
-        return nn.functional.normalize(pooled, dim=-1) if self.normalize else pooled
+        return torch.as_tensor(self.embedding(found.last_hidden_state, segments, rows))
 
     def _logits(self, found: Any, segments: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+        assert self.head is not None
         if isinstance(self.head, LinearHead):
             return torch.as_tensor(self.head(self._embedding(found, segments, rows)))
-        if self.head is not None:
-            return torch.as_tensor(self.head(self._pooled(found, segments, rows, "cls")))
-        # There is one row. Its logits fill every slot, so that the output shape follows ROWS.
-        return torch.as_tensor(found.logits).index_select(0, rows - rows)
+        pooling = [str(self.head.pooling)]
+        return torch.as_tensor(self.head(pool(found.last_hidden_state, segments, rows, pooling)))
+
+    def _token_logits(self, found: Any, segments: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+        assert self.head is not None
+        return torch.as_tensor(self.head(found.last_hidden_state))
 
     def _importance(self, found: Any, segments: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
         """The attention that each token receives, summed over layers, heads and queries (Tabi, section 4.2)."""

@@ -49,11 +49,17 @@ def head_labels(file: Path) -> tuple[str, ...]:
 
 
 def config_labels(config: Mapping[str, Any]) -> tuple[str, ...]:
-    """The names in the `id2label` of a checkpoint's config.json, ordered as its logits; by default two, numbered."""
+    """The names in the `id2label` of a checkpoint's config.json, ordered as its logits; by default two, numbered.
+
+    Raises InvalidInputError unless there is a name for each id from 0.
+    """
     names = config.get("id2label")
     if not names:
         return _numbered(int(config.get("num_labels", 2)))
-    return tuple(str(names[key]) for key in sorted(names, key=int))
+    missing = [str(index) for index in range(len(names)) if str(index) not in names]
+    if missing:
+        raise InvalidInputError("id2label", sorted(names), f"a name for each id from 0; {missing[0]} is missing")
+    return tuple(str(names[str(index)]) for index in range(len(names)))
 
 
 def _numbered(count: int) -> tuple[str, ...]:

@@ -30,7 +30,7 @@ def pack(texts: Sequence[Ids], tokens: int, rows: int, position_offset: int = 0)
 def unpack(outputs: Mapping[str, Array], texts: Sequence[Ids]) -> dict[str, Array]:
     """The outputs of the pack of `texts` by text, copied: [texts, ...].
 
-    Outputs with one value per token become [texts, longest], with zeros beyond a text's end.
+    Outputs with one entry per token become [texts, longest, ...], with zeros beyond a text's end.
     """
     return {
         name: _by_token(values[0], texts) if name in TOKEN_OUTPUTS else values[: len(texts)].copy()
@@ -39,7 +39,7 @@ def unpack(outputs: Mapping[str, Array], texts: Sequence[Ids]) -> dict[str, Arra
 
 
 def _by_token(values: Array, texts: Sequence[Ids]) -> Array:
-    padded = np.zeros((len(texts), max(map(len, texts), default=0)), values.dtype)
+    padded = np.zeros((len(texts), max(map(len, texts), default=0), *values.shape[1:]), values.dtype)
     start = 0
     for row, text in enumerate(texts):
         padded[row, : len(text)] = values[start : start + len(text)]

@@ -21,7 +21,8 @@ _BYTES_PER_TOKEN = 128
 class Encoded(NamedTuple):
     """One text or pair: the ids, INT64 [length], and the byte offsets of each token, INT32 [length, 2].
 
-    Offsets are [start, end) in the UTF-8 text; -1 for special tokens. Offsets of a pair's second text refer to it.
+    Offsets are [start, end) in the UTF-8 text; -1 for special tokens and those of a prompt. Offsets of a pair's second
+    text refer to it.
     """
 
     ids: Ids
@@ -56,7 +57,8 @@ class TextTokenizer:
         self._tokenizer = Tokenizer.from_file(str(file))
         self._tokenizer.no_padding()
         self._tokenizer.no_truncation()
-        self._special = self._tokenizer.num_special_tokens_to_add(False)
+        closing = self._tokenizer.encode("a").special_tokens_mask[-1:]
+        self._has_closing = closing == [1]
         self._vocab_size = vocab_size
 
     @property
@@ -64,31 +66,36 @@ class TextTokenizer:
         """The number of ids, including special tokens."""
         return int(self._tokenizer.get_vocab_size(with_added_tokens=True))
 
-    def encode(self, text: bytes, row: int | None = None, truncate: bool = False) -> Ids:
-        """The ids of one UTF-8 text, INT64 [length].
+    def encode(self, text: bytes, row: int | None = None, truncate: bool = False, prompt: str = "") -> Ids:
+        """The ids of one UTF-8 text behind `prompt`, INT64 [length].
 
         Raises InvalidInputError naming the field and `row` for a text that is empty, invalid UTF-8, too long, or has a
         token that the model lacks. With `truncate` a long text keeps its first tokens and the closing special token.
         """
-        decoded = self._decode(text, self._field, row, truncate)
+        decoded = prompt + self._decode(text, self._field, row, truncate)
         ids = self._tokenizer.encode(decoded).ids
         if not ids:
             raise InvalidInputError(self._field, decoded, "at least one token", row)
         if len(ids) > self.max_tokens:
             self._check_length(len(ids), row, truncate)
-            closing = ids[-1:] if self._special > 1 else []
+            closing = ids[-1:] if self._has_closing else []
             ids = ids[: self.max_tokens - len(closing)] + closing
         self._check_known(ids, row)
         return np.asarray(ids, dtype=np.int64)
 
     def encode_with_offsets(
-        self, text: bytes, pair: bytes | None = None, row: int | None = None, truncate: bool = False
+        self,
+        text: bytes,
+        pair: bytes | None = None,
+        row: int | None = None,
+        truncate: bool = False,
+        prompt: str = "",
     ) -> Encoded:
-        """The ids and byte offsets of one text or pair. Raises as `encode`.
+        """The ids and byte offsets of one text or pair, behind `prompt`. Raises as `encode`.
 
         Truncation removes tokens from the longer text of a pair.
         """
-        first = self._decode(text, self._field, row, truncate)
+        first = prompt + self._decode(text, self._field, row, truncate)
         second = None if pair is None else self._decode(pair, f"{self._field}_PAIR", row, truncate)
         encoding = self._tokenizer.encode(first, second)
         if not encoding.ids:
@@ -100,7 +107,7 @@ class TextTokenizer:
         ids = np.asarray(encoding.ids, dtype=np.int64)
         if self._type_stride:
             ids += np.asarray(encoding.type_ids, dtype=np.int64) * self._type_stride
-        return Encoded(ids, _byte_offsets(encoding, first, second))
+        return Encoded(ids, _byte_offsets(encoding, first, second, len(prompt.encode())))
 
     def _truncated(self, first: str, second: str | None) -> Any:
         """The encoding of as many first tokens of the texts as fit, with special tokens."""
@@ -138,7 +145,7 @@ class TextTokenizer:
             raise InvalidInputError(self._field, f"{tokens} tokens", limit, row)
 
 
-def _byte_offsets(encoding: Any, first: str, second: str | None) -> Offsets:
+def _byte_offsets(encoding: Any, first: str, second: str | None, prompt_bytes: int) -> Offsets:
     offsets = np.array(encoding.offsets, dtype=np.int32).reshape(-1, 2)
     for number, text in enumerate((first, second)):
         if text is not None and not text.isascii():
@@ -147,5 +154,10 @@ def _byte_offsets(encoding: Any, first: str, second: str | None) -> Offsets:
             np.cumsum([len(character.encode()) for character in text], out=starts[1:])
             own = np.array([sequence == number for sequence in encoding.sequence_ids])
             offsets[own] = starts[offsets[own]]
+    if prompt_bytes:
+        own = np.array([sequence == 0 for sequence in encoding.sequence_ids])
+        shifted = offsets[own] - prompt_bytes
+        # A token may begin in the prompt and end in the text.
+        offsets[own] = np.where(shifted[:, 1:] > 0, np.maximum(shifted, 0), -1)
     offsets[np.array([sequence is None for sequence in encoding.sequence_ids])] = -1
     return offsets

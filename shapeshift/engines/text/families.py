@@ -1,0 +1,86 @@
+"""Model families: how the text models of transformers take a pack of rows."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from shapeshift.errors import InvalidInputError, UnsupportedError
+
+
+@dataclass(frozen=True)
+class Family:
+    """The models of one `model_type`.
+
+    name            as their authors write it
+    first_position  position of a row's first token; None: the padding id plus one
+    causal          whether a token attends only to itself and earlier tokens
+    packs_rows      whether several rows may share a sequence; False: the model has no exact mask for it
+    classifies      whether LOGITS and TOKEN_LOGITS are served
+    """
+
+    name: str
+    first_position: int | None = 0
+    causal: bool = False
+    packs_rows: bool = True
+    classifies: bool = True
+
+    @property
+    def pooling(self) -> str:
+        """The pooling of a checkpoint that states none: only the last token of a causal model attends to all others."""
+        return "lasttoken" if self.causal else "mean"
+
+
+# Relative positions stay exact in a pack: the tokens of a row lie side by side.
+FAMILIES: dict[str, Family] = {
+    "bert": Family("BERT"),
+    "roberta": Family("RoBERTa", first_position=None),
+    "xlm-roberta": Family("XLM-R", first_position=None),
+    "distilbert": Family("DistilBERT"),
+    # Its padding index is 1 whatever the configuration says.
+    "mpnet": Family("MPNet", first_position=2),
+    "albert": Family("ALBERT"),
+    "electra": Family("ELECTRA"),
+    "modernbert": Family("ModernBERT"),
+    # It multiplies its embeddings by the mask, which must then have one value per token.
+    "deberta-v2": Family("DeBERTa v2 and v3", packs_rows=False),
+    "qwen3": Family("Qwen3", causal=True),
+}
+
+
+def family_of(config: Mapping[str, Any]) -> Family:
+    """The family of a checkpoint's config.json. An encoder of another family computes one row at a time.
+
+    Raises InvalidInputError without a model_type, UnsupportedError for decoders of other families.
+    """
+    model_type = config.get("model_type")
+    if not isinstance(model_type, str):
+        raise InvalidInputError("model_type", model_type, "in config.json, as transformers writes it")
+    if model_type in FAMILIES:
+        return FAMILIES[model_type]
+    decoder = any(str(name).endswith("ForCausalLM") for name in config.get("architectures") or ())
+    if decoder or config.get("is_encoder_decoder"):
+        kind = "an encoder with a decoder" if config.get("is_encoder_decoder") else "a decoder"
+        raise UnsupportedError(
+            f"checkpoint: model_type {model_type} is {kind} that polymorph does not serve; "
+            f"it serves {', '.join(FAMILIES)} and other encoders"
+        )
+    return Family(model_type, packs_rows=False, classifies=False)
+
+
+def hidden_size(config: Mapping[str, Any]) -> int:
+    """The width of the token vectors of a checkpoint's config.json. Raises InvalidInputError if it is not stated."""
+    # DistilBERT calls it dim.
+    value = config.get("hidden_size", config.get("dim"))
+    if not isinstance(value, int):
+        raise InvalidInputError("hidden_size", value, "a whole number in config.json")
+    return value
+
+
+def vocabulary_size(config: Mapping[str, Any]) -> int:
+    """The number of ids that the model embeds. Raises InvalidInputError if config.json does not state it."""
+    value = config.get("vocab_size")
+    if not isinstance(value, int):
+        raise InvalidInputError("vocab_size", value, "a whole number in config.json")
+    return value

@@ -1,0 +1,87 @@
+"""From the token vectors of a pack to one vector for each of its rows. A serving process does not import it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import nn
+
+from shapeshift.engines.text.sentence_modules import SentenceModules
+from shapeshift.errors import InvalidInputError
+
+
+class SentenceHead(nn.Module):
+    """Pooling, dense layers and normalization: EMBEDDING of a pack."""
+
+    def __init__(self, modules: SentenceModules) -> None:
+        super().__init__()
+        self.pooling = modules.pooling
+        self.dense = dense_layers(modules)
+        self.normalize = bool(modules.normalize)
+
+    def forward(self, hidden: torch.Tensor, segments: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+        """Token vectors [1, tokens, hidden], see `pool`; returns [rows, width]."""
+        vectors = self.dense(pool(hidden, segments, rows, self.pooling))
+        return nn.functional.normalize(vectors, dim=-1) if self.normalize else torch.as_tensor(vectors)
+
+
+def pool(hidden: torch.Tensor, segments: torch.Tensor, rows: torch.Tensor, pooling: Sequence[str]) -> torch.Tensor:
+    """Token vectors [1, tokens, hidden] pooled over the tokens of each row, [rows, hidden x modes].
+
+    segments: [1, tokens], the segment number of each token; rows: [rows], the segment numbers to pool.
+    """
+    member = segments.unsqueeze(1) == rows.view(1, -1, 1)
+    # Counted in integers: bf16 cannot tell 300 from 301.
+    place = torch.cumsum(member.to(torch.int64), dim=2)
+    return torch.cat([_pooled(hidden, member, place, mode) for mode in pooling], dim=-1)
+
+
+def _pooled(hidden: torch.Tensor, member: torch.Tensor, place: torch.Tensor, mode: str) -> torch.Tensor:
+    """member: [1, rows, tokens]; place: the number of a row's tokens up to each token."""
+    if mode == "max":
+        return torch.where(member[0].unsqueeze(-1), hidden, -torch.inf).amax(1)
+    if mode == "cls":
+        weights = member & (place == 1)
+    elif mode == "lasttoken":
+        weights = member & (place == place[:, :, -1:])
+    else:
+        weights = member
+    scaled = weights.to(hidden.dtype)
+    if mode == "weightedmean":
+        scaled = scaled * place.to(hidden.dtype)
+    total = scaled.sum(2)[0].unsqueeze(-1).clamp(min=1.0)
+    return torch.bmm(scaled, hidden)[0] / (total.sqrt() if mode == "mean_sqrt_len_tokens" else total)
+
+
+def pool_one(hidden: torch.Tensor, pooling: Sequence[str]) -> torch.Tensor:
+    """The reference of `pool`: token vectors [tokens, hidden] of one text, pooled to [hidden x modes]."""
+    weights = torch.arange(1, len(hidden) + 1, dtype=hidden.dtype).unsqueeze(-1)
+    vectors = {
+        "cls": lambda: hidden[0],
+        "lasttoken": lambda: hidden[-1],
+        "mean": lambda: hidden.mean(0),
+        "mean_sqrt_len_tokens": lambda: hidden.sum(0) / len(hidden) ** 0.5,
+        "weightedmean": lambda: (hidden * weights).sum(0) / weights.sum(),
+        "max": lambda: hidden.amax(0),
+    }
+    return torch.cat([vectors[mode]() for mode in pooling])
+
+
+def dense_layers(modules: SentenceModules) -> nn.Sequential:
+    """The dense layers with their weights. Raises InvalidInputError for weights that do not fit their configuration."""
+    from safetensors.torch import load_file
+
+    layers: list[nn.Module] = []
+    for layer in modules.dense:
+        linear = nn.Linear(layer.in_features, layer.out_features, layer.bias)
+        try:
+            found = load_file(layer.file)
+            linear.load_state_dict({name.removeprefix("linear."): value.float() for name, value in found.items()})
+        except Exception as error:  # noqa: BLE001  the libraries raise many types
+            reason = str(error).partition("\n")[0]
+            raise InvalidInputError(
+                "checkpoint", str(layer.file), f"weights as its config.json says ({reason})"
+            ) from None
+        layers += [linear, getattr(nn, layer.activation)()]
+    return nn.Sequential(*layers)

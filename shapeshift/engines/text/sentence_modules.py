@@ -1,0 +1,223 @@
+"""The modules of a sentence-transformers folder: what turns a model's token vectors into one vector for each text.
+
+The folder has modules.json, which lists them in order, and a sub-folder with a config.json for each.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from shapeshift.engines.settings import POOLINGS
+from shapeshift.errors import InvalidInputError, UnsupportedError
+from shapeshift.settings import require
+
+MODULES_FILE = "modules.json"
+PROMPTS_FILE = "config_sentence_transformers.json"
+# Classes of torch.nn.
+ACTIVATIONS = ("Tanh", "Identity", "ReLU", "GELU", "SiLU", "Sigmoid", "Mish")
+_DENSE_WEIGHTS = "model.safetensors"
+_PACKAGE = "sentence_transformers."
+# The names of version 5 and earlier, where several flags may be true.
+_POOLING_FLAGS = {
+    "pooling_mode_cls_token": "cls",
+    "pooling_mode_max_tokens": "max",
+    "pooling_mode_mean_tokens": "mean",
+    "pooling_mode_mean_sqrt_len_tokens": "mean_sqrt_len_tokens",
+    "pooling_mode_weightedmean_tokens": "weightedmean",
+    "pooling_mode_lasttoken": "lasttoken",
+}
+
+
+@dataclass(frozen=True)
+class DenseLayer:
+    """A linear layer with an activation (one of ACTIVATIONS) over the pooled vector. `file`: its weights."""
+
+    file: Path
+    in_features: int
+    out_features: int
+    bias: bool
+    activation: str
+
+
+@dataclass(frozen=True)
+class SentenceModules:
+    """What follows the transformer, in this order; and what precedes it.
+
+    pooling     names in POOLINGS; the vectors of several are joined. Empty: the folder does not say
+    dense       linear layers over the pooled vector
+    normalize   whether the result is scaled to length 1; None: the folder does not say
+    prompts     texts that a client may have put before its own, by name
+    default_prompt  the name of the prompt for requests that name none; empty: no prompt
+    lower_case  whether texts become lower case before the tokenizer reads them
+    transformer sub-folder with the model; empty: the folder itself
+    """
+
+    pooling: tuple[str, ...] = ()
+    normalize: bool | None = None
+    dense: tuple[DenseLayer, ...] = ()
+    prompts: Mapping[str, str] = field(default_factory=dict)
+    default_prompt: str = ""
+    lower_case: bool = False
+    transformer: str = ""
+
+    def width(self, hidden: int) -> int:
+        """The width of EMBEDDING for token vectors of width `hidden`."""
+        return self.dense[-1].out_features if self.dense else hidden * max(1, len(self.pooling))
+
+    def resolved(self, pooling: str, normalize: str, default_pooling: str) -> SentenceModules:
+        """These modules with the parameters `pooling` and `normalize` of config.pbtxt, where "auto" follows the folder.
+
+        Raises InvalidInputError where a parameter contradicts the folder.
+        """
+        stated = () if pooling == "auto" else tuple(pooling.split(","))
+        if self.pooling and stated and stated != self.pooling:
+            _conflict("pooling", pooling, ",".join(self.pooling))
+        scaled = None if normalize == "auto" else normalize == "true"
+        if self.normalize is not None and scaled is not None and scaled != self.normalize:
+            _conflict("normalize", normalize, str(self.normalize).lower())
+        normalized = self.normalize if scaled is None else scaled
+        return replace(
+            self,
+            pooling=self.pooling or stated or (default_pooling,),
+            normalize=True if normalized is None else normalized,
+        )
+
+    def for_head(self) -> SentenceModules:
+        """Without pooling, dense layers and normalization: a head of one's own states what it was trained on."""
+        return replace(self, pooling=(), dense=(), normalize=None)
+
+    def check(self, hidden: int) -> None:
+        """Raise InvalidInputError unless the dense layers fit token vectors of width `hidden`."""
+        width = hidden * len(self.pooling)
+        for layer in self.dense:
+            require(layer.in_features == width, "in_features", layer.in_features, f"{width} in {layer.file.parent}")
+            width = layer.out_features
+
+
+def read(folder: Path) -> SentenceModules:
+    """The modules of `folder`; those of a folder without modules.json say nothing.
+
+    Raises InvalidInputError for a missing or invalid file or a second pooling, UnsupportedError for a module, an
+    order or a setting that engines do not compute.
+    """
+    file = folder / MODULES_FILE
+    if not file.is_file():
+        return SentenceModules()
+    listed = _json(file)
+    try:
+        modules = [(_kind(str(entry["type"]), file), str(entry["path"])) for entry in listed]
+    except (TypeError, KeyError):
+        raise InvalidInputError(MODULES_FILE, str(file), "a list of modules, each with type and path") from None
+    kinds = [kind for kind, _ in modules]
+    _check_order(kinds, file)
+    found = _prompts(folder)
+    pooling: tuple[str, ...] = ()
+    for kind, path in modules:
+        if kind == "Pooling":
+            pooling = _pooling(folder / path, found.prompts)
+    return replace(
+        found,
+        pooling=pooling,
+        dense=tuple(_dense(folder / path) for kind, path in modules if kind == "Dense"),
+        normalize="Normalize" in kinds if pooling else None,
+        lower_case=_lower_case(folder / modules[0][1]),
+        transformer=modules[0][1],
+    )
+
+
+def _kind(name: str, file: Path) -> str:
+    kind = name.rsplit(".", 1)[-1]
+    if not name.startswith(_PACKAGE) or kind not in ("Transformer", "Pooling", "Dense", "Dropout", "Normalize"):
+        raise UnsupportedError(
+            f"{file}: module {name} is not served; served are Transformer, Pooling, Dense, Dropout and Normalize"
+        )
+    return kind
+
+
+def _check_order(kinds: Sequence[str], file: Path) -> None:
+    if kinds.count("Pooling") > 1:
+        raise InvalidInputError(MODULES_FILE, f"{kinds.count('Pooling')} poolings", f"one Pooling in {file}")
+    order = ["Transformer", "Pooling", "Dense", "Normalize"]
+    ranks = [order.index(kind) for kind in kinds if kind != "Dropout"]
+    once = all(kinds.count(kind) <= 1 for kind in ("Transformer", "Normalize"))
+    if not kinds or kinds[0] != "Transformer" or ranks != sorted(ranks) or not once:
+        raise UnsupportedError(f"{file}: the modules are {', '.join(kinds)}; served is the order {', '.join(order)}")
+    if len(ranks) > 1 and "Pooling" not in kinds:
+        raise UnsupportedError(f"{file}: {', '.join(kinds)} have no Pooling, so there is no vector for a text")
+
+
+def _pooling(folder: Path, prompts: Mapping[str, str]) -> tuple[str, ...]:
+    config = _json(folder / "config.json")
+    where = f"in {folder / 'config.json'}"
+    modes = config.get("pooling_mode")
+    if modes is None:
+        flags = [name for name, value in config.items() if name.startswith("pooling_mode_") and value]
+        unknown = [name for name in flags if name not in _POOLING_FLAGS]
+        if unknown:
+            raise UnsupportedError(f"{unknown[0]} {where} is not served; served are {', '.join(_POOLING_FLAGS)}")
+        # The vectors of several are joined in this order, whatever the order in the file.
+        modes = [mode for name, mode in _POOLING_FLAGS.items() if name in flags] or ["mean"]
+    pooling = (modes,) if isinstance(modes, str) else tuple(modes)
+    for mode in pooling:
+        require(mode in POOLINGS, "pooling_mode", mode, f"one of {', '.join(POOLINGS)} {where}")
+    if config.get("include_prompt") is False and any(prompts.values()):
+        raise UnsupportedError(
+            f"include_prompt: false {where}, and {PROMPTS_FILE} has prompts: engines pool all tokens of a text and do "
+            "not leave out those of a prompt; remove the prompts and let clients send whole texts only if that is meant"
+        )
+    return pooling
+
+
+def _dense(folder: Path) -> DenseLayer:
+    config, weights = _json(folder / "config.json"), folder / _DENSE_WEIGHTS
+    where = f"in {folder / 'config.json'}"
+    if not weights.is_file():
+        raise InvalidInputError("checkpoint", str(folder), f"must hold {_DENSE_WEIGHTS} (convert with safetensors)")
+    if config.get("use_residual") or config.get("module_input_name", "sentence_embedding") != "sentence_embedding":
+        raise UnsupportedError(
+            f"use_residual, module_input_name {where}: only a layer over the pooled vector is served"
+        )
+    module, _, activation = str(config.get("activation_function", "torch.nn.Tanh")).rpartition(".")
+    if not module.startswith("torch.nn") or activation not in ACTIVATIONS:
+        allowed = f"one of torch.nn's {', '.join(ACTIVATIONS)} {where}"
+        raise InvalidInputError("activation_function", config["activation_function"], allowed)
+    try:
+        sizes = int(config["in_features"]), int(config["out_features"])
+    except (KeyError, TypeError, ValueError):
+        raise InvalidInputError("in_features, out_features", config, f"whole numbers {where}") from None
+    return DenseLayer(weights, *sizes, bool(config.get("bias", True)), activation)
+
+
+def _prompts(folder: Path) -> SentenceModules:
+    """Only the prompts of a folder."""
+    file = folder / PROMPTS_FILE
+    config = _json(file) if file.is_file() else {}
+    prompts, default = config.get("prompts") or {}, config.get("default_prompt_name") or ""
+    if not isinstance(prompts, dict) or not all(isinstance(text, str | None) for text in prompts.values()):
+        raise InvalidInputError("prompts", prompts, f"texts by name in {file}")
+    if default and default not in prompts:
+        raise InvalidInputError("default_prompt_name", default, f"one of the prompts in {file}: {', '.join(prompts)}")
+    return SentenceModules(prompts={name: text or "" for name, text in prompts.items()}, default_prompt=default)
+
+
+def _lower_case(folder: Path) -> bool:
+    return any(_json(file).get("do_lower_case") for file in sorted(folder.glob("sentence_*_config.json")))
+
+
+def _json(file: Path) -> Any:
+    try:
+        return json.loads(file.read_text(encoding="utf-8"))
+    except OSError:
+        raise InvalidInputError("checkpoint", str(file.parent), f"must hold {file.name}; download it again") from None
+    except ValueError as error:
+        raise InvalidInputError("checkpoint", str(file), f"not JSON: {error}") from None
+
+
+def _conflict(name: str, stated: str, own: str) -> None:
+    raise InvalidInputError(
+        name, stated, f"{own}, as the modules of the checkpoint say; remove `{name}` from config.pbtxt, or set {own}"
+    )

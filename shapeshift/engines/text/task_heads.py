@@ -1,0 +1,77 @@
+"""Heads of classifiers: from pooled or token vectors to logits. A serving process does not import it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from shapeshift.engines.text import heads
+
+
+class LinearHead(nn.Module):
+    """Logits of a pooled vector: weight [labels, hidden], bias [labels]."""
+
+    def __init__(self, weight: torch.Tensor, bias: torch.Tensor) -> None:
+        super().__init__()
+        self.linear = nn.Linear(weight.shape[1], weight.shape[0])
+        self.linear.load_state_dict({"weight": weight, "bias": bias})
+
+    def forward(self, pooled: torch.Tensor) -> torch.Tensor:
+        """[rows, hidden] to [rows, labels]."""
+        return torch.as_tensor(self.linear(pooled))
+
+
+class SequenceHead(nn.Module):
+    """The head of a sequence-classification checkpoint, over one vector for each row. `pooling` says which."""
+
+    def __init__(self, pooling: str, *steps: nn.Module) -> None:
+        super().__init__()
+        self.pooling = pooling
+        self.steps = nn.Sequential(*steps)
+
+    def forward(self, pooled: torch.Tensor) -> torch.Tensor:
+        """[rows, hidden] to [rows, labels]."""
+        # transformers' heads select the first of a row's tokens: each row is a sequence of one.
+        return torch.as_tensor(self.steps(pooled.unsqueeze(1)))
+
+
+class _First(nn.Module):
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        return tokens[:, 0]
+
+
+_SEQUENCE_HEADS: dict[str, Callable[[Any], SequenceHead]] = {
+    "bert": lambda model: SequenceHead("cls", model.bert.pooler, model.classifier),
+    "distilbert": lambda model: SequenceHead("cls", _First(), model.pre_classifier, nn.ReLU(), model.classifier),
+    "albert": lambda model: SequenceHead(
+        "cls", _First(), model.albert.pooler, model.albert.pooler_activation, model.classifier
+    ),
+    "deberta-v2": lambda model: SequenceHead("cls", model.pooler, model.classifier),
+    "modernbert": lambda model: SequenceHead(model.config.classifier_pooling, _First(), model.head, model.classifier),
+    "qwen3": lambda model: SequenceHead("lasttoken", _First(), model.score),
+}
+
+
+def sequence_head(model: Any) -> SequenceHead:
+    """The head of a transformers model for sequence classification of one of FAMILIES."""
+    make = _SEQUENCE_HEADS.get(model.config.model_type)
+    # The classifiers of RoBERTa, MPNet and ELECTRA pool themselves.
+    return make(model) if make else SequenceHead("cls", model.classifier)
+
+
+def token_head(model: Any) -> nn.Module:
+    """The head of a transformers model for token classification: [1, tokens, hidden] to [1, tokens, labels]."""
+    if model.config.model_type == "modernbert":
+        return nn.Sequential(model.head, model.classifier)
+    return model.score if model.config.model_type == "qwen3" else model.classifier  # type: ignore[no-any-return]
+
+
+def linear_head(file: Path) -> LinearHead:
+    """The head in a file of one's own (see `heads`). Raises InvalidInputError."""
+    weight, bias = (torch.from_numpy(values.astype(np.float32)) for values in heads.read_head(file))
+    return LinearHead(weight, bias)
