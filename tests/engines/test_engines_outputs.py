@@ -147,14 +147,9 @@ def test_invalid_heads_are_rejected(tmp_path: Path) -> None:
 
 
 def test_labels_of_a_configuration() -> None:
-    assert heads.config_labels(
-        {"id2label": {"1": "b", "10": "k", **{str(n): "x" for n in range(2, 10)}, "0": "a"}}
-    ) == (
-        *"ab",
-        *"x" * 8,
-        "k",
-    )
-    for missing in ({"0": "a", "2": "c"}, {"one": "a"}):
-        with pytest.raises(InvalidInputError, match=r"id2label: .*a name for each id from 0; . is missing"):
-            heads.config_labels({"id2label": missing})
+    twelve = {str(index): f"name {index}" for index in reversed(range(12))}
+    assert heads.config_labels({"id2label": twelve}) == tuple(f"name {index}" for index in range(12))
     assert heads.config_labels({}) == ("LABEL_0", "LABEL_1")
+    for given, missing in (({"0": "a", "2": "c"}, 1), ({"one": "a"}, 0)):
+        with pytest.raises(InvalidInputError, match=f"id2label: .*a name for each id from 0; {missing} is missing"):
+            heads.config_labels({"id2label": given})

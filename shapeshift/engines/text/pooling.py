@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import nn
@@ -57,7 +57,7 @@ def _pooled(hidden: torch.Tensor, member: torch.Tensor, place: torch.Tensor, mod
 def pool_one(hidden: torch.Tensor, pooling: Sequence[str]) -> torch.Tensor:
     """The reference of `pool`: token vectors [tokens, hidden] of one text, pooled to [hidden x modes]."""
     weights = torch.arange(1, len(hidden) + 1, dtype=hidden.dtype).unsqueeze(-1)
-    vectors = {
+    vectors: dict[str, Callable[[], torch.Tensor]] = {
         "cls": lambda: hidden[0],
         "lasttoken": lambda: hidden[-1],
         "mean": lambda: hidden.mean(0),

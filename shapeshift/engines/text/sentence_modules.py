@@ -176,7 +176,9 @@ def _dense(folder: Path) -> DenseLayer:
     config, weights = _json(folder / "config.json"), folder / _DENSE_WEIGHTS
     where = f"in {folder / 'config.json'}"
     if not weights.is_file():
-        raise InvalidInputError("checkpoint", str(folder), f"must hold {_DENSE_WEIGHTS} (convert with safetensors)")
+        raise InvalidInputError(
+            "checkpoint", str(folder), f"must hold {folder.name}/{_DENSE_WEIGHTS} (convert with safetensors)"
+        )
     if config.get("use_residual") or config.get("module_input_name", "sentence_embedding") != "sentence_embedding":
         raise UnsupportedError(
             f"use_residual, module_input_name {where}: only a layer over the pooled vector is served"
@@ -212,7 +214,9 @@ def _json(file: Path) -> Any:
     try:
         return json.loads(file.read_text(encoding="utf-8"))
     except OSError:
-        raise InvalidInputError("checkpoint", str(file.parent), f"must hold {file.name}; download it again") from None
+        raise InvalidInputError(
+            "checkpoint", str(file.parent), f"must hold {file.parent.name}/{file.name}; download it again"
+        ) from None
     except ValueError as error:
         raise InvalidInputError("checkpoint", str(file), f"not JSON: {error}") from None
 
