@@ -11,6 +11,9 @@ from typing import Any
 import pytest
 
 from shapeshift.cli.main import main
+from shapeshift.engines import manifest
+from shapeshift.triton import model_config
+from tests.engines.families import VOCABULARY, save_model, save_modules
 
 POOLING = {"path": "1_Pooling", "type": "sentence_transformers.models.Pooling"}
 TRANSFORMER = {"path": "", "type": "sentence_transformers.models.Transformer"}
@@ -104,3 +107,21 @@ def test_a_label_map_that_misses_an_id_is_refused(
     (folder / "config.pbtxt").write_text(text)
     assert main(["engines"]) == 1
     assert "id2label: got ['0', '2']; a name for each id from 0; 1 is missing" in capsys.readouterr().err
+
+
+def test_a_model_without_fused_attention_is_built_from_its_modules(
+    tmp_path: Path, add_front: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    model = save_modules(save_model(tmp_path / "mpnet", "mpnet"), pooling="max")
+    chosen = {"provider": "openvino", "bins": "none", "max_tokens": 32, "profile_file": ""}
+    folder = add_front(tmp_path / "model_repository", "front", checkpoint=model, **chosen)
+    text = (folder / "config.pbtxt").read_text().replace("dims: [ 8 ]", "dims: [ 16 ]")
+    (folder / "config.pbtxt").write_text(text)
+    assert main(["engines"]) == 0
+    made = manifest.load(tmp_path / "build" / "engines" / "front")
+    assert made.packs_rows and made.position_offset == 2 and made.vocabulary == VOCABULARY
+    (engine,) = made.engines
+    assert engine.min_cosine > 0.99999
+    generated = model_config.parameters(model_config.read(tmp_path / "build/repository/front/config.pbtxt"))
+    assert (generated["pooling"], generated["normalize"]) == ("max", "true")

@@ -15,7 +15,7 @@ from shapeshift.engines.text.packing import pack, unpack
 WORDS = 60
 VOCABULARY = 64
 _SPECIAL = ["<pad>", "<unk>", "<cls>", "<sep>"]
-_SIZE = {"vocab_size": VOCABULARY, "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2}
+_SIZE = {"vocab_size": VOCABULARY, "hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
 _WIDE = {**_SIZE, "intermediate_size": 32, "max_position_embeddings": 64}
 _NO_ENDS: dict[str, Any] = {"bos_token_id": None, "eos_token_id": None}
 
@@ -27,7 +27,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "distilbert": {
         "vocab_size": VOCABULARY,
         "dim": 16,
-        "n_layers": 2,
+        "n_layers": 1,
         "n_heads": 2,
         "hidden_dim": 32,
         "max_position_embeddings": 64,
@@ -39,6 +39,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "modernbert": {
         **_WIDE,
         **_NO_ENDS,
+        "num_hidden_layers": 2,
         "pad_token_id": 0,
         "cls_token_id": 2,
         "sep_token_id": 3,
@@ -71,13 +72,14 @@ def save_model(folder: Path, model_type: str, task: str = "AutoModel", **changes
     model = getattr(transformers, task).from_config(config)
     for weight in model.parameters():
         # As they are drawn, the weights are too small for attention to prefer anything, and biases are zero.
-        weight.data = weight.data * 4 if weight.ndim > 1 else weight.data + 0.1 * torch.randn_like(weight)
+        weight.data = weight.data * 15 if weight.ndim > 1 else weight.data + 0.1 * torch.randn_like(weight)
     model.save_pretrained(folder)
-    save_tokenizer(folder, config.pad_token_id, causal=model_type == "qwen3")
+    causal, pairs = model_type == "qwen3", getattr(config, "type_vocab_size", 0) > 1
+    save_tokenizer(folder, config.pad_token_id, causal, pairs)
     return folder
 
 
-def save_tokenizer(folder: Path, padding: int = 0, causal: bool = False) -> None:
+def save_tokenizer(folder: Path, padding: int = 0, causal: bool = False, token_types: bool = False) -> None:
     """Write a tokenizer of the words w0, w1, ...; a causal model's puts one special token, behind the text."""
     from tokenizers import Tokenizer, models, pre_tokenizers, processors
     from transformers import PreTrainedTokenizerFast
@@ -90,9 +92,9 @@ def save_tokenizer(folder: Path, padding: int = 0, causal: bool = False) -> None
     made.post_processor = processors.TemplateProcessing(
         single=single, pair=pair, special_tokens=[("<cls>", 2), ("<sep>", 3)]
     )
-    PreTrainedTokenizerFast(
-        tokenizer_object=made, pad_token="<pad>", unk_token="<unk>", cls_token="<cls>", sep_token="<sep>"
-    ).save_pretrained(folder)
+    named = {"pad_token": "<pad>", "unk_token": "<unk>", "cls_token": "<cls>", "sep_token": "<sep>"}
+    inputs = ["input_ids", *(["token_type_ids"] if token_types else []), "attention_mask"]
+    PreTrainedTokenizerFast(tokenizer_object=made, model_input_names=inputs, **named).save_pretrained(folder)
 
 
 def save_modules(
@@ -132,7 +134,7 @@ def save_modules(
 def outputs_of_engines(
     reference: Any, texts: Sequence[Ids], folder: Path, provider: str = "openvino"
 ) -> Iterator[list[dict[str, Array]]]:
-    """The outputs of each text, from the dynamic engine and from a static one of 48 tokens, in f32.
+    """The outputs of each text, from the dynamic engine and from a static one of 64 tokens, in f32.
 
     All texts share one engine call where the family packs rows.
     """
@@ -144,9 +146,9 @@ def outputs_of_engines(
         warnings.simplefilter("ignore")
         made.export(reference.module(), example, folder, "f32")
     slots = 8 if packs else 1
-    made.compile(folder, "f32", 48, slots)
+    made.compile(folder, "f32", 64, slots)
     runtime = made.open(folder, "f32", threads=1)
-    for engine in (runtime.engine(None, None), runtime.engine(48, slots)):
+    for engine in (runtime.engine(None, None), runtime.engine(64, slots)):
         found: list[dict[str, Array]] = []
         for group in groups:
             length = engine.tokens or sum(map(len, group))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,6 @@ from shapeshift.engines.checkpoint import open_checkpoint
 from shapeshift.engines.interfaces import Array, Ids
 from shapeshift.engines.text import sentence_modules
 from shapeshift.engines.text.families import FAMILIES, family_of
-from shapeshift.engines.text.sentence_modules import SentenceModules
 from shapeshift.engines.text.tokenizer import TextTokenizer
 from tests.engines.families import CONFIGS, VOCABULARY, outputs_of_engines, save_model, save_modules
 
@@ -22,12 +20,15 @@ TEXTS = [" ".join(f"w{(7 * length + 3 * place) % 60}" for place in range(length)
 
 
 @pytest.fixture(autouse=True)
-def quiet() -> Iterator[None]:
+def quiet() -> None:
+    import torch
     from transformers.utils import logging
+
+    # Models this small only wait for the other threads.
+    torch.set_num_threads(1)
 
     logging.disable_progress_bar()
     logging.set_verbosity_error()
-    yield
 
 
 def reference_of(folder: Path, *outputs: str, pairs: bool = False) -> Any:
@@ -54,35 +55,24 @@ def logits_of(folder: Path, task: str, ids: Ids, types: Ids | None = None) -> Ar
         return model(torch.from_numpy(ids)[None], **kinds).logits[0].numpy()  # type: ignore[no-any-return]
 
 
-def test_every_family_has_a_checkpoint_here() -> None:
-    assert set(CONFIGS) == set(FAMILIES)
-
-
 @pytest.mark.parametrize("family", CONFIGS)
-def test_embeddings_are_those_of_sentence_transformers(family: str, tmp_path: Path) -> None:
+def test_engines_compute_what_the_libraries_do(family: str, tmp_path: Path) -> None:
     from sentence_transformers import SentenceTransformer
 
-    folder = save_model(tmp_path / "model", family)
-    save_modules(folder, pooling="lasttoken" if FAMILIES[family].causal else "mean")
-    wanted = SentenceTransformer(str(folder), device="cpu", local_files_only=True).encode(TEXTS, batch_size=1)
-    reference, ids = reference_of(folder, "EMBEDDING"), ids_of(folder, TEXTS)
-    for row, text in enumerate(ids):
-        assert reference.compute(text)["EMBEDDING"] @ wanted[row] > 0.99999
-    for found in outputs_of_engines(reference, ids, tmp_path):
-        assert min(float(own["EMBEDDING"] @ expected) for own, expected in zip(found, wanted, strict=True)) > 0.99999
-
-
-@pytest.mark.parametrize("family", CONFIGS)
-def test_logits_are_those_of_transformers(family: str, tmp_path: Path) -> None:
     task = "AutoModelForSequenceClassification"
     folder = save_model(tmp_path / "model", family, task, num_labels=3)
-    reference, ids = reference_of(folder, "LOGITS"), ids_of(folder, TEXTS)
-    wanted = [logits_of(folder, task, text) for text in ids]
+    save_modules(folder, pooling="lasttoken" if FAMILIES[family].causal else "mean")
+    vectors = SentenceTransformer(str(folder), device="cpu", local_files_only=True).encode(TEXTS, batch_size=1)
+    reference, ids = reference_of(folder, "EMBEDDING", "LOGITS"), ids_of(folder, TEXTS)
+    logits = [logits_of(folder, task, text) for text in ids]
+    # The model tells the texts apart: an engine that ignores its input would not pass.
+    assert min(np.ptp(values, axis=0).max() for values in (logits, vectors)) > 0.05
     for found in outputs_of_engines(reference, ids, tmp_path):
-        np.testing.assert_allclose([own["LOGITS"] for own in found], wanted, atol=1e-4, rtol=0)
+        assert min(float(own["EMBEDDING"] @ vector) for own, vector in zip(found, vectors, strict=True)) > 0.99999
+        np.testing.assert_allclose([own["LOGITS"] for own in found], logits, atol=1e-4, rtol=0)
 
 
-@pytest.mark.parametrize("family", ["bert", "modernbert", "deberta-v2"])
+@pytest.mark.parametrize("family", ["bert", "modernbert"])
 def test_token_logits_are_those_of_transformers(family: str, tmp_path: Path) -> None:
     task = "AutoModelForTokenClassification"
     folder = save_model(tmp_path / "model", family, task, num_labels=5)
@@ -117,15 +107,14 @@ DENSE = {"in_features": 16, "out_features": 8, "bias": True, "activation_functio
 LINEAR = {"in_features": 8, "out_features": 6, "bias": False, "activation_function": "torch.nn.modules.linear.Identity"}
 
 
+FLAGS = ("cls_token", "max_tokens", "mean_sqrt_len_tokens", "weightedmean_tokens", "lasttoken")
+
+
 @pytest.mark.parametrize(
     ("pooling", "dense", "normalize"),
     [
-        ("cls", (), True),
-        ("max", (), False),
-        ("mean_sqrt_len_tokens", (), False),
+        ({"word_embedding_dimension": 16, **{f"pooling_mode_{flag}": True for flag in FLAGS}}, (), False),
         ("weightedmean", (DENSE, LINEAR), True),
-        ("lasttoken", (DENSE,), False),
-        ({"pooling_mode_mean_tokens": True, "pooling_mode_cls_token": True, "word_embedding_dimension": 16}, (), True),
     ],
 )
 def test_sentence_modules_are_those_of_sentence_transformers(
@@ -144,7 +133,3 @@ def test_sentence_modules_are_those_of_sentence_transformers(
         np.testing.assert_allclose([reference.compute(one)["EMBEDDING"] for one in ids], wanted, atol=1e-5, rtol=1e-4)
     for found in outputs_of_engines(reference, ids, tmp_path):
         np.testing.assert_allclose([own["EMBEDDING"] for own in found], wanted, atol=1e-5, rtol=1e-4)
-
-
-def test_an_encoder_without_modules_is_pooled_by_its_family() -> None:
-    assert SentenceModules().resolved("auto", "auto", "mean") == SentenceModules(("mean",), True)

@@ -24,7 +24,7 @@ def classifiers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     task = "AutoModelForSequenceClassification"
     kinds = {"bert": ("bert", 3), "regression": ("bert", 1), "roberta": ("roberta", 3), "distilbert": ("distilbert", 3)}
     return {
-        name: save_model(tmp_path_factory.mktemp(name), family, task, num_labels=labels)
+        name: save_model(tmp_path_factory.mktemp(name), family, task, num_labels=labels, num_hidden_layers=2)
         for name, (family, labels) in kinds.items()
     }
 

@@ -23,6 +23,8 @@ from shapeshift.serving.model_args import Tensor
 from shapeshift.triton import model_config
 
 _MIB = 2**20
+# Generated parameters that a worker has no use for.
+_OF_THE_FRONT = ("profile", "labels", "prompts")
 
 
 def check_name(name: str, fronts: Collection[str]) -> None:
@@ -98,7 +100,7 @@ def _worker_config(front: Any, parameters: dict[str, str], manifest: Manifest, n
     # A worker takes texts of any length until the sidecar assigns a bin.
     longest_bin = 0 if parameters["placement"] == "resident" else manifest.max_tokens
     for name, value in {**parameters, "worker_of": str(front.name), "bin": str(longest_bin), "generation": "0"}.items():
-        if name != "profile":
+        if name not in _OF_THE_FRONT:
             model_config.set_parameter(config, name, value)
     outputs = [Tensor(output.name, output.data_type, (-1, *output.dims)) for output in manifest.outputs]
     return model_config.complete(config, worker_signature(outputs))
