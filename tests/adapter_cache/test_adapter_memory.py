@@ -326,7 +326,8 @@ def test_adapters_may_be_withdrawn_while_unused_ones_are_sought() -> None:
     one = Interrupted(replace(info, name="a"), "a", "", others[0].source, relative, 32, verified=True)
     for each in (one, *others):
         table.add(each)
-    table.withdraw(one), table.withdraw(others[0])
+    table.withdraw(one)
+    table.withdraw(others[0])
     changed = threading.Event()
 
     def withdraw() -> None:

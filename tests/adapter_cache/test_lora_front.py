@@ -441,7 +441,12 @@ def test_an_adapter_removed_while_its_request_waits_for_an_embedding(
     front.execute([other])
     assert answer_of(other)["text_output"] == peft_answers[None]
     assert answer_of(request)["text_output"] == peft_answers["small"]
-    wait_for(lambda: front.loop.wake() or "small" not in [one.label for one in cache.table.all()])
+
+    def has_gone() -> bool:
+        front.loop.wake()
+        return "small" not in [one.label for one in cache.table.all()]
+
+    wait_for(has_gone)
 
 
 def test_an_adapter_larger_than_the_pool(

@@ -130,9 +130,7 @@ class EmbeddingModel:
             raise RuntimeError("no such model")
         return SimpleNamespace(
             has_error=lambda: False,
-            output_tensors=lambda: [
-                SimpleNamespace(name=lambda: "EMBEDDING", as_numpy=lambda: self.embedding[None])  # type: ignore[index]
-            ],
+            output_tensors=lambda: [SimpleNamespace(name=lambda: "EMBEDDING", as_numpy=lambda: self.embedding[None])],
         )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import sys
 from collections.abc import Iterator
@@ -44,9 +45,7 @@ def gammas() -> tuple[int, ...]:
 def scripts() -> Iterator[ModuleType]:
     """The script that reads the images."""
     sys.path.insert(0, str(FOLDER))
-    import images
-
-    yield images
+    yield importlib.import_module("images")
     sys.path.remove(str(FOLDER))
     del sys.modules["images"]
 

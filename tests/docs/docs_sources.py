@@ -59,7 +59,7 @@ def declared_metrics() -> dict[str, tuple[str, tuple[str, ...]]]:
             if not (isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.args):
                 continue
             kind, name = _KINDS.get(node.func.id), node.args[0]
-            if kind is not None and isinstance(name, ast.Constant):
+            if kind is not None and isinstance(name, ast.Constant) and isinstance(name.value, str):
                 found[f"shapeshift_{name.value}"] = kind, tuple(_labels(node, tree))
     return found
 
@@ -76,7 +76,7 @@ def _labels(call: ast.Call, tree: ast.Module) -> list[str]:
     if kind == "Histogram":
         return ["le"]
     if kind == "Counters":
-        return [node.value for node in call.args[2:3] if isinstance(node, ast.Constant)]
+        return [str(node.value) for node in call.args[2:3] if isinstance(node, ast.Constant)]
     if kind == "Info":
         called = {node.id for node in ast.walk(call) if isinstance(node, ast.Name)}
         functions = [node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name in called]

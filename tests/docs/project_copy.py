@@ -73,13 +73,14 @@ def _bert(folder: Path, kind: str, layers: int) -> Any:
     tokenizer = tokenizers.Tokenizer(tokenizers.models.WordLevel(vocabulary, unk_token="[UNK]"))
     tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
     tokenizer.post_processor = tokenizers.processors.BertProcessing(("[SEP]", 3), ("[CLS]", 2))
+    labels: dict[str, Any] = {"num_labels": 3}
     config = transformers.BertConfig(
         vocab_size=len(vocabulary),
         hidden_size=384,
         num_hidden_layers=layers,
         num_attention_heads=6,
         intermediate_size=128,
-        num_labels=3,
+        **labels,
     )
     torch.manual_seed(layers)
     model = getattr(transformers, kind).from_config(config).eval()

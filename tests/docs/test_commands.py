@@ -15,16 +15,18 @@ from pathlib import Path
 
 import pytest
 import yaml
-from project_copy import MODELS, copy_project, own_files
 
 from shapeshift.triton.embedded.server import TritonServer
 from tests.docs.docs_pages import PAGES, PROJECT, TECHNIQUES, Block, blocks, code, table
 from tests.docs.docs_sources import declared_metrics, exported_names
+from tests.docs.project_copy import MODELS, copy_project, own_files
 
 DOCS = PROJECT / "docs"
 OWN_MODEL = "Your own model"
-SERVED = ("encode", "classify_image", "generate", "generate_unary", "generate_lora", "generate_lora_unary")
-SERVED = (*SERVED, "classify_text", "classify_text_large")
+SERVED = (
+    *("encode", "classify_image", "classify_text", "classify_text_large"),
+    *("generate", "generate_unary", "generate_lora", "generate_lora_unary"),
+)
 # Languages whose blocks are commands; blocks that tests read; output, which nothing reads.
 COMMANDS, READ, OUTPUT = ("sh", "python"), ("json", "yaml", "pbtxt", "ini"), ("text",)
 BLOCKS = [block for page in PAGES for block in blocks(page)]
@@ -205,7 +207,8 @@ def test_metrics_are_those_of_the_server(server: TritonServer) -> None:
     # `encode` has no workers, `generate_lora` serves in order of arrival, some series begin with the first event.
     absent = {code(row[0]) for row in EVERY_METRIC if re.search(r"router|`chameleon`|from the first", row[4])}
     assert len(absent) > 8
-    wanted, found = set(declared_metrics()) - absent, set()
+    wanted = set(declared_metrics()) - absent
+    found: set[str] = set()
     end = time.monotonic() + 30
     # A front exports once a second, one metric after the other.
     while not wanted <= found and time.monotonic() < end:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from docs_pages import PROJECT, code, table
-
 from shapeshift.engines.text.families import FAMILIES
+from tests.docs.docs_pages import PROJECT, code, table
 from tests.engines.families import CONFIGS
 
 

@@ -109,7 +109,7 @@ def save_modules(
     from safetensors.torch import save_file
 
     stated = {"embedding_dimension": 16, "pooling_mode": pooling} if isinstance(pooling, str) else pooling
-    kinds = [("Transformer", "", {}), ("Pooling", "1_Pooling", stated)]
+    kinds: list[tuple[str, str, Any]] = [("Transformer", "", {}), ("Pooling", "1_Pooling", stated)]
     kinds += [("Dense", f"{number}_Dense", config) for number, config in enumerate(dense, start=2)]
     kinds += [("Normalize", f"{2 + len(dense)}_Normalize", {})] if normalize else []
     for kind, path, config in kinds:

@@ -224,7 +224,8 @@ def test_a_finished_request_is_not_kept_until_its_deadline() -> None:
         run.loop.step()
     run.until_idle()
     assert len(run.finished) == 1200 and late.finish_reason == "length"
-    run.finished.clear(), run.delivered.clear()
+    run.finished.clear()
+    run.delivered.clear()
     gc.collect()
     assert sum(type(made) is Request for made in gc.get_objects()) < 300
 

@@ -58,7 +58,9 @@ def imported(*folders: str) -> set[str]:
     files = [file for folder in folders for file in (PROJECT / folder).rglob("*.py")]
     packages = {module.partition(".")[0] for file in files for module, _ in imports(file, PROJECT)}
     projects = metadata.packages_distributions()
-    return {canonicalize_name(project) for name in packages for project in projects.get(name, [])} - {DECLARED["name"]}
+    return {str(canonicalize_name(project)) for name in packages for project in projects.get(name, [])} - {
+        DECLARED["name"]
+    }
 
 
 def test_the_package_declares_what_it_imports() -> None:

@@ -124,7 +124,12 @@ def model(installed: Installed) -> Any:
     import transformers
 
     torch.manual_seed(3)
-    size = {"vocab_size": len(WORDS), "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}
+    size: dict[str, Any] = {
+        "vocab_size": len(WORDS),
+        "hidden_size": 32,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+    }
     config = transformers.BertConfig(**size, intermediate_size=64, max_position_embeddings=32)
     reference = transformers.BertModel(config).eval()
     checkpoint = installed.folder / "checkpoints" / "tiny-bert"

@@ -124,6 +124,7 @@ def test_predictions_follow_what_calls_take(
     monkeypatch.setattr(executor_module, "time", SimpleNamespace(perf_counter=lambda: now[0]))
     front = make_front(packing=False, engine_threads=1, latency_ms=(40.0, 40.0))
     executor = front._executor
+    assert isinstance(executor, executor_module.EngineExecutor)
     text = TextRequest([np.ones(4, np.int64)], lambda request: None)
     assert executor.predicted_ms(text.rows) == pytest.approx(40.0)
     finished: list[TextRequest] = []
@@ -166,7 +167,9 @@ def test_a_router_refuses_what_would_wait_too_long(
 def test_a_router_corrects_the_profile_by_how_long_workers_are_busy(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [50.0]
     monkeypatch.setattr(membership_module, "time", SimpleNamespace(monotonic=lambda: now[0]))
-    members = Membership(["a"], SharedQueue(lambda edge: (100, 4), lambda edge, tokens: 10.0), 9, 999, [].append)
+    members = Membership(
+        ["a"], SharedQueue(lambda edge: (100, 4), lambda edge, tokens: 10.0), 9, 999, lambda line: None
+    )
     worker = members.workers["a"]
     rows = TextRequest([np.ones(4, np.int64)], lambda request: None).rows
     calls = [WorkerCall(rows, 20.0, worker.epoch, now[0]) for _ in range(2)]

@@ -110,8 +110,13 @@ def test_requests_that_ended_delay_no_question_and_take_no_memory(monkeypatch: p
         watch.add(number, lambda: pytest.fail("it has ended"), lambda: None)
         watch.remove(number)
     asked: list[str] = []
+
+    def ask(name: str) -> bool:
+        asked.append(name)
+        return False
+
     for name in "abcdef":
-        watch.add(name, lambda name=name: bool(asked.append(name)), lambda: None)
+        watch.add(name, partial(ask, name), lambda: None)
     monkeypatch.setattr(watch, "_stop", Periods(3))
     watch._run()
     assert asked == list("abcdefabcdef")

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 
 import numpy as np
 import pytest
-from token_models import SIZE, TASKS, RecordingModel
 
 from shapeshift.errors import EngineError
 from shapeshift.token_adapt import executor as executor_module
@@ -18,6 +17,7 @@ from shapeshift.token_adapt.model_runner import BatchResult
 from shapeshift.token_adapt.policy.costs import Costs
 from shapeshift.token_adapt.policy.image_scheduler import ImageScheduler, SchedulerSettings, Step
 from shapeshift.token_adapt.request import ImageRequest, ImageRequestOptions, RequestImage
+from tests.token_adapt.token_models import SIZE, TASKS, RecordingModel
 
 
 class Desk:

@@ -8,6 +8,7 @@ import time
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -211,7 +212,7 @@ def test_arrivals_do_not_wait_for_the_running_batch() -> None:
     ],
 )
 def test_errors_name_invalid_parameters(
-    served: ImageFront, parameters: dict[str, object], code: int, message: str
+    served: ImageFront, parameters: dict[str, Any], code: int, message: str
 ) -> None:
     request, good = pixels_request(1, **parameters), pixels_request(1)
     served.execute([request, good])
@@ -453,7 +454,7 @@ def test_metrics_count_images_batches_and_requests(model: RecordingModel) -> Non
         ({"latency": 5}, "latency: got 'latency'; unknown parameter"),
     ],
 )
-def test_errors_name_invalid_settings(model: RecordingModel, parameters: dict[str, object], message: str) -> None:
+def test_errors_name_invalid_settings(model: RecordingModel, parameters: dict[str, Any], message: str) -> None:
     with pytest.raises(InvalidInputError, match=message):
         front(model, **parameters)
 
