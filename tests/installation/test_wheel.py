@@ -49,6 +49,10 @@ parameters [
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The wheel of this checkout, built with the packages of this environment."""
+    # A module of an earlier version, which must not be packed.
+    earlier = PROJECT / "build" / "wheel" / "lib" / "shapeshift" / "earlier.py"
+    earlier.parent.mkdir(parents=True, exist_ok=True)
+    earlier.touch()
     folder = tmp_path_factory.mktemp("wheel")
     options = ["--no-deps", "--no-build-isolation", "--no-index", "--wheel-dir", str(folder)]
     subprocess.run([sys.executable, "-m", "pip", "wheel", *options, str(PROJECT)], check=True, capture_output=True)
