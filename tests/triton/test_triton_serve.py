@@ -62,6 +62,19 @@ def test_known_errors_are_one_line(
     assert error.count("\n") == 1
 
 
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The models of the server that the command would start; none is started."""
+    models: list[str] = []
+
+    def start(settings: ServerSettings) -> None:
+        models.extend(settings.models)
+        raise NotFoundError("no server here")
+
+    monkeypatch.setattr("shapeshift.cli.serve.TritonServer", start)
+    return models
+
+
 @pytest.mark.parametrize(
     ("arguments", "served", "said"),
     [
@@ -79,15 +92,8 @@ def test_a_model_that_could_not_be_built_is_skipped(
     said: list[str],
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
+    asked: list[str],
 ) -> None:
-    asked: list[str] = []
-
-    def start(settings: ServerSettings) -> None:
-        asked.extend(settings.models)
-        raise NotFoundError("no server here")
-
-    monkeypatch.setattr("shapeshift.cli.serve.TritonServer", start)
     for name in ("good", "bad"):
         # There is an older build of `bad`, which does not match its config.pbtxt.
         (tmp_path / "repository" / name).mkdir(parents=True)
@@ -236,15 +242,8 @@ def test_loads_into_an_external_server(
 
 
 def test_the_models_that_a_front_calls_are_loaded_too(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], asked: list[str]
 ) -> None:
-    asked: list[str] = []
-
-    def start(settings: ServerSettings) -> None:
-        asked.extend(settings.models)
-        raise NotFoundError("no server here")
-
-    monkeypatch.setattr("shapeshift.cli.serve.TritonServer", start)
     configs = {
         "generate": 'backend: "fused_decode"',
         "unary": 'backend: "fused_decode" parameters { key: "forward_to" value { string_value: "generate" } }',
