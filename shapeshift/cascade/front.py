@@ -24,6 +24,8 @@ from shapeshift.serving.metrics import Counter, Gauge, Histogram, MetricsFlusher
 from shapeshift.serving.model_args import ModelArgs, model_log
 from shapeshift.serving.responses import Responder
 from shapeshift.serving.text_inputs import TEXT_PAIR, texts_of_request
+from shapeshift.triton.async_client import AsyncClient
+from shapeshift.triton.settings import own_grpc_url
 
 _OWN_PARAMETERS = ("truncate", "level", "min_accuracy")
 # The longest text that the length histogram tells apart.
@@ -33,7 +35,7 @@ _MAX_LENGTH = 512
 class CascadeFront:
     """Owns the process' threads. `execute` never blocks and never raises; every request is answered once."""
 
-    def __init__(self, pb_utils: Any, args: ModelArgs) -> None:
+    def __init__(self, pb_utils: Any, args: ModelArgs, client: AsyncClient | None = None) -> None:
         self._pb_utils = pb_utils
         self._log = model_log(pb_utils, args.name)
         settings.refuse_unknown(args.parameters, settings.names(CascadeSettings, GeneratedCascadeSettings))
@@ -47,7 +49,7 @@ class CascadeFront:
         self._outputs = args.outputs
         self._pairs = TEXT_PAIR in args.inputs
         self._cascade_metrics = CascadeMetrics()
-        self._client = LevelClient(pb_utils, own)
+        self._client = LevelClient(client or AsyncClient(own_grpc_url(own.grpc_url)), own)
         engines = (args.folder / generated.engines_dir).resolve()
 
         def open_service(serving: ServingCandidate) -> CascadeService:

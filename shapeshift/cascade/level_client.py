@@ -1,13 +1,19 @@
-"""Calls to the later levels, which are other models of the server; a model that failed is not called for a while."""
+"""Calls to the later levels, which are other models of the server; a model that failed is not called for a while.
+
+They go over gRPC, as a client's: a call between models (BLS) cannot be taken back, and holds a thread of the server for
+ever where the process of its callee dies (Triton 24.10).
+"""
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import threading
 import time
 from collections import defaultdict
 from collections.abc import Callable, Sequence
+from concurrent.futures import CancelledError
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
@@ -24,17 +30,15 @@ from shapeshift.errors import (
     OverloadedError,
     ShapeshiftError,
 )
-from shapeshift.serving import bls
-from shapeshift.serving.bounds import Bound
-from shapeshift.serving.call_pool import CallPool, CallTimeoutError
+from shapeshift.serving.bounds import Bound, unloading
 from shapeshift.serving.metrics import Counter, Gauge
+from shapeshift.triton.async_client import AsyncClient, ModelCall
 
 ENGINE_MS = "ENGINE_MS"
 _REFUSED = ("INVALID_ARG", "UNSUPPORTED")
 # The wait for a model that keeps failing doubles so many times.
 _MAX_DOUBLINGS = 4
-# A model that never answers may hold so many threads.
-_MAX_ABANDONED = 64
+_MIN_TIMEOUT_S, _POLL_S = 1e-3, 0.01
 _PROBE_TEXT = b"a"
 
 
@@ -51,30 +55,45 @@ class _Backoff:
     retry_at: float = 0.0
 
 
-class LevelClient:
-    """Calls models on its own threads; any thread may call `submit`."""
+@dataclass(frozen=True, eq=False)
+class _LevelCall:
+    """One call; end: of its request, or of the level's own time if that is sooner, as `timeout`; monotonic seconds."""
 
-    def __init__(self, pb_utils: Any, own: CascadeSettings) -> None:
-        self._pb_utils = pb_utils
+    model: str
+    rows: Sequence[Sequence[bytes]]
+    outputs: Sequence[str]
+    truncate: bool
+    end: float
+    timeout: float
+    done: Callable[[LevelResult | Exception], None]
+
+
+class LevelClient:
+    """Calls models over gRPC; any thread may call `submit`. A call that is given up holds nothing of the server."""
+
+    def __init__(self, client: AsyncClient, own: CascadeSettings) -> None:
+        self._client = client
         self._timeout_s = own.call_timeout_ms / 1e3
         self._retry_s = own.retry_ms / 1e3
         self._bound = Bound("queue_calls", own.queue_calls, "calls")
-        self._pool = CallPool("level-call", own.call_threads, max_abandoned=_MAX_ABANDONED)
+        self._max_running = own.call_threads
+        self._slots = asyncio.Semaphore(own.call_threads)
         self._lock = threading.Lock()
         self._backoffs: defaultdict[str, _Backoff] = defaultdict(_Backoff)
-        self._answered, self._failed = 0, 0
+        self._in_flight, self._answered, self._failed, self._timeouts = 0, 0, 0, 0
+        self._closing = False
 
     @property
     def in_flight(self) -> int:
         """Calls that wait or run."""
-        return self._pool.waiting + self._pool.running
+        return self._in_flight
 
     def metrics(self) -> list[Counter | Gauge]:
         """What is exported of the calls."""
         return [
             Counter("level_calls_total", "Calls to later levels that were answered", read=lambda: self._answered),
             Counter("level_failures_total", "Calls to later levels that failed", read=lambda: self._failed),
-            Counter("level_timeouts_total", "Calls to later levels that timed out", read=lambda: self._pool.timeouts),
+            Counter("level_timeouts_total", "Calls to later levels that timed out", read=lambda: self._timeouts),
             Gauge("level_calls_running", "Calls to later levels that wait or run", lambda: self.in_flight),
         ]
 
@@ -95,73 +114,113 @@ class LevelClient:
         Raises LevelGoneError where the model failed recently, OverloadedError where too many calls wait; `done` is not
         called then.
         """
-        now, started = time.monotonic(), time.perf_counter()
+        now = time.monotonic()
         timeout = now + self._timeout_s
         end = timeout if deadline is None else min(timeout, deadline)
-
-        def finished(outcome: LevelResult | Exception) -> None:
-            if isinstance(outcome, CallTimeoutError):
-                if not outcome.started:
-                    done(OverloadedError(f"the call to model {model} was not started in time; retry later"))
-                    return
-                # A level that misses only the request's own deadline has not failed.
-                if end < timeout and time.monotonic() > end:
-                    # Nor has it answered: what is known of the level stays.
-                    done(OverloadedError(f"latency_ms ran out before model {model} answered; retry later"))
-                    return
-                outcome = LevelGoneError(f"model {outcome}")
-            self._record(model, outcome)
-            done(outcome)
-
         with self._lock:
+            if self._closing:
+                raise unloading()
             backoff = self._backoffs[model]
-            self._require_callable(model, backoff, now)
-            self._bound.require(self._pool.waiting)
-            self._pool.submit(model, lambda: self._call(model, rows, outputs, truncate, started), finished, end)
+            if now < backoff.retry_at:
+                seconds = f"in the last {now - backoff.first_failure:.1f} s"
+                raise LevelGoneError(f"model {model} failed {backoff.failures} times {seconds}; retry later")
+            self._bound.require(max(0, self._in_flight - self._max_running))
+            self._in_flight += 1
             if backoff.failures:
                 # This call alone finds out whether the model is back.
-                backoff.retry_at = end
+                backoff.retry_at = timeout
+        self._client.start(self._serve(_LevelCall(model, rows, outputs, truncate, end, timeout, done)))
 
     def is_ready(self, model: str, pairs: bool) -> bool:
-        """Whether the model answers a call, even with an error; blocks until it does."""
-        try:
-            self._call(model, [[_PROBE_TEXT] * (1 + pairs)], ["LOGITS"], False, time.perf_counter())
-        except LevelGoneError:
-            return False
-        except Exception:  # noqa: BLE001  a model that refuses the call is loaded
-            return True
-        return True
+        """Whether the model answers a call, even with an error; blocks until it does, or its time is over."""
+        answers: list[bool] = []
+
+        async def probe() -> None:
+            timeout = time.monotonic() + self._timeout_s
+            call = _LevelCall(model, [[_PROBE_TEXT] * (1 + pairs)], ["LOGITS"], False, timeout, timeout, _ignore)
+            answers.append(not isinstance(await self._outcome(call), LevelGoneError))
+
+        with contextlib.suppress(CancelledError):
+            self._client.start(probe()).result()
+        return answers == [True]
 
     def close(self, timeout_s: float = 5.0) -> None:
-        """Refuse what waits, and end what still runs after `timeout_s` with LevelGoneError."""
-        self._pool.close(timeout_s)
+        """Refuse further calls, and end what still runs after `timeout_s` with LevelGoneError."""
+        with self._lock:
+            self._closing = True
+        end = time.monotonic() + timeout_s
+        while self._in_flight and time.monotonic() < end:
+            time.sleep(_POLL_S)
+        self._client.close()
 
-    def _require_callable(self, model: str, backoff: _Backoff, now: float) -> None:
-        if now < backoff.retry_at:
-            seconds = f"in the last {now - backoff.first_failure:.1f} s"
-            raise LevelGoneError(f"model {model} failed {backoff.failures} times {seconds}; retry later")
-        abandoned = self._pool.abandoned(model)
-        if abandoned >= _MAX_ABANDONED:
-            raise LevelGoneError(f"model {model} has not answered {abandoned} calls; retry later")
-
-    def _call(
-        self, model: str, rows: Sequence[Sequence[bytes]], outputs: Sequence[str], truncate: bool, started: float
-    ) -> LevelResult:
-        inputs = {"TEXT": _column([texts[0] for texts in rows])}
-        if len(rows[0]) > 1:
-            inputs["TEXT_PAIR"] = _column([texts[1] for texts in rows])
+    async def _serve(self, call: _LevelCall) -> None:
+        outcome: LevelResult | Exception
         try:
-            found = bls.call(self._pb_utils, model, inputs, outputs, {"truncate": True} if truncate else None)
+            outcome = await self._started(call)
+        except asyncio.CancelledError:
+            outcome = LevelGoneError(f"model {call.model}: no answer before this model was unloaded")
+        with self._lock:
+            self._in_flight -= 1
+        call.done(outcome)
+
+    async def _started(self, call: _LevelCall) -> LevelResult | Exception:
+        """The outcome by the end of the call. A call goes on after its request's end, to find out about the level."""
+        try:
+            await asyncio.wait_for(self._slots.acquire(), call.end - time.monotonic())
+        except TimeoutError:
+            self._forgo_test(call.model)
+            return OverloadedError(f"the call to model {call.model} was not started in time; retry later")
+        asking = asyncio.create_task(self._judged(call))
+        asking.add_done_callback(lambda _: self._slots.release())
+        await asyncio.wait([asking], timeout=call.end - time.monotonic() if call.end < call.timeout else None)
+        if asking.done():
+            return asking.result()
+        return OverloadedError(f"latency_ms ran out before model {call.model} answered; retry later")
+
+    async def _judged(self, call: _LevelCall) -> LevelResult | Exception:
+        outcome = await self._outcome(call)
+        self._record(call.model, outcome)
+        return outcome
+
+    async def _outcome(self, call: _LevelCall) -> LevelResult | Exception:
+        try:
+            return await self._ask(call)
+        except OverloadedError as error:
+            return error
+        except TimeoutError:
+            self._timeouts += 1
+            return LevelGoneError(f"model {call.model}: no answer in time")
         except (ModelGoneError, ModelDiedError) as error:
-            raise LevelGoneError(str(error)) from None
+            return LevelGoneError(str(error))
         except ModelError as error:
-            raise _own_error(error) from None
-        if any(name not in found or len(found[name]) != len(rows) for name in outputs):
-            raise EngineError(f"model {model} answered without {', '.join(outputs)} for {len(rows)} texts")
-        engine_ms = np.full(len(rows), (time.perf_counter() - started) * 1e3)
+            return _own_error(error)
+        except Exception as error:  # noqa: BLE001  whatever happens, the rows get an answer
+            return error.with_traceback(None)
+
+    async def _ask(self, call: _LevelCall) -> LevelResult:
+        inputs = {"TEXT": _column([texts[0] for texts in call.rows])}
+        if len(call.rows[0]) > 1:
+            inputs["TEXT_PAIR"] = _column([texts[1] for texts in call.rows])
+        parameters = {"truncate": True} if call.truncate else {}
+        timeout_s = max(_MIN_TIMEOUT_S, call.timeout - time.monotonic())
+        started = time.perf_counter()
+        # gRPC has its own limit too, by which the server learns that nobody waits any more.
+        async with asyncio.timeout(timeout_s):
+            found = await self._client.infer(ModelCall(call.model, inputs, 2 * timeout_s, call.outputs, parameters))
+        if any(name not in found or len(found[name]) != len(call.rows) for name in call.outputs):
+            raise EngineError(
+                f"model {call.model} answered without {', '.join(call.outputs)} for {len(call.rows)} texts"
+            )
+        engine_ms = np.full(len(call.rows), (time.perf_counter() - started) * 1e3)
         if ENGINE_MS in found:
             engine_ms = found.pop(ENGINE_MS).reshape(-1)
-        return LevelResult([_output(found, index) for index in range(len(rows))], engine_ms)
+        return LevelResult([_output(found, index) for index in range(len(call.rows))], engine_ms)
+
+    def _forgo_test(self, model: str) -> None:
+        """A call that did not start has not tested the model: the next call does."""
+        with self._lock:
+            if self._backoffs[model].failures:
+                self._backoffs[model].retry_at = 0.0
 
     def _record(self, model: str, outcome: LevelResult | Exception) -> None:
         with self._lock:
@@ -176,6 +235,10 @@ class LevelClient:
             backoff.retry_at = now + self._retry_s * 2 ** min(backoff.failures, _MAX_DOUBLINGS)
             backoff.first_failure = backoff.first_failure if backoff.failures else now
             backoff.failures += 1
+
+
+def _ignore(outcome: LevelResult | Exception) -> None:
+    """Nobody waits for a probe's outcome."""
 
 
 def _column(texts: Sequence[bytes]) -> Array:

@@ -39,9 +39,10 @@ class CascadeSettings:
     pack_tokens      most tokens that several texts share in one of its engine calls; 0: from the profile
     memory_mb        while the process uses more than this, in MiB, no further static engine is loaded
     call_threads     calls to later levels that run at the same time
-    queue_calls      most calls that may wait for a thread; a text whose call does not fit keeps its answer so far
+    queue_calls      most calls that may wait for others to end; a text whose call does not fit keeps its answer so far
     call_timeout_ms  timeout of a call to a later level
     retry_ms         how long a level that failed is not called; doubled at each failure in a row, up to 16 times
+    grpc_url         HOST:PORT of this server's gRPC interface; empty: that of `shapeshift serve`, else localhost:8001
     slo_ms           latency objective; half of it and 95% of it become bounds of the latency histogram; 0: none
     """
 
@@ -60,6 +61,7 @@ class CascadeSettings:
     queue_calls: int = 256
     call_timeout_ms: float = 2000.0
     retry_ms: float = 1000.0
+    grpc_url: str = ""
     slo_ms: float = 0.0
 
     def __post_init__(self) -> None:

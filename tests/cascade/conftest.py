@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
@@ -20,10 +22,12 @@ from shapeshift.cascade.candidates.table import Candidate, CandidateTable, Gap, 
 from shapeshift.cascade.front import CascadeFront
 from shapeshift.engines import manifest
 from shapeshift.serving import model_args
+from shapeshift.serving.error_codes import code_of, error_of
 from shapeshift.serving.model_args import ModelArgs
 from shapeshift.triton import model_config
+from shapeshift.triton.async_client import AsyncClient, ModelCall
 from tests.conftest import LIGHT_WIDTH
-from tests.fakes import InferenceResponse, PbUtils, Request, Tensor, TritonError
+from tests.fakes import InferenceResponse, PbUtils, Request, Tensor, TritonError, values_of
 
 LABELS = ("LABEL_0", "LABEL_1")
 _LEVEL_OUTPUTS = """output [
@@ -101,6 +105,41 @@ def candidate(
     return Candidate(name, tuple(levels), tuple(gaps), accuracy, ms, ms, ms, latencies, shares, 0.8, 0.0)
 
 
+class FakeClient(AsyncClient):
+    """Calls the models in `pb_utils.models` instead of a server's; each call has a thread, as it may block."""
+
+    def __init__(self, pb_utils: PbUtils) -> None:
+        super().__init__("nowhere:1")
+        self._pb_utils = pb_utils
+
+    async def infer(self, call: ModelCall) -> dict[str, np.ndarray]:
+        outcome: Future[dict[str, np.ndarray]] = Future()
+        threading.Thread(target=self._execute, args=(call, outcome), daemon=True).start()
+        return await asyncio.wrap_future(outcome)
+
+    def _execute(self, call: ModelCall, outcome: Future[dict[str, np.ndarray]]) -> None:
+        try:
+            found = self._answer(call)
+        except Exception as error:  # noqa: BLE001  reported to the caller
+            if outcome.set_running_or_notify_cancel():
+                outcome.set_exception(error)
+        else:
+            if outcome.set_running_or_notify_cancel():
+                outcome.set_result(found)
+
+    def _answer(self, call: ModelCall) -> dict[str, np.ndarray]:
+        if call.model not in self._pb_utils.models:
+            raise error_of(f"Request for unknown model: '{call.model}' is not found", "UNAVAILABLE")
+        request = Request(call.outputs, call.parameters, **call.inputs)
+        try:
+            (response,) = self._pb_utils.models[call.model].execute([request])
+        except Exception as error:  # noqa: BLE001  the server answers for a model that raises
+            raise error_of(str(error)) from None
+        if response.has_error():
+            raise error_of(response.error().message(), code_of(self._pb_utils, response.error().code()))
+        return values_of(response)
+
+
 class Workspace:
     """The folders of a cascade, its registry, and the fronts that serve it."""
 
@@ -144,7 +183,7 @@ class Workspace:
         if table is not None:
             self.put(table)
         self.publish(**parameters)
-        self.fronts.append(CascadeFront(self.pb_utils, self.args()))
+        self.fronts.append(CascadeFront(self.pb_utils, self.args(), FakeClient(self.pb_utils)))
         return self.fronts[-1]
 
     def args(self) -> ModelArgs:

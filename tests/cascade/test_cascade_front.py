@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import threading
 import time
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
 
-from shapeshift.cascade import level_client
 from shapeshift.cascade.candidates import registry
 from shapeshift.cascade.front import CascadeFront
 from shapeshift.cascade.level_client import LevelClient, LevelGoneError
@@ -19,11 +20,11 @@ from shapeshift.cascade.request import LevelResult
 from shapeshift.cascade.settings import CascadeSettings
 from shapeshift.cli import served_models
 from shapeshift.errors import EngineError, InvalidInputError, ModelGoneError, NotFoundError, OverloadedError
-from shapeshift.serving import call_pool
 from shapeshift.triton import model_config
-from tests.cascade.conftest import ALL, LABELS, FakeLevel, candidate, gap
+from shapeshift.triton.async_client import ModelCall
+from tests.cascade.conftest import ALL, LABELS, FakeClient, FakeLevel, candidate, gap
 from tests.conftest import LIGHT_WIDTH
-from tests.fakes import Request, TritonError, text_request, values_of
+from tests.fakes import PbUtils, Request, TritonError, text_request, values_of
 from tests.waiting import wait_for
 
 if TYPE_CHECKING:
@@ -342,7 +343,7 @@ def test_the_build_completes_the_input_of_pairs(workspace: Workspace) -> None:
     # Another table takes its place before the model is loaded.
     workspace.put(workspace.table(candidate("both", TWO, [gap()])))
     with pytest.raises(InvalidInputError, match="input TEXT_PAIR: got 'listed'; not listed"):
-        CascadeFront(workspace.pb_utils, workspace.args())
+        CascadeFront(workspace.pb_utils, workspace.args(), FakeClient(workspace.pb_utils))
 
 
 # Metrics and the swap of candidates.
@@ -415,17 +416,35 @@ def test_targets_choose_unless_a_candidate_is_pinned(workspace: Workspace) -> No
     assert ask(workspace.open(min_accuracy=0.9), "one")["LEVEL"].item() == 1
 
 
-def test_every_call_to_a_level_ends_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(call_pool, "_WATCH_S", 0.002)
+# The client of later levels.
+
+
+class ScriptedClient(FakeClient):
+    """Every call is one of `answer`, on a thread of its own."""
+
+    def __init__(self, answer: Callable[[], dict[str, np.ndarray]]) -> None:
+        super().__init__(PbUtils())
+        self._script = answer
+        self.calls = 0
+
+    def _answer(self, call: ModelCall) -> dict[str, np.ndarray]:
+        self.calls += 1
+        return self._script()
+
+
+def level_client_of(answer: Callable[[], dict[str, np.ndarray]], **settings: Any) -> tuple[LevelClient, ScriptedClient]:
+    client = ScriptedClient(answer)
+    return LevelClient(client, CascadeSettings("candidates", "task", **settings)), client
+
+
+def test_every_call_to_a_level_ends_once() -> None:
     numbers = itertools.count()
 
-    def slow(*_: object) -> dict[str, np.ndarray]:
+    def slow() -> dict[str, np.ndarray]:
         time.sleep(0.002 * (next(numbers) % 9))
         return {"LOGITS": np.zeros((1, 2))}
 
-    monkeypatch.setattr(level_client.bls, "call", slow)
-    own = CascadeSettings("candidates", "task", call_threads=4, queue_calls=1000, call_timeout_ms=10, retry_ms=1)
-    client = LevelClient(None, own)
+    client, _ = level_client_of(slow, call_threads=4, queue_calls=1000, call_timeout_ms=10, retry_ms=1)
     outcomes: list[Any] = []
     refused = 0
     for _ in range(200):
@@ -441,12 +460,11 @@ def test_every_call_to_a_level_ends_once(monkeypatch: pytest.MonkeyPatch) -> Non
     client.close()
 
 
-def test_a_failing_level_is_refused_with_its_failures_and_queue_bounds_hold(monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(*_: object) -> None:
+def test_a_failing_level_is_refused_with_its_failures_and_queue_bounds_hold() -> None:
+    def fail() -> dict[str, np.ndarray]:
         raise ModelGoneError("not ready")
 
-    monkeypatch.setattr(level_client.bls, "call", fail)
-    client = LevelClient(None, CascadeSettings("candidates", "task", retry_ms=60_000))
+    client, _ = level_client_of(fail, retry_ms=60_000)
     outcomes: list[Any] = []
     client.submit("m", [[b"a"]], ["LOGITS"], False, None, outcomes.append)
     wait_for(lambda: bool(outcomes))
@@ -454,29 +472,86 @@ def test_a_failing_level_is_refused_with_its_failures_and_queue_bounds_hold(monk
         client.submit("m", [[b"a"]], ["LOGITS"], False, None, outcomes.append)
     assert not client.is_ready("m", pairs=True)
     client.close()
-    none_may_wait = LevelClient(None, CascadeSettings("candidates", "task", queue_calls=0))
+    with pytest.raises(OverloadedError, match="being unloaded"):
+        client.submit("n", [[b"a"]], ["LOGITS"], False, None, outcomes.append)
+    none_may_wait, _ = level_client_of(fail, queue_calls=0)
     with pytest.raises(OverloadedError, match="queue_calls: 0 calls wait, 1 more .* retry later"):
         none_may_wait.submit("m", [[b"a"]], ["LOGITS"], False, None, outcomes.append)
     none_may_wait.close()
 
 
-def test_a_requests_own_deadline_says_nothing_of_a_hung_level(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_requests_with_short_deadlines_find_out_that_a_level_hangs() -> None:
+    """Each gets its answer in time; the level is judged by its own time."""
     release = threading.Event()
-    monkeypatch.setattr(level_client.bls, "call", lambda *arguments: release.wait(30))
-    client = LevelClient(None, CascadeSettings("candidates", "task", call_timeout_ms=60, retry_ms=60_000))
+
+    def hang() -> dict[str, np.ndarray]:
+        assert release.wait(60)
+        return {"LOGITS": np.zeros((1, 2))}
+
+    client, asked = level_client_of(hang, call_timeout_ms=300, retry_ms=60_000)
     outcomes: list[object] = []
-
-    def submit(deadline: float | None) -> None:
-        client.submit("large", [[b"a"]], ["LOGITS"], False, deadline, outcomes.append)
-
-    submit(None)
-    wait_for(lambda: len(outcomes) == 1)
-    assert isinstance(outcomes[0], LevelGoneError)
-    # The one call that finds out whether the level is back has less time than the level may take.
-    client._backoffs["large"].retry_at = 0.0
-    submit(time.monotonic() + 0.02)
-    wait_for(lambda: len(outcomes) == 2)
-    assert isinstance(outcomes[1], OverloadedError)
-    assert client._backoffs["large"].failures == 1
+    for number in range(3):
+        client.submit("large", [[b"a"]], ["LOGITS"], False, time.monotonic() + 0.02, outcomes.append)
+        wait_for(lambda number=number: len(outcomes) == number + 1)
+        assert isinstance(outcomes[-1], OverloadedError) and "latency_ms ran out" in str(outcomes[-1])
+    wait_for(lambda: client._backoffs["large"].failures >= 1)
+    with pytest.raises(LevelGoneError, match="model large failed"):
+        client.submit("large", [[b"a"]], ["LOGITS"], False, None, outcomes.append)
+    assert asked.calls == len(outcomes) == 3
     release.set()
     client.close()
+
+
+def test_a_requests_own_deadline_says_nothing_of_a_level() -> None:
+    gate = threading.Event()
+
+    def answer() -> dict[str, np.ndarray]:
+        assert gate.wait(60)
+        return {"LOGITS": np.zeros((1, 2))}
+
+    client, _ = level_client_of(answer, call_timeout_ms=60_000)
+    outcomes: list[object] = []
+    client.submit("large", [[b"a"]], ["LOGITS"], False, time.monotonic() + 0.02, outcomes.append)
+    wait_for(lambda: len(outcomes) == 1)
+    assert isinstance(outcomes[0], OverloadedError)
+    gate.set()
+    wait_for(lambda: client._answered == 1)
+    assert client._backoffs["large"].failures == 0 and len(outcomes) == 1
+    client.close()
+
+
+def test_calls_lost_to_a_hung_level_hold_nothing_back() -> None:
+    """However many were lost, the level is called again once it answers."""
+    release = threading.Event()
+
+    def hang_or_answer() -> dict[str, np.ndarray]:
+        assert release.wait(60)
+        return {"LOGITS": np.zeros((1, 2))}
+
+    client, asked = level_client_of(hang_or_answer, call_timeout_ms=2, retry_ms=0.01, call_threads=2)
+    outcomes: list[object] = []
+    while asked.calls < 100:
+        with contextlib.suppress(LevelGoneError):
+            client.submit("large", [[b"a"]], ["LOGITS"], False, None, outcomes.append)
+        time.sleep(0.001)
+    wait_for(lambda: client.in_flight == 0)
+    assert not any(isinstance(one, LevelResult) for one in outcomes)
+    release.set()
+    client._timeout_s = 30.0
+    client._backoffs["large"].retry_at = 0.0
+    client.submit("large", [[b"a"]], ["LOGITS"], False, None, outcomes.append)
+    wait_for(lambda: isinstance(outcomes[-1], LevelResult))
+    assert client._backoffs["large"].failures == 0
+    client.close()
+
+
+def test_closing_ends_calls_that_hang() -> None:
+    release = threading.Event()
+    client, _ = level_client_of(lambda: {"LOGITS": np.zeros((release.wait(60), 2))}, call_threads=1)
+    client._timeout_s = 60.0
+    outcomes: list[object] = []
+    for _ in range(2):
+        client.submit("large", [[b"a"]], ["LOGITS"], False, None, outcomes.append)
+    client.close(timeout_s=0.05)
+    assert [type(one) for one in outcomes] == [LevelGoneError] * 2
+    release.set()
