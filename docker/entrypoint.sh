@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Starts tritonserver in a container with the options of `shapeshift serve`: models are loaded by name only, and model
 # control, shared memory, trace and logging need the key. Further arguments are passed to tritonserver.
-#   MODELS      models to load, separated by commas; empty: every folder of the repository
+#   MODELS      models to load, separated by commas; empty: all of the repository. Workers are the sidecar's to load.
 #   REPOSITORY  folder that `make engines` generated
 #   KEY_FILE    file with the key, 32 hexadecimal digits
 set -euo pipefail
@@ -18,15 +18,9 @@ fail() {
 key=$(tr -d '[:space:]' <"$key_file")
 [[ $key =~ ^[0-9a-f]{32}$ ]] || fail "$key_file does not hold 32 hexadecimal digits"
 
-names=()
-if [[ -n ${MODELS:-} ]]; then
-    IFS=, read -ra names <<<"$MODELS"
-else
-    for config in "$repository"/*/config.pbtxt; do
-        [[ -f $config ]] && names+=("$(basename "$(dirname "$config")")")
-    done
-fi
-((${#names[@]})) || fail "no models in $repository: run \`make engines\` and mount build/ there"
+# The same choice as that of `make serve`.
+chosen=$(python3 -m shapeshift.cli.main serve --print-models --repository "$repository" ${MODELS:+--models "$MODELS"}) || exit 2
+readarray -t names <<<"$chosen"
 
 restriction="model-repository,shared-memory,trace,logging:shapeshift-key=$key"
 # All interfaces of the container: compose.yaml publishes them on the host's loopback address only.

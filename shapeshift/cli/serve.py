@@ -43,6 +43,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--build", type=Path, default=Path("build"), help="folder of generated files (%(default)s)")
     parser.add_argument("--triton", type=Path, metavar="DIR", help="use another server than that of the build folder")
+    parser.add_argument("--print-models", action="store_true", help="print the models to load, one a line, and exit")
     parser.add_argument("--ready-timeout", type=float, default=600.0, metavar="SECONDS", help="time to load everything")
     parser.add_argument("--no-restart", action="store_true", help="end when the server ends by itself")
     parser.add_argument("--strict", action="store_true", help="do not start if a model could not be built")
@@ -83,6 +84,9 @@ def run(options: argparse.Namespace) -> int:
     Returns 1 if the server ended by itself and is not restarted, 130 after Ctrl-C while models are loaded into an
     external server. Raises ShapeshiftError.
     """
+    if options.print_models:
+        _write("".join(f"{name}\n" for name in _models(options, _repositories(options))))
+        return 0
     try:
         return _external(options) if options.external else _embedded(options)
     except ServerEndedError as error:

@@ -27,7 +27,11 @@ def start(tmp_path: Path):  # type: ignore[no-untyped-def]
     server.parent.mkdir()
     server.write_text('#!/bin/sh\nprintf "%s\\n" "$@"\n')
     server.chmod(0o755)
-    for name in ("one", "two"):
+    python = tmp_path / "bin" / "python3"
+    python.write_text(f'#!/bin/sh\nexec "{sys.executable}" "$@"\n')
+    python.chmod(0o755)
+    # A worker is loaded by the sidecar, with the bin of its plan.
+    for name in ("one", "two", "two_w00", "two_w01"):
         (tmp_path / "repository" / name).mkdir(parents=True)
         (tmp_path / "repository" / name / "config.pbtxt").touch()
 
@@ -36,12 +40,13 @@ def start(tmp_path: Path):  # type: ignore[no-untyped-def]
         environment = {
             **os.environ,
             "PATH": f"{server.parent}:{os.environ['PATH']}",
+            "PYTHONPATH": str(PROJECT),
             "REPOSITORY": str(tmp_path / "repository"),
             "KEY_FILE": str(tmp_path / "key"),
             **variables,
         }
         command = ["bash", str(DOCKER / "entrypoint.sh"), *arguments]
-        return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=20, check=False)
+        return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=False)
 
     return run
 
@@ -59,6 +64,33 @@ def test_entrypoint_restricts_what_serve_restricts(start) -> None:  # type: igno
 def test_entrypoint_loads_what_is_named(start) -> None:  # type: ignore[no-untyped-def]
     given = start(KEY, MODELS="two").stdout.split()
     assert [option for option in given if "load-model" in option] == ["--load-model=two"]
+
+
+def test_entrypoint_starts_nothing_without_models(start, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+    (tmp_path / "empty").mkdir()
+    done = start(KEY, REPOSITORY=str(tmp_path / "empty"))
+    assert done.returncode == 2
+    assert done.stdout == ""
+    assert "no models in" in done.stderr
+
+
+_IMPORTED = """
+import sys
+from importlib.metadata import packages_distributions
+import shapeshift.cli.sidecar, shapeshift.sidecar.sidecar, shapeshift.triton.async_client
+owners = packages_distributions()
+print(*sorted({owner for name in list(sys.modules) for owner in owners.get(name.partition(".")[0], ())}))
+"""
+
+
+def test_image_has_what_the_sidecar_imports() -> None:
+    done = subprocess.run([sys.executable, "-c", _IMPORTED], capture_output=True, text=True, check=True, cwd=PROJECT)
+    packages = re.search(r'^ARG PACKAGES="([^"]+)"$', (DOCKER / "Dockerfile").read_text(), re.MULTILINE)
+    assert packages is not None
+    # ml_dtypes is optional: protobuf's and numpy's users import it where it is installed.
+    needed = set(done.stdout.split()) - {"shapeshift", "ml_dtypes", "setuptools"}
+    assert {"tritonclient", "grpcio"} <= needed
+    assert needed <= set(packages[1].replace("\\", "").split())
 
 
 @pytest.mark.parametrize("key", ["", "short", f"{KEY} --allow-client-shm=true"])
