@@ -85,7 +85,7 @@ def run(options: argparse.Namespace) -> int:
     external server. Raises ShapeshiftError.
     """
     if options.print_models:
-        _write("".join(f"{name}\n" for name in _models(options, _repositories(options))))
+        _write("".join(f"{name}\n" for name in models_to_load(options, _repositories(options))))
         return 0
     try:
         return _external(options) if options.external else _embedded(options)
