@@ -1,16 +1,18 @@
 """Settings as frozen dataclasses, read from string mappings such as config.pbtxt `parameters`.
 
 A component declares a frozen dataclass. Its fields carry the defaults and its `__post_init__` checks the values. `read`
-fills it from strings; `refuse_unknown` rejects names that no component declares.
+fills it from strings; `refuse_unknown` rejects names that no component declares. `Choices` are the interchangeable
+implementations that a setting names.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import importlib
 import types
 import typing
-from collections.abc import Iterable, Mapping
-from typing import Any, TypeVar
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, Generic, TypeVar, cast
 
 from shapeshift.errors import InvalidInputError, did_you_mean
 
@@ -52,6 +54,38 @@ def require(condition: bool, field: str, value: object, allowed: str) -> None:
     """Raise InvalidInputError(field, value, allowed) unless `condition` holds."""
     if not condition:
         raise InvalidInputError(field, value, allowed)
+
+
+class Choices(Mapping[str, T], Generic[T]):
+    """What the setting `parameter` can name.
+
+    targets: "module:attribute" of each choice. A choice is imported at its first use, so that a process holds only
+    the code that its settings name.
+    """
+
+    def __init__(self, parameter: str, targets: Mapping[str, str]) -> None:
+        self._parameter = parameter
+        self._targets = dict(targets)
+
+    def __getitem__(self, name: str) -> T:
+        """The choice called `name`. Raises InvalidInputError that names the parameter and every choice."""
+        self.require(name)
+        module, _, attribute = self._targets[name].partition(":")
+        return cast(T, getattr(importlib.import_module(module), attribute))
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._targets)
+
+    def __len__(self) -> int:
+        return len(self._targets)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._targets
+
+    def require(self, name: str) -> None:
+        """Raise InvalidInputError unless `name` is one of the choices. Imports nothing."""
+        if name not in self._targets:
+            raise InvalidInputError(self._parameter, name, f"one of {', '.join(self._targets)}")
 
 
 def _parse(name: str, text: str, hint: Any) -> Any:

@@ -5,11 +5,11 @@ from typing import Any
 
 import triton_python_backend_utils as pb_utils
 
-from shapeshift.choices import Choices
 from shapeshift.errors import ShapeshiftError
 from shapeshift.fused_decode import settings
 from shapeshift.fused_decode.model import kernel_build
 from shapeshift.serving import model_args
+from shapeshift.settings import Choices
 
 # Imported when chosen: a model that forwards needs no torch.
 FRONTS: Choices[Any] = Choices(

@@ -13,13 +13,13 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from shapeshift.choices import Choices
 from shapeshift.engines import manifest
 from shapeshift.engines.execution.executor import EngineExecutor
 from shapeshift.engines.execution.request import TextRequest
 from shapeshift.engines.hardware import cores
 from shapeshift.engines.text.tokenizer import FILE_NAME, TextTokenizer
 from shapeshift.polymorph.settings import PolymorphSettings
+from shapeshift.settings import Choices
 
 Encode = Callable[[Sequence[str], int, int], list[float]]
 """encode(texts, concurrency, count): the latencies of `count` requests in ms."""

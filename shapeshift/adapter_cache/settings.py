@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from shapeshift.adapter_cache.interfaces import EvictionRule, LengthPredictor, Prefetcher
-from shapeshift.choices import Choices
-from shapeshift.settings import require
+from shapeshift.settings import Choices, require
 
 _PACKAGE = "shapeshift.adapter_cache"
 EVICTION_RULES: Choices[EvictionRule] = Choices(

@@ -20,7 +20,8 @@ from shapeshift.cascade.service import CascadeService
 from shapeshift.cascade.settings import CascadeSettings, GeneratedCascadeSettings
 from shapeshift.errors import InvalidInputError
 from shapeshift.serving import parameters
-from shapeshift.serving.metrics import Counter, Gauge, Histogram, MetricsFlusher, RequestMetrics
+from shapeshift.serving.liveness import Liveness
+from shapeshift.serving.metrics import Gauge, Metric, MetricsFlusher, RequestMetrics
 from shapeshift.serving.model_args import ModelArgs, model_log
 from shapeshift.serving.responses import Responder
 from shapeshift.serving.text_inputs import TEXT_PAIR, texts_of_request
@@ -107,12 +108,13 @@ class CascadeFront:
         def first_level() -> FirstLevel:
             return self._hot_swap.current.first_level
 
-        exported: list[Counter | Gauge | Histogram] = [
+        exported: list[Metric] = [
             *self._request_metrics.exported,
             Gauge("requests_waiting", "Texts that wait for the first level", lambda: first_level().executor.waiting),
             Gauge("requests_running", "Texts that it computes", lambda: first_level().executor.running),
             *self._cascade_metrics.exported(),
             *self._client.metrics(),
+            Liveness(lambda: [*self._responder.steps, *first_level().executor.steps], self._log).metric,
         ]
         self._metrics = MetricsFlusher(self._pb_utils, name, exported, self._log)
 

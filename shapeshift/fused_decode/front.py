@@ -18,6 +18,7 @@ from shapeshift.fused_decode.sampling_params import RequestParser
 from shapeshift.fused_decode.service import DecodeService
 from shapeshift.serving import error_codes, parameters
 from shapeshift.serving.cancellations import CancellationWatch
+from shapeshift.serving.liveness import Liveness
 from shapeshift.serving.metrics import Gauge, MetricsFlusher, RequestMetrics
 from shapeshift.serving.model_args import Log, ModelArgs, model_log
 from shapeshift.serving.responses import Responder, SingleResponse
@@ -52,6 +53,7 @@ class GenerateFront:
             prefill_tokens=settings.prefill_tokens,
             compaction=settings.compaction,
             slot_memory=self._service.slot_memory,
+            longest_step_s=runtime.longest_step_s,
         )
         self._flusher = MetricsFlusher(pb_utils, args.name, self._exported(), self._log)
         self._service.open(self.loop)
@@ -156,6 +158,7 @@ class GenerateFront:
 
     def _exported(self) -> list[Any]:
         loop = self.loop
+        steps = [*self._responder.steps, loop.steps]
         return [
             *self._request_metrics.exported,
             *loop.metrics.exported,
@@ -164,4 +167,5 @@ class GenerateFront:
             Gauge("slots", "Number of slots", lambda: len(loop.slots)),
             Gauge("slot_tokens", "Tokens that the slots hold", lambda: int(loop.slots.cached.sum())),
             *self._service.exported(),
+            Liveness(lambda: steps, self._log).metric,
         ]

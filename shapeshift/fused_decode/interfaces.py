@@ -46,6 +46,8 @@ class Runtime(Protocol):
     """Tokens that a slot holds, prompt and answer together."""
     slots: int
     eos_ids: frozenset[int]
+    longest_step_s: float
+    """Measured time of the largest piece of a prompt that one step computes, seconds; 0 where it was not measured."""
 
     def forward(self, batch: StepBatch) -> torch.Tensor:
         """Write the batch's keys and values into the cache; FLOAT32 [wanted rows, vocab_size] logits.

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 
 from shapeshift import settings
-from shapeshift.choices import Choices
 from shapeshift.engines import hardware
 from shapeshift.engines.checkpoint import find, open_checkpoint
 from shapeshift.engines.hardware import available_mb
@@ -17,12 +18,13 @@ from shapeshift.engines.text.tokenizer import FILE_NAME as TOKENIZER_FILE
 from shapeshift.engines.text.tokenizer import TextTokenizer
 from shapeshift.errors import EngineError, InvalidInputError, UnsupportedError
 from shapeshift.fused_decode.engine.detokenize import token_bytes
-from shapeshift.fused_decode.interfaces import Runtime
+from shapeshift.fused_decode.interfaces import Runtime, StepBatch
 from shapeshift.fused_decode.model.architecture import PRECISION_BYTES, Architecture
 from shapeshift.fused_decode.model.kv_cache import cache_bytes
 from shapeshift.fused_decode.model.weights import weight_bytes
 from shapeshift.fused_decode.settings import FusedDecodeSettings, GeneratedDecodeSettings
 from shapeshift.serving.model_args import Log, ModelArgs
+from shapeshift.settings import Choices
 
 _MIB = 2**20
 _DEFAULT_KERNEL_CACHE = Path.home() / ".cache" / "shapeshift"
@@ -99,7 +101,7 @@ def load_runtime(
     require_memory(
         weights + extra_bytes, slot, decode.max_concurrency, decode.max_length, decode.memory_mb, available, log
     )
-    return RUNTIMES[kind](
+    runtime = RUNTIMES[kind](
         folder,
         decode,
         precision=stated,
@@ -108,6 +110,25 @@ def load_runtime(
         extra_elements=extra_bytes // PRECISION_BYTES[stated],
         log=log,
     )
+    runtime.longest_step_s = measure_longest_step_s(runtime, decode.prefill_tokens)
+    return runtime
+
+
+def measure_longest_step_s(runtime: Runtime, prefill_tokens: int) -> float:
+    """Seconds of one pass over a prompt of `prefill_tokens` tokens, which the first slot must be free for."""
+    tokens = min(prefill_tokens, runtime.max_length)
+    first, length = torch.zeros(1, dtype=torch.int32), torch.full((1,), tokens, dtype=torch.int32)
+    prompt = torch.zeros(tokens, dtype=torch.int64)
+    batch = StepBatch(prompt, slots=first, starts=first, lengths=length, wanted=first.long())
+
+    def run() -> float:
+        start = time.monotonic()
+        runtime.forward(batch).cpu()
+        return time.monotonic() - start
+
+    # On a thread that ends: each thread that computes keeps its pool of OpenMP threads.
+    with ThreadPoolExecutor(1, thread_name_prefix="temporary") as executor:
+        return executor.submit(run).result()
 
 
 def require_memory(

@@ -33,7 +33,8 @@ from shapeshift.fused_decode.settings import ForwardSettings
 from shapeshift.serving.bounds import Bound, unloading
 from shapeshift.serving.cancellations import CancellationWatch
 from shapeshift.serving.error_codes import FORWARDED
-from shapeshift.serving.metrics import Counter, Gauge, Histogram, MetricsFlusher, RequestMetrics
+from shapeshift.serving.liveness import Liveness, StepCounter
+from shapeshift.serving.metrics import Gauge, Metric, MetricsFlusher, RequestMetrics
 from shapeshift.serving.model_args import ModelArgs, model_log
 from shapeshift.serving.parameters import is_tritons
 from shapeshift.serving.responses import Responder
@@ -44,6 +45,7 @@ _STOP_ID, _STREAM, _REQUEST_ID = "stop_id", "stream", "request_id"
 # Period and time limit of the probe of the other model while requests are in flight.
 _PROBE_PERIOD_S, _PROBE_TIMEOUT_S = 1.0, 5.0
 _FAILED_PROBES = 2
+_TICK_S = 0.5
 
 
 @dataclass(eq=False)
@@ -85,13 +87,17 @@ class UnaryFront:
         self._watch = CancellationWatch(self._log)
         self._request_metrics = RequestMetrics("prompts", 1, 0)
         self._responder = Responder(pb_utils, self._request_metrics, self._log)
-        exported: list[Counter | Gauge | Histogram] = [
+        self._forwarding = StepCounter("grpc-client", lambda: bool(self._calls))
+        steps = [*self._responder.steps, self._forwarding]
+        exported: list[Metric] = [
             self._request_metrics.latency_ms,
             *self._request_metrics.answered.values(),
             Gauge("requests_running", "Requests in flight", lambda: len(self._calls)),
+            Liveness(lambda: steps, self._log).metric,
         ]
         self._flusher = MetricsFlusher(pb_utils, args.name, exported, self._log)
         self._probing = self._client.start(self._probe())
+        self._ticking = self._client.start(self._tick())
 
     def execute(self, requests: Sequence[Any]) -> None:
         """Forward every request; an invalid request, or one too many, gets an error at once."""
@@ -104,6 +110,7 @@ class UnaryFront:
         while self._calls and time.monotonic() < end:
             time.sleep(0.01)
         self._probing.cancel()
+        self._ticking.cancel()
         for call in list(self._calls.values()):
             self._cancel(call, unloading())
         self._client.close()
@@ -177,6 +184,12 @@ class UnaryFront:
             # A task that is cancelled before its first step would never run, nor answer.
             if call.started and call.task is not None:
                 call.task.cancel()
+
+    async def _tick(self) -> None:
+        """Count the steps of the event loop, which carries all requests in flight."""
+        while True:
+            await asyncio.sleep(_TICK_S)
+            self._forwarding.step()
 
     async def _probe(self) -> None:
         """Fail the requests in flight when the other model's process has died, or no longer answers."""

@@ -18,6 +18,7 @@ from shapeshift.polymorph.router.router import Router
 from shapeshift.polymorph.router.worker_client import WorkerClient
 from shapeshift.polymorph.service_times import ServiceTimes, bin_edges, entry_of_bin, service_times
 from shapeshift.polymorph.settings import PlacementSettings, PolymorphSettings, worker_name
+from shapeshift.serving.liveness import StepCounter
 from shapeshift.serving.metrics import Counter, Gauge
 from shapeshift.serving.model_args import Log
 
@@ -35,6 +36,10 @@ class Executor(Protocol):
 
     def submit(self, request: TextRequest) -> None:
         """Queue all rows of `request`. Raises OverloadedError where they do not fit."""
+
+    @property
+    def steps(self) -> list[StepCounter]:
+        """The steps of its threads."""
 
     def metrics(self) -> list[Counter | Gauge]:
         """The executor's metrics, exported beside the front's own."""

@@ -16,7 +16,8 @@ from shapeshift.errors import EngineError, InvalidInputError
 from shapeshift.polymorph.executor import open_executor
 from shapeshift.polymorph.settings import PlacementSettings, PolymorphSettings
 from shapeshift.serving import parameters
-from shapeshift.serving.metrics import Counter, Gauge, Histogram, MetricsFlusher, RequestMetrics
+from shapeshift.serving.liveness import Liveness
+from shapeshift.serving.metrics import Gauge, Metric, MetricsFlusher, RequestMetrics
 from shapeshift.serving.model_args import ModelArgs, model_log
 from shapeshift.serving.responses import Responder
 from shapeshift.serving.text_inputs import ENGINE_MS, OFFSETS, TEXT_PAIR, Offsets, padded_offsets, rows_of_request
@@ -102,10 +103,12 @@ class TextFront:
         executor = self._executor
         self._request_metrics = RequestMetrics("texts", max_tokens, slo_ms)
         self._responder = Responder(self._pb_utils, self._request_metrics, self._log)
-        exported: list[Counter | Gauge | Histogram] = [
+        steps = [*self._responder.steps, *executor.steps]
+        exported: list[Metric] = [
             *self._request_metrics.exported,
             Gauge("requests_waiting", "Texts that wait", lambda: executor.waiting),
             Gauge("requests_running", "Texts that are computed", lambda: executor.running),
             *executor.metrics(),
+            Liveness(lambda: steps, self._log).metric,
         ]
         self._metrics = MetricsFlusher(self._pb_utils, name, exported, self._log)

@@ -15,7 +15,7 @@ import numpy as np
 
 from shapeshift import settings
 from shapeshift.engines import manifest
-from shapeshift.engines.execution.engine_set import EngineSet
+from shapeshift.engines.execution.engine_set import EngineSet, longest_call_s
 from shapeshift.engines.execution.loading import BackgroundLoader, first_and_rest
 from shapeshift.engines.interfaces import Array, Ids
 from shapeshift.engines.manifest import EngineEntry
@@ -31,6 +31,7 @@ from shapeshift.polymorph.settings import (
     WorkerSettings,
 )
 from shapeshift.serving import error_codes
+from shapeshift.serving.liveness import Liveness, StepCounter
 from shapeshift.serving.metrics import Counter, Gauge, MetricsFlusher
 from shapeshift.serving.model_args import ModelArgs, model_log
 
@@ -69,7 +70,9 @@ class TextWorker:
         self._calls = Counter("engine_calls_total", "Engine calls")
         self._rows = Counter("engine_rows_total", "Texts computed")
         loaded = Gauge("engines_loaded", "Engines in use", lambda: len(self._engines.loaded))
-        self._metrics = MetricsFlusher(pb_utils, args.name, [self._calls, self._rows, loaded], self._log)
+        self._executing = StepCounter("execute", lambda: False, longest_call_s(made))
+        stalled = Liveness(lambda: [self._executing], self._log).metric
+        self._metrics = MetricsFlusher(pb_utils, args.name, [self._calls, self._rows, loaded, stalled], self._log)
         self._log(f"ready: bin {own.bin or 'any'}, generation {own.generation}, {made.provider} {made.precision}")
 
     def execute(self, requests: Sequence[Any]) -> list[Any]:
@@ -82,6 +85,10 @@ class TextWorker:
         self._metrics.close()
 
     def _answer(self, request: Any) -> Any:
+        with self._executing.running():
+            return self._response(request)
+
+    def _response(self, request: Any) -> Any:
         try:
             outputs = self._compute(self._texts(request))
             wanted = request.requested_output_names()

@@ -114,7 +114,17 @@ class Info:
         self.read = read
 
 
-Metric = Counter | Gauge | Histogram | Counters | Info
+class Gauges:
+    """Gauges by the value of one label; each flush reads them all from a function."""
+
+    def __init__(self, name: str, help_text: str, label: str, read: Callable[[], dict[str, float]]) -> None:
+        self.name = PREFIX + name
+        self.help_text = help_text
+        self.label = label
+        self.read = read
+
+
+Metric = Counter | Gauge | Histogram | Counters | Info | Gauges
 
 
 class RequestMetrics:
@@ -175,6 +185,9 @@ class MetricsFlusher:
                 self._export_info(metric)
             elif isinstance(metric, Gauge):
                 self._metric(metric.name, metric.help_text, metric.labels, "GAUGE").set(float(metric.read()))
+            elif isinstance(metric, Gauges):
+                for value, number in metric.read().items():
+                    self._metric(metric.name, metric.help_text, {metric.label: value}, "GAUGE").set(float(number))
             else:
                 counts, total = metric.totals()
                 for bound, count in zip([*metric.bounds, "+Inf"], counts, strict=True):

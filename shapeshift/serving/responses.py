@@ -17,6 +17,7 @@ from typing import Any, Protocol
 
 from shapeshift.serving import error_codes
 from shapeshift.serving.bounds import Bound
+from shapeshift.serving.liveness import StepCounter
 from shapeshift.serving.metrics import RequestMetrics
 from shapeshift.serving.model_args import Log
 
@@ -75,6 +76,7 @@ class ResponseThread:
         self._final = pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL
         self._log = log
         self._queue: queue.SimpleQueue[Sequence[ResponseStream] | None] = queue.SimpleQueue()
+        self.steps = StepCounter(name, lambda: not self._queue.empty())
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
 
@@ -96,7 +98,8 @@ class ResponseThread:
         while (streams := self._queue.get()) is not None:
             for stream in streams:
                 if stream.response_sender is not None:
-                    self._send(stream)
+                    with self.steps.running():
+                        self._send(stream)
             # No reference may live through the wait: Triton keeps a model alive while one of its senders lives.
             streams = stream = None  # type: ignore[assignment]
 
@@ -123,7 +126,10 @@ class ResponseThread:
 
 
 class Responder:
-    """Answers the requests of a front and counts how they ended. Owns the sending threads."""
+    """Answers the requests of a front and counts how they ended. Owns the sending threads.
+
+    steps: those of Triton's thread that executes, and of the sending threads.
+    """
 
     def __init__(self, pb_utils: Any, metrics: RequestMetrics, log: Log) -> None:
         self._pb_utils = pb_utils
@@ -131,6 +137,8 @@ class Responder:
         self._counting = threading.Lock()
         self._answers = ResponseThread(pb_utils, log)
         self._errors = ResponseThread(pb_utils, log, "errors")
+        self._executing = StepCounter("execute", lambda: False)
+        self.steps = [self._executing, self._answers.steps, self._errors.steps]
         self._unsent_bound = Bound("responses", _MAX_UNSENT, "answers", "wait to be sent")
         self._refusal_slots = threading.Semaphore(_MAX_REFUSALS)
         self.post = self._answers.post
@@ -149,13 +157,14 @@ class Responder:
         with_code(request): whether that error carries its code in its text, see `error_codes.with_code`.
         """
         for request in requests:
-            response_sender = request.get_response_sender()
-            try:
-                self._unsent_bound.require(self._answers.waiting)
-                submit(request, response_sender)
-            except Exception as error:  # noqa: BLE001  one bad request must not cost the others
-                self._refusal_slots.acquire()
-                self.fail(response_sender, error, None, with_code(request), self._refusal_slots.release)
+            with self._executing.running():
+                response_sender = request.get_response_sender()
+                try:
+                    self._unsent_bound.require(self._answers.waiting)
+                    submit(request, response_sender)
+                except Exception as error:  # noqa: BLE001  one bad request must not cost the others
+                    self._refusal_slots.acquire()
+                    self.fail(response_sender, error, None, with_code(request), self._refusal_slots.release)
 
     def send(
         self,

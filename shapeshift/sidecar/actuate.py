@@ -17,6 +17,7 @@ from shapeshift.sidecar.journal import Journal
 from shapeshift.sidecar.policy.moves import Action
 from shapeshift.sidecar.workers import READY, Control
 from shapeshift.triton import model_config
+from shapeshift.triton.embedded import processes
 
 _UNLOAD_S = 30.0
 
@@ -71,10 +72,11 @@ class Actuator:
             changed, self._changed = frozenset(self._changed | self._changing), set()
         return changed
 
-    def reload(self, model: str, reason: str) -> bool:
+    def reload(self, model: str, reason: str, hung: int | None = None) -> bool:
         """Replace the model's process by loading it with `generation` + 1. Returns whether that succeeded.
 
-        Does nothing while another thread changes the model, or while the model is in backoff.
+        hung: a process of the model that never answers, which is killed then: the server (24.10) would wait for it for
+        ever. Does nothing while another thread changes the model, or while the model is in backoff.
         """
         wait = self.backoff.wait_s(model, time.monotonic())
         if blocked := self._blocked():
@@ -88,10 +90,13 @@ class Actuator:
                 return False
             self._journal.log("health", model, f"{reason}: reloading")
             start = time.monotonic()
+            process = None if hung is None else processes.stub(hung)
             failed = self._attempt(lambda: self._load(model, None, new_process=True))
             self.backoff.record(model, time.monotonic())
             seconds = f"{time.monotonic() - start:.1f} s"
             self._journal.log("health", model, f"not loaded: {failed}" if failed else f"loaded in {seconds}")
+            if not failed and process is not None and processes.kill(process.identity):
+                self._journal.log("health", model, f"killed the old process {hung}")
             return not failed
 
     def apply(

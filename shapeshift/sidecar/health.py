@@ -1,4 +1,4 @@
-"""Which models are dead, and why: decided from heartbeats and timeouts, scrape by scrape.
+"""Which models are dead, and why: decided from heartbeats, stalled threads and timeouts, scrape by scrape.
 
 Only scrapes are counted, never seconds, so neither a clock that jumps nor a sidecar that is delayed makes a living
 model look dead.
@@ -6,9 +6,12 @@ model look dead.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
+from types import MappingProxyType
 
+from shapeshift.sidecar.observe import StalledThread
 from shapeshift.sidecar.process_tracker import ProcessState
 
 StateOf = Callable[[int], ProcessState]
@@ -21,7 +24,7 @@ class HealthLimits:
     ended, absent, unknown, hung: scrapes with unchanged heartbeats, if the process is ENDED, ABSENT, UNKNOWN or ALIVE.
     silent: scrapes after a load without any heartbeat of a new process.
     timeouts: requests in a row that a worker did not answer (requests, not scrapes).
-    settle: scrapes after a load in which the timeout gauge may still show timeouts from before the load.
+    settle: scrapes after a load in which timeouts and stalled threads may still be those from before the load.
     """
 
     ended: int = 2
@@ -35,10 +38,14 @@ class HealthLimits:
 
 @dataclass(frozen=True)
 class DeadModel:
-    """Why a model is dead. `certain` is false if its process exists and may only be slow."""
+    """Why a model is dead.
+
+    certain: false if its process exists and may only be slow. hung: a process to end once another has replaced it.
+    """
 
     reason: str
     certain: bool
+    hung: int | None = None
 
 
 @dataclass
@@ -49,11 +56,12 @@ class _Model:
     unchanged: int = 0
     before_load: frozenset[int] = frozenset()
     timeouts: int = 0
+    stalled: Mapping[StalledThread, float] = field(default_factory=dict)
     settling: int = 0
 
 
 class HealthTracker:
-    """Remembers the last heartbeats of the models. Not thread-safe."""
+    """Remembers what the last scrape showed of the models. Not thread-safe."""
 
     def __init__(self, limits: HealthLimits | None = None) -> None:
         self._limits = limits or HealthLimits()
@@ -66,12 +74,13 @@ class HealthTracker:
         state_of: StateOf,
         loading: Collection[str] = (),
         expected: Collection[str] = (),
+        stalled: Mapping[str, Mapping[StalledThread, float]] = MappingProxyType({}),
     ) -> dict[str, DeadModel]:
         """Take one more scrape into account; returns the dead models.
 
         heartbeats: counter by model and pid, including processes that have ended. timeouts: in a row, by worker.
         loading: models that are being loaded; they are never reported. expected: models that are loaded and should
-        have a heartbeat. A model that is in none of these is forgotten.
+        have a heartbeat. stalled: by model, seconds without a step. A model that is in none of these is forgotten.
         """
         models = {*heartbeats, *expected, *timeouts, *loading}
         self._models = {name: self._models.get(name, _Model()) for name in models}
@@ -79,11 +88,17 @@ class HealthTracker:
         for name, model in self._models.items():
             counted = timeouts.get(name, 0)
             self._count(model, heartbeats.get(name, {}))
+            settling = model.settling > 0
+            model.settling -= settling
             if name in loading:
                 # The heartbeats of this scrape belong to the process that the load replaces.
                 model.before_load = frozenset(model.heartbeats)
                 model.unchanged, model.settling = 0, self._limits.settle
-            found = self._stopped(model, state_of) or self._unanswered(model, counted)
+            found = (
+                self._stopped(model, state_of)
+                or self._unanswered(model, counted, settling)
+                or self._stalled(model, stalled.get(name, {}), settling)
+            )
             if found and name not in loading:
                 dead[name] = found
         return dead
@@ -114,15 +129,24 @@ class HealthTracker:
             reason = f"{process} has ended and its heartbeat has stopped"
         return DeadModel(reason, certain) if unchanged >= limit else None
 
-    def _unanswered(self, model: _Model, timeouts: int) -> DeadModel | None:
-        if model.settling > 0:
-            model.settling -= 1
+    def _unanswered(self, model: _Model, timeouts: int, settling: bool) -> DeadModel | None:
+        if settling:
             model.timeouts = timeouts
         # A gauge that has not risen since the load counts timeouts of the process before it.
         model.timeouts = min(model.timeouts, timeouts)
         if timeouts >= self._limits.timeouts and timeouts > model.timeouts:
             return DeadModel(f"{self._limits.timeouts} requests in a row timed out", False)
         return None
+
+    def _stalled(self, model: _Model, stalled: Mapping[StalledThread, float], settling: bool) -> DeadModel | None:
+        # The series of a process that has ended stay, but do not grow.
+        growing = [thread for thread, seconds in stalled.items() if seconds > model.stalled.get(thread, math.inf)]
+        model.stalled = stalled
+        if settling or not growing:
+            return None
+        thread = max(growing, key=lambda thread: stalled[thread])
+        text = f"thread {thread.name} of process {thread.pid} has work and has done no step for {stalled[thread]:.0f} s"
+        return DeadModel(text, False, thread.pid)
 
 
 class ReloadBackoff:

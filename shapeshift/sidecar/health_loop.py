@@ -68,7 +68,9 @@ class HealthLoop:
         fresh = self._fresh_pids(heartbeats)
         expected = self.expected if heartbeats else frozenset()
         loading = self._actuator.take_changed() | self._pending_models()
-        dead = self._health.update(heartbeats, self._timeouts(page, fresh), self._processes.state, loading, expected)
+        dead = self._health.update(
+            heartbeats, self._timeouts(page, fresh), self._processes.state, loading, expected, page.stalled()
+        )
         if dead:
             self._reload_all(dead)
 
@@ -133,7 +135,7 @@ class HealthLoop:
 
     def _reload(self, name: str, found: DeadModel) -> None:
         try:
-            self._actuator.reload(name, found.reason)
+            self._actuator.reload(name, found.reason, found.hung)
         except Exception as error:  # noqa: BLE001  a failure with one model must not stop the loop for all
             self._journal.log("health", name, f"could not be reloaded: {error!r}")
         finally:

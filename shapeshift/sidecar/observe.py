@@ -19,8 +19,10 @@ WAITING = "shapeshift_requests_waiting"
 RUNNING = "shapeshift_requests_running"
 OUTSTANDING = "shapeshift_worker_outstanding"
 TIMEOUTS = "shapeshift_worker_timeouts"
+STALLED = "shapeshift_thread_stalled_seconds"
 
 TAIL_QUANTILE = 0.98
+_LABELS = ("le", "worker", "thread")
 # One heartbeat a second. A model with heartbeats in this share of the seconds was alive all the time: Triton
 # publishes the metrics with a delay.
 _STEADY = 0.9
@@ -28,12 +30,20 @@ _STEADY = 0.9
 
 @dataclass(frozen=True)
 class Series:
-    """One value of one process of a model; `label` is its `le` or `worker` label, or empty."""
+    """One value of one process of a model; `label` is its `le`, `worker` or `thread` label, or empty."""
 
     name: str
     pid: int
     label: str
     value: float
+
+
+@dataclass(frozen=True)
+class StalledThread:
+    """A thread of a model's process that has work and does no step."""
+
+    pid: int
+    name: str
 
 
 class MetricsPage:
@@ -46,7 +56,7 @@ class MetricsPage:
             found = dict(labels)
             model, pid = found.get("model"), found.get("pid", "")
             if name.startswith("shapeshift_") and model and pid.isdecimal() and math.isfinite(value):
-                label = found.get("le", found.get("worker", ""))
+                label = next((found[key] for key in _LABELS if key in found), "")
                 self.models.setdefault(model, []).append(Series(name, int(pid), label, value))
 
     def series(self, model: str, name: str) -> Iterator[Series]:
@@ -59,6 +69,14 @@ class MetricsPage:
             model: {series.pid: series.value for series in self.series(model, HEARTBEAT)} for model in self.models
         }
         return {model: found for model, found in counts.items() if found}
+
+    def stalled(self) -> dict[str, dict[StalledThread, float]]:
+        """By model: seconds without a step of the threads that have work and do none."""
+        seconds = {
+            model: {StalledThread(series.pid, series.label): series.value for series in self.series(model, STALLED)}
+            for model in self.models
+        }
+        return {model: {thread: value for thread, value in found.items() if value} for model, found in seconds.items()}
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
 from shapeshift.serving.bounds import TimeBound, unloading
+from shapeshift.serving.liveness import StepCounter
 from shapeshift.token_adapt.executor import Executor
 from shapeshift.token_adapt.interfaces import Pixels
 from shapeshift.token_adapt.request import ImageRequest
@@ -17,7 +18,10 @@ _SMOOTHING = 0.1
 
 
 class DecoderPool:
-    """Hands decoded requests to the executor. image_ms: mean time of recent images; 0 before the first."""
+    """Hands decoded requests to the executor.
+
+    image_ms: mean time of recent images; 0 before the first. steps: images that have been decoded.
+    """
 
     def __init__(self, threads: int, executor: Executor) -> None:
         self.image_ms = 0.0
@@ -25,6 +29,7 @@ class DecoderPool:
         self._executor = executor
         self._bound = TimeBound("latency_ms", 0.0)
         self._num_waiting = 0
+        self.steps = StepCounter("decode", lambda: self._num_waiting > 0)
         self._lock = threading.Lock()
         self._threads = ThreadPoolExecutor(threads, "decode")
 
@@ -60,6 +65,8 @@ class DecoderPool:
                 began = time.monotonic()
                 pixels.append(decode(row))
                 took_ms = (time.monotonic() - began) * 1e3
+                with self._lock:
+                    self.steps.step()
                 self.image_ms += (_SMOOTHING if self.image_ms else 1.0) * (took_ms - self.image_ms)
         except Exception as error:  # noqa: BLE001  an invalid image fails its own request only
             request.fail(error)
@@ -68,3 +75,4 @@ class DecoderPool:
         finally:
             with self._lock:
                 self._num_waiting -= request.num_images
+                self.steps.step()

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from shapeshift.errors import CancelledRequestError, EngineError
 from shapeshift.serving.bounds import unloading
+from shapeshift.serving.liveness import StepCounter
 from shapeshift.token_adapt.interfaces import ImageModel, Pixels
 from shapeshift.token_adapt.metrics import ImageMetrics
 from shapeshift.token_adapt.model_runner import BatchResult, ModelRunner
@@ -40,7 +41,8 @@ class Executor:
         self._log = log
         # None wakes the thread.
         self._events: queue.SimpleQueue[Arrival | BatchResult | None] = queue.SimpleQueue()
-        self._runner = ModelRunner(model, scheduler.costs.gammas, self._events.put, metrics.refused_tasks, log)
+        self._runner = ModelRunner(model, scheduler.costs, self._events.put, metrics.refused_tasks, log)
+        self.steps = [StepCounter("executor", self._has_work), self._runner.steps]
         self._closing = threading.Event()
         self._any_cancelled = threading.Event()
         # Predicted times of the batches in flight, and the predicted end of the last one, ms.
@@ -85,6 +87,7 @@ class Executor:
         while not self._closing.is_set():
             try:
                 self._step()
+                self.steps[0].step()
             except Exception as error:  # noqa: BLE001  without this thread no request would end
                 self._log(f"the execution thread failed, and with it all waiting images: {error}")
                 self._fail_waiting(EngineError(f"the execution thread failed: {error}"))
@@ -106,6 +109,10 @@ class Executor:
                 self._settle_evicted(step, start)
                 self._run(step, start)
             self._adapt_lead(now_ms() - began)
+
+    def _has_work(self) -> bool:
+        """Whether the thread has something to do now: while a batch runs, waiting images are not."""
+        return not self._events.empty() or (len(self._scheduler) > 0 and not self._in_flight)
 
     # Decide and run.
 

@@ -13,7 +13,8 @@ from shapeshift.errors import InvalidInputError, NotFoundError, OverloadedError
 from shapeshift.serving import parameters
 from shapeshift.serving.bounds import Bound
 from shapeshift.serving.cancellations import CancellationWatch
-from shapeshift.serving.metrics import Counter, Gauge, Histogram, MetricsFlusher, RequestMetrics
+from shapeshift.serving.liveness import Liveness
+from shapeshift.serving.metrics import Gauge, Metric, MetricsFlusher, RequestMetrics
 from shapeshift.serving.model_args import ModelArgs, model_log
 from shapeshift.serving.responses import Responder
 from shapeshift.token_adapt import image_decoding, loading
@@ -49,7 +50,8 @@ class ImageFront:
         self._decoders = DecoderPool(self._settings.decode_threads, self._executor)
         request_metrics = RequestMetrics("images", 1, self._settings.slo_ms)
         self._responder = Responder(pb_utils, request_metrics, self._log)
-        exported: list[Counter | Gauge | Histogram] = [
+        steps = [*self._responder.steps, self._decoders.steps, *self._executor.steps]
+        exported: list[Metric] = [
             request_metrics.latency_ms,
             *request_metrics.answered.values(),
             *image_metrics.exported,
@@ -57,6 +59,7 @@ class ImageFront:
             Gauge("requests_running", "Images in the running and the next batch", lambda: self._executor.num_running),
             Gauge("tasks", "Tasks served", lambda: len(self._model.tasks)),
             Gauge("cost_factor", "Measured over profiled time of recent batches", lambda: scheduler.costs.factor),
+            Liveness(lambda: steps, self._log).metric,
         ]
         self._metrics = MetricsFlusher(pb_utils, args.name, exported, self._log)
         self._executor.start()

@@ -10,8 +10,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from shapeshift.serving.liveness import StepCounter
 from shapeshift.serving.metrics import Counter
 from shapeshift.token_adapt.interfaces import ImageModel, Probabilities
+from shapeshift.token_adapt.policy.costs import Costs
 from shapeshift.token_adapt.policy.image_scheduler import Step
 from shapeshift.token_adapt.request import RequestImage, now_ms
 
@@ -36,17 +38,19 @@ class ModelRunner:
     def __init__(
         self,
         model: ImageModel,
-        gammas: Sequence[int],
+        costs: Costs,
         report: Callable[[BatchResult], None],
         refused_tasks: Counter,
         log: Log,
     ) -> None:
         self._model = model
-        self._gammas = gammas
+        self._gammas = costs.gammas
         self._report = report
         self._refused_tasks = refused_tasks
         self._log = log
-        self._steps: queue.SimpleQueue[Step[RequestImage] | None] = queue.SimpleQueue()
+        self._queue: queue.SimpleQueue[Step[RequestImage] | None] = queue.SimpleQueue()
+        self._reloading = False
+        self.steps = StepCounter("model-runner", self._has_work, costs.longest_ms / 1e3)
         self._next_reload = time.monotonic() + _RELOAD_PERIOD_S
         self._thread = threading.Thread(target=self._serve, name="model runner", daemon=True)
 
@@ -55,24 +59,29 @@ class ModelRunner:
 
     def submit(self, step: Step[RequestImage]) -> None:
         """Queue a batch; never blocks."""
-        self._steps.put(step)
+        self._queue.put(step)
 
     def close(self, timeout_s: float = 10.0) -> None:
         """Run the queued batches, then end the thread."""
-        self._steps.put(None)
+        self._queue.put(None)
         self._thread.join(timeout_s)
 
     def _serve(self) -> None:
         while True:
             try:
-                step = self._steps.get(timeout=_RELOAD_PERIOD_S)
+                step = self._queue.get(timeout=_RELOAD_PERIOD_S)
             except queue.Empty:
                 self._reload_tasks()
                 continue
             if step is None:
                 return
-            self._report(self._run(step))
+            with self.steps.running():
+                self._report(self._run(step))
             self._reload_tasks()
+
+    def _has_work(self) -> bool:
+        """Whether batches wait. Loading tasks may take long and is no reason to replace the process."""
+        return not self._queue.empty() and not self._reloading
 
     def _run(self, step: Step[RequestImage]) -> BatchResult:
         started = now_ms()
@@ -90,6 +99,7 @@ class ModelRunner:
     def _reload_tasks(self) -> None:
         if time.monotonic() < self._next_reload:
             return
+        self._reloading = True
         try:
             for message in self._model.reload_tasks():
                 self._refused_tasks.add()
@@ -97,4 +107,6 @@ class ModelRunner:
         except Exception as error:  # noqa: BLE001  a broken registry must not stop serving
             self._refused_tasks.add()
             self._log(f"reloading the tasks failed: {error}")
+        finally:
+            self._reloading = False
         self._next_reload = time.monotonic() + _RELOAD_PERIOD_S

@@ -130,7 +130,8 @@ class FakeClient(AsyncClient):
     def _answer(self, call: ModelCall) -> dict[str, np.ndarray]:
         if call.model not in self._pb_utils.models:
             raise error_of(f"Request for unknown model: '{call.model}' is not found", "UNAVAILABLE")
-        request = Request(call.outputs, call.parameters, **call.inputs)
+        inputs: dict[str, Any] = dict(call.inputs)
+        request = Request(call.outputs, call.parameters, **inputs)
         try:
             (response,) = self._pb_utils.models[call.model].execute([request])
         except Exception as error:  # noqa: BLE001  the server answers for a model that raises

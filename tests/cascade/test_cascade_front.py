@@ -492,7 +492,7 @@ def test_requests_with_short_deadlines_find_out_that_a_level_hangs() -> None:
     outcomes: list[object] = []
     for number in range(3):
         client.submit("large", [[b"a"]], ["LOGITS"], False, time.monotonic() + 0.02, outcomes.append)
-        wait_for(lambda number=number: len(outcomes) == number + 1)
+        wait_for(lambda: len(outcomes) == number + 1)  # noqa: B023
         assert isinstance(outcomes[-1], OverloadedError) and "latency_ms ran out" in str(outcomes[-1])
     wait_for(lambda: client._backoffs["large"].failures >= 1)
     with pytest.raises(LevelGoneError, match="model large failed"):

@@ -8,7 +8,14 @@ from pathlib import Path
 
 from tests.docs.docs_pages import PROJECT
 
-_KINDS = {"Counter": "counter", "Counters": "counter", "Gauge": "gauge", "Histogram": "histogram", "Info": "gauge"}
+_KINDS = {
+    "Counter": "counter",
+    "Counters": "counter",
+    "Gauge": "gauge",
+    "Gauges": "gauge",
+    "Info": "gauge",
+    "Histogram": "histogram",
+}
 PACKAGES = ("shapeshift", "build_engines", "backends", "client", "bench")
 
 
@@ -75,7 +82,7 @@ def _labels(call: ast.Call, tree: ast.Module) -> list[str]:
     kind = call.func.id if isinstance(call.func, ast.Name) else ""
     if kind == "Histogram":
         return ["le"]
-    if kind == "Counters":
+    if kind in ("Counters", "Gauges"):
         return [str(node.value) for node in call.args[2:3] if isinstance(node, ast.Constant)]
     if kind == "Info":
         called = {node.id for node in ast.walk(call) if isinstance(node, ast.Name)}

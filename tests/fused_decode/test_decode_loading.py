@@ -49,6 +49,7 @@ def test_a_checkpoint_becomes_a_runtime(load: Load, logged: list[str]) -> None:
     torch.set_num_threads(threads)
     assert (runtime.vocab_size, runtime.slots, runtime.max_length) == (VOCABULARY, 3, 64)
     assert runtime.eos_ids == frozenset({1})
+    assert runtime.longest_step_s > 0
     slot, start, length = (torch.tensor([value], dtype=torch.int32) for value in (1, 0, 3))
     logits = runtime.forward(StepBatch(torch.tensor([4, 5, 6]), slot, start, length, torch.tensor([0])))
     assert logits.shape == (1, VOCABULARY) and np.isfinite(logits.numpy()).all()

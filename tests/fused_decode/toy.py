@@ -38,6 +38,8 @@ class ToyRuntime:
     `eos_at` tokens, and certain from then on.
     """
 
+    longest_step_s = 0.0
+
     def __init__(self, slots: int = 4, max_length: int = 64, seed: int = 0) -> None:
         rng = np.random.default_rng(seed)
         self.vocab_size = VOCABULARY

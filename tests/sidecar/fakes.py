@@ -10,7 +10,16 @@ from typing import Any
 
 from shapeshift.errors import EngineError, ShapeshiftError
 from shapeshift.sidecar.front_config import Front, read_front
-from shapeshift.sidecar.observe import HEARTBEAT, LATENCIES, LENGTHS, OUTSTANDING, TIMEOUTS, WAITING, MetricsPage
+from shapeshift.sidecar.observe import (
+    HEARTBEAT,
+    LATENCIES,
+    LENGTHS,
+    OUTSTANDING,
+    STALLED,
+    TIMEOUTS,
+    WAITING,
+    MetricsPage,
+)
 from shapeshift.triton.metrics import Samples
 from shapeshift.triton.model_state import ModelState
 
@@ -129,6 +138,7 @@ def samples(model: str, pid: int, heartbeat: float, **more: Mapping[str, float])
         "outstanding": (OUTSTANDING, "worker"),
         "timeouts": (TIMEOUTS, "worker"),
         "waiting": (WAITING, "none"),
+        "stalled": (STALLED, "thread"),
     }
     own = {("model", model), ("pid", str(pid))}
     found: Samples = {(HEARTBEAT, frozenset(own)): heartbeat}

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Mapping
 
 import pytest
 
-from shapeshift.sidecar.health import HealthLimits, HealthTracker, ReloadBackoff
+from shapeshift.sidecar.health import DeadModel, HealthLimits, HealthTracker, ReloadBackoff
+from shapeshift.sidecar.observe import StalledThread
 from shapeshift.sidecar.process_tracker import ProcessState
 from tests.sidecar.test_sidecar_observe import recorded
 
@@ -136,6 +137,52 @@ def test_timeouts_count_from_zero_after_an_answer() -> None:
         health.update({"a": {2: float(beat)}}, {"a": 2}, ALIVE)
     assert health.update({"a": {2: 8.0}}, {"a": 0}, ALIVE) == {}
     assert "a" in health.update({"a": {2: 9.0}}, {"a": 2}, ALIVE)
+
+
+STUCK, OTHER = StalledThread(1, "engine-0"), StalledThread(1, "responses")
+
+
+class Stalls:
+    """Scrapes of a model whose process 1 beats, and of its stalled threads."""
+
+    def __init__(self) -> None:
+        self.health = HealthTracker()
+        self.beat = 0.0
+
+    def scrape(self, seconds: Mapping[StalledThread, float], loading: Collection[str] = ()) -> DeadModel | None:
+        self.beat += 1
+        beats = {"a": {1: self.beat}}
+        return self.health.update(beats, {}, ALIVE, loading, stalled={"a": seconds}).get("a")
+
+
+def test_a_stalled_thread_is_dead_when_its_time_grows() -> None:
+    stalls = Stalls()
+    assert stalls.scrape({}) is None
+    assert stalls.scrape({STUCK: 6.0}) is None
+    assert stalls.scrape({STUCK: 6.0}) is None
+    found = stalls.scrape({STUCK: 7.0, OTHER: 6.0})
+    assert found == DeadModel("thread engine-0 of process 1 has work and has done no step for 7 s", False, 1)
+
+
+def test_the_series_of_an_ended_process_kill_nothing() -> None:
+    stalls = Stalls()
+    for _ in range(50):
+        assert stalls.scrape({STUCK: 6.0}) is None
+
+
+def test_threads_that_stalled_before_a_load_do_not_count() -> None:
+    stalls = Stalls()
+    stalls.scrape({STUCK: 6.0})
+    assert stalls.scrape({STUCK: 7.0}) is not None
+    stalls.scrape({STUCK: 8.0}, loading={"a"})
+    # The old process flushes its metrics once more while it ends.
+    assert stalls.scrape({STUCK: 9.0}) is None
+    for _ in range(20):
+        assert stalls.scrape({STUCK: 9.0}) is None
+    new = StalledThread(2, "engine-0")
+    assert stalls.scrape({STUCK: 9.0, new: 6.0}) is None
+    found = stalls.scrape({STUCK: 9.0, new: 7.0})
+    assert found is not None and found.hung == 2
 
 
 def test_a_recorded_death() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -36,6 +37,7 @@ class Case:
         self.pids = {"enc": NO_PID, "enc_w00": NO_PID + 1, "enc_w01": NO_PID + 2}
         self.dead: set[str] = set()
         self.timeouts: dict[str, float] = {}
+        self.stalled: dict[str, dict[str, float]] = {}
         self.beats = 0.0
         self.stopped: dict[str, float] = {}
         self.down = False
@@ -53,7 +55,7 @@ class Case:
         for model, pid in self.pids.items():
             beats = self.stopped.setdefault(model, self.beats) if model in self.dead else self.beats
             more = {"timeouts": self.timeouts} if model == "enc" else {}
-            found |= samples(model, pid, beats, **more)
+            found |= samples(model, pid, beats, stalled=self.stalled.get(model, {}), **more)
         return found
 
     def scrapes(self, count: int) -> None:
@@ -273,6 +275,35 @@ def test_close_ends_the_wait(case: Case) -> None:
     closer.start()
     case.loop.wait(60.0)
     closer.join()
+
+
+def test_a_process_with_a_stalled_thread_is_replaced_and_killed(case: Case, stubs: Stubs) -> None:
+    hung = stubs.start("enc_w01_0_0")
+    case.pids["enc_w01"] = hung.pid
+    case.scrapes(3)
+    for seconds in (0.0, 6.0, 7.0):
+        case.stalled = {"enc_w01": {"execute": seconds}}
+        assert case.server.calls == []
+        case.scrapes(1)
+    case.settle()
+    assert case.server.calls == [("load", "enc_w01", "512")]
+    text = f"thread execute of process {hung.pid} has work and has done no step for 7 s"
+    assert case.logged(f"enc_w01: {text}: reloading") == 1
+    assert case.logged(f"enc_w01: killed the old process {hung.pid}") == 1
+    assert hung.wait(60) == -signal.SIGKILL
+
+
+def test_a_stalled_process_lives_on_when_it_cannot_be_replaced(case: Case, stubs: Stubs) -> None:
+    hung = stubs.start("enc_w01_0_0")
+    case.pids["enc_w01"] = hung.pid
+    case.server.fails = lambda name, bin_: "no memory"
+    case.scrapes(3)
+    for seconds in (6.0, 7.0):
+        case.stalled = {"enc_w01": {"execute": seconds}}
+        case.scrapes(1)
+    case.settle()
+    assert case.logged("enc_w01: not loaded: no memory") == 1
+    assert hung.poll() is None
 
 
 def test_recorded_pages_lead_to_one_load(case: Case) -> None:

@@ -8,9 +8,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from shapeshift.adapter_cache.interfaces import AdapterMemory
-from shapeshift.choices import Choices
 from shapeshift.fused_decode.policy.admission import Admission
-from shapeshift.settings import require
+from shapeshift.settings import Choices, require
 
 
 @dataclass(frozen=True)

@@ -101,6 +101,11 @@ def efficient_tokens(manifest: Manifest) -> int:
     return min(point.tokens for point in points if times[point] <= limit)
 
 
+def longest_call_s(manifest: Manifest) -> float:
+    """The 99th percentile of the slowest profiled engine call, in seconds; 0 without a profile."""
+    return max((point.p99_ms for entry in manifest.engines for point in entry.latency), default=0.0) / 1e3
+
+
 def max_rows(manifest: Manifest) -> int:
     """The maximum number of rows in a pack; 1 if the model family cannot pack rows."""
     if not manifest.packs_rows:

@@ -20,6 +20,7 @@ from shapeshift.engines.providers import lookup
 from shapeshift.errors import EngineError
 from shapeshift.serving.bounded_queue import BoundedQueue
 from shapeshift.serving.bounds import TimeBound, unloading
+from shapeshift.serving.liveness import StepCounter
 from shapeshift.serving.metrics import Counter, Gauge
 from shapeshift.serving.model_args import Log
 
@@ -52,8 +53,9 @@ class ExecutorSettings(Protocol):
 class EngineThread:
     """One thread with its own engines. It takes rows from the queue, runs them and records the results."""
 
-    def __init__(self, number: int, executor: EngineExecutor, engines: EngineSet) -> None:
+    def __init__(self, number: int, executor: EngineExecutor, engines: EngineSet, longest_step_s: float) -> None:
         self.engines = engines
+        self.steps = StepCounter(f"engine-{number}", lambda: executor.waiting > 0, longest_step_s)
         self.busy_rows = 0
         # What its running call takes by the profile.
         self.busy_ms = 0.0
@@ -72,12 +74,13 @@ class EngineThread:
 
     def _serve(self) -> None:
         while rows := self._executor.queue.take(self._executor.rows_to_take):
-            began = time.perf_counter()
-            rows = [row for row in rows if row.request.should_run()]
-            if rows:
-                self._run(rows)
-                self._executor.observe(self.busy_ms, (time.perf_counter() - began) * 1e3)
-                self.busy_rows, self.busy_ms = 0, 0.0
+            with self.steps.running():
+                began = time.perf_counter()
+                rows = [row for row in rows if row.request.should_run()]
+                if rows:
+                    self._run(rows)
+                    self._executor.observe(self.busy_ms, (time.perf_counter() - began) * 1e3)
+                    self.busy_rows, self.busy_ms = 0, 0.0
 
     def _run(self, rows: list[Row]) -> None:
         self.busy_rows = len(rows)
@@ -115,7 +118,8 @@ class EngineExecutor:
         self.queue: BoundedQueue[Row] = BoundedQueue(settings.queue_rows, settings.queue_tokens, self.row_ms)
         self._stopping = threading.Event()
         self._runtime = lookup.PROVIDERS[manifest.provider].open(folder, manifest.precision, threads=1)
-        self.threads = [EngineThread(number, self, EngineSet(manifest)) for number in range(threads)]
+        longest_s = engine_set.longest_call_s(manifest)
+        self.threads = [EngineThread(number, self, EngineSet(manifest), longest_s) for number in range(threads)]
         first, rest = first_and_rest(manifest)
         self._load(first)
         for thread in self.threads:
@@ -138,6 +142,11 @@ class EngineExecutor:
     def loaded(self) -> int:
         """The number of engines that every thread has loaded."""
         return min(len(thread.engines.loaded) for thread in self.threads)
+
+    @property
+    def steps(self) -> list[StepCounter]:
+        """The steps of the engine threads: engine calls."""
+        return [thread.steps for thread in self.threads]
 
     def metrics(self) -> list[Counter | Gauge]:
         """The executor's metrics, exported with those of the front."""

@@ -5,8 +5,8 @@ from __future__ import annotations
 import importlib.util
 from pathlib import Path
 
-from shapeshift.choices import Choices
 from shapeshift.engines.interfaces import Provider
+from shapeshift.settings import Choices
 
 PROVIDERS: Choices[Provider] = Choices(
     "provider",

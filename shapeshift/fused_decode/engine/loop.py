@@ -20,6 +20,7 @@ from shapeshift.fused_decode.metrics import LoopMetrics
 from shapeshift.fused_decode.policy.admission import Admission
 from shapeshift.fused_decode.request import LENGTH, STOP, Reason, Request, Terminations
 from shapeshift.serving.bounds import unloading
+from shapeshift.serving.liveness import StepCounter
 from shapeshift.serving.model_args import Log
 
 Deliver = Callable[[list[Request]], None]
@@ -44,10 +45,13 @@ class DecodeLoop:
         prefill_tokens: int = 256,
         compaction: bool = True,
         slot_memory: SlotMemory | None = None,
+        longest_step_s: float = 0.0,
     ) -> None:
+        """longest_step_s: see `StepCounter`."""
         self.admission = admission
         self.slots = SlotTable(runtime.slots, runtime.max_length, slot_memory)
         self.metrics = LoopMetrics()
+        self.steps = StepCounter("decode", lambda: len(admission) > 0 or self.slots.used > 0, longest_step_s)
         self._runtime = runtime
         self._sampler = Sampler(self.slots.sampling, self.slots.tokens, runtime.vocab_size)
         self._deliver = deliver
@@ -122,7 +126,7 @@ class DecodeLoop:
     def _serve(self) -> None:
         while not self._closing:
             try:
-                while not self._closing and self.step():
+                while not self._closing and self._counted_step():
                     pass
                 self.check_integrity()
                 # A request that waits while nothing runs is blocked by memory or its deadline, not by a slot.
@@ -135,6 +139,10 @@ class DecodeLoop:
         for request in self.admission.close():
             self._finish(request, unloading())
         self._finish_running(unloading())
+
+    def _counted_step(self) -> bool:
+        with self.steps.running():
+            return self.step()
 
     def _decide(self, now: float) -> Step | None:
         """End what is due, fill free slots, close the gaps that remain, and compose the batch."""

@@ -14,8 +14,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from shapeshift.choices import Choices
 from shapeshift.fused_decode.sampling_params import SamplingParams
+from shapeshift.settings import Choices
 
 Integers = npt.NDArray[np.int64]
 Flags = npt.NDArray[np.bool_]

@@ -59,6 +59,7 @@ class DecodeModel:
     """See `interfaces.Runtime`. `linear_hook` supplies the terms of rows with adapters; None: no row may have one."""
 
     linear_hook: LinearHook | None = None
+    longest_step_s: float = 0.0
 
     def __init__(self, network: Network, operations: Operations, cache: KeyValueCache) -> None:
         self.architecture = network.architecture

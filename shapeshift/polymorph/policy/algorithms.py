@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from shapeshift.choices import Choices
+from shapeshift.settings import Choices
 
 # Each takes a `problem.Problem` and returns the counts, None where no counts meet the cap. `global` is the exact
 # solution too: its caller passes the demand of the whole trace, once.

@@ -21,6 +21,7 @@ from shapeshift.polymorph.service_times import ServiceTimes
 from shapeshift.polymorph.settings import PolymorphSettings
 from shapeshift.serving.bounds import TimeBound, unloading
 from shapeshift.serving.call_pool import CallPool, CallTimeoutError
+from shapeshift.serving.liveness import StepCounter
 from shapeshift.serving.metrics import Counter, Gauge
 from shapeshift.serving.model_args import Log
 
@@ -57,6 +58,7 @@ class Router:
         self._time_bound = TimeBound("max_queue_ms", settings.max_queue_ms)
         self._closing = threading.Event()
         self._calls, self._rows = 0, 0
+        self.steps = [StepCounter("router-watch", lambda: self.waiting + self.running > 0)]
         self._watcher = threading.Thread(target=self._watch, name="router-watch", daemon=True)
         self._watcher.start()
 
@@ -197,11 +199,12 @@ class Router:
     def _watch(self) -> None:
         next_probe = time.monotonic() + _PROBE_S
         while not self._closing.wait(_WATCH_S):
-            now = time.monotonic()
-            self._end_late(now)
-            if now >= next_probe:
-                next_probe = now + _PROBE_S
-                self._probe_silent(now)
+            with self.steps[0].running():
+                now = time.monotonic()
+                self._end_late(now)
+                if now >= next_probe:
+                    next_probe = now + _PROBE_S
+                    self._probe_silent(now)
 
     def _end_late(self, now: float) -> None:
         pending = self._members.pending

@@ -33,6 +33,11 @@ class Costs:
         self._min_latency = self._latency.min(axis=1)
 
     @property
+    def longest_ms(self) -> float:
+        """Profiled time of the largest batch at its slowest gamma."""
+        return float(self._latency.max())
+
+    @property
     def factor(self) -> float:
         return self.measured.value
 

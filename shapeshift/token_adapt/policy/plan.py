@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from shapeshift.choices import Choices
+from shapeshift.settings import Choices
 from shapeshift.token_adapt.policy.problem import SKIP, PlanProblem
 
 TICK_MS = 1.0

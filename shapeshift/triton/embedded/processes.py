@@ -81,6 +81,11 @@ def has_successor(ended: Stub) -> bool:
     return any((one.server, one.instance) == (ended.server, ended.instance) for one in running)
 
 
+def kill(identity: Identity) -> bool:
+    """Kill exactly this process; whether it was running and may be killed."""
+    return _send(identity, signal.SIGKILL)
+
+
 def members(record: Record) -> list[Member]:
     """The running processes of this run.
 
@@ -127,7 +132,7 @@ def stop(record: Record, grace_s: float) -> None:
     deadline = time.monotonic() + _KILL_S
     while (record := refresh(record)).members and time.monotonic() < deadline:
         for member in record.members:
-            _send(member.identity, signal.SIGKILL)
+            kill(member.identity)
         time.sleep(_STEP_S)
     remove_regions(record)
 
