@@ -74,8 +74,9 @@ def test_each_worker_is_a_model(make: Make, tmp_path: Path, placement: str, bin_
         (group,) = config.instance_group
         assert (group.count, group.kind) == (1, group.KIND_CPU)
         assert (own["worker_of"], own["bin"], own["generation"]) == ("encode", bin_edge, "0")
-        assert "profile" not in own
-        copied = set(front) - {"profile"}
+        of_the_front = {"profile", "labels", "prompts"}
+        assert not of_the_front & set(own)
+        copied = set(front) - of_the_front
         assert {key: own[key] for key in copied} == {key: front[key] for key in copied}
         engines = (tmp_path / "build" / "repository" / name / own["engines"]).resolve()
         assert engines == tmp_path / "build" / "engines" / "encode"

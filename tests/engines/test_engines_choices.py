@@ -121,7 +121,9 @@ def test_bins(bins: str, edges: list[int] | None) -> None:
         ({"checkpoint": ""}, "checkpoint"),
         ({"provider": "cuda"}, "provider"),
         ({"precision": "f16"}, "precision"),
-        ({"pooling": "max"}, "pooling"),
+        ({"pooling": "first"}, "pooling"),
+        ({"pooling": "cls,first"}, "pooling"),
+        ({"normalize": "yes"}, "normalize"),
         ({"max_tokens": 0}, "max_tokens"),
         ({"max_tokens": 9000}, "max_tokens"),
         ({"max_bins": 0}, "max_bins"),
@@ -188,6 +190,11 @@ def test_one_deviating_row_is_detected() -> None:
     assert texts.deviation(embed, [[9], [4, 5]]).within("f32")
     assert not texts.deviation(off, [[9], [4, 5]]).within("bf16")
     assert asked == [9, 4, 5]
+
+
+def test_texts_to_compare_do_not_contain_the_padding_id() -> None:
+    texts = ReferenceTexts(lambda ids: {}, opening=3, closing=3, vocabulary=4, padding=1)
+    assert set(texts.row(64)[0].tolist()) == {0, 2, 3}
 
 
 def test_logits_and_importance_are_compared_with_their_magnitude() -> None:
