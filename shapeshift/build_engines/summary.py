@@ -26,10 +26,11 @@ def of_texts(name: str, result: Manifest, folder: Path, built: bool, placement: 
 
 def of_images(name: str, result: ImageManifest, folder: Path, built: bool) -> str:
     """The table of an image model's engines, as `of_texts`."""
-    header = f"{'gamma':>6} {'precision':>9} {'tokens':>7} {'max error':>10} {'cosine':>9}"
+    header = f"{'gamma':>6} {'precision':>9} {'tokens':>7} {'max error':>10} {'cosine':>9} {'labels':>7}"
     lines = [_headline(name, result, folder, built), f"{header} {'images':>7} {'median ms':>10} {'p99 ms':>8}"]
     for entry in result.engines:
-        quality = f"{entry.tokens:7} {entry.max_error:10.1e} {entry.min_cosine:9.6f}"
+        labels = "" if entry.agreement is None else f"{entry.agreement:.1%}"
+        quality = f"{entry.tokens:7} {entry.max_error:10.1e} {entry.min_cosine:9.6f} {labels:>7}"
         left = f"{entry.gamma:>6} {entry.precision:>9} {quality}"
         times = [f"{point.images:7} {point.median_ms:10.2f} {point.p99_ms:8.2f}" for point in entry.latency]
         lines += _beside(left, times)

@@ -120,6 +120,7 @@ def _register(options: argparse.Namespace, image_model: ImageModel, progress: Pr
     _, test_images = examples.split(images)
     profile = writing.profile(model, parts, test_images, progress)
     writing.write_object(options.folder / folder.PROFILE_FILE, profile)
+    examples.to_file(options.folder, test_images)
     entry = registry.TaskEntry(parts.name, options.folder.resolve(), folder.sha256(options.folder))
     registry.add(image_model.tasks_dir, entry)
     shares = ", ".join(f"{gamma}: {share:.3f}" for gamma, share in profile["accuracy"].items())

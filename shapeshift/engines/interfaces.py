@@ -64,7 +64,8 @@ class Provider(Protocol):
 
         `module` is a torch module. Its `input_axes` map each input to its variable axes, in the order of forward's
         arguments (the same names in lower case). The first axis of each of its `output_names` is variable. `example`
-        has an array for each input, for instance a pack of two rows.
+        has an array for each input, for instance a pack of two rows. Submodules named in its `f32_modules`, if it has
+        any, choose by comparing numbers: they are computed in f32 whatever the precision.
         """
         ...
 

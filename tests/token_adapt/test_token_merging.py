@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from shapeshift.errors import InvalidInputError
-from shapeshift.token_adapt.model.merging import merge_patches
+from shapeshift.token_adapt.model.merging import Matching, merge_patches
 from shapeshift.token_adapt.model.schedule import activation_mb, count_multiplications, expand, output_tokens
 
 
@@ -30,17 +30,29 @@ def by_definition(
     return np.array(tokens), np.array([sizes[i] for i in rest] + [sum(sizes[i] for i in members[j]) for j in b])
 
 
+def merge(patches: torch.Tensor, sizes: torch.Tensor, keys: torch.Tensor, merged: int) -> tuple[torch.Tensor, ...]:
+    """keys [n, t, dim]: of one head."""
+    return merge_patches(patches, sizes, Matching()(keys.unsqueeze(1), merged))
+
+
 @pytest.mark.parametrize(("tokens", "merged"), [(2, 1), (3, 1), (9, 4), (10, 5), (16, 3), (17, 7)])
 def test_merging_matches_its_definition(tokens: int, merged: int) -> None:
     noise = np.random.default_rng(tokens)
     patches, keys = noise.standard_normal((5, tokens, 6)), noise.standard_normal((5, tokens, 4))
     sizes = noise.integers(1, 5, (5, tokens)).astype(float)
-    kept, counts = merge_patches(torch.from_numpy(patches), torch.from_numpy(sizes), torch.from_numpy(keys), merged)
+    kept, counts = merge(torch.from_numpy(patches), torch.from_numpy(sizes), torch.from_numpy(keys), merged)
     assert kept.shape == (5, tokens - merged, 6)
     for image in range(5):
         wanted, wanted_sizes = by_definition(patches[image], sizes[image], keys[image], merged)
         np.testing.assert_allclose(counts[image], wanted_sizes)
         np.testing.assert_allclose(kept[image], wanted, atol=1e-12)
+
+
+def test_equal_scores_neither_lose_nor_repeat_a_token() -> None:
+    patches = torch.arange(40.0, dtype=torch.double).view(1, 20, 2)
+    kept, sizes = merge(patches, torch.ones(1, 20, dtype=torch.double), torch.ones(1, 20, 3), 4)
+    assert sizes.sum() == 20
+    torch.testing.assert_close((sizes.unsqueeze(2) * kept).sum(1), patches.sum(1))
 
 
 def test_mass_is_conserved_over_layers() -> None:
@@ -50,7 +62,7 @@ def test_mass_is_conserved_over_layers() -> None:
     for layer in expand(-7, 40, 9):
         if layer.merged:
             assert patches.shape[1] == layer.patches
-            patches, sizes = merge_patches(patches, sizes, patches, layer.merged)
+            patches, sizes = merge(patches, sizes, patches, layer.merged)
         torch.testing.assert_close(sizes.sum(1), torch.full((3,), 40.0, dtype=torch.double))
         torch.testing.assert_close((sizes.unsqueeze(2) * patches).sum(1), before)
     assert patches.shape[1] == 1

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from shapeshift import files
+from shapeshift.build_engines.image.labels import MIN_AGREEMENT
 from shapeshift.build_engines.image.plan import ImagePlan
 from shapeshift.engines import manifest
 from shapeshift.engines.hardware import cpu_model
@@ -51,6 +52,9 @@ def _manifest(planned: ImagePlan, architecture: Architecture, work: Path, entrie
 
 def _tolerance(precision: str, entries: list[GammaEntry]) -> str:
     tolerance = f"cosine with the reference at least {MIN_COSINE[precision]} for every image"
+    compared = ", ".join(str(entry.gamma) for entry in entries if entry.agreement is not None)
+    if compared:
+        tolerance += f"; at least {MIN_AGREEMENT:.0%} of the reference's labels: gamma {compared}"
     others = ", ".join(str(entry.gamma) for entry in entries if entry.precision != precision)
     if others:
         tolerance += f"; f32 and at least {MIN_COSINE['f32']} where {precision} failed: gamma {others}"

@@ -9,9 +9,11 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
+from shapeshift.build_engines.image import labels
+from shapeshift.build_engines.image.labels import Agreement, read_tasks
 from shapeshift.build_engines.image.plan import ImagePlan
 from shapeshift.engines import manifest, verify
-from shapeshift.engines.interfaces import Engine
+from shapeshift.engines.interfaces import Array, Engine
 from shapeshift.engines.profile import measure_interleaved
 from shapeshift.engines.verify import Deviation, VerificationError
 from shapeshift.progress import ProgressCallback
@@ -20,6 +22,7 @@ from shapeshift.token_adapt.model.gamma_module import GammaModule
 from shapeshift.token_adapt.model.manifest import BATCHES, BatchLatency, GammaEntry
 from shapeshift.token_adapt.model.schedule import activation_mb, output_tokens
 from shapeshift.token_adapt.model.timm_weights import read_model
+from shapeshift.token_adapt.tasks.folder import Backbone
 
 _PROFILE_BUDGET_S = 20.0
 _VERIFIED_BATCHES = (1, 5)
@@ -27,12 +30,16 @@ _VERIFIED_BATCHES = (1, 5)
 
 @dataclass(frozen=True)
 class VerifiedEngine:
-    """An engine, the module it was exported from, and the deviation between them."""
+    """An engine, the module it was exported from, and the deviation between them.
+
+    agreement: of their labels, where these decide in place of the deviation.
+    """
 
     module: GammaModule
     engine: Engine
     deviation: Deviation
     precision: str
+    agreement: Agreement | None
 
 
 def folder_of(gamma: int) -> str:
@@ -49,7 +56,9 @@ class ImageEngineBuilder:
         self._work = work
         self._progress = progress
         self._model, _, _ = read_model(planned.checkpoint.folder)
-        self.architecture = self._model.architecture
+        made = self.architecture = self._model.architecture
+        gammas = planned.front.settings.gamma_list()
+        self._backbone = Backbone(planned.checkpoint.sha256, made.depth, made.width, made.features, gammas)
 
     def build(self) -> list[GammaEntry]:
         """The entries of all gammas. Raises VerificationError naming the first gamma that fails in every precision."""
@@ -82,8 +91,25 @@ class ImageEngineBuilder:
         engine = plan.provider.open(folder, precision, plan.threads).engine(None, None)
         deviations = [_deviation(module, engine, images) for images in _VERIFIED_BATCHES]
         deviation = verify.worst(deviations)
-        deviation.require_within(precision, f"gamma {module.gamma} ({plan.provider.name}, {precision})")
-        return VerifiedEngine(module, engine, deviation, precision)
+        name = f"gamma {module.gamma} ({plan.provider.name}, {precision})"
+        agreement = None if precision == "f32" else self._agreement(module, engine)
+        if agreement is None:
+            deviation.require_within(precision, name)
+        else:
+            agreement.require(name)
+        return VerifiedEngine(module, engine, deviation, precision, agreement)
+
+    def _agreement(self, module: GammaModule, engine: Engine) -> Agreement | None:
+        """Of the labels, for a module that merges tokens; None for others, and where no task keeps images."""
+        tasks_dir = self._plan.tasks_dir
+        tasks = read_tasks(tasks_dir, self._backbone, module.gamma) if tasks_dir and module.gamma < 0 else []
+        if not tasks:
+            return None
+
+        def computed(pixels: Array) -> Array:
+            return engine.run({"PIXELS": pixels})["FEATURES"].copy()
+
+        return labels.compare(tasks, computed, lambda pixels: module.features({"PIXELS": pixels}))
 
     def _profiled(self, candidates: list[VerifiedEngine]) -> list[GammaEntry]:
         self._progress("profile")
@@ -109,5 +135,6 @@ def _entry(one: VerifiedEngine, points: tuple[manifest.Latency, ...]) -> GammaEn
         memory_mb=round(activation_mb(layers, made.width, made.heads, made.mlp_width, made.prefix), 3),
         max_error=one.deviation.max_error,
         min_cosine=one.deviation.min_cosine,
+        agreement=one.agreement.share if one.agreement else None,
         latency=tuple(BatchLatency(point.tokens, point.median_ms, point.p99_ms, point.best_ms) for point in points),
     )

@@ -15,12 +15,14 @@ from shapeshift.engines.hardware import cores, cpu_model
 from shapeshift.engines.interfaces import Provider
 from shapeshift.engines.providers import lookup
 from shapeshift.errors import EngineError
+from shapeshift.files import file_sha256
 from shapeshift.token_adapt.model import manifest as image_manifest
 from shapeshift.token_adapt.model.engine_settings import ImageEngineSettings
 from shapeshift.token_adapt.settings import EmulatedSettings, TokenAdaptSettings
+from shapeshift.token_adapt.tasks import examples, registry
 
 # Incremented when a change of this project makes engines that were built before wrong or worse.
-_BUILD_FORMAT = 2
+_BUILD_FORMAT = 3
 
 
 @dataclass(frozen=True)
@@ -47,13 +49,14 @@ class EmulatedFrontConfig:
 
 @dataclass(frozen=True)
 class ImagePlan:
-    """An image front with every `auto` resolved."""
+    """An image front with every `auto` resolved; tasks_dir: the registry whose images verify engines that merge."""
 
     front: ImageFrontConfig
     checkpoint: Checkpoint
     provider: Provider
     precision: str
     threads: int
+    tasks_dir: Path | None
 
     def key(self) -> str:
         """Changes if, and only if, the engines must be rebuilt."""
@@ -65,6 +68,7 @@ class ImagePlan:
             "precision": self.precision,
             "threads": self.threads,
             "hardware": cpu_model(),
+            "tasks": {} if self.tasks_dir is None or self.precision == "f32" else _examples(self.tasks_dir),
         }
         return hashlib.sha256(json.dumps(inputs, sort_keys=True).encode()).hexdigest()
 
@@ -76,7 +80,14 @@ def plan(front: ImageFrontConfig, paths: BuildPaths) -> ImagePlan:
     provider = lookup.PROVIDERS[lookup.resolve(own.provider)]
     requested = "f32" if own.precision == "auto" and provider.name == "onnxruntime" else own.precision
     resolved = hardware.resolve_precision(requested, provider.name == "tensorrt")
-    return ImagePlan(front, checkpoint, provider, resolved, front.serving.threads or cores())
+    tasks_dir = paths.root / front.serving.tasks_dir if front.serving.tasks_dir else None
+    return ImagePlan(front, checkpoint, provider, resolved, front.serving.threads or cores(), tasks_dir)
+
+
+def _examples(tasks_dir: Path) -> dict[str, list[str]]:
+    """The hashes of each registered task that keeps images, and of its images."""
+    files = [(entry, entry.folder / examples.FILE) for entry in registry.read(tasks_dir)]
+    return {entry.name: [entry.sha256, file_sha256(file)] for entry, file in files if file.is_file()}
 
 
 def is_current(planned: ImagePlan, folder: Path) -> bool:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from shapeshift.engines.interfaces import Array
+from shapeshift.engines.providers.openvino_precision import mark_f32, replace_divisions
 from shapeshift.errors import UnsupportedError
 
 MODEL_FILE = "model.xml"
@@ -88,8 +89,11 @@ class OpenVinoProvider:
             port.get_tensor().set_names({port.get_any_name().upper()})
         for port, name in zip(model.outputs, module.output_names, strict=True):
             port.get_tensor().set_names({name})
+        in_f32 = getattr(module, "f32_modules", ()) if precision != "f32" else ()
+        replace_divisions(model, in_f32)
         # Weights stay f32 in the file: compression to f16 loses accuracy in both precisions.
         openvino.save_model(model, folder / MODEL_FILE, compress_to_fp16=False)
+        mark_f32(folder / MODEL_FILE, in_f32)
         return [MODEL_FILE, "model.bin"]
 
     def compile(self, folder: Path, precision: str, tokens: int | None, rows: int | None) -> str:

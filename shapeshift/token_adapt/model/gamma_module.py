@@ -24,9 +24,10 @@ _IMAGES = {0: "images"}
 
 
 class GammaModule(nn.Module):
-    """`input_axes` and `output_names` are those that `engines.interfaces.Provider.export` needs."""
+    """`input_axes`, `output_names` and `f32_modules` are those that `engines.interfaces.Provider.export` needs."""
 
     output_names = ("FEATURES",)
+    f32_modules = ("matching",)
 
     def __init__(self, model: UnifiedViT, gamma: int) -> None:
         super().__init__()

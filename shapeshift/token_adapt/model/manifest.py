@@ -11,7 +11,7 @@ from typing import Any
 from shapeshift.engines import manifest as engine_manifest
 from shapeshift.engines.manifest import FILE_NAME, FileEntry
 
-FORMAT = 2
+FORMAT = 3
 # Profiled batch sizes.
 BATCHES = (1, 4, 16, 64)
 
@@ -33,6 +33,8 @@ class GammaEntry:
     precision  f32 in a bf16 manifest if the bf16 engine was outside the tolerance
     tokens     after the last block
     memory_mb  activations of one image (`schedule.activation_mb`)
+    agreement  share of the labels of registered tasks that are those of the reference, where labels were compared in
+               place of the cosine: for a gamma below 0 in bf16
     """
 
     gamma: int
@@ -42,6 +44,7 @@ class GammaEntry:
     memory_mb: float
     max_error: float
     min_cosine: float
+    agreement: float | None
     latency: tuple[BatchLatency, ...]
 
 

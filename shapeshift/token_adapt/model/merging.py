@@ -7,21 +7,45 @@ mean of its patches; `sizes` counts them.
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
+from torch import nn
 
 Tensor = torch.Tensor
 
 
-def merge_patches(patches: Tensor, sizes: Tensor, keys: Tensor, merged: int) -> tuple[Tensor, Tensor]:
-    """patches [n, t, width], sizes [n, t], keys [n, t, dim] -> patches [n, t - merged, width], sizes [n, t - merged].
+class Matches(NamedTuple):
+    """The tokens of A that merge [n, merged], their partners in B [n, merged], and the rest of A in its order."""
 
-    0 < merged <= t // 2. The rest of A comes first, in its order, then B. The sum of the sizes and the sum of size
-    times token do not change.
+    merged: Tensor
+    partner: Tensor
+    rest: Tensor
+
+
+class Matching(nn.Module):
+    """The choice of the tokens that merge. It has no weights: it is a module so that an engine can keep it in f32.
+
+    Rounding a score to bf16 makes scores equal or swaps them, and other tokens merge.
     """
-    similarity, partner = best_partners(keys)
-    rest = torch.sort(torch.topk(similarity, similarity.shape[1] - merged, largest=False).indices).values
-    merged_a = torch.topk(similarity, merged).indices
-    assignment = assignment_matrix(partner.gather(1, merged_a), (keys.shape[1] + 1) // 2, patches.dtype)
+
+    def forward(self, keys: Tensor, merged: int) -> Matches:
+        """keys [n, heads, t, dim], averaged over the heads -> the matches of `merged` tokens, 0 < merged <= t // 2."""
+        similarity, partner = best_partners(keys.mean(1))
+        # One sorted list: every token of A is in exactly one of its two parts, also among equal scores.
+        order = torch.sort(similarity, dim=1, descending=True).indices
+        merged_a = order[:, :merged]
+        rest = torch.sort(order[:, merged:], dim=1).values
+        return Matches(merged_a, partner.gather(1, merged_a), rest)
+
+
+def merge_patches(patches: Tensor, sizes: Tensor, matches: Matches) -> tuple[Tensor, Tensor]:
+    """patches [n, t, width], sizes [n, t] -> patches [n, t - merged, width], sizes [n, t - merged].
+
+    The rest of A comes first, in its order, then B. The sum of the sizes and the sum of size times token do not change.
+    """
+    merged_a, partner, rest = matches
+    assignment = assignment_matrix(partner, (patches.shape[1] + 1) // 2, patches.dtype)
     weights = sizes.unsqueeze(2)
     mass = patches * weights
     b_sizes = sizes[:, 0::2] + torch.bmm(assignment, _pick(weights[:, 1::2], merged_a)).squeeze(2)

@@ -15,7 +15,7 @@ from torch import nn
 from torch.nn import functional
 
 from shapeshift.token_adapt.model.architecture import Architecture
-from shapeshift.token_adapt.model.merging import merge_patches
+from shapeshift.token_adapt.model.merging import Matching, merge_patches
 from shapeshift.token_adapt.model.schedule import Layer
 
 Tensor = torch.Tensor
@@ -33,12 +33,12 @@ class Attention(nn.Module):
         self.proj = nn.Linear(width, width)
 
     def forward(self, x: Tensor, sizes: Tensor | None, prompts: Tensor | None) -> tuple[Tensor, Tensor]:
-        """x [n, t, width], sizes [n, t] (None: all 1) -> output [n, t, width], keys averaged over heads [n, t, dim]."""
+        """x [n, t, width], sizes [n, t] (None: all 1) -> output [n, t, width], keys [n, heads, t, dim]."""
         n, t, width = x.shape
         query, key, value = self._split(self.qkv(x), 3).unbind(0)
         query, key = self.q_norm(query), self.k_norm(key)
         mask = None if sizes is None else sizes.log().view(n, 1, 1, t)
-        keys = key.mean(1)
+        keys = key
         if prompts is not None:
             prompt_key, prompt_value = prompts.unbind(1)
             key, value = torch.cat((key, prompt_key), 2), torch.cat((value, prompt_value), 2)
@@ -66,6 +66,7 @@ class Block(nn.Module):
         width, mlp_width = architecture.width, architecture.mlp_width
         self.norm1, self.norm2 = (_norm(width, architecture) for _ in range(2))
         self.attention = Attention(architecture)
+        self.matching = Matching()
         self.fc1, self.fc2 = nn.Linear(width, mlp_width), nn.Linear(mlp_width, width)
         scales = (nn.Parameter(torch.ones(width)) if architecture.layer_scale else None for _ in range(2))
         self.scale1, self.scale2 = scales
@@ -85,7 +86,8 @@ class Block(nn.Module):
         if sizes is None:
             sizes = torch.ones_like(x[:, :, 0])
         prefix = self.prefix
-        patches, patch_sizes = merge_patches(x[:, prefix:], sizes[:, prefix:], keys[:, prefix:], merged)
+        matches = self.matching(keys[:, :, prefix:], merged)
+        patches, patch_sizes = merge_patches(x[:, prefix:], sizes[:, prefix:], matches)
         return torch.cat((x[:, :prefix], patches), 1), torch.cat((sizes[:, :prefix], patch_sizes), 1)
 
     def fold(self, prompts: Tensor) -> Tensor:

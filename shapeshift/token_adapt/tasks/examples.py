@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from zipfile import BadZipFile
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,10 +16,12 @@ from shapeshift.token_adapt.interfaces import Pixels
 
 Indices = NDArray[np.int64]
 
+FILE = "examples.npz"
 # One image in five is held out for the profile (section II-B).
 HELD_OUT = 5
 _SUFFIXES = (".jpg", ".jpeg", ".png")
 _MAX_PIXELS = 100_000_000
+_MAX_KEPT = 512
 
 
 @dataclass(frozen=True)
@@ -64,6 +67,27 @@ def from_folder(folder: Path, size: int) -> tuple[tuple[str, ...], Examples]:
         return np.stack([_decoded(files[index], size) for index in indices])
 
     return labels, Examples(np.array(classes, dtype=np.int64), pixels)
+
+
+def to_file(folder: Path, examples: Examples) -> None:
+    """Keep examples, evenly spread and at most 512, in `folder`: builds verify engines with them."""
+    chosen = np.linspace(0, len(examples) - 1, min(len(examples), _MAX_KEPT)).astype(np.int64)
+    np.savez_compressed(folder / FILE, pixels=examples.pixels(chosen), classes=examples.classes[chosen])
+
+
+def from_file(folder: Path) -> Examples | None:
+    """The examples that `to_file` kept in `folder`; None without. Raises InvalidInputError for an unreadable file."""
+    file = folder / FILE
+    if not file.is_file():
+        return None
+    try:
+        with np.load(file, allow_pickle=False) as arrays:
+            pixels, classes = arrays["pixels"], arrays["classes"].astype(np.int64)
+    except (OSError, ValueError, KeyError, TypeError, EOFError, BadZipFile) as error:
+        raise InvalidInputError(FILE, str(file), f"arrays pixels and classes ({error})") from None
+    if pixels.dtype != np.uint8 or pixels.ndim != 4 or len(pixels) != len(classes) or not len(classes):
+        raise InvalidInputError(FILE, [pixels.dtype, *pixels.shape], "uint8 [n, size, size, 3], a class for each")
+    return from_arrays(pixels, classes)
 
 
 def split(examples: Examples) -> tuple[Examples, Examples]:

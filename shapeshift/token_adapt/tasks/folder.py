@@ -4,6 +4,7 @@ task.json            name, labels, backbone (SHA-256 of the checkpoint), latency
 prompts.safetensors  "<gamma>" for each gamma > 0: [depth, gamma, width]
 head.safetensors     "<gamma>.weight" [labels, features] and "<gamma>.bias" [labels]; the default is that of gamma 0
 profile.json         accuracy by gamma, and how it was measured; written by `shapeshift tasks register`
+examples.npz         optional: images of that measurement, with which `make engines` verifies engines that merge tokens
 """
 
 from __future__ import annotations
