@@ -6,6 +6,7 @@ import contextlib
 import shutil
 import traceback
 from collections.abc import Callable, Collection, Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 from shapeshift.build_engines import cascade, decode, summary
@@ -90,11 +91,19 @@ def _record_failure(
     except ShapeshiftError as error:
         failures[name] = str(error)
     except Exception as error:  # noqa: BLE001  any error of a library concerns this model alone
-        log = paths.build / f"{name}.traceback"
-        log.write_text(traceback.format_exc(), encoding="utf-8")
-        failures[name] = f"{type(error).__name__}: {str(error).partition(chr(10))[0]} (traceback in {log})"
+        failures[name] = in_one_line(error, paths.build / f"{name}.traceback")
     if name in failures:
         failed(f"{name}: {failures[name]}")
+
+
+def in_one_line(error: Exception, log: Path) -> str:
+    """The type and the first line of an unexpected error. Its traceback goes to the file `log`, if writable."""
+    text = f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
+    try:
+        log.write_text("".join(traceback.format_exception(error)), encoding="utf-8")
+    except OSError:
+        return text
+    return f"{text} (traceback in {log})"
 
 
 def _publish(front: FrontConfig, paths: BuildPaths) -> str:
@@ -115,15 +124,15 @@ def _publish_images(front: ImageFrontConfig, paths: BuildPaths, progress: Progre
     return summary.of_images(front.name, result, paths.engines / front.name, built)
 
 
-def _in_one_line(publish: Callable[[Any, BuildPaths], str]) -> Publisher:
+def _with_line(publish: Callable[[Any, BuildPaths], str]) -> Publisher:
     """A publisher whose summary is the line that `publish` returns."""
     return lambda front, paths, progress: f"{front.name}: {publish(front, paths)}"
 
 
 _PUBLISHERS: dict[type, Publisher] = {
     TextFrontConfig: _publish_texts,
-    decode.DecodeFrontConfig: _in_one_line(decode.publish),
+    decode.DecodeFrontConfig: _with_line(decode.publish),
     ImageFrontConfig: _publish_images,
-    EmulatedFrontConfig: _in_one_line(image_front.publish_emulated),
-    cascade.CascadeFrontConfig: _in_one_line(cascade.publish),
+    EmulatedFrontConfig: _with_line(image_front.publish_emulated),
+    cascade.CascadeFrontConfig: _with_line(cascade.publish),
 }

@@ -8,8 +8,9 @@ from pathlib import Path
 
 from shapeshift import files
 from shapeshift.build_engines.paths import BuildPaths
-from shapeshift.build_engines.publish import publish_all, with_required
+from shapeshift.build_engines.publish import in_one_line, publish_all, with_required
 from shapeshift.build_engines.repository import front_folders
+from shapeshift.errors import EngineError, ShapeshiftError
 
 LOCK = ".engines.lock"
 
@@ -23,8 +24,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Publish the models. Returns 1, after naming them, if some failed; the others are published."""
+    """Publish the models. Returns 1, after naming them, if some failed; the others are published.
+
+    Raises ShapeshiftError, also for an unexpected error outside of any model.
+    """
     paths = BuildPaths(Path.cwd(), options.build.resolve(), options.repository.resolve())
+    try:
+        return _publish(options, paths)
+    except ShapeshiftError:
+        raise
+    except Exception as error:
+        raise EngineError(f"the build ended early: {in_one_line(error, paths.build / 'engines.traceback')}") from error
+
+
+def _publish(options: argparse.Namespace, paths: BuildPaths) -> int:
     with files.exclusive_lock(paths.build / LOCK, lambda: _log(f"waiting for another build in {paths.build}")):
         asked = [folder.name for folder in front_folders(paths, set(options.models))]
         names = with_required(asked, paths, _log)

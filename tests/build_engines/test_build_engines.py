@@ -438,6 +438,19 @@ def test_keep_going_needs_one_published_model(project: Project) -> None:
     assert project.make()[0] == 1
 
 
+def test_unexpected_error_outside_of_a_model_is_one_line(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
+    def unreadable(*_: Any) -> Any:
+        raise PermissionError(13, "Permission denied", "model_repository")
+
+    monkeypatch.setattr(engines, "front_folders", unreadable)
+    project.add("good")
+    status, _, err = project.make()
+    log = project.build / "engines.traceback"
+    said = f"PermissionError: [Errno 13] Permission denied: 'model_repository' (traceback in {log})"
+    assert status == 2 and err.splitlines() == [f"shapeshift engines: the build ended early: {said}"]
+    assert "unreadable" in log.read_text()
+
+
 def test_library_error_fails_one_model(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
     def odd(planned: Any, *rest: Any) -> Any:
         if planned.front.name == "bad":
