@@ -87,4 +87,6 @@ def test_multiplications_are_the_papers_count() -> None:
     attention, mlp = 4 * 17 * 64 + 2 * 17 * 17 * 8, 8 * 13 * 64
     assert count_multiplications(expand(-4, 16, 1), 8) == attention + mlp
     assert count_multiplications(expand(-15, 196, 12), 768) < 0.6 * plain
+    # 1,024 patches of width 1,024: the MLP holds 2 x 1,024 + 4,096 numbers of 4 bytes for each token.
+    assert activation_mb(expand(0, 1024, 1), 1024, 1, 4096, prefix=0) == 24.0
     assert activation_mb(expand(-4, 16, 2), 8, 2, 32) == activation_mb(expand(0, 16, 1), 8, 2, 32) > 0

@@ -47,7 +47,7 @@ def count_multiplications(layers: Sequence[Layer], width: int, prefix: int = 1) 
 
 
 def activation_mb(layers: Sequence[Layer], width: int, heads: int, mlp_width: int, prefix: int = 1) -> float:
-    """MB (10^6 bytes) of f32 activations of one image in the largest layer, computed and not measured.
+    """MiB of f32 activations of one image in the largest layer, computed and not measured.
 
     The attention holds tokens, queries, keys, values and scores; the MLP holds tokens and hidden values.
     """
@@ -57,7 +57,7 @@ def activation_mb(layers: Sequence[Layer], width: int, heads: int, mlp_width: in
         attention = 3 * tokens * width + 2 * attended * width + heads * tokens * attended
         mlp = (tokens - layer.merged) * (2 * width + mlp_width)
         largest = max(largest, attention, mlp)
-    return 4 * largest / 1e6
+    return 4 * largest / 2**20
 
 
 def output_tokens(layers: Sequence[Layer], prefix: int = 1) -> int:
