@@ -68,7 +68,7 @@ comma := ,
 .venv/.serve: $(TORCH) requirements/lock.txt pyproject.toml setup.py
 	@mkdir -p build
 	@command -v $(PYTHON) >/dev/null || { echo "make setup: no $(PYTHON): install Python 3.11 or 3.12, or say PYTHON=..."; exit 1; }
-	@$(PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 12))' || { echo "make setup: $$($(PYTHON) --version) will not do: Python 3.11 or 3.12 is needed, say PYTHON=python3.11"; exit 1; }
+	@$(PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 12))' || { echo "make setup: $$($(PYTHON) --version) will not do: Python 3.11 or 3.12 is needed, say PYTHON=python3.11 (to get one without root: pip install uv && uv python install 3.12, then make setup PYTHON=\$$(uv python find 3.12))"; exit 1; }
 	@$(PYTHON) -c 'import venv, ensurepip' 2>/dev/null || { echo "make setup: $(PYTHON) lacks venv: install it (Debian: python3-venv)"; exit 1; }
 	@echo "setup: packages into .venv (a minute or two; log in $(LOG))"
 	@$(PYTHON) -m venv .venv
