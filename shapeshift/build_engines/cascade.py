@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,9 +11,10 @@ from typing import Any
 from shapeshift import settings
 from shapeshift.build_engines.model_folder import write_front
 from shapeshift.build_engines.paths import BuildPaths
-from shapeshift.cascade.candidates import registry
+from shapeshift.cascade.candidates import local, registry
 from shapeshift.cascade.first_level import check_engines
 from shapeshift.cascade.settings import CascadeSettings, signature
+from shapeshift.engines import manifest
 from shapeshift.engines.manifest import FILE_NAME as MANIFEST_FILE
 from shapeshift.errors import NotFoundError
 from shapeshift.triton import model_config
@@ -52,12 +54,13 @@ def publish(front: CascadeFrontConfig, paths: BuildPaths) -> str:
     Raises NotFoundError for a task without candidates, EngineError if the table does not match the checkpoints.
     """
     own = front.settings
-    folder = candidates_folder(front, paths)
-    chosen, config = check(front, paths)
+    folder = _local_folder(front, paths, candidates_folder(front, paths))
+    _, config = check(front, paths)
+    chosen = registry.serving(folder, own.task)
     levels = chosen.candidate.levels
     for number, model in enumerate(levels):
         # A later level may belong to another backend, without engines of ours.
-        if number == 0 or (paths.engines / model / MANIFEST_FILE).is_file():
+        if number == 0 or _has_engines(paths, model):
             check_engines(paths.engines / model, chosen.table, chosen.candidate, number)
     target = paths.generated / front.name
     parameters = {
@@ -65,8 +68,34 @@ def publish(front: CascadeFrontConfig, paths: BuildPaths) -> str:
         "engines_dir": paths.portable(paths.engines, target),
     }
     summary = f"task {own.task}, candidate {chosen.candidate.name}: {', then '.join(levels)}"
+    if "source" in chosen.table.made:
+        summary += f"; measured on another CPU, chosen anew in {folder}"
     write_front(front.folder, config, target, parameters, summary)
     return summary
+
+
+def _local_folder(front: CascadeFrontConfig, paths: BuildPaths, folder: Path) -> Path:
+    """`folder`, or for a table from another CPU a folder below `build` with this machine's latencies and choice."""
+    found = registry.serving(folder, front.settings.task)
+    models = [one.name for one in found.table.models]
+    engines = {name: manifest.load(paths.engines / name) for name in models if _has_engines(paths, name)}
+    if not set(found.candidate.levels) <= set(engines) or not local.is_foreign(found.table, engines):
+        return folder
+    target = paths.build / "candidates_here" / front.name
+    parts = [found.table.as_json(), found.candidate.name, *(engines[name].build_key for name in engines)]
+    source = hashlib.sha256("\n".join(parts).encode()).hexdigest()
+    if registry.entries(target).get(found.table.task) is None or _source(target, found.table.task) != source:
+        made = local.on_this_machine(found, engines, source)
+        registry.put(target, made.table, made.candidate.name, made.pinned)
+    return target
+
+
+def _source(folder: Path, task: str) -> object:
+    return registry.serving(folder, task).table.made.get("source")
+
+
+def _has_engines(paths: BuildPaths, model: str) -> bool:
+    return (paths.engines / model / MANIFEST_FILE).is_file()
 
 
 def levels(front: CascadeFrontConfig, paths: BuildPaths) -> tuple[str, ...]:

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from shapeshift.cascade.candidates import registry
+from shapeshift.cascade.candidates import local, registry
 from shapeshift.cascade.candidates.table import Candidate, CandidateTable, LevelModel
 from shapeshift.cli.main import main
 from shapeshift.engines import manifest
+from shapeshift.engines.manifest import EngineEntry, Latency, Manifest
 from shapeshift.triton import model_config
 
 _OUTPUT = 'output [ { name: "LOGITS" data_type: TYPE_FP32 dims: [ 2 ] } ]\n'
@@ -82,3 +84,66 @@ def test_a_table_of_other_checkpoints_is_not_published(
     (folder / "registry.json").write_text(json.dumps({**data, "entries": {"other": data["entries"]["coin"]}}))
     status, _, said = make("a_cascade")
     assert status == 1 and "no candidates for 'coin'" in said
+
+
+def test_a_table_from_another_cpu_is_chosen_anew(tmp_path: Path, make: Callable[..., tuple[int, str, str]]) -> None:
+    make()
+    engines, folder = tmp_path / "build" / "engines", tmp_path / "checkpoints" / "coin"
+    profiled = table(manifest.load(engines / "small").checkpoint_sha256)
+    registry.put(folder, replace(profiled, made={"hardware": "another CPU"}), "small", pinned=False)
+    status, said, _ = make()
+    target = tmp_path / "build" / "repository" / "a_cascade"
+    stated = model_config.parameters(model_config.read(target / "config.pbtxt"))
+    here = (target / stated["candidates_dir"]).resolve()
+    assert status == 0 and f"chosen anew in {here}" in said and here != folder
+    found = registry.serving(here, "coin")
+    assert found.table.made["hardware"] == manifest.load(engines / "small").hardware
+    assert found.table.models[0].latency_ms != profiled.models[0].latency_ms
+    # What a command chose there stays until the table or the engines change.
+    registry.put(here, found.table, "small", pinned=True)
+    make()
+    assert registry.serving(here, "coin").pinned
+
+
+def chain(name: str, accuracy: float, latency_ms: float, shares: tuple[float, float]) -> Candidate:
+    return Candidate(
+        name, ("small", "large"), (), accuracy, latency_ms, latency_ms, latency_ms, (1.0, 10.0), shares, 0.5, 0.0
+    )
+
+
+def test_the_choice_follows_this_machines_latencies() -> None:
+    """The chain is fastest at its accuracy where it was measured. Here the small model is as fast as the large one."""
+    single = table("").candidates[0]
+    large = replace(single, name="large", levels=("large",), accuracy=0.6, model_latencies=(10.0,), latency_ms=10.0)
+    mixed = chain("mixed", 0.6, 1.0 + 0.3 * 10, (0.7, 0.3))
+    models = (table("").models[0], replace(table("").models[0], name="large"))
+    profiled = replace(table(""), models=models, candidates=(single, large, mixed))
+    found = registry.ServingCandidate(profiled, mixed, pinned=False)
+    slow_small = {"small": timed("here", 8.0), "large": timed("here", 8.0)}
+    made = local.on_this_machine(found, slow_small, "source")
+    assert made.candidate.name == "large" and made.candidate.latency_ms == pytest.approx(8.0)
+    assert made.table.candidate("mixed").latency_ms == pytest.approx(8.0 + 0.3 * 8.0)
+    assert [one.accuracy for one in made.table.candidates] == [0.5, 0.6, 0.6]
+    alike = local.on_this_machine(found, {"small": timed("here", 0.5), "large": timed("here", 5.0)}, "source")
+    assert alike.candidate.name == "mixed" and alike.candidate.latency_ms == pytest.approx(2.0)
+    pinned = local.on_this_machine(replace(found, pinned=True), slow_small, "source")
+    assert pinned.candidate.name == "mixed"
+
+
+def timed(hardware: str, ms: float) -> Manifest:
+    """A manifest with one engine that takes `ms` for every text."""
+    entry = EngineEntry("model", 32, 1, 0.0, 1.0, (Latency(32, 1, ms, ms, ms),))
+    texts = dict.fromkeys(("model", "checkpoint_sha256", "build_key", "provider", "provider_version"), "")
+    others = dict.fromkeys(("precision", "reference", "tolerance"), "")
+    return Manifest(
+        **texts,
+        **others,
+        vocabulary=1,
+        max_tokens=32,
+        packs_rows=False,
+        position_offset=0,
+        hardware=hardware,
+        outputs=(),
+        files={},
+        engines=(entry,),
+    )
