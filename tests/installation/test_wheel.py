@@ -24,19 +24,13 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.conftest import CONFIG
+
 PROJECT = Path(__file__).resolve().parents[2]
+WIDTH = 32
 WORDS = ("[PAD]", "[UNK]", "the", "cat", "sat", "on", "mat")
 TEXT = "the cat sat on the mat"
-CONFIG = """
-backend: "polymorph"
-max_batch_size: 8
-input [
-  { name: "TEXT" data_type: TYPE_STRING dims: [ 1 ] optional: true },
-  { name: "INPUT_IDS" data_type: TYPE_INT64 dims: [ -1 ] optional: true },
-  { name: "ATTENTION_MASK" data_type: TYPE_INT64 dims: [ -1 ] optional: true }
-]
-output [ { name: "EMBEDDING" data_type: TYPE_FP32 dims: [ 32 ] } ]
-instance_group [ { kind: KIND_CPU count: 1 } ]
+PARAMETERS = """
 parameters [
   { key: "checkpoint" value { string_value: "tiny-bert" } },
   { key: "precision" value { string_value: "f32" } },
@@ -130,7 +124,7 @@ def model(installed: Installed) -> Any:
     torch.manual_seed(3)
     size: dict[str, Any] = {
         "vocab_size": len(WORDS),
-        "hidden_size": 32,
+        "hidden_size": WIDTH,
         "num_hidden_layers": 2,
         "num_attention_heads": 4,
     }
@@ -145,7 +139,7 @@ def model(installed: Installed) -> Any:
     tokenizer.save(str(checkpoint / "tokenizer.json"))
     front = installed.folder / "model_repository" / "tiny"
     front.mkdir(parents=True)
-    (front / "config.pbtxt").write_text(f'name: "tiny"{CONFIG}')
+    (front / "config.pbtxt").write_text(f'name: "tiny"{CONFIG.replace("WIDTH", str(WIDTH))}{PARAMETERS}')
     return reference
 
 
