@@ -24,7 +24,8 @@ typedef uint32_t Words __attribute__((vector_size(kLanes * sizeof(uint32_t)), al
 inline Wide load(const float* source) { return *reinterpret_cast<const Wide*>(source); }
 
 inline Wide load(const BFloat* source) {
-  const auto& halves = *reinterpret_cast<const Halves*>(source);
+  // Not `auto`, which drops the alignment of the type: the compiler would take every address for aligned.
+  const Halves halves = *reinterpret_cast<const Halves*>(source);
   return reinterpret_cast<Wide>(__builtin_convertvector(halves, Words) << 16);
 }
 

@@ -93,8 +93,10 @@ class Tasks {
     const int64_t offset = field[0], rank = field[1], first = field[2], count = field[3];
     const int64_t begin = groups.first()[group], tokens = groups.first()[group + 1] - begin;
     if (rank == 0 || tokens == 0) return;
-    const bool inside = rank > 0 && offset >= 0 && offset + rank * (inputs_ + count) <= factors.memory.numel() &&
-                        first >= 0 && count > 0 && first + count <= outputs_;
+    // Differences and a quotient, since sums and products of any numbers may overflow.
+    const int64_t elements = factors.memory.numel();
+    const bool inside = rank > 0 && offset >= 0 && offset <= elements && first >= 0 && first < outputs_ && count > 0 &&
+                        count <= outputs_ - first && rank <= (elements - offset) / (inputs_ + count);
     TORCH_CHECK(inside, "add: group ", group, " lies outside the memory or the outputs");
     const T* a = static_cast<const T*>(factors.memory.const_data_ptr()) + offset;
     const auto term = static_cast<int32_t>(terms_.size());
