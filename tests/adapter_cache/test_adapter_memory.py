@@ -15,8 +15,8 @@ import pytest
 import torch
 
 from shapeshift.adapter_cache.interfaces import AdapterInfo
-from shapeshift.adapter_cache.lora.batch import shifted
-from shapeshift.adapter_cache.lora.segmented import TorchLora
+from shapeshift.adapter_cache.lora.batch import LoraHook, shifted
+from shapeshift.adapter_cache.lora.segmented import SegmentedAdapters, TorchLora
 from shapeshift.adapter_cache.memory import loader
 from shapeshift.adapter_cache.memory.adapter_table import LOADING, READY, Adapter, AdapterTable
 from shapeshift.adapter_cache.memory.cache import AdapterCache
@@ -25,6 +25,7 @@ from shapeshift.adapter_cache.metrics import FOR_ADAPTER, FOR_SLOT, REMOVED
 from shapeshift.adapter_cache.registry.peft import PeftAdapter
 from shapeshift.adapter_cache.settings import EVICTION_RULES
 from shapeshift.errors import EngineError
+from shapeshift.fused_decode.interfaces import StepBatch
 
 SLOT_ELEMENTS = 256
 TOKENS = 16
@@ -138,6 +139,21 @@ def test_a_load_pauses_while_requests_run(monkeypatch: pytest.MonkeyPatch) -> No
     assert ended.wait(30)
     one.close()
     assert pauses == pytest.approx([loader._PAUSE / 1e4] * 2)
+
+
+def test_the_time_of_a_load_is_in_milliseconds(
+    make_cache: Callable[..., FakeLoads], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made, now = make_cache(), [100.0]
+    monkeypatch.setattr(loader, "time", SimpleNamespace(monotonic=lambda: now[0], thread_time=time.thread_time))
+
+    def fill(target: torch.Tensor, *others: object) -> None:
+        now[0] += 0.25
+
+    monkeypatch.setattr(loader, "load_weights", fill)
+    made.add("a", 100)
+    assert made.load("a")
+    assert made.cache.metrics.load_ms.totals()[1] == pytest.approx(250)
 
 
 # Regions.
@@ -288,6 +304,30 @@ def test_the_reserve_is_compacted_with_adapters_in_use(make_cache: Callable[...,
     assert made.holds("b") and made.holds("d") and made.holds("big")
     assert made.cache.places_of([made.adapters["b"].number])[1] != version
     made.cache.release("b")
+
+
+def test_an_adapter_that_comes_back_is_read_where_it_lies_now(make_cache: Callable[..., FakeLoads]) -> None:
+    made = make_cache(slots=1, reserve=512)
+    one, other = made.add("a", 200), made.add("b", 400)
+    hook = LoraHook(made.memory, made.cache.places_of, TorchLora())
+    row = torch.zeros(1, dtype=torch.int32)
+    batch = StepBatch(row.long(), row, row, row + 1, row.long(), row + one.number)
+
+    def places() -> torch.Tensor:
+        hook.linear_delta(batch)
+        assert isinstance(hook._prepared, SegmentedAdapters)
+        return hook._prepared._adapters.places[0]
+
+    assert made.load("a")
+    first = places().clone()
+    assert one.places is not None and torch.equal(first, one.places)
+    assert made.load("b") and not made.holds("a"), "it makes room"
+    made.cache.table.withdraw(other)
+    made.cache.begin_iteration()
+    made.add("c", 100)
+    assert made.load("c") and made.load("a")
+    assert one.places is not None and not torch.equal(first, one.places), "it lies elsewhere"
+    assert torch.equal(places(), one.places)
 
 
 def test_a_withdrawn_adapter_stays_while_requests_need_it(make_cache: Callable[..., FakeLoads]) -> None:

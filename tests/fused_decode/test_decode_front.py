@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,7 +16,8 @@ import pytest
 from shapeshift.errors import EngineError, InvalidInputError, NotFoundError
 from shapeshift.fused_decode.front import GenerateFront
 from shapeshift.fused_decode.service import DecodeService
-from tests.fakes import PbUtils, Request, TritonError, values_of
+from shapeshift.serving import responses
+from tests.fakes import FINAL, PbUtils, Request, TritonError, values_of
 from tests.fused_decode.fronts import answer_of, arguments, ask, text_of
 from tests.fused_decode.toy import LETTERS, ToyRuntime, ids, save_tokenizer
 from tests.waiting import wait_for
@@ -299,6 +301,26 @@ def test_cancelled_requests_free_their_slots(make_front: MakeFront, toy: ToyRunt
     assert answer_of(stays)["text_output"] == toy.text(ids("abc"), 20)
 
 
+@pytest.mark.parametrize("stream", [False, True])
+def test_no_request_is_watched_once_its_last_response_is_sent(make_front: MakeFront, stream: bool) -> None:
+    """A question about it after that ends the server."""
+    front, watched = make_front(queue_requests=2), []
+    requests = [ask(stream=stream, request_id=str(number)) for number in range(4)] + [ask("")]
+
+    def send(request: Request, response: Any, flags: int = 0) -> None:
+        if flags == FINAL:
+            watched.extend(one.id for one in list(front._watch._watched) if one.id == request.request_id())
+        own_send[request](response, flags)
+
+    own_send = {request: request.sender.send for request in requests}
+    for request in requests:
+        request.sender.send = partial(send, request)  # type: ignore[method-assign]
+    front.execute(requests)
+    for request in requests:
+        request.sender.stream()
+    assert watched == []
+
+
 def test_a_response_that_cannot_be_sent_ends_the_request(make_front: MakeFront, toy: ToyRuntime) -> None:
     front = make_front()
     lost, stays = ask(max_tokens=60, stream=True, request_id="lost"), ask(max_tokens=60, stream=True)
@@ -368,7 +390,8 @@ def test_close_answers_all_requests_and_ends_all_threads(make_front: MakeFront, 
 # Metrics.
 
 
-def test_metrics(make_front: MakeFront, pb_utils: PbUtils) -> None:
+def test_metrics(make_front: MakeFront, pb_utils: PbUtils, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(responses, "time", SimpleNamespace(monotonic=lambda: time.monotonic() + 1000))
     front = make_front()
     good, bad, unknown = ask("a" * 9, max_tokens=7), ask(""), ask(None, stop_id="x")
     front.execute([good, bad, unknown])
@@ -381,6 +404,7 @@ def test_metrics(make_front: MakeFront, pb_utils: PbUtils) -> None:
     assert count("shapeshift_request_tokens_bucket", le="8") == 0
     assert count("shapeshift_request_tokens_bucket", le="16") == 1
     assert count("shapeshift_request_latency_ms_count") == 1
+    assert 1000 <= count("shapeshift_request_latency_ms_sum") / 1e3 < 1100
     assert count("shapeshift_prompt_tokens_total") == 9
     assert count("shapeshift_generated_tokens_total") == 7
     assert count("shapeshift_iteration_ms_count") == 7

@@ -7,11 +7,17 @@ import random
 import threading
 import time
 from collections.abc import Iterator
+from types import SimpleNamespace
 
 import pytest
+import torch
 
 from shapeshift.errors import CancelledRequestError, EngineError, OverloadedError
+from shapeshift.fused_decode import request as request_module
+from shapeshift.fused_decode.engine import loop
 from shapeshift.fused_decode.engine.slots import SlotTable
+from shapeshift.fused_decode.interfaces import StepBatch
+from shapeshift.fused_decode.metrics import MODEL, REST, SAMPLING
 from shapeshift.fused_decode.request import ABORT, Request
 from tests.fused_decode.toy import EOS, LETTERS, Run, ToyRuntime, ids
 from tests.waiting import wait_for
@@ -461,3 +467,27 @@ def test_loop_metrics() -> None:
     assert metrics.between_tokens_ms.totals()[0][-1] == 8
     parts = sum(part.value for part in metrics.parts.values())
     assert parts == pytest.approx(metrics.iteration_ms.totals()[1])
+
+
+def test_times_are_in_milliseconds(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A model that takes 50 ms for each step, and a request that waits for 20 ms."""
+    run, now = Run(ToyRuntime(slots=1)), [1000.0]
+    forward = run.runtime.forward
+
+    def slow(batch: StepBatch) -> torch.Tensor:
+        now[0] += 0.05
+        return forward(batch)
+
+    monkeypatch.setattr(run.runtime, "forward", slow)
+    for module in (loop, request_module):
+        monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    request = run.submit("abc", max_tokens=4, latency_ms=1900.0)
+    now[0] += 0.02
+    run.until_idle()
+    metrics = run.loop.metrics
+    sums = [made.totals()[1] for made in (metrics.iteration_ms, metrics.first_token_ms, metrics.between_tokens_ms)]
+    assert sums == pytest.approx([200, 70, 150])
+    parts = {part: counter.value for part, counter in metrics.parts.items()}
+    assert parts == pytest.approx({MODEL: 200, SAMPLING: 0, REST: 0})
+    assert request.timings_ms() == pytest.approx({"queue_ms": 20, "prefill_ms": 50, "decode_ms": 150})
+    assert request.deadline == pytest.approx(1001.9)

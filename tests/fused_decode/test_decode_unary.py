@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,6 +18,7 @@ from shapeshift.fused_decode import unary
 from shapeshift.fused_decode.front import GenerateFront
 from shapeshift.fused_decode.service import DecodeService
 from shapeshift.fused_decode.unary import UnaryFront
+from shapeshift.serving import responses
 from shapeshift.triton.async_client import ModelCall, Tensors
 from tests.fakes import PbUtils, TritonError
 from tests.fused_decode.fake_client import FakeClient
@@ -315,8 +318,25 @@ def test_requests_in_flight_are_bounded(make_front: Callable[..., UnaryFront], t
         answer_of(request)
 
 
-def test_metrics(make_front: Callable[..., UnaryFront], pb_utils: PbUtils) -> None:
+def test_no_request_is_watched_once_its_response_is_sent(make_front: Callable[..., UnaryFront]) -> None:
+    front, watched = make_front(), []
+    for request in (good := plain()), (bad := plain(max_tokens=0)):
+        send = request.sender.send
+
+        def check(response: Any, flags: int = 0, send: Callable[..., None] = send) -> None:
+            watched.append(len(front._watch))
+            send(response, flags)
+
+        request.sender.send = check
+        front.execute([request])
+        request.sender.answer()
+    assert answer_of(good)["text_output"] and bad.refusal()[0] == TritonError.INVALID_ARG
+    assert watched == [0, 0]
+
+
+def test_metrics(make_front: Callable[..., UnaryFront], pb_utils: PbUtils, monkeypatch: pytest.MonkeyPatch) -> None:
     front = make_front()
+    monkeypatch.setattr(responses, "time", SimpleNamespace(monotonic=lambda: time.monotonic() + 1000))
     good, bad = plain(), plain("")
     front.execute([good, bad])
     answer_of(good)
@@ -325,6 +345,7 @@ def test_metrics(make_front: Callable[..., UnaryFront], pb_utils: PbUtils) -> No
     assert pb_utils.metric("shapeshift_requests_total", code="OK") == 1
     assert pb_utils.metric("shapeshift_requests_total", code="INVALID_ARG") == 1
     assert pb_utils.metric("shapeshift_request_latency_ms_count") == 1
+    assert 1000 <= pb_utils.metric("shapeshift_request_latency_ms_sum") / 1e3 < 1100
     assert pb_utils.metric("shapeshift_requests_running") == 0
 
 
