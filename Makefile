@@ -25,10 +25,10 @@ TORCH := requirements/torch-$(if $(GPU),gpu,cpu).txt
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help setup engines serve test format lint bench simulate loadtest clean
+.PHONY: help setup engines serve test test-long format lint bench simulate loadtest clean
 
 help: ## this list
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' Makefile
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' Makefile
 
 setup: .venv/.serve build/.server ## make .venv and build/: packages, the server, the demo checkpoint
 
@@ -39,8 +39,11 @@ serve: setup ## start Triton with the front models and print how to call them (M
 	@$(BIN)/shapeshift engines --keep-going $(subst $(comma), ,$(MODELS))
 	@exec $(BIN)/shapeshift serve $(if $(MODELS),--models $(MODELS)) $(ARGS)
 
-test: .venv/.test engines ## run all tests
+test: .venv/.test engines ## run the tests
 	@$(BIN)/python -m pytest $(IN_PARALLEL) $(ARGS)
+
+test-long: .venv/.test engines ## run the tests that take minutes: the native kernels under sanitizers
+	@$(BIN)/python -m pytest -m long $(ARGS)
 
 format: .venv/.test ## sort imports and format the code
 	@$(BIN)/ruff check --select I --fix .

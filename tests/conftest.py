@@ -34,8 +34,14 @@ instance_group [ { kind: KIND_CPU count: 1 } ]
 LIGHT_WIDTH = 8
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Put tests of a running server first: they mostly wait, so that the others fill the processor beside them."""
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave out long tests unless -m names them, and put tests of a running server first.
+
+    These mostly wait, so that the others fill the processor beside them.
+    """
+    if "long" not in config.option.markexpr:
+        config.hook.pytest_deselected(items=[item for item in items if item.get_closest_marker("long")])
+        items[:] = [item for item in items if not item.get_closest_marker("long")]
     items.sort(key=lambda item: item.get_closest_marker("server") is None)
 
 
