@@ -73,6 +73,18 @@ def test_a_worker_with_one_bin_gets_nothing_from_a_shared_queue(make_router: Mak
     router.wait(lambda: router.joined("a", "b"))
 
 
+@pytest.mark.parametrize("bins", [SHARED, DISPATCHED])
+def test_a_worker_joins_once_however_often_it_reports(make_router: MakeRouter, bins: tuple[int, ...]) -> None:
+    router = make_router(*bins)
+    for _ in range(20):
+        assert router.ask(10, 10).error() is None
+    router.check_rest()
+    workers = router._members.workers.values()
+    assert [worker.epoch for worker in workers] == [1] * len(bins)
+    assert sum(": joined, " in line for line in router.lines) == len(bins)
+    assert not any(": left, " in line for line in router.lines)
+
+
 # Waiting and refusing.
 
 

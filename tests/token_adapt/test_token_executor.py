@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 from shapeshift.errors import EngineError
 from shapeshift.token_adapt import executor as executor_module
+from shapeshift.token_adapt import model_runner
 from shapeshift.token_adapt import request as request_module
 from shapeshift.token_adapt.executor import Executor
 from shapeshift.token_adapt.interfaces import Task
 from shapeshift.token_adapt.metrics import ImageMetrics
-from shapeshift.token_adapt.model_runner import BatchResult
+from shapeshift.token_adapt.model_runner import BatchResult, ModelRunner
+from shapeshift.token_adapt.policy import image_scheduler
 from shapeshift.token_adapt.policy.costs import Costs
 from shapeshift.token_adapt.policy.image_scheduler import ImageScheduler, SchedulerSettings, Step
 from shapeshift.token_adapt.request import ImageRequest, ImageRequestOptions, RequestImage
@@ -107,3 +110,26 @@ def test_an_error_midway_fails_the_requests_of_its_batch_alone(desk: Desk) -> No
     assert len(desk.executor._scheduler) == 1 and len(desk.lines) == 1
     desk.end(waiting, 1050.0)
     assert desk.finished[-1] is waiting[0].request and waiting[0].request.error is None
+
+
+def test_planning_is_timed_in_milliseconds(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    reads = iter((7.0, 7.0035))
+    monkeypatch.setattr(image_scheduler, "time", SimpleNamespace(perf_counter=lambda: next(reads)))
+    for image in desk.images(1):
+        desk.executor._scheduler.add(image)
+    step = desk.executor._scheduler.step(desk.now)
+    assert step.plan_ms == pytest.approx(3.5)
+    desk.executor._run(step, desk.now)
+    desk.executor._record(BatchResult(step, [np.ones(2, np.float32)], None, 1.0, 1001.0))
+    assert desk.metrics.plan_ms.totals()[1] == pytest.approx(3.5)
+
+
+def test_a_batch_is_timed_in_milliseconds(monkeypatch: pytest.MonkeyPatch) -> None:
+    reads = iter((1000.0, 1040.0))
+    monkeypatch.setattr(model_runner, "now_ms", lambda: next(reads))
+    model = RecordingModel()
+    runner = ModelRunner(model, model.gammas, [].append, ImageMetrics(model.gammas).refused_tasks, pytest.fail)
+    request = ImageRequest(ImageRequestOptions(TASKS["animals"], 100.0, 1.0), 1, [].append)
+    images = request.waiting_images([np.zeros((SIZE, SIZE, 3), np.uint8)], model.gammas)
+    result = runner._run(Step(images, 1, ()))
+    assert (result.took_ms, result.ended_ms) == (40.0, 1040.0)
