@@ -385,7 +385,7 @@ def slow(
     """A model that computes one text at a time, each for 100 ms, and lets two wait."""
     generated = encode_server.settings.repositories[1]
     if not (generated / SLOW).is_dir():
-        own = {"packing": False, "engine_threads": 1, "queue_rows": 2, "max_bins": 1}
+        own = {"packing": False, "engine_threads": 1, "queue_rows": 2, "max_queue_ms": 0, "max_bins": 1}
         add_front(tmp_path / "model_repository", SLOW, latency_ms=(100, 100), **own)
         assert build_fronts(tmp_path / "model_repository", generated.parent) == generated
     control.load(SLOW)
