@@ -86,7 +86,9 @@ class Plan:
         }
         if self.front.settings.profile_file:
             inputs["profile"] = read_json(self.front.folder / self.front.settings.profile_file, "profile_file")
-        return hashlib.sha256(json.dumps(inputs, sort_keys=True, default=str).encode()).hexdigest()
+        # A file counts by its content, in source_sha256: a checkpoint may be moved.
+        text = json.dumps(inputs, sort_keys=True, default=lambda path: path.name)
+        return hashlib.sha256(text.encode()).hexdigest()
 
 
 def plan(front: TextFrontConfig, paths: BuildPaths) -> Plan:

@@ -59,7 +59,6 @@ class ReferenceModel:
             raise UnsupportedError(f"checkpoint: model_type {self.family.name} has no max_position_embeddings")
         self.max_tokens = int(limits) - self.position_offset
         self.hidden = int(self._model.config.hidden_size)
-        modules.check(self.hidden)
         self._dense = dense_layers(modules)
         self._ids = int(self._model.config.vocab_size)
         self.type_stride = self._ids if pairs and int(getattr(self._model.config, "type_vocab_size", 0)) > 1 else 0
