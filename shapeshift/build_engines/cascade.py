@@ -75,13 +75,13 @@ def publish(front: CascadeFrontConfig, paths: BuildPaths) -> str:
 
 
 def _local_folder(front: CascadeFrontConfig, paths: BuildPaths, folder: Path) -> Path:
-    """`folder`, or for a table from another CPU a folder below `build` with this machine's latencies and choice."""
+    """`folder`, or for a table from another CPU one in `build/` with latencies and a choice for this one."""
     found = registry.serving(folder, front.settings.task)
     models = [one.name for one in found.table.models]
     engines = {name: manifest.load(paths.engines / name) for name in models if _has_engines(paths, name)}
     if not set(found.candidate.levels) <= set(engines) or not local.is_foreign(found.table, engines):
         return folder
-    target = paths.build / "candidates_here" / front.name
+    target = paths.checkpoints[0] / f"{front.name}_candidates"
     parts = [found.table.as_json(), found.candidate.name, *(engines[name].build_key for name in engines)]
     source = hashlib.sha256("\n".join(parts).encode()).hexdigest()
     if registry.entries(target).get(found.table.task) is None or _source(target, found.table.task) != source:
