@@ -15,10 +15,12 @@ from pathlib import Path
 from shapeshift import installation
 from shapeshift.backoff import Backoff
 from shapeshift.cli.served_models import models_to_load
+from shapeshift.engines import capacity
 from shapeshift.errors import InvalidInputError, ShapeshiftError
 from shapeshift.sidecar import run_files
 from shapeshift.sidecar.child import SidecarProcess
 from shapeshift.sidecar.settings import SidecarSettings
+from shapeshift.triton import model_config
 from shapeshift.triton.embedded.server import ServerEndedError, TritonServer
 from shapeshift.triton.keys import KEY_VARIABLE
 from shapeshift.triton.settings import KNOWN_VULNERABILITIES, ServerSettings
@@ -126,8 +128,20 @@ def _embedded(options: argparse.Namespace) -> int:
         allow_public=options.allow_public,
     )
     SidecarSettings(plan_period_s=options.plan_period)
+    _write(_capacity(repositories, models))
     with _stop_signals() as stop:
         return _supervise(options, settings, stop)
+
+
+def _capacity(repositories: Sequence[Path], models: Sequence[str]) -> str:
+    """The line about the machine and what the models ask for. Raises UnsupportedError for one that cannot fit."""
+    files = [folder / name / "config.pbtxt" for name in models for folder in repositories]
+    asks = [
+        capacity.ask_of(file.parent.name, file.parent, model_config.parameters(model_config.read(file)))
+        for file in files
+        if file.is_file()
+    ]
+    return capacity.require_fit(asks, capacity.this_machine()) + "\n"
 
 
 def _supervise(options: argparse.Namespace, settings: ServerSettings, stop: threading.Event) -> int:

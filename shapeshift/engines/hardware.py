@@ -24,9 +24,14 @@ def cpu_model(cpuinfo: Path = Path("/proc/cpuinfo")) -> str:
     return f"{facts.get('model name', platform.machine())}, {family} ({' '.join(flags)})"
 
 
-def cores() -> int:
-    """The number of cores that this process may use."""
-    return len(os.sched_getaffinity(0))
+def cores(cgroup: Path = Path("/sys/fs/cgroup")) -> int:
+    """The number of cores that this process may use, within the quota of its control group (rounded up)."""
+    allowed = len(os.sched_getaffinity(0))
+    try:
+        quota, period = (cgroup / "cpu.max").read_text().split()
+    except (OSError, ValueError):
+        return allowed
+    return allowed if quota == "max" else max(1, min(allowed, -(-int(quota) // int(period))))
 
 
 def gpus(devices: Path = Path("/dev")) -> int:

@@ -1,0 +1,59 @@
+"""What models ask for, against what the machine has."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from shapeshift.engines import capacity, hardware
+from shapeshift.engines.capacity import Ask, Machine
+from shapeshift.errors import UnsupportedError
+
+MIB = 2**20
+
+
+def weights(folder: Path, mib: int) -> None:
+    """A file of that size, without its blocks on disk."""
+    folder.mkdir(parents=True)
+    with (folder / "model.safetensors").open("wb") as file:
+        file.truncate(mib * MIB)
+
+
+def test_a_model_that_does_not_fit_is_named_before_it_loads() -> None:
+    asks = [Ask("first", 13000.0), Ask("second", 13000.0)]
+    with pytest.raises(UnsupportedError) as caught:
+        capacity.require_fit(asks, Machine(2, 24000.0))
+    assert str(caught.value).startswith("memory: second asks for at least 13000 MiB; 11000 of 24000 MiB are left")
+    said = capacity.require_fit(asks, Machine(2, 26000.0))
+    assert said == "2 cores, 26000 MiB available; weights in MiB: first 13000, second 13000"
+
+
+@pytest.mark.parametrize(
+    ("parameters", "mib"),
+    [
+        ({"engines": "../engines"}, 3),
+        ({"engines": "../engines", "checkpoint": "../checkpoint"}, 3),
+        ({"checkpoint": "../checkpoint"}, 5),
+        ({"engines": "../engines", "precision": "bf16"}, 1.5),
+        ({"checkpoint": "../checkpoint", "precision": "bf16"}, 5),
+        ({"engines": "../engines", "placement": "resident", "workers": "4"}, 12),
+        ({"forward_to": "other"}, 0),
+        ({"checkpoint": "../absent"}, 0),
+    ],
+)
+def test_a_model_asks_for_its_weights(tmp_path: Path, parameters: dict[str, str], mib: float) -> None:
+    weights(tmp_path / "engines" / "gamma_0", 3)
+    weights(tmp_path / "checkpoint", 5)
+    (tmp_path / "checkpoint" / "config.json").write_text('{"torch_dtype": "float16"}')
+    (tmp_path / "model").mkdir()
+    assert capacity.ask_of("model", tmp_path / "model", parameters) == Ask("model", mib)
+
+
+def test_cores_are_limited_by_the_control_group(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(8)))
+    assert hardware.cores(tmp_path) == 8
+    for stated, cores in (("max 100000", 8), ("250000 100000", 3), ("50000 100000", 1), ("1600000 100000", 8)):
+        (tmp_path / "cpu.max").write_text(stated + "\n")
+        assert hardware.cores(tmp_path) == cores
