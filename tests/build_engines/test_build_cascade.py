@@ -6,6 +6,7 @@ import json
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -133,8 +134,10 @@ def test_the_choice_follows_this_machines_latencies() -> None:
 def timed(hardware: str, ms: float) -> Manifest:
     """A manifest with one engine that takes `ms` for every text."""
     entry = EngineEntry("model", 32, 1, 0.0, 1.0, (Latency(32, 1, ms, ms, ms),))
-    texts = dict.fromkeys(("model", "checkpoint_sha256", "build_key", "provider", "provider_version"), "")
-    others = dict.fromkeys(("precision", "reference", "tolerance"), "")
+    texts: dict[str, Any] = dict.fromkeys(
+        ("model", "checkpoint_sha256", "build_key", "provider", "provider_version"), ""
+    )
+    others: dict[str, Any] = dict.fromkeys(("precision", "reference", "tolerance"), "")
     return Manifest(
         **texts,
         **others,

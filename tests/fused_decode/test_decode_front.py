@@ -15,6 +15,7 @@ import pytest
 
 from shapeshift.errors import EngineError, InvalidInputError, NotFoundError
 from shapeshift.fused_decode.front import GenerateFront
+from shapeshift.fused_decode.request import Request as LiveRequest
 from shapeshift.fused_decode.service import DecodeService
 from shapeshift.serving import responses
 from tests.fakes import FINAL, PbUtils, Request, TritonError, values_of
@@ -304,12 +305,14 @@ def test_cancelled_requests_free_their_slots(make_front: MakeFront, toy: ToyRunt
 @pytest.mark.parametrize("stream", [False, True])
 def test_no_request_is_watched_once_its_last_response_is_sent(make_front: MakeFront, stream: bool) -> None:
     """A question about it after that ends the server."""
-    front, watched = make_front(queue_requests=2), []
+    front = make_front(queue_requests=2)
+    watched: list[str] = []
     requests = [ask(stream=stream, request_id=str(number)) for number in range(4)] + [ask("")]
 
     def send(request: Request, response: Any, flags: int = 0) -> None:
         if flags == FINAL:
-            watched.extend(one.id for one in list(front._watch._watched) if one.id == request.request_id())
+            kept = [one for one in list(front._watch._watched) if isinstance(one, LiveRequest)]
+            watched.extend(one.id for one in kept if one.id == request.request_id())
         own_send[request](response, flags)
 
     own_send = {request: request.sender.send for request in requests}

@@ -128,8 +128,10 @@ def test_a_batch_is_timed_in_milliseconds(monkeypatch: pytest.MonkeyPatch) -> No
     reads = iter((1000.0, 1040.0))
     monkeypatch.setattr(model_runner, "now_ms", lambda: next(reads))
     model = RecordingModel()
-    runner = ModelRunner(model, model.gammas, [].append, ImageMetrics(model.gammas).refused_tasks, pytest.fail)
-    request = ImageRequest(ImageRequestOptions(TASKS["animals"], 100.0, 1.0), 1, [].append)
+    costs = Costs(model.profiles, model.gammas, 64)
+    refused = ImageMetrics(model.gammas).refused_tasks
+    runner = ModelRunner(model, costs, lambda result: None, refused, pytest.fail)
+    request = ImageRequest(ImageRequestOptions(TASKS["animals"], 100.0, 1.0), 1, lambda request: None)
     images = request.waiting_images([np.zeros((SIZE, SIZE, 3), np.uint8)], model.gammas)
     result = runner._run(Step(images, 1, ()))
     assert (result.took_ms, result.ended_ms) == (40.0, 1040.0)

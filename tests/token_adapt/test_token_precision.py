@@ -10,13 +10,13 @@ import numpy as np
 import pytest
 import torch
 from safetensors.numpy import save_file
-from token_tasks import front, noise, paths, register, write_task
 from torch.nn import functional
 
 from shapeshift.build_engines.image import front as images
 from shapeshift.build_engines.image.labels import Agreement
 from shapeshift.engines import hardware
 from shapeshift.engines.providers import lookup
+from shapeshift.engines.providers.openvino import OpenVinoEngine
 from shapeshift.engines.verify import VerificationError
 from shapeshift.errors import InvalidInputError
 from shapeshift.token_adapt.model import manifest as image_manifest
@@ -25,6 +25,7 @@ from shapeshift.token_adapt.model.timm_weights import read_model
 from shapeshift.token_adapt.tasks import examples
 from shapeshift.token_adapt.tasks import folder as task_folder
 from shapeshift.token_adapt.tasks.examples import Examples
+from tests.token_adapt.token_tasks import front, noise, paths, register, write_task
 
 # The flags in /proc/cpuinfo, and the precision that `auto` builds.
 CPUS = {"avx2": "f32", "avx2 avx512f avx512_bf16": "bf16", "avx2 avx512f avx512_bf16 amx_bf16": "bf16"}
@@ -165,6 +166,7 @@ def test_the_matching_is_marked_to_stay_in_f32(project: Path, tmp_path: Path) ->
     # The plugin would replace a division, and lose the mark.
     assert "Divide" not in {layer.get("type") for layer in inside}
     engine = provider.open(tmp_path, "bf16" if hardware.cpu_has_bf16() else "f32", 1).engine(None, None)
+    assert isinstance(engine, OpenVinoEngine)
     compiled = engine._request.get_compiled_model().get_runtime_model()
     details = [operation.get_rt_info() for operation in compiled.get_ops()]
     computed = [
