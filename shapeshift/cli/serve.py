@@ -135,12 +135,13 @@ def _embedded(options: argparse.Namespace) -> int:
 
 def _capacity(repositories: Sequence[Path], models: Sequence[str]) -> str:
     """The line about the machine and what the models ask for. Raises UnsupportedError for one that cannot fit."""
-    files = [folder / name / "config.pbtxt" for name in models for folder in repositories]
-    asks = [
-        capacity.ask_of(file.parent.name, file.parent, model_config.parameters(model_config.read(file)))
-        for file in files
-        if file.is_file()
-    ]
+    asks = []
+    for file in (folder / name / "config.pbtxt" for name in models for folder in repositories):
+        # Of a file that is not there or cannot be read the server says what is wrong.
+        with contextlib.suppress(ShapeshiftError, OSError):
+            asks.append(
+                capacity.ask_of(file.parent.name, file.parent, model_config.parameters(model_config.read(file)))
+            )
     return capacity.require_fit(asks, capacity.this_machine()) + "\n"
 
 

@@ -39,4 +39,4 @@ def test_an_engine_thread_before_and_after_a_swap(workspace: Workspace, monkeypa
             opened.clear()
             front.execute([request])
         request.vectors("LABEL")
-    assert watched(workspace.pb_utils) == {"execute", "responses", "engine-0"}
+    assert watched(workspace.pb_utils) == {"execute", "responses", "errors", "engine-0"}

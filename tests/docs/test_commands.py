@@ -117,7 +117,7 @@ def test_other_commands(block: Block, project: Path) -> None:
     assert execute(block.text, block, project).strip(), f"{block} says nothing"
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.server
 @pytest.mark.parametrize("technique", TECHNIQUES)
 def test_own_models_are_built_and_answer(technique: str, server: TritonServer, project: Path, models: Path) -> None:

@@ -164,7 +164,8 @@ def test_invalid_requests_get_coded_errors_and_other_requests_succeed(
     assert beside[0].as_numpy("OUTCOME").tolist() == [[b"in_time"]]
 
 
-def test_every_request_of_an_overload_is_answered_some_with_evictions(client: Any) -> None:
+def test_every_request_of_an_overload_is_answered(client: Any) -> None:
+    """Images that decoding would make late are refused on arrival; of the others, some are evicted."""
     answers: list[Any] = []
     count = 200
     given = [image(grpc_client, *[GOOD] * 16)]
@@ -173,10 +174,12 @@ def test_every_request_of_an_overload_is_answered_some_with_evictions(client: An
             MODEL, given, lambda result, error: answers.append(error or result), parameters={"latency_ms": 40}
         )
     wait_for(lambda: len(answers) == count)
-    assert not [answer for answer in answers if isinstance(answer, Exception)]
-    outcomes = {outcome for answer in answers for outcome in answer.as_numpy("OUTCOME")[:, 0]}
-    assert outcomes <= {b"in_time", b"late", b"evicted"} and b"evicted" in outcomes
-    for answer in answers:
+    refused = [answer for answer in answers if isinstance(answer, InferenceServerException)]
+    assert all(answer.status() == "StatusCode.UNAVAILABLE" and "latency_ms" in str(answer) for answer in refused)
+    served = [answer for answer in answers if not isinstance(answer, InferenceServerException)]
+    outcomes = {outcome for answer in served for outcome in answer.as_numpy("OUTCOME")[:, 0]}
+    assert outcomes <= {b"in_time", b"late", b"evicted"} and served and (refused or b"evicted" in outcomes)
+    for answer in served:
         for label, outcome, gamma in zip(
             *(answer.as_numpy(n)[:, 0] for n in ("LABEL", "OUTCOME", "GAMMA")), strict=True
         ):

@@ -88,7 +88,7 @@ def test_backends_of_several_folders_are_linked_into_one(tmp_path: Path) -> None
 def test_two_backends_with_the_same_name_are_refused(tmp_path: Path) -> None:
     for name in ("first/python", "second/python"):
         (tmp_path / name).mkdir(parents=True)
-    with pytest.raises(InvalidInputError, match=r"second/python.*has the same name as.*rename one"):
+    with pytest.raises(InvalidInputError, match=r"has the same name as .*; rename one"):
         command_line.link_backends(tmp_path / "run", [tmp_path / "first", tmp_path / "second"])
     with pytest.raises(NotFoundError, match="absent"):
         command_line.link_backends(tmp_path / "run", [tmp_path / "absent"])
