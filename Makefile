@@ -42,7 +42,7 @@ serve: setup ## start Triton with the front models and print how to call them (M
 test: .venv/.test engines ## run the tests
 	@$(BIN)/python -m pytest $(IN_PARALLEL) $(ARGS)
 
-test-long: .venv/.test engines ## run the tests that take minutes: the native kernels under sanitizers
+test-long: .venv/.test engines ## run the tests that take minutes: sanitizers, every model family, own models of the pages
 	@$(BIN)/python -m pytest -m long $(ARGS)
 
 format: .venv/.test ## sort imports and format the code

@@ -55,7 +55,12 @@ def logits_of(folder: Path, task: str, ids: Ids, types: Ids | None = None) -> Ar
         return model(torch.from_numpy(ids)[None], **kinds).logits[0].numpy()
 
 
-@pytest.mark.parametrize("family", CONFIGS)
+# Of each way of packing one: offset positions, no pack, causal. The others are built by `make test-long`.
+OFTEN = ("roberta", "deberta-v2", "qwen3")
+EVERY_FAMILY = [name if name in OFTEN else pytest.param(name, marks=pytest.mark.long) for name in CONFIGS]
+
+
+@pytest.mark.parametrize("family", EVERY_FAMILY)
 def test_engines_compute_what_the_libraries_do(family: str, tmp_path: Path) -> None:
     from sentence_transformers import SentenceTransformer
 
