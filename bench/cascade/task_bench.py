@@ -22,7 +22,7 @@ from shapeshift.cascade.profiling.register import ProfilingSettings
 from shapeshift.errors import NotFoundError
 from shapeshift.progress import Progress
 
-# Loss of accuracy on the profile's sample: half of the point that may be lost on other texts.
+# The bound of a candidate's accuracy may be this much below that of the last model.
 LOSS = 0.005
 CUT, THREE = "cut", "three levels"
 # The alpha that shows the effect of pruning if no candidate prunes.
@@ -54,10 +54,15 @@ def chains(table: CandidateTable, levels: int, algorithm: str = "sigmoid") -> tu
 
 
 def best(table: CandidateTable, candidates: Sequence[Candidate]) -> Candidate | None:
-    """The fastest of `candidates` that loses at most half a point to the last model, else the most accurate."""
+    """The fastest of `candidates` whose accuracy bound is at most half a point below the last model's, else the one
+    with the greatest."""
     if not candidates:
         return None
-    return choose(candidates, table.models[-1].accuracy - LOSS, 0.0).serving
+    return choose(candidates, _least(table), 0.0).serving
+
+
+def _least(table: CandidateTable) -> float:
+    return table.candidate(table.models[-1].name).assured_accuracy - LOSS
 
 
 def best_chain(table: CandidateTable) -> Candidate:
@@ -90,10 +95,10 @@ class TaskBench:
         pruning = [one.gaps[0].alpha for one in table.candidates if one.levels == ours.levels and one.gaps]
         self._alpha = ours.gaps[0].alpha or max(pruning, default=0.0) or ALPHA
         self._small, self._large = names[0], names[-1]
-        least = table.model(self._large).accuracy - LOSS
         self.note = (
-            f"of all candidates {choose(table.candidates, least, 0.0).serving.name}; ours: {ours.name} "
-            f"(profile: {100 * ours.accuracy:.2f}%, {ours.latency_ms:.3f} ms)"
+            f"of all candidates {choose(table.candidates, _least(table), 0.0).serving.name}; ours: {ours.name} "
+            f"(profile: {100 * ours.accuracy:.2f}%, at least {100 * ours.assured_accuracy:.2f}%, "
+            f"{ours.latency_ms:.3f} ms)"
         )
         self.rows: list[Row] = []
 

@@ -99,17 +99,20 @@ class CascadeService:
         finished(request)
 
     def _control_for(self, given: RequestParameters) -> Control:
-        """The decisions for a request: those of the fastest candidate of the same levels that has `min_accuracy`."""
+        """The decisions for a request: of the same levels, the fastest candidate that assures `min_accuracy`."""
         num_levels, least = self._control.num_levels, given.min_accuracy
         if given.level is not None and not 1 <= given.level <= num_levels:
             raise InvalidInputError("parameter level", given.level, f"1 to {num_levels}")
         if least is None:
             return self._control
         same_levels = [one for one in self._table.candidates if one.levels == self.candidate.levels]
-        accurate = [one for one in same_levels if one.accuracy >= least]
+        accurate = [one for one in same_levels if one.assured_accuracy >= least]
         if not accurate:
-            best = max(one.accuracy for one in same_levels)
-            raise InvalidInputError("parameter min_accuracy", least, f"at most {best:.4f}, that of the best candidate")
+            best = max(one.assured_accuracy for one in same_levels)
+            allowed = f"at most {best:.4f}, the greatest lower bound of the accuracy of these levels' candidates"
+            if self.candidate.accuracy_bound is None:
+                allowed = "0 for a table without accuracy bounds; run `shapeshift cascade register` again"
+            raise InvalidInputError("parameter min_accuracy", least, allowed)
         return Control(self._table, min(accurate, key=lambda one: (one.latency_ms, -one.accuracy, one.name)))
 
     def _run(self, request: ClassifyRequest, rows: Sequence[Row], level: int) -> list[int]:

@@ -64,7 +64,7 @@ def _common(parser: argparse.ArgumentParser, task: bool = True) -> None:
 
 
 def _targets(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--min-accuracy", type=float, default=0.0, help="0 to 1")
+    parser.add_argument("--min-accuracy", type=float, default=0.0, help="0 to 1; holds with 95%% confidence")
     parser.add_argument("--max-latency-ms", type=float, default=0.0, help="mean engine and control time; 0: any")
 
 
@@ -156,10 +156,16 @@ def _report(choice: Choice[Candidate], options: argparse.Namespace) -> Candidate
         return choice.selected
     best = choice.nearest
     sys.stdout.write(
-        f"no candidate reaches {100 * options.min_accuracy:g}% within {options.max_latency_ms or 'any'} ms; "
-        f"the best is {best.name}: {100 * best.accuracy:.2f}%, {best.latency_ms:.3f} ms\n"
+        f"no accuracy bound reaches {100 * options.min_accuracy:g}% within {options.max_latency_ms or 'any'} ms; "
+        f"the best is {best.name}: {100 * best.accuracy:.2f}%, {_bound(best)}, {best.latency_ms:.3f} ms\n"
     )
     return best
+
+
+def _bound(one: Candidate) -> str:
+    if one.accuracy_bound is None:
+        return "no bound (run `shapeshift cascade register` again)"
+    return f"at least {100 * one.accuracy_bound:.2f}%"
 
 
 def _show(table: CandidateTable, serving: Candidate | None) -> None:
@@ -169,12 +175,14 @@ def _show(table: CandidateTable, serving: Candidate | None) -> None:
             f"{model.temperature:.3f}, calibration error {model.ece:.3f}\n"
         )
     sys.stdout.write(
-        f"  {'candidate':60} {'accuracy':>8} {'mean ms':>8} {'p75':>7} {'p99':>7} {'early':>6} {'pruned':>6}\n"
+        f"  {'candidate':60} {'accuracy':>8} {'at least':>8} {'mean ms':>8} {'p75':>7} {'p99':>7} {'early':>6} "
+        f"{'pruned':>6}\n"
     )
     for one in table.candidates:
         mark = "*" if serving and one.name == serving.name else " "
+        bound = "-" if one.accuracy_bound is None else f"{100 * one.accuracy_bound:.2f}%"
         sys.stdout.write(
-            f"{mark} {one.name:60} {100 * one.accuracy:7.2f}% {one.latency_ms:8.3f} {one.p75_ms:7.3f} "
+            f"{mark} {one.name:60} {100 * one.accuracy:7.2f}% {bound:>8} {one.latency_ms:8.3f} {one.p75_ms:7.3f} "
             f"{one.p99_ms:7.3f} {100 * one.shares[0]:5.1f}% {100 * one.pruned:5.1f}%\n"
         )
 

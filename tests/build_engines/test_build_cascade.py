@@ -33,7 +33,7 @@ parameters [
 def table(checkpoint_sha256: str) -> CandidateTable:
     """A table whose one candidate is the model `small`."""
     model = LevelModel("small", checkpoint_sha256, 0.5, 1.0, 1.0, 0.0, ("LOGITS",))
-    alone = Candidate("small", ("small",), (), 0.5, 1.0, 1.0, 1.0, (1.0,), (1.0,), 0.5, 0.0)
+    alone = Candidate("small", ("small",), (), 0.5, 1.0, 1.0, 1.0, (1.0,), (1.0,), 0.5, 0.0, 0.45)
     return CandidateTable("coin", "classification", ("LABEL_0", "LABEL_1"), False, 0.0, {}, (model,), (alone,))
 
 
@@ -108,7 +108,18 @@ def test_a_table_from_another_cpu_is_chosen_anew(tmp_path: Path, make: Callable[
 
 def chain(name: str, accuracy: float, latency_ms: float, shares: tuple[float, float]) -> Candidate:
     return Candidate(
-        name, ("small", "large"), (), accuracy, latency_ms, latency_ms, latency_ms, (1.0, 10.0), shares, 0.5, 0.0
+        name,
+        ("small", "large"),
+        (),
+        accuracy,
+        latency_ms,
+        latency_ms,
+        latency_ms,
+        (1.0, 10.0),
+        shares,
+        0.5,
+        0.0,
+        accuracy - 0.05,
     )
 
 
@@ -116,6 +127,7 @@ def test_the_choice_follows_this_machines_latencies() -> None:
     """The chain is fastest at its accuracy where it was measured. Here the small model is as fast as the large one."""
     single = table("").candidates[0]
     large = replace(single, name="large", levels=("large",), accuracy=0.6, model_latencies=(10.0,), latency_ms=10.0)
+    large = replace(large, accuracy_bound=0.55)
     mixed = chain("mixed", 0.6, 1.0 + 0.3 * 10, (0.7, 0.3))
     models = (table("").models[0], replace(table("").models[0], name="large"))
     profiled = replace(table(""), models=models, candidates=(single, large, mixed))
@@ -129,6 +141,15 @@ def test_the_choice_follows_this_machines_latencies() -> None:
     assert alike.candidate.name == "mixed" and alike.candidate.latency_ms == pytest.approx(2.0)
     pinned = local.on_this_machine(replace(found, pinned=True), slow_small, "source")
     assert pinned.candidate.name == "mixed"
+    # The bound is compared: the large model, as accurate as before, is no longer as certain.
+    unsure = replace(profiled, candidates=(single, replace(large, accuracy_bound=0.54), mixed))
+    assert local.on_this_machine(replace(found, table=unsure), slow_small, "source").candidate.name == "mixed"
+    # Without bounds, as in tables of 0.1, the candidate stays.
+    old = replace(profiled, candidates=tuple(replace(one, accuracy_bound=None) for one in profiled.candidates))
+    kept = local.on_this_machine(
+        registry.ServingCandidate(old, old.candidate("mixed"), pinned=False), slow_small, "source"
+    )
+    assert kept.candidate.name == "mixed" and kept.candidate.latency_ms == pytest.approx(8.0 + 0.3 * 8.0)
 
 
 def timed(hardware: str, ms: float) -> Manifest:

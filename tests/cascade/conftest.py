@@ -100,9 +100,11 @@ def gap(c: float = 1.0, alpha: float = 0.0, w: float = 0.75, **others: Any) -> G
 def candidate(
     name: str, levels: Sequence[str], gaps: Sequence[Gap], accuracy: float = 0.9, ms: float = 5.0
 ) -> Candidate:
+    """The lower bound of its accuracy is 0.02 below."""
     shares = tuple(1 / len(levels) for _ in levels)
     latencies = tuple(3.0 * (number + 1) for number in range(len(levels)))
-    return Candidate(name, tuple(levels), tuple(gaps), accuracy, ms, ms, ms, latencies, shares, 0.8, 0.0)
+    bound = round(accuracy - 0.02, 4)
+    return Candidate(name, tuple(levels), tuple(gaps), accuracy, ms, ms, ms, latencies, shares, 0.8, 0.0, bound)
 
 
 class FakeClient(AsyncClient):

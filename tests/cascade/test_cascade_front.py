@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import itertools
 import threading
 import time
@@ -258,7 +259,7 @@ def test_closing_answers_everything(workspace: Workspace, monkeypatch: pytest.Mo
         (["w " * 600], {}, "at most 512"),
         (["a"], {"level": 3}, "1 to 2"),
         (["a"], {"level": 0}, "1 to 2"),
-        (["a"], {"min_accuracy": 0.99}, "at most 0.95"),
+        (["a"], {"min_accuracy": 0.94}, "at most 0.9300"),
         (["a"], {"task": "x"}, "unknown parameter"),
     ],
 )
@@ -288,6 +289,18 @@ def test_a_long_text_may_be_cut_and_an_accuracy_requested(workspace: Workspace) 
     assert ask(front, "w " * 600, min_accuracy=0.92, truncate=True)["LEVEL"].item() == 2
     assert level.parameters == ["", '{"truncate": true}'] and level.asked[1] == [b"w " * 600]
     assert ask(front, "a", min_accuracy=0.5)["LEVEL"].item() == 1
+
+
+def test_a_table_without_bounds_assures_no_accuracy(workspace: Workspace) -> None:
+    """As tables of 0.1 are: the candidate that the registry names serves, and no target is met."""
+    large(workspace)
+    ours = candidate("both", TWO, [gap(c=0.0)])
+    front = workspace.open(workspace.table(dataclasses.replace(ours, accuracy_bound=None)))
+    refused = text_request("a", outputs=ALL, parameters={"min_accuracy": 0.5})
+    front.execute([refused])
+    code, text = refused.refusal()
+    assert code == TritonError.INVALID_ARG and "`shapeshift cascade register` again" in text
+    assert ask(front, "a", min_accuracy=0.0)["LEVEL"].item() == 1
 
 
 def test_pairs(workspace: Workspace) -> None:

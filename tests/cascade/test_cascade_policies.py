@@ -179,6 +179,7 @@ def candidate(name: str, accuracy: float, latency: float, p75: float = 1, models
 class Measured:
     name: str
     accuracy: float
+    assured_accuracy: float
     latency_ms: float
     p75_ms: float
     model_latencies: tuple[float, ...]
@@ -190,6 +191,7 @@ def test_selection_by_trying_all() -> None:
         candidates = [
             Measured(
                 str(number),
+                float(rng.integers(84, 88)),
                 float(rng.integers(80, 84)),
                 float(rng.integers(1, 6)),
                 float(rng.integers(1, 12)),
@@ -199,7 +201,7 @@ def test_selection_by_trying_all() -> None:
         ]
         best = None
         for one in candidates:
-            if one.accuracy >= 81 and one.latency_ms <= 4 and one.p75_ms <= 1.5 * max(one.model_latencies):
+            if one.assured_accuracy >= 81 and one.latency_ms <= 4 and one.p75_ms <= 1.5 * max(one.model_latencies):
                 key = (one.latency_ms, -one.accuracy, one.name)
                 best = min(best, (key, one)) if best else (key, one)
         found = selection.select(candidates, 81, 4)
@@ -207,7 +209,7 @@ def test_selection_by_trying_all() -> None:
         near = selection.nearest(candidates, 81, 4)
         assert (near is None) == (not any(map(selection.is_practical, candidates)))
         if found is None and near is not None:
-            assert near.accuracy < 81 or near.latency_ms > 4
+            assert near.assured_accuracy < 81 or near.latency_ms > 4
 
 
 def test_equality_meets_the_targets_and_ties_are_settled() -> None:

@@ -22,7 +22,7 @@ from shapeshift.cascade.profiling import search as profiling
 from shapeshift.cascade.profiling.model_profile import ModelProfile, Task, profile_model, random_half
 from shapeshift.cascade.profiling.observation import Observation
 from shapeshift.cascade.profiling.outcomes import Exit, expected_outcome, weighted_percentile
-from shapeshift.cascade.profiling.search import CandidateSearch
+from shapeshift.cascade.profiling.search import CandidateSearch, Plan
 from shapeshift.cli.main import main
 from shapeshift.errors import InvalidInputError, NotFoundError
 from tests.cascade.conftest import candidate, gap
@@ -46,15 +46,14 @@ def observed(rng: np.random.Generator, truth: np.ndarray, sharpness: float, ms: 
 @pytest.fixture
 def task() -> Task:
     rng = np.random.default_rng(0)
-    return Task([[b"aa bb cc"]] * COUNT, rng.integers(0, CLASSES, COUNT))
+    return Task([[b"aa bb cc"]] * COUNT, rng.integers(0, CLASSES, COUNT), random_half(COUNT))
 
 
 @pytest.fixture
 def models(task: Task) -> list[ModelProfile]:
     rng = np.random.default_rng(1)
-    fit = random_half(COUNT)
     made = [("small", 1.5, 1.0), ("middle", 2.2, 3.0), ("large", 3.0, 8.0)]
-    return [profile_model(name, observed(rng, task.truth, sharp, ms), task, fit) for name, sharp, ms in made]
+    return [profile_model(name, observed(rng, task.truth, sharp, ms), task) for name, sharp, ms in made]
 
 
 def search(
@@ -73,7 +72,7 @@ def search(
         logits[:spoilt] = -logits[:spoilt]
         return dataclasses.replace(seen, logits=logits, engine_ms=seen.engine_ms * 0.8)
 
-    return CandidateSearch(task, models, random_half(COUNT), run, **choices), asked
+    return CandidateSearch(task, models, run, **choices), asked
 
 
 def test_calibration_is_measured_on_what_it_was_not_fitted_on(models: list[ModelProfile]) -> None:
@@ -84,35 +83,47 @@ def test_calibration_is_measured_on_what_it_was_not_fitted_on(models: list[Model
     assert models[0].accuracy < models[1].accuracy < models[2].accuracy
 
 
-def test_each_half_is_measured_by_the_other(task: Task) -> None:
-    fit = random_half(COUNT)
+def test_one_half_chooses_and_the_other_measures(task: Task) -> None:
+    """On the scoring half the logits are 5 times as sharp, and wrong more often: nothing that is chosen may show it."""
     seen = observed(np.random.default_rng(3), task.truth, 2.0, 1.0)
-    logits = np.where(fit[:, None], seen.logits * 5, seen.logits)
-    made = profile_model("model", dataclasses.replace(seen, logits=logits), task, fit)
-    one, other = (calibration.fit_temperature(logits[half], task.truth[half]) for half in (fit, ~fit))
-    assert one > 3 * other
-    sure = np.where(fit, routing.confidence(logits, other), routing.confidence(logits, one))
-    assert made.reliability == calibration.reliability(sure, task.right(logits))
-    assert made.temperature == calibration.fit_temperature(logits, task.truth)
-    # What cannot be parted is measured as it is.
-    single = profile_model(
-        "model", dataclasses.replace(seen, logits=logits[:1]), Task([[b"x"]], task.truth[:1]), fit[:1]
-    )
-    assert sum(one.count for one in single.reliability) == 1
+    logits = np.where(task.scoring[:, None], -seen.logits * 5, seen.logits)
+    made = profile_model("model", dataclasses.replace(seen, logits=logits), task)
+    chosen, scored = task.choosing, task.scoring
+    assert made.temperature == calibration.fit_temperature(seen.logits[chosen], task.truth[chosen])
+    assert made.accuracy == task.right(seen.logits)[chosen].mean() > 0.7
+    sure = routing.confidence(logits[scored], made.temperature)
+    assert made.reliability == calibration.reliability(sure, task.right(logits)[scored])
+    found, _ = search(task, [made])
+    (alone,) = found.candidates()
+    assert alone.accuracy == task.right(logits)[scored].mean() < 0.2
+    assert alone.accuracy_bound is not None and alone.accuracy_bound < alone.accuracy
+
+
+def test_nothing_that_is_chosen_depends_on_the_scoring_texts(task: Task, models: list[ModelProfile]) -> None:
+    """With other truths for the scoring texts, the same candidates are found, with other accuracies."""
+    others = np.where(task.scoring, (task.truth + 1) % CLASSES, task.truth)
+    changed = dataclasses.replace(task, truth=others)
+    found, _ = search(task, models, algorithms=list(routing.ALGORITHMS))
+    again, _ = search(changed, [profile_model(one.name, one.observed, changed) for one in models])
+    again.algorithms = found.algorithms
+    before, after = found.candidates(), again.candidates()
+    assert [(one.name, one.gaps, one.shares) for one in before] == [(one.name, one.gaps, one.shares) for one in after]
+    assert all(two.accuracy < one.accuracy - 0.3 for one, two in zip(before, after, strict=True))
 
 
 @pytest.mark.parametrize("algorithm", list(routing.ALGORITHMS))
 def test_a_candidate_is_what_drawing_would_give(task: Task, models: list[ModelProfile], algorithm: str) -> None:
     small, large = models[0], models[2]
     found, _ = search(task, models, algorithms=[algorithm])
-    one = found.evaluate([small, large], routing.RoutingRule(0.8, 10.0, algorithm), 0.0)
+    one = found.score(Plan((small, large), routing.RoutingRule(0.8, 10.0, algorithm), 0.0), 1)
     assert one.levels == ("small", "large") and one.gaps[0].c == 0.8
     # By brute force, many draws a text.
     rng = np.random.default_rng(7)
     right = times = early = 0.0
     rounds = 50
     small_p, large_p = softmax(small.observed.logits), softmax(large.observed.logits)
-    for text in range(COUNT):
+    scored = np.flatnonzero(task.scoring)
+    for text in scored:
         con = softmax(small.observed.logits[text], small.temperature).max()
         p = routing.p_large(float(con), routing.RoutingRule(0.8, 10.0, algorithm))
         mixed = one.gaps[0].w * large_p[text] + (1 - one.gaps[0].w) * small_p[text]
@@ -122,9 +133,9 @@ def test_a_candidate_is_what_drawing_would_give(task: Task, models: list[ModelPr
         )
         times += 1 + onward * 8.1
         early += 1 - onward
-    assert one.accuracy == pytest.approx(right / COUNT, abs=0.01)
-    assert one.latency_ms == pytest.approx(times / COUNT, rel=0.02)
-    assert one.shares[0] == pytest.approx(early / COUNT, abs=0.02) and sum(one.shares) == pytest.approx(1)
+    assert one.accuracy == pytest.approx(right / len(scored), abs=0.01)
+    assert one.latency_ms == pytest.approx(times / len(scored), rel=0.02)
+    assert one.shares[0] == pytest.approx(early / len(scored), abs=0.02) and sum(one.shares) == pytest.approx(1)
     assert one.latency_ms == pytest.approx(1 + (one.shares[1]) * 8.1)
 
 
@@ -147,8 +158,19 @@ def test_the_search_goes_over_models_cuts_and_scales(task: Task, models: list[Mo
     both = [one for one in candidates if one.levels == ("small", "large")]
     assert min(both, key=lambda one: one.latency_ms).gaps[0].alpha > 0
     assert all(one.pruned == pytest.approx(1 / 3) for one in both if one.gaps[0].alpha)
-    # The table keeps those that no other of their chain dominates.
-    ordered = sorted(both, key=lambda one: one.latency_ms)
+    # The table keeps those that no other of their chain dominates on the texts that choose.
+    by_name = {model.name: model for model in models}
+    tried = [
+        found.try_out(
+            Plan(
+                tuple(by_name[name] for name in one.levels),
+                one.gaps[0].rule,
+                one.gaps[0].alpha,
+            )
+        )
+        for one in both
+    ]
+    ordered = sorted(tried, key=lambda one: one.latency_ms)
     assert all(a.accuracy < b.accuracy for a, b in zip(ordered, ordered[1:], strict=False))
 
 
@@ -162,7 +184,12 @@ def test_the_cut_stops_where_the_mean_of_the_models_is_reached(task: Task, model
     small, large = models[0], models[2]
     found, _ = search(task, [small, large])
     least = (small.accuracy + large.accuracy) / 2
-    assert all(one.accuracy >= least for one in found.candidates() if len(one.levels) == 2)
+    tried = [
+        found.try_out(Plan((small, large), one.gaps[0].rule, one.gaps[0].alpha))
+        for one in found.candidates()
+        if one.gaps
+    ]
+    assert tried and all(one.accuracy >= least for one in tried)
 
 
 def test_both_algorithms_fill_one_table(task: Task, models: list[ModelProfile]) -> None:
@@ -183,11 +210,10 @@ def test_regressions_are_sure_by_agreement() -> None:
     small = np.where(embedding[:, 1] > 0, truth, truth + 2)
     seen = Observation(small[:, None], np.ones(COUNT), [], [np.zeros((1, 2))] * COUNT, embedding)
     large = Observation(truth[:, None] + 0.01, np.full(COUNT, 8.0), [], [np.zeros((1, 2))] * COUNT, None)
-    task = Task([[b"x"]] * COUNT, truth, tolerance=0.9)
-    fit = random_half(COUNT)
-    models = [profile_model("small", seen, task, fit), profile_model("large", large, task, fit)]
+    task = Task([[b"x"]] * COUNT, truth, random_half(COUNT), tolerance=0.9)
+    models = [profile_model("small", seen, task), profile_model("large", large, task)]
     assert models[0].accuracy == pytest.approx(0.5, abs=0.1) and models[1].accuracy == 1
-    made = CandidateSearch(task, models, fit, lambda name, texts, what: large, algorithms=["cut"]).candidates()
+    made = CandidateSearch(task, models, lambda name, texts, what: large, algorithms=["cut"]).candidates()
     early = [one for one in made if len(one.levels) == 2 and one.shares[0] > 0.25]
     best = max(early, key=lambda one: one.accuracy)
     assert all(gap.agreement for one in made for gap in one.gaps)
@@ -195,7 +221,7 @@ def test_regressions_are_sure_by_agreement() -> None:
     assert best.accuracy > 0.9 and len(best.gaps[0].agreement) == 4
     # What tells no embedding, as the large model, can only come last.
     blind = dataclasses.replace(models[0], name="blind", observed=dataclasses.replace(seen, embedding=None))
-    found = CandidateSearch(task, [blind, *models], fit, lambda name, texts, what: large).candidates()
+    found = CandidateSearch(task, [blind, *models], lambda name, texts, what: large).candidates()
     assert {one.levels for one in found if len(one.levels) > 1} == {("small", "large")}
 
 
@@ -226,6 +252,13 @@ def test_a_table_survives_its_file(workspace: Workspace, tmp_path: Path) -> None
     file = tmp_path / "table.json"
     file.write_text(made.as_json())
     assert table.read(file) == made
+
+
+def test_a_table_without_bounds_is_read(workspace: Workspace, tmp_path: Path) -> None:
+    data = json.loads(workspace.table(candidate("one", ["small"], [])).as_json())
+    del data["candidates"][0]["accuracy_bound"]
+    found = table.parse(data).candidates[0]
+    assert found.accuracy_bound is None and found.assured_accuracy == 0 and found.accuracy == 0.9
 
 
 @pytest.mark.parametrize(
@@ -354,9 +387,10 @@ def test_register_select_and_list(two_models: Path, tmp_path: Path, capsys: pyte
     assert {model.name for model in made.table.models} == {"quick", "slow"}
     assert made.table.made["texts"] == 8 and "IMPORTANCE" in made.table.model("quick").outputs
     capsys.readouterr()
+    assert all(one.accuracy_bound is not None for one in made.table.candidates)
     # Nothing is always right within no time: the best is named.
     assert main([*register, "--models", "quick,slow", "--min-accuracy", "1", "--max-latency-ms", "0.01"]) == 1
-    assert "no candidate reaches 100% within 0.01 ms; the best is " in capsys.readouterr().out
+    assert "no accuracy bound reaches 100% within 0.01 ms; the best is " in capsys.readouterr().out
     assert main(["cascade", "select", *common, "--candidate", "slow"]) == 0
     assert registry.serving(tmp_path / "candidates", "coin").candidate.name == "slow"
     assert registry.entries(tmp_path / "candidates")["coin"].pinned
@@ -366,20 +400,23 @@ def test_register_select_and_list(two_models: Path, tmp_path: Path, capsys: pyte
     capsys.readouterr()
     assert main(["cascade", "list", "--dir", folder, "--reliability"]) == 0
     listed = capsys.readouterr().out
-    assert "task coin" in listed and "* quick" in listed
-    # Each of the eight texts was held out once, for each of the two models.
+    assert "task coin" in listed and "* quick" in listed and "accuracy at least" in listed
+    # Four of the eight texts were held out, for each of the two models.
     counts = [int(line.split()[3]) for line in listed.splitlines() if re.match(r" +\d\.\d\d to ", line)]
-    assert sum(counts) == 16
+    assert sum(counts) == 8
 
 
 def test_register_refuses(two_models: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (tmp_path / "sample.tsv").write_text("a text\t7\n")
+    (tmp_path / "sample.tsv").write_text("a text\t7\nanother\t1\n")
     common = ["cascade", "register", "--dir", str(tmp_path / "c"), "--task", "t", "--engines", str(two_models)]
     common += ["--sample", str(tmp_path / "sample.tsv"), "--models"]
     for names, message in (("quick,slow", "row 0: label"), ("nowhere", "manifest"), ("quick,quick", "each name once")):
         assert main([*common, names]) == 2
         assert message in capsys.readouterr().err
     (tmp_path / "sample.tsv").write_text("a text\t1\n")
+    assert main([*common, "quick"]) == 2
+    assert "at least 2" in capsys.readouterr().err
+    (tmp_path / "sample.tsv").write_text("a text\t1\nanother\t1\n")
     assert main([*common, "quick", "--tolerance", "0.5"]) == 2
     assert "tolerance" in capsys.readouterr().err
     assert not (tmp_path / "c").exists()

@@ -1,7 +1,7 @@
 """A candidate table that was measured on another CPU, with latencies of the engines built here.
 
-Accuracies, shares and settings stay as profiled. Latencies are estimates: each level's time is that of its engines at
-a short text, and a candidate's times change in the proportion of the levels that a text runs through.
+Accuracies, their bounds, shares and settings stay as profiled. Latencies are estimates: each level's time is that of
+its engines at a short text, and a candidate's times change in the proportion of the levels that a text runs through.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from shapeshift.cascade.policy.selection import select
 from shapeshift.engines.execution.engine_set import cost_curve
 from shapeshift.engines.manifest import Manifest
 
-# A candidate may lose this much accuracy against the one that was chosen on the other CPU.
+# The bound of a candidate's accuracy may be this much below that of the one that was chosen on the other CPU.
 MAX_LOSS = 0.005
 _SHORT_TEXT = 24
 
@@ -31,7 +31,8 @@ def on_this_machine(found: ServingCandidate, engines: Mapping[str, Manifest], so
     """The table of `found` with latencies from `engines` (by model), and the candidate to serve.
 
     Candidates with a level that has no engines here are left out. source: what the table comes from, for its `made`.
-    The candidate is the fastest that loses at most half a point of accuracy; a pinned one stays.
+    The candidate is the fastest whose accuracy bound is at most half a point lower. A pinned one stays, and one without
+    bound.
     """
     times = {name: _short_text_ms(made) for name, made in engines.items()}
     kept = [one for one in found.table.candidates if set(one.levels) <= set(times)]
@@ -41,7 +42,8 @@ def on_this_machine(found: ServingCandidate, engines: Mapping[str, Manifest], so
     made = {**found.table.made, "hardware": hardware, "latencies": "estimated from engine profiles", "source": source}
     table = replace(found.table, made=made, models=models, candidates=candidates)
     same = table.candidate(found.candidate.name)
-    fastest = None if found.pinned else select(candidates, same.accuracy - MAX_LOSS, float("inf"))
+    stays = found.pinned or same.accuracy_bound is None
+    fastest = None if stays else select(candidates, same.assured_accuracy - MAX_LOSS, float("inf"))
     return ServingCandidate(table, fastest or same, found.pinned)
 
 

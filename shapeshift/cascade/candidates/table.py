@@ -33,8 +33,8 @@ class LevelModel:
     """A model that can be a level.
 
     name: of the Triton model and of its folder of engines; checkpoint_sha256: of its engines' checkpoint (empty:
-    unknown); accuracy: 0 to 1; latency_ms: mean engine time of one text; temperature: calibrates its confidence;
-    ece: expected calibration error on held-out data; outputs: of the model, LOGITS among them.
+    unknown); accuracy: 0 to 1, on held-out data; latency_ms: mean engine time of one text; temperature: calibrates its
+    confidence; ece: expected calibration error on held-out data; outputs: of the model, LOGITS among them.
     """
 
     name: str
@@ -73,7 +73,9 @@ class Candidate:
 
     levels: models by name; gaps: between them; accuracy: 0 to 1; latency_ms (mean), p75_ms, p99_ms: engine and control
     time of one text; model_latencies: mean engine time of each level, ms; shares: of the texts that each level answers;
-    mean_confidence: of the first level's answers; pruned: share of the words that the last level does not read.
+    mean_confidence: of the first level's answers; pruned: share of the words that the last level does not read;
+    accuracy_bound: the lower bound of the accuracy, which holds together with those of the other candidates with 95%
+    confidence; None in a table that was written before bounds were measured.
     """
 
     name: str
@@ -87,6 +89,12 @@ class Candidate:
     shares: tuple[float, ...]
     mean_confidence: float
     pruned: float
+    accuracy_bound: float | None = None
+
+    @property
+    def assured_accuracy(self) -> float:
+        """The accuracy that a target is compared with: the lower bound; 0 without one."""
+        return self.accuracy_bound or 0.0
 
 
 @dataclass(frozen=True)
@@ -206,6 +214,7 @@ _CANDIDATE = _built(
     shares=_tuple_of(_SHARE),
     mean_confidence=_SHARE,
     pruned=_SHARE,
+    accuracy_bound=OptionalField(nullable(_SHARE), None),
 )
 _TABLE = _built(
     CandidateTable,

@@ -25,6 +25,11 @@ class _Candidate:
     p75_ms: float
     model_latencies: tuple[float, ...]
 
+    @property
+    def assured_accuracy(self) -> float:
+        """The accuracy that the caller states."""
+        return self.accuracy
+
 
 def _name(name: str, value: Any) -> str:
     if not isinstance(value, str) or not value:

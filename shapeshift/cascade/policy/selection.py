@@ -14,13 +14,19 @@ MAX_TAIL = 1.5
 
 
 class Measured(Protocol):
-    """A profiled candidate. accuracy: 0 to 1; its mean latency, its 75th percentile, and the mean of each model, ms."""
+    """A profiled candidate: its mean latency, its 75th percentile, and the mean of each model, ms.
+
+    accuracy: as measured, 0 to 1; assured_accuracy: what a target is compared with.
+    """
 
     @property
     def name(self) -> str: ...
 
     @property
     def accuracy(self) -> float: ...
+
+    @property
+    def assured_accuracy(self) -> float: ...
 
     @property
     def latency_ms(self) -> float: ...
@@ -58,9 +64,13 @@ def select(candidates: Sequence[C], min_accuracy: float, max_latency_ms: float) 
     meeting = [
         one
         for one in candidates
-        if is_practical(one) and one.accuracy >= min_accuracy and one.latency_ms <= max_latency_ms
+        if is_practical(one) and one.assured_accuracy >= min_accuracy and one.latency_ms <= max_latency_ms
     ]
     return min(meeting, key=lambda one: (one.latency_ms, -one.accuracy, one.name), default=None)
+
+
+def _by_accuracy(one: Measured) -> tuple[float, float, float, str]:
+    return one.assured_accuracy, one.accuracy, -one.latency_ms, one.name
 
 
 def nearest(candidates: Sequence[C], min_accuracy: float, max_latency_ms: float) -> C | None:
@@ -70,12 +80,10 @@ def nearest(candidates: Sequence[C], min_accuracy: float, max_latency_ms: float)
     """
     practical = [one for one in candidates if is_practical(one)]
     fast = [one for one in practical if one.latency_ms <= max_latency_ms]
-    accurate = [one for one in practical if one.accuracy >= min_accuracy]
-    if fast:
-        return max(fast, key=lambda one: (one.accuracy, -one.latency_ms, one.name))
-    if accurate:
+    accurate = [one for one in practical if one.assured_accuracy >= min_accuracy]
+    if not fast and accurate:
         return min(accurate, key=lambda one: (one.latency_ms, -one.accuracy, one.name))
-    return max(practical, key=lambda one: (one.accuracy, -one.latency_ms, one.name), default=None)
+    return max(fast or practical, key=_by_accuracy, default=None)
 
 
 def choose(candidates: Sequence[C], min_accuracy: float, max_latency_ms: float) -> Choice[C]:

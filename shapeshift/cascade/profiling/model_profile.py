@@ -17,11 +17,18 @@ Texts = Sequence[Sequence[bytes]]
 
 @dataclass(frozen=True)
 class Task:
-    """truth: the right class or number of each text [n]; tolerance: a regression is right within it; else 0."""
+    """truth: the right class or number of each text [n]; choosing: a mask [n] of the texts that settings are fitted and
+    chosen on; the others measure them. tolerance: a regression is right within it; else 0."""
 
     texts: Texts
     truth: Array
+    choosing: Array
     tolerance: float = 0.0
+
+    @property
+    def scoring(self) -> Array:
+        """A mask [n] of the texts that measure what was chosen."""
+        return ~self.choosing
 
     @property
     def is_regression(self) -> bool:
@@ -36,8 +43,8 @@ class Task:
 
 @dataclass(frozen=True)
 class ModelProfile:
-    """One model on the sample. accuracy: 0 to 1; temperature: fitted on the whole sample; reliability: the table where
-    each half of the texts is calibrated by the other half."""
+    """One model on the sample. accuracy: on the choosing texts, 0 to 1; temperature: fitted on these; reliability: of
+    the scoring texts with that temperature."""
 
     name: str
     observed: Observation
@@ -55,21 +62,15 @@ class ModelProfile:
         return float(self.observed.engine_ms.mean())
 
 
-def profile_model(name: str, observed: Observation, task: Task, half: Array) -> ModelProfile:
-    """Fit the temperature on all rows; measure each half's reliability with the temperature of the other.
-
-    half: a mask [n].
-    """
-    accuracy = float(task.right(observed.logits).mean())
+def profile_model(name: str, observed: Observation, task: Task) -> ModelProfile:
+    """Fit the temperature on the choosing texts, and measure its reliability on the scoring texts."""
+    logits, choosing, scoring = observed.logits, task.choosing, task.scoring
+    right = task.right(logits)
+    accuracy = float(right[choosing].mean())
     if task.is_regression:
         return ModelProfile(name, observed, accuracy, 1.0, [])
-    temperature = calibration.fit_temperature(observed.logits, task.truth)
-    confidences = confidence(observed.logits, temperature)
-    for fitted in (half, ~half):
-        if 0 < fitted.sum() < len(fitted):
-            other = calibration.fit_temperature(observed.logits[fitted], task.truth[fitted])
-            confidences[~fitted] = confidence(observed.logits[~fitted], other)
-    reliability = calibration.reliability(confidences, task.right(observed.logits))
+    temperature = calibration.fit_temperature(logits[choosing], task.truth[choosing])
+    reliability = calibration.reliability(confidence(logits[scoring], temperature), right[scoring])
     return ModelProfile(name, observed, accuracy, temperature, reliability)
 
 

@@ -21,6 +21,10 @@ class Exit:
     right: Array
     ms: Array
 
+    def of(self, rows: Array) -> Exit:
+        """The exits of some texts. rows: a mask [n]."""
+        return Exit(self.probability[rows], self.right[rows], self.ms[rows])
+
 
 @dataclass(frozen=True)
 class ExpectedOutcome:
@@ -37,16 +41,20 @@ def expected_outcome(exits: Sequence[Exit]) -> ExpectedOutcome:
     """The expectation over all texts and their possible exits."""
     weights = np.concatenate([one.probability for one in exits])
     times = np.concatenate([one.ms for one in exits])
-    right = np.concatenate([one.right for one in exits])
     count = len(exits[0].probability)
     p75, p99 = (weighted_percentile(times, weights, share) for share in (0.75, 0.99))
     return ExpectedOutcome(
-        float((weights * right).sum() / count),
+        float(chances_of_right(exits).mean()),
         float((weights * times).sum() / count),
         p75,
         p99,
         tuple(float(one.probability.sum() / count) for one in exits),
     )
+
+
+def chances_of_right(exits: Sequence[Exit]) -> Array:
+    """The probability of a right answer to each text [n]."""
+    return np.asarray(np.sum([one.probability * one.right for one in exits], axis=0))
 
 
 def weighted_percentile(values: Array, weights: Array, share: float) -> float:

@@ -49,7 +49,8 @@ class PrunedRuns:
         return self._runs[key]
 
     def _loss(self, small: ModelProfile, large: ModelProfile, alpha: float) -> float:
-        return large.accuracy - float(self.task.right(self.observe(small, large, alpha)[0].logits).mean())
+        right = self.task.right(self.observe(small, large, alpha)[0].logits)
+        return large.accuracy - float(right[self.task.choosing].mean())
 
     def _prune(self, small: ModelProfile, alpha: float) -> tuple[Texts, float]:
         """The texts as pruned by the small model, and the share of words that were removed."""

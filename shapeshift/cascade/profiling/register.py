@@ -25,7 +25,7 @@ class ProfilingSettings:
     """Settings of a run; defaults as in the paper.
 
     k, algorithms: of Eq. 4; max_levels: of a cascade; tolerance: of a regression, within which a number is right and
-    two models agree; seed: of the random half.
+    two models agree; seed: of the random half of the texts that chooses.
     """
 
     k: float = 10.0
@@ -46,23 +46,23 @@ def profile(
     models = {name: ModelRunner(engines, name) for name in names}
     labels = _common_labels(models)
     is_regression = len(labels) == 1
-    _check(is_regression, own)
+    _check(is_regression, own, len(sample.texts))
     truth = sample.values() if is_regression else sample.classes(labels)
-    labelled = Task(sample.texts, truth, own.tolerance)
-    half = random_half(len(sample.texts), own.seed)
+    labelled = Task(sample.texts, truth, random_half(len(sample.texts), own.seed), own.tolerance)
     profiles: list[ModelProfile] = []
     for name, model in models.items():
         observed = model.observe(sample.texts, partial(_report, progress, name))
-        profiles.append(profile_model(name, observed, labelled, half))
+        profiles.append(profile_model(name, observed, labelled))
 
     def run(name: str, texts: Texts, what: str) -> Observation:
         return models[name].observe(texts, partial(_report, progress, what))
 
-    search = CandidateSearch(labelled, profiles, half, run, own.k, own.algorithms)
+    search = CandidateSearch(labelled, profiles, run, own.k, own.algorithms)
     candidates = search.candidates(own.max_levels)
     made: dict[str, Any] = {
         "hardware": cpu_model(),
         "texts": len(sample.texts),
+        "scoring_texts": int(labelled.scoring.sum()),
         "providers": sorted({f"{one.made.provider} {one.made.provider_version}" for one in models.values()}),
         "precision": sorted({one.made.precision for one in models.values()}),
         "seed": own.seed,
@@ -70,7 +70,8 @@ def profile(
         "seconds": round(time.monotonic() - started, 1),
     }
     kind = "regression" if is_regression else "classification"
-    levels = tuple(_level_model(one, models[one.name]) for one in profiles)
+    scored = {one.name: one.accuracy for one in candidates}
+    levels = tuple(_level_model(one, models[one.name], scored[one.name]) for one in profiles)
     return CandidateTable(task, kind, labels, sample.pairs, own.tolerance, made, levels, tuple(candidates))
 
 
@@ -89,20 +90,24 @@ def _common_labels(models: dict[str, ModelRunner]) -> tuple[str, ...]:
     return labels[first]
 
 
-def _check(is_regression: bool, own: ProfilingSettings) -> None:
+def _check(is_regression: bool, own: ProfilingSettings, texts: int) -> None:
+    if texts < 2:
+        raise InvalidInputError(
+            "sample", f"{texts} text", "at least 2: one part chooses, the other measures what it chose"
+        )
     if is_regression and own.tolerance <= 0:
         raise InvalidInputError("tolerance", own.tolerance, "above 0, as the models have one label: a regression")
     if not is_regression and own.tolerance:
         raise InvalidInputError("tolerance", own.tolerance, "0, as the models have several labels: a classification")
 
 
-def _level_model(one: ModelProfile, model: ModelRunner) -> LevelModel:
+def _level_model(one: ModelProfile, model: ModelRunner, accuracy: float) -> LevelModel:
     made = model.made
     outputs = (*model.outputs, "OFFSETS", "ENGINE_MS")
     return LevelModel(
         one.name,
         made.checkpoint_sha256,
-        round(one.accuracy, 6),
+        round(accuracy, 6),
         round(one.mean_ms, 4),
         one.temperature,
         one.ece,

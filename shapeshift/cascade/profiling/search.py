@@ -1,7 +1,8 @@
 """The search for the candidates of a task: chains of models, and c, alpha and w between them (Tabi, section 5).
 
 Every model runs once over the sample. With these outputs, a trial of a cut-off c runs nothing; a trial of a pruning
-scale alpha runs only the larger models on the pruned texts.
+scale alpha runs only the larger models on the pruned texts. Trials see the choosing texts alone; what they keep is
+measured on the scoring texts.
 """
 
 from __future__ import annotations
@@ -16,27 +17,44 @@ from shapeshift.cascade.candidates.table import Candidate, Gap
 from shapeshift.cascade.policy import calibration, routing
 from shapeshift.cascade.policy.routing import Array, RoutingRule, softmax
 from shapeshift.cascade.policy.selection import is_practical
+from shapeshift.cascade.profiling.accuracy_bound import accuracy_bound
 from shapeshift.cascade.profiling.model_profile import ModelProfile, Task, Texts
 from shapeshift.cascade.profiling.observation import Observation
-from shapeshift.cascade.profiling.outcomes import CONTROL_MS, Exit, ExpectedOutcome, expected_outcome
+from shapeshift.cascade.profiling.outcomes import CONTROL_MS, Exit, chances_of_right, expected_outcome
 from shapeshift.cascade.profiling.pruned_runs import PrunedRuns
 
 FIRST_C, STEP_C = 0.95, 0.05
 MAX_LEVELS = 3
-# With fewer unsure texts the ensemble's temperature is fitted on all texts.
+# With fewer unsure texts the ensemble's temperature is fitted on all choosing texts.
 _MIN_UNSURE = 30
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What the choosing texts choose: a chain, and the rule and alpha of its gaps; a single model uses neither."""
+
+    chain: tuple[ModelProfile, ...]
+    rule: RoutingRule
+    alpha: float
+
+    @property
+    def name(self) -> str:
+        models = " > ".join(model.name for model in self.chain)
+        if len(self.chain) == 1:
+            return models
+        algorithm = "" if self.rule.algorithm == "sigmoid" else f" {self.rule.algorithm}"
+        return f"{models} c={self.rule.c:g} alpha={self.alpha:g}{algorithm}"
 
 
 @dataclass
 class CandidateSearch:
     """The search. run(model, texts, what) runs a model on other texts; what: the purpose, for progress messages.
 
-    half: a mask [n] of the texts that a regression's agreement is fitted on; k, algorithms: of Eq. 4.
+    k, algorithms: of Eq. 4.
     """
 
     task: Task
     models: Sequence[ModelProfile]
-    half: Array
     run: Callable[[str, Texts, str], Observation]
     k: float = 10.0
     algorithms: Sequence[str] = ("sigmoid",)
@@ -48,51 +66,53 @@ class CandidateSearch:
 
     def candidates(self, max_levels: int = MAX_LEVELS) -> list[Candidate]:
         """Every model alone, and every chain of up to `max_levels` models of ascending accuracy and time."""
-        found = [self._single(model) for model in self.models]
+        plans = [Plan((model,), RoutingRule(0.0), 0.0) for model in self.models]
         ordered = sorted(self.models, key=lambda model: (model.accuracy, model.mean_ms))
         for levels in range(2, max_levels + 1):
             for chain in combinations(ordered, levels):
                 times = [model.mean_ms for model in chain]
                 if times == sorted(times) and self._have_confidence(chain[:-1]):
-                    found += self._chain_candidates(chain)
-        return found
+                    plans += [plan for name in self.algorithms for plan in self._chain_plans(chain, name)]
+        return [self.score(plan, len(plans)) for plan in plans]
+
+    def try_out(self, plan: Plan) -> Candidate:
+        """The candidate as the choosing texts see it: without bound, its ensembles not calibrated."""
+        return self._evaluate(plan, self.task.choosing)
+
+    def score(self, plan: Plan, compared: int) -> Candidate:
+        """The candidate with all settings, measured on the scoring texts. compared: see `accuracy_bound`."""
+        return self._evaluate(plan, self.task.scoring, compared)
 
     def _have_confidence(self, models: Sequence[ModelProfile]) -> bool:
         """The confidence of a regression needs an embedding."""
         return not self.task.is_regression or all(model.observed.embedding is not None for model in models)
 
-    def _single(self, model: ModelProfile) -> Candidate:
-        always = Exit(np.ones(len(self.task.texts)), self.task.right(model.observed.logits), model.observed.engine_ms)
-        return _candidate(model.name, [model], [], expected_outcome([always]), self._confidence(model, None), 0.0)
-
-    def _chain_candidates(self, chain: Sequence[ModelProfile]) -> list[Candidate]:
-        kept = [one for algorithm in self.algorithms for one in self._evaluate_all(chain, algorithm)]
-        # Calibrating an ensemble takes longer than a trial: only what is kept is calibrated.
-        return [self.evaluate(chain, one.gaps[0].rule, one.gaps[0].alpha, calibrated=True) for one in kept]
-
-    def _evaluate_all(self, chain: Sequence[ModelProfile], algorithm: str) -> list[Candidate]:
+    def _chain_plans(self, chain: tuple[ModelProfile, ...], algorithm: str) -> list[Plan]:
+        tried: dict[str, Plan] = {}
         found = []
         min_accuracy = float(np.mean([model.accuracy for model in chain]))
         for alpha in self._pruned.alphas(chain):
             for c in _cut_offs():
-                candidate = self.evaluate(chain, RoutingRule(c, self.k, algorithm), alpha)
+                plan = Plan(chain, RoutingRule(c, self.k, algorithm), alpha)
+                candidate = self.try_out(plan)
                 if candidate.accuracy < min_accuracy:
                     break
+                tried[plan.name] = plan
                 found.append(candidate)
-        return pareto_optimal([one for one in found if is_practical(one)])
+        return [tried[one.name] for one in pareto_optimal([one for one in found if is_practical(one)])]
 
-    def evaluate(
-        self, chain: Sequence[ModelProfile], rule: RoutingRule, alpha: float, calibrated: bool = False
-    ) -> Candidate:
-        """The candidate of these models and settings; calibrated: whether to fit the temperatures of its ensembles."""
-        first, task = chain[0], self.task
+    def _evaluate(self, plan: Plan, rows: Array, compared: int = 0) -> Candidate:
+        """The candidate as `rows` measure it; compared: 0 for a trial, which fits no temperatures and has no bound."""
+        (first, *larger_models), rule, task = plan.chain, plan.rule, self.task
         reaching = np.ones(len(task.texts))
         elapsed_ms = first.observed.engine_ms.copy()
         ensemble, right = self._ensemble_input(first.observed), task.right(first.observed.logits)
-        exits, gaps, pruned = [], [], 0.0
+        exits: list[Exit] = []
+        gaps: list[Gap] = []
+        pruned = 0.0
         level, observed = first, first.observed
-        for larger in chain[1:]:
-            larger_observed, pruned = self._pruned.observe(first, larger, alpha)
+        for larger in larger_models:
+            larger_observed, pruned = self._pruned.observe(first, larger, plan.alpha)
             weights = self._fit_agreement(observed, larger_observed)
             confidence = self._confidence(replace(level, observed=observed), weights)
             onward = self._p_large(observed, confidence, rule)
@@ -102,17 +122,29 @@ class CandidateSearch:
             w = self._ensemble_weight(right, larger_right, reaching)
             ensemble = routing.combine(ensemble, self._ensemble_input(larger_observed), w)
             right = task.right(ensemble)
-            temperature = self._fit_temperature(ensemble, confidence <= rule.c) if calibrated else 1.0
-            own_alpha = alpha if larger is chain[1] else 0.0
+            # Calibrating an ensemble takes longer than a trial.
+            temperature = self._fit_temperature(ensemble, confidence <= rule.c) if compared else 1.0
+            own_alpha = plan.alpha if not gaps else 0.0
             gaps.append(Gap(rule.c, rule.k, rule.algorithm, own_alpha, round(w, 6), temperature, weights))
             elapsed_ms = elapsed_ms + CONTROL_MS + larger_observed.engine_ms
             level, observed = larger, larger_observed
         exits.append(Exit(reaching, right, elapsed_ms))
-        name = " > ".join(model.name for model in chain) + f" c={rule.c:g} alpha={alpha:g}"
-        if rule.algorithm != "sigmoid":
-            name += f" {rule.algorithm}"
-        first_confidence = self._confidence(first, gaps[0].agreement)
-        return _candidate(name, chain, gaps, expected_outcome(exits), first_confidence, pruned)
+        measured = [one.of(rows) for one in exits]
+        outcome = expected_outcome(measured)
+        return Candidate(
+            name=plan.name,
+            levels=tuple(model.name for model in plan.chain),
+            gaps=tuple(gaps),
+            accuracy=outcome.accuracy,
+            latency_ms=outcome.mean_ms,
+            p75_ms=outcome.p75_ms,
+            p99_ms=outcome.p99_ms,
+            model_latencies=tuple(round(model.mean_ms, 4) for model in plan.chain),
+            shares=outcome.shares,
+            mean_confidence=float(self._confidence(first, gaps[0].agreement if gaps else None)[rows].mean()),
+            pruned=pruned,
+            accuracy_bound=accuracy_bound(chances_of_right(measured), compared) if compared else None,
+        )
 
     def _ensemble_input(self, observed: Observation) -> Array:
         if self.task.is_regression:
@@ -147,9 +179,11 @@ class CandidateSearch:
         if not self.task.is_regression or observed.embedding is None:
             return ()
         agrees = np.abs(observed.logits[:, 0] - larger.logits[:, 0]) <= self.task.tolerance
-        return tuple(calibration.fit_agreement(observed.embedding[self.half], agrees[self.half].astype(float)))
+        rows = self.task.choosing
+        return tuple(calibration.fit_agreement(observed.embedding[rows], agrees[rows].astype(float)))
 
     def _ensemble_weight(self, small_right: Array, large_right: Array, reaching: Array) -> float:
+        small_right, large_right, reaching = (one[self.task.choosing] for one in (small_right, large_right, reaching))
         total = reaching.sum()
         if not total:
             return routing.ensemble_weight(small_right, large_right)
@@ -159,7 +193,8 @@ class CandidateSearch:
     def _fit_temperature(self, ensemble: Array, unsure: Array) -> float:
         if self.task.is_regression:
             return 1.0
-        rows = unsure if int(unsure.sum()) >= _MIN_UNSURE else np.ones(len(unsure), bool)
+        unsure = unsure & self.task.choosing
+        rows = unsure if int(unsure.sum()) >= _MIN_UNSURE else self.task.choosing
         return calibration.fit_temperature(np.log(np.maximum(ensemble[rows], 1e-30)), self.task.truth[rows])
 
 
@@ -170,29 +205,6 @@ def pareto_optimal(candidates: Sequence[Candidate]) -> list[Candidate]:
         if not kept or one.accuracy > kept[-1].accuracy:
             kept.append(one)
     return kept
-
-
-def _candidate(
-    name: str,
-    chain: Sequence[ModelProfile],
-    gaps: Sequence[Gap],
-    outcome: ExpectedOutcome,
-    first_confidence: Array,
-    pruned: float,
-) -> Candidate:
-    return Candidate(
-        name=name,
-        levels=tuple(model.name for model in chain),
-        gaps=tuple(gaps),
-        accuracy=outcome.accuracy,
-        latency_ms=outcome.mean_ms,
-        p75_ms=outcome.p75_ms,
-        p99_ms=outcome.p99_ms,
-        model_latencies=tuple(round(model.mean_ms, 4) for model in chain),
-        shares=outcome.shares,
-        mean_confidence=float(first_confidence.mean()),
-        pruned=pruned,
-    )
 
 
 def _cut_offs() -> Iterator[float]:
