@@ -28,7 +28,7 @@ class CascadeSettings:
     candidates_dir   folder with registry.json and the candidate tables, absolute, in the model's folder, or under
                      build/checkpoints/ or checkpoints/
     task             the task to serve; its candidate meets the targets, or is named by the registry
-    min_accuracy     target of the candidate, 0 to 1; 0: none
+    min_accuracy     target of the accuracy bound, 0 to 1; 0: none
     max_latency_ms   target of its mean engine and control time; 0: none
     seed             of the random draws of Eq. 4
     engine_threads   threads that run the first level's engines; 0: one per core
