@@ -35,8 +35,8 @@ setup: .venv/.serve build/.server ## make .venv and build/: packages, the server
 engines: setup ## compile and verify what model_repository/*/config.pbtxt asks for; what is current stays
 	@$(BIN)/shapeshift engines $(subst $(comma), ,$(MODELS))
 
-serve: setup ## start Triton with the front models and print how to call them (MODELS=a,b chooses; ARGS=--strict: all or none)
-	@$(BIN)/shapeshift engines --keep-going $(subst $(comma), ,$(MODELS))
+serve: setup ## start Triton with the front models (MODELS=a,b chooses; ARGS=--strict: all or none)
+	@$(BIN)/shapeshift engines --keep-going --brief $(subst $(comma), ,$(MODELS))
 	@exec $(BIN)/shapeshift serve $(if $(MODELS),--models $(MODELS)) $(ARGS)
 
 test: .venv/.test engines ## run the tests

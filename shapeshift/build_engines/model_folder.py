@@ -10,7 +10,10 @@ from typing import Any
 from shapeshift.triton import model_config
 
 CONFIG = "config.pbtxt"
+# How to call the model; its placeholders are {host}, {http_port} and {grpc_port}.
 HOW_TO_CALL = "how_to_call.txt"
+# One line: how the model was made.
+SUMMARY = "summary.txt"
 VERSION = "1"
 
 
@@ -24,17 +27,16 @@ def write_front(
 ) -> Any:
     """Write the folder `target` of a front: `config` with these parameters, and `extra_files` (contents by name).
 
-    The how_to_call.txt in `source` is copied below the line `summary`. Returns the config, named as the folder.
+    The how_to_call.txt in `source` is copied; `summary` is one line. Returns the config, named as the folder.
     """
     generated = type(config)()
     generated.CopyFrom(config)
     generated.name = target.name
     for name, value in parameters.items():
         model_config.set_parameter(generated, name, value)
-    contents = {CONFIG: model_config.as_text(generated), **(extra_files or {})}
+    contents = {CONFIG: model_config.as_text(generated), SUMMARY: f"{summary}\n", **(extra_files or {})}
     if (source / HOW_TO_CALL).is_file():
-        example = (source / HOW_TO_CALL).read_text(encoding="utf-8")
-        contents[HOW_TO_CALL] = f"{summary}\n{example}"
+        contents[HOW_TO_CALL] = (source / HOW_TO_CALL).read_text(encoding="utf-8")
     write_folder(target, contents)
     return generated
 

@@ -21,6 +21,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--repository", type=Path, default=Path("model_repository"))
     parser.add_argument("--build", type=Path, default=Path("build"))
     parser.add_argument("--keep-going", action="store_true", help="exit with 0 if at least one model can be served")
+    parser.add_argument("--brief", action="store_true", help="print one line a model, without the tables of engines")
 
 
 def run(options: argparse.Namespace) -> int:
@@ -41,7 +42,8 @@ def _publish(options: argparse.Namespace, paths: BuildPaths) -> int:
     with files.exclusive_lock(paths.build / LOCK, lambda: _log(f"waiting for another build in {paths.build}")):
         asked = [folder.name for folder in front_folders(paths, set(options.models))]
         names = with_required(asked, paths, _log)
-        failures = publish_all(names, paths, published=_write, failed=_log)
+        published = _write_first_line if options.brief else _write
+        failures = publish_all(names, paths, published, failed=_log)
     failed = [name for name in names if name in failures]
     if failed:
         _log(f"not published: {', '.join(failed)}")
@@ -51,6 +53,10 @@ def _publish(options: argparse.Namespace, paths: BuildPaths) -> int:
 def _write(text: str) -> None:
     sys.stdout.write(f"{text}\n")
     sys.stdout.flush()
+
+
+def _write_first_line(text: str) -> None:
+    _write(text.partition("\n")[0])
 
 
 def _log(text: str) -> None:

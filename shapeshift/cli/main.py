@@ -16,6 +16,7 @@ COMMANDS = {
     "engines": ("shapeshift.cli.engines", "build, verify and publish the models of a model repository"),
     "validate": ("shapeshift.cli.validate", "check the models of a model repository without building them"),
     "serve": ("shapeshift.cli.serve", "start Triton with the generated models"),
+    "examples": ("shapeshift.cli.examples", "print how to call the models"),
     "sidecar": ("shapeshift.cli.sidecar", "assign bins to workers and reload dead models; `serve` starts it"),
     "status": ("shapeshift.cli.status", "show what is served: fronts, workers, traffic and plan"),
     "adapters": ("shapeshift.cli.adapters", "the LoRA adapters of a model: add, list, pin, remove, while it serves"),

@@ -1,31 +1,30 @@
-"""`shapeshift serve`: start server and sidecar, print how to call the models, stop on Ctrl-C or SIGTERM."""
+"""`shapeshift serve`: start server and sidecar, say what is served, stop on Ctrl-C or SIGTERM."""
 
 from __future__ import annotations
 
 import argparse
 import contextlib
 import os
+import shlex
 import signal
 import sys
 import threading
-import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from shapeshift import installation
-from shapeshift.backoff import Backoff
+from shapeshift.cli.examples import summaries
 from shapeshift.cli.served_models import models_to_load
+from shapeshift.cli.supervisor import Supervisor, has_workers
 from shapeshift.engines import capacity
 from shapeshift.errors import InvalidInputError, ShapeshiftError
-from shapeshift.sidecar import run_files
-from shapeshift.sidecar.child import SidecarProcess
 from shapeshift.sidecar.settings import SidecarSettings
 from shapeshift.triton import model_config
-from shapeshift.triton.embedded.server import ServerEndedError, TritonServer
+from shapeshift.triton.embedded.server import ServerEndedError
 from shapeshift.triton.keys import KEY_VARIABLE
-from shapeshift.triton.settings import KNOWN_VULNERABILITIES, ServerSettings
+from shapeshift.triton.settings import ServerSettings
 
-_POLL_S = 0.2
+DEFAULT_BUILD = Path("build")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -43,7 +42,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="HOST:GRPCPORT",
         help="load the models into a running server instead of starting one",
     )
-    parser.add_argument("--build", type=Path, default=Path("build"), help="folder of generated files (%(default)s)")
+    parser.add_argument("--build", type=Path, default=DEFAULT_BUILD, help="folder of generated files (%(default)s)")
     parser.add_argument("--triton", type=Path, metavar="DIR", help="use another server than that of the build folder")
     parser.add_argument("--print-models", action="store_true", help="print the models to load, one a line, and exit")
     parser.add_argument("--ready-timeout", type=float, default=600.0, metavar="SECONDS", help="time to load everything")
@@ -98,20 +97,6 @@ def run(options: argparse.Namespace) -> int:
         return 130
 
 
-def describe(models: Sequence[str], repositories: Sequence[Path], host: str, http_port: int, grpc_port: int) -> str:
-    """How to call each model, for the user. Placeholders of how_to_call.txt are filled in."""
-    values = {"{host}": host, "{http_port}": str(http_port), "{grpc_port}": str(grpc_port)}
-    parts = []
-    for model in models:
-        files = [folder / model / "how_to_call.txt" for folder in repositories]
-        found = next((file for file in files if file.is_file()), None)
-        text = found.read_text() if found else "curl -i http://{host}:{http_port}/v2/models/" + model + "/ready"
-        for name, value in values.items():
-            text = text.replace(name, value)
-        parts.append(f"\n{model}\n{text.rstrip()}\n")
-    return "".join(parts)
-
-
 def _embedded(options: argparse.Namespace) -> int:
     repositories = _repositories(options)
     models = models_to_load(options, repositories)
@@ -130,7 +115,15 @@ def _embedded(options: argparse.Namespace) -> int:
     SidecarSettings(plan_period_s=options.plan_period)
     _write(_capacity(repositories, models))
     with _stop_signals() as stop:
-        return _supervise(options, settings, stop)
+        supervisor = Supervisor(
+            settings,
+            None if options.no_sidecar else options.plan_period,
+            options.ready_timeout,
+            not options.no_restart,
+            f"{_examples(options)}\n\nCtrl-C stops the server\n",
+            _write,
+        )
+        return supervisor.run(stop)
 
 
 def _capacity(repositories: Sequence[Path], models: Sequence[str]) -> str:
@@ -143,94 +136,6 @@ def _capacity(repositories: Sequence[Path], models: Sequence[str]) -> str:
                 capacity.ask_of(file.parent.name, file.parent, model_config.parameters(model_config.read(file)))
             )
     return capacity.require_fit(asks, capacity.this_machine()) + "\n"
-
-
-def _supervise(options: argparse.Namespace, settings: ServerSettings, stop: threading.Event) -> int:
-    """Serve until `stop` is set. A server that was ready once and ends by itself is started again.
-
-    Raises ServerEndedError for one that ends before it was ready the first time, or with --no-restart.
-    """
-    backoff, restarts, ready_at = Backoff(), 0, [0.0]
-    while True:
-        sidecar = None if options.no_sidecar else SidecarProcess(settings, options.plan_period)
-        ran_since = ready_at[0]
-        try:
-            with TritonServer(settings) as server, sidecar or contextlib.nullcontext():
-                return _watch(server, sidecar, stop, options.ready_timeout, ready_at)
-        except (ShapeshiftError, OSError) as error:
-            # If the first start fails, an option or a model is wrong; later starts are tried again.
-            if options.no_restart or not ready_at[0]:
-                raise
-            restarts += 1
-            pause_s = backoff.pause(time.monotonic() - ready_at[0] if ready_at[0] != ran_since else 0.0)
-            _write(
-                f"{error}\nrestart {restarts} in {pause_s:g} s; the log of the server that ended: {settings.log}.1\n"
-            )
-            if stop.wait(pause_s):
-                return 0
-
-
-def _watch(
-    server: TritonServer,
-    sidecar: SidecarProcess | None,
-    stop: threading.Event,
-    ready_timeout_s: float,
-    ready_at: list[float],
-) -> int:
-    """Start the sidecar when it is needed and say when the models are ready; returns 0 once `stop` is set.
-
-    ready_at: its one number becomes the monotonic time at which they were ready. Raises ServerEndedError for a server
-    that ends by itself.
-    """
-    settings = server.settings
-    _write(f"loading {', '.join(settings.models)} (log: {settings.log})\n")
-    # Only a sidecar that loads workers is needed before the server is ready.
-    loads_workers = sidecar is not None and _has_workers(settings.repositories, settings.models)
-    if sidecar is not None and loads_workers:
-        sidecar.start()
-    deadline = time.monotonic() + ready_timeout_s
-    ready = False
-    while not stop.wait(_POLL_S):
-        server.require_running()
-        if sidecar is not None and (ready or loads_workers):
-            sidecar.restart_if_ended()
-        if not ready and (sidecar.has_settled() if sidecar is not None and loads_workers else server.poll_ready()):
-            ready = True
-            ready_at[0] = time.monotonic()
-            _write(_greeting(server))
-            if sidecar is not None and not loads_workers:
-                sidecar.start()
-        if not ready and time.monotonic() > deadline:
-            last = f" (sidecar: {sidecar.last_line()})" if sidecar is not None and loads_workers else ""
-            raise server.failure(f"was not ready after {ready_timeout_s:g} s{last}")
-    _write("stopping\n")
-    if sidecar is not None:
-        sidecar.stop()
-    server.stop()
-    _write("stopped\n")
-    return 0
-
-
-def _has_workers(repositories: Sequence[Path], models: Sequence[str]) -> bool:
-    """Whether any of the models has workers."""
-    return not run_files.repository_models(repositories)[1].isdisjoint(models)
-
-
-def _greeting(server: TritonServer) -> str:
-    settings = server.settings
-    plans = (
-        run_files.read_report(settings.run_directory).get("plans", {})
-        if _has_workers(settings.repositories, settings.models)
-        else {}
-    )
-    return (
-        f"ready: http {server.http_url}, grpc {server.grpc_url}, metrics {server.metrics_url}\n"
-        + (f"warning: other machines can reach this server ({KNOWN_VULNERABILITIES})\n" if settings.is_public else "")
-        + f"models: {', '.join(settings.models)}\n"
-        + "".join(f"workers of {name}: {found['plan']}\n" for name, found in plans.items())
-        + describe(settings.models, settings.repositories, settings.reachable, settings.http_port, settings.grpc_port)
-        + "\nCtrl-C stops the server\n"
-    )
 
 
 def _external(options: argparse.Namespace) -> int:
@@ -247,10 +152,20 @@ def _external(options: argparse.Namespace) -> int:
         for model in models:
             _write(f"loading {model}\n")
             control.load(model, timeout_s=options.ready_timeout)
-    if _has_workers(repositories, models):
+    if has_workers(repositories, models):
         _write(f"to load their workers: `shapeshift sidecar --server {options.external} --metrics URL`\n")
-    _write(f"models: {', '.join(models)}\n" + describe(models, repositories, host, options.http_port, int(port)))
+    addresses = f" --host {host} --http-port {options.http_port} --grpc-port {port}"
+    _write(f"{summaries(models, repositories)}{_examples(options)}{addresses}\n")
     return 0
+
+
+def _examples(options: argparse.Namespace) -> str:
+    """The line with the command that prints the calls; it can be copied, and options can follow."""
+    program = sys.argv[0] if Path(sys.argv[0]).name == "shapeshift" else "shapeshift"
+    given = [] if options.build == DEFAULT_BUILD else ["--build", str(options.build)]
+    for folder in options.repository or []:
+        given += ["--repository", str(folder)]
+    return f"how to call them: {shlex.join([program, 'examples', *given])}"
 
 
 def _repositories(options: argparse.Namespace) -> list[Path]:

@@ -14,6 +14,8 @@ from shapeshift.sidecar.settings import SidecarSettings
 from shapeshift.triton.embedded import run_record
 from shapeshift.triton.keys import KEY_VARIABLE, read_key
 
+_PORTS = ("http", "grpc", "metrics")
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options of `shapeshift sidecar`; the defaults are those of SidecarSettings."""
@@ -48,13 +50,20 @@ def run(options: argparse.Namespace) -> int:
 
 def addresses(run_directory: Path) -> tuple[str, str] | None:
     """gRPC address and metrics page of the server that runs, or last ran, in this run directory."""
+    if (found := host_and_ports(run_directory)) is None:
+        return None
+    host, ports = found
+    return f"{host}:{ports['grpc']}", f"http://{host}:{ports['metrics']}/metrics"
+
+
+def host_and_ports(run_directory: Path) -> tuple[str, dict[str, int]] | None:
+    """Address and ports (http, grpc, metrics) of the server that runs, or last ran, in this run directory."""
     running = run_record.read(run_directory / "server.json")
     if running is None:
         return None
     try:
-        host, ports = str(running.about["host"]), dict(running.about["ports"])
-        host = "127.0.0.1" if host == "0.0.0.0" else host
-        return f"{host}:{ports['grpc']}", f"http://{host}:{ports['metrics']}/metrics"
+        host, ports = str(running.about["host"]), running.about["ports"]
+        return "127.0.0.1" if host == "0.0.0.0" else host, {name: int(ports[name]) for name in _PORTS}
     except (KeyError, TypeError, ValueError):
         return None
 

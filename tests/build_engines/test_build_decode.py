@@ -83,7 +83,7 @@ def test_publishes_what_a_server_loads(project: Project) -> None:
     assert parameters["precision"] in ("f32", "bf16")
     assert (project.generated() / parameters["kernel_cache"]).resolve() == project.root / "build" / "kernels"
     assert (project.generated() / "1").is_dir()
-    assert (project.generated() / "how_to_call.txt").read_text().endswith("\ncurl {host}")
+    assert (project.generated() / "how_to_call.txt").read_text() == "curl {host}"
     assert project.parameters("generate_unary") == {"forward_to": "generate"}
     config = model_config.read(project.generated() / "config.pbtxt")
     assert config.model_transaction_policy.decoupled

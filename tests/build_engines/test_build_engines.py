@@ -77,6 +77,7 @@ def test_builds_and_generates_what_a_server_loads(project: Project) -> None:
     (folder / "how_to_call.txt").write_text("curl {host}")
     status, out, err = project.make()
     assert status == 0
+    assert (project.generated().parent / "summary.txt").read_text().startswith("engines: emulated, f32")
     assert "front: built; emulated 1, f32" in out
     assert all(name in out for name in ("dynamic", " 16 ", " 64 "))
     assert "not published" not in err
@@ -87,7 +88,7 @@ def test_builds_and_generates_what_a_server_loads(project: Project) -> None:
     assert (made.model, made.provider, made.precision, made.max_tokens) == ("front", "emulated", "f32", 512)
 
     assert (project.generated().parent / "1").is_dir()
-    assert (project.generated().parent / "how_to_call.txt").read_text().endswith("curl {host}")
+    assert (project.generated().parent / "how_to_call.txt").read_text() == "curl {host}"
     config = model_config.read(project.generated())
     parameters = model_config.parameters(config)
     assert (parameters["provider"], parameters["precision"], parameters["queue_rows"]) == ("emulated", "f32", "99")

@@ -18,6 +18,7 @@ from shapeshift.cascade import front as classify_front
 from shapeshift.cascade import settings as cascade_settings
 from shapeshift.cascade.settings import CascadeSettings, GeneratedCascadeSettings
 from shapeshift.cli import main as cli
+from shapeshift.cli.examples import how_to_call
 from shapeshift.engines.settings import GeneratedSettings, TextEngineSettings
 from shapeshift.fused_decode import service
 from shapeshift.fused_decode import settings as decode_settings
@@ -57,11 +58,10 @@ def test_every_policy_is_explained() -> None:
         assert f"policy {name} " in page
 
 
-def test_pages_repeat_what_serve_prints() -> None:
+def test_pages_repeat_what_the_command_prints() -> None:
     for model, page in FRONTS.items():
-        said = (PROJECT / "model_repository" / model / "how_to_call.txt").read_text()
-        said = said.replace("{http_port}", "8000").replace("{grpc_port}", "8001")
-        http, grpc = said.strip().split("\n\n", 1)
+        said = how_to_call([model], [PROJECT / "model_repository"], "localhost", 8000, 8001)
+        http, grpc = said.removeprefix(f"{model}\n").strip().split("\n\n", 1)
         shown = [block.text.strip() for block in blocks(page, "sh", "python")]
         assert any(http in block for block in shown)
         assert grpc in shown

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -13,7 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from shapeshift.cli.serve import describe, serve
+from shapeshift.cli import main
+from shapeshift.cli.serve import serve
 from shapeshift.engines import failures
 from shapeshift.errors import NotFoundError
 from shapeshift.triton.embedded.server import TritonServer
@@ -22,16 +24,6 @@ from shapeshift.triton.settings import ALLOW_PUBLIC, ServerSettings
 PROJECT = Path(__file__).resolve().parents[2]
 COMMAND = [sys.executable, "-c", "import sys; from shapeshift.cli.serve import serve; sys.exit(serve(sys.argv[1:]))"]
 Traces = Callable[[ServerSettings], Callable[[], list[str]]]
-
-
-def test_how_to_call_comes_from_the_models_folder(tmp_path: Path) -> None:
-    (tmp_path / "encode").mkdir()
-    (tmp_path / "encode" / "how_to_call.txt").write_text(
-        "curl {host}:{http_port}/v2/models/encode/infer -d '{\"inputs\": []}' # or grpc {grpc_port}\n"
-    )
-    text = describe(["encode", "other"], [tmp_path], "127.0.0.1", 8000, 8001)
-    assert "curl 127.0.0.1:8000/v2/models/encode/infer -d '{\"inputs\": []}' # or grpc 8001" in text
-    assert "curl -i http://127.0.0.1:8000/v2/models/other/ready" in text
 
 
 @pytest.mark.parametrize(
@@ -71,7 +63,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         models.extend(settings.models)
         raise NotFoundError("no server here")
 
-    monkeypatch.setattr("shapeshift.cli.serve.TritonServer", start)
+    monkeypatch.setattr("shapeshift.cli.supervisor.TritonServer", start)
     return models
 
 
@@ -155,11 +147,19 @@ def served(
 @pytest.mark.parametrize(
     "signals", [[signal.SIGINT], [signal.SIGTERM], [signal.SIGINT] * 3], ids=["Ctrl-C", "SIGTERM", "Ctrl-C thrice"]
 )
-def test_serves_until_a_signal(signals: list[signal.Signals], served: Served, traces_of: Traces) -> None:
+def test_serves_until_a_signal(
+    signals: list[signal.Signals], served: Served, traces_of: Traces, capsys: pytest.CaptureFixture[str]
+) -> None:
     served.read_until("Ctrl-C stops the server")
-    assert "models: echo, echo_two" in served.output
-    assert f"http 127.0.0.1:{served.settings.http_port}" in served.output
-    assert f"curl -i http://127.0.0.1:{served.settings.http_port}/v2/models/echo_two/ready" in served.output
+    loading, _, ready = served.output.partition("ready: ")
+    assert sorted(line.split()[0] for line in loading.splitlines() if " is loaded (" in line) == ["echo", "echo_two"]
+    assert ready.startswith(f"http 127.0.0.1:{served.settings.http_port}")
+    models, calls = ready.splitlines()[1:3], ready.splitlines()[3]
+    assert models == ["echo", "echo_two"], "one line a model"
+    command = shlex.split(calls.removeprefix("how to call them: "))
+    assert main.main([*command[1:], "echo_two"]) == 0
+    ready_url = f"http://127.0.0.1:{served.settings.http_port}/v2/models/echo_two/ready"
+    assert capsys.readouterr().out == f"echo_two\ncurl -i {ready_url}\n"
     traces = traces_of(served.settings)
     assert len(traces()) >= 4
     status, seconds = served.end(*signals)
@@ -237,7 +237,8 @@ def test_loads_into_an_external_server(
         assert serve(arguments) == 0
         said = capsys.readouterr().out
         assert "Triton 2." in said
-        assert "models: echo_two" in said
+        assert "\necho_two\nhow to call them: " in said
+        assert said.endswith(f"--host 127.0.0.1 --http-port 8000 --grpc-port {server.settings.grpc_port}\n")
         assert serve([*arguments[:-1], "absent"]) == 2
 
 

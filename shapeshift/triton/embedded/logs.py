@@ -1,4 +1,4 @@
-"""Finds the errors at the end of a server log."""
+"""Reads a server log: the errors at its end, and the models that were loaded."""
 
 from __future__ import annotations
 
@@ -7,8 +7,17 @@ from pathlib import Path
 
 _ENTRY = re.compile(r"^[IWEF]\d{4} ")
 _FAILURE = re.compile(r"^[EF]\d{4} |^error[: ]|error while loading shared libraries")
+_LOADED = re.compile(r"^I\d{4} .*successfully loaded '([^']+)'", re.MULTILINE)
 # The server logs these as errors at every start on a machine without a GPU.
 _HARMLESS = re.compile(r"CudaDriverHelper|DCGM|nvml", re.IGNORECASE)
+
+
+def loaded_models(log: Path) -> list[str]:
+    """The models in the order in which the server has loaded them; a model that was loaded again is named again."""
+    try:
+        return _LOADED.findall(log.read_text(encoding="utf-8", errors="replace"))
+    except OSError:
+        return []
 
 
 def last_errors(log: Path, limit: int = 8, tail_bytes: int = 1 << 16) -> list[str]:

@@ -1,0 +1,67 @@
+"""`shapeshift examples`: how to call the models, with the addresses of the server of the build folder."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from shapeshift.build_engines.model_folder import HOW_TO_CALL, SUMMARY
+from shapeshift.cli.sidecar import host_and_ports
+from shapeshift.errors import NotFoundError
+from shapeshift.sidecar import run_files
+from shapeshift.triton.settings import ServerSettings
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the options of `shapeshift examples`."""
+    parser.add_argument("models", nargs="*", metavar="NAME", help="only these models (default: all)")
+    parser.add_argument("--build", type=Path, default=Path("build"), help="folder of generated files (%(default)s)")
+    parser.add_argument("--repository", type=Path, action="append", metavar="DIR", help="folder of models; repeatable")
+    parser.add_argument("--host", help="of the server; default: from the build folder")
+    parser.add_argument("--http-port", type=int, help="default: from the build folder")
+    parser.add_argument("--grpc-port", type=int, help="default: from the build folder")
+
+
+def run(options: argparse.Namespace) -> int:
+    """Write how to call each model to standard output. Raises NotFoundError for a model that no repository has."""
+    repositories = options.repository or [options.build / "repository"]
+    known = sorted(run_files.repository_models(repositories)[0])
+    if not known:
+        places = ", ".join(map(str, repositories))
+        raise NotFoundError(f"no models in {places}; run `shapeshift engines`, or name its folder with --build")
+    for name in options.models:
+        if name not in known:
+            raise NotFoundError(f"no model {name} in the repositories; they have: {', '.join(known)}")
+    host, ports = host_and_ports(options.build / "run") or (ServerSettings.host, {})
+    http_port = options.http_port or ports.get("http", ServerSettings.http_port)
+    grpc_port = options.grpc_port or ports.get("grpc", ServerSettings.grpc_port)
+    models = options.models or known
+    sys.stdout.write(how_to_call(models, repositories, options.host or host, http_port, grpc_port))
+    return 0
+
+
+def how_to_call(models: Sequence[str], repositories: Sequence[Path], host: str, http_port: int, grpc_port: int) -> str:
+    """How to call each model, below its line of `summaries`: its how_to_call.txt with the placeholders filled in."""
+    values = {"{host}": host, "{http_port}": str(http_port), "{grpc_port}": str(grpc_port)}
+    parts = []
+    for model in models:
+        text = (
+            _read(model, repositories, HOW_TO_CALL) or f"curl -i http://{{host}}:{{http_port}}/v2/models/{model}/ready"
+        )
+        for name, value in values.items():
+            text = text.replace(name, value)
+        parts.append(f"{summaries([model], repositories)}{text}\n")
+    return "\n".join(parts)
+
+
+def summaries(models: Sequence[str], repositories: Sequence[Path]) -> str:
+    """One line a model: its name, and what `shapeshift engines` noted of it (provider, precision, checkpoint)."""
+    width = max(map(len, models), default=0)
+    return "".join(f"{name:{width}}  {_read(name, repositories, SUMMARY)}".rstrip() + "\n" for name in models)
+
+
+def _read(model: str, repositories: Sequence[Path], name: str) -> str:
+    files = [folder / model / name for folder in repositories]
+    return next((file.read_text(encoding="utf-8").rstrip() for file in files if file.is_file()), "")

@@ -1,0 +1,142 @@
+"""The loop of `shapeshift serve`: one server and its sidecar, until they are told to stop."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from shapeshift.backoff import Backoff
+from shapeshift.cli.examples import summaries
+from shapeshift.errors import ShapeshiftError
+from shapeshift.sidecar import run_files
+from shapeshift.sidecar.child import SidecarProcess
+from shapeshift.triton.embedded import logs
+from shapeshift.triton.embedded.server import TritonServer
+from shapeshift.triton.settings import KNOWN_VULNERABILITIES, ServerSettings
+
+_POLL_S = 0.2
+
+
+class Supervisor:
+    """Starts a server and its sidecar, starts again what ends by itself, and says what happens.
+
+    plan_period_s: the sidecar's; None for no sidecar. ready_timeout_s: time to load everything. restarts: whether a
+    server that ends by itself is started again. last_lines: what `say` gets after the models that are ready.
+    """
+
+    def __init__(
+        self,
+        settings: ServerSettings,
+        plan_period_s: float | None,
+        ready_timeout_s: float,
+        restarts: bool,
+        last_lines: str,
+        say: Callable[[str], None],
+    ) -> None:
+        self._settings = settings
+        self._plan_period_s = plan_period_s
+        self._ready_timeout_s = ready_timeout_s
+        self._restarts = restarts
+        self._last_lines = last_lines
+        self._say = say
+        # Monotonic time at which the models were ready last; 0 before.
+        self._ready_at = 0.0
+
+    def run(self, stop: threading.Event) -> int:
+        """Serve until `stop` is set, and return 0. A server that was ready once and ends by itself is started again.
+
+        Raises ServerEndedError for one that ends before it was ready the first time, or if it is not to be restarted.
+        """
+        backoff, count = Backoff(), 0
+        while True:
+            ready_before = self._ready_at
+            sidecar = None
+            if self._plan_period_s is not None:
+                sidecar = SidecarProcess(self._settings, self._plan_period_s)
+            try:
+                with TritonServer(self._settings) as server, sidecar or contextlib.nullcontext():
+                    return self._watch(server, sidecar, stop)
+            except (ShapeshiftError, OSError) as error:
+                # If the first start fails, an option or a model is wrong; later starts are tried again.
+                if not self._restarts or not self._ready_at:
+                    raise
+                count += 1
+                lasted_s = time.monotonic() - self._ready_at if self._ready_at != ready_before else 0.0
+                pause_s = backoff.pause(lasted_s)
+                log = f"the log of the server that ended: {self._settings.log}.1"
+                self._say(f"{error}\nrestart {count} in {pause_s:g} s; {log}\n")
+                if stop.wait(pause_s):
+                    return 0
+
+    def _watch(self, server: TritonServer, sidecar: SidecarProcess | None, stop: threading.Event) -> int:
+        """Start the sidecar when it is needed and say when the models are ready; returns 0 once `stop` is set.
+
+        Raises ServerEndedError for a server that ends by itself.
+        """
+        self._say(f"loading {', '.join(self._settings.models)} (log: {self._settings.log})\n")
+        # Only a sidecar that loads workers is needed before the server is ready.
+        loader = sidecar if has_workers(self._settings.repositories, self._settings.models) else None
+        if loader is not None:
+            loader.start()
+        if not self._wait_ready(server, loader, stop):
+            return self._stop(server, sidecar)
+        self._ready_at = time.monotonic()
+        self._say(self._greeting(server))
+        if sidecar is not None and loader is None:
+            sidecar.start()
+        while not stop.wait(_POLL_S):
+            server.require_running()
+            if sidecar is not None:
+                sidecar.restart_if_ended()
+        return self._stop(server, sidecar)
+
+    def _wait_ready(self, server: TritonServer, loader: SidecarProcess | None, stop: threading.Event) -> bool:
+        """Say which models are loaded until all are ready; False if `stop` is set before.
+
+        loader: the sidecar that loads workers, if there are any. Raises ShapeshiftError after the time to load.
+        """
+        start, loaded = time.monotonic(), 0
+        while not stop.wait(_POLL_S):
+            server.require_running()
+            if loader is not None:
+                loader.restart_if_ended()
+            seconds = time.monotonic() - start
+            names = logs.loaded_models(self._settings.log)
+            self._say("".join(f"  {name} is loaded ({seconds:.0f} s)\n" for name in names[loaded:]))
+            loaded = len(names)
+            if loader.has_settled() if loader is not None else server.poll_ready():
+                return True
+            if seconds > self._ready_timeout_s:
+                last = f" (sidecar: {loader.last_line()})" if loader is not None else ""
+                raise server.failure(f"was not ready after {self._ready_timeout_s:g} s{last}")
+        return False
+
+    def _stop(self, server: TritonServer, sidecar: SidecarProcess | None) -> int:
+        self._say("stopping\n")
+        if sidecar is not None:
+            sidecar.stop()
+        server.stop()
+        self._say("stopped\n")
+        return 0
+
+    def _greeting(self, server: TritonServer) -> str:
+        settings = self._settings
+        plans = {}
+        if has_workers(settings.repositories, settings.models):
+            plans = run_files.read_report(settings.run_directory).get("plans", {})
+        public = f"warning: other machines can reach this server ({KNOWN_VULNERABILITIES})\n"
+        return (
+            f"ready: http {server.http_url}, grpc {server.grpc_url}, metrics {server.metrics_url}\n"
+            + (public if settings.is_public else "")
+            + summaries(settings.models, settings.repositories)
+            + "".join(f"workers of {name}: {found['plan']}\n" for name, found in plans.items())
+            + self._last_lines
+        )
+
+
+def has_workers(repositories: Sequence[Path], models: Sequence[str]) -> bool:
+    """Whether any of the models has workers."""
+    return not run_files.repository_models(repositories)[1].isdisjoint(models)
