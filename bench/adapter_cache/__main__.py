@@ -20,7 +20,7 @@ from dataclasses import dataclass, replace
 from bench.adapter_cache import evictions, report, server, simulated, turns
 from bench.adapter_cache.server import ServerBench
 from bench.adapter_cache.turns import Turns
-from bench.common.output import Output
+from bench.common.output import Output, name_of_parts
 from shapeshift.errors import ShapeshiftError
 
 PARTS = ("simulated", "server")
@@ -132,7 +132,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "slots": server.SLOTS,
         "lengths": f"trace x {server.SCALE:g}, at most {server.MAX_LENGTH} tokens",
     }
-    output = Output("adapter_cache", settings)
+    output = Output("adapter_cache", settings, name_of_parts("adapter_cache", options.parts, PARTS))
     scale = replace(scale, loads=tuple(options.loads or scale.loads))
     bench = AdapterBench(scale, options.seed, options.precision, output)
     try:

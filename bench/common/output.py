@@ -20,12 +20,12 @@ class Output:
     """The results of one run of `python -m bench.NAME`.
 
     The head, with command, settings and hardware, is printed first; `say` prints each result when it is there. `save`
-    writes all of it, and the records in `data` as JSON.
+    writes all of it, and the records in `data` as JSON. file_name: of the files, without their ending; NAME if empty.
     """
 
-    def __init__(self, name: str, settings: Mapping[str, object]) -> None:
+    def __init__(self, name: str, settings: Mapping[str, object], file_name: str = "") -> None:
         self.data: dict[str, Any] = {}
-        self._name = name
+        self._name = file_name or name
         self._settings = {"command": f"python -m bench.{name} {' '.join(sys.argv[1:])}".strip(), **settings}
         self._text: list[str] = []
         self.say(head({"settings": self._settings, "hardware": hardware.describe()}))
@@ -42,6 +42,14 @@ class Output:
         (FOLDER / f"{self._name}.txt").write_text("\n".join(self._text) + "\n")
         (FOLDER / f"{self._name}.json").write_text(json.dumps({"settings": self._settings, **self.data}, indent=1))
         print(f"written: {FOLDER}/{', '.join([f'{self._name}.txt', f'{self._name}.json', *plots])}")
+
+
+def name_of_parts(name: str, parts: Sequence[str], usual: Sequence[str]) -> str:
+    """The name of the files of a run: `name`, followed by the parts where they are not the `usual` ones.
+
+    So a run of one part leaves the results of a whole run as they are.
+    """
+    return name if set(parts) == set(usual) else "-".join([name, *parts])
 
 
 def progress(text: str = "") -> None:

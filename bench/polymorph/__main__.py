@@ -16,7 +16,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from bench.common.front_variants import ENGINES
-from bench.common.output import Output, empty
+from bench.common.output import Output, empty, name_of_parts
 from bench.common.text_bench import TextBench, TextScale
 from bench.polymorph import added_latency, emulated_server, faults, real_engines, simulated_cluster
 from bench.polymorph.emulated_server import WORK_FOLDER, Cell
@@ -169,7 +169,7 @@ def main() -> int:
         "seed": options.seed,
         "emulated": "workers wait for the latencies of profiles/minilm-openvino-f32-epyc-zen3.json",
     }
-    output = Output("polymorph", settings)
+    output = Output("polymorph", settings, name_of_parts("polymorph", parts, PARTS))
     bench = PolymorphBench(QUICK if options.quick else FULL, options.seed, output)
     try:
         for part in parts:

@@ -26,7 +26,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from bench.common.output import BUILD, FOLDER, Output, empty
+from bench.common.output import BUILD, FOLDER, Output, empty, name_of_parts
 from bench.common.server import running_server
 from bench.token_adapt import plots, report, systems, vit_base
 from bench.token_adapt.cells import measure_capacity
@@ -121,9 +121,10 @@ def main() -> int:
         "seeds": ",".join(map(str, scale.seeds)),
         "cells": f"emulated {scale.emulated_s:g} s, demo {scale.demo_s:g} s, after {scale.warm_up_s:g} s of warm-up",
     }
-    figures = FOLDER / "token_adapt"
+    file_name = name_of_parts("token_adapt", names, PARTS)
+    figures = FOLDER / file_name
     empty(figures)
-    output = Output("token_adapt", settings)
+    output = Output("token_adapt", settings, file_name)
     output.data["cells"] = []
     try:
         for name in names:
@@ -136,7 +137,7 @@ def main() -> int:
         print(f"make bench: {error}", file=sys.stderr)
         return 2
     output.say(f"\ntook {time.monotonic() - start:.0f} s")
-    output.save(["token_adapt/*.png"])
+    output.save([f"{file_name}/*.png"])
     return 0
 
 
