@@ -1,0 +1,35 @@
+"""What long commands print while they work."""
+
+from __future__ import annotations
+
+import sys
+
+import pytest
+
+from bench.common import output
+from shapeshift.progress import Progress
+
+
+def work(progress: Progress) -> None:
+    for step in ("read", "train: 1 of 2", "train: 2 of 2"):
+        progress(step)
+    progress.done()
+
+
+def test_a_file_gets_a_line_for_each_stage_and_no_escape_codes(capsys: pytest.CaptureFixture[str]) -> None:
+    work(Progress("encode"))
+    assert capsys.readouterr().err == "encode:    0 s  read\nencode:    0 s  train: 1 of 2\n"
+    output.progress("encode: 5/s")
+    output.progress()
+    assert capsys.readouterr().err == "encode: 5/s\n"
+
+
+def test_a_terminal_gets_one_line_without_a_bar_that_is_cleared_at_the_end(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    work(Progress("encode"))
+    said = capsys.readouterr().err
+    assert "\n" not in said and "#" not in said
+    shown = said.split("\r\033[K")
+    assert shown[-2:] == ["encode:    0 s  train: 2 of 2", ""]
