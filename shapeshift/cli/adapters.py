@@ -11,16 +11,14 @@ from pathlib import Path
 from shapeshift import settings
 from shapeshift.adapter_cache.registry import store
 from shapeshift.adapter_cache.settings import AdapterCacheSettings
+from shapeshift.cli import front_model
 from shapeshift.errors import NotFoundError
 from shapeshift.fused_decode.settings import FusedDecodeSettings
 from shapeshift.registry import FILE
-from shapeshift.triton import model_config
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of `shapeshift adapters`."""
-    parser.add_argument("--model", default="generate_lora", help="the front model (%(default)s)")
-    parser.add_argument("--build", type=Path, default=Path("build"), help="folder of generated files (%(default)s)")
     actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
     add = actions.add_parser("add", help="check and register a PEFT folder; replaces an adapter of the same name")
     add.add_argument("name", help="the name that requests use")
@@ -33,12 +31,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     pin.add_argument("--off", action="store_true", help="unpin it")
     remove = actions.add_parser("remove", help="refuse new requests for it; waiting and running requests are served")
     remove.add_argument("name")
+    front_model.add_arguments(parser, (add, listing, pin, remove), "generate_lora")
 
 
 def run(options: argparse.Namespace) -> int:
     """Change the registry, or write it to standard output. Raises ShapeshiftError for invalid options."""
-    model = options.build / "repository" / options.model
-    values = _parameters(model / "config.pbtxt", options.model)
+    model, values = front_model.read(options)
+    if "adapters_dir" not in values:
+        raise NotFoundError(f"model: {options.model} serves no adapters")
     folder = (model / settings.read(AdapterCacheSettings, values).adapters_dir).resolve()
     fixed = store.read_multi_lora(model / "1")
     if options.action == "list":
@@ -59,15 +59,6 @@ def run(options: argparse.Namespace) -> int:
 
 
 _DONE = {"add": "registered", "pin": "changed", "remove": "removed"}
-
-
-def _parameters(config: Path, model: str) -> dict[str, str]:
-    if not config.is_file():
-        raise NotFoundError(f"model: no {config}; run `shapeshift engines`")
-    values = model_config.parameters(model_config.read(config))
-    if "adapters_dir" not in values:
-        raise NotFoundError(f"model: {model} serves no adapters")
-    return dict(values)
 
 
 def _check(folder: Path, model: Path, values: dict[str, str]) -> None:

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
+import signal
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 from shapeshift import files
@@ -31,11 +34,27 @@ def run(options: argparse.Namespace) -> int:
     """
     paths = BuildPaths(Path.cwd(), options.build.resolve(), options.repository.resolve())
     try:
-        return _publish(options, paths)
+        with _stop_on_sigterm():
+            return _publish(options, paths)
     except ShapeshiftError:
         raise
     except Exception as error:
         raise EngineError(f"the build ended early: {in_one_line(error, paths.build / 'engines.traceback')}") from error
+
+
+@contextlib.contextmanager
+def _stop_on_sigterm() -> Iterator[None]:
+    """Let SIGTERM end the build as an exception does, so that a half-built folder is removed."""
+
+    def stop(*_: object) -> None:
+        _log("shapeshift engines: stopped by SIGTERM")
+        sys.exit(128 + signal.SIGTERM)
+
+    before = signal.signal(signal.SIGTERM, stop)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def _publish(options: argparse.Namespace, paths: BuildPaths) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import os
 import sys
 from collections.abc import Sequence
 
@@ -29,8 +30,26 @@ DEPRECATED = {"scheduler": "sidecar"}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one command; returns its exit status, or 2 after one line on standard error for a ShapeshiftError."""
+    """Run one command and return its exit status.
+
+    2 after one line on standard error for a ShapeshiftError, 130 after one line for Ctrl-C, 141 if the reader of the
+    output has ended, as for a program that SIGPIPE ends.
+    """
     given = list(sys.argv[1:] if arguments is None else arguments)
+    try:
+        status = _run(given)
+        sys.stdout.flush()
+        return status
+    except KeyboardInterrupt:
+        sys.stderr.write(f"shapeshift {' '.join(given[:1])}: interrupted\n")
+        return 130
+    except BrokenPipeError:
+        # The interpreter flushes once more when it exits.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 141
+
+
+def _run(given: list[str]) -> int:
     if given and given[0] in DEPRECATED:
         old, given[0] = given[0], DEPRECATED[given[0]]
         sys.stderr.write(f"shapeshift {old} is deprecated; use `shapeshift {given[0]}`\n")

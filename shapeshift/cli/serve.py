@@ -82,8 +82,7 @@ def serve(arguments: list[str]) -> int:
 def run(options: argparse.Namespace) -> int:
     """Serve until a signal stops it and return 0.
 
-    Returns 1 if the server ended by itself and is not restarted, 130 after Ctrl-C while models are loaded into an
-    external server. Raises ShapeshiftError.
+    Returns 1 if the server ended by itself and is not restarted. Raises ShapeshiftError.
     """
     if options.print_models:
         _write("".join(f"{name}\n" for name in models_to_load(options, _repositories(options))))
@@ -93,8 +92,6 @@ def run(options: argparse.Namespace) -> int:
     except ServerEndedError as error:
         sys.stderr.write(f"shapeshift serve: {error}\n")
         return 1
-    except KeyboardInterrupt:
-        return 130
 
 
 def _embedded(options: argparse.Namespace) -> int:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from shapeshift.cli.sidecar import addresses, server_key
+from shapeshift.errors import NotFoundError
 from shapeshift.settings import require
 from shapeshift.sidecar.settings import SidecarSettings
 
@@ -35,8 +36,11 @@ def run(options: argparse.Namespace) -> int:
     require(0.5 <= options.seconds <= 3600, "seconds", options.seconds, "must be 0.5 to 3600")
     run_directory = options.build / "run"
     own = addresses(run_directory)
+    key = server_key(run_directory)
+    if own is None and not (options.server or options.metrics or key):
+        raise NotFoundError(f"no server has run in {run_directory}; name the build folder of the server with --build")
     server, page = own or (SidecarSettings.server, SidecarSettings.metrics)
-    with ModelControl(options.server or server, server_key(run_directory)) as control:
+    with ModelControl(options.server or server, key) as control:
         scrape = partial(metrics.scrape, options.metrics or page)
         local = own is not None and options.server in (None, server)
         found = overview(control, scrape, run_directory, ProcessTracker(local), options.seconds)

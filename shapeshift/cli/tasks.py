@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import Any
 
 from shapeshift import settings
+from shapeshift.cli import front_model
 from shapeshift.engines.settings import GeneratedSettings
 from shapeshift.errors import InvalidInputError
 from shapeshift.progress import Progress
 from shapeshift.token_adapt.model.engine_settings import ImageEngineSettings
 from shapeshift.token_adapt.settings import TokenAdaptSettings
-from shapeshift.triton import model_config
 
 
 @dataclass(frozen=True)
@@ -39,10 +39,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         subparser.add_argument(
             "--data", type=Path, required=True, help="folder with a sub-folder of images for each label"
         )
-        subparser.add_argument("--model", default="classify_image", help="the front model (%(default)s)")
-        subparser.add_argument(
-            "--build", type=Path, default=Path("build"), help="folder of generated files (%(default)s)"
-        )
     train.add_argument("--name", help="the task's name (default: the folder's)")
     train.add_argument("--latency-ms", type=float, default=1000.0, help="latency budget of requests without one")
     train.add_argument("--utility", type=float, default=0.5, help="utility of requests without one")
@@ -51,11 +47,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     train.add_argument("--rate", type=float, default=0.002, help="highest learning rate (%(default)s)")
     train.add_argument("--most-images", type=int, default=0, help="images per pass; 0: all")
     train.add_argument("--seed", type=int, default=0)
+    front_model.add_arguments(parser, (train, register), "classify_image")
 
 
 def run(options: argparse.Namespace) -> int:
     """Train or register one task; progress goes to standard error."""
-    image_model = _read_image_model(options.build / "repository" / options.model / "config.pbtxt")
+    image_model = _read_image_model(options)
     progress = Progress(options.folder.name)
     action = _train if options.action == "train" else _register
     result = action(options, image_model, progress)
@@ -64,17 +61,17 @@ def run(options: argparse.Namespace) -> int:
     return 0
 
 
-def _read_image_model(file: Path) -> ImageModel:
-    values = model_config.parameters(model_config.read(file))
+def _read_image_model(options: argparse.Namespace) -> ImageModel:
+    model, values = front_model.read(options)
     generated = settings.read(GeneratedSettings, values)
     serving = settings.read(TokenAdaptSettings, values)
     if not generated.engines or not serving.tasks_dir:
         raise InvalidInputError(
-            "model", str(file), "must be an image model with engines and tasks_dir; run `shapeshift engines`"
+            "model", options.model, "must be an image model with engines and tasks_dir; run `shapeshift engines`"
         )
     own = settings.read(ImageEngineSettings, values)
     paths = (own.checkpoint, generated.engines, serving.tasks_dir)
-    checkpoint, engines, tasks = ((file.parent / path).resolve() for path in paths)
+    checkpoint, engines, tasks = ((model / path).resolve() for path in paths)
     return ImageModel(checkpoint, engines, tasks, serving.threads, own, generated)
 
 
