@@ -2,6 +2,7 @@
 
 import argparse
 import random
+import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -53,7 +54,12 @@ if __name__ == "__main__":
     arguments = parser.parse_args()
     options = {name: getattr(arguments, name) for name in ("task", "latency_ms", "utility")}
     parameters = {name: value for name, value in options.items() if value is not None}
-    with triton.InferenceServerClient(arguments.url) as client:
-        data = [file.read_bytes() for file in arguments.files]
-        for file, (label, outcome) in zip(arguments.files, classify(client, data, **parameters), strict=True):
-            print(f"{file}: {label or '-'} ({outcome})")
+    try:
+        with triton.InferenceServerClient(arguments.url) as client:
+            data = [file.read_bytes() for file in arguments.files]
+            for file, (label, outcome) in zip(arguments.files, classify(client, data, **parameters), strict=True):
+                print(f"{file}: {label or '-'} ({outcome})")
+    except InferenceServerException as error:
+        sys.exit(f"{arguments.url}: {error}")
+    except OSError as error:
+        sys.exit(f"{error.filename}: {error.strerror}")

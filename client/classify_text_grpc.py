@@ -2,6 +2,7 @@
 
 import argparse
 import random
+import sys
 import time
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -56,6 +57,9 @@ if __name__ == "__main__":
     parser.add_argument("--url", default="localhost:8001", help="host:port of Triton's gRPC endpoint")
     parser.add_argument("texts", nargs="+")
     arguments = parser.parse_args()
-    with triton.InferenceServerClient(arguments.url) as client:
-        for text, answer in zip(arguments.texts, classify(client, arguments.texts), strict=True):
-            print(f"{text!r}: {answer.label} ({answer.confidence:.3f}, level {answer.level})")
+    try:
+        with triton.InferenceServerClient(arguments.url) as client:
+            for text, answer in zip(arguments.texts, classify(client, arguments.texts), strict=True):
+                print(f"{text!r}: {answer.label} ({answer.confidence:.3f}, level {answer.level})")
+    except InferenceServerException as error:
+        sys.exit(f"{arguments.url}: {error}")

@@ -2,6 +2,7 @@
 
 import argparse
 import random
+import sys
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -48,6 +49,9 @@ if __name__ == "__main__":
     parser.add_argument("--url", default="localhost:8000", help="host:port of Triton's HTTP endpoint")
     parser.add_argument("texts", nargs="+")
     arguments = parser.parse_args()
-    with connect(arguments.url) as client:
-        for text, vector in zip(arguments.texts, encode(client, arguments.texts), strict=True):
-            print(f"{text!r}: {len(vector)} numbers, {vector[:4]} ...")
+    try:
+        with connect(arguments.url) as client:
+            for text, vector in zip(arguments.texts, encode(client, arguments.texts), strict=True):
+                print(f"{text!r}: {len(vector)} numbers, {vector[:4]} ...")
+    except (InferenceServerException, OSError) as error:
+        sys.exit(f"{arguments.url}: {error}")

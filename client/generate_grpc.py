@@ -3,6 +3,7 @@
 import argparse
 import queue
 import random
+import sys
 import time
 from collections.abc import Generator, Iterator
 from typing import Any
@@ -65,9 +66,14 @@ if __name__ == "__main__":
     parser.add_argument("--temperature", type=float, default=0.7)
     parser.add_argument("prompt")
     arguments = parser.parse_args()
-    with triton.InferenceServerClient(arguments.url) as connection:
-        print(arguments.prompt, end="", flush=True)
-        fields = {"max_tokens": arguments.max_tokens, "temperature": arguments.temperature}
-        for piece in generate(connection, arguments.prompt, **fields):
-            print(piece, end="", flush=True)
-        print()
+    try:
+        with triton.InferenceServerClient(arguments.url) as connection:
+            print(arguments.prompt, end="", flush=True)
+            fields = {"max_tokens": arguments.max_tokens, "temperature": arguments.temperature}
+            for piece in generate(connection, arguments.prompt, **fields):
+                print(piece, end="", flush=True)
+            print()
+    except InferenceServerException as error:
+        sys.exit(f"{arguments.url}: {error}")
+    except queue.Empty:
+        sys.exit(f"{arguments.url}: no answer for {TIMEOUT_S:g} s")

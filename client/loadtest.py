@@ -10,6 +10,7 @@ import numpy as np
 from client import hardware
 from client.perf_analyzer import measure
 from client.report import head
+from shapeshift import settings
 from shapeshift.errors import ShapeshiftError
 from shapeshift.workloads import lengths
 from shapeshift.workloads.text import TextMaker
@@ -25,22 +26,29 @@ def main() -> int:
     parser.add_argument("--lengths", choices=("short", "long"), default="short")
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
+    try:
+        return _run(options)
+    except ShapeshiftError as error:
+        print(f"make loadtest: {error}", file=sys.stderr)
+        return 2
+
+
+def _run(options: argparse.Namespace) -> int:
+    loops = options.concurrency.split(",")
+    allowed = "must be whole numbers from 1, separated by commas"
+    settings.require(all(part.isdecimal() and int(part) for part in loops), "concurrency", options.concurrency, allowed)
     rng = np.random.default_rng(options.seed)
     law = lengths.short() if options.lengths == "short" else lengths.long()
     maker = TextMaker(rng)
     texts = [maker.text(int(length)) for length in law.sample(rng, min(options.requests, 500))]
     print(head({"settings": vars(options), "hardware": hardware.describe()}))
-    try:
-        for concurrency in map(int, options.concurrency.split(",")):
-            result = measure(options.url, options.model, texts, concurrency, options.requests)
-            p50, p90, p98, p99 = np.percentile(result.latency_ms, [50, 90, 98, 99])
-            print(
-                f"concurrency {concurrency:3}: {result.per_second:8.1f} requests/s; latency ms: "
-                f"mean {result.latency_ms.mean():.2f}, p50 {p50:.2f}, p90 {p90:.2f}, p98 {p98:.2f}, p99 {p99:.2f}"
-            )
-    except ShapeshiftError as error:
-        print(f"make loadtest: {error}", file=sys.stderr)
-        return 2
+    for concurrency in map(int, loops):
+        result = measure(options.url, options.model, texts, concurrency, options.requests)
+        p50, p90, p98, p99 = np.percentile(result.latency_ms, [50, 90, 98, 99])
+        print(
+            f"concurrency {concurrency:3}: {result.per_second:8.1f} requests/s; latency ms: "
+            f"mean {result.latency_ms.mean():.2f}, p50 {p50:.2f}, p90 {p90:.2f}, p98 {p98:.2f}, p99 {p99:.2f}"
+        )
     return 0
 
 
