@@ -17,6 +17,7 @@ from shapeshift.cascade.profiling.register import ProfilingSettings
 from shapeshift.cascade.profiling.samples import read
 from shapeshift.errors import InvalidInputError, NotFoundError, OverloadedError
 from shapeshift.progress import Progress
+from shapeshift.settings import require
 from shapeshift.triton import metrics
 from shapeshift.triton.control import ModelControl
 
@@ -106,6 +107,7 @@ def _select(options: argparse.Namespace) -> int:
 def _switch(options: argparse.Namespace, table: CandidateTable, before: Candidate, after: Candidate) -> None:
     """Load new levels before the registry changes, and unload unneeded ones after the front has swapped."""
     with ModelControl(options.url, os.environ.get("SHAPESHIFT_KEY", "")) as control:
+        _require_front(control, options)
         for model in after.levels[1:]:
             if not control.is_ready(model):
                 control.load(model)
@@ -113,16 +115,33 @@ def _switch(options: argparse.Namespace, table: CandidateTable, before: Candidat
         registry.put(options.dir, table, after.name, pinned=bool(options.candidate))
         if before == after:
             return
+        if options.metrics:
+            sys.stdout.write(f"waiting until {options.front} has swapped its candidate, at most {_SWAP_S:g} s\n")
+            sys.stdout.flush()
         deadline = time.monotonic() + _SWAP_S
         while options.metrics and _swaps(options) <= swaps:
             if time.monotonic() > deadline:
-                raise OverloadedError(f"{options.front} has not swapped its candidate after {_SWAP_S:g} s; see its log")
+                raise OverloadedError(
+                    f"{options.front} has not swapped its candidate after {_SWAP_S:g} s; is {options.dir} its "
+                    "candidates_dir? The log of the server has the reason of a refusal"
+                )
             time.sleep(0.5)
         needed = {level for one in _served(options.dir) for level in one.levels}
         for model in before.levels[1:]:
             # Without its metrics it is unknown when the front stops using a level.
             if model not in needed and options.metrics and control.is_ready(model):
                 control.unload(model)
+
+
+def _require_front(control: ModelControl, options: argparse.Namespace) -> None:
+    """Raise NotFoundError or InvalidInputError unless the server's front is a cascade that serves the task."""
+    if not control.is_ready(options.front):
+        raise NotFoundError(f"front: no model {options.front} is ready at {options.url}; name the cascade with --front")
+    config = control.config(options.front)
+    task = config.get("parameters", {}).get("task", {}).get("string_value")
+    served = f"task {task}" if config.get("backend") == "cascade" else f"the backend {config.get('backend')}"
+    allowed = f"a cascade that serves task {options.task}; this model has {served}. Name the cascade with --front"
+    require(served == f"task {options.task}", "front", options.front, allowed)
 
 
 def _served(folder: Path) -> list[Candidate]:
