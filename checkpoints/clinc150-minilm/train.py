@@ -1,9 +1,10 @@
 """Trains the linear heads of the intents demo: mean-pooled vectors of all-MiniLM-L6-v2's layers 2 and 6, frozen.
 
-    python checkpoints/clinc150-minilm/train.py --data ../shared/data/clinc150/data_full.json
+    python checkpoints/clinc150-minilm/train.py --data data_full.json
 
-Writes head-2.safetensors and head-6.safetensors (f16) beside itself, and val.jsonl and test.jsonl, samples for
-`shapeshift cascade register`, into build/clinc150/; prints the accuracies. Seeded; a few minutes on two cores.
+The data is data_full.json of clinc/oos-eval. Writes head-2.safetensors and head-6.safetensors (f16) beside itself, and
+val.jsonl and test.jsonl, samples for `shapeshift cascade register`, into build/clinc150/; prints the accuracies.
+Seeded; a few minutes on two cores.
 """
 
 from __future__ import annotations
@@ -75,7 +76,7 @@ def train(vectors: torch.Tensor, labels: torch.Tensor, classes: int) -> nn.Linea
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--data", type=Path, default=Path("../shared/data/clinc150/data_full.json"))
+    parser.add_argument("--data", type=Path, required=True, help="data_full.json of clinc/oos-eval")
     parser.add_argument("--checkpoint", type=Path, default=Path("build/checkpoints/all-MiniLM-L6-v2"))
     parser.add_argument("--to", type=Path, default=HERE)
     parser.add_argument("--samples", type=Path, default=Path("build/clinc150"))

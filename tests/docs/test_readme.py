@@ -54,7 +54,10 @@ def test_every_policy_is_explained() -> None:
 
     page = (DOCS / "policies.md").read_text()
     for name, policy in policies().items():
-        assert {code(row[0]) for row in table(DOCS / "policies.md", name)} == set(policy.fields)
+        rows = {code(row[0]): row[1] for row in table(DOCS / "policies.md", name)}
+        choices = rows.pop("algorithm", "")
+        assert rows.keys() == set(policy.fields)
+        assert tuple(re.findall(r"`([a-z_]+)`", choices)) == policy.algorithms
         assert f"policy {name} " in page
 
 
@@ -88,6 +91,13 @@ def test_make_targets_exist() -> None:
         for block in blocks(page, "sh"):
             named = set(re.findall(r"^make ([a-z]+)", block.text, re.MULTILINE))
             assert named <= targets, f"{block}: {named - targets}"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(PROJECT)))
+def test_commands_of_a_checkout_name_its_environment(page: Path) -> None:
+    for block in blocks(page, "sh"):
+        if block.heading != "Without a checkout":
+            assert not re.search(r"^(shapeshift|python3?) ", block.text, re.MULTILINE), block
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(PROJECT)))
