@@ -155,6 +155,18 @@ def test_unknown_names_list_the_known(server: TritonServer) -> None:
     assert refused.value.status() == "StatusCode.NOT_FOUND"
 
 
+def test_the_status_over_http_depends_on_the_endpoint(server: TritonServer) -> None:
+    """Triton's generate extension answers 400 to every error; docs/fused_decode.md says so."""
+    text = {"name": "text_input", "shape": [1], "datatype": "BYTES", "data": [PROMPT]}
+    for parameters, status in (({"lora_name": "nobody"}, 404), ({"latency_ms": 0.0001}, 503)):
+        assert post(server, None, **parameters)[0] == 400
+        body = json.dumps({"inputs": [text], "parameters": parameters})
+        connection = http.client.HTTPConnection(server.http_url, timeout=60)
+        connection.request("POST", "/v2/models/generate_lora_unary/infer", body)
+        assert connection.getresponse().status == status
+        connection.close()
+
+
 def test_adapters_come_and_go_while_others_run(
     server: TritonServer,
     project: Path,
