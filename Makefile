@@ -69,6 +69,7 @@ clean: ## remove .venv and build/
 comma := ,
 
 .venv/.serve: $(TORCH) requirements/lock.txt pyproject.toml setup.py
+	@[[ "$(CURDIR)" != *" "* ]] || { echo "make setup: the path of this checkout has a space, and Triton's Python backend starts no model from such a path: $(CURDIR); move it to a path without spaces"; exit 1; }
 	@mkdir -p build
 	@command -v $(PYTHON) >/dev/null || { echo "make setup: no $(PYTHON): install Python 3.11 or 3.12, or say PYTHON=..."; exit 1; }
 	@$(PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 12))' || { echo "make setup: $$($(PYTHON) --version) will not do: Python 3.11 or 3.12 is needed, say PYTHON=python3.11 (to get one without root: pip install uv && uv python install 3.12, then make setup PYTHON=\$$(uv python find 3.12))"; exit 1; }

@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 from shapeshift import files, installation
+from shapeshift.settings import require
 from shapeshift.triton.embedded import wheels
 from shapeshift.triton.embedded.unpack import unpack
 
@@ -21,6 +22,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     """Download what is missing and unpack what is not up to date. Raises ShapeshiftError."""
     build: Path = options.build
+    allowed = "a path without spaces: Triton's Python backend starts no model from one with spaces"
+    require(" " not in str(build.resolve()), "build", str(build.resolve()), allowed)
     with files.exclusive_lock(build / LOCK, lambda: _write(f"waiting for another set-up of {build}")):
         for part in unpack(_wheels(build), build):
             _write(f"unpacked {build / part}")
