@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-import queue
 import shutil
+import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -159,14 +159,25 @@ def test_changed_folder_is_rewritten(project: Project) -> None:
 
 def test_second_build_waits_for_the_first(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
     project.add()
-    said: queue.Queue[str] = queue.Queue()
-    monkeypatch.setattr(engines, "_log", said.put)
-    with ThreadPoolExecutor(1) as second:
+    held, waits = threading.Event(), threading.Event()
+    said: list[tuple[str, bool]] = []
+
+    def log(text: str) -> None:
+        said.append((text, project.engines().exists()))
+        waits.set()
+
+    def build_first() -> None:
         with files.exclusive_lock(project.build / engines.LOCK):
-            made = second.submit(project.make)
-            assert said.get(timeout=60) == f"waiting for another build in {project.build}"
-            assert not made.done() and not project.engines().exists()
-        assert made.result(timeout=60)[0] == 0
+            held.set()
+            assert waits.wait(60)
+
+    monkeypatch.setattr(engines, "_log", log)
+    with ThreadPoolExecutor(1) as first:
+        building = first.submit(build_first)
+        assert held.wait(60)
+        assert project.make()[0] == 0
+        building.result(timeout=60)
+    assert said == [(f"waiting for another build in {project.build}", False)]
     assert project.generated().is_file()
 
 
