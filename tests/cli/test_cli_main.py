@@ -6,7 +6,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -71,8 +71,10 @@ def test_a_reader_that_has_ended_gets_no_traceback(command: list[str], build: Pa
 
 
 @pytest.fixture
-def interrupt(monkeypatch: pytest.MonkeyPatch) -> Callable[[signal.Signals], None]:
+def interrupt(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[signal.Signals], None]]:
     """A function after which this process gets the signal while engines lie in their unfinished folder."""
+    # A shell starts its background jobs with SIGINT ignored.
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
 
     def arrange(number: signal.Signals) -> None:
         def kill(folder: Path) -> None:
@@ -81,7 +83,8 @@ def interrupt(monkeypatch: pytest.MonkeyPatch) -> Callable[[signal.Signals], Non
 
         monkeypatch.setattr(files, "flush_folder", kill)
 
-    return arrange
+    yield arrange
+    signal.signal(signal.SIGINT, before)
 
 
 def test_an_interrupted_build_says_so_in_one_line(
