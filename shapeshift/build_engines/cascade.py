@@ -53,10 +53,9 @@ def publish(front: CascadeFrontConfig, paths: BuildPaths) -> str:
 
     Raises NotFoundError for a task without candidates, EngineError if the table does not match the checkpoints.
     """
-    own = front.settings
-    folder = _local_folder(front, paths, candidates_folder(front, paths))
-    _, config = check(front, paths)
-    chosen = registry.serving(folder, own.task)
+    found, config = check(front, paths)
+    folder = _local_folder(front, paths, found)
+    chosen = registry.serving(folder, front.settings.task)
     levels = chosen.candidate.levels
     for number, model in enumerate(levels):
         # A later level may belong to another backend, without engines of ours.
@@ -67,20 +66,19 @@ def publish(front: CascadeFrontConfig, paths: BuildPaths) -> str:
         "candidates_dir": paths.portable(folder, target),
         "engines_dir": paths.portable(paths.engines, target),
     }
-    summary = f"task {own.task}, candidate {chosen.candidate.name}: {', then '.join(levels)}"
+    summary = f"task {front.settings.task}, candidate {chosen.candidate.name}: {', then '.join(levels)}"
     if "source" in chosen.table.made:
         summary += f"; measured on another CPU, chosen anew in {folder}"
     write_front(front.folder, config, target, parameters, summary)
     return summary
 
 
-def _local_folder(front: CascadeFrontConfig, paths: BuildPaths, folder: Path) -> Path:
-    """`folder`, or for a table from another CPU one in `build/` with latencies and a choice for this one."""
-    found = registry.serving(folder, front.settings.task)
+def _local_folder(front: CascadeFrontConfig, paths: BuildPaths, found: registry.ServingCandidate) -> Path:
+    """The folder of `found`, or for a table from another CPU one in `build/` with latencies and a choice for this."""
     models = [one.name for one in found.table.models]
     engines = {name: manifest.load(paths.engines / name) for name in models if _has_engines(paths, name)}
     if not set(found.candidate.levels) <= set(engines) or not local.is_foreign(found.table, engines):
-        return folder
+        return candidates_folder(front, paths)
     target = paths.checkpoints[0] / f"{front.name}_candidates"
     parts = [found.table.as_json(), found.candidate.name, *(engines[name].build_key for name in engines)]
     source = hashlib.sha256("\n".join(parts).encode()).hexdigest()

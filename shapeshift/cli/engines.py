@@ -20,11 +20,21 @@ LOCK = ".engines.lock"
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options of `shapeshift engines`."""
+    add_repository_arguments(parser)
+    parser.add_argument("--keep-going", action="store_true", help="exit with 0 if at least one model can be served")
+    parser.add_argument("--brief", action="store_true", help="print one line a model, without the tables of engines")
+
+
+def add_repository_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the options that choose models of a model repository, and the build folder; see `paths_of`."""
     parser.add_argument("models", nargs="*", help="only these front models (default: all)")
     parser.add_argument("--repository", type=Path, default=Path("model_repository"))
     parser.add_argument("--build", type=Path, default=Path("build"))
-    parser.add_argument("--keep-going", action="store_true", help="exit with 0 if at least one model can be served")
-    parser.add_argument("--brief", action="store_true", help="print one line a model, without the tables of engines")
+
+
+def paths_of(options: argparse.Namespace) -> BuildPaths:
+    """The folders that the options name."""
+    return BuildPaths(Path.cwd(), options.build.resolve(), options.repository.resolve())
 
 
 def run(options: argparse.Namespace) -> int:
@@ -32,7 +42,7 @@ def run(options: argparse.Namespace) -> int:
 
     Raises ShapeshiftError, also for an unexpected error outside of any model.
     """
-    paths = BuildPaths(Path.cwd(), options.build.resolve(), options.repository.resolve())
+    paths = paths_of(options)
     try:
         with _stop_on_sigterm():
             return _publish(options, paths)

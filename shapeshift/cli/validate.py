@@ -4,25 +4,22 @@ from __future__ import annotations
 
 import argparse
 import sys
-from pathlib import Path
 
 from shapeshift.build_engines.model_folder import CONFIG
-from shapeshift.build_engines.paths import BuildPaths
 from shapeshift.build_engines.repository import front_folders
 from shapeshift.build_engines.validate import validate
+from shapeshift.cli import engines
 from shapeshift.serving.error_codes import code_name, text_of
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options of `shapeshift validate`."""
-    parser.add_argument("models", nargs="*", help="only these front models (default: all)")
-    parser.add_argument("--repository", type=Path, default=Path("model_repository"))
-    parser.add_argument("--build", type=Path, default=Path("build"))
+    engines.add_repository_arguments(parser)
 
 
 def run(options: argparse.Namespace) -> int:
     """Write one line for each model; returns 1 if `make engines` would refuse one of them."""
-    paths = BuildPaths(Path.cwd(), options.build.resolve(), options.repository.resolve())
+    paths = engines.paths_of(options)
     fronts = {folder.name for folder in front_folders(paths, set())}
     refused = 0
     for folder in front_folders(paths, set(options.models)):

@@ -36,39 +36,24 @@ def test_the_thread_of_the_model() -> None:
         served.close()
 
 
-def test_the_thread_that_decides(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("thread", "place", "name"), [("executor", ImageScheduler, "step"), ("decode", image_decoding, "fit")]
+)
+def test_the_threads_that_decide_and_decode(
+    monkeypatch: pytest.MonkeyPatch, thread: str, place: object, name: str
+) -> None:
     opened, pb_utils = threading.Event(), PbUtils()
-    step = ImageScheduler.step
+    step = getattr(place, name)
 
     def wait(*arguments: Any) -> Any:
         assert opened.wait(60)
         return step(*arguments)
 
-    monkeypatch.setattr(ImageScheduler, "step", wait)
+    monkeypatch.setattr(place, name, wait)
     served = front(RecordingModel(), pb_utils)
     try:
         request = pixels_request(1)
-        with only_stalled(pb_utils, "executor", opened.set):
-            served.execute([request])
-        request.vectors("LABEL")
-    finally:
-        opened.set()
-        served.close()
-
-
-def test_the_threads_that_decode(monkeypatch: pytest.MonkeyPatch) -> None:
-    opened, pb_utils = threading.Event(), PbUtils()
-    fit = image_decoding.fit
-
-    def wait(*arguments: Any) -> Any:
-        assert opened.wait(60)
-        return fit(*arguments)
-
-    monkeypatch.setattr(image_decoding, "fit", wait)
-    served = front(RecordingModel(), pb_utils)
-    try:
-        request = pixels_request(1)
-        with only_stalled(pb_utils, "decode", opened.set):
+        with only_stalled(pb_utils, thread, opened.set):
             served.execute([request])
         request.vectors("LABEL")
     finally:
