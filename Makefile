@@ -16,7 +16,8 @@ BENCH ?= encode
 ARGS ?=
 
 # Two processes, one file of tests each at a time, in the order in which they were collected (tests/conftest.py).
-IN_PARALLEL := -n 2 --dist loadfile --no-loadscope-reorder
+# A test that hangs, or that ends its process, ends the run: with a new process pytest-xdist may wait for ever.
+IN_PARALLEL := -n 2 --dist loadfile --no-loadscope-reorder --max-worker-restart 0 --timeout 600
 BIN := .venv/bin
 LOG := build/setup.log
 PIP := $(BIN)/python -m pip --disable-pip-version-check

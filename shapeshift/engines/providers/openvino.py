@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -11,6 +13,7 @@ from shapeshift.engines.providers.openvino_precision import mark_f32, replace_di
 from shapeshift.errors import UnsupportedError
 
 MODEL_FILE = "model.xml"
+_making = threading.Lock()
 
 
 class OpenVinoEngine:
@@ -35,16 +38,33 @@ class OpenVinoEngine:
         return {name: request.get_output_tensor(index).data for name, index in self._outputs}
 
 
+def _core() -> Any:
+    # `functools.cache` alone would let two threads make two.
+    with _making:
+        return _one_core()
+
+
+@functools.cache
+def _one_core() -> Any:
+    """The one Core of this process, which lives until the process ends.
+
+    On a CPU with AMX a Core gives the calling thread a larger signal stack, and takes it back when it is destroyed. Of
+    two Cores that are not destroyed in reverse order, the second restores a stack that the first has unmapped: the
+    next signal with a handler (Ctrl-C in a build) then ends the process with SIGSEGV.
+    """
+    import openvino
+
+    # The binding builds its type table at first use, under a C++ lock and while it releases the GIL: two threads
+    # with a concurrent first use deadlock. This call builds the table.
+    openvino.Type.i64.to_dtype()
+    return openvino.Core()
+
+
 class OpenVinoRuntime:
     """One model in memory. Its clones are reshaped, so that all lengths share its weights."""
 
     def __init__(self, folder: Path, precision: str, threads: int) -> None:
-        import openvino
-
-        # The binding builds its type table at first use, under a C++ lock and while it releases the GIL: two threads
-        # with a concurrent first use deadlock. This call builds the table.
-        openvino.Type.i64.to_dtype()
-        self._core = openvino.Core()
+        self._core = _core()
         self._model = self._core.read_model(folder / MODEL_FILE)
         self._config = {
             "INFERENCE_NUM_THREADS": threads,
