@@ -28,6 +28,7 @@ class StepBatch:
     lengths  INT32 [rows]         tokens of the row in this step, at least 1
     wanted   INT64 [wanted rows]  rows whose last token's logits are wanted; may be empty
     adapters INT32 [rows]         the adapter of each row, -1 for none; None: no row has one
+    spans    INT32 [rows]         tokens that the text of each row can have in the end; None: it ends with this step
     """
 
     tokens: torch.Tensor
@@ -36,6 +37,7 @@ class StepBatch:
     lengths: torch.Tensor
     wanted: torch.Tensor
     adapters: torch.Tensor | None = None
+    spans: torch.Tensor | None = None
 
 
 class Runtime(Protocol):

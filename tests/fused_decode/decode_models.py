@@ -90,14 +90,20 @@ def teacher_forced(
         lengths = [min(len(given[row]) - done[row], rng.choice((*[1] * 20, 2, 5, 17, 41))) for row in rows]
         wanted = sorted(rng.sample(range(len(rows)), max(0, len(rows) - rng.randint(0, 2))))
         pieces = [given[row][done[row] : done[row] + length] for row, length in zip(rows, lengths, strict=True)]
-        logits = model.forward(batch(pieces, [slots[row] for row in rows], [done[row] for row in rows], wanted))
+        spans = [len(given[row]) for row in rows]
+        step = batch(pieces, [slots[row] for row in rows], [done[row] for row in rows], wanted, spans)
+        logits = model.forward(step)
         for row, length in zip(rows, lengths, strict=True):
             done[row] += length
         yield from ((rows[row], done[rows[row]] - 1, logits[place]) for place, row in enumerate(wanted))
 
 
 def batch(
-    pieces: list[torch.Tensor], slots: list[int], starts: list[int], wanted: list[int] | None = None
+    pieces: list[torch.Tensor],
+    slots: list[int],
+    starts: list[int],
+    wanted: list[int] | None = None,
+    spans: list[int] | None = None,
 ) -> StepBatch:
     """A batch of rows; all logits are wanted unless said otherwise."""
     return StepBatch(
@@ -106,4 +112,5 @@ def batch(
         starts=torch.tensor(starts, dtype=torch.int32),
         lengths=torch.tensor([len(piece) for piece in pieces], dtype=torch.int32),
         wanted=torch.tensor(range(len(pieces)) if wanted is None else wanted, dtype=torch.int64),
+        spans=None if spans is None else torch.tensor(spans, dtype=torch.int32),
     )

@@ -12,8 +12,8 @@ import transformers
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from shapeshift.errors import InvalidInputError
-from shapeshift.fused_decode.model.architecture import Architecture, Rope, from_config
-from shapeshift.fused_decode.model.network import rope_frequencies
+from shapeshift.fused_decode.model.architecture import FAMILIES, Architecture, Rope, from_config
+from shapeshift.fused_decode.model.kv_cache import frequencies
 
 OLD_LLAMA: dict[str, Any] = {
     "model_type": "llama",
@@ -32,8 +32,9 @@ WINDOWED = {"model_type": "qwen2", "use_sliding_window": True, "sliding_window":
 def test_an_old_config_without_the_newer_keys() -> None:
     found = from_config(OLD_LLAMA)
     assert (found.heads, found.kv_heads, found.head_dim, found.windows) == (6, 6, 8, (0, 0, 0, 0))
-    assert (found.rope, found.norm_eps, found.eos_ids) == (Rope(500.0), 1e-6, {2, 5})
-    assert (found.tied, found.qkv_bias, found.output_bias, found.qk_norm) == (False, False, False, False)
+    assert (found.ropes, found.norm_eps, found.eos_ids) == ((Rope(500.0, rotated=8),) * 4, 1e-6, {2, 5})
+    assert (found.tied, found.qkv_bias, found.output_bias, found.qk_norm) == (False, False, False, "")
+    assert found.is_one_operation and found.takes_adapters
 
 
 def test_end_of_sequence_ids_come_from_both_files(tmp_path: Path) -> None:
@@ -70,7 +71,16 @@ def test_windows_of_layers(changes: dict[str, Any], windows: tuple[int, ...]) ->
         ({"head_dim": 7}, "head_dim"),
         ({"rms_norm_eps": -1}, "rms_norm_eps"),
         ({"rms_norm_eps": float("nan")}, "rms_norm_eps"),
-        ({"rope_scaling": {"type": "dynamic", "factor": 2.0}}, "rope_type"),
+        ({"rope_scaling": {"type": "ntk", "factor": 2.0}}, "rope_type"),
+        ({"rope_scaling": {"type": "dynamic"}}, "factor"),
+        ({"rope_scaling": {"type": "longrope", "short_factor": [1.0], "long_factor": [1.0]}}, "short_factor"),
+        ({"rope_scaling": {"type": "longrope", "short_factor": [1.0] * 4, "long_factor": [0.0] * 4}}, "long_factor"),
+        ({"model_type": "gemma3"}, "model_type"),
+        ({"model_type": "gemma2", "use_bidirectional_attention": True}, "use_bidirectional_attention"),
+        ({"model_type": "gemma2", "hidden_activation": "tanh"}, "hidden_activation"),
+        ({"model_type": "gpt_neox", "rotary_pct": 0.2}, "partial_rotary_factor"),
+        ({"model_type": "gpt2", "add_cross_attention": True}, "add_cross_attention"),
+        ({"model_type": "gpt2"}, "n_embd"),
         ({"rope_parameters": {"rope_type": "linear"}}, "factor"),
         ({"rope_parameters": [1]}, "rope_parameters"),
         ({"rope_scaling": {"type": "llama3", "factor": 2, "low_freq_factor": 4, "high_freq_factor": 4}}, "high_freq"),
@@ -96,24 +106,107 @@ def test_an_unreadable_config_is_refused(tmp_path: Path, text: str | None) -> No
         Architecture.read(tmp_path)
 
 
-@pytest.mark.parametrize(
-    "stated",
-    [
-        {"rope_type": "linear", "rope_theta": 1e4, "factor": 3.0},
-        {
-            "rope_type": "llama3",
-            "rope_theta": 5e3,
-            "factor": 8.0,
-            "low_freq_factor": 1.0,
-            "high_freq_factor": 4.0,
-            "original_max_position_embeddings": 48,
-        },
-    ],
-    ids=["linear", "llama3"],
-)
-def test_frequencies_are_those_of_transformers(stated: dict[str, Any]) -> None:
+ROPES: dict[str, dict[str, Any]] = {
+    "linear": {"rope_type": "linear", "rope_theta": 1e4, "factor": 3.0},
+    "llama3": {
+        "rope_type": "llama3",
+        "rope_theta": 5e3,
+        "factor": 8.0,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 48,
+    },
+    "yarn": {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 48},
+    "yarn, all settings": {
+        "rope_type": "yarn",
+        "rope_theta": 5e3,
+        "factor": 4.0,
+        "original_max_position_embeddings": 48,
+        "beta_fast": 20.0,
+        "beta_slow": 2.0,
+        "mscale": 0.9,
+        "mscale_all_dim": 0.5,
+        "truncate": False,
+    },
+    "yarn, amplitude": {
+        "rope_type": "yarn",
+        "rope_theta": 1e4,
+        "factor": 4.0,
+        "original_max_position_embeddings": 48,
+        "attention_factor": 1.3,
+    },
+    "dynamic": {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0},
+    "longrope": {
+        "rope_type": "longrope",
+        "rope_theta": 1e4,
+        "original_max_position_embeddings": 48,
+        "short_factor": [1.0 + 0.1 * pair for pair in range(32)],
+        "long_factor": [2.0 + 0.3 * pair for pair in range(32)],
+    },
+    "longrope, all settings": {
+        "rope_type": "longrope",
+        "rope_theta": 1e4,
+        "original_max_position_embeddings": 48,
+        "short_factor": [1.0] * 32,
+        "long_factor": [4.0] * 32,
+        "factor": 2.0,
+        "attention_factor": 1.1,
+    },
+}
+
+
+@pytest.mark.parametrize("length", [40, 64, 65, 200])
+@pytest.mark.parametrize("kind", ROPES)
+def test_frequencies_are_those_of_transformers(kind: str, length: int) -> None:
+    stated = ROPES[kind]
     config = transformers.LlamaConfig(**(OLD_LLAMA | {"head_dim": 64, "rope_parameters": dict(stated)}))
-    expected, factor = ROPE_INIT_FUNCTIONS[stated["rope_type"]](config, torch.device("cpu"))
-    found = rope_frequencies(from_config(config.to_dict()).rope, 64)
-    assert factor == 1.0
-    assert torch.allclose(found, expected, rtol=1e-5, atol=0.0)
+    expected, amplitude = ROPE_INIT_FUNCTIONS[stated["rope_type"]](config, torch.device("cpu"), seq_len=length)
+    rope = from_config(config.to_dict()).ropes[0]
+    assert rope is not None and rope.amplitude == pytest.approx(amplitude)
+    assert torch.allclose(frequencies(rope, 64, length), expected, rtol=1e-5, atol=0.0)
+
+
+@pytest.mark.parametrize(
+    ("kind", "longest"), [("linear", 64), ("yarn", 192), ("dynamic", 128), ("longrope", 64), ("llama3", 64)]
+)
+def test_yarn_and_dynamic_stretch_the_longest_text(kind: str, longest: int) -> None:
+    changed = {"head_dim": 64, "rope_scaling": ROPES[kind]}
+    assert from_config(OLD_LLAMA | changed).max_position == longest
+
+
+def test_an_older_phi_calls_longrope_otherwise() -> None:
+    factors = {"short_factor": [1.0] * 4, "long_factor": [2.0] * 4}
+    old = OLD_LLAMA | {"model_type": "phi3", "original_max_position_embeddings": 32}
+    for name in ("su", "yarn", "longrope"):
+        rope = from_config(old | {"rope_scaling": {"type": name, **factors}}).ropes[0]
+        assert rope is not None and (rope.kind, rope.original, rope.long) == ("longrope", 32, (2.0,) * 4)
+
+
+def test_older_gemma_3_states_its_ropes_and_windows_otherwise() -> None:
+    old = OLD_LLAMA | {
+        "model_type": "gemma3_text",
+        "rope_theta": 1e6,
+        "rope_local_base_freq": 1e4,
+        "rope_scaling": {"rope_type": "linear", "factor": 8.0},
+        "sliding_window": 16,
+        "sliding_window_pattern": 2,
+    }
+    found = from_config(old)
+    assert found.windows == (16, 0, 16, 0) and found.tied
+    far = Rope(1e6, "linear", 8.0, rotated=8)
+    assert found.ropes == (Rope(1e4, rotated=8), far, Rope(1e4, rotated=8), far)
+
+
+def test_an_older_gpt_neox_states_its_rope_otherwise() -> None:
+    old = OLD_LLAMA | {"model_type": "gpt_neox", "rotary_pct": 0.5, "rotary_emb_base": 2e4}
+    del old["rope_theta"]
+    assert from_config(old).ropes == (Rope(2e4, rotated=4),) * 4
+
+
+def test_which_families_run_as_one_operation_and_take_adapters() -> None:
+    made = {name: from_config(transformers.AutoConfig.for_model(name).to_dict()) for name in FAMILIES}
+    one = {name for name, architecture in made.items() if architecture.is_one_operation}
+    assert one == {"llama", "mistral", "qwen2", "qwen3", "phi3", "granite"}
+    without = {name for name, architecture in made.items() if not architecture.takes_adapters}
+    assert without == {"phi3", "gpt2", "gptj", "gpt_neox"}
+    assert not from_config(OLD_LLAMA | {"model_type": "granite", "residual_multiplier": 0.2}).is_one_operation

@@ -46,11 +46,16 @@ def normal(*shape: int, seed: int, dtype: torch.dtype = torch.float32) -> torch.
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
 
 
-def layer(kv_heads: int, head_dim: int, dtype: torch.dtype, window: int, normed: bool) -> AttentionLayer:
-    angles = normal(LENGTH, head_dim // 2, seed=1)
+def layer(
+    kv_heads: int, head_dim: int, dtype: torch.dtype, window: int, normed: bool, score_cap: float = 0.0
+) -> AttentionLayer:
+    """With a score cap also a rotary table for each slot, as texts of different lengths have."""
+    angles = normal(SLOTS if score_cap else 1, LENGTH, head_dim // 2, seed=1)
+    cosines, sines = (table.expand(SLOTS, -1, -1) for table in (angles.cos(), angles.sin()))
     norms = [1.0 + 0.2 * normal(head_dim, seed=seed) if normed else None for seed in (2, 3)]
-    caches = [normal(SLOTS, kv_heads, LENGTH, head_dim, seed=seed, dtype=dtype) for seed in (4, 5)]
-    return AttentionLayer(caches[0], caches[1], angles.cos(), angles.sin(), norms[0], norms[1], 1e-5, window)
+    keys, values = (normal(SLOTS, kv_heads, LENGTH, head_dim, seed=seed, dtype=dtype) for seed in (4, 5))
+    scale = 0.7 * head_dim**-0.5
+    return AttentionLayer(keys, values, cosines, sines, norms[0], norms[1], 1e-5, window, scale, score_cap)
 
 
 def mixed_batch() -> StepBatch:
@@ -66,8 +71,15 @@ def single_batch() -> StepBatch:
 @both_types
 @pytest.mark.parametrize("rows", [mixed_batch, single_batch])
 @pytest.mark.parametrize(
-    ("heads", "kv_heads", "head_dim", "window", "normed"),
-    [(4, 4, 64, 0, False), (6, 2, 128, 0, True), (6, 1, 48, 33, False), (3, 3, 6, 1, True)],
+    ("heads", "kv_heads", "head_dim", "window", "normed", "score_cap"),
+    [
+        (4, 4, 64, 0, False, 0.0),
+        (6, 2, 128, 0, True, 0.0),
+        (6, 1, 48, 33, False, 0.0),
+        (3, 3, 6, 1, True, 0.0),
+        (6, 2, 64, 0, False, 0.5),
+        (4, 2, 48, 33, True, 3.0),
+    ],
 )
 def test_attention(
     operations: NativeOperations,
@@ -78,15 +90,16 @@ def test_attention(
     head_dim: int,
     window: int,
     normed: bool,
+    score_cap: float,
 ) -> None:
     given = rows()
     qkv = normal(int(given.lengths.sum()), (heads + 2 * kv_heads) * head_dim, seed=6, dtype=dtype)
     outs, layers = [], []
     both: tuple[Operations, ...] = (TorchOperations(), operations)
     for chosen in both:
-        layers.append(layer(kv_heads, head_dim, dtype, window, normed))
+        layers.append(layer(kv_heads, head_dim, dtype, window, normed, score_cap))
         outs.append(chosen.attention(qkv, layers[-1], chosen.plan(given, kv_heads, heads // kv_heads)))
-    before = layer(kv_heads, head_dim, dtype, window, normed)
+    before = layer(kv_heads, head_dim, dtype, window, normed, score_cap)
     for name in ("keys", "values"):
         plain, fast, old = (getattr(held, name).float() for held in (*layers, before))
         assert torch.allclose(fast, plain, rtol=TOLERANCES[dtype] / 2, atol=TOLERANCES[dtype] / 2)

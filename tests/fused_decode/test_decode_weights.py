@@ -14,10 +14,11 @@ from safetensors.torch import load_file, save_file
 from shapeshift.errors import InvalidInputError
 from shapeshift.fused_decode.model.architecture import Architecture
 from shapeshift.fused_decode.model.kv_cache import KeyValueCache, cache_bytes
-from shapeshift.fused_decode.model.weights import EMBEDDING, HEAD, WeightFiles, shapes, weight_bytes
+from shapeshift.fused_decode.model.weights import WeightFiles, shapes, weight_bytes
 from tests.fused_decode.decode_models import Tiny
 
 INDEX = "model.safetensors.index.json"
+EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
 NORM = "model.layers.1.input_layernorm.weight"
 
 

@@ -51,6 +51,7 @@ def compose(table: SlotTable, prefilling: Iterable[Request], prefill_tokens: int
         lengths=torch.from_numpy(lengths.astype(np.int32)),
         wanted=torch.from_numpy(rows),
         adapters=_adapters(table, slots),
+        spans=torch.from_numpy(table.end[slots].astype(np.int32)),
     )
     return Step(batch, slots, lengths, slots[rows])
 

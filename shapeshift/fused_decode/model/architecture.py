@@ -1,45 +1,106 @@
-"""The architecture of a causal language model of the Llama family, read from a Hugging Face config.json."""
+"""The architecture of a causal language model: what a checkpoint's config.json says, as data.
+
+A layer is two branches over one residual state, attention and MLP. Each has a norm before it, after it, or both.
+"""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from shapeshift.errors import InvalidInputError
-from shapeshift.settings import require
+from shapeshift.settings import Choices, require
 
-FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
-ROPE_KINDS = ("default", "linear", "llama3")
 PRECISION_BYTES = {"f32": 4, "bf16": 2}
-_DEFAULT_THETA = 10_000.0
-_DEFAULT_WINDOW = 4096
+_FAMILIES = "shapeshift.fused_decode.model.families"
 
 
 @dataclass(frozen=True)
 class Rope:
-    """Rotary position embedding: the base, and the scaling of the frequencies.
+    """Rotary position embedding: the base, the rotated elements of a head, and the scaling of the frequencies.
 
-    kind      default; linear (all divided by `factor`); llama3 (low frequencies divided, high ones kept)
-    low, high, original  llama3 only: `low_freq_factor`, `high_freq_factor`, `original_max_position_embeddings`
+    kind      default; linear (all divided by `factor`); llama3 and yarn (low frequencies divided, high ones kept);
+              dynamic (a larger base for texts beyond `original` tokens); longrope (one of two lists of divisors)
+    rotated   elements of each head that rotate, the first ones; even; the others keep their values
+    low, high  llama3: `low_freq_factor`, `high_freq_factor`; yarn: `beta_slow`, `beta_fast`
+    original  tokens of the texts of the training before the scaling
+    amplitude  factor of all cosines and sines
+    truncated  yarn: whether its range of elements is rounded to whole ones
+    short, long  longrope: the divisors for texts of at most `original` tokens, and for longer ones
     """
 
-    theta: float = _DEFAULT_THETA
+    theta: float = 10_000.0
     kind: str = "default"
     factor: float = 1.0
     low: float = 1.0
     high: float = 4.0
     original: int = 0
+    rotated: int = 0
+    amplitude: float = 1.0
+    truncated: bool = True
+    short: tuple[float, ...] = ()
+    long: tuple[float, ...] = ()
+
+    @property
+    def by_length(self) -> bool:
+        """Whether the frequencies of a text depend on its length."""
+        return self.kind in ("dynamic", "longrope")
+
+
+@dataclass(frozen=True)
+class Tensors:
+    """Where a checkpoint has its tensors: names without `.weight` and `.bias`, those of a layer within it.
+
+    qkv, gate_up  several names: stacked in this order; one name: one tensor holds them
+    positions, attention_end, mlp_end  learned positions, and the norms after the branches; empty: none
+    attention_norm, mlp_norm  the norms before the branches; empty: none
+    prefix        that checkpoints of the model without its head leave out
+    renamed       names of whole tensors, as older checkpoints have them, and today's
+    ignored       endings of names that hold nothing but what config.json says
+    columns       weights of layers are [inputs, outputs]
+    by_head       the rows of qkv are those of the first head's query, key and value, then of the second's
+    """
+
+    embedding: str = "model.embed_tokens"
+    positions: str = ""
+    layers: str = "model.layers"
+    attention_norm: str = "input_layernorm"
+    qkv: tuple[str, ...] = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
+    query_norm: str = "self_attn.q_norm"
+    key_norm: str = "self_attn.k_norm"
+    output: str = "self_attn.o_proj"
+    attention_end: str = ""
+    mlp_norm: str = "post_attention_layernorm"
+    gate_up: tuple[str, ...] = ("mlp.gate_proj", "mlp.up_proj")
+    down: str = "mlp.down_proj"
+    mlp_end: str = ""
+    final_norm: str = "model.norm"
+    head: str = "lm_head"
+    prefix: str = ""
+    renamed: tuple[tuple[str, str], ...] = ()
+    ignored: tuple[str, ...] = ("rotary_emb.inv_freq",)
+    columns: bool = False
+    by_head: bool = False
 
 
 @dataclass(frozen=True)
 class Architecture:
-    """A decoder of the Llama family: RMS norm, rotary positions, grouped-query attention, gated SiLU.
+    """A decoder. Its defaults are those of Llama: RMS norm before each branch, rotary positions, gated SiLU.
 
-    head_dim is even, and heads a multiple of kv_heads. windows: for each layer the number of latest tokens that a
-    token attends to, itself included; 0: all.
+    head_dim is even, and heads a multiple of kv_heads.
+
+    windows      for each layer the number of latest tokens that a token attends to, itself included; 0: all
+    ropes        for each layer its rotary positions; None: it has none
+    scales       for each layer the factor of its scores
+    score_cap, logit_cap  c: a value x becomes c tanh(x / c); 0: it stays
+    norm         rms, or layer (with mean and bias); norm_offset is added to the weights of every norm
+    qk_norm      head: each query and key of a head; row: those of all heads together; empty: none
+    parallel     whether both branches take the state before the layer
+    gated        whether the MLP multiplies the activation of one half by the other half
+    branch_scale  factor of what a branch adds to the state
     """
 
     family: str
@@ -51,15 +112,29 @@ class Architecture:
     head_dim: int
     intermediate: int
     norm_eps: float
-    rope: Rope
     max_position: int
     windows: tuple[int, ...]
+    ropes: tuple[Rope | None, ...]
+    scales: tuple[float, ...]
     qkv_bias: bool
     output_bias: bool
     mlp_bias: bool
-    qk_norm: bool
     tied: bool
     eos_ids: frozenset[int]
+    head_bias: bool = False
+    qk_norm: str = ""
+    norm: str = "rms"
+    norm_offset: float = 0.0
+    parallel: bool = False
+    activation: str = "silu"
+    gated: bool = True
+    embedding_scale: float = 1.0
+    branch_scale: float = 1.0
+    logit_scale: float = 1.0
+    score_cap: float = 0.0
+    logit_cap: float = 0.0
+    interleaved: bool = False
+    tensors: Tensors = Tensors()
 
     @property
     def query_width(self) -> int:
@@ -68,6 +143,25 @@ class Architecture:
     @property
     def kv_width(self) -> int:
         return self.kv_heads * self.head_dim
+
+    @property
+    def inner_width(self) -> int:
+        """Outputs of the MLP's first linear."""
+        return self.intermediate * (2 if self.gated else 1)
+
+    @property
+    def is_one_operation(self) -> bool:
+        """Whether kernels/network.cpp computes it: what differs from Llama is in the weights or in the attention."""
+        plain = all(getattr(self, field) == getattr(Architecture, field) for field in _IN_PARTS)
+        names = self.tensors
+        ends = names.positions or names.attention_end or names.mlp_end
+        return plain and not ends and self.qk_norm != "row"
+
+    @property
+    def takes_adapters(self) -> bool:
+        """Whether LoRA factors fit its linears as they are: one tensor each, in the order of the checkpoint."""
+        names = self.tensors
+        return names.qkv == Tensors.qkv and names.gate_up == Tensors.gate_up and not self.interleaved
 
     @classmethod
     def read(cls, folder: Path) -> Architecture:
@@ -82,41 +176,53 @@ class Architecture:
         return from_config(config, extra)
 
 
+# What kernels/network.cpp does not compute unless it is as in Llama.
+_IN_PARTS = (
+    *("head_bias", "norm", "parallel", "activation", "gated"),
+    *("branch_scale", "logit_scale", "logit_cap"),
+)
+
+FAMILIES: Choices[Callable[[Mapping[str, Any]], Architecture]] = Choices(
+    "model_type",
+    {
+        "llama": f"{_FAMILIES}.llama:llama",
+        "mistral": f"{_FAMILIES}.llama:mistral",
+        "qwen2": f"{_FAMILIES}.llama:qwen2",
+        "qwen3": f"{_FAMILIES}.llama:qwen3",
+        "phi3": f"{_FAMILIES}.llama:phi3",
+        "olmo2": f"{_FAMILIES}.llama:olmo2",
+        "granite": f"{_FAMILIES}.llama:granite",
+        "gemma2": f"{_FAMILIES}.gemma:gemma2",
+        "gemma3_text": f"{_FAMILIES}.gemma:gemma3",
+        "gpt2": f"{_FAMILIES}.gpt:gpt2",
+        "gptj": f"{_FAMILIES}.gpt:gptj",
+        "gpt_neox": f"{_FAMILIES}.gpt:gpt_neox",
+    },
+)
+"""From the content of a config.json to its architecture, by `model_type`; without the ids of generation_config.json."""
+
+
 def from_config(config: Mapping[str, Any], generation_eos: object = None) -> Architecture:
     """The architecture that the content of a config.json describes. Raises InvalidInputError."""
     family = config.get("model_type")
-    require(family in FAMILIES, "model_type", family, f"one of {', '.join(FAMILIES)}")
-    require(config.get("hidden_act", "silu") == "silu", "hidden_act", config.get("hidden_act"), "silu")
+    allowed = f"one of {', '.join(FAMILIES)} (config.json)"
+    require(isinstance(family, str) and family in FAMILIES, "model_type", family, allowed)
     quantised = config.get("quantization_config")
-    require(not quantised, "quantization_config", quantised, "weights in f32, f16 or bf16")
-    hidden, heads = _count(config, "hidden_size"), _count(config, "num_attention_heads")
-    kv_heads = heads if config.get("num_key_value_heads") is None else _count(config, "num_key_value_heads")
-    require(heads % kv_heads == 0, "num_key_value_heads", kv_heads, f"a divisor of num_attention_heads ({heads})")
-    head_dim = hidden // heads if config.get("head_dim") is None else _count(config, "head_dim")
-    require(head_dim % 2 == 0, "head_dim", head_dim, "even")
-    layers, vocab_size = _count(config, "num_hidden_layers"), _count(config, "vocab_size")
-    max_position = _count(config, "max_position_embeddings")
-    any_bias = config.get("attention_bias", False) is True and family in ("llama", "qwen3")
-    return Architecture(
-        family=str(family),
-        vocab_size=vocab_size,
-        hidden=hidden,
-        layers=layers,
-        heads=heads,
-        kv_heads=kv_heads,
-        head_dim=head_dim,
-        intermediate=_count(config, "intermediate_size"),
-        norm_eps=_positive(config, "rms_norm_eps", 1e-6),
-        rope=_rope(config, max_position),
-        max_position=max_position,
-        windows=_windows(config, str(family), layers),
-        qkv_bias=family == "qwen2" or any_bias,
-        output_bias=any_bias,
-        mlp_bias=config.get("mlp_bias", False) is True and family == "llama",
-        qk_norm=family == "qwen3",
-        tied=config.get("tie_word_embeddings", False) is True,
-        eos_ids=_eos(config.get("eos_token_id"), vocab_size) | _eos(generation_eos, vocab_size),
+    require(
+        not quantised, "quantization_config", quantised, "weights in f32, f16 or bf16: take the checkpoint they are of"
     )
+    made = FAMILIES[str(family)](config)
+    more = token_ids(generation_eos, made.vocab_size)
+    return made if more <= made.eos_ids else replace(made, eos_ids=made.eos_ids | more)
+
+
+def token_ids(stated: object, vocab_size: int) -> frozenset[int]:
+    """The ids of an `eos_token_id`: one, several or none. Raises InvalidInputError."""
+    values = [] if stated is None else stated if isinstance(stated, list) else [stated]
+    for value in values:
+        valid = isinstance(value, int) and not isinstance(value, bool) and 0 <= value < vocab_size
+        require(valid, "eos_token_id", stated, f"ids from 0 to {vocab_size - 1}")
+    return frozenset(values)
 
 
 def _json(path: Path) -> Mapping[str, Any]:
@@ -128,67 +234,3 @@ def _json(path: Path) -> Mapping[str, Any]:
         raise InvalidInputError("checkpoint", str(path), f"not JSON: {error}") from None
     require(isinstance(content, dict), "checkpoint", str(path), "a JSON object")
     return dict(content)
-
-
-def _count(config: Mapping[str, Any], key: str) -> int:
-    value = config.get(key)
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise InvalidInputError(key, value, "a whole number of at least 1 (config.json)")
-    return value
-
-
-def _positive(config: Mapping[str, Any], key: str, default: float | None = None) -> float:
-    value = config.get(key, default)
-    if isinstance(value, bool) or not isinstance(value, int | float) or not value > 0:
-        raise InvalidInputError(key, value, "a number above 0 (config.json)")
-    return float(value)
-
-
-def _rope(config: Mapping[str, Any], max_position: int) -> Rope:
-    """The rotary settings, from `rope_parameters` or from the older `rope_theta` and `rope_scaling`."""
-    stated = config.get("rope_parameters") or config.get("rope_scaling") or {}
-    require(isinstance(stated, dict), "rope_parameters", stated, "an object or null")
-    values = {"rope_theta": config.get("rope_theta", _DEFAULT_THETA), **stated}
-    kind = values.get("rope_type", values.get("type", "default"))
-    require(kind in ROPE_KINDS, "rope_type", kind, f"one of {', '.join(ROPE_KINDS)}")
-    part = values.get("partial_rotary_factor", config.get("partial_rotary_factor")) or 1.0
-    require(part == 1.0, "partial_rotary_factor", part, "1")
-    theta = _positive(values, "rope_theta")
-    if kind == "default":
-        return Rope(theta)
-    factor = _positive(values, "factor")
-    if kind == "linear":
-        return Rope(theta, kind, factor)
-    low, high = _positive(values, "low_freq_factor"), _positive(values, "high_freq_factor")
-    require(high > low, "high_freq_factor", high, f"above low_freq_factor ({low})")
-    original = _positive(values, "original_max_position_embeddings", max_position)
-    return Rope(theta, kind, factor, low, high, int(original))
-
-
-def _windows(config: Mapping[str, Any], family: str, layers: int) -> tuple[int, ...]:
-    if family == "llama":
-        return (0,) * layers
-    if family == "mistral":
-        kinds = config.get("layer_types")
-        require(kinds is None, "layer_types", kinds, "not supported for mistral")
-        stated = config.get("sliding_window", _DEFAULT_WINDOW)
-        return (0 if stated is None else _count({"sliding_window": stated}, "sliding_window"),) * layers
-    if config.get("use_sliding_window", False) is not True or config.get("sliding_window", _DEFAULT_WINDOW) is None:
-        return (0,) * layers
-    window = _count({"sliding_window": config.get("sliding_window", _DEFAULT_WINDOW)}, "sliding_window")
-    kinds = config.get("layer_types")
-    if kinds is None:
-        first = config.get("max_window_layers", 28)
-        return tuple(window if layer >= first else 0 for layer in range(layers))
-    windows = {"full_attention": 0, "sliding_attention": window}
-    valid = isinstance(kinds, list) and len(kinds) == layers and all(kind in windows for kind in kinds)
-    require(valid, "layer_types", kinds, f"{layers} of {', '.join(windows)}")
-    return tuple(windows[kind] for kind in kinds)
-
-
-def _eos(stated: object, vocab_size: int) -> frozenset[int]:
-    values = [] if stated is None else stated if isinstance(stated, list) else [stated]
-    for value in values:
-        valid = isinstance(value, int) and not isinstance(value, bool) and 0 <= value < vocab_size
-        require(valid, "eos_token_id", stated, f"ids from 0 to {vocab_size - 1}")
-    return frozenset(values)

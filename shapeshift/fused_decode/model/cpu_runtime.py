@@ -1,4 +1,4 @@
-"""A causal language model of the Llama family over a cache of slots: the decode loop's runtime on a CPU."""
+"""A causal language model over a cache of slots: the decode loop's runtime on a CPU."""
 
 from __future__ import annotations
 
@@ -124,6 +124,7 @@ class DecodeModel:
     def forward(self, batch: StepBatch) -> torch.Tensor:
         """See `interfaces.Runtime.forward`. Raises InvalidInputError for rows that do not fit the cache."""
         self._check(batch)
+        self._begin(batch)
         with torch.inference_mode():
             return self._run(batch)
 
@@ -140,7 +141,14 @@ class DecodeModel:
             low_rank = None if linear_delta is None else linear_delta.low_rank(last)
             if linear_delta is None or low_rank is not None:
                 return self._fused_forward(batch.tokens, plan, last, low_rank)
-        return self._network.forward(self.operations, batch.tokens, plan, last, linear_delta)
+        places = token_places(batch).to(batch.tokens.device)
+        return self._network.forward(self.operations, batch.tokens, places, plan, last, linear_delta)
+
+    def _begin(self, batch: StepBatch) -> None:
+        """Tell the cache of the texts that begin in this step."""
+        for row in (batch.starts == 0).nonzero()[:, 0].tolist():
+            length = batch.lengths[row] if batch.spans is None else batch.spans[row]
+            self._cache.begin(int(batch.slots[row]), int(length))
 
     def _linear_delta(self, batch: StepBatch) -> LinearDelta | None:
         if batch.adapters is None:
@@ -167,6 +175,13 @@ class DecodeModel:
 def last_tokens(batch: StepBatch) -> torch.Tensor:
     """The place in `batch.tokens` of the last token of each wanted row, INT64 [wanted rows]."""
     return (batch.lengths.cumsum(0) - 1)[batch.wanted]
+
+
+def token_places(batch: StepBatch) -> torch.Tensor:
+    """The place of each token in its text, INT64 [tokens]."""
+    lengths = batch.lengths.long()
+    firsts = lengths.cumsum(0) - lengths
+    return torch.arange(batch.tokens.shape[0]) + (batch.starts - firsts).repeat_interleave(lengths)
 
 
 def in_temporary_thread(work: Callable[[], T]) -> T:

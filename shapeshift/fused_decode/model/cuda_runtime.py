@@ -22,7 +22,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch.nn import functional
 
 from shapeshift.errors import UnsupportedError
 from shapeshift.fused_decode.interfaces import StepBatch
@@ -31,7 +30,7 @@ from shapeshift.fused_decode.model.cpu_runtime import DTYPES, DecodeModel
 from shapeshift.fused_decode.model.kv_cache import KeyValueCache
 from shapeshift.fused_decode.model.linear import PlainLinear
 from shapeshift.fused_decode.model.network import Network, assemble
-from shapeshift.fused_decode.model.operations import AttentionLayer, TorchOperations, norm_heads, rotate
+from shapeshift.fused_decode.model.operations import AttentionLayer, TorchOperations, mix, norm_heads, rotate
 from shapeshift.fused_decode.model.weights import WeightFiles
 from shapeshift.fused_decode.settings import FusedDecodeSettings
 from shapeshift.serving.model_args import Log
@@ -94,8 +93,9 @@ class SlotOperations(TorchOperations):
         parts = qkv.float().view(count, 1, -1, head_dim)
         query, key, value = torch.split(parts, [heads, kv_heads, kv_heads], dim=2)
         positions = plan.positions[:, None]
-        query = rotate(norm_heads(query, layer.query_norm, layer.eps), positions, layer)
-        key = rotate(norm_heads(key, layer.key_norm, layer.eps), positions, layer)
+        slots = torch.arange(count, device=qkv.device)[:, None]
+        query = rotate(norm_heads(query, layer.query_norm, layer.eps), slots, positions, layer)
+        key = rotate(norm_heads(key, layer.key_norm, layer.eps), slots, positions, layer)
         writers = plan.writers
         layer.keys[writers, :, plan.positions[writers]] = key[writers, 0].to(layer.keys.dtype)
         layer.values[writers, :, plan.positions[writers]] = value[writers, 0].to(layer.values.dtype)
@@ -104,9 +104,7 @@ class SlotOperations(TorchOperations):
         if layer.window:
             seen &= places > positions - layer.window
         keys, values = (cache[:count, :, : plan.bounds.context] for cache in (layer.keys, layer.values))
-        mixed = functional.scaled_dot_product_attention(
-            query.transpose(1, 2).to(keys.dtype), keys, values, attn_mask=seen[:, None, None], enable_gqa=True
-        )
+        mixed = mix(query.transpose(1, 2).to(keys.dtype), keys, values, seen[:, None, None], layer)
         return mixed.flatten(1).to(qkv.dtype)
 
 
@@ -193,7 +191,7 @@ class GraphedModel(DecodeModel):
         plan = SlotRows(inputs[1], inputs[2], bounds)
 
         def compute() -> None:
-            logits.copy_(self._network.forward(self._slot_operations, inputs[0], plan, last))
+            logits.copy_(self._network.forward(self._slot_operations, inputs[0], inputs[1], plan, last))
 
         return _Step(host, inputs, logits, _capture(compute) if on_gpu else compute)
 

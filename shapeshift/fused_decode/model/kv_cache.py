@@ -1,19 +1,31 @@
-"""Keys and values of all slots, in memory that is allocated once."""
+"""Keys, values and rotary tables of all slots, in memory that is allocated once."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import torch
 
-from shapeshift.fused_decode.model.architecture import PRECISION_BYTES, Architecture
-from shapeshift.settings import require
+from shapeshift.fused_decode.model.architecture import PRECISION_BYTES, Architecture, Rope
+from shapeshift.settings import Choices, require
+
+Scaling = Callable[[Rope, torch.Tensor, int], torch.Tensor]
+_ROPE = "shapeshift.fused_decode.model.rope"
+SCALINGS: Choices[Scaling] = Choices(
+    "rope_type",
+    {kind: f"{_ROPE}:{kind}" for kind in ("default", "linear", "llama3", "yarn", "dynamic", "longrope")},
+)
+# Without positions no element rotates.
+_STILL = Rope()
 
 
 def cache_bytes(architecture: Architecture, slots: int, max_length: int, precision: str) -> int:
-    """Bytes of the cache of `slots` slots of `max_length` tokens each."""
+    """Bytes of the cache of `slots` slots of `max_length` tokens each, with the rotary tables that each slot has."""
     elements = 2 * architecture.layers * slots * max_length * architecture.kv_width
-    return elements * PRECISION_BYTES[precision]
+    own = sum(has_own_tables(rope, max_length) for rope in _ropes(architecture))
+    tables = own * slots * max_length * architecture.head_dim * PRECISION_BYTES["f32"]
+    return elements * PRECISION_BYTES[precision] + tables
 
 
 class KeyValueCache:
@@ -22,6 +34,7 @@ class KeyValueCache:
     A slot is contiguous: `slot_elements` elements.
 
     memory: flat; slot after slot, then `extra_elements` for other uses.
+    tables: the rotary tables of each layer.
     """
 
     def __init__(
@@ -44,6 +57,16 @@ class KeyValueCache:
         self.memory = torch.zeros(slots * self.slot_elements + extra_elements, dtype=dtype, device=device)
         both = self.memory[: slots * self.slot_elements].view(shape)
         self.keys, self.values = both[:, 0].transpose(0, 1), both[:, 1].transpose(0, 1)
+        tables = {
+            rope: RopeTables(rope, architecture.head_dim, slots, max_length, device) for rope in _ropes(architecture)
+        }
+        self.tables = [tables[rope or _STILL] for rope in architecture.ropes]
+        self._own_tables = [one for one in tables.values() if one.is_own]
+
+    def begin(self, slot: int, length: int) -> None:
+        """A text of at most `length` tokens begins in `slot`."""
+        for one in self._own_tables:
+            one.begin(slot, length)
 
     def clear(self, slot: int) -> None:
         """Set the keys and values of a slot to 0."""
@@ -60,3 +83,64 @@ class KeyValueCache:
         require(0 <= length <= self.max_length, "length", length, f"0 to {self.max_length}")
         for buffer in (self.keys, self.values):
             buffer[:, target, :, :length] = buffer[:, source, :, :length]
+        for one in self._own_tables:
+            one.move(source, target)
+
+
+class RopeTables:
+    """Cosines and sines, FLOAT32 [slots, length, head_dim / 2] each, by slot and position.
+
+    Element i of a head rotates with element i + head_dim / 2. The slots share one table, unless the frequencies of a
+    text depend on its length and some texts are longer than those of the training.
+    """
+
+    def __init__(self, rope: Rope, head_dim: int, slots: int, length: int, device: torch.device | str = "cpu") -> None:
+        self._rope, self._head_dim = rope, head_dim
+        self.is_own = has_own_tables(rope, length)
+        self._lengths = [0] * slots
+        cosines, sines = (table.to(device) for table in self._table(1, length))
+        if self.is_own:
+            self.cosines, self.sines = (table.repeat(slots, 1, 1) for table in (cosines, sines))
+        else:
+            self.cosines, self.sines = (table.expand(slots, -1, -1) for table in (cosines, sines))
+
+    def begin(self, slot: int, length: int) -> None:
+        """A text of at most `length` tokens begins in `slot`, which has tables of its own."""
+        self._fill(slot, max(length, self._rope.original))
+
+    def move(self, source: int, target: int) -> None:
+        """The text of `source` goes on in `target`."""
+        self._fill(target, self._lengths[source])
+
+    def _fill(self, slot: int, length: int) -> None:
+        if self._lengths[slot] != length:
+            self._lengths[slot] = length
+            cosines, sines = self._table(length, self.cosines.shape[1])
+            self.cosines[slot], self.sines[slot] = cosines, sines
+
+    def _table(self, text: int, length: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Cosines and sines of `length` positions, for texts of at most `text` tokens."""
+        angles = torch.arange(length, dtype=torch.float32)[:, None] * frequencies(self._rope, self._head_dim, text)
+        turning = angles.new_full((self._head_dim // 2,), self._rope.amplitude)
+        # What does not rotate keeps its values.
+        turning[self._rope.rotated // 2 :] = 1.0
+        return angles.cos() * turning, angles.sin() * turning
+
+
+def frequencies(rope: Rope, head_dim: int, length: int) -> torch.Tensor:
+    """Radians per position of each pair of a head, FLOAT32 [head_dim / 2], for texts of at most `length` tokens.
+
+    Pairs that do not rotate come last and have 0.
+    """
+    exponents = torch.arange(0, rope.rotated, 2, dtype=torch.float32) / max(rope.rotated, 1)
+    scaled = SCALINGS[rope.kind](rope, 1.0 / rope.theta**exponents, length)
+    return torch.cat([scaled, torch.zeros(head_dim // 2 - rope.rotated // 2)])
+
+
+def has_own_tables(rope: Rope, max_length: int) -> bool:
+    """Whether each slot has rotary tables: the frequencies of a text depend on its length, which may be so long."""
+    return rope.by_length and max_length > rope.original
+
+
+def _ropes(architecture: Architecture) -> set[Rope]:
+    return {rope or _STILL for rope in architecture.ropes}

@@ -64,6 +64,8 @@ class NativeOperations:
             layer.key_norm,
             layer.eps,
             layer.window,
+            layer.scale,
+            layer.score_cap,
             split,
         )
         return out
@@ -79,11 +81,11 @@ class NativeOperations:
         return out
 
     def fused_forward(self, network: NetworkParts) -> FusedForward | None:
-        """See `operations.Operations`. Exists for f32, whose linears are native too."""
-        if not isinstance(network.head, NativeLinear):
+        """See `operations.Operations`. Exists for f32, whose linears are native too, and for layers as Llama's."""
+        if not isinstance(network.head, NativeLinear) or not network.architecture.is_one_operation:
             return None
         native = getattr(torch.classes, _NAMESPACE).Network(
-            network.embedding, network.norm, network.head.packed, network.architecture.norm_eps
+            network.embedding, network.norm.weight, network.head.packed, network.architecture.norm_eps
         )
         for layer in network.layers:
             native.add(*_parts(layer))
@@ -101,8 +103,10 @@ def _parts(layer: Layer) -> tuple[Any, ...]:
     """The arguments of the native network's `add` for one layer."""
     own = layer.attention
     caches = (own.keys, own.values, own.cosines, own.sines, own.query_norm, own.key_norm, own.eps, own.window)
-    attention = (layer.attention_norm, _packed(layer.qkv), *caches, _packed(layer.output))
-    return *attention, layer.mlp_norm, _packed(layer.gate_up), _packed(layer.down)
+    assert layer.attention_norm is not None and layer.mlp_norm is not None, "a layer without a norm before its branches"
+    attention = (layer.attention_norm.weight, _packed(layer.qkv), *caches, own.scale, own.score_cap)
+    mlp = (_packed(layer.output), layer.mlp_norm.weight, _packed(layer.gate_up), _packed(layer.down))
+    return *attention, *mlp
 
 
 def _packed(linear: Linear) -> Any:

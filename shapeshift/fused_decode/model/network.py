@@ -1,8 +1,7 @@
-"""A decoder of the Llama family as linears, norms and embedding, and its forward pass."""
+"""A decoder as linears, norms and embedding, and its forward pass. `architecture` describes what the layers are."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -11,64 +10,139 @@ import torch
 from torch.nn import functional
 
 from shapeshift.fused_decode.interfaces import DOWN, GATE_UP, OUTPUT, QKV, LinearDelta
-from shapeshift.fused_decode.model.architecture import Architecture, Rope
+from shapeshift.fused_decode.model.architecture import Architecture
 from shapeshift.fused_decode.model.kv_cache import KeyValueCache
 from shapeshift.fused_decode.model.linear import Linear
-from shapeshift.fused_decode.model.operations import AttentionLayer, Operations
-from shapeshift.fused_decode.model.weights import EMBEDDING, FINAL_NORM, HEAD, WeightFiles
+from shapeshift.fused_decode.model.operations import AttentionLayer, Operations, cap
+from shapeshift.fused_decode.model.weights import WeightFiles
 
 MakeLinear = Callable[[torch.Tensor, torch.Tensor | None], Linear]
+Activation = Callable[[torch.Tensor], torch.Tensor]
+
+ACTIVATIONS: dict[str, Activation] = {
+    "silu": functional.silu,
+    "relu": functional.relu,
+    "gelu": functional.gelu,
+    "gelu_tanh": lambda values: functional.gelu(values, approximate="tanh"),
+}
+
+
+@dataclass(frozen=True)
+class Norm:
+    """RMS norm; with a bias, layer norm. Weight and bias are f32."""
+
+    weight: torch.Tensor
+    bias: torch.Tensor | None
+    eps: float
+
+    def __call__(self, rows: torch.Tensor) -> torch.Tensor:
+        """The norm of rows of any dtype, in f32."""
+        if self.bias is None:
+            return functional.rms_norm(rows.float(), self.weight.shape, self.weight, self.eps)
+        return functional.layer_norm(rows.float(), self.weight.shape, self.weight, self.bias, self.eps)
 
 
 @dataclass(frozen=True)
 class Layer:
-    """One decoder layer: one linear for q, k and v, one for gate and up; norm weights in f32."""
+    """One decoder layer: one linear for q, k and v, one for gate and up, norms before and after each branch.
 
-    attention_norm: torch.Tensor
+    row_norms: of all queries and of all keys of a token; None where the model has none.
+    """
+
+    attention_norm: Norm | None
     qkv: Linear
+    row_norms: tuple[Norm, Norm] | None
     attention: AttentionLayer
     output: Linear
-    mlp_norm: torch.Tensor
+    attention_end: Norm | None
+    mlp_norm: Norm | None
     gate_up: Linear
     down: Linear
+    mlp_end: Norm | None
 
 
 @dataclass(frozen=True)
 class Network:
-    """The residual state is f32; linears, cache and `embedding` [vocab_size, hidden] share one dtype."""
+    """The residual state is f32; linears, cache and `embedding` [vocab_size, hidden] share one dtype.
+
+    embedding  scaled as the architecture says
+    positions  FLOAT32 [max_length, hidden], learned; None without
+    """
 
     architecture: Architecture
     embedding: torch.Tensor
+    positions: torch.Tensor | None
     layers: list[Layer]
-    norm: torch.Tensor
+    norm: Norm
     head: Linear
 
     def forward(
         self,
         operations: Operations,
         tokens: torch.Tensor,
+        places: torch.Tensor,
         plan: Any,
         last: torch.Tensor,
         linear_delta: LinearDelta | None = None,
     ) -> torch.Tensor:
-        """Logits FLOAT32 [wanted, vocab_size] after the tokens at `last`, INT64 [wanted] places in `tokens`."""
-        eps, dtype = self.architecture.norm_eps, self.embedding.dtype
+        """Logits FLOAT32 [wanted, vocab_size] after the tokens at `last`, INT64 [wanted] places in `tokens`.
+
+        places: the place of each token in its text, INT64 [tokens].
+        """
+        a = self.architecture
         state = functional.embedding(tokens, self.embedding).float()
+        if self.positions is not None:
+            state += self.positions[places]
         delta: torch.Tensor | None = None
         for index, layer in enumerate(self.layers):
-            normed = operations.add_norm(state, delta, layer.attention_norm, eps, dtype)
-            mixed = operations.attention(apply(layer.qkv, normed, linear_delta, index, QKV), layer.attention, plan)
+            normed = self._enter(operations, state, delta, layer.attention_norm)
+            mixed = self._attend(operations, layer, apply(layer.qkv, normed, linear_delta, index, QKV), plan)
             if layer is self.layers[-1]:
                 # After the last attention, only the wanted tokens matter.
                 if last.shape[0] == 0:
-                    return state.new_empty(0, self.architecture.vocab_size)
+                    return state.new_empty(0, a.vocab_size)
                 state, mixed = state[last], mixed[last]
                 linear_delta = None if linear_delta is None else linear_delta.subset(last)
-            mixed = apply(layer.output, mixed, linear_delta, index, OUTPUT)
-            normed = operations.add_norm(state, mixed, layer.mlp_norm, eps, dtype)
-            gated = operations.gate(apply(layer.gate_up, normed, linear_delta, index, GATE_UP))
-            delta = apply(layer.down, gated, linear_delta, index, DOWN)
-        return self.head(operations.add_norm(state, delta, self.norm, eps, dtype)).float()
+            attended = self._leave(apply(layer.output, mixed, linear_delta, index, OUTPUT), layer.attention_end)
+            normed = self._enter(operations, state, None if a.parallel else attended, layer.mlp_norm)
+            inner = self._activate(operations, apply(layer.gate_up, normed, linear_delta, index, GATE_UP))
+            delta = self._leave(apply(layer.down, inner, linear_delta, index, DOWN), layer.mlp_end)
+            if a.parallel:
+                delta = delta + attended
+        logits = self.head(self._enter(operations, state, delta, self.norm)).float() * a.logit_scale
+        return cap(logits, a.logit_cap) if a.logit_cap else logits
+
+    def _enter(
+        self, operations: Operations, state: torch.Tensor, delta: torch.Tensor | None, norm: Norm | None
+    ) -> torch.Tensor:
+        """Add `delta` to `state`, in place; what a branch gets of it, in the dtype of the linears."""
+        dtype = self.embedding.dtype
+        if norm is not None and norm.bias is None:
+            return operations.add_norm(state, delta, norm.weight, norm.eps, dtype)
+        if delta is not None:
+            state += delta
+        return (state if norm is None else norm(state)).to(dtype)
+
+    def _leave(self, out: torch.Tensor, norm: Norm | None) -> torch.Tensor:
+        """What a branch adds to the state, of its last linear's outputs."""
+        if norm is not None:
+            out = norm(out).to(out.dtype)
+        return out if self.architecture.branch_scale == 1 else out * self.architecture.branch_scale
+
+    def _attend(self, operations: Operations, layer: Layer, qkv: torch.Tensor, plan: Any) -> torch.Tensor:
+        if layer.row_norms is not None:
+            queries, keys = self.architecture.query_width, self.architecture.kv_width
+            for rows, norm in zip((qkv[:, :queries], qkv[:, queries : queries + keys]), layer.row_norms, strict=True):
+                rows.copy_(norm(rows))
+        return operations.attention(qkv, layer.attention, plan)
+
+    def _activate(self, operations: Operations, both: torch.Tensor) -> torch.Tensor:
+        a = self.architecture
+        if a.gated and a.activation == "silu":
+            return operations.gate(both)
+        gate, *others = both.float().chunk(2, dim=-1) if a.gated else (both.float(),)
+        inner = ACTIVATIONS[a.activation](gate)
+        return (inner * others[0] if others else inner).to(both.dtype)
 
 
 def apply(linear: Linear, rows: torch.Tensor, linear_delta: LinearDelta | None, layer: int, name: int) -> torch.Tensor:
@@ -84,100 +158,89 @@ def assemble(
 ) -> Network:
     """The network of a checkpoint over the buffers of `cache`, on its device; `make` makes the linears."""
     with torch.inference_mode():
-        builder = _Builder(architecture, files, cache, dtype, make)
-        return Network(
-            architecture,
-            builder.read(EMBEDDING, dtype),
-            [builder.layer(index) for index in range(architecture.layers)],
-            builder.read(FINAL_NORM, torch.float32),
-            builder.linear(EMBEDDING if architecture.tied else HEAD),
-        )
+        return _Builder(architecture, files, cache, dtype, make).network()
 
 
+@dataclass(frozen=True)
 class _Builder:
     """Builds layers from the tensors of a checkpoint."""
 
-    def __init__(
-        self,
-        architecture: Architecture,
-        files: WeightFiles,
-        cache: KeyValueCache,
-        dtype: torch.dtype,
-        make: MakeLinear,
-    ) -> None:
-        self._architecture = architecture
-        self._files = files
-        self._cache = cache
-        self._dtype = dtype
-        self._make = make
-        self._device = cache.keys.device
-        cosines, sines = rope_tables(architecture, cache.keys.shape[3])
-        self._tables = cosines.to(self._device), sines.to(self._device)
+    architecture: Architecture
+    files: WeightFiles
+    cache: KeyValueCache
+    dtype: torch.dtype
+    make: MakeLinear
 
-    def read(self, name: str, dtype: torch.dtype) -> torch.Tensor:
-        return self._files.read(name, dtype).to(self._device)
-
-    def linear(self, *weights: str, biased: bool = False) -> Linear:
-        """One linear of the named weights, stacked, with their biases where there are any."""
-        weight = torch.cat([self.read(name, self._dtype) for name in weights])
-        biases = [self.read(name.replace(".weight", ".bias"), self._dtype) for name in weights] if biased else []
-        return self._make(weight, torch.cat(biases) if biased else None)
-
-    def layer(self, index: int) -> Layer:
-        a, prefix = self._architecture, f"model.layers.{index}"
-        qkv = [f"{prefix}.self_attn.{name}_proj.weight" for name in "qkv"]
-        gate_up = [f"{prefix}.mlp.{name}_proj.weight" for name in ("gate", "up")]
-        return Layer(
-            attention_norm=self._norm(f"{prefix}.input_layernorm"),
-            qkv=self.linear(*qkv, biased=a.qkv_bias),
-            attention=self._attention(index),
-            output=self.linear(f"{prefix}.self_attn.o_proj.weight", biased=a.output_bias),
-            mlp_norm=self._norm(f"{prefix}.post_attention_layernorm"),
-            gate_up=self.linear(*gate_up, biased=a.mlp_bias),
-            down=self.linear(f"{prefix}.mlp.down_proj.weight", biased=a.mlp_bias),
+    def network(self) -> Network:
+        a, names = self.architecture, self.architecture.tensors
+        table = f"{names.embedding}.weight"
+        embedding = self._read(table, torch.float32) * a.embedding_scale
+        positions = self._read(f"{names.positions}.weight", torch.float32) if names.positions else None
+        bias = self._read(f"{names.head}.bias", self.dtype) if a.head_bias else None
+        return Network(
+            a,
+            embedding.to(self.dtype),
+            None if positions is None else positions[: self.cache.max_length].contiguous(),
+            [self._layer(index) for index in range(a.layers)],
+            self._norm(names.final_norm),
+            self.make(self._read(table if a.tied else f"{names.head}.weight", self.dtype), bias),
         )
 
-    def _attention(self, index: int) -> AttentionLayer:
-        a, prefix = self._architecture, f"model.layers.{index}.self_attn"
+    def _layer(self, index: int) -> Layer:
+        a, names = self.architecture, self.architecture.tensors
+        prefix = f"{names.layers}.{index}."
+        before, after, middle, end = (
+            self._norm(f"{prefix}{name}") if name else None
+            for name in (names.attention_norm, names.attention_end, names.mlp_norm, names.mlp_end)
+        )
+        row, head = (
+            [self._plain_norm(f"{prefix}{name}") for name in (names.query_norm, names.key_norm)]
+            if a.qk_norm == kind
+            else [None, None]
+            for kind in ("row", "head")
+        )
+        query, key = row
+        return Layer(
+            attention_norm=before,
+            qkv=self._linear(index, "qkv"),
+            row_norms=None if query is None or key is None else (query, key),
+            attention=self._attention(index, *(None if norm is None else norm.weight for norm in head)),
+            output=self._linear(index, "output"),
+            attention_end=after,
+            mlp_norm=middle,
+            gate_up=self._linear(index, "gate_up"),
+            down=self._linear(index, "down"),
+            mlp_end=end,
+        )
+
+    def _attention(self, index: int, query_norm: torch.Tensor | None, key_norm: torch.Tensor | None) -> AttentionLayer:
+        a, tables = self.architecture, self.cache.tables[index]
         return AttentionLayer(
-            keys=self._cache.keys[index],
-            values=self._cache.values[index],
-            cosines=self._tables[0],
-            sines=self._tables[1],
-            query_norm=self._norm(f"{prefix}.q_norm") if a.qk_norm else None,
-            key_norm=self._norm(f"{prefix}.k_norm") if a.qk_norm else None,
+            keys=self.cache.keys[index],
+            values=self.cache.values[index],
+            cosines=tables.cosines,
+            sines=tables.sines,
+            query_norm=query_norm,
+            key_norm=key_norm,
             eps=a.norm_eps,
             window=a.windows[index],
+            scale=a.scales[index],
+            score_cap=a.score_cap,
         )
 
-    def _norm(self, name: str) -> torch.Tensor:
-        return self.read(f"{name}.weight", torch.float32)
+    def _linear(self, index: int, name: str) -> Linear:
+        weight, bias = self.files.linear(index, name, self.dtype)
+        device = self.cache.keys.device
+        return self.make(weight.to(device), None if bias is None else bias.to(device))
 
+    def _norm(self, name: str) -> Norm:
+        plain = self._plain_norm(name)
+        bias = self._read(f"{name}.bias", torch.float32) if self.architecture.norm == "layer" else None
+        return Norm(plain.weight, bias, plain.eps)
 
-def rope_tables(architecture: Architecture, length: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Cosines and sines for positions 0 to length-1, FLOAT32 [length, head_dim / 2] each.
+    def _plain_norm(self, name: str) -> Norm:
+        weight = self._read(f"{name}.weight", torch.float32) + self.architecture.norm_offset
+        return Norm(weight, None, self.architecture.norm_eps)
 
-    Element i of a head rotates with element i + head_dim / 2, as in Hugging Face's checkpoints.
-    """
-    angles = torch.arange(length, dtype=torch.float32)[:, None] * rope_frequencies(
-        architecture.rope, architecture.head_dim
-    )
-    return angles.cos(), angles.sin()
-
-
-def rope_frequencies(rope: Rope, head_dim: int) -> torch.Tensor:
-    """Radians per position of each pair of a head, FLOAT32 [head_dim / 2]."""
-    plain = 1.0 / (rope.theta ** (torch.arange(0, head_dim, 2, dtype=torch.float32) / head_dim))
-    if rope.kind == "linear":
-        return plain / rope.factor
-    if rope.kind == "llama3":
-        return _llama3(rope, plain)
-    return plain
-
-
-def _llama3(rope: Rope, plain: torch.Tensor) -> torch.Tensor:
-    """Llama 3.1: waves that fit `high` times into the original length stay, waves that do not fit `low` times are
-    stretched by `factor`, and between the two the shares change linearly with the number of turns."""
-    turns = rope.original * plain / (2 * math.pi)
-    kept = ((turns - rope.low) / (rope.high - rope.low)).clamp(0.0, 1.0)
-    return kept * plain + (1.0 - kept) * plain / rope.factor
+    def _read(self, name: str, dtype: torch.dtype) -> torch.Tensor:
+        return self.files.read(name, dtype).to(self.cache.keys.device)

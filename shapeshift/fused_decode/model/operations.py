@@ -22,9 +22,11 @@ class AttentionLayer:
     """The tensors of one layer's attention.
 
     keys, values          the cache, f32 or bf16 [slots, kv_heads, max_length, head_dim]
-    cosines, sines        FLOAT32 [max_length or more, head_dim / 2], see `network.rope_tables`
+    cosines, sines        FLOAT32 [slots, max_length, head_dim / 2], see `kv_cache.RopeTables`
     query_norm, key_norm  FLOAT32 [head_dim], RMS norm of each head's vector, or None
     window                number of latest tokens that each token attends to, itself included; 0: all
+    scale                 of the scores
+    score_cap             c: a score x becomes c tanh(x / c); 0: it stays
     """
 
     keys: torch.Tensor
@@ -35,6 +37,8 @@ class AttentionLayer:
     key_norm: torch.Tensor | None
     eps: float
     window: int
+    scale: float
+    score_cap: float
 
 
 class NetworkParts(Protocol):
@@ -47,7 +51,7 @@ class NetworkParts(Protocol):
     @property
     def layers(self) -> Sequence[Any]: ...
     @property
-    def norm(self) -> torch.Tensor: ...
+    def norm(self) -> Any: ...
     @property
     def head(self) -> Any: ...
 
@@ -131,8 +135,9 @@ class TorchOperations:
         for rows in plan:
             parts = qkv[rows.tokens].float().view(*rows.tokens.shape, -1, head_dim)
             query, key, value = torch.split(parts, [heads, kv_heads, kv_heads], dim=2)
-            query = rotate(norm_heads(query, layer.query_norm, layer.eps), rows.positions, layer)
-            key = rotate(norm_heads(key, layer.key_norm, layer.eps), rows.positions, layer)
+            slots = rows.slots[:, None]
+            query = rotate(norm_heads(query, layer.query_norm, layer.eps), slots, rows.positions, layer)
+            key = rotate(norm_heads(key, layer.key_norm, layer.eps), slots, rows.positions, layer)
             layer.keys[rows.slots[:, None], :, rows.positions] = key.to(layer.keys.dtype)
             layer.values[rows.slots[:, None], :, rows.positions] = value.to(layer.values.dtype)
             mixed = _attend(query.transpose(1, 2), layer, rows)
@@ -159,9 +164,9 @@ def norm_heads(vectors: torch.Tensor, weight: torch.Tensor | None, eps: float) -
     return vectors if weight is None else functional.rms_norm(vectors, weight.shape, weight, eps)
 
 
-def rotate(vectors: torch.Tensor, positions: torch.Tensor, layer: AttentionLayer) -> torch.Tensor:
-    """Vectors [rows, length, heads, head_dim] rotated to their positions, INT64 [rows, length]."""
-    cosines, sines = layer.cosines[positions][:, :, None], layer.sines[positions][:, :, None]
+def rotate(vectors: torch.Tensor, slots: torch.Tensor, positions: torch.Tensor, layer: AttentionLayer) -> torch.Tensor:
+    """Vectors [rows, length, heads, head_dim], turned to their positions [rows, length] of their slots [rows, 1]."""
+    cosines, sines = layer.cosines[slots, positions][:, :, None], layer.sines[slots, positions][:, :, None]
     first, second = vectors.chunk(2, dim=-1)
     return torch.cat([first * cosines - second * sines, second * cosines + first * sines], dim=-1)
 
@@ -177,4 +182,23 @@ def _attend(query: torch.Tensor, layer: AttentionLayer, rows: _Rows) -> torch.Te
     foreign = ~seen.any(dim=1)[:, None, :, None]
     keys.masked_fill_(foreign, 0.0)
     values.masked_fill_(foreign, 0.0)
-    return functional.scaled_dot_product_attention(query, keys, values, attn_mask=seen[:, None], enable_gqa=True)
+    return mix(query, keys, values, seen[:, None], layer)
+
+
+def mix(
+    query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, seen: torch.Tensor, layer: AttentionLayer
+) -> torch.Tensor:
+    """Softmax attention of queries [rows, heads, length, head_dim] over what each has `seen`, BOOL [rows, 1, length,
+    context]."""
+    if not layer.score_cap:
+        return functional.scaled_dot_product_attention(
+            query, keys, values, attn_mask=seen, scale=layer.scale, enable_gqa=True
+        )
+    keys, values = (one.repeat_interleave(query.shape[1] // one.shape[1], dim=1) for one in (keys, values))
+    scores = cap((query @ keys.transpose(2, 3)).float() * layer.scale, layer.score_cap)
+    return scores.masked_fill(~seen, float("-inf")).softmax(dim=-1).to(values.dtype) @ values
+
+
+def cap(values: torch.Tensor, limit: float) -> torch.Tensor:
+    """limit tanh(values / limit)."""
+    return torch.tanh(values / limit) * limit

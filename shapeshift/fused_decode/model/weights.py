@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -13,43 +14,94 @@ from shapeshift.errors import InvalidInputError
 from shapeshift.fused_decode.model.architecture import PRECISION_BYTES, Architecture
 from shapeshift.settings import require
 
-EMBEDDING, FINAL_NORM, HEAD = "model.embed_tokens.weight", "model.norm.weight", "lm_head.weight"
 _SINGLE, _INDEX = "model.safetensors", "model.safetensors.index.json"
 _DTYPES = ("F32", "F16", "BF16")
-# Every reader derives it from config.json; older checkpoints hold it nevertheless.
-_DERIVED = "rotary_emb.inv_freq"
 
 Shape = tuple[int, ...]
 
 
+@dataclass(frozen=True)
+class Stacked:
+    """A linear of a layer: the tensors that it is stacked from, and the outputs of each."""
+
+    names: tuple[str, ...]
+    outputs: tuple[int, ...]
+    inputs: int
+    biased: bool
+
+
+def linears(architecture: Architecture) -> dict[str, Stacked]:
+    """The linears of a layer."""
+    a, names = architecture, architecture.tensors
+    three, halves = (a.query_width, a.kv_width, a.kv_width), (a.intermediate, a.intermediate)
+    return {
+        "qkv": Stacked(names.qkv, three if len(names.qkv) > 1 else (sum(three),), a.hidden, a.qkv_bias),
+        "output": Stacked((names.output,), (a.hidden,), a.query_width, a.output_bias),
+        "gate_up": Stacked(names.gate_up, halves if len(names.gate_up) > 1 else (a.inner_width,), a.hidden, a.mlp_bias),
+        "down": Stacked((names.down,), (a.hidden,), a.intermediate, a.mlp_bias),
+    }
+
+
 def layer_shapes(architecture: Architecture) -> dict[str, Shape]:
     """Name within a layer and shape of every tensor of one layer."""
-    a = architecture
-    linears = {
-        "self_attn.q_proj": (a.query_width, a.hidden, a.qkv_bias),
-        "self_attn.k_proj": (a.kv_width, a.hidden, a.qkv_bias),
-        "self_attn.v_proj": (a.kv_width, a.hidden, a.qkv_bias),
-        "self_attn.o_proj": (a.hidden, a.query_width, a.output_bias),
-        "mlp.gate_proj": (a.intermediate, a.hidden, a.mlp_bias),
-        "mlp.up_proj": (a.intermediate, a.hidden, a.mlp_bias),
-        "mlp.down_proj": (a.hidden, a.intermediate, a.mlp_bias),
-    }
-    shapes: dict[str, Shape] = {f"{name}.weight": (rows, columns) for name, (rows, columns, _) in linears.items()}
-    shapes |= {f"{name}.bias": (rows,) for name, (rows, _, biased) in linears.items() if biased}
-    shapes |= {"input_layernorm.weight": (a.hidden,), "post_attention_layernorm.weight": (a.hidden,)}
+    a, names = architecture, architecture.tensors
+    found: dict[str, Shape] = {}
+    for one in linears(a).values():
+        for name, outputs in zip(one.names, one.outputs, strict=True):
+            found[f"{name}.weight"] = (one.inputs, outputs) if names.columns else (outputs, one.inputs)
+            if one.biased:
+                found[f"{name}.bias"] = (outputs,)
+    for name in (names.attention_norm, names.attention_end, names.mlp_norm, names.mlp_end):
+        found |= _norm_shapes(a, name) if name else {}
     if a.qk_norm:
-        shapes |= {"self_attn.q_norm.weight": (a.head_dim,), "self_attn.k_norm.weight": (a.head_dim,)}
-    return shapes
+        rows = a.qk_norm == "row"
+        found[f"{names.query_norm}.weight"] = (a.query_width if rows else a.head_dim,)
+        found[f"{names.key_norm}.weight"] = (a.kv_width if rows else a.head_dim,)
+    return found
 
 
 def shapes(architecture: Architecture) -> dict[str, Shape]:
     """Name and shape of every tensor of the model; a tied output head is not listed."""
-    a = architecture
-    found: dict[str, Shape] = {EMBEDDING: (a.vocab_size, a.hidden), FINAL_NORM: (a.hidden,)}
+    a, names = architecture, architecture.tensors
+    found: dict[str, Shape] = {f"{names.embedding}.weight": (a.vocab_size, a.hidden)}
+    found |= _norm_shapes(a, names.final_norm)
+    if names.positions:
+        found[f"{names.positions}.weight"] = (a.max_position, a.hidden)
     if not a.tied:
-        found[HEAD] = (a.vocab_size, a.hidden)
+        found[f"{names.head}.weight"] = (a.vocab_size, a.hidden)
+    if a.head_bias:
+        found[f"{names.head}.bias"] = (a.vocab_size,)
     one = layer_shapes(a)
-    return found | {f"model.layers.{layer}.{name}": shape for layer in range(a.layers) for name, shape in one.items()}
+    return found | {f"{names.layers}.{layer}.{name}": shape for layer in range(a.layers) for name, shape in one.items()}
+
+
+def _norm_shapes(a: Architecture, name: str) -> dict[str, Shape]:
+    parts = ("weight", "bias") if a.norm == "layer" else ("weight",)
+    return {f"{name}.{part}": (a.hidden,) for part in parts}
+
+
+def qkv_order(architecture: Architecture, layer: int) -> torch.Tensor | None:
+    """The outputs of a checkpoint's qkv, INT64 [queries, keys and values], in the order of the runtime: all queries,
+    all keys, all values, and each head as `kv_cache.RopeTables` rotates it. None where that is the checkpoint's order.
+    """
+    a, rope = architecture, architecture.ropes[layer]
+    places = torch.arange(a.query_width + 2 * a.kv_width).view(-1, a.head_dim)
+    if a.tensors.by_head:
+        places = places.view(a.heads, 3, a.head_dim).transpose(0, 1).reshape(-1, a.head_dim)
+    order = head_order(a.head_dim, rope.rotated if rope else 0, a.interleaved)
+    rotating = a.heads + a.kv_heads
+    found = torch.cat([places[:rotating, order], places[rotating:]]).flatten()
+    return None if torch.equal(found, torch.arange(len(found))) else found
+
+
+def head_order(head_dim: int, rotated: int, interleaved: bool) -> torch.Tensor:
+    """Places in a checkpoint's head, INT64 [head_dim], in the order in which `kv_cache.RopeTables` rotates them.
+
+    interleaved: the checkpoint rotates elements 2i and 2i + 1 together; otherwise i and i + rotated / 2.
+    """
+    pairs = torch.arange(rotated).view(-1, 2).T if interleaved else torch.arange(rotated).view(2, -1)
+    others = torch.arange(rotated, head_dim).view(2, -1)
+    return torch.cat([pairs[0], others[0], pairs[1], others[1]])
 
 
 def weight_bytes(architecture: Architecture, precision: str) -> int:
@@ -68,39 +120,67 @@ class WeightFiles:
     """
 
     def __init__(self, folder: Path, architecture: Architecture) -> None:
+        self._architecture = architecture
         self._wanted = shapes(architecture)
-        self._path_of: dict[str, Path] = {}
+        self._linears = linears(architecture)
+        self._places: dict[str, tuple[Path, str]] = {}
         for path in _files(folder):
-            self._add(path, architecture)
-        missing = sorted(self._wanted.keys() - self._path_of.keys())
+            self._add(path)
+        missing = sorted(self._wanted.keys() - self._places.keys())
         if missing:
             more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
-            raise InvalidInputError("checkpoint", str(folder), f"lacks the tensor {missing[0]}{more}")
+            raise InvalidInputError(
+                "checkpoint", str(folder), f"lacks the tensor {missing[0]}{more}; download it again"
+            )
 
     def read(self, name: str, dtype: torch.dtype) -> torch.Tensor:
         """The tensor `name`, contiguous, as `dtype`; a copy."""
-        with safe_open(str(self._path_of[name]), framework="pt") as file:
-            tensor: torch.Tensor = file.get_tensor(name)
+        path, stored = self._places[name]
+        with safe_open(str(path), framework="pt") as file:
+            tensor: torch.Tensor = file.get_tensor(stored)
         return tensor.to(dtype, copy=True).contiguous()
 
-    def _add(self, path: Path, architecture: Architecture) -> None:
+    def linear(self, layer: int, name: str, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Weight [outputs, inputs] and bias [outputs], if it has one, of one of `linears`."""
+        own, a = self._linears[name], self._architecture
+        prefix = f"{a.tensors.layers}.{layer}."
+        weights = [self.read(f"{prefix}{part}.weight", dtype) for part in own.names]
+        weight = torch.cat([part.T for part in weights] if a.tensors.columns else weights)
+        bias = torch.cat([self.read(f"{prefix}{part}.bias", dtype) for part in own.names]) if own.biased else None
+        order = qkv_order(a, layer) if name == "qkv" else None
+        if order is not None:
+            weight, bias = weight[order], None if bias is None else bias[order]
+        return weight.contiguous(), bias
+
+    def _add(self, path: Path) -> None:
         try:
             with safe_open(str(path), framework="pt") as file:
                 for name in file.keys():  # noqa: SIM118  not a mapping
                     piece = file.get_slice(name)
-                    self._check(path, name, tuple(piece.get_shape()), piece.get_dtype(), architecture)
-                    self._path_of[name] = path
+                    known = self._known(name)
+                    self._check(path, known, tuple(piece.get_shape()), piece.get_dtype())
+                    self._places[known] = path, name
         except (SafetensorError, OSError) as error:
-            raise InvalidInputError(path.name, str(path), f"must be a whole safetensors file: {error}") from None
+            allowed = f"must be a whole safetensors file ({error}); download it again"
+            raise InvalidInputError(path.name, str(path), allowed) from None
 
-    def _check(self, path: Path, name: str, shape: Shape, dtype: str, architecture: Architecture) -> None:
+    def _known(self, name: str) -> str:
+        """The name that the architecture has for the tensor `name` of a file."""
+        names = self._architecture.tensors
+        today = dict(names.renamed).get(name, name)
+        longer = names.prefix + today
+        return longer if today not in self._wanted and longer in self._wanted else today
+
+    def _check(self, path: Path, name: str, shape: Shape, dtype: str) -> None:
         wanted = self._wanted.get(name)
+        a = self._architecture
         if wanted is None:
-            ignored = name.endswith(_DERIVED) or (architecture.tied and name == HEAD)
-            require(ignored, name, shape, f"this {architecture.family} has no such tensor ({path.name})")
+            ignored = name.endswith(a.tensors.ignored) or (a.tied and name == f"{a.tensors.head}.weight")
+            require(ignored, name, shape, f"this {a.family} has no such tensor ({path.name})")
             return
         require(shape == wanted, name, shape, f"shape must be {wanted} ({path.name})")
-        require(dtype in _DTYPES, name, dtype, f"dtype must be one of {', '.join(_DTYPES)} ({path.name})")
+        allowed = f"dtype must be one of {', '.join(_DTYPES)} ({path.name}): take the checkpoint before quantisation"
+        require(dtype in _DTYPES, name, dtype, allowed)
 
 
 def _files(folder: Path) -> list[Path]:

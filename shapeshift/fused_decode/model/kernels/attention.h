@@ -27,12 +27,12 @@ struct Layer {
   T* keys;          // [slots, kv_heads, max_length, dim], `slot` elements from one slot to the next
   T* values;
   T* out;           // [tokens, heads dim]
-  const float* cosines;  // [max_length, dim / 2]
+  const float* cosines;  // [slots, max_length, dim / 2], `table` elements from one slot to the next
   const float* sines;
   const float* query_norm;  // [dim], or null
   const float* key_norm;
-  float eps;
-  int64_t heads, kv_heads, group, dim, max_length, window, slot;
+  float eps, scale, cap;  // of norms; factor of scores; c in c tanh(score / c), or 0
+  int64_t heads, kv_heads, group, dim, max_length, window, slot, table;
 
   // Where a head's keys and values lie in the cache.
   int64_t place(int64_t own, int64_t head, int64_t position) const {
@@ -40,9 +40,10 @@ struct Layer {
   }
 };
 
-// Normalises (where the model has a norm) and rotates one head's vector at a position.
+// Normalises (where the model has a norm) and rotates one head's vector at a position of a slot.
 template <typename T>
-void prepare(const Layer<T>& layer, const T* source, const float* norm, int64_t position, float scale, float* target) {
+void prepare(const Layer<T>& layer, const T* source, const float* norm, int64_t slot, int64_t position, float scale,
+             float* target) {
   const int64_t dim = layer.dim, half = dim / 2;
   if (norm != nullptr) {
     float squares = 0.0f;
@@ -55,8 +56,8 @@ void prepare(const Layer<T>& layer, const T* source, const float* norm, int64_t 
 #pragma omp simd
     for (int64_t i = 0; i < dim; ++i) target[i] = widen(source[i]);
   }
-  const float* cosines = layer.cosines + position * half;
-  const float* sines = layer.sines + position * half;
+  const float* cosines = layer.cosines + slot * layer.table + position * half;
+  const float* sines = layer.sines + slot * layer.table + position * half;
 #pragma omp simd
   for (int64_t i = 0; i < half; ++i) {
     const float first = target[i], second = target[i + half];
@@ -72,7 +73,7 @@ void write(const Layer<T>& layer, const Task& task, float* scratch) {
   const int64_t place = layer.place(task.slot, task.head, task.position);
   for (int64_t i = 0; i < task.count; ++i) {
     const T* key = layer.qkv + (task.token + i) * width + (layer.heads + task.head) * dim;
-    prepare(layer, key, layer.key_norm, task.position + i, 1.0f, scratch);
+    prepare(layer, key, layer.key_norm, task.slot, task.position + i, 1.0f, scratch);
     T* target = layer.keys + place + i * dim;
 #pragma omp simd
     for (int64_t d = 0; d < dim; ++d) narrow(scratch[d], target[d]);
@@ -126,6 +127,13 @@ void mix(const float* weights, const float* values, int64_t runtime_dim, int64_t
   }
 }
 
+// Replaces scores x by cap tanh(x / cap).
+inline void flatten(float* scores, int64_t count, float cap) {
+  const float inverse = 1.0f / cap;
+#pragma omp simd
+  for (int64_t k = 0; k < count; ++k) scores[k] = cap * tangent(scores[k] * inverse);
+}
+
 // Replaces scores by weights e^(score - best); returns their sum. `best` becomes the maximum so far; `keep` is the
 // factor for the sums of earlier blocks.
 inline float soften(float* scores, int64_t count, float& best, float& keep) {
@@ -176,10 +184,10 @@ void attend(const Layer<T>& layer, const Task& task, Scratch& scratch) {
   const int64_t width = (layer.heads + 2 * layer.kv_heads) * dim;
   const int64_t block = std::clamp<int64_t>(kBlockElements / dim, 16, 256);
   scratch.fit(rows, dim, block);
-  const float scale = 1.0f / std::sqrt(static_cast<float>(dim));
   for (int64_t row = 0; row < rows; ++row) {
     const T* source = layer.qkv + (task.token + row / group) * width + (task.head * group + row % group) * dim;
-    prepare(layer, source, layer.query_norm, task.position + row / group, scale, scratch.queries + row * dim);
+    prepare(layer, source, layer.query_norm, task.slot, task.position + row / group, layer.scale,
+            scratch.queries + row * dim);
   }
   std::fill(scratch.sums, scratch.sums + rows * dim, 0.0f);
   std::fill(scratch.best, scratch.best + rows, -std::numeric_limits<float>::max());
@@ -198,6 +206,7 @@ void attend(const Layer<T>& layer, const Task& task, Scratch& scratch) {
       if (count <= 0) continue;
       float keep;
       score<kDim>(scratch.queries + row * dim, keys + (first - from) * dim, dim, count, scratch.scores);
+      if (layer.cap > 0.0f) flatten(scratch.scores, count, layer.cap);
       const float sum = soften(scratch.scores, count, scratch.best[row], keep);
       scratch.total[row] = scratch.total[row] * keep + sum;
       mix<kDim>(scratch.scores, values + (first - from) * dim, dim, count, keep, scratch.sums + row * dim);
@@ -247,9 +256,9 @@ struct Held {
   std::optional<at::Tensor> query_norm, key_norm;
   double eps;
   int64_t window;
+  double scale, cap;
 
   void check(at::ScalarType type) const {
-    check_like(cosines, at::kFloat, "cosines"), check_like(sines, at::kFloat, "sines");
     TORCH_CHECK(keys.dim() == 4 && keys.sizes() == values.sizes() && keys.strides() == values.strides(),
                 "keys: must have 4 dimensions, values the same");
     // Each slot is contiguous; other layers' parts of the cache may lie between the slots.
@@ -258,8 +267,13 @@ struct Held {
                     keys.stride(2) == dim && keys.stride(1) == length * dim &&
                     keys.stride(0) >= keys.size(1) * length * dim,
                 "keys: must be of the type of qkv, as values are, and contiguous slot by slot");
-    TORCH_CHECK(cosines.numel() >= length * dim / 2 && sines.numel() == cosines.numel(),
-                "cosines: must cover max_length positions");
+    // The slots may share one table.
+    for (const at::Tensor* table : {&cosines, &sines}) {
+      TORCH_CHECK(table->scalar_type() == at::kFloat && table->dim() == 3 && table->size(0) == keys.size(0) &&
+                      table->size(1) >= length && table->size(2) == dim / 2 && table->stride(2) == 1 &&
+                      table->stride(1) == dim / 2 && table->stride(0) == cosines.stride(0),
+                  "cosines: must be contiguous Float [slots, max_length, dim / 2], sines the same");
+    }
     for (const auto* norm : {&query_norm, &key_norm}) {
       if (norm->has_value()) check_like(**norm, at::kFloat, "norm");
       TORCH_CHECK(!norm->has_value() || (*norm)->numel() == dim, "norm: must have head_dim elements");
@@ -282,6 +296,7 @@ struct Held {
     made.slot = keys.stride(0);
     made.heads = heads(width), made.group = made.heads / made.kv_heads;
     made.eps = static_cast<float>(eps), made.window = window;
+    made.scale = static_cast<float>(scale), made.cap = static_cast<float>(cap), made.table = cosines.stride(0);
     made.qkv = static_cast<const T*>(qkv);
     made.keys = static_cast<T*>(keys.data_ptr());
     made.values = static_cast<T*>(values.data_ptr());

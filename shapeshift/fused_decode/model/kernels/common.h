@@ -52,6 +52,18 @@ inline float exponential(float x) {
   return sum * power;
 }
 
+// The hyperbolic tangent: near 0 by its series, where the other form would lose digits.
+inline float tangent(float x) {
+  const float square = x * x;
+  float series = 2.1869489e-2f;
+  series = series * square - 5.3968254e-2f;
+  series = series * square + 1.3333333e-1f;
+  series = series * square - 3.3333333e-1f;
+  series = x + x * square * series;
+  const float whole = 1.0f - 2.0f / (exponential(2.0f * x) + 1.0f);
+  return square < 0.09f ? series : whole;
+}
+
 // Runs work(i) for i in [0, count). A thread takes the next i when it is done with one, so a thread that has lost its
 // core for a while delays only one i.
 template <typename Work>

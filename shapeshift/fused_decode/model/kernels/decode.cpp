@@ -27,8 +27,8 @@ void attention_of(const Held& held, const Tensor& qkv, const Tensor& tasks, bool
 
 Tensor attention(const Tensor& qkv, Tensor keys, Tensor values, const Tensor& cosines, const Tensor& sines,
                  const Tensor& tasks, const std::optional<Tensor>& query_norm, const std::optional<Tensor>& key_norm,
-                 double eps, int64_t window, bool split) {
-  const Held held{keys, values, cosines, sines, query_norm, key_norm, eps, window};
+                 double eps, int64_t window, double scale, double cap, bool split) {
+  const Held held{keys, values, cosines, sines, query_norm, key_norm, eps, window, scale, cap};
   const auto type = qkv.scalar_type();
   TORCH_CHECK(type == at::kFloat || type == at::kBFloat16, "qkv: must be float or bfloat16");
   TORCH_CHECK(qkv.dim() == 2, "qkv: must be [tokens, heads times dim]");
@@ -133,7 +133,7 @@ TORCH_LIBRARY(shapeshift_decode, library) {
   library.def("plan(Tensor slots, Tensor starts, Tensor lengths, int kv_heads, int group) -> Tensor");
   library.def(
       "attention(Tensor qkv, Tensor(a!) keys, Tensor(b!) values, Tensor cosines, Tensor sines, Tensor tasks, "
-      "Tensor? query_norm, Tensor? key_norm, float eps, int window, bool split) -> Tensor");
+      "Tensor? query_norm, Tensor? key_norm, float eps, int window, float scale, float cap, bool split) -> Tensor");
   library.def("add_norm(Tensor(a!) state, Tensor? delta, Tensor weight, float eps, ScalarType type) -> Tensor");
   library.def("gate(Tensor both) -> Tensor");
 }

@@ -49,10 +49,10 @@ class Network : public torch::CustomClassHolder {
 
   // Adds a layer; called from the first layer to the last.
   void add(Tensor attention_norm, LinearPointer qkv, Tensor keys, Tensor values, Tensor cosines, Tensor sines,
-           std::optional<Tensor> query_norm, std::optional<Tensor> key_norm, double eps, int64_t window,
-           LinearPointer output, Tensor mlp_norm, LinearPointer gate_up, LinearPointer down) {
+           std::optional<Tensor> query_norm, std::optional<Tensor> key_norm, double eps, int64_t window, double scale,
+           double cap, LinearPointer output, Tensor mlp_norm, LinearPointer gate_up, LinearPointer down) {
     Block block{attention_norm, mlp_norm, qkv, output, gate_up, down,
-                Held{keys, values, cosines, sines, query_norm, key_norm, eps, window}};
+                Held{keys, values, cosines, sines, query_norm, key_norm, eps, window, scale, cap}};
     check_norm(attention_norm), check_norm(mlp_norm);
     block.attention.check(at::kFloat);
     check_linear(qkv, hidden_, qkv->panels().outputs, "qkv");

@@ -1,0 +1,140 @@
+"""Small random checkpoints of every family that fused_decode serves, made by transformers."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from tests.fused_decode.decode_models import VOCAB, WINDOW, Tiny
+
+ORIGINAL = 40
+"""Tokens of the texts of the training before a rope was scaled; the tests' texts are shorter and longer."""
+
+_COMMON: dict[str, Any] = {"vocab_size": VOCAB, "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0}
+_WIDE: dict[str, Any] = {
+    **_COMMON,
+    "hidden_size": 48,
+    "intermediate_size": 64,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 256,
+}
+_GPT: dict[str, Any] = {**_COMMON, "n_embd": 48, "n_layer": 3, "n_head": 4, "n_positions": 128}
+_NEOX: dict[str, Any] = {**_WIDE, "rope_parameters": {"rope_type": "default", "partial_rotary_factor": 0.5}}
+_YARN = {"rope_type": "yarn", "rope_theta": 1e3, "factor": 4.0, "original_max_position_embeddings": ORIGINAL}
+_DYNAMIC = {"rope_type": "dynamic", "rope_theta": 1e3, "factor": 4.0}
+_LINEAR = {"rope_type": "linear", "rope_theta": 1e4, "factor": 2.0}
+_LLAMA3 = {
+    "rope_type": "llama3",
+    "rope_theta": 5e3,
+    "factor": 4.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": ORIGINAL,
+}
+_LONGROPE = {
+    "rope_type": "longrope",
+    "rope_theta": 1e3,
+    "short_factor": [1.0, 1.2, 1.5, 1.8],
+    "long_factor": [1.5, 2.5, 4.0, 6.0],
+    "partial_rotary_factor": 2 / 3,
+}
+
+# The configuration of each family in `shapeshift.fused_decode.model.architecture.FAMILIES`, by model_type.
+CONFIGS: dict[str, dict[str, Any]] = {
+    "llama": {**_WIDE, "attention_bias": True, "mlp_bias": True, "rope_parameters": _LLAMA3},
+    "mistral": {**_WIDE, "sliding_window": WINDOW},
+    "qwen2": {**_WIDE, "use_sliding_window": True, "sliding_window": WINDOW, "max_window_layers": 2},
+    "qwen3": {**_WIDE, "head_dim": 16, "tie_word_embeddings": True, "rope_parameters": _YARN},
+    "phi3": {
+        **_WIDE,
+        "sliding_window": WINDOW,
+        "original_max_position_embeddings": ORIGINAL,
+        "rope_parameters": _LONGROPE,
+    },
+    "olmo2": {**_WIDE, "attention_bias": True},
+    "granite": {
+        **_WIDE,
+        "attention_bias": True,
+        "embedding_multiplier": 3.0,
+        "attention_multiplier": 0.4,
+        "residual_multiplier": 0.6,
+        "logits_scaling": 1.5,
+    },
+    "gemma2": {
+        **_WIDE,
+        "head_dim": 16,
+        "sliding_window": WINDOW,
+        "query_pre_attn_scalar": 9,
+        "attn_logit_softcapping": 4.0,
+        "final_logit_softcapping": 3.0,
+    },
+    "gemma3_text": {
+        **_WIDE,
+        "head_dim": 16,
+        "sliding_window": WINDOW,
+        "query_pre_attn_scalar": 9,
+        "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+        "rope_parameters": {
+            "full_attention": {"rope_type": "linear", "rope_theta": 1e5, "factor": 8.0},
+            "sliding_attention": {"rope_type": "default", "rope_theta": 1e2},
+        },
+    },
+    "gpt2": {**_GPT, "scale_attn_by_inverse_layer_idx": True},
+    "gptj": {**_GPT, "rotary_dim": 8},
+    "gpt_neox": _NEOX,
+}
+# Further settings of these families.
+VARIANTS: dict[str, dict[str, Any]] = {
+    "llama, dynamic rope": {
+        **_WIDE,
+        "model_type": "llama",
+        "max_position_embeddings": ORIGINAL,
+        "rope_parameters": _DYNAMIC,
+    },
+    "llama, linear rope": {**_WIDE, "model_type": "llama", "rope_parameters": _LINEAR},
+    "phi3, without longrope": {**_WIDE, "model_type": "phi3", "tie_word_embeddings": True},
+    "gpt_neox, one branch after the other": {**_NEOX, "model_type": "gpt_neox", "use_parallel_residual": False},
+    "gpt2, head of its own": {**_GPT, "model_type": "gpt2", "tie_word_embeddings": False},
+}
+CASES = {**{name: {**options, "model_type": name} for name, options in CONFIGS.items()}, **VARIANTS}
+
+
+def make(name: str, folder: Path) -> Tiny:
+    """The model of one of CASES. Its attention is sharp, and all biases and norms matter."""
+    import transformers
+
+    options = dict(CASES[name])
+    config = transformers.AutoConfig.for_model(options.pop("model_type"), **options)
+    torch.manual_seed(len(name))
+    reference = transformers.AutoModelForCausalLM.from_config(config, attn_implementation="eager").eval()
+    with torch.no_grad():
+        for parameter, tensor in reference.named_parameters():
+            tensor.copy_(_random(parameter, tensor, name.startswith("gemma")))
+    transformers.utils.logging.disable_progress_bar()
+    reference.save_pretrained(folder)
+    return Tiny(name, reference, folder)
+
+
+def _random(parameter: str, tensor: torch.Tensor, offset: bool) -> torch.Tensor:
+    """Random values of a parameter; offset: norms add 1 to their weights."""
+    values = torch.randn(tensor.shape)
+    if tensor.dim() == 1:
+        is_norm = "bias" not in parameter
+        return values * 0.3 + (1.0 if is_norm and not offset else 0.0)
+    if "embed" in parameter or parameter.endswith(("wte.weight", "wpe.weight")):
+        return values
+    queries_and_keys = any(part in parameter for part in ("q_proj", "k_proj", "qkv", "query_key_value", "c_attn"))
+    return values * (1.6 if queries_and_keys else 1.0) / min(tensor.shape) ** 0.5
+
+
+def reference_logits(tiny: Tiny, tokens: torch.Tensor) -> torch.Tensor:
+    """Logits FLOAT32 [tokens, vocabulary] of transformers for one text."""
+    with torch.inference_mode():
+        # A dynamic rope keeps the frequencies of a longer text until a short one comes.
+        tiny.reference(tokens[None, :1])
+        logits: torch.Tensor = tiny.reference(tokens[None]).logits[0]
+    return logits

@@ -1,0 +1,110 @@
+"""Every family against transformers: chunks of prompts, rows that join and leave, texts beyond windows and ropes."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from statistics import fmean
+
+import pytest
+import torch
+
+from shapeshift.engines.verify import MIN_COSINE
+from shapeshift.fused_decode.model.architecture import FAMILIES
+from shapeshift.fused_decode.model.cpu_runtime import DecodeModel
+from tests.fused_decode.decode_models import LONGEST, WINDOW, Tiny, batch, teacher_forced, texts
+from tests.fused_decode.families import CASES, CONFIGS, ORIGINAL, make, reference_logits
+
+LOGITS_TOLERANCE = 1e-4
+TIE = 1e-3
+SLOTS = 4
+
+# Which show each thing that the operations in plain torch compute too.
+IN_TORCH = ("phi3", "gemma2", "gpt_neox", "llama, dynamic rope")
+
+
+@pytest.fixture(scope="module")
+def family(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Tiny]:
+    return cache(lambda name: make(name, tmp_path_factory.mktemp("family")))
+
+
+@pytest.fixture
+def load(kernel_cache: Path) -> Callable[..., DecodeModel]:
+    def run(folder: Path, precision: str = "f32", native: bool = True) -> DecodeModel:
+        return DecodeModel.load(
+            folder,
+            precision=precision,
+            slots=SLOTS,
+            max_length=LONGEST,
+            threads=1,
+            native=native,
+            cache_dir=kernel_cache,
+            log=lambda line: None,
+        )
+
+    return run
+
+
+def test_every_family_is_tested() -> None:
+    assert set(CONFIGS) == set(FAMILIES)
+
+
+@pytest.mark.parametrize(("case", "native"), [*((case, True) for case in CASES), *((case, False) for case in IN_TORCH)])
+def test_logits_along_texts(
+    family: Callable[[str], Tiny], load: Callable[..., DecodeModel], case: str, native: bool
+) -> None:
+    """In two rounds, so that slots are used again; rows join and leave at every step."""
+    model = load(family(case).folder, native=native)
+    assert model.operations.name == ("native" if native else "torch")
+    assert (model._fused_forward is not None) == (native and model.architecture.is_one_operation)
+    seen = 0
+    for seed in (1, 2):
+        given = texts(SLOTS, seed=seed)
+        assert min(map(len, given)) < ORIGINAL < max(map(len, given)) and min(map(len, given)) > WINDOW
+        expected = [reference_logits(family(case), tokens) for tokens in given]
+        for text, place, logits in teacher_forced(model, given, [2, 0, 3, 1], seed=seed):
+            assert (logits - expected[text][place]).abs().max() < LOGITS_TOLERANCE
+            seen += 1
+    assert seen > 60
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_greedy_texts(family: Callable[[str], Tiny], load: Callable[..., DecodeModel], case: str) -> None:
+    model, new = load(family(case).folder), 30
+    prompts = [tokens[:length] for tokens, length in zip(texts(3, seed=3), (5, 20, 20), strict=True)]
+    spans = [len(prompt) + new for prompt in prompts]
+    starts, slots, pieces, answers = [0] * 3, [3, 1, 2], prompts, list(prompts)
+    for step in range(new):
+        logits = model.forward(batch(pieces, slots, starts, spans=spans))
+        starts = [start + len(piece) for start, piece in zip(starts, pieces, strict=True)]
+        pieces = list(logits.argmax(dim=1, keepdim=True))
+        answers = [torch.cat(both) for both in zip(answers, pieces, strict=True)]
+        if step == new // 2:
+            model.move(slots[0], 0, starts[0])
+            slots[0] = 0
+    for prompt, answer in zip(prompts, answers, strict=True):
+        best = reference_logits(family(case), answer)[len(prompt) - 1 : -1]
+        chosen = best.gather(1, answer[len(prompt) :, None])[:, 0]
+        assert (best.max(dim=1).values - chosen).max() < TIE
+
+
+@pytest.mark.parametrize("case", CONFIGS)
+def test_bf16_is_closer_than_that_of_transformers(
+    family: Callable[[str], Tiny], load: Callable[..., DecodeModel], case: str
+) -> None:
+    model, given = load(family(case).folder, "bf16"), texts(SLOTS, seed=4)
+    expected = [reference_logits(family(case), tokens) for tokens in given]
+    steps = teacher_forced(model, given, list(range(SLOTS)), seed=5)
+    own = [_error(expected[text][place], logits) for text, place, logits in steps]
+    halved = replace(family(case), reference=copy.deepcopy(family(case).reference).bfloat16())
+    rounded = [reference_logits(halved, tokens) for tokens in given]
+    theirs = [_error(*both) for text in zip(expected, rounded, strict=True) for both in zip(*text, strict=True)]
+    assert 0.0 < fmean(own) < min(fmean(theirs), 1.0 - MIN_COSINE["bf16"])
+
+
+def _error(expected: torch.Tensor, found: torch.Tensor) -> float:
+    """1 - the cosine of two rows of logits."""
+    return 1.0 - float(torch.cosine_similarity(expected, found.float(), dim=0))
