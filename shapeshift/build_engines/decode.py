@@ -66,7 +66,7 @@ def check(front: DecodeFrontConfig, paths: BuildPaths) -> Checkpoint | None:
     checkpoint = open_checkpoint(find(front.settings.checkpoint, paths.checkpoints))
     hardware.resolve_precision(front.settings.precision, _on_gpu(front.config))
     if _published(paths.generated / front.name) != checkpoint.sha256:
-        _require_loadable(checkpoint)
+        _require_loadable(checkpoint, front.adapters)
     return checkpoint
 
 
@@ -116,14 +116,18 @@ def _published(target: Path) -> str:
         return ""
 
 
-def _require_loadable(checkpoint: Checkpoint) -> None:
-    """Raise the error with which the model would fail to load."""
+def _require_loadable(checkpoint: Checkpoint, own: AdapterCacheSettings | None) -> None:
+    """Raise the error with which the model would fail to load; own: the settings of its adapters, if it takes any."""
     # These import torch, which no other step of the build needs.
+    from shapeshift.adapter_cache.registry.peft import BaseModel
     from shapeshift.fused_decode.engine.detokenize import token_bytes
     from shapeshift.fused_decode.model.architecture import Architecture
     from shapeshift.fused_decode.model.weights import WeightFiles
 
-    WeightFiles(checkpoint.folder, Architecture.read(checkpoint.folder))
+    architecture = Architecture.read(checkpoint.folder)
+    WeightFiles(checkpoint.folder, architecture)
+    if own is not None:
+        BaseModel(architecture, (), own.max_rank)
     token_bytes(checkpoint.tokenizer_file)
 
 

@@ -27,12 +27,15 @@ from shapeshift.adapter_cache.lora.segmented import TorchLora
 from shapeshift.adapter_cache.memory.adapter_table import make_adapter
 from shapeshift.adapter_cache.memory.loader import Store, load_weights
 from shapeshift.adapter_cache.registry import peft, store
-from shapeshift.errors import InvalidInputError
+from shapeshift.errors import InvalidInputError, UnsupportedError
 from shapeshift.fused_decode.interfaces import LINEARS, Groups, LowRank, StepBatch
 from shapeshift.fused_decode.model.architecture import Architecture
 from shapeshift.fused_decode.model.cpu_runtime import DecodeModel
-from tests.adapter_cache.lora_models import peft_logits
+from tests.adapter_cache import lora_models
+from tests.adapter_cache.lora_models import ATTENTION, Spec, peft_logits
+from tests.fused_decode import families
 from tests.fused_decode.checkpoints import VOCABULARY
+from tests.fused_decode.decode_models import VOCAB
 
 KERNELS = Path(__file__).resolve().parents[2] / "build" / "kernels"
 TOLERANCES = {torch.float32: 2e-4, torch.bfloat16: 0.06}
@@ -222,6 +225,34 @@ def test_each_row_is_what_peft_computes_alone(
     assert len(off) > 80
     # In bf16 a few rows of this model, whose attention is sharp, diverge.
     assert max(off) < 2e-4 if precision == "f32" else statistics.quantiles(off, n=10)[8] < 0.08
+
+
+@pytest.mark.parametrize("family", ["gemma2", "olmo2", "granite"])
+def test_adapters_over_families_that_run_in_parts(kernels: LoraKernels, tmp_path: Path, family: str) -> None:
+    folder = families.make(family, tmp_path / family).folder
+    adapters = {
+        "wide": lora_models.make_adapter(tmp_path / "wide", folder, Spec(5)),
+        "narrow": lora_models.make_adapter(tmp_path / "narrow", folder, Spec(2, ATTENTION), seed=1),
+    }
+    rng = random.Random(4)
+    texts = [(name, torch.tensor([rng.randrange(VOCAB) for _ in range(30)])) for name in (*adapters, None)]
+    expected = peft_logits(folder, adapters, texts)
+    without = peft_logits(folder, {}, [(None, tokens) for _, tokens in texts])
+    assert all((one - other).abs().max() > 0.1 for one, other in zip(expected[:2], without[:2], strict=True))
+    model = model_with(folder, adapters, "f32", kernels)
+    assert model._fused_forward is None
+    for batch in steps(texts, list(adapters)):
+        logits = model.forward(batch)
+        for place, row in enumerate(batch.wanted):
+            reference = expected[batch.slots[row]][batch.starts[row] + batch.lengths[row] - 1]
+            assert (logits[place] - reference).abs().max() < 1e-4
+
+
+@pytest.mark.parametrize("family", ["phi3", "gpt2", "gptj", "gpt_neox"])
+def test_families_with_other_linears_take_no_adapters(tmp_path: Path, family: str) -> None:
+    architecture = Architecture.read(families.make(family, tmp_path).folder)
+    with pytest.raises(UnsupportedError, match=f"model_type: {family} takes no adapters"):
+        peft.BaseModel(architecture, {"base"}, 8)
 
 
 def steps(texts: list[tuple[str | None, torch.Tensor]], adapters: list[str]) -> Iterator[StepBatch]:

@@ -15,7 +15,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from shapeshift.adapter_cache.lora.batch import TARGETS, Factor, Part, linear_parts
-from shapeshift.errors import InvalidInputError
+from shapeshift.errors import InvalidInputError, UnsupportedError
 from shapeshift.fused_decode.model.architecture import Architecture
 from shapeshift.settings import require
 
@@ -52,11 +52,21 @@ class PeftAdapter:
 
 @dataclass(frozen=True)
 class BaseModel:
-    """The base model that adapters are checked against, its names, and the highest allowed rank."""
+    """The base model that adapters are checked against, its names, and the highest allowed rank.
+
+    Raises UnsupportedError for a model over which adapters are not served.
+    """
 
     architecture: Architecture
     names: Collection[str]
     max_rank: int
+
+    def __post_init__(self) -> None:
+        if not self.architecture.takes_adapters:
+            raise UnsupportedError(
+                f"model_type: {self.architecture.family} takes no adapters: its queries, keys and values, or gate and "
+                "up, are one tensor or lie in another order than adapters have them; serve it without adapter_cache"
+            )
 
 
 def read(folder: Path, base: BaseModel) -> PeftAdapter:
