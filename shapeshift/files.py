@@ -9,10 +9,14 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import hashlib
+import json
 import os
 import shutil
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+
+_SETTLED_S = 2.0
 
 
 @contextlib.contextmanager
@@ -88,3 +92,33 @@ def file_sha256(path: Path) -> str:
     """The SHA-256 of a file's content, in hexadecimal."""
     with path.open("rb") as stream:
         return hashlib.file_digest(stream, "sha256").hexdigest()
+
+
+class RememberedHashes:
+    """SHA-256 of files, kept in the file `store` by path, size, modification time and inode; None: kept nowhere.
+
+    A file that was changed a moment ago is hashed again the next time: a second change might leave its time as it is.
+    """
+
+    def __init__(self, store: Path | None) -> None:
+        self._store = store
+        self._known: dict[str, list[object]] = {}
+        if store is not None:
+            with contextlib.suppress(OSError, ValueError):
+                found = json.loads(store.read_text(encoding="utf-8"))
+                self._known = found if isinstance(found, dict) else {}
+
+    def sha256(self, path: Path) -> str:
+        """The hash of the file at `path`. Raises OSError."""
+        key, stat = str(path.resolve()), path.stat()
+        stamp: list[object] = [stat.st_size, stat.st_mtime_ns, stat.st_ino]
+        known = self._known.get(key)
+        if isinstance(known, list) and known[:-1] == stamp and isinstance(known[-1], str):
+            return known[-1]
+        found = file_sha256(path)
+        if self._store is not None and time.time() - stat.st_mtime > _SETTLED_S:
+            self._known[key] = [*stamp, found]
+            # A server may lack the right to write; it then hashes each time.
+            with contextlib.suppress(OSError):
+                replace_text(self._store, json.dumps(self._known), durable=False)
+        return found

@@ -15,7 +15,7 @@ from shapeshift.build_engines import adapters
 from shapeshift.build_engines.model_folder import CONFIG, write_front
 from shapeshift.build_engines.paths import BuildPaths
 from shapeshift.engines import hardware
-from shapeshift.engines.checkpoint import Checkpoint, find, open_checkpoint
+from shapeshift.engines.checkpoint import HASHES, Checkpoint, find, open_checkpoint
 from shapeshift.errors import NotFoundError, ShapeshiftError
 from shapeshift.fused_decode.settings import ForwardSettings, FusedDecodeSettings, signature
 from shapeshift.triton import model_config
@@ -63,10 +63,11 @@ def check(front: DecodeFrontConfig, paths: BuildPaths) -> Checkpoint | None:
         if not (paths.repository / front.settings.forward_to / CONFIG).is_file():
             raise NotFoundError(f"forward_to: no model {front.settings.forward_to} in {paths.repository}")
         return None
-    checkpoint = open_checkpoint(find(front.settings.checkpoint, paths.checkpoints))
+    found = find(front.settings.checkpoint, paths.checkpoints)
+    checkpoint = open_checkpoint(found, hashes=paths.build / HASHES)
     hardware.resolve_precision(front.settings.precision, _on_gpu(front.config))
     if _published(paths.generated / front.name) != checkpoint.sha256:
-        _require_loadable(checkpoint, front.adapters)
+        _require_loadable(checkpoint, front.settings, front.adapters)
     return checkpoint
 
 
@@ -116,19 +117,21 @@ def _published(target: Path) -> str:
         return ""
 
 
-def _require_loadable(checkpoint: Checkpoint, own: AdapterCacheSettings | None) -> None:
-    """Raise the error with which the model would fail to load; own: the settings of its adapters, if it takes any."""
+def _require_loadable(
+    checkpoint: Checkpoint, own: FusedDecodeSettings, adapter_cache: AdapterCacheSettings | None
+) -> None:
+    """Raise the error with which the model would fail to load; adapter_cache: None for a model without adapters."""
     # These import torch, which no other step of the build needs.
     from shapeshift.adapter_cache.registry.peft import BaseModel
-    from shapeshift.fused_decode.engine.detokenize import token_bytes
+    from shapeshift.fused_decode.engine.detokenize import require_tokens_of_model, token_bytes
     from shapeshift.fused_decode.model.architecture import Architecture
     from shapeshift.fused_decode.model.weights import WeightFiles
 
     architecture = Architecture.read(checkpoint.folder)
     WeightFiles(checkpoint.folder, architecture)
-    if own is not None:
-        BaseModel(architecture, (), own.max_rank)
-    token_bytes(checkpoint.tokenizer_file)
+    if adapter_cache is not None:
+        BaseModel(architecture, (), adapter_cache.max_rank)
+    require_tokens_of_model(token_bytes(checkpoint.tokenizer_file), architecture.vocab_size, own.extra_tokens)
 
 
 def _compile(native: bool, kernels: Path, lora: bool) -> str:

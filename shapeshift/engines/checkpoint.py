@@ -10,10 +10,14 @@ from pathlib import Path
 from typing import Any
 
 from shapeshift.errors import EngineError, InvalidInputError, NotFoundError
-from shapeshift.files import file_sha256
+from shapeshift.files import RememberedHashes, file_sha256
 
 _UNSAFE_SUFFIXES = (".bin", ".pt", ".pth", ".pkl", ".ckpt", ".h5", ".msgpack")
 _HUB_PATTERNS = ["*.json", "*.safetensors", "*.txt", "*.model"]
+# The same weights once more, under the names of another library.
+_DUPLICATES = "consolidated*.safetensors"
+HASHES = "hashes.json"
+"""The file of the build folder that remembers the hashes of weights, beside the folder of compiled kernels."""
 
 
 @dataclass(frozen=True)
@@ -44,16 +48,19 @@ def find(name: str, search: Sequence[Path] = ()) -> Path:
     return _download(name, searched)
 
 
-def open_checkpoint(folder: Path, needed: Sequence[str] = ("config.json", "tokenizer.json")) -> Checkpoint:
+def open_checkpoint(
+    folder: Path, needed: Sequence[str] = ("config.json", "tokenizer.json"), hashes: Path | None = None
+) -> Checkpoint:
     """Check `folder` and hash what an engine depends on: the `needed` files (config.json is one) and the weights.
 
+    hashes: the file that remembers the hashes of weights; None: they are computed.
     Raises InvalidInputError for a missing file or shard, or weights in a format that can execute code.
     """
     for name in needed:
         if not (folder / name).is_file():
             raise InvalidInputError("checkpoint", str(folder), f"must hold {name}")
     _check_shards(folder)
-    weights = sorted(folder.glob("*.safetensors"))
+    weights = weight_files(folder)
     if not weights:
         unsafe = sorted(path.name for path in folder.iterdir() if path.suffix in _UNSAFE_SUFFIXES)
         found = f"found only {', '.join(unsafe)}, which can execute code when read; " if unsafe else ""
@@ -64,10 +71,17 @@ def open_checkpoint(folder: Path, needed: Sequence[str] = ("config.json", "token
         config = json.loads((folder / "config.json").read_text())
     except ValueError as error:
         raise InvalidInputError("checkpoint", str(folder / "config.json"), f"not JSON: {error}") from None
-    digest = hashlib.sha256()
-    for path in [*(folder / name for name in needed), *weights]:
-        digest.update(f"{path.name}:{file_sha256(path)}\n".encode())
+    digest, remembered = hashlib.sha256(), RememberedHashes(hashes)
+    hashed = [(name, file_sha256(folder / name)) for name in needed]
+    for name, own in [*hashed, *((path.name, remembered.sha256(path)) for path in weights)]:
+        digest.update(f"{name}:{own}\n".encode())
     return Checkpoint(folder, config, digest.hexdigest())
+
+
+def weight_files(folder: Path) -> list[Path]:
+    """The safetensors files of a checkpoint, without copies of the same weights for another library."""
+    whole = set(folder.glob("*.safetensors"))
+    return sorted(whole - set(folder.glob(_DUPLICATES)) or whole)
 
 
 def _check_shards(folder: Path) -> None:
@@ -87,7 +101,7 @@ def _download(name: str, searched: str) -> Path:
     try:
         from huggingface_hub import snapshot_download
 
-        return Path(snapshot_download(name, allow_patterns=_HUB_PATTERNS))
+        return Path(snapshot_download(name, allow_patterns=_HUB_PATTERNS, ignore_patterns=[_DUPLICATES]))
     except ImportError:
         raise EngineError("checkpoint: a hub id needs huggingface_hub; run `pip install huggingface_hub`") from None
     except Exception as error:  # noqa: BLE001  the hub client raises many unrelated types

@@ -12,12 +12,12 @@ import torch
 
 from shapeshift import settings
 from shapeshift.engines import hardware
-from shapeshift.engines.checkpoint import find, open_checkpoint
+from shapeshift.engines.checkpoint import HASHES, find, open_checkpoint
 from shapeshift.engines.hardware import available_mb
 from shapeshift.engines.text.tokenizer import FILE_NAME as TOKENIZER_FILE
 from shapeshift.engines.text.tokenizer import TextTokenizer
 from shapeshift.errors import EngineError, InvalidInputError, UnsupportedError
-from shapeshift.fused_decode.engine.detokenize import token_bytes
+from shapeshift.fused_decode.engine.detokenize import require_tokens_of_model, token_bytes
 from shapeshift.fused_decode.interfaces import Runtime, StepBatch
 from shapeshift.fused_decode.model.architecture import PRECISION_BYTES, Architecture
 from shapeshift.fused_decode.model.kv_cache import cache_bytes
@@ -69,17 +69,21 @@ def load(args: ModelArgs, log: Log, load_runtime: Load, further: Sequence[type] 
     folder = local.resolve() if local.is_dir() else find(decode.checkpoint)
     tokenizer_file = folder / TOKENIZER_FILE
     settings.require(tokenizer_file.is_file(), "checkpoint", str(folder), f"must hold {TOKENIZER_FILE}")
-    if generated.checkpoint_sha256 and generated.checkpoint_sha256 != open_checkpoint(folder).sha256:
-        raise EngineError(f"the checkpoint in {folder} has changed; run `shapeshift engines`")
     kernel_cache = (args.folder / generated.kernel_cache).resolve() if generated.kernel_cache else _DEFAULT_KERNEL_CACHE
+    hashes = kernel_cache.with_name(HASHES) if generated.kernel_cache else None
+    stated = generated.checkpoint_sha256
+    if stated and stated != open_checkpoint(folder, hashes=hashes).sha256:
+        raise EngineError(f"the checkpoint in {folder} has changed; run `shapeshift engines`")
     device = f"cuda:{args.device_id}" if args.kind == "GPU" else "cpu"
     remedy = f", one less than max_length ({decode.max_length})"
+    table = token_bytes(tokenizer_file)
     runtime = load_runtime(folder, decode, kernel_cache, device, log)
+    require_tokens_of_model(table, runtime.vocab_size, decode.extra_tokens)
     return Loaded(
         decode,
         runtime,
         TextTokenizer(tokenizer_file, decode.max_length - 1, "text_input", remedy, vocab_size=runtime.vocab_size),
-        token_bytes(tokenizer_file),
+        table,
         folder,
         kernel_cache,
     )

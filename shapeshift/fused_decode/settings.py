@@ -58,6 +58,7 @@ class FusedDecodeSettings:
     native           whether the kernels written in C++ are compiled and used
     compaction       whether running requests move together when no waiting request fills the holes between them
     memory_mb        most memory in MiB for weights and cache; 0: the memory that is available when the model loads
+    extra_tokens     whether the tokenizer may have tokens beyond the model's vocabulary; a prompt with one is refused
     slo_ms           latency objective in ms; its half and 95% of it become bounds of the latency histogram; 0: none
     """
 
@@ -72,6 +73,7 @@ class FusedDecodeSettings:
     native: bool = True
     compaction: bool = True
     memory_mb: int = 0
+    extra_tokens: bool = False
     slo_ms: float = 0.0
 
     def __post_init__(self) -> None:

@@ -141,7 +141,16 @@ BROKEN: dict[str, tuple[Callable[[Project], object], str]] = {
         lambda project: _change_config(project, num_hidden_layers=3),
         "checkpoint: got .*lacks the tensor model.layers.2",
     ),
-    "unknown family": (lambda project: _change_config(project, model_type="gpt2"), "model_type: got 'gpt2'"),
+    "unknown family": (lambda project: _change_config(project, model_type="opt"), "model_type: got 'opt'"),
+    "another family": (lambda project: _change_config(project, model_type="gpt2"), "n_embd: got None"),
+    "quantised": (
+        lambda project: _change_config(project, quantization_config={"quant_method": "fp8"}),
+        "quantization_config: got .*weights in f32, f16 or bf16: take the checkpoint",
+    ),
+    "tokenizer of another model": (
+        lambda project: _change_tokenizer(project.checkpoint),
+        "tokenizer.json: got 'id .*ids below 400, the vocab_size of config.json",
+    ),
     "no weights": (lambda project: (project.checkpoint / "model.safetensors").unlink(), "weights must be"),
     "no tokenizer": (lambda project: (project.checkpoint / "tokenizer.json").unlink(), "must hold tokenizer.json"),
 }
@@ -150,6 +159,20 @@ BROKEN: dict[str, tuple[Callable[[Project], object], str]] = {
 def _change_config(project: Project, **changes: object) -> None:
     file = project.checkpoint / "config.json"
     file.write_text(json.dumps({**json.loads(file.read_text()), **changes}))
+
+
+def _change_tokenizer(folder: Path) -> None:
+    from tokenizers import Tokenizer
+
+    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    tokenizer.add_tokens([f"<more {number}>" for number in range(400)])
+    tokenizer.save(str(folder / "tokenizer.json"))
+
+
+def test_a_tokenizer_with_more_tokens_is_served_where_asked_for(project: Project) -> None:
+    _change_tokenizer(project.checkpoint)
+    project.change(extra_tokens="true")
+    assert project.make("generate")[0] == 0
 
 
 @pytest.mark.parametrize("kind", BROKEN)

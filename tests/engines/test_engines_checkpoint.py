@@ -1,15 +1,19 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
+from fnmatch import fnmatch
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from shapeshift import files
 from shapeshift.engines import checkpoint
 from shapeshift.errors import EngineError, InvalidInputError, NotFoundError
+from shapeshift.files import file_sha256
 
 
 @pytest.fixture
@@ -43,6 +47,53 @@ def test_hash_ignores_other_files_but_not_names(folder: Path) -> None:
     assert checkpoint.open_checkpoint(folder).sha256 == before
     (folder / "model-2.safetensors").rename(folder / "model-3.safetensors")
     assert checkpoint.open_checkpoint(folder).sha256 != before
+
+
+def test_the_same_weights_for_another_library_are_left_out(folder: Path) -> None:
+    before = checkpoint.open_checkpoint(folder).sha256
+    (folder / "consolidated.safetensors").write_bytes(b"one and two")
+    assert checkpoint.open_checkpoint(folder).sha256 == before
+    for name in ("model-1", "model-2"):
+        (folder / f"{name}.safetensors").unlink()
+    assert checkpoint.weight_files(folder) == [folder / "consolidated.safetensors"], "unless there are no others"
+
+
+def test_weights_are_hashed_once(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    hashed: list[str] = []
+
+    def sha256(path: Path) -> str:
+        hashed.append(path.name)
+        return file_sha256(path)
+
+    monkeypatch.setattr(files, "file_sha256", sha256)
+    store, weights = tmp_path / "hashes.json", folder / "model-1.safetensors"
+    for file in folder.glob("*.safetensors"):
+        os.utime(file, (1e9, 1e9))
+    made = [checkpoint.open_checkpoint(folder, hashes=store).sha256 for _ in range(2)]
+    assert hashed == ["model-1.safetensors", "model-2.safetensors"]
+    assert made == [checkpoint.open_checkpoint(folder).sha256] * 2
+    hashed.clear()
+    weights.write_bytes(b"two")
+    # A change within the resolution of the clock would not be seen: the file is too young to remember.
+    for _ in range(2):
+        assert checkpoint.open_checkpoint(folder, hashes=store).sha256 != made[0]
+    assert hashed == ["model-1.safetensors"] * 2
+    store.write_text("[")
+    weights.write_bytes(b"one")
+    assert checkpoint.open_checkpoint(folder, hashes=store).sha256 == made[0]
+
+
+@pytest.mark.parametrize("changed", ["size", "time", "inode"])
+def test_a_changed_file_is_hashed_again(tmp_path: Path, changed: str) -> None:
+    file, store = tmp_path / "weights", tmp_path / "hashes.json"
+    file.write_bytes(b"one")
+    os.utime(file, (1e9, 1e9))
+    files.RememberedHashes(store).sha256(file)
+    if changed == "inode":
+        file.rename(tmp_path / "older")
+    file.write_bytes(b"longer" if changed == "size" else b"two")
+    os.utime(file, (1e9, 1e9 + (changed == "time")))
+    assert files.RememberedHashes(store).sha256(file) == file_sha256(file)
 
 
 @pytest.mark.parametrize("name", ["config.json", "tokenizer.json"])
@@ -98,8 +149,9 @@ def test_a_hub_id_is_downloaded_as_safetensors_only(
 ) -> None:
     asked: list[Any] = []
 
-    def download(name: str, allow_patterns: list[str]) -> str:
+    def download(name: str, allow_patterns: list[str], ignore_patterns: list[str]) -> str:
         asked.append((name, allow_patterns))
+        assert any(fnmatch("consolidated.safetensors", pattern) for pattern in ignore_patterns)
         return str(folder)
 
     monkeypatch.setitem(sys.modules, "huggingface_hub", SimpleNamespace(snapshot_download=download))
@@ -110,7 +162,7 @@ def test_a_hub_id_is_downloaded_as_safetensors_only(
 
 
 def test_hub_error_lists_every_searched_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(name: str, allow_patterns: list[str]) -> str:
+    def fail(name: str, **patterns: list[str]) -> str:
         raise RuntimeError("offline\nand more lines")
 
     monkeypatch.setitem(sys.modules, "huggingface_hub", SimpleNamespace(snapshot_download=fail))

@@ -199,7 +199,10 @@ def test_an_invalid_request_costs_no_other(make_front: MakeFront, toy: ToyRuntim
 def test_a_token_that_the_model_lacks_costs_no_other_request(
     make_front: MakeFront, toy: ToyRuntime, tmp_path: Path
 ) -> None:
-    front = make_front(checkpoint=save_tokenizer(tmp_path / "unresized", added=("<pad>",)))
+    unresized = save_tokenizer(tmp_path / "unresized", added=("<pad>",))
+    with pytest.raises(InvalidInputError, match="tokenizer.json: got 'id .*set extra_tokens to true"):
+        make_front(checkpoint=unresized)
+    front = make_front(checkpoint=unresized, extra_tokens="true")
     toy.open.clear()
     running = [ask("first"), ask("second")]
     front.execute(running)

@@ -16,6 +16,7 @@ from shapeshift.fused_decode.model.architecture import Architecture
 from shapeshift.fused_decode.model.kv_cache import KeyValueCache, cache_bytes
 from shapeshift.fused_decode.model.weights import WeightFiles, shapes, weight_bytes
 from tests.fused_decode.decode_models import Tiny
+from tests.fused_decode.families import make
 
 INDEX = "model.safetensors.index.json"
 EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
@@ -106,6 +107,45 @@ def test_a_broken_file_is_named(folder: Path) -> None:
     whole = (folder / "model.safetensors").read_bytes()
     (folder / "model.safetensors").write_bytes(whole[: len(whole) // 2])
     with pytest.raises(InvalidInputError, match=r"^model\.safetensors: .* must be a whole safetensors file"):
+        open_files(folder)
+
+
+def test_copies_for_another_library_are_left_out(folder: Path) -> None:
+    (folder / "model.safetensors").rename(folder / "weights.safetensors")
+    (folder / "consolidated.safetensors").write_bytes(b"other names")
+    (folder / "pytorch_model.bin").write_bytes(b"the same")
+    assert open_files(folder).read(NORM, torch.float32).shape == (64,)
+
+
+@pytest.mark.parametrize("prefix", ["", "transformer."])
+def test_checkpoints_of_the_model_without_its_head(tmp_path: Path, prefix: str) -> None:
+    made = make("gpt2", tmp_path)
+    table = made.reference.transformer.wte.weight
+
+    def rename(tensors: dict[str, torch.Tensor]) -> None:
+        shorter = {name.removeprefix("transformer."): tensors.pop(name) for name in list(tensors)}
+        tensors.update({prefix + name: tensor for name, tensor in shorter.items()})
+        tensors[f"{prefix}h.0.attn.bias"] = torch.ones(1, 1, 8, 8)
+
+    rewrite(tmp_path, rename)
+    assert torch.equal(open_files(tmp_path).read("transformer.wte.weight", torch.float32), table)
+
+
+def test_an_older_gpt_neox_calls_its_head_otherwise(tmp_path: Path) -> None:
+    made = make("gpt_neox", tmp_path)
+    head = made.reference.lm_head.weight
+
+    def rename(tensors: dict[str, torch.Tensor]) -> None:
+        tensors.pop("lm_head.weight", None)
+        tensors["embed_out.weight"] = head.detach().clone()
+
+    rewrite(tmp_path, rename)
+    assert torch.equal(open_files(tmp_path).read("lm_head.weight", torch.float32), head)
+
+
+def test_a_quantised_tensor_is_named(folder: Path) -> None:
+    rewrite(folder, lambda tensors: tensors.update({NORM: torch.zeros(64).to(torch.float8_e4m3fn)}))
+    with pytest.raises(InvalidInputError, match=f"{NORM}: got 'F8_E4M3'; .*take the checkpoint before quantisation"):
         open_files(folder)
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from shapeshift.errors import UnsupportedError
+from shapeshift.settings import require
 
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 # Decoding steps that change only the beginning or end of a text, or join the output of earlier steps.
@@ -28,6 +29,20 @@ def token_bytes(tokenizer_file: Path) -> list[bytes]:
     for added in made.get("added_tokens", ()):
         table[added["id"]] = b"" if added["special"] else added["content"].encode()
     return [table.get(number, b"") for number in range(max(table, default=-1) + 1)]
+
+
+def require_tokens_of_model(table: Sequence[bytes], vocab_size: int, extra_tokens: bool) -> None:
+    """Check the `token_bytes` of a tokenizer against a model that embeds `vocab_size` tokens.
+
+    extra_tokens: the setting; with it a prompt is refused where it has a token that the model lacks, and others are
+    served. Raises InvalidInputError.
+    """
+    known = extra_tokens or len(table) <= vocab_size
+    allowed = (
+        f"ids below {vocab_size}, the vocab_size of config.json: is it the tokenizer of another model? Download the "
+    )
+    remedy = f"{allowed}folder again, or set extra_tokens to true, to refuse only prompts with such tokens"
+    require(known, "tokenizer.json", f"id {len(table) - 1}", remedy)
 
 
 def _steps(decoder: Any) -> list[dict[str, Any]]:

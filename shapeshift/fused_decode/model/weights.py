@@ -10,6 +10,7 @@ from pathlib import Path
 import torch
 from safetensors import SafetensorError, safe_open
 
+from shapeshift.engines.checkpoint import weight_files
 from shapeshift.errors import InvalidInputError
 from shapeshift.fused_decode.model.architecture import PRECISION_BYTES, Architecture
 from shapeshift.settings import require
@@ -189,7 +190,7 @@ def _files(folder: Path) -> list[Path]:
         return [_shard(folder, name) for name in sorted(_shard_names(folder / _INDEX))]
     if (folder / _SINGLE).is_file():
         return [folder / _SINGLE]
-    found = sorted(folder.glob("*.safetensors"))
+    found = weight_files(folder)
     require(len(found) == 1, "checkpoint", str(folder), f"must hold {_SINGLE}, or {_INDEX} and its shards")
     return found
 
