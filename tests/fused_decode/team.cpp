@@ -45,8 +45,8 @@ static bool rounds_follow_one_another(int64_t size) {
 
 // Weights of 1, inputs of 1: each output is the number of inputs.
 static bool product_is_right(int64_t rows, int64_t inputs, int64_t outputs) {
-  Panels panels{nullptr, nullptr, inputs, outputs};
-  const std::vector<float> weights(panels.count() * inputs * kPanel, 1.0f), given(rows * inputs, 1.0f);
+  Panels<float> panels{nullptr, nullptr, inputs, outputs};
+  const std::vector<float> weights(panels.elements(), 1.0f), given(rows * inputs, 1.0f);
   panels.weights = weights.data();
   std::vector<float> out(rows * outputs, 0.0f);
   Team::gather(1, [&](const Team& team) { multiply(panels, given.data(), rows, out.data(), team); });

@@ -140,16 +140,51 @@ def test_linear(operations: NativeOperations, outputs: int, inputs: int) -> None
         fast = NativeLinear(weight, given)
         whole = fast(rows)
         assert torch.allclose(whole, PlainLinear(weight, given)(rows), rtol=1e-4, atol=1e-4)
-        for count in (0, 1, 2, 3, 9, 257):
-            assert torch.equal(fast(rows[:count]), whole[:count]), "a row depends on the other rows"
+        assert_rows_are_independent(fast, rows, whole)
+
+
+@pytest.mark.parametrize("instructions", ["tiles", "pairs", "plain"])
+@pytest.mark.parametrize(("outputs", "inputs"), [(7, 3), (70, 33), (33, 64), (96, 544)])
+def test_linear_of_bf16(operations: NativeOperations, outputs: int, inputs: int, instructions: str) -> None:
+    weight, bias = (normal(*shape, seed=1, dtype=torch.bfloat16) for shape in ((outputs, inputs), (outputs,)))
+    rows = normal(300, inputs, seed=3, dtype=torch.bfloat16)
+    for given in (None, bias):
+        try:
+            fast = NativeLinear(weight, given, instructions)
+        except RuntimeError as error:
+            assert "this CPU, or this number of inputs, has none such" in str(error)
+            pytest.skip(f"no {instructions} of {inputs} inputs on this CPU")
+        whole = fast(rows)
+        assert whole.dtype == torch.bfloat16
+        # The sums are f32, so that only the result is rounded: half a unit in the last of 8 places.
+        exact = PlainLinear(weight.float(), None if given is None else given.float())(rows.float())
+        assert torch.allclose(whole.float(), exact, rtol=2**-8, atol=1e-4)
+        assert_rows_are_independent(fast, rows, whole)
+
+
+def test_the_best_instructions_are_those_of_the_cpu(operations: NativeOperations) -> None:
+    flags = kernel_build._cpu_flags().split()
+    best = "tiles" if "amx_bf16" in flags else "pairs" if "avx512_bf16" in flags else "plain"
+    for inputs, wanted in ((64, best), (65, "pairs" if best == "tiles" else best)):
+        assert NativeLinear(normal(8, inputs, seed=1, dtype=torch.bfloat16), None).packed.instructions() == wanted
+
+
+def assert_rows_are_independent(linear: NativeLinear, rows: torch.Tensor, whole: torch.Tensor) -> None:
+    for count in (0, 1, 2, 3, 9, 17, 33, 257):
+        assert torch.equal(linear(rows[:count]), whole[:count]), "a row depends on the other rows"
+    poisoned = rows.clone()
+    poisoned[1::2] = float("nan")
+    assert torch.equal(linear(poisoned)[::2], whole[::2]), "a row depends on the other rows"
 
 
 def test_invalid_linears_are_refused(operations: NativeOperations) -> None:
     weight = normal(5, 4, seed=1)
     with pytest.raises(RuntimeError, match="bias: must have an element for each output"):
         NativeLinear(weight, normal(4, seed=2))
-    with pytest.raises(RuntimeError, match="weight: must be contiguous Float"):
-        NativeLinear(weight.bfloat16(), None)
+    with pytest.raises(RuntimeError, match="bias: must be contiguous BFloat16"):
+        NativeLinear(weight.bfloat16(), normal(5, seed=2))
+    with pytest.raises(RuntimeError, match="instructions: fast"):
+        NativeLinear(weight.bfloat16(), None, "fast")
     with pytest.raises(RuntimeError, match=r"rows: must be \[rows, 4\]"):
         NativeLinear(weight, None)(normal(2, 5, seed=3))
 

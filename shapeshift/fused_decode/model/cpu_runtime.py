@@ -115,7 +115,7 @@ class DecodeModel:
         def build() -> DecodeModel:
             cache = KeyValueCache(architecture, slots, max_length, dtype, extra_elements=extra_elements)
             compiled = native_operations.load(cache_dir, log) if native else None
-            make = native_operations.NativeLinear if compiled and dtype == torch.float32 else maker(dtype, log)
+            make = native_operations.NativeLinear if compiled else maker(dtype, log)
             network = assemble(architecture, files, cache, dtype, make)
             return cls(network, compiled or TorchOperations(), cache)
 

@@ -20,14 +20,25 @@ _NAMESPACE = "shapeshift_decode"
 _lock = threading.Lock()
 
 
+_SUFFIXES = {torch.float32: "", torch.bfloat16: "BFloat16"}
+
+
+def _class(name: str, dtype: torch.dtype) -> Any:
+    """The native class `name` for weights of `dtype`."""
+    return getattr(getattr(torch.classes, _NAMESPACE), name + _SUFFIXES[dtype])
+
+
 class NativeLinear:
-    """Linear of f32 over weights in panels (`kernels/linear.h`), without a copy of the plain weights.
+    """Linear over weights in panels (`kernels/linear.h`, `linear_bf16.h`), without a copy of the plain weights.
+
+    instructions: of bf16: tiles (AMX), pairs (avx512_bf16), plain, or best: the fastest of this CPU. RuntimeError for
+    those that it lacks.
 
     A row's result does not depend on the number of rows. Needs `load` to have succeeded.
     """
 
-    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
-        self.packed: Any = getattr(torch.classes, _NAMESPACE).Linear(weight, bias)
+    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None, instructions: str = "best") -> None:
+        self.packed: Any = _class("Linear", weight.dtype)(weight, bias, instructions)
 
     def __call__(self, rows: torch.Tensor) -> torch.Tensor:
         out: torch.Tensor = self.packed.forward(rows)
@@ -81,12 +92,11 @@ class NativeOperations:
         return out
 
     def fused_forward(self, network: NetworkParts) -> FusedForward | None:
-        """See `operations.Operations`. Exists for f32, whose linears are native too, and for layers as Llama's."""
+        """See `operations.Operations`. Exists where the linears are native too, and for layers as Llama's."""
         if not isinstance(network.head, NativeLinear) or not network.architecture.is_one_operation:
             return None
-        native = getattr(torch.classes, _NAMESPACE).Network(
-            network.embedding, network.norm.weight, network.head.packed, network.architecture.norm_eps
-        )
+        make = _class("Network", network.embedding.dtype)
+        native = make(network.embedding, network.norm.weight, network.head.packed, network.architecture.norm_eps)
         for layer in network.layers:
             native.add(*_parts(layer))
 

@@ -5,21 +5,22 @@
 #include <array>
 #include <vector>
 
-#include "linear.h"
+#include "linear_bf16.h"
 #include "team.h"
 #include "terms.h"
 
 constexpr int64_t kLinears = 4;  // of a layer, in the order of `interfaces.QKV`, `OUTPUT`, `GATE_UP`, `DOWN`
 enum Place { kQkv, kOutput, kGateUp, kDown };
 
+template <typename T>
 class Added {
   using Groups = low_rank::Groups;
-  using Tasks = low_rank::Tasks<float>;
+  using Tasks = low_rank::Tasks<T>;
 
  public:
   // Sets the terms of a pass over `rows` tokens. given: the tensors of `interfaces.LowRank.arrays`, or none. linears:
   // those of each layer; in the last layer, the linears after attention compute only `wanted` tokens.
-  void fit(const std::vector<at::Tensor>& given, const std::array<const Panels*, kLinears>& linears, int64_t layers,
+  void fit(const std::vector<at::Tensor>& given, const std::array<const Panels<T>*, kLinears>& linears, int64_t layers,
            int64_t rows, int64_t wanted) {
     any_ = !given.empty();
     if (!any_) return;
@@ -27,13 +28,13 @@ class Added {
     TORCH_CHECK(given.size() == 6, "terms: must be memory, places, and groups of all and of the wanted tokens");
     const low_rank::Factors factors{given[0], given[1]};
     const Groups all{given[2], given[3]}, last{given[4], given[5]};
-    factors.check_of(at::kFloat);
+    factors.check_of(kType<T>);
     TORCH_CHECK(factors.layers() == layers && factors.linears() == kLinears, "places: must have the model's linears");
     all.check_of(factors.groups(), rows), last.check_of(factors.groups(), wanted);
     int64_t most = 0;
     for (int64_t i = 0; i < layers * kLinears; ++i) {
       const int64_t layer = i / kLinears, linear = i % kLinears;
-      const Panels& own = *linears[linear];
+      const Panels<T>& own = *linears[linear];
       const Groups& groups = layer + 1 == layers && linear != kQkv ? last : all;
       tasks_[i].fit(factors, groups, layer, linear, own.inputs, own.outputs);
       most = std::max(most, tasks_[i].mixed());
@@ -44,8 +45,8 @@ class Added {
   }
 
   // A linear and its terms; see `multiply`.
-  void multiply(const Team& team, int64_t layer, Place linear, const Panels& own, const float* from, int64_t rows,
-                float* out) const {
+  void multiply(const Team& team, int64_t layer, Place linear, const Panels<T>& own, const T* from, int64_t rows,
+                T* out) const {
     if (!any_) return ::multiply(own, from, rows, out, team);
     const Tasks& tasks = tasks_[layer * kLinears + linear];
     if (tasks.empty()) return ::multiply(own, from, rows, out, team);
@@ -58,7 +59,7 @@ class Added {
   struct Before {
     const Team& team;
     const Tasks& tasks;
-    const float* from;
+    const T* from;
 
     int64_t threads() const { return team.threads(); }
 

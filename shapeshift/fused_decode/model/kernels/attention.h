@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "checks.h"
-#include "common.h"
+#include "wide.h"
 
 constexpr int64_t kBlockElements = 4096;  // of the keys of one block: scored, normalised and mixed together
 
@@ -134,6 +134,60 @@ inline void flatten(float* scores, int64_t count, float cap) {
   for (int64_t k = 0; k < count; ++k) scores[k] = cap * tangent(scores[k] * inverse);
 }
 
+// Reads the lines of `count` elements into the cache.
+template <typename T>
+void fetch(const T* from, int64_t count) {
+  constexpr int64_t kLine = 64 / sizeof(T);
+  for (int64_t i = 0; i < count; i += kLine) __builtin_prefetch(from + i, 0, 2);
+}
+
+// As `score`, for keys in memory that only one query reads: widened in registers, while as many elements at `next` are
+// fetched. `dim` is a multiple of wide::kLanes.
+template <int64_t kDim, typename T>
+void score_once(const float* query, const T* keys, int64_t runtime_dim, int64_t count, float* scores, const T* next) {
+  using wide::load, wide::Wide;
+  constexpr int64_t kLanes = wide::kLanes;
+  const int64_t dim = kDim ? kDim : runtime_dim;
+  int64_t k = 0;
+  for (; k + 4 <= count; k += 4) {
+    const T* first = keys + k * dim;
+    fetch(next + k * dim, 4 * dim);
+    Wide sums[4] = {};
+#pragma GCC unroll 8
+    for (int64_t d = 0; d < dim; d += kLanes) {
+      const Wide own = load(query + d);
+      for (int64_t i = 0; i < 4; ++i) sums[i] += own * load(first + i * dim + d);
+    }
+    wide::totals(sums[0], sums[1], sums[2], sums[3], scores + k);
+  }
+  for (; k < count; ++k) {
+    fetch(next + k * dim, dim);
+    Wide sum = {};
+    for (int64_t d = 0; d < dim; d += kLanes) sum += load(query + d) * load(keys + k * dim + d);
+    scores[k] = wide::total(sum);
+  }
+}
+
+// As `mix`, under the same conditions.
+template <int64_t kDim, typename T>
+void mix_once(const float* weights, const T* values, int64_t runtime_dim, int64_t count, float keep, float* target,
+              const T* next) {
+  using wide::load, wide::Wide;
+  constexpr int64_t kLanes = wide::kLanes;
+  const int64_t dim = kDim ? kDim : runtime_dim;
+  // The sums of so many vectors stay in registers over all values.
+  constexpr int64_t kHeld = kDim && kDim % kLanes == 0 ? std::min<int64_t>(kDim / kLanes, 8) : 1;
+  for (int64_t d = 0; d < dim; d += kHeld * kLanes) {
+    Wide sums[kHeld];
+    for (int64_t i = 0; i < kHeld; ++i) sums[i] = load(target + d + i * kLanes) * keep;
+    for (int64_t k = 0; k < count; ++k) {
+      if (d == 0) fetch(next + k * dim, dim);
+      for (int64_t i = 0; i < kHeld; ++i) sums[i] += weights[k] * load(values + k * dim + d + i * kLanes);
+    }
+    for (int64_t i = 0; i < kHeld; ++i) wide::store(sums[i], target + d + i * kLanes);
+  }
+}
+
 // Replaces scores by weights e^(score - best); returns their sum. `best` becomes the maximum so far; `keep` is the
 // factor for the sums of earlier blocks.
 inline float soften(float* scores, int64_t count, float& best, float& keep) {
@@ -195,22 +249,38 @@ void attend(const Layer<T>& layer, const Task& task, Scratch& scratch) {
 
   const int64_t reach = layer.window > 0 ? layer.window : layer.max_length;
   const int64_t end = task.position + task.count;
+  const bool once = rows == 1 && dim % wide::kLanes == 0;
   for (int64_t from = std::max<int64_t>(0, task.position + 1 - reach); from < end; from += block) {
     const int64_t to = std::min(from + block, end);
-    const float* keys = widened(layer.keys + layer.place(task.slot, task.head, from), (to - from) * dim, scratch.keys);
-    const float* values =
-        widened(layer.values + layer.place(task.slot, task.head, from), (to - from) * dim, scratch.values);
-    for (int64_t row = 0; row < rows; ++row) {
-      const int64_t position = task.position + row / group;
-      const int64_t first = std::max(from, position + 1 - reach), count = std::min(to, position + 1) - first;
-      if (count <= 0) continue;
-      float keep;
-      score<kDim>(scratch.queries + row * dim, keys + (first - from) * dim, dim, count, scratch.scores);
-      if (layer.cap > 0.0f) flatten(scratch.scores, count, layer.cap);
-      const float sum = soften(scratch.scores, count, scratch.best[row], keep);
-      scratch.total[row] = scratch.total[row] * keep + sum;
-      mix<kDim>(scratch.scores, values + (first - from) * dim, dim, count, keep, scratch.sums + row * dim);
+    const T *keys = layer.keys + layer.place(task.slot, task.head, from), *values = layer.values + (keys - layer.keys);
+    const auto each_row = [&](const auto& score_of, const auto& mix_of) {
+      for (int64_t row = 0; row < rows; ++row) {
+        const int64_t position = task.position + row / group;
+        const int64_t first = std::max(from, position + 1 - reach), count = std::min(to, position + 1) - first;
+        if (count <= 0) continue;
+        float keep;
+        score_of(scratch.queries + row * dim, (first - from) * dim, count);
+        if (layer.cap > 0.0f) flatten(scratch.scores, count, layer.cap);
+        const float sum = soften(scratch.scores, count, scratch.best[row], keep);
+        scratch.total[row] = scratch.total[row] * keep + sum;
+        mix_of((first - from) * dim, count, keep, scratch.sums + row * dim);
+      }
+    };
+    if (once) {
+      each_row([&](const float* query, int64_t at, int64_t count) {
+        score_once<kDim>(query, keys + at, dim, count, scratch.scores, values + at);
+      }, [&](int64_t at, int64_t count, float keep, float* target) {
+        mix_once<kDim>(scratch.scores, values + at, dim, count, keep, target, keys + (to - from) * dim);
+      });
+      continue;
     }
+    const float *wide_keys = widened(keys, (to - from) * dim, scratch.keys),
+                *wide_values = widened(values, (to - from) * dim, scratch.values);
+    each_row([&](const float* query, int64_t at, int64_t count) {
+      score<kDim>(query, wide_keys + at, dim, count, scratch.scores);
+    }, [&](int64_t at, int64_t count, float keep, float* target) {
+      mix<kDim>(scratch.scores, wide_values + at, dim, count, keep, target);
+    });
   }
   for (int64_t row = 0; row < rows; ++row) {
     T* target = layer.out + ((task.token + row / group) * layer.heads + task.head * group + row % group) * dim;

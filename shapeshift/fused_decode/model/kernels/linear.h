@@ -33,13 +33,30 @@ inline void hold(Vector& vector) {
 #endif
 }
 
+// The weights of a linear in the layout of its kernel, without a copy.
+template <typename T>
+struct Panels;
+
 // weights [panels, inputs, kPanel], bias [outputs] or null.
-struct Panels {
+template <>
+struct Panels<float> {
   const float* weights;
   const float* bias;
   int64_t inputs, outputs;
 
   int64_t count() const { return (outputs + kPanel - 1) / kPanel; }
+  int64_t elements() const { return count() * inputs * kPanel; }
+
+  // Writes panel `index` of plain weights [outputs, inputs] to its place in `target`; 0 where there is no output.
+  void pack(const float* plain, int64_t index, float* target) const {
+    target += index * inputs * kPanel;
+    for (int64_t lane = 0; lane < kPanel; ++lane) {
+      const int64_t output = index * kPanel + lane;
+      for (int64_t input = 0; input < inputs; ++input) {
+        target[input * kPanel + lane] = output < outputs ? plain[output * inputs + input] : 0.0f;
+      }
+    }
+  }
 };
 
 // sums [kRows, kPanel] = (first ? 0 : sums) + rows [kRows, count], `stride` apart, times panel [count, kPanel]. Reads
@@ -90,7 +107,7 @@ void multiply_rows(int64_t rows, const float* from, int64_t stride, const float*
 
 // out [rows, outputs] of one panel = rows [rows, inputs] times the panel, plus bias; at most kMostRows rows. Each
 // output is summed in the order of the inputs, for any number of rows.
-inline void multiply_panel(const Panels& own, int64_t index, const float* from, int64_t rows, float* out) {
+inline void multiply_panel(const Panels<float>& own, int64_t index, const float* from, int64_t rows, float* out) {
   alignas(kLine) static thread_local float sums[kMostRows * kPanel];
   const float* panel = own.weights + index * own.inputs * kPanel;
   for (int64_t start = 0; start < own.inputs; start += kInputs) {
@@ -116,24 +133,33 @@ inline void multiply_panel(const Panels& own, int64_t index, const float* from, 
   }
 }
 
-// out [rows, outputs] = rows [rows, inputs] times the weights, plus bias.
-template <typename Share>
-void multiply(const Panels& own, const float* from, int64_t rows, float* out, const Share& share) {
+// Calls each(panel, row, count) for `count` rows from `row` on, so that all panels meet all rows; a piece has a multiple
+// of `tile` rows, and up to `few` rows are all in one.
+template <typename Share, typename Each>
+void cross(int64_t panels, int64_t rows, int64_t few, int64_t tile, const Share& share, const Each& each) {
   if (rows == 0) return;
-  const int64_t panels = own.count(), blocks = (rows + kMostRows - 1) / kMostRows;
-  const int64_t height = ((rows + blocks - 1) / blocks + kTile - 1) / kTile * kTile;
-  if (rows <= kTile) {
+  if (rows <= few) {
     // Reading the weights is all that takes time: each piece of work has adjacent panels.
     const int64_t together = std::clamp<int64_t>(panels / (kRounds * share.threads()), 1, kTogether);
     share((panels + together - 1) / together, [&](int64_t i) {
       const int64_t end = std::min((i + 1) * together, panels);
-      for (int64_t panel = i * together; panel < end; ++panel) multiply_panel(own, panel, from, rows, out);
+      for (int64_t panel = i * together; panel < end; ++panel) each(panel, int64_t{0}, rows);
     });
     return;
   }
+  const int64_t blocks = (rows + kMostRows - 1) / kMostRows;
+  const int64_t height = ((rows + blocks - 1) / blocks + tile - 1) / tile * tile;
   share(panels * blocks, [&](int64_t i) {
     const int64_t row = i % blocks * height;
     const int64_t count = std::min(height, rows - row);
-    if (count > 0) multiply_panel(own, i / blocks, from + row * own.inputs, count, out + row * own.outputs);
+    if (count > 0) each(i / blocks, row, count);
+  });
+}
+
+// out [rows, outputs] = rows [rows, inputs] times the weights, plus bias.
+template <typename Share>
+void multiply(const Panels<float>& own, const float* from, int64_t rows, float* out, const Share& share) {
+  cross(own.count(), rows, kTile, kTile, share, [&](int64_t panel, int64_t row, int64_t count) {
+    multiply_panel(own, panel, from + row * own.inputs, count, out + row * own.outputs);
   });
 }

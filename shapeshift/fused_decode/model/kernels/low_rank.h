@@ -3,37 +3,18 @@
 
 #pragma once
 
-#include "common.h"
+#include "wide.h"
 
 namespace low_rank {
 
-#ifdef __AVX512F__
-constexpr int64_t kLanes = 16;
-#else
-constexpr int64_t kLanes = 8;  // the compiler passes a vector of two registers through memory
-#endif
+using wide::load;
+using wide::total;
+using wide::Wide;
+constexpr int64_t kLanes = wide::kLanes;
+
 constexpr int64_t kColumns = 1024;  // most outputs of one task; their sums stay in L1
 constexpr int64_t kRows = 4;        // rows of B that are read together
 constexpr int64_t kTokens = 4;      // tokens that share what a task reads
-
-// Read in place, aligned or not; memcpy would copy each half through the stack.
-typedef float Wide __attribute__((vector_size(kLanes * sizeof(float)), aligned(4), may_alias));
-typedef uint16_t Halves __attribute__((vector_size(kLanes * sizeof(uint16_t)), aligned(2), may_alias));
-typedef uint32_t Words __attribute__((vector_size(kLanes * sizeof(uint32_t)), aligned(4), may_alias));
-
-inline Wide load(const float* source) { return *reinterpret_cast<const Wide*>(source); }
-
-inline Wide load(const BFloat* source) {
-  // Not `auto`, which drops the alignment of the type: the compiler would take every address for aligned.
-  const Halves halves = *reinterpret_cast<const Halves*>(source);
-  return reinterpret_cast<Wide>(__builtin_convertvector(halves, Words) << 16);
-}
-
-inline float total(const Wide& values) {
-  float sum = 0.0f;
-  for (int64_t i = 0; i < kLanes; ++i) sum += values[i];
-  return sum;
-}
 
 // The term of one group in one part of a linear.
 template <typename T>

@@ -1,4 +1,4 @@
-// A whole forward pass in float as one operation: its threads stay in it from part to part, and it allocates nothing.
+// A whole forward pass as one operation, in float or bfloat16: its threads stay in it from part to part, and it allocates nothing.
 // It computes the same as network.py with the operators, by the same kernels.
 
 #include <ATen/core/Tensor.h>
@@ -22,25 +22,30 @@ using at::Tensor;
 constexpr int64_t kShares = 10 + kLinears;  // most calls of the team in a layer, or outside the layers
 
 // One decoder layer.
+template <typename T>
 struct Block {
   Tensor attention_norm, mlp_norm;
-  LinearPointer qkv, output, gate_up, down;
+  LinearPointer<T> qkv, output, gate_up, down;
   Held attention;
 };
 
 // Buffers of a pass, [rows, width] each; after the last attention, only the wanted rows.
+template <typename T>
 struct Buffers {
-  float *state, *chosen, *normed, *qkv, *mixed, *picked, *delta, *both, *gated;
+  float *state, *chosen;
+  T *normed, *qkv, *mixed, *picked, *delta, *both, *gated;
 };
 
+// The residual state and the logits are float, all else is T.
+template <typename T>
 class Network : public torch::CustomClassHolder {
  public:
-  Network(Tensor embedding, Tensor norm, LinearPointer head, double eps)
+  Network(Tensor embedding, Tensor norm, LinearPointer<T> head, double eps)
       : embedding_(std::move(embedding)),
         norm_(std::move(norm)),
         head_(std::move(head)),
         eps_(static_cast<float>(eps)) {
-    check_like(embedding_, at::kFloat, "embedding");
+    check_like(embedding_, kType<T>, "embedding");
     TORCH_CHECK(embedding_.dim() == 2, "embedding: must be [vocabulary, hidden]");
     hidden_ = embedding_.size(1);
     check_norm(norm_);
@@ -48,13 +53,13 @@ class Network : public torch::CustomClassHolder {
   }
 
   // Adds a layer; called from the first layer to the last.
-  void add(Tensor attention_norm, LinearPointer qkv, Tensor keys, Tensor values, Tensor cosines, Tensor sines,
+  void add(Tensor attention_norm, LinearPointer<T> qkv, Tensor keys, Tensor values, Tensor cosines, Tensor sines,
            std::optional<Tensor> query_norm, std::optional<Tensor> key_norm, double eps, int64_t window, double scale,
-           double cap, LinearPointer output, Tensor mlp_norm, LinearPointer gate_up, LinearPointer down) {
-    Block block{attention_norm, mlp_norm, qkv, output, gate_up, down,
-                Held{keys, values, cosines, sines, query_norm, key_norm, eps, window, scale, cap}};
+           double cap, LinearPointer<T> output, Tensor mlp_norm, LinearPointer<T> gate_up, LinearPointer<T> down) {
+    Block<T> block{attention_norm, mlp_norm, qkv, output, gate_up, down,
+                   Held{keys, values, cosines, sines, query_norm, key_norm, eps, window, scale, cap}};
     check_norm(attention_norm), check_norm(mlp_norm);
-    block.attention.check(at::kFloat);
+    block.attention.check(kType<T>);
     check_linear(qkv, hidden_, qkv->panels().outputs, "qkv");
     check_linear(output, block.attention.heads(qkv->panels().outputs) * keys.size(3), hidden_, "output");
     check_linear(gate_up, hidden_, 2 * down->panels().inputs, "gate_up");
@@ -72,10 +77,10 @@ class Network : public torch::CustomClassHolder {
     const int64_t rows = tokens.numel(), wanted = last.numel();
     check_below(tokens, embedding_.size(0), "tokens"), check_below(last, rows, "last");
     checked(tasks, blocks_[0].attention, rows);
-    const Block& block = blocks_[0];
+    const Block<T>& block = blocks_[0];
     added_.fit(terms, {&block.qkv->panels(), &block.output->panels(), &block.gate_up->panels(), &block.down->panels()},
                static_cast<int64_t>(blocks_.size()), rows, wanted);
-    const Buffers buffers = fit(rows, wanted);
+    const Buffers<T> buffers = fit(rows, wanted);
     Team::gather(kShares * static_cast<int64_t>(blocks_.size() + 1), [&](const Team& team) {
       pass(team, buffers, tokens, tasks, split, last);
     });
@@ -88,12 +93,12 @@ class Network : public torch::CustomClassHolder {
     TORCH_CHECK(norm.numel() == hidden_, "norm: must have ", hidden_, " elements");
   }
 
-  static void check_linear(const LinearPointer& linear, int64_t inputs, int64_t outputs, const char* name) {
-    const Panels& own = linear->panels();
+  static void check_linear(const LinearPointer<T>& linear, int64_t inputs, int64_t outputs, const char* name) {
+    const Panels<T>& own = linear->panels();
     TORCH_CHECK(own.inputs == inputs && own.outputs == outputs, name, ": must be [", outputs, ", ", inputs, "]");
   }
 
-  static bool alike(const Block& one, const Block& other) {
+  static bool alike(const Block<T>& one, const Block<T>& other) {
     return one.attention.keys.sizes() == other.attention.keys.sizes() &&
            one.qkv->panels().outputs == other.qkv->panels().outputs &&
            one.down->panels().inputs == other.down->panels().inputs;
@@ -106,38 +111,43 @@ class Network : public torch::CustomClassHolder {
   }
 
   // Buffers for a pass of this size, in memory that later passes reuse.
-  Buffers fit(int64_t rows, int64_t wanted) {
-    const Block& block = blocks_[0];
+  Buffers<T> fit(int64_t rows, int64_t wanted) {
+    const Block<T>& block = blocks_[0];
     const int64_t query = block.output->panels().inputs, inner = block.down->panels().inputs;
-    const int64_t width = 4 * hidden_ + block.qkv->panels().outputs + 2 * query + 3 * inner;
+    const int64_t width = 2 * hidden_ + block.qkv->panels().outputs + 2 * query + 3 * inner;
     const auto needed = static_cast<size_t>(rows * width);
-    if (memory_.size() < needed) memory_.resize(needed);
+    if (memory_.size() < needed) memory_.resize(needed), states_.resize(2 * rows * hidden_);
     if (!logits_.defined() || logits_.size(0) < wanted) {
-      logits_ = at::empty({wanted, head_->panels().outputs}, embedding_.options());
+      logits_ = at::empty({wanted, head_->panels().outputs}, embedding_.options().dtype(at::kFloat));
     }
-    float* next = memory_.data();
+    T* next = memory_.data();
     const auto part = [&](int64_t own) { return std::exchange(next, next + rows * own); };
-    Buffers made{};
-    made.state = part(hidden_), made.chosen = part(hidden_), made.normed = part(hidden_), made.delta = part(hidden_);
+    Buffers<T> made{};
+    made.state = states_.data(), made.chosen = made.state + rows * hidden_;
+    made.normed = part(hidden_), made.delta = part(hidden_);
     made.qkv = part(block.qkv->panels().outputs), made.mixed = part(query), made.picked = part(query);
     made.both = part(2 * inner), made.gated = part(inner);
     return made;
   }
 
-  void pass(const Team& team, const Buffers& own, const Tensor& tokens, const Tensor& tasks, bool split,
+  void pass(const Team& team, const Buffers<T>& own, const Tensor& tokens, const Tensor& tasks, bool split,
             const Tensor& last) const {
     const int64_t* ids = tokens.const_data_ptr<int64_t>();
-    const float* table = embedding_.const_data_ptr<float>();
+    const auto* table = static_cast<const T*>(embedding_.const_data_ptr());
     const int64_t wanted = last.numel();
     int64_t rows = tokens.numel();
-    team(rows, [&](int64_t row) { copy(own.state, row, table, ids[row], hidden_); });
-    float *state = own.state, *mixed = own.mixed, *delta = nullptr;
+    team(rows, [&](int64_t row) {
+      const T* from = table + ids[row] * hidden_;
+      std::transform(from, from + hidden_, own.state + row * hidden_, [](T value) { return widen(value); });
+    });
+    float* state = own.state;
+    T *mixed = own.mixed, *delta = nullptr;
     for (int64_t layer = 0; layer < static_cast<int64_t>(blocks_.size()); ++layer) {
-      const Block& block = blocks_[layer];
-      const Panels &qkv = block.qkv->panels(), &output = block.output->panels();
+      const Block<T>& block = blocks_[layer];
+      const Panels<T> &qkv = block.qkv->panels(), &output = block.output->panels();
       add_norm(team, state, delta, block.attention_norm, rows, own.normed);
       added_.multiply(team, layer, kQkv, qkv, own.normed, rows, own.qkv);
-      const auto held = block.attention.layer<float>(qkv.outputs, own.qkv, own.mixed);
+      const auto held = block.attention.template layer<T>(qkv.outputs, own.qkv, own.mixed);
       attend_all(held, reinterpret_cast<const Task*>(tasks.const_data_ptr<int32_t>()), tasks.size(0), split, team);
       if (&block == &blocks_.back()) {
         // After the last attention, only the wanted tokens matter.
@@ -160,37 +170,45 @@ class Network : public torch::CustomClassHolder {
     multiply(head_->panels(), own.normed, rows, logits_.data_ptr<float>(), team);
   }
 
-  void add_norm(const Team& team, float* state, const float* delta, const Tensor& weight, int64_t rows,
-                float* out) const {
+  void add_norm(const Team& team, float* state, const T* delta, const Tensor& weight, int64_t rows, T* out) const {
     const float* scale = weight.const_data_ptr<float>();
     team(rows, [&](int64_t row) {
-      const float* added = delta == nullptr ? nullptr : delta + row * hidden_;
+      const T* added = delta == nullptr ? nullptr : delta + row * hidden_;
       add_norm_row(state + row * hidden_, added, scale, eps_, hidden_, out + row * hidden_);
     });
   }
 
-  static void copy(float* to, int64_t row, const float* from, int64_t place, int64_t width) {
-    std::memcpy(to + row * width, from + place * width, width * sizeof(float));
+  template <typename Element>
+  static void copy(Element* to, int64_t row, const Element* from, int64_t place, int64_t width) {
+    std::memcpy(to + row * width, from + place * width, width * sizeof(Element));
   }
 
   Tensor embedding_, norm_;
-  LinearPointer head_;
+  LinearPointer<T> head_;
   float eps_;
   int64_t hidden_;
-  std::vector<Block> blocks_;
-  std::vector<float> memory_;
-  Added added_;
+  std::vector<Block<T>> blocks_;
+  std::vector<float> states_;
+  std::vector<T> memory_;
+  Added<T> added_;
   Tensor logits_;
 };
+
+template <typename T>
+void define(torch::Library& library, const std::string& suffix) {
+  library.class_<Linear<T>>("Linear" + suffix)
+      .def(torch::init<const Tensor&, std::optional<Tensor>, const std::string&>())
+      .def("forward", &Linear<T>::forward)
+      .def("instructions", &Linear<T>::instructions);
+  library.class_<Network<T>>("Network" + suffix)
+      .def(torch::init<Tensor, Tensor, LinearPointer<T>, double>())
+      .def("add", &Network<T>::add)
+      .def("forward", &Network<T>::forward);
+}
 
 }  // namespace
 
 TORCH_LIBRARY_FRAGMENT(shapeshift_decode, library) {
-  library.class_<Linear>("Linear")
-      .def(torch::init<const Tensor&, std::optional<Tensor>>())
-      .def("forward", &Linear::forward);
-  library.class_<Network>("Network")
-      .def(torch::init<Tensor, Tensor, LinearPointer, double>())
-      .def("add", &Network::add)
-      .def("forward", &Network::forward);
+  define<float>(library, "");
+  define<BFloat>(library, "BFloat16");
 }

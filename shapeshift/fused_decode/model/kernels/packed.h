@@ -1,4 +1,4 @@
-// Linears of float over a copy of their weights in panels.
+// Linears of float or bfloat16 over a copy of their weights in panels.
 
 #pragma once
 
@@ -10,9 +10,10 @@
 #include <cstdlib>
 #include <memory>
 #include <optional>
+#include <string>
 
 #include "checks.h"
-#include "linear.h"
+#include "linear_bf16.h"
 
 constexpr size_t kHugePage = size_t{2} << 20;
 
@@ -21,55 +22,70 @@ struct Freed {
 };
 
 // Memory aligned to huge pages, and made of them where the system has some: weights are read from front to back.
-inline std::unique_ptr<float, Freed> reserve(int64_t elements) {
+template <typename T>
+std::unique_ptr<T, Freed> reserve(int64_t elements) {
   void* memory = nullptr;
-  const size_t bytes = elements * sizeof(float);
+  const size_t bytes = elements * sizeof(T);
   TORCH_CHECK(posix_memalign(&memory, kHugePage, bytes) == 0, "weights: no memory for ", bytes, " bytes");
 #if defined(MADV_HUGEPAGE)
   madvise(memory, bytes, MADV_HUGEPAGE);
 #endif
-  return std::unique_ptr<float, Freed>(static_cast<float*>(memory));
+  return std::unique_ptr<T, Freed>(static_cast<T*>(memory));
 }
 
 // y = x weight^T + bias, over a copy of the weights in panels.
+template <typename T>
 class Linear : public torch::CustomClassHolder {
  public:
-  Linear(const at::Tensor& weight, std::optional<at::Tensor> bias) : bias_(std::move(bias)) {
-    check_like(weight, at::kFloat, "weight");
+  // instructions: "tiles", "pairs" or "plain" for bfloat16; "best": the fastest here.
+  Linear(const at::Tensor& weight, std::optional<at::Tensor> bias, const std::string& instructions) {
+    check_like(weight, kType<T>, "weight");
     TORCH_CHECK(weight.dim() == 2 && weight.numel() > 0, "weight: must be [outputs, inputs]");
-    if (bias_) check_like(*bias_, at::kFloat, "bias");
-    TORCH_CHECK(!bias_ || bias_->numel() == weight.size(0), "bias: must have an element for each output");
-    panels_ = {nullptr, bias_ ? bias_->const_data_ptr<float>() : nullptr, weight.size(1), weight.size(0)};
-    weights_ = reserve(panels_.count() * panels_.inputs * kPanel);
+    if (bias) check_like(*bias, kType<T>, "bias");
+    TORCH_CHECK(!bias || bias->numel() == weight.size(0), "bias: must have an element for each output");
+    if (bias) bias_ = bias->to(at::kFloat);
+    panels_.bias = bias_ ? bias_->const_data_ptr<float>() : nullptr;
+    panels_.inputs = weight.size(1), panels_.outputs = weight.size(0);
+    if constexpr (std::is_same_v<T, BFloat>) panels_.instructions = chosen(instructions, panels_.inputs);
+    weights_ = reserve<T>(panels_.elements());
     panels_.weights = weights_.get();
-    const float* from = weight.const_data_ptr<float>();
-    share(panels_.count(), [&](int64_t panel) { pack(from, panel); });
+    const auto* from = static_cast<const T*>(weight.const_data_ptr());
+    share(panels_.count(), [&](int64_t panel) { panels_.pack(from, panel, weights_.get()); });
   }
 
-  const Panels& panels() const { return panels_; }
+  const Panels<T>& panels() const { return panels_; }
 
   at::Tensor forward(const at::Tensor& rows) const {
-    check_like(rows, at::kFloat, "rows");
+    check_like(rows, kType<T>, "rows");
     TORCH_CHECK(rows.dim() == 2 && rows.size(1) == panels_.inputs, "rows: must be [rows, ", panels_.inputs, "]");
     at::Tensor out = at::empty({rows.size(0), panels_.outputs}, rows.options());
-    multiply(panels_, rows.const_data_ptr<float>(), rows.size(0), out.data_ptr<float>(), Shared{});
+    multiply(panels_, static_cast<const T*>(rows.const_data_ptr()), rows.size(0), static_cast<T*>(out.data_ptr()),
+             Shared{});
     return out;
   }
 
+  // The name of the instructions that multiply.
+  std::string instructions() const {
+    if constexpr (std::is_same_v<T, BFloat>) return kNames[static_cast<int>(panels_.instructions)];
+    return kNames[0];
+  }
+
  private:
-  void pack(const float* from, int64_t panel) {
-    float* target = weights_.get() + panel * panels_.inputs * kPanel;
-    for (int64_t lane = 0; lane < kPanel; ++lane) {
-      const int64_t output = panel * kPanel + lane;
-      for (int64_t input = 0; input < panels_.inputs; ++input) {
-        target[input * kPanel + lane] = output < panels_.outputs ? from[output * panels_.inputs + input] : 0.0f;
-      }
+  static constexpr const char* kNames[] = {"plain", "pairs", "tiles"};
+
+  static Instructions chosen(const std::string& wanted, int64_t inputs) {
+    const Instructions best = best_instructions(inputs);
+    for (int name = 0; name <= static_cast<int>(best); ++name) {
+      if (wanted == kNames[name]) return static_cast<Instructions>(name);
     }
+    TORCH_CHECK(wanted == "best", "instructions: ", wanted, ": this CPU, or this number of inputs, has none such");
+    return best;
   }
 
   std::optional<at::Tensor> bias_;
-  std::unique_ptr<float, Freed> weights_;
-  Panels panels_;
+  std::unique_ptr<T, Freed> weights_;
+  Panels<T> panels_{};
 };
 
-using LinearPointer = c10::intrusive_ptr<Linear>;
+template <typename T>
+using LinearPointer = c10::intrusive_ptr<Linear<T>>;

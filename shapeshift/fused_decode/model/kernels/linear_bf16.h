@@ -1,0 +1,252 @@
+// Products of few rows with a large matrix of bfloat16, summed in float: by AMX tiles, by dot products of pairs
+// (avx512_bf16), or by plain vectors. All three read one layout. A row's result does not depend on the other rows.
+
+#pragma once
+
+#include "linear.h"
+
+#if defined(__AMX_BF16__) || defined(__AVX512BF16__)
+#include <immintrin.h>
+#endif
+#if defined(__AMX_BF16__)
+#include <sys/syscall.h>
+#include <unistd.h>
+#endif
+
+constexpr int64_t kSide = 16;   // rows, outputs, and pairs of inputs of a tile
+constexpr int64_t kBlock = 32;  // inputs of a tile
+constexpr int64_t kTiles = 2;   // of weights that are used together
+constexpr int64_t kWide = kTiles * kSide;         // outputs of a panel
+constexpr int64_t kTileElements = kSide * kBlock;
+constexpr int64_t kStep = kTiles * kTileElements;
+constexpr int64_t kHigh = 2 * kSide;  // rows that use a tile of weights together
+constexpr int64_t kPairRows = 8;      // rows of a tile of vectors
+constexpr int64_t kAhead = 4096;      // elements between what is read and what is fetched into the cache
+
+// From the slowest to the fastest.
+enum class Instructions { kPlain, kPairs, kTiles };
+
+// weights [panels, blocks, kTiles, kSide pairs, kSide outputs, 2], with 0 where there is no input or output; bias
+// [outputs] or null.
+template <>
+struct Panels<BFloat> {
+  const BFloat* weights;
+  const float* bias;
+  int64_t inputs, outputs;
+  Instructions instructions;
+
+  int64_t count() const { return (outputs + kWide - 1) / kWide; }
+  int64_t blocks() const { return (inputs + kBlock - 1) / kBlock; }
+  int64_t elements() const { return count() * blocks() * kStep; }
+
+  // As Panels<float>::pack.
+  void pack(const BFloat* plain, int64_t index, BFloat* target) const {
+    target += index * blocks() * kStep;
+    for (int64_t block = 0; block < blocks(); ++block) {
+      for (int64_t place = 0; place < kStep; ++place) {
+        const int64_t output = index * kWide + place / kTileElements * kSide + place / 2 % kSide;
+        const int64_t input = block * kBlock + place % kTileElements / kBlock * 2 + place % 2;
+        const bool inside = output < outputs && input < inputs;
+        target[block * kStep + place] = inside ? plain[output * inputs + input] : BFloat{0};
+      }
+    }
+  }
+};
+
+#if defined(__AMX_BF16__)
+// What `_tile_loadconfig` reads. Tiles 0 to 3 are sums, 4 and 5 rows, 6 and 7 weights.
+struct alignas(64) TileShapes {
+  uint8_t palette = 1, start = 0, unused[14] = {};
+  uint16_t bytes[16] = {};
+  uint8_t rows[16] = {};
+
+  TileShapes(int64_t low, int64_t high) {
+    const int64_t wanted[8] = {low, low, high, high, low, high, kSide, kSide};
+    for (int64_t tile = 0; tile < 8; ++tile) {
+      rows[tile] = static_cast<uint8_t>(wanted[tile]);
+      bytes[tile] = wanted[tile] == 0 ? 0 : 64;
+    }
+  }
+};
+
+// Whether Linux lets this process use tiles; it has to be asked once.
+inline bool tiles_permitted() {
+  constexpr int64_t kRequest = 0x1023, kTileData = 18;
+  static const bool permitted = syscall(SYS_arch_prctl, kRequest, kTileData) == 0;
+  return permitted;
+}
+
+// kBoth: there are more than kSide rows. kFetch: the weights come from memory, not from the cache.
+template <bool kBoth, bool kFetch>
+void multiply_blocks(const BFloat* from, int64_t inputs, const BFloat* panel, int64_t blocks, float* sums) {
+  const int64_t stride = inputs * static_cast<int64_t>(sizeof(BFloat));
+  _tile_zero(0);
+  _tile_zero(1);
+  if constexpr (kBoth) {
+    _tile_zero(2);
+    _tile_zero(3);
+  }
+  for (int64_t block = 0; block < blocks; ++block, panel += kStep, from += kBlock) {
+    if constexpr (kFetch) {
+      for (int64_t ahead = 0; ahead < kStep; ahead += kBlock) __builtin_prefetch(panel + kAhead + ahead, 0, 2);
+    }
+    _tile_loadd(4, from, stride);
+    _tile_loadd(6, panel, kLine);
+    _tile_dpbf16ps(0, 4, 6);
+    _tile_loadd(7, panel + kTileElements, kLine);
+    _tile_dpbf16ps(1, 4, 7);
+    if constexpr (kBoth) {
+      _tile_loadd(5, from + kSide * inputs, stride);
+      _tile_dpbf16ps(2, 5, 6);
+      _tile_dpbf16ps(3, 5, 7);
+    }
+  }
+  constexpr int64_t kSums = kWide * sizeof(float);
+  _tile_stored(0, sums, kSums);
+  _tile_stored(1, sums + kSide, kSums);
+  if constexpr (kBoth) {
+    _tile_stored(2, sums + kSide * kWide, kSums);
+    _tile_stored(3, sums + kSide * kWide + kSide, kSums);
+  }
+}
+
+// sums [rows, kWide] = rows [rows, inputs] times a panel; at most kHigh rows, `inputs` a multiple of kBlock.
+inline void sum_by_tiles(const Panels<BFloat>& own, const BFloat* panel, const BFloat* from, int64_t rows,
+                         bool fetch, float* sums) {
+  const TileShapes shapes(std::min(rows, kSide), std::max<int64_t>(rows - kSide, 0));
+  _tile_loadconfig(&shapes);
+  const auto run = rows <= kSide ? multiply_blocks<false, true>
+                   : fetch       ? multiply_blocks<true, true>
+                                 : multiply_blocks<true, false>;
+  run(from, own.inputs, panel, own.blocks(), sums);
+  // Tiles in use make every switch between threads slower.
+  _tile_release();
+}
+#endif
+
+// Two adjacent inputs of a row; the second is 0 where there is none.
+inline uint32_t pair_of(const BFloat* row, int64_t input, int64_t inputs) {
+  uint32_t both = row[input].bits;
+  if (input + 1 < inputs) std::memcpy(&both, row + input, sizeof both);
+  return both;
+}
+
+#if defined(__AVX512BF16__)
+template <int64_t kRows>
+void sum_pairs(const Panels<BFloat>& own, const BFloat* panel, const BFloat* from, float* sums) {
+  __m512 held[kRows][kTiles] = {};
+  for (int64_t input = 0; input < own.inputs; input += 2) {
+    const BFloat* place = panel + input / kBlock * kStep + input % kBlock * kSide;
+    __m512bh weights[kTiles];
+    for (int64_t tile = 0; tile < kTiles; ++tile) {
+      const BFloat* line = place + tile * kTileElements;
+      weights[tile] = reinterpret_cast<__m512bh>(_mm512_loadu_si512(line));
+      __builtin_prefetch(line + kAhead, 0, 2);
+    }
+    for (int64_t row = 0; row < kRows; ++row) {
+      const auto both = static_cast<int>(pair_of(from + row * own.inputs, input, own.inputs));
+      const auto given = reinterpret_cast<__m512bh>(_mm512_set1_epi32(both));
+      for (int64_t tile = 0; tile < kTiles; ++tile) {
+        held[row][tile] = _mm512_dpbf16_ps(held[row][tile], given, weights[tile]);
+      }
+    }
+  }
+  for (int64_t row = 0; row < kRows; ++row) {
+    for (int64_t tile = 0; tile < kTiles; ++tile) {
+      _mm512_storeu_ps(sums + row * kWide + tile * kSide, held[row][tile]);
+    }
+  }
+}
+#endif
+
+typedef uint32_t Bits __attribute__((vector_size(kLanes * sizeof(uint32_t)), aligned(sizeof(uint16_t)), may_alias));
+
+template <int64_t kRows>
+void sum_plain(const Panels<BFloat>& own, const BFloat* panel, const BFloat* from, float* sums) {
+  for (int64_t first = 0; first < kWide; first += kLanes) {
+    const BFloat* lanes = panel + first / kSide * kTileElements + first % kSide * 2;
+    Vector held[kRows] = {};
+    for (int64_t input = 0; input < own.inputs; input += 2) {
+      const BFloat* place = lanes + input / kBlock * kStep + input % kBlock * kSide;
+      const Bits both = *reinterpret_cast<const Bits*>(place);
+      const Vector one = reinterpret_cast<Vector>(both << 16), other = reinterpret_cast<Vector>(both & 0xffff0000u);
+      for (int64_t row = 0; row < kRows; ++row) {
+        const uint32_t pair = pair_of(from + row * own.inputs, input, own.inputs);
+        held[row] += widen(BFloat{static_cast<uint16_t>(pair)}) * one;
+        held[row] += widen(BFloat{static_cast<uint16_t>(pair >> 16)}) * other;
+      }
+    }
+    for (int64_t row = 0; row < kRows; ++row) *reinterpret_cast<Vector*>(sums + row * kWide + first) = held[row];
+  }
+}
+
+// As sum_by_tiles, for any number of inputs: kPairRows rows after another.
+template <int64_t kRows = kPairRows>
+void sum_by_vectors(const Panels<BFloat>& own, const BFloat* panel, const BFloat* from, int64_t rows, float* sums) {
+  for (; rows >= kRows; rows -= kRows, from += kRows * own.inputs, sums += kRows * kWide) {
+#if defined(__AVX512BF16__)
+    if (own.instructions == Instructions::kPairs) {
+      sum_pairs<kRows>(own, panel, from, sums);
+      continue;
+    }
+#endif
+    sum_plain<kRows>(own, panel, from, sums);
+  }
+  if constexpr (kRows > 1) sum_by_vectors<kRows - 1>(own, panel, from, rows, sums);
+}
+
+// The fastest instructions that this CPU, system and number of inputs allow.
+inline Instructions best_instructions(int64_t inputs) {
+#if defined(__AMX_BF16__)
+  if (inputs % kBlock == 0 && tiles_permitted()) return Instructions::kTiles;
+#endif
+#if defined(__AVX512BF16__)
+  return Instructions::kPairs;
+#else
+  return Instructions::kPlain;
+#endif
+}
+
+template <int64_t kWidth, typename Out>
+void write_sums(const float* sums, int64_t width, Out* target) {
+#pragma omp simd
+  for (int64_t lane = 0; lane < (kWidth ? kWidth : width); ++lane) narrow(sums[lane], target[lane]);
+}
+
+// out [rows, outputs] of one panel = rows [rows, inputs] times the panel, plus bias.
+template <typename Out>
+void multiply_panel(const Panels<BFloat>& own, int64_t index, const BFloat* from, int64_t rows, Out* out) {
+  alignas(kLine) float sums[kHigh * kWide];
+  const BFloat* panel = own.weights + index * own.blocks() * kStep;
+  const int64_t first = index * kWide, width = std::min(kWide, own.outputs - first);
+  for (int64_t row = 0; row < rows; row += kHigh) {
+    const int64_t count = std::min(kHigh, rows - row);
+#if defined(__AMX_BF16__)
+    if (own.instructions == Instructions::kTiles) {
+      sum_by_tiles(own, panel, from + row * own.inputs, count, row == 0, sums);
+    } else
+#endif
+    {
+      sum_by_vectors(own, panel, from + row * own.inputs, count, sums);
+    }
+    if (own.bias != nullptr) {
+      for (int64_t i = 0; i < count * kWide; ++i) sums[i] += i % kWide < width ? own.bias[first + i % kWide] : 0.0f;
+    }
+    for (int64_t i = 0; i < count; ++i) {
+      Out* target = out + (row + i) * own.outputs + first;
+      if (width == kWide) {
+        write_sums<kWide>(sums + i * kWide, kWide, target);
+      } else {
+        write_sums<0>(sums + i * kWide, width, target);
+      }
+    }
+  }
+}
+
+// out [rows, outputs] = rows [rows, inputs] times the weights, plus bias.
+template <typename Out, typename Share>
+void multiply(const Panels<BFloat>& own, const BFloat* from, int64_t rows, Out* out, const Share& share) {
+  cross(own.count(), rows, kHigh, kHigh, share, [&](int64_t panel, int64_t row, int64_t count) {
+    multiply_panel(own, panel, from + row * own.inputs, count, out + row * own.outputs);
+  });
+}

@@ -1,0 +1,66 @@
+// Vectors of float, read from float or bfloat16. They are the compiler's, so one source serves every width.
+
+#pragma once
+
+#include "common.h"
+
+#ifdef __AVX512F__
+#include <immintrin.h>
+#endif
+
+namespace wide {
+
+#ifdef __AVX512F__
+constexpr int64_t kLanes = 16;
+#else
+constexpr int64_t kLanes = 8;  // the compiler passes a vector of two registers through memory
+#endif
+
+// Read in place, aligned or not; memcpy would copy each half through the stack.
+typedef float Wide __attribute__((vector_size(kLanes * sizeof(float)), aligned(4), may_alias));
+typedef int32_t Places __attribute__((vector_size(kLanes * sizeof(int32_t))));
+typedef uint16_t Halves __attribute__((vector_size(kLanes * sizeof(uint16_t)), aligned(2), may_alias));
+typedef uint32_t Words __attribute__((vector_size(kLanes * sizeof(uint32_t)), aligned(4), may_alias));
+
+inline Wide load(const float* source) { return *reinterpret_cast<const Wide*>(source); }
+
+inline Wide load(const BFloat* source) {
+#ifdef __AVX512F__
+  // The compiler widens the two halves apart.
+  const __m256i near = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(source));
+  return reinterpret_cast<Wide>(_mm512_slli_epi32(_mm512_cvtepu16_epi32(near), 16));
+#else
+  // Not `auto`, which drops the alignment of the type: the compiler would take every address for aligned.
+  const Halves halves = *reinterpret_cast<const Halves*>(source);
+  return reinterpret_cast<Wide>(__builtin_convertvector(halves, Words) << 16);
+#endif
+}
+
+inline void store(const Wide& values, float* target) { *reinterpret_cast<Wide*>(target) = values; }
+
+inline float total(const Wide& values) {
+  float sum = 0.0f;
+  for (int64_t i = 0; i < kLanes; ++i) sum += values[i];
+  return sum;
+}
+
+// The sums of the lanes of four vectors.
+inline void totals(const Wide& a, const Wide& b, const Wide& c, const Wide& d, float* sums) {
+  Places low, high, even, odd;
+  for (int32_t i = 0; i < kLanes; ++i) {
+    // Lanes of two vectors in turns, then pairs of lanes in turns: each group of four lanes gets one lane of each vector.
+    low[i] = i / 4 * 4 + i % 4 / 2 + i % 2 * kLanes;
+    high[i] = low[i] + 2;
+    even[i] = i / 4 * 4 + i % 2 + i % 4 / 2 * kLanes;
+    odd[i] = even[i] + 2;
+  }
+  const Wide ab = __builtin_shuffle(a, b, low) + __builtin_shuffle(a, b, high);
+  const Wide cd = __builtin_shuffle(c, d, low) + __builtin_shuffle(c, d, high);
+  const Wide all = __builtin_shuffle(ab, cd, even) + __builtin_shuffle(ab, cd, odd);
+  for (int64_t i = 0; i < 4; ++i) {
+    sums[i] = 0.0f;
+    for (int64_t lane = i; lane < kLanes; lane += 4) sums[i] += all[lane];
+  }
+}
+
+}  // namespace wide
