@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any, Protocol, cast
@@ -35,6 +35,7 @@ from shapeshift.fused_decode.model.architecture import Architecture
 from shapeshift.fused_decode.policy.admission import Admission
 from shapeshift.fused_decode.request import LENGTH, STOP, Request
 from shapeshift.fused_decode.service import OWN_PARAMETERS, DecodeService
+from shapeshift.fused_decode.settings import GeneratedDecodeSettings
 from shapeshift.serving.metrics import Metric
 from shapeshift.serving.model_args import Log, ModelArgs
 from shapeshift.serving.parameters import RequestParameters
@@ -120,7 +121,7 @@ class AdapterService(DecodeService):
         self.catalogue = Catalogue(
             (args.folder / self._settings.adapters_dir).resolve(),
             read_multi_lora(args.folder / "1"),
-            self._base_model(),
+            self._base_model(args.parameters),
             self.cache,
             runtime.memory.element_size(),
             log,
@@ -211,10 +212,11 @@ class AdapterService(DecodeService):
             kernels = LORA_KERNELS["native"](self.loaded.kernel_cache, self._log)
         return kernels or LORA_KERNELS["torch"]()
 
-    def _base_model(self) -> BaseModel:
+    def _base_model(self, parameters: Mapping[str, str]) -> BaseModel:
         folder = self.loaded.folder
         names = {folder.name, str(folder), *filter(None, self._settings.base_names.split(","))}
-        return BaseModel(Architecture.read(folder), names, self._settings.max_rank)
+        sha256 = settings.read(GeneratedDecodeSettings, parameters).checkpoint_sha256
+        return BaseModel(Architecture.read(folder), names, self._settings.max_rank, folder, sha256)
 
     def _adapter_tokens(self, name: str | None) -> int:
         """The memory of an adapter in tokens of KV cache."""

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from pathlib import Path
 
 from shapeshift.adapter_cache.registry import store
 from shapeshift.adapter_cache.settings import AdapterCacheSettings
 from shapeshift.build_engines.paths import BuildPaths
+from shapeshift.engines.checkpoint import Checkpoint
 from shapeshift.errors import NotFoundError
 from shapeshift.registry import FILE as REGISTRY_FILE
 
@@ -17,10 +19,16 @@ def registry_folder(name: str, settings: AdapterCacheSettings, paths: BuildPaths
 
 
 def prepare_registry(
-    name: str, settings: AdapterCacheSettings, checkpoint: Path, version: Path, paths: BuildPaths
+    name: str,
+    settings: AdapterCacheSettings,
+    checkpoint: Checkpoint,
+    base_names: Collection[str],
+    version: Path,
+    paths: BuildPaths,
 ) -> str:
     """Fill the registry of front model `name` if there is none, and check its adapters. Returns a summary line.
 
+    base_names: names of the base model in the configurations of adapters
     version: the version folder in the model repository, which may hold multi_lora.json. Raises the error with
     which serving would reject an adapter.
     """
@@ -29,15 +37,17 @@ def prepare_registry(
     from shapeshift.fused_decode.model.architecture import Architecture
 
     folder = registry_folder(name, settings, paths)
-    names = {checkpoint.name, *filter(None, settings.base_names.split(","))}
-    base = peft.BaseModel(Architecture.read(checkpoint), names, settings.max_rank)
+    names = {str(checkpoint.folder), *base_names}
+    base = peft.BaseModel(
+        Architecture.read(checkpoint.folder), names, settings.max_rank, checkpoint.folder, checkpoint.sha256
+    )
     if settings.starter_dir and not (folder / REGISTRY_FILE).exists():
         for source in _starter_adapters(settings.starter_dir, paths):
             peft.require_finite(peft.read(source, base))
-            store.add(folder, source.name, source, pinned=False)
+            store.add(folder, source.name, source, pinned=False, base=checkpoint.sha256)
     entries = store.read(folder)
     for entry in entries.values():
-        peft.read(store.entry_folder(folder, entry), base)
+        peft.read(store.entry_folder(folder, entry), base, entry.base)
     for source in store.read_multi_lora(version).values():
         peft.read(source, base)
     return f"{len(entries)} adapters in {folder}"

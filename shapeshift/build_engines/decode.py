@@ -12,10 +12,11 @@ from shapeshift import settings
 from shapeshift.adapter_cache.policy.scheduling import SchedulingSettings
 from shapeshift.adapter_cache.settings import AdapterCacheSettings
 from shapeshift.build_engines import adapters
+from shapeshift.build_engines.hub.sources import base_names, find_checkpoint
 from shapeshift.build_engines.model_folder import CONFIG, write_front
 from shapeshift.build_engines.paths import BuildPaths
 from shapeshift.engines import hardware
-from shapeshift.engines.checkpoint import HASHES, Checkpoint, find, open_checkpoint
+from shapeshift.engines.checkpoint import HASHES, Checkpoint, open_checkpoint
 from shapeshift.errors import NotFoundError, ShapeshiftError
 from shapeshift.fused_decode.settings import ForwardSettings, FusedDecodeSettings, signature
 from shapeshift.triton import model_config
@@ -63,8 +64,8 @@ def check(front: DecodeFrontConfig, paths: BuildPaths) -> Checkpoint | None:
         if not (paths.repository / front.settings.forward_to / CONFIG).is_file():
             raise NotFoundError(f"forward_to: no model {front.settings.forward_to} in {paths.repository}")
         return None
-    found = find(front.settings.checkpoint, paths.checkpoints)
-    checkpoint = open_checkpoint(found, hashes=paths.build / HASHES)
+    source = find_checkpoint(front.settings.checkpoint, paths)
+    checkpoint = open_checkpoint(source.folder, origin=source.origin, hashes=paths.build / HASHES)
     hardware.resolve_precision(front.settings.precision, _on_gpu(front.config))
     if _published(paths.generated / front.name) != checkpoint.sha256:
         _require_loadable(checkpoint, front.settings, front.adapters)
@@ -87,19 +88,20 @@ def publish(front: DecodeFrontConfig, paths: BuildPaths) -> str:
     parameters = {
         "checkpoint": paths.portable(checkpoint.folder, target),
         "checkpoint_sha256": checkpoint.sha256,
+        "checkpoint_origin": checkpoint.origin,
         "precision": hardware.resolve_precision(own.precision, _on_gpu(front.config)),
         "kernel_cache": paths.portable(kernels, target),
     }
-    summary = f"checkpoint: {own.checkpoint}, {parameters['precision']}"
+    summary = f"checkpoint: {checkpoint.origin or own.checkpoint}, {parameters['precision']}"
     extra_files: dict[str, str] = {}
     capacity = f"{own.max_concurrency} slots of {own.max_length} tokens"
     if front.adapters is not None:
         version = front.folder / "1"
-        base_names = {own.checkpoint, Path(own.checkpoint).name, *filter(None, front.adapters.base_names.split(","))}
-        parameters["base_names"] = ",".join(sorted(base_names))
+        names = base_names(own.checkpoint, checkpoint.folder, front.adapters.base_names)
+        parameters["base_names"] = ",".join(sorted(names))
         parameters["adapters_dir"] = paths.portable(adapters.registry_folder(front.name, front.adapters, paths), target)
         extra_files = adapters.multi_lora_files(version)
-        registry = adapters.prepare_registry(front.name, front.adapters, checkpoint.folder, version, paths)
+        registry = adapters.prepare_registry(front.name, front.adapters, checkpoint, names, version, paths)
         capacity += f", {registry}"
     write_front(front.folder, front.config, target, parameters, summary, extra_files)
     return f"{state}; {summary}, {capacity}"

@@ -11,18 +11,22 @@ from pathlib import Path
 from shapeshift import settings
 from shapeshift.adapter_cache.registry import store
 from shapeshift.adapter_cache.settings import AdapterCacheSettings
+from shapeshift.build_engines.hub.sources import find_adapter
 from shapeshift.cli import front_model
 from shapeshift.errors import NotFoundError
-from shapeshift.fused_decode.settings import FusedDecodeSettings
+from shapeshift.fused_decode.settings import FusedDecodeSettings, GeneratedDecodeSettings
 from shapeshift.registry import FILE
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of `shapeshift adapters`."""
     actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
-    add = actions.add_parser("add", help="check and register a PEFT folder; replaces an adapter of the same name")
+    add = actions.add_parser("add", help="check and register a PEFT adapter; replaces one of the same name")
     add.add_argument("name", help="the name that requests use")
-    add.add_argument("folder", type=Path, help="holds adapter_config.json and adapter_model.safetensors")
+    add.add_argument(
+        "source",
+        help="folder with adapter_config.json and adapter_model.safetensors, or hub id: owner/adapter@revision",
+    )
     add.add_argument("--pin", action="store_true", help="load it now and keep it loaded")
     listing = actions.add_parser("list", help=f"list the adapters of the registry and of {store.MULTI_LORA}")
     listing.add_argument("--json", action="store_true", help="write one JSON object")
@@ -48,8 +52,9 @@ def run(options: argparse.Namespace) -> int:
     settings.require(options.name not in fixed, "name", options.name, allowed)
     if options.action == "add":
         store.check_name(options.name)
-        _check(options.folder, model, values)
-        store.add(folder, options.name, options.folder, options.pin)
+        source = find_adapter(options.source, options.build)
+        base = _check(source.folder, model, values)
+        store.add(folder, options.name, source.folder, options.pin, base, source.origin)
     elif options.action == "pin":
         store.pin(folder, options.name, not options.off)
     else:
@@ -61,8 +66,11 @@ def run(options: argparse.Namespace) -> int:
 _DONE = {"add": "registered", "pin": "changed", "remove": "removed"}
 
 
-def _check(folder: Path, model: Path, values: dict[str, str]) -> None:
-    """Raise the error with which a server would refuse the adapter in `folder`."""
+def _check(folder: Path, model: Path, values: dict[str, str]) -> str:
+    """Raise the error with which a server would refuse the adapter in `folder`.
+
+    Returns the hash of the checkpoint that it was checked against; empty if the front states none.
+    """
     # These import torch, which the other actions do not need.
     from shapeshift.adapter_cache.lora.batch import lay_out
     from shapeshift.adapter_cache.registry import peft
@@ -73,10 +81,12 @@ def _check(folder: Path, model: Path, values: dict[str, str]) -> None:
     checkpoint = (model / loop.checkpoint).resolve()
     names = {checkpoint.name, str(checkpoint), *filter(None, own.base_names.split(","))}
     architecture = Architecture.read(checkpoint)
-    adapter = peft.read(folder, BaseModel(architecture, names, own.max_rank))
+    sha256 = settings.read(GeneratedDecodeSettings, values).checkpoint_sha256
+    adapter = peft.read(folder, BaseModel(architecture, names, own.max_rank, checkpoint, sha256))
     peft.require_finite(adapter)
     size = lay_out(architecture, adapter.factors)[1] * PRECISION_BYTES[loop.precision]
     settings.require(size <= own.adapter_mb << 20, "adapter", f"{size} bytes", f"at most adapter_mb ({own.adapter_mb})")
+    return sha256
 
 
 def _list(entries: dict[str, store.Entry], fixed: dict[str, Path], as_json: bool) -> None:
@@ -86,5 +96,5 @@ def _list(entries: dict[str, store.Entry], fixed: dict[str, Path], as_json: bool
         sys.stdout.write(json.dumps(shown) + "\n")
         return
     for name, entry in sorted(shown.items()):
-        about = store.MULTI_LORA if name in fixed else str(entry["sha256"])[:12]
+        about = store.MULTI_LORA if name in fixed else f"{str(entry['sha256'])[:12]} {entry['origin']}".rstrip()
         sys.stdout.write(f"{name:32} {'pinned' if entry.get('pinned') else '-':7} {about}\n")

@@ -1,4 +1,4 @@
-"""Model checkpoints: found in a folder or on the hub, read from safetensors only, identified by a hash."""
+"""Model checkpoints in folders: read from safetensors only, identified by a hash."""
 
 from __future__ import annotations
 
@@ -9,11 +9,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from shapeshift.errors import EngineError, InvalidInputError, NotFoundError
+from shapeshift.errors import InvalidInputError, NotFoundError
 from shapeshift.files import RememberedHashes, file_sha256
 
 _UNSAFE_SUFFIXES = (".bin", ".pt", ".pth", ".pkl", ".ckpt", ".h5", ".msgpack")
-_HUB_PATTERNS = ["*.json", "*.safetensors", "*.txt", "*.model"]
 # The same weights once more, under the names of another library.
 _DUPLICATES = "consolidated*.safetensors"
 HASHES = "hashes.json"
@@ -22,34 +21,41 @@ HASHES = "hashes.json"
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A checkpoint folder with config.json, tokenizer.json and safetensors weights."""
+    """A checkpoint folder with config.json, tokenizer.json and safetensors weights.
+
+    origin: the repository and commit of a hub that it comes from, owner/model@commit; empty: none.
+    """
 
     folder: Path
     config: dict[str, Any]
     sha256: str
+    origin: str = ""
 
     @property
     def tokenizer_file(self) -> Path:
         return self.folder / "tokenizer.json"
 
 
-def find(name: str, search: Sequence[Path] = ()) -> Path:
-    """The folder of checkpoint `name`: a path, a folder under one of `search`, or a hub id ("owner/model").
+def find_folder(name: str, search: Sequence[Path] = ()) -> Path | None:
+    """The folder `name`: a path, or below one of `search`. None if there is none."""
+    return next((folder.resolve() for folder in _candidates(name, search) if folder.is_dir()), None)
 
-    Raises NotFoundError listing every folder that was searched.
-    """
-    candidates = [Path(name), *(folder / name for folder in search)]
-    for candidate in candidates:
-        if candidate.is_dir():
-            return candidate.resolve()
-    searched = ", ".join(str(candidate) for candidate in candidates)
-    if name.count("/") != 1 or name.startswith((".", "/")):
-        raise NotFoundError(f"checkpoint: no folder {searched}; give a folder or a hub id such as owner/model")
-    return _download(name, searched)
+
+def not_found(name: str, search: Sequence[Path] = ()) -> NotFoundError:
+    """The error for a checkpoint that is no folder; it lists those that `find_folder` tries."""
+    searched = ", ".join(map(str, _candidates(name, search)))
+    return NotFoundError(f"checkpoint: no folder {searched}; give a folder, or a hub id such as owner/model@revision")
+
+
+def _candidates(name: str, search: Sequence[Path]) -> list[Path]:
+    return [Path(name), *(folder / name for folder in search)]
 
 
 def open_checkpoint(
-    folder: Path, needed: Sequence[str] = ("config.json", "tokenizer.json"), hashes: Path | None = None
+    folder: Path,
+    needed: Sequence[str] = ("config.json", "tokenizer.json"),
+    origin: str = "",
+    hashes: Path | None = None,
 ) -> Checkpoint:
     """Check `folder` and hash what an engine depends on: the `needed` files (config.json is one) and the weights.
 
@@ -75,7 +81,12 @@ def open_checkpoint(
     hashed = [(name, file_sha256(folder / name)) for name in needed]
     for name, own in [*hashed, *((path.name, remembered.sha256(path)) for path in weights)]:
         digest.update(f"{name}:{own}\n".encode())
-    return Checkpoint(folder, config, digest.hexdigest())
+    return Checkpoint(folder, config, digest.hexdigest(), origin)
+
+
+def weights_sha256(folder: Path) -> tuple[str, ...]:
+    """The hashes of the files of weights in `folder`, sorted; their names do not count."""
+    return tuple(sorted(file_sha256(path) for path in weight_files(folder)))
 
 
 def weight_files(folder: Path) -> list[Path]:
@@ -95,15 +106,3 @@ def _check_shards(folder: Path) -> None:
         if missing:
             allowed = f"must hold {missing[0]}, which {index.name} lists: the download is not complete"
             raise InvalidInputError("checkpoint", str(folder), allowed)
-
-
-def _download(name: str, searched: str) -> Path:
-    try:
-        from huggingface_hub import snapshot_download
-
-        return Path(snapshot_download(name, allow_patterns=_HUB_PATTERNS, ignore_patterns=[_DUPLICATES]))
-    except ImportError:
-        raise EngineError("checkpoint: a hub id needs huggingface_hub; run `pip install huggingface_hub`") from None
-    except Exception as error:  # noqa: BLE001  the hub client raises many unrelated types
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise NotFoundError(f"checkpoint: neither {searched} nor the hub has {name!r} ({reason})") from error

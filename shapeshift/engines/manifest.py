@@ -100,6 +100,8 @@ class Manifest:
     default_prompt: str = ""
     # Why the precision is not the requested one; empty if it is.
     note: str = ""
+    # The repository and commit of a hub that the checkpoint comes from, owner/model@commit; empty: none.
+    checkpoint_origin: str = ""
     format: int = FORMAT
 
     def save(self, folder: Path) -> None:

@@ -12,7 +12,7 @@ import torch
 
 from shapeshift import settings
 from shapeshift.engines import hardware
-from shapeshift.engines.checkpoint import HASHES, find, open_checkpoint
+from shapeshift.engines.checkpoint import HASHES, find_folder, not_found, open_checkpoint
 from shapeshift.engines.hardware import available_mb
 from shapeshift.engines.text.tokenizer import FILE_NAME as TOKENIZER_FILE
 from shapeshift.engines.text.tokenizer import TextTokenizer
@@ -64,9 +64,10 @@ def load(args: ModelArgs, log: Log, load_runtime: Load, further: Sequence[type] 
     settings.refuse_unknown(args.parameters, known)
     decode = settings.read(FusedDecodeSettings, args.parameters)
     generated = settings.read(GeneratedDecodeSettings, args.parameters)
-    # `make engines` writes paths relative to the model's folder.
-    local = args.folder / decode.checkpoint
-    folder = local.resolve() if local.is_dir() else find(decode.checkpoint)
+    # `make engines` writes paths relative to the model's folder, also for ids of a hub: serving downloads nothing.
+    folder = find_folder(decode.checkpoint, [args.folder])
+    if folder is None:
+        raise not_found(decode.checkpoint, [args.folder])
     tokenizer_file = folder / TOKENIZER_FILE
     settings.require(tokenizer_file.is_file(), "checkpoint", str(folder), f"must hold {TOKENIZER_FILE}")
     kernel_cache = (args.folder / generated.kernel_cache).resolve() if generated.kernel_cache else _DEFAULT_KERNEL_CACHE

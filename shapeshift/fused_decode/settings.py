@@ -47,7 +47,7 @@ _OUTPUTS = (
 class FusedDecodeSettings:
     """Parameters of the process that owns the decode loop.
 
-    checkpoint       folder (absolute, under build/checkpoints or checkpoints/) or hub id
+    checkpoint       folder (absolute, under build/checkpoints or checkpoints/) or hub id (owner/model@revision)
     precision        auto (bf16 where the hardware has it, else f32), f32 or bf16
     max_concurrency  slots: most requests that run at once
     max_length       tokens that a slot holds, prompt and answer together
@@ -94,11 +94,13 @@ class GeneratedDecodeSettings:
     """Parameters that `make engines` adds to the generated config.pbtxt.
 
     checkpoint_sha256  hash that the checkpoint must have; empty: any
+    checkpoint_origin  repository and commit of a hub that it comes from, owner/model@commit; empty: none
     kernel_cache       folder of compiled kernels; empty: .cache/shapeshift in the home directory
     generation         counts the loads that replaced a dead process
     """
 
     checkpoint_sha256: str = ""
+    checkpoint_origin: str = ""
     kernel_cache: str = ""
     generation: int = 0
 

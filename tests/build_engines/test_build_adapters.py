@@ -13,6 +13,7 @@ from shapeshift.cli import main as cli
 from shapeshift.cli.main import main
 from shapeshift.triton import model_config
 from tests.adapter_cache.lora_models import Spec, make_adapter
+from tests.build_engines.hub_server import Hub
 from tests.fused_decode.checkpoints import make_checkpoint
 
 PROJECT = Path(__file__).resolve().parents[2]
@@ -91,6 +92,73 @@ def test_multi_lora_is_copied(project: Project) -> None:
     generated = project.root / "build" / "repository" / "generate_lora" / "1" / "multi_lora.json"
     (place,) = json.loads(generated.read_text()).values()
     assert Path(place).is_absolute() and Path(place).resolve() == starters / "one"
+
+
+# Base models and adapters from the hub.
+
+
+@pytest.fixture
+def over_the_hub(project: Project, hub: Hub) -> Project:
+    """A front over the checkpoint small of the hub, built."""
+    hub.add("owner/small", project.root / "checkpoints" / "small")
+    project.change(checkpoint="owner/small@main", starter_dir="")
+    assert project.make()[0] == 0
+    return project
+
+
+def add(project: Project, source: Path | str, name: str = "mine") -> int:
+    return main(["adapters", "add", name, str(source)])
+
+
+def make(project: Project, **config: Any) -> Path:
+    folder = project.root / "made"
+    return make_adapter(folder, project.root / "checkpoints" / "small", Spec(2), **config)
+
+
+@pytest.mark.parametrize("stated", ["owner/small", "small", "owner/small@main"])
+def test_an_adapter_of_a_base_from_the_hub(over_the_hub: Project, stated: str) -> None:
+    assert add(over_the_hub, make(over_the_hub, base_model_name_or_path=stated)) == 0
+    status, out, err = over_the_hub.make()
+    assert (status, err) == (0, "") and "1 adapters in" in out
+    # Also without what `add` has recorded.
+    file = over_the_hub.registry / "registry.json"
+    file.write_text(file.read_text().replace(store.read(over_the_hub.registry)["mine"].base, ""))
+    assert over_the_hub.make()[0] == 0
+
+
+def test_a_base_folder_with_the_same_weights(over_the_hub: Project) -> None:
+    same = over_the_hub.root / "elsewhere"
+    same.mkdir()
+    weights = (over_the_hub.root / "checkpoints" / "small" / "model.safetensors").read_bytes()
+    (same / "weights.safetensors").write_bytes(weights)
+    adapter = make(over_the_hub, base_model_name_or_path=str(same))
+    assert add(over_the_hub, adapter) == 0
+    (same / "weights.safetensors").write_bytes(weights[:-1] + b"x")
+    # Once checked against this checkpoint, it stays accepted; another one is not.
+    assert over_the_hub.make()[0] == 0
+    assert add(over_the_hub, adapter, "other") == 2
+    # Another checkpoint under the same front: the record of the first does not count.
+    file = over_the_hub.registry / "registry.json"
+    file.write_text(file.read_text().replace(store.read(over_the_hub.registry)["mine"].base, "0" * 64))
+    status, _, err = over_the_hub.make()
+    assert status == 1
+    assert "base_model_name_or_path: got " in err and "one with the same *.safetensors files as" in err
+
+
+def test_an_adapter_from_the_hub(over_the_hub: Project, hub: Hub, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = make(over_the_hub, base_model_name_or_path="owner/small")
+    (folder / "optimizer.bin").write_text("x")
+    commit = hub.add("owner/style", folder, "v1")
+    hub.asked.clear()
+    assert add(over_the_hub, "owner/style@v1") == 0
+    assert sorted({*hub.downloaded()}) == ["adapter_config.json", "adapter_model.safetensors"]
+    assert store.read(over_the_hub.registry)["mine"].origin == f"owner/style@{commit}"
+    main(["adapters", "list"])
+    assert f"owner/style@{commit}" in capsys.readouterr().out
+    assert add(over_the_hub, "owner/style@v2") != 0
+    assert "no such revision" in capsys.readouterr().err
+    assert add(over_the_hub, "absent") != 0
+    assert "no folder absent; give a folder or the id of a hub" in capsys.readouterr().err
 
 
 def test_names_of_multi_lora_cannot_be_changed(project: Project, capsys: pytest.CaptureFixture[str]) -> None:

@@ -2,17 +2,13 @@ from __future__ import annotations
 
 import json
 import os
-import sys
-from fnmatch import fnmatch
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
 from shapeshift import files
 from shapeshift.engines import checkpoint
-from shapeshift.errors import EngineError, InvalidInputError, NotFoundError
+from shapeshift.errors import InvalidInputError
 from shapeshift.files import file_sha256
 
 
@@ -130,49 +126,12 @@ def test_config_that_is_not_json(folder: Path) -> None:
 
 
 def test_finds_a_folder_by_path_and_in_the_search_folders(folder: Path, tmp_path: Path) -> None:
-    assert checkpoint.find(str(folder)) == folder
-    assert checkpoint.find("model", [tmp_path / "absent", folder.parent]) == folder
-    assert checkpoint.find("owner/model", [tmp_path]) == folder
+    assert checkpoint.find_folder(str(folder)) == folder
+    assert checkpoint.find_folder("model", [tmp_path / "absent", folder.parent]) == folder
+    assert checkpoint.find_folder("owner/model", [tmp_path]) == folder
 
 
-@pytest.mark.parametrize("name", ["absent", "./owner/absent", "/owner/absent", "../absent", "a/b/c"])
-def test_invalid_hub_ids_are_not_downloaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
-    monkeypatch.setitem(sys.modules, "huggingface_hub", SimpleNamespace(snapshot_download=pytest.fail))
-    with pytest.raises(NotFoundError) as caught:
-        checkpoint.find(name, [tmp_path])
-    assert "give a folder or a hub id such as owner/model" in str(caught.value)
-    assert str(tmp_path / name) in str(caught.value)
-
-
-def test_a_hub_id_is_downloaded_as_safetensors_only(
-    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    asked: list[Any] = []
-
-    def download(name: str, allow_patterns: list[str], ignore_patterns: list[str]) -> str:
-        asked.append((name, allow_patterns))
-        assert any(fnmatch("consolidated.safetensors", pattern) for pattern in ignore_patterns)
-        return str(folder)
-
-    monkeypatch.setitem(sys.modules, "huggingface_hub", SimpleNamespace(snapshot_download=download))
-    assert checkpoint.find("other/model", [tmp_path]) == folder
-    ((name, patterns),) = asked
-    assert name == "other/model"
-    assert "*.safetensors" in patterns and not any("bin" in pattern or pattern == "*" for pattern in patterns)
-
-
-def test_hub_error_lists_every_searched_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(name: str, **patterns: list[str]) -> str:
-        raise RuntimeError("offline\nand more lines")
-
-    monkeypatch.setitem(sys.modules, "huggingface_hub", SimpleNamespace(snapshot_download=fail))
-    with pytest.raises(NotFoundError) as caught:
-        checkpoint.find("other/model", [tmp_path])
-    text = str(caught.value)
-    assert str(tmp_path / "other/model") in text and "'other/model' (offline)" in text and "more" not in text
-
-
-def test_hub_id_without_huggingface_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "huggingface_hub", None)
-    with pytest.raises(EngineError, match="needs huggingface_hub; run `pip install huggingface_hub`"):
-        checkpoint.find("other/model", [tmp_path])
+def test_a_folder_that_is_not_found_names_where_it_was_searched(tmp_path: Path) -> None:
+    assert checkpoint.find_folder("absent", [tmp_path]) is None
+    text = str(checkpoint.not_found("absent", [tmp_path]))
+    assert f"no folder absent, {tmp_path / 'absent'}; give a folder, or a hub id" in text

@@ -118,7 +118,7 @@ class Catalogue:
     def _read(self, name: str, entry: store.Entry, first: bool) -> Adapter | None:
         try:
             folder = store.entry_folder(self._folder, entry)
-            source = peft.read(folder, self._base)
+            source = peft.read(folder, self._base, entry.base)
             # After `peft.read`: the stamp of `source` detects every later change.
             unchanged = entry.stamps == store.stamps(folder)
             if not first:

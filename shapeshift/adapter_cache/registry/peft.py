@@ -15,6 +15,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from shapeshift.adapter_cache.lora.batch import TARGETS, Factor, Part, linear_parts
+from shapeshift.engines.checkpoint import weights_sha256
 from shapeshift.errors import InvalidInputError, UnsupportedError
 from shapeshift.fused_decode.model.architecture import Architecture
 from shapeshift.settings import require
@@ -54,12 +55,17 @@ class PeftAdapter:
 class BaseModel:
     """The base model that adapters are checked against, its names, and the highest allowed rank.
 
+    folder  of its checkpoint: an adapter may state another folder with the same weights
+    sha256  hash of its checkpoint
+
     Raises UnsupportedError for a model over which adapters are not served.
     """
 
     architecture: Architecture
     names: Collection[str]
     max_rank: int
+    folder: Path | None = None
+    sha256: str = ""
 
     def __post_init__(self) -> None:
         if not self.architecture.takes_adapters:
@@ -69,14 +75,19 @@ class BaseModel:
             )
 
 
-def read(folder: Path, base: BaseModel) -> PeftAdapter:
+def read(folder: Path, base: BaseModel, checked: str = "") -> PeftAdapter:
     """Check the adapter in `folder` by its configuration and the names and shapes of its tensors.
+
+    checked: the hash of a checkpoint whose adapter it is known to be; the stated name of the base model does not count
+    if that is the hash of `base`.
 
     Raises InvalidInputError naming the problem: another kind of adapter, another base model, a rank above the limit, a
     target that the base model lacks, an incomplete file, or weights in a format that can execute code.
     """
     config = _config(folder)
-    _check(config, base)
+    _check(config)
+    if not (checked and checked == base.sha256):
+        _check_base(config.get("base_model_name_or_path"), base)
     file = folder / WEIGHTS
     if not file.is_file():
         unsafe = [name for name in _UNSAFE if (folder / name).exists()]
@@ -110,7 +121,7 @@ def _config(folder: Path) -> Mapping[str, Any]:
     return dict(config)
 
 
-def _check(config: Mapping[str, Any], base: BaseModel) -> None:
+def _check(config: Mapping[str, Any]) -> None:
     require(config.get("peft_type") == "LORA", "peft_type", config.get("peft_type"), "LORA")
     for name, value in config.items():
         plain = name in _PLAIN or value in _OFF
@@ -123,11 +134,26 @@ def _check(config: Mapping[str, Any], base: BaseModel) -> None:
     require(not changed, "init_lora_weights", initialization, allowed)
     rank = config.get("r")
     require(_is_count(rank), "r", rank, "a whole number of at least 1")
-    stated = config.get("base_model_name_or_path")
-    if stated:
-        names = ", ".join(sorted(base.names))
-        same = isinstance(stated, str) and (stated in base.names or Path(stated).name in base.names)
-        require(same, "base_model_name_or_path", stated, f"a name of the served base model: {names}")
+
+
+def _check_base(stated: object, base: BaseModel) -> None:
+    """Raise InvalidInputError unless `stated` names the base model, or a folder whose weights are the same files."""
+    if not stated:
+        return
+    if isinstance(stated, str):
+        if stated in base.names or Path(stated).name in base.names:
+            return
+        if base.folder is not None and Path(stated).is_dir() and weights_sha256(Path(stated)):
+            same = weights_sha256(Path(stated)) == weights_sha256(base.folder)
+            allowed = f"the base model's folder, or one with the same *.safetensors files as {base.folder}"
+            require(same, "base_model_name_or_path", stated, allowed)
+            return
+    names = ", ".join(sorted(base.names))
+    raise InvalidInputError(
+        "base_model_name_or_path",
+        stated,
+        f"a folder with the weights of the served base model, or one of its names: {names}",
+    )
 
 
 def _shapes(file: Path) -> dict[str, tuple[int, ...]]:

@@ -37,12 +37,16 @@ class Entry:
     sha256  hash of its files
     pinned  whether it stays loaded
     stamps  size and time in ns of each of `FILES` when they were hashed; as long as they are unchanged, so is the hash
+    base    hash of the checkpoint that it was checked against; it fits this one whatever name its configuration states
+    origin  repository and commit of a hub that it comes from, owner/adapter@commit; empty: none
     """
 
     folder: str
     sha256: str
     pinned: bool = False
     stamps: tuple[tuple[int, int], ...] = ()
+    base: str = ""
+    origin: str = ""
 
 
 def check_name(name: str, field: str = "name") -> str:
@@ -101,8 +105,11 @@ def entry_folder(folder: Path, entry: Entry) -> Path:
     return found
 
 
-def add(folder: Path, name: str, source: Path, pinned: bool) -> Entry:
-    """Copy the adapter in `source`, which the caller has checked, and register it; replaces one of the same name."""
+def add(folder: Path, name: str, source: Path, pinned: bool, base: str = "", origin: str = "") -> Entry:
+    """Copy the adapter in `source`, which the caller has checked, and register it; replaces one of the same name.
+
+    base, origin: see `Entry`.
+    """
     check_name(name)
     with _changing(folder) as content:
         staged = folder / f".{name}.{os.getpid()}"
@@ -118,7 +125,7 @@ def add(folder: Path, name: str, source: Path, pinned: bool) -> Entry:
             _replace(staged, target)
         finally:
             shutil.rmtree(staged, ignore_errors=True)
-        entry = Entry(target.name, sha256, pinned, stamps(target))
+        entry = Entry(target.name, sha256, pinned, stamps(target), base, origin)
         _drop(content, name, keep=entry.folder)
         content.entries[name] = asdict(entry)
     return entry
@@ -187,13 +194,15 @@ def _sweep(folder: Path, content: Content) -> None:
 def _entry(name: str, stated: dict[str, Any]) -> Entry:
     check_name(name, f"{FILE} adapters")
     valid = (
-        {"folder", "sha256"} <= stated.keys() <= {"folder", "sha256", "pinned", "stamps"}
+        {"folder", "sha256"} <= stated.keys() <= {"folder", "sha256", "pinned", "stamps", "base", "origin"}
         and isinstance(stated["folder"], str)
         and isinstance(stated.get("stamps", []), list)
+        and all(isinstance(stated.get(key, ""), str) for key in ("base", "origin"))
     )
-    require(valid, f"{FILE} {name}", stated, "an object with folder, sha256, pinned and stamps")
+    require(valid, f"{FILE} {name}", stated, "an object with folder, sha256, pinned, stamps, base and origin")
     kept = tuple(tuple(one) if isinstance(one, list) else one for one in stated.get("stamps", []))
-    return Entry(stated["folder"], stated["sha256"], stated.get("pinned", False), kept)
+    base, origin = stated.get("base", ""), stated.get("origin", "")
+    return Entry(stated["folder"], stated["sha256"], stated.get("pinned", False), kept, base, origin)
 
 
 # vLLM's multi_lora.json in a model's version folder names further adapters.

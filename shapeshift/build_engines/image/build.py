@@ -47,6 +47,7 @@ def _manifest(planned: ImagePlan, architecture: Architecture, work: Path, entrie
         hardware=cpu_model(),
         files=manifest.list_files(work),
         engines=tuple(entries),
+        checkpoint_origin=planned.checkpoint.origin,
     )
 
 

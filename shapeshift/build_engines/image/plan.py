@@ -8,9 +8,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from shapeshift.build_engines.hub.sources import find_checkpoint
 from shapeshift.build_engines.paths import BuildPaths
 from shapeshift.engines import hardware, manifest
-from shapeshift.engines.checkpoint import Checkpoint, find, open_checkpoint
+from shapeshift.engines.checkpoint import Checkpoint, open_checkpoint
 from shapeshift.engines.hardware import cores, cpu_model
 from shapeshift.engines.interfaces import Provider
 from shapeshift.engines.providers import lookup
@@ -76,7 +77,8 @@ class ImagePlan:
 def plan(front: ImageFrontConfig, paths: BuildPaths) -> ImagePlan:
     """Resolve checkpoint, provider, precision and threads. Raises ShapeshiftError."""
     own = front.settings
-    checkpoint = open_checkpoint(find(own.checkpoint, paths.checkpoints), needed=("config.json",))
+    source = find_checkpoint(own.checkpoint, paths)
+    checkpoint = open_checkpoint(source.folder, ("config.json",), source.origin)
     provider = lookup.PROVIDERS[lookup.resolve(own.provider)]
     requested = "f32" if own.precision == "auto" and provider.name == "onnxruntime" else own.precision
     resolved = hardware.resolve_precision(requested, provider.name == "tensorrt")

@@ -79,4 +79,5 @@ def _manifest(planned: Plan, work: Path, built: BuildResult, precision: str, not
         default_prompt=planned.modules.default_prompt,
         type_stride=built.type_stride,
         note=note,
+        checkpoint_origin=planned.checkpoint.origin,
     )

@@ -9,10 +9,11 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from shapeshift.build_engines.hub.sources import find_checkpoint
 from shapeshift.build_engines.paths import BuildPaths
 from shapeshift.build_engines.text.config import TextFrontConfig, length_histogram, read_json
 from shapeshift.engines import hardware, manifest
-from shapeshift.engines.checkpoint import Checkpoint, find, open_checkpoint
+from shapeshift.engines.checkpoint import Checkpoint, open_checkpoint
 from shapeshift.engines.hardware import cpu_model
 from shapeshift.engines.interfaces import Provider
 from shapeshift.engines.providers import lookup
@@ -106,10 +107,11 @@ def plan(front: TextFrontConfig, paths: BuildPaths) -> Plan:
 def _checkpoint(front: TextFrontConfig, paths: BuildPaths) -> tuple[Checkpoint, SentenceModules]:
     """The checkpoint, and its sentence modules with the settings of the front."""
     own = front.settings
-    folder = find(own.checkpoint, paths.checkpoints)
-    found = sentence_modules.read(folder)
-    transformer = folder / found.transformer
-    checkpoint = open_checkpoint(transformer, ("config.json", *tokenizer_files.source_files(transformer)))
+    source = find_checkpoint(own.checkpoint, paths)
+    found = sentence_modules.read(source.folder)
+    transformer = source.folder / found.transformer
+    needed = ("config.json", *tokenizer_files.source_files(transformer))
+    checkpoint = open_checkpoint(transformer, needed, source.origin)
     family = family_of(checkpoint.config)
     modules = (found.for_head() if own.head else found).resolved(own.pooling, own.normalize, family.pooling)
     modules.check(hidden_size(checkpoint.config))

@@ -70,6 +70,8 @@ class ImageManifest:
     hardware: str
     files: dict[str, FileEntry]
     engines: tuple[GammaEntry, ...]
+    # The repository and commit of a hub that the checkpoint comes from, owner/model@commit; empty: none.
+    checkpoint_origin: str = ""
     format: int = FORMAT
 
     def save(self, folder: Path) -> None:

@@ -1,0 +1,154 @@
+"""Model repositories of a hub (Hugging Face's, or the one that HF_ENDPOINT names), through `huggingface_hub`.
+
+An id is resolved to a commit once. `hub.json` in the build folder keeps the commit and the files, so that later builds
+take the same ones, from the cache of HF_HOME and without network.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import re
+import shutil
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from shapeshift import files
+from shapeshift.build_engines.hub.errors import hub_errors
+from shapeshift.build_engines.hub.needed_files import Read
+from shapeshift.errors import EngineError, InvalidInputError
+
+RECORD = "hub.json"
+_LOCK = ".hub.lock"
+_ID = re.compile(r"([A-Za-z0-9][\w.-]*/[A-Za-z0-9_][\w.-]*)(?:@([\w][\w./+-]*))?", re.ASCII)
+
+Choose = Callable[[Sequence[str], Read], list[str]]
+"""The files to fetch, of the names in a repository; the second argument reads one of them."""
+
+
+@dataclass(frozen=True)
+class HubId:
+    """A repository "owner/model" of the hub, and a branch, tag or commit of it; empty: its default branch."""
+
+    repository: str
+    revision: str = ""
+
+    @classmethod
+    def parse(cls, text: str) -> HubId | None:
+        """The id that `text` writes as owner/model or owner/model@revision; None if it is not of this form."""
+        match = _ID.fullmatch(text)
+        return None if match is None else cls(match[1], match[2] or "")
+
+    def __str__(self) -> str:
+        return f"{self.repository}@{self.revision}" if self.revision else self.repository
+
+
+@dataclass(frozen=True)
+class Source:
+    """A folder of files. origin: the repository and commit that it comes from, owner/model@commit; empty: no hub."""
+
+    folder: Path
+    origin: str = ""
+
+
+@dataclass(frozen=True)
+class _Resolved:
+    """What an id stood for when it was first used: the commit, and the names of the files that are needed."""
+
+    commit: str
+    files: list[str]
+
+
+def fetch(asked: HubId, choose: Choose, build: Path) -> Source:
+    """The files of `asked` that `choose` wants, downloaded unless the cache of HF_HOME has them.
+
+    Raises ShapeshiftError, in one line with the remedy. After any error the record and earlier files are unchanged.
+    """
+    # Nothing about this machine is reported, also not with requests for files.
+    os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
+    try:
+        import huggingface_hub
+        from huggingface_hub.utils.tqdm import disable_progress_bars
+    except ImportError:
+        raise EngineError("a hub id needs huggingface_hub; run `pip install huggingface_hub`") from None
+    logging.getLogger(huggingface_hub.__name__).setLevel(logging.ERROR)
+    if not sys.stderr.isatty():
+        disable_progress_bars()
+    with hub_errors(str(asked)):
+        known = _read_record(build).get(str(asked))
+        resolved, folder = _in_cache(asked, known, choose) if known or _is_offline() else (None, None)
+        if resolved is None or folder is None:
+            resolved, folder = _download(asked, known, choose)
+    if resolved != known:
+        with files.exclusive_lock(build / _LOCK):
+            record = {**_read_record(build), str(asked): resolved}
+            text = json.dumps({name: asdict(one) for name, one in sorted(record.items())}, indent=1)
+            files.replace_text(build / RECORD, text + "\n")
+    return Source(folder, f"{asked.repository}@{resolved.commit}")
+
+
+def _is_offline() -> bool:
+    from huggingface_hub import constants
+
+    return bool(constants.HF_HUB_OFFLINE)
+
+
+def _in_cache(asked: HubId, known: _Resolved | None, choose: Choose) -> tuple[_Resolved | None, Path | None]:
+    """The snapshot in the cache, without network; None where the cache lacks a file of it."""
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import LocalEntryNotFoundError
+
+    revision = known.commit if known else asked.revision or None
+    wanted = known.files if known else []
+    try:
+        found = snapshot_download(asked.repository, revision=revision, allow_patterns=wanted, local_files_only=True)
+    except LocalEntryNotFoundError:
+        return None, None
+    folder = Path(found)
+    if known is None:
+        names = sorted(file.relative_to(folder).as_posix() for file in folder.rglob("*") if file.is_file())
+        known = _Resolved(folder.name, choose(names, lambda name: (folder / name).read_text(encoding="utf-8")))
+    if not all((folder / name).is_file() for name in known.files):
+        return None, None
+    return known, folder
+
+
+def _download(asked: HubId, known: _Resolved | None, choose: Choose) -> tuple[_Resolved, Path]:
+    """The snapshot, downloaded where the cache lacks files of it."""
+    from huggingface_hub import HfApi, constants, hf_hub_download, snapshot_download
+
+    if known is None:
+        hub = HfApi()
+        commit = hub.resolve_revision(asked.repository, revision=asked.revision or None).resolved
+        names = sorted(hub.list_repo_files(asked.repository, revision=commit))
+
+        def read(name: str) -> str:
+            return Path(hf_hub_download(asked.repository, name, revision=commit)).read_text(encoding="utf-8")
+
+        known = _Resolved(commit, choose(names, read))
+    planned = snapshot_download(asked.repository, revision=known.commit, allow_patterns=known.files, dry_run=True)
+    size = sum(one.file_size or 0 for one in planned if one.will_download)
+    cache = Path(constants.HF_HUB_CACHE).expanduser()
+    cache.mkdir(parents=True, exist_ok=True)
+    free = shutil.disk_usage(cache).free
+    if size > free:
+        raise EngineError(
+            f"hub id {asked}: {size / 1e6:.0f} MB to download, {free / 1e6:.0f} MB free in {cache}; "
+            "make room, or set HF_HOME to a folder with more"
+        )
+    if size:
+        sys.stderr.write(f"{asked}: downloading {size / 1e6:.1f} MB of commit {known.commit[:12]} into {cache}\n")
+    return known, Path(snapshot_download(asked.repository, revision=known.commit, allow_patterns=known.files))
+
+
+def _read_record(build: Path) -> dict[str, _Resolved]:
+    file = build / RECORD
+    try:
+        return {name: _Resolved(**one) for name, one in json.loads(file.read_text(encoding="utf-8")).items()}
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError, TypeError, AttributeError) as error:
+        raise InvalidInputError(RECORD, str(file), f"the record of hub ids ({error}); remove it") from None

@@ -1,0 +1,85 @@
+"""Which files of a model repository are needed: those that the build reads, and the weights only once."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from pathlib import PurePosixPath
+
+from shapeshift.errors import InvalidInputError
+
+Read = Callable[[str], str]
+"""The text of a file of the repository, by its name."""
+_MODULES = "modules.json"
+_WEIGHTS, _INDEX = "model.safetensors", "model.safetensors.index.json"
+_TEXT_SUFFIXES = (".json", ".txt", ".model")
+# The same weights once more: in the layout of the model's author, or rounded.
+_DUPLICATES = ("consolidated", "pytorch_model")
+_VARIANTS = (".fp16.", ".bf16.", ".fp32.", ".int8.")
+ADAPTER_FILES = ("adapter_config.json", "adapter_model.safetensors")
+
+
+def of_checkpoint(names: Sequence[str], read: Read) -> list[str]:
+    """The files of a checkpoint: of its folder, and of the folders that its modules.json lists.
+
+    Raises InvalidInputError for a repository without config.json or without safetensors weights.
+    """
+    folders = {""}
+    if _MODULES in names:
+        folders |= {_folder(path) for path in _module_paths(read(_MODULES))}
+    found: list[str] = []
+    for folder in sorted(folders):
+        here = [name for name in names if str(PurePosixPath(name).parent) == (folder or ".")]
+        found += [name for name in here if name.endswith(_TEXT_SUFFIXES) and not name.endswith(".index.json")]
+        found += _weights(here, folder, read)
+    if not any(PurePosixPath(name).name == "config.json" for name in found):
+        raise InvalidInputError("files of the repository", _few(names), "config.json; this is no model of transformers")
+    if not any(name.endswith(".safetensors") for name in found):
+        raise InvalidInputError(
+            "files of the repository", _few(names), "weights as *.safetensors (convert them with safetensors)"
+        )
+    return sorted(found)
+
+
+def of_adapter(names: Sequence[str], read: Read) -> list[str]:
+    """The two files of a PEFT adapter. Raises InvalidInputError for a repository that lacks one of them."""
+    for name in ADAPTER_FILES:
+        if name not in names:
+            raise InvalidInputError("files of the repository", _few(names), f"{name}; this is no adapter of PEFT")
+    return list(ADAPTER_FILES)
+
+
+def _weights(here: Sequence[str], folder: str, read: Read) -> list[str]:
+    """The safetensors files of one folder: the single file, else those of the index, else all but duplicates."""
+    single, index = (f"{folder}/{name}" if folder else name for name in (_WEIGHTS, _INDEX))
+    if single in here:
+        return [single]
+    if index in here:
+        try:
+            shards = {str(shard) for shard in json.loads(read(index))["weight_map"].values()}
+        except (ValueError, KeyError, TypeError, AttributeError):
+            raise InvalidInputError("file of the repository", index, "JSON with a weight_map") from None
+        return [index, *(name for name in here if PurePosixPath(name).name in shards)]
+    found = [name for name in here if name.endswith(".safetensors") and not _is_duplicate(name)]
+    return [name for name in found if PurePosixPath(name).name not in ADAPTER_FILES]
+
+
+def _is_duplicate(name: str) -> bool:
+    own = PurePosixPath(name).name
+    return own.startswith(_DUPLICATES) or any(part in own for part in _VARIANTS)
+
+
+def _module_paths(text: str) -> list[str]:
+    try:
+        return [str(module["path"]) for module in json.loads(text)]
+    except (ValueError, KeyError, TypeError) as error:
+        raise InvalidInputError("file of the repository", _MODULES, f"a list of modules ({error})") from None
+
+
+def _folder(path: str) -> str:
+    return "" if path in ("", ".") else str(PurePosixPath(path))
+
+
+def _few(names: Sequence[str], limit: int = 5) -> str:
+    more = f" and {len(names) - limit} more" if len(names) > limit else ""
+    return ", ".join(names[:limit]) + more
