@@ -25,7 +25,7 @@ def records_of(folder: Path, adapters: list[Path], model: Any) -> list[Any]:
     from shapeshift.adapter_cache.memory.adapter_table import make_adapter
     from shapeshift.adapter_cache.registry import peft
 
-    base = peft.BaseModel(model.architecture, {folder.name}, max(RANKS))
+    base = peft.BaseModel(model.architecture, {folder.name}, max(RANKS), folder)
     width = model.memory.element_size()
     made = [make_adapter(one.name, "0", peft.read(one, base), model.architecture, width) for one in adapters]
     for one in made:

@@ -117,7 +117,7 @@ class AdapterService(DecodeService):
             on_change=self._wake,
             on_failure=self._fail_waiting,
         )
-        runtime.linear_hook = LoraHook(runtime.memory, self.cache.places_of, kernels)
+        runtime.linear_hook = LoraHook(runtime.memory, self.cache.places_of, kernels, self.cache.has_magnitudes)
         self.catalogue = Catalogue(
             (args.folder / self._settings.adapters_dir).resolve(),
             read_multi_lora(args.folder / "1"),

@@ -26,6 +26,7 @@ class Spec:
     layers: tuple[int, ...] | None = None
     rslora: bool = False
     alpha: float | None = None
+    dora: bool = False
 
 
 MIXED = {
@@ -57,6 +58,8 @@ def make_adapter(folder: Path, base: Path, spec: Spec, seed: int = 0, **config: 
             spread = 1 / math.sqrt(part.inputs)
             tensors[f"{name}_A.weight"] = torch.randn(spec.rank, part.inputs, generator=chance) * spread
             tensors[f"{name}_B.weight"] = torch.randn(part.outputs, spec.rank, generator=chance) * 0.3
+            if spec.dora:
+                tensors[f"{name}_magnitude_vector"] = torch.rand(part.outputs, generator=chance) + 1.5
     return save_adapter(folder, base, spec, tensors, **config)
 
 
@@ -76,7 +79,7 @@ def save_adapter(folder: Path, base: Path, spec: Spec, tensors: Mapping[str, tor
         "bias": "none",
         "inference_mode": True,
         "lora_dropout": 0.0,
-        "use_dora": False,
+        "use_dora": spec.dora,
     }
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "adapter_config.json").write_text(json.dumps({**stated, **config}))

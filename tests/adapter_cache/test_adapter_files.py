@@ -29,7 +29,7 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def base(checkpoint: Path) -> BaseModel:
-    return BaseModel(Architecture.read(checkpoint), {"small"}, 16)
+    return BaseModel(Architecture.read(checkpoint), {"small"}, 16, checkpoint)
 
 
 def tensors(folder: Path) -> dict[str, torch.Tensor]:
@@ -71,7 +71,8 @@ def test_patterns_of_ranks_and_alphas(checkpoint: Path, base: BaseModel, tmp_pat
     ("changes", "said"),
     [
         ({"peft_type": "IA3"}, r"peft_type: got 'IA3'; LORA"),
-        ({"use_dora": True}, r"use_dora: got True; not part of plain LoRA"),
+        ({"use_dora": True}, r"lora_magnitude_vector with use_dora alone"),
+        ({"use_dora": "yes"}, r"use_dora: got 'yes'; true or false"),
         ({"modules_to_save": ["lm_head"]}, r"modules_to_save"),
         ({"bias": "all"}, r"bias: got 'all'"),
         ({"something_new": 3}, r"something_new: got 3"),
@@ -101,7 +102,7 @@ def test_unsupported_configurations_are_refused(
         (NAME.replace("q_proj", "z_proj"), torch.zeros(4, 64), r"z_proj.*a linear of the base model"),
         (NAME.replace("layers.0", "layers.7"), torch.zeros(4, 64), r"the base model has 2 layers"),
         (NAME.replace("layers.0", "layers." + "1" * 5000), torch.zeros(4, 64), r"the name of a LoRA factor"),
-        (NAME.replace("lora_A.weight", "lora_magnitude_vector"), torch.zeros(4), r"the name of a LoRA factor"),
+        (NAME.replace("lora_A.weight", "lora_magnitude_vector"), torch.zeros(64), r"with use_dora alone"),
         (NAME.replace("lora_A", "lora_B"), None, r"both factors"),
         (NAME, torch.zeros(4, 64, dtype=torch.int8), r"I8.*one of F32"),
     ],

@@ -35,7 +35,7 @@ def adapter(name: str, elements: int) -> Adapter:
     """A record without a file; its memory is filled with its number."""
     relative = torch.zeros(1, 1, 1, 4, dtype=torch.int64)
     relative[..., 1] = 1
-    source = PeftAdapter(Path(name), 1, (), (0, 0))
+    source = PeftAdapter(Path(name), 1, (), (0, 0), Path(name))
     return Adapter(AdapterInfo(name, 1, elements * 4), name, "", source, relative, elements, verified=True)
 
 

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from shapeshift.adapter_cache.lora import native
 from shapeshift.adapter_cache.lora.batch import (
@@ -64,7 +65,7 @@ def kernels() -> native.NativeLora:
 def loaded(base: Path, folders: list[Path], dtype: torch.dtype, write: Store = TORCH.store) -> BatchAdapters:
     """These adapters one behind the other in one buffer, after some other elements."""
     architecture = Architecture.read(base)
-    model = peft.BaseModel(architecture, {base.name}, 128)
+    model = peft.BaseModel(architecture, {base.name}, 128, base)
     records = [
         make_adapter(folder.name, store.digest(folder), peft.read(folder, model), architecture, 4) for folder in folders
     ]
@@ -159,7 +160,7 @@ def test_places_outside_the_memory_are_refused(base: Path, adapters: dict[str, P
 
 def test_places_do_not_overlap(base: Path, adapters: dict[str, Path]) -> None:
     architecture = Architecture.read(base)
-    factors = peft.read(adapters["large"], peft.BaseModel(architecture, {base.name}, 128)).factors
+    factors = peft.read(adapters["large"], peft.BaseModel(architecture, {base.name}, 128, base)).factors
     relative, elements = lay_out(architecture, factors)
     widths = {0: 64, 1: 64, 2: 64, 3: 128}
     spans = sorted(
@@ -189,7 +190,13 @@ def expected(base: Path, adapters: dict[str, Path], texts: list[tuple[str | None
     return peft_logits(base, adapters, texts)
 
 
-def model_with(base: Path, adapters: dict[str, Path], precision: str, kernels: LoraKernels) -> DecodeModel:
+def model_with(
+    base: Path,
+    adapters: dict[str, Path],
+    precision: str,
+    kernels: LoraKernels,
+    has_magnitudes: Callable[[int], bool] = lambda number: False,
+) -> DecodeModel:
     model = DecodeModel.load(
         base, precision=precision, slots=SLOTS, max_length=64, threads=2, cache_dir=KERNELS, log=lambda text: None
     )
@@ -198,7 +205,7 @@ def model_with(base: Path, adapters: dict[str, Path], precision: str, kernels: L
     def places_of(numbers: list[int]) -> tuple[list[torch.Tensor], int]:
         return [held.places[number] for number in numbers], 0
 
-    model.linear_hook = LoraHook(held.memory, places_of, kernels)
+    model.linear_hook = LoraHook(held.memory, places_of, kernels, has_magnitudes)
     return model
 
 
@@ -253,6 +260,72 @@ def test_families_with_other_linears_take_no_adapters(tmp_path: Path, family: st
     architecture = Architecture.read(families.make(family, tmp_path).folder)
     with pytest.raises(UnsupportedError, match=f"model_type: {family} takes no adapters"):
         peft.BaseModel(architecture, {"base"}, 8)
+
+
+# DoRA: magnitudes beside the factors.
+
+
+def with_biases(folder: Path) -> Path:
+    """A Qwen2 of two layers whose linears have biases."""
+    import transformers
+
+    config = transformers.Qwen2Config(
+        vocab_size=VOCABULARY,
+        hidden_size=64,
+        intermediate_size=128,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=256,
+    )
+    torch.manual_seed(0)
+    model = transformers.Qwen2ForCausalLM(config)
+    with torch.no_grad():
+        for name, value in model.named_parameters():
+            if name.endswith(".bias"):
+                value.normal_()
+            elif value.ndim == 2:
+                value.normal_(std=0.2)
+    model.save_pretrained(folder)
+    return folder
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen2"])
+@pytest.mark.parametrize("precision", ["f32", "bf16"])
+def test_a_dora_is_what_peft_computes(
+    base: Path, kernels: LoraKernels, tmp_path: Path, family: str, precision: str
+) -> None:
+    """Beside a plain adapter and no adapter, in one batch."""
+    under = base if family == "llama" else with_biases(tmp_path / "qwen2")
+    specs = {"dora": Spec(4, dora=True), "one_layer": Spec(3, layers=(1,), rslora=True, dora=True), "plain": Spec(4)}
+    folders = {name: lora_models.make_adapter(tmp_path / name, under, spec) for name, spec in specs.items()}
+    rng = random.Random(5)
+    texts = [(name, torch.tensor([rng.randrange(VOCABULARY) for _ in range(20)])) for name in [*folders, None]]
+    expected = peft_logits(under, folders, texts)
+    model = model_with(under, folders, precision, kernels, has_magnitudes=lambda number: number < 2)
+    off = []
+    for batch in steps(texts, list(folders)):
+        logits = model.forward(batch)
+        for place, row in enumerate(batch.wanted):
+            reference = expected[batch.slots[row]][batch.starts[row] + batch.lengths[row] - 1]
+            off.append(float((logits[place] - reference).abs().max() / reference.abs().max()))
+    assert len(off) > 30
+    assert max(off) < 2e-4 if precision == "f32" else statistics.median(off) < 0.08
+
+
+def test_magnitudes_that_do_not_fit_are_refused(base: Path, tmp_path: Path) -> None:
+    folder = lora_models.make_adapter(tmp_path / "dora", base, Spec(2, dora=True))
+    tensors = load_file(folder / peft.WEIGHTS)
+    name = next(name for name in tensors if "magnitude" in name)
+    model = peft.BaseModel(Architecture.read(base), {base.name}, 128, base)
+    save_file({**tensors, name: torch.ones(3)}, folder / peft.WEIGHTS)
+    with pytest.raises(InvalidInputError, match=r"lora_magnitude_vector: got \(3,\); shape must be"):
+        peft.read(folder, model)
+    save_file({**tensors, name: torch.full_like(tensors[name], float("nan"))}, folder / peft.WEIGHTS)
+    with pytest.raises(InvalidInputError, match="lora_magnitude_vector: got 'NaN or infinity'"):
+        peft.require_finite(peft.read(folder, model))
+    with pytest.raises(InvalidInputError, match="lora_magnitude_vector: got .*; finite scales"):
+        loaded(base, [folder], torch.float32)
 
 
 def steps(texts: list[tuple[str | None, torch.Tensor]], adapters: list[str]) -> Iterator[StepBatch]:

@@ -109,6 +109,25 @@ def test_every_adapter_answers_as_in_peft(
     assert len(set(peft_answers.values())) == len(peft_answers), "the adapters give different answers"
 
 
+@pytest.mark.parametrize("native", ["true", "false"])
+def test_a_dora_answers_as_in_peft(
+    make_front: MakeFront,
+    folder: Path,
+    small_base: Path,
+    tmp_path: Path,
+    peft_answers: dict[str | None, str],
+    native: str,
+) -> None:
+    source = make_adapter(tmp_path / "dora", small_base, Spec(4, dora=True), seed=9)
+    store.add(folder, "dora", source, pinned=False)
+    expected = {**peft_answers, **peft_texts(small_base, {"dora": source}, PROMPT, COUNT)}
+    front = make_front(native=native)
+    requests = [(name, asking(name)) for name in ("dora", None, "small", "dora")]
+    front.execute([request for _, request in requests])
+    for name, request in requests:
+        assert answer_of(request)["text_output"] == expected[name]
+
+
 @pytest.mark.parametrize("scheduler", ["arrival", "chameleon", "fifo", "sjf", "wrs"])
 def test_a_memory_too_small_for_all_adapters_serves_all_requests(
     make_front: MakeFront,

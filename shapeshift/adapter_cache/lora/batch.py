@@ -59,6 +59,7 @@ class Factor:
 
     scale  multiplies B
     a, b   names of the tensors in the adapter's file
+    magnitude  name of the tensor [outputs] with the lengths of the merged weight's rows (DoRA); empty: they are free
     """
 
     layer: int
@@ -68,6 +69,12 @@ class Factor:
     scale: float
     a: str
     b: str
+    magnitude: str = ""
+
+    @property
+    def module(self) -> str:
+        """The linear's name in the checkpoint."""
+        return self.a.removeprefix("base_model.model.").removesuffix(".lora_A.weight")
 
 
 def linear_parts(a: Architecture) -> dict[tuple[int, int], Part]:
@@ -88,6 +95,7 @@ def lay_out(architecture: Architecture, factors: Sequence[Factor]) -> tuple[torc
     """The places of an adapter's factors relative to its first element, and the elements that all of them take.
 
     The places are INT64 [layers, LINEARS, PARTS, FIELDS], see `fused_decode.interfaces.LowRank`. B is transposed.
+    Behind the B of a factor with a magnitude are 2 times `outputs` elements, see `OutputScales`.
     """
     parts = linear_parts(architecture)
     places = torch.zeros(architecture.layers, LINEARS, PARTS, FIELDS, dtype=torch.int64)
@@ -96,7 +104,8 @@ def lay_out(architecture: Architecture, factors: Sequence[Factor]) -> tuple[torc
         part = parts[factor.linear, factor.part]
         row = torch.tensor([end, factor.rank, part.first, part.outputs])
         places[factor.layer, factor.linear, factor.part] = row
-        end += -(-factor.rank * (part.inputs + part.outputs) // ALIGNMENT) * ALIGNMENT
+        taken = factor.rank * (part.inputs + part.outputs) + (2 * part.outputs if factor.magnitude else 0)
+        end += -(-taken // ALIGNMENT) * ALIGNMENT
     return places, end
 
 
@@ -149,28 +158,65 @@ class PreparedAdapters(Protocol):
         ...
 
 
+@dataclass(frozen=True)
+class OutputScales:
+    """What DoRA does to the outputs of the base model, which other kernels than those of `LoraKernels` compute.
+
+    With the merged weight W + BA and its magnitudes m, an output is g W x + g B A x + bias, where g is m divided by the
+    length of its row of W + BA. B is stored times g. Behind it are g - 1 and (g - 1) bias: the terms of W x.
+
+    having  the indices of the adapters with magnitudes
+    """
+
+    adapters: BatchAdapters
+    having: Sequence[int]
+
+    def apply(self, groups: Groups, layer: int, linear: int, inputs: int, outputs: torch.Tensor) -> None:
+        """Scale the `outputs` [tokens, width] of a linear over `inputs` numbers, in place."""
+        memory, tokens_of = self.adapters.memory, list(groups.each())
+        for adapter in self.having:
+            tokens = tokens_of[adapter].to(outputs.device)
+            if not len(tokens):
+                continue
+            for offset, rank, first, width in self.adapters.places[adapter, layer, linear].tolist():
+                if rank:
+                    start = offset + rank * (inputs + width)
+                    more, of_bias = memory[start : start + 2 * width].float().view(2, width)
+                    found = outputs[tokens, first : first + width].float()
+                    outputs[tokens, first : first + width] = (found + more * found - of_bias).to(outputs.dtype)
+
+
 class LoraDelta:
     """See `fused_decode.interfaces.LinearDelta`: prepared adapters for the tokens of one step."""
 
-    def __init__(self, prepared: PreparedAdapters, adapters: npt.NDArray[np.int64], count: int) -> None:
+    def __init__(
+        self,
+        prepared: PreparedAdapters,
+        adapters: npt.NDArray[np.int64],
+        count: int,
+        scales: OutputScales | None = None,
+    ) -> None:
         """adapters: INT64 [tokens], the index of each token's adapter, -1 for none; count: number of adapters."""
         self._prepared = prepared
         self._adapters = adapters
         self._count = count
+        self._scales = scales
         self._groups = group_tokens(adapters, count)
 
     def add(self, layer: int, linear: int, inputs: torch.Tensor, outputs: torch.Tensor) -> None:
+        if self._scales is not None:
+            self._scales.apply(self._groups, layer, linear, inputs.shape[1], outputs)
         self._prepared.add(self._groups, layer, linear, inputs, outputs)
 
     def subset(self, tokens: torch.Tensor) -> LoraDelta | None:
         adapters = self._adapters[tokens.cpu().numpy()]
         if np.array_equal(adapters, self._adapters):
             return self
-        return LoraDelta(self._prepared, adapters, self._count) if (adapters >= 0).any() else None
+        return LoraDelta(self._prepared, adapters, self._count, self._scales) if (adapters >= 0).any() else None
 
     def low_rank(self, last: torch.Tensor) -> LowRank | None:
         arrays = self._prepared.arrays
-        if arrays is None:
+        if arrays is None or self._scales is not None:
             return None
         adapters = self._adapters[last.numpy()]
         unchanged = np.array_equal(adapters, self._adapters)
@@ -190,6 +236,7 @@ class LoraHook:
     """See `fused_decode.interfaces.LinearHook`.
 
     places_of(numbers): the places of adapters by number, and a version that changes when one of them moves.
+    has_magnitudes(number): whether the adapter is a DoRA.
     """
 
     def __init__(
@@ -197,9 +244,12 @@ class LoraHook:
         memory: torch.Tensor,
         places_of: Callable[[list[int]], tuple[list[torch.Tensor], int]],
         kernels: LoraKernels,
+        has_magnitudes: Callable[[int], bool] = lambda number: False,
     ) -> None:
         self._memory = memory
         self._places_of = places_of
+        self._has_magnitudes = has_magnitudes
+        self._scales: OutputScales | None = None
         self._kernels = kernels
         self._key: tuple[list[int], int] | None = None
         self._prepared: PreparedAdapters | None = None
@@ -213,6 +263,9 @@ class LoraHook:
         places, version = self._places_of(numbers)
         if self._prepared is None or self._key != (numbers, version):
             self._key = numbers, version
-            self._prepared = self._kernels.prepare(BatchAdapters(self._memory, torch.stack(places)))
+            held = BatchAdapters(self._memory, torch.stack(places))
+            having = [index for index, number in enumerate(numbers) if self._has_magnitudes(number)]
+            self._prepared = self._kernels.prepare(held)
+            self._scales = OutputScales(held, having) if having else None
         indices = np.where(adapters < 0, -1, np.searchsorted(present, adapters))
-        return LoraDelta(self._prepared, indices, len(numbers))
+        return LoraDelta(self._prepared, indices, len(numbers), self._scales)

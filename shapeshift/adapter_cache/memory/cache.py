@@ -205,6 +205,10 @@ class AdapterCache:
         found = [self.table.numbered(number).places for number in numbers]
         return [places for places in found if places is not None], self._placement.version
 
+    def has_magnitudes(self, number: int) -> bool:
+        """Whether the adapter in use with this number is a DoRA."""
+        return self.table.numbered(number).source.has_magnitudes
+
     def begin_iteration(self) -> None:
         self._acquired = 0
         while self._ended_loads:

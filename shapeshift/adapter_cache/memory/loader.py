@@ -6,15 +6,18 @@ import queue
 import threading
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 import torch
 from safetensors import SafetensorError, safe_open
 
-from shapeshift.adapter_cache.lora.batch import OFFSET
+from shapeshift.adapter_cache.lora.batch import OFFSET, Factor
 from shapeshift.adapter_cache.memory.adapter_table import Adapter
 from shapeshift.adapter_cache.registry import store
 from shapeshift.engines.hardware import cores
 from shapeshift.errors import EngineError, InvalidInputError, OverloadedError
+from shapeshift.fused_decode.model.architecture import Architecture
+from shapeshift.fused_decode.model.weights import WeightFiles, shapes
 
 Store = Callable[[torch.Tensor, torch.Tensor, bool, float], bool]
 """See `LoraKernels.store`."""
@@ -22,6 +25,8 @@ OnLoaded = Callable[[Adapter, Exception | None, float], None]
 
 _PAUSE = 8.0 / cores()
 """Seconds of pause for each second of CPU time while requests run: a load takes a tenth of two cores, less of more."""
+_ROWS = 256
+"""Rows of a weight that are merged between two pauses."""
 
 
 def load_weights(
@@ -42,20 +47,53 @@ def load_weights(
         if (stat.st_size, stat.st_mtime_ns) != source.stamp:
             name = source.weights.name
             raise EngineError(f"adapter {adapter.label}: {name} has changed since it was registered; add it again")
+        lengths = _MergedLengths(source.base) if source.has_magnitudes else None
         with safe_open(str(source.weights), framework="pt") as file:
             for factor in source.factors:
                 a, b = file.get_tensor(factor.a), file.get_tensor(factor.b)
                 start = int(adapter.relative[factor.layer, factor.linear, factor.part, OFFSET])
-                middle = start + a.numel()
+                middle, end = start + a.numel(), start + a.numel() + b.numel()
+                if lengths is not None:
+                    scales = file.get_tensor(factor.magnitude).float() / lengths.of(factor, a.float(), b.float(), pause)
+                    b = b.float() * scales[:, None]
+                    terms = torch.stack([scales - 1, (scales - 1) * lengths.bias(factor, len(scales))])
+                    if not write(target[end : end + terms.numel()], terms, False, 1.0):
+                        problem = "a row of the merged weight that is zero, or NaN or infinity"
+                        raise InvalidInputError(
+                            f"adapter {adapter.label}, {factor.magnitude}", problem, "finite scales"
+                        )
                 if not write(target[start:middle], a, False, 1.0):
                     raise InvalidInputError(f"adapter {adapter.label}, {factor.a}", "NaN or infinity", "finite weights")
-                if not write(target[middle : middle + b.numel()], b, True, factor.scale):
+                if not write(target[middle:end], b, True, factor.scale):
                     raise InvalidInputError(f"adapter {adapter.label}, {factor.b}", "NaN or infinity", "finite weights")
                 pause()
     except SafetensorError as error:
         raise EngineError(f"adapter {adapter.label} is no longer readable: {error}") from None
     except OSError as error:
         raise OverloadedError(f"adapter {adapter.label} cannot be read: {error}; retry later") from None
+
+
+class _MergedLengths:
+    """The lengths of the rows of weights merged with an adapter, in f32: PEFT computes them from the same tensors."""
+
+    def __init__(self, checkpoint: Path) -> None:
+        architecture = Architecture.read(checkpoint)
+        self._files = WeightFiles(checkpoint, architecture)
+        self._names = shapes(architecture).keys()
+
+    def of(self, factor: Factor, a: torch.Tensor, b: torch.Tensor, pause: Callable[[], None]) -> torch.Tensor:
+        """[outputs]; `pause()` is called in between."""
+        weight = self._files.read(f"{factor.module}.weight", torch.float32)
+        found = []
+        for rows, low_rank in zip(torch.split(weight, _ROWS), torch.split(b, _ROWS), strict=True):
+            found.append((rows + factor.scale * (low_rank @ a)).norm(dim=1))
+            pause()
+        return torch.cat(found)
+
+    def bias(self, factor: Factor, outputs: int) -> torch.Tensor:
+        """The bias [outputs] of the linear; zeros where it has none."""
+        name = f"{factor.module}.bias"
+        return self._files.read(name, torch.float32) if name in self._names else torch.zeros(outputs)
 
 
 class Loader:

@@ -28,34 +28,46 @@ _PLAIN = {
     *("alpha_pattern", "auto_mapping", "base_model_name_or_path", "exclude_modules", "inference_mode"),
     *("init_lora_weights", "layers_pattern", "layers_to_transform", "lora_alpha", "lora_dropout", "peft_type"),
     *("megatron_core", "peft_version", "qalora_group_size", "r", "rank_pattern", "revision"),
-    *("target_modules", "task_type", "use_rslora"),
+    *("target_modules", "task_type", "use_dora", "use_rslora"),
 }
 _OFF: tuple[object, ...] = (None, False, "none", [], {}, "")
 # Initializations that also change the weights of the base model.
 _BASE_CHANGING = ("pissa", "corda", "olora", "loftq", "lora_ga")
-_NAME = re.compile(r"base_model\.model\.model\.layers\.(\d{1,6})\.(\w+\.\w+)\.lora_([AB])\.weight")
+_NAME = re.compile(
+    r"base_model\.model\.model\.layers\.(\d{1,6})\.(\w+\.\w+)\.lora_(?:([AB])\.weight|(magnitude)_vector(?:\.weight)?)"
+)
 _MAX_CONFIG_BYTES = 1 << 20
 
 
 @dataclass(frozen=True)
 class PeftAdapter:
-    """A checked adapter. stamp: size and modification time of the weights file, which detect a change."""
+    """A checked adapter.
+
+    stamp: size and modification time of the weights file, which detect a change
+    base: the folder of the base model's checkpoint, whose weights a DoRA needs when it is loaded
+    """
 
     folder: Path
     rank: int
     factors: tuple[Factor, ...]
     stamp: tuple[int, int]
+    base: Path
 
     @property
     def weights(self) -> Path:
         return self.folder / WEIGHTS
+
+    @property
+    def has_magnitudes(self) -> bool:
+        """Whether it is a DoRA."""
+        return any(factor.magnitude for factor in self.factors)
 
 
 @dataclass(frozen=True)
 class BaseModel:
     """The base model that adapters are checked against, its names, and the highest allowed rank.
 
-    folder  of its checkpoint: an adapter may state another folder with the same weights
+    folder  of its checkpoint: an adapter may state another folder with the same weights, a DoRA needs its weights
     sha256  hash of its checkpoint
 
     Raises UnsupportedError for a model over which adapters are not served.
@@ -64,7 +76,7 @@ class BaseModel:
     architecture: Architecture
     names: Collection[str]
     max_rank: int
-    folder: Path | None = None
+    folder: Path
     sha256: str = ""
 
     def __post_init__(self) -> None:
@@ -95,16 +107,18 @@ def read(folder: Path, base: BaseModel, checked: str = "") -> PeftAdapter:
         raise InvalidInputError("adapter", str(folder), f"{found}must hold {WEIGHTS}")
     factors = _factors(_shapes(file), config, base)
     stat = file.stat()
-    return PeftAdapter(folder, max(factor.rank for factor in factors), factors, (stat.st_size, stat.st_mtime_ns))
+    rank = max(factor.rank for factor in factors)
+    return PeftAdapter(folder, rank, factors, (stat.st_size, stat.st_mtime_ns), base.folder)
 
 
 def require_finite(adapter: PeftAdapter) -> None:
     """Raise InvalidInputError naming the first tensor that contains NaN or infinity, before or after scaling."""
     with safe_open(str(adapter.weights), framework="pt") as file:
         for factor in adapter.factors:
-            for name, scale in ((factor.a, 1.0), (factor.b, factor.scale)):
-                finite = torch.isfinite(file.get_tensor(name).float() * scale).all()
-                require(bool(finite), name, "NaN or infinity", "finite weights")
+            for name, scale in ((factor.a, 1.0), (factor.b, factor.scale), (factor.magnitude, 1.0)):
+                if name:
+                    finite = torch.isfinite(file.get_tensor(name).float() * scale).all()
+                    require(bool(finite), name, "NaN or infinity", "finite weights")
 
 
 def _config(folder: Path) -> Mapping[str, Any]:
@@ -127,7 +141,7 @@ def _check(config: Mapping[str, Any]) -> None:
         plain = name in _PLAIN or value in _OFF
         # JSON allows names that a log cannot encode.
         shown = name.encode("ascii", "backslashreplace").decode()
-        require(plain, shown, value, "not part of plain LoRA, the only supported kind")
+        require(plain, shown, value, "not part of LoRA or DoRA, the only supported kinds")
     initialization = config.get("init_lora_weights")
     changed = isinstance(initialization, str) and initialization.lower().startswith(_BASE_CHANGING)
     allowed = "an initialization that keeps the base model (convert the adapter with PEFT)"
@@ -143,7 +157,7 @@ def _check_base(stated: object, base: BaseModel) -> None:
     if isinstance(stated, str):
         if stated in base.names or Path(stated).name in base.names:
             return
-        if base.folder is not None and Path(stated).is_dir() and weights_sha256(Path(stated)):
+        if Path(stated).is_dir() and weights_sha256(Path(stated)):
             same = weights_sha256(Path(stated)) == weights_sha256(base.folder)
             allowed = f"the base model's folder, or one with the same *.safetensors files as {base.folder}"
             require(same, "base_model_name_or_path", stated, allowed)
@@ -180,15 +194,23 @@ def _factors(shapes: Mapping[str, tuple[int, ...]], config: Mapping[str, Any], b
         layers = base.architecture.layers
         require(layer < layers, name, layer, f"the base model has {layers} layers")
         require(target in TARGETS, name, target, f"a linear of the base model: {', '.join(TARGETS)}")
-        pairs.setdefault((layer, target), {})[match[3]] = name
+        pairs.setdefault((layer, target), {})[match[3] or match[4]] = name
     require(bool(pairs), WEIGHTS, "no tensor", "at least one LoRA factor")
+    dora = config.get("use_dora")
+    require(dora in (None, True, False), "use_dora", dora, "true or false")
+    wanted = {"A", "B", "magnitude"} if dora else {"A", "B"}
+    allowed = "both factors, lora_A and lora_B, and lora_magnitude_vector with use_dora alone"
     factors = []
     for (layer, target), pair in sorted(pairs.items()):
-        require(pair.keys() == {"A", "B"}, "adapter", sorted(pair.values()), "both factors, lora_A and lora_B")
+        require(pair.keys() == wanted, "adapter", sorted(pair.values()), allowed)
         place = TARGETS[target]
         rank = _rank(shapes, pair, parts[place], base.max_rank)
         scale = _scale(config, f"model.layers.{layer}.{target}", rank)
-        factors.append(Factor(layer, *place, rank, scale, pair["A"], pair["B"]))
+        magnitude = pair.get("magnitude", "")
+        if magnitude:
+            found, outputs = shapes[magnitude], parts[place].outputs
+            require(found == (outputs,), magnitude, found, f"shape must be ({outputs},)")
+        factors.append(Factor(layer, *place, rank, scale, pair["A"], pair["B"], magnitude))
     return tuple(factors)
 
 
