@@ -33,7 +33,7 @@ def main() -> int:
     """Measure, print, and write tables, data and plots to build/bench/."""
     parser = argparse.ArgumentParser(prog="python -m bench.cascade", description=__doc__.splitlines()[0])
     parser.add_argument("--quick", action="store_true", help="under 3 minutes: the demo's models, fewer texts")
-    parser.add_argument("--tasks", default=",".join(datasets.TASKS))
+    parser.add_argument("--tasks", help=f"of {','.join(datasets.TASKS)} (default: those whose data are there)")
     parser.add_argument("--depths", default=",".join(map(str, train.DEPTHS)), help="layers of the models")
     parser.add_argument("--texts", type=int, default=0, help="of each test set; 0: all")
     parser.add_argument("--profile-texts", type=int, default=1000, help="of each validation set")
@@ -72,7 +72,8 @@ def full(options: argparse.Namespace, output: Output) -> dict[str, list[Row]]:
     """Measure all tasks with fine-tuned models, and the heavier setting; the rows of their tables by task."""
     rows: dict[str, list[Row]] = {}
     depths = [int(depth) for depth in options.depths.split(",")]
-    for task in options.tasks.split(","):
+    tasks = options.tasks.split(",") if options.tasks else datasets.available()
+    for task in tasks:
         splits = datasets.read(task)
         train.train_missing(task, splits, depths)
         names = build.build_models(task, depths, len(splits.labels))
@@ -85,7 +86,7 @@ def full(options: argparse.Namespace, output: Output) -> dict[str, list[Row]]:
             front = build.publish_front(task)
             output.say(bench.through_server((build.build_paths().generated,), front, options.requests))
         rows[task] = bench.rows
-        if task == options.tasks.split(",")[0]:
+        if task == tasks[0]:
             heavier(bench, HEAVY if options.heavy is None else options.heavy, output)
     return rows
 

@@ -1,14 +1,20 @@
-"""The labelled texts of `bench.cascade`: CLINC150 and SST-2, from the folder of public data."""
+"""The labelled texts of `bench.cascade`: CLINC150 and SST-2, see `public_data`."""
 
 from __future__ import annotations
 
 import json
 from dataclasses import dataclass
 
-from bench.common.public_data import data_file
+from bench.common.public_data import data_file, is_there
 from shapeshift.cascade.profiling.samples import Sample
 
-TASKS = ("clinc150", "sst2")
+_FILES = {"clinc150": "clinc150/data_full.json", "sst2": "sst2/train.tsv"}
+TASKS = tuple(_FILES)
+
+
+def available() -> list[str]:
+    """The tasks whose data are there."""
+    return [task for task, file in _FILES.items() if is_there(file)]
 
 
 @dataclass(frozen=True)
@@ -30,7 +36,7 @@ def read(task: str) -> Splits:
 
 
 def _clinc150() -> list[list[tuple[str, str]]]:
-    data = json.loads(data_file("clinc150/data_full.json").read_text(encoding="utf-8"))
+    data = json.loads(data_file(_FILES["clinc150"]).read_text(encoding="utf-8"))
     return [[(text, label) for text, label in data[split]] for split in ("train", "val", "test")]
 
 

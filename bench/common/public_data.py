@@ -1,16 +1,43 @@
-"""The folder of public data sets and traces."""
+"""Public data sets and traces: the whole in the folder that SHAPESHIFT_DATA names, or the samples of this project."""
 
 from __future__ import annotations
 
 import os
+import sys
+from functools import cache
 from pathlib import Path
 
 from shapeshift.errors import NotFoundError
 
+SAMPLES = Path(__file__).resolve().parents[1] / "samples"
+VARIABLE = "SHAPESHIFT_DATA"
+
+
+def folder() -> Path:
+    """The folder of data: that of SHAPESHIFT_DATA, or of the samples."""
+    return Path(os.environ.get(VARIABLE) or SAMPLES)
+
+
+def is_there(name: str) -> bool:
+    """Whether `data_file` finds the file `name`."""
+    return (folder() / name).is_file()
+
 
 def data_file(name: str) -> Path:
-    """A file of the folder that SHAPESHIFT_DATA names. Raises NotFoundError naming the file and the variable."""
-    file = Path(os.environ.get("SHAPESHIFT_DATA", "../shared/data")) / name
+    """The file `name` of the data; says once on standard error if it is a sample.
+
+    Raises NotFoundError naming the file, the variable, and where the data are found.
+    """
+    file = folder() / name
     if not file.is_file():
-        raise NotFoundError(f"no {file}: set SHAPESHIFT_DATA to the folder of public data that holds {name}")
+        raise NotFoundError(
+            f"no {file}: set {VARIABLE} to a folder that holds {name}; {SAMPLES / 'README.md'} says where"
+        )
+    if folder() == SAMPLES:
+        _say_sample(name)
     return file
+
+
+@cache
+def _say_sample(name: str) -> None:
+    sys.stderr.write(f"data: the sample of {name} in {SAMPLES}; set {VARIABLE} to a folder with the whole\n")

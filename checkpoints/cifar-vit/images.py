@@ -20,7 +20,10 @@ def cifar(cache: Path) -> dict[str, tuple[torch.Tensor, torch.Tensor]]:
     """Images uint8 [n, 32, 32, 3] and classes int64 [n] of "train" and "test"; decoded once into the file `cache`."""
     if not cache.is_file():
         cache.parent.mkdir(parents=True, exist_ok=True)
-        _decode(Path(os.environ.get("SHAPESHIFT_DATA", "../shared/data")) / ARCHIVE, cache)
+        archive = Path(os.environ.get("SHAPESHIFT_DATA", ".")) / ARCHIVE
+        if not archive.is_file():
+            raise SystemExit(f"no {archive}: set SHAPESHIFT_DATA to the folder that holds {ARCHIVE}")
+        _decode(archive, cache)
     arrays = np.load(cache)
     return {
         part: (torch.from_numpy(arrays[f"{part}_images"]), torch.from_numpy(arrays[f"{part}_classes"]))

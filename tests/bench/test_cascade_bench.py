@@ -13,10 +13,12 @@ import pytest
 from bench.cascade import datasets, measurements, packing, plots, report, task_bench
 from bench.cascade.measurements import Measurements
 from bench.cascade.report import Row
+from bench.common import public_data
 from shapeshift.cascade.candidates.table import Candidate, CandidateTable, Gap, LevelModel
 from shapeshift.cascade.policy.control import LevelOutput
 from shapeshift.cascade.profiling.observation import ModelRunner
 from shapeshift.errors import NotFoundError
+from shapeshift.workloads import trace
 
 TEXTS = [[f"{'sure' if number % 4 else 'unsure'} word {number}".encode()] for number in range(40)]
 TRUTH = np.arange(40) % 2
@@ -151,6 +153,18 @@ def test_batches_hold_every_row_once() -> None:
     # In one pool, the batches' lengths do not overlap.
     spreads = sorted((int(lengths[batch].min()), int(lengths[batch].max())) for batch in found)
     assert all(before[1] <= after[0] for before, after in zip(spreads, spreads[1:], strict=False))
+
+
+def test_a_plain_clone_has_samples(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.delenv("SHAPESHIFT_DATA", raising=False)
+    public_data._say_sample.cache_clear()
+    assert datasets.available() == ["clinc150"]
+    splits = datasets.read("clinc150")
+    assert len(splits.labels) == 150
+    assert (len(splits.train.labels), len(splits.val.labels), len(splits.test.labels)) == (6000, 1500, 4500)
+    assert len(trace.read(public_data.data_file("azure_llm_2023/conv.csv"))) == 4000
+    assert "the sample of clinc150/data_full.json" in capsys.readouterr().err
+    assert sum(file.stat().st_size for file in public_data.SAMPLES.rglob("*") if file.is_file()) < 1_000_000
 
 
 def test_missing_data_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
