@@ -158,32 +158,48 @@ class PreparedAdapters(Protocol):
         ...
 
 
-@dataclass(frozen=True)
 class OutputScales:
     """What DoRA does to the outputs of the base model, which other kernels than those of `LoraKernels` compute.
 
     With the merged weight W + BA and its magnitudes m, an output is g W x + g B A x + bias, where g is m divided by the
     length of its row of W + BA. B is stored times g. Behind it are g - 1 and (g - 1) bias: the terms of W x.
-
-    having  the indices of the adapters with magnitudes
     """
 
-    adapters: BatchAdapters
-    having: Sequence[int]
+    def __init__(self, adapters: BatchAdapters, having: Sequence[int]) -> None:
+        """having: the indices of the adapters with magnitudes."""
+        self._adapters = adapters
+        self._having = np.array(having)
+        self._terms: dict[tuple[int, int], torch.Tensor] = {}
 
-    def apply(self, groups: Groups, layer: int, linear: int, inputs: int, outputs: torch.Tensor) -> None:
+    def rows(self, adapters: npt.NDArray[np.int64]) -> tuple[torch.Tensor, torch.Tensor]:
+        """The tokens to scale, of those with these adapters, and which of the adapters with magnitudes each has."""
+        tokens = np.flatnonzero(np.isin(adapters, self._having))
+        device = self._adapters.memory.device
+        which = np.searchsorted(self._having, adapters[tokens])
+        return torch.from_numpy(tokens).to(device), torch.from_numpy(which).to(device)
+
+    def apply(
+        self, rows: tuple[torch.Tensor, torch.Tensor], layer: int, linear: int, inputs: int, outputs: torch.Tensor
+    ) -> None:
         """Scale the `outputs` [tokens, width] of a linear over `inputs` numbers, in place."""
-        memory, tokens_of = self.adapters.memory, list(groups.each())
-        for adapter in self.having:
-            tokens = tokens_of[adapter].to(outputs.device)
-            if not len(tokens):
-                continue
-            for offset, rank, first, width in self.adapters.places[adapter, layer, linear].tolist():
+        tokens, which = rows
+        terms = self._terms.get((layer, linear))
+        if terms is None:
+            terms = self._terms[layer, linear] = self._gathered(layer, linear, inputs, outputs.shape[1])
+        found = outputs.index_select(0, tokens).float()
+        more, of_bias = terms.index_select(1, which)
+        outputs.index_copy_(0, tokens, torch.addcmul(found - of_bias, more, found).to(outputs.dtype))
+
+    def _gathered(self, layer: int, linear: int, inputs: int, outputs: int) -> torch.Tensor:
+        """g - 1 and its product with the bias: [2, adapters with magnitudes, outputs], 0 where there is no term."""
+        memory = self._adapters.memory
+        made = torch.zeros(2, len(self._having), outputs, device=memory.device)
+        for index, adapter in enumerate(self._having):
+            for offset, rank, first, width in self._adapters.places[adapter, layer, linear].tolist():
                 if rank:
                     start = offset + rank * (inputs + width)
-                    more, of_bias = memory[start : start + 2 * width].float().view(2, width)
-                    found = outputs[tokens, first : first + width].float()
-                    outputs[tokens, first : first + width] = (found + more * found - of_bias).to(outputs.dtype)
+                    made[:, index, first : first + width] = memory[start : start + 2 * width].view(2, width)
+        return made
 
 
 class LoraDelta:
@@ -202,10 +218,12 @@ class LoraDelta:
         self._count = count
         self._scales = scales
         self._groups = group_tokens(adapters, count)
+        if scales is not None:
+            self._scaled_rows = scales.rows(adapters)
 
     def add(self, layer: int, linear: int, inputs: torch.Tensor, outputs: torch.Tensor) -> None:
         if self._scales is not None:
-            self._scales.apply(self._groups, layer, linear, inputs.shape[1], outputs)
+            self._scales.apply(self._scaled_rows, layer, linear, inputs.shape[1], outputs)
         self._prepared.add(self._groups, layer, linear, inputs, outputs)
 
     def subset(self, tokens: torch.Tensor) -> LoraDelta | None:
