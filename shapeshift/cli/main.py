@@ -20,9 +20,9 @@ COMMANDS = {
     "examples": ("shapeshift.cli.examples", "print how to call the models"),
     "sidecar": ("shapeshift.cli.sidecar", "assign bins to workers and reload dead models; `serve` starts it"),
     "status": ("shapeshift.cli.status", "show what is served: fronts, workers, traffic and plan"),
-    "adapters": ("shapeshift.cli.adapters", "the LoRA adapters of a model: add, list, pin, remove, while it serves"),
-    "tasks": ("shapeshift.cli.tasks", "train a task for an image model, and register it with a server"),
-    "cascade": ("shapeshift.cli.cascade", "profile cascades of models and choose which one serves"),
+    "adapters": ("shapeshift.cli.registries.adapters", "LoRA adapters of a model that serves: add, list, pin, remove"),
+    "tasks": ("shapeshift.cli.registries.tasks", "train a task for an image model, and register it with a server"),
+    "cascade": ("shapeshift.cli.registries.cascade", "profile cascades of models and choose which one serves"),
     "policy": ("shapeshift.cli.policy", "compute one decision of a policy, from JSON"),
 }
 # Old names. Each works for one more version.

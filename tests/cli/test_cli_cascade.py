@@ -8,8 +8,8 @@ from typing import Any, Self
 import pytest
 
 from shapeshift.cascade.candidates import registry
-from shapeshift.cli import cascade
 from shapeshift.cli.main import main
+from shapeshift.cli.registries import cascade
 
 DEMO = Path(__file__).resolve().parents[2] / "checkpoints" / "clinc150-minilm" / "candidates"
 METRICS = "http://localhost:8002/metrics"

@@ -12,7 +12,7 @@ from shapeshift import settings
 from shapeshift.adapter_cache.registry import store
 from shapeshift.adapter_cache.settings import AdapterCacheSettings
 from shapeshift.build_engines.hub.sources import find_adapter
-from shapeshift.cli import front_model
+from shapeshift.cli.registries import front_model
 from shapeshift.errors import NotFoundError
 from shapeshift.fused_decode.settings import FusedDecodeSettings, GeneratedDecodeSettings
 from shapeshift.registry import FILE

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from shapeshift import settings
-from shapeshift.cli import front_model
+from shapeshift.cli.registries import front_model
 from shapeshift.engines.settings import GeneratedSettings
 from shapeshift.errors import InvalidInputError
 from shapeshift.progress import Progress
