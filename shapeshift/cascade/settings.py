@@ -12,7 +12,7 @@ from shapeshift.settings import require
 _TEXT = Tensor("TEXT", "TYPE_STRING")
 _OUTPUTS = (
     Tensor("LABEL", "TYPE_STRING"),
-    Tensor("PROBABILITIES", "TYPE_FP32", None),
+    Tensor("PROBABILITIES", "TYPE_FP32", (None,)),
     Tensor("CONFIDENCE", "TYPE_FP32"),
     Tensor("LEVEL", "TYPE_INT32"),
     Tensor("WORDS_PRUNED", "TYPE_INT32"),

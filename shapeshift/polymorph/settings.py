@@ -168,7 +168,8 @@ def front_signature(parameters: Mapping[str, str]) -> Signature:
     """Of a front. One that lists no output has EMBEDDING, or with a `head` LOGITS."""
     default = "LOGITS" if parameters.get("head") else "EMBEDDING"
     outputs = (
-        *(Tensor(name, "TYPE_FP32", None, listed=name != default) for name in ("EMBEDDING", "LOGITS", "TOKEN_LOGITS")),
+        *(Tensor(name, "TYPE_FP32", (None,), listed=name != default) for name in ("EMBEDDING", "LOGITS")),
+        Tensor("TOKEN_LOGITS", "TYPE_FP32", (-1, None), listed=True),
         Tensor("IMPORTANCE", "TYPE_FP32", (-1,), listed=True),
         Tensor(OFFSETS, "TYPE_INT32", (-1, 2), listed=True),
         Tensor(ENGINE_MS, "TYPE_FP32", listed=True),

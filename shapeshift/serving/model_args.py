@@ -20,14 +20,14 @@ _NO_TYPE = "TYPE_INVALID"
 class Tensor:
     """An input or output.
 
-    dims      without the batch axis; -1: differs between requests; None: one number, which the checkpoint decides
+    dims      without the batch axis; -1: differs between requests; None: a number that the checkpoint decides
     optional  of an input: whether a request may leave it out
     listed    whether a model has it only if its config.pbtxt lists it
     """
 
     name: str
     data_type: str
-    dims: tuple[int, ...] | None = (1,)
+    dims: tuple[int | None, ...] = (1,)
     optional: bool = False
     listed: bool = False
 
@@ -39,7 +39,9 @@ class Tensor:
         data_type = stated.get("data_type", _NO_TYPE)
         data_type = self.data_type if data_type == _NO_TYPE else data_type
         dims = [int(size) for size in stated.get("dims", ())]
-        own = self.dims or tuple(dims[:1]) or (-1,)
+        own = [
+            size if size is not None else dims[axis] if axis < len(dims) else -1 for axis, size in enumerate(self.dims)
+        ]
         fits = not dims or len(dims) == len(own)
         for size, known in zip(dims, own, strict=False):
             fits = fits and (size in (known, -1) or (known == -1 and kind == "input"))
