@@ -17,7 +17,7 @@ from shapeshift.build_engines.text.workers import check_name
 from shapeshift.errors import NotFoundError
 
 # Each publisher of these begins with the same check.
-_CHECKS: dict[type, Callable[[Any, BuildPaths], object]] = {
+_CHECKS: dict[type, Callable[[Any, BuildPaths], Any]] = {
     TextFrontConfig: text_front.check,
     decode.DecodeFrontConfig: decode.check,
     ImageFrontConfig: image_front.check,
@@ -26,14 +26,15 @@ _CHECKS: dict[type, Callable[[Any, BuildPaths], object]] = {
 }
 
 
-def validate(name: str, fronts: Collection[str], paths: BuildPaths) -> None:
+def validate(name: str, fronts: Collection[str], paths: BuildPaths) -> Any:
     """Raise the error with which `make engines` would refuse the model `name` before it builds anything.
 
-    fronts: the names of all front models of the repository.
+    fronts: the names of all front models of the repository. Returns what the check of its technique found.
     """
     check_name(name, fronts)
     front = read(paths.repository / name)
-    _CHECKS[type(front)](front, paths)
+    found = _CHECKS[type(front)](front, paths)
     for required in required_models(front, paths):
         if required not in fronts:
             raise NotFoundError(f"needs the model {required}: no {paths.repository / required / CONFIG}")
+    return found

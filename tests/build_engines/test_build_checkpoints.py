@@ -106,7 +106,7 @@ def test_a_label_map_that_misses_an_id_is_refused(
     text = (folder / "config.pbtxt").read_text().replace("EMBEDDING", "LOGITS").replace("dims: [ 8 ]", "dims: [ 2 ]")
     (folder / "config.pbtxt").write_text(text)
     assert main(["engines"]) == 1
-    assert "id2label: got ['0', '2']; a name for each id from 0; 1 is missing" in capsys.readouterr().err
+    assert "id2label: got ['0', '2']; a name for each id from 0 in config.json; 1 is missing" in capsys.readouterr().err
 
 
 def test_a_model_without_fused_attention_is_built_from_its_modules(

@@ -151,5 +151,7 @@ def test_labels_of_a_configuration() -> None:
     assert heads.config_labels({"id2label": twelve}) == tuple(f"name {index}" for index in range(12))
     assert heads.config_labels({}) == ("LABEL_0", "LABEL_1")
     for given, missing in (({"0": "a", "2": "c"}, 1), ({"one": "a"}, 0)):
-        with pytest.raises(InvalidInputError, match=f"id2label: .*a name for each id from 0; {missing} is missing"):
+        with pytest.raises(
+            InvalidInputError, match=f"id2label: .*a name for each id from 0 in config.json; {missing} is missing"
+        ):
             heads.config_labels({"id2label": given})

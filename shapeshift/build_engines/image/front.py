@@ -9,7 +9,14 @@ from typing import Any
 
 from shapeshift import settings
 from shapeshift.build_engines.image.build import build
-from shapeshift.build_engines.image.plan import EmulatedFrontConfig, ImageFrontConfig, ImagePlan, is_current, plan
+from shapeshift.build_engines.image.plan import (
+    EmulatedFrontConfig,
+    ImageFrontConfig,
+    ImagePlan,
+    architecture,
+    is_current,
+    plan,
+)
 from shapeshift.build_engines.model_folder import write_front
 from shapeshift.build_engines.paths import BuildPaths
 from shapeshift.engines import manifest
@@ -50,7 +57,9 @@ def check(front: ImageFrontConfig, paths: BuildPaths) -> ImagePlan:
         tasks_dir = paths.root / front.serving.tasks_dir
         require(tasks_dir.is_dir(), "tasks_dir", front.serving.tasks_dir, f"a folder: there is none at {tasks_dir}")
         _require_task(front.serving.task, [entry.name for entry in registry.read(tasks_dir)])
-    return plan(front, paths)
+    planned = plan(front, paths)
+    architecture(planned.checkpoint)
+    return planned
 
 
 def publish_emulated(front: EmulatedFrontConfig, paths: BuildPaths) -> str:

@@ -10,7 +10,7 @@ from typing import Any
 
 from shapeshift.build_engines.hub.sources import find_checkpoint
 from shapeshift.build_engines.paths import BuildPaths
-from shapeshift.engines import hardware, manifest
+from shapeshift.engines import hardware, manifest, weight_headers
 from shapeshift.engines.checkpoint import Checkpoint, open_checkpoint
 from shapeshift.engines.hardware import cores, cpu_model
 from shapeshift.engines.interfaces import Provider
@@ -18,7 +18,9 @@ from shapeshift.engines.providers import lookup
 from shapeshift.errors import EngineError
 from shapeshift.files import file_sha256
 from shapeshift.token_adapt.model import manifest as image_manifest
+from shapeshift.token_adapt.model.architecture import Architecture
 from shapeshift.token_adapt.model.engine_settings import ImageEngineSettings
+from shapeshift.token_adapt.model.timm_config import read_architecture
 from shapeshift.token_adapt.settings import EmulatedSettings, TokenAdaptSettings
 from shapeshift.token_adapt.tasks import examples, registry
 
@@ -84,6 +86,13 @@ def plan(front: ImageFrontConfig, paths: BuildPaths) -> ImagePlan:
     resolved = hardware.resolve_precision(requested, provider.name == "tensorrt")
     tasks_dir = paths.root / front.serving.tasks_dir if front.serving.tasks_dir else None
     return ImagePlan(front, checkpoint, provider, resolved, front.serving.threads or cores(), tasks_dir)
+
+
+def architecture(checkpoint: Checkpoint) -> Architecture:
+    """The architecture of the checkpoint, by its config.json and the headers of its weights."""
+    headers = weight_headers.read(checkpoint.folder)
+    weight_headers.require_floats(headers)
+    return read_architecture(checkpoint.config, {name: header.shape for name, header in headers.items()})
 
 
 def _examples(tasks_dir: Path) -> dict[str, list[str]]:

@@ -14,9 +14,11 @@ from shapeshift.build_engines.text.build import build
 from shapeshift.build_engines.text.config import TextFrontConfig, length_histogram
 from shapeshift.build_engines.text.plan import Plan, engine_outputs, is_current, plan, with_dims
 from shapeshift.build_engines.text.workers import choose_placement, placement_parameters, write_workers
-from shapeshift.engines import manifest
+from shapeshift.engines import manifest, weight_headers
 from shapeshift.engines.manifest import Manifest
 from shapeshift.engines.settings import GeneratedSettings, TextEngineSettings
+from shapeshift.engines.text import tokenizer_files
+from shapeshift.engines.text.families import hidden_size, vocabulary_size
 from shapeshift.polymorph.policy.placement import Placement
 from shapeshift.polymorph.settings import PlacementSettings, PolymorphSettings, front_signature
 from shapeshift.progress import ProgressCallback
@@ -37,9 +39,13 @@ def check(front: TextFrontConfig, paths: BuildPaths) -> Plan:
     """What to build. Raises the error of what cannot be built, as far as files and settings show it."""
     planned = plan(front, paths)
     length_histogram(front)
-    hidden = planned.checkpoint.config.get("hidden_size")
-    if isinstance(hidden, int):
-        engine_outputs(planned, hidden)
+    config = planned.checkpoint.config
+    engine_outputs(planned, hidden_size(config))
+    if planned.provider.name != "emulated":
+        weight_headers.require_floats(weight_headers.read(planned.checkpoint.folder))
+    if planned.checkpoint.tokenizer_file.is_file():
+        # One that must be converted is checked when it is: transformers is slow to import.
+        tokenizer_files.read(planned.checkpoint.tokenizer_file, vocabulary_size(config))
     return planned
 
 

@@ -84,3 +84,20 @@ def vocabulary_size(config: Mapping[str, Any]) -> int:
     if not isinstance(value, int):
         raise InvalidInputError("vocab_size", value, "a whole number in config.json")
     return value
+
+
+def longest_text(config: Mapping[str, Any]) -> int:
+    """The tokens of the longest text that the model has positions for; config: with every key, or as config.json.
+
+    Raises UnsupportedError if the configuration does not limit positions.
+    """
+    family = family_of(config)
+    positions = config.get("max_position_embeddings")
+    if not isinstance(positions, int) or not positions:
+        raise UnsupportedError(f"checkpoint: model_type {family.name} has no max_position_embeddings in config.json")
+    return positions - first_position(family, config.get("pad_token_id"))
+
+
+def first_position(family: Family, padding: int | None) -> int:
+    """The position of a row's first token in a model of this family with this padding id."""
+    return (padding or 0) + 1 if family.first_position is None else family.first_position

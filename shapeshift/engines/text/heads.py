@@ -58,7 +58,9 @@ def config_labels(config: Mapping[str, Any]) -> tuple[str, ...]:
         return _numbered(int(config.get("num_labels", 2)))
     missing = [str(index) for index in range(len(names)) if str(index) not in names]
     if missing:
-        raise InvalidInputError("id2label", sorted(names), f"a name for each id from 0; {missing[0]} is missing")
+        raise InvalidInputError(
+            "id2label", sorted(names), f"a name for each id from 0 in config.json; {missing[0]} is missing: add it"
+        )
     return tuple(str(names[str(index)]) for index in range(len(names)))
 
 

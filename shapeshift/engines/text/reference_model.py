@@ -16,7 +16,7 @@ from torch import nn
 from shapeshift.engines.checkpoint import Checkpoint
 from shapeshift.engines.interfaces import Array, Ids
 from shapeshift.engines.text.export_module import PackedEncoder
-from shapeshift.engines.text.families import FAMILIES, family_of
+from shapeshift.engines.text.families import FAMILIES, family_of, first_position, longest_text
 from shapeshift.engines.text.pooling import SentenceHead, dense_layers, pool_one
 from shapeshift.engines.text.sentence_modules import SentenceModules
 from shapeshift.engines.text.task_heads import linear_head, sequence_head, token_head
@@ -54,10 +54,7 @@ class ReferenceModel:
         self._task = own[0] if own else ""
         self._model = _load(checkpoint, self._task, "IMPORTANCE" in outputs, layers)
         self._linear = linear_head(head) if head is not None else None
-        limits = checkpoint.config.get("max_position_embeddings")
-        if not limits:
-            raise UnsupportedError(f"checkpoint: model_type {self.family.name} has no max_position_embeddings")
-        self.max_tokens = int(limits) - self.position_offset
+        self.max_tokens = longest_text({**checkpoint.config, "pad_token_id": self.padding})
         self.hidden = int(self._model.config.hidden_size)
         self._dense = dense_layers(modules)
         self._ids = int(self._model.config.vocab_size)
@@ -79,8 +76,7 @@ class ReferenceModel:
 
     @property
     def position_offset(self) -> int:
-        first = self.family.first_position
-        return int(self._model.config.pad_token_id) + 1 if first is None else first
+        return first_position(self.family, self.padding)
 
     def module(self) -> PackedEncoder:
         """The module that providers export."""

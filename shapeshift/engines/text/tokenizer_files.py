@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from pathlib import Path
+from typing import Any
 
 from shapeshift.engines.text.tokenizer import FILE_NAME
 from shapeshift.errors import InvalidInputError
@@ -27,24 +28,32 @@ def write(folder: Path, target: Path, ids: int, lower_case: bool = False) -> Non
     ids: the number of ids that the model knows; lower_case: whether texts become lower case first.
     Raises InvalidInputError for a tokenizer that transformers cannot convert, or that has further ids.
     """
-    from tokenizers import Tokenizer, normalizers
+    from tokenizers import normalizers
 
     if (folder / FILE_NAME).is_file():
         shutil.copyfile(folder / FILE_NAME, target)
     else:
         _convert(folder, target)
-    try:
-        tokenizer = Tokenizer.from_file(str(target))
-    except Exception as error:  # noqa: BLE001  the library raises a bare Exception
-        raise InvalidInputError("checkpoint", str(folder / FILE_NAME), f"a tokenizer ({error})") from None
-    highest = max(tokenizer.get_vocab(with_added_tokens=True).values(), default=-1)
-    if highest >= ids:
-        allowed = f"ids below {ids}, the vocab_size of config.json: this is the tokenizer of another model"
-        raise InvalidInputError(FILE_NAME, f"id {highest}", f"{allowed}; download the folder again")
+    tokenizer = read(target, ids)
     if lower_case:
         own = [tokenizer.normalizer] if tokenizer.normalizer else []
         tokenizer.normalizer = normalizers.Sequence([normalizers.Lowercase(), *own])
         tokenizer.save(str(target))
+
+
+def read(file: Path, ids: int) -> Any:
+    """The tokenizer in a tokenizer.json. Raises InvalidInputError if it is none, or has ids from `ids` on."""
+    from tokenizers import Tokenizer
+
+    try:
+        tokenizer = Tokenizer.from_file(str(file))
+    except Exception as error:  # noqa: BLE001  the library raises a bare Exception
+        raise InvalidInputError("checkpoint", str(file), f"a tokenizer ({error})") from None
+    highest = max(tokenizer.get_vocab(with_added_tokens=True).values(), default=-1)
+    if highest >= ids:
+        allowed = f"ids below {ids}, the vocab_size of config.json: this is the tokenizer of another model"
+        raise InvalidInputError(FILE_NAME, f"id {highest}", f"{allowed}; download the folder again")
+    return tokenizer
 
 
 def _convert(folder: Path, target: Path) -> None:
