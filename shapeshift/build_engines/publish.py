@@ -48,7 +48,7 @@ def publish_all(
             missing = [name for name in required_models(front, paths) if name in failures]
             if missing:
                 raise NotFoundError(f"needs {', '.join(missing)}, which could not be published")
-            published(_publish(front, paths))
+            published(publish(front, paths))
     recorded_failures.record(paths.build, failures)
     _remove_others({*names} | others, paths, published)
     return failures
@@ -106,7 +106,8 @@ def in_one_line(error: Exception, log: Path) -> str:
     return f"{text} (traceback in {log})"
 
 
-def _publish(front: FrontConfig, paths: BuildPaths) -> str:
+def publish(front: FrontConfig, paths: BuildPaths) -> str:
+    """Build and verify what is not current, and write the model's folder. Returns its summary. Raises any error."""
     progress = Progress(front.name)
     try:
         return _PUBLISHERS[type(front)](front, paths, progress)

@@ -44,7 +44,7 @@ def run(options: argparse.Namespace) -> int:
     """
     paths = paths_of(options)
     try:
-        with _stop_on_sigterm():
+        with stop_on_sigterm("engines"):
             return _publish(options, paths)
     except ShapeshiftError:
         raise
@@ -53,11 +53,11 @@ def run(options: argparse.Namespace) -> int:
 
 
 @contextlib.contextmanager
-def _stop_on_sigterm() -> Iterator[None]:
+def stop_on_sigterm(command: str) -> Iterator[None]:
     """Let SIGTERM end the build as an exception does, so that a half-built folder is removed."""
 
     def stop(*_: object) -> None:
-        _log("shapeshift engines: stopped by SIGTERM")
+        _log(f"shapeshift {command}: stopped by SIGTERM")
         sys.exit(128 + signal.SIGTERM)
 
     before = signal.signal(signal.SIGTERM, stop)

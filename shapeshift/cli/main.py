@@ -15,6 +15,7 @@ from shapeshift.errors import ShapeshiftError
 COMMANDS = {
     "setup": ("shapeshift.cli.setup", "download and unpack Triton, perf_analyzer and the demo checkpoint"),
     "engines": ("shapeshift.cli.engines", "build, verify and publish the models of a model repository"),
+    "add": ("shapeshift.cli.add", "serve a checkpoint: write its models, build and load them if a server runs"),
     "validate": ("shapeshift.cli.validate", "check the models of a model repository without building them"),
     "serve": ("shapeshift.cli.serve", "start Triton with the generated models"),
     "examples": ("shapeshift.cli.examples", "print how to call the models"),

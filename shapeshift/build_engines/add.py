@@ -1,0 +1,184 @@
+"""Adding a model: its folders are written, and for a server that runs it is built and loaded; all of it or nothing."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import shutil
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from shapeshift import files
+from shapeshift.build_engines import new_model, publish
+from shapeshift.build_engines.description import describe
+from shapeshift.build_engines.model_folder import CONFIG
+from shapeshift.build_engines.new_model import Files
+from shapeshift.build_engines.paths import BuildPaths
+from shapeshift.build_engines.recognition import Recognised, recognise
+from shapeshift.build_engines.repository import read
+from shapeshift.build_engines.text.workers import check_name
+from shapeshift.build_engines.validate import validate
+from shapeshift.engines import capacity, failures
+from shapeshift.engines.capacity import Ask
+from shapeshift.engines.checkpoint import Checkpoint, find
+from shapeshift.engines.text import tokenizer_files
+from shapeshift.engines.text.families import vocabulary_size
+from shapeshift.errors import ShapeshiftError
+from shapeshift.settings import require
+from shapeshift.triton import model_config
+from shapeshift.triton.names import check_model_name
+
+_NOT_IN_NAMES = re.compile(r"[^A-Za-z0-9._-]+")
+Say = Callable[[str], None]
+
+
+class Server(Protocol):
+    """What is asked of a server that runs; `triton.control.ModelControl` is one."""
+
+    def load(self, name: str) -> None: ...
+
+    def unload(self, name: str) -> None: ...
+
+    def wait_unloaded(self, name: str) -> None: ...
+
+
+@dataclass(frozen=True)
+class NewModel:
+    """What to add: a folder, a name under the checkpoints or a hub id; empty name, technique: as the files say."""
+
+    checkpoint: str
+    name: str = ""
+    technique: str = ""
+
+
+def add(asked: NewModel, paths: BuildPaths, server: Server | None, taken: Collection[str], say: Say) -> list[str]:
+    """Add a model to `paths.repository`; with a server also build it and load it there. Returns the models' names.
+
+    taken: names of the server's models. The caller holds the lock of builds. After any error the folders are as before,
+    and the server's models too.
+    """
+    name = check_model_name(asked.name or _default_name(asked.checkpoint))
+    folder = find(asked.checkpoint, paths.checkpoints)
+    found = recognise(folder, asked.technique)
+    machine = capacity.this_machine()
+    sizes = new_model.sizes_of(found, folder, machine.available_mb)
+    models = new_model.folders(name, _as_named(asked.checkpoint, folder, paths), found, sizes)
+    existing = {file.parent.name for file in paths.repository.glob(f"*/{CONFIG}")}
+    _require_free(models, existing, {*taken}, paths)
+    with _draft(models, paths) as draft, contextlib.ExitStack() as undo:
+        asks = [] if server is not None else _asks(existing, paths)
+        asks += _checked(models, existing, draft, found, say)
+        capacity.require_fit(asks, machine)
+        if server is not None:
+            for model in models:
+                _build(model, draft, undo, say)
+        if not paths.repository.exists():
+            undo.callback(_remove_empty, paths.repository)
+        for model in models:
+            _place(model, draft, paths, undo)
+        if server is not None:
+            _load(models, server, undo, say)
+            recorded = failures.read(paths.build)
+            failures.record(paths.build, {model: why for model, why in recorded.items() if model not in models})
+        undo.pop_all()
+    return [*models]
+
+
+def _default_name(checkpoint: str) -> str:
+    """The last part of the path or hub id, without a revision."""
+    last = Path(checkpoint).resolve().name if Path(checkpoint).is_dir() else Path(checkpoint).name.partition("@")[0]
+    return _NOT_IN_NAMES.sub("_", last).strip("._-")
+
+
+def _as_named(given: str, folder: Path, paths: BuildPaths) -> str:
+    """The checkpoint as config.pbtxt names it: below a folder of checkpoints by its name there, a hub id as it is."""
+    if not Path(given).is_dir():
+        return given
+    for top in paths.checkpoints:
+        if folder.is_relative_to(top.resolve()) and folder != top.resolve():
+            return str(folder.relative_to(top.resolve()))
+    return str(folder)
+
+
+def _require_free(models: Collection[str], existing: set[str], taken: set[str], paths: BuildPaths) -> None:
+    """Raise InvalidInputError for the first name that a model has already."""
+    for model in models:
+        folders = [top / model for top in (paths.repository, paths.generated) if (top / model).exists()]
+        where = f"; there is {folders[0]}" if folders else "; the server has this model"
+        free = not folders and model not in taken
+        require(free, "name", model, f"a name that is free: give another with --as{where}")
+    for one in existing:
+        check_name(one, models)
+
+
+@contextlib.contextmanager
+def _draft(models: Mapping[str, Files], paths: BuildPaths) -> Iterator[BuildPaths]:
+    """`paths` with a repository that holds only these models, until they are known to be good."""
+    folder = paths.build / ".adding"
+    shutil.rmtree(folder, ignore_errors=True)
+    try:
+        for model, contents in models.items():
+            for file, text in contents.items():
+                (folder / model / file).parent.mkdir(parents=True, exist_ok=True)
+                (folder / model / file).write_text(text, encoding="utf-8")
+        yield BuildPaths(paths.root, paths.build, folder)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _checked(models: Collection[str], existing: set[str], draft: BuildPaths, found: Recognised, say: Say) -> list[Ask]:
+    """Check the models and say what they will serve. Returns what they ask for."""
+    asks = []
+    for model in models:
+        checked = validate(model, existing | {*models}, draft)
+        if isinstance(checked, Checkpoint):
+            tokenizer_files.read(checked.tokenizer_file, vocabulary_size(found.config))
+        lines, ask = describe(read(draft.repository / model), checked)
+        asks.append(ask)
+        say(f"{model}: {found.technique} ({found.because})\n" + "\n".join(f"  {line}" for line in lines))
+    return asks
+
+
+def _asks(existing: Collection[str], paths: BuildPaths) -> list[Ask]:
+    """What the models of the repository that are built ask for."""
+    asks = []
+    for folder in (paths.generated / name for name in sorted(existing)):
+        with contextlib.suppress(ShapeshiftError, OSError):
+            stated = model_config.parameters(model_config.read(folder / CONFIG))
+            asks.append(capacity.ask_of(folder.name, folder, stated))
+    return asks
+
+
+def _build(model: str, draft: BuildPaths, undo: contextlib.ExitStack, say: Say) -> None:
+    engines = draft.engines / model
+    undo.callback(shutil.rmtree, draft.generated / model, ignore_errors=True)
+    if not engines.exists():
+        undo.callback(shutil.rmtree, engines, ignore_errors=True)
+    say(publish.publish(read(draft.repository / model), draft).partition("\n")[0])
+
+
+def _place(model: str, draft: BuildPaths, paths: BuildPaths, undo: contextlib.ExitStack) -> None:
+    target = paths.repository / model
+    undo.callback(shutil.rmtree, target, ignore_errors=True)
+    with files.replace_folder(target) as work:
+        shutil.copytree(draft.repository / model, work, dirs_exist_ok=True)
+
+
+def _remove_empty(folder: Path) -> None:
+    with contextlib.suppress(OSError):
+        folder.rmdir()
+
+
+def _load(models: Collection[str], server: Server, undo: contextlib.ExitStack, say: Say) -> None:
+    for model in models:
+        undo.callback(_unload, server, model)
+        say(f"loading {model}")
+        server.load(model)
+
+
+def _unload(server: Server, model: str) -> None:
+    with contextlib.suppress(ShapeshiftError):
+        server.unload(model)
+        server.wait_unloaded(model)

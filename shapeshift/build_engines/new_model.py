@@ -1,0 +1,104 @@
+"""The folders of new front models: a config.pbtxt that leaves out all that follows from the checkpoint."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from shapeshift.build_engines import decode
+from shapeshift.build_engines.image import front as image_front
+from shapeshift.build_engines.image.plan import architecture as image_architecture
+from shapeshift.build_engines.model_folder import CONFIG, HOW_TO_CALL, VERSION
+from shapeshift.build_engines.recognition import Recognised
+from shapeshift.build_engines.text import front as text_front
+from shapeshift.engines import hardware
+from shapeshift.engines.checkpoint import open_checkpoint
+from shapeshift.engines.settings import TextEngineSettings
+from shapeshift.engines.text.families import longest_text
+from shapeshift.fused_decode.model.architecture import Architecture
+from shapeshift.fused_decode.settings import FusedDecodeSettings
+
+UNARY = "_unary"
+# Fewer than the default, so that a model of 22 million weights answers within a minute of being added.
+_BINS = "4"
+# The paper's, for 196 patches and 12 layers; a model with fewer of both has fewer tokens to add or merge in a layer.
+_GAMMAS = (-20, -15, -10, -5, 0, 2, 4, 8)
+_CALL = "curl -s {{host}}:{{http_port}}/v2/models/{name}/{end} -d '{data}'\n"
+_TEXT = '{"inputs":[{"name":"TEXT","shape":[1,1],"datatype":"BYTES","data":["A text of any length."]}]}'
+_PROMPT = '{"text_input":"Once upon a time","max_tokens":20}'
+_PLAIN_PROMPT = '{"inputs":[{"name":"text_input","shape":[1],"datatype":"BYTES","data":["Once upon a time"]}]}'
+_PIXELS = '{"inputs":[{"name":"PIXELS","shape":[1,1,2,3],"datatype":"UINT8","data":[90,160,230,60,120,40]}]}'
+
+Files = Mapping[str, str]
+
+
+def folders(name: str, checkpoint: str, found: Recognised, sizes: Mapping[str, str]) -> dict[str, Files]:
+    """The models that serve a checkpoint, by name: the contents of their files by relative path.
+
+    checkpoint: as config.pbtxt names it; sizes: parameters beside it, see `sizes_of`.
+    """
+    calls = {text_front.BACKEND: ("infer", _TEXT), image_front.BACKEND: ("infer", _PIXELS)}
+    end, data = calls.get(found.technique, ("generate", _PROMPT))
+    models = {name: _files(name, found, {"checkpoint": checkpoint, **sizes}, end, data)}
+    if found.technique in (decode.BACKEND, decode.WITH_ADAPTERS):
+        forwarding = Recognised(found.technique, found.because, found.config)
+        models[name + UNARY] = _files(name + UNARY, forwarding, {"forward_to": name}, "infer", _PLAIN_PROMPT)
+    return models
+
+
+def sizes_of(found: Recognised, folder: Path, available_mb: float) -> dict[str, str]:
+    """The parameters that state sizes of the model in `folder`, where a default does not fit it or the memory."""
+    if found.technique == text_front.BACKEND:
+        longest = longest_text(found.config)
+        limited = {"max_tokens": str(longest)} if longest < TextEngineSettings.max_tokens else {}
+        return {**limited, "max_bins": _BINS}
+    if found.technique == image_front.BACKEND:
+        made = image_architecture(open_checkpoint(folder, ("config.json",)))
+        gammas = sorted({round(gamma * made.patches * 12 / (196 * made.depth)) for gamma in _GAMMAS})
+        return {} if gammas == list(_GAMMAS) else {"gammas": ",".join(map(str, gammas))}
+    architecture = Architecture.read(folder)
+    length = min(FusedDecodeSettings.max_length, architecture.max_position)
+    weights, slot = decode_bytes(architecture, length)
+    fitting = int((available_mb * 2**20 - weights) // slot)
+    slots = max(1, min(FusedDecodeSettings.max_concurrency, fitting))
+    return {"max_concurrency": str(slots), "max_length": str(length)}
+
+
+def decode_bytes(architecture: Architecture, max_length: int) -> tuple[int, int]:
+    """The bytes of the weights, and of one slot of `max_length` tokens, in the precision of this machine."""
+    # These import torch.
+    from shapeshift.fused_decode.model.kv_cache import cache_bytes
+    from shapeshift.fused_decode.model.weights import weight_bytes
+
+    precision = hardware.resolve_precision("auto")
+    return weight_bytes(architecture, precision), cache_bytes(architecture, 1, max_length, precision)
+
+
+def _files(name: str, found: Recognised, parameters: Mapping[str, str], end: str, data: str) -> Files:
+    page = f"docs/{found.technique}.md"
+    lines = [
+        f"# Written by `shapeshift add`; {page} explains every parameter.",
+        f"name: {_quoted(name)}",
+        f"backend: {_quoted(found.technique)}",
+        *_tensors("input", found.inputs if "checkpoint" in parameters else ()),
+        *_tensors("output", found.outputs if "checkpoint" in parameters else ()),
+        "parameters [",
+        ",\n".join(
+            f"  {{ key: {_quoted(key)} value {{ string_value: {_quoted(value)} }} }}"
+            for key, value in parameters.items()
+        ),
+        "]",
+    ]
+    call = _CALL.format(name=name, end=end, data=data)
+    return {CONFIG: "\n".join(lines) + "\n", HOW_TO_CALL: call, f"{VERSION}/.gitkeep": ""}
+
+
+def _tensors(kind: str, names: Sequence[str]) -> list[str]:
+    listed = ", ".join(f"{{ name: {_quoted(name)} }}" for name in names)
+    return [f"{kind} [ {listed} ]"] if names else []
+
+
+def _quoted(text: str) -> str:
+    # The escapes of JSON are a part of those of protobuf's text format.
+    return json.dumps(text, ensure_ascii=False)

@@ -1,0 +1,104 @@
+"""`shapeshift add`: a checkpoint becomes a model of the repository, and of the server if one runs."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import socket
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from shapeshift import files
+from shapeshift.build_engines.add import NewModel, add
+from shapeshift.build_engines.publish import in_one_line
+from shapeshift.build_engines.recognition import TECHNIQUES
+from shapeshift.cli import engines
+from shapeshift.cli.examples import how_to_call
+from shapeshift.cli.sidecar import addresses, host_and_ports, server_key
+from shapeshift.errors import InvalidInputError, ShapeshiftError
+from shapeshift.serving.error_codes import code_name
+from shapeshift.triton.settings import ServerSettings
+
+if TYPE_CHECKING:
+    from shapeshift.triton.control import ModelControl
+
+_CONNECT_S = 2.0
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the options of `shapeshift add`."""
+    parser.add_argument("checkpoint", metavar="FOLDER_OR_HUB_ID", help="the model's folder, or owner/model on the hub")
+    parser.add_argument("--as", dest="name", default="", metavar="NAME", help="the model's name; default: the folder's")
+    parser.add_argument("--technique", default="", choices=TECHNIQUES, help="default: as the checkpoint's files say")
+    parser.add_argument("--repository", type=Path, default=Path("model_repository"), metavar="DIR")
+    parser.add_argument("--build", type=Path, default=Path("build"), help="folder of generated files (%(default)s)")
+    parser.add_argument(
+        "--server", metavar="HOST:GRPCPORT", help="load into this server; default: that of the build folder, if it runs"
+    )
+
+
+def run(options: argparse.Namespace) -> int:
+    """Add the model and say what it serves. Returns 2, after one line on standard error, if it is refused."""
+    paths = engines.paths_of(options)
+    try:
+        with engines.stop_on_sigterm("add"), _server(options) as server:
+            taken = {model.name for model in server.index()} if server is not None else set()
+            with files.exclusive_lock(paths.build / engines.LOCK, lambda: _log("waiting for another build")):
+                asked = NewModel(options.checkpoint, options.name, options.technique)
+                names = add(asked, paths, server, taken, _write)
+    except Exception as error:  # noqa: BLE001  a library's error, too, is reported in one line
+        known = isinstance(error, ShapeshiftError)
+        text = str(error) if known else in_one_line(error, paths.build / "add.traceback")
+        _log(f"shapeshift add: {code_name(error)}: {options.checkpoint}: {text}")
+        return 2
+    _write(_added(names, options, server is not None))
+    return 0
+
+
+@contextlib.contextmanager
+def _server(options: argparse.Namespace) -> Iterator[ModelControl | None]:
+    """Model control of the server that --server names, or that runs on the build folder; None if none does."""
+    run_directory = options.build / "run"
+    found = addresses(run_directory)
+    address = options.server or (found[0] if found else "")
+    if not address or (not options.server and not _answers(address)):
+        yield None
+        return
+    # The gRPC client is slow to import.
+    from shapeshift.triton.control import ModelControl
+
+    with ModelControl(address, server_key(run_directory)) as control:
+        yield control
+
+
+def _answers(address: str) -> bool:
+    """Whether a program listens at `address`, HOST:PORT; the record of a server stays when it has ended."""
+    host, _, port = address.rpartition(":")
+    try:
+        socket.create_connection((host, int(port)), _CONNECT_S).close()
+    except ValueError:
+        raise InvalidInputError("server", address, "HOST:GRPCPORT") from None
+    except OSError:
+        return False
+    return True
+
+
+def _added(names: list[str], options: argparse.Namespace, served: bool) -> str:
+    listed = " and ".join(str(options.repository / name) for name in names)
+    if not served:
+        return f"added {listed}; `make serve` builds and serves it, `shapeshift engines {names[0]}` builds it"
+    host, ports = host_and_ports(options.build / "run") or (ServerSettings.host, {})
+    http, grpc = ports.get("http", ServerSettings.http_port), ports.get("grpc", ServerSettings.grpc_port)
+    calls = how_to_call(names, [options.build / "repository"], host, http, grpc).rstrip()
+    return f"added {listed}; the server has loaded it\n{calls}"
+
+
+def _write(text: str) -> None:
+    sys.stdout.write(f"{text}\n")
+    sys.stdout.flush()
+
+
+def _log(text: str) -> None:
+    sys.stderr.write(f"{text}\n")
