@@ -22,7 +22,7 @@ COMMANDS = {
     "sidecar": ("shapeshift.cli.sidecar", "assign bins to workers and reload dead models; `serve` starts it"),
     "status": ("shapeshift.cli.status", "show what is served: fronts, workers, traffic and plan"),
     "adapters": ("shapeshift.cli.registries.adapters", "LoRA adapters of a model that serves: add, list, pin, remove"),
-    "tasks": ("shapeshift.cli.registries.tasks", "train a task for an image model, and register it with a server"),
+    "tasks": ("shapeshift.cli.registries.tasks", "the tasks of an image model: train, register, list, remove"),
     "cascade": ("shapeshift.cli.registries.cascade", "profile cascades of models and choose which one serves"),
     "policy": ("shapeshift.cli.policy", "compute one decision of a policy, from JSON"),
 }

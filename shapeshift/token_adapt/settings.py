@@ -48,7 +48,9 @@ class EmulatedSettings:
 class TokenAdaptSettings:
     """Parameters of the serving process.
 
-    tasks_dir          folder of the task registry
+    tasks_dir          folder of the task registry; empty: build/tasks/<model>
+    starter_dir        a registry whose tasks the first one has, too, until they are removed or replaced there; a path,
+                       or a folder under build/checkpoints or checkpoints/
     task               default task; empty: with several tasks, a request must name one
     latency_ms         default latency requirement; 0: that of the task
     utility            default utility; empty: that of the task
@@ -70,6 +72,7 @@ class TokenAdaptSettings:
     """
 
     tasks_dir: str = ""
+    starter_dir: str = ""
     task: str = ""
     latency_ms: float = 0.0
     utility: float | None = None

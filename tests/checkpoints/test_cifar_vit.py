@@ -37,7 +37,7 @@ def gammas() -> tuple[int, ...]:
     stated = model_config.parameters(
         model_config.read(PROJECT / "model_repository" / "classify_image" / "config.pbtxt")
     )
-    assert (stated["checkpoint"], PROJECT / stated["tasks_dir"]) == (FOLDER.name, FOLDER / "tasks")
+    assert (stated["checkpoint"], FOLDER.parent / stated["starter_dir"]) == (FOLDER.name, FOLDER / "tasks")
     return tuple(int(part) for part in stated["gammas"].split(","))
 
 

@@ -101,8 +101,7 @@ class ImageEngineBuilder:
 
     def _agreement(self, module: GammaModule, engine: Engine) -> Agreement | None:
         """Of the labels, for a module that merges tokens; None for others, and where no task keeps images."""
-        tasks_dir = self._plan.tasks_dir
-        tasks = read_tasks(tasks_dir, self._backbone, module.gamma) if tasks_dir and module.gamma < 0 else []
+        tasks = read_tasks(self._plan.tasks_dir, self._backbone, module.gamma) if module.gamma < 0 else []
         if not tasks:
             return None
 

@@ -16,10 +16,12 @@ from shapeshift.build_engines.image.plan import (
     architecture,
     is_current,
     plan,
+    tasks_folder,
 )
 from shapeshift.build_engines.model_folder import write_front
 from shapeshift.build_engines.paths import BuildPaths
 from shapeshift.engines import manifest
+from shapeshift.errors import NotFoundError
 from shapeshift.progress import ProgressCallback
 from shapeshift.settings import require
 from shapeshift.token_adapt.model import emulated
@@ -53,10 +55,11 @@ def check_emulated(front: EmulatedFrontConfig, paths: BuildPaths) -> emulated.Em
 
 def check(front: ImageFrontConfig, paths: BuildPaths) -> ImagePlan:
     """What to build. Raises InvalidInputError for a tasks_dir that is no folder, or a default task that it lacks."""
-    if front.serving.tasks_dir or front.serving.task:
-        tasks_dir = paths.root / front.serving.tasks_dir
-        require(tasks_dir.is_dir(), "tasks_dir", front.serving.tasks_dir, f"a folder: there is none at {tasks_dir}")
-        _require_task(front.serving.task, [entry.name for entry in registry.read(tasks_dir)])
+    tasks_dir, stated = tasks_folder(front, paths), front.serving.tasks_dir
+    require(not stated or tasks_dir.is_dir(), "tasks_dir", stated, f"a folder: there is none at {tasks_dir}")
+    starter = _starter_folder(front.serving.starter_dir, paths)
+    tasks = registry.with_starter(tasks_dir, starter) if starter else registry.read(tasks_dir)
+    _require_task(front.serving.task, [entry.name for entry in tasks])
     planned = plan(front, paths)
     architecture(planned.checkpoint)
     return planned
@@ -77,11 +80,26 @@ def publish(front: ImageFrontConfig, paths: BuildPaths, progress: ProgressCallba
     Returns the manifest, and whether the engines were built. Raises as `check`.
     """
     planned = check(front, paths)
+    tasks_dir = tasks_folder(front, paths)
+    tasks_dir.mkdir(parents=True, exist_ok=True)
+    if starter := _starter_folder(front.serving.starter_dir, paths):
+        registry.take_over(tasks_dir, starter)
     target = paths.engines / front.name
     stale = not is_current(planned, target)
     result = build(planned, target, progress) if stale else image_manifest.load(target)
     _write_folder(planned, target, result, paths)
     return result, stale
+
+
+def _starter_folder(name: str, paths: BuildPaths) -> Path | None:
+    """The folder that `starter_dir` names; None without one. Raises NotFoundError listing every folder searched."""
+    if not name:
+        return None
+    candidates = [paths.root / name, *(folder / name for folder in paths.checkpoints)]
+    for candidate in candidates:
+        if candidate.is_dir():
+            return candidate
+    raise NotFoundError(f"starter_dir: no folder {', '.join(map(str, candidates))}; name one, or leave it out")
 
 
 def _require_task(task: str, registered: Collection[str]) -> None:
@@ -102,8 +120,7 @@ def _write_folder(planned: ImagePlan, engines: Path, result: ImageManifest, path
         "manifest_sha256": manifest.sha256(engines),
         "checkpoint_sha256": result.checkpoint_sha256,
         "profile": json.dumps(image_manifest.profile(result)),
+        "tasks_dir": paths.portable(tasks_folder(front, paths), target),
     }
-    if front.serving.tasks_dir:
-        parameters["tasks_dir"] = paths.portable(paths.root / front.serving.tasks_dir, target)
     summary = f"engines: {result.provider}, {result.precision}, {result.threads} threads; {result.tolerance}"
     write_front(front.folder, front.config, target, parameters, summary)

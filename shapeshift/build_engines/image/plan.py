@@ -59,7 +59,7 @@ class ImagePlan:
     provider: Provider
     precision: str
     threads: int
-    tasks_dir: Path | None
+    tasks_dir: Path
 
     def key(self) -> str:
         """Changes if, and only if, the engines must be rebuilt."""
@@ -71,7 +71,7 @@ class ImagePlan:
             "precision": self.precision,
             "threads": self.threads,
             "hardware": cpu_model(),
-            "tasks": {} if self.tasks_dir is None or self.precision == "f32" else _examples(self.tasks_dir),
+            "tasks": {} if self.precision == "f32" else _examples(self.tasks_dir),
         }
         return hashlib.sha256(json.dumps(inputs, sort_keys=True).encode()).hexdigest()
 
@@ -84,8 +84,15 @@ def plan(front: ImageFrontConfig, paths: BuildPaths) -> ImagePlan:
     provider = lookup.PROVIDERS[lookup.resolve(own.provider)]
     requested = "f32" if own.precision == "auto" and provider.name == "onnxruntime" else own.precision
     resolved = hardware.resolve_precision(requested, provider.name == "tensorrt")
-    tasks_dir = paths.root / front.serving.tasks_dir if front.serving.tasks_dir else None
-    return ImagePlan(front, checkpoint, provider, resolved, front.serving.threads or cores(), tasks_dir)
+    return ImagePlan(
+        front, checkpoint, provider, resolved, front.serving.threads or cores(), tasks_folder(front, paths)
+    )
+
+
+def tasks_folder(front: ImageFrontConfig, paths: BuildPaths) -> Path:
+    """The task registry of the front, which may be missing."""
+    stated = front.serving.tasks_dir
+    return paths.root / stated if stated else paths.build / "tasks" / front.name
 
 
 def architecture(checkpoint: Checkpoint) -> Architecture:

@@ -1,8 +1,9 @@
-"""`shapeshift tasks`: train tasks for an image model and add them to the registry that its server reads."""
+"""`shapeshift tasks`: train tasks for an image model, and change the registry that its server reads."""
 
 from __future__ import annotations
 
 import argparse
+import json
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,15 +16,19 @@ from shapeshift.errors import InvalidInputError
 from shapeshift.progress import Progress
 from shapeshift.token_adapt.model.engine_settings import ImageEngineSettings
 from shapeshift.token_adapt.settings import TokenAdaptSettings
+from shapeshift.token_adapt.tasks import folder as task_folder
+from shapeshift.token_adapt.tasks import registry
+from shapeshift.token_adapt.tasks.folder import TASK_FILE
 
 
 @dataclass(frozen=True)
 class ImageModel:
-    """Paths and settings of an image model, from its generated configuration."""
+    """Paths and settings of an image model, from its generated configuration. task: its default, if any."""
 
     checkpoint: Path
     engines: Path
     tasks_dir: Path
+    task: str
     threads: int
     settings: ImageEngineSettings
     generated: GeneratedSettings
@@ -31,7 +36,7 @@ class ImageModel:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options of `shapeshift tasks`."""
-    actions = parser.add_subparsers(dest="action", required=True, metavar="train|register")
+    actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
     train = actions.add_parser("train", help="train prompts and heads on four fifths of the images")
     register = actions.add_parser("register", help="profile a task on the other fifth and add it to the registry")
     for subparser in (train, register):
@@ -47,12 +52,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     train.add_argument("--rate", type=float, default=0.002, help="highest learning rate (%(default)s)")
     train.add_argument("--most-images", type=int, default=0, help="images per pass; 0: all")
     train.add_argument("--seed", type=int, default=0)
-    front_model.add_arguments(parser, (train, register), "classify_image")
+    listing = actions.add_parser("list", help="list the registered tasks")
+    listing.add_argument("--json", action="store_true", help="write one JSON object")
+    remove = actions.add_parser("remove", help="remove a task from the registry; its folder stays")
+    remove.add_argument("name")
+    front_model.add_arguments(parser, (train, register, listing, remove), "classify_image")
 
 
 def run(options: argparse.Namespace) -> int:
-    """Train or register one task; progress goes to standard error."""
+    """Run one action; progress goes to standard error. Raises ShapeshiftError."""
     image_model = _read_image_model(options)
+    if options.action in ("list", "remove"):
+        sys.stdout.write((_list if options.action == "list" else _remove)(options, image_model))
+        return 0
     progress = Progress(options.folder.name)
     action = _train if options.action == "train" else _register
     result = action(options, image_model, progress)
@@ -72,7 +84,32 @@ def _read_image_model(options: argparse.Namespace) -> ImageModel:
     own = settings.read(ImageEngineSettings, values)
     paths = (own.checkpoint, generated.engines, serving.tasks_dir)
     checkpoint, engines, tasks = ((model / path).resolve() for path in paths)
-    return ImageModel(checkpoint, engines, tasks, serving.threads, own, generated)
+    return ImageModel(checkpoint, engines, tasks, serving.task, serving.threads, own, generated)
+
+
+def _list(options: argparse.Namespace, image_model: ImageModel) -> str:
+    shown: dict[str, dict[str, Any]] = {}
+    for entry in registry.read(image_model.tasks_dir):
+        shown[entry.name] = {"folder": str(entry.folder.resolve()), "sha256": entry.sha256}
+        try:
+            shown[entry.name]["labels"] = list(task_folder.check(task_folder.read_object(entry.folder / TASK_FILE))[1])
+        except InvalidInputError as error:
+            shown[entry.name]["problem"] = str(error)
+    if options.json:
+        return json.dumps(shown) + "\n"
+    lines = []
+    for name, about in shown.items():
+        default = "default" if name == image_model.task else "-"
+        said = about.get("problem") or f"{len(about['labels'])} labels"
+        lines.append(f"{name:32} {default:8} {said}; {about['folder']}\n")
+    return "".join(lines)
+
+
+def _remove(options: argparse.Namespace, image_model: ImageModel) -> str:
+    allowed = f"another task: this is the default of {options.model}; change `task` in its config.pbtxt first"
+    settings.require(options.name != image_model.task, "name", options.name, allowed)
+    registry.remove(image_model.tasks_dir, options.name)
+    return f"{options.name}: removed; a running server applies it within two seconds\n"
 
 
 def _train(options: argparse.Namespace, image_model: ImageModel, progress: Progress) -> str:
@@ -102,7 +139,7 @@ def _train(options: argparse.Namespace, image_model: ImageModel, progress: Progr
 
 def _register(options: argparse.Namespace, image_model: ImageModel, progress: Progress) -> str:
     from shapeshift.token_adapt.model import vision_model
-    from shapeshift.token_adapt.tasks import examples, folder, registry, writing
+    from shapeshift.token_adapt.tasks import examples, folder, writing
 
     progress("open the engines")
     model = vision_model.open_model(

@@ -1,14 +1,18 @@
 """The task registry: registry.json in tasks_dir has the folder of each task and the hash of its files.
 
-A folder path is absolute or relative to tasks_dir. Only `shapeshift tasks` changes the registry.
+A folder path is absolute or relative to tasks_dir. Only `shapeshift tasks` and `make engines` change the registry. A
+starter registry has tasks that another one takes over, until they are removed or replaced there.
 """
 
 from __future__ import annotations
 
+import os
+import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from shapeshift.errors import NotFoundError
 from shapeshift.registry import FILE, Registry
 from shapeshift.settings import require
 
@@ -34,7 +38,39 @@ def add(tasks_dir: Path, entry: TaskEntry) -> None:
     """Add or replace a task."""
     with Registry(tasks_dir, KIND).changing() as content:
         fields = {"folder": _path_of(tasks_dir, entry.folder), "sha256": entry.sha256}
+        content.removed.pop(entry.name, None)
         content.entries[entry.name] = {"pinned": False, **content.entries.get(entry.name, {}), **fields}
+
+
+def remove(tasks_dir: Path, name: str) -> None:
+    """Remove the entry of a task; its folder stays. Raises NotFoundError."""
+    with Registry(tasks_dir, KIND).changing() as content:
+        if name not in content.entries:
+            known = ", ".join(sorted(content.entries)) or "none"
+            raise NotFoundError(f"name: no task {name!r} in {tasks_dir}; registered: {known}")
+        del content.entries[name]
+        content.removed[name] = time.time()
+
+
+def take_over(tasks_dir: Path, starter_dir: Path) -> None:
+    """Write the tasks that `with_starter` lists into the registry of `tasks_dir`."""
+    wanted = {entry.name: entry for entry in with_starter(tasks_dir, starter_dir)}
+    if {entry.name: entry for entry in read(tasks_dir)} == wanted:
+        return
+    for entry in wanted.values():
+        add(tasks_dir, entry)
+
+
+def with_starter(tasks_dir: Path, starter_dir: Path) -> list[TaskEntry]:
+    """The tasks of `tasks_dir`, and those of `starter_dir` that were neither removed nor replaced there."""
+    own, removed = {entry.name: entry for entry in read(tasks_dir)}, Registry(tasks_dir, KIND).read().removed
+    for entry in read(starter_dir):
+        kept = own.get(entry.name)
+        is_starter = kept is not None and kept.folder.resolve() == entry.folder.resolve()
+        if is_starter or (kept is None and entry.name not in removed):
+            folder = tasks_dir / _path_of(tasks_dir, entry.folder)
+            own[entry.name] = TaskEntry(entry.name, folder, entry.sha256)
+    return [own[name] for name in sorted(own)]
 
 
 def _entry(tasks_dir: Path, name: str, fields: dict[str, Any]) -> TaskEntry:
@@ -43,6 +79,5 @@ def _entry(tasks_dir: Path, name: str, fields: dict[str, Any]) -> TaskEntry:
 
 
 def _path_of(tasks_dir: Path, folder: Path) -> str:
-    """The folder path to write: relative if it is inside tasks_dir."""
-    path, root = folder.resolve(), tasks_dir.resolve()
-    return path.relative_to(root).as_posix() if path.is_relative_to(root) else str(path)
+    """The folder path to write, relative to tasks_dir: the project may be moved, or mounted elsewhere."""
+    return os.path.relpath(folder.resolve(), tasks_dir.resolve())
