@@ -15,3 +15,5 @@ _ROOT = _PACKAGE if (_PACKAGE / "backends").is_dir() else IMPORT_PATH
 BACKENDS = _ROOT / "backends"
 # The wheels that `shapeshift setup` downloads, as a requirements file with exact versions.
 SERVER_PINS = _ROOT / "requirements" / "server.txt"
+# The packages that are tested together, with exact versions; a wheel has no such file.
+PINS = _ROOT / "requirements" / "lock.txt"

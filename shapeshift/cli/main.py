@@ -17,6 +17,7 @@ COMMANDS = {
     "engines": ("shapeshift.cli.engines", "build, verify and publish the models of a model repository"),
     "add": ("shapeshift.cli.add", "serve a checkpoint: write its models, build and load them if a server runs"),
     "validate": ("shapeshift.cli.validate", "check the models of a model repository without building them"),
+    "doctor": ("shapeshift.cli.doctor", "show what this machine and installation can do, and why not"),
     "serve": ("shapeshift.cli.serve", "start Triton with the generated models"),
     "examples": ("shapeshift.cli.examples", "print how to call the models"),
     "sidecar": ("shapeshift.cli.sidecar", "assign bins to workers and reload dead models; `serve` starts it"),

@@ -171,6 +171,7 @@ def test_sets_up_builds_and_serves(
     import torch
 
     assert "unpacked build/triton" in set_up
+    assert "that the wheel needs; it pins no versions" in installed.run("shapeshift", "doctor")
     assert "tiny" in installed.run("shapeshift", "engines")
     http, grpc, metrics = map(str, free_ports(3))
     server = installed.start("shapeshift", "serve", "--http-port", http, "--grpc-port", grpc, "--metrics-port", metrics)

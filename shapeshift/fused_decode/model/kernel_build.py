@@ -16,7 +16,7 @@ from pathlib import Path
 from shapeshift import files
 
 KERNELS = Path(__file__).with_name("kernels")
-_COMPILER = "g++"
+COMPILER = "g++"
 _FLAGS = ("-std=c++20", "-O3", "-march=native", "-ffp-contract=fast", "-fno-math-errno", "-fno-trapping-math")
 _WIDE = ("-mprefer-vector-width=512",)
 _TIMEOUT_S = 600.0
@@ -47,9 +47,9 @@ def library(cache_dir: Path, folder: Path | None = None, name: str = "decode") -
     written, subprocess.SubprocessError where the compiler fails.
     """
     folder = folder or KERNELS
-    compiler = shutil.which(_COMPILER)
+    compiler = shutil.which(COMPILER)
     if compiler is None:
-        raise FileNotFoundError(f"no {_COMPILER} found")
+        raise FileNotFoundError(f"no {COMPILER} found")
     cpu = _cpu_flags()
     flags = [*_FLAGS, *(_WIDE if "avx512f" in cpu.split() else ())]
     target = cache_dir / f"{name}-{_key(compiler, flags, cpu, folder)}.so"

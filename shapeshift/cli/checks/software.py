@@ -1,0 +1,164 @@
+"""What this installation can do: Python, packages, providers, compiler, the server's files and checkpoints."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import importlib.util
+import os
+import platform
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from shapeshift import installation
+from shapeshift.cli.checks.finding import MISSING, NOTE, OK, Finding
+from shapeshift.engines.providers import lookup
+from shapeshift.fused_decode.model import kernel_build
+from shapeshift.triton.embedded import wheels
+
+_PROJECT = "shapeshift"
+_MOST_LISTED = 5
+_SERVER, _BACKEND = "bin/tritonserver", "backends/python"
+_HUB = ("HF_HOME", "HF_ENDPOINT", "HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE")
+_SECRETS = ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN")
+
+
+def check(build: Path) -> list[Finding]:
+    """All findings; `build`: the build folder, which may be missing."""
+    return [
+        _python(),
+        _packages(),
+        *(provider(name) for name in lookup.PROVIDERS if name != "emulated"),
+        _torch(),
+        _compiler(),
+        _gurobi(),
+        server(build),
+        _checkpoints(build),
+        hub(os.environ),
+    ]
+
+
+def _python() -> Finding:
+    version = platform.python_version()
+    if not importlib.util.find_spec("packaging"):
+        return Finding("python", NOTE, f"{version}, not compared: the package packaging is not installed")
+    from packaging.specifiers import SpecifierSet
+
+    wanted = _required_python()
+    if version not in SpecifierSet(wanted):
+        return Finding("python", MISSING, f"{version}: must be {wanted}; make an environment with such a Python")
+    return Finding("python", OK, f"{version} ({platform.system()} {platform.machine()})")
+
+
+def _required_python() -> str:
+    try:
+        stated = importlib.metadata.metadata(_PROJECT)
+    except importlib.metadata.PackageNotFoundError:
+        return ""
+    return str(stated["Requires-Python"] or "")
+
+
+def _packages() -> Finding:
+    """In a checkout the exact pins; in a wheel, which has none, what the project says it needs."""
+    if not installation.PINS.is_file():
+        return _needed()
+    pins = wheels.read_pins(installation.PINS)
+    found = {project: _version(project) for project in pins}
+    absent = [project for project, version in found.items() if not version]
+    other = [f"{project} {found[project]}, not {pins[project]}" for project in pins if found[project] != pins[project]]
+    if absent:
+        return Finding("packages", MISSING, f"not installed: {_listed(absent)}; run `make setup`")
+    if other:
+        return Finding("packages", NOTE, f"not the versions that are tested together: {_listed(other)}")
+    return Finding("packages", OK, f"{len(pins)} as pinned in {installation.PINS.name}")
+
+
+def _needed() -> Finding:
+    if not importlib.util.find_spec("packaging"):
+        return Finding("packages", MISSING, "packaging is not installed; install shapeshift again, with what it needs")
+    from packaging.requirements import Requirement
+
+    stated = [Requirement(text) for text in importlib.metadata.requires(_PROJECT) or ()]
+    needed = [one for one in stated if one.marker is None or one.marker.evaluate({"extra": ""})]
+    wrong = [str(one) for one in needed if not one.specifier.contains(_version(one.name) or "0", prereleases=True)]
+    absent = [one.name for one in needed if not _version(one.name)]
+    if wrong or absent:
+        return Finding("packages", MISSING, f"install: {_listed(sorted({*absent, *wrong}))} (with pip)")
+    return Finding("packages", OK, f"the {len(needed)} that the wheel needs; it pins no versions")
+
+
+def _version(project: str) -> str:
+    try:
+        return importlib.metadata.version(project)
+    except importlib.metadata.PackageNotFoundError:
+        return ""
+
+
+def provider(name: str) -> Finding:
+    """Whether a provider's library can be imported. MISSING for the one that `auto` means."""
+    label = f"provider {name}"
+    try:
+        return Finding(label, OK, lookup.PROVIDERS[name].version())
+    except Exception as error:  # noqa: BLE001  a library that is installed badly raises anything
+        reason = str(error).partition("\n")[0].removeprefix(f"{label}: ") or type(error).__name__
+        return Finding(label, MISSING if name == lookup.resolve("auto") else NOTE, reason)
+
+
+def _torch() -> Finding:
+    if not importlib.util.find_spec("torch"):
+        return Finding("torch", MISSING, "not installed: builds and text generation need it; run `make setup`")
+    return Finding("torch", OK, _version("torch"))
+
+
+def _compiler() -> Finding:
+    found = shutil.which(kernel_build.COMPILER)
+    if found is None:
+        text = f"no {kernel_build.COMPILER}: text generation runs without its own kernels, several times slower"
+        return Finding("compiler", NOTE, f"{text}; install a C++20 compiler")
+    return Finding("compiler", OK, f"{found}, for the kernels of text generation")
+
+
+def _gurobi() -> Finding:
+    if not importlib.util.find_spec("gurobipy"):
+        return Finding("gurobi", NOTE, "not installed; only a benchmark compares with it")
+    return Finding("gurobi", OK, _version("gurobipy"))
+
+
+def server(build: Path) -> Finding:
+    """The files that `shapeshift setup` unpacks into `build`, and the backends of this installation."""
+    triton = build / "triton"
+    absent = [name for name in (_SERVER, _BACKEND) if not (triton / name).exists()]
+    if absent:
+        return Finding("server", MISSING, f"no {triton / absent[0]}; run `shapeshift setup`, or name DIR with --build")
+    if not installation.BACKENDS.is_dir():
+        return Finding("server", MISSING, f"no backends at {installation.BACKENDS}; install shapeshift again")
+    return Finding("server", OK, f"{triton}, backends {installation.BACKENDS}")
+
+
+def _checkpoints(build: Path) -> Finding:
+    found = []
+    for folder in (build / "checkpoints", Path("checkpoints")):
+        held = sum(path.is_dir() for path in folder.iterdir()) if folder.is_dir() else 0
+        found.append(f"{held} in {folder}")
+    return Finding("checkpoints", OK, ", ".join(found))
+
+
+def hub(environment: Mapping[str, str]) -> Finding:
+    """The variables of the model hub, without any secret, and whether its client is installed."""
+    shown = [f"{name}={_without_user(environment[name])}" for name in _HUB if environment.get(name)]
+    shown += [f"{name} is set" for name in _SECRETS if environment.get(name)]
+    text = ", ".join(shown) or "no variable of the hub is set"
+    if not importlib.util.find_spec("huggingface_hub"):
+        return Finding("hub", NOTE, f"huggingface_hub is not installed: a checkpoint must be a folder; {text}")
+    return Finding("hub", OK, text)
+
+
+def _without_user(text: str) -> str:
+    parts = urlsplit(text)
+    return parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl() if "@" in parts.netloc else text
+
+
+def _listed(names: list[str]) -> str:
+    more = f" and {len(names) - _MOST_LISTED} more" if len(names) > _MOST_LISTED else ""
+    return ", ".join(names[:_MOST_LISTED]) + more

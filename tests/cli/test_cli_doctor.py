@@ -1,0 +1,102 @@
+"""`shapeshift doctor`: what it finds, and when it ends with 1."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+import socket
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from shapeshift import installation
+from shapeshift.cli.checks import machine, software
+from shapeshift.cli.checks.finding import MISSING, NOTE, OK
+from shapeshift.cli.main import main
+from shapeshift.engines.providers import lookup
+from shapeshift.errors import UnsupportedError
+
+
+def findings(capsys: pytest.CaptureFixture[str], *more: str) -> tuple[int, dict[str, tuple[str, str]]]:
+    status = main(["doctor", "--json", *more])
+    found: dict[str, Any] = json.loads(capsys.readouterr().out)
+    assert found["usable"] is (status == 0)
+    return status, {one["name"]: (one["state"], one["text"]) for one in found["findings"]}
+
+
+def unpacked(build: Path) -> Path:
+    for name in ("bin/tritonserver", "backends/python/model.py"):
+        (build / "triton" / name).parent.mkdir(parents=True, exist_ok=True)
+        (build / "triton" / name).touch()
+    return build
+
+
+def test_without_the_servers_files_it_says_how_to_get_them(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    status, found = findings(capsys)
+    assert status == 1
+    assert found["server"] == (
+        MISSING,
+        "no build/triton/bin/tritonserver; run `shapeshift setup`, or name DIR with --build",
+    )
+    assert not list(tmp_path.iterdir())
+    status, found = findings(capsys, "--build", str(unpacked(tmp_path / "elsewhere")))
+    assert status == 0, found
+    assert {state for state, _ in found.values()} <= {OK, NOTE}
+
+
+def test_text_has_a_line_for_each_finding(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    _, found = findings(capsys, "--build", str(tmp_path))
+    main(["doctor", "--build", str(tmp_path)])
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == len(found)
+    for line, (name, (state, _)) in zip(lines, found.items(), strict=True):
+        assert line.startswith(f"{state:8}{name}")
+
+
+def test_tokens_are_not_shown() -> None:
+    text = software.hub({"HF_TOKEN": "hf_secret", "HF_ENDPOINT": "https://me:hf_other@hub.example/v1"}).text
+    assert text == "HF_ENDPOINT=https://hub.example/v1, HF_TOKEN is set"
+
+
+def test_packages_are_held_against_the_pins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    numpy = importlib.metadata.version("numpy")
+    pins = tmp_path / "lock.txt"
+    monkeypatch.setattr(installation, "PINS", pins)
+    states = []
+    for text in (f"numpy=={numpy}\n", "numpy==0.1\n", f"numpy=={numpy}\nabsent-package==1\n"):
+        pins.write_text(text)
+        states.append(next(one for one in software.check(tmp_path) if one.name == "packages"))
+    assert [one.state for one in states] == [OK, NOTE, MISSING]
+    assert f"numpy {numpy}, not 0.1" in states[1].text and "absent-package" in states[2].text
+    # As in a wheel.
+    pins.unlink()
+    (needed,) = (one for one in software.check(tmp_path) if one.name == "packages")
+    assert needed.state == OK and "it pins no versions" in needed.text
+
+
+def test_the_default_provider_is_needed_and_others_are_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Broken:
+        def version(self) -> str:
+            raise UnsupportedError("provider x: not installed; run `pip install x`")
+
+    monkeypatch.setattr(lookup, "PROVIDERS", {"openvino": Broken(), "tensorrt": Broken()})
+    monkeypatch.setattr(lookup, "resolve", lambda requested: "openvino")
+    assert [software.provider(name).state for name in ("openvino", "tensorrt")] == [MISSING, NOTE]
+
+
+def test_ports_disk_and_shared_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        number = taken.getsockname()[1]
+        assert (machine.ports([number]).state, str(number) in machine.ports([number]).text) == (NOTE, True)
+    assert [machine.shared_memory(free << 20).state for free in (1, 64, 1024)] == [MISSING, NOTE, OK]
+    assert str(tmp_path) in machine.disk(tmp_path / "absent" / "build").text
+    for free_gib, state in ((0.5, MISSING), (3, NOTE), (20, OK)):
+        usage = type("Usage", (), {"free": free_gib * 2**30, "total": 100 * 2**30})
+        monkeypatch.setattr(machine.shutil, "disk_usage", lambda path, usage=usage: usage)
+        assert machine.disk(tmp_path).state == state
