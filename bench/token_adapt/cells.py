@@ -80,7 +80,7 @@ def run(
     warm_up_s: float,
 ) -> list[Cell]:
     """Send the same requests to the models of all `schemes` at once; `default` is the model of those without one."""
-    requests = planned(traffic, default.tasks, default.image_size)
+    requests = planned(traffic, default.tasks, default.preprocessing.size)
 
     async def all_of() -> list[Report]:
         names = [scheme.slug for scheme in schemes]
@@ -109,7 +109,7 @@ def run(
 
 def measure_capacity(url: str, name: str, model: ImageModel, images: int, seconds: float) -> float:
     """Images a second that `model` serves in closed loops of requests of `images` images without time pressure."""
-    request = planned(Traffic(np.zeros(1), np.zeros(1, np.int64), images), model.tasks, model.image_size)[0]
+    request = planned(Traffic(np.zeros(1), np.zeros(1, np.int64), images), model.tasks, model.preprocessing.size)[0]
     patient = replace(request, parameters={**request.parameters, "latency_ms": _PATIENT_MS})
     message = serialise(name, [patient], ("OUTCOME",))[0]
     start = time.monotonic() + _WARM_UP_S

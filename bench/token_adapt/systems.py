@@ -58,7 +58,7 @@ def publish_emulated(schemes: Sequence[Scheme], model: ImageModel, repository: P
         (folder / "1").mkdir(parents=True)
         tasks = list(served.tasks.values())
         file = folder / "emulated.json"
-        emulated.write(file, served.image_size, list(served.profiles.values()), tasks, scheme.switch_ms)
+        emulated.write(file, served.preprocessing.size, list(served.profiles.values()), tasks, scheme.switch_ms)
         config = model_config.read(Path("model_repository") / SERVED / "config.pbtxt")
         config.parameters.clear()
         parameters = {"provider": "emulated", "profile_file": str(file.resolve()), **scheme.parameters}

@@ -15,8 +15,8 @@ from typing import NamedTuple
 from shapeshift.build_engines.image.engines import ImageEngineBuilder, folder_of
 from shapeshift.build_engines.image.plan import ImagePlan
 from shapeshift.engines.interfaces import Engine
+from shapeshift.token_adapt.checkpoints.weights import read_model
 from shapeshift.token_adapt.model.gamma_module import GammaModule
-from shapeshift.token_adapt.model.timm_weights import read_model
 
 Call = Callable[[], object]
 Progress = Callable[[str], None]

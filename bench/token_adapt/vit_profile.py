@@ -23,11 +23,11 @@ from shapeshift.build_engines.image.plan import ImageFrontConfig, ImagePlan, pla
 from shapeshift.build_engines.paths import BuildPaths
 from shapeshift.engines.hardware import cpu_model
 from shapeshift.progress import Progress
+from shapeshift.token_adapt.checkpoints.weights import as_timm
 from shapeshift.token_adapt.model.architecture import Architecture
 from shapeshift.token_adapt.model.engine_settings import ImageEngineSettings
 from shapeshift.token_adapt.model.manifest import BATCHES
 from shapeshift.token_adapt.model.schedule import activation_mb, count_multiplications, expand, output_tokens
-from shapeshift.token_adapt.model.timm_weights import as_timm
 from shapeshift.token_adapt.model.vision_transformer import UnifiedViT
 from shapeshift.token_adapt.settings import TokenAdaptSettings
 

@@ -18,7 +18,7 @@ import torch
 from images import CLASSES, cifar, digits
 
 from shapeshift.engines.checkpoint import open_checkpoint
-from shapeshift.token_adapt.model.timm_weights import read_model
+from shapeshift.token_adapt.checkpoints.weights import read_model
 from shapeshift.token_adapt.model.vision_transformer import UnifiedViT
 from shapeshift.token_adapt.tasks import examples, registry, training, writing
 from shapeshift.token_adapt.tasks import folder as task_folder

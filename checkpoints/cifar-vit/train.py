@@ -18,7 +18,7 @@ from muon import MATRIX_RATE, OTHER_RATE, optimisers
 from safetensors.torch import save_file
 from torch.nn import functional
 
-from shapeshift.token_adapt.model.timm_weights import as_timm
+from shapeshift.token_adapt.checkpoints.weights import as_timm
 
 HERE = Path(__file__).resolve().parent
 BATCH, EPOCHS = 250, 12

@@ -13,6 +13,7 @@ from typing import Protocol
 from shapeshift import files
 from shapeshift.build_engines import new_model, publish
 from shapeshift.build_engines.description import describe
+from shapeshift.build_engines.hub.sources import find_checkpoint
 from shapeshift.build_engines.model_folder import CONFIG
 from shapeshift.build_engines.new_model import Files
 from shapeshift.build_engines.paths import BuildPaths
@@ -22,7 +23,7 @@ from shapeshift.build_engines.text.workers import check_name
 from shapeshift.build_engines.validate import validate
 from shapeshift.engines import capacity, failures
 from shapeshift.engines.capacity import Ask
-from shapeshift.engines.checkpoint import Checkpoint, find
+from shapeshift.engines.checkpoint import Checkpoint
 from shapeshift.engines.text import tokenizer_files
 from shapeshift.engines.text.families import vocabulary_size
 from shapeshift.errors import ShapeshiftError
@@ -60,7 +61,7 @@ def add(asked: NewModel, paths: BuildPaths, server: Server | None, taken: Collec
     and the server's models too.
     """
     name = check_model_name(asked.name or _default_name(asked.checkpoint))
-    folder = find(asked.checkpoint, paths.checkpoints)
+    folder = find_checkpoint(asked.checkpoint, paths).folder
     found = recognise(folder, asked.technique)
     machine = capacity.this_machine()
     sizes = new_model.sizes_of(found, folder, machine.available_mb)

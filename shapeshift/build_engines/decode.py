@@ -132,7 +132,7 @@ def _require_loadable(
     architecture = Architecture.read(checkpoint.folder)
     WeightFiles(checkpoint.folder, architecture)
     if adapter_cache is not None:
-        BaseModel(architecture, (), adapter_cache.max_rank)
+        BaseModel(architecture, (), adapter_cache.max_rank, checkpoint.folder)
     require_tokens_of_model(token_bytes(checkpoint.tokenizer_file), architecture.vocab_size, own.extra_tokens)
 
 

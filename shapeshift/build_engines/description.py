@@ -7,7 +7,7 @@ from typing import Any
 
 from shapeshift.build_engines import decode
 from shapeshift.build_engines.decode import DecodeFrontConfig
-from shapeshift.build_engines.image.plan import ImagePlan, architecture
+from shapeshift.build_engines.image.plan import ImagePlan
 from shapeshift.build_engines.new_model import decode_bytes
 from shapeshift.build_engines.repository import FrontConfig
 from shapeshift.build_engines.text.plan import Plan, engine_outputs
@@ -59,11 +59,13 @@ def _text(planned: Plan) -> tuple[list[str], Ask]:
 
 
 def _images(planned: ImagePlan) -> tuple[list[str], Ask]:
-    made, own = architecture(planned.checkpoint), planned.front.settings
+    made, own = planned.described, planned.front.settings
+    own_labels = f"{_listed(made.classifier.labels)}; and " if made.classifier else ""
+    side, gammas = made.architecture.image_size, ", ".join(map(str, own.gamma_list()))
     lines = [
-        f"serves: labels of images, {made.image_size} x {made.image_size} pixels, {planned.precision} "
-        f"({planned.provider.name}); gammas {', '.join(map(str, own.gamma_list()))}",
-        "labels: those of its tasks; `shapeshift tasks train` and `register` make one",
+        f"serves: labels of images by a {made.family}, {side} x {side} pixels, {planned.precision} "
+        f"({planned.provider.name}); gammas {gammas}",
+        f"labels: {own_labels}those of its tasks; `shapeshift tasks train` and `register` make one",
     ]
     return _with_memory(planned, lines)
 

@@ -8,16 +8,15 @@ from pathlib import Path
 
 from shapeshift.build_engines import decode
 from shapeshift.build_engines.image import front as image_front
-from shapeshift.build_engines.image.plan import architecture as image_architecture
 from shapeshift.build_engines.model_folder import CONFIG, HOW_TO_CALL, VERSION
 from shapeshift.build_engines.recognition import Recognised
 from shapeshift.build_engines.text import front as text_front
 from shapeshift.engines import hardware
-from shapeshift.engines.checkpoint import open_checkpoint
 from shapeshift.engines.settings import TextEngineSettings
 from shapeshift.engines.text.families import longest_text
 from shapeshift.fused_decode.model.architecture import Architecture
 from shapeshift.fused_decode.settings import FusedDecodeSettings
+from shapeshift.token_adapt.checkpoints.reading import open_vision
 
 UNARY = "_unary"
 # Fewer than the default, so that a model of 22 million weights answers within a minute of being added.
@@ -54,7 +53,7 @@ def sizes_of(found: Recognised, folder: Path, available_mb: float) -> dict[str, 
         limited = {"max_tokens": str(longest)} if longest < TextEngineSettings.max_tokens else {}
         return {**limited, "max_bins": _BINS}
     if found.technique == image_front.BACKEND:
-        made = image_architecture(open_checkpoint(folder, ("config.json",)))
+        made = open_vision(folder)[1].architecture
         gammas = sorted({round(gamma * made.patches * 12 / (196 * made.depth)) for gamma in _GAMMAS})
         return {} if gammas == list(_GAMMAS) else {"gammas": ",".join(map(str, gammas))}
     architecture = Architecture.read(folder)

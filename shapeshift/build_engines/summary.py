@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from shapeshift.build_engines.image.front import served
 from shapeshift.engines.manifest import Manifest
 from shapeshift.polymorph.policy.placement import Placement
 from shapeshift.token_adapt.model.manifest import ImageManifest
@@ -25,7 +26,7 @@ def of_texts(name: str, result: Manifest, folder: Path, built: bool, placement: 
 
 
 def of_images(name: str, result: ImageManifest, folder: Path, built: bool) -> str:
-    """The table of an image model's engines, as `of_texts`."""
+    """The table of an image model's engines, as `of_texts`, and what they serve."""
     header = f"{'gamma':>6} {'precision':>9} {'tokens':>7} {'max error':>10} {'cosine':>9} {'labels':>7}"
     lines = [_headline(name, result, folder, built), f"{header} {'images':>7} {'median ms':>10} {'p99 ms':>8}"]
     for entry in result.engines:
@@ -34,7 +35,7 @@ def of_images(name: str, result: ImageManifest, folder: Path, built: bool) -> st
         left = f"{entry.gamma:>6} {entry.precision:>9} {quality}"
         times = [f"{point.images:7} {point.median_ms:10.2f} {point.p99_ms:8.2f}" for point in entry.latency]
         lines += _beside(left, times)
-    return "\n".join(lines)
+    return "\n".join([*lines, f"serves {served(result)}"])
 
 
 def _beside(left: str, times: list[str]) -> list[str]:

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from shapeshift.engines.checkpoint import weight_files
 from shapeshift.errors import InvalidInputError
 from shapeshift.settings import require
 
@@ -24,11 +25,11 @@ class Header:
 
 
 def read(folder: Path) -> dict[str, Header]:
-    """The tensors of all safetensors files in `folder`. Raises InvalidInputError for a file that is not whole."""
+    """The tensors of the checkpoint in `folder`. Raises InvalidInputError for a file that is not whole."""
     from safetensors import SafetensorError, safe_open
 
     found = {}
-    for file in sorted(folder.glob("*.safetensors")):
+    for file in weight_files(folder):
         try:
             with safe_open(str(file), framework="np") as opened:
                 for name in opened.keys():  # noqa: SIM118  not a mapping

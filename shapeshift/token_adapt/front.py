@@ -79,7 +79,7 @@ class ImageFront:
     def _submit(self, request: Any, sender: Any) -> None:
         options = self._options(parameters.parse(request.parameters(), _OWN_PARAMETERS))
         num_images, num_bytes, decode = self._images(request)
-        num_bytes += num_images * self._model.image_size**2 * _CHANNELS
+        num_bytes += num_images * self._model.preprocessing.size**2 * _CHANNELS
         outputs = [name for name in self._outputs if name in request.requested_output_names()]
         image_request = ImageRequest(options, num_images, partial(self._respond, sender, outputs, num_bytes))
         self._admit(num_images, num_bytes)
@@ -92,7 +92,8 @@ class ImageFront:
     def _options(self, given: parameters.RequestParameters) -> ImageRequestOptions:
         """The request's own parameters, completed by the model's settings and then by the task's."""
         tasks, settings = self._model.tasks, self._settings
-        name = given.task or settings.task or (next(iter(tasks)) if len(tasks) == 1 else "")
+        default = next((task.name for task in tasks.values() if task.is_default or len(tasks) == 1), "")
+        name = given.task or settings.task or default
         registered = ", ".join(sorted(tasks))
         if not name:
             raise InvalidInputError("parameter task", None, f"the name of a registered task ({registered})")
@@ -102,8 +103,8 @@ class ImageFront:
         latency_ms = given.latency_ms or settings.latency_ms or task.latency_ms
         if latency_ms > MAX_LATENCY_MS:
             raise InvalidInputError("parameter latency_ms", latency_ms, f"at most {MAX_LATENCY_MS:g}")
-        default = task.utility if settings.utility is None else settings.utility
-        utility = default if given.utility is None else given.utility
+        own = task.utility if settings.utility is None else settings.utility
+        utility = own if given.utility is None else given.utility
         if not 0 <= utility <= MAX_UTILITY:
             raise InvalidInputError("parameter utility", utility, f"0 to {MAX_UTILITY:g}")
         return ImageRequestOptions(task, latency_ms, utility)
@@ -117,19 +118,19 @@ class ImageFront:
         if (files is None) == (pixels is None):
             given = "none" if files is None else "IMAGE and PIXELS"
             raise InvalidInputError("inputs", given, "either IMAGE or PIXELS")
-        size, max_pixels = self._model.image_size, self._settings.max_pixels
+        wanted, max_pixels = self._model.preprocessing, self._settings.max_pixels
         if files is not None:
             if files.ndim != 2 or files.shape[1] != 1 or not len(files):
                 raise InvalidInputError("IMAGE", list(files.shape), "shape [n, 1] with n at least 1")
             contents = [_bytes(value, row) for row, value in enumerate(files[:, 0])]
             num_bytes = sum(map(len, contents))
-            return len(contents), num_bytes, lambda row: image_decoding.decode(contents[row], size, max_pixels, row)
+            return len(contents), num_bytes, lambda row: image_decoding.decode(contents[row], wanted, max_pixels, row)
         if pixels.ndim != 4 or pixels.shape[3] != _CHANNELS or 0 in pixels.shape:
             raise InvalidInputError("PIXELS", list(pixels.shape), "shape [n, height, width, 3], all above 0")
         image_decoding.require_size(pixels.shape[2], pixels.shape[1], max_pixels, 0)
         # Triton frees its buffer when `execute` returns.
         copied = np.array(pixels, dtype=np.uint8)
-        return len(copied), copied.nbytes, lambda row: image_decoding.fit(copied[row], size, max_pixels, row)
+        return len(copied), copied.nbytes, lambda row: image_decoding.fit(copied[row], wanted, max_pixels, row)
 
     def _array(self, request: Any, name: str) -> Any:
         tensor = self._pb_utils.get_input_tensor_by_name(request, name)

@@ -1,31 +1,33 @@
-"""Decodes the images of clients to the square input of the model."""
+"""Decodes the images of clients to the square input of the model, as the model's own library does."""
 
 from __future__ import annotations
 
 import io
 
 import numpy as np
-from PIL import Image
+from PIL import Image, ImageOps
 
 from shapeshift.errors import InvalidInputError
-from shapeshift.token_adapt.interfaces import Pixels
+from shapeshift.token_adapt.interfaces import Pixels, Preprocessing
 
 FORMATS = ("JPEG", "PNG")
 _CHANNELS = 3
+# Of an image's longer edge to its shorter one, as far as it matters for the centre.
+_LONGEST = 16
+_WHITE = (255, 255, 255, 255)
 
 
-def decode(data: bytes, size: int, max_pixels: int, row: int | None = None) -> Pixels:
-    """A JPEG or PNG file as uint8 [size, size, 3].
+def decode(data: bytes, wanted: Preprocessing, max_pixels: int, row: int | None = None) -> Pixels:
+    """A JPEG or PNG file of any mode as uint8 RGB [size, size, 3], turned as its EXIF orientation says.
 
-    Raises InvalidInputError naming `row` for other data, truncated files, more than `max_pixels` pixels (checked
-    before decoding), and images that are not RGB.
+    Raises InvalidInputError naming `row` for other data, truncated files, and more than `max_pixels` pixels, checked
+    before decoding.
     """
     try:
         with Image.open(io.BytesIO(data), formats=FORMATS) as image:
-            _check(image, max_pixels, row)
-            # Decodes a large JPEG at 1/2, 1/4 or 1/8 of its size, but at least at twice the target size.
-            image.draft(None, (2 * size, 2 * size))
-            return _square(image, size)
+            require_size(*image.size, max_pixels, row)
+            ImageOps.exif_transpose(image, in_place=True)
+            return _square(_rgb(image, wanted.on_white), wanted)
     except (InvalidInputError, MemoryError):
         raise
     except Image.DecompressionBombError:
@@ -36,15 +38,17 @@ def decode(data: bytes, size: int, max_pixels: int, row: int | None = None) -> P
         raise InvalidInputError("IMAGE", given, "a complete JPEG or PNG file", row) from None
 
 
-def fit(pixels: Pixels, size: int, max_pixels: int, row: int | None = None) -> Pixels:
-    """Pixels [height, width, 3] as uint8 [size, size, 3]. Raises InvalidInputError naming `row`."""
+def fit(pixels: Pixels, wanted: Preprocessing, max_pixels: int, row: int | None = None) -> Pixels:
+    """RGB pixels [height, width, 3] as uint8 [size, size, 3]; those that have this shape stay as they are.
+
+    Raises InvalidInputError naming `row`.
+    """
     if pixels.ndim != 3 or pixels.shape[2] != _CHANNELS or 0 in pixels.shape:
         raise InvalidInputError("PIXELS", list(pixels.shape), "shape [height, width, 3], all above 0", row)
-    if pixels.shape[:2] == (size, size):
+    if pixels.shape[:2] == (wanted.size, wanted.size):
         return pixels
-    image = Image.fromarray(pixels)
-    _check(image, max_pixels, row)
-    return _square(image, size)
+    require_size(pixels.shape[1], pixels.shape[0], max_pixels, row)
+    return _square(Image.fromarray(pixels), wanted)
 
 
 def require_size(width: int, height: int, max_pixels: int, row: int | None = None) -> None:
@@ -53,19 +57,49 @@ def require_size(width: int, height: int, max_pixels: int, row: int | None = Non
         raise InvalidInputError("image", f"{width} x {height} pixels", f"at most {max_pixels} pixels", row)
 
 
-def _check(image: Image.Image, max_pixels: int, row: int | None) -> None:
-    require_size(*image.size, max_pixels, row)
-    if image.mode != "RGB":
-        channels = f"mode {image.mode}, {len(image.getbands())} channel(s)"
-        raise InvalidInputError("image", channels, "three channels of 8 bits; convert it to RGB", row)
+def _rgb(image: Image.Image, on_white: bool) -> Image.Image:
+    if on_white and ("A" in image.getbands() or "transparency" in image.info):
+        image = image.convert("RGBA")
+        image = Image.alpha_composite(Image.new("RGBA", image.size, _WHITE), image)
+    return image.convert("RGB")
 
 
-def _square(image: Image.Image, size: int) -> Pixels:
-    """The largest centred square of the image, resized."""
-    width, height = image.size
-    side = min(width, height)
-    left, top = (width - side) // 2, (height - side) // 2
+def _square(image: Image.Image, wanted: Preprocessing) -> Pixels:
+    """The image resized, and the centre of that."""
+    size = wanted.size
+    if wanted.edge == "shortest":
+        image = _without_ends(image)
+    image = image.resize(_resized(image.size, wanted), Image.Resampling[wanted.filter.upper()])
+    left, top = (_margin(edge, size, wanted.rounding) for edge in image.size)
+    image = image.crop((left, top, left + min(image.width, size), top + min(image.height, size)))
     if image.size != (size, size):
-        square = image.crop((left, top, left + side, top + side))
-        image = square.resize((size, size), Image.Resampling.BICUBIC)
+        bordered = Image.new("RGB", (size, size), wanted.border)
+        bordered.paste(image, ((size - image.width) // 2, (size - image.height) // 2))
+        image = bordered
     return np.asarray(image, dtype=np.uint8)
+
+
+def _without_ends(image: Image.Image) -> Image.Image:
+    """A very long image without its ends, which are far from the centre: resized, they could fill the memory."""
+    longest = _LONGEST * min(image.size)
+    left, top = (max(0, edge - longest) // 2 for edge in image.size)
+    return image.crop((left, top, image.width - left, image.height - top)) if left or top else image
+
+
+def _resized(size: tuple[int, int], wanted: Preprocessing) -> tuple[int, int]:
+    """Width and height after resizing an image of this width and height."""
+    target = wanted.resized or wanted.size
+    if wanted.edge == "both":
+        return target, target
+    if wanted.edge == "longest":
+        width, height = (max(1, round(edge / (max(size) / target))) for edge in size)
+    else:
+        width, height = (int(target * edge / min(size)) for edge in size)
+    return width, height
+
+
+def _margin(edge: int, size: int, rounding: str) -> int:
+    """Where the centre of an edge begins."""
+    if edge <= size:
+        return 0
+    return (edge - size) // 2 if rounding == "down" else round((edge - size) / 2)

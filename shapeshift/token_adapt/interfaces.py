@@ -13,6 +13,28 @@ Probabilities = NDArray[np.float32]
 
 
 @dataclass(frozen=True)
+class Preprocessing:
+    """How an image of any size becomes the square input of a model: resized, then its centre cut out.
+
+    size      edge of the square, pixels
+    edge      which edge of the image gets `resized` pixels: shortest, longest, or both (which ignores its proportions)
+    resized   pixels; 0: `size`
+    filter    Pillow's name of the interpolation, in lower case
+    rounding  of an odd margin around the centre: even (torchvision, timm) or down (transformers)
+    border    RGB colour around an image that is smaller than the square
+    on_white  transparent parts show white; False: the colours below them
+    """
+
+    size: int
+    edge: str = "shortest"
+    resized: int = 0
+    filter: str = "bicubic"
+    rounding: str = "even"
+    border: tuple[int, int, int] = (0, 0, 0)
+    on_white: bool = False
+
+
+@dataclass(frozen=True)
 class GammaProfile:
     """Measured costs of one gamma: tokens after the last block, median latency [ms] by batch size, MB per image."""
 
@@ -24,9 +46,10 @@ class GammaProfile:
 
 @dataclass(frozen=True)
 class Task:
-    """A registered task: labels, accuracy (0..1) by gamma, and the defaults of its requests.
+    """Labels, accuracy (0..1) by gamma, and the defaults of its requests.
 
-    `index` identifies the task to `ImageModel.run`; it is unique for the life of the process.
+    `index` identifies the task to `ImageModel.run`; it is unique for the life of the process. is_default: requests
+    that name no task mean this one, unless config.pbtxt names another.
     """
 
     name: str
@@ -35,6 +58,7 @@ class Task:
     latency_ms: float
     utility: float
     index: int
+    is_default: bool = False
 
 
 class ImageModel(Protocol):
@@ -44,7 +68,7 @@ class ImageModel(Protocol):
     """
 
     @property
-    def image_size(self) -> int: ...
+    def preprocessing(self) -> Preprocessing: ...
 
     @property
     def gammas(self) -> tuple[int, ...]:
@@ -60,7 +84,8 @@ class ImageModel(Protocol):
     def run(self, gamma: int, pixels: Pixels, task_index: TaskIndices) -> Sequence[Probabilities]:
         """Class probabilities: n arrays, one value per label of the image's task.
 
-        pixels [n, image_size, image_size, 3]; task_index [n]. n can exceed the largest profiled batch.
+        pixels [n, size, size, 3], as `preprocessing` makes them; task_index [n]. n can exceed the largest profiled
+        batch.
         """
         ...
 

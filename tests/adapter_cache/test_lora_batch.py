@@ -257,9 +257,10 @@ def test_adapters_over_families_that_run_in_parts(kernels: LoraKernels, tmp_path
 
 @pytest.mark.parametrize("family", ["phi3", "gpt2", "gptj", "gpt_neox"])
 def test_families_with_other_linears_take_no_adapters(tmp_path: Path, family: str) -> None:
-    architecture = Architecture.read(families.make(family, tmp_path).folder)
+    folder = families.make(family, tmp_path).folder
+    architecture = Architecture.read(folder)
     with pytest.raises(UnsupportedError, match=f"model_type: {family} takes no adapters"):
-        peft.BaseModel(architecture, {"base"}, 8)
+        peft.BaseModel(architecture, {"base"}, 8, folder)
 
 
 # DoRA: magnitudes beside the factors.

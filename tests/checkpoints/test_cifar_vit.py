@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from shapeshift.engines.checkpoint import open_checkpoint
-from shapeshift.token_adapt.model.timm_weights import read_model
+from shapeshift.token_adapt.checkpoints.weights import read_model
 from shapeshift.token_adapt.model.vision_transformer import UnifiedViT
 from shapeshift.token_adapt.tasks import examples, folder, registry, training
 from shapeshift.token_adapt.tasks.folder import Backbone

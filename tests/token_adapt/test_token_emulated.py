@@ -28,7 +28,7 @@ def test_it_sleeps_for_the_profiled_latency(tmp_path: Path, sleeps: list[float])
     file = tmp_path / "model.json"
     emulated.write(file, 8, list(PROFILES.values()), list(TASKS.values()), {2: 30.0})
     model = emulated.read(file, time_scale=10.0)
-    assert model.gammas == (-4, 0, 2) and model.image_size == 8
+    assert model.gammas == (-4, 0, 2) and model.preprocessing.size == 8
     assert model.tasks == TASKS
     run(model, 0, 0)
     run(model, 0, *[0] * 64)

@@ -17,11 +17,11 @@ from shapeshift.engines import hardware, manifest, verify
 from shapeshift.engines.interfaces import Engine, Runtime
 from shapeshift.engines.providers import lookup
 from shapeshift.errors import EngineError, InvalidInputError
+from shapeshift.token_adapt.checkpoints.weights import read_model
 from shapeshift.token_adapt.model import manifest as image_manifest
 from shapeshift.token_adapt.model import vision_model
 from shapeshift.token_adapt.model.gamma_module import GammaModule
 from shapeshift.token_adapt.model.schedule import expand
-from shapeshift.token_adapt.model.timm_weights import read_model
 from shapeshift.triton import model_config
 from tests.token_adapt.timm_models import small_checkpoint
 from tests.token_adapt.token_tasks import GAMMAS, front, noise, paths

@@ -263,7 +263,6 @@ def test_latency_and_utility_default_to_the_settings_then_to_the_task(model: Rec
     [
         files_request(b"no image"),
         files_request(encoded(square(1)), encoded(square(1), "JPEG")[:-9]),
-        files_request(encoded(square(1)[:, :, 0])),
         Request(OUTPUTS, {"task": "animals"}),
         Request(OUTPUTS, {"task": "animals"}, PIXELS=square(1)[None], IMAGE=np.array([[b"x"]], object)),
         Request(OUTPUTS, {"task": "animals"}, PIXELS=square(1)[None, :, :, :2]),
@@ -274,7 +273,7 @@ def test_latency_and_utility_default_to_the_settings_then_to_the_task(model: Rec
         Request(OUTPUTS, {"task": "animals"}, IMAGE=np.array([[1]], object)),
     ],
     ids=[
-        *("no image", "truncated", "grey", "no input", "both inputs", "two channels", "no batch axis", "no height"),
+        *("no image", "truncated", "no input", "both inputs", "two channels", "no batch axis", "no height"),
         *("no images", "no axis", "no bytes"),
     ],
 )

@@ -19,9 +19,9 @@ from shapeshift.engines.providers import lookup
 from shapeshift.engines.providers.openvino import OpenVinoEngine
 from shapeshift.engines.verify import VerificationError
 from shapeshift.errors import InvalidInputError
+from shapeshift.token_adapt.checkpoints.weights import read_model
 from shapeshift.token_adapt.model import manifest as image_manifest
 from shapeshift.token_adapt.model.gamma_module import GammaModule
-from shapeshift.token_adapt.model.timm_weights import read_model
 from shapeshift.token_adapt.tasks import examples
 from shapeshift.token_adapt.tasks import folder as task_folder
 from shapeshift.token_adapt.tasks.examples import Examples

@@ -55,7 +55,7 @@ def test_a_batch_of_several_tasks_equals_each_task_alone(root: Path) -> None:
 
 def test_profiles_and_shapes(root: Path) -> None:
     model = opened(root)
-    assert model.image_size == 32 and model.gammas == GAMMAS
+    assert model.preprocessing.size == 32 and model.gammas == GAMMAS
     for gamma in GAMMAS:
         assert set(model.profiles[gamma].latency_ms) == {1, 4, 16, 64} and model.profiles[gamma].memory_mb > 0
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +10,9 @@ import torch
 from safetensors.torch import load_file
 
 from shapeshift.errors import InvalidInputError, UnsupportedError
+from shapeshift.token_adapt.checkpoints import timm
+from shapeshift.token_adapt.checkpoints.weights import as_timm, read_model
 from shapeshift.token_adapt.model.schedule import expand
-from shapeshift.token_adapt.model.timm_weights import as_timm, read_model
 from shapeshift.token_adapt.model.vision_transformer import UnifiedViT
 from tests.token_adapt.timm_models import (
     MEAN,
@@ -95,7 +95,9 @@ BROKEN: list[tuple[str, dict[str, Any], str]] = [
     ("an indivisible number of heads", {"stated": {"num_heads": 3}}, "num_heads"),
     ("an unknown number of heads", {"stated": {"num_heads": None}}, "num_heads"),
     ("another architecture", {"name": "resnet50"}, "architecture"),
-    ("another activation", {"name": "vit_base_patch16_clip_quickgelu_224"}, "architecture"),
+    ("other positions", {"name": "vit_base_patch16_rpn_224"}, "architecture"),
+    ("an argument that changes the model", {"stated": {"pool_include_prefix": True}}, "pool_include_prefix"),
+    ("quantised weights", {"tensors": {"blocks.1.norm2.bias": torch.zeros(16, dtype=torch.int8)}}, "I8.*quantised"),
     ("attention pooling", {"stated": {"global_pool": "map"}}, "global_pool"),
 ]
 
@@ -111,16 +113,16 @@ def test_errors_name_the_unsupported_part(tmp_path: Path, what: str, change: dic
 
 
 def test_standard_models_need_no_num_heads(tmp_path: Path) -> None:
-    from shapeshift.token_adapt.model.timm_config import read_architecture
-
-    shapes = {
+    block = {"norm1.weight": (768,), "mlp.fc1.weight": (3072, 768), "mlp.fc2.weight": (768, 3072)}
+    shapes: dict[str, tuple[int, ...]] = {
         "patch_embed.proj.weight": (768, 3, 16, 16),
         "cls_token": (1, 1, 768),
         "pos_embed": (1, 197, 768),
-        "blocks.0.mlp.fc1.weight": (3072, 768),
-        "blocks.11.norm1.weight": (768,),
         "norm.weight": (768,),
     }
-    made = read_architecture({"architecture": "vit_base_patch16_224"}, shapes)
-    assert (made.heads, made.depth, made.patches, made.image_size, made.pooled) == (12, 12, 196, 224, 1)
-    assert json.loads(json.dumps(made.mean)) == [0.5, 0.5, 0.5]
+    shapes |= {f"blocks.{index}.{name}": shape for index in range(12) for name, shape in block.items()}
+    made = timm.describe(tmp_path, {"architecture": "vit_base_patch16_224"}, shapes)
+    own = made.architecture
+    assert (own.heads, own.depth, own.patches, own.image_size, own.pooled) == (12, 12, 196, 224, 1)
+    # What timm takes where the configuration is silent.
+    assert own.mean == (0.485, 0.456, 0.406) and made.preprocessing.resized == 256

@@ -12,7 +12,8 @@ from PIL import Image
 
 from shapeshift.cli import main as command
 from shapeshift.errors import InvalidInputError
-from shapeshift.token_adapt.model.timm_weights import read_model
+from shapeshift.token_adapt.checkpoints.weights import read_model
+from shapeshift.token_adapt.interfaces import Preprocessing
 from shapeshift.token_adapt.model.vision_model import open_model
 from shapeshift.token_adapt.tasks import examples, training
 from shapeshift.token_adapt.tasks.training import TrainSettings
@@ -134,13 +135,13 @@ def test_the_same_fifth_is_held_out_each_time() -> None:
 
 def test_invalid_data_is_refused(tmp_path: Path) -> None:
     with pytest.raises(InvalidInputError, match="data"):
-        examples.from_folder(tmp_path / "nowhere", 32)
+        examples.from_folder(tmp_path / "nowhere", Preprocessing(32))
     folder_of_images(tmp_path / "data", 30)
     (tmp_path / "data" / "none").mkdir()
     with pytest.raises(InvalidInputError, match="at least 5 images"):
-        examples.from_folder(tmp_path / "data", 32)
+        examples.from_folder(tmp_path / "data", Preprocessing(32))
     (tmp_path / "data" / "none").rmdir()
-    labels, data = examples.from_folder(tmp_path / "data", 32)
+    labels, data = examples.from_folder(tmp_path / "data", Preprocessing(32))
     assert labels == LABELS and len(data) == 30
     (tmp_path / "data" / "blue" / "000.png").write_bytes(b"no image")
     with pytest.raises(InvalidInputError, match=r"000\.png"):

@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch.nn import functional
 
 from shapeshift.token_adapt.model import prompt_folding
 from shapeshift.token_adapt.model.architecture import Architecture
@@ -17,7 +16,19 @@ from shapeshift.token_adapt.model.vision_transformer import Block, UnifiedViT
 from tests.token_adapt.timm_models import randomise
 
 SIZES = {"image_size": 32, "patch_size": 8, "width": 24, "depth": 3, "heads": 3, "mlp_width": 48}
-VARIANTS = [{}, {"qk_norm": True, "layer_scale": True}, {"qkv_bias": False, "norm_pre": True, "pooled": 0}]
+POOLS: list[dict[str, Any]] = [
+    {},
+    {"pooled": 0, "pooled_patches": True},
+    {"pooled": 0, "attention_pool": True},
+    {"pooled_patches": True},
+]
+VARIANTS: list[dict[str, Any]] = [
+    {},
+    {"qk_norm": True, "layer_scale": True},
+    {"qkv_bias": False, "norm_pre": True, **POOLS[1]},
+    {"gated": True, "projection": 8},
+    {"activation": "quick_gelu", **POOLS[2]},
+]
 
 
 def model_of(**variant: object) -> UnifiedViT:
@@ -36,7 +47,7 @@ def plain_block(block: Any, x: torch.Tensor, sizes: torch.Tensor) -> torch.Tenso
     weights = (q @ k.transpose(1, 2) / attention.head_width**0.5).exp() * sizes
     out = attention.proj((weights / weights.sum(2, keepdim=True) @ v).transpose(0, 1).reshape(x.shape))
     x = x + (out if block.scale1 is None else out * block.scale1)
-    out = block.fc2(functional.gelu(block.fc1(block.norm2(x))))
+    out = block.mlp(block.norm2(x))
     return x + (out if block.scale2 is None else out * block.scale2)
 
 
@@ -74,10 +85,10 @@ def test_merged_tokens_count_once_per_patch() -> None:
     torch.testing.assert_close(got[0, 3], alone[5], rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("pooled", [0, 1])
-def test_merging_equal_patches_changes_nothing(pooled: int) -> None:
+@pytest.mark.parametrize("pool", POOLS)
+def test_merging_equal_patches_changes_nothing(pool: dict[str, Any]) -> None:
     """Merging pairs of equal patches does not change the features."""
-    model = model_of(pooled=pooled)
+    model = model_of(**pool)
     model.position.zero_()
     half = torch.rand(2, 8, 24)
     patches = torch.repeat_interleave(half, 2, dim=1)

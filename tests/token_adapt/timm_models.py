@@ -67,7 +67,7 @@ def randomise(model: torch.nn.Module, seed: int = 0) -> None:
 def write_checkpoint(folder: Path, tensors: dict[str, torch.Tensor], name: str, **stated: object) -> Path:
     """A checkpoint in the format of timm's hub models."""
     folder.mkdir(parents=True, exist_ok=True)
-    trained = {"input_size": [3, 32, 32], "mean": list(MEAN), "std": list(STD)}
+    trained = {"input_size": [3, 32, 32], "mean": list(MEAN), "std": list(STD), "crop_pct": 1.0, "tag": "ft_in1k"}
     config = {"architecture": name, "pretrained_cfg": trained, "model_args": {"img_size": 32, "num_heads": 4, **stated}}
     (folder / "config.json").write_text(json.dumps(config))
     save_file({key: value.detach().contiguous() for key, value in tensors.items()}, folder / "model.safetensors")
@@ -76,8 +76,8 @@ def write_checkpoint(folder: Path, tensors: dict[str, torch.Tensor], name: str, 
 
 def small_checkpoint(folder: Path, seed: int = 0) -> Path:
     """A ViT of two layers, 16 patches and width 16 with random weights; needs no timm."""
+    from shapeshift.token_adapt.checkpoints.weights import as_timm
     from shapeshift.token_adapt.model.architecture import Architecture
-    from shapeshift.token_adapt.model.timm_weights import as_timm
     from shapeshift.token_adapt.model.vision_transformer import UnifiedViT
 
     architecture = Architecture(

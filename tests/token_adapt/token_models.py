@@ -16,7 +16,7 @@ from PIL import Image
 from shapeshift.serving import model_args
 from shapeshift.serving.model_args import ModelArgs
 from shapeshift.token_adapt.front import ImageFront
-from shapeshift.token_adapt.interfaces import GammaProfile, Task
+from shapeshift.token_adapt.interfaces import GammaProfile, Preprocessing, Task
 from shapeshift.token_adapt.settings import signature
 from shapeshift.triton import model_config
 from tests.fakes import PbUtils, Request
@@ -44,7 +44,7 @@ class RecordingModel:
     """A model that predicts the first pixel of each image and records its runs; each run first calls `before`."""
 
     def __init__(self, before: Callable[[int, int], None] = lambda gamma, count: None) -> None:
-        self.image_size = SIZE
+        self.preprocessing = Preprocessing(SIZE)
         self.profiles = PROFILES
         self.gammas = tuple(sorted(PROFILES))
         self.tasks = dict(TASKS)

@@ -11,7 +11,6 @@ from shapeshift.engines import manifest
 from shapeshift.engines.hardware import cpu_model
 from shapeshift.engines.verify import MIN_COSINE
 from shapeshift.progress import ProgressCallback
-from shapeshift.token_adapt.model.architecture import Architecture
 from shapeshift.token_adapt.model.manifest import GammaEntry, ImageManifest
 
 
@@ -22,26 +21,30 @@ def build(planned: ImagePlan, target: Path, progress: ProgressCallback) -> Image
 
     with files.replace_folder(target) as work:
         builder = ImageEngineBuilder(planned, work, progress)
-        result = _manifest(planned, builder.architecture, work, builder.build())
+        result = _manifest(planned, work, builder.build())
         result.save(work)
     return result
 
 
-def _manifest(planned: ImagePlan, architecture: Architecture, work: Path, entries: list[GammaEntry]) -> ImageManifest:
+def _manifest(planned: ImagePlan, work: Path, entries: list[GammaEntry]) -> ImageManifest:
+    architecture = planned.described.architecture
+    classifier = planned.described.classifier
     return ImageManifest(
         model=planned.front.name,
+        family=planned.described.family,
         checkpoint_sha256=planned.checkpoint.sha256,
         build_key=planned.key(),
         provider=planned.provider.name,
         provider_version=planned.provider.version(),
         precision=planned.precision,
         threads=planned.threads,
-        image_size=architecture.image_size,
+        preprocessing=planned.described.preprocessing,
         width=architecture.width,
         depth=architecture.depth,
         heads=architecture.heads,
         epsilon=architecture.epsilon,
         features=architecture.features,
+        labels=classifier.labels if classifier else (),
         reference="the eager model, f32",
         tolerance=_tolerance(planned.precision, entries),
         hardware=cpu_model(),

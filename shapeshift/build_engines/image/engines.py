@@ -17,12 +17,12 @@ from shapeshift.engines.interfaces import Array, Engine
 from shapeshift.engines.profile import measure_interleaved
 from shapeshift.engines.verify import Deviation, VerificationError
 from shapeshift.progress import ProgressCallback
+from shapeshift.token_adapt.checkpoints.weights import read_described
 from shapeshift.token_adapt.model import prompt_folding
 from shapeshift.token_adapt.model.gamma_module import GammaModule
 from shapeshift.token_adapt.model.manifest import BATCHES, BatchLatency, GammaEntry
 from shapeshift.token_adapt.model.schedule import activation_mb, output_tokens
-from shapeshift.token_adapt.model.timm_weights import read_model
-from shapeshift.token_adapt.tasks.folder import Backbone
+from shapeshift.token_adapt.tasks.folder import Backbone, Head, save_classifier
 
 _PROFILE_BUDGET_S = 20.0
 _VERIFIED_BATCHES = (1, 5)
@@ -55,14 +55,17 @@ class ImageEngineBuilder:
         self._plan = planned
         self._work = work
         self._progress = progress
-        self._model, _, _ = read_model(planned.checkpoint.folder)
-        made = self.architecture = self._model.architecture
+        self._model, weight, bias = read_described(planned.checkpoint.folder, planned.described)
+        self._head = None if weight is None or bias is None else Head(weight.numpy(), bias.numpy())
+        made = planned.described.architecture
         gammas = planned.front.settings.gamma_list()
         self._backbone = Backbone(planned.checkpoint.sha256, made.depth, made.width, made.features, gammas)
 
     def build(self) -> list[GammaEntry]:
         """The entries of all gammas. Raises VerificationError naming the first gamma that fails in every precision."""
-        made = self.architecture
+        made = self._plan.described.architecture
+        if self._head is not None:
+            save_classifier(self._work, self._head)
         state = {name: value.numpy() for name, value in self._model.state_dict().items()}
         prompt_folding.from_state(state, made.depth, made.heads, made.epsilon).save(self._work)
         return self._profiled([self.build_gamma(gamma) for gamma in self._plan.front.settings.gamma_list()])
@@ -131,7 +134,7 @@ def _entry(one: VerifiedEngine, points: tuple[manifest.Latency, ...]) -> GammaEn
         folder=folder_of(one.module.gamma),
         precision=one.precision,
         tokens=output_tokens(layers, made.prefix),
-        memory_mb=round(activation_mb(layers, made.width, made.heads, made.mlp_width, made.prefix), 3),
+        memory_mb=round(activation_mb(layers, made.width, made.heads, made.hidden_width, made.prefix), 3),
         max_error=one.deviation.max_error,
         min_cosine=one.deviation.min_cosine,
         agreement=one.agreement.share if one.agreement else None,

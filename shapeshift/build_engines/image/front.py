@@ -13,7 +13,6 @@ from shapeshift.build_engines.image.plan import (
     EmulatedFrontConfig,
     ImageFrontConfig,
     ImagePlan,
-    architecture,
     is_current,
     plan,
     tasks_folder,
@@ -30,6 +29,7 @@ from shapeshift.token_adapt.model.engine_settings import ImageEngineSettings
 from shapeshift.token_adapt.model.manifest import ImageManifest
 from shapeshift.token_adapt.settings import EMULATED, EmulatedSettings, TokenAdaptSettings, signature
 from shapeshift.token_adapt.tasks import registry
+from shapeshift.token_adapt.tasks.folder import CLASSIFIER
 from shapeshift.triton import model_config
 
 BACKEND = "token_adapt"
@@ -54,14 +54,17 @@ def check_emulated(front: EmulatedFrontConfig, paths: BuildPaths) -> emulated.Em
 
 
 def check(front: ImageFrontConfig, paths: BuildPaths) -> ImagePlan:
-    """What to build. Raises InvalidInputError for a tasks_dir that is no folder, or a default task that it lacks."""
+    """What to build.
+
+    Raises InvalidInputError for a tasks_dir that is no folder, or a default task that is not served.
+    """
     tasks_dir, stated = tasks_folder(front, paths), front.serving.tasks_dir
     require(not stated or tasks_dir.is_dir(), "tasks_dir", stated, f"a folder: there is none at {tasks_dir}")
     starter = _starter_folder(front.serving.starter_dir, paths)
     tasks = registry.with_starter(tasks_dir, starter) if starter else registry.read(tasks_dir)
-    _require_task(front.serving.task, [entry.name for entry in tasks])
     planned = plan(front, paths)
-    architecture(planned.checkpoint)
+    own = [CLASSIFIER] if planned.described.classifier else []
+    _require_task(front.serving.task, [*own, *(entry.name for entry in tasks)])
     return planned
 
 
@@ -102,6 +105,13 @@ def _starter_folder(name: str, paths: BuildPaths) -> Path | None:
     raise NotFoundError(f"starter_dir: no folder {', '.join(map(str, candidates))}; name one, or leave it out")
 
 
+def served(result: ImageManifest) -> str:
+    """What answers requests: the checkpoint's own classifier, or registered tasks only."""
+    if result.labels:
+        return f"{result.family}: task {CLASSIFIER}, {len(result.labels)} labels, and registered tasks"
+    return f"{result.family} without a classifier: registered tasks only"
+
+
 def _require_task(task: str, registered: Collection[str]) -> None:
     known = ", ".join(sorted(registered)) or "no task yet"
     require(not task or task in registered, "task", task, f"a registered task, or left out; registered: {known}")
@@ -123,4 +133,5 @@ def _write_folder(planned: ImagePlan, engines: Path, result: ImageManifest, path
         "tasks_dir": paths.portable(tasks_folder(front, paths), target),
     }
     summary = f"engines: {result.provider}, {result.precision}, {result.threads} threads; {result.tolerance}"
+    summary += f"; {served(result)}"
     write_front(front.folder, front.config, target, parameters, summary)

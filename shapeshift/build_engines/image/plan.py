@@ -10,22 +10,22 @@ from typing import Any
 
 from shapeshift.build_engines.hub.sources import find_checkpoint
 from shapeshift.build_engines.paths import BuildPaths
-from shapeshift.engines import hardware, manifest, weight_headers
-from shapeshift.engines.checkpoint import Checkpoint, open_checkpoint
+from shapeshift.engines import hardware, manifest
+from shapeshift.engines.checkpoint import Checkpoint
 from shapeshift.engines.hardware import cores, cpu_model
 from shapeshift.engines.interfaces import Provider
 from shapeshift.engines.providers import lookup
 from shapeshift.errors import EngineError
 from shapeshift.files import file_sha256
+from shapeshift.token_adapt.checkpoints.description import Description
+from shapeshift.token_adapt.checkpoints.reading import open_vision
 from shapeshift.token_adapt.model import manifest as image_manifest
-from shapeshift.token_adapt.model.architecture import Architecture
 from shapeshift.token_adapt.model.engine_settings import ImageEngineSettings
-from shapeshift.token_adapt.model.timm_config import read_architecture
 from shapeshift.token_adapt.settings import EmulatedSettings, TokenAdaptSettings
 from shapeshift.token_adapt.tasks import examples, registry
 
 # Incremented when a change of this project makes engines that were built before wrong or worse.
-_BUILD_FORMAT = 3
+_BUILD_FORMAT = 4
 
 
 @dataclass(frozen=True)
@@ -56,6 +56,7 @@ class ImagePlan:
 
     front: ImageFrontConfig
     checkpoint: Checkpoint
+    described: Description
     provider: Provider
     precision: str
     threads: int
@@ -67,6 +68,7 @@ class ImagePlan:
             "format": _BUILD_FORMAT,
             "settings": asdict(self.front.settings),
             "checkpoint": self.checkpoint.sha256,
+            "labels": self.described.classifier.labels if self.described.classifier else (),
             "provider": [self.provider.name, self.provider.version()],
             "precision": self.precision,
             "threads": self.threads,
@@ -80,26 +82,18 @@ def plan(front: ImageFrontConfig, paths: BuildPaths) -> ImagePlan:
     """Resolve checkpoint, provider, precision and threads. Raises ShapeshiftError."""
     own = front.settings
     source = find_checkpoint(own.checkpoint, paths)
-    checkpoint = open_checkpoint(source.folder, ("config.json",), source.origin)
+    checkpoint, described = open_vision(source.folder, source.origin)
     provider = lookup.PROVIDERS[lookup.resolve(own.provider)]
     requested = "f32" if own.precision == "auto" and provider.name == "onnxruntime" else own.precision
     resolved = hardware.resolve_precision(requested, provider.name == "tensorrt")
-    return ImagePlan(
-        front, checkpoint, provider, resolved, front.serving.threads or cores(), tasks_folder(front, paths)
-    )
+    threads = front.serving.threads or cores()
+    return ImagePlan(front, checkpoint, described, provider, resolved, threads, tasks_folder(front, paths))
 
 
 def tasks_folder(front: ImageFrontConfig, paths: BuildPaths) -> Path:
     """The task registry of the front, which may be missing."""
     stated = front.serving.tasks_dir
     return paths.root / stated if stated else paths.build / "tasks" / front.name
-
-
-def architecture(checkpoint: Checkpoint) -> Architecture:
-    """The architecture of the checkpoint, by its config.json and the headers of its weights."""
-    headers = weight_headers.read(checkpoint.folder)
-    weight_headers.require_floats(headers)
-    return read_architecture(checkpoint.config, {name: header.shape for name, header in headers.items()})
 
 
 def _examples(tasks_dir: Path) -> dict[str, list[str]]:

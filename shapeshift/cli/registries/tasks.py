@@ -114,15 +114,17 @@ def _remove(options: argparse.Namespace, image_model: ImageModel) -> str:
 
 def _train(options: argparse.Namespace, image_model: ImageModel, progress: Progress) -> str:
     # torch is slow to import.
-    from shapeshift.token_adapt.model.timm_weights import read_model
+    from shapeshift.token_adapt.checkpoints.reading import open_vision
+    from shapeshift.token_adapt.checkpoints.weights import read_described
     from shapeshift.token_adapt.tasks import examples, folder, training, writing
 
     train_settings = training.TrainSettings(
         options.epochs, options.batch, options.rate, options.most_images, options.seed
     )
     progress("read the model")
-    model, _, _ = read_model(image_model.checkpoint)
-    labels, images = examples.from_folder(options.data, model.architecture.image_size)
+    _, described = open_vision(image_model.checkpoint)
+    model, _, _ = read_described(image_model.checkpoint, described)
+    labels, images = examples.from_folder(options.data, described.preprocessing)
     task: dict[str, Any] = {
         "name": options.name or options.folder.resolve().name,
         "labels": list(labels),
@@ -146,7 +148,7 @@ def _register(options: argparse.Namespace, image_model: ImageModel, progress: Pr
         image_model.engines, image_model.tasks_dir, image_model.threads, image_model.generated.manifest_sha256
     )
     parts = folder.read_task(options.folder, model.backbone)
-    labels, images = examples.from_folder(options.data, model.image_size)
+    labels, images = examples.from_folder(options.data, model.preprocessing)
     if labels != parts.labels:
         raise InvalidInputError(
             "data", labels, f"must have one sub-folder for each label of the task: {', '.join(parts.labels)}"

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from shapeshift.errors import InvalidInputError
-from shapeshift.token_adapt.interfaces import GammaProfile, Pixels, Probabilities, Task, TaskIndices
+from shapeshift.token_adapt.interfaces import GammaProfile, Pixels, Preprocessing, Probabilities, Task, TaskIndices
 
 
 class EmulatedImageModel:
@@ -32,7 +32,7 @@ class EmulatedImageModel:
         tasks: Mapping[str, Task],
         switch_ms: Mapping[int, float] | None = None,
     ) -> None:
-        self.image_size = image_size
+        self.preprocessing = Preprocessing(image_size)
         self.gammas = tuple(sorted(profiles))
         self.profiles = dict(profiles)
         self.tasks = dict(tasks)

@@ -10,8 +10,9 @@ from typing import Any
 
 from shapeshift.engines import manifest as engine_manifest
 from shapeshift.engines.manifest import FILE_NAME, FileEntry
+from shapeshift.token_adapt.interfaces import Preprocessing
 
-FORMAT = 3
+FORMAT = 4
 # Profiled batch sizes.
 BATCHES = (1, 4, 16, 64)
 
@@ -50,21 +51,26 @@ class GammaEntry:
 
 @dataclass(frozen=True)
 class ImageManifest:
-    """Describes the engines of an image model, for build and serving."""
+    """Describes the engines of an image model, for build and serving.
+
+    family: of the checkpoint; labels: of its own classifier, empty without one.
+    """
 
     model: str
+    family: str
     checkpoint_sha256: str
     build_key: str
     provider: str
     provider_version: str
     precision: str
     threads: int
-    image_size: int
+    preprocessing: Preprocessing
     width: int
     depth: int
     heads: int
     epsilon: float
     features: int
+    labels: tuple[str, ...]
     reference: str
     tolerance: str
     hardware: str
@@ -112,4 +118,7 @@ def _from_json(data: dict[str, Any]) -> ImageManifest:
         for entry in data["engines"]
     )
     files = {name: FileEntry(**entry) for name, entry in data["files"].items()}
-    return ImageManifest(**{**data, "engines": engines, "files": files})
+    border = tuple(data["preprocessing"]["border"])
+    preprocessing = Preprocessing(**{**data["preprocessing"], "border": border})
+    parsed = {"engines": engines, "files": files, "preprocessing": preprocessing, "labels": tuple(data["labels"])}
+    return ImageManifest(**{**data, **parsed})

@@ -22,6 +22,9 @@ from shapeshift.token_adapt.tasks import registry as task_registry
 from shapeshift.token_adapt.tasks.folder import Backbone, Head, TaskParts
 from shapeshift.token_adapt.tasks.registry import TaskEntry
 
+# Of the own classifier's accuracy, if all patches were merged.
+_ASSUMED_LOSS = 0.1
+
 
 def open_model(folder: Path, tasks_dir: Path, threads: int, expect_sha256: str | None = None) -> VisionModel:
     """The engines in `folder`, each on `threads` threads (0: one per core). It has no tasks before `reload_tasks`.
@@ -35,7 +38,10 @@ def open_model(folder: Path, tasks_dir: Path, threads: int, expect_sha256: str |
     for entry in manifest.engines:
         runtime = provider.open(folder / entry.folder, entry.precision, threads or cores())
         engines[entry.gamma] = runtime.engine(None, None)
-    return VisionModel(manifest, engines, prompt_folding.load(folder, manifest.heads, manifest.epsilon), tasks_dir)
+    model = VisionModel(manifest, engines, prompt_folding.load(folder, manifest.heads, manifest.epsilon), tasks_dir)
+    if manifest.labels:
+        model.add_classifier(task_folder.read_classifier(folder, manifest.labels, model.backbone))
+    return model
 
 
 class VisionModel:
@@ -48,7 +54,7 @@ class VisionModel:
         folding: PromptFolding,
         tasks_dir: Path,
     ) -> None:
-        self.image_size = manifest.image_size
+        self.preprocessing = manifest.preprocessing
         self.gammas = tuple(sorted(engines))
         self.profiles = {
             entry.gamma: GammaProfile(
@@ -60,6 +66,7 @@ class VisionModel:
             for entry in manifest.engines
         }
         self.tasks: Mapping[str, Task] = {}
+        self._own_tasks: Mapping[str, Task] = {}
         self.backbone = Backbone(
             manifest.checkpoint_sha256, manifest.depth, manifest.width, manifest.features, self.gammas
         )
@@ -81,13 +88,25 @@ class VisionModel:
         return self._engines[gamma].run(inputs)["FEATURES"]
 
     def run(self, gamma: int, pixels: Pixels, task_index: TaskIndices) -> Sequence[Probabilities]:
-        features = self.features(gamma, pixels, task_index)
+        """See `interfaces.ImageModel`. A task without prompts is computed at gamma 0 in place of one above 0."""
         results: list[Probabilities] = [np.empty(0, np.float32)] * len(pixels)
-        for index in np.unique(task_index):
-            rows = np.flatnonzero(task_index == index)
-            for row, probabilities in zip(rows, _probabilities(self._heads[index][gamma], features[rows]), strict=True):
-                results[row] = probabilities
+        adds_prompts = np.array([gamma > 0 and gamma in self._folded[index] for index in task_index], bool)
+        for own, chosen in ((gamma, adds_prompts), (min(gamma, 0), ~adds_prompts)):
+            if chosen.any():
+                self._run_rows(own, np.flatnonzero(chosen), pixels, task_index, results)
         return results
+
+    def _run_rows(
+        self, gamma: int, rows: Array, pixels: Pixels, task_index: TaskIndices, results: list[Probabilities]
+    ) -> None:
+        """Fill `results` for `rows`."""
+        whole = len(rows) == len(pixels)
+        features = self.features(gamma, pixels if whole else pixels[rows], task_index[rows])
+        for index in np.unique(task_index[rows]):
+            own = np.flatnonzero(task_index[rows] == index)
+            probabilities = _probabilities(self._heads[index][gamma], features[own])
+            for row, values in zip(rows[own], probabilities, strict=True):
+                results[row] = values
 
     def reload_tasks(self) -> list[str]:
         """Read the registry if it has changed; returns one message per refused entry."""
@@ -98,7 +117,7 @@ class VisionModel:
         except InvalidInputError as error:
             return [f"{self._tasks_dir}: {error}"]
         refused = []
-        tasks = {}
+        tasks = dict(self._own_tasks)
         for entry in entries:
             try:
                 tasks[entry.name] = self._task(entry)
@@ -112,7 +131,7 @@ class VisionModel:
     def _task(self, entry: TaskEntry) -> Task:
         """The task of an entry; its files are read if the entry is new or has changed."""
         current = self.tasks.get(entry.name)
-        if current is not None and self._hashes[entry.name] == entry.sha256:
+        if current is not None and self._hashes.get(entry.name) == entry.sha256:
             return current
         if task_folder.sha256(entry.folder) != entry.sha256:
             raise InvalidInputError("sha256", entry.sha256, "the hash of its files; register the task again")
@@ -124,6 +143,22 @@ class VisionModel:
         self._hashes[entry.name] = entry.sha256
         return Task(parts.name, parts.labels, accuracy, parts.latency_ms, parts.utility, index)
 
+    def add_classifier(self, parts: TaskParts) -> None:
+        """Serve the checkpoint's own classifier, by default. A registered task of its name takes its place.
+
+        Its accuracy is not measured: it is assumed to be 1, less a little for each patch that is merged, so that
+        patches are merged only where time is short.
+        """
+        most = self.profiles[0].tokens
+        accuracy = {
+            gamma: 1.0 - _ASSUMED_LOSS * (1 - min(profile.tokens, most) / most)
+            for gamma, profile in self.profiles.items()
+        }
+        index = self.install(parts)
+        task = Task(parts.name, parts.labels, accuracy, parts.latency_ms, parts.utility, index, is_default=True)
+        self._own_tasks = {parts.name: task}
+        self.tasks = self._own_tasks
+
     def install(self, parts: TaskParts) -> int:
         """Add or replace the prompts and heads of a task; returns its index."""
         folded = {gamma: self._folding.fold(prompts) for gamma, prompts in parts.prompts.items()}
@@ -133,8 +168,10 @@ class VisionModel:
             self._folded.append(folded)
         else:
             self._heads[index], self._folded[index] = parts.heads, folded
-        for gamma in folded:
-            self._prompts[gamma] = np.stack([task_prompts[gamma] for task_prompts in self._folded], axis=1)
+        for gamma, own in folded.items():
+            # Rows of tasks without prompts keep the places of the others, and are never read.
+            blank = np.zeros_like(own)
+            self._prompts[gamma] = np.stack([prompts.get(gamma, blank) for prompts in self._folded], axis=1)
         return index
 
 

@@ -7,7 +7,8 @@ computed as tokens.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from typing import cast
 
 import torch
@@ -19,6 +20,14 @@ from shapeshift.token_adapt.model.merging import Matching, merge_patches
 from shapeshift.token_adapt.model.schedule import Layer
 
 Tensor = torch.Tensor
+
+# Those of `Architecture`, and that of a gate.
+_ACTIVATIONS: Mapping[str, Callable[[Tensor], Tensor]] = {
+    "gelu": functional.gelu,
+    "gelu_tanh": partial(functional.gelu, approximate="tanh"),
+    "quick_gelu": lambda x: x * torch.sigmoid(1.702 * x),
+    "silu": functional.silu,
+}
 
 
 class Attention(nn.Module):
@@ -57,17 +66,38 @@ class Attention(nn.Module):
         return x.view(x.shape[0], x.shape[1], parts, self.heads, self.head_width).permute(2, 0, 3, 1, 4)
 
 
+class Mlp(nn.Module):
+    """Two linear layers; with a gate, the first computes the gate and what it multiplies, side by side."""
+
+    def __init__(self, architecture: Architecture, gated: bool) -> None:
+        super().__init__()
+        width, inner = architecture.width, architecture.mlp_width
+        self.activate, self.gated = _ACTIVATIONS["silu" if gated else architecture.activation], gated
+        self.fc1, self.fc2 = nn.Linear(width, inner * (1 + gated)), nn.Linear(inner, width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[n, t, width] -> [n, t, width]"""
+        hidden = self.fc1(x)
+        if self.gated:
+            gate, hidden = hidden.chunk(2, dim=-1)
+            hidden = self.activate(gate) * hidden
+        else:
+            hidden = self.activate(hidden)
+        output: Tensor = self.fc2(hidden)
+        return output
+
+
 class Block(nn.Module):
     """Attention, merging, MLP; pre-norm."""
 
     def __init__(self, architecture: Architecture) -> None:
         super().__init__()
         self.prefix = architecture.prefix
-        width, mlp_width = architecture.width, architecture.mlp_width
+        width = architecture.width
         self.norm1, self.norm2 = (_norm(width, architecture) for _ in range(2))
         self.attention = Attention(architecture)
         self.matching = Matching()
-        self.fc1, self.fc2 = nn.Linear(width, mlp_width), nn.Linear(mlp_width, width)
+        self.mlp = Mlp(architecture, architecture.gated)
         scales = (nn.Parameter(torch.ones(width)) if architecture.layer_scale else None for _ in range(2))
         self.scale1, self.scale2 = scales
 
@@ -79,7 +109,7 @@ class Block(nn.Module):
         x = x + (attended if self.scale1 is None else attended * self.scale1)
         if merged:
             x, sizes = self._merge(x, sizes, keys, merged)
-        output = self.fc2(functional.gelu(self.fc1(self.norm2(x))))
+        output = self.mlp(self.norm2(x))
         return x + (output if self.scale2 is None else output * self.scale2), sizes
 
     def _merge(self, x: Tensor, sizes: Tensor | None, keys: Tensor, merged: int) -> tuple[Tensor, Tensor]:
@@ -96,6 +126,32 @@ class Block(nn.Module):
         return folded
 
 
+class AttentionPool(nn.Module):
+    """A learned query reads all tokens; an MLP follows (SigLIP)."""
+
+    def __init__(self, architecture: Architecture) -> None:
+        super().__init__()
+        width = architecture.width
+        self.heads, self.head_width = architecture.heads, architecture.head_width
+        self.query = nn.Parameter(torch.zeros(1, 1, width))
+        self.qkv, self.proj = nn.Linear(width, 3 * width), nn.Linear(width, width)
+        self.norm, self.mlp = _norm(width, architecture), Mlp(architecture, gated=False)
+
+    def forward(self, x: Tensor, sizes: Tensor | None) -> Tensor:
+        """x [n, t, width], sizes [n, t] (None: all 1) -> [n, width]"""
+        n, t, width = x.shape
+        weight, bias = self.qkv.weight, self.qkv.bias
+        query = functional.linear(self.query.expand(n, -1, -1), weight[:width], bias[:width])
+        split = functional.linear(x, weight[width:], bias[width:]).view(n, t, 2, self.heads, self.head_width)
+        key, value = split.permute(2, 0, 3, 1, 4).unbind(0)
+        query = query.view(n, 1, self.heads, self.head_width).transpose(1, 2)
+        mask = None if sizes is None else sizes.log().view(n, 1, 1, t)
+        attended = functional.scaled_dot_product_attention(query, key, value, attn_mask=mask)
+        pooled = self.proj(attended.transpose(1, 2).reshape(n, width))
+        output: Tensor = pooled + self.mlp(self.norm(pooled))
+        return output
+
+
 class UnifiedViT(nn.Module):
     """Images to features, the input of the task heads."""
 
@@ -110,6 +166,12 @@ class UnifiedViT(nn.Module):
         self.blocks = nn.ModuleList(Block(architecture) for _ in range(architecture.depth))
         self.norm = _norm(width, architecture, architecture.norm_final)
         self.fc_norm = _norm(width, architecture, architecture.norm_pooled)
+        self.pool = AttentionPool(architecture) if architecture.attention_pool else None
+        self.projection = (
+            nn.Linear(architecture.pooled_width, architecture.projection, bias=architecture.projection_bias)
+            if architecture.projection
+            else nn.Identity()
+        )
 
     def forward(self, pixels: Tensor, layers: Sequence[Layer], prompts: Sequence[Tensor] | None = None) -> Tensor:
         """pixels [n, size, size, 3] -> features [n, features]; `prompts` from `fold`, one entry per block."""
@@ -141,14 +203,16 @@ class UnifiedViT(nn.Module):
         return tokens
 
     def _pool(self, x: Tensor, sizes: Tensor | None) -> Tensor:
-        prefix, num_pooled = self.architecture.prefix, self.architecture.pooled
-        if num_pooled:
-            pooled: Tensor = self.fc_norm(self.norm(x[:, :num_pooled])).flatten(1)
-            return pooled
-        patches = self.norm(x[:, prefix:])
-        weights = torch.ones_like(patches[:, :, :1]) if sizes is None else sizes[:, prefix:].unsqueeze(2)
-        mean: Tensor = self.fc_norm((patches * weights).sum(1) / weights.sum(1))
-        return mean
+        architecture, prefix = self.architecture, self.architecture.prefix
+        parts = [self.fc_norm(self.norm(x[:, : architecture.pooled])).flatten(1)] if architecture.pooled else []
+        if architecture.pooled_patches:
+            patches = self.norm(x[:, prefix:])
+            weights = torch.ones_like(patches[:, :, :1]) if sizes is None else sizes[:, prefix:].unsqueeze(2)
+            parts.append(self.fc_norm((patches * weights).sum(1) / weights.sum(1)))
+        if self.pool is not None:
+            parts.append(self.fc_norm(self.pool(self.norm(x), sizes)))
+        features: Tensor = self.projection(parts[0] if len(parts) == 1 else torch.cat(parts, 1))
+        return features
 
     def fold(self, prompts: Tensor) -> list[Tensor]:
         """Prompts [n, depth, g, width] -> for each block, keys and values [n, 2, heads, g, head width]."""

@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 from safetensors import SafetensorError
-from safetensors.numpy import load_file
+from safetensors.numpy import load_file, save_file
 
 from shapeshift.engines.interfaces import Array
 from shapeshift.errors import InvalidInputError
@@ -31,7 +31,11 @@ TASK_FILE, PROMPTS_FILE, HEAD_FILE, PROFILE_FILE = (
     "head.safetensors",
     "profile.json",
 )
+CLASSIFIER = "classifier"
+_CLASSIFIER_FILE = "classifier.safetensors"
 _MAX_LABELS = 100_000
+# Of requests to the checkpoint's own classifier that state none, as `shapeshift tasks train` has for a task.
+_LATENCY_MS, _UTILITY = 1000.0, 0.5
 
 
 @dataclass(frozen=True)
@@ -55,7 +59,10 @@ class Head:
 
 @dataclass(frozen=True)
 class TaskParts:
-    """The content of a task folder; `heads` has an entry for every gamma of the model."""
+    """The content of a task; `heads` has an entry for every gamma of the model.
+
+    prompts: for every gamma above 0, or none: the task is then computed at gamma 0 in place of those.
+    """
 
     name: str
     labels: tuple[str, ...]
@@ -80,6 +87,25 @@ def read_task(folder: Path, backbone: Backbone) -> TaskParts:
         prompts=_prompts(_tensors(folder / PROMPTS_FILE), backbone),
         heads=_heads(_tensors(folder / HEAD_FILE), len(labels), backbone),
     )
+
+
+def save_classifier(folder: Path, head: Head) -> None:
+    """Write the checkpoint's own classifier into a folder of engines."""
+    tensors = {"weight": head.weight, "bias": head.bias}
+    save_file(
+        {name: np.ascontiguousarray(value, np.float32) for name, value in tensors.items()}, folder / _CLASSIFIER_FILE
+    )
+
+
+def read_classifier(folder: Path, labels: tuple[str, ...], backbone: Backbone) -> TaskParts:
+    """The task of what `save_classifier` wrote: it has labels, and no prompts. Raises InvalidInputError."""
+    tensors = _tensors(folder / _CLASSIFIER_FILE)
+    shape = (len(labels), backbone.features)
+    head = Head(
+        _checked_tensor(_CLASSIFIER_FILE, "weight", tensors, shape),
+        _checked_tensor(_CLASSIFIER_FILE, "bias", tensors, shape[:1]),
+    )
+    return TaskParts(CLASSIFIER, labels, _LATENCY_MS, _UTILITY, {}, dict.fromkeys(backbone.gammas, head))
 
 
 def check(description: Mapping[str, Any]) -> tuple[str, tuple[str, ...], float, float]:

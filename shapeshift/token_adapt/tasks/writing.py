@@ -73,7 +73,7 @@ def accuracies(model: VisionModel, index: int, examples: Examples, progress: Pro
 
 def latencies(model: VisionModel, index: int, progress: Progress) -> dict[int, dict[int, float]]:
     """Median milliseconds by gamma and batch size. Each round runs every pair once, in random order."""
-    size, noise = model.image_size, np.random.default_rng(0)
+    size, noise = model.preprocessing.size, np.random.default_rng(0)
     calls: list[tuple[int, int, Callable[[], Sequence[Probabilities]]]] = []
     for gamma in model.gammas:
         for images in BATCHES:
