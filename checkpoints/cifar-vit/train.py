@@ -94,6 +94,7 @@ def write(model: Classifier, folder: Path) -> None:
     config = {
         "architecture": "vit_tiny_patch4_32",
         "num_classes": len(CLASSES),
+        "label_names": list(CLASSES),
         "num_features": MADE.width,
         "global_pool": "token",
         "model_args": {
@@ -103,7 +104,13 @@ def write(model: Classifier, folder: Path) -> None:
             "depth": MADE.depth,
             "num_heads": MADE.heads,
         },
-        "pretrained_cfg": {"input_size": [3, SIZE, SIZE], "mean": list(MEAN), "std": list(STD)},
+        "pretrained_cfg": {
+            "input_size": [3, SIZE, SIZE],
+            "mean": list(MEAN),
+            "std": list(STD),
+            "crop_pct": 1.0,
+            "interpolation": "bicubic",
+        },
     }
     (folder / "config.json").write_text(json.dumps(config, indent=1) + "\n")
 
