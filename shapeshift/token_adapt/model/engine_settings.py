@@ -16,7 +16,8 @@ _MAX_GAMMA = 256
 class ImageEngineSettings:
     """Parameters that `make engines` reads. It resolves `auto` and writes the result to the generated config.
 
-    checkpoint  folder (absolute, under build/checkpoints or checkpoints/) or hub id of a timm ViT or DeiT
+    checkpoint  folder (absolute, under build/checkpoints or checkpoints/) or hub id of a vision transformer of timm or
+                transformers
     provider    auto, openvino, onnxruntime or tensorrt
     precision   auto (bf16 if the hardware supports it, else f32), f32 or bf16
     gammas      tokens added to (> 0) or merged in (< 0) each layer, including 0; each gamma has its own engine
