@@ -114,6 +114,7 @@ def _embedded(options: argparse.Namespace) -> int:
     with _stop_signals() as stop:
         supervisor = Supervisor(
             settings,
+            lambda: models_to_load(options, repositories),
             None if options.no_sidecar else options.plan_period,
             options.ready_timeout,
             not options.no_restart,

@@ -6,6 +6,7 @@ import contextlib
 import threading
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from shapeshift.backoff import Backoff
@@ -23,13 +24,15 @@ _POLL_S = 0.2
 class Supervisor:
     """Starts a server and its sidecar, starts again what ends by itself, and says what happens.
 
-    plan_period_s: the sidecar's; None for no sidecar. ready_timeout_s: time to load everything. restarts: whether a
-    server that ends by itself is started again. last_lines: what `say` gets after the models that are ready.
+    models: the models of a later start, to which `shapeshift add` may have added some. plan_period_s: the sidecar's;
+    None for no sidecar. ready_timeout_s: time to load everything. restarts: whether a server that ends by itself is
+    started again. last_lines: what `say` gets after the models that are ready.
     """
 
     def __init__(
         self,
         settings: ServerSettings,
+        models: Callable[[], Sequence[str]],
         plan_period_s: float | None,
         ready_timeout_s: float,
         restarts: bool,
@@ -37,6 +40,7 @@ class Supervisor:
         say: Callable[[str], None],
     ) -> None:
         self._settings = settings
+        self._models = models
         self._plan_period_s = plan_period_s
         self._ready_timeout_s = ready_timeout_s
         self._restarts = restarts
@@ -70,6 +74,8 @@ class Supervisor:
                 self._say(f"{error}\nrestart {count} in {pause_s:g} s; {log}\n")
                 if stop.wait(pause_s):
                     return 0
+                with contextlib.suppress(ShapeshiftError):
+                    self._settings = replace(self._settings, models=tuple(self._models()))
 
     def _watch(self, server: TritonServer, sidecar: SidecarProcess | None, stop: threading.Event) -> int:
         """Start the sidecar when it is needed and say when the models are ready; returns 0 once `stop` is set.
