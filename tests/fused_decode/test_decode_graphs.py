@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 import torch
 
 from shapeshift.errors import UnsupportedError
 from shapeshift.fused_decode.model.cuda_runtime import GraphBounds, GraphedModel
+from tests.fused_decode import families
 from tests.fused_decode.decode_models import FAMILIES, LONGEST, Tiny, batch, teacher_forced, texts
 
 TOLERANCE = 2e-4
@@ -42,6 +44,17 @@ def test_single_tokens_over_slots(tiny: Callable[[str], Tiny], family: str) -> N
             done[row] += 1
     assert {bounds.context for bounds in model._steps} == {64, LONGEST}
     assert set(model._steps) <= {GraphBounds(slots, context) for slots in (1, 2, 4, SLOTS) for context in (64, LONGEST)}
+
+
+@pytest.mark.parametrize("case", ["gemma2", "gpt2", "gpt_neox", "phi3"])
+def test_families_with_other_layers(tmp_path: Path, case: str) -> None:
+    """Also texts that join and leave, with rotary tables of their own."""
+    tiny = families.make(case, tmp_path)
+    model, given = open_model(tiny), texts(4, seed=1)
+    expected = [families.reference_logits(tiny, tokens) for tokens in given]
+    for text, place, logits in teacher_forced(model, given, [2, 0, 3, 1], seed=14):
+        assert (logits - expected[text][place]).abs().max() < TOLERANCE
+    assert model._steps, "no step was one of single tokens"
 
 
 def test_mixed_steps(tiny: Callable[[str], Tiny]) -> None:

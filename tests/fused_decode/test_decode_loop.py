@@ -44,6 +44,16 @@ def test_one_request_gets_the_text_of_the_model() -> None:
     assert all(span >= 0 for span in request.timings_ms().values())
 
 
+@pytest.mark.parametrize(("max_tokens", "span"), [(20, 25), (200, 64)])
+def test_the_model_learns_how_long_a_text_can_become(max_tokens: int, span: int) -> None:
+    """From the first piece of its prompt on."""
+    run = Run(prefill_tokens=2)
+    request = run.submit("hello", max_tokens=max_tokens)
+    run.loop.step()
+    assert request.slot is not None and run.runtime.spans[request.slot] == span
+    run.until_idle()
+
+
 @pytest.mark.parametrize("seed", range(6))
 def test_requests_that_come_and_go_get_the_text_they_get_alone(seed: int) -> None:
     """Arrivals, lengths, prompts, chunks and early ends of one request never change the text of another."""

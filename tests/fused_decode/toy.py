@@ -47,6 +47,7 @@ class ToyRuntime:
         self.slots = slots
         self.eos_ids = frozenset({EOS})
         self.cache: list[list[int]] = [[] for _ in range(slots)]
+        self.spans = [0] * slots
         self.logits = rng.standard_normal((_STATES, VOCABULARY)).astype(np.float32) * 2
         self.logits[:, EOS] = -30
         self.eos_at: int | None = None
@@ -72,7 +73,10 @@ class ToyRuntime:
         tokens = batch.tokens.tolist()
         if max(tokens) >= self.vocab_size:
             raise IndexError("index out of range in self")
-        for slot, start, length in zip(slots, starts, lengths, strict=True):
+        spans = (batch.starts + batch.lengths if batch.spans is None else batch.spans).tolist()
+        for slot, start, length, span in zip(slots, starts, lengths, spans, strict=True):
+            self.spans[slot] = self.spans[slot] if start else span
+            assert start + length <= span == self.spans[slot] <= self.max_length, "a text becomes longer than said"
             assert length >= 1 and start + length <= self.max_length
             assert start == 0 or start == len(self.cache[slot]), "a slot does not continue where it ended"
             self.cache[slot][start:] = tokens[:length]
@@ -92,6 +96,7 @@ class ToyRuntime:
         assert len(self.cache[source]) >= length
         self.cache[target] = self.cache[source][:length]
         self.cache[source] = []
+        self.spans[target] = self.spans[source]
 
     def greedy(self, prompt: Sequence[int] | np.ndarray, count: int) -> list[int]:
         """The tokens that follow `prompt` when nothing else runs, with the end of sequence."""
