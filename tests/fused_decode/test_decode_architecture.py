@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from shapeshift.errors import InvalidInputError
 from shapeshift.fused_decode.model.architecture import FAMILIES, Architecture, Rope, from_config
 from shapeshift.fused_decode.model.kv_cache import frequencies
+from tests.fused_decode.families import CASES
 
 OLD_LLAMA: dict[str, Any] = {
     "model_type": "llama",
@@ -96,6 +98,47 @@ def test_windows_of_layers(changes: dict[str, Any], windows: tuple[int, ...]) ->
 def test_an_unsupported_config_is_refused(changes: dict[str, Any], field: str) -> None:
     with pytest.raises(InvalidInputError, match=f"^{field}"):
         from_config(OLD_LLAMA | changes)
+
+
+JUNK: tuple[Any, ...] = (
+    None,
+    "x",
+    "",
+    [],
+    {},
+    -1,
+    0,
+    1,
+    1.5,
+    1e-9,
+    1e30,
+    True,
+    False,
+    [1],
+    [[]],
+    {"a": 1},
+    float("nan"),
+)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_config_with_any_value_is_read_or_refused(case: str) -> None:
+    """And what is read makes tables and names."""
+    config = CASES[case]
+
+    def check(changed: dict[str, Any]) -> None:
+        with contextlib.suppress(InvalidInputError):
+            made = from_config(changed)
+            for rope in {rope for rope in made.ropes if rope}:
+                assert frequencies(rope, made.head_dim, 50).isfinite().all()
+
+    nested = {key: value for key, value in config.items() if isinstance(value, dict)}
+    for junk in JUNK:
+        for key in config:
+            check({**config, key: junk})
+        for key, value in nested.items():
+            for inner in (*value, "rope_type", "factor", "original_max_position_embeddings", "attention_factor"):
+                check({**config, key: {**value, inner: junk}})
 
 
 @pytest.mark.parametrize("text", [None, "{", "[]"])

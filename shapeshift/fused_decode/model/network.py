@@ -174,7 +174,10 @@ class _Builder:
     def network(self) -> Network:
         a, names = self.architecture, self.architecture.tensors
         table = f"{names.embedding}.weight"
-        embedding = self._read(table, torch.float32) * a.embedding_scale
+        # Rounded once, after the scaling.
+        embedding = self._read(table, self.dtype if a.embedding_scale == 1 else torch.float32)
+        if a.embedding_scale != 1:
+            embedding *= a.embedding_scale
         positions = self._read(f"{names.positions}.weight", torch.float32) if names.positions else None
         bias = self._read(f"{names.head}.bias", self.dtype) if a.head_bias else None
         return Network(

@@ -45,9 +45,9 @@ class Config:
     def positive(self, key: str, default: float | None = None) -> float:
         return positive(self.values, self._keys.get(key, key), default)
 
-    def cap(self, key: str) -> float:
-        """A soft cap; 0 for none."""
-        return 0.0 if self.get(key) is None else self.positive(key)
+    def cap(self, key: str, default: float | None = None) -> float:
+        """A soft cap; 0 for null."""
+        return 0.0 if self.get(key, default) is None else self.positive(key, default)
 
     def flag(self, key: str, default: bool = False) -> bool:
         return self.get(key, default) is True
@@ -97,7 +97,7 @@ class Config:
         if kinds is None:
             return tuple(default)
         known = {"full_attention": 0, "sliding_attention": window}
-        valid = isinstance(kinds, list) and len(kinds) == layers and all(kind in known for kind in kinds)
+        valid = isinstance(kinds, list) and len(kinds) == layers and all(kind in tuple(known) for kind in kinds)
         require(valid, "layer_types", kinds, f"{layers} of {', '.join(known)}")
         return tuple(known[kind] for kind in kinds)
 

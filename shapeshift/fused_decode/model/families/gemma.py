@@ -8,6 +8,7 @@ from typing import Any
 from shapeshift.fused_decode.model.architecture import Architecture, Tensors
 from shapeshift.fused_decode.model.families import rope_config
 from shapeshift.fused_decode.model.families.config import Config
+from shapeshift.settings import require
 
 _TENSORS = Tensors(
     attention_end="post_attention_layernorm",
@@ -27,8 +28,8 @@ def gemma2(config: Mapping[str, Any]) -> Architecture:
         windows=stated.windows(layers, window, every_other),
         ropes=(found,) * layers,
         max_position=longest,
-        score_cap=stated.cap("attn_logit_softcapping"),
-        logit_cap=stated.cap("final_logit_softcapping"),
+        score_cap=stated.cap("attn_logit_softcapping", 50.0),
+        logit_cap=stated.cap("final_logit_softcapping", 30.0),
     )
 
 
@@ -38,12 +39,15 @@ def gemma3(config: Mapping[str, Any]) -> Architecture:
     layers, window = stated.count("num_hidden_layers"), stated.window()
     pattern = stated.count("sliding_window_pattern", 6)
     windows = stated.windows(layers, window, [window if (layer + 1) % pattern else 0 for layer in range(layers)])
-    given = stated.get("rope_parameters") or {}
+    given = rope_config.stated(stated)
     nested = "full_attention" in given or "sliding_attention" in given
-    whole = (given.get("full_attention") or {}) if nested else rope_config.stated(stated)
-    near = (given.get("sliding_attention") or {}) if nested else {"rope_theta": stated.get("rope_local_base_freq")}
+    older = given, {"rope_theta": stated.get("rope_local_base_freq", 1e4)}
+    today = given.get("full_attention") or {}, given.get("sliding_attention") or {}
+    whole, near = today if nested else older
+    for kind, values in (("full_attention", whole), ("sliding_attention", near)):
+        require(isinstance(values, dict), kind, values, "an object or null")
     far, longest = _rope(stated, {"rope_theta": 1e6} | whole)
-    local, _ = _rope(stated, {"rope_theta": 1e4} | {key: value for key, value in near.items() if value is not None})
+    local, _ = _rope(stated, {"rope_theta": 1e4} | near)
     return _made(
         stated,
         windows=windows,

@@ -11,6 +11,7 @@ from shapeshift.fused_decode.model.families.config import Config, positive
 from shapeshift.settings import require
 
 _ORIGINAL = "original_max_position_embeddings"
+_MOST = 2**31 - 1
 _ALIASES = {"su": "longrope"}
 
 
@@ -30,19 +31,26 @@ def read(
     partial: whether the family can rotate a part of each head. Raises InvalidInputError.
     """
     kind = values.get("rope_type", values.get("type", "default"))
-    require(kind in _READERS, "rope_type", kind, f"one of {', '.join(_READERS)}")
+    require(isinstance(kind, str) and kind in _READERS, "rope_type", kind, f"one of {', '.join(_READERS)}")
     share = values.get("partial_rotary_factor") or 1.0
     number = isinstance(share, int | float) and not isinstance(share, bool) and 0 < share <= 1
     require(number and (partial or share == 1.0), "partial_rotary_factor", share, "above 0, to 1" if partial else "1")
     rotated = int(head_dim * share)
-    require(rotated % 2 == 0 and rotated > 0, "partial_rotary_factor", share, f"an even part of head_dim ({head_dim})")
+    # The base of dynamic has rotated - 2 in a denominator.
+    least = 4 if kind == "dynamic" else 2
+    allowed = f"an even part of head_dim ({head_dim}), at least {least} elements"
+    require(rotated % 2 == 0 and rotated >= least, "partial_rotary_factor", share, allowed)
     # Phi-3 states it beside the rotary settings, where it takes precedence.
-    original = config.get(_ORIGINAL) or values.get(_ORIGINAL) or max_position
-    made = _READERS[kind](values, int(positive({_ORIGINAL: original}, _ORIGINAL)), max_position)
+    original = positive({_ORIGINAL: config.get(_ORIGINAL) or values.get(_ORIGINAL) or max_position}, _ORIGINAL)
+    if kind != "default":
+        require(2 <= original <= _MOST, _ORIGINAL, original, f"2 to {_MOST} (config.json)")
+    theta = positive(values, "rope_theta", 10_000.0)
+    require(theta > 1, "rope_theta", theta, "above 1 (config.json)")
+    made = _READERS[kind](values, int(original), max_position)
     for key in ("short", "long"):
         divisors = made.get(key, ())
         require(len(divisors) in (0, rotated // 2), f"{key}_factor", len(divisors), f"{rotated // 2} numbers")
-    rope = Rope(theta=positive(values, "rope_theta", 10_000.0), kind=_ALIASES.get(kind, kind), rotated=rotated, **made)
+    rope = Rope(theta=theta, kind=_ALIASES.get(kind, kind), rotated=rotated, **made)
     # These stretch the texts of the training; a config.json may state the length of either.
     stretched = int(rope.original * rope.factor) if kind in ("yarn", "dynamic") else 0
     return rope, max(max_position, stretched)
