@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from shapeshift.cli.main import main
 from shapeshift.triton import model_config
 from tests.adapter_cache.lora_models import Spec, make_adapter
 from tests.build_engines.hub_server import Hub
+from tests.fused_decode import families
 from tests.fused_decode.checkpoints import make_checkpoint
 
 PROJECT = Path(__file__).resolve().parents[2]
@@ -73,6 +75,15 @@ def test_the_registry_is_filled_once(project: Project) -> None:
     store.remove(project.registry, "one")
     assert project.make()[0] == 0
     assert sorted(store.read(project.registry)) == ["two"]
+
+
+def test_a_family_without_adapters_is_refused(project: Project) -> None:
+    checkpoints = project.root / "checkpoints"
+    families.make("gpt2", checkpoints / "gpt2")
+    shutil.copy(checkpoints / "small" / "tokenizer.json", checkpoints / "gpt2")
+    project.change(checkpoint="gpt2", extra_tokens="true")
+    status, _, err = project.make()
+    assert status == 1 and "model_type: gpt2 takes no adapters" in err and not project.generated.exists()
 
 
 def test_registry_in_another_folder(project: Project, tmp_path_factory: pytest.TempPathFactory) -> None:
