@@ -136,5 +136,6 @@ class TextBench:
 
 
 def _analyze(url: str, model: str, texts: Sequence[str], concurrency: int, count: int) -> Outcome:
-    measured = perf_analyzer.measure(url, model, texts, concurrency, count, timeout_s=40.0 + 0.5 * count)
+    inputs = [{"TEXT": [text]} for text in texts]
+    measured = perf_analyzer.measure(url, model, inputs, concurrency, count, timeout_s=40.0 + 0.5 * count)
     return Outcome(measured.latency_ms, measured.per_second)

@@ -63,7 +63,9 @@ def measure(rounds: int, requests: int) -> AddedLatency:
                 times.append(time.perf_counter() - before)
             call_ms.append(float(np.median(times)) * 1e3)
             for name, medians in through.items():
-                measured = perf_analyzer.measure(running.server.grpc_url, name, [TEXT], 1, requests, timeout_s=60.0)
+                measured = perf_analyzer.measure(
+                    running.server.grpc_url, name, [{"TEXT": [TEXT]}], 1, requests, timeout_s=60.0
+                )
                 medians.append(float(np.median(measured.latency_ms)))
     return AddedLatency(tuple(call_ms), {name: tuple(medians) for name, medians in through.items()})
 

@@ -30,7 +30,7 @@ def program(folder: Path, sleepy: int) -> Path:
 
 def test_a_run_that_never_ends_is_repeated(tmp_path: Path) -> None:
     log = program(tmp_path, sleepy=2)
-    got = measure("localhost:1", "encode", ["a"], 1, 10, tmp_path, timeout_s=2.0)
+    got = measure("localhost:1", "encode", [{"TEXT": ["a"]}], 1, 10, tmp_path, timeout_s=2.0)
     assert got.latency_ms.tolist() == [2.0]
     assert len(log.read_text().splitlines()) == 4
 
@@ -38,5 +38,5 @@ def test_a_run_that_never_ends_is_repeated(tmp_path: Path) -> None:
 def test_repeats_are_limited(tmp_path: Path) -> None:
     log = program(tmp_path, sleepy=9)
     with pytest.raises(ShapeshiftError, match="did not end within 1 s in 3 runs"):
-        measure("localhost:1", "encode", ["a"], 1, 10, tmp_path, timeout_s=1.0)
+        measure("localhost:1", "encode", [{"TEXT": ["a"]}], 1, 10, tmp_path, timeout_s=1.0)
     assert len(log.read_text().splitlines()) == 3
