@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import logging
-import os
 import re
 import shutil
 import sys
@@ -67,13 +66,14 @@ def fetch(asked: HubId, choose: Choose, build: Path) -> Source:
 
     Raises ShapeshiftError, in one line with the remedy. After any error the record and earlier files are unchanged.
     """
-    # Nothing about this machine is reported, also not with requests for files.
-    os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
     try:
         import huggingface_hub
+        from huggingface_hub import constants
         from huggingface_hub.utils.tqdm import disable_progress_bars
     except ImportError:
         raise EngineError("a hub id needs huggingface_hub; run `pip install huggingface_hub`") from None
+    # Requests for files report nothing else about this machine. In place of the variable: the library reads it once.
+    constants.HF_HUB_DISABLE_TELEMETRY = True
     logging.getLogger(huggingface_hub.__name__).setLevel(logging.ERROR)
     if not sys.stderr.isatty():
         disable_progress_bars()

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import functools
+import importlib
+import sys
 import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -38,6 +40,12 @@ class OpenVinoEngine:
         return {name: request.get_output_tensor(index).data for name, index in self._outputs}
 
 
+def _library() -> Any:
+    """The package openvino, without openvino_telemetry, which it imports where it can and which reports its use."""
+    sys.modules.setdefault("openvino_telemetry", None)  # type: ignore[arg-type]
+    return importlib.import_module("openvino")
+
+
 def _core() -> Any:
     # `functools.cache` alone would let two threads make two.
     with _making:
@@ -52,8 +60,7 @@ def _one_core() -> Any:
     two Cores that are not destroyed in reverse order, the second restores a stack that the first has unmapped: the
     next signal with a handler (Ctrl-C in a build) then ends the process with SIGSEGV.
     """
-    import openvino
-
+    openvino = _library()
     # The binding builds its type table at first use, under a C++ lock and while it releases the GIL: two threads
     # with a concurrent first use deadlock. This call builds the table.
     openvino.Type.i64.to_dtype()
@@ -90,14 +97,15 @@ class OpenVinoProvider:
 
     def version(self) -> str:
         try:
-            import openvino
+            openvino = _library()
         except ImportError:
             raise UnsupportedError("provider openvino: not installed; run `pip install openvino`") from None
         return str(openvino.__version__)
 
     def export(self, module: Any, example: Mapping[str, Array], folder: Path, precision: str) -> list[str]:
-        import openvino
         import torch
+
+        openvino = _library()
 
         shapes = []
         for name, axes in module.input_axes.items():
