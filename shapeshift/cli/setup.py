@@ -32,7 +32,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _wheels(build: Path) -> dict[str, Path]:
-    """The wheel of each project of the pins, downloaded if it is not in the build folder."""
+    """The wheel of each project of the pins, downloaded if it is not in the build folder. Raises as `wheels.check`."""
     folder, log = build / "wheels", build / "setup.log"
     pins = wheels.read_pins(installation.SERVER_PINS)
     found = wheels.find(pins, folder)
@@ -40,7 +40,9 @@ def _wheels(build: Path) -> dict[str, Path]:
     if missing:
         _write(f"downloading {', '.join(missing)} (log: {log})")
         wheels.download(missing, folder, log)
-    return wheels.find(pins, folder)
+    found = wheels.find(pins, folder)
+    wheels.check(found, wheels.read_hashes(installation.SERVER_PINS))
+    return found
 
 
 def _write(text: str) -> None:

@@ -10,6 +10,7 @@ import pytest
 from shapeshift import installation
 from shapeshift.cli.main import main
 from shapeshift.errors import ShapeshiftError, UnsupportedError
+from shapeshift.files import file_sha256
 from shapeshift.triton.embedded import unpack, wheels
 
 PINS = wheels.read_pins(installation.SERVER_PINS)
@@ -153,7 +154,11 @@ def index(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder
 
 
-def test_setup_downloads_what_is_missing(index: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_setup_downloads_what_is_missing(
+    index: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hashes = {project: file_sha256(wheel) for project, wheel in wheels.find(PINS, index).items()}
+    monkeypatch.setattr(wheels, "read_hashes", lambda file: hashes)
     build = tmp_path / "build"
     assert main(["setup", "--build", str(build)]) == 0
     assert (build / "triton/bin/tritonserver").read_text() == "server"
@@ -170,3 +175,14 @@ def test_setup_downloads_what_is_missing(index: Path, tmp_path: Path, capsys: py
     assert error.startswith(f"shapeshift setup: tritonclient=={PINS['tritonclient']} could not be downloaded")
     assert error.count("\n") == 1
     assert "No matching distribution" in (build / "setup.log").read_text()
+
+
+def test_another_file_under_the_name_of_a_wheel_is_refused(
+    index: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    build = tmp_path / "build"
+    assert main(["setup", "--build", str(build)]) == 2
+    error = capsys.readouterr().err
+    assert "is not the file that is pinned (SHA-256 " in error and "; remove it and run again" in error
+    assert not (build / "triton").exists() and not (build / "checkpoints").exists()
+    assert all(len(sha256) == 64 for sha256 in wheels.read_hashes(installation.SERVER_PINS).values())

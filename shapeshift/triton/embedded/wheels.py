@@ -7,14 +7,38 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from shapeshift.errors import NotFoundError
+from shapeshift.errors import EngineError, NotFoundError
+from shapeshift.files import file_sha256
 
 
 def read_pins(file: Path) -> dict[str, str]:
     """The version of each project in the requirements file `file`, which has exact versions only."""
-    lines = [line.strip() for line in file.read_text(encoding="utf-8").splitlines()]
-    pins = (line.partition("==") for line in lines if line and not line.startswith("#"))
-    return {project: version for project, _, version in pins}
+    return {project: version for project, version, _ in _lines(file)}
+
+
+def read_hashes(file: Path) -> dict[str, str]:
+    """The SHA-256 of the wheel of each project in the requirements file `file`."""
+    return {project: sha256 for project, _, sha256 in _lines(file)}
+
+
+def _lines(file: Path) -> list[tuple[str, str, str]]:
+    """Project, version and SHA-256 of each line."""
+    lines = [line.split() for line in file.read_text(encoding="utf-8").splitlines()]
+    found = []
+    for line in lines:
+        if line and not line[0].startswith("#"):
+            project, _, version = line[0].partition("==")
+            found.append((project, version, line[-1].partition("--hash=sha256:")[2]))
+    return found
+
+
+def check(wheels: Mapping[str, Path], hashes: Mapping[str, str]) -> None:
+    """Raise EngineError naming the first of `wheels` whose content is not that of `hashes`, by project."""
+    for project, wheel in wheels.items():
+        if file_sha256(wheel) != hashes[project]:
+            raise EngineError(
+                f"{wheel} is not the file that is pinned (SHA-256 {hashes[project]}); remove it and run again"
+            )
 
 
 def find(pins: Mapping[str, str], folder: Path) -> dict[str, Path]:
