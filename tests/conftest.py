@@ -65,12 +65,14 @@ def demo_checkpoint() -> Path:
 
 @pytest.fixture(scope="session")
 def light_checkpoint(demo_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A checkpoint with the demo model's tokenizer and no weights to speak of, for emulated engines."""
+    """A checkpoint with the demo model's tokenizer and no weights, for emulated engines."""
+    from safetensors.numpy import save_file
+
     folder = tmp_path_factory.mktemp("checkpoint") / "light"
     folder.mkdir()
     config = {"model_type": "bert", "hidden_size": LIGHT_WIDTH, "vocab_size": 30522, "max_position_embeddings": 512}
     (folder / "config.json").write_text(json.dumps(config))
-    (folder / "model.safetensors").write_bytes(b"none")
+    save_file({}, folder / "model.safetensors")
     shutil.copyfile(demo_checkpoint / "tokenizer.json", folder / "tokenizer.json")
     return folder
 

@@ -63,8 +63,9 @@ def _images(planned: ImagePlan) -> tuple[list[str], Ask]:
     own_labels = f"{_listed(made.classifier.labels)}; and " if made.classifier else ""
     side, gammas = made.architecture.image_size, ", ".join(map(str, own.gamma_list()))
     lines = [
-        f"serves: labels of images by a {made.family}, {side} x {side} pixels, {planned.precision} "
-        f"({planned.provider.name}); gammas {gammas}",
+        f"serves: labels of images, {side} x {side} pixels, {planned.precision} ({planned.provider.name}); "
+        f"gammas {gammas}",
+        f"family: {made.family}",
         f"labels: {own_labels}those of its tasks; `shapeshift tasks train` and `register` make one",
     ]
     return _with_memory(planned, lines)

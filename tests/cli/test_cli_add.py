@@ -175,7 +175,7 @@ def only_pickles(folder: Path) -> None:
 
 
 REFUSED: dict[str, tuple[Make, str, str]] = {
-    "empty": (empty, "INVALID_ARG", "/mine'; must hold config.json, as transformers and timm write it"),
+    "empty": (empty, "INVALID_ARG", "; must hold config.json, as transformers and timm write it"),
     "shard": (without_a_shard, "INVALID_ARG", "model-00002-of-00002.safetensors, which model.safetensors.index.json"),
     "cut off": (cut_off, "INVALID_ARG", "; a whole safetensors file (Error"),
     "quantised": (quantised, "INVALID_ARG", "got 'I8'; F64, F32, F16, BF16 in "),
