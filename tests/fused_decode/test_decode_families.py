@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import random
 from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
@@ -13,10 +14,12 @@ import pytest
 import torch
 
 from shapeshift.engines.verify import MIN_COSINE
+from shapeshift.fused_decode.interfaces import StepBatch
 from shapeshift.fused_decode.model.architecture import FAMILIES
 from shapeshift.fused_decode.model.cpu_runtime import DecodeModel
 from tests.fused_decode.decode_models import LONGEST, WINDOW, Tiny, batch, teacher_forced, texts
 from tests.fused_decode.families import CASES, CONFIGS, ORIGINAL, make, reference_logits
+from tests.fused_decode.toy import LETTERS, Run, ids
 
 LOGITS_TOLERANCE = 1e-4
 TIE = 1e-3
@@ -74,7 +77,7 @@ def test_logits_along_texts(
 @pytest.mark.parametrize("case", CASES)
 def test_greedy_texts(family: Callable[[str], Tiny], load: Callable[..., DecodeModel], case: str) -> None:
     model, new = load(family(case).folder), 30
-    prompts = [tokens[:length] for tokens, length in zip(texts(3, seed=3), (5, 20, 20), strict=True)]
+    prompts = [tokens[:length] for tokens, length in zip(texts(3, seed=3), (20, 5, 20), strict=True)]
     spans = [len(prompt) + new for prompt in prompts]
     starts, slots, pieces, answers = [0] * 3, [3, 1, 2], prompts, list(prompts)
     for step in range(new):
@@ -89,6 +92,56 @@ def test_greedy_texts(family: Callable[[str], Tiny], load: Callable[..., DecodeM
         best = reference_logits(family(case), answer)[len(prompt) - 1 : -1]
         chosen = best.gather(1, answer[len(prompt) :, None])[:, 0]
         assert (best.max(dim=1).values - chosen).max() < TIE
+
+
+class Recorder:
+    """A model that keeps the text of each slot; `texts` are those that have ended, with what the model wants next."""
+
+    def __init__(self, model: DecodeModel) -> None:
+        self._model = model
+        self.vocab_size, self.max_length, self.slots = model.vocab_size, model.max_length, model.slots
+        self.eos_ids: frozenset[int] = frozenset()
+        self.longest_step_s = 0.0
+        self.texts: list[tuple[torch.Tensor, int]] = []
+        self._held: list[list[int]] = [[] for _ in range(model.slots)]
+
+    def forward(self, step: StepBatch) -> torch.Tensor:
+        logits = self._model.forward(step)
+        pieces = step.tokens.split(step.lengths.tolist())
+        assert step.spans is not None
+        ends = {int(step.slots[row]): int(logits[place].argmax()) for place, row in enumerate(step.wanted.tolist())}
+        for slot, start, piece, span in zip(
+            step.slots.tolist(), step.starts.tolist(), pieces, step.spans.tolist(), strict=True
+        ):
+            self._held[slot][start:] = piece.tolist()
+            if len(self._held[slot]) == span - 1:
+                self.texts.append((torch.tensor([*self._held[slot], ends[slot]]), span))
+        return logits
+
+    def move(self, source: int, target: int, length: int) -> None:
+        self._model.move(source, target, length)
+        self._held[target] = self._held[source][:length]
+
+
+@pytest.mark.parametrize("case", ["llama, dynamic rope", "phi3"])
+def test_the_loop_gives_each_request_the_rope_of_its_longest_text(
+    family: Callable[[str], Tiny], load: Callable[..., DecodeModel], case: str
+) -> None:
+    model = Recorder(load(family(case).folder))
+    run = Run(model, prefill_tokens=16)  # type: ignore[arg-type]
+    rng = random.Random(5)
+    prompts = ["".join(rng.choice(LETTERS) for _ in range(rng.randint(4, 50))) for _ in range(12)]
+    for prompt in prompts:
+        run.submit(prompt, max_tokens=rng.randint(4, 40), ignore_eos=True)
+    run.until_idle()
+    assert len(model.texts) == len(prompts)
+    assert min(span for _, span in model.texts) < ORIGINAL < max(span for _, span in model.texts)
+    for text, span in model.texts:
+        best = reference_logits(family(case), text)[:-1]
+        chosen = best.gather(1, text[1:, None])[:, 0]
+        length = next(len(one) for one in prompts if ids(one).tolist() == text[: len(one)].tolist())
+        assert len(text) == span
+        assert (best.max(dim=1).values - chosen)[length - 1 :].max() < TIE
 
 
 @pytest.mark.parametrize("case", CONFIGS)
