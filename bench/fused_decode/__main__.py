@@ -16,6 +16,7 @@ one run. `foreign` is the share of the machine that other processes used meanwhi
 from __future__ import annotations
 
 import argparse
+import re
 import sys
 import time
 from collections.abc import Collection, Sequence
@@ -56,6 +57,8 @@ BATCHES = {STATIC: 0.0} | WINDOWS
 BATCHING = "batches"
 """The process that serves all of BATCHES."""
 ALL = (TRITON, GENAI, *BATCHES, CONTINUOUS, INSTANCES)
+KEYS = {re.sub(r"[^a-z0-9.]+", "-", name.lower()): name for name in ALL}
+"""The systems by the names that --only takes: without commas and spaces."""
 INSTANCE_MB = 100
 """Memory of an instance beside the shared weights."""
 FEWER_INSTANCES = 8
@@ -67,7 +70,7 @@ def main() -> int:
     parser.add_argument("--quick", action="store_true", help="under 3 minutes: short answers, one round, no OpenVINO")
     parser.add_argument("--precision", choices=tuple(bound.BYTES), default="f32")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--only", nargs="+", choices=ALL, default=[], help="beside ours, only these systems")
+    parser.add_argument("--only", nargs="+", choices=tuple(KEYS), default=[], help="beside ours, only these systems")
     options = parser.parse_args()
     start_s = time.monotonic()
     try:
@@ -75,7 +78,9 @@ def main() -> int:
         output = Output("fused_decode", settings)
         machine = bound.measure(options.precision)
         with ExitStack() as stack:
-            names = options.only or [name for name in ALL if not (options.quick and name == GENAI)]
+            names = [KEYS[key] for key in options.only] or [
+                name for name in ALL if not (options.quick and name == GENAI)
+            ]
             run(bench, start(stack, names, options.precision, int(settings["instances"])))
         machine = machine.best_of(bound.measure(options.precision))
     except ShapeshiftError as error:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from bench.fused_decode import bound, cells, plots, report
-from bench.fused_decode.__main__ import run
+from bench.fused_decode.__main__ import ALL, KEYS, run
 from bench.fused_decode.cells import (
     BUSY,
     CONTINUOUS,
@@ -120,3 +120,9 @@ def test_cells_beyond_the_time_budget_are_named(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(cells.time, "monotonic", lambda: float(next(clock)))
     text = report.tables(measured(SCALE), LIMITS)
     assert "not measured, out of time: " in text
+
+
+def test_systems_can_be_named_on_a_command_line() -> None:
+    assert [KEYS[key] for key in KEYS] == list(ALL)
+    assert {"ours-through-triton", "openvino-genai", "dynamic-0.5-s", "static-batch"} <= KEYS.keys()
+    assert all(set(key).isdisjoint(", \"'") for key in KEYS)

@@ -248,6 +248,7 @@ def test_a_build_from_the_hub(hub: Hub, repository: Path, tmp_path: Path, add_fr
     assert done.returncode == 0, done.stderr
     assert manifest.load(tmp_path / "build" / "engines" / "encode").checkpoint_origin == f"owner/model@{commit}"
     assert (tmp_path / "hf" / "hub" / "models--owner--model" / "snapshots" / commit / "config.json").exists()
+    assert all("owner/model" in path for _, path in hub.asked), "nothing else is asked"
     hub.asked.clear()
     shutil.rmtree(tmp_path / "build" / "engines")
     done = build(HF_HUB_OFFLINE="1", HF_TOKEN="")
