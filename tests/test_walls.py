@@ -20,7 +20,17 @@ POLICY_IMPORTS = {"numpy", "scipy", "numba"}
 # An optional library, imported where it is used: file and package.
 OPTIONAL = {("shapeshift/polymorph/policy/baselines/allocate_gurobi.py", "gurobipy")}
 
-HEAVY = ("torch", "transformers", "openvino", "onnxruntime", "tensorrt", "tritonclient", "grpc", "gurobipy")
+HEAVY = (
+    "torch",
+    "transformers",
+    "openvino",
+    "onnxruntime",
+    "tensorrt",
+    "tritonclient",
+    "grpc",
+    "gurobipy",
+    "huggingface_hub",
+)
 
 
 def reached(files: list[Path], root: Path) -> set[Path]:
@@ -198,6 +208,17 @@ def test_the_command_line_and_the_policies_load_nothing_heavy() -> None:
 def test_a_serving_process_loads_no_model_library() -> None:
     assert loaded_by("shapeshift.polymorph.front", "shapeshift.token_adapt.front") == set()
     assert loaded_by("shapeshift.fused_decode.unary") == {"tritonclient", "grpc"}
+
+
+def test_no_serving_process_loads_the_library_of_the_hub() -> None:
+    """Ids are resolved by the build; serving downloads nothing."""
+    found = loaded_by("shapeshift.adapter_cache.service", "shapeshift.fused_decode.front", "shapeshift.cascade.front")
+    assert "torch" in found and "huggingface_hub" not in found
+    for technique in TECHNIQUES:
+        reached_files = {
+            name_of(file, PROJECT) for file in closure(PROJECT / "backends" / technique / "model.py", PROJECT)
+        }
+        assert [name for name in reached_files if name.startswith("shapeshift/build_engines/")] == []
 
 
 def test_a_build_with_nothing_to_do_loads_no_model_library() -> None:
