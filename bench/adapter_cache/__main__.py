@@ -20,6 +20,7 @@ from dataclasses import dataclass, replace
 from bench.adapter_cache import evictions, report, server, simulated, turns
 from bench.adapter_cache.server import ServerBench
 from bench.adapter_cache.turns import Turns
+from bench.common import public_data
 from bench.common.output import Output, name_of_parts
 from shapeshift.errors import ShapeshiftError
 
@@ -131,6 +132,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "precision": options.precision,
         "slots": server.SLOTS,
         "lengths": f"trace x {server.SCALE:g}, at most {server.MAX_LENGTH} tokens",
+        "data": public_data.described(),
     }
     output = Output("adapter_cache", settings, name_of_parts("adapter_cache", options.parts, PARTS))
     scale = replace(scale, loads=tuple(options.loads or scale.loads))

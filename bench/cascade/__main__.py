@@ -21,6 +21,7 @@ from pathlib import Path
 from bench.cascade import build, datasets, plots, report, train
 from bench.cascade.report import Row
 from bench.cascade.task_bench import TaskBench, best_chain, profile
+from bench.common import public_data
 from bench.common.output import BUILD, FOLDER, Output
 from shapeshift.cascade.candidates import registry
 from shapeshift.errors import ShapeshiftError
@@ -44,7 +45,7 @@ def main() -> int:
         "--heavy", help="layers of the random models behind the first task's (default: 12,24; --quick: none)"
     )
     options = parser.parse_args()
-    output = Output("cascade", {"seed": options.seed})
+    output = Output("cascade", {"seed": options.seed, "data": public_data.described()})
     try:
         rows = quick(options, output) if options.quick else full(options, output)
     except ShapeshiftError as error:

@@ -18,6 +18,11 @@ def folder() -> Path:
     return Path(os.environ.get(VARIABLE) or SAMPLES)
 
 
+def described() -> str:
+    """The data of a run, for the head of its results."""
+    return "samples" if folder() == SAMPLES else str(folder())
+
+
 def is_there(name: str) -> bool:
     """Whether `data_file` finds the file `name`."""
     return (folder() / name).is_file()

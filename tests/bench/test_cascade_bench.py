@@ -158,7 +158,7 @@ def test_batches_hold_every_row_once() -> None:
 def test_a_plain_clone_has_samples(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.delenv("SHAPESHIFT_DATA", raising=False)
     public_data._say_sample.cache_clear()
-    assert datasets.available() == ["clinc150"]
+    assert (datasets.available(), public_data.described()) == (["clinc150"], "samples")
     splits = datasets.read("clinc150")
     assert len(splits.labels) == 150
     assert (len(splits.train.labels), len(splits.val.labels), len(splits.test.labels)) == (6000, 1500, 4500)
