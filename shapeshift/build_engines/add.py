@@ -153,10 +153,10 @@ def _asks(existing: Collection[str], paths: BuildPaths) -> list[Ask]:
 
 
 def _build(model: str, draft: BuildPaths, undo: contextlib.ExitStack, say: Say) -> None:
-    engines = draft.engines / model
-    undo.callback(shutil.rmtree, draft.generated / model, ignore_errors=True)
-    if not engines.exists():
-        undo.callback(shutil.rmtree, engines, ignore_errors=True)
+    for folder in (draft.generated, draft.engines, draft.build / "tasks", draft.build / "adapters"):
+        # Engines and registries of a model that was removed stay as they are.
+        if not (folder / model).exists():
+            undo.callback(shutil.rmtree, folder / model, ignore_errors=True)
     say(publish.publish(read(draft.repository / model), draft).partition("\n")[0])
 
 

@@ -50,17 +50,19 @@ class Recognised:
 
 
 def recognise(folder: Path, technique: str = "") -> Recognised:
-    """How the checkpoint in `folder` is served; `technique`: the user's choice, empty: as its files say.
+    """How the checkpoint in `folder` is served. technique: the user's choice; empty: as its files say.
 
     Raises InvalidInputError for a folder that holds no model, UnsupportedError for one of an unknown kind.
     """
     modules = sentence_modules.read(folder)
     config = _read_config(folder / modules.transformer)
     classes = [str(name) for name in config.get("architectures") or ()]
-    chosen, because = _technique(folder, config, classes)
+    chosen, because = _technique(config, classes, bool(modules.pooling))
     if technique and technique != chosen:
         chosen, because = technique, "--technique"
     if chosen != text_front.BACKEND:
+        return Recognised(chosen, because, config)
+    if modules.pooling:
         return Recognised(chosen, because, config)
     if _ends(classes, _CLASSIFIES):
         # A request may have one text or a pair: which of both a classifier was trained on no file says.
@@ -70,9 +72,9 @@ def recognise(folder: Path, technique: str = "") -> Recognised:
     return Recognised(chosen, because, config)
 
 
-def _technique(folder: Path, config: Mapping[str, Any], classes: list[str]) -> tuple[str, str]:
+def _technique(config: Mapping[str, Any], classes: list[str], embeds: bool) -> tuple[str, str]:
     named = f"{_CONFIG}: architectures {', '.join(classes) or 'none'}"
-    if (folder / MODULES_FILE).is_file():
+    if embeds:
         return text_front.BACKEND, f"{MODULES_FILE}: an embedder of sentence-transformers"
     vision = [key for key in _VISION_KEYS if key in config]
     if _ends(classes, _CLASSIFIES_IMAGES) or (vision and not _ends(classes, *_GENERATES)):

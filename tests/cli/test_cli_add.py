@@ -14,7 +14,8 @@ import numpy as np
 import pytest
 import tritonclient.grpc as triton
 
-from shapeshift.build_engines import publish
+from shapeshift.build_engines import add, publish
+from shapeshift.build_engines.paths import BuildPaths
 from shapeshift.cli.main import main
 from shapeshift.engines import capacity, failures
 from shapeshift.engines.capacity import Machine
@@ -37,6 +38,10 @@ def embedder(folder: Path) -> None:
 def decoder_embedder(folder: Path) -> None:
     """Its class is that of a model that generates."""
     save_modules(save_model(folder, "qwen3", "AutoModelForCausalLM"), "lasttoken")
+
+
+def embedder_of_a_classifier(folder: Path) -> None:
+    save_modules(save_model(folder, "bert", "AutoModelForSequenceClassification"), "max", normalize=False)
 
 
 def classifier(folder: Path) -> None:
@@ -73,6 +78,12 @@ def stated(model: Path) -> dict[str, Any]:
     [
         (embedder, "polymorph", [], ["EMBEDDING [16] of a BERT", "pooling: cls;", "prompts: query", "1 to 64 tokens"]),
         (decoder_embedder, "polymorph", [], ["EMBEDDING [16] of a Qwen3", "pooling: lasttoken;"]),
+        (
+            embedder_of_a_classifier,
+            "polymorph",
+            [],
+            ["EMBEDDING [16] of a BERT", "pooling: max; vectors are not scaled"],
+        ),
         (classifier, "polymorph", ["TEXT_PAIR", "LOGITS"], ["LOGITS [3] of a ELECTRA", "labels: bad, good, mixed"]),
         (tagger, "polymorph", ["TOKEN_LOGITS", "OFFSETS"], ["TOKEN_LOGITS [-1, 3]", "labels: bad, good, mixed"]),
         (make_checkpoint, "fused_decode", [], ["of a llama, 2 layers", "32 requests at once", "1024 tokens each"]),
@@ -236,6 +247,46 @@ def test_a_model_that_does_not_fit_in_the_memory_is_refused(
     assert main(["add", "mine"]) == 2
     assert "UNSUPPORTED: mine: memory: mine asks for at least " in capsys.readouterr().err
     assert files_below(models.parent) == before
+
+
+class HalfServer:
+    """Loads all models but those that forward."""
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[str, str]] = []
+
+    def load(self, name: str) -> None:
+        self.calls.append(("load", name))
+        if name.endswith("_unary"):
+            raise EngineError("not this one")
+
+    def unload(self, name: str) -> None:
+        self.calls.append(("unload", name))
+
+    def wait_unloaded(self, name: str) -> None:
+        self.calls.append(("wait", name))
+
+
+def test_if_one_of_two_models_fails_neither_stays(models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    make_checkpoint(models.parent / "mine")
+    built: list[str] = []
+
+    def build(front: Any, paths: BuildPaths) -> str:
+        built.append(front.name)
+        for folder in (paths.generated, paths.build / "adapters"):
+            (folder / front.name).mkdir(parents=True)
+        return "built"
+
+    monkeypatch.setattr(publish, "publish", build)
+    (models / "other").mkdir(parents=True)
+    paths, server = BuildPaths(models.parent, models.parent / "build", models), HalfServer()
+    before = files_below(models.parent) | {"build", "build/repository", "build/adapters"}
+    with pytest.raises(EngineError, match="not this one"):
+        add.add(add.NewModel("mine"), paths, server, {"encode"}, lambda text: None)
+    assert built == ["mine", "mine_unary"]
+    assert files_below(models.parent) == before
+    undone = [(call, name) for name in ("mine_unary", "mine") for call in ("unload", "wait")]
+    assert server.calls == [("load", "mine"), ("load", "mine_unary"), *undone]
 
 
 # With a server.
