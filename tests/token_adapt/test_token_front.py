@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 import threading
 import time
@@ -241,6 +242,12 @@ def test_the_default_task_is_that_of_the_settings_or_the_only_one(model: Recordi
     alone.execute([only])
     assert texts(only, "LABEL") == ["dog"]
     alone.close()
+    model.tasks = TASKS | {"classifier": dataclasses.replace(TASKS["animals"], name="classifier", is_default=True)}
+    own = Request(OUTPUTS, PIXELS=square(1)[None])
+    with_own = front(model)
+    with_own.execute([own])
+    assert texts(own, "LABEL") == ["dog"]
+    with_own.close()
 
 
 def test_latency_and_utility_default_to_the_settings_then_to_the_task(model: RecordingModel) -> None:

@@ -158,7 +158,8 @@ BROKEN: dict[str, tuple[str, Edit, str]] = {
     ),
     "another family": (CONFIG, lambda one: one.update(model_type="swin"), "model_type: got 'swin'; supported"),
     "another activation": (CONFIG, lambda one: one.update(hidden_act="relu"), "hidden_act: got 'relu'"),
-    "other patches": (CONFIG, lambda one: one.update(patch_size=16), r"patch_size: got 16; 8, that of the tensors"),
+    "other patches": (CONFIG, lambda one: one.update(patch_size=16), "patch_size: got 16; 8, as the tensors show"),
+    "a block too few": (CONFIG, lambda one: one.update(num_hidden_layers=3), "num_hidden_layers: got 3; 2, as the"),
     "other heads": (CONFIG, lambda one: one.update(num_attention_heads=5), "num_heads: got 5; a divisor of the width"),
     "images of another size": (
         PROCESSOR,

@@ -93,6 +93,22 @@ def require_positions(names: TensorNames, shapes: Shapes, architecture: Architec
         raise InvalidInputError(f"checkpoint: {names.position}", positions, allowed)
 
 
+def require_stated(config: Mapping[str, Any], shown: Mapping[str, int]) -> None:
+    """Raise InvalidInputError for the first field that states another number than the tensors show."""
+    for name, number in shown.items():
+        if config.get(name) not in (None, number, [number, number]):
+            raise InvalidInputError(f"config.json: {name}", config[name], f"{number}, as the tensors show")
+
+
+def square_edge(field: str, value: Any) -> int:
+    """The edge of square images, from a number or several equal ones. Raises InvalidInputError naming the field."""
+    edges = set(value) if isinstance(value, list | tuple) else {value}
+    edge = edges.pop() if edges else None
+    if edges or not isinstance(edge, int) or edge < 1:
+        raise InvalidInputError(field, value, "one whole number of at least 1: images must be square")
+    return edge
+
+
 def three_numbers(field: str, values: Any) -> tuple[float, float, float]:
     """A number for each colour. Raises InvalidInputError naming the field."""
     valid = (

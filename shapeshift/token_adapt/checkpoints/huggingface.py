@@ -12,7 +12,9 @@ from shapeshift.token_adapt.checkpoints.description import (
     Classifier,
     Description,
     require_positions,
+    require_stated,
     sizes,
+    square_edge,
     table,
 )
 from shapeshift.token_adapt.checkpoints.labels import read_labels
@@ -120,7 +122,7 @@ def describe(folder: Path, config: Mapping[str, Any], shapes: Shapes) -> Descrip
     vision = table(config, "vision_config") if "vision_config" in config else config
     names, root = _place(family, shapes)
     heads = next((heads for heads in _HEADS if all(f"{one}.weight" in shapes for one in heads)), ())
-    trained_size = _square(vision, "image_size", 224)
+    trained_size = square_edge("config.json: image_size", vision.get("image_size", 224))
     processor = read_processor(folder, family.processor)
     size = processor.preprocessing.size
     if size != trained_size and not family.any_size:
@@ -132,13 +134,12 @@ def describe(folder: Path, config: Mapping[str, Any], shapes: Shapes) -> Descrip
     found = sizes(names, inner)
     if outside:
         found["projection"] = shapes[f"{outside}.weight"][0]
-    patch_size = _square(vision, "patch_size", 16)
-    if found["patch_size"] != patch_size:
-        raise InvalidInputError("config.json: patch_size", patch_size, f"{found['patch_size']}, that of the tensors")
+    fields = {"patch_size": "patch_size", "num_hidden_layers": "depth", "hidden_size": "width"}
+    require_stated(vision, {name: found[ours] for name, ours in fields.items()})
     pooling = family.classified if heads else family.pooling
     architecture = Architecture(
         image_size=size,
-        heads=_whole(vision, "num_attention_heads", 12),
+        heads=_num_heads(vision),
         epsilon=float(vision.get("layer_norm_eps", family.epsilon)),
         activation=_activation(vision, family),
         mean=processor.mean,
@@ -157,6 +158,13 @@ def describe(folder: Path, config: Mapping[str, Any], shapes: Shapes) -> Descrip
         antialias=family.antialias,
         projection=outside,
     )
+
+
+def _num_heads(vision: Mapping[str, Any]) -> int:
+    heads = vision.get("num_attention_heads", 12)
+    if not isinstance(heads, int):
+        raise InvalidInputError("config.json: num_attention_heads", heads, "a whole number")
+    return heads
 
 
 def _activation(vision: Mapping[str, Any], family: Family) -> str:
@@ -188,17 +196,3 @@ def _classifier(folder: Path, config: Mapping[str, Any], heads: tuple[str, ...],
         raise UnsupportedError(f"config.json: problem_type: got {problem!r}; single_label_classification is served")
     count = shapes[f"{heads[0]}.weight"][0]
     return Classifier(heads, read_labels(folder, config.get("id2label"), "id2label", count, "LABEL_{}"))
-
-
-def _square(config: Mapping[str, Any], name: str, default: int) -> int:
-    value = config.get(name, default)
-    if isinstance(value, list | tuple) and len(set(value)) == 1:
-        value = value[0]
-    return _whole({name: value}, name, default)
-
-
-def _whole(config: Mapping[str, Any], name: str, default: int) -> int:
-    value = config.get(name, default)
-    if not isinstance(value, int) or value < 1:
-        raise InvalidInputError(f"config.json: {name}", value, "a whole number of at least 1; images must be square")
-    return value

@@ -13,7 +13,9 @@ from shapeshift.token_adapt.checkpoints.description import (
     Classifier,
     Description,
     require_positions,
+    require_stated,
     sizes,
+    square_edge,
     table,
     three_numbers,
 )
@@ -31,7 +33,7 @@ _ACTIVATIONS = {
 }
 _EPSILONS = {"_clip_": 1e-5}
 # Their tensors are those of a ViT, and they compute something else.
-_OTHERS = "_rpn_|_rope_|_relpos_|_srelpos_"
+_OTHERS = "_rpn_|_rope_|relpos_|_pe_|_dinov3|_lingbot|_sapiens2|_mci_|_xp_|_18x2_|pwee_"
 # Arguments of a model that shapes show, that are read here, or that change nothing when a model serves.
 _KNOWN_ARGS = re.compile(
     "img_size|patch_size|embed_dim|depth|num_heads|mlp_ratio|num_classes|global_pool|class_token|reg_tokens|in_chans|"
@@ -86,11 +88,13 @@ def _architecture(
     distilled: bool,
 ) -> Architecture:
     own = sizes(names, shapes)
-    image_size = args.get("img_size") or (trained.get("input_size") or (3, 224, 224))[-1]
+    require_stated(args, {"patch_size": own["patch_size"], "depth": own["depth"], "embed_dim": own["width"]})
+    stated = args.get("img_size") or list(trained.get("input_size") or (3, 224, 224))[1:]
+    image_size = square_edge("config.json: img_size or pretrained_cfg.input_size", stated)
     pool = args.get("global_pool", config.get("global_pool", "map" if own["attention_pool"] else "token"))
-    if not isinstance(image_size, int) or pool not in _POOLS or (pool == "map") != own["attention_pool"]:
-        allowed = f"square images, and global_pool one of {', '.join(_POOLS)} as the tensors show"
-        raise UnsupportedError(f"config.json: img_size {image_size}, global_pool {pool}; allowed: {allowed}")
+    if pool not in _POOLS or (pool == "map") != own["attention_pool"]:
+        allowed = f"one of {', '.join(_POOLS)}, as the tensors show"
+        raise UnsupportedError(f"config.json: global_pool: got {pool!r}; {allowed}")
     activation = args.get("act_layer") or _by_name(_ACTIVATIONS, name, "gelu")
     pooled: dict[str, Any] = {"pooled": 1 + distilled, **_POOLS[pool]}
     return Architecture(
