@@ -12,7 +12,7 @@ MODEL ?= encode
 CONCURRENCY ?= 8
 # What `make bench` measures: encode, polymorph, token_adapt, fused_decode, adapter_cache or cascade.
 BENCH ?= encode
-# Further options of `make serve`, `make bench` and `make test`.
+# Further options of `make serve`, `make bench`, `make drill` and `make test`.
 ARGS ?=
 
 # Two processes, one file of tests each at a time, in the order in which they were collected (tests/conftest.py).
@@ -26,7 +26,7 @@ TORCH := requirements/torch-$(if $(GPU),gpu,cpu).txt
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help setup engines serve test test-long format lint bench simulate loadtest clean
+.PHONY: help setup engines serve test test-long format lint bench drill simulate loadtest clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' Makefile
@@ -57,6 +57,9 @@ lint: .venv/.test ## check style, formatting and types
 
 bench: .venv/.test engines ## measure ours against others (BENCH=encode, polymorph, token_adapt, fused_decode, adapter_cache or cascade; ARGS=--quick: under 3 minutes)
 	@$(BIN)/python -m bench.$(BENCH) $(ARGS)
+
+drill: .venv/.test build/.server ## faults under load, answers checked, on a server of its own (30 minutes; ARGS=--quick: 3; ARGS="--soak 25")
+	@$(BIN)/python -m bench.drill $(ARGS)
 
 simulate: .venv/.test build/.server ## the allocation and dispatch policies as discrete events, for many workers
 	@$(BIN)/python -m bench.polymorph --parts simulated $(ARGS)

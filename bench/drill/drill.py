@@ -1,0 +1,106 @@
+"""The drill: load, a fault, load until all is whole, quiet; and the next fault."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+
+from bench.drill import gates
+from bench.drill.faults.scene import Fault, Scene
+from bench.drill.leftovers import Footprint
+from bench.drill.outcomes import Cost, Outcome, cost
+from bench.drill.recovery import p99_by_front, time_until_whole
+from shapeshift.errors import ShapeshiftError
+
+CALM_S = 5.0
+_PATIENCE_S = 30.0
+_SETTLE_S = 10.0
+_POLL_S = 0.25
+# Answers that are on their way are not late yet.
+_UNDER_WAY_S = 1.0
+_QUIET_S = 1.5
+
+
+@dataclass(frozen=True)
+class Result:
+    """One fault in the table. left: what the processes hold beyond that before it; skipped: why there was no fault."""
+
+    name: str
+    within_s: float
+    cost: Cost | None = None
+    before: Footprint = Footprint()
+    after: Footprint = Footprint()
+    missed: tuple[str, ...] = ()
+    skipped: str = ""
+
+
+@dataclass
+class Drill:
+    """Faults on one scene. rates: requests a second of each front; start_s: seconds in which the server starts."""
+
+    scene: Scene
+    rates: Mapping[str, float]
+    start_s: float
+    calm: list[Outcome] = field(default_factory=list)
+    usual: Footprint = Footprint()
+
+    def run(self, faults: Iterator[Fault]) -> Iterator[Result]:
+        """The result of each fault, when the server is quiet again."""
+        before = self.usual = self._quiet(len(self.scene.site.processes()))
+        for fault in faults:
+            result = self._one(fault, before)
+            before = result.after if result.cost else before
+            yield result
+
+    def _one(self, fault: Fault, before: Footprint) -> Result:
+        traffic = self.scene.traffic
+        first = len(traffic.outcomes)
+        traffic.resume(self.rates)
+        time.sleep(CALM_S)
+        self.calm += [one for one in traffic.outcomes[first:] if not one.extra]
+        usual = p99_by_front(self.calm)
+        within_s = fault.within_s + (self.start_s if fault.restarts else 0.0)
+        began_s = time.monotonic()
+        self.scene.say(f"{fault.name}")
+        reason = ""
+        try:
+            told = fault.inject(self.scene)
+        except (ShapeshiftError, OSError, TimeoutError) as error:
+            told, reason = False, f"{type(error).__name__}: {error}"
+        if isinstance(told, str):
+            traffic.pause()
+            self.scene.say(f"  left out: {told}")
+            return Result(fault.name, within_s, skipped=told)
+        from_s = began_s if told else time.monotonic()
+        self._wait_whole(first, from_s, within_s, usual)
+        ended_s = time.monotonic()
+        traffic.pause()
+        outcomes = traffic.outcomes[first:]
+        found = cost(outcomes, began_s, fault.holders, fault.held_s, time_until_whole(outcomes, from_s, ended_s, usual))
+        after = self._quiet(self.usual.processes)
+        missed = [*gates.missed(fault.name, found, within_s), *gates.left_behind(fault.name, self.usual, after)]
+        if reason:
+            missed.append(f"{fault.name}: could not be brought about: {reason}")
+        for text, number in found.errors.items():
+            self.scene.say(f"  {number} x {text[:200]}")
+        for line in missed:
+            self.scene.say(f"  MISSED {line}")
+        return Result(fault.name, within_s, found, before, after, tuple(missed))
+
+    def _wait_whole(self, first: int, from_s: float, within_s: float, usual: Mapping[str, float]) -> None:
+        traffic = self.scene.traffic
+        limit_s = from_s + within_s + _PATIENCE_S
+        while time.monotonic() < limit_s:
+            time.sleep(_POLL_S)
+            seen = [*traffic.outcomes[first:], *traffic.pending()]
+            if time_until_whole(seen, from_s, time.monotonic() - _UNDER_WAY_S, usual) < float("inf"):
+                return
+
+    def _quiet(self, expected: int) -> Footprint:
+        """What the processes hold without load; processes that begin or end get some time."""
+        time.sleep(_QUIET_S)
+        end = time.monotonic() + _SETTLE_S
+        while len(self.scene.site.processes()) != expected and time.monotonic() < end:
+            time.sleep(_POLL_S)
+        return self.scene.site.footprint()

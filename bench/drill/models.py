@@ -1,0 +1,64 @@
+"""The drill's own build folder: its models, registries and backends. It shares nothing that it changes with others."""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+from pathlib import Path
+
+from bench.common.output import BUILD
+from shapeshift import installation
+from shapeshift.cli import engines
+from shapeshift.errors import EngineError
+from shapeshift.triton import model_config
+
+FOLDER = BUILD / "drill"
+REPOSITORY = FOLDER / "repository"
+BACKENDS = FOLDER / "backends"
+ENGINES = FOLDER / "engines"
+ADAPTERS = FOLDER / "adapters" / "generate_lora"
+TASKS = FOLDER / "tasks"
+CANDIDATES = FOLDER / "candidates"
+LEVEL = "classify_text_large"
+WITH_WORKERS = "encode_workers"
+WORKERS = 2
+
+_SOURCE = FOLDER / "model_repository"
+_SHIPPED = Path("model_repository")
+# In f32 a greedy text does not depend on the other rows of a batch.
+_CHANGES: dict[str, dict[str, str]] = {
+    "generate": {"precision": "f32"},
+    "generate_lora": {"precision": "f32"},
+    "classify_image": {"gammas": "-7,0,2", "tasks_dir": str(TASKS.resolve())},
+    "classify_text": {"candidates_dir": str(CANDIDATES.resolve())},
+    WITH_WORKERS: {"placement": "partitioned", "workers": str(WORKERS), "slo_ms": "500"},
+}
+
+
+def build() -> None:
+    """Publish the demo models into `FOLDER`, with one more front that has workers. Raises EngineError."""
+    for folder in (_SOURCE, BACKENDS, TASKS, CANDIDATES):
+        shutil.rmtree(folder, ignore_errors=True)
+    FOLDER.mkdir(parents=True, exist_ok=True)
+    shutil.copytree(_SHIPPED, _SOURCE)
+    shutil.copytree(_SOURCE / "encode", _SOURCE / WITH_WORKERS)
+    shutil.copytree("checkpoints/cifar-vit/tasks", TASKS)
+    shutil.copytree("checkpoints/clinc150-minilm/candidates", CANDIDATES)
+    for name, changes in _CHANGES.items():
+        file = _SOURCE / name / "config.pbtxt"
+        config = model_config.read(file)
+        config.name = name
+        for field, value in changes.items():
+            model_config.set_parameter(config, field, value)
+        model_config.write(config, file)
+    if not (FOLDER / "checkpoints").exists():
+        (FOLDER / "checkpoints").symlink_to((BUILD / "checkpoints").resolve())
+    for backend in installation.BACKENDS.glob("*/model.py"):
+        target = BACKENDS / backend.parent.name / "model.py"
+        target.parent.mkdir(parents=True)
+        shutil.copyfile(Path(__file__).with_name("hanging_backend.py"), target)
+    parser = argparse.ArgumentParser()
+    engines.add_arguments(parser)
+    options = parser.parse_args(["--repository", str(_SOURCE), "--build", str(FOLDER), "--brief"])
+    if engines.run(options):
+        raise EngineError("the drill's models could not all be built; the lines above say why")
