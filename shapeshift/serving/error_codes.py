@@ -39,6 +39,7 @@ _GONE = (
     "not found",
     "being unloaded",
     "no version is available",
+    "no available versions",
     "is unavailable",
 )
 _CODED = re.compile(r"\[([A-Z_]+)\] ")

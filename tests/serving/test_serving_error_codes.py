@@ -62,6 +62,7 @@ def test_a_code_that_the_server_lacks_becomes_internal() -> None:
     ("text", "code", "kind"),
     [
         ("Request for unknown model: 'encode_w00' is not found", None, ModelGoneError),
+        ("Request for unknown model: 'encode' has no available versions", None, ModelGoneError),
         ("Model 'encode' is not ready", TritonError.UNAVAILABLE, ModelGoneError),
         ("BLS is only supported during the 'execute' function.", None, ModelGoneError),
         ("the model is being unloaded; retry elsewhere", TritonError.UNAVAILABLE, ModelGoneError),
