@@ -14,6 +14,7 @@ from typing import Any
 from shapeshift.errors import NotFoundError, ShapeshiftError
 from shapeshift.sidecar.health import ReloadBackoff
 from shapeshift.sidecar.journal import Journal
+from shapeshift.sidecar.owed_loads import OwedLoads
 from shapeshift.sidecar.policy.moves import Action
 from shapeshift.sidecar.workers import READY, Control
 from shapeshift.triton import model_config
@@ -33,7 +34,8 @@ class Outcome:
 class Actuator:
     """Thread-safe. While one thread changes a model, other threads leave it alone.
 
-    blocked: returns why no change is allowed now, or an empty string; it is called before each change.
+    blocked: returns why no change is allowed now, or an empty string; it is called before each change. owed: models
+    that `reload` has unloaded and not loaded again yet.
     """
 
     def __init__(
@@ -43,7 +45,9 @@ class Actuator:
         journal: Journal,
         blocked: Callable[[], str],
         load_timeout_s: float,
+        owed: OwedLoads | None = None,
     ) -> None:
+        self.owed = owed or OwedLoads()
         self.backoff = ReloadBackoff()
         self._control = control
         self._repositories = tuple(repositories)
@@ -72,8 +76,11 @@ class Actuator:
             changed, self._changed = frozenset(self._changed | self._changing), set()
         return changed
 
-    def reload(self, model: str, reason: str, hung: int | None = None) -> bool:
+    def reload(self, model: str, reason: str, hung: int | None = None, ended: bool = False) -> bool:
         """Replace the model's process by loading it with `generation` + 1. Returns whether that succeeded.
+
+        ended: no process of the model is left. Then it is unloaded first, unless it is a worker: the server (24.10)
+        would go on to give a dead process requests, which are never answered. Without it they are refused at once.
 
         hung: a process of the model that never answers, which is killed then: the server (24.10) would wait for it for
         ever. Does nothing while another thread changes the model, or while the model is in backoff.
@@ -91,7 +98,7 @@ class Actuator:
             self._journal.log("health", model, f"{reason}: reloading")
             start = time.monotonic()
             process = None if hung is None else processes.stub(hung)
-            failed = self._attempt(lambda: self._load(model, None, new_process=True))
+            failed = self._attempt(lambda: self._replace(model, ended))
             self.backoff.record(model, time.monotonic())
             seconds = f"{time.monotonic() - start:.1f} s"
             self._journal.log("health", model, f"not loaded: {failed}" if failed else f"loaded in {seconds}")
@@ -151,6 +158,16 @@ class Actuator:
             self._journal.log("change", action.worker, f"{action}: {failed or seconds}")
             return failed
 
+    def _replace(self, model: str, ended: bool) -> None:
+        config = self.owed.config(model) or self._config(model)
+        if ended and config is not None and not config.get("parameters", {}).get("worker_of"):
+            # Where the file cannot be written, the model is not unloaded: a sidecar that ends would leave it so.
+            with contextlib.suppress(OSError):
+                self.owed.add(model, config)
+                self._control.unload(model)
+        self._load(model, None, new_process=True, config=config)
+        self.owed.remove(model)
+
     def _unload(self, model: str, await_end: bool) -> None:
         self._control.unload(model)
         if await_end:
@@ -158,8 +175,8 @@ class Actuator:
             with contextlib.suppress(ShapeshiftError):
                 self._control.wait_unloaded(model, timeout_s=_UNLOAD_S)
 
-    def _load(self, model: str, bin_: int | None, new_process: bool) -> None:
-        config = self._config(model)
+    def _load(self, model: str, bin_: int | None, new_process: bool, config: dict[str, Any] | None = None) -> None:
+        config = config or self._config(model)
         if config is None:
             # Only the server has the files: load the model as it is to learn its configuration, then change that.
             self._control.load(model, timeout_s=self._load_timeout_s)

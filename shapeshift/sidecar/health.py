@@ -41,11 +41,13 @@ class DeadModel:
     """Why a model is dead.
 
     certain: false if its process exists and may only be slow. hung: a process to end once another has replaced it.
+    ended: whether none of its processes is left.
     """
 
     reason: str
     certain: bool
     hung: int | None = None
+    ended: bool = False
 
 
 @dataclass
@@ -118,6 +120,7 @@ class HealthTracker:
             return DeadModel(f"no heartbeat in {limits.silent} scrapes", True) if unchanged >= limits.silent else None
         states = {state_of(pid) for pid in pids}
         process = f"process {', '.join(map(str, pids))}"
+        ended = states <= {ProcessState.ENDED, ProcessState.ABSENT}
         if ProcessState.ALIVE in states:
             limit, certain = limits.hung, False
             reason = f"no heartbeat of {process} in {limit} scrapes, although it exists"
@@ -127,7 +130,7 @@ class HealthTracker:
         else:
             limit, certain = limits.ended if ProcessState.ENDED in states else limits.absent, True
             reason = f"{process} has ended and its heartbeat has stopped"
-        return DeadModel(reason, certain) if unchanged >= limit else None
+        return DeadModel(reason, certain, ended=ended) if unchanged >= limit else None
 
     def _unanswered(self, model: _Model, timeouts: int, settling: bool) -> DeadModel | None:
         if settling:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 
 from shapeshift.errors import ShapeshiftError
@@ -13,13 +13,14 @@ from shapeshift.sidecar.actuate import Actuator
 from shapeshift.sidecar.health import DeadModel, HealthTracker
 from shapeshift.sidecar.journal import Journal
 from shapeshift.sidecar.observe import MetricsPage
-from shapeshift.sidecar.process_tracker import ProcessTracker
+from shapeshift.sidecar.process_tracker import ProcessState, ProcessTracker
 from shapeshift.sidecar.workers import READY, Control
 from shapeshift.triton.metrics import Samples
 
 # A front process whose heartbeat stood still for this many scrapes exports stale gauges about its workers.
 _STALE_SCRAPES = 3
 _CONCURRENT_LOADS = 4
+_OWED = DeadModel("unloaded when its process died, and not loaded again", True)
 
 
 class HealthLoop:
@@ -71,8 +72,9 @@ class HealthLoop:
         dead = self._health.update(
             heartbeats, self._timeouts(page, fresh), self._processes.state, loading, expected, page.stalled()
         )
-        if dead:
-            self._reload_all(dead)
+        owed = dict.fromkeys(self._actuator.owed.names(), _OWED)
+        if dead or owed:
+            self._reload_all({**owed, **dead})
 
     def wait(self, seconds: float) -> None:
         """Wait for the next step. A model whose process ends meanwhile is reloaded at once."""
@@ -103,12 +105,17 @@ class HealthLoop:
         heartbeats = self.page.heartbeats() if self.page is not None else {}
         busy = self._actuator.changing | self._pending_models()
         dead = {
-            model: DeadModel(f"process {', '.join(map(str, sorted(pids)))} has ended", True)
+            model: DeadModel(
+                f"process {', '.join(map(str, sorted(pids)))} has ended", True, ended=self._have_all_ended(counts)
+            )
             for model, counts in heartbeats.items()
             if (pids := ended & counts.keys()) and model not in busy
         }
         if dead:
             self._reload_all(dead)
+
+    def _have_all_ended(self, pids: Iterable[int]) -> bool:
+        return all(self._processes.state(pid) in (ProcessState.ENDED, ProcessState.ABSENT) for pid in pids)
 
     def _timeouts(self, page: MetricsPage, fresh: set[int]) -> dict[str, int]:
         found = [observe.gauge(model, observe.TIMEOUTS, page, fresh) for model in page.models]
@@ -126,16 +133,20 @@ class HealthLoop:
             return
         for name, found in sorted(dead.items()):
             with self._lock:
+                if found is _OWED and name in loaded:
+                    self._actuator.owed.remove(name)
+                    continue
+                known = name in loaded or name in self._actuator.owed.names()
                 # If all workers are slow at once, reloading all of them would make it worse: one at a time.
                 slow = any(not other.certain for other in self._pending.values())
-                if name not in loaded or (slow and not found.certain):
+                if name in self._pending or not known or (slow and not found.certain):
                     continue
                 self._pending[name] = found
             self._threads.submit(self._reload, name, found)
 
     def _reload(self, name: str, found: DeadModel) -> None:
         try:
-            self._actuator.reload(name, found.reason, found.hung)
+            self._actuator.reload(name, found.reason, found.hung, found.ended)
         except Exception as error:  # noqa: BLE001  a failure with one model must not stop the loop for all
             self._journal.log("health", name, f"could not be reloaded: {error!r}")
         finally:

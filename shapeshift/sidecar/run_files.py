@@ -18,6 +18,7 @@ from shapeshift.triton.names import worker_front
 LOCK_FILE = "scheduler.lock"
 FREEZE_FILE = "scheduler.freeze"
 REPORT_FILE = "scheduler.json"
+OWED_FILE = "scheduler.owed.json"
 
 _LOCK_ATTEMPTS = 5
 _LOCK_PAUSE_S = 0.05

@@ -13,6 +13,7 @@ from shapeshift.sidecar import run_files
 from shapeshift.sidecar.actuate import Actuator
 from shapeshift.sidecar.health_loop import HealthLoop
 from shapeshift.sidecar.journal import Journal, Write
+from shapeshift.sidecar.owed_loads import OwedLoads
 from shapeshift.sidecar.plan_loop import PlanLoop
 from shapeshift.sidecar.policy import plan
 from shapeshift.sidecar.process_tracker import ProcessTracker
@@ -35,7 +36,8 @@ class Sidecar:
         status = {"pid": os.getpid(), "server": settings.server, "settled": False, "frozen": False}
         self._journal = Journal(write, self._write_report, status)
         control = ModelControl(settings.server, key)
-        actuator = Actuator(control, settings.repositories, self._journal, self._blocked, settings.load_timeout_s)
+        owed = OwedLoads(None if settings.dry_run else settings.run_directory / run_files.OWED_FILE)
+        actuator = Actuator(control, settings.repositories, self._journal, self._blocked, settings.load_timeout_s, owed)
         scrape = partial(metrics.scrape, settings.metrics)
         self._health = HealthLoop(scrape, control, actuator, self._journal, ProcessTracker(_is_local(settings)))
         self._plan = PlanLoop(settings, ServerModelReader(control), actuator, self._journal, lambda: self._health.page)

@@ -31,7 +31,13 @@ def test_options_are_those_of_the_code(heading: str, module: Any) -> None:
 
 def test_files_are_those_of_the_code() -> None:
     documented = {code(row[0]) for row in table(PAGE, "Files")}
-    assert documented == {child.LOG_FILE, run_files.REPORT_FILE, run_files.LOCK_FILE, run_files.FREEZE_FILE}
+    assert documented == {
+        child.LOG_FILE,
+        run_files.REPORT_FILE,
+        run_files.LOCK_FILE,
+        run_files.FREEZE_FILE,
+        run_files.OWED_FILE,
+    }
 
 
 def test_parameters_are_those_of_the_code() -> None:

@@ -10,6 +10,7 @@ import pytest
 from shapeshift.errors import EngineError
 from shapeshift.sidecar.actuate import Actuator
 from shapeshift.sidecar.journal import Journal
+from shapeshift.sidecar.owed_loads import OwedLoads
 from shapeshift.sidecar.policy.moves import Action
 from tests.sidecar.fakes import FakeServer
 
@@ -109,6 +110,38 @@ def test_a_front_is_reloaded_too(case: Case) -> None:
     assert case.actuator.reload("enc", "dead")
     assert case.server.parameter("enc", "generation") == "1"
     assert case.server.parameter("enc", "slo_ms") == "300"
+
+
+def test_a_worker_whose_process_ended_stays_loaded_meanwhile(case: Case) -> None:
+    assert case.actuator.reload("enc_w01", "dead", ended=True)
+    assert case.server.calls == [("load", "enc_w01", "128")]
+
+
+def test_the_next_sidecar_loads_what_this_one_has_unloaded(case: Case, tmp_path: Path) -> None:
+    case.actuator.owed = OwedLoads(tmp_path / "owed")
+    case.server.fails = lambda name, bin_: "no memory"
+    assert not case.actuator.reload("enc", "dead", ended=True)
+    found = OwedLoads(tmp_path / "owed")
+    assert found.names() == {"enc"}
+    case.actuator.owed = found
+    case.actuator.backoff._attempts.clear()
+    case.server.fails = lambda name, bin_: None
+    assert case.actuator.reload("enc", "owed")
+    assert OwedLoads(tmp_path / "owed").names() == frozenset()
+    assert case.server.parameter("enc", "slo_ms") == "300"
+
+
+def test_a_front_is_not_unloaded_where_that_cannot_be_remembered(case: Case, tmp_path: Path) -> None:
+    case.actuator.owed = OwedLoads(tmp_path / "no folder" / "owed")
+    assert case.actuator.reload("enc", "dead", ended=True)
+    assert case.server.calls == [("load", "enc", "")]
+    assert case.actuator.owed.names() == frozenset()
+
+
+@pytest.mark.parametrize("text", ["", "[1]", '{"enc": 3}', "{"])
+def test_a_damaged_file_owes_nothing(tmp_path: Path, text: str) -> None:
+    (tmp_path / "owed").write_text(text)
+    assert OwedLoads(tmp_path / "owed").names() == frozenset()
 
 
 @pytest.mark.parametrize("blocked", ["frozen", "dry run"])

@@ -97,7 +97,47 @@ def test_front_and_workers_that_die_together_are_reloaded(case: Case) -> None:
     case.dead = {"enc", "enc_w00", "enc_w01"}
     case.scrapes(3)
     case.settle()
-    assert sorted(name for _, name, _ in case.server.calls) == ["enc", "enc_w00", "enc_w01"]
+    assert sorted(name for kind, name, _ in case.server.calls if kind == "load") == ["enc", "enc_w00", "enc_w01"]
+
+
+def test_a_dead_front_is_unloaded_before_it_is_loaded_again(case: Case) -> None:
+    """Until it is loaded, the server would give its dead process requests, which nobody answers."""
+    case.scrapes(5)
+    case.dead = {"enc"}
+    case.scrapes(3)
+    case.settle()
+    assert case.server.calls == [("unload", "enc", ""), ("load", "enc", "")]
+    assert case.server.parameter("enc", "generation") == "1"
+    assert case.actuator.owed.names() == frozenset()
+
+
+def test_a_front_whose_load_fails_is_loaded_as_soon_as_it_can_be(case: Case) -> None:
+    case.server.loaded["enc"]["parameters"]["slo_ms"]["string_value"] = "77"
+    case.server.fails = lambda name, bin_: "no memory"
+    case.scrapes(5)
+    case.dead = {"enc"}
+    case.scrapes(3)
+    case.settle()
+    assert "enc" not in case.server.loaded
+    # It has no metrics while it is not loaded.
+    del case.pids["enc"]
+    case.server.fails = lambda name, bin_: None
+    case.actuator.backoff._attempts.clear()
+    case.scrapes(1)
+    case.settle()
+    assert case.server.parameter("enc", "slo_ms") == "77", "as it was loaded, not as its file says"
+    assert [kind for kind, _, _ in case.server.calls] == ["unload", "load", "load"]
+    case.scrapes(5)
+    case.settle()
+    assert len(case.server.calls) == 3
+
+
+def test_what_the_server_has_loaded_by_itself_is_not_loaded_again(case: Case) -> None:
+    case.actuator.owed.add("enc", case.server.config("enc"))
+    case.scrapes(5)
+    case.settle()
+    assert case.server.calls == []
+    assert case.actuator.owed.names() == frozenset()
 
 
 def test_a_hanging_load_does_not_delay_another(case: Case) -> None:
