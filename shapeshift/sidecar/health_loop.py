@@ -20,6 +20,7 @@ from shapeshift.triton.metrics import Samples
 # A front process whose heartbeat stood still for this many scrapes exports stale gauges about its workers.
 _STALE_SCRAPES = 3
 _CONCURRENT_LOADS = 4
+_SLOW_RELOAD_S = 10.0
 _OWED = DeadModel("unloaded when its process died, and not loaded again", True)
 
 
@@ -51,7 +52,8 @@ class HealthLoop:
         # By pid: the last heartbeat, and for how many scrapes it has not changed.
         self._unchanged: dict[int, tuple[float, int]] = {}
         self._threads = ThreadPoolExecutor(_CONCURRENT_LOADS, thread_name_prefix="reload")
-        self._pending: dict[str, DeadModel] = {}
+        # By model: why it is reloaded, and since when, in monotonic seconds.
+        self._pending: dict[str, tuple[DeadModel, float]] = {}
         self._lock = threading.Lock()
         self._closed = threading.Event()
 
@@ -137,11 +139,13 @@ class HealthLoop:
                     self._actuator.owed.remove(name)
                     continue
                 known = name in loaded or name in self._actuator.owed.names()
-                # If all workers are slow at once, reloading all of them would make it worse: one at a time.
-                slow = any(not other.certain for other in self._pending.values())
+                # If all workers are slow at once, reloading all of them would make it worse: one at a time. But a
+                # reload that hangs must not keep the others from being healed.
+                since = time.monotonic() - _SLOW_RELOAD_S
+                slow = any(not other.certain and began > since for other, began in self._pending.values())
                 if name in self._pending or not known or (slow and not found.certain):
                     continue
-                self._pending[name] = found
+                self._pending[name] = found, time.monotonic()
             self._threads.submit(self._reload, name, found)
 
     def _reload(self, name: str, found: DeadModel) -> None:

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from shapeshift.errors import ShapeshiftError
+from shapeshift.sidecar import health_loop
 from shapeshift.sidecar.actuate import Actuator
 from shapeshift.sidecar.health_loop import HealthLoop
 from shapeshift.sidecar.journal import Journal
@@ -191,6 +192,30 @@ def test_workers_that_time_out_are_reloaded_one_at_a_time(case: Case) -> None:
     case.scrapes(50)
     case.settle()
     assert len(case.server.calls) == 2
+
+
+def test_a_reload_that_hangs_does_not_keep_another_slow_model_from_being_reloaded(
+    case: Case, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(health_loop, "_SLOW_RELOAD_S", 0.05)
+    go_on = threading.Event()
+
+    def slowly(name: str, bin_: str) -> None:
+        assert name != "enc_w00" or go_on.wait(20)
+
+    case.server.fails = slowly
+    case.scrapes(5)
+    case.timeouts = {"enc_w00": 2}
+    case.scrapes(1)
+    case.timeouts = {"enc_w00": 2, "enc_w01": 2}
+    deadline = time.monotonic() + 20
+    while ("load", "enc_w01", "512") not in case.server.calls:
+        assert time.monotonic() < deadline
+        case.scrapes(1)
+        time.sleep(0.005)
+    assert "enc_w00" in case.actuator.changing
+    go_on.set()
+    case.settle()
 
 
 def test_stale_timeouts_of_a_dead_front_are_ignored(case: Case) -> None:
