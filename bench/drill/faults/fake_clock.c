@@ -6,8 +6,10 @@
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <fcntl.h>
+#include <linux/futex.h>
 #include <pthread.h>
 #include <semaphore.h>
+#include <stdarg.h>
 #include <stdint.h>
 #include <stdlib.h>
 #include <sys/mman.h>
@@ -41,7 +43,7 @@ int clock_gettime(clockid_t clock, struct timespec *now)
     static int (*real)(clockid_t, struct timespec *);
     if (!real)
         real = (int (*)(clockid_t, struct timespec *))dlsym(RTLD_NEXT, "clock_gettime");
-    int status = real ? real(clock, now) : (int)syscall(SYS_clock_gettime, clock, now);
+    int status = real(clock, now);
     if (status == 0 && (clock == CLOCK_REALTIME || clock == CLOCK_REALTIME_COARSE))
         now->tv_sec += seconds();
     return status;
@@ -103,4 +105,24 @@ int sem_timedwait(sem_t *restrict semaphore, const struct timespec *restrict unt
         *(void **)&real = dlsym(RTLD_NEXT, "sem_timedwait");
     struct timespec shifted = kernel_time(until);
     return real(semaphore, &shifted);
+}
+
+/* Abseil, and gRPC with it, waits by the system call itself. */
+long syscall(long number, ...)
+{
+    static long (*real)(long, ...);
+    if (!real)
+        *(void **)&real = dlsym(RTLD_NEXT, "syscall");
+    long given[6];
+    va_list list;
+    va_start(list, number);
+    for (int i = 0; i < 6; i++)
+        given[i] = va_arg(list, long);
+    va_end(list);
+    struct timespec shifted;
+    if (number == SYS_futex && (given[1] & FUTEX_CLOCK_REALTIME) && given[3]) {
+        shifted = kernel_time((const struct timespec *)given[3]);
+        given[3] = (long)&shifted;
+    }
+    return real(number, given[0], given[1], given[2], given[3], given[4], given[5]);
 }
