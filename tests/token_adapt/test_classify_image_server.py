@@ -125,7 +125,10 @@ GOOD = encoded(square(1, 40), "JPEG")
 def test_both_protocols_give_all_outputs(server: TritonServer, client: Any) -> None:
     with http_client.InferenceServerClient(server.http_url) as over_http:
         for kind, connection in ((grpc_client, client), (http_client, over_http)):
-            for given in (image(kind, GOOD, encoded(square(2, 9))), pixels(kind, np.stack([square(1, 20)] * 2))):
+            for given in (
+                image(kind, GOOD, encoded(square(2, 9)[:, :, 0])),
+                pixels(kind, np.stack([square(1, 20)] * 2)),
+            ):
                 answer = connection.infer(MODEL, [given], parameters={"task": "digits", "utility": 0.5})
                 found = {name: answer.as_numpy(name) for name in OUTPUTS}
                 assert found["LABEL"].tolist() == [[b"0"], [b"0"]]
@@ -140,7 +143,6 @@ def test_both_protocols_give_all_outputs(server: TritonServer, client: Any) -> N
     [
         (lambda: image(grpc_client, b"no image"), {}, "INVALID_ARGUMENT", "row 0: IMAGE"),
         (lambda: image(grpc_client, GOOD, GOOD[:300]), {}, "INVALID_ARGUMENT", "row 1: IMAGE"),
-        (lambda: image(grpc_client, encoded(square(1)[:, :, 0])), {}, "INVALID_ARGUMENT", "three channels"),
         (lambda: pixels(grpc_client, square(1)[None, :, :, :2]), {}, "INVALID_ARGUMENT", "PIXELS"),
         (lambda: image(grpc_client, encoded(np.zeros((5001, 5000, 3), np.uint8))), {}, "INVALID_ARGUMENT", "at most"),
         (lambda: image(grpc_client, GOOD), {"task": "weeds"}, "NOT_FOUND", "registered tasks: animals, digits"),
