@@ -23,9 +23,6 @@ from shapeshift.build_engines.text.workers import check_name
 from shapeshift.build_engines.validate import validate
 from shapeshift.engines import capacity, failures
 from shapeshift.engines.capacity import Ask
-from shapeshift.engines.checkpoint import Checkpoint
-from shapeshift.engines.text import tokenizer_files
-from shapeshift.engines.text.families import vocabulary_size
 from shapeshift.errors import ShapeshiftError
 from shapeshift.settings import require
 from shapeshift.triton import model_config
@@ -134,8 +131,6 @@ def _checked(models: Collection[str], existing: set[str], draft: BuildPaths, fou
     asks = []
     for model in models:
         checked = validate(model, existing | {*models}, draft)
-        if isinstance(checked, Checkpoint):
-            tokenizer_files.read(checked.tokenizer_file, vocabulary_size(found.config))
         lines, ask = describe(read(draft.repository / model), checked)
         asks.append(ask)
         say(f"{model}: {found.technique} ({found.because})\n" + "\n".join(f"  {line}" for line in lines))
