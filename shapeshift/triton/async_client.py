@@ -93,16 +93,11 @@ class AsyncClient:
             responses.cancel()
 
     async def first(self, call: ModelCall) -> Tensors:
-        """The response of a decoupled model that sends one for this request. Raises as `infer` does."""
-        found: Tensors | None = None
+        """The first response of a decoupled model that sends one for this request. Raises as `infer` does."""
         async with contextlib.aclosing(self.stream(call)) as responses:
-            # To the end of the stream, which follows at once: this server (24.10) may crash where a client cancels a
-            # stream that is just ending.
             async for tensors in responses:
-                found = found or tensors
-        if found is None:
-            raise error_of(f"{call.model} ended its responses without one")
-        return found
+                return tensors
+        raise error_of(f"{call.model} ended its responses without one")
 
     def close(self, timeout_s: float = 5.0) -> None:
         """Cancel all calls and end the thread; nothing happens where it has ended."""

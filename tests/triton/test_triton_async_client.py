@@ -5,12 +5,10 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Coroutine, Iterator
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
-from tritonclient.grpc import InferResult, service_pb2
 
 from shapeshift.errors import ModelError, ModelGoneError, OverloadedError, ShapeshiftError
 from shapeshift.triton.async_client import AsyncClient, ModelCall
@@ -80,41 +78,6 @@ def test_many_calls_at_once(client: AsyncClient) -> None:
 
 def test_a_stream_answers_too(client: AsyncClient) -> None:
     assert ask(client, lambda: client.first(call(values=[7.0], outputs=["OUT"])))["OUT"].tolist() == [[7.0]]
-
-
-class Ending:
-    """The responses of a stream: one, and then its end. cancelled_early: whether it was cancelled between the two."""
-
-    def __init__(self, result: Any) -> None:
-        self._left = [result]
-        self._ended = self.cancelled_early = False
-
-    def __aiter__(self) -> Ending:
-        return self
-
-    async def __anext__(self) -> tuple[Any, None]:
-        if self._left:
-            return self._left.pop(), None
-        self._ended = True
-        raise StopAsyncIteration
-
-    def cancel(self) -> None:
-        self.cancelled_early |= not self._ended
-
-
-def test_a_stream_is_read_to_its_end_and_not_cancelled(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A server of release 24.10 may crash where a cancellation meets the end of a stream."""
-    response = service_pb2.ModelInferResponse()
-    response.outputs.add(name="OUT", datatype="FP32", shape=[1])
-    response.raw_output_contents.append(np.array([7], np.float32).tobytes())
-    stream = Ending(InferResult(response))
-    client = AsyncClient("127.0.0.1:1")
-    monkeypatch.setattr(client, "_connection", lambda: SimpleNamespace(stream_infer=lambda *_, **__: stream))
-    try:
-        assert ask(client, lambda: client.first(call()))["OUT"].tolist() == [7.0]
-    finally:
-        client.close()
-    assert not stream.cancelled_early
 
 
 @pytest.mark.parametrize("how", ["infer", "first"])
