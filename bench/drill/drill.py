@@ -60,6 +60,7 @@ class Drill:
         time.sleep(CALM_S)
         self.calm += [one for one in traffic.outcomes[first:] if not one.extra]
         usual = p99_by_front(self.calm)
+        server = self.scene.site.processes().get("server")
         within_s = fault.within_s + (self.start_s if fault.restarts else 0.0)
         began_s = time.monotonic()
         self.scene.say(f"{fault.name}")
@@ -80,6 +81,8 @@ class Drill:
         found = cost(outcomes, began_s, fault.holders, fault.held_s, time_until_whole(outcomes, from_s, ended_s, usual))
         after = self._quiet(self.usual.processes)
         missed = [*gates.missed(fault.name, found, within_s), *gates.left_behind(fault.name, self.usual, after)]
+        if not fault.restarts:
+            missed += gates.server_ended(fault.name, server, self.scene.site.processes().get("server"))
         if reason:
             missed.append(f"{fault.name}: could not be brought about: {reason}")
         for text, number in found.errors.items():
@@ -98,9 +101,11 @@ class Drill:
                 return
 
     def _quiet(self, expected: int) -> Footprint:
-        """What the processes hold without load; processes that begin or end get some time."""
+        """What the processes hold without load; processes that end get some time, and a server that starts more."""
         time.sleep(_QUIET_S)
-        end = time.monotonic() + _SETTLE_S
-        while len(self.scene.site.processes()) != expected and time.monotonic() < end:
+        began = time.monotonic()
+        while surplus := len(self.scene.site.processes()) - expected:
+            if time.monotonic() - began > (_SETTLE_S if surplus > 0 else self.start_s + _PATIENCE_S):
+                break
             time.sleep(_POLL_S)
         return self.scene.site.footprint()

@@ -30,6 +30,12 @@ def left_behind(name: str, usual: Footprint, after: Footprint) -> Iterator[str]:
         yield f"{name}: {after.processes - usual.processes} processes left behind"
 
 
+def server_ended(name: str, before: int | None, after: int | None) -> Iterator[str]:
+    """A line for a server that ended by itself; before, after: its process ids."""
+    if before != after:
+        yield f"{name}: the server ended by itself and was started again"
+
+
 def not_flat(samples: Mapping[str, Sequence[Footprint]]) -> Iterator[str]:
     """A line for each process of a soak that grows. samples: by process, in order, those after the warm-up.
 

@@ -106,6 +106,8 @@ def test_gates() -> None:
     for late in (3.1, math.inf):
         assert len(list(gates.missed("f", a_cost(whole_s=late), 3.0))) == 1
     assert list(gates.left_behind("f", Footprint(3), Footprint(3, 900.0, 90, 90, 9))) == []
+    assert list(gates.server_ended("f", 7, 7)) == []
+    assert len(list(gates.server_ended("f", 7, 8))) == len(list(gates.server_ended("f", 7, None))) == 1
     assert list(gates.left_behind("f", Footprint(3), Footprint(4))) == ["f: 1 processes left behind"]
 
 

@@ -26,13 +26,10 @@ def faults() -> Iterator[Fault]:
     """Each of them."""
     yield Fault("a second writer of model control", _second_writer, WHOLE_S, holders=("encode",), held_s=_HUNG_S)
     yield Fault("two sidecars, and SIGKILL a front", _two_sidecars, WHOLE_S, holders=("encode",), held_s=_SECOND_S + 1)
-    for front in ("encode", "generate"):
+    # A hung process takes requests, forwarded ones too, until another has replaced it.
+    for front, holders in (("encode", ("encode",)), ("generate", ("generate", "generate_unary"))):
         yield Fault(
-            f"a thread of {front} hangs",
-            partial(_hang, front),
-            WHOLE_AFTER_STOP_S,
-            holders=(front,),
-            held_s=WHOLE_AFTER_STOP_S,
+            f"a thread of {front} hangs", partial(_hang, front), WHOLE_AFTER_STOP_S, holders=holders, held_s=_HUNG_S
         )
 
 
