@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
 import signal
@@ -10,6 +11,7 @@ import sys
 import threading
 import time
 from collections.abc import Mapping
+from functools import partial
 from types import TracebackType
 from typing import Self
 
@@ -28,6 +30,9 @@ READY = "Ctrl-C stops the server"
 _POLL_S = 0.1
 _RESTART_S = 0.5
 _STOP_S = 20.0
+# `serve` ends with the drill, however that ends.
+_LIBC = ctypes.CDLL(None)
+_PR_SET_PDEATHSIG = 1
 
 
 class Site:
@@ -140,7 +145,12 @@ class Site:
             command += [f"--{name}-port", str(port)]
         with self.log.open("ab") as log:
             self._process = subprocess.Popen(
-                command, stdout=log, stderr=log, env=self._environment, start_new_session=True
+                command,
+                stdout=log,
+                stderr=log,
+                env=self._environment,
+                start_new_session=True,
+                preexec_fn=partial(_LIBC.prctl, _PR_SET_PDEATHSIG, signal.SIGTERM),
             )
 
 
