@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import importlib
 import sys
 import threading
 from collections.abc import Mapping, Sequence
@@ -43,7 +42,9 @@ class OpenVinoEngine:
 def _library() -> Any:
     """The package openvino, without openvino_telemetry, which it imports where it can and which reports its use."""
     sys.modules.setdefault("openvino_telemetry", None)  # type: ignore[arg-type]
-    return importlib.import_module("openvino")
+    import openvino
+
+    return openvino
 
 
 def _core() -> Any:
