@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 
 class ShapeshiftError(Exception):
@@ -60,6 +60,12 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
     """The end of an error text that names the one of `known` nearest to `name`; empty where none is near."""
     near = difflib.get_close_matches(name, list(known), n=1)
     return f"; did you mean {near[0]}?" if near else ""
+
+
+def listed(names: Sequence[str], most: int) -> str:
+    """The first `most` names, and how many more there are."""
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return ", ".join(names[:most]) + more
 
 
 def _short(value: object, limit: int = 80) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import json
 import os
 import signal
@@ -11,7 +10,6 @@ import sys
 import threading
 import time
 from collections.abc import Mapping
-from functools import partial
 from types import TracebackType
 from typing import Self
 
@@ -23,6 +21,7 @@ from shapeshift.sidecar import run_files
 from shapeshift.triton.control import ModelControl
 from shapeshift.triton.embedded import processes, run_record
 from shapeshift.triton.embedded.free_ports import on_free_ports
+from shapeshift.triton.embedded.guard import die_with_parent
 from shapeshift.triton.keys import read_key
 from shapeshift.triton.settings import ServerSettings
 
@@ -30,9 +29,6 @@ READY = "Ctrl-C stops the server"
 _POLL_S = 0.1
 _RESTART_S = 0.5
 _STOP_S = 20.0
-# `serve` ends with the drill, however that ends.
-_LIBC = ctypes.CDLL(None)
-_PR_SET_PDEATHSIG = 1
 
 
 class Site:
@@ -150,7 +146,7 @@ class Site:
                 stderr=log,
                 env=self._environment,
                 start_new_session=True,
-                preexec_fn=partial(_LIBC.prctl, _PR_SET_PDEATHSIG, signal.SIGTERM),
+                preexec_fn=die_with_parent(),
             )
 
 

@@ -23,6 +23,7 @@ from shapeshift.build_engines.text.workers import check_name
 from shapeshift.build_engines.validate import validate
 from shapeshift.engines import capacity, failures
 from shapeshift.engines.capacity import Ask
+from shapeshift.engines.checkpoint import HASHES
 from shapeshift.errors import ShapeshiftError
 from shapeshift.settings import require
 from shapeshift.triton import model_config
@@ -61,7 +62,7 @@ def add(asked: NewModel, paths: BuildPaths, server: Server | None, taken: Collec
     folder = find_checkpoint(asked.checkpoint, paths).folder
     found = recognise(folder, asked.technique)
     machine = capacity.this_machine()
-    sizes = new_model.sizes_of(found, folder, machine.available_mb)
+    sizes = new_model.sizes_of(found, folder, machine.available_mb, paths.build / HASHES)
     models = new_model.folders(name, _as_named(asked.checkpoint, folder, paths), found, sizes)
     existing = {file.parent.name for file in paths.repository.glob(f"*/{CONFIG}")}
     _require_free(models, existing, {*taken}, paths)

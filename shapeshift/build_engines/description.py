@@ -15,6 +15,7 @@ from shapeshift.engines import capacity
 from shapeshift.engines.capacity import Ask
 from shapeshift.engines.checkpoint import Checkpoint
 from shapeshift.engines.text.families import family_of, hidden_size, longest_text
+from shapeshift.errors import listed
 from shapeshift.fused_decode.model.architecture import Architecture
 from shapeshift.fused_decode.settings import FusedDecodeSettings
 
@@ -48,9 +49,9 @@ def _text(planned: Plan) -> tuple[list[str], Ask]:
         lines.append(f"pooling: {', '.join(modules.pooling)}; vectors are {scaled}")
         if modules.prompts:
             default = f"; without prompt_name: {modules.default_prompt}" if modules.default_prompt else ""
-            lines.append(f"prompts: {_listed(list(modules.prompts))}{default}")
+            lines.append(f"prompts: {listed(list(modules.prompts), _MOST_LISTED)}{default}")
     if planned.labels:
-        lines.append(f"labels: {_listed(planned.labels)}")
+        lines.append(f"labels: {listed(planned.labels, _MOST_LISTED)}")
     pairs = ", or pairs of them" if planned.pairs else ""
     more = longest_text(config) > own.max_tokens
     further = f" (max_tokens; the model takes up to {longest_text(config)})" if more else ""
@@ -60,7 +61,7 @@ def _text(planned: Plan) -> tuple[list[str], Ask]:
 
 def _images(planned: ImagePlan) -> tuple[list[str], Ask]:
     made, own = planned.described, planned.front.settings
-    own_labels = f"{_listed(made.classifier.labels)}; and " if made.classifier else ""
+    own_labels = f"{listed(made.classifier.labels, _MOST_LISTED)}; and " if made.classifier else ""
     side, gammas = made.architecture.image_size, ", ".join(map(str, own.gamma_list()))
     lines = [
         f"serves: labels of images, {side} x {side} pixels, {planned.precision} ({planned.provider.name}); "
@@ -89,8 +90,3 @@ def _with_memory(planned: Plan | ImagePlan, lines: Sequence[str]) -> tuple[list[
     parameters = {"checkpoint": ".", "precision": planned.precision}
     ask = capacity.ask_of(planned.front.name, planned.checkpoint.folder, parameters)
     return [*lines, f"memory: at least {ask.memory_mb:.0f} MiB, the weights"], ask
-
-
-def _listed(names: Sequence[str]) -> str:
-    more = f" and {len(names) - _MOST_LISTED} more" if len(names) > _MOST_LISTED else ""
-    return ", ".join(names[:_MOST_LISTED]) + more

@@ -46,14 +46,17 @@ def folders(name: str, checkpoint: str, found: Recognised, sizes: Mapping[str, s
     return models
 
 
-def sizes_of(found: Recognised, folder: Path, available_mb: float) -> dict[str, str]:
-    """The parameters that state sizes of the model in `folder`, where a default does not fit it or the memory."""
+def sizes_of(found: Recognised, folder: Path, available_mb: float, hashes: Path) -> dict[str, str]:
+    """The parameters that state sizes of the model in `folder`, where a default does not fit it or the memory.
+
+    hashes: as for `open_checkpoint`.
+    """
     if found.technique == text_front.BACKEND:
         longest = longest_text(found.config)
         limited = {"max_tokens": str(longest)} if longest < TextEngineSettings.max_tokens else {}
         return {**limited, "max_bins": _BINS}
     if found.technique == image_front.BACKEND:
-        made = open_vision(folder)[1].architecture
+        made = open_vision(folder, hashes=hashes)[1].architecture
         gammas = sorted({round(gamma * made.patches * 12 / (196 * made.depth)) for gamma in _GAMMAS})
         return {} if gammas == list(_GAMMAS) else {"gammas": ",".join(map(str, gammas))}
     architecture = Architecture.read(folder)

@@ -60,9 +60,7 @@ def recognise(folder: Path, technique: str = "") -> Recognised:
     chosen, because = _technique(config, classes, bool(modules.pooling))
     if technique and technique != chosen:
         chosen, because = technique, "--technique"
-    if chosen != text_front.BACKEND:
-        return Recognised(chosen, because, config)
-    if modules.pooling:
+    if chosen != text_front.BACKEND or modules.pooling:
         return Recognised(chosen, because, config)
     if _ends(classes, _CLASSIFIES):
         # A request may have one text or a pair: which of both a classifier was trained on no file says.

@@ -266,42 +266,20 @@ def test_families_with_other_linears_take_no_adapters(tmp_path: Path, family: st
 # DoRA: magnitudes beside the factors.
 
 
-def with_biases(folder: Path) -> Path:
-    """A Qwen2 of two layers whose linears have biases."""
-    import transformers
-
-    config = transformers.Qwen2Config(
-        vocab_size=VOCABULARY,
-        hidden_size=64,
-        intermediate_size=128,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        max_position_embeddings=256,
-    )
-    torch.manual_seed(0)
-    model = transformers.Qwen2ForCausalLM(config)
-    with torch.no_grad():
-        for name, value in model.named_parameters():
-            if name.endswith(".bias"):
-                value.normal_()
-            elif value.ndim == 2:
-                value.normal_(std=0.2)
-    model.save_pretrained(folder)
-    return folder
-
-
 @pytest.mark.parametrize("family", ["llama", "qwen2"])
 @pytest.mark.parametrize("precision", ["f32", "bf16"])
 def test_a_dora_is_what_peft_computes(
     base: Path, kernels: LoraKernels, tmp_path: Path, family: str, precision: str
 ) -> None:
     """Beside a plain adapter and no adapter, in one batch."""
-    under = base if family == "llama" else with_biases(tmp_path / "qwen2")
+    under = base if family == "llama" else families.make(family, tmp_path / family).folder
     specs = {"dora": Spec(4, dora=True), "one_layer": Spec(3, layers=(1,), rslora=True, dora=True), "plain": Spec(4)}
     folders = {name: lora_models.make_adapter(tmp_path / name, under, spec) for name, spec in specs.items()}
     rng = random.Random(5)
-    texts = [(name, torch.tensor([rng.randrange(VOCABULARY) for _ in range(20)])) for name in [*folders, None]]
+    texts = [
+        (name, torch.tensor([rng.randrange(VOCABULARY if family == "llama" else VOCAB) for _ in range(20)]))
+        for name in [*folders, None]
+    ]
     expected = peft_logits(under, folders, texts)
     model = model_with(under, folders, precision, kernels, has_magnitudes=lambda number: number < 2)
     off = []

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from shapeshift import files
-from shapeshift.errors import InvalidInputError, NotFoundError
+from shapeshift.errors import InvalidInputError, NotFoundError, listed
 from shapeshift.registry import FILE, Content, Registry
 from shapeshift.settings import require
 
@@ -58,9 +58,8 @@ def check_name(name: str, field: str = "name") -> str:
 
 def unknown_adapter(name: str, registered: list[str], field: str) -> NotFoundError:
     """The error for a name that is not registered; it lists registered names."""
-    listed = ", ".join(sorted(registered)[:_MAX_LISTED]) or "none"
-    more = f" and {len(registered) - _MAX_LISTED} more" if len(registered) > _MAX_LISTED else ""
-    return NotFoundError(f"{field}: no adapter {name!r}; known: {listed}{more}")
+    known = listed(sorted(registered), _MAX_LISTED) or "none"
+    return NotFoundError(f"{field}: no adapter {name!r}; known: {known}")
 
 
 def read(folder: Path) -> dict[str, Entry]:

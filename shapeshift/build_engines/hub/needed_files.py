@@ -6,10 +6,11 @@ import json
 from collections.abc import Callable, Sequence
 from pathlib import PurePosixPath
 
-from shapeshift.errors import InvalidInputError
+from shapeshift.errors import InvalidInputError, listed
 
 Read = Callable[[str], str]
 """The text of a file of the repository, by its name."""
+_MOST_LISTED = 5
 _MODULES = "modules.json"
 _WEIGHTS, _INDEX = "model.safetensors", "model.safetensors.index.json"
 _TEXT_SUFFIXES = (".json", ".txt", ".model")
@@ -33,10 +34,14 @@ def of_checkpoint(names: Sequence[str], read: Read) -> list[str]:
         found += [name for name in here if name.endswith(_TEXT_SUFFIXES) and not name.endswith(".index.json")]
         found += _weights(here, folder, read)
     if not any(PurePosixPath(name).name == "config.json" for name in found):
-        raise InvalidInputError("files of the repository", _few(names), "config.json; this is no model of transformers")
+        raise InvalidInputError(
+            "files of the repository", listed(names, _MOST_LISTED), "config.json; this is no model of transformers"
+        )
     if not any(name.endswith(".safetensors") for name in found):
         raise InvalidInputError(
-            "files of the repository", _few(names), "weights as *.safetensors (convert them with safetensors)"
+            "files of the repository",
+            listed(names, _MOST_LISTED),
+            "weights as *.safetensors (convert them with safetensors)",
         )
     return sorted(found)
 
@@ -45,7 +50,9 @@ def of_adapter(names: Sequence[str], read: Read) -> list[str]:
     """The two files of a PEFT adapter. Raises InvalidInputError for a repository that lacks one of them."""
     for name in ADAPTER_FILES:
         if name not in names:
-            raise InvalidInputError("files of the repository", _few(names), f"{name}; this is no adapter of PEFT")
+            raise InvalidInputError(
+                "files of the repository", listed(names, _MOST_LISTED), f"{name}; this is no adapter of PEFT"
+            )
     return list(ADAPTER_FILES)
 
 
@@ -78,8 +85,3 @@ def _module_paths(text: str) -> list[str]:
 
 def _folder(path: str) -> str:
     return "" if path in ("", ".") else str(PurePosixPath(path))
-
-
-def _few(names: Sequence[str], limit: int = 5) -> str:
-    more = f" and {len(names) - limit} more" if len(names) > limit else ""
-    return ", ".join(names[:limit]) + more

@@ -11,7 +11,7 @@ from typing import Any
 from shapeshift.build_engines.hub.sources import find_checkpoint
 from shapeshift.build_engines.paths import BuildPaths
 from shapeshift.engines import hardware, manifest
-from shapeshift.engines.checkpoint import Checkpoint
+from shapeshift.engines.checkpoint import HASHES, Checkpoint
 from shapeshift.engines.hardware import cores, cpu_model
 from shapeshift.engines.interfaces import Provider
 from shapeshift.engines.providers import lookup
@@ -82,7 +82,7 @@ def plan(front: ImageFrontConfig, paths: BuildPaths) -> ImagePlan:
     """Resolve checkpoint, provider, precision and threads. Raises ShapeshiftError."""
     own = front.settings
     source = find_checkpoint(own.checkpoint, paths)
-    checkpoint, described = open_vision(source.folder, source.origin)
+    checkpoint, described = open_vision(source.folder, source.origin, paths.build / HASHES)
     provider = lookup.PROVIDERS[lookup.resolve(own.provider)]
     requested = "f32" if own.precision == "auto" and provider.name == "onnxruntime" else own.precision
     resolved = hardware.resolve_precision(requested, provider.name == "tensorrt")

@@ -13,7 +13,7 @@ from shapeshift.build_engines.hub.sources import find_checkpoint
 from shapeshift.build_engines.paths import BuildPaths
 from shapeshift.build_engines.text.config import TextFrontConfig, length_histogram, read_json
 from shapeshift.engines import hardware, manifest
-from shapeshift.engines.checkpoint import Checkpoint, open_checkpoint
+from shapeshift.engines.checkpoint import HASHES, Checkpoint, open_checkpoint
 from shapeshift.engines.hardware import cpu_model
 from shapeshift.engines.interfaces import Provider
 from shapeshift.engines.providers import lookup
@@ -111,7 +111,7 @@ def _checkpoint(front: TextFrontConfig, paths: BuildPaths) -> tuple[Checkpoint, 
     found = sentence_modules.read(source.folder)
     transformer = source.folder / found.transformer
     needed = ("config.json", *tokenizer_files.source_files(transformer))
-    checkpoint = open_checkpoint(transformer, needed, source.origin)
+    checkpoint = open_checkpoint(transformer, needed, source.origin, paths.build / HASHES)
     family = family_of(checkpoint.config)
     modules = (found.for_head() if own.head else found).resolved(own.pooling, own.normalize, family.pooling)
     modules.check(hidden_size(checkpoint.config))

@@ -14,6 +14,7 @@ from urllib.parse import urlsplit
 from shapeshift import installation
 from shapeshift.cli.checks.finding import MISSING, NOTE, OK, Finding
 from shapeshift.engines.providers import lookup
+from shapeshift.errors import listed
 from shapeshift.fused_decode.model import kernel_build
 from shapeshift.triton.embedded import wheels
 
@@ -68,9 +69,9 @@ def _packages() -> Finding:
     absent = [project for project, version in found.items() if not version]
     other = [f"{project} {found[project]}, not {pins[project]}" for project in pins if found[project] != pins[project]]
     if absent:
-        return Finding("packages", MISSING, f"not installed: {_listed(absent)}; run `make setup`")
+        return Finding("packages", MISSING, f"not installed: {listed(absent, _MOST_LISTED)}; run `make setup`")
     if other:
-        return Finding("packages", NOTE, f"not the versions that are tested together: {_listed(other)}")
+        return Finding("packages", NOTE, f"not the versions that are tested together: {listed(other, _MOST_LISTED)}")
     return Finding("packages", OK, f"{len(pins)} as pinned in {installation.PINS.name}")
 
 
@@ -84,7 +85,7 @@ def _needed() -> Finding:
     wrong = [str(one) for one in needed if not one.specifier.contains(_version(one.name) or "0", prereleases=True)]
     absent = [one.name for one in needed if not _version(one.name)]
     if wrong or absent:
-        return Finding("packages", MISSING, f"install: {_listed(sorted({*absent, *wrong}))} (with pip)")
+        return Finding("packages", MISSING, f"install: {listed(sorted({*absent, *wrong}), _MOST_LISTED)} (with pip)")
     return Finding("packages", OK, f"the {len(needed)} that the wheel needs; it pins no versions")
 
 
@@ -157,8 +158,3 @@ def hub(environment: Mapping[str, str]) -> Finding:
 def _without_user(text: str) -> str:
     parts = urlsplit(text)
     return parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl() if "@" in parts.netloc else text
-
-
-def _listed(names: list[str]) -> str:
-    more = f" and {len(names) - _MOST_LISTED} more" if len(names) > _MOST_LISTED else ""
-    return ", ".join(names[:_MOST_LISTED]) + more

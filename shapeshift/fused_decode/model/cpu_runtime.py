@@ -124,7 +124,8 @@ class DecodeModel:
     def forward(self, batch: StepBatch) -> torch.Tensor:
         """See `interfaces.Runtime.forward`. Raises InvalidInputError for rows that do not fit the cache."""
         self._check(batch)
-        self._begin(batch)
+        if self._cache.has_own_tables:
+            self._begin(batch)
         with torch.inference_mode():
             return self._run(batch)
 

@@ -63,6 +63,11 @@ class KeyValueCache:
         self.tables = [tables[rope or _STILL] for rope in architecture.ropes]
         self._own_tables = [one for one in tables.values() if one.is_own]
 
+    @property
+    def has_own_tables(self) -> bool:
+        """Whether a slot's rotary tables depend on its text, so that `begin` must be called for each."""
+        return bool(self._own_tables)
+
     def begin(self, slot: int, length: int) -> None:
         """A text of at most `length` tokens begins in `slot`."""
         for one in self._own_tables:

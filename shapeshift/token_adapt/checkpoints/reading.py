@@ -14,12 +14,12 @@ from shapeshift.token_adapt.checkpoints.description import Description
 _CONFIG = "config.json"
 
 
-def open_vision(folder: Path, origin: str = "") -> tuple[Checkpoint, Description]:
-    """The checkpoint in `folder`, which came from `origin`, hashed, and what it holds.
+def open_vision(folder: Path, origin: str = "", hashes: Path | None = None) -> tuple[Checkpoint, Description]:
+    """The checkpoint in `folder`, hashed, and what it holds. origin, hashes: as for `open_checkpoint`.
 
     Raises the errors of `open_checkpoint` and `describe`.
     """
-    checkpoint = open_checkpoint(folder, (_CONFIG, *_processor_files(folder)), origin)
+    checkpoint = open_checkpoint(folder, (_CONFIG, *_processor_files(folder)), origin, hashes)
     return checkpoint, describe(checkpoint)
 
 

@@ -63,7 +63,7 @@ def main() -> int:
             stdout=log,
             stderr=log,
             start_new_session=True,
-            preexec_fn=_die_with_parent(libc),
+            preexec_fn=die_with_parent(),
         )
     current = Record(
         owner=processes.identify(order.owner),
@@ -113,13 +113,14 @@ def _reap() -> dict[int, int]:
     return ended
 
 
-def _die_with_parent(libc: ctypes.CDLL) -> Callable[[], None]:
-    guard = os.getpid()
+def die_with_parent() -> Callable[[], None]:
+    """The `preexec_fn` of a process that gets SIGTERM when this one ends; no signal is blocked in it."""
+    libc, parent = ctypes.CDLL(None), os.getpid()
 
     def prepare() -> None:
         libc.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
         signal.pthread_sigmask(signal.SIG_SETMASK, ())
-        if os.getppid() != guard:
+        if os.getppid() != parent:
             os._exit(1)
 
     return prepare
