@@ -19,7 +19,7 @@ from bench.common.foreign_load import ForeignLoad
 from bench.common.output import FOLDER, progress
 from bench.common.server import loaded_server
 from bench.fused_decode.loads import Load
-from bench.fused_decode.systems import TritonStreams
+from bench.fused_decode.served import TritonStreams
 from bench.peers import random_llama
 from bench.peers.decode_worker import DecodeRequest
 from shapeshift.adapter_cache.settings import EVICTION_RULES

@@ -2,6 +2,7 @@
 
     ours                   the decode loop in a process without a server
     ours, through Triton   the `generate` front, a gRPC stream for each request
+    ours, plain requests   the `generate_unary` front, a plain gRPC request each: no token before the last
     OpenVINO GenAI         its continuous batching in-process; its packages go into build/peers
     static batch           transformers' generate over all requests as one batch
     dynamic, 0.5 s, 2 s    the same over the requests of such a window
@@ -27,19 +28,30 @@ from typing import Any
 from bench.common.output import BUILD, FOLDER, Output
 from bench.common.server import loaded_server
 from bench.fused_decode import bound, plots, report
-from bench.fused_decode.cells import CONTINUOUS, GENAI, INSTANCES, OURS, STATIC, TRITON, WINDOWS, DecodeBench, Scale
+from bench.fused_decode.cells import (
+    CONTINUOUS,
+    GENAI,
+    INSTANCES,
+    OURS,
+    STATIC,
+    TRITON,
+    UNARY,
+    WINDOWS,
+    DecodeBench,
+    Scale,
+)
 from bench.fused_decode.loads import PROMPT, LoadGenerator
+from bench.fused_decode.served import GENERATE, GENERATE_UNARY, TritonStreams, TritonUnary, publish
 from bench.fused_decode.systems import (
     BatchWindow,
     DecodeSystem,
     DecodeWorker,
-    TritonStreams,
     genai_command,
-    publish,
     transformers_command,
 )
 from bench.peers import random_llama
 from shapeshift.engines.hardware import available_mb, cores
+from shapeshift.engines.text.tokenizer import FILE_NAME as TOKENIZER_FILE
 from shapeshift.errors import ShapeshiftError
 
 QUICK = Scale(requests=8, new_tokens=24, rounds=1, flights=(), poisson=(50,), fig5=(), lengths=False, budget_s=80.0)
@@ -56,7 +68,7 @@ FULL = Scale(
 BATCHES = {STATIC: 0.0} | WINDOWS
 BATCHING = "batches"
 """The process that serves all of BATCHES."""
-ALL = (TRITON, GENAI, *BATCHES, CONTINUOUS, INSTANCES)
+ALL = (TRITON, UNARY, GENAI, *BATCHES, CONTINUOUS, INSTANCES)
 KEYS = {re.sub(r"[^a-z0-9.]+", "-", name.lower()): name for name in ALL}
 """The systems by the names that --only takes: without commas and spaces."""
 INSTANCE_MB = 100
@@ -136,10 +148,12 @@ def start(stack: ExitStack, names: Collection[str], precision: str, instances: i
     for name, window_s in BATCHES.items():
         if name in names:
             systems[name] = BatchWindow(name, workers[BATCHING], window_s)
-    if TRITON in names:
+    if TRITON in names or UNARY in names:
         publish(model, precision, FOLDER / "decode-repository", kernels)
-        server = stack.enter_context(loaded_server({"generate": 0}, (FOLDER / "decode-repository",)))
-        systems[TRITON] = TritonStreams(TRITON, server.grpc_url, "generate", model / "tokenizer.json")
+        served = {GENERATE: 0, GENERATE_UNARY: 0}
+        url = stack.enter_context(loaded_server(served, (FOLDER / "decode-repository",))).grpc_url
+        systems[TRITON] = TritonStreams(TRITON, url, GENERATE, model / TOKENIZER_FILE)
+        systems[UNARY] = TritonUnary(UNARY, url, GENERATE_UNARY, model / TOKENIZER_FILE)
     for worker in workers.values():
         worker.wait_ready()
     return systems
@@ -158,7 +172,7 @@ def run(bench: DecodeBench, systems: dict[str, DecodeSystem]) -> None:
     request_s = bench.alone(pair)
     for number in range(scale.rounds):
         beside = slow if number == 0 else []
-        bench.measure(loads.at_once(scale.requests), [*pair, *named(TRITON), *batching, *beside])
+        bench.measure(loads.at_once(scale.requests), [*pair, *named(TRITON, UNARY), *batching, *beside])
     bench.beside_busy_loop(loads.at_once(scale.requests), pair)
     for count in scale.flights:
         bench.measure(loads.at_once(count), pair)

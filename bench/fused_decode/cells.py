@@ -17,7 +17,7 @@ from bench.fused_decode.loads import Load, LoadGenerator, Run, median
 from bench.fused_decode.systems import DecodeSystem
 from shapeshift.engines.hardware import cores
 
-OURS, TRITON, GENAI = "ours", "ours, through Triton", "OpenVINO GenAI"
+OURS, TRITON, UNARY, GENAI = "ours", "ours, through Triton", "ours, plain requests", "OpenVINO GenAI"
 STATIC, CONTINUOUS, INSTANCES = "static batch", "continuous batching", "concurrent instances"
 WINDOWS = {"dynamic, 0.5 s": 0.5, "dynamic, 2 s": 2.0}
 ALONE, BUSY = "alone", "beside a busy loop"

@@ -1,8 +1,7 @@
-"""The systems that `bench.fused_decode` compares: processes that generate, and our server."""
+"""The processes that `bench.fused_decode` compares with our server."""
 
 from __future__ import annotations
 
-import asyncio
 import dataclasses
 import json
 import os
@@ -10,23 +9,16 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Protocol
 
-import grpc
-import numpy as np
-from tritonclient.grpc import service_pb2
-
-from bench.fused_decode.loads import MAX_LENGTH, SLOTS, Load, check
-from bench.peers.decode_worker import LEAD_S, DecodeRequest, Replayed
+from bench.fused_decode.loads import Load, check
+from bench.peers.decode_worker import Replayed
 from bench.peers.venv import REQUIREMENTS, PeerVenv, tail
-from client.open_loop import PlannedRequest, serialise
 from shapeshift.engines.checkpoint import open_checkpoint
 from shapeshift.errors import UnsupportedError
-from shapeshift.triton import model_config
 
 _STREAM = "/inference.GRPCInferenceService/ModelStreamInfer"
 _STOP_S = 10.0
@@ -105,87 +97,6 @@ class BatchWindow:
 
     def replay(self, load: Load) -> Replayed:
         return self._worker.replay(load, window_s=self._window_s)
-
-
-class TritonStreams:
-    """Our model behind Triton: a gRPC stream for each request, read by an asyncio client in this process."""
-
-    def __init__(self, name: str, url: str, model: str, tokenizer: Path) -> None:
-        from tokenizers import Tokenizer
-
-        self.name = name
-        self._url = url
-        self._model = model
-        self._text = Tokenizer.from_file(str(tokenizer)).decode
-
-    def replay(self, load: Load) -> Replayed:
-        planned = [
-            PlannedRequest(request.at_s, self._inputs(request), self._parameters(request)) for request in load.requests
-        ]
-        payloads = serialise(self._model, planned)
-        replayed = asyncio.run(self._replay(load.requests, payloads))
-        check(load, replayed)
-        return replayed
-
-    def _parameters(self, request: DecodeRequest) -> dict[str, str]:
-        return {}
-
-    def _inputs(self, request: DecodeRequest) -> dict[str, Any]:
-        return {
-            "text_input": np.array([self._text(request.prompt).encode()], dtype=np.object_),
-            "stream": np.array([True]),
-            "max_tokens": np.array([request.new_tokens], np.int32),
-            "temperature": np.array([0.0], np.float32),
-            "ignore_eos": np.array([True]),
-            "return_num_output_tokens": np.array([True]),
-        }
-
-    async def _replay(self, requests: Sequence[DecodeRequest], payloads: Sequence[bytes]) -> Replayed:
-        async with grpc.aio.insecure_channel(self._url) as channel:
-            # The time to connect is not measured.
-            await channel.channel_ready()
-            start = time.perf_counter() + LEAD_S
-            tasks = (self._stream(channel, start, *one) for one in zip(requests, payloads, strict=True))
-            return Replayed(await asyncio.gather(*tasks), [[] for _ in requests])
-
-    async def _stream(self, channel: Any, start: float, request: DecodeRequest, payload: bytes) -> list[float]:
-        await asyncio.sleep(start + request.at_s - time.perf_counter())
-        call = channel.stream_stream(_STREAM)()
-        await call.write(payload)
-        stamps: list[float] = []
-        while len(stamps) < request.new_tokens:
-            answer = service_pb2.ModelStreamInferResponse.FromString(await call.read())
-            if answer.error_message:
-                raise UnsupportedError(f"{self.name}: {answer.error_message}")
-            stamps += [time.perf_counter() - start] * _tokens(answer.infer_response)
-        await call.done_writing()
-        return stamps
-
-
-def _tokens(response: Any) -> int:
-    """The number of tokens in a response."""
-    for output, content in zip(response.outputs, response.raw_output_contents, strict=True):
-        if output.name == "num_output_tokens":
-            return int(np.frombuffer(content, np.uint32)[0])
-    return 0
-
-
-def publish(checkpoint: Path, precision: str, repository: Path, kernels: Path) -> None:
-    """Write the `generate` model over `checkpoint` to a repository of its own."""
-    config = model_config.read(Path("model_repository") / "generate" / "config.pbtxt")
-    parameters = {
-        "checkpoint": str(checkpoint.resolve()),
-        "checkpoint_sha256": open_checkpoint(checkpoint).sha256,
-        "precision": precision,
-        "kernel_cache": str(kernels.resolve()),
-        "max_concurrency": str(SLOTS),
-        "max_length": str(MAX_LENGTH),
-    }
-    for name, value in parameters.items():
-        model_config.set_parameter(config, name, value)
-    shutil.rmtree(repository, ignore_errors=True)
-    (repository / "generate" / "1").mkdir(parents=True)
-    model_config.write(config, repository / "generate" / "config.pbtxt")
 
 
 def genai_command(checkpoint: Path, precision: str, threads: int, build: Path) -> list[str]:

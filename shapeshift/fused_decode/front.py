@@ -54,6 +54,7 @@ class GenerateFront:
             compaction=settings.compaction,
             slot_memory=self._service.slot_memory,
             longest_step_s=runtime.longest_step_s,
+            stream_responses=settings.stream_responses,
         )
         self._flusher = MetricsFlusher(pb_utils, args.name, self._exported(), self._log)
         self._service.open(self.loop)

@@ -56,6 +56,7 @@ class FusedDecodeSettings:
     queue_tokens     most tokens of the waiting requests, prompts and longest answers together
     threads          threads of the model's kernels; 0: one for each core
     native           whether the kernels written in C++ are compiled and used
+    stream_responses  most responses to streams after an iteration, with first and last ones; 0: one to each stream
     compaction       whether running requests move together when no waiting request fills the holes between them
     memory_mb        most memory in MiB for weights and cache; 0: the memory that is available when the model loads
     extra_tokens     whether the tokenizer may have tokens beyond the model's vocabulary; a prompt with one is refused
@@ -71,6 +72,7 @@ class FusedDecodeSettings:
     queue_tokens: int = 1048576
     threads: int = 0
     native: bool = True
+    stream_responses: int = 16
     compaction: bool = True
     memory_mb: int = 0
     extra_tokens: bool = False
@@ -85,6 +87,7 @@ class FusedDecodeSettings:
         require(self.queue_requests >= 1, "queue_requests", self.queue_requests, "at least 1")
         require(self.queue_tokens >= 1, "queue_tokens", self.queue_tokens, "at least 1")
         require(0 <= self.threads <= 1024, "threads", self.threads, "0 to 1024")
+        require(self.stream_responses >= 0, "stream_responses", self.stream_responses, "0 or more")
         require(self.memory_mb >= 0, "memory_mb", self.memory_mb, "0 or more")
         require(self.slo_ms >= 0, "slo_ms", self.slo_ms, "0 or more")
 

@@ -17,6 +17,7 @@ from bench.fused_decode.cells import (
     OURS,
     STATIC,
     TRITON,
+    UNARY,
     WINDOWS,
     DecodeBench,
     Scale,
@@ -44,13 +45,13 @@ class FakeSystem:
             [request.at_s + self.step_s * (2 + at) for at in range(request.new_tokens)] for request in load.requests
         ]
         extra = {"iterations": 8.0, "moves": 0.0, "model_ms": 96.0, "sampling_ms": 3.0, "rest_ms": 1.0}
-        return Replayed(
-            stamps, [[self.token] * request.new_tokens for request in load.requests], extra if self.name == OURS else {}
-        )
+        extras = {OURS: extra, TRITON: {"responses": load.tokens / 2}}
+        tokens = [[self.token] * request.new_tokens for request in load.requests]
+        return Replayed(stamps, tokens, extras.get(self.name, {}))
 
 
 def measured(scale: Scale) -> DecodeBench:
-    steps = {OURS: 0.01, TRITON: 0.0125, GENAI: 0.02, STATIC: 0.03, CONTINUOUS: 0.04, INSTANCES: 0.2}
+    steps = {OURS: 0.01, TRITON: 0.0125, UNARY: 0.01, GENAI: 0.02, STATIC: 0.03, CONTINUOUS: 0.04, INSTANCES: 0.2}
     steps |= dict.fromkeys(WINDOWS, 0.05)
     systems: dict[str, DecodeSystem] = {
         name: FakeSystem(name, step, token=1 + (name == INSTANCES)) for name, step in steps.items()
@@ -80,7 +81,9 @@ def test_ratios(bench: DecodeBench) -> None:
     assert found["8 at once: tokens/s over static batch"][0] == pytest.approx(3.0)
     assert found["8 at once: tokens/s over OpenVINO GenAI"][0] == pytest.approx(2.0)
     assert found["8 at once: time to first token over OpenVINO GenAI's"][0] == pytest.approx(0.5)
-    assert found["8 at once: tokens/s through Triton over in-process"][0] == pytest.approx(0.8)
+    assert found["8 at once: tokens/s through Triton in streams over in-process"][0] == pytest.approx(0.8)
+    assert found["8 at once: tokens/s through Triton in plain requests over in-process"][0] == pytest.approx(1.0)
+    assert found["8 at once: tokens of a response of a stream"][0] == 2
     assert found["8 at once: generating thread's time outside the model"][0] == pytest.approx(0.04)
     assert found["8 at once: tokens/s over ours alone"][0] == pytest.approx(8.0)
     assert found["8 at once: share of the first 16 tokens as of OpenVINO GenAI"][0] == 1.0
@@ -90,7 +93,7 @@ def test_ratios(bench: DecodeBench) -> None:
 
 def test_tables_name_every_system_and_the_papers_iterations(bench: DecodeBench) -> None:
     text = report.tables(bench, LIMITS)
-    for system in (OURS, TRITON, GENAI, STATIC, CONTINUOUS, INSTANCES, *WINDOWS):
+    for system in (OURS, TRITON, UNARY, GENAI, STATIC, CONTINUOUS, INSTANCES, *WINDOWS):
         assert f"\n  {system} " in text
     ours, instances = (bench.runs[bench.poisson[50], system][0].span_s for system in (OURS, INSTANCES))
     measured = ["50", "8", "2.00", "1.20", "50.0%", f"{ours:.1f}", f"{instances / ours:.1f}", "11.1"]

@@ -229,6 +229,41 @@ def test_a_deadline_is_kept() -> None:
     assert request.finished >= request.arrived + 0.3
 
 
+def steps_of_delivery(run: Run) -> list[list[Request]]:
+    """The requests delivered after each step, until the loop is idle."""
+    steps = []
+    while True:
+        before = len(run.delivered)
+        if not run.loop.step():
+            return steps
+        steps.append(run.delivered[before:])
+
+
+def test_streams_take_turns_where_a_step_has_fewer_responses_than_streams() -> None:
+    run = Run(stream_responses=2)
+    streams = [run.submit(stream=True, max_tokens=9) for _ in range(4)]
+    steps = steps_of_delivery(run)
+    first, last = steps[0], steps[-1]
+    assert set(first) == set(last) == set(streams), "first and last responses wait for no turn"
+    assert all(len(step) == 2 for step in steps[1:-1])
+    assert all(set(one) | set(next_one) == set(streams) for one, next_one in zip(steps[1:-2], steps[2:-1], strict=True))
+
+
+def test_every_stream_has_a_response_for_each_step_without_a_limit() -> None:
+    run = Run(stream_responses=0)
+    streams = [run.submit(stream=True, max_tokens=5) for _ in range(4)]
+    assert [set(step) for step in steps_of_delivery(run)] == [set(streams)] * 5
+
+
+def test_a_stream_that_ends_goes_before_those_that_wait_for_their_turn() -> None:
+    run = Run(stream_responses=1)
+    long = [run.submit(stream=True, max_tokens=20) for _ in range(3)]
+    short = run.submit(stream=True, max_tokens=4)
+    steps = steps_of_delivery(run)
+    assert steps[3] == [short]
+    assert all(sum(request in step for step in steps) > 4 for request in long)
+
+
 # Slots.
 
 

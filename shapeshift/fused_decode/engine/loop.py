@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 import time
-from collections import deque
 from collections.abc import Callable
 from typing import Any
 
@@ -46,22 +45,22 @@ class DecodeLoop:
         compaction: bool = True,
         slot_memory: SlotMemory | None = None,
         longest_step_s: float = 0.0,
+        stream_responses: int = 0,
     ) -> None:
-        """longest_step_s: see `StepCounter`."""
+        """longest_step_s: see `StepCounter`; stream_responses: see `Outbox`."""
         self.admission = admission
         self.slots = SlotTable(runtime.slots, runtime.max_length, slot_memory)
         self.metrics = LoopMetrics()
         self.steps = StepCounter("decode", lambda: len(admission) > 0 or self.slots.used > 0, longest_step_s)
         self._runtime = runtime
         self._sampler = Sampler(self.slots.sampling, self.slots.tokens, runtime.vocab_size)
-        self._deliver = deliver
         self._log = log
         self._prefill_tokens = prefill_tokens
         self._compaction = compaction
         self._is_eos = np.isin(np.arange(runtime.vocab_size), list(runtime.eos_ids))
         self._prefilling: dict[Request, None] = {}
         self._terminations = Terminations()
-        self._outbox: deque[Request] = deque()
+        self._outbox = Outbox(deliver, stream_responses)
         self._recorded = 0.0
         self._closing = False
         self._wake = threading.Event()
@@ -158,7 +157,7 @@ class DecodeLoop:
         if self._compaction and (gaps := self.slots.compaction()):
             for source, target in gaps.moves:
                 self._move(source, target)
-        self._flush()
+        self._outbox.deliver_urgent()
         return compose(self.slots, self._prefilling, self._prefill_tokens) if self.slots.used else None
 
     def _record(self, step: Step, tokens: Array, finite: Array, now: float) -> None:
@@ -184,7 +183,7 @@ class DecodeLoop:
             elif is_full:
                 self._finish(request, LENGTH)
         self._finish_due(now)
-        self._flush()
+        self._outbox.deliver_step()
 
     def _count_tokens(self, step: Step, now: float) -> None:
         decoding = int((self.slots.phase[step.wanted] == DECODE).sum())
@@ -201,7 +200,7 @@ class DecodeLoop:
         if text:
             request.parts.append(text)
             if request.stream:
-                self._outbox.append(request)
+                self._outbox.add(request)
         return request.text.stopped
 
     def _finish_due(self, now: float) -> None:
@@ -218,7 +217,7 @@ class DecodeLoop:
             self.admission.finished(request)
             self._prefilling.pop(request, None)
         request.finish(reason)
-        self._outbox.append(request)
+        self._outbox.add(request)
 
     def _finish_running(self, error: Exception) -> None:
         """End all running requests with `error`; afterwards all slots are free, whatever their state was."""
@@ -229,16 +228,50 @@ class DecodeLoop:
             self.admission.finished(request)
             if not request.is_finished:
                 request.finish(error)
-                self._outbox.append(request)
-        self._flush()
+                self._outbox.add(request)
+        self._outbox.deliver_urgent()
 
     def _move(self, source: int, target: int) -> None:
         length = self.slots.move(source, target, self._runtime.move)
         self.metrics.moves.add()
         self.metrics.moved_tokens.add(length)
 
-    def _flush(self) -> None:
-        if self._outbox:
-            # A request that has new text and has finished is delivered once.
-            self._deliver(list(dict.fromkeys(self._outbox)))
-            self._outbox.clear()
+
+class Outbox:
+    """The requests with something to send. Only the generating thread uses it.
+
+    deliver            takes requests, each at most once a call; must neither block nor raise
+    responses_a_step   most requests that are delivered after one step for their further tokens; 0: any number. Those
+                       that have waited longest go first, and what gathers meanwhile leaves with them
+
+    A response takes a thread of the front, the server and the client from their cores to the next wait, and each core
+    that the model lacks for a moment makes the others wait for it.
+    """
+
+    def __init__(self, deliver: Deliver, responses_a_step: int = 0) -> None:
+        self._deliver = deliver
+        self._responses_a_step = responses_a_step
+        self._urgent: dict[Request, None] = {}
+        self._waiting: dict[Request, None] = {}
+
+    def add(self, request: Request) -> None:
+        """`request` has new text to send, or has finished."""
+        if request.is_finished or len(request.parts) == 1:
+            self._waiting.pop(request, None)
+            self._urgent[request] = None
+        elif request not in self._urgent:
+            self._waiting[request] = None
+
+    def deliver_urgent(self) -> None:
+        """Deliver the requests that have finished or have their first text."""
+        if self._urgent:
+            self._deliver(list(self._urgent))
+            self._urgent.clear()
+
+    def deliver_step(self) -> None:
+        """Deliver after a step: what is urgent, and further tokens of as many requests as may be."""
+        left = self._responses_a_step - len(self._urgent) if self._responses_a_step else len(self._waiting)
+        for request in list(self._waiting)[: max(left, 0)]:
+            del self._waiting[request]
+            self._urgent[request] = None
+        self.deliver_urgent()
