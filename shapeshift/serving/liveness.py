@@ -18,8 +18,9 @@ from shapeshift.serving.model_args import Log
 
 _MIN_LIMIT_S = 5.0
 _LIMIT_STEPS = 10.0
-# More than one check apart, the whole process was suspended or had no processor: its threads did not hang.
-_MAX_CHECK_S = 2.0
+# Of a longer pause between two checks no more counts: the whole process was suspended or had no processor, its threads
+# did not hang.
+_MAX_CHECK_S = 1.0
 _LOGGED_FRAMES = 4
 
 
@@ -77,6 +78,7 @@ class Liveness:
             "Time without a step of a thread that has work; 0 up to its limit",
             "thread",
             self.stalled,
+            self._newly_stalled,
         )
         self._counters = counters
         self._log = log
@@ -84,6 +86,7 @@ class Liveness:
         self._checked_at = clock()
         # Of threads that had work at the last check: their steps by then, and for how long they had done none.
         self._waits: dict[StepCounter, tuple[int, float]] = {}
+        self._found: dict[str, float] = {}
 
     def stalled(self) -> dict[str, float]:
         """By thread: seconds without a step although it has work, where above its limit; else 0."""
@@ -104,4 +107,9 @@ class Liveness:
                 if waited_s <= counter.limit_s:
                     where = counter.position() or "it runs nothing"
                     self._log(f"thread {counter.name} has work and has done no step for {now_s:.0f} s: {where}")
+        self._found = found
         return found
+
+    def _newly_stalled(self) -> bool:
+        known = {name for name, seconds in self._found.items() if seconds}
+        return any(seconds and name not in known for name, seconds in self.stalled().items())

@@ -22,6 +22,8 @@ LENGTH_STEP = 8
 _LATENCY_MS = (1, 2, 5, 10, 15, 20, 30, 50, 75, 100, 150, 200, 300, 500, 1000, 2000, 5000, 10000)
 # Where autoscaling looks: well below the objective, and about to miss it (Arlo, section 4).
 _SLO_SHARES = (0.5, 0.95)
+# Between two flushes, to see whether one is urgent.
+_LOOKS = 4
 
 
 class Counter:
@@ -115,13 +117,24 @@ class Info:
 
 
 class Gauges:
-    """Gauges by the value of one label; each flush reads them all from a function."""
+    """Gauges by the value of one label; each flush reads them all from a function.
 
-    def __init__(self, name: str, help_text: str, label: str, read: Callable[[], dict[str, float]]) -> None:
+    urgent: asked some times between two flushes; True ends the wait for the next one.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        help_text: str,
+        label: str,
+        read: Callable[[], dict[str, float]],
+        urgent: Callable[[], bool] = lambda: False,
+    ) -> None:
         self.name = PREFIX + name
         self.help_text = help_text
         self.label = label
         self.read = read
+        self.urgent = urgent
 
 
 Metric = Counter | Gauge | Histogram | Counters | Info | Gauges
@@ -206,14 +219,22 @@ class MetricsFlusher:
         self._families.clear()
 
     def _run(self) -> None:
-        while not self._stop.wait(self._period_s):
-            self._heartbeat.add()
-            self._flush_or_log()
-        self._flush_or_log()
+        looks = 0
+        while not self._stop.wait(self._period_s / _LOOKS):
+            looks += 1
+            due = looks % _LOOKS == 0
+            if due:
+                self._heartbeat.add()
+            self._try_to(self.flush if due else self._flush_if_urgent)
+        self._try_to(self.flush)
 
-    def _flush_or_log(self) -> None:
-        try:
+    def _flush_if_urgent(self) -> None:
+        if any(metric.urgent() for metric in self._metrics if isinstance(metric, Gauges)):
             self.flush()
+
+    def _try_to(self, export: Callable[[], None]) -> None:
+        try:
+            export()
         except Exception as error:  # noqa: BLE001  metrics must never stop a server
             self._log(f"metrics could not be exported: {error}")
 

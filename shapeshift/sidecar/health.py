@@ -82,7 +82,8 @@ class HealthTracker:
 
         heartbeats: counter by model and pid, including processes that have ended. timeouts: in a row, by worker.
         loading: models that are being loaded; they are never reported. expected: models that are loaded and should
-        have a heartbeat. stalled: by model, seconds without a step. A model that is in none of these is forgotten.
+        have a heartbeat. stalled: by model, seconds without a step, 0 for threads within their limit. A model that is
+        in none of these is forgotten.
         """
         models = {*heartbeats, *expected, *timeouts, *loading}
         self._models = {name: self._models.get(name, _Model()) for name in models}
@@ -142,7 +143,7 @@ class HealthTracker:
         return None
 
     def _stalled(self, model: _Model, stalled: Mapping[StalledThread, float], settling: bool) -> DeadModel | None:
-        # The series of a process that has ended stay, but do not grow.
+        # The series of a process that has ended stay, but do not grow; a living one exports 0 until a thread stalls.
         growing = [thread for thread, seconds in stalled.items() if seconds > model.stalled.get(thread, math.inf)]
         model.stalled = stalled
         if settling or not growing:

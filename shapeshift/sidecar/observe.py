@@ -71,12 +71,11 @@ class MetricsPage:
         return {model: found for model, found in counts.items() if found}
 
     def stalled(self) -> dict[str, dict[StalledThread, float]]:
-        """By model: seconds without a step of the threads that have work and do none."""
-        seconds = {
+        """By model: seconds without a step of each thread that has work, where above its limit; else 0."""
+        return {
             model: {StalledThread(series.pid, series.label): series.value for series in self.series(model, STALLED)}
             for model in self.models
         }
-        return {model: {thread: value for thread, value in found.items() if value} for model, found in seconds.items()}
 
 
 @dataclass(frozen=True)

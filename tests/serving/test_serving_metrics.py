@@ -8,7 +8,7 @@ from functools import partial
 
 import pytest
 
-from shapeshift.serving.metrics import Counter, Counters, Gauge, Histogram, Info, Metric, MetricsFlusher
+from shapeshift.serving.metrics import Counter, Counters, Gauge, Gauges, Histogram, Info, Metric, MetricsFlusher
 from tests.fakes import PbUtils
 from tests.waiting import wait_for
 
@@ -134,6 +134,16 @@ def test_a_read_that_fails_is_logged_and_the_heart_beats_on() -> None:
     own.close()
     assert set(logged) == {"metrics could not be exported: gone"}
     assert pb_utils.metric("shapeshift_heartbeat_total") >= 2
+
+
+def test_what_is_urgent_does_not_wait_for_the_next_flush() -> None:
+    pb_utils = PbUtils()
+    gauges = Gauges("stalled", "help", "thread", lambda: {"decode": 6.0}, urgent=lambda: True)
+    # The first look is after 1 s, the first flush that is due, with a heartbeat, after 4 s.
+    own = flusher(pb_utils, gauges, period_s=4.0)
+    wait_for(lambda: pb_utils.metrics)
+    assert pb_utils.metric("shapeshift_heartbeat_total") == 0
+    own.close()
 
 
 def test_a_server_without_metrics() -> None:

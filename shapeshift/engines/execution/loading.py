@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Callable
 
 from shapeshift.engines.hardware import resident_mb
 from shapeshift.engines.manifest import EngineEntry, Manifest
 from shapeshift.serving.model_args import Log
+
+_NICENESS = 10
 
 
 def first_and_rest(manifest: Manifest) -> tuple[EngineEntry, list[EngineEntry]]:
@@ -23,7 +26,7 @@ class BackgroundLoader:
 
     load(entry) loads an engine and starts using it. lengths_seen[n] counts texts of n tokens; the caller updates it.
     Loading stops once the process uses more than `memory_mb`. An engine that fails to load is logged and skipped:
-    other engines serve its lengths.
+    other engines serve its lengths. The thread yields the processor to those that serve.
     """
 
     def __init__(
@@ -56,6 +59,8 @@ class BackgroundLoader:
         self._thread.join(timeout_s)
 
     def _run(self) -> None:
+        # On Linux of this thread alone. Compiling engines takes seconds of the processors that serve meanwhile.
+        os.nice(_NICENESS)
         pending = self._pending
         while pending and not self._stopping.is_set():
             if (used := resident_mb()) > self._memory_mb:
