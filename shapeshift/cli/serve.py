@@ -6,15 +6,14 @@ import argparse
 import contextlib
 import os
 import shlex
-import signal
 import sys
-import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from shapeshift import installation
 from shapeshift.cli.examples import summaries
 from shapeshift.cli.served_models import models_to_load
+from shapeshift.cli.stop_signals import stop_event
 from shapeshift.cli.supervisor import Supervisor, has_workers
 from shapeshift.engines import capacity
 from shapeshift.errors import InvalidInputError, ShapeshiftError
@@ -111,7 +110,7 @@ def _embedded(options: argparse.Namespace) -> int:
     )
     SidecarSettings(plan_period_s=options.plan_period)
     _write(_capacity(repositories, models))
-    with _stop_signals() as stop:
+    with stop_event() as stop:
         supervisor = Supervisor(
             settings,
             lambda: models_to_load(options, repositories),
@@ -168,19 +167,6 @@ def _examples(options: argparse.Namespace) -> str:
 
 def _repositories(options: argparse.Namespace) -> list[Path]:
     return options.repository or [options.build / "repository"]
-
-
-@contextlib.contextmanager
-def _stop_signals() -> Iterator[threading.Event]:
-    """An event that SIGINT, SIGTERM and SIGHUP set. Further signals do not interrupt the stop."""
-    stop = threading.Event()
-    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-    before = [signal.signal(number, lambda *_: stop.set()) for number in numbers]
-    try:
-        yield stop
-    finally:
-        for number, handler in zip(numbers, before, strict=True):
-            signal.signal(number, handler)
 
 
 def _write(text: str) -> None:

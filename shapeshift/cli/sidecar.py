@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import argparse
 import os
-import signal
 import sys
 import threading
 from pathlib import Path
 
+from shapeshift.cli.stop_signals import stop_event
 from shapeshift.sidecar import run_files
 from shapeshift.sidecar.settings import SidecarSettings
 from shapeshift.triton.embedded import run_record
@@ -94,18 +94,16 @@ def _run(settings: SidecarSettings, until_eof: bool) -> int:
     # The gRPC client is slow to import, and --freeze and --thaw do not need it.
     from shapeshift.sidecar.sidecar import Sidecar
 
-    stop = threading.Event()
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, lambda *_: stop.set())
-    sidecar = Sidecar(settings, server_key(settings.run_directory), _write)
-    sidecar.start()
-    if until_eof:
-        threading.Thread(target=_wait_for_eof, args=(stop,), name="input", daemon=True).start()
-    stop.wait()
-    sidecar.stop()
-    _write("sidecar stopped\n")
-    # Do not wait for the thread of a running load.
-    os._exit(0)
+    with stop_event() as stop:
+        sidecar = Sidecar(settings, server_key(settings.run_directory), _write)
+        sidecar.start()
+        if until_eof:
+            threading.Thread(target=_wait_for_eof, args=(stop,), name="input", daemon=True).start()
+        stop.wait()
+        sidecar.stop()
+        _write("sidecar stopped\n")
+        # Do not wait for the thread of a running load.
+        os._exit(0)
 
 
 def _wait_for_eof(stop: threading.Event) -> None:
