@@ -11,12 +11,13 @@ import copy
 import json
 import threading
 import weakref
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
-from types import SimpleNamespace
-from typing import Any
+from typing import Any, Literal, overload
 
 import numpy as np
+
+from shapeshift.serving import pb_utils as triton
 
 FINAL = 1
 
@@ -95,18 +96,18 @@ class Tensor:
 class InferenceResponse:
     """Output tensors, or an error."""
 
-    def __init__(self, output_tensors: Sequence[Tensor] = (), error: TritonError | None = None) -> None:
+    def __init__(self, output_tensors: Sequence[triton.Tensor] = (), error: triton.TritonError | None = None) -> None:
         assert all(isinstance(tensor, Tensor) for tensor in output_tensors)
         self._tensors = list(output_tensors)
         self._error = error
 
-    def output_tensors(self) -> list[Tensor]:
+    def output_tensors(self) -> list[triton.Tensor]:
         return self._tensors
 
     def has_error(self) -> bool:
         return self._error is not None
 
-    def error(self) -> TritonError | None:
+    def error(self) -> triton.TritonError | None:
         return self._error
 
 
@@ -180,22 +181,24 @@ class MetricFamily:
         return self._series[-1]
 
 
-class PbUtils(SimpleNamespace):
-    """Stands in for the module `triton_python_backend_utils`; `metrics` is what /metrics would show."""
+class PbUtils:
+    """Stands in for the module `triton_python_backend_utils`; `metrics` is what /metrics would show.
+
+    models: those that an InferenceRequest reaches, by name.
+    """
+
+    TRITONSERVER_RESPONSE_COMPLETE_FINAL = FINAL
 
     def __init__(self, with_metrics: bool = True) -> None:
         self.metrics: dict[Any, float] = {}
-        super().__init__(
-            TRITONSERVER_RESPONSE_COMPLETE_FINAL=FINAL,
-            InferenceResponse=InferenceResponse,
-            Logger=Logger(),
-            Tensor=Tensor,
-            TritonError=TritonError,
-            TritonModelException=TritonModelException,
-            InferenceRequest=partial(InferenceRequest, self),
-            models={},
-            get_input_tensor_by_name=get_input_tensor_by_name,
-        )
+        self.models: dict[str, Any] = {}
+        self.Logger = Logger()
+        self.InferenceResponse = InferenceResponse
+        self.Tensor = Tensor
+        self.TritonError: triton.TritonErrors = TritonError
+        self.TritonModelException = TritonModelException
+        self.InferenceRequest: Callable[..., triton.BlsRequest] = partial(InferenceRequest, self)
+        self.get_input_tensor_by_name = get_input_tensor_by_name
         if with_metrics:
             self.MetricFamily = MetricFamily.of(self.metrics)
 
@@ -212,14 +215,14 @@ class ResponseSender:
     """Records what was sent; `answer` and `stream` wait for the final response."""
 
     def __init__(self, fail: Exception | None = None, decoupled: bool = False) -> None:
-        self.responses: list[InferenceResponse] = []
+        self.responses: list[triton.InferenceResponse] = []
         self.breaches: list[str] = []
         self.cancelled = False
         self._fail = fail
         self._decoupled = decoupled
         self._ended = threading.Event()
 
-    def send(self, response: InferenceResponse, flags: int = 0) -> None:
+    def send(self, response: triton.InferenceResponse, flags: int = 0) -> None:
         if self._fail is not None:
             raise self._fail
         if self._ended.is_set():
@@ -235,12 +238,12 @@ class ResponseSender:
             self.breaches.append("asked after the final response")
         return self.cancelled
 
-    def answer(self, timeout_s: float = 30.0) -> InferenceResponse:
+    def answer(self, timeout_s: float = 30.0) -> triton.InferenceResponse:
         """The one response; AssertionError where there was none or more than one."""
         (response,) = self.stream(timeout_s)
         return response
 
-    def stream(self, timeout_s: float = 30.0) -> list[InferenceResponse]:
+    def stream(self, timeout_s: float = 30.0) -> list[triton.InferenceResponse]:
         """All responses once the last one was sent; AssertionError where none was the last."""
         assert self._ended.wait(timeout_s), "the request was not answered"
         assert not self.breaches, self.breaches
@@ -294,7 +297,7 @@ class InferenceRequest:
         self,
         pb_utils: PbUtils,
         model_name: str,
-        inputs: Sequence[Tensor],
+        inputs: Sequence[triton.Tensor],
         requested_output_names: Sequence[str],
         request_id: str = "",
         parameters: Mapping[str, Any] | None = None,
@@ -304,7 +307,13 @@ class InferenceRequest:
         named = {tensor.name(): tensor.as_numpy() for tensor in inputs}
         self._request = Request(requested_output_names, parameters, request_id, True, **named)
 
-    def exec(self, decoupled: bool = False) -> Iterator[InferenceResponse] | InferenceResponse:
+    @overload
+    def exec(self, decoupled: Literal[False] = False) -> triton.InferenceResponse: ...
+
+    @overload
+    def exec(self, decoupled: Literal[True]) -> Iterator[triton.InferenceResponse]: ...
+
+    def exec(self, decoupled: bool = False) -> Iterator[triton.InferenceResponse] | triton.InferenceResponse:
         if self._model is None:
             raise RuntimeError(f"Model '{self._name}' is not ready.")
         assert getattr(self._model, "decoupled", True) is decoupled, "the model is decoupled, or it is not"
@@ -314,14 +323,15 @@ class InferenceRequest:
         return iter([self._request.sender.answer()]) if decoupled else self._request.sender.answer()
 
 
-def values_of(response: InferenceResponse) -> dict[str, np.ndarray]:
+def values_of(response: triton.InferenceResponse) -> dict[str, np.ndarray]:
     """The outputs of a response by name; AssertionError with its text where it is an error."""
     error = response.error()
     assert error is None, error.message()
     return {tensor.name(): tensor.as_numpy() for tensor in response.output_tensors()}
 
 
-def get_input_tensor_by_name(request: Request, name: str) -> Tensor | None:
+def get_input_tensor_by_name(request: triton.InferenceRequest, name: str) -> Tensor | None:
+    assert isinstance(request, Request)
     return request.inputs.get(name)
 
 

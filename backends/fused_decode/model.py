@@ -8,6 +8,7 @@ from shapeshift.errors import ShapeshiftError
 from shapeshift.fused_decode import settings
 from shapeshift.fused_decode.model import kernel_build
 from shapeshift.serving import model_args
+from shapeshift.serving.pb_utils import InferenceRequest, ModelConfig
 from shapeshift.settings import Choices
 
 # Imported when chosen: a model that forwards needs no torch.
@@ -24,7 +25,7 @@ class TritonPythonModel:
     """Generates text, or forwards to the model that does; requests are answered through their response senders."""
 
     @staticmethod
-    def auto_complete_config(config: Any) -> Any:
+    def auto_complete_config(config: ModelConfig) -> ModelConfig:
         return model_args.auto_complete(pb_utils, config, settings.signature)
 
     def initialize(self, args: dict[str, str]) -> None:
@@ -38,7 +39,7 @@ class TritonPythonModel:
         except ShapeshiftError as error:
             raise pb_utils.TritonModelException(str(error)) from error
 
-    def execute(self, requests: list[Any]) -> None:
+    def execute(self, requests: list[InferenceRequest]) -> None:
         self._front.execute(requests)
 
     def finalize(self) -> None:

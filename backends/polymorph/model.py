@@ -1,7 +1,5 @@
 """Triton's entry point of the polymorph backend."""
 
-from typing import Any
-
 import triton_python_backend_utils as pb_utils
 
 from shapeshift.errors import ShapeshiftError
@@ -9,6 +7,7 @@ from shapeshift.polymorph import settings
 from shapeshift.polymorph.front import TextFront
 from shapeshift.polymorph.worker import TextWorker
 from shapeshift.serving import model_args
+from shapeshift.serving.pb_utils import InferenceRequest, InferenceResponse, ModelConfig
 
 
 class TritonPythonModel:
@@ -18,7 +17,7 @@ class TritonPythonModel:
     """
 
     @staticmethod
-    def auto_complete_config(config: Any) -> Any:
+    def auto_complete_config(config: ModelConfig) -> ModelConfig:
         return model_args.auto_complete(pb_utils, config, settings.signature)
 
     def initialize(self, args: dict[str, str]) -> None:
@@ -29,7 +28,7 @@ class TritonPythonModel:
         except ShapeshiftError as error:
             raise pb_utils.TritonModelException(str(error)) from error
 
-    def execute(self, requests: list[Any]) -> list[Any] | None:
+    def execute(self, requests: list[InferenceRequest]) -> list[InferenceResponse] | None:
         return self._model.execute(requests)
 
     def finalize(self) -> None:

@@ -1,12 +1,12 @@
 """Triton's entry point of the token_adapt backend."""
 
 import sys
-from typing import Any
 
 import triton_python_backend_utils as pb_utils
 
 from shapeshift.errors import ShapeshiftError
 from shapeshift.serving import model_args
+from shapeshift.serving.pb_utils import InferenceRequest, ModelConfig
 from shapeshift.token_adapt import settings
 from shapeshift.token_adapt.front import ImageFront
 
@@ -15,7 +15,7 @@ class TritonPythonModel:
     """Classifies images; responses go through response senders."""
 
     @staticmethod
-    def auto_complete_config(config: Any) -> Any:
+    def auto_complete_config(config: ModelConfig) -> ModelConfig:
         return model_args.auto_complete(pb_utils, config, settings.signature)
 
     def initialize(self, args: dict[str, str]) -> None:
@@ -26,7 +26,7 @@ class TritonPythonModel:
         except ShapeshiftError as error:
             raise pb_utils.TritonModelException(str(error)) from error
 
-    def execute(self, requests: list[Any]) -> None:
+    def execute(self, requests: list[InferenceRequest]) -> None:
         self._front.execute(requests)
 
     def finalize(self) -> None:

@@ -7,7 +7,6 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -17,6 +16,7 @@ from shapeshift.errors import OverloadedError
 from shapeshift.serving import bls
 from shapeshift.serving.call_pool import CallPool
 from shapeshift.serving.error_codes import text_of
+from shapeshift.serving.pb_utils import PbUtils
 
 _TEXT, _EMBEDDING = "TEXT", "EMBEDDING"
 # A prediction is not worth a longer wait of the request.
@@ -30,7 +30,7 @@ class EmbeddingPredictor(LengthPredictor):
     If the call fails or takes too long, the regressor predicts without an embedding. The first failure is logged.
     """
 
-    def __init__(self, pb_utils: Any, model: str, weights: Path, log: Callable[[str], None]) -> None:
+    def __init__(self, pb_utils: PbUtils, model: str, weights: Path, log: Callable[[str], None]) -> None:
         """model: the embedding model, such as `encode`; weights: see `Regressor.load`."""
         self._pb_utils = pb_utils
         self._model = model

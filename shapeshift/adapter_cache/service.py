@@ -39,6 +39,7 @@ from shapeshift.fused_decode.settings import GeneratedDecodeSettings
 from shapeshift.serving.metrics import Metric
 from shapeshift.serving.model_args import Log, ModelArgs
 from shapeshift.serving.parameters import RequestParameters
+from shapeshift.serving.pb_utils import PbUtils
 
 _REFRESH_S = 1.0
 
@@ -92,7 +93,7 @@ class AdapterService(DecodeService):
     sampling_parameters = ("lora_name",)
     request_type = AdapterRequest
 
-    def __init__(self, pb_utils: Any, args: ModelArgs, log: Log) -> None:
+    def __init__(self, pb_utils: PbUtils, args: ModelArgs, log: Log) -> None:
         self._settings = settings.read(AdapterCacheSettings, args.parameters)
         self._scheduling = settings.read(SchedulingSettings, args.parameters)
         load_runtime = partial(loading.load_runtime, extra_bytes=self._settings.adapter_mb << 20)
@@ -269,7 +270,7 @@ class AdapterService(DecodeService):
         return bool(names)
 
 
-def _make_predictor(pb_utils: Any, own: AdapterCacheSettings, log: Log) -> LengthPredictor:
+def _make_predictor(pb_utils: PbUtils, own: AdapterCacheSettings, log: Log) -> LengthPredictor:
     if not own.predictor_weights:
         return PREDICTORS["mean"]()
     return PREDICTORS["embedding"](pb_utils, own.predictor_model, Path(own.predictor_weights), log)

@@ -23,6 +23,7 @@ from shapeshift.serving import parameters
 from shapeshift.serving.liveness import Liveness
 from shapeshift.serving.metrics import Gauge, Metric, MetricsFlusher, RequestMetrics
 from shapeshift.serving.model_args import ModelArgs, model_log
+from shapeshift.serving.pb_utils import InferenceRequest, InferenceResponse, PbUtils, ResponseSender
 from shapeshift.serving.responses import Responder
 from shapeshift.serving.text_inputs import TEXT_PAIR, texts_of_request
 from shapeshift.triton.async_client import AsyncClient
@@ -36,7 +37,7 @@ _MAX_LENGTH = 512
 class CascadeFront:
     """Owns the process' threads. `execute` never blocks and never raises; every request is answered once."""
 
-    def __init__(self, pb_utils: Any, args: ModelArgs, client: AsyncClient | None = None) -> None:
+    def __init__(self, pb_utils: PbUtils, args: ModelArgs, client: AsyncClient | None = None) -> None:
         self._pb_utils = pb_utils
         self._log = model_log(pb_utils, args.name)
         settings.refuse_unknown(args.parameters, settings.names(CascadeSettings, GeneratedCascadeSettings))
@@ -62,7 +63,7 @@ class CascadeFront:
         self._export_metrics(args.name, own.slo_ms)
         self._log(f"ready: task {own.task}, candidate {self._hot_swap.current.candidate.name}")
 
-    def execute(self, requests: Sequence[Any]) -> None:
+    def execute(self, requests: Sequence[InferenceRequest]) -> None:
         """Start every request; an invalid one is answered with its error at once."""
         self._responder.start(requests, self._submit)
 
@@ -79,21 +80,21 @@ class CascadeFront:
             allowed = f"{'listed' if table.pairs else 'not listed'}: candidates of task {table.task} classify {inputs}"
             raise InvalidInputError(f"input {TEXT_PAIR}", "listed" if self._pairs else "not listed", allowed)
 
-    def _submit(self, request: Any, sender: Any) -> None:
+    def _submit(self, request: InferenceRequest, sender: ResponseSender) -> None:
         given = parameters.parse(request.parameters(), _OWN_PARAMETERS)
         texts = texts_of_request(self._pb_utils, request, self._pairs)
         outputs = [name for name in self._outputs if name in request.requested_output_names()]
         for tokens in self._hot_swap.submit(texts, given, partial(self._respond, sender, outputs)):
             self._request_metrics.lengths.observe(tokens)
 
-    def _respond(self, sender: Any, outputs: list[str], request: ClassifyRequest) -> None:
+    def _respond(self, sender: ResponseSender, outputs: list[str], request: ClassifyRequest) -> None:
         if request.error is not None:
             self._responder.fail(sender, request.error)
             return
         make = partial(self._response, request, outputs)
         self._responder.send(sender, make, request.arrived, partial(self._count_rows, request))
 
-    def _response(self, request: ClassifyRequest, outputs: list[str]) -> Any:
+    def _response(self, request: ClassifyRequest, outputs: list[str]) -> InferenceResponse:
         tensors = [self._pb_utils.Tensor(name, _OUTPUTS[name](request)) for name in outputs]
         return self._pb_utils.InferenceResponse(output_tensors=tensors)
 

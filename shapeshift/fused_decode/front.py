@@ -21,6 +21,7 @@ from shapeshift.serving.cancellations import CancellationWatch
 from shapeshift.serving.liveness import Liveness
 from shapeshift.serving.metrics import Gauge, MetricsFlusher, RequestMetrics
 from shapeshift.serving.model_args import Log, ModelArgs, model_log
+from shapeshift.serving.pb_utils import InferenceRequest, InferenceResponse, PbUtils, ResponseSender
 from shapeshift.serving.responses import Responder, SingleResponse
 
 MakeService = Callable[[ModelArgs, Log], DecodeService]
@@ -29,7 +30,7 @@ MakeService = Callable[[ModelArgs, Log], DecodeService]
 class GenerateFront:
     """Owns the process' threads. `execute` never blocks and never raises; every request gets one last response."""
 
-    def __init__(self, pb_utils: Any, args: ModelArgs, make_service: MakeService = DecodeService) -> None:
+    def __init__(self, pb_utils: PbUtils, args: ModelArgs, make_service: MakeService = DecodeService) -> None:
         self._pb_utils = pb_utils
         self._log = model_log(pb_utils, args.name)
         self._service = make_service(args, self._log)
@@ -60,7 +61,7 @@ class GenerateFront:
         self._service.open(self.loop)
         self.loop.start()
 
-    def execute(self, triton_requests: Sequence[Any]) -> None:
+    def execute(self, triton_requests: Sequence[InferenceRequest]) -> None:
         """Queue every request for a slot; an invalid request, or one too many, gets an error at once."""
         self._responder.start(triton_requests, self._submit, error_codes.is_forwarded)
 
@@ -72,7 +73,7 @@ class GenerateFront:
         self._responder.close()
         self._flusher.close()
 
-    def _submit(self, triton_request: Any, sender: Any) -> None:
+    def _submit(self, triton_request: InferenceRequest, sender: ResponseSender) -> None:
         stop_id = self._parser.stop_id(triton_request)
         if stop_id is not None:
             self._stop(stop_id, triton_request, sender)
@@ -111,7 +112,7 @@ class GenerateFront:
         except Exception:  # noqa: BLE001  whatever it is, the loop has finished the request with it
             self._deliver([request])
 
-    def _stop(self, stop_id: str, triton_request: Any, sender: Any) -> None:
+    def _stop(self, stop_id: str, triton_request: InferenceRequest, sender: ResponseSender) -> None:
         """End the requests of that id; the stop request itself gets an empty text."""
         with self._lock:
             stopped = list(self._live.get(stop_id, ()))
@@ -122,7 +123,7 @@ class GenerateFront:
         nothing = partial(self._nothing, triton_request.requested_output_names())
         self._responder.post([SingleResponse(sender, nothing, partial(self._responder.count, "OK"))])
 
-    def _nothing(self, requested: Iterable[str]) -> Any:
+    def _nothing(self, requested: Iterable[str]) -> InferenceResponse:
         tensors = [self._pb_utils.Tensor(TEXT, np.array([b""], dtype=object))] if TEXT in requested else []
         return self._pb_utils.InferenceResponse(output_tensors=tensors)
 

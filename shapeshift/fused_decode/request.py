@@ -15,6 +15,7 @@ import numpy.typing as npt
 from shapeshift.errors import OverloadedError
 from shapeshift.fused_decode.engine.detokenize import TextStream
 from shapeshift.fused_decode.sampling_params import ParsedRequest, SamplingParams
+from shapeshift.serving.pb_utils import InferenceResponse, PbUtils, ResponseSender
 
 Ids = npt.NDArray[np.int64]
 
@@ -171,16 +172,16 @@ class GenerationResponse:
 
     def __init__(
         self,
-        pb_utils: Any,
-        response_sender: Any,
+        pb_utils: PbUtils,
+        response_sender: ResponseSender,
         parsed: ParsedRequest,
         requested: Collection[str],
-        error_response: Callable[[Any, Exception], Any],
+        error_response: Callable[[PbUtils, Exception], InferenceResponse],
         finishing: Callable[[GenerationResponse], None],
         finished: Callable[[GenerationResponse], None],
         lost: Callable[[GenerationResponse], None],
     ) -> None:
-        self.response_sender = response_sender
+        self.response_sender: ResponseSender | None = response_sender
         self._pb_utils = pb_utils
         self._echo = parsed.text if parsed.echo else b""
         self._outputs = [TEXT, *sorted(parsed.outputs)]
@@ -192,7 +193,7 @@ class GenerationResponse:
         self._parts = 0
         self._tokens = 0
 
-    def next_response(self) -> tuple[Any, bool] | None:
+    def next_response(self) -> tuple[InferenceResponse, bool] | None:
         request = self.request
         # Read first: once it is true, nothing more is added.
         last = request.is_finished

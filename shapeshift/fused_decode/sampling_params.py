@@ -10,6 +10,7 @@ from typing import Any
 from shapeshift.errors import InvalidInputError
 from shapeshift.policy_api import Check, integer, list_of, number
 from shapeshift.serving.parameters import hint
+from shapeshift.serving.pb_utils import InferenceRequest, PbUtils
 
 _MAX_STOPS = 16
 _MAX_STOP_LENGTH = 256
@@ -76,7 +77,7 @@ class RequestParser:
     request_parameters: names of request parameters that the input `sampling_parameters` may hold too.
     """
 
-    def __init__(self, pb_utils: Any, vocab_size: int, request_parameters: Collection[str] = ()) -> None:
+    def __init__(self, pb_utils: PbUtils, vocab_size: int, request_parameters: Collection[str] = ()) -> None:
         self._get = pb_utils.get_input_tensor_by_name
         self._request_parameters = request_parameters
         self._checks: dict[str, Check] = {
@@ -91,7 +92,7 @@ class RequestParser:
             "ignore_eos": _flag,
         }
 
-    def stop_id(self, request: Any) -> str | None:
+    def stop_id(self, request: InferenceRequest) -> str | None:
         """The id of the request to end; None for a request for text. Raises InvalidInputError for both at once."""
         name: str | None = self._one(request, "stop_id", _text)
         if name is not None and self._get(request, "text_input") is not None:
@@ -100,7 +101,7 @@ class RequestParser:
             raise InvalidInputError("stop_id", name, "the id of a request")
         return name
 
-    def parse(self, request: Any) -> ParsedRequest:
+    def parse(self, request: InferenceRequest) -> ParsedRequest:
         """The inputs of a request for text. Raises InvalidInputError naming the input, its value and the limit."""
         prompt = self._one(request, "text_input", lambda name, value: value)
         if prompt is None:
@@ -121,7 +122,7 @@ class RequestParser:
             request_parameters=request_parameters,
         )
 
-    def _sampling_params(self, request: Any, sampling: Mapping[str, Any]) -> SamplingParams:
+    def _sampling_params(self, request: InferenceRequest, sampling: Mapping[str, Any]) -> SamplingParams:
         given = {
             key: self._checks[key](key, value if key == "stop" else _plain(value)) for key, value in sampling.items()
         }
@@ -133,7 +134,7 @@ class RequestParser:
                 given[name] = check(name, value)
         return SamplingParams(**given)
 
-    def _sampling_parameters(self, request: Any) -> dict[str, Any]:
+    def _sampling_parameters(self, request: InferenceRequest) -> dict[str, Any]:
         """The content of the input `sampling_parameters`. Raises InvalidInputError for an unknown key."""
         text = self._one(request, "sampling_parameters", _text)
         if not text:
@@ -152,7 +153,7 @@ class RequestParser:
         # null means the default, as in vLLM.
         return {key: value for key, value in given.items() if value is not None}
 
-    def _one(self, request: Any, name: str, check: Callable[[str, Any], Any]) -> Any:
+    def _one(self, request: InferenceRequest, name: str, check: Callable[[str, Any], Any]) -> Any:
         values = self._values(request, name)
         if values is None:
             return None
@@ -160,7 +161,7 @@ class RequestParser:
             raise InvalidInputError(name, f"{len(values)} values", "one value")
         return check(name, values[0])
 
-    def _values(self, request: Any, name: str) -> list[Any] | None:
+    def _values(self, request: InferenceRequest, name: str) -> list[Any] | None:
         tensor = self._get(request, name)
         return None if tensor is None else list(tensor.as_numpy().reshape(-1).tolist())
 

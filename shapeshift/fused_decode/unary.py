@@ -37,6 +37,7 @@ from shapeshift.serving.liveness import Liveness, StepCounter
 from shapeshift.serving.metrics import Gauge, Metric, MetricsFlusher, RequestMetrics
 from shapeshift.serving.model_args import ModelArgs, model_log
 from shapeshift.serving.parameters import is_tritons
+from shapeshift.serving.pb_utils import InferenceRequest, InferenceResponse, PbUtils, ResponseSender
 from shapeshift.serving.responses import Responder
 from shapeshift.triton.async_client import AsyncClient, ModelCall, Tensors
 from shapeshift.triton.settings import own_grpc_url
@@ -55,7 +56,7 @@ class Call:
     failure: the error that its client gets once the task is cancelled; started: whether cancelling reaches the task.
     """
 
-    sender: Any
+    sender: ResponseSender
     name: str
     inputs: dict[str, Any]
     outputs: list[str]
@@ -74,7 +75,7 @@ class UnaryFront:
     never answers what a dead process held.
     """
 
-    def __init__(self, pb_utils: Any, args: ModelArgs, client: AsyncClient | None = None) -> None:
+    def __init__(self, pb_utils: PbUtils, args: ModelArgs, client: AsyncClient | None = None) -> None:
         self._pb_utils = pb_utils
         self._log = model_log(pb_utils, args.name)
         settings.refuse_unknown(args.parameters, settings.names(ForwardSettings))
@@ -99,7 +100,7 @@ class UnaryFront:
         self._probing = self._client.start(self._probe())
         self._ticking = self._client.start(self._tick())
 
-    def execute(self, requests: Sequence[Any]) -> None:
+    def execute(self, requests: Sequence[InferenceRequest]) -> None:
         """Forward every request; an invalid request, or one too many, gets an error at once."""
         self._responder.start(requests, self._submit)
 
@@ -117,7 +118,7 @@ class UnaryFront:
         self._responder.close()
         self._flusher.close()
 
-    def _submit(self, request: Any, sender: Any) -> None:
+    def _submit(self, request: InferenceRequest, sender: ResponseSender) -> None:
         found = {name: self._pb_utils.get_input_tensor_by_name(request, name) for name in self._input_names}
         # Copied: Triton frees its buffers when `execute` returns.
         inputs = {name: np.array(tensor.as_numpy()) for name, tensor in found.items() if tensor is not None}
@@ -221,7 +222,7 @@ class UnaryFront:
             return None
         return None
 
-    def _response(self, call: Call, outputs: Tensors) -> Any:
+    def _response(self, call: Call, outputs: Tensors) -> InferenceResponse:
         if _REQUEST_ID in outputs and call.name:
             # The other model knows the request under the id with which it was forwarded.
             outputs[_REQUEST_ID] = np.array([call.name.encode()], dtype=object)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 from shapeshift.engines.execution import engine_set
 from shapeshift.engines.execution.executor import EngineExecutor
@@ -21,6 +21,7 @@ from shapeshift.polymorph.settings import PlacementSettings, PolymorphSettings, 
 from shapeshift.serving.liveness import StepCounter
 from shapeshift.serving.metrics import Counter, Gauge
 from shapeshift.serving.model_args import Log
+from shapeshift.serving.pb_utils import PbUtils
 
 
 class Executor(Protocol):
@@ -49,7 +50,7 @@ class Executor(Protocol):
 
 
 def open_executor(
-    pb_utils: Any,
+    pb_utils: PbUtils,
     front: str,
     made: Manifest,
     folder: Path,

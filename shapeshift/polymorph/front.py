@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
-from typing import Any
 
 from shapeshift import settings
 from shapeshift.engines import manifest
@@ -19,6 +18,7 @@ from shapeshift.serving import parameters
 from shapeshift.serving.liveness import Liveness
 from shapeshift.serving.metrics import Gauge, Metric, MetricsFlusher, RequestMetrics
 from shapeshift.serving.model_args import ModelArgs, model_log
+from shapeshift.serving.pb_utils import InferenceRequest, InferenceResponse, PbUtils, ResponseSender
 from shapeshift.serving.responses import Responder
 from shapeshift.serving.text_inputs import ENGINE_MS, OFFSETS, TEXT_PAIR, Offsets, padded_offsets, rows_of_request
 
@@ -29,7 +29,7 @@ _OWN_PARAMETERS = ("prompt_name", "truncate")
 class TextFront:
     """Owns the threads of the process. `execute` never blocks and never raises; every request is answered once."""
 
-    def __init__(self, pb_utils: Any, args: ModelArgs) -> None:
+    def __init__(self, pb_utils: PbUtils, args: ModelArgs) -> None:
         self._pb_utils = pb_utils
         self._log = model_log(pb_utils, args.name)
         settings.refuse_unknown(args.parameters, PARAMETERS)
@@ -52,7 +52,7 @@ class TextFront:
         self._count_and_export(args.name, made.max_tokens, own.slo_ms)
         self._log(f"ready: {made.provider} {made.precision}, {len(made.engines)} engines, {own.placement}")
 
-    def execute(self, requests: Sequence[Any]) -> None:
+    def execute(self, requests: Sequence[InferenceRequest]) -> None:
         """Queue every request. A request that cannot be served is answered with an error at once."""
         self._responder.start(requests, self._submit)
 
@@ -62,7 +62,7 @@ class TextFront:
         self._responder.close()
         self._metrics.close()
 
-    def _submit(self, request: Any, sender: Any) -> None:
+    def _submit(self, request: InferenceRequest, sender: ResponseSender) -> None:
         given = parameters.parse(request.parameters(), _OWN_PARAMETERS)
         wanted = [name for name in self._outputs if name in request.requested_output_names()]
         rows = rows_of_request(
@@ -84,13 +84,13 @@ class TextFront:
         finished = partial(self._reply, sender, wanted, rows.offsets)
         self._executor.submit(TextRequest(rows.ids, finished, given.latency_ms, sender.is_cancelled))
 
-    def _reply(self, sender: Any, wanted: list[str], offsets: list[Offsets], request: TextRequest) -> None:
+    def _reply(self, sender: ResponseSender, wanted: list[str], offsets: list[Offsets], request: TextRequest) -> None:
         if request.error is not None:
             self._responder.fail(sender, request.error)
             return
         self._responder.send(sender, partial(self._response, request, wanted, offsets), request.arrived)
 
-    def _response(self, request: TextRequest, wanted: list[str], offsets: list[Offsets]) -> Any:
+    def _response(self, request: TextRequest, wanted: list[str], offsets: list[Offsets]) -> InferenceResponse:
         values = dict(request.outputs)
         if offsets:
             values[OFFSETS] = padded_offsets(offsets)

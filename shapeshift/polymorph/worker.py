@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 
@@ -34,6 +33,7 @@ from shapeshift.serving import error_codes
 from shapeshift.serving.liveness import Liveness, StepCounter
 from shapeshift.serving.metrics import Counter, Gauge, MetricsFlusher
 from shapeshift.serving.model_args import ModelArgs, model_log
+from shapeshift.serving.pb_utils import InferenceRequest, InferenceResponse, PbUtils, Tensor
 
 INPUTS = tuple(tensor.name for tensor in WORKER_INPUTS)
 STATE = WORKER_STATE.name
@@ -43,7 +43,7 @@ PARAMETERS = settings.names(TextEngineSettings, PolymorphSettings, GeneratedSett
 class TextWorker:
     """Runs one request at a time, on the thread that Triton calls it with."""
 
-    def __init__(self, pb_utils: Any, args: ModelArgs) -> None:
+    def __init__(self, pb_utils: PbUtils, args: ModelArgs) -> None:
         self._pb_utils = pb_utils
         self._log = model_log(pb_utils, args.name)
         settings.refuse_unknown(args.parameters, PARAMETERS)
@@ -75,7 +75,7 @@ class TextWorker:
         self._metrics = MetricsFlusher(pb_utils, args.name, [self._calls, self._rows, loaded, stalled], self._log)
         self._log(f"ready: bin {own.bin or 'any'}, generation {own.generation}, {made.provider} {made.precision}")
 
-    def execute(self, requests: Sequence[Any]) -> list[Any]:
+    def execute(self, requests: Sequence[InferenceRequest]) -> list[InferenceResponse]:
         """One response for each request; UNSUPPORTED where a text is longer than this worker's bin."""
         return [self._answer(request) for request in requests]
 
@@ -84,11 +84,11 @@ class TextWorker:
         self._loader.close()
         self._metrics.close()
 
-    def _answer(self, request: Any) -> Any:
+    def _answer(self, request: InferenceRequest) -> InferenceResponse:
         with self._executing.running():
             return self._response(request)
 
-    def _response(self, request: Any) -> Any:
+    def _response(self, request: InferenceRequest) -> InferenceResponse:
         try:
             outputs = self._compute(self._texts(request))
             wanted = request.requested_output_names()
@@ -111,12 +111,8 @@ class TextWorker:
         self._rows.add(len(texts))
         return outputs
 
-    def _texts(self, request: Any) -> list[Ids]:
-        tensors = [self._pb_utils.get_input_tensor_by_name(request, name) for name in INPUTS]
-        for name, tensor in zip(INPUTS, tensors, strict=True):
-            if tensor is None:
-                raise InvalidInputError(name, None, "given")
-        ids, lengths = (tensor.as_numpy() for tensor in tensors)
+    def _texts(self, request: InferenceRequest) -> list[Ids]:
+        ids, lengths = (self._input(request, name).as_numpy() for name in INPUTS)
         if ids.ndim != 1 or lengths.ndim != 1:
             raise InvalidInputError("INPUT_IDS, LENGTHS", [ids.ndim, lengths.ndim], "one axis each")
         if int(lengths.min(initial=1)) < 1 or int(lengths.sum(dtype=np.int64)) != len(ids):
@@ -127,6 +123,12 @@ class TextWorker:
             raise InvalidInputError("INPUT_IDS", [int(ids.min()), int(ids.max())], f"0 to {self._vocabulary - 1}")
         ends = np.cumsum(lengths)
         return [ids[end - length : end] for end, length in zip(ends.tolist(), lengths.tolist(), strict=True)]
+
+    def _input(self, request: InferenceRequest, name: str) -> Tensor:
+        tensor = self._pb_utils.get_input_tensor_by_name(request, name)
+        if tensor is None:
+            raise InvalidInputError(name, None, "given")
+        return tensor
 
     def _load(self, entry: EngineEntry) -> None:
         self._engines.add(self._runtime.engine(entry.tokens, entry.rows), entry)

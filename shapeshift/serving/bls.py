@@ -9,12 +9,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shapeshift.serving.error_codes import code_of, error_of
+from shapeshift.serving.pb_utils import PbUtils
 
 Tensors = dict[str, NDArray[Any]]
 
 
 def call(
-    pb_utils: Any,
+    pb_utils: PbUtils,
     model: str,
     inputs: Mapping[str, Any],
     outputs: Sequence[str],
@@ -25,15 +26,15 @@ def call(
     parameters: of the request, without any where there are none. Raises the errors of `error_of`.
     """
     tensors = [pb_utils.Tensor(name, values) for name, values in inputs.items()]
-    optional = {"parameters": dict(parameters)} if parameters else {}
+    optional: dict[str, Any] = {"parameters": dict(parameters)} if parameters else {}
     request = pb_utils.InferenceRequest(
         model_name=model, requested_output_names=list(outputs), inputs=tensors, **optional
     )
     try:
         response = request.exec()
-    except Exception as error:  # noqa: BLE001  the server raises several types for a model that is not there
-        raise error_of(str(error)) from None
-    if response.has_error():
-        raise error_of(response.error().message(), code_of(pb_utils, response.error().code()))
+    except Exception as failure:  # noqa: BLE001  the server raises several types for a model that is not there
+        raise error_of(str(failure)) from None
+    if response.has_error() and (error := response.error()) is not None:
+        raise error_of(error.message(), code_of(pb_utils, error.code()))
     # The memory is Triton's, and goes with the response.
     return {tensor.name(): np.array(tensor.as_numpy()) for tensor in response.output_tensors()}

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-from typing import Any
 
 from shapeshift.errors import (
     CancelledRequestError,
@@ -18,6 +17,7 @@ from shapeshift.errors import (
     ShapeshiftError,
     UnsupportedError,
 )
+from shapeshift.serving.pb_utils import InferenceRequest, InferenceResponse, PbUtils, TritonError
 
 # Over HTTP these become 400, 404, 503, 501 and 400; everything else is INTERNAL, 500.
 _CODES: tuple[tuple[type[ShapeshiftError], str], ...] = (
@@ -59,19 +59,19 @@ def text_of(error: BaseException) -> str:
     return str(error) if isinstance(error, ShapeshiftError) else f"{type(error).__name__}: {error}"
 
 
-def triton_error(pb_utils: Any, error: BaseException) -> Any:
+def triton_error(pb_utils: PbUtils, error: BaseException) -> TritonError:
     """`error` as a `pb_utils.TritonError`."""
     # A server that lacks a code (they came over time) gets INTERNAL, its own default.
     code = getattr(pb_utils.TritonError, code_name(error), pb_utils.TritonError.INTERNAL)
     return pb_utils.TritonError(text_of(error), code)
 
 
-def error_response(pb_utils: Any, error: BaseException) -> Any:
+def error_response(pb_utils: PbUtils, error: BaseException) -> InferenceResponse:
     """A response that carries nothing but `error`."""
     return pb_utils.InferenceResponse(error=triton_error(pb_utils, error))
 
 
-def with_code(pb_utils: Any, error: BaseException) -> Any:
+def with_code(pb_utils: PbUtils, error: BaseException) -> InferenceResponse:
     """As `error_response`, with the code in the text, for a request that another model has forwarded.
 
     Between models an error loses its code (24.10); `error_of` reads it from the text.
@@ -79,7 +79,7 @@ def with_code(pb_utils: Any, error: BaseException) -> Any:
     return pb_utils.InferenceResponse(error=pb_utils.TritonError(f"[{code_name(error)}] {text_of(error)}"))
 
 
-def is_forwarded(request: Any) -> bool:
+def is_forwarded(request: InferenceRequest) -> bool:
     """Whether another front of ours has forwarded `request`, and reads codes from texts."""
     try:
         return json.loads(request.parameters() or "{}").get(FORWARDED) is True
@@ -87,7 +87,7 @@ def is_forwarded(request: Any) -> bool:
         return False
 
 
-def code_of(pb_utils: Any, code: object) -> str:
+def code_of(pb_utils: PbUtils, code: object) -> str:
     """The name of a code of `pb_utils.TritonError`; empty where there is none."""
     return next((name for name in CODES if code is not None and code == getattr(pb_utils.TritonError, name, None)), "")
 

@@ -12,9 +12,9 @@ import os
 import threading
 import time
 from collections.abc import Callable, Sequence
-from typing import Any
 
 from shapeshift.serving.error_codes import CODES
+from shapeshift.serving.pb_utils import MetricFamilies, MetricFamily, MetricSeries, PbUtils
 
 PREFIX = "shapeshift_"
 OTHER = "other"
@@ -165,7 +165,7 @@ class MetricsFlusher:
 
     def __init__(
         self,
-        pb_utils: Any,
+        pb_utils: PbUtils,
         model: str,
         metrics: Sequence[Metric],
         log: Callable[[str], None],
@@ -176,13 +176,13 @@ class MetricsFlusher:
         self._period_s = period_s
         self._log = log
         self._stop = threading.Event()
-        self._exported: dict[tuple[str, str], tuple[Any, float]] = {}
+        self._exported: dict[tuple[str, str], tuple[MetricSeries, float]] = {}
         # Once a family object is collected, every metric of it raises: families live as long as the process.
-        self._families: dict[str, Any] = {}
-        self._pb_utils = pb_utils
+        self._families: dict[str, MetricFamily] = {}
+        self._kinds: MetricFamilies | None = getattr(pb_utils, "MetricFamily", None)
         self._heartbeat = Counter("heartbeat_total", "Seconds that this process has been alive and flushing")
         self._thread = threading.Thread(target=self._run, name="metrics", daemon=True)
-        if hasattr(pb_utils, "MetricFamily"):
+        if self._kinds is not None:
             self._thread.start()
         else:
             log("this server exports no metrics of backends")
@@ -253,11 +253,12 @@ class MetricsFlusher:
             del self._exported[key], self._families[info.name]
         self._metric(info.name, info.help_text, labels, "GAUGE").set(time.time())
 
-    def _metric(self, name: str, help_text: str, labels: dict[str, str], kind: str) -> Any:
+    def _metric(self, name: str, help_text: str, labels: dict[str, str], kind: str) -> MetricSeries:
         key = (name, str(labels))
         if key not in self._exported:
             if name not in self._families:
-                kinds = self._pb_utils.MetricFamily
+                kinds = self._kinds
+                assert kinds is not None, "nothing is exported on a server without metrics of backends"
                 self._families[name] = kinds(name=name, description=help_text, kind=getattr(kinds, kind))
             metric = self._families[name].Metric(labels={**self._labels, **labels})
             self._exported[key] = (metric, 0.0)

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from shapeshift.errors import InvalidInputError, ShapeshiftError
+from shapeshift.serving.pb_utils import ModelConfig, PbUtils
 
 Log = Callable[[str], None]
 _BATCH = 64
@@ -147,8 +148,10 @@ def read(args: Mapping[str, str]) -> ModelArgs:
     )
 
 
-def auto_complete(pb_utils: Any, config: Any, signature: Callable[[Mapping[str, str]], Signature | None]) -> Any:
-    """A backend's `auto_complete_config`: adds to `config`, a pb_utils.ModelConfig, what it leaves out.
+def auto_complete(
+    pb_utils: PbUtils, config: ModelConfig, signature: Callable[[Mapping[str, str]], Signature | None]
+) -> ModelConfig:
+    """A backend's `auto_complete_config`: adds to `config` what it leaves out.
 
     signature: of a model with these parameters; None for a model whose configuration is always complete.
     """
@@ -172,7 +175,7 @@ def auto_complete(pb_utils: Any, config: Any, signature: Callable[[Mapping[str, 
     return config
 
 
-def model_log(pb_utils: Any, model: str) -> Log:
+def model_log(pb_utils: PbUtils, model: str) -> Log:
     """A function that writes one line with the model's name, from any thread."""
 
     def log(text: str) -> None:

@@ -13,30 +13,31 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, Protocol
+from typing import Protocol
 
 from shapeshift.serving import error_codes
 from shapeshift.serving.bounds import Bound
 from shapeshift.serving.liveness import StepCounter
 from shapeshift.serving.metrics import RequestMetrics
 from shapeshift.serving.model_args import Log
+from shapeshift.serving.pb_utils import InferenceRequest, InferenceResponse, PbUtils, ResponseSender
 
 # New requests are refused while so many answers wait to be sent.
 _MAX_UNSENT = 1024
 # `execute` waits while so many refusals wait to be sent: further requests then stay with Triton.
 _MAX_REFUSALS = 64
 
-Make = Callable[[], Any]
-Submit = Callable[[Any, Any], None]
+Make = Callable[[], InferenceResponse]
+Submit = Callable[[InferenceRequest, ResponseSender], None]
 
 
 class ResponseStream(Protocol):
     """The responses to one request. Only the sending thread calls these methods."""
 
-    response_sender: Any
+    response_sender: ResponseSender | None
     """Triton's; None after the last response."""
 
-    def next_response(self) -> tuple[Any, bool] | None:
+    def next_response(self) -> tuple[InferenceResponse, bool] | None:
         """The response for what has gathered, and whether it is the last; None where nothing has gathered."""
         ...
 
@@ -52,12 +53,12 @@ class ResponseStream(Protocol):
 class SingleResponse:
     """A stream of one response, which `make` returns; `after` is called once it was sent or could not be."""
 
-    def __init__(self, response_sender: Any, make: Make, after: Callable[[], None] | None = None) -> None:
-        self.response_sender = response_sender
+    def __init__(self, response_sender: ResponseSender, make: Make, after: Callable[[], None] | None = None) -> None:
+        self.response_sender: ResponseSender | None = response_sender
         self._make = make
         self._after = after
 
-    def next_response(self) -> tuple[Any, bool]:
+    def next_response(self) -> tuple[InferenceResponse, bool]:
         return self._make(), True
 
     def sent(self, last: bool) -> None:
@@ -71,7 +72,7 @@ class SingleResponse:
 class ResponseThread:
     """Sends the responses of many streams in order of posting, and nothing after a stream's last one."""
 
-    def __init__(self, pb_utils: Any, log: Log, name: str = "responses") -> None:
+    def __init__(self, pb_utils: PbUtils, log: Log, name: str = "responses") -> None:
         self._pb_utils = pb_utils
         self._final = pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL
         self._log = log
@@ -99,11 +100,11 @@ class ResponseThread:
             for stream in streams:
                 if stream.response_sender is not None:
                     with self.steps.running():
-                        self._send(stream)
+                        self._send(stream, stream.response_sender)
             # No reference may live through the wait: Triton keeps a model alive while one of its senders lives.
             streams = stream = None  # type: ignore[assignment]
 
-    def _send(self, stream: ResponseStream) -> None:
+    def _send(self, stream: ResponseStream, response_sender: ResponseSender) -> None:
         try:
             found = stream.next_response()
         except Exception as error:  # noqa: BLE001  without a last response the client would wait forever
@@ -113,7 +114,7 @@ class ResponseThread:
             return
         response, last = found
         try:
-            stream.response_sender.send(response, flags=self._final if last else 0)
+            response_sender.send(response, flags=self._final if last else 0)
         except Exception as error:  # noqa: BLE001  whatever Triton raises, the thread must continue
             self._log(f"a response could not be sent: {error}")
             stream.broken()
@@ -131,7 +132,7 @@ class Responder:
     steps: those of Triton's thread that executes, and of the sending threads.
     """
 
-    def __init__(self, pb_utils: Any, metrics: RequestMetrics, log: Log) -> None:
+    def __init__(self, pb_utils: PbUtils, metrics: RequestMetrics, log: Log) -> None:
         self._pb_utils = pb_utils
         self._metrics = metrics
         self._counting = threading.Lock()
@@ -149,7 +150,10 @@ class Responder:
         self._errors.close()
 
     def start(
-        self, requests: Sequence[Any], submit: Submit, with_code: Callable[[Any], bool] = lambda request: False
+        self,
+        requests: Sequence[InferenceRequest],
+        submit: Submit,
+        with_code: Callable[[InferenceRequest], bool] = lambda request: False,
     ) -> None:
         """Call `submit(request, its response sender)` for each; an error that it raises is that request's answer.
 
@@ -168,7 +172,7 @@ class Responder:
 
     def send(
         self,
-        response_sender: Any,
+        response_sender: ResponseSender,
         make: Make,
         arrived: float,
         after: Callable[[], None] | None = None,
@@ -184,7 +188,7 @@ class Responder:
 
     def fail(
         self,
-        response_sender: Any,
+        response_sender: ResponseSender,
         error: Exception,
         before: Callable[[], None] | None = None,
         with_code: bool = False,
@@ -216,6 +220,6 @@ def _preceded(make: Make, before: Callable[[], None] | None) -> Make:
     return make if before is None else partial(_both, before, make)
 
 
-def _both(before: Callable[[], None], make: Make) -> Any:
+def _both(before: Callable[[], None], make: Make) -> InferenceResponse:
     before()
     return make()

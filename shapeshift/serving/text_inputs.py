@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from shapeshift.errors import InvalidInputError
+from shapeshift.serving.pb_utils import InferenceRequest, PbUtils
 
 Ids = npt.NDArray[np.int64]
 Offsets = npt.NDArray[np.int32]
@@ -36,8 +37,8 @@ class TextRows(NamedTuple):
 
 
 def rows_of_request(
-    pb_utils: Any,
-    request: Any,
+    pb_utils: PbUtils,
+    request: InferenceRequest,
     tokenizer: Tokenizer,
     vocabulary: int,
     truncate: bool,
@@ -76,7 +77,7 @@ def rows_of_request(
     return TextRows(rows, [np.full((len(own), 2), -1, np.int32) for own in rows] if offsets else [])
 
 
-def texts_of_request(pb_utils: Any, request: Any, pairs: bool) -> list[list[bytes]]:
+def texts_of_request(pb_utils: PbUtils, request: InferenceRequest, pairs: bool) -> list[list[bytes]]:
     """The rows of a request that takes TEXT only: one text each, or with `pairs` a text and its TEXT_PAIR.
 
     Raises InvalidInputError naming input, row and limit.
@@ -98,7 +99,7 @@ def padded_offsets(offsets: Sequence[Offsets]) -> Offsets:
     return padded
 
 
-def _texts(pb_utils: Any, request: Any, name: str) -> list[bytes] | None:
+def _texts(pb_utils: PbUtils, request: InferenceRequest, name: str) -> list[bytes] | None:
     values = _array(pb_utils, request, name)
     if values is None:
         return None
@@ -133,7 +134,7 @@ def rows_of_ids(ids: Ids, mask: Ids, vocabulary: int, max_tokens: int, truncate:
     return rows
 
 
-def _array(pb_utils: Any, request: Any, name: str) -> Any:
+def _array(pb_utils: PbUtils, request: InferenceRequest, name: str) -> Any:
     tensor = pb_utils.get_input_tensor_by_name(request, name)
     return None if tensor is None else tensor.as_numpy()
 

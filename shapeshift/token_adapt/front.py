@@ -16,6 +16,7 @@ from shapeshift.serving.cancellations import CancellationWatch
 from shapeshift.serving.liveness import Liveness
 from shapeshift.serving.metrics import Gauge, Metric, MetricsFlusher, RequestMetrics
 from shapeshift.serving.model_args import ModelArgs, model_log
+from shapeshift.serving.pb_utils import InferenceRequest, InferenceResponse, PbUtils, ResponseSender
 from shapeshift.serving.responses import Responder
 from shapeshift.token_adapt import image_decoding, loading
 from shapeshift.token_adapt.decoder_pool import Decode, DecoderPool
@@ -32,7 +33,7 @@ _CHANNELS = 3
 class ImageFront:
     """Owns the threads of the process. `execute` never blocks and never raises; every request gets one response."""
 
-    def __init__(self, pb_utils: Any, args: ModelArgs, open_model: loading.Open = loading.open_model) -> None:
+    def __init__(self, pb_utils: PbUtils, args: ModelArgs, open_model: loading.Open = loading.open_model) -> None:
         self._pb_utils = pb_utils
         self._log = model_log(pb_utils, args.name)
         loaded = loading.load(args, self._log, open_model)
@@ -64,7 +65,7 @@ class ImageFront:
         self._metrics = MetricsFlusher(pb_utils, args.name, exported, self._log)
         self._executor.start()
 
-    def execute(self, requests: Sequence[Any]) -> None:
+    def execute(self, requests: Sequence[InferenceRequest]) -> None:
         """Queue the images of each request for decoding; invalid and refused requests get an error at once."""
         self._responder.start(requests, self._submit)
 
@@ -76,7 +77,7 @@ class ImageFront:
         self._responder.close()
         self._metrics.close()
 
-    def _submit(self, request: Any, sender: Any) -> None:
+    def _submit(self, request: InferenceRequest, sender: ResponseSender) -> None:
         options = self._options(parameters.parse(request.parameters(), _OWN_PARAMETERS))
         num_images, num_bytes, decode = self._images(request)
         num_bytes += num_images * self._model.preprocessing.size**2 * _CHANNELS
@@ -109,7 +110,7 @@ class ImageFront:
             raise InvalidInputError("parameter utility", utility, f"0 to {MAX_UTILITY:g}")
         return ImageRequestOptions(task, latency_ms, utility)
 
-    def _images(self, request: Any) -> tuple[int, int, Decode]:
+    def _images(self, request: InferenceRequest) -> tuple[int, int, Decode]:
         """The number of images, their bytes, and a function that decodes the image of a row.
 
         Checks shapes, types and the size of PIXELS only.
@@ -132,7 +133,7 @@ class ImageFront:
         copied = np.array(pixels, dtype=np.uint8)
         return len(copied), copied.nbytes, lambda row: image_decoding.fit(copied[row], wanted, max_pixels, row)
 
-    def _array(self, request: Any, name: str) -> Any:
+    def _array(self, request: InferenceRequest, name: str) -> Any:
         tensor = self._pb_utils.get_input_tensor_by_name(request, name)
         return None if tensor is None else tensor.as_numpy()
 
@@ -143,7 +144,7 @@ class ImageFront:
             self._num_unanswered += num_images
             self._num_bytes += num_bytes
 
-    def _respond(self, sender: Any, outputs: list[str], num_bytes: int, request: ImageRequest) -> None:
+    def _respond(self, sender: ResponseSender, outputs: list[str], num_bytes: int, request: ImageRequest) -> None:
         with self._lock:
             self._num_unanswered -= request.num_images
             self._num_bytes -= num_bytes
@@ -158,7 +159,7 @@ class ImageFront:
         # Running images can belong to a failed request that is answered already.
         return max(0, self._num_unanswered - self._executor.num_running)
 
-    def _response(self, request: ImageRequest, outputs: list[str]) -> Any:
+    def _response(self, request: ImageRequest, outputs: list[str]) -> InferenceResponse:
         tensors = output_tensors(request)
         return self._pb_utils.InferenceResponse([self._pb_utils.Tensor(name, tensors[name]) for name in outputs])
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 import queue
 import threading
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
 import numpy as np
 import pytest
@@ -16,6 +14,7 @@ from shapeshift.adapter_cache.policy.length_prediction import Oracle, Regressor,
 from shapeshift.adapter_cache.policy.prefetch import MIN_GAPS, GapHistograms
 from shapeshift.adapter_cache.prompt_embedding import EmbeddingPredictor
 from shapeshift.errors import InvalidInputError
+from tests.fakes import InferenceResponse, PbUtils, Request, Tensor
 
 
 def prediction_input(adapter: str | None = None, most: int = 100, **known: object) -> PredictionInput:
@@ -111,27 +110,20 @@ def test_invalid_weights_are_refused(tmp_path: Path) -> None:
 
 
 class EmbeddingModel:
-    """Triton's side of a call to the embedding model, which fails if there is no `embedding`."""
+    """The embedding model as the server calls it; it fails if there is no `embedding`."""
+
+    decoupled = False
 
     def __init__(self, embedding: np.ndarray | None) -> None:
         self.embedding = embedding
         self.texts: list[bytes] = []
 
-    def Tensor(self, name: str, array: np.ndarray) -> SimpleNamespace:  # noqa: N802  Triton's name
-        return SimpleNamespace(name=name, as_numpy=lambda: array)
-
-    def InferenceRequest(self, **fields: Any) -> SimpleNamespace:  # noqa: N802  Triton's name
-        return SimpleNamespace(exec=lambda: self._respond(**fields))
-
-    def _respond(self, model_name: str, inputs: list[Any], **others: object) -> SimpleNamespace:
-        assert model_name == "encode"
-        self.texts.append(inputs[0].as_numpy()[0, 0])
+    def execute(self, requests: list[Request]) -> list[InferenceResponse]:
+        (request,) = requests
+        self.texts.append(request.inputs["TEXT"].as_numpy()[0, 0])
         if self.embedding is None:
             raise RuntimeError("no such model")
-        return SimpleNamespace(
-            has_error=lambda: False,
-            output_tensors=lambda: [SimpleNamespace(name=lambda: "EMBEDDING", as_numpy=lambda: self.embedding[None])],
-        )
+        return [InferenceResponse([Tensor("EMBEDDING", self.embedding[None])])]
 
 
 def later(predictor: EmbeddingPredictor, request: PredictionInput) -> int:
@@ -145,7 +137,9 @@ def test_an_embedding_predictor_calls_its_model_and_logs_one_failure(tmp_path: P
     Regressor(np.array([1.0, 2.0, 0.0, 0.0])).save(tmp_path / "weights.npy")
     lines: list[str] = []
     model = EmbeddingModel(np.array([0.5, 1.0]))
-    predictor = EmbeddingPredictor(model, "encode", tmp_path / "weights.npy", lines.append)
+    pb_utils = PbUtils()
+    pb_utils.models["encode"] = model
+    predictor = EmbeddingPredictor(pb_utils, "encode", tmp_path / "weights.npy", lines.append)
     assert later(predictor, prediction_input("a", text=b"hello")) == round(np.expm1(2.5))
     assert model.texts == [b"hello"] and lines == []
     model.embedding = None

@@ -13,8 +13,9 @@ from google.protobuf import json_format
 from shapeshift.fused_decode.settings import signature
 from shapeshift.serving import model_args
 from shapeshift.serving.model_args import ModelArgs
+from shapeshift.serving.pb_utils import InferenceResponse
 from shapeshift.triton import model_config
-from tests.fakes import InferenceResponse, Request, values_of
+from tests.fakes import Request, values_of
 
 PROJECT = Path(__file__).resolve().parents[2]
 OUTPUTS = (

@@ -22,6 +22,7 @@ from shapeshift.polymorph.router.router import Router
 from shapeshift.polymorph.router.worker_client import WorkerClient, WorkerInfo, WrongBinError
 from shapeshift.polymorph.settings import PlacementSettings, PolymorphSettings
 from shapeshift.polymorph.worker import TextWorker
+from shapeshift.serving import pb_utils as triton
 from tests.fakes import InferenceResponse, PbUtils, Request, Tensor, TritonError, TritonModelException, ids_request
 from tests.waiting import wait_for
 
@@ -47,7 +48,7 @@ class Server:
 
         self.asked.add(model_name)
 
-        def answer() -> InferenceResponse:
+        def answer() -> triton.InferenceResponse:
             if model_name not in self.workers:
                 raise TritonModelException(f"Model '{model_name}' is not ready.")
             with self._locks[model_name]:

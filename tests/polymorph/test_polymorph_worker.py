@@ -13,7 +13,8 @@ import pytest
 from shapeshift.errors import EngineError, InvalidInputError
 from shapeshift.polymorph.front import TextFront
 from shapeshift.polymorph.worker import TextWorker
-from tests.fakes import InferenceResponse, PbUtils, Request, TritonError, ids_request
+from shapeshift.serving.pb_utils import InferenceResponse
+from tests.fakes import PbUtils, Request, TritonError, ids_request
 from tests.waiting import wait_for
 
 if TYPE_CHECKING:

@@ -48,14 +48,20 @@ class OldError:
 
     INTERNAL = 1
 
-    def __init__(self, message: str, code: int) -> None:
-        self.code = code
+    def __init__(self, message: str, code: int = INTERNAL) -> None:
+        self._message, self._code = message, code
+
+    def message(self) -> str:
+        return self._message
+
+    def code(self) -> int:
+        return self._code
 
 
 def test_a_code_that_the_server_lacks_becomes_internal() -> None:
     pb_utils = PbUtils()
     pb_utils.TritonError = OldError
-    assert error_codes.triton_error(pb_utils, CancelledRequestError("x")).code == OldError.INTERNAL
+    assert error_codes.triton_error(pb_utils, CancelledRequestError("x")).code() == OldError.INTERNAL
 
 
 @pytest.mark.parametrize(
@@ -84,7 +90,7 @@ def test_what_another_models_error_means(text: str, code: int | None, kind: type
 @pytest.mark.parametrize("error", [InvalidInputError("f", 1, "2"), OverloadedError("x"), EngineError("y")])
 def test_a_code_in_the_text_survives_the_way_between_models(error: Exception) -> None:
     sent = error_codes.with_code(PbUtils(), error).error()
-    assert sent.code() == TritonError.INTERNAL
+    assert sent is not None and sent.code() == TritonError.INTERNAL
     found = error_codes.error_of(sent.message(), error_codes.code_of(PbUtils(), sent.code()))
     assert isinstance(found, ModelError)
     assert (found.code, str(found)) == (error_codes.code_name(error), str(error))

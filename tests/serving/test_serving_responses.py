@@ -12,6 +12,7 @@ import pytest
 
 from shapeshift.errors import InvalidInputError, OverloadedError
 from shapeshift.serving import error_codes, responses
+from shapeshift.serving import pb_utils as triton
 from shapeshift.serving.metrics import RequestMetrics
 from shapeshift.serving.responses import Responder, ResponseThread, SingleResponse
 from tests.fakes import InferenceResponse, PbUtils, Request, ResponseSender, TritonError
@@ -301,7 +302,7 @@ def test_what_submit_raises_is_the_answer_of_that_request_alone(responder: tuple
     requests = [Request(), Request(parameters={"forwarded": True}), Request()]
     accepted: list[object] = []
 
-    def submit(request: Request, sender: ResponseSender) -> None:
+    def submit(request: triton.InferenceRequest, sender: triton.ResponseSender) -> None:
         if request is not requests[2]:
             raise InvalidInputError("TEXT", 3, "a string")
         accepted.append(request)
@@ -324,7 +325,7 @@ class HeldSender(ResponseSender):
 
     release = threading.Event()
 
-    def send(self, response: InferenceResponse, flags: int = 0) -> None:
+    def send(self, response: triton.InferenceResponse, flags: int = 0) -> None:
         assert self.release.wait(30)
         super().send(response, flags)
 
@@ -336,7 +337,7 @@ def held(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
     return HeldSender.release
 
 
-def refuse(request: Request, sender: ResponseSender) -> None:
+def refuse(request: triton.InferenceRequest, sender: triton.ResponseSender) -> None:
     raise OverloadedError("full")
 
 
@@ -365,11 +366,11 @@ def test_refusals_that_wait_are_bounded_and_none_is_lost(
     monkeypatch.setattr(responses, "_MAX_REFUSALS", 3)
     made = Responder(PbUtils(), RequestMetrics("texts", 1, 0), pytest.fail)
     requests = [Request() for _ in range(8)]
-    submitted: list[Request] = []
+    submitted: list[object] = []
     for request in requests:
         request.sender = HeldSender()
 
-    def submit(request: Request, sender: ResponseSender) -> None:
+    def submit(request: triton.InferenceRequest, sender: triton.ResponseSender) -> None:
         submitted.append(request)
         refuse(request, sender)
 
@@ -389,9 +390,9 @@ def test_requests_are_refused_while_too_many_answers_wait_to_be_sent(
 ) -> None:
     monkeypatch.setattr(responses, "_MAX_UNSENT", 2)
     made = Responder(PbUtils(), RequestMetrics("texts", 1, 0), pytest.fail)
-    accepted: list[Request] = []
+    accepted: list[triton.InferenceRequest] = []
 
-    def submit(request: Request, sender: ResponseSender) -> None:
+    def submit(request: triton.InferenceRequest, sender: triton.ResponseSender) -> None:
         accepted.append(request)
         made.send(sender, InferenceResponse, time.monotonic())
 

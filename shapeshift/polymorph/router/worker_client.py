@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -11,6 +11,7 @@ from shapeshift.engines.interfaces import Array, Ids
 from shapeshift.errors import EngineError, ModelError, ShapeshiftError
 from shapeshift.polymorph.worker import INPUTS, STATE
 from shapeshift.serving import bls
+from shapeshift.serving.pb_utils import PbUtils
 
 
 class WrongBinError(ShapeshiftError):
@@ -28,7 +29,7 @@ class WorkerInfo(NamedTuple):
 class WorkerClient:
     """Calls workers by their model names, from any thread. A call blocks until the worker answers."""
 
-    def __init__(self, pb_utils: Any, outputs: Sequence[str]) -> None:
+    def __init__(self, pb_utils: PbUtils, outputs: Sequence[str]) -> None:
         self._pb_utils = pb_utils
         self._outputs = list(outputs)
 

@@ -1,0 +1,168 @@
+"""Types for Triton's module `triton_python_backend_utils`: the part of it that this project uses.
+
+A backend passes the module itself, which only a server's process can import; `tests.fakes.PbUtils` stands in for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol, TypeAlias
+
+from numpy.typing import NDArray
+
+
+class Tensor(Protocol):
+    """An input or output with its values."""
+
+    def name(self) -> str: ...
+
+    def as_numpy(self) -> NDArray[Any]:
+        """The values; of a request's input in memory that Triton frees once `execute` has returned."""
+        ...
+
+
+class TritonError(Protocol):
+    """The text and the code of a failure."""
+
+    def message(self) -> str: ...
+
+    def code(self) -> int: ...
+
+
+class InferenceResponse(Protocol):
+    """Outputs, or an error."""
+
+    def output_tensors(self) -> Sequence[Tensor]: ...
+
+    def has_error(self) -> bool: ...
+
+    def error(self) -> TritonError | None: ...
+
+
+class ResponseSender(Protocol):
+    """Takes the responses to one request, from any thread."""
+
+    def send(self, response: InferenceResponse, flags: int) -> None:
+        """flags: TRITONSERVER_RESPONSE_COMPLETE_FINAL with the last response, else 0."""
+        ...
+
+    def is_cancelled(self) -> bool:
+        """Whether the client has cancelled the request; not to be called after the last response (24.10)."""
+        ...
+
+
+class InferenceRequest(Protocol):
+    """A request that a backend receives."""
+
+    def request_id(self) -> str: ...
+
+    def parameters(self) -> str:
+        """A JSON object, or an empty text."""
+        ...
+
+    def requested_output_names(self) -> Sequence[str]: ...
+
+    def get_response_sender(self) -> ResponseSender: ...
+
+
+class BlsRequest(Protocol):
+    """A request that a backend makes to another model; Triton's InferenceRequest too."""
+
+    def exec(self) -> InferenceResponse:
+        """The answer; blocks until it is there. Raises where the model is not loaded."""
+        ...
+
+
+class ModelConfig(Protocol):
+    """What `auto_complete_config` reads and completes."""
+
+    def as_dict(self) -> dict[str, Any]: ...
+
+    def add_input(self, tensor: dict[str, Any]) -> None: ...
+
+    def add_output(self, tensor: dict[str, Any]) -> None: ...
+
+    def set_max_batch_size(self, size: int) -> None: ...
+
+    def set_model_transaction_policy(self, policy: dict[str, bool]) -> None: ...
+
+
+class MetricSeries(Protocol):
+    """One series; Triton's Metric."""
+
+    def increment(self, value: float) -> None: ...
+
+    def set(self, value: float) -> None: ...
+
+
+class MetricFamily(Protocol):
+    """The series of one name."""
+
+    def Metric(self, labels: Mapping[str, str]) -> MetricSeries: ...  # noqa: N802  Triton's name
+
+
+class MetricFamilies(Protocol):
+    """The class MetricFamily, which a server without metrics of backends lacks."""
+
+    @property
+    def COUNTER(self) -> Any: ...  # noqa: N802  Triton's name
+
+    @property
+    def GAUGE(self) -> Any: ...  # noqa: N802  Triton's name
+
+    def __call__(self, name: str, description: str, kind: Any) -> MetricFamily: ...
+
+
+class TritonErrors(Protocol):
+    """The class TritonError; its codes came over time, so that `getattr` looks for all but this one."""
+
+    @property
+    def INTERNAL(self) -> int: ...  # noqa: N802  Triton's name
+
+    def __call__(self, message: str, code: int = ..., /) -> TritonError: ...
+
+
+class Log(Protocol):
+    """The server's log; Triton's Logger."""
+
+    def log_info(self, message: str, /) -> None: ...
+
+
+# Inside the class below, these names are its members.
+_Tensor: TypeAlias = Tensor
+_InferenceResponse: TypeAlias = InferenceResponse
+_InferenceRequest: TypeAlias = InferenceRequest
+_TritonError: TypeAlias = TritonError
+
+
+class PbUtils(Protocol):
+    """The module. `MetricFamily` is not part of it: not every server has it, see `MetricFamilies`."""
+
+    @property
+    def TRITONSERVER_RESPONSE_COMPLETE_FINAL(self) -> int: ...  # noqa: N802  Triton's name
+
+    @property
+    def Logger(self) -> Log: ...  # noqa: N802  Triton's name
+
+    @property
+    def TritonError(self) -> TritonErrors: ...  # noqa: N802  Triton's name
+
+    @property
+    def TritonModelException(self) -> type[Exception]: ...  # noqa: N802  Triton's name
+
+    def Tensor(self, name: str, values: NDArray[Any], /) -> _Tensor: ...  # noqa: N802  Triton's name
+
+    def InferenceResponse(  # noqa: N802  Triton's name
+        self, output_tensors: Sequence[_Tensor] = ..., error: _TritonError | None = ...
+    ) -> _InferenceResponse: ...
+
+    def InferenceRequest(  # noqa: N802  Triton's name
+        self,
+        *,
+        model_name: str,
+        requested_output_names: Sequence[str],
+        inputs: Sequence[_Tensor],
+        parameters: Mapping[str, Any] = ...,
+    ) -> BlsRequest: ...
+
+    def get_input_tensor_by_name(self, request: _InferenceRequest, name: str, /) -> _Tensor | None: ...
