@@ -12,9 +12,10 @@ import numpy as np
 
 from shapeshift.errors import CancelledRequestError, NotFoundError
 from shapeshift.fused_decode.engine.detokenize import TextStream
+from shapeshift.fused_decode.engine.logit_edits import token_rules
 from shapeshift.fused_decode.engine.loop import DecodeLoop
 from shapeshift.fused_decode.request import ABORT, TEXT, GenerationResponse, Request
-from shapeshift.fused_decode.sampling_params import RequestParser
+from shapeshift.fused_decode.request_parser import RequestParser
 from shapeshift.fused_decode.service import DecodeService
 from shapeshift.serving import error_codes, parameters
 from shapeshift.serving.cancellations import CancellationWatch
@@ -85,7 +86,7 @@ class GenerateFront:
         given = parameters.joined(given, parsed.request_parameters)
         prompt = self._tokenizer.encode(parsed.text)
         self._request_metrics.lengths.observe(len(prompt))
-        requested = triton_request.requested_output_names()
+        requested, runtime = triton_request.requested_output_names(), self._service.loaded.runtime
         respond = error_codes.with_code if given.forwarded else error_codes.error_response
         response = GenerationResponse(
             self._pb_utils, sender, parsed, requested, respond, self._finishing, self._finished, self._lost
@@ -99,6 +100,7 @@ class GenerateFront:
             stream=parsed.stream,
             latency_ms=given.latency_ms,
             response=response,
+            rules=token_rules(parsed.sampling_params, self._tokenizer, runtime.vocab_size, runtime.eos_ids),
         )
         self._service.prepare(request, given)
         self._register(request)

@@ -14,13 +14,15 @@ import numpy.typing as npt
 
 from shapeshift.errors import OverloadedError
 from shapeshift.fused_decode.engine.detokenize import TextStream
-from shapeshift.fused_decode.sampling_params import ParsedRequest, SamplingParams
+from shapeshift.fused_decode.engine.logit_edits import TokenRules
+from shapeshift.fused_decode.request_parser import ParsedRequest
+from shapeshift.fused_decode.sampling_params import SamplingParams
 from shapeshift.serving.pb_utils import InferenceResponse, PbUtils, ResponseSender
 
 Ids = npt.NDArray[np.int64]
 
 STOP, LENGTH, ABORT, DEADLINE = "stop", "length", "abort", "deadline"
-"""Finish reasons: end of sequence or a stop string; a limit; a stop_id; the end of latency_ms."""
+"""Finish reasons: end of sequence, a stop string or a stop token; a limit; a stop_id; the end of latency_ms."""
 Reason = str | Exception
 """Why a request ends: a finish reason or an error."""
 NO_ADAPTER = -1
@@ -32,6 +34,7 @@ _FEW_DEADLINES = 64
 class Request:
     """One request in the decode loop.
 
+    rules       the tokens that it biases or bans; None: none
     limit       most tokens of its answer: `max_tokens`, or fewer where the slot ends before
     kept        tokens of its answer from before it was preempted, INT32 [n]
     adapter_id  its value in `StepBatch.adapters`; set before the request gets a slot
@@ -46,7 +49,7 @@ class Request:
     """
 
     __slots__ = (
-        *("id", "prompt", "kept", "sampling_params", "stream", "response", "text", "limit", "deadline"),
+        *("id", "prompt", "kept", "sampling_params", "rules", "stream", "response", "text", "limit", "deadline"),
         *("adapter_id", "slot", "generated", "parts", "finish_reason", "error", "is_submitted", "is_finished"),
         *("arrived", "admitted", "first_token", "finished"),
     )
@@ -62,11 +65,13 @@ class Request:
         stream: bool = False,
         latency_ms: float | None = None,
         response: Any = None,
+        rules: TokenRules | None = None,
     ) -> None:
         self.id = name
         self.prompt = prompt
         self.kept: npt.NDArray[np.int32] = np.empty(0, np.int32)
         self.sampling_params = sampling_params
+        self.rules = rules
         self.stream = stream
         self.response = response
         self.text = text

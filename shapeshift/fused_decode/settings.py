@@ -5,42 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from shapeshift.serving.model_args import Signature, Tensor
+from shapeshift.fused_decode.declarations import INPUTS, OUTPUTS
+from shapeshift.serving.model_args import Signature
 from shapeshift.settings import require
 
 PRECISIONS = ("auto", "f32", "bf16")
-
-_INPUTS = (
-    ("text_input", "TYPE_STRING"),
-    ("stream", "TYPE_BOOL"),
-    ("sampling_parameters", "TYPE_STRING"),
-    ("max_tokens", "TYPE_INT32"),
-    ("temperature", "TYPE_FP32"),
-    ("top_k", "TYPE_INT32"),
-    ("top_p", "TYPE_FP32"),
-    ("min_p", "TYPE_FP32"),
-    ("repetition_penalty", "TYPE_FP32"),
-    ("seed", "TYPE_INT64"),
-    ("stop", "TYPE_STRING"),
-    ("ignore_eos", "TYPE_BOOL"),
-    ("exclude_input_in_output", "TYPE_BOOL"),
-    ("return_finish_reason", "TYPE_BOOL"),
-    ("return_num_input_tokens", "TYPE_BOOL"),
-    ("return_num_output_tokens", "TYPE_BOOL"),
-    ("return_request_id", "TYPE_BOOL"),
-    ("return_timings", "TYPE_BOOL"),
-    ("stop_id", "TYPE_STRING"),
-)
-_OUTPUTS = (
-    ("text_output", "TYPE_STRING"),
-    ("finish_reason", "TYPE_STRING"),
-    ("num_input_tokens", "TYPE_UINT32"),
-    ("num_output_tokens", "TYPE_UINT32"),
-    ("request_id", "TYPE_STRING"),
-    ("queue_ms", "TYPE_FP32"),
-    ("prefill_ms", "TYPE_FP32"),
-    ("decode_ms", "TYPE_FP32"),
-)
 
 
 @dataclass(frozen=True)
@@ -134,9 +103,8 @@ class ForwardSettings:
 def signature(parameters: Mapping[str, str]) -> Signature:
     """Of a model that generates, which is decoupled, or, with `forward_to`, of one that forwards to it."""
     return Signature(
-        # `stop` takes any number of texts.
-        inputs=tuple(Tensor(name, kind, (-1,) if name == "stop" else (1,), optional=True) for name, kind in _INPUTS),
-        outputs=tuple(Tensor(name, kind) for name, kind in _OUTPUTS),
+        inputs=tuple(one.tensor() for one in INPUTS),
+        outputs=tuple(one.tensor() for one in OUTPUTS),
         max_batch_size=0,
         decoupled="forward_to" not in parameters,
     )

@@ -20,8 +20,9 @@ from shapeshift.cascade.settings import CascadeSettings, GeneratedCascadeSetting
 from shapeshift.cli import main as cli
 from shapeshift.cli.examples import how_to_call
 from shapeshift.engines.settings import GeneratedSettings, TextEngineSettings
-from shapeshift.fused_decode import service
+from shapeshift.fused_decode import declarations, service
 from shapeshift.fused_decode import settings as decode_settings
+from shapeshift.fused_decode.sampling_params import SamplingParams
 from shapeshift.fused_decode.settings import ForwardSettings, FusedDecodeSettings, GeneratedDecodeSettings
 from shapeshift.polymorph import front
 from shapeshift.polymorph.settings import PolymorphSettings, front_signature
@@ -190,6 +191,17 @@ def test_tensors_are_those_of_the_models() -> None:
             # Dims that are None follow from the checkpoint: at least one.
             axes = f"{len(tensor.dims) - (not signature.max_batch_size)}" if tensor.dims else "1,"
             assert re.fullmatch(rf"{kind} \[\w[^,]*(, [^,]+){{{axes}}}\]", documented[tensor.name]), tensor
+
+
+def test_defaults_and_ranges_of_generation_are_those_of_the_code() -> None:
+    documented = {code(row[0]): (row[2], row[3]) for row in table(FUSED_DECODE, "Inputs")}
+    assert documented == {one.name: (one.default, one.range) for one in declarations.INPUTS}
+    defaults = SamplingParams()
+    for name in (field.name for field in dataclasses.fields(SamplingParams)):
+        value = getattr(defaults, name)
+        words = {"a new one": None, "none": (), "{}": ()}
+        said = documented[name][0]
+        assert words[said] == value if said in words else said == str(value).lower(), name
 
 
 def test_error_codes_are_those_of_the_code() -> None:

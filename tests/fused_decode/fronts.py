@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from google.protobuf import json_format
 
+from shapeshift.fused_decode.declarations import INPUTS
 from shapeshift.fused_decode.settings import signature
 from shapeshift.serving import model_args
 from shapeshift.serving.model_args import ModelArgs
@@ -22,8 +23,14 @@ OUTPUTS = (
     *("text_output", "finish_reason", "num_input_tokens", "num_output_tokens", "request_id"),
     *("queue_ms", "prefill_ms", "decode_ms"),
 )
-_KINDS: dict[str, Any] = {"max_tokens": np.int32, "top_k": np.int32, "seed": np.int64}
-_FLOATS = ("temperature", "top_p", "min_p", "repetition_penalty")
+_TYPES: dict[str, Any] = {
+    "BYTES": np.object_,
+    "BOOL": np.bool_,
+    "FP32": np.float32,
+    "INT32": np.int32,
+    "INT64": np.int64,
+}
+_KINDS = {one.name: _TYPES[one.kind] for one in INPUTS}
 
 
 def arguments(model: str, **parameters: object) -> ModelArgs:
@@ -45,15 +52,12 @@ def arguments(model: str, **parameters: object) -> ModelArgs:
     )
 
 
-def tensors(given: Mapping[str, Any]) -> dict[str, np.ndarray]:
+def tensors(given: Mapping[str, Any]) -> dict[str, Any]:
     """Inputs as Triton delivers them."""
     made = {}
     for name, value in given.items():
         values = value if isinstance(value, list) else [value]
-        if isinstance(values[0], str | bytes):
-            made[name] = np.array([v.encode() if isinstance(v, str) else v for v in values], dtype=object)
-        else:
-            made[name] = np.array(values, _KINDS.get(name, np.float32 if name in _FLOATS else bool))
+        made[name] = np.array([one.encode() if isinstance(one, str) else one for one in values], _KINDS[name])
     return made
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 import threading
 import time
@@ -451,3 +452,22 @@ def test_a_changed_checkpoint_is_refused_at_load(make_front: MakeFront, tmp_path
     (folder / "model.safetensors").write_bytes(b"none")
     with pytest.raises(EngineError, match="has changed; run `shapeshift engines`"):
         make_front(checkpoint_sha256="0" * 64)
+
+
+# Parameters that change logits, from the request to the text.
+
+
+def test_biases_bad_words_and_penalties_change_the_text(make_front: MakeFront, toy: ToyRuntime) -> None:
+    plain = toy.text(ids("abc"), 8)
+    letter = plain[3]
+    front = make_front()
+    biased = ask(logit_bias=json.dumps({LETTERS.index("q"): 100}))
+    without = ask(bad_words=[letter])
+    spread = ask(max_tokens=40, presence_penalty=2.0, frequency_penalty=2.0)
+    front.execute([biased, without, spread, alone := ask(max_tokens=40)])
+    assert answer_of(biased)["text_output"] == "q" * 8
+    text = answer_of(without)["text_output"]
+    assert letter not in text and text[:3] == plain[:3]
+    repeated = answer_of(alone)["text_output"]
+    assert repeated == toy.text(ids("abc"), 40)
+    assert len(set(answer_of(spread)["text_output"])) > len(set(repeated))

@@ -15,11 +15,13 @@ import torch
 from shapeshift.errors import CancelledRequestError, EngineError, OverloadedError
 from shapeshift.fused_decode import request as request_module
 from shapeshift.fused_decode.engine import loop
+from shapeshift.fused_decode.engine.logit_edits import token_rules
 from shapeshift.fused_decode.engine.slots import SlotTable
 from shapeshift.fused_decode.interfaces import StepBatch
 from shapeshift.fused_decode.metrics import MODEL, REST, SAMPLING
 from shapeshift.fused_decode.request import ABORT, Request
-from tests.fused_decode.toy import EOS, LETTERS, Run, ToyRuntime, ids
+from shapeshift.fused_decode.sampling_params import SamplingParams
+from tests.fused_decode.toy import EOS, LETTERS, VOCABULARY, Run, ToyRuntime, ids
 from tests.waiting import wait_for
 
 
@@ -536,3 +538,34 @@ def test_times_are_in_milliseconds(monkeypatch: pytest.MonkeyPatch) -> None:
     assert parts == pytest.approx({MODEL: 200, SAMPLING: 0, REST: 0})
     assert request.timings_ms() == pytest.approx({"queue_ms": 20, "prefill_ms": 50, "decode_ms": 150})
     assert request.deadline == pytest.approx(1001.9)
+
+
+# Parameters that end an answer, or keep it from ending.
+
+
+def test_a_stop_token_ends_the_answer_without_its_text() -> None:
+    run = Run()
+    whole = run.runtime.greedy(ids("abc"), 8)
+    stops = run.submit(stop_token_ids=(whole[4], whole[6]), max_tokens=8)
+    run.until_idle()
+    assert "".join(stops.parts) == run.runtime.text(ids("abc"), whole.index(whole[4]))
+    assert stops.finish_reason == "stop" and stops.generated == whole.index(whole[4]) + 1
+
+
+class NoWords:
+    """A tokenizer that is not asked."""
+
+    def encode_piece(self, text: str) -> list[int]:
+        raise AssertionError(text)
+
+
+def test_before_min_tokens_there_is_no_end_of_sequence() -> None:
+    run = Run()
+    run.runtime.eos_at = 5
+    rules = token_rules(SamplingParams(min_tokens=6), NoWords(), VOCABULARY, run.runtime.eos_ids)
+    plain, longer = run.submit(max_tokens=12), run.request(max_tokens=12, min_tokens=6)
+    longer.rules = rules
+    run.loop.submit(longer)
+    run.until_idle()
+    assert (plain.generated, plain.finish_reason) == (3, "stop")
+    assert (longer.generated, longer.finish_reason) == (7, "stop")

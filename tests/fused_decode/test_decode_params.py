@@ -5,29 +5,17 @@ from __future__ import annotations
 import json
 from typing import Any
 
-import numpy as np
 import pytest
 
 from shapeshift.errors import InvalidInputError
-from shapeshift.fused_decode.sampling_params import RETURNS, ParsedRequest, RequestParser, SamplingParams
+from shapeshift.fused_decode.request_parser import RETURNS, ParsedRequest, RequestParser
+from shapeshift.fused_decode.sampling_params import SamplingParams
 from tests.fakes import PbUtils, Request
-
-KINDS: dict[str, Any] = {"max_tokens": np.int32, "top_k": np.int32, "seed": np.int64}
-FLOATS = ("temperature", "top_p", "min_p", "repetition_penalty")
-TEXTS = ("text_input", "sampling_parameters", "stop", "stop_id")
-
-
-def tensor(name: str, value: Any) -> np.ndarray:
-    """The values as Triton delivers them."""
-    if name in TEXTS:
-        values = value if isinstance(value, list) else [value]
-        return np.array([text.encode() if isinstance(text, str) else text for text in values], dtype=object)
-    return np.array([value], KINDS.get(name, np.float32 if name in FLOATS else bool))
+from tests.fused_decode.fronts import tensors
 
 
 def request(**inputs: Any) -> Request:
-    tensors: dict[str, Any] = {name: tensor(name, value) for name, value in inputs.items()}
-    return Request(**tensors)
+    return Request(**tensors(inputs))
 
 
 def read(**inputs: Any) -> ParsedRequest:
@@ -50,6 +38,11 @@ EVERYTHING: dict[str, Any] = {
     "top_p": 0.75,
     "min_p": 0.25,
     "repetition_penalty": 1.5,
+    "presence_penalty": -2.0,
+    "frequency_penalty": 0.5,
+    "min_tokens": 3,
+    "bad_words": ["b", " ü"],
+    "stop_token_ids": [0, 999],
     "seed": -3,
     "stop": ["a", "ü"],
     "ignore_eos": True,
@@ -57,12 +50,14 @@ EVERYTHING: dict[str, Any] = {
 
 
 def test_inputs_and_sampling_parameters_mean_the_same() -> None:
-    wanted = SamplingParams(**{**EVERYTHING, "stop": ("a", "ü")})
-    assert read(**EVERYTHING).sampling_params == wanted
-    assert read(sampling_parameters=sampling(**EVERYTHING)).sampling_params == wanted
+    lists = {name: tuple(value) for name, value in EVERYTHING.items() if isinstance(value, list)}
+    wanted = SamplingParams(**{**EVERYTHING, **lists, "logit_bias": ((5, -1.5), (999, 100.0))})
+    biases = {"5": -1.5, "999": 100}
+    assert read(**EVERYTHING, logit_bias=json.dumps(biases)).sampling_params == wanted
+    assert read(sampling_parameters=sampling(**EVERYTHING, logit_bias=biases)).sampling_params == wanted
     half = {name: EVERYTHING[name] for name in ("max_tokens", "stop", "top_p")}
     others = {name: value for name, value in EVERYTHING.items() if name not in half}
-    assert read(**half, sampling_parameters=sampling(**others)).sampling_params == wanted
+    assert read(**half, sampling_parameters=sampling(**others, logit_bias=biases)).sampling_params == wanted
 
 
 def test_numbers_may_come_as_text_in_sampling_parameters_and_null_is_the_default() -> None:
@@ -90,6 +85,20 @@ def test_limits_are_inclusive() -> None:
 REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"max_tokens": 0}, "max_tokens: got 0; a whole number at least 1"),
     ({"max_tokens": -4}, "max_tokens: got -4; a whole number at least 1"),
+    ({"min_tokens": 17}, "min_tokens: got 17; at most max_tokens (16)"),
+    ({"min_tokens": -1}, "min_tokens: got -1; a whole number at least 0"),
+    ({"presence_penalty": 2.5}, "presence_penalty: got 2.5; a number at least -2 and at most 2"),
+    ({"frequency_penalty": float("nan")}, "frequency_penalty: got nan; a number at least -2 and at most 2"),
+    ({"logit_bias": "[]"}, "logit_bias: got '[]'; a JSON object"),
+    ({"logit_bias": "{"}, "logit_bias: got '{'; JSON ("),
+    ({"logit_bias": '{"1000": 1}'}, "logit_bias token: got 1000; a whole number at least 0 and at most 999"),
+    ({"logit_bias": '{"the": 1}'}, "logit_bias token: got 'the'; a whole number at least 0 and at most 999"),
+    ({"logit_bias": '{"7": 101}'}, "logit_bias 7: got 101; a number at least -100 and at most 100"),
+    ({"logit_bias": '{"7": "a"}'}, "logit_bias 7: got 'a'; a number at least -100 and at most 100"),
+    ({"bad_words": [""]}, "bad_words[0]: got ''; a text of 1 to 256 characters"),
+    ({"bad_words": ["a"] * 65}, "bad_words: got '65 texts'; at most 64"),
+    ({"stop_token_ids": [1, 1000]}, "stop_token_ids[1]: got 1000; a whole number at least 0 and at most 999"),
+    ({"stop_token_ids": [1] * 65}, "stop_token_ids: got '65 ids'; at most 64"),
     ({"temperature": -0.5}, "temperature: got -0.5; a number at least 0 and at most 1e+30"),
     ({"temperature": float("nan")}, "temperature: got nan; a number at least 0"),
     ({"temperature": float("inf")}, "temperature: got inf"),
@@ -119,8 +128,8 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"sampling_parameters": "[1]"}, "sampling_parameters: got '[1]'; a JSON object"),
     ({"sampling_parameters": b"\xff{}"}, "sampling_parameters: got b'\\xff{}'; valid UTF-8"),
     (
-        {"sampling_parameters": sampling(n=2)},
-        "sampling_parameters n: got 2; unknown key; known: ignore_eos, max",
+        {"sampling_parameters": sampling(nn=2)},
+        "sampling_parameters nn: got 2; unknown key; known: bad_words, frequency_penalty, ignore_eos",
     ),
     ({"sampling_parameters": sampling(max_tokens=1.5)}, "max_tokens: got 1.5; a whole number at least 1"),
     ({"sampling_parameters": sampling(max_tokens=True)}, "max_tokens: got True; a whole number"),
@@ -142,7 +151,7 @@ def test_an_invalid_value_is_named(inputs: dict[str, Any], message: str) -> None
 
 
 def test_more_than_one_value_is_refused() -> None:
-    two = Request(text_input=tensor("text_input", ["a", "b"]))
+    two = request(text_input=["a", "b"])
     with pytest.raises(InvalidInputError, match="text_input: got '2 values'; one value"):
         RequestParser(PbUtils(), 10).parse(two)
 

@@ -44,11 +44,11 @@ def sampler_of(request: pytest.FixtureRequest, kernel_cache: Path) -> Callable[.
 def chooser(
     *given: dict[str, Any], vocabulary: int, tokens: np.ndarray | None = None, is_native: bool = False
 ) -> Sampler:
-    table = SamplingTable(len(given))
+    occurred = np.zeros((len(given), LONGEST), np.int32) if tokens is None else tokens
+    table = SamplingTable(len(given), occurred)
     for slot, fields in enumerate(given):
         table.set(slot, SamplingParams(**{"seed": slot, **fields}))
-    occurred = np.zeros((len(given), LONGEST), np.int32) if tokens is None else tokens
-    return Sampler(table, occurred, vocabulary, is_native)
+    return Sampler(table, vocabulary, is_native)
 
 
 def choose(sampler: Sampler, logits: np.ndarray, slots: list[int], lengths: list[int]) -> list[int]:
@@ -180,7 +180,7 @@ def test_a_draw_depends_on_seed_position_and_logits_alone(sampler_of: Callable[.
 
 
 def test_without_a_seed_each_request_gets_its_own() -> None:
-    table = SamplingTable(4)
+    table = SamplingTable(4, np.zeros((4, LONGEST), np.int32))
     for slot, seed in enumerate((7, -1, None, None)):
         table.set(slot, SamplingParams(seed=seed))
     assert table.seed[0] == 7 and table.seed[1] == 2**64 - 1

@@ -12,7 +12,7 @@ from shapeshift.cascade import front as cascade_front
 from shapeshift.cascade import settings as cascade
 from shapeshift.errors import InvalidInputError
 from shapeshift.fused_decode import settings as fused_decode
-from shapeshift.fused_decode.sampling_params import RETURNS, RequestParser
+from shapeshift.fused_decode.request_parser import RETURNS, RequestParser
 from shapeshift.polymorph import settings as polymorph
 from shapeshift.serving import model_args
 from shapeshift.serving.model_args import Signature

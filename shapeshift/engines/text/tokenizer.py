@@ -83,6 +83,10 @@ class TextTokenizer:
         self._check_known(ids, row)
         return np.asarray(ids, dtype=np.int64)
 
+    def encode_piece(self, text: str) -> list[int]:
+        """The ids of a piece of a text, without special tokens; none for an empty text."""
+        return [int(token) for token in self._tokenizer.encode(text, add_special_tokens=False).ids]
+
     def encode_with_offsets(
         self,
         text: bytes,

@@ -53,7 +53,7 @@ class DecodeLoop:
         self.metrics = LoopMetrics()
         self.steps = StepCounter("decode", lambda: len(admission) > 0 or self.slots.used > 0, longest_step_s)
         self._runtime = runtime
-        self._sampler = Sampler(self.slots.sampling, self.slots.tokens, runtime.vocab_size)
+        self._sampler = Sampler(self.slots.sampling, runtime.vocab_size)
         self._log = log
         self._prefill_tokens = prefill_tokens
         self._compaction = compaction
@@ -178,7 +178,7 @@ class DecodeLoop:
             request.generated += 1
             if not is_finite:
                 self._finish(request, EngineError("the model's logits are not finite"))
-            elif is_eos or self._append_text(request, token):
+            elif is_eos or token in request.sampling_params.stop_token_ids or self._append_text(request, token):
                 self._finish(request, STOP)
             elif is_full:
                 self._finish(request, LENGTH)
@@ -249,7 +249,6 @@ class Outbox:
     """
 
     def __init__(self, deliver: Deliver, responses_a_step: int = 0) -> None:
-        self._deliver = deliver
         self._responses_a_step = responses_a_step
         self._urgent: dict[Request, None] = {}
         self._waiting: dict[Request, None] = {}

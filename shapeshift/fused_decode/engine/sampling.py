@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from shapeshift.fused_decode.engine.logit_edits import LogitEdits, TokenRules
 from shapeshift.fused_decode.sampling_params import SamplingParams
 from shapeshift.settings import Choices
 
@@ -32,39 +33,43 @@ _MIX = ((np.uint64(30), np.uint64(0xBF58476D1CE4E5B9)), (np.uint64(27), np.uint6
 
 
 class SamplingTable:
-    """The sampling parameters of the request in each slot, as arrays over the slots."""
+    """The sampling parameters of the request in each slot, as arrays over the slots.
 
-    def __init__(self, slots: int) -> None:
+    tokens: see `LogitEdits`.
+    """
+
+    def __init__(self, slots: int, tokens: npt.NDArray[np.int32]) -> None:
+        self.edits = LogitEdits(slots, tokens)
         self.temperature = np.zeros(slots, np.float32)
         self.top_k = np.zeros(slots, np.int64)
         self.top_p = np.ones(slots, np.float32)
         self.min_p = np.zeros(slots, np.float32)
-        self.penalty = np.ones(slots, np.float32)
         self.seed = np.zeros(slots, np.uint64)
 
-    def set(self, slot: int, params: SamplingParams) -> None:
-        """Store the parameters of one request; without a seed, it gets a random one."""
+    def set(self, slot: int, params: SamplingParams, prompt: int = 0, rules: TokenRules | None = None) -> None:
+        """Store the parameters of one request; without a seed, it gets a random one.
+
+        prompt: the tokens of its prompt; rules: those of `token_rules`.
+        """
+        self.edits.set(slot, params, prompt, rules)
         self.temperature[slot] = params.temperature
         self.top_k[slot] = max(params.top_k, 0)
         self.top_p[slot] = params.top_p
         self.min_p[slot] = params.min_p
-        self.penalty[slot] = params.repetition_penalty
         self.seed[slot] = secrets.randbits(64) if params.seed is None else params.seed % 2**64
 
     def move(self, source: int, target: int) -> None:
         """Copy the parameters of slot `source` to slot `target`."""
-        for values in (self.temperature, self.top_k, self.top_p, self.min_p, self.penalty, self.seed):
+        self.edits.move(source, target)
+        for values in (self.temperature, self.top_k, self.top_p, self.min_p, self.seed):
             values[target] = values[source]
 
 
 class Sampler:
     """Chooses tokens; keeps its own working memory."""
 
-    def __init__(
-        self, table: SamplingTable, tokens: npt.NDArray[np.int32], vocab_size: int, native: bool = True
-    ) -> None:
+    def __init__(self, table: SamplingTable, vocab_size: int, native: bool = True) -> None:
         self._table = table
-        self._tokens = tokens
         self._vocab_size = vocab_size
         self._work = np.empty((0, _DEPTH, -(-vocab_size // _DEPTH)), np.float32)
         # The operator exists once the runtime has loaded the kernels.
@@ -75,21 +80,21 @@ class Sampler:
     def choose(self, logits: torch.Tensor, slots: Integers, lengths: Integers) -> tuple[Integers, Flags]:
         """The next token of each row, and whether its logits were finite; if not, the token is meaningless.
 
-        logits   FLOAT32 [rows, vocab_size], changed where a penalty applies
+        logits   FLOAT32 [rows, vocab_size], changed by the `LogitEdits`
         slots    INT64 [rows]  the rows' slots
         lengths  INT64 [rows]  the tokens in these slots: the positions of the chosen tokens
         """
         table = self._table
         random = table.temperature[slots] > 0
-        penalised = table.penalty[slots] != 1
+        edited = table.edits.rows(slots)
         if logits.device.type != "cpu":
-            if not random.any() and not penalised.any():
+            if not random.any() and not edited.size:
                 best, ids = (found.cpu().numpy() for found in logits.max(dim=1))
                 return ids, np.isfinite(best)
             logits = logits.cpu()
         values = logits.numpy()
-        if penalised.any():
-            self._penalise(values, np.flatnonzero(penalised), slots, lengths)
+        if edited.size:
+            table.edits.apply(values, edited, slots, lengths)
         if self._kernel is not None and random.any():
             return self._draw_natively(logits, slots, lengths)
         # numpy's argmax takes a fifteenth of the time of torch's argmax.
@@ -122,19 +127,6 @@ class Sampler:
         np.subtract(values, best[:, None], out=flat)
         np.divide(flat, self._table.temperature[slots][:, None], out=flat)
         return work
-
-    def _penalise(self, values: Floats, rows: Integers, slots: Integers, lengths: Integers) -> None:
-        """Divide positive logits and multiply negative logits of tokens that have occurred (Keskar et al., 2019)."""
-        row_slots = slots[rows]
-        counts = lengths[rows]
-        width = int(counts.max())
-        # Places beyond a row's end repeat its first token: a value written twice is the same.
-        seen = np.where(
-            np.arange(width) < counts[:, None], self._tokens[row_slots, :width], self._tokens[row_slots, :1]
-        )
-        penalty = self._table.penalty[row_slots][:, None]
-        found = values[rows[:, None], seen]
-        values[rows[:, None], seen] = np.where(found > 0, found / penalty, found * penalty)
 
 
 def uniforms(seeds: Words, positions: Integers) -> npt.NDArray[np.float64]:

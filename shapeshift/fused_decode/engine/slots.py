@@ -38,7 +38,7 @@ class SlotTable:
         self.ignore_eos = np.zeros(slots, bool)
         self.adapters = np.full(slots, NO_ADAPTER, np.int32)
         self.tokens = np.zeros((slots, max_length + 1), np.int32)
-        self.sampling = SamplingTable(slots)
+        self.sampling = SamplingTable(slots, self.tokens)
         self.used = 0
         self._slot_memory = slot_memory
 
@@ -75,7 +75,7 @@ class SlotTable:
         self.adapters[slot] = request.adapter_id
         self.tokens[slot, :prompt] = request.prompt
         self.tokens[slot, prompt:length] = request.kept
-        self.sampling.set(slot, params)
+        self.sampling.set(slot, params, prompt, request.rules)
         request.slot = slot
         return slot
 

@@ -1,0 +1,108 @@
+"""The inputs and outputs of a model that generates: one table for config.pbtxt, for the checks and for the docs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from shapeshift.serving.model_args import Tensor
+
+# Sampling computes in FLOAT32: beyond these, a parameter or a penalised logit becomes 0 or infinity.
+LEAST, MOST = 1e-30, 1e30
+MAX_STOPS, MAX_STOP_LENGTH = 16, 256
+MAX_STOP_IDS = 64
+MAX_BIASES, MAX_BIAS = 1024, 100
+MAX_BAD_WORDS = 64
+
+
+@dataclass(frozen=True)
+class Output:
+    """An output.
+
+    kind   the type's name in the inference protocol
+    shape  its dims, one word each; every word but 1 stands for a number that differs between responses
+    """
+
+    name: str
+    kind: str
+    shape: str = "1"
+
+    def tensor(self) -> Tensor:
+        """As config.pbtxt declares it."""
+        dims = tuple(1 if word == "1" else -1 for word in self.shape.split(", "))
+        return Tensor(self.name, f"TYPE_{self.kind.replace('BYTES', 'STRING')}", dims, optional=isinstance(self, Input))
+
+
+@dataclass(frozen=True)
+class Input(Output):
+    """An input.
+
+    default      what is used without it, in words; empty: it has to be given
+    least, most  bounds of a number
+    allowed      in words what no bounds say
+    """
+
+    default: str = ""
+    least: float | None = None
+    most: float | None = None
+    allowed: str = ""
+
+    @property
+    def range(self) -> str:
+        """The allowed values in words."""
+        if self.allowed or self.kind == "BOOL":
+            return self.allowed or "true or false"
+        return f"at least {self.least:.10g}" if self.most is None else f"{self.least:.10g} to {self.most:.10g}"
+
+
+def _flag(name: str, default: str = "false") -> Input:
+    return Input(name, "BOOL", default=default)
+
+
+INPUTS = (
+    Input("text_input", "BYTES", allowed="1 to `max_length` - 1 tokens of UTF-8"),
+    _flag("stream"),
+    Input("sampling_parameters", "BYTES", default="{}", allowed="a JSON object"),
+    Input("max_tokens", "INT32", default="16", least=1),
+    Input("min_tokens", "INT32", default="0", allowed="0 to `max_tokens`"),
+    Input("temperature", "FP32", default="1.0", least=0, most=MOST),
+    Input("top_k", "INT32", default="0", allowed="-1 to the size of the vocabulary"),
+    Input("top_p", "FP32", default="1.0", least=LEAST, most=1),
+    Input("min_p", "FP32", default="0.0", least=0, most=1),
+    Input("repetition_penalty", "FP32", default="1.0", least=LEAST, most=MOST),
+    Input("presence_penalty", "FP32", default="0.0", least=-2, most=2),
+    Input("frequency_penalty", "FP32", default="0.0", least=-2, most=2),
+    Input(
+        "logit_bias",
+        "BYTES",
+        default="{}",
+        allowed=f"a JSON object of at most {MAX_BIASES} token ids and numbers from -{MAX_BIAS} to {MAX_BIAS}",
+    ),
+    Input(
+        "bad_words",
+        "BYTES",
+        "texts",
+        "none",
+        allowed=f"at most {MAX_BAD_WORDS} texts of 1 to {MAX_STOP_LENGTH} characters",
+    ),
+    Input("seed", "INT64", default="a new one", allowed="any"),
+    Input("stop", "BYTES", "texts", "none", allowed=f"at most {MAX_STOPS} texts of 1 to {MAX_STOP_LENGTH} characters"),
+    Input("stop_token_ids", "INT32", "ids", "none", allowed=f"at most {MAX_STOP_IDS} ids of tokens"),
+    _flag("ignore_eos"),
+    _flag("exclude_input_in_output", "true"),
+    _flag("return_finish_reason"),
+    _flag("return_num_input_tokens"),
+    _flag("return_num_output_tokens"),
+    _flag("return_request_id"),
+    _flag("return_timings"),
+    Input("stop_id", "BYTES", default="none", allowed="the id of a request"),
+)
+OUTPUTS = (
+    Output("text_output", "BYTES"),
+    Output("finish_reason", "BYTES"),
+    Output("num_input_tokens", "UINT32"),
+    Output("num_output_tokens", "UINT32"),
+    Output("request_id", "BYTES"),
+    Output("queue_ms", "FP32"),
+    Output("prefill_ms", "FP32"),
+    Output("decode_ms", "FP32"),
+)

@@ -1,0 +1,157 @@
+"""What the parameters of a request change in the logits of its next token: biases and bans first, then penalties.
+
+Each row is changed by its own request alone, and a row without such parameters is not touched. The order is vLLM's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from shapeshift.fused_decode.sampling_params import SamplingParams
+
+Integers = npt.NDArray[np.int64]
+Floats = npt.NDArray[np.float32]
+
+_NO_TOKENS: Integers = np.empty(0, np.int64)
+_NO_BIASES: Floats = np.empty(0, np.float32)
+
+
+class Vocabulary(Protocol):
+    """Texts to tokens, see `engines.text.tokenizer.TextTokenizer.encode_piece`."""
+
+    def encode_piece(self, text: str) -> list[int]: ...
+
+
+@dataclass(frozen=True)
+class TokenRules:
+    """The tokens that one request biases or bans.
+
+    tokens, biases  INT64 and FLOAT32 [n]: what is added to the logits of these tokens, each named once
+    sequences       tokens that do not follow one another in the answer: the last one is banned after the others
+    ends            INT64 [n]: tokens that are banned before the answer has `min_tokens` tokens
+    """
+
+    tokens: Integers = field(default_factory=_NO_TOKENS.copy)
+    biases: Floats = field(default_factory=_NO_BIASES.copy)
+    sequences: tuple[tuple[int, ...], ...] = ()
+    ends: Integers = field(default_factory=_NO_TOKENS.copy)
+    min_tokens: int = 0
+
+    def banned(self, answer: npt.NDArray[np.int32]) -> Integers:
+        """The tokens that may not follow `answer`, INT32 [tokens]."""
+        found = [one[-1] for one in self.sequences if _ends_with(answer, one[:-1])]
+        if len(answer) < self.min_tokens:
+            return np.concatenate([self.ends, np.array(found, np.int64)])
+        return np.array(found, np.int64)
+
+
+def token_rules(
+    params: SamplingParams, vocabulary: Vocabulary, vocab_size: int, eos_ids: Collection[int]
+) -> TokenRules | None:
+    """The rules that `params` state; None where they state none. vocab_size, eos_ids: see `interfaces.Runtime`."""
+    if not (params.logit_bias or params.bad_words or params.min_tokens):
+        return None
+    return TokenRules(
+        np.array([token for token, _ in params.logit_bias], np.int64),
+        np.array([bias for _, bias in params.logit_bias], np.float32),
+        tuple(ids for word in params.bad_words for ids in _word_ids(word, vocabulary) if max(ids) < vocab_size),
+        np.array(sorted({*eos_ids, *params.stop_token_ids}), np.int64),
+        params.min_tokens,
+    )
+
+
+def _word_ids(word: str, vocabulary: Vocabulary) -> list[tuple[int, ...]]:
+    """The tokens of a word at the beginning of a text, and within it where other tokens of that number stand for it."""
+    bare = word.lstrip() or word
+    first, within = (tuple(vocabulary.encode_piece(text)) for text in (bare, f" {bare}"))
+    is_another = bool(first) and len(first) == len(within) and first[0] != within[0]
+    return [ids for ids in (first, *([within] if is_another else [])) if ids]
+
+
+def _ends_with(answer: npt.NDArray[np.int32], ids: Sequence[int]) -> bool:
+    return not ids or answer[-len(ids) :].tolist() == list(ids)
+
+
+class LogitEdits:
+    """The parameters that change logits, as arrays over the slots.
+
+    tokens: INT32 [slots, max_length + 1], prompt and answer of each slot.
+    """
+
+    def __init__(self, slots: int, tokens: npt.NDArray[np.int32]) -> None:
+        self._tokens = tokens
+        self._repetition = np.ones(slots, np.float32)
+        self._presence = np.zeros(slots, np.float32)
+        self._frequency = np.zeros(slots, np.float32)
+        self._prompt = np.zeros(slots, np.int64)
+        self._rules: list[TokenRules | None] = [None] * slots
+        self._is_edited = np.zeros(slots, bool)
+
+    def set(self, slot: int, params: SamplingParams, prompt: int, rules: TokenRules | None) -> None:
+        """Store the parameters of one request, whose prompt has `prompt` tokens."""
+        self._repetition[slot] = params.repetition_penalty
+        self._presence[slot] = params.presence_penalty
+        self._frequency[slot] = params.frequency_penalty
+        self._prompt[slot] = prompt
+        self._rules[slot] = rules
+        counted = params.presence_penalty != 0 or params.frequency_penalty != 0
+        self._is_edited[slot] = counted or params.repetition_penalty != 1 or rules is not None
+
+    def move(self, source: int, target: int) -> None:
+        """Copy the parameters of slot `source` to slot `target`."""
+        self._rules[target] = self._rules[source]
+        for values in (self._repetition, self._presence, self._frequency, self._prompt, self._is_edited):
+            values[target] = values[source]
+
+    def rows(self, slots: Integers) -> Integers:
+        """The rows of these slots whose logits are to be changed."""
+        return np.flatnonzero(self._is_edited[slots])
+
+    def apply(self, values: Floats, rows: Integers, slots: Integers, lengths: Integers) -> None:
+        """Change `values`, FLOAT32 [all rows, vocab_size], at these `rows`.
+
+        slots, lengths  INT64 [all rows]  the rows' slots, and the tokens in them
+        """
+        self._apply_rules(values, rows, slots, lengths)
+        own = slots[rows]
+        if (again := np.flatnonzero(self._repetition[own] != 1)).size:
+            self._penalise_repetition(values, rows[again], own[again], lengths[rows[again]])
+        if (counted := np.flatnonzero((self._presence[own] != 0) | (self._frequency[own] != 0))).size:
+            self._penalise_counts(values, rows[counted], own[counted], lengths[rows[counted]])
+
+    def _apply_rules(self, values: Floats, rows: Integers, slots: Integers, lengths: Integers) -> None:
+        found = [(row, slot, rules) for row in rows.tolist() if (rules := self._rules[slot := int(slots[row])])]
+        if not found:
+            return
+        places = np.repeat([row for row, _, _ in found], [len(rules.tokens) for _, _, rules in found])
+        biased = np.concatenate([rules.tokens for _, _, rules in found])
+        values[places, biased] += np.concatenate([rules.biases for _, _, rules in found])
+        for row, slot, rules in found:
+            if rules.sequences or rules.min_tokens:
+                banned = rules.banned(self._tokens[slot, self._prompt[slot] : lengths[row]])
+                values[row, banned] = -np.inf
+
+    def _penalise_repetition(self, values: Floats, rows: Integers, slots: Integers, lengths: Integers) -> None:
+        """Divide positive logits and multiply negative logits of tokens that have occurred (Keskar et al., 2019)."""
+        width = int(lengths.max())
+        # Places beyond a row's end repeat its first token: a value written twice is the same.
+        seen = np.where(np.arange(width) < lengths[:, None], self._tokens[slots, :width], self._tokens[slots, :1])
+        penalty = self._repetition[slots][:, None]
+        found = values[rows[:, None], seen]
+        values[rows[:, None], seen] = np.where(found > 0, found / penalty, found * penalty)
+
+    def _penalise_counts(self, values: Floats, rows: Integers, slots: Integers, lengths: Integers) -> None:
+        """Subtract the frequency penalty for each occurrence in the answer, and the presence penalty once."""
+        places = np.arange(int(lengths.max()))
+        inside = (places >= self._prompt[slots][:, None]) & (places < lengths[:, None])
+        row, place = np.nonzero(inside)
+        size = values.shape[1]
+        keys, counts = np.unique(row * size + self._tokens[slots[row], place], return_counts=True)
+        row, token = np.divmod(keys, size)
+        own = slots[row]
+        values[rows[row], token] -= self._frequency[own] * counts.astype(np.float32) + self._presence[own]
