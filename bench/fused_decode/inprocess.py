@@ -84,4 +84,4 @@ class InProcess:
         metrics = self._loop.metrics
         counts, _ = metrics.iteration_ms.totals()
         parts = {f"{part}_ms": counter.value for part, counter in metrics.parts.items()}
-        return {"iterations": float(counts[-1]), "moves": metrics.moves.value, **parts}
+        return {"iterations": float(counts[-1]), **parts}

@@ -53,7 +53,6 @@ class GenerateFront:
             self._deliver,
             self._log,
             prefill_tokens=settings.prefill_tokens,
-            compaction=settings.compaction,
             slot_memory=self._service.slot_memory,
             longest_step_s=runtime.longest_step_s,
             stream_responses=settings.stream_responses,

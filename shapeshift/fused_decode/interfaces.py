@@ -18,17 +18,24 @@ QKV, OUTPUT, GATE_UP, DOWN = range(4)
 LINEARS = 4
 
 
+BLOCK_TOKENS = 16
+"""Tokens of a block of the cache."""
+
+
 @dataclass(frozen=True)
 class StepBatch:
     """Rows of one iteration: decode rows (one token) and prefill chunks (several) side by side.
 
     tokens   INT64 [total]        the tokens of all rows, row after row
-    slots    INT32 [rows]         cache slot of each row; no slot twice
-    starts   INT32 [rows]         tokens already in that slot's cache: the position of the row's first token
+    slots    INT32 [rows]         slot of each row's text; no slot twice
+    starts   INT32 [rows]         tokens of that text in the cache: the position of the row's first token
     lengths  INT32 [rows]         tokens of the row in this step, at least 1
     wanted   INT64 [wanted rows]  rows whose last token's logits are wanted; may be empty
     adapters INT32 [rows]         the adapter of each row, -1 for none; None: no row has one
     spans    INT32 [rows]         tokens that the text of each row can have in the end; None: it ends with this step
+    blocks   INT32 [rows, n]      blocks of the cache that hold the text of each row, in order, `BLOCK_TOKENS` tokens
+                                  each; what lies behind the row's last token is any block. None: as many blocks as
+                                  `max_length` tokens need belong to each slot, in order
     """
 
     tokens: torch.Tensor
@@ -38,6 +45,7 @@ class StepBatch:
     wanted: torch.Tensor
     adapters: torch.Tensor | None = None
     spans: torch.Tensor | None = None
+    blocks: torch.Tensor | None = None
 
 
 class Runtime(Protocol):
@@ -45,8 +53,9 @@ class Runtime(Protocol):
 
     vocab_size: int
     max_length: int
-    """Tokens that a slot holds, prompt and answer together."""
+    """Most tokens of a text, prompt and answer together."""
     slots: int
+    """Most texts at once."""
     eos_ids: frozenset[int]
     longest_step_s: float
     """Measured time of the largest piece of a prompt that one step computes, seconds; 0 where it was not measured."""
@@ -56,10 +65,6 @@ class Runtime(Protocol):
 
         The result is valid until the next call.
         """
-        ...
-
-    def move(self, source: int, target: int, length: int) -> None:
-        """Copy the first `length` tokens of the cache of slot `source` over those of slot `target`."""
         ...
 
 

@@ -18,8 +18,6 @@ class LoopMetrics:
         self.between_tokens_ms = Histogram("between_tokens_ms", "From a request's token to its next", _ITERATION_MS)
         self.prompt_tokens = Counter("prompt_tokens_total", "Tokens of prompts computed")
         self.generated_tokens = Counter("generated_tokens_total", "Tokens generated")
-        self.moves = Counter("compaction_moves_total", "Slots moved so that the running ones are contiguous")
-        self.moved_tokens = Counter("compaction_tokens_total", "Tokens whose cache entries these moves copied")
         self.parts = {
             part: Counter("iteration_part_ms_total", "Time of the generating thread by activity", {"part": part})
             for part in (MODEL, SAMPLING, REST)
@@ -29,7 +27,7 @@ class LoopMetrics:
     def exported(self) -> list[Counter | Histogram]:
         return [
             *(self.iteration_ms, self.first_token_ms, self.between_tokens_ms),
-            *(self.prompt_tokens, self.generated_tokens, self.moves, self.moved_tokens),
+            *(self.prompt_tokens, self.generated_tokens),
             *self.parts.values(),
         ]
 

@@ -26,7 +26,7 @@ class FusedDecodeSettings:
     threads          threads of the model's kernels; 0: one for each core
     native           whether the kernels written in C++ are compiled and used
     stream_responses  most responses to streams after an iteration, with first and last ones; 0: one to each stream
-    compaction       whether running requests move together when no waiting request fills the holes between them
+    compaction       deprecated and ignored: nothing is copied where requests end
     memory_mb        most memory in MiB for weights and cache; 0: the memory that is available when the model loads
     extra_tokens     whether the tokenizer may have tokens beyond the model's vocabulary; a prompt with one is refused
     slo_ms           latency objective in ms; its half and 95% of it become bounds of the latency histogram; 0: none

@@ -44,7 +44,7 @@ class FakeSystem:
         stamps = [
             [request.at_s + self.step_s * (2 + at) for at in range(request.new_tokens)] for request in load.requests
         ]
-        extra = {"iterations": 8.0, "moves": 0.0, "model_ms": 96.0, "sampling_ms": 3.0, "rest_ms": 1.0}
+        extra = {"iterations": 8.0, "model_ms": 96.0, "sampling_ms": 3.0, "rest_ms": 1.0}
         extras = {OURS: extra, TRITON: {"responses": load.tokens / 2}}
         tokens = [[self.token] * request.new_tokens for request in load.requests]
         return Replayed(stamps, tokens, extras.get(self.name, {}))

@@ -80,14 +80,11 @@ def test_greedy_texts(family: Callable[[str], Tiny], load: Callable[..., DecodeM
     prompts = [tokens[:length] for tokens, length in zip(texts(3, seed=3), (20, 5, 20), strict=True)]
     spans = [len(prompt) + new for prompt in prompts]
     starts, slots, pieces, answers = [0] * 3, [3, 1, 2], prompts, list(prompts)
-    for step in range(new):
+    for _ in range(new):
         logits = model.forward(batch(pieces, slots, starts, spans=spans))
         starts = [start + len(piece) for start, piece in zip(starts, pieces, strict=True)]
         pieces = list(logits.argmax(dim=1, keepdim=True))
         answers = [torch.cat(both) for both in zip(answers, pieces, strict=True)]
-        if step == new // 2:
-            model.move(slots[0], 0, starts[0])
-            slots[0] = 0
     for prompt, answer in zip(prompts, answers, strict=True):
         best = reference_logits(family(case), answer)[len(prompt) - 1 : -1]
         chosen = best.gather(1, answer[len(prompt) :, None])[:, 0]
@@ -117,10 +114,6 @@ class Recorder:
             if len(self._held[slot]) == span - 1:
                 self.texts.append((torch.tensor([*self._held[slot], ends[slot]]), span))
         return logits
-
-    def move(self, source: int, target: int, length: int) -> None:
-        self._model.move(source, target, length)
-        self._held[target] = self._held[source][:length]
 
 
 @pytest.mark.parametrize("case", ["llama, dynamic rope", "phi3"])

@@ -61,7 +61,7 @@ def test_requests_that_come_and_go_get_the_text_they_get_alone(seed: int) -> Non
     """Arrivals, lengths, prompts, chunks and early ends of one request never change the text of another."""
     rng = random.Random(seed)
     runtime = ToyRuntime(slots=rng.choice((1, 3, 8)), max_length=48, seed=seed)
-    run = Run(runtime, prefill_tokens=rng.choice((1, 5, 64)), compaction=rng.random() < 0.7)
+    run = Run(runtime, prefill_tokens=rng.choice((1, 5, 64)))
     made: list[tuple[Request, str, int, bool]] = []
     for _ in range(120):
         prompt, count = letters(rng, 40), rng.randint(1, 40)
@@ -283,48 +283,17 @@ def test_a_finished_request_is_not_kept_until_its_deadline() -> None:
     assert sum(type(made) is Request for made in gc.get_objects()) < 300
 
 
-def test_waiting_requests_fill_the_holes_and_nothing_moves() -> None:
+def test_requests_that_end_leave_no_gaps_in_the_batch() -> None:
     run = Run(ToyRuntime(slots=4))
-    lengths = [3, 9, 3, 9, 9, 9]
-    for length in lengths:
-        run.submit(max_tokens=length)
-    run.until_idle()
-    # The first and third request leave two holes at once; the two waiting requests fill them.
-    slots_used = [sorted(slots) for slots, _ in run.runtime.steps[:6]]
-    assert slots_used == [[0, 1, 2, 3]] * 6
-
-
-def test_when_no_request_waits_the_holes_close_with_the_fewest_moves() -> None:
-    run = Run(ToyRuntime(slots=6))
-    for length in (20, 3, 20, 4, 20, 20):
-        run.submit("abc", max_tokens=length)
-    run.until_idle()
-    # Slot 1 becomes free first, then slot 3; each time the last request moves, with the tokens it has then.
-    assert run.runtime.moves == [(5, 1, 5), (4, 3, 6)]
-    assert (run.loop.metrics.moves.value, run.loop.metrics.moved_tokens.value) == (2, 11)
-
-
-def test_a_new_request_gets_the_slot_below_the_others() -> None:
-    run = Run(ToyRuntime(slots=4))
-    run.submit(max_tokens=2)
-    run.submit(max_tokens=9)
-    for _ in range(3):
+    made = [run.submit(max_tokens=length) for length in (3, 9, 3, 9)]
+    for _ in range(4):
         run.loop.step()
+    assert run.runtime.steps[-1] == ([1, 3], [1, 1])
     new = run.submit(max_tokens=3)
     run.loop.step()
-    assert new.slot == 0 and run.runtime.moves == []
-    another = run.submit(max_tokens=2)
-    run.loop.step()
-    assert another.slot == 2
+    assert new.slot == 0, "the first free one"
     run.until_idle()
-
-
-def test_without_compaction_nothing_moves() -> None:
-    run = Run(ToyRuntime(slots=6), compaction=False)
-    for length in (20, 3, 20, 20, 4, 20):
-        run.submit("abc", max_tokens=length)
-    run.until_idle()
-    assert run.runtime.moves == []
+    assert [request.generated for request in made] == [3, 9, 3, 9]
 
 
 def test_integrity_is_checked_column_by_column() -> None:

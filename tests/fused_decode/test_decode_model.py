@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from pathlib import Path
 
@@ -9,6 +10,7 @@ import pytest
 import torch
 
 from shapeshift.errors import InvalidInputError
+from shapeshift.fused_decode.interfaces import BLOCK_TOKENS
 from shapeshift.fused_decode.model.cpu_runtime import DecodeModel
 from tests.fused_decode.decode_models import FAMILIES, LONGEST, VOCAB, Tiny, batch, make, teacher_forced, texts
 
@@ -88,6 +90,41 @@ def test_a_row_does_not_depend_on_the_other_rows(
         assert torch.equal(beside.forward(batch(pieces[::-1], slots[::-1], [start] * 5))[-1:], expected)
 
 
+@pytest.mark.parametrize("native", [True, False], ids=["native", "torch"])
+@pytest.mark.parametrize("precision", ["f32", "bf16"])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_text_does_not_depend_on_the_places_of_its_blocks(
+    tiny: Callable[[str], Tiny], load: Callable[..., DecodeModel], family: str, precision: str, native: bool
+) -> None:
+    plain, scattered = (load(tiny(family).folder, precision, native) for _ in range(2))
+    scattered._cache.memory.fill_(float("nan"))
+    given, slots = texts(3, seed=11, shortest=60), [1, 4, 2]
+    numbers = torch.randperm(plain._cache.blocks, generator=torch.Generator().manual_seed(12)).int()
+    numbers = numbers[: 3 * plain._cache.text_blocks].view(3, -1)
+    for start, end in [(0, 19), (19, 50), *((place, place + 1) for place in range(50, 60))]:
+        step = batch([text[start:end] for text in given], slots, [start] * 3)
+        expected = plain.forward(step).clone()
+        held = numbers[:, : -(-end // BLOCK_TOKENS)].contiguous()
+        assert torch.equal(scattered.forward(dataclasses.replace(step, blocks=held)), expected)
+
+
+@pytest.mark.parametrize(
+    ("blocks", "message"),
+    [
+        ([[0]], "starts [+] lengths: got .*at most what the blocks hold"),
+        ([[0, 36]], "blocks: got"),
+        ([[0, -1]], "blocks"),
+    ],
+)
+def test_blocks_outside_the_cache_are_refused(
+    tiny: Callable[[str], Tiny], load: Callable[..., DecodeModel], blocks: list[list[int]], message: str
+) -> None:
+    model = load(tiny("llama").folder)
+    step = batch([torch.ones(BLOCK_TOKENS + 1, dtype=torch.int64)], [0], [0])
+    with pytest.raises(InvalidInputError, match=message):
+        model.forward(dataclasses.replace(step, blocks=torch.tensor(blocks, dtype=torch.int32)))
+
+
 @pytest.mark.parametrize("precision", ["f32", "bf16"])
 def test_without_native_linears_there_is_no_fused_forward(
     tiny: Callable[[str], Tiny], load: Callable[..., DecodeModel], precision: str
@@ -112,15 +149,12 @@ def test_greedy_tokens_are_those_of_generate(
     prompts = [tokens[:20] for tokens in texts(3, seed=3)]
     starts, slots = [0, 0, 0], [5, 1, 2]
     pieces, answers = prompts, [[], [], []]  # type: ignore[var-annotated]
-    for step in range(new):
+    for _ in range(new):
         logits = model.forward(batch(pieces, slots, starts))
         starts = [start + len(piece) for start, piece in zip(starts, pieces, strict=True)]
         pieces = list(logits.argmax(dim=1, keepdim=True))
         for answer, piece in zip(answers, pieces, strict=True):
             answer.append(int(piece))
-        if step == new // 2:
-            model.move(slots[0], 0, starts[0])
-            slots[0] = 0
     for prompt, answer in zip(prompts, answers, strict=True):
         expected = tiny(family).reference.generate(
             prompt[None],
@@ -190,10 +224,6 @@ def test_texts_beyond_a_slot_are_refused(tiny: Callable[[str], Tiny], load: Call
     model = load(tiny("llama").folder)
     with pytest.raises(InvalidInputError, match=rf"at most max_length \({LONGEST}\)"):
         model.forward(batch([torch.tensor([1, 1])], [0], [LONGEST - 1]))
-    with pytest.raises(InvalidInputError, match="^length: got 97"):
-        model.move(0, 1, LONGEST + 1)
-    with pytest.raises(InvalidInputError, match="^target: got 6"):
-        model.move(0, SLOTS, 1)
 
 
 @pytest.mark.parametrize(

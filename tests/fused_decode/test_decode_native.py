@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import re
 import subprocess
@@ -13,7 +14,7 @@ from typing import Any
 import pytest
 import torch
 
-from shapeshift.fused_decode.interfaces import StepBatch
+from shapeshift.fused_decode.interfaces import BLOCK_TOKENS, StepBatch
 from shapeshift.fused_decode.model import kernel_build, native_operations
 from shapeshift.fused_decode.model.linear import PlainLinear
 from shapeshift.fused_decode.model.native_operations import NativeLinear, NativeOperations
@@ -23,6 +24,7 @@ from tests.fused_decode.decode_models import batch
 PROJECT = Path(__file__).resolve().parents[2]
 TOLERANCES = {torch.float32: 2e-5, torch.bfloat16: 2e-2}
 SLOTS, LENGTH = 5, 300
+TEXT_BLOCKS = -(-LENGTH // BLOCK_TOKENS)
 
 both_types = pytest.mark.parametrize("dtype", TOLERANCES, ids=["f32", "bf16"])
 
@@ -53,9 +55,16 @@ def layer(
     angles = normal(SLOTS if score_cap else 1, LENGTH, head_dim // 2, seed=1)
     cosines, sines = (table.expand(SLOTS, -1, -1) for table in (angles.cos(), angles.sin()))
     norms = [1.0 + 0.2 * normal(head_dim, seed=seed) if normed else None for seed in (2, 3)]
-    keys, values = (normal(SLOTS, kv_heads, LENGTH, head_dim, seed=seed, dtype=dtype) for seed in (4, 5))
+    shape = (SLOTS * TEXT_BLOCKS, kv_heads, BLOCK_TOKENS, head_dim)
+    keys, values = (normal(*shape, seed=seed, dtype=dtype) for seed in (4, 5))
     scale = 0.7 * head_dim**-0.5
     return AttentionLayer(keys, values, cosines, sines, norms[0], norms[1], 1e-5, window, scale, score_cap)
+
+
+def scattered(given: StepBatch) -> StepBatch:
+    """With blocks in any order."""
+    numbers = torch.randperm(SLOTS * TEXT_BLOCKS, generator=torch.Generator().manual_seed(7)).int()
+    return dataclasses.replace(given, blocks=numbers[: len(given.slots) * TEXT_BLOCKS].view(-1, TEXT_BLOCKS))
 
 
 def mixed_batch() -> StepBatch:
@@ -92,7 +101,7 @@ def test_attention(
     normed: bool,
     score_cap: float,
 ) -> None:
-    given = rows()
+    given = scattered(rows())
     qkv = normal(int(given.lengths.sum()), (heads + 2 * kv_heads) * head_dim, seed=6, dtype=dtype)
     outs, layers = [], []
     both: tuple[Operations, ...] = (TorchOperations(), operations)
@@ -191,10 +200,20 @@ def test_invalid_linears_are_refused(operations: NativeOperations) -> None:
 
 @pytest.mark.parametrize(("slot", "start"), [(SLOTS, 0), (-1, 0), (0, LENGTH), (0, -1)])
 def test_tasks_outside_the_cache_are_refused(operations: NativeOperations, slot: int, start: int) -> None:
-    given = batch([torch.zeros(1, dtype=torch.int64)], [slot], [start])
+    given = scattered(batch([torch.zeros(1, dtype=torch.int64)], [slot], [start]))
     qkv = normal(1, 3 * 2 * 8, seed=1)
     with pytest.raises(RuntimeError, match="lies outside the cache"):
         operations.attention(qkv, layer(2, 8, torch.float32, 0, False), operations.plan(given, 2, 1))
+
+
+def test_blocks_outside_the_cache_are_refused_by_the_operations(operations: NativeOperations) -> None:
+    given = scattered(single_batch())
+    assert given.blocks is not None
+    given.blocks[3, 2] = SLOTS * TEXT_BLOCKS
+    with pytest.raises(RuntimeError, match=f"blocks: must be 0 to {SLOTS * TEXT_BLOCKS - 1}"):
+        operations.attention(
+            normal(4, 3 * 2 * 8, seed=1), layer(2, 8, torch.float32, 0, False), operations.plan(given, 2, 1)
+        )
 
 
 # Compiling.

@@ -41,7 +41,7 @@ class RandomPreemption(FirstComeFirstServed[Request]):
 def test_a_preempted_request_gets_the_text_it_gets_alone(seed: int) -> None:
     rng = random.Random(seed)
     runtime = ToyRuntime(slots=4, max_length=48, seed=seed)
-    run = Run(runtime, prefill_tokens=rng.choice((3, 64)), compaction=rng.random() < 0.7)
+    run = Run(runtime, prefill_tokens=rng.choice((3, 64)))
     admission = run.loop.admission = RandomPreemption(rng)
     made = []
     for number in range(60):

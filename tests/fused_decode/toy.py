@@ -52,7 +52,6 @@ class ToyRuntime:
         self.logits[:, EOS] = -30
         self.eos_at: int | None = None
         self.steps: list[tuple[list[int], list[int]]] = []
-        self.moves: list[tuple[int, int, int]] = []
         self.open = threading.Event()
         self.open.set()
         self.entered = threading.Semaphore(0)
@@ -90,13 +89,6 @@ class ToyRuntime:
         if self.eos_at is not None and len(context) >= self.eos_at:
             made[EOS] = 50
         return made
-
-    def move(self, source: int, target: int, length: int) -> None:
-        self.moves.append((source, target, length))
-        assert len(self.cache[source]) >= length
-        self.cache[target] = self.cache[source][:length]
-        self.cache[source] = []
-        self.spans[target] = self.spans[source]
 
     def greedy(self, prompt: Sequence[int] | np.ndarray, count: int) -> list[int]:
         """The tokens that follow `prompt` when nothing else runs, with the end of sequence."""

@@ -30,6 +30,8 @@ class Step:
 def compose(table: SlotTable, prefilling: Iterable[Request], prefill_tokens: int) -> Step:
     """The next iteration: all decoding slots in order, then chunks of prompts, at most `prefill_tokens` together.
 
+    The rows are numbered anew each time, so that there are no gaps where requests have ended.
+
     prefilling: requests whose prompts are not complete in the cache, in order of admission. The first ones get the
     budget first: one request that gets its first token soon is better than several that all get it late.
     """

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -12,6 +11,7 @@ import numpy.typing as npt
 
 from shapeshift.errors import EngineError
 from shapeshift.fused_decode.engine.batching import Step, compose
+from shapeshift.fused_decode.engine.outbox import Deliver, Outbox
 from shapeshift.fused_decode.engine.sampling import Sampler
 from shapeshift.fused_decode.engine.slots import DECODE, PREFILL, SlotTable
 from shapeshift.fused_decode.interfaces import Runtime, SlotMemory
@@ -22,7 +22,6 @@ from shapeshift.serving.bounds import unloading
 from shapeshift.serving.liveness import StepCounter
 from shapeshift.serving.model_args import Log
 
-Deliver = Callable[[list[Request]], None]
 Array = npt.NDArray[Any]
 _RETRY_ADMISSION_S = 0.02
 
@@ -42,7 +41,6 @@ class DecodeLoop:
         log: Log,
         *,
         prefill_tokens: int = 256,
-        compaction: bool = True,
         slot_memory: SlotMemory | None = None,
         longest_step_s: float = 0.0,
         stream_responses: int = 0,
@@ -56,7 +54,6 @@ class DecodeLoop:
         self._sampler = Sampler(self.slots.sampling, runtime.vocab_size)
         self._log = log
         self._prefill_tokens = prefill_tokens
-        self._compaction = compaction
         self._is_eos = np.isin(np.arange(runtime.vocab_size), list(runtime.eos_ids))
         self._prefilling: dict[Request, None] = {}
         self._terminations = Terminations()
@@ -144,7 +141,7 @@ class DecodeLoop:
             return self.step()
 
     def _decide(self, now: float) -> Step | None:
-        """End what is due, fill free slots, close the gaps that remain, and compose the batch."""
+        """End what is due, fill free slots, and compose the batch."""
         self._finish_due(now)
         for request in self.admission.squash():
             self._prefilling.pop(request, None)
@@ -154,9 +151,6 @@ class DecodeLoop:
             request.admitted = request.admitted or now
             self.slots.allocate(request)
             self._prefilling[request] = None
-        if self._compaction and (gaps := self.slots.compaction()):
-            for source, target in gaps.moves:
-                self._move(source, target)
         self._outbox.deliver_urgent()
         return compose(self.slots, self._prefilling, self._prefill_tokens) if self.slots.used else None
 
@@ -230,47 +224,3 @@ class DecodeLoop:
                 request.finish(error)
                 self._outbox.add(request)
         self._outbox.deliver_urgent()
-
-    def _move(self, source: int, target: int) -> None:
-        length = self.slots.move(source, target, self._runtime.move)
-        self.metrics.moves.add()
-        self.metrics.moved_tokens.add(length)
-
-
-class Outbox:
-    """The requests with something to send. Only the generating thread uses it.
-
-    deliver            takes requests, each at most once a call; must neither block nor raise
-    responses_a_step   most requests that are delivered after one step for their further tokens; 0: any number. Those
-                       that have waited longest go first, and what gathers meanwhile leaves with them
-
-    A response takes a thread of the front, the server and the client from their cores to the next wait, and each core
-    that the model lacks for a moment makes the others wait for it.
-    """
-
-    def __init__(self, deliver: Deliver, responses_a_step: int = 0) -> None:
-        self._responses_a_step = responses_a_step
-        self._urgent: dict[Request, None] = {}
-        self._waiting: dict[Request, None] = {}
-
-    def add(self, request: Request) -> None:
-        """`request` has new text to send, or has finished."""
-        if request.is_finished or len(request.parts) == 1:
-            self._waiting.pop(request, None)
-            self._urgent[request] = None
-        elif request not in self._urgent:
-            self._waiting[request] = None
-
-    def deliver_urgent(self) -> None:
-        """Deliver the requests that have finished or have their first text."""
-        if self._urgent:
-            self._deliver(list(self._urgent))
-            self._urgent.clear()
-
-    def deliver_step(self) -> None:
-        """Deliver after a step: what is urgent, and further tokens of as many requests as may be."""
-        left = self._responses_a_step - len(self._urgent) if self._responses_a_step else len(self._waiting)
-        for request in list(self._waiting)[: max(left, 0)]:
-            del self._waiting[request]
-            self._urgent[request] = None
-        self.deliver_urgent()

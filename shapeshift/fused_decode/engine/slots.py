@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import numpy as np
 import numpy.typing as npt
 
 from shapeshift.fused_decode.engine.sampling import SamplingTable
 from shapeshift.fused_decode.interfaces import SlotMemory
-from shapeshift.fused_decode.policy.compact import Compaction, compact
 from shapeshift.fused_decode.request import NO_ADAPTER, Request
 
 FREE, PREFILL, DECODE = 0, 1, 2
@@ -58,8 +55,8 @@ class SlotTable:
             self._slot_memory.begin_iteration()
 
     def allocate(self, request: Request) -> int:
-        """Give `request` a free slot: a hole between held slots, or else one next to them, below where possible."""
-        slot = self._nearest_free()
+        """Give `request` the first free slot."""
+        slot = self._first_free()
         if self._slot_memory is not None:
             self._slot_memory.claim(slot)
         params = request.sampling_params
@@ -109,42 +106,6 @@ class SlotTable:
         self.length[wanted] += 1
         self.phase[wanted] = DECODE
 
-    def move(self, source: int, target: int, copy: Callable[[int, int, int], None]) -> int:
-        """Move the request in `source` to the free slot `target`; `copy(source, target, tokens)` moves its cache.
-
-        Returns the number of tokens copied.
-        """
-        request = self.owners[source]
-        assert request is not None and self.owners[target] is None, "only a held slot moves, and only to a free one"
-        if self._slot_memory is not None:
-            self._slot_memory.claim(target)
-        for values in (self.phase, self.cached, self.length, self.end, self.ignore_eos, self.adapters):
-            values[target] = values[source]
-        length, cached = int(self.length[source]), int(self.cached[source])
-        self.tokens[target, :length] = self.tokens[source, :length]
-        self.sampling.move(source, target)
-        copy(source, target, cached)
-        self.owners[target] = request
-        request.slot = target
-        self._vacate(source)
-        return cached
-
-    def compaction(self) -> Compaction | None:
-        """The moves that make the held slots contiguous; None where they are, or where a target is not available."""
-        if not self.used:
-            return None
-        held = np.flatnonzero(self.phase)
-        if held[-1] - held[0] + 1 == self.used:
-            return None
-        # A slot without any cached token has to move too, so its weight is not 0.
-        found = compact(np.where(self.phase, np.maximum(self.cached, 1), 0).tolist())
-        if (
-            self._slot_memory is not None
-            and not self._slot_memory.available()[[target for _, target in found.moves]].all()
-        ):
-            return None
-        return found
-
     def check_integrity(self) -> None:
         """Raise AssertionError when the columns contradict one another."""
         if self._slot_memory is not None:
@@ -161,20 +122,11 @@ class SlotTable:
             behind = self.length[slot] - self.cached[slot]
             assert behind == 1 or (self.phase[slot] == PREFILL and behind > 1), f"slot {slot} is out of step"
 
-    def _nearest_free(self) -> int:
-        held = np.flatnonzero(self.phase)
+    def _first_free(self) -> int:
         free = self.phase == FREE
         if self._slot_memory is not None:
             free &= self._slot_memory.available()
-        choice = np.flatnonzero(free)
-        if not held.size:
-            return int(choice[0])
-        first, last = int(held[0]), int(held[-1])
-        inside = choice[(choice > first) & (choice < last)]
-        if inside.size:
-            return int(inside[0])
-        below = choice[choice < first]
-        return int(below[-1] if below.size else choice[0])
+        return int(free.argmax())
 
     def _vacate(self, slot: int) -> None:
         self.owners[slot] = None

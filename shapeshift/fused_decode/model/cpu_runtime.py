@@ -1,7 +1,8 @@
-"""A causal language model over a cache of slots: the decode loop's runtime on a CPU."""
+"""A causal language model over a cache of blocks: the decode loop's runtime on a CPU."""
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -11,7 +12,7 @@ from typing import TypeVar
 import torch
 
 from shapeshift.engines.hardware import cores
-from shapeshift.fused_decode.interfaces import LinearDelta, LinearHook, StepBatch
+from shapeshift.fused_decode.interfaces import BLOCK_TOKENS, LinearDelta, LinearHook, StepBatch
 from shapeshift.fused_decode.model import native_operations
 from shapeshift.fused_decode.model.architecture import PRECISION_BYTES, Architecture
 from shapeshift.fused_decode.model.kv_cache import KeyValueCache
@@ -73,13 +74,13 @@ class DecodeModel:
 
     @property
     def memory(self) -> torch.Tensor:
-        """The memory of the cache, flat: slot after slot, then the extra elements."""
+        """The memory of the cache, flat: block after block, then the extra elements."""
         return self._cache.memory
 
     @property
     def slot_elements(self) -> int:
-        """Elements of `memory` that a slot takes."""
-        return self._cache.slot_elements
+        """Elements of `memory` that a slot takes, where each slot has blocks of its own."""
+        return self._cache.text_blocks * self._cache.block_elements
 
     @classmethod
     def load(
@@ -101,7 +102,7 @@ class DecodeModel:
         threads         of torch, for the whole process
         native          false: plain torch instead of the native kernels
         cache_dir       folder of the compiled kernels
-        extra_elements  elements of memory after the last slot, for other uses
+        extra_elements  elements of memory after the last block, for other uses
 
         Raises InvalidInputError for an invalid checkpoint or setting. Logs what runs slower than it could.
         """
@@ -124,14 +125,12 @@ class DecodeModel:
     def forward(self, batch: StepBatch) -> torch.Tensor:
         """See `interfaces.Runtime.forward`. Raises InvalidInputError for rows that do not fit the cache."""
         self._check(batch)
+        if batch.blocks is None:
+            batch = dataclasses.replace(batch, blocks=self._cache.own_blocks(batch.slots))
         if self._cache.has_own_tables:
             self._begin(batch)
         with torch.inference_mode():
             return self._run(batch)
-
-    def move(self, source: int, target: int, length: int) -> None:
-        """See `interfaces.Runtime.move`."""
-        self._cache.move(source, target, length)
 
     def _run(self, batch: StepBatch) -> torch.Tensor:
         a = self.architecture
@@ -169,6 +168,13 @@ class DecodeModel:
         require(min(lengths) >= 1, "lengths", lengths, "at least 1")
         ends = [start + length for start, length in zip(starts, lengths, strict=True)]
         require(max(ends) <= self.max_length, "starts + lengths", ends, f"at most max_length ({self.max_length})")
+        if batch.blocks is not None:
+            holds = batch.blocks.shape[1] * BLOCK_TOKENS
+            require(max(ends) <= holds, "starts + lengths", ends, f"at most what the blocks hold ({holds})")
+            numbers = int(batch.blocks.min()), int(batch.blocks.max())
+            require(
+                numbers[0] >= 0 and numbers[1] < self._cache.blocks, "blocks", numbers, f"0 to {self._cache.blocks - 1}"
+            )
         total = sum(lengths)
         require(batch.tokens.shape[0] == total, "tokens", batch.tokens.shape[0], f"{total}, the sum of lengths")
 

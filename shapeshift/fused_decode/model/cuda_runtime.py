@@ -3,14 +3,11 @@
 Written to the documented interface of torch.cuda; we have not run the capture and replay of graphs. The captured
 code is plain torch, and tests compare it with the other runtime on a CPU.
 
-A step in which every row is one token has fixed shapes. It computes the first slots of the cache, up to the highest
-one used, rounded up to a power of two; of each slot it reads as many places as the longest row needs, rounded up too.
-So one graph for each pair of bounds is enough. Tokens and positions are copied into its inputs, and the only wait for
-the GPU is for the logits.
+A step in which every row is one token has fixed shapes: its rows, their number rounded up to a power of two, and as
+many places of each text as the longest needs, rounded up too. So one graph for each pair of bounds is enough. Tokens,
+positions, slots and blocks are copied into its inputs, and the only wait for the GPU is for the logits.
 
-Slots without a row compute as well, but must not write: their memory may hold adapters. Each writes what a slot with a
-row writes, once more to the same place. The places behind a text are read and masked, which does not make NaN
-harmless: a slot is cleared for each text.
+The rows that rounding adds repeat the first one: they write what it writes, once more to the same place.
 """
 
 from __future__ import annotations
@@ -24,13 +21,22 @@ from typing import Any
 import torch
 
 from shapeshift.errors import UnsupportedError
-from shapeshift.fused_decode.interfaces import StepBatch
+from shapeshift.fused_decode.interfaces import BLOCK_TOKENS, StepBatch
 from shapeshift.fused_decode.model.architecture import PRECISION_BYTES, Architecture
 from shapeshift.fused_decode.model.cpu_runtime import DTYPES, DecodeModel
 from shapeshift.fused_decode.model.kv_cache import KeyValueCache
 from shapeshift.fused_decode.model.linear import PlainLinear
 from shapeshift.fused_decode.model.network import Network, assemble
-from shapeshift.fused_decode.model.operations import AttentionLayer, TorchOperations, mix, norm_heads, rotate
+from shapeshift.fused_decode.model.operations import (
+    AttentionLayer,
+    TorchOperations,
+    gather,
+    mix,
+    norm_heads,
+    rotate,
+    store,
+    visible,
+)
 from shapeshift.fused_decode.model.weights import WeightFiles
 from shapeshift.fused_decode.settings import FusedDecodeSettings
 from shapeshift.serving.model_args import Log
@@ -65,46 +71,37 @@ def load(
 
 @dataclass(frozen=True)
 class GraphBounds:
-    """The part of the cache that one graph computes: slots 0 to slots-1, places 0 to context-1 of each."""
+    """The steps that one graph computes: `rows` rows, and `context` places of each text."""
 
-    slots: int
+    rows: int
     context: int
 
 
 @dataclass(frozen=True)
-class SlotRows:
-    """The plan of a step over slots.
-
-    positions  INT64 [slots]  the place of each slot's token
-    writers    INT64 [slots]  the slot whose keys and values each slot writes: its own, or another one's without a row
-    """
+class SingleTokens:
+    """The plan of a step of single tokens, INT64 [rows] each; blocks: INT64 [rows, n], those of each text."""
 
     positions: torch.Tensor
-    writers: torch.Tensor
-    bounds: GraphBounds
+    slots: torch.Tensor
+    blocks: torch.Tensor
 
 
-class SlotOperations(TorchOperations):
-    """Plain torch for a plan of SlotRows: its shapes depend on the bounds alone, and it never waits for the device."""
+class GraphOperations(TorchOperations):
+    """Plain torch for a plan of SingleTokens: its shapes depend on bounds alone, and it never waits for the device."""
 
     def attention(self, qkv: torch.Tensor, layer: AttentionLayer, plan: Any) -> torch.Tensor:
-        count, kv_heads, head_dim = plan.bounds.slots, layer.keys.shape[1], layer.keys.shape[3]
+        kv_heads, head_dim = layer.keys.shape[1], layer.keys.shape[3]
         heads = qkv.shape[1] // head_dim - 2 * kv_heads
-        parts = qkv.float().view(count, 1, -1, head_dim)
+        parts = qkv.float().view(len(qkv), 1, -1, head_dim)
         query, key, value = torch.split(parts, [heads, kv_heads, kv_heads], dim=2)
-        positions = plan.positions[:, None]
-        slots = torch.arange(count, device=qkv.device)[:, None]
+        positions, slots = plan.positions[:, None], plan.slots[:, None]
         query = rotate(norm_heads(query, layer.query_norm, layer.eps), slots, positions, layer)
         key = rotate(norm_heads(key, layer.key_norm, layer.eps), slots, positions, layer)
-        writers = plan.writers
-        layer.keys[writers, :, plan.positions[writers]] = key[writers, 0].to(layer.keys.dtype)
-        layer.values[writers, :, plan.positions[writers]] = value[writers, 0].to(layer.values.dtype)
-        places = torch.arange(plan.bounds.context, device=qkv.device)
-        seen = places <= positions
-        if layer.window:
-            seen &= places > positions - layer.window
-        keys, values = (cache[:count, :, : plan.bounds.context] for cache in (layer.keys, layer.values))
-        mixed = mix(query.transpose(1, 2).to(keys.dtype), keys, values, seen[:, None, None], layer)
+        store(key, layer.keys, plan.blocks, positions)
+        store(value, layer.values, plan.blocks, positions)
+        seen = visible(layer, positions, plan.blocks.shape[1] * BLOCK_TOKENS)
+        keys, values = (gather(cache, plan.blocks, seen) for cache in (layer.keys, layer.values))
+        mixed = mix(query.transpose(1, 2).to(keys.dtype), keys, values, seen[:, None], layer)
         return mixed.flatten(1).to(qkv.dtype)
 
 
@@ -112,9 +109,9 @@ class SlotOperations(TorchOperations):
 class _Step:
     """One step within bounds: `run` computes `logits` from `inputs`, both at fixed addresses.
 
-    host    INT64 [3, slots]  tokens, positions and writers (see `SlotRows`) in memory of the CPU
-    inputs  INT64 [3, slots]  the same on the device
-    logits  FLOAT32 [slots, vocab_size]
+    host    INT64 [rows, 3 + n]  token, position, slot and blocks of each row (see `SingleTokens`), in memory of the CPU
+    inputs  INT64 [rows, 3 + n]  the same on the device
+    logits  FLOAT32 [rows, vocab_size]
     """
 
     host: torch.Tensor
@@ -129,8 +126,9 @@ class GraphedModel(DecodeModel):
     def __init__(self, network: Network, cache: KeyValueCache) -> None:
         self._device = cache.keys.device
         super().__init__(network, TorchOperations(self._device), cache)
-        self._slot_operations = SlotOperations(self._device)
+        self._graph_operations = GraphOperations(self._device)
         self._steps: dict[GraphBounds, _Step] = {}
+        self._longest = cache.text_blocks * BLOCK_TOKENS
 
     @classmethod
     def load_on(
@@ -155,43 +153,40 @@ class GraphedModel(DecodeModel):
         cache = KeyValueCache(architecture, slots, max_length, dtype, device=device, extra_elements=extra_elements)
         return cls(assemble(architecture, files, cache, dtype, PlainLinear), cache)
 
-    def move(self, source: int, target: int, length: int) -> None:
-        self._cache.clear(target)
-        super().move(source, target, length)
-
     def _run(self, batch: StepBatch) -> torch.Tensor:
-        for slot in batch.slots[batch.starts == 0].tolist():
-            self._cache.clear(slot)
         if int(batch.lengths.max()) > 1 or batch.adapters is not None:
             moved = dataclasses.replace(batch, tokens=batch.tokens.to(self._device))
             return super()._run(moved).cpu()
+        assert batch.blocks is not None
+        count = len(batch.slots)
         bounds = GraphBounds(
-            _bucket(int(batch.slots.max()) + 1, 1, self.slots),
-            _bucket(int(batch.starts.max()) + 1, _LEAST_CONTEXT, self.max_length),
+            _bucket(count, 1, self.slots), _bucket(int(batch.starts.max()) + 1, _LEAST_CONTEXT, self._longest)
         )
-        slots = batch.slots.long()
-        host = torch.zeros(3, bounds.slots, dtype=torch.int64)
-        host[2] = slots[0]
-        host[0, slots], host[1, slots], host[2, slots] = batch.tokens, batch.starts.long(), slots
+        columns = (batch.tokens, batch.starts, batch.slots)
+        given = torch.cat([torch.stack(columns, 1).long(), batch.blocks[:, : bounds.context // BLOCK_TOKENS].long()], 1)
+        host = torch.zeros(bounds.rows, 3 + bounds.context // BLOCK_TOKENS, dtype=torch.int64)
+        host[:, : given.shape[1]] = given[0]
+        host[:count, : given.shape[1]] = given
         if bounds not in self._steps:
             self._steps[bounds] = self._prepare(bounds, host)
         step = self._steps[bounds]
         step.host.copy_(host)
         step.inputs.copy_(step.host, non_blocking=True)
         step.run()
-        return step.logits.cpu()[slots[batch.wanted]]
+        return step.logits.cpu()[batch.wanted]
 
     def _prepare(self, bounds: GraphBounds, given: torch.Tensor) -> _Step:
         """given: the inputs of the first step, with which the capture computes."""
         on_gpu = self._device.type == "cuda"
         host = given.pin_memory() if on_gpu else given.clone()
         inputs = host.to(self._device, copy=True)
-        logits = torch.empty(bounds.slots, self.vocab_size, device=self._device)
-        last = torch.arange(bounds.slots, device=self._device)
-        plan = SlotRows(inputs[1], inputs[2], bounds)
+        logits = torch.empty(bounds.rows, self.vocab_size, device=self._device)
+        last = torch.arange(bounds.rows, device=self._device)
+        tokens, positions, slots = inputs[:, :3].T
+        plan = SingleTokens(positions, slots, inputs[:, 3:])
 
         def compute() -> None:
-            logits.copy_(self._network.forward(self._slot_operations, inputs[0], inputs[1], plan, last))
+            logits.copy_(self._network.forward(self._graph_operations, tokens, positions, plan, last))
 
         return _Step(host, inputs, logits, _capture(compute) if on_gpu else compute)
 

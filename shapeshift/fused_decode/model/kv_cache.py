@@ -1,4 +1,4 @@
-"""Keys, values and rotary tables of all slots, in memory that is allocated once."""
+"""Keys and values in blocks, and the rotary tables of all slots, in memory that is allocated once."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 import torch
 
+from shapeshift.fused_decode.interfaces import BLOCK_TOKENS
 from shapeshift.fused_decode.model.architecture import PRECISION_BYTES, Architecture, Rope
 from shapeshift.settings import Choices, require
 
@@ -22,18 +23,28 @@ _STILL = Rope()
 
 def cache_bytes(architecture: Architecture, slots: int, max_length: int, precision: str) -> int:
     """Bytes of the cache of `slots` slots of `max_length` tokens each, with the rotary tables that each slot has."""
-    elements = 2 * architecture.layers * slots * max_length * architecture.kv_width
+    elements = slots * blocks_of(max_length) * block_elements(architecture)
     own = sum(has_own_tables(rope, max_length) for rope in _ropes(architecture))
     tables = own * slots * max_length * architecture.head_dim * PRECISION_BYTES["f32"]
     return elements * PRECISION_BYTES[precision] + tables
 
 
+def blocks_of(tokens: int) -> int:
+    """Blocks that hold so many tokens."""
+    return -(-tokens // BLOCK_TOKENS)
+
+
+def block_elements(architecture: Architecture) -> int:
+    """Elements of a block: the keys and values of its tokens in all layers."""
+    return 2 * architecture.layers * BLOCK_TOKENS * architecture.kv_width
+
+
 class KeyValueCache:
-    """keys and values: [layers, slots, kv_heads, max_length, head_dim] each.
+    """keys and values: [layers, blocks, kv_heads, BLOCK_TOKENS, head_dim] each.
 
-    A slot is contiguous: `slot_elements` elements.
+    A block is contiguous: `block_elements` elements.
 
-    memory: flat; slot after slot, then `extra_elements` for other uses.
+    memory: flat; block after block, then `extra_elements` for other uses.
     tables: the rotary tables of each layer.
     """
 
@@ -52,10 +63,12 @@ class KeyValueCache:
         require(1 <= max_length <= limit, "max_length", max_length, f"1 to max_position_embeddings ({limit})")
         self.slots = slots
         self.max_length = max_length
-        shape = (slots, 2, architecture.layers, architecture.kv_heads, max_length, architecture.head_dim)
-        self.slot_elements = math.prod(shape[1:])
-        self.memory = torch.zeros(slots * self.slot_elements + extra_elements, dtype=dtype, device=device)
-        both = self.memory[: slots * self.slot_elements].view(shape)
+        self.text_blocks = blocks_of(max_length)
+        self.blocks = slots * self.text_blocks
+        self.block_elements = block_elements(architecture)
+        self.memory = torch.zeros(self.blocks * self.block_elements + extra_elements, dtype=dtype, device=device)
+        shape = (self.blocks, 2, architecture.layers, architecture.kv_heads, BLOCK_TOKENS, architecture.head_dim)
+        both = self.memory[: math.prod(shape)].view(shape)
         self.keys, self.values = both[:, 0].transpose(0, 1), both[:, 1].transpose(0, 1)
         tables = {
             rope: RopeTables(rope, architecture.head_dim, slots, max_length, device) for rope in _ropes(architecture)
@@ -73,23 +86,9 @@ class KeyValueCache:
         for one in self._own_tables:
             one.begin(slot, length)
 
-    def clear(self, slot: int) -> None:
-        """Set the keys and values of a slot to 0."""
-        self.keys[:, slot] = 0
-        self.values[:, slot] = 0
-
-    def move(self, source: int, target: int, length: int) -> None:
-        """Copy the first `length` tokens of slot `source` over those of slot `target`.
-
-        Raises InvalidInputError for a slot or a length outside the cache.
-        """
-        for field, slot in (("source", source), ("target", target)):
-            require(0 <= slot < self.slots, field, slot, f"0 to {self.slots - 1}")
-        require(0 <= length <= self.max_length, "length", length, f"0 to {self.max_length}")
-        for buffer in (self.keys, self.values):
-            buffer[:, target, :, :length] = buffer[:, source, :, :length]
-        for one in self._own_tables:
-            one.move(source, target)
+    def own_blocks(self, slots: torch.Tensor) -> torch.Tensor:
+        """The blocks of these slots, INT32 [n, text_blocks], where each slot has blocks of its own."""
+        return slots[:, None] * self.text_blocks + torch.arange(self.text_blocks, dtype=torch.int32)
 
 
 class RopeTables:
@@ -111,13 +110,7 @@ class RopeTables:
 
     def begin(self, slot: int, length: int) -> None:
         """A text of at most `length` tokens begins in `slot`, which has tables of its own."""
-        self._fill(slot, max(length, self._rope.original))
-
-    def move(self, source: int, target: int) -> None:
-        """The text of `source` goes on in `target`."""
-        self._fill(target, self._lengths[source])
-
-    def _fill(self, slot: int, length: int) -> None:
+        length = max(length, self._rope.original)
         if self._lengths[slot] != length:
             self._lengths[slot] = length
             cosines, sines = self._table(length, self.cosines.shape[1])

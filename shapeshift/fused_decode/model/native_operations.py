@@ -18,8 +18,8 @@ from shapeshift.serving.model_args import Log
 
 _NAMESPACE = "shapeshift_decode"
 _lock = threading.Lock()
-
-
+Plan = tuple[torch.Tensor, torch.Tensor, bool]
+"""Tasks INT32 [tasks, 6], the blocks of each row (`StepBatch.blocks`), and whether a row has several tasks."""
 _SUFFIXES = {torch.float32: "", torch.bfloat16: "BFloat16"}
 
 
@@ -57,13 +57,13 @@ class NativeOperations:
         self._add_norm = kernels.add_norm.default
         self._gate = kernels.gate.default
 
-    def plan(self, batch: StepBatch, kv_heads: int, group: int) -> tuple[torch.Tensor, bool]:
-        """Tasks INT32 [tasks, 5], and whether a row has several."""
+    def plan(self, batch: StepBatch, kv_heads: int, group: int) -> Plan:
+        assert batch.blocks is not None
         tasks: torch.Tensor = self._plan(batch.slots, batch.starts, batch.lengths, kv_heads, group)
-        return tasks, tasks.shape[0] > batch.slots.shape[0] * kv_heads
+        return tasks, batch.blocks, tasks.shape[0] > batch.slots.shape[0] * kv_heads
 
-    def attention(self, qkv: torch.Tensor, layer: AttentionLayer, plan: tuple[torch.Tensor, bool]) -> torch.Tensor:
-        tasks, split = plan
+    def attention(self, qkv: torch.Tensor, layer: AttentionLayer, plan: Plan) -> torch.Tensor:
+        tasks, blocks, split = plan
         out: torch.Tensor = self._attention(
             qkv,
             layer.keys,
@@ -71,6 +71,7 @@ class NativeOperations:
             layer.cosines,
             layer.sines,
             tasks,
+            blocks,
             layer.query_norm,
             layer.key_norm,
             layer.eps,
@@ -100,9 +101,7 @@ class NativeOperations:
         for layer in network.layers:
             native.add(*_parts(layer))
 
-        def run(
-            tokens: torch.Tensor, plan: tuple[torch.Tensor, bool], last: torch.Tensor, low_rank: LowRank | None
-        ) -> torch.Tensor:
+        def run(tokens: torch.Tensor, plan: Plan, last: torch.Tensor, low_rank: LowRank | None) -> torch.Tensor:
             logits: torch.Tensor = native.forward(tokens, *plan, last, [] if low_rank is None else low_rank.arrays())
             return logits
 

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 import torch
 from torch.nn import functional
 
-from shapeshift.fused_decode.interfaces import LowRank, StepBatch
+from shapeshift.fused_decode.interfaces import BLOCK_TOKENS, LowRank, StepBatch
 from shapeshift.fused_decode.model.architecture import Architecture
 
 FusedForward = Callable[[torch.Tensor, Any, torch.Tensor, LowRank | None], torch.Tensor]
@@ -21,7 +21,7 @@ that are valid until the next call."""
 class AttentionLayer:
     """The tensors of one layer's attention.
 
-    keys, values          the cache, f32 or bf16 [slots, kv_heads, max_length, head_dim]
+    keys, values          the cache, f32 or bf16 [blocks, kv_heads, BLOCK_TOKENS, head_dim]
     cosines, sines        FLOAT32 [slots, max_length, head_dim / 2], see `kv_cache.RopeTables`
     query_norm, key_norm  FLOAT32 [head_dim], RMS norm of each head's vector, or None
     window                number of latest tokens that each token attends to, itself included; 0: all
@@ -95,15 +95,15 @@ class _Rows:
     """Rows of equal length, computed together.
 
     tokens     INT64 [rows, length]  places in the batch
-    positions  INT64 [rows, length]  places in the slot
+    positions  INT64 [rows, length]  places in the text
     slots      INT64 [rows]
-    context    tokens in the longest of these slots after the step
+    blocks     INT64 [rows, n]       the blocks of each text
     """
 
     tokens: torch.Tensor
     positions: torch.Tensor
     slots: torch.Tensor
-    context: int
+    blocks: torch.Tensor
 
 
 class TorchOperations:
@@ -115,6 +115,7 @@ class TorchOperations:
         self._device = device
 
     def plan(self, batch: StepBatch, kv_heads: int, group: int) -> list[_Rows]:
+        assert batch.blocks is not None
         lengths, starts = batch.lengths.long(), batch.starts.long()
         firsts = lengths.cumsum(0) - lengths
         found = []
@@ -122,10 +123,9 @@ class TorchOperations:
             rows = (lengths == length).nonzero()[:, 0]
             steps = torch.arange(length)
             positions = starts[rows, None] + steps
-            context = int(positions.max()) + 1
-            tokens, slots = firsts[rows, None] + steps, batch.slots[rows].long()
-            tokens, positions, slots = (place.to(self._device) for place in (tokens, positions, slots))
-            found.append(_Rows(tokens, positions, slots, context))
+            blocks = batch.blocks[rows, : int(positions.max()) // BLOCK_TOKENS + 1].long()
+            places = firsts[rows, None] + steps, positions, batch.slots[rows].long(), blocks
+            found.append(_Rows(*(place.to(self._device) for place in places)))
         return found
 
     def attention(self, qkv: torch.Tensor, layer: AttentionLayer, plan: Any) -> torch.Tensor:
@@ -138,8 +138,8 @@ class TorchOperations:
             slots = rows.slots[:, None]
             query = rotate(norm_heads(query, layer.query_norm, layer.eps), slots, rows.positions, layer)
             key = rotate(norm_heads(key, layer.key_norm, layer.eps), slots, rows.positions, layer)
-            layer.keys[rows.slots[:, None], :, rows.positions] = key.to(layer.keys.dtype)
-            layer.values[rows.slots[:, None], :, rows.positions] = value.to(layer.values.dtype)
+            store(key, layer.keys, rows.blocks, rows.positions)
+            store(value, layer.values, rows.blocks, rows.positions)
             mixed = _attend(query.transpose(1, 2), layer, rows)
             out[rows.tokens] = mixed.transpose(1, 2).flatten(2).to(out.dtype)
         return out
@@ -171,17 +171,35 @@ def rotate(vectors: torch.Tensor, slots: torch.Tensor, positions: torch.Tensor, 
     return torch.cat([first * cosines - second * sines, second * cosines + first * sines], dim=-1)
 
 
-def _attend(query: torch.Tensor, layer: AttentionLayer, rows: _Rows) -> torch.Tensor:
-    """Attention of queries [rows, heads, length, head_dim] over their slots' keys and values."""
-    places = torch.arange(rows.context, device=query.device)
-    seen = places <= rows.positions[:, :, None]
+def store(vectors: torch.Tensor, cache: torch.Tensor, blocks: torch.Tensor, positions: torch.Tensor) -> None:
+    """Write vectors [rows, length, kv_heads, head_dim] into the cache, at positions [rows, length] of texts with these
+    blocks [rows, n]."""
+    own = blocks.gather(1, positions // BLOCK_TOKENS)
+    cache[own, :, positions % BLOCK_TOKENS] = vectors.to(cache.dtype)
+
+
+def gather(cache: torch.Tensor, blocks: torch.Tensor, seen: torch.Tensor) -> torch.Tensor:
+    """The part of the cache that texts with these blocks [rows, n] have: [rows, kv_heads, n BLOCK_TOKENS, head_dim].
+
+    What no token has seen (BOOL [rows, length, n BLOCK_TOKENS]) is 0: it may hold NaN, and a mask does not make that 0.
+    """
+    own = cache[blocks].transpose(1, 2).flatten(2, 3)
+    return own.masked_fill(~seen.any(dim=1)[:, None, :, None], 0.0)
+
+
+def visible(layer: AttentionLayer, positions: torch.Tensor, context: int) -> torch.Tensor:
+    """BOOL [rows, length, context]: the places that tokens at positions [rows, length] attend to."""
+    places = torch.arange(context, device=positions.device)
+    seen = places <= positions[:, :, None]
     if layer.window:
-        seen &= places > rows.positions[:, :, None] - layer.window
-    keys, values = (cache[rows.slots, :, : rows.context].float() for cache in (layer.keys, layer.values))
-    # The cache beyond a row's own tokens may hold NaN or infinity, and a mask does not make that 0.
-    foreign = ~seen.any(dim=1)[:, None, :, None]
-    keys.masked_fill_(foreign, 0.0)
-    values.masked_fill_(foreign, 0.0)
+        seen &= places > positions[:, :, None] - layer.window
+    return seen
+
+
+def _attend(query: torch.Tensor, layer: AttentionLayer, rows: _Rows) -> torch.Tensor:
+    """Attention of queries [rows, heads, length, head_dim] over the keys and values of their texts."""
+    seen = visible(layer, rows.positions, rows.blocks.shape[1] * BLOCK_TOKENS)
+    keys, values = (gather(cache, rows.blocks, seen).float() for cache in (layer.keys, layer.values))
     return mix(query, keys, values, seen[:, None], layer)
 
 

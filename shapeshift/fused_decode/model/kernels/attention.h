@@ -1,10 +1,11 @@
-// Attention over slots with rotary positions and cache write. Storage is float or bfloat16, arithmetic is float. The
-// compiler vectorises the loops over elements: without intrinsics, one source serves every vector width.
+// Attention over blocks of a cache, with rotary positions and cache write. Storage is float or bfloat16, arithmetic is
+// float. The compiler vectorises the loops over elements: without intrinsics, one source serves every vector width.
 
 #pragma once
 
 #include <ATen/core/Tensor.h>
 
+#include <array>
 #include <limits>
 #include <optional>
 #include <vector>
@@ -12,31 +13,62 @@
 #include "checks.h"
 #include "wide.h"
 
-constexpr int64_t kBlockElements = 4096;  // of the keys of one block: scored, normalised and mixed together
+constexpr int64_t kChunkElements = 4096;  // of keys that are scored, normalised and mixed together
+constexpr int64_t kMostChunk = 256;       // tokens of these
+constexpr int64_t kGrain = 16;            // tokens; every block and every chunk is a multiple of it
 
-// One tile of queries: `count` tokens of one row under one key-value head.
+// One tile of queries: `count` tokens of one row under one key-value head. Of its slot are the rotary tables.
 struct Task {
-  int32_t head, slot, position, token, count;
+  int32_t head, slot, row, position, token, count;
 };
 
 constexpr int64_t kTaskFields = sizeof(Task) / sizeof(int32_t);
 
+// Positions of a text that lie in one block, and where a head's keys and values of the first one lie in the cache.
+struct Part {
+  int64_t first, count, place;
+};
+
 template <typename T>
 struct Layer {
   const T* qkv;     // [tokens, (heads + 2 kv_heads) dim]
-  T* keys;          // [slots, kv_heads, max_length, dim], `slot` elements from one slot to the next
+  T* keys;          // [blocks, kv_heads, length, dim], `block` elements from one block to the next
   T* values;
   T* out;           // [tokens, heads dim]
+  const int32_t* blocks;  // [rows, row_blocks]: the blocks of each row's text
   const float* cosines;  // [slots, max_length, dim / 2], `table` elements from one slot to the next
   const float* sines;
   const float* query_norm;  // [dim], or null
   const float* key_norm;
   float eps, scale, cap;  // of norms; factor of scores; c in c tanh(score / c), or 0
-  int64_t heads, kv_heads, group, dim, max_length, window, slot, table;
+  int64_t heads, kv_heads, group, dim, length, row_blocks, window, block, table;
 
-  // Where a head's keys and values lie in the cache.
-  int64_t place(int64_t own, int64_t head, int64_t position) const {
-    return own * slot + (head * max_length + position) * dim;
+  // Where the keys and values of a position of a task's text lie in the cache.
+  int64_t place(const Task& task, int64_t position) const {
+    const int64_t own = blocks[task.row * row_blocks + position / length];
+    return own * block + (task.head * length + position % length) * dim;
+  }
+};
+
+// The positions [from, to) of a task's text, at most kMostChunk, block by block.
+struct Parts {
+  std::array<Part, kMostChunk / kGrain + 1> all;
+  int64_t count = 0;
+
+  template <typename T>
+  Parts(const Layer<T>& layer, const Task& task, int64_t from, int64_t to) {
+    for (int64_t at = from; at < to; at += all[count++].count) {
+      all[count] = {at, std::min(to - at, layer.length - at % layer.length), layer.place(task, at)};
+    }
+  }
+
+  // Calls each(part, index, first, end) for every part that has some of the positions [from, to), with these.
+  template <typename Each>
+  void within(int64_t from, int64_t to, const Each& each) const {
+    for (int64_t i = 0; i < count; ++i) {
+      const int64_t first = std::max(from, all[i].first), end = std::min(to, all[i].first + all[i].count);
+      if (first < end) each(all[i], i, first, end);
+    }
   }
 };
 
@@ -70,14 +102,14 @@ void prepare(const Layer<T>& layer, const T* source, const float* norm, int64_t 
 template <typename T>
 void write(const Layer<T>& layer, const Task& task, float* scratch) {
   const int64_t dim = layer.dim, width = (layer.heads + 2 * layer.kv_heads) * dim;
-  const int64_t place = layer.place(task.slot, task.head, task.position);
   for (int64_t i = 0; i < task.count; ++i) {
     const T* key = layer.qkv + (task.token + i) * width + (layer.heads + task.head) * dim;
+    const int64_t place = layer.place(task, task.position + i);
     prepare(layer, key, layer.key_norm, task.slot, task.position + i, 1.0f, scratch);
-    T* target = layer.keys + place + i * dim;
+    T* target = layer.keys + place;
 #pragma omp simd
     for (int64_t d = 0; d < dim; ++d) narrow(scratch[d], target[d]);
-    std::memcpy(layer.values + place + i * dim, key + layer.kv_heads * dim, dim * sizeof(T));
+    std::memcpy(layer.values + place, key + layer.kv_heads * dim, dim * sizeof(T));
   }
 }
 
@@ -189,7 +221,7 @@ void mix_once(const float* weights, const T* values, int64_t runtime_dim, int64_
 }
 
 // Replaces scores by weights e^(score - best); returns their sum. `best` becomes the maximum so far; `keep` is the
-// factor for the sums of earlier blocks.
+// factor for the sums of earlier chunks.
 inline float soften(float* scores, int64_t count, float& best, float& keep) {
   float top = best;
 #pragma omp simd reduction(max : top)
@@ -218,26 +250,26 @@ struct Scratch {
   std::vector<float> memory;
   float *queries, *sums, *best, *total, *keys, *values, *scores;
 
-  void fit(int64_t rows, int64_t dim, int64_t block) {
-    const auto needed = static_cast<size_t>(rows * (2 * dim + 2) + block * (2 * dim + 1));
+  void fit(int64_t rows, int64_t dim, int64_t chunk) {
+    const auto needed = static_cast<size_t>(rows * (2 * dim + 2) + chunk * (2 * dim + 1));
     if (memory.size() < needed) memory.resize(needed);
     queries = memory.data();
     sums = queries + rows * dim;
     best = sums + rows * dim;
     total = best + rows;
     keys = total + rows;
-    values = keys + block * dim;
-    scores = values + block * dim;
+    values = keys + chunk * dim;
+    scores = values + chunk * dim;
   }
 };
 
-// Causal attention of a task's queries over the slot's keys, with a running softmax from block to block.
+// Causal attention of a task's queries over the keys of its text, with a running softmax from chunk to chunk.
 template <typename T, int64_t kDim>
 void attend(const Layer<T>& layer, const Task& task, Scratch& scratch) {
   const int64_t dim = kDim ? kDim : layer.dim, group = layer.group, rows = task.count * group;
   const int64_t width = (layer.heads + 2 * layer.kv_heads) * dim;
-  const int64_t block = std::clamp<int64_t>(kBlockElements / dim, 16, 256);
-  scratch.fit(rows, dim, block);
+  const int64_t chunk = std::clamp<int64_t>(kChunkElements / dim / kGrain * kGrain, kGrain, kMostChunk);
+  scratch.fit(rows, dim, chunk);
   for (int64_t row = 0; row < rows; ++row) {
     const T* source = layer.qkv + (task.token + row / group) * width + (task.head * group + row % group) * dim;
     prepare(layer, source, layer.query_norm, task.slot, task.position + row / group, layer.scale,
@@ -247,39 +279,50 @@ void attend(const Layer<T>& layer, const Task& task, Scratch& scratch) {
   std::fill(scratch.best, scratch.best + rows, -std::numeric_limits<float>::max());
   std::fill(scratch.total, scratch.total + rows, 0.0f);
 
-  const int64_t reach = layer.window > 0 ? layer.window : layer.max_length;
-  const int64_t end = task.position + task.count;
+  const int64_t end = task.position + task.count, reach = layer.window > 0 ? layer.window : end;
   const bool once = rows == 1 && dim % wide::kLanes == 0;
-  for (int64_t from = std::max<int64_t>(0, task.position + 1 - reach); from < end; from += block) {
-    const int64_t to = std::min(from + block, end);
-    const T *keys = layer.keys + layer.place(task.slot, task.head, from), *values = layer.values + (keys - layer.keys);
+  for (int64_t from = std::max<int64_t>(0, task.position + 1 - reach); from < end; from += chunk) {
+    const int64_t to = std::min(from + chunk, end);
+    const Parts parts(layer, task, from, to);
     const auto each_row = [&](const auto& score_of, const auto& mix_of) {
       for (int64_t row = 0; row < rows; ++row) {
         const int64_t position = task.position + row / group;
-        const int64_t first = std::max(from, position + 1 - reach), count = std::min(to, position + 1) - first;
-        if (count <= 0) continue;
-        float keep;
-        score_of(scratch.queries + row * dim, (first - from) * dim, count);
-        if (layer.cap > 0.0f) flatten(scratch.scores, count, layer.cap);
-        const float sum = soften(scratch.scores, count, scratch.best[row], keep);
+        const int64_t first = std::max(from, position + 1 - reach), last = std::min(to, position + 1);
+        if (first >= last) continue;
+        const float* query = scratch.queries + row * dim;
+        float keep, *scores = scratch.scores, *target = scratch.sums + row * dim;
+        parts.within(first, last, [&](const Part& part, int64_t index, int64_t at, int64_t stop) {
+          score_of(part, index, at - part.first, stop - at, query, scores + at - first);
+        });
+        if (layer.cap > 0.0f) flatten(scores, last - first, layer.cap);
+        const float sum = soften(scores, last - first, scratch.best[row], keep);
         scratch.total[row] = scratch.total[row] * keep + sum;
-        mix_of((first - from) * dim, count, keep, scratch.sums + row * dim);
+        parts.within(first, last, [&](const Part& part, int64_t index, int64_t at, int64_t stop) {
+          mix_of(part, index, at - part.first, stop - at, scores + at - first, std::exchange(keep, 1.0f), target);
+        });
       }
     };
     if (once) {
-      each_row([&](const float* query, int64_t at, int64_t count) {
-        score_once<kDim>(query, keys + at, dim, count, scratch.scores, values + at);
-      }, [&](int64_t at, int64_t count, float keep, float* target) {
-        mix_once<kDim>(scratch.scores, values + at, dim, count, keep, target, keys + (to - from) * dim);
+      each_row([&](const Part& part, int64_t, int64_t skip, int64_t count, const float* query, float* scores) {
+        const int64_t at = part.place + skip * dim;
+        score_once<kDim>(query, layer.keys + at, dim, count, scores, layer.values + at);
+      }, [&](const Part& part, int64_t, int64_t skip, int64_t count, const float* weights, float keep, float* target) {
+        const int64_t next = part.first + chunk < end ? layer.place(task, part.first + chunk) : part.place;
+        mix_once<kDim>(weights, layer.values + part.place + skip * dim, dim, count, keep, target, layer.keys + next);
       });
       continue;
     }
-    const float *wide_keys = widened(keys, (to - from) * dim, scratch.keys),
-                *wide_values = widened(values, (to - from) * dim, scratch.values);
-    each_row([&](const float* query, int64_t at, int64_t count) {
-      score<kDim>(query, wide_keys + at, dim, count, scratch.scores);
-    }, [&](int64_t at, int64_t count, float keep, float* target) {
-      mix<kDim>(scratch.scores, wide_values + at, dim, count, keep, target);
+    std::array<const float*, std::tuple_size_v<decltype(Parts::all)>> keys, values;
+    for (int64_t i = 0; i < parts.count; ++i) {
+      const Part& part = parts.all[i];
+      const int64_t offset = (part.first - from) * dim;
+      keys[i] = widened(layer.keys + part.place, part.count * dim, scratch.keys + offset);
+      values[i] = widened(layer.values + part.place, part.count * dim, scratch.values + offset);
+    }
+    each_row([&](const Part&, int64_t index, int64_t skip, int64_t count, const float* query, float* scores) {
+      score<kDim>(query, keys[index] + skip * dim, dim, count, scores);
+    }, [&](const Part&, int64_t index, int64_t skip, int64_t count, const float* weights, float keep, float* target) {
+      mix<kDim>(weights, values[index] + skip * dim, dim, count, keep, target);
     });
   }
   for (int64_t row = 0; row < rows; ++row) {
@@ -331,17 +374,18 @@ struct Held {
   void check(at::ScalarType type) const {
     TORCH_CHECK(keys.dim() == 4 && keys.sizes() == values.sizes() && keys.strides() == values.strides(),
                 "keys: must have 4 dimensions, values the same");
-    // Each slot is contiguous; other layers' parts of the cache may lie between the slots.
+    // Each block is contiguous; other layers' parts of the cache may lie between the blocks.
     const int64_t dim = keys.size(3), length = keys.size(2);
     TORCH_CHECK(keys.scalar_type() == type && values.scalar_type() == type && keys.stride(3) == 1 &&
                     keys.stride(2) == dim && keys.stride(1) == length * dim &&
                     keys.stride(0) >= keys.size(1) * length * dim,
-                "keys: must be of the type of qkv, as values are, and contiguous slot by slot");
+                "keys: must be of the type of qkv, as values are, and contiguous block by block");
+    TORCH_CHECK(length > 0 && length % kGrain == 0, "keys: must have blocks of a multiple of ", kGrain, " tokens");
     // The slots may share one table.
     for (const at::Tensor* table : {&cosines, &sines}) {
-      TORCH_CHECK(table->scalar_type() == at::kFloat && table->dim() == 3 && table->size(0) == keys.size(0) &&
-                      table->size(1) >= length && table->size(2) == dim / 2 && table->stride(2) == 1 &&
-                      table->stride(1) == dim / 2 && table->stride(0) == cosines.stride(0),
+      TORCH_CHECK(table->scalar_type() == at::kFloat && table->dim() == 3 && table->sizes() == cosines.sizes() &&
+                      table->size(2) == dim / 2 && table->stride(2) == 1 && table->stride(1) == dim / 2 &&
+                      table->stride(0) == cosines.stride(0),
                   "cosines: must be contiguous Float [slots, max_length, dim / 2], sines the same");
     }
     for (const auto* norm : {&query_norm, &key_norm}) {
@@ -358,12 +402,13 @@ struct Held {
     return width / dim - 2 * kv_heads;
   }
 
-  // The arguments for attention of rows of `width` elements at `qkv`, into `out`.
+  // The arguments for attention of rows of `width` elements at `qkv`, into `out`; blocks: see `checked`.
   template <typename T>
-  Layer<T> layer(int64_t width, const void* qkv, void* out) const {
+  Layer<T> layer(int64_t width, const void* qkv, void* out, const at::Tensor& blocks) const {
     Layer<T> made;
-    made.kv_heads = keys.size(1), made.max_length = keys.size(2), made.dim = keys.size(3);
-    made.slot = keys.stride(0);
+    made.kv_heads = keys.size(1), made.length = keys.size(2), made.dim = keys.size(3);
+    made.block = keys.stride(0);
+    made.blocks = blocks.const_data_ptr<int32_t>(), made.row_blocks = blocks.size(1);
     made.heads = heads(width), made.group = made.heads / made.kv_heads;
     made.eps = static_cast<float>(eps), made.window = window;
     made.scale = static_cast<float>(scale), made.cap = static_cast<float>(cap), made.table = cosines.stride(0);
@@ -379,18 +424,26 @@ struct Held {
   }
 };
 
-// The tasks INT32 [tasks, 5] of a batch of `tokens` tokens, each checked to lie inside batch and cache.
-inline const Task* checked(const at::Tensor& tasks, const Held& held, int64_t tokens) {
-  check_like(tasks, at::kInt, "tasks");
-  TORCH_CHECK(tasks.dim() == 2 && tasks.size(1) == kTaskFields, "tasks: must be [tasks, 5]");
-  const int64_t slots = held.keys.size(0), kv_heads = held.keys.size(1), max_length = held.keys.size(2);
-  const Task* list = reinterpret_cast<const Task*>(tasks.const_data_ptr<int32_t>());
+// The tasks INT32 [tasks, 6] of a batch of `tokens` tokens, each checked to lie inside batch and cache.
+// blocks: INT32 [rows, most blocks of a row], the blocks of each row's text in order.
+inline const Task* checked(const at::Tensor& tasks, const at::Tensor& blocks, const Held& held, int64_t tokens) {
+  check_like(tasks, at::kInt, "tasks"), check_like(blocks, at::kInt, "blocks", 2);
+  TORCH_CHECK(tasks.dim() == 2 && tasks.size(1) == kTaskFields, "tasks: must be [tasks, ", kTaskFields, "]");
+  const int64_t kv_heads = held.keys.size(1), slots = held.cosines.size(0), rows = blocks.size(0);
+  const int64_t longest = std::min(blocks.size(1) * held.keys.size(2), held.cosines.size(1));
+  const auto* list = reinterpret_cast<const Task*>(tasks.const_data_ptr<int32_t>());
   for (int64_t i = 0; i < tasks.size(0); ++i) {
     const Task& task = list[i];
     const bool inside = task.head >= 0 && task.head < kv_heads && task.slot >= 0 && task.slot < slots &&
-                        task.position >= 0 && task.position + int64_t{task.count} <= max_length && task.token >= 0 &&
+                        task.row >= 0 && task.row < rows && task.position >= 0 &&
+                        task.position + int64_t{task.count} <= longest && task.token >= 0 &&
                         task.token + int64_t{task.count} <= tokens;
     TORCH_CHECK(inside, "attention: task ", i, " lies outside the cache or the batch");
   }
+  const int32_t* numbers = blocks.const_data_ptr<int32_t>();
+  const bool exist = std::all_of(numbers, numbers + blocks.numel(), [&](int32_t number) {
+    return number >= 0 && number < held.keys.size(0);
+  });
+  TORCH_CHECK(exist, "blocks: must be 0 to ", held.keys.size(0) - 1);
   return list;
 }

@@ -19,15 +19,17 @@ constexpr int64_t kNormSerial = 65536;  // elements below which waking a second 
 constexpr int64_t kGateSerial = 16384;
 
 template <typename T>
-void attention_of(const Held& held, const Tensor& qkv, const Tensor& tasks, bool split, Tensor& out) {
-  const Task* list = checked(tasks, held, qkv.size(0));
-  const auto layer = held.layer<T>(qkv.size(1), qkv.const_data_ptr(), out.data_ptr());
+void attention_of(const Held& held, const Tensor& qkv, const Tensor& tasks, const Tensor& blocks, bool split,
+                  Tensor& out) {
+  const Task* list = checked(tasks, blocks, held, qkv.size(0));
+  const auto layer = held.layer<T>(qkv.size(1), qkv.const_data_ptr(), out.data_ptr(), blocks);
   attend_all(layer, list, tasks.size(0), split, Shared{});
 }
 
 Tensor attention(const Tensor& qkv, Tensor keys, Tensor values, const Tensor& cosines, const Tensor& sines,
-                 const Tensor& tasks, const std::optional<Tensor>& query_norm, const std::optional<Tensor>& key_norm,
-                 double eps, int64_t window, double scale, double cap, bool split) {
+                 const Tensor& tasks, const Tensor& blocks, const std::optional<Tensor>& query_norm,
+                 const std::optional<Tensor>& key_norm, double eps, int64_t window, double scale, double cap,
+                 bool split) {
   const Held held{keys, values, cosines, sines, query_norm, key_norm, eps, window, scale, cap};
   const auto type = qkv.scalar_type();
   TORCH_CHECK(type == at::kFloat || type == at::kBFloat16, "qkv: must be float or bfloat16");
@@ -36,14 +38,14 @@ Tensor attention(const Tensor& qkv, Tensor keys, Tensor values, const Tensor& co
   held.check(type);
   Tensor out = at::empty({qkv.size(0), held.heads(qkv.size(1)) * keys.size(3)}, qkv.options());
   if (type == at::kFloat) {
-    attention_of<float>(held, qkv, tasks, split, out);
+    attention_of<float>(held, qkv, tasks, blocks, split, out);
   } else {
-    attention_of<BFloat>(held, qkv, tasks, split, out);
+    attention_of<BFloat>(held, qkv, tasks, blocks, split, out);
   }
   return out;
 }
 
-// The tasks of a step, INT32 [tasks, 5]: prefill tiles first, since they take longest, then single tokens head by head.
+// The tasks of a step, INT32 [tasks, 6]: prefill tiles first, since they take longest, then single tokens head by head.
 // The queries of one tile, and those of one key-value head's group, read keys and values together.
 Tensor plan(const Tensor& slots, const Tensor& starts, const Tensor& lengths, int64_t kv_heads, int64_t group) {
   check_like(slots, at::kInt, "slots"), check_like(starts, at::kInt, "starts");
@@ -62,7 +64,7 @@ Tensor plan(const Tensor& slots, const Tensor& starts, const Tensor& lengths, in
         if ((length[row] == 1) != single) continue;
         for (int32_t done = 0; done < length[row]; done += tile) {
           const int32_t count = std::min(tile, length[row] - done);
-          tasks.push_back({head, slot[row], start[row] + done, token + done, count});
+          tasks.push_back({head, slot[row], static_cast<int32_t>(row), start[row] + done, token + done, count});
         }
       }
     }
@@ -133,7 +135,7 @@ TORCH_LIBRARY(shapeshift_decode, library) {
   library.def("plan(Tensor slots, Tensor starts, Tensor lengths, int kv_heads, int group) -> Tensor");
   library.def(
       "attention(Tensor qkv, Tensor(a!) keys, Tensor(b!) values, Tensor cosines, Tensor sines, Tensor tasks, "
-      "Tensor? query_norm, Tensor? key_norm, float eps, int window, float scale, float cap, bool split) -> Tensor");
+      "Tensor blocks, Tensor? query_norm, Tensor? key_norm, float eps, int window, float scale, float cap, bool split) -> Tensor");
   library.def("add_norm(Tensor(a!) state, Tensor? delta, Tensor weight, float eps, ScalarType type) -> Tensor");
   library.def("gate(Tensor both) -> Tensor");
 }

@@ -23,7 +23,7 @@ constexpr int64_t kShares = 10 + kLinears;  // most calls of the team in a layer
 
 // One decoder layer.
 template <typename T>
-struct Block {
+struct LayerParts {
   Tensor attention_norm, mlp_norm;
   LinearPointer<T> qkv, output, gate_up, down;
   Held attention;
@@ -56,33 +56,33 @@ class Network : public torch::CustomClassHolder {
   void add(Tensor attention_norm, LinearPointer<T> qkv, Tensor keys, Tensor values, Tensor cosines, Tensor sines,
            std::optional<Tensor> query_norm, std::optional<Tensor> key_norm, double eps, int64_t window, double scale,
            double cap, LinearPointer<T> output, Tensor mlp_norm, LinearPointer<T> gate_up, LinearPointer<T> down) {
-    Block<T> block{attention_norm, mlp_norm, qkv, output, gate_up, down,
+    LayerParts<T> parts{attention_norm, mlp_norm, qkv, output, gate_up, down,
                    Held{keys, values, cosines, sines, query_norm, key_norm, eps, window, scale, cap}};
     check_norm(attention_norm), check_norm(mlp_norm);
-    block.attention.check(kType<T>);
+    parts.attention.check(kType<T>);
     check_linear(qkv, hidden_, qkv->panels().outputs, "qkv");
-    check_linear(output, block.attention.heads(qkv->panels().outputs) * keys.size(3), hidden_, "output");
+    check_linear(output, parts.attention.heads(qkv->panels().outputs) * keys.size(3), hidden_, "output");
     check_linear(gate_up, hidden_, 2 * down->panels().inputs, "gate_up");
     check_linear(down, down->panels().inputs, hidden_, "down");
-    TORCH_CHECK(blocks_.empty() || alike(blocks_[0], block), "layers: must be alike");
-    blocks_.push_back(std::move(block));
+    TORCH_CHECK(layers_.empty() || alike(layers_[0], parts), "layers: must be alike");
+    layers_.push_back(std::move(parts));
   }
 
   // Logits [wanted, vocabulary] after the tokens at `last`, INT64 [wanted] places in `tokens`; valid until the next
   // call. terms: the low-rank terms of the linears, see `Added`.
-  Tensor forward(const Tensor& tokens, const Tensor& tasks, bool split, const Tensor& last,
+  Tensor forward(const Tensor& tokens, const Tensor& tasks, const Tensor& blocks, bool split, const Tensor& last,
                  const std::vector<Tensor>& terms) {
-    TORCH_CHECK(!blocks_.empty(), "layers: at least one");
+    TORCH_CHECK(!layers_.empty(), "layers: at least one");
     check_like(tokens, at::kLong, "tokens"), check_like(last, at::kLong, "last");
     const int64_t rows = tokens.numel(), wanted = last.numel();
     check_below(tokens, embedding_.size(0), "tokens"), check_below(last, rows, "last");
-    checked(tasks, blocks_[0].attention, rows);
-    const Block<T>& block = blocks_[0];
-    added_.fit(terms, {&block.qkv->panels(), &block.output->panels(), &block.gate_up->panels(), &block.down->panels()},
-               static_cast<int64_t>(blocks_.size()), rows, wanted);
+    checked(tasks, blocks, layers_[0].attention, rows);
+    const LayerParts<T>& parts = layers_[0];
+    added_.fit(terms, {&parts.qkv->panels(), &parts.output->panels(), &parts.gate_up->panels(), &parts.down->panels()},
+               static_cast<int64_t>(layers_.size()), rows, wanted);
     const Buffers<T> buffers = fit(rows, wanted);
-    Team::gather(kShares * static_cast<int64_t>(blocks_.size() + 1), [&](const Team& team) {
-      pass(team, buffers, tokens, tasks, split, last);
+    Team::gather(kShares * static_cast<int64_t>(layers_.size() + 1), [&](const Team& team) {
+      pass(team, buffers, tokens, tasks, blocks, split, last);
     });
     return logits_.narrow(0, 0, wanted);
   }
@@ -98,7 +98,7 @@ class Network : public torch::CustomClassHolder {
     TORCH_CHECK(own.inputs == inputs && own.outputs == outputs, name, ": must be [", outputs, ", ", inputs, "]");
   }
 
-  static bool alike(const Block<T>& one, const Block<T>& other) {
+  static bool alike(const LayerParts<T>& one, const LayerParts<T>& other) {
     return one.attention.keys.sizes() == other.attention.keys.sizes() &&
            one.qkv->panels().outputs == other.qkv->panels().outputs &&
            one.down->panels().inputs == other.down->panels().inputs;
@@ -112,9 +112,9 @@ class Network : public torch::CustomClassHolder {
 
   // Buffers for a pass of this size, in memory that later passes reuse.
   Buffers<T> fit(int64_t rows, int64_t wanted) {
-    const Block<T>& block = blocks_[0];
-    const int64_t query = block.output->panels().inputs, inner = block.down->panels().inputs;
-    const int64_t width = 2 * hidden_ + block.qkv->panels().outputs + 2 * query + 3 * inner;
+    const LayerParts<T>& parts = layers_[0];
+    const int64_t query = parts.output->panels().inputs, inner = parts.down->panels().inputs;
+    const int64_t width = 2 * hidden_ + parts.qkv->panels().outputs + 2 * query + 3 * inner;
     const auto needed = static_cast<size_t>(rows * width);
     if (memory_.size() < needed) memory_.resize(needed), states_.resize(2 * rows * hidden_);
     if (!logits_.defined() || logits_.size(0) < wanted) {
@@ -125,13 +125,13 @@ class Network : public torch::CustomClassHolder {
     Buffers<T> made{};
     made.state = states_.data(), made.chosen = made.state + rows * hidden_;
     made.normed = part(hidden_), made.delta = part(hidden_);
-    made.qkv = part(block.qkv->panels().outputs), made.mixed = part(query), made.picked = part(query);
+    made.qkv = part(parts.qkv->panels().outputs), made.mixed = part(query), made.picked = part(query);
     made.both = part(2 * inner), made.gated = part(inner);
     return made;
   }
 
-  void pass(const Team& team, const Buffers<T>& own, const Tensor& tokens, const Tensor& tasks, bool split,
-            const Tensor& last) const {
+  void pass(const Team& team, const Buffers<T>& own, const Tensor& tokens, const Tensor& tasks, const Tensor& blocks,
+            bool split, const Tensor& last) const {
     const int64_t* ids = tokens.const_data_ptr<int64_t>();
     const auto* table = static_cast<const T*>(embedding_.const_data_ptr());
     const int64_t wanted = last.numel();
@@ -142,14 +142,14 @@ class Network : public torch::CustomClassHolder {
     });
     float* state = own.state;
     T *mixed = own.mixed, *delta = nullptr;
-    for (int64_t layer = 0; layer < static_cast<int64_t>(blocks_.size()); ++layer) {
-      const Block<T>& block = blocks_[layer];
-      const Panels<T> &qkv = block.qkv->panels(), &output = block.output->panels();
-      add_norm(team, state, delta, block.attention_norm, rows, own.normed);
+    for (int64_t layer = 0; layer < static_cast<int64_t>(layers_.size()); ++layer) {
+      const LayerParts<T>& parts = layers_[layer];
+      const Panels<T> &qkv = parts.qkv->panels(), &output = parts.output->panels();
+      add_norm(team, state, delta, parts.attention_norm, rows, own.normed);
       added_.multiply(team, layer, kQkv, qkv, own.normed, rows, own.qkv);
-      const auto held = block.attention.template layer<T>(qkv.outputs, own.qkv, own.mixed);
+      const auto held = parts.attention.template layer<T>(qkv.outputs, own.qkv, own.mixed, blocks);
       attend_all(held, reinterpret_cast<const Task*>(tasks.const_data_ptr<int32_t>()), tasks.size(0), split, team);
-      if (&block == &blocks_.back()) {
+      if (&parts == &layers_.back()) {
         // After the last attention, only the wanted tokens matter.
         const int64_t* places = last.const_data_ptr<int64_t>();
         team(wanted, [&](int64_t row) {
@@ -160,11 +160,11 @@ class Network : public torch::CustomClassHolder {
       }
       delta = own.delta;
       added_.multiply(team, layer, kOutput, output, mixed, rows, delta);
-      add_norm(team, state, delta, block.mlp_norm, rows, own.normed);
-      added_.multiply(team, layer, kGateUp, block.gate_up->panels(), own.normed, rows, own.both);
-      const int64_t inner = block.down->panels().inputs;
+      add_norm(team, state, delta, parts.mlp_norm, rows, own.normed);
+      added_.multiply(team, layer, kGateUp, parts.gate_up->panels(), own.normed, rows, own.both);
+      const int64_t inner = parts.down->panels().inputs;
       team(rows, [&](int64_t row) { gate_row(own.both + 2 * row * inner, inner, own.gated + row * inner); });
-      added_.multiply(team, layer, kDown, block.down->panels(), own.gated, rows, delta);
+      added_.multiply(team, layer, kDown, parts.down->panels(), own.gated, rows, delta);
     }
     add_norm(team, state, delta, norm_, rows, own.normed);
     multiply(head_->panels(), own.normed, rows, logits_.data_ptr<float>(), team);
@@ -187,7 +187,7 @@ class Network : public torch::CustomClassHolder {
   LinearPointer<T> head_;
   float eps_;
   int64_t hidden_;
-  std::vector<Block<T>> blocks_;
+  std::vector<LayerParts<T>> layers_;
   std::vector<float> states_;
   std::vector<T> memory_;
   Added<T> added_;
