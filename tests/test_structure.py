@@ -11,9 +11,9 @@ from tests.sources import closure, import_graph, strongly_connected
 
 PROJECT = Path(__file__).resolve().parents[1]
 MOST_MODULES = 15
-# Files, empty ones not counted, that a request with default settings can reach: all that the backend imports, inside
+# Files, `__init__.py` not counted, that a request with default settings can reach: all that the backend imports, inside
 # functions too, and the modules that the defaults choose by name (`shapeshift.settings.Choices`).
-MOST_FILES = {"polymorph": 47, "token_adapt": 46, "fused_decode": 64, "adapter_cache": 70, "cascade": 47}
+MOST_FILES = {"polymorph": 47, "token_adapt": 46, "fused_decode": 55, "adapter_cache": 66, "cascade": 47}
 CHOSEN = {
     "polymorph": ("polymorph.policy.dispatcher",),
     "token_adapt": ("token_adapt.policy.plan_grid",),
@@ -44,7 +44,7 @@ def test_no_module_imports_itself_through_others() -> None:
 def test_a_request_touches_few_files(technique: str) -> None:
     starts = [PROJECT / "backends" / technique / "model.py"]
     starts += [PROJECT / "shapeshift" / f"{name.replace('.', '/')}.py" for name in CHOSEN[technique]]
-    reached = {file for start in starts for file in closure(start, PROJECT) if file.stat().st_size}
+    reached = {file for start in starts for file in closure(start, PROJECT) if file.name != "__init__.py"}
     names = sorted(str(file.relative_to(PROJECT)) for file in reached)
     assert len(reached) <= MOST_FILES[technique], names
 
@@ -52,7 +52,7 @@ def test_a_request_touches_few_files(technique: str) -> None:
 def test_packages_hold_no_code() -> None:
     """An `__init__.py` with code would run at every import of a module beside it."""
     found = [file for file in (PROJECT / "shapeshift").rglob("__init__.py") if file.stat().st_size]
-    assert found == []
+    assert found == [PROJECT / "shapeshift" / "__init__.py"], "which holds the version"
 
 
 # That the checks find what they look for.

@@ -8,10 +8,9 @@ import os
 import sys
 from collections.abc import Sequence
 
+import shapeshift
 from shapeshift.errors import ShapeshiftError
-from shapeshift.version import VERSION
 
-SUMMARY = "Triton backends for transformers whose compute takes the shape of each request."
 # Command: (module with add_arguments(parser) and run(options) -> exit status, summary).
 COMMANDS = {
     "setup": ("shapeshift.cli.setup", "download and unpack Triton, perf_analyzer and the demo checkpoint"),
@@ -56,8 +55,8 @@ def _run(given: list[str]) -> int:
     if given and given[0] in DEPRECATED:
         old, given[0] = given[0], DEPRECATED[given[0]]
         sys.stderr.write(f"shapeshift {old} is deprecated; use `shapeshift {given[0]}`\n")
-    parser = argparse.ArgumentParser(prog="shapeshift", description=SUMMARY)
-    parser.add_argument("--version", action="version", version=f"shapeshift {VERSION}")
+    parser = argparse.ArgumentParser(prog="shapeshift", description=shapeshift.__doc__)
+    parser.add_argument("--version", action="version", version=f"shapeshift {shapeshift.__version__}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     for name, (module, summary) in COMMANDS.items():
         command = commands.add_parser(name, help=summary, description=summary)

@@ -233,7 +233,7 @@ def test_a_deadline_is_kept() -> None:
 
 def steps_of_delivery(run: Run) -> list[list[Request]]:
     """The requests delivered after each step, until the loop is idle."""
-    steps = []
+    steps: list[list[Request]] = []
     while True:
         before = len(run.delivered)
         if not run.loop.step():
