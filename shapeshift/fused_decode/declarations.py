@@ -12,6 +12,8 @@ MAX_STOPS, MAX_STOP_LENGTH = 16, 256
 MAX_STOP_IDS = 64
 MAX_BIASES, MAX_BIAS = 1024, 100
 MAX_BAD_WORDS = 64
+MAX_LOGPROBS = 20
+MAX_PROMPTS, MAX_CHOICES = 64, 128
 
 
 @dataclass(frozen=True)
@@ -59,10 +61,16 @@ def _flag(name: str, default: str = "false") -> Input:
 
 
 INPUTS = (
-    Input("text_input", "BYTES", allowed="1 to `max_length` - 1 tokens of UTF-8"),
+    Input(
+        "text_input", "BYTES", "prompts", allowed=f"1 to {MAX_PROMPTS} texts of 1 to `max_length` - 1 tokens of UTF-8"
+    ),
+    Input("input_ids", "INT32", "tokens", "none", allowed="ids of tokens, instead of `text_input`"),
+    Input("input_lengths", "INT32", "prompts", "one prompt", allowed="numbers of at least 1 that divide `input_ids`"),
     _flag("stream"),
     Input("sampling_parameters", "BYTES", default="{}", allowed="a JSON object"),
     Input("max_tokens", "INT32", default="16", least=1),
+    Input("n", "INT32", default="1", allowed=f"1 to {MAX_CHOICES}, and so for prompts times `best_of`"),
+    Input("best_of", "INT32", default="`n`", allowed=f"`n` to {MAX_CHOICES}; with `stream` equal to `n`"),
     Input("min_tokens", "INT32", default="0", allowed="0 to `max_tokens`"),
     Input("temperature", "FP32", default="1.0", least=0, most=MOST),
     Input("top_k", "INT32", default="0", allowed="-1 to the size of the vocabulary"),
@@ -88,21 +96,33 @@ INPUTS = (
     Input("stop", "BYTES", "texts", "none", allowed=f"at most {MAX_STOPS} texts of 1 to {MAX_STOP_LENGTH} characters"),
     Input("stop_token_ids", "INT32", "ids", "none", allowed=f"at most {MAX_STOP_IDS} ids of tokens"),
     _flag("ignore_eos"),
+    Input("logprobs", "INT32", default="none", least=0, most=MAX_LOGPROBS),
+    Input("prompt_logprobs", "INT32", default="none", least=0, most=MAX_LOGPROBS),
     _flag("exclude_input_in_output", "true"),
     _flag("return_finish_reason"),
     _flag("return_num_input_tokens"),
     _flag("return_num_output_tokens"),
+    _flag("return_token_ids"),
+    _flag("return_logprobs"),
     _flag("return_request_id"),
     _flag("return_timings"),
     Input("stop_id", "BYTES", default="none", allowed="the id of a request"),
 )
 OUTPUTS = (
-    Output("text_output", "BYTES"),
-    Output("finish_reason", "BYTES"),
-    Output("num_input_tokens", "UINT32"),
-    Output("num_output_tokens", "UINT32"),
+    Output("text_output", "BYTES", "choices"),
+    Output("choice_index", "INT32", "choices"),
+    Output("finish_reason", "BYTES", "choices"),
+    Output("num_input_tokens", "UINT32", "choices"),
+    Output("num_output_tokens", "UINT32", "choices"),
+    Output("token_ids", "INT32", "tokens"),
+    Output("prompt_token_ids", "INT32", "tokens"),
+    Output("token_logprobs", "FP32", "tokens"),
+    Output("top_token_ids", "INT32", "tokens, logprobs"),
+    Output("top_logprobs", "FP32", "tokens, logprobs"),
+    Output("logprobs", "BYTES", "choices"),
+    Output("prompt_logprobs", "BYTES", "prompts"),
     Output("request_id", "BYTES"),
-    Output("queue_ms", "FP32"),
-    Output("prefill_ms", "FP32"),
-    Output("decode_ms", "FP32"),
+    Output("queue_ms", "FP32", "choices"),
+    Output("prefill_ms", "FP32", "choices"),
+    Output("decode_ms", "FP32", "choices"),
 )

@@ -6,24 +6,35 @@ import threading
 import uuid
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from shapeshift.errors import CancelledRequestError, NotFoundError
+from shapeshift.errors import CancelledRequestError, InvalidInputError, NotFoundError
+from shapeshift.fused_decode.answers import TEXT, AnswerOutputs
+from shapeshift.fused_decode.choices import ChoicesResponse, sample_params
 from shapeshift.fused_decode.engine.detokenize import TextStream
 from shapeshift.fused_decode.engine.logit_edits import token_rules
 from shapeshift.fused_decode.engine.loop import DecodeLoop
-from shapeshift.fused_decode.request import ABORT, TEXT, GenerationResponse, Request
-from shapeshift.fused_decode.request_parser import RequestParser
+from shapeshift.fused_decode.request import ABORT, GenerationResponse, Ids, Request
+from shapeshift.fused_decode.request_parser import ParsedRequest, RequestParser
 from shapeshift.fused_decode.service import DecodeService
 from shapeshift.serving import error_codes, parameters
 from shapeshift.serving.cancellations import CancellationWatch
 from shapeshift.serving.liveness import Liveness
 from shapeshift.serving.metrics import Gauge, MetricsFlusher, RequestMetrics
 from shapeshift.serving.model_args import Log, ModelArgs, model_log
+from shapeshift.serving.parameters import RequestParameters
 from shapeshift.serving.pb_utils import InferenceRequest, InferenceResponse, PbUtils, ResponseSender
 from shapeshift.serving.responses import Responder, SingleResponse
+
+
+class Prompt(NamedTuple):
+    """A prompt: UTF-8, and INT64 [tokens]."""
+
+    text: bytes
+    ids: Ids
+
 
 MakeService = Callable[[ModelArgs, Log], DecodeService]
 
@@ -83,28 +94,88 @@ class GenerateFront:
         given = parameters.parse(triton_request.parameters(), self._service.own_parameters, self._inputs)
         parsed = self._parser.parse(triton_request)
         given = parameters.joined(given, parsed.request_parameters)
-        prompt = self._tokenizer.encode(parsed.text)
-        self._request_metrics.lengths.observe(len(prompt))
-        requested, runtime = triton_request.requested_output_names(), self._service.loaded.runtime
+        prompts = self._prompts(parsed)
+        for prompt in prompts:
+            self._request_metrics.lengths.observe(len(prompt.ids))
+        outputs = AnswerOutputs(parsed.outputs.intersection(triton_request.requested_output_names()), self._token_bytes)
+        response = self._response(sender, parsed, given, outputs, prompts)
+        name = triton_request.request_id() or given.id or uuid.uuid4().hex
+        response.requests = self._requests(name, parsed, given, prompts, response)
+        self._prepare(response.requests, given)
+        self._watch.add(response.requests[0], sender.is_cancelled, partial(self._cancel, response))
+        for place, request in enumerate(response.requests):
+            prompt = prompts[place // parsed.sampling_params.samples]
+            self._service.complete(request, prompt.text, partial(self._submit_to_loop, request))
+
+    def _prompts(self, parsed: ParsedRequest) -> list[Prompt]:
+        """The prompts as text and tokens. Raises InvalidInputError for one that is too long."""
+        found = []
+        for row, prompt in enumerate(parsed.prompts):
+            number = row if len(parsed.prompts) > 1 else None
+            if isinstance(prompt, bytes):
+                found.append(Prompt(prompt, self._tokenizer.encode(prompt, number)))
+                continue
+            if len(prompt) >= self._max_length:
+                limit = f"at most {self._max_length - 1}, one less than max_length ({self._max_length})"
+                raise InvalidInputError("input_ids", f"{len(prompt)} tokens", limit, number)
+            known = (self._token_bytes[token] for token in prompt.tolist() if token < len(self._token_bytes))
+            found.append(Prompt(b"".join(known), prompt))
+        return found
+
+    def _response(
+        self,
+        sender: ResponseSender,
+        parsed: ParsedRequest,
+        given: RequestParameters,
+        outputs: AnswerOutputs,
+        prompts: Sequence[Prompt],
+    ) -> GenerationResponse:
         respond = error_codes.with_code if given.forwarded else error_codes.error_response
-        response = GenerationResponse(
-            self._pb_utils, sender, parsed, requested, respond, self._finishing, self._finished, self._lost
-        )
-        response.request = request = self._service.request_type(
-            triton_request.request_id() or given.id or uuid.uuid4().hex,
-            prompt,
-            parsed.sampling_params,
-            TextStream(self._token_bytes, parsed.sampling_params.stop),
-            max_length=self._max_length,
-            stream=parsed.stream,
-            latency_ms=given.latency_ms,
-            response=response,
-            rules=token_rules(parsed.sampling_params, self._tokenizer, runtime.vocab_size, runtime.eos_ids),
-        )
-        self._service.prepare(request, given)
-        self._register(request)
-        self._watch.add(request, sender.is_cancelled, partial(self._cancel, request))
-        self._service.complete(request, parsed.text, partial(self._submit_to_loop, request))
+        steps = (respond, self._finishing, self._finished, self._cancel)
+        echo = [prompt.text for prompt in prompts] if parsed.echo else []
+        params = parsed.sampling_params
+        if len(prompts) * params.samples == 1:
+            return GenerationResponse(self._pb_utils, sender, outputs, *steps, echo)
+        return ChoicesResponse(self._pb_utils, sender, outputs, *steps, echo, params=params, end=self.loop.end)
+
+    def _requests(
+        self,
+        name: str,
+        parsed: ParsedRequest,
+        given: RequestParameters,
+        prompts: Sequence[Prompt],
+        response: GenerationResponse,
+    ) -> list[Request]:
+        """The samples of each prompt, prompt after prompt."""
+        runtime, params = self._service.loaded.runtime, parsed.sampling_params
+        rules = token_rules(params, self._tokenizer, runtime.vocab_size, runtime.eos_ids)
+        return [
+            self._service.request_type(
+                name,
+                prompt.ids,
+                own,
+                TextStream(self._token_bytes, own.stop),
+                max_length=self._max_length,
+                stream=parsed.stream,
+                latency_ms=given.latency_ms,
+                response=response,
+                rules=rules,
+            )
+            for prompt in prompts
+            for own in sample_params(params)
+        ]
+
+    def _prepare(self, requests: Sequence[Request], given: RequestParameters) -> None:
+        """Prepare and register all of them, or none."""
+        for count, request in enumerate(requests):
+            try:
+                self._service.prepare(request, given)
+            except Exception:
+                for prepared in requests[:count]:
+                    self._service.forget(prepared)
+                raise
+        for request in requests:
+            self._register(request)
 
     def _submit_to_loop(self, request: Request) -> None:
         """Any thread calls this. A refusal is the request's last response."""
@@ -129,24 +200,22 @@ class GenerateFront:
         return self._pb_utils.InferenceResponse(output_tensors=tensors)
 
     def _deliver(self, requests: list[Request]) -> None:
-        self._responder.post([request.response for request in requests])
+        self._responder.post(list(dict.fromkeys(request.response for request in requests)))
 
-    def _cancel(self, request: Request) -> None:
-        self.loop.end(request, CancelledRequestError("the caller cancelled the request"))
-
-    def _lost(self, response: GenerationResponse) -> None:
-        self._cancel(response.request)
+    def _cancel(self, response: GenerationResponse) -> None:
+        for request in response.requests:
+            self.loop.end(request, CancelledRequestError("the caller cancelled the request"))
 
     def _finishing(self, response: GenerationResponse) -> None:
-        self._watch.remove(response.request)
+        self._watch.remove(response.requests[0])
 
     def _finished(self, response: GenerationResponse) -> None:
-        request = response.request
-        self._forget(request)
-        if request.error is None:
-            self._responder.count("OK", request.arrived)
+        for request in response.requests:
+            self._forget(request)
+        if response.error is None:
+            self._responder.count("OK", response.requests[0].arrived)
         else:
-            self._responder.count(error_codes.code_name(request.error))
+            self._responder.count(error_codes.code_name(response.error))
 
     def _register(self, request: Request) -> None:
         with self._lock:

@@ -14,6 +14,7 @@ from shapeshift.fused_decode.declarations import (
     MAX_BAD_WORDS,
     MAX_BIAS,
     MAX_BIASES,
+    MAX_CHOICES,
     MAX_STOP_IDS,
     MAX_STOP_LENGTH,
     MAX_STOPS,
@@ -27,6 +28,8 @@ def sampling_checks(vocab_size: int) -> dict[str, Check]:
     """The check of each field of `SamplingParams`. vocab_size: tokens of the model."""
     token = integer(minimum=0, maximum=vocab_size - 1)
     own: Mapping[str, Check] = {
+        "n": integer(minimum=1, maximum=MAX_CHOICES),
+        "best_of": integer(minimum=1, maximum=MAX_CHOICES),
         "min_tokens": integer(minimum=0),
         "top_k": integer(minimum=-1, maximum=vocab_size),
         "logit_bias": _biases(vocab_size),

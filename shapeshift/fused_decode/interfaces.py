@@ -36,6 +36,7 @@ class StepBatch:
     blocks   INT32 [rows, n]      blocks of the cache that hold the text of each row, in order, `BLOCK_TOKENS` tokens
                                   each; what lies behind the row's last token is any block. None: as many blocks as
                                   `max_length` tokens need belong to each slot, in order
+    scored   INT64 [n]            places in `tokens` of further tokens after which logits are wanted; None: none
     """
 
     tokens: torch.Tensor
@@ -46,6 +47,7 @@ class StepBatch:
     adapters: torch.Tensor | None = None
     spans: torch.Tensor | None = None
     blocks: torch.Tensor | None = None
+    scored: torch.Tensor | None = None
 
 
 class Runtime(Protocol):
@@ -61,8 +63,9 @@ class Runtime(Protocol):
     """Measured time of the largest piece of a prompt that one step computes, seconds; 0 where it was not measured."""
 
     def forward(self, batch: StepBatch) -> torch.Tensor:
-        """Write the batch's keys and values into the cache; FLOAT32 [wanted rows, vocab_size] logits.
+        """Write the batch's keys and values into the cache; FLOAT32 [wanted rows + n, vocab_size] logits.
 
+        Those of the n tokens at `scored` come last.
         The result is valid until the next call.
         """
         ...

@@ -6,16 +6,17 @@ import heapq
 import itertools
 import time
 from collections import deque
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from shapeshift.errors import OverloadedError
+from shapeshift.fused_decode.answers import AnswerOutputs, Piece
 from shapeshift.fused_decode.engine.detokenize import TextStream
 from shapeshift.fused_decode.engine.logit_edits import TokenRules
-from shapeshift.fused_decode.request_parser import ParsedRequest
+from shapeshift.fused_decode.engine.logprobs import TokenLogprobs
 from shapeshift.fused_decode.sampling_params import SamplingParams
 from shapeshift.serving.pb_utils import InferenceResponse, PbUtils, ResponseSender
 
@@ -26,7 +27,6 @@ STOP, LENGTH, ABORT, DEADLINE = "stop", "length", "abort", "deadline"
 Reason = str | Exception
 """Why a request ends: a finish reason or an error."""
 NO_ADAPTER = -1
-TEXT = "text_output"
 _TOO_LATE = "latency_ms ran out before the first token; retry later or elsewhere"
 _FEW_DEADLINES = 64
 
@@ -40,17 +40,32 @@ class Request:
     adapter_id  its value in `StepBatch.adapters`; set before the request gets a slot
     response    its `GenerationResponse`, where there is one
     parts       text of the answer, piece by piece
+    token_ids   tokens of the answer; logprobs: theirs, where they are asked for
+    prompt_logprobs  of the prompt's tokens but the first, where they are asked for
     generated   tokens of the answer so far
     is_submitted  whether the loop has it; set by the thread that submits it
     arrived, admitted, first_token, finished  instants on the monotonic clock, in seconds; 0 before they come
 
-    The generating thread writes; others may read. `parts` and `generated` only grow, and neither changes once
+    The generating thread writes; others may read. The lists and `generated` only grow, `generated` after the lists of
+    tokens, and neither changes once
     `is_finished` is true: a reader that reads `is_finished` first misses nothing.
     """
 
     __slots__ = (
         *("id", "prompt", "kept", "sampling_params", "rules", "stream", "response", "text", "limit", "deadline"),
-        *("adapter_id", "slot", "generated", "parts", "finish_reason", "error", "is_submitted", "is_finished"),
+        *(
+            "adapter_id",
+            "slot",
+            "generated",
+            "parts",
+            "token_ids",
+            "logprobs",
+            "prompt_logprobs",
+            "finish_reason",
+            "error",
+            "is_submitted",
+            "is_finished",
+        ),
         *("arrived", "admitted", "first_token", "finished"),
     )
 
@@ -82,6 +97,9 @@ class Request:
         self.slot: int | None = None
         self.generated = 0
         self.parts: list[str] = []
+        self.token_ids: list[int] = []
+        self.logprobs: list[TokenLogprobs] = []
+        self.prompt_logprobs: list[TokenLogprobs] = []
         self.finish_reason: str | None = None
         self.error: Exception | None = None
         self.is_submitted = self.is_finished = False
@@ -163,43 +181,49 @@ class Terminations:
 
 
 class GenerationResponse:
-    """See `serving.responses.ResponseStream`. Reads what the generating thread writes into `request`.
+    """See `serving.responses.ResponseStream`. Reads what the generating thread writes into `requests`.
 
-    request         set before the first response is made
-    requested       outputs of the model that the client asks for
+    requests        set before the first response is made; here one
+    outputs         makes the outputs that the client asks for
+    echo            what is put before the text of each request; empty: nothing
     error_response  error_response(pb_utils, error) makes the response to a request that failed
 
     The sending thread calls finishing(response) before it sends the last response, finished(response) after it, and
     lost(response) where a response could not be sent.
     """
 
-    request: Request
+    requests: Sequence[Request]
 
     def __init__(
         self,
         pb_utils: PbUtils,
         response_sender: ResponseSender,
-        parsed: ParsedRequest,
-        requested: Collection[str],
+        outputs: AnswerOutputs,
         error_response: Callable[[PbUtils, Exception], InferenceResponse],
         finishing: Callable[[GenerationResponse], None],
         finished: Callable[[GenerationResponse], None],
         lost: Callable[[GenerationResponse], None],
+        echo: Sequence[bytes] = (),
     ) -> None:
         self.response_sender: ResponseSender | None = response_sender
         self._pb_utils = pb_utils
-        self._echo = parsed.text if parsed.echo else b""
-        self._outputs = [TEXT, *sorted(parsed.outputs)]
-        self._requested = requested
+        self._outputs = outputs
+        self._echo = echo
         self._error_response = error_response
         self._finishing = finishing
         self._finished = finished
         self._lost = lost
         self._parts = 0
         self._tokens = 0
+        self._has_begun = False
+
+    @property
+    def error(self) -> Exception | None:
+        """Why the requests failed, once they have ended."""
+        return self.requests[0].error
 
     def next_response(self) -> tuple[InferenceResponse, bool] | None:
-        request = self.request
+        (request,) = self.requests
         # Read first: once it is true, nothing more is added.
         last = request.is_finished
         parts = request.parts[self._parts :]
@@ -210,11 +234,10 @@ class GenerationResponse:
         if request.error is not None and last:
             return self._error_response(self._pb_utils, request.error), True
         self._parts += len(parts)
-        tokens = request.generated - self._tokens
-        self._tokens += tokens
-        values = self._values("".join(parts), tokens, last)
-        tensors = [self._pb_utils.Tensor(name, values[name]) for name in self._outputs if name in values]
-        return self._pb_utils.InferenceResponse(output_tensors=tensors), last
+        first, self._tokens = self._tokens, request.generated
+        echo = self._echo[0] if self._echo else b""
+        piece = Piece(request, 0, echo + "".join(parts).encode(), first, self._tokens, last)
+        return self._made([piece], [request]), last
 
     def sent(self, last: bool) -> None:
         if last:
@@ -223,15 +246,9 @@ class GenerationResponse:
     def broken(self) -> None:
         self._lost(self)
 
-    def _values(self, text: str, tokens: int, last: bool) -> dict[str, Any]:
-        request = self.request
-        values: dict[str, Any] = {
-            TEXT: np.array([self._echo + text.encode()], dtype=object),
-            "request_id": np.array([request.id.encode()], dtype=object),
-            "num_input_tokens": np.array([len(request.prompt)], np.uint32),
-            "num_output_tokens": np.array([tokens], np.uint32),
-        }
-        if last:
-            values["finish_reason"] = np.array([str(request.finish_reason).encode()], dtype=object)
-            values |= {name: np.array([value], np.float32) for name, value in request.timings_ms().items()}
-        return {name: value for name, value in values.items() if name in self._requested}
+    def _made(self, pieces: Sequence[Piece], prompts: Sequence[Request]) -> InferenceResponse:
+        """A response with these pieces; the first one also describes the prompts, with an answer to each."""
+        arrays = self._outputs.arrays(pieces, () if self._has_begun else prompts)
+        self._has_begun = True
+        tensors = [self._pb_utils.Tensor(name, values) for name, values in arrays.items()]
+        return self._pb_utils.InferenceResponse(output_tensors=tensors)

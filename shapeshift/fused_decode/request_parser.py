@@ -2,25 +2,50 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+import json
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
+
 from shapeshift.errors import InvalidInputError
 from shapeshift.fused_decode import input_checks
-from shapeshift.fused_decode.declarations import INPUTS
+from shapeshift.fused_decode.answers import TEXT
+from shapeshift.fused_decode.declarations import INPUTS, MAX_CHOICES, MAX_PROMPTS
 from shapeshift.fused_decode.sampling_params import SamplingParams
 from shapeshift.serving.parameters import hint
 from shapeshift.serving.pb_utils import InferenceRequest, PbUtils
+
+Ids = npt.NDArray[np.int64]
 
 RETURNS: Mapping[str, tuple[str, ...]] = {
     "return_finish_reason": ("finish_reason",),
     "return_num_input_tokens": ("num_input_tokens",),
     "return_num_output_tokens": ("num_output_tokens",),
+    "return_token_ids": ("token_ids", "prompt_token_ids"),
+    "return_logprobs": ("logprobs",),
     "return_request_id": ("request_id",),
     "return_timings": ("queue_ms", "prefill_ms", "decode_ms"),
 }
 """Inputs of type BOOL, and the outputs that each adds to the response."""
+NUMBERS: Mapping[str, tuple[str, ...]] = {
+    "logprobs": ("token_logprobs", "top_token_ids", "top_logprobs"),
+    "prompt_logprobs": ("prompt_logprobs",),
+}
+"""Parameters that add outputs where they are given."""
+# Parameters of other servers that a request may have with these values, which say what this one does.
+_NEUTRAL: Mapping[str, Any] = {
+    "top_logprobs": 0,
+    "suffix": "",
+    "use_beam_search": False,
+    "detokenize": True,
+    "skip_special_tokens": True,
+    "spaces_between_special_tokens": True,
+    "include_stop_str_in_output": False,
+}
+_PROMPTS = ("text_input", "input_ids", "input_lengths")
 _TEXTS = ("stop", "bad_words")
 _SEVERAL = {one.name for one in INPUTS if one.shape != "1"}
 
@@ -29,13 +54,13 @@ _SEVERAL = {one.name for one in INPUTS if one.shape != "1"}
 class ParsedRequest:
     """The inputs of one request.
 
-    text                the prompt in UTF-8
+    prompts             in UTF-8, or INT64 [tokens]
     echo                whether the answer begins with the prompt
-    outputs             outputs beyond the text that the answer carries
+    outputs             outputs that the answer carries
     request_parameters  request parameters that the input `sampling_parameters` holds, not checked yet
     """
 
-    text: bytes
+    prompts: Sequence[bytes | Ids]
     sampling_params: SamplingParams
     stream: bool
     echo: bool
@@ -51,23 +76,22 @@ class RequestParser:
 
     def __init__(self, pb_utils: PbUtils, vocab_size: int, request_parameters: Collection[str] = ()) -> None:
         self._get = pb_utils.get_input_tensor_by_name
+        self._vocab_size = vocab_size
         self._request_parameters = request_parameters
         self._checks = input_checks.sampling_checks(vocab_size)
 
     def stop_id(self, request: InferenceRequest) -> str | None:
         """The id of the request to end; None for a request for text. Raises InvalidInputError for both at once."""
         name: str | None = self._one(request, "stop_id", input_checks.text)
-        if name is not None and self._get(request, "text_input") is not None:
-            raise InvalidInputError("stop_id", name, "alone, without text_input")
+        if name is not None and (given := [one for one in _PROMPTS if self._get(request, one) is not None]):
+            raise InvalidInputError("stop_id", name, f"alone, without {given[0]}")
         if name == "":
             raise InvalidInputError("stop_id", name, "the id of a request")
         return name
 
     def parse(self, request: InferenceRequest) -> ParsedRequest:
         """The inputs of a request for text. Raises InvalidInputError naming the input, its value and the limit."""
-        prompt = self._one(request, "text_input", lambda name, value: value)
-        if prompt is None:
-            raise InvalidInputError("text_input", None, "this input is required")
+        prompts = self._prompts(request)
         stream = bool(self._one(request, "stream", input_checks.flag))
         echo = self._one(request, "exclude_input_in_output", input_checks.flag) is False
         if stream and echo:
@@ -75,14 +99,50 @@ class RequestParser:
         sampling = self._sampling_parameters(request)
         request_parameters = {key: sampling.pop(key) for key in self._request_parameters if key in sampling}
         returned = [outputs for name, outputs in RETURNS.items() if self._one(request, name, input_checks.flag)]
+        params = self._sampling_params(request, sampling)
+        if stream and params.samples > params.n:
+            raise InvalidInputError("best_of", params.best_of, f"n ({params.n}) when stream is true")
+        if len(prompts) * params.samples > MAX_CHOICES:
+            field = "n" if params.best_of is None else "best_of"
+            raise InvalidInputError(field, params.samples, f"at most {MAX_CHOICES} with all {len(prompts)} prompts")
+        returned += [outputs for name, outputs in NUMBERS.items() if getattr(params, name) is not None]
+        if len(prompts) * params.n > 1:
+            returned.append(("choice_index",))
         return ParsedRequest(
-            text=prompt.encode() if isinstance(prompt, str) else bytes(prompt),
-            sampling_params=self._sampling_params(request, sampling),
+            prompts=prompts,
+            sampling_params=params,
             stream=stream,
             echo=echo,
-            outputs=frozenset(output for outputs in returned for output in outputs),
+            outputs=frozenset({TEXT, *(output for outputs in returned for output in outputs)}),
             request_parameters=request_parameters,
         )
+
+    def _prompts(self, request: InferenceRequest) -> Sequence[bytes | Ids]:
+        """The prompts, as texts or as tokens. Raises InvalidInputError."""
+        texts, ids, lengths = (self._values(request, name) for name in _PROMPTS)
+        if ids is None:
+            if texts is None:
+                raise InvalidInputError("text_input", None, "this input or input_ids is required")
+            if lengths is not None:
+                raise InvalidInputError("input_lengths", lengths, "given with input_ids alone")
+            found: list[bytes | Ids] = [one.encode() if isinstance(one, str) else bytes(one) for one in texts]
+        else:
+            if texts is not None:
+                raise InvalidInputError("input_ids", ids, "one of text_input and input_ids, not both")
+            found = [*self._divided(ids, [len(ids)] if lengths is None else lengths)]
+        if not 1 <= len(found) <= MAX_PROMPTS:
+            field = "text_input" if ids is None else "input_lengths"
+            raise InvalidInputError(field, f"{len(found)} prompts", f"1 to {MAX_PROMPTS}")
+        return found
+
+    def _divided(self, ids: list[int], lengths: list[int]) -> list[Ids]:
+        """The prompts of these lengths."""
+        if any(length < 1 for length in lengths) or sum(lengths) != len(ids):
+            raise InvalidInputError("input_lengths", lengths, f"numbers of at least 1 with the sum {len(ids)}")
+        wrong = [token for token in ids if not 0 <= token < self._vocab_size]
+        if wrong:
+            raise InvalidInputError("input_ids", wrong[0], f"0 to {self._vocab_size - 1}")
+        return np.split(np.array(ids, np.int64), np.cumsum(lengths)[:-1])
 
     def _sampling_params(self, request: InferenceRequest, sampling: Mapping[str, Any]) -> SamplingParams:
         given = {
@@ -105,6 +165,12 @@ class RequestParser:
         if not text:
             return {}
         given = input_checks.json_object("sampling_parameters", text)
+        for key, value in _NEUTRAL.items():
+            if (stated := given.pop(key, None)) not in (None, value):
+                raise InvalidInputError(f"sampling_parameters {key}", stated, f"{json.dumps(value)}, or left out")
+        # As OpenAI's chat API has it.
+        if isinstance(given.get("logprobs"), bool):
+            given["logprobs"] = 0 if given["logprobs"] else None
         for key in given:
             if key not in self._checks and key not in self._request_parameters:
                 known = sorted((*self._checks, *self._request_parameters))

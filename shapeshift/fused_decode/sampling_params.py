@@ -11,6 +11,8 @@ from shapeshift.settings import require
 class SamplingParams:
     """How tokens are chosen and when the answer ends; names and meanings are vLLM's.
 
+    n                   answers to each prompt
+    best_of             answers that are generated, of which the n most likely ones are given; None: n
     max_tokens          most tokens of the answer
     min_tokens          before so many tokens of the answer there is no end-of-sequence token and none of stop_token_ids
     temperature         0: always the most likely token
@@ -26,10 +28,14 @@ class SamplingParams:
     stop                texts that end the answer and are not part of it
     stop_token_ids      tokens that end the answer; their text is not part of it
     ignore_eos          whether the answer continues after an end-of-sequence token
+    logprobs            most likely tokens whose logprobs come with each token of the answer; None: no logprobs
+    prompt_logprobs     the same for the tokens of the prompt
 
     Raises InvalidInputError for parameters that contradict one another.
     """
 
+    n: int = 1
+    best_of: int | None = None
     max_tokens: int = 16
     min_tokens: int = 0
     temperature: float = 1.0
@@ -45,8 +51,16 @@ class SamplingParams:
     stop: tuple[str, ...] = ()
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
+    logprobs: int | None = None
+    prompt_logprobs: int | None = None
 
     def __post_init__(self) -> None:
         require(
             self.min_tokens <= self.max_tokens, "min_tokens", self.min_tokens, f"at most max_tokens ({self.max_tokens})"
         )
+        require(self.samples >= self.n, "best_of", self.best_of, f"at least n ({self.n})")
+
+    @property
+    def samples(self) -> int:
+        """The answers that are generated for each prompt."""
+        return self.n if self.best_of is None else self.best_of

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import cache
+from collections.abc import Callable, Iterator
+from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
 from shapeshift.fused_decode.model import kernel_build
+from tests.fakes import PbUtils
 
 if TYPE_CHECKING:
     from tests.fused_decode.decode_models import Tiny
+    from tests.fused_decode.fronts import MakeFront
+    from tests.fused_decode.toy import ToyRuntime
 
 PROJECT = Path(__file__).resolve().parents[2]
 
@@ -32,3 +35,43 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Tiny]:
     from tests.fused_decode.decode_models import make
 
     return cache(lambda name: make(name, tmp_path_factory.mktemp(name)))
+
+
+@pytest.fixture
+def toy() -> ToyRuntime:
+    """Three slots."""
+    from tests.fused_decode.toy import ToyRuntime
+
+    return ToyRuntime(slots=3)
+
+
+@pytest.fixture
+def pb_utils() -> PbUtils:
+    return PbUtils()
+
+
+@pytest.fixture
+def make_front(tmp_path: Path, toy: ToyRuntime, pb_utils: PbUtils) -> Iterator[MakeFront]:
+    """A function that starts a front over the toy; every front is closed and checked when the test ends."""
+    from shapeshift.fused_decode.front import GenerateFront
+    from shapeshift.fused_decode.service import DecodeService
+    from tests.fused_decode.fronts import arguments
+    from tests.fused_decode.toy import save_tokenizer
+
+    started: list[GenerateFront] = []
+
+    def make(**parameters: object) -> GenerateFront:
+        stated = {"max_length": toy.max_length, "checkpoint": save_tokenizer(tmp_path / "toy"), **parameters}
+        started.append(
+            GenerateFront(
+                pb_utils, arguments("generate", **stated), partial(DecodeService, load_runtime=lambda *_: toy)
+            )
+        )
+        return started[-1]
+
+    yield make
+    toy.open.set()
+    for front in started:
+        front.close()
+        front.loop.check_integrity()
+        assert front.loop.slots.used == len(front.loop.admission) == len(front._live) == len(front._watch) == 0

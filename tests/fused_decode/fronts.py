@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from google.protobuf import json_format
 
-from shapeshift.fused_decode.declarations import INPUTS
+from shapeshift.fused_decode import declarations
+from shapeshift.fused_decode.front import GenerateFront
 from shapeshift.fused_decode.settings import signature
 from shapeshift.serving import model_args
 from shapeshift.serving.model_args import ModelArgs
@@ -18,11 +19,9 @@ from shapeshift.serving.pb_utils import InferenceResponse
 from shapeshift.triton import model_config
 from tests.fakes import Request, values_of
 
+MakeFront = Callable[..., GenerateFront]
 PROJECT = Path(__file__).resolve().parents[2]
-OUTPUTS = (
-    *("text_output", "finish_reason", "num_input_tokens", "num_output_tokens", "request_id"),
-    *("queue_ms", "prefill_ms", "decode_ms"),
-)
+OUTPUTS = tuple(one.name for one in declarations.OUTPUTS)
 _TYPES: dict[str, Any] = {
     "BYTES": np.object_,
     "BOOL": np.bool_,
@@ -30,7 +29,7 @@ _TYPES: dict[str, Any] = {
     "INT32": np.int32,
     "INT64": np.int64,
 }
-_KINDS = {one.name: _TYPES[one.kind] for one in INPUTS}
+_KINDS = {one.name: _TYPES[one.kind] for one in declarations.INPUTS}
 
 
 def arguments(model: str, **parameters: object) -> ModelArgs:

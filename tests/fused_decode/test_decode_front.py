@@ -6,7 +6,6 @@ import json
 import random
 import threading
 import time
-from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,49 +14,12 @@ from typing import Any
 import pytest
 
 from shapeshift.errors import EngineError, InvalidInputError, NotFoundError
-from shapeshift.fused_decode.front import GenerateFront
 from shapeshift.fused_decode.request import Request as LiveRequest
-from shapeshift.fused_decode.service import DecodeService
 from shapeshift.serving import responses
 from tests.fakes import FINAL, PbUtils, Request, TritonError, values_of
-from tests.fused_decode.fronts import answer_of, arguments, ask, text_of
+from tests.fused_decode.fronts import MakeFront, answer_of, ask, text_of
 from tests.fused_decode.toy import LETTERS, ToyRuntime, ids, save_tokenizer
 from tests.waiting import wait_for
-
-MakeFront = Callable[..., GenerateFront]
-
-
-@pytest.fixture
-def toy() -> ToyRuntime:
-    return ToyRuntime(slots=3)
-
-
-@pytest.fixture
-def pb_utils() -> PbUtils:
-    return PbUtils()
-
-
-@pytest.fixture
-def make_front(tmp_path: Path, toy: ToyRuntime, pb_utils: PbUtils) -> Iterator[MakeFront]:
-    """A function that starts a front over the toy; every front is closed and checked when the test ends."""
-    started: list[GenerateFront] = []
-
-    def make(**parameters: object) -> GenerateFront:
-        stated = {"max_length": toy.max_length, "checkpoint": save_tokenizer(tmp_path / "toy"), **parameters}
-        started.append(
-            GenerateFront(
-                pb_utils, arguments("generate", **stated), partial(DecodeService, load_runtime=lambda *_: toy)
-            )
-        )
-        return started[-1]
-
-    yield make
-    toy.open.set()
-    for front in started:
-        front.close()
-        front.loop.check_integrity()
-        assert front.loop.slots.used == len(front.loop.admission) == len(front._live) == len(front._watch) == 0
-
 
 # Answers.
 

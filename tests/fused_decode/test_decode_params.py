@@ -28,7 +28,7 @@ def sampling(**given: Any) -> str:
 
 def test_defaults() -> None:
     fields = read(text_input="über")
-    assert fields == ParsedRequest("über".encode(), SamplingParams(), False, False, frozenset())
+    assert fields == ParsedRequest(["über".encode()], SamplingParams(), False, False, frozenset({"text_output"}))
 
 
 EVERYTHING: dict[str, Any] = {
@@ -41,6 +41,10 @@ EVERYTHING: dict[str, Any] = {
     "presence_penalty": -2.0,
     "frequency_penalty": 0.5,
     "min_tokens": 3,
+    "n": 2,
+    "best_of": 4,
+    "logprobs": 20,
+    "prompt_logprobs": 0,
     "bad_words": ["b", " ü"],
     "stop_token_ids": [0, 999],
     "seed": -3,
@@ -70,9 +74,9 @@ def test_numbers_may_come_as_text_in_sampling_parameters_and_null_is_the_default
 def test_the_form_of_the_answer() -> None:
     fields = read(stream=True, exclude_input_in_output=True, **dict.fromkeys(RETURNS, True))
     assert fields.stream and not fields.echo
-    assert fields.outputs == {output for outputs in RETURNS.values() for output in outputs}
+    assert fields.outputs == {"text_output", *(output for outputs in RETURNS.values() for output in outputs)}
     assert read(exclude_input_in_output=False).echo
-    assert read(return_finish_reason=False).outputs == frozenset()
+    assert read(return_finish_reason=False).outputs == {"text_output"}
 
 
 def test_limits_are_inclusive() -> None:
@@ -129,7 +133,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"sampling_parameters": b"\xff{}"}, "sampling_parameters: got b'\\xff{}'; valid UTF-8"),
     (
         {"sampling_parameters": sampling(nn=2)},
-        "sampling_parameters nn: got 2; unknown key; known: bad_words, frequency_penalty, ignore_eos",
+        "sampling_parameters nn: got 2; unknown key; known: bad_words, best_of, frequency_penalty",
     ),
     ({"sampling_parameters": sampling(max_tokens=1.5)}, "max_tokens: got 1.5; a whole number at least 1"),
     ({"sampling_parameters": sampling(max_tokens=True)}, "max_tokens: got True; a whole number"),
@@ -151,13 +155,13 @@ def test_an_invalid_value_is_named(inputs: dict[str, Any], message: str) -> None
 
 
 def test_more_than_one_value_is_refused() -> None:
-    two = request(text_input=["a", "b"])
-    with pytest.raises(InvalidInputError, match="text_input: got '2 values'; one value"):
+    two = request(text_input="a", max_tokens=[1, 2])
+    with pytest.raises(InvalidInputError, match="max_tokens: got '2 values'; one value"):
         RequestParser(PbUtils(), 10).parse(two)
 
 
 def test_without_text() -> None:
-    with pytest.raises(InvalidInputError, match="text_input: got None; this input is required"):
+    with pytest.raises(InvalidInputError, match="text_input: got None; this input or input_ids is required"):
         RequestParser(PbUtils(), 10).parse(request(max_tokens=3))
 
 

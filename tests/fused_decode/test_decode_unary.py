@@ -20,7 +20,7 @@ from shapeshift.fused_decode.service import DecodeService
 from shapeshift.fused_decode.unary import UnaryFront
 from shapeshift.serving import responses
 from shapeshift.triton.async_client import ModelCall, Tensors
-from tests.fakes import PbUtils, TritonError
+from tests.fakes import PbUtils, TritonError, values_of
 from tests.fused_decode.fake_client import FakeClient
 from tests.fused_decode.fronts import answer_of, arguments, ask
 from tests.fused_decode.toy import ToyRuntime, ids, save_tokenizer
@@ -83,6 +83,22 @@ def test_the_answer_is_that_of_the_model_that_generates(make_front: Callable[...
     make_front().execute([request])
     wanted = {"text_output": toy.text(ids("hello"), 20), "finish_reason": "length", "num_output_tokens": 20}
     assert answer_of(request) == wanted
+
+
+def test_several_answers_are_rows(make_front: Callable[..., UnaryFront], toy: ToyRuntime) -> None:
+    front = make_front()
+    flags: dict[str, Any] = {"return_token_ids": True, "return_num_output_tokens": True, "return_logprobs": True}
+    request = plain(None, text_input=["abc", "x"], n=2, max_tokens=6, temperature=0.0, logprobs=2, **flags)
+    wrong = plain("abc", n=2, best_of=1)
+    front.execute([request, wrong])
+    values = values_of(request.sender.answer())
+    wanted = [toy.text(ids(prompt), 6).encode() for prompt in ("abc", "abc", "x", "x")]
+    assert values["text_output"].tolist() == wanted
+    assert values["choice_index"].tolist() == [0, 1, 2, 3]
+    assert values["token_ids"].shape == values["token_logprobs"].shape == (24,)
+    assert values["top_token_ids"].shape == values["top_logprobs"].shape == (24, 2)
+    assert values["logprobs"].shape == (4,)
+    assert wrong.refusal() == (TritonError.INVALID_ARG, "best_of: got 1; at least n (2)")
 
 
 def test_many_at_once(make_front: Callable[..., UnaryFront], toy: ToyRuntime) -> None:

@@ -259,6 +259,47 @@ def test_plain_infer(server: TritonServer, over_grpc: Any, reference: Callable[[
             assert result.as_numpy("finish_reason") is None
 
 
+def test_several_answers_are_rows(
+    server: TritonServer, over_grpc: Any, stream: GrpcStream, reference: Callable[[str, int], str]
+) -> None:
+    several: dict[str, Any] = {"text_input": [PROMPT, "The"], "n": 2, "logprobs": 3, "return_token_ids": True}
+    wanted = [reference(prompt, 24) for prompt in (PROMPT, PROMPT, "The", "The")]
+    result = plain(grpc_client, over_grpc, {**GREEDY, **several, "return_logprobs": True})
+    assert [text.decode() for text in result.as_numpy("text_output")] == wanted
+    assert result.as_numpy("choice_index").tolist() == [0, 1, 2, 3]
+    tokens = len(result.as_numpy("token_ids"))
+    assert result.as_numpy("top_logprobs").shape == result.as_numpy("top_token_ids").shape == (tokens, 3)
+    listed = [len(json.loads(each)) for each in result.as_numpy("logprobs")]
+    assert sum(listed) == tokens
+    bias = json.dumps({result.as_numpy("token_ids").tolist()[0]: -100})
+    other = plain(grpc_client, over_grpc, {**GREEDY, "text_input": PROMPT, "logit_bias": bias})
+    assert text_of(other) != wanted[0]
+    stream.ask({**GREEDY, **several, "stream": True}, enable_empty_final_response=True)
+    texts = [""] * 4
+    for response in stream.until_last():
+        rows = response.as_numpy("choice_index").tolist()
+        for row, text in zip(rows, response.as_numpy("text_output"), strict=True):
+            texts[row] += text.decode()
+    assert texts == wanted
+    body = {"text_input": PROMPT, "n": 2, "stream": True, "return_token_ids": True, **GREEDY}
+    status, content = post(server, "generate/generate_stream", body)
+    assert status == 200
+    texts = ["", ""]
+    for event in events(content):
+        rows, pieces = (value if isinstance(value, list) else [value] for value in map(event.get, _ROWS))
+        for row, text in zip(rows, pieces, strict=True):
+            texts[row] += text
+    assert texts == [reference(PROMPT, 24)] * 2
+    sampling = {"n": 2, "logit_bias": {"5": 1}, "bad_words": ["the"], "stop_token_ids": [3], **GREEDY}
+    status, content = post(
+        server, "generate/generate", {"text_input": PROMPT, "sampling_parameters": json.dumps(sampling)}
+    )
+    assert status == 200 and len(json.loads(content)["text_output"]) == 2
+
+
+_ROWS = ("choice_index", "text_output")
+
+
 def test_concurrent_requests_get_the_text_they_get_alone(
     server: TritonServer, over_grpc: Any, reference: Callable[[str, int], str], rests: Callable[..., None]
 ) -> None:

@@ -81,6 +81,10 @@ class ToyRuntime:
             self.cache[slot][start:] = tokens[:length]
             tokens = tokens[length:]
         rows = [self.row(self.cache[slots[row]]) for row in batch.wanted.tolist()]
+        firsts = np.cumsum([0, *lengths])
+        for place in [] if batch.scored is None else batch.scored.tolist():
+            row = int(np.searchsorted(firsts, place, side="right")) - 1
+            rows.append(self.row(self.cache[slots[row]][: starts[row] + place - int(firsts[row]) + 1]))
         return torch.from_numpy(np.stack(rows) if rows else np.zeros((0, VOCABULARY), np.float32))
 
     def row(self, context: Sequence[int]) -> np.ndarray:

@@ -12,7 +12,7 @@ from shapeshift.cascade import front as cascade_front
 from shapeshift.cascade import settings as cascade
 from shapeshift.errors import InvalidInputError
 from shapeshift.fused_decode import settings as fused_decode
-from shapeshift.fused_decode.request_parser import RETURNS, RequestParser
+from shapeshift.fused_decode.request_parser import NUMBERS, RETURNS, RequestParser
 from shapeshift.polymorph import settings as polymorph
 from shapeshift.serving import model_args
 from shapeshift.serving.model_args import Signature
@@ -129,9 +129,10 @@ def test_signatures_are_those_of_the_fronts() -> None:
     assert [one.name for one in SIGNATURES["cascade"].outputs] == list(cascade_front._OUTPUTS)
     inputs = {one.name for one in SIGNATURES["generate"].inputs}
     others = {"text_input", "stream", "sampling_parameters", "exclude_input_in_output", "stop_id"}
+    others |= {"input_ids", "input_lengths"}
     assert inputs == others | {*RETURNS} | set(RequestParser(PbUtils(), 2)._checks)
-    returned = {output for outputs in RETURNS.values() for output in outputs}
-    assert {one.name for one in SIGNATURES["generate"].outputs} == {"text_output"} | returned
+    returned = {output for outputs in (*RETURNS.values(), *NUMBERS.values()) for output in outputs}
+    assert {one.name for one in SIGNATURES["generate"].outputs} == {"text_output"} | {"choice_index"} | returned
 
 
 # At load: Triton's own form of a configuration.

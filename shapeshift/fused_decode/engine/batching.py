@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -12,6 +12,19 @@ from shapeshift.fused_decode.engine.slots import DECODE, Slots, SlotTable
 from shapeshift.fused_decode.interfaces import StepBatch
 from shapeshift.fused_decode.request import NO_ADAPTER, Request
 
+# Tokens of a prompt in one iteration where each one's logits are wanted: these take a vocabulary each.
+_MOST_SCORED = 64
+
+
+@dataclass(frozen=True)
+class ScoredChunk:
+    """The logits after `count` tokens of a prompt: of the tokens from `target` on, at `place` in the batch's tokens."""
+
+    request: Request
+    place: int
+    target: int
+    count: int
+
 
 @dataclass(frozen=True)
 class Step:
@@ -19,12 +32,14 @@ class Step:
 
     slots, lengths  INT64 [rows]         slot and tokens of each row
     wanted          INT64 [wanted rows]  slots of the rows that get a token
+    scored          chunks of prompts whose tokens' logprobs are asked for
     """
 
     batch: StepBatch
     slots: Slots
     lengths: Slots
     wanted: Slots
+    scored: tuple[ScoredChunk, ...] = ()
 
 
 def compose(table: SlotTable, prefilling: Iterable[Request], prefill_tokens: int) -> Step:
@@ -46,6 +61,7 @@ def compose(table: SlotTable, prefilling: Iterable[Request], prefill_tokens: int
         pieces = [table.tokens[slot, (start := table.cached[slot]) : start + count] for slot, count in chunks]
         tokens = np.concatenate([tokens, *pieces])
         rows = np.flatnonzero(table.cached[slots] + lengths == table.length[slots])
+    scored = _scored(table, chunks, len(decoding))
     batch = StepBatch(
         tokens=torch.from_numpy(tokens.astype(np.int64)),
         slots=torch.from_numpy(slots.astype(np.int32)),
@@ -54,8 +70,26 @@ def compose(table: SlotTable, prefilling: Iterable[Request], prefill_tokens: int
         wanted=torch.from_numpy(rows),
         adapters=_adapters(table, slots),
         spans=torch.from_numpy(table.end[slots].astype(np.int32)),
+        scored=torch.cat([torch.arange(one.place, one.place + one.count) for one in scored]) if scored else None,
     )
-    return Step(batch, slots, lengths, slots[rows])
+    return Step(batch, slots, lengths, slots[rows], scored)
+
+
+def _scored(table: SlotTable, chunks: Sequence[tuple[int, int]], place: int) -> tuple[ScoredChunk, ...]:
+    """The chunks whose prompts' logprobs are asked for and not known yet; the first chunk is at `place`."""
+    found = []
+    for slot, count in chunks:
+        request = table.owners[slot]
+        assert request is not None
+        if request.sampling_params.prompt_logprobs is not None:
+            start = int(table.cached[slot])
+            # A preempted request prefills its prompt again.
+            first = max(start, len(request.prompt_logprobs))
+            end = min(start + count, len(request.prompt) - 1)
+            if first < end:
+                found.append(ScoredChunk(request, place + first - start, first + 1, end - first))
+        place += count
+    return tuple(found)
 
 
 def _adapters(table: SlotTable, slots: Slots) -> torch.Tensor | None:
@@ -73,6 +107,8 @@ def _chunks(table: SlotTable, prefilling: Iterable[Request], budget: int) -> lis
         slot = request.slot
         assert slot is not None
         count = min(budget, int(table.length[slot] - table.cached[slot]))
+        if request.sampling_params.prompt_logprobs is not None:
+            count = min(count, _MOST_SCORED)
         chunks.append((slot, count))
         budget -= count
     return chunks

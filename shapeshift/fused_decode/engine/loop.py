@@ -8,9 +8,11 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import torch
 
 from shapeshift.errors import EngineError
 from shapeshift.fused_decode.engine.batching import Step, compose
+from shapeshift.fused_decode.engine.logprobs import logprobs_of
 from shapeshift.fused_decode.engine.outbox import Deliver, Outbox
 from shapeshift.fused_decode.engine.sampling import Sampler
 from shapeshift.fused_decode.engine.slots import DECODE, PREFILL, SlotTable
@@ -106,7 +108,9 @@ class DecodeLoop:
         running = time.monotonic()
         logits = self._runtime.forward(step.batch)
         sampling = time.monotonic()
-        tokens, finite = self._sampler.choose(logits, step.wanted, self.slots.length[step.wanted])
+        count = len(step.wanted)
+        tokens, finite = self._sampler.choose(logits[:count], step.wanted, self.slots.length[step.wanted])
+        self._score(step, logits[count:])
         recording = time.monotonic()
         self._record(step, tokens, finite, recording)
         self.metrics.observe_iteration(start, running, sampling, recording, time.monotonic())
@@ -161,6 +165,7 @@ class DecodeLoop:
         table.advance(step.slots, step.lengths, wanted, tokens)
         eos = self._is_eos[tokens] & ~table.ignore_eos[wanted]
         full = table.length[wanted] >= table.end[wanted]
+        logprobs = self._sampler.logprobs
         columns = (wanted.tolist(), tokens.tolist(), eos.tolist(), full.tolist(), finite.tolist())
         for slot, token, is_eos, is_full, is_finite in zip(*columns, strict=True):
             request = table.owners[slot]
@@ -169,6 +174,9 @@ class DecodeLoop:
             if not request.generated:
                 request.first_token = now
                 self.metrics.first_token_ms.observe((now - request.arrived) * 1e3)
+            request.token_ids.append(token)
+            if slot in logprobs:
+                request.logprobs.append(logprobs[slot])
             request.generated += 1
             if not is_finite:
                 self._finish(request, EngineError("the model's logits are not finite"))
@@ -178,6 +186,17 @@ class DecodeLoop:
                 self._finish(request, LENGTH)
         self._finish_due(now)
         self._outbox.deliver_step()
+
+    @staticmethod
+    def _score(step: Step, logits: torch.Tensor) -> None:
+        """Store the logprobs of tokens of prompts; `logits` are those of the scored chunks."""
+        first = 0
+        for chunk in step.scored:
+            request, end = chunk.request, chunk.target + chunk.count
+            listed = np.full(chunk.count, request.sampling_params.prompt_logprobs, np.int64)
+            rows = logits[first : first + chunk.count].cpu().numpy()
+            request.prompt_logprobs += logprobs_of(rows, request.prompt[chunk.target : end], listed)
+            first += chunk.count
 
     def _count_tokens(self, step: Step, now: float) -> None:
         decoding = int((self.slots.phase[step.wanted] == DECODE).sum())

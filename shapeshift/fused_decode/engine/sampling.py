@@ -15,6 +15,7 @@ import numpy.typing as npt
 import torch
 
 from shapeshift.fused_decode.engine.logit_edits import LogitEdits, TokenRules
+from shapeshift.fused_decode.engine.logprobs import TokenLogprobs, logprobs_of
 from shapeshift.fused_decode.sampling_params import SamplingParams
 from shapeshift.settings import Choices
 
@@ -26,6 +27,7 @@ Floats = npt.NDArray[np.float32]
 SAMPLERS: Choices[Any] = Choices("sampler", {"numpy": "shapeshift.fused_decode.engine.sampling_filters:sample"})
 """What samples where there is no native kernel, see `sampling_filters.sample`."""
 
+NO_LOGPROBS = -1
 _DEPTH = 64
 """Tokens in a column of the vocabulary."""
 _STEP = np.uint64(0x9E3779B97F4A7C15)
@@ -45,6 +47,7 @@ class SamplingTable:
         self.top_p = np.ones(slots, np.float32)
         self.min_p = np.zeros(slots, np.float32)
         self.seed = np.zeros(slots, np.uint64)
+        self.logprobs = np.full(slots, NO_LOGPROBS, np.int64)
 
     def set(self, slot: int, params: SamplingParams, prompt: int = 0, rules: TokenRules | None = None) -> None:
         """Store the parameters of one request; without a seed, it gets a random one.
@@ -56,19 +59,24 @@ class SamplingTable:
         self.top_k[slot] = max(params.top_k, 0)
         self.top_p[slot] = params.top_p
         self.min_p[slot] = params.min_p
+        self.logprobs[slot] = NO_LOGPROBS if params.logprobs is None else params.logprobs
         self.seed[slot] = secrets.randbits(64) if params.seed is None else params.seed % 2**64
 
     def move(self, source: int, target: int) -> None:
         """Copy the parameters of slot `source` to slot `target`."""
         self.edits.move(source, target)
-        for values in (self.temperature, self.top_k, self.top_p, self.min_p, self.seed):
+        for values in (self.temperature, self.top_k, self.top_p, self.min_p, self.seed, self.logprobs):
             values[target] = values[source]
 
 
 class Sampler:
-    """Chooses tokens; keeps its own working memory."""
+    """Chooses tokens; keeps its own working memory.
+
+    logprobs: of the last tokens that it chose, by slot, for the slots whose requests ask for them.
+    """
 
     def __init__(self, table: SamplingTable, vocab_size: int, native: bool = True) -> None:
+        self.logprobs: dict[int, TokenLogprobs] = {}
         self._table = table
         self._vocab_size = vocab_size
         self._work = np.empty((0, _DEPTH, -(-vocab_size // _DEPTH)), np.float32)
@@ -87,21 +95,32 @@ class Sampler:
         table = self._table
         random = table.temperature[slots] > 0
         edited = table.edits.rows(slots)
+        listing = np.flatnonzero(table.logprobs[slots] != NO_LOGPROBS)
         if logits.device.type != "cpu":
-            if not random.any() and not edited.size:
+            if not (random.any() or edited.size or listing.size):
                 best, ids = (found.cpu().numpy() for found in logits.max(dim=1))
                 return ids, np.isfinite(best)
             logits = logits.cpu()
         values = logits.numpy()
+        # Before the edits: logprobs are those of the model.
+        plain = values[listing] if listing.size else None
         if edited.size:
             table.edits.apply(values, edited, slots, lengths)
-        if self._kernel is not None and random.any():
-            return self._draw_natively(logits, slots, lengths)
+        native = self._kernel is not None and bool(random.any())
+        ids, finite = (self._draw_natively if native else self._draw)(logits, slots, lengths)
+        self.logprobs = {}
+        if plain is not None:
+            found = logprobs_of(plain, ids[listing], table.logprobs[slots[listing]])
+            self.logprobs = dict(zip(slots[listing].tolist(), found, strict=True))
+        return ids, finite
+
+    def _draw(self, logits: torch.Tensor, slots: Integers, lengths: Integers) -> tuple[Integers, Flags]:
+        table, values = self._table, logits.numpy()
         # numpy's argmax takes a fifteenth of the time of torch's argmax.
         ids = values.argmax(axis=1)
         best = values[np.arange(len(ids)), ids]
         finite = np.isfinite(best)
-        rows = np.flatnonzero(random & finite)
+        rows = np.flatnonzero((table.temperature[slots] > 0) & finite)
         if rows.size:
             row_slots = slots[rows]
             scores = self._scores(values if rows.size == len(ids) else values[rows], best[rows], row_slots)

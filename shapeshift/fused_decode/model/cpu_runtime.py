@@ -180,8 +180,9 @@ class DecodeModel:
 
 
 def last_tokens(batch: StepBatch) -> torch.Tensor:
-    """The place in `batch.tokens` of the last token of each wanted row, INT64 [wanted rows]."""
-    return (batch.lengths.cumsum(0) - 1)[batch.wanted]
+    """The places in `batch.tokens` after which logits are wanted: the last of each wanted row, then those scored."""
+    last = (batch.lengths.cumsum(0) - 1)[batch.wanted]
+    return last if batch.scored is None else torch.cat([last, batch.scored])
 
 
 def token_places(batch: StepBatch) -> torch.Tensor:
