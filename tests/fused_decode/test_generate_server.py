@@ -365,7 +365,7 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
     "not a number": ({**TEXT, "sampling_parameters": '{"min_p": NaN}'}, "min_p: got nan"),
     "unknown parameter": ({**TEXT, "nonsense": 1}, "parameter nonsense: got 1; unknown parameter"),
     "stop of nobody": ({"stop_id": "nobody"}, "stop_id: no request 'nobody' waits or runs"),
-    "nothing": ({"max_tokens": 3}, "text_input: got None; this input is required"),
+    "nothing": ({"max_tokens": 3}, "text_input: got None; this input or input_ids is required"),
 }
 
 
