@@ -20,6 +20,7 @@ constexpr int64_t kWide = kTiles * kSide;         // outputs of a panel
 constexpr int64_t kTileElements = kSide * kBlock;
 constexpr int64_t kStep = kTiles * kTileElements;
 constexpr int64_t kHigh = 2 * kSide;  // rows that use a tile of weights together
+constexpr int64_t kNear = 16;         // blocks of a panel that fit the first cache, beside rows and sums
 constexpr int64_t kPairRows = 8;      // rows of a tile of vectors
 constexpr int64_t kAhead = 4096;      // elements between what is read and what is fetched into the cache
 
@@ -76,15 +77,26 @@ inline bool tiles_permitted() {
   return permitted;
 }
 
-// kBoth: there are more than kSide rows. kFetch: the weights come from memory, not from the cache.
+// sums [rows, kWide] = (first ? 0 : sums) + rows, `inputs` apart, times `blocks` blocks of a panel. kBoth: there are more
+// than kSide rows. kFetch: the weights come from memory, not from the cache.
 template <bool kBoth, bool kFetch>
-void multiply_blocks(const BFloat* from, int64_t inputs, const BFloat* panel, int64_t blocks, float* sums) {
+void multiply_blocks(const BFloat* from, int64_t inputs, const BFloat* panel, int64_t blocks, bool first, float* sums) {
+  constexpr int64_t kSums = kWide * sizeof(float);
   const int64_t stride = inputs * static_cast<int64_t>(sizeof(BFloat));
-  _tile_zero(0);
-  _tile_zero(1);
-  if constexpr (kBoth) {
-    _tile_zero(2);
-    _tile_zero(3);
+  if (first) {
+    _tile_zero(0);
+    _tile_zero(1);
+    if constexpr (kBoth) {
+      _tile_zero(2);
+      _tile_zero(3);
+    }
+  } else {
+    _tile_loadd(0, sums, kSums);
+    _tile_loadd(1, sums + kSide, kSums);
+    if constexpr (kBoth) {
+      _tile_loadd(2, sums + kSide * kWide, kSums);
+      _tile_loadd(3, sums + kSide * kWide + kSide, kSums);
+    }
   }
   for (int64_t block = 0; block < blocks; ++block, panel += kStep, from += kBlock) {
     if constexpr (kFetch) {
@@ -101,7 +113,6 @@ void multiply_blocks(const BFloat* from, int64_t inputs, const BFloat* panel, in
       _tile_dpbf16ps(3, 5, 7);
     }
   }
-  constexpr int64_t kSums = kWide * sizeof(float);
   _tile_stored(0, sums, kSums);
   _tile_stored(1, sums + kSide, kSums);
   if constexpr (kBoth) {
@@ -110,15 +121,27 @@ void multiply_blocks(const BFloat* from, int64_t inputs, const BFloat* panel, in
   }
 }
 
-// sums [rows, kWide] = rows [rows, inputs] times a panel; at most kHigh rows, `inputs` a multiple of kBlock.
-inline void sum_by_tiles(const Panels<BFloat>& own, const BFloat* panel, const BFloat* from, int64_t rows,
-                         bool fetch, float* sums) {
-  const TileShapes shapes(std::min(rows, kSide), std::max<int64_t>(rows - kSide, 0));
-  _tile_loadconfig(&shapes);
-  const auto run = rows <= kSide ? multiply_blocks<false, true>
-                   : fetch       ? multiply_blocks<true, true>
-                                 : multiply_blocks<true, false>;
-  run(from, own.inputs, panel, own.blocks(), sums);
+// sums [rows, kWide] = rows [rows, inputs] times a panel; `inputs` a multiple of kBlock. Many rows use a part of the
+// panel together while it lies in the first cache.
+inline void sum_by_tiles(const Panels<BFloat>& own, const BFloat* panel, const BFloat* from, int64_t rows, float* sums) {
+  const int64_t together = rows <= kHigh ? own.blocks() : kNear;
+  for (int64_t block = 0; block < own.blocks(); block += together) {
+    const int64_t blocks = std::min(together, own.blocks() - block);
+    int64_t shaped = 0;
+    for (int64_t row = 0; row < rows; row += kHigh) {
+      const int64_t count = std::min(kHigh, rows - row);
+      if (count != shaped) {
+        const TileShapes shapes(std::min(count, kSide), std::max<int64_t>(count - kSide, 0));
+        _tile_loadconfig(&shapes);
+        shaped = count;
+      }
+      const auto run = count <= kSide ? multiply_blocks<false, true>
+                       : row == 0     ? multiply_blocks<true, true>
+                                      : multiply_blocks<true, false>;
+      run(from + row * own.inputs + block * kBlock, own.inputs, panel + block * kStep, blocks, block == 0,
+          sums + row * kWide);
+    }
+  }
   // Tiles in use make every switch between threads slower.
   _tile_release();
 }
@@ -213,32 +236,29 @@ void write_sums(const float* sums, int64_t width, Out* target) {
   for (int64_t lane = 0; lane < (kWidth ? kWidth : width); ++lane) narrow(sums[lane], target[lane]);
 }
 
-// out [rows, outputs] of one panel = rows [rows, inputs] times the panel, plus bias.
+// out [rows, outputs] of one panel = rows [rows, inputs] times the panel, plus bias; at most kMostRows rows.
 template <typename Out>
 void multiply_panel(const Panels<BFloat>& own, int64_t index, const BFloat* from, int64_t rows, Out* out) {
-  alignas(kLine) float sums[kHigh * kWide];
+  alignas(kLine) float sums[kMostRows * kWide];
   const BFloat* panel = own.weights + index * own.blocks() * kStep;
   const int64_t first = index * kWide, width = std::min(kWide, own.outputs - first);
-  for (int64_t row = 0; row < rows; row += kHigh) {
-    const int64_t count = std::min(kHigh, rows - row);
 #if defined(__AMX_BF16__)
-    if (own.instructions == Instructions::kTiles) {
-      sum_by_tiles(own, panel, from + row * own.inputs, count, row == 0, sums);
-    } else
+  if (own.instructions == Instructions::kTiles) {
+    sum_by_tiles(own, panel, from, rows, sums);
+  } else
 #endif
-    {
-      sum_by_vectors(own, panel, from + row * own.inputs, count, sums);
-    }
-    if (own.bias != nullptr) {
-      for (int64_t i = 0; i < count * kWide; ++i) sums[i] += i % kWide < width ? own.bias[first + i % kWide] : 0.0f;
-    }
-    for (int64_t i = 0; i < count; ++i) {
-      Out* target = out + (row + i) * own.outputs + first;
-      if (width == kWide) {
-        write_sums<kWide>(sums + i * kWide, kWide, target);
-      } else {
-        write_sums<0>(sums + i * kWide, width, target);
-      }
+  {
+    sum_by_vectors(own, panel, from, rows, sums);
+  }
+  if (own.bias != nullptr) {
+    for (int64_t i = 0; i < rows * kWide; ++i) sums[i] += i % kWide < width ? own.bias[first + i % kWide] : 0.0f;
+  }
+  for (int64_t i = 0; i < rows; ++i) {
+    Out* target = out + i * own.outputs + first;
+    if (width == kWide) {
+      write_sums<kWide>(sums + i * kWide, kWide, target);
+    } else {
+      write_sums<0>(sums + i * kWide, width, target);
     }
   }
 }
