@@ -14,10 +14,12 @@ _PARENT, _TIMES = 1, slice(11, 15)
 class ForeignLoad:
     """The mean number of cores that processes outside this process tree keep busy between entry and exit.
 
-    Children that a peer detaches from the tree count as foreign, and so does time that a virtual machine's host takes.
+    own_s: the processor time of this process tree in between, in seconds. Children that a peer detaches from the tree
+    count as foreign, and so does time that a virtual machine's host takes.
     """
 
     cores = 0.0
+    own_s = 0.0
 
     def __enter__(self) -> ForeignLoad:
         self._busy, self._own, self._start = _busy_s(), _own_s(), time.monotonic()
@@ -25,7 +27,8 @@ class ForeignLoad:
 
     def __exit__(self, *error: object) -> None:
         elapsed = time.monotonic() - self._start
-        self.cores = max(0.0, (_busy_s() - self._busy) - (_own_s() - self._own)) / max(elapsed, 1e-9)
+        self.own_s = _own_s() - self._own
+        self.cores = max(0.0, (_busy_s() - self._busy) - self.own_s) / max(elapsed, 1e-9)
 
 
 def _busy_s() -> float:

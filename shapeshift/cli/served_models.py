@@ -20,7 +20,7 @@ def models_to_load(options: argparse.Namespace, repositories: Sequence[Path]) ->
 
     Raises EngineError if none is left, or if one could not be built with --strict.
     """
-    requested = _with_called(_requested(options, repositories), repositories)
+    requested = with_called(_requested(options, repositories), repositories)
     if options.repository:
         return requested
     failed = failures.read(options.build)
@@ -49,7 +49,8 @@ def _requested(options: argparse.Namespace, repositories: Sequence[Path]) -> lis
     return found
 
 
-def _with_called(models: Sequence[str], repositories: Sequence[Path]) -> list[str]:
+def with_called(models: Sequence[str], repositories: Sequence[Path]) -> list[str]:
+    """`models`, and after them those that they call, each named on standard error."""
     wanted = list(models)
     for name in wanted:
         folder = next((place / name for place in repositories if (place / name / "config.pbtxt").is_file()), None)

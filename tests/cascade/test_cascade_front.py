@@ -348,7 +348,7 @@ def test_what_does_not_match_is_not_loaded(workspace: Workspace, wrong: str) -> 
 def test_serving_loads_the_later_levels_too(workspace: Workspace) -> None:
     workspace.put(workspace.table(candidate("both", TWO, [gap()])))
     workspace.publish()
-    assert served_models._with_called(["classify"], [workspace.paths.generated]) == ["classify", "large"]
+    assert served_models.with_called(["classify"], [workspace.paths.generated]) == ["classify", "large"]
 
 
 def test_the_build_completes_the_input_of_pairs(workspace: Workspace) -> None:
