@@ -44,16 +44,16 @@ def make_adapter(folder: Path, base: Path, spec: Spec, seed: int = 0, **config: 
     """A PEFT folder of random weights that change the model's output; `config` overrides its configuration."""
     import torch
 
-    from shapeshift.adapter_cache.lora.batch import TARGETS, linear_parts
+    from shapeshift.adapter_cache.lora.batch import linear_parts, targets
     from shapeshift.fused_decode.model.architecture import Architecture
 
     architecture = Architecture.read(base)
-    parts = linear_parts(architecture)
+    parts, places = linear_parts(architecture), targets(architecture)
     chance = torch.Generator().manual_seed(seed)
     tensors = {}
     for layer in range(architecture.layers) if spec.layers is None else spec.layers:
         for target in spec.targets:
-            part = parts[TARGETS[target]]
+            part = parts[places[target]]
             name = f"{_PREFIX}.{layer}.{target}.lora"
             spread = 1 / math.sqrt(part.inputs)
             tensors[f"{name}_A.weight"] = torch.randn(spec.rank, part.inputs, generator=chance) * spread
@@ -84,6 +84,27 @@ def save_adapter(folder: Path, base: Path, spec: Spec, tensors: Mapping[str, tor
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "adapter_config.json").write_text(json.dumps({**stated, **config}))
     save_file(dict(tensors), folder / "adapter_model.safetensors", {"format": "pt"})
+    return folder
+
+
+def written_by_peft(folder: Path, base: Path, dora: bool = False, rank: int = 4) -> Path:
+    """An adapter of every linear, as PEFT names, shapes and saves it, with random weights."""
+    import torch
+    import transformers
+    from peft import LoraConfig, get_peft_model
+
+    model: Any = transformers.AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32)
+    config = LoraConfig(r=rank, lora_alpha=2 * rank, target_modules="all-linear", use_dora=dora, task_type="CAUSAL_LM")
+    model = get_peft_model(model, config)
+    torch.manual_seed(rank + dora)
+    for name, parameter in model.named_parameters():
+        if "lora_A" in name:
+            torch.nn.init.normal_(parameter, std=parameter.shape[1] ** -0.5)
+        elif "lora_B" in name:
+            torch.nn.init.normal_(parameter, std=0.2)
+        elif "lora_magnitude" in name:
+            torch.nn.init.uniform_(parameter, 1.5, 2.5)
+    model.save_pretrained(folder)
     return folder
 
 

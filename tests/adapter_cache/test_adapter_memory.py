@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
+from typing import cast
 
 import numpy as np
 import pytest
@@ -22,7 +23,7 @@ from shapeshift.adapter_cache.memory.adapter_table import LOADING, READY, Adapte
 from shapeshift.adapter_cache.memory.cache import AdapterCache
 from shapeshift.adapter_cache.memory.placement import Regions, Span
 from shapeshift.adapter_cache.metrics import FOR_ADAPTER, FOR_SLOT, REMOVED
-from shapeshift.adapter_cache.registry.peft import PeftAdapter
+from shapeshift.adapter_cache.registry.peft import BaseModel, PeftAdapter
 from shapeshift.adapter_cache.settings import EVICTION_RULES
 from shapeshift.errors import EngineError
 from shapeshift.fused_decode.interfaces import StepBatch
@@ -35,7 +36,7 @@ def adapter(name: str, elements: int) -> Adapter:
     """A record without a file; its memory is filled with its number."""
     relative = torch.zeros(1, 1, 1, 4, dtype=torch.int64)
     relative[..., 1] = 1
-    source = PeftAdapter(Path(name), 1, (), (0, 0), Path(name))
+    source = PeftAdapter(Path(name), 1, (), (0, 0), cast(BaseModel, None))
     return Adapter(AdapterInfo(name, 1, elements * 4), name, "", source, relative, elements, verified=True)
 
 

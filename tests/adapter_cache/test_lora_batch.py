@@ -28,7 +28,7 @@ from shapeshift.adapter_cache.lora.segmented import TorchLora
 from shapeshift.adapter_cache.memory.adapter_table import make_adapter
 from shapeshift.adapter_cache.memory.loader import Store, load_weights
 from shapeshift.adapter_cache.registry import peft, store
-from shapeshift.errors import InvalidInputError, UnsupportedError
+from shapeshift.errors import InvalidInputError
 from shapeshift.fused_decode.interfaces import LINEARS, Groups, LowRank, StepBatch
 from shapeshift.fused_decode.model.architecture import Architecture
 from shapeshift.fused_decode.model.cpu_runtime import DecodeModel
@@ -255,12 +255,31 @@ def test_adapters_over_families_that_run_in_parts(kernels: LoraKernels, tmp_path
             assert (logits[place] - reference).abs().max() < 1e-4
 
 
+@pytest.mark.parametrize("precision", ["f32", "bf16"])
 @pytest.mark.parametrize("family", ["phi3", "gpt2", "gptj", "gpt_neox"])
-def test_families_with_other_linears_take_no_adapters(tmp_path: Path, family: str) -> None:
-    folder = families.make(family, tmp_path).folder
-    architecture = Architecture.read(folder)
-    with pytest.raises(UnsupportedError, match=f"model_type: {family} takes no adapters"):
-        peft.BaseModel(architecture, {"base"}, 8, folder)
+def test_adapters_over_linears_that_are_stacked_or_ordered_otherwise(
+    kernels: LoraKernels, tmp_path: Path, family: str, precision: str
+) -> None:
+    """As PEFT itself writes them for every linear, beside a DoRA and no adapter."""
+    made = families.make(family, tmp_path / family)
+    adapters = {
+        name: lora_models.written_by_peft(tmp_path / name, made.folder, dora=name == "dora")
+        for name in ("plain", "dora")
+    }
+    rng = random.Random(6)
+    texts = [(name, torch.tensor([rng.randrange(VOCAB) for _ in range(30)])) for name in (*adapters, None)]
+    expected = peft_logits(made.folder, adapters, texts)
+    without = peft_logits(made.folder, {}, [(None, tokens) for _, tokens in texts])
+    assert all((one - other).abs().max() > 0.1 for one, other in zip(expected[:2], without[:2], strict=True))
+    model = model_with(made.folder, adapters, precision, kernels, has_magnitudes=lambda number: number == 1)
+    off = []
+    for batch in steps(texts, list(adapters)):
+        logits = model.forward(batch)
+        for place, row in enumerate(batch.wanted):
+            reference = expected[batch.slots[row]][batch.starts[row] + batch.lengths[row] - 1]
+            off.append(float((logits[place] - reference).abs().max() / reference.abs().max()))
+    assert len(off) > 10
+    assert max(off) < 2e-4 if precision == "f32" else statistics.median(off) < 0.08
 
 
 # DoRA: magnitudes beside the factors.

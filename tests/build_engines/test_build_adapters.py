@@ -13,7 +13,7 @@ from shapeshift.adapter_cache.registry import store
 from shapeshift.cli import main as cli
 from shapeshift.cli.main import main
 from shapeshift.triton import model_config
-from tests.adapter_cache.lora_models import Spec, make_adapter
+from tests.adapter_cache.lora_models import Spec, make_adapter, written_by_peft
 from tests.build_engines.hub_server import Hub
 from tests.fused_decode import families
 from tests.fused_decode.checkpoints import make_checkpoint
@@ -77,13 +77,14 @@ def test_the_registry_is_filled_once(project: Project) -> None:
     assert sorted(store.read(project.registry)) == ["two"]
 
 
-def test_a_family_without_adapters_is_refused(project: Project) -> None:
+def test_adapters_over_a_family_with_stacked_linears(project: Project) -> None:
     checkpoints = project.root / "checkpoints"
-    families.make("gpt2", checkpoints / "gpt2")
-    shutil.copy(checkpoints / "small" / "tokenizer.json", checkpoints / "gpt2")
-    project.change(checkpoint="gpt2", extra_tokens="true")
-    status, _, err = project.make()
-    assert status == 1 and "model_type: gpt2 takes no adapters" in err and not project.generated.exists()
+    base = families.make("gpt2", checkpoints / "gpt2").folder
+    shutil.copy(checkpoints / "small" / "tokenizer.json", base)
+    written_by_peft(checkpoints / "over_gpt2" / "mine", base)
+    project.change(checkpoint="gpt2", extra_tokens="true", starter_dir="over_gpt2")
+    assert project.make()[0] == 0
+    assert sorted(store.read(project.registry)) == ["mine"]
 
 
 def test_registry_in_another_folder(project: Project, tmp_path_factory: pytest.TempPathFactory) -> None:

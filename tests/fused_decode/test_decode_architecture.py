@@ -36,7 +36,7 @@ def test_an_old_config_without_the_newer_keys() -> None:
     assert (found.heads, found.kv_heads, found.head_dim, found.windows) == (6, 6, 8, (0, 0, 0, 0))
     assert (found.ropes, found.norm_eps, found.eos_ids) == ((Rope(500.0, rotated=8),) * 4, 1e-6, {2, 5})
     assert (found.tied, found.qkv_bias, found.output_bias, found.qk_norm) == (False, False, False, "")
-    assert found.is_one_operation and found.takes_adapters
+    assert found.is_one_operation
 
 
 def test_end_of_sequence_ids_come_from_both_files(tmp_path: Path) -> None:
@@ -246,10 +246,8 @@ def test_an_older_gpt_neox_states_its_rope_otherwise() -> None:
     assert from_config(old).ropes == (Rope(2e4, rotated=4),) * 4
 
 
-def test_which_families_run_as_one_operation_and_take_adapters() -> None:
+def test_which_families_run_as_one_operation() -> None:
     made = {name: from_config(transformers.AutoConfig.for_model(name).to_dict()) for name in FAMILIES}
     one = {name for name, architecture in made.items() if architecture.is_one_operation}
     assert one == {"llama", "mistral", "qwen2", "qwen3", "phi3", "granite"}
-    without = {name for name, architecture in made.items() if not architecture.takes_adapters}
-    assert without == {"phi3", "gpt2", "gptj", "gpt_neox"}
     assert not from_config(OLD_LLAMA | {"model_type": "granite", "residual_multiplier": 0.2}).is_one_operation

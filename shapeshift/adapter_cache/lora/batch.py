@@ -22,23 +22,15 @@ from shapeshift.fused_decode.interfaces import (
     StepBatch,
 )
 from shapeshift.fused_decode.model.architecture import Architecture
+from shapeshift.fused_decode.model.weights import linears, qkv_order
 
 ALIGNMENT = 32
 """Elements; every factor starts at a multiple of it."""
 PARTS, FIELDS = 3, 4
 OFFSET = 0
 """Field of `LowRank.places` that holds the offset of a factor."""
-
-TARGETS = {
-    "self_attn.q_proj": (QKV, 0),
-    "self_attn.k_proj": (QKV, 1),
-    "self_attn.v_proj": (QKV, 2),
-    "self_attn.o_proj": (OUTPUT, 0),
-    "mlp.gate_proj": (GATE_UP, 0),
-    "mlp.up_proj": (GATE_UP, 1),
-    "mlp.down_proj": (DOWN, 0),
-}
-"""The linears of a checkpoint, and where the runtime has them: linear, and part of its outputs."""
+# Names of `weights.linears`, by linear.
+_NAMES = {QKV: "qkv", OUTPUT: "output", GATE_UP: "gate_up", DOWN: "down"}.values()
 
 
 # The layout of one adapter.
@@ -77,18 +69,33 @@ class Factor:
         return self.a.removeprefix("base_model.model.").removesuffix(".lora_A.weight")
 
 
+def targets(a: Architecture) -> dict[str, tuple[int, int]]:
+    """The linears of a layer that adapters may change, by their names in a checkpoint: linear and part."""
+    stacked = linears(a)
+    return {name: (linear, part) for linear, own in enumerate(_NAMES) for part, name in enumerate(stacked[own].names)}
+
+
 def linear_parts(a: Architecture) -> dict[tuple[int, int], Part]:
-    """The parts of a layer's linears, by linear and part."""
-    query, kv, inner = a.query_width, a.kv_width, a.intermediate
-    return {
-        (QKV, 0): Part(a.hidden, 0, query),
-        (QKV, 1): Part(a.hidden, query, kv),
-        (QKV, 2): Part(a.hidden, query + kv, kv),
-        (OUTPUT, 0): Part(query, 0, a.hidden),
-        (GATE_UP, 0): Part(a.hidden, 0, inner),
-        (GATE_UP, 1): Part(a.hidden, inner, inner),
-        (DOWN, 0): Part(inner, 0, a.hidden),
-    }
+    """The parts of a layer's linears, by linear and part: each is one tensor of a checkpoint."""
+    found, stacked = {}, linears(a)
+    for linear, own in enumerate(_NAMES):
+        first = 0
+        for part, outputs in enumerate(stacked[own].outputs):
+            found[linear, part] = Part(stacked[own].inputs, first, outputs)
+            first += outputs
+    return found
+
+
+def row_order(a: Architecture, layer: int, linear: int, part: int) -> torch.Tensor | None:
+    """The outputs of a part as a checkpoint, and so an adapter, has them, INT64 [outputs], in the order of the runtime.
+
+    None where that is the checkpoint's order.
+    """
+    order = qkv_order(a, layer) if linear == QKV else None
+    if order is None:
+        return None
+    own = linear_parts(a)[QKV, part]
+    return order[own.first : own.first + own.outputs] - own.first
 
 
 def lay_out(architecture: Architecture, factors: Sequence[Factor]) -> tuple[torch.Tensor, int]:

@@ -6,17 +6,16 @@ import queue
 import threading
 import time
 from collections.abc import Callable
-from pathlib import Path
 
 import torch
 from safetensors import SafetensorError, safe_open
 
-from shapeshift.adapter_cache.lora.batch import OFFSET, Factor
+from shapeshift.adapter_cache.lora.batch import OFFSET, Factor, row_order
 from shapeshift.adapter_cache.memory.adapter_table import Adapter
 from shapeshift.adapter_cache.registry import store
+from shapeshift.adapter_cache.registry.peft import BaseModel
 from shapeshift.engines.hardware import cores
 from shapeshift.errors import EngineError, InvalidInputError, OverloadedError
-from shapeshift.fused_decode.model.architecture import Architecture
 from shapeshift.fused_decode.model.weights import WeightFiles, shapes
 
 Store = Callable[[torch.Tensor, torch.Tensor, bool, float], bool]
@@ -53,10 +52,12 @@ def load_weights(
                 a, b = file.get_tensor(factor.a), file.get_tensor(factor.b)
                 start = int(adapter.relative[factor.layer, factor.linear, factor.part, OFFSET])
                 middle, end = start + a.numel(), start + a.numel() + b.numel()
+                order = row_order(source.base.architecture, factor.layer, factor.linear, factor.part)
                 if lengths is not None:
                     scales = file.get_tensor(factor.magnitude).float() / lengths.of(factor, a.float(), b.float(), pause)
                     b = b.float() * scales[:, None]
                     terms = torch.stack([scales - 1, (scales - 1) * lengths.bias(factor, len(scales))])
+                    terms = terms if order is None else terms[:, order]
                     if not write(target[end : end + terms.numel()], terms, False, 1.0):
                         problem = "a row of the merged weight that is zero, or NaN or infinity"
                         raise InvalidInputError(
@@ -64,6 +65,8 @@ def load_weights(
                         )
                 if not write(target[start:middle], a, False, 1.0):
                     raise InvalidInputError(f"adapter {adapter.label}, {factor.a}", "NaN or infinity", "finite weights")
+                if order is not None:
+                    b = b[order]
                 if not write(target[middle:end], b, True, factor.scale):
                     raise InvalidInputError(f"adapter {adapter.label}, {factor.b}", "NaN or infinity", "finite weights")
                 pause()
@@ -76,14 +79,15 @@ def load_weights(
 class _MergedLengths:
     """The lengths of the rows of weights merged with an adapter, in f32: PEFT computes them from the same tensors."""
 
-    def __init__(self, checkpoint: Path) -> None:
-        architecture = Architecture.read(checkpoint)
-        self._files = WeightFiles(checkpoint, architecture)
-        self._names = shapes(architecture).keys()
+    def __init__(self, base: BaseModel) -> None:
+        self._files = WeightFiles(base.folder, base.architecture)
+        self._names = shapes(base.architecture).keys()
+        self._columns = base.architecture.tensors.columns
 
     def of(self, factor: Factor, a: torch.Tensor, b: torch.Tensor, pause: Callable[[], None]) -> torch.Tensor:
         """[outputs]; `pause()` is called in between."""
         weight = self._files.read(f"{factor.module}.weight", torch.float32)
+        weight = weight.T if self._columns else weight
         found = []
         for rows, low_rank in zip(torch.split(weight, _ROWS), torch.split(b, _ROWS), strict=True):
             found.append((rows + factor.scale * (low_rank @ a)).norm(dim=1))

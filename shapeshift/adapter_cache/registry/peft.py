@@ -14,9 +14,9 @@ from typing import Any
 import torch
 from safetensors import SafetensorError, safe_open
 
-from shapeshift.adapter_cache.lora.batch import TARGETS, Factor, Part, linear_parts
+from shapeshift.adapter_cache.lora.batch import Factor, Part, linear_parts, targets
 from shapeshift.engines.checkpoint import weights_sha256
-from shapeshift.errors import InvalidInputError, UnsupportedError
+from shapeshift.errors import InvalidInputError
 from shapeshift.fused_decode.model.architecture import Architecture
 from shapeshift.settings import require
 
@@ -25,7 +25,8 @@ _UNSAFE = ("adapter_model.bin", "adapter_model.pt", "pytorch_model.bin")
 _DTYPES = ("F32", "F16", "BF16")
 # Fields of a plain LoRA adapter; every other field must be off.
 _PLAIN = {
-    *("alpha_pattern", "auto_mapping", "base_model_name_or_path", "exclude_modules", "inference_mode"),
+    *("alpha_pattern", "auto_mapping", "base_model_name_or_path", "exclude_modules", "fan_in_fan_out"),
+    *("inference_mode",),
     *("init_lora_weights", "layers_pattern", "layers_to_transform", "lora_alpha", "lora_dropout", "peft_type"),
     *("megatron_core", "peft_version", "qalora_group_size", "r", "rank_pattern", "revision"),
     *("target_modules", "task_type", "use_dora", "use_rslora"),
@@ -33,10 +34,24 @@ _PLAIN = {
 _OFF: tuple[object, ...] = (None, False, "none", [], {}, "")
 # Initializations that also change the weights of the base model.
 _BASE_CHANGING = ("pissa", "corda", "olora", "loftq", "lora_ga")
-_NAME = re.compile(
-    r"base_model\.model\.model\.layers\.(\d{1,6})\.(\w+\.\w+)\.lora_(?:([AB])\.weight|(magnitude)_vector(?:\.weight)?)"
-)
+# Behind the name of the base model's list of layers.
+_NAME = r"\.(\d{1,6})\.(\w+\.\w+)\.lora_(?:([AB])\.weight|(magnitude)_vector(?:\.weight)?)"
 _MAX_CONFIG_BYTES = 1 << 20
+
+
+@dataclass(frozen=True)
+class BaseModel:
+    """The base model that adapters are checked against, its names, and the highest allowed rank.
+
+    folder  of its checkpoint: an adapter may state another folder with the same weights, a DoRA needs its weights
+    sha256  hash of its checkpoint
+    """
+
+    architecture: Architecture
+    names: Collection[str]
+    max_rank: int
+    folder: Path
+    sha256: str = ""
 
 
 @dataclass(frozen=True)
@@ -44,14 +59,14 @@ class PeftAdapter:
     """A checked adapter.
 
     stamp: size and modification time of the weights file, which detect a change
-    base: the folder of the base model's checkpoint, whose weights a DoRA needs when it is loaded
+    base: whose order of outputs it has, and whose weights a DoRA needs when it is loaded
     """
 
     folder: Path
     rank: int
     factors: tuple[Factor, ...]
     stamp: tuple[int, int]
-    base: Path
+    base: BaseModel
 
     @property
     def weights(self) -> Path:
@@ -61,30 +76,6 @@ class PeftAdapter:
     def has_magnitudes(self) -> bool:
         """Whether it is a DoRA."""
         return any(factor.magnitude for factor in self.factors)
-
-
-@dataclass(frozen=True)
-class BaseModel:
-    """The base model that adapters are checked against, its names, and the highest allowed rank.
-
-    folder  of its checkpoint: an adapter may state another folder with the same weights, a DoRA needs its weights
-    sha256  hash of its checkpoint
-
-    Raises UnsupportedError for a model over which adapters are not served.
-    """
-
-    architecture: Architecture
-    names: Collection[str]
-    max_rank: int
-    folder: Path
-    sha256: str = ""
-
-    def __post_init__(self) -> None:
-        if not self.architecture.takes_adapters:
-            raise UnsupportedError(
-                f"model_type: {self.architecture.family} takes no adapters: its queries, keys and values, or gate and "
-                "up, are one tensor or lie in another order than adapters have them; serve it without adapter_cache"
-            )
 
 
 def read(folder: Path, base: BaseModel, checked: str = "") -> PeftAdapter:
@@ -108,7 +99,7 @@ def read(folder: Path, base: BaseModel, checked: str = "") -> PeftAdapter:
     factors = _factors(_shapes(file), config, base)
     stat = file.stat()
     rank = max(factor.rank for factor in factors)
-    return PeftAdapter(folder, rank, factors, (stat.st_size, stat.st_mtime_ns), base.folder)
+    return PeftAdapter(folder, rank, factors, (stat.st_size, stat.st_mtime_ns), base)
 
 
 def require_finite(adapter: PeftAdapter) -> None:
@@ -184,16 +175,19 @@ def _shapes(file: Path) -> dict[str, tuple[int, ...]]:
 
 
 def _factors(shapes: Mapping[str, tuple[int, ...]], config: Mapping[str, Any], base: BaseModel) -> tuple[Factor, ...]:
-    parts = linear_parts(base.architecture)
+    parts, known = linear_parts(base.architecture), targets(base.architecture)
+    prefix = base.architecture.tensors.layers
+    form = re.compile(re.escape(f"base_model.model.{prefix}") + _NAME)
     pairs: dict[tuple[int, str], dict[str, str]] = {}
     for name in shapes:
-        match = _NAME.fullmatch(name)
-        require(match is not None, name, shapes[name], "the name of a LoRA factor of a layer's linear")
+        match = form.fullmatch(name)
+        allowed = f"the name of a LoRA factor of a linear in base_model.model.{prefix}"
+        require(match is not None, name, shapes[name], allowed)
         assert match is not None
         layer, target = int(match[1]), match[2]
         layers = base.architecture.layers
         require(layer < layers, name, layer, f"the base model has {layers} layers")
-        require(target in TARGETS, name, target, f"a linear of the base model: {', '.join(TARGETS)}")
+        require(target in known, name, target, f"a linear of the base model: {', '.join(known)}")
         pairs.setdefault((layer, target), {})[match[3] or match[4]] = name
     require(bool(pairs), WEIGHTS, "no tensor", "at least one LoRA factor")
     dora = config.get("use_dora")
@@ -203,9 +197,9 @@ def _factors(shapes: Mapping[str, tuple[int, ...]], config: Mapping[str, Any], b
     factors = []
     for (layer, target), pair in sorted(pairs.items()):
         require(pair.keys() == wanted, "adapter", sorted(pair.values()), allowed)
-        place = TARGETS[target]
+        place = known[target]
         rank = _rank(shapes, pair, parts[place], base.max_rank)
-        scale = _scale(config, f"model.layers.{layer}.{target}", rank)
+        scale = _scale(config, f"{prefix}.{layer}.{target}", rank)
         magnitude = pair.get("magnitude", "")
         if magnitude:
             found, outputs = shapes[magnitude], parts[place].outputs

@@ -157,12 +157,6 @@ class Architecture:
         ends = names.positions or names.attention_end or names.mlp_end
         return plain and not ends and self.qk_norm != "row"
 
-    @property
-    def takes_adapters(self) -> bool:
-        """Whether LoRA factors fit its linears as they are: one tensor each, in the order of the checkpoint."""
-        names = self.tensors
-        return names.qkv == Tensors.qkv and names.gate_up == Tensors.gate_up and not self.interleaved
-
     @classmethod
     def read(cls, folder: Path) -> Architecture:
         """The architecture of the checkpoint in `folder`; generation_config.json may add end-of-sequence ids.
