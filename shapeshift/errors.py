@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Iterable, Sequence
+from pathlib import PurePath
+
+_PATH = re.compile(r"\.{0,2}/.*")
 
 
 class ShapeshiftError(Exception):
@@ -69,5 +73,9 @@ def listed(names: Sequence[str], most: int) -> str:
 
 
 def _short(value: object, limit: int = 80) -> str:
-    text = repr(value)
-    return text if len(text) <= limit else text[: limit - 1] + "…"
+    """`value` as an error text shows it: at most `limit` characters, of a path the last ones."""
+    text = repr(str(value) if isinstance(value, PurePath) else value)
+    if len(text) <= limit:
+        return text
+    is_path = isinstance(value, PurePath) or (isinstance(value, str) and _PATH.fullmatch(value) is not None)
+    return f"{text[0]}…{text[2 - limit :]}" if is_path else f"{text[: limit - 1]}…"

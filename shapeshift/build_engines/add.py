@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import re
 import shutil
 from collections.abc import Callable, Collection, Iterator, Mapping
@@ -87,18 +88,29 @@ def add(asked: NewModel, paths: BuildPaths, server: Server | None, taken: Collec
 
 def _default_name(checkpoint: str) -> str:
     """The last part of the path or hub id, without a revision."""
-    last = Path(checkpoint).resolve().name if Path(checkpoint).is_dir() else Path(checkpoint).name.partition("@")[0]
+    last = _absolute(checkpoint).name if Path(checkpoint).is_dir() else Path(checkpoint).name.partition("@")[0]
     return _NOT_IN_NAMES.sub("_", last).strip("._-")
 
 
 def _as_named(given: str, folder: Path, paths: BuildPaths) -> str:
-    """The checkpoint as config.pbtxt names it: below a folder of checkpoints by its name there, a hub id as it is."""
-    if not Path(given).is_dir():
+    """The checkpoint as config.pbtxt names it: below a folder of checkpoints by its name there, a hub id as it is.
+
+    Another folder has the path that was given, links included: adapters may name their base model by it.
+    """
+    if Path(given).resolve() != folder:
         return given
+    path = _absolute(given)
     for top in paths.checkpoints:
-        if folder.is_relative_to(top.resolve()) and folder != top.resolve():
-            return str(folder.relative_to(top.resolve()))
-    return str(folder)
+        for inside in (top.absolute(), top.resolve()):
+            if path.is_relative_to(inside) and path != inside:
+                return str(path.relative_to(inside))
+    return str(path)
+
+
+def _absolute(path: str) -> Path:
+    """`path` without `.` and `..`; links stay, except where `..` leaves one."""
+    plain = Path(os.path.normpath(Path(path).absolute()))
+    return plain if plain.resolve() == Path(path).resolve() else Path(path).resolve()
 
 
 def _require_free(models: Collection[str], existing: set[str], taken: set[str], paths: BuildPaths) -> None:

@@ -8,10 +8,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from shapeshift.engines import hardware
+from shapeshift.engines.checkpoint import weight_files
 from shapeshift.errors import UnsupportedError
 
 _MIB = 2**20
-_WEIGHTS = ("*.safetensors", "*.bin", "*.onnx", "*.plan")
+_OF_ENGINES = ("*.safetensors", "*.bin", "*.onnx", "*.plan")
 
 
 @dataclass(frozen=True)
@@ -40,13 +41,15 @@ def ask_of(model: str, folder: Path, parameters: Mapping[str, str]) -> Ask:
 
     A lower bound: caches, activations and packed copies of the weights come on top.
     """
-    source = parameters.get("engines") or ("" if "forward_to" in parameters else parameters.get("checkpoint", ""))
+    engines = parameters.get("engines")
+    source = engines or ("" if "forward_to" in parameters else parameters.get("checkpoint", ""))
     path = (folder / source).resolve()
     if not source or not path.is_dir():
         return Ask(model, 0.0)
     copies = 1 if parameters.get("placement", "inline") == "inline" else int(parameters.get("workers", "1"))
-    size: float = sum(file.stat().st_size for pattern in _WEIGHTS for file in path.rglob(pattern))
-    if parameters.get("precision") == "bf16" and ("engines" in parameters or _is_f32(path)):
+    files = [file for kind in _OF_ENGINES for file in path.rglob(kind)] if engines else weight_files(path)
+    size: float = sum(file.stat().st_size for file in files)
+    if parameters.get("precision") == "bf16" and (engines or _is_f32(path)):
         # The file is mapped and can be dropped; what is packed from it has half its size.
         size /= 2
     return Ask(model, copies * size / _MIB)

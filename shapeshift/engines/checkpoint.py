@@ -13,6 +13,8 @@ from shapeshift.errors import InvalidInputError, NotFoundError
 from shapeshift.files import RememberedHashes, file_sha256
 
 _UNSAFE_SUFFIXES = (".bin", ".pt", ".pth", ".pkl", ".ckpt", ".h5", ".msgpack")
+SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
+"""The weights of a checkpoint in one file, and the index of its shards. As in transformers the first one counts."""
 # The same weights once more, under the names of another library.
 _DUPLICATES = "consolidated*.safetensors"
 HASHES = "hashes.json"
@@ -37,7 +39,11 @@ class Checkpoint:
 
 
 def find_folder(name: str, search: Sequence[Path] = ()) -> Path | None:
-    """The folder `name`: a path, or below one of `search`. None if there is none."""
+    """The folder `name`; None if there is none.
+
+    An absolute path, or one that begins with a dot, is that folder. Any other name is searched for below each of
+    `search`, and then in the working directory, where a folder may have the name by chance.
+    """
     return next((folder.resolve() for folder in _candidates(name, search) if folder.is_dir()), None)
 
 
@@ -48,7 +54,8 @@ def not_found(name: str, search: Sequence[Path] = ()) -> NotFoundError:
 
 
 def _candidates(name: str, search: Sequence[Path]) -> list[Path]:
-    return [Path(name), *(folder / name for folder in search)]
+    is_path = name.startswith(".") or Path(name).is_absolute()
+    return [Path(name)] if is_path else [*(folder / name for folder in search), Path(name)]
 
 
 def open_checkpoint(
@@ -90,19 +97,33 @@ def weights_sha256(folder: Path) -> tuple[str, ...]:
 
 
 def weight_files(folder: Path) -> list[Path]:
-    """The safetensors files of a checkpoint, without copies of the same weights for another library."""
+    """The safetensors files that hold a checkpoint's weights, as transformers chooses them.
+
+    SINGLE, or else the shards that INDEX lists and `folder` has, or else all without copies for another library.
+    """
+    if (folder / SINGLE).is_file():
+        return [folder / SINGLE]
     whole = set(folder.glob("*.safetensors"))
+    if (folder / INDEX).is_file():
+        return sorted(whole & {folder / name for name in shard_names(folder)})
     return sorted(whole - set(folder.glob(_DUPLICATES)) or whole)
 
 
 def _check_shards(folder: Path) -> None:
     """Raise InvalidInputError for the first file that the index of sharded weights lists and `folder` lacks."""
-    for index in sorted(folder.glob("*.safetensors.index.json")):
-        try:
-            shards = sorted({str(name) for name in json.loads(index.read_text())["weight_map"].values()})
-        except (ValueError, KeyError, TypeError, AttributeError):
-            raise InvalidInputError("checkpoint", str(index), "JSON with a weight_map; download it again") from None
-        missing = [name for name in shards if not (folder / name).is_file()]
-        if missing:
-            allowed = f"must hold {missing[0]}, which {index.name} lists: the download is not complete"
-            raise InvalidInputError("checkpoint", str(folder), allowed)
+    if (folder / SINGLE).is_file() or not (folder / INDEX).is_file():
+        return
+    missing = [name for name in shard_names(folder) if not (folder / name).is_file()]
+    if missing:
+        allowed = f"must hold {missing[0]}, which {INDEX} lists: the download is not complete"
+        raise InvalidInputError("checkpoint", str(folder), allowed)
+
+
+def shard_names(folder: Path) -> list[str]:
+    """The files that INDEX lists, sorted. Raises InvalidInputError for an index that is no such list."""
+    try:
+        content = json.loads((folder / INDEX).read_text(encoding="utf-8"))
+        return sorted({str(name) for name in content["weight_map"].values()})
+    except (ValueError, KeyError, TypeError, AttributeError):
+        allowed = "JSON with a weight_map; download it again"
+        raise InvalidInputError("checkpoint", str(folder / INDEX), allowed) from None

@@ -65,9 +65,10 @@ def load(args: ModelArgs, log: Log, load_runtime: Load, further: Sequence[type] 
     decode = settings.read(FusedDecodeSettings, args.parameters)
     generated = settings.read(GeneratedDecodeSettings, args.parameters)
     # `make engines` writes paths relative to the model's folder, also for ids of a hub: serving downloads nothing.
-    folder = find_folder(decode.checkpoint, [args.folder])
+    named = str(args.folder / decode.checkpoint)
+    folder = find_folder(named)
     if folder is None:
-        raise not_found(decode.checkpoint, [args.folder])
+        raise not_found(named)
     tokenizer_file = folder / TOKENIZER_FILE
     settings.require(tokenizer_file.is_file(), "checkpoint", str(folder), f"must hold {TOKENIZER_FILE}")
     kernel_cache = (args.folder / generated.kernel_cache).resolve() if generated.kernel_cache else _DEFAULT_KERNEL_CACHE

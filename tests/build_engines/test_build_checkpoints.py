@@ -40,12 +40,19 @@ def change(folder: Path, **values: Any) -> None:
     write(folder, "config.json", {name: value for name, value in config.items() if value is not None})
 
 
-SHARDS = {"weight_map": {"a": "model.safetensors", "b": "model-2.safetensors"}}
+SHARDS = {"weight_map": {"a": "model-1.safetensors", "b": "model-2.safetensors"}}
+
+
+def without_a_shard(folder: Path) -> None:
+    (folder / "model.safetensors").rename(folder / "model-1.safetensors")
+    write(folder, "model.safetensors.index.json", SHARDS)
+
+
 BROKEN: dict[str, tuple[Callable[[Path], object], dict[str, object], str]] = {
     "no model": (lambda at: (at / "config.json").unlink(), {}, "must hold config.json"),
     "no tokenizer": (lambda at: (at / "tokenizer.json").unlink(), {}, "must hold tokenizer.json"),
     "missing shard": (
-        lambda at: write(at, "model.safetensors.index.json", SHARDS),
+        without_a_shard,
         {},
         "must hold model-2.safetensors, which model.safetensors.index.json lists: the download is not complete",
     ),

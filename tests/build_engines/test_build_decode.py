@@ -132,7 +132,7 @@ BROKEN: dict[str, tuple[Callable[[Project], object], str]] = {
     "unknown parameter": (lambda project: project.change(max_lenght=5), "max_lenght: .*unknown parameter; known: "),
     "a parameter of generated configs": (lambda project: project.change(kernel_cache="x"), "kernel_cache: "),
     "bad value": (lambda project: project.change(max_concurrency=0), "max_concurrency: got 0; 1 to 4096"),
-    "no checkpoint": (lambda project: project.change(checkpoint="absent"), "checkpoint: no folder absent"),
+    "no checkpoint": (lambda project: project.change(checkpoint="absent"), "checkpoint: no folder "),
     "forwards to nobody": (
         lambda project: project.change("generate_unary", forward_to="absent"),
         "forward_to: no model absent in ",

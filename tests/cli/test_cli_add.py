@@ -120,6 +120,24 @@ def test_name_technique_and_checkpoint_are_the_users(models: Path, capsys: pytes
     assert "adapter_cache (--technique)" in capsys.readouterr().out
 
 
+def test_a_link_keeps_its_name(models: Path) -> None:
+    """Adapters may name their base model by it."""
+    make_checkpoint(models.parent / "checkpoints" / "original")
+    (models.parent / "elsewhere").mkdir()
+    (models.parent / "elsewhere" / "my-llama").symlink_to(models.parent / "checkpoints" / "original")
+    assert main(["add", "elsewhere/../elsewhere/my-llama"]) == 0
+    assert stated(models / "my-llama")["checkpoint"] == str(models.parent / "elsewhere" / "my-llama")
+
+
+def test_a_folder_in_the_working_directory_hides_no_checkpoint(models: Path) -> None:
+    make_checkpoint(models.parent / "checkpoints" / "mine")
+    classifier(models.parent / "mine")
+    assert main(["add", "mine"]) == 0
+    assert (stated(models / "mine")["checkpoint"], stated(models / "mine")["backend"]) == ("mine", "fused_decode")
+    assert main(["add", "./mine", "--as", "other"]) == 0
+    assert stated(models / "other")["checkpoint"] == str(models.parent / "mine")
+
+
 def change(folder: Path, **changes: Any) -> None:
     file = folder / "config.json"
     file.write_text(json.dumps({**json.loads(file.read_text()), **changes}))

@@ -51,6 +51,14 @@ def test_a_model_asks_for_its_weights(tmp_path: Path, parameters: dict[str, str]
     assert capacity.ask_of("model", tmp_path / "model", parameters) == Ask("model", mib)
 
 
+def test_copies_of_weights_do_not_count(tmp_path: Path) -> None:
+    weights(tmp_path / "checkpoint", 5)
+    for name in ("consolidated.safetensors", "pytorch_model.bin", "onnx/model.onnx"):
+        (tmp_path / "checkpoint" / name).parent.mkdir(exist_ok=True)
+        (tmp_path / "checkpoint" / name).write_bytes(bytes(MIB))
+    assert capacity.ask_of("model", tmp_path, {"checkpoint": "checkpoint"}) == Ask("model", 5)
+
+
 def test_cores_are_limited_by_the_control_group(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(8)))
     assert hardware.cores(tmp_path) == 8

@@ -131,7 +131,29 @@ def test_finds_a_folder_by_path_and_in_the_search_folders(folder: Path, tmp_path
     assert checkpoint.find_folder("owner/model", [tmp_path]) == folder
 
 
+def test_a_name_means_the_same_wherever_a_command_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for place in (tmp_path / "checkpoints", tmp_path):
+        (place / "owner" / "model").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path)
+    search = [tmp_path / "checkpoints"]
+    assert checkpoint.find_folder("owner/model", search) == tmp_path / "checkpoints" / "owner" / "model"
+    assert checkpoint.find_folder("./owner/model", search) == tmp_path / "owner" / "model"
+    assert checkpoint.find_folder("owner/model", [tmp_path / "absent"]) == tmp_path / "owner" / "model"
+    assert checkpoint.find_folder("../absent", search) is None
+
+
+def test_weights_in_one_file_count_before_shards(folder: Path) -> None:
+    """As in transformers, also where shards of another download are missing."""
+    (folder / "model.safetensors.index.json").write_text('{"weight_map": {"a": "part-0.safetensors"}}')
+    (folder / "model.safetensors").write_bytes(b"whole")
+    assert checkpoint.weight_files(folder) == [folder / "model.safetensors"]
+    checkpoint.open_checkpoint(folder)
+    (folder / "model.safetensors").rename(folder / "part-0.safetensors")
+    (folder / "part-7.safetensors").write_bytes(b"of another index")
+    assert checkpoint.weight_files(folder) == [folder / "part-0.safetensors"]
+
+
 def test_a_folder_that_is_not_found_names_where_it_was_searched(tmp_path: Path) -> None:
     assert checkpoint.find_folder("absent", [tmp_path]) is None
     text = str(checkpoint.not_found("absent", [tmp_path]))
-    assert f"no folder absent, {tmp_path / 'absent'}; give a folder, or a hub id" in text
+    assert f"no folder {tmp_path / 'absent'}, absent; give a folder, or a hub id" in text

@@ -69,8 +69,20 @@ def test_a_missing_shard_is_named(folder: Path) -> None:
 @pytest.mark.parametrize("text", ["{", "[]", '{"weight_map": 3}', '{"weight_map": {"a": "../x.safetensors"}}'])
 def test_an_invalid_index_is_refused(folder: Path, text: str) -> None:
     (folder / INDEX).write_text(text)
+    (folder / "model.safetensors").rename(folder / "part-0.safetensors")
     with pytest.raises(InvalidInputError, match="weight_map"):
         open_files(folder)
+
+
+def test_one_file_counts_before_the_shards_of_an_index(folder: Path) -> None:
+    """As in transformers."""
+    wanted = load_file(folder / "model.safetensors")[NORM]
+    shutil.copy(folder / "model.safetensors", folder / "whole")
+    into_shards(folder)
+    for shard in folder.glob("part-*.safetensors"):
+        save_file({name: tensor + 1 for name, tensor in load_file(shard).items()}, shard)
+    (folder / "whole").rename(folder / "model.safetensors")
+    assert torch.equal(open_files(folder).read(NORM, torch.float32), wanted)
 
 
 def test_a_missing_tensor_is_named(folder: Path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,12 +9,11 @@ from pathlib import Path
 import torch
 from safetensors import SafetensorError, safe_open
 
-from shapeshift.engines.checkpoint import weight_files
+from shapeshift.engines.checkpoint import INDEX, SINGLE, shard_names, weight_files
 from shapeshift.errors import InvalidInputError
 from shapeshift.fused_decode.model.architecture import PRECISION_BYTES, Architecture
 from shapeshift.settings import require
 
-_SINGLE, _INDEX = "model.safetensors", "model.safetensors.index.json"
 _DTYPES = ("F32", "F16", "BF16")
 
 Shape = tuple[int, ...]
@@ -185,27 +183,18 @@ class WeightFiles:
 
 
 def _files(folder: Path) -> list[Path]:
-    """The safetensors files of the checkpoint: those of the index, or the only one."""
-    if (folder / _INDEX).is_file():
-        return [_shard(folder, name) for name in sorted(_shard_names(folder / _INDEX))]
-    if (folder / _SINGLE).is_file():
-        return [folder / _SINGLE]
+    """The safetensors files of the checkpoint: the only one, or the shards of its index."""
     found = weight_files(folder)
-    require(len(found) == 1, "checkpoint", str(folder), f"must hold {_SINGLE}, or {_INDEX} and its shards")
+    if (folder / INDEX).is_file() and not (folder / SINGLE).is_file():
+        # From the index itself: one may be missing, or lie in another folder.
+        return [_shard(folder, name) for name in shard_names(folder)]
+    require(len(found) == 1, "checkpoint", str(folder), f"must hold {SINGLE}, or {INDEX} and its shards")
     return found
-
-
-def _shard_names(index: Path) -> set[str]:
-    try:
-        names = json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()
-    except (ValueError, KeyError, TypeError, AttributeError):
-        raise InvalidInputError("checkpoint", str(index), "a JSON object with a weight_map") from None
-    return {str(name) for name in names}
 
 
 def _shard(folder: Path, name: str) -> Path:
     plain = Path(name).name == name and name.endswith(".safetensors")
     require(plain, "weight_map", name, "names of *.safetensors files in the checkpoint's folder")
     if not (folder / name).is_file():
-        raise InvalidInputError("checkpoint", str(folder), f"lacks the shard {name} that {_INDEX} names")
+        raise InvalidInputError("checkpoint", str(folder), f"lacks the shard {name} that {INDEX} names")
     return folder / name
