@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections import Counter
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
@@ -27,6 +28,7 @@ _CODES = frozenset(
 )
 # Parts of the texts with which the client's own gRPC says that the connection has ended.
 _CONNECTION = ("failed to connect", "socket closed", "connection re", "broken pipe", "goaway", "recvmsg", "channel is")
+_CODE_IN_TEXT = re.compile(r"\[([A-Z_]+)\] ")
 _NOT_LOADED = ("unknown model", "is not ready", "no available versions")
 
 
@@ -62,7 +64,12 @@ def kind_of_error(code: str, text: str, took_s: float, timeout_s: float) -> str:
 
 
 def kind_of_refusal(text: str) -> str:
-    """The kind of an error that came as a message of a stream: Triton itself refuses a model that is not loaded so."""
+    """The kind of an error that came as a message of a stream.
+
+    A front of ours puts its code into the text; Triton itself refuses a model that is not loaded without one.
+    """
+    if (found := _CODE_IN_TEXT.match(text)) is not None:
+        return INTERNAL if found[1] == INTERNAL.upper() else CODED
     return CODED if any(part in text.lower() for part in _NOT_LOADED) else INTERNAL
 
 

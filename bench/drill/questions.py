@@ -14,6 +14,7 @@ from tritonclient.utils import deserialize_bytes_tensor
 from bench.drill import models
 from client.open_loop import Parameter, PlannedRequest, serialise
 from shapeshift.engines.verify import MIN_COSINE
+from shapeshift.serving.error_codes import FORWARDED
 from shapeshift.token_adapt.tasks import examples
 from shapeshift.triton import model_config
 from shapeshift.workloads.text import TextMaker
@@ -128,6 +129,8 @@ def prompt_payload(front: str, prompt: str, tokens: int, adapter: str = "") -> b
     parameters: dict[str, Parameter] = {"lora_name": adapter} if adapter else {}
     if front in STREAMS:
         parameters["triton_enable_empty_final_response"] = True
+        # Errors on a stream have no code of their own; this puts it into their text.
+        parameters[FORWARDED] = True
     return _payload(front, inputs, parameters, ["text_output"])
 
 

@@ -128,7 +128,8 @@ class Traffic:
         open_stream = self.channel(front).stream_stream(
             _STREAM, response_deserializer=service_pb2.ModelStreamInferResponse.FromString
         )
-        call = open_stream(timeout=timeout_s, metadata=(("triton_grpc_error", "true"),))
+        # Without the header `triton_grpc_error`, which makes Triton 24.10 crash: see docs/drill.md.
+        call = open_stream(timeout=timeout_s)
         await call.write(payload)
         await call.done_writing()
         return call

@@ -79,6 +79,11 @@ def test_a_stream_of_a_model_that_is_not_loaded_is_refused() -> None:
     assert kind_of_refusal("Stub process 'generate_0_0' is not healthy.") == INTERNAL
 
 
+def test_a_refusal_on_a_stream_has_its_code_in_its_text() -> None:
+    assert kind_of_refusal("[NOT_FOUND] lora_name: got 'coming-and-going'") == CODED
+    assert kind_of_refusal("[INTERNAL] RuntimeError: it is not ready") == INTERNAL
+
+
 def test_an_unanswered_request_is_lost_and_only_its_holder_excuses_it() -> None:
     outcomes = [
         outcome(0.0),
