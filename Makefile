@@ -43,7 +43,7 @@ serve: setup ## start Triton with the front models (MODELS=a,b chooses; ARGS=--s
 test: .venv/.test engines ## run the tests
 	@$(BIN)/python -m pytest $(IN_PARALLEL) $(ARGS)
 
-test-long: .venv/.test engines ## run the tests that take minutes: sanitizers, every model family, own models of the pages
+test-long: .venv/.test engines ## run the tests that take minutes: sanitizers, fuzz, changed sources that tests must notice, every model family, own models of the pages
 	@$(BIN)/python -m pytest -m long $(ARGS)
 
 format: .venv/.test ## sort imports and format the code

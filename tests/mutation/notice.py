@@ -1,0 +1,100 @@
+"""Whether the tests of the mirrored folder notice a change, in a copy of the working tree."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from tests.mutation.sample import Change, package_of
+from tests.sources import closure
+
+_LIMIT_S = 300.0
+_SELECTED = "not server and not slow and not long"
+_ENDLESS = "the tests did not end"
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """test: the first one that failed with the change and passes without it; empty where none did.
+
+    line: as it was, and as it was changed to.
+    """
+
+    change: Change
+    test: str
+    line: str
+    seconds: float
+
+
+class Copy:
+    """A copy of a project's sources in `folder`; its build folder is that of the project, which tests only read."""
+
+    def __init__(self, project: Path, folder: Path) -> None:
+        self._folder = folder
+        listed = subprocess.run(
+            ["git", "ls-files", "-co", "--exclude-standard"], cwd=project, capture_output=True, text=True, check=True
+        )
+        for name in listed.stdout.splitlines():
+            if (project / name).is_file():
+                (folder / name).parent.mkdir(parents=True, exist_ok=True)
+                shutil.copy2(project / name, folder / name)
+        (folder / "build").symlink_to(project / "build")
+
+    def judge(self, change: Change) -> Verdict:
+        """Run the tests with the change, and the first that failed without it; RuntimeError where it fails, too."""
+        file = self._folder / change.file
+        before = file.read_text()
+        after = change.apply(before)
+        began = time.monotonic()
+        try:
+            file.write_text(after)
+            failed = self._first_failure(self._tests(change), _LIMIT_S)
+        finally:
+            file.write_text(before)
+        if failed and failed != _ENDLESS and (again := self._first_failure([failed], _LIMIT_S)):
+            raise RuntimeError(f"{again} fails without a change")
+        return Verdict(change, failed, _difference(before, after), time.monotonic() - began)
+
+    def _first_failure(self, tests: Sequence[str], limit_s: float) -> str:
+        """Which test failed first, or _ENDLESS; empty where all passed."""
+        if not tests:
+            return ""
+        command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", "-p", "no:xdist"]
+        command += ["--tb=no", "-rfE", "-m", _SELECTED, *tests]
+        environment = {**os.environ, "PYTHONPATH": str(self._folder), "PYTHONDONTWRITEBYTECODE": "1"}
+        try:
+            ran = subprocess.run(
+                command, cwd=self._folder, env=environment, capture_output=True, text=True, timeout=limit_s, check=False
+            )
+        except subprocess.TimeoutExpired:
+            return _ENDLESS
+        lines = [line for line in ran.stdout.splitlines() if line.startswith(("FAILED ", "ERROR "))]
+        # A name of a test may hold spaces; " - " and the message follow it.
+        named = [line.partition(" ")[2].partition(" - ")[0] for line in lines]
+        # 5: no test was selected.
+        return "" if ran.returncode in (0, 5) else (named or tests)[0]
+
+    def _tests(self, change: Change) -> list[str]:
+        """The files of the mirrored folder that reach the changed one, those that name it first.
+
+        By imports, also of the folder's conftest.py; or by name, as the modules that settings choose.
+        """
+        target, package = self._folder / change.file, package_of(change.file)
+        folder = self._folder / "tests" / package
+        shared = folder / "conftest.py"
+        by_fixtures = shared.exists() and target in closure(shared, self._folder)
+        names = {file: target.stem in file.read_text() for file in sorted(folder.rglob("test_*.py"))}
+        reaching = [file for file in names if by_fixtures or names[file] or target in closure(file, self._folder)]
+        return [str(file.relative_to(self._folder)) for file in sorted(reaching, key=lambda file: not names[file])]
+
+
+def _difference(before: str, after: str) -> str:
+    """The first line that differs, as it was and as it is."""
+    pairs = zip(before.splitlines(), after.splitlines(), strict=False)
+    return next((f"{one.strip()} -> {other.strip()}" for one, other in pairs if one != other), "a line is gone")

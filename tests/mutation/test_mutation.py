@@ -1,0 +1,106 @@
+"""The sampler of changes, on a small project; and, among the long tests, the share of changes that the tests notice."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.mutation.notice import Copy
+from tests.mutation.sample import Change, changed_files, changes, sample
+
+PROJECT = Path(__file__).resolve().parents[2]
+SOURCE = '''"""A module."""
+
+_POLL_S = 0.1
+
+
+def wait_s(wait_ms: float | None) -> float:
+    """In seconds."""
+    return wait_ms / 1000 if wait_ms is not None else 0.0
+
+
+def is_late(seconds: float) -> bool:
+    return seconds > 2.5
+'''
+TEST = """from shapeshift.serving.waits import wait_s
+
+
+def test_seconds() -> None:
+    assert wait_s(250) == 0.25
+"""
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Path:
+    """A repository with one source of one package, and a test that reaches one of its two functions."""
+    root = tmp_path / "project"
+    written = {
+        "shapeshift/__init__.py": "",
+        "shapeshift/serving/__init__.py": "",
+        "shapeshift/serving/waits.py": SOURCE,
+        "tests/serving/test_waits.py": TEST,
+        "pyproject.toml": f"[tool.pytest.ini_options]\nmarkers = {['server', 'slow', 'long']}\npythonpath = ['.']\n",
+    }
+    for name, text in written.items():
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_text(text)
+    (root / "build").mkdir()
+    for command in (["init", "-q"], ["add", "-A"]):
+        subprocess.run(["git", *command], cwd=root, check=True)
+    return root
+
+
+def test_changes_are_of_behaviour() -> None:
+    found = {change.line: change.apply(SOURCE).splitlines()[change.line - 1] for change in changes("a.py", SOURCE)}
+    # Neither the number that is tuned nor the type of an argument.
+    assert found.keys() == {8, 12}
+    operators = {change.operator for change in changes("a.py", SOURCE)}
+    assert {
+        "core/ReplaceBinaryOperator_Div_Mul",
+        "core/ReplaceComparisonOperator_Gt_Lt",
+        "core/NumberReplacer",
+    } <= operators
+    assert all(change.apply(SOURCE) != SOURCE for change in changes("a.py", SOURCE))
+
+
+def test_the_sample_comes_from_the_seed_and_takes_a_line_once(project: Path) -> None:
+    files = changed_files(project, "no-such-commit")
+    assert files == ["shapeshift/serving/waits.py"]
+    found = sample(project, files, 10, 1)
+    assert found == sample(project, files, 10, 1)
+    assert sorted(change.line for change in found) == [8, 12]
+    assert {change for seed in range(9) for change in sample(project, files, 1, seed)} > {found[0]}
+
+
+def test_what_no_test_reaches_is_missed_and_the_sources_stay(project: Path, tmp_path: Path) -> None:
+    copy = Copy(project, tmp_path / "copy")
+    (tmp_path / "copy").mkdir(exist_ok=True)
+    unit, late = (
+        Change("shapeshift/serving/waits.py", 8, "core/ReplaceBinaryOperator_Div_Mul", 0),
+        Change("shapeshift/serving/waits.py", 12, "core/ReplaceComparisonOperator_Gt_Lt", 0),
+    )
+    found = copy.judge(unit)
+    assert found.test == "tests/serving/test_waits.py::test_seconds"
+    assert found.line.startswith("return wait_ms / 1000") and "* 1000" in found.line
+    assert copy.judge(late).test == ""
+    assert (project / "shapeshift/serving/waits.py").read_text() == SOURCE
+    assert (tmp_path / "copy/shapeshift/serving/waits.py").read_text() == SOURCE
+
+
+def test_a_test_that_fails_without_a_change_is_an_error(project: Path, tmp_path: Path) -> None:
+    (project / "tests/serving/test_waits.py").write_text(TEST.replace("0.25", "0.5"))
+    copy = Copy(project, tmp_path / "copy")
+    with pytest.raises(RuntimeError, match="test_seconds fails"):
+        copy.judge(Change("shapeshift/serving/waits.py", 12, "core/ReplaceComparisonOperator_Gt_Lt", 0))
+
+
+@pytest.mark.long
+@pytest.mark.timeout(4 * 3600)
+def test_nine_of_ten_changes_are_noticed() -> None:
+    ran = subprocess.run(
+        [sys.executable, "-m", "tests.mutation"], cwd=PROJECT, capture_output=True, text=True, check=False
+    )
+    assert ran.returncode == 0, ran.stdout[-8000:] + ran.stderr[-2000:]
