@@ -13,6 +13,7 @@ MAX_STOP_IDS = 64
 MAX_BIASES, MAX_BIAS = 1024, 100
 MAX_BAD_WORDS = 64
 MAX_LOGPROBS = 20
+MAX_GRAMMAR = 65536
 MAX_PROMPTS, MAX_CHOICES = 64, 128
 
 
@@ -96,6 +97,12 @@ INPUTS = (
     Input("stop", "BYTES", "texts", "none", allowed=f"at most {MAX_STOPS} texts of 1 to {MAX_STOP_LENGTH} characters"),
     Input("stop_token_ids", "INT32", "ids", "none", allowed=f"at most {MAX_STOP_IDS} ids of tokens"),
     _flag("ignore_eos"),
+    Input(
+        "structured_outputs",
+        "BYTES",
+        default="none",
+        allowed=f"a JSON object with a json, json_object, regex, choice or grammar of at most {MAX_GRAMMAR} characters",
+    ),
     Input("logprobs", "INT32", default="none", least=0, most=MAX_LOGPROBS),
     Input("prompt_logprobs", "INT32", default="none", least=0, most=MAX_LOGPROBS),
     _flag("exclude_input_in_output", "true"),

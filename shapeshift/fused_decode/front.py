@@ -10,10 +10,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from shapeshift.errors import CancelledRequestError, InvalidInputError, NotFoundError
+from shapeshift.engines.text.tokenizer import FILE_NAME as TOKENIZER_FILE
+from shapeshift.errors import CancelledRequestError, InvalidInputError, NotFoundError, ShapeshiftError
 from shapeshift.fused_decode.answers import TEXT, AnswerOutputs
 from shapeshift.fused_decode.choices import ChoicesResponse, sample_params
 from shapeshift.fused_decode.engine.detokenize import TextStream
+from shapeshift.fused_decode.engine.grammar import GrammarCompiler, Template
 from shapeshift.fused_decode.engine.logit_edits import token_rules
 from shapeshift.fused_decode.engine.loop import DecodeLoop
 from shapeshift.fused_decode.request import ABORT, GenerationResponse, Ids, Request
@@ -53,6 +55,7 @@ class GenerateFront:
         self._token_bytes = loaded.token_bytes
         self._max_length = runtime.max_length
         self._parser = RequestParser(pb_utils, runtime.vocab_size, self._service.sampling_parameters)
+        self._grammars = GrammarCompiler(loaded.folder / TOKENIZER_FILE, runtime.vocab_size, runtime.eos_ids)
         self._live: dict[str, list[Request]] = {}
         self._lock = threading.Lock()
         self._request_metrics = RequestMetrics("prompts", settings.max_length, settings.slo_ms)
@@ -79,6 +82,7 @@ class GenerateFront:
     def close(self) -> None:
         """Stop producers before consumers: the loop, then the responses, then the metrics."""
         self._watch.close()
+        self._grammars.close()
         self.loop.close()
         self._service.close()
         self._responder.close()
@@ -103,9 +107,31 @@ class GenerateFront:
         response.requests = self._requests(name, parsed, given, prompts, response)
         self._prepare(response.requests, given)
         self._watch.add(response.requests[0], sender.is_cancelled, partial(self._cancel, response))
-        for place, request in enumerate(response.requests):
-            prompt = prompts[place // parsed.sampling_params.samples]
-            self._service.complete(request, prompt.text, partial(self._submit_to_loop, request))
+        texts = [prompts[place // parsed.sampling_params.samples].text for place in range(len(response.requests))]
+        structured = parsed.sampling_params.structured_outputs
+        if structured is None:
+            self._complete(response.requests, texts)
+        else:
+            compiled = partial(self._compiled, response.requests, texts)
+            try:
+                self._grammars.compile(structured, compiled)
+            except ShapeshiftError as error:
+                compiled(error)
+
+    def _compiled(self, requests: Sequence[Request], texts: Sequence[bytes], outcome: Template | Exception) -> None:
+        """Any thread calls this, with the grammar that the requests wait for."""
+        if isinstance(outcome, Exception):
+            for request in requests:
+                request.finish(outcome)
+            self._deliver(list(requests))
+            return
+        for request in requests:
+            request.grammar = self._grammars.new(outcome)
+        self._complete(requests, texts)
+
+    def _complete(self, requests: Sequence[Request], texts: Sequence[bytes]) -> None:
+        for request, text in zip(requests, texts, strict=True):
+            self._service.complete(request, text, partial(self._submit_to_loop, request))
 
     def _prompts(self, parsed: ParsedRequest) -> list[Prompt]:
         """The prompts as text and tokens. Raises InvalidInputError for one that is too long."""

@@ -15,12 +15,13 @@ from shapeshift.fused_decode.declarations import (
     MAX_BIAS,
     MAX_BIASES,
     MAX_CHOICES,
+    MAX_GRAMMAR,
     MAX_STOP_IDS,
     MAX_STOP_LENGTH,
     MAX_STOPS,
     Input,
 )
-from shapeshift.fused_decode.sampling_params import SamplingParams
+from shapeshift.fused_decode.sampling_params import SamplingParams, StructuredOutputs
 from shapeshift.policy_api import Check, integer, list_of, number
 
 
@@ -37,6 +38,7 @@ def sampling_checks(vocab_size: int) -> dict[str, Check]:
         "seed": integer(minimum=-(2**63), maximum=2**63 - 1),
         "stop": _texts(MAX_STOPS),
         "stop_token_ids": _several(token, MAX_STOP_IDS, "ids"),
+        "structured_outputs": _structured,
     }
     named = {one.name: one for one in INPUTS}
     return {one.name: own.get(one.name) or _of(named[one.name]) for one in fields(SamplingParams)}
@@ -124,3 +126,28 @@ def _biases(vocab_size: int) -> Check:
         return tuple((token(f"{name} token", plain(key)), bias(f"{name} {key}", one)) for key, one in given.items())
 
     return check
+
+
+_KINDS = ("json", "json_object", "regex", "choice", "grammar")
+
+
+def _structured(name: str, value: Any) -> StructuredOutputs:
+    """vLLM's object: one of `_KINDS`; what else it may hold is refused unless it has no effect."""
+    given = {key: one for key, one in json_object(name, value).items() if one not in (None, False)}
+    compact = given.pop("disable_any_whitespace", False)
+    if len(given) != 1 or not {*given} <= {*_KINDS}:
+        raise InvalidInputError(name, sorted(given), f"one of {', '.join(_KINDS)}")
+    ((kind, content),) = given.items()
+    field = f"{name} {kind}"
+    if kind == "json_object":
+        kind, content = "json", {"type": "object"}
+    if kind == "choice":
+        words = list_of(_word, min_length=1)(field, content)
+        content = json.dumps(words)
+    elif kind == "json" and not isinstance(content, str):
+        content = json.dumps(content)
+    if not isinstance(content, str):
+        raise InvalidInputError(field, content, "a text")
+    if len(content) > MAX_GRAMMAR:
+        raise InvalidInputError(field, f"{len(content)} characters", f"at most {MAX_GRAMMAR}")
+    return StructuredOutputs(kind, content, flag("disable_any_whitespace", compact))

@@ -15,6 +15,7 @@ import numpy.typing as npt
 from shapeshift.errors import OverloadedError
 from shapeshift.fused_decode.answers import AnswerOutputs, Piece
 from shapeshift.fused_decode.engine.detokenize import TextStream
+from shapeshift.fused_decode.engine.grammar import Grammar
 from shapeshift.fused_decode.engine.logit_edits import TokenRules
 from shapeshift.fused_decode.engine.logprobs import TokenLogprobs
 from shapeshift.fused_decode.sampling_params import SamplingParams
@@ -35,6 +36,7 @@ class Request:
     """One request in the decode loop.
 
     rules       the tokens that it biases or bans; None: none
+    grammar     what the answer has to follow; set before the request is submitted; None: nothing
     limit       most tokens of its answer: `max_tokens`, or fewer where the slot ends before
     kept        tokens of its answer from before it was preempted, INT32 [n]
     adapter_id  its value in `StepBatch.adapters`; set before the request gets a slot
@@ -52,21 +54,9 @@ class Request:
     """
 
     __slots__ = (
-        *("id", "prompt", "kept", "sampling_params", "rules", "stream", "response", "text", "limit", "deadline"),
-        *(
-            "adapter_id",
-            "slot",
-            "generated",
-            "parts",
-            "token_ids",
-            "logprobs",
-            "prompt_logprobs",
-            "finish_reason",
-            "error",
-            "is_submitted",
-            "is_finished",
-        ),
-        *("arrived", "admitted", "first_token", "finished"),
+        *("id", "prompt", "kept", "sampling_params", "rules", "grammar", "stream", "response", "text", "limit"),
+        *("deadline", "adapter_id", "slot", "generated", "parts", "token_ids", "logprobs", "prompt_logprobs"),
+        *("finish_reason", "error", "is_submitted", "is_finished", "arrived", "admitted", "first_token", "finished"),
     )
 
     def __init__(
@@ -87,6 +77,7 @@ class Request:
         self.kept: npt.NDArray[np.int32] = np.empty(0, np.int32)
         self.sampling_params = sampling_params
         self.rules = rules
+        self.grammar: Grammar | None = None
         self.stream = stream
         self.response = response
         self.text = text

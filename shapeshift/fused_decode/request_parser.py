@@ -168,6 +168,9 @@ class RequestParser:
         for key, value in _NEUTRAL.items():
             if (stated := given.pop(key, None)) not in (None, value):
                 raise InvalidInputError(f"sampling_parameters {key}", stated, f"{json.dumps(value)}, or left out")
+        # Its name in older releases of vLLM, which Triton's OpenAI frontend sends.
+        if "guided_decoding" in given:
+            given.setdefault("structured_outputs", given.pop("guided_decoding"))
         # As OpenAI's chat API has it.
         if isinstance(given.get("logprobs"), bool):
             given["logprobs"] = 0 if given["logprobs"] else None

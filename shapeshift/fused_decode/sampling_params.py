@@ -3,8 +3,20 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from shapeshift.settings import require
+
+
+class StructuredOutputs(NamedTuple):
+    """What an answer has to be: `kind` json (a JSON schema), regex, choice (a JSON list of texts) or grammar; its text.
+
+    compact: whether JSON has no white space.
+    """
+
+    kind: str
+    text: str
+    compact: bool = False
 
 
 @dataclass(frozen=True)
@@ -28,6 +40,7 @@ class SamplingParams:
     stop                texts that end the answer and are not part of it
     stop_token_ids      tokens that end the answer; their text is not part of it
     ignore_eos          whether the answer continues after an end-of-sequence token
+    structured_outputs  a grammar that the answer follows; it ends where the grammar is complete
     logprobs            most likely tokens whose logprobs come with each token of the answer; None: no logprobs
     prompt_logprobs     the same for the tokens of the prompt
 
@@ -51,6 +64,7 @@ class SamplingParams:
     stop: tuple[str, ...] = ()
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
+    structured_outputs: StructuredOutputs | None = None
     logprobs: int | None = None
     prompt_logprobs: int | None = None
 
@@ -58,6 +72,14 @@ class SamplingParams:
         require(
             self.min_tokens <= self.max_tokens, "min_tokens", self.min_tokens, f"at most max_tokens ({self.max_tokens})"
         )
+        if self.structured_outputs is not None:
+            require(
+                self.min_tokens == 0,
+                "min_tokens",
+                self.min_tokens,
+                "0 with structured_outputs",
+            )
+            require(not self.bad_words, "bad_words", self.bad_words, "none with structured_outputs")
         require(self.samples >= self.n, "best_of", self.best_of, f"at least n ({self.n})")
 
     @property

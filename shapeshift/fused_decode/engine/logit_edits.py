@@ -1,4 +1,4 @@
-"""What the parameters of a request change in the logits of its next token: biases and bans first, then penalties.
+"""What the parameters of a request change in the logits of its next token: grammar, biases and bans, then penalties.
 
 Each row is changed by its own request alone, and a row without such parameters is not touched. The order is vLLM's.
 """
@@ -16,6 +16,13 @@ from shapeshift.fused_decode.sampling_params import SamplingParams
 
 Integers = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float32]
+
+
+class Grammar(Protocol):
+    """See `grammar.Grammar`."""
+
+    def allowed(self, vocab_size: int) -> npt.NDArray[np.bool_] | None: ...
+
 
 _NO_TOKENS: Integers = np.empty(0, np.int64)
 _NO_BIASES: Floats = np.empty(0, np.float32)
@@ -90,21 +97,31 @@ class LogitEdits:
         self._frequency = np.zeros(slots, np.float32)
         self._prompt = np.zeros(slots, np.int64)
         self._rules: list[TokenRules | None] = [None] * slots
+        self._grammars: list[Grammar | None] = [None] * slots
         self._is_edited = np.zeros(slots, bool)
 
-    def set(self, slot: int, params: SamplingParams, prompt: int, rules: TokenRules | None) -> None:
+    def set(
+        self,
+        slot: int,
+        params: SamplingParams,
+        prompt: int,
+        rules: TokenRules | None = None,
+        grammar: Grammar | None = None,
+    ) -> None:
         """Store the parameters of one request, whose prompt has `prompt` tokens."""
+        self._grammars[slot] = grammar
         self._repetition[slot] = params.repetition_penalty
         self._presence[slot] = params.presence_penalty
         self._frequency[slot] = params.frequency_penalty
         self._prompt[slot] = prompt
         self._rules[slot] = rules
         counted = params.presence_penalty != 0 or params.frequency_penalty != 0
-        self._is_edited[slot] = counted or params.repetition_penalty != 1 or rules is not None
+        self._is_edited[slot] = counted or params.repetition_penalty != 1 or rules is not None or grammar is not None
 
     def move(self, source: int, target: int) -> None:
         """Copy the parameters of slot `source` to slot `target`."""
         self._rules[target] = self._rules[source]
+        self._grammars[target] = self._grammars[source]
         for values in (self._repetition, self._presence, self._frequency, self._prompt, self._is_edited):
             values[target] = values[source]
 
@@ -117,6 +134,10 @@ class LogitEdits:
 
         slots, lengths  INT64 [all rows]  the rows' slots, and the tokens in them
         """
+        for row in rows.tolist():
+            grammar = self._grammars[int(slots[row])]
+            if grammar is not None and (allowed := grammar.allowed(values.shape[1])) is not None:
+                values[row, ~allowed] = -np.inf
         self._apply_rules(values, rows, slots, lengths)
         own = slots[rows]
         if (again := np.flatnonzero(self._repetition[own] != 1)).size:

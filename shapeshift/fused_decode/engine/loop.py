@@ -12,6 +12,7 @@ import torch
 
 from shapeshift.errors import EngineError
 from shapeshift.fused_decode.engine.batching import Step, compose
+from shapeshift.fused_decode.engine.grammar import Grammar
 from shapeshift.fused_decode.engine.logprobs import logprobs_of
 from shapeshift.fused_decode.engine.outbox import Deliver, Outbox
 from shapeshift.fused_decode.engine.sampling import Sampler
@@ -182,6 +183,8 @@ class DecodeLoop:
                 self._finish(request, EngineError("the model's logits are not finite"))
             elif is_eos or token in request.sampling_params.stop_token_ids or self._append_text(request, token):
                 self._finish(request, STOP)
+            elif request.grammar is not None and (ended := _ended(request.grammar, token)) is not None:
+                self._finish(request, ended)
             elif is_full:
                 self._finish(request, LENGTH)
         self._finish_due(now)
@@ -243,3 +246,11 @@ class DecodeLoop:
                 request.finish(error)
                 self._outbox.add(request)
         self._outbox.deliver_urgent()
+
+
+def _ended(grammar: Grammar, token: int) -> Reason | None:
+    """Why an answer ends with `token`, as its grammar has it; None where it goes on."""
+    try:
+        return STOP if grammar.accept(token) else None
+    except Exception as error:  # noqa: BLE001  one request's grammar must not cost the others
+        return error

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from shapeshift.fused_decode.engine.logit_edits import LogitEdits, TokenRules
+from shapeshift.fused_decode.engine.logit_edits import Grammar, LogitEdits, TokenRules
 from shapeshift.fused_decode.engine.logprobs import TokenLogprobs, logprobs_of
 from shapeshift.fused_decode.sampling_params import SamplingParams
 from shapeshift.settings import Choices
@@ -49,12 +49,19 @@ class SamplingTable:
         self.seed = np.zeros(slots, np.uint64)
         self.logprobs = np.full(slots, NO_LOGPROBS, np.int64)
 
-    def set(self, slot: int, params: SamplingParams, prompt: int = 0, rules: TokenRules | None = None) -> None:
+    def set(
+        self,
+        slot: int,
+        params: SamplingParams,
+        prompt: int = 0,
+        rules: TokenRules | None = None,
+        grammar: Grammar | None = None,
+    ) -> None:
         """Store the parameters of one request; without a seed, it gets a random one.
 
-        prompt: the tokens of its prompt; rules: those of `token_rules`.
+        prompt: the tokens of its prompt; rules: those of `token_rules`; grammar: that of its answer.
         """
-        self.edits.set(slot, params, prompt, rules)
+        self.edits.set(slot, params, prompt, rules, grammar)
         self.temperature[slot] = params.temperature
         self.top_k[slot] = max(params.top_k, 0)
         self.top_p[slot] = params.top_p

@@ -72,7 +72,7 @@ class SlotTable:
         self.adapters[slot] = request.adapter_id
         self.tokens[slot, :prompt] = request.prompt
         self.tokens[slot, prompt:length] = request.kept
-        self.sampling.set(slot, params, prompt, request.rules)
+        self.sampling.set(slot, params, prompt, request.rules, request.grammar)
         request.slot = slot
         return slot
 

@@ -1,0 +1,197 @@
+"""Answers that follow a grammar, from the request to the text."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+import threading
+from typing import Any
+
+import pytest
+
+from shapeshift.fused_decode.engine import grammar
+from tests.fakes import PbUtils, Request, TritonError, values_of
+from tests.fused_decode.fronts import MakeFront, answer_of, ask
+from tests.fused_decode.toy import LETTERS, ToyRuntime, ids
+from tests.waiting import wait_for
+
+DATE = {"regex": r"[0-9]{4}, [A-Z][a-z]{2}"}
+
+
+def structured(prompt: str = "abc", **given: Any) -> Request:
+    fields: dict[str, Any] = {"temperature": 1.0, "max_tokens": 40, "return_finish_reason": True, **given}
+    fields["structured_outputs"] = json.dumps(fields["structured_outputs"])
+    return ask(prompt, **fields)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_answers_match_as_a_whole_and_end_there(make_front: MakeFront, stream: bool) -> None:
+    front = make_front()
+    requests = [structured(structured_outputs=DATE, seed=seed, stream=stream) for seed in range(12)]
+    front.execute(requests)
+    texts = []
+    for request in requests:
+        values = [values_of(response) for response in request.sender.stream()]
+        texts.append(b"".join(each["text_output"][0] for each in values).decode())
+        assert values[-1]["finish_reason"].tolist() == [b"stop"]
+        assert re.fullmatch(DATE["regex"], texts[-1]), texts[-1]
+    assert len(set(texts)) == 12
+
+
+def test_other_requests_are_not_touched_and_mates_change_nothing(make_front: MakeFront, toy: ToyRuntime) -> None:
+    front = make_front()
+    alone = structured(structured_outputs=DATE, seed=1)
+    front.execute([alone])
+    text = answer_of(alone)["text_output"]
+    again = structured(structured_outputs=DATE, seed=1, ignore_eos=True)
+    plain = ask("hello", max_tokens=20)
+    front.execute([structured(structured_outputs={"regex": "[a-z]+Q"}, seed=2), again, plain])
+    assert answer_of(again)["text_output"] == text
+    assert answer_of(plain)["text_output"] == toy.text(ids("hello"), 20)
+
+
+def test_choices_grammars_and_samples(make_front: MakeFront) -> None:
+    front = make_front()
+    words = ["yes", "no", "maybe so"]
+    choice = structured(structured_outputs={"choice": words}, n=6, seed=1, temperature=9.0)
+    lark = structured(structured_outputs={"grammar": 'start: "a" ("b" | "c") "!"'}, seed=3)
+    gbnf = structured(structured_outputs={"grammar": 'root ::= "a" ("b" | "c") "!"'}, seed=3)
+    given = {"structured_outputs": DATE, "temperature": 1.0, "max_tokens": 40, "min_tokens": 0}
+    vllm = ask(None, text_input="abc", sampling_parameters=json.dumps(given))
+    older = {"guided_decoding": json.dumps({"choice": words, "json": None, "disable_fallback": False})}
+    triton = ask(None, text_input="abc", sampling_parameters=json.dumps(older))
+    cut = structured(structured_outputs={"regex": "[a-z]{30}"}, max_tokens=5)
+    front.execute([choice, lark, gbnf, vllm, triton, cut])
+    texts = [text.decode() for text in values_of(choice.sender.answer())["text_output"]]
+    assert {*texts} <= {*words} and len({*texts}) > 1
+    for request in (lark, gbnf):
+        assert answer_of(request)["text_output"] in ("ab!", "ac!")
+    assert re.fullmatch(DATE["regex"], answer_of(vllm)["text_output"])
+    assert answer_of(triton)["text_output"] in words
+    assert answer_of(cut)["finish_reason"] == "length" and re.fullmatch("[a-z]{5}", answer_of(cut)["text_output"])
+
+
+SATISFIED_BY_NOTHING = {"type": "string", "minLength": 5, "maxLength": 2}
+REFUSED: list[tuple[dict[str, Any], str]] = [
+    ({"json": SATISFIED_BY_NOTHING}, 'structured_outputs json: got \'{"type": "string", '),
+    ({"json": "{"}, "structured_outputs json: got '{'; "),
+    ({"json": False, "regex": None}, "structured_outputs: got []; one of json, json_object, regex, choice, grammar"),
+    ({"json": {}, "regex": "a"}, "structured_outputs: got ['json', 'regex']; one of json, "),
+    ({"structural_tag": "a"}, "structured_outputs: got ['structural_tag']; one of json, "),
+    ({"regex": "[a-z"}, "structured_outputs regex: got '[a-z'; "),
+    ({"regex": r"[^\s\S]"}, r"structured_outputs regex: got '[^\\s\\S]'; one that a text can satisfy"),
+    ({"regex": 5}, "structured_outputs regex: got 5; a text"),
+    ({"regex": "a" * 65537}, "structured_outputs regex: got '65537 characters'; at most 65536"),
+    ({"grammar": "start: foo"}, "structured_outputs grammar: got 'start: foo'; "),
+    ({"choice": []}, "structured_outputs choice: got []; a list of at least 1 values"),
+]
+
+
+def test_an_invalid_grammar_costs_no_other(make_front: MakeFront, toy: ToyRuntime, pb_utils: PbUtils) -> None:
+    front = make_front()
+    good = ask("first")
+    # One after another: so many new grammars at once are refused for another reason.
+    for given, message in REFUSED:
+        request = structured(structured_outputs=given, n=2)
+        front.execute([request])
+        error = request.sender.answer().error()
+        assert error is not None, message
+        assert error.code() == TritonError.INVALID_ARG and message in error.message(), error.message()
+    both = structured(structured_outputs=DATE, min_tokens=3)
+    front.execute([both, good])
+    assert both.refusal()[1] == "min_tokens: got 3; 0 with structured_outputs"
+    assert answer_of(good)["text_output"] == toy.text(ids("first"), 8)
+    wait_for(lambda: not front._live)
+
+
+def test_a_grammar_that_takes_too_long_costs_no_other(
+    make_front: MakeFront, toy: ToyRuntime, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(grammar, "COMPILE_S", 0.05)
+    gate = threading.Event()
+    compiled = grammar.GrammarCompiler._template
+
+    def slow(own: grammar.GrammarCompiler, given: Any) -> grammar.Template:
+        assert gate.wait(30)
+        return compiled(own, given)
+
+    monkeypatch.setattr(grammar.GrammarCompiler, "_template", slow)
+    front = make_front()
+    late = [structured(structured_outputs={"regex": f"a{{{count}}}"}) for count in range(3, 19)]
+    good, more = ask("first"), structured(structured_outputs={"regex": "b"})
+    front.execute([*late, more, good])
+    assert answer_of(good)["text_output"] == toy.text(ids("first"), 8)
+    code, text = more.refusal()
+    assert code == TritonError.UNAVAILABLE and "grammars: 16 grammars are being compiled" in text
+    for request in late:
+        code, text = request.refusal()
+        assert code == TritonError.INVALID_ARG and text.endswith("one that is compiled within 0.05 s")
+    gate.set()
+    wait_for(lambda: front._grammars._running == 0)
+    again = structured(structured_outputs={"regex": "a{3}"})
+    front.execute([again])
+    assert answer_of(again)["text_output"] == "aaa"
+
+
+def test_a_mask_that_takes_too_long_costs_no_other(
+    make_front: MakeFront, toy: ToyRuntime, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(grammar, "MASK_S", 0.05)
+    gate = threading.Event()
+    compute = grammar.Grammar.compute
+
+    def slow(own: grammar.Grammar) -> None:
+        if own._matcher.is_accepting():
+            assert gate.wait(30)
+        compute(own)
+
+    monkeypatch.setattr(grammar.Grammar, "compute", slow)
+    front = make_front()
+    late, good = (structured(structured_outputs={"regex": given}) for given in ("aab*", "[a-z]{20}"))
+    plain = ask("first", max_tokens=20)
+    front.execute([late, good, plain])
+    code, text = late.refusal()
+    assert code == TritonError.INVALID_ARG and text.endswith("a simpler one: a token took more than 0.05 s")
+    assert answer_of(plain)["text_output"] == toy.text(ids("first"), 20)
+    assert re.fullmatch("[a-z]{20}", answer_of(good)["text_output"])
+    gate.set()
+
+
+def test_without_llguidance(make_front: MakeFront, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "llguidance", None)
+    front = make_front()
+    request = structured(structured_outputs=DATE)
+    front.execute([request])
+    code, text = request.refusal()
+    assert code == TritonError.UNSUPPORTED and text.startswith("structured_outputs: this server lacks llguidance")
+    wait_for(lambda: not front._live)
+
+
+def test_requests_that_wait_for_a_grammar_are_answered_when_the_model_is_unloaded(
+    make_front: MakeFront, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gate = threading.Event()
+    monkeypatch.setattr(grammar.GrammarCompiler, "_template", lambda own, given: gate.wait(30))
+    front = make_front()
+    request = structured(structured_outputs=DATE)
+    front.execute([request])
+    front.close()
+    assert request.refusal()[0] == TritonError.UNAVAILABLE
+    gate.set()
+
+
+def test_json_follows_its_schema(make_front: MakeFront, toy: ToyRuntime) -> None:
+    """The toy has no braces and quotes: a number and a list of numbers are what its letters can say."""
+    assert "," in LETTERS and "[" not in LETTERS
+    front = make_front()
+    schema = {"type": "integer", "minimum": 10, "maximum": 9999}
+    whole = [
+        structured(structured_outputs={"json": given, "disable_any_whitespace": True}, seed=seed)
+        for seed in range(5)
+        for given in (schema, json.dumps(schema))
+    ]
+    for start in range(0, len(whole), 2):
+        front.execute(whole[start : start + 2])
+    numbers = [json.loads(answer_of(request)["text_output"]) for request in whole]
+    assert all(10 <= number <= 9999 for number in numbers) and numbers[::2] == numbers[1::2]
