@@ -9,6 +9,7 @@ import json
 import struct
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from hypothesis import strategies as st
@@ -175,7 +176,7 @@ def bodies(front: Declaration) -> SearchStrategy[tuple[str, bytes]]:
         st.tuples(_unknown, others).map(lambda drawn: ("unknown key", {**valid, drawn[0]: drawn[1]})),
         _SAMPLING.map(lambda text: ("sampling_parameters", {**valid, "sampling_parameters": text})),
         *(
-            values.filter(_fits_json).map(lambda found, name=name: (f"value of {name}", {**valid, name: found[0]}))
+            values.filter(_fits_json).map(partial(_with_value, valid, name))
             for name, values in named.items()
             if name != "stop"
         ),
@@ -192,3 +193,7 @@ def bodies(front: Declaration) -> SearchStrategy[tuple[str, bytes]]:
 
 def _fits_json(values: list[Any]) -> bool:
     return not isinstance(values[0], bytes)
+
+
+def _with_value(valid: dict[str, Any], name: str, drawn: list[Any]) -> tuple[str, dict[str, Any]]:
+    return f"value of {name}", {**valid, name: drawn[0]}
