@@ -15,9 +15,11 @@ BENCH ?= encode
 # Further options of `make serve`, `make bench`, `make drill` and `make test`.
 ARGS ?=
 
-# Two processes, one file of tests each at a time, in the order in which they were collected (tests/conftest.py).
+# Four processes, one file of tests each at a time, in the order in which they were collected (tests/conftest.py):
+# a test of a running server mostly waits, so that two cores carry four. OpenMP's threads sleep where they wait, for
+# with more threads than cores torch takes several times the processor time if they spin.
 # A test that hangs, or that ends its process, ends the run: with a new process pytest-xdist may wait for ever.
-IN_PARALLEL := -n 2 --dist loadfile --no-loadscope-reorder --max-worker-restart 0 --timeout 600
+IN_PARALLEL := -n 4 --dist loadfile --no-loadscope-reorder --max-worker-restart 0 --timeout 600
 BIN := .venv/bin
 LOG := build/setup.log
 PIP := $(BIN)/python -m pip --disable-pip-version-check
@@ -41,7 +43,7 @@ serve: setup ## start Triton with the front models (MODELS=a,b chooses; ARGS=--s
 	@exec $(BIN)/shapeshift serve $(if $(MODELS),--models $(MODELS)) $(ARGS)
 
 test: .venv/.test engines ## run the tests
-	@$(BIN)/python -m pytest $(IN_PARALLEL) $(ARGS)
+	@OMP_WAIT_POLICY=passive $(BIN)/python -m pytest $(IN_PARALLEL) $(ARGS)
 
 test-long: .venv/.test engines ## run the tests that take minutes: sanitizers, fuzz, changed sources that tests must notice, every model family, own models of the pages
 	@$(BIN)/python -m pytest -m long $(ARGS)
