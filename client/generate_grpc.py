@@ -40,7 +40,11 @@ def _stream(client: Any, inputs: list[Any]) -> Iterator[str]:
     # With this header an error ends the stream with its own status.
     client.start_stream(lambda result, error: responses.put(error or result), headers={"triton_grpc_error": "true"})
     try:
-        client.async_stream_infer(MODEL, inputs, enable_empty_final_response=True)
+        try:
+            client.async_stream_infer(MODEL, inputs, enable_empty_final_response=True)
+        except InferenceServerException:
+            # The stream has ended before the request: its own error says why.
+            raise responses.get(timeout=TIMEOUT_S) from None
         last = False
         while not last:
             response = responses.get(timeout=TIMEOUT_S)
@@ -68,10 +72,11 @@ if __name__ == "__main__":
     arguments = parser.parse_args()
     try:
         with triton.InferenceServerClient(arguments.url) as connection:
-            print(arguments.prompt, end="", flush=True)
             fields = {"max_tokens": arguments.max_tokens, "temperature": arguments.temperature}
+            before = arguments.prompt
             for piece in generate(connection, arguments.prompt, **fields):
-                print(piece, end="", flush=True)
+                print(before + piece, end="", flush=True)
+                before = ""
             print()
     except InferenceServerException as error:
         sys.exit(f"{arguments.url}: {error}")

@@ -22,9 +22,9 @@ from shapeshift.build_engines.recognition import Recognised, recognise
 from shapeshift.build_engines.repository import read
 from shapeshift.build_engines.text.workers import check_name
 from shapeshift.build_engines.validate import validate
-from shapeshift.engines import capacity, failures
+from shapeshift.engines import capacity, failures, hardware
 from shapeshift.engines.capacity import Ask
-from shapeshift.engines.checkpoint import HASHES
+from shapeshift.engines.checkpoint import HASHES, find_folder
 from shapeshift.errors import ShapeshiftError
 from shapeshift.settings import require
 from shapeshift.triton import model_config
@@ -151,12 +151,17 @@ def _checked(models: Collection[str], existing: set[str], draft: BuildPaths, fou
 
 
 def _asks(existing: Collection[str], paths: BuildPaths) -> list[Ask]:
-    """What the models of the repository that are built ask for."""
+    """What the models of the repository ask for: their engines, or before they are built their checkpoints."""
     asks = []
-    for folder in (paths.generated / name for name in sorted(existing)):
+    for name in sorted(existing):
         with contextlib.suppress(ShapeshiftError, OSError):
+            built = paths.generated / name
+            folder = built if built.is_dir() else paths.repository / name
             stated = model_config.parameters(model_config.read(folder / CONFIG))
-            asks.append(capacity.ask_of(folder.name, folder, stated))
+            if folder != built and (found := find_folder(stated.get("checkpoint", ""), paths.checkpoints)) is not None:
+                precision = hardware.resolve_precision(stated.get("precision", "auto"))
+                stated |= {"checkpoint": str(found), "precision": precision}
+            asks.append(capacity.ask_of(name, folder, stated))
     return asks
 
 

@@ -88,7 +88,9 @@ def _answers(address: str) -> bool:
 def _added(names: list[str], options: argparse.Namespace, served: bool) -> str:
     listed = " and ".join(str(options.repository / name) for name in names)
     if not served:
-        return f"added {listed}; `make serve` builds and serves it, `shapeshift engines {names[0]}` builds it"
+        them = "it" if len(names) == 1 else "them"
+        build = f"`shapeshift engines {' '.join(names)}` builds {them}"
+        return f"added {listed}; `make serve` builds and serves {them}, {build}"
     host, ports = host_and_ports(options.build / "run") or (ServerSettings.host, {})
     http, grpc = ports.get("http", ServerSettings.http_port), ports.get("grpc", ServerSettings.grpc_port)
     calls = how_to_call(names, [options.build / "repository"], host, http, grpc).rstrip()

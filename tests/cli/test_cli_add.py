@@ -14,10 +14,10 @@ import numpy as np
 import pytest
 import tritonclient.grpc as triton
 
-from shapeshift.build_engines import add, publish
+from shapeshift.build_engines import add, new_model, publish
 from shapeshift.build_engines.paths import BuildPaths
 from shapeshift.cli.main import main
-from shapeshift.engines import capacity, failures
+from shapeshift.engines import capacity, failures, hardware
 from shapeshift.engines.capacity import Machine
 from shapeshift.errors import EngineError
 from shapeshift.triton import model_config
@@ -103,6 +103,7 @@ def test_what_a_checkpoint_is_for_is_read_from_its_files(
     assert len((models / "mine" / "config.pbtxt").read_text().splitlines()) <= 10
     unary = ["mine_unary"] if backend == "fused_decode" else []
     assert sorted(path.name for path in models.iterdir()) == ["mine", *unary]
+    assert f"`shapeshift engines {' '.join(['mine', *unary])}` builds {'them' if unary else 'it'}" in output
     if unary:
         assert stated(models / "mine_unary") == {"backend": backend, "tensors": [], "forward_to": "mine"}
     assert files_below(models.parent / "build") == set()
@@ -264,6 +265,23 @@ def test_a_model_that_does_not_fit_in_the_memory_is_refused(
     before = files_below(models.parent)
     assert main(["add", "mine"]) == 2
     assert "UNSUPPORTED: mine: memory: mine asks for at least " in capsys.readouterr().err
+    assert files_below(models.parent) == before
+
+
+def test_models_that_are_not_built_yet_take_memory_too(
+    models: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As a model of 13 GB twice on a machine of 24 GB."""
+    make_checkpoint(models.parent / "mine")
+    monkeypatch.setattr(hardware, "resolve_precision", lambda *_: "f32")
+    weights_mb = (models.parent / "mine" / "model.safetensors").stat().st_size / 2**20
+    monkeypatch.setattr(new_model, "sizes_of", lambda *_: {"max_concurrency": "1", "max_length": "2"})
+    monkeypatch.setattr(capacity, "this_machine", lambda: Machine(2, 1.8 * weights_mb))
+    assert main(["add", "mine", "--as", "first"]) == 0
+    before = files_below(models.parent)
+    assert main(["add", "mine", "--as", "second"]) == 2
+    error = capsys.readouterr().err
+    assert "UNSUPPORTED: mine: memory: second asks for at least " in error and "are left for it" in error
     assert files_below(models.parent) == before
 
 

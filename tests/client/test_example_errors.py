@@ -41,7 +41,8 @@ def test_no_server(example: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
     image = tmp_path / "image.png"
     image.write_bytes(b"x")
     given = str(image) if "image" in example else "a text"
-    assert said_by(example, monkeypatch, "--url", NOWHERE, given).startswith(f"{NOWHERE}: ")
+    said = said_by(example, monkeypatch, "--url", NOWHERE, given)
+    assert said.startswith(f"{NOWHERE}: ") and ("UNAVAILABLE" in said or "http" in example), said
 
 
 def test_refusals_of_the_server(server: Any, http_server: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
