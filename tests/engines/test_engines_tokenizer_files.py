@@ -46,6 +46,16 @@ def test_a_tokenizer_of_another_model_is_refused(tmp_path: Path) -> None:
         tokenizer_files.write(tmp_path, tmp_path / "made.json", 40)
 
 
+def test_an_added_token_beyond_the_vocabulary_is_refused(tmp_path: Path) -> None:
+    """As an unresized `<pad>`: the embedding has no row for it."""
+    save_tokenizer(tmp_path)
+    tokenizer = tokenizer_files.read(tmp_path / "tokenizer.json", VOCABULARY)
+    tokenizer.add_tokens(["<added>"])
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    with pytest.raises(InvalidInputError, match=f"got 'id {VOCABULARY}'; ids below {VOCABULARY}"):
+        tokenizer_files.read(tmp_path / "tokenizer.json", VOCABULARY)
+
+
 @pytest.mark.parametrize("name", ["tokenizer.json", "spiece.model"])
 def test_a_file_that_is_no_tokenizer_is_refused(tmp_path: Path, name: str) -> None:
     (tmp_path / name).write_text("{}")

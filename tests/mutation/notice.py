@@ -83,14 +83,17 @@ class Copy:
     def _tests(self, change: Change) -> list[str]:
         """The files of the mirrored folder that reach the changed one, those that name it first.
 
-        By imports, also of the folder's conftest.py; or by name, as the modules that settings choose.
+        By imports, also of the folder's conftest.py, or by name. Policies are found by the names that requests give
+        them, which no import shows: all files.
         """
         target, package = self._folder / change.file, package_of(change.file)
         folder = self._folder / "tests" / package
         shared = folder / "conftest.py"
         by_fixtures = shared.exists() and target in closure(shared, self._folder)
         names = {file: target.stem in file.read_text() for file in sorted(folder.rglob("test_*.py"))}
-        reaching = [file for file in names if by_fixtures or names[file] or target in closure(file, self._folder)]
+        shown = "/policy/" not in change.file and not by_fixtures
+        reaching = [file for file in names if names[file] or target in closure(file, self._folder)] if shown else []
+        reaching = reaching or list(names)
         return [str(file.relative_to(self._folder)) for file in sorted(reaching, key=lambda file: not names[file])]
 
 
