@@ -12,7 +12,7 @@ from shapeshift.serving.metrics import OTHER, Counter, Counters, Gauge, Histogra
 _LOAD_MS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000)
 _MAX_LABELS = 100
 
-FOR_ADAPTER, FOR_SLOT, REMOVED = "room", "slot", "gone"
+FOR_ADAPTER, FOR_REQUEST, REMOVED = "room", "request", "gone"
 """Why an adapter is evicted: another adapter or a request gets its memory; or no request may use it any more."""
 
 
@@ -29,7 +29,7 @@ class CacheMetrics:
         self.requests = Counters("adapter_requests_total", "Requests by adapter", "adapter", _MAX_LABELS)
         self.evictions = {
             reason: Counter("adapter_evictions_total", "Adapters evicted, by reason", {"why": reason})
-            for reason in (FOR_ADAPTER, FOR_SLOT, REMOVED)
+            for reason in (FOR_ADAPTER, FOR_REQUEST, REMOVED)
         }
 
     @property

@@ -16,6 +16,7 @@ from shapeshift.adapter_cache.interfaces import LengthPredictor, PredictionInput
 from shapeshift.adapter_cache.lora.batch import LoraHook, LoraKernels
 from shapeshift.adapter_cache.memory.adapter_table import Adapter, unavailable
 from shapeshift.adapter_cache.memory.cache import AdapterCache
+from shapeshift.adapter_cache.memory.placement import SharedMemory
 from shapeshift.adapter_cache.metrics import scheduler_metrics, state_metrics
 from shapeshift.adapter_cache.policy.scheduling import SchedulerInputs, SchedulingSettings, make_scheduler
 from shapeshift.adapter_cache.registry.catalogue import Catalogue
@@ -30,7 +31,7 @@ from shapeshift.adapter_cache.settings import (
 )
 from shapeshift.fused_decode import loading
 from shapeshift.fused_decode.engine.loop import DecodeLoop
-from shapeshift.fused_decode.interfaces import LinearHook, Runtime
+from shapeshift.fused_decode.interfaces import BLOCK_TOKENS, LinearHook, Runtime, blocks_of
 from shapeshift.fused_decode.model.architecture import Architecture
 from shapeshift.fused_decode.policy.admission import Admission
 from shapeshift.fused_decode.request import LENGTH, STOP, Request
@@ -45,13 +46,13 @@ _REFRESH_S = 1.0
 
 
 class SharedRuntime(Runtime, Protocol):
-    """A runtime whose slots share one buffer with adapters, and whose linears can add LoRA terms.
+    """A runtime whose blocks share one buffer with adapters, and whose linears can add LoRA terms.
 
-    memory  flat: the slots, `slot_elements` each, and behind them the reserve of the adapters
+    memory  flat: the blocks, `block_elements` each, and behind them the reserve of the adapters
     """
 
     memory: torch.Tensor
-    slot_elements: int
+    block_elements: int
     linear_hook: LinearHook | None
 
 
@@ -107,11 +108,8 @@ class AdapterService(DecodeService):
         self._predictor = _make_predictor(pb_utils, self._settings, log)
         self._prefetcher = PREFETCHERS["gaps"]() if self._settings.prefetch else None
         kernels = self._load_kernels(on_gpu=args.kind == "GPU")
-        self.slot_memory = self.cache = AdapterCache(
-            runtime.memory,
-            runtime.slots,
-            runtime.slot_elements,
-            runtime.max_length,
+        self.cache = AdapterCache(
+            SharedMemory(runtime.memory, self.pool, runtime.block_elements, blocks_of(runtime.max_length)),
             rule=EVICTION_RULES[self._settings.eviction],
             caching=self._settings.caching,
             write=kernels.store,
@@ -145,7 +143,7 @@ class AdapterService(DecodeService):
                 bounds.queue_requests,
                 bounds.queue_tokens,
                 self._adapter_tokens,
-                self._runtime.max_length,
+                BLOCK_TOKENS,
             )
         )
         return self._scheduler
@@ -221,8 +219,7 @@ class AdapterService(DecodeService):
 
     def _adapter_tokens(self, name: str | None) -> int:
         """The memory of an adapter in tokens of KV cache."""
-        token_elements = self._runtime.slot_elements // self._runtime.max_length
-        return -(-self.cache.elements(name) // token_elements)
+        return -(-self.cache.elements(name) * BLOCK_TOKENS // self._runtime.block_elements)
 
     def _running_and_waiting(self) -> tuple[list[str], list[str]]:
         """Labels of the adapters that requests run with, and that requests wait for."""

@@ -94,7 +94,8 @@ def publish(front: DecodeFrontConfig, paths: BuildPaths) -> str:
     }
     summary = f"checkpoint: {checkpoint.origin or own.checkpoint}, {parameters['precision']}"
     extra_files: dict[str, str] = {}
-    capacity = f"{own.max_concurrency} slots of {own.max_length} tokens"
+    together = f", {own.kv_cache_tokens} together" if own.kv_cache_tokens else ""
+    capacity = f"{own.max_concurrency} slots of {own.max_length} tokens{together}"
     if front.adapters is not None:
         version = front.folder / "1"
         names = base_names(own.checkpoint, checkpoint.folder, front.adapters.base_names)

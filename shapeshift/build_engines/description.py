@@ -75,13 +75,14 @@ def _images(planned: ImagePlan) -> tuple[list[str], Ask]:
 def _decode(name: str, own: FusedDecodeSettings, checkpoint: Checkpoint, lora: bool) -> tuple[list[str], Ask]:
     made = Architecture.read(checkpoint.folder)
     weights, slot = decode_bytes(made, own.max_length)
+    texts = own.kv_cache_tokens / own.max_length or own.max_concurrency
     adapters = ", with LoRA adapters (`shapeshift adapters add`)" if lora else ""
     lines = [
         f"serves: generated text of a {made.family}, {made.layers} layers, {made.vocab_size} tokens{adapters}",
         f"limits: {own.max_concurrency} requests at once (max_concurrency), {own.max_length} tokens each, prompt and "
         f"answer together (max_length; the model takes up to {made.max_position})",
     ]
-    bound = (weights + own.max_concurrency * slot) / _MIB
+    bound = (weights + texts * slot) / _MIB
     lines.append(f"memory: {bound:.0f} MiB, {weights / _MIB:.0f} of them weights")
     return lines, Ask(name, bound)
 

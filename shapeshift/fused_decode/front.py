@@ -67,7 +67,7 @@ class GenerateFront:
             self._deliver,
             self._log,
             prefill_tokens=settings.prefill_tokens,
-            slot_memory=self._service.slot_memory,
+            pool=self._service.pool,
             longest_step_s=runtime.longest_step_s,
             stream_responses=settings.stream_responses,
         )
@@ -263,6 +263,7 @@ class GenerateFront:
             Gauge("requests_waiting", "Requests that wait for a slot", lambda: len(loop.admission)),
             Gauge("requests_running", "Requests that hold a slot", lambda: loop.slots.used),
             Gauge("slots", "Number of slots", lambda: len(loop.slots)),
+            Gauge("kv_cache_usage", "Share of the cache that requests hold", lambda: loop.slots.pool.usage),
             Gauge("slot_tokens", "Tokens that the slots hold", lambda: int(loop.slots.cached.sum())),
             *self._service.exported(),
             Liveness(lambda: steps, self._log).metric,

@@ -9,8 +9,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
-import numpy as np
-import numpy.typing as npt
 import torch
 
 QKV, OUTPUT, GATE_UP, DOWN = range(4)
@@ -20,6 +18,11 @@ LINEARS = 4
 
 BLOCK_TOKENS = 16
 """Tokens of a block of the cache."""
+
+
+def blocks_of(tokens: int) -> int:
+    """Blocks that hold so many tokens."""
+    return -(-tokens // BLOCK_TOKENS)
 
 
 @dataclass(frozen=True)
@@ -58,6 +61,8 @@ class Runtime(Protocol):
     """Most tokens of a text, prompt and answer together."""
     slots: int
     """Most texts at once."""
+    blocks: int
+    """Blocks of the cache, at least as many as a text of `max_length` tokens needs."""
     eos_ids: frozenset[int]
     longest_step_s: float
     """Measured time of the largest piece of a prompt that one step computes, seconds; 0 where it was not measured."""
@@ -71,27 +76,24 @@ class Runtime(Protocol):
         ...
 
 
-class SlotMemory(Protocol):
-    """Another user of the memory of slots that no request holds. Only the generating thread calls it."""
+class BlockBorrower(Protocol):
+    """Another user of the blocks that no text holds, in runs. Only the generating thread calls it."""
 
     def begin_iteration(self) -> None:
         """An iteration begins: nothing computes, and admission follows."""
         ...
 
-    def available(self) -> npt.NDArray[np.bool_]:
-        """BOOL [slots]: whether a request may have the slot now; slots that requests hold count as available."""
+    @property
+    def reclaimable(self) -> int:
+        """Blocks that `reclaim` can free now."""
         ...
 
-    def claim(self, slot: int) -> None:
-        """A request gets `slot`, which is available: discard what the slot holds."""
-        ...
-
-    def vacate(self, slot: int) -> None:
-        """No request holds `slot` any longer."""
+    def reclaim(self, blocks: int) -> None:
+        """Give blocks back until so many are free in the pool, as far as possible: texts need them."""
         ...
 
     def check_integrity(self) -> None:
-        """Raise AssertionError when its records of the slots contradict one another."""
+        """Raise AssertionError when its records of the blocks contradict one another."""
         ...
 
 

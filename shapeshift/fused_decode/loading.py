@@ -18,7 +18,7 @@ from shapeshift.engines.text.tokenizer import FILE_NAME as TOKENIZER_FILE
 from shapeshift.engines.text.tokenizer import TextTokenizer
 from shapeshift.errors import EngineError, InvalidInputError, UnsupportedError
 from shapeshift.fused_decode.engine.detokenize import require_tokens_of_model, token_bytes
-from shapeshift.fused_decode.interfaces import Runtime, StepBatch
+from shapeshift.fused_decode.interfaces import Runtime, StepBatch, blocks_of
 from shapeshift.fused_decode.model.architecture import PRECISION_BYTES, Architecture
 from shapeshift.fused_decode.model.kv_cache import cache_bytes
 from shapeshift.fused_decode.model.weights import weight_bytes
@@ -101,12 +101,12 @@ def load_runtime(
     kind = device.partition(":")[0]
     stated = hardware.resolve_precision(decode.precision, kind == "cuda")
     architecture = Architecture.read(folder)
-    slot = cache_bytes(architecture, 1, decode.max_length, stated)
-    weights = weight_bytes(architecture, stated)
+    tokens, slots, longest = decode.kv_cache_tokens, decode.max_concurrency, decode.max_length
+    slot = cache_bytes(architecture, 1, longest, stated)
+    cache = cache_bytes(architecture, slots, longest, stated, blocks_of(tokens)) if tokens else 0
+    weights = weight_bytes(architecture, stated) + extra_bytes
     available = available_mb() if kind == "cpu" else _free_mb(device)
-    require_memory(
-        weights + extra_bytes, slot, decode.max_concurrency, decode.max_length, decode.memory_mb, available, log
-    )
+    require_memory(weights, slot, slots, longest, decode.memory_mb, available, log, tokens, cache)
     runtime = RUNTIMES[kind](
         folder,
         decode,
@@ -121,11 +121,12 @@ def load_runtime(
 
 
 def measure_longest_step_s(runtime: Runtime, prefill_tokens: int) -> float:
-    """Seconds of one pass over a prompt of `prefill_tokens` tokens, which the first slot must be free for."""
+    """Seconds of a pass over a prompt of `prefill_tokens` tokens, for which the first slot and blocks must be free."""
     tokens = min(prefill_tokens, runtime.max_length)
     first, length = torch.zeros(1, dtype=torch.int32), torch.full((1,), tokens, dtype=torch.int32)
     prompt = torch.zeros(tokens, dtype=torch.int64)
-    batch = StepBatch(prompt, slots=first, starts=first, lengths=length, wanted=first.long())
+    blocks = torch.arange(blocks_of(tokens), dtype=torch.int32)[None]
+    batch = StepBatch(prompt, slots=first, starts=first, lengths=length, wanted=first.long(), blocks=blocks)
 
     def run() -> float:
         start = time.monotonic()
@@ -138,28 +139,39 @@ def measure_longest_step_s(runtime: Runtime, prefill_tokens: int) -> float:
 
 
 def require_memory(
-    weights: int, slot: int, slots: int, max_length: int, limit_mb: int, available_mb: float, log: Log
+    weights: int,
+    slot: int,
+    slots: int,
+    max_length: int,
+    limit_mb: int,
+    available_mb: float,
+    log: Log,
+    tokens: int = 0,
+    cache: int = 0,
 ) -> None:
     """Log the bound on the memory of weights and cache. Raises InvalidInputError where it does not fit.
 
     weights: bytes of the weights and of whatever else is allocated at the start
-    slot: bytes of one slot's cache
+    slot: bytes of the cache of one text of `max_length` tokens
     limit_mb: `memory_mb`, 0 for the available memory
+    tokens, cache: `kv_cache_tokens`, and the bytes of the cache then; 0: `slots` times `slot`
     """
     allowed = min(limit_mb or available_mb, available_mb)
-    bound = (weights + slots * slot) / _MIB
+    cache = cache or slots * slot
+    bound = (weights + cache) / _MIB
     source = "memory_mb" if limit_mb and limit_mb <= available_mb else "available"
+    parts = f"KV cache of {tokens} tokens" if tokens else f"{slots} slots of {max_length} tokens"
     log(
-        f"memory bound {bound:.0f} MiB: weights {weights / _MIB:.0f} MiB, {slots} slots of {max_length} tokens "
-        f"{slots * slot / _MIB:.0f} MiB; {source}: {allowed:.0f} MiB"
+        f"memory bound {bound:.0f} MiB: weights {weights / _MIB:.0f} MiB, {parts} {cache / _MIB:.0f} MiB; "
+        f"{source}: {allowed:.0f} MiB"
     )
     if bound <= allowed:
         return
-    fitting = int((allowed * _MIB - weights) // slot)
-    if fitting >= 1:
-        raise InvalidInputError(
-            "max_concurrency", slots, f"at most {fitting} with max_length {max_length} in {allowed:.0f} MiB ({source})"
-        )
+    room = f"in {allowed:.0f} MiB ({source})"
+    if tokens and (fitting := int((allowed * _MIB - weights) * tokens // cache)) >= max_length:
+        raise InvalidInputError("kv_cache_tokens", tokens, f"at most {fitting} {room}")
+    if not tokens and (fitting := int((allowed * _MIB - weights) // slot)) >= 1:
+        raise InvalidInputError("max_concurrency", slots, f"at most {fitting} with max_length {max_length} {room}")
     raise InvalidInputError(
         "memory_mb", limit_mb, f"at least {(weights + slot) / _MIB + 1:.0f} for one slot; {allowed:.0f} MiB {source}"
     )

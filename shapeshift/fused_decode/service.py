@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from shapeshift.fused_decode import loading
+from shapeshift.fused_decode.engine.blocks import BlockPool
 from shapeshift.fused_decode.engine.loop import DecodeLoop
-from shapeshift.fused_decode.interfaces import SlotMemory
 from shapeshift.fused_decode.policy.admission import Admission, FirstComeFirstServed
 from shapeshift.fused_decode.request import Request
 from shapeshift.serving.metrics import Metric
@@ -24,13 +24,12 @@ class DecodeService:
     own_parameters       request parameters that it knows beyond those of every front
     sampling_parameters  those of them that the input `sampling_parameters` may hold too
     request_type         the class of its requests
-    slot_memory          the other user of the slots' memory; None: there is none
+    pool                 the blocks of the cache
     """
 
     own_parameters: tuple[str, ...] = OWN_PARAMETERS
     sampling_parameters: tuple[str, ...] = ()
     request_type: type[Request] = Request
-    slot_memory: SlotMemory | None = None
 
     def __init__(
         self,
@@ -41,6 +40,7 @@ class DecodeService:
     ) -> None:
         """further: see `loading.load`."""
         self.loaded = loading.load(args, log, load_runtime, further)
+        self.pool = BlockPool(self.loaded.runtime.blocks)
 
     def admission(self) -> Admission[Request]:
         """The admission policy; called once."""

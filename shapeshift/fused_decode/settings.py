@@ -19,7 +19,9 @@ class FusedDecodeSettings:
     checkpoint       folder (absolute, under build/checkpoints or checkpoints/) or hub id (owner/model@revision)
     precision        auto (bf16 where the hardware has it, else f32), f32 or bf16
     max_concurrency  slots: most requests that run at once
-    max_length       tokens that a slot holds, prompt and answer together
+    max_length       most tokens of a request, prompt and answer together
+    kv_cache_tokens  tokens of the requests that run, together; 0: max_concurrency times max_length. Where they run out,
+                     the youngest request is preempted, and continues later
     prefill_tokens   most tokens of prompts in one iteration
     queue_requests   most requests that wait for a slot; a further one gets UNAVAILABLE
     queue_tokens     most tokens of the waiting requests, prompts and longest answers together
@@ -36,6 +38,7 @@ class FusedDecodeSettings:
     precision: str = "auto"
     max_concurrency: int = 32
     max_length: int = 1024
+    kv_cache_tokens: int = 0
     prefill_tokens: int = 256
     queue_requests: int = 1024
     queue_tokens: int = 1048576
@@ -52,6 +55,9 @@ class FusedDecodeSettings:
         require(self.precision in PRECISIONS, "precision", self.precision, f"one of {', '.join(PRECISIONS)}")
         require(1 <= self.max_concurrency <= 4096, "max_concurrency", self.max_concurrency, "1 to 4096")
         require(2 <= self.max_length <= 1_048_576, "max_length", self.max_length, "2 to 1048576")
+        if self.kv_cache_tokens:
+            limit = f"0, or at least max_length ({self.max_length})"
+            require(self.kv_cache_tokens >= self.max_length, "kv_cache_tokens", self.kv_cache_tokens, limit)
         require(self.prefill_tokens >= 1, "prefill_tokens", self.prefill_tokens, "at least 1")
         require(self.queue_requests >= 1, "queue_requests", self.queue_requests, "at least 1")
         require(self.queue_tokens >= 1, "queue_tokens", self.queue_tokens, "at least 1")

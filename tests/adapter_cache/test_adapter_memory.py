@@ -1,4 +1,4 @@
-"""The shared memory: regions, evictions, loads, pins, and the slots that requests take back."""
+"""The shared memory: places, evictions, loads, pins, and the blocks that requests take back."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ from shapeshift.adapter_cache.lora.segmented import SegmentedAdapters, TorchLora
 from shapeshift.adapter_cache.memory import loader
 from shapeshift.adapter_cache.memory.adapter_table import LOADING, READY, Adapter, AdapterTable
 from shapeshift.adapter_cache.memory.cache import AdapterCache
-from shapeshift.adapter_cache.memory.placement import Regions, Span
-from shapeshift.adapter_cache.metrics import FOR_ADAPTER, FOR_SLOT, REMOVED
+from shapeshift.adapter_cache.memory.placement import Reserve, SharedMemory, Span
+from shapeshift.adapter_cache.metrics import FOR_ADAPTER, FOR_REQUEST, REMOVED
 from shapeshift.adapter_cache.registry.peft import BaseModel, PeftAdapter
 from shapeshift.adapter_cache.settings import EVICTION_RULES
 from shapeshift.errors import EngineError
-from shapeshift.fused_decode.interfaces import StepBatch
+from shapeshift.fused_decode.engine.blocks import BlockPool, Blocks
+from shapeshift.fused_decode.interfaces import BLOCK_TOKENS, StepBatch
 
-SLOT_ELEMENTS = 256
-TOKENS = 16
+BLOCK_ELEMENTS = 256
 
 
 def adapter(name: str, elements: int) -> Adapter:
@@ -43,19 +43,17 @@ def adapter(name: str, elements: int) -> Adapter:
 class FakeLoads:
     """A cache whose loads wait for `may_load` and fill an adapter's memory with its number."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, slots: int = 4, reserve: int = 512, algorithm: str = "gdsf"):
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, blocks: int = 4, reserve: int = 512, algorithm: str = "gdsf"):
         self.may_load = threading.Event()
         self.may_load.set()
         self.fails: set[str] = set()
         self.failed: list[tuple[str, str]] = []
         self.changed = threading.Semaphore(0)
         monkeypatch.setattr(loader, "load_weights", self._fill)
-        self.memory = torch.zeros(slots * SLOT_ELEMENTS + reserve)
+        self.memory = torch.zeros(blocks * BLOCK_ELEMENTS + reserve)
+        self.pool = BlockPool(blocks)
         self.cache = AdapterCache(
-            self.memory,
-            slots,
-            SLOT_ELEMENTS,
-            TOKENS,
+            SharedMemory(self.memory, self.pool, BLOCK_ELEMENTS, text_blocks=1),
             rule=EVICTION_RULES[algorithm],
             write=TorchLora().store,
             on_change=self.changed.release,
@@ -95,13 +93,21 @@ class FakeLoads:
         one = self.adapters[name]
         if one.state != READY:
             return False
-        span = self.cache._regions.span(name)
+        span = self.cache._placement.span(name)
         assert (self.memory[span.start : span.end] == one.number).all(), f"{name} was overwritten"
         assert one.places is not None and torch.equal(one.places, shifted(one.relative, span.start))
         return True
 
-    def region(self, name: str) -> int:
-        return self.cache._regions.span(name).region
+    def block(self, name: str) -> int | None:
+        """The first block that it has borrowed; None where it is in the reserve."""
+        run = self.cache._placement.span(name).run
+        return None if run is None else run.start
+
+    def take(self, count: int) -> Blocks:
+        """Blocks for a text."""
+        found = self.pool.take(count)
+        assert found is not None
+        return found
 
 
 @pytest.fixture
@@ -157,80 +163,90 @@ def test_the_time_of_a_load_is_in_milliseconds(
     assert made.cache.metrics.load_ms.totals()[1] == pytest.approx(250)
 
 
-# Regions.
+# The reserve.
 
 
 def test_gaps_are_found() -> None:
-    regions = Regions(slots=2, slot_elements=100, total_elements=400)
-    assert regions.find_gap(2, 200) is None, "the reserve begins at a multiple of the alignment"
-    assert regions.find_gap(2, 176) == Span(2, 224, 176)
-    regions.put("a", Span(2, 224, 40))
-    regions.put("b", Span(2, 320, 10))
-    assert regions.find_gap(2, 32) == Span(2, 288, 32)
-    assert regions.find_gap(2, 33) == Span(2, 352, 33)
-    assert regions.find_gap(2, 49) is None
-    regions.check_integrity()
-    regions.remove("a")
-    assert regions.find_gap(2, 96) == Span(2, 224, 96)
-    assert list(regions) == regions.names_in(2) == ["b"]
+    reserve = Reserve(200, 400)
+    assert reserve.find_gap(200) is None, "the reserve begins at a multiple of the alignment"
+    assert reserve.find_gap(176) == Span(224, 176)
+    reserve.put("a", Span(224, 40))
+    reserve.put("b", Span(320, 10))
+    assert reserve.find_gap(32) == Span(288, 32)
+    assert reserve.find_gap(33) == Span(352, 33)
+    assert reserve.find_gap(49) is None
+    reserve.check_integrity()
+    reserve.remove("a")
+    assert reserve.find_gap(96) == Span(224, 96)
+    assert reserve.names == ["b"]
 
 
 def test_overlaps_are_detected() -> None:
-    regions = Regions(slots=1, slot_elements=64, total_elements=256)
-    regions.put("a", Span(1, 64, 64))
-    regions.put("b", Span(1, 96, 32))
+    reserve = Reserve(64, 256)
+    reserve.put("a", Span(64, 64))
+    reserve.put("b", Span(96, 32))
     with pytest.raises(AssertionError, match="overlaps"):
-        regions.check_integrity()
+        reserve.check_integrity()
 
 
 # The cache.
 
 
-def test_idle_slots_hold_adapters_when_the_reserve_is_full(make_cache: Callable[..., FakeLoads]) -> None:
-    made = make_cache()
+def test_free_blocks_hold_adapters_when_the_reserve_is_full(make_cache: Callable[..., FakeLoads]) -> None:
+    made = make_cache(blocks=5)
     for name in "abcd":
-        made.add(name, 250)
+        made.add(name, 400 if name == "d" else 250)
         assert made.load(name)
     assert all(map(made.holds, "abcd"))
-    assert [made.region(name) for name in "abcd"] == [4, 4, 3, 2]
-    assert made.cache.free_tokens == 4 * TOKENS
-    made.cache.claim(3)
-    assert not made.holds("c") and made.holds("d")
-    assert made.cache.metrics.evictions[FOR_SLOT].value == 1
-    assert made.cache.free_tokens == 3 * TOKENS
-    made.cache.vacate(3)
+    assert [made.block(name) for name in "abcd"] == [None, None, 4, 2], "the last run that is long enough"
+    assert made.cache.free_tokens == 5 * BLOCK_TOKENS
+    text = made.take(3)
+    assert text.tolist() == [0, 1, 4] and not made.holds("c") and made.holds("d")
+    assert made.cache.metrics.evictions[FOR_REQUEST].value == 1
+    assert made.cache.free_tokens == 2 * BLOCK_TOKENS
+    made.pool.release(text)
     made.cache.check_integrity()
 
 
-def test_an_adapter_in_use_keeps_its_slot(make_cache: Callable[..., FakeLoads]) -> None:
-    made = make_cache(slots=2, reserve=64)
+def test_an_adapter_in_use_keeps_its_blocks(make_cache: Callable[..., FakeLoads]) -> None:
+    made = make_cache(blocks=2, reserve=64)
     made.add("a", 200)
-    assert made.load("a") and made.region("a") == 1
+    assert made.load("a") and made.block("a") == 1
     assert made.cache.acquire("a")
-    assert made.cache.available().tolist() == [True, False]
-    assert made.cache.free_tokens == TOKENS
+    assert made.cache.free_tokens == BLOCK_TOKENS and made.pool.take(2) is None
     assert made.cache.acquire(None), "the base model is always resident"
     made.cache.begin_iteration()
     made.add("b", 200)
-    assert not made.cache.start_load("b", reserved_tokens=TOKENS), "it would take the slot of an admitted request"
+    assert not made.cache.start_load("b", reserved_tokens=BLOCK_TOKENS), "it would take the memory of a request"
+    assert not made.cache.start_load("b"), "one text fits always"
     made.cache.release("a")
-    assert made.cache.available().all()
+    assert made.pool.available == 2
 
 
-def test_a_request_that_would_get_no_slot_is_not_admitted(make_cache: Callable[..., FakeLoads]) -> None:
-    made = make_cache(slots=2, reserve=64)
+def test_a_request_that_would_get_no_memory_is_not_admitted(make_cache: Callable[..., FakeLoads]) -> None:
+    made = make_cache(blocks=2, reserve=64)
     made.add("a", 200)
     assert made.load("a")
-    made.cache.claim(0)
-    assert not made.cache.acquire("a"), "it lies in the only free slot"
-    assert made.cache.acquire(None)
-    made.cache.vacate(0)
-    made.cache.begin_iteration()
-    assert made.cache.acquire("a")
+    text = made.take(1)
+    assert not made.cache.acquire("a", BLOCK_TOKENS), "it has the only other block"
+    assert made.cache.acquire(None, BLOCK_TOKENS)
+    made.pool.release(text)
+    assert made.cache.acquire("a", BLOCK_TOKENS)
+    made.cache.release("a")
+
+
+def test_a_pin_does_not_keep_the_blocks_of_texts(make_cache: Callable[..., FakeLoads]) -> None:
+    made = make_cache(blocks=2, reserve=64)
+    one = made.add("a", 200)
+    assert made.load("a")
+    made.cache.preload.pin([one])
+    made.take(2)
+    assert not made.holds("a")
+    made.pool.release(np.arange(2, dtype=np.int32))
 
 
 def test_adapters_that_requests_wait_for_stay(make_cache: Callable[..., FakeLoads]) -> None:
-    made = make_cache(slots=1, reserve=1024)
+    made = make_cache(blocks=1, reserve=1024)
     for name in "abc":
         made.add(name, 400)
     assert made.load("a") and made.load("b")
@@ -257,7 +273,7 @@ def test_the_adapter_of_a_waiting_request_is_preloaded(make_cache: Callable[...,
 
 
 def test_a_prefetch_evicts_nothing(make_cache: Callable[..., FakeLoads]) -> None:
-    made = make_cache(slots=1, reserve=256)
+    made = make_cache(blocks=1, reserve=256)
     made.add("a", 256), made.add("b", 200), made.add("c", 256)
     assert made.load("a")
     made.cache.preload.prefetch("c")
@@ -275,7 +291,7 @@ def test_a_prefetch_evicts_nothing(make_cache: Callable[..., FakeLoads]) -> None
 
 
 def test_pins_are_loaded_and_stay(make_cache: Callable[..., FakeLoads]) -> None:
-    made = make_cache(slots=2, reserve=512)
+    made = make_cache(blocks=2, reserve=512)
     pinned = made.add("p", 100)
     for name in "abcdef":
         made.add(name, 240)
@@ -284,13 +300,13 @@ def test_pins_are_loaded_and_stay(make_cache: Callable[..., FakeLoads]) -> None:
     made.settle()
     for name in "abcdef":
         assert made.load(name)
-        assert made.holds("p") and made.region("p") == 2
+        assert made.holds("p") and made.block("p") is None
     made.cache.preload.pin([])
     assert not pinned.pinned
 
 
 def test_the_reserve_is_compacted_with_adapters_in_use(make_cache: Callable[..., FakeLoads]) -> None:
-    made = make_cache(slots=1, reserve=512)
+    made = make_cache(blocks=1, reserve=512)
     for name in "abcd":
         made.add(name, 128)
         assert made.load(name)
@@ -308,7 +324,7 @@ def test_the_reserve_is_compacted_with_adapters_in_use(make_cache: Callable[...,
 
 
 def test_an_adapter_that_comes_back_is_read_where_it_lies_now(make_cache: Callable[..., FakeLoads]) -> None:
-    made = make_cache(slots=1, reserve=512)
+    made = make_cache(blocks=1, reserve=512)
     one, other = made.add("a", 200), made.add("b", 400)
     hook = LoraHook(made.memory, made.cache.places_of, TorchLora())
     row = torch.zeros(1, dtype=torch.int32)
@@ -416,7 +432,7 @@ def test_a_load_that_fails_leaves_nothing(make_cache: Callable[..., FakeLoads]) 
 
 
 def test_an_adapter_that_does_not_fit_now_is_loaded_later(make_cache: Callable[..., FakeLoads]) -> None:
-    made = make_cache(slots=1, reserve=512)
+    made = make_cache(blocks=1, reserve=512)
     made.add("a", 400), made.add("b", 400)
     assert made.load("a")
     assert made.cache.acquire("a")
@@ -433,25 +449,21 @@ def test_random_operations_keep_the_memory_intact(
     make_cache: Callable[..., FakeLoads], algorithm: str, seed: int
 ) -> None:
     rng = random.Random(seed)
-    made = make_cache(slots=5, reserve=700, algorithm=algorithm)
+    made = make_cache(blocks=5, reserve=700, algorithm=algorithm)
     names = [f"a{number}" for number in range(24)]
     for name in names:
         made.add(name, rng.choice((40, 100, 180, 250, 500)))
-    running: list[tuple[str | None, int]] = []
+    running: list[tuple[str | None, Blocks]] = []
     waiting: list[str] = []
     loads = 0
     for _ in range(400):
         made.cache.begin_iteration()
-        free = np.flatnonzero(made.cache.available() & ~made.cache._held_slots).tolist()
         for name in [name for name in waiting if made.cache.resident(name)]:
-            if free and made.cache.acquire(name):
+            count = rng.randint(1, 2)
+            if made.cache.acquire(name, count * BLOCK_TOKENS):
                 waiting.remove(name)
                 made.cache.unqueued(name)
-                slot = next(s for s in np.flatnonzero(made.cache.available() & ~made.cache._held_slots).tolist())
-                made.cache.claim(slot)
-                running.append((name, slot))
-                free = np.flatnonzero(made.cache.available() & ~made.cache._held_slots).tolist()
-                made.cache._acquired = 0
+                running.append((name, made.take(count)))
         action = rng.random()
         if action < 0.5 and len(waiting) < 8:
             waiting.append(rng.choice(names))
@@ -459,11 +471,12 @@ def test_random_operations_keep_the_memory_intact(
         elif action < 0.8 and waiting:
             loads += made.cache.start_load(waiting[0])
         if rng.random() < 0.4 and running:
-            ended, slot = running.pop(rng.randrange(len(running)))
-            made.cache.vacate(slot)
+            ended, blocks = running.pop(rng.randrange(len(running)))
+            made.pool.release(blocks)
             made.cache.release(ended)
         if rng.random() < 0.2:
             made.settle()
             assert all(made.holds(name) for name, _ in running if name is not None)
         made.cache.check_integrity()
+        made.pool.check_integrity([blocks for _, blocks in running])
     assert loads > 20 and made.cache.metrics.evictions[FOR_ADAPTER].value > 5

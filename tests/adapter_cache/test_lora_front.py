@@ -128,6 +128,7 @@ def test_a_dora_answers_as_in_peft(
         assert answer_of(request)["text_output"] == expected[name]
 
 
+@pytest.mark.parametrize("kv_cache_tokens", [0, 80])
 @pytest.mark.parametrize("scheduler", ["arrival", "chameleon", "fifo", "sjf", "wrs"])
 def test_a_memory_too_small_for_all_adapters_serves_all_requests(
     make_front: MakeFront,
@@ -136,11 +137,12 @@ def test_a_memory_too_small_for_all_adapters_serves_all_requests(
     folder: Path,
     tmp_path: Path,
     scheduler: str,
+    kv_cache_tokens: int,
 ) -> None:
     for number in range(20):
         source = make_adapter(tmp_path / f"made{number}", small_base, Spec(60), seed=number)
         store.add(folder, f"filler{number}", source, pinned=False)
-    front = make_front(scheduler=scheduler)
+    front = make_front(scheduler=scheduler, kv_cache_tokens=kv_cache_tokens)
     names = [*peft_answers, *(f"filler{number}" for number in range(20))] * 3
     requests = [(name, asking(name)) for name in names]
     front.execute([request for _, request in requests])

@@ -25,7 +25,7 @@ class Clock:
 
 
 def made(
-    name: str, memory: ToyMemory | None = None, clock: Clock | None = None, slot_tokens: int = 1, **own: Any
+    name: str, memory: ToyMemory | None = None, clock: Clock | None = None, block_tokens: int = 1, **own: Any
 ) -> AdmissionBase[FakeRequest]:
     pool = memory or ToyMemory()
     settings = SchedulingSettings(scheduler=name, **own)
@@ -33,7 +33,7 @@ def made(
     def tokens(name: str | None) -> int:
         return 0 if name is None else pool.sizes[name]
 
-    inputs = SchedulerInputs(settings, pool, 10**6, 10**9, tokens, slot_tokens, clock or Clock())
+    inputs = SchedulerInputs(settings, pool, 10**6, 10**9, tokens, block_tokens, clock or Clock())
     scheduler = make_scheduler(inputs)
     assert isinstance(scheduler, AdmissionBase)
     return scheduler
@@ -48,8 +48,8 @@ def test_every_request_is_served_once_and_the_memory_is_never_overcommitted(name
     rng = random.Random(seed)
     sizes = {f"a{number}": rng.choice((10, 20, 40, 80)) for number in range(8)}
     memory, clock = ToyMemory(rng.choice((250, 600)), sizes), Clock()
-    scheduler = made(name, memory, clock, slot_tokens=rng.choice((1, 60)), recluster_s=5.0)
-    slots, least = 6, scheduler._slot_tokens
+    scheduler = made(name, memory, clock, block_tokens=rng.choice((1, 60)), recluster_s=5.0)
+    slots, least = 6, scheduler._block_tokens
     running: list[FakeRequest] = []
     served: list[FakeRequest] = []
     submitted: list[FakeRequest] = []

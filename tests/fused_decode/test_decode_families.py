@@ -96,7 +96,8 @@ class Recorder:
 
     def __init__(self, model: DecodeModel) -> None:
         self._model = model
-        self.vocab_size, self.max_length, self.slots = model.vocab_size, model.max_length, model.slots
+        self.vocab_size, self.max_length = model.vocab_size, model.max_length
+        self.slots, self.blocks = model.slots, model.blocks
         self.eos_ids: frozenset[int] = frozenset()
         self.longest_step_s = 0.0
         self.texts: list[tuple[torch.Tensor, int]] = []

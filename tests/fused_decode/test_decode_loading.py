@@ -67,6 +67,28 @@ def test_the_bound_is_that_of_weights_and_cache(folder: Path, logged: list[str])
     ]
 
 
+def test_the_cache_holds_the_stated_tokens(load: Load, folder: Path, logged: list[str]) -> None:
+    """Not `max_concurrency` times `max_length`; one text of `max_length` fits always."""
+    runtime = load(native=False, max_concurrency=32, kv_cache_tokens=100)
+    assert (runtime.slots, runtime.max_length, runtime.blocks) == (32, 64, 7)
+    assert "KV cache of 100 tokens" in logged[0]
+    assert runtime.memory.nbytes == cache_bytes(Architecture.read(folder), 32, 64, "f32", blocks=7)  # type: ignore[attr-defined]
+    with pytest.raises(InvalidInputError, match=r"kv_cache_tokens: got 63; 0, or at least max_length \(64\)"):
+        load(kv_cache_tokens=63)
+
+
+def test_too_many_tokens_are_refused_with_how_many_fit() -> None:
+    def check(tokens: int, limit_mb: int) -> None:
+        cache = tokens * MIB // 10
+        require_memory(13 * MIB, 10 * MIB, 32, 100, limit_mb, 10**6, lambda text: None, tokens, cache)
+
+    check(500, 63)
+    with pytest.raises(InvalidInputError, match=r"kv_cache_tokens: got 500; at most 490 in 62 MiB \(memory_mb\)"):
+        check(500, 62)
+    with pytest.raises(InvalidInputError, match="memory_mb: got 22; at least 24 for one slot"):
+        check(500, 22)
+
+
 @pytest.mark.parametrize(
     ("slots", "limit_mb", "available", "message"),
     [

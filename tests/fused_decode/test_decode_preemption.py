@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 
 import pytest
 
-from shapeshift.fused_decode.policy.admission import FirstComeFirstServed
+from shapeshift.fused_decode.policy.admission import FirstComeFirstServed, always
 from shapeshift.fused_decode.request import ABORT, Request
-from tests.fused_decode.toy import Run, ToyRuntime, ids
+from tests.fused_decode.toy import LETTERS, Run, ToyRuntime, ids
 
 
 class RandomPreemption(FirstComeFirstServed[Request]):
@@ -28,8 +29,8 @@ class RandomPreemption(FirstComeFirstServed[Request]):
         self.squashed += chosen
         return chosen
 
-    def admit(self, free: int) -> list[Request]:
-        chosen = super().admit(free)
+    def admit(self, free: int, fits: Callable[[Request], bool] = always) -> list[Request]:
+        chosen = super().admit(free, fits)
         self._running += chosen
         return chosen
 
@@ -70,3 +71,71 @@ def test_a_preempted_request_can_end() -> None:
     assert request.finish_reason == ABORT
     run.until_idle()
     assert "".join(other.parts) == run.runtime.text(ids("abc"), 40)
+
+
+# Preemption since the memory runs out.
+
+
+def test_when_blocks_run_out_the_youngest_request_waits_and_continues() -> None:
+    """Three texts of up to 64 tokens in a cache of 96."""
+    runtime = ToyRuntime(slots=3, max_length=64, blocks=6)
+    run = Run(runtime)
+    made = [run.submit("abcdefgh", max_tokens=56) for _ in range(3)]
+    run.loop.step()
+    assert all(request.slot is not None for request in made), "they get memory for what they have"
+    lost = []
+    while not all(request.is_finished for request in made):
+        run.loop.step()
+        run.loop.check_integrity()
+        lost += [number for number, request in enumerate(made) if request.slot is None and not request.is_finished]
+    assert lost[0] == 2 and 0 not in lost
+    assert run.loop.metrics.preemptions.value > 0
+    assert [request.finish_reason for request in made] == ["length"] * 3
+    for request in made:
+        assert "".join(request.parts) == runtime.text(ids("abcdefgh"), 56)
+    assert run.loop.slots.pool.free == 6
+
+
+def test_requests_whose_prompts_do_not_fit_wait_in_order() -> None:
+    run = Run(ToyRuntime(slots=4, max_length=64, blocks=5))
+    first, large, small = (run.submit("a" * length, max_tokens=2) for length in (30, 50, 1))
+    run.loop.step()
+    assert first.slot is not None and large.slot is None and small.slot is None, "nobody overtakes"
+    run.until_idle()
+    assert [request.generated for request in (first, large, small)] == [2, 2, 2]
+
+
+def test_memory_for_all_that_may_run_is_used_by_all() -> None:
+    """As before there were blocks: no room is kept where nothing can run out."""
+    run = Run(ToyRuntime(slots=3, max_length=16))
+    made = [run.submit("a" * 15, max_tokens=1) for _ in range(3)]
+    run.loop.step()
+    assert all(request.is_finished for request in made)
+
+
+def test_a_text_that_no_memory_can_hold_is_refused_at_the_start() -> None:
+    with pytest.raises(AssertionError, match="the longest text does not fit"):
+        Run(ToyRuntime(slots=2, max_length=64, blocks=3))
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_random_requests_in_little_memory(seed: int) -> None:
+    """10,000 iterations, with the integrity of slots, blocks and references checked after each."""
+    rng = random.Random(seed)
+    runtime = ToyRuntime(slots=6, max_length=96, blocks=rng.randint(6, 14), seed=seed)
+    run = Run(runtime, prefill_tokens=rng.choice((7, 64)))
+    made: list[tuple[Request, str, int]] = []
+    for _ in range(5_000):
+        if rng.random() < 0.2 and len(run.loop.admission) < 20:
+            prompt, count = "".join(rng.choice(LETTERS) for _ in range(rng.randint(1, 70))), rng.randint(1, 60)
+            made.append((run.submit(prompt, max_tokens=count), prompt, count))
+        if rng.random() < 0.02 and made:
+            run.loop.end(rng.choice(made)[0], ABORT)
+        run.loop.step()
+        run.loop.check_integrity()
+    run.until_idle()
+    assert run.loop.metrics.preemptions.value > 20 and run.loop.slots.pool.free == runtime.blocks
+    for request, prompt, count in made:
+        whole = runtime.text(ids(prompt), min(count, 96 - len(prompt)))
+        assert request.error is None and whole.startswith("".join(request.parts))
+        assert request.finish_reason == ABORT or "".join(request.parts) == whole

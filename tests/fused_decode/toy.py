@@ -12,7 +12,7 @@ import torch
 
 from shapeshift.fused_decode.engine.detokenize import TextStream
 from shapeshift.fused_decode.engine.loop import DecodeLoop
-from shapeshift.fused_decode.interfaces import StepBatch
+from shapeshift.fused_decode.interfaces import BLOCK_TOKENS, StepBatch, blocks_of
 from shapeshift.fused_decode.policy.admission import FirstComeFirstServed
 from shapeshift.fused_decode.request import Request, SamplingParams
 
@@ -32,21 +32,22 @@ def state_of(context: Sequence[int]) -> int:
 
 
 class ToyRuntime:
-    """Keeps its input slot by slot and asserts that it comes in order.
+    """Keeps its input block by block and asserts that it comes in order.
 
-    The tokens of a row's slot select its logits from a fixed table. The end-of-sequence token is unlikely before
+    The tokens of a row's blocks select its logits from a fixed table. The end-of-sequence token is unlikely before
     `eos_at` tokens, and certain from then on.
     """
 
     longest_step_s = 0.0
 
-    def __init__(self, slots: int = 4, max_length: int = 64, seed: int = 0) -> None:
+    def __init__(self, slots: int = 4, max_length: int = 64, seed: int = 0, blocks: int = 0) -> None:
         rng = np.random.default_rng(seed)
         self.vocab_size = VOCABULARY
         self.max_length = max_length
         self.slots = slots
         self.eos_ids = frozenset({EOS})
-        self.cache: list[list[int]] = [[] for _ in range(slots)]
+        self.blocks = blocks or slots * blocks_of(max_length)
+        self.cache = np.full((self.blocks, BLOCK_TOKENS), -1)
         self.spans = [0] * slots
         self.logits = rng.standard_normal((_STATES, VOCABULARY)).astype(np.float32) * 2
         self.logits[:, EOS] = -30
@@ -73,18 +74,26 @@ class ToyRuntime:
         if max(tokens) >= self.vocab_size:
             raise IndexError("index out of range in self")
         spans = (batch.starts + batch.lengths if batch.spans is None else batch.spans).tolist()
-        for slot, start, length, span in zip(slots, starts, lengths, spans, strict=True):
+        assert batch.blocks is not None
+        contexts, written = [], []
+        for slot, start, length, span, blocks in zip(slots, starts, lengths, spans, batch.blocks.numpy(), strict=True):
             self.spans[slot] = self.spans[slot] if start else span
             assert start + length <= span == self.spans[slot] <= self.max_length, "a text becomes longer than said"
             assert length >= 1 and start + length <= self.max_length
-            assert start == 0 or start == len(self.cache[slot]), "a slot does not continue where it ended"
-            self.cache[slot][start:] = tokens[:length]
+            text = self.cache[blocks].ravel()
+            assert (text[:start] >= 0).all(), "a text does not continue where it ended"
+            text[start : start + length] = tokens[:length]
+            used = blocks[: blocks_of(start + length)]
+            self.cache[used] = text.reshape(-1, BLOCK_TOKENS)[: len(used)]
+            written += used[start // BLOCK_TOKENS :].tolist()
             tokens = tokens[length:]
-        rows = [self.row(self.cache[slots[row]]) for row in batch.wanted.tolist()]
+            contexts.append(text[: start + length])
+        assert len(set(written)) == len(written), "two rows write into one block"
+        rows = [self.row(contexts[row]) for row in batch.wanted.tolist()]
         firsts = np.cumsum([0, *lengths])
         for place in [] if batch.scored is None else batch.scored.tolist():
             row = int(np.searchsorted(firsts, place, side="right")) - 1
-            rows.append(self.row(self.cache[slots[row]][: starts[row] + place - int(firsts[row]) + 1]))
+            rows.append(self.row(contexts[row][: starts[row] + place - int(firsts[row]) + 1]))
         return torch.from_numpy(np.stack(rows) if rows else np.zeros((0, VOCABULARY), np.float32))
 
     def row(self, context: Sequence[int]) -> np.ndarray:

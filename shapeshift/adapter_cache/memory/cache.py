@@ -1,4 +1,4 @@
-"""The cache of adapters in the memory that they share with the slots (Chameleon, section 4.1)."""
+"""The cache of adapters in the memory that they share with the texts of requests (Chameleon, section 4.1)."""
 
 from __future__ import annotations
 
@@ -7,20 +7,19 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from typing import Protocol
 
-import numpy as np
-import numpy.typing as npt
 import torch
 
 from shapeshift.adapter_cache.interfaces import EvictionRule
 from shapeshift.adapter_cache.memory.adapter_table import ABSENT, LOADING, READY, Adapter, AdapterTable
 from shapeshift.adapter_cache.memory.loader import Loader, Store
-from shapeshift.adapter_cache.memory.placement import Placement, Regions
-from shapeshift.adapter_cache.metrics import FOR_SLOT, REMOVED, CacheMetrics
+from shapeshift.adapter_cache.memory.placement import Placement, SharedMemory
+from shapeshift.adapter_cache.metrics import REMOVED, CacheMetrics
+from shapeshift.fused_decode.interfaces import BLOCK_TOKENS, blocks_of
 
 _MAX_PRELOADS = 2
 """Loads in flight beyond which nothing is preloaded."""
-_REQUEST_SLOTS = 2
-"""Slots that preloads leave to requests."""
+_REQUEST_TEXTS = 2
+"""Longest texts for which preloads leave blocks."""
 
 OnFailure = Callable[[Adapter, Exception], None]
 
@@ -29,7 +28,7 @@ class StartLoad(Protocol):
     """See `AdapterCache._start_load`."""
 
     def __call__(
-        self, adapter: Adapter, *, reserved_slots: int, on_demand: bool, evict: bool, spare_waiting: bool
+        self, adapter: Adapter, *, reserved_blocks: int, on_demand: bool, evict: bool, spare_waiting: bool
     ) -> bool: ...
 
 
@@ -39,8 +38,9 @@ class Preloader:
     Any thread may call `pin` and `prefetch`; the generating thread calls `run`.
     """
 
-    def __init__(self, table: AdapterTable, start_load: StartLoad) -> None:
+    def __init__(self, table: AdapterTable, text_blocks: int, start_load: StartLoad) -> None:
         self._table = table
+        self._reserved_blocks = _REQUEST_TEXTS * text_blocks
         self._start_load = start_load
         self._pinned: tuple[Adapter, ...] = ()
         self._predicted: deque[str] = deque()
@@ -62,7 +62,7 @@ class Preloader:
         for adapters, on_demand in ((self._pinned, False), (self._table.waiting_adapters(), True)):
             for adapter in filter(_is_loadable, adapters):
                 if left <= 0 or not self._start_load(
-                    adapter, reserved_slots=_REQUEST_SLOTS, on_demand=on_demand, evict=True, spare_waiting=True
+                    adapter, reserved_blocks=self._reserved_blocks, on_demand=on_demand, evict=True, spare_waiting=True
                 ):
                     return
                 left -= 1
@@ -70,7 +70,7 @@ class Preloader:
             predicted = self._table.by_name.get(self._predicted.popleft())
             if predicted is not None and _is_loadable(predicted):
                 left -= self._start_load(
-                    predicted, reserved_slots=_REQUEST_SLOTS, on_demand=False, evict=False, spare_waiting=True
+                    predicted, reserved_blocks=self._reserved_blocks, on_demand=False, evict=False, spare_waiting=True
                 )
 
 
@@ -79,11 +79,11 @@ def _is_loadable(adapter: Adapter) -> bool:
 
 
 class AdapterCache:
-    """See `interfaces.AdapterMemory` and `fused_decode.interfaces.SlotMemory`.
+    """See `interfaces.AdapterMemory` and `fused_decode.interfaces.BlockBorrower`.
 
-    Adapters are in a reserve behind the slots and in slots without a request. An adapter that is in use or loading
-    blocks its slot; any other one is evicted when a request gets the slot. Only the generating thread changes places,
-    so nothing moves during an iteration; the loader's thread only fills the memory that it is given.
+    Adapters are in a reserve behind the blocks and in blocks that no text holds. An adapter that is in use or loading
+    keeps its blocks; any other one is evicted when a text needs them. Only the generating thread changes places, so
+    nothing moves during an iteration; the loader's thread only fills the memory that it is given.
 
     table         all adapters
     preload       loads before admission
@@ -94,10 +94,7 @@ class AdapterCache:
 
     def __init__(
         self,
-        memory: torch.Tensor,
-        slots: int,
-        slot_elements: int,
-        slot_tokens: int,
+        memory: SharedMemory,
         *,
         rule: EvictionRule,
         caching: bool = True,
@@ -107,30 +104,27 @@ class AdapterCache:
     ) -> None:
         self.metrics = CacheMetrics()
         self.table = AdapterTable()
-        self.preload = Preloader(self.table, self._start_load)
-        self._regions = Regions(slots, slot_elements, memory.numel())
-        self._placement = Placement(memory, self._regions, self.table, rule, self.metrics)
-        self._slots, self._slot_tokens = slots, slot_tokens
+        self.preload = Preloader(self.table, memory.text_blocks, self._start_load)
+        self._pool = memory.pool
+        self._placement = Placement(memory, self.table, rule, self.metrics)
         self._on_change, self._on_failure = on_change, on_failure
         self._caching = caching
-        self._held_slots = np.zeros(slots, bool)
-        self._loader = Loader(self._on_loaded, write, lambda: bool(self._held_slots.any()))
-        self._acquired = 0
-        """Requests that have acquired since the iteration began, and get their slots next."""
+        self._loader = Loader(self._on_loaded, write, lambda: self._pool.held > 0)
         self._in_flight = 0
         self._ended_loads: deque[tuple[Adapter, Exception | None]] = deque()
+        self._pool.borrower = self
 
     # Any thread.
 
     @property
     def max_elements(self) -> int:
         """Elements of the largest adapter that fits."""
-        return self._regions.size(self._regions.reserve)
+        return self._placement.reserve.size
 
     @property
     def free_reserve_bytes(self) -> int:
         """Bytes of the reserve that no adapter has."""
-        return self._regions.free(self._regions.reserve) * self._placement.element_bytes
+        return self._placement.reserve.free * self._placement.element_bytes
 
     def elements(self, name: str | None) -> int:
         """Elements that an adapter takes; 0 for None."""
@@ -146,7 +140,7 @@ class AdapterCache:
 
     def resident_names(self) -> list[str]:
         """Names of the adapters that are ready or loading."""
-        return list(self._regions)
+        return list(self._placement)
 
     def close(self) -> None:
         """Finish the current load and end the loader's thread."""
@@ -155,17 +149,12 @@ class AdapterCache:
     # `AdapterMemory`, on the generating thread.
 
     @property
-    def free_slots(self) -> int:
-        """Slots that requests can get now."""
-        return int((self.available() & ~self._held_slots).sum())
-
-    @property
     def free_tokens(self) -> int:
-        return self.free_slots * self._slot_tokens
+        return self._pool.available * BLOCK_TOKENS
 
     @property
     def total_tokens(self) -> int:
-        return self._slots * self._slot_tokens
+        return self._pool.count * BLOCK_TOKENS
 
     def resident(self, adapter: str | None) -> bool:
         return adapter is None or self.table[adapter].state == READY
@@ -174,15 +163,11 @@ class AdapterCache:
         used = None if adapter is None else self.table[adapter]
         if used is not None and used.state != READY:
             return False
-        blocks_slot = (
-            used is not None and used.is_idle and self._regions.span(used.name).region != self._regions.reserve
-        )
-        left = self.free_slots - blocks_slot
-        if left * self._slot_tokens < tokens or (used is not None and left <= self._acquired):
+        kept = self._placement.run_blocks(used.name) if used is not None and used.is_idle else 0
+        if self.free_tokens - kept * BLOCK_TOKENS < tokens:
             return False
         if used is not None:
             self._use(used)
-        self._acquired += 1
         return True
 
     def release(self, adapter: str | None) -> None:
@@ -193,12 +178,11 @@ class AdapterCache:
         wanted = self.table[adapter]
         if wanted.error is not None:
             return False
-        reserved_slots = max(-(-reserved_tokens // self._slot_tokens), self._acquired)
         return wanted.state != ABSENT or self._start_load(
-            wanted, reserved_slots=reserved_slots, on_demand=True, evict=True, spare_waiting=False
+            wanted, reserved_blocks=blocks_of(reserved_tokens), on_demand=True, evict=True, spare_waiting=False
         )
 
-    # `SlotMemory` and the LoRA hook, on the generating thread.
+    # `BlockBorrower` and the LoRA hook, on the generating thread.
 
     def places_of(self, numbers: list[int]) -> tuple[list[torch.Tensor], int]:
         """The places of adapters in use, by number, and a version that changes when one of them moves."""
@@ -210,7 +194,6 @@ class AdapterCache:
         return self.table.numbered(number).source.has_magnitudes
 
     def begin_iteration(self) -> None:
-        self._acquired = 0
         while self._ended_loads:
             self._end_load(*self._ended_loads.popleft())
         for adapter in self.table.pop_unused():
@@ -224,29 +207,16 @@ class AdapterCache:
                 self._on_failure(adapter, error)
         self.preload.run(self._in_flight)
 
-    def available(self) -> npt.NDArray[np.bool_]:
-        is_open = np.ones(self._slots, bool)
-        for name in self._regions:
-            region = self._regions.span(name).region
-            if region != self._regions.reserve and not self.table[name].is_idle:
-                is_open[region] = False
-        return is_open
+    @property
+    def reclaimable(self) -> int:
+        return self._placement.idle_blocks
 
-    def claim(self, slot: int) -> None:
-        for name in self._regions.names_in(slot):
-            self._placement.evict(self.table[name], FOR_SLOT)
-        self._held_slots[slot] = True
-
-    def vacate(self, slot: int) -> None:
-        self._held_slots[slot] = False
+    def reclaim(self, blocks: int) -> None:
+        self._placement.reclaim(blocks)
 
     def check_integrity(self) -> None:
         """Raise AssertionError if places, states and counts contradict each other."""
         self._placement.check_integrity()
-        for name in self._regions:
-            region = self._regions.span(name).region
-            is_held = region != self._regions.reserve and self._held_slots[region]
-            assert not is_held, f"{name} is in a slot that a request holds"
         for adapter in self.table.all():
             assert adapter.users >= 0, f"{adapter.name} has {adapter.users} users"
             assert adapter.state == READY or not adapter.users, f"{adapter.name} is in use but not ready"
@@ -263,28 +233,22 @@ class AdapterCache:
         adapter.last, adapter.base = time.monotonic(), self._placement.clock
 
     def _start_load(
-        self, adapter: Adapter, *, reserved_slots: int, on_demand: bool, evict: bool, spare_waiting: bool
+        self, adapter: Adapter, *, reserved_blocks: int, on_demand: bool, evict: bool, spare_waiting: bool
     ) -> bool:
         """Find space for `adapter` and start to load it; False if there is none.
 
-        A slot is used only if more than `reserved_slots` are free. evict: whether idle adapters may be evicted;
+        Blocks are used only if `reserved_blocks` stay available to texts. evict: whether idle adapters may be evicted;
         spare_waiting: except those that requests wait for.
         """
-        slots = self._usable_slots(reserved_slots)
-        span = self._placement.find(adapter, slots)
+        span = self._placement.find(adapter, reserved_blocks)
         if span is None and evict:
-            span = self._placement.evict_for(adapter, slots, spare_waiting)
+            span = self._placement.evict_for(adapter, reserved_blocks, spare_waiting)
         if span is None:
             return False
         adapter.state, adapter.on_demand = LOADING, on_demand
         self._in_flight += 1
         self._loader.submit(adapter, self._placement.place(adapter, span))
         return True
-
-    def _usable_slots(self, reserved_slots: int) -> list[int]:
-        """Slots that may hold an adapter, the last ones first."""
-        free: list[int] = np.flatnonzero(self.available() & ~self._held_slots)[::-1].tolist()
-        return free if len(free) > reserved_slots else []
 
     def _end_load(self, adapter: Adapter, error: Exception | None) -> None:
         self._in_flight -= 1
@@ -296,7 +260,7 @@ class AdapterCache:
                 self._on_failure(adapter, error)
 
     def _evict_unused(self) -> None:
-        for adapter in [self.table[name] for name in self._regions]:
+        for adapter in [self.table[name] for name in self._placement]:
             if adapter.is_idle and not adapter.pinned and adapter.name not in self.table.waiting:
                 self._placement.evict(adapter, REMOVED)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -10,93 +11,94 @@ import torch
 from shapeshift.adapter_cache.interfaces import EvictEntry, EvictionRule
 from shapeshift.adapter_cache.lora.batch import ALIGNMENT, shifted
 from shapeshift.adapter_cache.memory.adapter_table import ABSENT, READY, Adapter, AdapterTable
-from shapeshift.adapter_cache.metrics import FOR_ADAPTER, CacheMetrics
+from shapeshift.adapter_cache.metrics import FOR_ADAPTER, FOR_REQUEST, CacheMetrics
+from shapeshift.fused_decode.engine.blocks import BlockPool
+
+
+@dataclass(frozen=True)
+class SharedMemory:
+    """The buffer of the cache, whose blocks texts and adapters share.
+
+    buffer         flat: the blocks of `pool`, `block_elements` each, and behind them the reserve of the adapters
+    text_blocks    blocks of the longest text
+    """
+
+    buffer: torch.Tensor
+    pool: BlockPool
+    block_elements: int
+    text_blocks: int
+
+
+@dataclass(frozen=True)
+class BlockRun:
+    """`count` blocks in a row."""
+
+    start: int
+    count: int
 
 
 @dataclass(frozen=True)
 class Span:
-    """Elements `start` to `start` + `length` - 1, within one region."""
+    """Elements `start` to `start` + `length` - 1 of the buffer; run: of the pool's blocks, None in the reserve."""
 
-    region: int
     start: int
     length: int
+    run: BlockRun | None = None
 
     @property
     def end(self) -> int:
         return self.start + self.length
 
 
-class Regions:
-    """Which adapter is where in a flat buffer, counted in elements.
+class Reserve:
+    """Which adapter is where in the elements `first` to `end` - 1, which are for adapters alone."""
 
-    Regions 0 to slots - 1 are the slots of the KV cache; region `reserve` is the rest of the buffer behind them.
-    """
+    def __init__(self, first: int, end: int) -> None:
+        self._first, self._end = _aligned(first), end
+        self._spans: dict[str, Span] = {}
 
-    def __init__(self, slots: int, slot_elements: int, total_elements: int) -> None:
-        self.reserve = slots
-        self._bounds = [(number * slot_elements, (number + 1) * slot_elements) for number in range(slots)]
-        self._bounds.append((slots * slot_elements, total_elements))
-        self._spans: list[dict[str, Span]] = [{} for _ in self._bounds]
-        self._region: dict[str, int] = {}
+    @property
+    def names(self) -> list[str]:
+        """The names, by position."""
+        return sorted(self._spans, key=lambda name: self._spans[name].start)
 
-    def __contains__(self, name: str) -> bool:
-        return name in self._region
+    @property
+    def size(self) -> int:
+        """Usable elements."""
+        return self._end - self._first
 
-    def __iter__(self) -> Iterator[str]:
-        # Of a copy: any thread may iterate while the generating thread changes it.
-        return iter(list(self._region))
+    @property
+    def free(self) -> int:
+        """Free elements, in any number of gaps. Any thread."""
+        return self.size - sum(_aligned(span.length) for span in list(self._spans.values()))
 
-    def span(self, name: str) -> Span:
-        """The span of `name`."""
-        return self._spans[self._region[name]][name]
-
-    def names_in(self, region: int) -> list[str]:
-        """The names in `region`, by position."""
-        spans = self._spans[region]
-        return sorted(spans, key=lambda name: spans[name].start)
-
-    def size(self, region: int) -> int:
-        """Usable elements of `region`."""
-        first, end = self._bounds[region]
-        return end - _aligned(first)
-
-    def free(self, region: int) -> int:
-        """Free elements of `region`, in any number of gaps."""
-        return self.size(region) - sum(_aligned(span.length) for span in list(self._spans[region].values()))
-
-    def find_gap(self, region: int, length: int) -> Span | None:
-        """The first gap of `length` elements in `region`."""
-        first, end = self._bounds[region]
-        at = _aligned(first)
-        for name in self.names_in(region):
-            span = self._spans[region][name]
+    def find_gap(self, length: int) -> Span | None:
+        """The first gap of `length` elements."""
+        at = self._first
+        for name in self.names:
+            span = self._spans[name]
             if span.start - at >= length:
                 break
             at = _aligned(span.end)
-        return Span(region, at, length) if at + length <= end else None
+        return Span(at, length) if at + length <= self._end else None
 
     def put(self, name: str, span: Span) -> None:
-        """Move `name` to `span`."""
-        if name in self._region:
-            self.remove(name)
-        self._spans[span.region][name] = span
-        self._region[name] = span.region
+        """`name` lies at `span` from now on."""
+        self._spans[name] = span
 
     def remove(self, name: str) -> None:
         """Free the span of `name`."""
-        del self._spans[self._region.pop(name)][name]
+        del self._spans[name]
 
     def check_integrity(self) -> None:
-        """Raise AssertionError if two spans overlap, or one is outside its region."""
-        assert sum(map(len, self._spans)) == len(self._region), "the number of spans is wrong"
-        for region, (first, end) in enumerate(self._bounds):
-            at = first
-            for name in self.names_in(region):
-                span = self._spans[region][name]
-                assert self._region[name] == span.region == region and span.length > 0, f"{name} is misplaced"
-                assert at <= span.start and span.start % ALIGNMENT == 0, f"{name} overlaps another"
-                at = span.end
-            assert at <= end, f"region {region} overflows"
+        """Raise AssertionError if two spans overlap, or one is outside the reserve."""
+        at = self._first
+        for name in self.names:
+            span = self._spans[name]
+            assert span.run is None and span.length > 0, f"{name} is misplaced"
+            assert at <= span.start and span.start % ALIGNMENT == 0, f"{name} overlaps another"
+            at = span.end
+        assert at <= self._end, "the reserve overflows"
 
 
 def _aligned(element: int) -> int:
@@ -104,60 +106,102 @@ def _aligned(element: int) -> int:
 
 
 class Placement:
-    """The adapters in the buffer. Used by the generating thread, between iterations.
+    """The adapters in the buffer: in the reserve behind the blocks, or in runs of blocks that no text holds.
+
+    Used by the generating thread, between iterations.
 
     table    all adapters; those that requests wait for are evicted last
     clock    of the eviction rule
     version  changes when a loaded adapter moves or is evicted
     """
 
-    def __init__(
-        self, memory: torch.Tensor, regions: Regions, table: AdapterTable, rule: EvictionRule, metrics: CacheMetrics
-    ) -> None:
+    def __init__(self, memory: SharedMemory, table: AdapterTable, rule: EvictionRule, metrics: CacheMetrics) -> None:
         self.version = 0
         self.clock = 0.0
-        self.regions = regions
-        self.element_bytes = memory.element_size()
+        self.reserve = Reserve(memory.pool.count * memory.block_elements, memory.buffer.numel())
+        self.element_bytes = memory.buffer.element_size()
         self._memory = memory
+        self._pool = memory.pool
+        self._spans: dict[str, Span] = {}
         self._table = table
         self._rule = rule
         self._metrics = metrics
 
-    def find(self, adapter: Adapter, slots: Sequence[int]) -> Span | None:
-        """Free space for `adapter` in the reserve, which may be compacted, or in one of `slots`."""
-        reserve = self.regions.reserve
-        span = self.regions.find_gap(reserve, adapter.elements)
-        if span is None and self.regions.free(reserve) >= adapter.elements:
+    def __iter__(self) -> Iterator[str]:
+        # Of a copy: any thread may iterate while the generating thread changes it.
+        return iter(list(self._spans))
+
+    def span(self, name: str) -> Span:
+        """The span of `name`."""
+        return self._spans[name]
+
+    def run_blocks(self, name: str) -> int:
+        """Blocks that `name` has borrowed; 0 of one in the reserve."""
+        run = self._spans[name].run
+        return 0 if run is None else run.count
+
+    @property
+    def idle_blocks(self) -> int:
+        """Blocks of the adapters that may be evicted."""
+        return sum(self.run_blocks(name) for name in self if self._table[name].is_idle)
+
+    def find(self, adapter: Adapter, reserved: int) -> Span | None:
+        """Space for `adapter` in the reserve, which may be compacted, or in blocks, which are borrowed then.
+
+        reserved: blocks that must stay available to texts beside it.
+        """
+        span = self.reserve.find_gap(adapter.elements)
+        if span is None and self.reserve.free >= adapter.elements:
             self._compact_reserve()
-            span = self.regions.find_gap(reserve, adapter.elements)
-        if span is None and not adapter.pinned:
-            gaps = (self.regions.find_gap(slot, adapter.elements) for slot in slots)
-            span = next((gap for gap in gaps if gap is not None), None)
+            span = self.reserve.find_gap(adapter.elements)
+        if span is None and self._may_borrow(adapter, reserved, sum(map(self.run_blocks, self))):
+            count = self._blocks(adapter)
+            start = self._pool.borrow(count)
+            if start is not None:
+                run = BlockRun(start, count)
+                span = Span(start * self._memory.block_elements, adapter.elements, run)
         return span
 
-    def evict_for(self, adapter: Adapter, slots: Sequence[int], spare_waiting: bool) -> Span | None:
+    def evict_for(self, adapter: Adapter, reserved: int, spare_waiting: bool) -> Span | None:
         """Space for `adapter`, for which idle adapters are evicted; None if there are not enough of them.
 
-        slots: may be used; spare_waiting: whether adapters that requests wait for stay.
+        reserved: see `find`; spare_waiting: whether adapters that requests wait for stay.
         """
-        fits_slot = adapter.elements <= self.regions.size(0) and not adapter.pinned
-        regions = [self.regions.reserve, *(slots if fits_slot else ())]
-        if not self._is_feasible(adapter, regions, spare_waiting):
+        borrowed = sum(map(self.run_blocks, self)) - self.idle_blocks
+        names = [
+            name for name in self if self._spans[name].run is None or self._may_borrow(adapter, reserved, borrowed)
+        ]
+        if not self._is_feasible(adapter, names, spare_waiting):
             return None
         span = None
         while span is None:
-            names, self.clock = self._rule.choose(self._entries(regions, spare_waiting), 1, self.clock)
-            if not names:
+            present = [name for name in names if name in self._spans]
+            chosen, self.clock = self._rule.choose(self._entries(present, spare_waiting), 1, self.clock)
+            if not chosen:
                 return None
-            self.evict(self._table[names[0]], FOR_ADAPTER)
-            span = self.find(adapter, slots)
+            self.evict(self._table[chosen[0]], FOR_ADAPTER)
+            span = self.find(adapter, reserved)
         return span
 
+    def reclaim(self, blocks: int) -> None:
+        """Evict idle adapters until so many blocks are free in the pool, as far as there are any."""
+        while self._pool.free < blocks:
+            entries = self._entries([name for name in self if self.run_blocks(name)], spare_waiting=False)
+            # A pin is for the reserve alone.
+            chosen, self.clock = self._rule.choose(
+                [dataclasses.replace(entry, pinned=False) for entry in entries], 1, self.clock
+            )
+            if not chosen:
+                return
+            self.evict(self._table[chosen[0]], FOR_REQUEST)
+
     def place(self, adapter: Adapter, span: Span) -> torch.Tensor:
-        """Put `adapter` at `span`; returns its memory."""
-        self.regions.put(adapter.name, span)
+        """Put `adapter` at `span`, which `find` has found; returns its memory."""
+        self._spans[adapter.name] = span
+        if span.run is None:
+            self.reserve.put(adapter.name, span)
         adapter.places = shifted(adapter.relative, span.start)
-        return self._memory[span.start : span.end]
+        return self._memory.buffer[span.start : span.end]
 
     def evict(self, adapter: Adapter, reason: str) -> None:
         """Remove `adapter` from the buffer. reason: see `metrics`."""
@@ -167,51 +211,67 @@ class Placement:
 
     def remove(self, adapter: Adapter) -> None:
         """Free the space of `adapter`, which has not been used."""
-        self.regions.remove(adapter.name)
+        span = self._spans.pop(adapter.name)
+        if span.run is None:
+            self.reserve.remove(adapter.name)
+        else:
+            self._pool.give_back(span.run.start, span.run.count)
         adapter.state, adapter.places = ABSENT, None
 
     def check_integrity(self) -> None:
-        """Raise AssertionError if places and states contradict each other."""
-        self.regions.check_integrity()
-        for name in self.regions:
-            adapter, span = self._table[name], self.regions.span(name)
+        """Raise AssertionError if places, blocks and states contradict each other."""
+        self.reserve.check_integrity()
+        assert {name for name in self if not self.run_blocks(name)} == set(self.reserve.names), "a span is lost"
+        runs = sum(map(self.run_blocks, self))
+        assert runs == self._pool.borrowed, f"adapters have {runs} blocks, {self._pool.borrowed} are lent"
+        assert runs <= self._pool.count - self._memory.text_blocks, "adapters leave too few blocks for one text"
+        for name in self:
+            adapter, span = self._table[name], self._spans[name]
             assert adapter.state != ABSENT and span.length == adapter.elements, f"{name} has a place but is absent"
             assert adapter.places is not None, f"{name} has no places"
             assert torch.equal(adapter.places, shifted(adapter.relative, span.start)), f"{name} has wrong places"
         for adapter in self._table.all():
-            is_absent = adapter.name not in self.regions
+            is_absent = adapter.name not in self._spans
             assert (adapter.state == ABSENT) == is_absent, f"{adapter.name} is resident without a place"
 
-    def _is_feasible(self, adapter: Adapter, regions: Sequence[int], spare_waiting: bool) -> bool:
-        """Whether `adapter` fits into one of `regions` without the idle adapters there."""
-        for region in regions:
-            idle = [entry for entry in self._entries([region], spare_waiting) if not entry.pinned]
-            lengths = sum(self.regions.span(entry.id).length for entry in idle)
-            if self.regions.free(region) + lengths >= adapter.elements:
-                return True
-        return False
+    def _blocks(self, adapter: Adapter) -> int:
+        return -(-adapter.elements // self._memory.block_elements)
 
-    def _entries(self, regions: Sequence[int], spare_waiting: bool) -> list[EvictEntry]:
-        """The idle adapters in `regions`."""
-        residents = [self._table[name] for region in regions for name in self.regions.names_in(region)]
+    def _may_borrow(self, adapter: Adapter, reserved: int, borrowed: int) -> bool:
+        """Whether `adapter` may lie in blocks, beside adapters that have `borrowed` of them: one text always fits."""
+        count = self._blocks(adapter)
+        leaves_one = borrowed + count <= self._pool.count - self._memory.text_blocks
+        return not adapter.pinned and leaves_one and self._pool.available - count >= reserved
+
+    def _is_feasible(self, adapter: Adapter, names: Sequence[str], spare_waiting: bool) -> bool:
+        """Whether `adapter` fits into the reserve, or into blocks, without the idle adapters among `names`."""
+        idle = [entry.id for entry in self._entries(names, spare_waiting) if not entry.pinned]
+        in_reserve = sum(self._spans[name].length for name in idle if not self.run_blocks(name))
+        if self.reserve.free + in_reserve >= adapter.elements:
+            return True
+        blocks = sum(map(self.run_blocks, idle))
+        return blocks > 0 and self._pool.free + blocks >= self._blocks(adapter)
+
+    def _entries(self, names: Sequence[str], spare_waiting: bool) -> list[EvictEntry]:
+        """The idle adapters among `names`."""
         return [
             EvictEntry(one.name, one.info.bytes, one.uses, one.last, 0, is_waited_for, one.pinned, one.base)
-            for one in residents
+            for one in (self._table[name] for name in names)
             if one.is_idle and not ((is_waited_for := one.name in self._table.waiting) and spare_waiting)
         ]
 
     def _compact_reserve(self) -> None:
         """Move the adapters of the reserve together; those that are loading stay."""
-        for name in self.regions.names_in(self.regions.reserve):
-            adapter, span = self._table[name], self.regions.span(name)
+        for name in self.reserve.names:
+            adapter, span = self._table[name], self._spans[name]
             if adapter.state != READY:
                 continue
-            self.regions.remove(name)
-            gap = self.regions.find_gap(self.regions.reserve, span.length)
+            self.reserve.remove(name)
+            gap = self.reserve.find_gap(span.length)
             assert gap is not None, "the old span is free"
             if gap.start != span.start:
                 # A copy: the old and the new span may overlap.
-                weights = self._memory[span.start : span.end].clone()
+                weights = self._memory.buffer[span.start : span.end].clone()
                 self.version += 1
                 self.place(adapter, gap).copy_(weights)
-            self.regions.put(name, gap)
+            self.reserve.put(name, span if gap.start == span.start else gap)

@@ -7,12 +7,12 @@ import itertools
 import math
 import threading
 from abc import abstractmethod
-from collections.abc import Container
+from collections.abc import Callable, Container
 from typing import Generic, TypeVar
 
 from shapeshift.adapter_cache.interfaces import SizedRequest
 from shapeshift.adapter_cache.policy.scheduling import SchedulerInputs
-from shapeshift.fused_decode.policy.admission import Admission, QueueBounds
+from shapeshift.fused_decode.policy.admission import Admission, QueueBounds, always
 from shapeshift.serving.bounds import unloading
 
 T = TypeVar("T", bound=SizedRequest)
@@ -56,7 +56,7 @@ class AdmissionBase(Admission[T]):
         """patience: in place of the setting."""
         self._memory = inputs.memory
         self._clock = inputs.clock
-        self._slot_tokens = inputs.slot_tokens
+        self._block_tokens = inputs.block_tokens
         self._bounds = QueueBounds(inputs.queue_requests, inputs.queue_tokens)
         self._overtaking: OvertakingBound[T] = OvertakingBound(
             inputs.settings.patience if patience is None else patience
@@ -116,7 +116,8 @@ class AdmissionBase(Admission[T]):
             self._on_submit(request)
             self._start_waiting(request)
 
-    def admit(self, free: int) -> list[T]:
+    def admit(self, free: int, fits: Callable[[T], bool] = always) -> list[T]:
+        """See `Admission`. Asks `interfaces.AdapterMemory` instead of `fits`."""
         with self._lock:
             self._admitted = []
             self._admit_reserved()
@@ -124,6 +125,10 @@ class AdmissionBase(Admission[T]):
             if self._admit_due():
                 self._select()
             return self._admitted
+
+    def preempted(self, request: T) -> None:
+        with self._lock:
+            self._squash(request)
 
     def withdraw(self, request: T) -> bool:
         with self._lock:
@@ -172,8 +177,12 @@ class AdmissionBase(Admission[T]):
         return sum(map(self._cache_tokens, self._admitted)) + sum(map(self._cache_tokens, self._reserved))
 
     def _cache_tokens(self, request: T) -> int:
-        """Tokens of KV cache that `request` takes."""
-        return max(self._slot_tokens, request.tokens)
+        """Tokens of KV cache that `request` takes at most."""
+        return self._in_blocks(request.tokens)
+
+    def _in_blocks(self, tokens: int) -> int:
+        """So many tokens, rounded up to whole blocks."""
+        return -(-tokens // self._block_tokens) * self._block_tokens
 
     def _try_admit(self, request: T, reserve: bool = True) -> bool:
         """Admit `request`, or reserve its slot while its adapter loads; returns whether either was possible.

@@ -5,12 +5,14 @@ from __future__ import annotations
 import itertools
 import math
 from collections import Counter
+from collections.abc import Callable
 
 from shapeshift.adapter_cache.policy.admission_base import AdmissionBase, T
 from shapeshift.adapter_cache.policy.bypass import allowed, head_wait_s
 from shapeshift.adapter_cache.policy.quota_admission import Ledger, first_phase, second_phase
 from shapeshift.adapter_cache.policy.scheduling import SchedulerInputs
 from shapeshift.adapter_cache.policy.size_queues import RecentRequests, RequestCost, single
+from shapeshift.fused_decode.policy.admission import always
 
 FIRST_CLUSTERING = 64
 """Requests after which the first queues are built; until then there is one."""
@@ -62,9 +64,9 @@ class MultiQueue(AdmissionBase[T]):
 
     # The admission protocol.
 
-    def admit(self, free: int) -> list[T]:
+    def admit(self, free: int, fits: Callable[[T], bool] = always) -> list[T]:
         self._tick()
-        return super().admit(free)
+        return super().admit(free, fits)
 
     def squash(self) -> list[T]:
         with self._lock:
@@ -95,7 +97,7 @@ class MultiQueue(AdmissionBase[T]):
             request.prompt_tokens,
             request.predicted_tokens,
             request.rank,
-            max(self._slot_tokens, tokens),
+            self._in_blocks(tokens),
             self._adapter_tokens(request.adapter),
         )
         self._recent.add_arrival(self._costs[request], request.arrived)

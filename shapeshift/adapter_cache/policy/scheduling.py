@@ -51,7 +51,7 @@ class SchedulerInputs:
 
     queue_requests, queue_tokens  most requests that may wait, and most tokens that these may come to
     adapter_tokens  memory of an adapter's weights, in tokens of KV cache; 0 for None
-    slot_tokens     tokens of KV cache that a request takes at least
+    block_tokens    tokens of a block of KV cache; a request takes whole blocks
     """
 
     settings: SchedulingSettings
@@ -59,7 +59,7 @@ class SchedulerInputs:
     queue_requests: int
     queue_tokens: int
     adapter_tokens: Callable[[str | None], int]
-    slot_tokens: int = 1
+    block_tokens: int = 1
     clock: Callable[[], float] = time.monotonic
 
 

@@ -70,6 +70,7 @@ def compose(table: SlotTable, prefilling: Iterable[Request], prefill_tokens: int
         wanted=torch.from_numpy(rows),
         adapters=_adapters(table, slots),
         spans=torch.from_numpy(table.end[slots].astype(np.int32)),
+        blocks=torch.from_numpy(table.blocks[slots, : table.held[slots].max()]),
         scored=torch.cat([torch.arange(one.place, one.place + one.count) for one in scored]) if scored else None,
     )
     return Step(batch, slots, lengths, slots[rows], scored)

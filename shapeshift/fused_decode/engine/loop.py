@@ -12,12 +12,13 @@ import torch
 
 from shapeshift.errors import EngineError
 from shapeshift.fused_decode.engine.batching import Step, compose
+from shapeshift.fused_decode.engine.blocks import BlockPool
 from shapeshift.fused_decode.engine.grammar import Grammar
 from shapeshift.fused_decode.engine.logprobs import logprobs_of
 from shapeshift.fused_decode.engine.outbox import Deliver, Outbox
 from shapeshift.fused_decode.engine.sampling import Sampler
 from shapeshift.fused_decode.engine.slots import DECODE, PREFILL, SlotTable
-from shapeshift.fused_decode.interfaces import Runtime, SlotMemory
+from shapeshift.fused_decode.interfaces import Runtime
 from shapeshift.fused_decode.metrics import LoopMetrics
 from shapeshift.fused_decode.policy.admission import Admission
 from shapeshift.fused_decode.request import LENGTH, STOP, Reason, Request, Terminations
@@ -44,13 +45,16 @@ class DecodeLoop:
         log: Log,
         *,
         prefill_tokens: int = 256,
-        slot_memory: SlotMemory | None = None,
+        pool: BlockPool | None = None,
         longest_step_s: float = 0.0,
         stream_responses: int = 0,
     ) -> None:
-        """longest_step_s: see `StepCounter`; stream_responses: see `Outbox`."""
+        """pool: the runtime's blocks; None: all of them are for requests. longest_step_s: see `StepCounter`.
+
+        stream_responses: see `Outbox`.
+        """
         self.admission = admission
-        self.slots = SlotTable(runtime.slots, runtime.max_length, slot_memory)
+        self.slots = SlotTable(runtime.slots, runtime.max_length, pool or BlockPool(runtime.blocks))
         self.metrics = LoopMetrics()
         self.steps = StepCounter("decode", lambda: len(admission) > 0 or self.slots.used > 0, longest_step_s)
         self._runtime = runtime
@@ -118,7 +122,7 @@ class DecodeLoop:
         return True
 
     def check_integrity(self) -> None:
-        """Raise AssertionError when slots, prefills and queue contradict one another."""
+        """Raise AssertionError when slots, blocks, prefills and queue contradict one another."""
         self.slots.check_integrity()
         self.admission.check_integrity()
         phases = zip(self.slots.owners, self.slots.phase, strict=True)
@@ -152,12 +156,22 @@ class DecodeLoop:
             self._prefilling.pop(request, None)
             self.slots.preempt(request)
         self.slots.begin_iteration()
-        for request in self.admission.admit(self.slots.free):
-            request.admitted = request.admitted or now
-            self.slots.allocate(request)
-            self._prefilling[request] = None
+        if not self._preempt_for_growth():
+            for request in self.admission.admit(self.slots.free, self.slots.fits):
+                request.admitted = request.admitted or now
+                self.slots.allocate(request)
+                self._prefilling[request] = None
         self._outbox.deliver_urgent()
         return compose(self.slots, self._prefilling, self._prefill_tokens) if self.slots.used else None
+
+    def _preempt_for_growth(self) -> bool:
+        """Give the running requests the blocks that they need now; whether that took the slots of others."""
+        preempted = self.slots.grow()
+        for request in preempted:
+            self._prefilling.pop(request, None)
+            self.admission.preempted(request)
+            self.metrics.preemptions.add()
+        return bool(preempted)
 
     def _record(self, step: Step, tokens: Array, finite: Array, now: float) -> None:
         """Store the new tokens and finish the requests that are complete."""

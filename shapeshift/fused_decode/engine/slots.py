@@ -1,15 +1,18 @@
-"""The slots: their owners, their tokens, and the sampling parameters of their requests."""
+"""The slots: their owners, their tokens and blocks, and the sampling parameters of their requests."""
 
 from __future__ import annotations
 
 import numpy as np
 import numpy.typing as npt
 
+from shapeshift.fused_decode.engine.blocks import BlockPool
 from shapeshift.fused_decode.engine.sampling import SamplingTable
-from shapeshift.fused_decode.interfaces import SlotMemory
+from shapeshift.fused_decode.interfaces import BLOCK_TOKENS, blocks_of
 from shapeshift.fused_decode.request import NO_ADAPTER, Request
 
 FREE, PREFILL, DECODE = 0, 1, 2
+_WATERMARK = 100
+"""One in so many blocks stays free for running requests when another one is admitted."""
 
 Slots = npt.NDArray[np.int64]
 
@@ -17,16 +20,17 @@ Slots = npt.NDArray[np.int64]
 class SlotTable:
     """The state of each slot, as arrays over the slots. Only the generating thread uses it.
 
-    slot_memory: the other user of the slots' memory; None: there is none.
+    pool: the blocks that hold the texts; a text gets them as it grows.
 
     phase    INT8 [slots]   FREE, PREFILL (its prompt is not complete in the cache) or DECODE
     cached   INT64 [slots]  tokens whose keys and values the model holds
     tokens   INT32 [slots, max_length + 1]  prompt and answer
     length   INT64 [slots]  number of these; a decoding slot has one more than is cached
     adapters INT32 [slots]  the request's adapter
+    blocks   INT32 [slots, n]  blocks of the text, of which the first `held` INT64 [slots] count
     """
 
-    def __init__(self, slots: int, max_length: int, slot_memory: SlotMemory | None = None) -> None:
+    def __init__(self, slots: int, max_length: int, pool: BlockPool) -> None:
         self.owners: list[Request | None] = [None] * slots
         self.phase = np.zeros(slots, np.int8)
         self.cached = np.zeros(slots, np.int64)
@@ -37,28 +41,57 @@ class SlotTable:
         self.tokens = np.zeros((slots, max_length + 1), np.int32)
         self.sampling = SamplingTable(slots, self.tokens)
         self.used = 0
-        self._slot_memory = slot_memory
+        self.pool = pool
+        self.blocks = np.zeros((slots, blocks_of(max_length)), np.int32)
+        self.held = np.zeros(slots, np.int64)
+        assert pool.count >= self.blocks.shape[1], "the longest text does not fit the cache"
+        self._watermark = max(1, pool.count // _WATERMARK)
+        self._promised = 0
+        self._admissions = 0
+        self._age = np.zeros(slots, np.int64)
 
     def __len__(self) -> int:
         return len(self.owners)
 
     @property
     def free(self) -> int:
-        """Slots that a request can have now."""
-        if self._slot_memory is None:
-            return len(self.owners) - self.used
-        return int((self._slot_memory.available() & (self.phase == FREE)).sum())
+        """Slots without a request."""
+        return len(self.owners) - self.used
 
     def begin_iteration(self) -> None:
         """An iteration begins."""
-        if self._slot_memory is not None:
-            self._slot_memory.begin_iteration()
+        self._promised = 0
+        if self.pool.borrower is not None:
+            self.pool.borrower.begin_iteration()
+
+    def grow(self) -> list[Request]:
+        """Give each decoding slot the block of its next token, the oldest first.
+
+        Where there is none, the youngest requests lose their slots: returns them, the youngest first.
+        """
+        preempted: list[Request] = []
+        short = np.flatnonzero((self.phase == DECODE) & (self.cached == self.held * BLOCK_TOKENS))
+        for slot in short[np.argsort(self._age[short])]:
+            while self.phase[slot] and not self._extend(int(slot), 1):
+                youngest = self.owners[int(np.where(self.phase, self._age, -1).argmax())]
+                assert youngest is not None and self.used > 1, "the blocks do not hold one text"
+                self.preempt(youngest)
+                preempted.append(youngest)
+        return preempted
+
+    def fits(self, request: Request) -> bool:
+        """Whether the tokens that `request` has fit beside those of the requests of which this was said already in this
+        iteration; a few blocks are left for what runs."""
+        wanted = blocks_of(len(request.prompt) + len(request.kept))
+        spare = self.pool.available - self._promised
+        if min(wanted + self._watermark, blocks_of(request.tokens)) > spare:
+            return False
+        self._promised += wanted
+        return True
 
     def allocate(self, request: Request) -> int:
-        """Give `request` the first free slot."""
-        slot = self._first_free()
-        if self._slot_memory is not None:
-            self._slot_memory.claim(slot)
+        """Give `request` the first free slot, and blocks for the tokens that it has."""
+        slot = int((self.phase == FREE).argmax())
         params = request.sampling_params
         prompt = len(request.prompt)
         length = prompt + len(request.kept)
@@ -73,7 +106,10 @@ class SlotTable:
         self.tokens[slot, :prompt] = request.prompt
         self.tokens[slot, prompt:length] = request.kept
         self.sampling.set(slot, params, prompt, request.rules, request.grammar)
+        self._age[slot] = self._admissions = self._admissions + 1
         request.slot = slot
+        has_blocks = self._extend(slot, blocks_of(length))
+        assert has_blocks, "a request is admitted that does not fit"
         return slot
 
     def release(self, request: Request) -> None:
@@ -108,30 +144,35 @@ class SlotTable:
 
     def check_integrity(self) -> None:
         """Raise AssertionError when the columns contradict one another."""
-        if self._slot_memory is not None:
-            self._slot_memory.check_integrity()
+        self.pool.check_integrity([self.blocks[slot, :held] for slot, held in enumerate(self.held)])
         held = [slot for slot, owner in enumerate(self.owners) if owner is not None]
         assert self.used == len(held), "the number of held slots is wrong"
         assert held == np.flatnonzero(self.phase).tolist(), "a slot is held without a phase, or the reverse"
         for slot, owner in enumerate(self.owners):
             if owner is None:
-                assert self.cached[slot] == self.length[slot] == 0, f"free slot {slot} holds tokens"
+                assert self.cached[slot] == self.length[slot] == self.held[slot] == 0, f"free slot {slot} holds tokens"
                 continue
             assert owner.slot == slot and not owner.is_finished, f"slot {slot} is held by a request that has left it"
             assert self.length[slot] == len(owner.prompt) + owner.generated, f"slot {slot} has lost tokens"
+            needed = blocks_of(max(self.cached[slot], self.length[slot] - 1))
+            assert needed <= self.held[slot] <= needed + 1, f"slot {slot} has {self.held[slot]} blocks for {needed}"
             behind = self.length[slot] - self.cached[slot]
             assert behind == 1 or (self.phase[slot] == PREFILL and behind > 1), f"slot {slot} is out of step"
 
-    def _first_free(self) -> int:
-        free = self.phase == FREE
-        if self._slot_memory is not None:
-            free &= self._slot_memory.available()
-        return int(free.argmax())
+    def _extend(self, slot: int, count: int) -> bool:
+        """Give `slot` so many more blocks; False where there are not as many."""
+        found = self.pool.take(count)
+        if found is None:
+            return False
+        held = self.held[slot]
+        self.blocks[slot, held : held + count] = found
+        self.held[slot] += count
+        return True
 
     def _vacate(self, slot: int) -> None:
         self.owners[slot] = None
         self.phase[slot] = FREE
         self.cached[slot] = self.length[slot] = 0
         self.adapters[slot] = NO_ADAPTER
-        if self._slot_memory is not None:
-            self._slot_memory.vacate(slot)
+        self.pool.release(self.blocks[slot, : self.held[slot]])
+        self.blocks[slot] = self.held[slot] = 0

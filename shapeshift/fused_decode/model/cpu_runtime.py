@@ -12,7 +12,7 @@ from typing import TypeVar
 import torch
 
 from shapeshift.engines.hardware import cores
-from shapeshift.fused_decode.interfaces import BLOCK_TOKENS, LinearDelta, LinearHook, StepBatch
+from shapeshift.fused_decode.interfaces import BLOCK_TOKENS, LinearDelta, LinearHook, StepBatch, blocks_of
 from shapeshift.fused_decode.model import native_operations
 from shapeshift.fused_decode.model.architecture import PRECISION_BYTES, Architecture
 from shapeshift.fused_decode.model.kv_cache import KeyValueCache
@@ -46,6 +46,7 @@ def load(
         precision=precision,
         slots=decode.max_concurrency,
         max_length=decode.max_length,
+        blocks=blocks_of(decode.kv_cache_tokens),
         threads=threads,
         native=decode.native,
         cache_dir=kernel_cache,
@@ -67,7 +68,7 @@ class DecodeModel:
         self.operations = operations
         self.vocab_size = network.architecture.vocab_size
         self.eos_ids = network.architecture.eos_ids
-        self.slots, self.max_length = cache.slots, cache.max_length
+        self.slots, self.max_length, self.blocks = cache.slots, cache.max_length, cache.blocks
         self._network = network
         self._fused_forward = operations.fused_forward(network)
         self._cache = cache
@@ -78,9 +79,9 @@ class DecodeModel:
         return self._cache.memory
 
     @property
-    def slot_elements(self) -> int:
-        """Elements of `memory` that a slot takes, where each slot has blocks of its own."""
-        return self._cache.text_blocks * self._cache.block_elements
+    def block_elements(self) -> int:
+        """Elements of `memory` that a block takes."""
+        return self._cache.block_elements
 
     @classmethod
     def load(
@@ -90,15 +91,17 @@ class DecodeModel:
         precision: str,
         slots: int,
         max_length: int,
+        blocks: int = 0,
         threads: int,
         native: bool = True,
         cache_dir: Path,
         log: Log = _warn,
         extra_elements: int = 0,
     ) -> DecodeModel:
-        """The model of a checkpoint folder on this machine's CPU, with `slots` empty slots of `max_length` tokens.
+        """The model of a checkpoint folder on this machine's CPU, for `slots` texts of `max_length` tokens.
 
         precision       f32 or bf16: of weights, cache and activations
+        blocks          of the cache; 0: enough for all these texts
         threads         of torch, for the whole process
         native          false: plain torch instead of the native kernels
         cache_dir       folder of the compiled kernels
@@ -114,7 +117,7 @@ class DecodeModel:
         dtype = DTYPES[precision]
 
         def build() -> DecodeModel:
-            cache = KeyValueCache(architecture, slots, max_length, dtype, extra_elements=extra_elements)
+            cache = KeyValueCache(architecture, slots, max_length, dtype, blocks=blocks, extra_elements=extra_elements)
             compiled = native_operations.load(cache_dir, log) if native else None
             make = native_operations.NativeLinear if compiled else maker(dtype, log)
             network = assemble(architecture, files, cache, dtype, make)

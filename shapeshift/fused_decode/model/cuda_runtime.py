@@ -21,7 +21,7 @@ from typing import Any
 import torch
 
 from shapeshift.errors import UnsupportedError
-from shapeshift.fused_decode.interfaces import BLOCK_TOKENS, StepBatch
+from shapeshift.fused_decode.interfaces import BLOCK_TOKENS, StepBatch, blocks_of
 from shapeshift.fused_decode.model.architecture import PRECISION_BYTES, Architecture
 from shapeshift.fused_decode.model.cpu_runtime import DTYPES, DecodeModel
 from shapeshift.fused_decode.model.kv_cache import KeyValueCache
@@ -63,6 +63,7 @@ def load(
         precision=precision,
         slots=decode.max_concurrency,
         max_length=decode.max_length,
+        blocks=blocks_of(decode.kv_cache_tokens),
         extra_elements=extra_elements,
     )
     log(f"{model.architecture.family}, {precision}, {device}")
@@ -139,9 +140,10 @@ class GraphedModel(DecodeModel):
         precision: str = "bf16",
         slots: int,
         max_length: int,
+        blocks: int = 0,
         extra_elements: int = 0,
     ) -> GraphedModel:
-        """The model of a checkpoint folder on `device`, such as "cuda:0"; `extra_elements` as for `DecodeModel.load`.
+        """The model of a checkpoint folder on `device`, such as "cuda:0"; the rest as for `DecodeModel.load`.
 
         Raises InvalidInputError as `DecodeModel.load` does, UnsupportedError where torch finds no such device.
         """
@@ -150,7 +152,9 @@ class GraphedModel(DecodeModel):
         require(precision in PRECISION_BYTES, "precision", precision, f"one of {', '.join(PRECISION_BYTES)}")
         architecture, dtype = Architecture.read(checkpoint_dir), DTYPES[precision]
         files = WeightFiles(checkpoint_dir, architecture)
-        cache = KeyValueCache(architecture, slots, max_length, dtype, device=device, extra_elements=extra_elements)
+        cache = KeyValueCache(
+            architecture, slots, max_length, dtype, blocks=blocks, device=device, extra_elements=extra_elements
+        )
         return cls(assemble(architecture, files, cache, dtype, PlainLinear), cache)
 
     def _run(self, batch: StepBatch) -> torch.Tensor:

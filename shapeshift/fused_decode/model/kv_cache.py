@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import torch
 
-from shapeshift.fused_decode.interfaces import BLOCK_TOKENS
+from shapeshift.fused_decode.interfaces import BLOCK_TOKENS, blocks_of
 from shapeshift.fused_decode.model.architecture import PRECISION_BYTES, Architecture, Rope
 from shapeshift.settings import Choices, require
 
@@ -21,17 +21,12 @@ SCALINGS: Choices[Scaling] = Choices(
 _STILL = Rope()
 
 
-def cache_bytes(architecture: Architecture, slots: int, max_length: int, precision: str) -> int:
-    """Bytes of the cache of `slots` slots of `max_length` tokens each, with the rotary tables that each slot has."""
-    elements = slots * blocks_of(max_length) * block_elements(architecture)
+def cache_bytes(architecture: Architecture, slots: int, max_length: int, precision: str, blocks: int = 0) -> int:
+    """Bytes of a cache of `blocks` blocks (0: `max_length` tokens for each slot), and of the slots' rotary tables."""
+    elements = (blocks or slots * blocks_of(max_length)) * block_elements(architecture)
     own = sum(has_own_tables(rope, max_length) for rope in _ropes(architecture))
     tables = own * slots * max_length * architecture.head_dim * PRECISION_BYTES["f32"]
     return elements * PRECISION_BYTES[precision] + tables
-
-
-def blocks_of(tokens: int) -> int:
-    """Blocks that hold so many tokens."""
-    return -(-tokens // BLOCK_TOKENS)
 
 
 def block_elements(architecture: Architecture) -> int:
@@ -55,16 +50,18 @@ class KeyValueCache:
         max_length: int,
         dtype: torch.dtype,
         *,
+        blocks: int = 0,
         device: str = "cpu",
         extra_elements: int = 0,
     ) -> None:
+        """blocks: 0: of `max_length` tokens for each slot."""
         require(slots >= 1, "slots", slots, "at least 1")
         limit = architecture.max_position
         require(1 <= max_length <= limit, "max_length", max_length, f"1 to max_position_embeddings ({limit})")
         self.slots = slots
         self.max_length = max_length
         self.text_blocks = blocks_of(max_length)
-        self.blocks = slots * self.text_blocks
+        self.blocks = blocks or slots * self.text_blocks
         self.block_elements = block_elements(architecture)
         self.memory = torch.zeros(self.blocks * self.block_elements + extra_elements, dtype=dtype, device=device)
         shape = (self.blocks, 2, architecture.layers, architecture.kv_heads, BLOCK_TOKENS, architecture.head_dim)

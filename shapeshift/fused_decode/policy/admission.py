@@ -5,7 +5,9 @@ The decode loop asks one policy object at every iteration. Another technique may
 
 from __future__ import annotations
 
+import itertools
 import threading
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
@@ -20,6 +22,11 @@ class QueuedRequest(Protocol):
 
 
 T = TypeVar("T", bound=QueuedRequest)
+
+
+def always(request: QueuedRequest) -> bool:
+    """Every request fits."""
+    return True
 
 
 class Admission(Protocol[T]):
@@ -37,13 +44,21 @@ class Admission(Protocol[T]):
         """Queue `request`. Raises OverloadedError, naming the limit, where it does not fit."""
         ...
 
-    def admit(self, free: int) -> list[T]:
-        """At most `free` requests that get a slot now; they wait no longer."""
+    def admit(self, free: int, fits: Callable[[T], bool] = always) -> list[T]:
+        """At most `free` requests that get a slot now; they wait no longer.
+
+        fits(request): asked of each of them in turn, whether the memory holds it beside those before it. An admission
+        that knows the memory itself need not ask.
+        """
         ...
 
     def squash(self) -> list[T]:
         """Running requests to preempt now; they are back in the queue. Called before `admit`."""
         return []
+
+    def preempted(self, request: T) -> None:
+        """A running request has lost its slot, since others needed its memory; it waits again, in its old place."""
+        ...
 
     def withdraw(self, request: T) -> bool:
         """Remove a waiting request; False where it does not wait."""
@@ -103,14 +118,20 @@ class FirstComeFirstServed(Admission[T]):
             self._waiting[request] = None
             self._tokens += request.tokens
 
-    def admit(self, free: int) -> list[T]:
+    def admit(self, free: int, fits: Callable[[T], bool] = always) -> list[T]:
         if not self._waiting or not free:
             return []
         with self._lock:
-            chosen = [request for request, _ in zip(self._waiting, range(free), strict=False)]
+            chosen = list(itertools.takewhile(fits, itertools.islice(self._waiting, free)))
             for request in chosen:
                 self._remove(request)
         return chosen
+
+    def preempted(self, request: T) -> None:
+        with self._lock:
+            # Those that are preempted together come youngest first.
+            self._waiting = {request: None, **self._waiting}
+            self._tokens += request.tokens
 
     def withdraw(self, request: T) -> bool:
         with self._lock:
