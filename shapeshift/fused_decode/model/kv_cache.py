@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
+import mmap
 from collections.abc import Callable
 
 import torch
@@ -63,7 +65,7 @@ class KeyValueCache:
         self.text_blocks = blocks_of(max_length)
         self.blocks = blocks or slots * self.text_blocks
         self.block_elements = block_elements(architecture)
-        self.memory = torch.zeros(self.blocks * self.block_elements + extra_elements, dtype=dtype, device=device)
+        self.memory = _zeros(self.blocks * self.block_elements + extra_elements, dtype, device)
         shape = (self.blocks, 2, architecture.layers, architecture.kv_heads, BLOCK_TOKENS, architecture.head_dim)
         both = self.memory[: math.prod(shape)].view(shape)
         self.keys, self.values = both[:, 0].transpose(0, 1), both[:, 1].transpose(0, 1)
@@ -86,6 +88,20 @@ class KeyValueCache:
     def own_blocks(self, slots: torch.Tensor) -> torch.Tensor:
         """The blocks of these slots, INT32 [n, text_blocks], where each slot has blocks of its own."""
         return slots[:, None] * self.text_blocks + torch.arange(self.text_blocks, dtype=torch.int32)
+
+
+def _zeros(count: int, dtype: torch.dtype, device: str) -> torch.Tensor:
+    """Zeros [count]; on a CPU in huge pages, where there are some.
+
+    The blocks of a text lie far apart. With small pages, finding each of them costs a read of memory of its own.
+    """
+    if device != "cpu" or not hasattr(mmap, "MADV_HUGEPAGE"):
+        return torch.zeros(count, dtype=dtype, device=device)
+    held = mmap.mmap(-1, count * dtype.itemsize, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    # A kernel without huge pages refuses.
+    with contextlib.suppress(OSError):
+        held.madvise(mmap.MADV_HUGEPAGE)
+    return torch.frombuffer(held, dtype=dtype, count=count)
 
 
 class RopeTables:
