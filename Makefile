@@ -20,6 +20,13 @@ ARGS ?=
 # with more threads than cores torch takes several times the processor time if they spin.
 # A test that hangs, or that ends its process, ends the run: with a new process pytest-xdist may wait for ever.
 IN_PARALLEL := -n 4 --dist loadfile --no-loadscope-reorder --max-worker-restart 0 --timeout 600
+# The tests that are measured: those that run what they test in their own process, without models or files of engines.
+COVERING := tests/serving tests/sidecar tests/workloads $(addprefix tests/polymorph/test_,$(addsuffix .py,allocate \
+  assignment autoscale binpacking curves dispatch placement policies profile replace)) \
+  $(addprefix tests/token_adapt/test_,$(addsuffix .py,image_scheduler token_batching token_costs token_plan token_policies \
+  token_rate_based token_shadow_price)) $(addprefix tests/cascade/test_,$(addsuffix .py,accuracy_bound cascade_policies \
+  cascade_words)) $(addprefix tests/adapter_cache/test_,$(addsuffix .py,adapter_policies cluster eviction prediction \
+  quota_admission schedulers)) $(addprefix tests/fused_decode/test_decode_,$(addsuffix .py,admission compact preemption))
 BIN := .venv/bin
 LOG := build/setup.log
 PIP := $(BIN)/python -m pip --disable-pip-version-check
@@ -28,7 +35,7 @@ TORCH := requirements/torch-$(if $(GPU),gpu,cpu).txt
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help setup engines serve test test-long format lint bench drill simulate loadtest clean
+.PHONY: help setup engines serve test test-long coverage format lint bench drill simulate loadtest clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' Makefile
@@ -47,6 +54,9 @@ test: .venv/.test engines ## run the tests
 
 test-long: .venv/.test engines ## run the tests that take minutes: sanitizers, fuzz, changed sources that tests must notice, every model family, own models of the pages
 	@$(BIN)/python -m pytest -m long $(ARGS)
+
+coverage: .venv/.test ## lines that the tests of decisions, serving and the sidecar run; fails below the floor in pyproject.toml
+	@OMP_WAIT_POLICY=passive $(BIN)/python -m pytest -m "not server" --cov --cov-report=term $(COVERING)
 
 format: .venv/.test ## sort imports and format the code
 	@$(BIN)/ruff check --select I --fix .
