@@ -10,8 +10,10 @@ import argparse
 import asyncio
 import sys
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from bench.common.foreign_load import ForeignLoad
 from bench.common.output import BUILD, Output
@@ -114,12 +116,12 @@ def main() -> int:
     return int(bool(missed))
 
 
-def _inputs(tokens: int, rng: np.random.Generator) -> list[dict[str, np.ndarray]]:
+def _inputs(tokens: int, rng: np.random.Generator) -> list[dict[str, NDArray[Any]]]:
     maker = TextMaker(rng)
     return [{"TEXT": np.array([[maker.text(tokens)]], dtype=object)} for _ in range(_TEXTS)]
 
 
-async def _capacity(url: str, made: list[dict[str, np.ndarray]], in_flight: int, seconds: float) -> float:
+async def _capacity(url: str, made: list[dict[str, NDArray[Any]]], in_flight: int, seconds: float) -> float:
     """Right answers a second with so many requests open all the time: a replay whose requests are all due at once."""
     count = in_flight
     while True:

@@ -37,6 +37,7 @@ class Request:
 
     rules       the tokens that it biases or bans; None: none
     grammar     what the answer has to follow; set before the request is submitted; None: nothing
+    slo_class   its class in the queue; set before it is submitted
     limit       most tokens of its answer: `max_tokens`, or fewer where the slot ends before
     kept        tokens of its answer from before it was preempted, INT32 [n]
     adapter_id  its value in `StepBatch.adapters`; set before the request gets a slot
@@ -56,7 +57,8 @@ class Request:
     __slots__ = (
         *("id", "prompt", "kept", "sampling_params", "rules", "grammar", "stream", "response", "text", "limit"),
         *("deadline", "adapter_id", "slot", "generated", "parts", "token_ids", "logprobs", "prompt_logprobs"),
-        *("finish_reason", "error", "is_submitted", "is_finished", "arrived", "admitted", "first_token", "finished"),
+        *("slo_class", "finish_reason", "error", "is_submitted", "is_finished"),
+        *("arrived", "admitted", "first_token", "finished"),
     )
 
     def __init__(
@@ -85,6 +87,7 @@ class Request:
         self.arrived = time.monotonic()
         self.deadline = None if latency_ms is None else self.arrived + latency_ms / 1e3
         self.adapter_id = NO_ADAPTER
+        self.slo_class: str | None = None
         self.slot: int | None = None
         self.generated = 0
         self.parts: list[str] = []

@@ -8,6 +8,7 @@ from shapeshift.fused_decode import loading
 from shapeshift.fused_decode.engine.blocks import BlockPool
 from shapeshift.fused_decode.engine.loop import DecodeLoop
 from shapeshift.fused_decode.policy.admission import Admission, FirstComeFirstServed
+from shapeshift.fused_decode.policy.class_order import ClassOrder
 from shapeshift.fused_decode.request import Request
 from shapeshift.serving.metrics import Metric
 from shapeshift.serving.model_args import Log, ModelArgs
@@ -45,10 +46,12 @@ class DecodeService:
     def admission(self) -> Admission[Request]:
         """The admission policy; called once."""
         settings = self.loaded.settings
-        return FirstComeFirstServed(settings.queue_requests, settings.queue_tokens)
+        order: ClassOrder[Request] = ClassOrder(settings.classes, settings.overtaken_requests)
+        return FirstComeFirstServed(settings.queue_requests, settings.queue_tokens, order)
 
     def prepare(self, request: Request, given: RequestParameters) -> None:
         """Called with a new request of `request_type` and its parameters. Raises ShapeshiftError."""
+        request.slo_class = given.slo_class
 
     def complete(self, request: Request, text: bytes, submit: Callable[[], None]) -> None:
         """Find out what the admission needs to know of a prepared request, whose prompt is `text`; then call `submit`.

@@ -25,6 +25,8 @@ class FusedDecodeSettings:
     prefill_tokens   most tokens of prompts in one iteration
     queue_requests   most requests that wait for a slot; a further one gets UNAVAILABLE
     queue_tokens     most tokens of the waiting requests, prompts and longest answers together
+    slo_classes      values of the request parameter slo_class, the most urgent first; *: all others, and none
+    overtaken_requests  most later requests that go before a waiting one because their class is more urgent
     threads          threads of the model's kernels; 0: one for each core
     native           whether the kernels written in C++ are compiled and used
     stream_responses  most responses to streams after an iteration, with first and last ones; 0: one to each stream
@@ -42,6 +44,8 @@ class FusedDecodeSettings:
     prefill_tokens: int = 256
     queue_requests: int = 1024
     queue_tokens: int = 1048576
+    slo_classes: str = "interactive,*,batch"
+    overtaken_requests: int = 32
     threads: int = 0
     native: bool = True
     stream_responses: int = 16
@@ -61,10 +65,18 @@ class FusedDecodeSettings:
         require(self.prefill_tokens >= 1, "prefill_tokens", self.prefill_tokens, "at least 1")
         require(self.queue_requests >= 1, "queue_requests", self.queue_requests, "at least 1")
         require(self.queue_tokens >= 1, "queue_tokens", self.queue_tokens, "at least 1")
+        require(self.classes.count("*") == 1, "slo_classes", self.slo_classes, "names with commas, one of them *")
+        require(len({*self.classes}) == len(self.classes), "slo_classes", self.slo_classes, "each name once")
+        require(self.overtaken_requests >= 0, "overtaken_requests", self.overtaken_requests, "0 or more")
         require(0 <= self.threads <= 1024, "threads", self.threads, "0 to 1024")
         require(self.stream_responses >= 0, "stream_responses", self.stream_responses, "0 or more")
         require(self.memory_mb >= 0, "memory_mb", self.memory_mb, "0 or more")
         require(self.slo_ms >= 0, "slo_ms", self.slo_ms, "0 or more")
+
+    @property
+    def classes(self) -> list[str]:
+        """The names in `slo_classes`."""
+        return [name.strip() for name in self.slo_classes.split(",")]
 
 
 @dataclass(frozen=True)

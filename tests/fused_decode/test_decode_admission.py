@@ -12,6 +12,7 @@ from shapeshift.fused_decode.policy.admission import FirstComeFirstServed
 @dataclass(eq=False)
 class Waiting:
     tokens: int
+    slo_class: str | None = None
 
 
 def queue(requests: int = 100, tokens: int = 1000) -> FirstComeFirstServed[Waiting]:

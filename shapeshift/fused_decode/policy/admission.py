@@ -5,12 +5,12 @@ The decode loop asks one policy object at every iteration. Another technique may
 
 from __future__ import annotations
 
-import itertools
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
+from shapeshift.fused_decode.policy.class_order import OTHERS, ClassedRequest, ClassOrder
 from shapeshift.serving.bounds import Bound, unloading
 
 
@@ -21,7 +21,12 @@ class QueuedRequest(Protocol):
     def tokens(self) -> int: ...
 
 
+class ClassedQueuedRequest(QueuedRequest, ClassedRequest, Protocol):
+    """A queued request that has a class."""
+
+
 T = TypeVar("T", bound=QueuedRequest)
+C = TypeVar("C", bound=ClassedQueuedRequest)
 
 
 def always(request: QueuedRequest) -> bool:
@@ -93,12 +98,13 @@ class QueueBounds:
         Bound("queue_tokens", self.tokens, "tokens").require_unless_empty(waiting, more)
 
 
-class FirstComeFirstServed(Admission[T]):
-    """In order of arrival."""
+class FirstComeFirstServed(Admission[C]):
+    """In order of arrival, but for what `order` picks first."""
 
-    def __init__(self, max_requests: int, max_tokens: int) -> None:
+    def __init__(self, max_requests: int, max_tokens: int, order: ClassOrder[C] | None = None) -> None:
+        self._order: ClassOrder[C] = order or ClassOrder((OTHERS,), max_requests)
         self._bounds = QueueBounds(max_requests, max_tokens)
-        self._waiting: dict[T, None] = {}
+        self._waiting: dict[C, None] = {}
         self._tokens = 0
         self._closed = False
         self._lock = threading.Lock()
@@ -111,39 +117,39 @@ class FirstComeFirstServed(Admission[T]):
             raise unloading()
         self._bounds.require_place(len(self._waiting))
 
-    def submit(self, request: T) -> None:
+    def submit(self, request: C) -> None:
         with self._lock:
             self.refuse_when_full()
             self._bounds.require_tokens(self._tokens, request.tokens)
             self._waiting[request] = None
             self._tokens += request.tokens
 
-    def admit(self, free: int, fits: Callable[[T], bool] = always) -> list[T]:
+    def admit(self, free: int, fits: Callable[[C], bool] = always) -> list[C]:
         if not self._waiting or not free:
             return []
         with self._lock:
-            chosen = list(itertools.takewhile(fits, itertools.islice(self._waiting, free)))
+            chosen = self._order.pick(self._waiting, free, fits)
             for request in chosen:
                 self._remove(request)
         return chosen
 
-    def preempted(self, request: T) -> None:
+    def preempted(self, request: C) -> None:
         with self._lock:
             # Those that are preempted together come youngest first.
             self._waiting = {request: None, **self._waiting}
             self._tokens += request.tokens
 
-    def withdraw(self, request: T) -> bool:
+    def withdraw(self, request: C) -> bool:
         with self._lock:
             if request not in self._waiting:
                 return False
             self._remove(request)
         return True
 
-    def finished(self, request: T) -> None:
+    def finished(self, request: C) -> None:
         """Running requests are not tracked."""
 
-    def close(self) -> list[T]:
+    def close(self) -> list[C]:
         with self._lock:
             self._closed = True
             waiting = list(self._waiting)
@@ -155,6 +161,6 @@ class FirstComeFirstServed(Admission[T]):
         with self._lock:
             assert self._tokens == sum(request.tokens for request in self._waiting), "the token count is wrong"
 
-    def _remove(self, request: T) -> None:
+    def _remove(self, request: C) -> None:
         del self._waiting[request]
         self._tokens -= request.tokens
