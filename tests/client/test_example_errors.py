@@ -35,7 +35,10 @@ def said_by(example: str, monkeypatch: pytest.MonkeyPatch, *arguments: str) -> s
 
 @pytest.mark.parametrize(
     "example",
-    ["encode_grpc.py", "encode_http.py", "classify_text_grpc.py", "classify_image_grpc.py", "generate_grpc.py"],
+    [
+        *("encode_grpc.py", "encode_http.py", "classify_text_grpc.py", "classify_image_grpc.py"),
+        *("generate_grpc.py", "generate_answers.py"),
+    ],
 )
 def test_no_server(example: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     image = tmp_path / "image.png"

@@ -19,6 +19,7 @@ import tritonclient.grpc as grpc_client
 import tritonclient.http as http_client
 from tritonclient.utils import InferenceServerException
 
+from client import generate_answers
 from shapeshift.errors import EngineError
 from shapeshift.triton import metrics, model_config
 from shapeshift.triton.control import ModelControl
@@ -295,6 +296,28 @@ def test_several_answers_are_rows(
         server, "generate/generate", {"text_input": PROMPT, "sampling_parameters": json.dumps(sampling)}
     )
     assert status == 200 and len(json.loads(content)["text_output"]) == 2
+
+
+def test_answers_in_json(server: TritonServer, over_grpc: Any) -> None:
+    schema = {
+        "type": "object",
+        "properties": {"count": {"type": "integer", "maximum": 99}, "kind": {"enum": ["word", "letter"]}},
+        "required": ["count", "kind"],
+        "additionalProperties": False,
+    }
+    structured = json.dumps({"json": schema, "disable_any_whitespace": True})
+    given: dict[str, Any] = {"text_input": PROMPT, "max_tokens": 200, "n": 4, "seed": 1, "return_finish_reason": True}
+    result = plain(grpc_client, over_grpc, {**given, "structured_outputs": structured})
+    for text, reason in zip(result.as_numpy("text_output"), result.as_numpy("finish_reason"), strict=True):
+        # A number may have any number of digits.
+        assert reason == b"stop" or text.startswith(b'{"count":'), text
+        if reason == b"stop":
+            answer = json.loads(text)
+            assert answer["count"] <= 99 and answer["kind"] in ("word", "letter") and len(answer) == 2
+    assert b"stop" in result.as_numpy("finish_reason").tolist()
+    with pytest.raises(InferenceServerException, match="structured_outputs json: .*Unsatisfiable schema"):
+        plain(grpc_client, over_grpc, {**given, "structured_outputs": '{"json": "false"}'})
+    generate_answers.show(generate_answers.generate(over_grpc, PROMPT, n=2, logprobs=2, max_tokens=4), True)
 
 
 _ROWS = ("choice_index", "text_output")
