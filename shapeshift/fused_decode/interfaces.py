@@ -63,6 +63,8 @@ class Runtime(Protocol):
     """Most texts at once."""
     blocks: int
     """Blocks of the cache, at least as many as a text of `max_length` tokens needs."""
+    shares_prefixes: bool
+    """Whether the keys and values of equal beginnings of texts are equal, whatever follows."""
     eos_ids: frozenset[int]
     longest_step_s: float
     """Measured time of the largest piece of a prompt that one step computes, seconds; 0 where it was not measured."""

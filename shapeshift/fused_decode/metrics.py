@@ -18,6 +18,8 @@ class LoopMetrics:
         self.between_tokens_ms = Histogram("between_tokens_ms", "From a request's token to its next", _ITERATION_MS)
         self.prompt_tokens = Counter("prompt_tokens_total", "Tokens of prompts computed")
         self.generated_tokens = Counter("generated_tokens_total", "Tokens generated")
+        self.prefix_queries = Counter("prefix_cache_queries_total", "Tokens of requests that got slots")
+        self.prefix_hits = Counter("prefix_cache_hits_total", "Those of them whose keys and values were there")
         self.preemptions = Counter("preemptions_total", "Requests that lost their slots, since blocks ran out")
         self.parts = {
             part: Counter("iteration_part_ms_total", "Time of the generating thread by activity", {"part": part})
@@ -28,7 +30,7 @@ class LoopMetrics:
     def exported(self) -> list[Counter | Histogram]:
         return [
             *(self.iteration_ms, self.first_token_ms, self.between_tokens_ms),
-            *(self.prompt_tokens, self.generated_tokens, self.preemptions),
+            *(self.prompt_tokens, self.generated_tokens, self.preemptions, self.prefix_queries, self.prefix_hits),
             *self.parts.values(),
         ]
 

@@ -41,7 +41,8 @@ class DecodeService:
     ) -> None:
         """further: see `loading.load`."""
         self.loaded = loading.load(args, log, load_runtime, further)
-        self.pool = BlockPool(self.loaded.runtime.blocks)
+        runtime, settings = self.loaded.runtime, self.loaded.settings
+        self.pool = BlockPool(runtime.blocks, caching=settings.enable_prefix_caching and runtime.shares_prefixes)
 
     def admission(self) -> Admission[Request]:
         """The admission policy; called once."""

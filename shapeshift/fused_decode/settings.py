@@ -22,6 +22,7 @@ class FusedDecodeSettings:
     max_length       most tokens of a request, prompt and answer together
     kv_cache_tokens  tokens of the requests that run, together; 0: max_concurrency times max_length. Where they run out,
                      the youngest request is preempted, and continues later
+    enable_prefix_caching  whether requests share the keys and values of equal beginnings, with ended ones too
     prefill_tokens   most tokens of prompts in one iteration
     queue_requests   most requests that wait for a slot; a further one gets UNAVAILABLE
     queue_tokens     most tokens of the waiting requests, prompts and longest answers together
@@ -41,6 +42,7 @@ class FusedDecodeSettings:
     max_concurrency: int = 32
     max_length: int = 1024
     kv_cache_tokens: int = 0
+    enable_prefix_caching: bool = True
     prefill_tokens: int = 256
     queue_requests: int = 1024
     queue_tokens: int = 1048576

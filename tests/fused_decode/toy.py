@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from shapeshift.fused_decode.engine.blocks import BlockPool
 from shapeshift.fused_decode.engine.detokenize import TextStream
 from shapeshift.fused_decode.engine.loop import DecodeLoop
 from shapeshift.fused_decode.interfaces import BLOCK_TOKENS, StepBatch, blocks_of
@@ -39,6 +40,7 @@ class ToyRuntime:
     """
 
     longest_step_s = 0.0
+    shares_prefixes = True
 
     def __init__(self, slots: int = 4, max_length: int = 64, seed: int = 0, blocks: int = 0) -> None:
         rng = np.random.default_rng(seed)
@@ -77,8 +79,8 @@ class ToyRuntime:
         assert batch.blocks is not None
         contexts, written = [], []
         for slot, start, length, span, blocks in zip(slots, starts, lengths, spans, batch.blocks.numpy(), strict=True):
-            self.spans[slot] = self.spans[slot] if start else span
-            assert start + length <= span == self.spans[slot] <= self.max_length, "a text becomes longer than said"
+            self.spans[slot] = span
+            assert start + length <= span <= self.max_length, "a text becomes longer than said"
             assert length >= 1 and start + length <= self.max_length
             text = self.cache[blocks].ravel()
             assert (text[:start] >= 0).all(), "a text does not continue where it ended"
@@ -130,7 +132,9 @@ class Run:
         self.delivered: list[Request] = []
         self.log: list[str] = []
         admission: FirstComeFirstServed[Request] = FirstComeFirstServed(requests, tokens)
-        self.loop = DecodeLoop(self.runtime, admission, self._note, self.log.append, **options)  # type: ignore[arg-type]
+        caching = bool(options.pop("caching", False))
+        pool = BlockPool(self.runtime.blocks, caching=caching)
+        self.loop = DecodeLoop(self.runtime, admission, self._note, self.log.append, pool=pool, **options)  # type: ignore[arg-type]
 
     def _note(self, updated: list[Request]) -> None:
         assert len(set(updated)) == len(updated)

@@ -1,38 +1,50 @@
-"""The blocks of the cache: which are free, which texts hold, and which another user has borrowed as runs."""
+"""The blocks of the cache: which are free, which texts share, and which another user has borrowed as runs."""
 
 from __future__ import annotations
+
+import hashlib
+from collections import OrderedDict
+from collections.abc import Iterable
 
 import numpy as np
 import numpy.typing as npt
 
-from shapeshift.fused_decode.interfaces import BlockBorrower
+from shapeshift.fused_decode.interfaces import BLOCK_TOKENS, BlockBorrower
 
 Blocks = npt.NDArray[np.int32]
-_FREE, _BORROWED = 0, -1
+_FREE, _BORROWED, _KEPT = 0, -1, -2
 
 
 class BlockPool:
     """Blocks 0 to `count` - 1 of a cache. Only the generating thread changes it.
 
+    A full block whose text has ended is kept with the hash of the text up to its end, until its memory is needed: the
+    least recently used leave first. A text that begins alike shares it.
+
     borrower: the other user of the blocks, which gives back what it can when texts need them; None: there is none.
     """
 
-    def __init__(self, count: int) -> None:
+    def __init__(self, count: int, *, caching: bool = True) -> None:
+        """caching: False keeps and shares nothing."""
         self.count = count
+        self.caching = caching
         self.borrower: BlockBorrower | None = None
-        # References from texts; -1 of a block that is borrowed.
+        # References from texts, or one of the states above.
         self._references = np.zeros(count, np.int32)
-        self._free = count
+        self._empty = count
+        self._by_hash: dict[bytes, int] = {}
+        self._hashes: dict[int, bytes] = {}
+        self._kept: OrderedDict[int, None] = OrderedDict()
 
     @property
     def free(self) -> int:
-        """Blocks that nobody has."""
-        return self._free
+        """Blocks that neither a text nor the borrower has."""
+        return self._empty + len(self._kept)
 
     @property
     def available(self) -> int:
         """Blocks that texts can get now."""
-        return self._free + (0 if self.borrower is None else self.borrower.reclaimable)
+        return self.free + (0 if self.borrower is None else self.borrower.reclaimable)
 
     @property
     def held(self) -> int:
@@ -53,33 +65,67 @@ class BlockPool:
         """The first `count` free blocks, for a text; None, and nothing changes, where so many are not available."""
         if count > self.available:
             return None
-        if count > self._free:
+        if count > self.free:
             assert self.borrower is not None
             self.borrower.reclaim(count)
+        while count > self._empty:
+            self._forget(next(iter(self._kept)))
         found = np.flatnonzero(self._references == _FREE)[:count].astype(np.int32)
         self._references[found] = 1
-        self._free -= count
+        self._empty -= count
         return found
 
     def release(self, blocks: Blocks) -> None:
-        """A text no longer holds these blocks."""
-        assert (self._references[blocks] > 0).all(), "a block is released that no text holds"
-        self._references[blocks] -= 1
-        self._free += int((self._references[blocks] == _FREE).sum())
+        """A text no longer holds these blocks, which are in its order."""
+        # Backwards: the end of a text is of less use than its beginning.
+        for block in reversed(blocks.tolist()):
+            assert self._references[block] > 0, "a block is released that no text holds"
+            self._references[block] -= 1
+            if self._references[block] == _FREE:
+                if block in self._hashes:
+                    self._references[block] = _KEPT
+                    self._kept[block] = None
+                else:
+                    self._empty += 1
+
+    def share(self, hashes: Iterable[bytes]) -> list[int]:
+        """The blocks with these hashes, up to the first that there is none of; a text holds them from now on."""
+        found = []
+        for one in hashes:
+            block = self._by_hash.get(one)
+            if block is None:
+                break
+            if block in self._kept:
+                del self._kept[block]
+                self._references[block] = 0
+            self._references[block] += 1
+            found.append(block)
+        return found
+
+    def remember(self, block: int, own: bytes) -> None:
+        """A text that holds `block` has filled it; own: its hash. Of two equal blocks the first is remembered."""
+        if own not in self._by_hash:
+            self._by_hash[own] = block
+            self._hashes[block] = own
 
     def borrow(self, count: int) -> int | None:
         """The first of `count` blocks in a row, from the end of the pool, where texts come last; None without such."""
-        start = self._last_run(count)
+        start = _last_run(self._references == _FREE, count)
+        if start is None:
+            start = _last_run((self._references == _FREE) | (self._references == _KEPT), count)
         if start is not None:
+            for block in range(start, start + count):
+                if block in self._kept:
+                    self._forget(block)
             self._references[start : start + count] = _BORROWED
-            self._free -= count
+            self._empty -= count
         return start
 
     def give_back(self, start: int, count: int) -> None:
         """The borrower no longer has this run."""
         assert (self._references[start : start + count] == _BORROWED).all(), "a block is given back that is not lent"
         self._references[start : start + count] = _FREE
-        self._free += count
+        self._empty += count
 
     def check_integrity(self, tables: list[Blocks]) -> None:
         """Raise AssertionError unless exactly the blocks of these texts are held, each as often as texts have it."""
@@ -88,14 +134,34 @@ class BlockPool:
             assert len(np.unique(table)) == len(table), "a text has a block twice"
             expected[table] += 1
         assert (np.maximum(self._references, 0) == expected).all(), "a block is lost, or held by a text that has ended"
-        assert self._free == int((self._references == _FREE).sum()), "the number of free blocks is wrong"
+        assert self._empty == int((self._references == _FREE).sum()), "the number of free blocks is wrong"
+        assert self._kept.keys() == set(np.flatnonzero(self._references == _KEPT).tolist()), "a kept block is lost"
+        assert self._by_hash == {own: block for block, own in self._hashes.items()}, "a hash is of another block"
+        assert all(self._references[block] not in (_FREE, _BORROWED) for block in self._hashes), "a hash is out of date"
         if self.borrower is not None:
             self.borrower.check_integrity()
 
-    def _last_run(self, count: int) -> int | None:
-        """The first block of the last `count` free blocks in a row."""
-        taken = np.flatnonzero(self._references != _FREE)
-        ends = np.append(taken, self.count)
-        starts = np.append(-1, taken) + 1
-        fitting = np.flatnonzero(ends - starts >= count)
-        return int(ends[fitting[-1]] - count) if fitting.size else None
+    def _forget(self, block: int) -> None:
+        """Nobody can share the kept `block` any longer."""
+        del self._kept[block], self._by_hash[self._hashes.pop(block)]
+        self._references[block] = _FREE
+        self._empty += 1
+
+
+def block_hash(before: bytes, tokens: npt.NDArray[np.int32]) -> bytes:
+    """The hash of a text that ends with the `tokens` of a block; before: that of the text before them."""
+    return hashlib.sha256(before + tokens.tobytes()).digest()
+
+
+def first_hash(adapter: int) -> bytes:
+    """The hash of no text, with an adapter: keys and values depend on it, and each version has its own number."""
+    return hashlib.sha256(f"{BLOCK_TOKENS} {adapter}".encode()).digest()
+
+
+def _last_run(free: npt.NDArray[np.bool_], count: int) -> int | None:
+    """The first block of the last `count` free ones in a row."""
+    taken = np.flatnonzero(~free)
+    ends = np.append(taken, len(free))
+    starts = np.append(-1, taken) + 1
+    fitting = np.flatnonzero(ends - starts >= count)
+    return int(ends[fitting[-1]] - count) if fitting.size else None

@@ -49,12 +49,12 @@ class DecodeLoop:
         longest_step_s: float = 0.0,
         stream_responses: int = 0,
     ) -> None:
-        """pool: the runtime's blocks; None: all of them are for requests. longest_step_s: see `StepCounter`.
+        """pool: the runtime's blocks; None: all are for requests that share none. longest_step_s: see `StepCounter`.
 
         stream_responses: see `Outbox`.
         """
         self.admission = admission
-        self.slots = SlotTable(runtime.slots, runtime.max_length, pool or BlockPool(runtime.blocks))
+        self.slots = SlotTable(runtime.slots, runtime.max_length, pool or BlockPool(runtime.blocks, caching=False))
         self.metrics = LoopMetrics()
         self.steps = StepCounter("decode", lambda: len(admission) > 0 or self.slots.used > 0, longest_step_s)
         self._runtime = runtime
@@ -159,7 +159,9 @@ class DecodeLoop:
         if not self._preempt_for_growth():
             for request in self.admission.admit(self.slots.free, self.slots.fits):
                 request.admitted = request.admitted or now
-                self.slots.allocate(request)
+                slot = self.slots.allocate(request)
+                self.metrics.prefix_queries.add(int(self.slots.length[slot]))
+                self.metrics.prefix_hits.add(int(self.slots.cached[slot]))
                 self._prefilling[request] = None
         self._outbox.deliver_urgent()
         return compose(self.slots, self._prefilling, self._prefill_tokens) if self.slots.used else None

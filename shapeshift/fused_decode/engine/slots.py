@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from shapeshift.fused_decode.engine.blocks import BlockPool
+from shapeshift.fused_decode.engine.blocks import BlockPool, block_hash, first_hash
 from shapeshift.fused_decode.engine.sampling import SamplingTable
 from shapeshift.fused_decode.interfaces import BLOCK_TOKENS, blocks_of
 from shapeshift.fused_decode.request import NO_ADAPTER, Request
@@ -20,7 +20,7 @@ Slots = npt.NDArray[np.int64]
 class SlotTable:
     """The state of each slot, as arrays over the slots. Only the generating thread uses it.
 
-    pool: the blocks that hold the texts; a text gets them as it grows.
+    pool: the blocks that hold the texts; a text gets them as it grows, and shares those of texts that begin alike.
 
     phase    INT8 [slots]   FREE, PREFILL (its prompt is not complete in the cache) or DECODE
     cached   INT64 [slots]  tokens whose keys and values the model holds
@@ -45,6 +45,7 @@ class SlotTable:
         self.blocks = np.zeros((slots, blocks_of(max_length)), np.int32)
         self.held = np.zeros(slots, np.int64)
         assert pool.count >= self.blocks.shape[1], "the longest text does not fit the cache"
+        self._hashes: list[list[bytes]] = [[] for _ in range(slots)]
         self._watermark = max(1, pool.count // _WATERMARK)
         self._promised = 0
         self._admissions = 0
@@ -90,7 +91,10 @@ class SlotTable:
         return True
 
     def allocate(self, request: Request) -> int:
-        """Give `request` the first free slot, and blocks for the tokens that it has."""
+        """Give `request` the first free slot, and blocks for the tokens that it has: those that exist, and new ones.
+
+        At least its last token is computed, since its logits are wanted.
+        """
         slot = int((self.phase == FREE).argmax())
         params = request.sampling_params
         prompt = len(request.prompt)
@@ -98,7 +102,6 @@ class SlotTable:
         self.owners[slot] = request
         self.used += 1
         self.phase[slot] = PREFILL
-        self.cached[slot] = 0
         self.length[slot] = length
         self.end[slot] = prompt + request.limit
         self.ignore_eos[slot] = params.ignore_eos
@@ -108,7 +111,8 @@ class SlotTable:
         self.sampling.set(slot, params, prompt, request.rules, request.grammar)
         self._age[slot] = self._admissions = self._admissions + 1
         request.slot = slot
-        has_blocks = self._extend(slot, blocks_of(length))
+        self._share(slot, length - 1)
+        has_blocks = self._extend(slot, blocks_of(length) - int(self.held[slot]))
         assert has_blocks, "a request is admitted that does not fit"
         return slot
 
@@ -138,6 +142,8 @@ class SlotTable:
     def advance(self, slots: Slots, lengths: Slots, wanted: Slots, tokens: Slots) -> None:
         """Record an iteration: `lengths` more tokens of `slots` are cached, and each of `wanted` has a new token."""
         self.cached[slots] += lengths
+        if self.pool.caching:
+            self._remember(slots)
         self.tokens[wanted, self.length[wanted]] = tokens
         self.length[wanted] += 1
         self.phase[wanted] = DECODE
@@ -159,6 +165,36 @@ class SlotTable:
             behind = self.length[slot] - self.cached[slot]
             assert behind == 1 or (self.phase[slot] == PREFILL and behind > 1), f"slot {slot} is out of step"
 
+    def _share(self, slot: int, tokens: int) -> None:
+        """Begin the text of `slot` with blocks that exist, for at most so many tokens."""
+        if not self.pool.caching:
+            return
+        hashes = self._chain(slot, tokens // BLOCK_TOKENS)
+        shared = self.pool.share(hashes)
+        self._hashes[slot] = hashes[: len(shared)]
+        self.blocks[slot, : len(shared)] = shared
+        self.held[slot] = len(shared)
+        self.cached[slot] = len(shared) * BLOCK_TOKENS
+
+    def _remember(self, slots: Slots) -> None:
+        """Let other texts share the blocks that these slots have filled."""
+        full = self.cached[slots] // BLOCK_TOKENS
+        for slot, count in zip(slots.tolist(), full.tolist(), strict=True):
+            known = len(self._hashes[slot])
+            if count > known:
+                self._hashes[slot] = self._chain(slot, count)
+                for place in range(known, count):
+                    self.pool.remember(int(self.blocks[slot, place]), self._hashes[slot][place])
+
+    def _chain(self, slot: int, count: int) -> list[bytes]:
+        """The hashes of the first `count` blocks of the text in `slot`."""
+        found = self._hashes[slot][:count]
+        last = found[-1] if found else first_hash(int(self.adapters[slot]))
+        for place in range(len(found), count):
+            last = block_hash(last, self.tokens[slot, place * BLOCK_TOKENS : (place + 1) * BLOCK_TOKENS])
+            found.append(last)
+        return found
+
     def _extend(self, slot: int, count: int) -> bool:
         """Give `slot` so many more blocks; False where there are not as many."""
         found = self.pool.take(count)
@@ -176,3 +212,4 @@ class SlotTable:
         self.adapters[slot] = NO_ADAPTER
         self.pool.release(self.blocks[slot, : self.held[slot]])
         self.blocks[slot] = self.held[slot] = 0
+        self._hashes[slot] = []

@@ -69,6 +69,7 @@ class DecodeModel:
         self.vocab_size = network.architecture.vocab_size
         self.eos_ids = network.architecture.eos_ids
         self.slots, self.max_length, self.blocks = cache.slots, cache.max_length, cache.blocks
+        self.shares_prefixes = not cache.has_own_tables
         self._network = network
         self._fused_forward = operations.fused_forward(network)
         self._cache = cache

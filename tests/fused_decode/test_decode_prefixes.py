@@ -1,0 +1,185 @@
+"""Requests that share the blocks of equal beginnings, and the pool of blocks."""
+
+from __future__ import annotations
+
+import random
+
+import numpy as np
+import pytest
+
+from shapeshift.fused_decode.engine.blocks import BlockPool, block_hash, first_hash
+from shapeshift.fused_decode.interfaces import BLOCK_TOKENS
+from shapeshift.fused_decode.request import ABORT, Request
+from tests.fused_decode.toy import LETTERS, Run, ToyRuntime, ids
+
+PREFIX = "the same beginning of every prompt"
+HIT = len(PREFIX) // BLOCK_TOKENS * BLOCK_TOKENS
+
+
+def sharing(**options: int) -> Run:
+    return Run(ToyRuntime(**options), caching=True)
+
+
+def text_of(request: Request) -> str:
+    return "".join(request.parts)
+
+
+# Requests.
+
+
+def test_a_request_computes_what_no_other_has_computed() -> None:
+    run = sharing(slots=2)
+    first = run.submit(PREFIX + "abc", max_tokens=4)
+    run.until_idle()
+    second = run.submit(PREFIX + "xyz", max_tokens=4)
+    run.loop.step()
+    assert run.runtime.steps[-1][1] == [len(PREFIX) + 3 - HIT]
+    run.until_idle()
+    for request, prompt in ((first, PREFIX + "abc"), (second, PREFIX + "xyz")):
+        assert text_of(request) == run.runtime.text(ids(prompt), 4)
+    metrics = run.loop.metrics
+    assert (metrics.prefix_queries.value, metrics.prefix_hits.value) == (2 * (len(PREFIX) + 3), HIT)
+    assert metrics.prompt_tokens.value == 2 * (len(PREFIX) + 3) - HIT
+
+
+def test_running_requests_share_blocks() -> None:
+    run = sharing(slots=3)
+    made = [run.submit(PREFIX + "a", max_tokens=9)]
+    run.loop.step()
+    made += [run.submit(PREFIX + letter, max_tokens=9) for letter in "bc"]
+    run.loop.step()
+    tables = [run.loop.slots.blocks[request.slot, : HIT // BLOCK_TOKENS].tolist() for request in made]
+    assert tables[0] == tables[1] == tables[2]
+    assert run.loop.slots.pool.held == HIT // BLOCK_TOKENS + 3
+    run.loop.end(made[0], ABORT)
+    run.until_idle()
+    assert [text_of(request) for request in made[1:]] == [run.runtime.text(ids(PREFIX + one), 9) for one in "bc"]
+
+
+def test_an_answer_is_a_beginning_too() -> None:
+    run = sharing(slots=1)
+    first = run.submit(PREFIX, max_tokens=20)
+    run.until_idle()
+    run.submit(PREFIX + text_of(first), max_tokens=2)
+    run.loop.step()
+    known = len(PREFIX) + 20 - 1
+    assert run.loop.metrics.prefix_hits.value == known // BLOCK_TOKENS * BLOCK_TOKENS
+    run.until_idle()
+
+
+def test_the_last_token_of_a_prompt_is_always_computed() -> None:
+    run = sharing(slots=1)
+    prompt = "a" * 2 * BLOCK_TOKENS
+    made = []
+    for _ in range(2):
+        made.append(run.submit(prompt, max_tokens=3))
+        run.until_idle()
+    assert run.loop.metrics.prefix_hits.value == BLOCK_TOKENS
+    assert text_of(made[0]) == text_of(made[1]) == run.runtime.text(ids(prompt), 3)
+
+
+def test_adapters_share_nothing() -> None:
+    run = sharing(slots=2)
+    for adapter, hits in ((-1, 0), (3, 0), (3, HIT), (4, HIT), (-1, 2 * HIT)):
+        request = run.request(PREFIX)
+        request.adapter_id = adapter
+        run.loop.submit(request)
+        run.until_idle()
+        assert run.loop.metrics.prefix_hits.value == hits, adapter
+
+
+def test_a_preempted_request_finds_its_blocks_again() -> None:
+    run = sharing(slots=2, max_length=64, blocks=5)
+    made = [run.submit("abcdefgh" + letter * 8, max_tokens=40) for letter in "xy"]
+    run.until_idle()
+    assert run.loop.metrics.preemptions.value > 0
+    assert [text_of(request) for request in made] == [
+        run.runtime.text(ids("abcdefgh" + letter * 8), 40) for letter in "xy"
+    ]
+
+
+def test_without_caching_nothing_is_shared() -> None:
+    run = Run(ToyRuntime(slots=2))
+    for _ in range(2):
+        run.submit(PREFIX)
+        run.until_idle()
+    assert run.loop.metrics.prefix_hits.value == 0
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_random_requests_that_begin_alike(seed: int) -> None:
+    """10,000 iterations over all seeds, with slots, blocks and references checked after each."""
+    rng = random.Random(seed)
+    beginnings = ["".join(rng.choice(LETTERS) for _ in range(rng.randint(10, 60))) for _ in range(4)]
+    runtime = ToyRuntime(slots=6, max_length=96, blocks=rng.randint(7, 16), seed=seed)
+    run = Run(runtime, prefill_tokens=rng.choice((7, 64)), caching=True)
+    made: list[tuple[Request, str, int]] = []
+    for _ in range(3_400):
+        if rng.random() < 0.2 and len(run.loop.admission) < 20:
+            prompt = rng.choice(beginnings) + "".join(rng.choice(LETTERS) for _ in range(rng.randint(0, 20)))
+            count = rng.randint(1, 40)
+            made.append((run.submit(prompt, max_tokens=count), prompt, count))
+        if rng.random() < 0.02 and made:
+            run.loop.end(rng.choice(made)[0], ABORT)
+        run.loop.step()
+        run.loop.check_integrity()
+    run.until_idle()
+    assert run.loop.metrics.preemptions.value > 5 and run.loop.metrics.prefix_hits.value > 1000
+    assert run.loop.slots.pool.free == runtime.blocks and run.loop.slots.pool.held == 0
+    for request, prompt, count in made:
+        whole = runtime.text(ids(prompt), min(count, 96 - len(prompt)))
+        assert request.error is None and whole.startswith(text_of(request))
+        assert request.finish_reason == ABORT or text_of(request) == whole
+
+
+# The pool.
+
+
+def filled(pool: BlockPool, tokens: int) -> tuple[np.ndarray, list[bytes]]:
+    """Blocks of a text whose tokens are all `tokens`, remembered."""
+    blocks, hashes = pool.take(2), [first_hash(-1)]
+    assert blocks is not None
+    for block in blocks.tolist():
+        hashes.append(block_hash(hashes[-1], np.full(BLOCK_TOKENS, tokens, np.int32)))
+        pool.remember(block, hashes[-1])
+    return blocks, hashes[1:]
+
+
+def test_the_least_recently_used_blocks_leave_first() -> None:
+    pool = BlockPool(6)
+    texts = [filled(pool, tokens) for tokens in range(3)]
+    for blocks, _ in texts:
+        pool.release(blocks)
+    assert pool.free == 6
+    again = np.array(pool.share(texts[0][1]), np.int32)
+    assert again.tolist() == texts[0][0].tolist()
+    pool.release(again)
+    pool.take(3)
+    assert pool.share(texts[1][1]) == [], "the second text has gone"
+    assert pool.share(texts[2][1]) == [texts[2][0][0]], "the third text has lost its end"
+    assert len(pool.share(texts[0][1])) == 2
+    assert pool.free == 0 and pool.take(1) is None
+
+
+def test_a_run_takes_kept_blocks_where_no_others_are_in_a_row() -> None:
+    pool = BlockPool(4)
+    blocks, hashes = filled(pool, 7)
+    pool.release(blocks)
+    assert pool.borrow(2) == 2 and pool.borrow(2) == 0 and pool.borrow(1) is None
+    assert pool.share(hashes) == []
+    pool.give_back(0, 2)
+    pool.check_integrity([])
+    assert (pool.free, pool.borrowed) == (2, 2)
+
+
+def test_lost_and_double_blocks_are_found() -> None:
+    pool = BlockPool(4)
+    blocks = pool.take(2)
+    assert blocks is not None
+    pool.check_integrity([blocks])
+    for tables, message in (([], "a block is lost"), ([blocks, blocks], "is lost"), ([blocks[[0, 0]]], "twice")):
+        with pytest.raises(AssertionError, match=message):
+            pool.check_integrity(tables)
+    pool.release(blocks)
+    with pytest.raises(AssertionError, match="no text holds"):
+        pool.release(blocks)
