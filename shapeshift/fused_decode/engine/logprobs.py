@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
+import torch
 
 Integers = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float32]
@@ -56,7 +57,8 @@ def _most_likely(scores: Floats) -> tuple[Integers, Floats]:
     """The tokens with the largest scores, and these, [rows, at most MOST_LISTED]."""
     count = min(MOST_LISTED, scores.shape[1])
     # Always as many, so that equal scores at the end of a row's list do not depend on the other rows.
-    found = np.sort(np.argpartition(-scores, count - 1, axis=1)[:, :count], axis=1)
+    # Several times faster than numpy's argpartition.
+    found = np.sort(torch.topk(torch.from_numpy(scores), count, dim=1, sorted=False).indices.numpy(), axis=1)
     order = np.argsort(-np.take_along_axis(scores, found, axis=1), axis=1, kind="stable")
     tops = np.take_along_axis(found, order, axis=1)
     return tops, np.take_along_axis(scores, tops, axis=1)
