@@ -9,7 +9,6 @@ import json
 import struct
 from collections.abc import Iterator
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 from hypothesis import strategies as st
@@ -176,11 +175,7 @@ def bodies(front: Declaration) -> SearchStrategy[tuple[str, bytes]]:
         ),
         st.tuples(_unknown, others).map(lambda drawn: ("unknown key", {**valid, drawn[0]: drawn[1]})),
         _SAMPLING.map(lambda text: ("sampling_parameters", {**valid, "sampling_parameters": text})),
-        *(
-            values.filter(_fits_json).map(partial(_with_value, valid, name))
-            for name, values in named.items()
-            if name != "stop"
-        ),
+        *(_valued(valid, name, values) for name, values in named.items() if name != "stop"),
     ]
     objects = st.one_of(*made).map(lambda drawn: (drawn[0], json.dumps(drawn[1]).encode()))
     whole = json.dumps(valid).encode()
@@ -192,9 +187,11 @@ def bodies(front: Declaration) -> SearchStrategy[tuple[str, bytes]]:
     return objects | cut | garbage | scalars
 
 
+def _valued(
+    valid: dict[str, Any], name: str, values: SearchStrategy[list[Any]]
+) -> SearchStrategy[tuple[str, dict[str, Any]]]:
+    return values.filter(_fits_json).map(lambda found: (f"value of {name}", {**valid, name: found[0]}))
+
+
 def _fits_json(values: list[Any]) -> bool:
     return not isinstance(values[0], bytes)
-
-
-def _with_value(valid: dict[str, Any], name: str, drawn: list[Any]) -> tuple[str, dict[str, Any]]:
-    return f"value of {name}", {**valid, name: drawn[0]}
