@@ -56,6 +56,39 @@ def test_running_requests_share_blocks() -> None:
     assert [text_of(request) for request in made[1:]] == [run.runtime.text(ids(PREFIX + one), 9) for one in "bc"]
 
 
+@pytest.mark.parametrize("budget", [5, 64, 1024])
+def test_prompts_that_come_together_compute_their_common_beginning_once(budget: int) -> None:
+    run = Run(ToyRuntime(slots=4), caching=True, prefill_tokens=budget)
+    prompts = [PREFIX + letter for letter in "abc"] + ["quite another prompt"]
+    made = [run.submit(prompt, max_tokens=5) for prompt in prompts]
+    run.until_idle()
+    assert [text_of(request) for request in made] == [run.runtime.text(ids(prompt), 5) for prompt in prompts]
+    metrics = run.loop.metrics
+    assert metrics.prefix_hits.value == 2 * HIT
+    assert metrics.prompt_tokens.value == sum(map(len, prompts)) - 2 * HIT
+
+
+def test_a_prompt_that_waits_for_another_goes_on_when_that_one_is_cancelled() -> None:
+    run = Run(ToyRuntime(slots=2), caching=True, prefill_tokens=BLOCK_TOKENS)
+    first, second = (run.submit(PREFIX + letter, max_tokens=5) for letter in "ab")
+    run.loop.step()
+    assert second.slot is not None and run.loop.slots.cached[second.slot] == 0
+    run.loop.end(first, ABORT)
+    run.until_idle()
+    assert text_of(second) == run.runtime.text(ids(PREFIX + "b"), 5)
+    assert run.loop.metrics.prefix_hits.value == BLOCK_TOKENS
+
+
+def test_a_prompt_whose_logprobs_are_wanted_is_computed() -> None:
+    run = sharing(slots=2)
+    run.submit(PREFIX)
+    run.until_idle()
+    scored = run.submit(PREFIX, prompt_logprobs=0)
+    run.until_idle()
+    assert len(scored.prompt_logprobs) == len(PREFIX) - 1
+    assert run.loop.metrics.prefix_hits.value == 0
+
+
 def test_an_answer_is_a_beginning_too() -> None:
     run = sharing(slots=1)
     first = run.submit(PREFIX, max_tokens=20)

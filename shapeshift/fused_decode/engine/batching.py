@@ -100,13 +100,23 @@ def _adapters(table: SlotTable, slots: Slots) -> torch.Tensor | None:
 
 
 def _chunks(table: SlotTable, prefilling: Iterable[Request], budget: int) -> list[tuple[int, int]]:
-    """(slot, tokens of its prompt) of each chunk."""
+    """(slot, tokens of its prompt) of each chunk.
+
+    Of prompts that begin alike one is computed; the others wait and share its blocks in the next iteration.
+    """
     chunks = []
+    filled: set[bytes] = set()
     for request in prefilling:
         if not budget:
             break
         slot = request.slot
         assert slot is not None
+        table.share_prefix(slot)
+        next_block = table.next_block(slot)
+        if next_block is not None:
+            if next_block in filled:
+                continue
+            filled.add(next_block)
         count = min(budget, int(table.length[slot] - table.cached[slot]))
         if request.sampling_params.prompt_logprobs is not None:
             count = min(count, _MOST_SCORED)

@@ -161,10 +161,11 @@ class DecodeLoop:
                 request.admitted = request.admitted or now
                 slot = self.slots.allocate(request)
                 self.metrics.prefix_queries.add(int(self.slots.length[slot]))
-                self.metrics.prefix_hits.add(int(self.slots.cached[slot]))
                 self._prefilling[request] = None
         self._outbox.deliver_urgent()
-        return compose(self.slots, self._prefilling, self._prefill_tokens) if self.slots.used else None
+        step = compose(self.slots, self._prefilling, self._prefill_tokens) if self.slots.used else None
+        self.metrics.prefix_hits.add(self.slots.pop_shared())
+        return step
 
     def _preempt_for_growth(self) -> bool:
         """Give the running requests the blocks that they need now; whether that took the slots of others."""

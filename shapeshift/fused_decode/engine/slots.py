@@ -46,6 +46,8 @@ class SlotTable:
         self.held = np.zeros(slots, np.int64)
         assert pool.count >= self.blocks.shape[1], "the longest text does not fit the cache"
         self._hashes: list[list[bytes]] = [[] for _ in range(slots)]
+        self._remembered = np.zeros(slots, np.int64)
+        self._shared = 0
         self._watermark = max(1, pool.count // _WATERMARK)
         self._promised = 0
         self._admissions = 0
@@ -111,10 +113,34 @@ class SlotTable:
         self.sampling.set(slot, params, prompt, request.rules, request.grammar)
         self._age[slot] = self._admissions = self._admissions + 1
         request.slot = slot
-        self._share(slot, length - 1)
+        self.share_prefix(slot)
         has_blocks = self._extend(slot, blocks_of(length) - int(self.held[slot]))
         assert has_blocks, "a request is admitted that does not fit"
         return slot
+
+    def share_prefix(self, slot: int) -> None:
+        """Let the prompt in `slot` go on with blocks that other texts have filled, in place of its own empty ones."""
+        first, rest = divmod(int(self.cached[slot]), BLOCK_TOKENS)
+        if rest:
+            return
+        found = self.pool.share(self._chain(slot, self._shareable(slot))[first:])
+        end = first + len(found)
+        self.pool.release(self.blocks[slot, first : min(end, self.held[slot])])
+        self.blocks[slot, first:end] = found
+        self.held[slot] = max(self.held[slot], end)
+        self.cached[slot] = end * BLOCK_TOKENS
+        self._remembered[slot] = end
+        self._shared += len(found) * BLOCK_TOKENS
+
+    def next_block(self, slot: int) -> bytes | None:
+        """The hash of the block that the prompt in `slot` fills next; None where no other text would share it."""
+        place = int(self.cached[slot]) // BLOCK_TOKENS
+        return self._chain(slot, place + 1)[place] if place < self._shareable(slot) else None
+
+    def pop_shared(self) -> int:
+        """Tokens that were shared since this was last asked."""
+        shared, self._shared = self._shared, 0
+        return shared
 
     def release(self, request: Request) -> None:
         """Free the slot of `request`."""
@@ -165,35 +191,35 @@ class SlotTable:
             behind = self.length[slot] - self.cached[slot]
             assert behind == 1 or (self.phase[slot] == PREFILL and behind > 1), f"slot {slot} is out of step"
 
-    def _share(self, slot: int, tokens: int) -> None:
-        """Begin the text of `slot` with blocks that exist, for at most so many tokens."""
-        if not self.pool.caching:
-            return
-        hashes = self._chain(slot, tokens // BLOCK_TOKENS)
-        shared = self.pool.share(hashes)
-        self._hashes[slot] = hashes[: len(shared)]
-        self.blocks[slot, : len(shared)] = shared
-        self.held[slot] = len(shared)
-        self.cached[slot] = len(shared) * BLOCK_TOKENS
-
     def _remember(self, slots: Slots) -> None:
         """Let other texts share the blocks that these slots have filled."""
         full = self.cached[slots] // BLOCK_TOKENS
-        for slot, count in zip(slots.tolist(), full.tolist(), strict=True):
-            known = len(self._hashes[slot])
-            if count > known:
-                self._hashes[slot] = self._chain(slot, count)
-                for place in range(known, count):
-                    self.pool.remember(int(self.blocks[slot, place]), self._hashes[slot][place])
+        more = full > self._remembered[slots]
+        for slot, count in zip(slots[more].tolist(), full[more].tolist(), strict=True):
+            hashes = self._chain(slot, count)
+            for place in range(int(self._remembered[slot]), count):
+                self.pool.remember(int(self.blocks[slot, place]), hashes[place])
+            self._remembered[slot] = count
+
+    def _shareable(self, slot: int) -> int:
+        """Blocks of the text in `slot` that another text may have filled: its last token is always computed."""
+        request = self.owners[slot]
+        assert request is not None
+        if not self.pool.caching:
+            return 0
+        if request.sampling_params.prompt_logprobs is not None:
+            # The logits after each token of the prompt are wanted; a preempted request has some of them.
+            return len(request.prompt_logprobs) // BLOCK_TOKENS
+        return int(self.length[slot] - 1) // BLOCK_TOKENS
 
     def _chain(self, slot: int, count: int) -> list[bytes]:
         """The hashes of the first `count` blocks of the text in `slot`."""
-        found = self._hashes[slot][:count]
+        found = self._hashes[slot]
         last = found[-1] if found else first_hash(int(self.adapters[slot]))
         for place in range(len(found), count):
             last = block_hash(last, self.tokens[slot, place * BLOCK_TOKENS : (place + 1) * BLOCK_TOKENS])
             found.append(last)
-        return found
+        return found[:count]
 
     def _extend(self, slot: int, count: int) -> bool:
         """Give `slot` so many more blocks; False where there are not as many."""
@@ -213,3 +239,4 @@ class SlotTable:
         self.pool.release(self.blocks[slot, : self.held[slot]])
         self.blocks[slot] = self.held[slot] = 0
         self._hashes[slot] = []
+        self._remembered[slot] = 0
