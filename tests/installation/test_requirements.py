@@ -67,8 +67,8 @@ def test_the_package_declares_what_it_imports() -> None:
     found = imported("shapeshift", "backends") - OPTIONAL
     assert {"torch", "numpy", "grpcio", "onnxruntime"} <= found
     extras = DECLARED["optional-dependencies"]
-    assert found <= required([*DECLARED["dependencies"], *extras["onnxruntime"]])
-    assert found - required(DECLARED["dependencies"]) == {"onnxruntime"}
+    assert found <= required([*DECLARED["dependencies"], *extras["onnxruntime"], *extras["structured"]])
+    assert found - required(DECLARED["dependencies"]) == {"onnxruntime", "llguidance"}
 
 
 def test_what_is_declared_is_imported() -> None:
@@ -76,7 +76,8 @@ def test_what_is_declared_is_imported() -> None:
 
 
 def test_every_pin_is_needed_and_nothing_else() -> None:
-    roots = [*DECLARED["dependencies"], *DECLARED["optional-dependencies"]["onnxruntime"], *BUILD_SYSTEM]
+    extras = DECLARED["optional-dependencies"]
+    roots = [*DECLARED["dependencies"], *extras["onnxruntime"], *extras["structured"], *BUILD_SYSTEM]
     # client/ has examples over HTTP.
     needed = required([*roots, "tritonclient[http]"])
     assert pins("lock.txt", "torch-cpu.txt") == needed
