@@ -112,8 +112,6 @@ def test_a_row_without_such_parameters_is_not_looked_at() -> None:
     for slot, own in enumerate((plain, SamplingParams(min_tokens=2), plain)):
         edits.set(slot, own, 1, rules_of(own))
     assert edits.rows(np.arange(3)).tolist() == [1]
-    edits.move(1, 2)
-    assert edits.rows(np.array([0, 2])).tolist() == [1]
 
 
 def test_edits_are_those_of_transformers() -> None:

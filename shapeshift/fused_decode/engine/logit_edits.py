@@ -118,13 +118,6 @@ class LogitEdits:
         counted = params.presence_penalty != 0 or params.frequency_penalty != 0
         self._is_edited[slot] = counted or params.repetition_penalty != 1 or rules is not None or grammar is not None
 
-    def move(self, source: int, target: int) -> None:
-        """Copy the parameters of slot `source` to slot `target`."""
-        self._rules[target] = self._rules[source]
-        self._grammars[target] = self._grammars[source]
-        for values in (self._repetition, self._presence, self._frequency, self._prompt, self._is_edited):
-            values[target] = values[source]
-
     def rows(self, slots: Integers) -> Integers:
         """The rows of these slots whose logits are to be changed."""
         return np.flatnonzero(self._is_edited[slots])

@@ -69,12 +69,6 @@ class SamplingTable:
         self.logprobs[slot] = NO_LOGPROBS if params.logprobs is None else params.logprobs
         self.seed[slot] = secrets.randbits(64) if params.seed is None else params.seed % 2**64
 
-    def move(self, source: int, target: int) -> None:
-        """Copy the parameters of slot `source` to slot `target`."""
-        self.edits.move(source, target)
-        for values in (self.temperature, self.top_k, self.top_p, self.min_p, self.seed, self.logprobs):
-            values[target] = values[source]
-
 
 class Sampler:
     """Chooses tokens; keeps its own working memory.
