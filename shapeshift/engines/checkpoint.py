@@ -49,8 +49,10 @@ def find_folder(name: str, search: Sequence[Path] = ()) -> Path | None:
 
 def not_found(name: str, search: Sequence[Path] = ()) -> NotFoundError:
     """The error for a checkpoint that is no folder; it lists those that `find_folder` tries."""
-    searched = ", ".join(map(str, _candidates(name, search)))
-    return NotFoundError(f"checkpoint: no folder {searched}; give a folder, or a hub id such as owner/model@revision")
+    tried = [str(folder) for folder in _candidates(name, search) if str(folder) != name]
+    searched = f", nor {', '.join(tried)}" if tried else ""
+    hint = "give a folder, or a hub id such as owner/model@revision"
+    return NotFoundError(f"checkpoint: no folder {name}{searched}; {hint}")
 
 
 def _candidates(name: str, search: Sequence[Path]) -> list[Path]:
