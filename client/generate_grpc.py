@@ -30,18 +30,17 @@ def generate(client: Any, prompt: str, **fields: int | float | bool | str) -> Ge
             return
         except InferenceServerException as error:
             # A refused request has returned no text yet.
-            if error.status() != "StatusCode.UNAVAILABLE" or attempt == ATTEMPTS:
+            if not _is_unavailable(error) or attempt == ATTEMPTS:
                 raise
             time.sleep(BACKOFF_S * 2**attempt * random.uniform(0.5, 1.0))
 
 
 def _stream(client: Any, inputs: list[Any]) -> Iterator[str]:
     responses: queue.Queue[Any] = queue.Queue()
-    # With this header an error ends the stream with its own status.
-    client.start_stream(lambda result, error: responses.put(error or result), headers={"triton_grpc_error": "true"})
+    client.start_stream(lambda result, error: responses.put(error or result))
     try:
         try:
-            client.async_stream_infer(MODEL, inputs, enable_empty_final_response=True)
+            client.async_stream_infer(MODEL, inputs, enable_empty_final_response=True, parameters={"forwarded": True})
         except InferenceServerException:
             # The stream has ended before the request: its own error says why.
             raise responses.get(timeout=TIMEOUT_S) from None
@@ -54,6 +53,11 @@ def _stream(client: Any, inputs: list[Any]) -> Iterator[str]:
             last = response.get_response().parameters["triton_final_response"].bool_param
     finally:
         client.stop_stream(cancel_requests=True)
+
+
+def _is_unavailable(error: InferenceServerException) -> bool:
+    """An error on a stream has no status. With the parameter `forwarded` its text begins with the code."""
+    return error.status() == "StatusCode.UNAVAILABLE" or str(error.message()).startswith("[UNAVAILABLE] ")
 
 
 def _tensor(name: str, value: int | float | bool | str) -> Any:
