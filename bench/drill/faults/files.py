@@ -61,9 +61,11 @@ def _broken_engine(break_file: Callable[[Path], None], scene: Scene) -> bool:
     kept = models.FOLDER / "kept_engine"
     shutil.copyfile(engine, kept)
     with scene.site.control() as control:
+        # Read first: a file that is cut off under a process that has mapped it ends that process.
+        once = generation_raised(control.config("encode"))
         break_file(engine)
         try:
-            control.load("encode", generation_raised(control.config("encode")))
+            control.load("encode", once)
             scene.say("the broken engine was loaded")
         except ShapeshiftError as error:
             scene.say(f"the load was refused: {str(error)[:160]}")
@@ -72,7 +74,7 @@ def _broken_engine(break_file: Callable[[Path], None], scene: Scene) -> bool:
             if engine.is_dir():
                 engine.rmdir()
             kept.replace(engine)
-        control.load("encode", generation_raised(control.config("encode")))
+        control.load("encode", generation_raised(once))
     return False
 
 
