@@ -51,8 +51,9 @@ def not_found(name: str, search: Sequence[Path] = ()) -> NotFoundError:
     """The error for a checkpoint that is no folder; it lists those that `find_folder` tries."""
     tried = [str(folder) for folder in _candidates(name, search) if str(folder) != name]
     searched = f", nor {', '.join(tried)}" if tried else ""
-    hint = "give a folder, or a hub id such as owner/model@revision"
-    return NotFoundError(f"checkpoint: no folder {name}{searched}; {hint}")
+    return NotFoundError(
+        f"checkpoint: no folder {name}{searched}; give a folder, or a hub id such as owner/model@revision"
+    )
 
 
 def _candidates(name: str, search: Sequence[Path]) -> list[Path]:
