@@ -108,7 +108,9 @@ def test_after_a_failed_load_the_old_process_is_watched() -> None:
 def test_an_expected_model_without_a_heartbeat_is_dead() -> None:
     health = HealthTracker()
     dead = [health.update({"b": {9: float(scrape)}}, {}, ABSENT, expected={"a", "b"}) for scrape in range(20)]
-    assert [sorted(found) for found in dead].index(["a"]) == HealthLimits().silent - 1
+    first = [sorted(found) for found in dead].index(["a"])
+    assert first == HealthLimits().silent - 1
+    assert dead[first]["a"].certain, "no process is there that could be slow"
 
 
 def test_timeouts_in_a_row() -> None:
