@@ -223,12 +223,10 @@ def test_each_row_is_what_peft_computes_alone(
     """Prompts in chunks beside single tokens, all adapters and none in one batch."""
     model = model_with(base, adapters, precision, kernels if name == "native" else TORCH)
     assert model._fused_forward is not None
-    off = []
-    for batch in steps(texts, list(adapters)):
-        logits = model.forward(batch)
-        for place, row in enumerate(batch.wanted):
-            reference = expected[batch.slots[row]][batch.starts[row] + batch.lengths[row] - 1]
-            off.append(float((logits[place] - reference).abs().max() / reference.abs().max()))
+    off = [
+        float((logits - reference).abs().max() / reference.abs().max())
+        for logits, reference in compared(model, texts, list(adapters), expected)
+    ]
     assert len(off) > 80
     # In bf16 a few rows of this model, whose attention is sharp, diverge.
     assert max(off) < 2e-4 if precision == "f32" else statistics.quantiles(off, n=10)[8] < 0.08
@@ -248,11 +246,8 @@ def test_adapters_over_families_that_run_in_parts(kernels: LoraKernels, tmp_path
     assert all((one - other).abs().max() > 0.1 for one, other in zip(expected[:2], without[:2], strict=True))
     model = model_with(folder, adapters, "f32", kernels)
     assert model._fused_forward is None
-    for batch in steps(texts, list(adapters)):
-        logits = model.forward(batch)
-        for place, row in enumerate(batch.wanted):
-            reference = expected[batch.slots[row]][batch.starts[row] + batch.lengths[row] - 1]
-            assert (logits[place] - reference).abs().max() < 1e-4
+    for logits, reference in compared(model, texts, list(adapters), expected):
+        assert (logits - reference).abs().max() < 1e-4
 
 
 @pytest.mark.parametrize("precision", ["f32", "bf16"])
@@ -272,12 +267,10 @@ def test_adapters_over_linears_that_are_stacked_or_ordered_otherwise(
     without = peft_logits(made.folder, {}, [(None, tokens) for _, tokens in texts])
     assert all((one - other).abs().max() > 0.1 for one, other in zip(expected[:2], without[:2], strict=True))
     model = model_with(made.folder, adapters, precision, kernels, has_magnitudes=lambda number: number == 1)
-    off = []
-    for batch in steps(texts, list(adapters)):
-        logits = model.forward(batch)
-        for place, row in enumerate(batch.wanted):
-            reference = expected[batch.slots[row]][batch.starts[row] + batch.lengths[row] - 1]
-            off.append(float((logits[place] - reference).abs().max() / reference.abs().max()))
+    off = [
+        float((logits - reference).abs().max() / reference.abs().max())
+        for logits, reference in compared(model, texts, list(adapters), expected)
+    ]
     assert len(off) > 10
     assert max(off) < 2e-4 if precision == "f32" else statistics.median(off) < 0.08
 
@@ -301,12 +294,10 @@ def test_a_dora_is_what_peft_computes(
     ]
     expected = peft_logits(under, folders, texts)
     model = model_with(under, folders, precision, kernels, has_magnitudes=lambda number: number < 2)
-    off = []
-    for batch in steps(texts, list(folders)):
-        logits = model.forward(batch)
-        for place, row in enumerate(batch.wanted):
-            reference = expected[batch.slots[row]][batch.starts[row] + batch.lengths[row] - 1]
-            off.append(float((logits[place] - reference).abs().max() / reference.abs().max()))
+    off = [
+        float((logits - reference).abs().max() / reference.abs().max())
+        for logits, reference in compared(model, texts, list(folders), expected)
+    ]
     assert len(off) > 30
     assert max(off) < 2e-4 if precision == "f32" else statistics.median(off) < 0.08
 
@@ -324,6 +315,16 @@ def test_magnitudes_that_do_not_fit_are_refused(base: Path, tmp_path: Path) -> N
         peft.require_finite(peft.read(folder, model))
     with pytest.raises(InvalidInputError, match="lora_magnitude_vector: got .*; finite scales"):
         loaded(base, [folder], torch.float32)
+
+
+def compared(
+    model: DecodeModel, texts: list[tuple[str | None, torch.Tensor]], adapters: list[str], expected: list[torch.Tensor]
+) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    """The logits of `model` after tokens of the texts, computed in random steps, each with those of PEFT."""
+    for batch in steps(texts, adapters):
+        logits = model.forward(batch)
+        for place, row in enumerate(batch.wanted):
+            yield logits[place], expected[batch.slots[row]][batch.starts[row] + batch.lengths[row] - 1]
 
 
 def steps(texts: list[tuple[str | None, torch.Tensor]], adapters: list[str]) -> Iterator[StepBatch]:

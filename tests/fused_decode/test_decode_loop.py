@@ -21,12 +21,8 @@ from shapeshift.fused_decode.interfaces import StepBatch
 from shapeshift.fused_decode.metrics import MODEL, REST, SAMPLING
 from shapeshift.fused_decode.request import ABORT, Request
 from shapeshift.fused_decode.sampling_params import SamplingParams
-from tests.fused_decode.toy import EOS, LETTERS, VOCABULARY, Run, ToyRuntime, ids
+from tests.fused_decode.toy import EOS, LETTERS, VOCABULARY, Run, ToyRuntime, ids, text_of
 from tests.waiting import wait_for
-
-
-def text_of(request: Request) -> str:
-    return "".join(request.parts)
 
 
 def letters(rng: random.Random, longest: int) -> str:

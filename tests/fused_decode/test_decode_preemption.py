@@ -9,7 +9,7 @@ import pytest
 
 from shapeshift.fused_decode.policy.admission import FirstComeFirstServed, always
 from shapeshift.fused_decode.request import ABORT, Request
-from tests.fused_decode.toy import LETTERS, Run, ToyRuntime, ids
+from tests.fused_decode.toy import LETTERS, Run, ToyRuntime, drive_at_random, ids
 
 
 class RandomPreemption(FirstComeFirstServed[Request]):
@@ -124,18 +124,5 @@ def test_random_requests_in_little_memory(seed: int) -> None:
     rng = random.Random(seed)
     runtime = ToyRuntime(slots=6, max_length=96, blocks=rng.randint(6, 14), seed=seed)
     run = Run(runtime, prefill_tokens=rng.choice((7, 64)))
-    made: list[tuple[Request, str, int]] = []
-    for _ in range(5_000):
-        if rng.random() < 0.2 and len(run.loop.admission) < 20:
-            prompt, count = "".join(rng.choice(LETTERS) for _ in range(rng.randint(1, 70))), rng.randint(1, 60)
-            made.append((run.submit(prompt, max_tokens=count), prompt, count))
-        if rng.random() < 0.02 and made:
-            run.loop.end(rng.choice(made)[0], ABORT)
-        run.loop.step()
-        run.loop.check_integrity()
-    run.until_idle()
+    drive_at_random(run, rng, 5_000, lambda: "".join(rng.choice(LETTERS) for _ in range(rng.randint(1, 70))), 60)
     assert run.loop.metrics.preemptions.value > 20 and run.loop.slots.pool.free == runtime.blocks
-    for request, prompt, count in made:
-        whole = runtime.text(ids(prompt), min(count, 96 - len(prompt)))
-        assert request.error is None and whole.startswith("".join(request.parts))
-        assert request.finish_reason == ABORT or "".join(request.parts) == whole

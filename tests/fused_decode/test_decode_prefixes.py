@@ -9,8 +9,8 @@ import pytest
 
 from shapeshift.fused_decode.engine.blocks import BlockPool, block_hash, first_hash
 from shapeshift.fused_decode.interfaces import BLOCK_TOKENS
-from shapeshift.fused_decode.request import ABORT, Request
-from tests.fused_decode.toy import LETTERS, Run, ToyRuntime, ids
+from shapeshift.fused_decode.request import ABORT
+from tests.fused_decode.toy import LETTERS, Run, ToyRuntime, drive_at_random, ids, text_of
 
 PREFIX = "the same beginning of every prompt"
 HIT = len(PREFIX) // BLOCK_TOKENS * BLOCK_TOKENS
@@ -18,10 +18,6 @@ HIT = len(PREFIX) // BLOCK_TOKENS * BLOCK_TOKENS
 
 def sharing(**options: int) -> Run:
     return Run(ToyRuntime(**options), caching=True)
-
-
-def text_of(request: Request) -> str:
-    return "".join(request.parts)
 
 
 # Requests.
@@ -146,23 +142,13 @@ def test_random_requests_that_begin_alike(seed: int) -> None:
     beginnings = ["".join(rng.choice(LETTERS) for _ in range(rng.randint(10, 60))) for _ in range(4)]
     runtime = ToyRuntime(slots=6, max_length=96, blocks=rng.randint(7, 16), seed=seed)
     run = Run(runtime, prefill_tokens=rng.choice((7, 64)), caching=True)
-    made: list[tuple[Request, str, int]] = []
-    for _ in range(3_400):
-        if rng.random() < 0.2 and len(run.loop.admission) < 20:
-            prompt = rng.choice(beginnings) + "".join(rng.choice(LETTERS) for _ in range(rng.randint(0, 20)))
-            count = rng.randint(1, 40)
-            made.append((run.submit(prompt, max_tokens=count), prompt, count))
-        if rng.random() < 0.02 and made:
-            run.loop.end(rng.choice(made)[0], ABORT)
-        run.loop.step()
-        run.loop.check_integrity()
-    run.until_idle()
+
+    def prompt() -> str:
+        return rng.choice(beginnings) + "".join(rng.choice(LETTERS) for _ in range(rng.randint(0, 20)))
+
+    drive_at_random(run, rng, 3_400, prompt, 40)
     assert run.loop.metrics.preemptions.value > 5 and run.loop.metrics.prefix_hits.value > 1000
     assert run.loop.slots.pool.free == runtime.blocks and run.loop.slots.pool.held == 0
-    for request, prompt, count in made:
-        whole = runtime.text(ids(prompt), min(count, 96 - len(prompt)))
-        assert request.error is None and whole.startswith(text_of(request))
-        assert request.finish_reason == ABORT or text_of(request) == whole
 
 
 # The pool.

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import random
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +16,7 @@ from shapeshift.fused_decode.engine.detokenize import TextStream
 from shapeshift.fused_decode.engine.loop import DecodeLoop
 from shapeshift.fused_decode.interfaces import BLOCK_TOKENS, StepBatch, blocks_of
 from shapeshift.fused_decode.policy.admission import FirstComeFirstServed
-from shapeshift.fused_decode.request import Request, SamplingParams
+from shapeshift.fused_decode.request import ABORT, Request, SamplingParams
 
 LETTERS = "abcdefghijklmnopqrstuvwxyz ABCDEFGHIJKLMNOPQRSTUVWXYZ.,;:!?0123456789"
 VOCABULARY = len(LETTERS) + 1
@@ -164,6 +165,32 @@ class Run:
                 return count
             time.sleep(pause_s)
         raise AssertionError("the loop does not become idle")
+
+
+def text_of(request: Request) -> str:
+    """The answer so far."""
+    return "".join(request.parts)
+
+
+def drive_at_random(run: Run, rng: random.Random, iterations: int, prompt: Callable[[], str], longest: int) -> None:
+    """Submit and end requests between iterations; integrity is checked after each, every answer in the end.
+
+    prompt: makes the next prompt; longest: most tokens of an answer.
+    """
+    made: list[tuple[Request, str, int]] = []
+    for _ in range(iterations):
+        if rng.random() < 0.2 and len(run.loop.admission) < 20:
+            text, count = prompt(), rng.randint(1, longest)
+            made.append((run.submit(text, max_tokens=count), text, count))
+        if rng.random() < 0.02 and made:
+            run.loop.end(rng.choice(made)[0], ABORT)
+        run.loop.step()
+        run.loop.check_integrity()
+    run.until_idle()
+    for request, text, count in made:
+        whole = run.runtime.text(ids(text), min(count, run.runtime.max_length - len(text)))
+        assert request.error is None and whole.startswith(text_of(request))
+        assert request.finish_reason == ABORT or text_of(request) == whole
 
 
 def save_tokenizer(folder: Path, added: tuple[str, ...] = ()) -> Path:

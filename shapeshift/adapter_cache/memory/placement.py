@@ -154,7 +154,7 @@ class Placement:
         if span is None and self.reserve.free >= adapter.elements:
             self._compact_reserve()
             span = self.reserve.find_gap(adapter.elements)
-        if span is None and self._may_borrow(adapter, reserved, sum(map(self.run_blocks, self))):
+        if span is None and self._may_borrow(adapter, reserved, self._pool.borrowed):
             count = self._blocks(adapter)
             start = self._pool.borrow(count)
             if start is not None:
@@ -167,7 +167,7 @@ class Placement:
 
         reserved: see `find`; spare_waiting: whether adapters that requests wait for stay.
         """
-        borrowed = sum(map(self.run_blocks, self)) - self.idle_blocks
+        borrowed = self._pool.borrowed - self.idle_blocks
         names = [
             name for name in self if self._spans[name].run is None or self._may_borrow(adapter, reserved, borrowed)
         ]
@@ -274,4 +274,5 @@ class Placement:
                 weights = self._memory.buffer[span.start : span.end].clone()
                 self.version += 1
                 self.place(adapter, gap).copy_(weights)
-            self.reserve.put(name, span if gap.start == span.start else gap)
+            else:
+                self.reserve.put(name, span)

@@ -26,9 +26,8 @@ _DTYPES = ("F32", "F16", "BF16")
 # Fields of a plain LoRA adapter; every other field must be off.
 _PLAIN = {
     *("alpha_pattern", "auto_mapping", "base_model_name_or_path", "exclude_modules", "fan_in_fan_out"),
-    *("inference_mode",),
-    *("init_lora_weights", "layers_pattern", "layers_to_transform", "lora_alpha", "lora_dropout", "peft_type"),
-    *("megatron_core", "peft_version", "qalora_group_size", "r", "rank_pattern", "revision"),
+    *("inference_mode", "init_lora_weights", "layers_pattern", "layers_to_transform", "lora_alpha", "lora_dropout"),
+    *("peft_type", "megatron_core", "peft_version", "qalora_group_size", "r", "rank_pattern", "revision"),
     *("target_modules", "task_type", "use_dora", "use_rslora"),
 }
 _OFF: tuple[object, ...] = (None, False, "none", [], {}, "")

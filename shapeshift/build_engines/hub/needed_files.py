@@ -6,13 +6,13 @@ import json
 from collections.abc import Callable, Sequence
 from pathlib import PurePosixPath
 
+from shapeshift.engines.checkpoint import INDEX, SINGLE
 from shapeshift.errors import InvalidInputError, listed
 
 Read = Callable[[str], str]
 """The text of a file of the repository, by its name."""
 _MOST_LISTED = 5
 _MODULES = "modules.json"
-_WEIGHTS, _INDEX = "model.safetensors", "model.safetensors.index.json"
 _TEXT_SUFFIXES = (".json", ".txt", ".model")
 # The same weights once more: in the layout of the model's author, or rounded.
 _DUPLICATES = ("consolidated", "pytorch_model")
@@ -58,7 +58,7 @@ def of_adapter(names: Sequence[str], read: Read) -> list[str]:
 
 def _weights(here: Sequence[str], folder: str, read: Read) -> list[str]:
     """The safetensors files of one folder: the single file, else those of the index, else all but duplicates."""
-    single, index = (f"{folder}/{name}" if folder else name for name in (_WEIGHTS, _INDEX))
+    single, index = (f"{folder}/{name}" if folder else name for name in (SINGLE, INDEX))
     if single in here:
         return [single]
     if index in here:
