@@ -7,23 +7,16 @@ import shutil
 import traceback
 from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
-from shapeshift.build_engines import cascade, decode, summary
-from shapeshift.build_engines.image import front as image_front
-from shapeshift.build_engines.image.plan import EmulatedFrontConfig, ImageFrontConfig
+from shapeshift.build_engines.build_steps import steps_of
 from shapeshift.build_engines.model_folder import CONFIG
 from shapeshift.build_engines.paths import BuildPaths
-from shapeshift.build_engines.repository import FrontConfig, calls_models, front_folders, read, required_models
-from shapeshift.build_engines.text import front as text_front
-from shapeshift.build_engines.text.config import TextFrontConfig
+from shapeshift.build_engines.repository import FrontConfig, front_folders, read
 from shapeshift.build_engines.text.workers import check_name
 from shapeshift.engines import failures as recorded_failures
 from shapeshift.errors import NotFoundError, ShapeshiftError
 from shapeshift.progress import Progress
 from shapeshift.triton.names import worker_front
-
-Publisher = Callable[[Any, BuildPaths, Progress], str]
 
 
 def publish_all(
@@ -42,10 +35,10 @@ def publish_all(
             check_name(name, {*names} | others)
             fronts.append(read(paths.repository / name))
     # A front that calls other models is checked against their published engines.
-    fronts.sort(key=calls_models)
+    fronts.sort(key=lambda front: bool(_required(front.name, paths)))
     for front in fronts:
         with _record_failure(front.name, paths, failures, failed):
-            missing = [name for name in required_models(front, paths) if name in failures]
+            missing = [name for name in steps_of(front).required(front, paths) if name in failures]
             if missing:
                 raise NotFoundError(f"needs {', '.join(missing)}, which could not be published")
             published(publish(front, paths))
@@ -67,7 +60,8 @@ def with_required(names: Sequence[str], paths: BuildPaths, said: Callable[[str],
 
 def _required(name: str, paths: BuildPaths) -> Sequence[str]:
     try:
-        return required_models(read(paths.repository / name), paths)
+        front = read(paths.repository / name)
+        return steps_of(front).required(front, paths)
     except ShapeshiftError:
         # `publish_all` reports it.
         return ()
@@ -110,30 +104,6 @@ def publish(front: FrontConfig, paths: BuildPaths) -> str:
     """Build and verify what is not current, and write the model's folder. Returns its summary. Raises any error."""
     progress = Progress(front.name)
     try:
-        return _PUBLISHERS[type(front)](front, paths, progress)
+        return steps_of(front).publish(front, paths, progress)
     finally:
         progress.done()
-
-
-def _publish_texts(front: TextFrontConfig, paths: BuildPaths, progress: Progress) -> str:
-    result, placement, built = text_front.publish(front, paths, progress)
-    return summary.of_texts(front.name, result, paths.engines / front.name, built, placement)
-
-
-def _publish_images(front: ImageFrontConfig, paths: BuildPaths, progress: Progress) -> str:
-    result, built = image_front.publish(front, paths, progress)
-    return summary.of_images(front.name, result, paths.engines / front.name, built)
-
-
-def _with_line(publish: Callable[[Any, BuildPaths], str]) -> Publisher:
-    """A publisher whose summary is the line that `publish` returns."""
-    return lambda front, paths, progress: f"{front.name}: {publish(front, paths)}"
-
-
-_PUBLISHERS: dict[type, Publisher] = {
-    TextFrontConfig: _publish_texts,
-    decode.DecodeFrontConfig: _with_line(decode.publish),
-    ImageFrontConfig: _publish_images,
-    EmulatedFrontConfig: _with_line(image_front.publish_emulated),
-    cascade.CascadeFrontConfig: _with_line(cascade.publish),
-}

@@ -61,17 +61,3 @@ def read(folder: Path) -> FrontConfig:
     if config.backend not in _READERS:
         raise InvalidInputError("backend", config.backend, f"one of {', '.join(sorted(_READERS))}")
     return _READERS[config.backend](folder, config, values)
-
-
-def calls_models(front: FrontConfig) -> bool:
-    """Whether the front calls other models of the repository."""
-    return isinstance(front, cascade.CascadeFrontConfig) or (
-        isinstance(front, decode.DecodeFrontConfig) and bool(decode.forwards_to(front))
-    )
-
-
-def required_models(front: FrontConfig, paths: BuildPaths) -> tuple[str, ...]:
-    """The models that the front calls, which must be published before it."""
-    if isinstance(front, cascade.CascadeFrontConfig):
-        return cascade.levels(front, paths)
-    return decode.forwards_to(front) if isinstance(front, decode.DecodeFrontConfig) else ()
