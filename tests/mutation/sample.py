@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-import re
 import subprocess
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -12,16 +11,25 @@ from pathlib import Path
 from cosmic_ray import mutating, plugins
 from cosmic_ray.ast import ast_nodes, get_ast
 
+from tests.mutation.meaning import Meaning, parses
+
 PACKAGES = (
     *("adapter_cache", "cascade", "engines", "fused_decode", "polymorph"),
     *("serving", "sidecar", "token_adapt", "triton"),
 )
-# What changes behaviour nowhere (types are not evaluated, `is` beside ==), what every import notices, and operators
-# that need settings.
-_LEFT_OUT = re.compile(r"BitOr|BitXor|_Is|_UAdd|_Invert|RemoveDecorator|VariableReplacer|VariableInserter")
-# A number that a person tunes, as `_POLL_S = 0.1`: another value is not wrong.
-_TUNED = re.compile(r"^_?[A-Z][A-Z0-9_, ]*(: [\w\[\]]+)? = [\d._*e+-]+")
+# The operators whose changes a person makes by mistake: a condition negated, a bound moved by one, an operation turned
+# round. Most others are no Python, mean the same (`== 0` and `<= 0` of a count), or fail in every call (`>>` of paths).
+_COMPARED = "Eq_NotEq NotEq_Eq Is_IsNot IsNot_Is Lt_LtE LtE_Lt Gt_GtE GtE_Gt Lt_GtE GtE_Lt Gt_LtE LtE_Gt"
+_CALCULATED = "Add_Sub Sub_Add Mul_Div Div_Mul FloorDiv_Mul Mod_Mul Pow_Mul LShift_RShift RShift_LShift BitAnd_BitOr"
 _NUMBERS = "core/NumberReplacer"
+_OPERATORS = (
+    *(f"core/ReplaceComparisonOperator_{name}" for name in _COMPARED.split()),
+    *(f"core/ReplaceBinaryOperator_{name}" for name in _CALCULATED.split()),
+    *("core/ReplaceUnaryOperator_Delete_USub", "core/ReplaceUnaryOperator_Delete_Not", "core/AddNot"),
+    *("core/ReplaceTrueWithFalse", "core/ReplaceFalseWithTrue", "core/ReplaceAndWithOr", "core/ReplaceOrWithAnd"),
+    *("core/ReplaceBreakWithContinue", "core/ReplaceContinueWithBreak", "core/ZeroIterationForLoop"),
+    *("core/ExceptionReplacer", _NUMBERS),
+)
 
 
 @dataclass(frozen=True)
@@ -41,17 +49,15 @@ class Change:
 
 
 def changes(file: str, source: str) -> Iterator[Change]:
-    """Every change of `source` that these operators know, but those of tuned numbers."""
-    lines = source.splitlines()
+    """Every change of `source` by these operators that means something, see `Meaning`."""
+    meaning = Meaning(source)
     nodes = list(ast_nodes(get_ast(source)))
-    for name in plugins.operator_names():
-        if _LEFT_OUT.search(name):
-            continue
+    for name in _OPERATORS:
         operator = plugins.get_operator(name)()
-        positions = [start[0] for node in nodes for start, _ in operator.mutation_positions(node)]
-        for occurrence, line in enumerate(positions):
-            if not (name == _NUMBERS and _TUNED.match(lines[line - 1])):
-                yield Change(file, line, name, occurrence)
+        places = [start for node in nodes for start, _ in operator.mutation_positions(node)]
+        for occurrence, place in enumerate(places):
+            if not (meaning.is_silent(place) or (name == _NUMBERS and meaning.is_tuned(place))):
+                yield Change(file, place[0], name, occurrence)
 
 
 def changed_files(project: Path, since: str) -> list[str]:
@@ -85,11 +91,11 @@ def sample(project: Path, files: Sequence[str], count: int, seed: int) -> list[C
         package = packages[attempt % len(packages)]
         file = rng.choice(by_package[package])
         by_kind: dict[str, list[Change]] = {}
-        for change in changes(file, (project / file).read_text()):
+        source = (project / file).read_text()
+        for change in changes(file, source):
             if (file, change.line) not in lines:
                 by_kind.setdefault(_kind(change), []).append(change)
-        if by_kind:
-            change = rng.choice(by_kind[rng.choice(sorted(by_kind))])
+        if by_kind and parses((change := rng.choice(by_kind[rng.choice(sorted(by_kind))])).apply(source)):
             lines.add((change.file, change.line))
             chosen.append(change)
     return chosen

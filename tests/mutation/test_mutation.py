@@ -54,16 +54,38 @@ def project(tmp_path: Path) -> Path:
 
 
 def test_changes_are_of_behaviour() -> None:
-    found = {change.line: change.apply(SOURCE).splitlines()[change.line - 1] for change in changes("a.py", SOURCE)}
+    found = list(changes("a.py", SOURCE))
     # Neither the number that is tuned nor the type of an argument.
-    assert found.keys() == {8, 12}
-    operators = {change.operator for change in changes("a.py", SOURCE)}
+    assert {change.line for change in found} == {8, 12}
     assert {
         "core/ReplaceBinaryOperator_Div_Mul",
-        "core/ReplaceComparisonOperator_Gt_Lt",
+        "core/ReplaceComparisonOperator_Gt_GtE",
         "core/NumberReplacer",
-    } <= operators
-    assert all(change.apply(SOURCE) != SOURCE for change in changes("a.py", SOURCE))
+    } <= {change.operator for change in found}
+    assert all(change.apply(SOURCE) != SOURCE for change in found)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "PERIODS_MS = (1, 2, 5)",
+        "def wait(limit_s: float = 5.0) -> None: ...",
+        "class Settings:\n    limit_s: float = 5.0",
+        'raise ValueError(f"{limit / 1000} is too long" if late else "late")',
+        'self._log(f"{1 + len(late)} are late")',
+        "assert held == 0",
+        "Thread(target=run, daemon=True)",
+        "@dataclass(frozen=True)\nclass Settings: ...",
+        "class Clock(Protocol):\n    def now(self, /) -> int | float: ...",
+    ],
+)
+def test_what_means_nothing_is_not_changed(line: str) -> None:
+    assert list(changes("a.py", line + "\n")) == []
+
+
+@pytest.mark.parametrize("line", ["wait(limit_s=5.0)", "raise Late if late and not held else Early", "log = held == 0"])
+def test_what_stands_near_it_is_changed(line: str) -> None:
+    assert list(changes("a.py", line + "\n"))
 
 
 def test_the_sample_comes_from_the_seed_and_takes_a_line_once(project: Path) -> None:
@@ -80,7 +102,7 @@ def test_what_no_test_reaches_is_missed_and_the_sources_stay(project: Path, tmp_
     (tmp_path / "copy").mkdir(exist_ok=True)
     unit, late = (
         Change("shapeshift/serving/waits.py", 8, "core/ReplaceBinaryOperator_Div_Mul", 0),
-        Change("shapeshift/serving/waits.py", 12, "core/ReplaceComparisonOperator_Gt_Lt", 0),
+        Change("shapeshift/serving/waits.py", 12, "core/ReplaceComparisonOperator_Gt_GtE", 0),
     )
     found = copy.judge(unit)
     assert found.test == "tests/serving/test_waits.py::test_seconds"
@@ -94,7 +116,7 @@ def test_a_test_that_fails_without_a_change_is_an_error(project: Path, tmp_path:
     (project / "tests/serving/test_waits.py").write_text(TEST.replace("0.25", "0.5"))
     copy = Copy(project, tmp_path / "copy")
     with pytest.raises(RuntimeError, match="test_seconds fails"):
-        copy.judge(Change("shapeshift/serving/waits.py", 12, "core/ReplaceComparisonOperator_Gt_Lt", 0))
+        copy.judge(Change("shapeshift/serving/waits.py", 12, "core/ReplaceComparisonOperator_Gt_GtE", 0))
 
 
 @pytest.mark.long
