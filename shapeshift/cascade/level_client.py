@@ -33,6 +33,7 @@ from shapeshift.errors import (
 from shapeshift.serving.bounds import Bound, unloading
 from shapeshift.serving.metrics import Counter, Gauge
 from shapeshift.triton.async_client import AsyncClient, ModelCall
+from shapeshift.triton.client_thread import ClientThread
 
 ENGINE_MS = "ENGINE_MS"
 _REFUSED = ("INVALID_ARG", "UNSUPPORTED")
@@ -73,6 +74,7 @@ class LevelClient:
 
     def __init__(self, client: AsyncClient, own: CascadeSettings) -> None:
         self._client = client
+        self._thread = ClientThread(client)
         self._timeout_s = own.call_timeout_ms / 1e3
         self._retry_s = own.retry_ms / 1e3
         self._bound = Bound("queue_calls", own.queue_calls, "calls")
@@ -129,7 +131,7 @@ class LevelClient:
             if backoff.failures:
                 # This call alone finds out whether the model is back.
                 backoff.retry_at = timeout
-        self._client.start(self._serve(_LevelCall(model, rows, outputs, truncate, end, timeout, done)))
+        self._thread.start(self._serve(_LevelCall(model, rows, outputs, truncate, end, timeout, done)))
 
     def is_ready(self, model: str, pairs: bool) -> bool:
         """Whether the model answers a call, even with an error; blocks until it does, or its time is over."""
@@ -141,7 +143,7 @@ class LevelClient:
             answers.append(not isinstance(await self._outcome(call), LevelGoneError))
 
         with contextlib.suppress(CancelledError):
-            self._client.start(probe()).result()
+            self._thread.start(probe()).result()
         return answers == [True]
 
     def close(self, timeout_s: float = 5.0) -> None:
@@ -151,7 +153,7 @@ class LevelClient:
         end = time.monotonic() + timeout_s
         while self._in_flight and time.monotonic() < end:
             time.sleep(_POLL_S)
-        self._client.close()
+        self._thread.close()
 
     async def _serve(self, call: _LevelCall) -> None:
         outcome: LevelResult | Exception

@@ -40,6 +40,7 @@ from shapeshift.serving.parameters import is_tritons
 from shapeshift.serving.pb_utils import InferenceRequest, InferenceResponse, PbUtils, ResponseSender
 from shapeshift.serving.responses import Responder
 from shapeshift.triton.async_client import AsyncClient, ModelCall, Tensors
+from shapeshift.triton.client_thread import ClientThread
 from shapeshift.triton.settings import own_grpc_url
 
 _STOP_ID, _STREAM, _REQUEST_ID = "stop_id", "stream", "request_id"
@@ -85,6 +86,7 @@ class UnaryFront:
         self._calls: dict[str, Call] = {}
         self._lock = threading.Lock()
         self._client = client or AsyncClient(own_grpc_url(self._settings.grpc_url))
+        self._thread = ClientThread(self._client)
         self._watch = CancellationWatch(self._log)
         self._request_metrics = RequestMetrics("prompts", 1, 0)
         self._responder = Responder(pb_utils, self._request_metrics, self._log)
@@ -97,8 +99,8 @@ class UnaryFront:
             Liveness(lambda: steps, self._log).metric,
         ]
         self._flusher = MetricsFlusher(pb_utils, args.name, exported, self._log)
-        self._probing = self._client.start(self._probe())
-        self._ticking = self._client.start(self._tick())
+        self._probing = self._thread.start(self._probe())
+        self._ticking = self._thread.start(self._tick())
 
     def execute(self, requests: Sequence[InferenceRequest]) -> None:
         """Forward every request; an invalid request, or one too many, gets an error at once."""
@@ -114,7 +116,7 @@ class UnaryFront:
         self._ticking.cancel()
         for call in list(self._calls.values()):
             self._cancel(call, unloading())
-        self._client.close()
+        self._thread.close()
         self._responder.close()
         self._flusher.close()
 
@@ -133,7 +135,7 @@ class UnaryFront:
             self._calls[call.forward_id] = call
             gone = CancelledRequestError("the client cancelled the request")
             self._watch.add(call, sender.is_cancelled, partial(self._cancel, call, gone))
-            call.task = self._client.start(self._forward(call))
+            call.task = self._thread.start(self._forward(call))
 
     async def _forward(self, call: Call) -> None:
         outcome: Tensors | Exception

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import threading
-from collections.abc import AsyncGenerator, AsyncIterator, Coroutine, Mapping, Sequence
-from concurrent.futures import Future
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -45,21 +43,14 @@ class ModelCall:
 
 
 class AsyncClient:
-    """Calls the models of the server at `url`, HOST:PORT of its gRPC interface, on an event loop with its own thread.
+    """Calls the models of the server at `url`, HOST:PORT of its gRPC interface, on the event loop that first calls one.
 
     Cancelling a task cancels its call on the server, that of a decoupled model included.
     """
 
     def __init__(self, url: str) -> None:
-        self._url = url
-        self._loop = asyncio.new_event_loop()
+        self.url = url
         self._client: InferenceServerClient | None = None
-        self._thread = threading.Thread(target=self._loop.run_forever, name="grpc-client", daemon=True)
-        self._thread.start()
-
-    def start(self, task: Coroutine[Any, Any, None]) -> Future[None]:
-        """Run `task` on the event loop; from any thread. Cancel the returned future to cancel it."""
-        return asyncio.run_coroutine_threadsafe(task, self._loop)
 
     async def infer(self, call: ModelCall) -> Tensors:
         """The outputs of a model that answers once.
@@ -99,27 +90,16 @@ class AsyncClient:
                 return tensors
         raise error_of(f"{call.model} ended its responses without one")
 
-    def close(self, timeout_s: float = 5.0) -> None:
-        """Cancel all calls and end the thread; nothing happens where it has ended."""
-        if not self._thread.is_alive():
-            return
-        self.start(self._shut_down())
-        self._thread.join(timeout_s)
-
-    def _connection(self) -> InferenceServerClient:
-        # Made on the event loop's thread, which a channel belongs to.
-        if self._client is None:
-            self._client = InferenceServerClient(self._url)
-        return self._client
-
-    async def _shut_down(self) -> None:
-        others = asyncio.all_tasks() - {asyncio.current_task()}
-        for task in others:
-            task.cancel()
-        await asyncio.gather(*others, return_exceptions=True)
+    async def close(self) -> None:
+        """Close the connection; calls in flight end with an error."""
         if self._client is not None:
             await self._client.close()
-        self._loop.stop()
+
+    def _connection(self) -> InferenceServerClient:
+        # A channel belongs to the event loop on which it is made.
+        if self._client is None:
+            self._client = InferenceServerClient(self.url)
+        return self._client
 
 
 async def _once(request: dict[str, Any]) -> AsyncIterator[dict[str, Any]]:

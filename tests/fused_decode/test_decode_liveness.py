@@ -108,7 +108,7 @@ def test_the_thread_that_forwards(pb_utils: PbUtils, monkeypatch: pytest.MonkeyP
         wait_for(lambda: client.calls)
         wait_for(lambda: watched(pb_utils) == {"execute", "responses", "errors", "grpc-client"})
         with only_stalled(pb_utils, "grpc-client", opened.set):
-            client.start(hang())
+            front._thread.start(hang())
     finally:
         opened.set()
         front.close()

@@ -177,7 +177,7 @@ def test_a_request_cancelled_before_its_task_has_begun(
         assert release.wait(30)
 
     # The event loop is busy, so that no task begins.
-    client.start(block())
+    front._thread.start(block())
     assert blocked.wait(30)
     request = plain(max_tokens=60)
     front.execute([request])

@@ -12,6 +12,7 @@ import pytest
 
 from shapeshift.errors import ModelError, ModelGoneError, OverloadedError, ShapeshiftError
 from shapeshift.triton.async_client import AsyncClient, ModelCall
+from shapeshift.triton.client_thread import ClientThread
 from shapeshift.triton.embedded.server import TritonServer
 from shapeshift.triton.settings import ServerSettings
 
@@ -35,13 +36,18 @@ def server(
 
 
 @pytest.fixture
-def client(server: TritonServer) -> Iterator[AsyncClient]:
-    made = AsyncClient(server.grpc_url)
+def client(server: TritonServer) -> AsyncClient:
+    return AsyncClient(server.grpc_url)
+
+
+@pytest.fixture
+def thread(client: AsyncClient) -> Iterator[ClientThread]:
+    made = ClientThread(client)
     yield made
     made.close()
 
 
-def ask(client: AsyncClient, work: Callable[[], Coroutine[Any, Any, Any]]) -> Any:
+def ask(thread: ClientThread, work: Callable[[], Coroutine[Any, Any, Any]]) -> Any:
     """What a task on the client's event loop returns or raises."""
     found: list[Any] = []
 
@@ -51,7 +57,7 @@ def ask(client: AsyncClient, work: Callable[[], Coroutine[Any, Any, Any]]) -> An
         except ShapeshiftError as error:
             found.append(error)
 
-    client.start(task()).result(30)
+    thread.start(task()).result(30)
     if isinstance(found[0], Exception):
         raise found[0]
     return found[0]
@@ -61,7 +67,7 @@ def call(model: str = "echo", values: list[float] | None = None, timeout_s: floa
     return ModelCall(model, {"IN": np.array([values or [1.0]], np.float32)}, timeout_s, **more)
 
 
-def test_many_calls_at_once(client: AsyncClient) -> None:
+def test_many_calls_at_once(client: AsyncClient, thread: ClientThread) -> None:
     lock, left, answers = threading.Event(), [200], {}
 
     async def one(number: int) -> None:
@@ -71,34 +77,35 @@ def test_many_calls_at_once(client: AsyncClient) -> None:
             lock.set()
 
     for number in range(200):
-        client.start(one(number))
+        thread.start(one(number))
     assert lock.wait(60)
     assert answers == {number: [[number, 1.0]] for number in range(200)}
 
 
-def test_a_stream_answers_too(client: AsyncClient) -> None:
-    assert ask(client, lambda: client.first(call(values=[7.0], outputs=["OUT"])))["OUT"].tolist() == [[7.0]]
+def test_a_stream_answers_too(client: AsyncClient, thread: ClientThread) -> None:
+    assert ask(thread, lambda: client.first(call(values=[7.0], outputs=["OUT"])))["OUT"].tolist() == [[7.0]]
 
 
 @pytest.mark.parametrize("how", ["infer", "first"])
-def test_errors_are_ours(client: AsyncClient, how: str) -> None:
+def test_errors_are_ours(client: AsyncClient, thread: ClientThread, how: str) -> None:
     method = getattr(client, how)
     with pytest.raises((ModelGoneError, ModelError)):
-        ask(client, lambda: method(call("absent")))
+        ask(thread, lambda: method(call("absent")))
     with pytest.raises((ModelError, ShapeshiftError), match="OTHER"):
-        ask(client, lambda: method(ModelCall("echo", {"OTHER": np.zeros((1, 1), np.float32)}, 20.0)))
+        ask(thread, lambda: method(ModelCall("echo", {"OTHER": np.zeros((1, 1), np.float32)}, 20.0)))
 
 
 @pytest.mark.parametrize("how", ["infer", "first"])
-def test_every_call_ends_within_its_limit(client: AsyncClient, how: str) -> None:
+def test_every_call_ends_within_its_limit(client: AsyncClient, thread: ClientThread, how: str) -> None:
     before = time.monotonic()
     with pytest.raises(OverloadedError, match="model slow gave no answer within 0.5 s"):
-        ask(client, lambda: getattr(client, how)(call("slow", timeout_s=0.5)))
+        ask(thread, lambda: getattr(client, how)(call("slow", timeout_s=0.5)))
     assert time.monotonic() - before < 2.5
 
 
 def test_close_ends_what_is_in_flight(server: TritonServer) -> None:
     client = AsyncClient(server.grpc_url)
+    thread = ClientThread(client)
     ended = threading.Event()
 
     async def work() -> None:
@@ -107,7 +114,7 @@ def test_close_ends_what_is_in_flight(server: TritonServer) -> None:
         finally:
             ended.set()
 
-    client.start(work())
+    thread.start(work())
     time.sleep(0.3)
-    client.close()
+    thread.close()
     assert ended.is_set()
