@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import itertools
-import threading
 import time
-from collections.abc import Callable
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
@@ -17,17 +14,13 @@ import pytest
 from shapeshift.cascade import service
 from shapeshift.cascade.candidates import registry
 from shapeshift.cascade.front import CascadeFront
-from shapeshift.cascade.level_client import LevelClient, LevelGoneError
 from shapeshift.cascade.policy.routing import softmax
-from shapeshift.cascade.request import LevelResult
-from shapeshift.cascade.settings import CascadeSettings
 from shapeshift.cli import served_models
-from shapeshift.errors import EngineError, InvalidInputError, ModelGoneError, NotFoundError, OverloadedError
+from shapeshift.errors import EngineError, InvalidInputError, NotFoundError
 from shapeshift.triton import model_config
-from shapeshift.triton.async_client import ModelCall
 from tests.cascade.conftest import ALL, LABELS, FakeClient, FakeLevel, candidate, gap
 from tests.conftest import LIGHT_WIDTH
-from tests.fakes import PbUtils, Request, TritonError, text_request, values_of
+from tests.fakes import Request, TritonError, text_request, values_of
 from tests.waiting import wait_for
 
 if TYPE_CHECKING:
@@ -190,6 +183,15 @@ def test_a_level_that_fails_leaves_the_answer_so_far(workspace: Workspace, fault
     level.fail, level.logits = None, [0.0, 4.0]
     workspace.pb_utils.models["large"] = level
     wait_for(lambda: ask(front, "one")["LEVEL"].item() == 2)
+
+
+def test_texts_that_keep_an_earlier_answer_are_counted(workspace: Workspace) -> None:
+    large(workspace).fail = RuntimeError("boom")
+    front = workspace.open(workspace.table(candidate("both", TWO, [gap()])))
+    assert list(ask(front, "one", "two", "three")["LEVEL"][:, 0]) == [1] * 3
+    workspace.fronts.remove(front)
+    front.close()
+    assert workspace.pb_utils.metric("shapeshift_fallbacks_total") == 3
 
 
 def test_a_level_that_hangs_times_out_and_is_not_called_again(workspace: Workspace) -> None:
@@ -445,145 +447,3 @@ def test_control_and_engine_times_are_in_milliseconds(workspace: Workspace, monk
     assert 7.0 < values["ENGINE_MS"].item() < 1000.0
     front.close()
     assert workspace.pb_utils.metric("shapeshift_control_ms_sum") == pytest.approx(6.0)
-
-
-# The client of later levels.
-
-
-class ScriptedClient(FakeClient):
-    """Every call is one of `answer`, on a thread of its own."""
-
-    def __init__(self, answer: Callable[[], dict[str, np.ndarray]]) -> None:
-        super().__init__(PbUtils())
-        self._script = answer
-        self.calls = 0
-
-    def _answer(self, call: ModelCall) -> dict[str, np.ndarray]:
-        self.calls += 1
-        return self._script()
-
-
-def level_client_of(answer: Callable[[], dict[str, np.ndarray]], **settings: Any) -> tuple[LevelClient, ScriptedClient]:
-    client = ScriptedClient(answer)
-    return LevelClient(client, CascadeSettings("candidates", "task", **settings)), client
-
-
-def test_every_call_to_a_level_ends_once() -> None:
-    numbers = itertools.count()
-
-    def slow() -> dict[str, np.ndarray]:
-        # The third of every four takes too long.
-        time.sleep(0.3 if next(numbers) % 4 == 2 else 0)
-        return {"LOGITS": np.zeros((1, 2))}
-
-    client, _ = level_client_of(slow, call_threads=4, queue_calls=1000, call_timeout_ms=150, retry_ms=1)
-    outcomes: list[Any] = []
-    refused = 0
-    for _ in range(60):
-        try:
-            client.submit("m", [[b"a"]], ["LOGITS"], False, None, outcomes.append)
-        except LevelGoneError:
-            refused += 1
-            time.sleep(0.002)
-    wait_for(lambda: len(outcomes) + refused == 60)
-    time.sleep(0.05)
-    assert len(outcomes) + refused == 60 and client.in_flight == 0
-    assert any(isinstance(one, LevelResult) for one in outcomes)
-    client.close()
-
-
-def test_a_failing_level_is_refused_with_its_failures_and_queue_bounds_hold() -> None:
-    def fail() -> dict[str, np.ndarray]:
-        raise ModelGoneError("not ready")
-
-    client, _ = level_client_of(fail, retry_ms=60_000)
-    outcomes: list[Any] = []
-    client.submit("m", [[b"a"]], ["LOGITS"], False, None, outcomes.append)
-    wait_for(lambda: bool(outcomes))
-    with pytest.raises(LevelGoneError, match=r"model m failed 1 times in the last \d+\.\d s; retry later"):
-        client.submit("m", [[b"a"]], ["LOGITS"], False, None, outcomes.append)
-    assert not client.is_ready("m", pairs=True)
-    client.close()
-    with pytest.raises(OverloadedError, match="being unloaded"):
-        client.submit("n", [[b"a"]], ["LOGITS"], False, None, outcomes.append)
-    none_may_wait, _ = level_client_of(fail, queue_calls=0)
-    with pytest.raises(OverloadedError, match="queue_calls: 0 calls wait, 1 more .* retry later"):
-        none_may_wait.submit("m", [[b"a"]], ["LOGITS"], False, None, outcomes.append)
-    none_may_wait.close()
-
-
-def test_requests_with_short_deadlines_find_out_that_a_level_hangs() -> None:
-    """Each gets its answer in time; the level is judged by its own time."""
-    release = threading.Event()
-
-    def hang() -> dict[str, np.ndarray]:
-        assert release.wait(60)
-        return {"LOGITS": np.zeros((1, 2))}
-
-    client, asked = level_client_of(hang, call_timeout_ms=300, retry_ms=60_000)
-    outcomes: list[object] = []
-    for number in range(3):
-        client.submit("large", [[b"a"]], ["LOGITS"], False, time.monotonic() + 0.02, outcomes.append)
-        wait_for(lambda: len(outcomes) == number + 1)  # noqa: B023
-        assert isinstance(outcomes[-1], OverloadedError) and "latency_ms ran out" in str(outcomes[-1])
-    wait_for(lambda: client._backoffs["large"].failures >= 1)
-    with pytest.raises(LevelGoneError, match="model large failed"):
-        client.submit("large", [[b"a"]], ["LOGITS"], False, None, outcomes.append)
-    assert asked.calls == len(outcomes) == 3
-    release.set()
-    client.close()
-
-
-def test_a_requests_own_deadline_says_nothing_of_a_level() -> None:
-    gate = threading.Event()
-
-    def answer() -> dict[str, np.ndarray]:
-        assert gate.wait(60)
-        return {"LOGITS": np.zeros((1, 2))}
-
-    client, _ = level_client_of(answer, call_timeout_ms=60_000)
-    outcomes: list[object] = []
-    client.submit("large", [[b"a"]], ["LOGITS"], False, time.monotonic() + 0.02, outcomes.append)
-    wait_for(lambda: len(outcomes) == 1)
-    assert isinstance(outcomes[0], OverloadedError)
-    gate.set()
-    wait_for(lambda: client._answered == 1)
-    assert client._backoffs["large"].failures == 0 and len(outcomes) == 1
-    client.close()
-
-
-def test_calls_lost_to_a_hung_level_hold_nothing_back() -> None:
-    """However many were lost, the level is called again once it answers."""
-    release = threading.Event()
-
-    def hang_or_answer() -> dict[str, np.ndarray]:
-        assert release.wait(60)
-        return {"LOGITS": np.zeros((1, 2))}
-
-    client, asked = level_client_of(hang_or_answer, call_timeout_ms=2, retry_ms=0.01, call_threads=2)
-    outcomes: list[object] = []
-    while asked.calls < 100:
-        with contextlib.suppress(LevelGoneError):
-            client.submit("large", [[b"a"]], ["LOGITS"], False, None, outcomes.append)
-        time.sleep(0.001)
-    wait_for(lambda: client.in_flight == 0)
-    assert not any(isinstance(one, LevelResult) for one in outcomes)
-    release.set()
-    client._timeout_s = 30.0
-    client._backoffs["large"].retry_at = 0.0
-    client.submit("large", [[b"a"]], ["LOGITS"], False, None, outcomes.append)
-    wait_for(lambda: isinstance(outcomes[-1], LevelResult))
-    assert client._backoffs["large"].failures == 0
-    client.close()
-
-
-def test_closing_ends_calls_that_hang() -> None:
-    release = threading.Event()
-    client, _ = level_client_of(lambda: {"LOGITS": np.zeros((release.wait(60), 2))}, call_threads=1)
-    client._timeout_s = 60.0
-    outcomes: list[object] = []
-    for _ in range(2):
-        client.submit("large", [[b"a"]], ["LOGITS"], False, None, outcomes.append)
-    client.close(timeout_s=0.05)
-    assert [type(one) for one in outcomes] == [LevelGoneError] * 2
-    release.set()

@@ -14,12 +14,14 @@ import pytest
 from shapeshift.engines import manifest
 from shapeshift.engines.execution.executor import EngineExecutor
 from shapeshift.errors import EngineError, InvalidInputError, ModelDiedError, ModelGoneError, ShapeshiftError
+from shapeshift.polymorph import executor
 from shapeshift.polymorph.executor import _pack_limits, open_executor
 from shapeshift.polymorph.front import TextFront
 from shapeshift.polymorph.policy.algorithms import DISPATCHERS
 from shapeshift.polymorph.router import router
 from shapeshift.polymorph.router.router import Router
 from shapeshift.polymorph.router.worker_client import WorkerClient, WorkerInfo, WrongBinError
+from shapeshift.polymorph.service_times import ServiceTimes
 from shapeshift.polymorph.settings import PlacementSettings, PolymorphSettings
 from shapeshift.polymorph.worker import TextWorker
 from shapeshift.serving import pb_utils as triton
@@ -155,6 +157,15 @@ def test_a_static_engine_is_filled_and_the_dynamic_one_is_not(
     limits = _pack_limits(made, PolymorphSettings(pack_tokens=100))
     assert [limits(edge) for edge in (16, 64, 512, 0)] == [(16, 4), (64, 16), (100, 16), (100, 16)]
     assert _pack_limits(made, PolymorphSettings(pack_tokens=10**6))(0) == (512, 16)
+
+
+def test_the_capacity_of_a_bin_is_the_texts_that_meet_the_objective(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One after another; at least one."""
+    found: list[list[float]] = []
+    monkeypatch.setattr(executor, "DispatchedQueues", lambda *given: found.append(given[2]))
+    times = ServiceTimes({16: [2.0] * 17, 64: [6.0] * 65, 512: [300.0] * 513}, [], {})
+    executor._dispatched(PolymorphSettings(slo_ms=100), [16, 64, 512], times, lambda edge: (512, 16))
+    assert found == [[50.0, 16.0, 1.0]]
 
 
 @pytest.mark.parametrize("edges", ["[16, 16]", "[0, 4]", "[4, 2]", '["a"]', "4", "{", "[1.5]"])

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import time
+from collections.abc import Callable, Mapping, Sequence
 from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
@@ -11,7 +12,7 @@ import pytest
 
 from shapeshift.engines.execution import executor as executor_module
 from shapeshift.engines.execution.request import TextRequest
-from shapeshift.engines.interfaces import Array
+from shapeshift.engines.interfaces import Array, Ids
 from shapeshift.engines.providers.emulated import EmulatedEngine
 from shapeshift.errors import InvalidInputError, OverloadedError
 from shapeshift.polymorph.front import TextFront
@@ -26,7 +27,7 @@ from tests.fakes import PbUtils, Request, TritonError, text_request
 from tests.waiting import wait_for
 
 if TYPE_CHECKING:
-    from tests.polymorph.conftest import Gate, Router
+    from tests.polymorph.conftest import FakeWorker, Gate, Router
 
 MakeFront = Callable[..., TextFront]
 MakeRouter = Callable[..., "Router"]
@@ -202,3 +203,23 @@ def test_a_call_gets_five_times_its_profiled_time(make_router: MakeRouter, monke
     # 5 x 1 ms is less than the least; 5 x (1 + 100) ms; 5 x (1 + 100 + 100) ms.
     assert deadlines == pytest.approx([7.25, 7.505, 8.005])
     monkeypatch.undo()
+
+
+def test_the_time_of_a_worker_is_in_milliseconds(make_router: MakeRouter, monkeypatch: pytest.MonkeyPatch) -> None:
+    router = make_router(0)
+    now = [5.0]
+    compute = type(router.workers["a"]).call
+
+    def call(worker: FakeWorker, texts: Sequence[Ids]) -> object:
+        now[0] += 0.030
+        return compute(worker, texts)
+
+    monkeypatch.setattr(type(router.workers["a"]), "call", call)
+    clock = SimpleNamespace(monotonic=time.monotonic, perf_counter=lambda: now[0])
+    finished: list[TextRequest] = []
+    with monkeypatch.context() as patched:
+        patched.setattr(router_module, "time", clock)
+        router.submit(TextRequest([np.ones(4, np.int64)], finished.append))
+        router.wait(lambda: bool(finished))
+    assert finished[0].engine_ms == pytest.approx([30.0])
+    router.check_rest()

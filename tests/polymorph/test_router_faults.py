@@ -25,15 +25,18 @@ def test_a_text_that_makes_every_worker_hang_fails(make_router: MakeRouter, monk
     router = make_router(0, 0, timeout_s=0.1)
     free = threading.Event()
     compute = type(router.workers["a"]).call
+    tried: list[FakeWorker] = []
 
     def call(worker: FakeWorker, texts: list[np.ndarray]) -> object:
         if any(len(ids) == 77 for ids in texts):
+            tried.append(worker)
             assert free.wait(60)
         return compute(worker, texts)
 
     monkeypatch.setattr(type(router.workers["a"]), "call", call)
     error = router.ask(77).error()
     assert isinstance(error, OverloadedError) and "no answer in time" in str(error)
+    assert len(tried) == 5
     assert router.ask(100).error() is None
     free.set()
     router.wait(lambda: router.joined("a", "b"))

@@ -8,7 +8,17 @@ from functools import partial
 
 import pytest
 
-from shapeshift.serving.metrics import Counter, Counters, Gauge, Gauges, Histogram, Info, Metric, MetricsFlusher
+from shapeshift.serving.metrics import (
+    Counter,
+    Counters,
+    Gauge,
+    Gauges,
+    Histogram,
+    Info,
+    Metric,
+    MetricsFlusher,
+    RequestMetrics,
+)
 from tests.fakes import PbUtils
 from tests.waiting import wait_for
 
@@ -38,6 +48,14 @@ def test_histogram_as_prometheus_has_it() -> None:
     assert pb_utils.metric("shapeshift_tokens_sum") == 5014.2
     assert pb_utils.metric("shapeshift_tokens_count") == 4
     own.close()
+
+
+def test_the_bounds_of_lengths_and_latencies() -> None:
+    """The longest length is in the last bound; half of the objective and 95% of it are bounds, in milliseconds."""
+    metrics = RequestMetrics("texts", 20, 80.0)
+    assert metrics.lengths.bounds == [8, 16, 24]
+    assert set(metrics.latency_ms.bounds) - set(RequestMetrics("texts", 20, 0).latency_ms.bounds) == {40.0, 76.0}
+    assert metrics.latency_ms.bounds == sorted(metrics.latency_ms.bounds)
 
 
 def test_only_differences_are_added() -> None:

@@ -114,6 +114,21 @@ def test_close_hands_back_each_item_once() -> None:
     queue.check_integrity()
 
 
+def test_the_cost_of_what_waits() -> None:
+    queue: BoundedQueue[Item] = BoundedQueue(10, 100, lambda item: 1.5 * item.tokens)
+    queue.put(items(2, 4))
+    queue.put(items(6))
+    assert queue.waiting_ms == pytest.approx(18.0)
+    queue.take(take_one)
+    assert queue.waiting_ms == pytest.approx(15.0)
+    queue.take(take_all)
+    assert queue.waiting_ms == 0.0
+    queue.put(items(2))
+    queue.close()
+    assert queue.waiting_ms == 0.0
+    queue.check_integrity()
+
+
 def test_integrity_is_checked() -> None:
     queue: BoundedQueue[Item] = BoundedQueue(10, 100)
     queue.put(items(1, 2))

@@ -1,0 +1,281 @@
+"""The client of later levels: which calls are made, how each ends, and what is exported of them."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import threading
+import time
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from shapeshift.cascade import level_client
+from shapeshift.cascade.level_client import LevelClient, LevelGoneError
+from shapeshift.cascade.request import LevelResult
+from shapeshift.cascade.settings import CascadeSettings
+from shapeshift.errors import ModelGoneError, OverloadedError
+from shapeshift.triton.async_client import ModelCall
+from tests.cascade.conftest import FakeClient
+from tests.fakes import PbUtils
+from tests.waiting import wait_for
+
+
+class ScriptedClient(FakeClient):
+    """Every call is one of `answer`, on a thread of its own."""
+
+    def __init__(self, answer: Callable[[], dict[str, np.ndarray]]) -> None:
+        super().__init__(PbUtils())
+        self._script = answer
+        self.calls = 0
+
+    def _answer(self, call: ModelCall) -> dict[str, np.ndarray]:
+        self.calls += 1
+        return self._script()
+
+
+def level_client_of(answer: Callable[[], dict[str, np.ndarray]], **settings: Any) -> tuple[LevelClient, ScriptedClient]:
+    client = ScriptedClient(answer)
+    return LevelClient(client, CascadeSettings("candidates", "task", **settings)), client
+
+
+def test_every_call_to_a_level_ends_once() -> None:
+    numbers = itertools.count()
+
+    def slow() -> dict[str, np.ndarray]:
+        # The third of every four takes too long.
+        time.sleep(0.3 if next(numbers) % 4 == 2 else 0)
+        return {"LOGITS": np.zeros((1, 2))}
+
+    client, _ = level_client_of(slow, call_threads=4, queue_calls=1000, call_timeout_ms=150, retry_ms=1)
+    outcomes: list[Any] = []
+    refused = 0
+    for _ in range(60):
+        try:
+            client.submit("m", [[b"a"]], ["LOGITS"], False, None, outcomes.append)
+        except LevelGoneError:
+            refused += 1
+            time.sleep(0.002)
+    wait_for(lambda: len(outcomes) + refused == 60)
+    time.sleep(0.05)
+    assert len(outcomes) + refused == 60 and client.in_flight == 0
+    assert any(isinstance(one, LevelResult) for one in outcomes)
+    client.close()
+
+
+def test_a_failing_level_is_refused_with_its_failures_and_queue_bounds_hold() -> None:
+    def fail() -> dict[str, np.ndarray]:
+        raise ModelGoneError("not ready")
+
+    client, _ = level_client_of(fail, retry_ms=60_000)
+    outcomes: list[Any] = []
+    client.submit("m", [[b"a"]], ["LOGITS"], False, None, outcomes.append)
+    wait_for(lambda: bool(outcomes))
+    with pytest.raises(LevelGoneError, match=r"model m failed 1 times in the last \d+\.\d s; retry later"):
+        client.submit("m", [[b"a"]], ["LOGITS"], False, None, outcomes.append)
+    assert not client.is_ready("m", pairs=True)
+    client.close()
+    with pytest.raises(OverloadedError, match="being unloaded"):
+        client.submit("n", [[b"a"]], ["LOGITS"], False, None, outcomes.append)
+    none_may_wait, _ = level_client_of(fail, queue_calls=0)
+    with pytest.raises(OverloadedError, match="queue_calls: 0 calls wait, 1 more .* retry later"):
+        none_may_wait.submit("m", [[b"a"]], ["LOGITS"], False, None, outcomes.append)
+    none_may_wait.close()
+
+
+def test_requests_with_short_deadlines_find_out_that_a_level_hangs() -> None:
+    """Each gets its answer in time; the level is judged by its own time."""
+    release = threading.Event()
+
+    def hang() -> dict[str, np.ndarray]:
+        assert release.wait(60)
+        return {"LOGITS": np.zeros((1, 2))}
+
+    client, asked = level_client_of(hang, call_timeout_ms=300, retry_ms=60_000)
+    outcomes: list[object] = []
+    for number in range(3):
+        client.submit("large", [[b"a"]], ["LOGITS"], False, time.monotonic() + 0.02, outcomes.append)
+        wait_for(lambda: len(outcomes) == number + 1)  # noqa: B023
+        assert isinstance(outcomes[-1], OverloadedError) and "latency_ms ran out" in str(outcomes[-1])
+    wait_for(lambda: client._backoffs["large"].failures >= 1)
+    with pytest.raises(LevelGoneError, match="model large failed"):
+        client.submit("large", [[b"a"]], ["LOGITS"], False, None, outcomes.append)
+    assert asked.calls == len(outcomes) == 3
+    release.set()
+    client.close()
+
+
+def test_a_requests_own_deadline_says_nothing_of_a_level() -> None:
+    gate = threading.Event()
+
+    def answer() -> dict[str, np.ndarray]:
+        assert gate.wait(60)
+        return {"LOGITS": np.zeros((1, 2))}
+
+    client, _ = level_client_of(answer, call_timeout_ms=60_000)
+    outcomes: list[object] = []
+    client.submit("large", [[b"a"]], ["LOGITS"], False, time.monotonic() + 0.02, outcomes.append)
+    wait_for(lambda: len(outcomes) == 1)
+    assert isinstance(outcomes[0], OverloadedError)
+    gate.set()
+    wait_for(lambda: client._answered == 1)
+    assert client._backoffs["large"].failures == 0 and len(outcomes) == 1
+    client.close()
+
+
+def test_calls_lost_to_a_hung_level_hold_nothing_back() -> None:
+    """However many were lost, the level is called again once it answers."""
+    release = threading.Event()
+
+    def hang_or_answer() -> dict[str, np.ndarray]:
+        assert release.wait(60)
+        return {"LOGITS": np.zeros((1, 2))}
+
+    client, asked = level_client_of(hang_or_answer, call_timeout_ms=2, retry_ms=0.01, call_threads=2)
+    outcomes: list[object] = []
+    while asked.calls < 100:
+        with contextlib.suppress(LevelGoneError):
+            client.submit("large", [[b"a"]], ["LOGITS"], False, None, outcomes.append)
+        time.sleep(0.001)
+    wait_for(lambda: client.in_flight == 0)
+    assert not any(isinstance(one, LevelResult) for one in outcomes)
+    release.set()
+    client._timeout_s = 30.0
+    client._backoffs["large"].retry_at = 0.0
+    client.submit("large", [[b"a"]], ["LOGITS"], False, None, outcomes.append)
+    wait_for(lambda: isinstance(outcomes[-1], LevelResult))
+    assert client._backoffs["large"].failures == 0
+    client.close()
+
+
+def test_closing_ends_calls_that_hang() -> None:
+    release = threading.Event()
+    client, _ = level_client_of(lambda: {"LOGITS": np.zeros((release.wait(60), 2))}, call_threads=1)
+    client._timeout_s = 60.0
+    outcomes: list[object] = []
+    for _ in range(2):
+        client.submit("large", [[b"a"]], ["LOGITS"], False, None, outcomes.append)
+    client.close(timeout_s=0.05)
+    assert [type(one) for one in outcomes] == [LevelGoneError] * 2
+    release.set()
+
+
+# On a clock of the test.
+
+
+class Level:
+    """A later level and its client. now: of the client's clocks, in seconds; gate: without it calls do not end."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, **settings: Any) -> None:
+        self.now = 100.0
+        self.took_s, self.rows = 0.0, 1
+        self.is_gone = False
+        self.gate = threading.Event()
+        self.gate.set()
+        self.outcomes: list[Any] = []
+        clock = SimpleNamespace(monotonic=lambda: self.now, perf_counter=lambda: self.now, sleep=time.sleep)
+        monkeypatch.setattr(level_client, "time", clock)
+        self.client, self.script = level_client_of(self._answer, **settings)
+
+    def submit(self, model: str = "large", deadline: float | None = None) -> None:
+        self.client.submit(model, [[b"a"]] * self.rows, ["LOGITS"], False, deadline, self.outcomes.append)
+
+    def ask(self, model: str = "large", deadline: float | None = None) -> Any:
+        """The outcome of one call."""
+        before = len(self.outcomes)
+        self.submit(model, deadline)
+        wait_for(lambda: len(self.outcomes) > before)
+        return self.outcomes[-1]
+
+    def is_refused(self) -> bool:
+        """Whether a call is refused, as the level failed lately."""
+        try:
+            self.submit()
+        except LevelGoneError:
+            return True
+        return False
+
+    def exported(self) -> dict[str, float]:
+        """By name, without what the names have in common."""
+        found = {metric.name: metric for metric in self.client.metrics()}
+        return {
+            name: found[f"shapeshift_level_{name}_total"].value  # type: ignore[union-attr]
+            for name in ("calls", "failures", "timeouts")
+        }
+
+    def _answer(self) -> dict[str, np.ndarray]:
+        assert self.gate.wait(60)
+        if self.is_gone:
+            raise ModelGoneError("not ready")
+        self.now += self.took_s
+        return {"LOGITS": np.zeros((self.rows, 2))}
+
+
+def test_the_time_of_a_level_that_states_none_is_in_milliseconds(monkeypatch: pytest.MonkeyPatch) -> None:
+    level = Level(monkeypatch)
+    level.took_s, level.rows = 0.040, 2
+    assert level.ask().engine_ms == pytest.approx([40.0, 40.0])
+    assert level.exported() == {"calls": 1, "failures": 0, "timeouts": 0}
+    level.client.close()
+
+
+def test_the_wait_for_a_level_doubles_four_times(monkeypatch: pytest.MonkeyPatch) -> None:
+    level = Level(monkeypatch, retry_ms=1000)
+    level.is_gone = True
+    for wait_s in (1, 2, 4, 8, 16, 16):
+        assert isinstance(level.ask(), LevelGoneError)
+        level.now += wait_s - 0.01
+        assert level.is_refused()
+        level.now += 0.02
+    assert level.exported() == {"calls": 0, "failures": 6, "timeouts": 0}
+    level.is_gone = False
+    assert isinstance(level.ask(), LevelResult)
+    level.is_gone = True
+    assert isinstance(level.ask(), LevelGoneError)
+    level.now += 1.01
+    assert not level.is_refused()
+    level.client.close()
+
+
+def test_one_call_alone_tests_a_level_that_failed(monkeypatch: pytest.MonkeyPatch) -> None:
+    level = Level(monkeypatch, retry_ms=1000, call_timeout_ms=60_000)
+    level.is_gone = True
+    level.ask()
+    level.now += 1.01
+    level.is_gone = False
+    level.gate.clear()
+    level.submit()
+    assert [level.is_refused() for _ in range(3)] == [True] * 3
+    level.gate.set()
+    wait_for(lambda: len(level.outcomes) == 2)
+    assert isinstance(level.outcomes[1], LevelResult)
+    assert not level.is_refused()
+    level.client.close()
+
+
+def test_a_call_that_does_not_start_leaves_the_test_to_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
+    level = Level(monkeypatch, retry_ms=1000, call_threads=1, call_timeout_ms=60_000)
+    level.is_gone = True
+    level.ask()
+    level.now += 1.01
+    level.is_gone = False
+    level.gate.clear()
+    level.submit("other")
+    wait_for(lambda: level.script.calls == 2)
+    outcome = level.ask(deadline=level.now + 0.01)
+    assert isinstance(outcome, OverloadedError) and "not started in time" in str(outcome)
+    level.gate.set()
+    assert isinstance(level.ask(), LevelResult)
+    level.client.close()
+
+
+def test_a_call_without_an_answer_in_time_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    level = Level(monkeypatch, call_timeout_ms=20)
+    level.gate.clear()
+    assert "no answer in time" in str(level.ask())
+    assert level.exported() == {"calls": 0, "failures": 1, "timeouts": 1}
+    level.gate.set()
+    level.client.close()
