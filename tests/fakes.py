@@ -261,7 +261,7 @@ class Request:
         decoupled: bool = False,
         **inputs: np.ndarray,
     ) -> None:
-        self.inputs = {name: Tensor(name, values) for name, values in inputs.items()}
+        self.tensors = {name: Tensor(name, values) for name, values in inputs.items()}
         self.sender = ResponseSender(decoupled=decoupled)
         self._parameters = json.dumps(dict(parameters)) if parameters else ""
         self._outputs = list(outputs)
@@ -269,6 +269,9 @@ class Request:
 
     def get_response_sender(self) -> ResponseSender:
         return self.sender
+
+    def inputs(self) -> list[triton.Tensor]:
+        return list(self.tensors.values())
 
     def parameters(self) -> str:
         return self._parameters
@@ -332,7 +335,7 @@ def values_of(response: triton.InferenceResponse) -> dict[str, np.ndarray]:
 
 def get_input_tensor_by_name(request: triton.InferenceRequest, name: str) -> Tensor | None:
     assert isinstance(request, Request)
-    return request.inputs.get(name)
+    return request.tensors.get(name)
 
 
 def text_request(*texts: str | bytes, **others: Any) -> Request:

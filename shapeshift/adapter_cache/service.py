@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Protocol, cast
@@ -37,6 +38,7 @@ from shapeshift.fused_decode.policy.admission import Admission
 from shapeshift.fused_decode.request import LENGTH, STOP, Request
 from shapeshift.fused_decode.service import OWN_PARAMETERS, DecodeService
 from shapeshift.fused_decode.settings import GeneratedDecodeSettings
+from shapeshift.serving.description import Description
 from shapeshift.serving.metrics import Metric
 from shapeshift.serving.model_args import Log, ModelArgs
 from shapeshift.serving.parameters import RequestParameters
@@ -147,6 +149,9 @@ class AdapterService(DecodeService):
             )
         )
         return self._scheduler
+
+    def describe(self) -> Description:
+        return replace(super().describe(), adapters=sorted(adapter.label for adapter in self.catalogue.all()))
 
     def prepare(self, request: Request, given: RequestParameters) -> None:
         assert isinstance(request, AdapterRequest)

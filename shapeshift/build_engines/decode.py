@@ -89,6 +89,7 @@ def publish(front: DecodeFrontConfig, paths: BuildPaths) -> str:
         "checkpoint": paths.portable(checkpoint.folder, target),
         "checkpoint_sha256": checkpoint.sha256,
         "checkpoint_origin": checkpoint.origin,
+        "checkpoint_name": own.checkpoint,
         "precision": hardware.resolve_precision(own.precision, _on_gpu(front.config)),
         "kernel_cache": paths.portable(kernels, target),
     }

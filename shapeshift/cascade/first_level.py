@@ -32,6 +32,7 @@ class FirstLevel:
     ) -> None:
         model = candidate.levels[0]
         made = check_engines(folder / model, table, candidate, 0)
+        self.max_tokens, self.precision = made.max_tokens, made.precision
         self._prompt = made.prompt(None)
         self._tokenizer = TextTokenizer(folder / model / TOKENIZER_FILE, made.max_tokens, type_stride=made.type_stride)
         self.executor = EngineExecutor(made, folder / model, own, own.engine_threads or cores(), log)

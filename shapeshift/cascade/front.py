@@ -19,7 +19,8 @@ from shapeshift.cascade.request import ClassifyRequest
 from shapeshift.cascade.service import CascadeService
 from shapeshift.cascade.settings import CascadeSettings, GeneratedCascadeSettings
 from shapeshift.errors import InvalidInputError
-from shapeshift.serving import parameters
+from shapeshift.serving import description, parameters
+from shapeshift.serving.description import Description, describing
 from shapeshift.serving.liveness import Liveness
 from shapeshift.serving.metrics import Gauge, Metric, MetricsFlusher, RequestMetrics
 from shapeshift.serving.model_args import ModelArgs, model_log
@@ -61,11 +62,12 @@ class CascadeFront:
         folder = (args.folder / own.candidates_dir).resolve()
         self._hot_swap = HotSwap(folder, own, open_service, self._client, self._cascade_metrics, self._log)
         self._export_metrics(args.name, own.slo_ms)
+        self._enter = describing(pb_utils, self._responder, args, self._describe, self._submit)
         self._log(f"ready: task {own.task}, candidate {self._hot_swap.current.candidate.name}")
 
     def execute(self, requests: Sequence[InferenceRequest]) -> None:
         """Start every request; an invalid one is answered with its error at once."""
-        self._responder.start(requests, self._submit)
+        self._responder.start(requests, self._enter)
 
     def close(self) -> None:
         """Stop producers before consumers: the levels, then the responses, then the metrics."""
@@ -79,6 +81,18 @@ class CascadeFront:
             inputs = "pairs" if table.pairs else "single texts"
             allowed = f"{'listed' if table.pairs else 'not listed'}: candidates of task {table.task} classify {inputs}"
             raise InvalidInputError(f"input {TEXT_PAIR}", "listed" if self._pairs else "not listed", allowed)
+
+    def _describe(self) -> Description:
+        serving = self._hot_swap.current
+        return Description(
+            description.TEXT_CLASSIFICATION,
+            precision=serving.first_level.precision,
+            max_tokens=serving.first_level.max_tokens,
+            labels=serving.table.labels,
+            pairs=self._pairs,
+            tasks=[serving.table.task],
+            levels=serving.candidate.levels,
+        )
 
     def _submit(self, request: InferenceRequest, sender: ResponseSender) -> None:
         given = parameters.parse(request.parameters(), _OWN_PARAMETERS)

@@ -43,7 +43,7 @@ class CascadeService:
         metrics: CascadeMetrics,
         log: Log,
     ) -> None:
-        self._table, self.candidate = serving.table, serving.candidate
+        self.table, self.candidate = serving.table, serving.candidate
         self._control = Control(serving.table, serving.candidate)
         for level, model in enumerate(serving.candidate.levels):
             # A later level may belong to another backend; its files are not here then.
@@ -105,7 +105,7 @@ class CascadeService:
             raise InvalidInputError("parameter level", given.level, f"1 to {num_levels}")
         if least is None:
             return self._control
-        same_levels = [one for one in self._table.candidates if one.levels == self.candidate.levels]
+        same_levels = [one for one in self.table.candidates if one.levels == self.candidate.levels]
         accurate = [one for one in same_levels if one.assured_accuracy >= least]
         if not accurate:
             best = max(one.assured_accuracy for one in same_levels)
@@ -113,7 +113,7 @@ class CascadeService:
             if self.candidate.accuracy_bound is None:
                 allowed = "0 for a table without accuracy bounds; run `shapeshift cascade register` again"
             raise InvalidInputError("parameter min_accuracy", least, allowed)
-        return Control(self._table, min(accurate, key=lambda one: (one.latency_ms, -one.accuracy, one.name)))
+        return Control(self.table, min(accurate, key=lambda one: (one.latency_ms, -one.accuracy, one.name)))
 
     def _run(self, request: ClassifyRequest, rows: Sequence[Row], level: int) -> list[int]:
         """Run a level on some rows of a request; the tokens of each where it is the first level."""
@@ -135,7 +135,7 @@ class CascadeService:
         try:
             if not isinstance(result, Exception) and not self._is_valid(result):
                 model = self.candidate.levels[level - 1]
-                result = EngineError(f"model {model}: LOGITS are not {len(self._table.labels)} finite numbers")
+                result = EngineError(f"model {model}: LOGITS are not {len(self.table.labels)} finite numbers")
             if isinstance(result, Exception):
                 self._fall_back(request, rows, result)
             else:
@@ -174,15 +174,15 @@ class CascadeService:
 
     def _outputs(self, model: str, level: int) -> list[str]:
         """The outputs to ask a later level for."""
-        offered = self._table.model(model).outputs
+        offered = self.table.model(model).outputs
         wanted = ["LOGITS", ENGINE_MS]
         if level < self._control.num_levels:
-            wanted += ["EMBEDDING"] if self._table.is_regression else []
+            wanted += ["EMBEDDING"] if self.table.is_regression else []
             wanted += ["IMPORTANCE", "OFFSETS"] if {"IMPORTANCE", "OFFSETS"} <= set(offered) else []
         return [name for name in wanted if name in offered]
 
     def _is_valid(self, result: LevelResult) -> bool:
-        shape = (len(self._table.labels),)
+        shape = (len(self.table.labels),)
         return all(one.logits.shape == shape and bool(np.isfinite(one.logits).all()) for one in result.outputs)
 
     def _fall_back(self, request: ClassifyRequest, rows: Sequence[Row], error: Exception) -> None:

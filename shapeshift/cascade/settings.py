@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from shapeshift.serving.model_args import Signature, Tensor
+from shapeshift.serving.model_args import DESCRIPTION, Signature, Tensor
 from shapeshift.serving.text_inputs import TEXT_PAIR
 from shapeshift.settings import require
 
-_TEXT = Tensor("TEXT", "TYPE_STRING")
+# Optional, so that a request for DESCRIPTION needs none.
+_TEXT = Tensor("TEXT", "TYPE_STRING", optional=True)
 _OUTPUTS = (
     Tensor("LABEL", "TYPE_STRING"),
     Tensor("PROBABILITIES", "TYPE_FP32", (None,)),
@@ -18,6 +19,7 @@ _OUTPUTS = (
     Tensor("WORDS_PRUNED", "TYPE_INT32"),
     Tensor("ENGINE_MS", "TYPE_FP32"),
     Tensor("CONTROL_MS", "TYPE_FP32"),
+    DESCRIPTION,
 )
 
 

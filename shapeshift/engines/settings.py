@@ -102,6 +102,7 @@ class GeneratedSettings:
 
     engines          folder of engines, relative to the model's folder
     manifest_sha256, checkpoint_sha256  hashes that the engines must have
+    checkpoint_name  `checkpoint` as the user wrote it, where it became a path; else empty
     profile          measured latencies, JSON
     labels           the class names of LOGITS or TOKEN_LOGITS, a JSON list
     prompts          the texts that `prompt_name` chooses from, JSON {name: text}
@@ -110,6 +111,7 @@ class GeneratedSettings:
     engines: str = ""
     manifest_sha256: str = ""
     checkpoint_sha256: str = ""
+    checkpoint_name: str = ""
     profile: str = ""
     labels: str = "[]"
     prompts: str = "{}"

@@ -23,6 +23,7 @@ from shapeshift.fused_decode.request_parser import ParsedRequest, RequestParser
 from shapeshift.fused_decode.service import DecodeService
 from shapeshift.serving import error_codes, parameters
 from shapeshift.serving.cancellations import CancellationWatch
+from shapeshift.serving.description import describing
 from shapeshift.serving.liveness import Liveness
 from shapeshift.serving.metrics import Gauge, MetricsFlusher, RequestMetrics
 from shapeshift.serving.model_args import Log, ModelArgs, model_log
@@ -60,6 +61,7 @@ class GenerateFront:
         self._lock = threading.Lock()
         self._request_metrics = RequestMetrics("prompts", settings.max_length, settings.slo_ms)
         self._responder = Responder(pb_utils, self._request_metrics, self._log)
+        self._enter = describing(pb_utils, self._responder, args, self._service.describe, self._submit)
         self._watch = CancellationWatch(self._log)
         self.loop = DecodeLoop(
             runtime,
@@ -77,7 +79,7 @@ class GenerateFront:
 
     def execute(self, triton_requests: Sequence[InferenceRequest]) -> None:
         """Queue every request for a slot; an invalid request, or one too many, gets an error at once."""
-        self._responder.start(triton_requests, self._submit, error_codes.is_forwarded)
+        self._responder.start(triton_requests, self._enter, error_codes.is_forwarded)
 
     def close(self) -> None:
         """Stop producers before consumers: the loop, then the responses, then the metrics."""

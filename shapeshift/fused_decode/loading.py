@@ -14,6 +14,8 @@ from shapeshift import settings
 from shapeshift.engines import hardware
 from shapeshift.engines.checkpoint import HASHES, find_folder, not_found, open_checkpoint
 from shapeshift.engines.hardware import available_mb
+from shapeshift.engines.text import chat_template_files
+from shapeshift.engines.text.chat_template_files import ChatTemplateFiles
 from shapeshift.engines.text.tokenizer import FILE_NAME as TOKENIZER_FILE
 from shapeshift.engines.text.tokenizer import TextTokenizer
 from shapeshift.errors import EngineError, InvalidInputError, UnsupportedError
@@ -44,6 +46,7 @@ class Loaded:
 
     token_bytes   the bytes of each token of the vocabulary
     folder        of the checkpoint
+    chat          its chat template and special tokens
     kernel_cache  folder of the compiled kernels
     """
 
@@ -52,6 +55,7 @@ class Loaded:
     tokenizer: TextTokenizer
     token_bytes: Sequence[bytes]
     folder: Path
+    chat: ChatTemplateFiles
     kernel_cache: Path
 
 
@@ -87,6 +91,7 @@ def load(args: ModelArgs, log: Log, load_runtime: Load, further: Sequence[type] 
         TextTokenizer(tokenizer_file, decode.max_length - 1, "text_input", remedy, vocab_size=runtime.vocab_size),
         table,
         folder,
+        chat_template_files.read(folder),
         kernel_cache,
     )
 

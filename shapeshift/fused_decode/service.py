@@ -10,6 +10,7 @@ from shapeshift.fused_decode.engine.loop import DecodeLoop
 from shapeshift.fused_decode.policy.admission import Admission, FirstComeFirstServed
 from shapeshift.fused_decode.policy.class_order import ClassOrder
 from shapeshift.fused_decode.request import Request
+from shapeshift.serving.description import GENERATION, Description, checkpoint_name
 from shapeshift.serving.metrics import Metric
 from shapeshift.serving.model_args import Log, ModelArgs
 from shapeshift.serving.parameters import RequestParameters
@@ -41,6 +42,7 @@ class DecodeService:
     ) -> None:
         """further: see `loading.load`."""
         self.loaded = loading.load(args, log, load_runtime, further)
+        self._args = args
         runtime, settings = self.loaded.runtime, self.loaded.settings
         self.pool = BlockPool(runtime.blocks, caching=settings.enable_prefix_caching and runtime.shares_prefixes)
 
@@ -49,6 +51,22 @@ class DecodeService:
         settings = self.loaded.settings
         order: ClassOrder[Request] = ClassOrder(settings.classes, settings.overtaken_requests)
         return FirstComeFirstServed(settings.queue_requests, settings.queue_tokens, order)
+
+    def describe(self) -> Description:
+        """What the model is."""
+        loaded = self.loaded
+        bos = loaded.chat.special_tokens.get("bos_token")
+        return Description(
+            GENERATION,
+            checkpoint=checkpoint_name(self._args.parameters),
+            precision=self._args.parameters.get("precision"),
+            max_tokens=loaded.runtime.max_length,
+            chat_template=loaded.chat.text,
+            tool_use_template=loaded.chat.tool_use,
+            special_tokens=loaded.chat.special_tokens,
+            adds_bos=bos is not None and loaded.tokenizer.begins_with(bos),
+            stream=self._args.name,
+        )
 
     def prepare(self, request: Request, given: RequestParameters) -> None:
         """Called with a new request of `request_type` and its parameters. Raises ShapeshiftError."""

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from shapeshift.fused_decode.declarations import INPUTS, OUTPUTS
-from shapeshift.serving.model_args import Signature
+from shapeshift.serving.model_args import DESCRIPTION, Signature
 from shapeshift.settings import require
 
 PRECISIONS = ("auto", "f32", "bf16")
@@ -87,12 +87,14 @@ class GeneratedDecodeSettings:
 
     checkpoint_sha256  hash that the checkpoint must have; empty: any
     checkpoint_origin  repository and commit of a hub that it comes from, owner/model@commit; empty: none
+    checkpoint_name    `checkpoint` as the user wrote it, before it became a path
     kernel_cache       folder of compiled kernels; empty: .cache/shapeshift in the home directory
     generation         counts the loads that replaced a dead process
     """
 
     checkpoint_sha256: str = ""
     checkpoint_origin: str = ""
+    checkpoint_name: str = ""
     kernel_cache: str = ""
     generation: int = 0
 
@@ -124,7 +126,7 @@ def signature(parameters: Mapping[str, str]) -> Signature:
     """Of a model that generates, which is decoupled, or, with `forward_to`, of one that forwards to it."""
     return Signature(
         inputs=tuple(one.tensor() for one in INPUTS),
-        outputs=tuple(one.tensor() for one in OUTPUTS),
+        outputs=(*(one.tensor() for one in OUTPUTS), DESCRIPTION),
         max_batch_size=0,
         decoupled="forward_to" not in parameters,
     )

@@ -30,12 +30,13 @@ from shapeshift.errors import (
     ShapeshiftError,
 )
 from shapeshift.fused_decode.settings import ForwardSettings
+from shapeshift.serving import description
 from shapeshift.serving.bounds import Bound, unloading
 from shapeshift.serving.cancellations import CancellationWatch
 from shapeshift.serving.error_codes import FORWARDED
 from shapeshift.serving.liveness import Liveness, StepCounter
 from shapeshift.serving.metrics import Gauge, Metric, MetricsFlusher, RequestMetrics
-from shapeshift.serving.model_args import ModelArgs, model_log
+from shapeshift.serving.model_args import DESCRIPTION, ModelArgs, model_log
 from shapeshift.serving.parameters import is_tritons
 from shapeshift.serving.pb_utils import InferenceRequest, InferenceResponse, PbUtils, ResponseSender
 from shapeshift.serving.responses import Responder
@@ -78,6 +79,7 @@ class UnaryFront:
 
     def __init__(self, pb_utils: PbUtils, args: ModelArgs, client: AsyncClient | None = None) -> None:
         self._pb_utils = pb_utils
+        self._name = args.name
         self._log = model_log(pb_utils, args.name)
         settings.refuse_unknown(args.parameters, settings.names(ForwardSettings))
         self._settings = settings.read(ForwardSettings, args.parameters)
@@ -129,7 +131,9 @@ class UnaryFront:
             raise InvalidInputError(_STREAM, True, wanted)
         given: dict[str, Any] = json.loads(request.parameters() or "{}")
         parameters = {name: value for name, value in given.items() if not is_tritons(name)}
-        call = Call(sender, request.request_id(), inputs, list(request.requested_output_names()), parameters)
+        # The other model gets inputs, so that it must be asked for DESCRIPTION by name.
+        outputs = [DESCRIPTION.name] if description.is_wanted(request) else list(request.requested_output_names())
+        call = Call(sender, request.request_id(), inputs, outputs, parameters)
         with self._lock:
             self._bound.require(len(self._calls))
             self._calls[call.forward_id] = call
@@ -228,5 +232,8 @@ class UnaryFront:
         if _REQUEST_ID in outputs and call.name:
             # The other model knows the request under the id with which it was forwarded.
             outputs[_REQUEST_ID] = np.array([call.name.encode()], dtype=object)
+        if DESCRIPTION.name in outputs:
+            told = description.forwarded(outputs[DESCRIPTION.name][0], self._name)
+            outputs[DESCRIPTION.name] = np.array([told], dtype=object)
         tensors = [self._pb_utils.Tensor(name, values) for name, values in outputs.items()]
         return self._pb_utils.InferenceResponse(output_tensors=tensors)

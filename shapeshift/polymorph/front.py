@@ -8,13 +8,15 @@ from functools import partial
 from shapeshift import settings
 from shapeshift.engines import manifest
 from shapeshift.engines.execution.request import TextRequest
+from shapeshift.engines.manifest import Manifest
 from shapeshift.engines.settings import GeneratedSettings, TextEngineSettings
 from shapeshift.engines.text.tokenizer import FILE_NAME as TOKENIZER_FILE
 from shapeshift.engines.text.tokenizer import TextTokenizer
 from shapeshift.errors import EngineError, InvalidInputError
 from shapeshift.polymorph.executor import open_executor
 from shapeshift.polymorph.settings import PlacementSettings, PolymorphSettings
-from shapeshift.serving import parameters
+from shapeshift.serving import description, parameters
+from shapeshift.serving.description import Description, describing
 from shapeshift.serving.liveness import Liveness
 from shapeshift.serving.metrics import Gauge, Metric, MetricsFlusher, RequestMetrics
 from shapeshift.serving.model_args import ModelArgs, model_log
@@ -50,11 +52,13 @@ class TextFront:
         placement = settings.read(PlacementSettings, args.parameters)
         self._executor = open_executor(pb_utils, args.name, made, folder, own, placement, self._log)
         self._count_and_export(args.name, made.max_tokens, own.slo_ms)
+        described = _describe(args, made, self._pairs)
+        self._enter = describing(pb_utils, self._responder, args, lambda: described, self._submit)
         self._log(f"ready: {made.provider} {made.precision}, {len(made.engines)} engines, {own.placement}")
 
     def execute(self, requests: Sequence[InferenceRequest]) -> None:
         """Queue every request. A request that cannot be served is answered with an error at once."""
-        self._responder.start(requests, self._submit)
+        self._responder.start(requests, self._enter)
 
     def close(self) -> None:
         """Stop producers before consumers: engines, then the sender, then metrics."""
@@ -112,3 +116,23 @@ class TextFront:
             Liveness(lambda: steps, self._log).metric,
         ]
         self._metrics = MetricsFlusher(self._pb_utils, name, exported, self._log)
+
+
+def _describe(args: ModelArgs, made: Manifest, pairs: bool) -> Description:
+    sizes = {output.name: output.dims[-1] for output in made.outputs}
+    kind = description.EMBEDDING
+    if "TOKEN_LOGITS" in sizes:
+        kind = description.TOKEN_CLASSIFICATION
+    elif "LOGITS" in sizes:
+        kind = description.RERANKING if pairs and sizes["LOGITS"] == 1 else description.TEXT_CLASSIFICATION
+    return Description(
+        kind,
+        checkpoint=description.checkpoint_name(args.parameters),
+        precision=made.precision,
+        max_tokens=made.max_tokens,
+        embedding_size=sizes.get("EMBEDDING"),
+        labels=made.labels or None,
+        pairs=pairs,
+        prompts=made.prompts or None,
+        default_prompt=made.default_prompt or None,
+    )

@@ -24,6 +24,7 @@ class Tensor:
     dims      without the batch axis; -1: differs between requests; None: a number that the checkpoint decides
     optional  of an input: whether a request may leave it out
     listed    whether a model has it only if its config.pbtxt lists it
+    always    of an output: whether a model has it even if its config.pbtxt lists only others
     """
 
     name: str
@@ -31,6 +32,7 @@ class Tensor:
     dims: tuple[int | None, ...] = (1,)
     optional: bool = False
     listed: bool = False
+    always: bool = False
 
     def complete(self, kind: str, stated: Mapping[str, Any]) -> dict[str, Any]:
         """`stated`, an input or output (`kind`) of a ModelConfig in JSON, with what it leaves out.
@@ -52,6 +54,10 @@ class Tensor:
         known_dims = [size if known == -1 else known for size, known in zip(dims or own, own, strict=True)]
         whether = {"optional": True} if self.optional else {}
         return {"name": self.name, **whether, **stated, "data_type": self.data_type, "dims": known_dims}
+
+
+DESCRIPTION = Tensor("DESCRIPTION", "TYPE_STRING", always=True)
+"""The output of every front that says what it is, see `serving.description`."""
 
 
 @dataclass(frozen=True)
@@ -83,6 +89,8 @@ class Signature:
         outputs = _completed("output", stated.get("output", ()), self.outputs)
         if not outputs:
             outputs = [one.complete("output", {}) for one in self.outputs if not one.listed]
+        names = {tensor["name"] for tensor in outputs}
+        outputs += [one.complete("output", {}) for one in self.outputs if one.always and one.name not in names]
         policy = self._policy(stated.get("model_transaction_policy"))
         return {
             **stated,
@@ -119,6 +127,7 @@ class ModelArgs:
     parameters: Mapping[str, str]
     kind: str
     device_id: int
+    version: str = "1"
 
     @property
     def inputs(self) -> list[str]:
@@ -127,8 +136,8 @@ class ModelArgs:
 
     @property
     def outputs(self) -> list[str]:
-        """Names of the outputs, in the order of config.pbtxt."""
-        return [output["name"] for output in self.config["output"]]
+        """Names of the outputs, in the order of config.pbtxt; without DESCRIPTION, which no served request gets."""
+        return [output["name"] for output in self.config["output"] if output["name"] != DESCRIPTION.name]
 
     @property
     def max_batch_size(self) -> int:
@@ -145,6 +154,7 @@ def read(args: Mapping[str, str]) -> ModelArgs:
         parameters=_parameters(config),
         kind=args["model_instance_kind"],
         device_id=int(args["model_instance_device_id"] or 0),
+        version=args["model_version"],
     )
 
 

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
 import numpy as np
 
 from shapeshift.errors import InvalidInputError, NotFoundError, OverloadedError
-from shapeshift.serving import parameters
+from shapeshift.serving import description, parameters
 from shapeshift.serving.bounds import Bound
 from shapeshift.serving.cancellations import CancellationWatch
+from shapeshift.serving.description import Description, describing
 from shapeshift.serving.liveness import Liveness
 from shapeshift.serving.metrics import Gauge, Metric, MetricsFlusher, RequestMetrics
 from shapeshift.serving.model_args import ModelArgs, model_log
@@ -63,11 +64,13 @@ class ImageFront:
             Liveness(lambda: steps, self._log).metric,
         ]
         self._metrics = MetricsFlusher(pb_utils, args.name, exported, self._log)
+        describe = partial(self._describe, args.parameters)
+        self._enter = describing(pb_utils, self._responder, args, describe, self._submit)
         self._executor.start()
 
     def execute(self, requests: Sequence[InferenceRequest]) -> None:
         """Queue the images of each request for decoding; invalid and refused requests get an error at once."""
-        self._responder.start(requests, self._submit)
+        self._responder.start(requests, self._enter)
 
     def close(self) -> None:
         """Stop producers before consumers: decoding, execution, responses, metrics."""
@@ -93,8 +96,7 @@ class ImageFront:
     def _options(self, given: parameters.RequestParameters) -> ImageRequestOptions:
         """The request's own parameters, completed by the model's settings and then by the task's."""
         tasks, settings = self._model.tasks, self._settings
-        default = next((task.name for task in tasks.values() if task.is_default or len(tasks) == 1), "")
-        name = given.task or settings.task or default
+        name = given.task or self._default_task()
         registered = ", ".join(sorted(tasks))
         if not name:
             raise InvalidInputError("parameter task", None, f"the name of a registered task ({registered})")
@@ -109,6 +111,23 @@ class ImageFront:
         if not 0 <= utility <= MAX_UTILITY:
             raise InvalidInputError("parameter utility", utility, f"0 to {MAX_UTILITY:g}")
         return ImageRequestOptions(task, latency_ms, utility)
+
+    def _default_task(self) -> str:
+        """The task of requests that name none; empty where they must name one."""
+        tasks = self._model.tasks
+        own = next((task.name for task in tasks.values() if task.is_default or len(tasks) == 1), "")
+        return self._settings.task or own
+
+    def _describe(self, parameters: Mapping[str, str]) -> Description:
+        tasks = self._model.tasks
+        default = tasks.get(self._default_task())
+        return Description(
+            description.IMAGE_CLASSIFICATION,
+            checkpoint=description.checkpoint_name(parameters),
+            precision=parameters.get("precision"),
+            labels=None if default is None else default.labels,
+            tasks=sorted(tasks),
+        )
 
     def _images(self, request: InferenceRequest) -> tuple[int, int, Decode]:
         """The number of images, their bytes, and a function that decodes the image of a row.

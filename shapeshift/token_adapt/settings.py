@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from shapeshift.errors import InvalidInputError
-from shapeshift.serving.model_args import Signature, Tensor
+from shapeshift.serving.model_args import DESCRIPTION, Signature, Tensor
 from shapeshift.settings import require
 from shapeshift.token_adapt.policy.batching import BatchSettings
 from shapeshift.token_adapt.policy.image_scheduler import ALGORITHMS, SchedulerSettings
@@ -26,6 +26,7 @@ _SIGNATURE = Signature(
         Tensor("GAMMA", "TYPE_INT32"),
         Tensor("BATCH_SIZE", "TYPE_INT32"),
         Tensor("OUTCOME", "TYPE_STRING"),
+        DESCRIPTION,
     ),
 )
 

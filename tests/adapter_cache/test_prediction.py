@@ -120,7 +120,7 @@ class EmbeddingModel:
 
     def execute(self, requests: list[Request]) -> list[InferenceResponse]:
         (request,) = requests
-        self.texts.append(request.inputs["TEXT"].as_numpy()[0, 0])
+        self.texts.append(request.tensors["TEXT"].as_numpy()[0, 0])
         if self.embedding is None:
             raise RuntimeError("no such model")
         return [InferenceResponse([Tensor("EMBEDDING", self.embedding[None])])]

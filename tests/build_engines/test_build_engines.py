@@ -95,7 +95,8 @@ def test_builds_and_generates_what_a_server_loads(project: Project) -> None:
     assert parameters["manifest_sha256"] == manifest.sha256(project.engines())
     assert parameters["checkpoint_sha256"] == made.checkpoint_sha256
     assert (project.generated().parent / parameters["engines"]).resolve() == project.engines()
-    assert config.name == "front" and [output.name for output in config.output] == ["EMBEDDING"]
+    assert config.name == "front"
+    assert [output.name for output in config.output] == ["EMBEDDING", "DESCRIPTION"]
 
     profile = json.loads(parameters["profile"])
     assert profile["hardware"] == made.hardware and profile["precision"] == "f32"
@@ -120,6 +121,7 @@ def test_short_config_is_completed(project: Project) -> None:
     assert outputs == [
         {"name": "LOGITS", "data_type": "TYPE_FP32", "dims": ["2"]},
         {"name": "EMBEDDING", "data_type": "TYPE_FP32", "dims": ["8"]},
+        {"name": "DESCRIPTION", "data_type": "TYPE_STRING", "dims": ["1"]},
     ]
 
 

@@ -75,7 +75,7 @@ class FakeLevel:
 
     def execute(self, requests: Sequence[Request]) -> list[InferenceResponse]:
         (request,) = requests
-        columns = [request.inputs[name].as_numpy()[:, 0] for name in ("TEXT", "TEXT_PAIR") if name in request.inputs]
+        columns = [request.tensors[name].as_numpy()[:, 0] for name in ("TEXT", "TEXT_PAIR") if name in request.tensors]
         self.asked += [list(texts) for texts in zip(*columns, strict=True)]
         self.outputs.append(request.requested_output_names())
         self.parameters.append(request.parameters())

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import json
+import threading
 import time
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -53,6 +55,16 @@ def test_a_sure_text_is_answered_by_the_first_level(workspace: Workspace) -> Non
     assert found["LABEL"][:, 0].tolist() == labels
     assert (found["ENGINE_MS"] > 0).all() and (found["CONTROL_MS"] > 0).all()
     assert found["LEVEL"].dtype == found["WORDS_PRUNED"].dtype == np.int32
+
+
+def test_a_request_without_inputs_is_told_what_the_model_is(workspace: Workspace) -> None:
+    front = workspace.open(workspace.table(candidate("both", TWO, [gap()])))
+    asked, bad = Request((*ALL, "DESCRIPTION")), Request(ALL)
+    front.execute([asked, bad])
+    found = json.loads(asked.vectors("DESCRIPTION").item())
+    assert found["kind"] == "text_classification" and found["labels"] == list(LABELS)
+    assert found["levels"] == list(TWO) and found["outputs"] == list(ALL) and found["max_tokens"] > 0
+    assert bad.refusal()[1] == "inputs: got 'none'; TEXT"
 
 
 def test_an_unsure_text_gets_the_ensemble_of_both(workspace: Workspace) -> None:

@@ -17,7 +17,7 @@ from shapeshift.errors import EngineError, InvalidInputError, NotFoundError
 from shapeshift.fused_decode.request import Request as LiveRequest
 from shapeshift.serving import responses
 from tests.fakes import FINAL, PbUtils, Request, TritonError, values_of
-from tests.fused_decode.fronts import MakeFront, answer_of, ask, text_of
+from tests.fused_decode.fronts import OUTPUTS, MakeFront, answer_of, ask, text_of
 from tests.fused_decode.toy import LETTERS, ToyRuntime, ids, save_tokenizer
 from tests.waiting import wait_for
 
@@ -28,6 +28,30 @@ def test_one_response_holds_the_whole_answer(make_front: MakeFront, toy: ToyRunt
     request = ask("hello", max_tokens=20)
     make_front().execute([request])
     assert answer_of(request) == {"text_output": toy.text(ids("hello"), 20)}
+
+
+def test_a_request_without_inputs_is_told_what_the_model_is(make_front: MakeFront, toy: ToyRuntime) -> None:
+    asked = ask(None, outputs=(*OUTPUTS, "DESCRIPTION"))
+    named = ask("hello", outputs=("DESCRIPTION",))
+    bad = ask(None, max_tokens=3, outputs=(*OUTPUTS, "DESCRIPTION"))
+    make_front().execute([asked, named, bad])
+    told = json.loads(values_of(asked.sender.answer())["DESCRIPTION"].item())
+    assert told == json.loads(values_of(named.sender.answer())["DESCRIPTION"].item())
+    assert told["kind"] == "generation" and told["max_tokens"] == toy.max_length
+    assert told["stream"] == "generate" and "unary" not in told and "chat_template" not in told
+    assert bad.refusal()[1].startswith("text_input: got None")
+
+
+def test_the_chat_template_of_the_checkpoint_is_told(make_front: MakeFront, tmp_path: Path) -> None:
+    folder = save_tokenizer(tmp_path / "chat")
+    (folder / "chat_template.jinja").write_text("{{ bos_token }}")
+    (folder / "tokenizer_config.json").write_text(json.dumps({"bos_token": "a", "eos_token": "b"}))
+    asked = ask(None, outputs=("DESCRIPTION",))
+    make_front(checkpoint=folder).execute([asked])
+    told = json.loads(values_of(asked.sender.answer())["DESCRIPTION"].item())
+    assert told["chat_template"] == "{{ bos_token }}" and "tool_use_template" not in told
+    assert told["special_tokens"] == {"bos_token": "a", "eos_token": "b"}
+    assert told["adds_bos"] is False
 
 
 def test_a_stream_has_the_same_text_piece_by_piece(make_front: MakeFront, toy: ToyRuntime) -> None:
@@ -126,7 +150,7 @@ def test_many_at_once(make_front: MakeFront, toy: ToyRuntime) -> None:
     for start in range(0, len(requests), 9):
         front.execute(requests[start : start + 9])
     for request, prompt in zip(requests, prompts, strict=True):
-        count = int(request.inputs["max_tokens"].as_numpy()[0])
+        count = int(request.tensors["max_tokens"].as_numpy()[0])
         assert "".join(map(text_of, request.sender.stream())) == toy.text(ids(prompt), count)
 
 
@@ -185,7 +209,7 @@ def test_a_token_that_the_model_lacks_costs_no_other_request(
 def test_a_request_that_breaks_our_own_code_gets_an_error(make_front: MakeFront) -> None:
     front = make_front()
     broken, good = ask(), ask()
-    broken.inputs["text_input"] = object()  # type: ignore[assignment]
+    broken.tensors["text_input"] = object()  # type: ignore[assignment]
     front.execute([broken, good])
     assert broken.refusal()[0] == TritonError.INTERNAL
     answer_of(good)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -83,6 +84,14 @@ def test_the_answer_is_that_of_the_model_that_generates(make_front: Callable[...
     make_front().execute([request])
     wanted = {"text_output": toy.text(ids("hello"), 20), "finish_reason": "length", "num_output_tokens": 20}
     assert answer_of(request) == wanted
+
+
+def test_a_request_without_inputs_is_told_what_both_models_are(make_front: Callable[..., UnaryFront]) -> None:
+    asked = plain(None, outputs=("text_output", "DESCRIPTION"))
+    make_front().execute([asked])
+    told = json.loads(values_of(asked.sender.answer())["DESCRIPTION"].item())
+    assert told["kind"] == "generation"
+    assert (told["model"], told["unary"], told["stream"]) == ("generate_unary", "generate_unary", "generate")
 
 
 def test_several_answers_are_rows(make_front: Callable[..., UnaryFront], toy: ToyRuntime) -> None:

@@ -225,6 +225,19 @@ def test_http_generate(server: TritonServer, reference: Callable[[str, int], str
         assert (answer["text_output"], answer["finish_reason"]) == (wanted, "length")
 
 
+def test_the_models_say_what_they_are(server: TritonServer, over_grpc: Any) -> None:
+    (told,) = over_grpc.infer("generate_unary", [], client_timeout=30).as_numpy("DESCRIPTION")
+    found = json.loads(told)
+    assert (found["kind"], found["model"], found["stream"]) == ("generation", "generate_unary", "generate")
+    for model in ("generate", "generate_unary"):
+        status, content = post(server, f"{model}/generate", {})
+        own = json.loads(json.loads(content)["DESCRIPTION"])
+        assert status == 200 and own["model"] == model
+        assert own["max_tokens"] == found["max_tokens"] and "text_output" not in json.loads(content)
+    status, content = post(server, "generate/generate", {"max_tokens": 3})
+    assert status == 400 and "text_input: got None" in content
+
+
 def test_http_generate_stream(server: TritonServer, reference: Callable[[str, int], str]) -> None:
     body = {
         "text_input": PROMPT,

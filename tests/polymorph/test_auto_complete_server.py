@@ -53,7 +53,10 @@ def test_a_short_configuration_is_completed_at_load(encode_server: TritonServer,
         made, built = (client.get_model_metadata(name, as_json=True) for name in (NAME, "encode"))
     assert made["inputs"] == built["inputs"]
     # Only the build knows the hidden size.
-    assert made["outputs"] == [{"name": "EMBEDDING", "datatype": "FP32", "shape": ["-1", "-1"]}]
+    assert made["outputs"] == [
+        {"name": "EMBEDDING", "datatype": "FP32", "shape": ["-1", "-1"]},
+        {"name": "DESCRIPTION", "datatype": "BYTES", "shape": ["-1", "1"]},
+    ]
     assert control.config(NAME)["max_batch_size"] == 64
     # Vectors of length 1; two engines of one model agree to 0.996 in bf16 (docs/engines.md).
     assert float(np.sum(embedding(encode_server, NAME) * embedding(encode_server, "encode"))) >= 0.996

@@ -160,6 +160,20 @@ def test_every_text_alone(over_grpc: Any, texts: list[str], vectors: np.ndarray,
     assert_near(np.concatenate(got), vectors, min_cosine)
 
 
+def test_the_model_says_what_it_is(encode_server: TritonServer, over_grpc: Any) -> None:
+    # Triton's Python backend wants an input of a model with a batch axis; its value is not read.
+    wanted = [grpc_client.InferRequestedOutput("DESCRIPTION")]
+    answer = over_grpc.infer("encode", text_input(grpc_client, [""]), outputs=wanted, client_timeout=60)
+    (told,) = answer.as_numpy("DESCRIPTION")[0]
+    status, body = post(encode_server, {"inputs": [json_text("")], "outputs": [{"name": "DESCRIPTION"}]})
+    assert status == 200 and body["outputs"][0]["data"] == [told.decode()]
+    found = json.loads(told)
+    assert found["kind"] == "embedding" and found["checkpoint"] == "all-MiniLM-L6-v2"
+    assert (found["model"], found["version"], found["embedding_size"]) == ("encode", "1", 384)
+    status, body = post(encode_server, {"inputs": []})
+    assert status == 400 and "request has 0 inputs" in body["error"]
+
+
 def test_every_text_as_ids_over_http(
     encode_server: TritonServer,
     reference: SentenceTransformer,

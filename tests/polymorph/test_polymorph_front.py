@@ -72,6 +72,16 @@ def test_texts_and_ids_get_their_vectors(make_front: MakeFront, expected: Callab
     assert requests[0].vectors().dtype == np.float32
 
 
+def test_a_request_without_inputs_is_told_what_the_model_is(make_front: MakeFront) -> None:
+    asked, bad = Request(("EMBEDDING", "DESCRIPTION")), Request()
+    make_front().execute([asked, bad])
+    found = json.loads(asked.vectors("DESCRIPTION").item())
+    assert found["kind"] == "embedding" and found["embedding_size"] == 8 and found["pairs"] is False
+    assert (found["max_tokens"], found["max_batch_size"], found["precision"]) == (512, 64, "f32")
+    assert "DESCRIPTION" not in found["outputs"] and "labels" not in found
+    assert bad.refusal()[1].startswith("inputs: got 'none'; TEXT, or ")
+
+
 def test_a_request_of_many_rows_shares_calls(
     make_front: MakeFront, gate: Gate, expected: Callable[..., np.ndarray]
 ) -> None:
@@ -156,7 +166,7 @@ def test_bad_requests_cost_only_themselves(make_front: MakeFront, expected: Call
 def test_a_request_that_breaks_our_own_code_is_answered_too(make_front: MakeFront) -> None:
     front = make_front()
     broken, good = text_request("a"), text_request("a")
-    broken.inputs["TEXT"] = object()  # type: ignore[assignment]
+    broken.tensors["TEXT"] = object()  # type: ignore[assignment]
     front.execute([broken, good])
     code, text = broken.refusal()
     assert code == TritonError.INTERNAL and text.startswith("AttributeError: ")

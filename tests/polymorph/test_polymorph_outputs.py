@@ -115,7 +115,7 @@ def test_pairs(open_front: Callable[..., TextFront]) -> None:
     lone = Request(ALL, TEXT_PAIR=texts)
     uneven = Request(ALL, TEXT=texts, TEXT_PAIR=np.array([[b"yes"]], dtype=object))
     ids = ids_request([101, 102], outputs=ALL)
-    ids.inputs["TEXT_PAIR"] = uneven.inputs["TEXT_PAIR"]
+    ids.tensors["TEXT_PAIR"] = uneven.tensors["TEXT_PAIR"]
     front.execute([request, single, lone, uneven, ids])
     np.testing.assert_array_equal(request.vectors("OFFSETS")[0, :, 0], [-1, 0, 3, -1, 0, -1])
     np.testing.assert_array_equal(request.vectors("OFFSETS")[1, :, 1], [-1, 1, -1, 1, 3, -1])

@@ -52,7 +52,7 @@ def test_ids_without_their_padding() -> None:
 def test_ids_are_copied_out_of_tritons_buffer() -> None:
     request = ids_request([1, 2])
     (row,) = rows_of_request(PbUtils(), request, LETTERS, VOCABULARY, False).ids
-    request.inputs["INPUT_IDS"].as_numpy()[:] = 77
+    request.tensors["INPUT_IDS"].as_numpy()[:] = 77
     assert row.tolist() == [1, 2]
 
 
@@ -68,7 +68,7 @@ def tensors(**values: Any) -> Request:
 
 def both() -> Request:
     request = text_request("a")
-    request.inputs.update(ids_request([1]).inputs)
+    request.tensors.update(ids_request([1]).tensors)
     return request
 
 
@@ -144,13 +144,14 @@ def test_ids_under_the_mask_may_be_anything() -> None:
 def test_model_args() -> None:
     config = {
         "max_batch_size": 64,
-        "output": [{"name": "EMBEDDING"}, {"name": "LOGITS"}],
+        "output": [{"name": "EMBEDDING"}, {"name": "LOGITS"}, {"name": "DESCRIPTION"}],
         "parameters": {"checkpoint": {"string_value": "x"}},
     }
     args = {
         "model_config": json.dumps(config),
         "model_name": "encode",
         "model_repository": "/somewhere/encode",
+        "model_version": "2",
         "model_instance_kind": "CPU",
         "model_instance_device_id": "0",
     }
@@ -158,7 +159,7 @@ def test_model_args() -> None:
     assert (made.name, made.folder, made.kind, made.device_id) == ("encode", Path("/somewhere/encode"), "CPU", 0)
     assert made.parameters == {"checkpoint": "x"}
     assert made.outputs == ["EMBEDDING", "LOGITS"]
-    assert made.max_batch_size == 64
+    assert (made.max_batch_size, made.version) == (64, "2")
     del config["parameters"]
     bare = model_args.read({**args, "model_config": json.dumps(config), "model_instance_device_id": ""})
     assert (bare.parameters, bare.device_id) == ({}, 0)

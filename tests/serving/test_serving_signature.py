@@ -26,6 +26,7 @@ SIGNATURES: dict[str, Signature] = {
     "forward": fused_decode.signature({"forward_to": "generate"}),
     "cascade": cascade.signature({}),
 }
+DESCRIPTION = {"name": "DESCRIPTION", "data_type": "TYPE_STRING", "dims": [1]}
 TEXT = {"name": "TEXT", "data_type": "TYPE_STRING", "dims": [1], "optional": True}
 
 
@@ -62,6 +63,7 @@ def test_what_is_stated_stays() -> None:
     assert made["output"] == [
         {"name": "LOGITS", "data_type": "TYPE_FP32", "dims": [3]},
         {"name": "EMBEDDING", "data_type": "TYPE_FP32", "dims": [384]},
+        DESCRIPTION,
     ]
     assert {name: made[name] for name in ("max_batch_size", "instance_group", "parameters")} == {
         name: stated[name] for name in ("max_batch_size", "instance_group", "parameters")
@@ -77,8 +79,17 @@ def test_an_input_may_be_narrowed_and_an_open_size_is_completed() -> None:
     assert known.complete(embedding)["output"][0]["dims"] == [8]
 
 
+@pytest.mark.parametrize("kind", SIGNATURES)
+def test_a_front_can_be_asked_for_its_description_alone(kind: str) -> None:
+    first = SIGNATURES[kind].outputs[0].name
+    made = SIGNATURES[kind].complete({"output": [{"name": first}]})
+    assert names(made["output"]) == [first, "DESCRIPTION"]
+    assert all(one["optional"] for one in made["input"])
+    assert SIGNATURES[kind].complete({"output": [{"name": "DESCRIPTION"}]})["output"] == [DESCRIPTION]
+
+
 def test_the_default_output_of_texts_follows_the_head() -> None:
-    assert names(polymorph.front_signature({"head": "h"}).complete({})["output"]) == ["LOGITS"]
+    assert names(polymorph.front_signature({"head": "h"}).complete({})["output"]) == ["LOGITS", "DESCRIPTION"]
 
 
 def test_pairs_are_part_of_a_cascade_that_classifies_them() -> None:
@@ -126,13 +137,16 @@ def test_what_is_stated_otherwise_is_refused(case: str) -> None:
 
 
 def test_signatures_are_those_of_the_fronts() -> None:
-    assert [one.name for one in SIGNATURES["cascade"].outputs] == list(cascade_front._OUTPUTS)
+    assert [one.name for one in SIGNATURES["cascade"].outputs] == [*cascade_front._OUTPUTS, "DESCRIPTION"]
     inputs = {one.name for one in SIGNATURES["generate"].inputs}
     others = {"text_input", "stream", "sampling_parameters", "exclude_input_in_output", "stop_id"}
     others |= {"input_ids", "input_lengths"}
     assert inputs == others | {*RETURNS} | set(RequestParser(PbUtils(), 2)._checks)
     returned = {output for outputs in (*RETURNS.values(), *NUMBERS.values()) for output in outputs}
-    assert {one.name for one in SIGNATURES["generate"].outputs} == {"text_output"} | {"choice_index"} | returned
+    assert {one.name for one in SIGNATURES["generate"].outputs} == {
+        *("text_output", "choice_index", "DESCRIPTION"),
+        *returned,
+    }
 
 
 # At load: Triton's own form of a configuration.
@@ -170,7 +184,7 @@ def test_triton_keeps_what_a_configuration_states() -> None:
 def test_a_tensor_of_which_only_the_name_is_stated_is_completed() -> None:
     bare = {"name": "ENGINE_MS", "data_type": "TYPE_INVALID", "dims": []}
     made = complete(polymorph.signature, output=[bare])
-    assert made["output"] == [{"name": "ENGINE_MS", "data_type": "TYPE_FP32", "dims": [1]}]
+    assert made["output"] == [{"name": "ENGINE_MS", "data_type": "TYPE_FP32", "dims": [1]}, DESCRIPTION]
 
 
 def test_triton_gets_the_reason_why_a_configuration_is_refused() -> None:

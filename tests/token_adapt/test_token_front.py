@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import re
 import threading
 import time
@@ -92,6 +93,16 @@ def test_images_of_other_sizes_are_resized(served: ImageFront) -> None:
     request = pixels_request(1, size=37)
     served.execute([request])
     assert texts(request, "LABEL") == ["dog"]
+
+
+def test_a_request_without_inputs_is_told_what_the_model_is(served: ImageFront) -> None:
+    asked, bad = Request((*OUTPUTS, "DESCRIPTION")), Request(OUTPUTS, {"task": "animals"})
+    served.execute([asked, bad])
+    found = json.loads(asked.vectors("DESCRIPTION").item())
+    assert found["kind"] == "image_classification" and found["tasks"] == sorted(TASKS)
+    assert found["outputs"] == list(OUTPUTS)
+    assert "labels" not in found, "no task is the default one"
+    assert bad.refusal()[1].startswith("inputs: got 'none'; either IMAGE or PIXELS")
 
 
 def test_only_requested_outputs_are_sent(served: ImageFront) -> None:

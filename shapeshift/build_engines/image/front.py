@@ -129,6 +129,7 @@ def _write_folder(planned: ImagePlan, engines: Path, result: ImageManifest, path
         "engines": paths.portable(engines, target),
         "manifest_sha256": manifest.sha256(engines),
         "checkpoint_sha256": result.checkpoint_sha256,
+        "checkpoint_name": front.settings.checkpoint,
         "profile": json.dumps(image_manifest.profile(result)),
         "tasks_dir": paths.portable(tasks_folder(front, paths), target),
     }

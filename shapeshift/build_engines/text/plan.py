@@ -23,6 +23,7 @@ from shapeshift.engines.text.sentence_modules import SentenceModules
 from shapeshift.errors import EngineError, InvalidInputError, NotFoundError
 from shapeshift.files import file_sha256
 from shapeshift.polymorph.settings import ENGINE_OUTPUTS, front_signature
+from shapeshift.serving.model_args import DESCRIPTION
 from shapeshift.serving.text_inputs import TEXT_PAIR
 from shapeshift.triton import model_config
 
@@ -77,7 +78,7 @@ class Plan:
             "format": _BUILD_FORMAT,
             "settings": asdict(self.front.settings),
             "histogram": length_histogram(self.front),
-            "outputs": [output.name for output in self.front.config.output],
+            "outputs": [output.name for output in self.front.config.output if output.name != DESCRIPTION.name],
             "pairs": self.pairs,
             "checkpoint": self.source_sha256,
             "modules": asdict(self.modules),

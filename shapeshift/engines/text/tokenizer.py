@@ -87,6 +87,11 @@ class TextTokenizer:
         """The ids of a piece of a text, without special tokens; none for an empty text."""
         return [int(token) for token in self._tokenizer.encode(text, add_special_tokens=False).ids]
 
+    def begins_with(self, token: str) -> bool:
+        """Whether every text gets the special token `token` as its first one."""
+        encoding = self._tokenizer.encode("a")
+        return encoding.tokens[:1] == [token] and encoding.special_tokens_mask[0] == 1
+
     def encode_with_offsets(
         self,
         text: bytes,

@@ -1,0 +1,107 @@
+"""DESCRIPTION: what a front is, in JSON, for a client that knows nothing but the model's name."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+
+import numpy as np
+
+from shapeshift.serving.model_args import DESCRIPTION, ModelArgs
+from shapeshift.serving.pb_utils import InferenceRequest, InferenceResponse, PbUtils, ResponseSender
+from shapeshift.serving.responses import Responder, SingleResponse, Submit
+
+EMBEDDING, RERANKING, GENERATION = "embedding", "reranking", "generation"
+TEXT_CLASSIFICATION, TOKEN_CLASSIFICATION = "text_classification", "token_classification"
+IMAGE_CLASSIFICATION = "image_classification"
+
+
+@dataclass(frozen=True)
+class Description:
+    """What a front says of itself; None: does not apply, and is left out.
+
+    kind               one of the words above; reranking: of pairs of texts, with one score each
+    max_tokens         of the longest text; of a model that generates: prompt and answer together
+    embedding_size     numbers in an EMBEDDING
+    labels             names of the classes, in the order of their values; of images: those of the default task
+    pairs              whether rows may be pairs of texts
+    prompts            texts that the parameter prompt_name chooses from, by name
+    default_prompt     the name of the one for requests that name none
+    adapters           values of the parameter lora_name
+    tasks              of images: values of the parameter task; of a cascade: the one that it serves
+    levels             the models of a cascade
+    chat_template      Jinja source; tool_use_template: of conversations with tools, where there is another one
+    special_tokens     texts that these templates may use, by name
+    adds_bos           whether the tokenizer puts bos_token before every text
+    unary, stream      models that answer a request for text with one response, and with a stream
+    """
+
+    kind: str
+    checkpoint: str | None = None
+    precision: str | None = None
+    max_tokens: int | None = None
+    embedding_size: int | None = None
+    labels: Sequence[str] | None = None
+    pairs: bool | None = None
+    prompts: Mapping[str, str] | None = None
+    default_prompt: str | None = None
+    adapters: Sequence[str] | None = None
+    tasks: Sequence[str] | None = None
+    levels: Sequence[str] | None = None
+    chat_template: str | None = None
+    tool_use_template: str | None = None
+    special_tokens: Mapping[str, str] | None = None
+    adds_bos: bool | None = None
+    unary: str | None = None
+    stream: str | None = None
+
+    def as_json(self, args: ModelArgs) -> str:
+        """A JSON object of the facts that apply, with the name, version, outputs and batch size of the model."""
+        facts = {name: value for name, value in asdict(self).items() if value is not None}
+        own = {
+            "model": args.name,
+            "version": args.version,
+            "outputs": args.outputs,
+            "max_batch_size": args.max_batch_size,
+        }
+        return json.dumps({**facts, **own}, ensure_ascii=False)
+
+
+Describe = Callable[[], Description]
+
+
+def is_wanted(request: InferenceRequest) -> bool:
+    """Whether `request` asks for DESCRIPTION: for no other output, or, without any input, among others."""
+    outputs = request.requested_output_names()
+    return DESCRIPTION.name in outputs and (len(outputs) == 1 or not request.inputs())
+
+
+def checkpoint_name(parameters: Mapping[str, str]) -> str | None:
+    """The checkpoint as the user wrote it, from the parameters in the generated config.pbtxt."""
+    return parameters.get("checkpoint_name") or parameters.get("checkpoint") or None
+
+
+def describing(pb_utils: PbUtils, responder: Responder, args: ModelArgs, describe: Describe, submit: Submit) -> Submit:
+    """`submit`, but a request for DESCRIPTION is answered here. It counts as no request in the metrics.
+
+    describe: called on the sending thread, once for each such request.
+    """
+
+    def make() -> InferenceResponse:
+        value = np.array([describe().as_json(args).encode()], dtype=object)
+        shaped = value[:, None] if args.max_batch_size else value
+        return pb_utils.InferenceResponse([pb_utils.Tensor(DESCRIPTION.name, shaped)])
+
+    def submit_or_describe(request: InferenceRequest, sender: ResponseSender) -> None:
+        if is_wanted(request):
+            responder.post([SingleResponse(sender, make)])
+        else:
+            submit(request, sender)
+
+    return submit_or_describe
+
+
+def forwarded(description: bytes, unary: str) -> bytes:
+    """The description of a model that generates, as the model `unary`, which forwards to it, gives it."""
+    return json.dumps({**json.loads(description), "model": unary, "unary": unary}, ensure_ascii=False).encode()

@@ -1,0 +1,95 @@
+"""DESCRIPTION: which requests ask for it, and what they get."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from shapeshift.errors import InvalidInputError
+from shapeshift.serving import description
+from shapeshift.serving.description import Description, describing
+from shapeshift.serving.metrics import RequestMetrics
+from shapeshift.serving.model_args import ModelArgs
+from shapeshift.serving.responses import Responder
+from tests.fakes import PbUtils, Request, text_request
+
+OUTPUTS = ("EMBEDDING", "DESCRIPTION")
+NO_INPUT: dict[str, tuple[Request, bool]] = {
+    "nothing at all": (Request(OUTPUTS), True),
+    "that output alone": (Request(OUTPUTS[1:]), True),
+    "that output alone, with a row": (text_request("", outputs=OUTPUTS[1:]), True),
+    "a text": (text_request("a", outputs=OUTPUTS), False),
+    "nothing, for another output": (Request(OUTPUTS[:1]), False),
+}
+
+
+@pytest.mark.parametrize("case", NO_INPUT)
+def test_a_request_without_inputs_or_for_nothing_else_is_meant(case: str) -> None:
+    request, wanted = NO_INPUT[case]
+    assert description.is_wanted(request) is wanted
+
+
+def args(max_batch_size: int) -> ModelArgs:
+    outputs = [{"name": name} for name in OUTPUTS]
+    return ModelArgs("m", Path(), {"max_batch_size": max_batch_size, "output": outputs}, {}, "CPU", 0, "3")
+
+
+@pytest.mark.parametrize(("max_batch_size", "shape"), [(0, (1,)), (64, (1, 1))])
+def test_facts_that_do_not_apply_are_left_out(max_batch_size: int, shape: tuple[int, ...]) -> None:
+    pb_utils = PbUtils()
+    responder = Responder(pb_utils, RequestMetrics("texts", 8, 0), lambda text: None)
+
+    def submit(request: Any, sender: Any) -> None:
+        raise InvalidInputError("inputs", "none", "TEXT")
+
+    made = Description(description.EMBEDDING, embedding_size=8, pairs=False)
+    enter = describing(pb_utils, responder, args(max_batch_size), lambda: made, submit)
+    asked, other = Request(OUTPUTS), Request(OUTPUTS[:1])
+    responder.start([asked, other], enter)
+    found = asked.vectors("DESCRIPTION")
+    assert found.shape == shape
+    assert json.loads(found.item()) == {
+        "kind": "embedding",
+        "model": "m",
+        "version": "3",
+        "outputs": ["EMBEDDING"],
+        "max_batch_size": max_batch_size,
+        "embedding_size": 8,
+        "pairs": False,
+    }
+    assert other.refusal()[1] == "inputs: got 'none'; TEXT"
+    responder.close()
+
+
+def test_a_description_that_cannot_be_made_is_an_error() -> None:
+    pb_utils = PbUtils()
+    responder = Responder(pb_utils, RequestMetrics("texts", 8, 0), lambda text: None)
+
+    def fail() -> Description:
+        raise InvalidInputError("tasks", 1, "none")
+
+    asked = Request(OUTPUTS)
+    responder.start([asked], describing(pb_utils, responder, args(0), fail, lambda *_: None))
+    assert asked.refusal()[1] == "tasks: got 1; none"
+    responder.close()
+
+
+def test_the_checkpoint_is_named_as_its_user_named_it() -> None:
+    built = {"checkpoint": "../../../checkpoints/a", "checkpoint_name": "a"}
+    assert description.checkpoint_name(built) == "a"
+    assert description.checkpoint_name({"checkpoint": "b"}) == "b"
+    assert description.checkpoint_name({}) is None
+
+
+def test_a_model_that_forwards_names_itself() -> None:
+    whole = json.dumps({"kind": "generation", "model": "g", "stream": "g", "chat_template": "ä"}).encode()
+    assert json.loads(description.forwarded(whole, "u")) == {
+        "kind": "generation",
+        "model": "u",
+        "unary": "u",
+        "stream": "g",
+        "chat_template": "ä",
+    }
