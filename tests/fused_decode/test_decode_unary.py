@@ -220,8 +220,11 @@ def test_a_model_that_never_answers_fails_its_requests(
 ) -> None:
     monkeypatch.setattr(unary, "_PROBE_PERIOD_S", 0.05)
 
+    probes: list[ModelCall] = []
+
     async def stuck(call: ModelCall) -> Tensors:
         if "stop_id" in call.inputs:
+            probes.append(call)
             raise OverloadedError("no answer")
         await asyncio.sleep(60)
         raise AssertionError
@@ -230,6 +233,8 @@ def test_a_model_that_never_answers_fails_its_requests(
     request = plain()
     make_front().execute([request])
     assert request.refusal() == (TritonError.UNAVAILABLE, "model generate has died; retry later")
+    # One that is late is no proof.
+    assert len(probes) == 2
 
 
 def test_every_request_ends_within_its_limit(

@@ -5,13 +5,14 @@ from __future__ import annotations
 import random
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
 
-from shapeshift.errors import EngineError, OverloadedError
+from shapeshift.errors import EngineError, ModelDiedError, OverloadedError
 from shapeshift.polymorph.router import router as router_module
 from shapeshift.polymorph.router.worker_state import DEAD_AFTER
 
@@ -179,16 +180,49 @@ def test_a_failing_engine_fails_no_text_that_another_computes(make_router: MakeR
     router.check_rest()
 
 
-def test_where_every_engine_fails_the_request_fails(make_router: MakeRouter) -> None:
+def test_a_call_of_a_dead_process_is_a_retry_of_each_of_its_texts(
+    make_router: MakeRouter, monkeypatch: pytest.MonkeyPatch
+) -> None:
     router = make_router(0)
+    compute = type(router.workers["a"]).call
+    deaths = iter([ModelDiedError("the process is not healthy")])
+
+    def call(worker: FakeWorker, texts: list[np.ndarray]) -> object:
+        if texts and (died := next(deaths, None)):
+            raise died
+        return compute(worker, texts)
+
+    monkeypatch.setattr(type(router.workers["a"]), "call", call)
+    assert router.ask(10, 20, 30).error() is None
+    assert {metric.name: metric for metric in router.metrics()}["shapeshift_retries_total"].value == 3  # type: ignore[union-attr]
+    router.check_rest()
+
+
+def test_where_every_engine_fails_the_request_fails(make_router: MakeRouter, monkeypatch: pytest.MonkeyPatch) -> None:
+    router = make_router(0)
+    calls = _count_calls(router, monkeypatch)
     router.workers["a"].manner = "failing"
     asked = [router.ask(10), router.ask(10, 20)]
     for one in asked:
         error = one.error()
         assert isinstance(error, EngineError) and str(error) == "the engine failed 3 times: out of luck"
+    assert all(calls[number] == 3 for one in asked for number in one.numbers)
     router.workers["a"].free()
     assert router.ask(10).error() is None
     router.check_rest()
+
+
+def _count_calls(router: Router, monkeypatch: pytest.MonkeyPatch) -> Counter[int]:
+    """How often each text is in a call, from now on; a text is named by its first id."""
+    compute = type(router.workers["a"]).call
+    calls: Counter[int] = Counter()
+
+    def call(worker: FakeWorker, texts: list[np.ndarray]) -> object:
+        calls.update(int(ids[0]) for ids in texts)
+        return compute(worker, texts)
+
+    monkeypatch.setattr(type(router.workers["a"]), "call", call)
+    return calls
 
 
 FAULTS: tuple[Callable[[random.Random, Router], None], ...] = (
