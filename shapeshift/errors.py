@@ -32,6 +32,10 @@ class OverloadedError(ShapeshiftError):
     """A full queue or an expired deadline. The caller may retry later or on another server."""
 
 
+class TimedOutError(OverloadedError):
+    """Another model or server gave no answer within its time."""
+
+
 class UnsupportedError(ShapeshiftError):
     """A feature that this server, machine or model does not support."""
 

@@ -16,6 +16,8 @@ PROJECT = Path(__file__).resolve().parents[1]
 TECHNIQUES = ("polymorph", "token_adapt", "fused_decode", "adapter_cache", "cascade")
 MAY_BUILD_ON = {("adapter_cache", "fused_decode")}
 
+GATEWAY_MAY_IMPORT = {"gateway", "serving", "triton", "errors", "settings"}
+
 POLICY_IMPORTS = {"numpy", "scipy", "numba"}
 # An optional library, imported where it is used: file and package.
 OPTIONAL = {("shapeshift/polymorph/policy/baselines/allocate_gurobi.py", "gurobipy")}
@@ -94,6 +96,21 @@ def entangled_techniques(root: Path) -> list[str]:
     return found
 
 
+def gateway_leaks(root: Path) -> list[str]:
+    """Wall 4: the gateway knows no technique's inside, and only the command line knows the gateway."""
+    found = []
+    for file in sorted((root / "shapeshift").rglob("*.py")):
+        own = file.relative_to(root / "shapeshift").parts[0]
+        for module, line in imports(file, root):
+            part = module.removeprefix("shapeshift.").partition(".")[0]
+            if module == "shapeshift" or not module.startswith("shapeshift."):
+                continue
+            wrong = part not in GATEWAY_MAY_IMPORT if own == "gateway" else part == "gateway" and own != "cli"
+            if wrong:
+                found.append(f"{name_of(file, root)}:{line} imports {module}")
+    return found
+
+
 def heavy_packages(root: Path) -> list[str]:
     """Importing a package of the library costs nothing: its __init__ imports the standard library alone."""
     found = []
@@ -123,6 +140,11 @@ def test_techniques_are_apart() -> None:
     assert entangled_techniques(PROJECT) == []
 
 
+def test_the_gateway_is_apart() -> None:
+    assert (PROJECT / "shapeshift" / "gateway").is_dir()
+    assert gateway_leaks(PROJECT) == []
+
+
 def test_packages_are_light() -> None:
     assert heavy_packages(PROJECT) == []
 
@@ -148,6 +170,9 @@ def broken_project(tmp_path: Path) -> Path:
         "shapeshift/adapter_cache/loop.py": "from shapeshift.fused_decode import engine\nimport shapeshift.cascade",
         "shapeshift/serving/sender.py": "import triton_python_backend_utils as pb_utils",
         "shapeshift/triton/control.py": "import tritonclient.http",
+        "shapeshift/gateway/app.py": "from shapeshift.triton import control\nfrom shapeshift.cascade import front",
+        "shapeshift/serving/times.py": "from shapeshift.gateway import app",
+        "shapeshift/cli/gateway.py": "from shapeshift.gateway import app",
         "backends/x/model.py": "import triton_python_backend_utils\nfrom tritonclient import utils",
         "client/x.py": "import tritonclient.grpc",
         "tests/triton/backends/y/model.py": "import triton_python_backend_utils",
@@ -178,6 +203,12 @@ def test_the_walls_stop_what_they_should(broken_project: Path) -> None:
         "shapeshift/cascade/front.py:1 imports shapeshift.polymorph",
         "shapeshift/cascade/front.py:2 imports shapeshift.polymorph",
         "shapeshift/cascade/front.py:2 imports shapeshift.polymorph.front",
+    ]
+    assert gateway_leaks(broken_project) == [
+        "shapeshift/gateway/app.py:2 imports shapeshift.cascade",
+        "shapeshift/gateway/app.py:2 imports shapeshift.cascade.front",
+        "shapeshift/serving/times.py:1 imports shapeshift.gateway",
+        "shapeshift/serving/times.py:1 imports shapeshift.gateway.app",
     ]
     assert heavy_packages(broken_project) == [
         "shapeshift/polymorph/__init__.py:1 imports shapeshift.polymorph",

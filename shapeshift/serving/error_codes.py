@@ -41,6 +41,9 @@ _GONE = (
     "no version is available",
     "no available versions",
     "is unavailable",
+    "failed to connect",
+    "connection reset",
+    "socket closed",
 )
 _CODED = re.compile(r"\[([A-Z_]+)\] ")
 FORWARDED = "forwarded"

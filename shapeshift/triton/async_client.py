@@ -15,7 +15,7 @@ from tritonclient.grpc import InferInput, InferRequestedOutput
 from tritonclient.grpc.aio import InferenceServerClient
 from tritonclient.utils import InferenceServerException, np_to_triton_dtype
 
-from shapeshift.errors import EngineError, OverloadedError, ShapeshiftError
+from shapeshift.errors import EngineError, ShapeshiftError, TimedOutError
 from shapeshift.serving.error_codes import error_of
 
 Tensors = dict[str, NDArray[Any]]
@@ -55,7 +55,7 @@ class AsyncClient:
     async def infer(self, call: ModelCall) -> Tensors:
         """The outputs of a model that answers once.
 
-        Raises OverloadedError after `timeout_s`, else the errors of `error_codes.error_of`.
+        Raises TimedOutError after `timeout_s`, else the errors of `error_codes.error_of`.
         """
         request = _request(call)
         try:
@@ -89,6 +89,21 @@ class AsyncClient:
             async for tensors in responses:
                 return tensors
         raise error_of(f"{call.model} ended its responses without one")
+
+    async def models(self, timeout_s: float) -> list[str]:
+        """The names of the models that are loaded. Raises as `infer` does."""
+        try:
+            found = await self._connection().get_inference_statistics(client_timeout=timeout_s)
+        except InferenceServerException as error:
+            raise _failure("the server", timeout_s, str(error.message()), str(error.status())) from None
+        return sorted({one.name for one in found.model_stats})
+
+    async def is_live(self, timeout_s: float) -> bool:
+        """Whether the server answers."""
+        try:
+            return bool(await self._connection().is_server_live(client_timeout=timeout_s))
+        except InferenceServerException:
+            return False
 
     async def close(self) -> None:
         """Close the connection; calls in flight end with an error."""
@@ -128,7 +143,11 @@ def _tensors(result: Any) -> Tensors:
 
 
 def _error(call: ModelCall, text: str, status: str) -> ShapeshiftError:
+    return _failure(f"model {call.model}", call.timeout_s, text, status)
+
+
+def _failure(asked: str, timeout_s: float, text: str, status: str) -> ShapeshiftError:
     name = status.removeprefix("StatusCode.")
     if name == _DEADLINE:
-        return OverloadedError(f"model {call.model} gave no answer within {call.timeout_s:g} s; retry later")
+        return TimedOutError(f"{asked} gave no answer within {timeout_s:g} s; retry later")
     return error_of(text, _CODES.get(name, ""))

@@ -38,7 +38,12 @@ def parse(text: str) -> Samples:
 
 
 def scrape(url: str, timeout_s: float = 2.0) -> Samples:
-    """The samples at `url`, such as http://127.0.0.1:8002/metrics, without a proxy.
+    """The samples at `url`. Raises as `page` does, and as `parse` does."""
+    return parse(page(url, timeout_s))
+
+
+def page(url: str, timeout_s: float = 2.0) -> str:
+    """The text at `url`, such as http://127.0.0.1:8002/metrics, without a proxy.
 
     Raises ShapeshiftError if there is no answer with status 200 within `timeout_s`.
     """
@@ -56,7 +61,7 @@ def scrape(url: str, timeout_s: float = 2.0) -> Samples:
         connection.close()
     if response.status != 200:
         raise ShapeshiftError(f"{url} answered with status {response.status}; is this the metrics port?")
-    return parse(body.decode())
+    return body.decode()
 
 
 def _labels(text: str) -> Labels | None:

@@ -68,7 +68,7 @@ class ServerSettings:
     @property
     def is_public(self) -> bool:
         """Whether other machines can reach the server."""
-        return not _is_loopback(self.host)
+        return not is_loopback(self.host)
 
     @property
     def address(self) -> str:
@@ -96,7 +96,8 @@ class ServerSettings:
         return self.run_directory / "key"
 
 
-def _is_loopback(host: str) -> bool:
+def is_loopback(host: str) -> bool:
+    """Whether only this machine reaches the address. Raises InvalidInputError for what is no address."""
     if host == "localhost":
         return True
     try:

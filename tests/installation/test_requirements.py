@@ -67,8 +67,13 @@ def test_the_package_declares_what_it_imports() -> None:
     found = imported("shapeshift", "backends") - OPTIONAL
     assert {"torch", "numpy", "grpcio", "onnxruntime"} <= found
     extras = DECLARED["optional-dependencies"]
-    assert found <= required([*DECLARED["dependencies"], *extras["onnxruntime"], *extras["structured"]])
-    assert found - required(DECLARED["dependencies"]) == {"onnxruntime", "llguidance"}
+    assert found <= required(
+        [*DECLARED["dependencies"], *extras["onnxruntime"], *extras["structured"], *extras["gateway"]]
+    )
+    assert found - required(DECLARED["dependencies"]) == {
+        *("onnxruntime", "llguidance"),
+        *("fastapi", "orjson", "starlette", "uvicorn"),
+    }
 
 
 def test_what_is_declared_is_imported() -> None:
@@ -77,7 +82,8 @@ def test_what_is_declared_is_imported() -> None:
 
 def test_every_pin_is_needed_and_nothing_else() -> None:
     extras = DECLARED["optional-dependencies"]
-    roots = [*DECLARED["dependencies"], *extras["onnxruntime"], *extras["structured"], *BUILD_SYSTEM]
+    optional = [*extras["onnxruntime"], *extras["structured"], *extras["gateway"]]
+    roots = [*DECLARED["dependencies"], *optional, *BUILD_SYSTEM]
     # client/ has examples over HTTP.
     needed = required([*roots, "tritonclient[http]"])
     assert pins("lock.txt", "torch-cpu.txt") == needed

@@ -1,0 +1,89 @@
+"""`shapeshift gateway`: the OpenAI, rerank and TEI APIs in front of servers with our backends."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import threading
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from shapeshift.cli.sidecar import addresses
+from shapeshift.errors import InvalidInputError, UnsupportedError
+
+if TYPE_CHECKING:
+    from shapeshift.gateway.settings import GatewaySettings
+
+_DEFAULT = "localhost:8001"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the options of `shapeshift gateway`."""
+    parser.add_argument(
+        "--triton",
+        action="append",
+        metavar="HOST:GRPCPORT",
+        help="a server; repeatable; default: from the build folder",
+    )
+    parser.add_argument("--metrics", action="append", metavar="URL", help="a metrics page to pass on; repeatable")
+    parser.add_argument("--host", default="127.0.0.1", help="address to listen on (%(default)s)")
+    parser.add_argument("--port", type=int, default=8080, help="port to listen on (%(default)s)")
+    parser.add_argument("--api-keys", type=Path, metavar="FILE", help="ask for a key of this file")
+    parser.add_argument("--new-key", metavar="NAME", help="add a key to the file of --api-keys, print it, and exit")
+    parser.add_argument("--build", type=Path, default=Path("build"), help="folder of generated files (%(default)s)")
+    parser.add_argument("--registry", type=Path, metavar="DIR", help="build folder whose adapters requests may change")
+    parser.add_argument("--adapter-root", type=Path, metavar="DIR", help="folder that new adapters must lie under")
+    parser.add_argument("--max-body-mb", type=int, default=32, help="longest body of a request, MiB (%(default)s)")
+    parser.add_argument("--max-requests", type=int, default=4096, help="most requests in flight (%(default)s)")
+    parser.add_argument("--request-timeout", type=float, default=600.0, metavar="SECONDS", help="most time for one")
+    parser.add_argument("--until-eof", action="store_true", help="exit when standard input ends")
+
+
+def run(options: argparse.Namespace) -> int:
+    """Serve until a signal stops it, and return 0. Raises ShapeshiftError."""
+    if options.new_key is not None:
+        return _new_key(options)
+    try:
+        from shapeshift.gateway.server import make_server
+    except ModuleNotFoundError as error:
+        raise UnsupportedError(f"{error.name} is not installed: pip install 'shapeshift[gateway]'") from None
+    settings = _settings(options)
+    server = make_server(settings)
+    if options.until_eof:
+
+        def wait() -> None:
+            sys.stdin.buffer.read()
+            server.should_exit = True
+
+        threading.Thread(target=wait, name="stdin", daemon=True).start()
+    sys.stdout.write(f"gateway: http://{settings.host}:{settings.port}, asks {', '.join(settings.triton)}\n")
+    sys.stdout.flush()
+    server.run()
+    return 0 if server.started else 1
+
+
+def _new_key(options: argparse.Namespace) -> int:
+    from shapeshift.gateway import api_keys
+
+    if options.api_keys is None:
+        raise InvalidInputError("--api-keys", None, "the file that the key is added to")
+    sys.stdout.write(f"{api_keys.add(options.api_keys, options.new_key)}\n")
+    return 0
+
+
+def _settings(options: argparse.Namespace) -> GatewaySettings:
+    from shapeshift.gateway.settings import GatewaySettings
+
+    found = addresses(options.build / "run") if options.triton is None else None
+    return GatewaySettings(
+        triton=tuple(options.triton or [found[0] if found else _DEFAULT]),
+        metrics=tuple(options.metrics or ([found[1]] if found else [])),
+        host=options.host,
+        port=options.port,
+        api_keys=options.api_keys,
+        registry=options.registry,
+        adapter_root=options.adapter_root,
+        max_body_bytes=options.max_body_mb << 20,
+        max_requests=options.max_requests,
+        request_timeout_s=options.request_timeout,
+    )

@@ -1,0 +1,82 @@
+"""The application: its routes, what every request passes before them, and what errors become."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Sequence
+from typing import Any
+
+from fastapi import FastAPI, Request, Response
+from pydantic import BaseModel
+from pydantic.json_schema import models_json_schema
+from starlette.exceptions import HTTPException
+
+import shapeshift
+from shapeshift.errors import ShapeshiftError
+from shapeshift.gateway.api_keys import ApiKeys, RequireKey
+from shapeshift.gateway.catalogue import Catalogue
+from shapeshift.gateway.errors import ApiError, api_error
+from shapeshift.gateway.limits import Admission, RequestIds, Traffic
+from shapeshift.gateway.routes import completions, embeddings, models, probes
+from shapeshift.gateway.schemas.completions import CompletionRequest
+from shapeshift.gateway.schemas.embeddings import EmbeddingRequest
+from shapeshift.gateway.settings import GatewaySettings
+from shapeshift.gateway.state import Gateway
+from shapeshift.gateway.upstream import Upstream
+from shapeshift.triton.async_client import AsyncClient
+
+_ROUTERS = (models.router, completions.router, embeddings.router, probes.router)
+_BODIES: tuple[type[BaseModel], ...] = (CompletionRequest, EmbeddingRequest)
+
+
+def make_app(settings: GatewaySettings, clients: Sequence[AsyncClient] = ()) -> FastAPI:
+    """The application of a gateway. clients: those of `settings.triton`, made where there are none."""
+    upstream = Upstream(clients or [AsyncClient(address) for address in settings.triton])
+    gateway = Gateway(settings, upstream, Catalogue(upstream, settings.refresh_s), Traffic())
+
+    @contextlib.asynccontextmanager
+    async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+        looking = asyncio.create_task(gateway.catalogue.run())
+        yield
+        looking.cancel()
+        await upstream.close()
+
+    app = FastAPI(title="Shapeshift gateway", version=shapeshift.__version__, lifespan=lifespan, redoc_url=None)
+    app.state.gateway = gateway
+    for router in _ROUTERS:
+        app.include_router(router)
+    app.add_middleware(Admission, traffic=gateway.traffic, max_requests=settings.max_requests)
+    if settings.api_keys is not None:
+        app.add_middleware(RequireKey, keys=ApiKeys(settings.api_keys))
+    app.add_middleware(RequestIds)
+    for kind in (ShapeshiftError, ApiError, Exception):
+        app.add_exception_handler(kind, _answer)
+    app.add_exception_handler(HTTPException, _no_route)
+    _describe_bodies(app)
+    return app
+
+
+async def _answer(_: Request, error: Exception) -> Response:
+    return api_error(error).response()
+
+
+async def _no_route(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    text = f"{request.method} {request.url.path[:200]}: {error.detail}; /docs lists what there is"
+    return ApiError(error.status_code, text, code="unknown_url", headers=dict(error.headers or {})).response()
+
+
+def _describe_bodies(app: FastAPI) -> None:
+    """Put the schemas of the bodies into /openapi.json; routes read them themselves, see `bodies`."""
+    generate = app.openapi
+
+    def described() -> dict[str, Any]:
+        found = generate()
+        _, definitions = models_json_schema(
+            [(body, "validation") for body in _BODIES], ref_template="#/components/schemas/{model}"
+        )
+        found.setdefault("components", {}).setdefault("schemas", {}).update(definitions["$defs"])
+        return found
+
+    app.openapi = described  # type: ignore[method-assign]

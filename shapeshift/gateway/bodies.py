@@ -1,0 +1,105 @@
+"""The bodies of requests: read within their limits, and checked against their pydantic model in one pass."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any, TypeVar
+
+from pydantic import BaseModel, ValidationError
+from pydantic_core import ErrorDetails
+from starlette.requests import Request
+
+from shapeshift.errors import CancelledRequestError, InvalidInputError, did_you_mean
+from shapeshift.gateway.errors import ApiError
+from shapeshift.gateway.settings import GatewaySettings
+from shapeshift.gateway.state import gateway_of
+
+M = TypeVar("M", bound=BaseModel)
+
+UNSUPPORTED = "unsupported_parameter"
+
+
+def described(model: type[BaseModel]) -> dict[str, Any]:
+    """The entry `requestBody` of a route, for /openapi.json; `app` adds the schema that it refers to."""
+    content = {"application/json": {"schema": {"$ref": f"#/components/schemas/{model.__name__}"}}}
+    return {"requestBody": {"required": True, "content": content}}
+
+
+async def read(request: Request, model: type[M]) -> M:
+    """The body as `model`. Raises ApiError that names the field, its value and what is allowed."""
+    settings = gateway_of(request).settings
+    body = await _bytes(request, settings)
+    try:
+        return model.model_validate_json(body)
+    except ValidationError as error:
+        raise _refusal(error, model) from None
+
+
+async def _bytes(request: Request, settings: GatewaySettings) -> bytes:
+    """The body itself. Status 413 where it is too long, 408 where it takes too long."""
+    stated = request.headers.get("content-length", "")
+    if stated.isdigit() and int(stated) > settings.max_body_bytes:
+        raise _too_long(f"{stated} bytes", settings)
+    pieces: list[bytes] = []
+    size = 0
+    try:
+        async with asyncio.timeout(settings.body_timeout_s):
+            while True:
+                message = await request.receive()
+                if message["type"] == "http.disconnect":
+                    raise CancelledRequestError("the client has disconnected before its body ended")
+                pieces.append(message.get("body", b""))
+                size += len(pieces[-1])
+                if size > settings.max_body_bytes:
+                    raise _too_long("more", settings)
+                if not message.get("more_body", False):
+                    return pieces[0] if len(pieces) == 1 else b"".join(pieces)
+    except TimeoutError:
+        text = f"body: not complete after {settings.body_timeout_s:g} s"
+        raise ApiError(408, text, code="timeout", headers={"connection": "close"}) from None
+
+
+def _too_long(found: str, settings: GatewaySettings) -> ApiError:
+    text = f"body: got {found}; at most {settings.max_body_bytes} bytes (--max-body-mb)"
+    return ApiError(413, text, code="body_too_large", headers={"connection": "close"})
+
+
+def _refusal(error: ValidationError, model: type[BaseModel]) -> ApiError:
+    found = error.errors(include_url=False, include_context=False)
+    first = found[0]
+    if first["type"] == "json_invalid":
+        return ApiError(400, f"body: {first['msg']}", code="invalid_json")
+    if not first["loc"]:
+        text = str(InvalidInputError("body", first.get("input"), first["msg"]))
+        return ApiError(400, text, code="invalid_type")
+    field = str(first["loc"][0])
+    if first["type"] == "extra_forbidden":
+        hint = did_you_mean(field, model.model_fields) if len(first["loc"]) == 1 else ""
+        text = f"Unrecognized request argument supplied: {_path(first)}{hint}"
+        return ApiError(400, text, param=_path(first), code="unknown_parameter")
+    same = [one for one in found if one["loc"][:1] == first["loc"][:1]]
+    return _of_field(field, same, model)
+
+
+def _of_field(field: str, errors: list[ErrorDetails], model: type[BaseModel]) -> ApiError:
+    """The refusal of a field: with several forms to choose from, what it may be is in the field's description."""
+    first = errors[0]
+    if first["type"] == "missing":
+        return ApiError(400, f"{_path(first)}: this field is required", param=_path(first), code="missing_parameter")
+    if first["type"] == UNSUPPORTED:
+        text = f"{field}: this gateway does not have it; {first['msg']}"
+        return ApiError(400, text, param=field, code=UNSUPPORTED)
+    own = model.model_fields.get(field)
+    if len(errors) > 1 and own is not None and own.description:
+        param, value, allowed = field, "a value of another form", own.description
+        if errors[0]["loc"] == errors[1]["loc"]:
+            value = repr(first["input"])
+    else:
+        param, value, allowed = _path(first), first["input"], first["msg"]
+    return ApiError(400, str(InvalidInputError(param, value, allowed)), param=param, code="invalid_value")
+
+
+def _path(error: ErrorDetails) -> str:
+    """The place of an error, as in messages[0].content."""
+    steps = [f"[{step}]" if isinstance(step, int) else f".{step}" for step in error["loc"]]
+    return "".join(steps).removeprefix(".")[:200]

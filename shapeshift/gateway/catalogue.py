@@ -1,0 +1,176 @@
+"""What is served: the fronts of all servers as they describe themselves, and the names by which requests find them."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from shapeshift.errors import ModelError, ModelGoneError, ShapeshiftError, did_you_mean
+from shapeshift.gateway.errors import ApiError
+from shapeshift.gateway.upstream import Server, Upstream
+from shapeshift.triton.async_client import ModelCall
+from shapeshift.triton.names import worker_front
+
+DESCRIPTION = "DESCRIPTION"
+EMBEDDING, GENERATION, RERANKING = "embedding", "generation", "reranking"
+TEXT_CLASSIFICATION, IMAGE_CLASSIFICATION = "text_classification", "image_classification"
+# Between a model's name and its adapter's.
+_SEPARATOR = ":"
+_CALL_TIMEOUT_S = 5.0
+# A request for an unknown name has the servers asked again, at most this often.
+_LOOK_AGAIN_S = 1.0
+
+
+@dataclass(frozen=True)
+class Front:
+    """A model that clients may name. description: what it says of itself, the object of its output DESCRIPTION."""
+
+    name: str
+    kind: str
+    description: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def stream(self) -> str:
+        """The model that sends an answer piece by piece."""
+        return str(self.description.get("stream") or self.name)
+
+    @property
+    def adapters(self) -> list[str]:
+        """The names of its adapters."""
+        return list(self.description.get("adapters") or [])
+
+    @property
+    def labels(self) -> list[str]:
+        """The names of its classes."""
+        return [str(label) for label in self.description.get("labels") or []]
+
+    @property
+    def outputs(self) -> list[str]:
+        """The names of its outputs."""
+        return list(self.description.get("outputs") or [])
+
+    def number(self, name: str, default: int) -> int:
+        """A limit that it states, such as `max_batch_size`."""
+        found = self.description.get(name)
+        return default if found is None else int(found)
+
+
+@dataclass(frozen=True)
+class Target:
+    """What a request's `model` means. adapter: empty for the model itself; name: as the request wrote it."""
+
+    front: Front
+    adapter: str
+    name: str
+
+
+class Catalogue:
+    """Asks every front of every server to describe itself, and finds fronts by name."""
+
+    def __init__(self, upstream: Upstream, refresh_s: float) -> None:
+        self._upstream = upstream
+        self._refresh_s = refresh_s
+        self._fronts: dict[str, Front] = {}
+        self._of_server: dict[Server, dict[str, Front]] = {}
+        self._looked_at = 0.0
+        self._looking = asyncio.Lock()
+        self.since = int(time.time())
+
+    @property
+    def fronts(self) -> list[Front]:
+        """The fronts, by name; of two models of one generator only the one that streams."""
+        return [front for _, front in sorted(self._fronts.items()) if front.stream in (front.name, "")]
+
+    async def run(self) -> None:
+        """Look again and again, until cancelled."""
+        while True:
+            await self.refresh()
+            await asyncio.sleep(self._refresh_s)
+
+    async def refresh(self) -> None:
+        """Look at all servers once. One that does not answer keeps its fronts: their requests get status 503."""
+        async with self._looking:
+            await asyncio.gather(*(self._look_at(server) for server in self._upstream.servers))
+            found = reversed(self._of_server.values())
+            self._fronts = {name: front for fronts in found for name, front in fronts.items()}
+            self._looked_at = time.monotonic()
+
+    async def find(self, name: str, kinds: Collection[str]) -> Target:
+        """The target called `name`, of one of the `kinds`. Raises ApiError with status 404, or 400 for another kind."""
+        target = self._named(name)
+        if target is None and time.monotonic() - self._looked_at > _LOOK_AGAIN_S:
+            await self.refresh()
+            target = self._named(name)
+        if target is None and not self._of_server:
+            raise ModelGoneError("no server has answered yet; retry later")
+        if target is None:
+            raise self._unknown(name, kinds)
+        if target.front.kind not in kinds:
+            listed = ", ".join(self._of(kinds)) or "none is served"
+            text = f"model: {name} is for {target.front.kind}; models for this request: {listed}"
+            raise ApiError(400, text, param="model", code="model_not_supported")
+        return target
+
+    async def only(self, name: str | None, kinds: Collection[str]) -> Target:
+        """As `find`; without a name the only front of these kinds. Raises ApiError where there are several, or none."""
+        if name is not None:
+            return await self.find(name, kinds)
+        names = self._of(kinds)
+        if len(names) != 1:
+            text = f"model: name one of {', '.join(names)}" if names else f"no model for {' or '.join(kinds)} is served"
+            raise ApiError(400 if names else 404, text, param="model", code="model_not_found")
+        return Target(self._fronts[names[0]], "", names[0])
+
+    def ids(self) -> list[tuple[str, Front, str]]:
+        """All names that a request may use: (name, front, adapter). An adapter has a bare name where that is unique."""
+        bare = [adapter for front in self.fronts for adapter in front.adapters]
+        found = [(front.name, front, "") for front in self.fronts]
+        for front in self.fronts:
+            for adapter in front.adapters:
+                found.append((f"{front.name}{_SEPARATOR}{adapter}", front, adapter))
+                if bare.count(adapter) == 1 and adapter not in self._fronts:
+                    found.append((adapter, front, adapter))
+        return found
+
+    def _named(self, name: str) -> Target | None:
+        if front := self._fronts.get(name):
+            return Target(self._fronts.get(front.stream, front), "", name)
+        return next((Target(front, adapter, name) for own, front, adapter in self.ids() if own == name), None)
+
+    def _of(self, kinds: Collection[str]) -> list[str]:
+        return [front.name for front in self.fronts if front.kind in kinds]
+
+    def _unknown(self, name: str, kinds: Collection[str]) -> ApiError:
+        known = [own for own, front, _ in self.ids() if front.kind in kinds]
+        near = did_you_mean(name, known) or (f"; there are {', '.join(known[:20])}" if known else "")
+        shown = name if len(name) <= 80 else f"{name[:79]}…"
+        return ApiError(404, f"model: {shown!r} is not served{near}", param="model", code="model_not_found")
+
+    async def _look_at(self, server: Server) -> None:
+        try:
+            names = await server.client.models(_CALL_TIMEOUT_S)
+        except ShapeshiftError:
+            server.models = frozenset()
+            return
+        asked = [name for name in names if worker_front(name) is None]
+        described = await asyncio.gather(*(self._described(server, name) for name in asked))
+        self._of_server[server] = {front.name: front for front in described if front is not None}
+        server.models = frozenset(self._of_server[server])
+
+    async def _described(self, server: Server, name: str) -> Front | None:
+        """What the model says of itself; None for one that says nothing, or is gone."""
+        call = ModelCall(name, {}, _CALL_TIMEOUT_S, (DESCRIPTION,))
+        try:
+            # A decoupled model answers streams only, and a stream reaches the others as well.
+            found = await server.client.first(call)
+            own = json.loads(bytes(found[DESCRIPTION].reshape(-1)[0]))
+            return Front(name, str(own["kind"]), own)
+        except ModelError:
+            return None
+        except (ShapeshiftError, ValueError, KeyError, IndexError, TypeError):
+            # It may be busy: what it said before is still so, and its requests fail by themselves where it is gone.
+            return self._of_server.get(server, {}).get(name)

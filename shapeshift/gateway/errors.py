@@ -1,0 +1,117 @@
+"""Errors of the project as OpenAI's clients expect them: HTTP status, type, code, and the parameter at fault."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from typing import Any
+
+import orjson
+from starlette.responses import Response
+
+from shapeshift.errors import (
+    CancelledRequestError,
+    InvalidInputError,
+    ModelDiedError,
+    ModelError,
+    ModelGoneError,
+    NotFoundError,
+    OverloadedError,
+    ShapeshiftError,
+    TimedOutError,
+    UnsupportedError,
+)
+
+INVALID = "invalid_request_error"
+_RETRY = {"retry-after": "1"}
+# What the models call their inputs, and what requests to the gateway call them.
+_PARAMS = {
+    "TEXT": "input",
+    "INPUT_IDS": "input",
+    "TEXT_PAIR": "documents",
+    "IMAGE": "input",
+    "text_input": "prompt",
+    "input_ids": "prompt",
+    "input_lengths": "prompt",
+    "structured_outputs": "response_format",
+}
+_FIELD = re.compile(r"(?:row \d+: )?(?:parameter |sampling_parameters )?([A-Za-z_]\w*): got ")
+
+
+@dataclass
+class ApiError(Exception):
+    """An answer that is an error. param: the field of the request at fault; code: a word for programs."""
+
+    status: int
+    message: str
+    type: str = INVALID
+    param: str | None = None
+    code: str | None = None
+    headers: dict[str, str] = field(default_factory=dict)
+
+    def body(self) -> dict[str, Any]:
+        """The body, in OpenAI's shape."""
+        return {"error": {"message": self.message, "type": self.type, "param": self.param, "code": self.code}}
+
+    def response(self) -> Response:
+        """The whole answer."""
+        return Response(orjson.dumps(self.body()), self.status, self.headers, "application/json")
+
+
+def invalid(param: str, value: object, allowed: str, code: str = "invalid_value") -> ApiError:
+    """The refusal of a value, in the words of InvalidInputError."""
+    return ApiError(400, str(InvalidInputError(param, value, allowed)), param=param, code=code)
+
+
+def api_error(error: BaseException) -> ApiError:
+    """The answer to a request that ended with `error`."""
+    if isinstance(error, ApiError):
+        return error
+    if isinstance(error, ModelError):
+        return _of_model(error)
+    text = str(error)
+    if isinstance(error, InvalidInputError):
+        return _refused(text)
+    if isinstance(error, NotFoundError):
+        return _not_found(text)
+    if isinstance(error, TimedOutError):
+        return ApiError(504, text, "timeout_error", code="timeout")
+    if isinstance(error, OverloadedError):
+        return _overloaded(text)
+    if isinstance(error, ModelGoneError | ModelDiedError):
+        return ApiError(503, text, "service_unavailable_error", code="unavailable", headers=dict(_RETRY))
+    if isinstance(error, UnsupportedError):
+        return ApiError(501, text, "not_supported_error", code="unsupported")
+    if isinstance(error, CancelledRequestError):
+        return ApiError(499, text, "cancelled_error", code="cancelled")
+    shown = text if isinstance(error, ShapeshiftError) else f"{type(error).__name__}: {text}"
+    return ApiError(500, shown, "server_error", code="internal_error")
+
+
+def _of_model(error: ModelError) -> ApiError:
+    text = str(error)
+    if error.code == "INVALID_ARG":
+        return _refused(text)
+    if error.code == "NOT_FOUND":
+        return _not_found(text)
+    if error.code == "UNAVAILABLE":
+        return _overloaded(text)
+    if error.code == "UNSUPPORTED":
+        return ApiError(501, text, "not_supported_error", code="unsupported")
+    if error.code == "CANCELLED":
+        return ApiError(499, text, "cancelled_error", code="cancelled")
+    return ApiError(500, text, "server_error", code="internal_error")
+
+
+def _refused(text: str) -> ApiError:
+    named = _FIELD.match(text)
+    param = _PARAMS.get(named[1], named[1]) if named else None
+    return ApiError(400, text, param=param, code="invalid_value")
+
+
+def _not_found(text: str) -> ApiError:
+    return ApiError(404, text, param="task" if text.startswith("task") else "model", code="model_not_found")
+
+
+def _overloaded(text: str) -> ApiError:
+    return ApiError(429, text, "rate_limit_error", code="overloaded", headers=dict(_RETRY))

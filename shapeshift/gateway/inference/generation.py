@@ -1,0 +1,167 @@
+"""A request to a generator, and the rows of its responses."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import orjson
+
+from shapeshift.errors import EngineError
+from shapeshift.gateway.catalogue import Target
+from shapeshift.gateway.upstream import Upstream
+from shapeshift.serving.error_codes import FORWARDED
+from shapeshift.triton.async_client import ModelCall, Tensors
+
+# What this project's generators say, and OpenAI's word for it.
+_REASONS = {"stop": "stop", "length": "length", "abort": "stop", "deadline": "length"}
+
+
+@dataclass(frozen=True)
+class GenerationCall:
+    """What is asked of a generator.
+
+    prompts     texts, or the tokens of each
+    sampling    its input `sampling_parameters`
+    stream      whether the answer comes piece by piece
+    logprobs    whether each row has the logprobs of its tokens
+    echo        whether whole answers begin with their prompt
+    parameters  its request parameters
+    """
+
+    target: Target
+    prompts: Sequence[str] | Sequence[Sequence[int]]
+    sampling: Mapping[str, Any]
+    stream: bool
+    logprobs: bool
+    echo: bool
+    parameters: Mapping[str, Any]
+    request_id: str
+    timeout_s: float
+
+    @property
+    def choices(self) -> int:
+        """The answers to each prompt."""
+        return int(self.sampling.get("n") or 1)
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """What is new of one choice: prompt x n + answer.
+
+    finish_reason  None while it goes on
+    stop_reason    the generator's own word, where OpenAI has none
+    logprobs       an object for each token, the token itself first, see the output `logprobs` in docs/fused_decode.md
+    prompt_logprobs  with the first row of a prompt, if asked for; None for the first token
+    """
+
+    choice: int
+    text: str
+    tokens: int
+    prompt_tokens: int
+    finish_reason: str | None
+    stop_reason: str | None = None
+    logprobs: list[dict[str, Any]] | None = None
+    prompt_logprobs: list[dict[str, Any] | None] | None = None
+
+
+@dataclass
+class Usage:
+    """The tokens of a request so far."""
+
+    choices: int
+    prompts: dict[int, int] = field(default_factory=dict)
+    completion: int = 0
+
+    def count(self, row: Row, completion: bool = True) -> None:
+        """Add what a row holds. completion: whether its tokens are part of the answer."""
+        self.prompts[row.choice // self.choices] = row.prompt_tokens
+        self.completion += row.tokens * completion
+
+    def body(self) -> dict[str, int]:
+        """In OpenAI's shape."""
+        prompt = sum(self.prompts.values())
+        return {
+            "prompt_tokens": prompt,
+            "completion_tokens": self.completion,
+            "total_tokens": prompt + self.completion,
+        }
+
+
+async def rows(upstream: Upstream, call: GenerationCall) -> AsyncGenerator[list[Row], None]:
+    """The rows of each response; those of all choices in one response without `stream`. Raises as `Upstream.stream`."""
+    parameters = {**call.parameters, FORWARDED: True}
+    if call.target.adapter:
+        parameters["lora_name"] = call.target.adapter
+    asked = ModelCall(
+        call.target.front.stream, _inputs(call), call.timeout_s, parameters=parameters, request_id=call.request_id
+    )
+    async with contextlib.aclosing(upstream.stream(asked)) as responses:
+        async for tensors in responses:
+            # The last response of a stream may be empty.
+            if "text_output" in tensors and len(tensors["text_output"]):
+                yield _rows(tensors, call.choices)
+
+
+async def all_rows(upstream: Upstream, call: GenerationCall) -> list[Row]:
+    """The rows of the only response to a call without `stream`."""
+    async with contextlib.aclosing(rows(upstream, call)) as responses:
+        async for found in responses:
+            return found
+    raise EngineError(f"model {call.target.front.stream} ended its responses without one")
+
+
+def _inputs(call: GenerationCall) -> dict[str, Any]:
+    yes = np.ones(1, bool)
+    found: dict[str, Any] = {
+        "stream": np.array([call.stream]),
+        "return_finish_reason": yes,
+        "return_num_input_tokens": yes,
+        "return_num_output_tokens": yes,
+    }
+    if call.logprobs:
+        found["return_logprobs"] = yes
+    if call.echo:
+        found["exclude_input_in_output"] = np.zeros(1, bool)
+    if call.sampling:
+        found["sampling_parameters"] = _texts([orjson.dumps(call.sampling)])
+    if isinstance(call.prompts[0], str):
+        found["text_input"] = _texts([str(prompt).encode() for prompt in call.prompts])
+    else:
+        found["input_ids"] = np.concatenate([np.array(ids, np.int32) for ids in call.prompts])
+        found["input_lengths"] = np.array([len(ids) for ids in call.prompts], np.int32)
+    return found
+
+
+def _texts(values: Sequence[bytes]) -> Any:
+    return np.array(values, dtype=object)
+
+
+def _rows(tensors: Tensors, choices: int) -> list[Row]:
+    texts = tensors["text_output"].tolist()
+    indices = tensors["choice_index"].tolist() if "choice_index" in tensors else range(len(texts))
+    tokens = tensors["num_output_tokens"].tolist()
+    prompt_tokens = tensors["num_input_tokens"].tolist()
+    reasons = tensors["finish_reason"].tolist() if "finish_reason" in tensors else [b""] * len(texts)
+    logprobs = tensors["logprobs"].tolist() if "logprobs" in tensors else [b"null"] * len(texts)
+    prompt_logprobs = tensors["prompt_logprobs"].tolist() if "prompt_logprobs" in tensors else []
+    found = []
+    for place, choice in enumerate(indices):
+        reason = reasons[place].decode()
+        own = choice // choices
+        found.append(
+            Row(
+                choice,
+                texts[place].decode(errors="replace"),
+                tokens[place],
+                prompt_tokens[place],
+                _REASONS.get(reason, "stop") if reason else None,
+                reason if reason not in ("", "stop", "length") else None,
+                orjson.loads(logprobs[place]),
+                orjson.loads(prompt_logprobs[own]) if own < len(prompt_logprobs) else None,
+            )
+        )
+    return found

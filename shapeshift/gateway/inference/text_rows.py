@@ -1,0 +1,86 @@
+"""Requests of many texts to a front with a batch axis: split into what it takes at once, and joined again."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from shapeshift.errors import ModelError
+from shapeshift.gateway.catalogue import Target
+from shapeshift.gateway.errors import ApiError, invalid
+from shapeshift.gateway.state import Gateway
+from shapeshift.triton.async_client import ModelCall, Tensors
+
+# Calls of one request that are in flight at once.
+_AT_ONCE = 8
+_ROW = re.compile(r"\brow (\d+)\b")
+
+Columns = Mapping[str, NDArray[Any]]
+
+
+def text_column(texts: Sequence[str], param: str = "input") -> NDArray[Any]:
+    """Texts as BYTES [n, 1]. Raises ApiError for an empty one."""
+    empty = next((place for place, text in enumerate(texts) if not text), None)
+    if empty is not None:
+        raise invalid(f"{param}[{empty}]", "", "a text that is not empty")
+    column = np.empty((len(texts), 1), dtype=object)
+    column[:, 0] = [text.encode() for text in texts]
+    return column
+
+
+def token_columns(rows: Sequence[Sequence[int]]) -> dict[str, NDArray[Any]]:
+    """INPUT_IDS and ATTENTION_MASK, INT64 [n, longest]. Raises ApiError for a row without tokens."""
+    if not all(rows):
+        raise invalid("input", [], "at least one token in each list")
+    lengths = np.array([len(row) for row in rows])
+    mask = np.arange(lengths.max()) < lengths[:, None]
+    ids = np.zeros(mask.shape, np.int64)
+    ids[mask] = np.concatenate([np.array(row, np.int64) for row in rows])
+    return {"INPUT_IDS": ids, "ATTENTION_MASK": mask.astype(np.int64)}
+
+
+async def infer_rows(
+    gateway: Gateway, target: Target, columns: Columns, outputs: Sequence[str], parameters: Mapping[str, Any], id_: str
+) -> Tensors:
+    """The outputs [n, ...] for the rows of all columns. Raises as `Upstream.infer`; rows are those of the request."""
+    front = target.front
+    size = max(1, front.number("max_batch_size", 64))
+    count = len(next(iter(columns.values())))
+    timeout_s = gateway.settings.request_timeout_s
+
+    def call(first: int) -> ModelCall:
+        own = {name: values[first : first + size] for name, values in columns.items()}
+        return ModelCall(front.name, own, timeout_s, outputs, parameters, id_)
+
+    if count <= size:
+        return await gateway.upstream.infer(call(0))
+    slots = asyncio.Semaphore(_AT_ONCE)
+
+    async def part(first: int) -> Tensors:
+        async with slots:
+            try:
+                return await gateway.upstream.infer(call(first))
+            except ModelError as error:
+                shifted = _ROW.sub(lambda found: f"row {int(found[1]) + first}", str(error))
+                raise ModelError(shifted, error.code) from None
+
+    tasks = [asyncio.ensure_future(part(first)) for first in range(0, count, size)]
+    try:
+        parts = await asyncio.gather(*tasks)
+    finally:
+        for task in tasks:
+            task.cancel()
+    return {name: np.concatenate([one[name] for one in parts]) for name in outputs}
+
+
+def require_outputs(target: Target, *names: str) -> None:
+    """Raise ApiError with status 400 for a front that lacks an output."""
+    missing = [name for name in names if name not in target.front.outputs]
+    if missing:
+        text = f"model: {target.name} has no output {missing[0]}"
+        raise ApiError(400, text, param="model", code="model_not_supported")

@@ -1,0 +1,120 @@
+"""POST /v1/completions."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import AsyncGenerator
+from typing import Any
+
+from fastapi import APIRouter, Request, Response
+
+from shapeshift.gateway import bodies
+from shapeshift.gateway.catalogue import GENERATION
+from shapeshift.gateway.errors import ApiError
+from shapeshift.gateway.inference.generation import GenerationCall, Row, Usage, all_rows, rows
+from shapeshift.gateway.inference.logprobs import CompletionLogprobs
+from shapeshift.gateway.schemas.completions import CompletionRequest
+from shapeshift.gateway.state import Gateway, answer, connected, gateway_of, id_of
+from shapeshift.gateway.streams import event, stream_of
+
+router = APIRouter(tags=["completions"])
+
+
+@router.post("/v1/completions", openapi_extra=bodies.described(CompletionRequest))
+async def create_completion(request: Request) -> Response:
+    """Text that continues a prompt, whole or as server-sent events."""
+    asked = await bodies.read(request, CompletionRequest)
+    gateway = gateway_of(request)
+    call = await _call(gateway, asked, id_of(request))
+    made = _Completion(asked, call)
+    if asked.stream:
+        return await stream_of(request.receive, made.events(gateway), gateway.settings.stall_timeout_s)
+    found = await connected(request, all_rows(gateway.upstream, call))
+    return answer(made.whole(found))
+
+
+async def _call(gateway: Gateway, asked: CompletionRequest, request_id: str) -> GenerationCall:
+    sampling = asked.sampling()
+    for name in ("best_of", "max_tokens", "logprobs"):
+        if (value := getattr(asked, name)) is not None:
+            sampling[name] = value
+    if asked.echo and asked.stream and (asked.logprobs is not None or not isinstance(asked.prompts()[0], str)):
+        field = "prompt" if asked.logprobs is None else "logprobs"
+        raise ApiError(400, f"{field}: not with both echo and stream", param=field, code="unsupported_parameter")
+    if asked.echo and asked.logprobs is not None:
+        sampling["prompt_logprobs"] = asked.logprobs
+    if asked.max_tokens == 0:
+        if not asked.echo:
+            raise ApiError(400, "max_tokens: got 0; at least 1 without echo", param="max_tokens", code="invalid_value")
+        # What is generated is left out of the answer.
+        sampling["max_tokens"] = 1
+    return GenerationCall(
+        target=await gateway.catalogue.find(asked.model, (GENERATION,)),
+        prompts=asked.prompts(),
+        sampling=sampling,
+        stream=bool(asked.stream),
+        logprobs=asked.logprobs is not None,
+        # A stream gets its prompt from the gateway, for generators repeat it in whole answers only.
+        echo=bool(asked.echo) and not asked.stream,
+        parameters=asked.parameters(),
+        request_id=request_id,
+        timeout_s=gateway.settings.request_timeout_s,
+    )
+
+
+class _Completion:
+    """The answer to one request."""
+
+    def __init__(self, asked: CompletionRequest, call: GenerationCall) -> None:
+        self._asked = asked
+        self._call = call
+        self._usage = Usage(call.choices)
+        self._logprobs: dict[int, CompletionLogprobs] = {}
+        self._head = {
+            "id": f"cmpl-{uuid.uuid4().hex}",
+            "object": "text_completion",
+            "created": int(time.time()),
+            "model": asked.model,
+        }
+
+    def whole(self, found: list[Row]) -> dict[str, Any]:
+        """The answer to a request without `stream`."""
+        choices = [self._choice(row) for row in found]
+        return {**self._head, "choices": choices, "usage": self._usage.body()}
+
+    async def events(self, gateway: Gateway) -> AsyncGenerator[bytes, None]:
+        """The events of a stream, without the last one."""
+        usage = {"usage": None} if self._asked.includes_usage else {}
+        begun: set[int] = set()
+        async for found in rows(gateway.upstream, self._call):
+            for row in found:
+                choice = self._choice(row)
+                if self._asked.echo and row.choice not in begun:
+                    choice["text"] = f"{self._prompt(row)}{choice['text']}"
+                begun.add(row.choice)
+                yield event({**self._head, "choices": [choice], **usage})
+        if self._asked.includes_usage:
+            yield event({**self._head, "choices": [], "usage": self._usage.body()})
+
+    def _prompt(self, row: Row) -> str:
+        return str(self._call.prompts[row.choice // self._call.choices])
+
+    def _choice(self, row: Row) -> dict[str, Any]:
+        nothing = self._asked.max_tokens == 0
+        self._usage.count(row, completion=not nothing)
+        text, logprobs = row.text, None
+        if nothing:
+            text = self._prompt(row) if isinstance(self._call.prompts[0], str) else _without(text, row)
+        if self._asked.logprobs is not None:
+            own = self._logprobs.setdefault(row.choice, CompletionLogprobs(self._asked.logprobs))
+            tokens = [*(row.prompt_logprobs or []), *([] if nothing else row.logprobs or [])]
+            logprobs = own.of(tokens, text)
+        found = {"index": row.choice, "text": text, "logprobs": logprobs, "finish_reason": row.finish_reason}
+        return found if row.stop_reason is None else {**found, "stop_reason": row.stop_reason}
+
+
+def _without(text: str, row: Row) -> str:
+    """The text without the tokens of the answer; empty where those are not known."""
+    answers = [next(iter(entries.values()))["decoded_token"] for entries in row.logprobs or []]
+    return text.removesuffix("".join(answers)) if answers else ""

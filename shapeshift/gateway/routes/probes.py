@@ -1,0 +1,41 @@
+"""GET /health and GET /metrics."""
+
+from __future__ import annotations
+
+import asyncio
+
+from fastapi import APIRouter, Request, Response
+
+from shapeshift.errors import ShapeshiftError
+from shapeshift.gateway.state import answer, gateway_of
+from shapeshift.triton import metrics
+
+router = APIRouter(tags=["probes"])
+
+_TIMEOUT_S = 2.0
+
+
+@router.get("/health")
+async def health(request: Request) -> Response:
+    """200 if a server answers, 503 if none does; the body has each one's state."""
+    servers = gateway_of(request).upstream.servers
+    live = await asyncio.gather(*(server.client.is_live(_TIMEOUT_S) for server in servers))
+    shown = {server.client.url: "live" if one else "no answer" for server, one in zip(servers, live, strict=True)}
+    response = answer({"status": "ok" if any(live) else "unavailable", "servers": shown})
+    response.status_code = 200 if any(live) else 503
+    return response
+
+
+@router.get("/metrics")
+async def pass_metrics(request: Request) -> Response:
+    """The gateway's own metrics, then the page of each server; a comment stands for one that does not answer."""
+    gateway = gateway_of(request)
+    pages = await asyncio.gather(*(asyncio.to_thread(_page, url) for url in gateway.settings.metrics))
+    return Response("".join([gateway.traffic.exposition(), *pages]), media_type="text/plain; version=0.0.4")
+
+
+def _page(url: str) -> str:
+    try:
+        return metrics.page(url, _TIMEOUT_S)
+    except ShapeshiftError as error:
+        return f"# {error}\n"

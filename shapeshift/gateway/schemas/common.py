@@ -1,0 +1,52 @@
+"""What the requests of all routes share."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+from pydantic_core import PydanticCustomError
+
+Int32 = Annotated[int, Field(ge=-(2**31), le=2**31 - 1)]
+TokenId = Annotated[int, Field(ge=0, le=2**31 - 1)]
+
+Texts = str | list[str] | list[TokenId] | list[list[TokenId]]
+TEXTS = "a text, a list of texts, the ids of a text's tokens, or a list of these; none of them empty"
+
+
+def not_served(*neutral: Any) -> AfterValidator:
+    """Refuses a field of OpenAI's that this gateway does not have, unless its value is one that changes nothing."""
+
+    def check(value: Any) -> Any:
+        if value is not None and value not in neutral:
+            shown = ", ".join(map(repr, neutral))
+            allowed = {"or_so": f" or send {shown}" if shown else ""}
+            raise PydanticCustomError("unsupported_parameter", "leave it out{or_so}", allowed)
+        return value
+
+    return AfterValidator(check)
+
+
+class ApiRequest(BaseModel):
+    """A request: unknown fields are refused, and values are not converted."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False, hide_input_in_errors=False)
+
+
+class ModelRequest(ApiRequest):
+    """A request to one front.
+
+    latency_ms, utility, slo_class and request_tag are the request parameters of the techniques' pages.
+    """
+
+    model: str = Field(min_length=1)
+    user: str | None = None
+    latency_ms: float | None = None
+    utility: float | None = None
+    slo_class: str | None = None
+    request_tag: str | None = None
+
+    def parameters(self, *more: str) -> dict[str, Any]:
+        """The request parameters for the model, those of the fields `more` too."""
+        names = ("latency_ms", "utility", "slo_class", "request_tag", *more)
+        return {name: value for name in names if (value := getattr(self, name)) is not None}

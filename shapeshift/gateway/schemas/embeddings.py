@@ -1,0 +1,21 @@
+"""The body of POST /v1/embeddings."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from shapeshift.gateway.schemas.common import TEXTS, ModelRequest, Texts
+
+MOST_INPUTS = 2048
+
+
+class EmbeddingRequest(ModelRequest):
+    """OpenAI's; prompt_name and truncate are request parameters of the technique `polymorph`."""
+
+    input: Texts = Field(description=TEXTS)
+    encoding_format: Literal["float", "base64"] | None = None
+    dimensions: Annotated[int, Field(ge=1)] | None = None
+    prompt_name: str | None = None
+    truncate: bool | None = None

@@ -1,0 +1,99 @@
+"""The fields that completions and chat completions share: how tokens are chosen, and how the answer is sent."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
+
+from shapeshift.gateway.errors import ApiError, invalid
+from shapeshift.gateway.schemas.common import ApiRequest, Int32, ModelRequest, TokenId, not_served
+
+Seed = Annotated[int, Field(ge=-(2**63), le=2**63 - 1)]
+Stop = str | list[str]
+
+# Fields that the generator takes under the same name.
+_SAME = (
+    *("n", "min_tokens", "temperature", "top_k", "top_p", "min_p", "repetition_penalty", "presence_penalty"),
+    *("frequency_penalty", "logit_bias", "bad_words", "seed", "stop_token_ids", "ignore_eos", "structured_outputs"),
+)
+
+
+class StreamOptions(ApiRequest):
+    """What else a stream holds. include_obfuscation: accepted and ignored, as nothing is padded."""
+
+    include_usage: bool = False
+    include_obfuscation: bool = False
+
+
+class JsonSchema(ApiRequest):
+    """A schema that the answer follows. strict: accepted; the answer always follows the schema."""
+
+    name: str
+    schema_: dict[str, Any] | None = Field(None, alias="schema")
+    description: str | None = None
+    strict: bool | None = None
+
+
+class ResponseFormat(ApiRequest):
+    """What the answer has to be."""
+
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: JsonSchema | None = None
+
+    def structured_outputs(self) -> dict[str, Any] | None:
+        """The same for the generator; None for any text. Raises ApiError for a schema that is missing."""
+        if self.type == "text":
+            return None
+        if self.type == "json_object":
+            return {"json_object": True}
+        if self.json_schema is None:
+            raise invalid("response_format.json_schema", None, "given where type is json_schema", "missing_parameter")
+        return {"json": self.json_schema.schema_ if self.json_schema.schema_ is not None else True}
+
+
+class SamplingRequest(ModelRequest):
+    """The shared fields; those beyond OpenAI's are vLLM's, with its names."""
+
+    frequency_penalty: float | None = None
+    logit_bias: dict[str, float] | None = None
+    n: Int32 | None = None
+    presence_penalty: float | None = None
+    response_format: ResponseFormat | None = None
+    seed: Seed | None = None
+    stop: Stop | None = Field(None, description="a text, or a list of texts")
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    # vLLM's.
+    bad_words: list[str] | None = None
+    ignore_eos: bool | None = None
+    min_p: float | None = None
+    min_tokens: Int32 | None = None
+    repetition_penalty: float | None = None
+    skip_special_tokens: Annotated[bool | None, not_served(True)] = None
+    stop_token_ids: list[TokenId] | None = None
+    structured_outputs: dict[str, Any] | None = None
+    top_k: Int32 | None = None
+    use_beam_search: Annotated[bool | None, not_served(False)] = None
+
+    @property
+    def includes_usage(self) -> bool:
+        """Whether the stream ends with the usage."""
+        return self.stream_options is not None and self.stream_options.include_usage
+
+    def sampling(self) -> dict[str, Any]:
+        """The generator's input `sampling_parameters`, which checks the values. Raises ApiError for contradictions."""
+        if self.stream_options is not None and not self.stream:
+            raise invalid("stream_options", "a value", "left out unless stream is true")
+        found = {name: value for name in _SAME if (value := getattr(self, name)) is not None}
+        if self.stop is not None:
+            found["stop"] = [self.stop] if isinstance(self.stop, str) else self.stop
+        if self.response_format is not None and (wanted := self.response_format.structured_outputs()):
+            if self.structured_outputs is not None:
+                raise ApiError(
+                    400, "response_format: left out where structured_outputs is given", param="response_format"
+                )
+            found["structured_outputs"] = wanted
+        return found

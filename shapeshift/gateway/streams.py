@@ -1,0 +1,108 @@
+"""Answers that end when their client goes away, whole or as server-sent events."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncGenerator, Awaitable
+from typing import TypeVar
+
+import orjson
+from starlette.responses import Response
+from starlette.types import Message, Receive, Scope, Send
+
+from shapeshift.errors import CancelledRequestError, ShapeshiftError
+from shapeshift.gateway.errors import ApiError, api_error
+
+T = TypeVar("T")
+
+DONE = b"data: [DONE]\n\n"
+
+
+def event(content: object) -> bytes:
+    """One server-sent event with a JSON object."""
+    return b"data: " + orjson.dumps(content) + b"\n\n"
+
+
+async def while_connected(receive: Receive, work: Awaitable[T]) -> T:
+    """What `work` returns. Raises CancelledRequestError, after cancelling it, once the client has disconnected.
+
+    The body of the request has been read.
+    """
+    task = asyncio.ensure_future(work)
+    watch = asyncio.ensure_future(_disconnected(receive))
+    try:
+        await asyncio.wait((task, watch), return_when=asyncio.FIRST_COMPLETED)
+        if not task.done():
+            raise CancelledRequestError("the client has disconnected")
+        return task.result()
+    finally:
+        # Also where this very task is cancelled, which is how a server stops.
+        watch.cancel()
+        task.cancel()
+        await asyncio.gather(task, watch, return_exceptions=True)
+
+
+async def stream_of(receive: Receive, events: AsyncGenerator[bytes, None], stall_timeout_s: float) -> EventStream:
+    """The answer that sends `events` and then `DONE`.
+
+    Waits for the first one: an error before it has an HTTP status of its own. Raises as `events` does, and as
+    `while_connected`.
+    """
+    try:
+        first = await while_connected(receive, anext(events, None))
+    except BaseException:
+        await events.aclose()
+        raise
+    return EventStream(_with_end(first, events), stall_timeout_s)
+
+
+async def _with_end(first: bytes | None, events: AsyncGenerator[bytes, None]) -> AsyncGenerator[bytes, None]:
+    """`first` and the other events; an error is an event too, for the status has been sent."""
+    async with contextlib.aclosing(events):
+        if first is not None:
+            yield first
+        try:
+            async for one in events:
+                yield one
+        except (ShapeshiftError, ApiError) as error:
+            yield event(api_error(error).body())
+    yield DONE
+
+
+class EventStream(Response):
+    """Sends `events`, each as soon as it is there. They are closed when all are sent, or the client is gone.
+
+    stall_timeout_s: a client that reads nothing for so long counts as gone.
+    """
+
+    media_type = "text/event-stream"
+
+    def __init__(self, events: AsyncGenerator[bytes, None], stall_timeout_s: float) -> None:
+        self.status_code = 200
+        self.background = None
+        self._events = events
+        self._stall_timeout_s = stall_timeout_s
+        # Proxies such as nginx would collect events.
+        self.init_headers({"cache-control": "no-cache", "x-accel-buffering": "no"})
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        with contextlib.suppress(CancelledRequestError, TimeoutError):
+            await while_connected(receive, self._send_all(send))
+
+    async def _send_all(self, send: Send) -> None:
+        async with contextlib.aclosing(self._events) as events:
+            start = {"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers}
+            await self._bounded(send, start)
+            async for one in events:
+                await self._bounded(send, {"type": "http.response.body", "body": one, "more_body": True})
+            await self._bounded(send, {"type": "http.response.body", "body": b"", "more_body": False})
+
+    async def _bounded(self, send: Send, message: Message) -> None:
+        async with asyncio.timeout(self._stall_timeout_s):
+            await send(message)
+
+
+async def _disconnected(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass

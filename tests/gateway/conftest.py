@@ -1,0 +1,64 @@
+"""A gateway over a Triton in this process, and clients of it."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import openai
+import pytest
+import uvicorn
+
+from shapeshift.gateway.app import make_app
+from shapeshift.gateway.settings import GatewaySettings
+from tests.gateway.fake_triton import FakeTriton
+from tests.waiting import wait_for
+
+StartGateway = Callable[..., str]
+
+
+@pytest.fixture(scope="module")
+def start_gateway(free_ports: Callable[[int], list[int]]) -> Iterator[StartGateway]:
+    """A function that starts a gateway over Tritons of this process, with these settings; returns its URL."""
+    started: list[tuple[uvicorn.Server, threading.Thread]] = []
+
+    def start(*servers: FakeTriton, **settings: Any) -> str:
+        (port,) = free_ports(1)
+        own = GatewaySettings(triton=tuple(one.url for one in servers), port=port, **settings)
+        config = uvicorn.Config(make_app(own, servers), port=port, log_level="error", ws="none")
+        server = uvicorn.Server(config)
+        thread = threading.Thread(target=server.run, daemon=True)
+        thread.start()
+        wait_for(lambda: server.started, timeout_s=30, pause_s=0.01)
+        started.append((server, thread))
+        return f"http://127.0.0.1:{port}"
+
+    yield start
+    for server, thread in started:
+        server.should_exit = True
+        thread.join(10)
+
+
+@pytest.fixture(scope="module")
+def triton() -> FakeTriton:
+    return FakeTriton()
+
+
+@pytest.fixture(scope="module")
+def url(start_gateway: StartGateway, triton: FakeTriton) -> str:
+    """A gateway that the tests of a module share."""
+    return start_gateway(triton)
+
+
+@pytest.fixture(scope="module")
+def client(url: str) -> Iterator[openai.OpenAI]:
+    with openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0, timeout=20) as made:
+        yield made
+
+
+@pytest.fixture(autouse=True)
+def _fresh(request: pytest.FixtureRequest) -> None:
+    if "triton" in request.fixturenames:
+        fake: FakeTriton = request.getfixturevalue("triton")
+        fake.calls, fake.failure, fake.gone, fake.pause_s = [], None, False, 0.0

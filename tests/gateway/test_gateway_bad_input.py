@@ -1,0 +1,233 @@
+"""What every route refuses: bodies, keys, and too much of anything."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import stat
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import httpx2
+import openai
+import pytest
+
+from shapeshift import errors
+from shapeshift.errors import InvalidInputError, ModelError
+from shapeshift.gateway import api_keys
+from shapeshift.gateway.errors import api_error
+from shapeshift.gateway.settings import GatewaySettings
+from tests.gateway.fake_triton import FakeTriton
+from tests.waiting import wait_for
+
+EMBED = {"model": "encode", "input": "a"}
+
+
+def post(url: str, content: bytes, **headers: str) -> Any:
+    answer = httpx2.post(f"{url}/v1/embeddings", content=content, headers=headers, timeout=20)
+    return answer.status_code, answer.json()["error"]["code"]
+
+
+@pytest.mark.parametrize(
+    ("content", "code"),
+    [
+        (b"", "invalid_json"),
+        (b"{", "invalid_json"),
+        (b"[" * 10_000 + b"]" * 10_000, "invalid_json"),
+        (b'{"model":"encode","input":' + b"[" * 10_000 + b"]" * 10_000 + b"}", "invalid_json"),
+        (b'{"model":"encode","input":"\\ud800"}', "invalid_json"),
+        (b'{"model":"encode","input":"\xff"}', "invalid_json"),
+        (b"[1]", "invalid_type"),
+        (b'"text"', "invalid_type"),
+        (b'{"model":"encode","input":"a","latency_ms":NaN}', "invalid_value"),
+        (b'{"model":"encode","input":[' + b"9" * 5000 + b"]}", "invalid_json"),
+        (b'{"model":"","input":"a"}', "invalid_value"),
+        (b'{"model":null,"input":"a"}', "invalid_value"),
+    ],
+)
+def test_bodies_that_are_no_request(url: str, content: bytes, code: str) -> None:
+    assert post(url, content) == (400, code)
+
+
+def test_a_body_that_is_too_long(start_gateway: Callable[..., str]) -> None:
+    url = start_gateway(FakeTriton(), max_body_bytes=1000)
+    assert post(url, json.dumps({**EMBED, "input": "a" * 1000}).encode()) == (413, "body_too_large")
+
+    def pieces() -> Any:
+        yield from [b"x" * 100] * 20
+
+    answer = httpx2.post(f"{url}/v1/embeddings", content=pieces(), timeout=20)
+    assert answer.status_code == 413
+    assert httpx2.post(f"{url}/v1/embeddings", json=EMBED).status_code == 200
+
+
+def test_half_a_body(start_gateway: Callable[..., str]) -> None:
+    url = start_gateway(FakeTriton(), body_timeout_s=0.2)
+    connection = http.client.HTTPConnection(urlsplit(url).netloc, timeout=20)
+    connection.putrequest("POST", "/v1/embeddings")
+    connection.putheader("Content-Length", "100")
+    connection.endheaders(b'{"model":')
+    answer = connection.getresponse()
+    assert (answer.status, json.loads(answer.read())["error"]["code"]) == (408, "timeout")
+
+
+def test_too_many_requests_at_once(start_gateway: Callable[..., str]) -> None:
+    triton = FakeTriton()
+    triton.pause_s = 1.0
+    url = start_gateway(triton, max_requests=2)
+    answers: list[int] = []
+
+    def ask() -> None:
+        answers.append(httpx2.post(f"{url}/v1/embeddings", json=EMBED, timeout=20).status_code)
+
+    threads = [threading.Thread(target=ask) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    wait_for(lambda: len(triton.calls) == 2)
+    refused = httpx2.post(f"{url}/v1/embeddings", json=EMBED)
+    assert (refused.status_code, refused.headers["retry-after"]) == (429, "1")
+    assert httpx2.get(f"{url}/health").status_code == 200
+    for thread in threads:
+        thread.join()
+    assert answers == [200, 200]
+    assert httpx2.post(f"{url}/v1/embeddings", json=EMBED, timeout=20).status_code == 200
+
+
+def test_urls_and_methods_that_there_are_not(url: str) -> None:
+    for method, path, status in (("GET", "/v1/nothing", 404), ("GET", "/v1/embeddings", 405)):
+        answer = httpx2.request(method, f"{url}{path}")
+        assert (answer.status_code, answer.json()["error"]["code"]) == (status, "unknown_url")
+
+
+def test_an_invalid_request_id_is_replaced(url: str) -> None:
+    answer = httpx2.get(f"{url}/v1/models", headers={"X-Request-Id": "a b"})
+    assert answer.headers["x-request-id"] not in ("a b", "")
+
+
+# Errors of the models.
+
+
+@pytest.mark.parametrize(
+    ("error", "status", "code"),
+    [
+        (InvalidInputError("x", 1, "2"), 400, "invalid_value"),
+        (errors.NotFoundError("x"), 404, "model_not_found"),
+        (errors.OverloadedError("x"), 429, "overloaded"),
+        (errors.TimedOutError("x"), 504, "timeout"),
+        (errors.ModelGoneError("x"), 503, "unavailable"),
+        (errors.ModelDiedError("x"), 503, "unavailable"),
+        (errors.UnsupportedError("x"), 501, "unsupported"),
+        (errors.CancelledRequestError("x"), 499, "cancelled"),
+        (errors.EngineError("x"), 500, "internal_error"),
+        (ModelError("temperature: got 'x'; y", "INVALID_ARG"), 400, "invalid_value"),
+        (ModelError("x", "NOT_FOUND"), 404, "model_not_found"),
+        (ModelError("x", "UNAVAILABLE"), 429, "overloaded"),
+        (ModelError("x", "UNSUPPORTED"), 501, "unsupported"),
+        (ModelError("x", "CANCELLED"), 499, "cancelled"),
+        (ModelError("x", "INTERNAL"), 500, "internal_error"),
+        (RuntimeError("x"), 500, "internal_error"),
+    ],
+)
+def test_every_error_has_a_status(error: Exception, status: int, code: str) -> None:
+    found = api_error(error)
+    assert (found.status, found.code) == (status, code)
+    assert found.headers.get("retry-after") == ("1" if status in (429, 503) else None)
+
+
+@pytest.mark.parametrize(
+    ("text", "param"),
+    [
+        ("temperature: got -1; 0 to 1e+30", "temperature"),
+        ("row 3: TEXT: got 'x'; y", "input"),
+        ("sampling_parameters logit_bias: got 1; y", "logit_bias"),
+        ("parameter latency_ms: got 0; above 0", "latency_ms"),
+        ("nothing is named", None),
+    ],
+)
+def test_the_param_is_the_requests_own(text: str, param: str | None) -> None:
+    assert api_error(ModelError(text, "INVALID_ARG")).param == param
+
+
+def test_openais_error_classes(client: openai.OpenAI, triton: FakeTriton) -> None:
+    for error, kind in (
+        (ModelError("full", "UNAVAILABLE"), openai.RateLimitError),
+        (errors.EngineError("broken"), openai.InternalServerError),
+        (errors.TimedOutError("late"), openai.InternalServerError),
+    ):
+        triton.failure = error
+        with pytest.raises(kind, match=str(error)):
+            client.embeddings.create(model="encode", input="a")
+
+
+# Keys.
+
+
+@pytest.fixture(scope="module")
+def keys(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("keys") / "keys"
+
+
+@pytest.fixture(scope="module")
+def key(keys: Path) -> str:
+    return api_keys.add(keys, "ana")
+
+
+@pytest.fixture(scope="module")
+def guarded(start_gateway: Callable[..., str], keys: Path, key: str) -> str:
+    return start_gateway(FakeTriton(), api_keys=keys)
+
+
+def asked(url: str, *authorizations: str) -> int:
+    headers = [("Authorization", one) for one in authorizations]
+    return httpx2.get(f"{url}/v1/models", headers=headers).status_code
+
+
+def test_only_a_key_of_the_file_is_accepted(guarded: str, key: str, keys: Path) -> None:
+    assert asked(guarded, f"Bearer {key}") == 200
+    wrong = [(), ("Bearer",), (f"Basic {key}",), (f"Bearer {key}x",), (f"Bearer {key[:-1]}",), (f"Bearer {key}",) * 2]
+    assert [asked(guarded, *one) for one in wrong] == [401] * len(wrong)
+    assert httpx2.get(f"{guarded}/health").status_code == 200
+    assert key not in keys.read_text() and stat.S_IMODE(keys.stat().st_mode) == 0o600
+    with pytest.raises(openai.AuthenticationError):
+        openai.OpenAI(base_url=f"{guarded}/v1", api_key="wrong", max_retries=0).models.list()
+
+
+def test_keys_can_be_added_and_removed_while_it_runs(guarded: str, key: str, keys: Path) -> None:
+    second = api_keys.add(keys, "bob")
+    wait_for(lambda: asked(guarded, f"Bearer {second}") == 200, pause_s=0.1)
+    keys.write_text(keys.read_text().splitlines()[0] + "\n")
+    wait_for(lambda: asked(guarded, f"Bearer {second}") == 401, pause_s=0.1)
+    keys.write_text(keys.read_text() + "what is this\n")
+    assert asked(guarded, f"Bearer {key}") == 200
+
+
+def test_a_key_file_is_checked(tmp_path: Path) -> None:
+    with pytest.raises(InvalidInputError, match="api_keys: .*; a readable file"):
+        api_keys.ApiKeys(tmp_path / "absent")
+    (tmp_path / "keys").write_text("# of the team\n\nana abc\n")
+    with pytest.raises(InvalidInputError, match="line 3.*; a name and a hash in each line"):
+        api_keys.ApiKeys(tmp_path / "keys")
+    api_keys.add(tmp_path / "other", "ana")
+    for name in ("ana", "a b", ""):
+        with pytest.raises(InvalidInputError, match="key name"):
+            api_keys.add(tmp_path / "other", name)
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("triton", ()),
+        ("triton", ("nowhere",)),
+        ("port", 0),
+        ("max_requests", 0),
+        ("refresh_s", 0.0),
+        ("host", "0.0.0.0"),
+    ],
+)
+def test_settings_are_checked(field: str, value: Any) -> None:
+    with pytest.raises(InvalidInputError, match=f"^{field}: "):
+        GatewaySettings(**{field: value})
+    assert GatewaySettings(host="0.0.0.0", api_keys=Path("keys")).host == "0.0.0.0"

@@ -1,0 +1,113 @@
+"""What is served, by which names, and on which of several servers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import httpx2
+import openai
+import pytest
+
+from shapeshift.errors import ModelDiedError, ModelError
+from tests.gateway.fake_triton import FRONTS, FakeTriton
+from tests.waiting import wait_for
+
+
+def test_fronts_and_their_adapters_are_listed(client: openai.OpenAI) -> None:
+    listed = {model.id: model for model in client.models.list()}
+    # An adapter has its own name only where no front and no other adapter has it.
+    assert sorted(listed) == sorted(
+        ["classify_image", "classify_raw", "classify_text", "cross", "encode", "generate", "generate_lora"]
+        + ["generate_lora:encode", "generate_lora:shout", "shout"]
+    )
+    assert listed["encode"].to_dict().items() >= {"kind": "embedding", "max_model_len": 512}.items()
+    assert listed["shout"].to_dict()["parent"] == "generate_lora"
+    assert client.models.retrieve("generate_lora:shout").id == "generate_lora:shout"
+    with pytest.raises(openai.NotFoundError, match="'absent' is not served"):
+        client.models.retrieve("absent")
+
+
+def test_another_kind_of_model_is_named(client: openai.OpenAI) -> None:
+    with pytest.raises(
+        openai.BadRequestError, match="cross is for reranking; models for this request: encode"
+    ) as caught:
+        client.embeddings.create(model="cross", input="a")
+    assert (caught.value.param, caught.value.code) == ("model", "model_not_supported")
+    with pytest.raises(openai.NotFoundError, match="'enkode' is not served; did you mean encode") as unknown:
+        client.embeddings.create(model="enkode", input="a")
+    assert (unknown.value.param, unknown.value.code) == ("model", "model_not_found")
+
+
+def test_a_front_that_is_new_is_found_at_once(start_gateway: Callable[..., str]) -> None:
+    triton = FakeTriton(dict(FRONTS))
+    url = start_gateway(triton, refresh_s=3600)
+    triton.fronts["later"] = FRONTS["encode"]
+
+    def found() -> bool:
+        return httpx2.post(f"{url}/v1/embeddings", json={"model": "later", "input": "a"}).status_code == 200
+
+    wait_for(found, timeout_s=20, pause_s=0.2)
+
+
+# Several servers.
+
+
+def embed(url: str) -> Any:
+    return httpx2.post(f"{url}/v1/embeddings", json={"model": "encode", "input": "a"}, timeout=20)
+
+
+def test_a_server_that_is_gone_costs_no_request(start_gateway: Callable[..., str]) -> None:
+    one, two = FakeTriton(url="one:1"), FakeTriton(url="two:1")
+    url = start_gateway(one, two, refresh_s=3600)
+    assert embed(url).status_code == 200
+    one.gone = True
+    assert [embed(url).status_code for _ in range(10)] == [200] * 10
+    assert httpx2.get(f"{url}/health").json() == {"status": "ok", "servers": {"one:1": "no answer", "two:1": "live"}}
+    two.gone = True
+    refused = embed(url)
+    assert (refused.status_code, refused.headers["retry-after"]) == (503, "1")
+    assert refused.json()["error"]["code"] == "unavailable"
+    assert httpx2.get(f"{url}/health").status_code == 503
+
+
+@pytest.mark.parametrize(("failure", "others"), [(ModelDiedError("x"), 1), (ModelError("full", "UNAVAILABLE"), 0)])
+def test_only_a_model_that_is_gone_is_asked_for_elsewhere(
+    start_gateway: Callable[..., str], failure: Exception, others: int
+) -> None:
+    one, two = FakeTriton(url="one:1"), FakeTriton(url="two:1")
+    url = start_gateway(one, two)
+    assert embed(url).status_code == 200
+    one.failure = failure
+    one.calls.clear()
+    two.calls.clear()
+    answer = embed(url)
+    assert len(one.calls) == 1 and len(two.calls) == others
+    assert answer.status_code == (200 if others else 429)
+
+
+def test_no_server_has_answered_yet(start_gateway: Callable[..., str]) -> None:
+    triton = FakeTriton()
+    triton.gone = True
+    url = start_gateway(triton)
+    assert embed(url).status_code == 503
+    triton.gone = False
+
+
+def test_metrics_are_passed_on(start_gateway: Callable[..., str]) -> None:
+    url = start_gateway(FakeTriton(), metrics=("http://127.0.0.1:9/metrics",))
+    embed(url)
+    page = httpx2.get(f"{url}/metrics").text
+    assert 'shapeshift_gateway_answers_total{status="200"} 1' in page
+    assert "shapeshift_gateway_requests_running 1" in page
+    assert "# no metrics at http://127.0.0.1:9/metrics" in page
+
+
+def test_the_documentation_lists_every_body(url: str) -> None:
+    described = httpx2.get(f"{url}/openapi.json").json()
+    assert httpx2.get(f"{url}/docs").status_code == 200
+    for path, methods in described["paths"].items():
+        for method in methods:
+            if method == "post":
+                schema = methods[method]["requestBody"]["content"]["application/json"]["schema"]["$ref"]
+                assert schema.rpartition("/")[2] in described["components"]["schemas"], path
