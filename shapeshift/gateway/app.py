@@ -18,16 +18,22 @@ from shapeshift.gateway.api_keys import ApiKeys, RequireKey
 from shapeshift.gateway.catalogue import Catalogue
 from shapeshift.gateway.errors import ApiError, api_error
 from shapeshift.gateway.limits import Admission, RequestIds, Traffic
-from shapeshift.gateway.routes import completions, embeddings, models, probes
+from shapeshift.gateway.routes import classify, completions, embeddings, models, probes, rerank, tei
+from shapeshift.gateway.schemas.classify import ClassifyRequest
 from shapeshift.gateway.schemas.completions import CompletionRequest
 from shapeshift.gateway.schemas.embeddings import EmbeddingRequest
+from shapeshift.gateway.schemas.rerank import RerankRequest
+from shapeshift.gateway.schemas.tei import EmbedRequest, PredictRequest, TeiRerankRequest
 from shapeshift.gateway.settings import GatewaySettings
 from shapeshift.gateway.state import Gateway
 from shapeshift.gateway.upstream import Upstream
 from shapeshift.triton.async_client import AsyncClient
 
-_ROUTERS = (models.router, completions.router, embeddings.router, probes.router)
-_BODIES: tuple[type[BaseModel], ...] = (CompletionRequest, EmbeddingRequest)
+_ROUTERS = tuple(one.router for one in (models, completions, embeddings, rerank, classify, tei, probes))
+_BODIES: tuple[type[BaseModel], ...] = (
+    *(CompletionRequest, EmbeddingRequest, RerankRequest, ClassifyRequest),
+    *(EmbedRequest, TeiRerankRequest, PredictRequest),
+)
 
 
 def make_app(settings: GatewaySettings, clients: Sequence[AsyncClient] = ()) -> FastAPI:

@@ -12,12 +12,10 @@ from typing import Any
 from shapeshift.errors import ModelError, ModelGoneError, ShapeshiftError, did_you_mean
 from shapeshift.gateway.errors import ApiError
 from shapeshift.gateway.upstream import Server, Upstream
+from shapeshift.serving.model_args import DESCRIPTION
 from shapeshift.triton.async_client import ModelCall
 from shapeshift.triton.names import worker_front
 
-DESCRIPTION = "DESCRIPTION"
-EMBEDDING, GENERATION, RERANKING = "embedding", "generation", "reranking"
-TEXT_CLASSIFICATION, IMAGE_CLASSIFICATION = "text_classification", "image_classification"
 # Between a model's name and its adapter's.
 _SEPARATOR = ":"
 _CALL_TIMEOUT_S = 5.0
@@ -163,11 +161,11 @@ class Catalogue:
 
     async def _described(self, server: Server, name: str) -> Front | None:
         """What the model says of itself; None for one that says nothing, or is gone."""
-        call = ModelCall(name, {}, _CALL_TIMEOUT_S, (DESCRIPTION,))
+        call = ModelCall(name, {}, _CALL_TIMEOUT_S, (DESCRIPTION.name,))
         try:
             # A decoupled model answers streams only, and a stream reaches the others as well.
             found = await server.client.first(call)
-            own = json.loads(bytes(found[DESCRIPTION].reshape(-1)[0]))
+            own = json.loads(bytes(found[DESCRIPTION.name].reshape(-1)[0]))
             return Front(name, str(own["kind"]), own)
         except ModelError:
             return None

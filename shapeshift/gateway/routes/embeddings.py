@@ -11,12 +11,13 @@ from fastapi import APIRouter, Request, Response
 from numpy.typing import NDArray
 
 from shapeshift.gateway import bodies
-from shapeshift.gateway.catalogue import EMBEDDING, Target
+from shapeshift.gateway.catalogue import Target
 from shapeshift.gateway.errors import invalid
 from shapeshift.gateway.inference.text_rows import infer_rows, text_column, token_columns
 from shapeshift.gateway.schemas.completions import listed
 from shapeshift.gateway.schemas.embeddings import MOST_INPUTS, EmbeddingRequest
 from shapeshift.gateway.state import Gateway, answer, connected, gateway_of, id_of
+from shapeshift.serving.description import EMBEDDING
 
 router = APIRouter(tags=["embeddings"])
 

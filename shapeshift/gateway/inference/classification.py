@@ -1,0 +1,116 @@
+"""Texts and images through classifiers: the probabilities of their labels."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from shapeshift.gateway.catalogue import Target
+from shapeshift.gateway.errors import ApiError, invalid
+from shapeshift.gateway.inference.text_rows import infer_rows, require_outputs, text_column
+from shapeshift.gateway.state import Gateway
+from shapeshift.serving.description import IMAGE_CLASSIFICATION
+
+_DATA_URL = re.compile(r"data:image/(?:png|jpeg|jpg);base64,", re.IGNORECASE)
+_MOST_ROWS = 2048
+# What stands beside the label where a front has it, in lower case.
+_FURTHER = ("CONFIDENCE", "LEVEL", "GAMMA", "OUTCOME")
+
+
+@dataclass(frozen=True)
+class Classified:
+    """Rows and their classes.
+
+    scores    [n, classes], the logits where `raw` was asked for
+    labels    of the classes
+    best      the label of each row
+    further   what else the front says of each row
+    """
+
+    scores: NDArray[np.float32]
+    labels: Sequence[str]
+    best: Sequence[str]
+    further: Mapping[str, Sequence[Any]]
+
+
+async def classify(
+    gateway: Gateway,
+    target: Target,
+    rows: Sequence[Sequence[str]],
+    parameters: Mapping[str, Any],
+    request_id: str,
+    raw: bool = False,
+) -> Classified:
+    """The classes of rows of one text, of a pair, or of one image as a data URL. Raises ApiError, and as `infer_rows`.
+
+    raw: whether the scores are logits, which a front needs the output LOGITS for.
+    """
+    if not 1 <= len(rows) <= _MOST_ROWS:
+        raise invalid("input", f"{len(rows)} inputs", f"1 to {_MOST_ROWS}")
+    front = target.front
+    outputs = _outputs(target, raw)
+    found = await infer_rows(gateway, target, _columns(target, rows), outputs, parameters, request_id)
+    scores = found["LOGITS"] if "LOGITS" in outputs else found["PROBABILITIES"]
+    if "LOGITS" in outputs and not raw:
+        scores = _softmax(scores)
+    # A model of several tasks states no labels: only the best one is known, by its own output.
+    labels = front.labels if len(front.labels) == scores.shape[1] else [f"LABEL_{i}" for i in range(scores.shape[1])]
+    if "LABEL" in outputs:
+        best = [bytes(label).decode() for label in found["LABEL"].reshape(-1)]
+    else:
+        best = [labels[int(place)] for place in scores.argmax(axis=1)]
+    further = {name.lower(): _plain(found[name]) for name in _FURTHER if name in outputs}
+    return Classified(scores, labels, best, further)
+
+
+def _outputs(target: Target, raw: bool) -> list[str]:
+    known = target.front.outputs
+    if raw or "PROBABILITIES" not in known:
+        require_outputs(target, "LOGITS")
+        return ["LOGITS"]
+    return [name for name in ("PROBABILITIES", "LABEL", *_FURTHER) if name in known]
+
+
+def _columns(target: Target, rows: Sequence[Sequence[str]]) -> dict[str, NDArray[Any]]:
+    wanted = 2 if target.front.description.get("pairs") else 1
+    wrong = next((place for place, row in enumerate(rows) if len(row) != wanted), None)
+    if wrong is not None:
+        raise invalid(f"input[{wrong}]", f"{len(rows[wrong])} texts", f"{wanted}, which {target.name} classifies")
+    if target.front.kind == IMAGE_CLASSIFICATION:
+        column = np.empty((len(rows), 1), dtype=object)
+        column[:, 0] = [_image(row[0], place) for place, row in enumerate(rows)]
+        return {"IMAGE": column}
+    columns = {"TEXT": text_column([row[0] for row in rows])}
+    if wanted == 2:
+        columns["TEXT_PAIR"] = text_column([row[1] for row in rows])
+    return columns
+
+
+def _image(url: str, place: int) -> bytes:
+    """The file in a data URL; its pixels are decoded, within their limit, by the model."""
+    head = _DATA_URL.match(url)
+    if head is None:
+        raise invalid(f"input[{place}]", url, "a data URL of a PNG or JPEG file: data:image/png;base64,...")
+    try:
+        found = base64.b64decode(url[head.end() :], validate=True)
+    except (binascii.Error, ValueError):
+        raise invalid(f"input[{place}]", url, "valid base64 after the comma") from None
+    if not found:
+        raise ApiError(400, f"input[{place}]: an image of 0 bytes", param=f"input[{place}]", code="invalid_value")
+    return found
+
+
+def _softmax(logits: NDArray[np.float32]) -> NDArray[np.float32]:
+    powers = np.exp(logits - logits.max(axis=1, keepdims=True))
+    return np.asarray(powers / powers.sum(axis=1, keepdims=True), np.float32)
+
+
+def _plain(values: NDArray[Any]) -> list[Any]:
+    return [one.decode() if isinstance(one, bytes) else one for one in values.reshape(-1).tolist()]

@@ -1,0 +1,85 @@
+"""POST /v1/rerank and /v2/rerank: which documents fit a query best."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from fastapi import APIRouter, Request, Response
+from numpy.typing import NDArray
+
+from shapeshift.gateway import bodies
+from shapeshift.gateway.catalogue import Target
+from shapeshift.gateway.errors import ApiError
+from shapeshift.gateway.inference.text_rows import infer_rows, require_outputs, text_column
+from shapeshift.gateway.routes.embeddings import OUTPUT
+from shapeshift.gateway.schemas.rerank import RerankRequest
+from shapeshift.gateway.state import Gateway, answer, connected, gateway_of, id_of
+from shapeshift.serving.description import EMBEDDING, RERANKING
+
+router = APIRouter(tags=["rerank"])
+
+KINDS = (RERANKING, EMBEDDING)
+
+
+@router.post("/v1/rerank", openapi_extra=bodies.described(RerankRequest))
+@router.post("/v2/rerank", openapi_extra=bodies.described(RerankRequest), include_in_schema=False)
+async def rerank(request: Request) -> Response:
+    """The documents with their scores, the best first."""
+    asked = await bodies.read(request, RerankRequest)
+    gateway = gateway_of(request)
+    target = await gateway.catalogue.find(asked.model, KINDS)
+    texts = asked.texts()
+    work = scores(gateway, target, asked.query, texts, asked.parameters("truncate"), id_of(request))
+    found = probabilities(target, await connected(request, work))
+    results: list[dict[str, Any]] = []
+    for place in order(found)[: asked.top_n]:
+        results.append({"index": place, "relevance_score": float(found[place])})
+        # vLLM and Jina have the documents in the answer unless told otherwise, Cohere has none.
+        if asked.return_documents is not False:
+            results[-1]["document"] = {"text": texts[place]}
+    usage = {"total_tokens": 0}
+    return answer({"id": f"rerank-{uuid.uuid4().hex}", "model": asked.model, "usage": usage, "results": results})
+
+
+async def scores(
+    gateway: Gateway,
+    target: Target,
+    query: str,
+    texts: Sequence[str],
+    parameters: Mapping[str, Any],
+    request_id: str,
+    param: str = "documents",
+) -> NDArray[np.float64]:
+    """A score [n] for each text: the cross-encoder's logit of the pair, or the cosine of two embeddings.
+
+    Raises ApiError, and as `infer_rows`.
+    """
+    if target.front.kind == EMBEDDING:
+        column = np.concatenate([text_column([query], "query"), text_column(texts, param)])
+        found = await infer_rows(gateway, target, {"TEXT": column}, [OUTPUT], parameters, request_id)
+        vectors = found[OUTPUT].astype(np.float64)
+        vectors /= np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), 1e-12)
+        similar: NDArray[np.float64] = vectors[1:] @ vectors[0]
+        return similar
+    require_outputs(target, "LOGITS")
+    columns = {"TEXT": text_column([query] * len(texts), "query"), "TEXT_PAIR": text_column(texts, param)}
+    logits = (await infer_rows(gateway, target, columns, ["LOGITS"], parameters, request_id))["LOGITS"]
+    if logits.shape[1] != 1:
+        text = f"model: {target.name} has {logits.shape[1]} labels; a reranker has one"
+        raise ApiError(400, text, param="model", code="model_not_supported")
+    return logits[:, 0].astype(np.float64)
+
+
+def probabilities(target: Target, found: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Scores as clients expect them: the sigmoid of a cross-encoder's logit, as sentence-transformers has it."""
+    if target.front.kind == EMBEDDING:
+        return found
+    return np.asarray(1.0 / (1.0 + np.exp(-found)), np.float64)
+
+
+def order(found: NDArray[np.float64]) -> list[int]:
+    """The places of the scores, the highest first; equal ones in their order."""
+    return [int(place) for place in np.argsort(-found, kind="stable")]

@@ -1,0 +1,19 @@
+"""The body of POST /v1/classify, as vLLM has it, for texts and images."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import Field
+
+from shapeshift.gateway.schemas.common import ModelRequest
+
+
+class ClassifyRequest(ModelRequest):
+    """input: texts, or for an image model data URLs. task, level and min_accuracy are request parameters of models."""
+
+    input: str | list[str] = Field(description="a text or a list of texts, none of them empty")
+    truncate: bool | None = None
+    task: str | None = None
+    level: Annotated[int, Field(ge=1)] | None = None
+    min_accuracy: float | None = None

@@ -1,0 +1,33 @@
+"""The body of POST /v1/rerank, as Jina, Cohere and vLLM have it."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import Field
+
+from shapeshift.gateway.schemas.common import ApiRequest, ModelRequest, not_served
+
+
+class Document(ApiRequest):
+    """A document as an object."""
+
+    text: str
+
+
+class RerankRequest(ModelRequest):
+    """top_n: documents in the answer, the best ones; None: all."""
+
+    query: str = Field(min_length=1)
+    documents: list[str | Document] = Field(
+        min_length=1, max_length=2048, description="a list of 1 to 2048 texts or objects with a text"
+    )
+    top_n: Annotated[int, Field(ge=1)] | None = None
+    return_documents: bool | None = None
+    truncate: bool | None = None
+    max_tokens_per_doc: Annotated[int | None, not_served()] = None
+    priority: Annotated[int | None, not_served(0)] = None
+
+    def texts(self) -> list[str]:
+        """The documents' texts."""
+        return [one if isinstance(one, str) else one.text for one in self.documents]

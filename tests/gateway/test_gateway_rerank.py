@@ -1,0 +1,143 @@
+"""Rerank, classify, and the routes of text-embeddings-inference."""
+
+from __future__ import annotations
+
+import base64
+from typing import Any
+
+import httpx2
+import numpy as np
+import pytest
+
+from tests.gateway.fake_triton import FakeTriton
+
+PNG = "data:image/png;base64," + base64.b64encode(b"\x89PNG a picture").decode()
+
+
+def post(url: str, path: str, **body: Any) -> Any:
+    answer = httpx2.post(f"{url}{path}", json=body, timeout=20)
+    assert answer.status_code == 200, answer.text
+    return answer.json()
+
+
+def sigmoid(value: float) -> float:
+    return float(1 / (1 + np.exp(-value)))
+
+
+# Rerank. The cross-encoder's logit is the length of a document, less 5.
+
+
+@pytest.mark.parametrize("path", ["/v1/rerank", "/v2/rerank"])
+def test_documents_are_ordered(url: str, triton: FakeTriton, path: str) -> None:
+    documents = ["abc", {"text": "abcdefg"}, "abcdef", "a", "ab"]
+    found = post(url, path, model="cross", query="q", documents=documents, top_n=2, truncate=True)
+    assert [(one["index"], one["document"]["text"]) for one in found["results"]] == [(1, "abcdefg"), (2, "abcdef")]
+    assert [one["relevance_score"] for one in found["results"]] == pytest.approx([sigmoid(2), sigmoid(1)])
+    assert [len(call.inputs["TEXT_PAIR"]) for call in triton.calls] == [4, 1]
+    assert triton.calls[0].inputs["TEXT"].tolist() == [[b"q"]] * 4
+    assert triton.calls[0].parameters == {"truncate": True}
+    bare = post(url, path, model="cross", query="q", documents=["a"], return_documents=False)
+    assert bare["results"] == [{"index": 0, "relevance_score": pytest.approx(sigmoid(-4))}]
+
+
+def test_an_embedding_model_reranks_by_cosine(url: str) -> None:
+    found = post(url, "/v1/rerank", model="encode", query="aaaa", documents=["a", "aaaa"])
+    assert [one["index"] for one in found["results"]] == [1, 0]
+    assert found["results"][0]["relevance_score"] == pytest.approx(1.0)
+
+
+@pytest.mark.parametrize(
+    ("more", "param", "code"),
+    [
+        ({"documents": []}, "documents", "invalid_value"),
+        ({"documents": [""]}, "documents[0]", "invalid_value"),
+        ({"documents": ["a", 3]}, "documents", "invalid_value"),
+        ({"documents": ["a"], "query": ""}, "query", "invalid_value"),
+        ({"documents": ["a"], "top_n": 0}, "top_n", "invalid_value"),
+        ({"documents": ["a"], "model": "generate"}, "model", "model_not_supported"),
+        ({"documents": ["a"], "max_tokens_per_doc": 5}, "max_tokens_per_doc", "unsupported_parameter"),
+    ],
+)
+def test_bad_rerank_is_named(url: str, more: dict[str, Any], param: str, code: str) -> None:
+    answer = httpx2.post(f"{url}/v1/rerank", json={"model": "cross", "query": "q", **more})
+    error = answer.json()["error"]
+    assert (answer.status_code, error["param"], error["code"]) == (400, param, code), error
+
+
+# Classify. A text is "long" from 6 characters.
+
+
+def test_texts_are_classified(url: str, triton: FakeTriton) -> None:
+    found = post(url, "/v1/classify", model="classify_text", input=["ab", "abcdefgh"], level=1, min_accuracy=0.5)
+    assert [(one["index"], one["label"], one["num_classes"]) for one in found["data"]] == [
+        (0, "short", 2),
+        (1, "long", 2),
+    ]
+    assert found["data"][1]["probs"] == pytest.approx([1 - sigmoid(3), sigmoid(3)], abs=1e-6)
+    assert found["data"][1]["confidence"] == pytest.approx(sigmoid(3), abs=1e-6)
+    assert triton.calls[0].parameters == {"level": 1, "min_accuracy": 0.5}
+    assert post(url, "/v1/classify", model="classify_text", input="ab")["data"][0]["label"] == "short"
+
+
+def test_logits_become_probabilities(url: str) -> None:
+    found = post(url, "/v1/classify", model="classify_raw", input="abcdefgh")["data"][0]
+    assert found["label"] == "long" and found["probs"] == pytest.approx([1 - sigmoid(3), sigmoid(3)], abs=1e-6)
+
+
+def test_images_are_classified(url: str, triton: FakeTriton) -> None:
+    found = post(url, "/v1/classify", model="classify_image", input=PNG, task="cifar10", latency_ms=100)
+    assert found["data"][0]["label"] == "cat" and found["data"][0]["outcome"] == "in_time"
+    assert triton.calls[0].inputs["IMAGE"].tolist() == [[b"\x89PNG a picture"]]
+    assert triton.calls[0].parameters == {"task": "cifar10", "latency_ms": 100.0}
+
+
+@pytest.mark.parametrize(
+    "image",
+    [
+        "https://example.org/a.png",
+        "data:image/gif;base64,AAAA",
+        "data:image/png;base64,",
+        "data:image/png;base64,&&",
+        "x",
+    ],
+)
+def test_bad_images_are_named(url: str, image: str) -> None:
+    answer = httpx2.post(f"{url}/v1/classify", json={"model": "classify_image", "input": [PNG, image]})
+    error = answer.json()["error"]
+    assert (answer.status_code, error["param"], error["code"]) == (400, "input[1]", "invalid_value"), error
+
+
+# TEI.
+
+
+def test_tei_embeds(url: str) -> None:
+    (found,) = post(url, "/embed", inputs="abc")
+    assert np.linalg.norm(found) == pytest.approx(1.0)
+    assert post(url, "/embed", inputs=["abc", "a"], normalize=False) == [[3, 4, 5, 6], [1, 2, 3, 4]]
+
+
+def test_tei_reranks(url: str) -> None:
+    found = post(url, "/rerank", query="q", texts=["a", "abcdefg"], raw_scores=True, return_text=True)
+    assert found == [{"index": 1, "score": 2.0, "text": "abcdefg"}, {"index": 0, "score": -4.0, "text": "a"}]
+    assert post(url, "/rerank", query="q", texts=["abcdefg"]) == [{"index": 0, "score": pytest.approx(sigmoid(2))}]
+
+
+def test_tei_predicts(url: str) -> None:
+    model = {"model": "classify_text"}
+    one = post(url, "/predict", inputs="abcdefgh", **model)
+    assert one == [
+        {"label": "long", "score": pytest.approx(sigmoid(3), abs=1e-6)},
+        {"label": "short", "score": pytest.approx(1 - sigmoid(3), abs=1e-6)},
+    ]
+    several = post(url, "/predict", inputs=[["ab"], ["abcdefgh"]], **model)
+    assert [row[0]["label"] for row in several] == ["short", "long"]
+    raw = post(url, "/predict", inputs="abcdefgh", model="classify_raw", raw_scores=True)
+    assert raw == [{"label": "long", "score": 3.0}, {"label": "short", "score": 0.0}]
+
+
+def test_tei_names_no_model_where_there_is_one(url: str) -> None:
+    answer = httpx2.post(f"{url}/predict", json={"inputs": "a"})
+    assert answer.status_code == 400
+    assert answer.json()["error"]["message"] == "model: name one of classify_raw, classify_text"
+    pair = httpx2.post(f"{url}/predict", json={"inputs": ["a", "b"], "model": "classify_text"})
+    assert "input[0]: got '2 texts'; 1, which classify_text classifies" in pair.json()["error"]["message"]
