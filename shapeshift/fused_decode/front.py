@@ -72,6 +72,7 @@ class GenerateFront:
             pool=self._service.pool,
             longest_step_s=runtime.longest_step_s,
             stream_responses=settings.stream_responses,
+            speculator=self._service.speculator(),
         )
         self._flusher = MetricsFlusher(pb_utils, args.name, self._exported(), self._log)
         self._service.open(self.loop)

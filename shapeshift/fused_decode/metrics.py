@@ -20,6 +20,8 @@ class LoopMetrics:
         self.generated_tokens = Counter("generated_tokens_total", "Tokens generated")
         self.prefix_queries = Counter("prefix_cache_queries_total", "Tokens of requests that got slots")
         self.prefix_hits = Counter("prefix_cache_hits_total", "Those of them whose keys and values were there")
+        self.draft_tokens = Counter("spec_decode_num_draft_tokens_total", "Tokens that were proposed and verified")
+        self.accepted_tokens = Counter("spec_decode_num_accepted_tokens_total", "Those of them that the model chose")
         self.preemptions = Counter("preemptions_total", "Requests that lost their slots, since blocks ran out")
         self.parts = {
             part: Counter("iteration_part_ms_total", "Time of the generating thread by activity", {"part": part})
@@ -31,6 +33,7 @@ class LoopMetrics:
         return [
             *(self.iteration_ms, self.first_token_ms, self.between_tokens_ms),
             *(self.prompt_tokens, self.generated_tokens, self.preemptions, self.prefix_queries, self.prefix_hits),
+            *(self.draft_tokens, self.accepted_tokens),
             *self.parts.values(),
         ]
 

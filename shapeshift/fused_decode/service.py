@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from shapeshift.fused_decode import loading
 from shapeshift.fused_decode.engine.blocks import BlockPool
 from shapeshift.fused_decode.engine.loop import DecodeLoop
+from shapeshift.fused_decode.engine.speculation import Speculator
 from shapeshift.fused_decode.policy.admission import Admission, FirstComeFirstServed
 from shapeshift.fused_decode.policy.class_order import ClassOrder
 from shapeshift.fused_decode.request import Request
@@ -67,6 +68,13 @@ class DecodeService:
             adds_bos=bos is not None and loaded.tokenizer.begins_with(bos),
             stream=self._args.name,
         )
+
+    def speculator(self) -> Speculator | None:
+        """What proposes tokens; called once. None: nothing does."""
+        settings = self.loaded.settings
+        if not settings.num_speculative_tokens:
+            return None
+        return Speculator(settings.num_speculative_tokens, settings.prompt_lookup_min, settings.prompt_lookup_max)
 
     def prepare(self, request: Request, given: RequestParameters) -> None:
         """Called with a new request of `request_type` and its parameters. Raises ShapeshiftError."""

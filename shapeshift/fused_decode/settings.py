@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from shapeshift.fused_decode.declarations import INPUTS, OUTPUTS
+from shapeshift.fused_decode.policy.speculation import MOST_DRAFTED
 from shapeshift.serving.model_args import DESCRIPTION, Signature
 from shapeshift.settings import require
 
@@ -24,6 +25,9 @@ class FusedDecodeSettings:
                      the youngest request is preempted, and continues later
     enable_prefix_caching  whether requests share the keys and values of equal beginnings, with ended ones too
     prefill_tokens   most tokens of prompts in one iteration
+    num_speculative_tokens  most tokens that are proposed for a request in an iteration, where that pays; 0: none. They
+                     are what followed its last tokens where these occurred before
+    prompt_lookup_min, prompt_lookup_max  fewest last tokens that must have occurred, and most that are compared
     queue_requests   most requests that wait for a slot; a further one gets UNAVAILABLE
     queue_tokens     most tokens of the waiting requests, prompts and longest answers together
     slo_classes      values of the request parameter slo_class, the most urgent first; *: all others, and none
@@ -44,6 +48,9 @@ class FusedDecodeSettings:
     kv_cache_tokens: int = 0
     enable_prefix_caching: bool = True
     prefill_tokens: int = 256
+    num_speculative_tokens: int = 0
+    prompt_lookup_min: int = 2
+    prompt_lookup_max: int = 4
     queue_requests: int = 1024
     queue_tokens: int = 1048576
     slo_classes: str = "interactive,*,batch"
@@ -65,6 +72,13 @@ class FusedDecodeSettings:
             limit = f"0, or at least max_length ({self.max_length})"
             require(self.kv_cache_tokens >= self.max_length, "kv_cache_tokens", self.kv_cache_tokens, limit)
         require(self.prefill_tokens >= 1, "prefill_tokens", self.prefill_tokens, "at least 1")
+        proposed = self.num_speculative_tokens
+        require(0 <= proposed <= MOST_DRAFTED, "num_speculative_tokens", proposed, f"0 to {MOST_DRAFTED}")
+        require(1 <= self.prompt_lookup_max <= 64, "prompt_lookup_max", self.prompt_lookup_max, "1 to 64")
+        limit = f"1 to prompt_lookup_max ({self.prompt_lookup_max})"
+        require(
+            1 <= self.prompt_lookup_min <= self.prompt_lookup_max, "prompt_lookup_min", self.prompt_lookup_min, limit
+        )
         require(self.queue_requests >= 1, "queue_requests", self.queue_requests, "at least 1")
         require(self.queue_tokens >= 1, "queue_tokens", self.queue_tokens, "at least 1")
         require(self.classes.count("*") == 1, "slo_classes", self.slo_classes, "names with commas, one of them *")

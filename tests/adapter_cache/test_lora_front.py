@@ -21,10 +21,13 @@ from shapeshift.adapter_cache.policy.length_prediction import Regressor
 from shapeshift.adapter_cache.registry import store
 from shapeshift.adapter_cache.service import AdapterService
 from shapeshift.errors import InvalidInputError
+from shapeshift.fused_decode import service as decode_service
+from shapeshift.fused_decode.engine.speculation import Speculator
 from shapeshift.fused_decode.front import GenerateFront
-from tests.adapter_cache.lora_models import Spec, make_adapter, peft_texts, save_adapter
+from tests.adapter_cache.lora_models import MIXED, Spec, make_adapter, peft_texts, save_adapter
 from tests.fakes import InferenceResponse, Logger, PbUtils, Request, Tensor, TritonError
 from tests.fused_decode.fronts import answer_of, arguments, ask
+from tests.fused_decode.toy import FreeTokens
 from tests.waiting import wait_for
 
 MakeFront = Callable[..., GenerateFront]
@@ -152,6 +155,23 @@ def test_a_memory_too_small_for_all_adapters_serves_all_requests(
     cache = service_of(front).cache
     assert sum(counter.value for counter in cache.metrics.evictions.values()) > 10
     assert cache.metrics.hits.value + cache.metrics.misses.value == len([name for name in names if name])
+
+
+def test_proposed_tokens_change_no_answer(make_front: MakeFront, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(decode_service, "Speculator", partial(Speculator, times=FreeTokens()))
+    # The text of a model with random weights repeats itself where few tokens are possible.
+    few: dict[str, Any] = {"max_tokens": 40, "logit_bias": json.dumps({str(token): 100 for token in range(40, 45)})}
+    fields = [few, {**few, "temperature": 1.0, "seed": 1}, {"max_tokens": 40}]
+    proposing: dict[str, object] = {"num_speculative_tokens": 8, "prompt_lookup_min": 1}
+    answers = []
+    for options in ({}, proposing):
+        front = make_front(**options)
+        requests = [asking(name, **given) for given in fields for name in (None, *MIXED)]
+        front.execute(requests)
+        answers.append([answer_of(request)["text_output"] for request in requests])
+    assert answers[0] == answers[1]
+    metrics = front.loop.metrics
+    assert metrics.draft_tokens.value > metrics.accepted_tokens.value > 20
 
 
 def test_an_adapter_may_be_named_where_vllm_has_it(make_front: MakeFront, peft_answers: dict[str | None, str]) -> None:

@@ -12,6 +12,7 @@ import torch
 from shapeshift.errors import InvalidInputError
 from shapeshift.fused_decode.interfaces import BLOCK_TOKENS
 from shapeshift.fused_decode.model.cpu_runtime import DecodeModel
+from shapeshift.fused_decode.policy.speculation import MOST_DRAFTED
 from tests.fused_decode.decode_models import FAMILIES, LONGEST, VOCAB, Tiny, batch, make, teacher_forced, texts
 
 LOGITS_TOLERANCE = 2e-4
@@ -88,6 +89,33 @@ def test_a_row_does_not_depend_on_the_other_rows(
         pieces = [text[start:end], *(other[start:end] for other in others)]
         expected = alone.forward(batch(pieces[:1], slots[:1], [start]))
         assert torch.equal(beside.forward(batch(pieces[::-1], slots[::-1], [start] * 5))[-1:], expected)
+
+
+@pytest.mark.parametrize("fused", [True, False], ids=["one operation", "kernel by kernel"])
+@pytest.mark.parametrize("precision", ["f32", "bf16"])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_few_tokens_at_once_get_the_results_that_they_get_one_by_one(
+    tiny: Callable[[str], Tiny], load: Callable[..., DecodeModel], family: str, precision: str, fused: bool
+) -> None:
+    """So a proposed token that is verified is the one that the model would have chosen."""
+    single, several = (load(tiny(family).folder, precision, threads=2) for _ in range(2))
+    if not fused:
+        single._fused_forward = several._fused_forward = None
+    given, slots = texts(2, seed=20, shortest=80), [3, 1]
+    for model in (single, several):
+        model.forward(batch([text[:13] for text in given], slots, [0, 0]))
+    start = 13
+    for count in (2, 9, 1 + MOST_DRAFTED, 5):
+        end = start + count
+        expected = [
+            single.forward(batch([text[at : at + 1] for text in given], slots, [at] * 2)).clone()
+            for at in range(start, end)
+        ]
+        step = batch([text[start:end] for text in given], slots, [start] * 2, wanted=[])
+        found = several.forward(dataclasses.replace(step, scored=torch.arange(2 * count)))
+        assert torch.equal(found.view(2, count, VOCAB), torch.stack(expected, 1))
+        start = end
+    assert torch.equal(single.memory, several.memory)
 
 
 @pytest.mark.parametrize("native", [True, False], ids=["native", "torch"])

@@ -16,6 +16,7 @@ from shapeshift.fused_decode.engine.detokenize import TextStream
 from shapeshift.fused_decode.engine.loop import DecodeLoop
 from shapeshift.fused_decode.interfaces import BLOCK_TOKENS, StepBatch, blocks_of
 from shapeshift.fused_decode.policy.admission import FirstComeFirstServed
+from shapeshift.fused_decode.policy.speculation import IterationTimes
 from shapeshift.fused_decode.request import ABORT, Request, SamplingParams
 
 LETTERS = "abcdefghijklmnopqrstuvwxyz ABCDEFGHIJKLMNOPQRSTUVWXYZ.,;:!?0123456789"
@@ -43,7 +44,10 @@ class ToyRuntime:
     longest_step_s = 0.0
     shares_prefixes = True
 
-    def __init__(self, slots: int = 4, max_length: int = 64, seed: int = 0, blocks: int = 0) -> None:
+    def __init__(
+        self, slots: int = 4, max_length: int = 64, seed: int = 0, blocks: int = 0, repeats: bool = False
+    ) -> None:
+        """repeats: four times in five the likeliest token is the one that followed the last token before."""
         rng = np.random.default_rng(seed)
         self.vocab_size = VOCABULARY
         self.max_length = max_length
@@ -54,6 +58,7 @@ class ToyRuntime:
         self.spans = [0] * slots
         self.logits = rng.standard_normal((_STATES, VOCABULARY)).astype(np.float32) * 2
         self.logits[:, EOS] = -30
+        self.repeats = repeats
         self.eos_at: int | None = None
         self.steps: list[tuple[list[int], list[int]]] = []
         self.open = threading.Event()
@@ -101,7 +106,10 @@ class ToyRuntime:
 
     def row(self, context: Sequence[int]) -> np.ndarray:
         """The logits after `context`."""
-        made = self.logits[state_of(context) % _STATES].copy()
+        state = state_of(context)
+        made = self.logits[state % _STATES].copy()
+        if self.repeats and state % 5 and (again := _repeated(context)) is not None:
+            made[again] += 9
         if self.eos_at is not None and len(context) >= self.eos_at:
             made[EOS] = 50
         return made
@@ -118,6 +126,12 @@ class ToyRuntime:
     def text(self, prompt: Sequence[int] | np.ndarray, count: int) -> str:
         """The same as text."""
         return "".join(LETTERS[token] for token in self.greedy(prompt, count) if token != EOS)
+
+
+def _repeated(context: Sequence[int]) -> int | None:
+    """The token that followed the last token of the context where it occurred last; None where it did not."""
+    earlier = np.flatnonzero(np.asarray(context[:-1]) == context[-1])
+    return int(context[earlier[-1] + 1]) if earlier.size else None
 
 
 def ids(text: str) -> np.ndarray:
@@ -165,6 +179,16 @@ class Run:
                 return count
             time.sleep(pause_s)
         raise AssertionError("the loop does not become idle")
+
+
+class FreeTokens(IterationTimes):
+    """Every iteration takes as long, so that all that is likely is verified."""
+
+    def knows(self, tokens: int) -> bool:
+        return True
+
+    def estimate(self, tokens: int) -> float:
+        return 1.0
 
 
 def text_of(request: Request) -> str:

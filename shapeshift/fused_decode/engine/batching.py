@@ -1,4 +1,4 @@
-"""The batch of one iteration: a token of each decoding request, and chunks of prompts."""
+"""The batch of one iteration: a token of each decoding request, proposed ones behind it, and chunks of prompts."""
 
 from __future__ import annotations
 
@@ -31,14 +31,21 @@ class Step:
     """One iteration's batch, and the slots of its rows.
 
     slots, lengths  INT64 [rows]         slot and tokens of each row
-    wanted          INT64 [wanted rows]  slots of the rows that get a token
+    decoding        number of rows that decode; they come first
+    chosen, places  INT64 [tokens to choose]  the slot of each token to choose, and its place there if all that is
+                    proposed before it is chosen: first the last one of each row that gets a token, then those for
+                    which tokens are proposed, row by row
     scored          chunks of prompts whose tokens' logprobs are asked for
+
+    The logits of a step are those of the tokens to choose, in this order, then those of the scored chunks.
     """
 
     batch: StepBatch
     slots: Slots
     lengths: Slots
-    wanted: Slots
+    decoding: int
+    chosen: Slots
+    places: Slots
     scored: tuple[ScoredChunk, ...] = ()
 
 
@@ -52,16 +59,24 @@ def compose(table: SlotTable, prefilling: Iterable[Request], prefill_tokens: int
     """
     decoding = np.flatnonzero(table.phase == DECODE)
     chunks = _chunks(table, prefilling, prefill_tokens)
-    tokens = table.tokens[decoding, table.cached[decoding]]
-    slots, lengths = decoding, np.ones(len(decoding), np.int64)
+    slots, lengths = decoding, 1 + table.drafted[decoding]
+    # The first token of each row, and how far each token is behind it.
+    owners = np.repeat(decoding, lengths)
+    behind = np.arange(len(owners)) - np.repeat(np.cumsum(lengths) - lengths, lengths)
+    tokens = table.tokens[owners, table.cached[owners] + behind]
     rows = np.arange(len(slots))
     if chunks:
         slots = np.concatenate([slots, [slot for slot, _ in chunks]])
         lengths = np.concatenate([lengths, [count for _, count in chunks]])
         pieces = [table.tokens[slot, (start := table.cached[slot]) : start + count] for slot, count in chunks]
         tokens = np.concatenate([tokens, *pieces])
-        rows = np.flatnonzero(table.cached[slots] + lengths == table.length[slots])
-    scored = _scored(table, chunks, len(decoding))
+        rows = np.flatnonzero(table.cached[slots] + lengths >= table.length[slots])
+    scored = _scored(table, chunks, len(owners))
+    followed = np.flatnonzero(behind < table.drafted[owners])
+    further = [torch.from_numpy(followed)] if followed.size else []
+    further += [torch.arange(one.place, one.place + one.count) for one in scored]
+    chosen, drafting = slots[rows], owners[followed]
+    places = [table.length[chosen] + table.drafted[chosen], table.length[drafting] + behind[followed]]
     batch = StepBatch(
         tokens=torch.from_numpy(tokens.astype(np.int64)),
         slots=torch.from_numpy(slots.astype(np.int32)),
@@ -71,9 +86,11 @@ def compose(table: SlotTable, prefilling: Iterable[Request], prefill_tokens: int
         adapters=_adapters(table, slots),
         spans=torch.from_numpy(table.end[slots].astype(np.int32)),
         blocks=torch.from_numpy(table.blocks[slots, : table.held[slots].max()]),
-        scored=torch.cat([torch.arange(one.place, one.place + one.count) for one in scored]) if scored else None,
+        scored=torch.cat(further) if further else None,
     )
-    return Step(batch, slots, lengths, slots[rows], scored)
+    return Step(
+        batch, slots, lengths, len(decoding), np.concatenate([chosen, drafting]), np.concatenate(places), scored
+    )
 
 
 def _scored(table: SlotTable, chunks: Sequence[tuple[int, int]], place: int) -> tuple[ScoredChunk, ...]:

@@ -17,7 +17,8 @@ from shapeshift.fused_decode.engine.grammar import Grammar
 from shapeshift.fused_decode.engine.logprobs import logprobs_of
 from shapeshift.fused_decode.engine.outbox import Deliver, Outbox
 from shapeshift.fused_decode.engine.sampling import Sampler
-from shapeshift.fused_decode.engine.slots import DECODE, PREFILL, SlotTable
+from shapeshift.fused_decode.engine.slots import PREFILL, SlotTable
+from shapeshift.fused_decode.engine.speculation import Speculator, verify
 from shapeshift.fused_decode.interfaces import Runtime
 from shapeshift.fused_decode.metrics import LoopMetrics
 from shapeshift.fused_decode.policy.admission import Admission
@@ -48,10 +49,11 @@ class DecodeLoop:
         pool: BlockPool | None = None,
         longest_step_s: float = 0.0,
         stream_responses: int = 0,
+        speculator: Speculator | None = None,
     ) -> None:
         """pool: the runtime's blocks; None: all are for requests that share none. longest_step_s: see `StepCounter`.
 
-        stream_responses: see `Outbox`.
+        stream_responses: see `Outbox`. speculator: proposes tokens; None: nothing is proposed.
         """
         self.admission = admission
         self.slots = SlotTable(runtime.slots, runtime.max_length, pool or BlockPool(runtime.blocks, caching=False))
@@ -65,6 +67,7 @@ class DecodeLoop:
         self._prefilling: dict[Request, None] = {}
         self._terminations = Terminations()
         self._outbox = Outbox(deliver, stream_responses)
+        self._speculator = speculator
         self._recorded = 0.0
         self._closing = False
         self._wake = threading.Event()
@@ -113,12 +116,15 @@ class DecodeLoop:
         running = time.monotonic()
         logits = self._runtime.forward(step.batch)
         sampling = time.monotonic()
-        count = len(step.wanted)
-        tokens, finite = self._sampler.choose(logits[:count], step.wanted, self.slots.length[step.wanted])
+        count = len(step.chosen)
+        tokens, finite = self._sampler.choose(logits[:count], step.chosen, step.places)
         self._score(step, logits[count:])
         recording = time.monotonic()
         self._record(step, tokens, finite, recording)
-        self.metrics.observe_iteration(start, running, sampling, recording, time.monotonic())
+        end = time.monotonic()
+        self.metrics.observe_iteration(start, running, sampling, recording, end)
+        if self._speculator is not None and step.decoding == len(step.slots):
+            self._speculator.observe(len(step.batch.tokens), end - start)
         return True
 
     def check_integrity(self) -> None:
@@ -163,6 +169,8 @@ class DecodeLoop:
                 self.metrics.prefix_queries.add(int(self.slots.length[slot]))
                 self._prefilling[request] = None
         self._outbox.deliver_urgent()
+        if self._speculator is not None and not self._prefilling:
+            self._speculator.draft(self.slots)
         step = compose(self.slots, self._prefilling, self._prefill_tokens) if self.slots.used else None
         self.metrics.prefix_hits.add(self.slots.pop_shared())
         return step
@@ -178,23 +186,27 @@ class DecodeLoop:
 
     def _record(self, step: Step, tokens: Array, finite: Array, now: float) -> None:
         """Store the new tokens and finish the requests that are complete."""
-        table, wanted = self.slots, step.wanted
-        self._count_tokens(step, now)
-        table.advance(step.slots, step.lengths, wanted, tokens)
-        eos = self._is_eos[tokens] & ~table.ignore_eos[wanted]
-        full = table.length[wanted] >= table.end[wanted]
-        logprobs = self._sampler.logprobs
-        columns = (wanted.tolist(), tokens.tolist(), eos.tolist(), full.tolist(), finite.tolist())
-        for slot, token, is_eos, is_full, is_finite in zip(*columns, strict=True):
+        table, logprobs, generated = self.slots, self._sampler.logprobs, 0
+        verified = verify(step, table, tokens)
+        taken = verified.taken
+        slots, places, tokens = step.chosen[taken], step.places[taken], tokens[taken]
+        table.advance(step.slots, verified.lengths, slots, places, tokens)
+        eos = self._is_eos[tokens] & ~table.ignore_eos[slots]
+        full = places + 1 >= table.end[slots]
+        columns = (taken, slots, tokens, eos, full, finite[taken])
+        for place, slot, token, is_eos, is_full, is_finite in zip(*(one.tolist() for one in columns), strict=True):
             request = table.owners[slot]
-            assert request is not None
+            if request is None:
+                # Its answer has ended with an earlier one of these tokens.
+                continue
+            generated += 1
             self._prefilling.pop(request, None)
             if not request.generated:
                 request.first_token = now
                 self.metrics.first_token_ms.observe((now - request.arrived) * 1e3)
             request.token_ids.append(token)
-            if slot in logprobs:
-                request.logprobs.append(logprobs[slot])
+            if place in logprobs:
+                request.logprobs.append(logprobs[place])
             request.generated += 1
             if not is_finite:
                 self._finish(request, EngineError("the model's logits are not finite"))
@@ -204,6 +216,8 @@ class DecodeLoop:
                 self._finish(request, ended)
             elif is_full:
                 self._finish(request, LENGTH)
+        self._count_tokens(step, generated, now)
+        self.metrics.accepted_tokens.add(verified.accepted)
         self._finish_due(now)
         self._outbox.deliver_step()
 
@@ -218,13 +232,16 @@ class DecodeLoop:
             request.prompt_logprobs += logprobs_of(rows, request.prompt[chunk.target : end], listed)
             first += chunk.count
 
-    def _count_tokens(self, step: Step, now: float) -> None:
-        decoding = int((self.slots.phase[step.wanted] == DECODE).sum())
-        self.metrics.prompt_tokens.add(int(step.lengths.sum()) - decoding)
-        self.metrics.generated_tokens.add(len(step.wanted))
-        if decoding:
+    def _count_tokens(self, step: Step, generated: int, now: float) -> None:
+        wanted = len(step.batch.wanted)
+        self.metrics.prompt_tokens.add(int(step.lengths[step.decoding :].sum()))
+        self.metrics.generated_tokens.add(generated)
+        self.metrics.draft_tokens.add(len(step.chosen) - wanted)
+        if step.decoding:
             # Every decoding request got its last token when the previous iteration was recorded.
-            self.metrics.between_tokens_ms.observe((now - self._recorded) * 1e3, decoding)
+            self.metrics.between_tokens_ms.observe((now - self._recorded) * 1e3, step.decoding)
+            # Several tokens of one request come at once.
+            self.metrics.between_tokens_ms.observe(0.0, generated - wanted)
         self._recorded = now
 
     def _append_text(self, request: Request, token: int) -> bool:

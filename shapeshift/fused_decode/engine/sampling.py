@@ -73,7 +73,7 @@ class SamplingTable:
 class Sampler:
     """Chooses tokens; keeps its own working memory.
 
-    logprobs: of the last tokens that it chose, by slot, for the slots whose requests ask for them.
+    logprobs: of the last tokens that it chose, by row, for the rows whose requests ask for them.
     """
 
     def __init__(self, table: SamplingTable, vocab_size: int, native: bool = True) -> None:
@@ -90,8 +90,8 @@ class Sampler:
         """The next token of each row, and whether its logits were finite; if not, the token is meaningless.
 
         logits   FLOAT32 [rows, vocab_size], changed by the `LogitEdits`
-        slots    INT64 [rows]  the rows' slots
-        lengths  INT64 [rows]  the tokens in these slots: the positions of the chosen tokens
+        slots    INT64 [rows]  the rows' slots; a slot may have several rows
+        lengths  INT64 [rows]  the tokens before the chosen ones in these slots: their positions
         """
         table = self._table
         random = table.temperature[slots] > 0
@@ -112,7 +112,7 @@ class Sampler:
         self.logprobs = {}
         if plain is not None:
             found = logprobs_of(plain, ids[listing], table.logprobs[slots[listing]])
-            self.logprobs = dict(zip(slots[listing].tolist(), found, strict=True))
+            self.logprobs = dict(zip(listing.tolist(), found, strict=True))
         return ids, finite
 
     def _draw(self, logits: torch.Tensor, slots: Integers, lengths: Integers) -> tuple[Integers, Flags]:

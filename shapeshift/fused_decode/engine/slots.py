@@ -27,6 +27,7 @@ class SlotTable:
     tokens   INT32 [slots, max_length + 1]  prompt and answer
     length   INT64 [slots]  number of these; a decoding slot has one more than is cached
     adapters INT32 [slots]  the request's adapter
+    drafted  INT64 [slots]  proposed tokens behind these, for this iteration alone
     blocks   INT32 [slots, n]  blocks of the text, of which the first `held` INT64 [slots] count
     """
 
@@ -35,6 +36,7 @@ class SlotTable:
         self.phase = np.zeros(slots, np.int8)
         self.cached = np.zeros(slots, np.int64)
         self.length = np.zeros(slots, np.int64)
+        self.drafted = np.zeros(slots, np.int64)
         self.end = np.zeros(slots, np.int64)
         self.ignore_eos = np.zeros(slots, bool)
         self.adapters = np.full(slots, NO_ADAPTER, np.int32)
@@ -165,18 +167,37 @@ class SlotTable:
                 self._vacate(slot)
         self.used = 0
 
-    def advance(self, slots: Slots, lengths: Slots, wanted: Slots, tokens: Slots) -> None:
-        """Record an iteration: `lengths` more tokens of `slots` are cached, and each of `wanted` has a new token."""
+    def draft(self, slot: int, tokens: npt.NDArray[np.int32]) -> None:
+        """Propose at most `BLOCK_TOKENS` - 1 tokens for the decoding `slot`: as many of them as free blocks hold.
+
+        A block more than its text needs now stays with the slot: the text grows into it.
+        """
+        count, length = len(tokens), int(self.length[slot])
+        more = blocks_of(length + count) - int(self.held[slot])
+        if more > 0 and self.pool.free - more >= self._watermark:
+            self._extend(slot, more)
+        count = min(count, int(self.held[slot]) * BLOCK_TOKENS - length)
+        self.tokens[slot, length : length + count] = tokens[:count]
+        self.drafted[slot] = count
+
+    def advance(self, slots: Slots, lengths: Slots, chosen: Slots, places: Slots, tokens: Slots) -> None:
+        """Record an iteration: `lengths` more tokens of `slots` are cached, and these new tokens were chosen.
+
+        chosen, places, tokens  INT64 [new tokens]  slot, place in its text, and token, in the order of the texts
+        """
+        self.drafted[slots] = 0
+        self.tokens[chosen, places] = tokens
         self.cached[slots] += lengths
         if self.pool.caching:
             self._remember(slots)
-        self.tokens[wanted, self.length[wanted]] = tokens
-        self.length[wanted] += 1
-        self.phase[wanted] = DECODE
+        # Of the tokens of one slot the last one counts.
+        self.length[chosen] = places + 1
+        self.phase[chosen] = DECODE
 
     def check_integrity(self) -> None:
         """Raise AssertionError when the columns contradict one another."""
         self.pool.check_integrity([self.blocks[slot, :held] for slot, held in enumerate(self.held)])
+        assert not self.drafted.any(), "a proposal outlives its iteration"
         held = [slot for slot, owner in enumerate(self.owners) if owner is not None]
         assert self.used == len(held), "the number of held slots is wrong"
         assert held == np.flatnonzero(self.phase).tolist(), "a slot is held without a phase, or the reverse"
@@ -234,7 +255,7 @@ class SlotTable:
     def _vacate(self, slot: int) -> None:
         self.owners[slot] = None
         self.phase[slot] = FREE
-        self.cached[slot] = self.length[slot] = 0
+        self.cached[slot] = self.length[slot] = self.drafted[slot] = 0
         self.adapters[slot] = NO_ADAPTER
         self.pool.release(self.blocks[slot, : self.held[slot]])
         self.blocks[slot] = self.held[slot] = 0

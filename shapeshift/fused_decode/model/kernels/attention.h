@@ -16,6 +16,7 @@
 constexpr int64_t kChunkElements = 4096;  // of keys that are scored, normalised and mixed together
 constexpr int64_t kMostChunk = 256;       // tokens of these
 constexpr int64_t kGrain = 16;            // tokens; every block and every chunk is a multiple of it
+constexpr int64_t kFew = 16;              // tokens of a row that verifies proposals, at most
 
 // One tile of queries: `count` tokens of one row under one key-value head. Of its slot are the rotary tables.
 struct Task {
@@ -333,6 +334,17 @@ void attend(const Layer<T>& layer, const Task& task, Scratch& scratch) {
   }
 }
 
+// As `attend`, but a few tokens get the very results that they get one by one: the sums of a query that is alone, or that
+// sees a window, are in another order than those of many.
+template <typename T, int64_t kDim>
+void attend_alike(const Layer<T>& layer, const Task& task, Scratch& scratch) {
+  if (task.count > kFew || (layer.group > 1 && layer.window <= 0)) return attend<T, kDim>(layer, task, scratch);
+  for (int32_t i = 0; i < task.count; ++i) {
+    const Task one{task.head, task.slot, task.row, task.position + i, task.token + i, 1};
+    attend<T, kDim>(layer, one, scratch);
+  }
+}
+
 template <typename T, int64_t kDim, typename Share>
 void attend_all(const Layer<T>& layer, const Task* tasks, int64_t count, bool split, const Share& share) {
   static thread_local Scratch scratch;
@@ -348,7 +360,7 @@ void attend_all(const Layer<T>& layer, const Task* tasks, int64_t count, bool sp
       scratch.fit(1, layer.dim, 0);
       write(layer, tasks[i], scratch.queries);
     }
-    attend<T, kDim>(layer, tasks[i], scratch);
+    attend_alike<T, kDim>(layer, tasks[i], scratch);
   });
 }
 

@@ -1,0 +1,137 @@
+"""Speculation in the decode loop: proposed tokens, of which the model confirms the first ones in one iteration."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from shapeshift.fused_decode.engine.batching import Step
+from shapeshift.fused_decode.engine.prompt_lookup import Integers, Tokens, look_up
+from shapeshift.fused_decode.engine.slots import DECODE, SlotTable
+from shapeshift.fused_decode.policy.speculation import (
+    FIRST_CHANCE,
+    IterationTimes,
+    can_pay,
+    updated_chance,
+    verified_tokens,
+)
+from shapeshift.fused_decode.request import Request
+
+
+@dataclass(frozen=True)
+class _Proposal:
+    """Tokens that may follow the first `place` tokens of the text of `request`."""
+
+    request: Request
+    place: int
+    tokens: Tokens
+
+
+class Speculator:
+    """Proposes tokens for the decoding slots, as many as pay. Only the generating thread uses it.
+
+    Proposals that are not verified cost a look-up, and what is generated instead shows how good they were.
+    """
+
+    def __init__(self, most: int, shortest: int, longest: int, times: IterationTimes | None = None) -> None:
+        """most, shortest, longest: see `look_up`; times: of this loop's iterations, None: not known yet."""
+        self._most, self._shortest, self._longest = most, shortest, longest
+        self._times = times or IterationTimes()
+        self._chances: dict[Request, float] = {}
+        self._proposals: list[_Proposal] = []
+
+    def draft(self, table: SlotTable) -> None:
+        """Let decoding slots of `table` be followed by proposed tokens in this iteration, where that pays."""
+        slots = np.flatnonzero(table.phase == DECODE)
+        self._learn(table)
+        self._proposals = []
+        if not slots.size or not can_pay(len(slots), self._most, self._times):
+            return
+        self._proposals = self._propose(table, slots)
+        self._chances = {one: self._chances.get(one, FIRST_CHANCE) for one in table.owners if one is not None}
+        chances = [self._chances[proposal.request] for proposal in self._proposals]
+        most = [len(proposal.tokens) for proposal in self._proposals]
+        counts = verified_tokens(len(slots), chances, most, self._times.estimate)
+        for proposal, count in zip(self._proposals, counts, strict=True):
+            if count:
+                assert proposal.request.slot is not None
+                table.draft(proposal.request.slot, proposal.tokens[:count])
+
+    def observe(self, tokens: int, seconds: float) -> None:
+        """An iteration that computed so many tokens, none of a prompt, took so long."""
+        self._times.observe(tokens, seconds)
+
+    def _propose(self, table: SlotTable, slots: Integers) -> list[_Proposal]:
+        # A grammar says what may follow one token, not what may follow several; the last token needs no proposal.
+        left = table.end[slots] - table.length[slots] - 1
+        fitting = [_may_propose(table.owners[slot]) for slot in slots.tolist()]
+        slots = slots[fitting & (left > 0)]
+        if not slots.size:
+            return []
+        lengths = table.length[slots]
+        found = look_up(table.tokens[slots, : lengths.max()], lengths, self._most, self._shortest, self._longest)
+        proposals = []
+        for slot, tokens in zip(slots.tolist(), found, strict=True):
+            request = table.owners[slot]
+            assert request is not None
+            length = int(table.length[slot])
+            if len(tokens):
+                proposals.append(_Proposal(request, length, tokens[: int(table.end[slot]) - length - 1]))
+        return proposals
+
+    def _learn(self, table: SlotTable) -> None:
+        """Compare the last proposals with what was generated."""
+        for proposal in self._proposals:
+            request = proposal.request
+            if request.slot is None:
+                continue
+            made = table.tokens[request.slot, proposal.place : table.length[request.slot]][: len(proposal.tokens)]
+            chosen = _leading(made == proposal.tokens[: len(made)])
+            chance = self._chances.get(request, FIRST_CHANCE)
+            self._chances[request] = updated_chance(chance, chosen, missed=chosen < len(made))
+
+
+@dataclass(frozen=True)
+class Verified:
+    """What an iteration gives: of each row the proposed tokens that the model chose too, and the token after them.
+
+    taken     INT64 [new tokens]  their places among the step's tokens to choose, in the order of each text
+    lengths   INT64 [rows]        tokens of each row whose keys and values stay
+    accepted  number of proposed tokens among them
+    """
+
+    taken: Integers
+    lengths: Integers
+    accepted: int
+
+
+def verify(step: Step, table: SlotTable, tokens: Integers) -> Verified:
+    """Compare `tokens`, which were chosen for `step`, with the proposals in `table`."""
+    wanted = len(step.batch.wanted)
+    if len(tokens) == wanted:
+        return Verified(np.arange(wanted), step.lengths, 0)
+    agrees = table.tokens[step.chosen, step.places] == tokens
+    taken: list[int] = []
+    lengths, first = step.lengths.copy(), wanted
+    for row, count in enumerate(table.drafted[step.chosen[:wanted]].tolist()):
+        chosen = _leading(agrees[first : first + count])
+        taken += range(first, first + min(chosen + 1, count))
+        if chosen == count:
+            taken.append(row)
+        else:
+            # Rows that decode come first, here and there.
+            lengths[row] -= count - chosen
+        first += count
+    return Verified(np.array(taken), lengths, len(taken) - wanted)
+
+
+def _leading(agrees: npt.NDArray[np.bool_]) -> int:
+    """How many of BOOL [n] are true before the first that is not."""
+    return len(agrees) if agrees.all() else int(agrees.argmin())
+
+
+def _may_propose(request: Request | None) -> bool:
+    assert request is not None
+    return request.grammar is None
