@@ -16,8 +16,8 @@ PREFIX = "the same beginning of every prompt"
 HIT = len(PREFIX) // BLOCK_TOKENS * BLOCK_TOKENS
 
 
-def sharing(**options: int) -> Run:
-    return Run(ToyRuntime(**options), caching=True)
+def sharing(slots: int = 4, blocks: int = 0) -> Run:
+    return Run(ToyRuntime(slots, blocks=blocks), caching=True)
 
 
 # Requests.
@@ -118,7 +118,7 @@ def test_adapters_share_nothing() -> None:
 
 
 def test_a_preempted_request_finds_its_blocks_again() -> None:
-    run = sharing(slots=2, max_length=64, blocks=5)
+    run = sharing(slots=2, blocks=5)
     made = [run.submit("abcdefgh" + letter * 8, max_tokens=40) for letter in "xy"]
     run.until_idle()
     assert run.loop.metrics.preemptions.value > 0
