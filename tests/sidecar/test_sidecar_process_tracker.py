@@ -7,6 +7,7 @@ import os
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -54,6 +55,20 @@ def test_an_end_is_noticed_while_waiting(stubs: Stubs, tracker: ProcessTracker) 
     assert tracker.state(stays.pid) is ProcessState.ALIVE
     stays.kill()
     assert tracker.wait_ended(LONG_S) == {stays.pid}
+
+
+def test_a_wait_is_as_long_as_stated(tracker: ProcessTracker, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The kernel takes milliseconds; a time that is over already is none."""
+    waits_ms: list[float] = []
+
+    def poll(wait_ms: float) -> list[tuple[int, int]]:
+        waits_ms.append(wait_ms)
+        return []
+
+    monkeypatch.setattr(tracker, "_poll", SimpleNamespace(poll=poll))
+    for seconds in (0.25, -1.0):
+        assert tracker.wait_ended(seconds) == frozenset()
+    assert waits_ms == [250.0, 0.0]
 
 
 def test_a_process_that_another_has_replaced_is_not_told(stubs: Stubs, tracker: ProcessTracker) -> None:

@@ -73,6 +73,49 @@ def test_a_decision_comes_shortly_before_the_running_batch_ends(desk: Desk) -> N
     assert executor._seconds_to_decision() is None
 
 
+def test_the_end_of_a_batch_is_predicted_and_corrected(desk: Desk) -> None:
+    """In milliseconds: by the profile, and from the instant at which the batch before it really ended."""
+    executor = desk.executor
+    costs = executor._scheduler.costs
+    steps = [Step(desk.images(count), 1, ()) for count in (2, 1)]
+    predicted = [float(costs.times([count])[0, 1]) for count in (2, 1)]
+    executor._run(steps[0], 1000.0)
+    assert executor._free_at == pytest.approx(1000.0 + predicted[0])
+    executor._run(steps[1], executor._free_at)
+    assert executor._free_at == pytest.approx(1000.0 + sum(predicted)) and executor.num_running == 3
+    executor._record(BatchResult(steps[0], [np.ones(2, np.float32)] * 2, None, 7.0, 1007.0))
+    assert executor._free_at == pytest.approx(1007.0 + predicted[1]) and executor.num_running == 1
+
+
+def test_a_decision_begins_earlier_where_decisions_take_long(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    executor = desk.executor
+    decide = executor._scheduler.step
+
+    def take_4_ms(now: float) -> Step[RequestImage]:
+        desk.now += 4.0
+        return decide(now)
+
+    monkeypatch.setattr(executor._scheduler, "step", take_4_ms)
+    for image in desk.images(1):
+        executor._scheduler.add(image)
+    executor._step()
+    # A tenth of the way from 1 ms to twice the time and 1 ms.
+    assert executor._lead_ms == pytest.approx(1.0 + 0.1 * (2 * 4.0 + 1.0 - 1.0))
+    for _ in range(100):
+        executor._adapt_lead(50.0)
+    assert executor._lead_ms == 20.0
+
+
+def test_what_a_deadline_needs(desk: Desk) -> None:
+    """The time of one image, or of two full batches, and the margin."""
+    executor = desk.executor
+    executor._margin_ms = 3.0
+    costs, most = executor._scheduler.costs, executor._scheduler.settings.batching.max_size
+    alone = costs.min_time(1) + 3.0
+    assert executor.can_meet(1000.01 + alone) and not executor.can_meet(1000.0 + alone)
+    assert executor.usual_ms == pytest.approx(2 * costs.min_time(most) + 3.0)
+
+
 def test_utility_counts_for_requests_that_end_in_time(desk: Desk) -> None:
     first, second = desk.images(2)
     desk.end([first], 1050.0)
