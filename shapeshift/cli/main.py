@@ -20,6 +20,7 @@ COMMANDS = {
     "doctor": ("shapeshift.cli.doctor", "show what this machine and installation can do, and why not"),
     "serve": ("shapeshift.cli.serve", "start Triton with the generated models"),
     "examples": ("shapeshift.cli.examples", "print how to call the models"),
+    "gateway": ("shapeshift.cli.gateway", "serve the OpenAI, rerank and TEI APIs in front of servers"),
     "sidecar": ("shapeshift.cli.sidecar", "assign bins to workers and reload dead models; `serve` starts it"),
     "status": ("shapeshift.cli.status", "show what is served: fronts, workers, traffic and plan"),
     "adapters": ("shapeshift.cli.registries.adapters", "LoRA adapters of a model that serves: add, list, pin, remove"),

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import time
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from shapeshift.errors import ModelError, ModelGoneError, ShapeshiftError, did_you_mean
+import numpy as np
+
+from shapeshift.errors import EngineError, ModelError, ModelGoneError, ShapeshiftError, did_you_mean
 from shapeshift.gateway.errors import ApiError
 from shapeshift.gateway.upstream import Server, Upstream
 from shapeshift.serving.model_args import DESCRIPTION
@@ -19,6 +22,9 @@ from shapeshift.triton.names import worker_front
 # Between a model's name and its adapter's.
 _SEPARATOR = ":"
 _CALL_TIMEOUT_S = 5.0
+# Triton wants an input for a model with a batch axis; its value is not read.
+_NOTHING = np.array([[b""]], dtype=object)
+_PLACEHOLDERS: Sequence[Mapping[str, Any]] = ({}, {"TEXT": _NOTHING}, {"IMAGE": _NOTHING})
 # A request for an unknown name has the servers asked again, at most this often.
 _LOOK_AGAIN_S = 1.0
 
@@ -74,6 +80,8 @@ class Catalogue:
         self._refresh_s = refresh_s
         self._fronts: dict[str, Front] = {}
         self._of_server: dict[Server, dict[str, Front]] = {}
+        # With which of `_PLACEHOLDERS` each model has described itself.
+        self._asked_with: dict[str, Sequence[Mapping[str, Any]]] = {}
         self._looked_at = 0.0
         self._looking = asyncio.Lock()
         self.since = int(time.time())
@@ -161,14 +169,22 @@ class Catalogue:
 
     async def _described(self, server: Server, name: str) -> Front | None:
         """What the model says of itself; None for one that says nothing, or is gone."""
-        call = ModelCall(name, {}, _CALL_TIMEOUT_S, (DESCRIPTION.name,))
         try:
-            # A decoupled model answers streams only, and a stream reaches the others as well.
-            found = await server.client.first(call)
-            own = json.loads(bytes(found[DESCRIPTION.name].reshape(-1)[0]))
-            return Front(name, str(own["kind"]), own)
+            for inputs in self._asked_with.get(name, _PLACEHOLDERS):
+                with contextlib.suppress(EngineError):
+                    found = await self._asked(server, name, inputs)
+                    self._asked_with[name] = (inputs,)
+                    return found
+            self._asked_with.pop(name, None)
+            return None
         except ModelError:
             return None
         except (ShapeshiftError, ValueError, KeyError, IndexError, TypeError):
             # It may be busy: what it said before is still so, and its requests fail by themselves where it is gone.
             return self._of_server.get(server, {}).get(name)
+
+    async def _asked(self, server: Server, name: str, inputs: Mapping[str, Any]) -> Front:
+        # A decoupled model answers streams only, and a stream reaches the others as well.
+        found = await server.client.first(ModelCall(name, inputs, _CALL_TIMEOUT_S, (DESCRIPTION.name,)))
+        own = json.loads(bytes(found[DESCRIPTION.name].reshape(-1)[0]))
+        return Front(name, str(own["kind"]), own)

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from shapeshift.errors import ModelError, ModelGoneError
+from shapeshift.errors import EngineError, ModelError, ModelGoneError
 from shapeshift.triton.async_client import AsyncClient, ModelCall, Tensors
 
 WIDTH = 4
@@ -98,6 +98,8 @@ class FakeTriton(AsyncClient):
         if call.outputs == ("DESCRIPTION",):
             if call.model not in self.fronts:
                 raise ModelError("outputs: no output DESCRIPTION", "INVALID_ARG")
+            if self.fronts[call.model].get("max_batch_size") and not call.inputs:
+                raise EngineError("out of bounds index 0: request has 0 inputs")
             yield {"DESCRIPTION": np.array([json.dumps(self.fronts[call.model]).encode()], dtype=object)}
             return
         self.calls.append(call)
