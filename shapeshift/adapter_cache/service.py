@@ -43,6 +43,7 @@ from shapeshift.serving.metrics import Metric
 from shapeshift.serving.model_args import Log, ModelArgs
 from shapeshift.serving.parameters import RequestParameters
 from shapeshift.serving.pb_utils import PbUtils
+from shapeshift.settings import require
 
 _REFRESH_S = 1.0
 
@@ -155,6 +156,8 @@ class AdapterService(DecodeService):
 
     def prepare(self, request: Request, given: RequestParameters) -> None:
         assert isinstance(request, AdapterRequest)
+        # The schedulers give each request one slot.
+        require(request.rows == 1, "num_beams", request.rows, "1 on a model with adapters")
         request.use(None if given.lora_name is None else self.catalogue.hold(given.lora_name))
         with self._lock:
             self._live.setdefault(request.adapter or "", set()).add(request)

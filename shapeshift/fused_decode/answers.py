@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -36,7 +37,7 @@ class Answer(Protocol):
 class Piece:
     """What one response says of one choice: `text`, and the tokens `first` to `end` - 1 of its answer.
 
-    ends: whether it is the last one of this choice.
+    ends: whether it is the last one of this choice; score: of beam search, see `beam_search.Hypothesis`.
     """
 
     answer: Answer
@@ -45,6 +46,7 @@ class Piece:
     first: int
     end: int
     ends: bool
+    score: float = math.nan
 
 
 class AnswerOutputs:
@@ -75,6 +77,7 @@ class AnswerOutputs:
             "request_id": _texts(piece.answer.id.encode() for piece in pieces[:1]),
             "num_input_tokens": np.array([len(piece.answer.prompt) for piece in pieces], np.uint32),
             "num_output_tokens": np.array([piece.end - piece.first for piece in pieces], np.uint32),
+            "sequence_score": np.array([piece.score for piece in pieces], np.float32),
         }
 
     def _ends(self, pieces: Sequence[Piece]) -> Arrays:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from dataclasses import replace
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from shapeshift.fused_decode.answers import Piece
-from shapeshift.fused_decode.request import GenerationResponse, Reason, Request
+from shapeshift.fused_decode.engine.detokenize import text_of
+from shapeshift.fused_decode.engine.logprobs import TokenLogprobs
+from shapeshift.fused_decode.request import STOP, GenerationResponse, Reason, Request
 from shapeshift.fused_decode.sampling_params import SamplingParams
 from shapeshift.serving.pb_utils import InferenceResponse
 
@@ -68,8 +70,7 @@ class ChoicesResponse(GenerationResponse):
             return None
         if last:
             self._finishing(self)
-        found = (self._piece(choice, request, request in finished) for choice, request in enumerate(self._chosen(last)))
-        pieces = [piece for piece in found if piece is not None]
+        pieces = self._pieces(finished, last)
         if not pieces:
             return None
         return self._made(pieces, self.requests[:: self._params.samples]), last
@@ -80,6 +81,11 @@ class ChoicesResponse(GenerationResponse):
             if self._failure is not None:
                 for request in self.requests:
                     self._end(request, self._failure)
+
+    def _pieces(self, finished: Collection[Request], last: bool) -> list[Piece]:
+        """What is new of each choice."""
+        found = (self._piece(choice, request, request in finished) for choice, request in enumerate(self._chosen(last)))
+        return [piece for piece in found if piece is not None]
 
     def _chosen(self, last: bool) -> list[Request]:
         """The samples that are choices, in their order; the likeliest ones are known when all have ended."""
@@ -101,8 +107,52 @@ class ChoicesResponse(GenerationResponse):
         self._sent_tokens[request] = end
         if is_finished:
             self._has_ended.add(request)
-        echo = self._echo[choice // self._params.n] if self._echo else b""
-        return Piece(request, choice, echo + "".join(parts).encode(), first, end, is_finished)
+        return Piece(request, choice, self._begun(choice) + "".join(parts).encode(), first, end, is_finished)
+
+    def _begun(self, choice: int) -> bytes:
+        """What the text of a choice begins with."""
+        return self._echo[choice // self._params.choices] if self._echo else b""
+
+
+@dataclass
+class _Found:
+    """A text that a beam search has found, as an `answers.Answer`."""
+
+    request: Request
+    token_ids: list[int]
+    finish_reason: str | None
+
+    def __post_init__(self) -> None:
+        self.id, self.prompt = self.request.id, self.request.prompt
+        self.prompt_logprobs = self.request.prompt_logprobs
+        self.logprobs: list[TokenLogprobs] = []
+
+    def timings_ms(self) -> dict[str, float]:
+        return self.request.timings_ms()
+
+
+class BeamsResponse(ChoicesResponse):
+    """The one response to a request with beam search; `requests` has one for each prompt.
+
+    token_bytes: the bytes of each token
+    """
+
+    def __init__(self, *fields: Any, token_bytes: Sequence[bytes], **named: Any) -> None:
+        super().__init__(*fields, **named)
+        self._token_bytes = token_bytes
+
+    def _pieces(self, finished: Collection[Request], last: bool) -> list[Piece]:
+        pieces: list[Piece] = []
+        for request in self.requests:
+            assert request.beams is not None and request in finished
+            for one in request.beams.best:
+                tokens = one.tokens.tolist()
+                # As without beam search, the token that ends a text is among its tokens and adds no text.
+                text = text_of(self._token_bytes, tokens[: len(tokens) - one.is_complete])
+                answer = _Found(request, tokens, STOP if one.is_complete else request.finish_reason)
+                begun = self._begun(len(pieces))
+                pieces.append(Piece(answer, len(pieces), begun + text.encode(), 0, len(tokens), True, one.score))
+        return pieces
 
 
 def _mean_logprob(request: Request) -> float:

@@ -15,6 +15,8 @@ MAX_BAD_WORDS = 64
 MAX_LOGPROBS = 20
 MAX_GRAMMAR = 65536
 MAX_PROMPTS, MAX_CHOICES = 64, 128
+# A length to this power is a FLOAT32.
+MAX_BEAMS, MAX_LENGTH_PENALTY = 8, 4
 
 
 @dataclass(frozen=True)
@@ -72,6 +74,10 @@ INPUTS = (
     Input("max_tokens", "INT32", default="16", least=1),
     Input("n", "INT32", default="1", allowed=f"1 to {MAX_CHOICES}, and so for prompts times `best_of`"),
     Input("best_of", "INT32", default="`n`", allowed=f"`n` to {MAX_CHOICES}; with `stream` equal to `n`"),
+    Input("num_beams", "INT32", default="1", least=1, most=MAX_BEAMS),
+    Input("length_penalty", "FP32", default="1.0", least=-MAX_LENGTH_PENALTY, most=MAX_LENGTH_PENALTY),
+    Input("early_stopping", "BYTES", default="false", allowed="`true`, `false` or `never`"),
+    Input("num_return_sequences", "INT32", default="1", allowed="1 to `num_beams`"),
     Input("min_tokens", "INT32", default="0", allowed="0 to `max_tokens`"),
     Input("temperature", "FP32", default="1.0", least=0, most=MOST),
     Input("top_k", "INT32", default="0", allowed="-1 to the size of the vocabulary"),
@@ -118,6 +124,7 @@ INPUTS = (
 OUTPUTS = (
     Output("text_output", "BYTES", "choices"),
     Output("choice_index", "INT32", "choices"),
+    Output("sequence_score", "FP32", "choices"),
     Output("finish_reason", "BYTES", "choices"),
     Output("num_input_tokens", "UINT32", "choices"),
     Output("num_output_tokens", "UINT32", "choices"),

@@ -13,7 +13,8 @@ import numpy as np
 from shapeshift.engines.text.tokenizer import FILE_NAME as TOKENIZER_FILE
 from shapeshift.errors import CancelledRequestError, InvalidInputError, NotFoundError, ShapeshiftError
 from shapeshift.fused_decode.answers import TEXT, AnswerOutputs
-from shapeshift.fused_decode.choices import ChoicesResponse, sample_params
+from shapeshift.fused_decode.choices import BeamsResponse, ChoicesResponse, sample_params
+from shapeshift.fused_decode.engine.beams import require_room
 from shapeshift.fused_decode.engine.detokenize import TextStream
 from shapeshift.fused_decode.engine.grammar import GrammarCompiler, Template
 from shapeshift.fused_decode.engine.logit_edits import token_rules
@@ -163,6 +164,11 @@ class GenerateFront:
         steps = (respond, self._finishing, self._finished, self._cancel)
         echo = [prompt.text for prompt in prompts] if parsed.echo else []
         params = parsed.sampling_params
+        if params.num_beams > 1:
+            end, table = self.loop.end, self._token_bytes
+            return BeamsResponse(
+                self._pb_utils, sender, outputs, *steps, echo, params=params, end=end, token_bytes=table
+            )
         if len(prompts) * params.samples == 1:
             return GenerationResponse(self._pb_utils, sender, outputs, *steps, echo)
         return ChoicesResponse(self._pb_utils, sender, outputs, *steps, echo, params=params, end=self.loop.end)
@@ -198,6 +204,7 @@ class GenerateFront:
         """Prepare and register all of them, or none."""
         for count, request in enumerate(requests):
             try:
+                require_room(self.loop.slots, request)
                 self._service.prepare(request, given)
             except Exception:
                 for prepared in requests[:count]:

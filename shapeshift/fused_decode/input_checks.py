@@ -12,6 +12,7 @@ from shapeshift.errors import InvalidInputError
 from shapeshift.fused_decode.declarations import (
     INPUTS,
     MAX_BAD_WORDS,
+    MAX_BEAMS,
     MAX_BIAS,
     MAX_BIASES,
     MAX_CHOICES,
@@ -21,7 +22,7 @@ from shapeshift.fused_decode.declarations import (
     MAX_STOPS,
     Input,
 )
-from shapeshift.fused_decode.sampling_params import SamplingParams, StructuredOutputs
+from shapeshift.fused_decode.sampling_params import NEVER, SamplingParams, StructuredOutputs
 from shapeshift.policy_api import Check, integer, list_of, number
 
 
@@ -31,6 +32,8 @@ def sampling_checks(vocab_size: int) -> dict[str, Check]:
     own: Mapping[str, Check] = {
         "n": integer(minimum=1, maximum=MAX_CHOICES),
         "best_of": integer(minimum=1, maximum=MAX_CHOICES),
+        "early_stopping": _early_stopping,
+        "num_return_sequences": integer(minimum=1, maximum=MAX_BEAMS),
         "min_tokens": integer(minimum=0),
         "top_k": integer(minimum=-1, maximum=vocab_size),
         "logit_bias": _biases(vocab_size),
@@ -90,6 +93,15 @@ def _of(declared: Input) -> Check:
     if declared.kind == "FP32":
         return number(minimum=declared.least, maximum=math.inf if declared.most is None else declared.most)
     return integer(minimum=int(declared.least), maximum=None if declared.most is None else int(declared.most))
+
+
+def _early_stopping(name: str, value: Any) -> bool | str:
+    """true, false or never; an input of type BYTES says true and false as text."""
+    given = text(name, value) if isinstance(value, str | bytes) else value
+    for said, meant in (("true", True), ("false", False), (NEVER, NEVER)):
+        if given is meant or given == said:
+            return meant
+    raise InvalidInputError(name, given, "true, false or never")
 
 
 def _word(name: str, value: Any) -> str:

@@ -6,6 +6,7 @@ of one iteration: a single token while it decodes, a chunk of its prompt before 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -75,6 +76,10 @@ class Runtime(Protocol):
         Those of the n tokens at `scored` come last.
         The result is valid until the next call.
         """
+        ...
+
+    def copy_blocks(self, sources: Sequence[int], targets: Sequence[int]) -> None:
+        """Let each of the blocks `targets` hold what the block of `sources` in its place holds; none is in both."""
         ...
 
 

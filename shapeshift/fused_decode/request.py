@@ -14,6 +14,7 @@ import numpy.typing as npt
 
 from shapeshift.errors import OverloadedError
 from shapeshift.fused_decode.answers import AnswerOutputs, Piece
+from shapeshift.fused_decode.engine.beam_search import BeamSearch
 from shapeshift.fused_decode.engine.detokenize import TextStream
 from shapeshift.fused_decode.engine.grammar import Grammar
 from shapeshift.fused_decode.engine.logit_edits import TokenRules
@@ -39,6 +40,7 @@ class Request:
     grammar     what the answer has to follow; set before the request is submitted; None: nothing
     slo_class   its class in the queue; set before it is submitted
     limit       most tokens of its answer: `max_tokens`, or fewer where the slot ends before
+    beams       its beam search, which has the answers instead of `parts` and `token_ids`; None: it has none
     kept        tokens of its answer from before it was preempted, INT32 [n]
     adapter_id  its value in `StepBatch.adapters`; set before the request gets a slot
     response    its `GenerationResponse`, where there is one
@@ -56,7 +58,7 @@ class Request:
 
     __slots__ = (
         *("id", "prompt", "kept", "sampling_params", "rules", "grammar", "stream", "response", "text", "limit"),
-        *("deadline", "adapter_id", "slot", "generated", "parts", "token_ids", "logprobs", "prompt_logprobs"),
+        *("deadline", "adapter_id", "slot", "beams", "generated", "parts", "token_ids", "logprobs", "prompt_logprobs"),
         *("slo_class", "finish_reason", "error", "is_submitted", "is_finished"),
         *("arrived", "admitted", "first_token", "finished"),
     )
@@ -84,6 +86,7 @@ class Request:
         self.response = response
         self.text = text
         self.limit = min(sampling_params.max_tokens, max_length - len(prompt))
+        self.beams = BeamSearch(sampling_params, self.limit) if sampling_params.num_beams > 1 else None
         self.arrived = time.monotonic()
         self.deadline = None if latency_ms is None else self.arrived + latency_ms / 1e3
         self.adapter_id = NO_ADAPTER
@@ -106,14 +109,26 @@ class Request:
             self.error = reason
         else:
             self.finish_reason = reason
+            if self.beams is not None:
+                self.beams.end()
             if rest := self.text.end():
                 self.parts.append(rest)
         self.finished = time.monotonic()
         self.is_finished = True
 
     @property
+    def rows(self) -> int:
+        """The slots that the request takes: one for each beam."""
+        return self.sampling_params.num_beams
+
+    @property
     def tokens(self) -> int:
-        """The most tokens that the request can have: its prompt and its longest answer."""
+        """The most tokens that the request can have in its slots: in each its prompt and its longest answer."""
+        return self.rows * self.longest
+
+    @property
+    def longest(self) -> int:
+        """The most tokens of its prompt and an answer."""
         return len(self.prompt) + self.limit
 
     def timings_ms(self) -> dict[str, float]:

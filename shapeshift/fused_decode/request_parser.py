@@ -100,13 +100,15 @@ class RequestParser:
         request_parameters = {key: sampling.pop(key) for key in self._request_parameters if key in sampling}
         returned = [outputs for name, outputs in RETURNS.items() if self._one(request, name, input_checks.flag)]
         params = self._sampling_params(request, sampling)
-        if stream and params.samples > params.n:
-            raise InvalidInputError("best_of", params.best_of, f"n ({params.n}) when stream is true")
-        if len(prompts) * params.samples > MAX_CHOICES:
-            field = "n" if params.best_of is None else "best_of"
-            raise InvalidInputError(field, params.samples, f"at most {MAX_CHOICES} with all {len(prompts)} prompts")
+        if stream:
+            _require_streamable(params)
+        for name in ("num_beams", "n" if params.best_of is None else "best_of"):
+            if len(prompts) * (rows := getattr(params, name)) > MAX_CHOICES:
+                raise InvalidInputError(name, rows, f"at most {MAX_CHOICES} with all {len(prompts)} prompts")
         returned += [outputs for name, outputs in NUMBERS.items() if getattr(params, name) is not None]
-        if len(prompts) * params.n > 1:
+        if params.num_beams > 1:
+            returned.append(("sequence_score",))
+        if len(prompts) * params.choices > 1:
             returned.append(("choice_index",))
         return ParsedRequest(
             prompts=prompts,
@@ -193,3 +195,11 @@ class RequestParser:
     def _values(self, request: InferenceRequest, name: str) -> list[Any] | None:
         tensor = self._get(request, name)
         return None if tensor is None else list(tensor.as_numpy().reshape(-1).tolist())
+
+
+def _require_streamable(params: SamplingParams) -> None:
+    """Raise InvalidInputError where the text of an answer is not known before its end."""
+    if params.num_beams > 1:
+        raise InvalidInputError("num_beams", params.num_beams, "1 when stream is true")
+    if params.samples > params.n:
+        raise InvalidInputError("best_of", params.best_of, f"n ({params.n}) when stream is true")

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from shapeshift.settings import require
+
+NEVER = "never"
+"""Of `early_stopping`: only when no beam can become better, whatever its length."""
 
 
 class StructuredOutputs(NamedTuple):
@@ -21,10 +25,15 @@ class StructuredOutputs(NamedTuple):
 
 @dataclass(frozen=True)
 class SamplingParams:
-    """How tokens are chosen and when the answer ends; names and meanings are vLLM's.
+    """How tokens are chosen and when the answer ends; names and meanings are vLLM's, of beam search transformers'.
 
     n                   answers to each prompt
     best_of             answers that are generated, of which the n most likely ones are given; None: n
+    num_beams           1: no beam search
+    length_penalty      of beam search: above 0, longer texts are preferred
+    early_stopping      of beam search: True: it ends with `num_beams` complete texts; False: when the beams do not look
+                        better; NEVER: when they cannot become better
+    num_return_sequences  texts of beam search that are given
     max_tokens          most tokens of the answer
     min_tokens          before so many tokens of the answer there is no end-of-sequence token and none of stop_token_ids
     temperature         0: always the most likely token
@@ -49,6 +58,10 @@ class SamplingParams:
 
     n: int = 1
     best_of: int | None = None
+    num_beams: int = 1
+    length_penalty: float = 1.0
+    early_stopping: bool | str = False
+    num_return_sequences: int = 1
     max_tokens: int = 16
     min_tokens: int = 0
     temperature: float = 1.0
@@ -81,8 +94,37 @@ class SamplingParams:
             )
             require(not self.bad_words, "bad_words", self.bad_words, "none with structured_outputs")
         require(self.samples >= self.n, "best_of", self.best_of, f"at least n ({self.n})")
+        allowed = f"at most num_beams ({self.num_beams})"
+        require(self.num_return_sequences <= self.num_beams, "num_return_sequences", self.num_return_sequences, allowed)
+        refused, when = (_WITH_BEAMS, "above 1") if self.num_beams > 1 else (_WITHOUT_BEAMS, "of 1")
+        for name, (values, words) in refused.items():
+            value = getattr(self, name)
+            require(value in values, name, value, f"{words} with num_beams {when}")
 
     @property
     def samples(self) -> int:
         """The answers that are generated for each prompt."""
         return self.n if self.best_of is None else self.best_of
+
+    @property
+    def choices(self) -> int:
+        """The answers that are given to each prompt."""
+        return self.n if self.num_beams == 1 else self.num_return_sequences
+
+
+_WITH_BEAMS: Mapping[str, tuple[tuple[Any, ...], str]] = {
+    "n": ((1,), "1"),
+    "best_of": ((None, 1), "1"),
+    "temperature": ((0, 1), "0 or 1"),
+    "top_k": ((-1, 0), "0 or -1"),
+    "top_p": ((1,), "1"),
+    "min_p": ((0,), "0"),
+    "stop": (((),), "none"),
+    "structured_outputs": ((None,), "none"),
+    "logprobs": ((None,), "none"),
+}
+"""What beam search, which draws nothing at random and has no text before its end, does not combine with."""
+_WITHOUT_BEAMS: Mapping[str, tuple[tuple[Any, ...], str]] = {
+    "length_penalty": ((1,), "1"),
+    "early_stopping": ((False,), "false"),
+}

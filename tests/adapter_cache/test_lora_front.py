@@ -227,6 +227,15 @@ def test_unknown_adapters_are_named(make_front: MakeFront) -> None:
         assert code == TritonError.INVALID_ARG and "lora_name" in text
 
 
+def test_beam_search_is_refused(make_front: MakeFront) -> None:
+    front = make_front()
+    request, other = asking("small", num_beams=2), asking("small")
+    front.execute([request, other])
+    code, text = request.refusal()
+    assert code == TritonError.INVALID_ARG and "num_beams: got 2; 1 on a model with adapters" in text
+    assert answer_of(other)["text_output"]
+
+
 def test_the_registry_changes_while_requests_run(
     make_front: MakeFront, folder: Path, small_base: Path, tmp_path: Path, peft_answers: dict[str | None, str]
 ) -> None:

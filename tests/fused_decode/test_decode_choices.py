@@ -10,7 +10,7 @@ import pytest
 
 from tests.fakes import PbUtils, Request, TritonError, values_of
 from tests.fused_decode.fronts import MakeFront, answer_of, ask
-from tests.fused_decode.toy import LETTERS, ToyRuntime, ids
+from tests.fused_decode.toy import LETTERS, TABLE, ToyRuntime, beams_alone, ids
 from tests.waiting import wait_for
 
 RANDOM: dict[str, Any] = {"temperature": 1.0, "max_tokens": 12}
@@ -181,6 +181,44 @@ def test_the_end_of_sequence_is_among_the_ids_and_not_in_the_text(make_front: Ma
     assert values["num_output_tokens"].tolist() == [len(values["token_ids"])]
 
 
+def test_beam_search_has_a_row_for_each_text(make_front: MakeFront, toy: ToyRuntime) -> None:
+    toy.logits[:, len(LETTERS)] = 5.0
+    front = make_front()
+    fields: dict[str, Any] = {"num_beams": 3, "num_return_sequences": 2, "early_stopping": "never", "max_tokens": 9}
+    flags: dict[str, Any] = {
+        f"return_{name}": True for name in ("finish_reason", "num_output_tokens", "token_ids", "timings", "logprobs")
+    }
+    request = ask(None, text_input=["abc", "x"], exclude_input_in_output=False, **fields, **flags)
+    front.execute([request])
+    values = values_of(request.sender.answer())
+    found = [one for prompt in ("abc", "x") for one in beams_alone(toy, prompt, **fields)]
+    ended = [tokens[-1] == len(LETTERS) for tokens, _ in found]
+    assert 0 < sum(ended) < len(ended)
+    assert values["sequence_score"].tolist() == [score for _, score in found]
+    assert values["choice_index"].tolist() == [0, 1, 2, 3]
+    assert values["finish_reason"].tolist() == [b"stop" if end else b"length" for end in ended]
+    assert values["token_ids"].tolist() == [token for tokens, _ in found for token in tokens]
+    assert values["num_output_tokens"].tolist() == [len(tokens) for tokens, _ in found]
+    texts = ["".join(TABLE[token].decode() for token in tokens) for tokens, _ in found]
+    prompts = ["abc", "abc", "x", "x"]
+    assert [text.decode() for text in values["text_output"]] == [a + b for a, b in zip(prompts, texts, strict=True)]
+    assert values["logprobs"].tolist() == [b"null"] * 4 and values["queue_ms"].shape == (4,)
+    assert values["prompt_token_ids"].tolist() == [*ids("abc"), *ids("x")]
+
+
+def test_a_beam_search_that_is_stopped_gives_its_beams(make_front: MakeFront, toy: ToyRuntime) -> None:
+    toy.pace = threading.Semaphore(3)
+    front = make_front()
+    request = ask("abc", request_id="me", num_beams=3, max_tokens=60, return_finish_reason=True)
+    front.execute([request])
+    wait_for(lambda: any(one.generated == 3 for one in front._live.get("me", ())))
+    front.execute([ask(None, stop_id="me")])
+    toy.pace.release(100)
+    values = values_of(request.sender.answer())
+    assert values["finish_reason"].tolist() == [b"abort"] and len(values["text_output"][0]) >= 3
+    assert set(values) == {"text_output", "finish_reason", "sequence_score"}
+
+
 REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"n": 0}, "n: got 0; a whole number at least 1 and at most 128"),
     ({"n": 3, "best_of": 2}, "best_of: got 2; at least n (3)"),
@@ -196,6 +234,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"text_input": None, "input_ids": [1] * 64}, "input_ids: got '64 tokens'; at most 63, one less than max_length"),
     ({"text_input": None, "input_ids": [1, 2], "input_lengths": [1]}, "input_lengths: got [1]; numbers of at least"),
     ({"input_lengths": [1]}, "input_lengths: got [1]; given with input_ids alone"),
+    ({"num_beams": 4}, "num_beams: got 4; at most max_concurrency (3)"),
     ({"logprobs": 21}, "logprobs: got 21; a whole number at least 0 and at most 20"),
     ({"prompt_logprobs": -1}, "prompt_logprobs: got -1; a whole number at least 0 and at most 20"),
     ({"sampling_parameters": '{"use_beam_search": true}'}, "use_beam_search: got True; false, or left out"),

@@ -64,6 +64,19 @@ def test_inputs_and_sampling_parameters_mean_the_same() -> None:
     assert read(**half, sampling_parameters=sampling(**others, logit_bias=biases)).sampling_params == wanted
 
 
+def test_beam_search() -> None:
+    beams: dict[str, Any] = {"num_beams": 8, "length_penalty": -4.0, "num_return_sequences": 8}
+    for given, meant in (("never", "never"), ("true", True), (b"false", False)):
+        fields = read(**beams, early_stopping=given)
+        assert fields.sampling_params == SamplingParams(**beams, early_stopping=meant)
+        assert fields.outputs == {"text_output", "choice_index", "sequence_score"}
+    others: dict[str, Any] = {"early_stopping": True, "temperature": 0, "top_k": -1, "seed": 3}
+    given = sampling(**beams, **others, stop_token_ids=[5])
+    wanted = SamplingParams(**beams, **others, stop_token_ids=(5,))
+    assert read(sampling_parameters=given).sampling_params == wanted
+    assert read(num_beams=2).outputs == {"text_output", "sequence_score"}
+
+
 def test_numbers_may_come_as_text_in_sampling_parameters_and_null_is_the_default() -> None:
     given = sampling(max_tokens="12", temperature="0.5", ignore_eos="true", stop="x", seed=None)
     wanted = SamplingParams(max_tokens=12, temperature=0.5, ignore_eos=True, stop=("x",))
@@ -89,6 +102,28 @@ def test_limits_are_inclusive() -> None:
 REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"max_tokens": 0}, "max_tokens: got 0; a whole number at least 1"),
     ({"max_tokens": -4}, "max_tokens: got -4; a whole number at least 1"),
+    ({"num_beams": 0}, "num_beams: got 0; a whole number at least 1 and at most 8"),
+    ({"num_beams": 9}, "num_beams: got 9; a whole number at least 1 and at most 8"),
+    ({"num_beams": 2, "stream": True}, "num_beams: got 2; 1 when stream is true"),
+    ({"num_beams": 8, "text_input": ["a"] * 17}, "num_beams: got 8; at most 128 with all 17 prompts"),
+    ({"num_return_sequences": 2}, "num_return_sequences: got 2; at most num_beams (1)"),
+    ({"num_beams": 3, "num_return_sequences": 4}, "num_return_sequences: got 4; at most num_beams (3)"),
+    ({"num_beams": 3, "num_return_sequences": 0}, "num_return_sequences: got 0; a whole number at least 1 and at"),
+    ({"num_beams": 2, "length_penalty": 4.5}, "length_penalty: got 4.5; a number at least -4 and at most 4"),
+    ({"num_beams": 2, "length_penalty": float("nan")}, "length_penalty: got nan"),
+    ({"num_beams": 2, "early_stopping": "always"}, "early_stopping: got 'always'; true, false or never"),
+    ({"sampling_parameters": sampling(num_beams=2, early_stopping=1)}, "early_stopping: got 1; true, false or never"),
+    ({"length_penalty": 2.0}, "length_penalty: got 2.0; 1 with num_beams of 1"),
+    ({"early_stopping": "never"}, "early_stopping: got 'never'; false with num_beams of 1"),
+    ({"num_beams": 2, "n": 2}, "n: got 2; 1 with num_beams above 1"),
+    ({"num_beams": 2, "best_of": 2}, "best_of: got 2; 1 with num_beams above 1"),
+    ({"num_beams": 2, "temperature": 0.5}, "temperature: got 0.5; 0 or 1 with num_beams above 1"),
+    ({"num_beams": 2, "top_k": 5}, "top_k: got 5; 0 or -1 with num_beams above 1"),
+    ({"num_beams": 2, "top_p": 0.5}, "top_p: got 0.5; 1 with num_beams above 1"),
+    ({"num_beams": 2, "min_p": 0.5}, "min_p: got 0.5; 0 with num_beams above 1"),
+    ({"num_beams": 2, "stop": ["a"]}, "stop: got ('a',); none with num_beams above 1"),
+    ({"num_beams": 2, "logprobs": 0}, "logprobs: got 0; none with num_beams above 1"),
+    ({"num_beams": 2, "structured_outputs": '{"regex": "a"}'}, "structured_outputs: got StructuredOutputs(kind='regex"),
     ({"min_tokens": 17}, "min_tokens: got 17; at most max_tokens (16)"),
     ({"min_tokens": -1}, "min_tokens: got -1; a whole number at least 0"),
     ({"presence_penalty": 2.5}, "presence_penalty: got 2.5; a number at least -2 and at most 2"),
@@ -133,7 +168,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"sampling_parameters": b"\xff{}"}, "sampling_parameters: got b'\\xff{}'; valid UTF-8"),
     (
         {"sampling_parameters": sampling(nn=2)},
-        "sampling_parameters nn: got 2; unknown key; known: bad_words, best_of, frequency_penalty",
+        "sampling_parameters nn: got 2; unknown key; known: bad_words, best_of, early_stopping",
     ),
     ({"sampling_parameters": sampling(max_tokens=1.5)}, "max_tokens: got 1.5; a whole number at least 1"),
     ({"sampling_parameters": sampling(max_tokens=True)}, "max_tokens: got True; a whole number"),

@@ -56,6 +56,7 @@ class ToyRuntime:
         self.blocks = blocks or slots * blocks_of(max_length)
         self.cache = np.full((self.blocks, BLOCK_TOKENS), -1)
         self.spans = [0] * slots
+        self.copied = 0
         self.logits = rng.standard_normal((_STATES, VOCABULARY)).astype(np.float32) * 2
         self.logits[:, EOS] = -30
         self.repeats = repeats
@@ -103,6 +104,11 @@ class ToyRuntime:
             row = int(np.searchsorted(firsts, place, side="right")) - 1
             rows.append(self.row(contexts[row][: starts[row] + place - int(firsts[row]) + 1]))
         return torch.from_numpy(np.stack(rows) if rows else np.zeros((0, VOCABULARY), np.float32))
+
+    def copy_blocks(self, sources: Sequence[int], targets: Sequence[int]) -> None:
+        assert not {*sources} & {*targets} and len({*targets}) == len(targets)
+        self.cache[list(targets)] = self.cache[list(sources)]
+        self.copied += len(targets)
 
     def row(self, context: Sequence[int]) -> np.ndarray:
         """The logits after `context`."""
@@ -177,7 +183,8 @@ class Run:
                 self.loop.check_integrity()
                 assert self.loop.slots.used == 0 and len(self.loop.admission) == 0
                 return count
-            time.sleep(pause_s)
+            if pause_s:
+                time.sleep(pause_s)
         raise AssertionError("the loop does not become idle")
 
 
@@ -196,18 +203,47 @@ def text_of(request: Request) -> str:
     return "".join(request.parts)
 
 
+def beams_alone(runtime: ToyRuntime, prompt: str, **fields: object) -> list[tuple[list[int], float]]:
+    """The tokens and scores that a request with beam search gets when nothing else runs."""
+    own = ToyRuntime(slots=8, max_length=runtime.max_length, repeats=runtime.repeats)
+    own.logits, own.eos_at = runtime.logits, runtime.eos_at
+    run = Run(own)
+    request = run.submit(prompt, **fields)
+    run.until_idle()
+    return found_by(request)
+
+
+def found_by(request: Request) -> list[tuple[list[int], float]]:
+    """The tokens and scores of the texts that a beam search returns, the best one first."""
+    assert request.beams is not None and request.is_finished and request.error is None
+    return [(one.tokens.tolist(), one.score) for one in request.beams.best]
+
+
 def drive_at_random(run: Run, rng: random.Random, iterations: int, prompt: Callable[[], str], longest: int) -> None:
     """Submit and end requests between iterations; integrity is checked after each, every answer in the end.
 
-    prompt: makes the next prompt; longest: most tokens of an answer.
+    One in 16 has beam search. prompt: makes the next prompt; longest: most tokens of an answer.
     """
     made: list[tuple[Request, str, int]] = []
+    searches: list[tuple[Request, str, dict[str, object]]] = []
+    table = run.loop.slots
     for _ in range(iterations):
         if rng.random() < 0.2 and len(run.loop.admission) < 20:
             text, count = prompt(), rng.randint(1, longest)
-            made.append((run.submit(text, max_tokens=count), text, count))
+            room = min(table.pool.count // blocks_of(min(len(text) + count, run.runtime.max_length)), len(table), 4)
+            if rng.random() < 1 / 16 and room > 1:
+                beams = rng.randint(2, room)
+                fields: dict[str, object] = {
+                    "max_tokens": count,
+                    "num_beams": beams,
+                    "num_return_sequences": rng.randint(1, beams),
+                    "early_stopping": rng.choice((True, False, "never")),
+                }
+                searches.append((run.submit(text, **fields), text, fields))
+            else:
+                made.append((run.submit(text, max_tokens=count), text, count))
         if rng.random() < 0.02 and made:
-            run.loop.end(rng.choice(made)[0], ABORT)
+            run.loop.end(rng.choice([one[0] for one in (*made, *searches)]), ABORT)
         run.loop.step()
         run.loop.check_integrity()
     run.until_idle()
@@ -215,6 +251,8 @@ def drive_at_random(run: Run, rng: random.Random, iterations: int, prompt: Calla
         whole = run.runtime.text(ids(text), min(count, run.runtime.max_length - len(text)))
         assert request.error is None and whole.startswith(text_of(request))
         assert request.finish_reason == ABORT or text_of(request) == whole
+    for request, text, fields in searches:
+        assert request.finish_reason == ABORT or found_by(request) == beams_alone(run.runtime, text, **fields)
 
 
 def save_tokenizer(folder: Path, added: tuple[str, ...] = ()) -> Path:

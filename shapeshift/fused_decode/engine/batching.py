@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from shapeshift.fused_decode.engine.slots import DECODE, Slots, SlotTable
+from shapeshift.fused_decode.engine.slots import DECODE, PREFILL, Slots, SlotTable
 from shapeshift.fused_decode.interfaces import StepBatch
 from shapeshift.fused_decode.request import NO_ADAPTER, Request
 
@@ -123,20 +123,21 @@ def _chunks(table: SlotTable, prefilling: Iterable[Request], budget: int) -> lis
     """
     chunks = []
     filled: set[bytes] = set()
-    for request in prefilling:
+    for request, slot in ((one, slot) for one in prefilling for slot in table.slots_of(one)):
         if not budget:
             break
-        slot = request.slot
-        assert slot is not None
+        if table.phase[slot] != PREFILL:
+            continue
         table.share_prefix(slot)
         next_block = table.next_block(slot)
         if next_block is not None:
             if next_block in filled:
                 continue
             filled.add(next_block)
-        count = min(budget, int(table.length[slot] - table.cached[slot]))
+        count = min(budget, table.uncomputed(slot))
         if request.sampling_params.prompt_logprobs is not None:
             count = min(count, _MOST_SCORED)
-        chunks.append((slot, count))
+        if count:
+            chunks.append((slot, count))
         budget -= count
     return chunks

@@ -75,6 +75,11 @@ class BlockPool:
         self._empty -= count
         return found
 
+    def hold(self, blocks: Blocks) -> None:
+        """One more text holds these blocks, which another text holds."""
+        assert (self._references[blocks] > 0).all(), "a block is shared that no text holds"
+        self._references[blocks] += 1
+
     def release(self, blocks: Blocks) -> None:
         """A text no longer holds these blocks, which are in its order."""
         # Backwards: the end of a text is of less use than its beginning.

@@ -120,6 +120,12 @@ class TextStream:
         return text[: len(text) - keep]
 
 
+def text_of(table: Sequence[bytes], tokens: Iterable[int]) -> str:
+    """The text of all these tokens."""
+    stream = TextStream(table)
+    return "".join(map(stream.add, tokens)) + stream.end()
+
+
 def _overlap(text: str, stop: str) -> int:
     """The length of the longest suffix of `text` that is a proper prefix of `stop`."""
     longest = min(len(text), len(stop) - 1)

@@ -11,7 +11,9 @@ import numpy.typing as npt
 import torch
 
 from shapeshift.errors import EngineError
+from shapeshift.fused_decode.engine import slot_integrity
 from shapeshift.fused_decode.engine.batching import Step, compose
+from shapeshift.fused_decode.engine.beams import Beams
 from shapeshift.fused_decode.engine.blocks import BlockPool
 from shapeshift.fused_decode.engine.grammar import Grammar
 from shapeshift.fused_decode.engine.logprobs import logprobs_of
@@ -61,6 +63,7 @@ class DecodeLoop:
         self.steps = StepCounter("decode", lambda: len(admission) > 0 or self.slots.used > 0, longest_step_s)
         self._runtime = runtime
         self._sampler = Sampler(self.slots.sampling, runtime.vocab_size)
+        self._beams = Beams(self.slots, runtime)
         self._log = log
         self._prefill_tokens = prefill_tokens
         self._is_eos = np.isin(np.arange(runtime.vocab_size), list(runtime.eos_ids))
@@ -117,10 +120,13 @@ class DecodeLoop:
         logits = self._runtime.forward(step.batch)
         sampling = time.monotonic()
         count = len(step.chosen)
-        tokens, finite = self._sampler.choose(logits[:count], step.chosen, step.places)
+        rows = self._beams.choose(logits[:count], step.chosen)
+        tokens, finite = np.zeros(count, np.int64), np.ones(count, bool)
+        sampled = logits[:count] if len(rows) == count else logits[torch.from_numpy(rows)]
+        tokens[rows], finite[rows] = self._sampler.choose(sampled, step.chosen[rows], step.places[rows])
         self._score(step, logits[count:])
         recording = time.monotonic()
-        self._record(step, tokens, finite, recording)
+        self._record(step, rows, tokens, finite, recording)
         end = time.monotonic()
         self.metrics.observe_iteration(start, running, sampling, recording, end)
         if self._speculator is not None and step.decoding == len(step.slots):
@@ -129,7 +135,7 @@ class DecodeLoop:
 
     def check_integrity(self) -> None:
         """Raise AssertionError when slots, blocks, prefills and queue contradict one another."""
-        self.slots.check_integrity()
+        slot_integrity.check(self.slots)
         self.admission.check_integrity()
         phases = zip(self.slots.owners, self.slots.phase, strict=True)
         assert set(self._prefilling) == {owner for owner, phase in phases if phase == PREFILL}, "a prompt is lost"
@@ -165,10 +171,10 @@ class DecodeLoop:
         if not self._preempt_for_growth():
             for request in self.admission.admit(self.slots.free, self.slots.fits):
                 request.admitted = request.admitted or now
-                slot = self.slots.allocate(request)
-                self.metrics.prefix_queries.add(int(self.slots.length[slot]))
+                self.metrics.prefix_queries.add(self.slots.allocate(request))
                 self._prefilling[request] = None
         self._outbox.deliver_urgent()
+        self._beams.resume(self._prefilling)
         if self._speculator is not None and not self._prefilling:
             self._speculator.draft(self.slots)
         step = compose(self.slots, self._prefilling, self._prefill_tokens) if self.slots.used else None
@@ -184,11 +190,15 @@ class DecodeLoop:
             self.metrics.preemptions.add()
         return bool(preempted)
 
-    def _record(self, step: Step, tokens: Array, finite: Array, now: float) -> None:
-        """Store the new tokens and finish the requests that are complete."""
-        table, logprobs, generated = self.slots, self._sampler.logprobs, 0
+    def _record(self, step: Step, rows: Array, tokens: Array, finite: Array, now: float) -> None:
+        """Store the new tokens and finish the requests that are complete.
+
+        rows: the tokens to choose that the sampler has chosen; the others are those of beams.
+        """
+        table, generated = self.slots, len(step.chosen) - len(rows)
+        logprobs = {int(rows[place]): found for place, found in self._sampler.logprobs.items()}
         verified = verify(step, table, tokens)
-        taken = verified.taken
+        taken = verified.taken[np.isin(verified.taken, rows)]
         slots, places, tokens = step.chosen[taken], step.places[taken], tokens[taken]
         table.advance(step.slots, verified.lengths, slots, places, tokens)
         eos = self._is_eos[tokens] & ~table.ignore_eos[slots]
@@ -200,10 +210,7 @@ class DecodeLoop:
                 # Its answer has ended with an earlier one of these tokens.
                 continue
             generated += 1
-            self._prefilling.pop(request, None)
-            if not request.generated:
-                request.first_token = now
-                self.metrics.first_token_ms.observe((now - request.arrived) * 1e3)
+            self._note_token(request, now)
             request.token_ids.append(token)
             if place in logprobs:
                 request.logprobs.append(logprobs[place])
@@ -216,10 +223,22 @@ class DecodeLoop:
                 self._finish(request, ended)
             elif is_full:
                 self._finish(request, LENGTH)
+        for request, reason in self._beams.advance():
+            self._note_token(request, now)
+            request.generated += 1
+            if reason is not None:
+                self._finish(request, reason)
         self._count_tokens(step, generated, now)
         self.metrics.accepted_tokens.add(verified.accepted)
         self._finish_due(now)
         self._outbox.deliver_step()
+
+    def _note_token(self, request: Request, now: float) -> None:
+        """`request` is about to get a token: its prompt is complete."""
+        self._prefilling.pop(request, None)
+        if not request.generated:
+            request.first_token = now
+            self.metrics.first_token_ms.observe((now - request.arrived) * 1e3)
 
     @staticmethod
     def _score(step: Step, logits: torch.Tensor) -> None:
@@ -271,7 +290,7 @@ class DecodeLoop:
 
     def _finish_running(self, error: Exception) -> None:
         """End all running requests with `error`; afterwards all slots are free, whatever their state was."""
-        running = [owner for owner in self.slots.owners if owner is not None]
+        running = list(dict.fromkeys(owner for owner in self.slots.owners if owner is not None))
         self.slots.clear()
         self._prefilling.clear()
         for request in running:

@@ -10,7 +10,7 @@ from shapeshift.fused_decode.engine.sampling import SamplingTable
 from shapeshift.fused_decode.interfaces import BLOCK_TOKENS, blocks_of
 from shapeshift.fused_decode.request import NO_ADAPTER, Request
 
-FREE, PREFILL, DECODE = 0, 1, 2
+FREE, PREFILL, DECODE, RESERVED = range(4)
 _WATERMARK = 100
 """One in so many blocks stays free for running requests when another one is admitted."""
 
@@ -22,10 +22,12 @@ class SlotTable:
 
     pool: the blocks that hold the texts; a text gets them as it grows, and shares those of texts that begin alike.
 
-    phase    INT8 [slots]   FREE, PREFILL (its prompt is not complete in the cache) or DECODE
+    phase    INT8 [slots]   FREE, PREFILL (its text is not complete in the cache), DECODE or RESERVED (for a beam, which
+                            begins when the prompt is complete; it has a block and no text)
     cached   INT64 [slots]  tokens whose keys and values the model holds
     tokens   INT32 [slots, max_length + 1]  prompt and answer
     length   INT64 [slots]  number of these; a decoding slot has one more than is cached
+    is_beam  BOOL [slots]   whether it is one of the slots of a request with beam search
     adapters INT32 [slots]  the request's adapter
     drafted  INT64 [slots]  proposed tokens behind these, for this iteration alone
     blocks   INT32 [slots, n]  blocks of the text, of which the first `held` INT64 [slots] count
@@ -39,6 +41,7 @@ class SlotTable:
         self.drafted = np.zeros(slots, np.int64)
         self.end = np.zeros(slots, np.int64)
         self.ignore_eos = np.zeros(slots, bool)
+        self.is_beam = np.zeros(slots, bool)
         self.adapters = np.full(slots, NO_ADAPTER, np.int32)
         self.tokens = np.zeros((slots, max_length + 1), np.int32)
         self.sampling = SamplingTable(slots, self.tokens)
@@ -51,7 +54,7 @@ class SlotTable:
         self._remembered = np.zeros(slots, np.int64)
         self._shared = 0
         self._watermark = max(1, pool.count // _WATERMARK)
-        self._promised = 0
+        self._promised = self._promised_slots = 0
         self._admissions = 0
         self._age = np.zeros(slots, np.int64)
 
@@ -65,7 +68,7 @@ class SlotTable:
 
     def begin_iteration(self) -> None:
         """An iteration begins."""
-        self._promised = 0
+        self._promised = self._promised_slots = 0
         if self.pool.borrower is not None:
             self.pool.borrower.begin_iteration()
 
@@ -86,39 +89,74 @@ class SlotTable:
 
     def fits(self, request: Request) -> bool:
         """Whether the tokens that `request` has fit beside those of the requests of which this was said already in this
-        iteration; a few blocks are left for what runs."""
-        wanted = blocks_of(len(request.prompt) + len(request.kept))
+        iteration, and whether there are slots for its beams; a few blocks are left for what runs."""
+        texts = self._texts(request)
+        wanted = texts * blocks_of(len(request.prompt) + request.generated) + request.rows - texts
         spare = self.pool.available - self._promised
-        if min(wanted + self._watermark, blocks_of(request.tokens)) > spare:
+        if min(wanted + self._watermark, request.rows * blocks_of(request.longest)) > spare:
+            return False
+        if request.rows > self.free - self._promised_slots:
             return False
         self._promised += wanted
+        self._promised_slots += request.rows
         return True
 
     def allocate(self, request: Request) -> int:
-        """Give `request` the first free slot, and blocks for the tokens that it has: those that exist, and new ones.
+        """Give `request` the first free slots, and blocks for the tokens that it has: those that exist, and new ones.
 
-        At least its last token is computed, since its logits are wanted.
+        At least its last token is computed, since its logits are wanted. Returns the tokens.
         """
-        slot = int((self.phase == FREE).argmax())
-        params = request.sampling_params
-        prompt = len(request.prompt)
-        length = prompt + len(request.kept)
-        self.owners[slot] = request
-        self.used += 1
-        self.phase[slot] = PREFILL
-        self.length[slot] = length
-        self.end[slot] = prompt + request.limit
-        self.ignore_eos[slot] = params.ignore_eos
-        self.adapters[slot] = request.adapter_id
-        self.tokens[slot, :prompt] = request.prompt
-        self.tokens[slot, prompt:length] = request.kept
-        self.sampling.set(slot, params, prompt, request.rules, request.grammar)
-        self._age[slot] = self._admissions = self._admissions + 1
-        request.slot = slot
-        self.share_prefix(slot)
-        has_blocks = self._extend(slot, blocks_of(length) - int(self.held[slot]))
-        assert has_blocks, "a request is admitted that does not fit"
-        return slot
+        slots = np.flatnonzero(self.phase == FREE)[: request.rows].tolist()
+        assert len(slots) == request.rows, "a request is admitted without slots"
+        request.slot = slots[0]
+        self._admissions += 1
+        if request.beams is not None:
+            request.beams.slots = slots
+        texts = self._texts(request)
+        for place, slot in enumerate(slots):
+            self._take(slot, request)
+            if place < texts:
+                self._fill(slot, request, request.kept if request.beams is None else request.beams.answers[place])
+            else:
+                self.phase[slot] = RESERVED
+                self._extend_surely(slot, 1)
+        return int(self.length[slots].sum())
+
+    def slots_of(self, request: Request) -> list[int]:
+        """The slots of `request`: one, or one for each beam."""
+        if request.slot is None:
+            return []
+        return [request.slot] if request.beams is None else request.beams.slots
+
+    def uncomputed(self, slot: int) -> int:
+        """Tokens of the text in `slot` to be computed before it decodes.
+
+        A beam that has been preempted lacks its last one, which it computes together with the other beams.
+        """
+        request = self.owners[slot]
+        assert request is not None
+        waits = request.beams is not None and request.generated > 0
+        return int(self.length[slot] - self.cached[slot]) - waits
+
+    def fork(self, source: int, target: int) -> tuple[int, int] | None:
+        """Let the text in `target` become that in `source`, a slot of the same request, and share its full blocks.
+
+        Returns the last block of `source` and the one that is to become its copy before the next step; None where the
+        last block is full.
+        """
+        full, rest = divmod(int(self.cached[source]), BLOCK_TOKENS)
+        left = int(self.cached[target]) // BLOCK_TOKENS
+        own = self.blocks[target, left : self.held[target]].copy()
+        shared = self.blocks[source, :full]
+        self.pool.hold(shared)
+        self.pool.release(self.blocks[target, :left])
+        self.held[target] = full + len(own)
+        self.blocks[target, : self.held[target]] = np.concatenate([shared, own])
+        self.cached[target], self.length[target] = self.cached[source], self.length[source]
+        self.tokens[target, : self.length[source]] = self.tokens[source, : self.length[source]]
+        self._hashes[target] = self._hashes[source][:full]
+        self._remembered[target] = self._remembered[source]
+        return (int(self.blocks[source, full]), int(own[0])) if rest else None
 
     def share_prefix(self, slot: int) -> None:
         """Let the prompt in `slot` go on with blocks that other texts have filled, in place of its own empty ones."""
@@ -145,18 +183,19 @@ class SlotTable:
         return shared
 
     def release(self, request: Request) -> None:
-        """Free the slot of `request`."""
-        slot = request.slot
-        assert slot is not None and self.owners[slot] is request, "the slot belongs to another request"
-        self._vacate(slot)
-        self.used -= 1
+        """Free the slots of `request`."""
+        for slot in self.slots_of(request):
+            assert self.owners[slot] is request, "the slot belongs to another request"
+            self._vacate(slot)
+            self.used -= 1
         request.slot = None
 
     def preempt(self, request: Request) -> None:
-        """Free the slot of `request`, which keeps its tokens; with a slot again, it prefills all of them."""
+        """Free the slots of `request`, which keeps its tokens; with slots again, it prefills all of them."""
         slot = request.slot
         assert slot is not None
-        request.kept = self.tokens[slot, len(request.prompt) : self.length[slot]].copy()
+        if request.beams is None:
+            request.kept = self.tokens[slot, len(request.prompt) : self.length[slot]].copy()
         self.release(request)
 
     def clear(self) -> None:
@@ -194,23 +233,11 @@ class SlotTable:
         self.length[chosen] = places + 1
         self.phase[chosen] = DECODE
 
-    def check_integrity(self) -> None:
-        """Raise AssertionError when the columns contradict one another."""
-        self.pool.check_integrity([self.blocks[slot, :held] for slot, held in enumerate(self.held)])
-        assert not self.drafted.any(), "a proposal outlives its iteration"
-        held = [slot for slot, owner in enumerate(self.owners) if owner is not None]
-        assert self.used == len(held), "the number of held slots is wrong"
-        assert held == np.flatnonzero(self.phase).tolist(), "a slot is held without a phase, or the reverse"
-        for slot, owner in enumerate(self.owners):
-            if owner is None:
-                assert self.cached[slot] == self.length[slot] == self.held[slot] == 0, f"free slot {slot} holds tokens"
-                continue
-            assert owner.slot == slot and not owner.is_finished, f"slot {slot} is held by a request that has left it"
-            assert self.length[slot] == len(owner.prompt) + owner.generated, f"slot {slot} has lost tokens"
-            needed = blocks_of(max(self.cached[slot], self.length[slot] - 1))
-            assert needed <= self.held[slot] <= needed + 1, f"slot {slot} has {self.held[slot]} blocks for {needed}"
-            behind = self.length[slot] - self.cached[slot]
-            assert behind == 1 or (self.phase[slot] == PREFILL and behind > 1), f"slot {slot} is out of step"
+    def append(self, slots: Slots, tokens: Slots) -> None:
+        """Each of these slots has a new token, and decodes."""
+        self.tokens[slots, self.length[slots]] = tokens
+        self.length[slots] += 1
+        self.phase[slots] = DECODE
 
     def _remember(self, slots: Slots) -> None:
         """Let other texts share the blocks that these slots have filled."""
@@ -242,6 +269,36 @@ class SlotTable:
             found.append(last)
         return found[:count]
 
+    def _take(self, slot: int, request: Request) -> None:
+        """Give the free `slot` to `request`, without text or blocks."""
+        params = request.sampling_params
+        self.owners[slot] = request
+        self.used += 1
+        self.end[slot] = request.longest
+        self.ignore_eos[slot] = params.ignore_eos
+        self.is_beam[slot] = request.beams is not None
+        self.adapters[slot] = request.adapter_id
+        self.sampling.set(slot, params, len(request.prompt), request.rules, request.grammar)
+        self._age[slot] = self._admissions
+
+    def _fill(self, slot: int, request: Request, kept: npt.NDArray[np.int32]) -> None:
+        """Write the prompt of `request` and the tokens `kept` of its answer to `slot`, with blocks for them."""
+        text = np.concatenate([request.prompt, kept])
+        self.phase[slot] = PREFILL
+        self.length[slot] = len(text)
+        self.tokens[slot, : len(text)] = text
+        self.share_prefix(slot)
+        self._extend_surely(slot, blocks_of(len(text)) - int(self.held[slot]))
+
+    def _extend_surely(self, slot: int, count: int) -> None:
+        has_blocks = self._extend(slot, count)
+        assert has_blocks, "a request is admitted that does not fit"
+
+    @staticmethod
+    def _texts(request: Request) -> int:
+        """The slots of `request` that have a text when it gets them: beams begin with the first token of the answer."""
+        return request.rows if request.generated else 1
+
     def _extend(self, slot: int, count: int) -> bool:
         """Give `slot` so many more blocks; False where there are not as many."""
         found = self.pool.take(count)
@@ -257,6 +314,7 @@ class SlotTable:
         self.phase[slot] = FREE
         self.cached[slot] = self.length[slot] = self.drafted[slot] = 0
         self.adapters[slot] = NO_ADAPTER
+        self.is_beam[slot] = False
         self.pool.release(self.blocks[slot, : self.held[slot]])
         self.blocks[slot] = self.held[slot] = 0
         self._hashes[slot] = []

@@ -64,7 +64,8 @@ class Speculator:
         self._times.observe(tokens, seconds)
 
     def _propose(self, table: SlotTable, slots: Integers) -> list[_Proposal]:
-        # A grammar says what may follow one token, not what may follow several; the last token needs no proposal.
+        # A grammar says what may follow one token, not what may follow several; beams fork.
+        # The last token needs no proposal.
         left = table.end[slots] - table.length[slots] - 1
         fitting = [_may_propose(table.owners[slot]) for slot in slots.tolist()]
         slots = slots[fitting & (left > 0)]
@@ -134,4 +135,4 @@ def _leading(agrees: npt.NDArray[np.bool_]) -> int:
 
 def _may_propose(request: Request | None) -> bool:
     assert request is not None
-    return request.grammar is None
+    return request.grammar is None and request.beams is None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TypeVar
@@ -136,6 +136,10 @@ class DecodeModel:
         with torch.inference_mode():
             return self._run(batch)
 
+    def copy_blocks(self, sources: Sequence[int], targets: Sequence[int]) -> None:
+        """See `interfaces.Runtime.copy_blocks`."""
+        self._cache.copy_blocks(sources, targets)
+
     def _run(self, batch: StepBatch) -> torch.Tensor:
         a = self.architecture
         plan = self.operations.plan(batch, a.kv_heads, a.heads // a.kv_heads)
@@ -149,10 +153,14 @@ class DecodeModel:
         return self._network.forward(self.operations, batch.tokens, places, plan, last, linear_delta)
 
     def _begin(self, batch: StepBatch) -> None:
-        """Tell the cache of the texts that begin in this step."""
-        for row in (batch.starts == 0).nonzero()[:, 0].tolist():
-            length = batch.lengths[row] if batch.spans is None else batch.spans[row]
-            self._cache.begin(int(batch.slots[row]), int(length))
+        """Tell the cache how long the texts can be; one may also go on from a text of another slot, as beams do."""
+        if batch.spans is None:
+            begun = (batch.starts == 0).nonzero()[:, 0]
+            slots, spans = batch.slots[begun], batch.lengths[begun]
+        else:
+            slots, spans = batch.slots, batch.spans
+        for slot, length in zip(slots.tolist(), spans.tolist(), strict=True):
+            self._cache.begin(slot, length)
 
     def _linear_delta(self, batch: StepBatch) -> LinearDelta | None:
         if batch.adapters is None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 import mmap
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 
@@ -84,6 +84,11 @@ class KeyValueCache:
         """A text of at most `length` tokens begins in `slot`."""
         for one in self._own_tables:
             one.begin(slot, length)
+
+    def copy_blocks(self, sources: Sequence[int], targets: Sequence[int]) -> None:
+        """See `interfaces.Runtime.copy_blocks`."""
+        blocks = self.memory[: self.blocks * self.block_elements].view(self.blocks, self.block_elements)
+        blocks[list(targets)] = blocks[list(sources)]
 
     def own_blocks(self, slots: torch.Tensor) -> torch.Tensor:
         """The blocks of these slots, INT32 [n, text_blocks], where each slot has blocks of its own."""
