@@ -46,6 +46,7 @@ class TritonPythonModel:
             return FRONTS["forward"](pb_utils, args)
         # Before the service imports torch.
         kernel_build.limit_spinning()
+        kernel_build.import_torch()
         from shapeshift.adapter_cache.service import AdapterService
 
         return FRONTS["generate"](pb_utils, args, partial(AdapterService, pb_utils))

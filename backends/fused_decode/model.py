@@ -34,6 +34,7 @@ class TritonPythonModel:
         if not forwards:
             # Before the front imports torch.
             kernel_build.limit_spinning()
+            kernel_build.import_torch()
         try:
             self._front = FRONTS["forward" if forwards else "generate"](pb_utils, given)
         except ShapeshiftError as error:

@@ -1,6 +1,6 @@
-"""The native kernels as a shared library: compiled once for this machine, compiler and torch; how their threads wait.
+"""The native kernels as a shared library: compiled once for this machine, compiler and torch; what comes before torch.
 
-Imports no torch at first, so that `limit_spinning` can run before torch is imported.
+Imports no torch at first, so that `limit_spinning` and `import_torch` can run before torch is imported.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import subprocess
 import sys
 from collections.abc import MutableMapping
 from pathlib import Path
+from types import ModuleType
 
 from shapeshift import files
 
@@ -21,6 +22,7 @@ _FLAGS = ("-std=c++20", "-O3", "-march=native", "-ffp-contract=fast", "-fno-math
 _WIDE = ("-mprefer-vector-width=512",)
 _TIMEOUT_S = 600.0
 SPIN_COUNT = 3000
+_UNUSED = "torch._meta_registrations"
 _SPIN_VARIABLES = ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")
 
 
@@ -38,6 +40,20 @@ def limit_spinning(environment: MutableMapping[str, str] = os.environ) -> bool:
         return False
     environment["GOMP_SPINCOUNT"] = str(SPIN_COUNT)
     return True
+
+
+def import_torch() -> None:
+    """Import torch without the shapes of operators that only its compilers ask for: a fifth of the time less.
+
+    Whoever compiles imports `torch._meta_registrations`. Nothing happens where torch is imported already.
+    """
+    if "torch" in sys.modules:
+        return
+    sys.modules[_UNUSED] = ModuleType(_UNUSED)
+    try:
+        import torch  # noqa: F401
+    finally:
+        del sys.modules[_UNUSED]
 
 
 def library(cache_dir: Path, folder: Path | None = None, name: str = "decode") -> Path:
