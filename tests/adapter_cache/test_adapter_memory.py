@@ -18,14 +18,14 @@ import torch
 from shapeshift.adapter_cache.interfaces import AdapterInfo
 from shapeshift.adapter_cache.lora.batch import LoraHook, shifted
 from shapeshift.adapter_cache.lora.segmented import SegmentedAdapters, TorchLora
-from shapeshift.adapter_cache.memory import loader
+from shapeshift.adapter_cache.memory import adapter_table, loader
 from shapeshift.adapter_cache.memory.adapter_table import LOADING, READY, Adapter, AdapterTable
 from shapeshift.adapter_cache.memory.cache import AdapterCache
 from shapeshift.adapter_cache.memory.placement import Reserve, SharedMemory, Span
 from shapeshift.adapter_cache.metrics import FOR_ADAPTER, FOR_REQUEST, REMOVED
 from shapeshift.adapter_cache.registry.peft import BaseModel, PeftAdapter
 from shapeshift.adapter_cache.settings import EVICTION_RULES
-from shapeshift.errors import EngineError
+from shapeshift.errors import EngineError, OverloadedError
 from shapeshift.fused_decode.engine.blocks import BlockPool, Blocks
 from shapeshift.fused_decode.interfaces import BLOCK_TOKENS, StepBatch
 
@@ -47,6 +47,7 @@ class FakeLoads:
         self.may_load = threading.Event()
         self.may_load.set()
         self.fails: set[str] = set()
+        self.unreadable: set[str] = set()
         self.failed: list[tuple[str, str]] = []
         self.changed = threading.Semaphore(0)
         monkeypatch.setattr(loader, "load_weights", self._fill)
@@ -65,6 +66,8 @@ class FakeLoads:
         assert self.may_load.wait(30)
         if one.name in self.fails:
             raise EngineError("gone")
+        if one.name in self.unreadable:
+            raise OverloadedError("the disk is away")
         target.fill_(one.number)
 
     def add(self, name: str, elements: int) -> Adapter:
@@ -311,10 +314,11 @@ def test_the_reserve_is_compacted_with_adapters_in_use(make_cache: Callable[...,
         made.add(name, 128)
         assert made.load(name)
     assert made.cache.acquire("b")
-    version = made.cache.places_of([made.adapters["b"].number])[1]
     made.cache.table.withdraw(made.adapters["a"])
     made.cache.table.withdraw(made.adapters["c"])
     made.cache.begin_iteration()
+    # After the evictions, before anything moves.
+    version = made.cache.places_of([made.adapters["b"].number])[1]
     made.adapters["big"] = adapter("big", 256)
     made.cache.table.add(made.adapters["big"])
     assert made.load("big")
@@ -429,6 +433,27 @@ def test_a_load_that_fails_leaves_nothing(make_cache: Callable[..., FakeLoads]) 
     made.cache.begin_iteration()
     assert made.cache.resident_names() == [], "it is not tried again and again"
     made.cache.unqueued("a")
+
+
+def test_reads_that_fail_pause_until_one_succeeds(
+    make_cache: Callable[..., FakeLoads], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At once, then after one pause more each time; a load that succeeds begins anew."""
+    now = 100.0
+    monkeypatch.setattr(adapter_table, "time", SimpleNamespace(monotonic=lambda: now))
+    made = make_cache()
+    one = made.add("a", 100)
+    made.unreadable.add("a")
+    for pauses in range(3):
+        assert one.error is None and made.load("a")
+        assert one.retry_at == pytest.approx(now + pauses * adapter_table._PAUSE_S)
+        assert pauses == 0 or not made.load("a")
+        now = one.retry_at
+    made.unreadable.clear()
+    assert made.load("a") and made.holds("a")
+    made.cache._placement.evict(one, REMOVED)
+    made.unreadable.add("a")
+    assert made.load("a") and one.retry_at == now
 
 
 def test_an_adapter_that_does_not_fit_now_is_loaded_later(make_cache: Callable[..., FakeLoads]) -> None:
