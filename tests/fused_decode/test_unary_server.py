@@ -15,7 +15,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+import tritonclient.grpc as sync_client
 import tritonclient.grpc.aio as grpc_client
+from tritonclient.utils import InferenceServerException, np_to_triton_dtype
 
 from shapeshift.build_engines.decode import DecodeFrontConfig, publish
 from shapeshift.build_engines.paths import BuildPaths
@@ -98,6 +100,34 @@ def stub_of(server: TritonServer, model: str) -> int:
             if "python_backend_stub" in line and f"/{model}/1/" in line and parent and int(parent[1]) == server.pid:
                 return int(folder.name)
     raise AssertionError(f"no process of {model}")
+
+
+def test_beam_search_is_forwarded(server: TritonServer) -> None:
+    """Its inputs, its rows and its errors, over gRPC."""
+    client = sync_client.InferenceServerClient(server.grpc_url)
+    given: dict[str, np.ndarray] = {
+        "text_input": np.array([b"Return", b"Open"], dtype=object),
+        "max_tokens": np.array([9], np.int32),
+        "num_beams": np.array([4], np.int32),
+        "num_return_sequences": np.array([3], np.int32),
+        "early_stopping": np.array([b"never"], dtype=object),
+        "length_penalty": np.array([0.5], np.float32),
+    }
+
+    def infer(model: str, **others: np.ndarray) -> sync_client.InferResult:
+        tensors = []
+        for name, values in (given | others).items():
+            tensors.append(sync_client.InferInput(name, values.shape, np_to_triton_dtype(values.dtype)))
+            tensors[-1].set_data_from_numpy(values)
+        return client.infer(model, tensors, client_timeout=60)
+
+    answer = infer("generate_unary")
+    scores = answer.as_numpy("sequence_score").reshape(2, 3)
+    assert (np.diff(scores) <= 0).all() and np.isfinite(scores).all()
+    assert answer.as_numpy("choice_index").tolist() == list(range(6)) and len(answer.as_numpy("text_output")) == 6
+    assert len({*answer.as_numpy("text_output")[:3].tolist()}) > 1
+    with pytest.raises(InferenceServerException, match=r"num_return_sequences: got 5; at most num_beams \(4\)"):
+        infer("generate_unary", num_return_sequences=np.array([5], np.int32))
 
 
 def test_many_at_once_are_all_answered(server: TritonServer) -> None:
