@@ -9,6 +9,8 @@
     continuous batching    transformers' own
     concurrent instances   32 processes of transformers' generate with shared weights, batch 1, one thread each
 
+The part `loads` measures them under many loads. The part `beams` measures beam search, ours and transformers'.
+
 All run the same Llama of 110 million random parameters in the same precision and generate exactly the requested number
 of tokens, greedily. Systems are measured in random order within a round; ratios are between medians over the rounds of
 one run. `foreign` is the share of the machine that other processes used meanwhile.
@@ -27,7 +29,7 @@ from typing import Any
 
 from bench.common.output import BUILD, FOLDER, Output
 from bench.common.server import loaded_server
-from bench.fused_decode import bound, plots, report
+from bench.fused_decode import beams, bound, plots, report
 from bench.fused_decode.cells import (
     CONTINUOUS,
     GENAI,
@@ -43,7 +45,7 @@ from bench.fused_decode.cells import (
 from bench.fused_decode.loads import PROMPT, LoadGenerator
 from bench.fused_decode.served import GENERATE, GENERATE_UNARY, TritonStreams, TritonUnary, publish
 from bench.fused_decode.systems import (
-    BatchWindow,
+    ConfiguredWorker,
     DecodeSystem,
     DecodeWorker,
     genai_command,
@@ -69,6 +71,7 @@ BATCHES = {STATIC: 0.0} | WINDOWS
 BATCHING = "batches"
 """The process that serves all of BATCHES."""
 ALL = (TRITON, UNARY, GENAI, *BATCHES, CONTINUOUS, INSTANCES)
+PARTS = ("loads", "beams")
 KEYS = {re.sub(r"[^a-z0-9.]+", "-", name.lower()): name for name in ALL}
 """The systems by the names that --only takes: without commas and spaces."""
 INSTANCE_MB = 100
@@ -82,8 +85,10 @@ def main() -> int:
     parser.add_argument("--quick", action="store_true", help="under 3 minutes: short answers, one round, no OpenVINO")
     parser.add_argument("--precision", choices=tuple(bound.BYTES), default="f32")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--parts", nargs="+", choices=PARTS, help="default: all, with --quick only loads")
     parser.add_argument("--only", nargs="+", choices=tuple(KEYS), default=[], help="beside ours, only these systems")
     options = parser.parse_args()
+    options.parts = options.parts or PARTS[: 1 if options.quick else None]
     start_s = time.monotonic()
     try:
         bench, model, settings = prepare(options)
@@ -93,7 +98,11 @@ def main() -> int:
             names = [KEYS[key] for key in options.only] or [
                 name for name in ALL if not (options.quick and name == GENAI)
             ]
-            run(bench, start(stack, names, options.precision, int(settings["instances"])))
+            if "loads" in options.parts:
+                run(bench, start(stack, names, options.precision, int(settings["instances"])))
+        with ExitStack() as stack:
+            if "beams" in options.parts:
+                beams.measure(bench, start_beams(stack, options.precision))
         machine = machine.best_of(bound.measure(options.precision))
     except ShapeshiftError as error:
         print(f"bench: {error}", file=sys.stderr)
@@ -126,12 +135,30 @@ def prepare(options: argparse.Namespace) -> tuple[DecodeBench, Path, dict[str, A
     return DecodeBench(scale, loads, options.seed), model, settings
 
 
+def ours_command(model: Path, precision: str) -> list[str]:
+    return [sys.executable, "-m", "bench.fused_decode.inprocess_worker", str(model), precision, str(BUILD / "kernels")]
+
+
+def start_beams(stack: ExitStack, precision: str) -> list[DecodeSystem]:
+    """Start the systems of the part `beams`; they end with `stack`."""
+    model = FOLDER / "llama-110m"
+    commands = (
+        ours_command(model, precision),
+        transformers_command("batches", model, precision, cores()),
+    )
+    workers = []
+    for number, command in enumerate(commands):
+        workers.append(DecodeWorker(beams.LOAD, command, FOLDER / "run" / f"decode-beams-{number}.log"))
+        stack.callback(workers[-1].stop)
+    for worker in workers:
+        worker.wait_ready()
+    return beams.systems(*workers)
+
+
 def start(stack: ExitStack, names: Collection[str], precision: str, instances: int) -> dict[str, DecodeSystem]:
     """Start ours and the systems in `names`; they end with `stack`."""
     model, threads, kernels = FOLDER / "llama-110m", cores(), BUILD / "kernels"
-    commands = {
-        OURS: [sys.executable, "-m", "bench.fused_decode.inprocess_worker", str(model), precision, str(kernels)]
-    }
+    commands = {OURS: ours_command(model, precision)}
     if GENAI in names:
         commands[GENAI] = genai_command(model, precision, threads, BUILD)
     if CONTINUOUS in names:
@@ -147,7 +174,7 @@ def start(stack: ExitStack, names: Collection[str], precision: str, instances: i
     systems: dict[str, DecodeSystem] = {name: worker for name, worker in workers.items() if name != BATCHING}
     for name, window_s in BATCHES.items():
         if name in names:
-            systems[name] = BatchWindow(name, workers[BATCHING], window_s)
+            systems[name] = ConfiguredWorker(name, workers[BATCHING], window_s=window_s)
     if TRITON in names or UNARY in names:
         publish(model, precision, FOLDER / "decode-repository", kernels)
         served = {GENERATE: 0, GENERATE_UNARY: 0}

@@ -58,22 +58,26 @@ class InProcess:
         self._loop = DecodeLoop(model, admission, self._deliver, lambda text: print(text, file=sys.stderr))
         self._loop.start()
 
-    def replay(self, requests: list[DecodeRequest]) -> Replayed:
+    def replay(self, requests: list[DecodeRequest], num_beams: int = 1) -> Replayed:
         before = self._counted()
         texts = [RecordedText(self._table) for _ in requests]
-        start = send(requests, lambda number, request: self._submit(request, texts[number]))
+        start = send(requests, lambda number, request: self._submit(request, texts[number], num_beams))
         for _ in requests:
             request = self._ended.get()
             if request.error is not None:
                 raise request.error
+            if request.beams is not None:
+                # The whole answer is known now.
+                for token in request.beams.best[0].tokens.tolist():
+                    request.text.add(token)
         stamps = [[at - start for at in text.stamps] for text in texts]
         after = self._counted()
         return Replayed(stamps, [text.tokens for text in texts], {name: after[name] - before[name] for name in after})
 
-    def _submit(self, request: DecodeRequest, text: RecordedText) -> None:
-        wanted = SamplingParams(max_tokens=request.new_tokens, temperature=0.0, ignore_eos=True)
-        prompt = np.array(request.prompt, np.int64)
-        self._loop.submit(Request("", prompt, wanted, text, max_length=MAX_LENGTH, stream=True))
+    def _submit(self, request: DecodeRequest, text: RecordedText, num_beams: int) -> None:
+        wanted = SamplingParams(max_tokens=request.new_tokens, temperature=0.0, ignore_eos=True, num_beams=num_beams)
+        prompt, stream = np.array(request.prompt, np.int64), num_beams == 1
+        self._loop.submit(Request("", prompt, wanted, text, max_length=MAX_LENGTH, stream=stream))
 
     def _deliver(self, requests: list[Request]) -> None:
         for request in requests:

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from bench.fused_decode import beams
 from bench.fused_decode.bound import Machine, Model, least_seconds
 from bench.fused_decode.cells import ALONE, BUSY, CONTINUOUS, GENAI, INSTANCES, OURS, STATIC, TRITON, UNARY, DecodeBench
 from bench.fused_decode.loads import PAPER_FASTER, PAPER_ITERATIONS, PAPER_NEW, PROMPT, Run, agreement, median
@@ -73,7 +74,8 @@ def tables(bench: DecodeBench, limits: Limits) -> str:
         lines += [_line(system, _cell(runs)) for (name, system), runs in bench.runs.items() if name == load]
     lines += ["", f"ratios, {limits.precision}"]
     lines += [f"  {what:76} {value:8.2f}   {goal}".rstrip() for what, value, goal in ratios(bench, limits)]
-    lines += ["", *_fig5(bench)]
+    if bench.poisson:
+        lines += ["", *_fig5(bench)]
     if bench.skipped:
         lines += ["", "not measured, out of time: " + "; ".join(bench.skipped)]
     return "\n".join(lines)
@@ -88,6 +90,12 @@ def _line(system: str, cell: dict[str, Any]) -> str:
 
 def ratios(bench: DecodeBench, limits: Limits) -> Iterator[tuple[str, float, str]]:
     """Each ratio, its value and its goal, if its cells were measured."""
+    if bench.has(f"{bench.scale.requests} at once", OURS):
+        yield from _of_loads(bench, limits)
+    yield from beams.ratios(bench)
+
+
+def _of_loads(bench: DecodeBench, limits: Limits) -> Iterator[tuple[str, float, str]]:
     count, new_tokens = bench.scale.requests, bench.scale.new_tokens
     burst = f"{count} at once"
     ours = bench.rate(burst, OURS)

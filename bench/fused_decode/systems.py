@@ -87,16 +87,16 @@ class DecodeWorker:
         return answer
 
 
-class BatchWindow:
-    """A worker that gathers the requests of `window_s` seconds into a batch."""
+class ConfiguredWorker:
+    """A worker with options of its `replay`."""
 
-    def __init__(self, name: str, worker: DecodeWorker, window_s: float) -> None:
+    def __init__(self, name: str, worker: DecodeWorker, **options: object) -> None:
         self.name = name
         self._worker = worker
-        self._window_s = window_s
+        self._options = options
 
     def replay(self, load: Load) -> Replayed:
-        return self._worker.replay(load, window_s=self._window_s)
+        return self._worker.replay(load, **self._options)
 
 
 def genai_command(checkpoint: Path, precision: str, threads: int, build: Path) -> list[str]:

@@ -25,15 +25,18 @@ class Batches:
     def __init__(self, model: Any) -> None:
         self._model = model
 
-    def replay(self, requests: list[DecodeRequest], window_s: float) -> Replayed:
+    def replay(
+        self, requests: list[DecodeRequest], window_s: float = 0.0, num_beams: int = 1, most: int = ROWS
+    ) -> Replayed:
+        """most: requests of a batch. With beams, all tokens of an answer are there when its batch has ended."""
         due: queue.SimpleQueue[int] = queue.SimpleQueue()
         start = send(requests, lambda number, request: due.put(number))
         stamps: list[list[float]] = [[] for _ in requests]
         tokens: list[list[int]] = [[] for _ in requests]
         left, batches = len(requests), 0
         while left:
-            numbers = _gather(due, min(ROWS, left), window_s)
-            at, made = generate(self._model, [requests[number] for number in numbers])
+            numbers = _gather(due, min(most, left), window_s)
+            at, made = generate(self._model, [requests[number] for number in numbers], num_beams)
             for number, instants, answer in zip(numbers, at, made, strict=True):
                 stamps[number] = [instant - start for instant in instants]
                 tokens[number] = answer

@@ -33,15 +33,21 @@ class _Stamps(StoppingCriteria):
         return torch.zeros(input_ids.shape[0], dtype=torch.bool)
 
 
-def generate(model: Any, requests: list[DecodeRequest]) -> tuple[list[list[float]], list[list[int]]]:
+def generate(
+    model: Any, requests: list[DecodeRequest], num_beams: int = 1
+) -> tuple[list[list[float]], list[list[int]]]:
     """One `generate` for all requests, whose prompts are equally long: the perf_counter instants and tokens of each.
 
-    It runs until the longest answer is complete; further tokens of the others are dropped.
+    With beams, every token has the instant at which all are known. The call runs until the longest answer is complete;
+    further tokens of the others are dropped.
     """
     stamps = _Stamps()
     prompts = torch.tensor([request.prompt for request in requests])
     config = GenerationConfig(
-        max_new_tokens=max(request.new_tokens for request in requests), do_sample=False, pad_token_id=0
+        max_new_tokens=max(request.new_tokens for request in requests),
+        do_sample=False,
+        pad_token_id=0,
+        num_beams=num_beams,
     )
     with torch.inference_mode():
         made = model.generate(
@@ -50,6 +56,8 @@ def generate(model: Any, requests: list[DecodeRequest]) -> tuple[list[list[float
             generation_config=config,
             stopping_criteria=StoppingCriteriaList([stamps]),
         )
+    if num_beams > 1:
+        stamps.at = [time.perf_counter()] * len(stamps.at)
     answers = made[:, prompts.shape[1] :].tolist()
     return [stamps.at[: request.new_tokens] for request in requests], [
         row[: request.new_tokens] for row, request in zip(answers, requests, strict=True)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from bench.fused_decode import bound, cells, plots, report
+from bench.fused_decode import beams, bound, cells, plots, report
 from bench.fused_decode.__main__ import ALL, KEYS, run
 from bench.fused_decode.cells import (
     BUSY,
@@ -89,6 +89,18 @@ def test_ratios(bench: DecodeBench) -> None:
     assert found["8 at once: share of the first 16 tokens as of OpenVINO GenAI"][0] == 1.0
     assert found["8 at once: share of the first 16 tokens as of concurrent instances"][0] == 0.0
     assert found[f"8 at once: tokens/s {BUSY} over undisturbed, ours"] == (pytest.approx(1.0), "0.45 or more")
+
+
+def test_the_part_of_beam_search() -> None:
+    """Alone: the other loads are not measured, and nothing is said of them."""
+    steps = {OURS: 0.01, beams.BATCH: 0.06, beams.ONE_BY_ONE: 0.1}
+    own = DecodeBench(SCALE, LoadGenerator(0, range(10), SCALE.new_tokens), seed=0)
+    beams.measure(own, [FakeSystem(name, step) for name, step in steps.items()])
+    found = {what: (value, goal) for what, value, goal in report.ratios(own, LIMITS)}
+    assert found[f"{beams.LOAD}: tokens/s over {beams.BATCH}"] == (pytest.approx(6.0), "5 or more")
+    assert found[f"{beams.LOAD}: tokens/s over {beams.ONE_BY_ONE}"] == (pytest.approx(10.0), "")
+    assert found[f"{beams.LOAD}: share of the first 16 tokens as of {beams.BATCH}"] == (1.0, "")
+    assert len(found) == 4 and beams.LOAD in report.tables(own, LIMITS)
 
 
 def test_tables_name_every_system_and_the_papers_iterations(bench: DecodeBench) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from bench.fused_decode.loads import Load
-from bench.fused_decode.systems import BatchWindow, DecodeWorker
+from bench.fused_decode.systems import ConfiguredWorker, DecodeWorker
 from bench.peers.decode_worker import DecodeRequest, send
 from bench.peers.transformers_batches import Batches
 from shapeshift.errors import UnsupportedError
@@ -41,7 +41,8 @@ def test_requests_and_answers_pass(worker: DecodeWorker) -> None:
     replayed = worker.replay(Load("x", [DecodeRequest(0.0, [3], 2), DecodeRequest(1.0, [4], 1)]))
     assert replayed.stamps == [[0.0, 0.5], [1.0]] and replayed.tokens == [[3, 3], [4]]
     assert replayed.extra["window_s"] == 0.0
-    assert BatchWindow("", worker, 1.5).replay(Load("x", [DecodeRequest(0.0, [3], 1)])).extra["window_s"] == 1.5
+    configured = ConfiguredWorker("", worker, window_s=1.5)
+    assert configured.replay(Load("x", [DecodeRequest(0.0, [3], 1)])).extra["window_s"] == 1.5
     child = int(replayed.extra["child"])
     os.kill(child, 0)
     worker.stop()
@@ -73,7 +74,9 @@ def test_requests_are_sent_in_the_order_of_their_instants() -> None:
 def test_a_batch_starts_when_its_window_is_over(monkeypatch: pytest.MonkeyPatch) -> None:
     batches: list[int] = []
 
-    def generate(model: object, requests: list[DecodeRequest]) -> tuple[list[list[float]], list[list[int]]]:
+    def generate(
+        model: object, requests: list[DecodeRequest], num_beams: int
+    ) -> tuple[list[list[float]], list[list[int]]]:
         batches.append(len(requests))
         time.sleep(0.1)
         return [[time.perf_counter()] * request.new_tokens for request in requests], [
