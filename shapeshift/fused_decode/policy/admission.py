@@ -52,8 +52,8 @@ class Admission(Protocol[T]):
     def admit(self, free: int, fits: Callable[[T], bool] = always) -> list[T]:
         """At most `free` requests that get a slot now; they wait no longer.
 
-        fits(request): asked of each of them in turn, whether the memory holds it beside those before it. An admission
-        that knows the memory itself need not ask.
+        fits(request): asked of each of them in turn, whether memory and slots hold it beside those before it; beams
+        take a slot each. An admission that knows the memory itself, and gives each request one slot, need not ask.
         """
         ...
 
