@@ -14,7 +14,7 @@ import torch
 import transformers
 from tokenizers import Tokenizer
 
-from shapeshift.fused_decode.engine.logprobs import logprobs_of
+from shapeshift.fused_decode.engine.logprobs import largest, log_norms, logprobs_of
 from shapeshift.fused_decode.front import GenerateFront
 from tests.fakes import PbUtils, Request, values_of
 from tests.fused_decode.checkpoints import make_checkpoint
@@ -23,6 +23,21 @@ from tests.fused_decode.toy import LETTERS, ToyRuntime, ids
 from tests.waiting import wait_for
 
 PROMPT = "Return the number of the words in the text, and of its letters."
+
+
+@pytest.mark.parametrize(("size", "count"), [(3, 3), (70, 20), (1000, 8), (1000, 700), (6464, 20)])
+def test_the_largest_values_of_a_row(size: int, count: int) -> None:
+    values = np.random.default_rng(size).standard_normal((9, size)).astype(np.float32)
+    values[::2] = np.round(values[::2])
+    values[3, 1:] = -np.inf
+    values[4] = 0
+    values[5, ::7] = np.nan
+    finite = np.arange(9) != 5
+    order = np.argsort(-values, axis=1, kind="stable")[:, :count]
+    assert (largest(values, count)[finite] == order[finite]).all()
+    wanted = torch.from_numpy(values).double().logsumexp(dim=1).numpy()
+    assert log_norms(values)[finite] == pytest.approx(wanted[finite], rel=1e-6, abs=1e-6)
+    assert np.isnan(log_norms(values)[5])
 
 
 def test_they_are_those_of_torch_and_alone_the_same_as_together() -> None:

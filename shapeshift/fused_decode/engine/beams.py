@@ -14,6 +14,7 @@ import torch
 
 from shapeshift.errors import EngineError
 from shapeshift.fused_decode.engine.beam_search import BeamSearch, Candidates, Flags, Floats, Integers
+from shapeshift.fused_decode.engine.logprobs import largest, log_norms
 from shapeshift.fused_decode.engine.slots import DECODE, SlotTable
 from shapeshift.fused_decode.interfaces import BLOCK_TOKENS, Runtime, blocks_of
 from shapeshift.fused_decode.request import LENGTH, STOP, Reason, Request
@@ -89,17 +90,16 @@ class Beams:
     def _likeliest(self, logits: torch.Tensor, slots: Integers, most: int) -> tuple[Floats, Integers, Flags]:
         """The logprobs of the `most` likeliest tokens after each row, these tokens, and whether the row is finite."""
         edits, values = self._table.sampling.edits, logits.numpy()
-        best = values.max(axis=1, keepdims=True)
-        finite = np.isfinite(best[:, 0])
-        norms = best + np.log(np.exp(values - best).sum(axis=1, keepdims=True))
+        norms = log_norms(values)[:, None]
+        finite = np.isfinite(norms[:, 0])
         edited = edits.rows(slots)
         if edited.size:
             # Edits act on logprobs, as in transformers.
             values[edited] -= norms[edited]
             norms[edited] = 0
             edits.apply(values, edited, slots, self._table.length[slots])
-        found, tokens = (part.numpy() for part in logits.topk(min(most, logits.shape[1]), dim=1))
-        return found - norms, tokens, finite
+        tokens = largest(values, min(most, values.shape[1]))
+        return np.take_along_axis(values, tokens, axis=1) - norms, tokens, finite
 
     def advance(self) -> Iterator[tuple[Request, Reason | None]]:
         """Give the beams the tokens of the last `choose`; yields each request, and why it ends now, if it does."""

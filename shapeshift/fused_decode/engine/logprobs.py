@@ -6,11 +6,12 @@ from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-import torch
 
 Integers = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float32]
 
+_DEPTH = 64
+"""Values in a column."""
 MOST_LISTED = 20
 """Most of the most likely tokens that are listed with a token."""
 
@@ -55,10 +56,39 @@ def logprobs_of(logits: Floats, tokens: Integers, listed: Integers) -> list[Toke
 
 def _most_likely(scores: Floats) -> tuple[Integers, Floats]:
     """The tokens with the largest scores, and these, [rows, at most MOST_LISTED]."""
-    count = min(MOST_LISTED, scores.shape[1])
-    # Always as many, so that equal scores at the end of a row's list do not depend on the other rows.
-    # Several times faster than numpy's argpartition.
-    found = np.sort(torch.topk(torch.from_numpy(scores), count, dim=1, sorted=False).indices.numpy(), axis=1)
-    order = np.argsort(-np.take_along_axis(scores, found, axis=1), axis=1, kind="stable")
-    tops = np.take_along_axis(found, order, axis=1)
+    tops = largest(scores, min(MOST_LISTED, scores.shape[1]))
     return tops, np.take_along_axis(scores, tops, axis=1)
+
+
+def largest(values: Floats, count: int) -> Integers:
+    """The places of the `count` largest values of each row, INT64 [rows, count], the largest first, of equal ones the
+    lower place.
+
+    A row is split into columns. Its largest values are at least the count-th largest of the columns' maxima, and few
+    others are. Several times faster than topk of torch.
+    """
+    rows, size = values.shape
+    columns = size // _DEPTH
+    found = np.empty((rows, count), np.int64)
+    floors = np.full(rows, -np.inf, np.float32)
+    if count <= columns:
+        maxima = values[:, : columns * _DEPTH].reshape(rows, _DEPTH, columns).max(axis=1)
+        floors = np.partition(maxima, columns - count, axis=1)[:, columns - count]
+    for row, (own, floor) in enumerate(zip(values, floors, strict=True)):
+        # Not "at least", which NaN never is.
+        places = np.flatnonzero(~(own < floor))
+        found[row] = places[np.argsort(-own[places], kind="stable")[:count]]
+    return found
+
+
+def log_norms(logits: Floats) -> Floats:
+    """What is subtracted from the logits of each row to make logprobs, FLOAT32 [rows]; NaN where one is not finite."""
+    best = logits.max(axis=1)
+    # Row by row: what fits a core's cache is several times as fast.
+    work = np.empty(logits.shape[1], np.float32)
+    sums = np.empty(len(logits), np.float32)
+    with np.errstate(invalid="ignore"):
+        for row, own in enumerate(logits):
+            np.exp(np.subtract(own, best[row], out=work), out=work)
+            sums[row] = work.sum()
+        return np.asarray(best + np.log(sums), np.float32)
