@@ -88,7 +88,9 @@ class KeyValueCache:
     def copy_blocks(self, sources: Sequence[int], targets: Sequence[int]) -> None:
         """See `interfaces.Runtime.copy_blocks`."""
         blocks = self.memory[: self.blocks * self.block_elements].view(self.blocks, self.block_elements)
-        blocks[list(targets)] = blocks[list(sources)]
+        # One at a time: together, they would be copied twice.
+        for source, target in zip(sources, targets, strict=True):
+            blocks[target].copy_(blocks[source])
 
     def own_blocks(self, slots: torch.Tensor) -> torch.Tensor:
         """The blocks of these slots, INT32 [n, text_blocks], where each slot has blocks of its own."""
