@@ -13,6 +13,7 @@ from shapeshift.fused_decode.policy.speculation import (
     FIRST_CHANCE,
     FORGOTTEN_AFTER,
     LEAST_GAIN,
+    MOST_SLOWER,
     IterationTimes,
     can_pay,
     updated_chance,
@@ -57,30 +58,51 @@ def test_where_each_token_costs_as_much_none_is_verified() -> None:
 
 
 def test_a_proposal_that_is_likely_goes_before_one_that_is_not() -> None:
-    found = verified_tokens(8, [0.3, 0.95, 0.6], [8, 8, 8], lambda tokens: 10.0 + 0.4 * tokens)
-    assert found[1] == 8 and found[1] > found[2] >= found[0]
+    found = verified_tokens(8, [0.3, 0.95, 0.6], [8, 8, 8], partial(affine, 40.0, 0.1))
+    assert found == [1, 8, 3]
+
+
+def test_nobody_waits_for_the_tokens_of_others() -> None:
+    """Each token takes a fourteenth of an iteration of four rows."""
+    time = partial(affine, 10.0, 1.0)
+    assert verified_tokens(4, [0.9] * 4, [8] * 4, time) == [5] * 4, "all gain"
+    assert verified_tokens(4, [0.9] * 3, [8] * 3, time) == [0] * 3, "one has no proposal"
+    assert verified_tokens(4, [0.9] * 3 + [0.02], [8] * 4, time) == [0] * 4, "or one that is unlikely"
+    assert verified_tokens(1, [0.9], [8], time) == [8]
 
 
 def test_the_choice_is_the_best_one() -> None:
-    """Of all choices that take the likeliest tokens of each proposal first; none where the gain is small."""
+    """Of all that let a row without a proposal wait little longer."""
     rng = random.Random(0)
     taken = 0
     for _ in range(200):
-        rows = rng.randint(3, 9)
+        rows = rng.randint(4, 9)
         chances, most = [rng.random() for _ in range(3)], [rng.randint(0, 4) for _ in range(3)]
-        fixed, each = rng.random() * 20, rng.random()
+        time = partial(affine, rng.random() * 40, rng.random() / 5)
         rates = {
-            counts: (rows + sum(map(expected_tokens, chances, counts))) / (fixed + each * (rows + sum(counts)))
+            counts: (rows + sum(map(expected_tokens, chances, counts))) / time(rows + sum(counts))
             for counts in itertools.product(*(range(count + 1) for count in most))
             if all(chance**count >= 0.1 for chance, count in zip(chances, counts, strict=True))
+            and time(rows + sum(counts)) <= MOST_SLOWER * time(rows)
         }
-        found = tuple(verified_tokens(rows, chances, most, partial(affine, fixed, each)))
+        found = tuple(verified_tokens(rows, chances, most, time))
         if any(found):
             assert rates[found] == pytest.approx(max(rates.values()))
             taken += 1
         else:
             assert max(rates.values()) < rates[0, 0, 0] * LEAST_GAIN
     assert 20 < taken < 180
+
+
+def test_look_ups_that_lead_to_nothing_take_little_time() -> None:
+    times = learned(flat, 1)
+    assert can_pay(1, 8, times)
+    times.waste(0.25)
+    waited = 0
+    while not can_pay(1, 8, times):
+        times.observe(1, 10.0)
+        waited += 1
+    assert waited == 3, "a hundredth of 30 seconds"
 
 
 def test_without_proposals_nothing_is_verified() -> None:

@@ -197,6 +197,9 @@ class FreeTokens(IterationTimes):
     def estimate(self, tokens: int) -> float:
         return 1.0
 
+    def waste(self, seconds: float) -> None:
+        """Look-ups cost nothing either."""
+
 
 def text_of(request: Request) -> str:
     """The answer so far."""

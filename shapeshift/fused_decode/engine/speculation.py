@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass
 
 import numpy as np
@@ -49,11 +50,14 @@ class Speculator:
         self._proposals = []
         if not slots.size or not can_pay(len(slots), self._most, self._times):
             return
+        start = time.monotonic()
         self._proposals = self._propose(table, slots)
         self._chances = {one: self._chances.get(one, FIRST_CHANCE) for one in table.owners if one is not None}
         chances = [self._chances[proposal.request] for proposal in self._proposals]
         most = [len(proposal.tokens) for proposal in self._proposals]
         counts = verified_tokens(len(slots), chances, most, self._times.estimate)
+        if not any(counts):
+            self._times.waste(time.monotonic() - start)
         for proposal, count in zip(self._proposals, counts, strict=True):
             if count:
                 assert proposal.request.slot is not None

@@ -10,12 +10,15 @@ MOST_DRAFTED = 15
 up to 16 tokens of a row as they compute a single one."""
 LEAST_GAIN = 1.05
 """Tokens a second with proposals over those without, below which nothing is verified."""
+MOST_SLOWER = 1.03
+"""The time that any request waits for a token, over that without proposals: nobody waits for the tokens of others."""
 FORGOTTEN_AFTER = 256
 """Iterations after which a time that was not measured again counts as unknown."""
 FIRST_CHANCE = 0.5
 """Of a request of which nothing is known: that the model chooses a proposed token."""
 
 _LEAST_CHANCE = 0.1
+_WASTE = 0.01
 _FEW = 3
 _WEIGHT = 1 / 8
 _CHANCE_WEIGHT = 0.2
@@ -34,6 +37,16 @@ class IterationTimes:
         self._last: dict[int, int] = {}
         self._sizes: list[int] = []
         self._observed = 0
+        self._wasted_s = 0.0
+
+    @property
+    def allow_waste(self) -> bool:
+        """Whether look-ups that led to nothing have taken less than a hundredth of the time."""
+        return self._wasted_s <= 0
+
+    def waste(self, seconds: float) -> None:
+        """A look-up of which nothing was verified took so long."""
+        self._wasted_s += seconds
 
     def observe(self, tokens: int, seconds: float) -> None:
         """An iteration of so many tokens took so long."""
@@ -43,6 +56,7 @@ class IterationTimes:
         self._means[size] = mean + _WEIGHT * (min(seconds, 2 * mean) - mean) if many else min(mean, seconds)
         self._measured[size] = self._measured.get(size, 0) + 1
         self._observed += 1
+        self._wasted_s = max(self._wasted_s - _WASTE * seconds, 0.0)
         self._last[size] = self._observed
         for old in [one for one, last in self._last.items() if last <= self._observed - FORGOTTEN_AFTER]:
             del self._means[old], self._measured[old], self._last[old]
@@ -74,9 +88,9 @@ class IterationTimes:
 def can_pay(rows: int, most: int, times: IterationTimes) -> bool:
     """Whether verifying up to `most` tokens for each of `rows` rows pays if the model chooses all of them.
 
-    False where the time of an iteration without them is not known.
+    False where the time of an iteration without them is not known, or look-ups have cost too much of late.
     """
-    if not times.knows(rows):
+    if not times.allow_waste or not times.knows(rows):
         return False
     needed = LEAST_GAIN * rows / times.estimate(rows)
     totals = [rows + max(rows * most >> shift, 1) for shift in range(8)]
@@ -94,7 +108,8 @@ def verified_tokens(
     time     seconds of an iteration by its number of tokens
 
     A proposal of n tokens gives chance + chance^2 + ... + chance^n tokens (Leviathan et al., 2023, section 3.1). So the
-    likeliest tokens of all proposals are taken first.
+    likeliest tokens of all proposals are taken first. An iteration that takes longer is only worth it where even the
+    row that gains least gets its tokens about as fast as without.
     """
     ranked = sorted(
         (
@@ -105,12 +120,22 @@ def verified_tokens(
         ),
         reverse=True,
     )
-    best, best_rate, expected = 0, LEAST_GAIN * rows / time(rows), float(rows)
-    for count, (chance, _) in enumerate(ranked, 1):
-        expected += chance
-        rate = expected / time(rows + count)
-        if rate >= best_rate:
-            best, best_rate = count, rate
+    plain_s = time(rows)
+    # Tokens of each row, those without proposals last: of what is taken so far, and of all.
+    expected, largest = [1.0] * rows, [1.0] * rows
+    for chance, place in ranked:
+        largest[place] += chance
+    slowest_s = MOST_SLOWER * plain_s
+    longest_s = slowest_s * min(largest)
+    best, best_rate, total = 0, LEAST_GAIN * rows / plain_s, float(rows)
+    for count, (chance, place) in enumerate(ranked, 1):
+        expected[place] += chance
+        total += chance
+        taken_s = time(rows + count)
+        if taken_s > longest_s:
+            break
+        if total / taken_s >= best_rate and taken_s <= slowest_s * min(expected):
+            best, best_rate = count, total / taken_s
     lengths = [0] * len(most)
     for _, place in ranked[:best]:
         lengths[place] += 1
