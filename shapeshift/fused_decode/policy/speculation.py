@@ -27,8 +27,8 @@ _CHANCE_WEIGHT = 0.2
 class IterationTimes:
     """The time of an iteration by its number of tokens, learned while the loop runs.
 
-    A size stands for the sizes below it, in steps of at most an eighth. Of the first few measurements of a size the
-    least counts, afterwards a moving mean in which one slow iteration weighs little.
+    A size stands for the sizes below it, in steps of at most an eighth. Its time is the mean of the first few
+    measurements, afterwards a moving one; a slow iteration counts at most twice as much as the mean before it.
     """
 
     def __init__(self) -> None:
@@ -52,9 +52,8 @@ class IterationTimes:
         """An iteration of so many tokens took so long."""
         size = _size(tokens)
         mean = self._means.get(size, seconds)
-        many = self._measured.get(size, 0) >= _FEW
-        self._means[size] = mean + _WEIGHT * (min(seconds, 2 * mean) - mean) if many else min(mean, seconds)
-        self._measured[size] = self._measured.get(size, 0) + 1
+        count = self._measured[size] = self._measured.get(size, 0) + 1
+        self._means[size] = mean + max(_WEIGHT, 1 / count) * (min(seconds, 2 * mean) - mean)
         self._observed += 1
         self._wasted_s = max(self._wasted_s - _WASTE * seconds, 0.0)
         self._last[size] = self._observed
