@@ -15,9 +15,9 @@ from shapeshift.build_engines import adapters
 from shapeshift.build_engines.hub.sources import base_names, find_checkpoint
 from shapeshift.build_engines.model_folder import CONFIG, write_front
 from shapeshift.build_engines.paths import BuildPaths
-from shapeshift.engines import hardware
 from shapeshift.engines.checkpoint import HASHES, Checkpoint, open_checkpoint
 from shapeshift.errors import NotFoundError, ShapeshiftError
+from shapeshift.fused_decode.model.precision import resolve
 from shapeshift.fused_decode.settings import ForwardSettings, FusedDecodeSettings, signature
 from shapeshift.triton import model_config
 
@@ -66,7 +66,7 @@ def check(front: DecodeFrontConfig, paths: BuildPaths) -> Checkpoint | None:
         return None
     source = find_checkpoint(front.settings.checkpoint, paths)
     checkpoint = open_checkpoint(source.folder, origin=source.origin, hashes=paths.build / HASHES)
-    hardware.resolve_precision(front.settings.precision, _on_gpu(front.config))
+    resolve(front.settings.precision, _on_gpu(front.config))
     if _published(paths.generated / front.name) != checkpoint.sha256:
         _require_loadable(checkpoint, front.settings, front.adapters)
     return checkpoint
@@ -90,7 +90,7 @@ def publish(front: DecodeFrontConfig, paths: BuildPaths) -> str:
         "checkpoint_sha256": checkpoint.sha256,
         "checkpoint_origin": checkpoint.origin,
         "checkpoint_name": own.checkpoint,
-        "precision": hardware.resolve_precision(own.precision, _on_gpu(front.config)),
+        "precision": resolve(own.precision, _on_gpu(front.config)),
         "kernel_cache": paths.portable(kernels, target),
     }
     summary = f"checkpoint: {checkpoint.origin or own.checkpoint}, {parameters['precision']}"

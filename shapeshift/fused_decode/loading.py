@@ -11,7 +11,6 @@ from pathlib import Path
 import torch
 
 from shapeshift import settings
-from shapeshift.engines import hardware
 from shapeshift.engines.checkpoint import HASHES, find_folder, not_found, open_checkpoint
 from shapeshift.engines.hardware import available_mb
 from shapeshift.engines.text import chat_template_files
@@ -21,8 +20,9 @@ from shapeshift.engines.text.tokenizer import TextTokenizer
 from shapeshift.errors import EngineError, InvalidInputError, UnsupportedError
 from shapeshift.fused_decode.engine.detokenize import require_tokens_of_model, token_bytes
 from shapeshift.fused_decode.interfaces import Runtime, StepBatch, blocks_of
-from shapeshift.fused_decode.model.architecture import PRECISION_BYTES, Architecture
+from shapeshift.fused_decode.model.architecture import Architecture
 from shapeshift.fused_decode.model.kv_cache import cache_bytes
+from shapeshift.fused_decode.model.precision import COMPUTED_BYTES, computed, resolve
 from shapeshift.fused_decode.model.weights import weight_bytes
 from shapeshift.fused_decode.settings import FusedDecodeSettings, GeneratedDecodeSettings
 from shapeshift.serving.model_args import Log, ModelArgs
@@ -104,12 +104,12 @@ def load_runtime(
     extra_bytes: memory after the last slot, for other uses.
     """
     kind = device.partition(":")[0]
-    stated = hardware.resolve_precision(decode.precision, kind == "cuda")
+    stated = resolve(decode.precision, kind == "cuda")
     architecture = Architecture.read(folder)
     tokens, slots, longest = decode.kv_cache_tokens, decode.max_concurrency, decode.max_length
     slot = cache_bytes(architecture, 1, longest, stated)
     cache = cache_bytes(architecture, slots, longest, stated, blocks_of(tokens)) if tokens else 0
-    weights = weight_bytes(architecture, stated) + extra_bytes
+    weights = weight_bytes(architecture, stated, decode.group_size) + extra_bytes
     available = available_mb() if kind == "cpu" else _free_mb(device)
     require_memory(weights, slot, slots, longest, decode.memory_mb, available, log, tokens, cache)
     runtime = RUNTIMES[kind](
@@ -118,7 +118,7 @@ def load_runtime(
         precision=stated,
         device=device,
         kernel_cache=kernel_cache,
-        extra_elements=extra_bytes // PRECISION_BYTES[stated],
+        extra_elements=extra_bytes // COMPUTED_BYTES[computed(stated)],
         log=log,
     )
     runtime.longest_step_s = measure_longest_step_s(runtime, decode.prefill_tokens)

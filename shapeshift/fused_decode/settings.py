@@ -10,7 +10,8 @@ from shapeshift.fused_decode.policy.speculation import MOST_DRAFTED
 from shapeshift.serving.model_args import DESCRIPTION, Signature
 from shapeshift.settings import require
 
-PRECISIONS = ("auto", "f32", "bf16")
+PRECISIONS = ("auto", "f32", "bf16", "int8", "int4")
+GROUP_SIZES = (0, 32, 128)
 
 
 @dataclass(frozen=True)
@@ -18,7 +19,9 @@ class FusedDecodeSettings:
     """Parameters of the process that owns the decode loop.
 
     checkpoint       folder (absolute, under build/checkpoints or checkpoints/) or hub id (owner/model@revision)
-    precision        auto (bf16 where the hardware has it, else f32), f32 or bf16
+    precision        auto (bf16 where the hardware has it, else f32), f32, bf16, or, with quantised weights on a CPU,
+                     int8 or int4
+    group_size       inputs of an output that share a scale in int4: 32 or 128; 0: 128 where it divides them, else 32
     max_concurrency  slots: most requests that run at once
     max_length       most tokens of a request, prompt and answer together
     kv_cache_tokens  tokens of the requests that run, together; 0: max_concurrency times max_length. Where they run out,
@@ -43,6 +46,7 @@ class FusedDecodeSettings:
 
     checkpoint: str
     precision: str = "auto"
+    group_size: int = 0
     max_concurrency: int = 32
     max_length: int = 1024
     kv_cache_tokens: int = 0
@@ -66,6 +70,8 @@ class FusedDecodeSettings:
     def __post_init__(self) -> None:
         require(bool(self.checkpoint), "checkpoint", self.checkpoint, "a folder or a hub id")
         require(self.precision in PRECISIONS, "precision", self.precision, f"one of {', '.join(PRECISIONS)}")
+        sizes = ", ".join(map(str, GROUP_SIZES))
+        require(self.group_size in GROUP_SIZES, "group_size", self.group_size, f"one of {sizes}")
         require(1 <= self.max_concurrency <= 4096, "max_concurrency", self.max_concurrency, "1 to 4096")
         require(2 <= self.max_length <= 1_048_576, "max_length", self.max_length, "2 to 1048576")
         if self.kv_cache_tokens:

@@ -200,7 +200,7 @@ def model_with(
     model = DecodeModel.load(
         base, precision=precision, slots=SLOTS, max_length=64, threads=2, cache_dir=KERNELS, log=lambda text: None
     )
-    held = loaded(base, list(adapters.values()), torch.float32 if precision == "f32" else torch.bfloat16)
+    held = loaded(base, list(adapters.values()), model.memory.dtype)
 
     def places_of(numbers: list[int]) -> tuple[list[torch.Tensor], int]:
         return [held.places[number] for number in numbers], 0
@@ -347,7 +347,9 @@ def steps(texts: list[tuple[str | None, torch.Tensor]], adapters: list[str]) -> 
             done[row] += length
 
 
-@pytest.mark.parametrize(("precision", "threads"), [("f32", 1), ("f32", 2), ("f32", 5), ("bf16", 2)])
+@pytest.mark.parametrize(
+    ("precision", "threads"), [("f32", 1), ("f32", 2), ("f32", 5), ("bf16", 2), ("int8", 2), ("int4", 2)]
+)
 def test_the_fused_forward_equals_its_parts(
     base: Path,
     adapters: dict[str, Path],
@@ -364,7 +366,7 @@ def test_the_fused_forward_equals_its_parts(
     for batch in steps(texts, list(adapters)):
         logits = whole.forward(batch)
         # The separate operations round the logits as they round every result.
-        rounded = logits if precision == "f32" else logits.bfloat16().float()
+        rounded = logits if whole.memory.dtype == torch.float32 else logits.bfloat16().float()
         assert torch.equal(rounded, parts.forward(batch))
         mixed += batch.adapters is not None
     assert mixed > 20

@@ -12,6 +12,7 @@ import torch
 from shapeshift.errors import InvalidInputError
 from shapeshift.fused_decode.interfaces import BLOCK_TOKENS
 from shapeshift.fused_decode.model.cpu_runtime import DecodeModel
+from shapeshift.fused_decode.model.precision import WEIGHT_BITS
 from shapeshift.fused_decode.policy.speculation import MOST_DRAFTED
 from tests.fused_decode.decode_models import FAMILIES, LONGEST, VOCAB, Tiny, batch, make, teacher_forced, texts
 
@@ -59,7 +60,7 @@ def test_logits_are_those_of_transformers(
     assert seen > 50
 
 
-@pytest.mark.parametrize("precision", ["f32", "bf16"])
+@pytest.mark.parametrize("precision", WEIGHT_BITS)
 @pytest.mark.parametrize("threads", [1, 2, 5])
 @pytest.mark.parametrize("family", FAMILIES)
 def test_the_fused_forward_equals_the_separate_operations(
@@ -73,11 +74,11 @@ def test_the_fused_forward_equals_the_separate_operations(
     for (text, place, logits), (*other, expected) in zip(*fed, strict=True):
         assert [text, place] == other
         # The separate operations round the logits as they round every result.
-        assert torch.equal(logits if precision == "f32" else logits.bfloat16().float(), expected)
+        assert torch.equal(logits if whole.memory.dtype == torch.float32 else logits.bfloat16().float(), expected)
     assert torch.equal(whole.memory, parts.memory)
 
 
-@pytest.mark.parametrize("precision", ["f32", "bf16"])
+@pytest.mark.parametrize("precision", WEIGHT_BITS)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_row_does_not_depend_on_the_other_rows(
     tiny: Callable[[str], Tiny], load: Callable[..., DecodeModel], family: str, precision: str

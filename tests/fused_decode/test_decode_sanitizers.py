@@ -20,7 +20,7 @@ PROJECT = Path(__file__).resolve().parents[2]
 TESTS = (
     *("tests/fused_decode/test_decode_native.py", "tests/fused_decode/test_decode_model.py"),
     *("tests/fused_decode/test_decode_sampling.py", "tests/adapter_cache/test_lora_batch.py"),
-    "tests/adapter_cache/test_lora_kernels.py",
+    *("tests/adapter_cache/test_lora_kernels.py", "tests/fused_decode/test_decode_quantised.py"),
 )
 
 

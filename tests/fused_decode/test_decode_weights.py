@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -13,8 +14,11 @@ from safetensors.torch import load_file, save_file
 
 from shapeshift.errors import InvalidInputError
 from shapeshift.fused_decode.model.architecture import Architecture
+from shapeshift.fused_decode.model.cpu_runtime import DTYPES
 from shapeshift.fused_decode.model.kv_cache import KeyValueCache, cache_bytes
-from shapeshift.fused_decode.model.weights import WeightFiles, shapes, weight_bytes
+from shapeshift.fused_decode.model.precision import WEIGHT_BITS, computed, group_of
+from shapeshift.fused_decode.model.quantisation import quantise
+from shapeshift.fused_decode.model.weights import WeightFiles, linears, shapes, weight_bytes
 from tests.fused_decode.decode_models import Tiny
 from tests.fused_decode.families import make
 
@@ -181,3 +185,21 @@ def test_the_memory_bound_is_the_allocated_memory(
     table = tied.vocab_size * tied.hidden * dtype.itemsize
     parameters = sum(parameter.numel() for parameter in tiny("llama").reference.parameters())
     assert weight_bytes(tied, precision) == parameters * dtype.itemsize + table
+
+
+@pytest.mark.parametrize(("precision", "group_size"), [("int8", 0), ("int4", 0), ("int4", 32)])
+def test_the_memory_bound_of_quantised_weights(folder: Path, precision: str, group_size: int) -> None:
+    architecture, files = Architecture.read(folder), open_files(folder)
+    bits = WEIGHT_BITS[precision]
+    weights = [
+        (files.linear(layer, name, torch.float32)[0], bits)
+        for layer in range(architecture.layers)
+        for name in linears(architecture)
+    ]
+    weights.append((files.read("lm_head.weight", torch.float32), 8))
+    held = sum(DTYPES[computed(precision)].itemsize * math.prod(shape) for shape in shapes(architecture).values())
+    for weight, own in weights:
+        levels = quantise(weight, own, group_of(own, weight.shape[1], group_size))
+        held += weight.numel() * own // 8 + levels.scales.nbytes + levels.zeros.nbytes
+        held -= weight.numel() * DTYPES[computed(precision)].itemsize
+    assert weight_bytes(architecture, precision, group_size) == held

@@ -75,7 +75,8 @@ def _check(folder: Path, model: Path, values: dict[str, str]) -> str:
     from shapeshift.adapter_cache.lora.batch import lay_out
     from shapeshift.adapter_cache.registry import peft
     from shapeshift.adapter_cache.registry.peft import BaseModel
-    from shapeshift.fused_decode.model.architecture import PRECISION_BYTES, Architecture
+    from shapeshift.fused_decode.model.architecture import Architecture
+    from shapeshift.fused_decode.model.precision import COMPUTED_BYTES, computed
 
     own, loop = settings.read(AdapterCacheSettings, values), settings.read(FusedDecodeSettings, values)
     checkpoint = (model / loop.checkpoint).resolve()
@@ -84,7 +85,7 @@ def _check(folder: Path, model: Path, values: dict[str, str]) -> str:
     sha256 = settings.read(GeneratedDecodeSettings, values).checkpoint_sha256
     adapter = peft.read(folder, BaseModel(architecture, names, own.max_rank, checkpoint, sha256))
     peft.require_finite(adapter)
-    size = lay_out(architecture, adapter.factors)[1] * PRECISION_BYTES[loop.precision]
+    size = lay_out(architecture, adapter.factors)[1] * COMPUTED_BYTES[computed(loop.precision)]
     settings.require(size <= own.adapter_mb << 20, "adapter", f"{size} bytes", f"at most adapter_mb ({own.adapter_mb})")
     return sha256
 

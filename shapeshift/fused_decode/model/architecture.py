@@ -14,7 +14,6 @@ from typing import Any
 from shapeshift.errors import InvalidInputError
 from shapeshift.settings import Choices, require
 
-PRECISION_BYTES = {"f32": 4, "bf16": 2}
 _FAMILIES = "shapeshift.fused_decode.model.families"
 
 

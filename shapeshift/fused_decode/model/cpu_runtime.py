@@ -14,11 +14,12 @@ import torch
 from shapeshift.engines.hardware import cores
 from shapeshift.fused_decode.interfaces import BLOCK_TOKENS, LinearDelta, LinearHook, StepBatch, blocks_of
 from shapeshift.fused_decode.model import native_operations
-from shapeshift.fused_decode.model.architecture import PRECISION_BYTES, Architecture
+from shapeshift.fused_decode.model.architecture import Architecture
 from shapeshift.fused_decode.model.kv_cache import KeyValueCache
-from shapeshift.fused_decode.model.linear import maker
+from shapeshift.fused_decode.model.linear_makers import linear_makers
 from shapeshift.fused_decode.model.network import Network, assemble
 from shapeshift.fused_decode.model.operations import Operations, TorchOperations
+from shapeshift.fused_decode.model.precision import WEIGHT_BITS, computed
 from shapeshift.fused_decode.model.weights import WeightFiles
 from shapeshift.fused_decode.settings import FusedDecodeSettings
 from shapeshift.serving.model_args import Log
@@ -44,6 +45,7 @@ def load(
     model = DecodeModel.load(
         folder,
         precision=precision,
+        group_size=decode.group_size,
         slots=decode.max_concurrency,
         max_length=decode.max_length,
         blocks=blocks_of(decode.kv_cache_tokens),
@@ -90,6 +92,7 @@ class DecodeModel:
         checkpoint_dir: Path,
         *,
         precision: str,
+        group_size: int = 0,
         slots: int,
         max_length: int,
         blocks: int = 0,
@@ -101,7 +104,8 @@ class DecodeModel:
     ) -> DecodeModel:
         """The model of a checkpoint folder on this machine's CPU, for `slots` texts of `max_length` tokens.
 
-        precision       f32 or bf16: of weights, cache and activations
+        precision       f32 or bf16: of weights, cache and activations; or int8 or int4: of the weights of linears
+        group_size      inputs of an output that share a scale in int4; 0: 128 where that divides them, else 32
         blocks          of the cache; 0: enough for all these texts
         threads         of torch, for the whole process
         native          false: plain torch instead of the native kernels
@@ -110,17 +114,17 @@ class DecodeModel:
 
         Raises InvalidInputError for an invalid checkpoint or setting. Logs what runs slower than it could.
         """
-        require(precision in PRECISION_BYTES, "precision", precision, f"one of {', '.join(PRECISION_BYTES)}")
+        require(precision in WEIGHT_BITS, "precision", precision, f"one of {', '.join(WEIGHT_BITS)}")
         require(threads >= 1, "threads", threads, "at least 1")
         torch.set_num_threads(threads)
         architecture = Architecture.read(checkpoint_dir)
         files = WeightFiles(checkpoint_dir, architecture)
-        dtype = DTYPES[precision]
+        dtype = DTYPES[computed(precision)]
 
         def build() -> DecodeModel:
             cache = KeyValueCache(architecture, slots, max_length, dtype, blocks=blocks, extra_elements=extra_elements)
             compiled = native_operations.load(cache_dir, log) if native else None
-            make = native_operations.NativeLinear if compiled else maker(dtype, log)
+            make = linear_makers(precision, group_size, dtype, compiled is not None, log)
             network = assemble(architecture, files, cache, dtype, make)
             return cls(network, compiled or TorchOperations(), cache)
 

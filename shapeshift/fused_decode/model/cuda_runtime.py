@@ -22,11 +22,11 @@ import torch
 
 from shapeshift.errors import UnsupportedError
 from shapeshift.fused_decode.interfaces import BLOCK_TOKENS, StepBatch, blocks_of
-from shapeshift.fused_decode.model.architecture import PRECISION_BYTES, Architecture
+from shapeshift.fused_decode.model.architecture import Architecture
 from shapeshift.fused_decode.model.cpu_runtime import DTYPES, DecodeModel
 from shapeshift.fused_decode.model.kv_cache import KeyValueCache
 from shapeshift.fused_decode.model.linear import PlainLinear
-from shapeshift.fused_decode.model.network import Network, assemble
+from shapeshift.fused_decode.model.network import LinearMakers, Network, assemble
 from shapeshift.fused_decode.model.operations import (
     AttentionLayer,
     TorchOperations,
@@ -149,13 +149,13 @@ class GraphedModel(DecodeModel):
         """
         if device.startswith("cuda") and not torch.cuda.is_available():
             raise UnsupportedError(f"device {device}: torch finds no CUDA device")
-        require(precision in PRECISION_BYTES, "precision", precision, f"one of {', '.join(PRECISION_BYTES)}")
+        require(precision in DTYPES, "precision", precision, f"one of {', '.join(DTYPES)}")
         architecture, dtype = Architecture.read(checkpoint_dir), DTYPES[precision]
         files = WeightFiles(checkpoint_dir, architecture)
         cache = KeyValueCache(
             architecture, slots, max_length, dtype, blocks=blocks, device=device, extra_elements=extra_elements
         )
-        return cls(assemble(architecture, files, cache, dtype, PlainLinear), cache)
+        return cls(assemble(architecture, files, cache, dtype, LinearMakers(PlainLinear, PlainLinear, dtype)), cache)
 
     def _run(self, batch: StepBatch) -> torch.Tensor:
         if int(batch.lengths.max()) > 1 or batch.adapters is not None or batch.scored is not None:

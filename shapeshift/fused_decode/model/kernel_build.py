@@ -57,7 +57,7 @@ def import_torch() -> None:
 
 
 def library(cache_dir: Path, folder: Path | None = None, name: str = "decode") -> Path:
-    """The library of the *.cpp in `folder` (KERNELS), compiled into `cache_dir` at the first use in about 20 seconds.
+    """The library of the *.cpp in `folder` (KERNELS), compiled into `cache_dir` at the first use in about a minute.
 
     Processes that start together compile once. Raises OSError where there is no compiler or `cache_dir` cannot be
     written, subprocess.SubprocessError where the compiler fails.

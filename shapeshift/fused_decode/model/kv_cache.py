@@ -10,7 +10,8 @@ from collections.abc import Callable, Sequence
 import torch
 
 from shapeshift.fused_decode.interfaces import BLOCK_TOKENS, blocks_of
-from shapeshift.fused_decode.model.architecture import PRECISION_BYTES, Architecture, Rope
+from shapeshift.fused_decode.model.architecture import Architecture, Rope
+from shapeshift.fused_decode.model.precision import COMPUTED_BYTES, computed
 from shapeshift.settings import Choices, require
 
 Scaling = Callable[[Rope, torch.Tensor, int], torch.Tensor]
@@ -27,8 +28,8 @@ def cache_bytes(architecture: Architecture, slots: int, max_length: int, precisi
     """Bytes of a cache of `blocks` blocks (0: `max_length` tokens for each slot), and of the slots' rotary tables."""
     elements = (blocks or slots * blocks_of(max_length)) * block_elements(architecture)
     own = sum(has_own_tables(rope, max_length) for rope in _ropes(architecture))
-    tables = own * slots * max_length * architecture.head_dim * PRECISION_BYTES["f32"]
-    return elements * PRECISION_BYTES[precision] + tables
+    tables = own * slots * max_length * architecture.head_dim * COMPUTED_BYTES["f32"]
+    return elements * COMPUTED_BYTES[computed(precision)] + tables
 
 
 def block_elements(architecture: Architecture) -> int:

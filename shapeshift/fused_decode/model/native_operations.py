@@ -14,6 +14,7 @@ from shapeshift.fused_decode.model import kernel_build
 from shapeshift.fused_decode.model.linear import Linear
 from shapeshift.fused_decode.model.network import Layer
 from shapeshift.fused_decode.model.operations import AttentionLayer, FusedForward, NetworkParts
+from shapeshift.fused_decode.model.quantisation import Levels
 from shapeshift.serving.model_args import Log
 
 _NAMESPACE = "shapeshift_decode"
@@ -39,10 +40,23 @@ class NativeLinear:
 
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None, instructions: str = "best") -> None:
         self.packed: Any = _class("Linear", weight.dtype)(weight, bias, instructions)
+        self.kind = ""
 
     def __call__(self, rows: torch.Tensor) -> torch.Tensor:
         out: torch.Tensor = self.packed.forward(rows)
         return out
+
+
+class NativeLevelLinear(NativeLinear):
+    """See `quantisation.LevelLinear`: the same sums, by `kernels/linear_levels.h`.
+
+    instructions: tiles (AMX), quads (VNNI), plain, or best.
+    """
+
+    def __init__(self, weight: Levels, bias: torch.Tensor | None, instructions: str = "best") -> None:
+        self.kind = f"Levels{weight.bits}"
+        made = getattr(getattr(torch.classes, _NAMESPACE), f"Linear{self.kind}")
+        self.packed = made(weight.levels, weight.scales, weight.zeros, weight.group, bias, instructions)
 
 
 class NativeOperations:
@@ -96,7 +110,7 @@ class NativeOperations:
         """See `operations.Operations`. Exists where the linears are native too, and for layers as Llama's."""
         if not isinstance(network.head, NativeLinear) or not network.architecture.is_one_operation:
             return None
-        make = _class("Network", network.embedding.dtype)
+        make = _class(f"Network{network.layers[0].qkv.kind}", network.embedding.dtype)
         native = make(network.embedding, network.norm.weight, network.head.packed, network.architecture.norm_eps)
         for layer in network.layers:
             native.add(*_parts(layer))

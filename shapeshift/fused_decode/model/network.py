@@ -17,6 +17,7 @@ from shapeshift.fused_decode.model.operations import AttentionLayer, Operations,
 from shapeshift.fused_decode.model.weights import WeightFiles
 
 MakeLinear = Callable[[torch.Tensor, torch.Tensor | None], Linear]
+"""From weight [outputs, inputs] and bias [outputs] or None."""
 Activation = Callable[[torch.Tensor], torch.Tensor]
 
 ACTIVATIONS: dict[str, Activation] = {
@@ -153,10 +154,24 @@ def apply(linear: Linear, rows: torch.Tensor, linear_delta: LinearDelta | None, 
     return out
 
 
+@dataclass(frozen=True)
+class LinearMakers:
+    """How linears are made.
+
+    linear  makes those of the layers
+    head    makes the output head
+    dtype   in which they get weights and biases
+    """
+
+    linear: MakeLinear
+    head: MakeLinear
+    dtype: torch.dtype
+
+
 def assemble(
-    architecture: Architecture, files: WeightFiles, cache: KeyValueCache, dtype: torch.dtype, make: MakeLinear
+    architecture: Architecture, files: WeightFiles, cache: KeyValueCache, dtype: torch.dtype, make: LinearMakers
 ) -> Network:
-    """The network of a checkpoint over the buffers of `cache`, on its device; `make` makes the linears."""
+    """The network of a checkpoint over the buffers of `cache`, on its device; `dtype` is that of the activations."""
     with torch.inference_mode():
         return _Builder(architecture, files, cache, dtype, make).network()
 
@@ -169,7 +184,7 @@ class _Builder:
     files: WeightFiles
     cache: KeyValueCache
     dtype: torch.dtype
-    make: MakeLinear
+    make: LinearMakers
 
     def network(self) -> Network:
         a, names = self.architecture, self.architecture.tensors
@@ -179,14 +194,14 @@ class _Builder:
         if a.embedding_scale != 1:
             embedding *= a.embedding_scale
         positions = self._read(f"{names.positions}.weight", torch.float32) if names.positions else None
-        bias = self._read(f"{names.head}.bias", self.dtype) if a.head_bias else None
+        bias = self._read(f"{names.head}.bias", self.make.dtype) if a.head_bias else None
         return Network(
             a,
             embedding.to(self.dtype),
             None if positions is None else positions[: self.cache.max_length].contiguous(),
             [self._layer(index) for index in range(a.layers)],
             self._norm(names.final_norm),
-            self.make(self._read(table if a.tied else f"{names.head}.weight", self.dtype), bias),
+            self.make.head(self._read(table if a.tied else f"{names.head}.weight", self.make.dtype), bias),
         )
 
     def _layer(self, index: int) -> Layer:
@@ -232,9 +247,9 @@ class _Builder:
         )
 
     def _linear(self, index: int, name: str) -> Linear:
-        weight, bias = self.files.linear(index, name, self.dtype)
+        weight, bias = self.files.linear(index, name, self.make.dtype)
         device = self.cache.keys.device
-        return self.make(weight.to(device), None if bias is None else bias.to(device))
+        return self.make.linear(weight.to(device), None if bias is None else bias.to(device))
 
     def _norm(self, name: str) -> Norm:
         plain = self._plain_norm(name)

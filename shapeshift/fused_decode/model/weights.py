@@ -11,7 +11,15 @@ from safetensors import SafetensorError, safe_open
 
 from shapeshift.engines.checkpoint import INDEX, SINGLE, shard_names, weight_files
 from shapeshift.errors import InvalidInputError
-from shapeshift.fused_decode.model.architecture import PRECISION_BYTES, Architecture
+from shapeshift.fused_decode.model.architecture import Architecture
+from shapeshift.fused_decode.model.precision import (
+    COMPUTED_BYTES,
+    HEAD_BITS,
+    QUANTISED,
+    WEIGHT_BITS,
+    computed,
+    group_of,
+)
 from shapeshift.settings import require
 
 _DTYPES = ("F32", "F16", "BF16")
@@ -103,12 +111,21 @@ def head_order(head_dim: int, rotated: int, interleaved: bool) -> torch.Tensor:
     return torch.cat([pairs[0], others[0], pairs[1], others[1]])
 
 
-def weight_bytes(architecture: Architecture, precision: str) -> int:
-    """Bytes of the loaded weights. A tied table counts twice: lookup and product need different layouts."""
-    held = sum(math.prod(shape) for shape in shapes(architecture).values())
-    if architecture.tied:
-        held += architecture.vocab_size * architecture.hidden
-    return held * PRECISION_BYTES[precision]
+def weight_bytes(architecture: Architecture, precision: str, group_size: int = 0) -> int:
+    """Bytes of the loaded weights. A tied table counts twice: lookup and product need different layouts.
+
+    group_size: see `precision.group_of`.
+    """
+    a, bits = architecture, WEIGHT_BITS[precision]
+    sizes = [(sum(own.outputs), own.inputs, bits) for own in linears(a).values()] * a.layers
+    sizes.append((a.vocab_size, a.hidden, HEAD_BITS if precision in QUANTISED else bits))
+    held = sum(outputs * inputs * own // 8 for outputs, inputs, own in sizes)
+    if precision in QUANTISED:
+        # A group has a scale in f32 and a zero of one byte.
+        held += sum(5 * out * -(-inputs // (group_of(own, inputs, group_size) or inputs)) for out, inputs, own in sizes)
+    others = sum(math.prod(shape) for shape in shapes(a).values()) + (a.vocab_size * a.hidden if a.tied else 0)
+    others -= sum(outputs * inputs for outputs, inputs, _ in sizes)
+    return held + others * COMPUTED_BYTES[computed(precision)]
 
 
 class WeightFiles:

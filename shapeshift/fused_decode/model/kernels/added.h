@@ -6,13 +6,15 @@
 #include <vector>
 
 #include "linear_bf16.h"
+#include "linear_levels.h"
 #include "team.h"
 #include "terms.h"
 
 constexpr int64_t kLinears = 4;  // of a layer, in the order of `interfaces.QKV`, `OUTPUT`, `GATE_UP`, `DOWN`
 enum Place { kQkv, kOutput, kGateUp, kDown };
 
-template <typename T>
+// T: of the rows and of the terms; W: the kind of the linears' weights.
+template <typename T, typename W>
 class Added {
   using Groups = low_rank::Groups;
   using Tasks = low_rank::Tasks<T>;
@@ -20,7 +22,7 @@ class Added {
  public:
   // Sets the terms of a pass over `rows` tokens. given: the tensors of `interfaces.LowRank.arrays`, or none. linears:
   // those of each layer; in the last layer, the linears after attention compute only `wanted` tokens.
-  void fit(const std::vector<at::Tensor>& given, const std::array<const Panels<T>*, kLinears>& linears, int64_t layers,
+  void fit(const std::vector<at::Tensor>& given, const std::array<const Panels<W>*, kLinears>& linears, int64_t layers,
            int64_t rows, int64_t wanted) {
     any_ = !given.empty();
     if (!any_) return;
@@ -34,7 +36,7 @@ class Added {
     int64_t most = 0;
     for (int64_t i = 0; i < layers * kLinears; ++i) {
       const int64_t layer = i / kLinears, linear = i % kLinears;
-      const Panels<T>& own = *linears[linear];
+      const Panels<W>& own = *linears[linear];
       const Groups& groups = layer + 1 == layers && linear != kQkv ? last : all;
       tasks_[i].fit(factors, groups, layer, linear, own.inputs, own.outputs);
       most = std::max(most, tasks_[i].mixed());
@@ -44,13 +46,14 @@ class Added {
     for (auto& tasks : tasks_) tasks.rest_at(mixed_.data());
   }
 
-  // A linear and its terms; see `multiply`.
-  void multiply(const Team& team, int64_t layer, Place linear, const Panels<T>& own, const T* from, int64_t rows,
-                T* out) const {
-    if (!any_) return ::multiply(own, from, rows, out, team);
+  // A linear and its terms; see `multiply`. operand: the rows as the linear takes them, from: as they are.
+  template <typename Given>
+  void multiply(const Team& team, int64_t layer, Place linear, const Panels<W>& own, const Given& operand,
+                const T* from, int64_t rows, T* out) const {
+    if (!any_) return ::multiply(own, operand, rows, out, team);
     const Tasks& tasks = tasks_[layer * kLinears + linear];
-    if (tasks.empty()) return ::multiply(own, from, rows, out, team);
-    ::multiply(own, from, rows, out, Before{team, tasks, from});
+    if (tasks.empty()) return ::multiply(own, operand, rows, out, team);
+    ::multiply(own, operand, rows, out, Before{team, tasks, from});
     team(tasks.columns.size(), [&](int64_t task) { tasks.expand(task, out); });
   }
 

@@ -3,29 +3,13 @@
 
 #pragma once
 
-#include "linear.h"
+#include "tiles.h"
 
-#if defined(__AMX_BF16__) || defined(__AVX512BF16__)
-#include <immintrin.h>
-#endif
-#if defined(__AMX_BF16__)
-#include <sys/syscall.h>
-#include <unistd.h>
-#endif
-
-constexpr int64_t kSide = 16;   // rows, outputs, and pairs of inputs of a tile
 constexpr int64_t kBlock = 32;  // inputs of a tile
-constexpr int64_t kTiles = 2;   // of weights that are used together
-constexpr int64_t kWide = kTiles * kSide;         // outputs of a panel
 constexpr int64_t kTileElements = kSide * kBlock;
 constexpr int64_t kStep = kTiles * kTileElements;
-constexpr int64_t kHigh = 2 * kSide;  // rows that use a tile of weights together
-constexpr int64_t kNear = 16;         // blocks of a panel that fit the first cache, beside rows and sums
-constexpr int64_t kPairRows = 8;      // rows of a tile of vectors
-constexpr int64_t kAhead = 4096;      // elements between what is read and what is fetched into the cache
-
-// From the slowest to the fastest.
-enum class Instructions { kPlain, kPairs, kTiles };
+constexpr int64_t kPairRows = 8;  // rows of a tile of vectors
+constexpr int64_t kAhead = 4096;  // elements between what is read and what is fetched into the cache
 
 // weights [panels, blocks, kTiles, kSide pairs, kSide outputs, 2], with 0 where there is no input or output; bias
 // [outputs] or null.
@@ -35,6 +19,20 @@ struct Panels<BFloat> {
   const float* bias;
   int64_t inputs, outputs;
   Instructions instructions;
+
+  static constexpr const char* kNames[] = {"plain", "pairs", "tiles"};  // of the instructions
+
+  // The fastest instructions that this CPU, system and number of inputs allow.
+  Instructions best() const {
+#if defined(__AMX_BF16__)
+    if (inputs % kBlock == 0 && tiles_permitted()) return Instructions::kTiles;
+#endif
+#if defined(__AVX512BF16__)
+    return Instructions::kDots;
+#else
+    return Instructions::kPlain;
+#endif
+  }
 
   int64_t count() const { return (outputs + kWide - 1) / kWide; }
   int64_t blocks() const { return (inputs + kBlock - 1) / kBlock; }
@@ -55,49 +53,12 @@ struct Panels<BFloat> {
 };
 
 #if defined(__AMX_BF16__)
-// What `_tile_loadconfig` reads. Tiles 0 to 3 are sums, 4 and 5 rows, 6 and 7 weights.
-struct alignas(64) TileShapes {
-  uint8_t palette = 1, start = 0, unused[14] = {};
-  uint16_t bytes[16] = {};
-  uint8_t rows[16] = {};
-
-  TileShapes(int64_t low, int64_t high) {
-    const int64_t wanted[8] = {low, low, high, high, low, high, kSide, kSide};
-    for (int64_t tile = 0; tile < 8; ++tile) {
-      rows[tile] = static_cast<uint8_t>(wanted[tile]);
-      bytes[tile] = wanted[tile] == 0 ? 0 : 64;
-    }
-  }
-};
-
-// Whether Linux lets this process use tiles; it has to be asked once.
-inline bool tiles_permitted() {
-  constexpr int64_t kRequest = 0x1023, kTileData = 18;
-  static const bool permitted = syscall(SYS_arch_prctl, kRequest, kTileData) == 0;
-  return permitted;
-}
-
 // sums [rows, kWide] = (first ? 0 : sums) + rows, `inputs` apart, times `blocks` blocks of a panel. kBoth: there are more
 // than kSide rows. kFetch: the weights come from memory, not from the cache.
 template <bool kBoth, bool kFetch>
 void multiply_blocks(const BFloat* from, int64_t inputs, const BFloat* panel, int64_t blocks, bool first, float* sums) {
-  constexpr int64_t kSums = kWide * sizeof(float);
   const int64_t stride = inputs * static_cast<int64_t>(sizeof(BFloat));
-  if (first) {
-    _tile_zero(0);
-    _tile_zero(1);
-    if constexpr (kBoth) {
-      _tile_zero(2);
-      _tile_zero(3);
-    }
-  } else {
-    _tile_loadd(0, sums, kSums);
-    _tile_loadd(1, sums + kSide, kSums);
-    if constexpr (kBoth) {
-      _tile_loadd(2, sums + kSide * kWide, kSums);
-      _tile_loadd(3, sums + kSide * kWide + kSide, kSums);
-    }
-  }
+  load_sums<kBoth>(first, sums);
   for (int64_t block = 0; block < blocks; ++block, panel += kStep, from += kBlock) {
     if constexpr (kFetch) {
       for (int64_t ahead = 0; ahead < kStep; ahead += kBlock) __builtin_prefetch(panel + kAhead + ahead, 0, 2);
@@ -113,12 +74,7 @@ void multiply_blocks(const BFloat* from, int64_t inputs, const BFloat* panel, in
       _tile_dpbf16ps(3, 5, 7);
     }
   }
-  _tile_stored(0, sums, kSums);
-  _tile_stored(1, sums + kSide, kSums);
-  if constexpr (kBoth) {
-    _tile_stored(2, sums + kSide * kWide, kSums);
-    _tile_stored(3, sums + kSide * kWide + kSide, kSums);
-  }
+  store_sums<kBoth>(sums);
 }
 
 // sums [rows, kWide] = rows [rows, inputs] times a panel; `inputs` a multiple of kBlock. Many rows use a part of the
@@ -130,11 +86,7 @@ inline void sum_by_tiles(const Panels<BFloat>& own, const BFloat* panel, const B
     int64_t shaped = 0;
     for (int64_t row = 0; row < rows; row += kHigh) {
       const int64_t count = std::min(kHigh, rows - row);
-      if (count != shaped) {
-        const TileShapes shapes(std::min(count, kSide), std::max<int64_t>(count - kSide, 0));
-        _tile_loadconfig(&shapes);
-        shaped = count;
-      }
+      shape_tiles(count, shaped);
       const auto run = count <= kSide ? multiply_blocks<false, true>
                        : row == 0     ? multiply_blocks<true, true>
                                       : multiply_blocks<true, false>;
@@ -208,7 +160,7 @@ template <int64_t kRows = kPairRows>
 void sum_by_vectors(const Panels<BFloat>& own, const BFloat* panel, const BFloat* from, int64_t rows, float* sums) {
   for (; rows >= kRows; rows -= kRows, from += kRows * own.inputs, sums += kRows * kWide) {
 #if defined(__AVX512BF16__)
-    if (own.instructions == Instructions::kPairs) {
+    if (own.instructions == Instructions::kDots) {
       sum_pairs<kRows>(own, panel, from, sums);
       continue;
     }
@@ -216,24 +168,6 @@ void sum_by_vectors(const Panels<BFloat>& own, const BFloat* panel, const BFloat
     sum_plain<kRows>(own, panel, from, sums);
   }
   if constexpr (kRows > 1) sum_by_vectors<kRows - 1>(own, panel, from, rows, sums);
-}
-
-// The fastest instructions that this CPU, system and number of inputs allow.
-inline Instructions best_instructions(int64_t inputs) {
-#if defined(__AMX_BF16__)
-  if (inputs % kBlock == 0 && tiles_permitted()) return Instructions::kTiles;
-#endif
-#if defined(__AVX512BF16__)
-  return Instructions::kPairs;
-#else
-  return Instructions::kPlain;
-#endif
-}
-
-template <int64_t kWidth, typename Out>
-void write_sums(const float* sums, int64_t width, Out* target) {
-#pragma omp simd
-  for (int64_t lane = 0; lane < (kWidth ? kWidth : width); ++lane) narrow(sums[lane], target[lane]);
 }
 
 // out [rows, outputs] of one panel = rows [rows, inputs] times the panel, plus bias; at most kMostRows rows.
@@ -254,12 +188,7 @@ void multiply_panel(const Panels<BFloat>& own, int64_t index, const BFloat* from
     for (int64_t i = 0; i < rows * kWide; ++i) sums[i] += i % kWide < width ? own.bias[first + i % kWide] : 0.0f;
   }
   for (int64_t i = 0; i < rows; ++i) {
-    Out* target = out + i * own.outputs + first;
-    if (width == kWide) {
-      write_sums<kWide>(sums + i * kWide, kWide, target);
-    } else {
-      write_sums<0>(sums + i * kWide, width, target);
-    }
+    write_sums(sums + i * kWide, width, out + i * own.outputs + first);
   }
 }
 

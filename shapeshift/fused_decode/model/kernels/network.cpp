@@ -1,5 +1,6 @@
-// A whole forward pass as one operation, in float or bfloat16: its threads stay in it from part to part, and it allocates nothing.
-// It computes the same as network.py with the operators, by the same kernels.
+// A whole forward pass as one operation, in float or bfloat16, over weights of the same type or in levels: its threads
+// stay in it from part to part, and it allocates nothing. It computes the same as network.py with the operators, by the
+// same kernels.
 
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/empty.h>
@@ -11,7 +12,8 @@
 
 #include "added.h"
 #include "attention.h"
-#include "packed.h"
+#include "operand.h"
+#include "packed_levels.h"
 #include "rows.h"
 #include "team.h"
 
@@ -19,13 +21,17 @@ namespace {
 
 using at::Tensor;
 
-constexpr int64_t kShares = 10 + kLinears;  // most calls of the team in a layer, or outside the layers
+constexpr int64_t kShares = 11 + kLinears;  // most calls of the team in a layer, or outside the layers
+
+// The weights of the output head: with levels of 4 bits in the layers it has 8, since every error there is a token's.
+template <typename W>
+using HeadOf = std::conditional_t<std::is_same_v<W, Levels<4>>, Levels<8>, W>;
 
 // One decoder layer.
-template <typename T>
+template <typename W>
 struct LayerParts {
   Tensor attention_norm, mlp_norm;
-  LinearPointer<T> qkv, output, gate_up, down;
+  LinearPointer<W> qkv, output, gate_up, down;
   Held attention;
 };
 
@@ -36,11 +42,11 @@ struct Buffers {
   T *normed, *qkv, *mixed, *picked, *delta, *both, *gated;
 };
 
-// The residual state and the logits are float, all else is T.
-template <typename T>
+// The residual state and the logits are float, weights are W, all else is T.
+template <typename T, typename W>
 class Network : public torch::CustomClassHolder {
  public:
-  Network(Tensor embedding, Tensor norm, LinearPointer<T> head, double eps)
+  Network(Tensor embedding, Tensor norm, LinearPointer<HeadOf<W>> head, double eps)
       : embedding_(std::move(embedding)),
         norm_(std::move(norm)),
         head_(std::move(head)),
@@ -49,21 +55,21 @@ class Network : public torch::CustomClassHolder {
     TORCH_CHECK(embedding_.dim() == 2, "embedding: must be [vocabulary, hidden]");
     hidden_ = embedding_.size(1);
     check_norm(norm_);
-    check_linear(head_, hidden_, head_->panels().outputs, "head");
+    check_linear(*head_, hidden_, head_->panels().outputs, "head");
   }
 
   // Adds a layer; called from the first layer to the last.
-  void add(Tensor attention_norm, LinearPointer<T> qkv, Tensor keys, Tensor values, Tensor cosines, Tensor sines,
+  void add(Tensor attention_norm, LinearPointer<W> qkv, Tensor keys, Tensor values, Tensor cosines, Tensor sines,
            std::optional<Tensor> query_norm, std::optional<Tensor> key_norm, double eps, int64_t window, double scale,
-           double cap, LinearPointer<T> output, Tensor mlp_norm, LinearPointer<T> gate_up, LinearPointer<T> down) {
-    LayerParts<T> parts{attention_norm, mlp_norm, qkv, output, gate_up, down,
+           double cap, LinearPointer<W> output, Tensor mlp_norm, LinearPointer<W> gate_up, LinearPointer<W> down) {
+    LayerParts<W> parts{attention_norm, mlp_norm, qkv, output, gate_up, down,
                    Held{keys, values, cosines, sines, query_norm, key_norm, eps, window, scale, cap}};
     check_norm(attention_norm), check_norm(mlp_norm);
     parts.attention.check(kType<T>);
-    check_linear(qkv, hidden_, qkv->panels().outputs, "qkv");
-    check_linear(output, parts.attention.heads(qkv->panels().outputs) * keys.size(3), hidden_, "output");
-    check_linear(gate_up, hidden_, 2 * down->panels().inputs, "gate_up");
-    check_linear(down, down->panels().inputs, hidden_, "down");
+    check_linear(*qkv, hidden_, qkv->panels().outputs, "qkv");
+    check_linear(*output, parts.attention.heads(qkv->panels().outputs) * keys.size(3), hidden_, "output");
+    check_linear(*gate_up, hidden_, 2 * down->panels().inputs, "gate_up");
+    check_linear(*down, down->panels().inputs, hidden_, "down");
     TORCH_CHECK(layers_.empty() || alike(layers_[0], parts), "layers: must be alike");
     layers_.push_back(std::move(parts));
   }
@@ -77,7 +83,7 @@ class Network : public torch::CustomClassHolder {
     const int64_t rows = tokens.numel(), wanted = last.numel();
     check_below(tokens, embedding_.size(0), "tokens"), check_below(last, rows, "last");
     checked(tasks, blocks, layers_[0].attention, rows);
-    const LayerParts<T>& parts = layers_[0];
+    const LayerParts<W>& parts = layers_[0];
     added_.fit(terms, {&parts.qkv->panels(), &parts.output->panels(), &parts.gate_up->panels(), &parts.down->panels()},
                static_cast<int64_t>(layers_.size()), rows, wanted);
     const Buffers<T> buffers = fit(rows, wanted);
@@ -93,12 +99,13 @@ class Network : public torch::CustomClassHolder {
     TORCH_CHECK(norm.numel() == hidden_, "norm: must have ", hidden_, " elements");
   }
 
-  static void check_linear(const LinearPointer<T>& linear, int64_t inputs, int64_t outputs, const char* name) {
-    const Panels<T>& own = linear->panels();
+  template <typename Any>
+  static void check_linear(const Any& linear, int64_t inputs, int64_t outputs, const char* name) {
+    const auto& own = linear.panels();
     TORCH_CHECK(own.inputs == inputs && own.outputs == outputs, name, ": must be [", outputs, ", ", inputs, "]");
   }
 
-  static bool alike(const LayerParts<T>& one, const LayerParts<T>& other) {
+  static bool alike(const LayerParts<W>& one, const LayerParts<W>& other) {
     return one.attention.keys.sizes() == other.attention.keys.sizes() &&
            one.qkv->panels().outputs == other.qkv->panels().outputs &&
            one.down->panels().inputs == other.down->panels().inputs;
@@ -112,7 +119,7 @@ class Network : public torch::CustomClassHolder {
 
   // Buffers for a pass of this size, in memory that later passes reuse.
   Buffers<T> fit(int64_t rows, int64_t wanted) {
-    const LayerParts<T>& parts = layers_[0];
+    const LayerParts<W>& parts = layers_[0];
     const int64_t query = parts.output->panels().inputs, inner = parts.down->panels().inputs;
     const int64_t width = 2 * hidden_ + parts.qkv->panels().outputs + 2 * query + 3 * inner;
     const auto needed = static_cast<size_t>(rows * width);
@@ -120,6 +127,7 @@ class Network : public torch::CustomClassHolder {
     if (!logits_.defined() || logits_.size(0) < wanted) {
       logits_ = at::empty({wanted, head_->panels().outputs}, embedding_.options().dtype(at::kFloat));
     }
+    operand_.fit(rows, std::max({hidden_, query, inner}));
     T* next = memory_.data();
     const auto part = [&](int64_t own) { return std::exchange(next, next + rows * own); };
     Buffers<T> made{};
@@ -131,7 +139,7 @@ class Network : public torch::CustomClassHolder {
   }
 
   void pass(const Team& team, const Buffers<T>& own, const Tensor& tokens, const Tensor& tasks, const Tensor& blocks,
-            bool split, const Tensor& last) const {
+            bool split, const Tensor& last) {
     const int64_t* ids = tokens.const_data_ptr<int64_t>();
     const auto* table = static_cast<const T*>(embedding_.const_data_ptr());
     const int64_t wanted = last.numel();
@@ -143,10 +151,10 @@ class Network : public torch::CustomClassHolder {
     float* state = own.state;
     T *mixed = own.mixed, *delta = nullptr;
     for (int64_t layer = 0; layer < static_cast<int64_t>(layers_.size()); ++layer) {
-      const LayerParts<T>& parts = layers_[layer];
-      const Panels<T> &qkv = parts.qkv->panels(), &output = parts.output->panels();
+      const LayerParts<W>& parts = layers_[layer];
+      const Panels<W> &qkv = parts.qkv->panels(), &output = parts.output->panels();
       add_norm(team, state, delta, parts.attention_norm, rows, own.normed);
-      added_.multiply(team, layer, kQkv, qkv, own.normed, rows, own.qkv);
+      linear(team, layer, kQkv, qkv, own.normed, rows, own.qkv);
       const auto held = parts.attention.template layer<T>(qkv.outputs, own.qkv, own.mixed, blocks);
       attend_all(held, reinterpret_cast<const Task*>(tasks.const_data_ptr<int32_t>()), tasks.size(0), split, team);
       if (&parts == &layers_.back()) {
@@ -158,23 +166,35 @@ class Network : public torch::CustomClassHolder {
         });
         rows = wanted, state = own.chosen, mixed = own.picked;
       }
+      if constexpr (Operand<T, W>::kWorks) {
+        team(rows, [&](int64_t row) { operand_.prepare(mixed, row, output.inputs); });
+      }
       delta = own.delta;
-      added_.multiply(team, layer, kOutput, output, mixed, rows, delta);
+      linear(team, layer, kOutput, output, mixed, rows, delta);
       add_norm(team, state, delta, parts.mlp_norm, rows, own.normed);
-      added_.multiply(team, layer, kGateUp, parts.gate_up->panels(), own.normed, rows, own.both);
+      linear(team, layer, kGateUp, parts.gate_up->panels(), own.normed, rows, own.both);
       const int64_t inner = parts.down->panels().inputs;
-      team(rows, [&](int64_t row) { gate_row(own.both + 2 * row * inner, inner, own.gated + row * inner); });
-      added_.multiply(team, layer, kDown, parts.down->panels(), own.gated, rows, delta);
+      team(rows, [&](int64_t row) {
+        gate_row(own.both + 2 * row * inner, inner, own.gated + row * inner);
+        operand_.prepare(own.gated, row, inner);
+      });
+      linear(team, layer, kDown, parts.down->panels(), own.gated, rows, delta);
     }
     add_norm(team, state, delta, norm_, rows, own.normed);
-    multiply(head_->panels(), own.normed, rows, logits_.data_ptr<float>(), team);
+    multiply(head_->panels(), operand_.of(own.normed, hidden_), rows, logits_.data_ptr<float>(), team);
   }
 
-  void add_norm(const Team& team, float* state, const T* delta, const Tensor& weight, int64_t rows, T* out) const {
+  // A linear of a layer with its low-rank terms; `from` is prepared.
+  void linear(const Team& team, int64_t layer, Place place, const Panels<W>& own, const T* from, int64_t rows, T* out) {
+    added_.multiply(team, layer, place, own, operand_.of(from, own.inputs), from, rows, out);
+  }
+
+  void add_norm(const Team& team, float* state, const T* delta, const Tensor& weight, int64_t rows, T* out) {
     const float* scale = weight.const_data_ptr<float>();
     team(rows, [&](int64_t row) {
       const T* added = delta == nullptr ? nullptr : delta + row * hidden_;
       add_norm_row(state + row * hidden_, added, scale, eps_, hidden_, out + row * hidden_);
+      operand_.prepare(out, row, hidden_);
     });
   }
 
@@ -184,31 +204,55 @@ class Network : public torch::CustomClassHolder {
   }
 
   Tensor embedding_, norm_;
-  LinearPointer<T> head_;
+  LinearPointer<HeadOf<W>> head_;
   float eps_;
   int64_t hidden_;
-  std::vector<LayerParts<T>> layers_;
+  std::vector<LayerParts<W>> layers_;
   std::vector<float> states_;
   std::vector<T> memory_;
-  Added<T> added_;
+  Operand<T, W> operand_;
+  Added<T, W> added_;
   Tensor logits_;
 };
 
-template <typename T>
-void define(torch::Library& library, const std::string& suffix) {
-  library.class_<Linear<T>>("Linear" + suffix)
+template <typename W>
+void define_linear(torch::Library& library, const std::string& suffix) {
+  library.class_<Linear<W>>("Linear" + suffix)
       .def(torch::init<const Tensor&, std::optional<Tensor>, const std::string&>())
-      .def("forward", &Linear<T>::forward)
-      .def("instructions", &Linear<T>::instructions);
-  library.class_<Network<T>>("Network" + suffix)
-      .def(torch::init<Tensor, Tensor, LinearPointer<T>, double>())
-      .def("add", &Network<T>::add)
-      .def("forward", &Network<T>::forward);
+      .def("forward", &Linear<W>::forward)
+      .def("instructions", &Linear<W>::instructions);
+}
+
+template <int64_t kBits>
+void define_levels(torch::Library& library, const std::string& suffix) {
+  using Own = Linear<Levels<kBits>>;
+  library.class_<Own>("Linear" + suffix)
+      .def(torch::init<const Tensor&, const Tensor&, const Tensor&, int64_t, std::optional<Tensor>,
+                       const std::string&>())
+      .def("forward", &Own::forward)
+      .def("instructions", &Own::instructions);
+}
+
+template <typename T, typename W = T>
+void define_network(torch::Library& library, const std::string& suffix) {
+  using Own = Network<T, W>;
+  library.class_<Own>("Network" + suffix)
+      .def(torch::init<Tensor, Tensor, LinearPointer<HeadOf<W>>, double>())
+      .def("add", &Own::add)
+      .def("forward", &Own::forward);
 }
 
 }  // namespace
 
 TORCH_LIBRARY_FRAGMENT(shapeshift_decode, library) {
-  define<float>(library, "");
-  define<BFloat>(library, "BFloat16");
+  define_linear<float>(library, "");
+  define_linear<BFloat>(library, "BFloat16");
+  define_levels<8>(library, "Levels8");
+  define_levels<4>(library, "Levels4");
+  define_network<float>(library, "");
+  define_network<BFloat>(library, "BFloat16");
+  define_network<float, Levels<8>>(library, "Levels8");
+  define_network<BFloat, Levels<8>>(library, "Levels8BFloat16");
+  define_network<float, Levels<4>>(library, "Levels4");
+  define_network<BFloat, Levels<4>>(library, "Levels4BFloat16");
 }

@@ -33,6 +33,25 @@ std::unique_ptr<T, Freed> reserve(int64_t elements) {
   return std::unique_ptr<T, Freed>(static_cast<T*>(memory));
 }
 
+// The instructions of a name of `Panels::kNames`, or, for "best", the fastest here.
+template <typename Own>
+Instructions chosen(const Own& panels, const std::string& wanted) {
+  const Instructions best = panels.best();
+  for (int name = 0; name <= static_cast<int>(best); ++name) {
+    if (wanted == Own::kNames[name]) return static_cast<Instructions>(name);
+  }
+  TORCH_CHECK(wanted == "best", "instructions: ", wanted, ": this CPU, or this number of inputs, has none such");
+  return best;
+}
+
+// What every linear takes.
+template <typename T>
+int64_t checked_rows(const at::Tensor& rows, int64_t inputs) {
+  check_like(rows, kType<T>, "rows");
+  TORCH_CHECK(rows.dim() == 2 && rows.size(1) == inputs, "rows: must be [rows, ", inputs, "]");
+  return rows.size(0);
+}
+
 // y = x weight^T + bias, over a copy of the weights in panels.
 template <typename T>
 class Linear : public torch::CustomClassHolder {
@@ -46,7 +65,7 @@ class Linear : public torch::CustomClassHolder {
     if (bias) bias_ = bias->to(at::kFloat);
     panels_.bias = bias_ ? bias_->const_data_ptr<float>() : nullptr;
     panels_.inputs = weight.size(1), panels_.outputs = weight.size(0);
-    if constexpr (std::is_same_v<T, BFloat>) panels_.instructions = chosen(instructions, panels_.inputs);
+    if constexpr (std::is_same_v<T, BFloat>) panels_.instructions = chosen(panels_, instructions);
     weights_ = reserve<T>(panels_.elements());
     panels_.weights = weights_.get();
     const auto* from = static_cast<const T*>(weight.const_data_ptr());
@@ -56,32 +75,19 @@ class Linear : public torch::CustomClassHolder {
   const Panels<T>& panels() const { return panels_; }
 
   at::Tensor forward(const at::Tensor& rows) const {
-    check_like(rows, kType<T>, "rows");
-    TORCH_CHECK(rows.dim() == 2 && rows.size(1) == panels_.inputs, "rows: must be [rows, ", panels_.inputs, "]");
-    at::Tensor out = at::empty({rows.size(0), panels_.outputs}, rows.options());
-    multiply(panels_, static_cast<const T*>(rows.const_data_ptr()), rows.size(0), static_cast<T*>(out.data_ptr()),
-             Shared{});
+    const int64_t count = checked_rows<T>(rows, panels_.inputs);
+    at::Tensor out = at::empty({count, panels_.outputs}, rows.options());
+    multiply(panels_, static_cast<const T*>(rows.const_data_ptr()), count, static_cast<T*>(out.data_ptr()), Shared{});
     return out;
   }
 
   // The name of the instructions that multiply.
   std::string instructions() const {
-    if constexpr (std::is_same_v<T, BFloat>) return kNames[static_cast<int>(panels_.instructions)];
-    return kNames[0];
+    if constexpr (std::is_same_v<T, BFloat>) return Panels<T>::kNames[static_cast<int>(panels_.instructions)];
+    return "plain";
   }
 
  private:
-  static constexpr const char* kNames[] = {"plain", "pairs", "tiles"};
-
-  static Instructions chosen(const std::string& wanted, int64_t inputs) {
-    const Instructions best = best_instructions(inputs);
-    for (int name = 0; name <= static_cast<int>(best); ++name) {
-      if (wanted == kNames[name]) return static_cast<Instructions>(name);
-    }
-    TORCH_CHECK(wanted == "best", "instructions: ", wanted, ": this CPU, or this number of inputs, has none such");
-    return best;
-  }
-
   std::optional<at::Tensor> bias_;
   std::unique_ptr<T, Freed> weights_;
   Panels<T> panels_{};

@@ -1,0 +1,72 @@
+// Weights as unsigned levels of 8 or 4 bits. A weight is its group's scale times (level - the group's zero).
+
+#pragma once
+
+#include "quantised_rows.h"
+#include "tiles.h"
+
+// The kind of weights with levels of kBits bits.
+template <int64_t kBits>
+struct Levels {
+  uint8_t bits;
+};
+
+constexpr int64_t kQuad = 4;  // inputs whose levels lie side by side
+
+// weights [panels, blocks, kTiles, kSide quads, kSide outputs, kQuad]; with 4 bits one byte holds the levels of both
+// tiles, the second one in its high bits. scales and zeros [panels, groups, kWide]; bias [outputs] or null. A group
+// has `group` inputs of an output, a multiple of kPart; the last one may have fewer.
+template <int64_t kBits>
+struct Panels<Levels<kBits>> {
+  static_assert(kBits == 8 || kBits == 4);
+  const uint8_t* weights;
+  const float* scales;
+  const uint8_t* zeros;
+  const float* bias;
+  int64_t inputs, outputs, group;
+  Instructions instructions;
+
+  static constexpr const char* kNames[] = {"plain", "quads", "tiles"};
+  static constexpr int64_t kLineBytes = kSide * kQuad;
+  static constexpr int64_t kTileBytes = kSide * kLineBytes;
+  static constexpr int64_t kBytes = kTileBytes * kTiles * kBits / 8;  // of a block
+  static constexpr int64_t kMostInputs = 65536;                       // so that sums of products fit 32 bits
+
+  Instructions best() const {
+#if defined(__AMX_INT8__)
+    if (tiles_permitted()) return Instructions::kTiles;
+#endif
+#if defined(__AVX512VNNI__)
+    return Instructions::kDots;
+#else
+    return Instructions::kPlain;
+#endif
+  }
+
+  int64_t count() const { return (outputs + kWide - 1) / kWide; }
+  int64_t blocks() const { return (inputs + kBlockInputs - 1) / kBlockInputs; }
+  int64_t groups() const { return (inputs + group - 1) / group; }
+  int64_t elements() const { return count() * blocks() * kBytes; }
+  // The end of a group, where padding belongs to the last one.
+  int64_t end(int64_t of) const { return of + 1 == groups() ? blocks() * kBlockInputs : (of + 1) * group; }
+
+  // Writes panel `index` of plain levels [outputs, inputs] to its place in `target`; 0 where there is none.
+  void pack(const uint8_t* plain, int64_t index, uint8_t* target) const {
+    target += index * blocks() * kBytes;
+    std::memset(target, 0, blocks() * kBytes);
+    const int64_t count = std::min(kWide, outputs - index * kWide);
+    for (int64_t column = 0; column < count; ++column) {
+      const uint8_t* from = plain + (index * kWide + column) * inputs;
+      const int64_t tile = column / kSide, place = column % kSide * kQuad;
+      for (int64_t input = 0; input < inputs; ++input) {
+        uint8_t* block = target + input / kBlockInputs * kBytes;
+        const int64_t at = input % kBlockInputs / kQuad * kLineBytes + place + input % kQuad;
+        if constexpr (kBits == 8) {
+          block[tile * kTileBytes + at] = from[input];
+        } else {
+          block[at] |= static_cast<uint8_t>(from[input] << (4 * tile));
+        }
+      }
+    }
+  }
+};

@@ -1,0 +1,84 @@
+// Rows of activations as signed 8-bit levels, each row with a scale of its own, chosen when the row is there.
+
+#pragma once
+
+#include <vector>
+
+#include "common.h"
+
+constexpr int64_t kPart = 32;         // inputs whose levels are summed together
+constexpr int64_t kBlockInputs = 64;  // inputs of a block of weights; rows are padded to whole ones
+constexpr float kMostLevel = 127.0f;
+
+// levels [rows, stride], -127 to 127, and 0 behind the inputs. A value is its level times the scale of its row. sums
+// [rows, parts() + 1]: of the levels before each part of kPart inputs.
+struct QuantisedRows {
+  int8_t* levels;
+  float* scales;
+  int32_t* sums;
+  int64_t inputs;
+
+  int64_t stride() const { return (inputs + kBlockInputs - 1) / kBlockInputs * kBlockInputs; }
+  int64_t parts() const { return stride() / kPart; }
+  QuantisedRows from(int64_t row) const {
+    return {levels + row * stride(), scales + row, sums + row * (parts() + 1), inputs};
+  }
+  // The sum of the levels of a row's inputs from `begin` to `end`, multiples of kPart.
+  int32_t sum(int64_t row, int64_t begin, int64_t end) const {
+    const int32_t* own = sums + row * (parts() + 1);
+    return own[end / kPart] - own[begin / kPart];
+  }
+};
+
+// Quantises a row. Where one of its values is infinite or not a number, so is its scale.
+template <typename T>
+void quantise_row(const T* values, const QuantisedRows& row) {
+  // As integers, magnitudes have the order of the numbers, and those that are none come last.
+  int32_t most = 0;
+#pragma omp simd reduction(max : most)
+  for (int64_t i = 0; i < row.inputs; ++i) {
+    const float value = widen(values[i]);
+    int32_t bits;
+    std::memcpy(&bits, &value, sizeof bits);
+    most = std::max(most, bits & 0x7fffffff);
+  }
+  float largest;
+  std::memcpy(&largest, &most, sizeof largest);
+  *row.scales = largest / kMostLevel;
+  const float factor = largest > 0.0f ? kMostLevel / largest : 0.0f;
+#pragma omp simd
+  for (int64_t i = 0; i < row.inputs; ++i) {
+    const float level = std::nearbyint(widen(values[i]) * factor);
+    row.levels[i] = static_cast<int8_t>(std::min(kMostLevel, std::max(-kMostLevel, level)));
+  }
+  std::memset(row.levels + row.inputs, 0, row.stride() - row.inputs);
+  row.sums[0] = 0;
+  for (int64_t part = 0; part < row.parts(); ++part) {
+    int32_t sum = 0;
+#pragma omp simd reduction(+ : sum)
+    for (int64_t i = 0; i < kPart; ++i) sum += row.levels[part * kPart + i];
+    row.sums[part + 1] = row.sums[part] + sum;
+  }
+}
+
+// Memory for quantised rows.
+class QuantisedMemory {
+ public:
+  // Room for `rows` rows of at most `inputs` inputs.
+  void fit(int64_t rows, int64_t inputs) {
+    const QuantisedRows most{nullptr, nullptr, nullptr, inputs};
+    grow(levels_, rows * most.stride()), grow(scales_, rows), grow(sums_, rows * (most.parts() + 1));
+  }
+
+  QuantisedRows of(int64_t inputs) { return {levels_.data(), scales_.data(), sums_.data(), inputs}; }
+
+ private:
+  template <typename Element>
+  static void grow(std::vector<Element>& memory, int64_t elements) {
+    if (static_cast<int64_t>(memory.size()) < elements) memory.resize(elements);
+  }
+
+  std::vector<int8_t> levels_;
+  std::vector<float> scales_;
+  std::vector<int32_t> sums_;
+};

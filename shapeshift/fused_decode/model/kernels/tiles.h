@@ -1,0 +1,108 @@
+// Panels of 32 outputs, which suit AMX tiles, and the tiles themselves.
+
+#pragma once
+
+#include "linear.h"
+
+#if defined(__AVX2__)
+#include <immintrin.h>
+#endif
+#if defined(__AMX_TILE__)
+#include <sys/syscall.h>
+#include <unistd.h>
+#endif
+
+constexpr int64_t kSide = 16;   // rows and outputs of a tile, and its groups of inputs
+constexpr int64_t kTiles = 2;   // of weights that are used together
+constexpr int64_t kWide = kTiles * kSide;  // outputs of a panel
+constexpr int64_t kHigh = 2 * kSide;       // rows that use a tile of weights together
+constexpr int64_t kNear = 16;              // blocks of a panel that fit the first cache, beside rows and sums
+
+// From the slowest to the fastest: vectors, dot products of a few inputs, tiles.
+enum class Instructions { kPlain, kDots, kTiles };
+
+#if defined(__AMX_TILE__)
+// What `_tile_loadconfig` reads. Tiles 0 to 3 are sums, 4 and 5 rows, 6 and 7 weights.
+struct alignas(64) TileShapes {
+  uint8_t palette = 1, start = 0, unused[14] = {};
+  uint16_t bytes[16] = {};
+  uint8_t rows[16] = {};
+
+  // deep: groups of inputs of a tile of weights, 4 bytes of each row.
+  TileShapes(int64_t low, int64_t high, int64_t deep = kSide) {
+    const int64_t wanted[8] = {low, low, high, high, low, high, deep, deep};
+    for (int64_t tile = 0; tile < 8; ++tile) {
+      const bool of_rows = tile == 4 || tile == 5;
+      rows[tile] = static_cast<uint8_t>(wanted[tile]);
+      bytes[tile] = static_cast<uint16_t>(wanted[tile] == 0 ? 0 : of_rows ? 4 * deep : 64);
+    }
+  }
+};
+
+// Whether Linux lets this process use tiles; it has to be asked once.
+inline bool tiles_permitted() {
+  constexpr int64_t kRequest = 0x1023, kTileData = 18;
+  static const bool permitted = syscall(SYS_arch_prctl, kRequest, kTileData) == 0;
+  return permitted;
+}
+
+// Tile instructions read memory that the compiler does not know of: what was written to `place` has to be there.
+inline void finish_writing(const void* place) { asm volatile("" : : "r"(place) : "memory"); }
+
+// Sets up tiles for `count` rows, at most kHigh, unless they are set up for as many: `shaped`.
+inline void shape_tiles(int64_t count, int64_t& shaped, int64_t deep = kSide) {
+  if (count == shaped) return;
+  const TileShapes shapes(std::min(count, kSide), std::max<int64_t>(count - kSide, 0), deep);
+  finish_writing(&shapes);
+  _tile_loadconfig(&shapes);
+  shaped = count;
+}
+
+// Sums of up to kHigh rows and kWide outputs, 4 bytes each, in tiles 0 to 3. kBoth: there are more than kSide rows.
+template <bool kBoth, typename Sum>
+void load_sums(bool first, const Sum* sums) {
+  constexpr int64_t kStride = kWide * sizeof(Sum);
+  if (first) {
+    _tile_zero(0);
+    _tile_zero(1);
+    if constexpr (kBoth) {
+      _tile_zero(2);
+      _tile_zero(3);
+    }
+  } else {
+    _tile_loadd(0, sums, kStride);
+    _tile_loadd(1, sums + kSide, kStride);
+    if constexpr (kBoth) {
+      _tile_loadd(2, sums + kSide * kWide, kStride);
+      _tile_loadd(3, sums + kSide * kWide + kSide, kStride);
+    }
+  }
+}
+
+template <bool kBoth, typename Sum>
+void store_sums(Sum* sums) {
+  constexpr int64_t kStride = kWide * sizeof(Sum);
+  _tile_stored(0, sums, kStride);
+  _tile_stored(1, sums + kSide, kStride);
+  if constexpr (kBoth) {
+    _tile_stored(2, sums + kSide * kWide, kStride);
+    _tile_stored(3, sums + kSide * kWide + kSide, kStride);
+  }
+}
+#endif
+
+template <int64_t kWidth, typename Out>
+void write_lanes(const float* sums, int64_t width, Out* target) {
+#pragma omp simd
+  for (int64_t lane = 0; lane < (kWidth ? kWidth : width); ++lane) narrow(sums[lane], target[lane]);
+}
+
+// Writes the first `width` sums of a row of a panel, at most kWide.
+template <typename Out>
+void write_sums(const float* sums, int64_t width, Out* target) {
+  if (width == kWide) {
+    write_lanes<kWide>(sums, kWide, target);
+  } else {
+    write_lanes<0>(sums, width, target);
+  }
+}

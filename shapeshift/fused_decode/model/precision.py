@@ -1,0 +1,37 @@
+"""What the values of `precision` mean: the type of the computation, and the bits of the weights."""
+
+from __future__ import annotations
+
+from shapeshift.engines import hardware
+from shapeshift.errors import UnsupportedError
+
+COMPUTED_BYTES = {"f32": 4, "bf16": 2}
+"""Bytes of a number of the computation: an activation, a key, a value."""
+WEIGHT_BITS = {"f32": 32, "bf16": 16, "int8": 8, "int4": 4}
+"""Bits of a weight of a layer's linear."""
+QUANTISED = tuple(name for name in WEIGHT_BITS if name not in COMPUTED_BYTES)
+HEAD_BITS = 8
+"""Bits of a weight of the output head of a quantised model: what is lost there changes every token."""
+GROUP_SIZES = (128, 32)
+
+
+def resolve(requested: str, on_gpu: bool = False) -> str:
+    """One of WEIGHT_BITS; see `hardware.resolve_precision`. Raises UnsupportedError for what the device lacks."""
+    if requested not in QUANTISED:
+        return hardware.resolve_precision(requested, on_gpu)
+    if on_gpu:
+        raise UnsupportedError(f"precision: {requested} is for CPUs; set bf16, f32 or auto for a GPU")
+    return requested
+
+
+def computed(precision: str) -> str:
+    """f32 or bf16: the type of all that is no weight of a linear. With quantised weights bf16 where this CPU has it."""
+    return hardware.resolve_precision("auto") if precision in QUANTISED else precision
+
+
+def group_of(bits: int, inputs: int, group_size: int = 0) -> int:
+    """The inputs of a linear that share a scale, 0 for all: with 4 bits `group_size`, and where that is 0 the first of
+    GROUP_SIZES that divides `inputs`, else the last one."""
+    if bits == 8:
+        return 0
+    return group_size or next((size for size in GROUP_SIZES if inputs % size == 0), GROUP_SIZES[-1])
