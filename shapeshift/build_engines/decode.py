@@ -11,7 +11,7 @@ from typing import Any
 from shapeshift import settings
 from shapeshift.adapter_cache.policy.scheduling import SchedulingSettings
 from shapeshift.adapter_cache.settings import AdapterCacheSettings
-from shapeshift.build_engines import adapters
+from shapeshift.build_engines import adapters, perplexity
 from shapeshift.build_engines.hub.sources import base_names, find_checkpoint
 from shapeshift.build_engines.model_folder import CONFIG, write_front
 from shapeshift.build_engines.paths import BuildPaths
@@ -22,6 +22,8 @@ from shapeshift.fused_decode.settings import ForwardSettings, FusedDecodeSetting
 from shapeshift.triton import model_config
 
 BACKEND, WITH_ADAPTERS = "fused_decode", "adapter_cache"
+PERPLEXITIES = "perplexities.json"
+"""The file of the build folder that remembers what was measured."""
 
 
 @dataclass(frozen=True)
@@ -67,6 +69,7 @@ def check(front: DecodeFrontConfig, paths: BuildPaths) -> Checkpoint | None:
     source = find_checkpoint(front.settings.checkpoint, paths)
     checkpoint = open_checkpoint(source.folder, origin=source.origin, hashes=paths.build / HASHES)
     resolve(front.settings.precision, _on_gpu(front.config))
+    perplexity.text_of(checkpoint, front.settings)
     if _published(paths.generated / front.name) != checkpoint.sha256:
         _require_loadable(checkpoint, front.settings, front.adapters)
     return checkpoint
@@ -105,6 +108,10 @@ def publish(front: DecodeFrontConfig, paths: BuildPaths) -> str:
         extra_files = adapters.multi_lora_files(version)
         registry = adapters.prepare_registry(front.name, front.adapters, checkpoint, names, version, paths)
         capacity += f", {registry}"
+    text = perplexity.text_of(checkpoint, own)
+    if text is not None:
+        found = perplexity.measured(checkpoint, own, text, paths.build / PERPLEXITIES, kernels)
+        summary += f", {found.line(own, text)}"
     write_front(front.folder, front.config, target, parameters, summary, extra_files)
     return f"{state}; {summary}, {capacity}"
 

@@ -22,6 +22,8 @@ class FusedDecodeSettings:
     precision        auto (bf16 where the hardware has it, else f32), f32, bf16, or, with quantised weights on a CPU,
                      int8 or int4
     group_size       inputs of an output that share a scale in int4: 32 or 128; 0: 128 where it divides them, else 32
+    perplexity_text  text on which `make engines` measures what quantised weights lose: a file, absolute or in the
+                     checkpoint's folder; empty: its perplexity.txt, where it has one
     max_concurrency  slots: most requests that run at once
     max_length       most tokens of a request, prompt and answer together
     kv_cache_tokens  tokens of the requests that run, together; 0: max_concurrency times max_length. Where they run out,
@@ -47,6 +49,7 @@ class FusedDecodeSettings:
     checkpoint: str
     precision: str = "auto"
     group_size: int = 0
+    perplexity_text: str = ""
     max_concurrency: int = 32
     max_length: int = 1024
     kv_cache_tokens: int = 0

@@ -1,0 +1,137 @@
+"""What quantised weights lose, as the perplexity of a text; measured once for a checkpoint and a way to quantise."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from shapeshift import files
+from shapeshift.engines.checkpoint import Checkpoint
+from shapeshift.engines.hardware import cores
+from shapeshift.errors import InvalidInputError
+from shapeshift.fused_decode.model.precision import QUANTISED, computed
+from shapeshift.fused_decode.settings import FusedDecodeSettings
+from shapeshift.settings import require
+
+if TYPE_CHECKING:
+    import torch
+
+    from shapeshift.fused_decode.model.cpu_runtime import DecodeModel
+
+DEFAULT_TEXT = "perplexity.txt"
+"""The file of a checkpoint that is measured unless a model names another one."""
+MOST_MORE = {"int8": 0.01, "int4": 0.05}
+"""Above this share of the plain weights' perplexity there is a warning."""
+WINDOW, MOST_TOKENS, PIECE = 512, 8192, 64
+"""Tokens of a window, which begins without a context; most tokens of a text; tokens of a step."""
+
+
+@dataclass(frozen=True)
+class Perplexity:
+    """Of a text, with quantised weights and with those of the checkpoint."""
+
+    quantised: float
+    plain: float
+
+    @property
+    def more(self) -> float:
+        """The share by which it is higher with quantised weights; below 0 where it is lower."""
+        return self.quantised / self.plain - 1
+
+    def line(self, own: FusedDecodeSettings, text: Path) -> str:
+        """For the summary of a model; a warning where the weights lose too much."""
+        found = f"perplexity {self.quantised:.2f} on {text.name}, {self.more:+.1%} against {computed(own.precision)}"
+        most = MOST_MORE[own.precision]
+        return found if self.more <= most else f"WARNING: {found}, which is more than {most:.0%}"
+
+
+def text_of(checkpoint: Checkpoint, own: FusedDecodeSettings) -> Path | None:
+    """The text to measure; None where the weights are not quantised, or there is no text.
+
+    Raises InvalidInputError where a named text is missing or empty.
+    """
+    if own.precision not in QUANTISED:
+        return None
+    named = checkpoint.folder / (own.perplexity_text or DEFAULT_TEXT)
+    if not own.perplexity_text and not named.is_file():
+        return None
+    require(named.is_file(), "perplexity_text", own.perplexity_text, "a file, absolute or in the checkpoint's folder")
+    require(named.stat().st_size > 0, "perplexity_text", str(named), "a text that is not empty")
+    return named
+
+
+def measured(
+    checkpoint: Checkpoint, own: FusedDecodeSettings, text: Path, remembered: Path, kernels: Path
+) -> Perplexity:
+    """Of `text` with the precision of `own`; taken from the file `remembered` where nothing has changed.
+
+    kernels: the folder of compiled kernels.
+    """
+    key = f"{checkpoint.sha256}:{own.precision}:{own.group_size}:{computed(own.precision)}:{files.file_sha256(text)}"
+    known = _read(remembered)
+    if key not in known:
+        known[key] = [
+            measure(checkpoint, text, own.native, kernels, precision, own.group_size)
+            for precision in (own.precision, computed(own.precision))
+        ]
+        files.replace_text(remembered, json.dumps(known, indent=1))
+    return Perplexity(*known[key])
+
+
+def _read(remembered: Path) -> dict[str, list[float]]:
+    try:
+        known = json.loads(remembered.read_text())
+    except (OSError, ValueError):
+        return {}
+    return known if isinstance(known, dict) else {}
+
+
+def measure(checkpoint: Checkpoint, text: Path, native: bool, kernels: Path, precision: str, group_size: int) -> float:
+    """e to the mean negative log-likelihood of the text's tokens on this machine's CPU.
+
+    The text is cut into windows of WINDOW tokens, or of as many as the model allows, whose first token is context
+    alone; only MOST_TOKENS are read. Raises InvalidInputError for a text of fewer than two tokens.
+    """
+    # These import torch and tokenizers, which no other step of the build needs.
+    import torch
+    from tokenizers import Tokenizer
+
+    from shapeshift.fused_decode.model.architecture import Architecture
+    from shapeshift.fused_decode.model.cpu_runtime import DecodeModel
+
+    tokens = Tokenizer.from_file(str(checkpoint.tokenizer_file)).encode(text.read_text(encoding="utf-8")).ids
+    require(len(tokens) > 1, "perplexity_text", str(text), "a text of at least two tokens")
+    model = DecodeModel.load(
+        checkpoint.folder,
+        precision=precision,
+        group_size=group_size,
+        slots=1,
+        max_length=min(WINDOW, Architecture.read(checkpoint.folder).max_position),
+        threads=cores(),
+        native=native,
+        cache_dir=kernels,
+    )
+    given = torch.tensor(tokens[:MOST_TOKENS], dtype=torch.int64)
+    windows = [window for window in torch.split(given, model.max_length) if len(window) > 1]
+    mean = sum(_loss(model, window) for window in windows) / sum(len(window) - 1 for window in windows)
+    if not math.isfinite(mean):
+        raise InvalidInputError("precision", precision, f"the logits of {text.name} are not finite")
+    return math.exp(mean)
+
+
+def _loss(model: DecodeModel, window: torch.Tensor) -> float:
+    """The sum of the negative log-likelihoods of all tokens but the first."""
+    import torch
+
+    from shapeshift.fused_decode.interfaces import StepBatch
+
+    total, slot = 0.0, torch.zeros(1, dtype=torch.int32)
+    for start in range(0, len(window) - 1, PIECE):
+        given, following = window[start:-1][:PIECE], window[start + 1 :][:PIECE]
+        places = torch.arange(len(given))
+        logits = model.forward(StepBatch(given, slot, slot + start, slot + len(given), places[:0], scored=places))
+        total -= float(logits.log_softmax(dim=-1)[places, following].sum())
+    return total

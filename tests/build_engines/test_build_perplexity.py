@@ -1,0 +1,88 @@
+"""What `make engines` says of quantised weights, and that our own demo stays within the bounds."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from shapeshift.build_engines import perplexity
+from shapeshift.build_engines.perplexity import MOST_MORE, Perplexity
+from shapeshift.engines.checkpoint import open_checkpoint
+from shapeshift.fused_decode.settings import FusedDecodeSettings
+from tests.build_engines.test_build_decode import Project, project
+
+DEMO = Path(__file__).resolve().parents[2] / "checkpoints" / "docstrings-llama"
+KERNELS = Path(__file__).resolve().parents[2] / "build" / "kernels"
+TEXT = "Return the number of items in a container. " * 8
+
+__all__ = ["project"]
+
+
+@pytest.fixture(scope="module")
+def plain() -> float:
+    return perplexity.measure(open_checkpoint(DEMO), DEMO / perplexity.DEFAULT_TEXT, True, KERNELS, "f32", 0)
+
+
+@pytest.mark.parametrize(("precision", "group_size"), [("int8", 0), ("int4", 128), ("int4", 32)])
+def test_the_demo_loses_little(plain: float, precision: str, group_size: int) -> None:
+    text = DEMO / perplexity.DEFAULT_TEXT
+    found = perplexity.measure(open_checkpoint(DEMO), text, True, KERNELS, precision, group_size)
+    assert 100 < plain < 115, "a text that the demo was not trained on"
+    assert found != plain
+    assert Perplexity(found, plain).more < MOST_MORE[precision]
+
+
+def test_perplexity_is_that_of_transformers(tmp_path: Path) -> None:
+    """Of a text of one window and a part, whose first token is context alone."""
+    import torch
+    import transformers
+    from tokenizers import Tokenizer
+
+    text = tmp_path / "text.txt"
+    text.write_text((DEMO / perplexity.DEFAULT_TEXT).read_text()[:2600])
+    ids = torch.tensor(Tokenizer.from_file(str(DEMO / "tokenizer.json")).encode(text.read_text()).ids)
+    assert len(ids) > perplexity.WINDOW + 100
+    model = transformers.AutoModelForCausalLM.from_pretrained(DEMO, dtype=torch.float32).eval()
+    total, count = 0.0, 0
+    for window in torch.split(ids, perplexity.WINDOW):
+        with torch.inference_mode():
+            loss = model(window[None], labels=window[None]).loss
+        total, count = total + float(loss) * (len(window) - 1), count + len(window) - 1
+    expected = float(torch.tensor(total / count).exp())
+    found = perplexity.measure(open_checkpoint(DEMO), text, True, KERNELS, "f32", 0)
+    assert found == pytest.approx(expected, rel=1e-4)
+
+
+def test_a_loss_beyond_the_bound_is_a_warning() -> None:
+    own = FusedDecodeSettings("x", precision="int4")
+    assert Perplexity(104.9, 100.0).line(own, Path("a/t.txt")).startswith("perplexity 104.90 on t.txt, +4.9% against ")
+    line = Perplexity(105.1, 100.0).line(own, Path("t.txt"))
+    assert line.startswith("WARNING: ") and line.endswith("more than 5%")
+
+
+def test_make_engines_prints_it_once_measured(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
+    project.change(precision="int8")
+    status, out, _ = project.make("generate")
+    assert status == 0 and "int8" in out and "perplexity" not in out, "there is no text"
+    (project.checkpoint / "perplexity.txt").write_text(TEXT)
+    out = project.make("generate")[1]
+    assert " on perplexity.txt, " in out and project.parameters()["precision"] == "int8"
+    monkeypatch.setattr(perplexity, "measure", lambda *_: pytest.fail("measured again"))
+    assert project.make("generate")[1] == out.replace("generate: checked", "generate: up to date")
+    monkeypatch.setattr(perplexity, "measure", lambda *given: 2.0 if given[-2] == "int8" else 1.0)
+    (project.checkpoint / "other.txt").write_text(TEXT * 2)
+    project.change(precision="int8", perplexity_text="other.txt")
+    assert "WARNING: perplexity 2.00 on other.txt, +100.0% against " in project.make("generate")[1]
+    known = json.loads((project.root / "build" / "perplexities.json").read_text())
+    assert sorted(len(values) for values in known.values()) == [2, 2]
+
+
+@pytest.mark.parametrize(("content", "says"), [(None, "a file, absolute or"), ("", "not empty"), ("x", "two tokens")])
+def test_a_text_that_cannot_be_measured_is_refused(project: Project, content: str | None, says: str) -> None:
+    if content is not None:
+        (project.checkpoint / "mine.txt").write_text(content)
+    project.change(precision="int4", perplexity_text="mine.txt")
+    status, _, err = project.make("generate")
+    assert status == 1 and "perplexity_text" in err and says in err
