@@ -11,7 +11,8 @@
 
 The part `loads` measures them under many loads. The part `beams` measures beam search, ours and transformers'.
 
-All run the same Llama of 110 million random parameters in the same precision and generate exactly the requested number
+All run the same Llama of 110 million random parameters in the same precision (with int8 weights those of transformers
+run in bf16, or f32 where the CPU has no bf16) and generate exactly the requested number
 of tokens, greedily. Systems are measured in random order within a round; ratios are between medians over the rounds of
 one run. `foreign` is the share of the machine that other processes used meanwhile.
 """
@@ -55,6 +56,7 @@ from bench.peers import random_llama
 from shapeshift.engines.hardware import available_mb, cores
 from shapeshift.engines.text.tokenizer import FILE_NAME as TOKENIZER_FILE
 from shapeshift.errors import ShapeshiftError
+from shapeshift.fused_decode.model.precision import WEIGHT_BITS, computed
 
 QUICK = Scale(requests=8, new_tokens=24, rounds=1, flights=(), poisson=(50,), fig5=(), lengths=False, budget_s=80.0)
 FULL = Scale(
@@ -83,7 +85,7 @@ def main() -> int:
     """Measure, print, and write tables, data and plots to build/bench/."""
     parser = argparse.ArgumentParser(prog="python -m bench.fused_decode", description=__doc__.splitlines()[0])
     parser.add_argument("--quick", action="store_true", help="under 3 minutes: short answers, one round, no OpenVINO")
-    parser.add_argument("--precision", choices=tuple(bound.BYTES), default="f32")
+    parser.add_argument("--precision", choices=tuple(WEIGHT_BITS), default="f32")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--parts", nargs="+", choices=PARTS, help="default: all, with --quick only loads")
     parser.add_argument("--only", nargs="+", choices=tuple(KEYS), default=[], help="beside ours, only these systems")
@@ -162,11 +164,11 @@ def start(stack: ExitStack, names: Collection[str], precision: str, instances: i
     if GENAI in names:
         commands[GENAI] = genai_command(model, precision, threads, BUILD)
     if CONTINUOUS in names:
-        commands[CONTINUOUS] = transformers_command("continuous", model, precision, threads)
+        commands[CONTINUOUS] = transformers_command("continuous", model, computed(precision), threads)
     if INSTANCES in names:
-        commands[INSTANCES] = transformers_command("instances", model, precision, instances)
+        commands[INSTANCES] = transformers_command("instances", model, computed(precision), instances)
     if any(name in names for name in BATCHES):
-        commands[BATCHING] = transformers_command("batches", model, precision, threads)
+        commands[BATCHING] = transformers_command("batches", model, computed(precision), threads)
     workers = {}
     for number, (name, command) in enumerate(commands.items()):
         workers[name] = DecodeWorker(name, command, FOLDER / "run" / f"decode-{number}.log")

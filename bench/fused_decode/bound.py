@@ -13,8 +13,8 @@ import numpy as np
 
 from bench.common.flops import gemm_flops
 from shapeshift.engines.hardware import cores
+from shapeshift.fused_decode.model.precision import COMPUTED_BYTES, QUANTISED, WEIGHT_BITS, computed
 
-BYTES = {"f32": 4, "bf16": 2}
 _READ = 24 << 20
 """Numbers that each core reads to measure memory bandwidth: far more than any cache holds."""
 
@@ -32,8 +32,11 @@ class Machine:
 
 
 def measure(precision: str, seconds: float = 1.5) -> Machine:
-    """The best rates within `seconds` each."""
-    return Machine(max(gemm_flops(precision, seconds), packed_flops(precision, seconds)), read_rate(seconds))
+    """The best rates within `seconds` each. Those of 8-bit integers, which torch computes slowly, are taken for twice
+    those of the activations' type: AMX and AVX512 multiply twice as many in an instruction as of bf16."""
+    stated = computed(precision)
+    flops = max(gemm_flops(stated, seconds), packed_flops(stated, seconds))
+    return Machine(2 * flops if precision in QUANTISED else flops, read_rate(seconds))
 
 
 def packed_flops(precision: str, seconds: float, size: int = 1024) -> float:
@@ -92,12 +95,15 @@ def least_seconds(machine: Machine, model: Model, precision: str, prompt: int, n
     A step takes the longer of its matrix products and reading all weights once, plus reading its requests' caches.
     new_tokens: tokens of each answer.
     """
-    width = BYTES[precision]
-    count, read = len(new_tokens), (model.linears + model.head) * width / machine.read
+    width = COMPUTED_BYTES[computed(precision)]
+    # The head of a quantised model has 8 bits.
+    head_bits = max(WEIGHT_BITS[precision], 8)
+    weights = (model.linears * WEIGHT_BITS[precision] + model.head * head_bits) / 8
+    count, read = len(new_tokens), weights / machine.read
     total = max(read, 2 * count * (prompt * model.linears + model.head) / machine.flops)
     for step in range(1, max(new_tokens)):
         rows = sum(1 for count in new_tokens if count > step)
-        computed = 2 * rows * (model.linears + model.head) / machine.flops
+        products = 2 * rows * (model.linears + model.head) / machine.flops
         cached = rows * (prompt + step) * model.cached * width / machine.read
-        total += max(read, computed) + cached
+        total += max(read, products) + cached
     return total

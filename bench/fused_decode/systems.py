@@ -19,6 +19,7 @@ from bench.peers.decode_worker import Replayed
 from bench.peers.venv import REQUIREMENTS, PeerVenv, tail
 from shapeshift.engines.checkpoint import open_checkpoint
 from shapeshift.errors import UnsupportedError
+from shapeshift.fused_decode.model.precision import computed
 
 _STREAM = "/inference.GRPCInferenceService/ModelStreamInfer"
 _STOP_S = 10.0
@@ -100,21 +101,27 @@ class ConfiguredWorker:
 
 
 def genai_command(checkpoint: Path, precision: str, threads: int, build: Path) -> list[str]:
-    """OpenVINO GenAI's worker; makes its environment (minutes) and its export of the checkpoint if missing."""
+    """OpenVINO GenAI's worker; makes its environment (minutes) and its export of the checkpoint if missing.
+
+    Raises UnsupportedError for int4, which its export lacks.
+    """
+    if precision == "int4":
+        raise UnsupportedError("OpenVINO GenAI is compared in f32, bf16 and int8; name the other systems with --only")
+    weights, stated = ("int8" if precision == "int8" else "f32"), computed(precision)
     venv = PeerVenv("openvino-genai", REQUIREMENTS / "peer-openvino-genai.txt", build)
     python = str(venv.ensure())
-    folder = build / "peers" / "openvino-genai-work" / open_checkpoint(checkpoint).sha256[:16]
+    folder = build / "peers" / "openvino-genai-work" / f"{open_checkpoint(checkpoint).sha256[:16]}-{weights}"
     if not folder.exists():
         unfinished, log = folder.with_suffix(".part"), folder.with_suffix(".log")
         shutil.rmtree(unfinished, ignore_errors=True)
         unfinished.mkdir(parents=True)
-        command = [python, str(_EXPORT), str(checkpoint), str(unfinished)]
+        command = [python, str(_EXPORT), str(checkpoint), str(unfinished), weights]
         with log.open("wb") as output:
             code = subprocess.run(command, stdout=output, stderr=output, check=False).returncode
         if code != 0:
             raise UnsupportedError(f"export of {checkpoint} failed with exit status {code}; the log ends\n{tail(log)}")
         unfinished.rename(folder)
-    return [python, "-m", "bench.peers.openvino_genai_worker", str(folder), precision, str(threads), precision]
+    return [python, "-m", "bench.peers.openvino_genai_worker", str(folder), stated, str(threads), stated]
 
 
 def transformers_command(module: str, *arguments: object) -> list[str]:

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from bench.fused_decode.bound import Machine, Model, least_seconds
+from shapeshift.engines import hardware
 
 MODEL = Model(linears=1000, head=200, cached=10)
 
@@ -37,6 +38,15 @@ def test_one_request_reads_the_weights_once_a_token() -> None:
     cached = 10 * 4 * (8 + 1 + 8 + 2)
     assert least_seconds(machine, MODEL, "f32", 8, [3]) == pytest.approx(3 * 1200 * 4 + cached)
     assert least_seconds(machine, MODEL, "bf16", 8, [3]) == pytest.approx((3 * 1200 * 4 + cached) / 2)
+
+
+def test_quantised_weights_are_read_in_their_bits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Beside them the cache in f32; the head has 8 bits in both."""
+    monkeypatch.setattr(hardware, "cpu_has_bf16", lambda: False)
+    machine = Machine(flops=1e30, read=1.0)
+    cached = 10 * 4 * (8 + 1 + 8 + 2)
+    assert least_seconds(machine, MODEL, "int8", 8, [3]) == pytest.approx(3 * 1200 + cached)
+    assert least_seconds(machine, MODEL, "int4", 8, [3]) == pytest.approx(3 * 700 + cached)
 
 
 def test_many_requests_compute() -> None:
