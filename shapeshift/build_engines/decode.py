@@ -18,6 +18,7 @@ from shapeshift.build_engines.paths import BuildPaths
 from shapeshift.engines.checkpoint import HASHES, Checkpoint, open_checkpoint
 from shapeshift.errors import NotFoundError, ShapeshiftError
 from shapeshift.fused_decode.model.precision import resolve
+from shapeshift.fused_decode.model.quantised.packing import packing_of
 from shapeshift.fused_decode.settings import ForwardSettings, FusedDecodeSettings, signature
 from shapeshift.triton import model_config
 
@@ -68,7 +69,7 @@ def check(front: DecodeFrontConfig, paths: BuildPaths) -> Checkpoint | None:
         return None
     source = find_checkpoint(front.settings.checkpoint, paths)
     checkpoint = open_checkpoint(source.folder, origin=source.origin, hashes=paths.build / HASHES)
-    resolve(front.settings.precision, _on_gpu(front.config))
+    _precision(front.settings, front, checkpoint)
     perplexity.text_of(checkpoint, front.settings)
     if _published(paths.generated / front.name) != checkpoint.sha256:
         _require_loadable(checkpoint, front.settings, front.adapters)
@@ -93,7 +94,7 @@ def publish(front: DecodeFrontConfig, paths: BuildPaths) -> str:
         "checkpoint_sha256": checkpoint.sha256,
         "checkpoint_origin": checkpoint.origin,
         "checkpoint_name": own.checkpoint,
-        "precision": resolve(own.precision, _on_gpu(front.config)),
+        "precision": _precision(own, front, checkpoint),
         "kernel_cache": paths.portable(kernels, target),
     }
     summary = f"checkpoint: {checkpoint.origin or own.checkpoint}, {parameters['precision']}"
@@ -114,6 +115,11 @@ def publish(front: DecodeFrontConfig, paths: BuildPaths) -> str:
         summary += f", {found.line(own, text)}"
     write_front(front.folder, front.config, target, parameters, summary, extra_files)
     return f"{state}; {summary}, {capacity}"
+
+
+def _precision(own: FusedDecodeSettings, front: DecodeFrontConfig, checkpoint: Checkpoint) -> str:
+    """The precision that `auto` stands for. Raises InvalidInputError for a checkpoint that is quantised otherwise."""
+    return resolve(own.precision, _on_gpu(front.config), packing_of(checkpoint.config))
 
 
 def _on_gpu(config: Any) -> bool:

@@ -11,10 +11,10 @@ from shapeshift.build_engines.image import front as image_front
 from shapeshift.build_engines.model_folder import CONFIG, HOW_TO_CALL, VERSION
 from shapeshift.build_engines.recognition import Recognised
 from shapeshift.build_engines.text import front as text_front
-from shapeshift.engines import hardware
 from shapeshift.engines.settings import TextEngineSettings
 from shapeshift.engines.text.families import longest_text
 from shapeshift.fused_decode.model.architecture import Architecture
+from shapeshift.fused_decode.model.precision import resolve
 from shapeshift.fused_decode.settings import FusedDecodeSettings
 from shapeshift.token_adapt.checkpoints.reading import open_vision
 
@@ -73,7 +73,7 @@ def decode_bytes(architecture: Architecture, max_length: int) -> tuple[int, int]
     from shapeshift.fused_decode.model.kv_cache import cache_bytes
     from shapeshift.fused_decode.model.weights import weight_bytes
 
-    precision = hardware.resolve_precision("auto")
+    precision = resolve("auto", packing=architecture.packing)
     return weight_bytes(architecture, precision), cache_bytes(architecture, 1, max_length, precision)
 
 

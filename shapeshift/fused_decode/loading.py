@@ -104,8 +104,8 @@ def load_runtime(
     extra_bytes: memory after the last slot, for other uses.
     """
     kind = device.partition(":")[0]
-    stated = resolve(decode.precision, kind == "cuda")
     architecture = Architecture.read(folder)
+    stated = resolve(decode.precision, kind == "cuda", architecture.packing)
     tokens, slots, longest = decode.kv_cache_tokens, decode.max_concurrency, decode.max_length
     slot = cache_bytes(architecture, 1, longest, stated)
     cache = cache_bytes(architecture, slots, longest, stated, blocks_of(tokens)) if tokens else 0

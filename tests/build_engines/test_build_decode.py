@@ -145,7 +145,7 @@ BROKEN: dict[str, tuple[Callable[[Project], object], str]] = {
     "another family": (lambda project: _change_config(project, model_type="gpt2"), "n_embd: got None"),
     "quantised": (
         lambda project: _change_config(project, quantization_config={"quant_method": "fp8"}),
-        "quantization_config: got .*weights in f32, f16 or bf16: take the checkpoint",
+        "quantization_config: got .*awq or gptq, or weights in f32, f16 or bf16: take the checkpoint",
     ),
     "tokenizer of another model": (
         lambda project: _change_tokenizer(project.checkpoint),

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from shapeshift.errors import InvalidInputError
+from shapeshift.fused_decode.model.quantised.packing import Packing, packing_of
 from shapeshift.settings import Choices, require
 
 _FAMILIES = "shapeshift.fused_decode.model.families"
@@ -100,6 +101,7 @@ class Architecture:
     parallel     whether both branches take the state before the layer
     gated        whether the MLP multiplies the activation of one half by the other half
     branch_scale  factor of what a branch adds to the state
+    packing      how the linears of the layers are quantised in the files; None: they are not
     """
 
     family: str
@@ -134,6 +136,7 @@ class Architecture:
     logit_cap: float = 0.0
     interleaved: bool = False
     tensors: Tensors = Tensors()
+    packing: Packing | None = None
 
     @property
     def query_width(self) -> int:
@@ -200,11 +203,7 @@ def from_config(config: Mapping[str, Any], generation_eos: object = None) -> Arc
     family = config.get("model_type")
     allowed = f"one of {', '.join(FAMILIES)} (config.json)"
     require(isinstance(family, str) and family in FAMILIES, "model_type", family, allowed)
-    quantised = config.get("quantization_config")
-    require(
-        not quantised, "quantization_config", quantised, "weights in f32, f16 or bf16: take the checkpoint they are of"
-    )
-    made = FAMILIES[str(family)](config)
+    made = replace(FAMILIES[str(family)](config), packing=packing_of(config))
     more = token_ids(generation_eos, made.vocab_size)
     return made if more <= made.eos_ids else replace(made, eos_ids=made.eos_ids | more)
 

@@ -8,7 +8,7 @@ from shapeshift.fused_decode.model.linear import Linear, maker
 from shapeshift.fused_decode.model.native_operations import NativeLevelLinear, NativeLinear
 from shapeshift.fused_decode.model.network import LinearMakers, MakeLinear
 from shapeshift.fused_decode.model.precision import HEAD_BITS, QUANTISED, WEIGHT_BITS, group_of
-from shapeshift.fused_decode.model.quantisation import LevelLinear, quantise
+from shapeshift.fused_decode.model.quantised.levels import LevelLinear, quantise
 from shapeshift.serving.model_args import Log
 
 
@@ -30,4 +30,5 @@ def linear_makers(precision: str, group_size: int, dtype: torch.dtype, native: b
 
         return make
 
-    return LinearMakers(of_bits(WEIGHT_BITS[precision]), of_bits(HEAD_BITS), torch.float32)
+    bits = WEIGHT_BITS[precision]
+    return LinearMakers(of_bits(bits), of_bits(HEAD_BITS), torch.float32, kind, bits)

@@ -14,7 +14,7 @@ from shapeshift.fused_decode.model import kernel_build
 from shapeshift.fused_decode.model.linear import Linear
 from shapeshift.fused_decode.model.network import Layer
 from shapeshift.fused_decode.model.operations import AttentionLayer, FusedForward, NetworkParts
-from shapeshift.fused_decode.model.quantisation import Levels
+from shapeshift.fused_decode.model.quantised.levels import Levels
 from shapeshift.serving.model_args import Log
 
 _NAMESPACE = "shapeshift_decode"
@@ -48,7 +48,7 @@ class NativeLinear:
 
 
 class NativeLevelLinear(NativeLinear):
-    """See `quantisation.LevelLinear`: the same sums, by `kernels/linear_levels.h`.
+    """See `levels.LevelLinear`: the same sums, by `kernels/linear_levels.h`.
 
     instructions: tiles (AMX), quads (VNNI), plain, or best.
     """

@@ -14,6 +14,7 @@ from shapeshift.fused_decode.model.architecture import Architecture
 from shapeshift.fused_decode.model.kv_cache import KeyValueCache
 from shapeshift.fused_decode.model.linear import Linear
 from shapeshift.fused_decode.model.operations import AttentionLayer, Operations, cap
+from shapeshift.fused_decode.model.quantised.levels import Levels
 from shapeshift.fused_decode.model.weights import WeightFiles
 
 MakeLinear = Callable[[torch.Tensor, torch.Tensor | None], Linear]
@@ -161,11 +162,14 @@ class LinearMakers:
     linear  makes those of the layers
     head    makes the output head
     dtype   in which they get weights and biases
+    packed  makes those of the layers of a checkpoint with levels of `bits` bits from these
     """
 
     linear: MakeLinear
     head: MakeLinear
     dtype: torch.dtype
+    packed: Callable[[Levels, torch.Tensor | None], Linear] | None = None
+    bits: int = 0
 
 
 def assemble(
@@ -247,6 +251,9 @@ class _Builder:
         )
 
     def _linear(self, index: int, name: str) -> Linear:
+        packing = self.architecture.packing
+        if self.make.packed is not None and packing is not None and packing.bits == self.make.bits:
+            return self.make.packed(*self.files.levels(index, name, self.make.dtype))
         weight, bias = self.files.linear(index, name, self.make.dtype)
         device = self.cache.keys.device
         return self.make.linear(weight.to(device), None if bias is None else bias.to(device))

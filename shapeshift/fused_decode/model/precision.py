@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from shapeshift.engines import hardware
 from shapeshift.errors import UnsupportedError
+from shapeshift.fused_decode.model.quantised.packing import Packing
 
 COMPUTED_BYTES = {"f32": 4, "bf16": 2}
 """Bytes of a number of the computation: an activation, a key, a value."""
@@ -15,8 +16,13 @@ HEAD_BITS = 8
 GROUP_SIZES = (128, 32)
 
 
-def resolve(requested: str, on_gpu: bool = False) -> str:
-    """One of WEIGHT_BITS; see `hardware.resolve_precision`. Raises UnsupportedError for what the device lacks."""
+def resolve(requested: str, on_gpu: bool = False, packing: Packing | None = None) -> str:
+    """One of WEIGHT_BITS; see `hardware.resolve_precision`. Raises UnsupportedError for what the device lacks.
+
+    With "auto", weights that are quantised in the checkpoint (`packing`) stay as they are on a CPU.
+    """
+    if requested == "auto" and packing is not None and not on_gpu:
+        return f"int{packing.bits}"
     if requested not in QUANTISED:
         return hardware.resolve_precision(requested, on_gpu)
     if on_gpu:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,9 +21,12 @@ from shapeshift.fused_decode.model.precision import (
     computed,
     group_of,
 )
+from shapeshift.fused_decode.model.quantised.levels import Levels
+from shapeshift.fused_decode.model.quantised.unpacking import levels_of, ordered, stacked
 from shapeshift.settings import require
 
 _DTYPES = ("F32", "F16", "BF16")
+_WORD_DTYPE, _WORDS = "I32", (".qweight", ".qzeros", ".g_idx")
 
 Shape = tuple[int, ...]
 
@@ -82,6 +86,20 @@ def shapes(architecture: Architecture) -> dict[str, Shape]:
     return found | {f"{names.layers}.{layer}.{name}": shape for layer in range(a.layers) for name, shape in one.items()}
 
 
+def stored_shapes(architecture: Architecture) -> dict[str, Shape]:
+    """Name and shape of every tensor of the files: as `shapes`, with the linears of the layers as they are packed."""
+    a, found = architecture, shapes(architecture)
+    if a.packing is None:
+        return found
+    require(not a.tensors.columns, "quantization_config", a.packing.method, f"not with a {a.family}")
+    for layer, one in itertools.product(range(a.layers), linears(a).values()):
+        for name, outputs in zip(one.names, one.outputs, strict=True):
+            module = f"{a.tensors.layers}.{layer}.{name}"
+            del found[f"{module}.weight"]
+            found |= {f"{module}.{part}": shape for part, shape in a.packing.shapes(outputs, one.inputs).items()}
+    return found
+
+
 def _norm_shapes(a: Architecture, name: str) -> dict[str, Shape]:
     parts = ("weight", "bias") if a.norm == "layer" else ("weight",)
     return {f"{name}.{part}": (a.hidden,) for part in parts}
@@ -137,7 +155,7 @@ class WeightFiles:
 
     def __init__(self, folder: Path, architecture: Architecture) -> None:
         self._architecture = architecture
-        self._wanted = shapes(architecture)
+        self._wanted = stored_shapes(architecture)
         self._linears = linears(architecture)
         self._places: dict[str, tuple[Path, str]] = {}
         for path in _files(folder):
@@ -151,14 +169,14 @@ class WeightFiles:
 
     def read(self, name: str, dtype: torch.dtype) -> torch.Tensor:
         """The tensor `name`, contiguous, as `dtype`; a copy."""
-        path, stored = self._places[name]
-        with safe_open(str(path), framework="pt") as file:
-            tensor: torch.Tensor = file.get_tensor(stored)
-        return tensor.to(dtype, copy=True).contiguous()
+        return self._stored(name).to(dtype, copy=True).contiguous()
 
     def linear(self, layer: int, name: str, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Weight [outputs, inputs] and bias [outputs], if it has one, of one of `linears`."""
         own, a = self._linears[name], self._architecture
+        if a.packing is not None:
+            levels, bias = self.levels(layer, name, dtype)
+            return levels.weight().to(dtype), bias
         prefix = f"{a.tensors.layers}.{layer}."
         weights = [self.read(f"{prefix}{part}.weight", dtype) for part in own.names]
         weight = torch.cat([part.T for part in weights] if a.tensors.columns else weights)
@@ -167,6 +185,26 @@ class WeightFiles:
         if order is not None:
             weight, bias = weight[order], None if bias is None else bias[order]
         return weight.contiguous(), bias
+
+    def levels(self, layer: int, name: str, dtype: torch.dtype) -> tuple[Levels, torch.Tensor | None]:
+        """As `linear`, of a checkpoint that is packed, in levels; `dtype` is that of the bias."""
+        own, a = self._linears[name], self._architecture
+        assert a.packing is not None, "the linears are plain"
+        parts, biases = [], []
+        for part in own.names:
+            module = f"{a.tensors.layers}.{layer}.{part}"
+            tensors = {key: self._stored(f"{module}.{key}") for key in a.packing.parts}
+            parts.append(levels_of(module, tensors, a.packing))
+            biases += [self.read(f"{module}.bias", dtype)] if own.biased else []
+        weight, bias = stacked(parts), torch.cat(biases) if biases else None
+        order = qkv_order(a, layer) if name == "qkv" else None
+        return (weight, bias) if order is None else (ordered(weight, order), None if bias is None else bias[order])
+
+    def _stored(self, name: str) -> torch.Tensor:
+        path, stored = self._places[name]
+        with safe_open(str(path), framework="pt") as file:
+            tensor: torch.Tensor = file.get_tensor(stored)
+        return tensor
 
     def _add(self, path: Path) -> None:
         try:
@@ -195,6 +233,9 @@ class WeightFiles:
             require(ignored, name, shape, f"this {a.family} has no such tensor ({path.name})")
             return
         require(shape == wanted, name, shape, f"shape must be {wanted} ({path.name})")
+        if a.packing is not None and name.endswith(_WORDS):
+            require(dtype == _WORD_DTYPE, name, dtype, f"dtype must be {_WORD_DTYPE} ({path.name})")
+            return
         allowed = f"dtype must be one of {', '.join(_DTYPES)} ({path.name}): take the checkpoint before quantisation"
         require(dtype in _DTYPES, name, dtype, allowed)
 
