@@ -170,6 +170,22 @@ void sum_by_vectors(const Panels<BFloat>& own, const BFloat* panel, const BFloat
   if constexpr (kRows > 1) sum_by_vectors<kRows - 1>(own, panel, from, rows, sums);
 }
 
+template <int64_t kWidth, typename Out>
+void write_lanes(const float* sums, int64_t width, Out* target) {
+#pragma omp simd
+  for (int64_t lane = 0; lane < (kWidth ? kWidth : width); ++lane) narrow(sums[lane], target[lane]);
+}
+
+// Writes the first `width` sums of a row of a panel, at most kWide.
+template <typename Out>
+void write_sums(const float* sums, int64_t width, Out* target) {
+  if (width == kWide) {
+    write_lanes<kWide>(sums, kWide, target);
+  } else {
+    write_lanes<0>(sums, width, target);
+  }
+}
+
 // out [rows, outputs] of one panel = rows [rows, inputs] times the panel, plus bias; at most kMostRows rows.
 template <typename Out>
 void multiply_panel(const Panels<BFloat>& own, int64_t index, const BFloat* from, int64_t rows, Out* out) {

@@ -125,7 +125,7 @@ void sum_rows(const Group<kBits>& group, const QuantisedRows& from, int64_t rows
   int64_t row = 0;
   for (; row + kRows <= rows; row += kRows) {
 #if defined(__AVX512VNNI__)
-    if (group.own.instructions == Instructions::kDots) {
+    if (group.own.instructions != Instructions::kPlain) {
       sum_quads<kBits, kRows>(group, from.from(row), sums + row * kWide);
       continue;
     }
@@ -211,18 +211,23 @@ void sum_by_tiles(const Group<kBits>& group, const QuantisedRows& from, int64_t 
 
 #endif
 
-// held [rows, kWide] = (first ? 0 : held) + scales times what a group's sums are with its zeros taken from the levels.
-template <int64_t kBits>
-void add_group(const Group<kBits>& group, const float* scales, const uint8_t* zeros, const QuantisedRows& from,
-               int64_t rows, bool first, const int32_t* sums, float* held) {
+// What turns the sums of a group into numbers, for the outputs of a panel: [kWide] each.
+struct GroupScales {
+  const float* scales;
+  const uint8_t* zeros;
+};
+
+// Adds a group's sums [rows, kWide], its zeros taken from the levels, times its scales to held [rows, kWide]; calls
+// each(row, lane, value) with what it is then. kFirst: nothing is held yet.
+template <bool kFirst, int64_t kBits, typename Each>
+void add_group(const Group<kBits>& group, const GroupScales& own, const QuantisedRows& from, int64_t rows,
+               const int32_t* sums, const float* held, const Each& each) {
   for (int64_t row = 0; row < rows; ++row, sums += kWide, held += kWide) {
     const int32_t total = from.sum(row, group.begin, group.end);
-    if (first) {
 #pragma omp simd
-      for (int64_t i = 0; i < kWide; ++i) held[i] = scales[i] * static_cast<float>(sums[i] - zeros[i] * total);
-    } else {
-#pragma omp simd
-      for (int64_t i = 0; i < kWide; ++i) held[i] += scales[i] * static_cast<float>(sums[i] - zeros[i] * total);
+    for (int64_t i = 0; i < kWide; ++i) {
+      const float value = own.scales[i] * static_cast<float>(sums[i] - own.zeros[i] * total);
+      each(row, i, kFirst ? value : value + held[i]);
     }
   }
 }
@@ -233,6 +238,14 @@ void multiply_panel(const Panels<Levels<kBits>>& own, int64_t index, const Quant
                     Out* out) {
   alignas(kLine) int32_t sums[kMostRows * kWide];
   alignas(kLine) float held[kMostRows * kWide];
+  alignas(kLine) Out done[kMostRows * kWide];
+  alignas(kLine) float added[kWide] = {};
+  const int64_t first = index * kWide, width = std::min(kWide, own.outputs - first);
+  if (own.bias != nullptr) std::memcpy(added, own.bias + first, width * sizeof(float));
+  const auto hold = [&](int64_t row, int64_t i, float value) { held[row * kWide + i] = value; };
+  const auto finish = [&](int64_t row, int64_t i, float value) {
+    narrow(value * from.scales[row] + added[i], done[row * kWide + i]);
+  };
   Group<kBits> group{own, own.weights + index * own.blocks() * own.kBytes, 0, 0};
   for (int64_t i = 0; i < own.groups(); ++i, group.begin = group.end) {
     group.end = own.end(i);
@@ -245,16 +258,20 @@ void multiply_panel(const Panels<Levels<kBits>>& own, int64_t index, const Quant
       sum_rows(group, from, rows, sums);
     }
     const int64_t place = (index * own.groups() + i) * kWide;
-    add_group(group, own.scales + place, own.zeros + place, from, rows, i == 0, sums, held);
+    const GroupScales scales{own.scales + place, own.zeros + place};
+    const bool last = i + 1 == own.groups();
+    if (i == 0 && last) {
+      add_group<true>(group, scales, from, rows, sums, held, finish);
+    } else if (i == 0) {
+      add_group<true>(group, scales, from, rows, sums, held, hold);
+    } else if (last) {
+      add_group<false>(group, scales, from, rows, sums, held, finish);
+    } else {
+      add_group<false>(group, scales, from, rows, sums, held, hold);
+    }
   }
-  const int64_t first = index * kWide, width = std::min(kWide, own.outputs - first);
-  alignas(kLine) float added[kWide] = {};
-  if (own.bias != nullptr) std::memcpy(added, own.bias + first, width * sizeof(float));
   for (int64_t row = 0; row < rows; ++row) {
-    float* values = held + row * kWide;
-#pragma omp simd
-    for (int64_t i = 0; i < kWide; ++i) values[i] = values[i] * from.scales[row] + added[i];
-    write_sums(values, width, out + row * own.outputs + first);
+    std::memcpy(out + row * own.outputs + first, done + row * kWide, width * sizeof(Out));
   }
 }
 

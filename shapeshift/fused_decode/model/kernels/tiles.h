@@ -90,19 +90,3 @@ void store_sums(Sum* sums) {
   }
 }
 #endif
-
-template <int64_t kWidth, typename Out>
-void write_lanes(const float* sums, int64_t width, Out* target) {
-#pragma omp simd
-  for (int64_t lane = 0; lane < (kWidth ? kWidth : width); ++lane) narrow(sums[lane], target[lane]);
-}
-
-// Writes the first `width` sums of a row of a panel, at most kWide.
-template <typename Out>
-void write_sums(const float* sums, int64_t width, Out* target) {
-  if (width == kWide) {
-    write_lanes<kWide>(sums, kWide, target);
-  } else {
-    write_lanes<0>(sums, width, target);
-  }
-}
