@@ -262,6 +262,50 @@ def test_grpc_stream(stream: GrpcStream, reference: Callable[[str, int], str]) -
     assert stream.results.empty()
 
 
+# The sampling parameters that Triton's OpenAI frontend sends (python/openai, its converter for vLLM): all fields of the
+# request that are not null, the defaults of OpenAI's schema among them, without those that the frontend handles itself.
+COMPLETION = {"best_of": 1, "frequency_penalty": 0.0, "n": 1, "presence_penalty": 0.0, "seed": 7, "temperature": 0.0}
+CHAT = {"frequency_penalty": 0.0, "logprobs": False, "n": 1, "presence_penalty": 0.0, "temperature": 0.0, "top_p": 1.0}
+OLDER = {"frequency_penalty": 0.0, "n": 1, "presence_penalty": 0.0, "temperature": 0.0, "logit_bias": {}, "stop": None}
+WITH_TOOL = {**CHAT, "guided_decoding": json.dumps({"json": json.dumps({"type": "integer"}), "backend": None})}
+
+
+def from_frontend(sampling: dict[str, Any], stream: bool) -> dict[str, Any]:
+    """The inputs of a request of that frontend."""
+    counted: dict[str, Any] = {"return_num_input_tokens": True, "return_num_output_tokens": True}
+    text = json.dumps({**sampling, "max_tokens": 12})
+    return {
+        "text_input": PROMPT,
+        "stream": stream,
+        "exclude_input_in_output": True,
+        "sampling_parameters": text,
+    } | counted
+
+
+@pytest.mark.parametrize("sampling", [COMPLETION, CHAT, OLDER, WITH_TOOL], ids=["completion", "chat", "older", "tool"])
+def test_triton_s_openai_frontend_is_answered(
+    stream: GrpcStream, reference: Callable[[str, int], str], sampling: dict[str, Any]
+) -> None:
+    found = {}
+    for streaming in (False, True):
+        stream.ask(from_frontend(sampling, streaming), enable_empty_final_response=True)
+        results = [one for one in stream.until_last() if one.as_numpy("text_output") is not None]
+        assert streaming or len(results) == 1, "the frontend refuses more responses than one"
+        # It reads one text, and adds up the counts of the responses.
+        assert all(one.as_numpy("text_output").size == 1 for one in results)
+        assert all(one.as_numpy("num_output_tokens").dtype == np.uint32 for one in results)
+        found[streaming] = (
+            "".join(map(text_of, results)),
+            int(results[0].as_numpy("num_input_tokens")[0]),
+            sum(int(one.as_numpy("num_output_tokens")[0]) for one in results),
+        )
+    assert found[False] == found[True]
+    if sampling is WITH_TOOL:
+        assert found[True][0].lstrip().lstrip("-").isdigit()
+    else:
+        assert found[True][0] == reference(PROMPT, 12) and found[True][2] == 12
+
+
 def test_plain_infer(server: TritonServer, over_grpc: Any, reference: Callable[[str, int], str]) -> None:
     given = {"text_input": PROMPT, **GREEDY, "return_num_output_tokens": True, "return_timings": True}
     with http_client.InferenceServerClient(server.http_url) as over_http:
