@@ -1,0 +1,128 @@
+"""The files for KServe and the Gateway API, held against what their APIs publish, and against our own metrics."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import yaml
+
+from tests.docs.docs_pages import PROJECT
+from tests.docs.docs_sources import declared_metrics
+
+KSERVE = PROJECT / "docker" / "kserve" / "clusterservingruntime.yaml"
+POOL = PROJECT / "docker" / "gateway-api" / "inferencepool.yaml"
+# Of the published APIs: a field's type, the fields of an object, those of a list's items; a star: it has to be there.
+PROBE = {"httpGet*": {"path*": str, "port*": int}, "timeoutSeconds": int}
+CONTAINER = {
+    "name*": str,
+    "image*": str,
+    "args": [str],
+    "env": [{"name*": str, "value": str, "valueFrom": dict}],
+    "ports": [{"containerPort*": int, "protocol": str}],
+    "volumeMounts": [{"name*": str, "mountPath*": str, "readOnly": bool}],
+    "livenessProbe": PROBE,
+    "readinessProbe": PROBE,
+    "resources": dict,
+    "securityContext": dict,
+}
+VOLUMES = [{"name*": str, "emptyDir": dict, "secret": {"secretName*": str}, "configMap": {"name*": str}}]
+LABELS = {"matchLabels*": dict}
+KINDS: dict[str, dict[str, Any]] = {
+    "serving.kserve.io/v1alpha1 ClusterServingRuntime": {
+        "annotations": dict,
+        "supportedModelFormats*": [{"name*": str, "version": str, "autoSelect": bool, "priority": int}],
+        "protocolVersions": [str],
+        "containers*": [CONTAINER],
+        "volumes": VOLUMES,
+    },
+    "inference.networking.k8s.io/v1 InferencePool": {
+        "selector*": LABELS,
+        "targetPorts*": [{"number*": int}],
+        "endpointPickerRef*": {"name*": str, "port": {"number*": int}, "failureMode": str, "group": str, "kind": str},
+    },
+    "v1 Service": {
+        "selector": dict,
+        "ports*": [{"name": str, "protocol": str, "port*": int, "targetPort": int, "appProtocol": str}],
+    },
+    "apps/v1 Deployment": {
+        "replicas": int,
+        "selector*": LABELS,
+        "template*": {
+            "metadata*": dict,
+            "spec*": {"serviceAccountName": str, "containers*": [CONTAINER], "volumes": VOLUMES},
+        },
+    },
+}
+PICKER = {
+    "apiVersion*": str,
+    "kind*": str,
+    "plugins*": [{"type*": str, "name": str, "parameters": dict}],
+    "schedulingProfiles*": [{"name*": str, "plugins*": [{"pluginRef*": str, "weight": int}]}],
+}
+
+
+def faults(value: Any, schema: Any, path: str = "") -> list[str]:
+    """Where `value` is not what `schema` says."""
+    if isinstance(schema, type):
+        return [] if isinstance(value, schema) else [f"{path}: {value!r}"]
+    if isinstance(schema, list):
+        if not isinstance(value, list) or not value:
+            return [f"{path}: no list"]
+        return [fault for place, one in enumerate(value) for fault in faults(one, schema[0], f"{path}[{place}]")]
+    fields = {name.rstrip("*"): own for name, own in schema.items()}
+    missing = [name for name in schema if name.endswith("*") and name.rstrip("*") not in value]
+    unknown = [name for name in value if name not in fields]
+    found = [f"{path}.{name}" for name in (*missing, *unknown)]
+    return found + [
+        fault for name in value if name in fields for fault in faults(value[name], fields[name], f"{path}.{name}")
+    ]
+
+
+def objects() -> dict[str, dict[str, Any]]:
+    found = [one for file in (KSERVE, POOL) for one in yaml.safe_load_all(file.read_text())]
+    return {f"{one['apiVersion']} {one['kind']}": one for one in found}
+
+
+def test_the_files_are_what_their_apis_publish() -> None:
+    found = objects()
+    assert {*found} == {*KINDS, "v1 ConfigMap"}
+    for kind, schema in KINDS.items():
+        assert faults(found[kind]["spec"], schema, kind) == []
+        assert re.fullmatch(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?", found[kind]["metadata"]["name"])
+    picker = yaml.safe_load(found["v1 ConfigMap"]["data"]["config.yaml"])
+    assert faults(picker, PICKER) == []
+    types = {plugin["type"] for plugin in picker["plugins"]}
+    assert {one["pluginRef"] for profile in picker["schedulingProfiles"] for one in profile["plugins"]} == types
+
+
+def test_wrong_files_would_be_found() -> None:
+    schema = KINDS["inference.networking.k8s.io/v1 InferencePool"]
+    pool = objects()["inference.networking.k8s.io/v1 InferencePool"]["spec"]
+    assert faults({**pool, "targetPorts": [{"number": "8080"}]}, schema) == [".targetPorts[0].number: '8080'"]
+    assert faults({**pool, "ports": 1}, schema) == [".ports"]
+    assert faults({"selector": pool["selector"]}, schema) == [".targetPorts*", ".endpointPickerRef*"]
+
+
+def test_the_parts_of_the_pool_name_each_other() -> None:
+    found = objects()
+    pool, service = found["inference.networking.k8s.io/v1 InferencePool"], found["v1 Service"]
+    deployment = found["apps/v1 Deployment"]
+    reference = pool["spec"]["endpointPickerRef"]
+    assert reference["name"] == service["metadata"]["name"]
+    assert reference["port"]["number"] == service["spec"]["ports"][0]["port"]
+    labels = deployment["spec"]["template"]["metadata"]["labels"]
+    assert service["spec"]["selector"] == deployment["spec"]["selector"]["matchLabels"] == labels
+    (container,) = deployment["spec"]["template"]["spec"]["containers"]
+    assert f"--pool-name={pool['metadata']['name']}" in container["args"]
+
+
+def test_the_picker_reads_gauges_that_exist() -> None:
+    (container,) = objects()["apps/v1 Deployment"]["spec"]["template"]["spec"]["containers"]
+    options = [re.fullmatch(r"--([a-z-]+)-metric=(\w+)\{model=\w+\}", one) for one in container["args"]]
+    read = {option[1]: option[2] for option in options if option}
+    assert {*read} == {"total-queued-requests", "kv-cache-usage-percentage", "lora-info"}
+    metrics = declared_metrics()
+    assert all(metrics[name][0] == "gauge" for name in read.values())
+    # The labels that the picker's protocol names.
+    assert {*metrics[read["lora-info"]][1]} == {"max_lora", "running_lora_adapters", "waiting_lora_adapters"}
