@@ -3,18 +3,25 @@
 from __future__ import annotations
 
 import argparse
+import importlib.util
+import socket
 import sys
 import threading
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from shapeshift.child_process import ChildProcess
 from shapeshift.cli.sidecar import addresses
 from shapeshift.errors import InvalidInputError, UnsupportedError
+from shapeshift.triton.settings import ServerSettings
 
 if TYPE_CHECKING:
     from shapeshift.gateway.settings import GatewaySettings
 
+DEFAULT_PORT = 8080
+LOG_FILE = "gateway.log"
 _DEFAULT = "localhost:8001"
+_HOST = "127.0.0.1"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -26,8 +33,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="a server; repeatable; default: from the build folder",
     )
     parser.add_argument("--metrics", action="append", metavar="URL", help="a metrics page to pass on; repeatable")
-    parser.add_argument("--host", default="127.0.0.1", help="address to listen on (%(default)s)")
-    parser.add_argument("--port", type=int, default=8080, help="port to listen on (%(default)s)")
+    parser.add_argument("--host", default=_HOST, help="address to listen on (%(default)s)")
+    parser.add_argument("--port", type=int, default=DEFAULT_PORT, help="port to listen on (%(default)s)")
     parser.add_argument("--api-keys", type=Path, metavar="FILE", help="ask for a key of this file")
     parser.add_argument("--new-key", metavar="NAME", help="add a key to the file of --api-keys, print it, and exit")
     parser.add_argument("--build", type=Path, default=Path("build"), help="folder of generated files (%(default)s)")
@@ -60,6 +67,30 @@ def run(options: argparse.Namespace) -> int:
     sys.stdout.flush()
     server.run()
     return 0 if server.started else 1
+
+
+def child(settings: ServerSettings, port: int) -> ChildProcess:
+    """`shapeshift gateway` for the server with these settings, on the loopback address.
+
+    Raises UnsupportedError where its packages are not installed or the port is not available.
+    """
+    if importlib.util.find_spec("fastapi") is None:
+        raise UnsupportedError("fastapi is not installed: pip install 'shapeshift[gateway]'")
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((_HOST, port))
+        except OSError as error:
+            text = f"{_HOST}:{port} is not available ({error.strerror}): choose another --gateway-port"
+            raise UnsupportedError(text) from None
+    options = {
+        "--triton": f"{settings.reachable}:{settings.grpc_port}",
+        "--metrics": f"http://{settings.reachable}:{settings.metrics_port}/metrics",
+        "--build": settings.run_directory.parent,
+        "--port": port,
+    }
+    given = [f"{name}={value}" for name, value in options.items()]
+    return ChildProcess("gateway", given, settings.run_directory / LOG_FILE)
 
 
 def _new_key(options: argparse.Namespace) -> int:

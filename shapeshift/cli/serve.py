@@ -12,6 +12,7 @@ from pathlib import Path
 
 from shapeshift import installation
 from shapeshift.cli.examples import summaries
+from shapeshift.cli.gateway import DEFAULT_PORT
 from shapeshift.cli.served_models import models_to_load
 from shapeshift.cli.stop_signals import stop_event
 from shapeshift.cli.supervisor import Supervisor, has_workers
@@ -48,6 +49,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--no-restart", action="store_true", help="end when the server ends by itself")
     parser.add_argument("--strict", action="store_true", help="do not start if a model could not be built")
     parser.add_argument("--no-sidecar", "--no-scheduler", action=_NoSidecar, help="start no sidecar")
+    parser.add_argument("--no-gateway", action="store_true", help="start no gateway")
+    parser.add_argument("--gateway-port", type=int, default=DEFAULT_PORT, help="of the gateway (%(default)s)")
     parser.add_argument(
         "--plan-period", type=float, default=SidecarSettings.plan_period_s, metavar="SECONDS", help="the sidecar's"
     )
@@ -119,6 +122,7 @@ def _embedded(options: argparse.Namespace) -> int:
             not options.no_restart,
             f"{_examples(options)}\n\nCtrl-C stops the server\n",
             _write,
+            None if options.no_gateway else options.gateway_port,
         )
         return supervisor.run(stop)
 

@@ -1,4 +1,4 @@
-"""The loop of `shapeshift serve`: one server and its sidecar, until they are told to stop."""
+"""The loop of `shapeshift serve`: one server, its sidecar and its gateway, until they are told to stop."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from shapeshift.backoff import Backoff
+from shapeshift.child_process import ChildProcess
+from shapeshift.cli import gateway
 from shapeshift.cli.examples import summaries
 from shapeshift.errors import ShapeshiftError
 from shapeshift.sidecar import run_files
@@ -22,11 +24,11 @@ _POLL_S = 0.2
 
 
 class Supervisor:
-    """Starts a server and its sidecar, starts again what ends by itself, and says what happens.
+    """Starts a server, its sidecar and its gateway, starts again what ends by itself, and says what happens.
 
     models: the models of a later start, to which `shapeshift add` may have added some. plan_period_s: the sidecar's;
     None for no sidecar. ready_timeout_s: time to load everything. restarts: whether a server that ends by itself is
-    started again. last_lines: what `say` gets after the models that are ready.
+    started again. last_lines: what `say` gets after the models that are ready. gateway_port: None for no gateway.
     """
 
     def __init__(
@@ -38,6 +40,7 @@ class Supervisor:
         restarts: bool,
         last_lines: str,
         say: Callable[[str], None],
+        gateway_port: int | None = None,
     ) -> None:
         self._settings = settings
         self._models = models
@@ -46,6 +49,7 @@ class Supervisor:
         self._restarts = restarts
         self._last_lines = last_lines
         self._say = say
+        self._gateway_port = gateway_port
         # Monotonic time at which the models were ready last; 0 before.
         self._ready_at = 0.0
 
@@ -60,9 +64,10 @@ class Supervisor:
             sidecar = None
             if self._plan_period_s is not None:
                 sidecar = SidecarProcess(self._settings, self._plan_period_s)
+            own_gateway = self._gateway()
             try:
-                with TritonServer(self._settings) as server, sidecar or contextlib.nullcontext():
-                    return self._watch(server, sidecar, stop)
+                with TritonServer(self._settings) as server, sidecar or _nothing(), own_gateway or _nothing():
+                    return self._watch(server, sidecar, own_gateway, stop)
             except (ShapeshiftError, OSError) as error:
                 # If the first start fails, an option or a model is wrong; later starts are tried again.
                 if not self._restarts or not self._ready_at:
@@ -77,8 +82,24 @@ class Supervisor:
                 with contextlib.suppress(ShapeshiftError):
                     self._settings = replace(self._settings, models=tuple(self._models()))
 
-    def _watch(self, server: TritonServer, sidecar: SidecarProcess | None, stop: threading.Event) -> int:
-        """Start the sidecar when it is needed and say when the models are ready; returns 0 once `stop` is set.
+    def _gateway(self) -> ChildProcess | None:
+        """The gateway, not started; None for none, with a line that says why it cannot be started."""
+        if self._gateway_port is None:
+            return None
+        try:
+            return gateway.child(self._settings, self._gateway_port)
+        except ShapeshiftError as error:
+            self._say(f"no gateway: {error}\n")
+            return None
+
+    def _watch(
+        self,
+        server: TritonServer,
+        sidecar: SidecarProcess | None,
+        own_gateway: ChildProcess | None,
+        stop: threading.Event,
+    ) -> int:
+        """Start the others when they are needed and say when the models are ready; returns 0 once `stop` is set.
 
         Raises ServerEndedError for a server that ends by itself.
         """
@@ -88,16 +109,19 @@ class Supervisor:
         if loader is not None:
             loader.start()
         if not self._wait_ready(server, loader, stop):
-            return self._stop(server, sidecar)
+            return self._stop(server, sidecar, own_gateway)
         self._ready_at = time.monotonic()
-        self._say(self._greeting(server))
+        if own_gateway is not None:
+            own_gateway.start()
+        self._say(self._greeting(server, own_gateway is not None))
         if sidecar is not None and loader is None:
             sidecar.start()
         while not stop.wait(_POLL_S):
             server.require_running()
-            if sidecar is not None:
-                sidecar.restart_if_ended()
-        return self._stop(server, sidecar)
+            for child in (sidecar, own_gateway):
+                if child is not None:
+                    child.restart_if_ended()
+        return self._stop(server, sidecar, own_gateway)
 
     def _wait_ready(self, server: TritonServer, loader: SidecarProcess | None, stop: threading.Event) -> bool:
         """Say which models are loaded until all are ready; False if `stop` is set before.
@@ -120,15 +144,16 @@ class Supervisor:
                 raise server.failure(f"was not ready after {self._ready_timeout_s:g} s{last}")
         return False
 
-    def _stop(self, server: TritonServer, sidecar: SidecarProcess | None) -> int:
+    def _stop(self, server: TritonServer, *children: ChildProcess | None) -> int:
         self._say("stopping\n")
-        if sidecar is not None:
-            sidecar.stop()
+        for child in children:
+            if child is not None:
+                child.stop()
         server.stop()
         self._say("stopped\n")
         return 0
 
-    def _greeting(self, server: TritonServer) -> str:
+    def _greeting(self, server: TritonServer, has_gateway: bool) -> str:
         settings = self._settings
         plans = {}
         if has_workers(settings.repositories, settings.models):
@@ -137,10 +162,15 @@ class Supervisor:
         return (
             f"ready: http {server.http_url}, grpc {server.grpc_url}, metrics {server.metrics_url}\n"
             + (public if settings.is_public else "")
+            + (f"OpenAI API: http://127.0.0.1:{self._gateway_port}/v1\n" if has_gateway else "")
             + summaries(settings.models, settings.repositories)
             + "".join(f"workers of {name}: {found['plan']}\n" for name, found in plans.items())
             + self._last_lines
         )
+
+
+def _nothing() -> contextlib.AbstractContextManager[None]:
+    return contextlib.nullcontext()
 
 
 def has_workers(repositories: Sequence[Path], models: Sequence[str]) -> bool:

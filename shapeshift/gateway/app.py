@@ -14,11 +14,13 @@ from starlette.exceptions import HTTPException
 
 import shapeshift
 from shapeshift.errors import ShapeshiftError
+from shapeshift.gateway.adapter_commands import AdapterCommands
 from shapeshift.gateway.api_keys import ApiKeys, RequireKey
 from shapeshift.gateway.catalogue import Catalogue
 from shapeshift.gateway.errors import ApiError, api_error
 from shapeshift.gateway.limits import Admission, RequestIds, Traffic
-from shapeshift.gateway.routes import classify, completions, embeddings, models, probes, rerank, tei
+from shapeshift.gateway.routes import adapters, classify, completions, embeddings, models, probes, rerank, tei
+from shapeshift.gateway.schemas.adapters import LoadAdapterRequest, UnloadAdapterRequest
 from shapeshift.gateway.schemas.classify import ClassifyRequest
 from shapeshift.gateway.schemas.completions import CompletionRequest
 from shapeshift.gateway.schemas.embeddings import EmbeddingRequest
@@ -29,17 +31,18 @@ from shapeshift.gateway.state import Gateway
 from shapeshift.gateway.upstream import Upstream
 from shapeshift.triton.async_client import AsyncClient
 
-_ROUTERS = tuple(one.router for one in (models, completions, embeddings, rerank, classify, tei, probes))
+_ROUTERS = tuple(one.router for one in (models, completions, embeddings, rerank, classify, tei, adapters, probes))
 _BODIES: tuple[type[BaseModel], ...] = (
     *(CompletionRequest, EmbeddingRequest, RerankRequest, ClassifyRequest),
-    *(EmbedRequest, TeiRerankRequest, PredictRequest),
+    *(EmbedRequest, TeiRerankRequest, PredictRequest, LoadAdapterRequest, UnloadAdapterRequest),
 )
 
 
 def make_app(settings: GatewaySettings, clients: Sequence[AsyncClient] = ()) -> FastAPI:
     """The application of a gateway. clients: those of `settings.triton`, made where there are none."""
     upstream = Upstream(clients or [AsyncClient(address) for address in settings.triton])
-    gateway = Gateway(settings, upstream, Catalogue(upstream, settings.refresh_s), Traffic())
+    catalogue = Catalogue(upstream, settings.refresh_s)
+    gateway = Gateway(settings, upstream, catalogue, Traffic(), AdapterCommands(settings))
 
     @contextlib.asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:

@@ -61,3 +61,4 @@ class GatewaySettings:
             )
         if self.registry is not None:
             require(self.adapter_root is not None, "adapter_root", None, "a folder, given with registry")
+            require(self.api_keys is not None, "registry", str(self.registry), "only together with api_keys")

@@ -10,6 +10,7 @@ import orjson
 from starlette.requests import Request
 from starlette.responses import Response
 
+from shapeshift.gateway.adapter_commands import AdapterCommands
 from shapeshift.gateway.catalogue import Catalogue
 from shapeshift.gateway.limits import REQUEST_ID, Traffic
 from shapeshift.gateway.settings import GatewaySettings
@@ -27,6 +28,7 @@ class Gateway:
     upstream: Upstream
     catalogue: Catalogue
     traffic: Traffic
+    adapters: AdapterCommands
 
 
 def gateway_of(request: Request) -> Gateway:

@@ -2,30 +2,15 @@
 
 from __future__ import annotations
 
-import contextlib
-import os
-import subprocess
-import sys
-import time
-from pathlib import Path
-from types import TracebackType
-from typing import Self
-
-from shapeshift import installation
-from shapeshift.backoff import Backoff
+from shapeshift.child_process import ChildProcess
 from shapeshift.sidecar import run_files
 from shapeshift.triton.settings import ServerSettings
 
 LOG_FILE = "scheduler.log"
-_GRACE_S = 2.0
 
 
-class SidecarProcess:
-    """`shapeshift sidecar` for the server with these settings; it logs to `LOG_FILE` in the run directory.
-
-    The sidecar ends when its parent ends, even if the parent is killed: it reads a pipe that the parent holds open.
-    A context manager that stops the sidecar on exit; `start` starts it.
-    """
+class SidecarProcess(ChildProcess):
+    """`shapeshift sidecar` for the server with these settings; it logs to `LOG_FILE` in the run directory."""
 
     def __init__(self, settings: ServerSettings, plan_period_s: float) -> None:
         self._run_directory = settings.run_directory
@@ -35,84 +20,11 @@ class SidecarProcess:
             "--metrics": f"http://{settings.reachable}:{settings.metrics_port}/metrics",
             "--plan-period": plan_period_s,
         }
-        self._command = [sys.executable, "-P", "-m", "shapeshift.cli.main", "sidecar", "--until-eof"]
-        self._command += [f"{name}={value}" for name, value in options.items()]
-        self._command += [f"--repository={folder}" for folder in settings.repositories]
-        self._process: subprocess.Popen[bytes] | None = None
-        self._started_at = 0.0
-        self._backoff = Backoff()
-        self._restart_at: float | None = None
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.stop()
-
-    @property
-    def log(self) -> Path:
-        """The log file."""
-        return self._run_directory / LOG_FILE
-
-    def start(self) -> None:
-        """Start the sidecar with a new log; the old log is kept with the ending `.1`."""
-        self._run_directory.mkdir(parents=True, exist_ok=True)
-        if self.log.exists():
-            self.log.replace(self.log.with_name(f"{LOG_FILE}.1"))
-        self._run()
-
-    def restart_if_ended(self) -> None:
-        """Start the sidecar again if it has ended, after a pause that grows while it keeps ending."""
-        if self._process is None or self._process.poll() is None:
-            return
-        now = time.monotonic()
-        if self._restart_at is None:
-            self._restart_at = now + self._backoff.pause(now - self._started_at)
-        if now >= self._restart_at:
-            self._restart_at = None
-            self._close_pipe()
-            self._run()
+        given = [f"{name}={value}" for name, value in options.items()]
+        given += [f"--repository={folder}" for folder in settings.repositories]
+        super().__init__("sidecar", given, settings.run_directory / LOG_FILE)
 
     def has_settled(self) -> bool:
         """Whether the sidecar has loaded the workers of the first plan, or has logged why it could not."""
         report = run_files.read_report(self._run_directory)
         return report.get("settled") is True and report.get("pid") == run_files.lock_holder(self._run_directory)
-
-    def last_line(self) -> str:
-        """The last line of the log, or an empty string."""
-        lines = self.log.read_text(errors="replace").splitlines() if self.log.is_file() else []
-        return lines[-1] if lines else ""
-
-    def stop(self) -> None:
-        """End the sidecar within 3 s. Safe to call again."""
-        if self._process is None:
-            return
-        self._process.terminate()
-        try:
-            self._process.wait(timeout=_GRACE_S)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
-        self._close_pipe()
-        self._process = None
-
-    def _run(self) -> None:
-        self._started_at = time.monotonic()
-        paths = [str(installation.IMPORT_PATH), os.environ.get("PYTHONPATH", "")]
-        with self.log.open("ab") as log:
-            self._process = subprocess.Popen(
-                self._command,
-                env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths))},
-                stdin=subprocess.PIPE,
-                stdout=log,
-                stderr=log,
-                # Ctrl-C in a terminal reaches only the parent, which then stops the sidecar.
-                start_new_session=True,
-            )
-
-    def _close_pipe(self) -> None:
-        if self._process is not None and self._process.stdin is not None:
-            with contextlib.suppress(OSError):
-                self._process.stdin.close()

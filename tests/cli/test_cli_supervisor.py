@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import socket
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Self
 
@@ -55,3 +57,63 @@ def test_a_server_that_is_started_again_has_the_models_that_were_added(
     loop = supervisor.Supervisor(settings, lambda: ["first", "added"], None, 60.0, True, "", lambda text: None)
     assert loop.run(stop) == 0
     assert started == [("first",), ("first", "added")]
+
+
+def test_the_gateway_is_started_and_stopped_with_the_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    stop = threading.Event()
+    happened: list[str] = []
+
+    class Server:
+        http_url = grpc_url = metrics_url = ""
+
+        def __init__(self, settings: ServerSettings) -> None: ...
+
+        def __enter__(self) -> Self:
+            return self
+
+        def __exit__(self, *_: object) -> None: ...
+
+        def require_running(self) -> None: ...
+
+        def poll_ready(self) -> bool:
+            return True
+
+        def stop(self) -> None:
+            happened.append("server stops")
+
+    class Child:
+        def __enter__(self) -> Self:
+            return self
+
+        def __exit__(self, *_: object) -> None: ...
+
+        def start(self) -> None:
+            happened.append("gateway starts")
+
+        def restart_if_ended(self) -> None:
+            stop.set()
+
+        def stop(self) -> None:
+            happened.append("gateway stops")
+
+    monkeypatch.setattr(supervisor, "TritonServer", Server)
+    monkeypatch.setattr(supervisor.gateway, "child", lambda settings, port: Child())
+    (tmp_path / "run").mkdir()
+    settings = ServerSettings(repositories=(tmp_path,), models=(), run_directory=tmp_path / "run")
+    settings.log.touch()
+    loop = supervisor.Supervisor(settings, list, None, 60.0, False, "", happened.append, 8080)
+    assert loop.run(stop) == 0
+    said = "".join(one for one in happened if "\n" in one)
+    assert "OpenAI API: http://127.0.0.1:8080/v1\n" in said
+    assert [one for one in happened if one and "\n" not in one] == ["gateway starts", "gateway stops", "server stops"]
+
+
+def test_a_port_in_use_costs_only_the_gateway(tmp_path: Path, free_ports: Callable[[int], list[int]]) -> None:
+    (port,) = free_ports(1)
+    settings = ServerSettings(repositories=(tmp_path,), run_directory=tmp_path / "run")
+    said: list[str] = []
+    loop = supervisor.Supervisor(settings, list, None, 60.0, False, "", said.append, port)
+    assert loop._gateway() is not None and said == []
+    with socket.create_server(("127.0.0.1", port)):
+        assert loop._gateway() is None
+    assert f"no gateway: 127.0.0.1:{port} is not available" in said[0]

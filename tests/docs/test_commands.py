@@ -16,10 +16,12 @@ from pathlib import Path
 import pytest
 import yaml
 
+from shapeshift.cli.gateway import child
 from shapeshift.triton.embedded.server import TritonServer
 from tests.docs.docs_pages import PAGES, PROJECT, TECHNIQUES, Block, blocks, code, table
 from tests.docs.docs_sources import declared_metrics, exported_names
 from tests.docs.project_copy import MODELS, copy_project, own_files
+from tests.waiting import wait_for
 
 DOCS = PROJECT / "docs"
 OWN_MODEL = "Your own model"
@@ -60,10 +62,33 @@ def server(make_server: Callable[..., TritonServer], project: Path) -> Iterator[
         yield running.wait_ready(timeout_s=120)
 
 
+@pytest.fixture(scope="module")
+def gateway(server: TritonServer, free_ports: Callable[[int], list[int]]) -> Iterator[str]:
+    """HOST:PORT of a gateway before the server that has looked at its models."""
+    (port,) = free_ports(1)
+    address = f"127.0.0.1:{port}"
+    with child(server.settings, port) as process:
+        process.start()
+        wait_for(lambda: b"classify_text" in _models(address), timeout_s=60, pause_s=0.2)
+        yield address
+
+
+def _models(address: str) -> bytes:
+    try:
+        with urllib.request.urlopen(f"http://{address}/v1/models", timeout=10) as answer:
+            return bytes(answer.read())
+    except OSError:
+        return b""
+
+
 @pytest.fixture
-def run(server: TritonServer, project: Path) -> Run:
+def run(server: TritonServer, gateway: str, project: Path) -> Run:
     """A function that runs a block against the server and returns what it writes to standard output."""
-    return lambda block: execute(_addressed(block.text, server), block, project)
+
+    def run(block: Block) -> str:
+        return execute(_addressed(block.text, server).replace("localhost:8080", gateway), block, project)
+
+    return run
 
 
 def _addressed(text: str, server: TritonServer) -> str:

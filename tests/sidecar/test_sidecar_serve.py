@@ -20,7 +20,7 @@ Start = Callable[..., Command]
 @pytest.fixture
 def served(command: Start, project: Project) -> Command:
     ports = [f"--{name}-port={port}" for name, port in project.settings.ports.items()]
-    return command("serve", "--backends", str(BACKENDS), *ports)
+    return command("serve", "--no-gateway", "--backends", str(BACKENDS), *ports)
 
 
 def processes_of(project: Project) -> list[str]:
@@ -67,7 +67,7 @@ def test_a_sidecar_that_keeps_ending_is_restarted_with_growing_pauses(
     project: Project, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now = [100.0]
-    monkeypatch.setattr("shapeshift.sidecar.child.time.monotonic", lambda: now[0])
+    monkeypatch.setattr("shapeshift.child_process.time.monotonic", lambda: now[0])
     sidecar = SidecarProcess(project.settings, 120.0)
     sidecar._command = [sys.executable, "-c", "print('here')"]
     starts = []

@@ -1,0 +1,98 @@
+"""A command of this package as a child process of the command that starts the server."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from shapeshift import installation
+from shapeshift.backoff import Backoff
+
+_GRACE_S = 2.0
+
+
+class ChildProcess:
+    """`shapeshift COMMAND --until-eof`, with its output in `log`.
+
+    It ends when its parent ends, even if the parent is killed: it reads a pipe that the parent holds open.
+    A context manager that stops it on exit; `start` starts it.
+    """
+
+    def __init__(self, command: str, options: Sequence[str], log: Path) -> None:
+        self.log = log
+        self._command = [sys.executable, "-P", "-m", "shapeshift.cli.main", command, "--until-eof", *options]
+        self._process: subprocess.Popen[bytes] | None = None
+        self._started_at = 0.0
+        self._backoff = Backoff()
+        self._restart_at: float | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+
+    def start(self) -> None:
+        """Start it with a new log; the old log is kept with the ending `.1`."""
+        self.log.parent.mkdir(parents=True, exist_ok=True)
+        if self.log.exists():
+            self.log.replace(self.log.with_name(f"{self.log.name}.1"))
+        self._run()
+
+    def restart_if_ended(self) -> None:
+        """Start it again if it has ended, after a pause that grows while it keeps ending."""
+        if self._process is None or self._process.poll() is None:
+            return
+        now = time.monotonic()
+        if self._restart_at is None:
+            self._restart_at = now + self._backoff.pause(now - self._started_at)
+        if now >= self._restart_at:
+            self._restart_at = None
+            self._close_pipe()
+            self._run()
+
+    def last_line(self) -> str:
+        """The last line of the log, or an empty string."""
+        lines = self.log.read_text(errors="replace").splitlines() if self.log.is_file() else []
+        return lines[-1] if lines else ""
+
+    def stop(self) -> None:
+        """End it within 3 s. Safe to call again."""
+        if self._process is None:
+            return
+        self._process.terminate()
+        try:
+            self._process.wait(timeout=_GRACE_S)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        self._close_pipe()
+        self._process = None
+
+    def _run(self) -> None:
+        self._started_at = time.monotonic()
+        paths = [str(installation.IMPORT_PATH), os.environ.get("PYTHONPATH", "")]
+        with self.log.open("ab") as log:
+            self._process = subprocess.Popen(
+                self._command,
+                env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths))},
+                stdin=subprocess.PIPE,
+                stdout=log,
+                stderr=log,
+                # Ctrl-C in a terminal reaches only the parent, which then stops the child.
+                start_new_session=True,
+            )
+
+    def _close_pipe(self) -> None:
+        if self._process is not None and self._process.stdin is not None:
+            with contextlib.suppress(OSError):
+                self._process.stdin.close()

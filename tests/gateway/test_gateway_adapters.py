@@ -1,0 +1,99 @@
+"""POST /v1/load_lora_adapter and /v1/unload_lora_adapter."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import pytest
+
+from shapeshift.errors import InvalidInputError
+from shapeshift.gateway import api_keys
+from shapeshift.gateway.settings import GatewaySettings
+from tests.gateway.fake_triton import FakeTriton
+
+KEY = "sk-of-this-test"
+# In place of `shapeshift adapters`: it writes down how it was called, or refuses.
+COMMAND = """#!{python}
+import sys
+if "refused" in sys.argv:
+    sys.exit("shapeshift adapters: rank: got 999; at most 64")
+if "absent" in sys.argv:
+    sys.exit("shapeshift adapters: name: no adapter 'absent'; known: none")
+open("{log}", "a").write(" ".join(sys.argv[1:]) + "\\n")
+"""
+
+
+@pytest.fixture
+def log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    found = tmp_path / "calls"
+    command = tmp_path / "python"
+    command.write_text(COMMAND.format(python=sys.executable, log=found))
+    command.chmod(0o755)
+    monkeypatch.setattr("shapeshift.gateway.adapter_commands.sys.executable", str(command))
+    return found
+
+
+@pytest.fixture
+def url(start_gateway: Callable[..., str], tmp_path: Path) -> str:
+    (tmp_path / "keys").write_text(f"ana {api_keys.hash_of(KEY)}\n")
+    (tmp_path / "root" / "style").mkdir(parents=True)
+    (tmp_path / "outside").mkdir()
+    (tmp_path / "root" / "link").symlink_to(tmp_path / "outside")
+    settings = {"registry": tmp_path / "build", "adapter_root": tmp_path / "root", "api_keys": tmp_path / "keys"}
+    return start_gateway(FakeTriton(), **settings)
+
+
+def load(url: str, name: str, path: str, **more: Any) -> tuple[int, str]:
+    answer = post(f"{url}/v1/load_lora_adapter", {"lora_name": name, "lora_path": path, **more})
+    return answer.status_code, answer.text
+
+
+def post(url: str, body: dict[str, Any]) -> Any:
+    return httpx2.post(url, json=body, headers={"Authorization": f"Bearer {KEY}"}, timeout=60)
+
+
+def test_an_adapter_is_added_and_removed_by_the_command(url: str, log: Path, tmp_path: Path) -> None:
+    assert load(url, "new", "style") == (200, "Success: LoRA adapter 'new' added successfully.")
+    assert load(url, "shout", str(tmp_path / "root" / "style"), load_inplace=True)[0] == 200
+    gone = post(f"{url}/v1/unload_lora_adapter", {"lora_name": "shout"})
+    assert (gone.status_code, gone.text) == (200, "Success: LoRA adapter 'shout' removed successfully.")
+    head = f"-P -m shapeshift.cli.main adapters --model=generate_lora --build={tmp_path}/build"
+    style = tmp_path / "root" / "style"
+    assert log.read_text().splitlines() == [
+        f"{head} add -- new {style}",
+        f"{head} add -- shout {style}",
+        f"{head} remove -- shout",
+    ]
+
+
+@pytest.mark.parametrize("path", ["..", "link", "/etc", "absent", "style/../../outside", "a\0b"])
+def test_a_path_stays_under_the_root(url: str, log: Path, path: str) -> None:
+    status, text = load(url, "new", path)
+    assert status == 400 and '"param":"lora_path"' in text and not log.exists()
+
+
+def test_what_the_command_refuses(url: str, log: Path) -> None:
+    assert load(url, "refused", "style")[0] == 400
+    assert "rank: got 999; at most 64" in load(url, "refused", "style")[1]
+    assert "load_inplace replaces it" in load(url, "shout", "style")[1]
+    absent = post(f"{url}/v1/unload_lora_adapter", {"lora_name": "absent"})
+    assert (absent.status_code, absent.json()["error"]["code"]) == (404, "adapter_not_found")
+    assert load(url, "new", "style", model="encode")[0] == 400
+    assert not log.exists()
+
+
+def test_without_a_registry_nothing_is_changed(start_gateway: Callable[..., str], log: Path) -> None:
+    url = start_gateway(FakeTriton())
+    status, text = load(url, "new", "/tmp")
+    assert status == 501 and "--registry" in text and not log.exists()
+
+
+def test_a_registry_wants_keys_and_a_root() -> None:
+    with pytest.raises(InvalidInputError, match="adapter_root"):
+        GatewaySettings(registry=Path("build"), api_keys=Path("keys"))
+    with pytest.raises(InvalidInputError, match="registry"):
+        GatewaySettings(registry=Path("build"), adapter_root=Path("root"))
