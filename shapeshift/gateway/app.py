@@ -19,8 +19,9 @@ from shapeshift.gateway.api_keys import ApiKeys, RequireKey
 from shapeshift.gateway.catalogue import Catalogue
 from shapeshift.gateway.errors import ApiError, api_error
 from shapeshift.gateway.limits import Admission, RequestIds, Traffic
-from shapeshift.gateway.routes import adapters, classify, completions, embeddings, models, probes, rerank, tei
+from shapeshift.gateway.routes import adapters, chat, classify, completions, embeddings, models, probes, rerank, tei
 from shapeshift.gateway.schemas.adapters import LoadAdapterRequest, UnloadAdapterRequest
+from shapeshift.gateway.schemas.chat import ChatRequest
 from shapeshift.gateway.schemas.classify import ClassifyRequest
 from shapeshift.gateway.schemas.completions import CompletionRequest
 from shapeshift.gateway.schemas.embeddings import EmbeddingRequest
@@ -31,9 +32,9 @@ from shapeshift.gateway.state import Gateway
 from shapeshift.gateway.upstream import Upstream
 from shapeshift.triton.async_client import AsyncClient
 
-_ROUTERS = tuple(one.router for one in (models, completions, embeddings, rerank, classify, tei, adapters, probes))
+_ROUTERS = tuple(one.router for one in (models, chat, completions, embeddings, rerank, classify, tei, adapters, probes))
 _BODIES: tuple[type[BaseModel], ...] = (
-    *(CompletionRequest, EmbeddingRequest, RerankRequest, ClassifyRequest),
+    *(ChatRequest, CompletionRequest, EmbeddingRequest, RerankRequest, ClassifyRequest),
     *(EmbedRequest, TeiRerankRequest, PredictRequest, LoadAdapterRequest, UnloadAdapterRequest),
 )
 

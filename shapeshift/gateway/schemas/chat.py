@@ -1,0 +1,123 @@
+"""The body of POST /v1/chat/completions."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
+
+from shapeshift.gateway.errors import ApiError
+from shapeshift.gateway.schemas.common import ApiRequest, Int32, not_served
+from shapeshift.gateway.schemas.sampling import SamplingRequest
+
+
+class ContentPart(ApiRequest):
+    """A part of a message: text only."""
+
+    type: Literal["text"]
+    text: str
+
+
+class FunctionCall(ApiRequest):
+    """What an assistant's message calls."""
+
+    name: str
+    arguments: str
+
+
+class ToolCall(ApiRequest):
+    """One call of an assistant's message."""
+
+    id: str
+    type: Literal["function"] = "function"
+    function: FunctionCall
+
+
+class Message(ApiRequest):
+    """One message."""
+
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: str | list[ContentPart] | None = Field(None, description="a text, or a list of parts of type text")
+    name: str | None = None
+    refusal: str | None = None
+    tool_call_id: str | None = None
+    tool_calls: list[ToolCall] | None = None
+
+
+class Function(ApiRequest):
+    """A function that the model may call. parameters: a JSON schema."""
+
+    name: Annotated[str, Field(min_length=1, max_length=64)]
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+
+
+class Tool(ApiRequest):
+    """A tool that the model may call."""
+
+    type: Literal["function"]
+    function: Function
+
+
+class NamedFunction(ApiRequest):
+    """The name of a function."""
+
+    name: str
+
+
+class NamedTool(ApiRequest):
+    """The tool that has to be called."""
+
+    type: Literal["function"]
+    function: NamedFunction
+
+
+class ChatRequest(SamplingRequest):
+    """OpenAI's, with fields of vLLM's and the request parameters of the generator."""
+
+    messages: list[Message] = Field(min_length=1)
+    logprobs: bool | None = None
+    max_completion_tokens: Annotated[Int32, Field(ge=1)] | None = None
+    max_tokens: Annotated[Int32, Field(ge=1)] | None = None
+    tool_choice: Literal["none", "auto", "required"] | NamedTool | None = Field(
+        None, description="none, auto, required, or an object that names a function"
+    )
+    tools: list[Tool] | None = None
+    top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
+    # They say who asks, or how the service is paid or cached, and change no answer.
+    metadata: dict[str, str] | None = None
+    parallel_tool_calls: bool | None = None
+    prompt_cache_key: str | None = None
+    prompt_cache_options: dict[str, Any] | None = None
+    prompt_cache_retention: str | None = None
+    safety_identifier: str | None = None
+    service_tier: str | None = None
+    # Not served.
+    audio: Annotated[Any, not_served()] = None
+    function_call: Annotated[Any, not_served("none")] = None
+    functions: Annotated[Any, not_served([])] = None
+    modalities: Annotated[Any, not_served(["text"])] = None
+    moderation: Annotated[Any, not_served()] = None
+    prediction: Annotated[Any, not_served()] = None
+    reasoning_effort: Annotated[Any, not_served("none")] = None
+    store: Annotated[Any, not_served(False)] = None
+    verbosity: Annotated[Any, not_served("medium")] = None
+    web_search_options: Annotated[Any, not_served()] = None
+
+    def forced_function(self) -> Function | None:
+        """The function that the answer has to call; None for an answer in text. Raises ApiError."""
+        tools = self.tools or []
+        if self.tool_choice == "required":
+            if len(tools) != 1:
+                text = f"tool_choice: required needs exactly one tool, got {len(tools)}; name the function instead"
+                raise ApiError(400, text, param="tool_choice", code="unsupported_parameter")
+            return tools[0].function
+        if isinstance(self.tool_choice, NamedTool):
+            wanted = self.tool_choice.function.name
+            found = next((tool.function for tool in tools if tool.function.name == wanted), None)
+            if found is None:
+                text = f"tool_choice: {wanted!r} is not one of the tools"
+                raise ApiError(400, text, param="tool_choice", code="invalid_value")
+            return found
+        return None

@@ -1,0 +1,161 @@
+"""POST /v1/chat/completions, through OpenAI's own client."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Any
+
+import httpx2
+import openai
+import pytest
+
+from shapeshift.gateway.catalogue import Front, Target
+from shapeshift.gateway.routes.chat import _prompt
+from shapeshift.gateway.schemas.chat import ChatRequest
+from tests.gateway.fake_triton import FRONTS, FakeTriton
+from tests.waiting import wait_for
+
+ASK: dict[str, Any] = {"model": "generate", "messages": [{"role": "user", "content": "hello you"}]}
+TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "object", "properties": {}}}}
+OTHER = {"type": "function", "function": {"name": "g"}}
+
+
+def sampling_of(triton: FakeTriton) -> dict[str, Any]:
+    return dict(json.loads(triton.calls[-1].inputs["sampling_parameters"][0]))
+
+
+def prompt_of(triton: FakeTriton) -> str:
+    return str(triton.calls[-1].inputs["text_input"][0].decode())
+
+
+def test_a_conversation(client: openai.OpenAI, triton: FakeTriton) -> None:
+    messages: Any = [
+        {"role": "system", "content": "be short"},
+        {"role": "user", "content": [{"type": "text", "text": "one"}, {"type": "text", "text": "two"}]},
+    ]
+    found = client.chat.completions.create(model="generate", messages=messages)
+    assert prompt_of(triton) == "<system>be short\n<user>one\ntwo\n<assistant>"
+    (choice,) = found.choices
+    assert choice.message.role == "assistant" and choice.message.content == "<system>be short <user>one two <assistant>"
+    assert (choice.finish_reason, choice.index, found.object) == ("stop", 0, "chat.completion")
+    assert found.usage and found.usage.prompt_tokens == 5 and found.id.startswith("chatcmpl-")
+    # Without a limit the answer may fill what the model has.
+    assert sampling_of(triton) == {"max_tokens": 64}
+
+
+def test_a_stream(client: openai.OpenAI) -> None:
+    stream = client.chat.completions.create(**ASK, n=2, stream=True, stream_options={"include_usage": True})
+    *pieces, last = list(stream)
+    assert last.choices == [] and last.usage and last.usage.completion_tokens == 6
+    texts = {0: "", 1: ""}
+    roles: dict[int, list[Any]] = {0: [], 1: []}
+    for piece in pieces:
+        (choice,) = piece.choices
+        texts[choice.index] += choice.delta.content or ""
+        roles[choice.index].append(choice.delta.role)
+    assert (
+        texts == {0: "<user>hello you <assistant>", 1: "<user>hello you <assistant>"} or len(set(texts.values())) == 1
+    )
+    assert all(own[0] == "assistant" and set(own[1:]) == {None} for own in roles.values())
+    assert pieces[-1].choices[0].finish_reason == "stop"
+
+
+def test_the_asynchronous_client(url: str) -> None:
+    async def ask() -> list[str]:
+        async with openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="none", timeout=20) as client:
+            whole = await client.chat.completions.create(**ASK)
+            stream = await client.chat.completions.create(**ASK, stream=True)
+            pieces = [piece.choices[0].delta.content or "" async for piece in stream]
+            return [whole.choices[0].message.content or "", "".join(pieces)]
+
+    assert len(set(asyncio.run(ask()))) == 1
+
+
+def test_limits_of_the_answer(client: openai.OpenAI, triton: FakeTriton) -> None:
+    assert client.chat.completions.create(**ASK, max_completion_tokens=1).choices[0].finish_reason == "length"
+    assert sampling_of(triton) == {"max_tokens": 1}
+    client.chat.completions.create(**ASK, max_tokens=2)
+    assert sampling_of(triton) == {"max_tokens": 2}
+
+
+def test_logprobs(client: openai.OpenAI, triton: FakeTriton) -> None:
+    found = client.chat.completions.create(**ASK, logprobs=True, top_logprobs=1, max_tokens=1).choices[0].logprobs
+    assert sampling_of(triton) == {"logprobs": 1, "max_tokens": 1}
+    assert found and found.content
+    (token,) = found.content
+    assert (token.token, token.logprob, token.bytes) == ("<user>hello", -0.5, list(b"<user>hello"))
+    assert [(one.token, one.logprob) for one in token.top_logprobs] == [("x", -0.25)]
+
+
+def test_a_forced_function(client: openai.OpenAI, triton: FakeTriton) -> None:
+    for choice in ("required", {"type": "function", "function": {"name": "f"}}):
+        found = client.chat.completions.create(**ASK, tools=[TOOL], tool_choice=choice)  # type: ignore[call-overload]
+        assert sampling_of(triton)["structured_outputs"] == {"json": TOOL["function"]["parameters"]}  # type: ignore[index]
+        (call,) = found.choices[0].message.tool_calls
+        assert (call.function.name, call.type) == ("f", "function") and found.choices[0].message.content is None
+        assert call.function.arguments == "<user>hello you <assistant>"
+    stream = client.chat.completions.create(**ASK, tools=[TOOL], tool_choice="required", stream=True)  # type: ignore[call-overload]
+    calls = [call for piece in stream for call in piece.choices[0].delta.tool_calls]
+    assert calls[0].function.name == "f" and calls[0].id and calls[1].id is None
+    assert "".join(call.function.arguments for call in calls) == "<user>hello you <assistant>"
+
+
+def test_tools_are_given_to_the_template(url: str, triton: FakeTriton, monkeypatch: Any) -> None:
+    own = {**FRONTS["generate"], "tool_use_template": "{{ tools[0].function.name }}"}
+    monkeypatch.setitem(triton.fronts, "tools", {**own, "stream": "tools"})
+    ask = {**ASK, "model": "tools", "tools": [TOOL]}
+    # A new name has the servers asked again, at most once a second.
+    wait_for(lambda: httpx2.post(f"{url}/v1/chat/completions", json=ask).status_code == 200, pause_s=0.3)
+    assert prompt_of(triton) == "f"
+    httpx2.post(f"{url}/v1/chat/completions", json={**ask, "tool_choice": "none"})
+    assert prompt_of(triton) == "<user>hello you\n<assistant>"
+
+
+def test_a_token_that_the_tokenizer_adds_is_not_there_twice() -> None:
+    for adds, wanted in ((True, "hello you"), (False, "<s>hello you")):
+        told = {"chat_template": "{{ bos_token }}{{ messages[0].content }}", "special_tokens": {"bos_token": "<s>"}}
+        front = Front("g", "generation", {**told, "adds_bos": adds})
+        assert _prompt(Target(front, "", "g"), ChatRequest.model_validate(ASK)) == wanted
+
+
+def test_a_model_without_a_template_says_what_to_do(client: openai.OpenAI) -> None:
+    with pytest.raises(openai.BadRequestError, match="chat_template.jinja") as caught:
+        client.chat.completions.create(**{**ASK, "model": "generate_lora"})
+    assert (caught.value.param, caught.value.code) == ("model", "model_not_supported")
+
+
+@pytest.mark.parametrize(
+    ("more", "param", "code"),
+    [
+        ({"messages": []}, "messages", "invalid_value"),
+        ({"messages": [{"role": "king", "content": "a"}]}, "messages[0].role", "invalid_value"),
+        ({"messages": [{"role": "user"}]}, "messages", "invalid_value"),
+        ({"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}]}, "messages", None),
+        ({"messages": [{"role": "user", "content": "a", "mood": "x"}]}, "messages[0].mood", "unknown_parameter"),
+        ({"top_logprobs": 2}, "top_logprobs", "invalid_value"),
+        ({"max_tokens": 3, "max_completion_tokens": 4}, "max_tokens", "invalid_value"),
+        ({"max_tokens": 0}, "max_tokens", "invalid_value"),
+        ({"tools": [TOOL, TOOL], "tool_choice": "required"}, "tool_choice", "unsupported_parameter"),
+        (
+            {"tools": [TOOL], "tool_choice": {"type": "function", "function": {"name": "g"}}},
+            "tool_choice",
+            "invalid_value",
+        ),
+        ({"functions": [{"name": "f"}]}, "functions", "unsupported_parameter"),
+        ({"modalities": ["text", "audio"]}, "modalities", "unsupported_parameter"),
+        ({"reasoning_effort": "high"}, "reasoning_effort", "unsupported_parameter"),
+        ({"store": True}, "store", "unsupported_parameter"),
+        ({"colour": 1}, "colour", "unknown_parameter"),
+    ],
+)
+def test_bad_input_is_named(url: str, more: dict[str, Any], param: str, code: str | None) -> None:
+    answer = httpx2.post(f"{url}/v1/chat/completions", json={**ASK, **more})
+    error = answer.json()["error"]
+    assert answer.status_code == 400 and error["param"].startswith(param), error
+    assert code is None or error["code"] == code, error
+
+
+def test_fields_that_change_nothing_are_accepted(client: openai.OpenAI) -> None:
+    same = {"store": False, "modalities": ["text"], "metadata": {"a": "b"}, "user": "me", "service_tier": "auto"}
+    assert client.chat.completions.create(**ASK, extra_body={**same, "parallel_tool_calls": False}).choices
