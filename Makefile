@@ -10,7 +10,7 @@ MODELS ?=
 # Model and requests in flight for `make loadtest`.
 MODEL ?= encode
 CONCURRENCY ?= 8
-# What `make bench` measures: encode, polymorph, token_adapt, fused_decode, adapter_cache, cascade or shared_cores.
+# What `make bench` measures: encode, polymorph, token_adapt, fused_decode, adapter_cache, cascade, gateway or shared_cores.
 BENCH ?= encode
 # Further options of `make serve`, `make bench`, `make drill` and `make test`.
 ARGS ?=
@@ -67,7 +67,7 @@ lint: .venv/.test ## check style, formatting and types
 	@$(BIN)/ruff format --check .
 	@$(BIN)/mypy
 
-bench: .venv/.test engines ## measure ours against others (BENCH=encode, polymorph, token_adapt, fused_decode, adapter_cache, cascade or shared_cores; ARGS=--quick: under 3 minutes)
+bench: .venv/.test engines ## measure ours against others (BENCH=encode, polymorph, token_adapt, fused_decode, adapter_cache, cascade, gateway or shared_cores; ARGS=--quick: under 3 minutes)
 	@$(BIN)/python -m bench.$(BENCH) $(ARGS)
 
 drill: .venv/.test build/.server ## faults under load, answers checked, on a server of its own (30 minutes; ARGS=--quick: 3; ARGS="--soak 25")
