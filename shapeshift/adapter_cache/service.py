@@ -29,6 +29,7 @@ from shapeshift.adapter_cache.settings import (
     PREDICTORS,
     PREFETCHERS,
     AdapterCacheSettings,
+    require_one_rank,
 )
 from shapeshift.fused_decode import loading
 from shapeshift.fused_decode.engine.loop import DecodeLoop
@@ -37,7 +38,7 @@ from shapeshift.fused_decode.model.architecture import Architecture
 from shapeshift.fused_decode.policy.admission import Admission
 from shapeshift.fused_decode.request import LENGTH, STOP, Request
 from shapeshift.fused_decode.service import OWN_PARAMETERS, DecodeService
-from shapeshift.fused_decode.settings import GeneratedDecodeSettings
+from shapeshift.fused_decode.settings import FusedDecodeSettings, GeneratedDecodeSettings
 from shapeshift.serving.description import Description
 from shapeshift.serving.metrics import Metric
 from shapeshift.serving.model_args import Log, ModelArgs
@@ -100,6 +101,7 @@ class AdapterService(DecodeService):
     def __init__(self, pb_utils: PbUtils, args: ModelArgs, log: Log) -> None:
         self._settings = settings.read(AdapterCacheSettings, args.parameters)
         self._scheduling = settings.read(SchedulingSettings, args.parameters)
+        require_one_rank(settings.read(FusedDecodeSettings, args.parameters))
         load_runtime = partial(loading.load_runtime, extra_bytes=self._settings.adapter_mb << 20)
         super().__init__(args, log, load_runtime, (AdapterCacheSettings, SchedulingSettings))
         self._log = log
@@ -211,6 +213,7 @@ class AdapterService(DecodeService):
         self._watch.join(5.0)
         self._predictor.close()
         self.cache.close()
+        super().close()
 
     def _load_kernels(self, on_gpu: bool) -> LoraKernels:
         """The native kernels on a CPU with a compiler, plain torch otherwise."""

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from shapeshift.adapter_cache.interfaces import EvictionRule, LengthPredictor, Prefetcher
+from shapeshift.fused_decode.settings import FusedDecodeSettings
 from shapeshift.settings import Choices, require
 
 _PACKAGE = "shapeshift.adapter_cache"
@@ -72,3 +73,9 @@ class AdapterCacheSettings:
         require(1 <= self.max_rank <= 4096, "max_rank", self.max_rank, "1 to 4096")
         require(1 <= self.adapter_mb <= 1 << 20, "adapter_mb", self.adapter_mb, "1 to 1048576")
         EVICTION_RULES.require(self.eviction)
+
+
+def require_one_rank(decode: FusedDecodeSettings) -> None:
+    """Raise InvalidInputError for tensor parallelism: adapters and their terms are in one process."""
+    ranks = decode.tensor_parallel_size
+    require(ranks == 1, "tensor_parallel_size", ranks, "1 for a model with adapters")

@@ -10,14 +10,15 @@ from typing import Any
 
 from shapeshift import settings
 from shapeshift.adapter_cache.policy.scheduling import SchedulingSettings
-from shapeshift.adapter_cache.settings import AdapterCacheSettings
+from shapeshift.adapter_cache.settings import AdapterCacheSettings, require_one_rank
 from shapeshift.build_engines import adapters, perplexity
 from shapeshift.build_engines.hub.sources import base_names, find_checkpoint
 from shapeshift.build_engines.model_folder import CONFIG, write_front
 from shapeshift.build_engines.paths import BuildPaths
 from shapeshift.engines.checkpoint import HASHES, Checkpoint, open_checkpoint
 from shapeshift.errors import NotFoundError, ShapeshiftError
-from shapeshift.fused_decode.model.precision import resolve
+from shapeshift.fused_decode.model.architecture import Architecture
+from shapeshift.fused_decode.model.precision import COMPUTED_BYTES, resolve
 from shapeshift.fused_decode.model.quantised.packing import packing_of
 from shapeshift.fused_decode.settings import ForwardSettings, FusedDecodeSettings, signature
 from shapeshift.triton import model_config
@@ -52,7 +53,8 @@ def read(folder: Path, config: Any, values: Mapping[str, str]) -> DecodeFrontCon
         return DecodeFrontConfig(folder.name, folder, completed, settings.read(kind, values))
     settings.refuse_unknown(values, settings.names(kind, AdapterCacheSettings, SchedulingSettings))
     settings.read(SchedulingSettings, values)
-    decoding, adapter_cache = settings.read(kind, values), settings.read(AdapterCacheSettings, values)
+    decoding, adapter_cache = settings.read(FusedDecodeSettings, values), settings.read(AdapterCacheSettings, values)
+    require_one_rank(decoding)
     return DecodeFrontConfig(folder.name, folder, completed, decoding, adapter_cache)
 
 
@@ -69,8 +71,12 @@ def check(front: DecodeFrontConfig, paths: BuildPaths) -> Checkpoint | None:
         return None
     source = find_checkpoint(front.settings.checkpoint, paths)
     checkpoint = open_checkpoint(source.folder, origin=source.origin, hashes=paths.build / HASHES)
-    _precision(front.settings, front, checkpoint)
+    precision = _precision(front.settings, front, checkpoint)
     perplexity.text_of(checkpoint, front.settings)
+    if front.settings.tensor_parallel_size > 1:
+        allowed = f"one of {', '.join(COMPUTED_BYTES)} with tensor_parallel_size above 1"
+        settings.require(precision in COMPUTED_BYTES, "precision", precision, allowed)
+        Architecture.read(checkpoint.folder).share(front.settings.tensor_parallel_size)
     if _published(paths.generated / front.name) != checkpoint.sha256:
         _require_loadable(checkpoint, front.settings, front.adapters)
     return checkpoint
@@ -141,7 +147,6 @@ def _require_loadable(
     # These import torch, which no other step of the build needs.
     from shapeshift.adapter_cache.registry.peft import BaseModel
     from shapeshift.fused_decode.engine.detokenize import require_tokens_of_model, token_bytes
-    from shapeshift.fused_decode.model.architecture import Architecture
     from shapeshift.fused_decode.model.weights import WeightFiles
 
     architecture = Architecture.read(checkpoint.folder)

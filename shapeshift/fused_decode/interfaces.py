@@ -70,6 +70,13 @@ class Runtime(Protocol):
     longest_step_s: float
     """Measured time of the largest piece of a prompt that one step computes, seconds; 0 where it was not measured."""
 
+    def ready(self) -> bool:
+        """Whether `forward` computes at once; False while a part of the model is being started again.
+
+        Raises EngineError, once, where the content of the cache is lost.
+        """
+        ...
+
     def forward(self, batch: StepBatch) -> torch.Tensor:
         """Write the batch's keys and values into the cache; FLOAT32 [wanted rows + n, vocab_size] logits.
 
@@ -80,6 +87,10 @@ class Runtime(Protocol):
 
     def copy_blocks(self, sources: Sequence[int], targets: Sequence[int]) -> None:
         """Let each of the blocks `targets` hold what the block of `sources` in its place holds; none is in both."""
+        ...
+
+    def close(self) -> None:
+        """End whatever belongs to the model beside this process. Any thread calls this, last of all."""
         ...
 
 

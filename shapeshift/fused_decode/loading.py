@@ -36,6 +36,7 @@ RUNTIMES: Choices[Callable[..., Runtime]] = Choices(
     {
         "cpu": "shapeshift.fused_decode.model.cpu_runtime:load",
         "cuda": "shapeshift.fused_decode.model.cuda_runtime:load",
+        "ranks": "shapeshift.fused_decode.ranks.runtime:load",
     },
 )
 
@@ -101,18 +102,19 @@ def load_runtime(
 ) -> Runtime:
     """The model of a checkpoint folder on `device` (cpu or cuda:0). Allocates nothing where the memory is too small.
 
-    extra_bytes: memory after the last slot, for other uses.
+    extra_bytes: memory after the last slot, for other uses. The bound is the sum over the ranks.
     """
-    kind = device.partition(":")[0]
+    kind, ranks = device.partition(":")[0], decode.tensor_parallel_size
     architecture = Architecture.read(folder)
     stated = resolve(decode.precision, kind == "cuda", architecture.packing)
+    share = architecture.share(ranks)
     tokens, slots, longest = decode.kv_cache_tokens, decode.max_concurrency, decode.max_length
-    slot = cache_bytes(architecture, 1, longest, stated)
-    cache = cache_bytes(architecture, slots, longest, stated, blocks_of(tokens)) if tokens else 0
-    weights = weight_bytes(architecture, stated, decode.group_size) + extra_bytes
-    available = available_mb() if kind == "cpu" else _free_mb(device)
+    slot = ranks * cache_bytes(share, 1, longest, stated)
+    cache = ranks * cache_bytes(share, slots, longest, stated, blocks_of(tokens)) if tokens else 0
+    weights = weight_bytes(architecture, stated, decode.group_size, ranks) + extra_bytes
+    available = available_mb() if kind == "cpu" else ranks * _free_mb(device)
     require_memory(weights, slot, slots, longest, decode.memory_mb, available, log, tokens, cache)
-    runtime = RUNTIMES[kind](
+    runtime = RUNTIMES[kind if ranks == 1 else "ranks"](
         folder,
         decode,
         precision=stated,
@@ -121,7 +123,11 @@ def load_runtime(
         extra_elements=extra_bytes // COMPUTED_BYTES[computed(stated)],
         log=log,
     )
-    runtime.longest_step_s = measure_longest_step_s(runtime, decode.prefill_tokens)
+    try:
+        runtime.longest_step_s = measure_longest_step_s(runtime, decode.prefill_tokens)
+    except BaseException:
+        runtime.close()
+        raise
     return runtime
 
 

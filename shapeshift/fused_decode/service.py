@@ -99,3 +99,4 @@ class DecodeService:
 
     def close(self) -> None:
         """The loop has ended."""
+        self.loaded.runtime.close()

@@ -38,6 +38,7 @@ class FusedDecodeSettings:
     slo_classes      values of the request parameter slo_class, the most urgent first; *: all others, and none
     overtaken_requests  most later requests that go before a waiting one because their class is more urgent
     threads          threads of the model's kernels; 0: one for each core
+    tensor_parallel_size  processes that compute each iteration together, with a part of every layer each
     native           whether the kernels written in C++ are compiled and used
     stream_responses  most responses to streams after an iteration, with first and last ones; 0: one to each stream
     compaction       deprecated and ignored: nothing is copied where requests end
@@ -63,6 +64,7 @@ class FusedDecodeSettings:
     slo_classes: str = "interactive,*,batch"
     overtaken_requests: int = 32
     threads: int = 0
+    tensor_parallel_size: int = 1
     native: bool = True
     stream_responses: int = 16
     compaction: bool = True
@@ -94,6 +96,7 @@ class FusedDecodeSettings:
         require(len({*self.classes}) == len(self.classes), "slo_classes", self.slo_classes, "each name once")
         require(self.overtaken_requests >= 0, "overtaken_requests", self.overtaken_requests, "0 or more")
         require(0 <= self.threads <= 1024, "threads", self.threads, "0 to 1024")
+        require(1 <= self.tensor_parallel_size <= 64, "tensor_parallel_size", self.tensor_parallel_size, "1 to 64")
         require(self.stream_responses >= 0, "stream_responses", self.stream_responses, "0 or more")
         require(self.memory_mb >= 0, "memory_mb", self.memory_mb, "0 or more")
         require(self.slo_ms >= 0, "slo_ms", self.slo_ms, "0 or more")

@@ -197,6 +197,7 @@ def test_names_of_multi_lora_cannot_be_changed(project: Project, capsys: pytest.
         ({"eviction": "mru"}, "eviction: got 'mru'"),
         ({"scheduler": "lifo"}, "scheduler: got 'lifo'"),
         ({"adapter_mb": 0}, "adapter_mb: got 0"),
+        ({"tensor_parallel_size": 2}, "tensor_parallel_size: got 2; 1 for a model with adapters"),
         ({"adaptor_mb": 1}, "adaptor_mb: got 'adaptor_mb'; unknown parameter"),
     ],
 )

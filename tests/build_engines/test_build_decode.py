@@ -132,6 +132,10 @@ BROKEN: dict[str, tuple[Callable[[Project], object], str]] = {
     "unknown parameter": (lambda project: project.change(max_lenght=5), "max_lenght: .*unknown parameter; known: "),
     "a parameter of generated configs": (lambda project: project.change(kernel_cache="x"), "kernel_cache: "),
     "bad value": (lambda project: project.change(max_concurrency=0), "max_concurrency: got 0; 1 to 4096"),
+    "ranks that do not divide the heads": (
+        lambda project: project.change(tensor_parallel_size=3),
+        r"tensor_parallel_size: got 3; a divisor of num_attention_heads \(4\)",
+    ),
     "no checkpoint": (lambda project: project.change(checkpoint="absent"), "checkpoint: no folder "),
     "forwards to nobody": (
         lambda project: project.change("generate_unary", forward_to="absent"),
@@ -186,6 +190,15 @@ def test_invalid_fronts_are_named_and_not_published(project: Project, kind: str)
     assert re.search(said, err), err
     broken = "generate_unary" if "forwards" in kind else "generate"
     assert not project.generated(broken).exists()
+
+
+def test_the_number_of_ranks_is_checked_for_a_published_checkpoint_too(project: Project) -> None:
+    assert project.make("generate")[0] == 0
+    project.change(tensor_parallel_size=4)
+    status, _, err = project.make("generate")
+    assert status == 1 and "tensor_parallel_size: got 4; a divisor of num_key_value_heads (2)" in err
+    project.change(tensor_parallel_size=2)
+    assert "up to date" in project.make("generate")[1] and project.parameters()["tensor_parallel_size"] == "2"
 
 
 def test_failed_check_keeps_the_published_model(project: Project) -> None:

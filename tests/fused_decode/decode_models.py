@@ -6,12 +6,11 @@ import random
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
 from shapeshift.fused_decode.interfaces import StepBatch
-from shapeshift.fused_decode.model.cpu_runtime import DecodeModel
 
 VOCAB = 211
 WINDOW = 9
@@ -76,8 +75,14 @@ def texts(count: int, seed: int, shortest: int = 20) -> list[torch.Tensor]:
     return [torch.tensor([rng.randrange(VOCAB) for _ in range(rng.randint(shortest, LONGEST))]) for _ in range(count)]
 
 
+class Model(Protocol):
+    """What computes the logits of a batch."""
+
+    def forward(self, batch: StepBatch) -> torch.Tensor: ...
+
+
 def teacher_forced(
-    model: DecodeModel, given: list[torch.Tensor], slots: list[int], seed: int
+    model: Model, given: list[torch.Tensor], slots: list[int], seed: int
 ) -> Iterator[tuple[int, int, torch.Tensor]]:
     """Feed all texts in random steps: some of them in each, single tokens beside chunks, some logits wanted.
 

@@ -14,14 +14,17 @@ import pytest
 import torch
 
 from shapeshift.engines.verify import MIN_COSINE
+from shapeshift.errors import InvalidInputError
 from shapeshift.fused_decode.interfaces import StepBatch
 from shapeshift.fused_decode.model.architecture import FAMILIES
 from shapeshift.fused_decode.model.cpu_runtime import DecodeModel
 from tests.fused_decode.decode_models import LONGEST, WINDOW, Tiny, batch, teacher_forced, texts
 from tests.fused_decode.families import CASES, CONFIGS, ORIGINAL, make, reference_logits
+from tests.fused_decode.rank_groups import connected
 from tests.fused_decode.toy import LETTERS, Run, ids
 
 LOGITS_TOLERANCE = 1e-4
+RANKS_TOLERANCE = 1e-5
 TIE = 1e-3
 SLOTS = 4
 
@@ -91,6 +94,29 @@ def test_greedy_texts(family: Callable[[str], Tiny], load: Callable[..., DecodeM
         assert (best.max(dim=1).values - chosen).max() < TIE
 
 
+@pytest.mark.parametrize("case", CASES)
+def test_two_ranks_compute_what_one_does(
+    family: Callable[[str], Tiny],
+    load: Callable[..., DecodeModel],
+    case: str,
+    kernel_cache: Path,
+    tmp_path: Path,
+) -> None:
+    """Within 1e-5 of the largest logit."""
+    folder, given = family(case).folder, texts(2, seed=6)
+    options = {"slots": SLOTS, "max_length": LONGEST, "kernel_cache": str(kernel_cache)}
+    if load(folder).architecture.qk_norm == "row":
+        refused = r"tensor_parallel_size: got 2; 1 for olmo2: its norms are of all queries"
+        with pytest.raises(InvalidInputError, match=refused), connected(folder, 2, tmp_path / "ranks", **options):
+            pass
+        return
+    alone = teacher_forced(load(folder), given, [2, 0], seed=7)
+    with connected(folder, 2, tmp_path / "ranks", **options) as ranks:
+        together = teacher_forced(ranks, given, [2, 0], seed=7)
+        for (*place, expected), (*same, found) in zip(alone, together, strict=True):
+            assert place == same and (found - expected).abs().max() < RANKS_TOLERANCE * expected.abs().max()
+
+
 class Recorder:
     """A model that keeps the text of each slot; `texts` are those that have ended, with what the model wants next."""
 
@@ -102,6 +128,9 @@ class Recorder:
         self.longest_step_s = 0.0
         self.texts: list[tuple[torch.Tensor, int]] = []
         self._held: list[list[int]] = [[] for _ in range(model.slots)]
+
+    def ready(self) -> bool:
+        return True
 
     def forward(self, step: StepBatch) -> torch.Tensor:
         logits = self._model.forward(step)

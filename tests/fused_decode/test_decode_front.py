@@ -378,6 +378,7 @@ def test_close_answers_all_requests_and_ends_all_threads(make_front: MakeFront, 
         error = request.sender.stream()[-1].error()
         assert error is not None and error.code() == TritonError.UNAVAILABLE
     assert set(threading.enumerate()) <= before
+    assert toy.is_closed
 
 
 # Metrics.

@@ -370,6 +370,38 @@ def test_a_failure_of_the_model_costs_the_running_requests_only() -> None:
     run.loop.check_integrity()
 
 
+def test_while_a_part_of_the_model_starts_again_requests_wait() -> None:
+    """Their deadlines and their ends hold; none is admitted."""
+    run = Run(ToyRuntime(slots=2))
+    run.runtime.is_ready = False
+    waits, late, ended = run.submit(max_tokens=3), run.submit(latency_ms=1), run.submit()
+    run.loop.end(ended, ABORT)
+    wait_for(lambda: not run.loop.step() and late.is_finished)
+    assert isinstance(late.error, OverloadedError) and ended.finish_reason == ABORT
+    assert run.loop.slots.used == 0 and len(run.loop.admission) == 1 and run.runtime.steps == []
+    run.runtime.is_ready = True
+    run.until_idle()
+    assert waits.finish_reason == "length"
+
+
+def test_a_failure_leaves_nothing_to_share() -> None:
+    """The blocks of ended requests may have been lost with it."""
+    run = Run(ToyRuntime(slots=2), caching=True)
+    prompt = "x" * 40
+    run.submit(prompt, max_tokens=2)
+    run.until_idle()
+    run.loop.start()
+    run.runtime.fail = RuntimeError("lost")
+    lost = run.submit("abc")
+    wait_for(lambda: lost.is_finished)
+    run.runtime.fail = None
+    again = run.submit(prompt, max_tokens=2)
+    wait_for(lambda: again.is_finished)
+    assert run.loop.metrics.prefix_hits.value == 0 and again.finish_reason == "length"
+    run.loop.close()
+    run.loop.check_integrity()
+
+
 def test_logits_that_are_not_finite_cost_their_request_only() -> None:
     run = Run(ToyRuntime(slots=3))
     good, bad = run.submit("abc", max_tokens=6), run.submit("xyz", max_tokens=6)

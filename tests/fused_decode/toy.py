@@ -67,6 +67,13 @@ class ToyRuntime:
         self.entered = threading.Semaphore(0)
         self.pace: threading.Semaphore | None = None
         self.fail: Exception | None = None
+        self.is_closed, self.is_ready = False, True
+
+    def ready(self) -> bool:
+        return self.is_ready
+
+    def close(self) -> None:
+        self.is_closed = True
 
     def forward(self, batch: StepBatch) -> torch.Tensor:
         self.entered.release()

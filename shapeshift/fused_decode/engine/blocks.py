@@ -113,6 +113,11 @@ class BlockPool:
             self._by_hash[own] = block
             self._hashes[block] = own
 
+    def forget(self) -> None:
+        """Nobody can share a block whose text has ended."""
+        while self._kept:
+            self._forget(next(iter(self._kept)))
+
     def borrow(self, count: int) -> int | None:
         """The first of `count` blocks in a row, from the end of the pool, where texts come last; None without such."""
         start = _last_run(self._references == _FREE, count)

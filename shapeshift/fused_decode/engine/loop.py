@@ -113,6 +113,10 @@ class DecodeLoop:
     def step(self) -> bool:
         """One iteration: decide, run, record; False where there was nothing to compute."""
         start = time.monotonic()
+        if not self._runtime.ready():
+            self._finish_due(start)
+            self._outbox.deliver_urgent()
+            return False
         step = self._decide(start)
         if step is None:
             return False
@@ -289,9 +293,13 @@ class DecodeLoop:
         self._outbox.add(request)
 
     def _finish_running(self, error: Exception) -> None:
-        """End all running requests with `error`; afterwards all slots are free, whatever their state was."""
+        """End all running requests with `error`; afterwards all slots are free, whatever their state was.
+
+        Nothing that the cache holds is used again: whatever failed may have lost it.
+        """
         running = list(dict.fromkeys(owner for owner in self.slots.owners if owner is not None))
         self.slots.clear()
+        self.slots.pool.forget()
         self._prefilling.clear()
         for request in running:
             self.admission.finished(request)

@@ -159,6 +159,22 @@ class Architecture:
         ends = names.positions or names.attention_end or names.mlp_end
         return plain and not ends and self.qk_norm != "row"
 
+    def share(self, ranks: int) -> Architecture:
+        """What each of `ranks` processes computes: its part of the heads and of the MLP, between whole states.
+
+        Raises InvalidInputError for a number that does not divide them, and for norms that need a whole row of queries.
+        """
+        if ranks == 1:
+            return self
+        for key, name in _SPLIT.items():
+            whole = getattr(self, key)
+            allowed = f"a divisor of {name} ({whole}) of the checkpoint"
+            require(whole % ranks == 0, "tensor_parallel_size", ranks, allowed)
+        allowed = f"1 for {self.family}: its norms are of all queries of a token together"
+        require(self.qk_norm != "row", "tensor_parallel_size", ranks, allowed)
+        require(self.packing is None, "tensor_parallel_size", ranks, "1 for a checkpoint that is quantised")
+        return replace(self, **{key: getattr(self, key) // ranks for key in _SPLIT})
+
     @classmethod
     def read(cls, folder: Path) -> Architecture:
         """The architecture of the checkpoint in `folder`; generation_config.json may add end-of-sequence ids.
@@ -177,6 +193,13 @@ _IN_PARTS = (
     *("head_bias", "norm", "parallel", "activation", "gated"),
     *("branch_scale", "logit_scale", "logit_cap"),
 )
+
+# What the ranks of tensor parallelism divide, and what Llama's config.json calls it.
+_SPLIT = {
+    "heads": "num_attention_heads",
+    "kv_heads": "num_key_value_heads",
+    "intermediate": "intermediate_size",
+}
 
 FAMILIES: Choices[Callable[[Mapping[str, Any]], Architecture]] = Choices(
     "model_type",

@@ -130,6 +130,13 @@ class DecodeModel:
 
         return in_temporary_thread(build)
 
+    def ready(self) -> bool:
+        """See `interfaces.Runtime.ready`: always."""
+        return True
+
+    def close(self) -> None:
+        """See `interfaces.Runtime.close`: there is nothing."""
+
     def forward(self, batch: StepBatch) -> torch.Tensor:
         """See `interfaces.Runtime.forward`. Raises InvalidInputError for rows that do not fit the cache."""
         self._check(batch)

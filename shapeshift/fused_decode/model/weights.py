@@ -129,20 +129,22 @@ def head_order(head_dim: int, rotated: int, interleaved: bool) -> torch.Tensor:
     return torch.cat([pairs[0], others[0], pairs[1], others[1]])
 
 
-def weight_bytes(architecture: Architecture, precision: str, group_size: int = 0) -> int:
-    """Bytes of the loaded weights. A tied table counts twice: lookup and product need different layouts.
+def weight_bytes(architecture: Architecture, precision: str, group_size: int = 0, ranks: int = 1) -> int:
+    """Bytes of the loaded weights, of all ranks together. A tied table counts twice: lookup and product need different
+    layouts. The ranks divide the linears; each has the whole table for lookups.
 
     group_size: see `precision.group_of`.
     """
-    a, bits = architecture, WEIGHT_BITS[precision]
-    sizes = [(sum(own.outputs), own.inputs, bits) for own in linears(a).values()] * a.layers
+    a, bits = architecture.share(ranks), WEIGHT_BITS[precision]
+    table = a.vocab_size * a.hidden
+    sizes = [(sum(own.outputs), own.inputs, bits) for own in linears(a).values()] * a.layers * ranks
+    others = ranks * (sum(math.prod(shape) for shape in shapes(a).values()) - (0 if a.tied else table))
+    others -= sum(outputs * inputs for outputs, inputs, _ in sizes)
     sizes.append((a.vocab_size, a.hidden, HEAD_BITS if precision in QUANTISED else bits))
     held = sum(outputs * inputs * own // 8 for outputs, inputs, own in sizes)
     if precision in QUANTISED:
         # A group has a scale in f32 and a zero of one byte.
         held += sum(5 * out * -(-inputs // (group_of(own, inputs, group_size) or inputs)) for out, inputs, own in sizes)
-    others = sum(math.prod(shape) for shape in shapes(a).values()) + (a.vocab_size * a.hidden if a.tied else 0)
-    others -= sum(outputs * inputs for outputs, inputs, _ in sizes)
     return held + others * COMPUTED_BYTES[computed(precision)]
 
 

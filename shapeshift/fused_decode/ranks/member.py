@@ -1,0 +1,122 @@
+"""One rank's part of a model: its weights, its part of the cache, and the linears that meet those of the others."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import logging
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from shapeshift.fused_decode.interfaces import StepBatch
+from shapeshift.fused_decode.model import native_operations
+from shapeshift.fused_decode.model.architecture import Architecture
+from shapeshift.fused_decode.model.cpu_runtime import DTYPES, DecodeModel, in_temporary_thread
+from shapeshift.fused_decode.model.kv_cache import KeyValueCache
+from shapeshift.fused_decode.model.linear import Linear, PlainLinear
+from shapeshift.fused_decode.model.linear_makers import linear_makers
+from shapeshift.fused_decode.model.network import LinearMakers, Network, assemble
+from shapeshift.fused_decode.model.operations import TorchOperations
+from shapeshift.fused_decode.ranks.collective import RankGroup
+from shapeshift.fused_decode.ranks.shards import RankWeights
+from shapeshift.serving.model_args import Log
+from shapeshift.settings import require
+
+_warn = logging.getLogger(__name__).warning
+
+
+@dataclass(frozen=True)
+class RankSpec:
+    """What a rank loads; `device` is its own, threads are those of one rank, the rest as in `DecodeModel.load`.
+
+    meeting: the file over which the ranks find one another, see `RankGroup.connect`
+    """
+
+    rank: int
+    ranks: int
+    folder: str
+    precision: str
+    device: str
+    slots: int
+    max_length: int
+    blocks: int
+    threads: int
+    native: bool
+    kernel_cache: str
+    meeting: str = ""
+
+    def to_json(self) -> bytes:
+        return json.dumps(dataclasses.asdict(self)).encode()
+
+    @classmethod
+    def from_json(cls, text: bytes) -> RankSpec:
+        return cls(**json.loads(text))
+
+
+class MemberModel(DecodeModel):
+    """A rank's part as a model. All ranks call `forward` with equal batches; rank 0 gets the logits, on the CPU.
+
+    What the others get means nothing.
+    """
+
+    def _run(self, batch: StepBatch) -> torch.Tensor:
+        tokens = batch.tokens.to(self._cache.keys.device)
+        return super()._run(dataclasses.replace(batch, tokens=tokens)).cpu()
+
+
+def load_member(spec: RankSpec, group: RankGroup, log: Log = _warn) -> MemberModel:
+    """The part of the checkpoint that `spec` describes. Raises InvalidInputError as `DecodeModel.load` does."""
+    require(spec.precision in DTYPES, "precision", spec.precision, f"one of {', '.join(DTYPES)} with several ranks")
+    folder, dtype, on_cpu = Path(spec.folder), DTYPES[spec.precision], spec.device == "cpu"
+    if on_cpu:
+        torch.set_num_threads(spec.threads)
+    else:
+        torch.cuda.set_device(spec.device)
+    whole = Architecture.read(folder)
+    files = RankWeights(folder, whole, spec.rank, spec.ranks)
+
+    def build() -> MemberModel:
+        cache = KeyValueCache(
+            files.architecture, spec.slots, spec.max_length, dtype, blocks=spec.blocks, device=spec.device
+        )
+        compiled = native_operations.load(Path(spec.kernel_cache), log) if spec.native and on_cpu else None
+        if on_cpu:
+            make = linear_makers(spec.precision, 0, dtype, compiled is not None, log)
+        else:
+            make = LinearMakers(PlainLinear, PlainLinear, dtype)
+        network = joined(assemble(files.architecture, files, cache, dtype, make), group)
+        return MemberModel(network, compiled or TorchOperations(spec.device), cache)
+
+    return in_temporary_thread(build)
+
+
+def joined(network: Network, group: RankGroup) -> Network:
+    """The network of a rank, with the sums over the ranks in its layers and all tokens of the vocabulary in the end."""
+    layers = [
+        dataclasses.replace(layer, output=Summed(layer.output, group), down=Summed(layer.down, group))
+        for layer in network.layers
+    ]
+    head = Gathered(network.head, group, network.architecture.vocab_size)
+    return dataclasses.replace(network, layers=layers, head=head)
+
+
+class Summed:
+    """A linear whose inputs the ranks divide: the sum of what each one's part gives."""
+
+    def __init__(self, own: Linear, group: RankGroup) -> None:
+        self._own, self._group = own, group
+
+    def __call__(self, rows: torch.Tensor) -> torch.Tensor:
+        return self._group.sum(self._own(rows))
+
+
+class Gathered:
+    """A linear whose outputs the ranks divide: on rank 0, the first `outputs` of all."""
+
+    def __init__(self, own: Linear, group: RankGroup, outputs: int) -> None:
+        self._own, self._group, self._outputs = own, group, outputs
+
+    def __call__(self, rows: torch.Tensor) -> torch.Tensor:
+        return self._group.gather(self._own(rows))[:, : self._outputs]
