@@ -21,7 +21,7 @@ from shapeshift.fused_decode.model.architecture import Architecture, from_config
 from shapeshift.fused_decode.model.kv_cache import cache_bytes
 from shapeshift.fused_decode.model.weights import WeightFiles, shapes, weight_bytes
 from shapeshift.fused_decode.ranks import runtime as ranks_runtime
-from shapeshift.fused_decode.ranks.launcher import RankProcess, device_of
+from shapeshift.fused_decode.ranks.launcher import Launcher, RankProcess, device_of
 from shapeshift.fused_decode.ranks.runtime import TensorParallelModel
 from shapeshift.fused_decode.ranks.shards import RankWeights, layer_parts
 from shapeshift.fused_decode.settings import FusedDecodeSettings
@@ -216,9 +216,8 @@ def test_a_killed_rank_costs_the_running_requests_alone(front: GenerateFront, al
 
 
 def test_a_rank_that_dies_while_nothing_runs_costs_no_request(front: GenerateFront, alone: str) -> None:
-    killed = child_of(front)
-    os.kill(killed, signal.SIGKILL)
-    wait_for(lambda: has_ended(killed))
+    os.kill(child_of(front), signal.SIGKILL)
+    wait_for(model_of(front)._launcher.ended)
     assert answer(front) == alone
 
 
@@ -273,3 +272,25 @@ def test_a_child_ends_with_its_parent(folder: Path) -> None:
         finally:
             parent.kill()
         wait_for(lambda: has_ended(child), timeout_s=5.0)
+
+
+@pytest.mark.long
+def test_ranks_that_cannot_start_again_fail_each_request_until_they_can(
+    front: GenerateFront, alone: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(launcher: Launcher) -> None:
+        raise OSError("no more processes")
+
+    monkeypatch.setattr(Launcher, "start", refuse)
+    os.kill(child_of(front), signal.SIGKILL)
+    wait_for(model_of(front)._launcher.ended)
+    for _ in range(2):
+        request = ask(PROMPT)
+        front.execute([request])
+        code, message = request.refusal()
+        assert code == TritonError.INTERNAL and "no more processes" in message
+    monkeypatch.undo()
+    # The attempt after the last failure was made before.
+    front.execute([failed := ask(PROMPT)])
+    failed.refusal()
+    assert answer(front) == alone

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import http.client
 import json
+import os
 import queue
 import random
 import re
+import signal
 import threading
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -26,6 +29,7 @@ from shapeshift.triton.control import ModelControl
 from tests import waiting
 from tests.fused_decode.checkpoints import make_checkpoint
 from tests.fused_decode.fronts import tensors
+from tests.outgoing import descendants
 
 if TYPE_CHECKING:
     from shapeshift.triton.embedded.server import TritonServer
@@ -651,3 +655,38 @@ def test_unloading_completes_running_requests(
     # The server keeps a model while a stream that has used it is open.
     stream.close()
     control.wait_unloaded("brief")
+
+
+def ranks() -> list[int]:
+    """The processes of further ranks below this one."""
+    command = b"shapeshift.fused_decode.rank\0"
+    found = []
+    for pid in descendants(os.getpid()):
+        with contextlib.suppress(OSError):
+            found += [pid] if command in Path(f"/proc/{pid}/cmdline").read_bytes() else []
+    return found
+
+
+def test_a_model_on_two_processes(
+    server: TritonServer, control: ModelControl, publish: Callable[..., Path], reference: Callable[[str, int], str]
+) -> None:
+    """A rank that is killed costs the running request; unloading ends the ranks."""
+    publish("split", tensor_parallel_size=2)
+    control.load("split")
+    body = {"text_input": PROMPT, **GREEDY}
+    assert json.loads(post(server, "split/generate", body)[1])["text_output"] == reference(PROMPT, 24)
+    stream = GrpcStream(server)
+    endless = {"text_input": PROMPT, "max_tokens": 2000, "ignore_eos": True, "stream": True}
+    stream.ask(endless, "split", enable_empty_final_response=True)
+    stream.results.get(timeout=60)
+    (killed,) = ranks()
+    os.kill(killed, signal.SIGKILL)
+    while not isinstance(result := stream.results.get(timeout=60), Exception):
+        pass
+    assert f"rank 1 (pid {killed}) has ended with -9" in str(result)
+    assert json.loads(post(server, "split/generate", body)[1])["text_output"] == reference(PROMPT, 24)
+    assert len(ranks()) == 1 and ranks() != [killed]
+    stream.close()
+    control.unload("split")
+    control.wait_unloaded("split")
+    wait_for(lambda: not ranks())

@@ -98,7 +98,12 @@ class TensorParallelModel:
     def ready(self) -> bool:
         """See `interfaces.Runtime.ready`."""
         if self._starting is not None:
-            return self._starting.done()
+            if not self._starting.done():
+                return False
+            if self._starting.exception() is not None:
+                # The next step raises it, and tries again.
+                return True
+            self._starting = None
         if ended := self._launcher.ended():
             self._restart()
             raise EngineError(ended)
@@ -151,7 +156,7 @@ class TensorParallelModel:
             started.set_result(None)
         except Exception as error:  # noqa: BLE001  whatever it is, the next step fails with it
             self._log(f"the ranks do not start: {error}")
-            started.set_exception(error)
+            started.set_exception(EngineError(f"the ranks do not start: {error}"))
 
     def _log_pids(self, more: str = "") -> None:
         pids = ", ".join(map(str, self._launcher.pids))
