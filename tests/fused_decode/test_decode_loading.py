@@ -57,6 +57,21 @@ def test_a_checkpoint_becomes_a_runtime(load: Load, logged: list[str]) -> None:
     assert logged[-1].startswith("llama, f32, ")
 
 
+@pytest.mark.parametrize("group_size", [32, 128])
+def test_settings_quantise(load: Load, logged: list[str], group_size: int) -> None:
+    """The group is that of the settings: the same text has other logits in another group."""
+    threads = torch.get_num_threads()
+    slot, start, length = (torch.tensor([value], dtype=torch.int32) for value in (1, 0, 3))
+    step = StepBatch(torch.tensor([4, 5, 6]), slot, start, length, torch.tensor([0]))
+    own, other = (
+        load(native=False, threads=1, precision="int4", group_size=size).forward(step).clone()
+        for size in (group_size, 0 if group_size == 32 else 32)
+    )
+    torch.set_num_threads(threads)
+    assert logged[1].startswith("llama, int4, ")
+    assert own.isfinite().all() and not torch.equal(own, other)
+
+
 def test_the_bound_is_that_of_weights_and_cache(folder: Path, logged: list[str]) -> None:
     architecture = Architecture.read(folder)
     slot, weights = cache_bytes(architecture, 1, 1000, "f32"), weight_bytes(architecture, "f32")
