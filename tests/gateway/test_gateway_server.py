@@ -1,0 +1,178 @@
+"""`shapeshift gateway` before a real Triton, with the clients that people use."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import json
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import httpx2
+import numpy as np
+import openai
+import pytest
+import tritonclient.grpc as grpc_client
+
+from shapeshift.cli.gateway import child
+from shapeshift.triton import metrics
+from tests.waiting import wait_for
+
+if TYPE_CHECKING:
+    from shapeshift.triton.embedded.server import TritonServer
+
+pytestmark = [pytest.mark.server, pytest.mark.timeout(300)]
+
+BUILD = Path(__file__).resolve().parents[2] / "build"
+MODELS = ("encode", "generate", "generate_lora")
+PROMPT = "Return the number of"
+
+
+@pytest.fixture(scope="module")
+def triton(
+    make_server: Callable[..., TritonServer], tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[TritonServer]:
+    for model in MODELS:
+        if not (BUILD / "repository" / model).is_dir():
+            pytest.skip(f"no {BUILD / 'repository' / model}: run `make engines`")
+    with make_server((BUILD / "repository",), MODELS, tmp_path_factory.mktemp("gateway") / "run") as server:
+        yield server.wait_ready()
+
+
+@pytest.fixture(scope="module")
+def url(triton: TritonServer, free_ports: Callable[[int], list[int]]) -> Iterator[str]:
+    """The command, as `shapeshift serve` starts it."""
+    (port,) = free_ports(1)
+    address = f"http://127.0.0.1:{port}"
+    process = child(triton.settings, port)
+    with process:
+        process.start()
+        wait_for(lambda: len(models_of(address)) >= len(MODELS), timeout_s=60, pause_s=0.1)
+        yield address
+    assert models_of(address) == [] and "Traceback" not in process.log.read_text()
+
+
+def models_of(address: str) -> list[str]:
+    try:
+        return [one["id"] for one in httpx2.get(f"{address}/v1/models", timeout=10).json()["data"]]
+    except httpx2.HTTPError:
+        return []
+
+
+@pytest.fixture(scope="module")
+def client(url: str) -> Iterator[openai.OpenAI]:
+    with openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0, timeout=60) as made:
+        yield made
+
+
+def test_fronts_and_adapters_are_listed(url: str) -> None:
+    assert {"encode", "generate", "generate_lora", "generate_lora:shout", "shout"} <= set(models_of(url))
+
+
+def test_vectors_are_those_of_sentence_transformers(client: openai.OpenAI, demo_checkpoint: Path) -> None:
+    from sentence_transformers import SentenceTransformer
+
+    texts = ["A text of any length.", "Another one, which is somewhat longer than the first.", "short"]
+    reference = SentenceTransformer(str(demo_checkpoint), device="cpu").encode(texts, normalize_embeddings=True)
+    for encoding in ("float", "base64"):
+        answer: Any = client.embeddings.create(model="encode", input=texts, encoding_format=encoding)  # type: ignore[arg-type]
+        rows = [one.embedding for one in answer.data]
+        if encoding == "base64":
+            rows = [np.frombuffer(base64.b64decode(row), "<f4") for row in rows]
+        assert (np.array(rows) * reference).sum(axis=1).min() > 0.999
+
+
+def test_text_is_what_the_model_says_without_a_gateway(client: openai.OpenAI, triton: TritonServer) -> None:
+    own = grpc_client.InferenceServerClient(triton.grpc_url)
+    answers: list[Any] = []
+    inputs = [grpc_client.InferInput("text_input", [1], "BYTES"), grpc_client.InferInput("max_tokens", [1], "INT32")]
+    inputs[0].set_data_from_numpy(np.array([PROMPT], dtype=object))
+    inputs[1].set_data_from_numpy(np.array([24], np.int32))
+    inputs.append(grpc_client.InferInput("temperature", [1], "FP32"))
+    inputs[2].set_data_from_numpy(np.zeros(1, np.float32))
+    own.start_stream(lambda result, error: answers.append(error or result))
+    own.async_stream_infer("generate", inputs)
+    wait_for(lambda: answers)
+    own.stop_stream()
+    wanted = answers[0].as_numpy("text_output")[0].decode()
+    asked: dict[str, Any] = {"model": "generate", "prompt": PROMPT, "max_tokens": 24, "temperature": 0}
+    whole = client.completions.create(**asked)
+    pieces = list(client.completions.create(**asked, stream=True))
+    assert whole.choices[0].text == wanted == "".join(piece.choices[0].text for piece in pieces)
+    assert whole.usage and whole.usage.completion_tokens == 24 and pieces[-1].choices[0].finish_reason == "length"
+
+
+def test_an_adapter_answers_under_its_name(client: openai.OpenAI) -> None:
+    said = {
+        name: client.completions.create(model=name, prompt=PROMPT, max_tokens=20, temperature=0).choices[0].text
+        for name in ("generate_lora", "generate_lora:shout", "shout")
+    }
+    assert said["shout"] == said["generate_lora:shout"] != said["generate_lora"]
+
+
+def test_an_answer_that_follows_a_schema(client: openai.OpenAI) -> None:
+    schema = {"type": "object", "properties": {"a": {"type": "boolean"}}, "required": ["a"]}
+    format_ = {"type": "json_schema", "json_schema": {"name": "answer", "schema": schema}}
+    found = client.completions.create(
+        model="generate", prompt=PROMPT, max_tokens=100, seed=1, extra_body={"response_format": format_}
+    )
+    if found.choices[0].finish_reason == "stop":
+        assert isinstance(json.loads(found.choices[0].text)["a"], bool)
+
+
+def test_what_a_model_refuses_names_the_field(client: openai.OpenAI) -> None:
+    with pytest.raises(openai.BadRequestError, match="temperature: got -1.0") as caught:
+        client.completions.create(model="generate", prompt=PROMPT, temperature=-1)
+    assert caught.value.param == "temperature"
+    with pytest.raises(openai.BadRequestError, match="row 70: TEXT: .*; at most 512") as long:
+        client.embeddings.create(model="encode", input=["a"] * 70 + ["a " * 600])
+    assert long.value.param == "input"
+    with pytest.raises(openai.RateLimitError, match="latency_ms"):
+        client.embeddings.create(model="encode", input="a", extra_body={"latency_ms": 1e-6})
+
+
+def test_a_client_that_goes_away_is_cancelled_in_triton(url: str, triton: TritonServer) -> None:
+    def cancelled() -> float:
+        found = metrics.scrape(triton.metrics_url)
+        wanted = {("model", "generate"), ("code", "CANCELLED")}
+        return sum(
+            value for (name, labels), value in found.items() if name == "shapeshift_requests_total" and wanted <= labels
+        )
+
+    before = cancelled()
+    body = {"model": "generate", "prompt": PROMPT, "max_tokens": 480, "n": 16, "ignore_eos": True, "stream": True}
+    with httpx2.stream("POST", f"{url}/v1/completions", json=body, timeout=60) as answer:
+        next(answer.iter_lines())
+    wait_for(lambda: cancelled() > before, timeout_s=30, pause_s=0.2)
+
+
+def test_curl(url: str) -> None:
+    body = json.dumps({"model": "encode", "input": "a"})
+    done = subprocess.run(
+        ["curl", "-sf", f"{url}/v1/embeddings", "-d", body], capture_output=True, check=True, timeout=60
+    )
+    assert len(json.loads(done.stdout)["data"][0]["embedding"]) == 384
+
+
+def test_metrics_of_triton_are_passed_on(url: str) -> None:
+    wait_for(lambda: "shapeshift_heartbeat_total" in httpx2.get(f"{url}/metrics", timeout=20).text, pause_s=0.2)
+
+
+def test_many_streams_at_once(url: str) -> None:
+    async def all_of(count: int) -> list[str]:
+        async with openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0, timeout=120) as client:
+
+            async def one(number: int) -> str:
+                stream = await client.completions.create(
+                    model="generate", prompt=PROMPT, max_tokens=8, seed=number % 5, stream=True
+                )
+                return "".join([piece.choices[0].text async for piece in stream])
+
+            return list(await asyncio.gather(*(one(number) for number in range(count))))
+
+    before = time.monotonic()
+    texts = asyncio.run(all_of(100))
+    assert len(set(texts)) <= 5 and all(texts), f"after {time.monotonic() - before:.0f} s"
