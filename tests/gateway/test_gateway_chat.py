@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import httpx2
@@ -159,3 +161,14 @@ def test_bad_input_is_named(url: str, more: dict[str, Any], param: str, code: st
 def test_fields_that_change_nothing_are_accepted(client: openai.OpenAI) -> None:
     same = {"store": False, "modalities": ["text"], "metadata": {"a": "b"}, "user": "me", "service_tier": "auto"}
     assert client.chat.completions.create(**ASK, extra_body={**same, "parallel_tool_calls": False}).choices
+
+
+def test_a_template_that_loops_is_refused_and_holds_nobody_up(start_gateway: Callable[..., str]) -> None:
+    loop = "{% for a in range(90000) %}{% for b in range(90000) %}x{% endfor %}{% endfor %}"
+    url = start_gateway(FakeTriton({"generate": {**FRONTS["generate"], "chat_template": loop}}))
+    wait_for(lambda: httpx2.get(f"{url}/v1/models").json()["data"], pause_s=0.05)
+    with ThreadPoolExecutor() as pool:
+        asked = pool.submit(httpx2.post, f"{url}/v1/chat/completions", json=ASK, timeout=60)
+        assert httpx2.get(f"{url}/v1/models", timeout=60).status_code == 200
+    error = asked.result().json()["error"]
+    assert (asked.result().status_code, error["param"]) == (400, "messages") and "chat_template" in error["message"]

@@ -78,7 +78,7 @@ def test_vectors_are_those_of_sentence_transformers(client: openai.OpenAI, demo_
     texts = ["A text of any length.", "Another one, which is somewhat longer than the first.", "short"]
     reference = SentenceTransformer(str(demo_checkpoint), device="cpu").encode(texts, normalize_embeddings=True)
     for encoding in ("float", "base64"):
-        answer: Any = client.embeddings.create(model="encode", input=texts, encoding_format=encoding)  # type: ignore[arg-type]
+        answer: Any = client.embeddings.create(model="encode", input=texts, encoding_format=encoding)
         rows = [one.embedding for one in answer.data]
         if encoding == "base64":
             rows = [np.frombuffer(base64.b64decode(row), "<f4") for row in rows]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import functools
 import time
 import uuid
@@ -31,14 +32,16 @@ async def create_chat_completion(request: Request) -> Response:
     asked = await bodies.read(request, ChatRequest)
     gateway = gateway_of(request)
     target = await gateway.catalogue.find(asked.model, (GENERATION,))
-    made = _ChatCompletion(asked, _call(gateway, target, asked, id_of(request)))
+    # Off the event loop: a template may take up to its time limit, and other requests go on meanwhile.
+    prompt = await asyncio.to_thread(_prompt, target, asked)
+    made = _ChatCompletion(asked, _call(gateway, target, asked, prompt, id_of(request)))
     if asked.stream:
         return await stream_of(request.receive, made.events(gateway), gateway.settings.stall_timeout_s)
     found = await connected(request, all_rows(gateway.upstream, made.call))
     return answer(made.whole(found))
 
 
-def _call(gateway: Gateway, target: Target, asked: ChatRequest, request_id: str) -> GenerationCall:
+def _call(gateway: Gateway, target: Target, asked: ChatRequest, prompt: str, request_id: str) -> GenerationCall:
     sampling = asked.sampling()
     if asked.max_tokens is not None and asked.max_completion_tokens not in (None, asked.max_tokens):
         raise invalid("max_tokens", asked.max_tokens, "left out where max_completion_tokens is given")
@@ -54,7 +57,7 @@ def _call(gateway: Gateway, target: Target, asked: ChatRequest, request_id: str)
         sampling["structured_outputs"] = {"json": function.parameters or {"type": "object"}}
     return GenerationCall(
         target=target,
-        prompts=[_prompt(target, asked)],
+        prompts=[prompt],
         sampling=sampling,
         stream=bool(asked.stream),
         logprobs=bool(asked.logprobs),
