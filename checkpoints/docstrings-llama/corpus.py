@@ -23,7 +23,7 @@ def training() -> list[str]:
     """Documents to train on: topics, then docstrings by file and line, without duplicates and held-out ones."""
     excluded = set(held_out())
     documents = dict.fromkeys(inspect.cleandoc(topics[name]) for name in sorted(topics))
-    for path in _modules():
+    for path in modules():
         if path.name not in HELD_OUT:
             documents.update(dict.fromkeys(_docstrings(path)))
     return [text for text in documents if text not in excluded]
@@ -31,16 +31,16 @@ def training() -> list[str]:
 
 def held_out() -> list[str]:
     """Docstrings of the modules HELD_OUT, without duplicates."""
-    return list(dict.fromkeys(text for name in HELD_OUT for text in _docstrings(_library() / name)))
+    return list(dict.fromkeys(text for name in HELD_OUT for text in _docstrings(library() / name)))
 
 
-def _library() -> Path:
+def library() -> Path:
     return Path(sysconfig.get_path("stdlib"))
 
 
-def _modules() -> Iterator[Path]:
-    for path in sorted(_library().rglob("*.py")):
-        if not EXCLUDED & set(path.relative_to(_library()).parts):
+def modules() -> Iterator[Path]:
+    for path in sorted(library().rglob("*.py")):
+        if not EXCLUDED & set(path.relative_to(library()).parts):
             yield path
 
 

@@ -117,8 +117,8 @@ def test_answers_end(model: LlamaForCausalLM, tokenizer: Tokenizer) -> None:
 
 def test_held_out_text_is_not_trained_on(monkeypatch: pytest.MonkeyPatch) -> None:
     read = corpus()
-    library = read._library()
-    monkeypatch.setattr(read, "_modules", lambda: [library / name for name in (*read.HELD_OUT, "heapq.py", "heapq.py")])
+    library = read.library()
+    monkeypatch.setattr(read, "modules", lambda: [library / name for name in (*read.HELD_OUT, "heapq.py", "heapq.py")])
     apart, trained = set(read.held_out()), read.training()
     assert len(apart) > 50
     assert len(trained) == len(set(trained))

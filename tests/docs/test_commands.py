@@ -27,7 +27,7 @@ DOCS = PROJECT / "docs"
 OWN_MODEL = "Your own model"
 SERVED = (
     *("encode", "classify_image", "classify_text", "classify_text_large"),
-    *("generate", "generate_unary", "generate_lora", "generate_lora_unary"),
+    *("generate", "generate_unary", "generate_lora", "generate_lora_unary", "chat"),
 )
 # Languages whose blocks are commands; blocks that tests read; output, which nothing reads.
 COMMANDS, READ, OUTPUT = ("sh", "python"), ("json", "yaml", "pbtxt", "ini"), ("text",)
