@@ -7,10 +7,12 @@ from typing import Any
 
 import pytest
 
+from shapeshift.errors import InvalidInputError
 from shapeshift.fused_decode.engine.logit_edits import TokenRules
 from shapeshift.fused_decode.engine.speculation import Speculator
 from shapeshift.fused_decode.policy.speculation import IterationTimes
 from shapeshift.fused_decode.request import ABORT, Request
+from shapeshift.fused_decode.settings import FusedDecodeSettings
 from tests.fused_decode.toy import LETTERS, FreeTokens, Run, ToyRuntime, drive_at_random, ids, text_of
 
 
@@ -217,3 +219,18 @@ def test_where_nothing_is_gained_nothing_is_verified() -> None:
     iterations = run.until_idle()
     assert text_of(request) == run.runtime.text(ids("hello"), 50)
     assert 0 < counted(run)[0] <= 16 and iterations >= 44, "larger iterations are tried, and given up"
+
+
+@pytest.mark.parametrize(
+    ("stated", "message"),
+    [
+        ({"num_speculative_tokens": 16}, "num_speculative_tokens: got 16; 0 to 15"),
+        ({"num_speculative_tokens": -1}, "num_speculative_tokens: got -1; 0 to 15"),
+        ({"prompt_lookup_min": 5}, "prompt_lookup_min: got 5; 1 to prompt_lookup_max [(]4[)]"),
+        ({"prompt_lookup_min": 0}, "prompt_lookup_min: got 0; 1 to"),
+        ({"prompt_lookup_max": 65}, "prompt_lookup_max: got 65; 1 to 64"),
+    ],
+)
+def test_settings_outside_their_ranges_are_refused(stated: dict[str, int], message: str) -> None:
+    with pytest.raises(InvalidInputError, match=message):
+        FusedDecodeSettings("x", **stated)  # type: ignore[arg-type]
