@@ -11,7 +11,7 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from shapeshift.fused_decode.engine.logprobs import TokenLogprobs
+from shapeshift.fused_decode.engine.sampling.logprobs import TokenLogprobs
 
 Arrays = dict[str, npt.NDArray[Any]]
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from shapeshift.fused_decode.answers import Piece
 from shapeshift.fused_decode.engine.detokenize import text_of
-from shapeshift.fused_decode.engine.logprobs import TokenLogprobs
+from shapeshift.fused_decode.engine.sampling.logprobs import TokenLogprobs
 from shapeshift.fused_decode.request import STOP, GenerationResponse, Reason, Request
 from shapeshift.fused_decode.sampling_params import SamplingParams
 from shapeshift.serving.pb_utils import InferenceResponse

@@ -16,9 +16,9 @@ from shapeshift.fused_decode.answers import TEXT, AnswerOutputs
 from shapeshift.fused_decode.choices import BeamsResponse, ChoicesResponse, sample_params
 from shapeshift.fused_decode.engine.beams import require_room
 from shapeshift.fused_decode.engine.detokenize import TextStream
-from shapeshift.fused_decode.engine.grammar import GrammarCompiler, Template
-from shapeshift.fused_decode.engine.logit_edits import token_rules
 from shapeshift.fused_decode.engine.loop import DecodeLoop
+from shapeshift.fused_decode.engine.sampling.grammar import GrammarCompiler, Template
+from shapeshift.fused_decode.engine.sampling.logit_edits import token_rules
 from shapeshift.fused_decode.request import ABORT, GenerationResponse, Ids, Request
 from shapeshift.fused_decode.request_parser import ParsedRequest, RequestParser
 from shapeshift.fused_decode.service import DecodeService

@@ -37,6 +37,13 @@ class LoopMetrics:
             *self.parts.values(),
         ]
 
+    def observe_tokens(self, prompt: int, generated: int, drafted: int, accepted: int) -> None:
+        """Count the tokens of one iteration: of prompts, new ones, and of those proposed and chosen among them."""
+        self.prompt_tokens.add(prompt)
+        self.generated_tokens.add(generated)
+        self.draft_tokens.add(drafted)
+        self.accepted_tokens.add(accepted)
+
     def observe_iteration(self, start: float, model: float, sampling: float, recording: float, end: float) -> None:
         """Count one iteration by the instants, in seconds, at which it and its phases began and it ended."""
         self.parts[MODEL].add((sampling - model) * 1e3)

@@ -16,9 +16,9 @@ from shapeshift.errors import OverloadedError
 from shapeshift.fused_decode.answers import AnswerOutputs, Piece
 from shapeshift.fused_decode.engine.beam_search import BeamSearch
 from shapeshift.fused_decode.engine.detokenize import TextStream
-from shapeshift.fused_decode.engine.grammar import Grammar
-from shapeshift.fused_decode.engine.logit_edits import TokenRules
-from shapeshift.fused_decode.engine.logprobs import TokenLogprobs
+from shapeshift.fused_decode.engine.sampling.grammar import Grammar
+from shapeshift.fused_decode.engine.sampling.logit_edits import TokenRules
+from shapeshift.fused_decode.engine.sampling.logprobs import TokenLogprobs
 from shapeshift.fused_decode.sampling_params import SamplingParams
 from shapeshift.serving.pb_utils import InferenceResponse, PbUtils, ResponseSender
 

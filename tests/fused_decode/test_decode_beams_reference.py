@@ -12,8 +12,8 @@ import torch
 
 from shapeshift.fused_decode.engine.blocks import BlockPool
 from shapeshift.fused_decode.engine.detokenize import TextStream
-from shapeshift.fused_decode.engine.logit_edits import TokenRules
 from shapeshift.fused_decode.engine.loop import DecodeLoop
+from shapeshift.fused_decode.engine.sampling.logit_edits import TokenRules
 from shapeshift.fused_decode.model.cpu_runtime import DecodeModel
 from shapeshift.fused_decode.policy.admission import FirstComeFirstServed
 from shapeshift.fused_decode.request import Request

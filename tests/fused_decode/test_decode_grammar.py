@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from shapeshift.fused_decode.engine import grammar
+from shapeshift.fused_decode.engine.sampling import grammar
 from tests.fakes import PbUtils, Request, TritonError, values_of
 from tests.fused_decode.fronts import MakeFront, answer_of, ask
 from tests.fused_decode.toy import LETTERS, ToyRuntime, ids

@@ -15,7 +15,7 @@ from transformers.generation.logits_process import (
     SequenceBiasLogitsProcessor,
 )
 
-from shapeshift.fused_decode.engine.logit_edits import LogitEdits, TokenRules, token_rules
+from shapeshift.fused_decode.engine.sampling.logit_edits import LogitEdits, TokenRules, token_rules
 from shapeshift.fused_decode.sampling_params import SamplingParams
 
 VOCABULARY, LONGEST, EOS = 60, 40, (58, 59)

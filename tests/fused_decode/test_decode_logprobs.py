@@ -14,7 +14,7 @@ import torch
 import transformers
 from tokenizers import Tokenizer
 
-from shapeshift.fused_decode.engine.logprobs import largest, log_norms, logprobs_of
+from shapeshift.fused_decode.engine.sampling.logprobs import largest, log_norms, logprobs_of
 from shapeshift.fused_decode.front import GenerateFront
 from tests.fakes import PbUtils, Request, values_of
 from tests.fused_decode.checkpoints import make_checkpoint

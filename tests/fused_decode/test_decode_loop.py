@@ -15,7 +15,7 @@ import torch
 from shapeshift.errors import CancelledRequestError, EngineError, OverloadedError
 from shapeshift.fused_decode import request as request_module
 from shapeshift.fused_decode.engine import loop
-from shapeshift.fused_decode.engine.logit_edits import token_rules
+from shapeshift.fused_decode.engine.sampling.logit_edits import token_rules
 from shapeshift.fused_decode.engine.slots import SlotTable
 from shapeshift.fused_decode.interfaces import StepBatch
 from shapeshift.fused_decode.metrics import MODEL, REST, SAMPLING

@@ -29,7 +29,7 @@ from tests import waiting
 from tests.fakes import PbUtils, Request, TritonError
 from tests.fused_decode.checkpoints import make_checkpoint
 from tests.fused_decode.families import CASES
-from tests.fused_decode.fronts import answer_of, arguments, ask
+from tests.fused_decode.fronts import answer_of, arguments, ask, values_of
 from tests.fused_decode.rank_groups import spec
 from tests.outgoing import socket_inodes
 
@@ -85,7 +85,7 @@ def test_the_memory_is_that_of_all_ranks(folder: Path) -> None:
     share, table = whole.share(2), whole.vocab_size * whole.hidden * 4
     assert 2 * cache_bytes(share, 3, 64, "f32") == cache_bytes(whole, 3, 64, "f32")
     norms = 2 * whole.layers * whole.hidden * 4 + whole.hidden * 4
-    assert weight_bytes(whole, "f32", 2) == weight_bytes(whole, "f32") + table + norms
+    assert weight_bytes(whole, "f32", ranks=2) == weight_bytes(whole, "f32") + table + norms
 
 
 @pytest.mark.parametrize(
@@ -113,6 +113,10 @@ def test_gpus_follow_that_of_rank_0() -> None:
 # Processes.
 
 
+# Of a greedy request, and of a beam search.
+Answers = tuple[str, list[str]]
+
+
 @pytest.fixture(scope="module")
 def pb_utils() -> PbUtils:
     return PbUtils()
@@ -135,13 +139,13 @@ def front(folder: Path, kernel_cache: Path, pb_utils: PbUtils) -> Iterator[Gener
 
 
 @pytest.fixture(scope="module")
-def alone(folder: Path, kernel_cache: Path) -> Iterator[str]:
-    """The answer of one process."""
+def alone(folder: Path, kernel_cache: Path) -> Iterator[Answers]:
+    """The answers of one process: see `answer` and `searched`."""
     stated = {"checkpoint": folder, "precision": "f32", "max_length": 2048, "threads": 1, "kernel_cache": kernel_cache}
     threads = torch.get_num_threads()
     made = GenerateFront(PbUtils(), arguments("generate", **stated))
     torch.set_num_threads(threads)
-    yield answer(made)
+    yield answer(made), searched(made)
     made.close()
 
 
@@ -160,6 +164,13 @@ def answer(front: GenerateFront) -> str:
     request = ask(PROMPT, max_tokens=24)
     front.execute([request])
     return str(answer_of(request)["text_output"])
+
+
+def searched(front: GenerateFront) -> list[str]:
+    """The answers of a beam search, whose forks copy blocks."""
+    request = ask(PROMPT, max_tokens=24, num_beams=3, num_return_sequences=3)
+    front.execute([request])
+    return [bytes(text).decode() for text in values_of(request.sender.answer())["text_output"].tolist()]
 
 
 def running(front: GenerateFront) -> Request:
@@ -184,8 +195,9 @@ def has_ended(pid: int) -> bool:
         return True
 
 
-def test_two_processes_answer_as_one(front: GenerateFront, alone: str, pb_utils: PbUtils) -> None:
-    assert answer(front) == alone
+def test_two_processes_answer_as_one(front: GenerateFront, alone: Answers, pb_utils: PbUtils) -> None:
+    assert (answer(front), searched(front)) == alone
+    assert len({*alone[1]}) == 3
     logged = "\n".join(pb_utils.Logger.lines)
     assert "1 threads in each of 2 ranks" in logged and f"2 ranks: this process, and {child_of(front)}" in logged
 
@@ -197,9 +209,9 @@ def test_ranks_listen_on_the_loopback_interface_alone(front: GenerateFront) -> N
     assert found and set(found) == {"0100007F"}
 
 
-def test_a_killed_rank_costs_the_running_requests_alone(front: GenerateFront, alone: str) -> None:
+def test_a_killed_rank_costs_the_running_requests_alone(front: GenerateFront, alone: Answers) -> None:
     """The next ones are served, and share no block that the new process lacks."""
-    assert answer(front) == alone
+    assert answer(front) == alone[0]
     assert front.loop.slots.pool.caching and len(PROMPT) > BLOCK_TOKENS
     killed, request = child_of(front), running(front)
     os.kill(killed, signal.SIGKILL)
@@ -210,25 +222,25 @@ def test_a_killed_rank_costs_the_running_requests_alone(front: GenerateFront, al
     code, message = late.refusal()
     assert code == TritonError.UNAVAILABLE, "a deadline holds while the ranks start"
     hits = front.loop.metrics.prefix_hits.value
-    assert answer(front) == alone
+    assert answer(front) == alone[0]
     assert front.loop.metrics.prefix_hits.value == hits
     assert child_of(front) != killed and has_ended(killed)
 
 
-def test_a_rank_that_dies_while_nothing_runs_costs_no_request(front: GenerateFront, alone: str) -> None:
+def test_a_rank_that_dies_while_nothing_runs_costs_no_request(front: GenerateFront, alone: Answers) -> None:
     os.kill(child_of(front), signal.SIGKILL)
     wait_for(model_of(front)._launcher.ended)
-    assert answer(front) == alone
+    assert answer(front) == alone[0]
 
 
-def test_a_rank_that_hangs_is_replaced(front: GenerateFront, alone: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_rank_that_hangs_is_replaced(front: GenerateFront, alone: Answers, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ranks_runtime, "_LEAST_STEP_S", 0.5)
     stopped, request = child_of(front), running(front)
     os.kill(stopped, signal.SIGSTOP)
     code, message = error_of(request)
     assert code == TritonError.INTERNAL and "a rank has failed, or given no answer within" in message
     monkeypatch.undo()
-    assert answer(front) == alone
+    assert answer(front) == alone[0]
     assert has_ended(stopped)
 
 
@@ -254,7 +266,7 @@ group = RankGroup(0, 2)
 launcher = Launcher(spec(Path(sys.argv[1]), 0, 2, native=False), group)
 launcher.start()
 launcher.connect()
-launcher.send(messages.encode(batch([torch.arange(4)], [0], [0])), 10)
+launcher.send(messages.encode(batch([torch.arange(4)], [0], [0]), [], []), 10)
 print(*launcher.pids, flush=True)
 time.sleep(600)
 """
@@ -276,7 +288,7 @@ def test_a_child_ends_with_its_parent(folder: Path) -> None:
 
 @pytest.mark.long
 def test_ranks_that_cannot_start_again_fail_each_request_until_they_can(
-    front: GenerateFront, alone: str, monkeypatch: pytest.MonkeyPatch
+    front: GenerateFront, alone: Answers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(launcher: Launcher) -> None:
         raise OSError("no more processes")
@@ -293,4 +305,4 @@ def test_ranks_that_cannot_start_again_fail_each_request_until_they_can(
     # The attempt after the last failure was made before.
     front.execute([failed := ask(PROMPT)])
     failed.refusal()
-    assert answer(front) == alone
+    assert answer(front) == alone[0]

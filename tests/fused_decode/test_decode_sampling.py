@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from shapeshift.fused_decode.engine.sampling import Sampler, SamplingTable, splitmix, uniforms
+from shapeshift.fused_decode.engine.sampling.sampler import Sampler, SamplingTable, splitmix, uniforms
 from shapeshift.fused_decode.model import native_operations
 from shapeshift.fused_decode.sampling_params import SamplingParams
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from shapeshift.errors import InvalidInputError
-from shapeshift.fused_decode.engine.logit_edits import TokenRules
+from shapeshift.fused_decode.engine.sampling.logit_edits import TokenRules
 from shapeshift.fused_decode.engine.speculation import Speculator
 from shapeshift.fused_decode.policy.speculation import IterationTimes
 from shapeshift.fused_decode.request import ABORT, Request

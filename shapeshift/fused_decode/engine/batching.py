@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from shapeshift.fused_decode.engine.sampling.logprobs import logprobs_of
 from shapeshift.fused_decode.engine.slots import DECODE, PREFILL, Slots, SlotTable
 from shapeshift.fused_decode.interfaces import StepBatch
 from shapeshift.fused_decode.request import NO_ADAPTER, Request
@@ -91,6 +92,17 @@ def compose(table: SlotTable, prefilling: Iterable[Request], prefill_tokens: int
     return Step(
         batch, slots, lengths, len(decoding), np.concatenate([chosen, drafting]), np.concatenate(places), scored
     )
+
+
+def score(scored: Sequence[ScoredChunk], logits: torch.Tensor) -> None:
+    """Give the requests the logprobs of their prompts' tokens; `logits` are those of the chunks."""
+    first = 0
+    for chunk in scored:
+        request, end = chunk.request, chunk.target + chunk.count
+        listed = np.full(chunk.count, request.sampling_params.prompt_logprobs, np.int64)
+        rows = logits[first : first + chunk.count].cpu().numpy()
+        request.prompt_logprobs += logprobs_of(rows, request.prompt[chunk.target : end], listed)
+        first += chunk.count
 
 
 def _scored(table: SlotTable, chunks: Sequence[tuple[int, int]], place: int) -> tuple[ScoredChunk, ...]:

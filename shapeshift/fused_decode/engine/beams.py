@@ -14,7 +14,7 @@ import torch
 
 from shapeshift.errors import EngineError
 from shapeshift.fused_decode.engine.beam_search import BeamSearch, Candidates, Flags, Floats, Integers
-from shapeshift.fused_decode.engine.logprobs import largest, log_norms
+from shapeshift.fused_decode.engine.sampling.logprobs import largest, log_norms
 from shapeshift.fused_decode.engine.slots import DECODE, SlotTable
 from shapeshift.fused_decode.interfaces import BLOCK_TOKENS, Runtime, blocks_of
 from shapeshift.fused_decode.request import LENGTH, STOP, Reason, Request

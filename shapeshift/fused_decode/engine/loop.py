@@ -12,13 +12,12 @@ import torch
 
 from shapeshift.errors import EngineError
 from shapeshift.fused_decode.engine import slot_integrity
-from shapeshift.fused_decode.engine.batching import Step, compose
+from shapeshift.fused_decode.engine.batching import Step, compose, score
 from shapeshift.fused_decode.engine.beams import Beams
 from shapeshift.fused_decode.engine.blocks import BlockPool
-from shapeshift.fused_decode.engine.grammar import Grammar
-from shapeshift.fused_decode.engine.logprobs import logprobs_of
 from shapeshift.fused_decode.engine.outbox import Deliver, Outbox
-from shapeshift.fused_decode.engine.sampling import Sampler
+from shapeshift.fused_decode.engine.sampling.grammar import Grammar
+from shapeshift.fused_decode.engine.sampling.sampler import Sampler
 from shapeshift.fused_decode.engine.slots import PREFILL, SlotTable
 from shapeshift.fused_decode.engine.speculation import Speculator, verify
 from shapeshift.fused_decode.interfaces import Runtime
@@ -128,7 +127,7 @@ class DecodeLoop:
         tokens, finite = np.zeros(count, np.int64), np.ones(count, bool)
         sampled = logits[:count] if len(rows) == count else logits[torch.from_numpy(rows)]
         tokens[rows], finite[rows] = self._sampler.choose(sampled, step.chosen[rows], step.places[rows])
-        self._score(step, logits[count:])
+        score(step.scored, logits[count:])
         recording = time.monotonic()
         self._record(step, rows, tokens, finite, recording)
         end = time.monotonic()
@@ -232,8 +231,7 @@ class DecodeLoop:
             request.generated += 1
             if reason is not None:
                 self._finish(request, reason)
-        self._count_tokens(step, generated, now)
-        self.metrics.accepted_tokens.add(verified.accepted)
+        self._count_tokens(step, generated, verified.accepted, now)
         self._finish_due(now)
         self._outbox.deliver_step()
 
@@ -244,27 +242,14 @@ class DecodeLoop:
             request.first_token = now
             self.metrics.first_token_ms.observe((now - request.arrived) * 1e3)
 
-    @staticmethod
-    def _score(step: Step, logits: torch.Tensor) -> None:
-        """Store the logprobs of tokens of prompts; `logits` are those of the scored chunks."""
-        first = 0
-        for chunk in step.scored:
-            request, end = chunk.request, chunk.target + chunk.count
-            listed = np.full(chunk.count, request.sampling_params.prompt_logprobs, np.int64)
-            rows = logits[first : first + chunk.count].cpu().numpy()
-            request.prompt_logprobs += logprobs_of(rows, request.prompt[chunk.target : end], listed)
-            first += chunk.count
-
-    def _count_tokens(self, step: Step, generated: int, now: float) -> None:
-        wanted = len(step.batch.wanted)
-        self.metrics.prompt_tokens.add(int(step.lengths[step.decoding :].sum()))
-        self.metrics.generated_tokens.add(generated)
-        self.metrics.draft_tokens.add(len(step.chosen) - wanted)
+    def _count_tokens(self, step: Step, generated: int, accepted: int, now: float) -> None:
+        prompt_tokens, rows = int(step.lengths[step.decoding :].sum()), len(step.batch.wanted)
+        self.metrics.observe_tokens(prompt_tokens, generated, len(step.chosen) - rows, accepted)
         if step.decoding:
             # Every decoding request got its last token when the previous iteration was recorded.
             self.metrics.between_tokens_ms.observe((now - self._recorded) * 1e3, step.decoding)
             # Several tokens of one request come at once.
-            self.metrics.between_tokens_ms.observe(0.0, generated - wanted)
+            self.metrics.between_tokens_ms.observe(0.0, generated - rows)
         self._recorded = now
 
     def _append_text(self, request: Request, token: int) -> bool:

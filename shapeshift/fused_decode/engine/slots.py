@@ -5,8 +5,9 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from shapeshift.fused_decode.engine.blocks import BlockPool, block_hash, first_hash
-from shapeshift.fused_decode.engine.sampling import SamplingTable
+from shapeshift.fused_decode.engine.blocks import BlockPool
+from shapeshift.fused_decode.engine.prefix_chains import PrefixChains
+from shapeshift.fused_decode.engine.sampling.sampler import SamplingTable
 from shapeshift.fused_decode.interfaces import BLOCK_TOKENS, blocks_of
 from shapeshift.fused_decode.request import NO_ADAPTER, Request
 
@@ -50,8 +51,7 @@ class SlotTable:
         self.blocks = np.zeros((slots, blocks_of(max_length)), np.int32)
         self.held = np.zeros(slots, np.int64)
         assert pool.count >= self.blocks.shape[1], "the longest text does not fit the cache"
-        self._hashes: list[list[bytes]] = [[] for _ in range(slots)]
-        self._remembered = np.zeros(slots, np.int64)
+        self._chains = PrefixChains(slots, pool, self.tokens)
         self._shared = 0
         self._watermark = max(1, pool.count // _WATERMARK)
         self._promised = self._promised_slots = 0
@@ -154,8 +154,7 @@ class SlotTable:
         self.blocks[target, : self.held[target]] = np.concatenate([shared, own])
         self.cached[target], self.length[target] = self.cached[source], self.length[source]
         self.tokens[target, : self.length[source]] = self.tokens[source, : self.length[source]]
-        self._hashes[target] = self._hashes[source][:full]
-        self._remembered[target] = self._remembered[source]
+        self._chains.fork(source, target, full)
         return (int(self.blocks[source, full]), int(own[0])) if rest else None
 
     def share_prefix(self, slot: int) -> None:
@@ -163,19 +162,21 @@ class SlotTable:
         first, rest = divmod(int(self.cached[slot]), BLOCK_TOKENS)
         if rest:
             return
-        found = self.pool.share(self._chain(slot, self._shareable(slot))[first:])
+        found = self.pool.share(self._chains.chain(slot, self._shareable(slot), int(self.adapters[slot]))[first:])
         end = first + len(found)
         self.pool.release(self.blocks[slot, first : min(end, self.held[slot])])
         self.blocks[slot, first:end] = found
         self.held[slot] = max(self.held[slot], end)
         self.cached[slot] = end * BLOCK_TOKENS
-        self._remembered[slot] = end
+        self._chains.shared(slot, end)
         self._shared += len(found) * BLOCK_TOKENS
 
     def next_block(self, slot: int) -> bytes | None:
         """The hash of the block that the prompt in `slot` fills next; None where no other text would share it."""
         place = int(self.cached[slot]) // BLOCK_TOKENS
-        return self._chain(slot, place + 1)[place] if place < self._shareable(slot) else None
+        if place >= self._shareable(slot):
+            return None
+        return self._chains.chain(slot, place + 1, int(self.adapters[slot]))[place]
 
     def pop_shared(self) -> int:
         """Tokens that were shared since this was last asked."""
@@ -228,7 +229,7 @@ class SlotTable:
         self.tokens[chosen, places] = tokens
         self.cached[slots] += lengths
         if self.pool.caching:
-            self._remember(slots)
+            self._chains.remember(slots, self.cached[slots] // BLOCK_TOKENS, self.blocks, self.adapters)
         # Of the tokens of one slot the last one counts.
         self.length[chosen] = places + 1
         self.phase[chosen] = DECODE
@@ -238,16 +239,6 @@ class SlotTable:
         self.tokens[slots, self.length[slots]] = tokens
         self.length[slots] += 1
         self.phase[slots] = DECODE
-
-    def _remember(self, slots: Slots) -> None:
-        """Let other texts share the blocks that these slots have filled."""
-        full = self.cached[slots] // BLOCK_TOKENS
-        more = full > self._remembered[slots]
-        for slot, count in zip(slots[more].tolist(), full[more].tolist(), strict=True):
-            hashes = self._chain(slot, count)
-            for place in range(int(self._remembered[slot]), count):
-                self.pool.remember(int(self.blocks[slot, place]), hashes[place])
-            self._remembered[slot] = count
 
     def _shareable(self, slot: int) -> int:
         """Blocks of the text in `slot` that another text may have filled: its last token is always computed."""
@@ -259,15 +250,6 @@ class SlotTable:
             # The logits after each token of the prompt are wanted; a preempted request has some of them.
             return len(request.prompt_logprobs) // BLOCK_TOKENS
         return int(self.length[slot] - 1) // BLOCK_TOKENS
-
-    def _chain(self, slot: int, count: int) -> list[bytes]:
-        """The hashes of the first `count` blocks of the text in `slot`."""
-        found = self._hashes[slot]
-        last = found[-1] if found else first_hash(int(self.adapters[slot]))
-        for place in range(len(found), count):
-            last = block_hash(last, self.tokens[slot, place * BLOCK_TOKENS : (place + 1) * BLOCK_TOKENS])
-            found.append(last)
-        return found[:count]
 
     def _take(self, slot: int, request: Request) -> None:
         """Give the free `slot` to `request`, without text or blocks."""
@@ -317,5 +299,4 @@ class SlotTable:
         self.is_beam[slot] = False
         self.pool.release(self.blocks[slot, : self.held[slot]])
         self.blocks[slot] = self.held[slot] = 0
-        self._hashes[slot] = []
-        self._remembered[slot] = 0
+        self._chains.clear(slot)

@@ -1,6 +1,6 @@
 // The next token of each row: the most likely one, or a random one of those that min_p, top_k and top_p keep, in this
-// order. Equal to sampling.py and sampling_filters.py: it keeps the same tokens, equal ones together, and the draw goes
-// through them in the same order, column by column.
+// order. Equal to engine/sampling/sampler.py and filters.py: it keeps the same tokens, equal ones together, and the draw
+// goes through them in the same order, column by column.
 
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/empty.h>

@@ -14,8 +14,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from shapeshift.fused_decode.engine.logit_edits import Grammar, LogitEdits, TokenRules
-from shapeshift.fused_decode.engine.logprobs import TokenLogprobs, logprobs_of
+from shapeshift.fused_decode.engine.sampling.logit_edits import Grammar, LogitEdits, TokenRules
+from shapeshift.fused_decode.engine.sampling.logprobs import TokenLogprobs, logprobs_of
 from shapeshift.fused_decode.sampling_params import SamplingParams
 from shapeshift.settings import Choices
 
@@ -24,8 +24,8 @@ Flags = npt.NDArray[np.bool_]
 Words = npt.NDArray[np.uint64]
 Floats = npt.NDArray[np.float32]
 
-SAMPLERS: Choices[Any] = Choices("sampler", {"numpy": "shapeshift.fused_decode.engine.sampling_filters:sample"})
-"""What samples where there is no native kernel, see `sampling_filters.sample`."""
+SAMPLERS: Choices[Any] = Choices("sampler", {"numpy": "shapeshift.fused_decode.engine.sampling.filters:sample"})
+"""What samples where there is no native kernel, see `filters.sample`."""
 
 NO_LOGPROBS = -1
 _DEPTH = 64
