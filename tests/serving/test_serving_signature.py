@@ -144,7 +144,7 @@ def test_signatures_are_those_of_the_fronts() -> None:
     assert inputs == others | {*RETURNS} | set(RequestParser(PbUtils(), 2)._checks)
     returned = {output for outputs in (*RETURNS.values(), *NUMBERS.values()) for output in outputs}
     assert {one.name for one in SIGNATURES["generate"].outputs} == {
-        *("text_output", "choice_index", "DESCRIPTION"),
+        *("text_output", "choice_index", "sequence_score", "DESCRIPTION"),
         *returned,
     }
 
