@@ -136,7 +136,7 @@ class Site:
     def _start(self) -> None:
         self.starts += 1
         command = [sys.executable, "-P", "-m", "shapeshift.cli.main", "serve", "--build", str(models.FOLDER)]
-        command += ["--backends", str(models.BACKENDS), "--triton", str(BUILD / "triton"), "--strict"]
+        command += ["--backends", str(models.BACKENDS), "--triton", str(BUILD / "triton"), "--strict", "--no-gateway"]
         for name, port in self.settings.ports.items():
             command += [f"--{name}-port", str(port)]
         with self.log.open("ab") as log:

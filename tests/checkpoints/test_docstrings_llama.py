@@ -55,7 +55,7 @@ def test_small_and_safe() -> None:
     assert sum(kept.values()) <= MOST_BYTES
     assert set(kept) == {
         *("README.md", "train.py", "corpus.py", "config.json", "generation_config.json"),
-        *("model.safetensors", "tokenizer.json", "tokenizer_config.json"),
+        *("model.safetensors", "tokenizer.json", "tokenizer_config.json", "perplexity.txt"),
     }
 
 

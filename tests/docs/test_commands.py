@@ -17,6 +17,7 @@ import pytest
 import yaml
 
 from shapeshift.cli.gateway import child
+from shapeshift.gateway.limits import Traffic
 from shapeshift.triton.embedded.server import TritonServer
 from tests.docs.docs_pages import PAGES, PROJECT, TECHNIQUES, Block, blocks, code, table
 from tests.docs.docs_sources import declared_metrics, exported_names
@@ -218,6 +219,7 @@ def test_units_are_those_of_the_names() -> None:
 
 def test_pages_and_rules_name_metrics_that_exist() -> None:
     known = exported_names() | set(declared_metrics())
+    known |= set(re.findall(r"^# TYPE (\w+)", Traffic().exposition(), re.MULTILINE))
     for page in PAGES:
         if page.name == "renames.md":
             continue

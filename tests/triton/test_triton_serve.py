@@ -130,7 +130,7 @@ def served(
     (project / "build").mkdir(exist_ok=True)
     if not (project / "build" / "triton").exists():
         (project / "build" / "triton").symlink_to(triton)
-    arguments = ["--build", str(project / "build"), "--repository", str(project / "repository")]
+    arguments = ["--no-gateway", "--build", str(project / "build"), "--repository", str(project / "repository")]
     arguments += ["--backends", str(settings.backend_directories[0]), *getattr(request, "param", [])]
     for name, port in settings.ports.items():
         arguments += [f"--{name}-port", str(port)]
