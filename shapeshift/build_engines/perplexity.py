@@ -132,6 +132,6 @@ def _loss(model: DecodeModel, window: torch.Tensor) -> float:
     for start in range(0, len(window) - 1, PIECE):
         given, following = window[start:-1][:PIECE], window[start + 1 :][:PIECE]
         places = torch.arange(len(given))
-        logits = model.forward(StepBatch(given, slot, slot + start, slot + len(given), places[:0], scored=places))
+        logits = model.forward(StepBatch(given, slot, slot + start, slot + len(given), places[:0], further=places))
         total -= float(logits.log_softmax(dim=-1)[places, following].sum())
     return total

@@ -271,7 +271,7 @@ class GenerateFront:
             *self._request_metrics.exported,
             *loop.metrics.exported,
             Gauge("requests_waiting", "Requests that wait for a slot", lambda: len(loop.admission)),
-            Gauge("requests_running", "Requests that hold a slot", lambda: loop.slots.used),
+            Gauge("requests_running", "Requests that hold a slot", lambda: loop.slots.requests),
             Gauge("slots", "Number of slots", lambda: len(loop.slots)),
             Gauge("kv_cache_usage", "Share of the cache that requests hold", lambda: loop.slots.pool.usage),
             Gauge("slot_tokens", "Tokens that the slots hold", lambda: int(loop.slots.cached.sum())),

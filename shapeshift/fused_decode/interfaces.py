@@ -1,7 +1,8 @@
 """What the decode loop asks of a model, and what another technique may add: memory in idle slots, low-rank terms.
 
-A *slot* holds the keys and values of one running request: up to `max_length` tokens. A *row* is one request's share
-of one iteration: a single token while it decodes, a chunk of its prompt before that.
+A *slot* holds the keys and values of one text, up to `max_length` tokens: that of a running request, or of one of its
+beams. A *row* is a text's share of one iteration: first a chunk of its prompt, later a token and those proposed behind
+it.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ def blocks_of(tokens: int) -> int:
 
 @dataclass(frozen=True)
 class StepBatch:
-    """Rows of one iteration: decode rows (one token) and prefill chunks (several) side by side.
+    """Rows of one iteration: those that decode and chunks of prompts side by side.
 
     tokens   INT64 [total]        the tokens of all rows, row after row
     slots    INT32 [rows]         slot of each row's text; no slot twice
@@ -40,7 +41,7 @@ class StepBatch:
     blocks   INT32 [rows, n]      blocks of the cache that hold the text of each row, in order, `BLOCK_TOKENS` tokens
                                   each; what lies behind the row's last token is any block. None: as many blocks as
                                   `max_length` tokens need belong to each slot, in order
-    scored   INT64 [n]            places in `tokens` of further tokens after which logits are wanted; None: none
+    further  INT64 [n]            places in `tokens` of further tokens after which logits are wanted; None: none
     """
 
     tokens: torch.Tensor
@@ -51,7 +52,7 @@ class StepBatch:
     adapters: torch.Tensor | None = None
     spans: torch.Tensor | None = None
     blocks: torch.Tensor | None = None
-    scored: torch.Tensor | None = None
+    further: torch.Tensor | None = None
 
 
 class Runtime(Protocol):
@@ -80,7 +81,7 @@ class Runtime(Protocol):
     def forward(self, batch: StepBatch) -> torch.Tensor:
         """Write the batch's keys and values into the cache; FLOAT32 [wanted rows + n, vocab_size] logits.
 
-        Those of the n tokens at `scored` come last.
+        Those of the n tokens at `further` come last.
         The result is valid until the next call.
         """
         ...

@@ -122,6 +122,18 @@ class Request:
         return self.sampling_params.num_beams
 
     @property
+    def slots(self) -> list[int]:
+        """The slots that the request holds: one, or one for each beam."""
+        if self.slot is None:
+            return []
+        return [self.slot] if self.beams is None else self.beams.slots
+
+    @property
+    def texts(self) -> int:
+        """The slots that have a text when the request gets them: beams begin with the first token of the answer."""
+        return self.rows if self.generated else 1
+
+    @property
     def tokens(self) -> int:
         """The most tokens that the request can have in its slots: in each its prompt and its longest answer."""
         return self.rows * self.longest

@@ -6,12 +6,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from shapeshift.fused_decode.declarations import INPUTS, OUTPUTS
+from shapeshift.fused_decode.model.precision import GROUP_SIZES, WEIGHT_BITS
 from shapeshift.fused_decode.policy.speculation import MOST_DRAFTED
 from shapeshift.serving.model_args import DESCRIPTION, Signature
 from shapeshift.settings import require
 
-PRECISIONS = ("auto", "f32", "bf16", "int8", "int4")
-GROUP_SIZES = (0, 32, 128)
+PRECISIONS = ("auto", *WEIGHT_BITS)
 
 
 @dataclass(frozen=True)
@@ -75,8 +75,8 @@ class FusedDecodeSettings:
     def __post_init__(self) -> None:
         require(bool(self.checkpoint), "checkpoint", self.checkpoint, "a folder or a hub id")
         require(self.precision in PRECISIONS, "precision", self.precision, f"one of {', '.join(PRECISIONS)}")
-        sizes = ", ".join(map(str, GROUP_SIZES))
-        require(self.group_size in GROUP_SIZES, "group_size", self.group_size, f"one of {sizes}")
+        sizes = (0, *sorted(GROUP_SIZES))
+        require(self.group_size in sizes, "group_size", self.group_size, f"one of {', '.join(map(str, sizes))}")
         require(1 <= self.max_concurrency <= 4096, "max_concurrency", self.max_concurrency, "1 to 4096")
         require(2 <= self.max_length <= 1_048_576, "max_length", self.max_length, "2 to 1048576")
         if self.kv_cache_tokens:

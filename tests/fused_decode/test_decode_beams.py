@@ -39,14 +39,14 @@ def test_beams_have_blocks_in_common() -> None:
     run.loop.step()
     run.loop.check_integrity()
     table = run.loop.slots
-    beams = table.slots_of(request)
+    beams = request.slots
     assert len(beams) == 4 and run.runtime.steps == [([0], [len(PROMPT)])], "the prompt is computed once"
     assert table.pool.held == shared + 4, "full blocks are shared, and each beam has a last one of its own"
     assert run.runtime.copied == 3
     for count in range(1, 40):
         assert run.loop.step() and request.generated == count + 1
         run.loop.check_integrity()
-        assert {tuple(table.blocks[slot, :shared]) for slot in table.slots_of(request)} <= {
+        assert {tuple(table.blocks[slot, :shared]) for slot in request.slots} <= {
             tuple(table.blocks[slot, :shared]) for slot in beams
         }
         assert run.runtime.steps[-1] == (sorted(run.runtime.steps[-1][0]), [1] * 4)

@@ -384,6 +384,27 @@ def test_while_a_part_of_the_model_starts_again_requests_wait() -> None:
     assert waits.finish_reason == "length"
 
 
+def test_a_failure_between_admission_and_slot_loses_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    run = Run(ToyRuntime(slots=2))
+    allocate = run.loop.slots.allocate
+
+    def fail(request: Request) -> int:
+        if request is lost[1]:
+            raise AssertionError("no room")
+        return allocate(request)
+
+    lost = [run.submit(max_tokens=3) for _ in range(2)]
+    monkeypatch.setattr(run.loop.slots, "allocate", fail)
+    run.loop.start()
+    wait_for(lambda: all(request.is_finished for request in lost))
+    monkeypatch.undo()
+    later = run.submit(max_tokens=3)
+    wait_for(lambda: later.is_finished)
+    assert all("no room" in str(request.error) for request in lost) and later.finish_reason == "length"
+    run.loop.close()
+    run.loop.check_integrity()
+
+
 def test_a_failure_leaves_nothing_to_share() -> None:
     """The blocks of ended requests may have been lost with it."""
     run = Run(ToyRuntime(slots=2), caching=True)

@@ -113,7 +113,7 @@ def test_a_few_tokens_at_once_get_the_results_that_they_get_one_by_one(
             for at in range(start, end)
         ]
         step = batch([text[start:end] for text in given], slots, [start] * 2, wanted=[])
-        found = several.forward(dataclasses.replace(step, scored=torch.arange(2 * count)))
+        found = several.forward(dataclasses.replace(step, further=torch.arange(2 * count)))
         assert torch.equal(found.view(2, count, VOCAB), torch.stack(expected, 1))
         start = end
     assert torch.equal(single.memory, several.memory)

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 
@@ -21,6 +22,7 @@ from shapeshift.fused_decode.model.architecture import Architecture, from_config
 from shapeshift.fused_decode.model.kv_cache import cache_bytes
 from shapeshift.fused_decode.model.weights import WeightFiles, shapes, weight_bytes
 from shapeshift.fused_decode.ranks import runtime as ranks_runtime
+from shapeshift.fused_decode.ranks.collective import RankGroup
 from shapeshift.fused_decode.ranks.launcher import Launcher, RankProcess, device_of
 from shapeshift.fused_decode.ranks.runtime import TensorParallelModel
 from shapeshift.fused_decode.ranks.shards import RankWeights, layer_parts
@@ -108,6 +110,20 @@ def test_a_number_of_ranks_that_does_not_fit_is_refused(
 def test_gpus_follow_that_of_rank_0() -> None:
     assert [device_of("cuda:2", rank) for rank in range(3)] == ["cuda:2", "cuda:3", "cuda:4"]
     assert device_of("cpu", 3) == "cpu"
+
+
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_the_sum_of_a_row_does_not_depend_on_the_other_rows(ranks: int, tmp_path: Path) -> None:
+    rows = torch.randn(ranks, 9, 64, generator=torch.Generator().manual_seed(1))
+    groups = [RankGroup(rank, ranks) for rank in range(ranks)]
+
+    def summed(group: RankGroup) -> tuple[torch.Tensor, torch.Tensor]:
+        group.connect(tmp_path / "meeting")
+        return group.sum(rows[group.rank].clone()), group.sum(rows[group.rank, 8:].clone())
+
+    with ThreadPoolExecutor(ranks) as executor:
+        for whole, alone in executor.map(summed, groups):
+            assert torch.equal(whole[8:], alone) and torch.allclose(whole, rows.sum(0), atol=1e-5)
 
 
 # Processes.

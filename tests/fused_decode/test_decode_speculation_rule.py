@@ -9,10 +9,13 @@ from functools import partial
 
 import pytest
 
+from shapeshift.fused_decode.interfaces import BLOCK_TOKENS
+from shapeshift.fused_decode.model.kernel_build import KERNELS
 from shapeshift.fused_decode.policy.speculation import (
     FIRST_CHANCE,
     FORGOTTEN_AFTER,
     LEAST_GAIN,
+    MOST_DRAFTED,
     MOST_SLOWER,
     IterationTimes,
     can_pay,
@@ -26,6 +29,11 @@ def learned(time: Callable[[int], float], *sizes: int) -> IterationTimes:
     for size in sizes * 4:
         times.observe(size, time(size))
     return times
+
+
+def test_the_kernels_and_the_blocks_allow_so_many_tokens() -> None:
+    assert MOST_DRAFTED < BLOCK_TOKENS, "a proposal needs at most one block more"
+    assert f"kFew = {MOST_DRAFTED + 1};" in (KERNELS / "attention.h").read_text()
 
 
 def flat(tokens: int) -> float:

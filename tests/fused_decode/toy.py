@@ -107,7 +107,7 @@ class ToyRuntime:
         assert len(set(written)) == len(written), "two rows write into one block"
         rows = [self.row(contexts[row]) for row in batch.wanted.tolist()]
         firsts = np.cumsum([0, *lengths])
-        for place in [] if batch.scored is None else batch.scored.tolist():
+        for place in [] if batch.further is None else batch.further.tolist():
             row = int(np.searchsorted(firsts, place, side="right")) - 1
             rows.append(self.row(contexts[row][: starts[row] + place - int(firsts[row]) + 1]))
         return torch.from_numpy(np.stack(rows) if rows else np.zeros((0, VOCABULARY), np.float32))

@@ -191,6 +191,8 @@ def _factors(shapes: Mapping[str, tuple[int, ...]], config: Mapping[str, Any], b
     require(bool(pairs), WEIGHTS, "no tensor", "at least one LoRA factor")
     dora = config.get("use_dora")
     require(dora in (None, True, False), "use_dora", dora, "true or false")
+    packed = base.architecture.packing is not None
+    require(not (dora and packed), "use_dora", dora, "false over a quantised checkpoint: DoRA needs its plain weights")
     wanted = {"A", "B", "magnitude"} if dora else {"A", "B"}
     allowed = "both factors, lora_A and lora_B, and lora_magnitude_vector with use_dora alone"
     factors = []

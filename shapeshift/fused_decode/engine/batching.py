@@ -87,7 +87,7 @@ def compose(table: SlotTable, prefilling: Iterable[Request], prefill_tokens: int
         adapters=_adapters(table, slots),
         spans=torch.from_numpy(table.end[slots].astype(np.int32)),
         blocks=torch.from_numpy(table.blocks[slots, : table.held[slots].max()]),
-        scored=torch.cat(further) if further else None,
+        further=torch.cat(further) if further else None,
     )
     return Step(
         batch, slots, lengths, len(decoding), np.concatenate([chosen, drafting]), np.concatenate(places), scored
@@ -135,7 +135,7 @@ def _chunks(table: SlotTable, prefilling: Iterable[Request], budget: int) -> lis
     """
     chunks = []
     filled: set[bytes] = set()
-    for request, slot in ((one, slot) for one in prefilling for slot in table.slots_of(one)):
+    for request, slot in ((one, slot) for one in prefilling for slot in one.slots):
         if not budget:
             break
         if table.phase[slot] != PREFILL:

@@ -53,7 +53,7 @@ class Beams:
         """Let the requests decode whose beams have been preempted and are all in the cache again."""
         table = self._table
         for request in [one for one in prefilling if one.beams is not None and one.generated]:
-            slots = table.slots_of(request)
+            slots = request.slots
             for slot in slots:
                 table.share_prefix(slot)
             if not any(map(table.uncomputed, slots)):
@@ -76,7 +76,7 @@ class Beams:
         requests = dict.fromkeys(request for slot in slots.tolist() if (request := table.owners[slot]) is not None)
         ends = {request: self._ends(request.sampling_params) for request in requests}
         most = max(_search(request).count(len(own)) for request, own in ends.items())
-        scores, tokens, finite = self._likeliest(logits[torch.from_numpy(rows)].cpu(), slots, most)
+        scores, tokens, finite = self._likeliest(logits[torch.from_numpy(rows)], slots, most)
         places = {slot: row for row, slot in enumerate(slots.tolist())}
         for request, own in ends.items():
             search = _search(request)
@@ -104,7 +104,8 @@ class Beams:
     def advance(self) -> Iterator[tuple[Request, Reason | None]]:
         """Give the beams the tokens of the last `choose`; yields each request, and why it ends now, if it does."""
         copies: list[tuple[int, int]] = []
-        for request, found in ((one.request, one.found) for one in self._choices):
+        choices, self._choices = self._choices, []
+        for request, found in ((one.request, one.found) for one in choices):
             if found is None:
                 yield request, EngineError("the model's logits are not finite")
                 continue

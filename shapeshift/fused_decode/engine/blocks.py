@@ -113,10 +113,13 @@ class BlockPool:
             self._by_hash[own] = block
             self._hashes[block] = own
 
-    def forget(self) -> None:
-        """Nobody can share a block whose text has ended."""
-        while self._kept:
-            self._forget(next(iter(self._kept)))
+    def clear(self) -> None:
+        """No text holds a block, whatever was counted, and none can be shared. What is borrowed stays so."""
+        self._references[self._references != _BORROWED] = _FREE
+        self._empty = int((self._references == _FREE).sum())
+        self._by_hash.clear()
+        self._hashes.clear()
+        self._kept.clear()
 
     def borrow(self, count: int) -> int | None:
         """The first of `count` blocks in a row, from the end of the pool, where texts come last; None without such."""

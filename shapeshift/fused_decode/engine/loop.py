@@ -18,7 +18,7 @@ from shapeshift.fused_decode.engine.blocks import BlockPool
 from shapeshift.fused_decode.engine.outbox import Deliver, Outbox
 from shapeshift.fused_decode.engine.sampling.grammar import Grammar
 from shapeshift.fused_decode.engine.sampling.sampler import Sampler
-from shapeshift.fused_decode.engine.slots import PREFILL, SlotTable
+from shapeshift.fused_decode.engine.slots import SlotTable
 from shapeshift.fused_decode.engine.speculation import Speculator, verify
 from shapeshift.fused_decode.interfaces import Runtime
 from shapeshift.fused_decode.metrics import LoopMetrics
@@ -138,10 +138,8 @@ class DecodeLoop:
 
     def check_integrity(self) -> None:
         """Raise AssertionError when slots, blocks, prefills and queue contradict one another."""
-        slot_integrity.check(self.slots)
+        slot_integrity.check(self.slots, self._prefilling)
         self.admission.check_integrity()
-        phases = zip(self.slots.owners, self.slots.phase, strict=True)
-        assert set(self._prefilling) == {owner for owner, phase in phases if phase == PREFILL}, "a prompt is lost"
 
     def _serve(self) -> None:
         while not self._closing:
@@ -172,10 +170,12 @@ class DecodeLoop:
             self.slots.preempt(request)
         self.slots.begin_iteration()
         if not self._preempt_for_growth():
-            for request in self.admission.admit(self.slots.free, self.slots.fits):
+            admitted = self.admission.admit(self.slots.free, self.slots.fits)
+            # Before any of them gets a slot: should that fail, none may be lost.
+            self._prefilling |= dict.fromkeys(admitted)
+            for request in admitted:
                 request.admitted = request.admitted or now
                 self.metrics.prefix_queries.add(self.slots.allocate(request))
-                self._prefilling[request] = None
         self._outbox.deliver_urgent()
         self._beams.resume(self._prefilling)
         if self._speculator is not None and not self._prefilling:
@@ -282,9 +282,8 @@ class DecodeLoop:
 
         Nothing that the cache holds is used again: whatever failed may have lost it.
         """
-        running = list(dict.fromkeys(owner for owner in self.slots.owners if owner is not None))
+        running = dict.fromkeys(owner for owner in self.slots.owners if owner is not None) | self._prefilling
         self.slots.clear()
-        self.slots.pool.forget()
         self._prefilling.clear()
         for request in running:
             self.admission.finished(request)

@@ -66,6 +66,11 @@ class SlotTable:
         """Slots without a request."""
         return len(self.owners) - self.used
 
+    @property
+    def requests(self) -> int:
+        """Requests that hold slots. Any thread."""
+        return len({*self.owners} - {None})
+
     def begin_iteration(self) -> None:
         """An iteration begins."""
         self._promised = self._promised_slots = 0
@@ -90,7 +95,7 @@ class SlotTable:
     def fits(self, request: Request) -> bool:
         """Whether the tokens that `request` has fit beside those of the requests of which this was said already in this
         iteration, and whether there are slots for its beams; a few blocks are left for what runs."""
-        texts = self._texts(request)
+        texts = request.texts
         wanted = texts * blocks_of(len(request.prompt) + request.generated) + request.rows - texts
         spare = self.pool.available - self._promised
         if min(wanted + self._watermark, request.rows * blocks_of(request.longest)) > spare:
@@ -112,7 +117,7 @@ class SlotTable:
         self._admissions += 1
         if request.beams is not None:
             request.beams.slots = slots
-        texts = self._texts(request)
+        texts = request.texts
         for place, slot in enumerate(slots):
             self._take(slot, request)
             if place < texts:
@@ -121,12 +126,6 @@ class SlotTable:
                 self.phase[slot] = RESERVED
                 self._extend_surely(slot, 1)
         return int(self.length[slots].sum())
-
-    def slots_of(self, request: Request) -> list[int]:
-        """The slots of `request`: one, or one for each beam."""
-        if request.slot is None:
-            return []
-        return [request.slot] if request.beams is None else request.beams.slots
 
     def uncomputed(self, slot: int) -> int:
         """Tokens of the text in `slot` to be computed before it decodes.
@@ -185,7 +184,7 @@ class SlotTable:
 
     def release(self, request: Request) -> None:
         """Free the slots of `request`."""
-        for slot in self.slots_of(request):
+        for slot in request.slots:
             assert self.owners[slot] is request, "the slot belongs to another request"
             self._vacate(slot)
             self.used -= 1
@@ -200,11 +199,12 @@ class SlotTable:
         self.release(request)
 
     def clear(self) -> None:
-        """Free every slot."""
+        """Free every slot, whatever its state is. No text shares what the cache holds now."""
         for slot, owner in enumerate(self.owners):
             if owner is not None:
                 owner.slot = None
-                self._vacate(slot)
+                self._empty(slot)
+        self.pool.clear()
         self.used = 0
 
     def draft(self, slot: int, tokens: npt.NDArray[np.int32]) -> None:
@@ -276,11 +276,6 @@ class SlotTable:
         has_blocks = self._extend(slot, count)
         assert has_blocks, "a request is admitted that does not fit"
 
-    @staticmethod
-    def _texts(request: Request) -> int:
-        """The slots of `request` that have a text when it gets them: beams begin with the first token of the answer."""
-        return request.rows if request.generated else 1
-
     def _extend(self, slot: int, count: int) -> bool:
         """Give `slot` so many more blocks; False where there are not as many."""
         found = self.pool.take(count)
@@ -292,11 +287,14 @@ class SlotTable:
         return True
 
     def _vacate(self, slot: int) -> None:
+        self.pool.release(self.blocks[slot, : self.held[slot]])
+        self._empty(slot)
+
+    def _empty(self, slot: int) -> None:
         self.owners[slot] = None
         self.phase[slot] = FREE
         self.cached[slot] = self.length[slot] = self.drafted[slot] = 0
         self.adapters[slot] = NO_ADAPTER
         self.is_beam[slot] = False
-        self.pool.release(self.blocks[slot, : self.held[slot]])
         self.blocks[slot] = self.held[slot] = 0
         self._chains.clear(slot)

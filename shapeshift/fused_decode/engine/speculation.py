@@ -48,11 +48,11 @@ class Speculator:
         slots = np.flatnonzero(table.phase == DECODE)
         self._learn(table)
         self._proposals = []
+        self._chances = {one: self._chances.get(one, FIRST_CHANCE) for one in table.owners if one is not None}
         if not slots.size or not can_pay(len(slots), self._most, self._times):
             return
         start = time.monotonic()
         self._proposals = self._propose(table, slots)
-        self._chances = {one: self._chances.get(one, FIRST_CHANCE) for one in table.owners if one is not None}
         chances = [self._chances[proposal.request] for proposal in self._proposals]
         most = [len(proposal.tokens) for proposal in self._proposals]
         counts = verified_tokens(len(slots), chances, most, self._times.estimate)

@@ -203,9 +203,9 @@ class DecodeModel:
 
 
 def last_tokens(batch: StepBatch) -> torch.Tensor:
-    """The places in `batch.tokens` after which logits are wanted: the last of each wanted row, then those scored."""
+    """The places in `batch.tokens` after which logits are wanted: the last of each wanted row, then further ones."""
     last = (batch.lengths.cumsum(0) - 1)[batch.wanted]
-    return last if batch.scored is None else torch.cat([last, batch.scored])
+    return last if batch.further is None else torch.cat([last, batch.further])
 
 
 def token_places(batch: StepBatch) -> torch.Tensor:

@@ -158,7 +158,7 @@ class GraphedModel(DecodeModel):
         return cls(assemble(architecture, files, cache, dtype, LinearMakers(PlainLinear, PlainLinear, dtype)), cache)
 
     def _run(self, batch: StepBatch) -> torch.Tensor:
-        if int(batch.lengths.max()) > 1 or batch.adapters is not None or batch.scored is not None:
+        if int(batch.lengths.max()) > 1 or batch.adapters is not None or batch.further is not None:
             moved = dataclasses.replace(batch, tokens=batch.tokens.to(self._device))
             return super()._run(moved).cpu()
         assert batch.blocks is not None

@@ -36,10 +36,24 @@ class RankGroup:
         self._group = make(store, self.rank, self.ranks, timedelta(seconds=timeout_s))
 
     def sum(self, rows: torch.Tensor) -> torch.Tensor:
-        """Replace `rows`, of one shape on all ranks, by their sum over the ranks; returns `rows`."""
-        options = distributed.AllreduceOptions()
-        options.timeout = timedelta(seconds=self.timeout_s)
-        self._group.allreduce([rows], options).wait()
+        """Replace `rows`, of one shape on all ranks, by their sum over the ranks; returns `rows`.
+
+        Each sum is in the order of the ranks. An all-reduce of three or more sums in an order that depends on the place
+        in the tensor: a row's result would depend on the other rows.
+        """
+        timeout = timedelta(seconds=self.timeout_s)
+        if self.ranks == 2:
+            reducing = distributed.AllreduceOptions()
+            reducing.timeout = timeout
+            self._group.allreduce([rows], reducing).wait()
+            return rows
+        gathering = distributed.distributed_c10d.AllgatherOptions()  # type: ignore[attr-defined]
+        gathering.timeout = timeout
+        parts = [torch.empty_like(rows) for _ in range(self.ranks)]
+        self._group.allgather([parts], [rows], gathering).wait()
+        rows.copy_(parts[0])
+        for part in parts[1:]:
+            rows += part
         return rows
 
     def gather(self, columns: torch.Tensor) -> torch.Tensor:

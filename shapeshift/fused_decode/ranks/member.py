@@ -22,7 +22,6 @@ from shapeshift.fused_decode.model.operations import TorchOperations
 from shapeshift.fused_decode.ranks.collective import RankGroup
 from shapeshift.fused_decode.ranks.shards import RankWeights
 from shapeshift.serving.model_args import Log
-from shapeshift.settings import require
 
 _warn = logging.getLogger(__name__).warning
 
@@ -68,7 +67,6 @@ class MemberModel(DecodeModel):
 
 def load_member(spec: RankSpec, group: RankGroup, log: Log = _warn) -> MemberModel:
     """The part of the checkpoint that `spec` describes. Raises InvalidInputError as `DecodeModel.load` does."""
-    require(spec.precision in DTYPES, "precision", spec.precision, f"one of {', '.join(DTYPES)} with several ranks")
     folder, dtype, on_cpu = Path(spec.folder), DTYPES[spec.precision], spec.device == "cpu"
     if on_cpu:
         torch.set_num_threads(spec.threads)

@@ -13,6 +13,7 @@ import torch
 from shapeshift.engines.hardware import cores
 from shapeshift.errors import EngineError, UnsupportedError
 from shapeshift.fused_decode.interfaces import StepBatch, blocks_of
+from shapeshift.fused_decode.model.cpu_runtime import DTYPES
 from shapeshift.fused_decode.ranks import messages
 from shapeshift.fused_decode.ranks.collective import LONGEST_S, RankGroup
 from shapeshift.fused_decode.ranks.launcher import Launcher
@@ -42,6 +43,7 @@ def load(
     device: cpu, or that of rank 0; further ranks have the GPUs behind it. The threads are divided among the ranks.
     """
     ranks = decode.tensor_parallel_size
+    require(precision in DTYPES, "precision", precision, f"one of {', '.join(DTYPES)} with several ranks")
     require(not extra_elements, "tensor_parallel_size", ranks, "1 for a model that shares its cache")
     if device != "cpu" and (found := torch.cuda.device_count()) < int(device.partition(":")[2]) + ranks:
         raise UnsupportedError(f"tensor_parallel_size: got {ranks} from {device} on; torch finds {found} CUDA devices")
@@ -144,6 +146,7 @@ class TensorParallelModel:
     def _restart(self) -> None:
         """Replace all children, on a thread of its own: loading takes seconds, and the loop goes on meanwhile."""
         self._launcher.stop()
+        self._copied = [], []
         self._starting = Future()
         threading.Thread(target=self._start_again, args=(self._starting,), name="ranks", daemon=True).start()
 

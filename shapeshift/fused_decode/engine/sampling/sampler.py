@@ -89,25 +89,19 @@ class Sampler:
     def choose(self, logits: torch.Tensor, slots: Integers, lengths: Integers) -> tuple[Integers, Flags]:
         """The next token of each row, and whether its logits were finite; if not, the token is meaningless.
 
-        logits   FLOAT32 [rows, vocab_size], changed by the `LogitEdits`
+        logits   FLOAT32 [rows, vocab_size], on the CPU, changed by the `LogitEdits`
         slots    INT64 [rows]  the rows' slots; a slot may have several rows
         lengths  INT64 [rows]  the tokens before the chosen ones in these slots: their positions
         """
         table = self._table
-        random = table.temperature[slots] > 0
         edited = table.edits.rows(slots)
         listing = np.flatnonzero(table.logprobs[slots] != NO_LOGPROBS)
-        if logits.device.type != "cpu":
-            if not (random.any() or edited.size or listing.size):
-                best, ids = (found.cpu().numpy() for found in logits.max(dim=1))
-                return ids, np.isfinite(best)
-            logits = logits.cpu()
         values = logits.numpy()
         # Before the edits: logprobs are those of the model.
         plain = values[listing] if listing.size else None
         if edited.size:
             table.edits.apply(values, edited, slots, lengths)
-        native = self._kernel is not None and bool(random.any())
+        native = self._kernel is not None and bool((table.temperature[slots] > 0).any())
         ids, finite = (self._draw_natively if native else self._draw)(logits, slots, lengths)
         self.logprobs = {}
         if plain is not None:
