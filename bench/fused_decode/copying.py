@@ -1,4 +1,4 @@
-"""A Llama of 110 million parameters that copies, and prompts that it copies with a few corrections.
+"""A Llama of 135 million parameters that copies, and prompts that it copies with a few corrections.
 
 Its body is random. Its head makes the most likely token the successor of the last one in a fixed order, in which each
 cycle of PERIOD tokens is a text. A prompt is such a text with a share of its tokens replaced; the answer is the text

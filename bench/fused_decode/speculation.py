@@ -1,6 +1,6 @@
 """`python -m bench.fused_decode.speculation`: prompt lookup against the same loop without it, in one run.
 
-    copies    the 110M Llama of `copying`: answers that quote their prompts, with a tenth of the tokens corrected
+    copies    the Llama of `copying`: answers that quote their prompts, with a tenth of the tokens corrected
     docstrings  the demo model goes on with beginnings of the standard library's docstrings, greedily: what it repeats,
                 it repeats by itself
     random    the 110M Llama with random weights, and prompts of random words
