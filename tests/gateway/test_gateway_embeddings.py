@@ -41,6 +41,14 @@ def test_tokens_are_taken_as_they_are(client: openai.OpenAI, triton: FakeTriton)
     assert triton.calls[-1].inputs["INPUT_IDS"].tolist() == [[5, 6]]
 
 
+def test_tokens_are_padded_within_one_call_only(client: openai.OpenAI, triton: FakeTriton) -> None:
+    client.embeddings.create(model="encode", input=[[5] * 500] + [[6]] * 7)
+    assert sorted(call.inputs["INPUT_IDS"].shape for call in triton.calls) == [(4, 1), (4, 500)]
+    with pytest.raises(openai.BadRequestError, match=r"input\[1\]: got '513 tokens'; 1 to 512") as caught:
+        client.embeddings.create(model="encode", input=[[6], [5] * 513])
+    assert caught.value.param == "input[1]" and len(triton.calls) == 2
+
+
 def test_many_inputs_are_split_and_joined(client: openai.OpenAI, triton: FakeTriton) -> None:
     texts = ["x" * (1 + number % 50) for number in range(2048)]
     found = client.embeddings.create(model="encode", input=texts)
@@ -81,7 +89,7 @@ def test_parameters_reach_the_model(client: openai.OpenAI, triton: FakeTriton) -
         ({"input": ""}, "input[0]", "invalid_value"),
         ({"input": []}, "input", "invalid_value"),
         ({"input": ["a", ""]}, "input[1]", "invalid_value"),
-        ({"input": [[]]}, "input", "invalid_value"),
+        ({"input": [[]]}, "input[0]", "invalid_value"),
         ({"input": [-1]}, "input", "invalid_value"),
         ({"input": {"a": 1}}, "input", "invalid_value"),
         ({"input": "a", "dimensions": 0}, "dimensions", "invalid_value"),

@@ -33,28 +33,51 @@ def text_column(texts: Sequence[str], param: str = "input") -> NDArray[Any]:
     return column
 
 
-def token_columns(rows: Sequence[Sequence[int]]) -> dict[str, NDArray[Any]]:
-    """INPUT_IDS and ATTENTION_MASK, INT64 [n, longest]. Raises ApiError for a row without tokens."""
-    if not all(rows):
-        raise invalid("input", [], "at least one token in each list")
-    lengths = np.array([len(row) for row in rows])
-    mask = np.arange(lengths.max()) < lengths[:, None]
-    ids = np.zeros(mask.shape, np.int64)
-    ids[mask] = np.concatenate([np.array(row, np.int64) for row in rows])
-    return {"INPUT_IDS": ids, "ATTENTION_MASK": mask.astype(np.int64)}
+class TokenRows:
+    """Texts as tokens. Only the rows of one call become tensors at a time, padded to the longest of these.
+
+    most: tokens that a row may have. Raises ApiError for a row with more, or with none.
+    """
+
+    def __init__(self, rows: Sequence[Sequence[int]], most: int) -> None:
+        for place, row in enumerate(rows):
+            if not 1 <= len(row) <= most:
+                raise invalid(f"input[{place}]", f"{len(row)} tokens", f"1 to {most}")
+        self._rows = rows
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def columns(self, first: int, last: int) -> Columns:
+        """INPUT_IDS and ATTENTION_MASK of the rows from `first` to before `last`, INT64 [rows, longest]."""
+        rows = self._rows[first:last]
+        lengths = np.array([len(row) for row in rows])
+        mask = np.arange(lengths.max()) < lengths[:, None]
+        ids = np.zeros(mask.shape, np.int64)
+        ids[mask] = np.concatenate([np.array(row, np.int64) for row in rows])
+        return {"INPUT_IDS": ids, "ATTENTION_MASK": mask.astype(np.int64)}
 
 
 async def infer_rows(
-    gateway: Gateway, target: Target, columns: Columns, outputs: Sequence[str], parameters: Mapping[str, Any], id_: str
+    gateway: Gateway,
+    target: Target,
+    rows: Columns | TokenRows,
+    outputs: Sequence[str],
+    parameters: Mapping[str, Any],
+    id_: str,
 ) -> Tensors:
     """The outputs [n, ...] for the rows of all columns. Raises as `Upstream.infer`; rows are those of the request."""
     front = target.front
     size = max(1, front.number("max_batch_size", 64))
-    count = len(next(iter(columns.values())))
+    count = len(rows) if isinstance(rows, TokenRows) else len(next(iter(rows.values())))
     timeout_s = gateway.settings.request_timeout_s
 
     def call(first: int) -> ModelCall:
-        own = {name: values[first : first + size] for name, values in columns.items()}
+        last = first + size
+        if isinstance(rows, TokenRows):
+            own = rows.columns(first, last)
+        else:
+            own = {name: values[first:last] for name, values in rows.items()}
         return ModelCall(front.name, own, timeout_s, outputs, parameters, id_)
 
     if count <= size:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 from fastapi import APIRouter, Request, Response
@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from shapeshift.gateway import bodies
 from shapeshift.gateway.catalogue import Target
 from shapeshift.gateway.errors import invalid
-from shapeshift.gateway.inference.text_rows import infer_rows, text_column, token_columns
+from shapeshift.gateway.inference.text_rows import Columns, TokenRows, infer_rows, text_column
 from shapeshift.gateway.schemas.completions import listed
 from shapeshift.gateway.schemas.embeddings import MOST_INPUTS, EmbeddingRequest
 from shapeshift.gateway.state import Gateway, answer, connected, gateway_of, id_of
@@ -22,6 +22,8 @@ from shapeshift.serving.description import EMBEDDING
 router = APIRouter(tags=["embeddings"])
 
 OUTPUT, NUM_TOKENS = "EMBEDDING", "NUM_TOKENS"
+# Tokens of a row for a front that states no limit of its own.
+_MOST_TOKENS = 8192
 
 
 @router.post("/v1/embeddings", openapi_extra=bodies.described(EmbeddingRequest))
@@ -55,13 +57,14 @@ async def embed(
         raise invalid("input", f"{len(inputs)} inputs", f"1 to {MOST_INPUTS}")
     counted = NUM_TOKENS in target.front.outputs
     outputs = [OUTPUT, NUM_TOKENS] if counted else [OUTPUT]
-    columns, tokens = {}, 0
+    rows: Columns | TokenRows
+    tokens = 0
     if isinstance(inputs[0], str):
-        columns["TEXT"] = text_column([str(text) for text in inputs])
+        rows = {"TEXT": text_column(cast("Sequence[str]", inputs))}
     else:
-        rows = [[int(token) for token in row] for row in inputs]
-        columns, tokens = token_columns(rows), sum(map(len, rows))
-    found = await infer_rows(gateway, target, columns, outputs, parameters, request_id)
+        rows = TokenRows(cast("Sequence[Sequence[int]]", inputs), target.front.number("max_tokens", _MOST_TOKENS))
+        tokens = sum(map(len, inputs))
+    found = await infer_rows(gateway, target, rows, outputs, parameters, request_id)
     return found[OUTPUT], int(found[NUM_TOKENS].sum()) if counted else tokens
 
 
