@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
@@ -11,12 +12,15 @@ from starlette.requests import Request
 
 from shapeshift.errors import CancelledRequestError, InvalidInputError, did_you_mean
 from shapeshift.gateway.errors import ApiError
+from shapeshift.gateway.schemas.common import FORMS
 from shapeshift.gateway.settings import GatewaySettings
 from shapeshift.gateway.state import gateway_of
 
 M = TypeVar("M", bound=BaseModel)
 
 UNSUPPORTED = "unsupported_parameter"
+# Errors of one body that are looked at, and characters or items of a wrong value.
+_MOST_ERRORS, _MOST_SHOWN = 100, 100
 
 
 def described(model: type[BaseModel]) -> dict[str, Any]:
@@ -65,12 +69,15 @@ def _too_long(found: str, settings: GatewaySettings) -> ApiError:
 
 
 def _refusal(error: ValidationError, model: type[BaseModel]) -> ApiError:
-    found = error.errors(include_url=False, include_context=False)
+    if error.error_count() > _MOST_ERRORS:
+        text = f"body: got {error.error_count()} unknown fields or values of the wrong type; /docs lists the fields"
+        return ApiError(400, text, code="invalid_value")
+    found = error.errors(include_url=False)
     first = found[0]
     if first["type"] == "json_invalid":
         return ApiError(400, f"body: {first['msg']}", code="invalid_json")
     if not first["loc"]:
-        text = str(InvalidInputError("body", first.get("input"), first["msg"]))
+        text = str(InvalidInputError("body", _shown(first["input"]), first["msg"]))
         return ApiError(400, text, code="invalid_type")
     field = str(first["loc"][0])
     if first["type"] == "extra_forbidden":
@@ -93,13 +100,30 @@ def _of_field(field: str, errors: list[ErrorDetails], model: type[BaseModel]) ->
     if len(errors) > 1 and own is not None and own.description:
         param, value, allowed = field, "a value of another form", own.description
         if errors[0]["loc"] == errors[1]["loc"]:
-            value = repr(first["input"])
+            value = repr(_shown(first["input"]))
+    elif first["type"] == "too_long":
+        size = first["ctx"]["actual_length"]
+        param, value = _path(first), "more" if size is None else f"{size} items"
+        allowed = f"at most {first['ctx']['max_length']}"
     else:
-        param, value, allowed = _path(first), first["input"], first["msg"]
+        param, value, allowed = _path(first), _shown(first["input"]), first["msg"]
     return ApiError(400, str(InvalidInputError(param, value, allowed)), param=param, code="invalid_value")
 
 
 def _path(error: ErrorDetails) -> str:
-    """The place of an error, as in messages[0].content."""
-    steps = [f"[{step}]" if isinstance(step, int) else f".{step}" for step in error["loc"]]
+    """The place of an error, as in messages[0].content; not which form of the field it was held against."""
+    places = [step for step in error["loc"] if step not in FORMS]
+    steps = [f"[{step}]" if isinstance(step, int) else f".{step}" for step in places]
     return "".join(steps).removeprefix(".")[:200]
+
+
+def _shown(value: Any, depth: int = 2) -> Any:
+    """The beginning of a value: a whole list of millions would be made a text first, to be cut then."""
+    if isinstance(value, str):
+        return value[:_MOST_SHOWN]
+    if isinstance(value, list):
+        return [_shown(one, depth - 1) for one in value[:_MOST_SHOWN]] if depth else []
+    if isinstance(value, dict):
+        items = itertools.islice(value.items(), _MOST_SHOWN)
+        return {_shown(key): _shown(one, depth - 1) for key, one in items} if depth else {}
+    return value

@@ -14,11 +14,17 @@ from urllib.parse import urlsplit
 import httpx2
 import openai
 import pytest
+from pydantic import BaseModel, ValidationError
 
 from shapeshift import errors
 from shapeshift.errors import InvalidInputError, ModelError
 from shapeshift.gateway import api_keys
 from shapeshift.gateway.errors import api_error
+from shapeshift.gateway.schemas.chat import ChatRequest
+from shapeshift.gateway.schemas.completions import CompletionRequest
+from shapeshift.gateway.schemas.embeddings import EmbeddingRequest
+from shapeshift.gateway.schemas.rerank import RerankRequest
+from shapeshift.gateway.schemas.tei import PredictRequest
 from shapeshift.gateway.settings import GatewaySettings
 from tests.gateway.fake_triton import FakeTriton
 from tests.waiting import wait_for
@@ -50,6 +56,33 @@ def post(url: str, content: bytes, **headers: str) -> Any:
 )
 def test_bodies_that_are_no_request(url: str, content: bytes, code: str) -> None:
     assert post(url, content) == (400, code)
+
+
+@pytest.mark.parametrize(
+    ("model", "fields"),
+    [
+        (EmbeddingRequest, {"input": [1] * 20_000 + ["a"]}),
+        (EmbeddingRequest, {"input": ["a"] * 20_000}),
+        (EmbeddingRequest, {"input": [["a"]] * 2000}),
+        (CompletionRequest, {"prompt": "a", "stop": [1] * 20_000}),
+        (CompletionRequest, {"prompt": "a", "logit_bias": dict.fromkeys(map(str, range(20_000)), "x")}),
+        (ChatRequest, {"messages": [1] * 20_000}),
+        (ChatRequest, {"messages": [{"role": "user", "content": [1] * 20_000}]}),
+        (RerankRequest, {"query": "a", "documents": [1] * 2000}),
+        (PredictRequest, {"inputs": [[1]] * 2000}),
+    ],
+)
+def test_the_first_wrong_item_of_a_list_ends_its_check(model: type[BaseModel], fields: dict[str, Any]) -> None:
+    with pytest.raises(ValidationError) as caught:
+        model.model_validate_json(json.dumps({"model": "a", **fields}))
+    assert caught.value.error_count() <= 2
+
+
+def test_a_refusal_is_short(url: str) -> None:
+    large = ["a" * 1000] * 20_000
+    for fields in ({"input": {"a": large}}, {"x": large}, {"x" * 100_000: 1}, dict.fromkeys(map(str, range(20_000)))):
+        answer = httpx2.post(f"{url}/v1/embeddings", json={**EMBED, **fields}, timeout=20)
+        assert answer.status_code == 400 and len(answer.content) < 1000
 
 
 def test_a_body_that_is_too_long(start_gateway: Callable[..., str]) -> None:

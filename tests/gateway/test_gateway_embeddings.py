@@ -54,7 +54,7 @@ def test_many_inputs_are_split_and_joined(client: openai.OpenAI, triton: FakeTri
     found = client.embeddings.create(model="encode", input=texts)
     assert [item.embedding[0] for item in found.data] == [float(len(text)) for text in texts]
     assert len(triton.calls) == 512 and max(len(call.inputs["TEXT"]) for call in triton.calls) == 4
-    with pytest.raises(openai.BadRequestError, match="input: got '2049 inputs'; 1 to 2048"):
+    with pytest.raises(openai.BadRequestError, match="input: got '2049 items'; at most 2048"):
         client.embeddings.create(model="encode", input=[*texts, "x"])
 
 
@@ -90,7 +90,7 @@ def test_parameters_reach_the_model(client: openai.OpenAI, triton: FakeTriton) -
         ({"input": []}, "input", "invalid_value"),
         ({"input": ["a", ""]}, "input[1]", "invalid_value"),
         ({"input": [[]]}, "input[0]", "invalid_value"),
-        ({"input": [-1]}, "input", "invalid_value"),
+        ({"input": [-1]}, "input[0]", "invalid_value"),
         ({"input": {"a": 1}}, "input", "invalid_value"),
         ({"input": "a", "dimensions": 0}, "dimensions", "invalid_value"),
         ({"input": "a", "dimensions": "4"}, "dimensions", "invalid_value"),

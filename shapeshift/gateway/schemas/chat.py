@@ -6,8 +6,9 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
+from shapeshift.gateway.chat_template import MAX_MESSAGES
 from shapeshift.gateway.errors import ApiError
-from shapeshift.gateway.schemas.common import ApiRequest, Int32, not_served
+from shapeshift.gateway.schemas.common import ApiRequest, Int32, bounded, not_served
 from shapeshift.gateway.schemas.sampling import SamplingRequest
 
 
@@ -37,11 +38,13 @@ class Message(ApiRequest):
     """One message."""
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: str | list[ContentPart] | None = Field(None, description="a text, or a list of parts of type text")
+    content: str | Annotated[list[ContentPart], bounded()] | None = Field(
+        None, description="a text, or a list of parts of type text"
+    )
     name: str | None = None
     refusal: str | None = None
     tool_call_id: str | None = None
-    tool_calls: list[ToolCall] | None = None
+    tool_calls: Annotated[list[ToolCall], bounded()] | None = None
 
 
 class Function(ApiRequest):
@@ -76,17 +79,17 @@ class NamedTool(ApiRequest):
 class ChatRequest(SamplingRequest):
     """OpenAI's, with fields of vLLM's and the request parameters of the generator."""
 
-    messages: list[Message] = Field(min_length=1)
+    messages: Annotated[list[Message], bounded(1, MAX_MESSAGES)]
     logprobs: bool | None = None
     max_completion_tokens: Annotated[Int32, Field(ge=1)] | None = None
     max_tokens: Annotated[Int32, Field(ge=1)] | None = None
     tool_choice: Literal["none", "auto", "required"] | NamedTool | None = Field(
         None, description="none, auto, required, or an object that names a function"
     )
-    tools: list[Tool] | None = None
+    tools: Annotated[list[Tool], bounded()] | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
     # They say who asks, or how the service is paid or cached, and change no answer.
-    metadata: dict[str, str] | None = None
+    metadata: Annotated[dict[str, str], bounded()] | None = None
     parallel_tool_calls: bool | None = None
     prompt_cache_key: str | None = None
     prompt_cache_options: dict[str, Any] | None = None

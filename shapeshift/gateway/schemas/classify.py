@@ -6,13 +6,13 @@ from typing import Annotated
 
 from pydantic import Field
 
-from shapeshift.gateway.schemas.common import ModelRequest
+from shapeshift.gateway.schemas.common import ModelRequest, Strings
 
 
 class ClassifyRequest(ModelRequest):
     """input: texts, or for an image model data URLs. task, level and min_accuracy are request parameters of models."""
 
-    input: str | list[str] = Field(description="a text or a list of texts, none of them empty")
+    input: str | Strings = Field(description="a text or a list of texts, none of them empty")
     truncate: bool | None = None
     task: str | None = None
     level: Annotated[int, Field(ge=1)] | None = None

@@ -4,14 +4,41 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, Discriminator, Field, Tag
 from pydantic_core import PydanticCustomError
 
 Int32 = Annotated[int, Field(ge=-(2**31), le=2**31 - 1)]
 TokenId = Annotated[int, Field(ge=0, le=2**31 - 1)]
 
-Texts = str | list[str] | list[TokenId] | list[list[TokenId]]
+FORMS = TEXT, TEXT_LIST, TOKENS, LISTS = "<text>", "<texts>", "<tokens>", "<lists>"
+MOST_ITEMS, MOST_TOKENS = 2048, 1 << 17
+
+
+def bounded(least: int = 0, most: int = MOST_ITEMS) -> Any:
+    """Of a list or an object: how many items it has. The first wrong one ends its check."""
+    return Field(fail_fast=True, min_length=least, max_length=most)
+
+
+def form_of(value: Any) -> str | None:
+    """Which of several forms a field has, by its first item: so it is held against one of them only."""
+    if isinstance(value, str):
+        return TEXT
+    first = value[0] if isinstance(value, list) and value else None
+    forms = {str: TEXT_LIST, int: TOKENS, list: LISTS}
+    return forms.get(type(first))
+
+
 TEXTS = "a text, a list of texts, the ids of a text's tokens, or a list of these; none of them empty"
+
+Strings = Annotated[list[str], bounded()]
+_Tokens = Annotated[list[TokenId], bounded(1, MOST_TOKENS)]
+Texts = Annotated[
+    Annotated[str, Tag(TEXT)]
+    | Annotated[Strings, Tag(TEXT_LIST)]
+    | Annotated[_Tokens, Tag(TOKENS)]
+    | Annotated[list[_Tokens], bounded(), Tag(LISTS)],
+    Discriminator(form_of, custom_error_type="form", custom_error_message=TEXTS),
+]
 
 
 def not_served(*neutral: Any) -> AfterValidator:

@@ -6,7 +6,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from shapeshift.gateway.schemas.common import ApiRequest, ModelRequest, not_served
+from shapeshift.gateway.schemas.common import ApiRequest, ModelRequest, bounded, not_served
 
 
 class Document(ApiRequest):
@@ -19,8 +19,8 @@ class RerankRequest(ModelRequest):
     """top_n: documents in the answer, the best ones; None: all."""
 
     query: str = Field(min_length=1)
-    documents: list[str | Document] = Field(
-        min_length=1, max_length=2048, description="a list of 1 to 2048 texts or objects with a text"
+    documents: Annotated[list[str | Document], bounded(1)] = Field(
+        description="a list of 1 to 2048 texts or objects with a text"
     )
     top_n: Annotated[int, Field(ge=1)] | None = None
     return_documents: bool | None = None

@@ -7,11 +7,21 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from shapeshift.gateway.errors import ApiError, invalid
-from shapeshift.gateway.schemas.common import ApiRequest, Int32, ModelRequest, TokenId, not_served
+from shapeshift.gateway.schemas.common import (
+    ApiRequest,
+    Int32,
+    ModelRequest,
+    Strings,
+    TokenId,
+    bounded,
+    not_served,
+)
 
 Seed = Annotated[int, Field(ge=-(2**63), le=2**63 - 1)]
-Stop = str | list[str]
+Stop = str | Strings
 
+# As many as the largest vocabularies have tokens.
+_MOST_BIASES = 1 << 18
 # Fields that the generator takes under the same name.
 _SAME = (
     *("n", "min_tokens", "temperature", "top_k", "top_p", "min_p", "repetition_penalty", "presence_penalty"),
@@ -56,7 +66,7 @@ class SamplingRequest(ModelRequest):
     """The shared fields; those beyond OpenAI's are vLLM's, with its names."""
 
     frequency_penalty: float | None = None
-    logit_bias: dict[str, float] | None = None
+    logit_bias: Annotated[dict[str, float], bounded(most=_MOST_BIASES)] | None = None
     n: Int32 | None = None
     presence_penalty: float | None = None
     response_format: ResponseFormat | None = None
@@ -67,13 +77,13 @@ class SamplingRequest(ModelRequest):
     temperature: float | None = None
     top_p: float | None = None
     # vLLM's.
-    bad_words: list[str] | None = None
+    bad_words: Strings | None = None
     ignore_eos: bool | None = None
     min_p: float | None = None
     min_tokens: Int32 | None = None
     repetition_penalty: float | None = None
     skip_special_tokens: Annotated[bool | None, not_served(True)] = None
-    stop_token_ids: list[TokenId] | None = None
+    stop_token_ids: Annotated[list[TokenId], bounded()] | None = None
     structured_outputs: dict[str, Any] | None = None
     top_k: Int32 | None = None
     use_beam_search: Annotated[bool | None, not_served(False)] = None

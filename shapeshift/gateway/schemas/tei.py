@@ -4,9 +4,22 @@ from __future__ import annotations
 
 from typing import Annotated, Literal, cast
 
-from pydantic import Field
+from pydantic import Discriminator, Field, Tag
 
-from shapeshift.gateway.schemas.common import TEXTS, ApiRequest, Texts, not_served
+from shapeshift.gateway.schemas.common import (
+    LISTS,
+    TEXT,
+    TEXT_LIST,
+    TEXTS,
+    ApiRequest,
+    Strings,
+    Texts,
+    bounded,
+    form_of,
+    not_served,
+)
+
+_ROWS = "a text, a pair of texts, or a list of lists with one text or one pair each"
 
 
 class TeiRequest(ApiRequest):
@@ -30,7 +43,7 @@ class TeiRerankRequest(TeiRequest):
     """The body of POST /rerank."""
 
     query: str = Field(min_length=1)
-    texts: list[str] = Field(min_length=1, max_length=2048)
+    texts: Annotated[list[str], bounded(1)]
     raw_scores: bool = False
     return_text: bool = False
 
@@ -38,9 +51,12 @@ class TeiRerankRequest(TeiRequest):
 class PredictRequest(TeiRequest):
     """The body of POST /predict."""
 
-    inputs: str | list[str] | list[list[str]] = Field(
-        description="a text, a pair of texts, or a list of lists with one text or one pair each"
-    )
+    inputs: Annotated[
+        Annotated[str, Tag(TEXT)]
+        | Annotated[Strings, Tag(TEXT_LIST)]
+        | Annotated[list[Annotated[list[str], bounded(most=2)]], bounded(), Tag(LISTS)],
+        Discriminator(form_of, custom_error_type="form", custom_error_message=_ROWS),
+    ] = Field(description=_ROWS)
     raw_scores: bool = False
 
     def rows(self) -> tuple[list[list[str]], bool]:
