@@ -51,7 +51,7 @@ def run(options: argparse.Namespace) -> int:
     if options.new_key is not None:
         return _new_key(options)
     try:
-        from shapeshift.gateway.server import make_server
+        from shapeshift.gateway.http.server import make_server
     except ModuleNotFoundError as error:
         raise UnsupportedError(f"{error.name} is not installed: pip install 'shapeshift[gateway]'") from None
     settings = _settings(options)
@@ -94,7 +94,7 @@ def child(settings: ServerSettings, port: int) -> ChildProcess:
 
 
 def _new_key(options: argparse.Namespace) -> int:
-    from shapeshift.gateway import api_keys
+    from shapeshift.gateway.http import api_keys
 
     if options.api_keys is None:
         raise InvalidInputError("--api-keys", None, "the file that the key is added to")

@@ -15,10 +15,10 @@ from starlette.exceptions import HTTPException
 import shapeshift
 from shapeshift.errors import ShapeshiftError
 from shapeshift.gateway.adapter_commands import AdapterCommands
-from shapeshift.gateway.api_keys import ApiKeys, RequireKey
 from shapeshift.gateway.catalogue import Catalogue
 from shapeshift.gateway.errors import ApiError, api_error
-from shapeshift.gateway.limits import Admission, RequestIds, Traffic
+from shapeshift.gateway.http.api_keys import ApiKeys, RequireKey
+from shapeshift.gateway.http.limits import Admission, RequestIds, Traffic
 from shapeshift.gateway.routes import adapters, chat, classify, completions, embeddings, models, probes, rerank, tei
 from shapeshift.gateway.schemas.adapters import LoadAdapterRequest, UnloadAdapterRequest
 from shapeshift.gateway.schemas.chat import ChatRequest

@@ -12,9 +12,9 @@ from starlette.responses import Response
 
 from shapeshift.gateway.adapter_commands import AdapterCommands
 from shapeshift.gateway.catalogue import Catalogue
-from shapeshift.gateway.limits import REQUEST_ID, Traffic
+from shapeshift.gateway.http.limits import REQUEST_ID, Traffic
+from shapeshift.gateway.http.streams import while_connected
 from shapeshift.gateway.settings import GatewaySettings
-from shapeshift.gateway.streams import while_connected
 from shapeshift.gateway.upstream import Upstream
 
 T = TypeVar("T")

@@ -11,7 +11,7 @@ import httpx2
 import pytest
 
 from shapeshift.errors import InvalidInputError
-from shapeshift.gateway import api_keys
+from shapeshift.gateway.http import api_keys
 from shapeshift.gateway.settings import GatewaySettings
 from tests.gateway.fake_triton import FakeTriton
 

@@ -18,8 +18,8 @@ from pydantic import BaseModel, ValidationError
 
 from shapeshift import errors
 from shapeshift.errors import InvalidInputError, ModelError
-from shapeshift.gateway import api_keys
 from shapeshift.gateway.errors import api_error
+from shapeshift.gateway.http import api_keys
 from shapeshift.gateway.schemas.chat import ChatRequest
 from shapeshift.gateway.schemas.completions import CompletionRequest
 from shapeshift.gateway.schemas.embeddings import EmbeddingRequest

@@ -5,9 +5,9 @@ from __future__ import annotations
 from fastapi import APIRouter, Request, Response
 from starlette.responses import PlainTextResponse
 
-from shapeshift.gateway import bodies
 from shapeshift.gateway.catalogue import Front
 from shapeshift.gateway.errors import ApiError
+from shapeshift.gateway.http import bodies
 from shapeshift.gateway.schemas.adapters import LoadAdapterRequest, UnloadAdapterRequest
 from shapeshift.gateway.state import Gateway, connected, gateway_of
 from shapeshift.serving.description import GENERATION

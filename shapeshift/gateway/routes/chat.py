@@ -12,15 +12,15 @@ from typing import Any
 from fastapi import APIRouter, Request, Response
 
 from shapeshift.errors import InvalidInputError
-from shapeshift.gateway import bodies
 from shapeshift.gateway.catalogue import Target
 from shapeshift.gateway.chat_template import ChatTemplate
 from shapeshift.gateway.errors import ApiError, invalid
+from shapeshift.gateway.http import bodies
+from shapeshift.gateway.http.streams import event, stream_of
 from shapeshift.gateway.inference.generation import GenerationCall, Row, Usage, all_rows, rows
 from shapeshift.gateway.inference.logprobs import chat_logprobs
 from shapeshift.gateway.schemas.chat import ChatRequest, Function
 from shapeshift.gateway.state import Gateway, answer, connected, gateway_of, id_of
-from shapeshift.gateway.streams import event, stream_of
 from shapeshift.serving.description import GENERATION
 
 router = APIRouter(tags=["chat"])

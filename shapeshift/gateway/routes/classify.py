@@ -7,7 +7,7 @@ import uuid
 
 from fastapi import APIRouter, Request, Response
 
-from shapeshift.gateway import bodies
+from shapeshift.gateway.http import bodies
 from shapeshift.gateway.inference.classification import classify
 from shapeshift.gateway.schemas.classify import ClassifyRequest
 from shapeshift.gateway.state import answer, connected, gateway_of, id_of

@@ -9,13 +9,13 @@ from typing import Any
 
 from fastapi import APIRouter, Request, Response
 
-from shapeshift.gateway import bodies
 from shapeshift.gateway.errors import ApiError
+from shapeshift.gateway.http import bodies
+from shapeshift.gateway.http.streams import event, stream_of
 from shapeshift.gateway.inference.generation import GenerationCall, Row, Usage, all_rows, rows
 from shapeshift.gateway.inference.logprobs import CompletionLogprobs
 from shapeshift.gateway.schemas.completions import CompletionRequest
 from shapeshift.gateway.state import Gateway, answer, connected, gateway_of, id_of
-from shapeshift.gateway.streams import event, stream_of
 from shapeshift.serving.description import GENERATION
 
 router = APIRouter(tags=["completions"])

@@ -10,9 +10,9 @@ import numpy as np
 from fastapi import APIRouter, Request, Response
 from numpy.typing import NDArray
 
-from shapeshift.gateway import bodies
 from shapeshift.gateway.catalogue import Target
 from shapeshift.gateway.errors import invalid
+from shapeshift.gateway.http import bodies
 from shapeshift.gateway.inference.text_rows import Columns, TokenRows, infer_rows, text_column
 from shapeshift.gateway.schemas.completions import listed
 from shapeshift.gateway.schemas.embeddings import MOST_INPUTS, EmbeddingRequest

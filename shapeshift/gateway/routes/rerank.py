@@ -10,9 +10,9 @@ import numpy as np
 from fastapi import APIRouter, Request, Response
 from numpy.typing import NDArray
 
-from shapeshift.gateway import bodies
 from shapeshift.gateway.catalogue import Target
 from shapeshift.gateway.errors import ApiError
+from shapeshift.gateway.http import bodies
 from shapeshift.gateway.inference.text_rows import infer_rows, require_outputs, text_column
 from shapeshift.gateway.routes.embeddings import OUTPUT
 from shapeshift.gateway.schemas.rerank import RerankRequest

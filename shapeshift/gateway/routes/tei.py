@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from fastapi import APIRouter, Request, Response
 
-from shapeshift.gateway import bodies
+from shapeshift.gateway.http import bodies
 from shapeshift.gateway.inference.classification import classify
 from shapeshift.gateway.routes.embeddings import cut, embed
 from shapeshift.gateway.routes.rerank import KINDS, order, probabilities, scores
