@@ -42,6 +42,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--adapter-root", type=Path, metavar="DIR", help="folder that new adapters must lie under")
     parser.add_argument("--max-body-mb", type=int, default=32, help="longest body of a request, MiB (%(default)s)")
     parser.add_argument("--max-requests", type=int, default=4096, help="most requests in flight (%(default)s)")
+    parser.add_argument("--max-connections", type=int, default=8192, help="most connections (%(default)s)")
     parser.add_argument("--request-timeout", type=float, default=600.0, metavar="SECONDS", help="most time for one")
     parser.add_argument("--until-eof", action="store_true", help="exit when standard input ends")
 
@@ -116,5 +117,6 @@ def _settings(options: argparse.Namespace) -> GatewaySettings:
         adapter_root=options.adapter_root,
         max_body_bytes=options.max_body_mb << 20,
         max_requests=options.max_requests,
+        max_connections=options.max_connections,
         request_timeout_s=options.request_timeout,
     )

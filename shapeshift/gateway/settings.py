@@ -22,7 +22,9 @@ class GatewaySettings:
     adapter_root       folder under which `lora_path` must lie
     max_body_bytes     longest body of a request
     max_requests       most requests in flight; a further one gets status 429
+    max_connections    most connections; a further one gets status 429
     request_timeout_s  most seconds that the servers may take for a request
+    head_timeout_s     most seconds from the first byte of a connection or request to the end of its headers
     body_timeout_s     most seconds that a client may take to send its body
     stall_timeout_s    most seconds that a client may read nothing of its answer
     refresh_s          seconds between two looks at what the servers serve
@@ -38,7 +40,9 @@ class GatewaySettings:
     adapter_root: Path | None = None
     max_body_bytes: int = 32 << 20
     max_requests: int = 4096
+    max_connections: int = 8192
     request_timeout_s: float = 600.0
+    head_timeout_s: float = 10.0
     body_timeout_s: float = 30.0
     stall_timeout_s: float = 60.0
     refresh_s: float = 5.0
@@ -49,9 +53,9 @@ class GatewaySettings:
             host, _, port = address.rpartition(":")
             require(bool(host) and port.isdigit(), "triton", address, "HOST:PORT of a gRPC interface")
         require(0 < self.port < 65536, "port", self.port, "1 to 65535")
-        for name in ("max_body_bytes", "max_requests"):
+        for name in ("max_body_bytes", "max_requests", "max_connections"):
             require(getattr(self, name) >= 1, name, getattr(self, name), "at least 1")
-        for name in ("request_timeout_s", "body_timeout_s", "stall_timeout_s", "refresh_s"):
+        for name in ("request_timeout_s", "head_timeout_s", "body_timeout_s", "stall_timeout_s", "refresh_s"):
             require(getattr(self, name) > 0, name, getattr(self, name), "above 0")
         if self.api_keys is None and not is_loopback(self.host):
             raise InvalidInputError(

@@ -10,7 +10,7 @@ import openai
 import pytest
 import uvicorn
 
-from shapeshift.gateway.app import make_app
+from shapeshift.gateway.http.server import make_server
 from shapeshift.gateway.settings import GatewaySettings
 from tests.gateway.fake_triton import FakeTriton
 from tests.waiting import wait_for
@@ -26,8 +26,7 @@ def start_gateway(free_ports: Callable[[int], list[int]]) -> Iterator[StartGatew
     def start(*servers: FakeTriton, **settings: Any) -> str:
         (port,) = free_ports(1)
         own = GatewaySettings(triton=tuple(one.url for one in servers), port=port, **settings)
-        config = uvicorn.Config(make_app(own, servers), port=port, log_level="error", ws="none")
-        server = uvicorn.Server(config)
+        server = make_server(own, servers)
         thread = threading.Thread(target=server.run, daemon=True)
         thread.start()
         wait_for(lambda: server.started, timeout_s=30, pause_s=0.01)

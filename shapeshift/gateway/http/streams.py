@@ -9,7 +9,7 @@ from typing import TypeVar
 
 import orjson
 from starlette.responses import Response
-from starlette.types import Message, Receive, Scope, Send
+from starlette.types import Receive, Scope, Send
 
 from shapeshift.errors import CancelledRequestError, ShapeshiftError
 from shapeshift.gateway.errors import ApiError, api_error
@@ -43,7 +43,7 @@ async def while_connected(receive: Receive, work: Awaitable[T]) -> T:
         await asyncio.gather(task, watch, return_exceptions=True)
 
 
-async def stream_of(receive: Receive, events: AsyncGenerator[bytes, None], stall_timeout_s: float) -> EventStream:
+async def stream_of(receive: Receive, events: AsyncGenerator[bytes, None]) -> EventStream:
     """The answer that sends `events` and then `DONE`.
 
     Waits for the first one: an error before it has an HTTP status of its own. Raises as `events` does, and as
@@ -54,7 +54,7 @@ async def stream_of(receive: Receive, events: AsyncGenerator[bytes, None], stall
     except BaseException:
         await events.aclose()
         raise
-    return EventStream(_with_end(first, events), stall_timeout_s)
+    return EventStream(_with_end(first, events))
 
 
 async def _with_end(first: bytes | None, events: AsyncGenerator[bytes, None]) -> AsyncGenerator[bytes, None]:
@@ -71,36 +71,28 @@ async def _with_end(first: bytes | None, events: AsyncGenerator[bytes, None]) ->
 
 
 class EventStream(Response):
-    """Sends `events`, each as soon as it is there. They are closed when all are sent, or the client is gone.
-
-    stall_timeout_s: a client that reads nothing for so long counts as gone.
-    """
+    """Sends `events`, each as soon as it is there. They are closed when all are sent, or the client is gone."""
 
     media_type = "text/event-stream"
 
-    def __init__(self, events: AsyncGenerator[bytes, None], stall_timeout_s: float) -> None:
+    def __init__(self, events: AsyncGenerator[bytes, None]) -> None:
         self.status_code = 200
         self.background = None
         self._events = events
-        self._stall_timeout_s = stall_timeout_s
         # Proxies such as nginx would collect events.
         self.init_headers({"cache-control": "no-cache", "x-accel-buffering": "no"})
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        with contextlib.suppress(CancelledRequestError, TimeoutError):
+        with contextlib.suppress(CancelledRequestError):
             await while_connected(receive, self._send_all(send))
 
     async def _send_all(self, send: Send) -> None:
         async with contextlib.aclosing(self._events) as events:
             start = {"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers}
-            await self._bounded(send, start)
+            await send(start)
             async for one in events:
-                await self._bounded(send, {"type": "http.response.body", "body": one, "more_body": True})
-            await self._bounded(send, {"type": "http.response.body", "body": b"", "more_body": False})
-
-    async def _bounded(self, send: Send, message: Message) -> None:
-        async with asyncio.timeout(self._stall_timeout_s):
-            await send(message)
+                await send({"type": "http.response.body", "body": one, "more_body": True})
+            await send({"type": "http.response.body", "body": b"", "more_body": False})
 
 
 async def _disconnected(receive: Receive) -> None:

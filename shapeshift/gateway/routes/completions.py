@@ -29,7 +29,7 @@ async def create_completion(request: Request) -> Response:
     call = await _call(gateway, asked, id_of(request))
     made = _Completion(asked, call)
     if asked.stream:
-        return await stream_of(request.receive, made.events(gateway), gateway.settings.stall_timeout_s)
+        return await stream_of(request.receive, made.events(gateway))
     found = await connected(request, all_rows(gateway.upstream, call))
     return answer(made.whole(found))
 

@@ -1,0 +1,95 @@
+"""Clients that send no end of their headers, open many connections, or do not read."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Callable
+from urllib.parse import urlsplit
+
+import httpx2
+import pytest
+
+from tests.gateway.fake_triton import FakeTriton
+from tests.waiting import wait_for
+
+HEAD = b"POST /v1/embeddings HTTP/1.1\r\nHost: a\r\n"
+
+
+def connect(url: str) -> socket.socket:
+    host, port = urlsplit(url).netloc.split(":")
+    return socket.create_connection((host, int(port)), timeout=20)
+
+
+def rest(connection: socket.socket) -> bytes:
+    """What comes until the gateway closes the connection."""
+    found = b""
+    try:
+        while piece := connection.recv(1 << 16):
+            found += piece
+    except ConnectionResetError:
+        pass
+    return found
+
+
+@pytest.fixture(scope="module")
+def hasty(start_gateway: Callable[..., str]) -> str:
+    return start_gateway(FakeTriton(), head_timeout_s=0.3)
+
+
+@pytest.mark.parametrize("begin", [b"", b"\r\n", b"POST", HEAD, b"GET /health HTTP/1.1\r\nHost: a\r\n\r\nGET"])
+def test_half_a_head_ends_its_connection(hasty: str, begin: bytes) -> None:
+    with connect(hasty) as connection:
+        connection.sendall(begin)
+        assert rest(connection).count(b"HTTP/1.1 200") == begin.count(b"health")
+
+
+def test_a_connection_stays_open_between_requests(hasty: str) -> None:
+    with connect(hasty) as connection:
+        for _ in range(2):
+            connection.sendall(b"GET /openapi.json HTTP/1.1\r\nHost: a\r\n\r\n")
+            assert connection.recv(1 << 20).startswith(b"HTTP/1.1 200")
+            connection.settimeout(0.6)
+            with pytest.raises(TimeoutError):
+                while True:
+                    assert connection.recv(1 << 20)
+            connection.settimeout(20)
+
+
+@pytest.mark.parametrize("line", [b"A: " + b"a" * 1000 + b"\r\n", b"a" * 1000])
+def test_headers_are_bounded(url: str, line: bytes) -> None:
+    with connect(url) as connection:
+        connection.sendall(HEAD + b"A: ")
+        try:
+            for _ in range(200):
+                connection.sendall(line)
+        except ConnectionError:
+            pass
+        found = rest(connection)
+    # The answer may be lost with what the gateway has not read.
+    assert found == b"" or (b"HTTP/1.1 431" in found and b"headers_too_large" in found)
+    assert httpx2.get(f"{url}/health", headers={"A": "a" * 40_000}).status_code == 200
+
+
+def test_connections_are_bounded(start_gateway: Callable[..., str]) -> None:
+    url = start_gateway(FakeTriton(), max_connections=2)
+    with connect(url) as one, connect(url) as two, connect(url) as three:
+        refused = rest(three)
+        assert b"HTTP/1.1 429" in refused and b"overloaded" in refused
+        for connection in (one, two):
+            connection.sendall(b"GET /health HTTP/1.1\r\nHost: a\r\n\r\n")
+            assert connection.recv(100).startswith(b"HTTP/1.1 200")
+    wait_for(lambda: httpx2.get(f"{url}/health").status_code == 200)
+
+
+@pytest.mark.parametrize("closing", [True, False])
+def test_a_client_that_does_not_read_is_dropped(start_gateway: Callable[..., str], closing: bool) -> None:
+    url = start_gateway(FakeTriton(), stall_timeout_s=0.3)
+    end = b"Connection: close\r\n" * closing
+    # The answer is as long as the prompt: more than the kernel holds for a client.
+    body = b'{"model":"generate","prompt":"' + b"x" * (16 << 20) + b'"}'
+    with connect(url) as connection:
+        head = b"POST /v1/completions HTTP/1.1\r\nHost: a\r\nContent-Length: %d\r\n" % len(body)
+        connection.sendall(head + end + b"\r\n" + body)
+        assert connection.recv(12) == b"HTTP/1.1 200"
+        with pytest.raises(ConnectionError):
+            wait_for(lambda: connection.send(b"x") and False, timeout_s=10, pause_s=0.05)
