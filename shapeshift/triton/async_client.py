@@ -15,7 +15,7 @@ from tritonclient.grpc import InferInput, InferRequestedOutput
 from tritonclient.grpc.aio import InferenceServerClient
 from tritonclient.utils import InferenceServerException, np_to_triton_dtype
 
-from shapeshift.errors import EngineError, ShapeshiftError, TimedOutError
+from shapeshift.errors import EngineError, InvalidInputError, ShapeshiftError, TimedOutError
 from shapeshift.serving.error_codes import error_of
 
 Tensors = dict[str, NDArray[Any]]
@@ -27,6 +27,7 @@ _CODES = {
     "UNIMPLEMENTED": "UNSUPPORTED",
     "CANCELLED": "CANCELLED",
 }
+_INT64 = 1 << 63
 _DEADLINE = "DEADLINE_EXCEEDED"
 
 
@@ -55,7 +56,8 @@ class AsyncClient:
     async def infer(self, call: ModelCall) -> Tensors:
         """The outputs of a model that answers once.
 
-        Raises TimedOutError after `timeout_s`, else the errors of `error_codes.error_of`.
+        Raises TimedOutError after `timeout_s`, InvalidInputError for a parameter that cannot be sent, else the errors
+        of `error_codes.error_of`.
         """
         request = _request(call)
         try:
@@ -127,8 +129,15 @@ def _request(call: ModelCall) -> dict[str, Any]:
         "inputs": [_input(name, values) for name, values in call.inputs.items()],
         "outputs": [InferRequestedOutput(name) for name in call.outputs] or None,
         "request_id": call.request_id,
-        "parameters": dict(call.parameters) or None,
+        "parameters": {name: _parameter(name, value) for name, value in call.parameters.items()} or None,
     }
+
+
+def _parameter(name: str, value: Any) -> bool | int | float | str:
+    """`value`, if the protocol has a place for it; refused before gRPC, which tells a stream nothing of its reason."""
+    if not isinstance(value, bool | int | float | str) or (isinstance(value, int) and not -_INT64 <= value < _INT64):
+        raise InvalidInputError(f"parameter {name}", value, "a text, a number, or true or false; of at most 64 bits")
+    return value
 
 
 def _input(name: str, values: NDArray[Any]) -> Any:

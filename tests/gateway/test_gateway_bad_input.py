@@ -85,6 +85,38 @@ def test_a_refusal_is_short(url: str) -> None:
         assert answer.status_code == 400 and len(answer.content) < 1000
 
 
+LARGE: dict[str, Any] = {"type": "object", "maxProperties": 10**25}
+
+
+@pytest.mark.parametrize(
+    ("route", "body", "param"),
+    [
+        ("/v1/completions", {"prompt": "a", "structured_outputs": {"json": LARGE}}, "structured_outputs"),
+        (
+            "/v1/completions",
+            {"prompt": "a", "response_format": {"type": "json_schema", "json_schema": {"name": "n", "schema": LARGE}}},
+            "response_format.json_schema.schema",
+        ),
+        (
+            "/v1/chat/completions",
+            {
+                "messages": [{"role": "user", "content": "a"}],
+                "tools": [{"type": "function", "function": {"name": "f", "parameters": LARGE}}],
+                "tool_choice": "required",
+            },
+            "tools[0].function.parameters",
+        ),
+        ("/v1/classify", {"input": "a", "level": 10**25}, "level"),
+        ("/v1/load_lora_adapter", {"lora_name": "a\0", "lora_path": "a"}, "lora_name"),
+        ("/v1/unload_lora_adapter", {"lora_name": "a\n"}, "lora_name"),
+    ],
+)
+def test_what_cannot_be_passed_on_is_refused(url: str, route: str, body: dict[str, Any], param: str) -> None:
+    answer = httpx2.post(f"{url}{route}", json={"model": "generate", **body}, timeout=20)
+    error = answer.json()["error"]
+    assert (answer.status_code, error["param"], error["code"]) == (400, param, "invalid_value"), error
+
+
 def test_a_body_that_is_too_long(start_gateway: Callable[..., str]) -> None:
     url = start_gateway(FakeTriton(), max_body_bytes=1000)
     assert post(url, json.dumps({**EMBED, "input": "a" * 1000}).encode()) == (413, "body_too_large")

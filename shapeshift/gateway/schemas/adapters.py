@@ -8,7 +8,7 @@ from pydantic import Field
 
 from shapeshift.gateway.schemas.common import ApiRequest
 
-Name = Annotated[str, Field(min_length=1, max_length=128)]
+Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$")]
 
 
 class LoadAdapterRequest(ApiRequest):

@@ -8,7 +8,7 @@ from pydantic import Field
 
 from shapeshift.gateway.chat_template import MAX_MESSAGES
 from shapeshift.gateway.errors import ApiError
-from shapeshift.gateway.schemas.common import ApiRequest, Int32, bounded, not_served
+from shapeshift.gateway.schemas.common import ApiRequest, Int32, JsonObject, bounded, not_served
 from shapeshift.gateway.schemas.sampling import SamplingRequest
 
 
@@ -52,7 +52,7 @@ class Function(ApiRequest):
 
     name: Annotated[str, Field(min_length=1, max_length=64)]
     description: str | None = None
-    parameters: dict[str, Any] | None = None
+    parameters: JsonObject | None = None
     strict: bool | None = None
 
 

@@ -6,7 +6,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from shapeshift.gateway.schemas.common import ModelRequest, Strings
+from shapeshift.gateway.schemas.common import Int32, ModelRequest, Strings
 
 
 class ClassifyRequest(ModelRequest):
@@ -15,5 +15,5 @@ class ClassifyRequest(ModelRequest):
     input: str | Strings = Field(description="a text or a list of texts, none of them empty")
     truncate: bool | None = None
     task: str | None = None
-    level: Annotated[int, Field(ge=1)] | None = None
+    level: Annotated[Int32, Field(ge=1)] | None = None
     min_accuracy: float | None = None

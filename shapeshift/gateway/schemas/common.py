@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
+import orjson
 from pydantic import AfterValidator, BaseModel, ConfigDict, Discriminator, Field, Tag
 from pydantic_core import PydanticCustomError
 
@@ -52,6 +53,18 @@ def not_served(*neutral: Any) -> AfterValidator:
         return value
 
     return AfterValidator(check)
+
+
+def _writable(value: dict[str, Any]) -> dict[str, Any]:
+    try:
+        orjson.dumps(value)
+    except TypeError:
+        raise PydanticCustomError("json_object", "whole numbers of at most 64 bits, nested at most 250 deep") from None
+    return value
+
+
+JsonObject = Annotated[dict[str, Any], AfterValidator(_writable)]
+"""An object that goes on to a model, such as a schema."""
 
 
 class ApiRequest(BaseModel):

@@ -10,6 +10,7 @@ from shapeshift.gateway.errors import ApiError, invalid
 from shapeshift.gateway.schemas.common import (
     ApiRequest,
     Int32,
+    JsonObject,
     ModelRequest,
     Strings,
     TokenId,
@@ -40,7 +41,7 @@ class JsonSchema(ApiRequest):
     """A schema that the answer follows. strict: accepted; the answer always follows the schema."""
 
     name: str
-    schema_: dict[str, Any] | None = Field(None, alias="schema")
+    schema_: JsonObject | None = Field(None, alias="schema")
     description: str | None = None
     strict: bool | None = None
 
@@ -84,7 +85,7 @@ class SamplingRequest(ModelRequest):
     repetition_penalty: float | None = None
     skip_special_tokens: Annotated[bool | None, not_served(True)] = None
     stop_token_ids: Annotated[list[TokenId], bounded()] | None = None
-    structured_outputs: dict[str, Any] | None = None
+    structured_outputs: JsonObject | None = None
     top_k: Int32 | None = None
     use_beam_search: Annotated[bool | None, not_served(False)] = None
 
