@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import math
 import time
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -97,9 +98,14 @@ class Catalogue:
             await self.refresh()
             await asyncio.sleep(self._refresh_s)
 
-    async def refresh(self) -> None:
-        """Look at all servers once. One that does not answer keeps its fronts: their requests get status 503."""
+    async def refresh(self, since: float = math.inf) -> None:
+        """Look at all servers once, unless that was done after the time `since` (of time.monotonic).
+
+        A server that does not answer keeps its fronts: their requests get status 503.
+        """
         async with self._looking:
+            if self._looked_at > since:
+                return
             await asyncio.gather(*(self._look_at(server) for server in self._upstream.servers))
             found = reversed(self._of_server.values())
             self._fronts = {name: front for fronts in found for name, front in fronts.items()}
@@ -108,8 +114,9 @@ class Catalogue:
     async def find(self, name: str, kinds: Collection[str]) -> Target:
         """The target called `name`, of one of the `kinds`. Raises ApiError with status 404, or 400 for another kind."""
         target = self._named(name)
-        if target is None and time.monotonic() - self._looked_at > _LOOK_AGAIN_S:
-            await self.refresh()
+        if target is None:
+            # One look answers all requests that have waited for it.
+            await self.refresh(time.monotonic() - _LOOK_AGAIN_S)
             target = self._named(name)
         if target is None and not self._of_server:
             raise ModelGoneError("no server has answered yet; retry later")

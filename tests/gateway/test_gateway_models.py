@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from typing import Any
 
@@ -10,6 +11,8 @@ import openai
 import pytest
 
 from shapeshift.errors import ModelDiedError, ModelError
+from shapeshift.gateway.catalogue import Catalogue
+from shapeshift.gateway.upstream import Upstream
 from tests.gateway.fake_triton import FRONTS, FakeTriton
 from tests.waiting import wait_for
 
@@ -48,6 +51,47 @@ def test_a_front_that_is_new_is_found_at_once(start_gateway: Callable[..., str])
         return httpx2.post(f"{url}/v1/embeddings", json={"model": "later", "input": "a"}).status_code == 200
 
     wait_for(found, timeout_s=20, pause_s=0.2)
+
+
+def test_one_look_answers_all_who_wait_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def ask() -> list[Any]:
+        catalogue = Catalogue(Upstream([triton]), refresh_s=3600)
+        asked = (catalogue.find("absent", ("embedding",)) for _ in range(100))
+        return await asyncio.gather(*asked, return_exceptions=True)
+
+    triton, looks = FakeTriton(), []
+
+    async def models(timeout_s: float) -> list[str]:
+        looks.append(timeout_s)
+        await asyncio.sleep(0.01)
+        return ["encode"]
+
+    monkeypatch.setattr(triton, "models", models)
+    assert {error.code for error in asyncio.run(ask())} == {"model_not_found"}
+    assert len(looks) == 1
+
+
+def test_a_client_that_goes_away_waits_for_no_look(
+    start_gateway: Callable[..., str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    triton = FakeTriton()
+    url = start_gateway(triton, refresh_s=3600)
+    looks: list[str] = []
+
+    async def models(timeout_s: float) -> list[str]:
+        looks.append("begun")
+        try:
+            await asyncio.sleep(30)
+        finally:
+            looks.append("ended")
+        return []
+
+    wait_for(lambda: embed(url).status_code == 200)
+    monkeypatch.setattr(triton, "models", models)
+    monkeypatch.setattr("shapeshift.gateway.catalogue._LOOK_AGAIN_S", 0.0)
+    with pytest.raises(httpx2.ReadTimeout):
+        httpx2.post(f"{url}/v1/embeddings", json={"model": "absent", "input": "a"}, timeout=0.3)
+    wait_for(lambda: looks == ["begun", "ended"], timeout_s=10)
 
 
 # Several servers.

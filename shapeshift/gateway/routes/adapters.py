@@ -20,7 +20,7 @@ async def load_adapter(request: Request) -> Response:
     """Register an adapter; a running server applies it within two seconds."""
     asked = await bodies.read(request, LoadAdapterRequest)
     gateway = gateway_of(request)
-    front = await _front(gateway, asked.model)
+    front = await connected(request, _front(gateway, asked.model))
     if asked.lora_name in front.adapters and not asked.load_inplace:
         text = f"lora_name: {front.name} has an adapter {asked.lora_name!r}; load_inplace replaces it"
         raise ApiError(400, text, param="lora_name", code="invalid_value")
@@ -33,7 +33,7 @@ async def unload_adapter(request: Request) -> Response:
     """Remove an adapter; requests that wait or run are served."""
     asked = await bodies.read(request, UnloadAdapterRequest)
     gateway = gateway_of(request)
-    front = await _front(gateway, asked.model)
+    front = await connected(request, _front(gateway, asked.model))
     await connected(request, gateway.adapters.remove(front.name, asked.lora_name))
     return PlainTextResponse(f"Success: LoRA adapter '{asked.lora_name}' removed successfully.")
 

@@ -9,6 +9,7 @@ from typing import Any
 
 from fastapi import APIRouter, Request, Response
 
+from shapeshift.gateway.catalogue import Target
 from shapeshift.gateway.errors import ApiError
 from shapeshift.gateway.http import bodies
 from shapeshift.gateway.http.streams import event, stream_of
@@ -26,7 +27,8 @@ async def create_completion(request: Request) -> Response:
     """Text that continues a prompt, whole or as server-sent events."""
     asked = await bodies.read(request, CompletionRequest)
     gateway = gateway_of(request)
-    call = await _call(gateway, asked, id_of(request))
+    target = await connected(request, gateway.catalogue.find(asked.model, (GENERATION,)))
+    call = _call(gateway, target, asked, id_of(request))
     made = _Completion(asked, call)
     if asked.stream:
         return await stream_of(request.receive, made.events(gateway))
@@ -34,7 +36,7 @@ async def create_completion(request: Request) -> Response:
     return answer(made.whole(found))
 
 
-async def _call(gateway: Gateway, asked: CompletionRequest, request_id: str) -> GenerationCall:
+def _call(gateway: Gateway, target: Target, asked: CompletionRequest, request_id: str) -> GenerationCall:
     sampling = asked.sampling()
     for name in ("best_of", "max_tokens", "logprobs"):
         if (value := getattr(asked, name)) is not None:
@@ -50,7 +52,7 @@ async def _call(gateway: Gateway, asked: CompletionRequest, request_id: str) -> 
         # What is generated is left out of the answer.
         sampling["max_tokens"] = 1
     return GenerationCall(
-        target=await gateway.catalogue.find(asked.model, (GENERATION,)),
+        target=target,
         prompts=asked.prompts(),
         sampling=sampling,
         stream=bool(asked.stream),

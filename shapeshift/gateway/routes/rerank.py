@@ -30,7 +30,7 @@ async def rerank(request: Request) -> Response:
     """The documents with their scores, the best first."""
     asked = await bodies.read(request, RerankRequest)
     gateway = gateway_of(request)
-    target = await gateway.catalogue.find(asked.model, KINDS)
+    target = await connected(request, gateway.catalogue.find(asked.model, KINDS))
     texts = asked.texts()
     work = scores(gateway, target, asked.query, texts, asked.parameters("truncate"), id_of(request))
     found = probabilities(target, await connected(request, work))

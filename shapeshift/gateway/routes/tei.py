@@ -24,7 +24,7 @@ async def tei_embed(request: Request) -> Response:
     """A vector for each input."""
     asked = await bodies.read(request, EmbedRequest)
     gateway = gateway_of(request)
-    target = await gateway.catalogue.only(asked.model, (EMBEDDING,))
+    target = await connected(request, gateway.catalogue.only(asked.model, (EMBEDDING,)))
     parameters = _parameters(asked) | ({} if asked.prompt_name is None else {"prompt_name": asked.prompt_name})
     vectors, _ = await connected(request, embed(gateway, target, listed(asked.inputs), parameters, id_of(request)))
     vectors = cut(target, vectors, asked.dimensions)
@@ -39,7 +39,7 @@ async def tei_rerank(request: Request) -> Response:
     """The texts with their scores, the best first."""
     asked = await bodies.read(request, TeiRerankRequest)
     gateway = gateway_of(request)
-    target = await gateway.catalogue.only(asked.model, KINDS if asked.model else (RERANKING,))
+    target = await connected(request, gateway.catalogue.only(asked.model, KINDS if asked.model else (RERANKING,)))
     work = scores(gateway, target, asked.query, asked.texts, _parameters(asked), id_of(request), "texts")
     found = await connected(request, work)
     if not asked.raw_scores:
@@ -58,7 +58,7 @@ async def tei_predict(request: Request) -> Response:
     """All labels with their scores, the most likely first; a list of such lists for several inputs."""
     asked = await bodies.read(request, PredictRequest)
     gateway = gateway_of(request)
-    target = await gateway.catalogue.only(asked.model, (TEXT_CLASSIFICATION,))
+    target = await connected(request, gateway.catalogue.only(asked.model, (TEXT_CLASSIFICATION,)))
     rows, several = asked.rows()
     work = classify(gateway, target, rows, _parameters(asked), id_of(request), asked.raw_scores)
     found = await connected(request, work)
