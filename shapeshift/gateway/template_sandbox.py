@@ -20,6 +20,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.visitor import NodeTransformer
 
 from shapeshift.gateway import template_limits as limits
+from shapeshift.gateway.template_text import MODULO, joined, require_makes_little
 
 
 class ChatEnvironment(ImmutableSandboxedEnvironment):
@@ -41,7 +42,7 @@ class ChatEnvironment(ImmutableSandboxedEnvironment):
             optimized=False,
         )
         self.filters["tojson"] = _to_json
-        self.filters = {name: _checked(one) for name, one in self.filters.items()}
+        self.filters = {name: _checked(name, one) for name, one in self.filters.items()}
         self.globals |= {"raise_exception": _raise_exception, "strftime_now": _strftime_now}
         del self.globals["lipsum"]
 
@@ -62,8 +63,13 @@ class ChatEnvironment(ImmutableSandboxedEnvironment):
     def call(__self, __context: Context, __obj: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: N805  Jinja's names
         limits.step()
         limits.require_numbers((*args, *kwargs.values()), limits.MAX_NUMBER)
-        if isinstance(getattr(__obj, "__self__", None), str):
-            limits.require_narrow(__obj.__self__)
+        # Jinja wraps the method `format` of a text.
+        method = getattr(__obj, "__wrapped__", __obj)
+        if isinstance(text := getattr(method, "__self__", None), str):
+            limits.require_narrow(text)
+            if method.__name__ == "join" and args:
+                args = (joined(text, args[0]), *args[1:])
+            require_makes_little(method.__name__, text, args, kwargs)
             # Its numbers are widths and counts.
             limits.require_numbers((*args, *kwargs.values()), limits.MAX_FILTER_NUMBER)
         return limits.sized(super().call(__context, __obj, *args, **kwargs))
@@ -76,6 +82,7 @@ class ChatEnvironment(ImmutableSandboxedEnvironment):
             limits.require_length(limits.length(left) + limits.length(right))
         elif isinstance(left, str):
             limits.require_narrow(left)
+            require_makes_little(MODULO, left, [right], {})
         return limits.sized(super().call_binop(context, operator, left, right))
 
     def counted(self, items: Iterable[Any]) -> Iterator[Any]:
@@ -143,17 +150,21 @@ def _call(name: str, arguments: list[nodes.Expr]) -> nodes.Call:
     return nodes.Call(nodes.EnvironmentAttribute(name), arguments, [], None, None)
 
 
-def _checked(function: Callable[..., Any]) -> Callable[..., Any]:
-    """A filter with checks of its arguments and its result."""
+def _checked(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+    """The filter `name` with checks of its arguments and its result."""
     first = 2 if hasattr(function, "jinja_pass_arg") else 1
 
     @functools.wraps(function)
     def checked(*args: Any, **kwargs: Any) -> Any:
         limits.step()
         limits.require_numbers((*args[first:], *kwargs.values()), limits.MAX_FILTER_NUMBER)
-        if args[first - 1 : first] and isinstance(value := args[first - 1], str) and function.__name__ == "do_format":
+        before, value, given = args[: first - 1], args[first - 1], args[first:]
+        if name == "format" and isinstance(value, str):
             limits.require_narrow(value)
-        return limits.sized(function(*args, **kwargs))
+        if name == "join":
+            value = joined(kwargs.get("d", given[0] if given else ""), value)
+        require_makes_little(MODULO if name == "format" else name, value, given, kwargs)
+        return limits.sized(function(*before, value, *given, **kwargs))
 
     return checked
 

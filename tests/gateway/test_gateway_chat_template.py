@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from typing import Any
 
 import pytest
@@ -189,6 +190,56 @@ def test_a_template_that_does_too_much_is_ended(case: str) -> None:
     with pytest.raises(InvalidInputError):
         template.render(ASKED)
     assert ChatTemplate("{{ 'a' ~ messages[0].role }}", {}).render(ASKED) == "auser", "the next one has its own budget"
+
+
+# Each makes 200 MB of texts that are within the bounds.
+MANY, LONG = "('a' * 20000)", "('b' * 10000)"
+PRODUCTS = {
+    "replace": f"{{{{ {MANY}.replace('a', {LONG}) }}}}",
+    "the filter replace": f"{{{{ {MANY} | replace('a', {LONG}) }}}}",
+    "replace by names": f"{{{{ {MANY} | replace(new={LONG}, old='a') }}}}",
+    "join": f"{{{{ {LONG}.join({MANY}) }}}}",
+    "the filter join": f"{{{{ {MANY} | list | join({LONG}) }}}}",
+    "join of what a filter yields": f"{{{{ {LONG}.join({MANY} | map('upper')) }}}}",
+    "format": f"{{{{ ('{{0}}' * 20000).format({LONG}) }}}}",
+    "the filter format": f"{{{{ ('%(a)s' * 20000) | format(a={LONG}) }}}}",
+    "modulo": f"{{{{ ('%(a)s' * 20000) % {{'a': {LONG}}} }}}}",
+    "widths": "{{ ('{0:999}' * 140000).format(1) }}",
+    "translate": f"{{{{ {MANY}.translate({{97: {LONG}}}) }}}}",
+    "expandtabs": "{{ ('\\t' * 1000000).expandtabs(256) }}",
+    "indent": "{{ ('\\n' * 1000000) | indent(200, blank=true) }}",
+    "wordwrap": f"{{{{ {MANY} | wordwrap(1, wrapstring={LONG}) }}}}",
+}
+
+
+@pytest.mark.parametrize("case", PRODUCTS)
+def test_a_text_beyond_the_bounds_is_never_made(case: str) -> None:
+    template = ChatTemplate(PRODUCTS[case], {})
+    tracemalloc.start()
+    try:
+        with pytest.raises(InvalidInputError, match="longer than"):
+            template.render(ASKED)
+        assert tracemalloc.get_traced_memory()[1] < 100 << 20
+    finally:
+        tracemalloc.stop()
+
+
+def test_a_long_text_may_be_changed() -> None:
+    text = "one {two} 100% \n" * 4000
+    for source in (
+        "c.replace('\\n', ' ')",
+        "c | replace('one', '1') | indent(4)",
+        "c.split() | join(' ')",
+        "c | wordwrap(80)",
+    ):
+        assert (
+            len(
+                ChatTemplate(f"{{% set c = messages[0].content %}}{{{{ {source} }}}}", {}).render(
+                    [{"role": "user", "content": text}]
+                )
+            )
+            > 50_000
+        )
 
 
 @pytest.mark.parametrize("source", ["{% for %}", "{{ a", "{% if " + "(" * 5000 + "%}", "{% frobnicate %}"])
