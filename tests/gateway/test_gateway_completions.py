@@ -131,6 +131,8 @@ def test_echo(client: openai.OpenAI, triton: FakeTriton, url: str) -> None:
     client.completions.create(model="generate", prompt="ab", echo=True)
     assert triton.calls[-1].inputs["exclude_input_in_output"].tolist() == [False]
     assert "".join(piece["choices"][0]["text"] for piece in stream(url, echo=True)) == "one two threeone two three"
+    (first, second) = stream(url, echo=True, max_tokens=0, n=2)
+    assert [one["choices"][0]["text"] for one in (first, second)] == ["one two three"] * 2
     scored = client.completions.create(model="generate", prompt="ab cd", echo=True, logprobs=0, max_tokens=0)
     (choice,) = scored.choices
     assert choice.text == "ab cd" and choice.logprobs and choice.logprobs.token_logprobs == [None, -0.5]

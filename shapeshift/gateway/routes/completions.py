@@ -106,7 +106,10 @@ class _Completion:
         nothing = self._asked.max_tokens == 0
         self._usage.count(row, completion=not nothing)
         text, logprobs = row.text, None
-        if nothing:
+        if nothing and self._asked.stream:
+            # `events` puts the prompt before the first piece.
+            text = ""
+        elif nothing:
             text = self._prompt(row) if isinstance(self._call.prompts[0], str) else _without(text, row)
         if self._asked.logprobs is not None:
             own = self._logprobs.setdefault(row.choice, CompletionLogprobs(self._asked.logprobs))
