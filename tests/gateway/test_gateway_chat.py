@@ -46,6 +46,20 @@ def test_a_conversation(client: openai.OpenAI, triton: FakeTriton) -> None:
     assert sampling_of(triton) == {"max_tokens": 64}
 
 
+def test_an_answer_can_be_sent_back(client: openai.OpenAI, triton: FakeTriton) -> None:
+    asked: Any = dict(ASK)
+    for more in ({}, {"tools": [TOOL], "tool_choice": "required"}):
+        answer = client.chat.completions.create(**asked, **more).choices[0].message
+        parts = [{"type": "text", "text": "b"}, {"type": "refusal", "refusal": "no"}]
+        own: list[Any] = [
+            {**answer.model_dump(), "annotations": []},
+            {"role": "assistant", "content": parts},
+            {"role": "assistant", "content": None, "refusal": "never"},
+        ]
+        client.chat.completions.create(model="generate", messages=[*ASK["messages"], *own])
+        assert prompt_of(triton).endswith("<assistant>b\nno\n<assistant>never\n<assistant>")
+
+
 def test_a_stream(client: openai.OpenAI) -> None:
     stream = client.chat.completions.create(**ASK, n=2, stream=True, stream_options={"include_usage": True})
     *pieces, last = list(stream)
@@ -133,6 +147,8 @@ def test_a_model_without_a_template_says_what_to_do(client: openai.OpenAI) -> No
         ({"messages": []}, "messages", "invalid_value"),
         ({"messages": [{"role": "king", "content": "a"}]}, "messages[0].role", "invalid_value"),
         ({"messages": [{"role": "user"}]}, "messages", "invalid_value"),
+        ({"messages": [{"role": "user", "content": [{"type": "text"}]}]}, "messages[0].content", "invalid_value"),
+        ({"messages": [{"role": "assistant", "audio": {"id": "a"}}]}, "messages", "unsupported_parameter"),
         ({"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}]}, "messages", None),
         ({"messages": [{"role": "user", "content": "a", "mood": "x"}]}, "messages[0].mood", "unknown_parameter"),
         ({"top_logprobs": 2}, "top_logprobs", "invalid_value"),

@@ -84,7 +84,7 @@ def _prompt(target: Target, asked: ChatRequest) -> str:
     special = {str(name): str(text) for name, text in (own.get("special_tokens") or {}).items()}
     try:
         compiled = _compiled(str(template), tuple(sorted(special.items())))
-        prompt = compiled.render([message.model_dump(exclude_none=True) for message in asked.messages], tools)
+        prompt = compiled.render([message.for_template() for message in asked.messages], tools)
     except InvalidInputError as error:
         raise ApiError(400, str(error), param="messages", code="invalid_value") from None
     # The generator's tokenizer puts it there itself.

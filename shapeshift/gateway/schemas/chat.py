@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
+from pydantic_core import PydanticCustomError
 
 from shapeshift.gateway.chat_template import MAX_MESSAGES
 from shapeshift.gateway.errors import ApiError
@@ -13,10 +14,22 @@ from shapeshift.gateway.schemas.sampling import SamplingRequest
 
 
 class ContentPart(ApiRequest):
-    """A part of a message: text only."""
+    """A part of a message: a text, or what an assistant said in place of one."""
 
-    type: Literal["text"]
-    text: str
+    type: Literal["text", "refusal"]
+    text: str | None = None
+    refusal: str | None = None
+
+    @model_validator(mode="after")
+    def _says_something(self) -> ContentPart:
+        if self.said is None:
+            raise PydanticCustomError("no_text", "a part of type text with its text, or refusal with its refusal")
+        return self
+
+    @property
+    def said(self) -> str | None:
+        """Its text."""
+        return self.text if self.type == "text" else self.refusal
 
 
 class FunctionCall(ApiRequest):
@@ -45,6 +58,19 @@ class Message(ApiRequest):
     refusal: str | None = None
     tool_call_id: str | None = None
     tool_calls: Annotated[list[ToolCall], bounded()] | None = None
+    # What OpenAI's client writes out of an answer that has none.
+    annotations: Annotated[Any, not_served([])] = None
+    audio: Annotated[Any, not_served()] = None
+    function_call: Annotated[Any, not_served()] = None
+
+    def for_template(self) -> dict[str, Any]:
+        """The message as chat templates know it: its fields that have a value, and parts of type text."""
+        found = self.model_dump(exclude_none=True, exclude={"annotations"})
+        if isinstance(self.content, list):
+            found["content"] = [{"type": "text", "text": part.said} for part in self.content]
+        elif self.content is None and self.refusal is not None:
+            found["content"] = self.refusal
+        return found
 
 
 class Function(ApiRequest):
