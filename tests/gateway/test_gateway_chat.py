@@ -48,7 +48,8 @@ def test_a_conversation(client: openai.OpenAI, triton: FakeTriton) -> None:
 
 def test_an_answer_can_be_sent_back(client: openai.OpenAI, triton: FakeTriton) -> None:
     asked: Any = dict(ASK)
-    for more in ({}, {"tools": [TOOL], "tool_choice": "required"}):
+    forced: Any = {"tools": [TOOL], "tool_choice": "required"}
+    for more in ({}, forced):
         answer = client.chat.completions.create(**asked, **more).choices[0].message
         parts = [{"type": "text", "text": "b"}, {"type": "refusal", "refusal": "no"}]
         own: list[Any] = [
@@ -108,10 +109,14 @@ def test_a_forced_function(client: openai.OpenAI, triton: FakeTriton) -> None:
     for choice in ("required", {"type": "function", "function": {"name": "f"}}):
         found = client.chat.completions.create(**ASK, tools=[TOOL], tool_choice=choice)  # type: ignore[call-overload]
         assert sampling_of(triton)["structured_outputs"] == {"json": TOOL["function"]["parameters"]}  # type: ignore[index]
+        assert found.choices[0].finish_reason == ("tool_calls" if choice == "required" else "stop")
         (call,) = found.choices[0].message.tool_calls
         assert (call.function.name, call.type) == ("f", "function") and found.choices[0].message.content is None
         assert call.function.arguments == "<user>hello you <assistant>"
-    stream = client.chat.completions.create(**ASK, tools=[TOOL], tool_choice="required", stream=True)  # type: ignore[call-overload]
+    asked: Any = {**ASK, "tools": [TOOL], "tool_choice": "required"}
+    assert client.chat.completions.create(**asked, max_tokens=1).choices[0].finish_reason == "length"
+    stream = list(client.chat.completions.create(**asked, stream=True))
+    assert [piece.choices[0].finish_reason for piece in stream][-1] == "tool_calls"
     calls = [call for piece in stream for call in piece.choices[0].delta.tool_calls]
     assert calls[0].function.name == "f" and calls[0].id and calls[1].id is None
     assert "".join(call.function.arguments for call in calls) == "<user>hello you <assistant>"

@@ -150,5 +150,9 @@ class _ChatCompletion:
         logprobs = None
         if self._asked.logprobs:
             logprobs = chat_logprobs(row.logprobs or [], self._asked.top_logprobs or 0)
-        found = {"index": row.choice, **said, "logprobs": logprobs, "finish_reason": row.finish_reason}
+        reason = row.finish_reason
+        if reason == "stop" and self._asked.tool_choice == "required":
+            # OpenAI's word; of a function that the request names it says stop.
+            reason = "tool_calls"
+        found = {"index": row.choice, **said, "logprobs": logprobs, "finish_reason": reason}
         return found if row.stop_reason is None else {**found, "stop_reason": row.stop_reason}
