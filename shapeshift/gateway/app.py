@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
@@ -18,6 +19,7 @@ from shapeshift.gateway.adapter_commands import AdapterCommands
 from shapeshift.gateway.catalogue import Catalogue
 from shapeshift.gateway.errors import ApiError, api_error
 from shapeshift.gateway.http.api_keys import ApiKeys, RequireKey
+from shapeshift.gateway.http.bodies import field_of
 from shapeshift.gateway.http.limits import Admission, RequestIds, Traffic
 from shapeshift.gateway.routes import adapters, chat, classify, completions, embeddings, models, probes, rerank, tei
 from shapeshift.gateway.schemas.adapters import LoadAdapterRequest, UnloadAdapterRequest
@@ -67,8 +69,8 @@ def make_app(settings: GatewaySettings, clients: Sequence[AsyncClient] = ()) -> 
     return app
 
 
-async def _answer(_: Request, error: Exception) -> Response:
-    return api_error(error).response()
+async def _answer(request: Request, error: Exception) -> Response:
+    return api_error(error, functools.partial(field_of, request)).response()
 
 
 async def _no_route(request: Request, error: Exception) -> Response:

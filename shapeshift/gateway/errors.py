@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -24,17 +25,8 @@ from shapeshift.errors import (
 
 INVALID = "invalid_request_error"
 _RETRY = {"retry-after": "1"}
-# What the models call their inputs, and what requests to the gateway call them.
-_PARAMS = {
-    "TEXT": "input",
-    "INPUT_IDS": "input",
-    "TEXT_PAIR": "documents",
-    "IMAGE": "input",
-    "text_input": "prompt",
-    "input_ids": "prompt",
-    "input_lengths": "prompt",
-    "structured_outputs": "response_format",
-}
+TOO_LONG = "context_length_exceeded"
+_TOKENS = re.compile(r"'?\d+ tokens'?; at most ")
 _FIELD = re.compile(r"(?:row \d+: )?(?:parameter |sampling_parameters )?([A-Za-z_]\w*): got ")
 
 
@@ -63,15 +55,15 @@ def invalid(param: str, value: object, allowed: str, code: str = "invalid_value"
     return ApiError(400, str(InvalidInputError(param, value, allowed)), param=param, code=code)
 
 
-def api_error(error: BaseException) -> ApiError:
-    """The answer to a request that ended with `error`."""
+def api_error(error: BaseException, field_of: Callable[[str], str] = str) -> ApiError:
+    """The answer to a request that ended with `error`. field_of: what the request calls an input of the model."""
     if isinstance(error, ApiError):
         return error
     if isinstance(error, ModelError):
-        return _of_model(error)
+        return _of_model(error, field_of)
     text = str(error)
     if isinstance(error, InvalidInputError):
-        return _refused(text)
+        return _refused(text, field_of)
     if isinstance(error, NotFoundError):
         return _not_found(text)
     if isinstance(error, TimedOutError):
@@ -88,10 +80,10 @@ def api_error(error: BaseException) -> ApiError:
     return ApiError(500, shown, "server_error", code="internal_error")
 
 
-def _of_model(error: ModelError) -> ApiError:
+def _of_model(error: ModelError, field_of: Callable[[str], str]) -> ApiError:
     text = str(error)
     if error.code == "INVALID_ARG":
-        return _refused(text)
+        return _refused(text, field_of)
     if error.code == "NOT_FOUND":
         return _not_found(text)
     if error.code == "UNAVAILABLE":
@@ -103,10 +95,13 @@ def _of_model(error: ModelError) -> ApiError:
     return ApiError(500, text, "server_error", code="internal_error")
 
 
-def _refused(text: str) -> ApiError:
+def _refused(text: str, field_of: Callable[[str], str]) -> ApiError:
     named = _FIELD.match(text)
-    param = _PARAMS.get(named[1], named[1]) if named else None
-    return ApiError(400, text, param=param, code="invalid_value")
+    if named is None:
+        return ApiError(400, text, code="invalid_value")
+    param = field_of(named[1])
+    code = TOO_LONG if _TOKENS.match(text, named.end()) else "invalid_value"
+    return ApiError(400, f"{text[: named.start(1)]}{param}{text[named.end(1) :]}", param=param, code=code)
 
 
 def _not_found(text: str) -> ApiError:

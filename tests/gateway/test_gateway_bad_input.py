@@ -206,7 +206,6 @@ def test_every_error_has_a_status(error: Exception, status: int, code: str) -> N
     ("text", "param"),
     [
         ("temperature: got -1; 0 to 1e+30", "temperature"),
-        ("row 3: TEXT: got 'x'; y", "input"),
         ("sampling_parameters logit_bias: got 1; y", "logit_bias"),
         ("parameter latency_ms: got 0; above 0", "latency_ms"),
         ("nothing is named", None),
@@ -214,6 +213,40 @@ def test_every_error_has_a_status(error: Exception, status: int, code: str) -> N
 )
 def test_the_param_is_the_requests_own(text: str, param: str | None) -> None:
     assert api_error(ModelError(text, "INVALID_ARG")).param == param
+
+
+CHAT = {"model": "generate", "messages": [{"role": "user", "content": "a"}]}
+WANTED = {"structured_outputs": {"json": True}}
+
+
+@pytest.mark.parametrize(
+    ("route", "body", "named", "field"),
+    [
+        ("/v1/chat/completions", CHAT, "text_input", "messages"),
+        ("/v1/chat/completions", {**CHAT, **WANTED}, "structured_outputs", "structured_outputs"),
+        (
+            "/v1/chat/completions",
+            {**CHAT, "response_format": {"type": "json_object"}},
+            "structured_outputs",
+            "response_format",
+        ),
+        ("/v1/completions", {"model": "generate", "prompt": [1]}, "input_ids", "prompt"),
+        ("/v1/embeddings", EMBED, "TEXT", "input"),
+        ("/v1/classify", {"model": "classify_text", "input": "a"}, "TEXT", "input"),
+        ("/v1/rerank", {"model": "cross", "query": "a", "documents": ["a"]}, "TEXT", "query"),
+        ("/v1/rerank", {"model": "cross", "query": "a", "documents": ["a"]}, "TEXT_PAIR", "documents"),
+        ("/rerank", {"model": "cross", "query": "a", "texts": ["a"]}, "TEXT_PAIR", "texts"),
+        ("/embed", {"inputs": "a"}, "TEXT", "inputs"),
+        ("/predict", {"model": "classify_text", "inputs": "a"}, "TEXT", "inputs"),
+    ],
+)
+def test_a_models_error_names_the_field_of_the_request(
+    url: str, triton: FakeTriton, route: str, body: dict[str, Any], named: str, field: str
+) -> None:
+    triton.failure = ModelError(f"row 0: {named}: got '600 tokens'; at most 512", "INVALID_ARG")
+    error = httpx2.post(f"{url}{route}", json=body, timeout=20).json()["error"]
+    assert error["message"] == f"row 0: {field}: got '600 tokens'; at most 512"
+    assert (error["param"], error["code"]) == (field, "context_length_exceeded")
 
 
 def test_openais_error_classes(client: openai.OpenAI, triton: FakeTriton) -> None:

@@ -48,8 +48,8 @@ def test_a_conversation(client: openai.OpenAI, triton: FakeTriton) -> None:
 
 def test_an_answer_can_be_sent_back(client: openai.OpenAI, triton: FakeTriton) -> None:
     asked: Any = dict(ASK)
-    forced: Any = {"tools": [TOOL], "tool_choice": "required"}
-    for more in ({}, forced):
+    cases: Any = ({}, {"tools": [TOOL], "tool_choice": "required"})
+    for more in cases:
         answer = client.chat.completions.create(**asked, **more).choices[0].message
         parts = [{"type": "text", "text": "b"}, {"type": "refusal", "refusal": "no"}]
         own: list[Any] = [

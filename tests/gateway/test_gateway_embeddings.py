@@ -64,9 +64,9 @@ def test_a_row_that_is_refused_has_the_number_that_it_has_in_the_request(
     from shapeshift.errors import ModelError
 
     triton.failure = ModelError("row 1: TEXT: got '600 tokens'; at most 512", "INVALID_ARG")
-    with pytest.raises(openai.BadRequestError, match="row [159]: TEXT: got '600 tokens'; at most 512") as caught:
+    with pytest.raises(openai.BadRequestError, match="row [159]: input: got '600 tokens'; at most 512") as caught:
         client.embeddings.create(model="encode", input=["x"] * 9)
-    assert (caught.value.param, caught.value.code) == ("input", "invalid_value")
+    assert (caught.value.param, caught.value.code) == ("input", "context_length_exceeded")
 
 
 def test_dimensions_are_those_that_the_model_allows(client: openai.OpenAI, triton: FakeTriton) -> None:

@@ -12,7 +12,7 @@ from starlette.requests import Request
 
 from shapeshift.errors import CancelledRequestError, InvalidInputError, did_you_mean
 from shapeshift.gateway.errors import ApiError
-from shapeshift.gateway.schemas.common import FORMS
+from shapeshift.gateway.schemas.common import FORMS, ApiRequest
 from shapeshift.gateway.settings import GatewaySettings
 from shapeshift.gateway.state import gateway_of
 
@@ -34,9 +34,17 @@ async def read(request: Request, model: type[M]) -> M:
     settings = gateway_of(request).settings
     body = await _bytes(request, settings)
     try:
-        return model.model_validate_json(body)
+        asked = model.model_validate_json(body)
     except ValidationError as error:
         raise _refusal(error, model) from None
+    request.state.asked = asked
+    return asked
+
+
+def field_of(request: Request, name: str) -> str:
+    """What the request calls an input or parameter of the model."""
+    asked = getattr(request.state, "asked", None)
+    return asked.field_of(name) if isinstance(asked, ApiRequest) else name
 
 
 async def _bytes(request: Request, settings: GatewaySettings) -> bytes:

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from shapeshift.errors import ModelError
 from shapeshift.gateway.catalogue import Target
-from shapeshift.gateway.errors import ApiError, invalid
+from shapeshift.gateway.errors import TOO_LONG, ApiError, invalid
 from shapeshift.gateway.state import Gateway
 from shapeshift.triton.async_client import ModelCall, Tensors
 
@@ -42,7 +42,9 @@ class TokenRows:
     def __init__(self, rows: Sequence[Sequence[int]], most: int) -> None:
         for place, row in enumerate(rows):
             if not 1 <= len(row) <= most:
-                raise invalid(f"input[{place}]", f"{len(row)} tokens", f"1 to {most}")
+                raise invalid(
+                    f"input[{place}]", f"{len(row)} tokens", f"1 to {most}", TOO_LONG if row else "invalid_value"
+                )
         self._rows = rows
 
     def __len__(self) -> int:

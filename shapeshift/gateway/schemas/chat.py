@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, model_validator
 from pydantic_core import PydanticCustomError
@@ -104,6 +105,8 @@ class NamedTool(ApiRequest):
 
 class ChatRequest(SamplingRequest):
     """OpenAI's, with fields of vLLM's and the request parameters of the generator."""
+
+    made_of: ClassVar[Mapping[str, str]] = dict.fromkeys(("text_input", "input_ids", "input_lengths"), "messages")
 
     messages: Annotated[list[Message], bounded(1, MAX_MESSAGES)]
     logprobs: bool | None = None

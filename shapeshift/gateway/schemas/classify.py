@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from collections.abc import Mapping
+from typing import Annotated, ClassVar
 
 from pydantic import Field
 
@@ -11,6 +12,8 @@ from shapeshift.gateway.schemas.common import Int32, ModelRequest, Strings
 
 class ClassifyRequest(ModelRequest):
     """input: texts, or for an image model data URLs. task, level and min_accuracy are request parameters of models."""
+
+    made_of: ClassVar[Mapping[str, str]] = {"TEXT": "input", "TEXT_PAIR": "input", "IMAGE": "input"}
 
     input: str | Strings = Field(description="a text or a list of texts, none of them empty")
     truncate: bool | None = None

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar
 
 import orjson
 from pydantic import AfterValidator, BaseModel, ConfigDict, Discriminator, Field, Tag
@@ -71,6 +72,12 @@ class ApiRequest(BaseModel):
     """A request: unknown fields are refused, and values are not converted."""
 
     model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False, hide_input_in_errors=False)
+    # Inputs of the models, and the fields that they are made of.
+    made_of: ClassVar[Mapping[str, str]] = {}
+
+    def field_of(self, name: str) -> str:
+        """The field that an input or parameter of the model was made of."""
+        return self.made_of.get(name, name)
 
 
 class ModelRequest(ApiRequest):

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Annotated, cast
+from collections.abc import Mapping
+from typing import Annotated, ClassVar, cast
 
 from pydantic import Field
 
@@ -12,6 +13,8 @@ from shapeshift.gateway.schemas.sampling import SamplingRequest
 
 class CompletionRequest(SamplingRequest):
     """OpenAI's, with fields of vLLM's and the request parameters of the generator."""
+
+    made_of: ClassVar[Mapping[str, str]] = dict.fromkeys(("text_input", "input_ids", "input_lengths"), "prompt")
 
     prompt: Texts = Field(description=TEXTS)
     best_of: Int32 | None = None

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from collections.abc import Mapping
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
@@ -13,6 +14,8 @@ MOST_INPUTS = 2048
 
 class EmbeddingRequest(ModelRequest):
     """OpenAI's; prompt_name and truncate are request parameters of the technique `polymorph`."""
+
+    made_of: ClassVar[Mapping[str, str]] = {"TEXT": "input", "INPUT_IDS": "input"}
 
     input: Texts = Field(description=TEXTS)
     encoding_format: Literal["float", "base64"] | None = None

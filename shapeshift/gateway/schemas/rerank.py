@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from collections.abc import Mapping
+from typing import Annotated, ClassVar
 
 from pydantic import Field
 
@@ -17,6 +18,8 @@ class Document(ApiRequest):
 
 class RerankRequest(ModelRequest):
     """top_n: documents in the answer, the best ones; None: all."""
+
+    made_of: ClassVar[Mapping[str, str]] = {"TEXT": "query", "TEXT_PAIR": "documents"}
 
     query: str = Field(min_length=1)
     documents: Annotated[list[str | Document], bounded(1)] = Field(

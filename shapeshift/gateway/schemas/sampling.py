@@ -94,6 +94,12 @@ class SamplingRequest(ModelRequest):
         """Whether the stream ends with the usage."""
         return self.stream_options is not None and self.stream_options.include_usage
 
+    def field_of(self, name: str) -> str:
+        """As of every request; structured outputs come from one of several fields."""
+        if name == "structured_outputs" and self.structured_outputs is None:
+            return "response_format" if self.response_format is not None else "tool_choice"
+        return super().field_of(name)
+
     def sampling(self) -> dict[str, Any]:
         """The generator's input `sampling_parameters`, which checks the values. Raises ApiError for contradictions."""
         if self.stream_options is not None and not self.stream:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal, cast
+from collections.abc import Mapping
+from typing import Annotated, ClassVar, Literal, cast
 
 from pydantic import Discriminator, Field, Tag
 
@@ -33,6 +34,8 @@ class TeiRequest(ApiRequest):
 class EmbedRequest(TeiRequest):
     """The body of POST /embed. normalize: only true, which is TEI's default, for models whose vectors have length 1."""
 
+    made_of: ClassVar[Mapping[str, str]] = {"TEXT": "inputs", "INPUT_IDS": "inputs"}
+
     inputs: Texts = Field(description=TEXTS)
     normalize: bool | None = None
     prompt_name: str | None = None
@@ -42,6 +45,8 @@ class EmbedRequest(TeiRequest):
 class TeiRerankRequest(TeiRequest):
     """The body of POST /rerank."""
 
+    made_of: ClassVar[Mapping[str, str]] = {"TEXT": "query", "TEXT_PAIR": "texts"}
+
     query: str = Field(min_length=1)
     texts: Annotated[list[str], bounded(1)]
     raw_scores: bool = False
@@ -50,6 +55,8 @@ class TeiRerankRequest(TeiRequest):
 
 class PredictRequest(TeiRequest):
     """The body of POST /predict."""
+
+    made_of: ClassVar[Mapping[str, str]] = {"TEXT": "inputs", "TEXT_PAIR": "inputs"}
 
     inputs: Annotated[
         Annotated[str, Tag(TEXT)]
