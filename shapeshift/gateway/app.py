@@ -20,7 +20,7 @@ from shapeshift.gateway.catalogue import Catalogue
 from shapeshift.gateway.errors import ApiError, api_error
 from shapeshift.gateway.http.api_keys import ApiKeys, RequireKey
 from shapeshift.gateway.http.bodies import field_of
-from shapeshift.gateway.http.limits import Admission, RequestIds, Traffic
+from shapeshift.gateway.http.limits import Admission, Faults, RequestIds, Traffic
 from shapeshift.gateway.routes import adapters, chat, classify, completions, embeddings, models, probes, rerank, tei
 from shapeshift.gateway.schemas.adapters import LoadAdapterRequest, UnloadAdapterRequest
 from shapeshift.gateway.schemas.chat import ChatRequest
@@ -58,11 +58,13 @@ def make_app(settings: GatewaySettings, clients: Sequence[AsyncClient] = ()) -> 
     app.state.gateway = gateway
     for router in _ROUTERS:
         app.include_router(router)
-    app.add_middleware(Admission, traffic=gateway.traffic, max_requests=settings.max_requests)
+    # The last one is the outermost.
+    app.add_middleware(Faults)
     if settings.api_keys is not None:
         app.add_middleware(RequireKey, keys=ApiKeys(settings.api_keys))
+    app.add_middleware(Admission, traffic=gateway.traffic, max_requests=settings.max_requests)
     app.add_middleware(RequestIds)
-    for kind in (ShapeshiftError, ApiError, Exception):
+    for kind in (ShapeshiftError, ApiError):
         app.add_exception_handler(kind, _answer)
     app.add_exception_handler(HTTPException, _no_route)
     _describe_bodies(app)

@@ -76,7 +76,8 @@ def api_error(error: BaseException, field_of: Callable[[str], str] = str) -> Api
         return ApiError(501, text, "not_supported_error", code="unsupported")
     if isinstance(error, CancelledRequestError):
         return ApiError(499, text, "cancelled_error", code="cancelled")
-    shown = text if isinstance(error, ShapeshiftError) else f"{type(error).__name__}: {text}"
+    # Others may hold what no client should see.
+    shown = text if isinstance(error, ShapeshiftError) else "the gateway failed; its log says why"
     return ApiError(500, shown, "server_error", code="internal_error")
 
 

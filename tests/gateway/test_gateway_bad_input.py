@@ -260,6 +260,19 @@ def test_openais_error_classes(client: openai.OpenAI, triton: FakeTriton) -> Non
             client.embeddings.create(model="encode", input="a")
 
 
+def test_an_unexpected_exception_is_logged_and_not_shown(
+    start_gateway: Callable[..., str], caplog: pytest.LogCaptureFixture
+) -> None:
+    triton = FakeTriton()
+    url = start_gateway(triton)
+    triton.failure = RuntimeError("a secret")
+    answer = httpx2.post(f"{url}/v1/embeddings", json=EMBED, headers={"X-Request-Id": "mine"})
+    assert (answer.status_code, answer.json()["error"]["code"]) == (500, "internal_error")
+    assert answer.headers["x-request-id"] == "mine" and "secret" not in answer.text
+    assert "a secret" in caplog.text and "request id mine" in caplog.text
+    assert 'answers_total{status="500"} 1' in httpx2.get(f"{url}/metrics").text
+
+
 # Keys.
 
 
@@ -288,6 +301,8 @@ def test_only_a_key_of_the_file_is_accepted(guarded: str, key: str, keys: Path) 
     wrong = [(), ("Bearer",), (f"Basic {key}",), (f"Bearer {key}x",), (f"Bearer {key[:-1]}",), (f"Bearer {key}",) * 2]
     assert [asked(guarded, *one) for one in wrong] == [401] * len(wrong)
     assert httpx2.get(f"{guarded}/health").status_code == 200
+    page = httpx2.get(f"{guarded}/metrics", headers={"Authorization": f"Bearer {key}"}).text
+    assert 'answers_total{status="401"}' in page
     assert key not in keys.read_text() and stat.S_IMODE(keys.stat().st_mode) == 0o600
     with pytest.raises(openai.AuthenticationError):
         openai.OpenAI(base_url=f"{guarded}/v1", api_key="wrong", max_retries=0).models.list()
@@ -309,6 +324,9 @@ def test_a_key_file_is_checked(tmp_path: Path) -> None:
     with pytest.raises(InvalidInputError, match="line 3.*; a name and a hash in each line"):
         api_keys.ApiKeys(tmp_path / "keys")
     api_keys.add(tmp_path / "other", "ana")
+    (tmp_path / "other").write_text((tmp_path / "other").read_text().rstrip())
+    api_keys.add(tmp_path / "other", "bob")
+    assert api_keys.ApiKeys(tmp_path / "other").names() == {"ana", "bob"}
     for name in ("ana", "a b", ""):
         with pytest.raises(InvalidInputError, match="key name"):
             api_keys.add(tmp_path / "other", name)

@@ -34,8 +34,11 @@ def add(file: Path, name: str) -> str:
         raise InvalidInputError("key name", name, "1 to 64 letters, digits, '.', '_' or '-'")
     if file.exists() and name in ApiKeys(file).names():
         raise InvalidInputError("key name", name, f"a name that {file} does not have yet")
+    # The last line of a file that was written by hand may have no end.
+    held = file.read_bytes() if file.exists() else b""
+    begin = "\n" if held and not held.endswith(b"\n") else ""
     with os.fdopen(os.open(file, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600), "a") as stream:
-        stream.write(f"{line}\n")
+        stream.write(f"{begin}{line}\n")
     return key
 
 

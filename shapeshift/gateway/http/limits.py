@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import logging
 import re
 import uuid
 from collections import Counter
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from shapeshift.gateway.errors import ApiError
+from shapeshift.gateway.errors import ApiError, api_error
 
+_LOG = logging.getLogger("shapeshift.gateway")
 REQUEST_ID = "request_id"
 _HEADER = b"x-request-id"
 _VALID_ID = re.compile(r"[\x21-\x7e]{1,128}")
@@ -37,6 +39,29 @@ class RequestIds:
             await send(message)
 
         await self._app(scope, receive, named)
+
+
+class Faults:
+    """Answers a request that ends with an unexpected exception with status 500, and logs the exception."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        begun = False
+
+        async def watched(message: Message) -> None:
+            nonlocal begun
+            begun = True
+            await send(message)
+
+        try:
+            await self._app(scope, receive, watched)
+        except Exception as error:
+            if begun or scope["type"] != "http":
+                raise
+            _LOG.exception("%s %s failed, request id %s", scope["method"], scope["path"], scope["state"][REQUEST_ID])
+            await api_error(error).response()(scope, receive, send)
 
 
 class Traffic:
