@@ -12,7 +12,9 @@ import pytest
 
 from shapeshift.errors import ModelDiedError, ModelError
 from shapeshift.gateway.catalogue import Catalogue
+from shapeshift.gateway.exposition import merged
 from shapeshift.gateway.upstream import Upstream
+from shapeshift.triton import metrics
 from tests.gateway.fake_triton import FRONTS, FakeTriton
 from tests.waiting import wait_for
 
@@ -145,6 +147,24 @@ def test_metrics_are_passed_on(start_gateway: Callable[..., str]) -> None:
     assert 'shapeshift_gateway_answers_total{status="200"} 1' in page
     assert "shapeshift_gateway_requests_running 1" in page
     assert "# no metrics at http://127.0.0.1:9/metrics" in page
+
+
+def test_pages_of_several_servers_become_one() -> None:
+    page = '# HELP a_s Time\n# TYPE a_s histogram\na_s_bucket{le="1"} 2\na_s_count 2\n# TYPE b gauge\nb{} 3\n'
+    found = merged({"one:1": page, "two:2": page, "three:3": "# no metrics\n"})
+    assert found.splitlines() == [
+        *("# HELP a_s Time", "# TYPE a_s histogram"),
+        *('a_s_bucket{server="one:1",le="1"} 2', 'a_s_count{server="one:1"} 2'),
+        *('a_s_bucket{server="two:2",le="1"} 2', 'a_s_count{server="two:2"} 2'),
+        *("# TYPE b gauge", 'b{server="one:1",} 3', 'b{server="two:2",} 3', "# no metrics"),
+    ]
+    assert metrics.parse(found)["b", frozenset({("server", "two:2")})] == 3
+
+
+def test_the_pages_are_merged(start_gateway: Callable[..., str]) -> None:
+    gone = ("http://127.0.0.1:9/metrics", "http://127.0.0.1:10/metrics")
+    page = httpx2.get(f"{start_gateway(FakeTriton(), metrics=gone)}/metrics").text
+    assert page.count("# no metrics at http://127.0.0.1:") == 2
 
 
 def test_the_documentation_lists_every_body(url: str) -> None:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+from urllib.parse import urlsplit
 
 from fastapi import APIRouter, Request, Response
 
 from shapeshift.errors import ShapeshiftError
+from shapeshift.gateway.exposition import merged
 from shapeshift.gateway.state import answer, gateway_of
 from shapeshift.triton import metrics
 
@@ -30,8 +32,12 @@ async def health(request: Request) -> Response:
 async def pass_metrics(request: Request) -> Response:
     """The gateway's own metrics, then the page of each server; a comment stands for one that does not answer."""
     gateway = gateway_of(request)
-    pages = await asyncio.gather(*(asyncio.to_thread(_page, url) for url in gateway.settings.metrics))
-    return Response("".join([gateway.traffic.exposition(), *pages]), media_type="text/plain; version=0.0.4")
+    urls = gateway.settings.metrics
+    pages = await asyncio.gather(*(asyncio.to_thread(_page, url) for url in urls))
+    # One server's page goes on as it is: nothing in it has to be told apart.
+    servers = {urlsplit(url).netloc: page for url, page in zip(urls, pages, strict=True)}
+    passed = merged(servers) if len(urls) > 1 else "".join(pages)
+    return Response(gateway.traffic.exposition() + passed, media_type="text/plain; version=0.0.4")
 
 
 def _page(url: str) -> str:

@@ -32,7 +32,7 @@ class TeiRequest(ApiRequest):
 
 
 class EmbedRequest(TeiRequest):
-    """The body of POST /embed. normalize: only true, which is TEI's default, for models whose vectors have length 1."""
+    """The body of POST /embed. normalize: false leaves the vectors as the model makes them, of length 1 for some."""
 
     made_of: ClassVar[Mapping[str, str]] = {"TEXT": "inputs", "INPUT_IDS": "inputs"}
 
