@@ -13,7 +13,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from shapeshift.engines.text import chat_template_files
 from shapeshift.errors import InvalidInputError
-from shapeshift.gateway.chat_template import ChatTemplate
+from shapeshift.gateway.chat_templates.chat_template import ChatTemplate
 
 FOLDER = Path(__file__).resolve().parents[2] / "checkpoints" / "docstrings-chat"
 MOST_BYTES = 8_000_000

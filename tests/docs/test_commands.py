@@ -17,7 +17,7 @@ import pytest
 import yaml
 
 from shapeshift.cli.gateway import child
-from shapeshift.gateway.limits import Traffic
+from shapeshift.gateway.http.limits import Traffic
 from shapeshift.triton.embedded.server import TritonServer
 from tests.docs.docs_pages import PAGES, PROJECT, TECHNIQUES, Block, blocks, code, table
 from tests.docs.docs_sources import declared_metrics, exported_names

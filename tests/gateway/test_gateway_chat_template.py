@@ -10,7 +10,7 @@ from tokenizers import Tokenizer, models
 from transformers import PreTrainedTokenizerFast
 
 from shapeshift.errors import InvalidInputError
-from shapeshift.gateway.chat_template import MAX_MESSAGES, ChatTemplate
+from shapeshift.gateway.chat_templates.chat_template import MAX_MESSAGES, ChatTemplate
 
 TOKENS = {"bos_token": "<s>", "eos_token": "</s>"}
 # In the manner of well-known models: what their templates use of Jinja, in words of our own.

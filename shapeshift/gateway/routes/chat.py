@@ -13,7 +13,7 @@ from fastapi import APIRouter, Request, Response
 
 from shapeshift.errors import InvalidInputError
 from shapeshift.gateway.catalogue import Target
-from shapeshift.gateway.chat_template import ChatTemplate
+from shapeshift.gateway.chat_templates.chat_template import ChatTemplate
 from shapeshift.gateway.errors import ApiError, invalid
 from shapeshift.gateway.http import bodies
 from shapeshift.gateway.http.streams import event, stream_of

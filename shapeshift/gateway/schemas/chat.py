@@ -8,7 +8,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import Field, model_validator
 from pydantic_core import PydanticCustomError
 
-from shapeshift.gateway.chat_template import MAX_MESSAGES
+from shapeshift.gateway.chat_templates.chat_template import MAX_MESSAGES
 from shapeshift.gateway.errors import ApiError
 from shapeshift.gateway.schemas.common import ApiRequest, Int32, JsonObject, bounded, not_served
 from shapeshift.gateway.schemas.sampling import SamplingRequest

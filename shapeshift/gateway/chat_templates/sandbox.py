@@ -19,8 +19,8 @@ from jinja2.runtime import Context
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.visitor import NodeTransformer
 
-from shapeshift.gateway import template_limits as limits
-from shapeshift.gateway.template_text import MODULO, joined, require_makes_little
+from shapeshift.gateway.chat_templates import limits
+from shapeshift.gateway.chat_templates.text import MODULO, joined, require_makes_little
 
 
 class ChatEnvironment(ImmutableSandboxedEnvironment):

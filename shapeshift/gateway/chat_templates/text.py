@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from shapeshift.gateway import template_limits as limits
+from shapeshift.gateway.chat_templates import limits
 
 # MODULO: the operator, and the filter `format`.
 _REPLACE, MODULO = "replace", "%"

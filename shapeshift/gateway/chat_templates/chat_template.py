@@ -9,8 +9,8 @@ from typing import Any
 from jinja2 import TemplateError
 
 from shapeshift.errors import InvalidInputError
-from shapeshift.gateway.template_limits import TemplateLimitError
-from shapeshift.gateway.template_sandbox import ChatEnvironment
+from shapeshift.gateway.chat_templates.limits import TemplateLimitError
+from shapeshift.gateway.chat_templates.sandbox import ChatEnvironment
 
 ROLES = ("system", "developer", "user", "assistant", "tool", "function")
 MAX_MESSAGES = 4096
