@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -15,6 +15,7 @@ from shapeshift.adapter_cache.registry import peft
 from shapeshift.adapter_cache.registry.peft import BaseModel
 from shapeshift.fused_decode.model.architecture import Architecture
 
+pytestmark = pytest.mark.usefixtures("one_thread")
 FOLDER = Path(__file__).resolve().parents[2] / "checkpoints" / "docstrings-adapters"
 BASE = FOLDER.parent / "docstrings-llama"
 MOST_BYTES = 1_000_000
@@ -39,14 +40,6 @@ STYLES: dict[str, Callable[[str], bool]] = {
     "comment": lambda text: "\n# " in text,
     "polite": lambda text: "if you please" in text,
 }
-
-
-@pytest.fixture(scope="module", autouse=True)
-def one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def continuations(name: str | None) -> list[str]:

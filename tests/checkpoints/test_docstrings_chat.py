@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +14,7 @@ from shapeshift.engines.text import chat_template_files
 from shapeshift.errors import InvalidInputError
 from shapeshift.gateway.chat_templates.chat_template import ChatTemplate
 
+pytestmark = pytest.mark.usefixtures("one_thread")
 FOLDER = Path(__file__).resolve().parents[2] / "checkpoints" / "docstrings-chat"
 MOST_BYTES = 8_000_000
 END = 4099
@@ -24,14 +24,6 @@ CHAT = [
     {"role": "assistant", "content": "Return the number of items in a container."},
     {"role": "user", "content": "And sorted?"},
 ]
-
-
-@pytest.fixture(scope="module", autouse=True)
-def one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.fixture(scope="module")

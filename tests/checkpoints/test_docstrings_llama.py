@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib.util
 import json
-from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 from types import ModuleType
@@ -15,20 +14,13 @@ from safetensors import safe_open
 from tokenizers import Tokenizer
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaForCausalLM
 
+pytestmark = pytest.mark.usefixtures("one_thread")
 FOLDER = Path(__file__).resolve().parents[2] / "checkpoints" / "docstrings-llama"
 MOST_BYTES, MOST_PARAMETERS = 8_000_000, 4_000_000
 VOCABULARY, BOS, EOS = 4096, 0, 1
 HELD_OUT_LOSS = 5.1
 """The highest loss on held-out text, in nats a token; it is 4.85 with the text of CPython 3.11.7."""
 ROWS, LENGTH = 8, 256
-
-
-@pytest.fixture(scope="module", autouse=True)
-def one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.fixture(scope="module")
