@@ -10,18 +10,8 @@ from typing import Any
 import orjson
 from starlette.responses import Response
 
-from shapeshift.errors import (
-    CancelledRequestError,
-    InvalidInputError,
-    ModelDiedError,
-    ModelError,
-    ModelGoneError,
-    NotFoundError,
-    OverloadedError,
-    ShapeshiftError,
-    TimedOutError,
-    UnsupportedError,
-)
+from shapeshift.errors import InvalidInputError, ModelDiedError, ModelGoneError, ShapeshiftError, TimedOutError
+from shapeshift.serving.error_codes import code_name
 
 INVALID = "invalid_request_error"
 _RETRY = {"retry-after": "1"}
@@ -59,41 +49,27 @@ def api_error(error: BaseException, field_of: Callable[[str], str] = str) -> Api
     """The answer to a request that ended with `error`. field_of: what the request calls an input of the model."""
     if isinstance(error, ApiError):
         return error
-    if isinstance(error, ModelError):
-        return _of_model(error, field_of)
     text = str(error)
-    if isinstance(error, InvalidInputError):
-        return _refused(text, field_of)
-    if isinstance(error, NotFoundError):
-        return _not_found(text)
+    # These say more than the codes that they share.
     if isinstance(error, TimedOutError):
         return ApiError(504, text, "timeout_error", code="timeout")
-    if isinstance(error, OverloadedError):
-        return _overloaded(text)
     if isinstance(error, ModelGoneError | ModelDiedError):
         return ApiError(503, text, "service_unavailable_error", code="unavailable", headers=dict(_RETRY))
-    if isinstance(error, UnsupportedError):
+    code = code_name(error)
+    if code == "INVALID_ARG":
+        return _refused(text, field_of)
+    if code == "NOT_FOUND":
+        param = "task" if text.startswith("task") else "model"
+        return ApiError(404, text, param=param, code="model_not_found")
+    if code == "UNAVAILABLE":
+        return ApiError(429, text, "rate_limit_error", code="overloaded", headers=dict(_RETRY))
+    if code == "UNSUPPORTED":
         return ApiError(501, text, "not_supported_error", code="unsupported")
-    if isinstance(error, CancelledRequestError):
+    if code == "CANCELLED":
         return ApiError(499, text, "cancelled_error", code="cancelled")
     # Others may hold what no client should see.
     shown = text if isinstance(error, ShapeshiftError) else "the gateway failed; its log says why"
     return ApiError(500, shown, "server_error", code="internal_error")
-
-
-def _of_model(error: ModelError, field_of: Callable[[str], str]) -> ApiError:
-    text = str(error)
-    if error.code == "INVALID_ARG":
-        return _refused(text, field_of)
-    if error.code == "NOT_FOUND":
-        return _not_found(text)
-    if error.code == "UNAVAILABLE":
-        return _overloaded(text)
-    if error.code == "UNSUPPORTED":
-        return ApiError(501, text, "not_supported_error", code="unsupported")
-    if error.code == "CANCELLED":
-        return ApiError(499, text, "cancelled_error", code="cancelled")
-    return ApiError(500, text, "server_error", code="internal_error")
 
 
 def _refused(text: str, field_of: Callable[[str], str]) -> ApiError:
@@ -103,11 +79,3 @@ def _refused(text: str, field_of: Callable[[str], str]) -> ApiError:
     param = field_of(named[1])
     code = TOO_LONG if _TOKENS.match(text, named.end()) else "invalid_value"
     return ApiError(400, f"{text[: named.start(1)]}{param}{text[named.end(1) :]}", param=param, code=code)
-
-
-def _not_found(text: str) -> ApiError:
-    return ApiError(404, text, param="task" if text.startswith("task") else "model", code="model_not_found")
-
-
-def _overloaded(text: str) -> ApiError:
-    return ApiError(429, text, "rate_limit_error", code="overloaded", headers=dict(_RETRY))

@@ -87,7 +87,7 @@ class IterationTimes:
 def can_pay(rows: int, most: int, times: IterationTimes) -> bool:
     """Whether verifying up to `most` tokens for each of `rows` rows pays if the model chooses all of them.
 
-    False where the time of an iteration without them is not known, or look-ups have cost too much of late.
+    False where the time of an iteration without them is not known, or look-ups have cost too much recently.
     """
     if not times.allow_waste or not times.knows(rows):
         return False
