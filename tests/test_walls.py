@@ -18,6 +18,8 @@ MAY_BUILD_ON = {("adapter_cache", "fused_decode")}
 
 GATEWAY_MAY_IMPORT = {"gateway", "serving", "triton", "errors", "settings"}
 
+FLEET_KNOWS_NOTHING_OF = {*TECHNIQUES, "build_engines", "cli", "engines", "gateway", "sidecar", "simulate"}
+
 POLICY_IMPORTS = {"numpy", "scipy", "numba"}
 # An optional library, imported where it is used: file and package.
 OPTIONAL = {("shapeshift/polymorph/policy/baselines/allocate_gurobi.py", "gurobipy")}
@@ -111,6 +113,17 @@ def gateway_leaks(root: Path) -> list[str]:
     return found
 
 
+def fleet_leaks(root: Path) -> list[str]:
+    """Wall 5: routers and the sidecar use the fleet; it knows neither them nor any technique."""
+    found = []
+    for file in sorted((root / "shapeshift" / "fleet").rglob("*.py")):
+        for module, line in imports(file, root):
+            part = module.removeprefix("shapeshift.").partition(".")[0]
+            if module.startswith("shapeshift.") and part in FLEET_KNOWS_NOTHING_OF:
+                found.append(f"{name_of(file, root)}:{line} imports {module}")
+    return found
+
+
 def heavy_packages(root: Path) -> list[str]:
     """Importing a package of the library costs nothing: its __init__ imports the standard library alone."""
     found = []
@@ -145,6 +158,11 @@ def test_the_gateway_is_apart() -> None:
     assert gateway_leaks(PROJECT) == []
 
 
+def test_the_fleet_lies_below_its_users() -> None:
+    assert (PROJECT / "shapeshift" / "fleet").is_dir()
+    assert fleet_leaks(PROJECT) == []
+
+
 def test_packages_are_light() -> None:
     assert heavy_packages(PROJECT) == []
 
@@ -171,6 +189,7 @@ def broken_project(tmp_path: Path) -> Path:
         "shapeshift/serving/sender.py": "import triton_python_backend_utils as pb_utils",
         "shapeshift/triton/control.py": "import tritonclient.http",
         "shapeshift/gateway/app.py": "from shapeshift.triton import control\nfrom shapeshift.cascade import front",
+        "shapeshift/fleet/node.py": "from shapeshift.triton import control\nfrom shapeshift.sidecar import health",
         "shapeshift/serving/times.py": "from shapeshift.gateway import app",
         "shapeshift/cli/gateway.py": "from shapeshift.gateway import app",
         "backends/x/model.py": "import triton_python_backend_utils\nfrom tritonclient import utils",
@@ -209,6 +228,10 @@ def test_the_walls_stop_what_they_should(broken_project: Path) -> None:
         "shapeshift/gateway/app.py:2 imports shapeshift.cascade.front",
         "shapeshift/serving/times.py:1 imports shapeshift.gateway",
         "shapeshift/serving/times.py:1 imports shapeshift.gateway.app",
+    ]
+    assert fleet_leaks(broken_project) == [
+        "shapeshift/fleet/node.py:2 imports shapeshift.sidecar",
+        "shapeshift/fleet/node.py:2 imports shapeshift.sidecar.health",
     ]
     assert heavy_packages(broken_project) == [
         "shapeshift/polymorph/__init__.py:1 imports shapeshift.polymorph",

@@ -1,0 +1,48 @@
+"""A node: one Triton with our backends. A model of a node is named `node/model`."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+from shapeshift.settings import require
+from shapeshift.triton.endpoint import Endpoint
+
+_NAME = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
+_SEPARATOR = "/"
+
+
+@dataclass(frozen=True)
+class Node:
+    """name: a DNS label; metrics: URL of its metrics page; key_file: the key of its model control, None without one.
+
+    Raises InvalidInputError with the name of the field.
+    """
+
+    name: str
+    grpc: Endpoint
+    metrics: str
+    key_file: Path | None = None
+
+    def __post_init__(self) -> None:
+        check_node_name(self.name)
+        known = self.metrics.startswith(("http://", "https://"))
+        require(known, f"node {self.name}: metrics", self.metrics, "must be http:// or https:// HOST:PORT/metrics")
+
+
+def check_node_name(name: str) -> str:
+    """`name` itself. Raises InvalidInputError unless it is a DNS label: a-z, 0-9, `-`, at most 63."""
+    require(bool(_NAME.fullmatch(name)), "node", name, "must be a-z, 0-9 and - between them, at most 63 characters")
+    return name
+
+
+def qualified(node: str, model: str) -> str:
+    """The name of a node's model in the fleet: `node/model`."""
+    return f"{node}{_SEPARATOR}{model}"
+
+
+def split(name: str) -> tuple[str, str]:
+    """Node and model of a qualified name; the node is empty for a model of one's own server."""
+    node, _, model = name.rpartition(_SEPARATOR)
+    return node, model
