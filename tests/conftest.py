@@ -35,13 +35,17 @@ LIGHT_WIDTH = 8
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave out long tests unless -m names them, and put tests of a running server first.
+    """Leave out long tests unless -m names them, skip those of a GPU without one, and put tests of a running server first.
 
     These mostly wait, so that the others fill the processor beside them.
     """
     if "long" not in config.option.markexpr:
         config.hook.pytest_deselected(items=[item for item in items if item.get_closest_marker("long")])
         items[:] = [item for item in items if not item.get_closest_marker("long")]
+    if not Path("/dev/nvidia0").exists():
+        for item in items:
+            if item.get_closest_marker("gpu"):
+                item.add_marker(pytest.mark.skip(reason="no NVIDIA GPU"))
     items.sort(key=lambda item: item.get_closest_marker("server") is None)
 
 

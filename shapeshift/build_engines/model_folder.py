@@ -24,14 +24,18 @@ def write_front(
     parameters: Mapping[str, str],
     summary: str,
     extra_files: Mapping[str, str] | None = None,
+    device: int | None = None,
 ) -> Any:
     """Write the folder `target` of a front: `config` with these parameters, and `extra_files` (contents by name).
 
-    The how_to_call.txt in `source` is copied; `summary` is one line. Returns the config, named as the folder.
+    The how_to_call.txt in `source` is copied; `summary` is one line. device: the GPU that the front's own process
+    uses, unless the config.pbtxt in `source` states an instance_group. Returns the config, named as the folder.
     """
     generated = type(config)()
     generated.CopyFrom(config)
     generated.name = target.name
+    if device is not None and not model_config.read(source / CONFIG).instance_group:
+        place_on(generated.instance_group[0], device)
     for name, value in parameters.items():
         model_config.set_parameter(generated, name, value)
     contents = {CONFIG: model_config.as_text(generated), SUMMARY: f"{summary}\n", **(extra_files or {})}
@@ -39,6 +43,13 @@ def write_front(
         contents[HOW_TO_CALL] = (source / HOW_TO_CALL).read_text(encoding="utf-8")
     write_folder(target, contents)
     return generated
+
+
+def place_on(group: Any, device: int) -> None:
+    """Let the instances of the group `group` use the GPU `device`."""
+    group.kind = group.KIND_GPU
+    group.ClearField("gpus")
+    group.gpus.append(device)
 
 
 def write_folder(target: Path, contents: Mapping[str, str]) -> None:

@@ -28,14 +28,21 @@ class FirstLevel:
     """The engines of one model and its tokenizer."""
 
     def __init__(
-        self, folder: Path, table: CandidateTable, candidate: Candidate, own: CascadeSettings, log: Log
+        self,
+        folder: Path,
+        table: CandidateTable,
+        candidate: Candidate,
+        own: CascadeSettings,
+        log: Log,
+        device: int | None,
     ) -> None:
         model = candidate.levels[0]
         made = check_engines(folder / model, table, candidate, 0)
         self.max_tokens, self.precision = made.max_tokens, made.precision
         self._prompt = made.prompt(None)
         self._tokenizer = TextTokenizer(folder / model / TOKENIZER_FILE, made.max_tokens, type_stride=made.type_stride)
-        self.executor = EngineExecutor(made, folder / model, own, own.engine_threads or cores(), log)
+        threads = own.engine_threads or cores() if device is None else 1
+        self.executor = EngineExecutor(made, folder / model, own, threads, log, device)
 
     def submit(
         self,

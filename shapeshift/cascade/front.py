@@ -57,7 +57,7 @@ class CascadeFront:
 
         def open_service(serving: ServingCandidate) -> CascadeService:
             self._check_pairs(serving.table)
-            return CascadeService(serving, engines, own, self._client, self._cascade_metrics, self._log)
+            return CascadeService(serving, engines, own, self._client, self._cascade_metrics, self._log, args.device)
 
         folder = (args.folder / own.candidates_dir).resolve()
         self._hot_swap = HotSwap(folder, own, open_service, self._client, self._cascade_metrics, self._log)

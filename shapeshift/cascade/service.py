@@ -42,6 +42,7 @@ class CascadeService:
         client: LevelClient,
         metrics: CascadeMetrics,
         log: Log,
+        device: int | None = None,
     ) -> None:
         self.table, self.candidate = serving.table, serving.candidate
         self._control = Control(serving.table, serving.candidate)
@@ -55,7 +56,7 @@ class CascadeService:
         self._random_lock = threading.Lock()
         self._in_flight = 0
         self._in_flight_lock = threading.Lock()
-        self.first_level = FirstLevel(engines, serving.table, serving.candidate, own, log)
+        self.first_level = FirstLevel(engines, serving.table, serving.candidate, own, log, device)
 
     def acquire(self) -> None:
         """Announce one `submit`: `close` waits for its request from now on."""

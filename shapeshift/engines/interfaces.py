@@ -65,7 +65,8 @@ class Provider(Protocol):
         `module` is a torch module. Its `input_axes` map each input to its variable axes, in the order of forward's
         arguments (the same names in lower case). The first axis of each of its `output_names` is variable. `example`
         has an array for each input, for instance a pack of two rows. Submodules named in its `f32_modules`, if it has
-        any, choose by comparing numbers: they are computed in f32 whatever the precision.
+        any, choose by comparing numbers: they are computed in f32 whatever the precision. Its `cast`, if it has one,
+        lets it compute in a torch type below f32; provider torch needs it for that.
         """
         ...
 
@@ -73,6 +74,10 @@ class Provider(Protocol):
         """Compile the engine of one shape in `folder`, and return the name of the file that it loads from."""
         ...
 
-    def open(self, folder: Path, precision: str, threads: int) -> Runtime:
-        """The runtime of a folder written by `export` and `compile`."""
+    def open(self, folder: Path, precision: str, threads: int, device: int | None = None) -> Runtime:
+        """The runtime of a folder written by `export` and `compile`.
+
+        threads: of the CPU, for one engine; device: the number of the GPU, None for the CPU; a provider of one kind
+        of device takes its own, by default number 0. Raises UnsupportedError where there is no such device.
+        """
         ...

@@ -8,7 +8,7 @@ from shapeshift.engines.providers import lookup
 from shapeshift.errors import InvalidInputError
 from shapeshift.settings import require
 
-PRECISIONS = ("auto", "f32", "bf16")
+PRECISIONS = ("auto", "f32", "bf16", "f16")
 # The names of sentence-transformers.
 POOLINGS = ("cls", "mean", "max", "mean_sqrt_len_tokens", "weightedmean", "lasttoken")
 NORMALIZE = ("auto", "true", "false")
@@ -19,8 +19,9 @@ class TextEngineSettings:
     """Parameters that `make engines` reads. It resolves `auto` and writes the result into the generated config.pbtxt.
 
     checkpoint        folder (absolute, under build/checkpoints or checkpoints/) or hub id
-    provider          auto, openvino, onnxruntime, tensorrt or emulated
-    precision         auto (bf16 if the hardware computes it natively, else f32), f32 or bf16
+    provider          auto (torch on an NVIDIA GPU, else openvino), openvino, onnxruntime, torch, tensorrt or emulated
+    precision         auto (bf16 if the hardware computes it natively, else f16 on a GPU and f32 on a CPU), f32, bf16,
+                      or f16 on a GPU
     pooling           of POOLINGS, several with commas: their vectors are joined; auto: as the modules of the checkpoint
                       say, without modules lasttoken for a decoder, else mean
     normalize         whether each vector is scaled to length 1; auto: as the modules say, without modules true

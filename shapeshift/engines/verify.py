@@ -11,7 +11,7 @@ from shapeshift.engines.interfaces import Array, Ids
 from shapeshift.errors import EngineError
 
 # The minimum cosine between the vectors of an engine and of the reference model, for every text.
-MIN_COSINE = {"f32": 0.99999, "bf16": 0.999}
+MIN_COSINE = {"f32": 0.99999, "bf16": 0.999, "f16": 0.999}
 
 
 class VerificationError(EngineError):

@@ -57,10 +57,11 @@ def open_executor(
     own: PolymorphSettings,
     placement: PlacementSettings,
     log: Log,
+    device: int | None = None,
 ) -> Executor:
     """The executor of a placement. Raises InvalidInputError for `auto`, which `make engines` replaces."""
     if own.placement == "inline":
-        return EngineExecutor(made, folder, own, own.engine_threads or cores(), log)
+        return EngineExecutor(made, folder, own, _threads(own, device), log, device)
     if own.placement == "auto" or not own.max_workers:
         raise InvalidInputError(
             "placement, max_workers", [own.placement, own.max_workers], "set by `shapeshift engines`; run it again"
@@ -73,6 +74,11 @@ def open_executor(
     client = WorkerClient(pb_utils, [output.name for output in made.outputs])
     workers = [worker_name(front, number) for number in range(own.max_workers)]
     return Router(client, workers, assignment, times, own, log)
+
+
+def _threads(own: PolymorphSettings, device: int | None) -> int:
+    """Of the engines: one a core. A GPU has one: the graphs of its engines share memory."""
+    return own.engine_threads or cores() if device is None else 1
 
 
 def _dispatched(own: PolymorphSettings, edges: list[int], times: ServiceTimes, limits: PackLimits) -> DispatchedQueues:

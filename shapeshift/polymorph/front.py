@@ -50,7 +50,7 @@ class TextFront:
         self._prompt = made.prompt
         self._tokenizer = TextTokenizer(folder / TOKENIZER_FILE, made.max_tokens, type_stride=made.type_stride)
         placement = settings.read(PlacementSettings, args.parameters)
-        self._executor = open_executor(pb_utils, args.name, made, folder, own, placement, self._log)
+        self._executor = open_executor(pb_utils, args.name, made, folder, own, placement, self._log, args.device)
         self._count_and_export(args.name, made.max_tokens, own.slo_ms)
         described = _describe(args, made, self._pairs)
         self._enter = describing(pb_utils, self._responder, args, lambda: described, self._submit)

@@ -59,7 +59,7 @@ class TextWorker:
         self._max_tokens = own.bin or made.max_tokens
         self._state = np.array([own.bin, own.generation, os.getpid()], dtype=np.int64)
         self._lengths_seen = [0] * (made.max_tokens + 1)
-        self._runtime = lookup.PROVIDERS[made.provider].open(folder, made.precision, threads=1)
+        self._runtime = lookup.PROVIDERS[made.provider].open(folder, made.precision, 1, args.device)
         self._engines = EngineSet(made)
         first, rest = (entry_of_bin(made, own.bin), []) if own.bin else first_and_rest(made)
         self._load(first)

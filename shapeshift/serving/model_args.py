@@ -140,6 +140,11 @@ class ModelArgs:
         return [output["name"] for output in self.config["output"] if output["name"] != DESCRIPTION.name]
 
     @property
+    def device(self) -> int | None:
+        """The number of the instance's GPU; None with KIND_CPU."""
+        return self.device_id if self.kind == "GPU" else None
+
+    @property
     def max_batch_size(self) -> int:
         return int(self.config["max_batch_size"])
 

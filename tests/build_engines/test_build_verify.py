@@ -72,7 +72,7 @@ class Provider:
     def compile(self, folder: Path, precision: str, tokens: int | None, rows: int | None) -> str:
         return "model.made_up"
 
-    def open(self, folder: Path, precision: str, threads: int) -> Provider:
+    def open(self, folder: Path, precision: str, threads: int, device: int | None = None) -> Provider:
         assert threads == 1
         self.precision = precision
         return self

@@ -83,17 +83,19 @@ def test_the_hardware_in_one_line(tmp_path: Path) -> None:
 def test_providers_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in lookup.PROVIDERS:
         assert lookup.PROVIDERS[name].name == name
-    with pytest.raises(InvalidInputError, match="provider: got 'tflite'; one of openvino, onnxruntime, tensorrt"):
+    with pytest.raises(
+        InvalidInputError, match="provider: got 'tflite'; one of openvino, onnxruntime, torch, tensorrt"
+    ):
         lookup.PROVIDERS["tflite"]
     monkeypatch.setattr(lookup, "has_nvidia_gpu", lambda: False)
     assert lookup.resolve("auto") == "openvino"
     assert lookup.resolve("onnxruntime") == "onnxruntime"
     monkeypatch.setattr(lookup, "has_nvidia_gpu", lambda: True)
-    monkeypatch.setattr(lookup.importlib.util, "find_spec", lambda name: name == "tensorrt" or None)
-    assert lookup.resolve("auto") == "tensorrt"
+    assert lookup.resolve("auto") == "torch"
+    assert (lookup.device("torch"), lookup.device("openvino")) == (0, None)
 
 
-@pytest.mark.parametrize("name", ["openvino", "onnxruntime", "tensorrt"])
+@pytest.mark.parametrize("name", ["openvino", "onnxruntime", "torch", "tensorrt"])
 def test_a_library_that_is_not_installed_is_named(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     real = builtins.__import__
 
@@ -120,7 +122,7 @@ def test_bins(bins: str, edges: list[int] | None) -> None:
     [
         ({"checkpoint": ""}, "checkpoint"),
         ({"provider": "cuda"}, "provider"),
-        ({"precision": "f16"}, "precision"),
+        ({"precision": "f8"}, "precision"),
         ({"pooling": "first"}, "pooling"),
         ({"pooling": "cls,first"}, "pooling"),
         ({"normalize": "yes"}, "normalize"),

@@ -8,7 +8,7 @@ from shapeshift import files
 from shapeshift.build_engines.image.labels import MIN_AGREEMENT
 from shapeshift.build_engines.image.plan import ImagePlan
 from shapeshift.engines import manifest
-from shapeshift.engines.hardware import cpu_model
+from shapeshift.engines.gpu import with_cpu
 from shapeshift.engines.verify import MIN_COSINE
 from shapeshift.progress import ProgressCallback
 from shapeshift.token_adapt.model.manifest import GammaEntry, ImageManifest
@@ -47,7 +47,7 @@ def _manifest(planned: ImagePlan, work: Path, entries: list[GammaEntry]) -> Imag
         labels=classifier.labels if classifier else (),
         reference="the eager model, f32",
         tolerance=_tolerance(planned.precision, entries),
-        hardware=cpu_model(),
+        hardware=with_cpu(planned.device),
         files=manifest.list_files(work),
         engines=tuple(entries),
         checkpoint_origin=planned.checkpoint.origin,

@@ -91,7 +91,7 @@ class ImageEngineBuilder:
             warnings.simplefilter("ignore")
             plan.provider.export(module, module.example(2), folder, precision)
         plan.provider.compile(folder, precision, None, None)
-        engine = plan.provider.open(folder, precision, plan.threads).engine(None, None)
+        engine = plan.provider.open(folder, precision, plan.threads, plan.device).engine(None, None)
         deviations = [_deviation(module, engine, images) for images in _VERIFIED_BATCHES]
         deviation = verify.worst(deviations)
         name = f"gamma {module.gamma} ({plan.provider.name}, {precision})"

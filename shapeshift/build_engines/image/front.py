@@ -135,4 +135,4 @@ def _write_folder(planned: ImagePlan, engines: Path, result: ImageManifest, path
     }
     summary = f"engines: {result.provider}, {result.precision}, {result.threads} threads; {result.tolerance}"
     summary += f"; {served(result)}"
-    write_front(front.folder, front.config, target, parameters, summary)
+    write_front(front.folder, front.config, target, parameters, summary, device=planned.device)

@@ -10,9 +10,10 @@ from typing import Any
 
 from shapeshift.build_engines.hub.sources import find_checkpoint
 from shapeshift.build_engines.paths import BuildPaths
-from shapeshift.engines import hardware, manifest
+from shapeshift.engines import manifest, precision
 from shapeshift.engines.checkpoint import HASHES, Checkpoint
-from shapeshift.engines.hardware import cores, cpu_model
+from shapeshift.engines.gpu import with_cpu
+from shapeshift.engines.hardware import cores
 from shapeshift.engines.interfaces import Provider
 from shapeshift.engines.providers import lookup
 from shapeshift.errors import EngineError
@@ -62,6 +63,11 @@ class ImagePlan:
     threads: int
     tasks_dir: Path
 
+    @property
+    def device(self) -> int | None:
+        """The GPU to build on; None for the CPU."""
+        return lookup.device(self.provider.name)
+
     def key(self) -> str:
         """Changes if, and only if, the engines must be rebuilt."""
         inputs = {
@@ -72,7 +78,7 @@ class ImagePlan:
             "provider": [self.provider.name, self.provider.version()],
             "precision": self.precision,
             "threads": self.threads,
-            "hardware": cpu_model(),
+            "hardware": with_cpu(self.device),
             "tasks": {} if self.precision == "f32" else _examples(self.tasks_dir),
         }
         return hashlib.sha256(json.dumps(inputs, sort_keys=True).encode()).hexdigest()
@@ -84,8 +90,7 @@ def plan(front: ImageFrontConfig, paths: BuildPaths) -> ImagePlan:
     source = find_checkpoint(own.checkpoint, paths)
     checkpoint, described = open_vision(source.folder, source.origin, paths.build / HASHES)
     provider = lookup.PROVIDERS[lookup.resolve(own.provider)]
-    requested = "f32" if own.precision == "auto" and provider.name == "onnxruntime" else own.precision
-    resolved = hardware.resolve_precision(requested, provider.name == "tensorrt")
+    resolved = precision.resolve(own.precision, provider.name, lookup.device(provider.name))
     threads = front.serving.threads or cores()
     return ImagePlan(front, checkpoint, described, provider, resolved, threads, tasks_folder(front, paths))
 

@@ -11,7 +11,7 @@ from shapeshift.build_engines.text.emulated import build_emulated
 from shapeshift.build_engines.text.engines import BuildResult, TextEngineBuilder
 from shapeshift.build_engines.text.plan import Plan
 from shapeshift.engines import manifest
-from shapeshift.engines.hardware import cpu_model
+from shapeshift.engines.gpu import with_cpu
 from shapeshift.engines.manifest import Manifest, Output
 from shapeshift.engines.text import tokenizer_files
 from shapeshift.engines.text.families import vocabulary_size
@@ -70,7 +70,7 @@ def _manifest(planned: Plan, work: Path, built: BuildResult, precision: str, not
         position_offset=built.position_offset,
         reference="transformers, f32, one text at a time",
         tolerance=f"cosine with the reference at least {MIN_COSINE[precision]} for every text",
-        hardware=cpu_model(),
+        hardware=with_cpu(planned.device),
         outputs=tuple(Output(name, "TYPE_FP32", dims) for name, dims in built.outputs.items()),
         files=manifest.list_files(work),
         engines=built.entries,

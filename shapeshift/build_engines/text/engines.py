@@ -107,7 +107,7 @@ class TextEngineBuilder:
         slots = None if tokens is None else row_slots(tokens, self._packs)
         file = provider.compile(self._work, precision, tokens, slots)
         if self._runtime is None:
-            self._runtime = provider.open(self._work, precision, threads=1)
+            self._runtime = provider.open(self._work, precision, 1, self._plan.device)
         return file, self._runtime.engine(tokens, slots)
 
     def _run(self, engine: Engine, rows: Sequence[Ids]) -> dict[str, Array]:

@@ -82,9 +82,11 @@ def _write_folders(planned: Plan, engines: Path, result: Manifest, paths: BuildP
     assert set(parameters) <= settings.names(
         TextEngineSettings, PolymorphSettings, GeneratedSettings, PlacementSettings
     )
+    # A router holds no engines.
+    device = planned.device if placement.name == "inline" else None
     summary = f"engines: {result.provider}, {result.precision}; {result.tolerance}"
     completed = with_dims(front.config, {output.name: output.dims for output in result.outputs})
-    config = write_front(front.folder, completed, target, parameters, summary)
+    config = write_front(front.folder, completed, target, parameters, summary, device=device)
     write_workers(config, result, paths.generated)
     return placement
 

@@ -12,9 +12,9 @@ from typing import Any
 from shapeshift.build_engines.hub.sources import find_checkpoint
 from shapeshift.build_engines.paths import BuildPaths
 from shapeshift.build_engines.text.config import TextFrontConfig, length_histogram, read_json
-from shapeshift.engines import hardware, manifest
+from shapeshift.engines import manifest, precision
 from shapeshift.engines.checkpoint import HASHES, Checkpoint, open_checkpoint
-from shapeshift.engines.hardware import cpu_model
+from shapeshift.engines.gpu import with_cpu
 from shapeshift.engines.interfaces import Provider
 from shapeshift.engines.providers import lookup
 from shapeshift.engines.text import heads, sentence_modules, tokenizer_files
@@ -44,6 +44,11 @@ class Plan:
     provider: Provider
     precision: str
     head: Path | None = None
+
+    @property
+    def device(self) -> int | None:
+        """The GPU to build on; None for the CPU."""
+        return lookup.device(self.provider.name)
 
     @property
     def source_sha256(self) -> str:
@@ -84,7 +89,7 @@ class Plan:
             "modules": asdict(self.modules),
             "provider": [self.provider.name, self.provider.version()],
             "precision": self.precision,
-            "hardware": cpu_model(),
+            "hardware": with_cpu(self.device),
         }
         if self.front.settings.profile_file:
             inputs["profile"] = read_json(self.front.folder / self.front.settings.profile_file, "profile_file")
@@ -98,11 +103,9 @@ def plan(front: TextFrontConfig, paths: BuildPaths) -> Plan:
     settings = front.settings
     checkpoint, modules = _checkpoint(front, paths)
     provider = lookup.PROVIDERS[lookup.resolve(settings.provider)]
-    on_gpu = provider.name == "tensorrt"
-    # The CPU kernels of ONNX Runtime do not support bf16.
-    requested = "f32" if settings.precision == "auto" and provider.name == "onnxruntime" else settings.precision
+    resolved = precision.resolve(settings.precision, provider.name, lookup.device(provider.name))
     head = find_head(settings.head, paths) if settings.head else None
-    return Plan(front, checkpoint, modules, provider, hardware.resolve_precision(requested, on_gpu), head)
+    return Plan(front, checkpoint, modules, provider, resolved, head)
 
 
 def _checkpoint(front: TextFrontConfig, paths: BuildPaths) -> tuple[Checkpoint, SentenceModules]:

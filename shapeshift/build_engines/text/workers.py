@@ -10,10 +10,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from shapeshift.build_engines.model_folder import CONFIG, write_folder
+from shapeshift.build_engines.model_folder import CONFIG, place_on, write_folder
 from shapeshift.build_engines.text.config import TextFrontConfig, length_histogram
 from shapeshift.engines.hardware import gpus
 from shapeshift.engines.manifest import Manifest
+from shapeshift.engines.providers import lookup
 from shapeshift.errors import InvalidInputError
 from shapeshift.polymorph.policy import placement
 from shapeshift.polymorph.policy.placement import Placement
@@ -36,7 +37,7 @@ def check_name(name: str, fronts: Collection[str]) -> None:
 
 def choose_placement(own: PolymorphSettings, manifest: Manifest) -> Placement:
     """The placement that config.pbtxt names, with `auto` resolved."""
-    devices = gpus() if manifest.provider in ("tensorrt", "onnxruntime") else 0
+    devices = gpus() if lookup.device(manifest.provider) is not None else 0
     if own.placement == "auto":
         # Each engine holds its own packed copy of the weights, even if engines share a file. A file's size is a lower
         # bound of the memory of one engine.
@@ -93,10 +94,10 @@ def _worker_config(front: Any, parameters: dict[str, str], manifest: Manifest, n
     config.backend = front.backend
     group = config.instance_group.add()
     group.count = 1
-    devices = gpus() if manifest.provider in ("tensorrt", "onnxruntime") else 0
-    group.kind = group.KIND_GPU if devices else group.KIND_CPU
+    devices = gpus() if lookup.device(manifest.provider) is not None else 0
+    group.kind = group.KIND_CPU
     if devices:
-        group.gpus.append(number % devices)
+        place_on(group, number % devices)
     # A worker takes texts of any length until the sidecar assigns a bin.
     longest_bin = 0 if parameters["placement"] == "resident" else manifest.max_tokens
     for name, value in {**parameters, "worker_of": str(front.name), "bin": str(longest_bin), "generation": "0"}.items():

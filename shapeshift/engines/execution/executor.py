@@ -106,7 +106,15 @@ class EngineExecutor:
     in the background, those with the most requests first.
     """
 
-    def __init__(self, manifest: Manifest, folder: Path, settings: ExecutorSettings, threads: int, log: Log) -> None:
+    def __init__(
+        self,
+        manifest: Manifest,
+        folder: Path,
+        settings: ExecutorSettings,
+        threads: int,
+        log: Log,
+        device: int | None = None,
+    ) -> None:
         self.lengths_seen = [0] * (manifest.max_tokens + 1)
         pack_tokens = settings.pack_tokens or engine_set.efficient_tokens(manifest)
         self._pack_tokens = min(pack_tokens, manifest.max_tokens)
@@ -117,7 +125,7 @@ class EngineExecutor:
         self._time_bound = TimeBound("max_queue_ms", settings.max_queue_ms)
         self.queue: BoundedQueue[Row] = BoundedQueue(settings.queue_rows, settings.queue_tokens, self.row_ms)
         self._stopping = threading.Event()
-        self._runtime = lookup.PROVIDERS[manifest.provider].open(folder, manifest.precision, threads=1)
+        self._runtime = lookup.PROVIDERS[manifest.provider].open(folder, manifest.precision, 1, device)
         longest_s = engine_set.longest_call_s(manifest)
         self.threads = [EngineThread(number, self, EngineSet(manifest), longest_s) for number in range(threads)]
         first, rest = first_and_rest(manifest)

@@ -88,7 +88,7 @@ class EmulatedProvider:
     def compile(self, folder: Path, precision: str, tokens: int | None, rows: int | None) -> str:
         return FILE_NAME
 
-    def open(self, folder: Path, precision: str, threads: int) -> EmulatedRuntime:
+    def open(self, folder: Path, precision: str, threads: int, device: int | None = None) -> EmulatedRuntime:
         return EmulatedRuntime(folder)
 
 

@@ -32,7 +32,7 @@ class OnnxRuntimeEngine:
 class CudaGraphEngine:
     """A session of static shape with bound device buffers, captured once and replayed as a CUDA graph."""
 
-    def __init__(self, session: Any, example: Mapping[str, Array], tokens: int, rows: int) -> None:
+    def __init__(self, session: Any, example: Mapping[str, Array], tokens: int, rows: int, device: int) -> None:
         import onnxruntime
 
         self.tokens = tokens
@@ -41,12 +41,12 @@ class CudaGraphEngine:
         self._binding = session.io_binding()
         self._inputs = {}
         for port in session.get_inputs():
-            value = onnxruntime.OrtValue.ortvalue_from_numpy(example[port.name], "cuda", 0)
+            value = onnxruntime.OrtValue.ortvalue_from_numpy(example[port.name], "cuda", device)
             self._inputs[port.name] = value
             self._binding.bind_ortvalue_input(port.name, value)
         self._outputs = [port.name for port in session.get_outputs()]
         for name in self._outputs:
-            self._binding.bind_output(name, "cuda", 0)
+            self._binding.bind_output(name, "cuda", device)
         session.run_with_iobinding(self._binding)
 
     def run(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
@@ -59,11 +59,12 @@ class CudaGraphEngine:
 class OnnxRuntimeRuntime:
     """The sessions of one ONNX file."""
 
-    def __init__(self, folder: Path, threads: int) -> None:
+    def __init__(self, folder: Path, threads: int, device: int) -> None:
         import onnxruntime
 
         self._file = str(folder / MODEL_FILE)
         self._threads = threads
+        self._device = device
         self._cuda = "CUDAExecutionProvider" in onnxruntime.get_available_providers()
 
     def engine(self, tokens: int | None, rows: int | None) -> OnnxRuntimeEngine | CudaGraphEngine:
@@ -77,15 +78,17 @@ class OnnxRuntimeRuntime:
             options.add_free_dimension_override_by_name("tokens", tokens)
             options.add_free_dimension_override_by_name("rows", rows)
             if self._cuda:
+                captured = {"device_id": self._device, "enable_cuda_graph": "1"}
                 session = onnxruntime.InferenceSession(
-                    self._file, options, providers=[("CUDAExecutionProvider", {"enable_cuda_graph": "1"})]
+                    self._file, options, providers=[("CUDAExecutionProvider", captured)]
                 )
                 shapes = {"ROWS": (rows,)}
                 example = {
                     port.name: np.ones(shapes.get(port.name, (1, tokens)), np.int64) for port in session.get_inputs()
                 }
-                return CudaGraphEngine(session, example, tokens, rows)
-        providers = ["CUDAExecutionProvider"] if self._cuda else ["CPUExecutionProvider"]
+                return CudaGraphEngine(session, example, tokens, rows, self._device)
+        cuda = ("CUDAExecutionProvider", {"device_id": self._device})
+        providers = [cuda] if self._cuda else ["CPUExecutionProvider"]
         session = onnxruntime.InferenceSession(self._file, options, providers=providers)
         return OnnxRuntimeEngine(session, tokens, rows)
 
@@ -110,8 +113,8 @@ class OnnxRuntimeProvider:
     def compile(self, folder: Path, precision: str, tokens: int | None, rows: int | None) -> str:
         return MODEL_FILE
 
-    def open(self, folder: Path, precision: str, threads: int) -> OnnxRuntimeRuntime:
-        return OnnxRuntimeRuntime(folder, threads)
+    def open(self, folder: Path, precision: str, threads: int, device: int | None = None) -> OnnxRuntimeRuntime:
+        return OnnxRuntimeRuntime(folder, threads, device or 0)
 
 
 PROVIDER = OnnxRuntimeProvider()

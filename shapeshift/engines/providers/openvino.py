@@ -128,7 +128,7 @@ class OpenVinoProvider:
     def compile(self, folder: Path, precision: str, tokens: int | None, rows: int | None) -> str:
         return MODEL_FILE
 
-    def open(self, folder: Path, precision: str, threads: int) -> OpenVinoRuntime:
+    def open(self, folder: Path, precision: str, threads: int, device: int | None = None) -> OpenVinoRuntime:
         return OpenVinoRuntime(folder, precision, threads)
 
 

@@ -25,13 +25,16 @@ def plan_name(tokens: int | None) -> str:
 class TensorRtEngine:
     """One execution context with its own CUDA stream."""
 
-    def __init__(self, plan: Path, tokens: int | None, rows: int | None) -> None:
+    def __init__(self, plan: Path, tokens: int | None, rows: int | None, device: int) -> None:
         import tensorrt
         import torch
 
         self.tokens = tokens
         self.rows = rows
         self._torch = torch
+        self._device = torch.device("cuda", device)
+        # The plan is loaded on the thread's current device.
+        torch.cuda.set_device(self._device)
         self._runtime = tensorrt.Runtime(tensorrt.Logger(tensorrt.Logger.WARNING))
         self._engine = self._runtime.deserialize_cuda_engine(plan.read_bytes())
         if self._engine is None:
@@ -40,7 +43,7 @@ class TensorRtEngine:
                 "run `shapeshift engines` on this machine"
             )
         self._context = self._engine.create_execution_context()
-        self._stream = torch.cuda.Stream()
+        self._stream = torch.cuda.Stream(self._device)
         names = [self._engine.get_tensor_name(i) for i in range(self._engine.num_io_tensors)]
         input_mode = tensorrt.TensorIOMode.INPUT
         self._inputs = [name for name in names if self._engine.get_tensor_mode(name) == input_mode]
@@ -49,12 +52,13 @@ class TensorRtEngine:
     def run(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
         torch = self._torch
         with torch.cuda.stream(self._stream):
-            device = {name: torch.from_numpy(inputs[name]).cuda(non_blocking=True) for name in self._inputs}
-            for name, tensor in device.items():
+            values = {name: torch.from_numpy(inputs[name]).to(self._device, non_blocking=True) for name in self._inputs}
+            for name, tensor in values.items():
                 self._context.set_input_shape(name, tuple(tensor.shape))
                 self._context.set_tensor_address(name, tensor.data_ptr())
             results = {
-                name: torch.empty(tuple(self._context.get_tensor_shape(name)), device="cuda") for name in self._outputs
+                name: torch.empty(tuple(self._context.get_tensor_shape(name)), device=self._device)
+                for name in self._outputs
             }
             for name, tensor in results.items():
                 self._context.set_tensor_address(name, tensor.data_ptr())
@@ -68,11 +72,12 @@ class TensorRtEngine:
 class TensorRtRuntime:
     """The plans of one folder."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, device: int) -> None:
         self._folder = folder
+        self._device = device
 
     def engine(self, tokens: int | None, rows: int | None) -> TensorRtEngine:
-        return TensorRtEngine(self._folder / plan_name(tokens), tokens, rows)
+        return TensorRtEngine(self._folder / plan_name(tokens), tokens, rows, self._device)
 
 
 class TensorRtProvider:
@@ -104,6 +109,8 @@ class TensorRtProvider:
         config = builder.create_builder_config()
         if precision == "bf16":
             config.set_flag(tensorrt.BuilderFlag.BF16)
+        elif precision == "f16":
+            config.set_flag(tensorrt.BuilderFlag.FP16)
         else:
             config.clear_flag(tensorrt.BuilderFlag.TF32)
         profile = builder.create_optimization_profile()
@@ -122,8 +129,8 @@ class TensorRtProvider:
         (folder / plan_name(tokens)).write_bytes(bytes(plan))
         return plan_name(tokens)
 
-    def open(self, folder: Path, precision: str, threads: int) -> TensorRtRuntime:
-        return TensorRtRuntime(folder)
+    def open(self, folder: Path, precision: str, threads: int, device: int | None = None) -> TensorRtRuntime:
+        return TensorRtRuntime(folder, device or 0)
 
 
 PROVIDER = TensorRtProvider()

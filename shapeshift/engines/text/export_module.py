@@ -16,9 +16,6 @@ from shapeshift.engines.text.families import Family
 from shapeshift.engines.text.pooling import SentenceHead, pool
 from shapeshift.engines.text.task_heads import LinearHead
 
-# Added to an attention score to make its probability zero.
-_MASKED = torch.finfo(torch.float32).min
-
 
 class PackedEncoder(nn.Module):
     """Maps a pack of rows (see `interfaces`) to the outputs `output_names`, in that order.
@@ -52,6 +49,11 @@ class PackedEncoder(nn.Module):
             "TOKEN_LOGITS": self._token_logits,
             "IMPORTANCE": self._importance,
         }
+
+    def cast(self, dtype: torch.dtype) -> PackedEncoder:
+        """Compute the model in `dtype`, in place; what follows it, pooling and heads, stays in f32."""
+        self.model.to(dtype)
+        return self
 
     def forward(
         self, input_ids: torch.Tensor, segments: torch.Tensor, positions: torch.Tensor, rows: torch.Tensor
@@ -93,25 +95,34 @@ class PackedEncoder(nn.Module):
     def _in_form(self, allowed: torch.Tensor) -> torch.Tensor:
         """The eager attention adds the mask to the scores; the fused one takes it as it is."""
         mask = allowed.unsqueeze(1)
-        eager = self.model.config._attn_implementation == "eager"  # type: ignore[union-attr]
-        return torch.where(mask, 0.0, _MASKED) if eager else mask
+        config: Any = self.model.config
+        if config._attn_implementation != "eager":
+            return mask
+        # Added to a score, the lowest number of its type makes its probability zero.
+        dtype: Any = self.model.dtype
+        return torch.where(mask, 0.0, torch.finfo(dtype).min).to(dtype)
 
     def _embedding(self, found: Any, segments: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
-        return torch.as_tensor(self.embedding(found.last_hidden_state, segments, rows))
+        return torch.as_tensor(self.embedding(_f32(found.last_hidden_state), segments, rows))
 
     def _logits(self, found: Any, segments: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
         assert self.head is not None
         if isinstance(self.head, LinearHead):
             return torch.as_tensor(self.head(self._embedding(found, segments, rows)))
         pooling = [str(self.head.pooling)]
-        return torch.as_tensor(self.head(pool(found.last_hidden_state, segments, rows, pooling)))
+        return torch.as_tensor(self.head(pool(_f32(found.last_hidden_state), segments, rows, pooling)))
 
     def _token_logits(self, found: Any, segments: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
         assert self.head is not None
-        return torch.as_tensor(self.head(found.last_hidden_state))
+        return torch.as_tensor(self.head(_f32(found.last_hidden_state)))
 
     def _importance(self, found: Any, segments: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
         """The attention that each token receives, summed over layers, heads and queries (Tabi, section 4.2)."""
         queries = (segments > 0).to(torch.float32).unsqueeze(1)
-        layers = [torch.bmm(queries, weights.sum(1)) for weights in found.attentions]
+        layers = [torch.bmm(queries, _f32(weights.sum(1))) for weights in found.attentions]
         return torch.stack(layers).sum(0)[:, 0]
+
+
+def _f32(values: torch.Tensor) -> torch.Tensor:
+    # Without the condition, exporters would write a conversion that does nothing.
+    return values if values.dtype == torch.float32 else values.float()

@@ -38,14 +38,20 @@ class GammaModule(nn.Module):
         if gamma > 0:
             self.input_axes |= {"TASKS": _IMAGES, "PROMPTS": {1: "tasks"}}
 
+    def cast(self, dtype: torch.dtype) -> GammaModule:
+        """Compute in `dtype`, in place; matching stays in f32."""
+        self.model.to(dtype)
+        return self
+
     def forward(
         self, pixels: torch.Tensor, tasks: torch.Tensor | None = None, prompts: torch.Tensor | None = None
     ) -> torch.Tensor:
         selected = None
         if tasks is not None and prompts is not None:
-            selected = [layer_prompts.index_select(0, tasks) for layer_prompts in prompts.unbind(0)]
+            weights = self.model.patch.weight
+            selected = [own.index_select(0, tasks).to(weights.dtype) for own in prompts.unbind(0)]
         features: torch.Tensor = self.model(pixels, self.layers, selected)
-        return features
+        return features if features.dtype == torch.float32 else features.float()
 
     def example(self, images: int, seed: int = 0, tasks: int = 2) -> dict[str, Array]:
         """Random inputs for that many images and tasks."""

@@ -31,6 +31,7 @@ class Matching(nn.Module):
 
     def forward(self, keys: Tensor, merged: int) -> Matches:
         """keys [n, heads, t, dim], averaged over the heads -> the matches of `merged` tokens, 0 < merged <= t // 2."""
+        keys = keys if keys.dtype == torch.float32 else keys.float()
         similarity, partner = best_partners(keys.mean(1))
         # One sorted list: every token of A is in exactly one of its two parts, also among equal scores.
         order = torch.sort(similarity, dim=1, descending=True).indices

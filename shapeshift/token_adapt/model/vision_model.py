@@ -26,8 +26,12 @@ from shapeshift.token_adapt.tasks.registry import TaskEntry
 _ASSUMED_LOSS = 0.1
 
 
-def open_model(folder: Path, tasks_dir: Path, threads: int, expect_sha256: str | None = None) -> VisionModel:
-    """The engines in `folder`, each on `threads` threads (0: one per core). It has no tasks before `reload_tasks`.
+def open_model(
+    folder: Path, tasks_dir: Path, threads: int, expect_sha256: str | None = None, device: int | None = None
+) -> VisionModel:
+    """The engines in `folder`, each on `threads` threads (0: one per core), or on the GPU `device`.
+
+    It has no tasks before `reload_tasks`.
 
     Raises EngineError if the folder does not match its manifest.
     """
@@ -36,7 +40,7 @@ def open_model(folder: Path, tasks_dir: Path, threads: int, expect_sha256: str |
     provider = lookup.PROVIDERS[manifest.provider]
     engines = {}
     for entry in manifest.engines:
-        runtime = provider.open(folder / entry.folder, entry.precision, threads or cores())
+        runtime = provider.open(folder / entry.folder, entry.precision, threads or cores(), device)
         engines[entry.gamma] = runtime.engine(None, None)
     model = VisionModel(manifest, engines, prompt_folding.load(folder, manifest.heads, manifest.epsilon), tasks_dir)
     if manifest.labels:
