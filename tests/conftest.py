@@ -35,7 +35,7 @@ LIGHT_WIDTH = 8
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave out long tests unless -m names them, skip those of a GPU without one, and put tests of a running server first.
+    """Leave out long tests unless -m names them, skip those that need a GPU where there is none; servers first.
 
     These mostly wait, so that the others fill the processor beside them.
     """
