@@ -128,15 +128,13 @@ class Supervisor:
 
         loader: the sidecar that loads workers, if there are any. Raises ShapeshiftError after the time to load.
         """
-        start, loaded = time.monotonic(), 0
+        start, loaded = time.monotonic(), logs.LoadedModels(self._settings.log)
         while not stop.wait(_POLL_S):
             server.require_running()
             if loader is not None:
                 loader.restart_if_ended()
             seconds = time.monotonic() - start
-            names = logs.loaded_models(self._settings.log)
-            self._say("".join(f"  {name} is loaded ({seconds:.0f} s)\n" for name in names[loaded:]))
-            loaded = len(names)
+            self._say("".join(f"  {name} is loaded ({seconds:.0f} s)\n" for name in loaded.new()))
             if loader.has_settled() if loader is not None else server.poll_ready():
                 return True
             if seconds > self._ready_timeout_s:

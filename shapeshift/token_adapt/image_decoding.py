@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 
 import numpy as np
-from PIL import Image, ImageOps
+from PIL import Image, ImageOps, UnidentifiedImageError
 
 from shapeshift.errors import InvalidInputError
 from shapeshift.token_adapt.interfaces import Pixels, Preprocessing
@@ -33,6 +33,11 @@ def decode(data: bytes, wanted: Preprocessing, max_pixels: int, row: int | None 
     except Image.DecompressionBombError:
         # Pillow's own limit, which is far above `max_pixels`.
         raise InvalidInputError("image", "a decompression bomb", f"at most {max_pixels} pixels", row) from None
+    except UnidentifiedImageError:
+        # Pillow's own text names the object in memory.
+        raise InvalidInputError(
+            "IMAGE", f"{len(data)} bytes of another format", "a complete JPEG or PNG file", row
+        ) from None
     except Exception as error:  # noqa: BLE001  Pillow raises many types for damaged files
         given = f"{len(data)} bytes ({error or type(error).__name__})"
         raise InvalidInputError("IMAGE", given, "a complete JPEG or PNG file", row) from None

@@ -65,8 +65,9 @@ def test_files_and_pixels_are_resized_alike() -> None:
     ids=["nothing", "text", "gif", "start", "short jpeg", "short png", "png without data"],
 )
 def test_data_that_is_not_a_complete_image_is_refused(data: bytes) -> None:
-    with pytest.raises(InvalidInputError, match="row 3: IMAGE: got .*a complete JPEG or PNG file"):
+    with pytest.raises(InvalidInputError, match="row 3: IMAGE: got .*a complete JPEG or PNG file") as refused:
         decode(data, SQUARE, MOST, row=3)
+    assert f"{len(data)} bytes" in str(refused.value) and "object at" not in str(refused.value)
 
 
 def test_a_bomb_is_refused_by_its_header() -> None:

@@ -120,6 +120,20 @@ def test_without_errors_the_end_of_the_log_is_shown(tmp_path: Path) -> None:
     assert logs.last_errors(tmp_path / "absent") == []
 
 
+def test_each_loaded_model_of_a_growing_log_is_told_once(tmp_path: Path) -> None:
+    def line(name: str) -> str:
+        return f"I1121 10:00:00.2 1 model_lifecycle.cc:1] \"successfully loaded '{name}'\"\n"
+
+    log = tmp_path / "server.log"
+    loaded = logs.LoadedModels(log)
+    assert loaded.new() == []
+    log.write_text("é\n" + line("one") + line("two") + line("three")[:30])
+    assert loaded.new() == ["one", "two"]
+    assert loaded.new() == []
+    log.write_text(log.read_text() + line("three")[30:] + line("one"))
+    assert loaded.new() == ["three", "one"]
+
+
 def test_help_lists_options() -> None:
     text = "Usage: tritonserver [options]\n  --help\n\tPrint usage, see --other\n\nHTTP:\n  --http-port <integer>\n"
     assert probe.parse_help(text) == {"help", "http-port"}

@@ -34,6 +34,11 @@ class Row:
     def tokens(self) -> int:
         return len(self.ids)
 
+    @property
+    def is_open(self) -> bool:
+        """Whether it still needs an answer."""
+        return not (self.done or self.request.finished)
+
 
 class TextRequest:
     """Collects the outputs of its rows. It finishes when the last row is done or the first row fails.

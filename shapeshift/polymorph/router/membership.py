@@ -61,8 +61,8 @@ class Membership:
         self._mark_ready(self.pending.put(rows))
 
     def retry(self, rows: Sequence[Row]) -> None:
-        """Add rows that have waited for, or run on, another worker."""
-        self.retries += len(rows)
+        """Add rows that have waited for, or run on, another worker, where they still need an answer."""
+        self.retries += sum(row.is_open for row in rows)
         self.put(rows)
 
     def next_ready(self) -> WorkerState | None:

@@ -31,7 +31,7 @@ class PendingRows:
         """Add the rows that still need an answer. Returns the workers that can take them."""
         takers = []
         for row in rows:
-            if row.request.finished or row.done:
+            if not row.is_open:
                 continue
             self._count(row, 1)
             worker = self._assignment.put(row)

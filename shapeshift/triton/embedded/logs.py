@@ -12,12 +12,25 @@ _LOADED = re.compile(r"^I\d{4} .*successfully loaded '([^']+)'", re.MULTILINE)
 _HARMLESS = re.compile(r"CudaDriverHelper|DCGM|nvml", re.IGNORECASE)
 
 
-def loaded_models(log: Path) -> list[str]:
-    """The models in the order in which the server has loaded them; a model that was loaded again is named again."""
-    try:
-        return _LOADED.findall(log.read_text(encoding="utf-8", errors="replace"))
-    except OSError:
-        return []
+class LoadedModels:
+    """Follows the log of one server from its beginning; reads each line once."""
+
+    def __init__(self, log: Path) -> None:
+        self._log = log
+        self._offset = 0
+
+    def new(self) -> list[str]:
+        """The models that the server has loaded since the last call, in order; one that was loaded again too."""
+        try:
+            with self._log.open("rb") as file:
+                file.seek(self._offset)
+                found = file.read()
+        except OSError:
+            return []
+        # The last line may be half written.
+        lines = found[: found.rfind(b"\n") + 1]
+        self._offset += len(lines)
+        return _LOADED.findall(lines.decode(errors="replace"))
 
 
 def last_errors(log: Path, limit: int = 8, tail_bytes: int = 1 << 16) -> list[str]:
