@@ -101,6 +101,23 @@ def test_the_first_answer_counts_however_late(make_router: MakeRouter) -> None:
     router.check_rest()
 
 
+def test_a_worker_that_answers_late_is_slow_and_not_dead(
+    make_router: MakeRouter, no_probes: Callable[[Router], None]
+) -> None:
+    """On a machine without time for it: a sidecar that replaced it would make everything slower still."""
+    router = make_router(0, 0, timeout_s=0.1)
+    no_probes(router)
+    slow = router.workers["a"]
+    slow.stick()
+    asked = [router.ask(100) for _ in range(4)]
+    router.wait(lambda: router.timeouts("a") >= DEAD_AFTER)
+    assert not router.joined("a", "b") and [one.error() for one in asked] == [None] * 4
+    slow.free()
+    router.wait(lambda: router.timeouts("a") == 0)
+    assert not router.joined("a", "b"), "it gets texts once it answers in time"
+    router.check_rest()
+
+
 def test_a_worker_that_died_joins_again_with_a_new_process(make_router: MakeRouter) -> None:
     router = make_router(0, 0)
     dead = router.workers["a"]

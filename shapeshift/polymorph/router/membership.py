@@ -85,6 +85,11 @@ class Membership:
         worker.probe_due = True
         self._mark_ready([worker.name])
 
+    def answered(self, worker: str, call: WorkerCall) -> None:
+        """Record an answer, however late: a worker that answers is slow, and a new process would be no faster."""
+        if call.epoch == self.workers[worker].epoch:
+            self.workers[worker].timeouts = 0
+
     def ended(self, worker: WorkerState, call: WorkerCall, outcome: WorkerInfo | Exception | None) -> None:
         """Record how a call ended: with the worker's report, an error, or None where no row needed it any more."""
         now = time.monotonic()

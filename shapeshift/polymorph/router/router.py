@@ -163,6 +163,7 @@ class Router:
         with self._lock:
             self._calls += 1
             self._rows += len(rows)
+            self._members.answered(worker, call)
         return info
 
     def _record(self, worker: WorkerState, call: WorkerCall, outcome: WorkerInfo | Exception | None) -> None:

@@ -10,7 +10,7 @@ from shapeshift.polymorph.router.worker_client import WorkerInfo
 
 # One call runs in the worker, one waits there for it to end.
 MAX_IN_FLIGHT = 2
-# After so many timeouts in a row the sidecar reloads the worker.
+# After so many timeouts in a row, without an answer that came late, the sidecar reloads the worker.
 DEAD_AFTER = 2
 # A worker that fails so many calls in a row leaves until a probe succeeds.
 FAILING_AFTER = 2
@@ -35,9 +35,9 @@ class WorkerState:
 
     info: the worker's last report, None before the first; joined: whether it gets rows; epoch: how often it has
     joined, so that a call of an earlier epoch may be to a process that was replaced; joined_at: the last time;
-    timeouts: in a row, since its last answer; failures: of calls with rows, in a row; probe_due: whether to ask for
-    its report; last_contact: when a call began, or ended before its deadline; last_end: when a call ended; calls: in
-    flight, without abandoned ones.
+    timeouts: in a row, since its last answer, in time or late; failures: of calls with rows, in a row; probe_due:
+    whether to ask for its report; last_contact: when a call began, or ended before its deadline; last_end: when a call
+    ended; calls: in flight, without abandoned ones.
     """
 
     name: str
