@@ -108,7 +108,7 @@ def _measure(
     options: argparse.Namespace, output: Output, scene: Scene, rates: dict[str, float], start_s: float
 ) -> list[str]:
     if options.soak:
-        return list(soak(scene, rates, options.soak, output.say))
+        return list(soak(scene, rates, options.soak, output.say, output.data))
     drill = Drill(scene, rates, start_s)
     scene.traffic.resume(rates)
     time.sleep(_WARM_S)

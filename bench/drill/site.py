@@ -109,7 +109,8 @@ class Site:
             return found
         self._prefixes.add(record.prefix)
         found |= {"guard": record.guard.pid, "server": record.server.pid}
-        running = sorted((member.start, member.pid) for member in processes.members(record))
+        # /proc may list a process twice while others begin and end.
+        running = sorted({(member.start, member.pid) for member in processes.members(record)})
         for pid in (pid for _, pid in running if pid not in found.values()):
             stub = processes.stub(pid)
             # MODEL_GROUP_NUMBER

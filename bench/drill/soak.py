@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping
+from typing import Any
 
 from bench.drill import gates
 from bench.drill.faults.scene import Scene
@@ -13,29 +14,40 @@ from bench.drill.outcomes import LOST, RIGHT, WRONG
 
 _SAMPLE_S = 5.0
 _WARM_UP = 0.3
+_THROUGHOUT = 0.9
 
 
-def soak(scene: Scene, rates: Mapping[str, float], minutes: float, say: Callable[[str], None]) -> Iterator[str]:
-    """Run it and yield a line for each gate that it misses."""
+def soak(
+    scene: Scene, rates: Mapping[str, float], minutes: float, say: Callable[[str], None], data: dict[str, Any]
+) -> Iterator[str]:
+    """Run it, yield a line for each gate that it misses, and write the samples of each process into `data`."""
     traffic = scene.traffic
     first = len(traffic.outcomes)
-    samples: dict[str, list[Footprint]] = defaultdict(list)
+    samples: dict[str, list[tuple[float, Footprint]]] = defaultdict(list)
     began = time.monotonic()
     traffic.resume(rates)
     while (passed_s := time.monotonic() - began) < 60.0 * minutes:
         time.sleep(_SAMPLE_S)
-        if passed_s >= _WARM_UP * 60.0 * minutes:
-            for name, footprint in scene.site.footprints().items():
-                samples[name].append(footprint)
+        for name, footprint in scene.site.footprints().items():
+            samples[name].append((passed_s, footprint))
     traffic.pause()
     counts = Counter(one.kind for one in traffic.outcomes[first:])
     say(f"soak of {minutes:g} minutes: {dict(counts)}")
     say(f"  {'process':24}{'RSS MB first':>13}{'last':>8}{'fds':>10}{'threads':>12}")
-    for name, found in samples.items():
+    after_s = _WARM_UP * 60.0 * minutes
+    warm = {name: [one for at_s, one in found if at_s >= after_s] for name, found in samples.items()}
+    most = max(map(len, warm.values()))
+    # Others began or ended meanwhile, such as a worker that was replaced and a process that is just being started.
+    throughout = {name: found for name, found in warm.items() if len(found) > _THROUGHOUT * most}
+    for name, found in throughout.items():
         one, last = found[0], found[-1]
         fds, threads = f"{one.fds} {last.fds}", f"{one.threads} {last.threads}"
         say(f"  {name:24}{one.rss_mb:13.1f}{last.rss_mb:8.1f}{fds:>10}{threads:>12}")
-    yield from gates.not_flat(samples)
+    data["samples"] = {
+        name: [[round(at_s), round(one.rss_mb, 1), one.fds, one.threads] for at_s, one in found]
+        for name, found in samples.items()
+    }
+    yield from gates.not_flat(throughout)
     yield from (f"soak: {counts[kind]} {kind}" for kind in (WRONG, LOST) if counts[kind])
     if not counts[RIGHT]:
         yield "soak: no right answer"
