@@ -26,7 +26,7 @@ from shapeshift.serving.metrics import Gauge, Metric, MetricsFlusher, RequestMet
 from shapeshift.serving.model_args import ModelArgs, model_log
 from shapeshift.serving.pb_utils import InferenceRequest, InferenceResponse, PbUtils, ResponseSender
 from shapeshift.serving.responses import Responder
-from shapeshift.serving.text_inputs import TEXT_PAIR, texts_of_request
+from shapeshift.serving.text_inputs import NUM_TOKENS, TEXT_PAIR, texts_of_request, wanted_outputs
 from shapeshift.triton.async_client import AsyncClient
 from shapeshift.triton.settings import own_grpc_url
 
@@ -97,7 +97,7 @@ class CascadeFront:
     def _submit(self, request: InferenceRequest, sender: ResponseSender) -> None:
         given = parameters.parse(request.parameters(), _OWN_PARAMETERS)
         texts = texts_of_request(self._pb_utils, request, self._pairs)
-        outputs = [name for name in self._outputs if name in request.requested_output_names()]
+        outputs = wanted_outputs(request, self._outputs)
         for tokens in self._hot_swap.submit(texts, given, partial(self._respond, sender, outputs)):
             self._request_metrics.lengths.observe(tokens)
 
@@ -155,4 +155,5 @@ _OUTPUTS: dict[str, Callable[[ClassifyRequest], Any]] = {
     "WORDS_PRUNED": lambda request: _column([row.words_pruned for row in request.rows], np.int32),
     "ENGINE_MS": lambda request: _column([row.engine_ms for row in request.rows], np.float32),
     "CONTROL_MS": lambda request: _column([row.control_ms for row in request.rows], np.float32),
+    NUM_TOKENS.name: lambda request: _column([row.num_tokens for row in request.rows], np.int32),
 }

@@ -22,7 +22,10 @@ class LevelResult(NamedTuple):
 class Row:
     """One text, or one pair of texts, of a request."""
 
-    __slots__ = ("_next_pruned", "answer", "control_ms", "engine_ms", "ensemble", "next_texts", "texts", "words_pruned")
+    __slots__ = (
+        *("_next_pruned", "answer", "control_ms", "engine_ms", "ensemble", "next_texts", "num_tokens", "texts"),
+        "words_pruned",
+    )
 
     def __init__(self, texts: Sequence[bytes]) -> None:
         # What the last level that answered has read, and what the next one reads.
@@ -30,6 +33,8 @@ class Row:
         # Words that levels which have answered did not read, and how many more the next level does not read.
         self.words_pruned = 0
         self._next_pruned = 0
+        # What the first level has read.
+        self.num_tokens = 0
         # The answer so far, and the ensemble that the next level's output is added to.
         self.answer: Answer | None = None
         self.ensemble: Array | None = None

@@ -161,6 +161,8 @@ class CascadeService:
 
     def _record(self, request: ClassifyRequest, row: Row, level: int, output: LevelOutput) -> None:
         row.record(*request.control.answer(level, output, row.ensemble))
+        if level == 1 and output.offsets is not None:
+            row.num_tokens = len(output.offsets)
         if level == 1 and request.level is None:
             self._metrics.observe_confidence(row.final.confidence)
 

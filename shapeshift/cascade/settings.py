@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from shapeshift.serving.model_args import DESCRIPTION, Signature, Tensor
-from shapeshift.serving.text_inputs import TEXT_PAIR
+from shapeshift.serving.text_inputs import NUM_TOKENS, TEXT_PAIR
 from shapeshift.settings import require
 
 # Optional, so that a request for DESCRIPTION needs none.
@@ -19,6 +19,7 @@ _OUTPUTS = (
     Tensor("WORDS_PRUNED", "TYPE_INT32"),
     Tensor("ENGINE_MS", "TYPE_FP32"),
     Tensor("CONTROL_MS", "TYPE_FP32"),
+    NUM_TOKENS,
     DESCRIPTION,
 )
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import partial
 
+import numpy as np
+
 from shapeshift import settings
 from shapeshift.engines import manifest
 from shapeshift.engines.execution.request import TextRequest
@@ -22,7 +24,16 @@ from shapeshift.serving.metrics import Gauge, Metric, MetricsFlusher, RequestMet
 from shapeshift.serving.model_args import ModelArgs, model_log
 from shapeshift.serving.pb_utils import InferenceRequest, InferenceResponse, PbUtils, ResponseSender
 from shapeshift.serving.responses import Responder
-from shapeshift.serving.text_inputs import ENGINE_MS, OFFSETS, TEXT_PAIR, Offsets, padded_offsets, rows_of_request
+from shapeshift.serving.text_inputs import (
+    ENGINE_MS,
+    NUM_TOKENS,
+    OFFSETS,
+    TEXT_PAIR,
+    Offsets,
+    padded_offsets,
+    rows_of_request,
+    wanted_outputs,
+)
 
 PARAMETERS = settings.names(TextEngineSettings, PolymorphSettings, GeneratedSettings, PlacementSettings)
 _OWN_PARAMETERS = ("prompt_name", "truncate")
@@ -68,7 +79,7 @@ class TextFront:
 
     def _submit(self, request: InferenceRequest, sender: ResponseSender) -> None:
         given = parameters.parse(request.parameters(), _OWN_PARAMETERS)
-        wanted = [name for name in self._outputs if name in request.requested_output_names()]
+        wanted = wanted_outputs(request, self._outputs)
         rows = rows_of_request(
             self._pb_utils,
             request,
@@ -100,6 +111,8 @@ class TextFront:
             values[OFFSETS] = padded_offsets(offsets)
         if ENGINE_MS in wanted:
             values[ENGINE_MS] = request.engine_ms[:, None]
+        if NUM_TOKENS.name in wanted:
+            values[NUM_TOKENS.name] = np.array([[row.tokens] for row in request.rows], np.int32)
         tensors = [self._pb_utils.Tensor(name, values[name]) for name in wanted]
         return self._pb_utils.InferenceResponse(output_tensors=tensors)
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from shapeshift.errors import InvalidInputError
 from shapeshift.polymorph.policy.algorithms import ALLOCATIONS, DISPATCHERS
 from shapeshift.serving.model_args import DESCRIPTION, Signature, Tensor
-from shapeshift.serving.text_inputs import ENGINE_MS, OFFSETS, TEXT_PAIR
+from shapeshift.serving.text_inputs import ENGINE_MS, NUM_TOKENS, OFFSETS, TEXT_PAIR
 from shapeshift.settings import require
 
 PLACEMENTS = ("inline", "resident", "partitioned", "auto")
@@ -173,6 +173,7 @@ def front_signature(parameters: Mapping[str, str]) -> Signature:
         Tensor("IMPORTANCE", "TYPE_FP32", (-1,), listed=True),
         Tensor(OFFSETS, "TYPE_INT32", (-1, 2), listed=True),
         Tensor(ENGINE_MS, "TYPE_FP32", listed=True),
+        NUM_TOKENS,
         DESCRIPTION,
     )
     return Signature(_INPUTS, outputs)

@@ -1,4 +1,7 @@
-"""The text of a request, given as TEXT (with TEXT_PAIR) or as INPUT_IDS with ATTENTION_MASK, as rows of token ids."""
+"""The text of a request, given as TEXT (with TEXT_PAIR) or as INPUT_IDS with ATTENTION_MASK, as rows of token ids.
+
+NUM_TOKENS: the output of a front that tokenises which says how many ids it read of each row.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from shapeshift.errors import InvalidInputError
+from shapeshift.serving.model_args import DESCRIPTION, Tensor
 from shapeshift.serving.pb_utils import InferenceRequest, PbUtils
 
 Ids = npt.NDArray[np.int64]
@@ -17,6 +21,7 @@ Offsets = npt.NDArray[np.int32]
 OFFSETS = "OFFSETS"
 ENGINE_MS = "ENGINE_MS"
 TEXT_PAIR = "TEXT_PAIR"
+NUM_TOKENS = Tensor("NUM_TOKENS", "TYPE_INT32", always=True)
 
 
 class Tokenizer(Protocol):
@@ -89,6 +94,14 @@ def texts_of_request(pb_utils: PbUtils, request: InferenceRequest, pairs: bool) 
     if pairs and (pair is None or len(pair) != len(text)):
         raise InvalidInputError(TEXT_PAIR, None if pair is None else f"{len(pair)} rows", "as many rows as TEXT has")
     return [[one] for one in text] if pair is None else [list(both) for both in zip(text, pair, strict=True)]
+
+
+def wanted_outputs(request: InferenceRequest, own: Sequence[str]) -> list[str]:
+    """Which of the outputs `own` to answer with, in their order; NUM_TOKENS only for a request that names it."""
+    named = request.requested_output_names()
+    # Triton lists every output for a request that names none, and only then stands DESCRIPTION beside others.
+    left_out = NUM_TOKENS.name if DESCRIPTION.name in named else ""
+    return [name for name in own if name in named and name != left_out]
 
 
 def padded_offsets(offsets: Sequence[Offsets]) -> Offsets:

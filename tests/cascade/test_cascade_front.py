@@ -56,13 +56,27 @@ def test_a_sure_text_is_answered_by_the_first_level(workspace: Workspace) -> Non
     assert found["LEVEL"].dtype == found["WORDS_PRUNED"].dtype == np.int32
 
 
+def test_tokens_that_the_first_level_read_are_counted_for_who_asks(workspace: Workspace) -> None:
+    large(workspace)
+    front = workspace.open(workspace.table(candidate("both", TWO, [gap(c=1.0)])))
+    unnamed = text_request("one", outputs=(*ALL, "NUM_TOKENS", "DESCRIPTION"))
+    named, later = (
+        text_request("one", "one two", outputs=("LEVEL", "NUM_TOKENS"), parameters=given)
+        for given in ({}, {"level": 2})
+    )
+    front.execute([named, unnamed, later])
+    assert named.vectors("LEVEL").tolist() == [[2], [2]]
+    assert named.vectors("NUM_TOKENS").tolist() == [[3], [4]] and later.vectors("NUM_TOKENS").tolist() == [[0], [0]]
+    assert set(values_of(unnamed.sender.answer())) == {*ALL}
+
+
 def test_a_request_without_inputs_is_told_what_the_model_is(workspace: Workspace) -> None:
     front = workspace.open(workspace.table(candidate("both", TWO, [gap()])))
     asked, bad = Request((*ALL, "DESCRIPTION")), Request(ALL)
     front.execute([asked, bad])
     found = json.loads(asked.vectors("DESCRIPTION").item())
     assert found["kind"] == "text_classification" and found["labels"] == list(LABELS)
-    assert found["levels"] == list(TWO) and found["outputs"] == list(ALL) and found["max_tokens"] > 0
+    assert found["levels"] == list(TWO) and found["outputs"] == [*ALL, "NUM_TOKENS"] and found["max_tokens"] > 0
     assert bad.refusal()[1] == "inputs: got 'none'; TEXT"
 
 

@@ -21,13 +21,19 @@ FRONTS: dict[str, dict[str, Any]] = {
         "max_tokens": 512,
         "max_batch_size": 4,
         "embedding_size": WIDTH,
-        "outputs": ["EMBEDDING"],
+        "outputs": ["EMBEDDING", "NUM_TOKENS"],
     },
-    "cross": {"kind": "reranking", "pairs": True, "max_batch_size": 4, "outputs": ["LOGITS"], "labels": ["score"]},
+    "cross": {
+        "kind": "reranking",
+        "pairs": True,
+        "max_batch_size": 4,
+        "outputs": ["LOGITS", "NUM_TOKENS"],
+        "labels": ["score"],
+    },
     "classify_text": {
         "kind": "text_classification",
         "max_batch_size": 4,
-        "outputs": ["LABEL", "PROBABILITIES", "CONFIDENCE"],
+        "outputs": ["LABEL", "PROBABILITIES", "CONFIDENCE", "NUM_TOKENS"],
         "labels": ["short", "long"],
     },
     "classify_raw": {
@@ -136,6 +142,7 @@ class FakeTriton(AsyncClient):
             "LABEL": np.array([[b"long" if one > 0.5 else b"short"] for one in high], dtype=object),
             "CONFIDENCE": high[:, None].astype(np.float32),
             "LOGITS": np.stack([0 * lengths, lengths - 5.0], 1).astype(np.float32),
+            "NUM_TOKENS": lengths[:, None].astype(np.int32),
         }
         if name == "LOGITS" and "TEXT_PAIR" in call.inputs:
             return (lengths[:, None] - 5.0).astype(np.float32)

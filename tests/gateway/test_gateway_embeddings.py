@@ -20,6 +20,7 @@ def test_one_text_and_several(client: openai.OpenAI) -> None:
     several = client.embeddings.create(model="encode", input=["a", "bbbb"], encoding_format="float")
     assert [item.embedding[0] for item in several.data] == [1.0, 4.0]
     assert [item.index for item in several.data] == [0, 1]
+    assert several.usage.prompt_tokens == several.usage.total_tokens == 5, "what the model counts"
 
 
 def test_base64_holds_the_same_numbers(url: str) -> None:
@@ -53,6 +54,7 @@ def test_many_inputs_are_split_and_joined(client: openai.OpenAI, triton: FakeTri
     texts = ["x" * (1 + number % 50) for number in range(2048)]
     found = client.embeddings.create(model="encode", input=texts)
     assert [item.embedding[0] for item in found.data] == [float(len(text)) for text in texts]
+    assert found.usage.prompt_tokens == sum(map(len, texts))
     assert len(triton.calls) == 512 and max(len(call.inputs["TEXT"]) for call in triton.calls) == 4
     with pytest.raises(openai.BadRequestError, match="input: got '2049 items'; at most 2048"):
         client.embeddings.create(model="encode", input=[*texts, "x"])

@@ -35,7 +35,7 @@ def test_documents_are_ordered(url: str, triton: FakeTriton, path: str) -> None:
     assert [one["relevance_score"] for one in found["results"]] == pytest.approx([sigmoid(2), sigmoid(1)])
     assert [len(call.inputs["TEXT_PAIR"]) for call in triton.calls] == [4, 1]
     assert triton.calls[0].inputs["TEXT"].tolist() == [[b"q"]] * 4
-    assert triton.calls[0].parameters == {"truncate": True}
+    assert triton.calls[0].parameters == {"truncate": True} and found["usage"] == {"total_tokens": 3 + 7 + 6 + 1 + 2}
     bare = post(url, path, model="cross", query="q", documents=["a"], return_documents=False)
     assert bare["results"] == [{"index": 0, "relevance_score": pytest.approx(sigmoid(-4))}]
 
@@ -43,7 +43,7 @@ def test_documents_are_ordered(url: str, triton: FakeTriton, path: str) -> None:
 def test_an_embedding_model_reranks_by_cosine(url: str) -> None:
     found = post(url, "/v1/rerank", model="encode", query="aaaa", documents=["a", "aaaa"])
     assert [one["index"] for one in found["results"]] == [1, 0]
-    assert found["results"][0]["relevance_score"] == pytest.approx(1.0)
+    assert found["results"][0]["relevance_score"] == pytest.approx(1.0) and found["usage"] == {"total_tokens": 9}
 
 
 @pytest.mark.parametrize(
@@ -76,6 +76,7 @@ def test_texts_are_classified(url: str, triton: FakeTriton) -> None:
     assert found["data"][1]["probs"] == pytest.approx([1 - sigmoid(3), sigmoid(3)], abs=1e-6)
     assert found["data"][1]["confidence"] == pytest.approx(sigmoid(3), abs=1e-6)
     assert triton.calls[0].parameters == {"level": 1, "min_accuracy": 0.5}
+    assert found["usage"] == {"prompt_tokens": 10, "total_tokens": 10, "completion_tokens": 0}
     assert post(url, "/v1/classify", model="classify_text", input="ab")["data"][0]["label"] == "short"
 
 

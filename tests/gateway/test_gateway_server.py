@@ -17,8 +17,8 @@ import openai
 import pytest
 import tritonclient.grpc as grpc_client
 
-from shapeshift.cli.gateway import child
 from shapeshift.triton import metrics
+from tests.gateway.served import gateway, models_of, serving
 from tests.waiting import wait_for
 
 if TYPE_CHECKING:
@@ -26,7 +26,6 @@ if TYPE_CHECKING:
 
 pytestmark = [pytest.mark.server, pytest.mark.timeout(300)]
 
-BUILD = Path(__file__).resolve().parents[2] / "build"
 MODELS = ("encode", "generate", "generate_lora")
 PROMPT = "Return the number of"
 
@@ -35,31 +34,14 @@ PROMPT = "Return the number of"
 def triton(
     make_server: Callable[..., TritonServer], tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[TritonServer]:
-    for model in MODELS:
-        if not (BUILD / "repository" / model).is_dir():
-            pytest.skip(f"no {BUILD / 'repository' / model}: run `make engines`")
-    with make_server((BUILD / "repository",), MODELS, tmp_path_factory.mktemp("gateway") / "run") as server:
-        yield server.wait_ready()
+    with serving(make_server, MODELS, tmp_path_factory.mktemp("gateway") / "run") as server:
+        yield server
 
 
 @pytest.fixture(scope="module")
 def url(triton: TritonServer, free_ports: Callable[[int], list[int]]) -> Iterator[str]:
-    """The command, as `shapeshift serve` starts it."""
-    (port,) = free_ports(1)
-    address = f"http://127.0.0.1:{port}"
-    process = child(triton.settings, port)
-    with process:
-        process.start()
-        wait_for(lambda: len(models_of(address)) >= len(MODELS), timeout_s=60, pause_s=0.1)
+    with gateway(triton, *free_ports(1), len(MODELS)) as address:
         yield address
-    assert models_of(address) == [] and "Traceback" not in process.log.read_text()
-
-
-def models_of(address: str) -> list[str]:
-    try:
-        return [one["id"] for one in httpx2.get(f"{address}/v1/models", timeout=10).json()["data"]]
-    except httpx2.HTTPError:
-        return []
 
 
 @pytest.fixture(scope="module")
@@ -76,9 +58,12 @@ def test_vectors_are_those_of_sentence_transformers(client: openai.OpenAI, demo_
     from sentence_transformers import SentenceTransformer
 
     texts = ["A text of any length.", "Another one, which is somewhat longer than the first.", "short"]
-    reference = SentenceTransformer(str(demo_checkpoint), device="cpu").encode(texts, normalize_embeddings=True)
+    model = SentenceTransformer(str(demo_checkpoint), device="cpu")
+    reference = model.encode(texts, normalize_embeddings=True)
+    tokens = sum(len(ids) for ids in model.tokenizer(texts)["input_ids"])
     for encoding in ("float", "base64"):
         answer: Any = client.embeddings.create(model="encode", input=texts, encoding_format=encoding)
+        assert answer.usage.prompt_tokens == tokens
         rows = [one.embedding for one in answer.data]
         if encoding == "base64":
             rows = [np.frombuffer(base64.b64decode(row), "<f4") for row in rows]

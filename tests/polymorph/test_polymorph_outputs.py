@@ -107,6 +107,19 @@ def test_outputs_that_were_not_requested_are_not_sent(open_front: Callable[..., 
     assert list(values_of(request.sender.answer())) == ["LOGITS"]
 
 
+def test_tokens_are_counted_for_who_asks(open_front: Callable[..., TextFront]) -> None:
+    named = text_request("a", "is it so " * 200, outputs=["NUM_TOKENS", "LOGITS"], parameters={"truncate": True})
+    # Triton lists all outputs for a request that names none.
+    unnamed = text_request("a", outputs=[*ALL, "NUM_TOKENS", "DESCRIPTION"])
+    ids = ids_request([101, 7, 102], [101, 102], outputs=["NUM_TOKENS"])
+    front = open_front()
+    front.execute([named, unnamed, ids])
+    assert set(values_of(named.sender.answer())) == {"NUM_TOKENS", "LOGITS"}
+    assert named.vectors("NUM_TOKENS").tolist() == [[3], [512]] and named.vectors("NUM_TOKENS").dtype == np.int32
+    assert set(values_of(unnamed.sender.answer())) == {*ALL}
+    assert ids.vectors("NUM_TOKENS").tolist() == [[3], [2]]
+
+
 def test_pairs(open_front: Callable[..., TextFront]) -> None:
     front = open_front(pairs=True)
     texts = np.array([[b"is it"], [b"x"]], dtype=object)

@@ -27,6 +27,7 @@ SIGNATURES: dict[str, Signature] = {
     "cascade": cascade.signature({}),
 }
 DESCRIPTION = {"name": "DESCRIPTION", "data_type": "TYPE_STRING", "dims": [1]}
+NUM_TOKENS = {"name": "NUM_TOKENS", "data_type": "TYPE_INT32", "dims": [1]}
 TEXT = {"name": "TEXT", "data_type": "TYPE_STRING", "dims": [1], "optional": True}
 
 
@@ -63,6 +64,7 @@ def test_what_is_stated_stays() -> None:
     assert made["output"] == [
         {"name": "LOGITS", "data_type": "TYPE_FP32", "dims": [3]},
         {"name": "EMBEDDING", "data_type": "TYPE_FP32", "dims": [384]},
+        NUM_TOKENS,
         DESCRIPTION,
     ]
     assert {name: made[name] for name in ("max_batch_size", "instance_group", "parameters")} == {
@@ -83,13 +85,15 @@ def test_an_input_may_be_narrowed_and_an_open_size_is_completed() -> None:
 def test_a_front_can_be_asked_for_its_description_alone(kind: str) -> None:
     first = SIGNATURES[kind].outputs[0].name
     made = SIGNATURES[kind].complete({"output": [{"name": first}]})
-    assert names(made["output"]) == [first, "DESCRIPTION"]
+    counted = [NUM_TOKENS] if kind in ("polymorph", "cascade") else []
+    assert names(made["output"]) == [first, *names(counted), "DESCRIPTION"]
     assert all(one["optional"] for one in made["input"])
-    assert SIGNATURES[kind].complete({"output": [{"name": "DESCRIPTION"}]})["output"] == [DESCRIPTION]
+    assert SIGNATURES[kind].complete({"output": [{"name": "DESCRIPTION"}]})["output"] == [DESCRIPTION, *counted]
 
 
 def test_the_default_output_of_texts_follows_the_head() -> None:
-    assert names(polymorph.front_signature({"head": "h"}).complete({})["output"]) == ["LOGITS", "DESCRIPTION"]
+    completed = polymorph.front_signature({"head": "h"}).complete({})
+    assert names(completed["output"]) == ["LOGITS", "NUM_TOKENS", "DESCRIPTION"]
 
 
 def test_pairs_are_part_of_a_cascade_that_classifies_them() -> None:
@@ -184,7 +188,7 @@ def test_triton_keeps_what_a_configuration_states() -> None:
 def test_a_tensor_of_which_only_the_name_is_stated_is_completed() -> None:
     bare = {"name": "ENGINE_MS", "data_type": "TYPE_INVALID", "dims": []}
     made = complete(polymorph.signature, output=[bare])
-    assert made["output"] == [{"name": "ENGINE_MS", "data_type": "TYPE_FP32", "dims": [1]}, DESCRIPTION]
+    assert made["output"] == [{"name": "ENGINE_MS", "data_type": "TYPE_FP32", "dims": [1]}, NUM_TOKENS, DESCRIPTION]
 
 
 def test_triton_gets_the_reason_why_a_configuration_is_refused() -> None:

@@ -24,11 +24,13 @@ from shapeshift.errors import EngineError, InvalidInputError, NotFoundError
 from shapeshift.files import file_sha256
 from shapeshift.polymorph.settings import ENGINE_OUTPUTS, front_signature
 from shapeshift.serving.model_args import DESCRIPTION
-from shapeshift.serving.text_inputs import TEXT_PAIR
+from shapeshift.serving.text_inputs import NUM_TOKENS, TEXT_PAIR
 from shapeshift.triton import model_config
 
 # Incremented when a change of this project makes engines that were built before wrong or worse.
 _BUILD_FORMAT = 5
+# Outputs that every front has: they say nothing about its engines.
+_COMMON_OUTPUTS = (NUM_TOKENS.name, DESCRIPTION.name)
 
 
 @dataclass(frozen=True)
@@ -83,7 +85,7 @@ class Plan:
             "format": _BUILD_FORMAT,
             "settings": asdict(self.front.settings),
             "histogram": length_histogram(self.front),
-            "outputs": [output.name for output in self.front.config.output if output.name != DESCRIPTION.name],
+            "outputs": [output.name for output in self.front.config.output if output.name not in _COMMON_OUTPUTS],
             "pairs": self.pairs,
             "checkpoint": self.source_sha256,
             "modules": asdict(self.modules),

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from shapeshift.gateway.catalogue import Target
 from shapeshift.gateway.errors import ApiError, invalid
-from shapeshift.gateway.inference.text_rows import infer_rows, require_outputs, text_column
+from shapeshift.gateway.inference.text_rows import counted, infer_rows, num_tokens, require_outputs, text_column
 from shapeshift.gateway.state import Gateway
 from shapeshift.serving.description import IMAGE_CLASSIFICATION
 
@@ -32,12 +32,14 @@ class Classified:
     labels    of the classes
     best      the label of each row
     further   what else the front says of each row
+    tokens    that the model read of all rows; 0 for images
     """
 
     scores: NDArray[np.float32]
     labels: Sequence[str]
     best: Sequence[str]
     further: Mapping[str, Sequence[Any]]
+    tokens: int
 
 
 async def classify(
@@ -56,7 +58,7 @@ async def classify(
         raise invalid("input", f"{len(rows)} inputs", f"1 to {_MOST_ROWS}")
     front = target.front
     outputs = _outputs(target, raw)
-    found = await infer_rows(gateway, target, _columns(target, rows), outputs, parameters, request_id)
+    found = await infer_rows(gateway, target, _columns(target, rows), counted(target, *outputs), parameters, request_id)
     scores = found["LOGITS"] if "LOGITS" in outputs else found["PROBABILITIES"]
     if "LOGITS" in outputs and not raw:
         scores = _softmax(scores)
@@ -67,7 +69,7 @@ async def classify(
     else:
         best = [labels[int(place)] for place in scores.argmax(axis=1)]
     further = {name.lower(): _plain(found[name]) for name in _FURTHER if name in outputs}
-    return Classified(scores, labels, best, further)
+    return Classified(scores, labels, best, further, num_tokens(found))
 
 
 def _outputs(target: Target, raw: bool) -> list[str]:

@@ -14,6 +14,7 @@ from shapeshift.errors import ModelError
 from shapeshift.gateway.catalogue import Target
 from shapeshift.gateway.errors import TOO_LONG, ApiError, invalid
 from shapeshift.gateway.state import Gateway
+from shapeshift.serving.text_inputs import NUM_TOKENS
 from shapeshift.triton.async_client import ModelCall, Tensors
 
 # Calls of one request that are in flight at once.
@@ -101,6 +102,16 @@ async def infer_rows(
         for task in tasks:
             task.cancel()
     return {name: np.concatenate([one[name] for one in parts]) for name in outputs}
+
+
+def counted(target: Target, *names: str) -> list[str]:
+    """The outputs `names`, and the one that tells how many tokens the model read, where the front has it."""
+    return [*names, NUM_TOKENS.name] if NUM_TOKENS.name in target.front.outputs else list(names)
+
+
+def num_tokens(found: Tensors) -> int:
+    """The tokens that the model read of all rows; 0 where it does not tell."""
+    return int(found[NUM_TOKENS.name].sum()) if NUM_TOKENS.name in found else 0
 
 
 def require_outputs(target: Target, *names: str) -> None:

@@ -36,6 +36,6 @@ async def create_classification(request: Request) -> Response:
         }
         for place, label in enumerate(found.best)
     ]
-    usage = {"prompt_tokens": 0, "total_tokens": 0, "completion_tokens": 0}
+    usage = {"prompt_tokens": found.tokens, "total_tokens": found.tokens, "completion_tokens": 0}
     head = {"id": f"classify-{uuid.uuid4().hex}", "object": "list", "created": int(time.time()), "model": asked.model}
     return answer({**head, "data": data, "usage": usage})

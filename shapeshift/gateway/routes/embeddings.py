@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from shapeshift.gateway.catalogue import Target
 from shapeshift.gateway.errors import invalid
 from shapeshift.gateway.http import bodies
-from shapeshift.gateway.inference.text_rows import Columns, TokenRows, infer_rows, text_column
+from shapeshift.gateway.inference.text_rows import Columns, TokenRows, counted, infer_rows, num_tokens, text_column
 from shapeshift.gateway.schemas.completions import listed
 from shapeshift.gateway.schemas.embeddings import MOST_INPUTS, EmbeddingRequest
 from shapeshift.gateway.state import Gateway, answer, connected, gateway_of, id_of
@@ -21,7 +21,7 @@ from shapeshift.serving.description import EMBEDDING
 
 router = APIRouter(tags=["embeddings"])
 
-OUTPUT, NUM_TOKENS = "EMBEDDING", "NUM_TOKENS"
+OUTPUT = "EMBEDDING"
 # Tokens of a row for a front that states no limit of its own.
 _MOST_TOKENS = 8192
 
@@ -51,21 +51,17 @@ async def embed(
 ) -> tuple[NDArray[np.float32], int]:
     """The vectors [n, width] of texts, or of their tokens, and how many tokens the model read.
 
-    The number is 0 for texts where the model does not tell it. Raises ApiError, and as `infer_rows`.
+    Raises ApiError, and as `infer_rows`.
     """
     if not 1 <= len(inputs) <= MOST_INPUTS:
         raise invalid("input", f"{len(inputs)} inputs", f"1 to {MOST_INPUTS}")
-    counted = NUM_TOKENS in target.front.outputs
-    outputs = [OUTPUT, NUM_TOKENS] if counted else [OUTPUT]
     rows: Columns | TokenRows
-    tokens = 0
     if isinstance(inputs[0], str):
         rows = {"TEXT": text_column(cast("Sequence[str]", inputs))}
     else:
         rows = TokenRows(cast("Sequence[Sequence[int]]", inputs), target.front.number("max_tokens", _MOST_TOKENS))
-        tokens = sum(map(len, inputs))
-    found = await infer_rows(gateway, target, rows, outputs, parameters, request_id)
-    return found[OUTPUT], int(found[NUM_TOKENS].sum()) if counted else tokens
+    found = await infer_rows(gateway, target, rows, counted(target, OUTPUT), parameters, request_id)
+    return found[OUTPUT], num_tokens(found)
 
 
 def cut(target: Target, vectors: NDArray[np.float32], dimensions: int | None) -> NDArray[np.float32]:

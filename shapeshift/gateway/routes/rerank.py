@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from shapeshift.gateway.catalogue import Target
 from shapeshift.gateway.errors import ApiError
 from shapeshift.gateway.http import bodies
-from shapeshift.gateway.inference.text_rows import infer_rows, require_outputs, text_column
+from shapeshift.gateway.inference.text_rows import counted, infer_rows, num_tokens, require_outputs, text_column
 from shapeshift.gateway.routes.embeddings import OUTPUT
 from shapeshift.gateway.schemas.rerank import RerankRequest
 from shapeshift.gateway.state import Gateway, answer, connected, gateway_of, id_of
@@ -33,14 +33,15 @@ async def rerank(request: Request) -> Response:
     target = await connected(request, gateway.catalogue.find(asked.model, KINDS))
     texts = asked.texts()
     work = scores(gateway, target, asked.query, texts, asked.parameters("truncate"), id_of(request))
-    found = probabilities(target, await connected(request, work))
+    found, tokens = await connected(request, work)
+    found = probabilities(target, found)
     results: list[dict[str, Any]] = []
     for place in order(found)[: asked.top_n]:
         results.append({"index": place, "relevance_score": float(found[place])})
         # vLLM and Jina have the documents in the answer unless told otherwise, Cohere has none.
         if asked.return_documents is not False:
             results[-1]["document"] = {"text": texts[place]}
-    usage = {"total_tokens": 0}
+    usage = {"total_tokens": tokens}
     return answer({"id": f"rerank-{uuid.uuid4().hex}", "model": asked.model, "usage": usage, "results": results})
 
 
@@ -52,25 +53,26 @@ async def scores(
     parameters: Mapping[str, Any],
     request_id: str,
     param: str = "documents",
-) -> NDArray[np.float64]:
+) -> tuple[NDArray[np.float64], int]:
     """A score [n] for each text: the cross-encoder's logit of the pair, or the cosine of two embeddings.
 
-    Raises ApiError, and as `infer_rows`.
+    Also how many tokens the model read. Raises ApiError, and as `infer_rows`.
     """
     if target.front.kind == EMBEDDING:
         column = np.concatenate([text_column([query], "query"), text_column(texts, param)])
-        found = await infer_rows(gateway, target, {"TEXT": column}, [OUTPUT], parameters, request_id)
+        found = await infer_rows(gateway, target, {"TEXT": column}, counted(target, OUTPUT), parameters, request_id)
         vectors = found[OUTPUT].astype(np.float64)
         vectors /= np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), 1e-12)
         similar: NDArray[np.float64] = vectors[1:] @ vectors[0]
-        return similar
+        return similar, num_tokens(found)
     require_outputs(target, "LOGITS")
     columns = {"TEXT": text_column([query] * len(texts), "query"), "TEXT_PAIR": text_column(texts, param)}
-    logits = (await infer_rows(gateway, target, columns, ["LOGITS"], parameters, request_id))["LOGITS"]
+    found = await infer_rows(gateway, target, columns, counted(target, "LOGITS"), parameters, request_id)
+    logits = found["LOGITS"]
     if logits.shape[1] != 1:
         text = f"model: {target.name} has {logits.shape[1]} labels; a reranker has one"
         raise ApiError(400, text, param="model", code="model_not_supported")
-    return logits[:, 0].astype(np.float64)
+    return logits[:, 0].astype(np.float64), num_tokens(found)
 
 
 def probabilities(target: Target, found: NDArray[np.float64]) -> NDArray[np.float64]:

@@ -41,7 +41,7 @@ async def tei_rerank(request: Request) -> Response:
     gateway = gateway_of(request)
     target = await connected(request, gateway.catalogue.only(asked.model, KINDS if asked.model else (RERANKING,)))
     work = scores(gateway, target, asked.query, asked.texts, _parameters(asked), id_of(request), "texts")
-    found = await connected(request, work)
+    found, _ = await connected(request, work)
     if not asked.raw_scores:
         found = probabilities(target, found)
     texts = asked.texts if asked.return_text else None

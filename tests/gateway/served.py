@@ -1,0 +1,49 @@
+"""A real Triton with front models of `make engines`, and `shapeshift gateway` before it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import httpx2
+import pytest
+
+from shapeshift.cli.gateway import child
+from tests.waiting import wait_for
+
+if TYPE_CHECKING:
+    from shapeshift.triton.embedded.server import TritonServer
+
+BUILD = Path(__file__).resolve().parents[2] / "build"
+
+
+@contextmanager
+def serving(make_server: Callable[..., TritonServer], models: Sequence[str], run: Path) -> Iterator[TritonServer]:
+    """The server, ready. Skips the test where a model has not been built."""
+    for model in models:
+        if not (BUILD / "repository" / model).is_dir():
+            pytest.skip(f"no {BUILD / 'repository' / model}: run `make engines`")
+    with make_server((BUILD / "repository",), tuple(models), run) as server:
+        yield server.wait_ready()
+
+
+@contextmanager
+def gateway(server: TritonServer, port: int, models: int) -> Iterator[str]:
+    """The URL of the command, as `shapeshift serve` starts it, once it lists so many models."""
+    address = f"http://127.0.0.1:{port}"
+    process = child(server.settings, port)
+    with process:
+        process.start()
+        wait_for(lambda: len(models_of(address)) >= models, timeout_s=60, pause_s=0.1)
+        yield address
+    assert models_of(address) == [] and "Traceback" not in process.log.read_text()
+
+
+def models_of(address: str) -> list[str]:
+    """The ids that a gateway lists; none where it does not answer."""
+    try:
+        return [one["id"] for one in httpx2.get(f"{address}/v1/models", timeout=10).json()["data"]]
+    except httpx2.HTTPError:
+        return []
