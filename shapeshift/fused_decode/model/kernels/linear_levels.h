@@ -4,6 +4,7 @@
 #pragma once
 
 #include "levels.h"
+#include "wide.h"
 
 constexpr int64_t kQuadRows = 8;    // rows of a tile of vectors
 constexpr int64_t kPlainRows = 4;  // the same without wide registers
@@ -211,23 +212,26 @@ void sum_by_tiles(const Group<kBits>& group, const QuantisedRows& from, int64_t 
 
 #endif
 
-// What turns the sums of a group into numbers, for the outputs of a panel: [kWide] each.
+// What turns the sums of a group into numbers, for the outputs of a panel.
 struct GroupScales {
   const float* scales;
-  const uint8_t* zeros;
+  alignas(kLine) int32_t zeros[kWide];
+
+  GroupScales(const float* own, const uint8_t* given) : scales(own) { std::copy(given, given + kWide, zeros); }
 };
 
 // Adds a group's sums [rows, kWide], its zeros taken from the levels, times its scales to held [rows, kWide]; calls
-// each(row, lane, value) with what it is then. kFirst: nothing is held yet.
+// each(row, lane, values) with what the row's are then, from `lane` on. kFirst: nothing is held yet.
 template <bool kFirst, int64_t kBits, typename Each>
 void add_group(const Group<kBits>& group, const GroupScales& own, const QuantisedRows& from, int64_t rows,
                const int32_t* sums, const float* held, const Each& each) {
   for (int64_t row = 0; row < rows; ++row, sums += kWide, held += kWide) {
     const int32_t total = from.sum(row, group.begin, group.end);
-#pragma omp simd
-    for (int64_t i = 0; i < kWide; ++i) {
-      const float value = own.scales[i] * static_cast<float>(sums[i] - own.zeros[i] * total);
-      each(row, i, kFirst ? value : value + held[i]);
+    for (int64_t lane = 0; lane < kWide; lane += wide::kLanes) {
+      const wide::Ints levels = wide::load(sums + lane) - wide::load(own.zeros + lane) * total;
+      wide::Wide values = wide::load(own.scales + lane) * wide::numbers(levels);
+      if constexpr (!kFirst) values += wide::load(held + lane);
+      each(row, lane, values);
     }
   }
 }
@@ -238,13 +242,17 @@ void multiply_panel(const Panels<Levels<kBits>>& own, int64_t index, const Quant
                     Out* out) {
   alignas(kLine) int32_t sums[kMostRows * kWide];
   alignas(kLine) float held[kMostRows * kWide];
-  alignas(kLine) Out done[kMostRows * kWide];
   alignas(kLine) float added[kWide] = {};
+  alignas(kLine) Out part[kWide];
   const int64_t first = index * kWide, width = std::min(kWide, own.outputs - first);
   if (own.bias != nullptr) std::memcpy(added, own.bias + first, width * sizeof(float));
-  const auto hold = [&](int64_t row, int64_t i, float value) { held[row * kWide + i] = value; };
-  const auto finish = [&](int64_t row, int64_t i, float value) {
-    narrow(value * from.scales[row] + added[i], done[row * kWide + i]);
+  const auto hold = [&](int64_t row, int64_t lane, const wide::Wide& values) {
+    wide::store(values, held + row * kWide + lane);
+  };
+  const auto finish = [&](int64_t row, int64_t lane, const wide::Wide& values) {
+    Out* place = out + row * own.outputs + first;
+    wide::store(values * from.scales[row] + wide::load(added + lane), (width == kWide ? place : part) + lane);
+    if (width < kWide && lane + wide::kLanes == kWide) std::memcpy(place, part, width * sizeof(Out));
   };
   Group<kBits> group{own, own.weights + index * own.blocks() * own.kBytes, 0, 0};
   for (int64_t i = 0; i < own.groups(); ++i, group.begin = group.end) {
@@ -258,7 +266,7 @@ void multiply_panel(const Panels<Levels<kBits>>& own, int64_t index, const Quant
       sum_rows(group, from, rows, sums);
     }
     const int64_t place = (index * own.groups() + i) * kWide;
-    const GroupScales scales{own.scales + place, own.zeros + place};
+    const GroupScales scales(own.scales + place, own.zeros + place);
     const bool last = i + 1 == own.groups();
     if (i == 0 && last) {
       add_group<true>(group, scales, from, rows, sums, held, finish);
@@ -269,9 +277,6 @@ void multiply_panel(const Panels<Levels<kBits>>& own, int64_t index, const Quant
     } else {
       add_group<false>(group, scales, from, rows, sums, held, hold);
     }
-  }
-  for (int64_t row = 0; row < rows; ++row) {
-    std::memcpy(out + row * own.outputs + first, done + row * kWide, width * sizeof(Out));
   }
 }
 

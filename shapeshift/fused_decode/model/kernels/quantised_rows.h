@@ -2,6 +2,7 @@
 
 #pragma once
 
+#include <limits>
 #include <vector>
 
 #include "common.h"
@@ -9,6 +10,8 @@
 constexpr int64_t kPart = 32;         // inputs whose levels are summed together
 constexpr int64_t kBlockInputs = 64;  // inputs of a block of weights; rows are padded to whole ones
 constexpr float kMostLevel = 127.0f;
+constexpr float kLeast = 1e-30f;  // a row of smaller values is one of zeros
+constexpr float kInfinity = std::numeric_limits<float>::infinity();
 
 // levels [rows, stride], -127 to 127, and 0 behind the inputs. A value is its level times the scale of its row. sums
 // [rows, parts() + 1]: of the levels before each part of kPart inputs.
@@ -30,13 +33,27 @@ struct QuantisedRows {
   }
 };
 
+// sums [parts + 1] of the levels before each part of kPart levels.
+inline void sum_parts(const int8_t* levels, int64_t parts, int32_t* sums) {
+  sums[0] = 0;
+  for (int64_t part = 0; part < parts; ++part, levels += kPart) {
+    int32_t sum = 0;
+#pragma omp simd reduction(+ : sum)
+    for (int64_t i = 0; i < kPart; ++i) sum += levels[i];
+    sums[part + 1] = sums[part] + sum;
+  }
+}
+
 // Quantises a row. Where one of its values is infinite or not a number, so is its scale.
 template <typename T>
 void quantise_row(const T* values, const QuantisedRows& row) {
+  // Bytes may be those of any object: the compiler would read the row's members again after each level.
+  const int64_t inputs = row.inputs;
+  int8_t* levels = row.levels;
   // As integers, magnitudes have the order of the numbers, and those that are none come last.
   int32_t most = 0;
 #pragma omp simd reduction(max : most)
-  for (int64_t i = 0; i < row.inputs; ++i) {
+  for (int64_t i = 0; i < inputs; ++i) {
     const float value = widen(values[i]);
     int32_t bits;
     std::memcpy(&bits, &value, sizeof bits);
@@ -45,20 +62,18 @@ void quantise_row(const T* values, const QuantisedRows& row) {
   float largest;
   std::memcpy(&largest, &most, sizeof largest);
   *row.scales = largest / kMostLevel;
-  const float factor = largest > 0.0f ? kMostLevel / largest : 0.0f;
+  if (largest > kLeast && largest < kInfinity) {
+    const float factor = kMostLevel / largest;
 #pragma omp simd
-  for (int64_t i = 0; i < row.inputs; ++i) {
-    const float level = std::nearbyint(widen(values[i]) * factor);
-    row.levels[i] = static_cast<int8_t>(std::min(kMostLevel, std::max(-kMostLevel, level)));
+    for (int64_t i = 0; i < inputs; ++i) {
+      levels[i] = static_cast<int8_t>(static_cast<int32_t>(std::nearbyint(widen(values[i]) * factor)));
+    }
+  } else {
+    // There is no factor: the scale alone tells what the row is.
+    std::memset(levels, 0, inputs);
   }
-  std::memset(row.levels + row.inputs, 0, row.stride() - row.inputs);
-  row.sums[0] = 0;
-  for (int64_t part = 0; part < row.parts(); ++part) {
-    int32_t sum = 0;
-#pragma omp simd reduction(+ : sum)
-    for (int64_t i = 0; i < kPart; ++i) sum += row.levels[part * kPart + i];
-    row.sums[part + 1] = row.sums[part] + sum;
-  }
+  std::memset(levels + inputs, 0, row.stride() - inputs);
+  sum_parts(levels, row.parts(), row.sums);
 }
 
 // Memory for quantised rows.

@@ -19,6 +19,7 @@ constexpr int64_t kLanes = 8;  // the compiler passes a vector of two registers 
 // Read in place, aligned or not; memcpy would copy each half through the stack.
 typedef float Wide __attribute__((vector_size(kLanes * sizeof(float)), aligned(4), may_alias));
 typedef int32_t Places __attribute__((vector_size(kLanes * sizeof(int32_t))));
+typedef int32_t Ints __attribute__((vector_size(kLanes * sizeof(int32_t)), aligned(4), may_alias));
 typedef uint16_t Halves __attribute__((vector_size(kLanes * sizeof(uint16_t)), aligned(2), may_alias));
 typedef uint32_t Words __attribute__((vector_size(kLanes * sizeof(uint32_t)), aligned(4), may_alias));
 
@@ -37,6 +38,18 @@ inline Wide load(const BFloat* source) {
 }
 
 inline void store(const Wide& values, float* target) { *reinterpret_cast<Wide*>(target) = values; }
+
+// As `narrow`.
+inline void store(const Wide& values, BFloat* target) {
+  const Words bits = reinterpret_cast<Words>(values);
+  const Words rounded = (bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16;
+  const Words kept = values == values ? rounded : Words{} + 0x7fc0u;
+  *reinterpret_cast<Halves*>(target) = __builtin_convertvector(kept, Halves);
+}
+
+inline Ints load(const int32_t* source) { return *reinterpret_cast<const Ints*>(source); }
+
+inline Wide numbers(const Ints& values) { return __builtin_convertvector(values, Wide); }
 
 inline float total(const Wide& values) {
   float sum = 0.0f;
