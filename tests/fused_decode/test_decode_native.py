@@ -107,7 +107,7 @@ def test_attention(
     both: tuple[Operations, ...] = (TorchOperations(), operations)
     for chosen in both:
         layers.append(layer(kv_heads, head_dim, dtype, window, normed, score_cap))
-        outs.append(chosen.attention(qkv, layers[-1], chosen.plan(given, kv_heads, heads // kv_heads)))
+        outs.append(chosen.attention(qkv, layers[-1], chosen.plan(given, kv_heads)))
     before = layer(kv_heads, head_dim, dtype, window, normed, score_cap)
     for name in ("keys", "values"):
         plain, fast, old = (getattr(held, name).float() for held in (*layers, before))
@@ -203,7 +203,7 @@ def test_tasks_outside_the_cache_are_refused(operations: NativeOperations, slot:
     given = scattered(batch([torch.zeros(1, dtype=torch.int64)], [slot], [start]))
     qkv = normal(1, 3 * 2 * 8, seed=1)
     with pytest.raises(RuntimeError, match="lies outside the cache"):
-        operations.attention(qkv, layer(2, 8, torch.float32, 0, False), operations.plan(given, 2, 1))
+        operations.attention(qkv, layer(2, 8, torch.float32, 0, False), operations.plan(given, 2))
 
 
 def test_blocks_outside_the_cache_are_refused_by_the_operations(operations: NativeOperations) -> None:
@@ -212,7 +212,7 @@ def test_blocks_outside_the_cache_are_refused_by_the_operations(operations: Nati
     given.blocks[3, 2] = SLOTS * TEXT_BLOCKS
     with pytest.raises(RuntimeError, match=f"blocks: must be 0 to {SLOTS * TEXT_BLOCKS - 1}"):
         operations.attention(
-            normal(4, 3 * 2 * 8, seed=1), layer(2, 8, torch.float32, 0, False), operations.plan(given, 2, 1)
+            normal(4, 3 * 2 * 8, seed=1), layer(2, 8, torch.float32, 0, False), operations.plan(given, 2)
         )
 
 

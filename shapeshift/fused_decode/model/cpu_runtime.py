@@ -153,7 +153,7 @@ class DecodeModel:
 
     def _run(self, batch: StepBatch) -> torch.Tensor:
         a = self.architecture
-        plan = self.operations.plan(batch, a.kv_heads, a.heads // a.kv_heads)
+        plan = self.operations.plan(batch, a.kv_heads)
         last = last_tokens(batch).to(batch.tokens.device)
         linear_delta = self._linear_delta(batch)
         if self._fused_forward is not None:

@@ -71,9 +71,9 @@ class NativeOperations:
         self._add_norm = kernels.add_norm.default
         self._gate = kernels.gate.default
 
-    def plan(self, batch: StepBatch, kv_heads: int, group: int) -> Plan:
+    def plan(self, batch: StepBatch, kv_heads: int) -> Plan:
         assert batch.blocks is not None
-        tasks: torch.Tensor = self._plan(batch.slots, batch.starts, batch.lengths, kv_heads, group)
+        tasks: torch.Tensor = self._plan(batch.slots, batch.starts, batch.lengths, kv_heads)
         return tasks, batch.blocks, tasks.shape[0] > batch.slots.shape[0] * kv_heads
 
     def attention(self, qkv: torch.Tensor, layer: AttentionLayer, plan: Plan) -> torch.Tensor:

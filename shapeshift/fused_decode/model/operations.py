@@ -61,11 +61,8 @@ class Operations(Protocol):
 
     name: str
 
-    def plan(self, batch: StepBatch, kv_heads: int, group: int) -> Any:
-        """The `plan` argument of `attention`, the same for every layer of one step.
-
-        group: number of query heads that share a key-value head.
-        """
+    def plan(self, batch: StepBatch, kv_heads: int) -> Any:
+        """The `plan` argument of `attention`, the same for every layer of one step."""
         ...
 
     def attention(self, qkv: torch.Tensor, layer: AttentionLayer, plan: Any) -> torch.Tensor:
@@ -114,7 +111,7 @@ class TorchOperations:
     def __init__(self, device: torch.device | str = "cpu") -> None:
         self._device = device
 
-    def plan(self, batch: StepBatch, kv_heads: int, group: int) -> list[_Rows]:
+    def plan(self, batch: StepBatch, kv_heads: int) -> list[_Rows]:
         assert batch.blocks is not None
         lengths, starts = batch.lengths.long(), batch.starts.long()
         firsts = lengths.cumsum(0) - lengths

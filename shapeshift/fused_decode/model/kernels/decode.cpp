@@ -7,14 +7,14 @@
 #include <optional>
 #include <vector>
 
-#include "attention.h"
+#include "attention_arguments.h"
 #include "rows.h"
 
 namespace {
 
 using at::Tensor;
 
-constexpr int64_t kTileRows = 32;       // query rows (tokens times grouped heads) of a prefill task
+constexpr int32_t kTaskTokens = 32;     // of a prefill task
 constexpr int64_t kNormSerial = 65536;  // elements below which waking a second thread costs more than it saves
 constexpr int64_t kGateSerial = 16384;
 
@@ -47,14 +47,13 @@ Tensor attention(const Tensor& qkv, Tensor keys, Tensor values, const Tensor& co
 
 // The tasks of a step, INT32 [tasks, 6]: prefill tiles first, since they take longest, then single tokens head by head.
 // The queries of one tile, and those of one key-value head's group, read keys and values together.
-Tensor plan(const Tensor& slots, const Tensor& starts, const Tensor& lengths, int64_t kv_heads, int64_t group) {
+Tensor plan(const Tensor& slots, const Tensor& starts, const Tensor& lengths, int64_t kv_heads) {
   check_like(slots, at::kInt, "slots"), check_like(starts, at::kInt, "starts");
   check_like(lengths, at::kInt, "lengths");
   const int64_t rows = slots.numel();
   TORCH_CHECK(starts.numel() == rows && lengths.numel() == rows, "slots, starts and lengths: must be as many");
   const auto *slot = slots.const_data_ptr<int32_t>(), *start = starts.const_data_ptr<int32_t>();
   const auto* length = lengths.const_data_ptr<int32_t>();
-  const auto tile = static_cast<int32_t>(std::max<int64_t>(1, kTileRows / group));
   std::vector<Task> tasks;
   tasks.reserve(rows * kv_heads);
   for (const bool single : {false, true}) {
@@ -62,8 +61,8 @@ Tensor plan(const Tensor& slots, const Tensor& starts, const Tensor& lengths, in
       int32_t token = 0;
       for (int64_t row = 0; row < rows; token += length[row++]) {
         if ((length[row] == 1) != single) continue;
-        for (int32_t done = 0; done < length[row]; done += tile) {
-          const int32_t count = std::min(tile, length[row] - done);
+        for (int32_t done = 0; done < length[row]; done += kTaskTokens) {
+          const int32_t count = std::min(kTaskTokens, length[row] - done);
           tasks.push_back({head, slot[row], static_cast<int32_t>(row), start[row] + done, token + done, count});
         }
       }
@@ -132,7 +131,7 @@ Tensor gate(const Tensor& both) {
 }  // namespace
 
 TORCH_LIBRARY(shapeshift_decode, library) {
-  library.def("plan(Tensor slots, Tensor starts, Tensor lengths, int kv_heads, int group) -> Tensor");
+  library.def("plan(Tensor slots, Tensor starts, Tensor lengths, int kv_heads) -> Tensor");
   library.def(
       "attention(Tensor qkv, Tensor(a!) keys, Tensor(b!) values, Tensor cosines, Tensor sines, Tensor tasks, "
       "Tensor blocks, Tensor? query_norm, Tensor? key_norm, float eps, int window, float scale, float cap, bool split) -> Tensor");

@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "added.h"
-#include "attention.h"
+#include "attention_arguments.h"
 #include "operand.h"
 #include "packed_levels.h"
 #include "rows.h"

@@ -76,4 +76,24 @@ inline void totals(const Wide& a, const Wide& b, const Wide& c, const Wide& d, f
   }
 }
 
+// Exchanges rows and columns of a square.
+inline void transpose(Wide (&square)[kLanes]) {
+#pragma GCC unroll 4
+  for (int32_t step = 1; step < kLanes; step *= 2) {
+    Places low, high;
+    for (int32_t i = 0; i < kLanes; ++i) {
+      // Of two rows `step` apart, each takes from the other what lies on the other side of the diagonal.
+      low[i] = i & step ? i - step + static_cast<int32_t>(kLanes) : i;
+      high[i] = low[i] + step;
+    }
+#pragma GCC unroll 16
+    for (int64_t row = 0; row < kLanes; ++row) {
+      if (row & step) continue;
+      const Wide one = square[row], other = square[row + step];
+      square[row] = __builtin_shuffle(one, other, low);
+      square[row + step] = __builtin_shuffle(one, other, high);
+    }
+  }
+}
+
 }  // namespace wide

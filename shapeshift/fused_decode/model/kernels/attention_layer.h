@@ -1,0 +1,110 @@
+// Where the queries, keys and values of a task lie, and what becomes of them before they are used: norm, rotary
+// positions, cache write. Storage is float or bfloat16, arithmetic is float. The compiler vectorises the loops over
+// elements: without intrinsics, one source serves every vector width.
+
+#pragma once
+
+#include <array>
+
+#include "common.h"
+
+constexpr int64_t kChunkElements = 4096;  // of keys that are scored, normalised and mixed together
+constexpr int64_t kMostChunk = 256;       // tokens of these
+constexpr int64_t kGrain = 16;            // tokens; every block and every chunk is a multiple of it
+constexpr int64_t kFew = 16;              // tokens of a row that verifies proposals, at most
+
+// One tile of queries: `count` tokens of one row under one key-value head. Of its slot are the rotary tables.
+struct Task {
+  int32_t head, slot, row, position, token, count;
+};
+
+constexpr int64_t kTaskFields = sizeof(Task) / sizeof(int32_t);
+
+// Positions of a text that lie in one block, and where a head's keys and values of the first one lie in the cache.
+struct Part {
+  int64_t first, count, place;
+};
+
+template <typename T>
+struct Layer {
+  const T* qkv;     // [tokens, (heads + 2 kv_heads) dim]
+  T* keys;          // [blocks, kv_heads, length, dim], `block` elements from one block to the next
+  T* values;
+  T* out;           // [tokens, heads dim]
+  const int32_t* blocks;  // [rows, row_blocks]: the blocks of each row's text
+  const float* cosines;  // [slots, max_length, dim / 2], `table` elements from one slot to the next
+  const float* sines;
+  const float* query_norm;  // [dim], or null
+  const float* key_norm;
+  float eps, scale, cap;  // of norms; factor of scores; c in c tanh(score / c), or 0
+  int64_t heads, kv_heads, group, dim, length, row_blocks, window, block, table;
+
+  // Where the keys and values of a position of a task's text lie in the cache.
+  int64_t place(const Task& task, int64_t position) const {
+    const int64_t own = blocks[task.row * row_blocks + position / length];
+    return own * block + (task.head * length + position % length) * dim;
+  }
+};
+
+// The positions [from, to) of a task's text, at most kMostChunk, block by block.
+struct Parts {
+  std::array<Part, kMostChunk / kGrain + 1> all;
+  int64_t count = 0;
+
+  template <typename T>
+  Parts(const Layer<T>& layer, const Task& task, int64_t from, int64_t to) {
+    for (int64_t at = from; at < to; at += all[count++].count) {
+      all[count] = {at, std::min(to - at, layer.length - at % layer.length), layer.place(task, at)};
+    }
+  }
+
+  // Calls each(part, index, first, end) for every part that has some of the positions [from, to), with these.
+  template <typename Each>
+  void within(int64_t from, int64_t to, const Each& each) const {
+    for (int64_t i = 0; i < count; ++i) {
+      const int64_t first = std::max(from, all[i].first), end = std::min(to, all[i].first + all[i].count);
+      if (first < end) each(all[i], i, first, end);
+    }
+  }
+};
+
+// Normalises (where the model has a norm) and rotates one head's vector at a position of a slot.
+template <typename T>
+void prepare(const Layer<T>& layer, const T* source, const float* norm, int64_t slot, int64_t position, float scale,
+             float* target) {
+  const int64_t dim = layer.dim, half = dim / 2;
+  if (norm != nullptr) {
+    float squares = 0.0f;
+#pragma omp simd reduction(+ : squares)
+    for (int64_t i = 0; i < dim; ++i) squares += widen(source[i]) * widen(source[i]);
+    const float inverse = 1.0f / std::sqrt(squares / static_cast<float>(dim) + layer.eps);
+#pragma omp simd
+    for (int64_t i = 0; i < dim; ++i) target[i] = widen(source[i]) * inverse * norm[i];
+  } else {
+#pragma omp simd
+    for (int64_t i = 0; i < dim; ++i) target[i] = widen(source[i]);
+  }
+  const float* cosines = layer.cosines + slot * layer.table + position * half;
+  const float* sines = layer.sines + slot * layer.table + position * half;
+#pragma omp simd
+  for (int64_t i = 0; i < half; ++i) {
+    const float first = target[i], second = target[i + half];
+    target[i] = (first * cosines[i] - second * sines[i]) * scale;
+    target[i + half] = (second * cosines[i] + first * sines[i]) * scale;
+  }
+}
+
+// Writes the keys and values of a task's own tokens into the cache.
+template <typename T>
+void write(const Layer<T>& layer, const Task& task, float* scratch) {
+  const int64_t dim = layer.dim, width = (layer.heads + 2 * layer.kv_heads) * dim;
+  for (int64_t i = 0; i < task.count; ++i) {
+    const T* key = layer.qkv + (task.token + i) * width + (layer.heads + task.head) * dim;
+    const int64_t place = layer.place(task, task.position + i);
+    prepare(layer, key, layer.key_norm, task.slot, task.position + i, 1.0f, scratch);
+    T* target = layer.keys + place;
+#pragma omp simd
+    for (int64_t d = 0; d < dim; ++d) narrow(scratch[d], target[d]);
+    std::memcpy(layer.values + place, key + layer.kv_heads * dim, dim * sizeof(T));
+  }
+}

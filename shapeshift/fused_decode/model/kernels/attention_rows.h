@@ -1,0 +1,53 @@
+// The query rows of a task: their working memory, and what comes before and after their keys and values.
+
+#pragma once
+
+#include <limits>
+#include <vector>
+
+#include "attention_layer.h"
+
+// Working memory of one thread, for `rows` query rows and chunks of `chunk` keys, with scores of `scored` rows.
+struct Scratch {
+  std::vector<float> memory;
+  float *queries, *sums, *best, *total, *keys, *values, *scores;
+
+  void fit(int64_t rows, int64_t dim, int64_t chunk, int64_t scored = 1) {
+    const auto needed = static_cast<size_t>(rows * (2 * dim + 2) + chunk * (2 * dim + scored));
+    if (memory.size() < needed) memory.resize(needed);
+    queries = memory.data();
+    sums = queries + rows * dim;
+    best = sums + rows * dim;
+    total = best + rows;
+    keys = total + rows;
+    values = keys + chunk * dim;
+    scores = values + chunk * dim;
+  }
+};
+
+// Prepares the queries of a task, row by row of its group, and clears what is gathered for them.
+template <typename T>
+void begin_rows(const Layer<T>& layer, const Task& task, const Scratch& scratch) {
+  const int64_t dim = layer.dim, group = layer.group, rows = task.count * group;
+  const int64_t width = (layer.heads + 2 * layer.kv_heads) * dim;
+  for (int64_t row = 0; row < rows; ++row) {
+    const T* source = layer.qkv + (task.token + row / group) * width + (task.head * group + row % group) * dim;
+    prepare(layer, source, layer.query_norm, task.slot, task.position + row / group, layer.scale,
+            scratch.queries + row * dim);
+  }
+  std::fill(scratch.sums, scratch.sums + rows * dim, 0.0f);
+  std::fill(scratch.best, scratch.best + rows, -std::numeric_limits<float>::max());
+  std::fill(scratch.total, scratch.total + rows, 0.0f);
+}
+
+// Writes what was gathered for the queries of a task.
+template <typename T>
+void finish_rows(const Layer<T>& layer, const Task& task, const Scratch& scratch) {
+  const int64_t dim = layer.dim, group = layer.group, rows = task.count * group;
+  for (int64_t row = 0; row < rows; ++row) {
+    T* target = layer.out + ((task.token + row / group) * layer.heads + task.head * group + row % group) * dim;
+    const float inverse = 1.0f / scratch.total[row];
+#pragma omp simd
+    for (int64_t d = 0; d < dim; ++d) narrow(scratch.sums[row * dim + d] * inverse, target[d]);
+  }
+}
