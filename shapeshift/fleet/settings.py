@@ -31,8 +31,6 @@ from shapeshift.fleet.node import Node, check_node_name
 from shapeshift.settings import require
 from shapeshift.triton.endpoint import Endpoint, Tls
 
-FLEET_FILE_VARIABLE = "SHAPESHIFT_FLEET"
-NODE_VARIABLE = "SHAPESHIFT_NODE"
 MEMBERSHIPS = ("static", "dns", "ray")
 
 _NODE_FIELDS = ("name", "grpc", "metrics", "key_file")

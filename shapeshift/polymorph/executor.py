@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Protocol
 
@@ -11,17 +12,28 @@ from shapeshift.engines.execution.request import TextRequest
 from shapeshift.engines.hardware import cores
 from shapeshift.engines.manifest import Manifest
 from shapeshift.errors import InvalidInputError
+from shapeshift.fleet import environment
 from shapeshift.polymorph.policy.algorithms import DISPATCHERS
 from shapeshift.polymorph.policy.dispatch import Rules
 from shapeshift.polymorph.router.assignment import Assignment, DispatchedQueues, PackLimits, RowDispatcher, SharedQueue
 from shapeshift.polymorph.router.router import Router
-from shapeshift.polymorph.router.worker_client import WorkerClient
+from shapeshift.polymorph.router.transport import Transport
 from shapeshift.polymorph.service_times import ServiceTimes, bin_edges, entry_of_bin, service_times
 from shapeshift.polymorph.settings import PlacementSettings, PolymorphSettings, worker_name
 from shapeshift.serving.liveness import StepCounter
-from shapeshift.serving.metrics import Counter, Gauge
+from shapeshift.serving.metrics import Metric
 from shapeshift.serving.model_args import Log
 from shapeshift.serving.pb_utils import PbUtils
+from shapeshift.settings import Choices
+
+# Each opens what reaches the workers of a front: those of its server, and where it is in a fleet those of other nodes.
+TRANSPORTS: Choices[Callable[[PbUtils, str, Sequence[str], Sequence[str], Log], Transport]] = Choices(
+    "workers",
+    {
+        "server": "shapeshift.polymorph.router.bls_transport:open_transport",
+        "fleet": "shapeshift.polymorph.router.fleet_transport:open_transport",
+    },
+)
 
 
 class Executor(Protocol):
@@ -42,7 +54,7 @@ class Executor(Protocol):
     def steps(self) -> list[StepCounter]:
         """The steps of its threads."""
 
-    def metrics(self) -> list[Counter | Gauge]:
+    def metrics(self) -> Sequence[Metric]:
         """The executor's metrics, exported beside the front's own."""
 
     def close(self) -> None:
@@ -71,9 +83,10 @@ def open_executor(
     times = service_times(made, edges, limits)
     shared = own.placement == "resident"
     assignment: Assignment = SharedQueue(limits, times.of_row) if shared else _dispatched(own, edges, times, limits)
-    client = WorkerClient(pb_utils, [output.name for output in made.outputs])
     workers = [worker_name(front, number) for number in range(own.max_workers)]
-    return Router(client, workers, assignment, times, own, log)
+    reached = "fleet" if environment.fleet_file() else "server"
+    transport = TRANSPORTS[reached](pb_utils, front, workers, [output.name for output in made.outputs], log)
+    return Router(transport, assignment, times, own, log)
 
 
 def _threads(own: PolymorphSettings, device: int | None) -> int:

@@ -20,10 +20,11 @@ from shapeshift.errors import EngineError, ModelDiedError, ModelGoneError
 from shapeshift.polymorph.front import TextFront
 from shapeshift.polymorph.policy.dispatch import Rules
 from shapeshift.polymorph.policy.dispatcher import Dispatcher
+from shapeshift.polymorph.router import bls_transport, worker_state
 from shapeshift.polymorph.router import router as router_module
-from shapeshift.polymorph.router import worker_state
 from shapeshift.polymorph.router.assignment import DispatchedQueues, SharedQueue
-from shapeshift.polymorph.router.worker_client import WorkerInfo, WrongBinError
+from shapeshift.polymorph.router.bls_transport import BlsTransport
+from shapeshift.polymorph.router.transport import WorkerInfo, WrongBinError
 from shapeshift.polymorph.service_times import ServiceTimes
 from shapeshift.polymorph.settings import PolymorphSettings, worker_name
 from shapeshift.polymorph.worker import TextWorker
@@ -238,6 +239,7 @@ class Router(router_module.Router):
     workers: FakeWorkers
     lines: list[str]
     assignment: SharedQueue | DispatchedQueues
+    transport: BlsTransport
 
     def ask(self, *lengths: int, **options: object) -> Asked:
         """Submit one request."""
@@ -262,7 +264,7 @@ class Router(router_module.Router):
         """Wait until the router has nothing to do, and check that nothing is left over."""
         pending = self._members.pending
         self.wait(lambda: self.waiting == self.running == 0 and not self._members.calls())
-        self.wait(lambda: self._pool.abandoned() == 0)
+        self.wait(lambda: self.transport._pool.abandoned() == 0)
         with self._lock:
             assert pending.tokens == 0 and not pending.all() and not self.assignment.waiting()
             pending.check_integrity()
@@ -309,6 +311,7 @@ def make_router(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Route
 
     def make(*bins: int, timeout_s: float = 60.0, wait: bool = True, **parameters: object) -> Router:
         monkeypatch.setattr(router_module, "_MIN_TIMEOUT_S", timeout_s)
+        monkeypatch.setattr(bls_transport, "_STANDSTILL_S", timeout_s)
         workers = FakeWorkers({chr(ord("a") + number): FakeWorker(edge) for number, edge in enumerate(bins)})
         settings = PolymorphSettings(**parameters)  # type: ignore[arg-type]
         times = ServiceTimes(
@@ -324,8 +327,9 @@ def make_router(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Route
                 Dispatcher(EDGES, [1.0, 2.0, 4.0], Rules()), EDGES, [8, 4, 2], limits, times.of_row
             )
         lines: list[str] = []
-        router = Router(workers, list(workers), assignment, times, settings, lines.append)  # type: ignore[arg-type]
-        router.workers, router.lines, router.assignment = workers, lines, assignment
+        transport = BlsTransport(workers, list(workers))  # type: ignore[arg-type]
+        router = Router(transport, assignment, times, settings, lines.append)
+        router.workers, router.lines, router.assignment, router.transport = workers, lines, assignment, transport
         started.append(router)
         if wait:
             router.wait(lambda: router.joined(*workers))

@@ -19,8 +19,9 @@ from shapeshift.polymorph.executor import _pack_limits, open_executor
 from shapeshift.polymorph.front import TextFront
 from shapeshift.polymorph.policy.algorithms import DISPATCHERS
 from shapeshift.polymorph.router import router
+from shapeshift.polymorph.router.bls_transport import WorkerClient
 from shapeshift.polymorph.router.router import Router
-from shapeshift.polymorph.router.worker_client import WorkerClient, WorkerInfo, WrongBinError
+from shapeshift.polymorph.router.transport import WorkerInfo, WrongBinError
 from shapeshift.polymorph.service_times import ServiceTimes
 from shapeshift.polymorph.settings import PlacementSettings, PolymorphSettings
 from shapeshift.polymorph.worker import TextWorker

@@ -16,11 +16,12 @@ from shapeshift.engines.interfaces import Array, Ids
 from shapeshift.engines.providers.emulated import EmulatedEngine
 from shapeshift.errors import InvalidInputError, OverloadedError
 from shapeshift.polymorph.front import TextFront
+from shapeshift.polymorph.router import bls_transport
 from shapeshift.polymorph.router import membership as membership_module
 from shapeshift.polymorph.router import router as router_module
 from shapeshift.polymorph.router.assignment import SharedQueue
 from shapeshift.polymorph.router.membership import Membership
-from shapeshift.polymorph.router.worker_client import WorkerInfo
+from shapeshift.polymorph.router.transport import WorkerInfo
 from shapeshift.polymorph.router.worker_state import WorkerCall
 from shapeshift.polymorph.settings import PolymorphSettings
 from tests.fakes import PbUtils, Request, TritonError, text_request
@@ -168,9 +169,8 @@ def test_a_router_refuses_what_would_wait_too_long(
 def test_a_router_corrects_the_profile_by_how_long_workers_are_busy(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [50.0]
     monkeypatch.setattr(membership_module, "time", SimpleNamespace(monotonic=lambda: now[0]))
-    members = Membership(
-        ["a"], SharedQueue(lambda edge: (100, 4), lambda edge, tokens: 10.0), 9, 999, lambda line: None
-    )
+    members = Membership(SharedQueue(lambda edge: (100, 4), lambda edge, tokens: 10.0), 9, 999, lambda line: None)
+    members.offer(["a"])
     worker = members.workers["a"]
     rows = TextRequest([np.ones(4, np.int64)], lambda request: None).rows
     calls = [WorkerCall(rows, 20.0, worker.epoch, now[0]) for _ in range(2)]
@@ -189,9 +189,7 @@ def test_a_call_gets_five_times_its_profiled_time(make_router: MakeRouter, monke
     """In seconds of the pool's clock, and at least the least time-out."""
     router = make_router(0, timeout_s=0.25)
     deadlines: list[float] = []
-    monkeypatch.setattr(
-        router, "_pool", SimpleNamespace(submit=lambda *call: deadlines.append(call[3]), abandoned=lambda key: 0)
-    )
+    monkeypatch.setattr(router.transport, "start", lambda exchange: deadlines.append(exchange.deadline))
     monkeypatch.setattr(router_module, "time", SimpleNamespace(monotonic=lambda: 7.0, perf_counter=lambda: 0.0))
     worker = router._members.workers["a"]
     rows = TextRequest([np.ones(4, np.int64)], lambda request: None).rows
@@ -218,7 +216,7 @@ def test_the_time_of_a_worker_is_in_milliseconds(make_router: MakeRouter, monkey
     clock = SimpleNamespace(monotonic=time.monotonic, perf_counter=lambda: now[0])
     finished: list[TextRequest] = []
     with monkeypatch.context() as patched:
-        patched.setattr(router_module, "time", clock)
+        patched.setattr(bls_transport, "time", clock)
         router.submit(TextRequest([np.ones(4, np.int64)], finished.append))
         router.wait(lambda: bool(finished))
     assert finished[0].engine_ms == pytest.approx([30.0])

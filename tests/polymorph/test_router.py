@@ -13,7 +13,7 @@ from shapeshift.engines.execution import request
 from shapeshift.errors import CancelledRequestError, OverloadedError
 from shapeshift.polymorph.router import router as router_module
 from shapeshift.polymorph.router import worker_state
-from shapeshift.serving.metrics import Gauge
+from shapeshift.serving.metrics import Gauge, Gauges
 
 if TYPE_CHECKING:
     from tests.polymorph.conftest import Router
@@ -172,6 +172,47 @@ def test_rows_meant_for_a_leaving_worker_go_to_another(
     router.wait(lambda: one.finished)
 
 
+# Candidates that come and go.
+
+
+@pytest.mark.parametrize("bins", [SHARED, DISPATCHED])
+def test_a_worker_that_is_offered_later_joins_and_a_former_one_keeps_its_call(
+    make_router: MakeRouter, bins: tuple[int, ...]
+) -> None:
+    router = make_router(*bins)
+    offered = router.transport._workers
+    offered.remove("b")
+    router.wait(lambda: "b" not in router._members.workers)
+    assert router.lines[-1] == "b: left, it is no longer offered"
+    assert [router.ask(length).error() for length in (10, 300)] == [None] * 2
+    offered.append("b")
+    router.wait(lambda: router.joined(*router.workers))
+    stays = [worker for name, worker in router.workers.items() if name != "b"]
+    for worker in router.workers.values():
+        worker.stick()
+    asked = [router.ask(10, 60, 300) for _ in range(8)]
+    router.wait(lambda: router.workers["b"].held >= 1)
+    offered.remove("b")
+    router.wait(lambda: "b" not in router._members.workers)
+    for worker in stays:
+        worker.free()
+    router.wait(lambda: sum(one.answered for one in asked) >= 4)
+    router.workers["b"].free()
+    assert [one.error() for one in asked] == [None] * 8
+    router.check_rest()
+
+
+def test_the_gauges_of_a_former_worker_are_0(make_router: MakeRouter) -> None:
+    router = make_router(0, 0)
+    gauges = {metric.name: metric for metric in router.metrics() if isinstance(metric, Gauges)}
+    timeouts = gauges["shapeshift_worker_timeouts"]
+    router._members.workers["b"].timeouts = 7
+    assert timeouts.read()["b"] == 7
+    router.transport._workers.remove("b")
+    router.wait(lambda: "b" not in router._members.workers)
+    assert timeouts.read() == {"a": 0, "b": 0}
+
+
 # Closing.
 
 
@@ -227,10 +268,13 @@ def test_metrics(make_router: MakeRouter) -> None:
     router.check_rest()
 
     def read() -> dict[str, float]:
-        found = {}
+        found: dict[str, float] = {}
         for metric in router.metrics():
-            value = metric.read() if isinstance(metric, Gauge) else metric.value
-            found["/".join([metric.name.removeprefix("shapeshift_"), *metric.labels.values()])] = value
+            name = metric.name.removeprefix("shapeshift_")
+            if isinstance(metric, Gauges):
+                found |= {f"{name}/{worker}": value for worker, value in metric.read().items()}
+            else:
+                found[name] = metric.read() if isinstance(metric, Gauge) else metric.value
         return found
 
     values = read()

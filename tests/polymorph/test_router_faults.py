@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from shapeshift.errors import EngineError, ModelDiedError, OverloadedError
-from shapeshift.polymorph.router import router as router_module
+from shapeshift.polymorph.router import bls_transport
 from shapeshift.polymorph.router.worker_state import DEAD_AFTER
 
 if TYPE_CHECKING:
@@ -71,15 +71,15 @@ def test_a_worker_that_hangs_leaves_and_its_texts_go_elsewhere(make_router: Make
 def test_a_worker_that_never_returns_costs_a_bounded_number_of_threads(
     make_router: MakeRouter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(router_module, "_MAX_ABANDONED", 3)
+    monkeypatch.setattr(bls_transport, "_MAX_ABANDONED", 3)
     router = make_router(0, 0, timeout_s=0.02)
     stuck = router.workers["a"]
     stuck.stick()
-    router.wait(lambda: router._pool.abandoned("a") == 3)
+    router.wait(lambda: router.transport._pool.abandoned("a") == 3)
     held = stuck.held
     assert [router.ask(100).error() for _ in range(5)] == [None] * 5
     time.sleep(0.2)
-    assert router._pool.abandoned("a") == 3 and stuck.held == held
+    assert router.transport._pool.abandoned("a") == 3 and stuck.held == held
     stuck.free()
     router.wait(lambda: router.joined("a", "b"))
     router.check_rest()

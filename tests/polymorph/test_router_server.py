@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import tritonclient.grpc as grpc_client
 
-from shapeshift.polymorph.router.worker_client import WorkerInfo
+from shapeshift.polymorph.router.transport import WorkerInfo
 from shapeshift.triton import metrics
 from shapeshift.triton.control import ModelControl
 from tests import waiting

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from shapeshift.engines.execution.request import Row
 from shapeshift.engines.policy.measured_factor import MeasuredFactor
 from shapeshift.errors import ModelDiedError, ModelGoneError
 from shapeshift.polymorph.router.assignment import Assignment
 from shapeshift.polymorph.router.pending_rows import PendingRows
-from shapeshift.polymorph.router.worker_client import WorkerInfo, WrongBinError
+from shapeshift.polymorph.router.transport import WorkerInfo, WrongBinError
 from shapeshift.polymorph.router.worker_state import DEAD_AFTER, FAILING_AFTER, WorkerCall, WorkerState
 from shapeshift.serving.call_pool import CallTimeoutError
 from shapeshift.serving.model_args import Log
@@ -20,12 +20,13 @@ _REPORTED_S = 0.5
 
 
 class Membership:
-    """Lets workers join and leave, and keeps the list of those that may have a call to start."""
+    """Lets workers join and leave, and keeps the list of those that may have a call to start.
 
-    def __init__(
-        self, workers: Sequence[str], assignment: Assignment, max_rows: int, max_tokens: int, log: Log
-    ) -> None:
-        self.workers = {name: WorkerState(name) for name in workers}
+    workers: the candidates, by name; `offer` replaces the mapping, so that reading it needs no lock.
+    """
+
+    def __init__(self, assignment: Assignment, max_rows: int, max_tokens: int, log: Log) -> None:
+        self.workers: Mapping[str, WorkerState] = {}
         self.pending = PendingRows(assignment, max_rows, max_tokens)
         self.retries = 0
         self._measured = MeasuredFactor()
@@ -33,6 +34,15 @@ class Membership:
         self._log = log
         # A set in order of arrival.
         self._ready: dict[str, None] = {}
+
+    def offer(self, names: Sequence[str]) -> None:
+        """Let these workers, and no others, be the candidates. Calls to a former candidate end as they would have."""
+        if list(self.workers) == list(names):
+            return
+        for former in [worker for name, worker in self.workers.items() if name not in names]:
+            self.leave(former, "is no longer offered")
+            self._ready.pop(former.name, None)
+        self.workers = {name: self.workers.get(name) or WorkerState(name) for name in names}
 
     @property
     def joined(self) -> int:
@@ -85,20 +95,22 @@ class Membership:
         worker.probe_due = True
         self._mark_ready([worker.name])
 
-    def answered(self, worker: str, call: WorkerCall) -> None:
+    def answered(self, worker: WorkerState, call: WorkerCall) -> None:
         """Record an answer, however late: a worker that answers is slow, and a new process would be no faster."""
-        if call.epoch == self.workers[worker].epoch:
-            self.workers[worker].timeouts = 0
+        if call.epoch == worker.epoch:
+            worker.timeouts = 0
 
     def ended(self, worker: WorkerState, call: WorkerCall, outcome: WorkerInfo | Exception | None) -> None:
         """Record how a call ended: with the worker's report, an error, or None where no row needed it any more."""
         now = time.monotonic()
         took_ms = worker.end(call, now)
-        self._mark_ready([worker.name])
         if not isinstance(outcome, CallTimeoutError):
             worker.last_contact = now
         if isinstance(outcome, WorkerInfo):
             self._measured.observe(took_ms, call.expected_ms)
+        if self.workers.get(worker.name) is not worker:
+            return
+        self._mark_ready([worker.name])
         # An earlier epoch's call may be to a process that was replaced: it says nothing about the present one.
         if call.epoch != worker.epoch:
             return

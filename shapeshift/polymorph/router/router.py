@@ -1,6 +1,6 @@
 """Placements `resident` and `partitioned`: the front queues rows, and workers (other processes) compute them.
 
-The router never waits for a worker: a call pool does. A row whose call is late goes to another worker, and its first
+The router never waits for a worker: its transport does. A row whose call is late goes to another worker, and its first
 answer counts. The sidecar (`shapeshift.sidecar`) replaces dead processes.
 """
 
@@ -8,29 +8,28 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 
 from shapeshift.engines.execution.request import Row, TextRequest
+from shapeshift.engines.interfaces import Ids
 from shapeshift.errors import EngineError, ModelDiedError, ModelGoneError, OverloadedError
 from shapeshift.polymorph.router.assignment import Assignment
 from shapeshift.polymorph.router.membership import Membership
-from shapeshift.polymorph.router.worker_client import WorkerClient, WorkerInfo, WrongBinError
+from shapeshift.polymorph.router.transport import Exchange, Outputs, Transport, WorkerInfo, WrongBinError
 from shapeshift.polymorph.router.worker_state import MAX_IN_FLIGHT, WorkerCall, WorkerState
 from shapeshift.polymorph.service_times import ServiceTimes
 from shapeshift.polymorph.settings import PolymorphSettings
 from shapeshift.serving.bounds import TimeBound, unloading
-from shapeshift.serving.call_pool import CallPool, CallTimeoutError
+from shapeshift.serving.call_pool import CallTimeoutError
 from shapeshift.serving.liveness import StepCounter
-from shapeshift.serving.metrics import Counter, Gauge
+from shapeshift.serving.metrics import Counter, Gauge, Gauges
 from shapeshift.serving.model_args import Log
 
 _WATCH_S = 0.02
 _PROBE_S = 0.5
 _MIN_TIMEOUT_S = 0.25
 _TIMEOUT_FACTOR = 5.0
-# A worker with so many abandoned calls, each of which holds a thread, gets no further calls.
-_MAX_ABANDONED = 200
 # A row fails after so many failed calls, or so many late ones.
 _MAX_FAILURES, _MAX_TIMEOUTS = 3, 5
 # How long a row waits while no worker takes it: a reload takes seconds, the first load of all workers longer.
@@ -42,19 +41,17 @@ class Router:
 
     def __init__(
         self,
-        client: WorkerClient,
-        workers: Sequence[str],
+        transport: Transport,
         assignment: Assignment,
         times: ServiceTimes,
         settings: PolymorphSettings,
         log: Log,
     ) -> None:
-        self._client = client
+        self._transport = transport
         self._times = times
         self._lock = threading.Lock()
-        self._members = Membership(workers, assignment, settings.queue_rows, settings.queue_tokens, log)
-        threads = MAX_IN_FLIGHT * len(workers)
-        self._pool = CallPool("worker-call", threads, 0, _MAX_ABANDONED, standstill_s=_MIN_TIMEOUT_S)
+        self._members = Membership(assignment, settings.queue_rows, settings.queue_tokens, log)
+        self._members.offer(transport.workers())
         self._time_bound = TimeBound("max_queue_ms", settings.max_queue_ms)
         self._closing = threading.Event()
         self._calls, self._rows = 0, 0
@@ -77,15 +74,16 @@ class Router:
         """Workers that get rows."""
         return self._members.joined
 
-    def metrics(self) -> list[Counter | Gauge]:
+    def metrics(self) -> list[Counter | Gauge | Gauges]:
         """The router's metrics, exported beside the front's own."""
         return [
             Gauge("workers_joined", "Workers that get texts", lambda: self.loaded),
             Counter("worker_calls_total", "Calls that workers have answered", read=lambda: self._calls),
             Counter("worker_rows_total", "Texts that workers have computed", read=lambda: self._rows),
             Counter("retries_total", "Texts given to another worker", read=lambda: self._members.retries),
-            Counter("timeouts_total", "Calls to workers that were abandoned", read=lambda: self._pool.timeouts),
-            *(gauge for worker in self._members.workers.values() for gauge in self._gauges(worker)),
+            Counter("timeouts_total", "Calls to workers that were abandoned", read=lambda: self._transport.timeouts),
+            self._of_workers("worker_outstanding", "Texts that wait for this worker or run on it", self._outstanding),
+            self._of_workers("worker_timeouts", "Calls in a row not answered in time", lambda worker: worker.timeouts),
         ]
 
     def submit(self, request: TextRequest) -> None:
@@ -106,7 +104,7 @@ class Router:
         with self._lock:
             self._closing.set()
         self._fail_waiting()
-        self._pool.close(timeout_s)
+        self._transport.close(timeout_s)
         # A call that failed just before may have put its rows back.
         self._fail_waiting()
         self._watcher.join(timeout_s)
@@ -116,20 +114,26 @@ class Router:
             waiting = self._members.pending.all()
         _fail(waiting, unloading())
 
-    def _gauges(self, worker: WorkerState) -> list[Gauge]:
-        labels = {"worker": worker.name}
-        outstanding = partial(self._members.outstanding, worker.name)
-        return [
-            Gauge("worker_outstanding", "Texts that wait for this worker or run on it", outstanding, labels),
-            Gauge("worker_timeouts", "Calls in a row not answered in time", lambda: worker.timeouts, labels),
-        ]
+    def _of_workers(self, name: str, help_text: str, value: Callable[[WorkerState], float]) -> Gauges:
+        """A gauge of each candidate; 0 for a former one, whose series Triton goes on to export."""
+        shown: dict[str, float] = {}
 
-    # A call: decide (under the lock), run (on a thread of the pool), record.
+        def read() -> dict[str, float]:
+            shown.update(dict.fromkeys(shown, 0.0))
+            shown.update((worker.name, value(worker)) for worker in self._members.workers.values())
+            return shown
+
+        return Gauges(name, help_text, "worker", read)
+
+    def _outstanding(self, worker: WorkerState) -> int:
+        return self._members.outstanding(worker.name)
+
+    # A call: decide (under the lock), run (on a thread of the transport), record.
 
     def _start_calls(self) -> None:
         """Under the lock: start every call that has rows, or a probe that is due, and a worker for it."""
         while not self._closing.is_set() and (worker := self._members.next_ready()) is not None:
-            if self._pool.abandoned(worker.name) >= _MAX_ABANDONED:
+            if self._transport.is_exhausted(worker.name):
                 self._members.leave(worker, "has too many calls that did not return")
                 continue
             while len(worker.calls) < MAX_IN_FLIGHT:
@@ -146,25 +150,32 @@ class Router:
         call = WorkerCall(rows, expected_ms, worker.epoch, now)
         worker.calls.append(call)
         worker.probe_due = False
-        run, record = partial(self._run, worker.name, call), partial(self._record, worker, call)
-        self._pool.submit(worker.name, run, record, now + timeout_s)
+        begun: list[Row] = []
+        exchange = Exchange(
+            worker.name,
+            now + timeout_s,
+            partial(self._begin, call, begun),
+            partial(self._answered, worker, call, begun),
+            partial(self._record, worker, call),
+        )
+        self._transport.start(exchange)
 
-    def _run(self, worker: str, call: WorkerCall) -> WorkerInfo | None:
-        """Call the worker and complete the rows, even if the call has been abandoned."""
+    def _begin(self, call: WorkerCall, begun: list[Row]) -> list[Ids] | None:
+        """Note the rows that still need an answer; their texts, None where the call is not needed any more."""
         # Asking Triton whether a client has cancelled blocks: not under the lock.
-        rows = [row for row in call.rows if not row.done and row.request.should_run()]
-        if call.rows and not rows:
-            return None
-        before = time.perf_counter()
-        outputs, info = self._client.call(worker, [row.ids for row in rows])
-        took_ms = (time.perf_counter() - before) * 1e3
-        for index, row in enumerate(rows):
+        begun += (row for row in call.rows if not row.done and row.request.should_run())
+        return [row.ids for row in begun] if begun or not call.rows else None
+
+    def _answered(
+        self, worker: WorkerState, call: WorkerCall, begun: Sequence[Row], outputs: Outputs, took_ms: float
+    ) -> None:
+        """Complete the rows, even if the call has been abandoned."""
+        for index, row in enumerate(begun):
             row.request.complete(row, {name: values[index] for name, values in outputs.items()}, took_ms)
         with self._lock:
             self._calls += 1
-            self._rows += len(rows)
+            self._rows += len(begun)
             self._members.answered(worker, call)
-        return info
 
     def _record(self, worker: WorkerState, call: WorkerCall, outcome: WorkerInfo | Exception | None) -> None:
         if isinstance(outcome, Exception):
@@ -205,7 +216,7 @@ class Router:
                 self._end_late(now)
                 if now >= next_probe:
                     next_probe = now + _PROBE_S
-                    self._probe_silent(now)
+                    self._find_workers(now)
 
     def _end_late(self, now: float) -> None:
         pending = self._members.pending
@@ -219,10 +230,12 @@ class Router:
         with self._lock:
             pending.drop_finished_orphans()
 
-    def _probe_silent(self, now: float) -> None:
-        # A worker is found by a call. Asking the server whether it is ready kills this process while the server
-        # itself is not ready (Triton 24.10).
+    def _find_workers(self, now: float) -> None:
+        offered = self._transport.workers()
+        # A worker joins by the answer to a call. Asking the server whether it is ready kills this process while the
+        # server itself is not ready (Triton 24.10).
         with self._lock:
+            self._members.offer(offered)
             for worker in self._members.workers.values():
                 if worker.is_silent(now):
                     self._members.probe(worker)

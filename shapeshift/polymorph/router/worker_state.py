@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from shapeshift.engines.execution.request import Row
-from shapeshift.polymorph.router.worker_client import WorkerInfo
+from shapeshift.polymorph.router.transport import WorkerInfo
 
 # One call runs in the worker, one waits there for it to end.
 MAX_IN_FLIGHT = 2

@@ -1,0 +1,91 @@
+"""Calls to the workers of one's own server: each holds a thread until the worker answers."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from functools import partial
+
+from shapeshift.engines.interfaces import Ids
+from shapeshift.errors import ModelError
+from shapeshift.polymorph.router.transport import (
+    Exchange,
+    Outputs,
+    Transport,
+    WorkerInfo,
+    meaning,
+    read_answer,
+    request_of,
+)
+from shapeshift.polymorph.router.worker_state import MAX_IN_FLIGHT
+from shapeshift.polymorph.worker import STATE
+from shapeshift.serving import bls
+from shapeshift.serving.call_pool import CallPool
+from shapeshift.serving.model_args import Log
+from shapeshift.serving.pb_utils import PbUtils
+
+# A worker with so many abandoned calls, each of which holds a thread, gets no further calls.
+_MAX_ABANDONED = 200
+# As long as the least time limit of a call.
+_STANDSTILL_S = 0.25
+
+
+class WorkerClient:
+    """Calls workers by their model names, from any thread. A call blocks until the worker answers."""
+
+    def __init__(self, pb_utils: PbUtils, outputs: Sequence[str]) -> None:
+        self._pb_utils = pb_utils
+        self._outputs = [*outputs, STATE]
+
+    def call(self, worker: str, texts: Sequence[Ids]) -> tuple[Outputs, WorkerInfo]:
+        """The outputs for `texts`, each [len(texts), ...], and the worker's report.
+
+        Raises the errors of `Exchange.ended`, but for CallTimeoutError.
+        """
+        try:
+            answer = bls.call(self._pb_utils, worker, request_of(texts), self._outputs)
+        except ModelError as error:
+            raise meaning(error) from None
+        return read_answer(worker, answer, len(texts))
+
+
+class BlsTransport:
+    """Calls `workers` through a call pool. A late call is abandoned, and its answer counts if it comes after all."""
+
+    def __init__(self, client: WorkerClient, workers: Sequence[str]) -> None:
+        self._client = client
+        self._workers = list(workers)
+        threads = MAX_IN_FLIGHT * len(workers)
+        self._pool = CallPool("worker-call", threads, 0, _MAX_ABANDONED, standstill_s=_STANDSTILL_S)
+
+    @property
+    def timeouts(self) -> int:
+        return self._pool.timeouts
+
+    def workers(self) -> Sequence[str]:
+        return self._workers
+
+    def start(self, exchange: Exchange) -> None:
+        self._pool.submit(exchange.worker, partial(self._run, exchange), exchange.ended, exchange.deadline)
+
+    def is_exhausted(self, worker: str) -> bool:
+        return self._pool.abandoned(worker) >= _MAX_ABANDONED
+
+    def close(self, timeout_s: float) -> None:
+        self._pool.close(timeout_s)
+
+    def _run(self, exchange: Exchange) -> WorkerInfo | None:
+        texts = exchange.begin()
+        if texts is None:
+            return None
+        before = time.perf_counter()
+        outputs, info = self._client.call(exchange.worker, texts)
+        exchange.answered(outputs, (time.perf_counter() - before) * 1e3)
+        return info
+
+
+def open_transport(
+    pb_utils: PbUtils, front: str, workers: Sequence[str], outputs: Sequence[str], log: Log
+) -> Transport:
+    """The transport of a front outside a fleet. outputs: of its engines."""
+    return BlsTransport(WorkerClient(pb_utils, outputs), workers)

@@ -1,0 +1,92 @@
+"""How the calls of a router reach its workers: what a transport does, and what a call and its answer hold."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol
+
+import numpy as np
+
+from shapeshift.engines.interfaces import Array, Ids
+from shapeshift.errors import EngineError, ModelError, ShapeshiftError, UnsupportedError
+from shapeshift.polymorph.worker import INPUTS, STATE
+
+Outputs = dict[str, Array]
+
+
+class WrongBinError(ShapeshiftError):
+    """The worker has a shorter bin than the router believed."""
+
+
+class WorkerInfo(NamedTuple):
+    """What a worker reports of itself with every answer, as its output STATE; see `polymorph.worker`."""
+
+    bin: int
+    generation: int
+    pid: int
+
+
+@dataclass(frozen=True, eq=False)
+class Exchange:
+    """One call to a worker, and what the router wants to hear of it. The functions are called without a lock.
+
+    worker    the name under which the transport offers it
+    deadline  monotonic seconds
+    begin     called once, when the call begins: the texts to send, none for a probe; None if there is no need any more
+    answered  takes the outputs, each [texts, ...], and the milliseconds that the call took; also of a late answer
+    ended     called exactly once: with the worker's report, None where `begin` returned None, or the error:
+              CallTimeoutError at the deadline, ModelGoneError, ModelDiedError, WrongBinError, UnsupportedError for a
+              worker of another version, EngineError for any other failure
+    """
+
+    worker: str
+    deadline: float
+    begin: Callable[[], Sequence[Ids] | None]
+    answered: Callable[[Outputs, float], None]
+    ended: Callable[[WorkerInfo | Exception | None], None]
+
+
+class Transport(Protocol):
+    """Carries calls to workers. Thread-safe."""
+
+    def workers(self) -> Sequence[str]:
+        """The workers that may have joined: asked again and again, answers at once."""
+
+    def start(self, exchange: Exchange) -> None:
+        """Begin a call, without waiting for it. Raises OverloadedError where the transport is closed."""
+
+    def is_exhausted(self, worker: str) -> bool:
+        """Whether so many calls to the worker have not returned that it takes no more."""
+
+    @property
+    def timeouts(self) -> int:
+        """Calls that ended at their deadline, in all."""
+
+    def close(self, timeout_s: float) -> None:
+        """End every call: those in flight may take `timeout_s`."""
+
+
+def request_of(texts: Sequence[Ids]) -> dict[str, Array]:
+    """The inputs of a call."""
+    ids = np.concatenate(texts) if texts else np.zeros(0, np.int64)
+    lengths = np.array([len(text) for text in texts], dtype=np.int32)
+    return dict(zip(INPUTS, (ids, lengths), strict=True))
+
+
+def read_answer(worker: str, answer: Mapping[str, Array], texts: int) -> tuple[Outputs, WorkerInfo]:
+    """The outputs and the report of an answer. Raises EngineError, or UnsupportedError for an older report."""
+    outputs = dict(answer)
+    state = outputs.pop(STATE).tolist()
+    # A newer version appends to its report.
+    known = len(WorkerInfo._fields)
+    if len(state) < known:
+        raise UnsupportedError(f"{worker}: its report has {len(state)} numbers, not {known}: it is of another version")
+    if any(len(values) != texts for values in outputs.values()):
+        raise EngineError(f"{worker}: answered for a number of texts that is not {texts}")
+    return outputs, WorkerInfo(*state[:known])
+
+
+def meaning(refused: ModelError) -> ShapeshiftError:
+    """What a worker's refusal means to a router."""
+    return (WrongBinError if refused.code == "UNSUPPORTED" else EngineError)(str(refused))
