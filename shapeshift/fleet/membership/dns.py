@@ -1,0 +1,187 @@
+"""Membership by DNS: the addresses behind one name, such as those of a headless Kubernetes Service.
+
+    membership = "dns"
+
+    [dns]
+    service = "shapeshift.default.svc.cluster.local"
+    names = "hostname"
+
+Every node has the same ports. The name is resolved again every few seconds.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+import socket
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from shapeshift import settings
+from shapeshift.errors import InvalidInputError
+from shapeshift.fleet.membership.interface import Members
+from shapeshift.fleet.node import Node
+from shapeshift.settings import require
+from shapeshift.triton.endpoint import Endpoint, Tls
+
+ADDRESS, HOSTNAME = "address", "hostname"
+
+_HOST = re.compile(r"[A-Za-z0-9]([-A-Za-z0-9.]{0,251}[A-Za-z0-9])?\.?")
+# An answer older than so many periods is reported: the resolver does not come back.
+_LATE_PERIODS = 4
+
+
+@dataclass(frozen=True)
+class DnsSettings:
+    """The section [dns] of a fleet file.
+
+    service       the name that has the addresses of all nodes
+    grpc_port     of every node
+    metrics_port  of every node
+    names         `address`: a node is named by its address, 10-0-0-7; `hostname`: by the first label of the name that
+                  its address has (PTR), as pods of a StatefulSet have it, and is reached under that name
+    key_file      of a node, `{node}` replaced by its name; relative to the fleet file; empty: none
+    period_s      seconds between two look-ups
+    Raises InvalidInputError with the name of the field.
+    """
+
+    service: str
+    grpc_port: int = 8001
+    metrics_port: int = 8002
+    names: str = ADDRESS
+    key_file: str = ""
+    period_s: float = 5.0
+
+    def __post_init__(self) -> None:
+        require(bool(_HOST.fullmatch(self.service)), "service", self.service, "must be a DNS name")
+        for name in ("grpc_port", "metrics_port"):
+            require(0 < getattr(self, name) < 65536, name, getattr(self, name), "must be 1 to 65535")
+        require(self.names in (ADDRESS, HOSTNAME), "names", self.names, f"must be {ADDRESS} or {HOSTNAME}")
+        require(0.1 <= self.period_s <= 3600, "period_s", self.period_s, "must be 0.1 to 3600 seconds")
+
+
+def read(section: Mapping[str, Any]) -> DnsSettings:
+    """The settings of a section [dns]. Raises InvalidInputError with the name of the field."""
+    settings.refuse_unknown(section, settings.names(DnsSettings))
+    return settings.read(DnsSettings, {name: str(value) for name, value in section.items()})
+
+
+class Resolver(Protocol):
+    """The look-ups that membership needs; they may block for seconds, and raise OSError."""
+
+    def addresses(self, host: str) -> list[str]:
+        """The IP addresses of `host`."""
+        ...
+
+    def hostname(self, address: str) -> str:
+        """The name of an IP address."""
+        ...
+
+
+class SystemResolver:
+    """The resolver of the operating system."""
+
+    def addresses(self, host: str) -> list[str]:
+        return sorted({str(found[4][0]) for found in socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)})
+
+    def hostname(self, address: str) -> str:
+        return socket.getnameinfo((address, 0), socket.NI_NAMEREQD)[0]
+
+
+class DnsMembership:
+    """The nodes whose addresses DNS has, looked up by a thread of its own.
+
+    tls: with which nodes are reached; their pages of metrics too, then. folder: of the fleet file.
+    An empty or failed answer keeps the last nodes. A node whose hostname is not found is left out until it is. Both are
+    reported as problems.
+    """
+
+    def __init__(
+        self,
+        own: DnsSettings,
+        tls: Tls | None,
+        folder: Path,
+        resolver: Resolver | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._settings = own
+        self._tls = tls
+        self._folder = folder
+        self._resolver: Resolver = resolver or SystemResolver()
+        self._clock = clock
+        self._members = Members(problem=f"{own.service} is being looked up")
+        self._hostnames: dict[str, str] = {}
+        self._answered = clock()
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="dns", daemon=True)
+        self._thread.start()
+
+    def members(self) -> Members:
+        """The nodes of the last answer; never blocks."""
+        found, late_s = self._members, self._clock() - self._answered
+        if late_s > _LATE_PERIODS * self._settings.period_s and not found.problem:
+            return Members(found.nodes, f"{self._settings.service}: no answer of DNS for {late_s:.0f} s")
+        return found
+
+    def close(self) -> None:
+        """End the thread, which may be waiting for DNS: it is not waited for."""
+        self._stop.set()
+
+    def look_up(self) -> Members:
+        """The nodes that DNS has now, or the last ones with the problem. Blocks; only the thread calls it."""
+        service = self._settings.service
+        try:
+            addresses = self._resolver.addresses(service)
+        except OSError as error:
+            return Members(self._members.nodes, f"{service} could not be looked up: {error}")
+        if not addresses:
+            return Members(self._members.nodes, f"{service} has no addresses")
+        nodes: dict[str, Node] = {}
+        problems = []
+        for address in addresses:
+            try:
+                node = self._node(address)
+            except (OSError, InvalidInputError) as error:
+                problems.append(f"{address} is left out: {error}")
+                continue
+            if nodes.setdefault(node.name, node) is not node:
+                problems.append(f"{address} is left out: another node is named {node.name}")
+        self._hostnames = {address: name for address, name in self._hostnames.items() if address in addresses}
+        return Members([nodes[name] for name in sorted(nodes)], "; ".join(problems))
+
+    def _node(self, address: str) -> Node:
+        own = self._settings
+        name, host = (node_name(address), _host(address)) if own.names == ADDRESS else self._hostname(address)
+        metrics = f"{'https' if self._tls else 'http'}://{host}:{own.metrics_port}/metrics"
+        key_file = self._folder / own.key_file.replace("{node}", name) if own.key_file else None
+        return Node(name, Endpoint(f"{host}:{own.grpc_port}", self._tls), metrics, key_file)
+
+    def _hostname(self, address: str) -> tuple[str, str]:
+        """The first label of the address' hostname, and that name; the last one where it is not found this time."""
+        try:
+            self._hostnames[address] = self._resolver.hostname(address)
+        except OSError:
+            if address not in self._hostnames:
+                raise
+        host = self._hostnames[address]
+        return host.partition(".")[0].lower(), host
+
+    def _run(self) -> None:
+        while True:
+            self._members = self.look_up()
+            self._answered = self._clock()
+            if self._stop.wait(self._settings.period_s):
+                return
+
+
+def node_name(address: str) -> str:
+    """The name of a node without another one: its IP address with dashes, which is a DNS label."""
+    return re.sub(r"[.:]", "-", ipaddress.ip_address(address).exploded)
+
+
+def _host(address: str) -> str:
+    return f"[{address}]" if ":" in address else address
