@@ -117,6 +117,14 @@ class Manifest:
             raise InvalidInputError("parameter prompt_name", chosen, allowed)
         return self.prompts.get(chosen, "")
 
+    def answers_version(self) -> int:
+        """The same 63 bits for engines whose answers may be mixed: where and when they were built does not matter."""
+        shapes = [(entry.tokens, entry.rows) for entry in self.engines]
+        made_of = (self.checkpoint_sha256, self.provider, self.provider_version, self.precision)
+        read_as = (self.vocabulary, self.max_tokens, self.position_offset, self.type_stride)
+        stated = json.dumps([made_of, read_as, shapes, [dataclasses.astuple(output) for output in self.outputs]])
+        return int.from_bytes(hashlib.sha256(stated.encode()).digest()[:8], "big") >> 1
+
     def check_files(self, folder: Path) -> None:
         """Raise EngineError naming the first file that differs from the list."""
         check_files(folder, self.files)

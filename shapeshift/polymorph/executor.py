@@ -27,7 +27,7 @@ from shapeshift.serving.pb_utils import PbUtils
 from shapeshift.settings import Choices
 
 # Each opens what reaches the workers of a front: those of its server, and where it is in a fleet those of other nodes.
-TRANSPORTS: Choices[Callable[[PbUtils, str, Sequence[str], Sequence[str], Log], Transport]] = Choices(
+TRANSPORTS: Choices[Callable[[PbUtils, str, Sequence[str], Manifest, Log], Transport]] = Choices(
     "workers",
     {
         "server": "shapeshift.polymorph.router.bls_transport:open_transport",
@@ -85,7 +85,7 @@ def open_executor(
     assignment: Assignment = SharedQueue(limits, times.of_row) if shared else _dispatched(own, edges, times, limits)
     workers = [worker_name(front, number) for number in range(own.max_workers)]
     reached = "fleet" if environment.fleet_file() else "server"
-    transport = TRANSPORTS[reached](pb_utils, front, workers, [output.name for output in made.outputs], log)
+    transport = TRANSPORTS[reached](pb_utils, front, workers, made, log)
     return Router(transport, assignment, times, own, log)
 
 

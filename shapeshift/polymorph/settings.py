@@ -25,7 +25,7 @@ _INPUTS = (
 ENGINE_OUTPUTS = ("EMBEDDING", "LOGITS", "TOKEN_LOGITS", "IMPORTANCE")
 """Outputs that engines compute; the front adds the others."""
 WORKER_INPUTS = (Tensor("INPUT_IDS", "TYPE_INT64", (-1,)), Tensor("LENGTHS", "TYPE_INT32", (-1,)))
-WORKER_STATE = Tensor("STATE", "TYPE_INT64", (3,))
+WORKER_STATE = Tensor("STATE", "TYPE_INT64", (6,))
 """The output of a worker beside those of its engines."""
 
 

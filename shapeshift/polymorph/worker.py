@@ -1,13 +1,15 @@
 """One worker behind a router: a Triton model with one process, which holds one bin's engine or all of them.
 
 It takes a pack of texts, INPUT_IDS INT64 [tokens of all texts] and LENGTHS INT32 [texts], and answers
-with the front's outputs, [texts, ...], and STATE INT64 [3]: its bin, its generation, its process number. A
-request without texts asks for STATE only.
+with the front's outputs, [texts, ...], and STATE INT64 [6]: its bin, its generation, its process number, the
+microseconds that this request took, those of all requests so far, and the answers' version of its engines. A request
+without texts asks for STATE only.
 """
 
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Sequence
 
 import numpy as np
@@ -57,7 +59,9 @@ class TextWorker:
         self._widths = {output.name: output.dims for output in made.outputs}
         self._vocabulary = made.vocabulary
         self._max_tokens = own.bin or made.max_tokens
-        self._state = np.array([own.bin, own.generation, os.getpid()], dtype=np.int64)
+        self._identity = own.bin, own.generation, os.getpid()
+        self._version = made.answers_version()
+        self._busy_ns = 0
         self._lengths_seen = [0] * (made.max_tokens + 1)
         self._runtime = lookup.PROVIDERS[made.provider].open(folder, made.precision, 1, args.device)
         self._engines = EngineSet(made)
@@ -89,14 +93,22 @@ class TextWorker:
             return self._response(request)
 
     def _response(self, request: InferenceRequest) -> InferenceResponse:
+        began = time.perf_counter_ns()
         try:
             outputs = self._compute(self._texts(request))
             wanted = request.requested_output_names()
             tensors = [self._pb_utils.Tensor(name, outputs[name]) for name in self._outputs if name in wanted]
-            tensors.append(self._pb_utils.Tensor(STATE, self._state))
+            tensors.append(self._pb_utils.Tensor(STATE, self._state(time.perf_counter_ns() - began)))
             return self._pb_utils.InferenceResponse(output_tensors=tensors)
         except Exception as error:  # noqa: BLE001  a request that fails must not end the process
             return error_codes.error_response(self._pb_utils, error)
+        finally:
+            self._busy_ns += time.perf_counter_ns() - began
+
+    def _state(self, took_ns: int) -> Array:
+        """STATE of the request that runs."""
+        busy_us = (self._busy_ns + took_ns) // 1000
+        return np.array([*self._identity, took_ns // 1000, busy_us, self._version], dtype=np.int64)
 
     def _compute(self, texts: list[Ids]) -> dict[str, Array]:
         if not texts:

@@ -15,8 +15,9 @@ from tritonclient.grpc import InferInput, InferRequestedOutput
 from tritonclient.grpc.aio import InferenceServerClient
 from tritonclient.utils import InferenceServerException, np_to_triton_dtype
 
-from shapeshift.errors import EngineError, InvalidInputError, ShapeshiftError, TimedOutError
+from shapeshift.errors import EngineError, InvalidInputError, NotFoundError, ShapeshiftError, TimedOutError
 from shapeshift.serving.error_codes import error_of
+from shapeshift.triton.endpoint import Tls
 
 Tensors = dict[str, NDArray[Any]]
 
@@ -28,6 +29,13 @@ _CODES = {
     "CANCELLED": "CANCELLED",
 }
 _INT64 = 1 << 63
+_RECONNECT_MS = 500
+_OPTIONS = (
+    *((f"grpc.max_{direction}_message_length", -1) for direction in ("send", "receive")),
+    # Never connect through a web proxy; find a restarted server within a second.
+    ("grpc.enable_http_proxy", 0),
+    *((f"grpc.{kind}_reconnect_backoff_ms", _RECONNECT_MS) for kind in ("initial", "min", "max")),
+)
 _DEADLINE = "DEADLINE_EXCEEDED"
 
 
@@ -46,11 +54,17 @@ class ModelCall:
 class AsyncClient:
     """Calls the models of the server at `url`, HOST:PORT of its gRPC interface, on the event loop that first calls one.
 
-    Cancelling a task cancels its call on the server, that of a decoupled model included.
+    Cancelling a task cancels its call on the server, that of a decoupled model included. tls: None for plain text.
+    keepalive_s: a server that is silent for so many seconds is asked for a sign; without one for as many seconds again
+    the connection is made anew. None: never.
     """
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, tls: Tls | None = None, keepalive_s: float | None = None) -> None:
         self.url = url
+        self._tls = tls
+        self._options = list(_OPTIONS)
+        if keepalive_s is not None:
+            self._options += [(f"grpc.keepalive_{name}_ms", int(keepalive_s * 1e3)) for name in ("time", "timeout")]
         self._client: InferenceServerClient | None = None
 
     async def infer(self, call: ModelCall) -> Tensors:
@@ -115,8 +129,17 @@ class AsyncClient:
     def _connection(self) -> InferenceServerClient:
         # A channel belongs to the event loop on which it is made.
         if self._client is None:
-            self._client = InferenceServerClient(self.url)
+            credentials = None if self._tls is None else _credentials(self._tls)
+            self._client = InferenceServerClient(self.url, creds=credentials, channel_args=self._options)
         return self._client
+
+
+def _credentials(tls: Tls) -> grpc.ChannelCredentials:
+    try:
+        contents = [path.read_bytes() for path in (tls.ca, tls.key, tls.certificate)]
+    except OSError as error:
+        raise NotFoundError(f"tls: {error.filename} cannot be read: {error.strerror}") from None
+    return grpc.ssl_channel_credentials(*contents)
 
 
 async def _once(request: dict[str, Any]) -> AsyncIterator[dict[str, Any]]:

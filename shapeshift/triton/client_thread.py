@@ -6,15 +6,20 @@ import asyncio
 import threading
 from collections.abc import Coroutine
 from concurrent.futures import Future
-from typing import Any
+from typing import Any, Protocol
 
-from shapeshift.triton.async_client import AsyncClient
+
+class Client(Protocol):
+    """A client, or several."""
+
+    async def close(self) -> None:
+        """Close the connections."""
 
 
 class ClientThread:
     """Runs the tasks that call `client`. `start` may be called from any thread."""
 
-    def __init__(self, client: AsyncClient) -> None:
+    def __init__(self, client: Client) -> None:
         self._client = client
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="grpc-client", daemon=True)

@@ -70,7 +70,7 @@ def test_each_worker_is_a_model(make: Make, tmp_path: Path, placement: str, bin_
         assert (tmp_path / "build" / "repository" / name / "1").is_dir()
         inputs = [(one.name, model_config_pb2.DataType.Name(one.data_type), list(one.dims)) for one in config.input]
         assert inputs == [("INPUT_IDS", "TYPE_INT64", [-1]), ("LENGTHS", "TYPE_INT32", [-1])]
-        assert [(one.name, list(one.dims)) for one in config.output] == [("EMBEDDING", [-1, 8]), ("STATE", [3])]
+        assert [(one.name, list(one.dims)) for one in config.output] == [("EMBEDDING", [-1, 8]), ("STATE", [6])]
         (group,) = config.instance_group
         assert (group.count, group.kind) == (1, group.KIND_CPU)
         assert (own["worker_of"], own["bin"], own["generation"]) == ("encode", bin_edge, "0")

@@ -60,6 +60,20 @@ def test_round_trip(folder: Path) -> None:
     assert manifest.load(folder, manifest.sha256(folder)) == read
 
 
+def test_engines_whose_answers_may_be_mixed_have_one_version(folder: Path) -> None:
+    read = manifest.load(folder)
+    version = read.answers_version()
+    assert 0 <= version < 2**63
+    timed = [dataclasses.replace(entry, latency=(point(8, 7.0),)) for entry in read.engines]
+    elsewhere = dataclasses.replace(
+        read, hardware="another", build_key="a" * 64, note="x", engines=tuple(timed), files={}
+    )
+    assert elsewhere.answers_version() == version
+    changes: list[dict[str, Any]] = [{"precision": "bf16"}, {"checkpoint_sha256": "d" * 64}, {"max_tokens": 63}]
+    for change in [*changes, {"engines": read.engines[:1]}, {"outputs": ()}]:
+        assert dataclasses.replace(read, **change).answers_version() != version
+
+
 def test_replaced_manifest_is_rejected(folder: Path) -> None:
     expected = manifest.sha256(folder)
     read = manifest.load(folder)

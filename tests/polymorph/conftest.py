@@ -24,7 +24,7 @@ from shapeshift.polymorph.router import bls_transport, worker_state
 from shapeshift.polymorph.router import router as router_module
 from shapeshift.polymorph.router.assignment import DispatchedQueues, SharedQueue
 from shapeshift.polymorph.router.bls_transport import BlsTransport
-from shapeshift.polymorph.router.transport import WorkerInfo, WrongBinError
+from shapeshift.polymorph.router.transport import Transport, WorkerInfo, WrongBinError
 from shapeshift.polymorph.service_times import ServiceTimes
 from shapeshift.polymorph.settings import PolymorphSettings, worker_name
 from shapeshift.polymorph.worker import TextWorker
@@ -300,7 +300,8 @@ def no_probes(monkeypatch: pytest.MonkeyPatch) -> Callable[[Router], None]:
 @pytest.fixture
 def make_router(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Router]]:
     """A function that starts a router over fake workers with the given bins, `a`, `b`, ...; every one is closed
-    when the test ends. timeout_s: after which a call is abandoned; other keywords are settings.
+    when the test ends. timeout_s: after which a call is abandoned; reaching: adds workers to those of the given bins
+    and returns what reaches them too; other keywords are settings.
     """
     monkeypatch.setattr(router_module, "_WATCH_S", 0.005)
     monkeypatch.setattr(call_pool, "_WATCH_S", 0.005)
@@ -309,7 +310,13 @@ def make_router(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Route
     monkeypatch.setattr(worker_state, "_MAX_PROBE_PAUSE_S", 0.05)
     started: list[Router] = []
 
-    def make(*bins: int, timeout_s: float = 60.0, wait: bool = True, **parameters: object) -> Router:
+    def make(
+        *bins: int,
+        timeout_s: float = 60.0,
+        wait: bool = True,
+        reaching: Callable[[FakeWorkers, Transport], Transport] = lambda workers, own: own,
+        **parameters: object,
+    ) -> Router:
         monkeypatch.setattr(router_module, "_MIN_TIMEOUT_S", timeout_s)
         monkeypatch.setattr(bls_transport, "_STANDSTILL_S", timeout_s)
         workers = FakeWorkers({chr(ord("a") + number): FakeWorker(edge) for number, edge in enumerate(bins)})
@@ -328,7 +335,7 @@ def make_router(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Route
             )
         lines: list[str] = []
         transport = BlsTransport(workers, list(workers))  # type: ignore[arg-type]
-        router = Router(transport, assignment, times, settings, lines.append)
+        router = Router(reaching(workers, transport), assignment, times, settings, lines.append)
         router.workers, router.lines, router.assignment, router.transport = workers, lines, assignment, transport
         started.append(router)
         if wait:

@@ -217,10 +217,11 @@ def test_what_an_error_means(text: str, code: int, kind: type[ShapeshiftError], 
 
 def test_an_answer_is_copied_and_counted() -> None:
     values = np.arange(6, dtype=np.float32).reshape(2, 3)
-    answer = InferenceResponse([Tensor("STATE", np.array([64, 2, 99])), Tensor("EMBEDDING", values)])
+    answer = InferenceResponse([Tensor("STATE", np.array([64, 2, 99, 7, 8, 9])), Tensor("EMBEDDING", values)])
     caller = client(lambda: answer)
     found, state = caller.call("w", [np.ones(3, np.int64)] * 2)
-    assert state == WorkerInfo(bin=64, generation=2, pid=99) and list(found) == ["EMBEDDING"]
+    assert state == WorkerInfo(bin=64, generation=2, pid=99, call_us=7, busy_us=8, version=9)
+    assert list(found) == ["EMBEDDING"]
     values[:] = 0
     assert found["EMBEDDING"].tolist() == [[0, 1, 2], [3, 4, 5]]
     with pytest.raises(EngineError, match="a number of texts that is not 3"):

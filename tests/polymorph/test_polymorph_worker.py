@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import threading
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -77,9 +78,25 @@ def test_it_holds_the_engines_of_its_bin_and_reports_its_state(
     response, hello = worker.execute([packed([101, 102]), packed()])
     for one in (response, hello):
         state = outputs(one)["STATE"]
-        assert state.dtype == np.int64 and state.tolist() == [bin_edge, 7, os.getpid()]
+        assert state.dtype == np.int64 and state[:3].tolist() == [bin_edge, 7, os.getpid()]
     assert outputs(response)["EMBEDDING"].shape == (1, 8)
     assert outputs(hello)["EMBEDDING"].shape == (0, 8) and outputs(hello)["EMBEDDING"].dtype == np.float32
+
+
+def test_it_reports_the_time_of_each_call_and_of_all(make_worker: MakeWorker, gate: Gate) -> None:
+    worker = make_worker()
+    reported = [outputs(one)["STATE"] for one in worker.execute([packed([5]), packed()])]
+    assert reported[0][3] > 0 and reported[1][4] >= reported[0][4] + reported[1][3]
+    gate.hold()
+    holding = threading.Timer(0.2, gate.release)
+    holding.start()
+    slow = outputs(worker.execute([packed([5])])[0])["STATE"]
+    assert slow[3] >= 150_000 and slow[4] >= reported[1][4] + slow[3]
+    # One that fails takes time, too.
+    gate.fail = RuntimeError("out of luck")
+    worker.execute([packed([5])])
+    after = outputs(worker.execute([packed()])[0])["STATE"]
+    assert after[4] > slow[4] + after[3]
 
 
 def test_outputs_are_those_requested(make_worker: MakeWorker) -> None:

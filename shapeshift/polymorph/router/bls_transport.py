@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from functools import partial
 
 from shapeshift.engines.interfaces import Ids
+from shapeshift.engines.manifest import Manifest
 from shapeshift.errors import ModelError
 from shapeshift.polymorph.router.transport import (
     Exchange,
@@ -84,8 +85,6 @@ class BlsTransport:
         return info
 
 
-def open_transport(
-    pb_utils: PbUtils, front: str, workers: Sequence[str], outputs: Sequence[str], log: Log
-) -> Transport:
-    """The transport of a front outside a fleet. outputs: of its engines."""
-    return BlsTransport(WorkerClient(pb_utils, outputs), workers)
+def open_transport(pb_utils: PbUtils, front: str, workers: Sequence[str], made: Manifest, log: Log) -> Transport:
+    """The transport of a front with these workers in its server. made: the engines."""
+    return BlsTransport(WorkerClient(pb_utils, [output.name for output in made.outputs]), workers)

@@ -10,7 +10,7 @@ from shapeshift.engines.policy.measured_factor import MeasuredFactor
 from shapeshift.errors import ModelDiedError, ModelGoneError
 from shapeshift.polymorph.router.assignment import Assignment
 from shapeshift.polymorph.router.pending_rows import PendingRows
-from shapeshift.polymorph.router.transport import WorkerInfo, WrongBinError
+from shapeshift.polymorph.router.transport import OtherVersionError, WorkerInfo, WrongBinError
 from shapeshift.polymorph.router.worker_state import DEAD_AFTER, FAILING_AFTER, WorkerCall, WorkerState
 from shapeshift.serving.call_pool import CallTimeoutError
 from shapeshift.serving.model_args import Log
@@ -150,6 +150,7 @@ class Membership:
         worker.joined = True
         worker.epoch += 1
         worker.joined_at = time.monotonic()
+        worker.problem = ""
         self._log(f"{worker.name}: joined, bin {info.bin or 'any'}, generation {info.generation}")
         self._mark_ready([*self.pending.reassign_orphans(), worker.name])
 
@@ -166,6 +167,11 @@ class Membership:
             self.leave(worker, "has another bin")
             if time.monotonic() - worker.joined_at > _REPORTED_S:
                 self.probe(worker)
+        elif isinstance(error, OtherVersionError):
+            self.leave(worker, "is of another version")
+            if worker.problem != str(error):
+                worker.problem = str(error)
+                self._log(f"{worker.name}: not used: {error}")
         elif call.rows:
             # A worker that fails at once would otherwise always be free first, and attract every row.
             worker.failures += 1

@@ -16,7 +16,14 @@ from shapeshift.engines.interfaces import Ids
 from shapeshift.errors import EngineError, ModelDiedError, ModelGoneError, OverloadedError
 from shapeshift.polymorph.router.assignment import Assignment
 from shapeshift.polymorph.router.membership import Membership
-from shapeshift.polymorph.router.transport import Exchange, Outputs, Transport, WorkerInfo, WrongBinError
+from shapeshift.polymorph.router.transport import (
+    Exchange,
+    OtherVersionError,
+    Outputs,
+    Transport,
+    WorkerInfo,
+    WrongBinError,
+)
 from shapeshift.polymorph.router.worker_state import MAX_IN_FLIGHT, WorkerCall, WorkerState
 from shapeshift.polymorph.service_times import ServiceTimes
 from shapeshift.polymorph.settings import PolymorphSettings
@@ -200,7 +207,7 @@ class Router:
             # A text that makes every worker hang must not disable all of them.
             text = f"{_MAX_TIMEOUTS} workers in turn gave no answer in time; retry later"
             _fail((row for row in rows if row.timeouts >= _MAX_TIMEOUTS), OverloadedError(text))
-        elif not isinstance(error, ModelGoneError | ModelDiedError | WrongBinError):
+        elif not isinstance(error, ModelGoneError | ModelDiedError | WrongBinError | OtherVersionError):
             for row in rows:
                 row.failures += 1
             text = f"the engine failed {_MAX_FAILURES} times: {error}"

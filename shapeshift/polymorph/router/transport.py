@@ -9,7 +9,7 @@ from typing import NamedTuple, Protocol
 import numpy as np
 
 from shapeshift.engines.interfaces import Array, Ids
-from shapeshift.errors import EngineError, ModelError, ShapeshiftError, UnsupportedError
+from shapeshift.errors import EngineError, ModelError, ModelGoneError, ShapeshiftError
 from shapeshift.polymorph.worker import INPUTS, STATE
 
 Outputs = dict[str, Array]
@@ -19,12 +19,24 @@ class WrongBinError(ShapeshiftError):
     """The worker has a shorter bin than the router believed."""
 
 
+class OtherVersionError(ShapeshiftError):
+    """The worker's answers cannot be mixed with those of the front's other workers."""
+
+
 class WorkerInfo(NamedTuple):
-    """What a worker reports of itself with every answer, as its output STATE; see `polymorph.worker`."""
+    """What a worker reports of itself with every answer, as its output STATE.
+
+    bin: longest text that it takes, 0: any; generation: loads that replaced a dead process; pid: its process number;
+    call_us: microseconds that this call took in the worker; busy_us: those of all calls of this process, whoever made
+    them; version: see `Manifest.answers_version`.
+    """
 
     bin: int
     generation: int
     pid: int
+    call_us: int = 0
+    busy_us: int = 0
+    version: int = 0
 
 
 @dataclass(frozen=True, eq=False)
@@ -36,8 +48,8 @@ class Exchange:
     begin     called once, when the call begins: the texts to send, none for a probe; None if there is no need any more
     answered  takes the outputs, each [texts, ...], and the milliseconds that the call took; also of a late answer
     ended     called exactly once: with the worker's report, None where `begin` returned None, or the error:
-              CallTimeoutError at the deadline, ModelGoneError, ModelDiedError, WrongBinError, UnsupportedError for a
-              worker of another version, EngineError for any other failure
+              CallTimeoutError at the deadline, ModelGoneError, ModelDiedError, WrongBinError, OtherVersionError,
+              EngineError for any other failure
     """
 
     worker: str
@@ -75,18 +87,19 @@ def request_of(texts: Sequence[Ids]) -> dict[str, Array]:
 
 
 def read_answer(worker: str, answer: Mapping[str, Array], texts: int) -> tuple[Outputs, WorkerInfo]:
-    """The outputs and the report of an answer. Raises EngineError, or UnsupportedError for an older report."""
+    """The outputs and the report of an answer. Raises OtherVersionError for an older report, or EngineError."""
     outputs = dict(answer)
     state = outputs.pop(STATE).tolist()
     # A newer version appends to its report.
     known = len(WorkerInfo._fields)
     if len(state) < known:
-        raise UnsupportedError(f"{worker}: its report has {len(state)} numbers, not {known}: it is of another version")
+        raise OtherVersionError(f"its STATE has {len(state)} numbers, not {known}: it is of an older Shapeshift")
     if any(len(values) != texts for values in outputs.values()):
         raise EngineError(f"{worker}: answered for a number of texts that is not {texts}")
     return outputs, WorkerInfo(*state[:known])
 
 
 def meaning(refused: ModelError) -> ShapeshiftError:
-    """What a worker's refusal means to a router."""
-    return (WrongBinError if refused.code == "UNSUPPORTED" else EngineError)(str(refused))
+    """What the refusal of a call means to a router. A server that goes away answers that it is not available."""
+    kinds: dict[str, type[ShapeshiftError]] = {"UNSUPPORTED": WrongBinError, "UNAVAILABLE": ModelGoneError}
+    return kinds.get(refused.code, EngineError)(str(refused))

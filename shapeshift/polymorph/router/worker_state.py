@@ -35,9 +35,9 @@ class WorkerState:
 
     info: the worker's last report, None before the first; joined: whether it gets rows; epoch: how often it has
     joined, so that a call of an earlier epoch may be to a process that was replaced; joined_at: the last time;
-    timeouts: in a row, since its last answer, in time or late; failures: of calls with rows, in a row; probe_due:
-    whether to ask for its report; last_contact: when a call began, or ended before its deadline; last_end: when a call
-    ended; calls: in flight, without abandoned ones.
+    timeouts: in a row, since its last answer, in time or late; failures: of calls with rows, in a row; problem: why
+    it is not used although it answers, empty where it is; probe_due: whether to ask for its report; last_contact: when
+    a call began, or ended before its deadline; last_end: when a call ended; calls: in flight, without abandoned ones.
     """
 
     name: str
@@ -47,6 +47,7 @@ class WorkerState:
     joined_at: float = 0.0
     timeouts: int = 0
     failures: int = 0
+    problem: str = ""
     probe_due: bool = False
     last_contact: float = 0.0
     last_end: float = 0.0

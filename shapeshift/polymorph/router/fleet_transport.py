@@ -1,0 +1,67 @@
+"""The transport of a front in a fleet: workers of its own server, and those of the same front on the other nodes."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+
+from shapeshift.engines.manifest import Manifest
+from shapeshift.fleet import environment
+from shapeshift.fleet.directory import Directory
+from shapeshift.fleet.membership.open import open_membership
+from shapeshift.fleet.node import qualified, split
+from shapeshift.fleet.node_clients import NodeClients
+from shapeshift.polymorph.router import bls_transport
+from shapeshift.polymorph.router.grpc_transport import GrpcTransport
+from shapeshift.polymorph.router.transport import Exchange, Transport
+from shapeshift.serving.model_args import Log
+from shapeshift.serving.pb_utils import PbUtils
+from shapeshift.triton.names import worker_front
+
+
+class FleetTransport:
+    """A worker of another node is named `node/model`; a call to it goes over gRPC, any other to `own`."""
+
+    def __init__(self, own: Transport, remote: GrpcTransport, directory: Directory, front: str) -> None:
+        self._own = own
+        self._remote = remote
+        self._directory = directory
+        self._front = front
+
+    @property
+    def timeouts(self) -> int:
+        return self._own.timeouts + self._remote.timeouts
+
+    def workers(self) -> Sequence[str]:
+        others = [
+            qualified(node, model)
+            for node, models in self._directory.models().items()
+            for model in sorted(models)
+            if worker_front(model) == self._front
+        ]
+        return [*self._own.workers(), *others]
+
+    def start(self, exchange: Exchange) -> None:
+        (self._remote if split(exchange.worker)[0] else self._own).start(exchange)
+
+    def is_exhausted(self, worker: str) -> bool:
+        return self._own.is_exhausted(worker)
+
+    def close(self, timeout_s: float) -> None:
+        end = time.monotonic() + timeout_s
+        self._directory.close(timeout_s)
+        for transport in (self._remote, self._own):
+            transport.close(max(end - time.monotonic(), 0.0))
+
+
+def open_transport(pb_utils: PbUtils, front: str, workers: Sequence[str], made: Manifest, log: Log) -> Transport:
+    """The transport of a front whose server is a node of a fleet; see `bls_transport.open_transport`.
+
+    Raises ShapeshiftError for a fleet file that cannot be read.
+    """
+    file, node = environment.fleet_file(), environment.own_node()
+    assert file is not None, "a front outside a fleet has another transport"
+    membership = open_membership(file, node)
+    clients = NodeClients()
+    own = bls_transport.open_transport(pb_utils, front, workers, made, log)
+    return FleetTransport(own, GrpcTransport(clients, made), Directory(membership, clients, node, log), front)

@@ -1,0 +1,76 @@
+"""Calls to the workers of other nodes: no thread waits for them, and a late one is cancelled on its server."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from concurrent import futures
+
+from shapeshift.engines.manifest import Manifest
+from shapeshift.errors import ModelError, TimedOutError
+from shapeshift.fleet.node import split
+from shapeshift.fleet.node_clients import NodeClients
+from shapeshift.polymorph.router.transport import (
+    Exchange,
+    OtherVersionError,
+    WorkerInfo,
+    meaning,
+    read_answer,
+    request_of,
+)
+from shapeshift.polymorph.worker import STATE
+from shapeshift.serving.bounds import unloading
+from shapeshift.serving.call_pool import CallTimeoutError
+from shapeshift.triton.async_client import ModelCall
+
+
+class GrpcTransport:
+    """Starts calls to workers named `node/model`, over `clients`, which it closes. made: the front's own engines."""
+
+    def __init__(self, clients: NodeClients, made: Manifest) -> None:
+        self.timeouts = 0
+        self._clients = clients
+        self._outputs = [*(output.name for output in made.outputs), STATE]
+        self._version = made.answers_version()
+        self._calls: set[futures.Future[None]] = set()
+
+    def start(self, exchange: Exchange) -> None:
+        """See `Transport.start`."""
+        future = self._clients.start(self._run(exchange))
+        self._calls.add(future)
+        future.add_done_callback(self._calls.discard)
+
+    def close(self, timeout_s: float) -> None:
+        """See `Transport.close`."""
+        futures.wait(list(self._calls), timeout_s)
+        self._clients.close()
+
+    async def _run(self, exchange: Exchange) -> None:
+        outcome: WorkerInfo | Exception | None
+        try:
+            outcome = await self._answer(exchange)
+        except TimedOutError:
+            self.timeouts += 1
+            outcome = CallTimeoutError(f"{exchange.worker}: no answer in time", started=True)
+        except ModelError as error:
+            outcome = meaning(error)
+        except asyncio.CancelledError:
+            outcome = unloading()
+        except Exception as error:  # noqa: BLE001  whatever it is, the rows of the call need another worker
+            outcome = error
+        exchange.ended(outcome)
+
+    async def _answer(self, exchange: Exchange) -> WorkerInfo | None:
+        texts = exchange.begin()
+        if texts is None:
+            return None
+        node, model = split(exchange.worker)
+        before = time.perf_counter()
+        left_s = max(exchange.deadline - time.monotonic(), 0.0)
+        with self._clients.calling(node) as client:
+            answer = await client.infer(ModelCall(model, request_of(texts), left_s, self._outputs))
+        outputs, info = read_answer(exchange.worker, answer, len(texts))
+        if info.version != self._version:
+            raise OtherVersionError("its engines are not those of this front: other checkpoint, provider or precision")
+        exchange.answered(outputs, (time.perf_counter() - before) * 1e3)
+        return info

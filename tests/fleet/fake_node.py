@@ -1,0 +1,79 @@
+"""A node without Triton: a gRPC server in this process that speaks the used part of Triton's protocol."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping
+from concurrent import futures
+from typing import Any
+
+import grpc
+import numpy as np
+from tritonclient.grpc import service_pb2, service_pb2_grpc
+from tritonclient.utils import np_to_triton_dtype, triton_to_np_dtype
+
+Tensors = Mapping[str, np.ndarray]
+
+
+class Refusal(Exception):  # noqa: N818  an answer of the protocol
+    """Ends a call with a status of gRPC."""
+
+    def __init__(self, code: grpc.StatusCode, text: str) -> None:
+        super().__init__(text)
+        self.code = code
+
+
+class FakeNode(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ignore[misc]
+    """Answers for `models` by `infer(model, inputs)`, which may raise Refusal.
+
+    asked: how often for the list of models; cut_off: calls that ended before `infer` had an answer;
+    open: while it is not set, the list of models is not answered.
+    """
+
+    def __init__(self, models: set[str], infer: Callable[[str, Tensors], Tensors], port: int = 0) -> None:
+        self.models = models
+        self.asked = self.cut_off = 0
+        self.open = threading.Event()
+        self.open.set()
+        self._infer = infer
+        self._server = grpc.server(futures.ThreadPoolExecutor(32), options=[("grpc.so_reuseport", 0)])
+        service_pb2_grpc.add_GRPCInferenceServiceServicer_to_server(self, self._server)
+        self.port = self._server.add_insecure_port(f"127.0.0.1:{port}")
+        self._server.start()
+
+    @property
+    def address(self) -> str:
+        return f"127.0.0.1:{self.port}"
+
+    def close(self) -> None:
+        """End; calls in flight are cut off."""
+        self.open.set()
+        self._server.stop(0).wait()
+
+    def ModelStatistics(self, request: Any, context: Any) -> Any:  # noqa: N802  Triton's name
+        self.asked += 1
+        self.open.wait(30)
+        found = [service_pb2.ModelStatistics(name=name) for name in sorted(self.models)]
+        return service_pb2.ModelStatisticsResponse(model_stats=found)
+
+    def ModelInfer(self, request: Any, context: Any) -> Any:  # noqa: N802  Triton's name
+        answered = threading.Event()
+        context.add_callback(lambda: self._count(answered))
+        inputs = {
+            one.name: np.frombuffer(raw, triton_to_np_dtype(one.datatype)).reshape(list(one.shape))
+            for one, raw in zip(request.inputs, request.raw_input_contents, strict=True)
+        }
+        try:
+            outputs = self._infer(request.model_name, inputs)
+        except Refusal as refused:
+            answered.set()
+            context.abort(refused.code, str(refused))
+        answered.set()
+        answer = service_pb2.ModelInferResponse(model_name=request.model_name)
+        for name, values in outputs.items():
+            answer.outputs.add(name=name, datatype=np_to_triton_dtype(values.dtype), shape=values.shape)
+            answer.raw_output_contents.append(values.tobytes())
+        return answer
+
+    def _count(self, answered: threading.Event) -> None:
+        self.cut_off += not answered.is_set()
