@@ -38,8 +38,8 @@ def check_node_name(name: str) -> str:
 
 
 def qualified(node: str, model: str) -> str:
-    """The name of a node's model in the fleet: `node/model`."""
-    return f"{node}{_SEPARATOR}{model}"
+    """The name of a node's model in the fleet: `node/model`; `model` itself if the node is empty."""
+    return f"{node}{_SEPARATOR}{model}" if node else model
 
 
 def split(name: str) -> tuple[str, str]:

@@ -84,7 +84,7 @@ def test_a_changed_file_is_read_again_and_an_invalid_one_changes_nothing(file: P
 
 def test_a_model_of_the_fleet_is_named_by_node_and_model() -> None:
     assert node.split(node.qualified("a", "encode_w00")) == ("a", "encode_w00")
-    assert node.split("encode") == ("", "encode")
+    assert node.split(node.qualified("", "encode")) == ("", "encode")
 
 
 def replace(path: Path, text: str) -> None:
