@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import sys
 import threading
+from functools import partial
 from pathlib import Path
 
 from shapeshift.cli.stop_signals import stop_event
+from shapeshift.errors import InvalidInputError
+from shapeshift.fleet import settings as fleet_settings
 from shapeshift.sidecar import run_files
 from shapeshift.sidecar.settings import SidecarSettings
 from shapeshift.triton.embedded import run_record
@@ -22,6 +26,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     own = SidecarSettings
     parser.add_argument("--server", metavar="HOST:GRPCPORT", help="gRPC address; default: from the build folder")
     parser.add_argument("--metrics", metavar="URL", help="metrics page; default: from the build folder")
+    parser.add_argument("--fleet", type=Path, metavar="FILE", help="fleet file: one sidecar for all nodes of a fleet")
     parser.add_argument("--build", type=Path, default=Path("build"), help="folder of generated files (%(default)s)")
     parser.add_argument("--repository", type=Path, action="append", metavar="DIR", help="folder of models; repeatable")
     parser.add_argument("--health-period", type=float, default=own.health_period_s, metavar="SECONDS")
@@ -36,16 +41,22 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Run the sidecar until a signal stops it, and return 0. Raises ShapeshiftError, also if another sidecar runs."""
-    run_directory = options.build / "run"
+    fleet = fleet_settings.read(options.fleet) if options.fleet else None
+    run_directory = run_directory_of(options.build, fleet.name if fleet else "")
     if options.freeze or options.thaw:
         (run_files.freeze if options.freeze else run_files.thaw)(run_directory)
         _write(f"{'frozen' if options.freeze else 'thawed'}: {run_directory / run_files.FREEZE_FILE}\n")
         return 0
-    settings = _settings(options, run_directory)
-    if settings.dry_run:
-        return _run(settings, options.until_eof)
-    with run_files.sole_sidecar(run_directory):
-        return _run(settings, options.until_eof)
+    if fleet and (options.server or options.metrics):
+        raise InvalidInputError("fleet", str(options.fleet), "names the servers: --server and --metrics do not apply")
+    settings = _settings(options, run_directory, fleet.name if fleet else "")
+    with contextlib.nullcontext() if settings.dry_run else run_files.sole_sidecar(run_directory):
+        return _run(settings, options)
+
+
+def run_directory_of(build: Path, fleet: str = "") -> Path:
+    """Where the sidecar of a server, or of a fleet, keeps its lock, switch and report."""
+    return build / "fleet" / fleet if fleet else build / "run"
 
 
 def addresses(run_directory: Path) -> tuple[str, str] | None:
@@ -75,13 +86,16 @@ def server_key(run_directory: Path) -> str:
     return read_key(run_directory / "key") if (run_directory / "key").exists() else ""
 
 
-def _settings(options: argparse.Namespace, run_directory: Path) -> SidecarSettings:
+def _settings(options: argparse.Namespace, run_directory: Path, fleet: str) -> SidecarSettings:
     server, metrics = addresses(run_directory) or (SidecarSettings.server, SidecarSettings.metrics)
+    # A fleet's nodes have their own files, which are here only if the user says so.
+    repositories = [] if fleet else [options.build / "repository"]
     return SidecarSettings(
         server=options.server or server,
         metrics=options.metrics or metrics,
+        fleet=fleet,
         run_directory=run_directory,
-        repositories=tuple(options.repository or [options.build / "repository"]),
+        repositories=tuple(options.repository or repositories),
         health_period_s=options.health_period,
         plan_period_s=options.plan_period,
         scale_period_s=options.scale_period,
@@ -90,14 +104,19 @@ def _settings(options: argparse.Namespace, run_directory: Path) -> SidecarSettin
     )
 
 
-def _run(settings: SidecarSettings, until_eof: bool) -> int:
+def _run(settings: SidecarSettings, options: argparse.Namespace) -> int:
     # The gRPC client is slow to import, and --freeze and --thaw do not need it.
+    from shapeshift.sidecar.nodes import connect
     from shapeshift.sidecar.sidecar import Sidecar
 
     with stop_event() as stop:
-        sidecar = Sidecar(settings, server_key(settings.run_directory), _write)
+        if options.fleet:
+            sidecar = Sidecar(settings, partial(connect.to_fleet, options.fleet), _write)
+        else:
+            key = server_key(settings.run_directory)
+            sidecar = Sidecar(settings, lambda _: connect.to_server(settings.server, settings.metrics, key), _write)
         sidecar.start()
-        if until_eof:
+        if options.until_eof:
             threading.Thread(target=_wait_for_eof, args=(stop,), name="input", daemon=True).start()
         stop.wait()
         sidecar.stop()

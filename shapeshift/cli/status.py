@@ -6,7 +6,6 @@ import argparse
 import json
 import sys
 from collections.abc import Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -28,10 +27,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     """Write the overview to standard output. Raises ShapeshiftError if the server does not answer."""
     # The gRPC client is slow to import.
+    from shapeshift.sidecar.nodes import connect
     from shapeshift.sidecar.overview import overview
     from shapeshift.sidecar.process_tracker import ProcessTracker
-    from shapeshift.triton import metrics
-    from shapeshift.triton.control import ModelControl
 
     require(0.5 <= options.seconds <= 3600, "seconds", options.seconds, "must be 0.5 to 3600")
     run_directory = options.build / "run"
@@ -40,10 +38,9 @@ def run(options: argparse.Namespace) -> int:
     if own is None and not (options.server or options.metrics or key):
         raise NotFoundError(f"no server has run in {run_directory}; name the build folder of the server with --build")
     server, page = own or (SidecarSettings.server, SidecarSettings.metrics)
-    with ModelControl(options.server or server, key) as control:
-        scrape = partial(metrics.scrape, options.metrics or page)
-        local = own is not None and options.server in (None, server)
-        found = overview(control, scrape, run_directory, ProcessTracker(local), options.seconds)
+    connections = connect.to_server(options.server or server, options.metrics or page, key)
+    local = own is not None and options.server in (None, server)
+    found = overview(connections, run_directory, ProcessTracker(local), options.seconds)
     sys.stdout.write(json.dumps(found) + "\n" if options.json else format_overview(found))
     return 0
 
@@ -57,7 +54,7 @@ def format_overview(found: dict[str, Any]) -> str:
         if workers:
             head = ["worker", "bin", "generation", "state", "pid", "outstanding", "timeouts"]
             names = ["name", "bin", "generation", "state", "pid", "outstanding", "timeouts"]
-            parts.append(_table([head, *([_cell(name, worker[name]) for name in names] for worker in workers)]))
+            parts.append(table([head, *([_cell(name, worker[name]) for name in names] for worker in workers)]))
     for model in found["models"]:
         parts.append(f"{model['name']}: {model['state']}, pid {_cell('pid', model['pid'])}\n")
     parts += [f"{model}: {problem}\n" for model, problem in found["problems"].items()]
@@ -84,7 +81,8 @@ def _front(found: dict[str, Any]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _table(rows: Sequence[Sequence[str]]) -> str:
+def table(rows: Sequence[Sequence[str]]) -> str:
+    """The rows as text with columns, two spaces before each line."""
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     lines = ("  " + "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in rows)
     return "".join(f"{line.rstrip()}\n" for line in lines)

@@ -12,11 +12,12 @@ from pathlib import Path
 from typing import Any
 
 from shapeshift.errors import NotFoundError, ShapeshiftError
+from shapeshift.fleet.node import split
 from shapeshift.sidecar.health import ReloadBackoff
 from shapeshift.sidecar.journal import Journal
+from shapeshift.sidecar.nodes.fleet_control import FleetControl
 from shapeshift.sidecar.owed_loads import OwedLoads
 from shapeshift.sidecar.policy.moves import Action
-from shapeshift.sidecar.workers import READY, Control
 from shapeshift.triton import model_config
 from shapeshift.triton.embedded import processes
 
@@ -40,7 +41,7 @@ class Actuator:
 
     def __init__(
         self,
-        control: Control,
+        control: FleetControl,
         repositories: Iterable[Path],
         journal: Journal,
         blocked: Callable[[], str],
@@ -112,16 +113,20 @@ class Actuator:
         keep_going: bool = False,
         new_process: bool = False,
         await_unloads: bool = False,
+        interrupted: Callable[[], bool] = lambda: False,
     ) -> Outcome:
         """Apply the batches in order, the actions of one batch concurrently.
 
         Stops at the first batch with a failed action and gives the workers changed so far their old bins back, the
         last one first, unless `keep_going`. new_process: raise the generation of each loaded worker. await_unloads:
-        wait for each unload to end, because the next batch needs what it frees.
+        wait for each unload to end, because the next batch needs what it frees. interrupted: called before each batch;
+        whether to leave the rest undone.
         """
         done: list[Action] = []
         failed: list[str] = []
         for batch in batches:
+            if interrupted():
+                return Outcome(tuple(done), "a node is gone: the rest is planned anew")
             with ThreadPoolExecutor(len(batch)) as threads:
                 results = list(threads.map(lambda action: self._apply(action, new_process, await_unloads), batch))
             done += [action for action, error in zip(batch, results, strict=True) if not error]
@@ -190,11 +195,11 @@ class Actuator:
 
     def _config(self, model: str) -> dict[str, Any] | None:
         """The configuration of the loaded model, else the one in its folder; None if neither is readable here."""
-        if any(entry.name == model and entry.state == READY for entry in self._control.index()):
+        if self._control.is_loaded(model):
             return self._control.config(model)
         for folder in self._repositories:
             with contextlib.suppress(NotFoundError):
-                return model_config.as_json(model_config.read(folder / model / "config.pbtxt"))
+                return model_config.as_json(model_config.read(folder / split(model)[1] / "config.pbtxt"))
         return None
 
     def _next_generation(self, model: str, parameters: dict[str, Any]) -> int:

@@ -5,32 +5,43 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import numpy as np
 
 from shapeshift import settings
 from shapeshift.errors import InvalidInputError
+from shapeshift.fleet.node import split
 from shapeshift.polymorph.settings import PlacementSettings, PolymorphSettings
 from shapeshift.settings import require
 from shapeshift.triton.names import worker_front
 
 # The bin of a worker that holds all engines.
 ALL_BINS = 0
+# Settings that are numbers of workers: the nodes of a fleet may differ in them.
+_COUNTS = ("workers", "min_workers", "max_workers", "pool_workers")
 
 
 @dataclass(frozen=True)
 class Front:
-    """A front model and its configuration.
+    """A front and its configuration. In a fleet it is all front models of its name, one on each of some nodes.
 
-    placement_reason: why `make engines` chose the placement. edges: longest text of each bin, tokens, ascending.
+    models: their qualified names. workers, min_workers, max_workers, pool_workers: sums over the nodes. engines: hash
+    of the manifest of its engines. placement_reason: why `make engines` chose the placement. edges: longest text of
+    each bin, tokens, ascending.
     weights: expected share of the texts in each bin before any traffic, summing to 1. service_ms: time of one text of
     each bin on its engine. The three lists are empty for a front without bins.
     """
 
     name: str
     settings: PolymorphSettings
+    models: tuple[str, ...] = ()
+    workers: int = 0
+    min_workers: int = 1
+    max_workers: int = 0
+    pool_workers: int = 0
+    engines: str = ""
     placement_reason: str = ""
     edges: tuple[int, ...] = ()
     weights: tuple[float, ...] = ()
@@ -46,12 +57,17 @@ class Front:
         return self.settings.placement == "partitioned"
 
     @property
-    def min_workers(self) -> int:
-        return max(1, self.settings.min_workers)
+    def nodes(self) -> frozenset[str]:
+        """The nodes on which it is loaded."""
+        return frozenset(split(model)[0] for model in self.models)
 
     @property
-    def max_workers(self) -> int:
-        return self.settings.max_workers or self.settings.workers
+    def shape(self) -> dict[str, object]:
+        """What must be alike on all nodes, by parameter."""
+        own = {field.name: getattr(self.settings, field.name) for field in fields(self.settings)}
+        shared = {name: value for name, value in own.items() if name not in _COUNTS}
+        made = {"bin_edges": self.edges, "plan_histogram": self.weights, "profile": self.service_ms}
+        return shared | made | {"manifest_sha256": self.engines}
 
     @property
     def is_scaled(self) -> bool:
@@ -61,8 +77,9 @@ class Front:
 
     def worker_number(self, model: str) -> int | None:
         """The number of a worker model of this front; None for any other model."""
-        owner, _, number = model.rpartition("_w")
-        return int(number) if owner == self.name and worker_front(model) else None
+        own = split(model)[1]
+        owner, _, number = own.rpartition("_w")
+        return int(number) if owner == self.name and worker_front(own) else None
 
 
 def read_front(name: str, parameters: Mapping[str, str]) -> Front:
@@ -70,8 +87,19 @@ def read_front(name: str, parameters: Mapping[str, str]) -> Front:
     own = settings.read(PolymorphSettings, parameters)
     generated = settings.read(PlacementSettings, parameters)
     require(own.placement != "auto", "placement", own.placement, "is not resolved yet; run `shapeshift engines`")
+    front = Front(
+        name=name,
+        settings=own,
+        models=(name,),
+        workers=own.workers,
+        min_workers=max(1, own.min_workers),
+        max_workers=own.max_workers or own.workers,
+        pool_workers=own.pool_workers,
+        engines=parameters.get("manifest_sha256", ""),
+        placement_reason=generated.placement_reason,
+    )
     if own.placement == "inline":
-        return Front(name, own, generated.placement_reason)
+        return front
     require(
         own.workers >= 1,
         "workers",
@@ -80,11 +108,11 @@ def read_front(name: str, parameters: Mapping[str, str]) -> Front:
     )
     edges = tuple(generated.edges())
     if not edges and own.placement == "resident":
-        return Front(name, own, generated.placement_reason)
+        return front
     require(bool(edges), "bin_edges", generated.bin_edges, "must have at least one bin; run `shapeshift engines`")
     weights = _weights(generated.plan_histogram, len(edges))
     service_ms = service_times(parameters.get("profile", ""), edges)
-    return Front(name, own, generated.placement_reason, edges, weights, service_ms)
+    return replace(front, edges=edges, weights=weights, service_ms=service_ms)
 
 
 def service_times(profile: str, edges: tuple[int, ...]) -> tuple[float, ...]:

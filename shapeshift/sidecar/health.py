@@ -11,6 +11,7 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
 
+from shapeshift.sidecar.nodes.pids import listed
 from shapeshift.sidecar.observe import StalledThread
 from shapeshift.sidecar.process_tracker import ProcessState
 
@@ -120,7 +121,7 @@ class HealthTracker:
         if not pids:
             return DeadModel(f"no heartbeat in {limits.silent} scrapes", True) if unchanged >= limits.silent else None
         states = {state_of(pid) for pid in pids}
-        process = f"process {', '.join(map(str, pids))}"
+        process = listed(pids)
         ended = states <= {ProcessState.ENDED, ProcessState.ABSENT}
         if ProcessState.ALIVE in states:
             limit, certain = limits.hung, False
@@ -149,7 +150,8 @@ class HealthTracker:
         if settling or not growing:
             return None
         thread = max(growing, key=lambda thread: stalled[thread])
-        text = f"thread {thread.name} of process {thread.pid} has work and has done no step for {stalled[thread]:.0f} s"
+        subject = f"thread {thread.name} of {listed([thread.pid])}"
+        text = f"{subject} has work and has done no step for {stalled[thread]:.0f} s"
         return DeadModel(text, False, thread.pid)
 
 

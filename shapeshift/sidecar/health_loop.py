@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
 
 from shapeshift.errors import ShapeshiftError
-from shapeshift.sidecar import observe
+from shapeshift.fleet.node import split
 from shapeshift.sidecar.actuate import Actuator
 from shapeshift.sidecar.health import DeadModel, HealthTracker
 from shapeshift.sidecar.journal import Journal
+from shapeshift.sidecar.nodes import timeouts
+from shapeshift.sidecar.nodes.fleet_control import FleetControl
+from shapeshift.sidecar.nodes.pids import listed
 from shapeshift.sidecar.observe import MetricsPage
 from shapeshift.sidecar.process_tracker import ProcessState, ProcessTracker
-from shapeshift.sidecar.workers import READY, Control
-from shapeshift.triton.metrics import Samples
+
+V = TypeVar("V")
 
 # A front process whose heartbeat stood still for this many scrapes exports stale gauges about its workers.
 _STALE_SCRAPES = 3
@@ -34,12 +38,11 @@ class HealthLoop:
 
     def __init__(
         self,
-        scrape: Callable[[], Samples],
-        control: Control,
+        scrape: Callable[[], MetricsPage],
+        control: FleetControl,
         actuator: Actuator,
         journal: Journal,
         processes: ProcessTracker,
-        health: HealthTracker | None = None,
     ) -> None:
         self.page: MetricsPage | None = None
         self.expected: frozenset[str] = frozenset()
@@ -48,10 +51,14 @@ class HealthLoop:
         self._actuator = actuator
         self._journal = journal
         self._processes = processes
-        self._health = health or HealthTracker()
+        # By node: only what a node reports now is judged.
+        self._health: dict[str, HealthTracker] = {}
+        # Models of nodes that have not answered since these were changed.
+        self._changed: frozenset[str] = frozenset()
         # By pid: the last heartbeat, and for how many scrapes it has not changed.
         self._unchanged: dict[int, tuple[float, int]] = {}
-        self._threads = ThreadPoolExecutor(_CONCURRENT_LOADS, thread_name_prefix="reload")
+        # By node, so that loads that hang on one hold up no other.
+        self._threads: dict[str, ThreadPoolExecutor] = {}
         # By model: why it is reloaded, and since when, in monotonic seconds.
         self._pending: dict[str, tuple[DeadModel, float]] = {}
         self._lock = threading.Lock()
@@ -60,7 +67,7 @@ class HealthLoop:
     def step(self) -> None:
         """Scrape once and start the loads that are due. Does not wait for the loads."""
         try:
-            page = MetricsPage(self._scrape(), time.monotonic())
+            page = self._scrape()
         except ShapeshiftError as error:
             self._journal.log_once("metrics", "server", str(error))
             return
@@ -68,13 +75,23 @@ class HealthLoop:
             self._journal.log("metrics", "server", "answers again")
         self.page = page
         heartbeats = page.heartbeats()
-        fresh = self._fresh_pids(heartbeats)
-        expected = self.expected if heartbeats else frozenset()
-        loading = self._actuator.take_changed() | self._pending_models()
-        dead = self._health.update(
-            heartbeats, self._timeouts(page, fresh), self._processes.state, loading, expected, page.stalled()
-        )
-        owed = dict.fromkeys(self._actuator.owed.names(), _OWED)
+        timed_out = timeouts.in_a_row(page, self._fresh_pids(heartbeats))
+        self._changed |= self._actuator.take_changed()
+        own_heartbeats, own_timeouts, own_stalled = _by_node(heartbeats), _by_node(timed_out), _by_node(page.stalled())
+        loading = _by_node(dict.fromkeys(self._changed | self._pending_models(), True))
+        expected = _by_node(dict.fromkeys(self.expected, True))
+        dead: dict[str, DeadModel] = {}
+        for node in page.nodes:
+            dead |= self._health.setdefault(node, HealthTracker()).update(
+                own_heartbeats.get(node, {}),
+                own_timeouts.get(node, {}),
+                self._processes.state,
+                loading.get(node, ()),
+                expected.get(node, ()) if node in own_heartbeats else (),
+                own_stalled.get(node, {}),
+            )
+        self._changed = frozenset(model for model in self._changed if split(model)[0] not in page.nodes)
+        owed = {name: _OWED for name in self._actuator.owed.names() if split(name)[0] in page.nodes}
         if dead or owed:
             self._reload_all({**owed, **dead})
 
@@ -89,7 +106,8 @@ class HealthLoop:
         """Start no more loads, and end `wait`."""
         self._closed.set()
         self._processes.wake()
-        self._threads.shutdown(wait=False, cancel_futures=True)
+        for threads in self._threads.values():
+            threads.shutdown(wait=False, cancel_futures=True)
 
     def _fresh_pids(self, heartbeats: dict[str, dict[int, float]]) -> set[int]:
         """The processes whose heartbeat moved recently."""
@@ -107,9 +125,7 @@ class HealthLoop:
         heartbeats = self.page.heartbeats() if self.page is not None else {}
         busy = self._actuator.changing | self._pending_models()
         dead = {
-            model: DeadModel(
-                f"process {', '.join(map(str, sorted(pids)))} has ended", True, ended=self._have_all_ended(counts)
-            )
+            model: DeadModel(f"{listed(sorted(pids))} has ended", True, ended=self._have_all_ended(counts))
             for model, counts in heartbeats.items()
             if (pids := ended & counts.keys()) and model not in busy
         }
@@ -119,17 +135,13 @@ class HealthLoop:
     def _have_all_ended(self, pids: Iterable[int]) -> bool:
         return all(self._processes.state(pid) in (ProcessState.ENDED, ProcessState.ABSENT) for pid in pids)
 
-    def _timeouts(self, page: MetricsPage, fresh: set[int]) -> dict[str, int]:
-        found = [observe.gauge(model, observe.TIMEOUTS, page, fresh) for model in page.models]
-        return {worker: int(count) for counts in found for worker, count in counts.items() if worker}
-
     def _pending_models(self) -> frozenset[str]:
         with self._lock:
             return frozenset(self._pending)
 
     def _reload_all(self, dead: dict[str, DeadModel]) -> None:
         try:
-            loaded = {model.name for model in self._control.index() if model.state == READY}
+            loaded = self._control.loaded(dead)
         except ShapeshiftError as error:
             self._journal.log_once("health", ", ".join(sorted(dead)), f"dead, but it cannot be reloaded: {error}")
             return
@@ -146,7 +158,11 @@ class HealthLoop:
                 if name in self._pending or not known or (slow and not found.certain):
                     continue
                 self._pending[name] = found, time.monotonic()
-            self._threads.submit(self._reload, name, found)
+            self._threads_of(name).submit(self._reload, name, found)
+
+    def _threads_of(self, model: str) -> ThreadPoolExecutor:
+        node, _ = split(model)
+        return self._threads.setdefault(node, ThreadPoolExecutor(_CONCURRENT_LOADS, thread_name_prefix="reload"))
 
     def _reload(self, name: str, found: DeadModel) -> None:
         try:
@@ -156,3 +172,11 @@ class HealthLoop:
         finally:
             with self._lock:
                 del self._pending[name]
+
+
+def _by_node(values: Mapping[str, V]) -> dict[str, dict[str, V]]:
+    """What belongs to the models of each node."""
+    found: dict[str, dict[str, V]] = {}
+    for model, value in values.items():
+        found.setdefault(split(model)[0], {})[model] = value
+    return found

@@ -7,9 +7,12 @@ A counter of a new process, or a counter that fell, has grown from 0.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import TypeVar
 
+from shapeshift.fleet.node import qualified, split
+from shapeshift.sidecar.nodes.pids import pid_on
 from shapeshift.triton.metrics import Samples
 
 HEARTBEAT = "shapeshift_heartbeat_total"
@@ -21,7 +24,10 @@ OUTSTANDING = "shapeshift_worker_outstanding"
 TIMEOUTS = "shapeshift_worker_timeouts"
 STALLED = "shapeshift_thread_stalled_seconds"
 
+K = TypeVar("K")
+
 TAIL_QUANTILE = 0.98
+_OURS = "shapeshift_"
 _LABELS = ("le", "worker", "thread")
 # One heartbeat a second. A model with heartbeats in this share of the seconds was alive all the time: Triton
 # publishes the metrics with a delay.
@@ -47,17 +53,36 @@ class StalledThread:
 
 
 class MetricsPage:
-    """One scrape: the series of this project by model. `at`: monotonic clock of the reader, seconds."""
+    """One scrape: the series of this project by model. `at`: monotonic clock of the reader, seconds.
 
-    def __init__(self, samples: Samples, at: float) -> None:
+    node: the node that was scraped; models and workers get qualified names. host: a number of its own for each machine
+    whose processes are not visible here. nodes: those that answered this scrape.
+    """
+
+    def __init__(self, samples: Samples, at: float, node: str = "", host: int = 0) -> None:
         self.at = at
+        self.nodes = frozenset({node})
         self.models: dict[str, list[Series]] = {}
         for (name, labels), value in samples.items():
+            if not name.startswith(_OURS):
+                continue
             found = dict(labels)
             model, pid = found.get("model"), found.get("pid", "")
-            if name.startswith("shapeshift_") and model and pid.isdecimal() and math.isfinite(value):
+            if model and pid.isdecimal() and math.isfinite(value):
                 label = next((found[key] for key in _LABELS if key in found), "")
-                self.models.setdefault(model, []).append(Series(name, int(pid), label, value))
+                if node and "worker" in found and not split(label)[0]:
+                    label = qualified(node, label)
+                series = Series(name, pid_on(host, int(pid)), label, value)
+                self.models.setdefault(qualified(node, model), []).append(series)
+
+    @classmethod
+    def joined(cls, pages: Iterable[MetricsPage], at: float, nodes: frozenset[str]) -> MetricsPage:
+        """One page of several nodes, of which `nodes` answered now."""
+        found = cls({}, at)
+        found.nodes = nodes
+        for page in pages:
+            found.models |= page.models
+        return found
 
     def series(self, model: str, name: str) -> Iterator[Series]:
         """The model's series of one metric."""
@@ -80,7 +105,7 @@ class MetricsPage:
 
 @dataclass(frozen=True)
 class Traffic:
-    """What one model did in `seconds`, the time in which it was alive.
+    """What one front did in `seconds`, the time in which it was alive.
 
     texts: texts that arrived, by upper bound of the length bucket (tokens). answered: successful answers. p98_ms: of
     their latencies, None without answers. waiting, running: texts at the end. outstanding, timeouts: by worker, at the
@@ -104,21 +129,26 @@ class Traffic:
         return sum(self.texts.values())
 
 
-def traffic_of(model: str, old: MetricsPage, new: MetricsPage) -> Traffic:
-    """What `model` did from the scrape `old` to the scrape `new`."""
-    heartbeats = _increase(model, HEARTBEAT, old, new)
-    alive = frozenset(pid for pid, counts in heartbeats.items() if counts.get("", 0.0) > 0)
-    latencies = histogram(model, LATENCIES, old, new)
-    exported = {series.name for series in new.models.get(model, ())}
+def traffic_of(models: Sequence[str], old: MetricsPage, new: MetricsPage) -> Traffic:
+    """What `models`, the front models of one front, did together from the scrape `old` to the scrape `new`."""
+    beats = [_increase(model, HEARTBEAT, old, new) for model in models]
+    alive = frozenset(pid for found in beats for pid, counts in found.items() if counts.get("", 0.0) > 0)
+    seconds = [sum(counts.get("", 0.0) for counts in found.values()) for found in beats]
+    latencies = _total(histogram(model, LATENCIES, old, new) for model in models)
+    exported = {series.name for model in models for series in new.models.get(model, ())}
+
+    def last(name: str) -> dict[str, float]:
+        return _total(gauge(model, name, new, alive) for model in models)
+
     return Traffic(
-        seconds=_alive_seconds(new.at - old.at, sum(counts.get("", 0.0) for counts in heartbeats.values())),
-        texts=histogram(model, LENGTHS, old, new),
+        seconds=_alive_seconds(new.at - old.at, max(seconds, default=0.0)),
+        texts=_total(histogram(model, LENGTHS, old, new) for model in models),
         answered=sum(latencies.values()),
         p98_ms=quantile(latencies, TAIL_QUANTILE),
-        waiting=sum(gauge(model, WAITING, new, alive).values()),
-        running=sum(gauge(model, RUNNING, new, alive).values()),
-        outstanding={worker: int(value) for worker, value in gauge(model, OUTSTANDING, new, alive).items()},
-        timeouts={worker: int(value) for worker, value in gauge(model, TIMEOUTS, new, alive).items()},
+        waiting=sum(last(WAITING).values()),
+        running=sum(last(RUNNING).values()),
+        outstanding={worker: int(value) for worker, value in last(OUTSTANDING).items()},
+        timeouts={worker: int(value) for worker, value in last(TIMEOUTS).items()},
         live_pids=alive,
         missing=tuple(name for name in (HEARTBEAT, LENGTHS, LATENCIES) if name not in exported),
     )
@@ -167,6 +197,15 @@ def quantile(counts: Mapping[float, float], share: float) -> float | None:
             return lower + (bound - lower) * (target - seen) / count
         seen, lower = seen + count, bound
     return lower
+
+
+def _total(parts: Iterable[Mapping[K, float]]) -> dict[K, float]:
+    """The sum of the parts by key."""
+    found: dict[K, float] = {}
+    for part in parts:
+        for key, value in part.items():
+            found[key] = found.get(key, 0.0) + value
+    return found
 
 
 def _increase(model: str, name: str, old: MetricsPage, new: MetricsPage) -> dict[int, dict[str, float]]:

@@ -3,77 +3,123 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
+from shapeshift.fleet.node import split
 from shapeshift.sidecar import observe, run_files
+from shapeshift.sidecar.front_config import Front
+from shapeshift.sidecar.journal import Journal
+from shapeshift.sidecar.nodes.connections import Connections
+from shapeshift.sidecar.nodes.fleet_models import FleetModelReader
+from shapeshift.sidecar.nodes.fleet_scrape import FleetScrape
+from shapeshift.sidecar.nodes.node_calls import NodeCalls
+from shapeshift.sidecar.nodes.pids import own_pid
+from shapeshift.sidecar.nodes.presence import Presence
 from shapeshift.sidecar.observe import MetricsPage, Traffic
 from shapeshift.sidecar.process_tracker import ProcessState, ProcessTracker
-from shapeshift.sidecar.workers import READY, Control, ServerModelReader, ServerModels
-from shapeshift.triton.metrics import Samples
+from shapeshift.sidecar.workers import READY, ServerModels
+
+# A node that takes longer to answer is shown as one that does not.
+_LIMIT_S = 3.0
 
 
 def overview(
-    control: Control, scrape: Callable[[], Samples], run_directory: Path, processes: ProcessTracker, seconds: float
+    connections: Connections, run_directory: Path, processes: ProcessTracker, seconds: float
 ) -> dict[str, Any]:
-    """Fronts, workers, plans and sidecar, with the traffic of the next `seconds`. Needs no sidecar.
+    """Nodes, fronts, workers, plans and sidecar, with the traffic of the next `seconds`. Needs no sidecar.
 
-    Raises ShapeshiftError if the server or its metrics page does not answer.
+    Raises ShapeshiftError if no server or no metrics page answers.
     """
-    old = MetricsPage(scrape(), time.monotonic())
+    presence = Presence(Journal(lambda text: None, lambda report: None, {}))
+    scrape = FleetScrape(connections, presence, _LIMIT_S)
+    old = scrape()
     time.sleep(seconds)
-    new = MetricsPage(scrape(), time.monotonic())
-    server = ServerModelReader(control).read()
-    traffic = {model: observe.traffic_of(model, old, new) for model in {*server.fronts, *server.states}}
+    new = scrape()
+    server = FleetModelReader(connections, presence, _LIMIT_S).read()
+    traffic = {model: observe.traffic_of([model], old, new) for model in server.states}
     report = run_files.read_report(run_directory)
-    workers = {worker.name for found in server.workers.values() for worker in found}
-    others = [
-        name
-        for name, state in server.states.items()
-        if state == READY and name not in workers and name not in server.fronts
-    ]
+    known = {worker.name for found in server.workers.values() for worker in found}
+    known.update(model for front in server.fronts.values() for model in front.models)
+    others = [name for name, state in server.states.items() if state == READY and name not in known]
+    fronts = {
+        name: _front(front, server, observe.traffic_of(front.models, old, new), traffic, new, processes, report)
+        for name, front in server.fronts.items()
+    }
     return {
         "scheduler": {
             "pid": run_files.lock_holder(run_directory),
             "frozen": run_files.is_frozen(run_directory),
             "decisions": report.get("decisions", [])[-5:],
         },
-        "fronts": [_front(name, server, traffic[name], new, processes, report) for name in server.fronts],
-        "workers": _workers(server, traffic, new, processes),
+        "nodes": _nodes(connections, server, traffic),
+        "fronts": list(fronts.values()),
+        "workers": _workers(server, traffic, fronts, new, processes),
         "models": [{"name": name, **_process(name, traffic[name], new, processes)} for name in others],
         "problems": dict(server.problems),
     }
 
 
+def _nodes(connections: Connections, server: ServerModels, traffic: dict[str, Traffic]) -> list[dict[str, Any]]:
+    """One row for each node: whether it answers, its version, its loaded workers, and the texts that arrive there."""
+    servers = {name: one.version for name, one in connections.servers.items()}
+    versions, problems = NodeCalls[str](_LIMIT_S).ask(servers)
+    ready = Counter(split(one.name)[0] for found in server.workers.values() for one in found if one.is_ready)
+    arrived: dict[str, float] = {}
+    for model, found in traffic.items():
+        node = split(model)[0]
+        arrived[node] = arrived.get(node, 0.0) + found.offered / found.seconds
+    return [
+        {
+            "name": name,
+            "state": "serving" if name in server.nodes and name in versions else "does not answer",
+            "problem": problems.get(name, ""),
+            "version": versions.get(name),
+            "workers": ready[name],
+            "texts_per_s": round(arrived.get(name, 0.0), 2),
+        }
+        for name in sorted(servers)
+    ]
+
+
 def _front(
-    name: str,
+    front: Front,
     server: ServerModels,
     traffic: Traffic,
+    of_model: dict[str, Traffic],
     page: MetricsPage,
     processes: ProcessTracker,
     report: dict[str, Any],
 ) -> dict[str, Any]:
-    front = server.fronts[name]
+    own = [{"name": model, **_process(model, of_model[model], page, processes)} for model in front.models]
     return {
-        "name": name,
-        **_process(name, traffic, page, processes),
+        "name": front.name,
+        "state": ", ".join(dict.fromkeys(one["state"] for one in own)),
+        "pid": own[0]["pid"] if len(own) == 1 else None,
+        "models": own,
         "placement": front.settings.placement,
         "placement_reason": front.placement_reason,
         "slo_ms": front.settings.slo_ms,
         "pool": front.settings.worker_pool,
-        "workers": sum(worker.is_ready for worker in server.workers.get(name, ())),
+        "workers": sum(worker.is_ready for worker in server.workers.get(front.name, ())),
         "texts_per_s": round(traffic.offered / traffic.seconds, 2),
         "requests_per_s": round(traffic.answered / traffic.seconds, 2),
         "p98_ms": None if traffic.p98_ms is None else round(traffic.p98_ms, 2),
         "waiting": int(traffic.waiting),
         "running": int(traffic.running),
-        "plan": report.get("plans", {}).get(name),
+        "outstanding": dict(traffic.outstanding),
+        "timeouts": dict(traffic.timeouts),
+        "plan": report.get("plans", {}).get(front.name),
     }
 
 
 def _workers(
-    server: ServerModels, traffic: dict[str, Traffic], page: MetricsPage, processes: ProcessTracker
+    server: ServerModels,
+    traffic: dict[str, Traffic],
+    fronts: dict[str, dict[str, Any]],
+    page: MetricsPage,
+    processes: ProcessTracker,
 ) -> list[dict[str, Any]]:
     rows = []
     for front, workers in server.workers.items():
@@ -87,8 +133,8 @@ def _workers(
                     "pid": process["pid"] if worker.is_ready else None,
                     "bin": worker.bin if worker.is_ready else None,
                     "generation": worker.generation,
-                    "outstanding": traffic[front].outstanding.get(worker.name, 0),
-                    "timeouts": traffic[front].timeouts.get(worker.name, 0),
+                    "outstanding": fronts[front]["outstanding"].get(worker.name, 0),
+                    "timeouts": fronts[front]["timeouts"].get(worker.name, 0),
                 }
             )
     return rows
@@ -98,9 +144,9 @@ def _process(model: str, traffic: Traffic, page: MetricsPage, processes: Process
     """Pid and state of a loaded model's process: serving, silent, dead or no heartbeat."""
     live = sorted(traffic.live_pids)
     if live:
-        return {"state": "serving", "pid": live[-1]}
+        return {"state": "serving", "pid": own_pid(live[-1])}
     pids = [series.pid for series in page.series(model, observe.HEARTBEAT)]
     if not pids:
         return {"state": "no heartbeat", "pid": None}
     dead = all(processes.state(pid) in (ProcessState.ENDED, ProcessState.ABSENT) for pid in pids)
-    return {"state": "dead" if dead else "silent", "pid": pids[-1]}
+    return {"state": "dead" if dead else "silent", "pid": own_pid(pids[-1])}

@@ -4,34 +4,24 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import replace
 
 from shapeshift.errors import ShapeshiftError
+from shapeshift.fleet.node import split
 from shapeshift.sidecar import observe
 from shapeshift.sidecar.actuate import Actuator
 from shapeshift.sidecar.front_config import ALL_BINS, Front
 from shapeshift.sidecar.journal import Journal
+from shapeshift.sidecar.nodes.fleet_models import FleetModelReader
+from shapeshift.sidecar.nodes.front_state import FrontState
 from shapeshift.sidecar.observe import MetricsPage
 from shapeshift.sidecar.policy import decide, plan, pools
 from shapeshift.sidecar.policy.decide import Decision
 from shapeshift.sidecar.policy.moves import Action, batches
 from shapeshift.sidecar.policy.pools import FrontPeriod
+from shapeshift.sidecar.policy.spare import in_order, slot
 from shapeshift.sidecar.settings import SidecarSettings
-from shapeshift.sidecar.workers import ServerModelReader, ServerModels, Worker
-
-
-@dataclass
-class _FrontState:
-    """One front. target: the bin that each worker should hold; plan_page, scale_page: start of the present periods.
-
-    is_new: the front has not been planned for yet together with the other fronts of its pool.
-    """
-
-    target: dict[str, int] = field(default_factory=dict)
-    is_new: bool = True
-    plan_page: MetricsPage | None = None
-    scale_page: MetricsPage | None = None
-    fast_since: float | None = None
+from shapeshift.sidecar.workers import ServerModels, Worker
 
 
 class PlanLoop:
@@ -40,7 +30,7 @@ class PlanLoop:
     def __init__(
         self,
         settings: SidecarSettings,
-        reader: ServerModelReader,
+        reader: FleetModelReader,
         actuator: Actuator,
         journal: Journal,
         page: Callable[[], MetricsPage | None],
@@ -52,8 +42,11 @@ class PlanLoop:
         self._journal = journal
         self._page = page
         self._clock = clock
-        self._fronts: dict[str, _FrontState] = {}
-        self._server_was_down = False
+        self._fronts: dict[str, FrontState] = {}
+        # The nodes that answered the last time.
+        self._answered: frozenset[str] = frozenset()
+        # The nodes that were gone when the present step began.
+        self._gone: frozenset[str] = frozenset()
 
     def step(self) -> frozenset[str] | None:
         """Read the server's models once and do what is due.
@@ -66,30 +59,40 @@ class PlanLoop:
             self._reader.forget()
         try:
             server = self._reader.read()
+            self._gone = self._reader.gone
         except ShapeshiftError as error:
             self._journal.log_once("server", "server", str(error))
-            self._server_was_down = True
+            self._answered = frozenset()
             return None
         if self._journal.clear("server", "server"):
             self._journal.log("server", "server", "answers again")
         for model, problem in server.problems.items():
             self._journal.log_once("config", model, problem)
         for group in pools.group_fronts(server.fronts.values()):
+            for front in group:
+                if front.name in self._fronts:
+                    self._fronts[front.name].follow(front, server)
+            # Soon it is known whether these nodes are gone: until then, only what exists is kept up.
+            adopted = not server.pending and self._adopt(group, server)
             # At most one of these per step: the next step reads the result.
-            if not self._adopt(group, server) and not self._restore(group, server):
+            if not adopted and not self._restore(group, server) and not server.pending:
                 self._plan_or_scale(group, server, page)
-        self._server_was_down = False
+        self._answered = server.nodes
+        fronts = [model for front in server.fronts.values() for model in front.models]
         ready = [worker.name for workers in server.workers.values() for worker in workers if worker.is_ready]
-        return frozenset([*server.fronts, *ready])
+        return frozenset([*fronts, *ready])
 
     def _adopt(self, group: Sequence[Front], server: ServerModels) -> bool:
         """Take over new fronts: keep the workers that are loaded, or load the first plan. Whether there was any."""
         new = [front for front in group if front.name not in self._fronts]
         loaded = {front.name: _bins(server.workers[front.name]) for front in group}
+        used = {name: set(bins) for name, bins in loaded.items()}
         adopted = False
         shares = pools.initial_shares(group, server)
         for front in new:
-            current, spare = loaded[front.name], pools.spare_workers(front, group, server)
+            current = loaded[front.name]
+            others = {slot(other, worker) for other in group if other is not front for worker in used[other.name]}
+            spare = in_order(front, _spare(server.workers[front.name]), current, others)
             workers, problem = pools.within_limits(front, shares[front.name], len(server.workers[front.name]))
             if problem:
                 self._journal.log_once("config", front.name, problem)
@@ -101,9 +104,12 @@ class PlanLoop:
             if not self._is_allowed(front, decision):
                 continue
             adopted = True
-            state = self._fronts[front.name] = _FrontState(dict(current))
+            state = self._fronts[front.name] = FrontState(dict(current))
+            state.follow(front, server)
+            state.replan = ""
             # Including workers whose load fails: `_restore` tries them again.
             state.target |= {action.worker: action.bin for action in decision.actions}
+            used[front.name] |= state.target.keys()
             if not decision.counts:
                 counts = plan.counts_of(front, current) if front.is_binned else (len(current),)
                 decision = Decision((), counts, decision.reason)
@@ -114,22 +120,26 @@ class PlanLoop:
     def _restore(self, group: Sequence[Front], server: ServerModels) -> bool:
         """Load workers that should be loaded and are not, e.g. after a server restart. Whether anything was done."""
         adopted = [front for front in group if front.name in self._fronts]
-        done = [self._restore_front(front, self._fronts[front.name], server.workers[front.name]) for front in adopted]
+        done = [self._restore_front(front, self._fronts[front.name], server) for front in adopted]
         return any(done)
 
-    def _restore_front(self, front: Front, state: _FrontState, models: Sequence[Worker]) -> bool:
-        workers = {worker.name: worker for worker in models}
+    def _restore_front(self, front: Front, state: FrontState, server: ServerModels) -> bool:
+        workers = {worker.name: worker for worker in server.workers[front.name]}
+        restarted = server.nodes - self._answered
         for worker in workers.values():
             if worker.is_ready:
                 state.target.setdefault(worker.name, worker.bin)
         actions = []
         for name, bin_ in state.target.items():
             target = plan.fitting_bin(front, bin_) if front.is_binned else ALL_BINS
+            if name not in workers and split(name)[0] not in front.nodes:
+                # The node does not answer now, or its front is being loaded again.
+                continue
             if name not in workers:
                 self._journal.log_once("config", name, "this worker model no longer exists; run `shapeshift engines`")
             elif workers[name].is_unloaded and not self._actuator.backoff.wait_s(name, self._clock()):
                 actions.append(Action("load", name, target))
-            elif self._server_was_down and workers[name].is_ready and workers[name].bin != target:
+            elif split(name)[0] in restarted and workers[name].is_ready and workers[name].bin != target:
                 actions.append(Action("change", name, target, workers[name].bin))
         if not actions:
             return False
@@ -140,7 +150,7 @@ class PlanLoop:
         self._journal.log("state", front.name, text)
         serving = any(worker.is_ready for worker in workers.values())
         size = self._settings.batch_size(len(state.target)) if serving else self._settings.start_batch
-        self._actuator.apply(batches(actions, size), keep_going=True, new_process=True)
+        self._actuator.apply(batches(actions, size), keep_going=True, new_process=True, interrupted=self._is_outdated)
         self._reader.forget(*(action.worker for action in actions))
         return True
 
@@ -155,30 +165,39 @@ class PlanLoop:
             state.scale_page = state.scale_page or page
         states = [self._fronts[front.name] for front in fronts]
         starved = len(fronts) > 1 and any(state.is_new and not state.target for state in states)
-        if starved or any(self._plan_is_due(state, page) for state in states):
+        if starved or any(state.replan or self._plan_is_due(state, page) for state in states):
             self._plan(fronts, server, page)
         else:
             for front in fronts:
                 self._scale(front, server, page)
 
     def _plan(self, fronts: Sequence[Front], server: ServerModels, page: MetricsPage) -> None:
-        periods = []
-        for front in fronts:
-            state = self._fronts[front.name]
-            assert state.plan_page is not None
-            loaded = _bins(server.workers[front.name])
-            state.target = {name: loaded.get(name, bin_) for name, bin_ in state.target.items()}
-            traffic = observe.traffic_of(front.name, state.plan_page, page)
-            spare = pools.spare_workers(front, fronts, server)
-            periods.append(FrontPeriod(front, state.target, spare, traffic, len(server.workers[front.name])))
+        periods = [self._period(front, server.workers[front.name], page) for front in fronts]
         pooled = bool(fronts[0].settings.worker_pool)
         for front, decision in decide.decide_group(periods, self._settings):
             state = self._fronts[front.name]
+            decision = replace(decision, reason="; ".join(filter(None, (state.replan, decision.reason))))
             size = self._settings.batch_size(len(state.target))
             if self._is_allowed(front, decision):
-                self._apply(front, decision, size, release_first=pooled)
-            state.plan_page = self._page()
+                if state.replan:
+                    # Including workers whose load fails: `_restore` tries them again.
+                    state.target |= {action.worker: action.bin for action in decision.actions if action.kind == "load"}
+                self._apply(front, decision, size, keep_going=bool(state.replan), release_first=pooled)
+                state.replan = ""
+            elif state.replan:
+                continue
+            state.last_plan_page, state.plan_page = state.plan_page, self._page()
             state.is_new = False
+
+    def _period(self, front: Front, models: Sequence[Worker], page: MetricsPage) -> FrontPeriod:
+        """What the front has and did since the last plan; since the plan before, if the last one is recent."""
+        state = self._fronts[front.name]
+        start = state.period_start(page.at, self._settings.plan_period_s)
+        assert start is not None
+        loaded = _bins(models)
+        state.target = {name: loaded.get(name, bin_) for name, bin_ in state.target.items()}
+        traffic = observe.traffic_of(state.models(front), start, page)
+        return FrontPeriod(front, state.target, _spare(models), traffic, len(models), state.wanted(front))
 
     def _scale(self, front: Front, server: ServerModels, page: MetricsPage) -> None:
         state = self._fronts[front.name]
@@ -186,14 +205,14 @@ class PlanLoop:
         if not front.is_scaled or before is None or page.at - before.at < self._settings.scale_period_s:
             return
         state.scale_page = page
-        traffic = observe.traffic_of(front.name, before, page)
+        traffic = observe.traffic_of(front.models, before, page)
         if not decide.is_fast(front, traffic):
             state.fast_since = None
         elif state.fast_since is None:
             state.fast_since = before.at
         fast_since_s = 0.0 if state.fast_since is None else page.at - state.fast_since
         alive = {worker for worker in state.target if observe.was_alive(worker, before, page)}
-        spare = pools.spare_workers(front, [front], server)
+        spare = in_order(front, _spare(server.workers[front.name]), state.target, ())
         action, reason = decide.decide_scaling(front, traffic, fast_since_s, state.target, spare, alive)
         if action is None:
             if not reason.startswith("p98"):
@@ -224,7 +243,10 @@ class PlanLoop:
         if not decision.actions:
             return
         outcome = self._actuator.apply(
-            batches(decision.actions, size, release_first), keep_going, await_unloads=release_first
+            batches(decision.actions, size, release_first),
+            keep_going,
+            await_unloads=release_first,
+            interrupted=self._is_outdated,
         )
         self._record(front, outcome.done)
         if outcome.failed:
@@ -240,13 +262,21 @@ class PlanLoop:
                 state.target[action.worker] = action.bin
             self._reader.forget(action.worker)
 
-    def _plan_is_due(self, state: _FrontState, page: MetricsPage | None) -> bool:
+    def _is_outdated(self) -> bool:
+        """Whether a node has gone since the present step began."""
+        return bool(self._reader.gone - self._gone)
+
+    def _plan_is_due(self, state: FrontState, page: MetricsPage | None) -> bool:
         period = self._settings.plan_period_s
         return page is not None and state.plan_page is not None and page.at - state.plan_page.at >= period
 
 
 def _bins(workers: Iterable[Worker]) -> dict[str, int]:
     return {worker.name: worker.bin for worker in workers if worker.is_ready}
+
+
+def _spare(workers: Iterable[Worker]) -> list[str]:
+    return [worker.name for worker in workers if worker.is_unloaded]
 
 
 def _format(actions: Sequence[Action]) -> str:

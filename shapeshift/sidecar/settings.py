@@ -13,6 +13,7 @@ class SidecarSettings:
     """What the sidecar watches, how often it acts, and when a change is worth making.
 
     server, metrics      HOST:PORT of the server's gRPC interface, address of its metrics page
+    fleet                name of the fleet; empty for a single server
     run_directory        folder of the key, the lock, the freeze switch and the report
     repositories         folders with the worker models; a model that is in none is loaded from the server's own files
     health_period_s      seconds between two scrapes
@@ -20,6 +21,7 @@ class SidecarSettings:
     scale_period_s       seconds between two checks of the tail latency
     batch                workers changed at once under load; 0: an eighth of the front's workers, at least one
     start_batch          workers loaded at once while none of the front's workers serves
+    node_limit_s         a node of a fleet that takes longer than this to answer is late, and left out
     load_timeout_s       longest time that one load may take
     min_texts            a period with fewer texts than this changes no plan
     min_gain             a new plan must improve the mean latency by at least this share
@@ -30,6 +32,7 @@ class SidecarSettings:
 
     server: str = "127.0.0.1:8001"
     metrics: str = "http://127.0.0.1:8002/metrics"
+    fleet: str = ""
     run_directory: Path = Path("build/run")
     repositories: tuple[Path, ...] = (Path("build/repository"),)
     health_period_s: float = 1.0
@@ -37,6 +40,7 @@ class SidecarSettings:
     scale_period_s: float = 10.0
     batch: int = 0
     start_batch: int = 4
+    node_limit_s: float = 0.8
     load_timeout_s: float = 300.0
     min_texts: int = 50
     min_gain: float = 0.01
@@ -44,7 +48,7 @@ class SidecarSettings:
     dry_run: bool = False
 
     def __post_init__(self) -> None:
-        for name in ("health_period_s", "plan_period_s", "scale_period_s", "load_timeout_s"):
+        for name in ("health_period_s", "plan_period_s", "scale_period_s", "node_limit_s", "load_timeout_s"):
             value = getattr(self, name)
             require(0.05 <= value <= 86_400, name, value, "must be 0.05 to 86400 seconds")
         require(0 <= self.batch <= 1000, "batch", self.batch, "must be 0 to 1000")

@@ -6,21 +6,22 @@ import contextlib
 import os
 import threading
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 from shapeshift.sidecar import run_files
 from shapeshift.sidecar.actuate import Actuator
 from shapeshift.sidecar.health_loop import HealthLoop
 from shapeshift.sidecar.journal import Journal, Write
+from shapeshift.sidecar.nodes.connections import Connections
+from shapeshift.sidecar.nodes.fleet_control import FleetControl
+from shapeshift.sidecar.nodes.fleet_models import FleetModelReader
+from shapeshift.sidecar.nodes.fleet_scrape import FleetScrape
+from shapeshift.sidecar.nodes.presence import Presence
 from shapeshift.sidecar.owed_loads import OwedLoads
 from shapeshift.sidecar.plan_loop import PlanLoop
 from shapeshift.sidecar.policy import plan
 from shapeshift.sidecar.process_tracker import ProcessTracker
 from shapeshift.sidecar.settings import SidecarSettings
-from shapeshift.sidecar.workers import ServerModelReader
-from shapeshift.triton import metrics
-from shapeshift.triton.control import ModelControl
 from shapeshift.triton.embedded import processes, run_record
 
 # Longest pause before the next attempt while no server answers.
@@ -29,18 +30,27 @@ _JOIN_S = 0.5
 
 
 class Sidecar:
-    """Works from `start` to `stop`. write: takes each log line; several threads call it."""
+    """Works from `start` to `stop`. connect: opens the connections to the servers, and logs what is wrong with them.
 
-    def __init__(self, settings: SidecarSettings, key: str, write: Write) -> None:
+    write: takes each log line; several threads call it.
+    """
+
+    def __init__(self, settings: SidecarSettings, connect: Callable[[Journal], Connections], write: Write) -> None:
         self._settings = settings
-        status = {"pid": os.getpid(), "server": settings.server, "settled": False, "frozen": False}
-        self._journal = Journal(write, self._write_report, status)
-        control = ModelControl(settings.server, key)
+        self._subject = f"fleet {settings.fleet}" if settings.fleet else f"server {settings.server}"
+        status = {"pid": os.getpid(), "settled": False, "frozen": False}
+        own = {"fleet": settings.fleet} if settings.fleet else {"server": settings.server}
+        self._journal = Journal(write, self._write_report, {**status, **own})
         owed = OwedLoads(None if settings.dry_run else settings.run_directory / run_files.OWED_FILE)
+        connections, presence = connect(self._journal), Presence(self._journal)
+        # A single server holds up no other: it may take the time that its clients allow.
+        limit_s = settings.node_limit_s if settings.fleet else None
+        control = FleetControl(connections, presence, limit_s)
         actuator = Actuator(control, settings.repositories, self._journal, self._blocked, settings.load_timeout_s, owed)
-        scrape = partial(metrics.scrape, settings.metrics)
+        scrape = FleetScrape(connections, presence, limit_s)
         self._health = HealthLoop(scrape, control, actuator, self._journal, ProcessTracker(_is_local(settings)))
-        self._plan = PlanLoop(settings, ServerModelReader(control), actuator, self._journal, lambda: self._health.page)
+        reader = FleetModelReader(connections, presence, limit_s)
+        self._plan = PlanLoop(settings, reader, actuator, self._journal, lambda: self._health.page)
         self._stop = threading.Event()
         self._threads = [
             threading.Thread(
@@ -54,7 +64,7 @@ class Sidecar:
     def start(self) -> None:
         """Start both loops."""
         mode = " (dry run: no change is applied)" if self._settings.dry_run else ""
-        self._journal.log("start", "sidecar", f"process {os.getpid()}, server {self._settings.server}{mode}")
+        self._journal.log("start", "sidecar", f"process {os.getpid()}, {self._subject}{mode}")
         for thread in self._threads:
             thread.start()
 
@@ -87,7 +97,7 @@ class Sidecar:
 
     def _warm_up(self) -> float:
         # The solver takes a second to load; load it while the server starts.
-        if run_files.repository_models(self._settings.repositories)[1]:
+        if self._settings.fleet or run_files.repository_models(self._settings.repositories)[1]:
             plan.warm_up()
         return 0.0
 
@@ -114,6 +124,8 @@ class Sidecar:
 
 def _is_local(settings: SidecarSettings) -> bool:
     """Whether the watched server is that of the run directory, so that its processes are visible here."""
+    if settings.fleet:
+        return False
     running = run_record.read(settings.run_directory / "server.json")
     if running is None or not processes.is_alive(running.server):
         return False

@@ -17,7 +17,7 @@ _UNLOADED = ("", "UNAVAILABLE")
 
 
 class Control(Protocol):
-    """The part of `triton.control.ModelControl` that the sidecar uses."""
+    """The part of `triton.control.ModelControl` that the sidecar uses: model control of one server."""
 
     def load(self, name: str, config: dict[str, Any] | None = None, timeout_s: float = 300.0) -> None: ...
 
@@ -51,17 +51,23 @@ class Worker:
 
 @dataclass(frozen=True)
 class ServerModels:
-    """fronts: the loaded ones; workers: the worker models of each front, by number; states: of every model;
-    problems: by model, why it is ignored."""
+    """The models of one server, or of a fleet.
+
+    fronts: the loaded ones; workers: the worker models of each front, by node and number; states: of every model;
+    problems: by model, why it is ignored. nodes: those that have answered and are not gone; pending: those that have
+    not answered this time, but are not gone either.
+    """
 
     fronts: Mapping[str, Front] = field(default_factory=dict)
     workers: Mapping[str, tuple[Worker, ...]] = field(default_factory=dict)
     states: Mapping[str, str] = field(default_factory=dict)
     problems: Mapping[str, str] = field(default_factory=dict)
+    nodes: frozenset[str] = frozenset()
+    pending: frozenset[str] = frozenset()
 
 
 class ServerModelReader:
-    """Reads the server's models. Not thread-safe.
+    """Reads the models of one server. Not thread-safe.
 
     A configuration is requested once, and again after its model was not ready or after `forget`.
     """

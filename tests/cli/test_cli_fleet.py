@@ -18,13 +18,30 @@ metrics = "http://127.0.0.1:{port}/metrics"
 """
 
 
-def test_a_node_that_does_not_answer_is_shown(
+def test_nodes_that_do_not_answer_are_named(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], free_ports: Callable[[int], list[int]]
 ) -> None:
     file = tmp_path / "fleet.toml"
     file.write_text(FLEET.format(port=free_ports(1)[0]))
-    assert main(["fleet", "status", str(file)]) == 0
-    assert "no server answers" in capsys.readouterr().out
+    assert main(["fleet", "status", str(file)]) == 2
+    error = capsys.readouterr().err
+    assert "a: no metrics at" in error
+    assert error.count("\n") == 1
+
+
+def test_the_sidecar_of_a_fleet_has_a_lock_and_a_switch_of_its_own(tmp_path: Path) -> None:
+    file = tmp_path / "fleet.toml"
+    file.write_text(FLEET.format(port=1))
+    assert main(["sidecar", "--fleet", str(file), "--build", str(tmp_path), "--freeze"]) == 0
+    assert (tmp_path / "fleet" / "demo" / "scheduler.freeze").exists()
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_fleet_file_and_a_server_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "fleet.toml"
+    file.write_text(FLEET.format(port=1))
+    assert main(["sidecar", "--fleet", str(file), "--server", "127.0.0.1:1", "--build", str(tmp_path)]) == 2
+    assert "fleet: got" in capsys.readouterr().err
 
 
 def test_an_invalid_fleet_file_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -13,6 +13,7 @@ from shapeshift.sidecar.journal import Journal
 from shapeshift.sidecar.owed_loads import OwedLoads
 from shapeshift.sidecar.policy.moves import Action
 from tests.sidecar.fakes import FakeServer
+from tests.sidecar.fleet import single
 
 
 class Case:
@@ -24,7 +25,7 @@ class Case:
         self.log: list[str] = []
         self.blocked = ""
         journal = Journal(self.log.append, lambda values: None, {})
-        self.actuator = Actuator(self.server, repositories, journal, lambda: self.blocked, 300.0)
+        self.actuator = Actuator(single(self.server).control, repositories, journal, lambda: self.blocked, 300.0)
         loads = [Action("load", f"enc_w{number:02d}", bin_) for number, bin_ in enumerate((32, 128, 512))]
         assert self.actuator.apply([loads]).failed == ""
         self.server.calls.clear()

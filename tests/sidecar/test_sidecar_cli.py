@@ -14,6 +14,7 @@ from shapeshift.sidecar.overview import overview
 from shapeshift.sidecar.process_tracker import ProcessTracker
 from shapeshift.triton import keys
 from tests.sidecar.fakes import FakeServer, cumulative, samples
+from tests.sidecar.fleet import single
 
 RECORD = {
     "owner": {"pid": 1, "start": 1},
@@ -114,7 +115,7 @@ def test_status_of_a_server_without_a_sidecar(tmp_path: Path) -> None:
             | samples("enc_w01", no_pid + 2, 7.0)
         )
 
-    found = overview(server, scrape, tmp_path, ProcessTracker(local=True), seconds=0.01)
+    found = overview(single(server, scrape), tmp_path, ProcessTracker(local=True), seconds=0.01)
     (front,) = found["fronts"]
     assert (front["name"], front["state"], front["workers"], front["waiting"]) == ("enc", "serving", 2, 3)
     assert front["p98_ms"] == pytest.approx(147)

@@ -19,6 +19,7 @@ from shapeshift.sidecar.process_tracker import ProcessTracker
 from shapeshift.triton import metrics
 from shapeshift.triton.metrics import Samples
 from tests.sidecar.fakes import FakeServer, samples
+from tests.sidecar.fleet import single
 from tests.sidecar.stubs import Stubs, stubs_in
 
 PAGES = Path(__file__).parent / "pages"
@@ -45,8 +46,9 @@ class Case:
         self.log: list[str] = []
         self.blocked = ""
         journal = Journal(self.log.append, lambda values: None, {})
-        self.actuator = Actuator(self.server, (), journal, lambda: self.blocked, 300.0)
-        self.loop = HealthLoop(self.scrape, self.server, self.actuator, journal, ProcessTracker(local=True))
+        fleet = single(self.server, self.scrape)
+        self.actuator = Actuator(fleet.control, (), journal, lambda: self.blocked, 300.0)
+        self.loop = HealthLoop(fleet.scrape, fleet.control, self.actuator, journal, ProcessTracker(local=True))
 
     def scrape(self) -> Samples:
         if self.down:
@@ -374,7 +376,8 @@ def test_recorded_pages_lead_to_one_load(case: Case) -> None:
     pages = iter([(PAGES / f"second_{second:02d}.txt").read_text() for second in range(7)])
     scrape: Callable[[], Samples] = lambda: metrics.parse(next(pages))  # noqa: E731
     journal = Journal(case.log.append, lambda values: None, {})
-    case.loop = HealthLoop(scrape, case.server, case.actuator, journal, ProcessTracker(local=True))
+    fleet = single(case.server, scrape)
+    case.loop = HealthLoop(fleet.scrape, fleet.control, case.actuator, journal, ProcessTracker(local=True))
     case.scrapes(7)
     case.settle()
     assert case.server.calls == [("load", "enc_w01", "512")]

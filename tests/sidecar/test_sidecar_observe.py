@@ -22,7 +22,7 @@ def recorded(second: int) -> MetricsPage:
 
 
 def test_traffic_of_a_recorded_front() -> None:
-    traffic = observe.traffic_of("enc", recorded(1), recorded(3))
+    traffic = observe.traffic_of(["enc"], recorded(1), recorded(3))
     assert {bound: count for bound, count in traffic.texts.items() if count} == {32.0: 100.0, 128.0: 30.0, 512.0: 20.0}
     assert traffic.offered == 150
     assert traffic.answered == 150
@@ -37,7 +37,7 @@ def test_traffic_of_a_recorded_front() -> None:
 
 
 def test_traffic_of_the_real_backend() -> None:
-    traffic = observe.traffic_of("encode", recorded(0), recorded(11))
+    traffic = observe.traffic_of(["encode"], recorded(0), recorded(11))
     assert (traffic.offered, traffic.answered) == (12, 3)
     # Three times four texts: with one word, six, sixty and four hundred words.
     assert {bound: count for bound, count in traffic.texts.items() if count} == {8.0: 6.0, 64.0: 3.0, 408.0: 3.0}
@@ -46,14 +46,14 @@ def test_traffic_of_the_real_backend() -> None:
 
 
 def test_no_traffic_between_equal_pages() -> None:
-    traffic = observe.traffic_of("enc", recorded(5), recorded(5))
+    traffic = observe.traffic_of(["enc"], recorded(5), recorded(5))
     assert traffic.offered == 0
     assert traffic.p98_ms is None
     assert traffic.live_pids == frozenset()
 
 
 def test_a_missing_model_exports_nothing() -> None:
-    traffic = observe.traffic_of("absent", recorded(0), recorded(2))
+    traffic = observe.traffic_of(["absent"], recorded(0), recorded(2))
     assert traffic.missing == (HEARTBEAT, LENGTHS, LATENCIES)
     assert traffic.offered == traffic.answered == 0
 
@@ -70,21 +70,21 @@ def test_a_new_process_counts_from_zero() -> None:
         samples("enc", 1, 90, lengths=cumulative({32: 1300, 512: 10})),
         samples("enc", 2, 10, lengths=cumulative({32: 40, 512: 2})),
     )
-    assert observe.traffic_of("enc", old, new).texts == {32.0: 340.0, 512.0: 2.0, float("inf"): 0.0}
+    assert observe.traffic_of(["enc"], old, new).texts == {32.0: 340.0, 512.0: 2.0, float("inf"): 0.0}
 
 
 def test_a_counter_that_fell_counts_from_zero() -> None:
     old = page(0.0, samples("enc", 7, 50, lengths=cumulative({32: 1000, 512: 10})))
     new = page(10.0, samples("enc", 7, 3, lengths=cumulative({32: 5, 512: 100})))
-    assert observe.traffic_of("enc", old, new).offered == 105
+    assert observe.traffic_of(["enc"], old, new).offered == 105
 
 
 def test_time_while_the_front_was_dead_is_excluded() -> None:
     old = page(0.0, samples("enc", 1, 50))
     new = page(100.0, samples("enc", 1, 60), samples("enc", 2, 20))
-    assert observe.traffic_of("enc", old, new).seconds == 30
+    assert observe.traffic_of(["enc"], old, new).seconds == 30
     steady = page(100.0, samples("enc", 1, 147))
-    assert observe.traffic_of("enc", old, steady).seconds == 100
+    assert observe.traffic_of(["enc"], old, steady).seconds == 100
 
 
 def test_gauges_of_dead_processes_are_excluded() -> None:
@@ -94,7 +94,7 @@ def test_gauges_of_dead_processes_are_excluded() -> None:
         samples("enc", 1, 50, outstanding={"enc_w00": 9}, waiting={"": 5}),
         samples("enc", 2, 11, outstanding={"enc_w00": 2}, waiting={"": 1}),
     )
-    traffic = observe.traffic_of("enc", old, new)
+    traffic = observe.traffic_of(["enc"], old, new)
     assert (traffic.outstanding, traffic.waiting, traffic.live_pids) == ({"enc_w00": 2}, 1, frozenset({2}))
 
 

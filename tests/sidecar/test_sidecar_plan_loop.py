@@ -7,8 +7,8 @@ from shapeshift.sidecar.journal import Journal
 from shapeshift.sidecar.observe import MetricsPage
 from shapeshift.sidecar.plan_loop import PlanLoop
 from shapeshift.sidecar.settings import SidecarSettings
-from shapeshift.sidecar.workers import ServerModelReader
 from tests.sidecar.fakes import FakeServer, cumulative, page, samples
+from tests.sidecar.fleet import single
 
 Lengths = dict[float, float]
 
@@ -32,10 +32,9 @@ class Case:
         self.log: list[str] = []
         self.report: dict[str, object] = {}
         journal = Journal(self.log.append, self.report.update, {})
-        actuator = Actuator(self.server, (), journal, lambda: self.blocked, 300.0)
-        self.loop = PlanLoop(
-            self.settings, ServerModelReader(self.server), actuator, journal, self.page, lambda: self.now
-        )
+        fleet = single(self.server)
+        actuator = Actuator(fleet.control, (), journal, lambda: self.blocked, 300.0)
+        self.loop = PlanLoop(self.settings, fleet.reader, actuator, journal, self.page, lambda: self.now)
         self.actuator = actuator
 
     def page(self) -> MetricsPage:

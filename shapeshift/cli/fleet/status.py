@@ -1,37 +1,56 @@
-"""`shapeshift fleet status`: what the nodes of a fleet serve now."""
+"""`shapeshift fleet status`: the nodes of a fleet, their workers, load, versions and the last decisions."""
 
 from __future__ import annotations
 
 import argparse
+import json
 import sys
 from pathlib import Path
+from typing import Any
 
-from shapeshift.errors import ShapeshiftError
+from shapeshift.cli.sidecar import run_directory_of
+from shapeshift.cli.status import format_overview, table
 from shapeshift.fleet import settings
-from shapeshift.fleet.node import Node
-from shapeshift.triton.keys import read_key
+from shapeshift.settings import require
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options of `shapeshift fleet status`."""
     parser.add_argument("file", type=Path, help="the fleet file")
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    parser.add_argument("--build", type=Path, default=Path("build"), help="build folder of the sidecar (%(default)s)")
+    parser.add_argument("--seconds", type=float, default=2.0, help="for how long traffic is measured (%(default)s)")
 
 
 def run(options: argparse.Namespace) -> int:
-    """Write one line for each node to standard output. Raises ShapeshiftError for an invalid fleet file."""
-    found = settings.read(options.file)
-    for node in found.nodes:
-        sys.stdout.write(f"{node.name}  {node.grpc.address}  {_state(node)}\n")
+    """Write the overview to standard output. Raises ShapeshiftError if no node answers."""
+    # The gRPC client is slow to import.
+    from shapeshift.sidecar.journal import Journal
+    from shapeshift.sidecar.nodes import connect
+    from shapeshift.sidecar.overview import overview
+    from shapeshift.sidecar.process_tracker import ProcessTracker
+
+    require(0.5 <= options.seconds <= 3600, "seconds", options.seconds, "must be 0.5 to 3600")
+    fleet = settings.read(options.file)
+    # What is wrong with a node is written where it is left out.
+    connections = connect.to_fleet(options.file, Journal(_warn, lambda report: None, {}))
+    run_directory = run_directory_of(options.build, fleet.name)
+    found = overview(connections, run_directory, ProcessTracker(local=False), options.seconds)
+    sys.stdout.write(json.dumps(found) + "\n" if options.json else format_fleet(fleet.name, found))
     return 0
 
 
-def _state(node: Node) -> str:
-    # The gRPC client is slow to import.
-    from shapeshift.triton.control import ModelControl
+def _warn(text: str) -> None:
+    sys.stderr.write(text)
 
-    try:
-        with ModelControl(node.grpc.address, read_key(node.key_file) if node.key_file else "") as control:
-            ready = sum(model.state == "READY" for model in control.index())
-            return f"Triton {control.version()}, {ready} models"
-    except ShapeshiftError as error:
-        return str(error)
+
+def format_fleet(name: str, found: dict[str, Any]) -> str:
+    """The overview of the fleet as text and tables: first its nodes, last the decisions."""
+    head = ["node", "state", "Triton", "workers", "texts/s", "problem"]
+    fields = ("name", "state", "version", "workers", "texts_per_s", "problem")
+    rows = [["-" if node[field] is None else str(node[field]) for field in fields] for node in found["nodes"]]
+    parts = [f"fleet: {name}\n", table([head, *rows]), format_overview(found)]
+    if decisions := found["scheduler"]["decisions"]:
+        lines = (f"  {one['at']} {one['kind']} {one['subject']}: {one['text']}\n" for one in decisions)
+        parts.append("last decisions:\n" + "".join(lines))
+    return "\n".join(parts)

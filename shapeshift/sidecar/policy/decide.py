@@ -16,8 +16,9 @@ from shapeshift.polymorph.policy import autoscale
 from shapeshift.sidecar.front_config import ALL_BINS, Front
 from shapeshift.sidecar.observe import LENGTHS, Traffic
 from shapeshift.sidecar.policy import plan, pools
-from shapeshift.sidecar.policy.moves import Action, moves
+from shapeshift.sidecar.policy.moves import Action, moves, release_order
 from shapeshift.sidecar.policy.pools import FrontPeriod
+from shapeshift.sidecar.policy.spare import in_order, slot
 from shapeshift.sidecar.settings import SidecarSettings
 
 
@@ -63,11 +64,18 @@ def complete_plan(
 
 def decide_group(periods: Sequence[FrontPeriod], settings: SidecarSettings) -> list[tuple[Front, Decision]]:
     """The plan of each front of a group for the next period; fronts that release workers come first."""
-    decisions = [
-        (workers - len(period.current), period.front, _plan_share(period, workers, reason, settings))
-        for period, (workers, reason) in zip(periods, pools.shares(periods, settings), strict=True)
-    ]
-    return [(front, decision) for _, front, decision in sorted(decisions, key=lambda entry: entry[0])]
+    shared = zip(periods, pools.shares(periods, settings), strict=True)
+    used = {period.front.name: {slot(period.front, worker) for worker in period.current} for period in periods}
+    decisions = []
+    for period, (workers, reason) in sorted(shared, key=lambda entry: entry[1][0] - len(entry[0].current)):
+        front = period.front
+        others = set().union(*(slots for name, slots in used.items() if name != front.name))
+        spare = in_order(front, period.spare, period.current, others)
+        decision = _plan_share(replace(period, spare=spare), workers, reason, settings)
+        for action in decision.actions:
+            (used[front.name].discard if action.kind == "unload" else used[front.name].add)(slot(front, action.worker))
+        decisions.append((front, decision))
+    return decisions
 
 
 def next_plan(
@@ -85,8 +93,9 @@ def next_plan(
     if not front.is_binned:
         actions = moves(front, current, (workers,), spare, traffic.outstanding)
         return Decision(tuple(actions), (workers,), _rate(traffic))
-    # A bin that `make engines` has removed must change, too.
+    # A bin that `make engines` has removed must change, too; and without the longest bin some texts have no worker.
     must_change = workers != len(current) or any(bin_ not in front.edges for bin_ in current.values())
+    must_change |= plan.counts_of(front, current)[-1] == 0
     present = plan.counts_of(front, current)
     fixed = front.settings.allocation in ("even", "global")
     enough = traffic.offered >= settings.min_texts
@@ -132,7 +141,7 @@ def decide_scaling(
     tail = tail_ms(traffic)
     if tail is None:
         return None, "the tail latency is unknown: texts wait without answers, or there is no heartbeat"
-    workers = sorted(current)
+    workers = release_order(current)
     kept = {worker for worker in workers if worker not in alive} | _only_longest(current)
     outstanding = [sys.maxsize if worker in kept else traffic.outstanding.get(worker, 0) for worker in workers]
     slo_ms = front.settings.slo_ms

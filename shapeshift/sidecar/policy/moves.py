@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from shapeshift.fleet.node import split
 from shapeshift.polymorph.policy import replace
 from shapeshift.sidecar.front_config import ALL_BINS, Front
 from shapeshift.sidecar.policy.plan import fitting_bin
@@ -55,10 +57,16 @@ def moves(
     unloads = []
     for _ in range(-missing):
         surplus = [worker for worker in held if lacking[held[worker]] < 0]
-        worker = min(surplus, key=lambda worker: (outstanding.get(worker, 0), worker))
+        worker = min(release_order(held, surplus), key=lambda worker: outstanding.get(worker, 0))
         lacking[held[worker]] += 1
         unloads.append(Action("unload", worker, before=held.pop(worker)))
     return [*loads, *_changes(front, current, held, lacking), *unloads]
+
+
+def release_order(loaded: Collection[str], workers: Collection[str] | None = None) -> list[str]:
+    """Those of the `loaded` workers that are in `workers` (default: all), those of the fullest nodes first."""
+    held = Counter(split(worker)[0] for worker in loaded)
+    return sorted(loaded if workers is None else workers, key=lambda worker: (-held[split(worker)[0]], worker))
 
 
 def batches(actions: Sequence[Action], size: int, release_first: bool = False) -> Iterator[list[Action]]:
@@ -99,7 +107,7 @@ def _unbinned(
 ) -> list[Action]:
     missing = count - len(current)
     _require_spare(spare, missing)
-    least_busy = sorted(current, key=lambda worker: (outstanding.get(worker, 0), worker))
+    least_busy = sorted(release_order(current), key=lambda worker: outstanding.get(worker, 0))
     released = least_busy[: max(-missing, 0)]
     return [
         *(Action("load", worker, ALL_BINS) for worker in spare[: max(missing, 0)]),

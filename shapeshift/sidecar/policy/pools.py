@@ -25,7 +25,7 @@ class FrontPeriod:
     """One front at the end of a period.
 
     current: the bin of each of its workers; spare: worker models that can be loaded; models: number of its worker
-    models.
+    models; wanted: how many workers it should have, unless it shares a pool; 0: as many as now.
     """
 
     front: Front
@@ -33,6 +33,7 @@ class FrontPeriod:
     spare: Sequence[str]
     traffic: Traffic
     models: int
+    wanted: int = 0
 
 
 def group_fronts(fronts: Iterable[Front]) -> list[list[Front]]:
@@ -47,7 +48,7 @@ def group_fronts(fronts: Iterable[Front]) -> list[list[Front]]:
 
 def initial_shares(group: Sequence[Front], server: ServerModels) -> dict[str, int]:
     """Workers of each front before any traffic: as configured, or the pool in proportion to that."""
-    configured = [front.settings.workers for front in group]
+    configured = [front.workers for front in group]
     if not group[0].settings.worker_pool:
         return {front.name: count for front, count in zip(group, configured, strict=True)}
     least, most = _bounds((front, len(server.workers[front.name])) for front in group)
@@ -59,7 +60,7 @@ def shares(periods: Sequence[FrontPeriod], settings: SidecarSettings) -> list[tu
     """Workers of each front of a group for the next period, with the reason."""
     fronts = [period.front for period in periods]
     if not fronts[0].settings.worker_pool:
-        return [within_limits(period.front, len(period.current), period.models) for period in periods]
+        return [within_limits(one.front, one.wanted or len(one.current), one.models) for one in periods]
     size = _pool_size(fronts)
     least, most = _bounds((period.front, period.models) for period in periods)
     current = [len(period.current) for period in periods]
@@ -80,19 +81,6 @@ def within_limits(front: Front, workers: int, models: int) -> tuple[int, str]:
     if models >= target:
         return target, ""
     return models, f"{target} workers are needed, but there are only {models} worker models; run `shapeshift engines`"
-
-
-def spare_workers(front: Front, group: Sequence[Front], server: ServerModels) -> list[str]:
-    """Worker models of the front that can be loaded; first those whose number no other front of the group uses."""
-    used = {
-        other.worker_number(worker.name)
-        for other in group
-        if other.name != front.name
-        for worker in server.workers[other.name]
-        if not worker.is_unloaded
-    }
-    spare = [worker.name for worker in server.workers[front.name] if worker.is_unloaded]
-    return sorted(spare, key=lambda model: front.worker_number(model) in used)
 
 
 def split(
@@ -136,7 +124,7 @@ def _busy_workers(period: FrontPeriod, pool_size: int, settings: SidecarSettings
     if period.current:
         demand = plan.observed_demand(front, period.traffic)
     else:
-        demand = plan.assumed_demand(front, front.settings.workers, settings.assumed_utilization)
+        demand = plan.assumed_demand(front, front.workers, settings.assumed_utilization)
     return plan.solve(front, pool_size, demand).busy_workers if sum(demand) > 0 else 0.0
 
 
@@ -148,7 +136,7 @@ def _bounds(fronts: Iterable[tuple[Front, int]]) -> tuple[list[int], list[int]]:
 
 def _pool_size(group: Sequence[Front]) -> int:
     """The workers of the pool; if the fronts disagree, the smallest number."""
-    return min(front.settings.pool_workers for front in group)
+    return min(front.pool_workers for front in group)
 
 
 def _scaled(total: int, weights: Sequence[float], least: Sequence[int], most: Sequence[int]) -> list[float]:

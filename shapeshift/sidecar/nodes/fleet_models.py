@@ -1,0 +1,111 @@
+"""The models of all nodes. Fronts of one name on several nodes are one front with the workers of all these nodes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import partial
+
+from shapeshift.fleet.node import qualified, split
+from shapeshift.sidecar.front_config import Front
+from shapeshift.sidecar.nodes.connections import Connections, NodeServer
+from shapeshift.sidecar.nodes.node_calls import NodeCalls, nobody_answers
+from shapeshift.sidecar.nodes.presence import Presence
+from shapeshift.sidecar.workers import ServerModelReader, ServerModels, Worker
+
+
+class FleetModelReader:
+    """Reads the models of all nodes at once. One thread uses it. limit_s: see `NodeCalls`."""
+
+    def __init__(self, connections: Connections, presence: Presence, limit_s: float | None) -> None:
+        self._connections = connections
+        self._presence = presence
+        self._calls: NodeCalls[ServerModels] = NodeCalls(limit_s)
+        self._readers: dict[str, tuple[NodeServer, ServerModelReader]] = {}
+        # By node: models whose configurations are to be requested again.
+        self._forgotten: dict[str, set[str]] = {}
+
+    @property
+    def gone(self) -> frozenset[str]:
+        """The nodes that are gone now. Any thread may ask."""
+        return self._presence.gone
+
+    def forget(self, *models: str) -> None:
+        """Request the configurations of these models again; of all models if none is given."""
+        if not models:
+            self._readers, self._forgotten = {}, {}
+        for node, model in map(split, models):
+            self._forgotten.setdefault(node, set()).add(model)
+
+    def read(self) -> ServerModels:
+        """The models of the nodes that answer. Raises ShapeshiftError if none does."""
+        servers = self._connections.servers
+        self._readers = {node: self._reader(node, server) for node, server in servers.items()}
+        calls = {node: partial(_read, one, self._forgotten.get(node)) for node, (_, one) in self._readers.items()}
+        found, problems = self._calls.ask(calls)
+        for node in found:
+            self._forgotten.pop(node, None)
+        self._presence.record("models", found, problems)
+        if not found:
+            raise nobody_answers(problems)
+        # Where all are gone, e.g. because no metrics page can be reached, those that answer here are all there is.
+        gone = self._presence.gone
+        present = {node: models for node, models in found.items() if node not in gone} or found
+        return merged(present, frozenset(problems.keys() - gone))
+
+    def _reader(self, node: str, server: NodeServer) -> tuple[NodeServer, ServerModelReader]:
+        known = self._readers.get(node)
+        return known if known is not None and known[0] is server else (server, ServerModelReader(server.control))
+
+
+def _read(reader: ServerModelReader, forgotten: set[str] | None) -> ServerModels:
+    if forgotten:
+        reader.forget(*forgotten)
+    return reader.read()
+
+
+def merged(found: Mapping[str, ServerModels], pending: frozenset[str] = frozenset()) -> ServerModels:
+    """The models of these nodes under qualified names. pending: see ServerModels."""
+    problems = {qualified(node, name): text for node, own in found.items() for name, text in own.problems.items()}
+    states = {qualified(node, name): state for node, own in found.items() for name, state in own.states.items()}
+    fronts: dict[str, Front] = {}
+    workers: dict[str, tuple[Worker, ...]] = {}
+    for name in sorted({name for own in found.values() for name in own.fronts}):
+        on_nodes = {node: own.fronts[name] for node, own in sorted(found.items()) if name in own.fronts}
+        common, ignored = _common(on_nodes)
+        problems |= {qualified(node, name): text for node, text in ignored.items()}
+        kept = {node: front for node, front in on_nodes.items() if node not in ignored}
+        fronts[name] = _joined(common, kept)
+        if common.has_workers:
+            workers[name] = tuple(
+                replace(worker, name=qualified(node, worker.name))
+                for node in kept
+                for worker in found[node].workers.get(name, ())
+            )
+    return ServerModels(fronts, workers, states, problems, frozenset(found), pending)
+
+
+def _joined(common: Front, on_nodes: Mapping[str, Front]) -> Front:
+    """One front: its numbers of workers are the sums of those of the nodes."""
+    fronts = on_nodes.values()
+    return replace(
+        common,
+        models=tuple(qualified(node, common.name) for node in on_nodes),
+        workers=sum(front.workers for front in fronts),
+        min_workers=sum(front.min_workers for front in fronts),
+        max_workers=sum(front.max_workers for front in fronts),
+        pool_workers=sum(front.pool_workers for front in fronts),
+    )
+
+
+def _common(on_nodes: Mapping[str, Front]) -> tuple[Front, dict[str, str]]:
+    """The front as most nodes have it, and by node why the others' fronts are ignored."""
+    shapes = {node: front.shape for node, front in on_nodes.items()}
+    alike = {node: sum(shape == other for other in shapes.values()) for node, shape in shapes.items()}
+    reference = max(alike, key=alike.__getitem__)
+    ignored = {}
+    for node, shape in shapes.items():
+        differing = [name for name, value in shapes[reference].items() if shape[name] != value]
+        if differing:
+            ignored[node] = f"ignored: not as on node {reference} and most others: {', '.join(differing)}"
+    return on_nodes[reference], ignored

@@ -1,0 +1,267 @@
+"""One plan for the workers of all nodes, with fake nodes and a fake clock."""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from shapeshift.fleet.node import split
+from shapeshift.sidecar.actuate import Actuator
+from shapeshift.sidecar.journal import Journal
+from shapeshift.sidecar.observe import MetricsPage
+from shapeshift.sidecar.plan_loop import PlanLoop
+from shapeshift.sidecar.settings import SidecarSettings
+from shapeshift.triton.metrics import Samples
+from shapeshift.triton.model_state import ModelState
+from tests.sidecar.fakes import FakeServer, cumulative, samples
+from tests.sidecar.fleet import FakeFleet
+
+Lengths = dict[float, float]
+NODES = ("a", "b", "c")
+EVEN = {32.0: 0.0, 128.0: 0.0, 512.0: 0.0}
+SHORT = {32.0: 50_000.0, 512.0: 50.0}
+LONG = {512.0: 3000.0}
+
+
+def node_server(*fronts: str, **changes: object) -> FakeServer:
+    server = FakeServer()
+    for front in fronts or ("enc",):
+        server.add_front(front, **{"models": 4, **changes})  # type: ignore[arg-type]
+    return server
+
+
+class Case:
+    """A plan loop over the nodes a, b and c. `period` lets time pass; every step scrapes and plans once."""
+
+    def __init__(self, **servers: FakeServer) -> None:
+        self.servers = servers or {node: node_server() for node in NODES}
+        self.now, self.beats = 1000.0, 0.0
+        self.totals: dict[str, Lengths] = {}
+        self.log: list[str] = []
+        self.blocked = ""
+        pages = {node: self._scrape_of(node) for node in (*NODES, "d")}
+        self.fleet = FakeFleet(self.servers, self.log.append, pages, lambda: self.now)
+        self.begin()
+
+    def begin(self) -> None:
+        self.page: MetricsPage | None = None
+        self.fleet.reader.forget()
+        journal = Journal(self.log.append, lambda values: None, {})
+        self.actuator = Actuator(self.fleet.control, (), journal, lambda: self.blocked, 300.0)
+        self.loop = PlanLoop(
+            SidecarSettings(fleet="demo"),
+            self.fleet.reader,
+            self.actuator,
+            journal,
+            lambda: self.page,
+            lambda: self.now,
+        )
+
+    def _scrape_of(self, node: str) -> Callable[[], Samples]:
+        def scrape() -> Samples:
+            self.servers[node]._require_up()
+            found: Samples = {}
+            for number, model in enumerate(sorted(self.servers[node].loaded)):
+                lengths = cumulative(self.totals.get(f"{node}/{model}", EVEN))
+                found |= samples(model, 100 + number, self.beats, lengths=lengths, latencies=cumulative({300.0: 0.0}))
+            return found
+
+        return scrape
+
+    def step(self, times: int = 1) -> None:
+        for _ in range(times):
+            self.now += 1.0
+            self.beats += 1.0
+            self.page = self.fleet.scrape()
+            self.loop.step()
+
+    def period(self, **arrived: Lengths) -> None:
+        """Two minutes in which these texts arrive: by node, or by `node/front`."""
+        self.now += 119.0
+        self.beats += 119.0
+        for where, lengths in arrived.items():
+            front = where.replace("_", "/") if "_" in where else f"{where}/enc"
+            before = self.totals.get(front, EVEN)
+            self.totals[front] = {bound: count + lengths.get(bound, 0.0) for bound, count in before.items()}
+        self.step()
+
+    def bins(self, front: str = "enc") -> dict[str, str]:
+        return {
+            f"{node}/{worker}": bin_ for node, one in self.servers.items() for worker, bin_ in one.bins(front).items()
+        }
+
+    def on(self, node: str) -> int:
+        return sum(split(worker)[0] == node for worker in self.bins())
+
+    def logged(self, text: str) -> int:
+        return sum(text in line for line in self.log)
+
+
+@pytest.fixture
+def case() -> Case:
+    found = Case()
+    found.step()
+    return found
+
+
+@pytest.fixture
+def never() -> Iterator[threading.Event]:
+    """An event for which a fake node waits until the test is over."""
+    event = threading.Event()
+    yield event
+    event.set()
+
+
+def test_the_first_plan_is_one_for_the_workers_of_all_nodes(case: Case) -> None:
+    assert [case.on(node) for node in NODES] == [4, 4, 4]
+    assert case.logged("plan enc: no traffic yet, by plan_histogram") == 1
+    assert case.logged("load a/enc_w00 with") == case.logged("load c/enc_w03 with") >= 1
+    # A node that is lost takes no bin with it.
+    assert {split(worker)[0] for worker, bin_ in case.bins().items() if bin_ == "512"} == set(NODES)
+
+
+def test_traffic_of_all_fronts_makes_one_plan(case: Case) -> None:
+    case.period(a=LONG)
+    assert set(case.bins().values()) == {"512"}
+    case.period(a={32.0: 20_000.0}, b={32.0: 20_000.0}, c={512.0: 50.0})
+    found = Counter(case.bins().values())
+    assert found["32"] > found["512"] >= 1
+
+
+def test_a_lost_node_is_planned_around_within_three_steps_and_planned_for_again(case: Case) -> None:
+    case.period(a=SHORT)
+    for worker in case.servers["c"].loaded:
+        if "_w" in worker:
+            case.servers["c"].load(worker, {"parameters": {"bin": {"string_value": "512"}}})
+    for node in ("a", "b"):
+        for worker in case.servers[node].bins():
+            case.servers[node].load(worker, {"parameters": {"bin": {"string_value": "32"}}})
+    case.begin()
+    case.step(2)
+    case.servers["c"].down = True
+    case.step(3)
+    left = [bin_ for worker, bin_ in case.bins().items() if split(worker)[0] != "c"]
+    assert len(left) == 8
+    assert "512" in left
+    assert case.logged("node c: does not answer, and is planned around: no server answers") == 1
+    assert case.logged("plan enc: node c is lost") == 1
+    case.servers["c"].restart()
+    case.servers["c"].down = False
+    case.step(4)
+    assert case.logged("node c: answers again") == 1
+    assert case.logged("plan enc: node c has joined") == 1
+    assert case.on("c") == 4
+
+
+def test_one_missing_answer_changes_nothing(case: Case) -> None:
+    calls = {node: list(server.calls) for node, server in case.servers.items()}
+    case.servers["b"].down = True
+    case.step()
+    case.servers["b"].down = False
+    case.step(3)
+    assert {node: server.calls for node, server in case.servers.items()} == calls
+    assert case.logged("node b") == 0
+
+
+def test_a_node_that_joins_gets_workers_and_one_that_leaves_is_forgotten(case: Case) -> None:
+    case.servers["d"] = node_server()
+    case.fleet.join("d", case.servers["d"])
+    case.step(2)
+    assert case.on("d") == 4
+    del case.fleet.servers["d"]
+    case.step(2)
+    assert case.logged("plan enc: node d is lost") == 1
+    assert [case.on(node) for node in NODES] == [4, 4, 4]
+
+
+def test_a_node_that_hangs_holds_up_no_other(case: Case, never: threading.Event) -> None:
+    def hang(timeout_s: float = 5.0) -> list[ModelState]:
+        never.wait()
+        return []
+
+    case.servers["b"].index = hang  # type: ignore[method-assign]
+    case.step(3)
+    assert case.logged("node b: does not answer, and is planned around: ") == 1
+    case.period(a=LONG)
+    assert {bin_ for worker, bin_ in case.bins().items() if split(worker)[0] != "b"} == {"512"}
+
+
+def test_a_load_on_a_node_that_goes_does_not_hang(case: Case, never: threading.Event) -> None:
+    gone = case.servers["b"]
+
+    def hang(name: str, bin_: str) -> str | None:
+        if not gone.down:
+            gone.down = True
+            case.fleet.presence.record("metrics", ["a", "c"], {"b": "cut off"})
+            case.fleet.presence.record("metrics", ["a", "c"], {"b": "cut off"})
+        never.wait()
+        return None
+
+    gone.fails = hang
+    case.period(a=LONG)
+    assert case.logged("change b/enc_w") >= 1
+    assert case.logged("node b does not answer") >= 1
+    case.step(3)
+    assert {bin_ for worker, bin_ in case.bins().items() if split(worker)[0] != "b"} == {"512"}
+
+
+def test_a_node_with_other_settings_is_named_and_left_out() -> None:
+    case = Case(a=node_server(), b=node_server(slo_ms=500), c=node_server())
+    case.step()
+    assert [case.on(node) for node in NODES] == [4, 0, 4]
+    assert case.logged("config b/enc: ignored: not as on node a and most others: slo_ms") == 1
+
+
+def test_nodes_may_have_different_numbers_of_workers() -> None:
+    case = Case(a=node_server(), b=node_server(models=2, workers=2), c=node_server(models=6, workers=6))
+    case.step()
+    assert [case.on(node) for node in NODES] == [4, 2, 6]
+
+
+def test_scaling_takes_the_nodes_in_turn() -> None:
+    changes = {"models": 4, "workers": 2, "min_workers": 1, "max_workers": 4}
+    case = Case(**{node: node_server(**changes) for node in NODES})
+    case.step()
+    assert [case.on(node) for node in NODES] == [2, 2, 2]
+
+
+def test_two_fronts_share_a_pool_over_all_nodes_with_a_floor_for_each() -> None:
+    changes = {"worker_pool": "cpu", "pool_workers": 4, "workers": 2, "min_workers": 1, "max_workers": 4}
+    case = Case(**{node: node_server("enc", "rank", **changes) for node in NODES})
+    case.step(2)
+    assert (len(case.bins()), len(case.bins("rank"))) == (6, 6)
+    case.period(a_enc=SHORT, b_enc=SHORT)
+    assert len(case.bins()) + len(case.bins("rank")) == 12
+    assert len(case.bins("rank")) == 3
+    # No device has two workers, and no node more than its share.
+    held = [worker.replace("rank", "enc") for worker in (*case.bins(), *case.bins("rank"))]
+    assert len(set(held)) == 12
+    case.period(c_rank=SHORT, a_rank=SHORT)
+    assert (len(case.bins()), len(case.bins("rank"))) == (3, 9)
+
+
+def test_a_frozen_fleet_is_planned_for_when_it_thaws(case: Case) -> None:
+    case.servers["d"] = node_server()
+    case.blocked = "frozen"
+    case.fleet.join("d", case.servers["d"])
+    case.step(3)
+    assert case.on("d") == 0
+    assert case.logged("(frozen: not applied)") == 1
+    case.blocked = ""
+    case.step()
+    assert case.on("d") == 4
+
+
+def test_no_node_at_all_keeps_the_plan(case: Case) -> None:
+    bins = case.bins()
+    for server in case.servers.values():
+        server.down = True
+    assert case.loop.step() is None
+    for server in case.servers.values():
+        server.down = False
+        server.restart()
+    case.step(2)
+    assert case.bins() == bins

@@ -1,0 +1,242 @@
+"""The nodes that the sidecar sees: connections, presence, and what holds for each node alone."""
+
+from __future__ import annotations
+
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from shapeshift.fleet.membership.interface import Members
+from shapeshift.fleet.node import Node
+from shapeshift.sidecar.actuate import Actuator
+from shapeshift.sidecar.health_loop import HealthLoop
+from shapeshift.sidecar.journal import Journal
+from shapeshift.sidecar.nodes import pids, timeouts
+from shapeshift.sidecar.nodes.connections import FleetConnections, NodeServer
+from shapeshift.sidecar.nodes.node_calls import NodeCalls
+from shapeshift.sidecar.nodes.presence import Presence
+from shapeshift.sidecar.observe import MetricsPage
+from shapeshift.sidecar.policy.spare import in_order, slot
+from shapeshift.sidecar.process_tracker import ProcessTracker
+from shapeshift.triton.endpoint import Endpoint
+from shapeshift.triton.metrics import Samples
+from tests.sidecar.fakes import FakeServer, front, samples
+from tests.sidecar.fleet import FakeFleet, no_page
+
+# No process has this pid.
+NO_PID = 4_194_304
+
+
+def quiet(log: list[str] | None = None) -> Journal:
+    return Journal(([] if log is None else log).append, lambda values: None, {})
+
+
+def test_late_and_failing_nodes_are_named_and_hold_up_no_other() -> None:
+    never = threading.Event()
+    calls: NodeCalls[int] = NodeCalls(0.1)
+    given = {"a": lambda: 1, "b": lambda: int(never.wait()), "c": lambda: int("x")}
+    answers, problems = calls.ask(given)
+    assert answers == {"a": 1}
+    assert problems["b"] == "no answer within 0.1 s"
+    assert "invalid literal" in problems["c"]
+    answers, problems = calls.ask({"a": lambda: 2, "b": lambda: 3})
+    assert answers == {"a": 2}
+    assert problems["b"] == "its last answer is still missing"
+    never.set()
+    while "b" not in answers:
+        # What it answered too late is dropped.
+        answers, _ = calls.ask({"b": lambda: 3})
+    assert answers == {"b": 3}
+    calls.close()
+
+
+def test_a_node_is_gone_after_two_missing_answers_and_back_after_two() -> None:
+    log: list[str] = []
+    presence = Presence(quiet(log))
+    states = []
+    for answers in (True, False, True, False, False, True, True, True):
+        presence.record("metrics", ["a", "b"] if answers else ["a"], {} if answers else {"b": "no answer"})
+        presence.record("models", ["a", "b"], {})
+        states.append(presence.gone == {"b"})
+    assert states == [False, False, False, False, True, True, False, False]
+    assert [line.split(" ", 1)[1] for line in log] == [
+        "node b: does not answer, and is planned around: no answer\n",
+        "node b: answers again\n",
+    ]
+
+
+def test_a_node_must_answer_both_questions() -> None:
+    presence = Presence(quiet())
+    for _ in range(2):
+        presence.record("metrics", ["a", "b"], {})
+        presence.record("models", ["a"], {"b": "cut off"})
+    assert presence.gone == {"b"}
+    presence.record("metrics", ["a"], {})
+    assert presence.gone == frozenset()
+
+
+class Listed:
+    def __init__(self, *nodes: Node) -> None:
+        self.nodes = Members(nodes)
+
+    def members(self) -> Members:
+        return self.nodes
+
+    def close(self) -> None:
+        pass
+
+
+def node(name: str, port: int, key_file: Path | None = None) -> Node:
+    return Node(name, Endpoint(f"10.0.0.1:{port}"), f"http://10.0.0.1:{port}/metrics", key_file)
+
+
+def test_connections_follow_the_members(tmp_path: Path) -> None:
+    log: list[str] = []
+    made: list[tuple[str, str]] = []
+
+    def connect(one: Node, key: str, host: int) -> NodeServer:
+        made.append((one.name, key))
+        return NodeServer(FakeServer(), no_page, lambda: "", host)
+
+    listed = Listed(node("a", 1), node("b", 2, tmp_path / "key"))
+    connections = FleetConnections(listed, connect, quiet(log))
+    connections.refresh()
+    connections.refresh()
+    assert connections.servers.keys() == {"a"}
+    assert [line for line in log if "members b: left out: " in line and str(tmp_path / "key") in line]
+    assert len(log) == 1
+    (tmp_path / "key").write_text("0" * 32)
+    (tmp_path / "key").chmod(0o600)
+    connections.refresh()
+    connections.refresh()
+    assert made == [("a", ""), ("b", "0" * 32)]
+    (tmp_path / "key").write_text("1" * 32)
+    listed.nodes = Members([node("a", 3), listed.nodes.nodes[1]], "the file cannot be read")
+    connections.refresh()
+    assert made[2:] == [("a", ""), ("b", "1" * 32)]
+    assert {server.host for server in connections.servers.values()} == {1, 2}
+    assert "members fleet: the file cannot be read" in log[-1]
+    listed.nodes = Members([node("a", 3)])
+    connections.refresh()
+    assert connections.servers.keys() == {"a"}
+
+
+def test_processes_of_different_machines_have_different_numbers() -> None:
+    own, other = MetricsPage(samples("enc", 12, 1.0), 0.0, "a", 0), MetricsPage(samples("enc", 12, 2.0), 0.0, "b", 1)
+    found = MetricsPage.joined([own, other], 0.0, frozenset("ab")).heartbeats()
+    assert found["a/enc"] == {12: 1.0}
+    (number,) = found["b/enc"]
+    assert number != 12
+    assert pids.listed([number]) == "process 12"
+
+
+def test_workers_without_a_node_are_those_of_the_front() -> None:
+    page = MetricsPage(samples("enc", 1, 1.0, timeouts={"enc_w00": 2.0, "b/enc_w00": 3.0}), 0.0, "a")
+    assert {series.label for series in page.models["a/enc"]} == {"", "a/enc_w00", "b/enc_w00"}
+
+
+def test_a_front_that_cannot_reach_a_node_says_nothing_about_its_workers() -> None:
+    def counted(**counts: float) -> dict[str, int]:
+        named = {f"{key[0]}/enc_w0{key[1]}": value for key, value in counts.items()}
+        page = MetricsPage(samples("enc", 1, 1.0, timeouts=named), 0.0, "a")
+        return timeouts.in_a_row(page, {1})
+
+    assert counted(a0=2.0, b0=3.0, b1=4.0) == {"a/enc_w00": 2}
+    assert counted(a0=2.0, b0=3.0, b1=0.0) == {"a/enc_w00": 2, "b/enc_w00": 3, "b/enc_w01": 0}
+
+
+class HealthCase:
+    """A health loop over the nodes a and b, each with a front and a worker whose processes are on other machines."""
+
+    def __init__(self) -> None:
+        self.servers = {name: FakeServer() for name in "ab"}
+        for server in self.servers.values():
+            server.add_front()
+            server.load("enc_w00")
+            server.calls.clear()
+        self.beats, self.dead, self.log = 0.0, set[str](), list[str]()
+        pages = {"a": lambda: self.scrape("a"), "b": lambda: self.scrape("b")}
+        self.fleet = FakeFleet(self.servers, self.log.append, pages)
+        journal = quiet(self.log)
+        self.actuator = Actuator(self.fleet.control, (), journal, lambda: "", 300.0)
+        self.loop = HealthLoop(
+            self.fleet.scrape, self.fleet.control, self.actuator, journal, ProcessTracker(local=False)
+        )
+
+    def scrape(self, name: str) -> Samples:
+        self.servers[name]._require_up()
+        found: Samples = {}
+        for number, model in enumerate(("enc", "enc_w00")):
+            found |= samples(model, NO_PID + number, 1.0 if f"{name}/{model}" in self.dead else self.beats)
+        return found
+
+    def scrapes(self, count: int) -> None:
+        for _ in range(count):
+            self.beats += 1.0
+            self.loop.step()
+
+    def settle(self) -> None:
+        deadline = time.monotonic() + 20
+        while self.loop._pending:
+            assert time.monotonic() < deadline
+            time.sleep(0.005)
+
+    def logged(self, text: str) -> int:
+        return sum(text in line for line in self.log)
+
+
+def test_a_dead_worker_is_reloaded_on_its_node() -> None:
+    case = HealthCase()
+    case.dead = {"b/enc_w00"}
+    case.scrapes(7)
+    case.settle()
+    assert case.servers["a"].calls == []
+    assert case.servers["b"].calls == [("load", "enc_w00", "512")]
+    assert case.logged(f"health b/enc_w00: no heartbeat of process {NO_PID + 1} in 6 scrapes") == 1
+
+
+def test_models_of_a_node_that_does_not_answer_are_not_reloaded() -> None:
+    case = HealthCase()
+    case.scrapes(2)
+    case.servers["b"].down = True
+    case.scrapes(40)
+    case.servers["b"].down = False
+    case.scrapes(4)
+    case.settle()
+    assert case.servers["b"].calls == []
+    assert case.logged("health ") == 0
+
+
+def test_loads_that_hang_on_one_node_hold_up_no_other() -> None:
+    never = threading.Event()
+    case = HealthCase()
+    for number in range(1, 6):
+        case.servers["b"].load(f"enc_w0{number}")
+    case.servers["b"].fails = lambda name, bin_: "ended" if never.wait(60) else None
+    threads = [
+        case.loop._threads_of(f"b/enc_w0{number}").submit(case.actuator.reload, f"b/enc_w0{number}", "dead")
+        for number in range(1, 6)
+    ]
+    case.dead = {"a/enc_w00"}
+    case.scrapes(7)
+    case.settle()
+    assert case.servers["a"].calls == [("load", "enc_w00", "512")]
+    never.set()
+    assert [thread.result(60) for thread in threads] == [False] * 5
+
+
+def test_spare_workers_fill_the_nodes_evenly_and_free_devices_first() -> None:
+    one = front()
+    models = [f"{name}/enc_w0{number}" for name, count in (("a", 4), ("b", 2)) for number in range(count)]
+    assert [model[0] for model in in_order(one, models, (), ())] == ["a", "b", "a", "a", "b", "a"]
+    loaded = models[:2]
+    assert in_order(one, models[2:], loaded, ())[0] == "b/enc_w00"
+    used = {slot(one, model) for model in models if model != "a/enc_w03"}
+    assert in_order(one, models, (), used)[0] == "a/enc_w03"
+
+
+@pytest.mark.parametrize("name", ["a/enc_w00", "enc_w00"])
+def test_a_qualified_worker_has_a_number(name: str) -> None:
+    assert front().worker_number(name) == 0
