@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import partial
 from pathlib import Path
 
-from shapeshift.fleet.membership.static import StaticMembership
+from shapeshift.fleet.membership.open import open_membership
 from shapeshift.fleet.node import Node
 from shapeshift.sidecar.journal import Journal
 from shapeshift.sidecar.nodes.connections import Connections, FleetConnections, NodeServer, SingleServer
@@ -23,7 +23,7 @@ def to_server(server: str, page: str, key: str) -> Connections:
 
 def to_fleet(file: Path, journal: Journal) -> Connections:
     """To the nodes of the fleet file, now and whenever they change. Raises ShapeshiftError for an invalid file."""
-    return FleetConnections(StaticMembership(file), _to_node, journal)
+    return FleetConnections(open_membership(file), _to_node, journal)
 
 
 def _to_node(node: Node, key: str, host: int) -> NodeServer:
