@@ -97,9 +97,9 @@ comma := ,
 	@$(INSTALL) --no-deps --no-build-isolation -e . >>$(LOG) 2>&1 || { echo "make setup: shapeshift could not be installed (see $(LOG))"; exit 1; }
 	@touch $@
 
-.venv/.test: .venv/.serve requirements/test.txt
+.venv/.test: .venv/.serve requirements/test.txt requirements/fleet.txt
 	@echo "setup: packages for tests and benchmarks"
-	@$(INSTALL) --no-deps -r requirements/test.txt >>$(LOG) 2>&1 || { echo "make test: packages of requirements/test.txt could not be installed: $$(grep -m1 ERROR $(LOG)) (see $(LOG))"; exit 1; }
+	@$(INSTALL) --no-deps -r requirements/test.txt -r requirements/fleet.txt >>$(LOG) 2>&1 || { echo "make test: packages of requirements/test.txt and fleet.txt could not be installed: $$(grep -m1 ERROR $(LOG)) (see $(LOG))"; exit 1; }
 	@touch $@
 
 build/.server: .venv/.serve requirements/server.txt

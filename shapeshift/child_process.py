@@ -7,7 +7,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -19,15 +19,18 @@ _GRACE_S = 2.0
 
 
 class ChildProcess:
-    """`shapeshift COMMAND --until-eof`, with its output in `log`.
+    """`shapeshift COMMAND --until-eof`, with its output in `log`. variables: of its environment, beside this process's.
 
     It ends when its parent ends, even if the parent is killed: it reads a pipe that the parent holds open.
     A context manager that stops it on exit; `start` starts it.
     """
 
-    def __init__(self, command: str, options: Sequence[str], log: Path) -> None:
+    def __init__(
+        self, command: str, options: Sequence[str], log: Path, variables: Mapping[str, str] | None = None
+    ) -> None:
         self.log = log
         self._command = [sys.executable, "-P", "-m", "shapeshift.cli.main", command, "--until-eof", *options]
+        self._variables = dict(variables or {})
         self._process: subprocess.Popen[bytes] | None = None
         self._started_at = 0.0
         self._backoff = Backoff()
@@ -84,7 +87,7 @@ class ChildProcess:
         with self.log.open("ab") as log:
             self._process = subprocess.Popen(
                 self._command,
-                env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths))},
+                env={**os.environ, **self._variables, "PYTHONPATH": os.pathsep.join(filter(None, paths))},
                 stdin=subprocess.PIPE,
                 stdout=log,
                 stderr=log,

@@ -28,7 +28,7 @@ from shapeshift.serving.pb_utils import InferenceRequest, InferenceResponse, PbU
 from shapeshift.serving.responses import Responder
 from shapeshift.serving.text_inputs import NUM_TOKENS, TEXT_PAIR, texts_of_request, wanted_outputs
 from shapeshift.triton.async_client import AsyncClient
-from shapeshift.triton.settings import own_grpc_url
+from shapeshift.triton.settings import own_endpoint
 
 _OWN_PARAMETERS = ("truncate", "level", "min_accuracy")
 # The longest text that the length histogram tells apart.
@@ -52,7 +52,8 @@ class CascadeFront:
         self._outputs = args.outputs
         self._pairs = TEXT_PAIR in args.inputs
         self._cascade_metrics = CascadeMetrics()
-        self._client = LevelClient(client or AsyncClient(own_grpc_url(own.grpc_url)), own)
+        server = own_endpoint(own.grpc_url)
+        self._client = LevelClient(client or AsyncClient(server.address, server.tls), own)
         engines = (args.folder / generated.engines_dir).resolve()
 
         def open_service(serving: ServingCandidate) -> CascadeService:

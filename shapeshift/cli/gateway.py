@@ -85,13 +85,13 @@ def child(settings: ServerSettings, port: int) -> ChildProcess:
             text = f"{_HOST}:{port} is not available ({error.strerror}): choose another --gateway-port"
             raise UnsupportedError(text) from None
     options = {
-        "--triton": f"{settings.reachable}:{settings.grpc_port}",
-        "--metrics": f"http://{settings.reachable}:{settings.metrics_port}/metrics",
+        "--triton": settings.grpc_url,
+        "--metrics": settings.metrics_url,
         "--build": settings.run_directory.parent,
         "--port": port,
     }
     given = [f"{name}={value}" for name, value in options.items()]
-    return ChildProcess("gateway", given, settings.run_directory / LOG_FILE)
+    return ChildProcess("gateway", given, settings.run_directory / LOG_FILE, settings.shared_variables)
 
 
 def _new_key(options: argparse.Namespace) -> int:

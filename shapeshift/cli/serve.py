@@ -8,6 +8,7 @@ import os
 import shlex
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from shapeshift import installation
@@ -18,11 +19,14 @@ from shapeshift.cli.stop_signals import stop_event
 from shapeshift.cli.supervisor import Supervisor, has_workers
 from shapeshift.engines import capacity
 from shapeshift.errors import InvalidInputError, ShapeshiftError
+from shapeshift.fleet.own_node import OwnNode
 from shapeshift.sidecar.settings import SidecarSettings
 from shapeshift.triton import model_config
+from shapeshift.triton.embedded.free_ports import on_free_ports
 from shapeshift.triton.embedded.server import ServerEndedError
 from shapeshift.triton.keys import KEY_VARIABLE
 from shapeshift.triton.settings import ServerSettings
+from shapeshift.triton.tls import from_environment
 
 DEFAULT_BUILD = Path("build")
 
@@ -32,9 +36,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--models", metavar="NAME,...", help="models to load; default: all of the repository")
     parser.add_argument("--repository", type=Path, action="append", metavar="DIR", help="folder of models; repeatable")
     parser.add_argument("--backends", type=Path, action="append", metavar="DIR", help="folder of backends; repeatable")
-    parser.add_argument("--http-port", type=int, default=ServerSettings.http_port)
-    parser.add_argument("--grpc-port", type=int, default=ServerSettings.grpc_port)
-    parser.add_argument("--metrics-port", type=int, default=ServerSettings.metrics_port)
+    for name in ("http", "grpc", "metrics"):
+        default = getattr(ServerSettings, f"{name}_port")
+        parser.add_argument(
+            f"--{name}-port", type=int, metavar="PORT", help=f"default: {default}, with --fleet a free one"
+        )
     parser.add_argument("--host", default=ServerSettings.host, help="address to bind to (%(default)s)")
     parser.add_argument("--allow-public", action="store_true", help="allow a --host that others can reach")
     parser.add_argument(
@@ -50,9 +56,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--strict", action="store_true", help="do not start if a model could not be built")
     parser.add_argument("--no-sidecar", "--no-scheduler", action=_NoSidecar, help="start no sidecar")
     parser.add_argument("--no-gateway", action="store_true", help="start no gateway")
-    parser.add_argument("--gateway-port", type=int, default=DEFAULT_PORT, help="of the gateway (%(default)s)")
+    parser.add_argument(
+        "--gateway-port",
+        type=int,
+        metavar="PORT",
+        help=f"of the gateway ({DEFAULT_PORT}); with --fleet there is a gateway where this is given",
+    )
     parser.add_argument(
         "--plan-period", type=float, default=SidecarSettings.plan_period_s, metavar="SECONDS", help="the sidecar's"
+    )
+
+    parser.add_argument("--fleet", type=Path, metavar="FILE", help="serve as a node of the fleet in this file")
+    parser.add_argument("--node", metavar="NAME", help="with --fleet: the name of the node")
+    parser.add_argument(
+        "--drain", type=float, default=60.0, metavar="SECONDS", help="with --fleet: most time to end requests at a stop"
     )
 
 
@@ -99,32 +116,54 @@ def run(options: argparse.Namespace) -> int:
 def _embedded(options: argparse.Namespace) -> int:
     repositories = _repositories(options)
     models = models_to_load(options, repositories)
+    node = _node(options)
+    # The nodes of one machine share the build folder.
+    own_build = options.build if node is None else options.build / "nodes" / node.name
     settings = ServerSettings(
         repositories=tuple(repositories),
         models=tuple(models),
         backend_directories=tuple(options.backends or [installation.BACKENDS]),
         triton=options.triton or options.build / "triton",
-        run_directory=options.build / "run",
+        run_directory=own_build / "run",
         host=options.host,
-        http_port=options.http_port,
-        grpc_port=options.grpc_port,
-        metrics_port=options.metrics_port,
         allow_public=options.allow_public,
     )
+    if node is not None:
+        settings = node.server_settings(on_free_ports(settings))
+    given = {f"{name}_port": getattr(options, f"{name}_port") for name in settings.ports}
+    settings = replace(settings, **{name: port for name, port in given.items() if port is not None})
     SidecarSettings(plan_period_s=options.plan_period)
     _write(_capacity(repositories, models))
     with stop_event() as stop:
         supervisor = Supervisor(
             settings,
             lambda: models_to_load(options, repositories),
-            None if options.no_sidecar else options.plan_period,
+            None if options.no_sidecar or node is not None else options.plan_period,
             options.ready_timeout,
             not options.no_restart,
             f"{_examples(options)}\n\nCtrl-C stops the server\n",
             _write,
-            None if options.no_gateway else options.gateway_port,
+            _gateway_port(options),
+            node,
         )
         return supervisor.run(stop)
+
+
+def _node(options: argparse.Namespace) -> OwnNode | None:
+    """The node that the options name. Raises InvalidInputError for one of --fleet and --node without the other."""
+    if options.fleet is None and options.node is None:
+        return None
+    if options.fleet is None or options.node is None:
+        missing = "--fleet" if options.fleet is None else "--node"
+        raise InvalidInputError(missing, None, "--fleet FILE and --node NAME go together")
+    return OwnNode(options.fleet, options.node, options.drain)
+
+
+def _gateway_port(options: argparse.Namespace) -> int | None:
+    if options.no_gateway:
+        return None
+    own = DEFAULT_PORT if options.fleet is None else None
+    return own if options.gateway_port is None else int(options.gateway_port)
 
 
 def _capacity(repositories: Sequence[Path], models: Sequence[str]) -> str:
@@ -148,14 +187,15 @@ def _external(options: argparse.Namespace) -> int:
         raise InvalidInputError("--external", options.external, "must be HOST:GRPCPORT")
     repositories = _repositories(options)
     models = models_to_load(options, repositories)
-    with ModelControl(options.external, os.environ.get(KEY_VARIABLE, "")) as control:
+    with ModelControl(options.external, os.environ.get(KEY_VARIABLE, ""), from_environment()) as control:
         _write(f"Triton {control.version()} at {options.external}\n")
         for model in models:
             _write(f"loading {model}\n")
             control.load(model, timeout_s=options.ready_timeout)
     if has_workers(repositories, models):
         _write(f"to load their workers: `shapeshift sidecar --server {options.external} --metrics URL`\n")
-    addresses = f" --host {host} --http-port {options.http_port} --grpc-port {port}"
+    http_port = options.http_port or ServerSettings.http_port
+    addresses = f" --host {host} --http-port {http_port} --grpc-port {port}"
     _write(f"{summaries(models, repositories)}{_examples(options)}{addresses}\n")
     return 0
 

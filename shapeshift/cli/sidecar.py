@@ -64,7 +64,9 @@ def addresses(run_directory: Path) -> tuple[str, str] | None:
     if (found := host_and_ports(run_directory)) is None:
         return None
     host, ports = found
-    return f"{host}:{ports['grpc']}", f"http://{host}:{ports['metrics']}/metrics"
+    running = run_record.read(run_directory / "server.json")
+    grpc_host = running.about.get("grpc_host", host) if running is not None else host
+    return f"{_reachable(str(grpc_host))}:{ports['grpc']}", f"http://{host}:{ports['metrics']}/metrics"
 
 
 def host_and_ports(run_directory: Path) -> tuple[str, dict[str, int]] | None:
@@ -74,9 +76,13 @@ def host_and_ports(run_directory: Path) -> tuple[str, dict[str, int]] | None:
         return None
     try:
         host, ports = str(running.about["host"]), running.about["ports"]
-        return "127.0.0.1" if host == "0.0.0.0" else host, {name: int(ports[name]) for name in _PORTS}
+        return _reachable(host), {name: int(ports[name]) for name in _PORTS}
     except (KeyError, TypeError, ValueError):
         return None
+
+
+def _reachable(host: str) -> str:
+    return "127.0.0.1" if host == "0.0.0.0" else host
 
 
 def server_key(run_directory: Path) -> str:

@@ -14,6 +14,7 @@ from shapeshift.child_process import ChildProcess
 from shapeshift.cli import gateway
 from shapeshift.cli.examples import summaries
 from shapeshift.errors import ShapeshiftError
+from shapeshift.fleet.own_node import OwnNode
 from shapeshift.sidecar import run_files
 from shapeshift.sidecar.child import SidecarProcess
 from shapeshift.triton.embedded import logs
@@ -29,6 +30,7 @@ class Supervisor:
     models: the models of a later start, to which `shapeshift add` may have added some. plan_period_s: the sidecar's;
     None for no sidecar. ready_timeout_s: time to load everything. restarts: whether a server that ends by itself is
     started again. last_lines: what `say` gets after the models that are ready. gateway_port: None for no gateway.
+    node: of a fleet, which offers its metrics page to others and is drained before a stop; None for a server alone.
     """
 
     def __init__(
@@ -41,6 +43,7 @@ class Supervisor:
         last_lines: str,
         say: Callable[[str], None],
         gateway_port: int | None = None,
+        node: OwnNode | None = None,
     ) -> None:
         self._settings = settings
         self._models = models
@@ -50,6 +53,7 @@ class Supervisor:
         self._last_lines = last_lines
         self._say = say
         self._gateway_port = gateway_port
+        self._node = node
         # Monotonic time at which the models were ready last; 0 before.
         self._ready_at = 0.0
 
@@ -66,7 +70,12 @@ class Supervisor:
                 sidecar = SidecarProcess(self._settings, self._plan_period_s)
             own_gateway = self._gateway()
             try:
-                with TritonServer(self._settings) as server, sidecar or _nothing(), own_gateway or _nothing():
+                with (
+                    TritonServer(self._settings) as server,
+                    sidecar or _nothing(),
+                    own_gateway or _nothing(),
+                    self._page(),
+                ):
                     return self._watch(server, sidecar, own_gateway, stop)
             except (ShapeshiftError, OSError) as error:
                 # If the first start fails, an option or a model is wrong; later starts are tried again.
@@ -91,6 +100,10 @@ class Supervisor:
         except ShapeshiftError as error:
             self._say(f"no gateway: {error}\n")
             return None
+
+    def _page(self) -> contextlib.AbstractContextManager[object]:
+        """The metrics page for other nodes, where the server is a node of a fleet."""
+        return self._node.metrics_page(self._settings.metrics_url) if self._node is not None else _nothing()
 
     def _watch(
         self,
@@ -144,6 +157,8 @@ class Supervisor:
 
     def _stop(self, server: TritonServer, *children: ChildProcess | None) -> int:
         self._say("stopping\n")
+        if self._node is not None:
+            self._node.drain(server.metrics_url, self._say)
         for child in children:
             if child is not None:
                 child.stop()

@@ -42,7 +42,7 @@ from shapeshift.serving.pb_utils import InferenceRequest, InferenceResponse, PbU
 from shapeshift.serving.responses import Responder
 from shapeshift.triton.async_client import AsyncClient, ModelCall, Tensors
 from shapeshift.triton.client_thread import ClientThread
-from shapeshift.triton.settings import own_grpc_url
+from shapeshift.triton.settings import own_endpoint
 
 _STOP_ID, _STREAM, _REQUEST_ID = "stop_id", "stream", "request_id"
 # Period and time limit of the probe of the other model while requests are in flight.
@@ -87,7 +87,8 @@ class UnaryFront:
         self._bound = Bound("forward_requests", self._settings.forward_requests, "requests", "are in flight")
         self._calls: dict[str, Call] = {}
         self._lock = threading.Lock()
-        self._client = client or AsyncClient(own_grpc_url(self._settings.grpc_url))
+        own = own_endpoint(self._settings.grpc_url)
+        self._client = client or AsyncClient(own.address, own.tls)
         self._thread = ClientThread(self._client)
         self._watch = CancellationWatch(self._log)
         self._request_metrics = RequestMetrics("prompts", 1, 0)

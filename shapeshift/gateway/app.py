@@ -33,6 +33,7 @@ from shapeshift.gateway.settings import GatewaySettings
 from shapeshift.gateway.state import Gateway
 from shapeshift.gateway.upstream import Upstream
 from shapeshift.triton.async_client import AsyncClient
+from shapeshift.triton.tls import from_environment
 
 _ROUTERS = tuple(one.router for one in (models, chat, completions, embeddings, rerank, classify, tei, adapters, probes))
 _BODIES: tuple[type[BaseModel], ...] = (
@@ -43,7 +44,8 @@ _BODIES: tuple[type[BaseModel], ...] = (
 
 def make_app(settings: GatewaySettings, clients: Sequence[AsyncClient] = ()) -> FastAPI:
     """The application of a gateway. clients: those of `settings.triton`, made where there are none."""
-    upstream = Upstream(clients or [AsyncClient(address) for address in settings.triton])
+    tls = from_environment()
+    upstream = Upstream(clients or [AsyncClient(one, tls) for one in settings.triton])
     catalogue = Catalogue(upstream, settings.refresh_s)
     gateway = Gateway(settings, upstream, catalogue, Traffic(), AdapterCommands(settings))
 

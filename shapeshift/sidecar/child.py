@@ -16,13 +16,13 @@ class SidecarProcess(ChildProcess):
         self._run_directory = settings.run_directory
         options = {
             "--build": settings.run_directory.parent,
-            "--server": f"{settings.reachable}:{settings.grpc_port}",
-            "--metrics": f"http://{settings.reachable}:{settings.metrics_port}/metrics",
+            "--server": settings.grpc_url,
+            "--metrics": settings.metrics_url,
             "--plan-period": plan_period_s,
         }
         given = [f"{name}={value}" for name, value in options.items()]
         given += [f"--repository={folder}" for folder in settings.repositories]
-        super().__init__("sidecar", given, settings.run_directory / LOG_FILE)
+        super().__init__("sidecar", given, settings.run_directory / LOG_FILE, settings.shared_variables)
 
     def has_settled(self) -> bool:
         """Whether the sidecar has loaded the workers of the first plan, or has logged why it could not."""

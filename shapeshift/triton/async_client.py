@@ -15,9 +15,10 @@ from tritonclient.grpc import InferInput, InferRequestedOutput
 from tritonclient.grpc.aio import InferenceServerClient
 from tritonclient.utils import InferenceServerException, np_to_triton_dtype
 
-from shapeshift.errors import EngineError, InvalidInputError, NotFoundError, ShapeshiftError, TimedOutError
+from shapeshift.errors import EngineError, InvalidInputError, ShapeshiftError, TimedOutError
 from shapeshift.serving.error_codes import error_of
 from shapeshift.triton.endpoint import Tls
+from shapeshift.triton.tls import client_options
 
 Tensors = dict[str, NDArray[Any]]
 
@@ -129,17 +130,8 @@ class AsyncClient:
     def _connection(self) -> InferenceServerClient:
         # A channel belongs to the event loop on which it is made.
         if self._client is None:
-            credentials = None if self._tls is None else _credentials(self._tls)
-            self._client = InferenceServerClient(self.url, creds=credentials, channel_args=self._options)
+            self._client = InferenceServerClient(self.url, channel_args=self._options, **client_options(self._tls))
         return self._client
-
-
-def _credentials(tls: Tls) -> grpc.ChannelCredentials:
-    try:
-        contents = [path.read_bytes() for path in (tls.ca, tls.key, tls.certificate)]
-    except OSError as error:
-        raise NotFoundError(f"tls: {error.filename} cannot be read: {error.strerror}") from None
-    return grpc.ssl_channel_credentials(*contents)
 
 
 async def _once(request: dict[str, Any]) -> AsyncIterator[dict[str, Any]]:

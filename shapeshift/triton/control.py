@@ -21,6 +21,8 @@ from shapeshift.errors import (
     ShapeshiftError,
     UnsupportedError,
 )
+from shapeshift.triton import tls as tls_files
+from shapeshift.triton.endpoint import Tls
 from shapeshift.triton.keys import GRPC_HEADER
 from shapeshift.triton.model_state import ModelState
 from shapeshift.triton.names import check_model_name
@@ -38,18 +40,20 @@ _RECONNECT_MS = 500
 class ModelControl:
     """A connection to the model control of the server at `url`, HOST:PORT of its gRPC interface. Thread-safe.
 
+    tls: for a server that asks for mutual TLS; None for plain text. Raises NotFoundError for a missing file of it.
+
     Every call ends within its timeout. It raises InvalidInputError for an invalid model name, UnsupportedError for a
     wrong key, and ShapeshiftError if no server answers.
     """
 
-    def __init__(self, url: str, key: str = "") -> None:
+    def __init__(self, url: str, key: str = "", tls: Tls | None = None) -> None:
         self.url = url
         self._headers = {GRPC_HEADER: key} if key else {}
         # Never connect through a web proxy.
         options = [("grpc.enable_http_proxy", 0), ("grpc.max_receive_message_length", -1)]
         # Reconnect to a restarted server within a second.
         options += [(f"grpc.{kind}_reconnect_backoff_ms", _RECONNECT_MS) for kind in ("initial", "min", "max")]
-        self._client = triton.InferenceServerClient(url, channel_args=options)
+        self._client = triton.InferenceServerClient(url, channel_args=options, **tls_files.client_options(tls))
 
     def load(self, name: str, config: dict[str, Any] | None = None, timeout_s: float = 300.0) -> None:
         """Load the model; reload it if its files or `config` differ from what is loaded.

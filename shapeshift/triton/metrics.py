@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import http.client
 import re
-from urllib.parse import urlsplit
+from urllib.parse import SplitResult, urlsplit
 
 from shapeshift.errors import InvalidInputError, ShapeshiftError
+from shapeshift.triton import tls as tls_files
+from shapeshift.triton.endpoint import Tls
 
 Labels = frozenset[tuple[str, str]]
 Samples = dict[tuple[str, Labels], float]
@@ -37,20 +39,18 @@ def parse(text: str) -> Samples:
     return samples
 
 
-def scrape(url: str, timeout_s: float = 2.0) -> Samples:
+def scrape(url: str, timeout_s: float = 2.0, tls: Tls | None = None) -> Samples:
     """The samples at `url`. Raises as `page` does, and as `parse` does."""
-    return parse(page(url, timeout_s))
+    return parse(page(url, timeout_s, tls))
 
 
-def page(url: str, timeout_s: float = 2.0) -> str:
-    """The text at `url`, such as http://127.0.0.1:8002/metrics, without a proxy.
+def page(url: str, timeout_s: float = 2.0, tls: Tls | None = None) -> str:
+    """The text at `url`, such as http://127.0.0.1:8002/metrics, without a proxy. tls: for an https:// URL.
 
     Raises ShapeshiftError if there is no answer with status 200 within `timeout_s`.
     """
     parts = urlsplit(url)
-    if parts.scheme != "http" or not parts.hostname:
-        raise InvalidInputError("url", url, "must be http://HOST:PORT/metrics")
-    connection = http.client.HTTPConnection(parts.hostname, parts.port or 80, timeout=timeout_s)
+    connection = _connection(url, parts, timeout_s, tls)
     try:
         connection.request("GET", parts.path or "/metrics")
         response = connection.getresponse()
@@ -62,6 +62,17 @@ def page(url: str, timeout_s: float = 2.0) -> str:
     if response.status != 200:
         raise ShapeshiftError(f"{url} answered with status {response.status}; is this the metrics port?")
     return body.decode()
+
+
+def _connection(url: str, parts: SplitResult, timeout_s: float, tls: Tls | None) -> http.client.HTTPConnection:
+    if parts.scheme not in ("http", "https") or not parts.hostname:
+        raise InvalidInputError("url", url, "must be http:// or https:// HOST:PORT/metrics")
+    if parts.scheme == "http":
+        return http.client.HTTPConnection(parts.hostname, parts.port or 80, timeout=timeout_s)
+    if tls is None:
+        raise InvalidInputError("url", url, f"https:// needs certificates; set {tls_files.CA_VARIABLE} and the others")
+    context = tls_files.client_context(tls)
+    return http.client.HTTPSConnection(parts.hostname, parts.port or 443, timeout=timeout_s, context=context)
 
 
 def _labels(text: str) -> Labels | None:

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import ipaddress
 import os
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from shapeshift.errors import InvalidInputError
 from shapeshift.settings import require
+from shapeshift.triton import tls as tls_files
+from shapeshift.triton.endpoint import Endpoint, Tls
 from shapeshift.triton.names import check_model_name
 
 ALLOW_PUBLIC = "SHAPESHIFT_ALLOW_PUBLIC"
@@ -26,7 +29,12 @@ class ServerSettings:
     run_directory                      folder of the key, the log and the record of the run
     host                               address to bind to; one that others can reach requires both `allow_public` and
                                        SHAPESHIFT_ALLOW_PUBLIC=1 in the environment
+    grpc_host                          address to bind gRPC to, where it is not `host`; one that others can reach
+                                       requires `tls`, or what `host` requires
+    tls                                files of mutual TLS for gRPC; None for plain text
     log_file                           default: server.log in the run directory
+    control_key                        file of the key for model control; default: key in the run directory
+    variables                          of the environment of the server's processes, beside those of this process
     Raises InvalidInputError with the name of the field.
     """
 
@@ -42,6 +50,10 @@ class ServerSettings:
     exit_timeout_s: int = 5
     log_file: Path | None = None
     allow_public: bool = False
+    grpc_host: str = ""
+    tls: Tls | None = None
+    control_key: Path | None = None
+    variables: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         require(bool(self.repositories), "repositories", self.repositories, "must name at least one folder")
@@ -54,8 +66,8 @@ class ServerSettings:
         require(0 < self.exit_timeout_s <= 5, "exit_timeout_s", self.exit_timeout_s, "must be 1 to 5 seconds")
         if self.is_public and not (self.allow_public and os.environ.get(ALLOW_PUBLIC) == "1"):
             raise InvalidInputError(
-                "host",
-                self.host,
+                "grpc_host" if is_loopback(self.host) else "host",
+                self.grpc_host if is_loopback(self.host) else self.host,
                 f"this server version has known vulnerabilities ({KNOWN_VULNERABILITIES}): stay on 127.0.0.1, use an"
                 f" official container 26.03 or newer, or set both --allow-public and {ALLOW_PUBLIC}=1",
             )
@@ -67,8 +79,8 @@ class ServerSettings:
 
     @property
     def is_public(self) -> bool:
-        """Whether other machines can reach the server."""
-        return not is_loopback(self.host)
+        """Whether other machines can reach the server without a certificate."""
+        return not is_loopback(self.host) or (self.tls is None and not is_loopback(self.grpc_address))
 
     @property
     def address(self) -> str:
@@ -79,6 +91,28 @@ class ServerSettings:
     def reachable(self) -> str:
         """The address at which this machine reaches the server."""
         return "127.0.0.1" if self.address == "0.0.0.0" else self.address
+
+    @property
+    def grpc_address(self) -> str:
+        """The address that gRPC binds to."""
+        return "127.0.0.1" if self.grpc_host == "localhost" else self.grpc_host or self.address
+
+    @property
+    def grpc_url(self) -> str:
+        """HOST:PORT at which this machine reaches gRPC."""
+        host = "127.0.0.1" if self.grpc_address == "0.0.0.0" else self.grpc_address
+        return f"{host}:{self.grpc_port}"
+
+    @property
+    def metrics_url(self) -> str:
+        """The URL of the metrics page on this machine."""
+        return f"http://{self.reachable}:{self.metrics_port}/metrics"
+
+    @property
+    def shared_variables(self) -> dict[str, str]:
+        """`variables`, and those that name the files of `tls`: for the server's processes and those beside it."""
+        secured = {} if self.tls is None else tls_files.variables(self.tls)
+        return {**secured, **self.variables}
 
     @property
     def log(self) -> Path:
@@ -93,7 +127,7 @@ class ServerSettings:
     @property
     def key_file(self) -> Path:
         """The file with the key for the restricted interfaces."""
-        return self.run_directory / "key"
+        return self.control_key or self.run_directory / "key"
 
 
 def is_loopback(host: str) -> bool:
@@ -106,9 +140,10 @@ def is_loopback(host: str) -> bool:
         raise InvalidInputError("host", host, "must be an IPv4 address or localhost") from None
 
 
-def own_grpc_url(stated: str = "") -> str:
-    """HOST:PORT of the gRPC interface of the server that this process, a backend's, belongs to.
+def own_endpoint(stated: str = "") -> Endpoint:
+    """The gRPC interface of the server that this process, a backend's, belongs to.
 
-    `stated`, else the variable that `command_line.environment` sets for the server, else Triton's default.
+    Its address is `stated`, else the variable that `command_line.environment` sets for the server, else Triton's
+    default. Raises InvalidInputError for what is no address.
     """
-    return stated or os.environ.get(GRPC_URL) or "localhost:8001"
+    return Endpoint(stated or os.environ.get(GRPC_URL) or "localhost:8001", tls_files.from_environment())

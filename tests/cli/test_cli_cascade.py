@@ -23,7 +23,7 @@ class Server:
         self.unloaded: list[str] = []
         self.scrapes = 0
 
-    def __call__(self, url: str, key: str) -> Self:
+    def __call__(self, url: str, key: str, tls: object) -> Self:
         return self
 
     def __enter__(self) -> Self:
@@ -47,7 +47,7 @@ class Server:
     def unload(self, name: str) -> None:
         self.unloaded.append(name)
 
-    def scrape(self, url: str) -> dict[Any, float]:
+    def scrape(self, url: str, tls: object = None) -> dict[Any, float]:
         assert url == METRICS
         self.scrapes += 1
         return {("shapeshift_candidate_swaps_total", (("model", "classify_text"),)): float(self.scrapes)}

@@ -17,6 +17,7 @@ import pytest
 import yaml
 
 from shapeshift.cli.gateway import child
+from shapeshift.fleet import settings as fleet_settings
 from shapeshift.gateway.http.limits import Traffic
 from shapeshift.triton.embedded.server import TritonServer
 from tests.docs.docs_pages import PAGES, PROJECT, TECHNIQUES, Block, blocks, code, table
@@ -31,7 +32,7 @@ SERVED = (
     *("generate", "generate_unary", "generate_lora", "generate_lora_unary", "chat"),
 )
 # Languages whose blocks are commands; blocks that tests read; output, which nothing reads.
-COMMANDS, READ, OUTPUT = ("sh", "python"), ("json", "yaml", "pbtxt", "ini"), ("text",)
+COMMANDS, READ, OUTPUT = ("sh", "python"), ("json", "yaml", "pbtxt", "ini", "toml"), ("text",)
 BLOCKS = [block for page in PAGES for block in blocks(page)]
 RUN = [block for block in BLOCKS if block.language in COMMANDS and not block.not_run and block.heading != OWN_MODEL]
 # How Triton answers a request over HTTP that it refuses.
@@ -179,6 +180,12 @@ def test_policies_answer_as_written(block: Block, project: Path) -> None:
 @pytest.mark.parametrize("block", [block for block in BLOCKS if block.language == "yaml"], ids=str)
 def test_yaml_can_be_read(block: Block) -> None:
     assert yaml.safe_load(block.text)
+
+
+@pytest.mark.parametrize("block", [block for block in BLOCKS if block.language == "toml"], ids=str)
+def test_toml_is_a_fleet_file(block: Block, tmp_path: Path) -> None:
+    (tmp_path / "fleet.toml").write_text(block.text)
+    assert fleet_settings.read(tmp_path / "fleet.toml", "a").name
 
 
 def test_unit_files_run_commands_that_exist() -> None:

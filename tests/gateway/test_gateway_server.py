@@ -40,7 +40,7 @@ def triton(
 
 @pytest.fixture(scope="module")
 def url(triton: TritonServer, free_ports: Callable[[int], list[int]]) -> Iterator[str]:
-    with gateway(triton, *free_ports(1), len(MODELS)) as address:
+    with gateway(triton, free_ports(1)[0], len(MODELS)) as address:
         yield address
 
 

@@ -68,10 +68,11 @@ def test_the_package_declares_what_it_imports() -> None:
     assert {"torch", "numpy", "grpcio", "onnxruntime"} <= found
     extras = DECLARED["optional-dependencies"]
     assert found <= required(
-        [*DECLARED["dependencies"], *extras["onnxruntime"], *extras["structured"], *extras["gateway"]]
+        [one for extra in ("onnxruntime", "structured", "gateway", "fleet") for one in extras[extra]]
+        + DECLARED["dependencies"]
     )
     assert found - required(DECLARED["dependencies"]) == {
-        *("onnxruntime", "llguidance"),
+        *("onnxruntime", "llguidance", "cryptography"),
         *("fastapi", "orjson", "starlette", "uvicorn"),
     }
 
@@ -87,5 +88,7 @@ def test_every_pin_is_needed_and_nothing_else() -> None:
     # client/ has examples over HTTP.
     needed = required([*roots, "tritonclient[http]"])
     assert pins("lock.txt", "torch-cpu.txt") == needed
-    for_tests = required([*imported("tests", "bench", "checkpoints"), *OPTIONAL, *TOOLS])
+    for_fleets = required([*roots, *extras["fleet"]])
+    assert pins("fleet.txt") == for_fleets - needed
+    for_tests = required([*imported("tests", "bench", "checkpoints") - set(extras["fleet"]), *OPTIONAL, *TOOLS])
     assert pins("test.txt") == for_tests - needed - LEFT_OUT

@@ -55,7 +55,7 @@ def test_freeze_and_thaw(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> 
         (["sidecar", "--batch", "-2"], "batch: got -2"),
         (["status", "--seconds", "0"], "seconds: got 0.0"),
         (["status", "--metrics", "http://127.0.0.1:1/metrics"], "no metrics at http://127.0.0.1:1/metrics"),
-        (["status", "--metrics", "127.0.0.1:1"], "must be http://HOST:PORT/metrics"),
+        (["status", "--metrics", "127.0.0.1:1"], "must be http:// or https:// HOST:PORT/metrics"),
     ],
 )
 def test_known_errors_are_one_line(

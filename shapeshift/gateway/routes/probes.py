@@ -11,6 +11,7 @@ from shapeshift.errors import ShapeshiftError
 from shapeshift.gateway.exposition import merged
 from shapeshift.gateway.state import answer, gateway_of
 from shapeshift.triton import metrics
+from shapeshift.triton.tls import from_environment
 
 router = APIRouter(tags=["probes"])
 
@@ -42,6 +43,6 @@ async def pass_metrics(request: Request) -> Response:
 
 def _page(url: str) -> str:
     try:
-        return metrics.page(url, _TIMEOUT_S)
+        return metrics.page(url, _TIMEOUT_S, from_environment())
     except ShapeshiftError as error:
         return f"# {error}\n"

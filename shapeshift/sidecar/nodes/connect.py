@@ -11,14 +11,19 @@ from shapeshift.sidecar.journal import Journal
 from shapeshift.sidecar.nodes.connections import Connections, FleetConnections, NodeServer, SingleServer
 from shapeshift.triton import metrics
 from shapeshift.triton.control import ModelControl
+from shapeshift.triton.tls import from_environment
 
 _LOOPBACK = ("127.", "localhost:", "[::1]:")
 
 
 def to_server(server: str, page: str, key: str) -> Connections:
-    """To the server with model control at `server`, HOST:PORT, and its metrics page at the URL `page`."""
-    control = ModelControl(server, key)
-    return SingleServer(NodeServer(control, partial(metrics.scrape, page), control.version))
+    """To the server with model control at `server`, HOST:PORT, and its metrics page at the URL `page`.
+
+    The environment names the certificates, if it asks for them.
+    """
+    tls = from_environment()
+    control = ModelControl(server, key, tls)
+    return SingleServer(NodeServer(control, partial(metrics.scrape, page, tls=tls), control.version))
 
 
 def to_fleet(file: Path, journal: Journal) -> Connections:
@@ -29,6 +34,6 @@ def to_fleet(file: Path, journal: Journal) -> Connections:
 def _to_node(node: Node, key: str, host: int) -> NodeServer:
     """The processes of a node at a loopback address may be visible here."""
     address = node.grpc.address
-    control = ModelControl(address, key)
+    control = ModelControl(address, key, node.grpc.tls)
     own_host = 0 if address.startswith(_LOOPBACK) else host
-    return NodeServer(control, partial(metrics.scrape, node.metrics), control.version, own_host)
+    return NodeServer(control, partial(metrics.scrape, node.metrics, tls=node.grpc.tls), control.version, own_host)

@@ -16,6 +16,7 @@ from pathlib import Path
 from shapeshift import installation
 from shapeshift.errors import InvalidInputError, NotFoundError, UnsupportedError
 from shapeshift.triton import keys
+from shapeshift.triton import tls as tls_files
 from shapeshift.triton.embedded import probe
 from shapeshift.triton.embedded.unpack import STAMP
 from shapeshift.triton.settings import GRPC_URL, ServerSettings
@@ -37,6 +38,9 @@ REQUIRED_OPTIONS = frozenset(
         "model-repository",
     }
 )
+
+# Of which the first turns TLS on.
+TLS_OPTIONS = ("grpc-use-ssl-mutual", "grpc-server-cert", "grpc-server-key", "grpc-root-cert")
 
 # Each unanswered call from one model to another blocks one of these threads of the calling model.
 POOL_THREADS = 128
@@ -115,18 +119,19 @@ def environment(settings: ServerSettings) -> dict[str, str]:
         "PYTHONPATH": [installation.IMPORT_PATH],
     }.items():
         values[name] = os.pathsep.join([*map(str, first), *filter(None, [values.get(name)])])
-    values[GRPC_URL] = f"{settings.reachable}:{settings.grpc_port}"
-    return values
+    values[GRPC_URL] = settings.grpc_url
+    return values | settings.shared_variables
 
 
 def command(settings: ServerSettings, environment: Mapping[str, str], key: str, region_prefix: str) -> list[str]:
     """The server's command line, with only those options that the server supports.
 
-    Raises UnsupportedError if the server does not run, or lacks one of REQUIRED_OPTIONS.
+    Raises UnsupportedError if the server does not run, or lacks one of REQUIRED_OPTIONS; with `tls`, of TLS_OPTIONS.
     """
     binary = settings.triton.resolve() / "bin" / "tritonserver"
     supported = probe.supported_options(binary, environment)
-    missing = sorted(REQUIRED_OPTIONS - supported)
+    secured = _tls_options(settings)
+    missing = sorted({*REQUIRED_OPTIONS, *(name for name, _ in secured)} - supported)
     if missing:
         raise UnsupportedError(f"{binary} has no --{missing[0]}; use Triton 2.51 (24.10) or newer")
     backends = link_backends(
@@ -143,7 +148,7 @@ def command(settings: ServerSettings, environment: Mapping[str, str], key: str, 
         *(("load-model", name) for name in settings.models),
         ("http-address", settings.address),
         ("http-port", str(settings.http_port)),
-        ("grpc-address", settings.address),
+        ("grpc-address", settings.grpc_address),
         ("grpc-port", str(settings.grpc_port)),
         ("metrics-address", settings.address),
         ("metrics-port", str(settings.metrics_port)),
@@ -152,8 +157,18 @@ def command(settings: ServerSettings, environment: Mapping[str, str], key: str, 
         ("exit-timeout-secs", str(settings.exit_timeout_s)),
         ("allow-sagemaker", "false"),
         ("allow-vertex-ai", "false"),
+        *secured,
     ]
     return [str(binary), *(f"--{name}={value}" for name, value in wanted if name in supported)]
+
+
+def _tls_options(settings: ServerSettings) -> list[tuple[str, str]]:
+    """The options for mutual TLS, none without. Raises as `tls.require_files` does."""
+    if settings.tls is None:
+        return []
+    tls_files.require_files(settings.tls)
+    files = (settings.tls.certificate, settings.tls.key, settings.tls.ca)
+    return list(zip(TLS_OPTIONS, ("true", *(str(file.resolve()) for file in files)), strict=True))
 
 
 def require_free_ports(host: str, ports: Mapping[str, int]) -> None:

@@ -64,12 +64,12 @@ class TritonServer:
     @property
     def grpc_url(self) -> str:
         """HOST:PORT for gRPC clients."""
-        return f"{self.settings.reachable}:{self.settings.grpc_port}"
+        return self.settings.grpc_url
 
     @property
     def metrics_url(self) -> str:
         """The URL of the metrics page."""
-        return f"http://{self.settings.reachable}:{self.settings.metrics_port}/metrics"
+        return self.settings.metrics_url
 
     @property
     def is_running(self) -> bool:
@@ -90,7 +90,9 @@ class TritonServer:
         for folder in (settings.run_directory, settings.log.parent):
             folder.mkdir(parents=True, exist_ok=True)
         with leftovers.exclusive_use(settings.run_directory, settings.record) as lock:
-            command_line.require_free_ports(settings.address, settings.ports)
+            local = {name: port for name, port in settings.ports.items() if name != "grpc"}
+            command_line.require_free_ports(settings.address, local)
+            command_line.require_free_ports(settings.grpc_address, {"grpc": settings.grpc_port})
             order = self._order()
             if settings.log.exists():
                 settings.log.replace(settings.log.with_name(f"{settings.log.name}.1"))
@@ -184,7 +186,12 @@ class TritonServer:
             prefix=prefix,
             owner=os.getpid(),
             grace_s=self._grace_s,
-            about={"host": settings.address, "ports": settings.ports, "models": list(settings.models)},
+            about={
+                "host": settings.address,
+                "grpc_host": settings.grpc_address,
+                "ports": settings.ports,
+                "models": list(settings.models),
+            },
         )
 
     def _launch(self, order: guard.LaunchOrder) -> None:

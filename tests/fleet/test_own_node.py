@@ -1,0 +1,107 @@
+"""The settings of a node's server, and its drain."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from shapeshift.cli.main import main
+from shapeshift.errors import InvalidInputError, NotFoundError, ShapeshiftError
+from shapeshift.fleet import certificates, own_node
+from shapeshift.fleet.own_node import OwnNode
+from shapeshift.triton.settings import ServerSettings
+from shapeshift.triton.tls import CA_VARIABLE
+
+BASE = ServerSettings(repositories=(Path("repository"),))
+PLAIN = 'name = "demo"\n[[nodes]]\nname = "a"\ngrpc = "{host}:18001"\nmetrics = "{page}"\nkey_file = "a.key"\n'
+TLS = '[tls]\nca = "tls/ca.pem"\ncertificate = "tls/{node}.pem"\nkey = "tls/{node}.key"\n'
+Samples = dict[tuple[str, frozenset[tuple[str, str]]], float]
+
+
+def write(folder: Path, host: str = "127.0.0.1", page: str = "http://127.0.0.1:18002/metrics", more: str = "") -> Path:
+    file = folder / "fleet.toml"
+    file.write_text(PLAIN.format(host=host, page=page) + more)
+    return file
+
+
+def test_without_tls_the_page_is_the_servers_own(tmp_path: Path) -> None:
+    found = OwnNode(write(tmp_path), "a").server_settings(BASE)
+    assert (found.grpc_url, found.metrics_url) == ("127.0.0.1:18001", "http://127.0.0.1:18002/metrics")
+    assert found.key_file == tmp_path / "a.key"
+    assert found.shared_variables == {"SHAPESHIFT_FLEET": str(tmp_path / "fleet.toml"), "SHAPESHIFT_NODE": "a"}
+
+
+def test_with_tls_http_and_metrics_stay_on_loopback(tmp_path: Path) -> None:
+    certificates.ensure(tmp_path / "tls", "a")
+    file = write(tmp_path, "10.1.2.3", "https://10.1.2.3:18003/metrics", TLS)
+    found = OwnNode(file, "a").server_settings(BASE)
+    assert (found.grpc_address, found.address, found.is_public) == ("10.1.2.3", "127.0.0.1", False)
+    assert found.metrics_url == BASE.metrics_url
+    assert found.shared_variables[CA_VARIABLE] == str(tmp_path / "tls" / "ca.pem")
+
+
+def test_an_open_address_needs_tls(tmp_path: Path) -> None:
+    with pytest.raises(InvalidInputError, match="grpc_host"):
+        OwnNode(write(tmp_path, "10.1.2.3"), "a").server_settings(BASE)
+    with pytest.raises(InvalidInputError, match=r"other machines need \[tls\]"):
+        OwnNode(write(tmp_path, page="http://10.1.2.3:1/metrics"), "a").server_settings(BASE)
+    with pytest.raises(InvalidInputError, match="else http://"):
+        OwnNode(write(tmp_path, page="https://127.0.0.1:1/metrics"), "a").server_settings(BASE)
+
+
+def test_a_missing_certificate_and_an_unknown_host_are_named(tmp_path: Path) -> None:
+    file = write(tmp_path, page="https://127.0.0.1:1/metrics", more=TLS)
+    with pytest.raises(NotFoundError, match=r"tls ca: no file .*ca\.pem"):
+        OwnNode(file, "a").server_settings(BASE)
+    with pytest.raises(InvalidInputError, match="grpc: got 'no-such-host.invalid:18001'"):
+        OwnNode(write(tmp_path, "no-such-host.invalid"), "a").server_settings(BASE)
+
+
+def test_a_node_that_the_file_lacks_is_named(tmp_path: Path) -> None:
+    with pytest.raises(NotFoundError, match="has no node aa; it has a; did you mean a"):
+        OwnNode(write(tmp_path), "aa")
+
+
+def test_the_two_options_go_together(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "repository").mkdir()
+    given = ["serve", "--build", str(tmp_path), "--models", "encode"]
+    assert main([*given, "--node", "a"]) == 2
+    assert "--fleet FILE and --node NAME go together" in capsys.readouterr().err
+    assert main([*given, "--fleet", str(tmp_path / "no.toml"), "--node", "a"]) == 2
+    assert "no fleet file at" in capsys.readouterr().err
+
+
+def samples(running: float, waiting: float = 0.0) -> Samples:
+    counts = {"shapeshift_requests_running": running, "shapeshift_requests_waiting": waiting}
+    return {(name, frozenset({("model", "encode")})): value for name, value in counts.items()} | {
+        ("shapeshift_requests_total", frozenset()): 9.0
+    }
+
+
+def test_a_drain_ends_when_nothing_has_been_in_flight_for_three_pages(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pages = iter([samples(2), samples(0), samples(0, 1), samples(0), samples(0), samples(0), samples(7)])
+    monkeypatch.setattr(own_node, "_SCRAPE_S", 0.0)
+    monkeypatch.setattr(own_node.metrics, "scrape", lambda page: next(pages))
+    said: list[str] = []
+    OwnNode(write(tmp_path), "a").drain("page", said.append)
+    assert said == [] and next(pages) == samples(7)
+
+
+def test_a_drain_ends_after_its_time_and_where_the_server_has_gone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(own_node, "_SCRAPE_S", 0.01)
+    monkeypatch.setattr(own_node.metrics, "scrape", lambda page: samples(2))
+    said: list[str] = []
+    OwnNode(write(tmp_path), "a", 0.05).drain("page", said.append)
+    assert said == ["2 requests are still in flight after 0.05 s\n"]
+
+    def gone(page: str) -> Samples:
+        raise ShapeshiftError("no metrics")
+
+    monkeypatch.setattr(own_node.metrics, "scrape", gone)
+    OwnNode(write(tmp_path), "a").drain("page", said.append)
+    assert len(said) == 1
