@@ -13,6 +13,7 @@ from typing import Any, Protocol, cast
 import torch
 
 from shapeshift import settings
+from shapeshift.adapter_cache.affinity import named_adapter
 from shapeshift.adapter_cache.interfaces import LengthPredictor, PredictionInput
 from shapeshift.adapter_cache.lora.batch import LoraHook, LoraKernels
 from shapeshift.adapter_cache.memory.adapter_table import Adapter, unavailable
@@ -39,11 +40,11 @@ from shapeshift.fused_decode.policy.admission import Admission
 from shapeshift.fused_decode.request import LENGTH, STOP, Request
 from shapeshift.fused_decode.service import OWN_PARAMETERS, DecodeService
 from shapeshift.fused_decode.settings import FusedDecodeSettings, GeneratedDecodeSettings
-from shapeshift.serving.description import Description
+from shapeshift.serving.description import Description, registry_version
 from shapeshift.serving.metrics import Metric
 from shapeshift.serving.model_args import Log, ModelArgs
 from shapeshift.serving.parameters import RequestParameters
-from shapeshift.serving.pb_utils import PbUtils
+from shapeshift.serving.pb_utils import InferenceRequest, PbUtils
 from shapeshift.settings import require
 
 _REFRESH_S = 1.0
@@ -99,6 +100,7 @@ class AdapterService(DecodeService):
     request_type = AdapterRequest
 
     def __init__(self, pb_utils: PbUtils, args: ModelArgs, log: Log) -> None:
+        self._pb_utils = pb_utils
         self._settings = settings.read(AdapterCacheSettings, args.parameters)
         self._scheduling = settings.read(SchedulingSettings, args.parameters)
         require_one_rank(settings.read(FusedDecodeSettings, args.parameters))
@@ -154,7 +156,11 @@ class AdapterService(DecodeService):
         return self._scheduler
 
     def describe(self) -> Description:
-        return replace(super().describe(), adapters=sorted(adapter.label for adapter in self.catalogue.all()))
+        hashes = {adapter.label: adapter.sha256 for adapter in self.catalogue.all()}
+        return replace(super().describe(), adapters=sorted(hashes), registry=registry_version(hashes))
+
+    def affinity(self, request: InferenceRequest) -> str:
+        return named_adapter(self._pb_utils, request)
 
     def prepare(self, request: Request, given: RequestParameters) -> None:
         assert isinstance(request, AdapterRequest)

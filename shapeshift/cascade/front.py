@@ -19,9 +19,10 @@ from shapeshift.cascade.request import ClassifyRequest
 from shapeshift.cascade.service import CascadeService
 from shapeshift.cascade.settings import CascadeSettings, GeneratedCascadeSettings
 from shapeshift.errors import InvalidInputError
+from shapeshift.fleet.forwarding.front import Front, open_entry
 from shapeshift.serving import description, parameters
 from shapeshift.serving.description import Description, describing
-from shapeshift.serving.liveness import Liveness
+from shapeshift.serving.liveness import Liveness, StepCounter
 from shapeshift.serving.metrics import Gauge, Metric, MetricsFlusher, RequestMetrics
 from shapeshift.serving.model_args import ModelArgs, model_log
 from shapeshift.serving.pb_utils import InferenceRequest, InferenceResponse, PbUtils, ResponseSender
@@ -62,8 +63,13 @@ class CascadeFront:
 
         folder = (args.folder / own.candidates_dir).resolve()
         self._hot_swap = HotSwap(folder, own, open_service, self._client, self._cascade_metrics, self._log)
-        self._export_metrics(args.name, own.slo_ms)
-        self._enter = describing(pb_utils, self._responder, args, self._describe, self._submit)
+        self._request_metrics = RequestMetrics("texts", _MAX_LENGTH, own.slo_ms)
+        self._responder = Responder(pb_utils, self._request_metrics, self._log)
+        self._entry = open_entry(
+            Front(pb_utils, args, self._responder, self._log, self._submit, self._describe, self._load)
+        )
+        self._enter = describing(pb_utils, self._responder, args, self._entry.describe, self._entry.submit)
+        self._export_metrics(args.name)
         self._log(f"ready: task {own.task}, candidate {self._hot_swap.current.candidate.name}")
 
     def execute(self, requests: Sequence[InferenceRequest]) -> None:
@@ -71,7 +77,8 @@ class CascadeFront:
         self._responder.start(requests, self._enter)
 
     def close(self) -> None:
-        """Stop producers before consumers: the levels, then the responses, then the metrics."""
+        """Stop producers before consumers: what other nodes serve, the levels, then the responses, then the metrics."""
+        self._entry.close()
         self._hot_swap.close()
         self._client.close()
         self._responder.close()
@@ -93,6 +100,7 @@ class CascadeFront:
             pairs=self._pairs,
             tasks=[serving.table.task],
             levels=serving.candidate.levels,
+            registry=description.registry_version({serving.candidate.name: serving.table.as_json()}),
         )
 
     def _submit(self, request: InferenceRequest, sender: ResponseSender) -> None:
@@ -117,10 +125,15 @@ class CascadeFront:
         for row in request.rows:
             self._cascade_metrics.count_row(row, request.level is not None)
 
-    def _export_metrics(self, name: str, slo_ms: float) -> None:
-        self._request_metrics = RequestMetrics("texts", _MAX_LENGTH, slo_ms)
-        self._responder = Responder(self._pb_utils, self._request_metrics, self._log)
+    def _steps(self) -> list[StepCounter]:
+        executor = self._hot_swap.current.first_level.executor
+        return [*self._responder.steps, *self._entry.steps, *executor.steps]
 
+    def _load(self) -> float:
+        executor = self._hot_swap.current.first_level.executor
+        return executor.waiting + executor.running
+
+    def _export_metrics(self, name: str) -> None:
         def first_level() -> FirstLevel:
             return self._hot_swap.current.first_level
 
@@ -130,7 +143,8 @@ class CascadeFront:
             Gauge("requests_running", "Texts that it computes", lambda: first_level().executor.running),
             *self._cascade_metrics.exported(),
             *self._client.metrics(),
-            Liveness(lambda: [*self._responder.steps, *first_level().executor.steps], self._log).metric,
+            *self._entry.metrics,
+            Liveness(self._steps, self._log).metric,
         ]
         self._metrics = MetricsFlusher(self._pb_utils, name, exported, self._log)
 

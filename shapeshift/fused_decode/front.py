@@ -12,6 +12,7 @@ import numpy as np
 
 from shapeshift.engines.text.tokenizer import FILE_NAME as TOKENIZER_FILE
 from shapeshift.errors import CancelledRequestError, InvalidInputError, NotFoundError, ShapeshiftError
+from shapeshift.fleet.forwarding.front import Front, open_entry
 from shapeshift.fused_decode.answers import TEXT, AnswerOutputs
 from shapeshift.fused_decode.choices import BeamsResponse, ChoicesResponse, sample_params
 from shapeshift.fused_decode.engine.beams import require_room
@@ -62,7 +63,6 @@ class GenerateFront:
         self._lock = threading.Lock()
         self._request_metrics = RequestMetrics("prompts", settings.max_length, settings.slo_ms)
         self._responder = Responder(pb_utils, self._request_metrics, self._log)
-        self._enter = describing(pb_utils, self._responder, args, self._service.describe, self._submit)
         self._watch = CancellationWatch(self._log)
         self.loop = DecodeLoop(
             runtime,
@@ -75,6 +75,23 @@ class GenerateFront:
             stream_responses=settings.stream_responses,
             speculator=self._service.speculator(),
         )
+        self._entry = open_entry(
+            Front(
+                pb_utils,
+                args,
+                self._responder,
+                self._log,
+                self._submit,
+                self._service.describe,
+                load=lambda: len(self.loop.admission) + self.loop.slots.requests,
+                free_load=lambda: len(self.loop.slots),
+                key=self._service.affinity,
+                stream=True,
+                stop_id="stop_id",
+                id_output="request_id",
+            )
+        )
+        self._enter = describing(pb_utils, self._responder, args, self._entry.describe, self._entry.submit)
         self._flusher = MetricsFlusher(pb_utils, args.name, self._exported(), self._log)
         self._service.open(self.loop)
         self.loop.start()
@@ -84,7 +101,8 @@ class GenerateFront:
         self._responder.start(triton_requests, self._enter, error_codes.is_forwarded)
 
     def close(self) -> None:
-        """Stop producers before consumers: the loop, then the responses, then the metrics."""
+        """Stop producers before consumers: what other nodes serve, the loop, then the responses, then the metrics."""
+        self._entry.close()
         self._watch.close()
         self._grammars.close()
         self.loop.close()
@@ -266,7 +284,7 @@ class GenerateFront:
 
     def _exported(self) -> list[Any]:
         loop = self.loop
-        steps = [*self._responder.steps, loop.steps]
+        steps = [*self._responder.steps, loop.steps, *self._entry.steps]
         return [
             *self._request_metrics.exported,
             *loop.metrics.exported,
@@ -276,5 +294,6 @@ class GenerateFront:
             Gauge("kv_cache_usage", "Share of the cache that requests hold", lambda: loop.slots.pool.usage),
             Gauge("slot_tokens", "Tokens that the slots hold", lambda: int(loop.slots.cached.sum())),
             *self._service.exported(),
+            *self._entry.metrics,
             Liveness(lambda: steps, self._log).metric,
         ]

@@ -11,10 +11,11 @@ from shapeshift.fused_decode.engine.speculation import Speculator
 from shapeshift.fused_decode.policy.admission import Admission, FirstComeFirstServed
 from shapeshift.fused_decode.policy.class_order import ClassOrder
 from shapeshift.fused_decode.request import Request
-from shapeshift.serving.description import GENERATION, Description, checkpoint_name
+from shapeshift.serving.description import GENERATION, Description, checkpoint_name, checkpoint_version
 from shapeshift.serving.metrics import Metric
 from shapeshift.serving.model_args import Log, ModelArgs
 from shapeshift.serving.parameters import RequestParameters
+from shapeshift.serving.pb_utils import InferenceRequest
 
 # HTTP clients name a request with `id`, which Triton's generate endpoints pass on as a parameter. A front that
 # forwards sets `forwarded`: it needs the code of an error in the error's text.
@@ -67,7 +68,12 @@ class DecodeService:
             special_tokens=loaded.chat.special_tokens,
             adds_bos=bos is not None and loaded.tokenizer.begins_with(bos),
             stream=self._args.name,
+            version=checkpoint_version(self._args.parameters),
         )
+
+    def affinity(self, request: InferenceRequest) -> str:
+        """What the node of a fleet that serves `request` should have in memory; empty: nothing that differs."""
+        return ""
 
     def speculator(self) -> Speculator | None:
         """What proposes tokens; called once. None: nothing does."""

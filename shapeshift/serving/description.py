@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -34,6 +35,9 @@ class Description:
     chat_template      Jinja source; tool_use_template: of conversations with tools, where there is another one
     special_tokens     texts that these templates may use, by name
     adds_bos           whether the tokenizer puts bos_token before every text
+    version            of what it computes with: the beginning of the hash of its checkpoint
+    registry           version of its adapters, tasks or candidates: two fronts that serve the same ones have the same
+    load               in a fleet: requests that wait or run
     unary, stream      models that answer a request for text with one response, and with a stream
     """
 
@@ -53,6 +57,9 @@ class Description:
     tool_use_template: str | None = None
     special_tokens: Mapping[str, str] | None = None
     adds_bos: bool | None = None
+    version: str | None = None
+    registry: str | None = None
+    load: float | None = None
     unary: str | None = None
     stream: str | None = None
 
@@ -66,6 +73,20 @@ class Description:
             "max_batch_size": args.max_batch_size,
         }
         return json.dumps({**facts, **own}, ensure_ascii=False)
+
+
+_VERSION_DIGITS = 12
+
+
+def checkpoint_version(parameters: Mapping[str, str]) -> str | None:
+    """The `version` of a front, from the parameters in the generated config.pbtxt; None without a hash there."""
+    return parameters.get("checkpoint_sha256", "")[:_VERSION_DIGITS] or None
+
+
+def registry_version(entries: Mapping[str, str]) -> str:
+    """The `registry` of a front that serves these entries: by name, the hash of an entry, or all of it."""
+    listed = json.dumps(dict(sorted(entries.items())))
+    return hashlib.sha256(listed.encode()).hexdigest()[:_VERSION_DIGITS]
 
 
 Describe = Callable[[], Description]

@@ -16,6 +16,8 @@ COMMON = ("latency_ms", "utility", "slo_class", "request_tag")
 _TRITON_PREFIXES = ("triton_", "sequence_", "binary_data")
 _TRITON_NAMES = ("priority", "timeout", "headers")
 _MAX_TEXT = 256
+FROM_NODE = "from_node"
+"""With it a node of a fleet passes a request on, its own name the value. Such a request is not passed on again."""
 # Parameters that clients send to the wrong model, and the models that take them.
 _ELSEWHERE = {"lora_name": "models of the backend adapter_cache, such as generate_lora"}
 
@@ -41,6 +43,7 @@ class RequestParameters:
     request_tag: str | None = None
     id: str | None = None
     forwarded: bool = False
+    from_node: str | None = None
 
 
 def parse(text: str, own: Collection[str] = (), inputs: Collection[str] = ()) -> RequestParameters:
@@ -56,7 +59,7 @@ def parse(text: str, own: Collection[str] = (), inputs: Collection[str] = ()) ->
     known = {*COMMON, *own}
     values: dict[str, Any] = {}
     for name, value in given.items():
-        if name in known:
+        if name in known or name == FROM_NODE:
             values[name] = _CHECKS[name](name, value)
         elif not is_tritons(name):
             listed = f"{', '.join(sorted(known))}{hint(name, (*known, *inputs))}"
@@ -135,5 +138,6 @@ _CHECKS = {
     "request_tag": _word,
     "id": _word,
     "forwarded": _flag,
+    FROM_NODE: _word,
 }
 _NONE = RequestParameters()

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from shapeshift.errors import InvalidInputError, NotFoundError, OverloadedError
+from shapeshift.fleet.forwarding.front import Front, open_entry
 from shapeshift.serving import description, parameters
 from shapeshift.serving.bounds import Bound
 from shapeshift.serving.cancellations import CancellationWatch
@@ -52,7 +53,12 @@ class ImageFront:
         self._decoders = DecoderPool(self._settings.decode_threads, self._executor)
         request_metrics = RequestMetrics("images", 1, self._settings.slo_ms)
         self._responder = Responder(pb_utils, request_metrics, self._log)
-        steps = [*self._responder.steps, self._decoders.steps, *self._executor.steps]
+        describe = partial(self._describe, args.parameters)
+        self._entry = open_entry(
+            Front(pb_utils, args, self._responder, self._log, self._submit, describe, lambda: self._num_unanswered)
+        )
+        self._enter = describing(pb_utils, self._responder, args, self._entry.describe, self._entry.submit)
+        steps = [*self._responder.steps, self._decoders.steps, *self._executor.steps, *self._entry.steps]
         exported: list[Metric] = [
             request_metrics.latency_ms,
             *request_metrics.answered.values(),
@@ -61,11 +67,10 @@ class ImageFront:
             Gauge("requests_running", "Images in the running and the next batch", lambda: self._executor.num_running),
             Gauge("tasks", "Tasks served", lambda: len(self._model.tasks)),
             Gauge("cost_factor", "Measured over profiled time of recent batches", lambda: scheduler.costs.factor),
+            *self._entry.metrics,
             Liveness(lambda: steps, self._log).metric,
         ]
         self._metrics = MetricsFlusher(pb_utils, args.name, exported, self._log)
-        describe = partial(self._describe, args.parameters)
-        self._enter = describing(pb_utils, self._responder, args, describe, self._submit)
         self._executor.start()
 
     def execute(self, requests: Sequence[InferenceRequest]) -> None:
@@ -73,7 +78,8 @@ class ImageFront:
         self._responder.start(requests, self._enter)
 
     def close(self) -> None:
-        """Stop producers before consumers: decoding, execution, responses, metrics."""
+        """Stop producers before consumers: what other nodes serve, decoding, execution, responses, metrics."""
+        self._entry.close()
         self._watch.close()
         self._decoders.close()
         self._executor.close()
@@ -127,6 +133,8 @@ class ImageFront:
             precision=parameters.get("precision"),
             labels=None if default is None else default.labels,
             tasks=sorted(tasks),
+            version=description.checkpoint_version(parameters),
+            registry=description.registry_version({name: task.sha256 for name, task in tasks.items()}),
         )
 
     def _images(self, request: InferenceRequest) -> tuple[int, int, Decode]:

@@ -49,7 +49,7 @@ class Task:
     """Labels, accuracy (0..1) by gamma, and the defaults of its requests.
 
     `index` identifies the task to `ImageModel.run`; it is unique for the life of the process. is_default: requests
-    that name no task mean this one, unless config.pbtxt names another.
+    that name no task mean this one, unless config.pbtxt names another. sha256: of its files; empty without any.
     """
 
     name: str
@@ -59,6 +59,7 @@ class Task:
     utility: float
     index: int
     is_default: bool = False
+    sha256: str = ""
 
 
 class ImageModel(Protocol):

@@ -82,13 +82,19 @@ class AsyncClient:
 
     async def stream(self, call: ModelCall) -> AsyncGenerator[Tensors, None]:
         """Each response of a decoupled model. Raises as `infer` does; leaving the loop early cancels the call."""
+        async with contextlib.aclosing(self.responses(call)) as responses:
+            async for tensors, _ in responses:
+                yield tensors
+
+    async def responses(self, call: ModelCall) -> AsyncGenerator[tuple[Tensors, bool], None]:
+        """As `stream`; with each response, whether the model has said that it is the last one."""
         request = _request(call)
         responses = self._connection().stream_infer(_once(request), stream_timeout=call.timeout_s)
         try:
             async for result, error in responses:
                 if error is not None:
                     raise _error(call, str(error.message()), "")
-                yield _tensors(result)
+                yield _tensors(result), _is_last(result)
         except grpc.RpcError as error:
             raise _error(call, str(error.details()), f"StatusCode.{error.code().name}") from None
         except asyncio.CancelledError:
@@ -164,6 +170,10 @@ def _input(name: str, values: NDArray[Any]) -> Any:
 def _tensors(result: Any) -> Tensors:
     names = [output.name for output in result.get_response().outputs]
     return {name: np.asarray(result.as_numpy(name)) for name in names}
+
+
+def _is_last(result: Any) -> bool:
+    return bool(result.get_response().parameters["triton_final_response"].bool_param)
 
 
 def _error(call: ModelCall, text: str, status: str) -> ShapeshiftError:

@@ -12,10 +12,10 @@ import yaml
 
 from shapeshift.cli.main import main
 from shapeshift.errors import InvalidInputError
+from shapeshift.fleet.environment import FLEET_FILE_VARIABLE, NODE_VARIABLE
 from shapeshift.fleet.manifests.render import KINDS, render
 from shapeshift.fleet.manifests.settings import ManifestSettings
 from shapeshift.fleet.membership import dns, written
-from shapeshift.fleet.settings import FLEET_FILE_VARIABLE, NODE_VARIABLE
 from tests.docs.docs_pages import PROJECT
 from tests.docs.docs_sources import declared_metrics
 from tests.schema_faults import faults

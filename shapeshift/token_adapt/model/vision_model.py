@@ -145,7 +145,8 @@ class VisionModel:
         accuracy = task_folder.read_accuracy(entry.folder, self.gammas)
         index = self.install(parts)
         self._hashes[entry.name] = entry.sha256
-        return Task(parts.name, parts.labels, accuracy, parts.latency_ms, parts.utility, index)
+        own = parts.name, parts.labels, accuracy, parts.latency_ms, parts.utility, index
+        return Task(*own, sha256=entry.sha256)
 
     def add_classifier(self, parts: TaskParts) -> None:
         """Serve the checkpoint's own classifier, by default. A registered task of its name takes its place.

@@ -1,0 +1,155 @@
+"""The entry of a front whose server is a node of a fleet: each request is served on the node that is best for it."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from shapeshift.errors import CancelledRequestError, InvalidInputError, ModelGoneError
+from shapeshift.fleet import environment
+from shapeshift.fleet.forwarding.front import Front
+from shapeshift.fleet.forwarding.held_request import HeldRequest
+from shapeshift.fleet.forwarding.peers import Peers
+from shapeshift.fleet.forwarding.relay import Relay
+from shapeshift.fleet.node_clients import NodeClients
+from shapeshift.fleet.policy.placement import bounded_affinity, least_work
+from shapeshift.serving import error_codes
+from shapeshift.serving.bounds import unloading
+from shapeshift.serving.cancellations import CancellationWatch
+from shapeshift.serving.description import Description
+from shapeshift.serving.liveness import StepCounter
+from shapeshift.serving.metrics import Counters, Gauge, Metric
+from shapeshift.serving.parameters import FROM_NODE, is_tritons
+from shapeshift.serving.pb_utils import InferenceRequest, ResponseSender
+
+_TICK_S = 0.5
+# Beyond so many requests on other nodes, further ones are served here.
+_MOST_PASSED_ON = 1024
+
+
+class FleetEntry:
+    """Serves a request here, or passes it on to the node with the least work; one with a key to the key's node.
+
+    A request that another node has passed on is served here. One whose node refuses it, or goes before it answers, is
+    served here too. Raises ShapeshiftError for a fleet file that cannot be read.
+    """
+
+    def __init__(self, front: Front, period_s: float = 1.0) -> None:
+        file, self._own = environment.fleet_file(), environment.own_node()
+        if file is None or not self._own:
+            allowed = f"the name of this node, beside {environment.FLEET_FILE_VARIABLE}"
+            raise InvalidInputError(environment.NODE_VARIABLE, self._own, allowed)
+        self._front = front
+        self._clients = NodeClients()
+        self._peers = Peers(front, file, self._own, self._clients, period_s)
+        self._watch = CancellationWatch(front.log)
+        # Two threads may submit here: Triton's, and the event loop for what another node refused.
+        self._submitting = threading.Lock()
+        self._lock = threading.Lock()
+        self._is_closing = False
+        self._relays: dict[Relay, None] = {}
+        self._passed_on = Counters("requests_forwarded_total", "Requests passed on to another node", "node")
+        self.steps = [StepCounter("forwarding", lambda: bool(self._relays))]
+        self.metrics: list[Metric] = [
+            self._passed_on,
+            Gauge("requests_on_other_nodes", "Requests that other nodes serve for this", lambda: len(self._relays)),
+            Gauge("fleet_nodes", "Nodes that serve this model", lambda: len(self._peers.loads()) + 1),
+        ]
+        self._ticking = self._clients.start(self._tick())
+
+    def describe(self) -> Description:
+        """What the front is, and its load."""
+        return replace(self._front.describe(), load=self._front.load())
+
+    def submit(self, request: InferenceRequest, sender: ResponseSender) -> None:
+        """Serve a request here or on another node. Raises as the front's `submit` does."""
+        named = self._named(request)
+        node = self._choose(request) if named is None else named.node
+        if node == self._own:
+            with self._submitting:
+                self._front.submit(request, sender)
+            return
+        held = HeldRequest(self._front.pb_utils, request, sender)
+        if named is not None:
+            held.arrays[self._front.stop_id] = np.array([named.id_there.encode()], dtype=object)
+        self._pass_on(held, node)
+
+    def close(self) -> None:
+        """Fail what is in flight, and stop."""
+        self._is_closing = True
+        self._watch.close()
+        self._ticking.cancel()
+        self._peers.close()
+        for relay in list(self._relays):
+            relay.cancel(unloading())
+        self._clients.close()
+
+    def _choose(self, request: InferenceRequest) -> str:
+        if FROM_NODE in request.parameters() or len(self._relays) >= _MOST_PASSED_ON:
+            return self._own
+        loads: Mapping[str, float] = self._peers.loads()
+        if not loads:
+            return self._own
+        loads = {**loads, self._own: self._front.load()}
+        key = "" if self._front.key is None else self._front.key(request)
+        return bounded_affinity(key, loads, self._front.free_load()) if key else least_work(loads, self._own)
+
+    def _named(self, request: InferenceRequest) -> Relay | None:
+        """The request on another node that `request` asks to end."""
+        if not self._front.stop_id or not self._relays:
+            return None
+        tensor = self._front.pb_utils.get_input_tensor_by_name(request, self._front.stop_id)
+        if tensor is None:
+            return None
+        wanted = tensor.as_numpy().reshape(-1)[:1].tolist()
+        with self._lock:
+            return next((relay for relay in self._relays if relay.id and [relay.id.encode()] == wanted), None)
+
+    def _pass_on(self, held: HeldRequest, node: str) -> None:
+        parameters: dict[str, Any] = {
+            name: value for name, value in held.given.items() if not is_tritons(name) and name != "id"
+        }
+        parameters[FROM_NODE] = self._own
+        if self._front.stream:
+            # Responses of a stream carry no code of an error but in its text.
+            parameters[error_codes.FORWARDED] = True
+        relay = Relay(self._front, held, node, parameters, self._ended, self._serve_here)
+        with self._lock:
+            self._relays[relay] = None
+            self._peers.count(node, 1)
+        self._passed_on.add(node)
+        gone = CancelledRequestError("the client cancelled the request")
+        self._watch.add(relay, held.get_response_sender().is_cancelled, lambda: relay.cancel(gone))
+        relay.start(self._clients.start, self._clients.calling(node))
+
+    def _ended(self, relay: Relay) -> None:
+        self._watch.remove(relay)
+        with self._lock:
+            del self._relays[relay]
+            self._peers.count(relay.node, -1)
+
+    def _serve_here(self, relay: Relay) -> None:
+        self._ended(relay)
+        held = relay.held
+        sender = held.get_response_sender()
+        try:
+            if self._is_closing:
+                raise unloading()
+            with self._submitting:
+                self._front.submit(held, sender)
+        except Exception as error:  # noqa: BLE001  whatever happens, the client is answered
+            self._front.responder.fail(sender, error, None, error_codes.is_forwarded(held))
+
+    async def _tick(self) -> None:
+        """Count the steps of the event loop, and give up on nodes that do not answer."""
+        while True:
+            await asyncio.sleep(_TICK_S)
+            self.steps[0].step()
+            for relay in list(self._relays):
+                if self._peers.is_stuck(relay.node):
+                    relay.cancel(ModelGoneError(f"node {relay.node} does not answer; retry later"))

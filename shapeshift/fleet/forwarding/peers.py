@@ -1,0 +1,88 @@
+"""The same front on the other nodes: which of them serve, and how much work each has."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from shapeshift.errors import EngineError
+from shapeshift.fleet.forwarding.front import Front
+from shapeshift.fleet.membership.open import open_membership
+from shapeshift.fleet.node_clients import NodeClients
+from shapeshift.fleet.polling import PERIOD_S, NodePoll
+from shapeshift.serving.model_args import DESCRIPTION, ModelArgs
+from shapeshift.triton.async_client import AsyncClient, ModelCall
+
+_ANSWER_S = 5.0
+# The age of its last answer at which a node gets no new requests, and at which those that it has are given up.
+_LATE_PERIODS, _STUCK_PERIODS = 3.0, 10.0
+# What a front says of itself that must be the same on both nodes.
+_COMPARED = ("kind", "version", "precision", "max_tokens", "outputs")
+
+
+@dataclass(frozen=True)
+class _Answer:
+    """load: of the node's front, by itself; passed_on: requests that this process had there when it was told."""
+
+    load: float
+    passed_on: int
+
+
+class Peers:
+    """Asks the front of each other node once a second for its load. Raises as `open_membership` does.
+
+    A node whose front is another one (checkpoint, precision, outputs) is not used, and logged by name.
+    """
+
+    def __init__(self, front: Front, file: Path, own: str, clients: NodeClients, period_s: float = PERIOD_S) -> None:
+        self._front = front
+        self._period_s = period_s
+        self._inputs = _placeholder(front.args)
+        self._passed_on: Counter[str] = Counter()
+        membership = open_membership(file, own)
+        self._poll: NodePoll[_Answer] = NodePoll(membership, clients, own, front.log, self._ask, period_s)
+
+    def loads(self) -> dict[str, float]:
+        """By node that serves: requests that wait or run there, what was passed on since its answer included."""
+        return {
+            node: max(answer.load + self._passed_on[node] - answer.passed_on, 0.0)
+            for node, answer in self._poll.answers.items()
+            if self._poll.silent_s(node) <= _LATE_PERIODS * self._period_s
+        }
+
+    def is_stuck(self, node: str) -> bool:
+        """Whether a node that has requests of this process has not answered for long."""
+        return self._poll.silent_s(node) > _STUCK_PERIODS * self._period_s
+
+    def count(self, node: str, change: int) -> None:
+        """A request was passed on to the node (1), or has ended there (-1). One thread at a time calls this."""
+        self._passed_on[node] += change
+
+    def close(self) -> None:
+        """Stop asking. The clients stay."""
+        self._poll.close()
+
+    async def _ask(self, node: str, client: AsyncClient) -> _Answer:
+        asked = ModelCall(self._front.args.name, self._inputs, _ANSWER_S, (DESCRIPTION.name,))
+        found = await client.first(asked)
+        told = json.loads(bytes(found[DESCRIPTION.name].reshape(-1)[0]))
+        own = json.loads(self._front.describe().as_json(self._front.args))
+        for fact in _COMPARED:
+            if told.get(fact) != own.get(fact):
+                stated = f"{fact} {told.get(fact)!r}, here {own.get(fact)!r}"
+                raise EngineError(f"its {self._front.args.name} is another one and is not used: {stated}")
+        if "load" not in told:
+            raise EngineError(f"its {self._front.args.name} is in no fleet")
+        return _Answer(float(told["load"]), self._passed_on[node])
+
+
+def _placeholder(args: ModelArgs) -> Mapping[str, Any]:
+    """Triton takes a request without any input only of a model without batches."""
+    nothing = np.array([[b""]], dtype=object)
+    return {args.inputs[0]: nothing} if args.max_batch_size else {}

@@ -1,0 +1,115 @@
+"""One question to each of the other nodes, asked once a second on a thread of its own."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import Counter
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from concurrent.futures import Future
+from typing import Generic, TypeVar
+
+from shapeshift.errors import ShapeshiftError
+from shapeshift.fleet.membership.interface import Membership
+from shapeshift.fleet.node import Node
+from shapeshift.fleet.node_clients import NodeClients
+from shapeshift.triton.async_client import AsyncClient
+
+PERIOD_S = 1.0
+
+T = TypeVar("T")
+
+
+class NodePoll(Generic[T]):
+    """Keeps `clients` connected to the nodes of `membership` but `own`, and holds what each answered last.
+
+    A node that does not answer keeps its last answer until it leaves the fleet. What changes is logged with the name of
+    the node. ask(node, client): the question to a node, on the event loop of `clients`; raises ShapeshiftError where
+    there is no answer. period_s: between two questions to a node.
+    """
+
+    def __init__(
+        self,
+        membership: Membership,
+        clients: NodeClients,
+        own: str,
+        log: Callable[[str], None],
+        ask: Callable[[str, AsyncClient], Awaitable[T]],
+        period_s: float = PERIOD_S,
+    ) -> None:
+        self._membership = membership
+        self._clients = clients
+        self._own = own
+        self._log = log
+        self._ask_node = ask
+        self._period_s = period_s
+        self._answers: dict[str, tuple[T, float]] = {}
+        self._asked: dict[str, Future[None]] = {}
+        self._problems: dict[str, str] = {}
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="fleet-directory", daemon=True)
+        self._thread.start()
+
+    @property
+    def answers(self) -> Mapping[str, T]:
+        """By node of the fleet that has answered, its last answer."""
+        found = dict(self._answers)
+        return {node: found[node][0] for node in self._clients.nodes if node in found}
+
+    def silent_s(self, node: str) -> float:
+        """Seconds since the node's last answer; infinite without one."""
+        found = self._answers.get(node)
+        return float("inf") if found is None else time.monotonic() - found[1]
+
+    def close(self, timeout_s: float = 5.0) -> None:
+        """End the thread, and release the membership. The clients stay."""
+        self._stop.set()
+        self._thread.join(timeout_s)
+        self._membership.close()
+
+    def _run(self) -> None:
+        while True:
+            members = self._membership.members()
+            self._note("membership", members.problem)
+            self._ask(self._others(members.nodes))
+            if self._stop.wait(self._period_s):
+                return
+
+    def _ask(self, nodes: Sequence[Node]) -> None:
+        self._clients.follow(nodes)
+        names = [node.name for node in nodes]
+        for node in [node for node in self._asked if node not in names]:
+            del self._asked[node]
+            self._answers.pop(node, None)
+            self._problems.pop(f"node {node}", None)
+        for node in names:
+            # A slow node is not asked again before it answers, and delays no other.
+            if node not in self._asked or self._asked[node].done():
+                self._asked[node] = self._clients.start(self._read(node))
+
+    async def _read(self, node: str) -> None:
+        problem = ""
+        try:
+            with self._clients.calling(node) as client:
+                self._answers[node] = await self._ask_node(node, client), time.monotonic()
+        except ShapeshiftError as error:
+            problem = str(error)
+        self._note(f"node {node}", problem)
+
+    def _others(self, nodes: Sequence[Node]) -> list[Node]:
+        """The nodes but one's own. Two nodes of one name cannot be told apart: neither is used."""
+        count = Counter(node.name for node in nodes)
+        for name in count:
+            addresses = ", ".join(node.grpc.address for node in nodes if node.name == name)
+            problem = f"nodes at {addresses} have it; none of them is used" if count[name] > 1 else ""
+            self._note(f"the name {name}", problem)
+        return [node for node in nodes if node.name != self._own and count[node.name] == 1]
+
+    def _note(self, about: str, problem: str) -> None:
+        """Log a problem when it begins and when it ends."""
+        before = self._problems.get(about, "")
+        self._problems[about] = problem
+        if problem and not before:
+            self._log(f"fleet: {about}: {problem}")
+        elif before and not problem:
+            self._log(f"fleet: {about}: in order again")

@@ -1,0 +1,397 @@
+"""Fronts of two nodes in this process: each request is served on the node that is best for it."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent import futures
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import grpc
+import numpy as np
+import pytest
+from tritonclient.grpc import service_pb2, service_pb2_grpc
+from tritonclient.utils import deserialize_bytes_tensor, np_to_triton_dtype, serialize_byte_tensor
+
+from shapeshift.errors import InvalidInputError, NotFoundError, OverloadedError, ShapeshiftError
+from shapeshift.fleet import environment
+from shapeshift.fleet.forwarding.entry import FleetEntry
+from shapeshift.fleet.forwarding.front import Front, LocalEntry, open_entry
+from shapeshift.serving import error_codes, parameters
+from shapeshift.serving.description import GENERATION, Description, describing
+from shapeshift.serving.metrics import RequestMetrics
+from shapeshift.serving.model_args import ModelArgs
+from shapeshift.serving.responses import Responder, SingleResponse
+from tests import fakes, waiting
+
+wait_for = partial(waiting.wait_for, timeout_s=30, pause_s=0.01)
+PERIOD_S = 0.05
+TEXT, ID = "text_output", "request_id"
+
+
+def _bytes(text: str) -> np.ndarray:
+    return np.array([text.encode()], dtype=object)
+
+
+class FakeFront:
+    """A front that says on which node it is: at once, or once `open` is set. `refusal`: raised instead."""
+
+    def __init__(self, name: str, stream: bool) -> None:
+        self.name = name
+        self.pb_utils = fakes.PbUtils()
+        self.lines: list[str] = []
+        self.load = 0.0
+        self.precision = "f32"
+        self.served: list[Any] = []
+        self.refusal: ShapeshiftError | None = None
+        self.open = threading.Event()
+        self.open.set()
+        self.responder = Responder(self.pb_utils, RequestMetrics("texts", 8, 0), self.lines.append)
+        config = {"input": [{"name": "text_input"}], "output": [{"name": TEXT}], "max_batch_size": 0}
+        self.args = ModelArgs("model", Path(), config, {}, "CPU", 0)
+        self.front = Front(
+            self.pb_utils,
+            self.args,
+            self.responder,
+            self.lines.append,
+            self._serve,
+            lambda: Description(GENERATION, precision=self.precision),
+            lambda: self.load,
+            stream=stream,
+            stop_id="stop_id" if stream else "",
+            id_output=ID,
+        )
+        self.entry: Any = LocalEntry(self.front)
+
+    def enter(self, request: Any) -> None:
+        submit = describing(self.pb_utils, self.responder, self.args, self.entry.describe, self.entry.submit)
+        self.responder.start([request], submit, error_codes.is_forwarded)
+
+    def ask(self, parameters: dict[str, Any] | None = None, **inputs: Any) -> fakes.Request:
+        request = fakes.Request((TEXT, ID), parameters, "mine", decoupled=self.front.stream, **inputs)
+        self.enter(request)
+        return request
+
+    def _serve(self, request: Any, sender: Any) -> None:
+        given = parameters.parse(request.parameters(), ("forwarded", "lora_name"))
+        if self.refusal is not None:
+            raise self.refusal
+        self.served.append((request, given))
+        pieces = [f"{self.name}-{number}" for number in range(3 if self.front.stream else 1)]
+        threading.Thread(target=self._answer, args=(request, sender, pieces), daemon=True).start()
+
+    def _answer(self, request: Any, sender: Any, pieces: list[str]) -> None:
+        for number, piece in enumerate(pieces):
+            last = number == len(pieces) - 1
+            if last:
+                self.open.wait(30)
+            tensors = [fakes.Tensor(TEXT, _bytes(piece)), fakes.Tensor(ID, _bytes(request.request_id()))]
+            make = partial(self.pb_utils.InferenceResponse, tensors)
+            if last:
+                self.responder.post([SingleResponse(sender, make)])
+            else:
+                sender.send(make(), 0)
+
+
+class Node(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ignore[misc]
+    """Triton's protocol in front of a FakeFront."""
+
+    def __init__(self, front: FakeFront) -> None:
+        self.front = front
+        self.cancelled = 0
+        self._server = grpc.server(futures.ThreadPoolExecutor(16), options=[("grpc.so_reuseport", 0)])
+        service_pb2_grpc.add_GRPCInferenceServiceServicer_to_server(self, self._server)
+        self.port = self._server.add_insecure_port("127.0.0.1:0")
+        self._server.start()
+
+    def close(self) -> None:
+        self._server.stop(0).wait()
+
+    def ModelInfer(self, request: Any, context: Any) -> Any:  # noqa: N802  Triton's name
+        asked = self._request(request, decoupled=False)
+        context.add_callback(lambda: setattr(asked.sender, "cancelled", True))
+        self.front.enter(asked)
+        (response,) = asked.sender.stream()
+        if (error := response.error()) is not None:
+            codes = {2: grpc.StatusCode.NOT_FOUND, 3: grpc.StatusCode.INVALID_ARGUMENT, 4: grpc.StatusCode.UNAVAILABLE}
+            context.abort(codes[error.code()], error.message())
+        return self._answer(response, True)
+
+    def ModelStreamInfer(self, requests: Any, context: Any) -> Iterator[Any]:  # noqa: N802  Triton's name
+        asked = self._request(next(iter(requests)), decoupled=True)
+        context.add_callback(lambda: self._cancel(asked))
+        self.front.enter(asked)
+        sent = 0
+        while True:
+            ended = asked.sender._ended.is_set()
+            found = asked.sender.responses[sent:]
+            for number, response in enumerate(found):
+                sent += 1
+                last = ended and number == len(found) - 1
+                if (error := response.error()) is not None:
+                    yield service_pb2.ModelStreamInferResponse(error_message=error.message())
+                else:
+                    yield service_pb2.ModelStreamInferResponse(infer_response=self._answer(response, last))
+            if ended or asked.sender.cancelled:
+                return
+            time.sleep(0.005)
+
+    def _cancel(self, asked: Any) -> None:
+        if not asked.sender._ended.is_set():
+            self.cancelled += 1
+            asked.sender.cancelled = True
+
+    def _request(self, request: Any, decoupled: bool) -> fakes.Request:
+        inputs = {
+            one.name: deserialize_bytes_tensor(raw).reshape(list(one.shape))
+            for one, raw in zip(request.inputs, request.raw_input_contents, strict=True)
+        }
+        given = {name: getattr(one, one.WhichOneof("parameter_choice")) for name, one in request.parameters.items()}
+        names = [one.name for one in request.outputs]
+        return fakes.Request(names, given, request.id, decoupled=decoupled, **inputs)
+
+    def _answer(self, response: Any, last: bool) -> Any:
+        answer = service_pb2.ModelInferResponse(model_name="model")
+        answer.parameters["triton_final_response"].bool_param = last
+        for tensor in response.output_tensors():
+            values = tensor.as_numpy()
+            answer.outputs.add(name=tensor.name(), datatype=np_to_triton_dtype(values.dtype), shape=values.shape)
+            answer.raw_output_contents.append(serialize_byte_tensor(values).item())
+        return answer
+
+
+class Fleet:
+    """The nodes a and b; requests enter at a."""
+
+    def __init__(self, file: Path, stream: bool, patched: pytest.MonkeyPatch) -> None:
+        self.fronts = {name: FakeFront(name, stream) for name in "ab"}
+        self.nodes = {name: Node(front) for name, front in self.fronts.items()}
+        written = ['name = "test"']
+        for name, node in self.nodes.items():
+            written += ["[[nodes]]", f'name = "{name}"', f'grpc = "127.0.0.1:{node.port}"']
+            written += [f'metrics = "http://127.0.0.1:{node.port}/{name}"']
+        file.write_text("\n".join(written))
+        patched.setenv(environment.FLEET_FILE_VARIABLE, str(file))
+        for name, front in self.fronts.items():
+            patched.setenv(environment.NODE_VARIABLE, name)
+            front.entry = FleetEntry(front.front, PERIOD_S)
+        self.a, self.b = self.fronts["a"], self.fronts["b"]
+        wait_for(lambda: "b" in self.loads())
+
+    def loads(self) -> dict[str, float]:
+        """What a knows of the others."""
+        return self.a.entry._peers.loads()
+
+    def busy(self, load: float = 10.0) -> None:
+        """Let a have so much work that its requests go to b."""
+        self.a.load = load
+
+    def close(self) -> None:
+        for front in self.fronts.values():
+            front.open.set()
+            front.entry.close()
+        for node in self.nodes.values():
+            node.close()
+        for front in self.fronts.values():
+            front.responder.close()
+
+
+@pytest.fixture(params=[False, True], ids=["unary", "stream"])
+def fleet(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Fleet]:
+    found = Fleet(tmp_path / "fleet.toml", request.param, monkeypatch)
+    yield found
+    found.close()
+
+
+@pytest.fixture
+def streams(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Fleet]:
+    found = Fleet(tmp_path / "fleet.toml", True, monkeypatch)
+    yield found
+    found.close()
+
+
+def texts(request: fakes.Request) -> list[str]:
+    """What the client read; it has to be the id of its own request that comes with it."""
+    found = [fakes.values_of(response) for response in request.sender.stream()]
+    assert {one[ID].item() for one in found} == {b"mine"}
+    return [one[TEXT].item().decode() for one in found]
+
+
+def code(request: fakes.Request) -> int:
+    """That of the error with which the request ended."""
+    error = request.sender.stream()[-1].error()
+    assert error is not None
+    return error.code()
+
+
+def on(node: str, fleet: Fleet) -> list[str]:
+    return [f"{node}-{number}" for number in range(3 if fleet.a.front.stream else 1)]
+
+
+def test_a_request_stays_where_there_is_little_work(fleet: Fleet) -> None:
+    assert texts(fleet.a.ask(text_input=_bytes("x"))) == on("a", fleet)
+    assert fleet.b.served == []
+
+
+def test_a_request_goes_to_the_node_with_less_work_and_no_further(fleet: Fleet) -> None:
+    fleet.busy()
+    # Node b has more work yet: what another node has passed on is served.
+    fleet.b.load = 5.0
+    wait_for(lambda: fleet.loads() == {"b": 5.0})
+    fleet.b.entry._choose = lambda request: (
+        pytest.fail("passed on twice") if "from_node" not in request.parameters() else "b"
+    )
+    assert texts(fleet.a.ask({"latency_ms": 50, "binary_data": True}, text_input=_bytes("x"))) == on("b", fleet)
+    ((request, given),) = fleet.b.served
+    assert request.tensors["text_input"].as_numpy().tolist() == [b"x"]
+    assert (given.latency_ms, given.from_node) == (50, "a")
+    assert fleet.a.entry._passed_on.each()[0].value == 1
+
+
+def test_what_was_passed_on_counts_until_the_node_says_so_itself(fleet: Fleet) -> None:
+    fleet.busy()
+    fleet.b.open.clear()
+    asked = [fleet.a.ask(text_input=_bytes("x")) for _ in range(3)]
+    wait_for(lambda: len(fleet.b.served) == 3)
+    assert fleet.a.entry._peers._passed_on["b"] == 3
+    fleet.b.open.set()
+    for request in asked:
+        assert texts(request) == on("b", fleet)
+    wait_for(lambda: not fleet.a.entry._relays)
+    assert fleet.a.entry._peers._passed_on["b"] == 0
+    wait_for(lambda: fleet.loads() == {"b": 0.0})
+
+
+@pytest.mark.parametrize("refusal", [OverloadedError("full"), NotFoundError("no adapter")])
+def test_what_a_node_refuses_is_served_here(fleet: Fleet, refusal: ShapeshiftError) -> None:
+    fleet.busy()
+    fleet.b.refusal = refusal
+    assert texts(fleet.a.ask(text_input=_bytes("x"))) == on("a", fleet)
+
+
+def test_an_invalid_request_is_refused_once_with_its_code(fleet: Fleet) -> None:
+    fleet.busy()
+    fleet.b.refusal = InvalidInputError("text", 1, "a text")
+    code, text = fleet.a.ask(text_input=_bytes("x")).refusal()
+    assert code == fakes.TritonError.INVALID_ARG
+    assert text == "text: got 1; a text"
+    assert fleet.a.served == []
+
+
+def test_a_node_that_goes_costs_no_request_that_it_has_not_begun(fleet: Fleet) -> None:
+    fleet.busy()
+    fleet.nodes["b"].close()
+    # Before anybody has noticed.
+    assert texts(fleet.a.ask(text_input=_bytes("x"))) == on("a", fleet)
+    wait_for(lambda: fleet.loads() == {})
+    assert any("node b" in line for line in fleet.a.lines)
+
+
+def test_a_stream_that_breaks_is_an_error(streams: Fleet) -> None:
+    streams.busy()
+    streams.b.open.clear()
+    request = streams.a.ask(text_input=_bytes("x"))
+    wait_for(lambda: len(request.sender.responses) == 2)
+    streams.nodes["b"].close()
+    *begun, last = request.sender.stream()
+    assert len(begun) == 2 and last.has_error()
+    assert streams.a.served == []
+
+
+def test_a_stream_is_passed_on_as_it_comes(streams: Fleet) -> None:
+    streams.busy()
+    streams.b.open.clear()
+    request = streams.a.ask(text_input=_bytes("x"))
+    wait_for(lambda: len(request.sender.responses) == 2)
+    streams.b.open.set()
+    assert texts(request) == on("b", streams)
+
+
+def test_a_cancelled_request_is_cancelled_on_its_node(streams: Fleet) -> None:
+    streams.busy()
+    streams.b.open.clear()
+    request = streams.a.ask(text_input=_bytes("x"))
+    wait_for(lambda: len(request.sender.responses) == 2)
+    request.sender.cancelled = True
+    assert code(request) == fakes.TritonError.CANCELLED
+    wait_for(lambda: streams.nodes["b"].cancelled == 1)
+    assert not streams.a.entry._relays
+
+
+def test_a_request_to_stop_goes_where_the_request_is(streams: Fleet) -> None:
+    streams.busy()
+    streams.b.open.clear()
+    request = streams.a.ask(text_input=_bytes("x"))
+    wait_for(lambda: streams.b.served)
+    id_there = streams.b.served[0][0].request_id()
+    assert id_there != "mine"
+    streams.busy(0.0)
+    streams.a.ask(stop_id=_bytes("mine"))
+    wait_for(lambda: len(streams.b.served) == 2)
+    assert streams.b.served[1][0].tensors["stop_id"].as_numpy().tolist() == [id_there.encode()]
+    streams.b.open.set()
+    request.sender.stream()
+
+
+def test_a_node_that_serves_something_else_is_not_used(fleet: Fleet) -> None:
+    fleet.b.precision = "bf16"
+    wait_for(lambda: fleet.loads() == {})
+    fleet.busy()
+    assert texts(fleet.a.ask(text_input=_bytes("x"))) == on("a", fleet)
+    (line,) = [line for line in fleet.a.lines if "precision" in line]
+    assert "node b: its model is another one and is not used: precision 'bf16', here 'f32'" in line
+
+
+def test_a_node_that_no_longer_answers_is_given_up(fleet: Fleet) -> None:
+    fleet.busy()
+    fleet.b.open.clear()
+    request = fleet.a.ask(text_input=_bytes("x"))
+    wait_for(lambda: fleet.b.served)
+    held = fleet.b.entry.describe
+    waiting_here = threading.Event()
+    fleet.b.entry.describe = lambda: waiting_here.wait(30) and held()
+    if fleet.a.front.stream:
+        assert code(request) == fakes.TritonError.UNAVAILABLE
+    else:
+        # It had not begun.
+        assert texts(request) == on("a", fleet)
+    waiting_here.set()
+
+
+def test_a_front_that_closes_answers_what_others_serve(fleet: Fleet) -> None:
+    fleet.busy()
+    fleet.b.open.clear()
+    request = fleet.a.ask(text_input=_bytes("x"))
+    wait_for(lambda: fleet.b.served)
+    fleet.a.entry.close()
+    assert code(request) == fakes.TritonError.UNAVAILABLE
+
+
+def test_a_key_chooses_the_node(fleet: Fleet) -> None:
+    key: Callable[[Any], str] = lambda request: json.loads(request.parameters() or "{}").get("lora_name", "")  # noqa: E731
+    object.__setattr__(fleet.a.front, "key", key)
+    object.__setattr__(fleet.a.front, "free_load", lambda: 64.0)
+    found = {name: texts(fleet.a.ask({"lora_name": name}, text_input=_bytes("x")))[0][0] for name in "klmnopqrst"}
+    assert {*found.values()} == {"a", "b"}
+    assert found == {name: texts(fleet.a.ask({"lora_name": name}, text_input=_bytes("x")))[0][0] for name in found}
+
+
+def test_outside_a_fleet_a_front_serves_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(environment.FLEET_FILE_VARIABLE, raising=False)
+    front = FakeFront("a", False)
+    entry = open_entry(front.front)
+    assert entry.submit == front.front.submit and entry.describe == front.front.describe
+    front.responder.close()
+
+
+def test_a_node_without_a_name_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(environment.FLEET_FILE_VARIABLE, str(tmp_path / "fleet.toml"))
+    monkeypatch.delenv(environment.NODE_VARIABLE, raising=False)
+    front = FakeFront("a", False)
+    with pytest.raises(InvalidInputError, match=environment.NODE_VARIABLE):
+        open_entry(front.front)
+    front.responder.close()
