@@ -85,6 +85,12 @@ def test_a_refusal_is_short(url: str) -> None:
         assert answer.status_code == 400 and len(answer.content) < 1000
 
 
+def test_a_body_of_very_many_fields_is_refused_unread(url: str) -> None:
+    body = b'{"model":"encode","input":"a","x":1' + b',"y":1' * (1 << 19) + b"}"
+    answer = httpx2.post(f"{url}/v1/embeddings", content=body, timeout=60)
+    assert answer.status_code == 400 and "at most 524288 fields" in answer.json()["error"]["message"]
+
+
 LARGE: dict[str, Any] = {"type": "object", "maxProperties": 10**25}
 
 

@@ -147,20 +147,30 @@ def test_an_error_before_the_first_piece_has_its_status(client: openai.OpenAI, t
     assert caught.value.param == "temperature"
 
 
-def test_an_error_in_a_stream_is_an_event(client: openai.OpenAI, triton: FakeTriton, monkeypatch: Any) -> None:
+@pytest.mark.parametrize(
+    ("failure", "said", "param"),
+    [
+        (EngineError("it broke"), "it broke", None),
+        (ModelError("text_input: got 'b'; a text", "INVALID_ARG"), "prompt: got 'b'; a text", "prompt"),
+    ],
+)
+def test_an_error_in_a_stream_is_an_event(
+    client: openai.OpenAI, triton: FakeTriton, monkeypatch: Any, failure: Exception, said: str, param: str | None
+) -> None:
     answers = triton.stream
 
     async def breaks(call: Any) -> Any:
         async for tensors in answers(call):
             yield tensors
             if call.outputs != ("DESCRIPTION",):
-                raise EngineError("it broke")
+                raise failure
 
     monkeypatch.setattr(triton, "stream", breaks)
     pieces = client.completions.create(model="generate", prompt="a b", stream=True)
     assert next(pieces).choices[0].text == "a "
-    with pytest.raises(openai.APIError, match="it broke"):
+    with pytest.raises(openai.APIError, match=said) as caught:
         next(pieces)
+    assert caught.value.param == param
 
 
 @pytest.mark.parametrize("streamed", [False, True])

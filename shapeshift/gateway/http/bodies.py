@@ -21,6 +21,9 @@ M = TypeVar("M", bound=BaseModel)
 UNSUPPORTED = "unsupported_parameter"
 # Errors of one body that are looked at, and characters or items of a wrong value.
 _MOST_ERRORS, _MOST_SHOWN = 100, 100
+# Of a body: each field has one, and an error is made for every field that is unknown. The largest object of a request,
+# logit_bias, has half as many.
+_MOST_COLONS = 1 << 19
 
 
 def described(model: type[BaseModel]) -> dict[str, Any]:
@@ -33,6 +36,8 @@ async def read(request: Request, model: type[M]) -> M:
     """The body as `model`. Raises ApiError that names the field, its value and what is allowed."""
     settings = gateway_of(request).settings
     body = await _bytes(request, settings)
+    if body.count(b":") > _MOST_COLONS:
+        raise ApiError(400, f"body: got more; at most {_MOST_COLONS} fields, or colons in texts", code="invalid_value")
     try:
         asked = model.model_validate_json(body)
     except ValidationError as error:

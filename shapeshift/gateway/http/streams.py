@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, Awaitable
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from typing import TypeVar
 
 import orjson
@@ -43,21 +43,25 @@ async def while_connected(receive: Receive, work: Awaitable[T]) -> T:
         await asyncio.gather(task, watch, return_exceptions=True)
 
 
-async def stream_of(receive: Receive, events: AsyncGenerator[bytes, None]) -> EventStream:
+async def stream_of(
+    receive: Receive, events: AsyncGenerator[bytes, None], field_of: Callable[[str], str] = str
+) -> EventStream:
     """The answer that sends `events` and then `DONE`.
 
     Waits for the first one: an error before it has an HTTP status of its own. Raises as `events` does, and as
-    `while_connected`.
+    `while_connected`. field_of: what the request calls an input of the model.
     """
     try:
         first = await while_connected(receive, anext(events, None))
     except BaseException:
         await events.aclose()
         raise
-    return EventStream(_with_end(first, events))
+    return EventStream(_with_end(first, events, field_of))
 
 
-async def _with_end(first: bytes | None, events: AsyncGenerator[bytes, None]) -> AsyncGenerator[bytes, None]:
+async def _with_end(
+    first: bytes | None, events: AsyncGenerator[bytes, None], field_of: Callable[[str], str]
+) -> AsyncGenerator[bytes, None]:
     """`first` and the other events; an error is an event too, for the status has been sent."""
     async with contextlib.aclosing(events):
         if first is not None:
@@ -66,7 +70,7 @@ async def _with_end(first: bytes | None, events: AsyncGenerator[bytes, None]) ->
             async for one in events:
                 yield one
         except (ShapeshiftError, ApiError) as error:
-            yield event(api_error(error).body())
+            yield event(api_error(error, field_of).body())
     yield DONE
 
 

@@ -36,7 +36,7 @@ async def create_chat_completion(request: Request) -> Response:
     prompt = await connected(request, asyncio.to_thread(_prompt, target, asked))
     made = _ChatCompletion(asked, _call(gateway, target, asked, prompt, id_of(request)))
     if asked.stream:
-        return await stream_of(request.receive, made.events(gateway))
+        return await stream_of(request.receive, made.events(gateway), asked.field_of)
     found = await connected(request, all_rows(gateway.upstream, made.call))
     return answer(made.whole(found))
 

@@ -31,7 +31,7 @@ async def create_completion(request: Request) -> Response:
     call = _call(gateway, target, asked, id_of(request))
     made = _Completion(asked, call)
     if asked.stream:
-        return await stream_of(request.receive, made.events(gateway))
+        return await stream_of(request.receive, made.events(gateway), asked.field_of)
     found = await connected(request, all_rows(gateway.upstream, call))
     return answer(made.whole(found))
 
