@@ -25,19 +25,22 @@ def publish_variant(
     repository: Path,
     packs_rows: bool = False,
     parameters: Mapping[str, str] = MappingProxyType({}),
+    precision: str = "",
 ) -> None:
-    """Write a front model `name` to `repository` that serves `entries` over the files of `encode`: the same weights,
-    provider and precision.
+    """Write a front model `name` to `repository` that serves `entries` over the files of `encode`: the same weights and
+    provider.
 
     packs_rows: whether texts may share an engine call; the baselines never do. parameters: values that replace those
-    of the generated config.pbtxt. The folders of its workers are written as well.
+    of the generated config.pbtxt. precision: empty for that of `encode`; OpenVINO's files serve any. The folders of its
+    workers are written as well.
     """
     built = manifest.load(ENGINES)
     folder = FOLDER / "engines" / name
     shutil.rmtree(folder, ignore_errors=True)
     shutil.copytree(ENGINES, folder, copy_function=lambda source, target: Path(target).hardlink_to(source))
     (folder / manifest.FILE_NAME).unlink()
-    variant = replace(built, packs_rows=built.packs_rows and packs_rows, engines=tuple(entries))
+    packs_rows = built.packs_rows and packs_rows
+    variant = replace(built, packs_rows=packs_rows, engines=tuple(entries), precision=precision or built.precision)
     variant.save(folder)
     config = model_config.read(BUILD / "repository" / ENGINES.name / "config.pbtxt")
     config.name = name

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import time
+import urllib.request
+from collections.abc import Collection
 from typing import Protocol
 
 import numpy as np
@@ -16,6 +19,17 @@ TEXT, PROMPT, TOKENS = "A text of any length.", "Return the number of", 64
 _READY_S, _TIMEOUT_S = 60.0, 60.0
 
 Connection = tuple[asyncio.StreamReader, asyncio.StreamWriter]
+
+
+def wait_listed(url: str, models: Collection[str]) -> None:
+    """Return when the gateway at `url` lists all of `models`. Raises ShapeshiftError after a minute."""
+    end = time.monotonic() + _READY_S
+    while time.monotonic() < end:
+        with contextlib.suppress(OSError), urllib.request.urlopen(f"{url}/v1/models", timeout=10) as answer:
+            if {*models} <= {one["id"] for one in json.load(answer)["data"]}:
+                return
+        time.sleep(0.2)
+    raise ShapeshiftError(f"{url} does not list {', '.join(models)} after {_READY_S:g} s")
 
 
 class Way(Protocol):
@@ -67,8 +81,7 @@ class HttpWay:
         self._port = int(port)
         self._free: list[Connection] = []
         self._embed = self._request("embeddings", {"model": "encode", "input": TEXT, "encoding_format": "base64"})
-        asked = {"model": "generate", "prompt": PROMPT, "max_tokens": TOKENS, "ignore_eos": True, "stream": True}
-        self._generate = self._request("completions", asked)
+        self._generate = self._generation("generate", TOKENS)
 
     async def wait_ready(self) -> None:
         end = time.monotonic() + _READY_S
@@ -107,6 +120,16 @@ class HttpWay:
         await reader.readuntil(b"\r\n0\r\n\r\n")
         self._free.append(connection)
         return times[0] - start, (times[-1] - times[0]) / max(1, len(times) - 1)
+
+    async def ask(self, model: str, tokens: int) -> Connection:
+        """A connection of its own on which a stream of so many tokens has been asked for."""
+        connection = await asyncio.open_connection(self._host, self._port)
+        connection[1].write(self._generation(model, tokens))
+        return connection
+
+    def _generation(self, model: str, tokens: int) -> bytes:
+        asked = {"model": model, "prompt": PROMPT, "max_tokens": tokens, "ignore_eos": True, "stream": True}
+        return self._request("completions", asked)
 
     async def _sent(self, request: bytes) -> Connection:
         connection = self._free.pop() if self._free else await asyncio.open_connection(self._host, self._port)

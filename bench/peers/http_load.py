@@ -51,18 +51,20 @@ async def closed_loop(
     count: int | None = None,
     encoding: Encoding = "base64",
     timeout_s: float = 60.0,
+    model: str = "",
 ) -> Load:
     """`concurrency` clients, each of which sends its next request when one is answered, for `duration_s` or `count`.
 
     Texts are sent in turn, over and over. No request starts after `duration_s`; requests in flight are awaited and
-    counted, and `elapsed` ends with the last answer. Latencies are in the order of the answers. Raises the first
+    counted, and `elapsed` ends with the last answer. Latencies are in the order of the answers. model: named in each
+    request where it is not empty. Raises the first
     failure: UnsupportedError for an answer other than 200, aiohttp.ClientError for a lost connection, TimeoutError for
     a request that takes longer than `timeout_s`.
     """
     limits = (duration_s, count)
     require(limits.count(None) == 1, "duration_s, count", limits, "give exactly one of the two")
     require(concurrency >= 1, "concurrency", concurrency, "at least 1")
-    bodies = itertools.islice(itertools.cycle(_bodies(texts, encoding)), count)
+    bodies = itertools.islice(itertools.cycle(_bodies(texts, encoding, model)), count)
     latencies: list[float] = []
     async with _session(timeout_s, concurrency) as session:
         start = perf_counter()
@@ -87,13 +89,14 @@ async def open_loop(
     *,
     encoding: Encoding = "base64",
     timeout_s: float = 60.0,
+    model: str = "",
 ) -> Load:
     """One request at each of the ascending `instants` (seconds from now), however many are unanswered.
 
     `texts[i % len(texts)]` is sent at `instants[i]`, and `latencies[i]` counts from that intended instant: it includes
     the generator's lateness and the wait for a connection. Raises as `closed_loop` does.
     """
-    bodies = _bodies(texts, encoding)
+    bodies = _bodies(texts, encoding, model)
     latencies = np.full(len(instants), np.nan)
     async with _session(timeout_s, 0) as session:
         start = perf_counter()
@@ -120,9 +123,10 @@ async def embeddings(url: str, texts: Sequence[str], timeout_s: float = 60.0) ->
     return np.stack([np.frombuffer(base64.b64decode(row["embedding"]), np.float32) for row in rows])
 
 
-def _bodies(texts: Sequence[str], encoding: Encoding) -> list[bytes]:
+def _bodies(texts: Sequence[str], encoding: Encoding, model: str) -> list[bytes]:
     require(len(texts) > 0, "texts", texts, "at least one")
-    return [json.dumps({"input": [text], "encoding_format": encoding}).encode() for text in texts]
+    named = {"model": model} if model else {}
+    return [json.dumps({**named, "input": [text], "encoding_format": encoding}).encode() for text in texts]
 
 
 @asynccontextmanager
