@@ -35,7 +35,7 @@ TORCH := requirements/torch-$(if $(GPU),gpu,cpu).txt
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help setup engines serve test test-long coverage format lint bench drill simulate loadtest clean
+.PHONY: help setup engines serve test test-long coverage format lint bench drill clients simulate loadtest clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' Makefile
@@ -72,6 +72,9 @@ bench: .venv/.test engines ## measure ours against others (BENCH=encode, polymor
 
 drill: .venv/.test build/.server ## faults under load, answers checked, on a server of its own (30 minutes; ARGS=--quick: 3; ARGS="--soak 25")
 	@$(BIN)/python -m bench.drill $(ARGS)
+
+clients: .venv/.test ## an environment of other makers' clients and schemathesis, for the long tests of the gateway
+	@$(BIN)/python -m bench.peers.venv clients
 
 simulate: .venv/.test build/.server ## the allocation and dispatch policies as discrete events, for many workers
 	@$(BIN)/python -m bench.polymorph --parts simulated $(ARGS)

@@ -1,7 +1,11 @@
-"""Virtual environments for peers whose pinned versions conflict with the project's."""
+"""Virtual environments for peers whose pinned versions conflict with the project's.
+
+`python -m bench.peers.venv NAME` makes the one of a program that needs no torch.
+"""
 
 from __future__ import annotations
 
+import argparse
 import fcntl
 import hashlib
 import os
@@ -24,6 +28,8 @@ TORCH_INDEX = "https://download.pytorch.org/whl/cpu"
 class PeerVenv:
     """The environment `<build>/peers/<name>` with exactly the packages that `torch` and then `requirement` list.
 
+    torch: None for a peer that does without.
+
     A stamp, written last, holds the hash of both files and the Python version. `ensure` makes an environment anew if
     its stamp differs or is missing.
     """
@@ -31,7 +37,7 @@ class PeerVenv:
     name: str
     requirement: Path
     build: Path
-    torch: Path = TORCH
+    torch: Path | None = TORCH
 
     def __post_init__(self) -> None:
         plain = self.name.replace("-", "").replace("_", "").isalnum()
@@ -53,7 +59,7 @@ class PeerVenv:
     def digest(self) -> str:
         """The stamp that this environment must have. Raises FileNotFoundError without the files."""
         hashed = hashlib.sha256(f"python {sys.version_info.major}.{sys.version_info.minor}\n".encode())
-        for file in (self.torch, self.requirement):
+        for file in self._files:
             content = file.read_bytes()
             hashed.update(len(content).to_bytes(8, "big") + content)
         return hashed.hexdigest()
@@ -78,6 +84,10 @@ class PeerVenv:
         return self.python
 
     @property
+    def _files(self) -> list[Path]:
+        return [self.requirement] if self.torch is None else [self.torch, self.requirement]
+
+    @property
     def _stamp(self) -> Path:
         return self.folder / "requirements.sha256"
 
@@ -87,7 +97,8 @@ class PeerVenv:
         pip = [str(self.python), "-m", "pip", "install", "--no-deps", "--no-compile", "--progress-bar", "off"]
         self._run([sys.executable, "-m", "venv", "--clear", str(self.folder)])
         # With --no-deps pip asks the extra index for torch alone; it gives up early if the index is unreachable.
-        self._run([*pip, "--extra-index-url", TORCH_INDEX, "--retries", "1", "-r", str(self.torch)])
+        if self.torch is not None:
+            self._run([*pip, "--extra-index-url", TORCH_INDEX, "--retries", "1", "-r", str(self.torch)])
         self._run([*pip, "-r", str(self.requirement)])
         unfinished = self._stamp.with_suffix(".part")
         unfinished.write_text(self.digest())
@@ -105,6 +116,25 @@ class PeerVenv:
             )
 
 
+def without_torch(name: str, build: Path) -> PeerVenv:
+    """The environment of requirements/peer-<name>.txt: clients, or aiperf."""
+    return PeerVenv(name, REQUIREMENTS / f"peer-{name}.txt", build, torch=None)
+
+
+def main() -> int:
+    """Make an environment in build/. Returns 2, with a line on standard error, where that fails."""
+    parser = argparse.ArgumentParser(prog="python -m bench.peers.venv", description=__doc__)
+    parser.add_argument("name", choices=("clients", "aiperf"))
+    parser.add_argument("--build", type=Path, default=Path("build"), help="folder of generated files (%(default)s)")
+    options = parser.parse_args()
+    try:
+        print(without_torch(options.name, options.build).ensure())
+    except UnsupportedError as error:
+        print(f"bench.peers.venv: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
 def tail(log: Path, lines: int = 15) -> str:
     """The last lines of a text file, with undecodable bytes replaced; empty if there is no file."""
     if not log.exists():
@@ -117,3 +147,7 @@ def _locked(file: Path) -> Iterator[None]:
     with file.open("w") as handle:
         fcntl.flock(handle, fcntl.LOCK_EX)
         yield
+
+
+if __name__ == "__main__":
+    sys.exit(main())

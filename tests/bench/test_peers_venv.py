@@ -10,7 +10,8 @@ from typing import IO
 
 import pytest
 
-from bench.peers.venv import TORCH_INDEX, PeerVenv, tail
+from bench.peers import venv
+from bench.peers.venv import TORCH_INDEX, PeerVenv, tail, without_torch
 from shapeshift.errors import InvalidInputError, UnsupportedError
 
 
@@ -68,6 +69,24 @@ def test_is_made_once_torch_first_and_without_dependencies(commands: FakeCommand
     assert len(commands.seen) == 3
 
 
+def test_a_peer_may_do_without_torch(commands: FakeCommands, peer: PeerVenv) -> None:
+    bare = replace(peer, torch=None)
+    assert bare.digest() != peer.digest()
+    bare.ensure()
+    _, rest = commands.seen
+    assert rest[-2:] == ["-r", str(bare.requirement)] and bare.is_ready() and not peer.is_ready()
+
+
+def test_the_clients_environment_is_made_by_a_command(
+    commands: FakeCommands, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("sys.argv", ["venv", "clients", "--build", str(tmp_path)])
+    assert venv.main() == 0 and without_torch("clients", tmp_path).is_ready()
+    commands.fails = lambda command: True
+    monkeypatch.setattr("sys.argv", ["venv", "aiperf", "--build", str(tmp_path)])
+    assert venv.main() == 2 and "cannot make the environment of peer 'aiperf'" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("changed", ["torch", "requirement"])
 def test_another_requirement_makes_it_anew(commands: FakeCommands, peer: PeerVenv, changed: str) -> None:
     peer.ensure()
@@ -79,6 +98,7 @@ def test_another_requirement_makes_it_anew(commands: FakeCommands, peer: PeerVen
 
 
 def test_a_line_that_moves_between_the_files_changes_the_stamp(peer: PeerVenv) -> None:
+    assert peer.torch is not None
     both = peer.torch.read_text() + peer.requirement.read_text()
     before = peer.digest()
     peer.torch.write_text(both)

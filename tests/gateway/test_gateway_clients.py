@@ -1,0 +1,99 @@
+"""The gateway before a real Triton, with clients of other makers and requests that schemathesis draws."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import httpx2
+import numpy as np
+import pytest
+
+from bench.peers.venv import without_torch
+from tests.gateway.fake_triton import FakeTriton
+from tests.gateway.peer_clients import CLIENTS, QUERY, TEXTS, TOKENS
+from tests.gateway.served import BUILD, gateway, serving
+
+if TYPE_CHECKING:
+    from shapeshift.triton.embedded.server import TritonServer
+
+pytestmark = [pytest.mark.long, pytest.mark.timeout(1800)]
+
+MODELS = ("encode", "chat")
+SCRIPT = Path(__file__).with_name("peer_clients.py")
+COUNT = int(os.environ.get("SHAPESHIFT_FUZZ", "1000"))
+# They answer 501 without a registry, by design.
+UNCHANGED = "/v1/(un)?load_lora_adapter"
+
+
+@pytest.fixture(scope="module")
+def peer() -> Path:
+    """The folder of the programs of the environment."""
+    venv = without_torch("clients", BUILD)
+    if not venv.is_ready():
+        pytest.skip(f"no {venv.folder}: run `make clients`")
+    return venv.python.parent
+
+
+@pytest.fixture(scope="module")
+def served(
+    peer: Path,
+    make_server: Callable[..., TritonServer],
+    free_ports: Callable[[int], list[int]],
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Iterator[str]:
+    with (
+        serving(make_server, MODELS, tmp_path_factory.mktemp("clients") / "run") as server,
+        gateway(server, free_ports(1)[0], len(MODELS)) as address,
+    ):
+        yield address
+
+
+@pytest.fixture(scope="module")
+def expected(served: str) -> dict[str, Any]:
+    """What the clients have to get: what the gateway says over HTTP."""
+
+    def post(route: str, **body: Any) -> Any:
+        return httpx2.post(f"{served}{route}", json=body, timeout=120).raise_for_status().json()
+
+    messages = [{"role": "user", "content": QUERY}]
+    said = post("/v1/chat/completions", model="chat", messages=messages, max_tokens=TOKENS, temperature=0)
+    text = said["choices"][0]["message"]["content"]
+    ranked = post("/v1/rerank", model="encode", query=TEXTS[2], documents=TEXTS)["results"]
+    order = [one["index"] for one in ranked]
+    return {
+        "vectors": [one["embedding"] for one in post("/v1/embeddings", model="encode", input=TEXTS)["data"]],
+        "text": text,
+        "streamed": text,
+        "tokens": TOKENS,
+        "ranked": order,
+        "ranked_v1": order,
+    }
+
+
+@pytest.mark.server
+@pytest.mark.parametrize("client", CLIENTS)
+def test_a_client_gets_what_the_gateway_says(peer: Path, served: str, expected: dict[str, Any], client: str) -> None:
+    command: list[Any] = [peer / "python", SCRIPT, client, served, "encode", "chat"]
+    clean = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
+    done = subprocess.run(command, capture_output=True, text=True, timeout=600, env=clean)
+    assert done.returncode == 0, done.stderr[-3000:]
+    found = json.loads(done.stdout.splitlines()[-1])
+    if "vectors" in found:
+        np.testing.assert_allclose(found.pop("vectors"), expected["vectors"], atol=1e-3)
+    assert found == {name: expected[name] for name in found} and found
+
+
+def test_requests_drawn_from_the_published_schema(peer: Path, url: str, triton: FakeTriton, tmp_path: Path) -> None:
+    command: list[Any] = [
+        *(peer / "schemathesis", "run", f"{url}/openapi.json", "--url", url, "--checks", "not_a_server_error"),
+        *("--phases", "fuzzing", "--max-examples", str(COUNT // 10), "--seed", "18", "--continue-on-failure"),
+        *("--exclude-path-regex", UNCHANGED, "--no-color", "--generation-database", "none", "--workers", "2"),
+    ]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=1700, cwd=tmp_path)
+    assert done.returncode == 0, done.stdout[-5000:] + done.stderr[-1000:]
+    assert len(triton.calls) > 10, done.stdout[-2000:]
