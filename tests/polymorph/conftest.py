@@ -274,7 +274,8 @@ class Router(router_module.Router):
                 dispatcher = self.assignment._dispatcher
                 assert isinstance(dispatcher, Dispatcher)
                 dispatcher.check_integrity()
-                assert not any(count for queue in dispatcher._queues for count in queue.outstanding.values())
+                counts = {name: count for queue in dispatcher._queues for name, count in queue.outstanding.items()}
+                assert counts == self.assignment._foreign
 
 
 EDGES = (16, 64, 512)
@@ -317,7 +318,7 @@ def make_router(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Route
         reaching: Callable[[FakeWorkers, Transport], Transport] = lambda workers, own: own,
         **parameters: object,
     ) -> Router:
-        monkeypatch.setattr(router_module, "_MIN_TIMEOUT_S", timeout_s)
+        monkeypatch.setattr(worker_state, "MIN_TIMEOUT_S", timeout_s)
         monkeypatch.setattr(bls_transport, "_STANDSTILL_S", timeout_s)
         workers = FakeWorkers({chr(ord("a") + number): FakeWorker(edge) for number, edge in enumerate(bins)})
         settings = PolymorphSettings(**parameters)  # type: ignore[arg-type]

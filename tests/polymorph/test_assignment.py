@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter
+from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -138,6 +139,8 @@ def test_nothing_is_lost_and_counts_add_up(kind: str, seed: int) -> None:
     for _ in range(3000):
         name = rng.choice("abcdef")
         event = rng.random()
+        if name in bins and rng.random() < 0.1:
+            queues.delayed(name, rng.choice([0.0, 1.0, 30.0, 300.0]))
         if name not in bins:
             if event < 0.2:
                 bins[name] = 0 if kind == "shared" else rng.choice([0, *EDGES])
@@ -172,7 +175,7 @@ def test_nothing_is_lost_and_counts_add_up(kind: str, seed: int) -> None:
     if isinstance(queues, DispatchedQueues) and isinstance(queues._dispatcher, Dispatcher):
         queues._dispatcher.check_integrity()
         for own in bins:
-            assert queues._dispatcher.remove(own) == queues.outstanding(own)
+            assert queues._dispatcher.remove(own) == queues.outstanding(own) + queues._foreign[own]
 
 
 def test_a_packer_counts_as_a_dispatcher_does() -> None:
@@ -189,3 +192,52 @@ def test_a_packer_counts_as_a_dispatcher_does() -> None:
         packer.finish("c")
     with pytest.raises(KeyError):
         packer.remove("c")
+
+
+# Workers that are reached late.
+
+
+def test_a_worker_that_is_reached_late_gets_what_would_wait_longer_for_the_others() -> None:
+    queue = shared()
+    for name in ("near", "far"):
+        queue.add(name, 0)
+        queue.delayed(name, 0.0)
+    queue.delayed("far", 100.0)
+    first, second = row(50), row(100)
+    assert queue.put(first) == "near" and queue.take("far") == [] and queue.take("near") == [first]
+    # 150 ms of work for two workers: 75 ms are shorter than the way.
+    assert queue.put(second) == "near" and queue.take("far") == [] and queue.take("near") == [second]
+    third = row(100)
+    assert queue.put(third) == "far" and queue.take("near") == [] and queue.take("far") == [third]
+    for name, rows in (("near", 1), ("near", 1), ("far", 1)):
+        queue.done(name, rows)
+    queue.delayed("far", 0.0)
+    assert queue.put(row(50)) in ("near", "far")
+    assert sum(queue._busy_ms.values()) == 0
+
+
+def test_of_idle_workers_the_one_that_is_reached_first_is_chosen() -> None:
+    queue = shared()
+    for name, delay_ms in (("a", 3.0), ("b", 1.0), ("c", 2.0)):
+        queue.add(name, 0)
+        queue.delayed(name, delay_ms)
+    assert queue.put(row(100)) == "b"
+
+
+@pytest.mark.parametrize("make", [dispatched, packed])
+def test_what_comes_before_a_row_counts_as_rows_that_wait(make: Callable[[], DispatchedQueues]) -> None:
+    queues = make()
+    for name in ("a", "b"):
+        assert queues.add(name, 64)
+    queues.delayed("a", 1000.0)
+    queues.delayed("b", 1000.0)
+    queues.delayed("a", 64.0 * 7.5 + 1000.0)
+    rows = [row(60) for _ in range(7)]
+    # Bin packing fills the fuller one as long as it has capacity.
+    assert {queues.put(one) for one in rows} == {"b"}
+    queues.delayed("a", 1000.0)
+    assert queues.put(row(60)) == "a"
+    taken = [queues.take("b") for _ in rows]
+    for pack in taken:
+        queues.done("b", len(pack))
+    assert queues.outstanding("a") == 1 and queues.outstanding("b") == 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
@@ -196,6 +197,29 @@ def test_a_late_call_is_cancelled_on_its_node_and_retried(
     assert router._transport.timeouts >= 2
     slow.free()
     router.wait(lambda: router.joined("a", "x/front_w00"))
+    router.check_rest()
+
+
+def test_a_node_that_answers_slowly_for_ever_serves_what_would_wait_longer_elsewhere(
+    make_router: MakeRouter, make_worker_of: MakeWorker, site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    slow = make_worker_of(0)
+    compute = type(slow).call
+
+    def call(worker: FakeWorker, texts: Sequence[Ids]) -> object:
+        if worker is slow:
+            time.sleep(0.4)
+        return compute(worker, texts)
+
+    monkeypatch.setattr(type(slow), "call", call)
+    router = make_router(0, timeout_s=0.3, reaching=site.reaching({"x": [slow]}))
+    # It joins although its first answer is late.
+    router.wait(lambda: router.joined("a", "x/front_w00"))
+    for _ in range(30):
+        assert router.ask(100, 20).error() is None
+    assert slow.texts == [] and router._members.workers["x/front_w00"].delay_ms > 200
+    many = [router.ask(*[100] * 50) for _ in range(20)]
+    assert [one.error() for one in many] == [None] * 20
     router.check_rest()
 
 

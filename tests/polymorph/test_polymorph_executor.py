@@ -18,7 +18,7 @@ from shapeshift.polymorph import executor
 from shapeshift.polymorph.executor import _pack_limits, open_executor
 from shapeshift.polymorph.front import TextFront
 from shapeshift.polymorph.policy.algorithms import DISPATCHERS
-from shapeshift.polymorph.router import router
+from shapeshift.polymorph.router import router, worker_state
 from shapeshift.polymorph.router.bls_transport import WorkerClient
 from shapeshift.polymorph.router.router import Router
 from shapeshift.polymorph.router.transport import WorkerInfo, WrongBinError
@@ -64,7 +64,7 @@ class Server:
 @pytest.fixture
 def server(pb_utils: PbUtils, monkeypatch: pytest.MonkeyPatch) -> Server:
     # A busy machine is not what is tried here.
-    monkeypatch.setattr(router, "_MIN_TIMEOUT_S", 60.0)
+    monkeypatch.setattr(worker_state, "MIN_TIMEOUT_S", 60.0)
     monkeypatch.setattr(router, "_PROBE_S", 0.05)
     return Server(pb_utils)
 

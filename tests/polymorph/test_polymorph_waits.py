@@ -22,7 +22,7 @@ from shapeshift.polymorph.router import router as router_module
 from shapeshift.polymorph.router.assignment import SharedQueue
 from shapeshift.polymorph.router.membership import Membership
 from shapeshift.polymorph.router.transport import WorkerInfo
-from shapeshift.polymorph.router.worker_state import WorkerCall
+from shapeshift.polymorph.router.worker_state import WorkerCall, WorkerState
 from shapeshift.polymorph.settings import PolymorphSettings
 from tests.fakes import PbUtils, Request, TritonError, text_request
 from tests.waiting import wait_for
@@ -196,11 +196,37 @@ def test_a_call_gets_five_times_its_profiled_time(make_router: MakeRouter, monke
     for service_ms in (1.0, 100.0, 100.0):
         monkeypatch.setattr(router_module.ServiceTimes, "of_pack", lambda times, edge, tokens, own=service_ms: own)
         with router._lock:
+            worker.delay_ms = 0.0
             router._start(worker, rows)
-    worker.calls.clear()
     # 5 x 1 ms is less than the least; 5 x (1 + 100) ms; 5 x (1 + 100 + 100) ms.
     assert deadlines == pytest.approx([7.25, 7.505, 8.005])
+    with router._lock:
+        worker.calls.clear()
+        # Other fronts' calls come first.
+        worker.delay_ms = 30.0
+        assert worker.time_limit_s(100.0) == pytest.approx(0.65)
+        worker.delay_ms, worker.timeouts = 0.0, 2
+        assert worker.time_limit_s(1.0) == pytest.approx(1.0)
+        worker.timeouts = 9
+        assert worker.time_limit_s(1.0) == pytest.approx(2.0)
     monkeypatch.undo()
+
+
+def test_what_other_fronts_take_of_a_worker_is_seen_in_its_reports() -> None:
+    worker = WorkerState("w")
+    worker.report(WorkerInfo(0, 0, 1, call_us=2000, busy_us=2000), took_ms=2.5, now=100.0)
+    assert worker.delay_ms == pytest.approx(0.5) and worker.foreign_share == 0
+    for step in range(1, 60):
+        # Every 100 ms a call of 2 ms, before which 5 ms of another front's come, of 30 ms that those take.
+        info = WorkerInfo(0, 0, 1, call_us=2000, busy_us=2000 + step * 32_000)
+        worker.report(info, took_ms=7.5, now=100.0 + step * 0.1)
+    assert worker.delay_ms == pytest.approx(5.5, rel=0.01) and worker.foreign_share == pytest.approx(0.3, rel=0.01)
+    # A new process begins at 0.
+    worker.report(WorkerInfo(0, 1, 2, call_us=2000, busy_us=2000), took_ms=2.5, now=106.0)
+    assert worker.foreign_share == pytest.approx(0.3, rel=0.01)
+    # After a pause what was before counts for little.
+    worker.report(WorkerInfo(0, 1, 2, call_us=2000, busy_us=4000), took_ms=2.5, now=109.0)
+    assert worker.delay_ms == pytest.approx(0.5, abs=0.05) and worker.foreign_share < 0.01
 
 
 def test_the_time_of_a_worker_is_in_milliseconds(make_router: MakeRouter, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -74,6 +74,9 @@ class Assignment(Protocol):
     def done(self, worker: str, rows: int) -> None:
         """Record that `rows` rows of one `take` no longer run on the worker."""
 
+    def delayed(self, worker: str, delay_ms: float) -> None:
+        """Record for how long a call to the worker is on its way, or waits there for calls of other fronts."""
+
     def outstanding(self, worker: str) -> int:
         """Rows that wait for the worker alone, and that run on it."""
 
@@ -82,21 +85,28 @@ class Assignment(Protocol):
 
 
 class SharedQueue:
-    """Workers that take any length share one queue. A row is bound to a worker when one is free."""
+    """Workers that take any length share one queue. A row is bound to a worker when one is free.
+
+    A worker that is reached late gets a row only where the row would wait longer for the others.
+    """
 
     def __init__(self, pack_limits: PackLimits, row_cost: RowCost) -> None:
         self._limits = pack_limits
         self._queue = RowQueue(partial(row_cost, 0))
         self._running: dict[str, int] = {}
+        # What runs on each by the profile, and how late each is reached.
+        self._busy_ms: dict[str, float] = {}
+        self._delay_ms: dict[str, float] = {}
 
     def add(self, worker: str, bin_edge: int) -> bool:
         # A worker with a single bin would get texts that it must refuse.
         if bin_edge == 0:
             self._running[worker] = 0
+            self._busy_ms[worker] = self._delay_ms[worker] = 0.0
         return bin_edge == 0
 
     def remove(self, worker: str) -> list[Row]:
-        del self._running[worker]
+        del self._running[worker], self._busy_ms[worker], self._delay_ms[worker]
         return [] if self._running else self._queue.clear()
 
     def put(self, row: Row) -> str | None:
@@ -106,22 +116,40 @@ class SharedQueue:
         return self.more()
 
     def take(self, worker: str) -> list[Row]:
-        # A second call goes to a busy worker only when no worker is idle.
-        if not self._queue.rows or (self._running[worker] and not all(self._running.values())):
+        if not self._queue.rows:
             return []
+        near = self._near()
+        # A second call goes to a busy worker only when no worker is idle.
+        if worker not in near or (self._running[worker] and not all(self._running[one] for one in near)):
+            return []
+        waiting_ms = self._queue.cost_ms
         rows = self._queue.take(len(self._running), self._limits(0))
         self._running[worker] += len(rows)
+        self._busy_ms[worker] += waiting_ms - self._queue.cost_ms
         return rows
 
     def more(self) -> str | None:
-        return min(self._running, key=self._running.__getitem__) if self._queue.rows and self._running else None
+        if not self._queue.rows or not self._running:
+            return None
+        return min(self._near(), key=lambda worker: (self._running[worker], self._delay_ms[worker]))
+
+    def _near(self) -> list[str]:
+        """The workers that are not reached later than a row would wait for the first of all to be free."""
+        wait_ms = (self._queue.cost_ms + sum(self._busy_ms.values())) / len(self._running)
+        latest_ms = min(self._delay_ms.values()) + wait_ms
+        return [worker for worker, delay_ms in self._delay_ms.items() if delay_ms <= latest_ms]
 
     def wait_ms(self, tokens: int, in_flight: InFlight) -> float:
         busy_ms = self._queue.cost_ms + sum(map(in_flight, self._running))
         return busy_ms / len(self._running) if self._running else 0.0
 
     def done(self, worker: str, rows: int) -> None:
+        if rows:
+            self._busy_ms[worker] *= 1.0 - rows / self._running[worker]
         self._running[worker] -= rows
+
+    def delayed(self, worker: str, delay_ms: float) -> None:
+        self._delay_ms[worker] = delay_ms
 
     def outstanding(self, worker: str) -> int:
         return self._running.get(worker, 0)
@@ -164,14 +192,18 @@ class DispatchedQueues:
         self._queues: dict[str, RowQueue] = {}
         self._bins: dict[str, int] = {}
         self._running: dict[str, int] = {}
+        # How late each worker is reached, and the rows that it could compute meanwhile.
+        self._delay_ms: dict[str, float] = {}
+        self._foreign: dict[str, int] = {}
 
     def add(self, worker: str, bin_edge: int) -> bool:
         # A worker with all engines serves the last bin. A worker of an older build, with another bin, serves the next
         # shorter one.
-        level = bisect_right(self._edges, bin_edge) - 1 if bin_edge else len(self._edges) - 1
+        level = self._level(bin_edge)
         if level < 0:
             return False
         self._dispatcher.add(level, worker, self._capacities[level])
+        self._delay_ms[worker], self._foreign[worker] = 0.0, 0
         self._bins[worker] = self._edges[level] if bin_edge else 0
         self._queues[worker] = RowQueue(partial(self._row_cost, self._bins[worker]))
         self._running[worker] = 0
@@ -179,7 +211,7 @@ class DispatchedQueues:
 
     def remove(self, worker: str) -> list[Row]:
         self._dispatcher.remove(worker)
-        del self._bins[worker], self._running[worker]
+        del self._bins[worker], self._running[worker], self._delay_ms[worker], self._foreign[worker]
         return self._queues.pop(worker).clear()
 
     def put(self, row: Row) -> str | None:
@@ -216,9 +248,24 @@ class DispatchedQueues:
         for _ in range(rows):
             self._dispatcher.finish(worker)
 
+    def delayed(self, worker: str, delay_ms: float) -> None:
+        self._delay_ms[worker] = delay_ms
+        level = self._level(self._bins[worker])
+        edge = self._edges[level]
+        foreign = int((delay_ms - min(self._delay_ms.values())) / self._row_cost(edge, edge))
+        if foreign != self._foreign[worker]:
+            # To the dispatcher, what comes before a row there is as good as rows that wait there.
+            self._foreign[worker] = foreign
+            self._dispatcher.remove(worker)
+            self._dispatcher.add(level, worker, self._capacities[level], self.outstanding(worker) + foreign)
+
     def outstanding(self, worker: str) -> int:
         waiting = len(self._queues[worker].rows) if worker in self._queues else 0
         return waiting + self._running.get(worker, 0)
+
+    def _level(self, bin_edge: int) -> int:
+        """The dispatcher's level of a worker with this bin, 0: with all engines; below 0 for none."""
+        return bisect_right(self._edges, bin_edge) - 1 if bin_edge else len(self._edges) - 1
 
     def waiting(self) -> list[Row]:
         return [row for queue in self._queues.values() for row in queue.rows]

@@ -53,6 +53,17 @@ class Membership:
         """The calls in flight. Needs no lock."""
         return [call for worker in self.workers.values() for call in list(worker.calls)]
 
+    def by_worker(self, value: Callable[[WorkerState], float]) -> Callable[[], dict[str, float]]:
+        """A function that reads `value` of each candidate; of a former one, which Triton goes on to export, 0."""
+        shown: dict[str, float] = {}
+
+        def read() -> dict[str, float]:
+            shown.update(dict.fromkeys(shown, 0.0))
+            shown.update((worker.name, value(worker)) for worker in self.workers.values())
+            return shown
+
+        return read
+
     def outstanding(self, worker: str) -> int:
         """Rows that wait for the worker alone, and that run on it."""
         return self._assignment.outstanding(worker)
@@ -106,8 +117,10 @@ class Membership:
         took_ms = worker.end(call, now)
         if not isinstance(outcome, CallTimeoutError):
             worker.last_contact = now
+        before = worker.info
         if isinstance(outcome, WorkerInfo):
             self._measured.observe(took_ms, call.expected_ms)
+            worker.report(outcome, took_ms, now)
         if self.workers.get(worker.name) is not worker:
             return
         self._mark_ready([worker.name])
@@ -116,13 +129,14 @@ class Membership:
             return
         if worker.joined:
             self._assignment.done(worker.name, len(call.rows))
+            self._assignment.delayed(worker.name, worker.delay_ms)
         if isinstance(outcome, Exception):
             self._failed(worker, call, outcome)
         elif outcome is not None:
             worker.timeouts = 0
             if call.rows:
                 worker.failures = 0
-            self._join(worker, outcome)
+            self._join(worker, outcome, before)
 
     def leave(self, worker: WorkerState, reason: str) -> None:
         """Give a worker no further rows, and the rows that waited for it to other workers."""
@@ -136,9 +150,8 @@ class Membership:
     def _in_flight_ms(self, worker: str) -> float:
         return self.workers[worker].expected_ms()
 
-    def _join(self, worker: WorkerState, info: WorkerInfo) -> None:
-        """Record a worker's report, and give it rows if it can take any."""
-        before, worker.info = worker.info, info
+    def _join(self, worker: WorkerState, info: WorkerInfo, before: WorkerInfo | None) -> None:
+        """Give a worker rows if by its report it can take any. before: its last report."""
         changed = before is None or before.bin != info.bin
         if worker.joined and not changed:
             return
@@ -147,6 +160,7 @@ class Membership:
             if changed:
                 self._log(f"{worker.name}: not used, its bin {info.bin or 'any'} is not one of this model's")
             return
+        self._assignment.delayed(worker.name, worker.delay_ms)
         worker.joined = True
         worker.epoch += 1
         worker.joined_at = time.monotonic()

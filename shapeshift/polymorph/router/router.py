@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from functools import partial
 
 from shapeshift.engines.execution.request import Row, TextRequest
@@ -35,8 +35,6 @@ from shapeshift.serving.model_args import Log
 
 _WATCH_S = 0.02
 _PROBE_S = 0.5
-_MIN_TIMEOUT_S = 0.25
-_TIMEOUT_FACTOR = 5.0
 # A row fails after so many failed calls, or so many late ones.
 _MAX_FAILURES, _MAX_TIMEOUTS = 3, 5
 # How long a row waits while no worker takes it: a reload takes seconds, the first load of all workers longer.
@@ -83,14 +81,17 @@ class Router:
 
     def metrics(self) -> list[Counter | Gauge | Gauges]:
         """The router's metrics, exported beside the front's own."""
+        each = self._members.by_worker
         return [
             Gauge("workers_joined", "Workers that get texts", lambda: self.loaded),
             Counter("worker_calls_total", "Calls that workers have answered", read=lambda: self._calls),
             Counter("worker_rows_total", "Texts that workers have computed", read=lambda: self._rows),
             Counter("retries_total", "Texts given to another worker", read=lambda: self._members.retries),
             Counter("timeouts_total", "Calls to workers that were abandoned", read=lambda: self._transport.timeouts),
-            self._of_workers("worker_outstanding", "Texts that wait for this worker or run on it", self._outstanding),
-            self._of_workers("worker_timeouts", "Calls in a row not answered in time", lambda worker: worker.timeouts),
+            Gauges("worker_outstanding", "Texts that wait for it or run on it", "worker", each(self._outstanding)),
+            Gauges("worker_timeouts", "Calls in a row not answered in time", "worker", each(lambda one: one.timeouts)),
+            Gauges("worker_delay_ms", "Time of calls outside the engine", "worker", each(lambda one: one.delay_ms)),
+            Gauges("worker_foreign_share", "Time for other fronts", "worker", each(lambda one: one.foreign_share)),
         ]
 
     def submit(self, request: TextRequest) -> None:
@@ -121,17 +122,6 @@ class Router:
             waiting = self._members.pending.all()
         _fail(waiting, unloading())
 
-    def _of_workers(self, name: str, help_text: str, value: Callable[[WorkerState], float]) -> Gauges:
-        """A gauge of each candidate; 0 for a former one, whose series Triton goes on to export."""
-        shown: dict[str, float] = {}
-
-        def read() -> dict[str, float]:
-            shown.update(dict.fromkeys(shown, 0.0))
-            shown.update((worker.name, value(worker)) for worker in self._members.workers.values())
-            return shown
-
-        return Gauges(name, help_text, "worker", read)
-
     def _outstanding(self, worker: WorkerState) -> int:
         return self._members.outstanding(worker.name)
 
@@ -152,7 +142,7 @@ class Router:
     def _start(self, worker: WorkerState, rows: Sequence[Row]) -> None:
         bin_edge = worker.info.bin if worker.info else 0
         expected_ms = self._times.of_pack(bin_edge, sum(row.tokens for row in rows)) if rows else 0.0
-        timeout_s = max(_MIN_TIMEOUT_S, _TIMEOUT_FACTOR * (worker.expected_ms() + expected_ms) / 1e3)
+        timeout_s = worker.time_limit_s(expected_ms)
         worker.last_contact = now = time.monotonic()
         call = WorkerCall(rows, expected_ms, worker.epoch, now)
         worker.calls.append(call)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -14,6 +15,11 @@ MAX_IN_FLIGHT = 2
 DEAD_AFTER = 2
 # A worker that fails so many calls in a row leaves until a probe succeeds.
 FAILING_AFTER = 2
+# The time limit of a call: at least so much, and so many times what is expected.
+MIN_TIMEOUT_S = 0.25
+_TIMEOUT_FACTOR, _MOST_DOUBLINGS = 5.0, 3
+# What is recent.
+_RECENT_S = 0.5
 # A worker that does not answer is probed less often, but at least this often.
 _MIN_PROBE_PAUSE_S, _MAX_PROBE_PAUSE_S = 0.9, 1.5
 
@@ -37,7 +43,10 @@ class WorkerState:
     joined, so that a call of an earlier epoch may be to a process that was replaced; joined_at: the last time;
     timeouts: in a row, since its last answer, in time or late; failures: of calls with rows, in a row; problem: why
     it is not used although it answers, empty where it is; probe_due: whether to ask for its report; last_contact: when
-    a call began, or ended before its deadline; last_end: when a call ended; calls: in flight, without abandoned ones.
+    a call began, or ended before its deadline; last_end: when a call ended; calls: in flight, without abandoned ones;
+    delay_ms: for how long calls have recently been on their way, or waited in the worker for calls of other fronts;
+    foreign_share: of the worker's time, what calls of other fronts have recently taken; reported_at: when `report` was
+    last called.
     """
 
     name: str
@@ -52,6 +61,9 @@ class WorkerState:
     last_contact: float = 0.0
     last_end: float = 0.0
     calls: list[WorkerCall] = field(default_factory=list)
+    delay_ms: float = 0.0
+    foreign_share: float = 0.0
+    reported_at: float = 0.0
 
     def is_silent(self, now: float) -> bool:
         """Whether a probe is due: every answer carries the report, but no call is in flight."""
@@ -67,6 +79,25 @@ class WorkerState:
         busy_s = now - max(call.began, self.last_end)
         self.last_end = now
         return busy_s * 1e3
+
+    def report(self, info: WorkerInfo, took_ms: float, now: float) -> None:
+        """Record a report. took_ms: for how long the worker was busy with its call, as `end` returns it."""
+        passed_s, self.reported_at = now - self.reported_at, now
+        # Of reports that come often, each counts less.
+        weight = 1.0 - math.exp(-passed_s / _RECENT_S)
+        delay_ms = max(took_ms - info.call_us / 1e3, 0.0)
+        self.delay_ms += weight * (delay_ms - self.delay_ms)
+        before, self.info = self.info, info
+        if before is not None and before.pid == info.pid and passed_s > 0:
+            foreign_s = (info.busy_us - before.busy_us - info.call_us) / 1e6
+            share = min(max(foreign_s / passed_s, 0.0), 1.0)
+            self.foreign_share += weight * (share - self.foreign_share)
+
+    def time_limit_s(self, expected_ms: float) -> float:
+        """For a call of so many milliseconds by the profile. A worker that was late gets twice the time each time."""
+        known_ms = self.expected_ms() + expected_ms + self.delay_ms
+        least_s = MIN_TIMEOUT_S * 2.0 ** min(self.timeouts, _MOST_DOUBLINGS)
+        return max(least_s, _TIMEOUT_FACTOR * known_ms / 1e3)
 
     def expected_ms(self) -> float:
         """The time of the calls in flight, by the profile."""
