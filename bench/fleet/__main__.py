@@ -1,0 +1,50 @@
+"""`python -m bench.fleet`: what a fleet costs, keeps and gains; real servers on this machine, one for each node."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable
+
+from bench.common.foreign_load import ForeignLoad
+from bench.common.output import Output, name_of_parts, progress
+from shapeshift.errors import ShapeshiftError
+from shapeshift.settings import Choices
+
+# Each measures, prints its table and adds its records to `output.data`; quick: in a minute.
+PARTS: Choices[Callable[[Output, bool], None]] = Choices(
+    "--parts",
+    {
+        "remote_call": "bench.fleet.remote_call:measure",
+        "router_fronts": "bench.fleet.router_fronts:measure",
+        "broken_link": "bench.fleet.broken_link:measure",
+    },
+)
+
+
+def main() -> int:
+    """Measure the parts, and write table and data to build/bench/."""
+    parser = argparse.ArgumentParser(prog="python -m bench.fleet", description=__doc__.splitlines()[0])
+    parser.add_argument("--quick", action="store_true", help="about a minute a part")
+    parser.add_argument("--parts", default=",".join(PARTS), help=f"some of {','.join(PARTS)}")
+    options = parser.parse_args()
+    parts = options.parts.split(",")
+    try:
+        for part in parts:
+            PARTS.require(part)
+        output = Output("fleet", {"nodes": "servers on this machine"}, name_of_parts("fleet", parts, list(PARTS)))
+        for part in parts:
+            progress(part)
+            with ForeignLoad() as foreign:
+                PARTS[part](output, options.quick)
+            output.say(f"  cores that other programs used meanwhile: {foreign.cores:.2f}")
+    except ShapeshiftError as error:
+        progress()
+        print(f"bench.fleet: {error}", file=sys.stderr)
+        return 2
+    output.save()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,107 @@
+"""The nodes of a fleet on this machine: one server each, with the same emulated fronts."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+from bench.common.output import BUILD, FOLDER, empty
+from bench.polymorph.fleet import emulated_front
+from shapeshift.errors import ShapeshiftError
+from shapeshift.fleet.environment import FLEET_FILE_VARIABLE, NODE_VARIABLE
+from shapeshift.triton.embedded.free_ports import on_free_ports
+from shapeshift.triton.embedded.server import TritonServer
+from shapeshift.triton.metrics import Samples, scrape
+from shapeshift.triton.settings import ServerSettings
+
+WORK_FOLDER = FOLDER / "fleet"
+FILE = WORK_FOLDER / "fleet.toml"
+# An engine call of some microseconds.
+NO_LATENCY = {"time_scale": "0.0001", "bins": "64,512"}
+_READY_S = 300.0
+
+
+class Nodes:
+    """Running servers by the name of their node. A front is in the fleet under the addresses that `state` writes."""
+
+    def __init__(self, servers: Mapping[str, TritonServer]) -> None:
+        self.servers = servers
+
+    def state(self, addresses: Mapping[str, str]) -> None:
+        """Let the fleet have these nodes, at these addresses of gRPC."""
+        lines = ['name = "bench"']
+        for name, address in addresses.items():
+            lines += ["[[nodes]]", f'name = "{name}"', f'grpc = "{address}"']
+            lines.append(f'metrics = "{self.servers[name].metrics_url}"')
+        written = FILE.with_suffix(".new")
+        written.write_text("\n".join(lines) + "\n")
+        written.replace(FILE)
+
+    def samples(self, node: str) -> Samples:
+        """The metrics of a node."""
+        return scrape(self.servers[node].metrics_url, timeout_s=10.0)
+
+    def total(self, node: str, name: str, **labels: str) -> float:
+        """The sum of a metric's series with these labels."""
+        wanted = set(labels.items())
+        return sum(value for (series, own), value in self.samples(node).items() if series == name and wanted <= own)
+
+    def wait_joined(self, node: str, front: str, workers: int) -> None:
+        """Wait until the front of a node sends texts to so many workers."""
+        end = time.monotonic() + _READY_S
+        while self.total(node, "shapeshift_workers_joined", model=front) != workers:
+            if time.monotonic() > end:
+                raise ShapeshiftError(f"node {node}, front {front}: it has not {workers} workers after {_READY_S:g} s")
+            time.sleep(0.2)
+
+
+def build_fronts(fronts: Sequence[str], **parameters: object) -> None:
+    """Build these fronts anew, with workers that hold all engines; parameters: of each."""
+    empty(WORK_FOLDER)
+    stated = {"placement": "resident", "workers": 1, "min_workers": 1, **NO_LATENCY, **parameters}
+    for front in fronts:
+        emulated_front(WORK_FOLDER, front, [32], **stated)
+
+
+@contextmanager
+def running_nodes(models: Mapping[str, Sequence[str]]) -> Iterator[Nodes]:
+    """Servers for these nodes, each with a copy of what was built and these models loaded; all in one fleet."""
+    with ExitStack() as stack:
+        servers = {}
+        for node, loaded in models.items():
+            folder = WORK_FOLDER / node
+            shutil.copytree(WORK_FOLDER / "build", folder)
+            settings = ServerSettings(
+                repositories=(folder / "repository",),
+                models=tuple(loaded),
+                backend_directories=(Path("backends"),),
+                triton=BUILD / "triton",
+                run_directory=folder / "run",
+            )
+            servers[node] = TritonServer(on_free_ports(settings))
+        nodes = Nodes(servers)
+        nodes.state({name: server.grpc_url for name, server in servers.items()})
+        for name, server in servers.items():
+            with _environment({FLEET_FILE_VARIABLE: str(FILE.resolve()), NODE_VARIABLE: name}):
+                stack.enter_context(server)
+        for server in servers.values():
+            server.wait_ready(_READY_S)
+        yield nodes
+
+
+@contextlib.contextmanager
+def _environment(values: Mapping[str, str]) -> Iterator[None]:
+    before = {name: os.environ.get(name) for name in values}
+    os.environ.update(values)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            os.environ.pop(name, None)
+            if value is not None:
+                os.environ[name] = value
