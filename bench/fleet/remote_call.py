@@ -1,34 +1,53 @@
-"""What a worker on another node costs: one request at a time, by turns to a front with each kind of worker."""
+"""What a worker on another node costs: requests by turns to a front with each kind of worker, one at a time."""
 
 from __future__ import annotations
 
+import asyncio
+import time
+
 import numpy as np
+from numpy.typing import NDArray
 
 from bench.common.output import Output
 from bench.fleet.nodes import build_fronts, running_nodes
-from client import perf_analyzer
+from shapeshift.triton.async_client import AsyncClient, ModelCall
 
 # The front `near` has its only worker on its own node `a`, `far` on the node `b`.
 _MODELS = {"a": ("near", "near_w00", "far"), "b": ("far_w00",)}
-_TEXT = [{"TEXT": ["A text of some tokens, neither short nor long, and always the same one."]}]
+_IDS = np.arange(101, 117)[None]
+_PERCENTILES = (10, 50, 98)
 
 
 def measure(output: Output, quick: bool) -> None:
-    """The median of each kind, and their difference, by round."""
-    rounds, requests = (3, 300) if quick else (9, 1000)
+    """Percentiles of each kind, and the median of the differences of neighbours."""
+    requests = 2000 if quick else 10000
     build_fronts(("near", "far"))
-    medians: dict[str, list[float]] = {"near": [], "far": []}
     with running_nodes(_MODELS) as nodes:
-        for front in medians:
+        for front in ("near", "far"):
             nodes.wait_joined("a", front, 1)
-        for _ in range(rounds):
-            for front, found in medians.items():
-                url = nodes.servers["a"].grpc_url
-                latency_ms = perf_analyzer.measure(url, front, _TEXT, 1, requests, timeout_s=120.0).latency_ms
-                found.append(float(np.median(latency_ms)))
-    added = np.subtract(medians["far"], medians["near"])
-    output.say(f"\nrequests of one text, one at a time, workers without latency; p50 of {requests}, {rounds} rounds")
-    for front, what in (("near", "worker on the front's node"), ("far", "worker on another node")):
-        output.say(f"  {what}: {np.median(medians[front]):.2f} ms")
-    output.say(f"  remote call minus local call: {np.median(added):.2f} ms ({added.min():.2f} to {added.max():.2f})")
-    output.data["remote_call"] = {**medians, "added_ms": added.tolist()}
+        took_ms = asyncio.run(_by_turns(nodes.servers["a"].grpc_url, requests))
+    output.say(f"\nrequests of one text, one at a time, workers without latency; {requests} of each kind, by turns")
+    for what, column in zip(("worker on the front's node", "worker on another node"), took_ms.T, strict=True):
+        shown = ", ".join(f"p{one} {np.percentile(column, one):.2f} ms" for one in _PERCENTILES)
+        output.say(f"  {what}: {shown}")
+    added = took_ms[:, 1] - took_ms[:, 0]
+    by_percentile = {f"p{one}": float(np.subtract(*np.percentile(took_ms[:, ::-1], one, 0))) for one in _PERCENTILES}
+    shown = ", ".join(f"{name} {ms:.2f} ms" for name, ms in by_percentile.items())
+    output.say(f"  remote call minus local call: {shown}; median of neighbours {np.median(added):.2f} ms")
+    output.data["remote_call"] = {"requests": requests, **by_percentile, "neighbours": float(np.median(added))}
+
+
+async def _by_turns(url: str, requests: int) -> NDArray[np.float64]:
+    """Milliseconds of each request, [requests, near and far], after a warm-up of a tenth."""
+    client = AsyncClient(url)
+    inputs = {"INPUT_IDS": _IDS, "ATTENTION_MASK": np.ones_like(_IDS)}
+    took_ms = []
+    for _ in range(requests // 10 + requests):
+        pair = []
+        for front in ("near", "far"):
+            before = time.perf_counter()
+            await client.infer(ModelCall(front, inputs, 30.0, ("EMBEDDING",)))
+            pair.append((time.perf_counter() - before) * 1e3)
+        took_ms.append(pair)
+    await client.close()
+    return np.array(took_ms[requests // 10 :])

@@ -5,20 +5,17 @@ from __future__ import annotations
 import os
 import shutil
 import signal
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
-import tritonclient.grpc as grpc_client
 
-from shapeshift.fleet.environment import FLEET_FILE_VARIABLE, NODE_VARIABLE
-from shapeshift.triton import metrics
 from shapeshift.triton.control import ModelControl
 from tests import waiting
+from tests.polymorph.fleet_nodes import Fleet, infer, running_fleet
 
 if TYPE_CHECKING:
     from shapeshift.triton.embedded.server import TritonServer
@@ -35,36 +32,6 @@ FRONTS: dict[str, dict[str, object]] = {
 TEXTS = [[[1 + own * 31 % 30000] * (1 + own * 11 % 150)] * (1 + own % 3) for own in range(24)]
 
 
-@dataclass
-class Fleet:
-    """The file of the fleet, and the server of each node."""
-
-    file: Path
-    servers: dict[str, TritonServer]
-
-    def state(self, *names: str) -> None:
-        """Let these be the nodes of the fleet."""
-        lines = ['name = "test"']
-        for name in names:
-            server = self.servers[name]
-            lines += ["[[nodes]]", f'name = "{name}"', f'grpc = "{server.grpc_url}"']
-            lines += [f'metrics = "{server.metrics_url}"']
-        written = self.file.with_suffix(".new")
-        written.write_text("\n".join(lines))
-        written.replace(self.file)
-
-    def metric(self, node: str, name: str, **labels: str) -> float:
-        wanted = set(labels.items())
-        samples = metrics.scrape(self.servers[node].metrics_url)
-        return sum(value for (series, own), value in samples.items() if series == name and wanted <= own)
-
-    def joined(self, node: str, front: str) -> float:
-        return self.metric(node, "shapeshift_workers_joined", model=front)
-
-    def computed(self, node: str, worker: str) -> float:
-        return self.metric(node, "shapeshift_engine_rows_total", model=worker)
-
-
 @pytest.fixture(scope="module")
 def fleet(
     make_server: Callable[..., TritonServer],
@@ -77,35 +44,12 @@ def fleet(
     for name, parameters in FRONTS.items():
         add_front(folder / "model_repository", name, (2, 6), bins="16,64", **parameters)
     build_fronts(folder / "model_repository", folder / "build")
+    for node in NODES:
+        # Each node has its own copy of what was built.
+        shutil.copytree(folder / "build", folder / node)
     models = (*FRONTS, *(f"{front}_w00" for front in FRONTS))
-    found = Fleet(folder / "fleet.toml", {})
-    try:
-        for node in NODES:
-            # Each node has its own copy of what was built.
-            shutil.copytree(folder / "build", folder / node)
-            found.servers[node] = make_server((folder / node / "repository",), models, folder / node / "run")
-        found.state(*NODES)
-        for node, server in found.servers.items():
-            with pytest.MonkeyPatch.context() as patched:
-                patched.setenv(FLEET_FILE_VARIABLE, str(found.file))
-                patched.setenv(NODE_VARIABLE, node)
-                server.start()
-        for server in found.servers.values():
-            server.wait_ready()
+    with running_fleet(make_server, folder, {node: folder / node / "repository" for node in NODES}, models) as found:
         yield found
-    finally:
-        for server in found.servers.values():
-            server.stop()
-
-
-def infer(server: TritonServer, model: str, rows: Sequence[Sequence[int]]) -> np.ndarray:
-    shape = (len(rows), len(rows[0]))
-    arrays = {"INPUT_IDS": np.array(rows, dtype=np.int64), "ATTENTION_MASK": np.ones(shape, np.int64)}
-    inputs = [grpc_client.InferInput(name, shape, "INT64") for name in arrays]
-    for tensor, values in zip(inputs, arrays.values(), strict=True):
-        tensor.set_data_from_numpy(values)
-    with grpc_client.InferenceServerClient(server.grpc_url) as client:
-        return np.array(client.infer(model, inputs, client_timeout=60).as_numpy("EMBEDDING"))
 
 
 @pytest.mark.parametrize("front", FRONTS)
