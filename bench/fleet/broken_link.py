@@ -40,8 +40,7 @@ class Outcome:
 def measure(output: Output, quick: bool) -> None:
     """A whole link, and one that delays, is cut, and is reset again and again, each for some seconds under load."""
     seconds = 14.0 if quick else 60.0
-    # Slow enough that one worker does not carry the load alone.
-    build_fronts([_FRONT], time_scale="0.6", max_queue_ms="0")
+    build_fronts([_FRONT], time_scale="0.6", bins="64,128,256,512", max_queue_ms="0")
     models = dict.fromkeys(("a", "b"), (_FRONT, f"{_FRONT}_w00"))
     with running_nodes(models) as nodes, TcpProxy(nodes.servers["b"].grpc_url) as proxy:
         nodes.state({"a": nodes.servers["a"].grpc_url, "b": proxy.address})

@@ -21,8 +21,8 @@ from shapeshift.triton.settings import ServerSettings
 
 WORK_FOLDER = FOLDER / "fleet"
 FILE = WORK_FOLDER / "fleet.toml"
-# An engine call of some microseconds.
-NO_LATENCY = {"time_scale": "0.0001", "bins": "64,512"}
+# An engine call of some microseconds, shared by texts that wait, as in `encode`.
+NO_LATENCY = {"time_scale": "0.0001", "bins": "64,512", "dynamic": "true", "packing": "true"}
 _READY_S = 300.0
 
 

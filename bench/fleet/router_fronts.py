@@ -17,8 +17,8 @@ from client import perf_analyzer
 _FRONT = "encode"
 _NODES = ("a", "b", "c", "d")
 _CLIENTS = 32
-_IDS = list(range(101, 117))
-_INPUTS = [{name: {"content": _IDS, "shape": [len(_IDS)]} for name in ("INPUT_IDS", "ATTENTION_MASK")}]
+_TENSORS = {"INPUT_IDS": list(range(101, 117)), "ATTENTION_MASK": [1] * 16}
+_INPUTS = [{name: {"content": values, "shape": [len(values)]} for name, values in _TENSORS.items()}]
 _TICK_MS = 1e3 / os.sysconf("SC_CLK_TCK")
 
 

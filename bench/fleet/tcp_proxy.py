@@ -37,16 +37,25 @@ class TcpProxy:
     def __enter__(self) -> Self:
         self._thread.start()
         starting = asyncio.start_server(self._serve, "127.0.0.1", 0)
-        server = asyncio.run_coroutine_threadsafe(starting, self._loop).result()
-        self.address = f"127.0.0.1:{server.sockets[0].getsockname()[1]}"
+        self._server = asyncio.run_coroutine_threadsafe(starting, self._loop).result()
+        self.address = f"127.0.0.1:{self._server.sockets[0].getsockname()[1]}"
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.reset()
+        asyncio.run_coroutine_threadsafe(self._end(), self._loop).result()
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
+        self._loop.close()
+
+    async def _end(self) -> None:
+        self._server.close()
+        self._reset()
+        tasks = asyncio.all_tasks() - {asyncio.current_task()}
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         there_reader, there_writer = await asyncio.open_connection(self._host, self._port)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 import time
 from concurrent import futures
 
@@ -38,12 +39,18 @@ class GrpcTransport:
         """See `Transport.start`."""
         future = self._clients.start(self._run(exchange))
         self._calls.add(future)
-        future.add_done_callback(self._calls.discard)
+        future.add_done_callback(self._forget)
 
     def close(self, timeout_s: float) -> None:
         """See `Transport.close`."""
         futures.wait(list(self._calls), timeout_s)
         self._clients.close()
+
+    def _forget(self, call: futures.Future[None]) -> None:
+        self._calls.discard(call)
+        if not call.cancelled() and (error := call.exception()) is not None:
+            # The router's own fault: printed like that of a thread.
+            threading.excepthook(threading.ExceptHookArgs([type(error), error, error.__traceback__, None]))
 
     async def _run(self, exchange: Exchange) -> None:
         outcome: WorkerInfo | Exception | None

@@ -39,7 +39,8 @@ class Membership:
         """Let these workers, and no others, be the candidates. Calls to a former candidate end as they would have."""
         if list(self.workers) == list(names):
             return
-        for former in [worker for name, worker in self.workers.items() if name not in names]:
+        offered = set(names)
+        for former in [worker for name, worker in self.workers.items() if name not in offered]:
             self.leave(former, "is no longer offered")
             self._ready.pop(former.name, None)
         self.workers = {name: self.workers.get(name) or WorkerState(name) for name in names}
