@@ -52,7 +52,7 @@ def _answers_per_s(nodes: Nodes, fronts: Sequence[str], requests: int) -> float:
 
     def load(node: str) -> float:
         url, share = nodes.servers[node].grpc_url, len(fronts)
-        measured = perf_analyzer.measure(url, _FRONT, _INPUTS, _CLIENTS // share, requests // share, timeout_s=300.0)
+        measured = perf_analyzer.measure(url, _FRONT, _INPUTS, _CLIENTS // share, requests // share, timeout_s=60.0)
         return measured.per_second
 
     with ThreadPoolExecutor(len(fronts)) as pool:
