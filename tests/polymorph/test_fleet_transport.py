@@ -18,6 +18,7 @@ from shapeshift.fleet.directory import Directory
 from shapeshift.fleet.membership.interface import Members
 from shapeshift.fleet.node import Node
 from shapeshift.fleet.node_clients import NodeClients
+from shapeshift.polymorph.router import worker_state
 from shapeshift.polymorph.router.fleet_transport import FleetTransport
 from shapeshift.polymorph.router.grpc_transport import GrpcTransport
 from shapeshift.polymorph.router.transport import Transport, WrongBinError
@@ -124,8 +125,15 @@ MakeWorker = Callable[[int], "FakeWorker"]
 
 
 @pytest.fixture(params=[SHARED, DISPATCHED])
-def router(request: pytest.FixtureRequest, make_router: MakeRouter, make_worker_of: MakeWorker, site: Site) -> Router:
-    """With one worker of its own, `a`, and one on each of the nodes `x` and `y`."""
+def router(
+    request: pytest.FixtureRequest,
+    make_router: MakeRouter,
+    make_worker_of: MakeWorker,
+    site: Site,
+    monkeypatch: pytest.MonkeyPatch,
+) -> Router:
+    """With one worker of its own, `a`, and one on each of the nodes `x` and `y`; how far they are does not count."""
+    monkeypatch.setattr(worker_state, "_RECENT_S", 1e12)
     edge = request.param
     there = {"x": [make_worker_of(edge)], "y": [make_worker_of(edge)]}
     return make_router(edge, timeout_s=5.0, reaching=site.reaching(there))

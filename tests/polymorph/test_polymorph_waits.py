@@ -205,9 +205,9 @@ def test_a_call_gets_five_times_its_profiled_time(make_router: MakeRouter, monke
         # Other fronts' calls come first.
         worker.delay_ms = 30.0
         assert worker.time_limit_s(100.0) == pytest.approx(0.65)
-        worker.delay_ms, worker.timeouts = 0.0, 2
+        worker.delay_ms, worker.late = 0.0, 2
         assert worker.time_limit_s(1.0) == pytest.approx(1.0)
-        worker.timeouts = 9
+        worker.late = 9
         assert worker.time_limit_s(1.0) == pytest.approx(2.0)
     monkeypatch.undo()
 

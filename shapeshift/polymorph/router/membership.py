@@ -134,7 +134,7 @@ class Membership:
         if isinstance(outcome, Exception):
             self._failed(worker, call, outcome)
         elif outcome is not None:
-            worker.timeouts = 0
+            worker.timeouts = worker.late = 0
             if call.rows:
                 worker.failures = 0
             self._join(worker, outcome, before)
@@ -172,6 +172,7 @@ class Membership:
     def _failed(self, worker: WorkerState, call: WorkerCall, error: Exception) -> None:
         if isinstance(error, CallTimeoutError):
             worker.timeouts += 1
+            worker.late += 1
             self.leave(worker, "did not answer in time")
         elif isinstance(error, ModelGoneError):
             self.leave(worker, "is not ready")

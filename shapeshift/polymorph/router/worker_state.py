@@ -46,7 +46,7 @@ class WorkerState:
     a call began, or ended before its deadline; last_end: when a call ended; calls: in flight, without abandoned ones;
     delay_ms: for how long calls have recently been on their way, or waited in the worker for calls of other fronts;
     foreign_share: of the worker's time, what calls of other fronts have recently taken; reported_at: when `report` was
-    last called.
+    last called; late: calls in a row that were not answered in time, whether or not an answer came later.
     """
 
     name: str
@@ -64,6 +64,7 @@ class WorkerState:
     delay_ms: float = 0.0
     foreign_share: float = 0.0
     reported_at: float = 0.0
+    late: int = 0
 
     def is_silent(self, now: float) -> bool:
         """Whether a probe is due: every answer carries the report, but no call is in flight."""
@@ -96,7 +97,7 @@ class WorkerState:
     def time_limit_s(self, expected_ms: float) -> float:
         """For a call of so many milliseconds by the profile. A worker that was late gets twice the time each time."""
         known_ms = self.expected_ms() + expected_ms + self.delay_ms
-        least_s = MIN_TIMEOUT_S * 2.0 ** min(self.timeouts, _MOST_DOUBLINGS)
+        least_s = MIN_TIMEOUT_S * 2.0 ** min(self.late, _MOST_DOUBLINGS)
         return max(least_s, _TIMEOUT_FACTOR * known_ms / 1e3)
 
     def expected_ms(self) -> float:
