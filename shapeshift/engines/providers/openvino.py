@@ -14,6 +14,9 @@ from shapeshift.engines.providers.openvino_precision import mark_f32, replace_di
 from shapeshift.errors import UnsupportedError
 
 MODEL_FILE = "model.xml"
+# A dynamic engine compiles kernels for each shape that it sees and keeps the last ones. With the default, 5000, the
+# process grows for hours, by more than a GB where lengths and numbers of rows vary, and gains 3% of speed.
+_KEPT_KERNELS = 128
 _making = threading.Lock()
 
 
@@ -80,6 +83,7 @@ class OpenVinoRuntime:
             "INFERENCE_PRECISION_HINT": precision,
             # Each compiled model numbers its streams from core 0: with pinning, all engine threads share one core.
             "ENABLE_CPU_PINNING": False,
+            "CPU_RUNTIME_CACHE_CAPACITY": _KEPT_KERNELS,
         }
 
     def engine(self, tokens: int | None, rows: int | None) -> OpenVinoEngine:
