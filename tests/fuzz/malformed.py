@@ -15,51 +15,17 @@ from hypothesis import strategies as st
 from hypothesis.strategies import SearchStrategy
 
 from tests.fuzz.declarations import Declaration, Declared, Request, Tensor
+from tests.fuzz.values import SAMPLING, VALUES, unknown, words
 
 _DATATYPES = ("BOOL", "INT8", "INT32", "INT64", "UINT8", "UINT32", "FP16", "FP32", "FP64", "BYTES")
-_BAD_UTF8 = (b"\xff", b"\xc3\x28", b"\xed\xa0\x80", b"\xf8\x88\x80\x80\x80", b"ok \xf0\x9f\x98")
-_NOT_FINITE = (float("nan"), float("inf"), float("-inf"))
-_words = st.text(st.characters(codec="utf-8", exclude_characters="\0"), min_size=1, max_size=12)
-_unknown = _words.map(lambda word: f"x_{word}")
-
-
-def _beyond(least: float, most: float) -> SearchStrategy[float]:
-    """Numbers that 32 bits hold outside of [least, most], and what is no number."""
-    below = st.floats(-1e36, -1e-3).map(lambda by: least + by)
-    above = st.floats(1e-3, 1e36).map(lambda by: most + max(by, most * 1e-3))
-    return below | above | st.sampled_from(_NOT_FINITE)
-
-
-def _whole_outside(least: int, most: int, bits: int) -> SearchStrategy[int]:
-    edge = 2 ** (bits - 1)
-    below = st.integers(-edge, least - 1)
-    return below if most >= edge - 1 else below | st.integers(most + 1, edge - 1)
-
-
-# Values that a front refuses, one list of values for one input, by the input's name.
-_VALUES: dict[str, SearchStrategy[list[Any]]] = {
-    "TEXT": st.sampled_from([[""], *([bytes(bad)] for bad in _BAD_UTF8)]),
-    "INPUT_IDS": st.lists(_whole_outside(0, 10**6, 64), min_size=1, max_size=4),
-    "IMAGE": st.binary(max_size=40).map(lambda content: [b"no image" + content]),
-    "max_tokens": _whole_outside(1, 2**31, 32).map(lambda value: [value]),
-    "temperature": _beyond(0.0, 1e30).map(lambda value: [value]),
-    "top_k": _whole_outside(-1, 10**6, 32).map(lambda value: [value]),
-    "top_p": _beyond(0.0, 1.0).map(lambda value: [value]),
-    "min_p": _beyond(0.0, 1.0).map(lambda value: [value]),
-    "repetition_penalty": _beyond(0.0, 1e30).map(lambda value: [value]),
-    "stop": st.sampled_from([[""], ["s" * 257], ["s"] * 17, *([bytes(bad)] for bad in _BAD_UTF8)]),
-    "stop_id": _words.map(lambda word: [word]),
-}
-_SAMPLING = st.one_of(
-    _unknown.map(lambda key: json.dumps({key: 1})),
-    st.sampled_from(["top_p", "min_p"]).flatmap(lambda key: _beyond(0.0, 1.0).map(lambda v: json.dumps({key: v}))),
-    st.sampled_from(["max_tokens", "seed", "ignore_eos"]).map(lambda key: json.dumps({key: [1, 2]})),
-    st.sampled_from(["[1]", "3", '"x"', "{", '{"top_p":}', "nul", "{" * 200, "\\ud800"]),
-    _words.map(lambda word: f"[{word}"),
-)
+_RESHAPED = ("rank", "none", "negative", "huge")
+# Which input of the valid request another one replaces, and which other one that needs.
+_INSTEAD = {"INPUT_IDS": "TEXT", "ATTENTION_MASK": "TEXT", "IMAGE": "PIXELS"}
+_INSTEAD |= {"input_ids": "text_input", "input_lengths": "text_input"}
+_BESIDE = {"INPUT_IDS": "ATTENTION_MASK", "ATTENTION_MASK": "INPUT_IDS", "input_lengths": "input_ids"}
 _COMMON: SearchStrategy[dict[str, Any]] = st.one_of(
-    _unknown.map(lambda name: {name: 1}),
-    _words.map(lambda word: {f"x{word}": word}),
+    unknown.map(lambda name: {name: 1}),
+    words.map(lambda word: {f"x{word}": word}),
     st.one_of(st.floats(max_value=0.0, allow_nan=False), st.sampled_from(["soon", "nan", "", "-1", True])).map(
         lambda value: {"latency_ms": value}
     ),
@@ -82,15 +48,18 @@ def _kinds(front: Declaration) -> Iterator[SearchStrategy[Request]]:
             lambda kind: valid.with_input(_retyped(one, kind), "datatype")
         )
     )
-    yield st.tuples(present, st.sampled_from(["rank", "more", "none", "negative", "huge"])).map(
+    yield st.tuples(present, st.sampled_from(_RESHAPED)).map(
         lambda drawn: valid.with_input(_reshaped(*drawn), f"shape: {drawn[1]}")
     )
-    yield st.tuples(present, _unknown).map(
+    # Where one value is declared, several are a fault.
+    single = [one for one in valid.inputs if _declared(front, one).dims[-1] > 0]
+    yield st.sampled_from(single).map(lambda one: valid.with_input(_reshaped(one, "more"), "shape: more"))
+    yield st.tuples(present, unknown).map(
         lambda drawn: replace(valid, inputs=(*valid.inputs, replace(drawn[0], name=drawn[1])), fault="unknown input")
     )
     yield present.map(lambda one: replace(valid, inputs=(*valid.inputs, one), fault="input twice"))
     yield st.just(replace(valid, inputs=valid.inputs[1:], fault="input missing"))
-    yield _unknown.map(lambda name: replace(valid, outputs=(name,), fault="unknown output"))
+    yield unknown.map(lambda name: replace(valid, outputs=(name,), fault="unknown output"))
     yield _COMMON.map(lambda given: replace(valid, parameters={**valid.parameters, **given}, fault="parameter"))
     yield st.sampled_from(["2", "0", "-1", "one", "9" * 30]).map(
         lambda version: replace(valid, version=version, fault="version")
@@ -99,24 +68,28 @@ def _kinds(front: Declaration) -> Iterator[SearchStrategy[Request]]:
         lambda drawn: valid.with_input(_garbled(*drawn), "content")
     )
     for one in front.inputs:
-        if one.name in _VALUES:
+        if one.name in VALUES:
             yield _values(front, one)
     if (one_more := front.input("sampling_parameters")) is not None:
-        yield _SAMPLING.map(lambda text: valid.with_input(front.tensor(one_more, [text]), "sampling_parameters"))
+        yield SAMPLING.map(lambda text: valid.with_input(front.tensor(one_more, [text]), "sampling_parameters"))
 
 
 def _values(front: Declaration, one: Declared) -> SearchStrategy[Request]:
     valid, fault = front.valid, f"value of {one.name}"
-    if one.name in ("INPUT_IDS", "IMAGE"):
-        # In place of the input that the valid request has.
-        valid = replace(valid, inputs=())
-    mask = front.input("ATTENTION_MASK") if one.name == "INPUT_IDS" else None
+    kept = tuple(given for given in valid.inputs if given.name != _INSTEAD.get(one.name))
+    other = front.input(_BESIDE[one.name]) if one.name in _BESIDE else None
 
     def make(values: list[Any]) -> Request:
-        made = valid.with_input(front.tensor(one, values), fault)
-        return made if mask is None else made.with_input(front.tensor(mask, [1] * len(values)), fault)
+        made = replace(valid, inputs=kept).with_input(front.tensor(one, values), fault)
+        return made if other is None else made.with_input(front.tensor(other, [1] * max(len(values), 1)), fault)
 
-    return _VALUES[one.name].map(make)
+    return VALUES[one.name].map(make)
+
+
+def _declared(front: Declaration, one: Tensor) -> Declared:
+    declared = front.input(one.name)
+    assert declared is not None, one.name
+    return declared
 
 
 def _retyped(one: Tensor, kind: str) -> Tensor:
@@ -158,7 +131,7 @@ def encoded(one: Tensor) -> bytes:
 def bodies(front: Declaration) -> SearchStrategy[tuple[str, bytes]]:
     """Malformed bodies for the generate extension, each with its fault."""
     valid: dict[str, Any] = {one.name: one.values[0] for one in front.valid.inputs}
-    named = {name: values for name, values in _VALUES.items() if front.input(name) and name != "stop_id"}
+    named = {name: values for name, values in VALUES.items() if front.input(name) and name != "stop_id"}
     others = st.sampled_from([None, [], {}, [[1]], {"a": 1}, "", "x", True, 1e400, -1])
     flags = [one.name for one in front.inputs if one.datatype == "BOOL"]
     made = [
@@ -173,15 +146,15 @@ def bodies(front: Declaration) -> SearchStrategy[tuple[str, bytes]]:
                 lambda value: (f"type of {name}", {**valid, name: value})
             )
         ),
-        st.tuples(_unknown, others).map(lambda drawn: ("unknown key", {**valid, drawn[0]: drawn[1]})),
-        _SAMPLING.map(lambda text: ("sampling_parameters", {**valid, "sampling_parameters": text})),
+        st.tuples(unknown, others).map(lambda drawn: ("unknown key", {**valid, drawn[0]: drawn[1]})),
+        SAMPLING.map(lambda text: ("sampling_parameters", {**valid, "sampling_parameters": text})),
         *(_valued(valid, name, values) for name, values in named.items() if name != "stop"),
     ]
     objects = st.one_of(*made).map(lambda drawn: (drawn[0], json.dumps(drawn[1]).encode()))
     whole = json.dumps(valid).encode()
     cut = st.integers(1, len(whole) - 1).map(lambda end: ("cut short", whole[:end]))
     garbage = st.binary(min_size=1, max_size=60).map(lambda content: ("bytes", b"\x00" + content))
-    scalars = st.sampled_from(["[]", "1", '"x"', "null", "[{}]", "", "{}", "{]", '{"text_input":}']).map(
+    scalars = st.sampled_from(["[]", "1", '"x"', "null", "[{}]", "{]", '{"text_input":}']).map(
         lambda text: ("no object with inputs", text.encode())
     )
     return objects | cut | garbage | scalars
@@ -194,4 +167,5 @@ def _valued(
 
 
 def _fits_json(values: list[Any]) -> bool:
-    return not isinstance(values[0], bytes)
+    """One value that JSON can hold."""
+    return len(values) == 1 and not isinstance(values[0], bytes)

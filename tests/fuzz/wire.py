@@ -34,6 +34,7 @@ _TRITONS = re.compile(
     "|unexpected inference (input|output)|already exists in request|unexpected shape for input|input byte size mismatch"
     "|All input dimensions should be specified|data-type is|model version|Request for unknown model|expected number of"
     "|got unexpected numbers of inputs|incomplete string (data|length)|unexpected number of string elements"
+    r"|expected \d+ string elements"
 )
 
 _CODE_IN_TEXT = re.compile(r"\[([A-Z_]+)\] ")
