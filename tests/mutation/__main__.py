@@ -5,10 +5,13 @@ from __future__ import annotations
 import argparse
 import sys
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 
-from tests.mutation.notice import Copy
-from tests.mutation.sample import PACKAGES, changed_files, package_of, sample
+from tests.mutation import native
+from tests.mutation.native import NativeChange
+from tests.mutation.notice import Copy, NotCompiledError
+from tests.mutation.sample import PACKAGES, Change, changed_files, package_of, sample
 
 PROJECT = Path(__file__).resolve().parents[2]
 SINCE = "HEAD~100"
@@ -21,22 +24,33 @@ def main() -> int:
     parser.add_argument("--packages", default=",".join(PACKAGES), help="separated by commas (all nine)")
     parser.add_argument("--count", type=int, default=75)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--kernels", help="in place of packages: kernels and headers by name, or `all`")
     parser.add_argument("--share", type=float, default=0.9, help="that must be noticed (%(default)g)")
     options = parser.parse_args()
-    packages = options.packages.split(",")
-    files = [file for file in changed_files(PROJECT, options.since) if package_of(file) in packages]
     with tempfile.TemporaryDirectory(prefix="mutation-") as folder:
         copy = Copy(PROJECT, Path(folder))
-        noticed = 0
-        sampled = sample(PROJECT, files, options.count, options.seed)
-        for number, change in enumerate(sampled, 1):
-            verdict = copy.judge(change)
+        noticed = judged = 0
+        for number, change in enumerate(_sampled(options), 1):
+            try:
+                verdict = copy.judge(change)
+            except NotCompiledError:
+                continue
+            judged += 1
             noticed += bool(verdict.test)
             said = "noticed" if verdict.test else "MISSED "
             where = f"{change.file}:{change.line}"
             print(f"{number:3} {said} {verdict.seconds:4.0f} s  {where}  {verdict.line}", flush=True)
-    print(f"{noticed} of {len(sampled)} changes are noticed ({noticed / len(sampled):.0%})")
-    return int(noticed < options.share * len(sampled))
+    print(f"{noticed} of {judged} changes are noticed ({noticed / max(judged, 1):.0%})")
+    return int(noticed < options.share * judged)
+
+
+def _sampled(options: argparse.Namespace) -> Sequence[Change | NativeChange]:
+    if options.kernels:
+        named = native.files(PROJECT, None if options.kernels == "all" else options.kernels.split(","))
+        return native.sample(PROJECT, named, options.count, options.seed)
+    packages = options.packages.split(",")
+    files = [file for file in changed_files(PROJECT, options.since) if package_of(file) in packages]
+    return sample(PROJECT, files, options.count, options.seed)
 
 
 if __name__ == "__main__":

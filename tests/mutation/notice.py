@@ -12,8 +12,11 @@ import time
 import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
+from tests.mutation import native
+from tests.mutation.native import NativeChange
 from tests.mutation.sample import Change, package_of
 from tests.sources import closure
 
@@ -21,6 +24,7 @@ _LIMIT_S = 300.0
 _SELECTED = "not server and not slow and not long"
 _ENDLESS = "the tests did not end"
 _POLL_S = 0.05
+_KERNELS = "kernels"
 # What the tests import that takes seconds.
 _IMPORTED = ("numpy", "scipy.optimize", "torch", "transformers", "tokenizers", "hypothesis", "onnxruntime", "openvino")
 
@@ -32,14 +36,21 @@ class Verdict:
     line: as it was, and as it was changed to.
     """
 
-    change: Change
+    change: Change | NativeChange
     test: str
     line: str
     seconds: float
 
 
+class NotCompiledError(Exception):
+    """The compiler refuses the changed source."""
+
+
 class Copy:
-    """A copy of a project's sources in `folder`; its build folder is that of the project, which tests only read."""
+    """A copy of a project's sources in `folder`.
+
+    Its build folder is that of the project, which tests only read, but for the compiled kernels, which they write.
+    """
 
     def __init__(self, project: Path, folder: Path) -> None:
         self._folder = folder
@@ -50,35 +61,45 @@ class Copy:
             if (project / name).is_file():
                 (folder / name).parent.mkdir(parents=True, exist_ok=True)
                 shutil.copy2(project / name, folder / name)
-        (folder / "build").symlink_to(project / "build")
+        for made in (project / "build").iterdir():
+            if made.name != _KERNELS:
+                (folder / "build").mkdir(exist_ok=True)
+                (folder / "build" / made.name).symlink_to(made)
         self._passing: set[str] = set()
         for name in _IMPORTED:
             importlib.import_module(name)
 
-    def judge(self, change: Change) -> Verdict:
-        """Run the tests with the change, and the first that failed without it; RuntimeError where it fails, too."""
+    def judge(self, change: Change | NativeChange) -> Verdict:
+        """Run the tests with the change, and the first that failed without it.
+
+        Raises RuntimeError where that fails, too, NotCompiledError for a change of a kernel that the compiler refuses.
+        """
         file = self._folder / change.file
         before = file.read_text()
         after = change.apply(before)
         began = time.monotonic()
+        plugins = [native.PLUGIN] if isinstance(change, NativeChange) else []
         try:
             file.write_text(after)
-            failed = self._first_failure(self._tests(change), _LIMIT_S)
+            if isinstance(change, NativeChange) and not self._compiles(change.file):
+                raise NotCompiledError(str(change))
+            failed = self._first_failure(self._tests(change), _LIMIT_S, plugins)
         finally:
             file.write_text(before)
         if failed not in ("", _ENDLESS, *self._passing):
-            if again := self._first_failure([failed], _LIMIT_S):
+            if again := self._first_failure([failed], _LIMIT_S, plugins):
                 raise RuntimeError(f"{again} fails without a change")
             self._passing.add(failed)
         return Verdict(change, failed, _difference(before, after), time.monotonic() - began)
 
-    def _first_failure(self, tests: Sequence[str], limit_s: float) -> str:
+    def _first_failure(self, tests: Sequence[str], limit_s: float, plugins: Sequence[str]) -> str:
         """Which test failed first, or _ENDLESS; empty where all passed."""
         if not tests:
             return ""
         arguments = ["-x", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", "--tb=no", "-rfE", "-m", _SELECTED, *tests]
+        arguments += [part for plugin in plugins for part in ("-p", plugin)]
         output = self._folder / "tests.log"
-        status = _in_a_child(lambda: self._run(arguments), output, limit_s)
+        status = self._run(lambda: int(importlib.import_module("pytest").main(arguments)), output, limit_s)
         if status is None:
             return _ENDLESS
         lines = [line for line in output.read_text().splitlines() if line.startswith(("FAILED ", "ERROR "))]
@@ -87,22 +108,33 @@ class Copy:
         # 5: no test was selected.
         return "" if status in (0, 5) else (named or tests)[0]
 
-    def _run(self, arguments: Sequence[str]) -> int:
-        """pytest on the sources of the copy, in a process that is only for this."""
-        for name in [name for name in sys.modules if name.split(".")[0] in ("shapeshift", "tests")]:
-            del sys.modules[name]
-        sys.path.insert(0, str(self._folder))
-        sys.dont_write_bytecode = True
-        os.environ.update(PYTHONPATH=str(self._folder), PYTHONDONTWRITEBYTECODE="1")
-        os.chdir(self._folder)
-        return int(importlib.import_module("pytest").main(arguments))
+    def _compiles(self, file: str) -> bool:
+        """Whether the kernel of this file can be compiled; if so it has been, for the tests."""
+        run = partial(native.compile_kernel, file, self._folder / "build" / _KERNELS)
+        return self._run(run, self._folder / "compiler.log", _LIMIT_S) == 0
 
-    def _tests(self, change: Change) -> list[str]:
-        """The files of the mirrored folder that reach the changed one, those that name it first.
+    def _run(self, run: Callable[[], int], output: Path, limit_s: float) -> int | None:
+        """What `run` returns with the sources of the copy, in a process that is only for this; None: it did not end."""
 
-        By imports, also of the folder's conftest.py, or by name. Policies are found by the names that requests give
-        them, which no import shows: all files.
+        def run_in_copy() -> int:
+            for name in [name for name in sys.modules if name.split(".")[0] in ("shapeshift", "tests")]:
+                del sys.modules[name]
+            sys.path.insert(0, str(self._folder))
+            sys.dont_write_bytecode = True
+            os.environ.update(PYTHONPATH=str(self._folder), PYTHONDONTWRITEBYTECODE="1")
+            os.chdir(self._folder)
+            return run()
+
+        return _in_a_child(run_in_copy, output, limit_s)
+
+    def _tests(self, change: Change | NativeChange) -> Sequence[str]:
+        """The files of tests that compute with a kernel; for Python those of the mirrored folder that reach the file.
+
+        Those that name it come first. By imports, also of the folder's conftest.py, or by name. Policies are found by
+        the names that requests give them, which no import shows: all files.
         """
+        if isinstance(change, NativeChange):
+            return native.tests_of(change.file)
         target, package = self._folder / change.file, package_of(change.file)
         folder = self._folder / "tests" / package
         shared = folder / "conftest.py"

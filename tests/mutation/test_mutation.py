@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.mutation import native
 from tests.mutation.notice import Copy
 from tests.mutation.sample import Change, changed_files, changes, sample
 
@@ -119,10 +120,52 @@ def test_a_test_that_fails_without_a_change_is_an_error(project: Path, tmp_path:
         copy.judge(Change("shapeshift/serving/waits.py", 12, "core/ReplaceComparisonOperator_Gt_GtE", 0))
 
 
+@pytest.mark.parametrize(
+    ("line", "changed"),
+    [
+        ("if (at < end && more) {", ["if (at <= end && more) {", "if (at < end || more) {"]),
+        ("for (; i + kLanes <= inputs; i += kLanes) {", ["for (; i + kLanes - 1 <= inputs; i += kLanes) {"]),
+        ("auto most = std::min<int64_t>(a, b);", ["auto most = std::max<int64_t>(a, b);"]),
+        ("target[at * width] = 7;", ["target[at / width] = 7;", "target[at * width] = 8;"]),
+    ],
+)
+def test_kernels_are_changed_at_bounds_and_tails(line: str, changed: list[str]) -> None:
+    found = list(native.changes("a.h", f"{line}\n"))
+    made = [one.apply(f"{line}\n").rstrip() for one in found]
+    assert [one for one in made if one in changed] == changed and line not in made
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "constexpr int64_t kRows = 4;",
+        "// a < b",
+        '#include "a.h"',
+        'TORCH_CHECK(inside, "1 < 2");',
+        "std::vector<Task> a;",
+    ],
+)
+def test_what_no_test_of_kernels_can_see_is_not_changed(line: str) -> None:
+    assert list(native.changes("a.h", line)) == []
+
+
+def test_every_kernel_has_tests_and_the_sample_comes_from_the_seed() -> None:
+    files = native.files(PROJECT)
+    assert len(files) > 20
+    assert all((PROJECT / test).is_file() for file in files for test in native.tests_of(file))
+    some = native.files(PROJECT, ["low_rank", "terms"])
+    assert [Path(file).name for file in some] == ["low_rank.h", "terms.h"]
+    found = native.sample(PROJECT, some, 30, 1)
+    assert found == native.sample(PROJECT, some, 30, 1) != native.sample(PROJECT, some, 30, 2)
+    assert len({(one.file, one.line) for one in found}) == len(found) == 30
+    assert {one.kind for one in found} == {"comparison", "end", "logic", "number", "operation", "tail"}
+
+
 @pytest.mark.long
 @pytest.mark.timeout(4 * 3600)
-def test_nine_of_ten_changes_are_noticed() -> None:
+@pytest.mark.parametrize("options", [(), ("--kernels", "all", "--count", "25")], ids=["python", "kernels"])
+def test_nine_of_ten_changes_are_noticed(options: tuple[str, ...]) -> None:
     ran = subprocess.run(
-        [sys.executable, "-m", "tests.mutation"], cwd=PROJECT, capture_output=True, text=True, check=False
+        [sys.executable, "-m", "tests.mutation", *options], cwd=PROJECT, capture_output=True, text=True, check=False
     )
     assert ran.returncode == 0, ran.stdout[-8000:] + ran.stderr[-2000:]
