@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import argparse
 
-from shapeshift.cli.fleet import manifests, status
+from shapeshift.cli.fleet import down, drain, manifests, status, up, upgrade
 
 # Subcommand: (module with add_arguments(parser) and run(options) -> exit status, summary).
 SUBCOMMANDS = {
+    "up": (up, "start the nodes of a fleet on Ray, and its sidecar"),
+    "down": (down, "drain and stop all nodes of a fleet on Ray"),
+    "drain": (drain, "take one node out of a fleet on Ray without losing a request"),
+    "upgrade": (upgrade, "serve a fleet on Ray as its file says now, one node at a time"),
     "status": (status, "show the nodes of a fleet, their workers, load, versions and the last decisions"),
     "manifests": (manifests, "print the files of a fleet for Kubernetes or KubeRay"),
 }

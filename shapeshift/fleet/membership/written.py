@@ -3,9 +3,10 @@
     membership = "ray"
 
     [ray]
-    nodes_file = "run/nodes.toml"
+    nodes = 3
+    build = "/srv/shapeshift/build"
 
-The file is a fleet file with membership `static`.
+The file is a fleet file with membership `static`. The other fields are those of `shapeshift fleet up`.
 """
 
 from __future__ import annotations
@@ -24,12 +25,42 @@ from shapeshift.settings import require
 
 @dataclass(frozen=True)
 class RaySettings:
-    """The section [ray] of a fleet file. nodes_file: written by the supervisor, relative to the fleet file."""
+    """The section [ray] of a fleet file. Relative paths are relative to the file.
+
+    nodes_file    written by the supervisor
+    address       of a Ray cluster, HOST:PORT of its head; empty: one on this machine, which `fleet up` starts
+    nodes         how many, named node-0, node-1, ...
+    grpc_port     of the first node; each further one has the next port, so that machines may have several
+    metrics_port  likewise
+    cpus, gpus    that Ray reserves for each node
+    build         build folder of every machine, with models and server
+    folder        of each machine, for the files of its nodes: certificates and keys
+    serve         further options of `shapeshift serve` for each node, such as "--models encode"
+    Raises InvalidInputError with the name of the field.
+    """
 
     nodes_file: str = "nodes.toml"
+    address: str = ""
+    nodes: int = 1
+    grpc_port: int = 18001
+    metrics_port: int = 18501
+    cpus: float = 1.0
+    gpus: float = 0.0
+    build: str = "build"
+    folder: str = "fleet"
+    serve: str = ""
 
     def __post_init__(self) -> None:
-        require(bool(self.nodes_file), "nodes_file", self.nodes_file, "must name a file")
+        for name in ("nodes_file", "build", "folder"):
+            require(bool(getattr(self, name)), name, getattr(self, name), "must name a file or folder")
+        require(1 <= self.nodes <= 1000, "nodes", self.nodes, "must be 1 to 1000")
+        for name in ("grpc_port", "metrics_port"):
+            port = getattr(self, name)
+            require(0 < port <= 65536 - self.nodes, name, port, "must be 1 to 65535 for each node")
+        for name in ("cpus", "gpus"):
+            require(0 <= getattr(self, name) <= 4096, name, getattr(self, name), "must be 0 to 4096")
+        apart = abs(self.grpc_port - self.metrics_port) >= self.nodes
+        require(apart, "metrics_port", self.metrics_port, "must not fall among the gRPC ports of the nodes")
 
 
 def read(section: Mapping[str, Any]) -> RaySettings:

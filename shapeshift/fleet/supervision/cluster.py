@@ -1,0 +1,143 @@
+"""Ray: a cluster that runs, or one on this machine that this module starts.
+
+Ray's processes listen on loopback only where this module starts them, and ask for a token.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import os
+import secrets
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from shapeshift import files
+from shapeshift.errors import ShapeshiftError, UnsupportedError
+from shapeshift.triton.embedded import processes
+from shapeshift.triton.embedded.free_ports import free_ports
+from shapeshift.triton.embedded.run_record import Identity
+
+_STATE_FILE = "ray.json"
+_TOKEN_FILE = "ray-token"
+_LOG_FILE = "ray.log"
+_START_TIMEOUT_S = 120.0
+_STOP_TIMEOUT_S = 20.0
+# What Ray's own processes and all that connect to it must agree on.
+_SETTINGS = {
+    # A node's server outlives its supervisor.
+    "RAY_kill_child_processes_on_worker_exit": "0",
+    "RAY_AUTH_MODE": "token",
+    "RAY_USAGE_STATS_ENABLED": "0",
+}
+# Ray takes the address of a network card in place of 127.0.0.1 unless it knows that there is one machine only.
+_LOCAL = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """A Ray cluster. folder: for the files of one that this machine starts. address: of its head; empty: started."""
+
+    folder: Path
+    address: str = ""
+
+    def connect(self, namespace: str, cpus: float = 0.0) -> Any:
+        """The module ray, connected. Starts a cluster with `cpus` on this machine where no address is given.
+
+        Raises UnsupportedError where Ray is not installed, ShapeshiftError where no cluster answers.
+        """
+        # Ray reads the environment when it is imported.
+        self._set_environment()
+        try:
+            import ray
+        except ModuleNotFoundError:
+            raise UnsupportedError("ray is not installed: pip install 'shapeshift[fleet]'") from None
+        address = self.address or self._running() or self._start(cpus)
+        if not ray.is_initialized():
+            try:
+                ray.init(address=address, namespace=namespace, log_to_driver=False, logging_level=logging.ERROR)
+            except Exception as error:  # noqa: BLE001  Ray raises errors of many kinds
+                raise ShapeshiftError(f"no Ray cluster answers at {address}: {error}") from error
+        return ray
+
+    @property
+    def is_running(self) -> bool:
+        """Whether there is a cluster to connect to: one with an address, or the one that was started here."""
+        return bool(self.address) or bool(self._running())
+
+    def stop(self) -> None:
+        """End the cluster that this machine has started; one with an address keeps running."""
+        head = self._head()
+        if self.address or head is None:
+            return
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(head.pid, signal.SIGTERM)
+        deadline = time.monotonic() + _STOP_TIMEOUT_S
+        while processes.is_alive(head) and time.monotonic() < deadline:
+            time.sleep(0.1)
+        processes.kill(head)
+        (self.folder / _STATE_FILE).unlink(missing_ok=True)
+
+    def _set_environment(self) -> None:
+        token = self.folder / _TOKEN_FILE
+        for name, value in _SETTINGS.items():
+            os.environ.setdefault(name, value)
+        if self.address:
+            return
+        os.environ.update(_LOCAL)
+        if not token.is_file():
+            self.folder.mkdir(parents=True, exist_ok=True)
+            with os.fdopen(os.open(token, os.O_CREAT | os.O_WRONLY | os.O_TRUNC, 0o600), "w") as stream:
+                stream.write(secrets.token_hex(32))
+        os.environ["RAY_AUTH_TOKEN_PATH"] = str(token)
+
+    def _head(self) -> Identity | None:
+        """The process of the head that was started here, if it runs."""
+        try:
+            found = json.loads((self.folder / _STATE_FILE).read_text())
+            head = Identity(int(found["pid"]), int(found["start"]))
+        except (OSError, ValueError, KeyError):
+            return None
+        return head if processes.is_alive(head) else None
+
+    def _running(self) -> str:
+        if self._head() is None:
+            return ""
+        return str(json.loads((self.folder / _STATE_FILE).read_text())["address"])
+
+    def _start(self, cpus: float) -> str:
+        """Start a head on loopback, and wait until it answers."""
+        port, client_port, agent_port = islice(free_ports(), 3)
+        program = Path(sys.executable).with_name("ray")
+        options = ["--node-ip-address=127.0.0.1", f"--port={port}", f"--num-cpus={max(1, round(cpus))}"]
+        # Ports of the kernel's choice, so that several clusters fit on one machine.
+        options += ["--min-worker-port=0", "--max-worker-port=0"]
+        options += [f"--ray-client-server-port={client_port}", f"--dashboard-agent-listen-port={agent_port}"]
+        options += ["--include-dashboard=false", "--disable-usage-stats", "--object-store-memory=80000000"]
+        log = self.folder / _LOG_FILE
+        with log.open("wb") as stream:
+            process = subprocess.Popen(
+                [str(program), "start", "--head", "--block", *options],
+                stdin=subprocess.DEVNULL,
+                stdout=stream,
+                stderr=stream,
+                start_new_session=True,
+            )
+        head = processes.identify(process.pid)
+        address = f"127.0.0.1:{port}"
+        state = {"pid": head.pid, "start": head.start, "address": address}
+        files.replace_text(self.folder / _STATE_FILE, json.dumps(state) + "\n")
+        deadline = time.monotonic() + _START_TIMEOUT_S
+        while "Ray runtime started" not in log.read_text(errors="replace"):
+            if process.poll() is not None or time.monotonic() > deadline:
+                lines = log.read_text(errors="replace").strip().splitlines()[-5:]
+                raise ShapeshiftError(f"Ray did not start; {log} ends with: {' / '.join(lines)}")
+            time.sleep(0.2)
+        return address

@@ -1,0 +1,181 @@
+"""A fleet on Ray, as commands see it: started, asked, drained, upgraded, stopped."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from shapeshift import files
+from shapeshift.errors import InvalidInputError, NotFoundError, ShapeshiftError, TimedOutError, did_you_mean
+from shapeshift.fleet import settings as fleet_settings
+from shapeshift.fleet.membership import written
+from shapeshift.fleet.supervision import plan as plans
+from shapeshift.fleet.supervision.cluster import Cluster
+from shapeshift.fleet.supervision.node_process import NodeCommand
+from shapeshift.fleet.supervision.node_supervisor import READY, STOPPED, NodeStatus
+from shapeshift.fleet.supervision.plan import FleetPlan
+from shapeshift.fleet.supervision.ray_actors import FLEET_ACTOR, SIDECAR, FleetActor, NodeActor, write_private
+from shapeshift.triton import metrics
+from shapeshift.triton.metrics import Samples
+
+Say = Callable[[str], None]
+
+OPERATOR = "operator"
+_POLL_S = 0.5
+_ANSWER_S = 60.0
+# An actor's process gets it from Ray; the raylet of a cluster that others have started may lack it.
+_ENVIRONMENT = {"env_vars": {"RAY_kill_child_processes_on_worker_exit": "0"}}
+
+
+class RayFleet:
+    """The fleet of the file `file`, which has membership `ray`. Raises as `settings.read` does."""
+
+    def __init__(self, file: Path) -> None:
+        self._file = file.resolve()
+        self._fleet = fleet_settings.read(self._file, "{node}")
+        if self._fleet.membership != "ray":
+            raise ShapeshiftError(f"{file}: membership: got '{self._fleet.membership}'; this command needs 'ray'")
+        try:
+            self.settings = written.read(self._fleet.source.get("ray", {}))
+        except InvalidInputError as error:
+            raise ShapeshiftError(f"{file}: {error}") from None
+        self._home = self._file.parent / self.settings.folder
+        self._cluster = Cluster(self._home, self.settings.address)
+        self._ray: Any = None
+
+    @property
+    def names(self) -> list[str]:
+        """The nodes that the file asks for."""
+        return plans.node_names(self.settings.nodes)
+
+    def connect(self) -> None:
+        """Connect to the cluster of a fleet that is up. Raises NotFoundError if there is none."""
+        if not self._cluster.is_running:
+            raise NotFoundError(f"no fleet of {self._file} runs here; start it with `shapeshift fleet up`")
+        self._ray = self._cluster.connect(self._namespace)
+
+    def up(self, with_sidecar: bool = True) -> None:
+        """Start a cluster if none is given, and every node and actor that does not run. Returns before they are ready.
+
+        Writes the nodes file, with the certificate `operator`, for commands on this machine.
+        """
+        self._home.mkdir(parents=True, exist_ok=True)
+        self._ray = self._cluster.connect(self._namespace, self.settings.cpus * self.settings.nodes + 1)
+        plan = self.plan()
+        write_private(self._file.parent, {} if plan.given_tls else plans.made_files(self._home, OPERATOR))
+        keys = {one.node.name: one.node.key_file for one in plan.nodes if one.node.key_file is not None}
+        text = plan.fleet_file(self.names, OPERATOR, keys)
+        files.replace_text(self._file.parent / self.settings.nodes_file, text)
+        actors = {one.node.name: self._node_actor(one, plan) for one in plan.nodes}
+        own = {} if plan.given_tls else plans.made_files(self._home, SIDECAR)
+        made = self._ray.remote(FleetActor).options(num_cpus=0, **self._lasting(FLEET_ACTOR))
+        made.remote(plan, actors, own, with_sidecar)
+
+    def plan(self) -> FleetPlan:
+        """The nodes that the file asks for, on the machines that the cluster has now."""
+        hosts = sorted({str(one["NodeManagerAddress"]) for one in self._ray.nodes() if one["Alive"]})
+        return plans.make_plan(self._fleet, self._file.parent, hosts)
+
+    def statuses(self, names: Iterable[str] = ()) -> dict[str, NodeStatus]:
+        """The state of the nodes, all without `names`; of one whose supervisor does not answer, none."""
+        asked = {name: self._actor(name).status.remote() for name in names or self.names}
+        self._ray.wait(list(asked.values()), num_returns=len(asked), timeout=_ANSWER_S)
+        found = {}
+        for name, answer in asked.items():
+            with contextlib.suppress(self._ray.exceptions.RayError):
+                found[name] = self._ray.get(answer, timeout=0)
+        return found
+
+    def wait(self, names: Iterable[str], state: str, timeout_s: float, say: Say) -> None:
+        """Wait until each of the nodes is in `state`, and say which one is. Raises TimedOutError naming the others."""
+        deadline, left = time.monotonic() + timeout_s, list(names)
+        while left:
+            found = self.statuses(left)
+            for name in [name for name in left if name in found and found[name].state == state]:
+                say(f"{name}: {state}\n")
+                left.remove(name)
+            if left and time.monotonic() > deadline:
+                problems = [f"{name} ({found[name].problem if name in found else 'no supervisor'})" for name in left]
+                raise TimedOutError(f"not {state} after {timeout_s:g} s: {', '.join(problems)}")
+            time.sleep(_POLL_S if left else 0.0)
+
+    def drain(self, name: str, timeout_s: float, say: Say) -> None:
+        """Take the node out of the fleet, end its requests and stop it. Raises NotFoundError for an unknown name."""
+        self._call(self._actor(self._require(name)).drain)
+        self.wait([name], STOPPED, timeout_s, say)
+
+    def command_of(self, name: str) -> NodeCommand:
+        """How the file asks for the node to be served now. Raises NotFoundError for an unknown name."""
+        self._require(name)
+        return next(one.command for one in self.plan().nodes if one.node.name == name)
+
+    def present_command(self, name: str) -> NodeCommand:
+        """How the node is served now. Raises NotFoundError for an unknown name."""
+        found: NodeCommand = self._call(self._actor(self._require(name)).command)
+        return found
+
+    def page(self, name: str) -> Samples:
+        """The metrics of the node, read with the certificate `operator`. Raises ShapeshiftError."""
+        members = fleet_settings.read(self._file.parent / self.settings.nodes_file, OPERATOR)
+        node = next(one for one in members.nodes if one.name == self._require(name))
+        return metrics.scrape(node.metrics, tls=members.tls)
+
+    def start(self, command: NodeCommand, timeout_s: float, say: Say) -> None:
+        """Start a node that was drained, and wait until it is ready."""
+        self._call(self._actor(command.name).start, command)
+        self.wait([command.name], READY, timeout_s, say)
+
+    def down(self, timeout_s: float, say: Say) -> None:
+        """Drain all nodes, stop them and every actor, and the cluster if it was started on this machine."""
+        found = self.statuses()
+        for name in found:
+            self._call(self._actor(name).drain)
+        try:
+            self.wait(found, STOPPED, timeout_s, say)
+        finally:
+            for name in (FLEET_ACTOR, *self.names):
+                with contextlib.suppress(ShapeshiftError, ValueError):
+                    self._ray.kill(self._actor(name))
+            self._ray.shutdown()
+            self._cluster.stop()
+
+    def _require(self, name: str) -> str:
+        if name not in self.names:
+            known = ", ".join(self.names)
+            raise NotFoundError(f"{self._file} has no node {name}; it has {known}{did_you_mean(name, self.names)}")
+        return name
+
+    @property
+    def _namespace(self) -> str:
+        return f"shapeshift-{self._fleet.name}"
+
+    def _lasting(self, name: str) -> Mapping[str, Any]:
+        """The options of an actor that Ray starts again, and that outlives the command."""
+        own = {"max_restarts": -1, "max_concurrency": 8, "runtime_env": _ENVIRONMENT}
+        return {"name": name, "lifetime": "detached", "get_if_exists": True, **own}
+
+    def _node_actor(self, one: plans.NodePlan, plan: FleetPlan) -> Any:
+        own = self.settings
+        # The resource that Ray gives every machine by its address keeps a node where its files are.
+        wanted = {"num_cpus": own.cpus, "num_gpus": own.gpus, "resources": {f"node:{one.host}": 0.001}}
+        made = self._ray.remote(NodeActor).options(**wanted, **self._lasting(one.node.name))
+        return made.remote(one, plan)
+
+    def _actor(self, name: str) -> Any:
+        try:
+            return self._ray.get_actor(name)
+        except ValueError:
+            raise NotFoundError(f"the fleet has no {name}; run `shapeshift fleet up` again") from None
+
+    def _call(self, method: Any, *arguments: Any) -> Any:
+        try:
+            return self._ray.get(method.remote(*arguments), timeout=_ANSWER_S)
+        except self._ray.exceptions.GetTimeoutError:
+            raise TimedOutError(f"a supervisor did not answer within {_ANSWER_S:g} s") from None
+        except self._ray.exceptions.RayTaskError as error:
+            raise ShapeshiftError(str(error.cause)) from error
+        except self._ray.exceptions.RayError as error:
+            raise ShapeshiftError(f"a supervisor does not answer: {error}") from error

@@ -1,0 +1,112 @@
+"""A rolling upgrade: one node at a time, the first ones watched, and all of them back where they answer with errors."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from shapeshift.errors import ShapeshiftError
+from shapeshift.fleet.supervision.node_process import NodeCommand
+from shapeshift.settings import require
+from shapeshift.triton.metrics import Samples
+
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class UpgradeSettings:
+    """How an upgrade goes on.
+
+    canary      share of the nodes that are upgraded first and watched, at least one node
+    watch_s     seconds for which they serve before the others follow
+    max_errors  share of the requests to the canaries that may fail meanwhile
+    timeout_s   time to end the requests of a node, and to make it ready again
+    Raises InvalidInputError with the name of the field.
+    """
+
+    canary: float = 0.1
+    watch_s: float = 60.0
+    max_errors: float = 0.01
+    timeout_s: float = 600.0
+
+    def __post_init__(self) -> None:
+        require(0 < self.canary <= 1, "canary", self.canary, "must be above 0, at most 1")
+        require(0 <= self.watch_s <= 86400, "watch_s", self.watch_s, "must be 0 to 86400 seconds")
+        require(0 <= self.max_errors <= 1, "max_errors", self.max_errors, "must be 0 to 1")
+        require(0 < self.timeout_s <= 86400, "timeout_s", self.timeout_s, "must be above 0, at most 86400 seconds")
+
+
+class Nodes(Protocol):
+    """What an upgrade needs of a fleet."""
+
+    def present_command(self, name: str) -> NodeCommand:
+        """How the node is served now."""
+
+    def drain(self, name: str, timeout_s: float, say: Say) -> None:
+        """End the node's requests and stop it."""
+
+    def start(self, command: NodeCommand, timeout_s: float, say: Say) -> None:
+        """Start a node that was drained. Raises ShapeshiftError if it does not become ready."""
+
+    def page(self, name: str) -> Samples:
+        """The node's metrics. Raises ShapeshiftError if they cannot be read."""
+
+
+def upgrade(
+    nodes: Nodes,
+    commands: Sequence[NodeCommand],
+    settings: UpgradeSettings,
+    say: Say,
+    pause: Callable[[float], None] = time.sleep,
+) -> None:
+    """Serve each node as its command says. Raises ShapeshiftError after taking back all that were upgraded.
+
+    A node that fails, or canaries that answer too many requests with errors, end the upgrade. pause: waits seconds.
+    """
+    num_canaries = math.ceil(settings.canary * len(commands))
+    done: list[NodeCommand] = []
+    try:
+        for command in commands:
+            before = nodes.present_command(command.name)
+            nodes.drain(command.name, settings.timeout_s, say)
+            done.append(before)
+            nodes.start(command, settings.timeout_s, say)
+            if len(done) == num_canaries:
+                _watch(nodes, [one.name for one in done], settings, say, pause)
+    except ShapeshiftError as error:
+        say(f"going back: {error}\n")
+        for before in reversed(done):
+            nodes.drain(before.name, settings.timeout_s, say)
+            nodes.start(before, settings.timeout_s, say)
+        raise ShapeshiftError(f"the upgrade was taken back: {error}") from error
+
+
+def _watch(
+    nodes: Nodes, names: Sequence[str], settings: UpgradeSettings, say: Say, pause: Callable[[float], None]
+) -> None:
+    """Let the canaries serve for a while. Raises ShapeshiftError where too many of their requests fail."""
+    before = [requests(nodes.page(name)) for name in names]
+    say(f"watching {', '.join(names)} for {settings.watch_s:g} s\n")
+    pause(settings.watch_s)
+    after = [requests(nodes.page(name)) for name in names]
+    answered, failed = (sum(new[own] - old[own] for old, new in zip(before, after, strict=True)) for own in (0, 1))
+    say(f"{answered + failed:g} requests, {failed:g} failed\n")
+    if failed > settings.max_errors * (answered + failed):
+        share = failed / (answered + failed)
+        raise ShapeshiftError(
+            f"{share:.1%} of the requests to {', '.join(names)} failed; the limit is {settings.max_errors:.1%}"
+        )
+
+
+def requests(page: Samples) -> tuple[float, float]:
+    """Requests of all models since the server's start: answered, and failed for another reason than the caller's."""
+    answered = sum(value for (name, _), value in page.items() if name == "nv_inference_request_success")
+    failed = sum(
+        value
+        for (name, labels), value in page.items()
+        if name == "nv_inference_request_failure" and ("reason", "CANCELED") not in labels
+    )
+    return answered, failed

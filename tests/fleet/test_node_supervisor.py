@@ -1,0 +1,178 @@
+"""Supervision of a node, with a program in place of `shapeshift serve` that answers as it does."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from shapeshift.errors import ShapeshiftError
+from shapeshift.fleet import settings
+from shapeshift.fleet.supervision import node_supervisor
+from shapeshift.fleet.supervision.node_process import NodeCommand, NodeProcess
+from shapeshift.fleet.supervision.node_supervisor import READY, STARTING, STOPPED, NodeStatus, NodeSupervisor
+from tests import waiting
+
+pytestmark = pytest.mark.timeout(120)
+wait_for = partial(waiting.wait_for, timeout_s=40, pause_s=0.02)
+
+# It writes the record of a run, answers on its HTTP port, and ends a second after it was told to.
+SERVE = f"""#!{sys.executable}
+import http.server, os, signal, sys, time
+sys.path.insert(0, {str(Path(__file__).resolve().parents[2])!r})
+from pathlib import Path
+from shapeshift.triton.embedded import processes, run_record
+given = dict(one.partition("=")[::2] for one in sys.argv)
+run = Path(given["--build"]) / "nodes" / given["--node"] / "run"
+if (run / "broken").exists():
+    sys.exit("a model is missing")
+
+class Handler(http.server.BaseHTTPRequestHandler):
+    def do_GET(self):
+        self.send_response(200)
+        self.end_headers()
+
+server = http.server.HTTPServer(("127.0.0.1", 0), Handler)
+own = processes.identify(os.getpid())
+about = {{"host": "127.0.0.1", "ports": {{"http": server.server_port}}}}
+record = run_record.Record(own, own, own, run_record.new_prefix(), about=about, boot=run_record.boot_id())
+run_record.write(record, run / "server.json")
+
+def stop(*_):
+    time.sleep(0.3)
+    os._exit(0)
+
+signal.signal(signal.SIGTERM, stop)
+server.serve_forever()
+"""
+
+
+@pytest.fixture
+def command(tmp_path: Path) -> NodeCommand:
+    program = tmp_path / "python"
+    program.write_text(SERVE)
+    program.chmod(0o755)
+    return NodeCommand("a", tmp_path / "fleet.toml", tmp_path / "build", python=str(program))
+
+
+@pytest.fixture
+def supervise(command: NodeCommand) -> Iterator[Callable[[], NodeSupervisor]]:
+    """A function that makes a supervisor of the node; at the end all are closed, and the node is killed."""
+    with contextlib.ExitStack() as stack:
+
+        def make() -> NodeSupervisor:
+            made = NodeSupervisor(command, leave_s=0.3, period_s=0.05)
+            stack.callback(made.close)
+            return made
+
+        stack.callback(NodeProcess(command).kill)
+        yield make
+
+
+def test_the_next_supervisor_adopts_the_node(supervise: Callable[[], NodeSupervisor], command: NodeCommand) -> None:
+    first = supervise()
+    wait_for(lambda: first.status().state == READY)
+    first.close()
+    node = NodeProcess(command).identity
+    assert node is not None and os.getsid(node.pid) == node.pid
+    second = supervise()
+    wait_for(lambda: second.status().state == READY)
+    assert second.status().pid == first.status().pid == node.pid
+    assert (first.status().starts, second.status().starts) == (1, 0)
+
+
+def test_a_node_that_ends_is_started_again(supervise: Callable[[], NodeSupervisor]) -> None:
+    found = supervise()
+    wait_for(lambda: found.status().state == READY)
+    before = found.status().pid
+    os.kill(before, signal.SIGKILL)
+    wait_for(lambda: found.status().state == READY and found.status().pid != before)
+    assert found.status().starts == 2
+
+
+def test_a_drained_node_leaves_before_it_stops_and_can_be_started_again(
+    supervise: Callable[[], NodeSupervisor], command: NodeCommand
+) -> None:
+    found = supervise()
+    wait_for(lambda: found.status().state == READY)
+    found.drain()
+    states: list[NodeStatus] = []
+
+    def has_stopped() -> bool:
+        states.append(found.status())
+        return states[-1].state == STOPPED
+
+    wait_for(has_stopped)
+    seen = list(dict.fromkeys(one.state for one in states))
+    assert seen[-3:] == ["leaving", "stopping", "stopped"]
+    assert not any(one.is_member for one in states if one.state != READY)
+    found.start()
+    wait_for(lambda: found.status().state == READY)
+
+
+def test_a_node_that_is_still_stopping_is_not_started(
+    supervise: Callable[[], NodeSupervisor], command: NodeCommand
+) -> None:
+    found = supervise()
+    wait_for(lambda: found.status().state == READY)
+    found.drain()
+    with pytest.raises(ShapeshiftError, match="node a is still stopping"):
+        found.start(command)
+    wait_for(lambda: found.status().state == STOPPED)
+
+
+def test_a_node_that_does_not_start_says_why_and_is_tried_again(
+    supervise: Callable[[], NodeSupervisor], command: NodeCommand, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(node_supervisor.Backoff, "pause", lambda self, ran_s: 0.1)
+    broken = command.run_directory / "broken"
+    broken.parent.mkdir(parents=True)
+    broken.touch()
+    found = supervise()
+    wait_for(lambda: found.status().problem == "a model is missing" and found.status().starts > 1)
+    assert found.status().state == STARTING
+    broken.unlink()
+    wait_for(lambda: found.status().state == READY)
+
+
+def test_a_new_command_takes_the_place_of_the_last_one(
+    supervise: Callable[[], NodeSupervisor], command: NodeCommand, tmp_path: Path
+) -> None:
+    found = supervise()
+    wait_for(lambda: found.status().state == READY)
+    found.drain()
+    wait_for(lambda: found.status().state == STOPPED)
+    newer = replace(command, build=tmp_path / "newer")
+    found.start(newer)
+    try:
+        wait_for(lambda: found.status().state == READY)
+        assert found.status().build == str(newer.build)
+    finally:
+        found.close()
+        NodeProcess(newer).kill()
+
+
+def test_a_program_that_is_missing_is_named(command: NodeCommand) -> None:
+    with pytest.raises(
+        ShapeshiftError, match="node a cannot be started: .*No such file or directory: '/no/such/python'"
+    ):
+        NodeProcess(replace(command, python="/no/such/python")).start()
+
+
+def test_the_fleet_file_is_written_only_where_it_changes(
+    supervise: Callable[[], NodeSupervisor], command: NodeCommand
+) -> None:
+    found = supervise()
+    text = 'name = "demo"\n[[nodes]]\nname = "a"\ngrpc = "127.0.0.1:1"\nmetrics = "http://127.0.0.1:2/metrics"\n'
+    found.write_fleet_file(text)
+    before = command.file.stat().st_ino
+    found.write_fleet_file(text)
+    assert command.file.stat().st_ino == before
+    assert settings.read(command.file).nodes[0].name == "a"

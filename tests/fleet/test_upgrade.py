@@ -1,0 +1,105 @@
+"""A rolling upgrade on nodes in memory: what fails is taken back."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from shapeshift.errors import InvalidInputError, ShapeshiftError
+from shapeshift.fleet.supervision.node_process import NodeCommand
+from shapeshift.fleet.supervision.upgrade import UpgradeSettings, requests, upgrade
+from shapeshift.triton.metrics import Samples
+
+OLD, NEW = Path("old"), Path("new")
+NAMES = ["node-0", "node-1", "node-2", "node-3"]
+
+
+class Fleet:
+    """Nodes that count requests. broken: does not start from NEW; failing: answers with errors there."""
+
+    def __init__(self, broken: str = "", failing: str = "") -> None:
+        self.commands = {name: NodeCommand(name, Path("fleet.toml"), OLD) for name in NAMES}
+        self.happened: list[str] = []
+        self._broken, self._failing = broken, failing
+        self._counts = {name: [0, 0] for name in NAMES}
+
+    def present_command(self, name: str) -> NodeCommand:
+        return self.commands[name]
+
+    def drain(self, name: str, timeout_s: float, say: Callable[[str], None]) -> None:
+        self.happened.append(f"drain {name}")
+
+    def start(self, command: NodeCommand, timeout_s: float, say: Callable[[str], None]) -> None:
+        self.happened.append(f"{command.build} {command.name}")
+        self.commands[command.name] = command
+        if command.name == self._broken and command.build == NEW:
+            raise ShapeshiftError(f"not ready after {timeout_s:g} s: {command.name} (a model is missing)")
+
+    def page(self, name: str) -> Samples:
+        answered, failed = self._counts[name]
+        kinds = {"CANCELED": 50.0, "BACKEND": failed}
+        return {("nv_inference_request_success", frozenset()): answered} | {
+            ("nv_inference_request_failure", frozenset({("reason", kind)})): count for kind, count in kinds.items()
+        }
+
+    def serve(self, seconds: float) -> None:
+        """Every node gets 100 requests."""
+        self.happened.append(f"watch {seconds:g}")
+        for name, counts in self._counts.items():
+            failing = name == self._failing and self.commands[name].build == NEW
+            counts[0] += 97 if failing else 100
+            counts[1] += 3 if failing else 0
+
+
+def run(fleet: Fleet, **settings: float) -> list[str]:
+    said: list[str] = []
+    commands = [replace(command, build=NEW) for command in fleet.commands.values()]
+    upgrade(fleet, commands, UpgradeSettings(**settings), said.append, fleet.serve)
+    return said
+
+
+def test_nodes_follow_one_another_after_the_canaries() -> None:
+    fleet = Fleet()
+    assert run(fleet, canary=0.5, watch_s=7)[-1] == "200 requests, 0 failed\n"
+    assert fleet.happened == [
+        *("drain node-0", "new node-0", "drain node-1", "new node-1", "watch 7"),
+        *("drain node-2", "new node-2", "drain node-3", "new node-3"),
+    ]
+
+
+def test_canaries_that_fail_are_taken_back_and_no_other_node_is_touched() -> None:
+    fleet = Fleet(failing="node-0")
+    with pytest.raises(ShapeshiftError, match=r"taken back: 3.0% of the requests to node-0 failed; the limit is 1.0%"):
+        run(fleet)
+    assert fleet.happened[3:] == ["drain node-0", "old node-0"]
+    assert {command.build for command in fleet.commands.values()} == {OLD}
+
+
+def test_a_few_errors_are_allowed() -> None:
+    fleet = Fleet(failing="node-0")
+    run(fleet, max_errors=0.03)
+    assert {command.build for command in fleet.commands.values()} == {NEW}
+
+
+def test_a_node_that_does_not_start_takes_back_those_before_it() -> None:
+    fleet = Fleet(broken="node-2")
+    with pytest.raises(ShapeshiftError, match="taken back: not ready after .*a model is missing"):
+        run(fleet)
+    assert {command.build for command in fleet.commands.values()} == {OLD}
+    assert [one for one in fleet.happened if one.startswith("old")] == ["old node-2", "old node-1", "old node-0"]
+
+
+def test_no_request_is_no_error() -> None:
+    fleet = Fleet()
+    fleet.serve = lambda seconds: None  # type: ignore[method-assign]
+    assert run(fleet)[-1] == "0 requests, 0 failed\n"
+    assert requests({}) == (0, 0)
+
+
+@pytest.mark.parametrize(("name", "value"), [("canary", 0), ("canary", 2), ("watch_s", -1), ("max_errors", 1.1)])
+def test_bad_settings_are_refused_by_name(name: str, value: float) -> None:
+    with pytest.raises(InvalidInputError, match=name):
+        UpgradeSettings(**{name: value})
