@@ -70,9 +70,9 @@ def supervise(command: NodeCommand) -> Iterator[Callable[[], NodeSupervisor]]:
         def make() -> NodeSupervisor:
             made = NodeSupervisor(command, leave_s=0.3, period_s=0.05)
             stack.callback(made.close)
+            stack.callback(made.kill)
             return made
 
-        stack.callback(NodeProcess(command).kill)
         yield make
 
 

@@ -18,7 +18,5 @@ def run(options: argparse.Namespace) -> int:
     """Stop the fleet, and the cluster that `fleet up` has started, and return 0. Raises ShapeshiftError."""
     from shapeshift.fleet.supervision.ray_fleet import RayFleet
 
-    fleet = RayFleet(options.file)
-    fleet.connect()
-    fleet.down(options.timeout, say)
+    RayFleet(options.file).down(options.timeout, say)
     return 0

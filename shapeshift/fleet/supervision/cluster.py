@@ -29,6 +29,7 @@ _STATE_FILE = "ray.json"
 _TOKEN_FILE = "ray-token"
 _LOG_FILE = "ray.log"
 _START_TIMEOUT_S = 120.0
+_STARTS = 3
 _STOP_TIMEOUT_S = 20.0
 # What Ray's own processes and all that connect to it must agree on.
 _SETTINGS = {
@@ -113,7 +114,16 @@ class Cluster:
         return str(json.loads((self.folder / _STATE_FILE).read_text())["address"])
 
     def _start(self, cpus: float) -> str:
-        """Start a head on loopback, and wait until it answers."""
+        """The address of a head that is started on loopback; tried again, since Ray gives up on a busy machine."""
+        for _ in range(_STARTS):
+            if (address := self._started(cpus)) is not None:
+                return address
+        log = self.folder / _LOG_FILE
+        lines = log.read_text(errors="replace").strip().splitlines()[-3:]
+        raise ShapeshiftError(f"Ray did not start; {log} ends with: {' / '.join(lines)}")
+
+    def _started(self, cpus: float) -> str | None:
+        """Start a head and wait until it answers; None if it does not."""
         port, client_port, agent_port = islice(free_ports(), 3)
         program = Path(sys.executable).with_name("ray")
         options = ["--node-ip-address=127.0.0.1", f"--port={port}", f"--num-cpus={max(1, round(cpus))}"]
@@ -137,7 +147,7 @@ class Cluster:
         deadline = time.monotonic() + _START_TIMEOUT_S
         while "Ray runtime started" not in log.read_text(errors="replace"):
             if process.poll() is not None or time.monotonic() > deadline:
-                lines = log.read_text(errors="replace").strip().splitlines()[-5:]
-                raise ShapeshiftError(f"Ray did not start; {log} ends with: {' / '.join(lines)}")
+                self.stop()
+                return None
             time.sleep(0.2)
         return address

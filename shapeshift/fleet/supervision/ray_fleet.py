@@ -14,7 +14,7 @@ from shapeshift.fleet import settings as fleet_settings
 from shapeshift.fleet.membership import written
 from shapeshift.fleet.supervision import plan as plans
 from shapeshift.fleet.supervision.cluster import Cluster
-from shapeshift.fleet.supervision.node_process import NodeCommand
+from shapeshift.fleet.supervision.node_process import NodeCommand, NodeProcess
 from shapeshift.fleet.supervision.node_supervisor import READY, STOPPED, NodeStatus
 from shapeshift.fleet.supervision.plan import FleetPlan
 from shapeshift.fleet.supervision.ray_actors import FLEET_ACTOR, SIDECAR, FleetActor, NodeActor, write_private
@@ -129,7 +129,14 @@ class RayFleet:
         self.wait([command.name], READY, timeout_s, say)
 
     def down(self, timeout_s: float, say: Say) -> None:
-        """Drain all nodes, stop them and every actor, and the cluster if it was started on this machine."""
+        """Drain all nodes, stop them and every actor, and the cluster if it was started on this machine.
+
+        Without a cluster, stop the nodes that its supervisors have left on this machine.
+        """
+        if not self._cluster.is_running:
+            self._stop_left(timeout_s, say)
+            return
+        self.connect()
         found = self.statuses()
         for name in found:
             self._call(self._actor(name).drain)
@@ -147,6 +154,18 @@ class RayFleet:
             known = ", ".join(self.names)
             raise NotFoundError(f"{self._file} has no node {name}; it has {known}{did_you_mean(name, self.names)}")
         return name
+
+    def _stop_left(self, timeout_s: float, say: Say) -> None:
+        build = self._file.parent / self.settings.build
+        left = [NodeProcess(NodeCommand(name, self._file, build)) for name in self.names]
+        deadline = time.monotonic() + timeout_s
+        for one in left:
+            one.terminate()
+        for one in left:
+            while one.identity is not None and time.monotonic() < deadline:
+                time.sleep(_POLL_S)
+            one.kill()
+            say(f"{one.command.name}: {STOPPED}\n")
 
     @property
     def _namespace(self) -> str:
