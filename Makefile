@@ -35,7 +35,7 @@ TORCH := requirements/torch-$(if $(GPU),gpu,cpu).txt
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help setup engines serve test test-long coverage format lint bench drill clients simulate loadtest clean
+.PHONY: help setup engines serve test test-long coverage format lint bench drill clients simulate fleet loadtest clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' Makefile
@@ -78,6 +78,9 @@ clients: .venv/.test ## an environment of other makers' clients and schemathesis
 
 simulate: .venv/.test build/.server ## the allocation and dispatch policies as discrete events, for many workers
 	@$(BIN)/python -m bench.polymorph --parts simulated $(ARGS)
+
+fleet: .venv/.test build/.server ## demonstration: three nodes on this machine, emulated workers, lengths that drift, the sidecar's moves (ARGS="--seconds 60")
+	@$(BIN)/python -m bench.fleet.demonstration $(ARGS)
 
 loadtest: .venv/.serve build/.server ## perf_analyzer against a server that runs (MODEL=encode, CONCURRENCY=8)
 	@$(BIN)/python -m client.loadtest --model $(MODEL) --concurrency $(CONCURRENCY) $(ARGS)

@@ -2,25 +2,20 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import signal
-import threading
 import time
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 
-import numpy as np
 import pytest
 
+from bench.fleet.member_load import MemberLoad, steady
 from shapeshift.cli.main import main
-from shapeshift.errors import ShapeshiftError
 from shapeshift.fleet import settings as fleet_settings
 from shapeshift.fleet.supervision.node_process import NodeCommand, NodeProcess
 from shapeshift.fleet.supervision.ray_fleet import FLEET_ACTOR, OPERATOR, RayFleet
-from shapeshift.triton.async_client import AsyncClient, ModelCall
-from shapeshift.triton.embedded import processes
 from tests import waiting
 
 pytestmark = [pytest.mark.server, pytest.mark.long, pytest.mark.timeout(900)]
@@ -38,8 +33,6 @@ metrics_port = {metrics}
 build = "{build}"
 serve = "--models encode --triton {triton}"
 """
-MASK = np.ones((1, 3), np.int64)
-CALL = ModelCall("encode", {"INPUT_IDS": np.array([[101, 7592, 102]]), "ATTENTION_MASK": MASK}, 10.0)
 wait_for = partial(waiting.wait_for, timeout_s=120, pause_s=0.3)
 
 
@@ -69,44 +62,9 @@ def members(file: Path, name: str) -> list[str]:
     return [one.name for one in fleet_settings.read(file.parent / "fleet" / name / "fleet.toml").nodes]
 
 
-class Load:
-    """Open load on the members of the fleet as `reader`'s fleet file has them, each request at the next node."""
-
-    def __init__(self, file: Path, reader: str) -> None:
-        self._path = file.parent / "fleet" / reader / "fleet.toml"
-        self.answered, self.failed = 0, list[str]()
-        self._told = threading.Event()
-        self._thread = threading.Thread(target=lambda: asyncio.run(self._run()))
-
-    def __enter__(self) -> Load:
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._told.set()
-        self._thread.join()
-
-    async def _run(self) -> None:
-        clients: dict[str, AsyncClient] = {}
-        running = []
-        number = 0
-        while not self._told.is_set():
-            nodes = fleet_settings.read(self._path).nodes
-            for _ in range(20):
-                node = nodes[(number := number + 1) % len(nodes)]
-                client = clients.setdefault(node.name, AsyncClient(node.grpc.address, node.grpc.tls))
-                running.append(asyncio.create_task(self._call(client, node.name)))
-                await asyncio.sleep(0.02)
-        await asyncio.gather(*running)
-        for client in clients.values():
-            await client.close()
-
-    async def _call(self, client: AsyncClient, name: str) -> None:
-        try:
-            await client.infer(CALL)
-            self.answered += 1
-        except ShapeshiftError as error:
-            self.failed.append(f"{name}: {error}")
+def load_of(file: Path) -> MemberLoad:
+    """Open load on the nodes of the fleet file that node-1 reads."""
+    return MemberLoad(file.parent / "fleet" / "node-1" / "fleet.toml", steady(40.0))
 
 
 def test_every_node_knows_every_other_one(file: Path) -> None:
@@ -120,44 +78,41 @@ def test_a_supervisor_that_is_killed_adopts_its_node(file: Path) -> None:
     fleet.connect()
     before = process(file, "node-0").identity
     assert before is not None
-    supervisor = fleet._ray.get(fleet._ray.get_actor("node-0").pid.remote())
-    with Load(file, "node-1") as load:
+    supervisor = fleet.actor_pid("node-0")
+    with load_of(file) as load:
         os.kill(supervisor, signal.SIGKILL)
         wait_for(lambda: fleet.statuses(["node-0"]).get("node-0") is not None)
         wait_for(lambda: fleet.statuses(["node-0"])["node-0"].state == "ready")
-        assert fleet._ray.get(fleet._ray.get_actor("node-0").pid.remote()) != supervisor
+        assert fleet.actor_pid("node-0") != supervisor
     assert process(file, "node-0").identity == before
     assert fleet.statuses(["node-0"])["node-0"].starts == 0
-    assert load.answered and load.failed == []
+    assert load.results and load.failed == []
 
 
 def test_a_drained_node_costs_no_request(file: Path) -> None:
-    with Load(file, "node-1") as load:
-        wait_for(lambda: load.answered > 50)
+    with load_of(file) as load:
+        wait_for(lambda: len(load.results) > 50)
         assert main(["fleet", "drain", str(file), "node-0"]) == 0
         assert process(file, "node-0").identity is None
         assert members(file, "node-1") == ["node-1"]
         assert main(["fleet", "drain", str(file), "node-0", "--undo"]) == 0
         wait_for(lambda: members(file, "node-1") == ["node-0", "node-1"])
         time.sleep(1.0)
-    assert load.answered > 100 and load.failed == []
+    assert len(load.results) > 100 and load.failed == []
 
 
 def test_a_new_head_adopts_the_nodes_of_a_lost_one(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
     before = [process(file, name).identity for name in ("node-0", "node-1")]
     fleet = RayFleet(file)
     fleet.connect()
-    head = fleet._cluster._head()
-    assert None not in before and head is not None
-    fleet._ray.shutdown()
-    with Load(file, "node-1") as load:
-        os.killpg(head.pid, signal.SIGKILL)
-        wait_for(lambda: not processes.is_alive(head))
+    assert None not in before
+    with load_of(file) as load:
+        fleet.kill_head()
         assert main(["fleet", "drain", str(file), "node-0"]) == 2
         assert "no fleet of" in capsys.readouterr().err
         assert main(["fleet", "up", str(file), "--no-sidecar"]) == 0
     assert [process(file, name).identity for name in ("node-0", "node-1")] == before
-    assert load.answered and load.failed == []
+    assert load.results and load.failed == []
 
 
 def test_a_node_that_is_killed_is_started_again(file: Path) -> None:
@@ -173,7 +128,7 @@ def test_a_node_that_is_killed_is_started_again(file: Path) -> None:
 def test_the_membership_comes_back_with_its_actor(file: Path) -> None:
     fleet = RayFleet(file)
     fleet.connect()
-    os.kill(fleet._ray.get(fleet._ray.get_actor(FLEET_ACTOR).pid.remote()), signal.SIGKILL)
+    os.kill(fleet.actor_pid(FLEET_ACTOR), signal.SIGKILL)
     watched = file.parent / "fleet" / "node-1" / "fleet.toml"
     watched.unlink()
     wait_for(watched.is_file)

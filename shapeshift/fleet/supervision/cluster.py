@@ -31,15 +31,17 @@ _LOG_FILE = "ray.log"
 _START_TIMEOUT_S = 120.0
 _STARTS = 3
 _STOP_TIMEOUT_S = 20.0
-# What Ray's own processes and all that connect to it must agree on.
+# What the processes of a cluster that is started here and all that connect to it must agree on.
 _SETTINGS = {
     # A node's server outlives its supervisor.
     "RAY_kill_child_processes_on_worker_exit": "0",
     "RAY_AUTH_MODE": "token",
     "RAY_USAGE_STATS_ENABLED": "0",
+    # On a busy machine Ray's agent needs longer than the 30 s after which Ray gives up.
+    "RAY_agent_register_timeout_ms": "120000",
+    # Ray takes the address of a network card in place of 127.0.0.1 unless it knows that there is one machine only.
+    "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
 }
-# Ray takes the address of a network card in place of 127.0.0.1 unless it knows that there is one machine only.
-_LOCAL = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
 
 
 @dataclass(frozen=True)
@@ -86,13 +88,19 @@ class Cluster:
         processes.kill(head)
         (self.folder / _STATE_FILE).unlink(missing_ok=True)
 
+    def kill(self) -> None:
+        """Kill every process of the cluster that was started here, as a crash would."""
+        if (head := self._head()) is not None:
+            os.killpg(head.pid, signal.SIGKILL)
+            while processes.is_alive(head):
+                time.sleep(0.05)
+
     def _set_environment(self) -> None:
-        token = self.folder / _TOKEN_FILE
-        for name, value in _SETTINGS.items():
-            os.environ.setdefault(name, value)
         if self.address:
+            # Whoever runs that cluster says how it is entered.
             return
-        os.environ.update(_LOCAL)
+        os.environ.update(_SETTINGS)
+        token = self.folder / _TOKEN_FILE
         if not token.is_file():
             self.folder.mkdir(parents=True, exist_ok=True)
             with os.fdopen(os.open(token, os.O_CREAT | os.O_WRONLY | os.O_TRUNC, 0o600), "w") as stream:

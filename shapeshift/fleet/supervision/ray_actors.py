@@ -75,17 +75,19 @@ class FleetActor:
     """Passes membership on to every node each second, and keeps the sidecar of the fleet running.
 
     There is one by its name: Ray gives a name to one actor only, which is the sidecar's lease. nodes: the node actors.
-    files: the sidecar's certificate.
+    files: the sidecar's certificate. plan_period_s: the sidecar's; None for no sidecar.
     """
 
-    def __init__(self, plan: FleetPlan, nodes: dict[str, Any], files: dict[str, bytes], with_sidecar: bool) -> None:
+    def __init__(
+        self, plan: FleetPlan, nodes: dict[str, Any], files: dict[str, bytes], plan_period_s: float | None
+    ) -> None:
         self._plan = plan
         self._nodes = nodes
         self._folder = plan.nodes[0].command.file.parent.parent / SIDECAR
         write_private(self._folder, files)
         self._known: dict[str, tuple[NodeStatus, str]] = {}
         self._sent: dict[str, str] = {}
-        self._sidecar = self._make_sidecar() if with_sidecar else None
+        self._sidecar = None if plan_period_s is None else self._make_sidecar(plan_period_s)
         self._is_running = False
         # Not to take nodes out of the list only because this actor is new.
         self._waits_until = time.monotonic() + _FIRST_ANSWERS_S
@@ -103,9 +105,13 @@ class FleetActor:
         """The last line that the sidecar has written."""
         return "" if self._sidecar is None else self._sidecar.last_line()
 
-    def _make_sidecar(self) -> ChildProcess:
+    def _make_sidecar(self, plan_period_s: float) -> ChildProcess:
         first = self._plan.nodes[0].command
-        options = [f"--fleet={self._folder / 'fleet.toml'}", f"--build={self._folder}"]
+        options = [
+            f"--fleet={self._folder / 'fleet.toml'}",
+            f"--build={self._folder}",
+            f"--plan-period={plan_period_s}",
+        ]
         options.append(f"--repository={first.build / 'repository'}")
         return ChildProcess(SIDECAR, options, self._folder / "sidecar.log")
 

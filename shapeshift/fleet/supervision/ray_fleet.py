@@ -47,6 +47,11 @@ class RayFleet:
         self._ray: Any = None
 
     @property
+    def home(self) -> Path:
+        """The folder of this machine for the files of its nodes and of the sidecar."""
+        return self._home
+
+    @property
     def names(self) -> list[str]:
         """The nodes that the file asks for."""
         return plans.node_names(self.settings.nodes)
@@ -57,10 +62,11 @@ class RayFleet:
             raise NotFoundError(f"no fleet of {self._file} runs here; start it with `shapeshift fleet up`")
         self._ray = self._cluster.connect(self._namespace)
 
-    def up(self, with_sidecar: bool = True) -> None:
+    def up(self, plan_period_s: float | None = None) -> None:
         """Start a cluster if none is given, and every node and actor that does not run. Returns before they are ready.
 
-        Writes the nodes file, with the certificate `operator`, for commands on this machine.
+        plan_period_s: the sidecar's; None for no sidecar. Writes the nodes file, with the certificate `operator`, for
+        commands on this machine.
         """
         self._home.mkdir(parents=True, exist_ok=True)
         self._ray = self._cluster.connect(self._namespace, self.settings.cpus * self.settings.nodes + 1)
@@ -72,7 +78,7 @@ class RayFleet:
         actors = {one.node.name: self._node_actor(one, plan) for one in plan.nodes}
         own = {} if plan.given_tls else plans.made_files(self._home, SIDECAR)
         made = self._ray.remote(FleetActor).options(num_cpus=0, **self._lasting(FLEET_ACTOR))
-        made.remote(plan, actors, own, with_sidecar)
+        made.remote(plan, actors, own, plan_period_s)
 
     def plan(self) -> FleetPlan:
         """The nodes that the file asks for, on the machines that the cluster has now."""
@@ -111,6 +117,15 @@ class RayFleet:
         """How the file asks for the node to be served now. Raises NotFoundError for an unknown name."""
         self._require(name)
         return next(one.command for one in self.plan().nodes if one.node.name == name)
+
+    def actor_pid(self, name: str) -> int:
+        """The process of an actor: a node's name, or FLEET_ACTOR."""
+        return int(self._call(self._actor(name).pid))
+
+    def kill_head(self) -> None:
+        """Kill the cluster that was started here as a crash would, for drills: nodes go on without supervisors."""
+        self._ray.shutdown()
+        self._cluster.kill()
 
     def present_command(self, name: str) -> NodeCommand:
         """How the node is served now. Raises NotFoundError for an unknown name."""
