@@ -1,0 +1,109 @@
+"""What `fleet up` asks for: nodes, addresses, files; and what it refuses."""
+
+from __future__ import annotations
+
+import stat
+from pathlib import Path
+
+import pytest
+
+from shapeshift.cli.main import main
+from shapeshift.errors import ShapeshiftError
+from shapeshift.fleet import fleet_file, settings
+from shapeshift.fleet.node import Node
+from shapeshift.fleet.supervision.plan import FleetPlan, make_plan
+from shapeshift.fleet.supervision.ray_actors import write_private
+from shapeshift.fleet.supervision.ray_fleet import RayFleet
+from shapeshift.triton.endpoint import Endpoint, Tls
+from shapeshift.triton.tls import require_files
+
+RAY = 'name = "demo"\nmembership = "ray"\n[ray]\nnodes = 3\ngrpc_port = 19000\nserve = "--models encode --strict"\n'
+GIVEN = '[tls]\nca = "ca.pem"\ncertificate = "{node}.pem"\nkey = "/keys/{node}.key"\n'
+
+
+def plan_of(folder: Path, text: str = RAY, hosts: tuple[str, ...] = ("10.0.0.1", "10.0.0.2")) -> FleetPlan:
+    file = folder / "fleet.toml"
+    file.write_text(text)
+    return make_plan(settings.read(file, "{node}"), folder, hosts)
+
+
+def test_nodes_go_to_the_machines_in_turn_each_with_ports_of_its_own(tmp_path: Path) -> None:
+    nodes = plan_of(tmp_path).nodes
+    assert [one.node.name for one in nodes] == ["node-0", "node-1", "node-2"]
+    assert [one.host for one in nodes] == ["10.0.0.1", "10.0.0.2", "10.0.0.1"]
+    assert [one.node.grpc.address for one in nodes] == ["10.0.0.1:19000", "10.0.0.2:19001", "10.0.0.1:19002"]
+    assert nodes[2].node.metrics == "https://10.0.0.1:18503/metrics"
+    assert nodes[0].command.options == ("--models", "encode", "--strict")
+    assert nodes[0].command.build == tmp_path / "build"
+
+
+def test_a_node_reads_its_file_with_the_certificate_that_was_made_for_it(tmp_path: Path) -> None:
+    plan = plan_of(tmp_path)
+    one = plan.nodes[1]
+    folder = one.command.file.parent
+    write_private(
+        folder, {**one.files, one.command.file.name: plan.fleet_file(["node-1", "node-2"], "node-1").encode()}
+    )
+    found = settings.read(one.command.file, "node-1")
+    assert [node.name for node in found.nodes] == ["node-1", "node-2"]
+    assert all(node.key_file is None for node in found.nodes), "a node does not control another"
+    assert found.tls is not None
+    require_files(found.tls)
+    assert {stat.S_IMODE(file.stat().st_mode) for file in folder.iterdir()} == {0o600}
+
+
+def test_the_sidecar_has_a_key_of_every_node(tmp_path: Path) -> None:
+    plan = plan_of(tmp_path)
+    keys = {one.node.name: Path(f"{one.node.name}.control-key") for one in plan.nodes}
+    (tmp_path / "own.toml").write_text(plan.fleet_file(["node-0"], "sidecar", keys))
+    assert settings.read(tmp_path / "own.toml").nodes[0].key_file == tmp_path / "node-0.control-key"
+
+
+def test_given_certificates_are_those_of_each_node(tmp_path: Path) -> None:
+    plan = plan_of(tmp_path, RAY + GIVEN)
+    assert plan.nodes[1].files == {}
+    assert plan.nodes[1].node.grpc.tls == Tls(tmp_path / "ca.pem", tmp_path / "node-1.pem", Path("/keys/node-1.key"))
+    assert not (tmp_path / "fleet").exists()
+
+
+def test_what_is_written_is_what_is_read(tmp_path: Path) -> None:
+    tls = Tls(Path('/a "b"/c\\d.pem'), Path("größe.pem"), Path("key"))
+    node = Node("a", Endpoint("127.0.0.1:1", tls), "https://127.0.0.1:2/metrics", Path("/k"))
+    (tmp_path / "fleet.toml").write_text(fleet_file.text("demo", tls, [node]), encoding="utf-8")
+    found = settings.read(tmp_path / "fleet.toml")
+    assert found.tls == Tls(tls.ca, tmp_path / "größe.pem", tmp_path / "key")
+    assert (found.nodes[0].name, found.nodes[0].key_file) == ("a", Path("/k"))
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("nodes = 0", "nodes: got 0"),
+        ("nodes = 2\ngrpc_port = 65535", "grpc_port: got 65535"),
+        ("nodes = 9\ngrpc_port = 100\nmetrics_port = 108", "must not fall among the gRPC ports"),
+        ("cpus = -1", "cpus: got -1"),
+        ('build = ""', "build: got ''"),
+        ("node = 3", "unknown parameter; .*did you mean nodes"),
+    ],
+)
+def test_bad_values_are_refused_by_name(tmp_path: Path, text: str, said: str) -> None:
+    (tmp_path / "fleet.toml").write_text(f'name = "demo"\nmembership = "ray"\n[ray]\n{text}\n')
+    with pytest.raises(ShapeshiftError, match=said):
+        RayFleet(tmp_path / "fleet.toml")
+
+
+@pytest.mark.parametrize("command", [["up"], ["down"], ["upgrade"], ["drain", "a"]])
+def test_a_fleet_without_ray_is_refused(tmp_path: Path, command: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "fleet.toml"
+    file.write_text(
+        'name = "demo"\n[[nodes]]\nname = "a"\ngrpc = "127.0.0.1:1"\nmetrics = "http://127.0.0.1:2/metrics"\n'
+    )
+    assert main(["fleet", command[0], str(file), *command[1:]]) == 2
+    assert "membership: got 'static'; this command needs 'ray'" in capsys.readouterr().err
+
+
+def test_a_fleet_that_is_not_up_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "fleet.toml").write_text(RAY)
+    assert main(["fleet", "drain", str(tmp_path / "fleet.toml"), "node-0"]) == 2
+    assert "start it with `shapeshift fleet up`" in capsys.readouterr().err
+    assert main(["fleet", "down", str(tmp_path / "fleet.toml")]) == 0
