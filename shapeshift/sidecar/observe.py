@@ -9,11 +9,12 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TypeVar
+from functools import lru_cache
+from typing import NamedTuple, TypeVar
 
 from shapeshift.fleet.node import qualified, split
 from shapeshift.sidecar.nodes.pids import pid_on
-from shapeshift.triton.metrics import Samples
+from shapeshift.triton.metrics import Labels, Samples
 
 HEARTBEAT = "shapeshift_heartbeat_total"
 LENGTHS = "shapeshift_request_tokens_bucket"
@@ -27,15 +28,16 @@ STALLED = "shapeshift_thread_stalled_seconds"
 K = TypeVar("K")
 
 TAIL_QUANTILE = 0.98
-_OURS = "shapeshift_"
+# Of the names of all metrics of this project.
+OURS = "shapeshift_"
+_KEPT_LABELS = 1 << 17
 _LABELS = ("le", "worker", "thread")
 # One heartbeat a second. A model with heartbeats in this share of the seconds was alive all the time: Triton
 # publishes the metrics with a delay.
 _STEADY = 0.9
 
 
-@dataclass(frozen=True)
-class Series:
+class Series(NamedTuple):
     """One value of one process of a model; `label` is its `le`, `worker` or `thread` label, or empty."""
 
     name: str
@@ -64,16 +66,10 @@ class MetricsPage:
         self.nodes = frozenset({node})
         self.models: dict[str, list[Series]] = {}
         for (name, labels), value in samples.items():
-            if not name.startswith(_OURS):
-                continue
-            found = dict(labels)
-            model, pid = found.get("model"), found.get("pid", "")
-            if model and pid.isdecimal() and math.isfinite(value):
-                label = next((found[key] for key in _LABELS if key in found), "")
-                if node and "worker" in found and not split(label)[0]:
-                    label = qualified(node, label)
-                series = Series(name, pid_on(host, int(pid)), label, value)
-                self.models.setdefault(qualified(node, model), []).append(series)
+            owner = _owner(labels, node, host) if name.startswith(OURS) and math.isfinite(value) else None
+            if owner is not None:
+                model, pid, label = owner
+                self.models.setdefault(model, []).append(Series(name, pid, label, value))
 
     @classmethod
     def joined(cls, pages: Iterable[MetricsPage], at: float, nodes: frozenset[str]) -> MetricsPage:
@@ -101,6 +97,20 @@ class MetricsPage:
             model: {StalledThread(series.pid, series.label): series.value for series in self.series(model, STALLED)}
             for model in self.models
         }
+
+
+# Each page has the labels of the page before.
+@lru_cache(maxsize=_KEPT_LABELS)
+def _owner(labels: Labels, node: str, host: int) -> tuple[str, int, str] | None:
+    """Model, process and label of a series; None if it is of no process of a model."""
+    found = dict(labels)
+    model, pid = found.get("model"), found.get("pid", "")
+    if not model or not pid.isdecimal():
+        return None
+    label = next((found[key] for key in _LABELS if key in found), "")
+    if node and "worker" in found and not split(label)[0]:
+        label = qualified(node, label)
+    return qualified(node, model), pid_on(host, int(pid)), label
 
 
 @dataclass(frozen=True)

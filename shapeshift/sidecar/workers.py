@@ -29,6 +29,8 @@ class Control(Protocol):
 
     def config(self, name: str, timeout_s: float = 5.0) -> dict[str, Any]: ...
 
+    def parameters(self, name: str, timeout_s: float = 5.0) -> dict[str, str]: ...
+
 
 @dataclass(frozen=True)
 class Worker:
@@ -122,10 +124,9 @@ class ServerModelReader:
         """The parameters of the loaded model; None if it has been unloaded."""
         if model not in self._configs:
             try:
-                declared = self._control.config(model).get("parameters", {})
+                self._configs[model] = self._control.parameters(model)
             except ShapeshiftError:
                 return None
-            self._configs[model] = {name: str(value.get("string_value", "")) for name, value in declared.items()}
         return self._configs[model]
 
 

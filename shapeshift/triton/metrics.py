@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import http.client
 import re
+from functools import lru_cache
 from urllib.parse import SplitResult, urlsplit
 
 from shapeshift.errors import InvalidInputError, ShapeshiftError
@@ -15,6 +16,7 @@ Samples = dict[tuple[str, Labels], float]
 
 _SAMPLE = re.compile(r"([A-Za-z_:][\w:]*)(?:\{(.*)\})?\s+(\S+)(?:\s+-?\d+)?")
 _LABEL = re.compile(r'\s*([A-Za-z_]\w*)\s*=\s*"((?:[^"\\]|\\.)*)"\s*(?:,|$)')
+_KEPT_LABELS = 1 << 17
 _ESCAPE = re.compile(r"\\(.)")
 
 
@@ -75,6 +77,8 @@ def _connection(url: str, parts: SplitResult, timeout_s: float, tls: Tls | None)
     return http.client.HTTPSConnection(parts.hostname, parts.port or 443, timeout=timeout_s, context=context)
 
 
+# Each page has the labels of the page before.
+@lru_cache(maxsize=_KEPT_LABELS)
 def _labels(text: str) -> Labels | None:
     found: list[tuple[str, str]] = []
     position = 0

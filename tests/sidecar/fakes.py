@@ -125,6 +125,10 @@ class FakeServer:
             raise ShapeshiftError(f"{name} is not loaded")
         return copy.deepcopy(self.loaded[name])
 
+    def parameters(self, name: str, timeout_s: float = 5.0) -> dict[str, str]:
+        declared = self.config(name)["parameters"]
+        return {key: str(value["string_value"]) for key, value in declared.items()}
+
     def _require_up(self) -> None:
         if self.down:
             raise ShapeshiftError("no server answers")

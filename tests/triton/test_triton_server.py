@@ -164,6 +164,7 @@ def test_model_control(control: ModelControl) -> None:
     config["parameters"] = {"bin": {"string_value": "64"}}
     control.load("echo_two", config)
     assert control.config("echo_two")["parameters"]["bin"]["string_value"] == "64"
+    assert control.parameters("echo_two")["bin"] == "64"
     assert {model.state for model in control.index() if model.name == "echo_two"} == {"READY"}
     control.unload("echo_two")
     control.wait_unloaded("echo_two")

@@ -13,6 +13,9 @@ from shapeshift.sidecar.nodes.node_calls import NodeCalls, nobody_answers
 from shapeshift.sidecar.nodes.presence import Presence
 from shapeshift.sidecar.workers import ServerModelReader, ServerModels, Worker
 
+# Factor on the limit where every configuration is requested, not only the index.
+_PATIENCE = 2.5
+
 
 class FleetModelReader:
     """Reads the models of all nodes at once. One thread uses it. limit_s: see `NodeCalls`."""
@@ -24,6 +27,7 @@ class FleetModelReader:
         self._readers: dict[str, tuple[NodeServer, ServerModelReader]] = {}
         # By node: models whose configurations are to be requested again.
         self._forgotten: dict[str, set[str]] = {}
+        self._knows_nothing = True
 
     @property
     def gone(self) -> frozenset[str]:
@@ -33,7 +37,7 @@ class FleetModelReader:
     def forget(self, *models: str) -> None:
         """Request the configurations of these models again; of all models if none is given."""
         if not models:
-            self._readers, self._forgotten = {}, {}
+            self._readers, self._forgotten, self._knows_nothing = {}, {}, True
         for node, model in map(split, models):
             self._forgotten.setdefault(node, set()).add(model)
 
@@ -42,7 +46,8 @@ class FleetModelReader:
         servers = self._connections.servers
         self._readers = {node: self._reader(node, server) for node, server in servers.items()}
         calls = {node: partial(_read, one, self._forgotten.get(node)) for node, (_, one) in self._readers.items()}
-        found, problems = self._calls.ask(calls)
+        found, problems = self._calls.ask(calls, _PATIENCE if self._knows_nothing else 1.0)
+        self._knows_nothing = False
         for node in found:
             self._forgotten.pop(node, None)
         self._presence.record("models", found, problems)

@@ -32,17 +32,18 @@ class NodeCalls(Generic[T]):
         self._threads = ThreadPoolExecutor(_MOST_AT_ONCE, thread_name_prefix="node")
         self._late: dict[str, Future[T]] = {}
 
-    def ask(self, calls: Mapping[str, Callable[[], T]]) -> tuple[dict[str, T], dict[str, str]]:
-        """By node: the answers, and why each of the other nodes gave none."""
+    def ask(self, calls: Mapping[str, Callable[[], T]], patience: float = 1.0) -> tuple[dict[str, T], dict[str, str]]:
+        """By node: the answers, and why each of the other nodes gave none. patience: factor on the limit."""
+        limit_s = None if self._limit_s is None else patience * self._limit_s
         self._late = {node: call for node, call in self._late.items() if not call.done()}
         problems = dict.fromkeys(self._late.keys() & calls.keys(), "its last answer is still missing")
         running = {node: self._threads.submit(call) for node, call in calls.items() if node not in problems}
-        ended = wait(running.values(), self._limit_s).done
+        ended = wait(running.values(), limit_s).done
         answers: dict[str, T] = {}
         for node, call in running.items():
             if call not in ended:
                 self._late[node] = call
-                problems[node] = f"no answer within {self._limit_s:g} s"
+                problems[node] = f"no answer within {limit_s:g} s"
             elif (error := call.exception()) is not None:
                 # Whatever is wrong with one node concerns no other.
                 problems[node] = " ".join(str(error).split()) or repr(error)
