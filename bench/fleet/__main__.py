@@ -19,6 +19,8 @@ PARTS: Choices[Callable[[Output, bool], None]] = Choices(
         "router_fronts": "bench.fleet.router_fronts:measure",
         "faults": "bench.fleet.faults:measure",
         "broken_link": "bench.fleet.broken_link:measure",
+        "control": "bench.fleet.control:measure",
+        "drift": "bench.fleet.drift:measure",
     },
 )
 
