@@ -113,7 +113,7 @@ class PlanLoop:
             if not decision.counts:
                 counts = plan.counts_of(front, current) if front.is_binned else (len(current),)
                 decision = Decision((), counts, decision.reason)
-            self._apply(front, decision, self._settings.start_batch, keep_going=True)
+            self._apply(front, decision, self._settings.start_size(len(front.nodes)), keep_going=True)
             state.plan_page = state.scale_page = self._page()
         return adopted
 
@@ -149,7 +149,8 @@ class PlanLoop:
             return False
         self._journal.log("state", front.name, text)
         serving = any(worker.is_ready for worker in workers.values())
-        size = self._settings.batch_size(len(state.target)) if serving else self._settings.start_batch
+        own = self._settings
+        size = own.batch_size(len(state.target)) if serving else own.start_size(len(front.nodes))
         self._actuator.apply(batches(actions, size), keep_going=True, new_process=True, interrupted=self._is_outdated)
         self._reader.forget(*(action.worker for action in actions))
         return True

@@ -20,7 +20,7 @@ class SidecarSettings:
     plan_period_s        seconds between two plans
     scale_period_s       seconds between two checks of the tail latency
     batch                workers changed at once under load; 0: an eighth of the front's workers, at least one
-    start_batch          workers loaded at once while none of the front's workers serves
+    start_batch          workers loaded at once for each node while none of the front's workers serves
     node_limit_s         a node of a fleet that takes longer than this to answer is late, and left out
     load_timeout_s       longest time that one load may take
     min_texts            a period with fewer texts than this changes no plan
@@ -61,3 +61,7 @@ class SidecarSettings:
     def batch_size(self, workers: int) -> int:
         """How many of a front's `workers` are changed at once under load."""
         return self.batch or max(workers // 8, 1)
+
+    def start_size(self, nodes: int) -> int:
+        """How many workers of a front on so many nodes are loaded at once while none of them serves."""
+        return self.start_batch * max(nodes, 1)

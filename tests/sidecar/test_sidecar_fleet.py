@@ -221,7 +221,23 @@ def test_nodes_may_have_different_numbers_of_workers() -> None:
     assert [case.on(node) for node in NODES] == [4, 2, 6]
 
 
-def test_scaling_takes_the_nodes_in_turn() -> None:
+def test_the_first_plan_loads_as_many_workers_at_once_on_each_node_as_on_one() -> None:
+    case = Case()
+    loading, all_loading = Counter[str](), threading.Barrier(12)
+    for node, server in case.servers.items():
+        server.fails = lambda name, bin_, node=node: _joined(all_loading, loading, node)  # type: ignore[misc]
+    case.step()
+    # Each is loaded as it is, which shows its configuration, and then with its bin.
+    assert loading == {"a": 8, "b": 8, "c": 8}
+
+
+def _joined(barrier: threading.Barrier, loading: Counter[str], node: str) -> str | None:
+    barrier.wait(20)
+    loading[node] += 1
+    return None
+
+
+def test_the_workers_of_each_front_start_evenly_on_the_nodes() -> None:
     changes = {"models": 4, "workers": 2, "min_workers": 1, "max_workers": 4}
     case = Case(**{node: node_server(**changes) for node in NODES})
     case.step()

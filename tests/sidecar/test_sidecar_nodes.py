@@ -77,6 +77,14 @@ def test_a_node_must_answer_both_questions() -> None:
     assert presence.gone == frozenset()
 
 
+def test_a_single_server_is_never_gone() -> None:
+    log: list[str] = []
+    presence = Presence(quiet(log))
+    for _ in range(3):
+        presence.record("metrics", [], {"": "no answer"})
+    assert (presence.gone, log) == (frozenset(), [])
+
+
 class Listed:
     def __init__(self, *nodes: Node) -> None:
         self.nodes = Members(nodes)

@@ -15,7 +15,10 @@ GONE, BACK = 2, 2
 
 
 class Presence:
-    """Thread-safe. Several sources ask each node (`metrics`, `models`); a node is present if it answers all of them."""
+    """Thread-safe. Several sources ask each node (`metrics`, `models`); a node is present if it answers all of them.
+
+    The node without a name is never gone: around a single server there is nothing to plan.
+    """
 
     def __init__(self, journal: Journal) -> None:
         self._journal = journal
@@ -32,7 +35,7 @@ class Presence:
     def record(self, source: str, answered: Collection[str], problems: Mapping[str, str]) -> None:
         """Take one more question to all members into account: those that answered, and why the others did not."""
         with self._lock:
-            members = {*answered, *problems}
+            members = {*answered, *problems} - {""}
             self._streaks = {node: self._streaks.get(node, {}) for node in members}
             for node, streaks in self._streaks.items():
                 before = streaks.get(source, 0)
@@ -40,9 +43,9 @@ class Presence:
             gone = frozenset(node for node in members if self._is_gone(node))
             left, returned = gone - self._gone, (self._gone & members) - gone
             self._gone = gone
-        for node in filter(None, left):
+        for node in left:
             self._journal.log("node", node, f"does not answer, and is planned around: {problems.get(node, source)}")
-        for node in filter(None, returned):
+        for node in returned:
             self._journal.log("node", node, "answers again")
 
     def _is_gone(self, node: str) -> bool:
