@@ -10,11 +10,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
-from shapeshift.fleet.environment import FLEET_FILE_VARIABLE, NODE_VARIABLE
-
 from bench.common.output import BUILD, FOLDER, empty
 from bench.polymorph.fleet import emulated_front
 from shapeshift.errors import ShapeshiftError
+from shapeshift.fleet.environment import FLEET_FILE_VARIABLE, NODE_VARIABLE
 from shapeshift.triton.embedded.free_ports import on_free_ports
 from shapeshift.triton.embedded.server import TritonServer
 from shapeshift.triton.metrics import Samples, scrape
