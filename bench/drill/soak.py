@@ -15,6 +15,7 @@ from bench.drill.outcomes import LOST, RIGHT, WRONG
 _SAMPLE_S = 5.0
 _WARM_UP = 0.3
 _THROUGHOUT = 0.9
+_TEXTS = 20
 
 
 def soak(
@@ -31,8 +32,12 @@ def soak(
         for name, footprint in scene.site.footprints().items():
             samples[name].append((passed_s, footprint))
     traffic.pause()
-    counts = Counter(one.kind for one in traffic.outcomes[first:])
+    outcomes = traffic.outcomes[first:]
+    counts = Counter(one.kind for one in outcomes)
     say(f"soak of {minutes:g} minutes: {dict(counts)}")
+    errors = Counter(f"{one.front}: {one.kind}: {one.text[:200]}" for one in outcomes if one.kind != RIGHT)
+    for text, number in errors.most_common(_TEXTS):
+        say(f"  {number} x {text}")
     say(f"  {'process':24}{'RSS MB first':>13}{'last':>8}{'fds':>10}{'threads':>12}")
     after_s = _WARM_UP * 60.0 * minutes
     warm = {name: [one for at_s, one in found if at_s >= after_s] for name, found in samples.items()}

@@ -155,8 +155,7 @@ class Traffic:
         for variant in question.variants:
             with contextlib.suppress(grpc.aio.AioRpcError):
                 answer = await self._answer(question.front, variant, question.streams)
-                evicted = "LABEL" in answer and answer["LABEL"].ravel()[0] == b""
-                if not evicted and not self._judge.accepts(question, answer):
+                if not is_evicted(answer) and not self._judge.accepts(question, answer):
                     return False
         return True
 
@@ -184,8 +183,11 @@ class Traffic:
         sent_s = time.monotonic()
         try:
             answer = await self._answer(question.front, question.payload, question.streams)
-            right = self._judge.accepts(question, answer)
-            kind, text = (RIGHT, "") if right else (WRONG, _short(answer))
+            if self._judge.accepts(question, answer):
+                kind, text = RIGHT, ""
+            else:
+                # An image that could not meet its deadline is refused by its outcome, without a label.
+                kind, text = CODED if is_evicted(answer) else WRONG, _short(answer)
         except EndedEarlyError as error:
             kind, text = LOST, str(error)
         except RefusedError as error:
@@ -219,6 +221,11 @@ class Traffic:
     async def _close(self) -> None:
         for channel in self._channels.values():
             await channel.close()
+
+
+def is_evicted(answer: Tensors) -> bool:
+    """Whether the answer is that for an image which did not run, since it could not meet its deadline."""
+    return "LABEL" in answer and answer["LABEL"].ravel()[0] == b""
 
 
 class RefusedError(Exception):

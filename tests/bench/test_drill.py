@@ -37,7 +37,7 @@ from bench.drill.outcomes import (
 from bench.drill.questions import Judge, Question, make, tensors_of
 from bench.drill.recovery import is_whole, p99_by_front, time_until_whole
 from bench.drill.schedule import every_fault, rounds
-from bench.drill.traffic import TIMEOUT_S
+from bench.drill.traffic import TIMEOUT_S, is_evicted
 
 USUAL = {"encode": 0.1, "generate": 0.2}
 
@@ -190,6 +190,12 @@ def test_answers_are_judged() -> None:
     assert not judge.accepts(text, {"text_output": np.array([b"a"], dtype=object)})
     assert not judge.accepts(text, {})
     assert not judge.accepts(replace(text, known=None), {"text_output": np.array([b"a b"], dtype=object)})
+
+
+def test_an_evicted_image_is_refused_and_not_wrong() -> None:
+    assert is_evicted({"LABEL": np.array([[b""]], dtype=object)})
+    assert not is_evicted({"LABEL": np.array([[b"7"]], dtype=object)})
+    assert not is_evicted({"EMBEDDING": np.zeros((1, 2))})
 
 
 def test_what_a_process_holds() -> None:
