@@ -20,7 +20,7 @@ from tests.mutation.native import NativeChange
 from tests.mutation.sample import Change, package_of
 from tests.sources import closure
 
-_LIMIT_S = 300.0
+_LIMIT_S, _COMPILER_S = 300.0, 1800.0
 _SELECTED = "not server and not slow and not long"
 _ENDLESS = "the tests did not end"
 _POLL_S = 0.05
@@ -111,7 +111,10 @@ class Copy:
     def _compiles(self, file: str) -> bool:
         """Whether the kernel of this file can be compiled; if so it has been, for the tests."""
         run = partial(native.compile_kernel, file, self._folder / "build" / _KERNELS)
-        return self._run(run, self._folder / "compiler.log", _LIMIT_S) == 0
+        status = self._run(run, self._folder / "compiler.log", _COMPILER_S)
+        if status is None:
+            raise RuntimeError(f"the compiler did not end within {_COMPILER_S:g} s")
+        return status == 0
 
     def _run(self, run: Callable[[], int], output: Path, limit_s: float) -> int | None:
         """What `run` returns with the sources of the copy, in a process that is only for this; None: it did not end."""
