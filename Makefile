@@ -10,6 +10,8 @@ MODELS ?=
 # Model and requests in flight for `make loadtest`.
 MODEL ?= encode
 CONCURRENCY ?= 8
+# openai: `make loadtest` sends embeddings and chats to the gateway.
+API ?=
 # What `make bench` measures: encode, polymorph, token_adapt, fused_decode, adapter_cache, cascade, gateway or shared_cores.
 BENCH ?= encode
 # Further options of `make serve`, `make bench`, `make drill` and `make test`.
@@ -82,8 +84,8 @@ simulate: .venv/.test build/.server ## the allocation and dispatch policies as d
 fleet: .venv/.test build/.server ## demonstration: three nodes on this machine, emulated workers, lengths that drift, the sidecar's moves (ARGS="--seconds 60")
 	@$(BIN)/python -m bench.fleet.demonstration $(ARGS)
 
-loadtest: .venv/.serve build/.server ## perf_analyzer against a server that runs (MODEL=encode, CONCURRENCY=8)
-	@$(BIN)/python -m client.loadtest --model $(MODEL) --concurrency $(CONCURRENCY) $(ARGS)
+loadtest: .venv/.serve build/.server ## perf_analyzer against a server that runs (MODEL=encode, CONCURRENCY=8); API=openai: AIPerf against its gateway
+	@$(BIN)/python -m $(if $(filter openai,$(API)),bench.gateway.aiperf,client.loadtest --model $(MODEL)) --concurrency $(CONCURRENCY) $(ARGS)
 
 clean: ## remove .venv and build/
 	rm -rf .venv build
