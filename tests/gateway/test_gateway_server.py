@@ -6,6 +6,7 @@ import asyncio
 import base64
 import json
 import subprocess
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -17,7 +18,8 @@ import openai
 import pytest
 import tritonclient.grpc as grpc_client
 
-from shapeshift.triton import metrics
+from shapeshift.triton import keys, metrics
+from shapeshift.triton.control import ModelControl
 from tests.gateway.served import gateway, models_of, serving
 from tests.waiting import wait_for
 
@@ -140,6 +142,32 @@ def test_curl(url: str) -> None:
         ["curl", "-sf", f"{url}/v1/embeddings", "-d", body], capture_output=True, check=True, timeout=60
     )
     assert len(json.loads(done.stdout)["data"][0]["embedding"]) == 384
+
+
+def test_a_model_is_ready_exactly_while_it_can_answer(client: openai.OpenAI, triton: TritonServer) -> None:
+    """KServe's readiness. The gateway's answer while there is none says when to come back."""
+    model = f"http://{triton.http_url}/v2/models/encode"
+    text = {"name": "TEXT", "shape": [1, 1], "datatype": "BYTES", "data": ["a"]}
+
+    def is_ready() -> bool:
+        return httpx2.get(f"{model}/ready", timeout=20).status_code == 200
+
+    def answers() -> bool:
+        return httpx2.post(f"{model}/infer", json={"inputs": [text]}, timeout=60).status_code == 200
+
+    assert is_ready() and answers()
+    with ModelControl(triton.grpc_url, keys.read_key(triton.settings.key_file)) as control:
+        control.unload("encode")
+        assert not is_ready() and not answers()
+        with pytest.raises(openai.APIStatusError) as gone:
+            client.embeddings.create(model="encode", input="a")
+        assert gone.value.status_code == 503 and gone.value.response.headers["retry-after"]
+        loading = threading.Thread(target=control.load, args=("encode",))
+        loading.start()
+        wait_for(is_ready, timeout_s=120, pause_s=0.01)
+        assert answers(), "the first request after it was ready"
+        loading.join(120)
+    wait_for(lambda: client.embeddings.create(model="encode", input="a").data, timeout_s=30)
 
 
 def test_metrics_of_triton_are_passed_on(url: str) -> None:
