@@ -33,7 +33,7 @@ def learned(time: Callable[[int], float], *sizes: int) -> IterationTimes:
 
 def test_the_kernels_and_the_blocks_allow_so_many_tokens() -> None:
     assert MOST_DRAFTED < BLOCK_TOKENS, "a proposal needs at most one block more"
-    assert f"kFew = {MOST_DRAFTED + 1};" in (KERNELS / "attention.h").read_text()
+    assert f"kFew = {MOST_DRAFTED + 1};" in (KERNELS / "attention_layer.h").read_text()
 
 
 def flat(tokens: int) -> float:
