@@ -185,6 +185,25 @@ def test_a_router_corrects_the_profile_by_how_long_workers_are_busy(monkeypatch:
     assert members.predicted_ms(rows, lambda row: 10.0) == pytest.approx(10.0 * factor)
 
 
+def test_rows_that_a_worker_leaves_to_a_better_one_do_not_wait_for_a_probe() -> None:
+    queue = SharedQueue(lambda edge: (100, 4), lambda edge, tokens: 10.0)
+    members = Membership(queue, 9, 999, lambda line: None)
+    members.offer(["a", "b"])
+    for worker in members.workers.values():
+        hello = WorkerCall([], 0.0, worker.epoch, time.monotonic())
+        worker.calls.append(hello)
+        members.ended(worker, hello, WorkerInfo(0, 0, 1))
+    queue.delayed("b", 1e6)
+    rows = TextRequest([np.ones(4, np.int64)] * 2, lambda request: None).rows
+    members.put(rows[:1])
+    taken = {worker.name: members.take(worker) for worker in iter(members.next_ready, None)}
+    assert taken == {"a": rows[:1], "b": []}
+    members.put(rows[1:])
+    queue.delayed("b", 0.0)
+    taken = {worker.name: members.take(worker) for worker in iter(members.next_ready, None)}
+    assert taken == {"a": [], "b": rows[1:]}
+
+
 def test_a_call_gets_five_times_its_profiled_time(make_router: MakeRouter, monkeypatch: pytest.MonkeyPatch) -> None:
     """In seconds of the pool's clock, and at least the least time-out."""
     router = make_router(0, timeout_s=0.25)

@@ -97,9 +97,11 @@ class Membership:
 
     def take(self, worker: WorkerState) -> list[Row]:
         """The rows of the worker's next call; none where it has not joined or should wait."""
-        rows = self.pending.take(worker.name) if worker.joined else []
-        if rows:
-            self._mark_shared()
+        if not worker.joined:
+            return []
+        rows = self.pending.take(worker.name)
+        # Rows may be left, or be left to a worker that has become the better one.
+        self._mark_shared()
         return rows
 
     def probe(self, worker: WorkerState) -> None:
