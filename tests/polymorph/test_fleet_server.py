@@ -31,6 +31,9 @@ FRONTS: dict[str, dict[str, object]] = {
 }
 TEXTS = [[[1 + own * 31 % 30000] * (1 + own * 11 % 150)] * (1 + own % 3) for own in range(24)]
 
+# More than the nearest worker takes at once.
+MANY = [[7] * 100] * 64
+
 
 @pytest.fixture(scope="module")
 def fleet(
@@ -56,13 +59,17 @@ def fleet(
 def test_fronts_of_both_nodes_use_the_workers_of_both_and_answer_alike(fleet: Fleet, front: str) -> None:
     for node in NODES:
         wait_for(lambda: fleet.joined(node, front) == 2)  # noqa: B023
-    worker = f"{front}_w00"
-    before = {node: fleet.computed(node, worker) for node in NODES}
     for rows in TEXTS:
         ours, theirs = (infer(fleet.servers[node], front, rows) for node in NODES)
         np.testing.assert_array_equal(ours, theirs)
-    for node in NODES:
-        wait_for(lambda: fleet.computed(node, worker) > before[node])  # noqa: B023
+    for node, other in zip(NODES, reversed(NODES), strict=True):
+        before = fleet.computed(other, f"{front}_w00")
+
+        def shared(node: str = node, other: str = other, before: float = before) -> bool:
+            infer(fleet.servers[node], front, MANY)
+            return fleet.computed(other, f"{front}_w00") > before
+
+        wait_for(shared)
 
 
 def test_a_node_leaves_and_joins_by_the_file(fleet: Fleet) -> None:
