@@ -25,6 +25,11 @@ from shapeshift.triton.embedded import processes
 from shapeshift.triton.embedded.free_ports import free_ports
 from shapeshift.triton.embedded.run_record import Identity
 
+# Ray waits for the agents whose ports are not stated, and gives up after 30 s: too soon on a busy machine.
+_STATED_PORTS = (
+    *("ray-client-server", "dashboard-agent-listen", "dashboard-agent-grpc", "metrics-export", "runtime-env-agent"),
+    *("object-manager", "node-manager"),
+)
 _STATE_FILE = "ray.json"
 _TOKEN_FILE = "ray-token"
 _LOG_FILE = "ray.log"
@@ -37,8 +42,6 @@ _SETTINGS = {
     "RAY_kill_child_processes_on_worker_exit": "0",
     "RAY_AUTH_MODE": "token",
     "RAY_USAGE_STATS_ENABLED": "0",
-    # On a busy machine Ray's agent needs longer than the 30 s after which Ray gives up.
-    "RAY_agent_register_timeout_ms": "120000",
     # Ray takes the address of a network card in place of 127.0.0.1 unless it knows that there is one machine only.
     "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
 }
@@ -132,12 +135,12 @@ class Cluster:
 
     def _started(self, cpus: float) -> str | None:
         """Start a head and wait until it answers; None if it does not."""
-        port, client_port, agent_port = islice(free_ports(), 3)
+        port, *others = islice(free_ports(), 1 + len(_STATED_PORTS))
         program = Path(sys.executable).with_name("ray")
         options = ["--node-ip-address=127.0.0.1", f"--port={port}", f"--num-cpus={max(1, round(cpus))}"]
         # Ports of the kernel's choice, so that several clusters fit on one machine.
         options += ["--min-worker-port=0", "--max-worker-port=0"]
-        options += [f"--ray-client-server-port={client_port}", f"--dashboard-agent-listen-port={agent_port}"]
+        options += [f"--{name}-port={other}" for name, other in zip(_STATED_PORTS, others, strict=True)]
         options += ["--include-dashboard=false", "--disable-usage-stats", "--object-store-memory=80000000"]
         log = self.folder / _LOG_FILE
         with log.open("wb") as stream:

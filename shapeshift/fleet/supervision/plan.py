@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from shapeshift.fleet import certificates, fleet_file
-from shapeshift.fleet.certificates import CA_FILE
+from shapeshift.errors import UnsupportedError
+from shapeshift.fleet import fleet_file
 from shapeshift.fleet.membership import written
 from shapeshift.fleet.membership.written import RaySettings
 from shapeshift.fleet.node import Node
@@ -17,6 +17,8 @@ from shapeshift.fleet.supervision.node_process import NodeCommand
 from shapeshift.triton.endpoint import Endpoint, Tls
 
 _FLEET_FILE = "fleet.toml"
+# As `certificates` names it.
+_CA_FILE = "ca.pem"
 
 
 @dataclass(frozen=True)
@@ -77,11 +79,18 @@ def make_plan(fleet: FleetSettings, folder: Path, hosts: Sequence[str]) -> Fleet
 def tls_of(given: Tls | None, name: str) -> Tls:
     """The files with which `name` shows itself: those of the fleet file, else those beside its own fleet file."""
     if given is None:
-        return Tls(Path(CA_FILE), Path(f"{name}.pem"), Path(f"{name}.key"))
+        return Tls(Path(_CA_FILE), Path(f"{name}.pem"), Path(f"{name}.key"))
     return Tls(*(Path(str(file).replace("{node}", name)) for file in (given.ca, given.certificate, given.key)))
 
 
 def made_files(home: Path, name: str, hosts: Sequence[str] = ()) -> dict[str, bytes]:
-    """The contents of the certificate files of `name`, made below `home` where they are missing."""
+    """The contents of the certificate files of `name`, made below `home` where they are missing.
+
+    Raises UnsupportedError where the package that makes them is missing.
+    """
+    try:
+        from shapeshift.fleet import certificates
+    except ModuleNotFoundError as error:
+        raise UnsupportedError(f"{error.name} is not installed: pip install 'shapeshift[fleet]'") from None
     made = certificates.ensure(home / "tls", name, hosts)
     return {file.name: file.read_bytes() for file in (made.ca, made.certificate, made.key)}

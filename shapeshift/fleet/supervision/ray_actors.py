@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import sys
 import threading
 import time
 from pathlib import Path
@@ -89,21 +90,18 @@ class FleetActor:
         self._sent: dict[str, str] = {}
         self._sidecar = None if plan_period_s is None else self._make_sidecar(plan_period_s)
         self._is_running = False
+        self._problem = ""
         # Not to take nodes out of the list only because this actor is new.
         self._waits_until = time.monotonic() + _FIRST_ANSWERS_S
         threading.Thread(target=self._run, name="fleet", daemon=True).start()
 
-    def statuses(self) -> dict[str, NodeStatus]:
-        """The state of each node that has answered since this actor was started."""
-        return {name: status for name, (status, _) in self._known.items()}
+    def addresses(self) -> dict[str, str]:
+        """The address of gRPC of each node that this actor knows."""
+        return {one.node.name: one.node.grpc.address for one in self._plan.nodes}
 
     def pid(self) -> int:
         """The process of this actor."""
         return os.getpid()
-
-    def sidecar_line(self) -> str:
-        """The last line that the sidecar has written."""
-        return "" if self._sidecar is None else self._sidecar.last_line()
 
     def _make_sidecar(self, plan_period_s: float) -> ChildProcess:
         first = self._plan.nodes[0].command
@@ -118,13 +116,19 @@ class FleetActor:
     def _run(self) -> None:
         pause = threading.Event()
         while True:
-            # A node that cannot be reached, or a full disk, must not end the others' membership.
-            with contextlib.suppress(Exception):
+            try:
                 self._pass_on()
+                problem = ""
+            except Exception as error:  # noqa: BLE001  a full disk, for one, must not end the membership
+                problem = f"{type(error).__name__}: {error}"
+            if problem != self._problem:
+                # Ray keeps what its actors write.
+                sys.stderr.write(f"membership: {problem or 'passed on again'}\n")
+                self._problem = problem
             pause.wait(_PERIOD_S)
 
     def _pass_on(self) -> None:
-        """Ask each node for its state, and send every one that changed nothing but the list the new list."""
+        """Ask each node for its state, and send the fleet file with the present members to all nodes."""
         import ray
 
         asked = {name: actor.describe.remote() for name, actor in self._nodes.items()}

@@ -77,6 +77,7 @@ class RayFleet:
         files.replace_text(self._file.parent / self.settings.nodes_file, text)
         actors = {one.node.name: self._node_actor(one, plan) for one in plan.nodes}
         own = {} if plan.given_tls else plans.made_files(self._home, SIDECAR)
+        self._end_other_membership(plan)
         made = self._ray.remote(FleetActor).options(num_cpus=0, **self._lasting(FLEET_ACTOR))
         made.remote(plan, actors, own, plan_period_s)
 
@@ -190,6 +191,19 @@ class RayFleet:
         """The options of an actor that Ray starts again, and that outlives the command."""
         own = {"max_restarts": -1, "max_concurrency": 8, "runtime_env": _ENVIRONMENT}
         return {"name": name, "lifetime": "detached", "get_if_exists": True, **own}
+
+    def _end_other_membership(self, plan: FleetPlan) -> None:
+        """End the actor that passes membership on if it knows other nodes than `plan` has: it keeps nothing."""
+        wanted = {one.node.name: one.node.grpc.address for one in plan.nodes}
+        with contextlib.suppress(NotFoundError):
+            actor = self._actor(FLEET_ACTOR)
+            if self._call(actor.addresses) == wanted:
+                return
+            self._ray.kill(actor)
+            deadline = time.monotonic() + _ANSWER_S
+            while time.monotonic() < deadline:
+                self._actor(FLEET_ACTOR)
+                time.sleep(_POLL_S)
 
     def _node_actor(self, one: plans.NodePlan, plan: FleetPlan) -> Any:
         own = self.settings
