@@ -115,5 +115,5 @@ def stub_nodes(nodes: int) -> Iterator[Connections]:
         FOLDER.mkdir(parents=True, exist_ok=True)
         file = FOLDER / "stub_fleet.toml"
         file.write_text('name = "stubs"\n' + text)
-        yield connect.to_fleet(file, Journal(lambda text: None, lambda report: None, {}))
+        yield connect.to_fleet(file, "", Journal(lambda text: None, lambda report: None, {}))
         process.stdin.close()

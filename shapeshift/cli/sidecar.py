@@ -27,6 +27,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--server", metavar="HOST:GRPCPORT", help="gRPC address; default: from the build folder")
     parser.add_argument("--metrics", metavar="URL", help="metrics page; default: from the build folder")
     parser.add_argument("--fleet", type=Path, metavar="FILE", help="fleet file: one sidecar for all nodes of a fleet")
+    parser.add_argument("--node", default="", metavar="NAME", help="with --fleet: whose certificate is shown")
     parser.add_argument("--build", type=Path, default=Path("build"), help="folder of generated files (%(default)s)")
     parser.add_argument("--repository", type=Path, action="append", metavar="DIR", help="folder of models; repeatable")
     parser.add_argument("--health-period", type=float, default=own.health_period_s, metavar="SECONDS")
@@ -41,7 +42,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Run the sidecar until a signal stops it, and return 0. Raises ShapeshiftError, also if another sidecar runs."""
-    fleet = fleet_settings.read(options.fleet) if options.fleet else None
+    fleet = fleet_settings.read(options.fleet, options.node) if options.fleet else None
     run_directory = run_directory_of(options.build, fleet.name if fleet else "")
     if options.freeze or options.thaw:
         (run_files.freeze if options.freeze else run_files.thaw)(run_directory)
@@ -117,7 +118,7 @@ def _run(settings: SidecarSettings, options: argparse.Namespace) -> int:
 
     with stop_event() as stop:
         if options.fleet:
-            sidecar = Sidecar(settings, partial(connect.to_fleet, options.fleet), _write)
+            sidecar = Sidecar(settings, partial(connect.to_fleet, options.fleet, options.node), _write)
         else:
             key = server_key(settings.run_directory)
             sidecar = Sidecar(settings, lambda _: connect.to_server(settings.server, settings.metrics, key), _write)

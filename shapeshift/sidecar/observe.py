@@ -28,8 +28,8 @@ STALLED = "shapeshift_thread_stalled_seconds"
 K = TypeVar("K")
 
 TAIL_QUANTILE = 0.98
-# Of the names of all metrics of this project.
-OURS = "shapeshift_"
+# With this the names of all metrics of this project begin.
+_OURS = "shapeshift_"
 _KEPT_LABELS = 1 << 17
 _LABELS = ("le", "worker", "thread")
 # One heartbeat a second. A model with heartbeats in this share of the seconds was alive all the time: Triton
@@ -66,7 +66,7 @@ class MetricsPage:
         self.nodes = frozenset({node})
         self.models: dict[str, list[Series]] = {}
         for (name, labels), value in samples.items():
-            owner = _owner(labels, node, host) if name.startswith(OURS) and math.isfinite(value) else None
+            owner = _owner(labels, node, host) if name.startswith(_OURS) and math.isfinite(value) else None
             if owner is not None:
                 model, pid, label = owner
                 self.models.setdefault(model, []).append(Series(name, pid, label, value))

@@ -49,3 +49,12 @@ def test_an_invalid_fleet_file_is_one_line(tmp_path: Path, capsys: pytest.Captur
     file.write_text("nam = 1")
     assert main(["fleet", "status", str(file)]) == 2
     assert capsys.readouterr().err.count("\n") == 1
+
+
+def test_a_missing_certificate_is_that_of_the_named_node(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "fleet.toml"
+    tls = '[tls]\nca = "ca.pem"\ncertificate = "{node}.pem"\nkey = "{node}.key"\n'
+    file.write_text(FLEET.format(port=1) + tls)
+    (tmp_path / "ca.pem").touch()
+    assert main(["fleet", "status", str(file), "--node", "operator"]) == 2
+    assert "operator.pem" in capsys.readouterr().err

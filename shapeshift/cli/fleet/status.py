@@ -17,6 +17,7 @@ from shapeshift.settings import require
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options of `shapeshift fleet status`."""
     parser.add_argument("file", type=Path, help="the fleet file")
+    parser.add_argument("--node", default="", metavar="NAME", help="whose certificate is shown to the nodes")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.add_argument("--build", type=Path, default=Path("build"), help="build folder of the sidecar (%(default)s)")
     parser.add_argument("--seconds", type=float, default=2.0, help="for how long traffic is measured (%(default)s)")
@@ -31,9 +32,9 @@ def run(options: argparse.Namespace) -> int:
     from shapeshift.sidecar.process_tracker import ProcessTracker
 
     require(0.5 <= options.seconds <= 3600, "seconds", options.seconds, "must be 0.5 to 3600")
-    fleet = settings.read(options.file)
+    fleet = settings.read(options.file, options.node)
     # What is wrong with a node is written where it is left out.
-    connections = connect.to_fleet(options.file, Journal(_warn, lambda report: None, {}))
+    connections = connect.to_fleet(options.file, options.node, Journal(_warn, lambda report: None, {}))
     run_directory = run_directory_of(options.build, fleet.name)
     found = overview(connections, run_directory, ProcessTracker(local=False), options.seconds)
     sys.stdout.write(json.dumps(found) + "\n" if options.json else format_fleet(fleet.name, found))

@@ -26,9 +26,12 @@ def to_server(server: str, page: str, key: str) -> Connections:
     return SingleServer(NodeServer(control, partial(metrics.scrape, page, tls=tls), control.version))
 
 
-def to_fleet(file: Path, journal: Journal) -> Connections:
-    """To the nodes of the fleet file, now and whenever they change. Raises ShapeshiftError for an invalid file."""
-    return FleetConnections(open_membership(file), _to_node, journal)
+def to_fleet(file: Path, node: str, journal: Journal) -> Connections:
+    """To the nodes of the fleet file, now and whenever they change. node: whose certificate is shown to them.
+
+    Raises ShapeshiftError for an invalid file.
+    """
+    return FleetConnections(open_membership(file, node), _to_node, journal)
 
 
 def _to_node(node: Node, key: str, host: int) -> NodeServer:
