@@ -21,6 +21,7 @@ PARTS: Choices[Callable[[Output, bool], None]] = Choices(
         "broken_link": "bench.fleet.broken_link:measure",
         "control": "bench.fleet.control:measure",
         "drift": "bench.fleet.drift:measure",
+        "drift_served": "bench.fleet.drift_served:measure",
     },
 )
 

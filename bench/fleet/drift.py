@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -31,7 +30,7 @@ def measure(output: Output, quick: bool) -> None:
     for name, traffic in _CASES.items():
         for seed in draws:
             progress(f"drift: {name}, draw {seed}")
-            together, apart = _latencies(traffic, seed)
+            together, apart = latencies(traffic, seed)
             ratio = _p98(together) / _p98(apart)
             rows.append({"traffic": str(traffic), "seed": seed, "together": _p98(together), "apart": _p98(apart)})
             output.say(
@@ -41,7 +40,7 @@ def measure(output: Output, quick: bool) -> None:
     output.data["drift"] = rows
 
 
-def _latencies(traffic: Traffic, seed: int) -> tuple[Floats, Floats]:
+def latencies(traffic: Traffic, seed: int) -> tuple[Floats, Floats]:
     """Of every request, ms: with all workers in one plan behind all fronts, and with each node's own."""
     curve = read_curve()
     at_s, tokens = draw(traffic, capacity_per_s(curve, edges(), _NODES * _WORKERS), seed)
@@ -55,5 +54,5 @@ def _latencies(traffic: Traffic, seed: int) -> tuple[Floats, Floats]:
     return together, apart
 
 
-def _p98(latencies: Floats | Sequence[float]) -> float:
-    return float(np.percentile(latencies, 98))
+def _p98(found: Floats) -> float:
+    return float(np.percentile(found, 98))
