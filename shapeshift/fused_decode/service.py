@@ -68,7 +68,7 @@ class DecodeService:
             special_tokens=loaded.chat.special_tokens,
             adds_bos=bos is not None and loaded.tokenizer.begins_with(bos),
             stream=self._args.name,
-            version=checkpoint_version(self._args.parameters),
+            checkpoint_version=checkpoint_version(self._args.parameters),
         )
 
     def affinity(self, request: InferenceRequest) -> str:

@@ -35,7 +35,7 @@ class Description:
     chat_template      Jinja source; tool_use_template: of conversations with tools, where there is another one
     special_tokens     texts that these templates may use, by name
     adds_bos           whether the tokenizer puts bos_token before every text
-    version            of what it computes with: the beginning of the hash of its checkpoint
+    checkpoint_version  the beginning of the hash of its checkpoint
     registry           version of its adapters, tasks or candidates: two fronts that serve the same ones have the same
     load               in a fleet: requests that wait or run
     unary, stream      models that answer a request for text with one response, and with a stream
@@ -57,7 +57,7 @@ class Description:
     tool_use_template: str | None = None
     special_tokens: Mapping[str, str] | None = None
     adds_bos: bool | None = None
-    version: str | None = None
+    checkpoint_version: str | None = None
     registry: str | None = None
     load: float | None = None
     unary: str | None = None
@@ -79,7 +79,7 @@ _VERSION_DIGITS = 12
 
 
 def checkpoint_version(parameters: Mapping[str, str]) -> str | None:
-    """The `version` of a front, from the parameters in the generated config.pbtxt; None without a hash there."""
+    """The `checkpoint_version` of a front, from the generated config.pbtxt; None without a hash there."""
     return parameters.get("checkpoint_sha256", "")[:_VERSION_DIGITS] or None
 
 

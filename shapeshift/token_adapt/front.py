@@ -133,7 +133,7 @@ class ImageFront:
             precision=parameters.get("precision"),
             labels=None if default is None else default.labels,
             tasks=sorted(tasks),
-            version=description.checkpoint_version(parameters),
+            checkpoint_version=description.checkpoint_version(parameters),
             registry=description.registry_version({name: task.sha256 for name, task in tasks.items()}),
         )
 

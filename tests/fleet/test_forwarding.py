@@ -29,7 +29,7 @@ from shapeshift.serving.responses import Responder, SingleResponse
 from tests import fakes, waiting
 
 wait_for = partial(waiting.wait_for, timeout_s=30, pause_s=0.01)
-PERIOD_S = 0.05
+PERIOD_S = 0.3
 TEXT, ID = "text_output", "request_id"
 
 

@@ -23,7 +23,7 @@ _ANSWER_S = 5.0
 # The age of its last answer at which a node gets no new requests, and at which those that it has are given up.
 _LATE_PERIODS, _STUCK_PERIODS = 3.0, 10.0
 # What a front says of itself that must be the same on both nodes.
-_COMPARED = ("kind", "version", "precision", "max_tokens", "outputs")
+_COMPARED = ("kind", "checkpoint_version", "precision", "max_tokens", "outputs")
 
 
 @dataclass(frozen=True)
