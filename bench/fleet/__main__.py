@@ -22,6 +22,7 @@ PARTS: Choices[Callable[[Output, bool], None]] = Choices(
         "control": "bench.fleet.control:measure",
         "drift": "bench.fleet.drift:measure",
         "drift_served": "bench.fleet.drift_served:measure",
+        "affinity": "bench.fleet.affinity:measure",
     },
 )
 

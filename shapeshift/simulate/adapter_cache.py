@@ -5,6 +5,7 @@ The time of an iteration is a linear function of its work. Adapters are loaded o
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -101,20 +102,27 @@ def run(
     predictor: LengthPredictor | None = None,
 ) -> SimulationResult:
     """Serve `requests`, which are in order of arrival, to the end."""
-    return _Server(machine, adapters, requests, scheduling, options, predictor or RunningMean()).run()
+    longest = max((traced.answer_tokens for traced in requests), default=1)
+    server = SimulatedServer(machine, adapters, scheduling, options, longest, predictor)
+    for traced in requests:
+        server.offer(traced)
+    return server.run()
 
 
-class _Server:
+class SimulatedServer:
+    """Serves what is offered to it, in order of arrival. max_new_tokens: of the longest answer that there may be."""
+
     def __init__(
         self,
         machine: Machine,
         adapters: Mapping[str, AdapterInfo],
-        requests: Sequence[SimulatedRequest],
         scheduling: SchedulingSettings,
         options: CacheOptions,
-        predictor: LengthPredictor,
+        max_new_tokens: int,
+        predictor: LengthPredictor | None = None,
     ) -> None:
-        self._machine, self._trace, self._predictor = machine, requests, predictor
+        self._machine, self._predictor = machine, predictor or RunningMean()
+        self._trace: list[SimulatedRequest] = []
         self.pool = SimulatedPool(adapters, options, machine.pool_bytes, machine.token_bytes, machine.load_bytes_s)
 
         def adapter_tokens(name: str | None) -> int:
@@ -131,21 +139,35 @@ class _Server:
                 clock=lambda: self.pool.now,
             )
         )
-        self._max_new_tokens = max((traced.answer_tokens for traced in requests), default=1)
+        self._max_new_tokens = max_new_tokens
         self._running: dict[_Request, None] = {}
         self._next = 0
         self._between: list[float] = []
         self._requests: list[_Request] = []
 
-    def run(self) -> SimulationResult:
-        while self._next < len(self._trace) or self._running or len(self.admission):
+    @property
+    def load(self) -> int:
+        """Requests that wait or run."""
+        return len(self._trace) - self._next + len(self.admission) + len(self._running)
+
+    def offer(self, traced: SimulatedRequest) -> None:
+        """Serve a request, which arrives after those before it."""
+        self._trace.append(traced)
+
+    def advance(self, until_s: float = math.inf) -> None:
+        """Go on until all is served, or for iterations that begin before `until_s`."""
+        while self.load and self.pool.now < until_s:
             self._arrive()
             self.pool.end_loads()
             self._admit()
             if self._running:
                 self._iterate()
             else:
-                self._skip_idle_time()
+                self._skip_idle_time(until_s)
+
+    def run(self) -> SimulationResult:
+        """Serve what was offered to the end."""
+        self.advance()
         self.admission.check_integrity()
         self.pool.check_integrity()
         return self._result()
@@ -211,14 +233,14 @@ class _Server:
             inputs = PredictionInput(request.adapter, request.prompt_tokens, self._max_new_tokens)
             self._predictor.learn(inputs, request.generated)
 
-    def _skip_idle_time(self) -> None:
-        """Go to the next arrival or end of a load."""
+    def _skip_idle_time(self, until_s: float) -> None:
+        """Go to the next arrival or end of a load, at most to `until_s`."""
         events = [at for at in (self.pool.next_load(),) if at is not None]
         if self._next < len(self._trace):
             events.append(self._trace[self._next].at_s)
         assert events or not len(self.admission), "requests wait that can never be admitted"
         if events:
-            self.pool.now = max(self.pool.now, min(events))
+            self.pool.now = max(self.pool.now, min(*events, until_s))
 
     def _result(self) -> SimulationResult:
         requests, pool = self._requests, self.pool

@@ -1,0 +1,78 @@
+"""Adapter affinity against round robin and least work, over three nodes: simulated, with the policies of the server."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from itertools import count
+
+import numpy as np
+
+from bench.adapter_cache.loads import draw
+from bench.adapter_cache.report import DEFAULT, WARM
+from bench.adapter_cache.simulated import PARTS, Regime, regimes
+from bench.common.output import Output, progress
+from shapeshift.adapter_cache.policy.length_prediction import Oracle
+from shapeshift.fleet.policy.placement import bounded_affinity, least_work
+from shapeshift.simulate.adapter_cache import SimulatedRequest, SimulatedServer
+from shapeshift.simulate.adapter_fleet import Choose, first_s, run_fleet
+from shapeshift.simulate.adapter_pool import CacheOptions
+
+NODES = ("a", "b", "c")
+AFFINITY, ROUND_ROBIN, LEAST_WORK = "affinity", "round robin", "least work"
+# Of the capacity of one node without a cache, times the number of nodes.
+_LOAD = 0.7
+
+
+def measure(output: Output, quick: bool) -> None:
+    """Bytes loaded and the 99th percentile of the first token, by regime and rule; medians over seeds."""
+    requests, seeds = (1500, (1,)) if quick else (6000, (1, 2, 3))
+    output.say(f"\nadapters on {len(NODES)} nodes, SIMULATED: 100 adapters, {requests} requests, load {_LOAD:.0%}")
+    for regime in regimes():
+        rate = regime.capacity(requests // 3) * _LOAD * len(NODES)
+        found = {}
+        for rule, make in _rules(regime).items():
+            progress(f"{regime.name}, {rule}")
+            found[rule] = np.median([_run(regime, make(), rate, requests, seed) for seed in seeds], axis=0)
+        output.say(f"  {regime.name} ({rate:.1f} requests/s)")
+        for rule, (loaded, p50, p99) in found.items():
+            ratio = loaded / found[ROUND_ROBIN][0], p99 / found[ROUND_ROBIN][2]
+            output.say(
+                f"    {rule:12} {loaded / 2**30:8.1f} GiB loaded, first token p50 {p50 * 1e3:6.0f} ms, p99 "
+                f"{p99 * 1e3:6.0f} ms; of round robin's: bytes {ratio[0]:.2f}, p99 {ratio[1]:.2f}"
+            )
+        output.data.setdefault("affinity", {})[regime.name] = {rule: one.tolist() for rule, one in found.items()}
+
+
+def _rules(regime: Regime) -> Mapping[str, Callable[[], Choose]]:
+    free = float(regime.machine.slots)
+
+    def affinity(request: SimulatedRequest, loads: Mapping[str, float], own: str) -> str:
+        return bounded_affinity(str(request.adapter), loads, free)
+
+    def round_robin() -> Choose:
+        turns = count()
+        return lambda request, loads, own: NODES[next(turns) % len(NODES)]
+
+    return {
+        ROUND_ROBIN: round_robin,
+        LEAST_WORK: lambda: lambda request, loads, own: least_work(loads, own),
+        AFFINITY: lambda: affinity,
+    }
+
+
+def _run(regime: Regime, choose: Choose, rate: float, requests: int, seed: int) -> tuple[float, float, float]:
+    """Bytes loaded, and p50 and p99 of the first token in seconds. One seed gives all rules the same requests."""
+    drawn = draw(regime.lengths, regime.adapters, rate, requests, np.random.default_rng(seed))
+    system = PARTS[DEFAULT]
+    caching = CacheOptions(system.caching.caching, system.caching.eviction, system.caching.prefetch, regime.share)
+    longest = max(one.answer_tokens for one in drawn)
+    servers = {
+        name: SimulatedServer(
+            regime.machine, regime.adapters, system.own, caching, longest, Oracle(system.accuracy or 1.0, seed)
+        )
+        for name in NODES
+    }
+    results, places = run_fleet(servers, drawn, choose)
+    first = first_s(results, places)[int(requests * WARM) :]
+    loaded = sum(result.loaded_bytes for result in results.values())
+    return float(loaded), float(np.percentile(first, 50)), float(np.percentile(first, 99))
