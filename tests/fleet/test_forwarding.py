@@ -46,6 +46,7 @@ class FakeFront:
         self.lines: list[str] = []
         self.load = 0.0
         self.precision = "f32"
+        self.checkpoint = "0123"
         self.served: list[Any] = []
         self.refusal: ShapeshiftError | None = None
         self.open = threading.Event()
@@ -59,7 +60,7 @@ class FakeFront:
             self.responder,
             self.lines.append,
             self._serve,
-            lambda: Description(GENERATION, precision=self.precision),
+            lambda: Description(GENERATION, precision=self.precision, checkpoint_version=self.checkpoint),
             lambda: self.load,
             stream=stream,
             stop_id="stop_id" if stream else "",
@@ -337,13 +338,20 @@ def test_a_request_to_stop_goes_where_the_request_is(streams: Fleet) -> None:
     request.sender.stream()
 
 
-def test_a_node_that_serves_something_else_is_not_used(fleet: Fleet) -> None:
-    fleet.b.precision = "bf16"
-    wait_for(lambda: fleet.loads() == {})
-    fleet.busy()
-    assert texts(fleet.a.ask(text_input=_bytes("x"))) == on("a", fleet)
-    (line,) = [line for line in fleet.a.lines if "precision" in line]
-    assert "node b: its model is another one and is not used: precision 'bf16', here 'f32'" in line
+@pytest.mark.parametrize(
+    ("changed", "other", "told"),
+    [
+        ("precision", "bf16", "precision 'bf16', here 'f32'"),
+        ("checkpoint", "4567", "checkpoint_version '4567', here '0123'"),
+    ],
+)
+def test_a_node_that_serves_something_else_is_not_used(streams: Fleet, changed: str, other: str, told: str) -> None:
+    setattr(streams.b, changed, other)
+    wait_for(lambda: streams.loads() == {})
+    streams.busy()
+    assert texts(streams.a.ask(text_input=_bytes("x"))) == on("a", streams)
+    (line,) = [line for line in streams.a.lines if "another one" in line]
+    assert f"node b: its model is another one and is not used: {told}" in line
 
 
 def test_a_node_that_no_longer_answers_is_given_up(fleet: Fleet) -> None:
