@@ -25,11 +25,8 @@ from shapeshift.triton.embedded import processes
 from shapeshift.triton.embedded.free_ports import free_ports
 from shapeshift.triton.embedded.run_record import Identity
 
-# Ray waits for the agents whose ports are not stated, and gives up after 30 s: too soon on a busy machine.
-_STATED_PORTS = (
-    *("ray-client-server", "dashboard-agent-listen", "dashboard-agent-grpc", "metrics-export", "runtime-env-agent"),
-    *("object-manager", "node-manager"),
-)
+# The defaults of these are fixed numbers, which a second cluster on this machine would find taken.
+_STATED_PORTS = ("ray-client-server", "dashboard-agent-listen")
 _STATE_FILE = "ray.json"
 _TOKEN_FILE = "ray-token"
 _LOG_FILE = "ray.log"
