@@ -88,3 +88,10 @@ def test_a_signal_is_handled_after_models_are_closed(relu: Path) -> None:
     """It ended the process on a CPU with AMX; see `_one_core`."""
     done = run(CLOSED_IN_ORDER, relu)
     assert (done.returncode, done.stdout) == (0, "handled\n"), done.stderr
+
+
+def test_a_serving_process_does_not_import_the_conversion_of_models() -> None:
+    script = "import sys\nfrom shapeshift.engines.providers.openvino import PROVIDER\nPROVIDER.version()\n"
+    script += "assert 'openvino' in sys.modules and not [name for name in sys.modules if 'tools.ovc' in name]\n"
+    script += "import openvino.tools.ovc\nassert openvino.tools.ovc.convert_model"
+    subprocess.run([sys.executable, "-c", script], check=True, timeout=100)

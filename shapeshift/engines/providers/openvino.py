@@ -17,7 +17,8 @@ MODEL_FILE = "model.xml"
 # A dynamic engine compiles kernels for each shape that it sees and keeps the last ones. With the default, 5000, the
 # process grows for hours, by more than a GB where lengths and numbers of rows vary, and gains 3% of speed.
 _KEPT_KERNELS = 128
-_making = threading.Lock()
+_CONVERSION = "openvino.tools.ovc"
+_importing, _making = threading.Lock(), threading.Lock()
 
 
 class OpenVinoEngine:
@@ -43,10 +44,19 @@ class OpenVinoEngine:
 
 
 def _library() -> Any:
-    """The package openvino, without openvino_telemetry, which it imports where it can and which reports its use."""
-    sys.modules.setdefault("openvino_telemetry", None)  # type: ignore[arg-type]
-    import openvino
+    """The package openvino, without what it imports where it can.
 
+    openvino_telemetry reports its use. The conversion of models, which only `export` needs, takes half of the time.
+    """
+    sys.modules.setdefault("openvino_telemetry", None)  # type: ignore[arg-type]
+    with _importing:
+        if "openvino" not in sys.modules:
+            sys.modules[_CONVERSION] = None  # type: ignore[assignment]
+        try:
+            import openvino
+        finally:
+            if _CONVERSION in sys.modules and sys.modules[_CONVERSION] is None:
+                del sys.modules[_CONVERSION]
     return openvino
 
 
@@ -111,13 +121,14 @@ class OpenVinoProvider:
         import torch
 
         openvino = _library()
+        from openvino.tools.ovc import convert_model
 
         shapes = []
         for name, axes in module.input_axes.items():
             sizes = [-1 if axis in axes else size for axis, size in enumerate(example[name].shape)]
             shapes.append((name.lower(), openvino.PartialShape(sizes), openvino.Type(example[name].dtype)))
         tensors = {name.lower(): torch.from_numpy(example[name]) for name in module.input_axes}
-        model = openvino.convert_model(module, example_input=tensors, input=shapes)
+        model = convert_model(module, example_input=tensors, input=shapes)
         for port in model.inputs:
             port.get_tensor().set_names({port.get_any_name().upper()})
         for port, name in zip(model.outputs, module.output_names, strict=True):
