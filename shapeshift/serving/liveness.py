@@ -12,6 +12,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
 
 from shapeshift.serving.metrics import Gauges
 from shapeshift.serving.model_args import Log
@@ -37,6 +38,7 @@ class StepCounter:
         self.steps = 0
         self._has_work = has_work
         self._running_on: int | None = None
+        self._native_id = 0
 
     @property
     def has_work(self) -> bool:
@@ -50,12 +52,22 @@ class StepCounter:
     @contextlib.contextmanager
     def running(self) -> Iterator[None]:
         """The block is one step."""
+        self._native_id = threading.get_native_id()
         self._running_on = threading.get_ident()
         try:
             yield
         finally:
             self._running_on = None
             self.step()
+
+    def queued_s(self) -> float:
+        """Seconds that the thread of the running step has waited for a processor, in its life; 0 where unknown."""
+        if self._running_on is None:
+            return 0.0
+        try:
+            return int(Path(f"/proc/self/task/{self._native_id}/schedstat").read_text().split()[1]) / 1e9
+        except (OSError, ValueError, IndexError):
+            return 0.0
 
     def position(self) -> str:
         """Where the running step is, innermost call last; empty if none runs."""
@@ -84,8 +96,9 @@ class Liveness:
         self._log = log
         self._clock = clock
         self._checked_at = clock()
-        # Of threads that had work at the last check: their steps by then, and for how long they had done none.
-        self._waits: dict[StepCounter, tuple[int, float]] = {}
+        # Of threads that had work at the last check: their steps by then, for how long they had done none, and
+        # `queued_s`. A thread without a processor does not hang: a new process would have none either.
+        self._waits: dict[StepCounter, tuple[int, float, float]] = {}
         self._found: dict[str, float] = {}
 
     def stalled(self) -> dict[str, float]:
@@ -99,9 +112,11 @@ class Liveness:
             found[counter.name] = 0.0
             if not counter.has_work:
                 continue
-            steps, waited_s = before.get(counter, (-1, 0.0))
-            now_s = waited_s + elapsed if counter.steps == steps else 0.0
-            self._waits[counter] = counter.steps, now_s
+            queued_s = counter.queued_s()
+            steps, waited_s, queued_before_s = before.get(counter, (-1, 0.0, queued_s))
+            own_s = max(0.0, elapsed - max(0.0, queued_s - queued_before_s))
+            now_s = waited_s + own_s if counter.steps == steps else 0.0
+            self._waits[counter] = counter.steps, now_s, queued_s
             if now_s > counter.limit_s:
                 found[counter.name] = now_s
                 if waited_s <= counter.limit_s:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 
@@ -57,6 +59,28 @@ def test_the_limit_is_ten_of_the_longest_profiled_steps(longest_s: float, limit_
     watch = Watch(StepCounter("decode", lambda: True, longest_s))
     # The first check finds the work; the limit must be passed.
     assert watch.until_stalled("decode") == limit_s + 1
+
+
+def test_time_in_which_a_thread_waits_for_a_processor_does_not_count(
+    counter: StepCounter, work: threading.Event, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Of each second, from one check to the next, it waits for 0.9.
+    queued_s = itertools.count(7.0, 0.9)
+    monkeypatch.setattr(counter, "queued_s", lambda: next(queued_s))
+    watch = Watch(counter)
+    work.set()
+    assert 50 <= (watch.until_stalled("decode") or 0) <= 53
+
+
+def test_linux_says_how_long_a_thread_waited_for_a_processor(counter: StepCounter) -> None:
+    def of_this_thread() -> float:
+        return int(Path("/proc/thread-self/schedstat").read_text().split()[1]) / 1e9
+
+    assert counter.queued_s() == 0
+    with counter.running():
+        least = of_this_thread()
+        assert 0 < least <= counter.queued_s() <= of_this_thread()
+    assert counter.queued_s() == 0
 
 
 def test_without_work_no_step_is_due(counter: StepCounter) -> None:
