@@ -202,6 +202,25 @@ def test_a_failing_engine_fails_no_text_that_another_computes(make_router: MakeR
     router.check_rest()
 
 
+def test_one_failure_between_answers_does_not_make_a_worker_leave(
+    make_router: MakeRouter, no_probes: Callable[[Router], None]
+) -> None:
+    router = make_router(0)
+    no_probes(router)
+    worker = router.workers["a"]
+    compute, failures = worker.call, iter([EngineError("out of luck"), None, EngineError("out of luck"), None])
+
+    def call(texts: list[np.ndarray]) -> object:
+        if texts and (error := next(failures, None)):
+            raise error
+        return compute(texts)
+
+    worker.call = call  # type: ignore[method-assign, assignment]
+    assert [router.ask(100).error() for _ in range(2)] == [None, None]
+    assert router.joined("a") and not any("left" in line for line in router.lines)
+    router.check_rest()
+
+
 def test_a_call_of_a_dead_process_is_a_retry_of_each_of_its_texts(
     make_router: MakeRouter, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -15,9 +15,11 @@ import pytest
 
 from shapeshift.errors import InvalidInputError, ShapeshiftError
 from shapeshift.sidecar import run_files
+from shapeshift.sidecar.child import SidecarProcess
 from shapeshift.sidecar.journal import Journal
 from shapeshift.sidecar.process_tracker import ProcessState, ProcessTracker
 from shapeshift.sidecar.settings import SidecarSettings
+from shapeshift.triton.settings import ServerSettings
 
 HOLD = (
     "import sys, time; from pathlib import Path; from shapeshift.sidecar import run_files\n"
@@ -46,6 +48,21 @@ def test_the_lock_ends_with_its_process(tmp_path: Path) -> None:
     other.communicate()
     with run_files.sole_sidecar(tmp_path):
         assert run_files.lock_holder(tmp_path) == os.getpid()
+
+
+def test_a_report_settles_only_for_the_sidecar_that_runs(tmp_path: Path) -> None:
+    child = SidecarProcess(ServerSettings(repositories=(tmp_path,), run_directory=tmp_path), 1.0)
+    assert not child.has_settled()
+    with run_files.sole_sidecar(tmp_path):
+        for report, settled in (
+            ({"settled": True, "pid": os.getpid()}, True),
+            ({"settled": True, "pid": os.getpid() + 1}, False),
+            ({"settled": False, "pid": os.getpid()}, False),
+        ):
+            run_files.write_report(tmp_path, report)
+            assert child.has_settled() is settled
+    run_files.write_report(tmp_path, {"settled": True, "pid": os.getpid()})
+    assert not child.has_settled(), "the report of a sidecar that has ended"
 
 
 def test_the_freeze_switch_persists(tmp_path: Path) -> None:
