@@ -221,6 +221,18 @@ def test_where_nothing_is_gained_nothing_is_verified() -> None:
     assert 0 < counted(run)[0] <= 16 and iterations >= 44, "larger iterations are tried, and given up"
 
 
+def test_times_with_beams_are_kept_apart() -> None:
+    made = Speculator(4, 1, 3)
+    run = Run(ToyRuntime(), speculator=made)
+    run.submit("hello", max_tokens=10, num_beams=2)
+    run.until_idle()
+    assert made._beside_beams.knows(2) and not made._plain.knows(2)
+    for text in ("hello", "world"):
+        run.submit(text, max_tokens=10)
+    run.until_idle()
+    assert made._plain.knows(2)
+
+
 @pytest.mark.parametrize(
     ("stated", "message"),
     [

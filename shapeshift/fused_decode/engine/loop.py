@@ -133,7 +133,7 @@ class DecodeLoop:
         end = time.monotonic()
         self.metrics.observe_iteration(start, running, sampling, recording, end)
         if self._speculator is not None and step.decoding == len(step.slots):
-            self._speculator.observe(len(step.batch.tokens), end - start)
+            self._speculator.observe(len(step.batch.tokens), end - start, has_beams=len(rows) < count)
         return True
 
     def check_integrity(self) -> None:

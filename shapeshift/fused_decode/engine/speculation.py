@@ -37,9 +37,10 @@ class Speculator:
     """
 
     def __init__(self, most: int, shortest: int, longest: int, times: IterationTimes | None = None) -> None:
-        """most, shortest, longest: see `look_up`; times: of this loop's iterations, None: not known yet."""
+        """most, shortest, longest: see `look_up`; times: of all this loop's iterations, None: not known yet."""
         self._most, self._shortest, self._longest = most, shortest, longest
-        self._times = times or IterationTimes()
+        # Beams take time of their own, so that iterations with and without them cannot be compared.
+        self._plain, self._beside_beams = times or IterationTimes(), times or IterationTimes()
         self._chances: dict[Request, float] = {}
         self._proposals: list[_Proposal] = []
 
@@ -49,23 +50,24 @@ class Speculator:
         self._learn(table)
         self._proposals = []
         self._chances = {one: self._chances.get(one, FIRST_CHANCE) for one in table.owners if one is not None}
-        if not slots.size or not can_pay(len(slots), self._most, self._times):
+        times = self._beside_beams if table.is_beam[slots].any() else self._plain
+        if not slots.size or not can_pay(len(slots), self._most, times):
             return
         start = time.monotonic()
         self._proposals = self._propose(table, slots)
         chances = [self._chances[proposal.request] for proposal in self._proposals]
         most = [len(proposal.tokens) for proposal in self._proposals]
-        counts = verified_tokens(len(slots), chances, most, self._times.estimate)
+        counts = verified_tokens(len(slots), chances, most, times.estimate)
         if not any(counts):
-            self._times.waste(time.monotonic() - start)
+            times.waste(time.monotonic() - start)
         for proposal, count in zip(self._proposals, counts, strict=True):
             if count:
                 assert proposal.request.slot is not None
                 table.draft(proposal.request.slot, proposal.tokens[:count])
 
-    def observe(self, tokens: int, seconds: float) -> None:
-        """An iteration that computed so many tokens, none of a prompt, took so long."""
-        self._times.observe(tokens, seconds)
+    def observe(self, tokens: int, seconds: float, has_beams: bool = False) -> None:
+        """An iteration that computed so many tokens, none of a prompt, took so long. has_beams: some were of beams."""
+        (self._beside_beams if has_beams else self._plain).observe(tokens, seconds)
 
     def _propose(self, table: SlotTable, slots: Integers) -> list[_Proposal]:
         # A grammar says what may follow one token, not what may follow several; beams fork.
