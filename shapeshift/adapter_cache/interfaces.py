@@ -31,7 +31,9 @@ class SizedRequest(Protocol):
     predicted_tokens  predicted length of the answer
     generated         tokens of the answer so far
     arrived           monotonic seconds
-    tokens            upper bound of prompt and answer together
+    rows              slots that it takes: one, or one for each beam
+    tokens            upper bound of prompt and answer together, of all its rows
+    slo_class         its class; None: none
     """
 
     @property
@@ -49,7 +51,11 @@ class SizedRequest(Protocol):
     @property
     def arrived(self) -> float: ...
     @property
+    def rows(self) -> int: ...
+    @property
     def tokens(self) -> int: ...
+    @property
+    def slo_class(self) -> str | None: ...
 
 
 class AdapterMemory(Protocol):

@@ -33,6 +33,7 @@ from shapeshift.adapter_cache.settings import (
     require_one_rank,
 )
 from shapeshift.fused_decode import loading
+from shapeshift.fused_decode.engine.beams import require_memory
 from shapeshift.fused_decode.engine.loop import DecodeLoop
 from shapeshift.fused_decode.interfaces import BLOCK_TOKENS, LinearHook, Runtime, blocks_of
 from shapeshift.fused_decode.model.architecture import Architecture
@@ -45,7 +46,6 @@ from shapeshift.serving.metrics import Metric
 from shapeshift.serving.model_args import Log, ModelArgs
 from shapeshift.serving.parameters import RequestParameters
 from shapeshift.serving.pb_utils import InferenceRequest, PbUtils
-from shapeshift.settings import require
 
 _REFRESH_S = 1.0
 
@@ -114,9 +114,10 @@ class AdapterService(DecodeService):
         self._scheduler: Admission[Any] | None = None
         self._predictor = _make_predictor(pb_utils, self._settings, log)
         self._prefetcher = PREFETCHERS["gaps"]() if self._settings.prefetch else None
+        self._kept_blocks = blocks_of(runtime.max_length)
         kernels = self._load_kernels(on_gpu=args.kind == "GPU")
         self.cache = AdapterCache(
-            SharedMemory(runtime.memory, self.pool, runtime.block_elements, blocks_of(runtime.max_length)),
+            SharedMemory(runtime.memory, self.pool, runtime.block_elements, self._kept_blocks),
             rule=EVICTION_RULES[self._settings.eviction],
             caching=self._settings.caching,
             write=kernels.store,
@@ -151,6 +152,8 @@ class AdapterService(DecodeService):
                 bounds.queue_tokens,
                 self._adapter_tokens,
                 BLOCK_TOKENS,
+                classes=bounds.classes,
+                overtaken_requests=bounds.overtaken_requests,
             )
         )
         return self._scheduler
@@ -164,9 +167,15 @@ class AdapterService(DecodeService):
 
     def prepare(self, request: Request, given: RequestParameters) -> None:
         assert isinstance(request, AdapterRequest)
-        # The schedulers give each request one slot.
-        require(request.rows == 1, "num_beams", request.rows, "1 on a model with adapters")
+        request.slo_class = given.slo_class
         request.use(None if given.lora_name is None else self.catalogue.hold(given.lora_name))
+        try:
+            # Its adapter may hold all blocks but those that are kept, and does so while it is in use.
+            held = blocks_of(self._adapter_tokens(request.adapter))
+            require_memory(request, self.pool.count, held if held <= self.pool.count - self._kept_blocks else 0)
+        except Exception:
+            self._unhold(request)
+            raise
         with self._lock:
             self._live.setdefault(request.adapter or "", set()).add(request)
             if request.adapter is not None:
@@ -192,8 +201,7 @@ class AdapterService(DecodeService):
             live.discard(request)
             if not live:
                 self._live.pop(request.adapter or "", None)
-        if request.adapter is not None:
-            self.cache.table.unhold(request.adapter)
+        self._unhold(request)
 
     def exported(self) -> list[Metric]:
         cache = self.cache
@@ -233,6 +241,10 @@ class AdapterService(DecodeService):
         names = {folder.name, str(folder), *filter(None, self._settings.base_names.split(","))}
         sha256 = settings.read(GeneratedDecodeSettings, parameters).checkpoint_sha256
         return BaseModel(Architecture.read(folder), names, self._settings.max_rank, folder, sha256)
+
+    def _unhold(self, request: AdapterRequest) -> None:
+        if request.adapter is not None:
+            self.cache.table.unhold(request.adapter)
 
     def _adapter_tokens(self, name: str | None) -> int:
         """The memory of an adapter in tokens of KV cache."""

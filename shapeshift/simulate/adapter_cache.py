@@ -83,6 +83,8 @@ class _Request:
         self.traced = traced
         self.adapter = traced.adapter
         self.rank = rank
+        self.rows = 1
+        self.slo_class: str | None = None
         self.prompt_tokens = traced.prompt_tokens
         self.max_new_tokens = max_new_tokens
         self.predicted_tokens = predicted

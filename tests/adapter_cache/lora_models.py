@@ -129,8 +129,10 @@ def peft_logits(
     return made
 
 
-def peft_texts(base: Path, adapters: Mapping[str, Path], prompt: str, count: int) -> dict[str | None, str]:
-    """PEFT's greedy answers to a prompt: without an adapter (None), and with each."""
+def peft_texts(
+    base: Path, adapters: Mapping[str, Path], prompt: str, count: int, num_beams: int = 1
+) -> dict[str | None, str]:
+    """PEFT's greedy answers to a prompt, or those of beam search: without an adapter (None), and with each."""
     import torch
     import transformers
     from peft import PeftModel
@@ -144,6 +146,8 @@ def peft_texts(base: Path, adapters: Mapping[str, Path], prompt: str, count: int
         if name is not None:
             model = PeftModel.from_pretrained(model, adapters[name]).eval()
         with torch.inference_mode():
-            tokens = model.generate(input_ids=ids, max_new_tokens=count, do_sample=False, pad_token_id=1)
+            tokens = model.generate(
+                input_ids=ids, max_new_tokens=count, do_sample=False, num_beams=num_beams, pad_token_id=1
+            )
         made[name] = str(tokenizer.decode(tokens[0, ids.shape[1] :].tolist()))
     return made

@@ -112,6 +112,20 @@ def test_every_adapter_answers_as_in_peft(
     assert len(set(peft_answers.values())) == len(peft_answers), "the adapters give different answers"
 
 
+@pytest.mark.parametrize("scheduler", ["arrival", "chameleon"])
+def test_beam_search_finds_what_peft_finds(
+    make_front: MakeFront, small_base: Path, mixed_adapters: dict[str, Path], scheduler: str
+) -> None:
+    expected = peft_texts(small_base, mixed_adapters, PROMPT, COUNT, num_beams=3)
+    front = make_front(scheduler=scheduler)
+    requests = [(name, asking(name, num_beams=3)) for name in expected]
+    others = [asking(name) for name in expected]
+    front.execute([request for pair in zip((one for _, one in requests), others, strict=True) for request in pair])
+    for name, request in requests:
+        assert answer_of(request)["text_output"] == expected[name]
+    assert all(answer_of(other)["text_output"] for other in others)
+
+
 @pytest.mark.parametrize("native", ["true", "false"])
 def test_a_dora_answers_as_in_peft(
     make_front: MakeFront,
@@ -227,12 +241,16 @@ def test_unknown_adapters_are_named(make_front: MakeFront) -> None:
         assert code == TritonError.INVALID_ARG and "lora_name" in text
 
 
-def test_beam_search_is_refused(make_front: MakeFront) -> None:
-    front = make_front()
-    request, other = asking("small", num_beams=2), asking("small")
-    front.execute([request, other])
-    code, text = request.refusal()
-    assert code == TritonError.INVALID_ARG and "num_beams: got 2; 1 on a model with adapters" in text
+def test_beams_beyond_slots_and_memory_are_refused(make_front: MakeFront) -> None:
+    front = make_front(kv_cache_tokens=96, max_concurrency=6)
+    many, long, other = asking("small", num_beams=7), asking("small", num_beams=4, max_tokens=40), asking("small")
+    front.execute([many, long, other])
+    for request, limit in (
+        (many, "num_beams: got 7; at most max_concurrency (6)"),
+        (long, "num_beams: got 4; at most"),
+    ):
+        code, text = request.refusal()
+        assert code == TritonError.INVALID_ARG and limit in text
     assert answer_of(other)["text_output"]
 
 

@@ -25,7 +25,12 @@ class Clock:
 
 
 def made(
-    name: str, memory: ToyMemory | None = None, clock: Clock | None = None, block_tokens: int = 1, **own: Any
+    name: str,
+    memory: ToyMemory | None = None,
+    clock: Clock | None = None,
+    block_tokens: int = 1,
+    overtaken_requests: int = 3,
+    **own: Any,
 ) -> AdmissionBase[FakeRequest]:
     pool = memory or ToyMemory()
     settings = SchedulingSettings(scheduler=name, **own)
@@ -33,7 +38,11 @@ def made(
     def tokens(name: str | None) -> int:
         return 0 if name is None else pool.sizes[name]
 
-    inputs = SchedulerInputs(settings, pool, 10**6, 10**9, tokens, block_tokens, clock or Clock())
+    classes = ("interactive", "*", "batch")
+    bounds = (10**6, 10**9)
+    inputs = SchedulerInputs(
+        settings, pool, *bounds, tokens, block_tokens, clock or Clock(), classes, overtaken_requests
+    )
     scheduler = make_scheduler(inputs)
     assert isinstance(scheduler, AdmissionBase)
     return scheduler
@@ -50,13 +59,18 @@ def test_every_request_is_served_once_and_the_memory_is_never_overcommitted(name
     memory, clock = ToyMemory(rng.choice((250, 600)), sizes), Clock()
     scheduler = made(name, memory, clock, block_tokens=rng.choice((1, 60)), recluster_s=5.0)
     slots, least = 6, scheduler._block_tokens
+    # With these a request and the largest adapter have room alone, as the service requires.
+    most_rows = 2 if memory.total_tokens == 250 else 4
     running: list[FakeRequest] = []
     served: list[FakeRequest] = []
     submitted: list[FakeRequest] = []
     withdrawn = 0
 
     def cache_tokens(one: FakeRequest) -> int:
-        return max(least, one.tokens)
+        return one.rows * max(least, one.tokens // one.rows)
+
+    def used() -> int:
+        return sum(one.rows for one in running)
 
     for step in range(2000):
         clock.now += 0.1
@@ -70,6 +84,8 @@ def test_every_request_is_served_once_and_the_memory_is_never_overcommitted(name
                     max_new_tokens=answer,
                     rank=rng.choice((0, 8, 128)),
                     arrived=clock.now,
+                    rows=rng.choice((1, 1, 1, most_rows)),
+                    slo_class=rng.choice((None, "interactive", "batch")),
                 )
             )
             scheduler.submit(submitted[-1])
@@ -82,10 +98,10 @@ def test_every_request_is_served_once_and_the_memory_is_never_overcommitted(name
         for one in scheduler.squash():
             running.remove(one)
             memory.held_tokens -= cache_tokens(one)
-        for one in scheduler.admit(slots - len(running)):
+        for one in scheduler.admit(slots - used()):
             running.append(one)
             memory.held_tokens += cache_tokens(one)
-        assert len(running) <= slots
+        assert used() <= slots
         assert memory.free_tokens >= 0 or len(running) == 1
         for one in list(running):
             one.generated += 1
@@ -180,6 +196,41 @@ def order_of(scheduler: AdmissionBase[FakeRequest], requests: list[FakeRequest])
 def test_first_come_first_served() -> None:
     requests = [FakeRequest(predicted_tokens=tokens) for tokens in (5, 1, 9, 2)]
     assert order_of(made("fifo"), requests) == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize("name", ["arrival", "fifo"])
+def test_urgent_classes_are_first_and_overtaking_is_bounded(name: str) -> None:
+    classes = ["batch", None, "interactive", "interactive", "interactive", "interactive"]
+    requests = [FakeRequest(slo_class=own) for own in classes]
+    assert order_of(made(name), requests) == [2, 3, 4, 0, 1, 5]
+    assert order_of(made(name, overtaken_requests=0), requests) == [0, 1, 2, 3, 4, 5]
+
+
+def test_the_adapters_of_urgent_requests_are_loaded_first() -> None:
+    memory = ToyMemory(sizes=dict.fromkeys("abc", 10))
+    scheduler = made("arrival", memory)
+    for name, own in (("a", None), ("b", None), ("c", "interactive")):
+        scheduler.submit(FakeRequest(name, slo_class=own))
+    assert scheduler.admit(0) == [] and memory.loading == ["c", "a"]
+
+
+@pytest.mark.parametrize("name", SCHEDULERS)
+def test_beams_take_a_slot_each(name: str) -> None:
+    memory = ToyMemory(sizes={"a": 10})
+    scheduler = made(name, memory)
+    beams, one = FakeRequest("a", rows=3), FakeRequest()
+    scheduler.submit(beams)
+    assert scheduler.admit(2) == [] and len(scheduler) == 1
+    memory.end_load()
+    assert scheduler.admit(2) == [], "two slots are too few for three beams"
+    admitted = scheduler.admit(3)
+    memory.end_load()
+    assert [*admitted, *scheduler.admit(3)] == [beams]
+    scheduler.submit(one)
+    assert scheduler.admit(0) == []
+    scheduler.finished(beams)
+    assert scheduler.admit(3) == [one]
+    scheduler.check_integrity()
 
 
 def test_the_shortest_answer_is_first_and_waiting_counts() -> None:

@@ -16,10 +16,12 @@ class FakeRequest:
     rank: int = 8
     arrived: float = 0.0
     generated: int = 0
+    rows: int = 1
+    slo_class: str | None = None
 
     @property
     def tokens(self) -> int:
-        return self.prompt_tokens + self.max_new_tokens
+        return self.rows * (self.prompt_tokens + self.max_new_tokens)
 
 
 @dataclass

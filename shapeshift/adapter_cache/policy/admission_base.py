@@ -48,7 +48,7 @@ class OvertakingBound(Generic[T]):
 class AdmissionBase(Admission[T]):
     """A scheduler without an order: subclasses implement `_select`.
 
-    A request is waiting, reserved (its slot and tokens are kept for it while its adapter loads) or running. A due
+    A request is waiting, reserved (its slots and tokens are kept for it while its adapter loads) or running. A due
     request goes before all others; while it cannot be admitted, no other request is.
     """
 
@@ -121,7 +121,7 @@ class AdmissionBase(Admission[T]):
         with self._lock:
             self._admitted = []
             self._admit_reserved()
-            self._free_slots = free - len(self._admitted) - len(self._reserved)
+            self._free_slots = free - sum(request.rows for request in (*self._admitted, *self._reserved))
             if self._admit_due():
                 self._select()
             return self._admitted
@@ -178,23 +178,23 @@ class AdmissionBase(Admission[T]):
 
     def _cache_tokens(self, request: T) -> int:
         """Tokens of KV cache that `request` takes at most."""
-        return self._in_blocks(request.tokens)
+        return request.rows * self._in_blocks(-(-request.tokens // request.rows))
 
     def _in_blocks(self, tokens: int) -> int:
         """So many tokens, rounded up to whole blocks."""
         return -(-tokens // self._block_tokens) * self._block_tokens
 
     def _try_admit(self, request: T, reserve: bool = True) -> bool:
-        """Admit `request`, or reserve its slot while its adapter loads; returns whether either was possible.
+        """Admit `request`, or reserve its slots while its adapter loads; returns whether either was possible.
 
         reserve: False leaves the request waiting while its adapter loads.
         """
-        if self._free_slots < 1 or self._cache_tokens(request) > self._spare_tokens():
+        if self._free_slots < request.rows or self._cache_tokens(request) > self._spare_tokens():
             return False
         ready = self._acquire(request, self._reserved_tokens())
         if not ready and (self._memory.resident(request.adapter) or not self._start_load(request) or not reserve):
             return False
-        self._free_slots -= 1
+        self._free_slots -= request.rows
         self._overtaking.admissions += 1
         self._stop_waiting(request)
         self._on_charge(request)

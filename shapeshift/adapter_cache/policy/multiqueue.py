@@ -97,7 +97,7 @@ class MultiQueue(AdmissionBase[T]):
             request.prompt_tokens,
             request.predicted_tokens,
             request.rank,
-            self._in_blocks(tokens),
+            request.rows * self._in_blocks(tokens),
             self._adapter_tokens(request.adapter),
         )
         self._recent.add_arrival(self._costs[request], request.arrived)
@@ -166,7 +166,7 @@ class MultiQueue(AdmissionBase[T]):
 
     def _try_next(self, queue: int) -> bool:
         request = self._next(queue)
-        if request is None or self._free_slots < 1:
+        if request is None or self._free_slots < request.rows:
             return False
         if self._try_admit(request):
             if queue in self._blocked:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from shapeshift.adapter_cache.interfaces import AdapterMemory
 from shapeshift.fused_decode.policy.admission import Admission
+from shapeshift.fused_decode.policy.class_order import OTHERS
 from shapeshift.settings import Choices, require
 
 
@@ -52,6 +53,7 @@ class SchedulerInputs:
     queue_requests, queue_tokens  most requests that may wait, and most tokens that these may come to
     adapter_tokens  memory of an adapter's weights, in tokens of KV cache; 0 for None
     block_tokens    tokens of a block of KV cache; a request takes whole blocks
+    classes, overtaken_requests  of arrival and fifo: see `ClassOrder`
     """
 
     settings: SchedulingSettings
@@ -61,6 +63,8 @@ class SchedulerInputs:
     adapter_tokens: Callable[[str | None], int]
     block_tokens: int = 1
     clock: Callable[[], float] = time.monotonic
+    classes: Sequence[str] = (OTHERS,)
+    overtaken_requests: int = 0
 
 
 _POLICY = "shapeshift.adapter_cache.policy"

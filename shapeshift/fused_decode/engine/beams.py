@@ -24,12 +24,20 @@ from shapeshift.settings import require
 
 def require_room(table: SlotTable, request: Request) -> None:
     """Raise InvalidInputError where the beams of `request` have no room, even alone. Any thread may call this."""
-    rows, tokens = request.rows, request.longest
+    rows = request.rows
     if rows > 1:
         require(rows <= len(table), "num_beams", rows, f"at most max_concurrency ({len(table)})")
-        most = table.pool.count // blocks_of(tokens)
-        holds = f"the texts of {tokens} tokens that kv_cache_tokens ({table.pool.count * BLOCK_TOKENS}) holds"
-        require(rows <= most, "num_beams", rows, f"at most {most}, {holds}")
+        require_memory(request, table.pool.count)
+
+
+def require_memory(request: Request, blocks: int, held: int = 0) -> None:
+    """Raise InvalidInputError where `blocks`, of which `held` hold something else, have no room for its beams."""
+    rows, tokens = request.rows, request.longest
+    if rows > 1:
+        most = (blocks - held) // blocks_of(tokens)
+        holds = f"the texts of {tokens} tokens that kv_cache_tokens ({blocks * BLOCK_TOKENS}) holds"
+        beside = f" beside an adapter of {held * BLOCK_TOKENS}" if held else ""
+        require(rows <= most, "num_beams", rows, f"at most {most}, {holds}{beside}")
 
 
 @dataclass(frozen=True)

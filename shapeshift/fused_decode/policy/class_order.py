@@ -60,19 +60,32 @@ class ClassOrder(Generic[T]):
         fits(request): asked of each in turn; the first for which it is false ends the list.
         """
         if len(self._ranks) == 1:
-            return list(itertools.takewhile(fits, itertools.islice(waiting, count)))
+            return list(itertools.takewhile(fits, list(itertools.islice(waiting, count))))
         requests = list(waiting)
-        others = self._ranks[OTHERS]
-        ranks = [self._ranks.get(request.slo_class or OTHERS, others) for request in requests]
-        overtaken = [self._overtaken.get(request, 0) for request in requests]
-        # Most often all that wait are of one class.
-        places = range(count) if len(set(ranks)) == 1 else next_in_order(ranks, overtaken, count, self._most)
-        chosen = list(itertools.takewhile(fits, (requests[place] for place in places[: len(requests)])))
+        places = self._places(requests, count)
+        chosen = list(itertools.takewhile(fits, (requests[place] for place in places)))
         gone = set(places[: len(chosen)])
         counts = {
-            request: overtaken[place] + sum(later > place for later in gone)
+            request: self._overtaken.get(request, 0) + sum(later > place for later in gone)
             for place, request in enumerate(requests)
             if place not in gone
         }
         self._overtaken = {request: times for request, times in counts.items() if times}
         return chosen
+
+    def upcoming(self, waiting: Iterable[T], count: int) -> list[T]:
+        """The requests that `pick` would ask `fits` of; nothing changes."""
+        if len(self._ranks) == 1:
+            return list(itertools.islice(waiting, count))
+        requests = list(waiting)
+        return [requests[place] for place in self._places(requests, count)]
+
+    def _places(self, requests: Sequence[T], count: int) -> Sequence[int]:
+        """Of the next `count` requests, in their order."""
+        others = self._ranks[OTHERS]
+        ranks = [self._ranks.get(request.slo_class or OTHERS, others) for request in requests]
+        # Most often all that wait are of one class.
+        if len(set(ranks)) <= 1:
+            return range(min(count, len(requests)))
+        overtaken = [self._overtaken.get(request, 0) for request in requests]
+        return next_in_order(ranks, overtaken, count, self._most)
