@@ -51,12 +51,17 @@ def sidecar(fleet: Fleet, command: Start) -> Command:
 
 
 def test_one_plan_is_loaded_on_both_nodes_and_a_dead_worker_again(fleet: Fleet, sidecar: Command) -> None:
-    wait_until(lambda: len(fleet.workers()) == 6, "the workers of both nodes")
+    run_directory = fleet.build / "fleet" / "two"
+    # A worker is ready before its load ends: only then does its process stay.
+    wait_until(lambda: run_files.read_report(run_directory).get("settled"), "the first plan is loaded")
+    assert len(fleet.workers()) == 6
     assert sidecar.output.count("plan enc: ") == 1
+    # Each worker was loaded twice: the first process may still be ending.
+    wait_until(lambda: len(fleet.nodes["b"].pids().get("enc_w01", ())) == 1, "one process")
     fleet.nodes["b"].kill("enc_w01")
     sidecar.wait_for("health b/enc_w01: loaded in")
     assert fleet.nodes["b"].workers("generation")["enc_w01"] == "1"
-    report = run_files.read_report(fleet.build / "fleet" / "two")
+    report = run_files.read_report(run_directory)
     assert (report["fleet"], report["plans"]["enc"]["workers"]) == ("two", 6)
 
 
