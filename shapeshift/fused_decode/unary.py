@@ -152,6 +152,8 @@ class UnaryFront:
             outcome = await (self._stop(call) if _STOP_ID in call.inputs else self._ask(call, call.forward_id))
         except asyncio.CancelledError:
             outcome = call.failure or unloading()
+        except ModelDiedError:
+            outcome = self._dead()
         except Exception as error:  # noqa: BLE001  whatever happens, the client is answered
             outcome = error.with_traceback(None)
         with self._lock:
@@ -214,7 +216,10 @@ class UnaryFront:
             if died is not None and (isinstance(died, ModelDiedError) or failed >= _FAILED_PROBES):
                 self._log(f"{self._settings.forward_to} does not answer: {len(in_flight)} requests fail ({died})")
                 for call in in_flight:
-                    self._cancel(call, OverloadedError(f"model {self._settings.forward_to} has died; retry later"))
+                    self._cancel(call, self._dead())
+
+    def _dead(self) -> OverloadedError:
+        return OverloadedError(f"model {self._settings.forward_to} has died; retry later")
 
     async def _died(self) -> ShapeshiftError | None:
         """The error that shows that the other model is dead or stuck, None where it answers."""

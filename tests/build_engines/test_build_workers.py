@@ -15,6 +15,7 @@ from shapeshift.build_engines.text import workers
 from shapeshift.cli.main import main
 from shapeshift.engines import manifest
 from shapeshift.engines.manifest import FileEntry, Manifest
+from shapeshift.engines.providers import lookup
 from shapeshift.errors import InvalidInputError
 from shapeshift.polymorph.settings import PolymorphSettings
 from shapeshift.triton import model_config
@@ -181,6 +182,7 @@ def on_gpu(make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Manif
     """The manifest of a front's engines as if built for two GPUs: 300 MiB in 3 files."""
     make(placement="resident", workers=3)
     monkeypatch.setattr(workers, "gpus", lambda: 2)
+    monkeypatch.setattr(lookup, "has_nvidia_gpu", lambda: True)
     made = manifest.load(tmp_path / "build" / "engines" / "encode")
     entries = tuple(dataclasses.replace(entry, file=entry.name) for entry in made.engines)
     files = {entry.name: FileEntry(100 * 2**20, "") for entry in entries}

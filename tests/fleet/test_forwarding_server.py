@@ -24,7 +24,8 @@ if TYPE_CHECKING:
 
 wait_for = partial(waiting.wait_for, timeout_s=60, pause_s=0.05)
 
-pytestmark = [pytest.mark.server, pytest.mark.timeout(300)]
+# Four decode processes and two servers: forwarding itself is tested with fakes beside it.
+pytestmark = [pytest.mark.server, pytest.mark.long, pytest.mark.timeout(300)]
 
 MODELS = ("generate", "generate_lora", "generate_lora_unary", "classify_text", "classify_text_large", "classify_image")
 FRONTS = ("generate", "generate_lora", "classify_text", "classify_image")

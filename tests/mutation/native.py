@@ -19,7 +19,8 @@ _TESTS: Mapping[tuple[str, ...], tuple[str, ...]] = {
     (f"{_LORA}kernels.py", f"{_LORA}batch.py"): ("low_rank", "terms", "lora"),
     (f"{_DECODE}quantised.py",): ("levels", "linear_levels", "packed_levels", "quantised_rows", "tiles"),
     (f"{_DECODE}native.py", f"{_DECODE}model.py"): (
-        *("attention", "checks", "common", "decode", "linear", "linear_bf16", "network", "operand", "packed"),
+        *("attention", "attention_arguments", "attention_layer", "attention_prompt", "attention_rows"),
+        *("attention_scores", "checks", "common", "decode", "linear", "linear_bf16", "network", "operand", "packed"),
         *("rows", "team", "wide"),
     ),
     (f"{_DECODE}sampling.py",): ("draw",),

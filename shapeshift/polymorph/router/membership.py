@@ -113,6 +113,8 @@ class Membership:
         """Record an answer, however late: a worker that answers is slow, and a new process would be no faster."""
         if call.epoch == worker.epoch:
             worker.timeouts = 0
+            if call.rows:
+                worker.failures = 0
 
     def ended(self, worker: WorkerState, call: WorkerCall, outcome: WorkerInfo | Exception | None) -> None:
         """Record how a call ended: with the worker's report, an error, or None where no row needed it any more."""
@@ -136,9 +138,7 @@ class Membership:
         if isinstance(outcome, Exception):
             self._failed(worker, call, outcome)
         elif outcome is not None:
-            worker.timeouts = worker.late = 0
-            if call.rows:
-                worker.failures = 0
+            worker.late = 0
             self._join(worker, outcome, before)
 
     def leave(self, worker: WorkerState, reason: str) -> None:

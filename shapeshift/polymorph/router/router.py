@@ -167,12 +167,13 @@ class Router:
         self, worker: WorkerState, call: WorkerCall, begun: Sequence[Row], outputs: Outputs, took_ms: float
     ) -> None:
         """Complete the rows, even if the call has been abandoned."""
-        for index, row in enumerate(begun):
-            row.request.complete(row, {name: values[index] for name, values in outputs.items()}, took_ms)
+        # Before the client gets its answer, and may ask again.
         with self._lock:
             self._calls += 1
             self._rows += len(begun)
             self._members.answered(worker, call)
+        for index, row in enumerate(begun):
+            row.request.complete(row, {name: values[index] for name, values in outputs.items()}, took_ms)
 
     def _record(self, worker: WorkerState, call: WorkerCall, outcome: WorkerInfo | Exception | None) -> None:
         if isinstance(outcome, Exception):
