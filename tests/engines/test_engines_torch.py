@@ -36,7 +36,11 @@ def reference_of(folder: Path, outputs: tuple[str, ...] = ("EMBEDDING",), poolin
 
 @pytest.mark.parametrize(
     ("family", "outputs"),
-    [("bert", ("EMBEDDING", "IMPORTANCE")), ("modernbert", ("EMBEDDING",)), ("deberta-v2", ("EMBEDDING",))],
+    [
+        ("bert", ("EMBEDDING", "IMPORTANCE")),
+        pytest.param("modernbert", ("EMBEDDING",), marks=pytest.mark.long),
+        pytest.param("deberta-v2", ("EMBEDDING",), marks=pytest.mark.long),
+    ],
 )
 def test_engines_match_the_model(tmp_path: Path, family: str, outputs: tuple[str, ...]) -> None:
     reference = reference_of(save_model(tmp_path / "model", family), outputs)
@@ -47,7 +51,7 @@ def test_engines_match_the_model(tmp_path: Path, family: str, outputs: tuple[str
                 np.testing.assert_allclose(got[name][: len(own[name])], own[name], atol=1e-4)
 
 
-@pytest.mark.parametrize("kind", ["bf16", "f16"])
+@pytest.mark.parametrize("kind", ["bf16", pytest.param("f16", marks=pytest.mark.long)])
 def test_fewer_bits_stay_near_and_leave_the_reference_alone(tmp_path: Path, kind: str) -> None:
     reference = reference_of(save_model(tmp_path / "model", "bert"), ("EMBEDDING", "IMPORTANCE"))
     before = [reference.compute(text)["EMBEDDING"] for text in texts()]
@@ -60,24 +64,23 @@ def test_fewer_bits_stay_near_and_leave_the_reference_alone(tmp_path: Path, kind
     np.testing.assert_array_equal(reference.compute(texts()[0])["EMBEDDING"], before[0])
 
 
-def test_the_engines_of_a_process_share_their_weights(tmp_path: Path) -> None:
-    reference = reference_of(save_model(tmp_path / "model", "bert"))
-    runtime = opened(tmp_path, reference, "f32")
-    assert runtime.engine(None, None)._model is runtime.engine(16, 2)._model
-
-
-def test_an_engine_computes_on_its_own_number_of_threads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_engines_share_their_weights_and_have_their_own_number_of_threads(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     import torch
 
     reference = reference_of(save_model(tmp_path / "model", "bert"))
     asked: list[int] = []
     monkeypatch.setattr(torch, "set_num_threads", asked.append)
-    engine = opened(tmp_path, reference, "f32", threads=3).engine(None, None)
+    runtime = opened(tmp_path, reference, "f32", threads=3)
+    engine = runtime.engine(None, None)
+    assert engine._model is runtime.engine(16, 2)._model
     for _ in range(2):
         engine.run(pack(texts()[:1], LENGTHS[0], 1, reference.position_offset))
     assert asked == [3]
 
 
+@pytest.mark.long
 def test_image_engines_match_in_every_precision(tmp_path: Path) -> None:
     from shapeshift.token_adapt.checkpoints.weights import read_model
     from shapeshift.token_adapt.model.gamma_module import GammaModule

@@ -14,7 +14,8 @@ from shapeshift.triton.embedded.server import TritonServer
 from shapeshift.triton.settings import ServerSettings
 from tests.sidecar.project import PATIENCE_S, Command, Project, RunningServer, wait_until
 
-pytestmark = [pytest.mark.server, pytest.mark.timeout(300)]
+# Two servers whose workers are loaded several times: a minute, more on a busy machine.
+pytestmark = [pytest.mark.server, pytest.mark.long, pytest.mark.timeout(300)]
 Start = Callable[..., Command]
 NODE = '[[nodes]]\nname = "{name}"\ngrpc = "{server.grpc_url}"\nmetrics = "{server.metrics_url}"\nkey_file = "{key}"\n'
 
