@@ -52,6 +52,21 @@ def replace_text(path: Path, text: str, durable: bool = True) -> None:
         flush(path.parent)
 
 
+def replace_private(path: Path, content: bytes) -> None:
+    """Replace the content of `path` atomically by a file that only its owner can read. Raises OSError.
+
+    Folders that are missing are made, likewise for the owner only. It does not wait for the disk.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    draft = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        with os.fdopen(os.open(draft, os.O_CREAT | os.O_TRUNC | os.O_WRONLY, 0o600), "wb") as stream:
+            stream.write(content)
+        draft.replace(path)
+    finally:
+        draft.unlink(missing_ok=True)
+
+
 @contextlib.contextmanager
 def replace_folder(target: Path) -> Iterator[Path]:
     """An empty folder beside `target`, which takes its place at the end. After an error `target` is unchanged.

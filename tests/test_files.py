@@ -132,3 +132,12 @@ def test_folder_is_replaced_at_the_end_and_kept_after_an_error(tmp_path: Path) -
         (work / "new").touch()
         assert (target / "old").exists()
     assert [path.name for path in tmp_path.rglob("*")] == ["engines", "new"]
+
+
+def test_a_private_file_is_its_owners_alone(tmp_path: Path) -> None:
+    path = tmp_path / "keys" / "key"
+    files.replace_private(path, b"old")
+    path.chmod(0o644)
+    files.replace_private(path, b"new")
+    assert path.read_bytes() == b"new" and path.stat().st_mode & 0o777 == 0o600
+    assert path.parent.stat().st_mode & 0o777 == 0o700 and [path] == list(path.parent.iterdir())

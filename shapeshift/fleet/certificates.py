@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import datetime
 import ipaddress
-import os
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -44,8 +43,10 @@ def ensure(folder: Path, node: str, hosts: Sequence[str] = (), days: int = 365) 
         if not (tls.certificate.is_file() and tls.key.is_file()):
             authority, signer = _authority(folder, 10 * days)
             key = _new_key()
-            _write(tls.key, _key_text(key))
-            _write(tls.certificate, _certificate(node, key, authority, signer, days, [node, *_LOOPBACK, *hosts]))
+            files.replace_private(tls.key, _key_text(key))
+            files.replace_private(
+                tls.certificate, _certificate(node, key, authority, signer, days, [node, *_LOOPBACK, *hosts])
+            )
     return tls
 
 
@@ -54,8 +55,8 @@ def _authority(folder: Path, days: int) -> tuple[x509.Certificate, Key]:
     key_file, file = folder / _CA_KEY_FILE, folder / CA_FILE
     if not (key_file.is_file() and file.is_file()):
         key = _new_key()
-        _write(key_file, _key_text(key))
-        _write(file, _certificate("shapeshift fleet", key, None, key, days, []))
+        files.replace_private(key_file, _key_text(key))
+        files.replace_private(file, _certificate("shapeshift fleet", key, None, key, days, []))
     signer = serialization.load_pem_private_key(key_file.read_bytes(), None)
     if not isinstance(signer, Key):
         raise ShapeshiftError(f"{key_file} is no ECDSA key; remove it and {file} to have new ones made")
@@ -107,11 +108,3 @@ def _new_key() -> Key:
 def _key_text(key: Key) -> bytes:
     form = serialization.PrivateFormat.PKCS8
     return key.private_bytes(serialization.Encoding.PEM, form, serialization.NoEncryption())
-
-
-def _write(path: Path, text: bytes) -> None:
-    draft = path.with_name(f".{path.name}.{os.getpid()}")
-    descriptor = os.open(draft, os.O_CREAT | os.O_TRUNC | os.O_WRONLY, 0o600)
-    with os.fdopen(descriptor, "wb") as stream:
-        stream.write(text)
-    draft.replace(path)

@@ -21,6 +21,7 @@ from shapeshift.triton.metrics import Samples
 from tests.sidecar.fakes import FakeServer, samples
 from tests.sidecar.fleet import single
 from tests.sidecar.stubs import Stubs, stubs_in
+from tests.waiting import wait_for
 
 PAGES = Path(__file__).parent / "pages"
 # No process has this pid.
@@ -67,10 +68,7 @@ class Case:
 
     def settle(self) -> None:
         """Wait for the started loads."""
-        deadline = time.monotonic() + 20
-        while self.loop._pending:
-            assert time.monotonic() < deadline
-            time.sleep(0.005)
+        wait_for(lambda: not self.loop._pending)
 
     def logged(self, text: str) -> int:
         return sum(text in line for line in self.log)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from pathlib import Path
 
 import pytest
@@ -24,6 +23,7 @@ from shapeshift.triton.endpoint import Endpoint
 from shapeshift.triton.metrics import Samples
 from tests.sidecar.fakes import FakeServer, front, samples
 from tests.sidecar.fleet import FakeFleet, no_page
+from tests.waiting import wait_for
 
 # No process has this pid.
 NO_PID = 4_194_304
@@ -186,10 +186,7 @@ class HealthCase:
             self.loop.step()
 
     def settle(self) -> None:
-        deadline = time.monotonic() + 20
-        while self.loop._pending:
-            assert time.monotonic() < deadline
-            time.sleep(0.005)
+        wait_for(lambda: not self.loop._pending)
 
     def logged(self, text: str) -> int:
         return sum(text in line for line in self.log)

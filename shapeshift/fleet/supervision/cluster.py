@@ -102,9 +102,7 @@ class Cluster:
         os.environ.update(_SETTINGS)
         token = self.folder / _TOKEN_FILE
         if not token.is_file():
-            self.folder.mkdir(parents=True, exist_ok=True)
-            with os.fdopen(os.open(token, os.O_CREAT | os.O_WRONLY | os.O_TRUNC, 0o600), "w") as stream:
-                stream.write(secrets.token_hex(32))
+            files.replace_private(token, secrets.token_hex(32).encode())
         os.environ["RAY_AUTH_TOKEN_PATH"] = str(token)
 
     def _head(self) -> Identity | None:

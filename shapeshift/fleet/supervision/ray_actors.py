@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from shapeshift.child_process import ChildProcess
+from shapeshift.files import replace_private
 from shapeshift.fleet.supervision.node_process import NodeCommand
 from shapeshift.fleet.supervision.node_supervisor import NodeStatus, NodeSupervisor
 from shapeshift.fleet.supervision.plan import FleetPlan, NodePlan
@@ -155,7 +156,7 @@ class FleetActor:
         text = self._plan.fleet_file(members, SIDECAR, {name: Path(f"{name}.control-key") for name in nodes})
         file = self._folder / "fleet.toml"
         if self._sent.get(SIDECAR) != text:
-            write_private(self._folder, {file.name: text.encode()})
+            replace_private(file, text.encode())
             self._sent[SIDECAR] = text
         if self._is_running:
             self._sidecar.restart_if_ended()
@@ -165,10 +166,6 @@ class FleetActor:
 
 
 def write_private(folder: Path, contents: dict[str, bytes]) -> None:
-    """Write files that only their owner can read, each by write and rename."""
-    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    """Write files that only their owner can read."""
     for name, content in contents.items():
-        draft = folder / f".{name}.{os.getpid()}"
-        with os.fdopen(os.open(draft, os.O_CREAT | os.O_TRUNC | os.O_WRONLY, 0o600), "wb") as stream:
-            stream.write(content)
-        draft.replace(folder / name)
+        replace_private(folder / name, content)

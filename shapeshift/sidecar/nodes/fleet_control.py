@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any, TypeVar
 
 from shapeshift.errors import NotFoundError, ShapeshiftError
@@ -60,7 +61,7 @@ class FleetControl:
         """
         servers = self._connections.servers
         controls = {node: servers[node].control for node in {split(name)[0] for name in names} & servers.keys()}
-        found, problems = self._questions.ask({node: _asking(control) for node, control in controls.items()})
+        found, problems = self._questions.ask({node: partial(_ready, control) for node, control in controls.items()})
         if not found:
             raise nobody_answers(problems)
         return {name for name in names if split(name)[1] in found.get(split(name)[0], ())}
@@ -89,7 +90,3 @@ class FleetControl:
 
 def _ready(control: Control) -> set[str]:
     return {entry.name for entry in control.index() if entry.state == READY}
-
-
-def _asking(control: Control) -> Callable[[], set[str]]:
-    return lambda: _ready(control)
