@@ -29,6 +29,9 @@ COVERING := tests/serving tests/sidecar tests/workloads $(addprefix tests/polymo
   token_rate_based token_shadow_price)) $(addprefix tests/cascade/test_,$(addsuffix .py,accuracy_bound cascade_policies \
   cascade_words)) $(addprefix tests/adapter_cache/test_,$(addsuffix .py,adapter_policies cluster eviction prediction \
   quota_admission schedulers)) $(addprefix tests/fused_decode/test_decode_,$(addsuffix .py,admission compact preemption))
+# What Python compiles is kept, also where a container's image says not to: `setup` leaves it to the first import, and
+# each process of a server or a test would compile torch and all else anew.
+unexport PYTHONDONTWRITEBYTECODE
 BIN := .venv/bin
 LOG := build/setup.log
 PIP := $(BIN)/python -m pip --disable-pip-version-check

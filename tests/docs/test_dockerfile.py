@@ -132,6 +132,7 @@ def test_the_steps_of_the_image_make_a_server(tmp_path: Path, downloads: bool) -
     library, package = found.split()
     assert library == f"{folder.root}/opt/shapeshift/shapeshift/__init__.py"
     assert package == f"{folder.root}/opt/shapeshift/packages/numpy"
+    assert list((folder.root / "opt" / "shapeshift" / "shapeshift" / "__pycache__").glob("errors.*.pyc"))
     (folder.root / "repository" / "one").mkdir(parents=True)
     (folder.root / "repository" / "one" / "config.pbtxt").touch()
     (folder.root / "key").write_text("0123456789abcdef" * 2)
