@@ -23,10 +23,12 @@ chosen=$(python3 -m shapeshift.cli.main serve --print-models --repository "$repo
 readarray -t names <<<"$chosen"
 
 restriction="model-repository,shared-memory,trace,logging:shapeshift-key=$key"
+# `make engines` has completed the configurations: the server need not start each process once more for that.
 # All interfaces of the container: compose.yaml publishes them on the host's loopback address only.
 exec tritonserver \
     --model-repository="$repository" \
     --model-control-mode=explicit \
+    --disable-auto-complete-config \
     --backend-config=python,thread-pool-size=128 \
     "${names[@]/#/--load-model=}" \
     --http-restricted-api="$restriction" \

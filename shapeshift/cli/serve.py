@@ -127,6 +127,8 @@ def _embedded(options: argparse.Namespace) -> int:
         run_directory=own_build / "run",
         host=options.host,
         allow_public=options.allow_public,
+        # `shapeshift engines` has completed the configurations of the generated repository.
+        complete_configs=bool(options.repository),
     )
     if node is not None:
         settings = node.server_settings(on_free_ports(settings))

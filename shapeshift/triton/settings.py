@@ -35,6 +35,8 @@ class ServerSettings:
     log_file                           default: server.log in the run directory
     control_key                        file of the key for model control; default: key in the run directory
     variables                          of the environment of the server's processes, beside those of this process
+    complete_configs                   whether the server completes what configurations leave out; for that it starts
+                                       each Python model's process once more, and ends it, at every load
     Raises InvalidInputError with the name of the field.
     """
 
@@ -54,6 +56,7 @@ class ServerSettings:
     tls: Tls | None = None
     control_key: Path | None = None
     variables: Mapping[str, str] = field(default_factory=dict)
+    complete_configs: bool = True
 
     def __post_init__(self) -> None:
         require(bool(self.repositories), "repositories", self.repositories, "must name at least one folder")

@@ -13,6 +13,7 @@ import pytest
 import yaml
 
 from shapeshift.triton import keys, model_config
+from shapeshift.triton.embedded.command_line import AS_WRITTEN
 from tests.docs.docs_pages import PROJECT
 from tests.docs.docs_sources import modules
 
@@ -57,6 +58,7 @@ def test_entrypoint_restricts_what_serve_restricts(start) -> None:  # type: igno
     assert f"--http-restricted-api={restriction}" in given
     assert f"--grpc-restricted-protocol={restriction}" in given
     assert "--model-control-mode=explicit" in given
+    assert f"--{AS_WRITTEN}" in given
     assert [option for option in given if "load-model" in option] == ["--load-model=one", "--load-model=two"]
     assert given[-1] == "--log-verbose=1"
 

@@ -4,6 +4,7 @@ import os
 import socket
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -59,6 +60,14 @@ def test_command_binds_every_port_and_restricts_control(settings: ServerSettings
 def test_unsupported_options_are_omitted(settings: ServerSettings) -> None:
     assert not any("sagemaker" in option for option in build_command(settings, SUPPORTED))
     assert "--allow-sagemaker=false" in build_command(settings, SUPPORTED | {"allow-sagemaker"})
+
+
+def test_configurations_stay_as_written_where_they_are_complete(settings: ServerSettings) -> None:
+    option = f"--{command_line.AS_WRITTEN}"
+    complete = replace(settings, complete_configs=False)
+    assert option in build_command(complete, SUPPORTED | {command_line.AS_WRITTEN})
+    assert option not in build_command(complete, SUPPORTED), "a server that lacks it completes nothing that is complete"
+    assert option not in build_command(settings, SUPPORTED | {command_line.AS_WRITTEN})
 
 
 def test_unknown_models_are_named(settings: ServerSettings) -> None:

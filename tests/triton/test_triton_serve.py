@@ -55,16 +55,24 @@ def test_known_errors_are_one_line(
 
 
 @pytest.fixture
-def asked(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The models of the server that the command would start; none is started."""
-    models: list[str] = []
+def asked(monkeypatch: pytest.MonkeyPatch) -> list[ServerSettings]:
+    """The servers that the command would start; none is started."""
+    servers: list[ServerSettings] = []
 
     def start(settings: ServerSettings) -> None:
-        models.extend(settings.models)
+        servers.append(settings)
         raise NotFoundError("no server here")
 
     monkeypatch.setattr("shapeshift.cli.supervisor.TritonServer", start)
-    return models
+    return servers
+
+
+def test_only_configurations_of_other_folders_are_completed(tmp_path: Path, asked: list[ServerSettings]) -> None:
+    (tmp_path / "repository" / "m").mkdir(parents=True)
+    (tmp_path / "repository" / "m" / "config.pbtxt").touch()
+    for given in ([], ["--repository", str(tmp_path / "repository")]):
+        serve(["--build", str(tmp_path), *given])
+    assert [settings.complete_configs for settings in asked] == [False, True]
 
 
 @pytest.mark.parametrize(
@@ -84,7 +92,7 @@ def test_a_model_that_could_not_be_built_is_skipped(
     said: list[str],
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
-    asked: list[str],
+    asked: list[ServerSettings],
 ) -> None:
     for name in ("good", "bad"):
         # There is an older build of `bad`, which does not match its config.pbtxt.
@@ -92,7 +100,7 @@ def test_a_model_that_could_not_be_built_is_skipped(
         (tmp_path / "repository" / name / "config.pbtxt").touch()
     failures.record(tmp_path, {"bad": "no folder"})
     assert serve(["--build", str(tmp_path), *arguments]) == 2
-    assert asked == (served or [])
+    assert [settings.models for settings in asked] == ([tuple(served)] if served else [])
     lines = [line.removeprefix("shapeshift serve: ") for line in capsys.readouterr().err.splitlines()]
     assert lines == [*said, *(["no server here"] if served else [])]
 
@@ -243,7 +251,7 @@ def test_loads_into_an_external_server(
 
 
 def test_the_models_that_a_front_calls_are_loaded_too(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], asked: list[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], asked: list[ServerSettings]
 ) -> None:
     configs = {
         "generate": 'backend: "fused_decode"',
@@ -254,5 +262,5 @@ def test_the_models_that_a_front_calls_are_loaded_too(
         (tmp_path / "repository" / name).mkdir(parents=True)
         (tmp_path / "repository" / name / "config.pbtxt").write_text(text)
     assert serve(["--build", str(tmp_path), "--models", "broken,unary"]) == 2
-    assert asked == ["broken", "unary", "generate"]
+    assert [settings.models for settings in asked] == [("broken", "unary", "generate")]
     assert "shapeshift serve: unary needs generate: loading it too" in capsys.readouterr().err.splitlines()

@@ -42,6 +42,9 @@ REQUIRED_OPTIONS = frozenset(
 # Of which the first turns TLS on.
 TLS_OPTIONS = ("grpc-use-ssl-mutual", "grpc-server-cert", "grpc-server-key", "grpc-root-cert")
 
+# Configurations are complete as they are written; the switch has no value.
+AS_WRITTEN = "disable-auto-complete-config"
+
 # Each unanswered call from one model to another blocks one of these threads of the calling model.
 POOL_THREADS = 128
 
@@ -159,7 +162,9 @@ def command(settings: ServerSettings, environment: Mapping[str, str], key: str, 
         ("allow-vertex-ai", "false"),
         *secured,
     ]
-    return [str(binary), *(f"--{name}={value}" for name, value in wanted if name in supported)]
+    switches = [] if settings.complete_configs else [AS_WRITTEN]
+    options = [f"--{name}={value}" for name, value in wanted if name in supported]
+    return [str(binary), *options, *(f"--{name}" for name in switches if name in supported)]
 
 
 def _tls_options(settings: ServerSettings) -> list[tuple[str, str]]:
