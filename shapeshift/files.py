@@ -16,6 +16,9 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+HASHES = "hashes.json"
+"""The file of the build folder that remembers the hashes of weights and engines, beside the folders of engines and of
+compiled kernels."""
 _SETTLED_S = 2.0
 
 

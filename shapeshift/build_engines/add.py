@@ -24,8 +24,9 @@ from shapeshift.build_engines.text.workers import check_name
 from shapeshift.build_engines.validate import validate
 from shapeshift.engines import capacity, failures, hardware
 from shapeshift.engines.capacity import Ask
-from shapeshift.engines.checkpoint import HASHES, find_folder
+from shapeshift.engines.checkpoint import find_folder
 from shapeshift.errors import ShapeshiftError
+from shapeshift.files import HASHES
 from shapeshift.settings import require
 from shapeshift.triton import model_config
 from shapeshift.triton.names import check_model_name

@@ -15,8 +15,9 @@ from shapeshift.build_engines import adapters, perplexity
 from shapeshift.build_engines.hub.sources import base_names, find_checkpoint
 from shapeshift.build_engines.model_folder import CONFIG, write_front
 from shapeshift.build_engines.paths import BuildPaths
-from shapeshift.engines.checkpoint import HASHES, Checkpoint, open_checkpoint
+from shapeshift.engines.checkpoint import Checkpoint, open_checkpoint
 from shapeshift.errors import NotFoundError, ShapeshiftError
+from shapeshift.files import HASHES
 from shapeshift.fused_decode.model.architecture import Architecture
 from shapeshift.fused_decode.model.precision import COMPUTED_BYTES, resolve
 from shapeshift.fused_decode.model.quantised.packing import packing_of

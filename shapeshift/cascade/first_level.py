@@ -95,7 +95,7 @@ def check_engines(folder: Path, table: CandidateTable, candidate: Candidate, lev
     if len(made.labels) != len(table.labels):
         wanted = f"the candidate table of {table.task} has {len(table.labels)}"
         raise EngineError(f"{model} has {len(made.labels)} labels, {wanted}; {_REGISTER}")
-    made.check_files(folder)
+    made.check_files(folder, manifest.hashes_file(folder))
     return made
 
 

@@ -17,8 +17,6 @@ SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 """The weights of a checkpoint in one file, and the index of its shards. As in transformers the first one counts."""
 # The same weights once more, under the names of another library.
 _DUPLICATES = "consolidated*.safetensors"
-HASHES = "hashes.json"
-"""The file of the build folder that remembers the hashes of weights, beside the folder of compiled kernels."""
 
 
 @dataclass(frozen=True)

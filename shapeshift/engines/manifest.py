@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from shapeshift.errors import EngineError, InvalidInputError
-from shapeshift.files import file_sha256
+from shapeshift.files import HASHES, RememberedHashes, file_sha256
 
 FILE_NAME = "manifest.json"
 FORMAT = 2
@@ -125,13 +125,22 @@ class Manifest:
         stated = json.dumps([made_of, read_as, shapes, [dataclasses.astuple(output) for output in self.outputs]])
         return int.from_bytes(hashlib.sha256(stated.encode()).digest()[:8], "big") >> 1
 
-    def check_files(self, folder: Path) -> None:
-        """Raise EngineError naming the first file that differs from the list."""
-        check_files(folder, self.files)
+    def check_files(self, folder: Path, hashes: Path | None = None) -> None:
+        """Raise EngineError naming the first file that differs from the list; see the function `check_files`."""
+        check_files(folder, self.files, hashes)
 
 
-def check_files(folder: Path, files: Mapping[str, FileEntry]) -> None:
-    """Raise EngineError naming the first of `files` that is missing from `folder` or differs in size or content."""
+def hashes_file(folder: Path) -> Path:
+    """The file of the build folder that remembers the hashes of the engines in `folder`, BUILD/engines/MODEL."""
+    return folder.resolve().parent.with_name(HASHES)
+
+
+def check_files(folder: Path, files: Mapping[str, FileEntry], hashes: Path | None = None) -> None:
+    """Raise EngineError naming the first of `files` that is missing from `folder` or differs in size or content.
+
+    hashes: the file that remembers the hashes of files that have not changed since; None: all are computed.
+    """
+    remembered = RememberedHashes(hashes)
     for name, entry in files.items():
         path = folder / name
         if not path.is_file():
@@ -139,7 +148,7 @@ def check_files(folder: Path, files: Mapping[str, FileEntry]) -> None:
         size = path.stat().st_size
         if size != entry.size:
             raise EngineError(f"engine file {path}: {size} bytes, {entry.size} in the manifest; {REBUILD}")
-        if file_sha256(path) != entry.sha256:
+        if remembered.sha256(path) != entry.sha256:
             raise EngineError(f"engine file {path}: content differs from the manifest; {REBUILD}")
 
 

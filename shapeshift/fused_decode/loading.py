@@ -11,13 +11,14 @@ from pathlib import Path
 import torch
 
 from shapeshift import settings
-from shapeshift.engines.checkpoint import HASHES, find_folder, not_found, open_checkpoint
+from shapeshift.engines.checkpoint import find_folder, not_found, open_checkpoint
 from shapeshift.engines.hardware import available_mb
 from shapeshift.engines.text import chat_template_files
 from shapeshift.engines.text.chat_template_files import ChatTemplateFiles
 from shapeshift.engines.text.tokenizer import FILE_NAME as TOKENIZER_FILE
 from shapeshift.engines.text.tokenizer import TextTokenizer
 from shapeshift.errors import EngineError, InvalidInputError, UnsupportedError
+from shapeshift.files import HASHES
 from shapeshift.fused_decode.engine.detokenize import require_tokens_of_model, token_bytes
 from shapeshift.fused_decode.interfaces import Runtime, StepBatch, blocks_of
 from shapeshift.fused_decode.model.architecture import Architecture

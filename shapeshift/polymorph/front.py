@@ -54,7 +54,7 @@ class TextFront:
         made = manifest.load(folder, generated.manifest_sha256 or None)
         if generated.checkpoint_sha256 not in ("", made.checkpoint_sha256):
             raise EngineError(f"the engines in {folder} come from another checkpoint; {manifest.REBUILD}")
-        made.check_files(folder)
+        made.check_files(folder, manifest.hashes_file(folder))
         self._outputs = args.outputs
         self._pairs = TEXT_PAIR in args.inputs
         self._vocabulary = made.vocabulary
@@ -120,13 +120,12 @@ class TextFront:
         executor = self._executor
         self._request_metrics = RequestMetrics("texts", max_tokens, slo_ms)
         self._responder = Responder(self._pb_utils, self._request_metrics, self._log)
-        steps = [*self._responder.steps, *executor.steps]
         exported: list[Metric] = [
             *self._request_metrics.exported,
             Gauge("requests_waiting", "Texts that wait", lambda: executor.waiting),
             Gauge("requests_running", "Texts that are computed", lambda: executor.running),
             *executor.metrics(),
-            Liveness(lambda: steps, self._log).metric,
+            Liveness(lambda: [*self._responder.steps, *executor.steps], self._log).metric,
         ]
         self._metrics = MetricsFlusher(self._pb_utils, name, exported, self._log)
 

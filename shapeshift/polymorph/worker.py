@@ -52,7 +52,7 @@ class TextWorker:
         own = settings.read(WorkerSettings, args.parameters)
         folder = args.folder / settings.read(GeneratedSettings, args.parameters).engines
         made = manifest.load(folder, args.parameters.get("manifest_sha256") or None)
-        made.check_files(folder)
+        made.check_files(folder, manifest.hashes_file(folder))
         if own.bin and own.bin not in bin_edges(made):
             raise InvalidInputError("bin", own.bin, f"0, or one of {', '.join(map(str, bin_edges(made)))}")
         self._outputs = [name for name in args.outputs if name != STATE]

@@ -2,15 +2,18 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from shapeshift import files
 from shapeshift.engines import manifest
 from shapeshift.engines.manifest import EngineEntry, Latency, Manifest, Output
 from shapeshift.errors import EngineError
+from shapeshift.files import file_sha256
 
 
 def point(tokens: int, ms: float) -> Latency:
@@ -97,6 +100,28 @@ def test_changed_files_are_named(folder: Path) -> None:
     (folder / "model.xml").unlink()
     with pytest.raises(EngineError, match=r"model.xml is missing; run `shapeshift engines`"):
         read.check_files(folder)
+
+
+def test_files_that_have_not_changed_are_hashed_once(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    hashed: list[str] = []
+
+    def counted(path: Path) -> str:
+        hashed.append(path.name)
+        return file_sha256(path)
+
+    monkeypatch.setattr(files, "file_sha256", counted)
+    read, store = manifest.load(folder), folder.parent / "build" / "hashes.json"
+    store.parent.mkdir()
+    for name in read.files:
+        os.utime(folder / name, (1e9, 1e9))
+    for _ in range(2):
+        read.check_files(folder, store)
+        assert sorted(hashed) == ["model.bin", "model.xml"]
+    whole = (folder / "model.bin").read_bytes()
+    (folder / "model.bin").write_bytes(whole[:-1] + b"\0")
+    with pytest.raises(EngineError, match=r"model.bin: content differs"):
+        read.check_files(folder, store)
+    assert manifest.hashes_file(store.parent / "engines" / "model") == store
 
 
 def changed(**values: Any) -> Callable[[bytes], bytes]:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import importlib.util
+import itertools
 import json
+import os
 import random
 import sys
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
@@ -16,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
+from shapeshift import files
 from shapeshift.engines import manifest
 from shapeshift.engines.execution import request as request_module
 from shapeshift.engines.execution.executor import EngineExecutor
@@ -23,6 +26,7 @@ from shapeshift.engines.providers.emulated import EmulatedRuntime
 from shapeshift.engines.text.packing import pack
 from shapeshift.engines.text.tokenizer import TextTokenizer
 from shapeshift.errors import EngineError, InvalidInputError
+from shapeshift.files import file_sha256
 from shapeshift.polymorph.front import TextFront
 from shapeshift.serving import model_args
 from tests.fakes import PbUtils, Request, TritonError, TritonModelException, ids_request, text_request
@@ -328,6 +332,78 @@ def test_further_engines_are_loaded_in_the_background(make_front: MakeFront) -> 
     for worker in inline(front).threads:
         assert worker.engines.loaded[0] == "dynamic"
         assert sorted(worker.engines.loaded[1:]) == ["16", "32", "64"]
+
+
+def test_a_front_that_starts_again_hashes_no_engine_again(
+    front_args: Callable[..., dict[str, str]], pb_utils: PbUtils, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hashed: list[str] = []
+
+    def counted(path: Path) -> str:
+        hashed.append(path.name)
+        return file_sha256(path)
+
+    monkeypatch.setattr(files, "file_sha256", counted)
+    args = model_args.read(front_args())
+    for file in (tmp_path / "build" / "engines" / "front").iterdir():
+        os.utime(file, (1e9, 1e9))
+    hashed.clear()
+    for _ in range(2):
+        TextFront(pb_utils, args).close()
+    assert sorted(hashed) == ["emulated.json", "tokenizer.json"]
+
+
+@pytest.fixture
+def second(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
+    """The dynamic engine of the second engine thread is opened once this is set."""
+    opened, made, allowed = itertools.count(), EmulatedRuntime.engine, threading.Event()
+
+    def engine(runtime: EmulatedRuntime, tokens: int | None, rows: int | None) -> Any:
+        if next(opened):
+            assert allowed.wait(30)
+        return made(runtime, tokens, rows)
+
+    monkeypatch.setattr(EmulatedRuntime, "engine", engine)
+    yield allowed
+    allowed.set()
+
+
+def test_a_front_serves_while_its_second_thread_gets_its_engine(
+    make_front: MakeFront, second: threading.Event, pb_utils: PbUtils
+) -> None:
+    front = make_front(engine_threads=2)
+    request = text_request("a")
+    front.execute([request])
+    request.vectors()
+    assert len(inline(front).threads) == len(inline(front).steps) == 1
+    assert inline(front).loaded == 0
+    second.set()
+    assert inline(front).wait_loaded(30)
+    assert len(inline(front).threads) == 2
+    assert inline(front).loaded == len(inline(front).threads[1].engines.loaded)
+    front._metrics.flush()
+    stalled = [dict(labels) for name, labels in pb_utils.metrics if name == "shapeshift_thread_stalled_seconds"]
+    assert {"engine-0", "engine-1"} <= {labels["thread"] for labels in stalled}, "threads that start later are watched"
+
+
+def test_a_thread_that_gets_no_engine_is_logged_and_the_first_serves(
+    make_front: MakeFront, pb_utils: PbUtils, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened, made = itertools.count(), EmulatedRuntime.engine
+
+    def engine(runtime: EmulatedRuntime, tokens: int | None, rows: int | None) -> Any:
+        if next(opened) == 1:
+            raise RuntimeError("out of memory")
+        return made(runtime, tokens, rows)
+
+    monkeypatch.setattr(EmulatedRuntime, "engine", engine)
+    front = make_front(bins="16", engine_threads=3)
+    assert inline(front).wait_loaded(30)
+    assert [thread.engines.loaded for thread in inline(front).threads] == [["dynamic", "16"]]
+    assert any("thread 1 cannot be started" in line and "out of memory" in line for line in pb_utils.Logger.lines)
+    request = text_request("a", "b")
+    front.execute([request])
+    request.vectors()
 
 
 def test_an_engine_that_does_not_load_is_logged_and_others_take_its_lengths(

@@ -11,13 +11,13 @@ from typing import Any
 from shapeshift.build_engines.hub.sources import find_checkpoint
 from shapeshift.build_engines.paths import BuildPaths
 from shapeshift.engines import manifest, precision
-from shapeshift.engines.checkpoint import HASHES, Checkpoint
+from shapeshift.engines.checkpoint import Checkpoint
 from shapeshift.engines.gpu import with_cpu
 from shapeshift.engines.hardware import cores
 from shapeshift.engines.interfaces import Provider
 from shapeshift.engines.providers import lookup
 from shapeshift.errors import EngineError
-from shapeshift.files import file_sha256
+from shapeshift.files import HASHES, file_sha256
 from shapeshift.token_adapt.checkpoints.description import Description
 from shapeshift.token_adapt.checkpoints.reading import open_vision
 from shapeshift.token_adapt.model import manifest as image_manifest

@@ -13,7 +13,7 @@ from shapeshift.build_engines.hub.sources import find_checkpoint
 from shapeshift.build_engines.paths import BuildPaths
 from shapeshift.build_engines.text.config import TextFrontConfig, length_histogram, read_json
 from shapeshift.engines import manifest, precision
-from shapeshift.engines.checkpoint import HASHES, Checkpoint, open_checkpoint
+from shapeshift.engines.checkpoint import Checkpoint, open_checkpoint
 from shapeshift.engines.gpu import with_cpu
 from shapeshift.engines.interfaces import Provider
 from shapeshift.engines.providers import lookup
@@ -21,7 +21,7 @@ from shapeshift.engines.text import heads, sentence_modules, tokenizer_files
 from shapeshift.engines.text.families import family_of, hidden_size
 from shapeshift.engines.text.sentence_modules import SentenceModules
 from shapeshift.errors import EngineError, InvalidInputError, NotFoundError
-from shapeshift.files import file_sha256
+from shapeshift.files import HASHES, file_sha256
 from shapeshift.polymorph.settings import ENGINE_OUTPUTS, front_signature
 from shapeshift.serving.model_args import DESCRIPTION
 from shapeshift.serving.text_inputs import NUM_TOKENS, TEXT_PAIR

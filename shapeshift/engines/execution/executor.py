@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Iterable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Protocol
 
@@ -102,8 +103,9 @@ class EngineThread:
 class EngineExecutor:
     """The engine threads of one model and their shared queue.
 
-    The constructor loads the dynamic engine (or, without one, the longest static engine). The other engines are loaded
-    in the background, those with the most requests first.
+    The constructor loads the dynamic engine (or, without one, the longest static engine) for the first thread. In the
+    background the other threads get it and start, then all threads get the other engines, those with the most requests
+    first.
     """
 
     def __init__(
@@ -126,13 +128,14 @@ class EngineExecutor:
         self.queue: BoundedQueue[Row] = BoundedQueue(settings.queue_rows, settings.queue_tokens, self.row_ms)
         self._stopping = threading.Event()
         self._runtime = lookup.PROVIDERS[manifest.provider].open(folder, manifest.precision, 1, device)
-        longest_s = engine_set.longest_call_s(manifest)
-        self.threads = [EngineThread(number, self, EngineSet(manifest), longest_s) for number in range(threads)]
+        self._manifest = manifest
+        self._log = log
         first, rest = first_and_rest(manifest)
-        self._load(first)
-        for thread in self.threads:
-            thread.start()
-        self._loader = BackgroundLoader(rest, self._load, self.lengths_seen, settings.memory_mb, log)
+        self.threads: list[EngineThread] = []
+        self._started = threading.Event()
+        self._start_thread(first)
+        start_others = partial(self._start_others, threads - 1, first)
+        self._loader = BackgroundLoader(rest, self._load, self.lengths_seen, settings.memory_mb, log, start_others)
         self._deadlines = threading.Thread(target=self._fail_late_requests, name="deadlines", daemon=True)
         self._deadlines.start()
 
@@ -148,12 +151,12 @@ class EngineExecutor:
 
     @property
     def loaded(self) -> int:
-        """The number of engines that every thread has loaded."""
-        return min(len(thread.engines.loaded) for thread in self.threads)
+        """The number of engines that every thread has loaded; 0 while threads are still to start."""
+        return min(len(thread.engines.loaded) for thread in self.threads) if self._started.is_set() else 0
 
     @property
     def steps(self) -> list[StepCounter]:
-        """The steps of the engine threads: engine calls."""
+        """The steps of the engine threads that run by now: engine calls."""
         return [thread.steps for thread in self.threads]
 
     def metrics(self) -> list[Counter | Gauge]:
@@ -218,6 +221,22 @@ class EngineExecutor:
         while not self._stopping.wait(_DEADLINE_CHECK_S):
             for request in {row.request for row in self.queue.waiting() if row.request.latency_ms is not None}:
                 request.fail_if_late()
+
+    def _start_thread(self, first: EngineEntry) -> None:
+        engines = EngineSet(self._manifest)
+        engines.add(self._runtime.engine(first.tokens, first.rows), first)
+        thread = EngineThread(len(self.threads), self, engines, engine_set.longest_call_s(self._manifest))
+        thread.start()
+        self.threads.append(thread)
+
+    def _start_others(self, number: int, first: EngineEntry) -> None:
+        try:
+            for _ in range(number):
+                if not self._stopping.is_set():
+                    self._start_thread(first)
+        except Exception as error:  # noqa: BLE001  the threads that run serve all requests
+            self._log(f"engine thread {len(self.threads)} cannot be started, {len(self.threads)} serve: {error}")
+        self._started.set()
 
     def _load(self, entry: EngineEntry) -> None:
         for thread in self.threads:

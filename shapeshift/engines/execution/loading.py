@@ -24,9 +24,10 @@ def first_and_rest(manifest: Manifest) -> tuple[EngineEntry, list[EngineEntry]]:
 class BackgroundLoader:
     """Loads the `pending` engines in its own thread, those whose lengths have the most requests first.
 
-    load(entry) loads an engine and starts using it. lengths_seen[n] counts texts of n tokens; the caller updates it.
+    start() is called before them. load(entry) loads an engine and starts using it. lengths_seen[n] counts texts of n
+    tokens; the caller updates it.
     Loading stops once the process uses more than `memory_mb`. An engine that fails to load is logged and skipped:
-    other engines serve its lengths. The thread yields the processor to those that serve.
+    other engines serve its lengths. After `start` the thread yields the processor to those that serve.
     """
 
     def __init__(
@@ -36,7 +37,9 @@ class BackgroundLoader:
         lengths_seen: list[int],
         memory_mb: int,
         log: Log,
+        start: Callable[[], None] = lambda: None,
     ) -> None:
+        self._start = start
         self._pending = list(pending)
         edges = [0, *(entry.tokens or 0 for entry in pending)]
         self._bins = {entry: (low, entry.tokens or 0) for low, entry in zip(edges, pending, strict=False)}
@@ -59,6 +62,7 @@ class BackgroundLoader:
         self._thread.join(timeout_s)
 
     def _run(self) -> None:
+        self._start()
         # On Linux of this thread alone. Compiling engines takes seconds of the processors that serve meanwhile.
         os.nice(_NICENESS)
         pending = self._pending

@@ -9,7 +9,7 @@ import numpy as np
 
 from shapeshift.engines.hardware import cores
 from shapeshift.engines.interfaces import Array, Engine
-from shapeshift.engines.manifest import check_files
+from shapeshift.engines.manifest import check_files, hashes_file
 from shapeshift.engines.providers import lookup
 from shapeshift.errors import InvalidInputError
 from shapeshift.registry import FILE, FolderWatch
@@ -36,7 +36,7 @@ def open_model(
     Raises EngineError if the folder does not match its manifest.
     """
     manifest = image_manifest.load(folder, expect_sha256)
-    check_files(folder, manifest.files)
+    check_files(folder, manifest.files, hashes_file(folder))
     provider = lookup.PROVIDERS[manifest.provider]
     engines = {}
     for entry in manifest.engines:
