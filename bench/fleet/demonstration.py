@@ -1,12 +1,13 @@
 """`make fleet`: three nodes on this machine under lengths that drift; the sidecar's moves as they happen.
 
-The same texts come twice: with the sidecar at work, and with the plan that it has made last, frozen.
+The same texts come twice: with the first plan, which fits their first tenth and stays, and with the sidecar at work.
 """
 
 from __future__ import annotations
 
 import argparse
 import sys
+import textwrap
 import time
 from itertools import pairwise
 from pathlib import Path
@@ -16,7 +17,7 @@ import numpy as np
 from bench.common.output import BUILD, FOLDER, empty
 from bench.fleet.member_load import MemberLoad, Result
 from bench.polymorph.fleet import emulated_front
-from shapeshift.errors import ShapeshiftError
+from shapeshift.errors import ShapeshiftError, TimedOutError
 from shapeshift.fleet.supervision.node_supervisor import READY
 from shapeshift.fleet.supervision.ray_fleet import SIDECAR, RayFleet
 from shapeshift.sidecar import run_files
@@ -36,8 +37,8 @@ metrics_port = {_FIRST_PORT + 100}
 build = "build"
 serve = "--models {_FRONT} --triton {(BUILD / "triton").resolve()}"
 """
-_STEP_S, _READY_S = 10.0, 300.0
-_SHORT, _LONG = 40, 440
+_STEP_S, _READY_S, _LINE = 10.0, 300.0, 200
+_SHORT, _LONG, _SLO_MS = 60, 240, 450
 
 
 def drifting(seconds: float, per_s: float, seed: int = 0) -> list[tuple[float, int]]:
@@ -56,8 +57,10 @@ def main() -> int:
     parser.add_argument("--per-second", type=float, default=30.0, help="texts a second (%(default)s)")
     options = parser.parse_args()
     empty(_WORK_FOLDER)
-    own = {"placement": "partitioned", "workers": _WORKERS, "min_workers": _WORKERS, "max_queue_ms": 0}
-    emulated_front(_WORK_FOLDER, _FRONT, [_SHORT], bins="64,128,256,512", **own)
+    trace = drifting(options.seconds, options.per_second)
+    own = {"workers": _WORKERS, "min_workers": _WORKERS, "max_queue_ms": 0, "slo_ms": _SLO_MS}
+    first = [tokens for _, tokens in trace[: len(trace) // 10]]
+    emulated_front(_WORK_FOLDER, _FRONT, first, bins="64,128,256,512", **own)
     file = _WORK_FOLDER / "fleet.toml"
     file.write_text(_FLEET)
     fleet = RayFleet(file)
@@ -65,7 +68,7 @@ def main() -> int:
         _say("starting Ray and three nodes, with emulated workers: they imitate a GPU's latency and compute nothing\n")
         fleet.up(plan_period_s=_STEP_S)
         fleet.wait(fleet.names, READY, _READY_S, _say)
-        _show(fleet.home / SIDECAR, options.seconds, options.per_second)
+        _show(fleet, trace)
     except ShapeshiftError as error:
         sys.stderr.write(f"make fleet: {error}\n")
         return 2
@@ -74,40 +77,63 @@ def main() -> int:
     return 0
 
 
-def _show(sidecar: Path, seconds: float, per_s: float) -> None:
-    members = sidecar.parent / "node-0" / "fleet.toml"
-    log = sidecar / "sidecar.log"
-    run_directory = sidecar / "fleet" / _NAME
-    _follow(log, 0, _STEP_S)
+def _show(fleet: RayFleet, trace: list[tuple[float, int]]) -> None:
+    sidecar = fleet.home / SIDECAR
+    log, run_directory = _Log(sidecar / "sidecar.log"), sidecar / "fleet" / _NAME
+    _wait_for_workers(fleet, log)
     found: dict[str, list[Result]] = {}
-    for title in ("the sidecar at work", "its last plan, frozen"):
-        if found:
-            run_files.freeze(run_directory)
-        _say(f"\n{title}: {seconds:g} s, {per_s:g} texts a second, median from {_SHORT} to {_LONG} tokens\n")
-        with MemberLoad(members, drifting(seconds, per_s), _FRONT) as load:
-            position = log.stat().st_size
+    for title, change in (("the first plan, frozen", run_files.freeze), ("the sidecar at work", run_files.thaw)):
+        change(run_directory)
+        seconds = trace[-1][0]
+        _say(f"\n{title}: {len(trace)} texts in {seconds:.0f} s, median from {_SHORT} to {_LONG} tokens\n")
+        with MemberLoad(fleet.home / "node-0" / "fleet.toml", trace, _FRONT) as load:
             for begin_s, end_s in pairwise(np.arange(0.0, seconds + _STEP_S, _STEP_S).tolist()):
-                position = _follow(log, position, _STEP_S)
-                _say(f"  {end_s:4.0f} s  {_latency([one for one in load.results if begin_s <= one.began_s < end_s])}\n")
+                log.follow(_STEP_S)
+                sent = sum(begin_s <= at_s < end_s for at_s, _ in trace)
+                answered = [one for one in load.results if begin_s <= one.began_s < end_s]
+                _say(f"  {end_s:4.0f} s  of {sent} texts until now: {_latency(answered)}\n")
             load.wait()
+        log.follow(0.0)
         found[title] = load.results
     _say("\n")
     for title, results in found.items():
         _say(f"{title:24} {_latency(results)}\n")
 
 
-def _follow(log: Path, position: int, seconds: float) -> int:
-    """Print what is added to the log for so many seconds; returns the position after it."""
-    deadline = time.monotonic() + seconds
-    while time.monotonic() < deadline:
-        if log.is_file():
-            with log.open("rb") as stream:
-                stream.seek(position)
-                text = stream.read()
-            position += len(text)
-            _say("".join(f"    sidecar: {line}\n" for line in text.decode(errors="replace").splitlines()))
-        time.sleep(0.2)
-    return position
+def _wait_for_workers(fleet: RayFleet, log: _Log) -> None:
+    """Until the front of each node sends texts to the workers of all nodes."""
+    wanted, deadline = float(_NODES * _WORKERS), time.monotonic() + _READY_S
+    while any(_joined(fleet, name) != wanted for name in fleet.names):
+        if time.monotonic() > deadline:
+            raise TimedOutError(f"the fronts have not {wanted:g} workers after {_READY_S:g} s")
+        log.follow(1.0)
+
+
+def _joined(fleet: RayFleet, node: str) -> float:
+    name, label = "shapeshift_workers_joined", ("model", _FRONT)
+    return sum(value for (series, own), value in fleet.page(node).items() if series == name and label in own)
+
+
+class _Log:
+    """Prints what is added to the log of the sidecar."""
+
+    def __init__(self, path: Path) -> None:
+        self._path, self._position = path, 0
+
+    def follow(self, seconds: float) -> None:
+        """Print what is added for so many seconds, each line shortened, without its date."""
+        deadline = time.monotonic() + seconds
+        while True:
+            if self._path.is_file():
+                with self._path.open("rb") as stream:
+                    stream.seek(self._position)
+                    text = stream.read()
+                self._position += len(text)
+                for line in text.decode(errors="replace").splitlines():
+                    _say(f"    {textwrap.shorten(line.partition('T')[2], _LINE, placeholder=' ...')}\n")
+            if time.monotonic() >= deadline:
+                return
+            time.sleep(0.2)
 
 
 def _latency(results: list[Result]) -> str:
@@ -116,7 +142,7 @@ def _latency(results: list[Result]) -> str:
     took_ms = 1e3 * np.array([one.took_s for one in results])
     failed = sum(bool(one.error) for one in results)
     p98 = float(np.percentile(took_ms, 98))
-    return f"{len(results)} texts, {failed} failed, mean {took_ms.mean():.0f} ms, p98 {p98:.0f} ms"
+    return f"{len(results) - failed} answered, {failed} failed, mean {took_ms.mean():.0f} ms, p98 {p98:.0f} ms"
 
 
 def _say(text: str) -> None:

@@ -8,10 +8,11 @@ from pathlib import Path
 import pytest
 
 from shapeshift.cli.main import main
-from shapeshift.errors import ShapeshiftError
+from shapeshift.errors import ShapeshiftError, UnsupportedError
 from shapeshift.fleet import fleet_file, settings
+from shapeshift.fleet.membership.written import RaySettings
 from shapeshift.fleet.node import Node
-from shapeshift.fleet.supervision.plan import FleetPlan, make_plan
+from shapeshift.fleet.supervision.plan import FleetPlan, able_hosts, make_plan
 from shapeshift.fleet.supervision.ray_actors import write_private
 from shapeshift.fleet.supervision.ray_fleet import RayFleet
 from shapeshift.triton.endpoint import Endpoint, Tls
@@ -35,6 +36,14 @@ def test_nodes_go_to_the_machines_in_turn_each_with_ports_of_its_own(tmp_path: P
     assert nodes[2].node.metrics == "https://10.0.0.1:18503/metrics"
     assert nodes[0].command.options == ("--models", "encode", "--strict")
     assert nodes[0].command.build == tmp_path / "build"
+
+
+def test_a_machine_without_what_a_node_reserves_gets_none() -> None:
+    found = {"10.0.0.2": {"CPU": 4.0, "GPU": 1.0}, "10.0.0.1": {"memory": 1e9}, "10.0.0.3": {"CPU": 8.0}}
+    assert able_hosts(found, RaySettings(cpus=2.0)) == ["10.0.0.2", "10.0.0.3"]
+    assert able_hosts(found, RaySettings(cpus=2.0, gpus=1.0)) == ["10.0.0.2"]
+    with pytest.raises(UnsupportedError, match="cpus = 9 and gpus = 0, .*10.0.0.1, 10.0.0.2, 10.0.0.3"):
+        able_hosts(found, RaySettings(cpus=9.0))
 
 
 def test_a_node_reads_its_file_with_the_certificate_that_was_made_for_it(tmp_path: Path) -> None:

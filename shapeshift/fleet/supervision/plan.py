@@ -55,6 +55,25 @@ def node_names(count: int) -> list[str]:
     return [f"node-{number}" for number in range(count)]
 
 
+def able_hosts(resources: Mapping[str, Mapping[str, float]], settings: RaySettings) -> list[str]:
+    """The machines that have what one node reserves: a head is often started without processors, and serves no node.
+
+    resources: by address, those of Ray. Raises UnsupportedError if there is none.
+    """
+    wanted = {"CPU": settings.cpus, "GPU": settings.gpus}
+    able = [
+        host
+        for host, own in sorted(resources.items())
+        if all(own.get(name, 0.0) >= count for name, count in wanted.items())
+    ]
+    if not able:
+        raise UnsupportedError(
+            f"no machine of the Ray cluster has cpus = {settings.cpus:g} and gpus = {settings.gpus:g}, which each node "
+            f"reserves; its machines: {', '.join(sorted(resources)) or 'none'}"
+        )
+    return able
+
+
 def make_plan(fleet: FleetSettings, folder: Path, hosts: Sequence[str]) -> FleetPlan:
     """The nodes of `fleet`, one after the other on the machines `hosts`. folder: that of the fleet file.
 

@@ -82,9 +82,9 @@ class RayFleet:
         made.remote(plan, actors, own, plan_period_s)
 
     def plan(self) -> FleetPlan:
-        """The nodes that the file asks for, on the machines that the cluster has now."""
-        hosts = sorted({str(one["NodeManagerAddress"]) for one in self._ray.nodes() if one["Alive"]})
-        return plans.make_plan(self._fleet, self._file.parent, hosts)
+        """The nodes that the file asks for, on the machines that the cluster has now; raises as `plan.able_hosts`."""
+        alive = {str(one["NodeManagerAddress"]): one["Resources"] for one in self._ray.nodes() if one["Alive"]}
+        return plans.make_plan(self._fleet, self._file.parent, plans.able_hosts(alive, self.settings))
 
     def statuses(self, names: Iterable[str] = ()) -> dict[str, NodeStatus]:
         """The state of the nodes, all without `names`; of one whose supervisor does not answer, none."""

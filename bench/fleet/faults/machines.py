@@ -1,0 +1,138 @@
+"""A Ray cluster of several machines, all of them this one: a head, and raylets at addresses of loopback."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from shapeshift.errors import ShapeshiftError
+from shapeshift.triton.embedded import processes
+from shapeshift.triton.embedded.free_ports import free_ports
+
+HEAD = 0
+_START_S, _STOP_S = 120.0, 20.0
+_SETTINGS = {
+    "RAY_kill_child_processes_on_worker_exit": "0",
+    "RAY_AUTH_MODE": "token",
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "1",
+}
+
+
+class Machines:
+    """Machine 0 is the head, the others are raylets. A context manager that ends all of them.
+
+    folder: for logs and the token. cpus: of each machine but the head. Within the block, this process's environment
+    has what a client of the cluster needs.
+    """
+
+    def __init__(self, folder: Path, number: int, cpus: int = 1) -> None:
+        self._folder, self._number, self._cpus = folder, number, cpus
+        self._running: dict[int, subprocess.Popen[bytes]] = {}
+        self._port = next(free_ports())
+        self._variables: Mapping[str, str] = {**_SETTINGS, "RAY_AUTH_TOKEN_PATH": str((folder / "token").resolve())}
+        self._before: dict[str, str | None] = {}
+
+    @property
+    def address(self) -> str:
+        """HOST:PORT of the head."""
+        return f"{self.host(HEAD)}:{self._port}"
+
+    def host(self, machine: int) -> str:
+        """The address of a machine."""
+        # Ray replaces 127.0.0.1 by the address of a network card.
+        return f"127.0.0.{2 + machine}"
+
+    def __enter__(self) -> Self:
+        self._folder.mkdir(parents=True, exist_ok=True)
+        token = self._folder / "token"
+        token.write_text(secrets.token_hex(32))
+        token.chmod(0o600)
+        self._before = {name: os.environ.get(name) for name in self._variables}
+        os.environ.update(self._variables)
+        with _undone_if_it_fails(self):
+            self.start_all()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for process in self._running.values():
+            process.terminate()
+        deadline = time.monotonic() + _STOP_S
+        for machine, process in list(self._running.items()):
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(max(0.0, deadline - time.monotonic()))
+            self.kill(machine)
+        for name, value in self._before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
+
+    def start_all(self) -> None:
+        """Start every machine that does not run, the head first. Raises ShapeshiftError."""
+        for machine in range(self._number + 1):
+            if machine not in self._running:
+                self.start(machine)
+
+    def start(self, machine: int) -> None:
+        """Start Ray on a machine, and wait until it says that it runs. Raises ShapeshiftError."""
+        options = ["--head", f"--port={self._port}", "--include-dashboard=false", "--num-cpus=0"]
+        if machine != HEAD:
+            options = [f"--address={self.address}", f"--num-cpus={self._cpus}"]
+        options += ["--min-worker-port=0", "--max-worker-port=0", f"--dashboard-agent-listen-port={next(free_ports())}"]
+        options += ["--disable-usage-stats", "--object-store-memory=80000000"]
+        program = Path(sys.executable).with_name("ray")
+        log = self._folder / f"ray-{machine}.log"
+        with log.open("wb") as stream:
+            self._running[machine] = process = subprocess.Popen(
+                [str(program), "start", "--block", f"--node-ip-address={self.host(machine)}", *options],
+                stdin=subprocess.DEVNULL,
+                stdout=stream,
+                stderr=stream,
+                start_new_session=True,
+            )
+        deadline = time.monotonic() + _START_S
+        while "Ray runtime started" not in log.read_text(errors="replace"):
+            if process.poll() is not None or time.monotonic() > deadline:
+                raise ShapeshiftError(f"Ray did not start on machine {machine}: see {log}")
+            time.sleep(0.2)
+
+    def kill(self, machine: int) -> None:
+        """Kill every process of Ray on a machine, with the supervisors of its nodes, as if it lost its power."""
+        process = self._running.pop(machine)
+        # Each of Ray's workers has a process group of its own.
+        for pid in _in_session(process.pid):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        process.wait()
+
+    def kill_all(self) -> None:
+        """Kill the whole cluster; the servers of its nodes go on."""
+        for machine in list(self._running):
+            self.kill(machine)
+
+
+def _in_session(session: int) -> list[int]:
+    pids = (int(path.name) for path in Path("/proc").iterdir() if path.name.isdigit())
+    entries = (processes.look_up(pid) for pid in pids)
+    return [entry.identity.pid for entry in entries if entry is not None and entry.session == session]
+
+
+@contextmanager
+def _undone_if_it_fails(machines: Machines) -> Iterator[None]:
+    with contextlib.ExitStack() as stack:
+        stack.push(machines)
+        yield
+        stack.pop_all()
