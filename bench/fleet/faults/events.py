@@ -13,7 +13,7 @@ from bench.fleet.faults.machines import Machines
 from bench.fleet.faults.site import FRONT, SETTLE_S, Site
 from bench.fleet.member_load import MemberLoad, steady
 
-_MACHINES, _PER_S = 3, 50.0
+_MACHINES, _PER_S = 3, 60.0
 _WORK_FOLDER = FOLDER / "fleet_faults"
 
 

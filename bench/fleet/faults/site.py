@@ -54,8 +54,8 @@ class Site:
 
     @property
     def members(self) -> Path:
-        """The fleet file that the first node reads."""
-        return self.fleet.home / "node-0" / "fleet.toml"
+        """A fleet file with the members alone: that of a node lists the node itself while it is drained, too."""
+        return self._sidecar / "fleet.toml"
 
     @property
     def _sidecar(self) -> Path:
