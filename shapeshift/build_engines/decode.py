@@ -19,7 +19,7 @@ from shapeshift.engines.checkpoint import Checkpoint, open_checkpoint
 from shapeshift.errors import NotFoundError, ShapeshiftError
 from shapeshift.files import HASHES
 from shapeshift.fused_decode.model.architecture import Architecture
-from shapeshift.fused_decode.model.precision import COMPUTED_BYTES, resolve
+from shapeshift.fused_decode.model.precision import COMPUTED_BYTES, require_kv_precision, resolve
 from shapeshift.fused_decode.model.quantised.packing import packing_of
 from shapeshift.fused_decode.settings import ForwardSettings, FusedDecodeSettings, signature
 from shapeshift.triton import model_config
@@ -73,6 +73,7 @@ def check(front: DecodeFrontConfig, paths: BuildPaths) -> Checkpoint | None:
     source = find_checkpoint(front.settings.checkpoint, paths)
     checkpoint = open_checkpoint(source.folder, origin=source.origin, hashes=paths.build / HASHES)
     precision = _precision(front.settings, front, checkpoint)
+    require_kv_precision(front.settings.kv_precision, _on_gpu(front.config))
     perplexity.text_of(checkpoint, front.settings)
     if front.settings.tensor_parallel_size > 1:
         allowed = f"one of {', '.join(COMPUTED_BYTES)} with tensor_parallel_size above 1"

@@ -1,4 +1,4 @@
-"""What quantised weights lose, as the perplexity of a text; measured once for a checkpoint and a way to quantise."""
+"""What quantised weights and caches lose, as the perplexity of a text; measured once for a checkpoint and a way."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from shapeshift import files
 from shapeshift.engines.checkpoint import Checkpoint
-from shapeshift.engines.hardware import cores
+from shapeshift.engines.hardware import cores, resolve_precision
 from shapeshift.errors import InvalidInputError
 from shapeshift.fused_decode.model.precision import QUANTISED, computed
 from shapeshift.fused_decode.settings import FusedDecodeSettings
@@ -24,36 +24,37 @@ if TYPE_CHECKING:
 DEFAULT_TEXT = "perplexity.txt"
 """The file of a checkpoint that is measured unless a model names another one."""
 MOST_MORE = {"int8": 0.01, "int4": 0.05}
-"""Above this share of the plain weights' perplexity there is a warning."""
+"""Above this share of the plain perplexity there is a warning."""
+_CACHE = "int8"
 WINDOW, MOST_TOKENS, PIECE = 512, 8192, 64
 """Tokens of a window, which begins without a context; most tokens of a text; tokens of a step."""
 
 
 @dataclass(frozen=True)
 class Perplexity:
-    """Of a text, with quantised weights and with those of the checkpoint."""
+    """Of a text, with quantised weights and cache, and with the weights of the checkpoint and a cache like them."""
 
     quantised: float
     plain: float
 
     @property
     def more(self) -> float:
-        """The share by which it is higher with quantised weights; below 0 where it is lower."""
+        """The share by which it is higher where it is quantised; below 0 where it is lower."""
         return self.quantised / self.plain - 1
 
     def line(self, own: FusedDecodeSettings, text: Path) -> str:
-        """For the summary of a model; a warning where the weights lose too much."""
-        found = f"perplexity {self.quantised:.2f} on {text.name}, {self.more:+.1%} against {computed(own.precision)}"
-        most = MOST_MORE[own.precision]
+        """For the summary of a model; a warning where too much is lost."""
+        found = f"perplexity {self.quantised:.2f} on {text.name}, {self.more:+.1%} against {_plain(own)}"
+        most = MOST_MORE.get(own.precision, MOST_MORE[_CACHE])
         return found if self.more <= most else f"WARNING: {found}, which is more than {most:.0%}"
 
 
 def text_of(checkpoint: Checkpoint, own: FusedDecodeSettings) -> Path | None:
-    """The text to measure; None where the weights are not quantised, or there is no text.
+    """The text to measure; None where nothing is quantised, or there is no text.
 
     Raises InvalidInputError where a named text is missing or empty.
     """
-    if own.precision not in QUANTISED:
+    if own.precision not in QUANTISED and own.kv_precision != _CACHE:
         return None
     named = checkpoint.folder / (own.perplexity_text or DEFAULT_TEXT)
     if not own.perplexity_text and not named.is_file():
@@ -70,15 +71,23 @@ def measured(
 
     kernels: the folder of compiled kernels.
     """
-    key = f"{checkpoint.sha256}:{own.precision}:{own.group_size}:{computed(own.precision)}:{files.file_sha256(text)}"
+    plain = _plain(own)
+    weights = own.precision if own.precision in QUANTISED else plain
+    way = f"{weights}:{own.group_size}:{own.kv_precision}:{plain}"
+    key = f"{checkpoint.sha256}:{way}:{files.file_sha256(text)}"
     known = _read(remembered)
     if key not in known:
         known[key] = [
-            measure(checkpoint, text, own.native, kernels, precision, own.group_size)
-            for precision in (own.precision, computed(own.precision))
+            measure(checkpoint, text, own.native, kernels, precision, own.group_size, kv_precision)
+            for precision, kv_precision in ((weights, own.kv_precision), (plain, "auto"))
         ]
         files.replace_text(remembered, json.dumps(known, indent=1))
     return Perplexity(*known[key])
+
+
+def _plain(own: FusedDecodeSettings) -> str:
+    """The precision without anything quantised."""
+    return resolve_precision(computed(own.precision))
 
 
 def _read(remembered: Path) -> dict[str, list[float]]:
@@ -89,7 +98,15 @@ def _read(remembered: Path) -> dict[str, list[float]]:
     return known if isinstance(known, dict) else {}
 
 
-def measure(checkpoint: Checkpoint, text: Path, native: bool, kernels: Path, precision: str, group_size: int) -> float:
+def measure(
+    checkpoint: Checkpoint,
+    text: Path,
+    native: bool,
+    kernels: Path,
+    precision: str,
+    group_size: int,
+    kv_precision: str = "auto",
+) -> float:
     """e to the mean negative log-likelihood of the text's tokens on this machine's CPU.
 
     The text is cut into windows of WINDOW tokens, or of as many as the model allows, whose first token is context
@@ -108,6 +125,7 @@ def measure(checkpoint: Checkpoint, text: Path, native: bool, kernels: Path, pre
         checkpoint.folder,
         precision=precision,
         group_size=group_size,
+        kv_precision=kv_precision,
         slots=1,
         max_length=min(WINDOW, Architecture.read(checkpoint.folder).max_position),
         threads=cores(),

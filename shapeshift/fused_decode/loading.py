@@ -23,7 +23,7 @@ from shapeshift.fused_decode.engine.detokenize import require_tokens_of_model, t
 from shapeshift.fused_decode.interfaces import Runtime, StepBatch, blocks_of
 from shapeshift.fused_decode.model.architecture import Architecture
 from shapeshift.fused_decode.model.kv_cache import cache_bytes
-from shapeshift.fused_decode.model.precision import COMPUTED_BYTES, computed, resolve
+from shapeshift.fused_decode.model.precision import COMPUTED_BYTES, computed, require_kv_precision, resolve
 from shapeshift.fused_decode.model.weights import weight_bytes
 from shapeshift.fused_decode.settings import FusedDecodeSettings, GeneratedDecodeSettings
 from shapeshift.serving.model_args import Log, ModelArgs
@@ -110,8 +110,10 @@ def load_runtime(
     stated = resolve(decode.precision, kind == "cuda", architecture.packing)
     share = architecture.share(ranks)
     tokens, slots, longest = decode.kv_cache_tokens, decode.max_concurrency, decode.max_length
-    slot = ranks * cache_bytes(share, 1, longest, stated)
-    cache = ranks * cache_bytes(share, slots, longest, stated, blocks_of(tokens)) if tokens else 0
+    kept = decode.kv_precision
+    require_kv_precision(kept, kind == "cuda")
+    slot = ranks * cache_bytes(share, 1, longest, stated, kv_precision=kept)
+    cache = ranks * cache_bytes(share, slots, longest, stated, blocks_of(tokens), kept) if tokens else 0
     weights = weight_bytes(architecture, stated, decode.group_size, ranks) + extra_bytes
     available = available_mb() if kind == "cpu" else ranks * _free_mb(device)
     require_memory(weights, slot, slots, longest, decode.memory_mb, available, log, tokens, cache)

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from shapeshift.fused_decode.declarations import INPUTS, OUTPUTS
-from shapeshift.fused_decode.model.precision import GROUP_SIZES, WEIGHT_BITS
+from shapeshift.fused_decode.model.precision import GROUP_SIZES, KV_PRECISIONS, WEIGHT_BITS
 from shapeshift.fused_decode.policy.speculation import MOST_DRAFTED
 from shapeshift.serving.model_args import DESCRIPTION, Signature
 from shapeshift.settings import require
@@ -22,6 +22,7 @@ class FusedDecodeSettings:
     precision        auto (bf16 where the hardware has it, else f32), f32, bf16, or, with quantised weights on a CPU,
                      int8 or int4
     group_size       inputs of an output that share a scale in int4: 32 or 128; 0: 128 where it divides them, else 32
+    kv_precision     of the keys and values in the cache: auto (that of the computation), or int8 on a CPU
     perplexity_text  text on which `make engines` measures what quantised weights lose: a file, absolute or in the
                      checkpoint's folder; empty: its perplexity.txt, where it has one
     max_concurrency  slots: most requests that run at once
@@ -50,6 +51,7 @@ class FusedDecodeSettings:
     checkpoint: str
     precision: str = "auto"
     group_size: int = 0
+    kv_precision: str = "auto"
     perplexity_text: str = ""
     max_concurrency: int = 32
     max_length: int = 1024
@@ -77,6 +79,8 @@ class FusedDecodeSettings:
         require(self.precision in PRECISIONS, "precision", self.precision, f"one of {', '.join(PRECISIONS)}")
         sizes = (0, *sorted(GROUP_SIZES))
         require(self.group_size in sizes, "group_size", self.group_size, f"one of {', '.join(map(str, sizes))}")
+        allowed = f"one of {', '.join(KV_PRECISIONS)}"
+        require(self.kv_precision in KV_PRECISIONS, "kv_precision", self.kv_precision, allowed)
         require(1 <= self.max_concurrency <= 4096, "max_concurrency", self.max_concurrency, "1 to 4096")
         require(2 <= self.max_length <= 1_048_576, "max_length", self.max_length, "2 to 1048576")
         if self.kv_cache_tokens:

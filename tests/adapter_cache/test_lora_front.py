@@ -171,7 +171,27 @@ def test_a_memory_too_small_for_all_adapters_serves_all_requests(
     assert cache.metrics.hits.value + cache.metrics.misses.value == len([name for name in names if name])
 
 
-def test_proposed_tokens_change_no_answer(make_front: MakeFront, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_cache_in_int8_shares_its_memory_with_adapters(
+    make_front: MakeFront, small_base: Path, folder: Path, tmp_path: Path
+) -> None:
+    """The same answers where adapters and texts push one another out of the blocks."""
+    alone = make_front(kv_precision="int8")
+    for number in range(12):
+        source = make_adapter(tmp_path / f"made{number}", small_base, Spec(60), seed=number)
+        store.add(folder, f"filler{number}", source, pinned=False)
+    small = make_front(kv_precision="int8", kv_cache_tokens=80)
+    answers = []
+    for front, others in ((alone, 0), (small, 12)):
+        requests = [asking(name) for name in (None, *MIXED)]
+        front.execute([*(asking(f"filler{number}") for number in range(others)), *requests])
+        answers.append([answer_of(request)["text_output"] for request in requests])
+    assert answers[0] == answers[1] and len(set(answers[0])) == len(answers[0])
+
+
+@pytest.mark.parametrize("kv_precision", ["auto", "int8"])
+def test_proposed_tokens_change_no_answer(
+    make_front: MakeFront, monkeypatch: pytest.MonkeyPatch, kv_precision: str
+) -> None:
     monkeypatch.setattr(decode_service, "Speculator", partial(Speculator, times=FreeTokens()))
     # The text of a model with random weights repeats itself where few tokens are possible.
     few: dict[str, Any] = {"max_tokens": 40, "logit_bias": json.dumps({str(token): 100 for token in range(40, 45)})}
@@ -179,7 +199,7 @@ def test_proposed_tokens_change_no_answer(make_front: MakeFront, monkeypatch: py
     proposing: dict[str, object] = {"num_speculative_tokens": 8, "prompt_lookup_min": 1}
     answers = []
     for options in ({}, proposing):
-        front = make_front(**options)
+        front = make_front(**options, kv_precision=kv_precision)
         requests = [asking(name, **given) for given in fields for name in (None, *MIXED)]
         front.execute(requests)
         answers.append([answer_of(request)["text_output"] for request in requests])

@@ -34,6 +34,13 @@ def test_the_demo_loses_little(plain: float, precision: str, group_size: int) ->
     assert Perplexity(found, plain).more < MOST_MORE[precision]
 
 
+@pytest.mark.parametrize("precision", ["f32", "int8"])
+def test_a_cache_in_int8_loses_little(plain: float, precision: str) -> None:
+    text = DEMO / perplexity.DEFAULT_TEXT
+    found = perplexity.measure(open_checkpoint(DEMO), text, True, KERNELS, precision, 0, "int8")
+    assert found != plain and Perplexity(found, plain).more < 0.002
+
+
 def test_perplexity_is_that_of_transformers(tmp_path: Path) -> None:
     """Of a text of one window and a part, whose first token is context alone."""
     import torch
@@ -71,12 +78,16 @@ def test_make_engines_prints_it_once_measured(project: Project, monkeypatch: pyt
     assert " on perplexity.txt, " in out and project.parameters()["precision"] == "int8"
     monkeypatch.setattr(perplexity, "measure", lambda *_: pytest.fail("measured again"))
     assert project.make("generate")[1] == out.replace("generate: checked", "generate: up to date")
-    monkeypatch.setattr(perplexity, "measure", lambda *given: 2.0 if given[-2] == "int8" else 1.0)
+    monkeypatch.setattr(perplexity, "measure", lambda *given: 2.0 if given[-3] == "int8" else 1.0)
     (project.checkpoint / "other.txt").write_text(TEXT * 2)
     project.change(precision="int8", perplexity_text="other.txt")
     assert "WARNING: perplexity 2.00 on other.txt, +100.0% against " in project.make("generate")[1]
     known = json.loads((project.root / "build" / "perplexities.json").read_text())
     assert sorted(len(values) for values in known.values()) == [2, 2]
+    monkeypatch.setattr(perplexity, "measure", lambda *given: 1.02 if given[-1] == "int8" else 1.0)
+    project.change(precision="f32", kv_precision="int8")
+    line = "WARNING: perplexity 1.02 on perplexity.txt, +2.0% against f32, which is more than 1%"
+    assert line in project.make("generate")[1]
 
 
 @pytest.mark.parametrize(("content", "says"), [(None, "a file, absolute or"), ("", "not empty"), ("x", "two tokens")])

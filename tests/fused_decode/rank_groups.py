@@ -46,6 +46,7 @@ def spec(folder: Path, rank: int, ranks: int, **options: object) -> RankSpec:
         "slots": 3,
         "max_length": 64,
         "blocks": 0,
+        "kv_precision": "auto",
         "threads": 1,
         "native": True,
         "kernel_cache": "",

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from shapeshift.engines.hardware import available_mb
-from shapeshift.errors import InvalidInputError
+from shapeshift.errors import InvalidInputError, UnsupportedError
 from shapeshift.fused_decode.interfaces import Runtime, StepBatch
 from shapeshift.fused_decode.loading import load_runtime, require_memory
 from shapeshift.fused_decode.model.architecture import Architecture
@@ -90,6 +90,21 @@ def test_the_cache_holds_the_stated_tokens(load: Load, folder: Path, logged: lis
     assert runtime.memory.nbytes == cache_bytes(Architecture.read(folder), 32, 64, "f32", blocks=7)  # type: ignore[attr-defined]
     with pytest.raises(InvalidInputError, match=r"kv_cache_tokens: got 63; 0, or at least max_length \(64\)"):
         load(kv_cache_tokens=63)
+
+
+def test_a_cache_in_int8_holds_more_tokens(load: Load, folder: Path, logged: list[str]) -> None:
+    runtime = load(native=False, kv_precision="int8")
+    bound = cache_bytes(Architecture.read(folder), 3, 64, "f32", kv_precision="int8")
+    assert runtime.memory.nbytes == bound < cache_bytes(Architecture.read(folder), 3, 64, "f32") / 2  # type: ignore[attr-defined]
+    assert f"3 slots of 64 tokens {bound / MIB:.0f} MiB" in logged[0]
+    with pytest.raises(InvalidInputError, match="kv_precision: got 'u8'; one of auto, int8"):
+        load(kv_precision="u8")
+
+
+def test_a_cache_in_int8_is_for_cpus(folder: Path, kernel_cache: Path) -> None:
+    decode = FusedDecodeSettings(str(folder), kv_precision="int8")
+    with pytest.raises(UnsupportedError, match="kv_precision: int8 is for CPUs; set auto for a GPU"):
+        load_runtime(folder, decode, kernel_cache, "cuda:0", print)
 
 
 def test_too_many_tokens_are_refused_with_how_many_fit() -> None:

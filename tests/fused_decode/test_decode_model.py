@@ -12,21 +12,28 @@ import torch
 from shapeshift.errors import InvalidInputError
 from shapeshift.fused_decode.interfaces import BLOCK_TOKENS
 from shapeshift.fused_decode.model.cpu_runtime import DecodeModel
-from shapeshift.fused_decode.model.precision import WEIGHT_BITS
+from shapeshift.fused_decode.model.precision import COMPUTED_BYTES, KV_PRECISIONS, WEIGHT_BITS
 from shapeshift.fused_decode.policy.speculation import MOST_DRAFTED
 from tests.fused_decode.decode_models import FAMILIES, LONGEST, VOCAB, Tiny, batch, make, teacher_forced, texts
 
 LOGITS_TOLERANCE = 2e-4
 BF16_TOLERANCE = 0.05
+INT8_TOLERANCE = 0.2
 SLOTS = 6
+# Precision and kv_precision.
+PRECISIONS = [*((precision, "auto") for precision in WEIGHT_BITS), ("f32", "int8"), ("bf16", "int8")]
+UNQUANTISED = [(precision, kept) for precision, kept in PRECISIONS if precision in COMPUTED_BYTES]
 
 
 @pytest.fixture
 def load(kernel_cache: Path) -> Callable[..., DecodeModel]:
-    def run(folder: Path, precision: str = "f32", native: bool = True, **others: int) -> DecodeModel:
+    def run(
+        folder: Path, precision: str = "f32", native: bool = True, kv_precision: str = "auto", **others: int
+    ) -> DecodeModel:
         return DecodeModel.load(
             folder,
             precision=precision,
+            kv_precision=kv_precision,
             slots=SLOTS,
             max_length=others.get("max_length", LONGEST),
             threads=others.get("threads", 1),
@@ -60,13 +67,13 @@ def test_logits_are_those_of_transformers(
     assert seen > 50
 
 
-@pytest.mark.parametrize("precision", WEIGHT_BITS)
+@pytest.mark.parametrize(("precision", "kept"), PRECISIONS)
 @pytest.mark.parametrize("threads", [1, 2, 5])
 @pytest.mark.parametrize("family", FAMILIES)
 def test_the_fused_forward_equals_the_separate_operations(
-    tiny: Callable[[str], Tiny], load: Callable[..., DecodeModel], family: str, threads: int, precision: str
+    tiny: Callable[[str], Tiny], load: Callable[..., DecodeModel], family: str, threads: int, precision: str, kept: str
 ) -> None:
-    whole, parts = (load(tiny(family).folder, precision, threads=threads) for _ in range(2))
+    whole, parts = (load(tiny(family).folder, precision, threads=threads, kv_precision=kept) for _ in range(2))
     assert whole._fused_forward is not None
     parts._fused_forward = None
     given, slots = texts(SLOTS, seed=8), [4, 0, 5, 2, 3, 1]
@@ -75,15 +82,15 @@ def test_the_fused_forward_equals_the_separate_operations(
         assert [text, place] == other
         # The separate operations round the logits as they round every result.
         assert torch.equal(logits if whole.memory.dtype == torch.float32 else logits.bfloat16().float(), expected)
-    assert torch.equal(whole.memory, parts.memory)
+    assert torch.equal(whole.memory.view(torch.uint8), parts.memory.view(torch.uint8))
 
 
-@pytest.mark.parametrize("precision", WEIGHT_BITS)
+@pytest.mark.parametrize(("precision", "kept"), PRECISIONS)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_row_does_not_depend_on_the_other_rows(
-    tiny: Callable[[str], Tiny], load: Callable[..., DecodeModel], family: str, precision: str
+    tiny: Callable[[str], Tiny], load: Callable[..., DecodeModel], family: str, precision: str, kept: str
 ) -> None:
-    alone, beside = (load(tiny(family).folder, precision, threads=2) for _ in range(2))
+    alone, beside = (load(tiny(family).folder, precision, threads=2, kv_precision=kept) for _ in range(2))
     text, *others = texts(5, seed=10, shortest=40)
     slots = [3, 0, 5, 1, 2]
     for start, end in [(0, 20), *((place, place + 1) for place in range(20, 30))]:
@@ -93,13 +100,13 @@ def test_a_row_does_not_depend_on_the_other_rows(
 
 
 @pytest.mark.parametrize("fused", [True, False], ids=["one operation", "kernel by kernel"])
-@pytest.mark.parametrize("precision", ["f32", "bf16"])
+@pytest.mark.parametrize(("precision", "kept"), UNQUANTISED)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_few_tokens_at_once_get_the_results_that_they_get_one_by_one(
-    tiny: Callable[[str], Tiny], load: Callable[..., DecodeModel], family: str, precision: str, fused: bool
+    tiny: Callable[[str], Tiny], load: Callable[..., DecodeModel], family: str, precision: str, kept: str, fused: bool
 ) -> None:
     """So a proposed token that is verified is the one that the model would have chosen."""
-    single, several = (load(tiny(family).folder, precision, threads=2) for _ in range(2))
+    single, several = (load(tiny(family).folder, precision, threads=2, kv_precision=kept) for _ in range(2))
     if not fused:
         single._fused_forward = several._fused_forward = None
     given, slots = texts(2, seed=20, shortest=80), [3, 1]
@@ -116,16 +123,16 @@ def test_a_few_tokens_at_once_get_the_results_that_they_get_one_by_one(
         found = several.forward(dataclasses.replace(step, further=torch.arange(2 * count)))
         assert torch.equal(found.view(2, count, VOCAB), torch.stack(expected, 1))
         start = end
-    assert torch.equal(single.memory, several.memory)
+    assert torch.equal(single.memory.view(torch.uint8), several.memory.view(torch.uint8))
 
 
 @pytest.mark.parametrize("native", [True, False], ids=["native", "torch"])
-@pytest.mark.parametrize("precision", ["f32", "bf16"])
+@pytest.mark.parametrize(("precision", "kept"), UNQUANTISED)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_text_does_not_depend_on_the_places_of_its_blocks(
-    tiny: Callable[[str], Tiny], load: Callable[..., DecodeModel], family: str, precision: str, native: bool
+    tiny: Callable[[str], Tiny], load: Callable[..., DecodeModel], family: str, precision: str, kept: str, native: bool
 ) -> None:
-    plain, scattered = (load(tiny(family).folder, precision, native) for _ in range(2))
+    plain, scattered = (load(tiny(family).folder, precision, native, kept) for _ in range(2))
     scattered._cache.memory.fill_(float("nan"))
     given, slots = texts(3, seed=11, shortest=60), [1, 4, 2]
     numbers = torch.randperm(plain._cache.blocks, generator=torch.Generator().manual_seed(12)).int()
@@ -209,6 +216,47 @@ def test_bf16_stays_close(tmp_path: Path, load: Callable[..., DecodeModel], fami
     assert 0.0 < worst <= BF16_TOLERANCE
 
 
+@pytest.mark.parametrize("native", [True, False], ids=["native", "torch"])
+@pytest.mark.parametrize("family", ["llama", "mistral", "qwen3"])
+def test_a_cache_in_int8_stays_close(
+    tmp_path: Path, load: Callable[..., DecodeModel], family: str, native: bool
+) -> None:
+    small = make(family, tmp_path, spread=0.05)
+    given = texts(SLOTS, seed=4)
+    expected = [reference_logits(small, tokens).log_softmax(dim=-1) for tokens in given]
+    model, worst = load(tmp_path, "f32", native, "int8"), 0.0
+    for text, place, logits in teacher_forced(model, given, list(range(SLOTS)), seed=5):
+        worst = max(worst, float((logits.log_softmax(dim=-1) - expected[text][place]).abs().max()))
+    assert LOGITS_TOLERANCE < worst <= INT8_TOLERANCE
+
+
+@pytest.mark.parametrize("kept", KV_PRECISIONS)
+def test_a_copied_block_holds_the_same_text(
+    tiny: Callable[[str], Tiny], load: Callable[..., DecodeModel], kept: str
+) -> None:
+    model = load(tiny("llama").folder, kv_precision=kept)
+    text = texts(1, seed=13, shortest=40)[0]
+    blocks = torch.tensor([[5, 2, 9]], dtype=torch.int32)
+    model.forward(dataclasses.replace(batch([text[:39]], [0], [0]), blocks=blocks))
+    model.copy_blocks([5, 2, 9], [20, 30, 21])
+    copied = torch.tensor([[20, 30, 21]], dtype=torch.int32)
+    step = batch([text[39:40]], [0], [39])
+    found = [model.forward(dataclasses.replace(step, blocks=own)).clone() for own in (copied, blocks)]
+    assert torch.equal(*found)
+
+
+def test_a_value_that_is_no_number_reaches_its_own_row_alone(
+    tiny: Callable[[str], Tiny], load: Callable[..., DecodeModel]
+) -> None:
+    model = load(tiny("llama").folder, kv_precision="int8")
+    given = texts(2, seed=14, shortest=30)
+    model.forward(batch([text[:20] for text in given], [0, 1], [0, 0]))
+    assert model._cache.value_scales is not None
+    model._cache.value_scales[0, 0, 0, 3] = float("nan")
+    logits = model.forward(batch([text[20:21] for text in given], [0, 1], [20, 20]))
+    assert logits[0].isnan().all() and logits[1].isfinite().all()
+
+
 def test_a_slot_can_be_reused(tiny: Callable[[str], Tiny], load: Callable[..., DecodeModel]) -> None:
     model = load(tiny("llama").folder)
     model._cache.keys.fill_(float("nan"))
@@ -256,7 +304,12 @@ def test_texts_beyond_a_slot_are_refused(tiny: Callable[[str], Tiny], load: Call
 
 
 @pytest.mark.parametrize(
-    ("changes", "field"), [({"precision": "f16"}, "precision"), ({"max_length": 257}, "max_length")]
+    ("changes", "field"),
+    [
+        ({"precision": "f16"}, "precision"),
+        ({"kv_precision": "u8"}, "kv_precision"),
+        ({"max_length": 257}, "max_length"),
+    ],
 )
 def test_invalid_settings_are_refused(
     tiny: Callable[[str], Tiny], load: Callable[..., DecodeModel], changes: dict[str, object], field: str

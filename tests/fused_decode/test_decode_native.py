@@ -19,6 +19,8 @@ from shapeshift.fused_decode.model import kernel_build, native_operations
 from shapeshift.fused_decode.model.linear import PlainLinear
 from shapeshift.fused_decode.model.native_operations import NativeLinear, NativeOperations
 from shapeshift.fused_decode.model.operations import AttentionLayer, Operations, TorchOperations
+from shapeshift.fused_decode.model.precision import KV_PRECISIONS
+from shapeshift.fused_decode.model.quantised.levels import quantise_rows
 from tests.fused_decode.decode_models import batch
 
 PROJECT = Path(__file__).resolve().parents[2]
@@ -49,7 +51,13 @@ def normal(*shape: int, seed: int, dtype: torch.dtype = torch.float32) -> torch.
 
 
 def layer(
-    kv_heads: int, head_dim: int, dtype: torch.dtype, window: int, normed: bool, score_cap: float = 0.0
+    kv_heads: int,
+    head_dim: int,
+    dtype: torch.dtype,
+    window: int,
+    normed: bool,
+    score_cap: float = 0.0,
+    kv_precision: str = "auto",
 ) -> AttentionLayer:
     """With a score cap also a rotary table for each slot, as texts of different lengths have."""
     angles = normal(SLOTS if score_cap else 1, LENGTH, head_dim // 2, seed=1)
@@ -58,7 +66,18 @@ def layer(
     shape = (SLOTS * TEXT_BLOCKS, kv_heads, BLOCK_TOKENS, head_dim)
     keys, values = (normal(*shape, seed=seed, dtype=dtype) for seed in (4, 5))
     scale = 0.7 * head_dim**-0.5
-    return AttentionLayer(keys, values, cosines, sines, norms[0], norms[1], 1e-5, window, scale, score_cap)
+    own = AttentionLayer(keys, values, cosines, sines, norms[0], norms[1], 1e-5, window, scale, score_cap)
+    if kv_precision == "auto":
+        return own
+    (keys, key_scales), (values, value_scales) = (quantise_rows(one) for one in (keys, values))
+    key_scales, value_scales = key_scales[..., 0], value_scales[..., 0]
+    return dataclasses.replace(own, keys=keys, values=values, key_scales=key_scales, value_scales=value_scales)
+
+
+def cached(own: AttentionLayer) -> list[torch.Tensor]:
+    """The keys and the values that the cache stands for."""
+    held = ((own.keys, own.key_scales), (own.values, own.value_scales))
+    return [one.float() if scales is None else one * scales[..., None] for one, scales in held]
 
 
 def scattered(given: StepBatch) -> StepBatch:
@@ -78,6 +97,7 @@ def single_batch() -> StepBatch:
 
 
 @both_types
+@pytest.mark.parametrize("kv_precision", KV_PRECISIONS)
 @pytest.mark.parametrize("rows", [mixed_batch, single_batch])
 @pytest.mark.parametrize(
     ("heads", "kv_heads", "head_dim", "window", "normed", "score_cap"),
@@ -94,6 +114,7 @@ def test_attention(
     operations: NativeOperations,
     rows: Callable[[], StepBatch],
     dtype: torch.dtype,
+    kv_precision: str,
     heads: int,
     kv_heads: int,
     head_dim: int,
@@ -106,14 +127,31 @@ def test_attention(
     outs, layers = [], []
     both: tuple[Operations, ...] = (TorchOperations(), operations)
     for chosen in both:
-        layers.append(layer(kv_heads, head_dim, dtype, window, normed, score_cap))
+        layers.append(layer(kv_heads, head_dim, dtype, window, normed, score_cap, kv_precision))
         outs.append(chosen.attention(qkv, layers[-1], chosen.plan(given, kv_heads)))
-    before = layer(kv_heads, head_dim, dtype, window, normed, score_cap)
-    for name in ("keys", "values"):
-        plain, fast, old = (getattr(held, name).float() for held in (*layers, before))
-        assert torch.allclose(fast, plain, rtol=TOLERANCES[dtype] / 2, atol=TOLERANCES[dtype] / 2)
+    before = layer(kv_heads, head_dim, dtype, window, normed, score_cap, kv_precision)
+    # Between two levels rounding may choose either.
+    level = 0.0 if kv_precision == "auto" else 0.06
+    for plain, fast, old in zip(*(cached(held) for held in (*layers, before)), strict=True):
+        assert torch.allclose(fast, plain, rtol=TOLERANCES[dtype] / 2, atol=TOLERANCES[dtype] / 2 + level)
+        assert ((fast - plain).abs() > TOLERANCES[dtype]).float().mean() < 1e-3
         assert int((fast != old).any(dim=-1).sum()) == len(qkv) * kv_heads
-    assert torch.allclose(outs[1].float(), outs[0].float(), rtol=TOLERANCES[dtype], atol=TOLERANCES[dtype])
+    tolerance = TOLERANCES[dtype] + level / 10
+    assert torch.allclose(outs[1].float(), outs[0].float(), rtol=tolerance, atol=tolerance)
+
+
+def test_scales_that_do_not_fit_the_cache_are_refused(operations: NativeOperations) -> None:
+    given, qkv = scattered(single_batch()), normal(4, 3 * 2 * 8, seed=1)
+    own = layer(2, 8, torch.float32, 0, False, kv_precision="int8")
+    assert own.value_scales is not None
+    for changes, says in (
+        ({"value_scales": None}, "both or none"),
+        ({"value_scales": own.value_scales[1:]}, "value_scales the same"),
+        ({"keys": own.keys.float(), "values": own.values.float()}, "or Char with scales"),
+        ({"key_scales": None, "value_scales": None}, "or Char with scales"),
+    ):
+        with pytest.raises(RuntimeError, match=says):
+            operations.attention(qkv, dataclasses.replace(own, **changes), operations.plan(given, 2))
 
 
 @both_types

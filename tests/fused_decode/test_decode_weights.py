@@ -6,6 +6,7 @@ import json
 import math
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -169,6 +170,21 @@ def test_other_formats_are_ignored(folder: Path) -> None:
     (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
     with pytest.raises(InvalidInputError, match=r"must hold model\.safetensors"):
         open_files(folder)
+
+
+@pytest.mark.parametrize(("precision", "dtype"), [("f32", torch.float32), ("bf16", torch.bfloat16)])
+@pytest.mark.parametrize("head_dim", [16, 64])
+def test_the_memory_bound_of_a_cache_in_int8(
+    tiny: Callable[[str], Tiny], precision: str, dtype: torch.dtype, head_dim: int
+) -> None:
+    architecture = replace(Architecture.read(tiny("llama").folder), head_dim=head_dim)
+    cache = KeyValueCache(architecture, slots=3, max_length=20, dtype=dtype, kv_precision="int8")
+    parts = (cache.keys, cache.values, cache.key_scales, cache.value_scales)
+    assert cache.keys.dtype == torch.int8
+    assert all(part is not None for part in parts)
+    held = sum(part.nbytes for part in parts if part is not None)
+    assert cache_bytes(architecture, 3, 20, precision, kv_precision="int8") == held == cache.memory.nbytes
+    assert cache_bytes(architecture, 3, 20, precision) == held * head_dim * dtype.itemsize // (head_dim + 4)
 
 
 @pytest.mark.parametrize(("precision", "dtype"), [("f32", torch.float32), ("bf16", torch.bfloat16)])

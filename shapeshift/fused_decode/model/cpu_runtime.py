@@ -19,7 +19,7 @@ from shapeshift.fused_decode.model.kv_cache import KeyValueCache
 from shapeshift.fused_decode.model.linear_makers import linear_makers
 from shapeshift.fused_decode.model.network import Network, assemble
 from shapeshift.fused_decode.model.operations import Operations, TorchOperations
-from shapeshift.fused_decode.model.precision import WEIGHT_BITS, computed
+from shapeshift.fused_decode.model.precision import KV_PRECISIONS, WEIGHT_BITS, computed
 from shapeshift.fused_decode.model.weights import WeightFiles
 from shapeshift.fused_decode.settings import FusedDecodeSettings
 from shapeshift.serving.model_args import Log
@@ -46,6 +46,7 @@ def load(
         folder,
         precision=precision,
         group_size=decode.group_size,
+        kv_precision=decode.kv_precision,
         slots=decode.max_concurrency,
         max_length=decode.max_length,
         blocks=blocks_of(decode.kv_cache_tokens),
@@ -93,6 +94,7 @@ class DecodeModel:
         *,
         precision: str,
         group_size: int = 0,
+        kv_precision: str = "auto",
         slots: int,
         max_length: int,
         blocks: int = 0,
@@ -105,6 +107,7 @@ class DecodeModel:
         """The model of a checkpoint folder on this machine's CPU, for `slots` texts of `max_length` tokens.
 
         precision       f32 or bf16: of weights, cache and activations; or int8 or int4: of the weights of linears
+        kv_precision    of the cache: see `precision.KV_PRECISIONS`
         group_size      inputs of an output that share a scale in int4; 0: 128 where that divides them, else 32
         blocks          of the cache; 0: enough for all these texts
         threads         of torch, for the whole process
@@ -115,6 +118,7 @@ class DecodeModel:
         Raises InvalidInputError for an invalid checkpoint or setting. Logs what runs slower than it could.
         """
         require(precision in WEIGHT_BITS, "precision", precision, f"one of {', '.join(WEIGHT_BITS)}")
+        require(kv_precision in KV_PRECISIONS, "kv_precision", kv_precision, f"one of {', '.join(KV_PRECISIONS)}")
         require(threads >= 1, "threads", threads, "at least 1")
         torch.set_num_threads(threads)
         architecture = Architecture.read(checkpoint_dir)
@@ -122,7 +126,15 @@ class DecodeModel:
         dtype = DTYPES[computed(precision)]
 
         def build() -> DecodeModel:
-            cache = KeyValueCache(architecture, slots, max_length, dtype, blocks=blocks, extra_elements=extra_elements)
+            cache = KeyValueCache(
+                architecture,
+                slots,
+                max_length,
+                dtype,
+                blocks=blocks,
+                kv_precision=kv_precision,
+                extra_elements=extra_elements,
+            )
             compiled = native_operations.load(cache_dir, log) if native else None
             make = linear_makers(precision, group_size, dtype, compiled is not None, log)
             network = assemble(architecture, files, cache, dtype, make)

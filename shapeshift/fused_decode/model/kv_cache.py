@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import math
 import mmap
 from collections.abc import Callable, Sequence
 
@@ -11,7 +10,7 @@ import torch
 
 from shapeshift.fused_decode.interfaces import BLOCK_TOKENS, blocks_of
 from shapeshift.fused_decode.model.architecture import Architecture, Rope
-from shapeshift.fused_decode.model.precision import COMPUTED_BYTES, computed
+from shapeshift.fused_decode.model.precision import COMPUTED_BYTES, computed, vector_bytes
 from shapeshift.settings import Choices, require
 
 Scaling = Callable[[Rope, torch.Tensor, int], torch.Tensor]
@@ -24,25 +23,36 @@ SCALINGS: Choices[Scaling] = Choices(
 _STILL = Rope()
 
 
-def cache_bytes(architecture: Architecture, slots: int, max_length: int, precision: str, blocks: int = 0) -> int:
+def cache_bytes(
+    architecture: Architecture,
+    slots: int,
+    max_length: int,
+    precision: str,
+    blocks: int = 0,
+    kv_precision: str = "auto",
+) -> int:
     """Bytes of a cache of `blocks` blocks (0: `max_length` tokens for each slot), and of the slots' rotary tables."""
-    elements = (blocks or slots * blocks_of(max_length)) * block_elements(architecture)
+    block = block_bytes(architecture, COMPUTED_BYTES[computed(precision)], kv_precision)
     own = sum(has_own_tables(rope, max_length) for rope in _ropes(architecture))
     tables = own * slots * max_length * architecture.head_dim * COMPUTED_BYTES["f32"]
-    return elements * COMPUTED_BYTES[computed(precision)] + tables
+    return (blocks or slots * blocks_of(max_length)) * block + tables
 
 
-def block_elements(architecture: Architecture) -> int:
-    """Elements of a block: the keys and values of its tokens in all layers."""
-    return 2 * architecture.layers * BLOCK_TOKENS * architecture.kv_width
+def block_bytes(architecture: Architecture, number_bytes: int, kv_precision: str) -> int:
+    """Bytes of a block: the keys and values of its tokens in all layers. number_bytes: see `vector_bytes`."""
+    vectors = 2 * architecture.layers * architecture.kv_heads * BLOCK_TOKENS
+    return vectors * vector_bytes(architecture.head_dim, number_bytes, kv_precision)
 
 
 class KeyValueCache:
-    """keys and values: [layers, blocks, kv_heads, BLOCK_TOKENS, head_dim] each.
+    """keys and values: [layers, blocks, kv_heads, BLOCK_TOKENS, head_dim] each, of `dtype` or, with scales, INT8.
 
-    A block is contiguous: `block_elements` elements.
+    key_scales and value_scales: FLOAT32 [layers, blocks, kv_heads, BLOCK_TOKENS] each; None with a `kv_precision` of
+    auto. A vector is its levels times its scale.
 
-    memory: flat; block after block, then `extra_elements` for other uses.
+    A block is contiguous: `block_elements` elements. So is the part of a head in it: vectors, then their scales.
+
+    memory: of `dtype`, flat; block after block, then `extra_elements` for other uses.
     tables: the rotary tables of each layer.
     """
 
@@ -54,10 +64,11 @@ class KeyValueCache:
         dtype: torch.dtype,
         *,
         blocks: int = 0,
+        kv_precision: str = "auto",
         device: str = "cpu",
         extra_elements: int = 0,
     ) -> None:
-        """blocks: 0: of `max_length` tokens for each slot."""
+        """blocks: 0: of `max_length` tokens for each slot. kv_precision: one of `precision.KV_PRECISIONS`."""
         require(slots >= 1, "slots", slots, "at least 1")
         limit = architecture.max_position
         require(1 <= max_length <= limit, "max_length", max_length, f"1 to max_position_embeddings ({limit})")
@@ -65,11 +76,16 @@ class KeyValueCache:
         self.max_length = max_length
         self.text_blocks = blocks_of(max_length)
         self.blocks = blocks or slots * self.text_blocks
-        self.block_elements = block_elements(architecture)
+        self.block_elements = block_bytes(architecture, dtype.itemsize, kv_precision) // dtype.itemsize
         self.memory = _zeros(self.blocks * self.block_elements + extra_elements, dtype, device)
-        shape = (self.blocks, 2, architecture.layers, architecture.kv_heads, BLOCK_TOKENS, architecture.head_dim)
-        both = self.memory[: math.prod(shape)].view(shape)
-        self.keys, self.values = both[:, 0].transpose(0, 1), both[:, 1].transpose(0, 1)
+        heads = self._block_memory.view(self.blocks, 2, architecture.layers, architecture.kv_heads, -1)
+        self.key_scales, self.value_scales = None, None
+        if kv_precision == "int8":
+            heads = heads.view(torch.int8)
+            levels = BLOCK_TOKENS * architecture.head_dim
+            self.key_scales, self.value_scales = _by_layer(heads[..., levels:].view(torch.float32))
+            heads = heads[..., :levels]
+        self.keys, self.values = _by_layer(heads.view(*heads.shape[:-1], BLOCK_TOKENS, architecture.head_dim))
         tables = {
             rope: RopeTables(rope, architecture.head_dim, slots, max_length, device) for rope in _ropes(architecture)
         }
@@ -88,14 +104,23 @@ class KeyValueCache:
 
     def copy_blocks(self, sources: Sequence[int], targets: Sequence[int]) -> None:
         """See `interfaces.Runtime.copy_blocks`."""
-        blocks = self.memory[: self.blocks * self.block_elements].view(self.blocks, self.block_elements)
+        blocks = self._block_memory.view(self.blocks, -1)
         # One at a time: together, they would be copied twice.
         for source, target in zip(sources, targets, strict=True):
             blocks[target].copy_(blocks[source])
 
+    @property
+    def _block_memory(self) -> torch.Tensor:
+        return self.memory[: self.blocks * self.block_elements]
+
     def own_blocks(self, slots: torch.Tensor) -> torch.Tensor:
         """The blocks of these slots, INT32 [n, text_blocks], where each slot has blocks of its own."""
         return slots[:, None] * self.text_blocks + torch.arange(self.text_blocks, dtype=torch.int32)
+
+
+def _by_layer(both: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Of keys and of values [layers, blocks, ...], from [blocks, 2, layers, ...]."""
+    return both[:, 0].transpose(0, 1), both[:, 1].transpose(0, 1)
 
 
 def _zeros(count: int, dtype: torch.dtype, device: str) -> torch.Tensor:

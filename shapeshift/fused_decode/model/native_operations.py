@@ -82,6 +82,8 @@ class NativeOperations:
             qkv,
             layer.keys,
             layer.values,
+            layer.key_scales,
+            layer.value_scales,
             layer.cosines,
             layer.sines,
             tasks,
@@ -125,9 +127,10 @@ class NativeOperations:
 def _parts(layer: Layer) -> tuple[Any, ...]:
     """The arguments of the native network's `add` for one layer."""
     own = layer.attention
-    caches = (own.keys, own.values, own.cosines, own.sines, own.query_norm, own.key_norm, own.eps, own.window)
+    caches = (own.keys, own.values, own.key_scales, own.value_scales, own.cosines, own.sines)
+    norms = (own.query_norm, own.key_norm, own.eps)
     assert layer.attention_norm is not None and layer.mlp_norm is not None, "a layer without a norm before its branches"
-    attention = (layer.attention_norm.weight, _packed(layer.qkv), *caches, own.scale, own.score_cap)
+    attention = (layer.attention_norm.weight, _packed(layer.qkv), *caches, *norms, own.window, own.scale, own.score_cap)
     mlp = (_packed(layer.output), layer.mlp_norm.weight, _packed(layer.gate_up), _packed(layer.down))
     return *attention, *mlp
 

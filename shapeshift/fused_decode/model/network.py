@@ -236,10 +236,10 @@ class _Builder:
         )
 
     def _attention(self, index: int, query_norm: torch.Tensor | None, key_norm: torch.Tensor | None) -> AttentionLayer:
-        a, tables = self.architecture, self.cache.tables[index]
+        a, tables, cache = self.architecture, self.cache.tables[index], self.cache
         return AttentionLayer(
-            keys=self.cache.keys[index],
-            values=self.cache.values[index],
+            keys=cache.keys[index],
+            values=cache.values[index],
             cosines=tables.cosines,
             sines=tables.sines,
             query_norm=query_norm,
@@ -248,6 +248,8 @@ class _Builder:
             window=a.windows[index],
             scale=a.scales[index],
             score_cap=a.score_cap,
+            key_scales=None if cache.key_scales is None else cache.key_scales[index],
+            value_scales=None if cache.value_scales is None else cache.value_scales[index],
         )
 
     def _linear(self, index: int, name: str) -> Linear:

@@ -11,6 +11,7 @@ from torch.nn import functional
 
 from shapeshift.fused_decode.interfaces import BLOCK_TOKENS, LowRank, StepBatch
 from shapeshift.fused_decode.model.architecture import Architecture
+from shapeshift.fused_decode.model.quantised.levels import quantise_rows
 
 FusedForward = Callable[[torch.Tensor, Any, torch.Tensor, LowRank | None], torch.Tensor]
 """From tokens, plan and last tokens, as in `network.Network.forward`, and the low-rank terms of the linears, to logits
@@ -21,12 +22,13 @@ that are valid until the next call."""
 class AttentionLayer:
     """The tensors of one layer's attention.
 
-    keys, values          the cache, f32 or bf16 [blocks, kv_heads, BLOCK_TOKENS, head_dim]
+    keys, values          the cache, f32, bf16 or INT8 [blocks, kv_heads, BLOCK_TOKENS, head_dim]
     cosines, sines        FLOAT32 [slots, max_length, head_dim / 2], see `kv_cache.RopeTables`
     query_norm, key_norm  FLOAT32 [head_dim], RMS norm of each head's vector, or None
     window                number of latest tokens that each token attends to, itself included; 0: all
     scale                 of the scores
     score_cap             c: a score x becomes c tanh(x / c); 0: it stays
+    key_scales, value_scales  FLOAT32 [blocks, kv_heads, BLOCK_TOKENS] of an INT8 cache, or None
     """
 
     keys: torch.Tensor
@@ -39,6 +41,8 @@ class AttentionLayer:
     window: int
     scale: float
     score_cap: float
+    key_scales: torch.Tensor | None = None
+    value_scales: torch.Tensor | None = None
 
 
 class NetworkParts(Protocol):
@@ -135,8 +139,8 @@ class TorchOperations:
             slots = rows.slots[:, None]
             query = rotate(norm_heads(query, layer.query_norm, layer.eps), slots, rows.positions, layer)
             key = rotate(norm_heads(key, layer.key_norm, layer.eps), slots, rows.positions, layer)
-            store(key, layer.keys, rows.blocks, rows.positions)
-            store(value, layer.values, rows.blocks, rows.positions)
+            store(key, layer.keys, rows.blocks, rows.positions, layer.key_scales)
+            store(value, layer.values, rows.blocks, rows.positions, layer.value_scales)
             mixed = _attend(query.transpose(1, 2), layer, rows)
             out[rows.tokens] = mixed.transpose(1, 2).flatten(2).to(out.dtype)
         return out
@@ -168,19 +172,31 @@ def rotate(vectors: torch.Tensor, slots: torch.Tensor, positions: torch.Tensor, 
     return torch.cat([first * cosines - second * sines, second * cosines + first * sines], dim=-1)
 
 
-def store(vectors: torch.Tensor, cache: torch.Tensor, blocks: torch.Tensor, positions: torch.Tensor) -> None:
+def store(
+    vectors: torch.Tensor,
+    cache: torch.Tensor,
+    blocks: torch.Tensor,
+    positions: torch.Tensor,
+    scales: torch.Tensor | None = None,
+) -> None:
     """Write vectors [rows, length, kv_heads, head_dim] into the cache, at positions [rows, length] of texts with these
-    blocks [rows, n]."""
-    own = blocks.gather(1, positions // BLOCK_TOKENS)
-    cache[own, :, positions % BLOCK_TOKENS] = vectors.to(cache.dtype)
+    blocks [rows, n]; with `scales`, of the cache, in levels."""
+    own, places = blocks.gather(1, positions // BLOCK_TOKENS), positions % BLOCK_TOKENS
+    if scales is not None:
+        vectors, found = quantise_rows(vectors)
+        scales[own, :, places] = found[..., 0]
+    cache[own, :, places] = vectors.to(cache.dtype)
 
 
-def gather(cache: torch.Tensor, blocks: torch.Tensor, seen: torch.Tensor) -> torch.Tensor:
+def gather(
+    cache: torch.Tensor, blocks: torch.Tensor, seen: torch.Tensor, scales: torch.Tensor | None = None
+) -> torch.Tensor:
     """The part of the cache that texts with these blocks [rows, n] have: [rows, kv_heads, n BLOCK_TOKENS, head_dim].
 
     What no token has seen (BOOL [rows, length, n BLOCK_TOKENS]) is 0: it may hold NaN, and a mask does not make that 0.
     """
-    own = cache[blocks].transpose(1, 2).flatten(2, 3)
+    own = cache[blocks] if scales is None else cache[blocks] * scales[blocks][..., None]
+    own = own.transpose(1, 2).flatten(2, 3)
     return own.masked_fill(~seen.any(dim=1)[:, None, :, None], 0.0)
 
 
@@ -196,7 +212,8 @@ def visible(layer: AttentionLayer, positions: torch.Tensor, context: int) -> tor
 def _attend(query: torch.Tensor, layer: AttentionLayer, rows: _Rows) -> torch.Tensor:
     """Attention of queries [rows, heads, length, head_dim] over the keys and values of their texts."""
     seen = visible(layer, rows.positions, rows.blocks.shape[1] * BLOCK_TOKENS)
-    keys, values = (gather(cache, rows.blocks, seen).float() for cache in (layer.keys, layer.values))
+    held = ((layer.keys, layer.key_scales), (layer.values, layer.value_scales))
+    keys, values = (gather(cache, rows.blocks, seen, scales).float() for cache, scales in held)
     return mix(query, keys, values, seen[:, None], layer)
 
 

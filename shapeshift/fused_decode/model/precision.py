@@ -14,6 +14,9 @@ QUANTISED = tuple(name for name in WEIGHT_BITS if name not in COMPUTED_BYTES)
 HEAD_BITS = 8
 """Bits of a weight of the output head of a quantised model: what is lost there changes every token."""
 GROUP_SIZES = (128, 32)
+KV_PRECISIONS = ("auto", "int8")
+"""Values of `kv_precision`: the type of the computation, or 8 bits with a scale for each token and head."""
+_SCALE_BYTES = 4
 
 
 def resolve(requested: str, on_gpu: bool = False, packing: Packing | None = None) -> str:
@@ -33,6 +36,17 @@ def resolve(requested: str, on_gpu: bool = False, packing: Packing | None = None
 def computed(precision: str) -> str:
     """f32 or bf16: the type of all that is no weight of a linear. With quantised weights bf16 where this CPU has it."""
     return hardware.resolve_precision("auto") if precision in QUANTISED else precision
+
+
+def vector_bytes(head_dim: int, number_bytes: int, kv_precision: str) -> int:
+    """Bytes of a cached key or value of one head; number_bytes: those of a number of the computation."""
+    return head_dim + _SCALE_BYTES if kv_precision == "int8" else head_dim * number_bytes
+
+
+def require_kv_precision(requested: str, on_gpu: bool) -> None:
+    """Raises UnsupportedError where the device lacks it."""
+    if on_gpu and requested != "auto":
+        raise UnsupportedError(f"kv_precision: {requested} is for CPUs; set auto for a GPU")
 
 
 def group_of(bits: int, inputs: int, group_size: int = 0) -> int:

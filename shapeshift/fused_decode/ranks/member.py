@@ -41,6 +41,7 @@ class RankSpec:
     slots: int
     max_length: int
     blocks: int
+    kv_precision: str
     threads: int
     native: bool
     kernel_cache: str
@@ -77,7 +78,13 @@ def load_member(spec: RankSpec, group: RankGroup, log: Log = _warn) -> MemberMod
 
     def build() -> MemberModel:
         cache = KeyValueCache(
-            files.architecture, spec.slots, spec.max_length, dtype, blocks=spec.blocks, device=spec.device
+            files.architecture,
+            spec.slots,
+            spec.max_length,
+            dtype,
+            blocks=spec.blocks,
+            kv_precision=spec.kv_precision,
+            device=spec.device,
         )
         compiled = native_operations.load(Path(spec.kernel_cache), log) if spec.native and on_cpu else None
         if on_cpu:

@@ -56,6 +56,7 @@ def load(
         slots=decode.max_concurrency,
         max_length=decode.max_length,
         blocks=blocks_of(decode.kv_cache_tokens),
+        kv_precision=decode.kv_precision,
         threads=max(1, (decode.threads or cores()) // ranks),
         native=decode.native,
         kernel_cache=str(kernel_cache.resolve()),

@@ -5,8 +5,8 @@
 #include "attention_prompt.h"
 
 // Causal attention of a task's queries over the keys of its text, with a running softmax from chunk to chunk.
-template <typename T, int64_t kDim>
-void attend(const Layer<T>& layer, const Task& task, Scratch& scratch) {
+template <int64_t kDim, typename T, typename C>
+void attend(const Layer<T, C>& layer, const Task& task, Scratch& scratch) {
   const int64_t dim = kDim ? kDim : layer.dim, group = layer.group, rows = task.count * group;
   const int64_t chunk = std::clamp<int64_t>(kChunkElements / dim / kGrain * kGrain, kGrain, kMostChunk);
   scratch.fit(rows, dim, chunk);
@@ -26,9 +26,11 @@ void attend(const Layer<T>& layer, const Task& task, Scratch& scratch) {
         parts.within(first, last, [&](const Part& part, int64_t index, int64_t at, int64_t stop) {
           score_of(part, index, at - part.first, stop - at, query, scores + at - first);
         });
+        parts.scale(layer.key_scales, first, last, scores);
         if (layer.cap > 0.0f) flatten(scores, last - first, layer.cap);
         const float sum = soften(scores, last - first, scratch.best[row], keep);
         scratch.total[row] = scratch.total[row] * keep + sum;
+        parts.scale(layer.value_scales, first, last, scores);
         parts.within(first, last, [&](const Part& part, int64_t index, int64_t at, int64_t stop) {
           mix_of(part, index, at - part.first, stop - at, scores + at - first, std::exchange(keep, 1.0f), target);
         });
@@ -62,18 +64,18 @@ void attend(const Layer<T>& layer, const Task& task, Scratch& scratch) {
 
 // As `attend`. Many tokens are computed together; a few get the very results that they get one by one: the sums of a
 // query that is alone, or that sees a window, are in another order than those of many.
-template <typename T, int64_t kDim>
-void attend_alike(const Layer<T>& layer, const Task& task, Scratch& scratch) {
+template <int64_t kDim, typename T, typename C>
+void attend_alike(const Layer<T, C>& layer, const Task& task, Scratch& scratch) {
   if (task.count > kFew && layer.dim % wide::kLanes == 0) return attend_prompt(layer, task, scratch);
-  if (task.count > kFew || (layer.group > 1 && layer.window <= 0)) return attend<T, kDim>(layer, task, scratch);
+  if (task.count > kFew || (layer.group > 1 && layer.window <= 0)) return attend<kDim>(layer, task, scratch);
   for (int32_t i = 0; i < task.count; ++i) {
     const Task one{task.head, task.slot, task.row, task.position + i, task.token + i, 1};
-    attend<T, kDim>(layer, one, scratch);
+    attend<kDim>(layer, one, scratch);
   }
 }
 
-template <typename T, int64_t kDim, typename Share>
-void attend_all(const Layer<T>& layer, const Task* tasks, int64_t count, bool split, const Share& share) {
+template <int64_t kDim, typename T, typename C, typename Share>
+void attend_all(const Layer<T, C>& layer, const Task* tasks, int64_t count, bool split, const Share& share) {
   static thread_local Scratch scratch;
   if (split) {
     // First all writes: a tile attends to keys that other tiles of its row write.
@@ -87,15 +89,15 @@ void attend_all(const Layer<T>& layer, const Task* tasks, int64_t count, bool sp
       scratch.fit(1, layer.dim, 0);
       write(layer, tasks[i], scratch.queries);
     }
-    attend_alike<T, kDim>(layer, tasks[i], scratch);
+    attend_alike<kDim>(layer, tasks[i], scratch);
   });
 }
 
-template <typename T, typename Share>
-void attend_all(const Layer<T>& layer, const Task* tasks, int64_t count, bool split, const Share& share) {
+template <typename T, typename C, typename Share>
+void attend_all(const Layer<T, C>& layer, const Task* tasks, int64_t count, bool split, const Share& share) {
   switch (layer.dim) {
-    case 64: return attend_all<T, 64>(layer, tasks, count, split, share);
-    case 128: return attend_all<T, 128>(layer, tasks, count, split, share);
-    default: attend_all<T, 0>(layer, tasks, count, split, share);
+    case 64: return attend_all<64>(layer, tasks, count, split, share);
+    case 128: return attend_all<128>(layer, tasks, count, split, share);
+    default: attend_all<0>(layer, tasks, count, split, share);
   }
 }

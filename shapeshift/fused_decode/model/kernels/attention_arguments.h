@@ -11,7 +11,9 @@
 
 // Cache, positions and norms of one layer.
 struct Held {
-  at::Tensor keys, values, cosines, sines;
+  at::Tensor keys, values;
+  std::optional<at::Tensor> key_scales, value_scales;
+  at::Tensor cosines, sines;
   std::optional<at::Tensor> query_norm, key_norm;
   double eps;
   int64_t window;
@@ -20,12 +22,21 @@ struct Held {
   void check(at::ScalarType type) const {
     TORCH_CHECK(keys.dim() == 4 && keys.sizes() == values.sizes() && keys.strides() == values.strides(),
                 "keys: must have 4 dimensions, values the same");
-    // Each block is contiguous; other layers' parts of the cache may lie between the blocks.
+    // Each head's part of a block is contiguous; scales, and other layers' parts of the cache, may lie between them.
     const int64_t dim = keys.size(3), length = keys.size(2);
-    TORCH_CHECK(keys.scalar_type() == type && values.scalar_type() == type && keys.stride(3) == 1 &&
-                    keys.stride(2) == dim && keys.stride(1) == length * dim &&
-                    keys.stride(0) >= keys.size(1) * length * dim,
-                "keys: must be of the type of qkv, as values are, and contiguous block by block");
+    TORCH_CHECK(keys.scalar_type() == values.scalar_type() && keys.stride(3) == 1 && keys.stride(2) == dim &&
+                    keys.stride(1) >= length * dim && keys.stride(0) >= keys.size(1) * keys.stride(1),
+                "keys: must be of the type of values, and contiguous head by head");
+    TORCH_CHECK(keys.scalar_type() == (in_levels() ? at::kChar : type),
+                "keys: must be of the type of qkv, or Char with scales");
+    for (const auto* scales : {&key_scales, &value_scales}) {
+      TORCH_CHECK(scales->has_value() == in_levels(), "key_scales and value_scales: both or none");
+      if (!in_levels()) continue;
+      const at::Tensor& own = **scales;
+      TORCH_CHECK(own.scalar_type() == at::kFloat && own.sizes() == keys.sizes().slice(0, 3) && own.stride(2) == 1 &&
+                      own.strides() == key_scales->strides(),
+                  "key_scales: must be Float [blocks, kv_heads, length], value_scales the same");
+    }
     TORCH_CHECK(length > 0 && length % kGrain == 0, "keys: must have blocks of a multiple of ", kGrain, " tokens");
     // The slots may share one table.
     for (const at::Tensor* table : {&cosines, &sines}) {
@@ -40,6 +51,9 @@ struct Held {
     }
   }
 
+  // Whether the cache holds levels of 8 bits.
+  bool in_levels() const { return key_scales.has_value(); }
+
   // The number of query heads in a row of `width` elements: queries, keys and values.
   int64_t heads(int64_t width) const {
     const int64_t dim = keys.size(3), kv_heads = keys.size(1);
@@ -48,19 +62,23 @@ struct Held {
     return width / dim - 2 * kv_heads;
   }
 
-  // The arguments for attention of rows of `width` elements at `qkv`, into `out`; blocks: see `checked`.
-  template <typename T>
-  Layer<T> layer(int64_t width, const void* qkv, void* out, const at::Tensor& blocks) const {
-    Layer<T> made;
+  // The arguments for attention of rows of `width` elements at `qkv`, into `out`; blocks: see `check_tasks`.
+  template <typename T, typename C>
+  Layer<T, C> layer(int64_t width, const void* qkv, void* out, const at::Tensor& blocks) const {
+    Layer<T, C> made{};
     made.kv_heads = keys.size(1), made.length = keys.size(2), made.dim = keys.size(3);
-    made.block = keys.stride(0);
+    made.vectors = {keys.stride(0), keys.stride(1)};
+    if (in_levels()) {
+      made.scales = {key_scales->stride(0), key_scales->stride(1)};
+      made.key_scales = key_scales->data_ptr<float>(), made.value_scales = value_scales->data_ptr<float>();
+    }
     made.blocks = blocks.const_data_ptr<int32_t>(), made.row_blocks = blocks.size(1);
     made.heads = heads(width), made.group = made.heads / made.kv_heads;
     made.eps = static_cast<float>(eps), made.window = window;
     made.scale = static_cast<float>(scale), made.cap = static_cast<float>(cap), made.table = cosines.stride(0);
     made.qkv = static_cast<const T*>(qkv);
-    made.keys = static_cast<T*>(keys.data_ptr());
-    made.values = static_cast<T*>(values.data_ptr());
+    made.keys = static_cast<C*>(keys.data_ptr());
+    made.values = static_cast<C*>(values.data_ptr());
     made.out = static_cast<T*>(out);
     made.cosines = cosines.const_data_ptr<float>();
     made.sines = sines.const_data_ptr<float>();
@@ -70,9 +88,9 @@ struct Held {
   }
 };
 
-// The tasks INT32 [tasks, 6] of a batch of `tokens` tokens, each checked to lie inside batch and cache.
+// Checks that the tasks INT32 [tasks, 6] of a batch of `tokens` tokens lie inside batch and cache.
 // blocks: INT32 [rows, most blocks of a row], the blocks of each row's text in order.
-inline const Task* checked(const at::Tensor& tasks, const at::Tensor& blocks, const Held& held, int64_t tokens) {
+inline void check_tasks(const at::Tensor& tasks, const at::Tensor& blocks, const Held& held, int64_t tokens) {
   check_like(tasks, at::kInt, "tasks"), check_like(blocks, at::kInt, "blocks", 2);
   TORCH_CHECK(tasks.dim() == 2 && tasks.size(1) == kTaskFields, "tasks: must be [tasks, ", kTaskFields, "]");
   const int64_t kv_heads = held.keys.size(1), slots = held.cosines.size(0), rows = blocks.size(0);
@@ -91,5 +109,17 @@ inline const Task* checked(const at::Tensor& tasks, const at::Tensor& blocks, co
     return number >= 0 && number < held.keys.size(0);
   });
   TORCH_CHECK(exist, "blocks: must be 0 to ", held.keys.size(0) - 1);
-  return list;
+}
+
+// `attend_all` of rows of `width` elements at `qkv`, into `out`, by tasks that `check_tasks` has seen.
+template <typename T, typename Share>
+void attend_all(const Held& held, int64_t width, const void* qkv, void* out, const at::Tensor& tasks,
+                const at::Tensor& blocks, bool split, const Share& share) {
+  const auto* list = reinterpret_cast<const Task*>(tasks.const_data_ptr<int32_t>());
+  const auto run = [&](const auto& layer) { attend_all(layer, list, tasks.size(0), split, share); };
+  if (held.in_levels()) {
+    run(held.layer<T, int8_t>(width, qkv, out, blocks));
+  } else {
+    run(held.layer<T, T>(width, qkv, out, blocks));
+  }
 }

@@ -1,12 +1,13 @@
 // Where the queries, keys and values of a task lie, and what becomes of them before they are used: norm, rotary
-// positions, cache write. Storage is float or bfloat16, arithmetic is float. The compiler vectorises the loops over
-// elements: without intrinsics, one source serves every vector width.
+// positions, cache write. Storage is float or bfloat16, that of the cache also levels of 8 bits; arithmetic is float.
+// The compiler vectorises the loops over elements: without intrinsics, one source serves every vector width.
 
 #pragma once
 
 #include <array>
+#include <type_traits>
 
-#include "common.h"
+#include "quantised_rows.h"
 
 constexpr int64_t kChunkElements = 4096;  // of keys that are scored, normalised and mixed together
 constexpr int64_t kMostChunk = 256;       // tokens of these
@@ -20,16 +21,24 @@ struct Task {
 
 constexpr int64_t kTaskFields = sizeof(Task) / sizeof(int32_t);
 
-// Positions of a text that lie in one block, and where a head's keys and values of the first one lie in the cache.
+// Positions of a text that lie in one block; where a head's keys and values of the first one, and their scales, lie.
 struct Part {
-  int64_t first, count, place;
+  int64_t first, count, place, scale;
 };
 
-template <typename T>
+// Elements from one block, and from one head of a block, to the next.
+struct Strides {
+  int64_t block, head;
+};
+
+// C: T, or int8_t, where the cache holds levels with a scale for each token and head.
+template <typename T, typename C>
 struct Layer {
   const T* qkv;     // [tokens, (heads + 2 kv_heads) dim]
-  T* keys;          // [blocks, kv_heads, length, dim], `block` elements from one block to the next
-  T* values;
+  C* keys;          // [blocks, kv_heads, length, dim]
+  C* values;
+  float* key_scales;  // [blocks, kv_heads, length] of levels, or null
+  float* value_scales;
   T* out;           // [tokens, heads dim]
   const int32_t* blocks;  // [rows, row_blocks]: the blocks of each row's text
   const float* cosines;  // [slots, max_length, dim / 2], `table` elements from one slot to the next
@@ -37,12 +46,23 @@ struct Layer {
   const float* query_norm;  // [dim], or null
   const float* key_norm;
   float eps, scale, cap;  // of norms; factor of scores; c in c tanh(score / c), or 0
-  int64_t heads, kv_heads, group, dim, length, row_blocks, window, block, table;
+  int64_t heads, kv_heads, group, dim, length, row_blocks, window, table;
+  Strides vectors, scales;
 
   // Where the keys and values of a position of a task's text lie in the cache.
   int64_t place(const Task& task, int64_t position) const {
-    const int64_t own = blocks[task.row * row_blocks + position / length];
-    return own * block + (task.head * length + position % length) * dim;
+    return start(task, position, vectors) + position % length * dim;
+  }
+
+  // Where their scales lie.
+  int64_t scale_place(const Task& task, int64_t position) const {
+    return start(task, position, scales) + position % length;
+  }
+
+ private:
+  // The first element of the head's part of the position's block.
+  int64_t start(const Task& task, int64_t position, const Strides& strides) const {
+    return blocks[task.row * row_blocks + position / length] * strides.block + task.head * strides.head;
   }
 };
 
@@ -51,10 +71,11 @@ struct Parts {
   std::array<Part, kMostChunk / kGrain + 1> all;
   int64_t count = 0;
 
-  template <typename T>
-  Parts(const Layer<T>& layer, const Task& task, int64_t from, int64_t to) {
+  template <typename T, typename C>
+  Parts(const Layer<T, C>& layer, const Task& task, int64_t from, int64_t to) {
     for (int64_t at = from; at < to; at += all[count++].count) {
-      all[count] = {at, std::min(to - at, layer.length - at % layer.length), layer.place(task, at)};
+      const int64_t within_block = std::min(to - at, layer.length - at % layer.length);
+      all[count] = {at, within_block, layer.place(task, at), layer.scale_place(task, at)};
     }
   }
 
@@ -66,11 +87,22 @@ struct Parts {
       if (first < end) each(all[i], i, first, end);
     }
   }
+
+  // Multiplies the numbers of the positions [from, to) by the scales of their vectors; null: they have none.
+  void scale(const float* scales, int64_t from, int64_t to, float* numbers) const {
+    if (scales == nullptr) return;
+    within(from, to, [&](const Part& part, int64_t, int64_t first, int64_t end) {
+      const float* own = scales + part.scale + first - part.first;
+      float* target = numbers + first - from;
+#pragma omp simd
+      for (int64_t i = 0; i < end - first; ++i) target[i] *= own[i];
+    });
+  }
 };
 
 // Normalises (where the model has a norm) and rotates one head's vector at a position of a slot.
-template <typename T>
-void prepare(const Layer<T>& layer, const T* source, const float* norm, int64_t slot, int64_t position, float scale,
+template <typename T, typename C>
+void prepare(const Layer<T, C>& layer, const T* source, const float* norm, int64_t slot, int64_t position, float scale,
              float* target) {
   const int64_t dim = layer.dim, half = dim / 2;
   if (norm != nullptr) {
@@ -95,16 +127,23 @@ void prepare(const Layer<T>& layer, const T* source, const float* norm, int64_t 
 }
 
 // Writes the keys and values of a task's own tokens into the cache.
-template <typename T>
-void write(const Layer<T>& layer, const Task& task, float* scratch) {
+template <typename T, typename C>
+void write(const Layer<T, C>& layer, const Task& task, float* scratch) {
   const int64_t dim = layer.dim, width = (layer.heads + 2 * layer.kv_heads) * dim;
   for (int64_t i = 0; i < task.count; ++i) {
     const T* key = layer.qkv + (task.token + i) * width + (layer.heads + task.head) * dim;
+    const T* value = key + layer.kv_heads * dim;
     const int64_t place = layer.place(task, task.position + i);
     prepare(layer, key, layer.key_norm, task.slot, task.position + i, 1.0f, scratch);
-    T* target = layer.keys + place;
+    C* target = layer.keys + place;
+    if constexpr (std::is_same_v<C, int8_t>) {
+      const int64_t scale = layer.scale_place(task, task.position + i);
+      layer.key_scales[scale] = quantise(scratch, dim, target);
+      layer.value_scales[scale] = quantise(value, dim, layer.values + place);
+    } else {
 #pragma omp simd
-    for (int64_t d = 0; d < dim; ++d) narrow(scratch[d], target[d]);
-    std::memcpy(layer.values + place, key + layer.kv_heads * dim, dim * sizeof(T));
+      for (int64_t d = 0; d < dim; ++d) narrow(scratch[d], target[d]);
+      std::memcpy(layer.values + place, value, dim * sizeof(T));
+    }
   }
 }

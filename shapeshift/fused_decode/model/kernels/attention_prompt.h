@@ -63,8 +63,8 @@ void turn(const T* from, int64_t count, int64_t dim, float* target) {
 }
 
 // As `attend`, for a layer whose `dim` is a multiple of wide::kLanes.
-template <typename T>
-void attend_prompt(const Layer<T>& layer, const Task& task, Scratch& scratch) {
+template <typename T, typename C>
+void attend_prompt(const Layer<T, C>& layer, const Task& task, Scratch& scratch) {
   const int64_t dim = layer.dim, group = layer.group, rows = task.count * group;
   scratch.fit(rows, dim, kSeen, rows);
   begin_rows(layer, task, scratch);
@@ -90,9 +90,11 @@ void attend_prompt(const Layer<T>& layer, const Task& task, Scratch& scratch) {
         std::fill(scores, scores + kSeen, 0.0f);
         continue;
       }
+      parts.scale(layer.key_scales, from + first, from + last, scores + first);
       if (layer.cap > 0.0f) flatten(scores + first, last - first, layer.cap);
       float keep;
       const float sum = soften(scores + first, last - first, scratch.best[row], keep);
+      parts.scale(layer.value_scales, from + first, from + last, scores + first);
       std::fill(scores, scores + first, 0.0f), std::fill(scores + last, scores + kSeen, 0.0f);
       scratch.total[row] = scratch.total[row] * keep + sum;
       if (keep == 1.0f) continue;

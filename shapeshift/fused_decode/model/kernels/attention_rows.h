@@ -26,8 +26,8 @@ struct Scratch {
 };
 
 // Prepares the queries of a task, row by row of its group, and clears what is gathered for them.
-template <typename T>
-void begin_rows(const Layer<T>& layer, const Task& task, const Scratch& scratch) {
+template <typename T, typename C>
+void begin_rows(const Layer<T, C>& layer, const Task& task, const Scratch& scratch) {
   const int64_t dim = layer.dim, group = layer.group, rows = task.count * group;
   const int64_t width = (layer.heads + 2 * layer.kv_heads) * dim;
   for (int64_t row = 0; row < rows; ++row) {
@@ -41,8 +41,8 @@ void begin_rows(const Layer<T>& layer, const Task& task, const Scratch& scratch)
 }
 
 // Writes what was gathered for the queries of a task.
-template <typename T>
-void finish_rows(const Layer<T>& layer, const Task& task, const Scratch& scratch) {
+template <typename T, typename C>
+void finish_rows(const Layer<T, C>& layer, const Task& task, const Scratch& scratch) {
   const int64_t dim = layer.dim, group = layer.group, rows = task.count * group;
   for (int64_t row = 0; row < rows; ++row) {
     T* target = layer.out + ((task.token + row / group) * layer.heads + task.head * group + row % group) * dim;

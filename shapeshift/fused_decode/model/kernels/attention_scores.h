@@ -130,10 +130,12 @@ inline float soften(float* scores, int64_t count, float& best, float& keep) {
   return sum;
 }
 
-inline const float* widened(const float* source, int64_t, float*) { return source; }
-
-inline const float* widened(const BFloat* source, int64_t count, float* target) {
+// The elements at `source` as float; in `target`, where they are of another type.
+template <typename C>
+const float* widened(const C* source, int64_t count, float* target) {
 #pragma omp simd
   for (int64_t i = 0; i < count; ++i) target[i] = widen(source[i]);
   return target;
 }
+
+inline const float* widened(const float* source, int64_t, float*) { return source; }

@@ -25,6 +25,8 @@ inline float widen(BFloat value) {
 
 inline void narrow(float value, float& target) { target = value; }
 
+inline float widen(int8_t level) { return level; }
+
 // Round to nearest, ties to even.
 inline void narrow(float value, BFloat& target) {
   uint32_t bits;

@@ -18,29 +18,25 @@ constexpr int32_t kTaskTokens = 32;     // of a prefill task
 constexpr int64_t kNormSerial = 65536;  // elements below which waking a second thread costs more than it saves
 constexpr int64_t kGateSerial = 16384;
 
-template <typename T>
-void attention_of(const Held& held, const Tensor& qkv, const Tensor& tasks, const Tensor& blocks, bool split,
-                  Tensor& out) {
-  const Task* list = checked(tasks, blocks, held, qkv.size(0));
-  const auto layer = held.layer<T>(qkv.size(1), qkv.const_data_ptr(), out.data_ptr(), blocks);
-  attend_all(layer, list, tasks.size(0), split, Shared{});
-}
-
-Tensor attention(const Tensor& qkv, Tensor keys, Tensor values, const Tensor& cosines, const Tensor& sines,
-                 const Tensor& tasks, const Tensor& blocks, const std::optional<Tensor>& query_norm,
+Tensor attention(const Tensor& qkv, Tensor keys, Tensor values, std::optional<Tensor> key_scales,
+                 std::optional<Tensor> value_scales, const Tensor& cosines, const Tensor& sines, const Tensor& tasks,
+                 const Tensor& blocks, const std::optional<Tensor>& query_norm,
                  const std::optional<Tensor>& key_norm, double eps, int64_t window, double scale, double cap,
                  bool split) {
-  const Held held{keys, values, cosines, sines, query_norm, key_norm, eps, window, scale, cap};
+  const Held held{keys,       values,   key_scales, value_scales, cosines, sines,
+                  query_norm, key_norm, eps,        window,       scale,   cap};
   const auto type = qkv.scalar_type();
   TORCH_CHECK(type == at::kFloat || type == at::kBFloat16, "qkv: must be float or bfloat16");
   TORCH_CHECK(qkv.dim() == 2, "qkv: must be [tokens, heads times dim]");
   check_like(qkv, type, "qkv");
   held.check(type);
-  Tensor out = at::empty({qkv.size(0), held.heads(qkv.size(1)) * keys.size(3)}, qkv.options());
+  check_tasks(tasks, blocks, held, qkv.size(0));
+  const int64_t width = qkv.size(1);
+  Tensor out = at::empty({qkv.size(0), held.heads(width) * keys.size(3)}, qkv.options());
   if (type == at::kFloat) {
-    attention_of<float>(held, qkv, tasks, blocks, split, out);
+    attend_all<float>(held, width, qkv.const_data_ptr(), out.data_ptr(), tasks, blocks, split, Shared{});
   } else {
-    attention_of<BFloat>(held, qkv, tasks, blocks, split, out);
+    attend_all<BFloat>(held, width, qkv.const_data_ptr(), out.data_ptr(), tasks, blocks, split, Shared{});
   }
   return out;
 }
@@ -133,8 +129,9 @@ Tensor gate(const Tensor& both) {
 TORCH_LIBRARY(shapeshift_decode, library) {
   library.def("plan(Tensor slots, Tensor starts, Tensor lengths, int kv_heads) -> Tensor");
   library.def(
-      "attention(Tensor qkv, Tensor(a!) keys, Tensor(b!) values, Tensor cosines, Tensor sines, Tensor tasks, "
-      "Tensor blocks, Tensor? query_norm, Tensor? key_norm, float eps, int window, float scale, float cap, bool split) -> Tensor");
+      "attention(Tensor qkv, Tensor(a!) keys, Tensor(b!) values, Tensor(c!)? key_scales, Tensor(d!)? value_scales, "
+      "Tensor cosines, Tensor sines, Tensor tasks, Tensor blocks, Tensor? query_norm, "
+      "Tensor? key_norm, float eps, int window, float scale, float cap, bool split) -> Tensor");
   library.def("add_norm(Tensor(a!) state, Tensor? delta, Tensor weight, float eps, ScalarType type) -> Tensor");
   library.def("gate(Tensor both) -> Tensor");
 }

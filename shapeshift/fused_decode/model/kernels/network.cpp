@@ -59,11 +59,13 @@ class Network : public torch::CustomClassHolder {
   }
 
   // Adds a layer; called from the first layer to the last.
-  void add(Tensor attention_norm, LinearPointer<W> qkv, Tensor keys, Tensor values, Tensor cosines, Tensor sines,
-           std::optional<Tensor> query_norm, std::optional<Tensor> key_norm, double eps, int64_t window, double scale,
-           double cap, LinearPointer<W> output, Tensor mlp_norm, LinearPointer<W> gate_up, LinearPointer<W> down) {
+  void add(Tensor attention_norm, LinearPointer<W> qkv, Tensor keys, Tensor values, std::optional<Tensor> key_scales,
+           std::optional<Tensor> value_scales, Tensor cosines, Tensor sines, std::optional<Tensor> query_norm,
+           std::optional<Tensor> key_norm, double eps, int64_t window, double scale, double cap, LinearPointer<W> output,
+           Tensor mlp_norm, LinearPointer<W> gate_up, LinearPointer<W> down) {
     LayerParts<W> parts{attention_norm, mlp_norm, qkv, output, gate_up, down,
-                   Held{keys, values, cosines, sines, query_norm, key_norm, eps, window, scale, cap}};
+                        Held{keys, values, key_scales, value_scales, cosines, sines, query_norm, key_norm, eps, window,
+                             scale, cap}};
     check_norm(attention_norm), check_norm(mlp_norm);
     parts.attention.check(kType<T>);
     check_linear(*qkv, hidden_, qkv->panels().outputs, "qkv");
@@ -82,7 +84,7 @@ class Network : public torch::CustomClassHolder {
     check_like(tokens, at::kLong, "tokens"), check_like(last, at::kLong, "last");
     const int64_t rows = tokens.numel(), wanted = last.numel();
     check_below(tokens, embedding_.size(0), "tokens"), check_below(last, rows, "last");
-    checked(tasks, blocks, layers_[0].attention, rows);
+    check_tasks(tasks, blocks, layers_[0].attention, rows);
     const LayerParts<W>& parts = layers_[0];
     added_.fit(terms, {&parts.qkv->panels(), &parts.output->panels(), &parts.gate_up->panels(), &parts.down->panels()},
                static_cast<int64_t>(layers_.size()), rows, wanted);
@@ -155,8 +157,7 @@ class Network : public torch::CustomClassHolder {
       const Panels<W> &qkv = parts.qkv->panels(), &output = parts.output->panels();
       add_norm(team, state, delta, parts.attention_norm, rows, own.normed);
       linear(team, layer, kQkv, qkv, own.normed, rows, own.qkv);
-      const auto held = parts.attention.template layer<T>(qkv.outputs, own.qkv, own.mixed, blocks);
-      attend_all(held, reinterpret_cast<const Task*>(tasks.const_data_ptr<int32_t>()), tasks.size(0), split, team);
+      attend_all<T>(parts.attention, qkv.outputs, own.qkv, own.mixed, tasks, blocks, split, team);
       if (&parts == &layers_.back()) {
         // After the last attention, only the wanted tokens matter.
         const int64_t* places = last.const_data_ptr<int64_t>();

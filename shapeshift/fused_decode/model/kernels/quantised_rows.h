@@ -44,16 +44,13 @@ inline void sum_parts(const int8_t* levels, int64_t parts, int32_t* sums) {
   }
 }
 
-// Quantises a row. Where one of its values is infinite or not a number, so is its scale.
+// Writes the levels of `count` values; returns their scale. Where a value is infinite or not a number, so is the scale.
 template <typename T>
-void quantise_row(const T* values, const QuantisedRows& row) {
-  // Bytes may be those of any object: the compiler would read the row's members again after each level.
-  const int64_t inputs = row.inputs;
-  int8_t* levels = row.levels;
+float quantise(const T* values, int64_t count, int8_t* levels) {
   // As integers, magnitudes have the order of the numbers, and those that are none come last.
   int32_t most = 0;
 #pragma omp simd reduction(max : most)
-  for (int64_t i = 0; i < inputs; ++i) {
+  for (int64_t i = 0; i < count; ++i) {
     const float value = widen(values[i]);
     int32_t bits;
     std::memcpy(&bits, &value, sizeof bits);
@@ -61,19 +58,25 @@ void quantise_row(const T* values, const QuantisedRows& row) {
   }
   float largest;
   std::memcpy(&largest, &most, sizeof largest);
-  *row.scales = largest / kMostLevel;
   if (largest > kLeast && largest < kInfinity) {
     const float factor = kMostLevel / largest;
 #pragma omp simd
-    for (int64_t i = 0; i < inputs; ++i) {
+    for (int64_t i = 0; i < count; ++i) {
       levels[i] = static_cast<int8_t>(static_cast<int32_t>(std::nearbyint(widen(values[i]) * factor)));
     }
   } else {
-    // There is no factor: the scale alone tells what the row is.
-    std::memset(levels, 0, inputs);
+    // There is no factor: the scale alone tells what the values are.
+    std::memset(levels, 0, count);
   }
-  std::memset(levels + inputs, 0, row.stride() - inputs);
-  sum_parts(levels, row.parts(), row.sums);
+  return largest / kMostLevel;
+}
+
+// Quantises a row.
+template <typename T>
+void quantise_row(const T* values, const QuantisedRows& row) {
+  *row.scales = quantise(values, row.inputs, row.levels);
+  std::memset(row.levels + row.inputs, 0, row.stride() - row.inputs);
+  sum_parts(row.levels, row.parts(), row.sums);
 }
 
 // Memory for quantised rows.

@@ -1,4 +1,5 @@
-// Vectors of float, read from float or bfloat16. They are the compiler's, so one source serves every width.
+// Vectors of float, read from float, bfloat16 or levels of 8 bits. They are the compiler's, so one source serves every
+// width.
 
 #pragma once
 
@@ -21,6 +22,7 @@ typedef float Wide __attribute__((vector_size(kLanes * sizeof(float)), aligned(4
 typedef int32_t Places __attribute__((vector_size(kLanes * sizeof(int32_t))));
 typedef int32_t Ints __attribute__((vector_size(kLanes * sizeof(int32_t)), aligned(4), may_alias));
 typedef uint16_t Halves __attribute__((vector_size(kLanes * sizeof(uint16_t)), aligned(2), may_alias));
+typedef int8_t Bytes __attribute__((vector_size(kLanes), aligned(1), may_alias));
 typedef uint32_t Words __attribute__((vector_size(kLanes * sizeof(uint32_t)), aligned(4), may_alias));
 
 inline Wide load(const float* source) { return *reinterpret_cast<const Wide*>(source); }
@@ -34,6 +36,16 @@ inline Wide load(const BFloat* source) {
   // Not `auto`, which drops the alignment of the type: the compiler would take every address for aligned.
   const Halves halves = *reinterpret_cast<const Halves*>(source);
   return reinterpret_cast<Wide>(__builtin_convertvector(halves, Words) << 16);
+#endif
+}
+
+inline Wide load(const int8_t* source) {
+#ifdef __AVX512F__
+  const __m128i levels = _mm_loadu_si128(reinterpret_cast<const __m128i*>(source));
+  return reinterpret_cast<Wide>(_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(levels)));
+#else
+  const Bytes levels = *reinterpret_cast<const Bytes*>(source);
+  return __builtin_convertvector(levels, Wide);
 #endif
 }
 

@@ -54,7 +54,7 @@ def quantise(weight: torch.Tensor, bits: int, group: int) -> Levels:
 
 
 def quantise_rows(rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Levels INT8 [rows, inputs] and scales FLOAT32 [rows, 1], each row by itself.
+    """Levels INT8 [..., inputs] and scales FLOAT32 [..., 1] of rows [..., inputs], each row by itself.
 
     The scale of a row with a value that is not finite is not finite either.
     """
