@@ -14,7 +14,6 @@ from shapeshift.cascade.settings import CascadeSettings
 from shapeshift.engines import manifest
 from shapeshift.engines.execution.executor import EngineExecutor
 from shapeshift.engines.execution.request import TextRequest
-from shapeshift.engines.hardware import cores
 from shapeshift.engines.manifest import Manifest
 from shapeshift.engines.text.tokenizer import FILE_NAME as TOKENIZER_FILE
 from shapeshift.engines.text.tokenizer import Encoded, TextTokenizer
@@ -41,8 +40,7 @@ class FirstLevel:
         self.max_tokens, self.precision = made.max_tokens, made.precision
         self._prompt = made.prompt(None)
         self._tokenizer = TextTokenizer(folder / model / TOKENIZER_FILE, made.max_tokens, type_stride=made.type_stride)
-        threads = own.engine_threads or cores() if device is None else 1
-        self.executor = EngineExecutor(made, folder / model, own, threads, log, device)
+        self.executor = EngineExecutor(made, folder / model, own, log, device)
 
     def submit(
         self,

@@ -9,7 +9,6 @@ from typing import Protocol
 from shapeshift.engines.execution import engine_set
 from shapeshift.engines.execution.executor import EngineExecutor
 from shapeshift.engines.execution.request import TextRequest
-from shapeshift.engines.hardware import cores
 from shapeshift.engines.manifest import Manifest
 from shapeshift.errors import InvalidInputError
 from shapeshift.fleet import environment
@@ -73,7 +72,7 @@ def open_executor(
 ) -> Executor:
     """The executor of a placement. Raises InvalidInputError for `auto`, which `make engines` replaces."""
     if own.placement == "inline":
-        return EngineExecutor(made, folder, own, _threads(own, device), log, device)
+        return EngineExecutor(made, folder, own, log, device)
     if own.placement == "auto" or not own.max_workers:
         raise InvalidInputError(
             "placement, max_workers", [own.placement, own.max_workers], "set by `shapeshift engines`; run it again"
@@ -87,11 +86,6 @@ def open_executor(
     reached = "fleet" if environment.fleet_file() else "server"
     transport = TRANSPORTS[reached](pb_utils, front, workers, made, log)
     return Router(transport, assignment, times, own, log)
-
-
-def _threads(own: PolymorphSettings, device: int | None) -> int:
-    """Of the engines: one a core. A GPU has one: the graphs of its engines share memory."""
-    return own.engine_threads or cores() if device is None else 1
 
 
 def _dispatched(own: PolymorphSettings, edges: list[int], times: ServiceTimes, limits: PackLimits) -> DispatchedQueues:

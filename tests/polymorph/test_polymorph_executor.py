@@ -25,6 +25,7 @@ from shapeshift.polymorph.router.transport import WorkerInfo, WrongBinError
 from shapeshift.polymorph.service_times import ServiceTimes
 from shapeshift.polymorph.settings import PlacementSettings, PolymorphSettings
 from shapeshift.polymorph.worker import TextWorker
+from shapeshift.serving import model_args
 from shapeshift.serving import pb_utils as triton
 from tests.fakes import InferenceResponse, PbUtils, Request, Tensor, TritonError, TritonModelException, ids_request
 from tests.waiting import wait_for
@@ -113,6 +114,18 @@ def test_inline_has_no_workers(make_front: Callable[..., TextFront], server: Ser
     front = make_front()
     vectors(front)
     assert isinstance(front._executor, EngineExecutor) and not server.asked
+
+
+@pytest.mark.parametrize(("kind", "threads"), [("CPU", 3), ("GPU", 1)])
+def test_a_gpu_has_one_engine_thread(
+    front_args: Callable[..., dict[str, str]], pb_utils: PbUtils, kind: str, threads: int
+) -> None:
+    front = TextFront(pb_utils, model_args.read(front_args(engine_threads=3) | {"model_instance_kind": kind}))
+    try:
+        assert isinstance(front._executor, EngineExecutor)
+        assert len(front._executor.threads) == threads
+    finally:
+        front.close()
 
 
 def test_a_front_exports_its_workers(

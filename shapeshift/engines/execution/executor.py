@@ -13,6 +13,7 @@ from shapeshift.engines.execution import engine_set
 from shapeshift.engines.execution.engine_set import EngineSet
 from shapeshift.engines.execution.loading import BackgroundLoader, first_and_rest
 from shapeshift.engines.execution.request import Row, TextRequest
+from shapeshift.engines.hardware import cores
 from shapeshift.engines.manifest import EngineEntry, Manifest
 from shapeshift.engines.policy.measured_factor import MeasuredFactor
 from shapeshift.engines.policy.pack_size import rows_to_take
@@ -31,9 +32,13 @@ _DEADLINE_CHECK_S = 0.05
 class ExecutorSettings(Protocol):
     """The settings that the executor reads.
 
-    queue_rows, queue_tokens, max_queue_ms: bounds of the queue; pack_tokens: maximum of an engine call, 0: from the
-    profile; memory_mb: above this memory of the process, no further static engine is loaded.
+    engine_threads: on a CPU, 0: one a core; queue_rows, queue_tokens, max_queue_ms: bounds of the queue; pack_tokens:
+    maximum of an engine call, 0: from the profile; memory_mb: above this memory of the process, no further static
+    engine is loaded.
     """
+
+    @property
+    def engine_threads(self) -> int: ...
 
     @property
     def queue_rows(self) -> int: ...
@@ -113,7 +118,6 @@ class EngineExecutor:
         manifest: Manifest,
         folder: Path,
         settings: ExecutorSettings,
-        threads: int,
         log: Log,
         device: int | None = None,
     ) -> None:
@@ -130,6 +134,8 @@ class EngineExecutor:
         self._runtime = lookup.PROVIDERS[manifest.provider].open(folder, manifest.precision, 1, device)
         self._manifest = manifest
         self._log = log
+        # A GPU has one: the graphs of its engines share memory.
+        threads = settings.engine_threads or cores() if device is None else 1
         first, rest = first_and_rest(manifest)
         self.threads: list[EngineThread] = []
         self._started = threading.Event()
