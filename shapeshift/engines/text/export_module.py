@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from shapeshift.engines.casts import to_f32
 from shapeshift.engines.interfaces import INPUT_AXES
 from shapeshift.engines.text.families import Family
 from shapeshift.engines.text.pooling import SentenceHead, pool
@@ -103,26 +104,21 @@ class PackedEncoder(nn.Module):
         return torch.where(mask, 0.0, torch.finfo(dtype).min).to(dtype)
 
     def _embedding(self, found: Any, segments: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
-        return torch.as_tensor(self.embedding(_f32(found.last_hidden_state), segments, rows))
+        return torch.as_tensor(self.embedding(to_f32(found.last_hidden_state), segments, rows))
 
     def _logits(self, found: Any, segments: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
         assert self.head is not None
         if isinstance(self.head, LinearHead):
             return torch.as_tensor(self.head(self._embedding(found, segments, rows)))
         pooling = [str(self.head.pooling)]
-        return torch.as_tensor(self.head(pool(_f32(found.last_hidden_state), segments, rows, pooling)))
+        return torch.as_tensor(self.head(pool(to_f32(found.last_hidden_state), segments, rows, pooling)))
 
     def _token_logits(self, found: Any, segments: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
         assert self.head is not None
-        return torch.as_tensor(self.head(_f32(found.last_hidden_state)))
+        return torch.as_tensor(self.head(to_f32(found.last_hidden_state)))
 
     def _importance(self, found: Any, segments: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
         """The attention that each token receives, summed over layers, heads and queries (Tabi, section 4.2)."""
         queries = (segments > 0).to(torch.float32).unsqueeze(1)
-        layers = [torch.bmm(queries, _f32(weights.sum(1))) for weights in found.attentions]
+        layers = [torch.bmm(queries, to_f32(weights.sum(1))) for weights in found.attentions]
         return torch.stack(layers).sum(0)[:, 0]
-
-
-def _f32(values: torch.Tensor) -> torch.Tensor:
-    # Without the condition, exporters would write a conversion that does nothing.
-    return values if values.dtype == torch.float32 else values.float()

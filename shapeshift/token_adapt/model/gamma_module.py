@@ -16,6 +16,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from shapeshift.engines.casts import to_f32
 from shapeshift.engines.interfaces import Array
 from shapeshift.token_adapt.model.schedule import expand
 from shapeshift.token_adapt.model.vision_transformer import UnifiedViT
@@ -51,7 +52,7 @@ class GammaModule(nn.Module):
             weights = self.model.patch.weight
             selected = [own.index_select(0, tasks).to(weights.dtype) for own in prompts.unbind(0)]
         features: torch.Tensor = self.model(pixels, self.layers, selected)
-        return features if features.dtype == torch.float32 else features.float()
+        return to_f32(features)
 
     def example(self, images: int, seed: int = 0, tasks: int = 2) -> dict[str, Array]:
         """Random inputs for that many images and tasks."""

@@ -12,6 +12,8 @@ from typing import NamedTuple
 import torch
 from torch import nn
 
+from shapeshift.engines.casts import to_f32
+
 Tensor = torch.Tensor
 
 
@@ -31,8 +33,7 @@ class Matching(nn.Module):
 
     def forward(self, keys: Tensor, merged: int) -> Matches:
         """keys [n, heads, t, dim], averaged over the heads -> the matches of `merged` tokens, 0 < merged <= t // 2."""
-        keys = keys if keys.dtype == torch.float32 else keys.float()
-        similarity, partner = best_partners(keys.mean(1))
+        similarity, partner = best_partners(to_f32(keys).mean(1))
         # One sorted list: every token of A is in exactly one of its two parts, also among equal scores.
         order = torch.sort(similarity, dim=1, descending=True).indices
         merged_a = order[:, :merged]
