@@ -14,6 +14,9 @@ from typing import Any
 from shapeshift.engines.interfaces import Array, Engine
 from shapeshift.errors import EngineError, UnsupportedError
 
+_MODEL_FILE = "model.pt2"
+_NAMES_FILE = "names.txt"
+
 
 class TorchRuntime:
     """The engines of one graph. Those of a GPU share its weights, and the memory of their captured graphs."""
@@ -22,7 +25,8 @@ class TorchRuntime:
         # torch takes seconds to import: not for a look at the providers.
         from shapeshift.engines.providers import torch_model
 
-        self._model = torch_model.TorchModel(folder, threads, device)
+        inputs, outputs = (line.split() for line in (folder / _NAMES_FILE).read_text().splitlines())
+        self._model = torch_model.TorchModel(folder / _MODEL_FILE, inputs, outputs, threads, device)
         self._pool: Any = None
 
     def engine(self, tokens: int | None, rows: int | None) -> Engine:
@@ -49,8 +53,6 @@ class TorchProvider:
     def export(self, module: Any, example: Mapping[str, Array], folder: Path, precision: str) -> list[str]:
         import torch
 
-        from shapeshift.engines.providers.torch_model import MODEL_FILE, NAMES_FILE
-
         if precision != "f32":
             # The caller's module shares its weights with the reference, which stays in f32.
             module = _cast(module, precision)
@@ -62,15 +64,13 @@ class TorchProvider:
         )
         with torch.no_grad():
             program = torch.export.export(module, arguments, dynamic_shapes=axes, strict=False)
-        torch.export.save(program, folder / MODEL_FILE)
+        torch.export.save(program, folder / _MODEL_FILE)
         lines = (module.input_axes, module.output_names)
-        (folder / NAMES_FILE).write_text("".join(" ".join(names) + "\n" for names in lines))
-        return [MODEL_FILE, NAMES_FILE]
+        (folder / _NAMES_FILE).write_text("".join(" ".join(names) + "\n" for names in lines))
+        return [_MODEL_FILE, _NAMES_FILE]
 
     def compile(self, folder: Path, precision: str, tokens: int | None, rows: int | None) -> str:
-        from shapeshift.engines.providers.torch_model import MODEL_FILE
-
-        return MODEL_FILE
+        return _MODEL_FILE
 
     def open(self, folder: Path, precision: str, threads: int, device: int | None = None) -> TorchRuntime:
         if device is not None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import torch
@@ -10,18 +10,22 @@ from torch.export.passes import move_to_device_pass
 
 from shapeshift.engines.interfaces import Array
 
-MODEL_FILE = "model.pt2"
-NAMES_FILE = "names.txt"
-
 
 class TorchModel:
-    """The graph and its weights on `device`, the number of a GPU, or None for the CPU. threads: of the CPU."""
+    """The exported graph in `program_file`, with its weights on one device.
 
-    def __init__(self, folder: Path, threads: int, device: int | None) -> None:
+    inputs, outputs  names, in the order of the graph
+    threads          of the CPU
+    device           the number of a GPU; None: the CPU
+    """
+
+    def __init__(
+        self, program_file: Path, inputs: Sequence[str], outputs: Sequence[str], threads: int, device: int | None
+    ) -> None:
         self.device = torch.device("cpu" if device is None else f"cuda:{device}")
-        self.inputs, self.outputs = (line.split() for line in (folder / NAMES_FILE).read_text().splitlines())
+        self.inputs, self.outputs = inputs, outputs
         self._threads = threads
-        program = torch.export.load(folder / MODEL_FILE)
+        program = torch.export.load(program_file)
         if device is not None:
             # Tensors that the graph makes itself, such as masks, name their device in it.
             program = move_to_device_pass(program, self.device)
