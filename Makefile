@@ -33,6 +33,8 @@ COVERING := tests/serving tests/sidecar tests/workloads $(addprefix tests/polymo
 # each process of a server or a test would compile torch and all else anew.
 unexport PYTHONDONTWRITEBYTECODE
 BIN := .venv/bin
+# `make gpu` runs without `make setup` too, for instance in a container that has torch.
+GPU_PYTHON := $(or $(wildcard .venv/bin/python),$(PYTHON))
 LOG := build/setup.log
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 INSTALL := $(PIP) install --no-compile
@@ -40,7 +42,7 @@ TORCH := requirements/torch-$(if $(GPU),gpu,cpu).txt
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help setup engines serve test test-long coverage format lint bench drill clients simulate fleet loadtest clean
+.PHONY: help setup engines serve test test-long coverage format lint bench gpu drill clients simulate fleet loadtest clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' Makefile
@@ -74,6 +76,12 @@ lint: .venv/.test ## check style, formatting and types
 
 bench: .venv/.test engines ## measure ours against others (BENCH=encode, polymorph, token_adapt, fused_decode, adapter_cache, cascade, gateway or shared_cores; ARGS=--quick: under 3 minutes)
 	@$(BIN)/python -m bench.$(BENCH) $(ARGS)
+
+gpu: ## the tests that need an NVIDIA GPU, then every figure of the GPU path (25 minutes; ARGS="--parts engines,decode"); without a GPU a rehearsal. Needs torch, transformers, peft and timm
+	@if $(GPU_PYTHON) -c 'import pytest' 2>/dev/null; \
+	  then $(GPU_PYTHON) -m pytest -m gpu $$(grep -rl --include='test_*.py' 'mark\.gpu' tests); \
+	  else echo "gpu: pytest is not installed, so the tests are left out"; fi
+	@$(GPU_PYTHON) -m bench.gpu $(ARGS)
 
 drill: .venv/.test build/.server ## faults under load, answers checked, on a server of its own (30 minutes; ARGS=--quick: 3; ARGS="--soak 25")
 	@$(BIN)/python -m bench.drill $(ARGS)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch.nn import functional
@@ -15,7 +15,6 @@ from shapeshift.fused_decode.model.kv_cache import KeyValueCache
 from shapeshift.fused_decode.model.linear import Linear
 from shapeshift.fused_decode.model.operations import AttentionLayer, Operations, cap
 from shapeshift.fused_decode.model.quantised.levels import Levels
-from shapeshift.fused_decode.model.weights import WeightFiles
 
 MakeLinear = Callable[[torch.Tensor, torch.Tensor | None], Linear]
 """From weight [outputs, inputs] and bias [outputs] or None."""
@@ -155,6 +154,14 @@ def apply(linear: Linear, rows: torch.Tensor, linear_delta: LinearDelta | None, 
     return out
 
 
+class Weights(Protocol):
+    """Where the tensors of a network come from, see `weights.WeightFiles`."""
+
+    def read(self, name: str, dtype: torch.dtype) -> torch.Tensor: ...
+    def linear(self, layer: int, name: str, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor | None]: ...
+    def levels(self, layer: int, name: str, dtype: torch.dtype) -> tuple[Levels, torch.Tensor | None]: ...
+
+
 @dataclass(frozen=True)
 class LinearMakers:
     """How linears are made.
@@ -173,7 +180,7 @@ class LinearMakers:
 
 
 def assemble(
-    architecture: Architecture, files: WeightFiles, cache: KeyValueCache, dtype: torch.dtype, make: LinearMakers
+    architecture: Architecture, files: Weights, cache: KeyValueCache, dtype: torch.dtype, make: LinearMakers
 ) -> Network:
     """The network of a checkpoint over the buffers of `cache`, on its device; `dtype` is that of the activations."""
     with torch.inference_mode():
@@ -185,7 +192,7 @@ class _Builder:
     """Builds layers from the tensors of a checkpoint."""
 
     architecture: Architecture
-    files: WeightFiles
+    files: Weights
     cache: KeyValueCache
     dtype: torch.dtype
     make: LinearMakers

@@ -1,0 +1,93 @@
+"""Every figure of the GPU path: `make gpu`, or `python -m bench.gpu --parts engines,decode`.
+
+It needs torch, transformers, peft and timm, no Triton and no network. Without a GPU it rehearses: the same parts with
+small sizes on the CPU, in seconds. Rehearsals write to build/bench/gpu/, measurements to profiles/.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+import traceback
+from pathlib import Path
+from typing import Any
+
+from bench.common.output import FOLDER, progress
+from bench.gpu import adapters, decode, engines, images, memory, report
+from bench.gpu.device import Device
+from bench.gpu.part import Part, Row
+from client.report import head
+from shapeshift.engines.providers.lookup import has_nvidia_gpu
+from shapeshift.settings import require
+
+PARTS: dict[str, Part[Any]] = {
+    "engines": engines.PART,
+    "decode": decode.PART,
+    "adapters": adapters.PART,
+    "images": images.PART,
+    "memory": memory.PART,
+}
+
+
+def main(given: list[str] | None = None) -> int:
+    """Measure the parts, print each row when it is there, and write a profile for each part."""
+    options = _options(given)
+    is_rehearsal = options.rehearse or not has_nvidia_gpu()
+    device = Device(None if is_rehearsal else options.device)
+    command = " ".join(["python -m bench.gpu", *(sys.argv[1:] if given is None else given)])
+    about: dict[str, Any] = {"command": command, "seed": options.seed, "precision": device.precision}
+    about |= {"rehearsal": True} if is_rehearsal else {}
+    print(head({"settings": about, "hardware": device.describe()}), flush=True)
+    failed = []
+    for name in options.parts:
+        try:
+            rows = run(PARTS[name], device, options.seed)
+        except Exception:  # noqa: BLE001  a part that fails must not cost the others
+            traceback.print_exc()
+            failed.append(name)
+            device.free()
+            continue
+        folder = FOLDER / "gpu" / "rehearsal" if is_rehearsal else Path("profiles")
+        print(f"written: {report.write(folder, name, {**about, 'hardware': device.describe()}, rows)}")
+        plot = FOLDER / "gpu" / f"{name}.png"
+        if report.plot_step_curve(plot, rows):
+            print(f"written: {plot}")
+    if failed:
+        print(f"failed: {', '.join(failed)}", file=sys.stderr)
+    return 1 if failed else 0
+
+
+def run(part: Part[Any], device: Device, seed: int) -> list[Row]:
+    """The rows of a part, printed. No row is begun after its minutes; then it says so."""
+    print(f"{part.what}:", flush=True)
+    found, end = [], time.monotonic() + 60 * part.minutes
+    for row in part.measure(device, part.rehearsal if device.number is None else part.full, seed):
+        progress()
+        print(report.line(row), flush=True)
+        found.append(row)
+        if time.monotonic() > end:
+            print(f"  stopped after {part.minutes:g} minutes; what is left is not measured", flush=True)
+            break
+    device.free()
+    return found
+
+
+def _options(given: list[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m bench.gpu", description=__doc__.partition("\n")[0])
+    parser.add_argument("--parts", type=_parts, default=list(PARTS), help=f"of {','.join(PARTS)}; all by default")
+    parser.add_argument("--device", type=int, default=0, help="number of the GPU (%(default)s)")
+    parser.add_argument("--seed", type=int, default=0, help="of weights and texts (%(default)s)")
+    parser.add_argument("--rehearse", action="store_true", help="small sizes on the CPU, also where there is a GPU")
+    return parser.parse_args(given)
+
+
+def _parts(text: str) -> list[str]:
+    found = text.split(",")
+    for name in found:
+        require(name in PARTS, "--parts", name, f"of {', '.join(PARTS)}")
+    return found
+
+
+if __name__ == "__main__":
+    sys.exit(main())

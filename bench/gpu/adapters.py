@@ -1,0 +1,133 @@
+"""What adapters add to a decode step of a 7B shape, ours and PEFT's mixed batch.
+
+Rows take the adapters in turn, of ranks 8 to 64 on queries, keys, values and output of every layer. PEFT runs after
+ours, with weights of its own: two copies of 7 billion weights may not fit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import partial
+from itertools import cycle, islice
+from typing import Any
+
+import torch
+
+from bench.gpu.decode import SEVEN_BILLION, TINY, step_of
+from bench.gpu.device import Device, Step
+from bench.gpu.part import Part, Row, ratio
+from bench.gpu.random_models import Shape, decoder, reference_decoder
+from shapeshift.adapter_cache.lora.batch import Factor, LoraHook, lay_out, shifted, targets
+from shapeshift.adapter_cache.lora.segmented import TorchLora
+from shapeshift.fused_decode.model.architecture import Architecture
+from shapeshift.fused_decode.model.cuda_runtime import GraphedModel
+
+RANKS = (8, 16, 32, 64)
+TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj")
+_STD = 0.02
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """adapters: how many at once; context: tokens of each text before the step."""
+
+    shape: Shape
+    adapters: tuple[int, ...]
+    rows: int
+    context: int
+    rounds: int
+
+
+def measure(device: Device, sizes: Sizes, seed: int) -> Iterator[Row]:
+    """See the module."""
+    model = decoder(sizes.shape, device, sizes.rows, sizes.context + 1, seed)
+    plain = step_of(sizes.rows, sizes.context)
+    for count in sizes.adapters:
+        model.linear_hook = _hook(model, count, device, seed)
+        mixed = step_of(sizes.rows, sizes.context, _owners(sizes.rows, count))
+        steps: dict[str, Step] = {"none": partial(model.forward, plain), "mixed": partial(model.forward, mixed)}
+        yield _row("ours", sizes.rows, count, device.in_turn(steps, sizes.rounds))
+        del steps
+        model.linear_hook = None
+        device.free()
+    del model
+    device.free()
+    for count in sizes.adapters:
+        yield _row("PEFT", sizes.rows, count, _peft(device, sizes, count, seed))
+        device.free()
+
+
+def _row(system: str, rows: int, count: int, found: dict[str, float]) -> Row:
+    none, mixed = found["none"], found["mixed"]
+    row = {"system": system, "rows": rows, "adapters": count}
+    return row | {"without, ms": round(none, 3), "with, ms": round(mixed, 3), "with / without": ratio(mixed, none)}
+
+
+def _owners(rows: int, count: int) -> torch.Tensor:
+    return torch.arange(rows, dtype=torch.int32) % count
+
+
+def factors(architecture: Architecture, rank: int) -> list[Factor]:
+    """Those of an adapter of this rank on TARGETS of every layer."""
+    places = targets(architecture)
+    return [
+        Factor(layer, *places[f"self_attn.{name}"], rank, 1.0, "", "")
+        for layer in range(architecture.layers)
+        for name in TARGETS
+    ]
+
+
+def _hook(model: GraphedModel, count: int, device: Device, seed: int) -> LoraHook:
+    laid = {rank: lay_out(model.architecture, factors(model.architecture, rank)) for rank in RANKS}
+    ranks = list(islice(cycle(RANKS), count))
+    places, start = [], 0
+    for rank in ranks:
+        relative, elements = laid[rank]
+        places.append(shifted(relative, start))
+        start += elements
+    generator = torch.Generator(device.torch_device).manual_seed(seed)
+    memory = torch.empty(start, dtype=device.dtype, device=device.torch_device).normal_(std=_STD, generator=generator)
+    return LoraHook(memory, lambda numbers: ([places[number] for number in numbers], 0), TorchLora())
+
+
+def _peft(device: Device, sizes: Sizes, count: int, seed: int) -> dict[str, float]:
+    """Milliseconds of steps of transformers without adapters, then of PEFT with a mixed batch over the same weights."""
+    from peft import LoraConfig, get_peft_model
+
+    base = reference_decoder(sizes.shape, device, seed)
+    prompt = torch.randint(9, 500, (sizes.rows, sizes.context), device=device.torch_device)
+    # PEFT replaces the linears of the model that it wraps.
+    found = device.in_turn({"none": _stepper(base, prompt)}, sizes.rounds)
+    ranks = list(islice(cycle(RANKS), count))
+    configs = [LoraConfig(r=rank, lora_alpha=rank, target_modules=list(TARGETS)) for rank in ranks]
+    model = get_peft_model(base, configs[0], adapter_name="0")
+    for number, config in enumerate(configs[1:], 1):
+        model.add_adapter(str(number), config)
+    model.to(device.torch_device, device.dtype).eval()
+    names = [str(number) for number in _owners(sizes.rows, count).tolist()]
+    return found | device.in_turn({"mixed": _stepper(model, prompt, adapter_names=names)}, sizes.rounds)
+
+
+def _stepper(model: Any, prompt: torch.Tensor, **options: Any) -> Step:
+    """A step over the cache of the prompts, which keeps its length."""
+    with torch.inference_mode():
+        cache = model(prompt, use_cache=True, **options).past_key_values
+    token = prompt[:, :1]
+
+    def step() -> object:
+        with torch.inference_mode():
+            found = model(token, past_key_values=cache, use_cache=True, **options)
+        cache.crop(-1)
+        return found.logits.argmax(-1).cpu()
+
+    return step
+
+
+PART = Part(
+    "what 8 and 64 adapters add to a decode step of 32 rows, ours and PEFT's",
+    measure,
+    Sizes(SEVEN_BILLION, (8, 64), rows=32, context=512, rounds=20),
+    Sizes(TINY, (2,), rows=3, context=8, rounds=1),
+    minutes=5.0,
+)

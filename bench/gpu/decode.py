@@ -1,0 +1,154 @@
+"""Decode steps of Llama shapes of 1 and 7 billion random weights, as shares of the measured bandwidth.
+
+`decode`: rows that each get a token, over a context. Its least time is that of reading the weights and the context
+once, at the bandwidth that a copy reaches in the same run. transformers runs after ours: two copies of 7 billion
+weights may not fit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from bench.gpu.device import Device, Step
+from bench.gpu.part import Part, Row, ratio
+from bench.gpu.random_models import Shape, decoder, reference_decoder
+from shapeshift.fused_decode.interfaces import StepBatch, blocks_of
+from shapeshift.fused_decode.model.cuda_runtime import GraphedModel
+from shapeshift.fused_decode.model.weights import weight_bytes
+
+ONE_BILLION: Shape = {
+    "vocab_size": 128256,
+    "hidden_size": 2048,
+    "intermediate_size": 8192,
+    "num_hidden_layers": 16,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "max_position_embeddings": 4096,
+}
+SEVEN_BILLION: Shape = {
+    "vocab_size": 32000,
+    "hidden_size": 4096,
+    "intermediate_size": 11008,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 32,
+    "max_position_embeddings": 4096,
+}
+TINY: Shape = {
+    "vocab_size": 512,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 256,
+}
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """models: names and shapes; rows: that decode in a step; context: tokens of each text before it."""
+
+    models: tuple[tuple[str, Shape], ...]
+    rows: tuple[int, ...]
+    context: int
+    rounds: int
+
+
+def measure(device: Device, sizes: Sizes, seed: int) -> Iterator[Row]:
+    """See the module."""
+    bandwidth = device.bandwidth()
+    yield {"kind": "bandwidth", "GB/s": round(bandwidth / 1e9, 1)}
+    for name, shape in sizes.models:
+        model = decoder(shape, device, max(sizes.rows), sizes.context + 1, seed)
+        ours = {}
+        for rows in sizes.rows:
+            ours[rows] = _ms(device, _forward(model, step_of(rows, sizes.context)), sizes.rounds)
+            least = 1e3 * _bytes(model, device, rows, sizes.context) / bandwidth
+            row = {"model": name, "kind": "decode", "rows": rows, "ours, ms": round(ours[rows], 3)}
+            yield row | {"of the bound": round(least / ours[rows], 3)}
+        del model
+        device.free()
+        yield from _transformers(device, name, shape, sizes, seed, ours)
+        device.free()
+
+
+def step_of(rows: int, context: int, adapters: torch.Tensor | None = None) -> StepBatch:
+    """Rows that each get a token after `context` tokens; adapters: see `StepBatch`."""
+    slots, each = torch.arange(rows, dtype=torch.int32), blocks_of(context + 1)
+    blocks = torch.arange(rows * each, dtype=torch.int32).view(rows, each)
+    starts, tokens = torch.full_like(slots, context), torch.randint(9, 500, (rows,))
+    return StepBatch(tokens, slots, starts, torch.ones_like(slots), slots.long(), adapters, blocks=blocks)
+
+
+def _transformers(
+    device: Device, name: str, shape: Shape, sizes: Sizes, seed: int, ours: dict[int, float]
+) -> Iterator[Row]:
+    """A static cache with torch.compile; and the rows one by one without it, as concurrent instances run them."""
+    model = reference_decoder(shape, device, seed)
+    for rows in sizes.rows:
+        compiled = _ms(device, _static_cache_step(device, model, rows, sizes.context), sizes.rounds)
+        row = {"model": name, "kind": "transformers", "rows": rows, "static cache, compiled, ms": round(compiled, 3)}
+        yield row | {"static cache, compiled / ours": ratio(compiled, ours[rows])}
+    most = max(sizes.rows)
+    alone = _ms(device, _static_cache_step(device, model, 1, sizes.context, is_compiled=False), sizes.rounds)
+    row = {"model": name, "kind": "transformers", "rows": most, "row by row, ms": round(most * alone, 3)}
+    yield row | {"row by row / ours": ratio(most * alone, ours[most])}
+
+
+def _static_cache_step(device: Device, model: Any, rows: int, context: int, is_compiled: bool = True) -> Step:
+    from transformers import StaticCache
+
+    cache: Any = StaticCache(config=model.config, max_cache_len=context + 1)
+    # As transformers itself compiles a step over a static cache: CUDA graphs of its own.
+    run = device.compiled(model.forward, mode="reduce-overhead") if is_compiled else model.forward
+    prompt = torch.randint(9, 500, (rows, context), device=device.torch_device)
+    token = prompt[:, :1].contiguous()
+    place = torch.full((rows, 1), context, device=device.torch_device)
+    with torch.inference_mode():
+        model(prompt, past_key_values=cache, use_cache=True, logits_to_keep=1)
+
+    def step() -> object:
+        with torch.inference_mode():
+            found = run(token, past_key_values=cache, position_ids=place, use_cache=True)
+            # The next step has the same context.
+            for layer in cache.layers:
+                layer.cumulative_length.fill_(context)
+            return found.logits[:, -1].argmax(-1).cpu()
+
+    return step
+
+
+def _forward(model: GraphedModel, batch: StepBatch) -> Step:
+    return lambda: model.forward(batch)
+
+
+def _bytes(model: GraphedModel, device: Device, rows: int, context: int) -> float:
+    """Bytes that a step must read: the weights, a row of the embedding aside, and the keys and values."""
+    a = model.architecture
+    table = 0 if a.tied else a.vocab_size * a.hidden * device.dtype.itemsize
+    cached = 2 * a.layers * a.kv_width * device.dtype.itemsize
+    weights = weight_bytes(a, "f32" if device.number is None else "bf16") - table
+    return float(weights + rows * context * cached)
+
+
+def _ms(device: Device, step: Step, rounds: int) -> float:
+    return device.in_turn({"": step}, rounds)[""]
+
+
+PART = Part(
+    "decode and mixed steps of 1B and 7B shapes, against the bandwidth and transformers",
+    measure,
+    Sizes(
+        (("1b", ONE_BILLION), ("7b", SEVEN_BILLION)),
+        (1, 8, 32),
+        context=512,
+        rounds=30,
+    ),
+    Sizes((("tiny", TINY),), (2,), context=24, rounds=1),
+    minutes=8.0,
+)

@@ -1,0 +1,111 @@
+"""Images a second of ViT-B/16 and L/16 by gamma, against timm with torch.compile at gamma 0.
+
+The engines are those of provider torch; `operations` is the share of gamma 0's multiplications.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+import torch
+
+from bench.common.output import FOLDER, empty
+from bench.gpu.device import Device, Step
+from bench.gpu.part import Part, Row, ratio
+from shapeshift.engines.providers import lookup
+from shapeshift.token_adapt.model.architecture import Architecture
+from shapeshift.token_adapt.model.gamma_module import GammaModule
+from shapeshift.token_adapt.model.schedule import count_multiplications, expand
+from shapeshift.token_adapt.model.vision_transformer import UnifiedViT
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """architectures: by timm's name of the model; gammas: of the engines; images: in a batch."""
+
+    architectures: Mapping[str, Architecture]
+    gammas: tuple[int, ...]
+    images: int
+    rounds: int
+
+
+def measure(device: Device, sizes: Sizes, seed: int) -> Iterator[Row]:
+    """See the module."""
+    for name, architecture in sizes.architectures.items():
+        torch.manual_seed(seed)
+        model = UnifiedViT(architecture).eval()
+        theirs = _timm(device, name, architecture, sizes.images)
+        if theirs is None:
+            yield {"model": name, "timm": "cannot be imported (it needs torchvision): not compared"}
+        whole = count_multiplications(expand(0, architecture.patches, architecture.depth), architecture.width)
+        for gamma in sizes.gammas:
+            steps = {"ours": _engine(device, GammaModule(model, gamma).eval(), sizes.images, seed)}
+            found = device.in_turn(steps if theirs is None else {"timm": theirs, **steps}, sizes.rounds)
+            layers = expand(gamma, architecture.patches, architecture.depth)
+            rates = {f"{system}, images/s": round(1e3 * sizes.images / ms, 1) for system, ms in found.items()}
+            operations = round(count_multiplications(layers, architecture.width) / whole, 3)
+            row = {"model": name, "gamma": gamma, "images": sizes.images, "operations": operations, **rates}
+            yield row if theirs is None else row | {"ours / timm": ratio(found["timm"], found["ours"])}
+            device.free()
+        device.free()
+
+
+def _engine(device: Device, module: GammaModule, images: int, seed: int) -> Step:
+    precision = "f32" if device.number is None else "f16"
+    folder = FOLDER / "gpu" / "images"
+    empty(folder)
+    inputs = module.example(images, seed)
+    provider = lookup.PROVIDERS["torch"]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        provider.export(module, module.example(2, seed), folder, precision)
+    engine = provider.open(folder, precision, 1, device.number).engine(None, None)
+    return lambda: engine.run(inputs)
+
+
+def _timm(device: Device, name: str, architecture: Architecture, images: int) -> Step | None:
+    """A batch by timm, compiled; None where timm cannot be imported."""
+    try:
+        import timm
+    except ImportError:
+        return None
+    dtype = torch.float32 if device.number is None else torch.float16
+    model = timm.create_model(
+        name,
+        num_classes=0,
+        img_size=architecture.image_size,
+        embed_dim=architecture.width,
+        depth=architecture.depth,
+        num_heads=architecture.heads,
+    )
+    compiled = device.compiled(model.to(device.torch_device, dtype).eval())
+    pixels = torch.randint(0, 256, (images, architecture.image_size, architecture.image_size, 3), dtype=torch.uint8)
+
+    def step() -> object:
+        with torch.inference_mode():
+            # What ours does too: bytes to the device, and numbers made of them there.
+            given = pixels.to(device.torch_device).to(dtype).permute(0, 3, 1, 2).contiguous() / 127.5 - 1
+            return compiled(given).float().cpu()
+
+    return step
+
+
+def vit(width: int, depth: int, heads: int, image: int = 224) -> Architecture:
+    """A vision transformer with patches of 16."""
+    return Architecture(image_size=image, patch_size=16, width=width, depth=depth, heads=heads, mlp_width=4 * width)
+
+
+PART = Part(
+    "ViT-B/16 and L/16 by gamma, against timm with torch.compile",
+    measure,
+    Sizes(
+        {"vit_base_patch16_224": vit(768, 12, 12), "vit_large_patch16_224": vit(1024, 24, 16)},
+        (0, -5, -10, -15),
+        images=64,
+        rounds=15,
+    ),
+    Sizes({"vit_base_patch16_224": vit(48, 2, 3, image=64)}, (-2,), images=2, rounds=1),
+    minutes=4.0,
+)

@@ -1,0 +1,75 @@
+"""How long an adapter of rank 64 of a 7B shape takes to reach the device: from pinned memory, and from a file.
+
+The file is not in memory when it is read, as far as the operating system drops it when it is asked.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from safetensors import safe_open
+from safetensors.torch import save_file
+
+from bench.common.output import FOLDER, empty
+from bench.gpu.adapters import factors
+from bench.gpu.decode import SEVEN_BILLION, TINY
+from bench.gpu.device import Device
+from bench.gpu.part import Part, Row, ratio
+from bench.gpu.random_models import Shape, architecture_of
+from shapeshift.adapter_cache.lora.batch import lay_out
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """The shape of the model, and the rank of the adapter."""
+
+    shape: Shape
+    rank: int
+    rounds: int
+
+
+def measure(device: Device, sizes: Sizes, seed: int) -> Iterator[Row]:
+    """See the module."""
+    architecture = architecture_of(sizes.shape)
+    _, elements = lay_out(architecture, factors(architecture, sizes.rank))
+    folder = FOLDER / "gpu" / "memory"
+    empty(folder)
+    file = folder / "adapter.safetensors"
+    source = torch.randn(elements, generator=torch.Generator().manual_seed(seed)).to(device.dtype)
+    save_file({"factors": source}, file)
+    pinned = source if device.number is None else source.pin_memory()
+    target = torch.empty_like(source, device=device.torch_device)
+
+    def from_file() -> object:
+        _forget(file)
+        with safe_open(str(file), framework="pt") as opened:
+            return target.copy_(opened.get_tensor("factors"))
+
+    found = device.in_turn({"pinned": lambda: target.copy_(pinned, non_blocking=True), "file": from_file}, sizes.rounds)
+    yield {
+        "rank": sizes.rank,
+        "MiB": round(source.nbytes / 2**20, 1),
+        "from pinned memory, ms": round(found["pinned"], 3),
+        "from a file, ms": round(found["file"], 3),
+        "file / pinned": ratio(found["file"], found["pinned"]),
+    }
+
+
+def _forget(file: Path) -> None:
+    """Ask the system to drop what it holds of the file in memory."""
+    with file.open("rb") as opened:
+        os.fsync(opened.fileno())
+        os.posix_fadvise(opened.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+
+
+PART = Part(
+    "an adapter of rank 64 of a 7B shape, from pinned memory and from a file",
+    measure,
+    Sizes(SEVEN_BILLION, 64, rounds=10),
+    Sizes(TINY, 8, rounds=1),
+    minutes=2.0,
+)

@@ -1,0 +1,86 @@
+"""`make gpu`, rehearsed on the CPU, so that its first run on a GPU does not fail on a typo."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from bench.gpu import __main__ as gpu_bench
+from bench.gpu.device import Device
+from bench.gpu.part import Part, Row
+from bench.gpu.report import line
+from shapeshift.errors import InvalidInputError
+from tests.sources import closure, imports
+from tests.token_adapt import timm_models
+
+PROJECT = Path(__file__).resolve().parents[2]
+NEEDED = {"torch", "transformers", "peft", "timm"}
+# What these bring: numpy with each, safetensors with transformers.
+BROUGHT = {"numpy", "safetensors"}
+# Imported where it is used, and done without where it is not installed.
+OPTIONAL = {"matplotlib"}
+
+
+def test_every_part_runs_and_writes_its_rows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    timm_models.vision_transformer()
+    monkeypatch.setattr(gpu_bench, "FOLDER", tmp_path)
+    assert gpu_bench.main(["--rehearse", "--seed", "3"]) == 0
+    written = {json.loads(file.read_text())["part"]: file for file in (tmp_path / "gpu" / "rehearsal").iterdir()}
+    assert set(written) == set(gpu_bench.PARTS)
+    for file in written.values():
+        profile = json.loads(file.read_text())
+        assert profile["rows"] and profile["rehearsal"] and profile["seed"] == 3
+        assert profile["command"] == "python -m bench.gpu --rehearse --seed 3" and profile["hardware"]["cpu"]
+    rows = {part: json.loads(file.read_text())["rows"] for part, file in written.items()}
+    assert {row["kind"] for row in rows["engines"]} == {"step curve", "batch"}
+    assert {"dynamic / ours", "torch.compile / ours", "transformers / ours"} <= rows["engines"][-1].keys()
+    assert any("of the bound" in row for row in rows["decode"])
+    assert {row["system"] for row in rows["adapters"]} == {"ours", "PEFT"}
+    assert "ours / timm" in rows["images"][-1] and "file / pinned" in rows["memory"][0]
+    assert (tmp_path / "gpu" / "engines.png").is_file()
+    assert "static graphs, ms" in capsys.readouterr().out
+
+
+def test_a_part_ends_after_its_minutes_and_one_that_fails_costs_no_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def endless(device: Device, sizes: str, seed: int) -> Iterator[Row]:
+        while True:
+            yield {"sizes": sizes}
+
+    def broken(device: Device, sizes: str, seed: int) -> Iterator[Row]:
+        yield {"sizes": sizes}
+        raise RuntimeError("out of memory")
+
+    parts = {"broken": Part("one", broken, "full", "small", 1.0), "endless": Part("two", endless, "full", "small", 0.0)}
+    monkeypatch.setattr(gpu_bench, "PARTS", parts)
+    monkeypatch.setattr(gpu_bench, "FOLDER", tmp_path)
+    assert gpu_bench.main(["--rehearse", "--parts", "broken,endless"]) == 1
+    out, err = capsys.readouterr()
+    assert "stopped after 0 minutes" in out and "failed: broken" in err and "out of memory" in err
+    (file,) = (tmp_path / "gpu" / "rehearsal").iterdir()
+    assert json.loads(file.read_text())["rows"] == [{"sizes": "small"}]
+    with pytest.raises(InvalidInputError, match="--parts: got 'all'; of broken, endless"):
+        gpu_bench.main(["--parts", "all"])
+
+
+def test_the_parts_fit_in_the_time_that_is_stated() -> None:
+    minutes = [part.minutes for part in gpu_bench.PARTS.values()]
+    assert max(minutes) <= 8 and sum(minutes) <= 27
+
+
+def test_nothing_else_need_be_installed() -> None:
+    files = {found for file in (PROJECT / "bench" / "gpu").glob("*.py") for found in closure(file, PROJECT)}
+    tops = {module.partition(".")[0] for file in files for module, _ in imports(file, PROJECT)}
+    outside = {top for top in tops if top not in sys.stdlib_module_names and not (PROJECT / top).is_dir()}
+    assert outside <= NEEDED | BROUGHT | OPTIONAL
+
+
+def test_a_row_as_text() -> None:
+    assert line({"rows": 2, "ms": 1.5}) == "  rows 2, ms 1.5"
