@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.common.output import FOLDER, progress
-from bench.gpu import adapters, decode, engines, images, memory, report
+from bench.gpu import adapters, decode, engines, images, memory, mixed, report
 from bench.gpu.device import Device
 from bench.gpu.part import Part, Row
 from client.report import head
@@ -24,6 +24,7 @@ from shapeshift.settings import require
 PARTS: dict[str, Part[Any]] = {
     "engines": engines.PART,
     "decode": decode.PART,
+    "mixed": mixed.PART,
     "adapters": adapters.PART,
     "images": images.PART,
     "memory": memory.PART,

@@ -129,5 +129,5 @@ PART = Part(
     measure,
     Sizes(SEVEN_BILLION, (8, 64), rows=32, context=512, rounds=20),
     Sizes(TINY, (2,), rows=3, context=8, rounds=1),
-    minutes=5.0,
+    minutes=4.0,
 )

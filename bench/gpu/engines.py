@@ -147,5 +147,5 @@ PART = Part(
         rounds=20,
     ),
     Sizes({"tiny": bert(2, 32, 2)}, (16, 48), (12,), (3,), rounds=1),
-    minutes=8.0,
+    minutes=7.0,
 )

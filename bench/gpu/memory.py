@@ -71,5 +71,5 @@ PART = Part(
     measure,
     Sizes(SEVEN_BILLION, 64, rounds=10),
     Sizes(TINY, 8, rounds=1),
-    minutes=2.0,
+    minutes=1.0,
 )

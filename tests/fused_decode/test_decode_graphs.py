@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import dataclasses
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 import torch
 
 from shapeshift.errors import UnsupportedError
-from shapeshift.fused_decode.model.cuda_runtime import GraphBounds, GraphedModel
+from shapeshift.fused_decode.interfaces import BLOCK_TOKENS
+from shapeshift.fused_decode.model.cuda_runtime import GraphedModel
+from shapeshift.fused_decode.model.graphs.bounds import GraphBounds, bounds_of
 from tests.fused_decode import families
 from tests.fused_decode.decode_models import FAMILIES, LONGEST, Tiny, batch, teacher_forced, texts
 
@@ -18,9 +21,9 @@ TOLERANCE = 2e-4
 SLOTS = 6
 
 
-def open_model(tiny: Tiny) -> GraphedModel:
+def open_model(tiny: Tiny, device: str = "cpu") -> GraphedModel:
     torch.set_num_threads(1)
-    return GraphedModel.load_on("cpu", tiny.folder, precision="f32", slots=SLOTS, max_length=LONGEST)
+    return GraphedModel.load_on(device, tiny.folder, precision="f32", slots=SLOTS, max_length=LONGEST)
 
 
 def reference(tiny: Tiny, given: list[torch.Tensor]) -> list[torch.Tensor]:
@@ -67,6 +70,75 @@ def test_mixed_steps(tiny: Callable[[str], Tiny]) -> None:
     assert seen > 50
 
 
+def beside_chunks(
+    model: GraphedModel, given: list[torch.Tensor], slots: list[int], seed: int
+) -> Iterator[tuple[int, int, torch.Tensor]]:
+    """Feed all texts as the loop does: a chunk of a prompt behind the rows that decode. Yields as `teacher_forced`."""
+    rng, done, waiting = random.Random(seed), [0] * len(given), list(range(len(given)))
+    while True:
+        rows = [row for row, text in enumerate(given) if row not in waiting and done[row] < len(text)]
+        pieces = [given[row][done[row] : done[row] + 1] for row in rows]
+        if waiting:
+            rows.append(waiting[0])
+            pieces.append(given[rows[-1]][done[rows[-1]] :][: rng.randint(2, 30)])
+        if not rows:
+            return
+        wanted = sorted(rng.sample(range(len(rows)), rng.randint(1, len(rows))))
+        logits = model.forward(batch(pieces, [slots[row] for row in rows], [done[row] for row in rows], wanted))
+        for row, piece in zip(rows, pieces, strict=True):
+            done[row] += len(piece)
+        if waiting and done[waiting[0]] > 15:
+            waiting.pop(0)
+        yield from ((rows[row], done[rows[row]] - 1, logits[place]) for place, row in enumerate(wanted))
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_chunk_of_a_prompt_beside_single_tokens(tiny: Callable[[str], Tiny], family: str) -> None:
+    model, given = open_model(tiny(family)), texts(SLOTS, seed=15)
+    # What was there before must not matter.
+    model.memory.fill_(float("nan"))
+    expected = reference(tiny(family), given)
+    for text, place, logits in beside_chunks(model, given, [4, 0, 5, 2, 3, 1], seed=16):
+        assert (logits - expected[text][place]).abs().max() < TOLERANCE
+    assert {(bounds.rows, bounds.chunk) for bounds in model._steps if bounds.chunk} == {(8, 64)}
+
+
+def test_with_and_without_graphs(tiny: Callable[[str], Tiny]) -> None:
+    model, (text, other) = open_model(tiny("llama")), texts(2, seed=17)
+    step = batch([text[:1], other[:20]], [1, 3], [0, 0])
+    graph = model.forward(step).clone()
+    assert len(model._steps) == 1
+    model.uses_graphs = False
+    torch.testing.assert_close(graph, model.forward(step), atol=TOLERANCE, rtol=0)
+    assert len(model._steps) == 1
+
+
+def test_few_bounds_for_many_steps() -> None:
+    def bounds(lengths: list[int], start: int = 0, **changed: torch.Tensor) -> GraphBounds | None:
+        rows = len(lengths)
+        step = batch([torch.zeros(length, dtype=torch.int64) for length in lengths], [0] * rows, [start] * rows)
+        return bounds_of(dataclasses.replace(step, **changed), slots=40, longest=1024)
+
+    assert bounds([1]) == GraphBounds(1, 64) and bounds([1] * 5, 64) == GraphBounds(8, 128)
+    assert bounds([1] * 33, 1023) == GraphBounds(40, 1024)
+    assert bounds([2]) == GraphBounds(8, 64, 64) and bounds([1] * 8 + [64], 1) == GraphBounds(8, 128, 64)
+    assert bounds([1] * 9 + [65]) == GraphBounds(32, 128, 128) and bounds([256]) == GraphBounds(8, 256, 256)
+    assert bounds([1] * 33 + [129]) == GraphBounds(40, 256, 256)
+    assert bounds([257]) is bounds([2, 1]) is bounds([2, 2]) is None
+    one = torch.zeros(1, dtype=torch.int64)
+    assert bounds([1], further=one) is bounds([1], adapters=one) is None
+
+
+def test_a_mixed_step_writes_only_into_the_blocks_of_its_rows(tiny: Callable[[str], Tiny]) -> None:
+    model, (text, other) = open_model(tiny("qwen3")), texts(2, seed=18)
+    slots = model.memory.view(SLOTS, -1)
+    slots.fill_(float("nan"))
+    model.forward(batch([text[:1], other[:9]], [4, 1], [0, 0]))
+    assert [int(slot) for slot in (~slots.isnan()).any(dim=1).nonzero()] == [1, 4]
+    tokens = [int((~own.isnan()).sum()) // (model.block_elements // BLOCK_TOKENS) for own in slots[[4, 1]]]
+    assert tokens == [1, 9], "the tokens that fill a chunk are those of the text"
+
+
 def test_a_step_writes_only_into_the_blocks_of_its_rows(tiny: Callable[[str], Tiny]) -> None:
     """The others may hold adapters, and their memory is filled while a step runs."""
     model = open_model(tiny("qwen3"))
@@ -102,3 +174,29 @@ def test_a_missing_device_is_refused(tiny: Callable[[str], Tiny]) -> None:
         pytest.skip("there is one")
     with pytest.raises(UnsupportedError, match="device cuda:0: torch finds no CUDA device"):
         GraphedModel.load_on("cuda:0", tiny("llama").folder, slots=1, max_length=8)
+
+
+# What only a GPU can show: these steps are captured, and replayed.
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("family", FAMILIES)
+def test_captured_steps(tiny: Callable[[str], Tiny], family: str) -> None:
+    model, given = open_model(tiny(family), "cuda:0"), texts(SLOTS, seed=15)
+    model.memory.fill_(float("nan"))
+    expected = reference(tiny(family), given)
+    for text, place, logits in beside_chunks(model, given, [4, 0, 5, 2, 3, 1], seed=16):
+        assert (logits.cpu() - expected[text][place]).abs().max() < TOLERANCE
+
+
+@pytest.mark.gpu
+def test_captured_steps_of_two_models_and_after_a_reload(tiny: Callable[[str], Tiny]) -> None:
+    given = texts(2, seed=19)
+    expected = reference(tiny("llama"), given)
+    models = [open_model(tiny("llama"), "cuda:0") for _ in range(2)]
+    for turn in range(4):
+        if turn == 2:
+            models[0] = open_model(tiny("llama"), "cuda:0")
+        for model, text, own in zip(models, given, expected, strict=True):
+            logits = model.forward(batch([text[:20]], [turn], [0]))
+            assert (logits.cpu()[0] - own[19]).abs().max() < TOLERANCE

@@ -1,0 +1,96 @@
+"""The inputs of a step at fixed addresses: one flat tensor, which one copy brings to the device."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from shapeshift.fused_decode.interfaces import StepBatch
+from shapeshift.fused_decode.model.graphs.bounds import GraphBounds
+from shapeshift.fused_decode.model.graphs.operations import FixedRows
+
+_COLUMNS = 3
+"""Of a row of one token before its blocks: token, position, slot."""
+
+
+@dataclass(frozen=True)
+class StepInputs:
+    """What a step within bounds is computed from.
+
+    flat    INT64, all of it
+    rows    INT64 [bounds.rows, 3 + n]  token, position, slot and blocks of each row of one token; a view
+    chunk   INT64 [2, bounds.chunk]     tokens and positions of the chunk; a view
+    text    INT64 [1 + n]               slot and blocks of the chunk's text; a view
+    """
+
+    bounds: GraphBounds
+    flat: torch.Tensor
+    rows: torch.Tensor
+    chunk: torch.Tensor
+    text: torch.Tensor
+
+    @classmethod
+    def over(cls, bounds: GraphBounds, flat: torch.Tensor) -> StepInputs:
+        """The inputs in `flat`, INT64 [`elements(bounds)`]."""
+        width = _COLUMNS + bounds.blocks
+        rows, chunk, text = torch.split(flat, [bounds.rows * width, 2 * bounds.chunk, 1 + bounds.blocks])
+        return cls(bounds, flat, rows.view(-1, width), chunk.view(2, -1), text)
+
+    def fill(self, batch: StepBatch) -> None:
+        """Write the step `batch`, which lies within the bounds.
+
+        What is left is filled with a token of the batch, once more: it writes what that token writes, to the same
+        place.
+        """
+        assert batch.blocks is not None
+        self.flat.zero_()
+        blocks = batch.blocks[:, : self.bounds.blocks].long()
+        singles = len(batch.slots) - bool(self.bounds.chunk)
+        width = _COLUMNS + blocks.shape[1]
+        if self.bounds.chunk:
+            start, length, slot = (int(column[-1]) for column in (batch.starts, batch.lengths, batch.slots))
+            tokens = batch.tokens[singles:]
+            places = torch.arange(self.bounds.chunk).clamp(max=length - 1)
+            self.chunk[0], self.chunk[1] = tokens[places], start + places
+            self.text[0], self.text[1 : 1 + blocks.shape[1]] = slot, blocks[-1]
+            self.rows[:, :_COLUMNS] = torch.tensor([int(tokens[-1]), start + length - 1, slot])
+            self.rows[:, _COLUMNS:width] = blocks[-1]
+        if singles:
+            columns = torch.stack((batch.tokens[:singles], batch.starts[:singles], batch.slots[:singles]), 1)
+            given = torch.cat([columns.long(), blocks[:singles]], 1)
+            self.rows[:, :width] = given[0]
+            self.rows[:singles, :width] = given
+
+    def tokens(self) -> torch.Tensor:
+        """The tokens of the step, INT64 [rows + chunk]."""
+        return torch.cat([self.rows[:, 0], self.chunk[0]])
+
+    def positions(self) -> torch.Tensor:
+        """The place of each token in its text, INT64 [rows + chunk]."""
+        return torch.cat([self.rows[:, 1], self.chunk[1]])
+
+    def plan(self) -> tuple[FixedRows, ...]:
+        """The plan of `GraphOperations`."""
+        singles = FixedRows(0, self.rows[:, 1:2], self.rows[:, 2], self.rows[:, _COLUMNS:])
+        if not self.bounds.chunk:
+            return (singles,)
+        return singles, FixedRows(self.bounds.rows, self.chunk[1:], self.text[:1], self.text[None, 1:])
+
+    def last(self) -> torch.Tensor:
+        """The places in `tokens` after which the step gives logits: all rows, then the end of the chunk; INT64."""
+        last = torch.arange(self.bounds.rows + bool(self.bounds.chunk), device=self.flat.device)
+        if self.bounds.chunk:
+            last[-1] = self.bounds.rows + self.bounds.chunk - 1
+        return last
+
+
+def elements(bounds: GraphBounds) -> int:
+    """Elements of `StepInputs.flat`."""
+    return bounds.rows * (_COLUMNS + bounds.blocks) + 2 * bounds.chunk + 1 + bounds.blocks
+
+
+def rows_of_logits(batch: StepBatch, bounds: GraphBounds) -> torch.Tensor:
+    """The rows of a step's logits that `batch` wants, INT64 [wanted rows]."""
+    chunk_row = len(batch.slots) - 1 if bounds.chunk else -1
+    return torch.where(batch.wanted == chunk_row, bounds.rows, batch.wanted)
