@@ -6,7 +6,7 @@ import contextlib
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -22,14 +22,22 @@ from shapeshift.triton import model_config
 from shapeshift.triton.embedded import processes
 
 _UNLOAD_S = 30.0
+_LOOK_S = 0.2
+_MOST_AT_ONCE = 4096
+_INTERRUPTED = "a node is gone: the rest is planned anew"
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """The actions that were done, and why the others were not; `failed` is empty if all were done."""
+    """The actions that were done, and why the others were not; `failed` is empty if all were done.
+
+    begun: those that an interruption has left running. They end by themselves, and their workers are not changed
+    meanwhile.
+    """
 
     done: tuple[Action, ...]
     failed: str = ""
+    begun: tuple[Action, ...] = ()
 
 
 class Actuator:
@@ -119,21 +127,32 @@ class Actuator:
 
         Stops at the first batch with a failed action and gives the workers changed so far their old bins back, the
         last one first, unless `keep_going`. new_process: raise the generation of each loaded worker. await_unloads:
-        wait for each unload to end, because the next batch needs what it frees. interrupted: called before each batch;
-        whether to leave the rest undone.
+        wait for each unload to end, because the next batch needs what it frees. interrupted: asked five times a second;
+        whether to leave the rest undone, without waiting for what runs.
         """
         done: list[Action] = []
         failed: list[str] = []
         for batch in batches:
             if interrupted():
-                return Outcome(tuple(done), "a node is gone: the rest is planned anew")
-            with ThreadPoolExecutor(len(batch)) as threads:
-                results = list(threads.map(lambda action: self._apply(action, new_process, await_unloads), batch))
-            done += [action for action, error in zip(batch, results, strict=True) if not error]
-            failed += [f"{action}: {error}" for action, error in zip(batch, results, strict=True) if error]
+                return Outcome(tuple(done), _INTERRUPTED)
+            calls = self._begin(batch, new_process, await_unloads)
+            while wait(calls.values(), _LOOK_S).not_done and not interrupted():
+                pass
+            ended = {action: call.result() for action, call in calls.items() if call.done()}
+            done += [action for action, error in ended.items() if not error]
+            if begun := tuple(action for action in calls if action not in ended):
+                return Outcome(tuple(done), _INTERRUPTED, begun)
+            failed += [f"{action}: {error}" for action, error in ended.items() if error]
             if failed and not keep_going:
                 return Outcome(tuple(self._roll_back(done)), failed[0])
         return Outcome(tuple(done), "; ".join(failed))
+
+    def _begin(self, batch: Iterable[Action], new_process: bool, await_unloads: bool) -> dict[Action, Future[str]]:
+        """By action, the call that applies it in a thread of its own."""
+        threads = ThreadPoolExecutor(thread_name_prefix="apply", max_workers=_MOST_AT_ONCE)
+        calls = {action: threads.submit(self._apply, action, new_process, await_unloads) for action in batch}
+        threads.shutdown(wait=False)
+        return calls
 
     def _roll_back(self, done: list[Action]) -> list[Action]:
         """Undo the changes of bins. Returns the actions that remain in effect."""

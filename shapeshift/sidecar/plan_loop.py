@@ -224,7 +224,8 @@ class PlanLoop:
             self._journal.log_once("scale", front.name, f"{text} ({blocked}: not applied)")
             return
         self._journal.log("scale", front.name, text)
-        self._record(front, self._actuator.apply([[action]]).done)
+        outcome = self._actuator.apply([[action]], interrupted=self._is_outdated)
+        self._record(front, (*outcome.done, *outcome.begun))
         state.scale_page, state.fast_since = self._page(), None
 
     def _is_allowed(self, front: Front, decision: Decision) -> bool:
@@ -249,7 +250,8 @@ class PlanLoop:
             await_unloads=release_first,
             interrupted=self._is_outdated,
         )
-        self._record(front, outcome.done)
+        # What is still being loaded counts as loaded: if that fails, `_restore` tries it again.
+        self._record(front, (*outcome.done, *outcome.begun))
         if outcome.failed:
             kept = "the other workers are loaded" if keep_going else "the last good plan stays"
             self._journal.log("plan", front.name, f"{kept}: {outcome.failed}")

@@ -12,6 +12,7 @@ from shapeshift.sidecar.actuate import Actuator
 from shapeshift.sidecar.journal import Journal
 from shapeshift.sidecar.owed_loads import OwedLoads
 from shapeshift.sidecar.policy.moves import Action
+from tests import waiting
 from tests.sidecar.fakes import FakeServer
 from tests.sidecar.fleet import single
 
@@ -214,3 +215,23 @@ def test_server_errors_become_one_line(case: Case) -> None:
 
     case.server.fails = fail
     assert case.actuator.apply([[Action("change", "enc_w00", 512, 32)]]).failed.endswith("first line At: second line")
+
+
+def test_an_interruption_does_not_wait_for_a_load_that_runs(case: Case) -> None:
+    begun, go_on = threading.Event(), threading.Event()
+
+    def slowly(name: str, bin_: str) -> None:
+        if name == "enc_w03":
+            begun.set()
+            assert go_on.wait(20)
+
+    case.server.fails = slowly
+    batches = [[Action("load", "enc_w03", 32), Action("change", "enc_w00", 512, 32)], [Action("load", "enc_w04", 32)]]
+    outcome = case.actuator.apply(batches, interrupted=begun.is_set)
+    assert "a node is gone" in outcome.failed
+    assert Action("load", "enc_w03", 32) in outcome.begun
+    assert case.actuator.changing >= {"enc_w03"} and "enc_w03" not in case.server.bins()
+    assert "another load" in case.actuator.apply([[Action("load", "enc_w03", 512)]]).failed
+    go_on.set()
+    waiting.wait_for(lambda: not case.actuator.changing)
+    assert case.server.bins()["enc_w03"] == "32" and "enc_w04" not in case.server.bins()

@@ -16,6 +16,7 @@ from shapeshift.sidecar.plan_loop import PlanLoop
 from shapeshift.sidecar.settings import SidecarSettings
 from shapeshift.triton.metrics import Samples
 from shapeshift.triton.model_state import ModelState
+from tests import waiting
 from tests.sidecar.fakes import FakeServer, cumulative, samples
 from tests.sidecar.fleet import FakeFleet
 
@@ -202,10 +203,32 @@ def test_a_load_on_a_node_that_goes_does_not_hang(case: Case, never: threading.E
 
     gone.fails = hang
     case.period(a=LONG)
-    assert case.logged("change b/enc_w") >= 1
-    assert case.logged("node b does not answer") >= 1
+    # The plan did not wait for it.
+    waiting.wait_for(lambda: case.logged("change b/enc_w") >= 1 and case.logged("node b does not answer") >= 1)
     case.step(3)
     assert {bin_ for worker, bin_ in case.bins().items() if split(worker)[0] != "b"} == {"512"}
+
+
+def test_a_slow_load_does_not_delay_the_plan_without_a_lost_node(case: Case, never: threading.Event) -> None:
+    gone, slow = case.servers["b"], case.servers["a"]
+
+    def hang(name: str, bin_: str) -> str | None:
+        if not gone.down:
+            gone.down = True
+            case.fleet.presence.record("metrics", ["a", "c"], {"b": "cut off"})
+            case.fleet.presence.record("metrics", ["a", "c"], {"b": "cut off"})
+        never.wait()
+        return None
+
+    slow.fails = hang
+    case.period(a=LONG)
+    case.step(2)
+    assert case.logged("plan enc: node b is lost") == 1
+    assert {bin_ for worker, bin_ in case.bins().items() if split(worker)[0] == "c"} == {"512"}
+    (running,) = case.actuator.changing
+    never.set()
+    waiting.wait_for(lambda: not case.actuator.changing)
+    assert case.bins()[running] == "512"
 
 
 def test_a_node_with_other_settings_is_named_and_left_out() -> None:
