@@ -8,13 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import partial
 from itertools import cycle, islice
 from typing import Any
 
 import torch
 
-from bench.gpu.decode import SEVEN_BILLION, TINY, step_of
+from bench.gpu.decode import SEVEN_BILLION, TINY, step, step_of
 from bench.gpu.device import Device, Step
 from bench.gpu.part import Part, Row, ratio
 from bench.gpu.random_models import Shape, decoder, reference_decoder
@@ -46,7 +45,7 @@ def measure(device: Device, sizes: Sizes, seed: int) -> Iterator[Row]:
     for count in sizes.adapters:
         model.linear_hook = _hook(model, count, device, seed)
         mixed = step_of(sizes.rows, sizes.context, _owners(sizes.rows, count))
-        steps: dict[str, Step] = {"none": partial(model.forward, plain), "mixed": partial(model.forward, mixed)}
+        steps: dict[str, Step] = {"none": step(model, plain), "mixed": step(model, mixed)}
         yield _row("ours", sizes.rows, count, device.in_turn(steps, sizes.rounds))
         del steps
         model.linear_hook = None
@@ -115,13 +114,13 @@ def _stepper(model: Any, prompt: torch.Tensor, **options: Any) -> Step:
         cache = model(prompt, use_cache=True, **options).past_key_values
     token = prompt[:, :1]
 
-    def step() -> object:
+    def run_step() -> object:
         with torch.inference_mode():
             found = model(token, past_key_values=cache, use_cache=True, **options)
         cache.crop(-1)
         return found.logits.argmax(-1).cpu()
 
-    return step
+    return run_step
 
 
 PART = Part(

@@ -67,7 +67,7 @@ def measure(device: Device, sizes: Sizes, seed: int) -> Iterator[Row]:
         model = decoder(shape, device, max(sizes.rows), sizes.context + 1, seed)
         ours = {}
         for rows in sizes.rows:
-            ours[rows] = _ms(device, _forward(model, step_of(rows, sizes.context)), sizes.rounds)
+            ours[rows] = _ms(device, step(model, step_of(rows, sizes.context)), sizes.rounds)
             least = 1e3 * _bytes(model, device, rows, sizes.context) / bandwidth
             row = {"model": name, "kind": "decode", "rows": rows, "ours, ms": round(ours[rows], 3)}
             yield row | {"of the bound": round(least / ours[rows], 3)}
@@ -119,7 +119,7 @@ def _static_cache_step(device: Device, model: Any, rows: int, context: int, is_c
     with torch.inference_mode():
         model(prompt, past_key_values=cache, use_cache=True, logits_to_keep=1)
 
-    def step() -> object:
+    def run_step() -> object:
         with torch.inference_mode():
             found = run(token, past_key_values=cache, position_ids=place, use_cache=True)
             # The next step has the same context.
@@ -127,11 +127,12 @@ def _static_cache_step(device: Device, model: Any, rows: int, context: int, is_c
                 layer.cumulative_length.fill_(context)
             return found.logits[:, -1].argmax(-1).cpu()
 
-    return step
+    return run_step
 
 
-def _forward(model: GraphedModel, batch: StepBatch) -> Step:
-    return lambda: model.forward(batch)
+def step(model: GraphedModel, batch: StepBatch) -> Step:
+    """A step of ours: the logits, and the most likely token of each row on the CPU."""
+    return lambda: model.forward(batch).argmax(-1).cpu()
 
 
 def _bytes(model: GraphedModel, device: Device, rows: int, context: int) -> float:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from bench.gpu.decode import ONE_BILLION, TINY, step_of
+from bench.gpu.decode import ONE_BILLION, TINY, step, step_of
 from bench.gpu.device import Device
 from bench.gpu.part import Part, Row, ratio
 from bench.gpu.random_models import Shape, decoder
@@ -36,11 +36,13 @@ def measure(device: Device, sizes: Sizes, seed: int) -> Iterator[Row]:
 
 
 def _in_turn(device: Device, model: GraphedModel, batch: StepBatch, rounds: int) -> dict[str, float]:
-    def step(uses_graphs: bool) -> object:
-        model.uses_graphs = uses_graphs
-        return model.forward(batch)
+    run = step(model, batch)
 
-    return device.in_turn({"graph": lambda: step(True), "eager": lambda: step(False)}, rounds)
+    def with_graphs(uses_graphs: bool) -> object:
+        model.uses_graphs = uses_graphs
+        return run()
+
+    return device.in_turn({"graph": lambda: with_graphs(True), "eager": lambda: with_graphs(False)}, rounds)
 
 
 PART = Part(

@@ -15,7 +15,8 @@ from transformers.generation.logits_process import (
     SequenceBiasLogitsProcessor,
 )
 
-from shapeshift.fused_decode.engine.sampling.logit_edits import LogitEdits, TokenRules, token_rules
+from shapeshift.fused_decode.engine.sampling.device.edits import DeviceLogits
+from shapeshift.fused_decode.engine.sampling.logit_edits import LogitEdits, NumpyLogits, TokenRules, token_rules
 from shapeshift.fused_decode.sampling_params import SamplingParams
 
 VOCABULARY, LONGEST, EOS = 60, 40, (58, 59)
@@ -47,7 +48,10 @@ def edited(
     for slot, own in enumerate(params):
         edits.set(slot, own, prompts[slot], rules_of(own))
     made, slots = logits.copy(), np.arange(len(params))
-    edits.apply(made, edits.rows(slots), slots, np.array(lengths))
+    edits.apply(NumpyLogits(made), edits.rows(slots), slots, np.array(lengths))
+    on_device = torch.from_numpy(logits.copy())
+    edits.apply(DeviceLogits(on_device), edits.rows(slots), slots, np.array(lengths))
+    np.testing.assert_array_equal(made, on_device.numpy())
     return made
 
 
@@ -147,3 +151,13 @@ def test_a_word_is_banned_with_and_without_a_space_before_it() -> None:
     assert rules.sequences == ((0, 1), (26, 1), (2,), (28,))
     outside = token_rules(SamplingParams(bad_words=("z",)), Letters(), 30, ())
     assert outside is not None and outside.sequences == ((25,),)
+
+
+def test_tokens_that_a_grammar_allows() -> None:
+    allowed = np.arange(VOCABULARY) % 3 == 0
+    made = np.zeros((2, VOCABULARY), np.float32)
+    on_device = torch.from_numpy(made.copy())
+    for logits in (NumpyLogits(made), DeviceLogits(on_device)):
+        logits.keep(1, allowed)
+    assert (made[0] == 0).all() and np.array_equal(made[1] == 0, allowed) and np.isneginf(made[1][~allowed]).all()
+    np.testing.assert_array_equal(made, on_device.numpy())

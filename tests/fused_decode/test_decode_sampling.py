@@ -11,7 +11,17 @@ import numpy as np
 import pytest
 import torch
 
-from shapeshift.fused_decode.engine.sampling.sampler import Sampler, SamplingTable, splitmix, uniforms
+from shapeshift.fused_decode.engine.sampling import sampler as sampler_module
+from shapeshift.fused_decode.engine.sampling.device import choose as device_choice
+from shapeshift.fused_decode.engine.sampling.logprobs import logprobs_of
+from shapeshift.fused_decode.engine.sampling.sampler import (
+    Flags,
+    Integers,
+    Sampler,
+    SamplingTable,
+    splitmix,
+    uniforms,
+)
 from shapeshift.fused_decode.model import native_operations
 from shapeshift.fused_decode.sampling_params import SamplingParams
 
@@ -26,15 +36,27 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(before)
 
 
-@pytest.fixture(params=["numpy", "native"])
+class DeviceSampler(Sampler):
+    """Takes all logits for those of a device."""
+
+    def choose(self, logits: torch.Tensor, slots: Integers, lengths: Integers) -> tuple[Integers, Flags]:
+        with torch.inference_mode():
+            # As they come from a model: not to be changed outside of this mode.
+            given = logits.clone()
+        ids, finite, self.logprobs = device_choice.choose(self._table, given, slots, lengths)
+        return ids, finite
+
+
+@pytest.fixture(params=["numpy", "native", "device"])
 def sampler_of(request: pytest.FixtureRequest, kernel_cache: Path) -> Callable[..., Sampler]:
-    """A function that makes a sampler whose slot i has the parameters `given[i]`, in plain numpy or in C++."""
+    """A function that makes a sampler whose slot i has the parameters `given[i]`: numpy, C++, or torch on a device."""
     is_native = request.param == "native"
     if is_native:
         assert native_operations.load(kernel_cache, lambda line: None) is not None, "the native operations need g++"
 
     def make(*given: dict[str, Any], vocabulary: int, tokens: np.ndarray | None = None) -> Sampler:
-        made = chooser(*given, vocabulary=vocabulary, tokens=tokens, is_native=is_native)
+        kind = DeviceSampler if request.param == "device" else Sampler
+        made = chooser(*given, vocabulary=vocabulary, tokens=tokens, is_native=is_native, kind=kind)
         assert (made._kernel is not None) == is_native
         return made
 
@@ -42,13 +64,17 @@ def sampler_of(request: pytest.FixtureRequest, kernel_cache: Path) -> Callable[.
 
 
 def chooser(
-    *given: dict[str, Any], vocabulary: int, tokens: np.ndarray | None = None, is_native: bool = False
+    *given: dict[str, Any],
+    vocabulary: int,
+    tokens: np.ndarray | None = None,
+    is_native: bool = False,
+    kind: type[Sampler] = Sampler,
 ) -> Sampler:
     occurred = np.zeros((len(given), LONGEST), np.int32) if tokens is None else tokens
     table = SamplingTable(len(given), occurred)
     for slot, fields in enumerate(given):
         table.set(slot, SamplingParams(**{"seed": slot, **fields}))
-    return Sampler(table, vocabulary, is_native)
+    return kind(table, vocabulary, is_native)
 
 
 def choose(sampler: Sampler, logits: np.ndarray, slots: list[int], lengths: list[int]) -> list[int]:
@@ -212,21 +238,73 @@ def test_the_limits_of_parameters_give_finite_scores(sampler_of: Callable[..., S
     assert finite.all() and ids[0] in (0, 1, 3) and ids[1] == ids[2] == 1
 
 
-def test_native_draws_are_those_of_numpy(kernel_cache: Path) -> None:
+@pytest.mark.parametrize("other", ["native", "device"])
+def test_draws_are_those_of_numpy(kernel_cache: Path, other: str) -> None:
     assert native_operations.load(kernel_cache, lambda line: None) is not None, "the native operations need g++"
     rng = np.random.default_rng(5)
     asked = different = 0
     for vocabulary in (3, 64, 65, 1000, 4099):
         usable = [{**fields, "top_k": min(fields.get("top_k", 0), vocabulary)} for fields in FILTERS]
-        samplers = [chooser(*usable, vocabulary=vocabulary, is_native=is_native) for is_native in (False, True)]
+        kind = DeviceSampler if other == "device" else Sampler
+        samplers = [
+            chooser(*usable, vocabulary=vocabulary),
+            chooser(*usable, vocabulary=vocabulary, is_native=other == "native", kind=kind),
+        ]
         slots = list(range(len(usable)))
         for spread in (0.01, 1.0, 4.0):
             logits = (rng.standard_normal((len(usable), vocabulary)) * spread).astype(np.float32)
             # As bf16 would have them: many are equal.
             logits[::2] = torch.from_numpy(logits[::2]).bfloat16().float().numpy()
             for position in range(30):
-                plain, compiled = (choose(sampler, logits, slots, [position] * len(slots)) for sampler in samplers)
+                plain, given = (choose(sampler, logits, slots, [position] * len(slots)) for sampler in samplers)
                 asked += len(slots)
-                different += sum(a != b for a, b in zip(plain, compiled, strict=True))
+                different += sum(a != b for a, b in zip(plain, given, strict=True))
     # At the boundary between two tokens, rounding may choose either.
     assert different <= asked // 500
+
+
+def test_logprobs_of_a_device_are_those_of_numpy_before_the_edits() -> None:
+    rng = np.random.default_rng(6)
+    asked = [None, 0, 5, 20, 20, 1]
+    fields = [{"temperature": 0, "logprobs": count, "repetition_penalty": 3.0} for count in asked]
+    sampler = chooser(*fields, vocabulary=300, kind=DeviceSampler)
+    logits = (rng.standard_normal((6, 300)) * 4).astype(np.float32)
+    logits[3] = np.round(logits[3])
+    ids, _ = sampler.choose(torch.from_numpy(logits), np.arange(6), np.full(6, 3))
+    wanted = logprobs_of(logits, ids, np.array([count or 0 for count in asked]))
+    assert list(sampler.logprobs) == [1, 2, 3, 4, 5]
+    for row, own in sampler.logprobs.items():
+        assert own.rank == wanted[row].rank and own.top.tolist() == wanted[row].top.tolist()
+        assert own.logprob == pytest.approx(wanted[row].logprob, abs=1e-5)
+        np.testing.assert_allclose(own.top_logprobs, wanted[row].top_logprobs, atol=1e-5)
+
+
+def test_logits_of_a_device_are_sampled_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    sampler = chooser({}, {}, vocabulary=8)
+    logits, seen = torch.empty(2, 8, device="meta"), []
+
+    def on_device(*given: Any) -> device_choice.Chosen:
+        seen.append(given)
+        return device_choice.Chosen(np.array([3, 5]), np.array([True, False]), {})
+
+    monkeypatch.setattr(sampler_module, "ON_DEVICE", {"torch": on_device})
+    ids, finite = sampler.choose(logits, np.arange(2), np.array([1, 2]))
+    assert ids.tolist() == [3, 5] and finite.tolist() == [True, False]
+    assert len(seen) == 1 and seen[0][1] is logits
+
+
+@pytest.mark.gpu
+def test_draws_on_a_gpu_are_those_of_numpy() -> None:
+    rng = np.random.default_rng(7)
+    asked = different = 0
+    for vocabulary in (65, 4099, 128_000):
+        sampler = chooser(*FILTERS, vocabulary=vocabulary)
+        slots = np.arange(len(FILTERS))
+        logits = torch.from_numpy((rng.standard_normal((len(FILTERS), vocabulary)) * 3).astype(np.float32))
+        for position in range(10):
+            lengths = np.full(len(FILTERS), position)
+            here, _ = sampler.choose(logits.clone(), slots, lengths)
+            there, _ = sampler.choose(logits.to("cuda:0"), slots, lengths)
+            asked += len(slots)
+            different += int((here != there).sum())
+    assert different <= asked // 100

@@ -14,6 +14,7 @@ import torch
 
 from shapeshift.errors import EngineError
 from shapeshift.fused_decode.engine.beam_search import BeamSearch, Candidates, Flags, Floats, Integers
+from shapeshift.fused_decode.engine.sampling.logit_edits import NumpyLogits
 from shapeshift.fused_decode.engine.sampling.logprobs import largest, log_norms
 from shapeshift.fused_decode.engine.slots import DECODE, SlotTable
 from shapeshift.fused_decode.interfaces import BLOCK_TOKENS, Runtime, blocks_of
@@ -84,7 +85,7 @@ class Beams:
         requests = dict.fromkeys(request for slot in slots.tolist() if (request := table.owners[slot]) is not None)
         ends = {request: self._ends(request.sampling_params) for request in requests}
         most = max(_search(request).count(len(own)) for request, own in ends.items())
-        scores, tokens, finite = self._likeliest(logits[torch.from_numpy(rows)], slots, most)
+        scores, tokens, finite = self._likeliest(logits[torch.from_numpy(rows)].cpu(), slots, most)
         places = {slot: row for row, slot in enumerate(slots.tolist())}
         for request, own in ends.items():
             search = _search(request)
@@ -105,7 +106,7 @@ class Beams:
             # Edits act on logprobs, as in transformers.
             values[edited] -= norms[edited]
             norms[edited] = 0
-            edits.apply(values, edited, slots, self._table.length[slots])
+            edits.apply(NumpyLogits(values), edited, slots, self._table.length[slots])
         tokens = largest(values, min(most, values.shape[1]))
         return np.take_along_axis(values, tokens, axis=1) - norms, tokens, finite
 

@@ -5,7 +5,8 @@ code is plain torch, and tests compare it with the other runtime on a CPU.
 
 A step has one of few shapes: `graphs.bounds`. Its rows are single tokens, behind which there may be one chunk of a
 prompt, and each text has as many places as the longest needs, all rounded up. So one graph for each of the bounds is
-enough. What a step needs is copied into the inputs of its graph, and the only wait for the GPU is for the logits.
+enough. What a step needs is copied into the inputs of its graph. The logits stay on the device, where tokens are
+sampled: the only wait is for what is chosen.
 
 What rounding adds repeats a token of the step: it writes what that writes, once more to the same place.
 """
@@ -61,7 +62,7 @@ def load(
 
 class GraphedModel(DecodeModel):
     """See `interfaces.Runtime`. Steps that `graphs.bounds.bounds_of` leaves out run without a graph. Logits are on the
-    CPU.
+    device.
 
     uses_graphs: False computes every step without a graph.
     """
@@ -103,11 +104,18 @@ class GraphedModel(DecodeModel):
 
     def _run(self, batch: StepBatch) -> torch.Tensor:
         bounds = bounds_of(batch, self.slots, self._longest) if self.uses_graphs else None
-        if bounds is None:
-            moved = dataclasses.replace(batch, tokens=batch.tokens.to(self._device))
-            return super()._run(moved).cpu()
+        logits = self._run_eagerly(batch) if bounds is None else self._run_graph(batch, bounds)
+        if not len(logits) and self._device.type == "cuda":
+            # Nobody waits for this step otherwise, and blocks that it writes may be given to an adapter.
+            torch.cuda.current_stream(self._device).synchronize()
+        return logits
+
+    def _run_eagerly(self, batch: StepBatch) -> torch.Tensor:
+        return super()._run(dataclasses.replace(batch, tokens=batch.tokens.to(self._device)))
+
+    def _run_graph(self, batch: StepBatch, bounds: GraphBounds) -> torch.Tensor:
         if bounds not in self._steps:
             self._steps[bounds] = GraphStep(bounds, self._network, self._pool, batch)
         step = self._steps[bounds]
         step.run(batch)
-        return step.logits.cpu()[rows_of_logits(batch, bounds)]
+        return step.logits[rows_of_logits(batch, bounds).to(self._device)]

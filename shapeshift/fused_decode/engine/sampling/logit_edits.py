@@ -84,6 +84,51 @@ def _ends_with(answer: npt.NDArray[np.int32], ids: Sequence[int]) -> bool:
     return not ids or answer[-len(ids) :].tolist() == list(ids)
 
 
+class EditableLogits(Protocol):
+    """Logits FLOAT32 [rows, size] where they lie. A place is named by a row and a token, in one call only once."""
+
+    size: int
+
+    def keep(self, row: int, allowed: npt.NDArray[np.bool_]) -> None:
+        """Make all tokens of a row impossible but the `allowed`, BOOL [size]."""
+        ...
+
+    def forbid(self, rows: Integers, tokens: Integers) -> None:
+        """Make the tokens at these places, INT64 [n] each, impossible."""
+        ...
+
+    def add(self, rows: Integers, tokens: Integers, amounts: Floats) -> None:
+        """Add `amounts`, FLOAT32 [n], at these places, INT64 [n] each."""
+        ...
+
+    def penalise(self, rows: Integers, tokens: npt.NDArray[np.int32], penalties: Floats) -> None:
+        """Divide positive logits and multiply negative ones of rows INT64 [n] at `tokens` [n, any], a token named
+        twice once, by `penalties`, FLOAT32 [n]."""
+        ...
+
+
+class NumpyLogits:
+    """See `EditableLogits`: an array."""
+
+    def __init__(self, values: Floats) -> None:
+        self.size = values.shape[1]
+        self._values = values
+
+    def keep(self, row: int, allowed: npt.NDArray[np.bool_]) -> None:
+        self._values[row, ~allowed] = -np.inf
+
+    def forbid(self, rows: Integers, tokens: Integers) -> None:
+        self._values[rows, tokens] = -np.inf
+
+    def add(self, rows: Integers, tokens: Integers, amounts: Floats) -> None:
+        self._values[rows, tokens] += amounts
+
+    def penalise(self, rows: Integers, tokens: npt.NDArray[np.int32], penalties: Floats) -> None:
+        places, penalty = rows[:, None], penalties[:, None]
+        found = self._values[places, tokens]
+        self._values[places, tokens] = np.where(found > 0, found / penalty, found * penalty)
+
+
 class LogitEdits:
     """The parameters that change logits, as arrays over the slots.
 
@@ -122,15 +167,15 @@ class LogitEdits:
         """The rows of these slots whose logits are to be changed."""
         return np.flatnonzero(self._is_edited[slots])
 
-    def apply(self, values: Floats, rows: Integers, slots: Integers, lengths: Integers) -> None:
-        """Change `values`, FLOAT32 [all rows, vocab_size], at these `rows`.
+    def apply(self, values: EditableLogits, rows: Integers, slots: Integers, lengths: Integers) -> None:
+        """Change `values` at these `rows`.
 
         slots, lengths  INT64 [all rows]  the rows' slots, and the tokens in them
         """
         for row in rows.tolist():
             grammar = self._grammars[int(slots[row])]
-            if grammar is not None and (allowed := grammar.allowed(values.shape[1])) is not None:
-                values[row, ~allowed] = -np.inf
+            if grammar is not None and (allowed := grammar.allowed(values.size)) is not None:
+                values.keep(row, allowed)
         self._apply_rules(values, rows, slots, lengths)
         own = slots[rows]
         if (again := np.flatnonzero(self._repetition[own] != 1)).size:
@@ -138,34 +183,31 @@ class LogitEdits:
         if (counted := np.flatnonzero((self._presence[own] != 0) | (self._frequency[own] != 0))).size:
             self._penalise_counts(values, rows[counted], own[counted], lengths[rows[counted]])
 
-    def _apply_rules(self, values: Floats, rows: Integers, slots: Integers, lengths: Integers) -> None:
+    def _apply_rules(self, values: EditableLogits, rows: Integers, slots: Integers, lengths: Integers) -> None:
         found = [(row, slot, rules) for row in rows.tolist() if (rules := self._rules[slot := int(slots[row])])]
         if not found:
             return
         places = np.repeat([row for row, _, _ in found], [len(rules.tokens) for _, _, rules in found])
         biased = np.concatenate([rules.tokens for _, _, rules in found])
-        values[places, biased] += np.concatenate([rules.biases for _, _, rules in found])
+        values.add(places, biased, np.concatenate([rules.biases for _, _, rules in found]))
         for row, slot, rules in found:
             if rules.sequences or rules.min_tokens:
                 banned = rules.banned(self._tokens[slot, self._prompt[slot] : lengths[row]])
-                values[row, banned] = -np.inf
+                values.forbid(np.full(len(banned), row), banned)
 
-    def _penalise_repetition(self, values: Floats, rows: Integers, slots: Integers, lengths: Integers) -> None:
+    def _penalise_repetition(self, values: EditableLogits, rows: Integers, slots: Integers, lengths: Integers) -> None:
         """Divide positive logits and multiply negative logits of tokens that have occurred (Keskar et al., 2019)."""
         width = int(lengths.max())
-        # Places beyond a row's end repeat its first token: a value written twice is the same.
+        # Places beyond a row's end repeat its first token.
         seen = np.where(np.arange(width) < lengths[:, None], self._tokens[slots, :width], self._tokens[slots, :1])
-        penalty = self._repetition[slots][:, None]
-        found = values[rows[:, None], seen]
-        values[rows[:, None], seen] = np.where(found > 0, found / penalty, found * penalty)
+        values.penalise(rows, seen, self._repetition[slots])
 
-    def _penalise_counts(self, values: Floats, rows: Integers, slots: Integers, lengths: Integers) -> None:
+    def _penalise_counts(self, values: EditableLogits, rows: Integers, slots: Integers, lengths: Integers) -> None:
         """Subtract the frequency penalty for each occurrence in the answer, and the presence penalty once."""
         places = np.arange(int(lengths.max()))
         inside = (places >= self._prompt[slots][:, None]) & (places < lengths[:, None])
         row, place = np.nonzero(inside)
-        size = values.shape[1]
-        keys, counts = np.unique(row * size + self._tokens[slots[row], place], return_counts=True)
-        row, token = np.divmod(keys, size)
+        keys, counts = np.unique(row * values.size + self._tokens[slots[row], place], return_counts=True)
+        row, token = np.divmod(keys, values.size)
         own = slots[row]
-        values[rows[row], token] -= self._frequency[own] * counts.astype(np.float32) + self._presence[own]
+        values.add(rows[row], token, -(self._frequency[own] * counts.astype(np.float32) + self._presence[own]))

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from shapeshift.fused_decode.engine.sampling.logit_edits import Grammar, LogitEdits, TokenRules
+from shapeshift.fused_decode.engine.sampling.logit_edits import Grammar, LogitEdits, NumpyLogits, TokenRules
 from shapeshift.fused_decode.engine.sampling.logprobs import TokenLogprobs, logprobs_of
 from shapeshift.fused_decode.sampling_params import SamplingParams
 from shapeshift.settings import Choices
@@ -27,9 +27,12 @@ Floats = npt.NDArray[np.float32]
 SAMPLERS: Choices[Any] = Choices("sampler", {"numpy": "shapeshift.fused_decode.engine.sampling.filters:sample"})
 """What samples where there is no native kernel, see `filters.sample`."""
 
+ON_DEVICE: Choices[Any] = Choices("sampler", {"torch": "shapeshift.fused_decode.engine.sampling.device.choose:choose"})
+"""What samples logits that are not on the CPU, see `device.choose.choose`."""
+
 NO_LOGPROBS = -1
-_DEPTH = 64
-"""Tokens in a column of the vocabulary."""
+DEPTH = 64
+"""Tokens in a column of the vocabulary: token t is at [t // columns, t % columns]."""
 _STEP = np.uint64(0x9E3779B97F4A7C15)
 _MIX = ((np.uint64(30), np.uint64(0xBF58476D1CE4E5B9)), (np.uint64(27), np.uint64(0x94D049BB133111EB)))
 
@@ -80,7 +83,7 @@ class Sampler:
         self.logprobs: dict[int, TokenLogprobs] = {}
         self._table = table
         self._vocab_size = vocab_size
-        self._work = np.empty((0, _DEPTH, -(-vocab_size // _DEPTH)), np.float32)
+        self._work = np.empty((0, DEPTH, -(-vocab_size // DEPTH)), np.float32)
         # The operator exists once the runtime has loaded the kernels.
         self._kernel: Any = getattr(torch.ops.shapeshift_decode, "draw", None) if native else None
         # Without the kernel: the same in numpy.
@@ -89,18 +92,21 @@ class Sampler:
     def choose(self, logits: torch.Tensor, slots: Integers, lengths: Integers) -> tuple[Integers, Flags]:
         """The next token of each row, and whether its logits were finite; if not, the token is meaningless.
 
-        logits   FLOAT32 [rows, vocab_size], on the CPU, changed by the `LogitEdits`
+        logits   FLOAT32 [rows, vocab_size], changed by the `LogitEdits`; from a GPU only what is chosen comes back
         slots    INT64 [rows]  the rows' slots; a slot may have several rows
         lengths  INT64 [rows]  the tokens before the chosen ones in these slots: their positions
         """
         table = self._table
+        if logits.device.type != "cpu":
+            ids, finite, self.logprobs = ON_DEVICE["torch"](table, logits, slots, lengths)
+            return ids, finite
         edited = table.edits.rows(slots)
         listing = np.flatnonzero(table.logprobs[slots] != NO_LOGPROBS)
         values = logits.numpy()
         # Before the edits: logprobs are those of the model.
         plain = values[listing] if listing.size else None
         if edited.size:
-            table.edits.apply(values, edited, slots, lengths)
+            table.edits.apply(NumpyLogits(values), edited, slots, lengths)
         native = self._kernel is not None and bool((table.temperature[slots] > 0).any())
         ids, finite = (self._draw_natively if native else self._draw)(logits, slots, lengths)
         self.logprobs = {}

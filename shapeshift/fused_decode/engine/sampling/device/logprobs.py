@@ -1,0 +1,32 @@
+"""`logprobs` on a device: of each row only what a request asks for comes back."""
+
+from __future__ import annotations
+
+import torch
+
+from shapeshift.fused_decode.engine.sampling.logprobs import MOST_LISTED, Integers, TokenLogprobs
+
+
+def logprobs_of(logits: torch.Tensor, tokens: torch.Tensor, listed: Integers) -> list[TokenLogprobs]:
+    """See `sampling.logprobs.logprobs_of`; `logits` and `tokens` are on the device."""
+    scores = logits - logits.amax(1, keepdim=True)
+    norms = scores.exp().sum(1, dtype=torch.float64).log()
+    own = scores.gather(1, tokens[:, None])
+    ranks = (scores > own).sum(1) + 1
+    width = min(MOST_LISTED, scores.shape[1]) if listed.any() else 0
+    tops = tokens.new_empty(len(own), 0)
+    if width:
+        # Of equal ones the lower id comes first, which topk does not promise.
+        tops = scores.sort(dim=1, descending=True, stable=True).indices[:, :width]
+    values = torch.cat([own, scores.gather(1, tops)], 1).double() - norms[:, None]
+    numbers = torch.cat([ranks[:, None], tops], 1)
+    found, whole = values.cpu().numpy(), numbers.cpu().numpy()
+    return [
+        TokenLogprobs(
+            float(found[row, 0]),
+            int(whole[row, 0]),
+            whole[row, 1 : 1 + count],
+            found[row, 1 : 1 + count].astype("float32"),
+        )
+        for row, count in enumerate(listed.tolist())
+    ]
