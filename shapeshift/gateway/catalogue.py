@@ -11,11 +11,10 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
-
 from shapeshift.errors import EngineError, ModelError, ModelGoneError, ShapeshiftError, did_you_mean
 from shapeshift.gateway.errors import ApiError
 from shapeshift.gateway.upstream import Server, Upstream
+from shapeshift.serving.description import PLACEHOLDERS
 from shapeshift.serving.model_args import DESCRIPTION
 from shapeshift.triton.async_client import ModelCall
 from shapeshift.triton.names import worker_front
@@ -23,9 +22,6 @@ from shapeshift.triton.names import worker_front
 # Between a model's name and its adapter's.
 _SEPARATOR = ":"
 _CALL_TIMEOUT_S = 5.0
-# Triton wants an input for a model with a batch axis; its value is not read.
-_NOTHING = np.array([[b""]], dtype=object)
-_PLACEHOLDERS: Sequence[Mapping[str, Any]] = ({}, {"TEXT": _NOTHING}, {"IMAGE": _NOTHING})
 # A request for an unknown name has the servers asked again, at most this often.
 _LOOK_AGAIN_S = 1.0
 
@@ -81,7 +77,7 @@ class Catalogue:
         self._refresh_s = refresh_s
         self._fronts: dict[str, Front] = {}
         self._of_server: dict[Server, dict[str, Front]] = {}
-        # With which of `_PLACEHOLDERS` each model has described itself.
+        # With which of `PLACEHOLDERS` each model has described itself.
         self._asked_with: dict[str, Sequence[Mapping[str, Any]]] = {}
         self._looked_at = 0.0
         self._looking = asyncio.Lock()
@@ -177,7 +173,7 @@ class Catalogue:
     async def _described(self, server: Server, name: str) -> Front | None:
         """What the model says of itself; None for one that says nothing, or is gone."""
         try:
-            for inputs in self._asked_with.get(name, _PLACEHOLDERS):
+            for inputs in self._asked_with.get(name, PLACEHOLDERS):
                 with contextlib.suppress(EngineError):
                     found = await self._asked(server, name, inputs)
                     self._asked_with[name] = (inputs,)

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from shapeshift.serving.model_args import DESCRIPTION, ModelArgs
 from shapeshift.serving.pb_utils import InferenceRequest, InferenceResponse, PbUtils, ResponseSender
@@ -16,6 +17,9 @@ from shapeshift.serving.responses import Responder, SingleResponse, Submit
 EMBEDDING, RERANKING, GENERATION = "embedding", "reranking", "generation"
 TEXT_CLASSIFICATION, TOKEN_CLASSIFICATION = "text_classification", "token_classification"
 IMAGE_CLASSIFICATION = "image_classification"
+_NOTHING = np.array([[b""]], dtype=object)
+# Inputs of a request for DESCRIPTION, tried in turn: without any, Triton takes it only for a model without batches.
+PLACEHOLDERS: Sequence[Mapping[str, NDArray[np.object_]]] = ({}, {"TEXT": _NOTHING}, {"IMAGE": _NOTHING})
 
 
 @dataclass(frozen=True)

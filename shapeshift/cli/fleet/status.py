@@ -5,12 +5,15 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from shapeshift.cli.sidecar import run_directory_of
 from shapeshift.cli.status import format_overview, table
 from shapeshift.fleet import settings
+from shapeshift.fleet.membership.open import open_membership
+from shapeshift.fleet.node import Node
 from shapeshift.settings import require
 
 
@@ -26,6 +29,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     """Write the overview to standard output. Raises ShapeshiftError if no node answers."""
     # The gRPC client is slow to import.
+    from shapeshift.fleet.registries import differing, versions
     from shapeshift.sidecar.journal import Journal
     from shapeshift.sidecar.nodes import connect
     from shapeshift.sidecar.overview import overview
@@ -37,8 +41,20 @@ def run(options: argparse.Namespace) -> int:
     connections = connect.to_fleet(options.file, options.node, Journal(_warn, lambda report: None, {}))
     run_directory = run_directory_of(options.build, fleet.name)
     found = overview(connections, run_directory, ProcessTracker(local=False), options.seconds)
+    registries = versions(_members(options.file, options.node))
+    for node in found["nodes"]:
+        node["registries"] = registries.get(node["name"], {})
+    found["registry_problems"] = differing(registries)
     sys.stdout.write(json.dumps(found) + "\n" if options.json else format_fleet(fleet.name, found))
     return 0
+
+
+def _members(file: Path, node: str) -> Sequence[Node]:
+    membership = open_membership(file, node)
+    try:
+        return membership.members().nodes
+    finally:
+        membership.close()
 
 
 def _warn(text: str) -> None:
@@ -47,11 +63,20 @@ def _warn(text: str) -> None:
 
 def format_fleet(name: str, found: dict[str, Any]) -> str:
     """The overview of the fleet as text and tables: first its nodes, last the decisions."""
-    head = ["node", "state", "Triton", "workers", "texts/s", "problem"]
-    fields = ("name", "state", "version", "workers", "texts_per_s", "problem")
-    rows = [["-" if node[field] is None else str(node[field]) for field in fields] for node in found["nodes"]]
+    head = ["node", "state", "Triton", "workers", "texts/s", "registries", "problem"]
+    fields = ("name", "state", "version", "workers", "texts_per_s", "registries", "problem")
+    rows = [["-" if node[field] is None else _cell(node[field]) for field in fields] for node in found["nodes"]]
     parts = [f"fleet: {name}\n", table([head, *rows]), format_overview(found)]
+    if problems := found["registry_problems"]:
+        parts.append("".join(f"{line}\n" for line in problems))
     if decisions := found["scheduler"]["decisions"]:
         lines = (f"  {one['at']} {one['kind']} {one['subject']}: {one['text']}\n" for one in decisions)
         parts.append("last decisions:\n" + "".join(lines))
     return "\n".join(parts)
+
+
+def _cell(value: object) -> str:
+    """A value, or the version of each front's registry."""
+    if isinstance(value, dict):
+        return ", ".join(f"{front} {version}" for front, version in sorted(value.items())) or "-"
+    return str(value)
