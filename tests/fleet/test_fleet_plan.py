@@ -13,7 +13,7 @@ from shapeshift.fleet import fleet_file, settings
 from shapeshift.fleet.membership.written import RaySettings
 from shapeshift.fleet.node import Node
 from shapeshift.fleet.supervision.plan import FleetPlan, able_hosts, make_plan
-from shapeshift.fleet.supervision.ray_actors import write_private
+from shapeshift.fleet.supervision.ray_actors import ensure_fleet_file, write_private
 from shapeshift.fleet.supervision.ray_fleet import RayFleet
 from shapeshift.triton.endpoint import Endpoint, Tls
 from shapeshift.triton.tls import require_files
@@ -59,6 +59,28 @@ def test_a_node_reads_its_file_with_the_certificate_that_was_made_for_it(tmp_pat
     assert found.tls is not None
     require_files(found.tls)
     assert {stat.S_IMODE(file.stat().st_mode) for file in folder.iterdir()} == {0o600}
+
+
+def test_a_fleet_file_with_other_addresses_of_the_node_is_replaced(tmp_path: Path) -> None:
+    before, plan = plan_of(tmp_path, RAY.replace("19000", "20000")), plan_of(tmp_path)
+    one = plan.nodes[1]
+    write_private(one.command.file.parent, one.files)
+    for text in (before.fleet_file(["node-1"], "node-1"), "name = "):
+        one.command.file.write_text(text)
+        ensure_fleet_file(one, plan)
+        (found,) = settings.read(one.command.file, "node-1").nodes
+        assert found.grpc.address == "10.0.0.2:19001"
+    one.command.file.write_text(plan.fleet_file(["node-0", "node-1"], "node-1"))
+    ensure_fleet_file(one, plan)
+    assert len(settings.read(one.command.file, "node-1").nodes) == 2, "what is right is kept"
+
+
+def test_the_nodes_file_may_lie_elsewhere_with_its_certificates(tmp_path: Path) -> None:
+    plan = plan_of(tmp_path, RAY + 'nodes_file = "run/nodes.toml"\n')
+    RayFleet(tmp_path / "fleet.toml").write_nodes_file(plan)
+    found = settings.read(tmp_path / "run" / "nodes.toml", "operator")
+    assert len(found.nodes) == 3 and found.tls is not None
+    require_files(found.tls)
 
 
 def test_the_sidecar_has_a_key_of_every_node(tmp_path: Path) -> None:

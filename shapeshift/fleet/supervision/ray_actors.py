@@ -14,8 +14,11 @@ import time
 from pathlib import Path
 from typing import Any
 
+from shapeshift import files
 from shapeshift.child_process import ChildProcess
-from shapeshift.files import replace_private
+from shapeshift.errors import ShapeshiftError
+from shapeshift.files import replace_private, replace_text
+from shapeshift.fleet import settings as fleet_settings
 from shapeshift.fleet.supervision.node_process import NodeCommand
 from shapeshift.fleet.supervision.node_supervisor import NodeStatus, NodeSupervisor
 from shapeshift.fleet.supervision.plan import FleetPlan, NodePlan
@@ -32,12 +35,10 @@ class NodeActor:
     """Supervises one node on the machine on which Ray places it."""
 
     def __init__(self, plan: NodePlan, fleet: FleetPlan) -> None:
-        name, folder = plan.node.name, plan.command.file.parent
-        write_private(folder, plan.files)
+        write_private(plan.command.file.parent, plan.files)
         self._key_file = plan.command.run_directory / "key"
         ensure_key(self._key_file)
-        if not plan.command.file.is_file():
-            plan.command.file.write_text(fleet.fleet_file([name], name), encoding="utf-8")
+        ensure_fleet_file(plan, fleet)
         self._supervisor = NodeSupervisor(plan.command)
 
     def describe(self) -> tuple[NodeStatus, str]:
@@ -163,6 +164,16 @@ class FleetActor:
         else:
             self._sidecar.start()
             self._is_running = True
+
+
+def ensure_fleet_file(plan: NodePlan, fleet: FleetPlan) -> None:
+    """Write the file that tells the node its addresses, unless it is there. One with others is replaced."""
+    name, file = plan.node.name, plan.command.file
+    with contextlib.suppress(ShapeshiftError):
+        listed = {one.name: (one.grpc.address, one.metrics) for one in fleet_settings.read(file, name).nodes}
+        if listed.get(name) == (plan.node.grpc.address, plan.node.metrics):
+            return
+    replace_text(file, fleet.fleet_file([name], name))
 
 
 def write_private(folder: Path, contents: dict[str, bytes]) -> None:

@@ -26,6 +26,8 @@ Say = Callable[[str], None]
 OPERATOR = "operator"
 _POLL_S = 0.5
 _ANSWER_S = 60.0
+# The resource that Ray gives the machine of the head.
+_HEAD = "node:__internal_head__"
 # An actor's process gets it from Ray; the raylet of a cluster that others have started may lack it.
 _ENVIRONMENT = {"env_vars": {"RAY_kill_child_processes_on_worker_exit": "0"}}
 
@@ -71,20 +73,24 @@ class RayFleet:
         self._home.mkdir(parents=True, exist_ok=True)
         self._ray = self._cluster.connect(self._namespace, self.settings.cpus * self.settings.nodes + 1)
         plan = self.plan()
-        write_private(self._file.parent, {} if plan.given_tls else plans.made_files(self._home, OPERATOR))
-        keys = {one.node.name: one.node.key_file for one in plan.nodes if one.node.key_file is not None}
-        text = plan.fleet_file(self.names, OPERATOR, keys)
-        files.replace_text(self._file.parent / self.settings.nodes_file, text)
+        self.write_nodes_file(plan)
         actors = {one.node.name: self._node_actor(one, plan) for one in plan.nodes}
         own = {} if plan.given_tls else plans.made_files(self._home, SIDECAR)
         self._end_other_membership(plan)
-        made = self._ray.remote(FleetActor).options(num_cpus=0, **self._lasting(FLEET_ACTOR))
+        made = self._ray.remote(FleetActor).options(num_cpus=0, **self._at_head(), **self._lasting(FLEET_ACTOR))
         made.remote(plan, actors, own, plan_period_s)
 
     def plan(self) -> FleetPlan:
         """The nodes that the file asks for, on the machines that the cluster has now; raises as `plan.able_hosts`."""
         alive = {str(one["NodeManagerAddress"]): one["Resources"] for one in self._ray.nodes() if one["Alive"]}
         return plans.make_plan(self._fleet, self._file.parent, plans.able_hosts(alive, self.settings))
+
+    def write_nodes_file(self, plan: FleetPlan) -> None:
+        """Write the fleet file for commands on this machine, and beside it what they show themselves with."""
+        file = self._file.parent / self.settings.nodes_file
+        write_private(file.parent, {} if plan.given_tls else plans.made_files(self._home, OPERATOR))
+        keys = {one.node.name: one.node.key_file for one in plan.nodes if one.node.key_file is not None}
+        files.replace_text(file, plan.fleet_file(self.names, OPERATOR, keys))
 
     def statuses(self, names: Iterable[str] = ()) -> dict[str, NodeStatus]:
         """The state of the nodes, all without `names`; of one whose supervisor does not answer, none."""
@@ -191,6 +197,13 @@ class RayFleet:
         """The options of an actor that Ray starts again, and that outlives the command."""
         own = {"max_restarts": -1, "max_concurrency": 8, "runtime_env": _ENVIRONMENT}
         return {"name": name, "lifetime": "detached", "get_if_exists": True, **own}
+
+    def _at_head(self) -> Mapping[str, Any]:
+        """The option that places an actor on the head's machine where possible: no other lost machine ends it."""
+        from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+        head = next((one["NodeID"] for one in self._ray.nodes() if _HEAD in one["Resources"] and one["Alive"]), None)
+        return {} if head is None else {"scheduling_strategy": NodeAffinitySchedulingStrategy(head, soft=True)}
 
     def _end_other_membership(self, plan: FleetPlan) -> None:
         """End the actor that passes membership on if it knows other nodes than `plan` has: it keeps nothing."""
