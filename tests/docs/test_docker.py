@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 import yaml
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 from shapeshift.triton import keys, model_config
 from shapeshift.triton.embedded.command_line import AS_WRITTEN
@@ -134,9 +136,9 @@ def test_compose_mounts_what_generated_configurations_name() -> None:
     assert [value for value in stated if value.startswith(f"{PROJECT}/")] == []
 
 
-def image_packages() -> list[str]:
+def image_packages(argument: str = "PACKAGES") -> list[str]:
     """The packages that the image installs, torch not counted."""
-    packages = re.search(r'^ARG PACKAGES="([^"]+)"$', (DOCKER / "Dockerfile").read_text(), re.MULTILINE)
+    packages = re.search(rf'^ARG {argument}="([^"]+)"$', (DOCKER / "Dockerfile").read_text(), re.MULTILINE)
     assert packages is not None
     return packages[1].replace("\\", "").split()
 
@@ -170,3 +172,16 @@ def test_image_installs_pinned_packages_and_copies_what_exists() -> None:
     assert re.search(r"^torch==", (PROJECT / "requirements" / "torch-cpu.txt").read_text(), re.MULTILINE)
     for sources in re.findall(r"^COPY (.+) \S+$", dockerfile, re.MULTILINE):
         assert all((PROJECT / source).exists() for source in sources.split()), sources
+
+
+def needed(name: str) -> set[str]:
+    """The package and all that it needs in turn, without extras."""
+    given = [Requirement(text) for text in metadata.requires(name) or []]
+    own = [one.name for one in given if one.marker is None or one.marker.evaluate({"extra": ""})]
+    return {canonicalize_name(name)}.union(*(needed(one) for one in own))
+
+
+def test_image_of_a_fleet_has_all_that_ray_needs() -> None:
+    listed = re.findall(r"^([\w-]+)==", (PROJECT / "requirements" / "fleet.txt").read_text(), re.MULTILINE)
+    own = {canonicalize_name(name) for name in (*listed, *image_packages(), *image_packages("FLEET_PACKAGES"))}
+    assert needed("ray") | needed("cryptography") <= own

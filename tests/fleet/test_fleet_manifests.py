@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import tomllib
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import kubernetes_validate
@@ -27,7 +28,6 @@ GROUP = {"rayStartParams*": dict, "template*": {"metadata*": dict, "spec*": dict
 # Of the published custom resources, the fields that we may state; a star: it has to be there.
 CUSTOM: dict[str, dict[str, Any]] = {
     "monitoring.coreos.com/v1 ServiceMonitor": {"selector*": SELECTOR, "endpoints*": ENDPOINTS},
-    "monitoring.coreos.com/v1 PodMonitor": {"selector*": SELECTOR, "podMetricsEndpoints*": ENDPOINTS},
     "keda.sh/v1alpha1 ScaledObject": {
         "scaleTargetRef*": {"apiVersion": str, "kind": str, "name*": str},
         "minReplicaCount": int,
@@ -132,7 +132,7 @@ def test_parts_name_each_other(printed: list[dict[str, Any]]) -> None:
         assert {volume["configMap"]["name"] for volume in spec["volumes"] if "configMap" in volume} == configs
         for container in spec["containers"]:
             assert {one["name"] for one in container["volumeMounts"]} == {one["name"] for one in spec["volumes"]}
-    for kind in ("Service", "PodDisruptionBudget", "PodMonitor", "NetworkPolicy"):
+    for kind in ("Service", "PodDisruptionBudget", "NetworkPolicy"):
         for one in of_kind(printed, kind):
             chosen = one["spec"].get("selector", one["spec"].get("podSelector"))
             chosen = chosen.get("matchLabels", chosen)
@@ -176,10 +176,24 @@ def test_plain_nodes_find_each_other_by_dns(capsys: pytest.CaptureFixture[str]) 
 
 
 def test_the_file_of_ray_is_read(capsys: pytest.CaptureFixture[str]) -> None:
-    (config,) = of_kind(objects("kuberay", capsys=capsys), "ConfigMap")
+    found = objects("kuberay", "--nodes", "3", "--max-nodes", "5", "--gpus", "2", capsys=capsys)
+    (config,) = of_kind(found, "ConfigMap")
     fleet = tomllib.loads(config["data"]["fleet.toml"])
     assert fleet["membership"] == "ray"
-    assert written.read(fleet["ray"]).nodes_file.endswith(".toml")
+    own = written.read(fleet["ray"])
+    (cluster,) = of_kind(found, "RayCluster")
+    assert own.address == f"{cluster['metadata']['name']}-head-svc:6379", "KubeRay's name of the head's Service"
+    (group,) = cluster["spec"]["workerGroupSpecs"]
+    assert own.nodes == group["minReplicas"] == 3
+    assert own.gpus == 2.0
+    (container,) = group["template"]["spec"]["containers"]
+    mounts = [Path(one["mountPath"]) for one in container["volumeMounts"] if not one.get("readOnly")]
+    for path in (own.build, own.folder, own.nodes_file):
+        assert any(Path(path).is_relative_to(mount) for mount in mounts), f"{path} can be written"
+    (policy,) = of_kind(found, "NetworkPolicy")
+    allowed = [one["ports"][0] for one in policy["spec"]["ingress"] if "ports" in one]
+    ranges = [(own.grpc_port, own.grpc_port + 4), (own.metrics_port, own.metrics_port + 4)]
+    assert [(one["port"], one["endPort"]) for one in allowed] == ranges
 
 
 def test_what_is_watched_exists(capsys: pytest.CaptureFixture[str]) -> None:

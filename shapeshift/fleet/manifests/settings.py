@@ -6,6 +6,7 @@ import re
 from dataclasses import dataclass, field, fields
 from typing import Any
 
+from shapeshift.fleet.membership.written import RaySettings
 from shapeshift.settings import require
 from shapeshift.triton.names import check_model_name
 
@@ -62,4 +63,7 @@ class ManifestSettings:
     def values(self) -> dict[str, str]:
         """What stands for each placeholder of a template."""
         stated = {one.name: str(getattr(self, one.name)) for one in fields(self)}
+        ports = {name: getattr(RaySettings, name) for name in ("grpc_port", "metrics_port")}
+        last = {f"last_{name}": str(port + self.max_nodes - 1) for name, port in ports.items()}
+        stated |= {name: str(port) for name, port in ports.items()} | last
         return {**stated, "gpu_limit": f', nvidia.com/gpu: "{self.gpus}"' if self.gpus else ""}
