@@ -23,6 +23,7 @@ class CacheMetrics:
         self.hits = Counter("adapter_hits_total", "Admitted requests whose adapter was resident already")
         self.misses = Counter("adapter_misses_total", "Admitted requests whose adapter had to be loaded for them")
         self.loaded = Counter("adapter_loaded_bytes_total", "Bytes of adapters loaded")
+        self.host_loads = Counter("adapter_host_loads_total", "Loads to a GPU from the memory of the host")
         self.load_ms = Histogram("adapter_load_ms", "Time of a load", _LOAD_MS)
         self.failed = Counter("adapter_load_failures_total", "Loads that failed")
         self.refused = Counter("adapter_refusals_total", "Registry entries that were refused after a change")
@@ -35,7 +36,8 @@ class CacheMetrics:
     @property
     def exported(self) -> list[Metric]:
         return [
-            *(self.hits, self.misses, self.loaded, self.load_ms, self.failed, self.refused, self.requests),
+            *(self.hits, self.misses, self.loaded, self.host_loads, self.load_ms),
+            *(self.failed, self.refused, self.requests),
             *self.evictions.values(),
         ]
 

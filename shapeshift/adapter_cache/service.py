@@ -26,6 +26,7 @@ from shapeshift.adapter_cache.registry.peft import BaseModel
 from shapeshift.adapter_cache.registry.store import read_multi_lora
 from shapeshift.adapter_cache.settings import (
     EVICTION_RULES,
+    HOST_TIERS,
     LORA_KERNELS,
     PREDICTORS,
     PREFETCHERS,
@@ -123,6 +124,7 @@ class AdapterService(DecodeService):
             write=kernels.store,
             on_change=self._wake,
             on_failure=self._fail_waiting,
+            open_host=partial(HOST_TIERS["cuda"], self._settings.host_mb << 20) if args.kind == "GPU" else None,
         )
         runtime.linear_hook = LoraHook(runtime.memory, self.cache.places_of, kernels, self.cache.has_magnitudes)
         self.catalogue = Catalogue(

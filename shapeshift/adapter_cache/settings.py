@@ -22,6 +22,8 @@ EVICTION_RULES: Choices[EvictionRule] = Choices(
     },
 )
 """The first is the default."""
+HOST_TIERS: Choices[Callable[..., Any]] = Choices("device", {"cuda": f"{_PACKAGE}.memory.host_tier:HostTier"})
+"""What a device needs whose memory is not that of the host."""
 PREDICTORS: Choices[Callable[..., LengthPredictor]] = Choices(
     "predictor",
     {
@@ -48,6 +50,7 @@ class AdapterCacheSettings:
     base_names     further names of the base model in adapter_config.json, separated by commas
     max_rank       highest rank of an adapter
     adapter_mb     MiB of memory reserved for adapters; slots without a request hold further adapters
+    host_mb        on a GPU: MiB of page-locked memory of the host for adapters that leave the GPU; 0: none
     caching        whether idle adapters stay in memory; false is meant for comparisons
     eviction       which adapters are evicted first: gdsf, score, lru, lfu or fair
     prefetch       whether adapters are loaded before a request asks for them, by the gaps between their requests
@@ -62,6 +65,7 @@ class AdapterCacheSettings:
     base_names: str = ""
     max_rank: int = 128
     adapter_mb: int = 256
+    host_mb: int = 1024
     caching: bool = True
     eviction: str = "gdsf"
     prefetch: bool = False
@@ -72,6 +76,7 @@ class AdapterCacheSettings:
     def __post_init__(self) -> None:
         require(1 <= self.max_rank <= 4096, "max_rank", self.max_rank, "1 to 4096")
         require(1 <= self.adapter_mb <= 1 << 20, "adapter_mb", self.adapter_mb, "1 to 1048576")
+        require(0 <= self.host_mb <= 1 << 20, "host_mb", self.host_mb, "0 to 1048576")
         EVICTION_RULES.require(self.eviction)
 
 

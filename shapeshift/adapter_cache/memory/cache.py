@@ -11,7 +11,7 @@ import torch
 
 from shapeshift.adapter_cache.interfaces import EvictionRule
 from shapeshift.adapter_cache.memory.adapter_table import ABSENT, LOADING, READY, Adapter, AdapterTable
-from shapeshift.adapter_cache.memory.loader import Loader, Store
+from shapeshift.adapter_cache.memory.loader import Loader, OpenHost, Store
 from shapeshift.adapter_cache.memory.placement import Placement, SharedMemory
 from shapeshift.adapter_cache.metrics import REMOVED, CacheMetrics
 from shapeshift.fused_decode.interfaces import BLOCK_TOKENS, blocks_of
@@ -90,6 +90,7 @@ class AdapterCache:
     on_change()   called on the loader's thread when waiting requests may be admissible
     on_failure(adapter, error)  called on the generating thread when a load fails for longer
     caching       False evicts every adapter that no request uses or waits for
+    open_host     makes the tier in the memory of the host, for a GPU; None: loads go straight to the memory
     """
 
     def __init__(
@@ -101,6 +102,7 @@ class AdapterCache:
         write: Store,
         on_change: Callable[[], None],
         on_failure: OnFailure,
+        open_host: OpenHost | None = None,
     ) -> None:
         self.metrics = CacheMetrics()
         self.table = AdapterTable()
@@ -109,7 +111,8 @@ class AdapterCache:
         self._placement = Placement(memory, self.table, rule, self.metrics)
         self._on_change, self._on_failure = on_change, on_failure
         self._caching = caching
-        self._loader = Loader(self._on_loaded, write, lambda: self._pool.held > 0)
+        host = None if open_host is None else open_host(rule, self.metrics.host_loads.add)
+        self._loader = Loader(self._on_loaded, write, lambda: self._pool.held > 0, host)
         self._in_flight = 0
         self._ended_loads: deque[tuple[Adapter, Exception | None]] = deque()
         self._pool.borrower = self

@@ -6,10 +6,12 @@ import queue
 import threading
 import time
 from collections.abc import Callable
+from typing import Protocol
 
 import torch
 from safetensors import SafetensorError, safe_open
 
+from shapeshift.adapter_cache.interfaces import EvictionRule
 from shapeshift.adapter_cache.lora.batch import OFFSET, Factor, row_order
 from shapeshift.adapter_cache.memory.adapter_table import Adapter
 from shapeshift.adapter_cache.registry import store
@@ -21,6 +23,18 @@ from shapeshift.fused_decode.model.weights import WeightFiles, shapes
 Store = Callable[[torch.Tensor, torch.Tensor, bool, float], bool]
 """See `LoraKernels.store`."""
 OnLoaded = Callable[[Adapter, Exception | None, float], None]
+
+
+class HostImages(Protocol):
+    """Adapters in the memory of the host, see `host_tier.HostTier`."""
+
+    def get(self, name: str) -> torch.Tensor | None: ...
+    def reserve(self, name: str, target: torch.Tensor) -> torch.Tensor: ...
+    def drop(self, name: str) -> None: ...
+
+
+OpenHost = Callable[[EvictionRule, Callable[[], None]], HostImages]
+"""Makes such a tier: of the rule that chooses what leaves it, and what is called for each load that it serves."""
 
 _PAUSE = 8.0 / cores()
 """Seconds of pause for each second of CPU time while requests run: a load takes a tenth of two cores, less of more."""
@@ -104,13 +118,22 @@ class Loader:
     """Loads one adapter after another, and calls `on_loaded(adapter, error, seconds)` on its thread after each.
 
     While `is_busy()` it works in small pieces and pauses between them, since it takes CPU time from running requests.
-    Loads to a GPU go through pinned memory and a separate stream; we have not run that path.
+    With a `host` tier, which a GPU needs, loads go through its memory; they are copied on a stream of their own, which
+    we have not run.
     """
 
-    def __init__(self, on_loaded: OnLoaded, write: Store, is_busy: Callable[[], bool] = lambda: False) -> None:
+    def __init__(
+        self,
+        on_loaded: OnLoaded,
+        write: Store,
+        is_busy: Callable[[], bool] = lambda: False,
+        host: HostImages | None = None,
+    ) -> None:
         self._on_loaded = on_loaded
         self._write = write
         self._is_busy = is_busy
+        self._host = host
+        self._stream: torch.cuda.Stream | None = None
         self._cpu_since = 0.0
         self._queue: queue.SimpleQueue[tuple[Adapter, torch.Tensor] | None] = queue.SimpleQueue()
         self._closing = False
@@ -144,12 +167,30 @@ class Loader:
 
     def _load(self, adapter: Adapter, target: torch.Tensor) -> None:
         with torch.inference_mode():
-            if target.device.type != "cuda":
+            if self._host is None:
                 load_weights(target, adapter, self._write, self._pause)
-                return
-            staged = torch.empty(target.shape, dtype=target.dtype, pin_memory=True)
-            load_weights(staged, adapter, self._write, self._pause)
-            stream = torch.cuda.Stream(target.device)  # type: ignore[no-untyped-call]
-            with torch.cuda.stream(stream):
-                target.copy_(staged, non_blocking=True)
-            stream.synchronize()
+            else:
+                self._copy(self._image(self._host, adapter, target), target)
+
+    def _image(self, host: HostImages, adapter: Adapter, target: torch.Tensor) -> torch.Tensor:
+        """What `target` is to hold, in the memory of the host."""
+        known = host.get(adapter.name)
+        if known is not None:
+            return known
+        image = host.reserve(adapter.name, target)
+        try:
+            load_weights(image, adapter, self._write, self._pause)
+        except BaseException:
+            host.drop(adapter.name)
+            raise
+        return image
+
+    def _copy(self, image: torch.Tensor, target: torch.Tensor) -> None:
+        if not target.is_cuda:
+            target.copy_(image)
+            return
+        if self._stream is None:
+            self._stream = torch.cuda.Stream(target.device)  # type: ignore[no-untyped-call]
+        with torch.cuda.stream(self._stream):
+            target.copy_(image, non_blocking=True)
+        self._stream.synchronize()

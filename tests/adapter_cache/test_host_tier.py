@@ -1,0 +1,153 @@
+"""Adapters in the memory of the host, between their files and a GPU; here the device is the CPU."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from functools import partial
+
+import pytest
+import torch
+
+from shapeshift.adapter_cache.interfaces import AdapterInfo
+from shapeshift.adapter_cache.lora.segmented import TorchLora
+from shapeshift.adapter_cache.memory import loader
+from shapeshift.adapter_cache.memory.adapter_table import Adapter
+from shapeshift.adapter_cache.memory.cache import AdapterCache
+from shapeshift.adapter_cache.memory.host_tier import HostTier
+from shapeshift.adapter_cache.memory.placement import SharedMemory
+from shapeshift.adapter_cache.settings import EVICTION_RULES, HOST_TIERS
+from shapeshift.errors import EngineError
+from shapeshift.fused_decode.engine.blocks import BlockPool
+
+BYTES = 4
+
+
+class Loads:
+    """A loader with a host tier, and the names of the adapters whose files were read."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, elements: int, eviction: str = "lru") -> None:
+        self.read: list[str] = []
+        self.fails: set[str] = set()
+        self.hits = 0
+        self.host = HostTier(elements * BYTES, EVICTION_RULES[eviction], self._hit)
+        self._ended = threading.Event()
+        self._error: Exception | None = None
+        monkeypatch.setattr(loader, "load_weights", self._fill)
+        self._loader = loader.Loader(self._on_loaded, TorchLora().store, host=self.host)
+
+    def load(self, name: str, elements: int) -> Exception | None:
+        """Load an adapter to a place of its own, check what it holds, and return why that failed."""
+        target = torch.zeros(elements)
+        self._ended.clear()
+        self._loader.submit(record(name, elements), target)
+        assert self._ended.wait(30)
+        if self._error is None:
+            assert (target == ord(name)).all(), "the weights of another adapter"
+        assert self.host.used <= self.host._limit
+        return self._error
+
+    def close(self) -> None:
+        self._loader.close()
+
+    def _fill(self, target: torch.Tensor, one: Adapter, *others: object) -> None:
+        self.read.append(one.name)
+        target.fill_(ord(one.name))
+        if one.name in self.fails:
+            raise EngineError("gone")
+
+    def _on_loaded(self, one: Adapter, error: Exception | None, seconds: float) -> None:
+        self._error = error
+        self._ended.set()
+
+    def _hit(self) -> None:
+        self.hits += 1
+
+
+def record(name: str, elements: int) -> Adapter:
+    # The loader is faked: only the name and the size matter.
+    source: object = None
+    return Adapter(AdapterInfo(name, 8, elements * BYTES), name, "", source, torch.zeros(0), elements)  # type: ignore[arg-type]
+
+
+@pytest.fixture
+def loads(monkeypatch: pytest.MonkeyPatch) -> Iterator[Loads]:
+    made = Loads(monkeypatch, elements=100)
+    yield made
+    made.close()
+
+
+def test_what_returns_is_not_read_again(loads: Loads) -> None:
+    for name in "abab":
+        assert loads.load(name, 40) is None
+    assert loads.read == ["a", "b"] and loads.hits == 2 and loads.host.used == 80 * BYTES
+
+
+def test_the_least_used_go_and_the_bound_holds(loads: Loads) -> None:
+    for name in "abac":
+        assert loads.load(name, 40) is None
+    assert loads.host.names == ["a", "c"], "b was used before a"
+    assert loads.load("b", 40) is None and loads.read == ["a", "b", "c", "b"]
+
+
+def test_one_that_is_too_large_is_loaded_and_evicts_none(loads: Loads) -> None:
+    loads.load("a", 40)
+    assert loads.load("x", 101) is None
+    assert loads.host.names == ["a"] and loads.read == ["a", "x"]
+
+
+def test_without_room_every_load_reads_its_file(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = Loads(monkeypatch, elements=0)
+    for _ in range(2):
+        assert made.load("a", 8) is None
+    made.close()
+    assert made.read == ["a", "a"] and made.host.used == made.hits == 0
+
+
+def test_a_load_that_fails_leaves_no_image(loads: Loads) -> None:
+    loads.fails.add("a")
+    assert isinstance(loads.load("a", 40), EngineError)
+    assert loads.host.names == [] and loads.host.used == 0
+    loads.fails.clear()
+    assert loads.load("a", 40) is None and loads.read == ["a", "a"]
+
+
+def test_the_rule_of_the_cache_decides(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = Loads(monkeypatch, elements=100, eviction="lfu")
+    for name in "aabc":
+        made.load(name, 40)
+    made.close()
+    assert made.host.names == ["a", "c"], "a was loaded twice, so b goes, though it was used later"
+
+
+def test_a_cache_counts_the_loads_that_it_serves() -> None:
+    # As the service opens it on a GPU.
+    made = AdapterCache(
+        SharedMemory(torch.zeros(512), BlockPool(1), 256, text_blocks=1),
+        rule=EVICTION_RULES["gdsf"],
+        write=TorchLora().store,
+        on_change=lambda: None,
+        on_failure=lambda one, error: None,
+        open_host=partial(HOST_TIERS["cuda"], 64),
+    )
+    made.close()
+    host = made._loader._host
+    assert host is not None
+    host.reserve("a", torch.zeros(16))
+    assert host.get("a") is not None and host.get("b") is None
+    assert made.metrics.host_loads.value == 1
+
+
+@pytest.mark.gpu
+def test_pinned_memory_reaches_the_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = Loads(monkeypatch, elements=1 << 20)
+    target = torch.zeros(1 << 16, device="cuda:0")
+    for _ in range(2):
+        made._ended.clear()
+        made._loader.submit(record("a", 1 << 16), target.zero_())
+        torch.cuda.synchronize()
+        assert made._ended.wait(30) and made._error is None
+        assert (target == ord("a")).all()
+    made.close()
+    image = made.host.get("a")
+    assert image is not None and image.is_pinned() and made.read == ["a"]
