@@ -14,7 +14,6 @@ import time
 from pathlib import Path
 from typing import Any
 
-from shapeshift import files
 from shapeshift.child_process import ChildProcess
 from shapeshift.errors import ShapeshiftError
 from shapeshift.files import replace_private, replace_text
