@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import errno
 import importlib
 import os
 import sys
@@ -29,6 +30,8 @@ COMMANDS = {
     "cascade": ("shapeshift.cli.registries.cascade", "profile cascades of models and choose which one serves"),
     "policy": ("shapeshift.cli.policy", "compute one decision of a policy, from JSON"),
 }
+# What a full, a read-only or a broken disk says, or a folder of another user.
+_DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO, errno.EACCES, errno.EPERM, errno.ENOTDIR)
 # Old names. Each works for one more version.
 DEPRECATED = {"scheduler": "sidecar"}
 
@@ -36,8 +39,8 @@ DEPRECATED = {"scheduler": "sidecar"}
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command and return its exit status.
 
-    2 after one line on standard error for a ShapeshiftError, 130 after one line for Ctrl-C, 141 if the reader of the
-    output has ended, as for a program that SIGPIPE ends.
+    2 after one line on standard error for a ShapeshiftError or a disk that is full or read-only, 130 after one line for
+    Ctrl-C, 141 if the reader of the output has ended, as for a program that SIGPIPE ends.
     """
     given = list(sys.argv[1:] if arguments is None else arguments)
     try:
@@ -70,6 +73,12 @@ def _run(given: list[str]) -> int:
         return int(importlib.import_module(COMMANDS[options.command][0]).run(options))
     except ShapeshiftError as error:
         sys.stderr.write(f"shapeshift {options.command}: {error}\n")
+        return 2
+    except OSError as error:
+        if error.errno not in _DISK_ERRORS:
+            raise
+        where = f" {error.filename}" if error.filename else ""
+        sys.stderr.write(f"shapeshift {options.command}: cannot write or read{where}: {error.strerror}\n")
         return 2
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -58,3 +60,26 @@ def test_a_missing_certificate_is_that_of_the_named_node(tmp_path: Path, capsys:
     (tmp_path / "ca.pem").touch()
     assert main(["fleet", "status", str(file), "--node", "operator"]) == 2
     assert "operator.pem" in capsys.readouterr().err
+
+
+def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "file").touch()
+    file = tmp_path / "fleet.toml"
+    file.write_text('name = "demo"\nmembership = "ray"\n[ray]\nfolder = "file/x"\n')
+    assert main(["fleet", "up", str(file)]) == 2
+    error = capsys.readouterr().err
+    assert f"{tmp_path}/file" in error and "Not a directory" in error and error.count("\n") == 1
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EROFS])
+def test_a_full_or_read_only_disk_is_one_line(
+    number: int, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> None:
+        raise OSError(number, os.strerror(number), "/srv/registry.json")
+
+    monkeypatch.setattr("shapeshift.cli.fleet.manifests.render", full)
+    assert main(["fleet", "manifests", "kubernetes"]) == 2
+    assert (
+        capsys.readouterr().err == f"shapeshift fleet: cannot write or read /srv/registry.json: {os.strerror(number)}\n"
+    )

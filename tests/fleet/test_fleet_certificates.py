@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import http.server
 import socket
 import ssl
@@ -13,6 +14,7 @@ from itertools import islice
 from pathlib import Path
 
 import pytest
+from cryptography import x509
 
 from shapeshift.errors import InvalidInputError, NotFoundError, ShapeshiftError
 from shapeshift.fleet import certificates
@@ -134,3 +136,10 @@ def test_a_page_that_is_away_is_said(ours: Tls) -> None:
             metrics.scrape(f"https://127.0.0.1:{port}/metrics", tls=ours)
         with pytest.raises(InvalidInputError, match="the address is not available"):
             MetricsProxy("127.0.0.1", port, "", ours)
+
+
+def test_clocks_of_nodes_may_differ_by_minutes(ours: Tls) -> None:
+    now = datetime.datetime.now(datetime.UTC)
+    for file in (ours.ca, ours.certificate):
+        found = x509.load_pem_x509_certificate(file.read_bytes())
+        assert found.not_valid_before_utc < now - datetime.timedelta(hours=1), "a clock that is behind accepts it"
