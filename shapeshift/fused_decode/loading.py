@@ -31,7 +31,7 @@ from shapeshift.settings import Choices
 
 _MIB = 2**20
 _DEFAULT_KERNEL_CACHE = Path.home() / ".cache" / "shapeshift"
-Load = Callable[[Path, FusedDecodeSettings, Path, str, Log], Runtime]
+Load = Callable[[Path, FusedDecodeSettings, Path, str, Log, str], Runtime]
 RUNTIMES: Choices[Callable[..., Runtime]] = Choices(
     "device",
     {
@@ -85,7 +85,7 @@ def load(args: ModelArgs, log: Log, load_runtime: Load, further: Sequence[type] 
     device = f"cuda:{args.device_id}" if args.kind == "GPU" else "cpu"
     remedy = f", one less than max_length ({decode.max_length})"
     table = token_bytes(tokenizer_file)
-    runtime = load_runtime(folder, decode, kernel_cache, device, log)
+    runtime = load_runtime(folder, decode, kernel_cache, device, log, stated)
     require_tokens_of_model(table, runtime.vocab_size, decode.extra_tokens)
     return Loaded(
         decode,
@@ -99,10 +99,17 @@ def load(args: ModelArgs, log: Log, load_runtime: Load, further: Sequence[type] 
 
 
 def load_runtime(
-    folder: Path, decode: FusedDecodeSettings, kernel_cache: Path, device: str, log: Log, extra_bytes: int = 0
+    folder: Path,
+    decode: FusedDecodeSettings,
+    kernel_cache: Path,
+    device: str,
+    log: Log,
+    checkpoint_sha256: str = "",
+    extra_bytes: int = 0,
 ) -> Runtime:
     """The model of a checkpoint folder on `device` (cpu or cuda:0). Allocates nothing where the memory is too small.
 
+    checkpoint_sha256: under which packed weights are shared; empty: they are not
     extra_bytes: memory after the last slot, for other uses. The bound is the sum over the ranks.
     """
     kind, ranks = device.partition(":")[0], decode.tensor_parallel_size
@@ -124,6 +131,7 @@ def load_runtime(
         device=device,
         kernel_cache=kernel_cache,
         extra_elements=extra_bytes // COMPUTED_BYTES[computed(stated)],
+        checkpoint_sha256=checkpoint_sha256,
         log=log,
     )
     try:

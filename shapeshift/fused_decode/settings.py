@@ -41,6 +41,7 @@ class FusedDecodeSettings:
     threads          threads of the model's kernels; 0: one for each core
     tensor_parallel_size  processes that compute each iteration together, with a part of every layer each
     native           whether the kernels written in C++ are compiled and used
+    share_weights    whether processes that serve one checkpoint alike map one file of its packed weights, on a CPU
     stream_responses  most responses to streams after an iteration, with first and last ones; 0: one to each stream
     compaction       deprecated and ignored: nothing is copied where requests end
     memory_mb        most memory in MiB for weights and cache; 0: the memory that is available when the model loads
@@ -68,6 +69,7 @@ class FusedDecodeSettings:
     threads: int = 0
     tensor_parallel_size: int = 1
     native: bool = True
+    share_weights: bool = True
     stream_responses: int = 16
     compaction: bool = True
     memory_mb: int = 0
@@ -118,7 +120,7 @@ class GeneratedDecodeSettings:
     checkpoint_sha256  hash that the checkpoint must have; empty: any
     checkpoint_origin  repository and commit of a hub that it comes from, owner/model@commit; empty: none
     checkpoint_name    `checkpoint` as the user wrote it, before it became a path
-    kernel_cache       folder of compiled kernels; empty: .cache/shapeshift in the home directory
+    kernel_cache       folder of compiled kernels and packed weights; empty: .cache/shapeshift in the home directory
     generation         counts the loads that replaced a dead process
     """
 

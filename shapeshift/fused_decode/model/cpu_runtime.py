@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import logging
 from collections.abc import Callable, Sequence
@@ -17,9 +18,10 @@ from shapeshift.fused_decode.model import native_operations
 from shapeshift.fused_decode.model.architecture import Architecture
 from shapeshift.fused_decode.model.kv_cache import KeyValueCache
 from shapeshift.fused_decode.model.linear_makers import linear_makers
-from shapeshift.fused_decode.model.network import Network, assemble
+from shapeshift.fused_decode.model.network import Network, OwnWeights, WeightStore, assemble
 from shapeshift.fused_decode.model.operations import Operations, TorchOperations
 from shapeshift.fused_decode.model.precision import KV_PRECISIONS, WEIGHT_BITS, computed
+from shapeshift.fused_decode.model.shared.weight_store import key_of, shared_weights
 from shapeshift.fused_decode.model.weights import WeightFiles
 from shapeshift.fused_decode.settings import FusedDecodeSettings
 from shapeshift.serving.model_args import Log
@@ -38,6 +40,7 @@ def load(
     device: str,
     kernel_cache: Path,
     extra_elements: int,
+    checkpoint_sha256: str,
     log: Log,
 ) -> DecodeModel:
     """The model that the settings `decode` describe; see `DecodeModel.load`. device: always "cpu"."""
@@ -55,6 +58,7 @@ def load(
         cache_dir=kernel_cache,
         log=log,
         extra_elements=extra_elements,
+        checkpoint_sha256=checkpoint_sha256 if decode.share_weights else "",
     )
     log(f"{model.architecture.family}, {precision}, {model.operations.name} kernels, {threads} threads")
     return model
@@ -103,6 +107,7 @@ class DecodeModel:
         cache_dir: Path,
         log: Log = _warn,
         extra_elements: int = 0,
+        checkpoint_sha256: str = "",
     ) -> DecodeModel:
         """The model of a checkpoint folder on this machine's CPU, for `slots` texts of `max_length` tokens.
 
@@ -112,8 +117,9 @@ class DecodeModel:
         blocks          of the cache; 0: enough for all these texts
         threads         of torch, for the whole process
         native          false: plain torch instead of the native kernels
-        cache_dir       folder of the compiled kernels
+        cache_dir       folder of the compiled kernels, and of packed weights
         extra_elements  elements of memory after the last block, for other uses
+        checkpoint_sha256  of the checkpoint: its packed weights are shared with other processes; empty: they are not
 
         Raises InvalidInputError for an invalid checkpoint or setting. Logs what runs slower than it could.
         """
@@ -137,7 +143,12 @@ class DecodeModel:
             )
             compiled = native_operations.load(cache_dir, log) if native else None
             make = linear_makers(precision, group_size, dtype, compiled is not None, log)
-            network = assemble(architecture, files, cache, dtype, make)
+            sharing: contextlib.AbstractContextManager[WeightStore] = contextlib.nullcontext(OwnWeights())
+            if compiled is not None and checkpoint_sha256:
+                way = f"{precision}-{group_size}-{computed(precision)}"
+                sharing = shared_weights(key_of(checkpoint_sha256, way, cache_dir), cache_dir, log)
+            with sharing as weights:
+                network = assemble(architecture, files, cache, dtype, make, weights)
             return cls(network, compiled or TorchOperations(), cache)
 
         return in_temporary_thread(build)

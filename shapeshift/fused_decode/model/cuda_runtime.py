@@ -44,6 +44,7 @@ def load(
     device: str,
     kernel_cache: Path,
     extra_elements: int,
+    checkpoint_sha256: str,
     log: Log,
 ) -> GraphedModel:
     """The model that the settings `decode` describe, on `device`; see `GraphedModel.load_on`. Compiles no kernels."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import threading
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,27 @@ def _class(name: str, dtype: torch.dtype) -> Any:
     return getattr(getattr(torch.classes, _NAMESPACE), name + _SUFFIXES[dtype])
 
 
+@dataclass(frozen=True)
+class PackedWeight:
+    """A linear's weight and bias as a native class takes them.
+
+    kind     the name of the class
+    sizes    inputs and outputs, and of levels the inputs of a group
+    tensors  packed and, where it has them, bias, scales and zeros
+    """
+
+    kind: str
+    sizes: tuple[int, ...]
+    tensors: dict[str, torch.Tensor]
+
+    def linear(self, instructions: str) -> Any:
+        """The native object, which reads the tensors as long as it lives."""
+        own, (inputs, outputs, *group) = self.tensors, self.sizes
+        levels = (own["scales"], own["zeros"], *group) if group else ()
+        made = getattr(getattr(torch.classes, _NAMESPACE), self.kind)
+        return made(own["packed"], inputs, outputs, *levels, own.get("bias"), instructions)
+
+
 class NativeLinear:
     """Linear over weights in panels (`kernels/linear.h`, `linear_bf16.h`), without a copy of the plain weights.
 
@@ -38,9 +60,29 @@ class NativeLinear:
     A row's result does not depend on the number of rows. Needs `load` to have succeeded.
     """
 
+    weight: PackedWeight
+
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None, instructions: str = "best") -> None:
-        self.packed: Any = _class("Linear", weight.dtype)(weight, bias, instructions)
-        self.kind = ""
+        packed = getattr(torch.ops, _NAMESPACE).pack(weight)
+        sizes = weight.shape[1], weight.shape[0]
+        tensors = {"packed": packed} | ({} if bias is None else {"bias": bias})
+        self._hold(PackedWeight(f"Linear{_SUFFIXES[weight.dtype]}", sizes, tensors), instructions)
+
+    @classmethod
+    def of(cls, weight: PackedWeight) -> NativeLinear:
+        """The linear of a weight that is packed."""
+        made = cls.__new__(cls)
+        made._hold(weight, "best")
+        return made
+
+    @property
+    def kind(self) -> str:
+        """Of the weights: empty, or Levels and their bits."""
+        return self.weight.kind.removeprefix("Linear") if len(self.weight.sizes) > 2 else ""
+
+    def _hold(self, weight: PackedWeight, instructions: str) -> None:
+        self.weight = weight
+        self.packed: Any = weight.linear(instructions)
 
     def __call__(self, rows: torch.Tensor) -> torch.Tensor:
         out: torch.Tensor = self.packed.forward(rows)
@@ -54,9 +96,11 @@ class NativeLevelLinear(NativeLinear):
     """
 
     def __init__(self, weight: Levels, bias: torch.Tensor | None, instructions: str = "best") -> None:
-        self.kind = f"Levels{weight.bits}"
-        made = getattr(getattr(torch.classes, _NAMESPACE), f"Linear{self.kind}")
-        self.packed = made(weight.levels, weight.scales, weight.zeros, weight.group, bias, instructions)
+        packed = getattr(torch.ops, _NAMESPACE).pack_levels(weight.levels, weight.bits)
+        outputs, inputs = weight.levels.shape
+        tensors = {"packed": packed, "scales": weight.scales, "zeros": weight.zeros}
+        tensors |= {} if bias is None else {"bias": bias}
+        self._hold(PackedWeight(f"LinearLevels{weight.bits}", (inputs, outputs, weight.group), tensors), instructions)
 
 
 class NativeOperations:

@@ -179,12 +179,38 @@ class LinearMakers:
     bits: int = 0
 
 
+class WeightStore(Protocol):
+    """Where the linears and the embedding of a network come from. `make` makes one from the checkpoint."""
+
+    def linear(self, name: str, make: Callable[[], Linear]) -> Linear: ...
+
+    def table(self, name: str, make: Callable[[], torch.Tensor]) -> torch.Tensor: ...
+
+
+class OwnWeights:
+    """See `WeightStore`: all is made."""
+
+    def linear(self, name: str, make: Callable[[], Linear]) -> Linear:
+        return make()
+
+    def table(self, name: str, make: Callable[[], torch.Tensor]) -> torch.Tensor:
+        return make()
+
+
 def assemble(
-    architecture: Architecture, files: Weights, cache: KeyValueCache, dtype: torch.dtype, make: LinearMakers
+    architecture: Architecture,
+    files: Weights,
+    cache: KeyValueCache,
+    dtype: torch.dtype,
+    make: LinearMakers,
+    weights: WeightStore | None = None,
 ) -> Network:
-    """The network of a checkpoint over the buffers of `cache`, on its device; `dtype` is that of the activations."""
+    """The network of a checkpoint over the buffers of `cache`, on its device; `dtype` is that of the activations.
+
+    weights: None: all are made.
+    """
     with torch.inference_mode():
-        return _Builder(architecture, files, cache, dtype, make).network()
+        return _Builder(architecture, files, cache, dtype, make, weights or OwnWeights()).network()
 
 
 @dataclass(frozen=True)
@@ -196,24 +222,36 @@ class _Builder:
     cache: KeyValueCache
     dtype: torch.dtype
     make: LinearMakers
+    weights: WeightStore
 
     def network(self) -> Network:
         a, names = self.architecture, self.architecture.tensors
-        table = f"{names.embedding}.weight"
-        # Rounded once, after the scaling.
-        embedding = self._read(table, self.dtype if a.embedding_scale == 1 else torch.float32)
-        if a.embedding_scale != 1:
-            embedding *= a.embedding_scale
         positions = self._read(f"{names.positions}.weight", torch.float32) if names.positions else None
-        bias = self._read(f"{names.head}.bias", self.make.dtype) if a.head_bias else None
         return Network(
             a,
-            embedding.to(self.dtype),
+            self.weights.table("embedding", self._embedding),
             None if positions is None else positions[: self.cache.max_length].contiguous(),
             [self._layer(index) for index in range(a.layers)],
             self._norm(names.final_norm),
-            self.make.head(self._read(table if a.tied else f"{names.head}.weight", self.make.dtype), bias),
+            self.weights.linear("head", self._head),
         )
+
+    def _embedding(self) -> torch.Tensor:
+        a = self.architecture
+        # Rounded once, after the scaling.
+        table = self._read(self._table, self.dtype if a.embedding_scale == 1 else torch.float32)
+        if a.embedding_scale != 1:
+            table *= a.embedding_scale
+        return table.to(self.dtype)
+
+    def _head(self) -> Linear:
+        a, name = self.architecture, self.architecture.tensors.head
+        bias = self._read(f"{name}.bias", self.make.dtype) if a.head_bias else None
+        return self.make.head(self._read(self._table if a.tied else f"{name}.weight", self.make.dtype), bias)
+
+    @property
+    def _table(self) -> str:
+        return f"{self.architecture.tensors.embedding}.weight"
 
     def _layer(self, index: int) -> Layer:
         a, names = self.architecture, self.architecture.tensors
@@ -260,6 +298,9 @@ class _Builder:
         )
 
     def _linear(self, index: int, name: str) -> Linear:
+        return self.weights.linear(f"{index}.{name}", lambda: self._made(index, name))
+
+    def _made(self, index: int, name: str) -> Linear:
         packing = self.architecture.packing
         if self.make.packed is not None and packing is not None and packing.bits == self.make.bits:
             return self.make.packed(*self.files.levels(index, name, self.make.dtype))

@@ -36,6 +36,7 @@ def load(
     device: str,
     kernel_cache: Path,
     extra_elements: int,
+    checkpoint_sha256: str,
     log: Log,
 ) -> TensorParallelModel:
     """The model that the settings `decode` describe, on `decode.tensor_parallel_size` processes of this machine.

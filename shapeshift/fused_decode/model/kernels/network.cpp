@@ -216,10 +216,20 @@ class Network : public torch::CustomClassHolder {
   Tensor logits_;
 };
 
+// The weights of a linear in the layout of its kernels: see `pack` and `pack_levels`.
+Tensor packed_weight(const Tensor& weight) {
+  return weight.scalar_type() == at::kFloat ? pack<float>(weight) : pack<BFloat>(weight);
+}
+
+Tensor packed_levels(const Tensor& levels, int64_t bits) {
+  TORCH_CHECK(bits == 4 || bits == 8, "bits: must be 4 or 8");
+  return bits == 8 ? pack_levels<8>(levels) : pack_levels<4>(levels);
+}
+
 template <typename W>
 void define_linear(torch::Library& library, const std::string& suffix) {
   library.class_<Linear<W>>("Linear" + suffix)
-      .def(torch::init<const Tensor&, std::optional<Tensor>, const std::string&>())
+      .def(torch::init<Tensor, int64_t, int64_t, std::optional<Tensor>, const std::string&>())
       .def("forward", &Linear<W>::forward)
       .def("instructions", &Linear<W>::instructions);
 }
@@ -228,7 +238,7 @@ template <int64_t kBits>
 void define_levels(torch::Library& library, const std::string& suffix) {
   using Own = Linear<Levels<kBits>>;
   library.class_<Own>("Linear" + suffix)
-      .def(torch::init<const Tensor&, const Tensor&, const Tensor&, int64_t, std::optional<Tensor>,
+      .def(torch::init<Tensor, int64_t, int64_t, const Tensor&, const Tensor&, int64_t, std::optional<Tensor>,
                        const std::string&>())
       .def("forward", &Own::forward)
       .def("instructions", &Own::instructions);
@@ -246,6 +256,8 @@ void define_network(torch::Library& library, const std::string& suffix) {
 }  // namespace
 
 TORCH_LIBRARY_FRAGMENT(shapeshift_decode, library) {
+  library.def("pack(Tensor weight) -> Tensor");
+  library.def("pack_levels(Tensor levels, int bits) -> Tensor");
   define_linear<float>(library, "");
   define_linear<BFloat>(library, "BFloat16");
   define_levels<8>(library, "Levels8");
@@ -256,4 +268,9 @@ TORCH_LIBRARY_FRAGMENT(shapeshift_decode, library) {
   define_network<BFloat, Levels<8>>(library, "Levels8BFloat16");
   define_network<float, Levels<4>>(library, "Levels4");
   define_network<BFloat, Levels<4>>(library, "Levels4BFloat16");
+}
+
+TORCH_LIBRARY_IMPL(shapeshift_decode, CPU, library) {
+  library.impl("pack", &packed_weight);
+  library.impl("pack_levels", &packed_levels);
 }

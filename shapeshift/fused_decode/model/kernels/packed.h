@@ -1,14 +1,14 @@
-// Linears of float or bfloat16 over a copy of their weights in panels.
+// Linears of float or bfloat16 over weights in panels, which `pack` makes.
 
 #pragma once
 
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/empty.h>
+#include <ATen/ops/from_blob.h>
 #include <sys/mman.h>
 #include <torch/custom_class.h>
 
 #include <cstdlib>
-#include <memory>
 #include <optional>
 #include <string>
 
@@ -17,20 +17,16 @@
 
 constexpr size_t kHugePage = size_t{2} << 20;
 
-struct Freed {
-  void operator()(void* memory) const { std::free(memory); }
-};
-
-// Memory aligned to huge pages, and made of them where the system has some: weights are read from front to back.
-template <typename T>
-std::unique_ptr<T, Freed> reserve(int64_t elements) {
+// A tensor in memory aligned to huge pages, and made of them where the system has some: weights are read from front to
+// back.
+inline at::Tensor reserve(int64_t elements, at::ScalarType type) {
   void* memory = nullptr;
-  const size_t bytes = elements * sizeof(T);
+  const size_t bytes = elements * at::elementSize(type);
   TORCH_CHECK(posix_memalign(&memory, kHugePage, bytes) == 0, "weights: no memory for ", bytes, " bytes");
 #if defined(MADV_HUGEPAGE)
   madvise(memory, bytes, MADV_HUGEPAGE);
 #endif
-  return std::unique_ptr<T, Freed>(static_cast<T*>(memory));
+  return at::from_blob(memory, {elements}, [](void* own) { std::free(own); }, at::TensorOptions().dtype(type));
 }
 
 // The instructions of a name of `Panels::kNames`, or, for "best", the fastest here.
@@ -52,24 +48,39 @@ int64_t checked_rows(const at::Tensor& rows, int64_t inputs) {
   return rows.size(0);
 }
 
-// y = x weight^T + bias, over a copy of the weights in panels.
+// The weights [outputs, inputs] in panels, flat.
+template <typename T>
+at::Tensor pack(const at::Tensor& weight) {
+  check_like(weight, kType<T>, "weight");
+  TORCH_CHECK(weight.dim() == 2 && weight.numel() > 0, "weight: must be [outputs, inputs]");
+  Panels<T> panels{};
+  panels.inputs = weight.size(1), panels.outputs = weight.size(0);
+  at::Tensor packed = reserve(panels.elements(), kType<T>);
+  const auto* from = static_cast<const T*>(weight.const_data_ptr());
+  auto* to = static_cast<T*>(packed.data_ptr());
+  share(panels.count(), [&](int64_t panel) { panels.pack(from, panel, to); });
+  return packed;
+}
+
+// y = x weight^T + bias.
 template <typename T>
 class Linear : public torch::CustomClassHolder {
  public:
-  // instructions: "tiles", "pairs" or "plain" for bfloat16; "best": the fastest here.
-  Linear(const at::Tensor& weight, std::optional<at::Tensor> bias, const std::string& instructions) {
-    check_like(weight, kType<T>, "weight");
-    TORCH_CHECK(weight.dim() == 2 && weight.numel() > 0, "weight: must be [outputs, inputs]");
+  // packed: see `pack`; it is only read. instructions: "tiles", "pairs" or "plain" for bfloat16; "best": the fastest
+  // here.
+  Linear(at::Tensor packed, int64_t inputs, int64_t outputs, std::optional<at::Tensor> bias,
+         const std::string& instructions)
+      : packed_(std::move(packed)) {
+    TORCH_CHECK(inputs > 0 && outputs > 0, "weight: must be [outputs, inputs]");
+    panels_.inputs = inputs, panels_.outputs = outputs;
+    check_like(packed_, kType<T>, "packed", 1);
+    TORCH_CHECK(packed_.numel() == panels_.elements(), "packed: must have ", panels_.elements(), " elements");
     if (bias) check_like(*bias, kType<T>, "bias");
-    TORCH_CHECK(!bias || bias->numel() == weight.size(0), "bias: must have an element for each output");
+    TORCH_CHECK(!bias || bias->numel() == outputs, "bias: must have an element for each output");
     if (bias) bias_ = bias->to(at::kFloat);
     panels_.bias = bias_ ? bias_->const_data_ptr<float>() : nullptr;
-    panels_.inputs = weight.size(1), panels_.outputs = weight.size(0);
     if constexpr (std::is_same_v<T, BFloat>) panels_.instructions = chosen(panels_, instructions);
-    weights_ = reserve<T>(panels_.elements());
-    panels_.weights = weights_.get();
-    const auto* from = static_cast<const T*>(weight.const_data_ptr());
-    share(panels_.count(), [&](int64_t panel) { panels_.pack(from, panel, weights_.get()); });
+    panels_.weights = static_cast<const T*>(packed_.const_data_ptr());
   }
 
   const Panels<T>& panels() const { return panels_; }
@@ -88,8 +99,8 @@ class Linear : public torch::CustomClassHolder {
   }
 
  private:
+  at::Tensor packed_;
   std::optional<at::Tensor> bias_;
-  std::unique_ptr<T, Freed> weights_;
   Panels<T> panels_{};
 };
 

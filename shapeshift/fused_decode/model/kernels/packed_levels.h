@@ -7,21 +7,45 @@
 #include "linear_levels.h"
 #include "packed.h"
 
+// The levels [outputs, inputs] in panels, flat.
+template <int64_t kBits>
+at::Tensor pack_levels(const at::Tensor& levels) {
+  check_like(levels, at::kByte, "levels", 2);
+  TORCH_CHECK(levels.numel() > 0, "levels: must be [outputs, inputs]");
+  Panels<Levels<kBits>> panels{};
+  panels.inputs = levels.size(1), panels.outputs = levels.size(0);
+  at::Tensor packed = reserve(panels.elements(), at::kByte);
+  const auto* from = levels.const_data_ptr<uint8_t>();
+  auto* to = packed.data_ptr<uint8_t>();
+  share(panels.count(), [&](int64_t panel) { panels.pack(from, panel, to); });
+  return packed;
+}
+
+// From [outputs, groups] to [panels, groups, kWide], with 0 where there is no output: scales and zeros by panel.
+inline at::Tensor by_panel(const at::Tensor& given) {
+  const int64_t outputs = given.size(0), panels = (outputs + kWide - 1) / kWide;
+  at::Tensor padded = at::zeros({panels * kWide, given.size(1)}, given.options());
+  padded.narrow(0, 0, outputs).copy_(given);
+  return padded.view({panels, kWide, given.size(1)}).transpose(1, 2).contiguous();
+}
+
 // y = x weight^T + bias, where weight = scales (levels - zeros) group by group, and x is quantised row by row.
 template <int64_t kBits>
 class Linear<Levels<kBits>> : public torch::CustomClassHolder {
   using Own = Panels<Levels<kBits>>;
 
  public:
-  // levels and zeros UINT8, scales and bias FLOAT32: [outputs, inputs], [outputs, groups], [outputs, groups], [outputs].
-  // group: inputs of a group; 0: all. instructions: "tiles", "quads" or "plain"; "best": the fastest here.
-  Linear(const at::Tensor& levels, const at::Tensor& scales, const at::Tensor& zeros, int64_t group,
-         std::optional<at::Tensor> bias, const std::string& instructions) {
-    check_like(levels, at::kByte, "levels", 2), check_like(scales, at::kFloat, "scales", 2);
-    check_like(zeros, at::kByte, "zeros", 2);
-    TORCH_CHECK(levels.numel() > 0, "levels: must be [outputs, inputs]");
-    panels_.outputs = levels.size(0), panels_.inputs = levels.size(1);
-    TORCH_CHECK(panels_.inputs <= Own::kMostInputs, "levels: must have at most ", Own::kMostInputs, " inputs");
+  // packed: see `pack_levels`; it is only read. scales and bias FLOAT32, zeros UINT8: [outputs, groups], [outputs],
+  // [outputs, groups]. group: inputs of a group; 0: all. instructions: "tiles", "quads" or "plain"; "best": the fastest
+  // here.
+  Linear(at::Tensor packed, int64_t inputs, int64_t outputs, const at::Tensor& scales, const at::Tensor& zeros,
+         int64_t group, std::optional<at::Tensor> bias, const std::string& instructions)
+      : packed_(std::move(packed)) {
+    check_like(packed_, at::kByte, "packed", 1);
+    check_like(scales, at::kFloat, "scales", 2), check_like(zeros, at::kByte, "zeros", 2);
+    panels_.outputs = outputs, panels_.inputs = inputs;
+    TORCH_CHECK(inputs > 0 && inputs <= Own::kMostInputs, "levels: must have 1 to ", Own::kMostInputs, " inputs");
+    TORCH_CHECK(packed_.numel() == panels_.elements(), "packed: must have ", panels_.elements(), " elements");
     TORCH_CHECK(group >= 0 && group % kPart == 0, "group: must be a multiple of ", kPart);
     panels_.group = group == 0 ? panels_.blocks() * kBlockInputs : group;
     const int64_t groups = panels_.groups();
@@ -34,12 +58,9 @@ class Linear<Levels<kBits>> : public torch::CustomClassHolder {
     bias_ = std::move(bias);
     panels_.bias = bias_ ? bias_->const_data_ptr<float>() : nullptr;
     panels_.instructions = chosen(panels_, instructions);
-    weights_ = reserve<uint8_t>(panels_.elements());
-    panels_.weights = weights_.get();
+    panels_.weights = packed_.const_data_ptr<uint8_t>();
     scales_ = by_panel(scales), zeros_ = by_panel(zeros);
     panels_.scales = scales_.const_data_ptr<float>(), panels_.zeros = zeros_.const_data_ptr<uint8_t>();
-    const auto* from = levels.const_data_ptr<uint8_t>();
-    share(panels_.count(), [&](int64_t panel) { panels_.pack(from, panel, weights_.get()); });
   }
 
   const Own& panels() const { return panels_; }
@@ -64,15 +85,7 @@ class Linear<Levels<kBits>> : public torch::CustomClassHolder {
     return out;
   }
 
-  // From [outputs, groups] to [panels, groups, kWide], with 0 where there is no output.
-  at::Tensor by_panel(const at::Tensor& given) const {
-    at::Tensor padded = at::zeros({panels_.count() * kWide, given.size(1)}, given.options());
-    padded.narrow(0, 0, panels_.outputs).copy_(given);
-    return padded.view({panels_.count(), kWide, given.size(1)}).transpose(1, 2).contiguous();
-  }
-
+  at::Tensor packed_, scales_, zeros_;
   std::optional<at::Tensor> bias_;
-  at::Tensor scales_, zeros_;
-  std::unique_ptr<uint8_t, Freed> weights_;
   Own panels_{};
 };

@@ -1,0 +1,164 @@
+"""Packed weights that processes share which serve one checkpoint: one of them packs, all map what it has written."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from shapeshift import files
+from shapeshift.fused_decode.model import kernel_build
+from shapeshift.fused_decode.model.linear import Linear
+from shapeshift.fused_decode.model.native_operations import NativeLinear, PackedWeight
+from shapeshift.fused_decode.model.network import OwnWeights, WeightStore
+from shapeshift.fused_decode.model.shared.tensor_file import TensorFile, TensorFileWriter, read
+from shapeshift.serving.model_args import Log
+
+_SUFFIX = ".weights"
+
+
+@dataclass(frozen=True)
+class WeightsKey:
+    """What packed weights depend on.
+
+    checkpoint  its SHA-256
+    precision   of the weights, with group size and type of the computation
+    layout      how they are read and packed, with the code and the CPU that do so
+    """
+
+    checkpoint: str
+    precision: str
+    layout: str
+
+    def path(self, folder: Path) -> Path:
+        """Where `folder` has the file."""
+        return folder / f"{self._model}-{self.layout}{_SUFFIX}"
+
+    def outdated(self, folder: Path) -> list[Path]:
+        """Files of the same weights in other layouts."""
+        return [path for path in folder.glob(f"{self._model}-*{_SUFFIX}") if path != self.path(folder)]
+
+    @property
+    def _model(self) -> str:
+        return f"{self.checkpoint[:16]}-{self.precision}"
+
+
+def key_of(checkpoint: str, precision: str, kernels: Path) -> WeightsKey:
+    """The key for the code and the CPU of this process; kernels: the folder of the compiled kernels."""
+    # The name of the library holds a hash of its sources, the compiler and the CPU.
+    sources = sorted(Path(__file__).parents[1].rglob("*.py"))
+    parts = [kernel_build.library(kernels).name.encode(), *(source.read_bytes() for source in sources)]
+    return WeightsKey(checkpoint, precision, hashlib.sha256(b"\0".join(parts)).hexdigest()[:16])
+
+
+@contextlib.contextmanager
+def shared_weights(key: WeightsKey, folder: Path, log: Log) -> Iterator[WeightStore]:
+    """The weights of `key`, in a file in `folder`: mapped if it is there, else packed and written, under a lock.
+
+    A file that is damaged is made again. Where it cannot be written, the weights are this process' own. Both are
+    logged.
+    """
+    path = key.path(folder)
+    found = _open(path, log)
+    if found is not None:
+        yield found
+        return
+    with contextlib.ExitStack() as stack:
+        try:
+            stack.enter_context(files.exclusive_lock(path.with_suffix(".lock")))
+            # Another process may have made it meanwhile.
+            found = _open(path, lambda line: None)
+            made = None if found else _Writing(path, log)
+        except OSError as error:
+            log(f"packed weights are not shared: {error}")
+            found, made = OwnWeights(), None
+        if made is None:
+            assert found is not None
+            yield found
+            return
+        try:
+            yield made
+            made.publish(key.outdated(folder))
+        finally:
+            made.close()
+
+
+def _open(path: Path, log: Log) -> WeightStore | None:
+    """The weights in the file `path`; None where it has to be made."""
+    try:
+        return _Mapped(read(path))
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError, KeyError) as error:
+        log(f"packed weights are made again: {path.name}: {error}")
+        return None
+
+
+class _Mapped:
+    """See `network.WeightStore`: nothing is made."""
+
+    def __init__(self, held: TensorFile) -> None:
+        self._held = held
+
+    def linear(self, name: str, make: Callable[[], Linear]) -> Linear:
+        kind, sizes, parts = self._held.notes[name]
+        return NativeLinear.of(PackedWeight(kind, tuple(sizes), {part: self.table(f"{name}.{part}") for part in parts}))
+
+    def table(self, name: str, make: Callable[[], torch.Tensor] | None = None) -> torch.Tensor:
+        return self._held.tensors[name]
+
+
+class _Writing:
+    """See `network.WeightStore`: all is made, written to a draft beside `path`, and mapped from there."""
+
+    def __init__(self, path: Path, log: Log) -> None:
+        self._path, self._log = path, log
+        # One name: what a process that was killed has left is written over.
+        self._draft = path.with_name(f".{path.name}")
+        self._writer: TensorFileWriter | None = TensorFileWriter(self._draft)
+        self._notes: dict[str, object] = {}
+
+    def linear(self, name: str, make: Callable[[], Linear]) -> Linear:
+        made = make()
+        assert isinstance(made, NativeLinear), "only packed linears are shared"
+        own = made.weight
+        self._notes[name] = own.kind, own.sizes, [*own.tensors]
+        parts = {part: self._written(f"{name}.{part}", tensor) for part, tensor in own.tensors.items()}
+        return NativeLinear.of(PackedWeight(own.kind, own.sizes, parts))
+
+    def table(self, name: str, make: Callable[[], torch.Tensor]) -> torch.Tensor:
+        return self._written(name, make())
+
+    def _written(self, name: str, tensor: torch.Tensor) -> torch.Tensor:
+        if self._writer is None:
+            return tensor
+        try:
+            return self._writer.add(name, tensor)
+        except OSError as error:
+            self._log(f"packed weights are not shared: {error}")
+            self.close()
+            return tensor
+
+    def publish(self, outdated: list[Path]) -> None:
+        """Give the file its name, and remove those that nobody needs any more; who maps them keeps them."""
+        if self._writer is None:
+            return
+        try:
+            self._writer.finish(self._notes)
+            self._draft.replace(self._path)
+            for path in outdated:
+                path.unlink(missing_ok=True)
+        except OSError as error:
+            self._log(f"packed weights are not shared: {error}")
+
+    def close(self) -> None:
+        """Remove what was not published."""
+        if self._writer is not None:
+            self._writer.close()
+            self._writer = None
+        with contextlib.suppress(OSError):
+            self._draft.unlink(missing_ok=True)
