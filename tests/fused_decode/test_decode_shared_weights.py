@@ -192,6 +192,17 @@ def test_one_process_packs_while_others_wait(tmp_path: Path, logged: list[str]) 
     assert torch.equal(found[0], made) and logged == []
 
 
+def test_what_a_killed_process_left_is_replaced(tmp_path: Path, logged: list[str]) -> None:
+    key = WeightsKey(SHA, "f32", "x")
+    left = key.path(tmp_path).with_name(f".{key.path(tmp_path).name}")
+    left.write_bytes(b"half" * 5000)
+    with left.open("rb") as mapped:
+        with shared_weights(key, tmp_path, logged.append) as weights:
+            weights.table("embedding", lambda: torch.ones(3))
+        assert len(mapped.read()) == 20_000, "its pages are still those of who maps them"
+    assert not left.exists() and tensor_file.read(key.path(tmp_path)).tensors["embedding"].tolist() == [1, 1, 1]
+
+
 def test_what_failed_leaves_nothing(tmp_path: Path, logged: list[str]) -> None:
     def fail(weights: WeightStore) -> None:
         weights.table("embedding", lambda: torch.ones(3))

@@ -117,8 +117,9 @@ class _Writing:
 
     def __init__(self, path: Path, log: Log) -> None:
         self._path, self._log = path, log
-        # One name: what a process that was killed has left is written over.
+        # One name, so that what a killed process has left goes; never written over, since a process may still map it.
         self._draft = path.with_name(f".{path.name}")
+        self._draft.unlink(missing_ok=True)
         self._writer: TensorFileWriter | None = TensorFileWriter(self._draft)
         self._notes: dict[str, object] = {}
 
