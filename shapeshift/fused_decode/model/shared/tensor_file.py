@@ -1,6 +1,7 @@
 """Tensors in a file that processes map: whoever reads them, their pages are in memory once.
 
-The data of each tensor begins on a page. Behind the last one come a JSON object, its length in 8 bytes, and a mark.
+The data of each tensor begins on a page. Behind the last one come a JSON object, the SHA-256 of all up to here, the
+length of the object in 8 bytes, and a mark.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import torch
 
 _MARK = b"shapeshift tensors, form 1"
 _LENGTH_BYTES = 8
-_FOOT = _LENGTH_BYTES + len(_MARK)
+_FOOT = hashlib.sha256().digest_size + _LENGTH_BYTES + len(_MARK)
 _TYPES = {str(dtype): dtype for dtype in (torch.float32, torch.bfloat16, torch.uint8)}
 
 
@@ -33,7 +34,8 @@ class TensorFileWriter:
     """Writes the file `path`, which is whole after `finish`. Raises OSError."""
 
     def __init__(self, path: Path) -> None:
-        self._file = path.open("w+b")
+        # Without a buffer, whose rest would be written once more by `close` after an error.
+        self._file = path.open("w+b", buffering=0)
         self._digest = hashlib.sha256()
         self._entries: dict[str, Any] = {}
 
@@ -41,44 +43,46 @@ class TensorFileWriter:
         """Write a tensor; returns the same tensor over the pages of the file."""
         start = self._file.tell()
         data = tensor.contiguous().flatten().view(torch.uint8).numpy().data
-        padding = bytes(-len(data) % mmap.PAGESIZE)
-        for part in (data, padding):
-            self._file.write(part)
-            self._digest.update(part)
-        self._file.flush()
+        self._write(data)
+        self._write(bytes(-len(data) % mmap.PAGESIZE))
         self._entries[name] = [start, str(tensor.dtype), list(tensor.shape)]
         return _tensor(_mapped(self._file.fileno(), len(data), start), 0, *self._entries[name][1:])
 
     def finish(self, notes: Mapping[str, Any]) -> None:
         """Write what makes the file whole, and close it."""
-        data = {"bytes": self._file.tell(), "sha256": self._digest.hexdigest()}
-        content = {"tensors": self._entries, "notes": notes, **data}
-        text = json.dumps(content).encode()
-        self._file.write(text + len(text).to_bytes(_LENGTH_BYTES, "little") + _MARK)
+        text = json.dumps({"tensors": self._entries, "notes": notes}).encode()
+        self._write(text)
+        self._write(self._digest.digest() + len(text).to_bytes(_LENGTH_BYTES, "little") + _MARK)
         self.close()
 
     def close(self) -> None:
         """Close the file, whole or not. The tensors that `add` gave stay valid."""
         self._file.close()
 
+    def _write(self, part: bytes | memoryview) -> None:
+        self._digest.update(part)
+        left = memoryview(part)
+        while left:
+            left = left[self._file.write(left) :]
+
 
 def read(path: Path) -> TensorFile:
     """The tensors of a file, over its pages: a process that writes to one gets a page of its own.
 
-    Raises OSError, and ValueError for a file that is not whole, or whose data are not those that were written.
+    Raises OSError, and ValueError for a file that is not whole, or whose content is not what was written.
     """
     with path.open("rb") as file:
         size = path.stat().st_size
         if size <= _FOOT:
             raise ValueError("it is cut short")
         held = _mapped(file.fileno(), size, 0)
-    length, mark = int.from_bytes(held[-_FOOT : -len(_MARK)], "little"), held[-len(_MARK) :]
-    if mark != _MARK or length > size - _FOOT:
+    length = int.from_bytes(held[-len(_MARK) - _LENGTH_BYTES : -len(_MARK)], "little")
+    if held[-len(_MARK) :] != _MARK:
         raise ValueError("it is cut short, or of another form")
-    content = json.loads(held[size - _FOOT - length : -_FOOT])
-    with memoryview(held) as whole, whole[: content["bytes"]] as data:
-        if content["bytes"] != size - _FOOT - length or hashlib.sha256(data).hexdigest() != content["sha256"]:
-            raise ValueError("its data are damaged")
+    with memoryview(held) as whole, whole[:-_FOOT] as written:
+        if not held[-_FOOT:].startswith(hashlib.sha256(written).digest()) or length > len(written):
+            raise ValueError("it is damaged")
+        content = json.loads(bytes(written[len(written) - length :]))
     tensors = {name: _tensor(held, *entry) for name, entry in content["tensors"].items()}
     return TensorFile(tensors, content["notes"])
 

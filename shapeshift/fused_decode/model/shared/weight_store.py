@@ -93,7 +93,7 @@ def _open(path: Path, log: Log) -> WeightStore | None:
         return _Mapped(read(path))
     except FileNotFoundError:
         return None
-    except (OSError, ValueError, KeyError) as error:
+    except (OSError, ValueError) as error:
         log(f"packed weights are made again: {path.name}: {error}")
         return None
 
