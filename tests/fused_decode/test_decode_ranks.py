@@ -30,9 +30,10 @@ from shapeshift.fused_decode.settings import FusedDecodeSettings
 from tests import waiting
 from tests.fakes import PbUtils, Request, TritonError
 from tests.fused_decode.checkpoints import make_checkpoint
+from tests.fused_decode.decode_models import batch
 from tests.fused_decode.families import CASES
 from tests.fused_decode.fronts import answer_of, arguments, ask, values_of
-from tests.fused_decode.rank_groups import spec
+from tests.fused_decode.rank_groups import connected, spec
 from tests.outgoing import socket_inodes
 
 PROJECT = Path(__file__).resolve().parents[2]
@@ -124,6 +125,19 @@ def test_the_sum_of_a_row_does_not_depend_on_the_other_rows(ranks: int, tmp_path
     with ThreadPoolExecutor(ranks) as executor:
         for whole, alone in executor.map(summed, groups):
             assert torch.equal(whole[8:], alone) and torch.allclose(whole, rows.sum(0), atol=1e-5)
+
+
+def test_ranks_quantise_their_parts_of_the_cache_alike(folder: Path, kernel_cache: Path, tmp_path: Path) -> None:
+    def logits(ranks: int, kv_precision: str) -> torch.Tensor:
+        options = {"kernel_cache": str(kernel_cache), "kv_precision": kv_precision}
+        given = [torch.arange(2, 42), torch.arange(50, 75)]
+        with connected(folder, ranks, tmp_path / f"{ranks}{kv_precision}", **options) as members:
+            return members.forward(batch(given, [0, 2], [0, 0])).clone()
+
+    alone, both = logits(1, "int8"), logits(2, "int8")
+    lost = (alone - logits(1, "auto")).abs().max()
+    # A rounding of the sums may move a value to the next level.
+    assert lost > 1e-3 and (both - alone).abs().max() < lost / 3
 
 
 # Processes.
