@@ -17,7 +17,7 @@ from shapeshift.engines.text import chat_template_files
 from shapeshift.engines.text.chat_template_files import ChatTemplateFiles
 from shapeshift.engines.text.tokenizer import FILE_NAME as TOKENIZER_FILE
 from shapeshift.engines.text.tokenizer import TextTokenizer
-from shapeshift.errors import EngineError, InvalidInputError, UnsupportedError
+from shapeshift.errors import EngineError, InvalidInputError
 from shapeshift.files import HASHES
 from shapeshift.fused_decode.engine.detokenize import require_tokens_of_model, token_bytes
 from shapeshift.fused_decode.interfaces import Runtime, StepBatch, blocks_of
@@ -39,6 +39,9 @@ RUNTIMES: Choices[Callable[..., Runtime]] = Choices(
         "cuda": "shapeshift.fused_decode.model.cuda_runtime:load",
         "ranks": "shapeshift.fused_decode.ranks.runtime:load",
     },
+)
+DEVICE_MEMORY: Choices[Callable[[int], tuple[float, str]]] = Choices(
+    "device", {"cuda": "shapeshift.engines.cuda_device:free_memory"}
 )
 
 
@@ -122,8 +125,11 @@ def load_runtime(
     slot = ranks * cache_bytes(share, 1, longest, stated, kv_precision=kept)
     cache = ranks * cache_bytes(share, slots, longest, stated, blocks_of(tokens), kept) if tokens else 0
     weights = weight_bytes(architecture, stated, decode.group_size, ranks) + extra_bytes
-    available = available_mb() if kind == "cpu" else ranks * _free_mb(device)
-    require_memory(weights, slot, slots, longest, decode.memory_mb, available, log, tokens, cache)
+    available, place = available_mb(), "available"
+    if kind == "cuda":
+        free, place = DEVICE_MEMORY[kind](torch.device(device).index)
+        available = ranks * free
+    require_memory(weights, slot, slots, longest, decode.memory_mb, available, log, tokens, cache, place)
     runtime = RUNTIMES[kind if ranks == 1 else "ranks"](
         folder,
         decode,
@@ -170,6 +176,7 @@ def require_memory(
     log: Log,
     tokens: int = 0,
     cache: int = 0,
+    place: str = "available",
 ) -> None:
     """Log the bound on the memory of weights and cache. Raises InvalidInputError where it does not fit.
 
@@ -177,11 +184,12 @@ def require_memory(
     slot: bytes of the cache of one text of `max_length` tokens
     limit_mb: `memory_mb`, 0 for the available memory
     tokens, cache: `kv_cache_tokens`, and the bytes of the cache then; 0: `slots` times `slot`
+    place: what is said of `available_mb`
     """
     allowed = min(limit_mb or available_mb, available_mb)
     cache = cache or slots * slot
     bound = (weights + cache) / _MIB
-    source = "memory_mb" if limit_mb and limit_mb <= available_mb else "available"
+    source = "memory_mb" if limit_mb and limit_mb <= available_mb else place
     parts = f"KV cache of {tokens} tokens" if tokens else f"{slots} slots of {max_length} tokens"
     log(
         f"memory bound {bound:.0f} MiB: weights {weights / _MIB:.0f} MiB, {parts} {cache / _MIB:.0f} MiB; "
@@ -197,10 +205,3 @@ def require_memory(
     raise InvalidInputError(
         "memory_mb", limit_mb, f"at least {(weights + slot) / _MIB + 1:.0f} for one slot; {allowed:.0f} MiB {source}"
     )
-
-
-def _free_mb(device: str) -> float:
-    """Free memory of a GPU in MiB."""
-    if not torch.cuda.is_available():
-        raise UnsupportedError(f"device {device}: torch finds no CUDA device")
-    return float(torch.cuda.mem_get_info(device)[0]) / _MIB

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from shapeshift.engines import gpu, precision
+from shapeshift.engines import cuda_device, gpu, precision
 from shapeshift.engines.checkpoint import open_checkpoint
 from shapeshift.engines.providers import lookup
 from shapeshift.engines.text.packing import pack, unpack
@@ -169,6 +169,17 @@ def test_a_torch_that_cannot_use_the_gpu_says_so(tmp_path: Path, monkeypatch: py
     monkeypatch.setattr(ctypes, "CDLL", lambda name: Driver(1))
     with pytest.raises(EngineError, match=r"GPU 0 \(H100\): torch .* cannot use it; .*KIND_CPU"):
         lookup.PROVIDERS["torch"].open(tmp_path, "f32", 1, 0)
+
+
+def test_what_is_free_of_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    import torch
+
+    monkeypatch.setattr(ctypes, "CDLL", lambda name: Driver(2))
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (device * 3 << 30, 80 << 30))
+    assert cuda_device.free_memory(1) == (3 * 1024, "free of 81920 MiB of GPU 1 (H100)")
+    with pytest.raises(UnsupportedError, match="GPU 2: the NVIDIA driver shows 2 devices"):
+        cuda_device.free_memory(2)
 
 
 @pytest.mark.parametrize(

@@ -172,7 +172,7 @@ def test_what_a_slot_held_before_does_not_matter(tiny: Callable[[str], Tiny]) ->
 def test_a_missing_device_is_refused(tiny: Callable[[str], Tiny]) -> None:
     if torch.cuda.is_available():
         pytest.skip("there is one")
-    with pytest.raises(UnsupportedError, match="device cuda:0: torch finds no CUDA device"):
+    with pytest.raises(UnsupportedError, match="GPU 0: this machine has no NVIDIA driver"):
         GraphedModel.load_on("cuda:0", tiny("llama").folder, slots=1, max_length=8)
 
 

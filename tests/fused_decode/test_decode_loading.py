@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -12,6 +13,7 @@ import torch
 
 from shapeshift.engines.hardware import available_mb
 from shapeshift.errors import InvalidInputError, UnsupportedError
+from shapeshift.fused_decode import loading
 from shapeshift.fused_decode.interfaces import Runtime, StepBatch
 from shapeshift.fused_decode.loading import load_runtime, require_memory
 from shapeshift.fused_decode.model.architecture import Architecture
@@ -139,6 +141,33 @@ def test_settings_that_do_not_fit_are_refused(slots: int, limit_mb: int, availab
         return
     with pytest.raises(InvalidInputError, match=message):
         check()
+
+
+def test_a_full_gpu_is_refused_with_what_is_wanted_and_free(
+    folder: Path, kernel_cache: Path, logged: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[int] = []
+
+    def free(device: int) -> tuple[float, str]:
+        asked.append(device)
+        return 0.25, "free of 16384 MiB of GPU 1 (T4)"
+
+    monkeypatch.setattr(loading, "DEVICE_MEMORY", {"cuda": free})
+    settings = FusedDecodeSettings(checkpoint=str(folder), precision="f32", max_concurrency=3, max_length=64)
+    message = r"memory_mb: got 0; at least \d+ for one slot; 0 MiB free of 16384 MiB of GPU 1 \(T4\)"
+    with pytest.raises(InvalidInputError, match=message):
+        load_runtime(folder, settings, kernel_cache, "cuda:1", logged.append)
+    assert asked == [1]
+
+
+def test_a_gpu_that_is_not_there_is_refused(folder: Path, kernel_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def absent(name: str) -> ctypes.CDLL:
+        raise OSError(name)
+
+    monkeypatch.setattr(ctypes, "CDLL", absent)
+    settings = FusedDecodeSettings(checkpoint=str(folder), precision="f32", max_concurrency=3, max_length=64)
+    with pytest.raises(UnsupportedError, match="GPU 3: this machine has no NVIDIA driver .*; use a CPU"):
+        load_runtime(folder, settings, kernel_cache, "cuda:3", lambda text: None)
 
 
 def test_nothing_is_allocated_for_settings_that_do_not_fit(load: Load, logged: list[str]) -> None:

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from shapeshift.engines import cuda_device
 from shapeshift.engines.interfaces import Array
 from shapeshift.engines.providers.onnx_export import MODEL_FILE, export_onnx
 from shapeshift.errors import EngineError, UnsupportedError
@@ -130,6 +131,7 @@ class TensorRtProvider:
         return plan_name(tokens)
 
     def open(self, folder: Path, precision: str, threads: int, device: int | None = None) -> TensorRtRuntime:
+        cuda_device.require_usable(device or 0)
         return TensorRtRuntime(folder, device or 0)
 
 

@@ -11,8 +11,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from shapeshift.engines import cuda_device
 from shapeshift.engines.interfaces import Array, Engine
-from shapeshift.errors import EngineError, UnsupportedError
+from shapeshift.errors import UnsupportedError
 
 _MODEL_FILE = "model.pt2"
 _NAMES_FILE = "names.txt"
@@ -74,7 +75,7 @@ class TorchProvider:
 
     def open(self, folder: Path, precision: str, threads: int, device: int | None = None) -> TorchRuntime:
         if device is not None:
-            _require_cuda(device)
+            cuda_device.require_usable(device)
         return TorchRuntime(folder, threads, device)
 
 
@@ -87,18 +88,3 @@ def _cast(module: Any, precision: str) -> Any:
     if not hasattr(module, "cast"):
         raise UnsupportedError(f"precision: provider torch builds this model in f32, not {precision}")
     return copy.deepcopy(module).cast({"bf16": torch.bfloat16, "f16": torch.float16}[precision])
-
-
-def _require_cuda(device: int) -> None:
-    """Raise UnsupportedError where there is no such GPU, EngineError where this torch cannot use it."""
-    import torch
-
-    from shapeshift.engines import gpu
-
-    found = gpu.describe(device)
-    if not torch.cuda.is_available():
-        build = torch.version.cuda or "none"
-        raise EngineError(
-            f"GPU {device} ({found.name}): torch {torch.__version__} (CUDA {build}) cannot use it; install torch for"
-            " CUDA (`make setup GPU=1`) and a driver that is new enough, or set instance_group KIND_CPU"
-        )

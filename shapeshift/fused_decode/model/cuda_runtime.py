@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 
-from shapeshift.errors import UnsupportedError
+from shapeshift.engines import cuda_device
 from shapeshift.fused_decode.interfaces import BLOCK_TOKENS, StepBatch, blocks_of
 from shapeshift.fused_decode.model.architecture import Architecture
 from shapeshift.fused_decode.model.cpu_runtime import DTYPES, DecodeModel
@@ -91,10 +91,10 @@ class GraphedModel(DecodeModel):
     ) -> GraphedModel:
         """The model of a checkpoint folder on `device`, such as "cuda:0"; the rest as for `DecodeModel.load`.
 
-        Raises InvalidInputError as `DecodeModel.load` does, UnsupportedError where torch finds no such device.
+        Raises InvalidInputError as `DecodeModel.load` does, and the errors of `cuda_device.require_usable`.
         """
-        if device.startswith("cuda") and not torch.cuda.is_available():
-            raise UnsupportedError(f"device {device}: torch finds no CUDA device")
+        if torch.device(device).type == "cuda":
+            cuda_device.require_usable(torch.device(device).index or 0)
         require(precision in DTYPES, "precision", precision, f"one of {', '.join(DTYPES)}")
         architecture, dtype = Architecture.read(checkpoint_dir), DTYPES[precision]
         files = WeightFiles(checkpoint_dir, architecture)
