@@ -62,8 +62,8 @@ def _capture(compute: Callable[[], None], device: torch.device, pool: Any, bound
             for _ in range(_WARM_UPS):
                 compute()
         torch.cuda.current_stream(device).wait_stream(side)
-        # Other threads allocate meanwhile: those that load adapters.
-        with torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"):
+        # On the model's device, whichever is the thread's. Other threads allocate meanwhile: those that load adapters.
+        with torch.cuda.graph(graph, pool=pool, stream=side, capture_error_mode="thread_local"):
             compute()
     except torch.cuda.OutOfMemoryError as error:
         free, total = (size >> 20 for size in torch.cuda.mem_get_info(device))
