@@ -70,8 +70,11 @@ class Provider(Protocol):
         """
         ...
 
-    def compile(self, folder: Path, precision: str, tokens: int | None, rows: int | None) -> str:
-        """Compile the engine of one shape in `folder`, and return the name of the file that it loads from."""
+    def compile(self, folder: Path, precision: str, tokens: int | None, rows: int | None, max_tokens: int = 512) -> str:
+        """Compile the engine of one shape in `folder`, and return the name of the file that it loads from.
+
+        max_tokens: of a text, for the engine of any shape.
+        """
         ...
 
     def open(self, folder: Path, precision: str, threads: int, device: int | None = None) -> Runtime:

@@ -69,7 +69,7 @@ class Provider:
         (folder / "model.made_up").write_text("weights")
         return ["model.made_up"]
 
-    def compile(self, folder: Path, precision: str, tokens: int | None, rows: int | None) -> str:
+    def compile(self, folder: Path, precision: str, tokens: int | None, rows: int | None, max_tokens: int = 512) -> str:
         return "model.made_up"
 
     def open(self, folder: Path, precision: str, threads: int, device: int | None = None) -> Provider:

@@ -85,7 +85,7 @@ class EmulatedProvider:
     def export(self, module: Any, example: Mapping[str, Array], folder: Path, precision: str) -> list[str]:
         raise UnsupportedError("provider emulated has no graph to export")
 
-    def compile(self, folder: Path, precision: str, tokens: int | None, rows: int | None) -> str:
+    def compile(self, folder: Path, precision: str, tokens: int | None, rows: int | None, max_tokens: int = 512) -> str:
         return FILE_NAME
 
     def open(self, folder: Path, precision: str, threads: int, device: int | None = None) -> EmulatedRuntime:

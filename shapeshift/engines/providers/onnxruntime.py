@@ -110,7 +110,7 @@ class OnnxRuntimeProvider:
             raise UnsupportedError(f"precision: onnxruntime engines are built in f32, not {precision}")
         return [export_onnx(module, example, folder)]
 
-    def compile(self, folder: Path, precision: str, tokens: int | None, rows: int | None) -> str:
+    def compile(self, folder: Path, precision: str, tokens: int | None, rows: int | None, max_tokens: int = 512) -> str:
         return MODEL_FILE
 
     def open(self, folder: Path, precision: str, threads: int, device: int | None = None) -> OnnxRuntimeRuntime:

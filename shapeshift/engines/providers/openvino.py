@@ -140,7 +140,7 @@ class OpenVinoProvider:
         mark_f32(folder / MODEL_FILE, in_f32)
         return [MODEL_FILE, "model.bin"]
 
-    def compile(self, folder: Path, precision: str, tokens: int | None, rows: int | None) -> str:
+    def compile(self, folder: Path, precision: str, tokens: int | None, rows: int | None, max_tokens: int = 512) -> str:
         return MODEL_FILE
 
     def open(self, folder: Path, precision: str, threads: int, device: int | None = None) -> OpenVinoRuntime:

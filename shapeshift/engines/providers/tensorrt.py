@@ -15,7 +15,8 @@ from shapeshift.engines.interfaces import Array
 from shapeshift.engines.providers.onnx_export import MODEL_FILE, export_onnx
 from shapeshift.errors import EngineError, UnsupportedError
 
-_DYNAMIC_MAX = {"tokens": 512, "rows": 16, "images": 64, "tasks": 64}
+# Most of each variable axis other than tokens that the engine of any shape takes.
+_MOST = {"rows": 16, "images": 64, "tasks": 64}
 
 
 def plan_name(tokens: int | None) -> str:
@@ -98,7 +99,7 @@ class TensorRtProvider:
     def export(self, module: Any, example: Mapping[str, Array], folder: Path, precision: str) -> list[str]:
         return [export_onnx(module, example, folder)]
 
-    def compile(self, folder: Path, precision: str, tokens: int | None, rows: int | None) -> str:
+    def compile(self, folder: Path, precision: str, tokens: int | None, rows: int | None, max_tokens: int = 512) -> str:
         import tensorrt
 
         builder = tensorrt.Builder(tensorrt.Logger(tensorrt.Logger.WARNING))
@@ -118,10 +119,10 @@ class TensorRtProvider:
         for index in range(network.num_inputs):
             tensor = network.get_input(index)
             names = [tensor.get_dimension_name(axis) for axis in range(len(tensor.shape))]
-            fixed = {"tokens": tokens, "rows": rows}
+            fixed, most = {"tokens": tokens, "rows": rows}, {**_MOST, "tokens": max_tokens}
             sizes = list(zip(tensor.shape, names, strict=True))
             low = tuple(size if size >= 0 else fixed.get(name) or 1 for size, name in sizes)
-            high = tuple(size if size >= 0 else fixed.get(name) or _DYNAMIC_MAX[name] for size, name in sizes)
+            high = tuple(size if size >= 0 else fixed.get(name) or most[name] for size, name in sizes)
             profile.set_shape(tensor.name, low, high, high)
         config.add_optimization_profile(profile)
         plan = builder.build_serialized_network(network, config)

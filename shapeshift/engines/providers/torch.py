@@ -70,7 +70,7 @@ class TorchProvider:
         (folder / _NAMES_FILE).write_text("".join(" ".join(names) + "\n" for names in lines))
         return [_MODEL_FILE, _NAMES_FILE]
 
-    def compile(self, folder: Path, precision: str, tokens: int | None, rows: int | None) -> str:
+    def compile(self, folder: Path, precision: str, tokens: int | None, rows: int | None, max_tokens: int = 512) -> str:
         return _MODEL_FILE
 
     def open(self, folder: Path, precision: str, threads: int, device: int | None = None) -> TorchRuntime:

@@ -1,0 +1,69 @@
+"""What provider tensorrt asks of the library, which is not installed: a fake that records it stands for it."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from shapeshift.engines.interfaces import INPUT_AXES
+from shapeshift.engines.providers.tensorrt import PROVIDER
+
+Shapes = dict[str, tuple[tuple[int, ...], ...]]
+
+
+class FakeTensorRt:
+    """Builds a plan of a text model from any file; `shapes`: least, usual and largest of each input; `flags`."""
+
+    Logger: Any = type("Logger", (), {"WARNING": 0, "__init__": lambda self, level: None})
+    BuilderFlag = SimpleNamespace(BF16="bf16", FP16="fp16", TF32="tf32")
+
+    def __init__(self) -> None:
+        self.shapes: Shapes = {}
+        self.flags: set[str] = {"tf32"}
+
+    def Builder(self, logger: object) -> Any:  # noqa: N802  the library's name
+        inputs = [_input(name, dict(axes)) for name, axes in INPUT_AXES.items()]
+        network = SimpleNamespace(num_inputs=len(inputs), get_input=inputs.__getitem__)
+        config = SimpleNamespace(
+            set_flag=self.flags.add, clear_flag=self.flags.discard, add_optimization_profile=lambda profile: None
+        )
+        profile = SimpleNamespace(set_shape=lambda name, *shapes: self.shapes.update({name: shapes}))
+        return SimpleNamespace(
+            create_network=lambda flags: network,
+            create_builder_config=lambda: config,
+            create_optimization_profile=lambda: profile,
+            build_serialized_network=lambda network, config: b"plan",
+        )
+
+    def OnnxParser(self, network: object, logger: object) -> Any:  # noqa: N802  the library's name
+        return SimpleNamespace(parse_from_file=lambda path: True)
+
+
+def _input(name: str, axes: dict[int, str]) -> Any:
+    rank = max(axes) + 1
+    shape = tuple(-1 if axis in axes else 1 for axis in range(rank))
+    return SimpleNamespace(name=name, shape=shape, get_dimension_name=lambda axis: axes.get(axis, ""))
+
+
+@pytest.fixture
+def library(monkeypatch: pytest.MonkeyPatch) -> FakeTensorRt:
+    made = FakeTensorRt()
+    monkeypatch.setitem(sys.modules, "tensorrt", made)
+    return made
+
+
+def test_the_engine_of_any_shape_takes_the_longest_text(tmp_path: Path, library: FakeTensorRt) -> None:
+    assert PROVIDER.compile(tmp_path, "f16", None, None, 2048) == "dynamic.plan"
+    assert library.shapes["INPUT_IDS"] == ((1, 1), (1, 2048), (1, 2048))
+    assert library.shapes["ROWS"] == ((1,), (16,), (16,))
+    assert library.flags == {"fp16", "tf32"} and (tmp_path / "dynamic.plan").read_bytes() == b"plan"
+
+
+def test_a_static_engine_has_one_shape(tmp_path: Path, library: FakeTensorRt) -> None:
+    assert PROVIDER.compile(tmp_path, "f32", 64, 8, 2048) == "64.plan"
+    assert set(library.shapes["INPUT_IDS"]) == {(1, 64)} and set(library.shapes["ROWS"]) == {(8,)}
+    assert not library.flags, "f32 is not TF32"
