@@ -81,7 +81,7 @@ class Runtime(Protocol):
     def forward(self, batch: StepBatch) -> torch.Tensor:
         """Write the batch's keys and values into the cache; FLOAT32 [wanted rows + n, vocab_size] logits.
 
-        Those of the n tokens at `further` come last.
+        Those of the n tokens at `further` come last. They are on the CPU or on the model's device.
         The result is valid until the next call.
         """
         ...
