@@ -20,7 +20,7 @@ from shapeshift.triton.embedded import processes
 from shapeshift.triton.embedded.free_ports import free_ports
 
 HEAD = 0
-_START_S, _STOP_S = 120.0, 20.0
+_STARTS, _START_S, _STOP_S = 3, 120.0, 20.0
 _SETTINGS = {
     "RAY_kill_child_processes_on_worker_exit": "0",
     "RAY_AUTH_MODE": "token",
@@ -87,14 +87,26 @@ class Machines:
                 self.start(machine)
 
     def start(self, machine: int) -> None:
-        """Start Ray on a machine, and wait until it says that it runs. Raises ShapeshiftError."""
+        """Start Ray on a machine, and wait until it runs: again where it gives up, since the machine is busy.
+
+        Raises ShapeshiftError.
+        """
+        for _ in range(_STARTS):
+            if self._has_started(machine):
+                return
+        raise ShapeshiftError(f"Ray did not start on machine {machine}: see {self._log(machine)}")
+
+    def _log(self, machine: int) -> Path:
+        return self._folder / f"ray-{machine}.log"
+
+    def _has_started(self, machine: int) -> bool:
         options = ["--head", f"--port={self._port}", "--include-dashboard=false", "--num-cpus=0"]
         if machine != HEAD:
             options = [f"--address={self.address}", f"--num-cpus={self._cpus}"]
         options += ["--min-worker-port=0", "--max-worker-port=0", f"--dashboard-agent-listen-port={next(free_ports())}"]
         options += ["--disable-usage-stats", "--object-store-memory=80000000"]
         program = Path(sys.executable).with_name("ray")
-        log = self._folder / f"ray-{machine}.log"
+        log = self._log(machine)
         with log.open("wb") as stream:
             self._running[machine] = process = subprocess.Popen(
                 [str(program), "start", "--block", f"--node-ip-address={self.host(machine)}", *options],
@@ -106,8 +118,10 @@ class Machines:
         deadline = time.monotonic() + _START_S
         while "Ray runtime started" not in log.read_text(errors="replace"):
             if process.poll() is not None or time.monotonic() > deadline:
-                raise ShapeshiftError(f"Ray did not start on machine {machine}: see {log}")
+                self.kill(machine)
+                return False
             time.sleep(0.2)
+        return True
 
     def kill(self, machine: int) -> None:
         """Kill every process of Ray on a machine, with the supervisors of its nodes, as if it lost its power."""

@@ -18,12 +18,13 @@ from shapeshift.fleet.supervision.ray_fleet import FLEET_ACTOR, SIDECAR, RayFlee
 from shapeshift.fleet.supervision.upgrade import UpgradeSettings, upgrade
 from shapeshift.sidecar import run_files
 from shapeshift.triton.embedded import processes, run_record
+from shapeshift.triton.embedded.free_ports import free_ports
 from shapeshift.triton.metrics import Samples
 
 FRONT = "encode"
 SETTLE_S = 3.0
 _NAME, _NODES, _WORKERS = "faults", 3, 2
-_FIRST_PORT, _READY_S = 27_000, 300.0
+_READY_S = 300.0
 _FLEET = """
 name = "{name}"
 membership = "ray"
@@ -49,6 +50,7 @@ class Site:
         own = {"placement": "resident", "workers": _WORKERS, "min_workers": _WORKERS, "time_scale": "0.1"}
         emulated_front(folder, FRONT, [32], **own)
         self._file, self._machines = folder / "fleet.toml", machines
+        self._port = next(free_ports())
         self.fleet = self._of(_NODES - 1)
         self._replanned_s: float | None = None
 
@@ -56,6 +58,11 @@ class Site:
     def members(self) -> Path:
         """A fleet file with the members alone: that of a node lists the node itself while it is drained, too."""
         return self._sidecar / "fleet.toml"
+
+    @property
+    def sidecar_log(self) -> Path:
+        """The log of the sidecar that runs."""
+        return self._sidecar / "sidecar.log"
 
     @property
     def _sidecar(self) -> Path:
@@ -70,8 +77,8 @@ class Site:
                 name=_NAME,
                 nodes=nodes,
                 address=self._machines.address,
-                port=_FIRST_PORT,
-                metrics_port=_FIRST_PORT + 100,
+                port=self._port,
+                metrics_port=self._port + 100,
                 front=FRONT,
                 triton=(BUILD / "triton").resolve(),
             )
@@ -124,7 +131,7 @@ class Site:
         machine = 1 + self.fleet.names.index(self.killed)
         record = run_record.read(self._command(self.killed).run_directory / "server.json")
         assert record is not None
-        log = self._sidecar / "sidecar.log"
+        log = self.sidecar_log
         position = log.stat().st_size
         start = time.perf_counter()
         self._machines.kill(machine)

@@ -77,7 +77,9 @@ class RayFleet:
         actors = {one.node.name: self._node_actor(one, plan) for one in plan.nodes}
         own = {} if plan.given_tls else plans.made_files(self._home, SIDECAR)
         self._end_other_membership(plan)
-        made = self._ray.remote(FleetActor).options(num_cpus=0, **self._at_head(), **self._lasting(FLEET_ACTOR))
+        # No other lost machine ends it, and without its head there is no cluster.
+        at_head = {"num_cpus": 0, "resources": {_HEAD: 0.001}}
+        made = self._ray.remote(FleetActor).options(**at_head, **self._lasting(FLEET_ACTOR))
         made.remote(plan, actors, own, plan_period_s)
 
     def plan(self) -> FleetPlan:
@@ -197,13 +199,6 @@ class RayFleet:
         """The options of an actor that Ray starts again, and that outlives the command."""
         own = {"max_restarts": -1, "max_concurrency": 8, "runtime_env": _ENVIRONMENT}
         return {"name": name, "lifetime": "detached", "get_if_exists": True, **own}
-
-    def _at_head(self) -> Mapping[str, Any]:
-        """The option that places an actor on the head's machine where possible: no other lost machine ends it."""
-        from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
-
-        head = next((one["NodeID"] for one in self._ray.nodes() if _HEAD in one["Resources"] and one["Alive"]), None)
-        return {} if head is None else {"scheduling_strategy": NodeAffinitySchedulingStrategy(head, soft=True)}
 
     def _end_other_membership(self, plan: FleetPlan) -> None:
         """End the actor that passes membership on if it knows other nodes than `plan` has: it keeps nothing."""
