@@ -6,6 +6,7 @@ import json
 import shutil
 import time
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -145,6 +146,8 @@ def server_settings(free_ports: Callable[[int], list[int]]) -> Callable[..., Ser
             backend_directories=(backends,),
             triton=BUILD / "triton",
             run_directory=run_directory,
+            # As `shapeshift serve` does: what a build generates is complete.
+            complete_configs=False,
         )
         return on_free_ports(settings, free_ports(3))
 
@@ -161,18 +164,22 @@ def make_server(server_settings: Callable[..., ServerSettings]) -> Callable[...,
 
 @pytest.fixture(scope="session")
 def encode_server(
-    make_server: Callable[..., TritonServer], tmp_path_factory: pytest.TempPathFactory
+    server_settings: Callable[..., ServerSettings], tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[TritonServer]:
     """A real Triton that serves `encode` from the real engines, one for the whole run of tests.
 
-    Its second repository, `settings.repositories[1]`, is empty: tests may add models to it and load them.
+    Its second repository, `settings.repositories[1]`, is empty: tests may add models to it and load them. Their
+    configurations are completed.
     """
+    from shapeshift.triton.embedded.server import TritonServer
+
     if not (BUILD / "repository" / "encode").is_dir():
         pytest.skip(f"no {BUILD / 'repository' / 'encode'}: run `make engines`")
     folder = tmp_path_factory.mktemp("encode")
     (folder / "repository").mkdir()
     repositories = (BUILD / "repository", folder / "repository")
-    with make_server(repositories, ("encode",), folder / "run") as server:
+    settings = replace(server_settings(repositories, ("encode",), folder / "run"), complete_configs=True)
+    with TritonServer(settings) as server:
         yield server.wait_ready()
 
 
