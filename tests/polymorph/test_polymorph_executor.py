@@ -122,8 +122,10 @@ def test_a_gpu_has_one_engine_thread(
 ) -> None:
     front = TextFront(pb_utils, model_args.read(front_args(engine_threads=3) | {"model_instance_kind": kind}))
     try:
-        assert isinstance(front._executor, EngineExecutor)
-        assert len(front._executor.threads) == threads
+        executor = front._executor
+        assert isinstance(executor, EngineExecutor)
+        wait_for(lambda: executor.loaded)
+        assert len(executor.threads) == threads
     finally:
         front.close()
 
