@@ -15,6 +15,8 @@ from typing import TypeVar
 
 from bench.common.output import FOLDER, Output, progress
 from bench.fleet.stub_nodes import FRONT
+from shapeshift.fleet import fleet_file
+from shapeshift.fleet.node import Node
 from shapeshift.sidecar.journal import Journal
 from shapeshift.sidecar.nodes import connect
 from shapeshift.sidecar.nodes.connections import Connections
@@ -27,13 +29,13 @@ from shapeshift.sidecar.policy.decide import Decision
 from shapeshift.sidecar.policy.pools import FrontPeriod
 from shapeshift.sidecar.settings import SidecarSettings
 from shapeshift.sidecar.workers import ServerModels
+from shapeshift.triton.endpoint import Endpoint
 
 T = TypeVar("T")
 
 _WORKERS = 10
 _SIZES, _QUICK_SIZES = (10, 30, 100), (10, 100)
 _ROUNDS, _QUICK_ROUNDS = 20, 5
-_NODE = '[[nodes]]\nname = "n{number:03d}"\ngrpc = "127.0.0.1:{grpc}"\nmetrics = "http://127.0.0.1:{metrics}/metrics"\n'
 # The first three are the work of a round that plans; the last one is done at the start, and before each plan.
 STEPS = ("scrape", "read models", "solve, decide", "read configs")
 
@@ -111,9 +113,12 @@ def stub_nodes(nodes: int) -> Iterator[Connections]:
         assert process.stdout is not None and process.stdin is not None
         ports = json.loads(process.stdout.readline())
         pairs = enumerate(zip(ports["grpc"], ports["metrics"], strict=True))
-        text = "".join(_NODE.format(number=number, grpc=grpc, metrics=metrics) for number, (grpc, metrics) in pairs)
+        listed = [
+            Node(f"n{number:03d}", Endpoint(f"127.0.0.1:{grpc}"), f"http://127.0.0.1:{metrics}/metrics")
+            for number, (grpc, metrics) in pairs
+        ]
         FOLDER.mkdir(parents=True, exist_ok=True)
         file = FOLDER / "stub_fleet.toml"
-        file.write_text('name = "stubs"\n' + text)
+        file.write_text(fleet_file.text("stubs", None, listed))
         yield connect.to_fleet(file, "", Journal(lambda text: None, lambda report: None, {}))
         process.stdin.close()

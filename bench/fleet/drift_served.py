@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from bench.common.foreign_load import ForeignLoad
 from bench.common.output import Output, empty, progress
-from bench.fleet.nodes import FILE, WORK_FOLDER, Nodes, running_nodes
+from bench.fleet.nodes import WORK_FOLDER, Nodes, running_nodes
 from bench.polymorph.emulated_server import SLO_MS, edges
 from bench.polymorph.fleet import emulated_front, read_curve, running_fleet
 from bench.polymorph.schemes import OURS
@@ -104,11 +104,8 @@ def _together(tokens: NDArray[np.int64]) -> Iterator[Mapping[str, str]]:
 
 @contextmanager
 def _sidecar(nodes: Nodes, repository: Path) -> Iterator[None]:
-    keys = {node: server.settings.run_directory / "key" for node, server in nodes.servers.items()}
-    entries = FILE.read_text().split("[[nodes]]\n")
-    named = [f'[[nodes]]\n{entry}key_file = "{keys[entry.split(chr(34))[1]].resolve()}"\n' for entry in entries[1:]]
     file = WORK_FOLDER / "sidecar.toml"
-    file.write_text(entries[0] + "".join(named))
+    nodes.write_for_sidecar(file)
     command = [
         sys.executable,
         "-m",

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import os
 import shutil
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -13,9 +11,13 @@ from pathlib import Path
 from bench.common.output import BUILD, FOLDER, empty
 from bench.polymorph.fleet import emulated_front
 from shapeshift.errors import ShapeshiftError
+from shapeshift.files import replace_text
+from shapeshift.fleet import fleet_file
 from shapeshift.fleet.environment import FLEET_FILE_VARIABLE, NODE_VARIABLE
+from shapeshift.fleet.node import Node
 from shapeshift.triton.embedded.free_ports import on_free_ports
 from shapeshift.triton.embedded.server import TritonServer
+from shapeshift.triton.endpoint import Endpoint
 from shapeshift.triton.metrics import Samples, scrape
 from shapeshift.triton.settings import ServerSettings
 
@@ -34,13 +36,16 @@ class Nodes:
 
     def state(self, addresses: Mapping[str, str]) -> None:
         """Let the fleet have these nodes, at these addresses of gRPC."""
-        lines = ['name = "bench"']
-        for name, address in addresses.items():
-            lines += ["[[nodes]]", f'name = "{name}"', f'grpc = "{address}"']
-            lines.append(f'metrics = "{self.servers[name].metrics_url}"')
-        written = FILE.with_suffix(".new")
-        written.write_text("\n".join(lines) + "\n")
-        written.replace(FILE)
+        nodes = [Node(name, Endpoint(address), self.servers[name].metrics_url) for name, address in addresses.items()]
+        replace_text(FILE, fleet_file.text("bench", None, nodes), durable=False)
+
+    def write_for_sidecar(self, file: Path) -> None:
+        """Write a fleet file of all nodes that names the keys of their model control."""
+        nodes = [
+            Node(name, Endpoint(one.grpc_url), one.metrics_url, (one.settings.run_directory / "key").resolve())
+            for name, one in self.servers.items()
+        ]
+        file.write_text(fleet_file.text("bench", None, nodes))
 
     def samples(self, node: str) -> Samples:
         """The metrics of a node."""
@@ -82,26 +87,14 @@ def running_nodes(models: Mapping[str, Sequence[str]]) -> Iterator[Nodes]:
                 backend_directories=(Path("backends"),),
                 triton=BUILD / "triton",
                 run_directory=folder / "run",
+                variables={FLEET_FILE_VARIABLE: str(FILE.resolve()), NODE_VARIABLE: node},
+                complete_configs=False,
             )
             servers[node] = TritonServer(on_free_ports(settings))
         nodes = Nodes(servers)
         nodes.state({name: server.grpc_url for name, server in servers.items()})
-        for name, server in servers.items():
-            with _environment({FLEET_FILE_VARIABLE: str(FILE.resolve()), NODE_VARIABLE: name}):
-                stack.enter_context(server)
+        for server in servers.values():
+            stack.enter_context(server)
         for server in servers.values():
             server.wait_ready(_READY_S)
         yield nodes
-
-
-@contextlib.contextmanager
-def _environment(values: Mapping[str, str]) -> Iterator[None]:
-    before = {name: os.environ.get(name) for name in values}
-    os.environ.update(values)
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            os.environ.pop(name, None)
-            if value is not None:
-                os.environ[name] = value
