@@ -15,10 +15,10 @@ from shapeshift.engines.text.pooling import SentenceHead
 from shapeshift.engines.text.sentence_modules import SentenceModules
 from shapeshift.fused_decode.interfaces import blocks_of
 from shapeshift.fused_decode.model.architecture import Architecture, from_config
+from shapeshift.fused_decode.model.assembly import LinearMakers, assemble
 from shapeshift.fused_decode.model.cuda_runtime import GraphedModel
 from shapeshift.fused_decode.model.kv_cache import KeyValueCache
 from shapeshift.fused_decode.model.linear import PlainLinear
-from shapeshift.fused_decode.model.network import LinearMakers, assemble
 from shapeshift.fused_decode.model.quantised.levels import Levels
 from shapeshift.fused_decode.model.weights import linears, shapes
 
@@ -43,7 +43,7 @@ def on_device(module: PackedEncoder, device: Device, precision: str) -> PackedEn
 
 
 class RandomWeights:
-    """See `network.Weights`: tensors of the shapes of an architecture, drawn on the device when they are read."""
+    """See `assembly.Weights`: tensors of the shapes of an architecture, drawn on the device when they are read."""
 
     def __init__(self, architecture: Architecture, device: Device, seed: int) -> None:
         self._architecture = architecture

@@ -24,6 +24,7 @@ from shapeshift.adapter_cache.policy.scheduling import SchedulerInputs, Scheduli
 from shapeshift.adapter_cache.registry.catalogue import Catalogue
 from shapeshift.adapter_cache.registry.peft import BaseModel
 from shapeshift.adapter_cache.registry.store import read_multi_lora
+from shapeshift.adapter_cache.request import AdapterRequest
 from shapeshift.adapter_cache.settings import (
     EVICTION_RULES,
     HOST_TIERS,
@@ -60,36 +61,6 @@ class SharedRuntime(Runtime, Protocol):
     memory: torch.Tensor
     block_elements: int
     linear_hook: LinearHook | None
-
-
-class AdapterRequest(Request):
-    """A request that may name an adapter, see `interfaces.SizedRequest`; `AdapterService.prepare` sets what it adds.
-
-    adapter, label, rank: the adapter's unique name, the name that clients use, and its rank; None, "", 0 without one.
-    """
-
-    __slots__ = ("adapter", "label", "predicted_tokens", "rank")
-
-    adapter: str | None
-    label: str
-    predicted_tokens: int
-    rank: int
-
-    def use(self, adapter: Adapter | None) -> None:
-        """Generate with `adapter`, or with the base model."""
-        self.adapter = None if adapter is None else adapter.name
-        self.label = "" if adapter is None else adapter.label
-        self.rank = 0 if adapter is None else adapter.info.rank
-        if adapter is not None:
-            self.adapter_id = adapter.number
-
-    @property
-    def prompt_tokens(self) -> int:
-        return len(self.prompt)
-
-    @property
-    def max_new_tokens(self) -> int:
-        return self.limit
 
 
 class AdapterService(DecodeService):

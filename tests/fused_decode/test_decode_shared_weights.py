@@ -13,8 +13,8 @@ import torch
 from shapeshift.engines.checkpoint import open_checkpoint
 from shapeshift.fused_decode.front import GenerateFront
 from shapeshift.fused_decode.model import kernel_build, native_operations
+from shapeshift.fused_decode.model.assembly import OwnWeights, WeightStore
 from shapeshift.fused_decode.model.cpu_runtime import DecodeModel
-from shapeshift.fused_decode.model.network import OwnWeights, WeightStore
 from shapeshift.fused_decode.model.precision import WEIGHT_BITS
 from shapeshift.fused_decode.model.shared import tensor_file
 from shapeshift.fused_decode.model.shared.tensor_file import TensorFileWriter

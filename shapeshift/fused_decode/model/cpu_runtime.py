@@ -16,9 +16,10 @@ from shapeshift.engines.hardware import cores
 from shapeshift.fused_decode.interfaces import BLOCK_TOKENS, LinearDelta, LinearHook, StepBatch, blocks_of
 from shapeshift.fused_decode.model import native_operations
 from shapeshift.fused_decode.model.architecture import Architecture
+from shapeshift.fused_decode.model.assembly import OwnWeights, WeightStore, assemble
 from shapeshift.fused_decode.model.kv_cache import KeyValueCache
 from shapeshift.fused_decode.model.linear_makers import linear_makers
-from shapeshift.fused_decode.model.network import Network, OwnWeights, WeightStore, assemble
+from shapeshift.fused_decode.model.network import Network
 from shapeshift.fused_decode.model.operations import Operations, TorchOperations
 from shapeshift.fused_decode.model.precision import KV_PRECISIONS, WEIGHT_BITS, computed
 from shapeshift.fused_decode.model.shared.weight_store import key_of, shared_weights

@@ -22,13 +22,14 @@ import torch
 from shapeshift.engines import cuda_device
 from shapeshift.fused_decode.interfaces import BLOCK_TOKENS, StepBatch, blocks_of
 from shapeshift.fused_decode.model.architecture import Architecture
+from shapeshift.fused_decode.model.assembly import LinearMakers, assemble
 from shapeshift.fused_decode.model.cpu_runtime import DTYPES, DecodeModel
 from shapeshift.fused_decode.model.graphs.bounds import GraphBounds, bounds_of
 from shapeshift.fused_decode.model.graphs.inputs import rows_of_logits
 from shapeshift.fused_decode.model.graphs.step import GraphStep, new_pool
 from shapeshift.fused_decode.model.kv_cache import KeyValueCache
 from shapeshift.fused_decode.model.linear import PlainLinear
-from shapeshift.fused_decode.model.network import LinearMakers, Network, assemble
+from shapeshift.fused_decode.model.network import Network
 from shapeshift.fused_decode.model.operations import TorchOperations
 from shapeshift.fused_decode.model.weights import WeightFiles
 from shapeshift.fused_decode.settings import FusedDecodeSettings

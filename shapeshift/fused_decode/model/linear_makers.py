@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import torch
 
+from shapeshift.fused_decode.model.assembly import LinearMakers, MakeLinear
 from shapeshift.fused_decode.model.linear import Linear, maker
 from shapeshift.fused_decode.model.native_operations import NativeLevelLinear, NativeLinear
-from shapeshift.fused_decode.model.network import LinearMakers, MakeLinear
 from shapeshift.fused_decode.model.precision import HEAD_BITS, QUANTISED, WEIGHT_BITS, group_of
 from shapeshift.fused_decode.model.quantised.levels import LevelLinear, quantise
 from shapeshift.serving.model_args import Log

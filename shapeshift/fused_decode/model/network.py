@@ -4,20 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch.nn import functional
 
 from shapeshift.fused_decode.interfaces import DOWN, GATE_UP, OUTPUT, QKV, LinearDelta
 from shapeshift.fused_decode.model.architecture import Architecture
-from shapeshift.fused_decode.model.kv_cache import KeyValueCache
 from shapeshift.fused_decode.model.linear import Linear
 from shapeshift.fused_decode.model.operations import AttentionLayer, Operations, cap
-from shapeshift.fused_decode.model.quantised.levels import Levels
 
-MakeLinear = Callable[[torch.Tensor, torch.Tensor | None], Linear]
-"""From weight [outputs, inputs] and bias [outputs] or None."""
 Activation = Callable[[torch.Tensor], torch.Tensor]
 
 ACTIVATIONS: dict[str, Activation] = {
@@ -152,170 +148,3 @@ def apply(linear: Linear, rows: torch.Tensor, linear_delta: LinearDelta | None, 
     if linear_delta is not None:
         linear_delta.add(layer, name, rows, out)
     return out
-
-
-class Weights(Protocol):
-    """Where the tensors of a network come from, see `weights.WeightFiles`."""
-
-    def read(self, name: str, dtype: torch.dtype) -> torch.Tensor: ...
-    def linear(self, layer: int, name: str, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor | None]: ...
-    def levels(self, layer: int, name: str, dtype: torch.dtype) -> tuple[Levels, torch.Tensor | None]: ...
-
-
-@dataclass(frozen=True)
-class LinearMakers:
-    """How linears are made.
-
-    linear  makes those of the layers
-    head    makes the output head
-    dtype   in which they get weights and biases
-    packed  makes those of the layers of a checkpoint with levels of `bits` bits from these
-    """
-
-    linear: MakeLinear
-    head: MakeLinear
-    dtype: torch.dtype
-    packed: Callable[[Levels, torch.Tensor | None], Linear] | None = None
-    bits: int = 0
-
-
-class WeightStore(Protocol):
-    """Where the linears and the embedding of a network come from. `make` makes one from the checkpoint."""
-
-    def linear(self, name: str, make: Callable[[], Linear]) -> Linear: ...
-
-    def table(self, name: str, make: Callable[[], torch.Tensor]) -> torch.Tensor: ...
-
-
-class OwnWeights:
-    """See `WeightStore`: all is made."""
-
-    def linear(self, name: str, make: Callable[[], Linear]) -> Linear:
-        return make()
-
-    def table(self, name: str, make: Callable[[], torch.Tensor]) -> torch.Tensor:
-        return make()
-
-
-def assemble(
-    architecture: Architecture,
-    files: Weights,
-    cache: KeyValueCache,
-    dtype: torch.dtype,
-    make: LinearMakers,
-    weights: WeightStore | None = None,
-) -> Network:
-    """The network of a checkpoint over the buffers of `cache`, on its device; `dtype` is that of the activations.
-
-    weights: None: all are made.
-    """
-    with torch.inference_mode():
-        return _Builder(architecture, files, cache, dtype, make, weights or OwnWeights()).network()
-
-
-@dataclass(frozen=True)
-class _Builder:
-    """Builds layers from the tensors of a checkpoint."""
-
-    architecture: Architecture
-    files: Weights
-    cache: KeyValueCache
-    dtype: torch.dtype
-    make: LinearMakers
-    weights: WeightStore
-
-    def network(self) -> Network:
-        a, names = self.architecture, self.architecture.tensors
-        positions = self._read(f"{names.positions}.weight", torch.float32) if names.positions else None
-        return Network(
-            a,
-            self.weights.table("embedding", self._embedding),
-            None if positions is None else positions[: self.cache.max_length].contiguous(),
-            [self._layer(index) for index in range(a.layers)],
-            self._norm(names.final_norm),
-            self.weights.linear("head", self._head),
-        )
-
-    def _embedding(self) -> torch.Tensor:
-        a = self.architecture
-        # Rounded once, after the scaling.
-        table = self._read(self._table, self.dtype if a.embedding_scale == 1 else torch.float32)
-        if a.embedding_scale != 1:
-            table *= a.embedding_scale
-        return table.to(self.dtype)
-
-    def _head(self) -> Linear:
-        a, name = self.architecture, self.architecture.tensors.head
-        bias = self._read(f"{name}.bias", self.make.dtype) if a.head_bias else None
-        return self.make.head(self._read(self._table if a.tied else f"{name}.weight", self.make.dtype), bias)
-
-    @property
-    def _table(self) -> str:
-        return f"{self.architecture.tensors.embedding}.weight"
-
-    def _layer(self, index: int) -> Layer:
-        a, names = self.architecture, self.architecture.tensors
-        prefix = f"{names.layers}.{index}."
-        before, after, middle, end = (
-            self._norm(f"{prefix}{name}") if name else None
-            for name in (names.attention_norm, names.attention_end, names.mlp_norm, names.mlp_end)
-        )
-        row, head = (
-            [self._plain_norm(f"{prefix}{name}") for name in (names.query_norm, names.key_norm)]
-            if a.qk_norm == kind
-            else [None, None]
-            for kind in ("row", "head")
-        )
-        query, key = row
-        return Layer(
-            attention_norm=before,
-            qkv=self._linear(index, "qkv"),
-            row_norms=None if query is None or key is None else (query, key),
-            attention=self._attention(index, *(None if norm is None else norm.weight for norm in head)),
-            output=self._linear(index, "output"),
-            attention_end=after,
-            mlp_norm=middle,
-            gate_up=self._linear(index, "gate_up"),
-            down=self._linear(index, "down"),
-            mlp_end=end,
-        )
-
-    def _attention(self, index: int, query_norm: torch.Tensor | None, key_norm: torch.Tensor | None) -> AttentionLayer:
-        a, tables, cache = self.architecture, self.cache.tables[index], self.cache
-        return AttentionLayer(
-            keys=cache.keys[index],
-            values=cache.values[index],
-            cosines=tables.cosines,
-            sines=tables.sines,
-            query_norm=query_norm,
-            key_norm=key_norm,
-            eps=a.norm_eps,
-            window=a.windows[index],
-            scale=a.scales[index],
-            score_cap=a.score_cap,
-            key_scales=None if cache.key_scales is None else cache.key_scales[index],
-            value_scales=None if cache.value_scales is None else cache.value_scales[index],
-        )
-
-    def _linear(self, index: int, name: str) -> Linear:
-        return self.weights.linear(f"{index}.{name}", lambda: self._made(index, name))
-
-    def _made(self, index: int, name: str) -> Linear:
-        packing = self.architecture.packing
-        if self.make.packed is not None and packing is not None and packing.bits == self.make.bits:
-            return self.make.packed(*self.files.levels(index, name, self.make.dtype))
-        weight, bias = self.files.linear(index, name, self.make.dtype)
-        device = self.cache.keys.device
-        return self.make.linear(weight.to(device), None if bias is None else bias.to(device))
-
-    def _norm(self, name: str) -> Norm:
-        plain = self._plain_norm(name)
-        bias = self._read(f"{name}.bias", torch.float32) if self.architecture.norm == "layer" else None
-        return Norm(plain.weight, bias, plain.eps)
-
-    def _plain_norm(self, name: str) -> Norm:
-        weight = self._read(f"{name}.weight", torch.float32) + self.architecture.norm_offset
-        return Norm(weight, None, self.architecture.norm_eps)
-
-    def _read(self, name: str, dtype: torch.dtype) -> torch.Tensor:
-        return self.files.read(name, dtype).to(self.cache.keys.device)

@@ -12,9 +12,9 @@ import torch
 
 from shapeshift import files
 from shapeshift.fused_decode.model import kernel_build
+from shapeshift.fused_decode.model.assembly import OwnWeights, WeightStore
 from shapeshift.fused_decode.model.linear import Linear
 from shapeshift.fused_decode.model.native_operations import NativeLinear, PackedWeight
-from shapeshift.fused_decode.model.network import OwnWeights, WeightStore
 from shapeshift.fused_decode.model.shared.tensor_file import TensorFile, TensorFileWriter, read
 from shapeshift.serving.model_args import Log
 
@@ -99,7 +99,7 @@ def _open(path: Path, log: Log) -> WeightStore | None:
 
 
 class _Mapped:
-    """See `network.WeightStore`: nothing is made."""
+    """See `assembly.WeightStore`: nothing is made."""
 
     def __init__(self, held: TensorFile) -> None:
         self._held = held
@@ -113,7 +113,7 @@ class _Mapped:
 
 
 class _Writing:
-    """See `network.WeightStore`: all is made, written to a draft beside `path`, and mapped from there."""
+    """See `assembly.WeightStore`: all is made, written to a draft beside `path`, and mapped from there."""
 
     def __init__(self, path: Path, log: Log) -> None:
         self._path, self._log = path, log
