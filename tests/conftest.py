@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.triton_aborts import pytest_runtest_call as pytest_runtest_call
+
 if TYPE_CHECKING:
     from shapeshift.triton.embedded.server import TritonServer
     from shapeshift.triton.settings import ServerSettings

@@ -123,6 +123,7 @@ def test_invalid_requests_are_refused(server: TritonServer, ask: Callable[..., d
     assert ask(["word " * 200], truncate=True)["LABEL"].shape == (1, 1)
 
 
+@pytest.mark.kills
 def test_the_second_level_is_unloaded_killed_and_loaded_again(
     server: TritonServer, ask: Callable[..., dict[str, Any]]
 ) -> None:

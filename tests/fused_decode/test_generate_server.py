@@ -671,6 +671,7 @@ def ranks() -> list[int]:
     return found
 
 
+@pytest.mark.kills
 def test_a_model_on_two_processes(
     server: TritonServer, control: ModelControl, publish: Callable[..., Path], reference: Callable[[str, int], str]
 ) -> None:

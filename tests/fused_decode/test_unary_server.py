@@ -137,6 +137,7 @@ def test_many_at_once_are_all_answered(server: TritonServer) -> None:
     assert stub_of(server, "generate_unary") == before
 
 
+@pytest.mark.kills
 def test_requests_that_a_dead_process_held_are_answered(server: TritonServer) -> None:
     victim = stub_of(server, "generate")
     killer = threading.Timer(0.5, os.kill, (victim, signal.SIGKILL))

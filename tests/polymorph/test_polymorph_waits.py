@@ -43,6 +43,8 @@ def busy_front(make_front: MakeFront, gate: Gate) -> Callable[..., tuple[TextFro
 
     def make(**parameters: object) -> tuple[TextFront, list[Request]]:
         front = make_front(packing=False, engine_threads=2, latency_ms=(40.0, 40.0), **parameters)
+        executor = front._executor
+        assert isinstance(executor, executor_module.EngineExecutor) and executor.wait_loaded(30)
         gate.hold()
         requests = [text_request("a") for _ in range(3)]
         for request in requests[:2]:

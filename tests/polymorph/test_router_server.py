@@ -152,6 +152,7 @@ def test_a_router_answers_as_a_front_that_holds_the_engines(
     wait_for(lambda: joined(server, front) == [2])
 
 
+@pytest.mark.kills
 @pytest.mark.parametrize(("worker", "number"), [("shared_w00", signal.SIGKILL), ("binned_w01", signal.SIGSTOP)])
 def test_a_worker_that_dies_or_stops_under_load_costs_no_request(
     server: TritonServer, control: ModelControl, vectors: list[np.ndarray], worker: str, number: signal.Signals
