@@ -124,6 +124,12 @@ MakeRouter = Callable[..., "Router"]
 MakeWorker = Callable[[int], "FakeWorker"]
 
 
+@pytest.fixture
+def threads_before() -> set[threading.Thread]:
+    """The threads of this process before the test; other tests may have left some."""
+    return set(threading.enumerate())
+
+
 @pytest.fixture(params=[SHARED, DISPATCHED])
 def router(
     request: pytest.FixtureRequest,
@@ -252,11 +258,12 @@ def test_a_worker_of_an_older_version_is_not_used(router: Router, site: Site) ->
     router.wait(lambda: router.joined(*router.workers))
 
 
-def test_close_ends_calls_to_other_nodes(router: Router) -> None:
+def test_close_ends_calls_to_other_nodes(threads_before: set[threading.Thread], router: Router) -> None:
     for worker in router.workers.values():
         worker.stick()
     asked = [router.ask(300) for _ in range(9)]
     router.wait(lambda: all(worker.held for worker in router.workers.values()))
     router.close(timeout_s=0.2)
     assert all(isinstance(one.error(), OverloadedError) for one in asked)
-    assert not any(thread.name in ("grpc-client", "fleet-directory") for thread in threading.enumerate())
+    left = {thread.name for thread in set(threading.enumerate()) - threads_before}
+    assert not left & {"grpc-client", "fleet-directory"}
