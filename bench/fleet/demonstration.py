@@ -14,8 +14,9 @@ from pathlib import Path
 
 import numpy as np
 
-from bench.common.output import BUILD, FOLDER, empty
+from bench.common.output import FOLDER, empty
 from bench.fleet.member_load import MemberLoad, Result
+from bench.fleet.on_ray import fleet_file, workers_joined
 from bench.polymorph.fleet import emulated_front
 from shapeshift.errors import ShapeshiftError, TimedOutError
 from shapeshift.fleet.supervision.node_supervisor import READY
@@ -25,18 +26,6 @@ from shapeshift.sidecar import run_files
 _WORK_FOLDER = FOLDER / "demonstration"
 _NAME, _FRONT, _NODES, _WORKERS = "demonstration", "encode", 3, 4
 _FIRST_PORT = 28_000
-_FLEET = f"""
-name = "{_NAME}"
-membership = "ray"
-
-[ray]
-nodes = {_NODES}
-cpus = 0.5
-grpc_port = {_FIRST_PORT}
-metrics_port = {_FIRST_PORT + 100}
-build = "build"
-serve = "--models {_FRONT} --triton {(BUILD / "triton").resolve()}"
-"""
 _STEP_S, _READY_S, _LINE = 10.0, 300.0, 200
 _SHORT, _LONG, _SLO_MS = 60, 240, 450
 
@@ -62,7 +51,7 @@ def main() -> int:
     first = [tokens for _, tokens in trace[: len(trace) // 10]]
     emulated_front(_WORK_FOLDER, _FRONT, first, bins="64,128,256,512", **own)
     file = _WORK_FOLDER / "fleet.toml"
-    file.write_text(_FLEET)
+    file.write_text(fleet_file(_NAME, _FRONT, _NODES, _FIRST_PORT))
     fleet = RayFleet(file)
     try:
         _say("starting Ray and three nodes, with emulated workers: they imitate a GPU's latency and compute nothing\n")
@@ -103,15 +92,10 @@ def _show(fleet: RayFleet, trace: list[tuple[float, int]]) -> None:
 def _wait_for_workers(fleet: RayFleet, log: _Log) -> None:
     """Until the front of each node sends texts to the workers of all nodes."""
     wanted, deadline = float(_NODES * _WORKERS), time.monotonic() + _READY_S
-    while any(_joined(fleet, name) != wanted for name in fleet.names):
+    while any(workers_joined(fleet, name, _FRONT) != wanted for name in fleet.names):
         if time.monotonic() > deadline:
             raise TimedOutError(f"the fronts have not {wanted:g} workers after {_READY_S:g} s")
         log.follow(1.0)
-
-
-def _joined(fleet: RayFleet, node: str) -> float:
-    name, label = "shapeshift_workers_joined", ("model", _FRONT)
-    return sum(value for (series, own), value in fleet.page(node).items() if series == name and label in own)
 
 
 class _Log:

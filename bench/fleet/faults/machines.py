@@ -16,17 +16,15 @@ from types import TracebackType
 from typing import Self
 
 from shapeshift.errors import ShapeshiftError
+from shapeshift.files import replace_private
+from shapeshift.fleet.supervision.cluster import SETTINGS
 from shapeshift.triton.embedded import processes
 from shapeshift.triton.embedded.free_ports import free_ports
 
 HEAD = 0
 _STARTS, _START_S, _STOP_S = 3, 120.0, 20.0
-_SETTINGS = {
-    "RAY_kill_child_processes_on_worker_exit": "0",
-    "RAY_AUTH_MODE": "token",
-    "RAY_USAGE_STATS_ENABLED": "0",
-    "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "1",
-}
+# Several machines: Ray keeps to the addresses that it is given.
+_SETTINGS = {**SETTINGS, "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "1"}
 
 
 class Machines:
@@ -54,10 +52,7 @@ class Machines:
         return f"127.0.0.{2 + machine}"
 
     def __enter__(self) -> Self:
-        self._folder.mkdir(parents=True, exist_ok=True)
-        token = self._folder / "token"
-        token.write_text(secrets.token_hex(32))
-        token.chmod(0o600)
+        replace_private(self._folder / "token", secrets.token_hex(32).encode())
         self._before = {name: os.environ.get(name) for name in self._variables}
         os.environ.update(self._variables)
         with _undone_if_it_fails(self):

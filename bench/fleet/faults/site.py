@@ -8,8 +8,9 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from bench.common.output import BUILD, empty, progress
+from bench.common.output import empty, progress
 from bench.fleet.faults.machines import Machines
+from bench.fleet.on_ray import fleet_file, workers_joined
 from bench.polymorph.fleet import emulated_front
 from shapeshift.errors import ShapeshiftError, TimedOutError
 from shapeshift.fleet.supervision.node_process import NodeCommand, NodeProcess
@@ -19,25 +20,11 @@ from shapeshift.fleet.supervision.upgrade import UpgradeSettings, upgrade
 from shapeshift.sidecar import run_files
 from shapeshift.triton.embedded import processes, run_record
 from shapeshift.triton.embedded.free_ports import free_ports
-from shapeshift.triton.metrics import Samples
 
 FRONT = "encode"
 SETTLE_S = 3.0
 _NAME, _NODES, _WORKERS = "faults", 3, 2
 _READY_S = 300.0
-_FLEET = """
-name = "{name}"
-membership = "ray"
-
-[ray]
-nodes = {nodes}
-address = "{address}"
-cpus = 0.5
-grpc_port = {port}
-metrics_port = {metrics_port}
-build = "build"
-serve = "--models {front} --triton {triton}"
-"""
 
 
 class Site:
@@ -72,17 +59,7 @@ class Site:
         return NodeCommand(name, self._file, self._file.parent / "build")
 
     def _of(self, nodes: int) -> RayFleet:
-        self._file.write_text(
-            _FLEET.format(
-                name=_NAME,
-                nodes=nodes,
-                address=self._machines.address,
-                port=self._port,
-                metrics_port=self._port + 100,
-                front=FRONT,
-                triton=(BUILD / "triton").resolve(),
-            )
-        )
+        self._file.write_text(fleet_file(_NAME, FRONT, nodes, self._port, self._machines.address))
         return RayFleet(self._file)
 
     def up(self) -> None:
@@ -170,11 +147,9 @@ class Site:
 
     def _joined(self, node: str) -> float:
         try:
-            page: Samples = self.fleet.page(node)
+            return workers_joined(self.fleet, node, FRONT)
         except ShapeshiftError:
             return 0.0
-        name, label = "shapeshift_workers_joined", ("model", FRONT)
-        return sum(value for (series, own), value in page.items() if series == name and label in own)
 
 
 def _wait(is_done: Callable[[], bool], what: str) -> None:

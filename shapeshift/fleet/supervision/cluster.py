@@ -33,8 +33,7 @@ _LOG_FILE = "ray.log"
 _START_TIMEOUT_S = 120.0
 _STARTS = 3
 _STOP_TIMEOUT_S = 20.0
-# What the processes of a cluster that is started here and all that connect to it must agree on.
-_SETTINGS = {
+SETTINGS = {
     # A node's server outlives its supervisor.
     "RAY_kill_child_processes_on_worker_exit": "0",
     "RAY_AUTH_MODE": "token",
@@ -42,6 +41,7 @@ _SETTINGS = {
     # Ray takes the address of a network card in place of 127.0.0.1 unless it knows that there is one machine only.
     "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
 }
+"""What the processes of a cluster that is started here and all that connect to it must agree on."""
 
 
 @dataclass(frozen=True)
@@ -99,7 +99,7 @@ class Cluster:
         if self.address:
             # Whoever runs that cluster says how it is entered.
             return
-        os.environ.update(_SETTINGS)
+        os.environ.update(SETTINGS)
         token = self.folder / _TOKEN_FILE
         if not token.is_file():
             files.replace_private(token, secrets.token_hex(32).encode())
