@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import Iterable, Mapping
 
 from shapeshift.errors import EngineError, ShapeshiftError
 from shapeshift.fleet.node import Node
-from shapeshift.serving.description import PLACEHOLDERS
+from shapeshift.serving.description import PLACEHOLDERS, told
 from shapeshift.serving.model_args import DESCRIPTION
 from shapeshift.triton.async_client import AsyncClient, ModelCall
 from shapeshift.triton.names import worker_front
@@ -54,8 +53,8 @@ async def _of_front(client: AsyncClient, name: str) -> str:
     """The version; empty for a model that has no registry, or does not say."""
     for inputs in PLACEHOLDERS:
         try:
-            told = await client.first(ModelCall(name, inputs, _ANSWER_S, (DESCRIPTION.name,)))
-            return str(json.loads(bytes(told[DESCRIPTION.name].reshape(-1)[0])).get("registry") or "")
+            found = await client.first(ModelCall(name, inputs, _ANSWER_S, (DESCRIPTION.name,)))
+            return str(told(found).get("registry") or "")
         except EngineError:
             # It wants other inputs.
             continue

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import math
 import time
 from collections.abc import Collection, Mapping, Sequence
@@ -14,7 +13,7 @@ from typing import Any
 from shapeshift.errors import EngineError, ModelError, ModelGoneError, ShapeshiftError, did_you_mean
 from shapeshift.gateway.errors import ApiError
 from shapeshift.gateway.upstream import Server, Upstream
-from shapeshift.serving.description import PLACEHOLDERS
+from shapeshift.serving.description import PLACEHOLDERS, told
 from shapeshift.serving.model_args import DESCRIPTION
 from shapeshift.triton.async_client import ModelCall
 from shapeshift.triton.names import worker_front
@@ -189,5 +188,5 @@ class Catalogue:
     async def _asked(self, server: Server, name: str, inputs: Mapping[str, Any]) -> Front:
         # A decoupled model answers streams only, and a stream reaches the others as well.
         found = await server.client.first(ModelCall(name, inputs, _CALL_TIMEOUT_S, (DESCRIPTION.name,)))
-        own = json.loads(bytes(found[DESCRIPTION.name].reshape(-1)[0]))
+        own = told(found)
         return Front(name, str(own["kind"]), own)

@@ -6,6 +6,7 @@ import hashlib
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -125,6 +126,15 @@ def describing(pb_utils: PbUtils, responder: Responder, args: ModelArgs, describ
             submit(request, sender)
 
     return submit_or_describe
+
+
+def told(outputs: Mapping[str, NDArray[Any]]) -> dict[str, Any]:
+    """What a front says of itself, from its answer to a request for DESCRIPTION.
+
+    Raises KeyError and IndexError where the answer lacks it, ValueError where it is not JSON.
+    """
+    found: dict[str, Any] = json.loads(bytes(outputs[DESCRIPTION.name].reshape(-1)[0]))
+    return found
 
 
 def forwarded(description: bytes, unary: str) -> bytes:
