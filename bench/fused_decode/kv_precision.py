@@ -88,7 +88,8 @@ def _system(folder: Path, precision: str, kv_precision: str) -> System:
         if scales is None:
             vectors.normal_()
         else:
-            vectors.random_(-127, 128), scales.fill_(0.01)
+            vectors.random_(-127, 128)
+            scales.fill_(0.01)
     return System(kv_precision, model, cores())
 
 

@@ -190,10 +190,11 @@ def test_a_node_that_hangs_holds_up_no_other(case: Case, never: threading.Event)
     assert {bin_ for worker, bin_ in case.bins().items() if split(worker)[0] != "b"} == {"512"}
 
 
-def test_a_load_on_a_node_that_goes_does_not_hang(case: Case, never: threading.Event) -> None:
-    gone = case.servers["b"]
+def hanging(case: Case, never: threading.Event) -> Callable[[str, str], str | None]:
+    """A load that does not return; in the first one node b goes."""
 
-    def hang(name: str, bin_: str) -> str | None:
+    def load(name: str, bin_: str) -> str | None:
+        gone = case.servers["b"]
         if not gone.down:
             gone.down = True
             case.fleet.presence.record("metrics", ["a", "c"], {"b": "cut off"})
@@ -201,7 +202,11 @@ def test_a_load_on_a_node_that_goes_does_not_hang(case: Case, never: threading.E
         never.wait()
         return None
 
-    gone.fails = hang
+    return load
+
+
+def test_a_load_on_a_node_that_goes_does_not_hang(case: Case, never: threading.Event) -> None:
+    case.servers["b"].fails = hanging(case, never)
     case.period(a=LONG)
     # The plan did not wait for it.
     waiting.wait_for(lambda: case.logged("change b/enc_w") >= 1 and case.logged("node b does not answer") >= 1)
@@ -210,17 +215,7 @@ def test_a_load_on_a_node_that_goes_does_not_hang(case: Case, never: threading.E
 
 
 def test_a_slow_load_does_not_delay_the_plan_without_a_lost_node(case: Case, never: threading.Event) -> None:
-    gone, slow = case.servers["b"], case.servers["a"]
-
-    def hang(name: str, bin_: str) -> str | None:
-        if not gone.down:
-            gone.down = True
-            case.fleet.presence.record("metrics", ["a", "c"], {"b": "cut off"})
-            case.fleet.presence.record("metrics", ["a", "c"], {"b": "cut off"})
-        never.wait()
-        return None
-
-    slow.fails = hang
+    case.servers["a"].fails = hanging(case, never)
     case.period(a=LONG)
     case.step(2)
     assert case.logged("plan enc: node b is lost") == 1
