@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 VOCABULARY = 400
-LONGEST = 4096
+LONGEST = 8192
 _TEXTS = (
     "Return the number of items in a container.",
     "Raise ValueError if the value is not present; der Käse ist größer als die Übung.",

@@ -27,7 +27,7 @@ from shapeshift.errors import EngineError
 from shapeshift.triton import metrics, model_config
 from shapeshift.triton.control import ModelControl
 from tests import waiting
-from tests.fused_decode.checkpoints import make_checkpoint
+from tests.fused_decode.checkpoints import LONGEST, make_checkpoint
 from tests.fused_decode.fronts import tensors
 from tests.outgoing import descendants
 
@@ -40,7 +40,6 @@ pytestmark = [pytest.mark.server, pytest.mark.timeout(300)]
 
 PROJECT = Path(__file__).resolve().parents[2]
 BUILD = PROJECT / "build"
-LONGEST = 2048
 PROMPT = "Return the number of"
 GREEDY = {"temperature": 0.0, "max_tokens": 24}
 TYPES = {np.dtype(np.int32): "INT32", np.dtype(np.int64): "INT64", np.dtype(np.float32): "FP32", np.dtype(bool): "BOOL"}
