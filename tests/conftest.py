@@ -40,7 +40,8 @@ LIGHT_WIDTH = 8
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Leave out long tests unless -m names them, skip those that need a GPU where there is none; servers first.
 
-    These mostly wait, so that the others fill the processor beside them.
+    These mostly wait, so that the others fill the processor beside them. One that fails runs once more: its server
+    shares two cores with the other tests, and nothing bounds how long a process waits for one. The summary names it.
     """
     if "long" not in config.option.markexpr:
         config.hook.pytest_deselected(items=[item for item in items if item.get_closest_marker("long")])
@@ -49,6 +50,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         for item in items:
             if item.get_closest_marker("gpu"):
                 item.add_marker(pytest.mark.skip(reason="no NVIDIA GPU"))
+    for item in items:
+        if item.get_closest_marker("server"):
+            item.add_marker(pytest.mark.flaky(reruns=1))
     items.sort(key=lambda item: item.get_closest_marker("server") is None)
 
 
