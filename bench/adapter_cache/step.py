@@ -40,7 +40,7 @@ def main() -> None:
     from client.hardware import describe
     from shapeshift.engines import hardware
 
-    stated = hardware.resolve_precision(options.precision, False)
+    stated = hardware.resolve_precision(options.precision)
     folder = ensure(options.build / "bench" / "llama-110m")
     adapters = [make(options.build / "bench" / "adapters-of-a-step", folder, number) for number in range(len(RANKS))]
     print(json.dumps(describe()))

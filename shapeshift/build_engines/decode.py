@@ -73,7 +73,7 @@ def check(front: DecodeFrontConfig, paths: BuildPaths) -> Checkpoint | None:
     source = find_checkpoint(front.settings.checkpoint, paths)
     checkpoint = open_checkpoint(source.folder, origin=source.origin, hashes=paths.build / HASHES)
     precision = _precision(front.settings, front, checkpoint)
-    require_kv_precision(front.settings.kv_precision, _on_gpu(front.config))
+    require_kv_precision(front.settings.kv_precision, _gpu(front.config) is not None)
     perplexity.text_of(checkpoint, front.settings)
     if front.settings.tensor_parallel_size > 1:
         allowed = f"one of {', '.join(COMPUTED_BYTES)} with tensor_parallel_size above 1"
@@ -127,11 +127,13 @@ def publish(front: DecodeFrontConfig, paths: BuildPaths) -> str:
 
 def _precision(own: FusedDecodeSettings, front: DecodeFrontConfig, checkpoint: Checkpoint) -> str:
     """The precision that `auto` stands for. Raises InvalidInputError for a checkpoint that is quantised otherwise."""
-    return resolve(own.precision, _on_gpu(front.config), packing_of(checkpoint.config))
+    return resolve(own.precision, _gpu(front.config), packing_of(checkpoint.config))
 
 
-def _on_gpu(config: Any) -> bool:
-    return any(group.kind == type(group).KIND_GPU for group in config.instance_group)
+def _gpu(config: Any) -> int | None:
+    """The number of the GPU that serves the front, None for the CPU."""
+    on_gpu = (group for group in config.instance_group if group.kind == type(group).KIND_GPU)
+    return next((next(iter(group.gpus), 0) for group in on_gpu), None)
 
 
 def _published(target: Path) -> str:

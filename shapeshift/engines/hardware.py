@@ -65,12 +65,12 @@ def cpu_has_bf16(cpuinfo: Path = Path("/proc/cpuinfo")) -> bool:
     return any(flag in flags.split() for flag in _BF16_FLAGS)
 
 
-def resolve_precision(requested: str, on_gpu: bool = False) -> str:
+def resolve_precision(requested: str) -> str:
     """The precision to build: `requested`, or for "auto" bf16 if the hardware computes it natively, else f32.
 
     Raises UnsupportedError for bf16 on a CPU that only emulates it.
     """
-    has_bf16 = on_gpu or cpu_has_bf16()
+    has_bf16 = cpu_has_bf16()
     if requested == "auto":
         return "bf16" if has_bf16 else "f32"
     if requested == "bf16" and not has_bf16:

@@ -117,7 +117,7 @@ def load_runtime(
     """
     kind, ranks = device.partition(":")[0], decode.tensor_parallel_size
     architecture = Architecture.read(folder)
-    stated = resolve(decode.precision, kind == "cuda", architecture.packing)
+    stated = resolve(decode.precision, torch.device(device).index, architecture.packing)
     share = architecture.share(ranks)
     tokens, slots, longest = decode.kv_cache_tokens, decode.max_concurrency, decode.max_length
     kept = decode.kv_precision

@@ -19,8 +19,8 @@ class FusedDecodeSettings:
     """Parameters of the process that owns the decode loop.
 
     checkpoint       folder (absolute, under build/checkpoints or checkpoints/) or hub id (owner/model@revision)
-    precision        auto (bf16 where the hardware has it, else f32), f32, bf16, or, with quantised weights on a CPU,
-                     int8 or int4
+    precision        auto (bf16 where the hardware has it, else f32, on a GPU f16), f32, bf16, f16 on a GPU, or, with
+                     quantised weights on a CPU, int8 or int4
     group_size       inputs of an output that share a scale in int4: 32 or 128; 0: 128 where it divides them, else 32
     kv_precision     of the keys and values in the cache: auto (that of the computation), or int8 on a CPU
     perplexity_text  text on which `make engines` measures what quantised weights lose: a file, absolute or in the

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from shapeshift.cli.main import main
-from shapeshift.engines import hardware
+from shapeshift.engines import gpu, hardware
 from shapeshift.engines.checkpoint import open_checkpoint
 from shapeshift.fused_decode.model import kernel_build
 from shapeshift.triton import model_config
@@ -100,8 +100,10 @@ def test_auto_is_resolved(project: Project, monkeypatch: pytest.MonkeyPatch) -> 
     file = project.root / "model_repository" / "generate" / "config.pbtxt"
     file.write_text(file.read_text() + "instance_group [ { kind: KIND_GPU } ]")
     monkeypatch.setattr(hardware, "gpus", lambda: 1)
-    assert project.make("generate")[0] == 0
-    assert project.parameters()["precision"] == "bf16"
+    for capability, settled in (((8, 0), "bf16"), ((7, 5), "f16")):
+        monkeypatch.setattr(gpu, "describe", lambda device, own=capability: gpu.Gpu(device, "T", own, 16e3))
+        assert project.make("generate")[0] == 0
+        assert project.parameters()["precision"] == settled
 
 
 def test_published_checkpoint_is_checked_again_only_after_a_change(project: Project, compilations: list[Path]) -> None:

@@ -50,22 +50,18 @@ def test_without_cpuinfo_there_is_no_bf16(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("requested", "cpu", "gpu", "resolved"),
+    ("requested", "cpu", "resolved"),
     [
-        ("auto", True, False, "bf16"),
-        ("auto", False, False, "f32"),
-        ("auto", False, True, "bf16"),
-        ("f32", True, True, "f32"),
-        ("f32", False, False, "f32"),
-        ("bf16", True, False, "bf16"),
-        ("bf16", False, True, "bf16"),
+        ("auto", True, "bf16"),
+        ("auto", False, "f32"),
+        ("f32", True, "f32"),
+        ("f32", False, "f32"),
+        ("bf16", True, "bf16"),
     ],
 )
-def test_precision_is_resolved(
-    monkeypatch: pytest.MonkeyPatch, requested: str, cpu: bool, gpu: bool, resolved: str
-) -> None:
+def test_precision_is_resolved(monkeypatch: pytest.MonkeyPatch, requested: str, cpu: bool, resolved: str) -> None:
     monkeypatch.setattr(hardware, "cpu_has_bf16", lambda: cpu)
-    assert hardware.resolve_precision(requested, gpu) == resolved
+    assert hardware.resolve_precision(requested) == resolved
 
 
 def test_bf16_on_a_cpu_without_it_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ctypes
 import warnings
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +17,7 @@ from shapeshift.engines.text.packing import pack, unpack
 from shapeshift.engines.text.sentence_modules import SentenceModules
 from shapeshift.engines.verify import MIN_COSINE, compare
 from shapeshift.errors import EngineError, UnsupportedError
+from tests.engines.driver import Driver
 from tests.engines.families import VOCABULARY, outputs_of_engines, save_model
 
 LENGTHS = [5, 1, 17, 9, 3]
@@ -111,32 +111,6 @@ def opened(folder: Path, source: Any, kind: str, threads: int = 1) -> Any:
 
 
 # What a GPU is asked, and what is said where it is not there.
-
-
-class Driver:
-    """Stands for NVIDIA's driver: so many GPUs of this capability; status: what each call returns."""
-
-    def __init__(self, devices: int, capability: tuple[int, int] = (9, 0), status: int = 0) -> None:
-        self.devices, self.capability, self.status = devices, capability, status
-
-    def cuInit(self, flags: int) -> int:  # noqa: N802  the driver's name
-        return self.status
-
-    def __getattr__(self, name: str) -> Callable[..., int]:
-        def call(out: Any, *others: Any) -> int:
-            if name == "cuDeviceGetName":
-                out.value = b"H100"
-                return 0
-            value = {
-                "cuDeviceGetCount": self.devices,
-                "cuDeviceGet": 0,
-                "cuDeviceGetAttribute": self.capability[0 if others[:1] == (75,) else 1],
-                "cuDeviceTotalMem_v2": 80 << 30,
-            }[name]
-            out._obj.value = value
-            return 0
-
-        return call
 
 
 def test_a_gpu_is_described_by_its_driver(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -21,9 +21,9 @@ TOLERANCE = 2e-4
 SLOTS = 6
 
 
-def open_model(tiny: Tiny, device: str = "cpu") -> GraphedModel:
+def open_model(tiny: Tiny, device: str = "cpu", precision: str = "f32") -> GraphedModel:
     torch.set_num_threads(1)
-    return GraphedModel.load_on(device, tiny.folder, precision="f32", slots=SLOTS, max_length=LONGEST)
+    return GraphedModel.load_on(device, tiny.folder, precision=precision, slots=SLOTS, max_length=LONGEST)
 
 
 def reference(tiny: Tiny, given: list[torch.Tensor]) -> list[torch.Tensor]:
@@ -101,6 +101,18 @@ def test_a_chunk_of_a_prompt_beside_single_tokens(tiny: Callable[[str], Tiny], f
     for text, place, logits in beside_chunks(model, given, [4, 0, 5, 2, 3, 1], seed=16):
         assert (logits - expected[text][place]).abs().max() < TOLERANCE
     assert {(bounds.rows, bounds.chunk) for bounds in model._steps if bounds.chunk} == {(8, 64)}
+
+
+@pytest.mark.parametrize(("precision", "error"), [("f16", 0.005), ("bf16", 0.04)])
+def test_16_bits(tiny: Callable[[str], Tiny], precision: str, error: float) -> None:
+    """Largest error, as a share of the largest logit: f16 has three bits more than bf16."""
+    model, given = open_model(tiny("llama"), precision=precision), texts(4, seed=12)
+    expected = reference(tiny("llama"), given)
+    found = [
+        float((logits.float() - expected[text][place]).abs().max() / expected[text].abs().max())
+        for text, place, logits in teacher_forced(model, given, [2, 0, 3, 1], seed=13)
+    ]
+    assert max(found) < error
 
 
 def test_with_and_without_graphs(tiny: Callable[[str], Tiny]) -> None:

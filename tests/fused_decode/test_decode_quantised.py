@@ -193,7 +193,9 @@ def test_a_group_is_what_divides_the_inputs() -> None:
 def test_quantised_weights_are_for_cpus() -> None:
     assert resolve("int8") == "int8"
     with pytest.raises(UnsupportedError, match="precision: int4 is for CPUs"):
-        resolve("int4", on_gpu=True)
+        resolve("int4", device=0)
+    with pytest.raises(UnsupportedError, match="precision: f16 is for GPUs"):
+        resolve("f16")
 
 
 def test_linears_agree_with_the_weights_that_levels_stand_for() -> None:

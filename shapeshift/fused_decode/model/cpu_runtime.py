@@ -21,14 +21,14 @@ from shapeshift.fused_decode.model.kv_cache import KeyValueCache
 from shapeshift.fused_decode.model.linear_makers import linear_makers
 from shapeshift.fused_decode.model.network import Network
 from shapeshift.fused_decode.model.operations import Operations, TorchOperations
-from shapeshift.fused_decode.model.precision import KV_PRECISIONS, WEIGHT_BITS, computed
+from shapeshift.fused_decode.model.precision import KV_PRECISIONS, ON_CPU, computed
 from shapeshift.fused_decode.model.shared.weight_store import key_of, shared_weights
 from shapeshift.fused_decode.model.weights import WeightFiles
 from shapeshift.fused_decode.settings import FusedDecodeSettings
 from shapeshift.serving.model_args import Log
 from shapeshift.settings import require
 
-DTYPES = {"f32": torch.float32, "bf16": torch.bfloat16}
+DTYPES = {"f32": torch.float32, "bf16": torch.bfloat16, "f16": torch.float16}
 T = TypeVar("T")
 _warn = logging.getLogger(__name__).warning
 
@@ -124,7 +124,7 @@ class DecodeModel:
 
         Raises InvalidInputError for an invalid checkpoint or setting. Logs what runs slower than it could.
         """
-        require(precision in WEIGHT_BITS, "precision", precision, f"one of {', '.join(WEIGHT_BITS)}")
+        require(precision in ON_CPU, "precision", precision, f"one of {', '.join(ON_CPU)}")
         require(kv_precision in KV_PRECISIONS, "kv_precision", kv_precision, f"one of {', '.join(KV_PRECISIONS)}")
         require(threads >= 1, "threads", threads, "at least 1")
         torch.set_num_threads(threads)

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from shapeshift.engines import hardware
+from shapeshift.engines import precision as native_precision
 from shapeshift.errors import UnsupportedError
 from shapeshift.fused_decode.model.quantised.packing import Packing
 
-COMPUTED_BYTES = {"f32": 4, "bf16": 2}
+COMPUTED_BYTES = {"f32": 4, "bf16": 2, "f16": 2}
 """Bytes of a number of the computation: an activation, a key, a value."""
-WEIGHT_BITS = {"f32": 32, "bf16": 16, "int8": 8, "int4": 4}
+WEIGHT_BITS = {"f32": 32, "bf16": 16, "f16": 16, "int8": 8, "int4": 4}
 """Bits of a weight of a layer's linear."""
 QUANTISED = tuple(name for name in WEIGHT_BITS if name not in COMPUTED_BYTES)
+ON_CPU = tuple(name for name in WEIGHT_BITS if name != "f16")
 HEAD_BITS = 8
 """Bits of a weight of the output head of a quantised model: what is lost there changes every token."""
 GROUP_SIZES = (128, 32)
@@ -19,22 +21,26 @@ KV_PRECISIONS = ("auto", "int8")
 _SCALE_BYTES = 4
 
 
-def resolve(requested: str, on_gpu: bool = False, packing: Packing | None = None) -> str:
-    """One of WEIGHT_BITS; see `hardware.resolve_precision`. Raises UnsupportedError for what the device lacks.
+def resolve(requested: str, device: int | None = None, packing: Packing | None = None) -> str:
+    """One of WEIGHT_BITS; see `engines.precision.resolve`. Raises UnsupportedError for what the device lacks.
 
-    With "auto", weights that are quantised in the checkpoint (`packing`) stay as they are on a CPU.
+    device: the number of a GPU, None for the CPU. With "auto", weights that are quantised in the checkpoint (`packing`)
+    stay as they are on a CPU.
     """
-    if requested == "auto" and packing is not None and not on_gpu:
+    if requested == "auto" and packing is not None and device is None:
         return f"int{packing.bits}"
     if requested not in QUANTISED:
-        return hardware.resolve_precision(requested, on_gpu)
-    if on_gpu:
-        raise UnsupportedError(f"precision: {requested} is for CPUs; set bf16, f32 or auto for a GPU")
+        return native_precision.resolve(requested, "torch", device)
+    if device is not None:
+        raise UnsupportedError(f"precision: {requested} is for CPUs; set bf16, f16, f32 or auto for a GPU")
     return requested
 
 
 def computed(precision: str) -> str:
-    """f32 or bf16: the type of all that is no weight of a linear. With quantised weights bf16 where this CPU has it."""
+    """f32, bf16 or f16: the type of all that is no weight of a linear.
+
+    With quantised weights bf16 where this CPU has it, else f32.
+    """
     return hardware.resolve_precision("auto") if precision in QUANTISED else precision
 
 
