@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from shapeshift.engines.execution import executor as executor_module
-from shapeshift.engines.execution.request import TextRequest
+from shapeshift.engines.execution.request import Row, TextRequest
 from shapeshift.engines.interfaces import Array, Ids
 from shapeshift.engines.providers.emulated import EmulatedEngine
 from shapeshift.errors import InvalidInputError, OverloadedError
@@ -24,6 +24,7 @@ from shapeshift.polymorph.router.membership import Membership
 from shapeshift.polymorph.router.transport import WorkerInfo
 from shapeshift.polymorph.router.worker_state import WorkerCall, WorkerState
 from shapeshift.polymorph.settings import PolymorphSettings
+from shapeshift.serving.call_pool import CallTimeoutError
 from tests.fakes import PbUtils, Request, TritonError, text_request
 from tests.waiting import wait_for
 
@@ -225,12 +226,46 @@ def test_a_call_gets_five_times_its_profiled_time(make_router: MakeRouter, monke
         worker.calls.clear()
         # Other fronts' calls come first.
         worker.delay_ms = 30.0
-        assert worker.time_limit_s(100.0) == pytest.approx(0.65)
-        worker.delay_ms, worker.late = 0.0, 2
-        assert worker.time_limit_s(1.0) == pytest.approx(1.0)
-        worker.late = 9
-        assert worker.time_limit_s(1.0) == pytest.approx(2.0)
+        assert worker.time_limit_s(100.0, 7.0) == pytest.approx(0.65)
     monkeypatch.undo()
+
+
+def test_the_longer_a_worker_has_left_the_less_often_it_is_probed_and_the_more_time_it_gets() -> None:
+    worker = WorkerState("w", joined=True, last_contact=100.0)
+    assert not worker.is_silent(100.8) and worker.is_silent(101.0)
+    assert worker.time_limit_s(0.0, 100.0) == pytest.approx(0.25)
+    worker.joined, worker.left_at = False, 100.0
+    for now_s, pause_s, limit_s in ((100.5, 0.1, 0.25), (102.0, 0.25, 0.5), (104.0, 0.5, 1.0), (200.0, 0.9, 2.0)):
+        worker.last_contact = now_s - pause_s
+        assert not worker.is_silent(now_s - 0.01) and worker.is_silent(now_s + 0.01)
+        assert worker.time_limit_s(0.0, now_s) == pytest.approx(limit_s)
+    # One that has never joined.
+    worker = WorkerState("w", last_contact=100.0)
+    assert not worker.is_silent(100.8) and worker.is_silent(101.0)
+
+
+def test_a_probe_that_is_late_soon_after_a_worker_left_is_no_second_timeout(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two in a row let the sidecar replace the worker: it may be slow only."""
+    now = [100.0]
+    monkeypatch.setattr(membership_module, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    members = Membership(SharedQueue(lambda edge: (100, 4), lambda edge, tokens: 10.0), 9, 999, lambda line: None)
+    members.offer(["a"])
+    worker = members.workers["a"]
+
+    def end(rows: Sequence[Row], outcome: WorkerInfo | Exception) -> int:
+        call = WorkerCall(rows, 0.0, worker.epoch, now[0])
+        worker.calls.append(call)
+        members.ended(worker, call, outcome)
+        return worker.timeouts
+
+    late = CallTimeoutError("late", started=True)
+    end([], WorkerInfo(0, 0, 1))
+    members.put(TextRequest([np.ones(4, np.int64)], lambda request: None).rows)
+    assert end(members.take(worker), late) == 1 and not worker.joined
+    now[0] += 0.5
+    assert end([], late) == 1
+    now[0] += 1.0
+    assert end([], late) == 2
 
 
 def test_what_other_fronts_take_of_a_worker_is_seen_in_its_reports() -> None:

@@ -17,6 +17,8 @@ from shapeshift.serving.model_args import Log
 
 # A worker that has just reported its bin is not probed at once.
 _REPORTED_S = 0.5
+# A probe that is late counts as one more timeout if the worker left at least so long ago.
+_LATE_AGAIN_S = 1.0
 
 
 class Membership:
@@ -138,7 +140,6 @@ class Membership:
         if isinstance(outcome, Exception):
             self._failed(worker, call, outcome)
         elif outcome is not None:
-            worker.late = 0
             self._join(worker, outcome, before)
 
     def leave(self, worker: WorkerState, reason: str) -> None:
@@ -146,6 +147,7 @@ class Membership:
         if not worker.joined:
             return
         worker.joined = False
+        worker.left_at = time.monotonic()
         self._log(f"{worker.name}: left, it {reason}")
         self.retry(self.pending.remove_worker(worker.name))
         self._mark_shared()
@@ -173,8 +175,8 @@ class Membership:
 
     def _failed(self, worker: WorkerState, call: WorkerCall, error: Exception) -> None:
         if isinstance(error, CallTimeoutError):
-            worker.timeouts += 1
-            worker.late += 1
+            # Probes right after the call that was late say no more than that call.
+            worker.timeouts += bool(call.rows) or time.monotonic() - worker.left_at > _LATE_AGAIN_S
             self.leave(worker, "did not answer in time")
         elif isinstance(error, ModelGoneError):
             self.leave(worker, "is not ready")

@@ -34,7 +34,7 @@ from shapeshift.serving.metrics import Counter, Gauge, Gauges
 from shapeshift.serving.model_args import Log
 
 _WATCH_S = 0.02
-_PROBE_S = 0.5
+_PROBE_S = 0.1
 # A row fails after so many failed calls, or so many late ones.
 _MAX_FAILURES, _MAX_TIMEOUTS = 3, 5
 # How long a row waits while no worker takes it: a reload takes seconds, the first load of all workers longer.
@@ -142,8 +142,8 @@ class Router:
     def _start(self, worker: WorkerState, rows: Sequence[Row]) -> None:
         bin_edge = worker.info.bin if worker.info else 0
         expected_ms = self._times.of_pack(bin_edge, sum(row.tokens for row in rows)) if rows else 0.0
-        timeout_s = worker.time_limit_s(expected_ms)
         worker.last_contact = now = time.monotonic()
+        timeout_s = worker.time_limit_s(expected_ms, now)
         call = WorkerCall(rows, expected_ms, worker.epoch, now)
         worker.calls.append(call)
         worker.probe_due = False

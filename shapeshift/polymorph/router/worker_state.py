@@ -17,11 +17,14 @@ DEAD_AFTER = 2
 FAILING_AFTER = 2
 # The time limit of a call: at least so much, and so many times what is expected.
 MIN_TIMEOUT_S = 0.25
-_TIMEOUT_FACTOR, _MOST_DOUBLINGS = 5.0, 3
+_TIMEOUT_FACTOR = 5.0
 # What is recent.
 _RECENT_S = 0.5
-# A worker that does not answer is probed less often, but at least this often.
-_MIN_PROBE_PAUSE_S, _MAX_PROBE_PAUSE_S = 0.9, 1.5
+# Pauses between probes. The longer a worker has left, the longer they are, and the more time has it to answer: these
+# shares of the time since then.
+_MIN_PROBE_PAUSE_S, _MAX_PROBE_PAUSE_S = 0.1, 0.9
+_PAUSE_SHARE, _LIMIT_SHARE = 0.125, 0.25
+_MAX_PROBE_S = 2.0
 
 
 @dataclass(frozen=True, eq=False)
@@ -40,13 +43,13 @@ class WorkerState:
     """One worker as the router sees it. Changed under the router's lock only.
 
     info: the worker's last report, None before the first; joined: whether it gets rows; epoch: how often it has
-    joined, so that a call of an earlier epoch may be to a process that was replaced; joined_at: the last time;
+    joined, so that a call of an earlier epoch may be to a process that was replaced; joined_at, left_at: the last time;
     timeouts: in a row, since its last answer, in time or late; failures: of calls with rows, in a row; problem: why
     it is not used although it answers, empty where it is; probe_due: whether to ask for its report; last_contact: when
     a call began, or ended before its deadline; last_end: when a call ended; calls: in flight, without abandoned ones;
     delay_ms: for how long calls have recently been on their way, or waited in the worker for calls of other fronts;
     foreign_share: of the worker's time, what calls of other fronts have recently taken; reported_at: when `report` was
-    last called; late: calls in a row that were not answered in time, whether or not an answer came later.
+    last called.
     """
 
     name: str
@@ -54,6 +57,7 @@ class WorkerState:
     joined: bool = False
     epoch: int = 0
     joined_at: float = 0.0
+    left_at: float = -math.inf
     timeouts: int = 0
     failures: int = 0
     problem: str = ""
@@ -64,12 +68,13 @@ class WorkerState:
     delay_ms: float = 0.0
     foreign_share: float = 0.0
     reported_at: float = 0.0
-    late: int = 0
 
     def is_silent(self, now: float) -> bool:
         """Whether a probe is due: every answer carries the report, but no call is in flight."""
-        pause = min(max(_MIN_PROBE_PAUSE_S, self.timeouts), _MAX_PROBE_PAUSE_S)
-        return not self.calls and now - self.last_contact > pause
+        pause_s = _MAX_PROBE_PAUSE_S
+        if not self.joined:
+            pause_s = min(max(_MIN_PROBE_PAUSE_S, _PAUSE_SHARE * (now - self.left_at)), pause_s)
+        return not self.calls and now - self.last_contact > pause_s
 
     def end(self, call: WorkerCall, now: float) -> float:
         """Remove a call that has ended. Returns for how many milliseconds the worker was busy with it alone.
@@ -94,10 +99,12 @@ class WorkerState:
             share = min(max(foreign_s / passed_s, 0.0), 1.0)
             self.foreign_share += weight * (share - self.foreign_share)
 
-    def time_limit_s(self, expected_ms: float) -> float:
-        """For a call of so many milliseconds by the profile. A worker that was late gets twice the time each time."""
+    def time_limit_s(self, expected_ms: float, now: float) -> float:
+        """For a call of so many milliseconds by the profile that begins `now`."""
         known_ms = self.expected_ms() + expected_ms + self.delay_ms
-        least_s = MIN_TIMEOUT_S * 2.0 ** min(self.late, _MOST_DOUBLINGS)
+        least_s = MIN_TIMEOUT_S
+        if not self.joined:
+            least_s = min(max(least_s, _LIMIT_SHARE * (now - self.left_at)), _MAX_PROBE_S)
         return max(least_s, _TIMEOUT_FACTOR * known_ms / 1e3)
 
     def expected_ms(self) -> float:
