@@ -51,14 +51,13 @@ class Sidecar:
         self._health = HealthLoop(scrape, control, actuator, self._journal, ProcessTracker(_is_local(settings)))
         reader = FleetModelReader(connections, presence, limit_s)
         self._plan = PlanLoop(settings, reader, actuator, self._journal, lambda: self._health.page)
+        self._has_solver = False
         self._stop = threading.Event()
         self._threads = [
             threading.Thread(
                 target=self._loop, args=(self._check_health, self._health.wait), name="health", daemon=True
             ),
-            threading.Thread(
-                target=self._loop, args=(self._make_plan, self._stop.wait, self._warm_up), name="plan", daemon=True
-            ),
+            threading.Thread(target=self._loop, args=(self._make_plan, self._stop.wait), name="plan", daemon=True),
         ]
 
     def start(self) -> None:
@@ -75,40 +74,35 @@ class Sidecar:
         for thread in self._threads:
             thread.join(_JOIN_S)
 
-    def _loop(
-        self,
-        step: Callable[[], float],
-        wait: Callable[[float], object],
-        first: Callable[[], float] | None = None,
-    ) -> None:
-        """Call `first` once, then `step` until the stop; each returns the pause before the next call, seconds."""
-        call = first or step
+    def _loop(self, step: Callable[[], float], wait: Callable[[float], object]) -> None:
+        """Call `step` until the stop; it returns the pause before the next call, seconds."""
         while not self._stop.is_set():
             try:
-                wait(call())
+                wait(step())
             except Exception as error:  # noqa: BLE001  a failed step must not end the loop
-                self._journal.log_once("error", call.__name__, repr(error))
+                self._journal.log_once("error", step.__name__, repr(error))
                 self._stop.wait(self._settings.health_period_s)
-            call = step
 
     def _check_health(self) -> float:
         self._health.step()
         return self._settings.health_period_s
 
-    def _warm_up(self) -> float:
-        # The solver takes a second to load; load it while the server starts.
-        if self._settings.fleet or run_files.repository_models(self._settings.repositories)[1]:
-            plan.warm_up()
-        return 0.0
-
     def _make_plan(self) -> float:
         self._journal.update_status(frozen=run_files.is_frozen(self._settings.run_directory))
         expected = self._plan.step()
         if expected is None:
+            self._load_solver()
             return min(_RETRY_S, self._settings.health_period_s)
         self._health.expected = expected
         self._journal.update_status(settled=True)
         return self._settings.health_period_s
+
+    def _load_solver(self) -> None:
+        # It takes a second of the processor. A server that serves needs that more, and its plan may stay as it is.
+        has_workers = self._settings.fleet or run_files.repository_models(self._settings.repositories)[1]
+        if has_workers and not self._has_solver:
+            plan.warm_up()
+            self._has_solver = True
 
     def _blocked(self) -> str:
         if self._settings.dry_run:

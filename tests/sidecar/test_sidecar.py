@@ -1,0 +1,47 @@
+"""The sidecar as a whole, with a fake server."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from shapeshift.sidecar import sidecar as sidecar_module
+from shapeshift.sidecar.settings import SidecarSettings
+from shapeshift.sidecar.sidecar import Sidecar
+from tests.sidecar.fakes import FakeServer
+from tests.sidecar.fleet import single
+from tests.waiting import wait_for
+
+
+@pytest.mark.parametrize("serves", [True, False])
+def test_the_solver_is_loaded_while_a_server_starts_and_not_beside_one_that_serves(
+    serves: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It takes a second of the processor, from the requests of a server whose sidecar was started again."""
+    server = FakeServer()
+    server.add_front(models=1)
+    server.down = not serves
+    if serves:
+        server.loaded["enc_w00"] = server.files["enc_w00"]
+    for name in server.files:
+        (tmp_path / "repository" / name).mkdir(parents=True)
+        (tmp_path / "repository" / name / "config.pbtxt").touch()
+    loaded: list[bool] = []
+
+    def warm_up() -> None:
+        loaded.append(server.down)
+        server.down = False
+
+    monkeypatch.setattr(sidecar_module.plan, "warm_up", warm_up)
+    settings = SidecarSettings(
+        run_directory=tmp_path / "run", repositories=(tmp_path / "repository",), health_period_s=0.05
+    )
+    lines: list[str] = []
+    sidecar = Sidecar(settings, lambda journal: single(server), lines.append)
+    sidecar.start()
+    try:
+        wait_for(lambda: any("plan enc" in line for line in lines))
+    finally:
+        sidecar.stop()
+    assert loaded == ([] if serves else [True])
