@@ -7,7 +7,6 @@ calling process (Triton 24.10), and cannot be cancelled.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
 import threading
 import time
@@ -25,7 +24,6 @@ from shapeshift.errors import (
     CancelledRequestError,
     InvalidInputError,
     ModelDiedError,
-    ModelError,
     OverloadedError,
     ShapeshiftError,
 )
@@ -37,14 +35,14 @@ from shapeshift.serving.error_codes import FORWARDED
 from shapeshift.serving.liveness import Liveness, StepCounter
 from shapeshift.serving.metrics import Gauge, Metric, MetricsFlusher, RequestMetrics
 from shapeshift.serving.model_args import DESCRIPTION, ModelArgs, model_log
-from shapeshift.serving.parameters import is_tritons
+from shapeshift.serving.parameters import FROM_NODE, is_tritons
 from shapeshift.serving.pb_utils import InferenceRequest, InferenceResponse, PbUtils, ResponseSender
 from shapeshift.serving.responses import Responder
 from shapeshift.triton.async_client import AsyncClient, ModelCall, Tensors
 from shapeshift.triton.client_thread import ClientThread
 from shapeshift.triton.settings import own_endpoint
 
-_STOP_ID, _STREAM, _REQUEST_ID = "stop_id", "stream", "request_id"
+_STOP_ID, _STREAM = "stop_id", "stream"
 # Period and time limit of the probe of the other model while requests are in flight.
 _PROBE_PERIOD_S, _PROBE_TIMEOUT_S = 1.0, 5.0
 _FAILED_PROBES = 2
@@ -53,7 +51,7 @@ _TICK_S = 0.5
 
 @dataclass(eq=False)
 class Call:
-    """One request in flight: what its client sent, and the id under which it is forwarded.
+    """One request in flight: what its client sent. name: its id, empty if it has none.
 
     failure: the error that its client gets once the task is cancelled; started: whether cancelling reaches the task.
     """
@@ -64,7 +62,6 @@ class Call:
     outputs: list[str]
     parameters: dict[str, Any]
     arrived: float = field(default_factory=time.monotonic)
-    forward_id: str = field(default_factory=lambda: uuid.uuid4().hex)
     task: Future[None] | None = None
     started: bool = False
     failure: ShapeshiftError | None = None
@@ -85,7 +82,7 @@ class UnaryFront:
         self._settings = settings.read(ForwardSettings, args.parameters)
         self._input_names = [tensor["name"] for tensor in args.config["input"]]
         self._bound = Bound("forward_requests", self._settings.forward_requests, "requests", "are in flight")
-        self._calls: dict[str, Call] = {}
+        self._calls: set[Call] = set()
         self._lock = threading.Lock()
         own = own_endpoint(self._settings.grpc_url)
         self._client = client or AsyncClient(own.address, own.tls)
@@ -117,7 +114,7 @@ class UnaryFront:
             time.sleep(0.01)
         self._probing.cancel()
         self._ticking.cancel()
-        for call in list(self._calls.values()):
+        for call in list(self._calls):
             self._cancel(call, unloading())
         self._thread.close()
         self._responder.close()
@@ -137,7 +134,7 @@ class UnaryFront:
         call = Call(sender, request.request_id(), inputs, outputs, parameters)
         with self._lock:
             self._bound.require(len(self._calls))
-            self._calls[call.forward_id] = call
+            self._calls.add(call)
             gone = CancelledRequestError("the client cancelled the request")
             self._watch.add(call, sender.is_cancelled, partial(self._cancel, call, gone))
             call.task = self._thread.start(self._forward(call))
@@ -149,7 +146,7 @@ class UnaryFront:
         try:
             if call.failure is not None:
                 raise call.failure
-            outcome = await (self._stop(call) if _STOP_ID in call.inputs else self._ask(call, call.forward_id))
+            outcome = await self._ask(call)
         except asyncio.CancelledError:
             outcome = call.failure or unloading()
         except ModelDiedError:
@@ -157,7 +154,7 @@ class UnaryFront:
         except Exception as error:  # noqa: BLE001  whatever happens, the client is answered
             outcome = error.with_traceback(None)
         with self._lock:
-            del self._calls[call.forward_id]
+            self._calls.remove(call)
         # On the sending thread: `remove` waits for a check of Triton that runs, and no check may follow the response.
         before = partial(self._watch.remove, call)
         if isinstance(outcome, Exception):
@@ -165,27 +162,13 @@ class UnaryFront:
         else:
             self._responder.send(call.sender, partial(self._response, call, outcome), call.arrived, before=before)
 
-    async def _stop(self, call: Call) -> Tensors:
-        """End the requests that this front received under that id, or else those of that id in the other model."""
-        name = call.inputs[_STOP_ID].reshape(-1)[0]
-        with self._lock:
-            named = [other for other in self._calls.values() if name and other.name.encode() == name]
-        answers = []
-        for other in named:
-            if _STOP_ID not in other.inputs:
-                # One that has just ended is no longer there to be stopped.
-                with contextlib.suppress(ModelError):
-                    answers.append(await self._ask(call, stop_id=other.forward_id.encode()))
-        return answers[0] if answers else await self._ask(call, stop_id=name)
-
-    async def _ask(self, call: Call, request_id: str = "", stop_id: bytes = b"") -> Tensors:
-        inputs = {**call.inputs, _STREAM: np.array([False])}
-        if _STOP_ID in call.inputs:
-            inputs = {**call.inputs, _STOP_ID: np.array([stop_id], dtype=object)}
+    async def _ask(self, call: Call) -> Tensors:
+        # A request to stop has no other input. It finds the request of that id on whichever node that runs.
+        inputs = call.inputs if _STOP_ID in call.inputs else {**call.inputs, _STREAM: np.array([False])}
         parameters = {**call.parameters, FORWARDED: True}
         timeout_s = self._settings.forward_timeout_s
         target = self._settings.forward_to
-        return await self._client.first(ModelCall(target, inputs, timeout_s, call.outputs, parameters, request_id))
+        return await self._client.first(ModelCall(target, inputs, timeout_s, call.outputs, parameters, call.name))
 
     def _cancel(self, call: Call, failure: ShapeshiftError) -> None:
         """End the call here and, through gRPC, in the other model; its client gets `failure`."""
@@ -206,7 +189,7 @@ class UnaryFront:
         failed = 0
         while True:
             await asyncio.sleep(_PROBE_PERIOD_S)
-            in_flight = list(self._calls.values())
+            in_flight = list(self._calls)
             try:
                 died = await self._died() if in_flight else None
             except Exception as error:  # noqa: BLE001  without the probe requests would wait for a dead process
@@ -224,7 +207,9 @@ class UnaryFront:
     async def _died(self) -> ShapeshiftError | None:
         """The error that shows that the other model is dead or stuck, None where it answers."""
         nobody = {_STOP_ID: np.array([uuid.uuid4().hex.encode()], dtype=object)}
-        call = ModelCall(self._settings.forward_to, nobody, _PROBE_TIMEOUT_S, parameters={FORWARDED: True})
+        # As if another node had asked: it is this node's model that must answer.
+        probing = {FORWARDED: True, FROM_NODE: self._name}
+        call = ModelCall(self._settings.forward_to, nobody, _PROBE_TIMEOUT_S, parameters=probing)
         try:
             await self._client.first(call)
         except (ModelDiedError, OverloadedError) as error:
@@ -235,9 +220,6 @@ class UnaryFront:
         return None
 
     def _response(self, call: Call, outputs: Tensors) -> InferenceResponse:
-        if _REQUEST_ID in outputs and call.name:
-            # The other model knows the request under the id with which it was forwarded.
-            outputs[_REQUEST_ID] = np.array([call.name.encode()], dtype=object)
         if DESCRIPTION.name in outputs:
             told = description.forwarded(outputs[DESCRIPTION.name][0], self._name)
             outputs[DESCRIPTION.name] = np.array([told], dtype=object)

@@ -48,6 +48,7 @@ class FakeFront:
         self.precision = "f32"
         self.checkpoint = "0123"
         self.served: list[Any] = []
+        self.asked = 0
         self.refusal: ShapeshiftError | None = None
         self.open = threading.Event()
         self.open.set()
@@ -79,6 +80,7 @@ class FakeFront:
 
     def _serve(self, request: Any, sender: Any) -> None:
         given = parameters.parse(request.parameters(), ("forwarded", "lora_name"))
+        self.asked += 1
         if self.refusal is not None:
             raise self.refusal
         self.served.append((request, given))
@@ -166,10 +168,10 @@ class Node(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ignore[misc]
 
 
 class Fleet:
-    """The nodes a and b; requests enter at a."""
+    """The nodes `names`, a and b; requests enter at a."""
 
-    def __init__(self, file: Path, stream: bool, patched: pytest.MonkeyPatch) -> None:
-        self.fronts = {name: FakeFront(name, stream) for name in "ab"}
+    def __init__(self, file: Path, stream: bool, patched: pytest.MonkeyPatch, names: str = "ab") -> None:
+        self.fronts = {name: FakeFront(name, stream) for name in names}
         self.nodes = {name: Node(front) for name, front in self.fronts.items()}
         written = ['name = "test"']
         for name, node in self.nodes.items():
@@ -181,7 +183,7 @@ class Fleet:
             patched.setenv(environment.NODE_VARIABLE, name)
             front.entry = FleetEntry(front.front, PERIOD_S)
         self.a, self.b = self.fronts["a"], self.fronts["b"]
-        wait_for(lambda: "b" in self.loads())
+        wait_for(lambda: {*self.loads(), "a"} == {*names})
 
     def loads(self) -> dict[str, float]:
         """What a knows of the others."""
@@ -336,6 +338,36 @@ def test_a_request_to_stop_goes_where_the_request_is(streams: Fleet) -> None:
     assert streams.b.served[1][0].tensors["stop_id"].as_numpy().tolist() == [id_there.encode()]
     streams.b.open.set()
     request.sender.stream()
+
+
+def test_a_request_to_stop_that_reaches_another_node_finds_its_request(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fleet = Fleet(tmp_path / "fleet.toml", True, monkeypatch, "abc")
+    try:
+        a, b, c = fleet.fronts.values()
+        a.refusal = b.refusal = NotFoundError("stop_id: no request 'yours' waits or runs")
+        # The node with the least work is not the one that has the request.
+        fleet.busy()
+        a.ask(stop_id=_bytes("yours")).sender.stream()
+        ((request, given),) = c.served
+        assert request.tensors["stop_id"].as_numpy().tolist() == [b"yours"]
+        assert given.from_node == "a"
+        assert (a.asked, b.asked, c.asked) == (1, 1, 1)
+        wait_for(lambda: not a.entry._relays)
+    finally:
+        fleet.close()
+
+
+def test_a_request_to_stop_that_nobody_has_is_not_found_after_one_round(streams: Fleet) -> None:
+    streams.a.refusal = streams.b.refusal = NotFoundError("stop_id: no request 'yours' waits or runs")
+    assert streams.a.ask(stop_id=_bytes("yours")).refusal()[0] == fakes.TritonError.NOT_FOUND
+    assert streams.b.asked == 1
+    # What another node asks goes no further, nor does what asks nobody to stop.
+    assert code(streams.a.ask({"from_node": "b"}, stop_id=_bytes("yours"))) == fakes.TritonError.NOT_FOUND
+    assert code(streams.a.ask(text_input=_bytes("x"))) == fakes.TritonError.NOT_FOUND
+    assert streams.b.asked == 1
+    assert not streams.a.entry._relays
 
 
 @pytest.mark.parametrize(

@@ -191,7 +191,7 @@ def test_a_request_cancelled_before_its_task_has_begun(
     request = plain(max_tokens=60)
     front.execute([request])
     request.sender.cancelled = True
-    wait_for(lambda: all(call.failure for call in front._calls.values()))
+    wait_for(lambda: all(call.failure for call in front._calls))
     release.set()
     assert request.refusal()[0] == TritonError.CANCELLED
     assert client.calls == [], "the other model never saw it"
@@ -294,7 +294,7 @@ def test_a_stop_of_its_own_id_and_of_two_requests(
     front = make_front()
     twins = [plain(request_id="mine", max_tokens=50, return_finish_reason=True) for _ in range(2)]
     front.execute(twins)
-    wait_for(lambda: len(generate._live) == 2)
+    wait_for(lambda: len(generate._live.get("mine", ())) == 2)
     stop = plain(None, stop_id="mine", request_id="mine")
     front.execute([stop])
     assert answer_of(stop) == {"text_output": ""}

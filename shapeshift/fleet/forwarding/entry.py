@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
 
-from shapeshift.errors import CancelledRequestError, InvalidInputError, ModelGoneError
+from shapeshift.errors import CancelledRequestError, InvalidInputError, ModelGoneError, NotFoundError
 from shapeshift.fleet import environment
 from shapeshift.fleet.forwarding.front import Front
 from shapeshift.fleet.forwarding.held_request import HeldRequest
@@ -68,16 +69,13 @@ class FleetEntry:
 
     def submit(self, request: InferenceRequest, sender: ResponseSender) -> None:
         """Serve a request here or on another node. Raises as the front's `submit` does."""
-        named = self._named(request)
-        node = self._choose(request) if named is None else named.node
-        if node == self._own:
-            with self._submitting:
-                self._front.submit(request, sender)
-            return
-        held = HeldRequest(self._front.pb_utils, request, sender)
-        if named is not None:
-            held.arrays[self._front.stop_id] = np.array([named.id_there.encode()], dtype=object)
-        self._pass_on(held, node)
+        wanted = self._wanted(request)
+        if wanted:
+            self._stop(wanted[0], request, sender)
+        elif (node := self._choose(request)) == self._own:
+            self._submit(request, sender)
+        else:
+            self._pass_on(HeldRequest(self._front.pb_utils, request, sender), node)
 
     def close(self) -> None:
         """Fail what is in flight, and stop."""
@@ -89,6 +87,31 @@ class FleetEntry:
             relay.cancel(unloading())
         self._clients.close()
 
+    def _submit(self, request: InferenceRequest, sender: ResponseSender) -> None:
+        with self._submitting:
+            self._front.submit(request, sender)
+
+    def _stop(self, wanted: object, request: InferenceRequest, sender: ResponseSender) -> None:
+        """End the request of the id `wanted`: one that this node has passed on, one here, or one of another node.
+
+        Its client may have sent it to any node. The others are asked one after the other; they ask no further.
+        """
+        with self._lock:
+            passed_on = [relay for relay in self._relays if relay.id and not relay.is_stop]
+        named = next((relay for relay in passed_on if relay.id.encode() == wanted), None)
+        if named is not None:
+            held = HeldRequest(self._front.pb_utils, request, sender)
+            held.arrays[self._front.stop_id] = np.array([named.id_there.encode()], dtype=object)
+            self._pass_on(held, named.node)
+            return
+        try:
+            self._submit(request, sender)
+        except NotFoundError:
+            others = sorted(self._peers.loads())
+            if not others or FROM_NODE in request.parameters() or len(self._relays) >= _MOST_PASSED_ON:
+                raise
+            self._pass_on(HeldRequest(self._front.pb_utils, request, sender), others[0], others[1:])
+
     def _choose(self, request: InferenceRequest) -> str:
         if FROM_NODE in request.parameters() or len(self._relays) >= _MOST_PASSED_ON:
             return self._own
@@ -99,18 +122,16 @@ class FleetEntry:
         key = "" if self._front.key is None else self._front.key(request)
         return bounded_affinity(key, loads, self._front.free_load()) if key else least_work(loads, self._own)
 
-    def _named(self, request: InferenceRequest) -> Relay | None:
-        """The request on another node that `request` asks to end."""
-        if not self._front.stop_id or not self._relays:
-            return None
+    def _wanted(self, request: InferenceRequest) -> list[object]:
+        """The id of the request that `request` asks to end; nothing for any other request."""
+        if not self._front.stop_id:
+            return []
         tensor = self._front.pb_utils.get_input_tensor_by_name(request, self._front.stop_id)
-        if tensor is None:
-            return None
-        wanted = tensor.as_numpy().reshape(-1)[:1].tolist()
-        with self._lock:
-            return next((relay for relay in self._relays if relay.id and [relay.id.encode()] == wanted), None)
+        found: list[object] = [] if tensor is None else tensor.as_numpy().reshape(-1)[:1].tolist()
+        return found
 
-    def _pass_on(self, held: HeldRequest, node: str) -> None:
+    def _pass_on(self, held: HeldRequest, node: str, further: Sequence[str] = ()) -> None:
+        """further: nodes to ask after this one where it refuses, before the request is served here."""
         parameters: dict[str, Any] = {
             name: value for name, value in held.given.items() if not is_tritons(name) and name != "id"
         }
@@ -118,7 +139,7 @@ class FleetEntry:
         if self._front.stream:
             # Responses of a stream carry no code of an error but in its text.
             parameters[error_codes.FORWARDED] = True
-        relay = Relay(self._front, held, node, parameters, self._ended, self._serve_here)
+        relay = Relay(self._front, held, node, parameters, self._ended, partial(self._refused, further))
         with self._lock:
             self._relays[relay] = None
             self._peers.count(node, 1)
@@ -133,15 +154,17 @@ class FleetEntry:
             del self._relays[relay]
             self._peers.count(relay.node, -1)
 
-    def _serve_here(self, relay: Relay) -> None:
+    def _refused(self, further: Sequence[str], relay: Relay) -> None:
         self._ended(relay)
         held = relay.held
+        if further and not self._is_closing:
+            self._pass_on(held, further[0], further[1:])
+            return
         sender = held.get_response_sender()
         try:
             if self._is_closing:
                 raise unloading()
-            with self._submitting:
-                self._front.submit(held, sender)
+            self._submit(held, sender)
         except Exception as error:  # noqa: BLE001  whatever happens, the client is answered
             self._front.responder.fail(sender, error, None, error_codes.is_forwarded(held))
 

@@ -30,7 +30,7 @@ class Relay:
     """A request on another node; a `serving.responses.ResponseStream` towards its client.
 
     finishing(relay): called on the sending thread before the last response, or where the request is not served there.
-    serve_here(relay): called on the event loop where the node has not begun to answer and another one may.
+    refused(relay): called on the event loop where the node has not begun to answer and another one may.
     """
 
     def __init__(
@@ -40,7 +40,7 @@ class Relay:
         node: str,
         parameters: dict[str, object],
         finishing: Callable[[Relay], None],
-        serve_here: Callable[[Relay], None],
+        refused: Callable[[Relay], None],
     ) -> None:
         self.response_sender: ResponseSender | None = held.get_response_sender()
         self.held = held
@@ -48,10 +48,11 @@ class Relay:
         self.id = held.request_id() or str(held.given.get("id", ""))
         # Clients choose their ids: two of them on two nodes may have chosen the same.
         self.id_there = uuid.uuid4().hex
+        self.is_stop = front.stop_id in held.arrays
         self._front = front
         self._parameters = parameters
         self._finishing = finishing
-        self._serve_here = serve_here
+        self._refused = refused
         self._pending: deque[tuple[Make, bool]] = deque()
         self._has_begun = False
         self._lock = threading.Lock()
@@ -101,7 +102,7 @@ class Relay:
         except Exception as failed:  # noqa: BLE001  whatever happens, the client is answered
             error = failed.with_traceback(None)
         if not self._has_begun and _may_be_served_elsewhere(error):
-            self._serve_here(self)
+            self._refused(self)
         else:
             respond = error_codes.with_code if error_codes.is_forwarded(self.held) else error_codes.error_response
             self._post(partial(respond, self._front.pb_utils, error), True)
