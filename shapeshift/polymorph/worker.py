@@ -67,8 +67,7 @@ class TextWorker:
         self._engines = EngineSet(made)
         first, rest = (entry_of_bin(made, own.bin), []) if own.bin else first_and_rest(made)
         self._load(first)
-        # The first call of an engine is slow.
-        self._engines.run([np.zeros(1, np.int64)])
+        self._engines.warm_up()
         memory_mb = settings.read(PolymorphSettings, args.parameters).memory_mb
         self._loader = BackgroundLoader(rest, self._load, self._lengths_seen, memory_mb, self._log)
         self._calls = Counter("engine_calls_total", "Engine calls")

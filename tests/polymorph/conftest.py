@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from google.protobuf import json_format
 
+from shapeshift.engines.execution.engine_set import EngineSet
 from shapeshift.engines.execution.request import TextRequest
 from shapeshift.engines.interfaces import Array, Ids
 from shapeshift.engines.providers.emulated import EmulatedEngine
@@ -53,6 +54,8 @@ class Gate:
             return compute(engine, inputs)
 
         monkeypatch.setattr(EmulatedEngine, "run", run)
+        # A call that no request makes.
+        monkeypatch.setattr(EngineSet, "warm_up", lambda engines: None)
 
     def hold(self) -> None:
         """Let no call end from now on."""

@@ -21,6 +21,7 @@ import pytest
 from shapeshift import files
 from shapeshift.engines import manifest
 from shapeshift.engines.execution import request as request_module
+from shapeshift.engines.execution.engine_set import EngineSet
 from shapeshift.engines.execution.executor import EngineExecutor
 from shapeshift.engines.providers.emulated import EmulatedRuntime
 from shapeshift.engines.text.packing import pack
@@ -384,6 +385,30 @@ def test_a_front_serves_while_its_second_thread_gets_its_engine(
     front._metrics.flush()
     stalled = [dict(labels) for name, labels in pb_utils.metrics if name == "shapeshift_thread_stalled_seconds"]
     assert {"engine-0", "engine-1"} <= {labels["thread"] for labels in stalled}, "threads that start later are watched"
+
+
+def test_every_engine_thread_makes_its_first_call_before_it_serves_and_yields_to_nobody(
+    make_front: MakeFront, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Further threads get their engines from a thread that yields the processor, and do not inherit that."""
+
+    def niceness(thread_id: int) -> int:
+        return os.getpriority(os.PRIO_PROCESS, thread_id)
+
+    warm: list[tuple[EngineSet, list[str], int]] = []
+
+    def note(engines: EngineSet) -> None:
+        warm.append((engines, engines.loaded, niceness(threading.get_native_id())))
+
+    monkeypatch.setattr(EngineSet, "warm_up", note)
+    front = make_front(engine_threads=2)
+    assert inline(front).wait_loaded(30)
+    usual = niceness(threading.get_native_id())
+    assert [(engines, loaded) for engines, loaded, _ in warm] == [
+        (thread.engines, ["dynamic"]) for thread in inline(front).threads
+    ]
+    assert warm[0][2] == usual < warm[1][2]
+    assert [niceness(int(thread._thread.native_id or 0)) for thread in inline(front).threads] == [usual] * 2
 
 
 def test_a_thread_that_gets_no_engine_is_logged_and_the_first_serves(

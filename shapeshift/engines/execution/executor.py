@@ -68,17 +68,20 @@ class EngineThread:
         self.calls = 0
         self.rows = 0
         self._executor = executor
-        self._thread = threading.Thread(target=self._serve, name=f"engine-{number}", daemon=True)
-
-    def start(self) -> None:
-        """Start taking rows."""
+        self._serves = threading.Event()
+        self._thread = threading.Thread(target=self._run_packs, name=f"engine-{number}", daemon=True)
         self._thread.start()
+
+    def serve(self) -> None:
+        """Start taking rows."""
+        self._serves.set()
 
     def join(self, timeout_s: float) -> None:
         """Wait for the thread to end, which it does once the queue is closed."""
         self._thread.join(timeout_s)
 
-    def _serve(self) -> None:
+    def _run_packs(self) -> None:
+        self._serves.wait()
         while rows := self._executor.queue.take(self._executor.rows_to_take):
             with self.steps.running():
                 began = time.perf_counter()
@@ -109,7 +112,7 @@ class EngineExecutor:
     """The engine threads of one model and their shared queue.
 
     The constructor loads the dynamic engine (or, without one, the longest static engine) for the first thread. In the
-    background the other threads get it and start, then all threads get the other engines, those with the most requests
+    background the other threads get it and serve, then all threads get the other engines, those with the most requests
     first.
     """
 
@@ -137,10 +140,12 @@ class EngineExecutor:
         # A GPU has one: the graphs of its engines share memory.
         threads = settings.engine_threads or cores() if device is None else 1
         first, rest = first_and_rest(manifest)
+        # Those that serve. All are made here: a thread inherits the niceness of the one that makes it.
         self.threads: list[EngineThread] = []
+        self._made = [self._make_thread(number) for number in range(threads)]
         self._started = threading.Event()
-        self._start_thread(first)
-        start_others = partial(self._start_others, threads - 1, first)
+        self._let_serve(self._made[0], first)
+        start_others = partial(self._start_others, first)
         self._loader = BackgroundLoader(rest, self._load, self.lengths_seen, settings.memory_mb, log, start_others)
         self._deadlines = threading.Thread(target=self._fail_late_requests, name="deadlines", daemon=True)
         self._deadlines.start()
@@ -217,7 +222,8 @@ class EngineExecutor:
         self._stopping.set()
         for row in self.queue.close():
             row.request.fail(unloading())
-        for thread in self.threads:
+        for thread in self._made:
+            thread.serve()
             thread.join(timeout_s)
         self._loader.close(timeout_s)
         self._deadlines.join(timeout_s)
@@ -228,18 +234,20 @@ class EngineExecutor:
             for request in {row.request for row in self.queue.waiting() if row.request.latency_ms is not None}:
                 request.fail_if_late()
 
-    def _start_thread(self, first: EngineEntry) -> None:
-        engines = EngineSet(self._manifest)
-        engines.add(self._runtime.engine(first.tokens, first.rows), first)
-        thread = EngineThread(len(self.threads), self, engines, engine_set.longest_call_s(self._manifest))
-        thread.start()
+    def _make_thread(self, number: int) -> EngineThread:
+        return EngineThread(number, self, EngineSet(self._manifest), engine_set.longest_call_s(self._manifest))
+
+    def _let_serve(self, thread: EngineThread, first: EngineEntry) -> None:
+        thread.engines.add(self._runtime.engine(first.tokens, first.rows), first)
+        thread.engines.warm_up()
+        thread.serve()
         self.threads.append(thread)
 
-    def _start_others(self, number: int, first: EngineEntry) -> None:
+    def _start_others(self, first: EngineEntry) -> None:
         try:
-            for _ in range(number):
+            for thread in self._made[1:]:
                 if not self._stopping.is_set():
-                    self._start_thread(first)
+                    self._let_serve(thread, first)
         except Exception as error:  # noqa: BLE001  the threads that run serve all requests
             self._log(f"engine thread {len(self.threads)} cannot be started, {len(self.threads)} serve: {error}")
         self._started.set()

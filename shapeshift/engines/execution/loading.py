@@ -24,10 +24,10 @@ def first_and_rest(manifest: Manifest) -> tuple[EngineEntry, list[EngineEntry]]:
 class BackgroundLoader:
     """Loads the `pending` engines in its own thread, those whose lengths have the most requests first.
 
-    start() is called before them. load(entry) loads an engine and starts using it. lengths_seen[n] counts texts of n
+    start() is called before that. load(entry) loads an engine and starts using it. lengths_seen[n] counts texts of n
     tokens; the caller updates it.
     Loading stops once the process uses more than `memory_mb`. An engine that fails to load is logged and skipped:
-    other engines serve its lengths. After `start` the thread yields the processor to those that serve.
+    other engines serve its lengths. The thread yields the processor to those that serve.
     """
 
     def __init__(
@@ -62,9 +62,9 @@ class BackgroundLoader:
         self._thread.join(timeout_s)
 
     def _run(self) -> None:
-        self._start()
         # On Linux of this thread alone. Compiling engines takes seconds of the processors that serve meanwhile.
         os.nice(_NICENESS)
+        self._start()
         pending = self._pending
         while pending and not self._stopping.is_set():
             if (used := resident_mb()) > self._memory_mb:
