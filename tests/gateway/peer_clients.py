@@ -29,7 +29,7 @@ def langchain(url: str, embedder: str, chat: str) -> dict[str, Any]:
 
 
 def litellm(url: str, embedder: str, chat: str) -> dict[str, Any]:
-    """litellm: embeddings, one answer, a stream, and a rerank in Jina's shape through a hosted vLLM."""
+    """litellm: embeddings, one answer, a stream, and a rerank, by the URLs that its providers make of the gateway's."""
     import litellm as library
 
     given: Any = {"api_base": f"{url}/v1", "api_key": "none", "num_retries": 0}
@@ -37,15 +37,18 @@ def litellm(url: str, embedder: str, chat: str) -> dict[str, Any]:
     asked = {"model": f"openai/{chat}", "messages": [{"role": "user", "content": QUERY}], "max_tokens": TOKENS}
     whole = library.completion(**asked, temperature=0, **given)
     stream = library.completion(**asked, temperature=0, stream=True, **given)
-    ranked = library.rerank(
-        model=f"hosted_vllm/{embedder}", query=TEXTS[2], documents=TEXTS, api_base=f"{url}/v1", api_key="none"
-    )
+
+    def ranked(provider: str, base: str) -> list[int]:
+        body: Any = {"model": f"{provider}/{embedder}", "query": TEXTS[2], "documents": TEXTS}
+        return [one["index"] for one in library.rerank(**body, api_base=base, api_key="none").results]
+
     return {
         "vectors": [one["embedding"] for one in answer.data],
         "text": whole.choices[0].message.content,
         "streamed": "".join(piece.choices[0].delta.content or "" for piece in stream),
         "tokens": whole.usage.completion_tokens,
-        "ranked": [one["index"] for one in ranked.results],
+        "ranked": ranked("hosted_vllm", f"{url}/v1"),
+        **{f"ranked_{provider}": ranked(provider, url) for provider in ("hosted_vllm", "cohere", "jina_ai")},
     }
 
 

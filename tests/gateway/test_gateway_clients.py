@@ -70,8 +70,7 @@ def expected(served: str) -> dict[str, Any]:
         "text": text,
         "streamed": text,
         "tokens": TOKENS,
-        "ranked": order,
-        "ranked_v1": order,
+        **dict.fromkeys(("ranked", "ranked_v1", "ranked_hosted_vllm", "ranked_cohere", "ranked_jina_ai"), order),
     }
 
 
@@ -84,7 +83,9 @@ def test_a_client_gets_what_the_gateway_says(peer: Path, served: str, expected: 
     assert done.returncode == 0, done.stderr[-3000:]
     found = json.loads(done.stdout.splitlines()[-1])
     if "vectors" in found:
-        np.testing.assert_allclose(found.pop("vectors"), expected["vectors"], atol=1e-3)
+        # In bf16 a vector differs a little by the texts that share its engine call.
+        cosines = np.einsum("ij,ij->i", found.pop("vectors"), expected["vectors"])
+        np.testing.assert_allclose(cosines, 1.0, atol=1e-3)
     assert found == {name: expected[name] for name in found} and found
 
 

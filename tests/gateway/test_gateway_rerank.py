@@ -27,7 +27,7 @@ def sigmoid(value: float) -> float:
 # Rerank. The cross-encoder's logit is the length of a document, less 5.
 
 
-@pytest.mark.parametrize("path", ["/v1/rerank", "/v2/rerank"])
+@pytest.mark.parametrize("path", ["/v1/rerank", "/v2/rerank", "/rerank"])
 def test_documents_are_ordered(url: str, triton: FakeTriton, path: str) -> None:
     documents = ["abc", {"text": "abcdefg"}, "abcdef", "a", "ab"]
     found = post(url, path, model="cross", query="q", documents=documents, top_n=2, truncate=True)
@@ -121,6 +121,25 @@ def test_tei_reranks(url: str) -> None:
     found = post(url, "/rerank", query="q", texts=["a", "abcdefg"], raw_scores=True, return_text=True)
     assert found == [{"index": 1, "score": 2.0, "text": "abcdefg"}, {"index": 0, "score": -4.0, "text": "a"}]
     assert post(url, "/rerank", query="q", texts=["abcdefg"]) == [{"index": 0, "score": pytest.approx(sigmoid(2))}]
+    best = post(url, "/rerank", query="q", texts=["a", "documents"], raw_scores=True, top_n=1)
+    assert best == [{"index": 1, "score": 4.0}]
+
+
+@pytest.mark.parametrize(
+    ("body", "param", "code"),
+    [
+        ('{"model": "cross", "query": "q", "documents": [3]}', "documents", "invalid_value"),
+        ('{"model": "cross", "query": "q", "documents": ["a"], "texts": ["a"]}', "texts", "unknown_parameter"),
+        ('{"model": "cross", "query": "q"}', "texts", "missing_parameter"),
+        ('{"documents": ' + "[" * 10_000 + "]" * 10_000 + "}", None, "invalid_json"),
+        ('{"documents"', None, "invalid_json"),
+        ('["documents"]', None, "invalid_type"),
+    ],
+)
+def test_bad_rerank_in_either_shape_is_named(url: str, body: str, param: str | None, code: str) -> None:
+    answer = httpx2.post(f"{url}/rerank", content=body)
+    error = answer.json()["error"]
+    assert (answer.status_code, error["param"], error["code"]) == (400, param, code), error
 
 
 def test_tei_predicts(url: str) -> None:

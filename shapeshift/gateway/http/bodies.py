@@ -26,18 +26,28 @@ _MOST_ERRORS, _MOST_SHOWN = 100, 100
 _MOST_COLONS = 1 << 19
 
 
-def described(model: type[BaseModel]) -> dict[str, Any]:
-    """The entry `requestBody` of a route, for /openapi.json; `app` adds the schema that it refers to."""
-    content = {"application/json": {"schema": {"$ref": f"#/components/schemas/{model.__name__}"}}}
+def described(*models: type[BaseModel]) -> dict[str, Any]:
+    """The entry `requestBody` of a route, for /openapi.json; `app` adds the schemas that it refers to."""
+    schemas = [{"$ref": f"#/components/schemas/{model.__name__}"} for model in models]
+    content = {"application/json": {"schema": schemas[0] if len(schemas) == 1 else {"anyOf": schemas}}}
     return {"requestBody": {"required": True, "content": content}}
 
 
 async def read(request: Request, model: type[M]) -> M:
     """The body as `model`. Raises ApiError that names the field, its value and what is allowed."""
-    settings = gateway_of(request).settings
-    body = await _bytes(request, settings)
+    return checked(request, await content(request), model)
+
+
+async def content(request: Request) -> bytes:
+    """The body as it came. Raises ApiError where it is too long, comes too slowly or may have too many fields."""
+    body = await _bytes(request, gateway_of(request).settings)
     if body.count(b":") > _MOST_COLONS:
         raise ApiError(400, f"body: got more; at most {_MOST_COLONS} fields, or colons in texts", code="invalid_value")
+    return body
+
+
+def checked(request: Request, body: bytes, model: type[M]) -> M:
+    """The body of `request` as `model`. Raises as `read`."""
     try:
         asked = model.model_validate_json(body)
     except ValidationError as error:

@@ -1,4 +1,4 @@
-"""POST /v1/rerank and /v2/rerank: which documents fit a query best."""
+"""POST /v1/rerank, /v2/rerank and /rerank: which documents fit a query best."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ from shapeshift.gateway.errors import ApiError
 from shapeshift.gateway.http import bodies
 from shapeshift.gateway.inference.text_rows import counted, infer_rows, num_tokens, require_outputs, text_column
 from shapeshift.gateway.routes.embeddings import OUTPUT
-from shapeshift.gateway.schemas.rerank import RerankRequest
+from shapeshift.gateway.schemas.rerank import RerankRequest, names_documents
+from shapeshift.gateway.schemas.tei import TeiRerankRequest
 from shapeshift.gateway.state import Gateway, answer, connected, gateway_of, id_of
 from shapeshift.serving.description import EMBEDDING, RERANKING
 
@@ -28,7 +29,19 @@ KINDS = (RERANKING, EMBEDDING)
 @router.post("/v2/rerank", openapi_extra=bodies.described(RerankRequest), include_in_schema=False)
 async def rerank(request: Request) -> Response:
     """The documents with their scores, the best first."""
-    asked = await bodies.read(request, RerankRequest)
+    return await _ranked_documents(request, await bodies.read(request, RerankRequest))
+
+
+@router.post("/rerank", openapi_extra=bodies.described(TeiRerankRequest, RerankRequest))
+async def rerank_in_either_shape(request: Request) -> Response:
+    """The texts with their scores as text-embeddings-inference has them; a body with `documents`: as /v1/rerank."""
+    body = await bodies.content(request)
+    if names_documents(body):
+        return await _ranked_documents(request, bodies.checked(request, body, RerankRequest))
+    return await _ranked_texts(request, bodies.checked(request, body, TeiRerankRequest))
+
+
+async def _ranked_documents(request: Request, asked: RerankRequest) -> Response:
     gateway = gateway_of(request)
     target = await connected(request, gateway.catalogue.find(asked.model, KINDS))
     texts = asked.texts()
@@ -43,6 +56,22 @@ async def rerank(request: Request) -> Response:
             results[-1]["document"] = {"text": texts[place]}
     usage = {"total_tokens": tokens}
     return answer({"id": f"rerank-{uuid.uuid4().hex}", "model": asked.model, "usage": usage, "results": results})
+
+
+async def _ranked_texts(request: Request, asked: TeiRerankRequest) -> Response:
+    gateway = gateway_of(request)
+    target = await connected(request, gateway.catalogue.only(asked.model, KINDS if asked.model else (RERANKING,)))
+    work = scores(gateway, target, asked.query, asked.texts, asked.parameters(), id_of(request), "texts")
+    found, _ = await connected(request, work)
+    if not asked.raw_scores:
+        found = probabilities(target, found)
+    texts = asked.texts if asked.return_text else None
+    return answer(
+        [
+            {"index": place, "score": float(found[place]), **({"text": texts[place]} if texts else {})}
+            for place in order(found)[: asked.top_n]
+        ]
+    )
 
 
 async def scores(

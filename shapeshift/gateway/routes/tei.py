@@ -1,8 +1,6 @@
-"""POST /embed, /rerank and /predict: the routes of text-embeddings-inference."""
+"""POST /embed and /predict: routes of text-embeddings-inference. Its /rerank is in `rerank`."""
 
 from __future__ import annotations
-
-from typing import Any
 
 import numpy as np
 from fastapi import APIRouter, Request, Response
@@ -10,11 +8,11 @@ from fastapi import APIRouter, Request, Response
 from shapeshift.gateway.http import bodies
 from shapeshift.gateway.inference.classification import classify
 from shapeshift.gateway.routes.embeddings import cut, embed
-from shapeshift.gateway.routes.rerank import KINDS, order, probabilities, scores
+from shapeshift.gateway.routes.rerank import order
 from shapeshift.gateway.schemas.completions import listed
-from shapeshift.gateway.schemas.tei import EmbedRequest, PredictRequest, TeiRequest, TeiRerankRequest
+from shapeshift.gateway.schemas.tei import EmbedRequest, PredictRequest
 from shapeshift.gateway.state import answer, connected, gateway_of, id_of
-from shapeshift.serving.description import EMBEDDING, RERANKING, TEXT_CLASSIFICATION
+from shapeshift.serving.description import EMBEDDING, TEXT_CLASSIFICATION
 
 router = APIRouter(tags=["text-embeddings-inference"])
 
@@ -25,32 +23,13 @@ async def tei_embed(request: Request) -> Response:
     asked = await bodies.read(request, EmbedRequest)
     gateway = gateway_of(request)
     target = await connected(request, gateway.catalogue.only(asked.model, (EMBEDDING,)))
-    parameters = _parameters(asked) | ({} if asked.prompt_name is None else {"prompt_name": asked.prompt_name})
+    parameters = asked.parameters() | ({} if asked.prompt_name is None else {"prompt_name": asked.prompt_name})
     vectors, _ = await connected(request, embed(gateway, target, listed(asked.inputs), parameters, id_of(request)))
     vectors = cut(target, vectors, asked.dimensions)
     if asked.normalize is not False:
         # TEI's default; nothing changes where the model does it already.
         vectors = vectors / np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), 1e-12)
     return answer(list(vectors))
-
-
-@router.post("/rerank", openapi_extra=bodies.described(TeiRerankRequest))
-async def tei_rerank(request: Request) -> Response:
-    """The texts with their scores, the best first."""
-    asked = await bodies.read(request, TeiRerankRequest)
-    gateway = gateway_of(request)
-    target = await connected(request, gateway.catalogue.only(asked.model, KINDS if asked.model else (RERANKING,)))
-    work = scores(gateway, target, asked.query, asked.texts, _parameters(asked), id_of(request), "texts")
-    found, _ = await connected(request, work)
-    if not asked.raw_scores:
-        found = probabilities(target, found)
-    texts = asked.texts if asked.return_text else None
-    return answer(
-        [
-            {"index": place, "score": float(found[place]), **({"text": texts[place]} if texts else {})}
-            for place in order(found)
-        ]
-    )
 
 
 @router.post("/predict", openapi_extra=bodies.described(PredictRequest))
@@ -60,13 +39,9 @@ async def tei_predict(request: Request) -> Response:
     gateway = gateway_of(request)
     target = await connected(request, gateway.catalogue.only(asked.model, (TEXT_CLASSIFICATION,)))
     rows, several = asked.rows()
-    work = classify(gateway, target, rows, _parameters(asked), id_of(request), asked.raw_scores)
+    work = classify(gateway, target, rows, asked.parameters(), id_of(request), asked.raw_scores)
     found = await connected(request, work)
     named = [
         [{"label": found.labels[place], "score": float(row[place])} for place in order(row)] for row in found.scores
     ]
     return answer(named if several else named[0])
-
-
-def _parameters(asked: TeiRequest) -> dict[str, Any]:
-    return {} if asked.truncate is None else {"truncate": asked.truncate}

@@ -1,10 +1,11 @@
-"""The body of POST /v1/rerank, as Jina, Cohere and vLLM have it."""
+"""The body of POST /v1/rerank, as Jina, Cohere and vLLM have it. TEI's is in `tei`."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Annotated, ClassVar
 
+import orjson
 from pydantic import Field
 
 from shapeshift.gateway.schemas.common import ApiRequest, ModelRequest, bounded, not_served
@@ -34,3 +35,14 @@ class RerankRequest(ModelRequest):
     def texts(self) -> list[str]:
         """The documents' texts."""
         return [one if isinstance(one, str) else one.text for one in self.documents]
+
+
+def names_documents(body: bytes) -> bool:
+    """Whether a body is a JSON object with `documents`; where TEI's route gets one, it is not TEI's."""
+    if b'"documents"' not in body:
+        return False
+    try:
+        found = orjson.loads(body)
+    except orjson.JSONDecodeError:
+        return False
+    return isinstance(found, dict) and "documents" in found

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, ClassVar, Literal, cast
+from typing import Annotated, Any, ClassVar, Literal, cast
 
 from pydantic import Discriminator, Field, Tag
 
@@ -30,6 +30,10 @@ class TeiRequest(ApiRequest):
     truncate: bool | None = None
     truncation_direction: Annotated[Literal["Left", "Right"] | None, not_served("Right")] = None
 
+    def parameters(self) -> dict[str, Any]:
+        """The request parameters for the model."""
+        return {} if self.truncate is None else {"truncate": self.truncate}
+
 
 class EmbedRequest(TeiRequest):
     """The body of POST /embed. normalize: false leaves the vectors as the model makes them, of length 1 for some."""
@@ -43,7 +47,7 @@ class EmbedRequest(TeiRequest):
 
 
 class TeiRerankRequest(TeiRequest):
-    """The body of POST /rerank."""
+    """The body of POST /rerank. top_n, which TEI leaves unread: texts in the answer, the best ones; None: all."""
 
     made_of: ClassVar[Mapping[str, str]] = {"TEXT": "query", "TEXT_PAIR": "texts"}
 
@@ -51,6 +55,7 @@ class TeiRerankRequest(TeiRequest):
     texts: Annotated[list[str], bounded(1)]
     raw_scores: bool = False
     return_text: bool = False
+    top_n: Annotated[int, Field(ge=1)] | None = None
 
 
 class PredictRequest(TeiRequest):
