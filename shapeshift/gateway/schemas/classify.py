@@ -13,7 +13,8 @@ from shapeshift.gateway.schemas.common import Int32, ModelRequest, Strings
 class ClassifyRequest(ModelRequest):
     """input: texts, or for an image model data URLs. task, level and min_accuracy are request parameters of models."""
 
-    made_of: ClassVar[Mapping[str, str]] = {"TEXT": "input", "TEXT_PAIR": "input", "IMAGE": "input"}
+    # A front calls the pixels of a decoded IMAGE `image`.
+    made_of: ClassVar[Mapping[str, str]] = dict.fromkeys(("TEXT", "TEXT_PAIR", "IMAGE", "image"), "input")
 
     input: str | Strings = Field(description="a text or a list of texts, none of them empty")
     truncate: bool | None = None
