@@ -42,12 +42,15 @@ class TextScale:
 
 
 class TextBench:
-    """Runs the cells and keeps every outcome, and the cores that other processes used, by (law, load, system)."""
+    """Runs the cells and keeps of each, by (law, load, system): its outcome, the cores that other processes used, and
+    the processor time of this process tree (systems, idle ones too, and clients) in ms a request.
+    """
 
     def __init__(self, scale: TextScale, seed: int) -> None:
         self.scale = scale
         self.outcomes: dict[tuple[str, str, str], list[Outcome]] = {}
         self.foreign: dict[tuple[str, str, str], list[float]] = {}
+        self.own_ms: dict[tuple[str, str, str], list[float]] = {}
         self._shuffle = random.Random(seed)
         self._rng = np.random.default_rng(seed)
         self.texts = {law: self._texts(law) for law in scale.laws}
@@ -89,6 +92,10 @@ class TextBench:
         """Answers a second, the median over the rounds."""
         return float(np.median([outcome.per_second for outcome in self.outcomes[law, load, system]]))
 
+    def processor_ms(self, law: str, load: str, system: str) -> float:
+        """Processor time of a request in ms, the median over the rounds: other load changes it less than the rate."""
+        return float(np.median(self.own_ms[law, load, system]))
+
     def percentile(self, law: str, load: str, system: str, q: float) -> float:
         """A percentile of the latencies in ms, the median over the rounds."""
         return float(np.median([np.percentile(outcome.latency_ms, q) for outcome in self.outcomes[law, load, system]]))
@@ -107,6 +114,7 @@ class TextBench:
                 "p98_ms": round(self.percentile(law, load, system, 98), 3),
                 "failed": sum(outcome.failed for outcome in outcomes),
                 "foreign": round(float(np.median(self.foreign[law, load, system])), 2),
+                "processor_ms": round(self.processor_ms(law, load, system), 2),
             }
             for (law, load, system), outcomes in self.outcomes.items()
         ]
@@ -116,6 +124,8 @@ class TextBench:
             outcome = run()
         self.outcomes.setdefault((law, load, system), []).append(outcome)
         self.foreign.setdefault((law, load, system), []).append(foreign.cores)
+        requests = len(outcome.latency_ms) + outcome.failed
+        self.own_ms.setdefault((law, load, system), []).append(foreign.own_s * 1e3 / max(1, requests))
         progress(f"{law}, {load}: {system} {outcome.per_second:.0f}/s")
 
     def _order(self, systems: Sequence[S]) -> list[S]:

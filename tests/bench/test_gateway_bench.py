@@ -4,10 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 
+import numpy as np
 import pytest
 
+from bench.common.systems import Outcome
+from bench.common.text_bench import TextBench, TextScale
 from bench.gateway import cancellation
+from bench.gateway.infinity import _table
 from bench.gateway.ways import HttpWay
 from bench.peers import http_load
 from shapeshift.errors import ShapeshiftError
@@ -59,3 +64,30 @@ def test_streams_that_end_by_themselves_measure_nothing() -> None:
 def test_a_server_of_several_models_is_told_which() -> None:
     (named,), (bare,) = (http_load._bodies(["a"], "float", model) for model in ("encode", ""))
     assert json.loads(named) == {"model": "encode", **json.loads(bare)} and "model" not in json.loads(bare)
+
+
+def test_the_table_beside_infinity_has_rates_and_processor_times() -> None:
+    bench = TextBench(TextScale(1, 4, 0.0, (8, 32), (), ()), seed=0)
+    for clients in (8, 32):
+        for name, rate, spent_ms in (("ours", 50.0, 8.0), ("torch", 40.0, 10.0), ("slow", 5.0, 90.0)):
+            bench.outcomes["short", f"closed {clients}", name] = [Outcome(np.full(4, 1.0), rate)]
+            bench.own_ms["short", f"closed {clients}", name] = [spent_ms * 9, spent_ms, spent_ms]
+    lines = _table(bench, ["ours"], ["torch", "slow"]).splitlines()
+    assert [line.split()[-1] for line in lines if line.startswith(("over the best", "of the best"))] == ["1.25"] * 4
+    assert lines[4].split()[-3:] == ["8.0", "10.0", "90.0"]
+
+
+def test_a_cell_keeps_the_processor_time_of_a_request(monkeypatch: pytest.MonkeyPatch) -> None:
+    bench = TextBench(TextScale(1, 4, 0.0, (8,), (), ()), seed=0)
+
+    def burn() -> Outcome:
+        end = time.process_time() + 0.2
+        while time.process_time() < end:
+            pass
+        return Outcome(np.full(3, 1.0), 1.0, failed=1)
+
+    start = time.process_time()
+    bench._keep("short", "closed 8", "ours", burn)
+    spent_ms = (time.process_time() - start) * 1e3
+    # The kernel counts in ticks of 10 ms.
+    assert bench.processor_ms("short", "closed 8", "ours") * 4 == pytest.approx(spent_ms, abs=40)
