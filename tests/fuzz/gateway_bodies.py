@@ -53,7 +53,7 @@ VALID: dict[str, dict[str, Any]] = {
     "/v1/rerank": {"model": "cross", "query": "q", "documents": ["a", {"text": "b"}], "top_n": 1, "truncate": True},
     "/v1/classify": {"model": "classify_text", "input": ["a text", "b"], "level": 1, "min_accuracy": 0.5},
     "/embed": {"inputs": ["a text"], "normalize": True, "truncate": False, "dimensions": 4},
-    "/rerank": {"query": "q", "texts": ["a", "b"], "raw_scores": True, "return_text": True, "top_n": 1, "model": "cross"},
+    "/rerank": {"query": "q", "texts": ["a"], "raw_scores": True, "return_text": True, "top_n": 1, "model": "cross"},
     "/predict": {"inputs": [["a"], ["b"]], "raw_scores": False, "model": "classify_text"},
     "/v1/load_lora_adapter": {"lora_name": "a", "lora_path": "a", "model": "generate_lora"},
     "/v1/unload_lora_adapter": {"lora_name": "a", "model": "generate_lora"},
