@@ -22,6 +22,8 @@ from tests.fused_decode.test_decode_native import assert_rows_are_independent, n
 INSTRUCTIONS = ("tiles", "quads", "plain")
 # Outputs, inputs, and inputs of a group: whole ones, and a last one with fewer inputs, in blocks of 32 and of 64.
 SHAPES = [(7, 3, 0), (70, 33, 0), (33, 64, 0), (96, 544, 0), (96, 544, 128), (65, 200, 32), (40, 200, 96)]
+# Their inputs are read in several parts, some of which end within a group.
+LARGE = [(33, 1120, 96), (33, 1100, 192), (33, 1120, 0)]
 
 of_bits = pytest.mark.parametrize("bits", [8, 4])
 
@@ -79,7 +81,7 @@ def test_kernels_compute_what_torch_does(bits: int, outputs: int, inputs: int, g
 
 @of_bits
 @pytest.mark.parametrize("instructions", INSTRUCTIONS)
-@pytest.mark.parametrize(("outputs", "inputs", "group"), SHAPES)
+@pytest.mark.parametrize(("outputs", "inputs", "group"), [*SHAPES, *LARGE])
 def test_sums_of_levels_are_exact(bits: int, outputs: int, inputs: int, group: int, instructions: str) -> None:
     """With scales of 1 results are whole numbers, which f32 holds; zeros differ from group to group."""
     chance = torch.Generator().manual_seed(4)
@@ -90,7 +92,9 @@ def test_sums_of_levels_are_exact(bits: int, outputs: int, inputs: int, group: i
     rows = torch.randint(-127, 128, (40, inputs), generator=chance).float()
     rows[:, 0] = 127.0
     exact = (rows.double() @ weight.weight().double().T).float()
-    assert torch.equal(native(weight, None, instructions)(rows), exact)
+    fast = native(weight, None, instructions)
+    assert torch.equal(fast(rows), exact)
+    assert_rows_are_independent(fast, rows, exact)
     assert torch.equal(LevelLinear(weight, None)(rows), exact)
 
 
@@ -126,6 +130,7 @@ def test_invalid_levels_are_refused() -> None:
         ({"group": 33}, "group: must be a multiple of 32"),
         ({"scales": weight.scales[:, :1].contiguous()}, r"scales: must be \[5, 2\]"),
         ({"zeros": weight.zeros.int()}, "zeros: must be contiguous Byte"),
+        ({"zeros": weight.zeros + 121}, "zeros: must be at most 128"),
         ({"levels": torch.zeros(1, 65537).byte()}, "levels: must have 1 to 65536 inputs"),
     ):
         wrong = Levels(**{**vars(weight), **changes})

@@ -11,7 +11,8 @@ struct Levels {
   uint8_t bits;
 };
 
-constexpr int64_t kQuad = 4;  // inputs whose levels lie side by side
+constexpr int64_t kQuad = 4;        // inputs whose levels lie side by side
+constexpr int64_t kFetched = 4096;  // bytes between what is read and what is fetched into the cache
 
 // weights [panels, blocks, kTiles, kSide quads, kSide outputs, kQuad]; with 4 bits one byte holds the levels of both
 // tiles, the second one in its high bits. scales and zeros [panels, groups, kWide]; bias [outputs] or null. A group
@@ -70,3 +71,28 @@ struct Panels<Levels<kBits>> {
     }
   }
 };
+
+// A group of the inputs of a panel, from input `begin` to `end`, both multiples of kPart.
+template <int64_t kBits>
+struct Group {
+  const Panels<Levels<kBits>>& own;
+  const uint8_t* panel;
+  int64_t begin, end;
+
+  // The place of the levels of a quad of inputs: of all outputs of both tiles with 4 bits, of one tile's with 8.
+  const uint8_t* line(int64_t input, int64_t tile) const {
+    using Own = Panels<Levels<kBits>>;
+    const uint8_t* block = panel + input / kBlockInputs * Own::kBytes;
+    return block + (kBits == 8 ? tile * Own::kTileBytes : 0) + input % kBlockInputs / kQuad * Own::kLineBytes;
+  }
+};
+
+#if defined(__AVX512F__) && defined(__AVX512BW__)
+// The levels of a quad of inputs, as bytes, of a tile's outputs.
+template <int64_t kBits>
+__m512i line_of(const Group<kBits>& group, int64_t input, int64_t tile) {
+  const __m512i line = _mm512_loadu_si512(group.line(input, tile));
+  if constexpr (kBits == 8) return line;
+  return _mm512_and_si512(tile ? _mm512_srli_epi16(line, 4) : line, _mm512_set1_epi8(15));
+}
+#endif

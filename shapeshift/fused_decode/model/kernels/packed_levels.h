@@ -53,6 +53,9 @@ class Linear<Levels<kBits>> : public torch::CustomClassHolder {
       const bool fits = tensor.size(0) == panels_.outputs && tensor.size(1) == groups;
       TORCH_CHECK(fits, name, ": must be [", panels_.outputs, ", ", groups, "]");
     }
+    const uint8_t* given = zeros.const_data_ptr<uint8_t>();
+    const bool fit = kBits == 8 || std::all_of(given, given + zeros.numel(), [](uint8_t zero) { return zero <= 128; });
+    TORCH_CHECK(fit, "zeros: must be at most 128 for levels of 4 bits, so that differences fit 8");
     if (bias) check_like(*bias, at::kFloat, "bias");
     TORCH_CHECK(!bias || bias->numel() == panels_.outputs, "bias: must have an element for each output");
     bias_ = std::move(bias);
