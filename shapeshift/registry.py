@@ -73,6 +73,12 @@ class Registry:
             data = {"format": FORMAT, "entries": entries, "removed": content.removed}
             files.replace_text(self.file, json.dumps(data, indent=1) + "\n")
 
+    def now_s(self) -> float:
+        """The time of the file system that has the folder; machines that share it may have clocks that differ."""
+        lock = self.folder / _LOCK
+        lock.touch()
+        return lock.stat().st_mtime
+
     def _current(self, data: dict[str, Any]) -> Content:
         entries, removed = data.get("entries"), data.get("removed", {})
         valid = isinstance(entries, dict) and _are_times(removed)

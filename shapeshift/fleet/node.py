@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -35,6 +36,15 @@ def check_node_name(name: str) -> str:
     """`name` itself. Raises InvalidInputError unless it is a DNS label: a-z, 0-9, `-`, at most 63."""
     require(bool(_NAME.fullmatch(name)), "node", name, "must be a-z, 0-9 and - between them, at most 63 characters")
     return name
+
+
+def doubled(nodes: Iterable[Node]) -> dict[str, str]:
+    """By name that several nodes have, what is wrong: they cannot be told apart, and none of them is to be used."""
+    addresses: dict[str, list[str]] = {}
+    for node in nodes:
+        addresses.setdefault(node.name, []).append(node.grpc.address)
+    several = {name: found for name, found in addresses.items() if len(found) > 1}
+    return {name: f"nodes at {', '.join(found)} have it; none of them is used" for name, found in several.items()}
 
 
 def qualified(node: str, model: str) -> str:

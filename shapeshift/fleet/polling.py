@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import threading
 import time
-from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import Future
 from typing import Generic, TypeVar
 
 from shapeshift.errors import ShapeshiftError
 from shapeshift.fleet.membership.interface import Membership
-from shapeshift.fleet.node import Node
+from shapeshift.fleet.node import Node, doubled
 from shapeshift.fleet.node_clients import NodeClients
 from shapeshift.triton.async_client import AsyncClient
 
@@ -98,12 +97,10 @@ class NodePoll(Generic[T]):
 
     def _others(self, nodes: Sequence[Node]) -> list[Node]:
         """The nodes but one's own. Two nodes of one name cannot be told apart: neither is used."""
-        count = Counter(node.name for node in nodes)
-        for name in count:
-            addresses = ", ".join(node.grpc.address for node in nodes if node.name == name)
-            problem = f"nodes at {addresses} have it; none of them is used" if count[name] > 1 else ""
-            self._note(f"the name {name}", problem)
-        return [node for node in nodes if node.name != self._own and count[node.name] == 1]
+        problems = doubled(nodes)
+        for name in {node.name for node in nodes}:
+            self._note(f"the name {name}", problems.get(name, ""))
+        return [node for node in nodes if node.name != self._own and node.name not in problems]
 
     def _note(self, about: str, problem: str) -> None:
         """Log a problem when it begins and when it ends."""

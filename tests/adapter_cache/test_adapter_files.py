@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import re
+import time
 from pathlib import Path
 from typing import Any
 
@@ -181,6 +184,39 @@ def test_entries_are_added_pinned_and_removed(source: Path, tmp_path: Path, monk
     store.add(folder, "two", source, pinned=False)
     assert sorted(path.name for path in folder.glob("one-*")) == []
     assert [path for path in folder.iterdir() if path.name.endswith((".tmp", ".json"))] == [folder / "registry.json"]
+
+
+@pytest.mark.parametrize("slow_s", [600.0, -600.0])
+def test_machines_whose_clocks_differ_by_minutes_delete_nothing_that_a_server_may_still_read(
+    slow_s: float, source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, real = tmp_path / "registry", time.time
+    entry = store.add(folder, "one", source, pinned=False)
+    with monkeypatch.context() as other:
+        other.setattr(time, "time", lambda: real() - slow_s)
+        store.remove(folder, "one")
+    store.add(folder, "two", source, pinned=False)
+    assert (folder / entry.folder).is_dir()
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EROFS])
+def test_a_full_or_read_only_registry_serves_what_it_had(
+    number: int, source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "registry"
+    entry = store.add(folder, "one", source, pinned=False)
+
+    def fails(*_: object, **__: object) -> None:
+        raise OSError(number, os.strerror(number))
+
+    for name in ("shutil.copyfile", "shapeshift.files.replace_text"):
+        with monkeypatch.context() as full:
+            full.setattr(name, fails)
+            with pytest.raises(OSError, match=os.strerror(number)):
+                store.add(folder, "two", source, pinned=False)
+        assert store.read(folder) == {"one": entry}
+    assert store.digest(store.entry_folder(folder, entry)) == entry.sha256
+    assert [path.name for path in folder.glob(".two*")] == []
 
 
 def test_an_adapter_that_is_removed_and_added_again_stays(

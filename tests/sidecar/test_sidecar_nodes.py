@@ -131,6 +131,20 @@ def test_connections_follow_the_members(tmp_path: Path) -> None:
     assert connections.servers.keys() == {"a"}
 
 
+def test_of_two_nodes_with_one_name_neither_is_connected_to_and_the_rest_is() -> None:
+    log: list[str] = []
+    listed = Listed(node("a", 1), node("b", 2), node("b", 3))
+    connections = FleetConnections(listed, lambda one, key, host: NodeServer(FakeServer(), no_page, str), quiet(log))
+    connections.refresh()
+    connections.refresh()
+    assert connections.servers.keys() == {"a"}
+    (line,) = log
+    assert "members b: left out: nodes at 10.0.0.1:2, 10.0.0.1:3 have it; none of them is used" in line
+    listed.nodes = Members([node("a", 1), node("b", 3)])
+    connections.refresh()
+    assert connections.servers.keys() == {"a", "b"}
+
+
 def test_processes_of_different_machines_have_different_numbers() -> None:
     own, other = MetricsPage(samples("enc", 12, 1.0), 0.0, "a", 0), MetricsPage(samples("enc", 12, 2.0), 0.0, "b", 1)
     found = MetricsPage.joined([own, other], 0.0, frozenset("ab")).heartbeats()

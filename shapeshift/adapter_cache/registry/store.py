@@ -9,7 +9,6 @@ import json
 import os
 import re
 import shutil
-import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -125,7 +124,7 @@ def add(folder: Path, name: str, source: Path, pinned: bool, base: str = "", ori
         finally:
             shutil.rmtree(staged, ignore_errors=True)
         entry = Entry(target.name, sha256, pinned, stamps(target), base, origin)
-        _drop(content, name, keep=entry.folder)
+        _drop(folder, content, name, keep=entry.folder)
         content.entries[name] = asdict(entry)
     return entry
 
@@ -152,7 +151,7 @@ def remove(folder: Path, name: str) -> None:
     """Remove the entry of `name`; its files are deleted later. Raises NotFoundError."""
     with _changing(folder) as content:
         _require_registered(content, name)
-        _drop(content, name)
+        _drop(folder, content, name)
 
 
 def _require_registered(content: Content, name: str) -> None:
@@ -160,11 +159,11 @@ def _require_registered(content: Content, name: str) -> None:
         raise unknown_adapter(name, list(content.entries), "name")
 
 
-def _drop(content: Content, name: str, keep: str = "") -> None:
+def _drop(folder: Path, content: Content, name: str, keep: str = "") -> None:
     """Remove the entry of `name`, and mark its folder for deletion unless it is `keep`."""
     old = content.entries.pop(name, None)
     if old is not None and old["folder"] != keep:
-        content.removed[old["folder"]] = time.time()
+        content.removed[old["folder"]] = _registry(folder).now_s()
     content.removed.pop(keep, None)
 
 
@@ -184,8 +183,9 @@ def _registry(folder: Path) -> Registry:
 
 def _sweep(folder: Path, content: Content) -> None:
     """Delete the folders of entries that were removed a while ago."""
+    now_s = _registry(folder).now_s()
     for name, since in list(content.removed.items()):
-        if time.time() - since > _KEEP_S:
+        if now_s - since >= _KEEP_S:
             shutil.rmtree(entry_folder(folder, Entry(name, "")), ignore_errors=True)
             del content.removed[name]
 

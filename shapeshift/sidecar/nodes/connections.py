@@ -8,7 +8,7 @@ from typing import Protocol
 
 from shapeshift.errors import ShapeshiftError
 from shapeshift.fleet.membership.interface import Membership
-from shapeshift.fleet.node import Node
+from shapeshift.fleet.node import Node, doubled
 from shapeshift.sidecar.journal import Journal
 from shapeshift.sidecar.workers import Control
 from shapeshift.triton.keys import read_key
@@ -70,8 +70,12 @@ class FleetConnections:
             self._journal.log_once("members", "fleet", members.problem)
         elif self._journal.clear("members", "fleet"):
             self._journal.log("members", "fleet", "can be read again")
-        servers = {}
+        servers, problems = {}, doubled(members.nodes)
+        for name, problem in problems.items():
+            self._journal.log_once("members", name, f"left out: {problem}")
         for node in members.nodes:
+            if node.name in problems:
+                continue
             try:
                 servers[node.name] = self._server(node)
             except ShapeshiftError as error:
