@@ -1,6 +1,7 @@
 """A certificate authority of a fleet, and a certificate for each node: ECDSA P-256, files in PEM.
 
-The key of the authority stays on the machine that makes the certificates.
+The key of the authority stays on the machine that makes the certificates, and goes to Ray's head where nodes are added
+there for the load.
 """
 
 from __future__ import annotations

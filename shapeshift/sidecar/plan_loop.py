@@ -12,6 +12,7 @@ from shapeshift.sidecar import observe
 from shapeshift.sidecar.actuate import Actuator
 from shapeshift.sidecar.front_config import ALL_BINS, Front
 from shapeshift.sidecar.journal import Journal
+from shapeshift.sidecar.nodes.demands import Demands
 from shapeshift.sidecar.nodes.fleet_models import FleetModelReader
 from shapeshift.sidecar.nodes.front_state import FrontState
 from shapeshift.sidecar.observe import MetricsPage
@@ -34,6 +35,7 @@ class PlanLoop:
         actuator: Actuator,
         journal: Journal,
         page: Callable[[], MetricsPage | None],
+        demands: Demands,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._settings = settings
@@ -41,6 +43,7 @@ class PlanLoop:
         self._actuator = actuator
         self._journal = journal
         self._page = page
+        self._demands = demands
         self._clock = clock
         self._fronts: dict[str, FrontState] = {}
         # The nodes that answered the last time.
@@ -66,6 +69,7 @@ class PlanLoop:
             return None
         if self._journal.clear("server", "server"):
             self._journal.log("server", "server", "answers again")
+        self._demands.keep(server.fronts)
         for model, problem in server.problems.items():
             self._journal.log_once("config", model, problem)
         for group in pools.group_fronts(server.fronts.values()):
@@ -203,7 +207,7 @@ class PlanLoop:
     def _scale(self, front: Front, server: ServerModels, page: MetricsPage) -> None:
         state = self._fronts[front.name]
         before = state.scale_page
-        if not front.is_scaled or before is None or page.at - before.at < self._settings.scale_period_s:
+        if not front.has_target or before is None or page.at - before.at < self._settings.scale_period_s:
             return
         state.scale_page = page
         traffic = observe.traffic_of(front.models, before, page)
@@ -212,6 +216,10 @@ class PlanLoop:
         elif state.fast_since is None:
             state.fast_since = before.at
         fast_since_s = 0.0 if state.fast_since is None else page.at - state.fast_since
+        wanted = decide.wanted_workers(front, traffic, fast_since_s, len(state.target))
+        self._demands.record(front, None if self._actuator.blocked else wanted)
+        if not front.is_scaled:
+            return
         alive = {worker for worker in state.target if observe.was_alive(worker, before, page)}
         spare = in_order(front, _spare(server.workers[front.name]), state.target, ())
         action, reason = decide.decide_scaling(front, traffic, fast_since_s, state.target, spare, alive)

@@ -8,11 +8,13 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
+from shapeshift.fleet.worker_demand import DEMAND_FILE
 from shapeshift.sidecar import run_files
 from shapeshift.sidecar.actuate import Actuator
 from shapeshift.sidecar.health_loop import HealthLoop
 from shapeshift.sidecar.journal import Journal, Write
 from shapeshift.sidecar.nodes.connections import Connections
+from shapeshift.sidecar.nodes.demands import Demands
 from shapeshift.sidecar.nodes.fleet_control import FleetControl
 from shapeshift.sidecar.nodes.fleet_models import FleetModelReader
 from shapeshift.sidecar.nodes.fleet_scrape import FleetScrape
@@ -50,7 +52,9 @@ class Sidecar:
         scrape = FleetScrape(connections, presence, limit_s)
         self._health = HealthLoop(scrape, control, actuator, self._journal, ProcessTracker(_is_local(settings)))
         reader = FleetModelReader(connections, presence, limit_s)
-        self._plan = PlanLoop(settings, reader, actuator, self._journal, lambda: self._health.page)
+        is_told = bool(settings.fleet) and not settings.dry_run
+        demands = Demands(settings.run_directory / DEMAND_FILE if is_told else None)
+        self._plan = PlanLoop(settings, reader, actuator, self._journal, lambda: self._health.page, demands)
         self._has_solver = False
         self._stop = threading.Event()
         self._threads = [

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import stat
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,8 +13,8 @@ from shapeshift.errors import ShapeshiftError, UnsupportedError
 from shapeshift.fleet import fleet_file, settings
 from shapeshift.fleet.membership.written import RaySettings
 from shapeshift.fleet.node import Node
-from shapeshift.fleet.supervision.plan import FleetPlan, able_hosts, make_plan
-from shapeshift.fleet.supervision.ray_actors import ensure_fleet_file, write_private
+from shapeshift.fleet.supervision.node_actor import ensure_fleet_file, write_private
+from shapeshift.fleet.supervision.plan import FleetPlan, authority_files, free_host, make_plan, rooms, write_authority
 from shapeshift.fleet.supervision.ray_fleet import RayFleet
 from shapeshift.triton.endpoint import Endpoint, Tls
 from shapeshift.triton.tls import require_files
@@ -22,10 +23,15 @@ RAY = 'name = "demo"\nmembership = "ray"\n[ray]\nnodes = 3\ngrpc_port = 19000\ns
 GIVEN = '[tls]\nca = "ca.pem"\ncertificate = "{node}.pem"\nkey = "/keys/{node}.key"\n'
 
 
-def plan_of(folder: Path, text: str = RAY, hosts: tuple[str, ...] = ("10.0.0.1", "10.0.0.2")) -> FleetPlan:
+def plan_of(
+    folder: Path,
+    text: str = RAY,
+    hosts: tuple[str, ...] = ("10.0.0.1", "10.0.0.2"),
+    placed: dict[str, str] | None = None,
+) -> FleetPlan:
     file = folder / "fleet.toml"
     file.write_text(text)
-    return make_plan(settings.read(file, "{node}"), folder, hosts)
+    return make_plan(settings.read(file, "{node}"), folder, dict.fromkeys(hosts, 1), placed)
 
 
 def test_nodes_go_to_the_machines_in_turn_each_with_ports_of_its_own(tmp_path: Path) -> None:
@@ -38,12 +44,41 @@ def test_nodes_go_to_the_machines_in_turn_each_with_ports_of_its_own(tmp_path: P
     assert nodes[0].command.build == tmp_path / "build"
 
 
-def test_a_machine_without_what_a_node_reserves_gets_none() -> None:
-    found = {"10.0.0.2": {"CPU": 4.0, "GPU": 1.0}, "10.0.0.1": {"memory": 1e9}, "10.0.0.3": {"CPU": 8.0}}
-    assert able_hosts(found, RaySettings(cpus=2.0)) == ["10.0.0.2", "10.0.0.3"]
-    assert able_hosts(found, RaySettings(cpus=2.0, gpus=1.0)) == ["10.0.0.2"]
-    with pytest.raises(UnsupportedError, match="cpus = 9 and gpus = 0, .*10.0.0.1, 10.0.0.2, 10.0.0.3"):
-        able_hosts(found, RaySettings(cpus=9.0))
+def test_a_machine_has_room_for_as_many_nodes_as_it_has_what_they_reserve(tmp_path: Path) -> None:
+    machines: list[tuple[str, dict[str, float]]] = [
+        ("10.0.0.2", {"CPU": 4.0, "GPU": 1.0}),
+        ("10.0.0.1", {"memory": 1e9}),
+        ("10.0.0.3", {"CPU": 8.0}),
+        ("10.0.0.3", {"CPU": 3.0}),
+    ]
+    assert rooms(machines, RaySettings(cpus=2.0)) == {"10.0.0.2": 2, "10.0.0.3": 5}
+    assert rooms(machines, RaySettings(cpus=2.0, gpus=1.0)) == {"10.0.0.2": 1}
+    assert rooms(machines, RaySettings(cpus=0.0, nodes=7)) == {"10.0.0.1": 7, "10.0.0.2": 7, "10.0.0.3": 14}
+    assert rooms(machines, RaySettings(cpus=9.0)) == {}
+    with pytest.raises(UnsupportedError, match="no machine of the Ray cluster has cpus = 1 and gpus = 0"):
+        plan_of(tmp_path, hosts=())
+
+
+def test_a_further_node_goes_where_the_fewest_are_and_room_is_left() -> None:
+    room = {"a": 1, "b": 2, "c": 2}
+    assert free_host(room, ["a", "b"]) == "c"
+    assert free_host(room, ["a", "b", "c"]) == "b"
+    assert free_host(room, ["a", "b", "b", "c", "c"]) is None
+
+
+def test_nodes_that_run_stay_on_their_machines(tmp_path: Path) -> None:
+    scaled = RAY + "max_nodes = 5\n"
+    placed = {"node-0": "10.0.0.9", "node-1": "10.0.0.2", "node-3": "10.0.0.1"}
+    assert plan_of(tmp_path, scaled, placed=placed).hosts == placed | {"node-2": "10.0.0.1"}
+    assert list(plan_of(tmp_path, placed=placed).hosts) == ["node-0", "node-1", "node-2"], "as the file says"
+
+
+def test_another_machine_makes_certificates_with_the_same_authority(tmp_path: Path) -> None:
+    (tmp_path / "here").mkdir()
+    plan = plan_of(tmp_path / "here")
+    moved = replace(plan, folder=tmp_path / "there")
+    write_authority(moved.home, authority_files(plan.home))
+    assert moved.with_node("node-3", "10.0.0.4").nodes[-1].files["ca.pem"] == plan.nodes[0].files["ca.pem"]
 
 
 def test_a_node_reads_its_file_with_the_certificate_that_was_made_for_it(tmp_path: Path) -> None:
@@ -114,6 +149,9 @@ def test_what_is_written_is_what_is_read(tmp_path: Path) -> None:
         ("nodes = 9\ngrpc_port = 100\nmetrics_port = 108", "must not fall among the gRPC ports"),
         ("cpus = -1", "cpus: got -1"),
         ('build = ""', "build: got ''"),
+        ("nodes = 2\nmin_nodes = 3", r"min_nodes: got 3; must be 1 to nodes \(2\), or 0"),
+        ("nodes = 2\nmax_nodes = 1", r"max_nodes: got 1; must be nodes \(2\) to 1000, or 0"),
+        ("max_nodes = 9\ngrpc_port = 100\nmetrics_port = 108", "must not fall among the gRPC ports"),
         ("node = 3", "unknown parameter; .*did you mean nodes"),
     ],
 )

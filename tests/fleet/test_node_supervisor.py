@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
@@ -19,47 +18,15 @@ from shapeshift.fleet.supervision import node_supervisor
 from shapeshift.fleet.supervision.node_process import NodeCommand, NodeProcess
 from shapeshift.fleet.supervision.node_supervisor import READY, STARTING, STOPPED, NodeStatus, NodeSupervisor
 from tests import waiting
+from tests.fleet.stub_program import stub_program
 
 pytestmark = pytest.mark.timeout(120)
 wait_for = partial(waiting.wait_for, timeout_s=40, pause_s=0.02)
 
-# It writes the record of a run, answers on its HTTP port, and ends a second after it was told to.
-SERVE = f"""#!{sys.executable}
-import http.server, os, signal, sys, time
-sys.path.insert(0, {str(Path(__file__).resolve().parents[2])!r})
-from pathlib import Path
-from shapeshift.triton.embedded import processes, run_record
-given = dict(one.partition("=")[::2] for one in sys.argv)
-run = Path(given["--build"]) / "nodes" / given["--node"] / "run"
-if (run / "broken").exists():
-    sys.exit("a model is missing")
-
-class Handler(http.server.BaseHTTPRequestHandler):
-    def do_GET(self):
-        self.send_response(200)
-        self.end_headers()
-
-server = http.server.HTTPServer(("127.0.0.1", 0), Handler)
-own = processes.identify(os.getpid())
-about = {{"host": "127.0.0.1", "ports": {{"http": server.server_port}}}}
-record = run_record.Record(own, own, own, run_record.new_prefix(), about=about, boot=run_record.boot_id())
-run_record.write(record, run / "server.json")
-
-def stop(*_):
-    time.sleep(0.3)
-    os._exit(0)
-
-signal.signal(signal.SIGTERM, stop)
-server.serve_forever()
-"""
-
 
 @pytest.fixture
 def command(tmp_path: Path) -> NodeCommand:
-    program = tmp_path / "python"
-    program.write_text(SERVE)
-    program.chmod(0o755)
-    return NodeCommand("a", tmp_path / "fleet.toml", tmp_path / "build", python=str(program))
+    return NodeCommand("a", tmp_path / "fleet.toml", tmp_path / "build", python=stub_program(tmp_path))
 
 
 @pytest.fixture

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 
@@ -11,6 +12,7 @@ import pytest
 from shapeshift.fleet.node import split
 from shapeshift.sidecar.actuate import Actuator
 from shapeshift.sidecar.journal import Journal
+from shapeshift.sidecar.nodes.demands import Demands
 from shapeshift.sidecar.observe import MetricsPage
 from shapeshift.sidecar.plan_loop import PlanLoop
 from shapeshift.sidecar.settings import SidecarSettings
@@ -58,6 +60,7 @@ class Case:
             self.actuator,
             journal,
             lambda: self.page,
+            Demands(None),
             lambda: self.now,
         )
 
@@ -226,11 +229,25 @@ def test_a_slow_load_does_not_delay_the_plan_without_a_lost_node(case: Case, nev
     assert case.bins()[running] == "512"
 
 
-def test_a_node_with_other_settings_is_named_and_left_out() -> None:
-    case = Case(a=node_server(), b=node_server(slo_ms=500), c=node_server())
+@pytest.mark.parametrize(("name", "value"), [("slo_ms", 500), ("manifest_sha256", "0" * 64)], ids=["slo", "engines"])
+def test_a_node_with_other_settings_or_engines_is_named_and_left_out(name: str, value: object) -> None:
+    case = Case(a=node_server(), b=node_server(**{name: value}), c=node_server())
     case.step()
     assert [case.on(node) for node in NODES] == [4, 0, 4]
-    assert case.logged("config b/enc: ignored: not as on node a and most others: slo_ms") == 1
+    assert case.logged(f"config b/enc: ignored: not as on node a and most others: {name}") == 1
+
+
+def test_a_node_that_answers_slowly_for_ever_is_planned_for_like_the_others(case: Case) -> None:
+    real = case.servers["b"]._require_up
+
+    def slowly() -> None:
+        time.sleep(0.05)
+        real()
+
+    case.servers["b"]._require_up = slowly  # type: ignore[method-assign]
+    case.period(a=SHORT, b=SHORT, c=SHORT)
+    assert [case.on(node) for node in NODES] == [4, 4, 4]
+    assert not case.logged("node b")
 
 
 def test_nodes_may_have_different_numbers_of_workers() -> None:

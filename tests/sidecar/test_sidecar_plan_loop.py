@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
+from shapeshift.fleet import worker_demand
+from shapeshift.fleet.policy.node_count import WorkerDemand
 from shapeshift.sidecar.actuate import Actuator
 from shapeshift.sidecar.journal import Journal
+from shapeshift.sidecar.nodes.demands import Demands
 from shapeshift.sidecar.observe import MetricsPage
 from shapeshift.sidecar.plan_loop import PlanLoop
 from shapeshift.sidecar.settings import SidecarSettings
@@ -15,6 +20,8 @@ Lengths = dict[float, float]
 
 class Case:
     """A plan loop with a fake server and a fake clock. `period` lets time pass and makes one step."""
+
+    demand_file: Path | None = None
 
     def __init__(self, server: FakeServer | None = None, **settings: object) -> None:
         self.server = server or FakeServer()
@@ -34,7 +41,9 @@ class Case:
         journal = Journal(self.log.append, self.report.update, {})
         fleet = single(self.server)
         actuator = Actuator(fleet.control, (), journal, lambda: self.blocked, 300.0)
-        self.loop = PlanLoop(self.settings, fleet.reader, actuator, journal, self.page, lambda: self.now)
+        self.loop = PlanLoop(
+            self.settings, fleet.reader, actuator, journal, self.page, Demands(self.demand_file), lambda: self.now
+        )
         self.actuator = actuator
 
     def page(self) -> MetricsPage:
@@ -304,6 +313,26 @@ def test_slow_answers_add_workers_and_fast_answers_release_them() -> None:
     assert releases[0] >= 60
     assert releases[1] - releases[0] >= 60
     assert "512" in server.bins().values()
+
+
+def test_a_front_says_how_many_workers_it_wants_beyond_those_that_there_are(tmp_path: Path) -> None:
+    file = tmp_path / "demand.json"
+    server = FakeServer()
+    server.add_front(workers=2, min_workers=2, max_workers=2)
+    case = Case(server)
+    case.demand_file = file
+    case.begin()
+    case.step()
+    case.step()
+    case.period(10.0, latencies={300.0: 100.0})
+    assert len(server.bins()) == 2
+    assert worker_demand.read(file) == {"enc": WorkerDemand(3, 2)}
+    for _ in range(8):
+        case.period(10.0, latencies={150.0: 100.0})
+    assert worker_demand.read(file) == {"enc": WorkerDemand(1, 2)}, "below what the present nodes may have, too"
+    case.blocked = "frozen"
+    case.period(10.0, latencies={150.0: 100.0})
+    assert worker_demand.read(file) == {}
 
 
 def test_a_pool_moves_workers_to_the_busy_front() -> None:

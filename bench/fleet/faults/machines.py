@@ -122,7 +122,7 @@ class Machines:
         """Kill every process of Ray on a machine, with the supervisors of its nodes, as if it lost its power."""
         process = self._running.pop(machine)
         # Each of Ray's workers has a process group of its own.
-        for pid in _in_session(process.pid):
+        for pid in in_session(process.pid):
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         process.wait()
@@ -133,7 +133,8 @@ class Machines:
             self.kill(machine)
 
 
-def _in_session(session: int) -> list[int]:
+def in_session(session: int) -> list[int]:
+    """The processes of a session."""
     pids = (int(path.name) for path in Path("/proc").iterdir() if path.name.isdigit())
     entries = (processes.look_up(pid) for pid in pids)
     return [entry.identity.pid for entry in entries if entry is not None and entry.session == session]

@@ -30,5 +30,6 @@ def run(options: argparse.Namespace) -> int:
 
     fleet = RayFleet(options.file)
     fleet.connect()
-    upgrade(fleet, [fleet.command_of(name) for name in fleet.names], settings, say)
+    with fleet.nodes_held():
+        upgrade(fleet, [fleet.command_of(name) for name in fleet.names], settings, say)
     return 0

@@ -1,12 +1,14 @@
-"""What `shapeshift fleet up` asks Ray for: nodes, their addresses, and the files of each."""
+"""What `shapeshift fleet up` and the fleet's actor ask Ray for: nodes, their addresses, and the files of each."""
 
 from __future__ import annotations
 
 import shlex
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
+from shapeshift import files
 from shapeshift.errors import UnsupportedError
 from shapeshift.fleet import fleet_file
 from shapeshift.fleet.membership import written
@@ -16,9 +18,11 @@ from shapeshift.fleet.settings import FleetSettings
 from shapeshift.fleet.supervision.node_process import NodeCommand
 from shapeshift.triton.endpoint import Endpoint, Tls
 
+# The node that is never taken away.
+FIRST = "node-0"
 _FLEET_FILE = "fleet.toml"
-# As `certificates` names it.
-_CA_FILE = "ca.pem"
+# As `certificates` names them.
+_CA_FILE, _CA_KEY_FILE = "ca.pem", "ca.key"
 
 
 @dataclass(frozen=True)
@@ -33,12 +37,37 @@ class NodePlan:
 
 @dataclass(frozen=True)
 class FleetPlan:
-    """All nodes of a fleet, and the settings that they come from."""
+    """All nodes of a fleet, and the settings that they come from. folder: that of the fleet file."""
 
     name: str
+    folder: Path
     settings: RaySettings
     nodes: tuple[NodePlan, ...]
     given_tls: Tls | None
+
+    @property
+    def home(self) -> Path:
+        """The folder of every machine for the files of its nodes."""
+        return self.folder / self.settings.folder
+
+    @property
+    def hosts(self) -> dict[str, str]:
+        """By node, the address of its machine."""
+        return {one.node.name: one.host for one in self.nodes}
+
+    def with_node(self, name: str, host: str) -> FleetPlan:
+        """The plan with one node more, on the machine `host`. Raises as `made_files` does."""
+        own, number = self.settings, node_number(name)
+        grpc, metrics = f"{host}:{own.grpc_port + number}", f"https://{host}:{own.metrics_port + number}/metrics"
+        build = self.folder / own.build
+        command = NodeCommand(name, self.home / name / _FLEET_FILE, build, tuple(shlex.split(own.serve)))
+        contents = {} if self.given_tls is not None else made_files(self.home, name, [host])
+        node = Node(name, Endpoint(grpc, tls_of(self.given_tls, name)), metrics, command.run_directory / "key")
+        return replace(self, nodes=(*self.nodes, NodePlan(node, command, host, contents)))
+
+    def without(self, name: str) -> FleetPlan:
+        """The plan without a node."""
+        return replace(self, nodes=tuple(one for one in self.nodes if one.node.name != name))
 
     def fleet_file(self, members: Sequence[str], reader: str, keys: Mapping[str, Path] | None = None) -> str:
         """The fleet file with the nodes `members`, as `reader`, a node or the sidecar, reads it.
@@ -55,44 +84,59 @@ def node_names(count: int) -> list[str]:
     return [f"node-{number}" for number in range(count)]
 
 
-def able_hosts(resources: Mapping[str, Mapping[str, float]], settings: RaySettings) -> list[str]:
-    """The machines that have what one node reserves: a head is often started without processors, and serves no node.
+def node_number(name: str) -> int:
+    """The number in a name of `node_names`."""
+    return int(name.rpartition("-")[2])
 
-    resources: by address, those of Ray. Raises UnsupportedError if there is none.
+
+def rooms(machines: Iterable[tuple[str, Mapping[str, float]]], settings: RaySettings) -> dict[str, int]:
+    """By address, how many nodes a machine has room for, if any: a head is often started without processors.
+
+    machines: address and Ray's resources of each.
     """
     wanted = {"CPU": settings.cpus, "GPU": settings.gpus}
-    able = [
-        host
-        for host, own in sorted(resources.items())
-        if all(own.get(name, 0.0) >= count for name, count in wanted.items())
-    ]
-    if not able:
-        raise UnsupportedError(
-            f"no machine of the Ray cluster has cpus = {settings.cpus:g} and gpus = {settings.gpus:g}, which each node "
-            f"reserves; its machines: {', '.join(sorted(resources)) or 'none'}"
-        )
-    return able
+    found: Counter[str] = Counter()
+    for host, own in machines:
+        fits = [int(own.get(name, 0.0) / count) for name, count in wanted.items() if count]
+        found[host] += min(fits, default=settings.limits.most)
+    return {host: count for host, count in sorted(found.items()) if count}
 
 
-def make_plan(fleet: FleetSettings, folder: Path, hosts: Sequence[str]) -> FleetPlan:
-    """The nodes of `fleet`, one after the other on the machines `hosts`. folder: that of the fleet file.
+def free_host(room: Mapping[str, int], placed: Collection[str]) -> str | None:
+    """The machine with the fewest nodes among those with room for one more; None if there is none.
+
+    placed: the machine of each node.
+    """
+    held = Counter(placed)
+    free = [host for host in room if held[host] < room[host]]
+    return min(free, key=lambda host: (held[host], host), default=None)
+
+
+def make_plan(
+    fleet: FleetSettings, folder: Path, room: Mapping[str, int], placed: Mapping[str, str] | None = None
+) -> FleetPlan:
+    """The nodes of `fleet`, on the machines of `room`. folder: that of the fleet file; placed: by node that runs, its
+    machine.
 
     fleet is read as the node `{node}`. Certificates are made in `folder` where the fleet file names none. Raises
-    InvalidInputError for an invalid section [ray].
+    InvalidInputError for an invalid section [ray], UnsupportedError where no machine has room for any node.
     """
     own = written.read(fleet.source.get("ray", {}))
-    build, home = folder / own.build, folder / own.folder
-    plans = []
-    for number, name in enumerate(node_names(own.nodes)):
-        host = hosts[number % len(hosts)]
-        grpc, metrics = f"{host}:{own.grpc_port + number}", f"https://{host}:{own.metrics_port + number}/metrics"
-        key = build / "nodes" / name / "run" / "key"
-        command = NodeCommand(name, home / name / _FLEET_FILE, build, tuple(shlex.split(own.serve)))
-        contents = {} if fleet.tls is not None else made_files(home, name, [host])
-        plans.append(
-            NodePlan(Node(name, Endpoint(grpc, tls_of(fleet.tls, name)), metrics, key), command, host, contents)
-        )
-    return FleetPlan(fleet.name, own, tuple(plans), fleet.tls)
+    placed = dict(placed or {})
+    found = FleetPlan(fleet.name, folder, own, (), fleet.tls)
+    # Nodes that were added since stay.
+    names = node_names(own.nodes) + [name for name in placed if own.nodes <= node_number(name) < own.limits.most]
+    for name in names:
+        if name not in placed:
+            # Nodes beyond the room are placed all the same: Ray starts them once there is some.
+            beyond = {host: count + len(names) for host, count in room.items()}
+            host = free_host(room, placed.values()) or free_host(beyond, placed.values())
+            if host is None:
+                reserved = f"cpus = {own.cpus:g} and gpus = {own.gpus:g}"
+                raise UnsupportedError(f"no machine of the Ray cluster has {reserved}, which each node reserves")
+            placed[name] = host
+        found = found.with_node(name, placed[name])
+    return found
 
 
 def tls_of(given: Tls | None, name: str) -> Tls:
@@ -113,3 +157,14 @@ def made_files(home: Path, name: str, hosts: Sequence[str] = ()) -> dict[str, by
         raise UnsupportedError(f"{error.name} is not installed: pip install 'shapeshift[fleet]'") from None
     made = certificates.ensure(home / "tls", name, hosts)
     return {file.name: file.read_bytes() for file in (made.ca, made.certificate, made.key)}
+
+
+def authority_files(home: Path) -> dict[str, bytes]:
+    """Certificate and key of the authority that `made_files` uses, for a machine that is to make more certificates."""
+    return {name: (home / "tls" / name).read_bytes() for name in (_CA_FILE, _CA_KEY_FILE)}
+
+
+def write_authority(home: Path, contents: Mapping[str, bytes]) -> None:
+    """Write what `authority_files` has read, on another machine."""
+    for name, content in contents.items():
+        files.replace_private(home / "tls" / name, content)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +13,13 @@ from shapeshift.errors import InvalidInputError, NotFoundError, ShapeshiftError,
 from shapeshift.fleet import settings as fleet_settings
 from shapeshift.fleet.membership import written
 from shapeshift.fleet.supervision import plan as plans
+from shapeshift.fleet.supervision import ray_nodes
 from shapeshift.fleet.supervision.cluster import Cluster
+from shapeshift.fleet.supervision.fleet_actor import FLEET_ACTOR, SIDECAR, FleetActor
+from shapeshift.fleet.supervision.node_actor import write_private
 from shapeshift.fleet.supervision.node_process import NodeCommand, NodeProcess
 from shapeshift.fleet.supervision.node_supervisor import READY, STOPPED, NodeStatus
 from shapeshift.fleet.supervision.plan import FleetPlan
-from shapeshift.fleet.supervision.ray_actors import FLEET_ACTOR, SIDECAR, FleetActor, NodeActor, write_private
 from shapeshift.triton import metrics
 from shapeshift.triton.metrics import Samples
 
@@ -26,10 +28,10 @@ Say = Callable[[str], None]
 OPERATOR = "operator"
 _POLL_S = 0.5
 _ANSWER_S = 60.0
+# An autoscaler may have to start machines for the first nodes.
+_MACHINES_S = 600.0
 # The resource that Ray gives the machine of the head.
 _HEAD = "node:__internal_head__"
-# An actor's process gets it from Ray; the raylet of a cluster that others have started may lack it.
-_ENVIRONMENT = {"env_vars": {"RAY_kill_child_processes_on_worker_exit": "0"}}
 
 
 class RayFleet:
@@ -55,8 +57,9 @@ class RayFleet:
 
     @property
     def names(self) -> list[str]:
-        """The nodes that the file asks for."""
-        return plans.node_names(self.settings.nodes)
+        """The nodes that there are, those that were added for the load included; before `up` those of the file."""
+        present = list(self._hosts()) if self.settings.is_scaled else []
+        return present or plans.node_names(self.settings.nodes)
 
     def connect(self) -> None:
         """Connect to the cluster of a fleet that is up. Raises NotFoundError if there is none."""
@@ -71,21 +74,23 @@ class RayFleet:
         commands on this machine.
         """
         self._home.mkdir(parents=True, exist_ok=True)
-        self._ray = self._cluster.connect(self._namespace, self.settings.cpus * self.settings.nodes + 1)
+        self._ray = self._cluster.connect(self._namespace, self.settings.cpus * self.settings.limits.most + 1)
+        self._await_machines()
         plan = self.plan()
         self.write_nodes_file(plan)
-        actors = {one.node.name: self._node_actor(one, plan) for one in plan.nodes}
+        actors = {one.node.name: ray_nodes.node_actor(self._ray, one, plan) for one in plan.nodes}
         own = {} if plan.given_tls else plans.made_files(self._home, SIDECAR)
         self._end_other_membership(plan)
         # No other lost machine ends it, and without its head there is no cluster.
         at_head = {"num_cpus": 0, "resources": {_HEAD: 0.001}}
-        made = self._ray.remote(FleetActor).options(**at_head, **self._lasting(FLEET_ACTOR))
-        made.remote(plan, actors, own, plan_period_s)
+        made = self._ray.remote(FleetActor).options(**at_head, **ray_nodes.lasting(FLEET_ACTOR))
+        authority = plans.authority_files(self._home) if self.settings.is_scaled and not plan.given_tls else {}
+        made.remote(plan, actors, own, plan_period_s, authority)
 
     def plan(self) -> FleetPlan:
-        """The nodes that the file asks for, on the machines that the cluster has now; raises as `plan.able_hosts`."""
-        alive = {str(one["NodeManagerAddress"]): one["Resources"] for one in self._ray.nodes() if one["Alive"]}
-        return plans.make_plan(self._fleet, self._file.parent, plans.able_hosts(alive, self.settings))
+        """The nodes that the file asks for and those that were added, on their machines; raises as `make_plan`."""
+        room = ray_nodes.rooms(self._ray, self.settings)
+        return plans.make_plan(self._fleet, self._file.parent, room, self._hosts())
 
     def write_nodes_file(self, plan: FleetPlan) -> None:
         """Write the fleet file for commands on this machine, and beside it what they show themselves with."""
@@ -96,8 +101,12 @@ class RayFleet:
 
     def statuses(self, names: Iterable[str] = ()) -> dict[str, NodeStatus]:
         """The state of the nodes, all without `names`; of one whose supervisor does not answer, none."""
-        asked = {name: self._actor(name).status.remote() for name in names or self.names}
-        self._ray.wait(list(asked.values()), num_returns=len(asked), timeout=_ANSWER_S)
+        asked = {}
+        for name in names or self.names:
+            with contextlib.suppress(NotFoundError):
+                asked[name] = self._actor(name).status.remote()
+        if asked:
+            self._ray.wait(list(asked.values()), num_returns=len(asked), timeout=_ANSWER_S)
         found = {}
         for name, answer in asked.items():
             with contextlib.suppress(self._ray.exceptions.RayError):
@@ -161,17 +170,32 @@ class RayFleet:
             self._stop_left(timeout_s, say)
             return
         self.connect()
-        found = self.statuses()
+        if self.settings.is_scaled:
+            with contextlib.suppress(ShapeshiftError):
+                self._call(self._actor(FLEET_ACTOR).hold_nodes, True)
+            ray_nodes.request(self.settings, 0)
+        names = plans.node_names(self.settings.limits.most)
+        found = self.statuses(names)
         for name in found:
             self._call(self._actor(name).drain)
         try:
             self.wait(found, STOPPED, timeout_s, say)
         finally:
-            for name in (FLEET_ACTOR, *self.names):
+            for name in (FLEET_ACTOR, *names):
                 with contextlib.suppress(ShapeshiftError, ValueError):
                     self._ray.kill(self._actor(name))
             self._ray.shutdown()
             self._cluster.stop()
+
+    @contextlib.contextmanager
+    def nodes_held(self) -> Iterator[None]:
+        """Within the block, nodes are neither added nor taken away for the load."""
+        actor = self._actor(FLEET_ACTOR)
+        self._call(actor.hold_nodes, True)
+        try:
+            yield
+        finally:
+            self._call(actor.hold_nodes, False)
 
     def _require(self, name: str) -> str:
         if name not in self.names:
@@ -181,7 +205,8 @@ class RayFleet:
 
     def _stop_left(self, timeout_s: float, say: Say) -> None:
         build = self._file.parent / self.settings.build
-        left = [NodeProcess(NodeCommand(name, self._file, build)) for name in self.names]
+        names = plans.node_names(self.settings.limits.most)
+        left = [NodeProcess(NodeCommand(name, self._file, build)) for name in names]
         deadline = time.monotonic() + timeout_s
         for one in left:
             one.terminate()
@@ -195,17 +220,12 @@ class RayFleet:
     def _namespace(self) -> str:
         return f"shapeshift-{self._fleet.name}"
 
-    def _lasting(self, name: str) -> Mapping[str, Any]:
-        """The options of an actor that Ray starts again, and that outlives the command."""
-        own = {"max_restarts": -1, "max_concurrency": 8, "runtime_env": _ENVIRONMENT}
-        return {"name": name, "lifetime": "detached", "get_if_exists": True, **own}
-
     def _end_other_membership(self, plan: FleetPlan) -> None:
         """End the actor that passes membership on if it knows other nodes than `plan` has: it keeps nothing."""
-        wanted = {one.node.name: one.node.grpc.address for one in plan.nodes}
+        wanted = {one.node.name: one.node.grpc.address for one in plan.nodes}, self.settings.limits
         with contextlib.suppress(NotFoundError):
             actor = self._actor(FLEET_ACTOR)
-            if self._call(actor.addresses) == wanted:
+            if self._call(actor.scope) == wanted:
                 return
             self._ray.kill(actor)
             deadline = time.monotonic() + _ANSWER_S
@@ -213,12 +233,26 @@ class RayFleet:
                 self._actor(FLEET_ACTOR)
                 time.sleep(_POLL_S)
 
-    def _node_actor(self, one: plans.NodePlan, plan: FleetPlan) -> Any:
-        own = self.settings
-        # The resource that Ray gives every machine by its address keeps a node where its files are.
-        wanted = {"num_cpus": own.cpus, "num_gpus": own.gpus, "resources": {f"node:{one.host}": 0.001}}
-        made = self._ray.remote(NodeActor).options(**wanted, **self._lasting(one.node.name))
-        return made.remote(one, plan)
+    def _hosts(self) -> dict[str, str]:
+        """By node that there is, the address of its machine; empty if this is not connected, or nothing runs."""
+        if self._ray is None:
+            return {}
+        with contextlib.suppress(NotFoundError):
+            found: dict[str, str] = self._call(self._actor(FLEET_ACTOR).hosts)
+            return found
+        return {}
+
+    def _await_machines(self) -> None:
+        """Wait until there is room for the first nodes where an autoscaler may provide it, at most ten minutes."""
+        if not self.settings.is_scaled or self._hosts():
+            return
+        ray_nodes.request(self.settings, self.settings.nodes)
+        deadline = time.monotonic() + _MACHINES_S
+        while sum(ray_nodes.rooms(self._ray, self.settings).values()) < self.settings.nodes:
+            if time.monotonic() > deadline:
+                wanted = f"nodes = {self.settings.nodes}"
+                raise TimedOutError(f"the Ray cluster had no room for {wanted} within {_MACHINES_S:g} s")
+            time.sleep(_POLL_S)
 
     def _actor(self, name: str) -> Any:
         try:

@@ -1,0 +1,147 @@
+"""The actor of a fleet: it passes membership on, keeps the sidecar running, and lets the nodes follow the load.
+
+Ray starts it again where it ends. It keeps nothing that it cannot read back: membership is what the supervisors say.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+import time
+from collections.abc import Mapping
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from shapeshift.child_process import ChildProcess
+from shapeshift.files import replace_private
+from shapeshift.fleet import worker_demand
+from shapeshift.fleet.policy.node_count import NodeLimits
+from shapeshift.fleet.supervision import plan as plans
+from shapeshift.fleet.supervision.node_actor import write_private
+from shapeshift.fleet.supervision.node_actors import NodeActors
+from shapeshift.fleet.supervision.node_scaler import NodeScaler
+from shapeshift.fleet.supervision.plan import FleetPlan
+
+FLEET_ACTOR = "fleet"
+SIDECAR = "sidecar"
+# What was decided about nodes, and why; beside the sidecar's log.
+NODES_LOG = "nodes.log"
+_PERIOD_S = 1.0
+_FIRST_ANSWERS_S = 15.0
+
+
+class FleetActor:
+    """Passes membership on to every node each second, keeps the sidecar of the fleet running, and scales the nodes.
+
+    There is one by its name: Ray gives a name to one actor only, which is the sidecar's lease. nodes: the node actors.
+    files: the sidecar's certificate. plan_period_s: the sidecar's; None for no sidecar. authority: files of the one
+    that signs the certificates of further nodes; empty where none is needed.
+    """
+
+    def __init__(
+        self,
+        plan: FleetPlan,
+        nodes: dict[str, Any],
+        files: dict[str, bytes],
+        plan_period_s: float | None,
+        authority: Mapping[str, bytes],
+    ) -> None:
+        import ray
+
+        self._folder = plan.home / SIDECAR
+        write_private(self._folder, files)
+        plans.write_authority(plan.home, authority)
+        self._limits = plan.settings.limits
+        self._nodes = NodeActors(ray, plan, nodes)
+        self._scaler = None
+        if plan.settings.is_scaled:
+            self._scaler = NodeScaler(self._nodes, self._limits, self._log)
+        self._knows_all = not plan.settings.is_scaled or self._nodes.find()
+        self._is_held = False
+        self._sent: dict[str, str] = {}
+        self._sidecar = None if plan_period_s is None else self._make_sidecar(plan_period_s)
+        self._is_running = False
+        self._problem = ""
+        # Not to take nodes out of the list only because this actor is new.
+        self._waits_until = time.monotonic() + _FIRST_ANSWERS_S
+        threading.Thread(target=self._run, name="fleet", daemon=True).start()
+
+    def hosts(self) -> dict[str, str]:
+        """By node, the address of its machine."""
+        return self._nodes.plan.hosts
+
+    def scope(self) -> tuple[dict[str, str], NodeLimits]:
+        """The address of gRPC of each node that this actor knows, and how many there may be."""
+        return {one.node.name: one.node.grpc.address for one in self._nodes.plan.nodes}, self._limits
+
+    def hold_nodes(self, is_held: bool) -> None:
+        """Neither add nor take away nodes meanwhile, such as during an upgrade."""
+        self._is_held = is_held
+
+    def pid(self) -> int:
+        """The process of this actor."""
+        return os.getpid()
+
+    def _make_sidecar(self, plan_period_s: float) -> ChildProcess:
+        first = self._nodes.plan.nodes[0].command
+        options = [
+            f"--fleet={self._folder / 'fleet.toml'}",
+            f"--build={self._folder}",
+            f"--plan-period={plan_period_s}",
+        ]
+        options.append(f"--repository={first.build / 'repository'}")
+        return ChildProcess(SIDECAR, options, self._folder / "sidecar.log")
+
+    def _run(self) -> None:
+        pause = threading.Event()
+        while True:
+            try:
+                self._pass_on()
+                problem = ""
+            except Exception as error:  # noqa: BLE001  a full disk, for one, must not end the membership
+                problem = f"{type(error).__name__}: {error}"
+            if problem != self._problem:
+                # Ray keeps what its actors write.
+                sys.stderr.write(f"membership: {problem or 'passed on again'}\n")
+                self._problem = problem
+            pause.wait(_PERIOD_S)
+
+    def _pass_on(self) -> None:
+        """Ask each node for its state, and send the fleet file with the present members to all nodes."""
+        nodes = self._nodes
+        self._knows_all = self._knows_all or nodes.find()
+        nodes.ask()
+        if len(nodes.known) < len(nodes.actors) and time.monotonic() < self._waits_until:
+            return
+        members = [name for name, (status, _) in nodes.known.items() if status.is_member]
+        for name, actor in nodes.actors.items():
+            # A node reads its own addresses in the file, whether it is a member or not.
+            text = nodes.plan.fleet_file(sorted({*members, name}), name)
+            actor.write_fleet_file.remote(text)
+        if members:
+            self._serve_sidecar(members)
+        if self._scaler is not None and self._knows_all and not self._is_held:
+            run_directory = self._folder / "fleet" / nodes.plan.name
+            self._scaler.step(worker_demand.read(run_directory / worker_demand.DEMAND_FILE))
+
+    def _serve_sidecar(self, members: list[str]) -> None:
+        if self._sidecar is None:
+            return
+        keys = {f"{name}.control-key": self._nodes.known[name][1].encode() for name in members}
+        write_private(self._folder, keys)
+        text = self._nodes.plan.fleet_file(members, SIDECAR, {name: Path(f"{name}.control-key") for name in members})
+        file = self._folder / "fleet.toml"
+        if self._sent.get(SIDECAR) != text:
+            replace_private(file, text.encode())
+            self._sent[SIDECAR] = text
+        if self._is_running:
+            self._sidecar.restart_if_ended()
+        else:
+            self._sidecar.start()
+            self._is_running = True
+
+    def _log(self, text: str) -> None:
+        with (self._folder / NODES_LOG).open("a", encoding="utf-8") as log:
+            log.write(f"{datetime.now().astimezone().isoformat(timespec='seconds')} {text}\n")

@@ -1,0 +1,79 @@
+"""The actor that supervises one node. Ray starts it again where it ends; it adopts the node that runs."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from pathlib import Path
+
+from shapeshift.errors import ShapeshiftError
+from shapeshift.files import replace_private, replace_text
+from shapeshift.fleet import settings as fleet_settings
+from shapeshift.fleet.supervision.node_process import NodeCommand
+from shapeshift.fleet.supervision.node_supervisor import NodeStatus, NodeSupervisor
+from shapeshift.fleet.supervision.plan import FleetPlan, NodePlan
+from shapeshift.triton.keys import ensure_key, read_key
+
+
+class NodeActor:
+    """Supervises one node on the machine on which Ray places it."""
+
+    def __init__(self, plan: NodePlan, fleet: FleetPlan) -> None:
+        write_private(plan.command.file.parent, plan.files)
+        self._host = plan.host
+        self._key_file = plan.command.run_directory / "key"
+        ensure_key(self._key_file)
+        ensure_fleet_file(plan, fleet)
+        self._supervisor = NodeSupervisor(plan.command)
+
+    def describe(self) -> tuple[NodeStatus, str]:
+        """The node's state, and its control key, which only the sidecar gets."""
+        return self._supervisor.status(), read_key(self._key_file)
+
+    def status(self) -> NodeStatus:
+        """The node's state."""
+        return self._supervisor.status()
+
+    def host(self) -> str:
+        """The address of its machine, as it was planned."""
+        return self._host
+
+    def write_fleet_file(self, text: str) -> None:
+        """Replace the fleet file that the processes of the node watch."""
+        self._supervisor.write_fleet_file(text)
+
+    def drain(self) -> None:
+        """See `NodeSupervisor.drain`."""
+        self._supervisor.drain()
+
+    def command(self) -> NodeCommand:
+        """How the node is served, or was before it was stopped."""
+        return self._supervisor.command
+
+    def start(self, command: NodeCommand | None = None) -> None:
+        """See `NodeSupervisor.start`."""
+        self._supervisor.start(command)
+
+    def kill(self) -> None:
+        """See `NodeSupervisor.kill`."""
+        self._supervisor.kill()
+
+    def pid(self) -> int:
+        """The process of this actor."""
+        return os.getpid()
+
+
+def ensure_fleet_file(plan: NodePlan, fleet: FleetPlan) -> None:
+    """Write the file that tells the node its addresses, unless it is there. One with others is replaced."""
+    name, file = plan.node.name, plan.command.file
+    with contextlib.suppress(ShapeshiftError):
+        listed = {one.name: (one.grpc.address, one.metrics) for one in fleet_settings.read(file, name).nodes}
+        if listed.get(name) == (plan.node.grpc.address, plan.node.metrics):
+            return
+    replace_text(file, fleet.fleet_file([name], name))
+
+
+def write_private(folder: Path, contents: dict[str, bytes]) -> None:
+    """Write files that only their owner can read."""
+    for name, content in contents.items():
+        replace_private(folder / name, content)

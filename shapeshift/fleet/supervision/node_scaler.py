@@ -1,0 +1,93 @@
+"""Adds and takes away nodes: the nodes follow the workers that the fronts want."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Protocol
+
+from shapeshift.fleet.policy import node_count
+from shapeshift.fleet.policy.node_count import NodeLimits, WorkerDemand
+from shapeshift.fleet.supervision.plan import node_names, node_number
+
+Log = Callable[[str], None]
+
+
+class Nodes(Protocol):
+    """What a scaler needs of a fleet. Each call returns at once, and may raise."""
+
+    def names(self) -> Sequence[str]:
+        """The nodes that there are, also those that are not ready."""
+
+    def request(self, nodes: int) -> None:
+        """Ask for machines for so many nodes. It holds until the next call."""
+
+    def start(self, name: str) -> bool:
+        """Start the node on a machine with room; False if there is none."""
+
+    def drain(self, name: str) -> None:
+        """Take the node out of the fleet, end its requests, and stop it."""
+
+    def is_stopped(self, name: str) -> bool:
+        """Whether the node has ended."""
+
+    def remove(self, name: str) -> None:
+        """Let go of a node that has ended, so that its machine is free."""
+
+
+class NodeScaler:
+    """One thread calls `step`, about once a second. log: takes each line."""
+
+    def __init__(self, nodes: Nodes, limits: NodeLimits, log: Log, clock: Callable[[], float] = time.monotonic) -> None:
+        self._nodes = nodes
+        self._limits = limits
+        self._log = log
+        self._clock = clock
+        self._requested = 0
+        self._fewer_since: float | None = None
+        self._leaving = ""
+        self._said = ""
+
+    def step(self, demands: Mapping[str, WorkerDemand]) -> None:
+        """Do what is due, one node at a time. demands: by front, the workers that it wants; empty if unknown."""
+        if self._leaving:
+            if not self._nodes.is_stopped(self._leaving):
+                return
+            self._nodes.remove(self._leaving)
+            self._log(f"{self._leaving}: has ended its requests and is gone")
+            self._leaving = ""
+        names = sorted(self._nodes.names(), key=node_number)
+        needed, now = node_count.needed_nodes(demands.values()), self._clock()
+        if not 0 < needed < len(names):
+            self._fewer_since = None
+        elif self._fewer_since is None:
+            self._fewer_since = now
+        fewer_since_s = 0.0 if self._fewer_since is None else now - self._fewer_since
+        target = node_count.decide(needed, len(names), fewer_since_s, self._limits)
+        # A machine is given back only after its node has gone.
+        self._request(max(target, len(names)))
+        if target > len(names):
+            self._add(names, target, demands)
+        elif target < len(names):
+            self._nodes.drain(names[-1])
+            self._leaving, self._fewer_since = names[-1], None
+            self._log(f"{self._leaving}: drained, {target} nodes are enough: {_format(demands)}")
+
+    def _add(self, names: Sequence[str], target: int, demands: Mapping[str, WorkerDemand]) -> None:
+        name = next(name for name in node_names(self._limits.most) if name not in names)
+        if self._nodes.start(name):
+            self._log(f"{name}: started, {target} nodes are needed: {_format(demands)}")
+            self._said = ""
+        elif self._said != name:
+            self._log(f"{name}: no machine has room; Ray's autoscaler was asked for {target} nodes")
+            self._said = name
+
+    def _request(self, nodes: int) -> None:
+        if nodes != self._requested:
+            self._nodes.request(nodes)
+            self._requested = nodes
+
+
+def _format(demands: Mapping[str, WorkerDemand]) -> str:
+    wanted = (f"{name} wants {one.workers} workers, {one.per_node} a node" for name, one in demands.items())
+    return ", ".join(wanted) or "by min_nodes and max_nodes"
