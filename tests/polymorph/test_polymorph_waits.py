@@ -235,7 +235,7 @@ def test_the_longer_a_worker_has_left_the_less_often_it_is_probed_and_the_more_t
     assert not worker.is_silent(100.8) and worker.is_silent(101.0)
     assert worker.time_limit_s(0.0, 100.0) == pytest.approx(0.25)
     worker.joined, worker.left_at = False, 100.0
-    for now_s, pause_s, limit_s in ((100.5, 0.1, 0.25), (102.0, 0.25, 0.5), (104.0, 0.5, 1.0), (200.0, 0.9, 2.0)):
+    for now_s, pause_s, limit_s in ((100.5, 0.1, 0.25), (102.0, 0.1, 0.3), (110.0, 0.5, 1.5), (200.0, 0.9, 2.0)):
         worker.last_contact = now_s - pause_s
         assert not worker.is_silent(now_s - 0.01) and worker.is_silent(now_s + 0.01)
         assert worker.time_limit_s(0.0, now_s) == pytest.approx(limit_s)

@@ -23,7 +23,7 @@ _RECENT_S = 0.5
 # Pauses between probes. The longer a worker has left, the longer they are, and the more time has it to answer: these
 # shares of the time since then.
 _MIN_PROBE_PAUSE_S, _MAX_PROBE_PAUSE_S = 0.1, 0.9
-_PAUSE_SHARE, _LIMIT_SHARE = 0.125, 0.25
+_PAUSE_SHARE, _LIMIT_SHARE = 0.05, 0.15
 _MAX_PROBE_S = 2.0
 
 
