@@ -234,6 +234,10 @@ def test_the_longer_a_worker_has_left_the_less_often_it_is_probed_and_the_more_t
     worker = WorkerState("w", joined=True, last_contact=100.0)
     assert not worker.is_silent(100.8) and worker.is_silent(101.0)
     assert worker.time_limit_s(0.0, 100.0) == pytest.approx(0.25)
+    worker.late = 2
+    assert worker.time_limit_s(0.0, 100.0) == pytest.approx(1.0)
+    worker.late = 9
+    assert worker.time_limit_s(0.0, 100.0) == pytest.approx(2.0)
     worker.joined, worker.left_at = False, 100.0
     for now_s, pause_s, limit_s in ((100.5, 0.1, 0.25), (102.0, 0.1, 0.3), (110.0, 0.5, 1.5), (200.0, 0.9, 2.0)):
         worker.last_contact = now_s - pause_s
@@ -260,12 +264,19 @@ def test_a_probe_that_is_late_soon_after_a_worker_left_is_no_second_timeout(monk
 
     late = CallTimeoutError("late", started=True)
     end([], WorkerInfo(0, 0, 1))
-    members.put(TextRequest([np.ones(4, np.int64)], lambda request: None).rows)
+    rows = TextRequest([np.ones(4, np.int64)], lambda request: None).rows
+    members.put(rows)
     assert end(members.take(worker), late) == 1 and not worker.joined
     now[0] += 0.5
     assert end([], late) == 1
     now[0] += 1.0
     assert end([], late) == 2
+    # What a row waited for in vain is not forgotten with the answer to a probe.
+    end([], WorkerInfo(0, 1, 2))
+    assert worker.joined and worker.late == 1
+    members.retry(rows)
+    end(members.take(worker), WorkerInfo(0, 1, 2))
+    assert worker.late == 0
 
 
 def test_what_other_fronts_take_of_a_worker_is_seen_in_its_reports() -> None:

@@ -127,6 +127,8 @@ class Membership:
         before = worker.info
         if isinstance(outcome, WorkerInfo):
             self._measured.observe(took_ms, call.expected_ms)
+            if call.rows:
+                worker.late = 0
             worker.report(outcome, took_ms, now)
         if self.workers.get(worker.name) is not worker:
             return
@@ -175,6 +177,7 @@ class Membership:
 
     def _failed(self, worker: WorkerState, call: WorkerCall, error: Exception) -> None:
         if isinstance(error, CallTimeoutError):
+            worker.late += bool(call.rows)
             # Probes right after the call that was late say no more than that call.
             worker.timeouts += bool(call.rows) or time.monotonic() - worker.left_at > _LATE_AGAIN_S
             self.leave(worker, "did not answer in time")

@@ -17,7 +17,7 @@ DEAD_AFTER = 2
 FAILING_AFTER = 2
 # The time limit of a call: at least so much, and so many times what is expected.
 MIN_TIMEOUT_S = 0.25
-_TIMEOUT_FACTOR = 5.0
+_TIMEOUT_FACTOR, _MOST_DOUBLINGS = 5.0, 3
 # What is recent.
 _RECENT_S = 0.5
 # Pauses between probes. The longer a worker has left, the longer they are, and the more time has it to answer: these
@@ -49,7 +49,7 @@ class WorkerState:
     a call began, or ended before its deadline; last_end: when a call ended; calls: in flight, without abandoned ones;
     delay_ms: for how long calls have recently been on their way, or waited in the worker for calls of other fronts;
     foreign_share: of the worker's time, what calls of other fronts have recently taken; reported_at: when `report` was
-    last called.
+    last called; late: calls with rows in a row that were not answered in time, whether or not an answer came later.
     """
 
     name: str
@@ -68,6 +68,7 @@ class WorkerState:
     delay_ms: float = 0.0
     foreign_share: float = 0.0
     reported_at: float = 0.0
+    late: int = 0
 
     def is_silent(self, now: float) -> bool:
         """Whether a probe is due: every answer carries the report, but no call is in flight."""
@@ -100,11 +101,14 @@ class WorkerState:
             self.foreign_share += weight * (share - self.foreign_share)
 
     def time_limit_s(self, expected_ms: float, now: float) -> float:
-        """For a call of so many milliseconds by the profile that begins `now`."""
+        """For a call of so many milliseconds by the profile that begins `now`.
+
+        A worker that was late gets twice the time each time: a row fails after some late calls.
+        """
         known_ms = self.expected_ms() + expected_ms + self.delay_ms
-        least_s = MIN_TIMEOUT_S
+        least_s = MIN_TIMEOUT_S * 2.0 ** min(self.late, _MOST_DOUBLINGS)
         if not self.joined:
-            least_s = min(max(least_s, _LIMIT_SHARE * (now - self.left_at)), _MAX_PROBE_S)
+            least_s = min(max(MIN_TIMEOUT_S, _LIMIT_SHARE * (now - self.left_at)), _MAX_PROBE_S)
         return max(least_s, _TIMEOUT_FACTOR * known_ms / 1e3)
 
     def expected_ms(self) -> float:
