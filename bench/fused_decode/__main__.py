@@ -56,7 +56,7 @@ from bench.peers import random_llama
 from shapeshift.engines.hardware import available_mb, cores
 from shapeshift.engines.text.tokenizer import FILE_NAME as TOKENIZER_FILE
 from shapeshift.errors import ShapeshiftError
-from shapeshift.fused_decode.model.precision import WEIGHT_BITS, computed
+from shapeshift.fused_decode.model.precision import KV_PRECISIONS, WEIGHT_BITS, computed
 
 QUICK = Scale(requests=8, new_tokens=24, rounds=1, flights=(), poisson=(50,), fig5=(), lengths=False, budget_s=80.0)
 FULL = Scale(
@@ -86,6 +86,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m bench.fused_decode", description=__doc__.splitlines()[0])
     parser.add_argument("--quick", action="store_true", help="under 3 minutes: short answers, one round, no OpenVINO")
     parser.add_argument("--precision", choices=tuple(WEIGHT_BITS), default="f32")
+    parser.add_argument("--kv-precision", choices=KV_PRECISIONS, default="auto", help="of our cache and OpenVINO's")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--parts", nargs="+", choices=PARTS, help="default: all, with --quick only loads")
     parser.add_argument("--only", nargs="+", choices=tuple(KEYS), default=[], help="beside ours, only these systems")
@@ -101,15 +102,15 @@ def main() -> int:
                 name for name in ALL if not (options.quick and name == GENAI)
             ]
             if "loads" in options.parts:
-                run(bench, start(stack, names, options.precision, int(settings["instances"])))
+                run(bench, start(stack, names, options, int(settings["instances"])))
         with ExitStack() as stack:
             if "beams" in options.parts:
-                beams.measure(bench, start_beams(stack, options.precision))
+                beams.measure(bench, start_beams(stack, options))
         machine = machine.best_of(bound.measure(options.precision))
     except ShapeshiftError as error:
         print(f"bench: {error}", file=sys.stderr)
         return 2
-    limits = report.Limits(machine, bound.Model.read(model), options.precision)
+    limits = report.Limits(machine, bound.Model.read(model), options.precision, options.kv_precision)
     output.say(report.tables(bench, limits))
     output.say(f"took {time.monotonic() - start_s:.0f} s")
     output.data["cells"] = report.cells(bench, limits)
@@ -126,6 +127,7 @@ def prepare(options: argparse.Namespace) -> tuple[DecodeBench, Path, dict[str, A
     settings = {
         "seed": options.seed,
         "precision": options.precision,
+        "kv_precision": options.kv_precision,
         "threads": cores(),
         "model": f"Llama, {random_llama.PARAMETERS / 1e6:.1f}M random parameters",
         "prompt_tokens": PROMPT,
@@ -137,16 +139,17 @@ def prepare(options: argparse.Namespace) -> tuple[DecodeBench, Path, dict[str, A
     return DecodeBench(scale, loads, options.seed), model, settings
 
 
-def ours_command(model: Path, precision: str) -> list[str]:
-    return [sys.executable, "-m", "bench.fused_decode.inprocess_worker", str(model), precision, str(BUILD / "kernels")]
+def ours_command(model: Path, options: argparse.Namespace) -> list[str]:
+    stated = (str(model), options.precision, options.kv_precision, str(BUILD / "kernels"))
+    return [sys.executable, "-m", "bench.fused_decode.inprocess_worker", *stated]
 
 
-def start_beams(stack: ExitStack, precision: str) -> list[DecodeSystem]:
+def start_beams(stack: ExitStack, options: argparse.Namespace) -> list[DecodeSystem]:
     """Start the systems of the part `beams`; they end with `stack`."""
     model = FOLDER / "llama-110m"
     commands = (
-        ours_command(model, precision),
-        transformers_command("batches", model, precision, cores()),
+        ours_command(model, options),
+        transformers_command("batches", model, options.precision, cores()),
     )
     workers = []
     for number, command in enumerate(commands):
@@ -157,12 +160,15 @@ def start_beams(stack: ExitStack, precision: str) -> list[DecodeSystem]:
     return beams.systems(*workers)
 
 
-def start(stack: ExitStack, names: Collection[str], precision: str, instances: int) -> dict[str, DecodeSystem]:
+def start(
+    stack: ExitStack, names: Collection[str], options: argparse.Namespace, instances: int
+) -> dict[str, DecodeSystem]:
     """Start ours and the systems in `names`; they end with `stack`."""
     model, threads, kernels = FOLDER / "llama-110m", cores(), BUILD / "kernels"
-    commands = {OURS: ours_command(model, precision)}
+    precision, kept = options.precision, options.kv_precision
+    commands = {OURS: ours_command(model, options)}
     if GENAI in names:
-        commands[GENAI] = genai_command(model, precision, threads, BUILD)
+        commands[GENAI] = genai_command(model, precision, kept, threads, BUILD)
     if CONTINUOUS in names:
         commands[CONTINUOUS] = transformers_command("continuous", model, computed(precision), threads)
     if INSTANCES in names:
@@ -178,7 +184,7 @@ def start(stack: ExitStack, names: Collection[str], precision: str, instances: i
         if name in names:
             systems[name] = ConfiguredWorker(name, workers[BATCHING], window_s=window_s)
     if TRITON in names or UNARY in names:
-        publish(model, precision, FOLDER / "decode-repository", kernels)
+        publish(model, precision, kept, FOLDER / "decode-repository", kernels)
         served = {GENERATE: 0, GENERATE_UNARY: 0}
         url = stack.enter_context(loaded_server(served, (FOLDER / "decode-repository",))).grpc_url
         systems[TRITON] = TritonStreams(TRITON, url, GENERATE, model / TOKENIZER_FILE)

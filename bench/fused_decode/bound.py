@@ -13,7 +13,7 @@ import numpy as np
 
 from bench.common.flops import gemm_flops
 from shapeshift.engines.hardware import cores
-from shapeshift.fused_decode.model.precision import COMPUTED_BYTES, QUANTISED, WEIGHT_BITS, computed
+from shapeshift.fused_decode.model.precision import COMPUTED_BYTES, QUANTISED, WEIGHT_BITS, computed, vector_bytes
 
 _READ = 24 << 20
 """Numbers that each core reads to measure memory bandwidth: far more than any cache holds."""
@@ -74,28 +74,41 @@ def _best(run: Callable[[], object], seconds: float) -> float:
 
 @dataclass(frozen=True)
 class Model:
-    """A decoder's size in numbers: weights of the layers' linears, of the head, and keys and values of a token."""
+    """A decoder's size in numbers.
+
+    linears, head  weights of the layers' linears, and of the output head
+    cached         keys and values of a token
+    head_dim       numbers of one of these vectors
+    """
 
     linears: int
     head: int
     cached: int
+    head_dim: int
 
     @classmethod
     def read(cls, folder: Path) -> Model:
         config = json.loads((folder / "config.json").read_text())
         hidden, inner, layers = config["hidden_size"], config["intermediate_size"], config["num_hidden_layers"]
-        keys = config["num_key_value_heads"] * (hidden // config["num_attention_heads"])
+        head_dim = hidden // config["num_attention_heads"]
+        keys = config["num_key_value_heads"] * head_dim
         linears = layers * (2 * hidden * (hidden + keys) + 3 * hidden * inner)
-        return cls(linears, config["vocab_size"] * hidden, 2 * layers * keys)
+        return cls(linears, config["vocab_size"] * hidden, 2 * layers * keys, head_dim)
+
+    def token_bytes(self, precision: str, kv_precision: str) -> int:
+        """Bytes that a token takes in the cache."""
+        number = COMPUTED_BYTES[computed(precision)]
+        return self.cached // self.head_dim * vector_bytes(self.head_dim, number, kv_precision)
 
 
-def least_seconds(machine: Machine, model: Model, precision: str, prompt: int, new_tokens: Sequence[int]) -> float:
+def least_seconds(
+    machine: Machine, model: Model, precision: str, prompt: int, new_tokens: Sequence[int], kv_precision: str = "auto"
+) -> float:
     """The least time for requests that arrive at once: one batch of all prompts, then a step for each token.
 
     A step takes the longer of its matrix products and reading all weights once, plus reading its requests' caches.
-    new_tokens: tokens of each answer.
+    new_tokens: tokens of each answer. kv_precision: of the cache, one of `precision.KV_PRECISIONS`.
     """
-    width = COMPUTED_BYTES[computed(precision)]
     # The head of a quantised model has 8 bits.
     head_bits = max(WEIGHT_BITS[precision], 8)
     weights = (model.linears * WEIGHT_BITS[precision] + model.head * head_bits) / 8
@@ -104,6 +117,6 @@ def least_seconds(machine: Machine, model: Model, precision: str, prompt: int, n
     for step in range(1, max(new_tokens)):
         rows = sum(1 for count in new_tokens if count > step)
         products = 2 * rows * (model.linears + model.head) / machine.flops
-        cached = rows * (prompt + step) * model.cached * width / machine.read
+        cached = rows * (prompt + step) * model.token_bytes(precision, kv_precision) / machine.read
         total += max(read, products) + cached
     return total

@@ -42,11 +42,12 @@ class RecordedText(TextStream):
 class InProcess:
     """One loop, to which a thread submits requests when they are due."""
 
-    def __init__(self, folder: Path, precision: str, kernels: Path) -> None:
+    def __init__(self, folder: Path, precision: str, kv_precision: str, kernels: Path) -> None:
         self._table = token_bytes(folder / TOKENIZER_FILE)
         model = DecodeModel.load(
             folder,
             precision=precision,
+            kv_precision=kv_precision,
             slots=SLOTS,
             max_length=MAX_LENGTH,
             threads=cores(),

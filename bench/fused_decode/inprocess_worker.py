@@ -1,4 +1,4 @@
-"""Our decode loop as a process: `python -m bench.fused_decode.inprocess_worker FOLDER PRECISION KERNELS`."""
+"""Our decode loop as a process: `-m bench.fused_decode.inprocess_worker FOLDER PRECISION KV_PRECISION KERNELS`."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ def main() -> None:
     kernel_build.limit_spinning()
     from bench.fused_decode.inprocess import InProcess
 
-    folder, precision, kernels = sys.argv[1:]
-    serve(InProcess(Path(folder), precision, Path(kernels)).replay)
+    folder, precision, kv_precision, kernels = sys.argv[1:]
+    serve(InProcess(Path(folder), precision, kv_precision, Path(kernels)).replay)
 
 
 if __name__ == "__main__":

@@ -29,10 +29,11 @@ class Limits:
     machine: Machine
     model: Model
     precision: str
+    kv_precision: str = "auto"
 
     def seconds(self, count: int, new_tokens: int) -> float:
         """The least time for `count` requests at once."""
-        return least_seconds(self.machine, self.model, self.precision, PROMPT, [new_tokens] * count)
+        return least_seconds(self.machine, self.model, self.precision, PROMPT, [new_tokens] * count, self.kv_precision)
 
 
 def cells(bench: DecodeBench, limits: Limits) -> list[dict[str, Any]]:

@@ -105,12 +105,13 @@ def _tokens(response: Any) -> int:
     return 0
 
 
-def publish(checkpoint: Path, precision: str, repository: Path, kernels: Path) -> None:
+def publish(checkpoint: Path, precision: str, kv_precision: str, repository: Path, kernels: Path) -> None:
     """Write the `generate` model over `checkpoint`, and the one that forwards to it, to a repository of their own."""
     parameters = {
         "checkpoint": str(checkpoint.resolve()),
         "checkpoint_sha256": open_checkpoint(checkpoint).sha256,
         "precision": precision,
+        "kv_precision": kv_precision,
         "kernel_cache": str(kernels.resolve()),
         "max_concurrency": str(SLOTS),
         "max_length": str(MAX_LENGTH),

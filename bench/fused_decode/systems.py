@@ -100,14 +100,17 @@ class ConfiguredWorker:
         return self._worker.replay(load, **self._options)
 
 
-def genai_command(checkpoint: Path, precision: str, threads: int, build: Path) -> list[str]:
+def genai_command(checkpoint: Path, precision: str, kv_precision: str, threads: int, build: Path) -> list[str]:
     """OpenVINO GenAI's worker; makes its environment (minutes) and its export of the checkpoint if missing.
+
+    Its cache has 8 bits where ours has, else the precision of the computation.
 
     Raises UnsupportedError for int4, which its export lacks.
     """
     if precision == "int4":
         raise UnsupportedError("OpenVINO GenAI is compared in f32, bf16 and int8; name the other systems with --only")
     weights, stated = ("int8" if precision == "int8" else "f32"), computed(precision)
+    kept = "u8" if kv_precision == "int8" else stated
     venv = PeerVenv("openvino-genai", REQUIREMENTS / "peer-openvino-genai.txt", build)
     python = str(venv.ensure())
     folder = build / "peers" / "openvino-genai-work" / f"{open_checkpoint(checkpoint).sha256[:16]}-{weights}"
@@ -121,7 +124,7 @@ def genai_command(checkpoint: Path, precision: str, threads: int, build: Path) -
         if code != 0:
             raise UnsupportedError(f"export of {checkpoint} failed with exit status {code}; the log ends\n{tail(log)}")
         unfinished.rename(folder)
-    return [python, "-m", "bench.peers.openvino_genai_worker", str(folder), stated, str(threads), stated]
+    return [python, "-m", "bench.peers.openvino_genai_worker", str(folder), stated, str(threads), kept]
 
 
 def transformers_command(module: str, *arguments: object) -> list[str]:

@@ -1,7 +1,7 @@
-"""OpenVINO GenAI's continuous batching: `python -m bench.peers.openvino_genai_worker FOLDER PRECISION THREADS`.
+"""OpenVINO GenAI's continuous batching: `python -m bench.peers.openvino_genai_worker FOLDER PRECISION THREADS CACHE`.
 
-Runs in its own environment, on a folder made by openvino_genai_export.py. As in ours, the cache has the precision of
-the computation. The scheduler keeps its defaults, except for the prefix cache, which is off: no two prompts are alike.
+Runs in its own environment, on a folder made by openvino_genai_export.py. CACHE: the precision of keys and values.
+The scheduler keeps its defaults, except for the prefix cache, which is off: no two prompts are alike.
 """
 
 from __future__ import annotations

@@ -29,7 +29,7 @@ from bench.peers.decode_worker import Replayed
 SCALE = Scale(
     requests=8, new_tokens=4, rounds=2, flights=(2,), poisson=(50,), fig5=(100,), lengths=True, budget_s=100.0
 )
-LIMITS = report.Limits(bound.Machine(1e9, 1e9), bound.Model(1000, 200, 10), "f32")
+LIMITS = report.Limits(bound.Machine(1e9, 1e9), bound.Model(1000, 200, 10, 5), "f32")
 
 
 @dataclass
