@@ -28,6 +28,8 @@ Array = npt.NDArray[Any]
 Ids = npt.NDArray[np.int64]
 
 INPUT_AXES = {"INPUT_IDS": {1: "tokens"}, "SEGMENTS": {1: "tokens"}, "POSITIONS": {1: "tokens"}, "ROWS": {0: "rows"}}
+# Of a text, unless config.pbtxt says otherwise.
+MAX_TOKENS = 512
 TOKEN_OUTPUTS = ("IMPORTANCE", "TOKEN_LOGITS")
 
 
@@ -70,7 +72,9 @@ class Provider(Protocol):
         """
         ...
 
-    def compile(self, folder: Path, precision: str, tokens: int | None, rows: int | None, max_tokens: int = 512) -> str:
+    def compile(
+        self, folder: Path, precision: str, tokens: int | None, rows: int | None, max_tokens: int = MAX_TOKENS
+    ) -> str:
         """Compile the engine of one shape in `folder`, and return the name of the file that it loads from.
 
         max_tokens: of a text, for the engine of any shape.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from shapeshift.engines.interfaces import MAX_TOKENS
 from shapeshift.engines.providers import lookup
 from shapeshift.errors import InvalidInputError
 from shapeshift.settings import require
@@ -48,7 +49,7 @@ class TextEngineSettings:
     normalize: str = "auto"
     layers: int = 0
     head: str = ""
-    max_tokens: int = 512
+    max_tokens: int = MAX_TOKENS
     bins: str = "histogram"
     max_bins: int = 12
     length_histogram: str = ""

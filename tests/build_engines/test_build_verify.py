@@ -17,7 +17,7 @@ from shapeshift.build_engines.text.config import TextFrontConfig
 from shapeshift.build_engines.text.edges import Curves
 from shapeshift.cli.main import main
 from shapeshift.engines import hardware, manifest
-from shapeshift.engines.interfaces import Array, Ids
+from shapeshift.engines.interfaces import MAX_TOKENS, Array, Ids
 from shapeshift.engines.manifest import EngineEntry, Latency
 from shapeshift.engines.providers import lookup
 from shapeshift.engines.settings import TextEngineSettings
@@ -69,7 +69,9 @@ class Provider:
         (folder / "model.made_up").write_text("weights")
         return ["model.made_up"]
 
-    def compile(self, folder: Path, precision: str, tokens: int | None, rows: int | None, max_tokens: int = 512) -> str:
+    def compile(
+        self, folder: Path, precision: str, tokens: int | None, rows: int | None, max_tokens: int = MAX_TOKENS
+    ) -> str:
         return "model.made_up"
 
     def open(self, folder: Path, precision: str, threads: int, device: int | None = None) -> Provider:

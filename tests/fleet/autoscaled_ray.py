@@ -6,16 +6,14 @@ import contextlib
 import json
 import os
 import signal
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 from bench.fleet.faults.machines import in_session
 from shapeshift.files import replace_private
+from shapeshift.fleet.supervision import ray_process
 from shapeshift.fleet.supervision.cluster import SETTINGS
 from shapeshift.triton.embedded.free_ports import free_ports
-from tests import waiting
 
 _HOST = "127.0.0.1"
 _MEMORY = 80_000_000
@@ -34,21 +32,14 @@ def autoscaled_ray(folder: Path, most_machines: int) -> Iterator[str]:
     variables = {**SETTINGS, "RAY_AUTH_TOKEN_PATH": str(folder / "token")}
     before = dict(os.environ)
     os.environ.update(variables)
-    options = [f"--node-ip-address={_HOST}", f"--port={address.rpartition(':')[2]}", "--num-cpus=1"]
-    options += ["--min-worker-port=0", "--max-worker-port=0", f"--autoscaling-config={folder / 'cluster.yaml'}"]
+    options = ["--head", f"--node-ip-address={_HOST}", f"--port={address.rpartition(':')[2]}", "--num-cpus=1"]
     options += [f"--{name}-port={next(ports)}" for name in ("ray-client-server", "dashboard-agent-listen")]
-    options += ["--include-dashboard=false", "--disable-usage-stats", f"--object-store-memory={_MEMORY}"]
+    options += ["--include-dashboard=false", f"--autoscaling-config={folder / 'cluster.yaml'}"]
     log = folder / "ray.log"
-    with log.open("wb") as stream:
-        process = subprocess.Popen(
-            [str(Path(sys.executable).with_name("ray")), "start", "--head", "--block", *options],
-            env={**os.environ, "RAY_FAKE_CLUSTER": "1", "AUTOSCALER_UPDATE_INTERVAL_S": "1"},
-            stdout=stream,
-            stderr=stream,
-            start_new_session=True,
-        )
+    fake = {"RAY_FAKE_CLUSTER": "1", "AUTOSCALER_UPDATE_INTERVAL_S": "1"}
+    process = ray_process.start(options, log, {**os.environ, **fake})
     try:
-        waiting.wait_for(lambda: "Ray runtime started" in log.read_text(), timeout_s=120)
+        assert ray_process.has_started(process, log)
         yield address
     finally:
         for pid in in_session(process.pid):

@@ -27,6 +27,7 @@ from shapeshift.serving.metrics import RequestMetrics
 from shapeshift.serving.model_args import ModelArgs
 from shapeshift.serving.responses import Responder, SingleResponse
 from tests import fakes, waiting
+from tests.fleet import fleet_files
 
 wait_for = partial(waiting.wait_for, timeout_s=30, pause_s=0.01)
 PERIOD_S = 0.3
@@ -173,11 +174,8 @@ class Fleet:
     def __init__(self, file: Path, stream: bool, patched: pytest.MonkeyPatch, names: str = "ab") -> None:
         self.fronts = {name: FakeFront(name, stream) for name in names}
         self.nodes = {name: Node(front) for name, front in self.fronts.items()}
-        written = ['name = "test"']
-        for name, node in self.nodes.items():
-            written += ["[[nodes]]", f'name = "{name}"', f'grpc = "127.0.0.1:{node.port}"']
-            written += [f'metrics = "http://127.0.0.1:{node.port}/{name}"']
-        file.write_text("\n".join(written))
+        addresses = {name: f"127.0.0.1:{node.port}" for name, node in self.nodes.items()}
+        fleet_files.write(file, {name: (address, f"http://{address}/metrics") for name, address in addresses.items()})
         patched.setenv(environment.FLEET_FILE_VARIABLE, str(file))
         for name, front in self.fronts.items():
             patched.setenv(environment.NODE_VARIABLE, name)

@@ -14,10 +14,10 @@ import numpy as np
 import pytest
 import tritonclient.grpc as grpc_client
 
-from shapeshift.fleet.environment import FLEET_FILE_VARIABLE, NODE_VARIABLE
 from shapeshift.triton import metrics
 from tests import waiting
 from tests.conftest import BUILD
+from tests.polymorph.fleet_nodes import running_fleet
 
 if TYPE_CHECKING:
     from shapeshift.triton.embedded.server import TritonServer
@@ -39,25 +39,11 @@ def nodes(make_server: Callable[..., TritonServer], tmp_path_factory: pytest.Tem
     for needed in (BUILD / "repository" / name for name in MODELS):
         if not needed.is_dir():
             pytest.skip(f"no {needed}: run `make engines`")
-    folder = tmp_path_factory.mktemp("fleet")
-    found = {name: make_server((BUILD / "repository",), MODELS, folder / name) for name in "ab"}
-    lines = ['name = "test"']
-    for name, server in found.items():
-        lines += ["[[nodes]]", f'name = "{name}"', f'grpc = "{server.grpc_url}"', f'metrics = "{server.metrics_url}"']
-    (folder / "fleet.toml").write_text("\n".join(lines))
-    try:
-        for name, server in found.items():
-            with pytest.MonkeyPatch.context() as patched:
-                patched.setenv(FLEET_FILE_VARIABLE, str(folder / "fleet.toml"))
-                patched.setenv(NODE_VARIABLE, name)
-                server.start()
-        for server in found.values():
-            server.wait_ready(timeout_s=120)
+    folder, repository = tmp_path_factory.mktemp("fleet"), BUILD / "repository"
+    with running_fleet(make_server, folder, dict.fromkeys("ab", repository), MODELS) as fleet:
+        found = fleet.servers
         wait_for(lambda: [metric(found["a"], "shapeshift_fleet_nodes", name) for name in FRONTS] == [2] * len(FRONTS))
         yield found
-    finally:
-        for server in found.values():
-            server.stop()
 
 
 def metric(server: TritonServer, name: str, model: str) -> float:

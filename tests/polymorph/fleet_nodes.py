@@ -14,6 +14,7 @@ import tritonclient.grpc as grpc_client
 
 from shapeshift.fleet.environment import FLEET_FILE_VARIABLE, NODE_VARIABLE
 from shapeshift.triton import metrics
+from tests.fleet import fleet_files
 
 if TYPE_CHECKING:
     from shapeshift.triton.embedded.server import TritonServer
@@ -28,14 +29,7 @@ class Fleet:
 
     def state(self, *names: str) -> None:
         """Let these be the nodes of the fleet."""
-        lines = ['name = "test"']
-        for name in names:
-            server = self.servers[name]
-            lines += ["[[nodes]]", f'name = "{name}"', f'grpc = "{server.grpc_url}"']
-            lines += [f'metrics = "{server.metrics_url}"']
-        written = self.file.with_suffix(".new")
-        written.write_text("\n".join(lines))
-        written.replace(self.file)
+        fleet_files.write_servers(self.file, {name: self.servers[name] for name in names})
 
     def metric(self, node: str, name: str, **labels: str) -> float:
         wanted = set(labels.items())

@@ -12,12 +12,12 @@ import pytest
 from shapeshift.sidecar import run_files
 from shapeshift.triton.embedded.server import TritonServer
 from shapeshift.triton.settings import ServerSettings
+from tests.fleet import fleet_files
 from tests.sidecar.project import PATIENCE_S, Command, Project, RunningServer, wait_until
 
 # Two servers whose workers are loaded several times: a minute, more on a busy machine.
 pytestmark = [pytest.mark.server, pytest.mark.long, pytest.mark.timeout(300)]
 Start = Callable[..., Command]
-NODE = '[[nodes]]\nname = "{name}"\ngrpc = "{server.grpc_url}"\nmetrics = "{server.metrics_url}"\nkey_file = "{key}"\n'
 
 
 @dataclass
@@ -40,8 +40,7 @@ def fleet(tmp_path_factory: pytest.TempPathFactory, server_settings: Callable[..
     with TritonServer(projects["a"].settings) as a, TritonServer(projects["b"].settings) as b:
         servers = {"a": a.wait_ready(timeout_s=PATIENCE_S), "b": b.wait_ready(timeout_s=PATIENCE_S)}
         file = folder / "fleet.toml"
-        nodes = (NODE.format(name=name, server=one, key=projects[name].run / "key") for name, one in servers.items())
-        file.write_text('name = "two"\n' + "".join(nodes))
+        fleet_files.write_servers(file, servers, {name: project.run / "key" for name, project in projects.items()})
         yield Fleet(file, folder / "build", {name: RunningServer(server) for name, server in servers.items()})
 
 
@@ -52,7 +51,7 @@ def sidecar(fleet: Fleet, command: Start) -> Command:
 
 
 def test_one_plan_is_loaded_on_both_nodes_and_a_dead_worker_again(fleet: Fleet, sidecar: Command) -> None:
-    run_directory = fleet.build / "fleet" / "two"
+    run_directory = fleet.build / "fleet" / "test"
     # A worker is ready before its load ends: only then does its process stay.
     wait_until(lambda: run_files.read_report(run_directory).get("settled"), "the first plan is loaded")
     assert len(fleet.workers()) == 6
@@ -63,7 +62,7 @@ def test_one_plan_is_loaded_on_both_nodes_and_a_dead_worker_again(fleet: Fleet, 
     sidecar.wait_for("health b/enc_w01: loaded in")
     assert fleet.nodes["b"].workers("generation")["enc_w01"] == "1"
     report = run_files.read_report(run_directory)
-    assert (report["fleet"], report["plans"]["enc"]["workers"]) == ("two", 6)
+    assert (report["fleet"], report["plans"]["enc"]["workers"]) == ("test", 6)
 
 
 def test_a_killed_server_is_planned_around_and_gets_its_workers_back(

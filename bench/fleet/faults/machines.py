@@ -7,7 +7,6 @@ import os
 import secrets
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -17,12 +16,13 @@ from typing import Self
 
 from shapeshift.errors import ShapeshiftError
 from shapeshift.files import replace_private
+from shapeshift.fleet.supervision import ray_process
 from shapeshift.fleet.supervision.cluster import SETTINGS
 from shapeshift.triton.embedded import processes
 from shapeshift.triton.embedded.free_ports import free_ports
 
 HEAD = 0
-_STARTS, _START_S, _STOP_S = 3, 120.0, 20.0
+_STARTS, _STOP_S = 3, 20.0
 # Several machines: Ray keeps to the addresses that it is given.
 _SETTINGS = {**SETTINGS, "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "1"}
 
@@ -98,25 +98,12 @@ class Machines:
         options = ["--head", f"--port={self._port}", "--include-dashboard=false", "--num-cpus=0"]
         if machine != HEAD:
             options = [f"--address={self.address}", f"--num-cpus={self._cpus}"]
-        options += ["--min-worker-port=0", "--max-worker-port=0", f"--dashboard-agent-listen-port={next(free_ports())}"]
-        options += ["--disable-usage-stats", "--object-store-memory=80000000"]
-        program = Path(sys.executable).with_name("ray")
-        log = self._log(machine)
-        with log.open("wb") as stream:
-            self._running[machine] = process = subprocess.Popen(
-                [str(program), "start", "--block", f"--node-ip-address={self.host(machine)}", *options],
-                stdin=subprocess.DEVNULL,
-                stdout=stream,
-                stderr=stream,
-                start_new_session=True,
-            )
-        deadline = time.monotonic() + _START_S
-        while "Ray runtime started" not in log.read_text(errors="replace"):
-            if process.poll() is not None or time.monotonic() > deadline:
-                self.kill(machine)
-                return False
-            time.sleep(0.2)
-        return True
+        options += [f"--node-ip-address={self.host(machine)}", f"--dashboard-agent-listen-port={next(free_ports())}"]
+        self._running[machine] = process = ray_process.start(options, self._log(machine))
+        if ray_process.has_started(process, self._log(machine)):
+            return True
+        self.kill(machine)
+        return False
 
     def kill(self, machine: int) -> None:
         """Kill every process of Ray on a machine, with the supervisors of its nodes, as if it lost its power."""

@@ -5,15 +5,12 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from shapeshift.cli.sidecar import run_directory_of
 from shapeshift.cli.status import format_overview, table
 from shapeshift.fleet import settings
-from shapeshift.fleet.membership.open import open_membership
-from shapeshift.fleet.node import Node
 from shapeshift.settings import require
 
 
@@ -41,20 +38,12 @@ def run(options: argparse.Namespace) -> int:
     connections = connect.to_fleet(options.file, options.node, Journal(_warn, lambda report: None, {}))
     run_directory = run_directory_of(options.build, fleet.name)
     found = overview(connections, run_directory, ProcessTracker(local=False), options.seconds)
-    registries = versions(_members(options.file, options.node))
+    registries = versions(connections.nodes)
     for node in found["nodes"]:
         node["registries"] = registries.get(node["name"], {})
     found["registry_problems"] = differing(registries)
     sys.stdout.write(json.dumps(found) + "\n" if options.json else format_fleet(fleet.name, found))
     return 0
-
-
-def _members(file: Path, node: str) -> Sequence[Node]:
-    membership = open_membership(file, node)
-    try:
-        return membership.members().nodes
-    finally:
-        membership.close()
 
 
 def _warn(text: str) -> None:

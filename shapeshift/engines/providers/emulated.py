@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from shapeshift.engines.interfaces import TOKEN_OUTPUTS, Array
+from shapeshift.engines.interfaces import MAX_TOKENS, TOKEN_OUTPUTS, Array
 from shapeshift.errors import InvalidInputError, UnsupportedError
 
 FILE_NAME = "emulated.json"
@@ -85,7 +85,9 @@ class EmulatedProvider:
     def export(self, module: Any, example: Mapping[str, Array], folder: Path, precision: str) -> list[str]:
         raise UnsupportedError("provider emulated has no graph to export")
 
-    def compile(self, folder: Path, precision: str, tokens: int | None, rows: int | None, max_tokens: int = 512) -> str:
+    def compile(
+        self, folder: Path, precision: str, tokens: int | None, rows: int | None, max_tokens: int = MAX_TOKENS
+    ) -> str:
         return FILE_NAME
 
     def open(self, folder: Path, precision: str, threads: int, device: int | None = None) -> EmulatedRuntime:

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from shapeshift.engines.interfaces import Array
+from shapeshift.engines.interfaces import MAX_TOKENS, Array
 from shapeshift.engines.providers.onnx_export import MODEL_FILE, export_onnx
 from shapeshift.errors import UnsupportedError
 
@@ -110,7 +110,9 @@ class OnnxRuntimeProvider:
             raise UnsupportedError(f"precision: onnxruntime engines are built in f32, not {precision}")
         return [export_onnx(module, example, folder)]
 
-    def compile(self, folder: Path, precision: str, tokens: int | None, rows: int | None, max_tokens: int = 512) -> str:
+    def compile(
+        self, folder: Path, precision: str, tokens: int | None, rows: int | None, max_tokens: int = MAX_TOKENS
+    ) -> str:
         return MODEL_FILE
 
     def open(self, folder: Path, precision: str, threads: int, device: int | None = None) -> OnnxRuntimeRuntime:

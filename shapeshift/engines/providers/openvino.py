@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from shapeshift.engines.interfaces import Array
+from shapeshift.engines.interfaces import MAX_TOKENS, Array
 from shapeshift.engines.providers.openvino_precision import mark_f32, replace_divisions
 from shapeshift.errors import UnsupportedError
 
@@ -140,7 +140,9 @@ class OpenVinoProvider:
         mark_f32(folder / MODEL_FILE, in_f32)
         return [MODEL_FILE, "model.bin"]
 
-    def compile(self, folder: Path, precision: str, tokens: int | None, rows: int | None, max_tokens: int = 512) -> str:
+    def compile(
+        self, folder: Path, precision: str, tokens: int | None, rows: int | None, max_tokens: int = MAX_TOKENS
+    ) -> str:
         return MODEL_FILE
 
     def open(self, folder: Path, precision: str, threads: int, device: int | None = None) -> OpenVinoRuntime:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from shapeshift.engines import cuda_device
-from shapeshift.engines.interfaces import Array
+from shapeshift.engines.interfaces import MAX_TOKENS, Array
 from shapeshift.engines.providers.onnx_export import MODEL_FILE, export_onnx
 from shapeshift.errors import EngineError, UnsupportedError
 
@@ -99,7 +99,9 @@ class TensorRtProvider:
     def export(self, module: Any, example: Mapping[str, Array], folder: Path, precision: str) -> list[str]:
         return [export_onnx(module, example, folder)]
 
-    def compile(self, folder: Path, precision: str, tokens: int | None, rows: int | None, max_tokens: int = 512) -> str:
+    def compile(
+        self, folder: Path, precision: str, tokens: int | None, rows: int | None, max_tokens: int = MAX_TOKENS
+    ) -> str:
         import tensorrt
 
         builder = tensorrt.Builder(tensorrt.Logger(tensorrt.Logger.WARNING))

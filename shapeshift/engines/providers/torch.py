@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from shapeshift.engines import cuda_device
-from shapeshift.engines.interfaces import Array, Engine
+from shapeshift.engines.interfaces import MAX_TOKENS, Array, Engine
 from shapeshift.errors import UnsupportedError
 
 _MODEL_FILE = "model.pt2"
@@ -70,7 +70,9 @@ class TorchProvider:
         (folder / _NAMES_FILE).write_text("".join(" ".join(names) + "\n" for names in lines))
         return [_MODEL_FILE, _NAMES_FILE]
 
-    def compile(self, folder: Path, precision: str, tokens: int | None, rows: int | None, max_tokens: int = 512) -> str:
+    def compile(
+        self, folder: Path, precision: str, tokens: int | None, rows: int | None, max_tokens: int = MAX_TOKENS
+    ) -> str:
         return _MODEL_FILE
 
     def open(self, folder: Path, precision: str, threads: int, device: int | None = None) -> TorchRuntime:

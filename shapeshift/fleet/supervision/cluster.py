@@ -11,8 +11,6 @@ import logging
 import os
 import secrets
 import signal
-import subprocess
-import sys
 import time
 from dataclasses import dataclass
 from itertools import islice
@@ -21,6 +19,7 @@ from typing import Any
 
 from shapeshift import files
 from shapeshift.errors import ShapeshiftError, UnsupportedError
+from shapeshift.fleet.supervision import ray_process
 from shapeshift.triton.embedded import processes
 from shapeshift.triton.embedded.free_ports import free_ports
 from shapeshift.triton.embedded.run_record import Identity
@@ -30,7 +29,6 @@ _STATED_PORTS = ("ray-client-server", "dashboard-agent-listen")
 _STATE_FILE = "ray.json"
 _TOKEN_FILE = "ray-token"
 _LOG_FILE = "ray.log"
-_START_TIMEOUT_S = 120.0
 _STARTS = 3
 _STOP_TIMEOUT_S = 20.0
 SETTINGS = {
@@ -131,29 +129,15 @@ class Cluster:
     def _started(self, cpus: float) -> str | None:
         """Start a head and wait until it answers; None if it does not."""
         port, *others = islice(free_ports(), 1 + len(_STATED_PORTS))
-        program = Path(sys.executable).with_name("ray")
-        options = ["--node-ip-address=127.0.0.1", f"--port={port}", f"--num-cpus={max(1, round(cpus))}"]
-        # Ports of the kernel's choice, so that several clusters fit on one machine.
-        options += ["--min-worker-port=0", "--max-worker-port=0"]
+        options = ["--head", "--node-ip-address=127.0.0.1", f"--port={port}", f"--num-cpus={max(1, round(cpus))}"]
         options += [f"--{name}-port={other}" for name, other in zip(_STATED_PORTS, others, strict=True)]
-        options += ["--include-dashboard=false", "--disable-usage-stats", "--object-store-memory=80000000"]
         log = self.folder / _LOG_FILE
-        with log.open("wb") as stream:
-            process = subprocess.Popen(
-                [str(program), "start", "--head", "--block", *options],
-                stdin=subprocess.DEVNULL,
-                stdout=stream,
-                stderr=stream,
-                start_new_session=True,
-            )
+        process = ray_process.start([*options, "--include-dashboard=false"], log)
         head = processes.identify(process.pid)
         address = f"127.0.0.1:{port}"
         state = {"pid": head.pid, "start": head.start, "address": address}
         files.replace_text(self.folder / _STATE_FILE, json.dumps(state) + "\n")
-        deadline = time.monotonic() + _START_TIMEOUT_S
-        while "Ray runtime started" not in log.read_text(errors="replace"):
-            if process.poll() is not None or time.monotonic() > deadline:
-                self.stop()
-                return None
-            time.sleep(0.2)
+        if not ray_process.has_started(process, log):
+            self.stop()
+            return None
         return address

@@ -26,7 +26,7 @@ def to_server(server: str, page: str, key: str) -> Connections:
     return SingleServer(NodeServer(control, partial(metrics.scrape, page, tls=tls), control.version))
 
 
-def to_fleet(file: Path, node: str, journal: Journal) -> Connections:
+def to_fleet(file: Path, node: str, journal: Journal) -> FleetConnections:
     """To the nodes of the fleet file, now and whenever they change. node: whose certificate is shown to them.
 
     Raises ShapeshiftError for an invalid file.

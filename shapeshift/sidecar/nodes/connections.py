@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -53,10 +53,12 @@ Connect = Callable[[Node, str, int], NodeServer]
 
 
 class FleetConnections:
-    """Follows a membership. A node whose address or key has changed gets a new connection."""
+    """Follows a membership. A node whose address or key has changed gets a new connection. nodes: the present members
+    that can be told apart."""
 
     def __init__(self, membership: Membership, connect: Connect, journal: Journal) -> None:
         self.servers: Mapping[str, NodeServer] = {}
+        self.nodes: Sequence[Node] = ()
         self._membership = membership
         self._connect = connect
         self._journal = journal
@@ -73,9 +75,8 @@ class FleetConnections:
         servers, problems = {}, doubled(members.nodes)
         for name, problem in problems.items():
             self._journal.log_once("members", name, f"left out: {problem}")
-        for node in members.nodes:
-            if node.name in problems:
-                continue
+        self.nodes = [node for node in members.nodes if node.name not in problems]
+        for node in self.nodes:
             try:
                 servers[node.name] = self._server(node)
             except ShapeshiftError as error:
