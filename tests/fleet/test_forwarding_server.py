@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 import tritonclient.grpc as grpc_client
+from tritonclient.utils import InferenceServerException
 
 from shapeshift.triton import metrics
 from tests import waiting
@@ -124,6 +125,32 @@ def test_an_adapter_has_its_node(nodes: Servers) -> None:
 def served(nodes: Servers, before: Sequence[float]) -> list[float]:
     now = [metric(node, "shapeshift_adapter_requests_total", "generate_lora") for node in nodes.values()]
     return [late - early for late, early in zip(now, before, strict=True)]
+
+
+def test_a_stop_that_any_node_gets_ends_the_request(nodes: Servers) -> None:
+    text, tokens = np.array([PROMPT.encode()], dtype=object), np.array([400], np.int32)
+    flag, model = np.array([True]), "generate_lora_unary"
+    asked = tensors(text_input=text, max_tokens=tokens, ignore_eos=flag, return_finish_reason=flag)
+    with (
+        grpc_client.InferenceServerClient(nodes["a"].grpc_url) as client,
+        grpc_client.InferenceServerClient(nodes["b"].grpc_url) as other,
+        ThreadPoolExecutor(1) as pool,
+    ):
+        parameters = {"lora_name": "shout"}
+        answer = pool.submit(client.infer, model, asked, request_id="mine", client_timeout=60, parameters=parameters)
+        wait_for(lambda: stopped(other, "mine") or answer.done())
+        assert answer.result().as_numpy("finish_reason").item() == b"abort"
+        assert not stopped(other, "mine"), "nobody has it any more"
+
+
+def stopped(client: Any, name: str) -> bool:
+    """Whether a request of that id waited or ran, which is now ended."""
+    try:
+        client.infer("generate_lora_unary", tensors(stop_id=np.array([name.encode()], dtype=object)), client_timeout=60)
+    except InferenceServerException as error:
+        assert "no request 'mine' waits or runs" in error.message()
+        return False
+    return True
 
 
 def test_texts_are_classified_alike_wherever_they_are(nodes: Servers) -> None:
