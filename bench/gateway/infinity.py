@@ -1,7 +1,8 @@
 """infinity's HTTP API beside the gateway's: the same checkpoint, texts and client, in turns.
 
-infinity computes in f32, its default on a CPU; ours in the precision of `encode`, and in f32 as `encode_f32`. Both are
-saturated: so the rate is the number of cores over the processor time of a text, which holds on loaded cores too.
+infinity computes in f32, its default on a CPU; ours in the precision of `encode`, and in f32 as `encode_f32`,
+which plans its calls by the latencies of `encode`. The processor time of a text stands beside the rate: on cores that
+other programs use, the rate depends on how many of the cores each side gets.
 """
 
 from __future__ import annotations
