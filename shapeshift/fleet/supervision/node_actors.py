@@ -26,8 +26,14 @@ class NodeActors:
         self.known: dict[str, tuple[NodeStatus, str]] = {}
 
     def find(self) -> bool:
-        """Take over the nodes that were added before: the plan may be that of an earlier start. Whether all are known;
-        one whose machine is away for now is not."""
+        """Take over the nodes that were added before, and let go of those that were taken away: the plan may be that of
+        an earlier start. Whether all are known; one whose machine is away for now is not."""
+        for name in list(self.actors):
+            try:
+                self._ray.get_actor(name)
+            except ValueError:
+                del self.actors[name]
+                self.plan = self.plan.without(name)
         for name in plans.node_names(self.plan.settings.limits.most):
             if name not in self.actors:
                 try:

@@ -1,0 +1,68 @@
+"""What the fleet's actor knows of the nodes when Ray has started it again, with a fake Ray."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from shapeshift.fleet.membership.written import RaySettings
+from shapeshift.fleet.supervision.node_actors import NodeActors
+from shapeshift.fleet.supervision.plan import FleetPlan
+from shapeshift.triton.endpoint import Tls
+
+TLS = Tls(Path("ca.pem"), Path("a.pem"), Path("a.key"))
+PLAN = FleetPlan("demo", Path("/srv"), RaySettings(nodes=2, min_nodes=1, max_nodes=4), (), TLS)
+
+
+class FakeRay:
+    """Knows the actors of `hosts`, by name; one whose host is empty does not answer."""
+
+    exceptions = SimpleNamespace(RayError=RuntimeError)
+
+    def __init__(self, **hosts: str) -> None:
+        self.hosts = {name.replace("_", "-"): host for name, host in hosts.items()}
+
+    def get_actor(self, name: str) -> Any:
+        if name not in self.hosts:
+            raise ValueError(name)
+        return SimpleNamespace(host=SimpleNamespace(remote=lambda: self.hosts[name]))
+
+    def get(self, answer: str, timeout: float) -> str:
+        if not answer:
+            raise self.exceptions.RayError
+        return answer
+
+
+def actors(ray: FakeRay) -> NodeActors:
+    """As at the first start, with node-0 and node-1."""
+    plan = PLAN.with_node("node-0", "10.0.0.1").with_node("node-1", "10.0.0.2")
+    return NodeActors(ray, plan, dict.fromkeys(("node-0", "node-1"), object()))
+
+
+@pytest.mark.parametrize(
+    "hosts",
+    [
+        {"node_0": "10.0.0.1", "node_1": "10.0.0.2", "node_2": "10.0.0.3", "node_3": "10.0.0.4"},
+        {"node_0": "10.0.0.1", "node_1": "10.0.0.2"},
+        {"node_0": "10.0.0.1"},
+    ],
+    ids=["added", "same", "taken-away"],
+)
+def test_the_nodes_are_those_that_ray_has(hosts: dict[str, str]) -> None:
+    ray = FakeRay(**hosts)
+    found = actors(ray)
+    assert found.find()
+    assert found.plan.hosts == ray.hosts
+    assert list(found.names()) == list(ray.hosts)
+
+
+def test_a_node_whose_machine_is_away_is_asked_for_again() -> None:
+    ray = FakeRay(node_0="10.0.0.1", node_1="10.0.0.2", node_2="")
+    found = actors(ray)
+    assert not found.find()
+    ray.hosts["node-2"] = "10.0.0.3"
+    assert found.find()
+    assert found.plan.hosts == ray.hosts
