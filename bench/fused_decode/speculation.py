@@ -121,12 +121,15 @@ def main() -> int:
     parser.add_argument("--precision", choices=("f32", "bf16"), default="f32")
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--loads", nargs="+", choices=tuple(LOADS), default=list(LOADS))
+    parser.add_argument("--at-once", nargs="+", type=int, choices=COUNTS, default=list(COUNTS))
     options = parser.parse_args()
     # Before torch is imported.
     kernel_build.limit_spinning()
     settings = {
         "precision": options.precision,
         "rounds": options.rounds,
+        "loads": ", ".join(options.loads),
         "seed": options.seed,
         "num_speculative_tokens": PROPOSED,
         "prompt_lookup": f"{SHORTEST} to {LONGEST}",
@@ -134,9 +137,10 @@ def main() -> int:
     output = Output("fused_decode.speculation", settings, "fused_decode-speculation")
     output.say(_HEADING)
     cells = []
-    for load in loads(np.random.default_rng(options.seed)):
+    for name in options.loads:
+        load = LOADS[name](np.random.default_rng(options.seed))
         pair = Pair(load, options.precision)
-        for count in COUNTS:
+        for count in options.at_once:
             rounds = []
             for number in range(options.rounds + 1):
                 first = number * count % len(load.prompts)
@@ -150,19 +154,27 @@ def main() -> int:
     return 0
 
 
-def loads(rng: np.random.Generator) -> list[Load]:
-    """The three loads; makes the models that are missing."""
+def copies(rng: np.random.Generator) -> Load:
+    """The copying model, which is made if missing."""
+    copier = copying.ensure(random_llama.ensure(FOLDER / "llama-110m"), FOLDER / "llama-110m-copying")
+    return Load("copies", copier, copying.prompts(64, rng), copying.PERIOD - 8)
+
+
+def docstrings(rng: np.random.Generator) -> Load:
+    return Load("docstrings", DEMO, beginnings(64, rng), 200)
+
+
+def random_words(rng: np.random.Generator) -> Load:
+    """The random model, which is made if missing."""
     llama = random_llama.ensure(FOLDER / "llama-110m")
-    copier = copying.ensure(llama, FOLDER / "llama-110m-copying")
     words = rng.choice(np.array(random_llama.words(llama)), (64, PROMPT)).tolist()
-    return [
-        Load("copies", copier, copying.prompts(64, rng), copying.PERIOD - 8),
-        Load("docstrings", DEMO, docstrings(64, rng), 200),
-        Load("random", llama, words, copying.PERIOD - 8),
-    ]
+    return Load("random", llama, words, copying.PERIOD - 8)
 
 
-def docstrings(count: int, rng: np.random.Generator) -> list[list[int]]:
+LOADS = {"copies": copies, "docstrings": docstrings, "random": random_words}
+
+
+def beginnings(count: int, rng: np.random.Generator) -> list[list[int]]:
     """The beginnings of so many docstrings of the standard library, as tokens of the demo."""
     tokenizer = Tokenizer.from_file(str(DEMO / "tokenizer.json"))
     found = []

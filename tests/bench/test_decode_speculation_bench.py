@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from bench.fused_decode import copying
-from bench.fused_decode.speculation import Load, Round, cell, line
+from bench.fused_decode.speculation import LOADS, Load, Round, cell, line
 from bench.peers import random_llama
 
 
@@ -18,6 +18,12 @@ def test_a_prompt_is_a_text_with_some_tokens_replaced() -> None:
     by_end = {tuple(text[-4:].tolist()): text for text in texts}
     shares = [float(np.mean(np.array(prompt) != by_end[tuple(prompt[-4:])])) for prompt in made]
     assert 0.05 < np.mean(shares) < 0.15 and len({tuple(prompt) for prompt in made}) == 20
+
+
+def test_a_load_is_the_same_whichever_others_are_measured() -> None:
+    made = [LOADS["docstrings"](np.random.default_rng(seed)) for seed in (0, 0, 1)]
+    assert all(len(load.prompts) == 64 and {len(prompt) for prompt in load.prompts} == {100} for load in made)
+    assert made[0].prompts == made[1].prompts != made[2].prompts
 
 
 def test_a_cell_has_medians_and_shares() -> None:
