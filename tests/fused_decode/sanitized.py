@@ -9,3 +9,5 @@ FLAGS = ("-O1", "-g", "-fno-omit-frame-pointer", "-fsanitize=address,undefined",
 
 # A part of the libraries' names: they lie beside those without checks.
 kernel_build._FLAGS = (*kernel_build._FLAGS, *FLAGS)  # type: ignore[assignment]
+# Of one compiler call: the checks make it several times longer, and other work longer still.
+kernel_build._TIMEOUT_S = 3600.0

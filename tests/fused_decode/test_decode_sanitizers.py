@@ -3,25 +3,16 @@
 from __future__ import annotations
 
 import os
-import re
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
 
 from shapeshift.fused_decode.model import kernel_build
+from tests.fused_decode import kernel_tests
 
 pytestmark = pytest.mark.long
-
-PROJECT = Path(__file__).resolve().parents[2]
-# What computes with the kernels of both packages.
-TESTS = (
-    *("tests/fused_decode/test_decode_native.py", "tests/fused_decode/test_decode_model.py"),
-    *("tests/fused_decode/test_decode_sampling.py", "tests/adapter_cache/test_lora_batch.py"),
-    *("tests/adapter_cache/test_lora_kernels.py", "tests/fused_decode/test_decode_quantised.py"),
-)
 
 
 def library(name: str) -> str:
@@ -30,32 +21,18 @@ def library(name: str) -> str:
     return asked.stdout.strip()
 
 
-@pytest.mark.parametrize("tests", TESTS)
+@pytest.mark.parametrize("tests", kernel_tests.FILES)
 def test_no_address_is_wrong_and_no_behaviour_undefined(tests: str) -> None:
     # The sanitizer must come first in the process; libstdc++ with it, whose exceptions it follows.
     preloaded = " ".join(map(library, ("libasan.so", "libubsan.so", "libstdc++.so")))
     environment = {
-        **os.environ,
         "LD_PRELOAD": preloaded,
         # Python and torch keep memory until the process ends.
         "ASAN_OPTIONS": "detect_leaks=0",
         "UBSAN_OPTIONS": "print_stacktrace=1",
     }
-    command = [
-        sys.executable,
-        "-m",
-        "pytest",
-        "-v",
-        "-p",
-        "no:cacheprovider",
-        "-p",
-        "tests.fused_decode.sanitized",
-        tests,
-    ]
-    ran = subprocess.run(command, cwd=PROJECT, env=environment, capture_output=True, text=True, timeout=1800)
-    report = (ran.stdout + ran.stderr)[-8000:]
-    assert ran.returncode == 0 and "ERROR: AddressSanitizer" not in report and "runtime error" not in report, report
-    assert re.search(r"[1-9]\d* passed", ran.stdout), report
+    report = kernel_tests.passed("tests.fused_decode.sanitized", tests, environment=environment)
+    assert "ERROR: AddressSanitizer" not in report and "runtime error" not in report, report
 
 
 def test_threads_of_a_team_do_not_race(tmp_path: Path) -> None:
