@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from shapeshift.cli import sidecar, status
+from shapeshift.fleet import worker_demand
 from shapeshift.polymorph.settings import PlacementSettings, PolymorphSettings
 from shapeshift.settings import names
 from shapeshift.sidecar import child, health, run_files
@@ -37,6 +38,7 @@ def test_files_are_those_of_the_code() -> None:
         run_files.LOCK_FILE,
         run_files.FREEZE_FILE,
         run_files.OWED_FILE,
+        worker_demand.DEMAND_FILE,
     }
 
 
