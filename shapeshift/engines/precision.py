@@ -19,12 +19,12 @@ def resolve(requested: str, provider: str, device: int | None) -> str:
         if requested == "f16":
             raise UnsupportedError("precision: f16 is for GPUs; on a CPU set f32, bf16 or auto")
         return hardware.resolve_precision(requested)
+    if requested in ("f32", "f16"):
+        return requested
     found = gpu.describe(device)
     if requested == "bf16" and not found.has_bf16:
         capability = ".".join(map(str, found.capability))
         raise UnsupportedError(
             f"precision: bf16 needs compute capability 8.0; GPU {device} ({found.name}) has {capability}; set f16"
         )
-    if requested != "auto":
-        return requested
     return "bf16" if found.has_bf16 else "f16"

@@ -117,11 +117,11 @@ def load_runtime(
     """
     kind, ranks = device.partition(":")[0], decode.tensor_parallel_size
     architecture = Architecture.read(folder)
+    kept = decode.kv_precision
+    require_kv_precision(kept, kind == "cuda")
     stated = resolve(decode.precision, torch.device(device).index, architecture.packing)
     share = architecture.share(ranks)
     tokens, slots, longest = decode.kv_cache_tokens, decode.max_concurrency, decode.max_length
-    kept = decode.kv_precision
-    require_kv_precision(kept, kind == "cuda")
     slot = ranks * cache_bytes(share, 1, longest, stated, kv_precision=kept)
     cache = ranks * cache_bytes(share, slots, longest, stated, blocks_of(tokens), kept) if tokens else 0
     weights = weight_bytes(architecture, stated, decode.group_size, ranks) + extra_bytes

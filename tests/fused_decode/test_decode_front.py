@@ -419,7 +419,7 @@ def test_metrics(make_front: MakeFront, pb_utils: PbUtils, monkeypatch: pytest.M
         ({"max_concurency": 3}, InvalidInputError, "max_concurency: .*unknown parameter; known: "),
         ({"max_concurrency": 0}, InvalidInputError, "max_concurrency: got 0; 1 to 4096"),
         ({"max_length": 1}, InvalidInputError, "max_length: got 1; 2 to 1048576"),
-        ({"precision": "f16"}, InvalidInputError, "precision: got 'f16'; one of auto, f32, bf16"),
+        ({"precision": "f8"}, InvalidInputError, "precision: got 'f8'; one of auto, f32, bf16"),
         ({"prefill_tokens": "many"}, InvalidInputError, "prefill_tokens: got 'many'; must be a whole number"),
         ({"checkpoint": "/nowhere"}, NotFoundError, "checkpoint: no folder /nowhere"),
     ],

@@ -12,7 +12,7 @@ import torch
 from shapeshift.errors import InvalidInputError
 from shapeshift.fused_decode.interfaces import BLOCK_TOKENS
 from shapeshift.fused_decode.model.cpu_runtime import DecodeModel
-from shapeshift.fused_decode.model.precision import COMPUTED_BYTES, KV_PRECISIONS, WEIGHT_BITS
+from shapeshift.fused_decode.model.precision import COMPUTED_BYTES, KV_PRECISIONS, ON_CPU
 from shapeshift.fused_decode.policy.speculation import MOST_DRAFTED
 from tests.fused_decode.decode_models import FAMILIES, LONGEST, VOCAB, Tiny, batch, make, teacher_forced, texts
 
@@ -21,7 +21,7 @@ BF16_TOLERANCE = 0.05
 INT8_TOLERANCE = 0.2
 SLOTS = 6
 # Precision and kv_precision.
-PRECISIONS = [*((precision, "auto") for precision in WEIGHT_BITS), ("f32", "int8"), ("bf16", "int8")]
+PRECISIONS = [*((precision, "auto") for precision in ON_CPU), ("f32", "int8"), ("bf16", "int8")]
 UNQUANTISED = [(precision, kept) for precision, kept in PRECISIONS if precision in COMPUTED_BYTES]
 
 

@@ -15,7 +15,7 @@ from shapeshift.fused_decode.front import GenerateFront
 from shapeshift.fused_decode.model import kernel_build, native_operations
 from shapeshift.fused_decode.model.assembly import OwnWeights, WeightStore
 from shapeshift.fused_decode.model.cpu_runtime import DecodeModel
-from shapeshift.fused_decode.model.precision import WEIGHT_BITS
+from shapeshift.fused_decode.model.precision import ON_CPU
 from shapeshift.fused_decode.model.shared import tensor_file
 from shapeshift.fused_decode.model.shared.tensor_file import TensorFileWriter
 from shapeshift.fused_decode.model.shared.weight_store import WeightsKey, shared_weights
@@ -71,7 +71,7 @@ def files_of(folder: Path) -> list[Path]:
     return sorted(folder.glob("*.weights"))
 
 
-@pytest.mark.parametrize("precision", WEIGHT_BITS)
+@pytest.mark.parametrize("precision", ON_CPU)
 @pytest.mark.parametrize("family", ["llama", "llama3", "qwen3"])
 def test_who_packs_and_who_maps_compute_the_same(
     tiny: Callable[[str], Tiny], load: Load, folder: Path, monkeypatch: pytest.MonkeyPatch, family: str, precision: str
