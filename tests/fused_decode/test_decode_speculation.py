@@ -214,6 +214,9 @@ def test_where_nothing_is_gained_nothing_is_verified() -> None:
         def observe(self, tokens: int, seconds: float) -> None:
             super().observe(tokens, 0.01 * tokens)
 
+        def waste(self, seconds: float) -> None:
+            """On a busy machine a look-up may take long."""
+
     run = Run(ToyRuntime(repeats=True), speculator=Speculator(4, 1, 3, Dear()))
     request = run.submit("hello", max_tokens=50)
     iterations = run.until_idle()

@@ -165,6 +165,9 @@ def _generated(call: ModelCall) -> list[Tensors]:
     else:
         prompts = [text.decode() for text in inputs["text_input"]]
     n = sampling.get("n", 1)
+    if n < 1:
+        # As a front does.
+        raise ModelError(f"n: got {n}; a whole number at least 1", "INVALID_ARG")
     most = sampling.get("max_tokens", 16)
     answers = [prompt.split()[:most] for prompt in prompts for _ in range(n)]
     several = len(answers) > 1

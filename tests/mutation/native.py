@@ -17,7 +17,7 @@ PLUGIN = "tests.mutation.quick_kernels"
 _DECODE, _LORA = "tests/fused_decode/test_decode_", "tests/adapter_cache/test_lora_"
 _TESTS: Mapping[tuple[str, ...], tuple[str, ...]] = {
     (f"{_LORA}kernels.py", f"{_LORA}batch.py"): ("low_rank", "terms", "lora"),
-    (f"{_DECODE}quantised.py",): ("levels", "linear_levels", "packed_levels", "quantised_rows", "tiles"),
+    (f"{_DECODE}quantised.py",): ("level_tiles", "levels", "linear_levels", "packed_levels", "quantised_rows", "tiles"),
     (f"{_DECODE}native.py", f"{_DECODE}model.py"): (
         *("attention", "attention_arguments", "attention_layer", "attention_prompt", "attention_rows"),
         *("attention_scores", "checks", "common", "decode", "linear", "linear_bf16", "network", "operand", "packed"),
