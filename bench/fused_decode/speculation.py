@@ -18,6 +18,7 @@ import sysconfig
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -176,14 +177,19 @@ LOADS = {"copies": copies, "docstrings": docstrings, "random": random_words}
 
 def beginnings(count: int, rng: np.random.Generator) -> list[list[int]]:
     """The beginnings of so many docstrings of the standard library, as tokens of the demo."""
+    long = _long_docstrings()
+    return [long[place] for place in rng.permutation(len(long))[:count]]
+
+
+@cache
+def _long_docstrings() -> list[list[int]]:
     tokenizer = Tokenizer.from_file(str(DEMO / "tokenizer.json"))
     found = []
     for path in sorted(Path(sysconfig.get_path("stdlib")).glob("*.py")):
         for node in ast.walk(ast.parse(path.read_text(errors="replace"))):
             if isinstance(node, ast.FunctionDef | ast.ClassDef) and (text := ast.get_docstring(node)):
                 found.append(text)
-    long = [ids[:_DOCSTRING] for text in found if len(ids := tokenizer.encode(text).ids) >= _DOCSTRING]
-    return [long[place] for place in rng.permutation(len(long))[:count]]
+    return [ids[:_DOCSTRING] for text in found if len(ids := tokenizer.encode(text).ids) >= _DOCSTRING]
 
 
 def cell(load: Load, count: int, rounds: Sequence[Round]) -> dict[str, Any]:

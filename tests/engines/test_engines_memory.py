@@ -41,4 +41,4 @@ def test_a_dynamic_engine_keeps_a_bounded_number_of_shapes(tmp_path: Path) -> No
         [sys.executable, "-c", SCRIPT, str(tmp_path)], check=True, capture_output=True, text=True, timeout=300
     )
     # Without a bound 800 more shapes take 500 MiB.
-    assert float(ran.stdout) < 15
+    assert float(ran.stdout) < 50

@@ -158,12 +158,14 @@ def test_a_model_is_ready_exactly_while_it_can_answer(client: openai.OpenAI, tri
     assert is_ready() and answers()
     with ModelControl(triton.grpc_url, keys.read_key(triton.settings.key_file)) as control:
         control.unload("encode")
-        assert not is_ready() and not answers()
-        with pytest.raises(openai.APIStatusError) as gone:
-            client.embeddings.create(model="encode", input="a")
-        assert gone.value.status_code == 503 and gone.value.response.headers["retry-after"]
         loading = threading.Thread(target=control.load, args=("encode",))
-        loading.start()
+        try:
+            assert not is_ready() and not answers()
+            with pytest.raises(openai.APIStatusError) as gone:
+                client.embeddings.create(model="encode", input="a")
+            assert gone.value.status_code == 503 and gone.value.response.headers["retry-after"]
+        finally:
+            loading.start()
         wait_for(is_ready, timeout_s=120, pause_s=0.01)
         assert answers(), "the first request after it was ready"
         loading.join(120)
