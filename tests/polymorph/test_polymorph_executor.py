@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from shapeshift.engines import manifest
+from shapeshift.engines.execution.engine_set import EngineSet
 from shapeshift.engines.execution.executor import EngineExecutor
 from shapeshift.errors import EngineError, InvalidInputError, ModelDiedError, ModelGoneError, ShapeshiftError
 from shapeshift.polymorph import executor
@@ -114,6 +115,19 @@ def test_inline_has_no_workers(make_front: Callable[..., TextFront], server: Ser
     front = make_front()
     vectors(front)
     assert isinstance(front._executor, EngineExecutor) and not server.asked
+
+
+def test_a_front_whose_first_engine_fails_leaves_no_engine_thread(
+    make_front: Callable[..., TextFront], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(engines: EngineSet) -> None:
+        raise EngineError("broken")
+
+    monkeypatch.setattr(EngineSet, "warm_up", fail)
+    before = set(threading.enumerate())
+    with pytest.raises(EngineError, match="broken"):
+        make_front()
+    assert not [one for one in set(threading.enumerate()) - before if one.name.startswith("engine-")]
 
 
 @pytest.mark.parametrize(("kind", "threads"), [("CPU", 3), ("GPU", 1)])

@@ -57,10 +57,14 @@ class ExecutorSettings(Protocol):
 
 
 class EngineThread:
-    """One thread with its own engines. It takes rows from the queue, runs them and records the results."""
+    """One thread with its own engines. It takes rows from the queue, runs them and records the results.
 
-    def __init__(self, number: int, executor: EngineExecutor, engines: EngineSet, longest_step_s: float) -> None:
-        self.engines = engines
+    engines: set by `serve`, before which it waits.
+    """
+
+    engines: EngineSet
+
+    def __init__(self, number: int, executor: EngineExecutor, longest_step_s: float) -> None:
         self.steps = StepCounter(f"engine-{number}", lambda: executor.waiting > 0, longest_step_s)
         self.busy_rows = 0
         # What its running call takes by the profile.
@@ -72,12 +76,14 @@ class EngineThread:
         self._thread = threading.Thread(target=self._run_packs, name=f"engine-{number}", daemon=True)
         self._thread.start()
 
-    def serve(self) -> None:
+    def serve(self, engines: EngineSet) -> None:
         """Start taking rows."""
+        self.engines = engines
         self._serves.set()
 
     def join(self, timeout_s: float) -> None:
-        """Wait for the thread to end, which it does once the queue is closed."""
+        """Wait for the thread to end, which it does once the queue is closed, also if it never served."""
+        self._serves.set()
         self._thread.join(timeout_s)
 
     def _run_packs(self) -> None:
@@ -140,11 +146,13 @@ class EngineExecutor:
         # A GPU has one: the graphs of its engines share memory.
         threads = settings.engine_threads or cores() if device is None else 1
         first, rest = first_and_rest(manifest)
+        engines = self._engines_with(first)
+        longest_s = engine_set.longest_call_s(manifest)
         # Those that serve. All are made here: a thread inherits the niceness of the one that makes it.
         self.threads: list[EngineThread] = []
-        self._made = [self._make_thread(number) for number in range(threads)]
+        self._made = [EngineThread(number, self, longest_s) for number in range(threads)]
         self._started = threading.Event()
-        self._let_serve(self._made[0], first)
+        self._let_serve(self._made[0], engines)
         start_others = partial(self._start_others, first)
         self._loader = BackgroundLoader(rest, self._load, self.lengths_seen, settings.memory_mb, log, start_others)
         self._deadlines = threading.Thread(target=self._fail_late_requests, name="deadlines", daemon=True)
@@ -223,7 +231,6 @@ class EngineExecutor:
         for row in self.queue.close():
             row.request.fail(unloading())
         for thread in self._made:
-            thread.serve()
             thread.join(timeout_s)
         self._loader.close(timeout_s)
         self._deadlines.join(timeout_s)
@@ -234,20 +241,21 @@ class EngineExecutor:
             for request in {row.request for row in self.queue.waiting() if row.request.latency_ms is not None}:
                 request.fail_if_late()
 
-    def _make_thread(self, number: int) -> EngineThread:
-        return EngineThread(number, self, EngineSet(self._manifest), engine_set.longest_call_s(self._manifest))
+    def _engines_with(self, first: EngineEntry) -> EngineSet:
+        engines = EngineSet(self._manifest)
+        engines.add(self._runtime.engine(first.tokens, first.rows), first)
+        engines.warm_up()
+        return engines
 
-    def _let_serve(self, thread: EngineThread, first: EngineEntry) -> None:
-        thread.engines.add(self._runtime.engine(first.tokens, first.rows), first)
-        thread.engines.warm_up()
-        thread.serve()
+    def _let_serve(self, thread: EngineThread, engines: EngineSet) -> None:
+        thread.serve(engines)
         self.threads.append(thread)
 
     def _start_others(self, first: EngineEntry) -> None:
         try:
             for thread in self._made[1:]:
                 if not self._stopping.is_set():
-                    self._let_serve(thread, first)
+                    self._let_serve(thread, self._engines_with(first))
         except Exception as error:  # noqa: BLE001  the threads that run serve all requests
             self._log(f"engine thread {len(self.threads)} cannot be started, {len(self.threads)} serve: {error}")
         self._started.set()
