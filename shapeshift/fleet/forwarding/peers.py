@@ -16,6 +16,7 @@ from shapeshift.fleet.forwarding.front import Front
 from shapeshift.fleet.membership.open import open_membership
 from shapeshift.fleet.node_clients import NodeClients
 from shapeshift.fleet.polling import PERIOD_S, NodePoll
+from shapeshift.serving.description import told
 from shapeshift.serving.model_args import DESCRIPTION, ModelArgs
 from shapeshift.triton.async_client import AsyncClient, ModelCall
 
@@ -71,15 +72,15 @@ class Peers:
     async def _ask(self, node: str, client: AsyncClient) -> _Answer:
         asked = ModelCall(self._front.args.name, self._inputs, _ANSWER_S, (DESCRIPTION.name,))
         found = await client.first(asked)
-        told = json.loads(bytes(found[DESCRIPTION.name].reshape(-1)[0]))
+        theirs = told(found)
         own = json.loads(self._front.describe().as_json(self._front.args))
         for fact in _COMPARED:
-            if told.get(fact) != own.get(fact):
-                stated = f"{fact} {told.get(fact)!r}, here {own.get(fact)!r}"
+            if theirs.get(fact) != own.get(fact):
+                stated = f"{fact} {theirs.get(fact)!r}, here {own.get(fact)!r}"
                 raise EngineError(f"its {self._front.args.name} is another one and is not used: {stated}")
-        if "load" not in told:
+        if "load" not in theirs:
             raise EngineError(f"its {self._front.args.name} is in no fleet")
-        return _Answer(float(told["load"]), self._passed_on[node])
+        return _Answer(float(theirs["load"]), self._passed_on[node])
 
 
 def _placeholder(args: ModelArgs) -> Mapping[str, Any]:
