@@ -169,11 +169,17 @@ def test_a_router_refuses_what_would_wait_too_long(
     router.check_rest()
 
 
-def test_a_router_corrects_the_profile_by_how_long_workers_are_busy(monkeypatch: pytest.MonkeyPatch) -> None:
-    now = [50.0]
+def one_worker(monkeypatch: pytest.MonkeyPatch, now: list[float]) -> Membership:
+    """The members of a router, the worker a alone, with a clock that shows now[0]."""
     monkeypatch.setattr(membership_module, "time", SimpleNamespace(monotonic=lambda: now[0]))
     members = Membership(SharedQueue(lambda edge: (100, 4), lambda edge, tokens: 10.0), 9, 999, lambda line: None)
     members.offer(["a"])
+    return members
+
+
+def test_a_router_corrects_the_profile_by_how_long_workers_are_busy(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [50.0]
+    members = one_worker(monkeypatch, now)
     worker = members.workers["a"]
     rows = TextRequest([np.ones(4, np.int64)], lambda request: None).rows
     calls = [WorkerCall(rows, 20.0, worker.epoch, now[0]) for _ in range(2)]
@@ -251,9 +257,7 @@ def test_the_longer_a_worker_has_left_the_less_often_it_is_probed_and_the_more_t
 def test_a_probe_that_is_late_soon_after_a_worker_left_is_no_second_timeout(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two in a row let the sidecar replace the worker: it may be slow only."""
     now = [100.0]
-    monkeypatch.setattr(membership_module, "time", SimpleNamespace(monotonic=lambda: now[0]))
-    members = Membership(SharedQueue(lambda edge: (100, 4), lambda edge, tokens: 10.0), 9, 999, lambda line: None)
-    members.offer(["a"])
+    members = one_worker(monkeypatch, now)
     worker = members.workers["a"]
 
     def end(rows: Sequence[Row], outcome: WorkerInfo | Exception) -> int:
