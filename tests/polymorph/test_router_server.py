@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 import tritonclient.grpc as grpc_client
 
+from shapeshift import installation
 from shapeshift.polymorph.router.transport import WorkerInfo
 from shapeshift.triton import metrics
 from shapeshift.triton.control import ModelControl
@@ -222,3 +223,40 @@ def test_a_front_is_reloaded_under_load(server: TritonServer, control: ModelCont
         traffic.wait()
     server.require_running()
     assert "could not be sent" not in server.settings.log.read_text()
+
+
+# The server stands still while its model's process says that it has initialised, and for some probes longer.
+PAUSING_BACKEND = """
+import importlib.util, os, signal, subprocess
+spec = importlib.util.spec_from_file_location("backend", {file!r})
+module = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(module)
+
+class TritonPythonModel(module.TritonPythonModel):
+    def initialize(self, args):
+        super().initialize(args)
+        if args["model_name"] == "shared":
+            # Not by a thread: this process may wait for the server with Python's lock held.
+            subprocess.Popen(["sh", "-c", f"sleep 1; kill -CONT {{os.getppid()}}"])
+            os.kill(os.getppid(), signal.SIGSTOP)
+"""
+
+
+def test_no_worker_is_called_before_the_server_knows_that_the_front_has_initialised(
+    make_server: Callable[..., TritonServer],
+    tmp_path: Path,
+    add_front: Callable[..., Path],
+    build_fronts: Callable[[Path, Path], Path],
+) -> None:
+    backend = tmp_path / "backends" / "polymorph"
+    backend.mkdir(parents=True)
+    (backend / "model.py").write_text(
+        PAUSING_BACKEND.format(file=str(installation.BACKENDS / "polymorph" / "model.py"))
+    )
+    add_front(tmp_path / "model_repository", "shared", LATENCY_MS, bins="16,64", placement="resident", workers=1)
+    generated = build_fronts(tmp_path / "model_repository", tmp_path / "build")
+    models = ("shared", "shared_w00")
+    with make_server((generated,), models, tmp_path / "run", tmp_path / "backends") as started:
+        with grpc_client.InferenceServerClient(started.wait_ready().grpc_url) as client:
+            infer(client, "shared", TEXTS[0])
+        wait_for(lambda: joined(started, "shared") == [1])

@@ -29,6 +29,9 @@ from shapeshift.serving.pb_utils import PbUtils
 _MAX_ABANDONED = 200
 # As long as the least time limit of a call.
 _STANDSTILL_S = 0.25
+# A call that leaves between the end of `initialize` and the moment at which the server notes it ends the server
+# (24.10). Nothing tells a process when that is: a request proves that it is over, and so does a long time.
+_SETTLED_S = 3.0
 
 
 class WorkerClient:
@@ -51,11 +54,15 @@ class WorkerClient:
 
 
 class BlsTransport:
-    """Calls `workers` through a call pool. A late call is abandoned, and its answer counts if it comes after all."""
+    """Calls `workers` through a call pool. A late call is abandoned, and its answer counts if it comes after all.
 
-    def __init__(self, client: WorkerClient, workers: Sequence[str]) -> None:
+    Offers them once a request has come, at the latest after `settled_s`.
+    """
+
+    def __init__(self, client: WorkerClient, workers: Sequence[str], settled_s: float = _SETTLED_S) -> None:
         self._client = client
         self._workers = list(workers)
+        self._settled_at = time.monotonic() + settled_s
         threads = MAX_IN_FLIGHT * len(workers)
         self._pool = CallPool("worker-call", threads, 0, _MAX_ABANDONED, standstill_s=_STANDSTILL_S)
 
@@ -64,7 +71,10 @@ class BlsTransport:
         return self._pool.timeouts
 
     def workers(self) -> Sequence[str]:
-        return self._workers
+        return self._workers if time.monotonic() >= self._settled_at else []
+
+    def serve(self) -> None:
+        self._settled_at = 0.0
 
     def start(self, exchange: Exchange) -> None:
         self._pool.submit(exchange.worker, partial(self._run, exchange), exchange.ended, exchange.deadline)

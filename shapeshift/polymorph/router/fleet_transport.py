@@ -41,6 +41,9 @@ class FleetTransport:
         ]
         return [*self._own.workers(), *others]
 
+    def serve(self) -> None:
+        self._own.serve()
+
     def start(self, exchange: Exchange) -> None:
         (self._remote if split(exchange.worker)[0] else self._own).start(exchange)
 

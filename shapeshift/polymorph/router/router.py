@@ -96,6 +96,7 @@ class Router:
 
     def submit(self, request: TextRequest) -> None:
         """Queue all rows of `request`. Raises OverloadedError where they do not fit, or would be answered too late."""
+        self._transport.serve()
         with self._lock:
             if self._closing.is_set():
                 raise unloading()

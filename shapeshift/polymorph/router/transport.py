@@ -65,6 +65,9 @@ class Transport(Protocol):
     def workers(self) -> Sequence[str]:
         """The workers that may have joined: asked again and again, answers at once."""
 
+    def serve(self) -> None:
+        """The server gives this process requests, so it has it in service: called with each of them."""
+
     def start(self, exchange: Exchange) -> None:
         """Begin a call, without waiting for it. Raises OverloadedError where the transport is closed."""
 
