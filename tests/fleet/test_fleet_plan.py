@@ -71,6 +71,8 @@ def test_nodes_that_run_stay_on_their_machines(tmp_path: Path) -> None:
     placed = {"node-0": "10.0.0.9", "node-1": "10.0.0.2", "node-3": "10.0.0.1"}
     assert plan_of(tmp_path, scaled, placed=placed).hosts == placed | {"node-2": "10.0.0.1"}
     assert list(plan_of(tmp_path, placed=placed).hosts) == ["node-0", "node-1", "node-2"], "as the file says"
+    few = scaled.replace("nodes = 3", "nodes = 1")
+    assert list(plan_of(tmp_path, few, placed={"node-2": "10.0.0.1"}).hosts) == ["node-0", "node-1", "node-2"]
 
 
 def test_another_machine_makes_certificates_with_the_same_authority(tmp_path: Path) -> None:

@@ -10,6 +10,8 @@ import pytest
 
 from shapeshift.fleet.membership.written import RaySettings
 from shapeshift.fleet.supervision.node_actors import NodeActors
+from shapeshift.fleet.supervision.node_record import LOAD, OPERATOR
+from shapeshift.fleet.supervision.node_supervisor import NodeStatus
 from shapeshift.fleet.supervision.plan import FleetPlan
 from shapeshift.triton.endpoint import Tls
 
@@ -29,6 +31,9 @@ class FakeRay:
         if name not in self.hosts:
             raise ValueError(name)
         return SimpleNamespace(host=SimpleNamespace(remote=lambda: self.hosts[name]))
+
+    def nodes(self) -> list[dict[str, Any]]:
+        return [{"NodeManagerAddress": host, "Alive": True} for host in self.hosts.values()]
 
     def get(self, answer: str, timeout: float) -> str:
         if not answer:
@@ -57,6 +62,32 @@ def test_the_nodes_are_those_that_ray_has(hosts: dict[str, str]) -> None:
     assert found.find()
     assert found.plan.hosts == ray.hosts
     assert list(found.names()) == list(ray.hosts)
+
+
+def status_of(ray: FakeRay, **states: NodeStatus) -> NodeActors:
+    """The actors of node-0 and node-1, whose supervisors have told these states."""
+    found = actors(ray)
+    found.known = {name.replace("_", "-"): (state, "key") for name, state in states.items()}
+    return found
+
+
+def test_a_new_actor_learns_from_the_nodes_which_one_is_leaving() -> None:
+    ray = FakeRay(node_0="10.0.0.1", node_1="10.0.0.2")
+    ready = NodeStatus("ready")
+    assert status_of(ray, node_0=ready, node_1=ready).leaving() == ""
+    assert status_of(ray, node_0=ready, node_1=NodeStatus("stopped", drained_for=OPERATOR)).leaving() == ""
+    found = status_of(ray, node_0=ready, node_1=NodeStatus("leaving", drained_for=LOAD))
+    assert found.leaving() == "node-1" and not found.is_stopped("node-1")
+    ray.hosts["node-1"] = "10.0.0.9"
+    assert found.is_stopped("node-1"), "its machine has gone"
+
+
+def test_nodes_serve_where_all_have_said_so() -> None:
+    ray = FakeRay(node_0="10.0.0.1", node_1="10.0.0.2")
+    ready = NodeStatus("ready")
+    assert status_of(ray, node_0=ready, node_1=ready).are_serving()
+    assert not status_of(ray, node_0=ready).are_serving()
+    assert not status_of(ray, node_0=ready, node_1=NodeStatus("starting")).are_serving()
 
 
 def test_a_node_whose_machine_is_away_is_asked_for_again() -> None:

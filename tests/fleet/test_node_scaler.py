@@ -12,12 +12,15 @@ LIMITS = NodeLimits(1, 4)
 
 
 class FakeNodes:
-    """Nodes in memory. machines: how many there are, each with room for one node; calls: in their order."""
+    """Nodes in memory. machines: how many there are, each with room for one node; calls: in their order; drained: for
+    the load; away: nodes that take no requests."""
 
     def __init__(self, nodes: int, machines: int) -> None:
         self.present = [f"node-{number}" for number in range(nodes)]
         self.machines = machines
         self.stopped: set[str] = set()
+        self.away: set[str] = set()
+        self.drained = ""
         self.calls: list[str] = []
 
     def names(self) -> list[str]:
@@ -33,14 +36,22 @@ class FakeNodes:
         self.present.append(name)
         return True
 
+    def are_serving(self) -> bool:
+        return not self.away and not self.drained
+
     def drain(self, name: str) -> None:
         self.calls.append(f"drain {name}")
+        self.drained = name
+
+    def leaving(self) -> str:
+        return self.drained
 
     def is_stopped(self, name: str) -> bool:
         return name in self.stopped
 
     def remove(self, name: str) -> None:
         self.calls.append(f"remove {name}")
+        self.drained = ""
         self.present.remove(name)
 
 
@@ -51,7 +62,12 @@ class Case:
         self.nodes = FakeNodes(nodes, machines)
         self.now = 1000.0
         self.log: list[str] = []
-        self.scaler = NodeScaler(self.nodes, limits, self.log.append, lambda: self.now)
+        self.limits = limits
+        self.begin()
+
+    def begin(self) -> None:
+        """A scaler that knows nothing of the last one."""
+        self.scaler = NodeScaler(self.nodes, self.limits, self.log.append, lambda: self.now)
 
     def steps(self, seconds: int, workers: int | None, per_node: int = 4) -> list[str]:
         """The calls of so many seconds in which the front wants `workers`."""
@@ -99,6 +115,30 @@ def test_a_node_ends_its_requests_before_its_machine_is_given_back() -> None:
     assert case.steps(1, 4) == ["remove node-2", "request 2"]
     assert case.steps(59, 4) == []
     assert case.steps(1, 4) == ["drain node-1"]
+
+
+def test_the_next_scaler_goes_on_with_a_node_that_is_leaving() -> None:
+    case = Case(nodes=3, machines=3)
+    case.steps(61, 4)
+    case.begin()
+    assert case.steps(30, 12) == [], "it is not counted as one of three"
+    case.nodes.stopped.add("node-2")
+    assert case.steps(1, 12) == ["remove node-2", "request 3", "start node-2"]
+
+
+def test_no_node_goes_while_another_one_does_not_serve() -> None:
+    case = Case(nodes=3, machines=3)
+    case.nodes.away.add("node-0")
+    assert case.steps(300, 8) == ["request 3"]
+    case.nodes.away.clear()
+    assert case.steps(60, 8) == []
+    assert case.steps(1, 8) == ["drain node-2"]
+
+
+def test_the_log_says_who_wants_what() -> None:
+    case = Case(nodes=1, machines=2)
+    case.steps(1, 2, per_node=1)
+    assert case.log == ["node-1: started, 2 nodes are needed: enc wants 2 nodes"]
 
 
 def test_a_wish_that_comes_and_goes_takes_no_node_away() -> None:

@@ -14,8 +14,9 @@ import pytest
 
 from shapeshift.errors import ShapeshiftError
 from shapeshift.fleet import settings
-from shapeshift.fleet.supervision import node_supervisor
+from shapeshift.fleet.supervision import node_record, node_supervisor
 from shapeshift.fleet.supervision.node_process import NodeCommand, NodeProcess
+from shapeshift.fleet.supervision.node_record import LOAD, OPERATOR
 from shapeshift.fleet.supervision.node_supervisor import READY, STARTING, STOPPED, NodeStatus, NodeSupervisor
 from tests import waiting
 from tests.fleet.stub_program import stub_program
@@ -30,12 +31,12 @@ def command(tmp_path: Path) -> NodeCommand:
 
 
 @pytest.fixture
-def supervise(command: NodeCommand) -> Iterator[Callable[[], NodeSupervisor]]:
+def supervise(command: NodeCommand) -> Iterator[Callable[..., NodeSupervisor]]:
     """A function that makes a supervisor of the node; at the end all are closed, and the node is killed."""
     with contextlib.ExitStack() as stack:
 
-        def make() -> NodeSupervisor:
-            made = NodeSupervisor(command, leave_s=0.3, period_s=0.05)
+        def make(continues: bool = True) -> NodeSupervisor:
+            made = NodeSupervisor(command, continues, leave_s=0.3, period_s=0.05)
             stack.callback(made.close)
             stack.callback(made.kill)
             return made
@@ -82,6 +83,92 @@ def test_a_drained_node_leaves_before_it_stops_and_can_be_started_again(
     assert not any(one.is_member for one in states if one.state != READY)
     found.start()
     wait_for(lambda: found.status().state == READY)
+
+
+@pytest.mark.parametrize("reason", [OPERATOR, LOAD])
+def test_the_next_supervisor_goes_on_with_a_drain(
+    supervise: Callable[..., NodeSupervisor], command: NodeCommand, reason: str
+) -> None:
+    first = supervise()
+    wait_for(lambda: first.status().state == READY)
+    first.drain(reason)
+    first.close()
+    assert NodeProcess(command).identity is not None
+    second = supervise()
+    wait_for(lambda: second.status().state == STOPPED)
+    assert second.status().drained_for == reason and second.status().starts == 0
+    second.close()
+    third = supervise()
+    wait_for(lambda: third.status().state == STOPPED)
+    assert third.status().starts == 0
+    # Under a new head nobody waits for a node that the load did not need, while an operator's drain stays.
+    third.close()
+    fourth = supervise(continues=False)
+    wait_for(lambda: fourth.status().state == (STOPPED if reason == OPERATOR else READY))
+    fourth.start()
+    wait_for(lambda: fourth.status().state == READY)
+    fourth.close()
+    assert supervise().status().drained_for == ""
+
+
+def test_the_next_supervisor_serves_what_an_upgrade_has_left(
+    supervise: Callable[..., NodeSupervisor], command: NodeCommand, tmp_path: Path
+) -> None:
+    first = supervise()
+    wait_for(lambda: first.status().state == READY)
+    first.drain()
+    wait_for(lambda: first.status().state == STOPPED)
+    newer = replace(command, build=tmp_path / "newer")
+    first.start(newer)
+    wait_for(lambda: first.status().state == READY)
+    first.close()
+    before = NodeProcess(newer).identity
+    # With the command that the first supervisor was started with, which is older.
+    second = supervise()
+    wait_for(lambda: second.status().state == READY)
+    assert NodeProcess(newer).identity == before and before is not None
+    assert second.status().build == str(newer.build) and NodeProcess(command).identity is None
+    os.kill(before.pid, signal.SIGKILL)
+    wait_for(lambda: second.status().state == READY and second.status().pid != before.pid)
+    assert second.status().build == str(newer.build)
+
+
+def test_a_node_that_is_forgotten_leaves_nothing(
+    supervise: Callable[..., NodeSupervisor], command: NodeCommand
+) -> None:
+    found = supervise()
+    wait_for(lambda: found.status().state == READY)
+    found.drain()
+    wait_for(lambda: found.status().state == STOPPED)
+    found.forget()
+    found.close()
+    again = supervise()
+    wait_for(lambda: again.status().state == READY)
+
+
+def test_what_is_kept_on_a_machine_is_what_runs_there_or_was_drained(
+    supervise: Callable[..., NodeSupervisor], command: NodeCommand
+) -> None:
+    text = 'name = "demo"\n[[nodes]]\nname = "a"\ngrpc = "10.0.0.1:1"\nmetrics = "http://10.0.0.1:2/metrics"\n'
+    command.file.write_text(text)
+
+    def kept(host: str = "10.0.0.1") -> list[str]:
+        return node_record.kept_here([("a", command.file), ("b", command.file.parent / "b" / "fleet.toml")], host)
+
+    assert kept() == []
+    found = supervise()
+    wait_for(lambda: found.status().state == READY)
+    assert kept() == ["a"] and kept("10.0.0.2") == [], "another machine with the same folder"
+    found.drain(LOAD)
+    wait_for(lambda: found.status().state == STOPPED)
+    assert kept() == []
+    found.start()
+    wait_for(lambda: found.status().state == READY)
+    found.drain()
+    wait_for(lambda: found.status().state == STOPPED)
+    assert kept() == ["a"]
+    command.file.with_name("node.json").write_text("{")
+    assert kept() == []
 
 
 def test_a_node_that_is_still_stopping_is_not_started(

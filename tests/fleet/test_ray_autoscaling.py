@@ -92,6 +92,9 @@ def test_machines_come_with_the_load_and_go_after_their_node(fleet: RayFleet) ->
     worker_demand.write(demand, {"encode": WorkerDemand(8, 4)})
     wait_for(lambda: "node-2: drained" in log())
     assert machines() == 3, "the machine waits for the requests of its node"
+    # The next actor goes on with it.
+    with contextlib.suppress(ShapeshiftError):
+        os.kill(fleet.actor_pid(FLEET_ACTOR), signal.SIGKILL)
     wait_for(lambda: machines() == 2)
     assert "node-2: has ended its requests and is gone" in log()
     assert ready(["node-0", "node-1"])

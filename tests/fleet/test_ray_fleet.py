@@ -15,6 +15,7 @@ from bench.fleet.member_load import MemberLoad, steady
 from shapeshift.cli.main import main
 from shapeshift.fleet import settings as fleet_settings
 from shapeshift.fleet.supervision.node_process import NodeCommand, NodeProcess
+from shapeshift.fleet.supervision.node_supervisor import READY, STOPPED
 from shapeshift.fleet.supervision.ray_fleet import FLEET_ACTOR, OPERATOR, RayFleet
 from tests import waiting
 
@@ -110,9 +111,31 @@ def test_a_new_head_adopts_the_nodes_of_a_lost_one(file: Path, capsys: pytest.Ca
         fleet.kill_head()
         assert main(["fleet", "drain", str(file), "node-0"]) == 2
         assert "no fleet of" in capsys.readouterr().err
+        # As if node-1 had been added for the load.
+        file.write_text(file.read_text().replace("nodes = 2", "nodes = 1\nmax_nodes = 2"))
         assert main(["fleet", "up", str(file), "--no-sidecar"]) == 0
+        for name in ("node-0", "node-1"):
+            wait_for(lambda name=name: members(file, name) == ["node-0", "node-1"])  # type: ignore[misc]
     assert [process(file, name).identity for name in ("node-0", "node-1")] == before
     assert load.results and load.failed == []
+    assert len(fleet_settings.read(file.parent / "nodes.toml", OPERATOR).nodes) == 2
+
+
+def test_a_drain_outlives_the_head(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["fleet", "drain", str(file), "node-1"]) == 0
+    fleet = RayFleet(file)
+    fleet.connect()
+    fleet.kill_head()
+    capsys.readouterr()
+    assert main(["fleet", "up", str(file), "--no-sidecar"]) == 0
+    assert "node-1: is drained" in capsys.readouterr().out
+    fleet = RayFleet(file)
+    fleet.connect()
+    wait_for(
+        lambda: {name: one.state for name, one in fleet.statuses().items()} == {"node-0": READY, "node-1": STOPPED}
+    )
+    assert fleet.statuses()["node-1"].drained_for == "operator"
+    assert main(["fleet", "drain", str(file), "node-1", "--undo"]) == 0
 
 
 def test_a_node_that_is_killed_is_started_again(file: Path) -> None:

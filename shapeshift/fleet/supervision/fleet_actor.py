@@ -28,6 +28,8 @@ FLEET_ACTOR = "fleet"
 SIDECAR = "sidecar"
 # What was decided about nodes, and why; beside the sidecar's log.
 NODES_LOG = "nodes.log"
+# For so long a hold lasts, unless it is renewed. A new actor waits as long: who holds the nodes tells it, too.
+HOLD_S = 15.0
 _PERIOD_S = 1.0
 _FIRST_ANSWERS_S = 15.0
 
@@ -59,7 +61,7 @@ class FleetActor:
         if plan.settings.is_scaled:
             self._scaler = NodeScaler(self._nodes, self._limits, self._log)
         self._knows_all = not plan.settings.is_scaled or self._nodes.find()
-        self._is_held = False
+        self._held_until = time.monotonic() + HOLD_S
         self._sent: dict[str, str] = {}
         self._sidecar = None if plan_period_s is None else self._make_sidecar(plan_period_s)
         self._is_running = False
@@ -76,9 +78,9 @@ class FleetActor:
         """The address of gRPC of each node that this actor knows, and how many there may be."""
         return {one.node.name: one.node.grpc.address for one in self._nodes.plan.nodes}, self._limits
 
-    def hold_nodes(self, is_held: bool) -> None:
-        """Neither add nor take away nodes meanwhile, such as during an upgrade."""
-        self._is_held = is_held
+    def hold_nodes(self, seconds: float) -> None:
+        """Neither add nor take away nodes for so long from now, such as during an upgrade."""
+        self._held_until = time.monotonic() + seconds
 
     def pid(self) -> int:
         """The process of this actor."""
@@ -122,7 +124,8 @@ class FleetActor:
             actor.write_fleet_file.remote(text)
         if members:
             self._serve_sidecar(members)
-        if self._scaler is not None and self._knows_all and not self._is_held:
+        is_held = time.monotonic() < self._held_until
+        if self._scaler is not None and self._knows_all and not is_held:
             run_directory = self._folder / "fleet" / nodes.plan.name
             self._scaler.step(worker_demand.read(run_directory / worker_demand.DEMAND_FILE))
 

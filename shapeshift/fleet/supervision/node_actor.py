@@ -10,9 +10,10 @@ from shapeshift.errors import ShapeshiftError
 from shapeshift.files import replace_private, replace_text
 from shapeshift.fleet import settings as fleet_settings
 from shapeshift.fleet.supervision.node_process import NodeCommand
+from shapeshift.fleet.supervision.node_record import OPERATOR
 from shapeshift.fleet.supervision.node_supervisor import NodeStatus, NodeSupervisor
 from shapeshift.fleet.supervision.plan import FleetPlan, NodePlan
-from shapeshift.triton.keys import ensure_key, read_key
+from shapeshift.triton.keys import ensure_key
 
 
 class NodeActor:
@@ -21,14 +22,12 @@ class NodeActor:
     def __init__(self, plan: NodePlan, fleet: FleetPlan) -> None:
         write_private(plan.command.file.parent, plan.files)
         self._host = plan.host
-        self._key_file = plan.command.run_directory / "key"
-        ensure_key(self._key_file)
         ensure_fleet_file(plan, fleet)
-        self._supervisor = NodeSupervisor(plan.command)
+        self._supervisor = NodeSupervisor(plan.command, continues=_is_restarted())
 
     def describe(self) -> tuple[NodeStatus, str]:
         """The node's state, and its control key, which only the sidecar gets."""
-        return self._supervisor.status(), read_key(self._key_file)
+        return self._supervisor.status(), ensure_key(self._supervisor.command.run_directory / "key")
 
     def status(self) -> NodeStatus:
         """The node's state."""
@@ -42,9 +41,13 @@ class NodeActor:
         """Replace the fleet file that the processes of the node watch."""
         self._supervisor.write_fleet_file(text)
 
-    def drain(self) -> None:
+    def drain(self, reason: str = OPERATOR) -> None:
         """See `NodeSupervisor.drain`."""
-        self._supervisor.drain()
+        self._supervisor.drain(reason)
+
+    def forget(self) -> None:
+        """See `NodeSupervisor.forget`."""
+        self._supervisor.forget()
 
     def command(self) -> NodeCommand:
         """How the node is served, or was before it was stopped."""
@@ -61,6 +64,13 @@ class NodeActor:
     def pid(self) -> int:
         """The process of this actor."""
         return os.getpid()
+
+
+def _is_restarted() -> bool:
+    """Whether Ray has started this actor again, with what it was first started with."""
+    import ray
+
+    return bool(ray.get_runtime_context().was_current_actor_reconstructed)
 
 
 def ensure_fleet_file(plan: NodePlan, fleet: FleetPlan) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 
 from shapeshift.fleet.supervision import plan as plans
 from shapeshift.fleet.supervision import ray_nodes
+from shapeshift.fleet.supervision.node_record import LOAD
 from shapeshift.fleet.supervision.node_supervisor import STOPPED, NodeStatus
 from shapeshift.fleet.supervision.plan import FleetPlan
 
@@ -76,11 +77,23 @@ class NodeActors:
         self.plan = grown
         return True
 
+    def are_serving(self) -> bool:
+        return all(name in self.known and self.known[name][0].is_member for name in self.actors)
+
     def drain(self, name: str) -> None:
-        self.actors[name].drain.remote()
+        self._ray.get(self.actors[name].drain.remote(LOAD), timeout=_ASK_S)
+        if name in self.known:
+            status, key = self.known[name]
+            self.known[name] = replace(status, drained_for=LOAD), key
+
+    def leaving(self) -> str:
+        found = (name for name, (status, _) in self.known.items() if status.drained_for == LOAD)
+        return next(found, "")
 
     def is_stopped(self, name: str) -> bool:
-        return name in self.known and self.known[name][0].state == STOPPED
+        # Nor does a node end requests whose machine has gone.
+        hosts = {str(one["NodeManagerAddress"]) for one in self._ray.nodes() if one["Alive"]}
+        return self.known[name][0].state == STOPPED or self.plan.hosts[name] not in hosts
 
     def remove(self, name: str) -> None:
         self._ray.kill(self.actors.pop(name))

@@ -25,18 +25,24 @@ class Nodes(Protocol):
     def start(self, name: str) -> bool:
         """Start the node on a machine with room; False if there is none."""
 
+    def are_serving(self) -> bool:
+        """Whether every node takes requests."""
+
     def drain(self, name: str) -> None:
-        """Take the node out of the fleet, end its requests, and stop it."""
+        """Take the node out of the fleet for good, end its requests, and stop it."""
+
+    def leaving(self) -> str:
+        """A node that was drained in this way, by this scaler or one before it, and is still there; empty: none."""
 
     def is_stopped(self, name: str) -> bool:
-        """Whether the node has ended."""
+        """Whether the leaving node has ended."""
 
     def remove(self, name: str) -> None:
         """Let go of a node that has ended, so that its machine is free."""
 
 
 class NodeScaler:
-    """One thread calls `step`, about once a second. log: takes each line."""
+    """One thread calls `step`, about once a second. Which node is leaving, `nodes` knows. log: takes each line."""
 
     def __init__(self, nodes: Nodes, limits: NodeLimits, log: Log, clock: Callable[[], float] = time.monotonic) -> None:
         self._nodes = nodes
@@ -45,20 +51,19 @@ class NodeScaler:
         self._clock = clock
         self._requested = 0
         self._fewer_since: float | None = None
-        self._leaving = ""
         self._said = ""
 
     def step(self, demands: Mapping[str, WorkerDemand]) -> None:
         """Do what is due, one node at a time. demands: by front, the workers that it wants; empty if unknown."""
-        if self._leaving:
-            if not self._nodes.is_stopped(self._leaving):
+        if leaving := self._nodes.leaving():
+            if not self._nodes.is_stopped(leaving):
                 return
-            self._nodes.remove(self._leaving)
-            self._log(f"{self._leaving}: has ended its requests and is gone")
-            self._leaving = ""
+            self._nodes.remove(leaving)
+            self._log(f"{leaving}: has ended its requests and is gone")
         names = sorted(self._nodes.names(), key=node_number)
         needed, now = node_count.needed_nodes(demands.values()), self._clock()
-        if not 0 < needed < len(names):
+        # What the fronts need now is served by the nodes that serve: none of them goes while another is away.
+        if not 0 < needed < len(names) or not self._nodes.are_serving():
             self._fewer_since = None
         elif self._fewer_since is None:
             self._fewer_since = now
@@ -70,8 +75,8 @@ class NodeScaler:
             self._add(names, target, demands)
         elif target < len(names):
             self._nodes.drain(names[-1])
-            self._leaving, self._fewer_since = names[-1], None
-            self._log(f"{self._leaving}: drained, {target} nodes are enough: {_format(demands)}")
+            self._fewer_since = None
+            self._log(f"{names[-1]}: drained, {target} nodes are enough: {_format(demands)}")
 
     def _add(self, names: Sequence[str], target: int, demands: Mapping[str, WorkerDemand]) -> None:
         name = next(name for name in node_names(self._limits.most) if name not in names)
@@ -89,5 +94,8 @@ class NodeScaler:
 
 
 def _format(demands: Mapping[str, WorkerDemand]) -> str:
-    wanted = (f"{name} wants {one.workers} workers, {one.per_node} a node" for name, one in demands.items())
-    return ", ".join(wanted) or "by min_nodes and max_nodes"
+    return ", ".join(f"{name} wants {_amount(one)}" for name, one in demands.items()) or "by min_nodes and max_nodes"
+
+
+def _amount(demand: WorkerDemand) -> str:
+    return f"{demand.workers} workers, {demand.per_node} a node" if demand.per_node > 1 else f"{demand.workers} nodes"

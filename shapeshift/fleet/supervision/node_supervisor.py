@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from shapeshift import files
 from shapeshift.backoff import Backoff
 from shapeshift.errors import ShapeshiftError
+from shapeshift.fleet.supervision import node_record
 from shapeshift.fleet.supervision.node_process import NodeCommand, NodeProcess
+from shapeshift.fleet.supervision.node_record import LOAD, OPERATOR, NodeRecord
 from shapeshift.triton.embedded.run_record import Identity
 
 # STARTING: not ready yet, or ended and about to be started again. READY: was ready once and has not ended; its own
@@ -23,13 +26,15 @@ LEAVE_S = 4.0
 @dataclass(frozen=True)
 class NodeStatus:
     """state: as above; pid: of `shapeshift serve`, 0 without one; starts: how often this supervisor started it;
-    problem: why it is not ready, as far as known; build: the folder that it serves from."""
+    problem: why it is not ready, as far as known; build: the folder that it serves from; drained_for: OPERATOR or LOAD,
+    empty for a node that is to run."""
 
     state: str
     pid: int = 0
     starts: int = 0
     problem: str = ""
     build: str = ""
+    drained_for: str = ""
 
     @property
     def is_member(self) -> bool:
@@ -38,28 +43,39 @@ class NodeStatus:
 
 
 class NodeSupervisor:
-    """Works on a thread of its own until `close`, which leaves the node running. leave_s: between the moment at which
-    a node that is drained is no member any more and its stop."""
+    """Works on a thread of its own until `close`, which leaves the node running.
 
-    def __init__(self, command: NodeCommand, leave_s: float = LEAVE_S, period_s: float = _PERIOD_S) -> None:
+    It goes on where the last supervisor of the node has ended: with a node that runs as it is served, with one that is
+    drained until that is done. continues: whether it stands for the last one, so that a node that has ended is served
+    as before, not as `command` says. leave_s: between the moment at which a node that is drained is no member any more
+    and its stop.
+    """
+
+    def __init__(
+        self, command: NodeCommand, continues: bool = False, leave_s: float = LEAVE_S, period_s: float = _PERIOD_S
+    ) -> None:
         self._leave_s = leave_s
         self._period_s = period_s
         self._lock = threading.Lock()
-        self._process = NodeProcess(command)
-        self._wanted = True
-        self._leaves_at: float | None = None
+        known = node_record.read(command.name, command.file)
+        if known is None or not (continues or known.is_kept):
+            known = NodeRecord(command)
+        self._process = NodeProcess(known.command)
+        self._drained_for = known.drained_for
+        self._leaves_at: float | None = time.monotonic() + leave_s if known.drained_for else None
         self._told = False
         self._ready: Identity | None = None
         self._starts, self._started_at, self._start_at = 0, 0.0, 0.0
         self._backoff = Backoff()
         self._status = NodeStatus(STARTING, build=str(command.build))
         self._closed = threading.Event()
+        self._remember()
         self._thread = threading.Thread(target=self._run, name="supervisor", daemon=True)
         self._thread.start()
 
     def status(self) -> NodeStatus:
         """The state found last, at most a period old."""
-        return self._status
+        return replace(self._status, drained_for=self._drained_for)
 
     @property
     def command(self) -> NodeCommand:
@@ -73,12 +89,18 @@ class NodeSupervisor:
             file.parent.mkdir(parents=True, exist_ok=True)
             files.replace_text(file, text, durable=False)
 
-    def drain(self) -> None:
-        """Leave the fleet, end the requests in flight, and stop. Returns at once; nothing if it is stopped already."""
+    def drain(self, reason: str = OPERATOR) -> None:
+        """Leave the fleet, end the requests in flight, and stop. Returns at once. reason: LOAD takes precedence."""
         with self._lock:
-            if self._wanted:
-                self._wanted, self._told = False, False
-                self._leaves_at = time.monotonic() + self._leave_s
+            if not self._drained_for:
+                self._told, self._leaves_at = False, time.monotonic() + self._leave_s
+            if reason == LOAD or not self._drained_for:
+                self._drained_for = reason
+                self._remember()
+
+    def forget(self) -> None:
+        """Leave nothing for the next supervisor: the node is no longer one of the fleet. Raises OSError."""
+        node_record.forget(self._process.command.file)
 
     def start(self, command: NodeCommand | None = None) -> None:
         """Start a node that was drained, with `command` in place of the last one if it is given.
@@ -86,18 +108,20 @@ class NodeSupervisor:
         Raises ShapeshiftError while it is still running.
         """
         with self._lock:
-            if self._wanted:
+            if not self._drained_for:
                 return
             if self._process.identity is not None:
                 raise ShapeshiftError(f"node {self._process.command.name} is still stopping")
             if command is not None:
                 self._process = NodeProcess(command)
-            self._wanted, self._backoff, self._start_at = True, Backoff(), 0.0
+            self._drained_for, self._backoff, self._start_at = "", Backoff(), 0.0
+            self._remember()
 
     def kill(self) -> None:
         """Stop at once: requests in flight are lost."""
         with self._lock:
-            self._wanted = False
+            self._drained_for = OPERATOR
+            self._remember()
             self._process.kill()
 
     def close(self) -> None:
@@ -110,7 +134,7 @@ class NodeSupervisor:
             with self._lock:
                 problem = ""
                 try:
-                    state = self._keep() if self._wanted else self._end()
+                    state = self._end() if self._drained_for else self._keep()
                 except (ShapeshiftError, OSError) as error:
                     state, problem = STARTING, str(error)
                 running = self._process.identity
@@ -146,3 +170,8 @@ class NodeSupervisor:
             self._process.terminate()
             self._told = True
         return STOPPING
+
+    def _remember(self) -> None:
+        # Where the disk is full, only the next supervisor does not know it.
+        with contextlib.suppress(OSError):
+            node_record.write(NodeRecord(self._process.command, self._drained_for))

@@ -60,7 +60,7 @@ class FleetPlan:
         own, number = self.settings, node_number(name)
         grpc, metrics = f"{host}:{own.grpc_port + number}", f"https://{host}:{own.metrics_port + number}/metrics"
         build = self.folder / own.build
-        command = NodeCommand(name, self.home / name / _FLEET_FILE, build, tuple(shlex.split(own.serve)))
+        command = NodeCommand(name, fleet_file_of(self.home, name), build, tuple(shlex.split(own.serve)))
         contents = {} if self.given_tls is not None else made_files(self.home, name, [host])
         node = Node(name, Endpoint(grpc, tls_of(self.given_tls, name)), metrics, command.run_directory / "key")
         return replace(self, nodes=(*self.nodes, NodePlan(node, command, host, contents)))
@@ -77,6 +77,11 @@ class FleetPlan:
         nodes = [one.node for one in self.nodes if one.node.name in members]
         chosen = [Node(node.name, node.grpc, node.metrics, (keys or {}).get(node.name)) for node in nodes]
         return fleet_file.text(self.name, tls_of(self.given_tls, reader), chosen)
+
+
+def fleet_file_of(home: Path, name: str) -> Path:
+    """The fleet file that the processes of the node read. home: as `FleetPlan.home`."""
+    return home / name / _FLEET_FILE
 
 
 def node_names(count: int) -> list[str]:
@@ -124,8 +129,9 @@ def make_plan(
     own = written.read(fleet.source.get("ray", {}))
     placed = dict(placed or {})
     found = FleetPlan(fleet.name, folder, own, (), fleet.tls)
-    # Nodes that were added since stay.
-    names = node_names(own.nodes) + [name for name in placed if own.nodes <= node_number(name) < own.limits.most]
+    # Nodes that were added since stay, and none is missing among them.
+    added = [node_number(name) + 1 for name in placed if node_number(name) < own.limits.most]
+    names = node_names(max([own.nodes, *added]))
     for name in names:
         if name not in placed:
             # Nodes beyond the room are placed all the same: Ray starts them once there is some.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
@@ -12,10 +13,10 @@ from shapeshift import files
 from shapeshift.errors import InvalidInputError, NotFoundError, ShapeshiftError, TimedOutError, did_you_mean
 from shapeshift.fleet import settings as fleet_settings
 from shapeshift.fleet.membership import written
+from shapeshift.fleet.supervision import node_record, ray_nodes
 from shapeshift.fleet.supervision import plan as plans
-from shapeshift.fleet.supervision import ray_nodes
 from shapeshift.fleet.supervision.cluster import Cluster
-from shapeshift.fleet.supervision.fleet_actor import FLEET_ACTOR, SIDECAR, FleetActor
+from shapeshift.fleet.supervision.fleet_actor import FLEET_ACTOR, HOLD_S, SIDECAR, FleetActor
 from shapeshift.fleet.supervision.node_actor import write_private
 from shapeshift.fleet.supervision.node_process import NodeCommand, NodeProcess
 from shapeshift.fleet.supervision.node_supervisor import READY, STOPPED, NodeStatus
@@ -88,16 +89,20 @@ class RayFleet:
         made.remote(plan, actors, own, plan_period_s, authority)
 
     def plan(self) -> FleetPlan:
-        """The nodes that the file asks for and those that were added, on their machines; raises as `make_plan`."""
+        """The nodes that the file asks for and those that were added, on their machines; raises as `make_plan`.
+
+        Under a new head these are the nodes that run.
+        """
         room = ray_nodes.rooms(self._ray, self.settings)
-        return plans.make_plan(self._fleet, self._file.parent, room, self._hosts())
+        placed = self._hosts() or ray_nodes.kept_nodes(self._ray, self._home, self.settings)
+        return plans.make_plan(self._fleet, self._file.parent, room, placed)
 
     def write_nodes_file(self, plan: FleetPlan) -> None:
         """Write the fleet file for commands on this machine, and beside it what they show themselves with."""
         file = self._file.parent / self.settings.nodes_file
         write_private(file.parent, {} if plan.given_tls else plans.made_files(self._home, OPERATOR))
         keys = {one.node.name: one.node.key_file for one in plan.nodes if one.node.key_file is not None}
-        files.replace_text(file, plan.fleet_file(self.names, OPERATOR, keys))
+        files.replace_text(file, plan.fleet_file(list(plan.hosts), OPERATOR, keys))
 
     def statuses(self, names: Iterable[str] = ()) -> dict[str, NodeStatus]:
         """The state of the nodes, all without `names`; of one whose supervisor does not answer, none."""
@@ -114,13 +119,18 @@ class RayFleet:
         return found
 
     def wait(self, names: Iterable[str], state: str, timeout_s: float, say: Say) -> None:
-        """Wait until each of the nodes is in `state`, and say which one is. Raises TimedOutError naming the others."""
+        """Wait until each of the nodes is in `state`, and say which one is. Raises TimedOutError naming the others.
+
+        A node that is drained is not waited for to be ready.
+        """
         deadline, left = time.monotonic() + timeout_s, list(names)
         while left:
             found = self.statuses(left)
-            for name in [name for name in left if name in found and found[name].state == state]:
-                say(f"{name}: {state}\n")
-                left.remove(name)
+            for name, status in found.items():
+                is_drained = bool(status.drained_for) and state == READY
+                if status.state == state or is_drained:
+                    say(f"{name}: {'is drained' if is_drained else state}\n")
+                    left.remove(name)
             if left and time.monotonic() > deadline:
                 problems = [f"{name} ({found[name].problem if name in found else 'no supervisor'})" for name in left]
                 raise TimedOutError(f"not {state} after {timeout_s:g} s: {', '.join(problems)}")
@@ -170,32 +180,52 @@ class RayFleet:
             self._stop_left(timeout_s, say)
             return
         self.connect()
-        if self.settings.is_scaled:
-            with contextlib.suppress(ShapeshiftError):
-                self._call(self._actor(FLEET_ACTOR).hold_nodes, True)
-            ray_nodes.request(self.settings, 0)
         names = plans.node_names(self.settings.limits.most)
         found = self.statuses(names)
-        for name in found:
-            self._call(self._actor(name).drain)
         try:
-            self.wait(found, STOPPED, timeout_s, say)
+            with self.nodes_held():
+                if self.settings.is_scaled:
+                    ray_nodes.request(self.settings, 0)
+                for name in found:
+                    self._call(self._actor(name).drain)
+                self.wait(found, STOPPED, timeout_s, say)
         finally:
-            for name in (FLEET_ACTOR, *names):
-                with contextlib.suppress(ShapeshiftError, ValueError):
+            with contextlib.suppress(ShapeshiftError):
+                self._ray.kill(self._actor(FLEET_ACTOR))
+            for name in names:
+                with contextlib.suppress(ShapeshiftError):
+                    if name in found:
+                        self._call(self._actor(name).forget)
                     self._ray.kill(self._actor(name))
             self._ray.shutdown()
             self._cluster.stop()
 
     @contextlib.contextmanager
     def nodes_held(self) -> Iterator[None]:
-        """Within the block, nodes are neither added nor taken away for the load."""
-        actor = self._actor(FLEET_ACTOR)
-        self._call(actor.hold_nodes, True)
+        """Within the block, nodes are neither added nor taken away for the load.
+
+        The hold is renewed: it ends soon after this process, and a new actor is told of it.
+        """
+        ended = threading.Event()
+        renewal = threading.Thread(target=self._renew_hold, args=(ended,), name="hold", daemon=True)
+        self._hold(HOLD_S)
+        renewal.start()
         try:
             yield
         finally:
-            self._call(actor.hold_nodes, False)
+            ended.set()
+            # A renewal that waits for an actor ends with its time limit.
+            renewal.join()
+            self._hold(0.0)
+
+    def _renew_hold(self, ended: threading.Event) -> None:
+        while not ended.wait(HOLD_S / 5):
+            self._hold(HOLD_S)
+
+    def _hold(self, seconds: float) -> None:
+        # An actor that is being started again holds the nodes at first, and is told by the next call.
+        with contextlib.suppress(ShapeshiftError):
+            self._call(self._actor(FLEET_ACTOR).hold_nodes, seconds)
 
     def _require(self, name: str) -> str:
         if name not in self.names:
@@ -205,8 +235,11 @@ class RayFleet:
 
     def _stop_left(self, timeout_s: float, say: Say) -> None:
         build = self._file.parent / self.settings.build
-        names = plans.node_names(self.settings.limits.most)
-        left = [NodeProcess(NodeCommand(name, self._file, build)) for name in names]
+        left = []
+        for name in plans.node_names(self.settings.limits.most):
+            file = plans.fleet_file_of(self._home, name)
+            known = node_record.read(name, file)
+            left.append(NodeProcess(known.command if known else NodeCommand(name, file, build)))
         deadline = time.monotonic() + timeout_s
         for one in left:
             one.terminate()
@@ -214,6 +247,7 @@ class RayFleet:
             while one.identity is not None and time.monotonic() < deadline:
                 time.sleep(_POLL_S)
             one.kill()
+            node_record.forget(one.command.file)
             say(f"{one.command.name}: {STOPPED}\n")
 
     @property

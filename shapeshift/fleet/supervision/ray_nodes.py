@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from shapeshift.fleet.membership.written import RaySettings
+from shapeshift.fleet.supervision import node_record
 from shapeshift.fleet.supervision import plan as plans
 from shapeshift.fleet.supervision.node_actor import NodeActor
 from shapeshift.fleet.supervision.plan import FleetPlan, NodePlan
 
+_ANSWER_S = 60.0
 # An actor's process gets it from Ray; the raylet of a cluster that others have started may lack it.
 _ENVIRONMENT = {"env_vars": {"RAY_kill_child_processes_on_worker_exit": "0"}}
 
@@ -18,6 +22,24 @@ def rooms(ray: Any, settings: RaySettings) -> dict[str, int]:
     """By address, for how many nodes the present machines have room; see `plan.rooms`."""
     alive = ((str(one["NodeManagerAddress"]), one["Resources"]) for one in ray.nodes() if one["Alive"])
     return plans.rooms(alive, settings)
+
+
+def kept_nodes(ray: Any, home: Path, settings: RaySettings) -> dict[str, str]:
+    """By node that a lost head has left on a present machine, the machine's address.
+
+    home: folder of every machine for the files of its nodes. A machine that does not answer within a minute has none.
+    """
+    files = [(name, plans.fleet_file_of(home, name)) for name in plans.node_names(settings.limits.most)]
+    asked = {}
+    for host in sorted({str(one["NodeManagerAddress"]) for one in ray.nodes() if one["Alive"]}):
+        ask = ray.remote(node_record.kept_here).options(num_cpus=0, resources={f"node:{host}": 0.001})
+        asked[host] = ask.remote(files, host)
+    ray.wait(list(asked.values()), num_returns=len(asked), timeout=_ANSWER_S)
+    found: dict[str, str] = {}
+    for host, answer in asked.items():
+        with contextlib.suppress(ray.exceptions.RayError):
+            found |= dict.fromkeys(ray.get(answer, timeout=0), host)
+    return found
 
 
 def lasting(name: str) -> Mapping[str, Any]:
