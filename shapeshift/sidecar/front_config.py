@@ -70,14 +70,10 @@ class Front:
         return shared | made | {"manifest_sha256": self.engines}
 
     @property
-    def has_target(self) -> bool:
-        """Whether its tail latency says how many workers it wants."""
-        return self.has_workers and self.settings.slo_ms > 0 and not self.settings.worker_pool
-
-    @property
     def is_scaled(self) -> bool:
         """Whether the number of workers follows the tail latency."""
-        return self.has_target and self.max_workers > self.min_workers
+        has_target = self.has_workers and self.settings.slo_ms > 0 and not self.settings.worker_pool
+        return has_target and self.max_workers > self.min_workers
 
     def worker_number(self, model: str) -> int | None:
         """The number of a worker model of this front; None for any other model."""

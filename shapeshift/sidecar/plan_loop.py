@@ -69,7 +69,6 @@ class PlanLoop:
             return None
         if self._journal.clear("server", "server"):
             self._journal.log("server", "server", "answers again")
-        self._demands.keep(server.fronts)
         for model, problem in server.problems.items():
             self._journal.log_once("config", model, problem)
         for group in pools.group_fronts(server.fronts.values()):
@@ -81,6 +80,7 @@ class PlanLoop:
             # At most one of these per step: the next step reads the result.
             if not adopted and not self._restore(group, server) and not server.pending:
                 self._plan_or_scale(group, server, page)
+        self._demands.step(server, page, bool(self._actuator.blocked))
         self._answered = server.nodes
         fronts = [model for front in server.fronts.values() for model in front.models]
         ready = [worker.name for workers in server.workers.values() for worker in workers if worker.is_ready]
@@ -207,7 +207,7 @@ class PlanLoop:
     def _scale(self, front: Front, server: ServerModels, page: MetricsPage) -> None:
         state = self._fronts[front.name]
         before = state.scale_page
-        if not front.has_target or before is None or page.at - before.at < self._settings.scale_period_s:
+        if not front.is_scaled or before is None or page.at - before.at < self._settings.scale_period_s:
             return
         state.scale_page = page
         traffic = observe.traffic_of(front.models, before, page)
@@ -216,10 +216,7 @@ class PlanLoop:
         elif state.fast_since is None:
             state.fast_since = before.at
         fast_since_s = 0.0 if state.fast_since is None else page.at - state.fast_since
-        wanted = decide.wanted_workers(front, traffic, fast_since_s, len(state.target))
-        self._demands.record(front, None if self._actuator.blocked else wanted)
-        if not front.is_scaled:
-            return
+        self._demands.record(front, decide.wanted_workers(front, traffic, fast_since_s, len(state.target)))
         alive = {worker for worker in state.target if observe.was_alive(worker, before, page)}
         spare = in_order(front, _spare(server.workers[front.name]), state.target, ())
         action, reason = decide.decide_scaling(front, traffic, fast_since_s, state.target, spare, alive)

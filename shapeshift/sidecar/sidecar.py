@@ -53,7 +53,7 @@ class Sidecar:
         self._health = HealthLoop(scrape, control, actuator, self._journal, ProcessTracker(_is_local(settings)))
         reader = FleetModelReader(connections, presence, limit_s)
         is_told = bool(settings.fleet) and not settings.dry_run
-        demands = Demands(settings.run_directory / DEMAND_FILE if is_told else None)
+        demands = Demands(settings.run_directory / DEMAND_FILE if is_told else None, settings.scale_period_s)
         self._plan = PlanLoop(settings, reader, actuator, self._journal, lambda: self._health.page, demands)
         self._has_solver = False
         self._stop = threading.Event()

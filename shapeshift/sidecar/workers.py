@@ -57,7 +57,8 @@ class ServerModels:
 
     fronts: the loaded ones; workers: the worker models of each front, by node and number; states: of every model;
     problems: by model, why it is ignored. nodes: those that have answered and are not gone; pending: those that have
-    not answered this time, but are not gone either.
+    not answered this time, but are not gone either. objectives: of every loaded model that is neither front nor worker
+    of a placement, its latency objective `slo_ms`, 0 without.
     """
 
     fronts: Mapping[str, Front] = field(default_factory=dict)
@@ -66,6 +67,7 @@ class ServerModels:
     problems: Mapping[str, str] = field(default_factory=dict)
     nodes: frozenset[str] = frozenset()
     pending: frozenset[str] = frozenset()
+    objectives: Mapping[str, float] = field(default_factory=dict)
 
 
 class ServerModelReader:
@@ -89,16 +91,20 @@ class ServerModelReader:
         self._configs = {model: found for model, found in self._configs.items() if states.get(model) == READY}
         problems: dict[str, str] = {}
         fronts: dict[str, Front] = {}
+        objectives: dict[str, float] = {}
         for model, state in states.items():
-            parameters = (self._parameters(model) or {}) if state == READY else {}
-            if "placement" not in parameters or "worker_of" in parameters:
+            parameters = self._parameters(model) if state == READY else None
+            if parameters is None or "worker_of" in parameters:
+                continue
+            if "placement" not in parameters:
+                objectives[model] = _objective_ms(parameters)
                 continue
             try:
                 fronts[model] = read_front(model, parameters)
             except ShapeshiftError as error:
                 problems[model] = f"ignored: {error}"
         workers = {name: self._workers(front, states, problems) for name, front in fronts.items() if front.has_workers}
-        return ServerModels(fronts, workers, states, problems)
+        return ServerModels(fronts, workers, states, problems, objectives=objectives)
 
     def _workers(self, front: Front, states: Mapping[str, str], problems: dict[str, str]) -> tuple[Worker, ...]:
         numbered = [(number, model) for model in states if (number := front.worker_number(model)) is not None]
@@ -128,6 +134,15 @@ class ServerModelReader:
             except ShapeshiftError:
                 return None
         return self._configs[model]
+
+
+def _objective_ms(parameters: Mapping[str, str]) -> float:
+    """What the model's own process refuses is no objective."""
+    try:
+        stated = float(parameters.get("slo_ms") or 0.0)
+    except ValueError:
+        return 0.0
+    return stated if 0 < stated < float("inf") else 0.0
 
 
 def _states(index: list[ModelState]) -> dict[str, str]:

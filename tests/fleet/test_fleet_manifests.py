@@ -17,6 +17,7 @@ from shapeshift.fleet.environment import FLEET_FILE_VARIABLE, NODE_VARIABLE
 from shapeshift.fleet.manifests.render import KINDS, render
 from shapeshift.fleet.manifests.settings import ManifestSettings
 from shapeshift.fleet.membership import dns, written
+from shapeshift.fleet.policy.node_count import NodeLimits
 from tests.docs.docs_pages import PROJECT
 from tests.docs.docs_sources import declared_metrics
 from tests.schema_faults import faults
@@ -184,7 +185,12 @@ def test_the_file_of_ray_is_read(capsys: pytest.CaptureFixture[str]) -> None:
     (cluster,) = of_kind(found, "RayCluster")
     assert own.address == f"{cluster['metadata']['name']}-head-svc:6379", "KubeRay's name of the head's Service"
     (group,) = cluster["spec"]["workerGroupSpecs"]
-    assert own.nodes == group["minReplicas"] == 3
+    assert own.limits == NodeLimits(group["minReplicas"], group["maxReplicas"]) == NodeLimits(3, 5)
+    assert own.nodes == group["replicas"] == 3
+    assert own.is_scaled and cluster["spec"]["enableInTreeAutoscaling"] is True
+    # As many pods as nodes: none has room for two of them, the head for none.
+    assert float(group["rayStartParams"]["num-cpus"]) == own.cpus > 0
+    assert cluster["spec"]["headGroupSpec"]["rayStartParams"]["num-cpus"] == "0"
     assert own.gpus == 2.0
     (container,) = group["template"]["spec"]["containers"]
     mounts = [Path(one["mountPath"]) for one in container["volumeMounts"] if not one.get("readOnly")]

@@ -15,6 +15,7 @@ from shapeshift.sidecar.observe import (
     LATENCIES,
     LENGTHS,
     OUTSTANDING,
+    RUNNING,
     STALLED,
     TIMEOUTS,
     WAITING,
@@ -142,6 +143,9 @@ def samples(model: str, pid: int, heartbeat: float, **more: Mapping[str, float])
         "outstanding": (OUTSTANDING, "worker"),
         "timeouts": (TIMEOUTS, "worker"),
         "waiting": (WAITING, "none"),
+        "running": (RUNNING, "none"),
+        "slots": ("shapeshift_slots", "none"),
+        "kv_usage": ("shapeshift_kv_cache_usage", "none"),
         "stalled": (STALLED, "thread"),
     }
     own = {("model", model), ("pid", str(pid))}

@@ -60,7 +60,7 @@ class Case:
             self.actuator,
             journal,
             lambda: self.page,
-            Demands(None),
+            Demands(None, 10.0),
             lambda: self.now,
         )
 

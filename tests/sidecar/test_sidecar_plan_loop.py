@@ -12,7 +12,7 @@ from shapeshift.sidecar.nodes.demands import Demands
 from shapeshift.sidecar.observe import MetricsPage
 from shapeshift.sidecar.plan_loop import PlanLoop
 from shapeshift.sidecar.settings import SidecarSettings
-from tests.sidecar.fakes import FakeServer, cumulative, page, samples
+from tests.sidecar.fakes import FakeServer, config, cumulative, page, samples
 from tests.sidecar.fleet import single
 
 Lengths = dict[float, float]
@@ -41,9 +41,8 @@ class Case:
         journal = Journal(self.log.append, self.report.update, {})
         fleet = single(self.server)
         actuator = Actuator(fleet.control, (), journal, lambda: self.blocked, 300.0)
-        self.loop = PlanLoop(
-            self.settings, fleet.reader, actuator, journal, self.page, Demands(self.demand_file), lambda: self.now
-        )
+        demands = Demands(self.demand_file, self.settings.scale_period_s)
+        self.loop = PlanLoop(self.settings, fleet.reader, actuator, journal, self.page, demands, lambda: self.now)
         self.actuator = actuator
 
     def page(self) -> MetricsPage:
@@ -318,7 +317,7 @@ def test_slow_answers_add_workers_and_fast_answers_release_them() -> None:
 def test_a_front_says_how_many_workers_it_wants_beyond_those_that_there_are(tmp_path: Path) -> None:
     file = tmp_path / "demand.json"
     server = FakeServer()
-    server.add_front(workers=2, min_workers=2, max_workers=2)
+    server.add_front(workers=2, min_workers=1, max_workers=2)
     case = Case(server)
     case.demand_file = file
     case.begin()
@@ -327,12 +326,33 @@ def test_a_front_says_how_many_workers_it_wants_beyond_those_that_there_are(tmp_
     case.period(10.0, latencies={300.0: 100.0})
     assert len(server.bins()) == 2
     assert worker_demand.read(file) == {"enc": WorkerDemand(3, 2)}
-    for _ in range(8):
+    for _ in range(16):
         case.period(10.0, latencies={150.0: 100.0})
-    assert worker_demand.read(file) == {"enc": WorkerDemand(1, 2)}, "below what the present nodes may have, too"
+    assert len(server.bins()) == 1
+    assert worker_demand.read(file) == {"enc": WorkerDemand(1, 2)}
     case.blocked = "frozen"
     case.period(10.0, latencies={150.0: 100.0})
     assert worker_demand.read(file) == {}
+
+
+def test_fronts_with_workers_that_do_not_follow_the_load_want_nodes(tmp_path: Path) -> None:
+    server = FakeServer()
+    server.add_front("fixed", workers=2, min_workers=2, max_workers=2)
+    for name in ("busy", "calm"):
+        server.add_front(name, worker_pool="cpu", pool_workers=4, workers=2, min_workers=1, max_workers=4)
+    server.files["inline"] = server.loaded["inline"] = config("inline", placement="inline", slo_ms=300)
+    case = Case(server)
+    case.demand_file = tmp_path / "demand.json"
+    case.begin()
+    case.step()
+    case.step()
+    wanted = {}
+    for name in ("fixed", "busy", "inline"):
+        case.period(10.0, front=name, latencies={300.0: 100.0})
+        wanted[name] = worker_demand.read(case.demand_file)[name]
+    assert wanted == dict.fromkeys(("fixed", "busy", "inline"), WorkerDemand(2, 1))
+    case.period(10.0, front="calm", latencies={150.0: 100.0})
+    assert worker_demand.read(case.demand_file)["calm"] == WorkerDemand(1, 1)
 
 
 def test_a_pool_moves_workers_to_the_busy_front() -> None:

@@ -65,7 +65,7 @@ def test_workers_are_wanted_beyond_the_limits_of_the_front() -> None:
     assert wanted_workers(FRONT, fast, 59.0, 4) == 4
     assert wanted_workers(FRONT, fast, 60.0, 4) == 3
     assert wanted_workers(FRONT, fast, 60.0, 1) == 1
-    assert wanted_workers(FRONT, Traffic(10, waiting=1), 60.0, 4) is None
+    assert wanted_workers(FRONT, Traffic(10, waiting=1), 60.0, 4) == 4, "unknown"
 
 
 def test_workers_with_all_bins() -> None:

@@ -73,6 +73,7 @@ def merged(found: Mapping[str, ServerModels], pending: frozenset[str] = frozense
     """The models of these nodes under qualified names. pending: see ServerModels."""
     problems = {qualified(node, name): text for node, own in found.items() for name, text in own.problems.items()}
     states = {qualified(node, name): state for node, own in found.items() for name, state in own.states.items()}
+    objectives = {qualified(node, name): ms for node, own in found.items() for name, ms in own.objectives.items()}
     fronts: dict[str, Front] = {}
     workers: dict[str, tuple[Worker, ...]] = {}
     for name in sorted({name for own in found.values() for name in own.fronts}):
@@ -87,7 +88,7 @@ def merged(found: Mapping[str, ServerModels], pending: frozenset[str] = frozense
                 for node in kept
                 for worker in found[node].workers.get(name, ())
             )
-    return ServerModels(fronts, workers, states, problems, frozenset(found), pending)
+    return ServerModels(fronts, workers, states, problems, frozenset(found), pending, objectives)
 
 
 def _joined(common: Front, on_nodes: Mapping[str, Front]) -> Front:

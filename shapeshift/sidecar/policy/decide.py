@@ -159,14 +159,15 @@ def decide_scaling(
     return None, reason
 
 
-def wanted_workers(front: Front, traffic: Traffic, fast_since_s: float, workers: int) -> int | None:
-    """How many workers the tail latency asks for, beyond the front's limits too; None if it is unknown.
+def wanted_workers(front: Front, traffic: Traffic, fast_since_s: float, workers: int) -> int:
+    """How many workers the tail latency asks for, beyond the front's limits too.
 
-    One more or one fewer than the present `workers`, or as many: the nodes that can hold them are provided by others.
+    One more or one fewer than the present `workers`, or as many, also where it is unknown: the nodes that can hold them
+    are provided by others.
     """
     tail = tail_ms(traffic)
     if tail is None:
-        return None
+        return workers
     found = autoscale.decide(tail, front.settings.slo_ms, fast_since_s, [0] * workers, 1, workers + 1)
     return workers + {"out": 1, "keep": 0, "in": -1}[found.action]
 
