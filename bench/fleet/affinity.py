@@ -1,4 +1,7 @@
-"""Adapter affinity against round robin and least work, over three nodes: simulated, with the policies of the server."""
+"""Adapter affinity against round robin, chance and least work, over three nodes: simulated, with the server's policies.
+
+Chance shows what uneven arrivals cost: round robin deals requests more evenly than they come, affinity does not.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +21,7 @@ from shapeshift.simulate.adapter_fleet import Choose, first_s, run_fleet
 from shapeshift.simulate.adapter_pool import CacheOptions
 
 NODES = ("a", "b", "c")
-AFFINITY, ROUND_ROBIN, LEAST_WORK = "affinity", "round robin", "least work"
+AFFINITY, ROUND_ROBIN, LEAST_WORK, CHANCE = "affinity", "round robin", "least work", "chance"
 # Of the capacity of one node without a cache, times the number of nodes.
 _LOAD = 0.7
 
@@ -53,8 +56,13 @@ def _rules(regime: Regime) -> Mapping[str, Callable[[], Choose]]:
         turns = count()
         return lambda request, loads, own: NODES[next(turns) % len(NODES)]
 
+    def chance() -> Choose:
+        source = np.random.default_rng(0)
+        return lambda request, loads, own: NODES[source.integers(len(NODES))]
+
     return {
         ROUND_ROBIN: round_robin,
+        CHANCE: chance,
         LEAST_WORK: lambda: lambda request, loads, own: least_work(loads, own),
         AFFINITY: lambda: affinity,
     }
