@@ -18,6 +18,7 @@ PARTS: Choices[Callable[[Output, bool], None]] = Choices(
         "remote_call": "bench.fleet.remote_call:measure",
         "router_fronts": "bench.fleet.router_fronts:measure",
         "faults": "bench.fleet.faults.events:measure",
+        "members": "bench.fleet.faults.members:measure",
         "broken_link": "bench.fleet.broken_link:measure",
         "control": "bench.fleet.control:measure",
         "drift": "bench.fleet.drift:measure",

@@ -12,7 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bench.common.output import Output
-from bench.fleet.nodes import build_fronts, running_nodes
+from bench.fleet.nodes import Nodes, build_fronts, running_nodes
+from bench.fleet.packet_loss import netem_problem, packet_loss
 from bench.fleet.tcp_proxy import TcpProxy
 from shapeshift.errors import ShapeshiftError, TimedOutError
 from shapeshift.triton.async_client import AsyncClient, ModelCall
@@ -20,6 +21,7 @@ from shapeshift.triton.async_client import AsyncClient, ModelCall
 _FRONT = "encode"
 _PER_S = 40.0
 _LIMIT_S = 30.0
+_LOSS = 0.02
 _TEXTS = [np.full((1, 1 + number * 37 % 200), 101 + number * 977 % 20000, np.int64) for number in range(64)]
 
 
@@ -38,11 +40,20 @@ class Outcome:
 
 
 def measure(output: Output, quick: bool) -> None:
-    """A whole link, and one that delays, is cut, and is reset again and again, each for some seconds under load."""
-    seconds = 14.0 if quick else 60.0
+    """A whole link, and one that delays, loses packets, is cut, and is reset again and again, each for some seconds
+    under load: in plain text, and with mutual TLS."""
     build_fronts([_FRONT], time_scale="0.6", bins="64,128,256,512", max_queue_ms="0")
+    output.say(f"\n{_PER_S:g} texts/s, one worker on the front's node, one behind a TCP proxy; emulated engines")
+    problem = netem_problem()
+    if problem:
+        output.say(f"  loss of packets is not measured: {problem}")
+    for secured in (False, True):
+        _measure(output, 14.0 if quick else 60.0, secured, loses=not problem)
+
+
+def _measure(output: Output, seconds: float, secured: bool, loses: bool) -> None:
     models = dict.fromkeys(("a", "b"), (_FRONT, f"{_FRONT}_w00"))
-    with running_nodes(models) as nodes, TcpProxy(nodes.servers["b"].grpc_url) as proxy:
+    with running_nodes(models, secured) as nodes, TcpProxy(nodes.servers["b"].grpc_url) as proxy:
         nodes.state({"a": nodes.servers["a"].grpc_url, "b": proxy.address})
         nodes.wait_joined("a", _FRONT, 2)
 
@@ -61,34 +72,37 @@ def measure(output: Output, quick: bool) -> None:
                 proxy.reset()
                 time.sleep(1.0)
 
+        def lose() -> None:
+            with packet_loss(int(proxy.address.rpartition(":")[2]), _LOSS):
+                time.sleep(seconds)
+
         states: dict[str, Callable[[], None]] = {"whole": lambda: None}
         states |= {"100 ms more each way": delay, "cut for 10 s": cut, "reset each second": reset}
+        if loses:
+            states[f"{_LOSS:.0%} of the packets lost"] = lose
         outcomes = []
         for link, disturb in states.items():
             computed = nodes.total("b", "shapeshift_engine_rows_total")
-            load = _load(nodes.servers["a"].grpc_url, seconds, disturb)
-            found = asyncio.run(load)
+            found = asyncio.run(_load(nodes, seconds, disturb))
             there = int(nodes.total("b", "shapeshift_engine_rows_total") - computed)
             outcomes.append(_outcome(link, found, there))
             nodes.wait_joined("a", _FRONT, 2)
-    output.say(f"\n{_PER_S:g} texts/s, one worker on the front's node, one behind a TCP proxy; emulated engines")
-    output.say(
-        f"  {'link':22}{'requests':>9}{'failed':>7}{'wrong':>6}{'stuck':>6}{'p50 ms':>9}{'p98 ms':>9}{'there':>7}"
-    )
+    name = "mutual TLS" if secured else "plain text"
+    output.say(f"  {name:24}{'requests':>9}{'failed':>7}{'wrong':>6}{'stuck':>6}{'p50 ms':>9}{'p98 ms':>9}{'there':>7}")
     for one in outcomes:
         output.say(
-            f"  {one.link:22}{one.requests:9}{one.failed:7}{one.wrong:6}{one.stuck:6}"
+            f"  {one.link:24}{one.requests:9}{one.failed:7}{one.wrong:6}{one.stuck:6}"
             f"{one.p50_ms:9.1f}{one.p98_ms:9.1f}{one.there:7}"
         )
-    output.data["broken_link"] = [asdict(one) for one in outcomes]
+    output.data.setdefault("broken_link", {})[name] = [asdict(one) for one in outcomes]
 
 
 _Result = tuple[float, str]
 
 
-async def _load(url: str, seconds: float, disturb: Callable[[], None]) -> list[_Result]:
+async def _load(nodes: Nodes, seconds: float, disturb: Callable[[], None]) -> list[_Result]:
     """Seconds from the intended instant and the end of each request of an open loop: right, wrong, failed or stuck."""
-    client = AsyncClient(url)
+    client = AsyncClient(nodes.servers["a"].grpc_url, nodes.tls)
     wanted = [await _ask(client, ids) for ids in _TEXTS]
     begin = time.monotonic()
     disturbing = asyncio.ensure_future(asyncio.to_thread(disturb))

@@ -12,12 +12,12 @@ from bench.common.output import BUILD, FOLDER, empty
 from bench.polymorph.fleet import emulated_front
 from shapeshift.errors import ShapeshiftError
 from shapeshift.files import replace_text
-from shapeshift.fleet import fleet_file
+from shapeshift.fleet import certificates, fleet_file
 from shapeshift.fleet.environment import FLEET_FILE_VARIABLE, NODE_VARIABLE
 from shapeshift.fleet.node import Node
 from shapeshift.triton.embedded.free_ports import on_free_ports
 from shapeshift.triton.embedded.server import TritonServer
-from shapeshift.triton.endpoint import Endpoint
+from shapeshift.triton.endpoint import Endpoint, Tls
 from shapeshift.triton.metrics import Samples, scrape
 from shapeshift.triton.settings import ServerSettings
 
@@ -26,18 +26,24 @@ FILE = WORK_FOLDER / "fleet.toml"
 # An engine call of some microseconds, shared by texts that wait, as in `encode`.
 NO_LATENCY = {"time_scale": "0.0001", "bins": "64,512", "dynamic": "true", "packing": "true"}
 _READY_S = 300.0
+_TLS = WORK_FOLDER.resolve() / "tls"
 
 
 class Nodes:
-    """Running servers by the name of their node. A front is in the fleet under the addresses that `state` writes."""
+    """Running servers by the name of their node. A front is in the fleet under the addresses that `state` writes.
 
-    def __init__(self, servers: Mapping[str, TritonServer]) -> None:
+    tls: of who asks them, None for plain text.
+    """
+
+    def __init__(self, servers: Mapping[str, TritonServer], tls: Tls | None = None) -> None:
         self.servers = servers
+        self.tls = tls
 
     def state(self, addresses: Mapping[str, str]) -> None:
         """Let the fleet have these nodes, at these addresses of gRPC."""
         nodes = [Node(name, Endpoint(address), self.servers[name].metrics_url) for name, address in addresses.items()]
-        replace_text(FILE, fleet_file.text("bench", None, nodes), durable=False)
+        shown = None if self.tls is None else _tls("{node}")
+        replace_text(FILE, fleet_file.text("bench", shown, nodes), durable=False)
 
     def write_for_sidecar(self, file: Path) -> None:
         """Write a fleet file of all nodes that names the keys of their model control."""
@@ -74,12 +80,16 @@ def build_fronts(fronts: Sequence[str], **parameters: object) -> None:
 
 
 @contextmanager
-def running_nodes(models: Mapping[str, Sequence[str]]) -> Iterator[Nodes]:
-    """Servers for these nodes, each with a copy of what was built and these models loaded; all in one fleet."""
+def running_nodes(models: Mapping[str, Sequence[str]], secured: bool = False) -> Iterator[Nodes]:
+    """Servers for these nodes, each with a copy of what was built and these models loaded; all in one fleet.
+
+    secured: gRPC with mutual TLS, between nodes and with who asks them.
+    """
     with ExitStack() as stack:
         servers = {}
         for node, loaded in models.items():
             folder = WORK_FOLDER / node
+            shutil.rmtree(folder, ignore_errors=True)
             shutil.copytree(WORK_FOLDER / "build", folder)
             settings = ServerSettings(
                 repositories=(folder / "repository",),
@@ -89,12 +99,18 @@ def running_nodes(models: Mapping[str, Sequence[str]]) -> Iterator[Nodes]:
                 run_directory=folder / "run",
                 variables={FLEET_FILE_VARIABLE: str(FILE.resolve()), NODE_VARIABLE: node},
                 complete_configs=False,
+                tls=certificates.ensure(_TLS, node) if secured else None,
             )
             servers[node] = TritonServer(on_free_ports(settings))
-        nodes = Nodes(servers)
+        nodes = Nodes(servers, certificates.ensure(_TLS, "client") if secured else None)
         nodes.state({name: server.grpc_url for name, server in servers.items()})
         for server in servers.values():
             stack.enter_context(server)
         for server in servers.values():
             server.wait_ready(_READY_S)
         yield nodes
+
+
+def _tls(node: str) -> Tls:
+    """The files of a node, as `certificates` names them."""
+    return Tls(_TLS / "ca.pem", _TLS / f"{node}.pem", _TLS / f"{node}.key")

@@ -60,7 +60,9 @@ class TcpProxy:
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         there_reader, there_writer = await asyncio.open_connection(self._host, self._port)
         self._open |= {writer, there_writer}
-        await asyncio.gather(self._pass(reader, there_writer), self._pass(there_reader, writer))
+        # Cancelled at the end; asyncio would write a traceback for each connection.
+        with contextlib.suppress(asyncio.CancelledError):
+            await asyncio.gather(self._pass(reader, there_writer), self._pass(there_reader, writer))
         self._open -= {writer, there_writer}
 
     async def _pass(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
