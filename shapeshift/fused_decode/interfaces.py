@@ -7,7 +7,7 @@ it.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -42,6 +42,8 @@ class StepBatch:
                                   each; what lies behind the row's last token is any block. None: as many blocks as
                                   `max_length` tokens need belong to each slot, in order
     further  INT64 [n]            places in `tokens` of further tokens after which logits are wanted; None: none
+    fed      BOOL [total]         tokens that are not known here yet, whatever `tokens` says: each is the one that
+                                  `Runtime.feed` was given last for its row's slot. None: all are known
     """
 
     tokens: torch.Tensor
@@ -53,6 +55,7 @@ class StepBatch:
     spans: torch.Tensor | None = None
     blocks: torch.Tensor | None = None
     further: torch.Tensor | None = None
+    fed: torch.Tensor | None = None
 
 
 class Runtime(Protocol):
@@ -70,6 +73,9 @@ class Runtime(Protocol):
     eos_ids: frozenset[int]
     longest_step_s: float
     """Measured time of the largest piece of a prompt that one step computes, seconds; 0 where it was not measured."""
+    feed: Callable[[torch.Tensor], None] | None
+    """feed(tokens) says what was chosen for the wanted rows of the last step: INT64 [wanted rows], on the device. The
+    next step may then be given before these tokens are known here. None: each step waits for the last one's."""
 
     def ready(self) -> bool:
         """Whether `forward` computes at once; False while a part of the model is being started again.

@@ -44,9 +44,14 @@ class LoopMetrics:
         self.draft_tokens.add(drafted)
         self.accepted_tokens.add(accepted)
 
-    def observe_iteration(self, start: float, model: float, sampling: float, recording: float, end: float) -> None:
-        """Count one iteration by the instants, in seconds, at which it and its phases began and it ended."""
-        self.parts[MODEL].add((sampling - model) * 1e3)
+    def observe_iteration(
+        self, start: float, model: float, sampling: float, recording: float, end: float, waited: float
+    ) -> None:
+        """Count one iteration by the instants, in seconds, at which it and its phases began and it ended.
+
+        waited: seconds before the first phase and in the last one in which the model still computed.
+        """
+        self.parts[MODEL].add((sampling - model + waited) * 1e3)
         self.parts[SAMPLING].add((recording - sampling) * 1e3)
-        self.parts[REST].add((model - start + end - recording) * 1e3)
+        self.parts[REST].add((model - start + end - recording - waited) * 1e3)
         self.iteration_ms.observe((end - start) * 1e3)

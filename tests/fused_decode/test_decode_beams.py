@@ -164,7 +164,7 @@ def test_a_failed_iteration_costs_each_search_once() -> None:
     run = Run(ToyRuntime(slots=4))
     request = run.submit("abc", num_beams=3, max_tokens=9)
     run.loop.step()
-    run.loop._finish_running(RuntimeError("lost"))
+    run.loop._recorder.finish_running(RuntimeError("lost"))
     assert run.finished == [request] and run.loop.slots.free == 4
     run.loop.check_integrity()
     again = run.submit("abc", num_beams=3, max_tokens=9)

@@ -126,6 +126,7 @@ class Recorder:
         self.slots, self.blocks = model.slots, model.blocks
         self.eos_ids: frozenset[int] = frozenset()
         self.longest_step_s = 0.0
+        self.feed = None
         self.texts: list[tuple[torch.Tensor, int]] = []
         self._held: list[list[int]] = [[] for _ in range(model.slots)]
 

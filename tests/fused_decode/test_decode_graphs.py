@@ -7,13 +7,20 @@ import random
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
 from shapeshift.errors import UnsupportedError
-from shapeshift.fused_decode.interfaces import BLOCK_TOKENS
+from shapeshift.fused_decode.engine.blocks import BlockPool
+from shapeshift.fused_decode.engine.detokenize import TextStream
+from shapeshift.fused_decode.engine.loop import DecodeLoop
+from shapeshift.fused_decode.interfaces import BLOCK_TOKENS, StepBatch
 from shapeshift.fused_decode.model.cuda_runtime import GraphedModel
 from shapeshift.fused_decode.model.graphs.bounds import GraphBounds, bounds_of
+from shapeshift.fused_decode.policy.admission import FirstComeFirstServed
+from shapeshift.fused_decode.request import Request
+from shapeshift.fused_decode.sampling_params import SamplingParams
 from tests.fused_decode import families
 from tests.fused_decode.decode_models import FAMILIES, LONGEST, Tiny, batch, teacher_forced, texts
 
@@ -123,6 +130,60 @@ def test_with_and_without_graphs(tiny: Callable[[str], Tiny]) -> None:
     model.uses_graphs = False
     torch.testing.assert_close(graph, model.forward(step), atol=TOLERANCE, rtol=0)
     assert len(model._steps) == 1
+
+
+@pytest.mark.parametrize("uses_graphs", [True, False])
+def test_a_loop_that_launches_ahead_gives_the_tokens_of_one_that_waits(
+    tiny: Callable[[str], Tiny], uses_graphs: bool
+) -> None:
+    """Requests join and leave, and steps are mixed; all tokens are chosen as on a device."""
+    found = []
+    for ahead in (False, True):
+        model, rng = open_model(tiny("qwen3")), random.Random(20)
+        model.uses_graphs = uses_graphs
+        model.memory.fill_(float("nan"))
+        fed = launches(model)
+        if not ahead:
+            model.feed = None
+        found.append(generate(model, rng))
+        assert (len(fed) > 20) == ahead
+    assert found[0] == found[1] and len({tuple(one) for one in found[0]}) > 10
+
+
+def launches(model: GraphedModel) -> list[StepBatch]:
+    """The steps whose tokens are not all known when they are given, as they come."""
+    found, forward = [], model.forward
+
+    def noted(batch: StepBatch) -> torch.Tensor:
+        given = batch
+        if given.fed is not None:
+            found.append(given)
+            # What stands in their place does not matter.
+            given = dataclasses.replace(given, tokens=given.tokens.masked_fill(given.fed, 0))
+        return forward(given)
+
+    model.forward = noted  # type: ignore[method-assign]
+    return found
+
+
+def generate(model: GraphedModel, rng: random.Random) -> list[list[int]]:
+    """The tokens of random requests, most of them sampled, that a loop answers together."""
+    admission: FirstComeFirstServed[Request] = FirstComeFirstServed(1000, 10**6)
+    pool = BlockPool(model.blocks, caching=True)
+    loop = DecodeLoop(model, admission, lambda requests: None, print, pool=pool, prefill_tokens=64)
+    table, made = [b"?"] * model.vocab_size, []
+    for number in range(16):
+        prompt = np.array([rng.randrange(9, 60) for _ in range(rng.randint(1, 40))])
+        params = SamplingParams(temperature=number % 3 * 0.5, seed=number, max_tokens=rng.randint(1, 20))
+        made.append(Request(str(number), prompt, params, TextStream(table, ()), max_length=model.max_length))
+        loop.submit(made[-1])
+        for _ in range(rng.randint(0, 3)):
+            loop.step()
+            loop.check_integrity()
+    while loop.step():
+        loop.check_integrity()
+    assert all(request.is_finished and request.error is None for request in made)
+    return [request.token_ids for request in made]
 
 
 def test_few_bounds_for_many_steps() -> None:

@@ -38,12 +38,12 @@ class RandomPreemption(FirstComeFirstServed[Request]):
         self._running.remove(request)
 
 
+@pytest.mark.parametrize("ahead", [False, True])
 @pytest.mark.parametrize("seed", range(4))
-def test_a_preempted_request_gets_the_text_it_gets_alone(seed: int) -> None:
+def test_a_preempted_request_gets_the_text_it_gets_alone(seed: int, ahead: bool) -> None:
     rng = random.Random(seed)
-    runtime = ToyRuntime(slots=4, max_length=48, seed=seed)
-    run = Run(runtime, prefill_tokens=rng.choice((3, 64)))
-    admission = run.loop.admission = RandomPreemption(rng)
+    runtime, admission = ToyRuntime(slots=4, max_length=48, seed=seed, ahead=ahead), RandomPreemption(rng)
+    run = Run(runtime, prefill_tokens=rng.choice((3, 64)), admission=admission)
     made = []
     for number in range(60):
         prompt, count = "abcdefghijkl"[: rng.randint(1, 12)], rng.randint(1, 30)
@@ -60,8 +60,8 @@ def test_a_preempted_request_gets_the_text_it_gets_alone(seed: int) -> None:
 
 
 def test_a_preempted_request_can_end() -> None:
-    run = Run(ToyRuntime(slots=1))
-    admission = run.loop.admission = RandomPreemption(random.Random(0))
+    admission = RandomPreemption(random.Random(0))
+    run = Run(ToyRuntime(slots=1), admission=admission)
     request, other = run.submit("abc", max_tokens=40), run.submit("abc", max_tokens=40)
     while not admission.squashed:
         run.loop.step()

@@ -15,7 +15,7 @@ from shapeshift.fused_decode.engine.sampling import sampler as sampler_module
 from shapeshift.fused_decode.engine.sampling.device import choose as device_choice
 from shapeshift.fused_decode.engine.sampling.logprobs import logprobs_of
 from shapeshift.fused_decode.engine.sampling.sampler import (
-    Flags,
+    Chosen,
     Integers,
     Sampler,
     SamplingTable,
@@ -39,12 +39,11 @@ def one_thread() -> Iterator[None]:
 class DeviceSampler(Sampler):
     """Takes all logits for those of a device."""
 
-    def choose(self, logits: torch.Tensor, slots: Integers, lengths: Integers) -> tuple[Integers, Flags]:
+    def choose(self, logits: torch.Tensor, slots: Integers, lengths: Integers) -> device_choice.DeviceChoice:
         with torch.inference_mode():
             # As they come from a model: not to be changed outside of this mode.
             given = logits.clone()
-        ids, finite, self.logprobs = device_choice.choose(self._table, given, slots, lengths)
-        return ids, finite
+        return device_choice.choose(self._table, given, slots, lengths)
 
 
 @pytest.fixture(params=["numpy", "native", "device"])
@@ -78,7 +77,7 @@ def chooser(
 
 
 def choose(sampler: Sampler, logits: np.ndarray, slots: list[int], lengths: list[int]) -> list[int]:
-    ids, good = sampler.choose(torch.from_numpy(logits.copy()), np.array(slots), np.array(lengths))
+    ids, good, _ = sampler.choose(torch.from_numpy(logits.copy()), np.array(slots), np.array(lengths)).result()
     assert good.all()
     return [int(token) for token in ids]
 
@@ -218,7 +217,7 @@ def test_logits_that_are_not_finite_are_reported_row_by_row(sampler_of: Callable
     logits[1, 3], logits[2, 99], logits[3, 0] = np.nan, np.inf, -np.inf
     for temperature in (0.0, 1.0):
         sampler = sampler_of(*[{"temperature": temperature, "top_p": 0.9}] * 5, vocabulary=100)
-        _, good = sampler.choose(torch.from_numpy(logits.copy()), np.arange(5), np.full(5, 2))
+        _, good, _ = sampler.choose(torch.from_numpy(logits.copy()), np.arange(5), np.full(5, 2)).result()
         assert good.tolist() == [True, False, False, True, True]
 
 
@@ -234,7 +233,7 @@ def test_the_limits_of_parameters_give_finite_scores(sampler_of: Callable[..., S
     given = [{"repetition_penalty": 1e30}, {"repetition_penalty": 1e-30}, {"top_p": 1e-30}]
     sampler = sampler_of(*given, vocabulary=4, tokens=np.array([[1, 2]] * 3, np.int32))
     logits = np.array([[1.0, 20.0, -20.0, 0.5]] * 3, np.float32)
-    ids, finite = sampler.choose(torch.from_numpy(logits), np.arange(3), np.full(3, 2))
+    ids, finite, _ = sampler.choose(torch.from_numpy(logits), np.arange(3), np.full(3, 2)).result()
     assert finite.all() and ids[0] in (0, 1, 3) and ids[1] == ids[2] == 1
 
 
@@ -270,10 +269,10 @@ def test_logprobs_of_a_device_are_those_of_numpy_before_the_edits() -> None:
     sampler = chooser(*fields, vocabulary=300, kind=DeviceSampler)
     logits = (rng.standard_normal((6, 300)) * 4).astype(np.float32)
     logits[3] = np.round(logits[3])
-    ids, _ = sampler.choose(torch.from_numpy(logits), np.arange(6), np.full(6, 3))
+    ids, _, logprobs = sampler.choose(torch.from_numpy(logits), np.arange(6), np.full(6, 3)).result()
     wanted = logprobs_of(logits, ids, np.array([count or 0 for count in asked]))
-    assert list(sampler.logprobs) == [1, 2, 3, 4, 5]
-    for row, own in sampler.logprobs.items():
+    assert list(logprobs) == [1, 2, 3, 4, 5]
+    for row, own in logprobs.items():
         assert own.rank == wanted[row].rank and own.top.tolist() == wanted[row].top.tolist()
         assert own.logprob == pytest.approx(wanted[row].logprob, abs=1e-5)
         np.testing.assert_allclose(own.top_logprobs, wanted[row].top_logprobs, atol=1e-5)
@@ -283,12 +282,12 @@ def test_logits_of_a_device_are_sampled_there(monkeypatch: pytest.MonkeyPatch) -
     sampler = chooser({}, {}, vocabulary=8)
     logits, seen = torch.empty(2, 8, device="meta"), []
 
-    def on_device(*given: Any) -> device_choice.Chosen:
+    def on_device(*given: Any) -> Chosen:
         seen.append(given)
-        return device_choice.Chosen(np.array([3, 5]), np.array([True, False]), {})
+        return Chosen(np.array([3, 5]), np.array([True, False]), {})
 
     monkeypatch.setattr(sampler_module, "ON_DEVICE", {"torch": on_device})
-    ids, finite = sampler.choose(logits, np.arange(2), np.array([1, 2]))
+    ids, finite, _ = sampler.choose(logits, np.arange(2), np.array([1, 2])).result()
     assert ids.tolist() == [3, 5] and finite.tolist() == [True, False]
     assert len(seen) == 1 and seen[0][1] is logits
 
@@ -303,8 +302,8 @@ def test_draws_on_a_gpu_are_those_of_numpy() -> None:
         logits = torch.from_numpy((rng.standard_normal((len(FILTERS), vocabulary)) * 3).astype(np.float32))
         for position in range(10):
             lengths = np.full(len(FILTERS), position)
-            here, _ = sampler.choose(logits.clone(), slots, lengths)
-            there, _ = sampler.choose(logits.to("cuda:0"), slots, lengths)
+            here = sampler.choose(logits.clone(), slots, lengths).result().ids
+            there = sampler.choose(logits.to("cuda:0"), slots, lengths).result().ids
             asked += len(slots)
             different += int((here != there).sum())
     assert different <= asked // 100

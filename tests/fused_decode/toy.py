@@ -37,6 +37,9 @@ def state_of(context: Sequence[int]) -> int:
 class ToyRuntime:
     """Keeps its input block by block and asserts that it comes in order.
 
+    With `ahead` it is given steps before the tokens of the last one are known, as a GPU is: `latest` is what it was fed
+    for each slot.
+
     The tokens of a row's blocks select its logits from a fixed table. The end-of-sequence token is unlikely before
     `eos_at` tokens, and certain from then on.
     """
@@ -45,7 +48,13 @@ class ToyRuntime:
     shares_prefixes = True
 
     def __init__(
-        self, slots: int = 4, max_length: int = 64, seed: int = 0, blocks: int = 0, repeats: bool = False
+        self,
+        slots: int = 4,
+        max_length: int = 64,
+        seed: int = 0,
+        blocks: int = 0,
+        repeats: bool = False,
+        ahead: bool = False,
     ) -> None:
         """repeats: four times in five the likeliest token is the one that followed the last token before."""
         rng = np.random.default_rng(seed)
@@ -68,6 +77,10 @@ class ToyRuntime:
         self.pace: threading.Semaphore | None = None
         self.fail: Exception | None = None
         self.is_closed, self.is_ready = False, True
+        self.latest = np.zeros(slots, np.int64)
+        self.fed_steps = 0
+        self.feed: Callable[[torch.Tensor], None] | None = self._feed if ahead else None
+        self._wanted_slots: list[int] = []
 
     def ready(self) -> bool:
         return self.is_ready
@@ -87,6 +100,13 @@ class ToyRuntime:
         assert int(batch.lengths.sum()) == len(batch.tokens)
         self.steps.append((slots, lengths))
         tokens = batch.tokens.tolist()
+        if batch.fed is not None:
+            assert self.feed is not None and batch.fed.dtype == torch.bool and len(batch.fed) == len(tokens)
+            self.fed_steps += 1
+            owners = np.repeat(slots, lengths)
+            for place in batch.fed.nonzero()[:, 0].tolist():
+                tokens[place] = int(self.latest[owners[place]])
+        self._wanted_slots = [slots[row] for row in batch.wanted.tolist()]
         if max(tokens) >= self.vocab_size:
             raise IndexError("index out of range in self")
         spans = (batch.starts + batch.lengths if batch.spans is None else batch.spans).tolist()
@@ -111,6 +131,10 @@ class ToyRuntime:
             row = int(np.searchsorted(firsts, place, side="right")) - 1
             rows.append(self.row(contexts[row][: starts[row] + place - int(firsts[row]) + 1]))
         return torch.from_numpy(np.stack(rows) if rows else np.zeros((0, VOCABULARY), np.float32))
+
+    def _feed(self, tokens: torch.Tensor) -> None:
+        assert len(tokens) == len(self._wanted_slots)
+        self.latest[self._wanted_slots] = tokens.numpy()
 
     def copy_blocks(self, sources: Sequence[int], targets: Sequence[int]) -> None:
         assert not {*sources} & {*targets} and len({*targets}) == len(targets)
@@ -159,7 +183,7 @@ class Run:
         self.finished: list[Request] = []
         self.delivered: list[Request] = []
         self.log: list[str] = []
-        admission: FirstComeFirstServed[Request] = FirstComeFirstServed(requests, tokens)
+        admission = options.pop("admission", FirstComeFirstServed(requests, tokens))
         caching = bool(options.pop("caching", False))
         pool = BlockPool(self.runtime.blocks, caching=caching)
         self.loop = DecodeLoop(self.runtime, admission, self._note, self.log.append, pool=pool, **options)  # type: ignore[arg-type]

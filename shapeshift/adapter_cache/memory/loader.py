@@ -118,8 +118,8 @@ class Loader:
     """Loads one adapter after another, and calls `on_loaded(adapter, error, seconds)` on its thread after each.
 
     While `is_busy()` it works in small pieces and pauses between them, since it takes CPU time from running requests.
-    With a `host` tier, which a GPU needs, loads go through its memory; they are copied on a stream of their own, which
-    we have not run.
+    With a `host` tier, which a GPU needs, loads go through its memory; they are copied on a stream of their own, after
+    what the GPU was given before `submit`, which may still use that memory. We have not run this.
     """
 
     def __init__(
@@ -135,14 +135,19 @@ class Loader:
         self._host = host
         self._stream: torch.cuda.Stream | None = None
         self._cpu_since = 0.0
-        self._queue: queue.SimpleQueue[tuple[Adapter, torch.Tensor] | None] = queue.SimpleQueue()
+        self._queue: queue.SimpleQueue[tuple[Adapter, torch.Tensor, torch.cuda.Event | None] | None]
+        self._queue = queue.SimpleQueue()
         self._closing = False
         self._thread = threading.Thread(target=self._run, name="adapters", daemon=True)
         self._thread.start()
 
     def submit(self, adapter: Adapter, target: torch.Tensor) -> None:
-        """Fill `target`, [elements], which must not be used elsewhere until `on_loaded`."""
-        self._queue.put((adapter, target))
+        """Fill `target`, [elements], which no step that comes later uses until `on_loaded`."""
+        before = None
+        if target.is_cuda:
+            before = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            before.record(torch.cuda.current_stream(target.device))
+        self._queue.put((adapter, target, before))
 
     def close(self, timeout_s: float = 5.0) -> None:
         """Finish the current load and end the thread."""
@@ -165,12 +170,12 @@ class Loader:
             time.sleep(_PAUSE * (time.thread_time() - self._cpu_since))
         self._cpu_since = time.thread_time()
 
-    def _load(self, adapter: Adapter, target: torch.Tensor) -> None:
+    def _load(self, adapter: Adapter, target: torch.Tensor, before: torch.cuda.Event | None) -> None:
         with torch.inference_mode():
             if self._host is None:
                 load_weights(target, adapter, self._write, self._pause)
             else:
-                self._copy(self._image(self._host, adapter, target), target)
+                self._copy(self._image(self._host, adapter, target), target, before)
 
     def _image(self, host: HostImages, adapter: Adapter, target: torch.Tensor) -> torch.Tensor:
         """What `target` is to hold, in the memory of the host."""
@@ -185,12 +190,13 @@ class Loader:
             raise
         return image
 
-    def _copy(self, image: torch.Tensor, target: torch.Tensor) -> None:
-        if not target.is_cuda:
+    def _copy(self, image: torch.Tensor, target: torch.Tensor, before: torch.cuda.Event | None) -> None:
+        if before is None:
             target.copy_(image)
             return
         if self._stream is None:
             self._stream = torch.cuda.Stream(target.device)  # type: ignore[no-untyped-call]
+        self._stream.wait_event(before)
         with torch.cuda.stream(self._stream):
             target.copy_(image, non_blocking=True)
         self._stream.synchronize()

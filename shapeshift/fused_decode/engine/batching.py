@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from shapeshift.fused_decode.engine.sampling.logprobs import logprobs_of
-from shapeshift.fused_decode.engine.slots import DECODE, PREFILL, Slots, SlotTable
+from shapeshift.fused_decode.engine.slots import PREFILL, Slots, SlotTable
 from shapeshift.fused_decode.interfaces import StepBatch
 from shapeshift.fused_decode.request import NO_ADAPTER, Request
 
@@ -50,16 +50,19 @@ class Step:
     scored: tuple[ScoredChunk, ...] = ()
 
 
-def compose(table: SlotTable, prefilling: Iterable[Request], prefill_tokens: int) -> Step:
+def compose(table: SlotTable, prefilling: Iterable[Request], prefill_tokens: int) -> Step | None:
     """The next iteration: all decoding slots in order, then chunks of prompts, at most `prefill_tokens` together.
 
-    The rows are numbered anew each time, so that there are no gaps where requests have ended.
+    None where there is no row: the last tokens of all texts are being chosen. The rows are numbered anew each time, so
+    that there are no gaps where requests have ended.
 
     prefilling: requests whose prompts are not complete in the cache, in order of admission. The first ones get the
     budget first: one request that gets its first token soon is better than several that all get it late.
     """
-    decoding = np.flatnonzero(table.phase == DECODE)
+    decoding = table.decoding
     chunks = _chunks(table, prefilling, prefill_tokens)
+    if not chunks and not decoding.size:
+        return None
     slots, lengths = decoding, 1 + table.drafted[decoding]
     # The first token of each row, and how far each token is behind it.
     owners = np.repeat(decoding, lengths)
@@ -88,6 +91,7 @@ def compose(table: SlotTable, prefilling: Iterable[Request], prefill_tokens: int
         spans=torch.from_numpy(table.end[slots].astype(np.int32)),
         blocks=torch.from_numpy(table.blocks[slots, : table.held[slots].max()]),
         further=torch.cat(further) if further else None,
+        fed=_fed(table, decoding, len(tokens)),
     )
     return Step(
         batch, slots, lengths, len(decoding), np.concatenate([chosen, drafting]), np.concatenate(places), scored
@@ -120,6 +124,15 @@ def _scored(table: SlotTable, chunks: Sequence[tuple[int, int]], place: int) -> 
                 found.append(ScoredChunk(request, place + first - start, first + 1, end - first))
         place += count
     return tuple(found)
+
+
+def _fed(table: SlotTable, decoding: Slots, tokens: int) -> torch.Tensor | None:
+    """`StepBatch.fed`: the last tokens of decoding slots that a step in flight chooses; nothing is proposed then."""
+    if not table.unsettled:
+        return None
+    fed = torch.zeros(tokens, dtype=torch.bool)
+    fed[: len(decoding)] = torch.from_numpy(table.unknown[decoding] > 0)
+    return fed
 
 
 def _adapters(table: SlotTable, slots: Slots) -> torch.Tensor | None:

@@ -146,15 +146,38 @@ class Beams:
                 continued.append(source)
                 continue
             continued.append(spare.pop())
-            copy = table.fork(source, continued[-1])
+            copy = _fork(table, source, continued[-1])
             copies += [] if copy is None else [copy]
         search.slots = continued
-        table.append(np.array(continued), search.answers[:, -1].astype(np.int64))
+        own = np.array(continued)
+        table.tokens[own, table.length[own]] = search.answers[:, -1]
+        table.length[own] += 1
+        table.phase[own] = DECODE
         return copies
 
     def _ends(self, params: SamplingParams) -> Integers:
         """The tokens that end a text."""
         return np.array([*([] if params.ignore_eos else self._eos_ids), *params.stop_token_ids], np.int64)
+
+
+def _fork(table: SlotTable, source: int, target: int) -> tuple[int, int] | None:
+    """Let the text in `target` become that in `source`, a slot of the same request, and share its full blocks.
+
+    Returns the last block of `source` and the one that is to become its copy before the next step; None where the last
+    block is full.
+    """
+    full, rest = divmod(int(table.cached[source]), BLOCK_TOKENS)
+    left, length = int(table.cached[target]) // BLOCK_TOKENS, table.length[source]
+    own = table.blocks[target, left : table.held[target]].copy()
+    shared = table.blocks[source, :full]
+    table.pool.hold(shared)
+    table.pool.release(table.blocks[target, :left])
+    table.held[target] = full + len(own)
+    table.blocks[target, : table.held[target]] = np.concatenate([shared, own])
+    table.cached[target], table.length[target] = table.cached[source], length
+    table.tokens[target, :length] = table.tokens[source, :length]
+    table.chains.fork(source, target, full)
+    return (int(table.blocks[source, full]), int(own[0])) if rest else None
 
 
 def _search(request: Request) -> BeamSearch:

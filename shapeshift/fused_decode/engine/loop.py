@@ -1,13 +1,15 @@
-"""The decode loop: all running requests share each iteration of the model (Flover, Algorithm 2)."""
+"""The decode loop: all running requests share each iteration of the model (Flover, Algorithm 2).
+
+A device computes while this process goes on. There the next step is launched before the last one's tokens are read,
+which stay on the device and feed it; texts and answers are made while it runs. What the last step ends has one row too
+many in the next, which is dropped.
+"""
 
 from __future__ import annotations
 
 import threading
 import time
-from typing import Any
 
-import numpy as np
-import numpy.typing as npt
 import torch
 
 from shapeshift.errors import EngineError
@@ -15,28 +17,26 @@ from shapeshift.fused_decode.engine import slot_integrity
 from shapeshift.fused_decode.engine.batching import Step, compose, score
 from shapeshift.fused_decode.engine.beams import Beams
 from shapeshift.fused_decode.engine.blocks import BlockPool
-from shapeshift.fused_decode.engine.outbox import Deliver, Outbox
-from shapeshift.fused_decode.engine.sampling.grammar import Grammar
+from shapeshift.fused_decode.engine.recorder import Deliver, Launched, Outbox, Recorder
 from shapeshift.fused_decode.engine.sampling.sampler import Sampler
 from shapeshift.fused_decode.engine.slots import SlotTable
-from shapeshift.fused_decode.engine.speculation import Speculator, verify
+from shapeshift.fused_decode.engine.speculation import Speculator
 from shapeshift.fused_decode.interfaces import Runtime
 from shapeshift.fused_decode.metrics import LoopMetrics
 from shapeshift.fused_decode.policy.admission import Admission
-from shapeshift.fused_decode.request import LENGTH, STOP, Reason, Request, Terminations
+from shapeshift.fused_decode.request import Reason, Request, Terminations
 from shapeshift.serving.bounds import unloading
 from shapeshift.serving.liveness import StepCounter
 from shapeshift.serving.model_args import Log
 
-Array = npt.NDArray[Any]
 _RETRY_ADMISSION_S = 0.02
 
 
 class DecodeLoop:
     """One thread that decides, runs and records, iteration after iteration, while there is a request.
 
-    deliver(requests) is called on that thread, at most twice an iteration, with the requests that have text to send
-    or have finished, each of the latter once. It must neither block nor raise.
+    deliver(requests) is called on that thread, at most three times an iteration, with the requests that have text to
+    send or have finished, each of the latter once. It must neither block nor raise.
     """
 
     def __init__(
@@ -65,12 +65,15 @@ class DecodeLoop:
         self._beams = Beams(self.slots, runtime)
         self._log = log
         self._prefill_tokens = prefill_tokens
-        self._is_eos = np.isin(np.arange(runtime.vocab_size), list(runtime.eos_ids))
         self._prefilling: dict[Request, None] = {}
         self._terminations = Terminations()
         self._outbox = Outbox(deliver, stream_responses)
+        self._recorder = Recorder(
+            runtime, self.slots, admission, self._beams, self._prefilling, self._outbox, self.metrics
+        )
         self._speculator = speculator
-        self._recorded = 0.0
+        self._in_flight: Launched | None = None
+        self._waited = 0.0
         self._closing = False
         self._wake = threading.Event()
         self._thread = threading.Thread(target=self._serve, name="decode", daemon=True)
@@ -110,30 +113,31 @@ class DecodeLoop:
     # For the generating thread alone.
 
     def step(self) -> bool:
-        """One iteration: decide, run, record; False where there was nothing to compute."""
+        """One iteration: decide, launch, record; False where there was nothing to do."""
         start = time.monotonic()
         if not self._runtime.ready():
             self._finish_due(start)
             self._outbox.deliver_urgent()
             return False
+        self._waited = 0.0
         step = self._decide(start)
         if step is None:
-            return False
+            return self._settle()
         running = time.monotonic()
         logits = self._runtime.forward(step.batch)
         sampling = time.monotonic()
-        count = len(step.chosen)
-        rows = self._beams.choose(logits[:count], step.chosen)
-        tokens, finite = np.zeros(count, np.int64), np.ones(count, bool)
-        sampled = logits[:count] if len(rows) == count else logits[torch.from_numpy(rows)]
-        tokens[rows], finite[rows] = self._sampler.choose(sampled, step.chosen[rows], step.places[rows])
-        score(step.scored, logits[count:])
+        launched = self._choose(step, logits)
         recording = time.monotonic()
-        self._record(step, rows, tokens, finite, recording)
+        self._settle()
+        self._in_flight = launched
+        if not launched.is_ahead:
+            self._settle()
         end = time.monotonic()
-        self.metrics.observe_iteration(start, running, sampling, recording, end)
+        self.metrics.observe_iteration(start, running, sampling, recording, end, self._waited)
         if self._speculator is not None and step.decoding == len(step.slots):
-            self._speculator.observe(len(step.batch.tokens), end - start, has_beams=len(rows) < count)
+            self._speculator.observe(
+                len(step.batch.tokens), end - start, has_beams=len(launched.rows) < len(step.chosen)
+            )
         return True
 
     def check_integrity(self) -> None:
@@ -155,7 +159,7 @@ class DecodeLoop:
                 self._log(f"an iteration failed, its requests are lost: {type(error).__name__}: {error}")
                 self._finish_running(EngineError(f"the decode loop failed: {error}"))
         for request in self.admission.close():
-            self._finish(request, unloading())
+            self._recorder.finish(request, unloading())
         self._finish_running(unloading())
 
     def _counted_step(self) -> bool:
@@ -164,11 +168,17 @@ class DecodeLoop:
 
     def _decide(self, now: float) -> Step | None:
         """End what is due, fill free slots, and compose the batch."""
+        shared = self.slots.shared_tokens
         self._finish_due(now)
         for request in self.admission.squash():
-            self._prefilling.pop(request, None)
-            self.slots.preempt(request)
+            self._settle()
+            # The step that was in flight may have been its last.
+            if request.slot is not None:
+                self._prefilling.pop(request, None)
+                self.slots.preempt(request)
         self.slots.begin_iteration()
+        if self._in_flight is not None and not self._may_follow():
+            self._settle()
         if not self._preempt_for_growth():
             admitted = self.admission.admit(self.slots.free, self.slots.fits)
             # Before any of them gets a slot: should that fail, none may be lost.
@@ -180,9 +190,56 @@ class DecodeLoop:
         self._beams.resume(self._prefilling)
         if self._speculator is not None and not self._prefilling:
             self._speculator.draft(self.slots)
-        step = compose(self.slots, self._prefilling, self._prefill_tokens) if self.slots.used else None
-        self.metrics.prefix_hits.add(self.slots.pop_shared())
+        step = self._compose()
+        if step is not None and not self._runs_ahead(step) and self._settle():
+            step = self._compose()
+        self.metrics.prefix_hits.add(self.slots.shared_tokens - shared)
         return step
+
+    def _may_follow(self) -> bool:
+        """Whether the next step can be decided without the tokens of the one in flight."""
+        table = self.slots
+        return table.can_grow and not table.is_beam.any() and not table.sampling.edits.rows(table.decoding).size
+
+    def _compose(self) -> Step | None:
+        return compose(self.slots, self._prefilling, self._prefill_tokens) if self.slots.used else None
+
+    def _runs_ahead(self, step: Step) -> bool:
+        """Whether another step may be in flight when this one is launched, and this one when the next is."""
+        if self._runtime.feed is None or self._speculator is not None or step.scored:
+            return False
+        return not self.slots.is_beam[step.slots].any()
+
+    def _choose(self, step: Step, logits: torch.Tensor) -> Launched:
+        """Choose the tokens of a step that the model has been given; the slots advance where the next may follow it."""
+        table, count = self.slots, len(step.chosen)
+        rows = self._beams.choose(logits[:count], step.chosen)
+        sampled = logits[:count] if len(rows) == count else logits[torch.from_numpy(rows)]
+        choice = self._sampler.choose(sampled, step.chosen[rows], step.places[rows])
+        score(step.scored, logits[count:])
+        is_ahead = self._runs_ahead(step)
+        owners = [owner for slot in step.chosen.tolist() if (owner := table.owners[slot])] if is_ahead else []
+        if is_ahead:
+            assert self._runtime.feed is not None
+            self._runtime.feed(choice.tokens)
+            table.advance(step.slots, step.lengths, step.chosen, step.places, None)
+            for request in owners:
+                self._prefilling.pop(request, None)
+        return Launched(step, owners, rows, choice, is_ahead)
+
+    def _settle(self) -> bool:
+        """Wait for the step in flight and record it; False where there is none."""
+        if self._in_flight is None:
+            return False
+        launched, self._in_flight = self._in_flight, None
+        start = time.monotonic()
+        launched.choice.wait()
+        now = time.monotonic()
+        self._waited += now - start
+        self._recorder.record(launched, now)
+        self._finish_due(now)
+        self._outbox.deliver_step()
+        return True
 
     def _preempt_for_growth(self) -> bool:
         """Give the running requests the blocks that they need now; whether that took the slots of others."""
@@ -193,109 +250,9 @@ class DecodeLoop:
             self.metrics.preemptions.add()
         return bool(preempted)
 
-    def _record(self, step: Step, rows: Array, tokens: Array, finite: Array, now: float) -> None:
-        """Store the new tokens and finish the requests that are complete.
-
-        rows: the tokens to choose that the sampler has chosen; the others are those of beams.
-        """
-        table, generated = self.slots, len(step.chosen) - len(rows)
-        logprobs = {int(rows[place]): found for place, found in self._sampler.logprobs.items()}
-        verified = verify(step, table, tokens)
-        taken = verified.taken[np.isin(verified.taken, rows)]
-        slots, places, tokens = step.chosen[taken], step.places[taken], tokens[taken]
-        table.advance(step.slots, verified.lengths, slots, places, tokens)
-        eos = self._is_eos[tokens] & ~table.ignore_eos[slots]
-        full = places + 1 >= table.end[slots]
-        columns = (taken, slots, tokens, eos, full, finite[taken])
-        for place, slot, token, is_eos, is_full, is_finite in zip(*(one.tolist() for one in columns), strict=True):
-            request = table.owners[slot]
-            if request is None:
-                # Its answer has ended with an earlier one of these tokens.
-                continue
-            generated += 1
-            self._note_token(request, now)
-            request.token_ids.append(token)
-            if place in logprobs:
-                request.logprobs.append(logprobs[place])
-            request.generated += 1
-            if not is_finite:
-                self._finish(request, EngineError("the model's logits are not finite"))
-            elif is_eos or token in request.sampling_params.stop_token_ids or self._append_text(request, token):
-                self._finish(request, STOP)
-            elif request.grammar is not None and (ended := _ended(request.grammar, token)) is not None:
-                self._finish(request, ended)
-            elif is_full:
-                self._finish(request, LENGTH)
-        for request, reason in self._beams.advance():
-            self._note_token(request, now)
-            request.generated += 1
-            if reason is not None:
-                self._finish(request, reason)
-        self._count_tokens(step, generated, verified.accepted, now)
-        self._finish_due(now)
-        self._outbox.deliver_step()
-
-    def _note_token(self, request: Request, now: float) -> None:
-        """`request` is about to get a token: its prompt is complete."""
-        self._prefilling.pop(request, None)
-        if not request.generated:
-            request.first_token = now
-            self.metrics.first_token_ms.observe((now - request.arrived) * 1e3)
-
-    def _count_tokens(self, step: Step, generated: int, accepted: int, now: float) -> None:
-        prompt_tokens, rows = int(step.lengths[step.decoding :].sum()), len(step.batch.wanted)
-        self.metrics.observe_tokens(prompt_tokens, generated, len(step.chosen) - rows, accepted)
-        if step.decoding:
-            # Every decoding request got its last token when the previous iteration was recorded.
-            self.metrics.between_tokens_ms.observe((now - self._recorded) * 1e3, step.decoding)
-            # Several tokens of one request come at once.
-            self.metrics.between_tokens_ms.observe(0.0, generated - rows)
-        self._recorded = now
-
-    def _append_text(self, request: Request, token: int) -> bool:
-        """Add a token's text to the answer; True where it completes a stop string."""
-        text = request.text.add(token)
-        if text:
-            request.parts.append(text)
-            if request.stream:
-                self._outbox.add(request)
-        return request.text.stopped
-
     def _finish_due(self, now: float) -> None:
-        for request, reason in self._terminations.due(now):
-            if not request.is_finished:
-                self._finish(request, reason)
-
-    def _finish(self, request: Request, reason: Reason) -> None:
-        """End `request`, whether it waits or runs."""
-        if request.slot is None:
-            self.admission.withdraw(request)
-        else:
-            self.slots.release(request)
-            self.admission.finished(request)
-            self._prefilling.pop(request, None)
-        request.finish(reason)
-        self._outbox.add(request)
+        self._recorder.end(self._terminations.due(now))
 
     def _finish_running(self, error: Exception) -> None:
-        """End all running requests with `error`; afterwards all slots are free, whatever their state was.
-
-        Nothing that the cache holds is used again: whatever failed may have lost it.
-        """
-        running = dict.fromkeys(owner for owner in self.slots.owners if owner is not None) | self._prefilling
-        self.slots.clear()
-        self._prefilling.clear()
-        for request in running:
-            self.admission.finished(request)
-            if not request.is_finished:
-                request.finish(error)
-                self._outbox.add(request)
-        self._outbox.deliver_urgent()
-
-
-def _ended(grammar: Grammar, token: int) -> Reason | None:
-    """Why an answer ends with `token`, as its grammar has it; None where it goes on."""
-    try:
-        return STOP if grammar.accept(token) else None
-    except Exception as error:  # noqa: BLE001  one request's grammar must not cost the others
-        return error
+        self._in_flight = None
+        self._recorder.finish_running(error)

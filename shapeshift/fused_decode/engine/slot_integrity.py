@@ -38,7 +38,7 @@ def _check_slot(table: SlotTable, slot: int) -> None:
     if table.phase[slot] == RESERVED:
         assert table.cached[slot] == length == 0 and blocks == 1, f"the reserved slot {slot} holds tokens"
         return
-    assert length == len(owner.prompt) + owner.generated, f"slot {slot} has lost tokens"
+    assert length == len(owner.prompt) + owner.generated + table.unknown[slot], f"slot {slot} has lost tokens"
     needed = blocks_of(max(table.cached[slot], length - 1))
     assert needed <= blocks <= needed + 1, f"slot {slot} has {blocks} blocks for {needed}"
     behind = length - table.cached[slot]

@@ -30,33 +30,31 @@ class SlotTable:
     length   INT64 [slots]  number of these; a decoding slot has one more than is cached
     is_beam  BOOL [slots]   whether it is one of the slots of a request with beam search
     adapters INT32 [slots]  the request's adapter
+    unknown  INT64 [slots]  the last ones of these that `unsettled` steps choose
     drafted  INT64 [slots]  proposed tokens behind these, for this iteration alone
     blocks   INT32 [slots, n]  blocks of the text, of which the first `held` INT64 [slots] count
+    chains   the hashes of these blocks
+    shared_tokens  tokens so far that texts shared instead of computing them
     """
 
     def __init__(self, slots: int, max_length: int, pool: BlockPool) -> None:
         self.owners: list[Request | None] = [None] * slots
         self.phase = np.zeros(slots, np.int8)
-        self.cached = np.zeros(slots, np.int64)
-        self.length = np.zeros(slots, np.int64)
-        self.drafted = np.zeros(slots, np.int64)
-        self.end = np.zeros(slots, np.int64)
+        self.cached, self.length, self.unknown, self.drafted, self.end, self.held, self._age = (
+            np.zeros(slots, np.int64) for _ in range(7)
+        )
         self.ignore_eos = np.zeros(slots, bool)
         self.is_beam = np.zeros(slots, bool)
         self.adapters = np.full(slots, NO_ADAPTER, np.int32)
         self.tokens = np.zeros((slots, max_length + 1), np.int32)
         self.sampling = SamplingTable(slots, self.tokens)
-        self.used = 0
+        self.used = self.shared_tokens = self.unsettled = 0
         self.pool = pool
         self.blocks = np.zeros((slots, blocks_of(max_length)), np.int32)
-        self.held = np.zeros(slots, np.int64)
         assert pool.count >= self.blocks.shape[1], "the longest text does not fit the cache"
-        self._chains = PrefixChains(slots, pool, self.tokens)
-        self._shared = 0
+        self.chains = PrefixChains(slots, pool, self.tokens)
         self._watermark = max(1, pool.count // _WATERMARK)
-        self._promised = self._promised_slots = 0
-        self._admissions = 0
-        self._age = np.zeros(slots, np.int64)
+        self._promised = self._promised_slots = self._admissions = 0
 
     def __len__(self) -> int:
         return len(self.owners)
@@ -71,6 +69,18 @@ class SlotTable:
         """Requests that hold slots. Any thread."""
         return len({*self.owners} - {None})
 
+    @property
+    def decoding(self) -> Slots:
+        """The slots whose texts go on with a token each, in order."""
+        decodes = self.phase == DECODE
+        # What is being chosen may be the last token of a text.
+        return np.flatnonzero(decodes & (self.length < self.end) if self.unsettled else decodes)
+
+    @property
+    def can_grow(self) -> bool:
+        """Whether `grow` would preempt nobody."""
+        return len(self._short()) <= self.pool.available
+
     def begin_iteration(self) -> None:
         """An iteration begins."""
         self._promised = self._promised_slots = 0
@@ -83,7 +93,7 @@ class SlotTable:
         Where there is none, the youngest requests lose their slots: returns them, the youngest first.
         """
         preempted: list[Request] = []
-        short = np.flatnonzero((self.phase == DECODE) & (self.cached == self.held * BLOCK_TOKENS))
+        short = self._short()
         for slot in short[np.argsort(self._age[short])]:
             while self.phase[slot] and not self._extend(int(slot), 1):
                 youngest = self.owners[int(np.where(self.phase, self._age, -1).argmax())]
@@ -137,56 +147,33 @@ class SlotTable:
         waits = request.beams is not None and request.generated > 0
         return int(self.length[slot] - self.cached[slot]) - waits
 
-    def fork(self, source: int, target: int) -> tuple[int, int] | None:
-        """Let the text in `target` become that in `source`, a slot of the same request, and share its full blocks.
-
-        Returns the last block of `source` and the one that is to become its copy before the next step; None where the
-        last block is full.
-        """
-        full, rest = divmod(int(self.cached[source]), BLOCK_TOKENS)
-        left = int(self.cached[target]) // BLOCK_TOKENS
-        own = self.blocks[target, left : self.held[target]].copy()
-        shared = self.blocks[source, :full]
-        self.pool.hold(shared)
-        self.pool.release(self.blocks[target, :left])
-        self.held[target] = full + len(own)
-        self.blocks[target, : self.held[target]] = np.concatenate([shared, own])
-        self.cached[target], self.length[target] = self.cached[source], self.length[source]
-        self.tokens[target, : self.length[source]] = self.tokens[source, : self.length[source]]
-        self._chains.fork(source, target, full)
-        return (int(self.blocks[source, full]), int(own[0])) if rest else None
-
     def share_prefix(self, slot: int) -> None:
         """Let the prompt in `slot` go on with blocks that other texts have filled, in place of its own empty ones."""
         first, rest = divmod(int(self.cached[slot]), BLOCK_TOKENS)
         if rest:
             return
-        found = self.pool.share(self._chains.chain(slot, self._shareable(slot), int(self.adapters[slot]))[first:])
+        found = self.pool.share(self.chains.chain(slot, self._shareable(slot), int(self.adapters[slot]))[first:])
         end = first + len(found)
         self.pool.release(self.blocks[slot, first : min(end, self.held[slot])])
         self.blocks[slot, first:end] = found
         self.held[slot] = max(self.held[slot], end)
         self.cached[slot] = end * BLOCK_TOKENS
-        self._chains.shared(slot, end)
-        self._shared += len(found) * BLOCK_TOKENS
+        self.chains.shared(slot, end)
+        self.shared_tokens += len(found) * BLOCK_TOKENS
 
     def next_block(self, slot: int) -> bytes | None:
         """The hash of the block that the prompt in `slot` fills next; None where no other text would share it."""
         place = int(self.cached[slot]) // BLOCK_TOKENS
         if place >= self._shareable(slot):
             return None
-        return self._chains.chain(slot, place + 1, int(self.adapters[slot]))[place]
-
-    def pop_shared(self) -> int:
-        """Tokens that were shared since this was last asked."""
-        shared, self._shared = self._shared, 0
-        return shared
+        return self.chains.chain(slot, place + 1, int(self.adapters[slot]))[place]
 
     def release(self, request: Request) -> None:
         """Free the slots of `request`."""
         for slot in request.slots:
             assert self.owners[slot] is request, "the slot belongs to another request"
-            self._vacate(slot)
+            self.pool.release(self.blocks[slot, : self.held[slot]])
+            self._empty(slot)
             self.used -= 1
         request.slot = None
 
@@ -205,7 +192,7 @@ class SlotTable:
                 owner.slot = None
                 self._empty(slot)
         self.pool.clear()
-        self.used = 0
+        self.used = self.unsettled = 0
 
     def draft(self, slot: int, tokens: npt.NDArray[np.int32]) -> None:
         """Propose at most `BLOCK_TOKENS` - 1 tokens for the decoding `slot`: as many of them as free blocks hold.
@@ -220,25 +207,42 @@ class SlotTable:
         self.tokens[slot, length : length + count] = tokens[:count]
         self.drafted[slot] = count
 
-    def advance(self, slots: Slots, lengths: Slots, chosen: Slots, places: Slots, tokens: Slots) -> None:
-        """Record an iteration: `lengths` more tokens of `slots` are cached, and these new tokens were chosen.
+    def advance(self, slots: Slots, lengths: Slots, chosen: Slots, places: Slots, tokens: Slots | None) -> None:
+        """Record an iteration: `lengths` more tokens of `slots` are cached, and these new tokens are chosen.
 
-        chosen, places, tokens  INT64 [new tokens]  slot, place in its text, and token, in the order of the texts
+        chosen, places, tokens  INT64 [new tokens]  slot, place in its text, and token, in the order of the texts;
+                                tokens: None: `settle` gives them, once for each such step
         """
         self.drafted[slots] = 0
-        self.tokens[chosen, places] = tokens
         self.cached[slots] += lengths
-        if self.pool.caching:
-            self._chains.remember(slots, self.cached[slots] // BLOCK_TOKENS, self.blocks, self.adapters)
         # Of the tokens of one slot the last one counts.
         self.length[chosen] = places + 1
         self.phase[chosen] = DECODE
+        if tokens is None:
+            self.unsettled += 1
+            self.unknown[chosen] += 1
+        else:
+            self.tokens[chosen, places] = tokens
+        self._remember(slots)
 
-    def append(self, slots: Slots, tokens: Slots) -> None:
-        """Each of these slots has a new token, and decodes."""
-        self.tokens[slots, self.length[slots]] = tokens
-        self.length[slots] += 1
-        self.phase[slots] = DECODE
+    def settle(self, chosen: Slots, places: Slots, tokens: Slots) -> None:
+        """The tokens, INT64 [n], at these places, which `advance` did not know; the slots still have the same texts."""
+        self.unsettled -= 1
+        self.tokens[chosen, places] = tokens
+        self.unknown[chosen] -= 1
+        self._remember(chosen)
+
+    def _short(self) -> Slots:
+        """The slots that decode and have no place for their next token."""
+        return np.flatnonzero((self.phase == DECODE) & (self.cached == self.held * BLOCK_TOKENS))
+
+    def _remember(self, slots: Slots) -> None:
+        """Let other texts share the blocks that these slots have filled with known tokens."""
+        if self.pool.caching:
+            known = self.cached[slots]
+            if self.unsettled:
+                known = np.minimum(known, self.length[slots] - self.unknown[slots])
+            self.chains.remember(slots, known // BLOCK_TOKENS, self.blocks, self.adapters)
 
     def _shareable(self, slot: int) -> int:
         """Blocks of the text in `slot` that another text may have filled: its last token is always computed."""
@@ -286,15 +290,11 @@ class SlotTable:
         self.held[slot] += count
         return True
 
-    def _vacate(self, slot: int) -> None:
-        self.pool.release(self.blocks[slot, : self.held[slot]])
-        self._empty(slot)
-
     def _empty(self, slot: int) -> None:
         self.owners[slot] = None
         self.phase[slot] = FREE
-        self.cached[slot] = self.length[slot] = self.drafted[slot] = 0
+        self.cached[slot] = self.length[slot] = self.unknown[slot] = self.drafted[slot] = 0
         self.adapters[slot] = NO_ADAPTER
         self.is_beam[slot] = False
         self.blocks[slot] = self.held[slot] = 0
-        self._chains.clear(slot)
+        self.chains.clear(slot)

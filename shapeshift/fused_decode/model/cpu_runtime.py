@@ -70,6 +70,7 @@ class DecodeModel:
 
     linear_hook: LinearHook | None = None
     longest_step_s: float = 0.0
+    feed: Callable[[torch.Tensor], None] | None = None
 
     def __init__(self, network: Network, operations: Operations, cache: KeyValueCache) -> None:
         self.architecture = network.architecture

@@ -6,7 +6,8 @@ code is plain torch, and tests compare it with the other runtime on a CPU.
 A step has one of few shapes: `graphs.bounds`. Its rows are single tokens, behind which there may be one chunk of a
 prompt, and each text has as many places as the longest needs, all rounded up. So one graph for each of the bounds is
 enough. What a step needs is copied into the inputs of its graph. The logits stay on the device, where tokens are
-sampled: the only wait is for what is chosen.
+sampled: the only wait is for what is chosen. The next step may be given before that: tokens that are not known here yet
+are read on the device, where the last ones of all slots are kept.
 
 What rounding adds repeats a token of the step: it writes what that writes, once more to the same place.
 """
@@ -25,7 +26,6 @@ from shapeshift.fused_decode.model.architecture import Architecture
 from shapeshift.fused_decode.model.assembly import LinearMakers, assemble
 from shapeshift.fused_decode.model.cpu_runtime import DTYPES, DecodeModel
 from shapeshift.fused_decode.model.graphs.bounds import GraphBounds, bounds_of
-from shapeshift.fused_decode.model.graphs.inputs import rows_of_logits
 from shapeshift.fused_decode.model.graphs.step import GraphStep, new_pool
 from shapeshift.fused_decode.model.kv_cache import KeyValueCache
 from shapeshift.fused_decode.model.linear import PlainLinear
@@ -77,6 +77,9 @@ class GraphedModel(DecodeModel):
         self._steps: dict[GraphBounds, GraphStep] = {}
         self._longest = cache.text_blocks * BLOCK_TOKENS
         self._pool: Any = new_pool() if self._device.type == "cuda" else None
+        self._latest = torch.zeros(self.slots, dtype=torch.int64, device=self._device)
+        self._wanted_slots = self._latest[:0]
+        self.feed = self._feed
 
     @classmethod
     def load_on(
@@ -104,20 +107,25 @@ class GraphedModel(DecodeModel):
         )
         return cls(assemble(architecture, files, cache, dtype, LinearMakers(PlainLinear, PlainLinear, dtype)), cache)
 
+    def _feed(self, tokens: torch.Tensor) -> None:
+        """See `interfaces.Runtime.feed`."""
+        self._latest[self._wanted_slots] = tokens
+
     def _run(self, batch: StepBatch) -> torch.Tensor:
         bounds = bounds_of(batch, self.slots, self._longest) if self.uses_graphs else None
-        logits = self._run_eagerly(batch) if bounds is None else self._run_graph(batch, bounds)
-        if not len(logits) and self._device.type == "cuda":
-            # Nobody waits for this step otherwise, and blocks that it writes may be given to an adapter.
-            torch.cuda.current_stream(self._device).synchronize()
-        return logits
+        return self._run_eagerly(batch) if bounds is None else self._run_graph(batch, bounds)
 
     def _run_eagerly(self, batch: StepBatch) -> torch.Tensor:
-        return super()._run(dataclasses.replace(batch, tokens=batch.tokens.to(self._device)))
+        slots = batch.slots.long()
+        self._wanted_slots = slots[batch.wanted].to(self._device)
+        tokens = batch.tokens.to(self._device)
+        if batch.fed is not None:
+            own = slots.repeat_interleave(batch.lengths.long()).to(self._device)
+            tokens = torch.where(batch.fed.to(self._device), self._latest[own], tokens)
+        return super()._run(dataclasses.replace(batch, tokens=tokens))
 
     def _run_graph(self, batch: StepBatch, bounds: GraphBounds) -> torch.Tensor:
         if bounds not in self._steps:
-            self._steps[bounds] = GraphStep(bounds, self._network, self._pool, batch)
-        step = self._steps[bounds]
-        step.run(batch)
-        return step.logits[rows_of_logits(batch, bounds).to(self._device)]
+            self._steps[bounds] = GraphStep(bounds, self._network, self._latest, self._pool, batch)
+        logits, self._wanted_slots = self._steps[bounds].run(batch)
+        return logits

@@ -71,6 +71,7 @@ class TensorParallelModel:
     """
 
     longest_step_s: float = 0.0
+    feed = None
 
     def __init__(self, model: MemberModel, group: RankGroup, launcher: Launcher, log: Log) -> None:
         """launcher: whose children are connected."""

@@ -8,7 +8,7 @@ when its request joined, or on the number of earlier iterations.
 from __future__ import annotations
 
 import secrets
-from typing import Any
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -73,14 +73,52 @@ class SamplingTable:
         self.seed[slot] = secrets.randbits(64) if params.seed is None else params.seed % 2**64
 
 
-class Sampler:
-    """Chooses tokens; keeps its own working memory.
+class Chosen(NamedTuple):
+    """The next token of each row.
 
-    logprobs: of the last tokens that it chose, by row, for the rows whose requests ask for them.
+    ids       INT64 [rows]
+    finite    BOOL [rows]  whether the row's logits were finite; if not, its token is meaningless
+    logprobs  of these tokens, by row, for the rows whose requests ask for them
     """
 
+    ids: Integers
+    finite: Flags
+    logprobs: dict[int, TokenLogprobs]
+
+    @property
+    def tokens(self) -> torch.Tensor:
+        """See `Choice.tokens`."""
+        return torch.from_numpy(self.ids)
+
+    def wait(self) -> None:
+        """See `Choice.wait`: it has been made."""
+
+    def result(self) -> Chosen:
+        """See `Choice.result`."""
+        return self
+
+
+class Choice(Protocol):
+    """Tokens that are being chosen, where the logits lie."""
+
+    @property
+    def tokens(self) -> torch.Tensor:
+        """INT64 [rows], on the device of the logits: for what is computed there after them."""
+        ...
+
+    def wait(self) -> None:
+        """Return when they have been chosen, and so all that was given to the device before is done."""
+        ...
+
+    def result(self) -> Chosen:
+        """What was chosen; waits for it."""
+        ...
+
+
+class Sampler:
+    """Chooses tokens; keeps its own working memory."""
+
     def __init__(self, table: SamplingTable, vocab_size: int, native: bool = True) -> None:
-        self.logprobs: dict[int, TokenLogprobs] = {}
         self._table = table
         self._vocab_size = vocab_size
         self._work = np.empty((0, DEPTH, -(-vocab_size // DEPTH)), np.float32)
@@ -89,17 +127,17 @@ class Sampler:
         # Without the kernel: the same in numpy.
         self._sample: Any = SAMPLERS["numpy"] if self._kernel is None else None
 
-    def choose(self, logits: torch.Tensor, slots: Integers, lengths: Integers) -> tuple[Integers, Flags]:
-        """The next token of each row, and whether its logits were finite; if not, the token is meaningless.
+    def choose(self, logits: torch.Tensor, slots: Integers, lengths: Integers) -> Choice:
+        """The next token of each row. Logits on a device are only read there, without a wait.
 
-        logits   FLOAT32 [rows, vocab_size], changed by the `LogitEdits`; from a GPU only what is chosen comes back
+        logits   FLOAT32 [rows, vocab_size], changed by the `LogitEdits`
         slots    INT64 [rows]  the rows' slots; a slot may have several rows
         lengths  INT64 [rows]  the tokens before the chosen ones in these slots: their positions
         """
         table = self._table
         if logits.device.type != "cpu":
-            ids, finite, self.logprobs = ON_DEVICE["torch"](table, logits, slots, lengths)
-            return ids, finite
+            on_device: Choice = ON_DEVICE["torch"](table, logits, slots, lengths)
+            return on_device
         edited = table.edits.rows(slots)
         listing = np.flatnonzero(table.logprobs[slots] != NO_LOGPROBS)
         values = logits.numpy()
@@ -109,11 +147,11 @@ class Sampler:
             table.edits.apply(NumpyLogits(values), edited, slots, lengths)
         native = self._kernel is not None and bool((table.temperature[slots] > 0).any())
         ids, finite = (self._draw_natively if native else self._draw)(logits, slots, lengths)
-        self.logprobs = {}
+        logprobs = {}
         if plain is not None:
             found = logprobs_of(plain, ids[listing], table.logprobs[slots[listing]])
-            self.logprobs = dict(zip(listing.tolist(), found, strict=True))
-        return ids, finite
+            logprobs = dict(zip(listing.tolist(), found, strict=True))
+        return Chosen(ids, finite, logprobs)
 
     def _draw(self, logits: torch.Tensor, slots: Integers, lengths: Integers) -> tuple[Integers, Flags]:
         table, values = self._table, logits.numpy()

@@ -10,8 +10,8 @@ from shapeshift.fused_decode.interfaces import StepBatch
 from shapeshift.fused_decode.model.graphs.bounds import GraphBounds
 from shapeshift.fused_decode.model.graphs.operations import FixedRows
 
-_COLUMNS = 3
-"""Of a row of one token before its blocks: token, position, slot."""
+_COLUMNS = 4
+"""Of a row of one token before its blocks: token, position, slot, whether it is fed."""
 
 
 @dataclass(frozen=True)
@@ -19,9 +19,11 @@ class StepInputs:
     """What a step within bounds is computed from.
 
     flat    INT64, all of it
-    rows    INT64 [bounds.rows, 3 + n]  token, position, slot and blocks of each row of one token; a view
+    rows    INT64 [bounds.rows, 4 + n]  token, position, slot, 1 where the token is fed (`StepBatch.fed`), and blocks of
+                                        each row of one token; a view
     chunk   INT64 [2, bounds.chunk]     tokens and positions of the chunk; a view
     text    INT64 [1 + n]               slot and blocks of the chunk's text; a view
+    wanted  INT64 [2, bounds.rows + 1]  of each wanted row its place among the logits, and its slot; a view
     """
 
     bounds: GraphBounds
@@ -29,13 +31,15 @@ class StepInputs:
     rows: torch.Tensor
     chunk: torch.Tensor
     text: torch.Tensor
+    wanted: torch.Tensor
 
     @classmethod
     def over(cls, bounds: GraphBounds, flat: torch.Tensor) -> StepInputs:
         """The inputs in `flat`, INT64 [`elements(bounds)`]."""
         width = _COLUMNS + bounds.blocks
-        rows, chunk, text = torch.split(flat, [bounds.rows * width, 2 * bounds.chunk, 1 + bounds.blocks])
-        return cls(bounds, flat, rows.view(-1, width), chunk.view(2, -1), text)
+        sizes = [bounds.rows * width, 2 * bounds.chunk, 1 + bounds.blocks, 2 * (bounds.rows + 1)]
+        rows, chunk, text, wanted = torch.split(flat, sizes)
+        return cls(bounds, flat, rows.view(-1, width), chunk.view(2, -1), text, wanted.view(2, -1))
 
     def fill(self, batch: StepBatch) -> None:
         """Write the step `batch`, which lies within the bounds.
@@ -54,17 +58,23 @@ class StepInputs:
             places = torch.arange(self.bounds.chunk).clamp(max=length - 1)
             self.chunk[0], self.chunk[1] = tokens[places], start + places
             self.text[0], self.text[1 : 1 + blocks.shape[1]] = slot, blocks[-1]
-            self.rows[:, :_COLUMNS] = torch.tensor([int(tokens[-1]), start + length - 1, slot])
+            self.rows[:, :_COLUMNS] = torch.tensor([int(tokens[-1]), start + length - 1, slot, 0])
             self.rows[:, _COLUMNS:width] = blocks[-1]
         if singles:
-            columns = torch.stack((batch.tokens[:singles], batch.starts[:singles], batch.slots[:singles]), 1)
-            given = torch.cat([columns.long(), blocks[:singles]], 1)
+            fed = torch.zeros(singles) if batch.fed is None else batch.fed[:singles]
+            columns = torch.stack([one[:singles].long() for one in (batch.tokens, batch.starts, batch.slots, fed)], 1)
+            given = torch.cat([columns, blocks[:singles]], 1)
             self.rows[:, :width] = given[0]
             self.rows[:singles, :width] = given
+        chunk_row = singles if self.bounds.chunk else -1
+        wanted = len(batch.wanted)
+        self.wanted[0, :wanted] = torch.where(batch.wanted == chunk_row, self.bounds.rows, batch.wanted)
+        self.wanted[1, :wanted] = batch.slots[batch.wanted]
 
-    def tokens(self) -> torch.Tensor:
-        """The tokens of the step, INT64 [rows + chunk]."""
-        return torch.cat([self.rows[:, 0], self.chunk[0]])
+    def tokens(self, latest: torch.Tensor) -> torch.Tensor:
+        """The tokens of the step, INT64 [rows + chunk]; latest: INT64 [slots], those that are fed."""
+        known, slots, fed = self.rows[:, 0], self.rows[:, 2], self.rows[:, 3]
+        return torch.cat([torch.where(fed > 0, latest[slots], known), self.chunk[0]])
 
     def positions(self) -> torch.Tensor:
         """The place of each token in its text, INT64 [rows + chunk]."""
@@ -87,10 +97,4 @@ class StepInputs:
 
 def elements(bounds: GraphBounds) -> int:
     """Elements of `StepInputs.flat`."""
-    return bounds.rows * (_COLUMNS + bounds.blocks) + 2 * bounds.chunk + 1 + bounds.blocks
-
-
-def rows_of_logits(batch: StepBatch, bounds: GraphBounds) -> torch.Tensor:
-    """The rows of a step's logits that `batch` wants, INT64 [wanted rows]."""
-    chunk_row = len(batch.slots) - 1 if bounds.chunk else -1
-    return torch.where(batch.wanted == chunk_row, bounds.rows, batch.wanted)
+    return bounds.rows * (_COLUMNS + bounds.blocks) + 2 * bounds.chunk + 1 + bounds.blocks + 2 * (bounds.rows + 1)

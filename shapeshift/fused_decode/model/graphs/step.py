@@ -18,13 +18,13 @@ _WARM_UPS = 3
 
 
 class GraphStep:
-    """The steps within `bounds`.
+    """The steps within `bounds`."""
 
-    logits: FLOAT32 [rows, vocab_size], then one row for the chunk, if there is one; valid until the next `run`.
-    """
-
-    def __init__(self, bounds: GraphBounds, network: Network, pool: Any, first: StepBatch) -> None:
-        """pool: the memory that all graphs of a model share, None on a CPU; first: with which the capture computes."""
+    def __init__(
+        self, bounds: GraphBounds, network: Network, latest: torch.Tensor, pool: Any, first: StepBatch
+    ) -> None:
+        """latest: INT64 [slots], see `StepInputs.tokens`; pool: the memory that all graphs of a model share, None on a
+        CPU; first: with which the capture computes."""
         device = network.embedding.device
         on_gpu = device.type == "cuda"
         host = torch.zeros(elements(bounds), dtype=torch.int64, pin_memory=on_gpu)
@@ -32,19 +32,31 @@ class GraphStep:
         self._host.fill(first)
         self._inputs = StepInputs.over(bounds, host.to(device, copy=True))
         inputs, last, operations = self._inputs, self._inputs.last(), GraphOperations(device)
-        self.logits = torch.empty(len(last), network.architecture.vocab_size, device=device)
+        self._logits = torch.empty(len(last), network.architecture.vocab_size, device=device)
+        self._copied = torch.cuda.Event() if on_gpu else None  # type: ignore[no-untyped-call]
 
         def compute() -> None:
-            tokens, positions = inputs.tokens(), inputs.positions()
-            self.logits.copy_(network.forward(operations, tokens, positions, inputs.plan(), last))
+            tokens, positions = inputs.tokens(latest), inputs.positions()
+            self._logits.copy_(network.forward(operations, tokens, positions, inputs.plan(), last))
 
         self._compute = _capture(compute, device, pool, bounds) if on_gpu else compute
 
-    def run(self, batch: StepBatch) -> None:
-        """Compute `logits` of the step `batch`, without a wait for the device."""
+    def run(self, batch: StepBatch) -> tuple[torch.Tensor, torch.Tensor]:
+        """Compute the step `batch`, without a wait for the device.
+
+        Returns the logits FLOAT32 [wanted rows, vocab_size], and the slots of these rows, INT64, valid until the next
+        call.
+        """
+        if self._copied is not None:
+            # The last step of these bounds may not have begun. The one before the last has ended, so this is short.
+            self._copied.synchronize()
         self._host.fill(batch)
         self._inputs.flat.copy_(self._host.flat, non_blocking=True)
+        if self._copied is not None:
+            self._copied.record()
         self._compute()
+        places, slots = self._inputs.wanted[:, : len(batch.wanted)]
+        return self._logits[places], slots
 
 
 def new_pool() -> Any:

@@ -2,35 +2,52 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import numpy as np
 import torch
 
 from shapeshift.fused_decode.engine.sampling.device.draw import draw
 from shapeshift.fused_decode.engine.sampling.device.edits import DeviceLogits, moved
-from shapeshift.fused_decode.engine.sampling.device.logprobs import logprobs_of
-from shapeshift.fused_decode.engine.sampling.logprobs import TokenLogprobs
+from shapeshift.fused_decode.engine.sampling.device.logprobs import ListedLogprobs, list_logprobs
 from shapeshift.fused_decode.engine.sampling.sampler import (
     NO_LOGPROBS,
-    Flags,
+    Chosen,
     Integers,
     SamplingTable,
     uniforms,
 )
 
 
-class Chosen(NamedTuple):
-    """ids, finite: INT64 and BOOL [rows], see `sampler.Sampler.choose`; logprobs: by row, where they are asked for."""
+class DeviceChoice:
+    """See `sampler.Choice`: tokens on their way from the device."""
 
-    ids: Integers
-    finite: Flags
-    logprobs: dict[int, TokenLogprobs]
+    def __init__(
+        self, tokens: torch.Tensor, finite: torch.Tensor, listing: Integers, listed: ListedLogprobs | None
+    ) -> None:
+        """finite: BOOL [rows]; listing: the rows whose logprobs are `listed`."""
+        self.tokens = tokens
+        self._listing = listing
+        self._listed = listed
+        # From a GPU into page-locked memory, which torch takes for copies that are not waited for.
+        self._both = torch.stack([tokens, finite.long()]).to("cpu", non_blocking=True)
+        self._event: torch.cuda.Event | None = None
+        if tokens.is_cuda:
+            self._event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            self._event.record(torch.cuda.current_stream(tokens.device))
+
+    def wait(self) -> None:
+        if self._event is not None:
+            self._event.synchronize()
+
+    def result(self) -> Chosen:
+        self.wait()
+        ids, finite = self._both.numpy()
+        found = {} if self._listed is None else dict(zip(self._listing.tolist(), self._listed.result(), strict=True))
+        return Chosen(ids, finite.astype(bool), found)
 
 
 @torch.inference_mode()
-def choose(table: SamplingTable, logits: torch.Tensor, slots: Integers, lengths: Integers) -> Chosen:
-    """See `sampler.Sampler.choose`. It waits for the device once, and again where logprobs are asked for."""
+def choose(table: SamplingTable, logits: torch.Tensor, slots: Integers, lengths: Integers) -> DeviceChoice:
+    """See `sampler.Sampler.choose`."""
     listing = np.flatnonzero(table.logprobs[slots] != NO_LOGPROBS)
     # Before the edits: logprobs are those of the model.
     plain = logits[moved(listing, logits)] if listing.size else None
@@ -44,12 +61,10 @@ def choose(table: SamplingTable, logits: torch.Tensor, slots: Integers, lengths:
         rows = moved(random, logits)
         drawn = _drawn(table, logits[rows], best[rows], slots[random], lengths[random])
         ids[rows] = torch.where(finite[rows], drawn, ids[rows])
-    found = {}
+    listed = None
     if plain is not None:
-        listed = logprobs_of(plain, ids[moved(listing, logits)], table.logprobs[slots[listing]])
-        found = dict(zip(listing.tolist(), listed, strict=True))
-    both = torch.stack([ids, finite.long()]).cpu().numpy()
-    return Chosen(both[0], both[1].astype(bool), found)
+        listed = list_logprobs(plain, ids[moved(listing, logits)], table.logprobs[slots[listing]])
+    return DeviceChoice(ids, finite, listing, listed)
 
 
 def _drawn(

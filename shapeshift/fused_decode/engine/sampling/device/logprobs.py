@@ -7,8 +7,31 @@ import torch
 from shapeshift.fused_decode.engine.sampling.logprobs import MOST_LISTED, Integers, TokenLogprobs
 
 
-def logprobs_of(logits: torch.Tensor, tokens: torch.Tensor, listed: Integers) -> list[TokenLogprobs]:
-    """See `sampling.logprobs.logprobs_of`; `logits` and `tokens` are on the device."""
+class ListedLogprobs:
+    """Logprobs on their way from the device; those of a GPU may be read once it has come so far."""
+
+    def __init__(self, values: torch.Tensor, numbers: torch.Tensor, listed: Integers) -> None:
+        """values, numbers: FLOAT64 and INT64 [rows, 1 + n]: a token's logprob and rank, then the top's and ids."""
+        self._values = values.to("cpu", non_blocking=True)
+        self._numbers = numbers.to("cpu", non_blocking=True)
+        self._listed = listed
+
+    def result(self) -> list[TokenLogprobs]:
+        """One for each row."""
+        found, whole = self._values.numpy(), self._numbers.numpy()
+        return [
+            TokenLogprobs(
+                float(found[row, 0]),
+                int(whole[row, 0]),
+                whole[row, 1 : 1 + count],
+                found[row, 1 : 1 + count].astype("float32"),
+            )
+            for row, count in enumerate(self._listed.tolist())
+        ]
+
+
+def list_logprobs(logits: torch.Tensor, tokens: torch.Tensor, listed: Integers) -> ListedLogprobs:
+    """See `sampling.logprobs.logprobs_of`; `logits` and `tokens` are on the device, which is not waited for."""
     scores = logits - logits.amax(1, keepdim=True)
     norms = scores.exp().sum(1, dtype=torch.float64).log()
     own = scores.gather(1, tokens[:, None])
@@ -19,14 +42,4 @@ def logprobs_of(logits: torch.Tensor, tokens: torch.Tensor, listed: Integers) ->
         # Of equal ones the lower id comes first, which topk does not promise.
         tops = scores.sort(dim=1, descending=True, stable=True).indices[:, :width]
     values = torch.cat([own, scores.gather(1, tops)], 1).double() - norms[:, None]
-    numbers = torch.cat([ranks[:, None], tops], 1)
-    found, whole = values.cpu().numpy(), numbers.cpu().numpy()
-    return [
-        TokenLogprobs(
-            float(found[row, 0]),
-            int(whole[row, 0]),
-            whole[row, 1 : 1 + count],
-            found[row, 1 : 1 + count].astype("float32"),
-        )
-        for row, count in enumerate(listed.tolist())
-    ]
+    return ListedLogprobs(values, torch.cat([ranks[:, None], tops], 1), listed)

@@ -1,0 +1,228 @@
+"""What follows a step: its tokens become answers, requests end, and what is to be sent is handed over."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from shapeshift.errors import EngineError
+from shapeshift.fused_decode.engine.batching import Step
+from shapeshift.fused_decode.engine.beams import Beams
+from shapeshift.fused_decode.engine.sampling.grammar import Grammar
+from shapeshift.fused_decode.engine.sampling.sampler import Choice
+from shapeshift.fused_decode.engine.slots import SlotTable
+from shapeshift.fused_decode.engine.speculation import verify
+from shapeshift.fused_decode.interfaces import Runtime
+from shapeshift.fused_decode.metrics import LoopMetrics
+from shapeshift.fused_decode.policy.admission import Admission
+from shapeshift.fused_decode.request import LENGTH, STOP, Reason, Request
+
+Array = npt.NDArray[Any]
+Deliver = Callable[[list[Request]], None]
+
+
+@dataclass(frozen=True)
+class Launched:
+    """A step that the model has been given.
+
+    owners    the requests of `step.chosen`, where it is ahead
+    rows      INT64 [n]  those of `step.chosen` that the sampler chooses; the others are beams'
+    choice    their tokens
+    is_ahead  whether the slots have been advanced already, so that the next step may be launched before it is recorded
+    """
+
+    step: Step
+    owners: list[Request]
+    rows: Array
+    choice: Choice
+    is_ahead: bool
+
+
+class Outbox:
+    """The requests with something to send. Only the generating thread uses it.
+
+    deliver            takes requests, each at most once a call; must neither block nor raise
+    responses_a_step   most requests that are delivered after one step for their further tokens; 0: any number. Those
+                       that have waited longest go first, and what gathers meanwhile leaves with them
+
+    A response takes a thread of the front, the server and the client from their cores to the next wait, and each core
+    that the model lacks for a moment makes the others wait for it.
+    """
+
+    def __init__(self, deliver: Deliver, responses_a_step: int = 0) -> None:
+        self._deliver = deliver
+        self._responses_a_step = responses_a_step
+        self._urgent: dict[Request, None] = {}
+        self._waiting: dict[Request, None] = {}
+
+    def add(self, request: Request) -> None:
+        """`request` has new text to send, or has finished."""
+        if request.is_finished or len(request.parts) == 1:
+            self._waiting.pop(request, None)
+            self._urgent[request] = None
+        elif request not in self._urgent:
+            self._waiting[request] = None
+
+    def deliver_urgent(self) -> None:
+        """Deliver the requests that have finished or have their first text."""
+        if self._urgent:
+            self._deliver(list(self._urgent))
+            self._urgent.clear()
+
+    def deliver_step(self) -> None:
+        """Deliver after a step: what is urgent, and further tokens of as many requests as may be."""
+        left = self._responses_a_step - len(self._urgent) if self._responses_a_step else len(self._waiting)
+        for request in list(self._waiting)[: max(left, 0)]:
+            del self._waiting[request]
+            self._urgent[request] = None
+        self.deliver_urgent()
+
+
+class Recorder:
+    """Gives requests the tokens of a step, and ends them. Only the generating thread uses it.
+
+    prefilling: requests whose prompts are not complete in the cache; shared with the loop.
+    """
+
+    def __init__(
+        self,
+        runtime: Runtime,
+        table: SlotTable,
+        admission: Admission[Request],
+        beams: Beams,
+        prefilling: dict[Request, None],
+        outbox: Outbox,
+        metrics: LoopMetrics,
+    ) -> None:
+        self._table = table
+        self._admission = admission
+        self._beams = beams
+        self._prefilling = prefilling
+        self._outbox = outbox
+        self._metrics = metrics
+        self._is_eos = np.isin(np.arange(runtime.vocab_size), list(runtime.eos_ids))
+        self._recorded = 0.0
+
+    def record(self, launched: Launched, now: float) -> None:
+        """Store the tokens of a step that has ended, and finish the requests that are complete.
+
+        A request that has ended, or left its slot, since the step was launched gets none.
+        """
+        table, step, rows = self._table, launched.step, launched.rows
+        chosen = launched.choice.result()
+        count = len(step.chosen)
+        tokens, finite = np.zeros(count, np.int64), np.ones(count, bool)
+        tokens[rows], finite[rows] = chosen.ids, chosen.finite
+        logprobs = {int(rows[place]): found for place, found in chosen.logprobs.items()}
+        verified = verify(step, table, tokens)
+        taken, generated = verified.taken[np.isin(verified.taken, rows)], count - len(rows)
+        if launched.is_ahead:
+            taken = taken[[table.owners[slot] is launched.owners[i] for i, slot in enumerate(step.chosen.tolist())]]
+        slots, places, tokens = step.chosen[taken], step.places[taken], tokens[taken]
+        if launched.is_ahead:
+            table.settle(slots, places, tokens)
+        else:
+            table.advance(step.slots, verified.lengths, slots, places, tokens)
+        eos = self._is_eos[tokens] & ~table.ignore_eos[slots]
+        full = places + 1 >= table.end[slots]
+        columns = (taken, slots, tokens, eos, full, finite[taken])
+        for place, slot, token, is_eos, is_full, is_finite in zip(*(one.tolist() for one in columns), strict=True):
+            request = table.owners[slot]
+            if request is None:
+                # Its answer has ended with an earlier one of these tokens.
+                continue
+            generated += 1
+            self._note_token(request, now)
+            request.token_ids.append(token)
+            if place in logprobs:
+                request.logprobs.append(logprobs[place])
+            request.generated += 1
+            if not is_finite:
+                self.finish(request, EngineError("the model's logits are not finite"))
+            elif is_eos or token in request.sampling_params.stop_token_ids or self._append_text(request, token):
+                self.finish(request, STOP)
+            elif request.grammar is not None and (ended := _ended(request.grammar, token)) is not None:
+                self.finish(request, ended)
+            elif is_full:
+                self.finish(request, LENGTH)
+        for request, reason in self._beams.advance():
+            self._note_token(request, now)
+            request.generated += 1
+            if reason is not None:
+                self.finish(request, reason)
+        self._count_tokens(step, generated, verified.accepted, now)
+
+    def end(self, due: Iterable[tuple[Request, Reason]]) -> None:
+        """Finish these requests, each for its first reason."""
+        for request, reason in due:
+            if not request.is_finished:
+                self.finish(request, reason)
+
+    def finish(self, request: Request, reason: Reason) -> None:
+        """End `request`, whether it waits or runs."""
+        if request.slot is None:
+            self._admission.withdraw(request)
+        else:
+            self._table.release(request)
+            self._prefilling.pop(request, None)
+            # A request that is squashed while a step is in flight waits again, and has its slot still.
+            if not self._admission.withdraw(request):
+                self._admission.finished(request)
+        request.finish(reason)
+        self._outbox.add(request)
+
+    def finish_running(self, error: Exception) -> None:
+        """End all running requests with `error`; afterwards all slots are free, whatever their state was.
+
+        Nothing that the cache holds is used again: whatever failed may have lost it.
+        """
+        running = dict.fromkeys(owner for owner in self._table.owners if owner is not None) | self._prefilling
+        self._table.clear()
+        self._prefilling.clear()
+        for request in running:
+            self._admission.finished(request)
+            if not request.is_finished:
+                request.finish(error)
+                self._outbox.add(request)
+        self._outbox.deliver_urgent()
+
+    def _note_token(self, request: Request, now: float) -> None:
+        """`request` is about to get a token: its prompt is complete."""
+        self._prefilling.pop(request, None)
+        if not request.generated:
+            request.first_token = now
+            self._metrics.first_token_ms.observe((now - request.arrived) * 1e3)
+
+    def _append_text(self, request: Request, token: int) -> bool:
+        """Add a token's text to the answer; True where it completes a stop string."""
+        text = request.text.add(token)
+        if text:
+            request.parts.append(text)
+            if request.stream:
+                self._outbox.add(request)
+        return request.text.stopped
+
+    def _count_tokens(self, step: Step, generated: int, accepted: int, now: float) -> None:
+        prompt_tokens, rows = int(step.lengths[step.decoding :].sum()), len(step.batch.wanted)
+        self._metrics.observe_tokens(prompt_tokens, generated, len(step.chosen) - rows, accepted)
+        # Of rows that have ended since they were launched nothing comes.
+        decoding = step.decoding - max(rows - generated, 0)
+        if decoding > 0:
+            # Every decoding request got its last token when the previous iteration was recorded.
+            self._metrics.between_tokens_ms.observe((now - self._recorded) * 1e3, decoding)
+        # Several tokens of one request come at once.
+        if step.decoding and generated > rows:
+            self._metrics.between_tokens_ms.observe(0.0, generated - rows)
+        self._recorded = now
+
+
+def _ended(grammar: Grammar, token: int) -> Reason | None:
+    """Why an answer ends with `token`, as its grammar has it; None where it goes on."""
+    try:
+        return STOP if grammar.accept(token) else None
+    except Exception as error:  # noqa: BLE001  one request's grammar must not cost the others
+        return error
