@@ -1,4 +1,4 @@
-"""What adapters add to a decode step of a 7B shape, ours and PEFT's mixed batch.
+"""What adapters add to a decode step of a 7B shape, ours as a graph and without, and PEFT's mixed batch.
 
 Rows take the adapters in turn, of ranks 8 to 64 on queries, keys, values and output of every layer. PEFT runs after
 ours, with weights of its own: two copies of 7 billion weights may not fit.
@@ -17,8 +17,10 @@ from bench.gpu.decode import SEVEN_BILLION, TINY, step, step_of
 from bench.gpu.device import Device, Step
 from bench.gpu.part import Part, Row, ratio
 from bench.gpu.random_models import Shape, decoder, reference_decoder
-from shapeshift.adapter_cache.lora.batch import Factor, LoraHook, lay_out, shifted, targets
-from shapeshift.adapter_cache.lora.segmented import TorchLora
+from shapeshift.adapter_cache.lora import grouped
+from shapeshift.adapter_cache.lora.batch import Factor, lay_out, shifted, targets
+from shapeshift.adapter_cache.lora.grouped import GraphLoraHook
+from shapeshift.fused_decode.interfaces import StepBatch
 from shapeshift.fused_decode.model.architecture import Architecture
 from shapeshift.fused_decode.model.cuda_runtime import GraphedModel
 
@@ -45,8 +47,17 @@ def measure(device: Device, sizes: Sizes, seed: int) -> Iterator[Row]:
     for count in sizes.adapters:
         model.linear_hook = _hook(model, count, device, seed)
         mixed = step_of(sizes.rows, sizes.context, _owners(sizes.rows, count))
-        steps: dict[str, Step] = {"none": step(model, plain), "mixed": step(model, mixed)}
-        yield _row("ours", sizes.rows, count, device.in_turn(steps, sizes.rounds))
+        steps: dict[str, Step] = {
+            "none": _with_graphs(model, plain, True),
+            "mixed": _with_graphs(model, mixed, True),
+            "eager": _with_graphs(model, mixed, False),
+        }
+        found = device.in_turn(steps, sizes.rounds)
+        row = _row("ours", sizes.rows, count, found)
+        yield row | {
+            "without a graph, ms": round(found["eager"], 3),
+            "eager / graph": ratio(found["eager"], found["mixed"]),
+        }
         del steps
         model.linear_hook = None
         device.free()
@@ -55,6 +66,16 @@ def measure(device: Device, sizes: Sizes, seed: int) -> Iterator[Row]:
     for count in sizes.adapters:
         yield _row("PEFT", sizes.rows, count, _peft(device, sizes, count, seed))
         device.free()
+
+
+def _with_graphs(model: GraphedModel, batch: StepBatch, uses_graphs: bool) -> Step:
+    run = step(model, batch)
+
+    def run_step() -> object:
+        model.uses_graphs = uses_graphs
+        return run()
+
+    return run_step
 
 
 def _row(system: str, rows: int, count: int, found: dict[str, float]) -> Row:
@@ -77,7 +98,7 @@ def factors(architecture: Architecture, rank: int) -> list[Factor]:
     ]
 
 
-def _hook(model: GraphedModel, count: int, device: Device, seed: int) -> LoraHook:
+def _hook(model: GraphedModel, count: int, device: Device, seed: int) -> GraphLoraHook:
     laid = {rank: lay_out(model.architecture, factors(model.architecture, rank)) for rank in RANKS}
     ranks = list(islice(cycle(RANKS), count))
     places, start = [], 0
@@ -87,7 +108,14 @@ def _hook(model: GraphedModel, count: int, device: Device, seed: int) -> LoraHoo
         start += elements
     generator = torch.Generator(device.torch_device).manual_seed(seed)
     memory = torch.empty(start, dtype=device.dtype, device=device.torch_device).normal_(std=_STD, generator=generator)
-    return LoraHook(memory, lambda numbers: ([places[number] for number in numbers], 0), TorchLora())
+    kernels = grouped.load(max(RANKS), on_gpu=device.number is not None)
+    return GraphLoraHook(
+        memory,
+        lambda numbers: ([places[number] for number in numbers], 0),
+        kernels,
+        slots=model.slots,
+        layers=model.architecture.layers,
+    )
 
 
 def _peft(device: Device, sizes: Sizes, count: int, seed: int) -> dict[str, float]:

@@ -28,6 +28,7 @@ from shapeshift.adapter_cache.request import AdapterRequest
 from shapeshift.adapter_cache.settings import (
     EVICTION_RULES,
     HOST_TIERS,
+    LORA_HOOKS,
     LORA_KERNELS,
     PREDICTORS,
     PREFETCHERS,
@@ -87,7 +88,8 @@ class AdapterService(DecodeService):
         self._predictor = _make_predictor(pb_utils, self._settings, log)
         self._prefetcher = PREFETCHERS["gaps"]() if self._settings.prefetch else None
         self._kept_blocks = blocks_of(runtime.max_length)
-        kernels = self._load_kernels(on_gpu=args.kind == "GPU")
+        on_gpu = args.kind == "GPU"
+        kernels = self._load_kernels(on_gpu)
         self.cache = AdapterCache(
             SharedMemory(runtime.memory, self.pool, runtime.block_elements, self._kept_blocks),
             rule=EVICTION_RULES[self._settings.eviction],
@@ -95,9 +97,13 @@ class AdapterService(DecodeService):
             write=kernels.store,
             on_change=self._wake,
             on_failure=self._fail_waiting,
-            open_host=partial(HOST_TIERS["cuda"], self._settings.host_mb << 20) if args.kind == "GPU" else None,
+            open_host=partial(HOST_TIERS["cuda"], self._settings.host_mb << 20) if on_gpu else None,
         )
-        runtime.linear_hook = LoraHook(runtime.memory, self.cache.places_of, kernels, self.cache.has_magnitudes)
+        given = (runtime.memory, self.cache.places_of, kernels, self.cache.has_magnitudes)
+        layers = Architecture.read(self.loaded.folder).layers
+        runtime.linear_hook = (
+            LORA_HOOKS["cuda"](*given, slots=runtime.slots, layers=layers) if on_gpu else LoraHook(*given)
+        )
         self.catalogue = Catalogue(
             (args.folder / self._settings.adapters_dir).resolve(),
             read_multi_lora(args.folder / "1"),
@@ -203,9 +209,11 @@ class AdapterService(DecodeService):
         super().close()
 
     def _load_kernels(self, on_gpu: bool) -> LoraKernels:
-        """The native kernels on a CPU with a compiler, plain torch otherwise."""
+        """Those of a GPU; the native ones on a CPU with a compiler, plain torch otherwise."""
         kernels: LoraKernels | None = None
-        if self.loaded.settings.native and not on_gpu:
+        if on_gpu:
+            kernels = LORA_KERNELS["grouped"](self._settings.max_rank, on_gpu)
+        elif self.loaded.settings.native:
             kernels = LORA_KERNELS["native"](self.loaded.kernel_cache, self._log)
         return kernels or LORA_KERNELS["torch"]()
 

@@ -36,8 +36,14 @@ PREFETCHERS: Choices[Callable[[], Prefetcher]] = Choices(
 )
 LORA_KERNELS: Choices[Callable[..., Any]] = Choices(
     "lora_kernels",
-    {"native": f"{_PACKAGE}.lora.native:load", "torch": f"{_PACKAGE}.lora.segmented:TorchLora"},
+    {
+        "native": f"{_PACKAGE}.lora.native:load",
+        "torch": f"{_PACKAGE}.lora.segmented:TorchLora",
+        "grouped": f"{_PACKAGE}.lora.grouped:load",
+    },
 )
+LORA_HOOKS: Choices[Callable[..., Any]] = Choices("device", {"cuda": f"{_PACKAGE}.lora.grouped:GraphLoraHook"})
+"""Where steps are CUDA graphs."""
 
 
 @dataclass(frozen=True)

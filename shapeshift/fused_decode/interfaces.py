@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import torch
 
@@ -179,9 +179,39 @@ class LinearDelta(Protocol):
         ...
 
 
+class FixedTerms(Protocol):
+    """The terms of steps of one shape, computed from what lies at fixed addresses: a CUDA graph can hold them."""
+
+    @property
+    def delta(self) -> LinearDelta:
+        """Adds the terms of the step that `fill` was given last, without a wait for the device."""
+        ...
+
+    def fill(self, batch: StepBatch) -> None:
+        """Bring the adapters of `batch` to the device. The step before the last one has ended."""
+        ...
+
+
 class LinearHook(Protocol):
     """Called once in each step in which a row has an adapter, and in no other."""
 
     def linear_delta(self, batch: StepBatch) -> LinearDelta:
         """The terms of `batch`, whose `adapters` are set. Valid until the next call."""
+        ...
+
+
+@runtime_checkable
+class GraphHook(LinearHook, Protocol):
+    """A hook whose terms CUDA graphs can hold."""
+
+    def linears(self, batch: StepBatch) -> int:
+        """The linears to which the adapters of `batch` add terms, bit by bit; 0: a graph cannot compute them.
+
+        Called once for each step, before the `FixedTerms` of the step are filled.
+        """
+        ...
+
+    def fixed_terms(self, rows: int, chunk: int, linears: int) -> FixedTerms:
+        """Those of steps of so many rows of a token and a chunk of so many tokens behind them, 0 for none, of these
+        linears."""
         ...

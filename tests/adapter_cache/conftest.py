@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
+import importlib
+import importlib.util
+import os
+import sys
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -35,3 +41,21 @@ def mixed_adapters(small_base: Path, tmp_path_factory: pytest.TempPathFactory) -
 def lora_kernels() -> Path:
     """The folder that keeps the compiled kernels between test runs."""
     return PROJECT / "build" / "kernels"
+
+
+@pytest.fixture(scope="module")
+def interpreted_add() -> Iterator[Any]:
+    """`gpu_kernels.add_terms` as the interpreter of its language runs it, on a CPU."""
+    if importlib.util.find_spec("triton") is None:
+        pytest.skip("the kernels need the package triton, which torch for CUDA brings")
+    name, before = "shapeshift.adapter_cache.lora.gpu_kernels", os.environ.get("TRITON_INTERPRET")
+    os.environ["TRITON_INTERPRET"] = "1"
+    sys.modules.pop(name, None)
+    try:
+        yield importlib.import_module(name).add_terms
+    finally:
+        # What is imported later is compiled.
+        sys.modules.pop(name, None)
+        os.environ.pop("TRITON_INTERPRET")
+        if before is not None:
+            os.environ["TRITON_INTERPRET"] = before

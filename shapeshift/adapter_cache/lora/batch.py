@@ -27,8 +27,8 @@ from shapeshift.fused_decode.model.weights import linears, qkv_order
 ALIGNMENT = 32
 """Elements; every factor starts at a multiple of it."""
 PARTS, FIELDS = 3, 4
-OFFSET = 0
-"""Field of `LowRank.places` that holds the offset of a factor."""
+OFFSET, RANK = 0, 1
+"""Fields of `LowRank.places` that hold the offset and the rank of a factor."""
 # Names of `weights.linears`, by linear.
 _NAMES = {QKV: "qkv", OUTPUT: "output", GATE_UP: "gate_up", DOWN: "down"}.values()
 

@@ -21,7 +21,7 @@ from typing import Any
 import torch
 
 from shapeshift.engines import cuda_device
-from shapeshift.fused_decode.interfaces import BLOCK_TOKENS, StepBatch, blocks_of
+from shapeshift.fused_decode.interfaces import BLOCK_TOKENS, GraphHook, StepBatch, blocks_of
 from shapeshift.fused_decode.model.architecture import Architecture
 from shapeshift.fused_decode.model.assembly import LinearMakers, assemble
 from shapeshift.fused_decode.model.cpu_runtime import DTYPES, DecodeModel
@@ -112,8 +112,11 @@ class GraphedModel(DecodeModel):
         self._latest[self._wanted_slots] = tokens
 
     def _run(self, batch: StepBatch) -> torch.Tensor:
-        bounds = bounds_of(batch, self.slots, self._longest) if self.uses_graphs else None
-        return self._run_eagerly(batch) if bounds is None else self._run_graph(batch, bounds)
+        if not self.uses_graphs:
+            return self._run_eagerly(batch)
+        hook = self.linear_hook if batch.adapters is not None and isinstance(self.linear_hook, GraphHook) else None
+        bounds = bounds_of(batch, self.slots, self._longest, 0 if hook is None else hook.linears(batch))
+        return self._run_eagerly(batch) if bounds is None else self._run_graph(batch, bounds, hook)
 
     def _run_eagerly(self, batch: StepBatch) -> torch.Tensor:
         slots = batch.slots.long()
@@ -124,8 +127,8 @@ class GraphedModel(DecodeModel):
             tokens = torch.where(batch.fed.to(self._device), self._latest[own], tokens)
         return super()._run(dataclasses.replace(batch, tokens=tokens))
 
-    def _run_graph(self, batch: StepBatch, bounds: GraphBounds) -> torch.Tensor:
-        if bounds not in self._steps:
-            self._steps[bounds] = GraphStep(bounds, self._network, self._latest, self._pool, batch)
+    def _run_graph(self, batch: StepBatch, bounds: GraphBounds, hook: GraphHook | None) -> torch.Tensor:
+        if bounds not in self._steps or self._steps[bounds].hook is not hook:
+            self._steps[bounds] = GraphStep(bounds, self._network, self._latest, self._pool, batch, hook)
         logits, self._wanted_slots = self._steps[bounds].run(batch)
         return logits

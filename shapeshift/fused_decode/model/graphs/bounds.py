@@ -20,11 +20,13 @@ class GraphBounds:
     rows     rows of one token
     context  places of each text
     chunk    tokens of one chunk of a prompt behind these rows; 0: none
+    linears  to which adapters add terms, see `interfaces.GraphHook`; 0: no row has one
     """
 
     rows: int
     context: int
     chunk: int = 0
+    linears: int = 0
 
     @property
     def blocks(self) -> int:
@@ -32,25 +34,27 @@ class GraphBounds:
         return self.context // BLOCK_TOKENS
 
 
-def bounds_of(batch: StepBatch, slots: int, longest: int) -> GraphBounds | None:
+def bounds_of(batch: StepBatch, slots: int, longest: int, linears: int = 0) -> GraphBounds | None:
     """The bounds of `batch` for a model of so many slots, with blocks for texts of `longest` tokens.
 
-    None where no graph computes it: with adapters, with logits of further tokens, with several chunks, or with one
-    that is longer than the longest of CHUNKS or not the last row.
+    linears: what `GraphHook.linears` says of a batch with adapters.
+
+    None where no graph computes it: with adapters and no `linears`, with logits of further tokens, with several chunks,
+    or with one that is longer than the longest of CHUNKS or not the last row.
     """
     lengths = batch.lengths.tolist()
     chunks = [length for length in lengths if length > 1]
-    if batch.adapters is not None or batch.further is not None or len(chunks) > 1:
+    if (batch.adapters is not None and not linears) or batch.further is not None or len(chunks) > 1:
         return None
     context = power_of_two(int((batch.starts + batch.lengths).max()), _LEAST_CONTEXT, longest)
     if not chunks:
-        return GraphBounds(power_of_two(len(lengths), 1, slots), context)
+        return GraphBounds(power_of_two(len(lengths), 1, slots), context, linears=linears)
     singles = len(lengths) - 1
     if lengths[-1] == 1 or chunks[0] > CHUNKS[-1]:
         return None
     chunk = next(size for size in CHUNKS if size >= chunks[0])
     rows = next((size for size in MIXED_ROWS if size >= singles), power_of_two(max(singles, 1), 1, slots))
-    return GraphBounds(rows, context, chunk)
+    return GraphBounds(rows, context, chunk, linears)
 
 
 def power_of_two(count: int, least: int, most: int) -> int:

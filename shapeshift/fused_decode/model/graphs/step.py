@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from shapeshift.errors import EngineError
-from shapeshift.fused_decode.interfaces import StepBatch
+from shapeshift.fused_decode.interfaces import GraphHook, StepBatch
 from shapeshift.fused_decode.model.graphs.bounds import GraphBounds
 from shapeshift.fused_decode.model.graphs.inputs import StepInputs, elements
 from shapeshift.fused_decode.model.graphs.operations import GraphOperations
@@ -21,23 +21,34 @@ class GraphStep:
     """The steps within `bounds`."""
 
     def __init__(
-        self, bounds: GraphBounds, network: Network, latest: torch.Tensor, pool: Any, first: StepBatch
+        self,
+        bounds: GraphBounds,
+        network: Network,
+        latest: torch.Tensor,
+        pool: Any,
+        first: StepBatch,
+        hook: GraphHook | None = None,
     ) -> None:
         """latest: INT64 [slots], see `StepInputs.tokens`; pool: the memory that all graphs of a model share, None on a
-        CPU; first: with which the capture computes."""
+        CPU; first: with which the capture computes; hook: of the terms of `bounds.linears`."""
+        self.hook = hook
         device = network.embedding.device
         on_gpu = device.type == "cuda"
         host = torch.zeros(elements(bounds), dtype=torch.int64, pin_memory=on_gpu)
         self._host = StepInputs.over(bounds, host)
         self._host.fill(first)
         self._inputs = StepInputs.over(bounds, host.to(device, copy=True))
+        self._terms = hook.fixed_terms(bounds.rows, bounds.chunk, bounds.linears) if hook is not None else None
+        if self._terms is not None:
+            self._terms.fill(first)
+        delta = None if self._terms is None else self._terms.delta
         inputs, last, operations = self._inputs, self._inputs.last(), GraphOperations(device)
         self._logits = torch.empty(len(last), network.architecture.vocab_size, device=device)
         self._copied = torch.cuda.Event() if on_gpu else None  # type: ignore[no-untyped-call]
 
         def compute() -> None:
             tokens, positions = inputs.tokens(latest), inputs.positions()
-            self._logits.copy_(network.forward(operations, tokens, positions, inputs.plan(), last))
+            self._logits.copy_(network.forward(operations, tokens, positions, inputs.plan(), last, delta))
 
         self._compute = _capture(compute, device, pool, bounds) if on_gpu else compute
 
@@ -52,6 +63,8 @@ class GraphStep:
             self._copied.synchronize()
         self._host.fill(batch)
         self._inputs.flat.copy_(self._host.flat, non_blocking=True)
+        if self._terms is not None:
+            self._terms.fill(batch)
         if self._copied is not None:
             self._copied.record()
         self._compute()
