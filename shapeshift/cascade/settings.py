@@ -40,7 +40,8 @@ class CascadeSettings:
     max_queue_ms     most milliseconds until the first level has computed a text that arrives while others wait, as
                      predicted from the profile; a request that would take longer is refused on arrival; 0: any
     pack_tokens      most tokens that several texts share in one of its engine calls; 0: from the profile
-    memory_mb        while the process uses more than this, in MiB, no further static engine is loaded
+    memory_mb        MiB; while the process, or on a GPU its engines there, take more, no further static engine is
+                     loaded
     call_threads     calls to later levels that run at the same time
     queue_calls      most calls that may wait for others to end; a text whose call does not fit keeps its answer so far
     call_timeout_ms  timeout of a call to a later level

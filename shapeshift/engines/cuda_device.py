@@ -2,8 +2,15 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
 from shapeshift.engines import gpu
+from shapeshift.engines.gpu import CPU_INSTEAD
 from shapeshift.errors import EngineError
+
+_ARCHITECTURE = re.compile(r"(sm|compute)_(\d+)(\d)")
 
 
 def require_usable(device: int) -> gpu.Gpu:
@@ -12,12 +19,23 @@ def require_usable(device: int) -> gpu.Gpu:
     import torch
 
     found = gpu.describe(device)
+    build = torch.version.cuda or "none"
+    what = f"GPU {device} ({found.name}): torch {torch.__version__} (CUDA {build}) cannot use it"
+    if torch.version.cuda:
+        # Within a major version newer libraries run on older drivers.
+        driver = gpu.cuda_version(device)
+        if driver[0] < int(build.partition(".")[0]):
+            have = ".".join(map(str, driver))
+            raise EngineError(
+                f"{what}: its driver is too old, of CUDA {have}; install a driver of CUDA {build}, or a torch of CUDA"
+                f" {driver[0]}; {CPU_INSTEAD}"
+            )
     if not torch.cuda.is_available():
-        build = torch.version.cuda or "none"
-        raise EngineError(
-            f"GPU {device} ({found.name}): torch {torch.__version__} (CUDA {build}) cannot use it; install torch for"
-            " CUDA (`make setup GPU=1`) and a driver that is new enough, or set instance_group KIND_CPU"
-        )
+        raise EngineError(f"{what}; install torch for CUDA (`make setup GPU=1`); {CPU_INSTEAD}")
+    if not _has_code(torch.cuda.get_arch_list(), found.capability):
+        have = ".".join(map(str, found.capability))
+        missing = f"it has no code for compute capability {have}; install a torch that has"
+        raise EngineError(f"{what}: {missing}; {CPU_INSTEAD}")
     return found
 
 
@@ -28,3 +46,50 @@ def free_memory(device: int) -> tuple[float, str]:
     found = require_usable(device)
     free, _ = torch.cuda.mem_get_info(device)
     return free / 2**20, f"free of {found.memory_mb:.0f} MiB of GPU {device} ({found.name})"
+
+
+def require_free(device: int, wanted_mb: float, what: str) -> None:
+    """Raise EngineError where less than `wanted_mb` of a GPU's memory is free for `what`; else as `require_usable`."""
+    free, place = free_memory(device)
+    if wanted_mb > free:
+        raise EngineError(_full(device, what, f"{wanted_mb:.0f} MiB are wanted, {free:.0f} MiB are {place}"))
+
+
+@contextmanager
+def naming_memory(device: int, what: str) -> Iterator[None]:
+    """Turn torch's error for a full GPU into an EngineError that says what was wanted for `what`, and what is free."""
+    import torch
+
+    try:
+        yield
+    except torch.cuda.OutOfMemoryError as error:
+        wanted = re.search(r"Tried to allocate ([\d.]+ \w+)", str(error))
+        free, total = (size >> 20 for size in torch.cuda.mem_get_info(device))
+        asked = f"{wanted[1]} more" if wanted else "more"
+        raise EngineError(_full(device, what, f"{asked} is wanted, {free} of {total} MiB are free")) from None
+
+
+def used_mb(device: int) -> float:
+    """MiB of a GPU's memory that torch holds in this process."""
+    import torch
+
+    return float(torch.cuda.memory_reserved(device)) / 2**20
+
+
+def _full(device: int, what: str, figures: str) -> str:
+    return f"GPU {device}: no memory for {what}: {figures}; serve fewer models on it, or lower memory_mb; {CPU_INSTEAD}"
+
+
+def _has_code(architectures: Sequence[str], capability: tuple[int, int]) -> bool:
+    """Whether a torch with code for these (sm_90, compute_90, ...) runs on a GPU.
+
+    sm is code for later GPUs of the same major version, compute what the driver compiles for any later one.
+    """
+    for one in architectures:
+        found = _ARCHITECTURE.match(one)
+        if found is None:
+            continue
+        own = int(found[2]), int(found[3])
+        if own <= capability and (found[1] == "compute" or own[0] == capability[0]):
+            return True
+    return not architectures

@@ -9,11 +9,15 @@ from typing import Any
 from shapeshift.engines.hardware import cpu_model
 from shapeshift.errors import UnsupportedError
 
-_DRIVER = "libcuda.so.1"
+_DRIVER, _MANAGEMENT = "libcuda.so.1", "libnvidia-ml.so.1"
 # Attributes of cuDeviceGetAttribute: compute capability, major and minor.
 _MAJOR, _MINOR = 75, 76
-_NAME_BYTES = 128
+_NAME_BYTES, _BUS_ID_BYTES = 128, 32
 _BF16_SINCE = (8, 0)
+CPU_INSTEAD = (
+    "to use the CPU, set instance_group [ { kind: KIND_CPU } ] in its config.pbtxt and run `shapeshift engines`"
+)
+"""What is offered where a GPU cannot be used. Nothing takes the CPU by itself."""
 
 
 @dataclass(frozen=True)
@@ -31,19 +35,67 @@ class Gpu:
         return self.capability >= _BF16_SINCE
 
 
+class _Memory(ctypes.Structure):
+    """nvmlMemory_t: bytes."""
+
+    _fields_ = [(name, ctypes.c_ulonglong) for name in ("total", "free", "used")]
+
+
 def describe(device: int) -> Gpu:
     """The GPU of this number. Raises UnsupportedError, which says what is missing: the driver, or the device."""
+    return _read(_driver(device), device)
+
+
+def cuda_version(device: int) -> tuple[int, int]:
+    """The newest CUDA that the driver of this GPU runs, (major, minor). Raises as `describe`."""
+    found = ctypes.c_int()
+    _require(_driver(device).cuDriverGetVersion(ctypes.byref(found)), device)
+    return found.value // 1000, found.value % 1000 // 10
+
+
+def free_mb(device: int) -> float:
+    """MiB of this GPU's memory that no process uses. Raises as `describe`.
+
+    NVML says it, which needs no context on the device. Where NVML is missing, all of the memory counts as free.
+    """
+    driver = _driver(device)
+    total = _read(driver, device).memory_mb
+    handle, bus_id = ctypes.c_int(), ctypes.create_string_buffer(_BUS_ID_BYTES)
+    # The numbers of NVML are others: by bus, and without CUDA_VISIBLE_DEVICES.
+    status = driver.cuDeviceGet(ctypes.byref(handle), device)
+    _require(status or driver.cuDeviceGetPCIBusId(bus_id, _BUS_ID_BYTES, handle), device)
+    try:
+        management = ctypes.CDLL(_MANAGEMENT)
+    except OSError:
+        return total
+    found, memory = ctypes.c_void_p(), _Memory()
+    failed = (
+        management.nvmlInit_v2()
+        or management.nvmlDeviceGetHandleByPciBusId_v2(bus_id, ctypes.byref(found))
+        or management.nvmlDeviceGetMemoryInfo(found, ctypes.byref(memory))
+    )
+    # A slice of a GPU (MIG) has less than the whole.
+    return total if failed else min(total, memory.free / 2**20)
+
+
+def _driver(device: int) -> Any:
+    """The driver, which has this device."""
     try:
         driver = ctypes.CDLL(_DRIVER)
     except OSError:
-        raise UnsupportedError(f"GPU {device}: this machine has no NVIDIA driver ({_DRIVER}); use a CPU") from None
+        reason = f"this machine has no NVIDIA driver ({_DRIVER})"
+        raise UnsupportedError(f"GPU {device}: {reason}; {CPU_INSTEAD}") from None
     count = ctypes.c_int()
-    status = driver.cuInit(0) or driver.cuDeviceGetCount(ctypes.byref(count))
-    if status:
-        raise UnsupportedError(f"GPU {device}: the NVIDIA driver reports error {status} (see cuInit); use a CPU")
+    _require(driver.cuInit(0) or driver.cuDeviceGetCount(ctypes.byref(count)), device)
     if not 0 <= device < count.value:
-        raise UnsupportedError(f"GPU {device}: the NVIDIA driver shows {count.value} devices, numbered from 0")
-    return _read(driver, device)
+        reason = f"the NVIDIA driver shows {count.value} devices, numbered from 0"
+        raise UnsupportedError(f"GPU {device}: {reason}; name another in instance_group gpus; {CPU_INSTEAD}")
+    return driver
+
+
+def _require(status: int, device: int) -> None:
+    if status:
+        raise UnsupportedError(f"GPU {device}: the NVIDIA driver reports error {status} (see cuInit); {CPU_INSTEAD}")
 
 
 def with_cpu(device: int | None) -> str:
@@ -64,6 +116,5 @@ def _read(driver: Any, device: int) -> Gpu:
         or driver.cuDeviceGetName(name, _NAME_BYTES, handle)
         or driver.cuDeviceTotalMem_v2(ctypes.byref(memory), handle)
     )
-    if status:
-        raise UnsupportedError(f"GPU {device}: the NVIDIA driver reports error {status}; use a CPU")
+    _require(status, device)
     return Gpu(device, name.value.decode(errors="replace"), (major.value, minor.value), memory.value / 2**20)

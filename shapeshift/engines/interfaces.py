@@ -51,6 +51,10 @@ class Runtime(Protocol):
         """Compile or load the engine of that shape (None, None: any shape). May take seconds."""
         ...
 
+    def used_mb(self) -> float:
+        """MiB that count against `memory_mb`: of a GPU's memory what the engines take, on a CPU the process's."""
+        ...
+
 
 class Provider(Protocol):
     """A module that compiles and opens engines with one library."""
@@ -68,7 +72,8 @@ class Provider(Protocol):
         arguments (the same names in lower case). The first axis of each of its `output_names` is variable. `example`
         has an array for each input, for instance a pack of two rows. Submodules named in its `f32_modules`, if it has
         any, choose by comparing numbers: they are computed in f32 whatever the precision. Its `cast`, if it has one,
-        lets it compute in a torch type below f32; provider torch needs it for that.
+        lets it compute in a torch type below f32; provider torch needs it for that. Its `captured`, if it has one,
+        names for the engine of any shape the sizes of variable axes that are worth a CUDA graph.
         """
         ...
 
@@ -81,10 +86,14 @@ class Provider(Protocol):
         """
         ...
 
-    def open(self, folder: Path, precision: str, threads: int, device: int | None = None) -> Runtime:
+    def open(
+        self, folder: Path, precision: str, threads: int, device: int | None = None, beside: Runtime | None = None
+    ) -> Runtime:
         """The runtime of a folder written by `export` and `compile`.
 
         threads: of the CPU, for one engine; device: the number of the GPU, None for the CPU; a provider of one kind
-        of device takes its own, by default number 0. Raises UnsupportedError where there is no such device.
+        of device takes its own, by default number 0. beside: a runtime of this provider in the same process, with
+        which equal weights may be shared. Raises UnsupportedError where there is no such device, EngineError where it
+        has too little memory.
         """
         ...

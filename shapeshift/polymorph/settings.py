@@ -42,7 +42,8 @@ class PolymorphSettings:
                     profile; a request that would take longer is refused on arrival; 0: any
     pack_tokens     most tokens of texts that share one engine call; 0: from the profile
     slo_ms          latency objective; half of it and 95% of it become bounds of the latency histogram; 0: none
-    memory_mb       while the process uses more than this, no further static engine is loaded
+    memory_mb       MiB; while the process, or on a GPU its engines there, take more, no further static engine is
+                    loaded
     workers         workers at first; 0: one for each GPU, else two
     min_workers     fewest workers that the sidecar keeps; 0: `workers`, or 1 in a pool
     max_workers     most workers; 0: `workers`

@@ -69,7 +69,9 @@ class TextWorker:
         self._load(first)
         self._engines.warm_up()
         memory_mb = settings.read(PolymorphSettings, args.parameters).memory_mb
-        self._loader = BackgroundLoader(rest, self._load, self._lengths_seen, memory_mb, self._log)
+        self._loader = BackgroundLoader(
+            rest, self._load, self._lengths_seen, memory_mb, self._log, used_mb=self._runtime.used_mb
+        )
         self._calls = Counter("engine_calls_total", "Engine calls")
         self._rows = Counter("engine_rows_total", "Texts computed")
         loaded = Gauge("engines_loaded", "Engines in use", lambda: len(self._engines.loaded))

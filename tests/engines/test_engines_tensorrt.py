@@ -10,13 +10,17 @@ from typing import Any
 import pytest
 
 from shapeshift.engines.interfaces import INPUT_AXES
+from shapeshift.engines.providers import tensorrt
 from shapeshift.engines.providers.tensorrt import PROVIDER
 
 Shapes = dict[str, tuple[tuple[int, ...], ...]]
 
 
 class FakeTensorRt:
-    """Builds a plan of a text model from any file; `shapes`: least, usual and largest of each input; `flags`."""
+    """Builds a plan of a text model from any file; `shapes`: least, usual and largest of each input; `flags`.
+
+    taken: the timing caches that a build began with, of which it refuses one of another device.
+    """
 
     Logger: Any = type("Logger", (), {"WARNING": 0, "__init__": lambda self, level: None})
     BuilderFlag = SimpleNamespace(BF16="bf16", FP16="fp16", TF32="tf32")
@@ -24,12 +28,18 @@ class FakeTensorRt:
     def __init__(self) -> None:
         self.shapes: Shapes = {}
         self.flags: set[str] = {"tf32"}
+        self.taken: list[bytes] = []
 
     def Builder(self, logger: object) -> Any:  # noqa: N802  the library's name
         inputs = [_input(name, dict(axes)) for name, axes in INPUT_AXES.items()]
         network = SimpleNamespace(num_inputs=len(inputs), get_input=inputs.__getitem__)
         config = SimpleNamespace(
-            set_flag=self.flags.add, clear_flag=self.flags.discard, add_optimization_profile=lambda profile: None
+            set_flag=self.flags.add,
+            clear_flag=self.flags.discard,
+            add_optimization_profile=lambda profile: None,
+            create_timing_cache=lambda content: None if content == b"damaged" else content,
+            set_timing_cache=self._take,
+            get_timing_cache=lambda: SimpleNamespace(serialize=lambda: self.taken[-1] + b"!"),
         )
         profile = SimpleNamespace(set_shape=lambda name, *shapes: self.shapes.update({name: shapes}))
         return SimpleNamespace(
@@ -38,6 +48,13 @@ class FakeTensorRt:
             create_optimization_profile=lambda: profile,
             build_serialized_network=lambda network, config: b"plan",
         )
+
+    def _take(self, cache: bytes, ignore_mismatch: bool) -> bool:
+        assert not ignore_mismatch
+        if cache == b"other device":
+            return False
+        self.taken.append(cache)
+        return True
 
     def OnnxParser(self, network: object, logger: object) -> Any:  # noqa: N802  the library's name
         return SimpleNamespace(parse_from_file=lambda path: True)
@@ -50,8 +67,9 @@ def _input(name: str, axes: dict[int, str]) -> Any:
 
 
 @pytest.fixture
-def library(monkeypatch: pytest.MonkeyPatch) -> FakeTensorRt:
+def library(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> FakeTensorRt:
     made = FakeTensorRt()
+    monkeypatch.setattr(tensorrt, "TIMING_CACHE", tmp_path / "cache" / "timings")
     monkeypatch.setitem(sys.modules, "tensorrt", made)
     return made
 
@@ -67,3 +85,21 @@ def test_a_static_engine_has_one_shape(tmp_path: Path, library: FakeTensorRt) ->
     assert PROVIDER.compile(tmp_path, "f32", 64, 8, 2048) == "64.plan"
     assert set(library.shapes["INPUT_IDS"]) == {(1, 64)} and set(library.shapes["ROWS"]) == {(8,)}
     assert not library.flags, "f32 is not TF32"
+
+
+def test_the_timings_of_kernels_are_kept_between_builds(tmp_path: Path, library: FakeTensorRt) -> None:
+    for _ in range(2):
+        PROVIDER.compile(tmp_path, "f16", 64, 8)
+    assert library.taken == [b"", b"!"] and tensorrt.TIMING_CACHE.read_bytes() == b"!!"
+    for useless in (b"other device", b"damaged"):
+        tensorrt.TIMING_CACHE.write_bytes(useless)
+        PROVIDER.compile(tmp_path, "f16", 64, 8)
+        assert library.taken[-1] == b"" and tensorrt.TIMING_CACHE.read_bytes() == b"!"
+
+
+def test_timings_that_cannot_be_kept_stop_no_build(
+    tmp_path: Path, library: FakeTensorRt, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setattr(tensorrt, "TIMING_CACHE", tmp_path / "file" / "timings")
+    assert PROVIDER.compile(tmp_path, "f16", 64, 8) == "64.plan"

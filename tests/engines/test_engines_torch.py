@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-import ctypes
 import warnings
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
-from shapeshift.engines import cuda_device, gpu, precision
 from shapeshift.engines.checkpoint import open_checkpoint
-from shapeshift.engines.providers import lookup
+from shapeshift.engines.providers import cuda_graph, lookup
 from shapeshift.engines.text.packing import pack, unpack
 from shapeshift.engines.text.sentence_modules import SentenceModules
 from shapeshift.engines.verify import MIN_COSINE, compare
-from shapeshift.errors import EngineError, UnsupportedError
-from tests.engines.driver import Driver
 from tests.engines.families import VOCABULARY, outputs_of_engines, save_model
 
 LENGTHS = [5, 1, 17, 9, 3]
@@ -67,8 +64,6 @@ def test_fewer_bits_stay_near_and_leave_the_reference_alone(tmp_path: Path, kind
 def test_engines_share_their_weights_and_have_their_own_number_of_threads(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    import torch
-
     reference = reference_of(save_model(tmp_path / "model", "bert"))
     asked: list[int] = []
     monkeypatch.setattr(torch, "set_num_threads", asked.append)
@@ -82,14 +77,8 @@ def test_engines_share_their_weights_and_have_their_own_number_of_threads(
 
 @pytest.mark.long
 def test_image_engines_match_in_every_precision(tmp_path: Path) -> None:
-    from shapeshift.token_adapt.checkpoints.weights import read_model
-    from shapeshift.token_adapt.model.gamma_module import GammaModule
-    from tests.token_adapt.timm_models import small_checkpoint
-
-    small_checkpoint(tmp_path / "small")
-    model, _, _ = read_model(tmp_path / "small")
     for gamma, kinds in ((-3, ("f32", "bf16")), (2, ("f32",))):
-        module = GammaModule(model, gamma).eval()
+        module = image_module(tmp_path, gamma)
         wanted = module.features(module.example(3, seed=3))
         for kind in kinds:
             folder = tmp_path / f"{gamma} {kind}"
@@ -110,70 +99,83 @@ def opened(folder: Path, source: Any, kind: str, threads: int = 1) -> Any:
     return provider.open(folder, kind, threads)
 
 
-# What a GPU is asked, and what is said where it is not there.
+@pytest.mark.parametrize("kind", ["f32", "bf16"])
+def test_the_code_of_a_static_length_computes_what_the_eager_engine_does(tmp_path: Path, kind: str) -> None:
+    reference = reference_of(save_model(tmp_path / "model", "bert"))
+    runtime = opened(tmp_path, reference, kind)
+    eager = runtime.engine(None, None)
+    for tokens in (40, 64, 40):
+        captured = cuda_graph.CudaGraphEngine(runtime._model, {"tokens": tokens, "rows": 8})
+        assert (captured.tokens, captured.rows) == (tokens, 8)
+        for chosen in (texts(), texts()[:1]):
+            inputs = pack(chosen, tokens, 8, reference.position_offset)
+            found, wanted = (one.run(inputs)["EMBEDDING"][: len(chosen)] for one in (captured, eager))
+            np.testing.assert_array_equal(found, wanted)
 
 
-def test_a_gpu_is_described_by_its_driver(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ctypes, "CDLL", lambda name: Driver(2, (7, 5)))
-    found = gpu.describe(1)
-    assert (found.device, found.name, found.capability, found.memory_mb) == (1, "H100", (7, 5), 80 * 1024)
-    assert not found.has_bf16
-    assert gpu.with_cpu(1).startswith("H100, compute capability 7.5; ")
+@pytest.mark.parametrize("gamma", [-3, 0, 2])
+def test_the_code_of_a_batch_size_computes_what_the_eager_engine_does(tmp_path: Path, gamma: int) -> None:
+    module = image_module(tmp_path, gamma)
+    runtime = opened(tmp_path, module, "f32")
+    eager, graphs = (
+        runtime.engine(None, None),
+        cuda_graph.SizedGraphs(runtime._model, {"images": (1, 4), "tasks": (8,)}),
+    )
+    sizes = [(own["images"], own.get("tasks")) for own in (one.sizes for one in graphs.graphs)]
+    assert sizes == [(images, 8 if gamma > 0 else None) for images in (4, 1)], "the largest first"
+    # 5 images are more than any graph has, and 9 tasks.
+    for images, tasks in ((1, 2), (3, 2), (4, 8), (2, 3), (5, 2), (2, 9)):
+        inputs = module.example(images, seed=images, tasks=tasks)
+        for _ in range(2):
+            np.testing.assert_allclose(graphs.run(inputs)["FEATURES"], eager.run(inputs)["FEATURES"], atol=1e-5)
+    assert len(graphs.graphs) == 2
 
 
-def test_what_is_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    def absent(name: str) -> Any:
-        raise OSError(name)
-
-    for loader, text in (
-        (absent, "GPU 3: this machine has no NVIDIA driver"),
-        (lambda name: Driver(2), "GPU 3: the NVIDIA driver shows 2 devices"),
-        (lambda name: Driver(2, status=100), "GPU 3: the NVIDIA driver reports error 100"),
-    ):
-        monkeypatch.setattr(ctypes, "CDLL", loader)
-        with pytest.raises(UnsupportedError, match=text):
-            gpu.describe(3)
+def test_prompts_are_copied_when_others_are_given(tmp_path: Path) -> None:
+    module = image_module(tmp_path, 2)
+    runtime = opened(tmp_path, module, "f32")
+    eager, graphs = runtime.engine(None, None), cuda_graph.SizedGraphs(runtime._model, {"images": (2,), "tasks": (8,)})
+    first, second = (module.example(2, seed=seed) for seed in (1, 2))
+    for inputs in (first, {**second, "PROMPTS": first["PROMPTS"]}, second):
+        np.testing.assert_allclose(graphs.run(inputs)["FEATURES"], eager.run(inputs)["FEATURES"], atol=1e-5)
 
 
-def test_a_torch_that_cannot_use_the_gpu_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    import torch
-
-    if torch.cuda.is_available():
-        pytest.skip("this torch can use a GPU")
-    monkeypatch.setattr(ctypes, "CDLL", lambda name: Driver(1))
-    with pytest.raises(EngineError, match=r"GPU 0 \(H100\): torch .* cannot use it; .*KIND_CPU"):
-        lookup.PROVIDERS["torch"].open(tmp_path, "f32", 1, 0)
-
-
-def test_what_is_free_of_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    import torch
-
-    monkeypatch.setattr(ctypes, "CDLL", lambda name: Driver(2))
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (device * 3 << 30, 80 << 30))
-    assert cuda_device.free_memory(1) == (3 * 1024, "free of 81920 MiB of GPU 1 (H100)")
-    with pytest.raises(UnsupportedError, match="GPU 2: the NVIDIA driver shows 2 devices"):
-        cuda_device.free_memory(2)
+def test_the_gammas_of_a_model_share_their_weights(tmp_path: Path) -> None:
+    runtimes: list[Any] = []
+    for gamma, kind in ((-3, "f32"), (0, "f32"), (0, "bf16")):
+        folder = tmp_path / f"{gamma} {kind}"
+        opened(folder, image_module(folder, gamma), kind)
+        beside = runtimes[0] if runtimes else None
+        runtimes.append(lookup.PROVIDERS["torch"].open(folder, kind, 1, beside=beside))
+    first, second, other = ([weight.data_ptr() for weight in one._model.weights.values()] for one in runtimes)
+    assert first == second and not set(first) & set(other)
+    module = image_module(tmp_path / "-3 f32", 0)
+    inputs = module.example(3, seed=3)
+    found = runtimes[1].engine(None, None).run(inputs)["FEATURES"]
+    np.testing.assert_allclose(found, module.features(inputs), atol=1e-5)
 
 
-@pytest.mark.parametrize(
-    ("requested", "capability", "wanted"),
-    [("auto", (9, 0), "bf16"), ("auto", (7, 5), "f16"), ("f16", (9, 0), "f16"), ("f32", (7, 5), "f32")],
-)
-def test_the_precision_of_a_gpu(
-    monkeypatch: pytest.MonkeyPatch, requested: str, capability: tuple[int, int], wanted: str
-) -> None:
-    monkeypatch.setattr(ctypes, "CDLL", lambda name: Driver(1, capability))
-    assert precision.resolve(requested, "torch", 0) == wanted
+def test_weights_that_differ_are_not_shared(tmp_path: Path) -> None:
+    module = image_module(tmp_path, 0)
+    first = opened(tmp_path, module, "f32")
+    with torch.no_grad():
+        module.model.patch.weight.add_(1.0)
+    (tmp_path / "other").mkdir()
+    opened(tmp_path / "other", module, "f32")
+    second = lookup.PROVIDERS["torch"].open(tmp_path / "other", "f32", 1, beside=first)
+    inputs = module.example(2, seed=1)
+    np.testing.assert_allclose(second.engine(None, None).run(inputs)["FEATURES"], module.features(inputs), atol=1e-5)
 
 
-def test_a_precision_that_the_device_lacks_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ctypes, "CDLL", lambda name: Driver(1, (7, 5)))
-    with pytest.raises(UnsupportedError, match=r"bf16 needs compute capability 8.0; GPU 0 \(H100\) has 7.5; set f16"):
-        precision.resolve("bf16", "torch", 0)
-    with pytest.raises(UnsupportedError, match="f16 is for GPUs; on a CPU set f32, bf16 or auto"):
-        precision.resolve("f16", "torch", None)
-    assert precision.resolve("auto", "onnxruntime", None) == "f32"
+def image_module(folder: Path, gamma: int) -> Any:
+    """A small random transformer of images, the same for each gamma."""
+    from shapeshift.token_adapt.checkpoints.weights import read_model
+    from shapeshift.token_adapt.model.gamma_module import GammaModule
+    from tests.token_adapt.timm_models import small_checkpoint
+
+    small_checkpoint(folder / "small")
+    model, _, _ = read_model(folder / "small")
+    return GammaModule(model, gamma).eval()
 
 
 @pytest.mark.gpu
@@ -188,3 +190,14 @@ def test_a_captured_graph_computes_what_the_eager_engine_does(tmp_path: Path) ->
         np.testing.assert_allclose(
             engine.run(inputs)["EMBEDDING"][: len(LENGTHS)], eager.run(inputs)["EMBEDDING"][: len(LENGTHS)], atol=1e-5
         )
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("gamma", [-3, 2])
+def test_graphs_of_batches_compute_what_the_eager_engine_does(tmp_path: Path, gamma: int) -> None:
+    module = image_module(tmp_path, gamma)
+    opened(tmp_path, module, "f32")
+    graphs = lookup.PROVIDERS["torch"].open(tmp_path, "f32", 1, 0).engine(None, None)
+    for images in (1, 3, 64, 65, 2):
+        inputs = module.example(images, seed=images)
+        np.testing.assert_allclose(graphs.run(inputs)["FEATURES"], module.features(inputs), atol=1e-3)

@@ -122,7 +122,9 @@ def test_a_gamma_outside_the_tolerance_in_bf16_is_built_in_f32(
     opened: list[str] = []
     provider = lookup.PROVIDERS["openvino"]
 
-    def open_it(self: Any, folder: Path, stated: str, threads: int, device: int | None) -> Runtime:
+    def open_it(
+        self: Any, folder: Path, stated: str, threads: int, device: int | None, beside: Runtime | None = None
+    ) -> Runtime:
         opened.append(stated)
         return real_open(self, folder, stated, threads, device)
 

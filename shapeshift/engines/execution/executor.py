@@ -33,8 +33,8 @@ class ExecutorSettings(Protocol):
     """The settings that the executor reads.
 
     engine_threads: on a CPU, 0: one a core; queue_rows, queue_tokens, max_queue_ms: bounds of the queue; pack_tokens:
-    maximum of an engine call, 0: from the profile; memory_mb: above this memory of the process, no further static
-    engine is loaded.
+    maximum of an engine call, 0: from the profile; memory_mb: above this memory of the process, on a GPU of its
+    engines there, no further static engine is loaded.
     """
 
     @property
@@ -154,7 +154,9 @@ class EngineExecutor:
         self._started = threading.Event()
         self._let_serve(self._made[0], engines)
         start_others = partial(self._start_others, first)
-        self._loader = BackgroundLoader(rest, self._load, self.lengths_seen, settings.memory_mb, log, start_others)
+        self._loader = BackgroundLoader(
+            rest, self._load, self.lengths_seen, settings.memory_mb, log, start_others, self._runtime.used_mb
+        )
         self._deadlines = threading.Thread(target=self._fail_late_requests, name="deadlines", daemon=True)
         self._deadlines.start()
 

@@ -26,7 +26,7 @@ class BackgroundLoader:
 
     start() is called before that. load(entry) loads an engine and starts using it. lengths_seen[n] counts texts of n
     tokens; the caller updates it.
-    Loading stops once the process uses more than `memory_mb`. An engine that fails to load is logged and skipped:
+    Loading stops once `used_mb` gives more than `memory_mb`. An engine that fails to load is logged and skipped:
     other engines serve its lengths. The thread yields the processor to those that serve.
     """
 
@@ -38,6 +38,7 @@ class BackgroundLoader:
         memory_mb: int,
         log: Log,
         start: Callable[[], None] = lambda: None,
+        used_mb: Callable[[], float] = resident_mb,
     ) -> None:
         self._start = start
         self._pending = list(pending)
@@ -45,7 +46,7 @@ class BackgroundLoader:
         self._bins = {entry: (low, entry.tokens or 0) for low, entry in zip(edges, pending, strict=False)}
         self._load = load
         self._lengths_seen = lengths_seen
-        self._memory_mb = memory_mb
+        self._memory_mb, self._used_mb = memory_mb, used_mb
         self._log = log
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="loader", daemon=True)
@@ -67,7 +68,7 @@ class BackgroundLoader:
         self._start()
         pending = self._pending
         while pending and not self._stopping.is_set():
-            if (used := resident_mb()) > self._memory_mb:
+            if (used := self._used_mb()) > self._memory_mb:
                 self._log(
                     f"memory_mb: {used:.0f} MiB used, limit {self._memory_mb}; {len(pending)} engines are not loaded"
                 )

@@ -1,75 +1,133 @@
-"""One static length of a torch model as a CUDA graph: captured once, replayed for each call.
+"""A torch model for fixed sizes as a CUDA graph: captured once, replayed for each call.
 
-Follows the documented API of torch; we have not run it.
+Follows the documented API of torch; we have not run the capture. On a CPU the captured code is computed at each call.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 
-from shapeshift.engines.interfaces import INPUT_AXES, Array
-from shapeshift.engines.providers.torch_model import TorchModel
-from shapeshift.errors import EngineError
+from shapeshift.engines import cuda_device
+from shapeshift.engines.interfaces import Array
+from shapeshift.engines.providers.torch_model import Shared, TorchEngine, TorchModel
 
 _WARM_UPS = 3
-_SIZE = {"tokens": 0, "rows": 1}
+# The axes whose inputs are others in each call.
+_OF_A_CALL = {"tokens", "rows", "images"}
 
-
-def new_pool() -> Any:
-    """Memory that the graphs of a process share. It is safe because their engines run one at a time."""
-    return torch.cuda.graph_pool_handle()
+Outputs = dict[str, torch.Tensor]
 
 
 class CudaGraphEngine:
-    """A graph of `tokens` and `rows` with its own inputs and outputs. The arrays are valid until the next call."""
+    """A graph with its own inputs and outputs. The arrays are valid until the next call.
 
-    def __init__(self, model: TorchModel, pool: Any, tokens: int, rows: int) -> None:
-        self.tokens: int | None = tokens
-        self.rows: int | None = rows
+    sizes: of the axes that vary. The inputs of a call may be smaller: what is left of each is as it was, and what the
+    outputs have for it means nothing.
+    """
+
+    def __init__(self, model: TorchModel, sizes: Mapping[str, int]) -> None:
+        self.sizes, self.tokens, self.rows = sizes, sizes.get("tokens"), sizes.get("rows")
         self._model = model
-        sizes = (tokens, rows)
-        shapes = {
-            name: [sizes[_SIZE[axes[axis]]] if axis in axes else 1 for axis in range(max(axes) + 1)]
-            for name, axes in INPUT_AXES.items()
-        }
+        on_gpu = model.device.type == "cuda"
         # Page-locked memory, so that copies do not wait for the device.
-        self._host = {name: torch.ones(shapes[name], dtype=torch.int64).pin_memory() for name in model.inputs}
-        self._inputs = [value.to(model.device) for value in self._host.values()]
-        self._stream = torch.cuda.Stream(model.device)
-        self._graph = torch.cuda.CUDAGraph()
-        try:
-            self._outputs = self._capture(pool)
-        except torch.cuda.OutOfMemoryError as error:
-            free, total = (size >> 20 for size in torch.cuda.mem_get_info(model.device))
-            raise EngineError(
-                f"GPU {model.device.index}: no memory for the graph of {tokens} tokens, {free} of {total} MiB are"
-                f" free ({str(error).partition('.')[0]}); lower memory_mb or max_bins, or set KIND_CPU"
-            ) from None
-        self._results = {
-            name: torch.empty_like(value, device="cpu").pin_memory() for name, value in self._outputs.items()
+        self._host = {
+            one.name: torch.ones(one.shape_of(sizes), dtype=getattr(torch, one.kind), pin_memory=on_gpu)
+            for one in model.signature.inputs
         }
+        self._inputs = {name: value.to(model.device, copy=True) for name, value in self._host.items()}
+        self._kept = {one.name for one in model.signature.inputs if not _OF_A_CALL & set(one.axes.values())}
+        self._given: dict[str, Array] = {}
+        named = ", ".join(f"{size} {axis}" for axis, size in sizes.items())
+        self._compute = self._eager if model.shared is None else self._captured(model.shared, named)
+        self._results: Outputs = {}
 
     def run(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
-        for name, value in self._host.items():
-            value.copy_(torch.from_numpy(inputs[name]))
-        with torch.cuda.stream(self._stream):
-            for device, host in zip(self._inputs, self._host.values(), strict=True):
-                device.copy_(host, non_blocking=True)
-            self._graph.replay()
+        with self._model.on_stream():
+            for name, host in self._host.items():
+                given = inputs[name]
+                # The same array again: what a model keeps between calls, such as the prompts of its tasks.
+                if name in self._kept and self._given.get(name) is given:
+                    continue
+                self._given[name] = given
+                host[tuple(slice(size) for size in given.shape)] = torch.from_numpy(given)
+                self._inputs[name].copy_(host, non_blocking=True)
+            outputs = self._compute()
+            if not self._results:
+                on_gpu = self._model.device.type == "cuda"
+                self._results = {
+                    name: torch.empty_like(value, device="cpu", pin_memory=on_gpu) for name, value in outputs.items()
+                }
             for name, result in self._results.items():
-                result.copy_(self._outputs[name], non_blocking=True)
-        self._stream.synchronize()
+                result.copy_(outputs[name], non_blocking=True)
+        if self._model.shared is not None:
+            self._model.shared.stream.synchronize()
         return {name: value.numpy() for name, value in self._results.items()}
 
-    def _capture(self, pool: Any) -> dict[str, torch.Tensor]:
-        with torch.cuda.stream(self._stream):
-            # Libraries choose their kernels, and allocate, in the first calls.
-            for _ in range(_WARM_UPS):
-                self._model.compute(self._inputs)
-        self._stream.synchronize()
-        # Other threads of the process may allocate meanwhile: they compute with engines that are loaded already.
-        with torch.cuda.graph(self._graph, pool=pool, stream=self._stream, capture_error_mode="thread_local"):
-            return self._model.compute(self._inputs)
+    def _eager(self) -> Outputs:
+        return self._model.compute(list(self._inputs.values()))
+
+    def _captured(self, shared: Shared, named: str) -> Callable[[], Outputs]:
+        """Capture the computation; what is given replays it."""
+        graph = torch.cuda.CUDAGraph()
+        with cuda_device.naming_memory(self._model.device.index, f"the graph of {named}"):
+            with torch.cuda.stream(shared.capture):
+                # Libraries choose their kernels, and allocate, in the first calls.
+                for _ in range(_WARM_UPS):
+                    self._eager()
+            shared.capture.synchronize()
+            # Other threads of the process may allocate meanwhile: they compute with engines that are loaded already.
+            with torch.cuda.graph(graph, pool=shared.pool, stream=shared.capture, capture_error_mode="thread_local"):
+                outputs = self._eager()
+
+        def replay() -> Outputs:
+            graph.replay()
+            return outputs
+
+        return replay
+
+
+class SizedGraphs:
+    """Graphs for a few sizes of each axis that varies. A call takes the smallest that holds it; a larger one is eager.
+
+    Those of the first axis are captured at once, with the least size of the others, whose further sizes come when a
+    call has them. captured: ascending sizes of each axis, the first one that of the outputs' rows.
+    """
+
+    tokens: int | None = None
+    rows: int | None = None
+
+    def __init__(self, model: TorchModel, captured: Mapping[str, Sequence[int]]) -> None:
+        self._model = model
+        axes = {axis for one in model.signature.inputs for axis in one.axes.values()}
+        self._captured = {axis: own for axis, own in captured.items() if axis in axes}
+        self._eager = TorchEngine(model, None, None)
+        self._graphs: dict[tuple[int, ...], CudaGraphEngine] = {}
+        self._counted, *others = self._captured
+        least = {axis: self._captured[axis][0] for axis in others}
+        # The largest first: the others find their memory in its.
+        for size in reversed(self._captured[self._counted]):
+            self._graph({self._counted: size, **least})
+
+    def run(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
+        given = self._model.signature.sizes(inputs)
+        sizes = {
+            axis: next((size for size in own if size >= given[axis]), None) for axis, own in self._captured.items()
+        }
+        fitting = {axis: size for axis, size in sizes.items() if size is not None}
+        if len(fitting) < len(sizes):
+            return self._eager.run(inputs)
+        found = self._graph(fitting).run(inputs)
+        return {name: values[: given[self._counted]] for name, values in found.items()}
+
+    @property
+    def graphs(self) -> list[CudaGraphEngine]:
+        """Those that there are, in the order in which they were captured."""
+        return list(self._graphs.values())
+
+    def _graph(self, sizes: Mapping[str, int]) -> CudaGraphEngine:
+        key = tuple(sizes.values())
+        if key not in self._graphs:
+            self._graphs[key] = CudaGraphEngine(self._model, sizes)
+        return self._graphs[key]

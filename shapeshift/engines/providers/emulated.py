@@ -15,7 +15,8 @@ from typing import Any
 
 import numpy as np
 
-from shapeshift.engines.interfaces import MAX_TOKENS, TOKEN_OUTPUTS, Array
+from shapeshift.engines.hardware import resident_mb
+from shapeshift.engines.interfaces import MAX_TOKENS, TOKEN_OUTPUTS, Array, Runtime
 from shapeshift.errors import InvalidInputError, UnsupportedError
 
 FILE_NAME = "emulated.json"
@@ -54,6 +55,9 @@ class EmulatedRuntime:
     def engine(self, tokens: int | None, rows: int | None) -> EmulatedEngine:
         return EmulatedEngine(self._spec, tokens, rows)
 
+    def used_mb(self) -> float:
+        return resident_mb()
+
 
 class EmulatedProvider:
     """See `interfaces.Provider`. `describe` replaces `export`: there is no graph."""
@@ -90,7 +94,9 @@ class EmulatedProvider:
     ) -> str:
         return FILE_NAME
 
-    def open(self, folder: Path, precision: str, threads: int, device: int | None = None) -> EmulatedRuntime:
+    def open(
+        self, folder: Path, precision: str, threads: int, device: int | None = None, beside: Runtime | None = None
+    ) -> EmulatedRuntime:
         return EmulatedRuntime(folder)
 
 

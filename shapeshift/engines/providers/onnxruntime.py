@@ -9,7 +9,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from shapeshift.engines.interfaces import MAX_TOKENS, Array
+from shapeshift.engines.hardware import resident_mb
+from shapeshift.engines.interfaces import MAX_TOKENS, Array, Runtime
 from shapeshift.engines.providers.onnx_export import MODEL_FILE, export_onnx
 from shapeshift.errors import UnsupportedError
 
@@ -66,11 +67,13 @@ class OnnxRuntimeRuntime:
         self._threads = threads
         self._device = device
         self._cuda = "CUDAExecutionProvider" in onnxruntime.get_available_providers()
+        self._sessions = 0
 
     def engine(self, tokens: int | None, rows: int | None) -> OnnxRuntimeEngine | CudaGraphEngine:
         import numpy as np
         import onnxruntime
 
+        self._sessions += 1
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads = self._threads
         options.inter_op_num_threads = 1
@@ -91,6 +94,11 @@ class OnnxRuntimeRuntime:
         providers = [cuda] if self._cuda else ["CPUExecutionProvider"]
         session = onnxruntime.InferenceSession(self._file, options, providers=providers)
         return OnnxRuntimeEngine(session, tokens, rows)
+
+    def used_mb(self) -> float:
+        """On a GPU the weights, of which each session has its own."""
+        size = Path(self._file).stat().st_size / 2**20
+        return self._sessions * size if self._cuda else resident_mb()
 
 
 class OnnxRuntimeProvider:
@@ -115,7 +123,9 @@ class OnnxRuntimeProvider:
     ) -> str:
         return MODEL_FILE
 
-    def open(self, folder: Path, precision: str, threads: int, device: int | None = None) -> OnnxRuntimeRuntime:
+    def open(
+        self, folder: Path, precision: str, threads: int, device: int | None = None, beside: Runtime | None = None
+    ) -> OnnxRuntimeRuntime:
         return OnnxRuntimeRuntime(folder, threads, device or 0)
 
 

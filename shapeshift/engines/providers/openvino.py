@@ -9,7 +9,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from shapeshift.engines.interfaces import MAX_TOKENS, Array
+from shapeshift.engines.hardware import resident_mb
+from shapeshift.engines.interfaces import MAX_TOKENS, Array, Runtime
 from shapeshift.engines.providers.openvino_precision import mark_f32, replace_divisions
 from shapeshift.errors import UnsupportedError
 
@@ -104,6 +105,9 @@ class OpenVinoRuntime:
         outputs = [port.get_any_name() for port in model.outputs]
         return OpenVinoEngine(self._core.compile_model(model, "CPU", self._config), outputs, tokens, rows)
 
+    def used_mb(self) -> float:
+        return resident_mb()
+
 
 class OpenVinoProvider:
     """See `interfaces.Provider`."""
@@ -145,7 +149,9 @@ class OpenVinoProvider:
     ) -> str:
         return MODEL_FILE
 
-    def open(self, folder: Path, precision: str, threads: int, device: int | None = None) -> OpenVinoRuntime:
+    def open(
+        self, folder: Path, precision: str, threads: int, device: int | None = None, beside: Runtime | None = None
+    ) -> OpenVinoRuntime:
         return OpenVinoRuntime(folder, precision, threads)
 
 

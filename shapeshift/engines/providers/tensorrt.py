@@ -6,15 +6,20 @@ model on the machine that builds it.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from shapeshift.engines import cuda_device
-from shapeshift.engines.interfaces import MAX_TOKENS, Array
+from shapeshift.engines.interfaces import MAX_TOKENS, Array, Runtime
 from shapeshift.engines.providers.onnx_export import MODEL_FILE, export_onnx
 from shapeshift.errors import EngineError, UnsupportedError
+from shapeshift.files import replace_private
 
+_MIB = 2**20
+TIMING_CACHE = Path.home() / ".cache" / "shapeshift" / "tensorrt.timing"
+"""The file that keeps how fast the kernels of all plans were that this user has built."""
 # Most of each variable axis other than tokens that the engine of any shape takes.
 _MOST = {"rows": 16, "images": 64, "tasks": 64}
 
@@ -45,11 +50,12 @@ class TensorRtEngine:
                 "run `shapeshift engines` on this machine"
             )
         self._context = self._engine.create_execution_context()
-        self._stream = torch.cuda.Stream(self._device)
+        self._stream = torch.cuda.Stream(self._device, priority=-1)
         names = [self._engine.get_tensor_name(i) for i in range(self._engine.num_io_tensors)]
         input_mode = tensorrt.TensorIOMode.INPUT
         self._inputs = [name for name in names if self._engine.get_tensor_mode(name) == input_mode]
         self._outputs = [name for name in names if self._engine.get_tensor_mode(name) != input_mode]
+        self.used_mb = (plan.stat().st_size + self._engine.device_memory_size_v2) / _MIB
 
     def run(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
         torch = self._torch
@@ -59,7 +65,7 @@ class TensorRtEngine:
                 self._context.set_input_shape(name, tuple(tensor.shape))
                 self._context.set_tensor_address(name, tensor.data_ptr())
             results = {
-                name: torch.empty(tuple(self._context.get_tensor_shape(name)), device=self._device)
+                name: torch.empty(tuple(self._context.get_tensor_shape(name)), device=self._device)  # f32, as exported
                 for name in self._outputs
             }
             for name, tensor in results.items():
@@ -77,9 +83,18 @@ class TensorRtRuntime:
     def __init__(self, folder: Path, device: int) -> None:
         self._folder = folder
         self._device = device
+        self._used_mb = 0.0
 
     def engine(self, tokens: int | None, rows: int | None) -> TensorRtEngine:
-        return TensorRtEngine(self._folder / plan_name(tokens), tokens, rows, self._device)
+        plan = self._folder / plan_name(tokens)
+        cuda_device.require_free(self._device, plan.stat().st_size / _MIB, f"the plan {plan}")
+        made = TensorRtEngine(plan, tokens, rows, self._device)
+        self._used_mb += made.used_mb
+        return made
+
+    def used_mb(self) -> float:
+        """Weights, and what the contexts compute in; not TensorRT's own code on the device."""
+        return self._used_mb
 
 
 class TensorRtProvider:
@@ -127,15 +142,30 @@ class TensorRtProvider:
             high = tuple(size if size >= 0 else fixed.get(name) or most[name] for size, name in sizes)
             profile.set_shape(tensor.name, low, high, high)
         config.add_optimization_profile(profile)
+        _set_timings(config)
         plan = builder.build_serialized_network(network, config)
         if plan is None:
             raise EngineError(f"TensorRT built no {plan_name(tokens)}; see its log")
         (folder / plan_name(tokens)).write_bytes(bytes(plan))
+        # It only saves time: a folder that cannot be written is no reason to fail.
+        with contextlib.suppress(OSError):
+            replace_private(TIMING_CACHE, bytes(config.get_timing_cache().serialize()))
         return plan_name(tokens)
 
-    def open(self, folder: Path, precision: str, threads: int, device: int | None = None) -> TensorRtRuntime:
+    def open(
+        self, folder: Path, precision: str, threads: int, device: int | None = None, beside: Runtime | None = None
+    ) -> TensorRtRuntime:
         cuda_device.require_usable(device or 0)
         return TensorRtRuntime(folder, device or 0)
 
 
 PROVIDER = TensorRtProvider()
+
+
+def _set_timings(config: Any) -> None:
+    """Let the builder use what is kept; of another version or device TensorRT refuses it, and begins with nothing."""
+    kept = TIMING_CACHE.read_bytes() if TIMING_CACHE.is_file() else b""
+    for content in (kept, b""):
+        cache = config.create_timing_cache(content)
+        if cache is not None and config.set_timing_cache(cache, ignore_mismatch=False):
+            return

@@ -1,4 +1,4 @@
-"""torch: an exported graph, computed eagerly; on a GPU the graph of each static length is captured as a CUDA graph.
+"""torch: an exported graph, computed eagerly; on a GPU static lengths, and a few batch sizes, are CUDA graphs.
 
 It needs no other package. The weights lie in memory once for all engines of a process. The CUDA path follows the
 documented API; we have not run it.
@@ -11,32 +11,37 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from shapeshift.engines import cuda_device
-from shapeshift.engines.interfaces import MAX_TOKENS, Array, Engine
+from shapeshift.engines import cuda_device, hardware
+from shapeshift.engines.interfaces import MAX_TOKENS, Array, Engine, Runtime
+from shapeshift.engines.providers.torch_signature import FILE, PROGRAM, Signature
 from shapeshift.errors import UnsupportedError
-
-_MODEL_FILE = "model.pt2"
-_NAMES_FILE = "names.txt"
 
 
 class TorchRuntime:
     """The engines of one graph. Those of a GPU share its weights, and the memory of their captured graphs."""
 
-    def __init__(self, folder: Path, threads: int, device: int | None) -> None:
+    def __init__(self, folder: Path, threads: int, device: int | None, beside: Runtime | None = None) -> None:
         # torch takes seconds to import: not for a look at the providers.
         from shapeshift.engines.providers import torch_model
 
-        inputs, outputs = (line.split() for line in (folder / _NAMES_FILE).read_text().splitlines())
-        self._model = torch_model.TorchModel(folder / _MODEL_FILE, inputs, outputs, threads, device)
-        self._pool: Any = None
+        other = beside._model if isinstance(beside, TorchRuntime) else None
+        self._device = device
+        self._model: torch_model.TorchModel = torch_model.TorchModel(folder, threads, device, other)
 
     def engine(self, tokens: int | None, rows: int | None) -> Engine:
         from shapeshift.engines.providers import cuda_graph, torch_model
 
-        if tokens is None or rows is None or self._model.device.type != "cuda":
+        if self._device is None:
             return torch_model.TorchEngine(self._model, tokens, rows)
-        self._pool = self._pool or cuda_graph.new_pool()
-        return cuda_graph.CudaGraphEngine(self._model, self._pool, tokens, rows)
+        if tokens is not None and rows is not None:
+            return cuda_graph.CudaGraphEngine(self._model, {"tokens": tokens, "rows": rows})
+        captured = self._model.signature.captured
+        if captured:
+            return cuda_graph.SizedGraphs(self._model, captured)
+        return torch_model.TorchEngine(self._model, tokens, rows)
+
+    def used_mb(self) -> float:
+        return hardware.resident_mb() if self._device is None else cuda_device.used_mb(self._device)
 
 
 class TorchProvider:
@@ -65,20 +70,23 @@ class TorchProvider:
         )
         with torch.no_grad():
             program = torch.export.export(module, arguments, dynamic_shapes=axes, strict=False)
-        torch.export.save(program, folder / _MODEL_FILE)
-        lines = (module.input_axes, module.output_names)
-        (folder / _NAMES_FILE).write_text("".join(" ".join(names) + "\n" for names in lines))
-        return [_MODEL_FILE, _NAMES_FILE]
+        torch.export.save(program, folder / PROGRAM)
+        Signature.of(module, example).save(folder)
+        return [PROGRAM, FILE]
 
     def compile(
         self, folder: Path, precision: str, tokens: int | None, rows: int | None, max_tokens: int = MAX_TOKENS
     ) -> str:
-        return _MODEL_FILE
+        return PROGRAM
 
-    def open(self, folder: Path, precision: str, threads: int, device: int | None = None) -> TorchRuntime:
+    def open(
+        self, folder: Path, precision: str, threads: int, device: int | None = None, beside: Runtime | None = None
+    ) -> TorchRuntime:
         if device is not None:
             cuda_device.require_usable(device)
-        return TorchRuntime(folder, threads, device)
+            if beside is None:
+                cuda_device.require_free(device, (folder / PROGRAM).stat().st_size / 2**20, f"the weights in {folder}")
+        return TorchRuntime(folder, threads, device, beside)
 
 
 PROVIDER = TorchProvider()

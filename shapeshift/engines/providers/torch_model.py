@@ -2,44 +2,76 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch.export.passes import move_to_device_pass
 
+from shapeshift.engines import cuda_device
 from shapeshift.engines.interfaces import Array
+from shapeshift.engines.providers.torch_signature import PROGRAM, Signature
+
+# The highest that a device has is taken for a lower number. It counts among the streams of a process, and between
+# processes under NVIDIA's MPS.
+_HIGH_PRIORITY = -1
+
+
+@dataclass(frozen=True)
+class Shared:
+    """What the models of a process share on a GPU.
+
+    stream   on which all of them run
+    capture  on which their graphs are captured, also while others run
+    pool     the memory of their graphs; they may share it, since one runs after the other
+    """
+
+    stream: Any
+    capture: Any
+    pool: Any
 
 
 class TorchModel:
-    """The exported graph in `program_file`, with its weights on one device.
+    """The exported graph in `folder`, with its weights on one device.
 
-    inputs, outputs  names, in the order of the graph
-    threads          of the CPU
-    device           the number of a GPU; None: the CPU
+    threads  of the CPU
+    device   the number of a GPU; None: the CPU
+    beside   another model on that device: weights of the same name and content are in memory once, and `shared` is
+             that of both
     """
 
-    def __init__(
-        self, program_file: Path, inputs: Sequence[str], outputs: Sequence[str], threads: int, device: int | None
-    ) -> None:
+    def __init__(self, folder: Path, threads: int, device: int | None, beside: TorchModel | None = None) -> None:
         self.device = torch.device("cpu" if device is None else f"cuda:{device}")
-        self.inputs, self.outputs = inputs, outputs
+        self.signature = Signature.load(folder)
         self._threads = threads
-        program = torch.export.load(program_file)
+        program = torch.export.load(folder / PROGRAM)
+        if beside is not None:
+            _share(program, beside.weights)
+        self.shared: Shared | None = _shared(self.device) if beside is None else beside.shared
         if device is not None:
-            # Tensors that the graph makes itself, such as masks, name their device in it.
-            program = move_to_device_pass(program, self.device)
+            with cuda_device.naming_memory(device, f"the weights in {folder}"):
+                # Tensors that the graph makes itself, such as masks, name their device in it.
+                program = move_to_device_pass(program, self.device)
+        self.weights: Mapping[str, torch.Tensor] = program.state_dict
         self._module = program.module()
+
+    def on_stream(self) -> AbstractContextManager[Any]:
+        """What is computed inside runs on the model's stream; nothing changes on a CPU."""
+        found: AbstractContextManager[Any] = torch.cuda.stream(self.shared.stream if self.shared else None)
+        return found
 
     def tensors(self, inputs: Mapping[str, Array]) -> list[torch.Tensor]:
         """The inputs of the graph, in its order, on the device."""
-        return [torch.from_numpy(inputs[name]).to(self.device) for name in self.inputs]
+        return [torch.from_numpy(inputs[one.name]).to(self.device) for one in self.signature.inputs]
 
     def compute(self, tensors: list[torch.Tensor]) -> dict[str, torch.Tensor]:
         """The outputs, on the device."""
         with torch.inference_mode():
             found = self._module(*tensors)
-        return dict(zip(self.outputs, found if isinstance(found, tuple) else (found,), strict=True))
+        return dict(zip(self.signature.outputs, found if isinstance(found, tuple) else (found,), strict=True))
 
     def set_threads(self) -> None:
         """Let the calling thread use the model's number of threads."""
@@ -60,5 +92,23 @@ class TorchEngine:
             # torch's setting is that of the calling thread, which for engines is not the one that loads them.
             self._model.set_threads()
             self._is_first = False
-        outputs = self._model.compute(self._model.tensors(inputs))
-        return {name: value.cpu().numpy() for name, value in outputs.items()}
+        with self._model.on_stream():
+            outputs = self._model.compute(self._model.tensors(inputs))
+            return {name: value.cpu().numpy() for name, value in outputs.items()}
+
+
+def _shared(device: torch.device) -> Shared | None:
+    if device.type != "cuda":
+        return None
+    stream, capture = (torch.cuda.Stream(device, priority=_HIGH_PRIORITY) for _ in range(2))
+    return Shared(stream, capture, torch.cuda.graph_pool_handle())
+
+
+def _share(program: Any, weights: Mapping[str, torch.Tensor]) -> None:
+    """Let `program` have those of `weights` that are equal to its own."""
+    for name, own in program.state_dict.items():
+        other = weights.get(name)
+        if other is None or (own.shape, own.dtype) != (other.shape, other.dtype):
+            continue
+        if torch.equal(own.to(other.device), other):
+            program.state_dict[name] = other

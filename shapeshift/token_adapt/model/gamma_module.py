@@ -25,10 +25,12 @@ _IMAGES = {0: "images"}
 
 
 class GammaModule(nn.Module):
-    """`input_axes`, `output_names` and `f32_modules` are those that `engines.interfaces.Provider.export` needs."""
+    """`input_axes`, `output_names`, `f32_modules` and `captured` are for `engines.interfaces.Provider.export`."""
 
     output_names = ("FEATURES",)
     f32_modules = ("matching",)
+    # A batch in between is computed as the next larger one.
+    captured: Mapping[str, tuple[int, ...]] = {"images": (1, 2, 4, 8, 16, 24, 32, 48, 64), "tasks": (8, 16, 32, 64)}
 
     def __init__(self, model: UnifiedViT, gamma: int) -> None:
         super().__init__()

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from shapeshift.engines.hardware import cores
-from shapeshift.engines.interfaces import Array, Engine
+from shapeshift.engines.interfaces import Array, Engine, Runtime
 from shapeshift.engines.manifest import check_files, hashes_file
 from shapeshift.engines.providers import lookup
 from shapeshift.errors import InvalidInputError
@@ -38,10 +38,13 @@ def open_model(
     manifest = image_manifest.load(folder, expect_sha256)
     check_files(folder, manifest.files, hashes_file(folder))
     provider = lookup.PROVIDERS[manifest.provider]
-    engines = {}
+    engines: dict[int, Engine] = {}
+    first: Runtime | None = None
     for entry in manifest.engines:
-        runtime = provider.open(folder / entry.folder, entry.precision, threads or cores(), device)
+        # The gammas of a model have one set of weights.
+        runtime = provider.open(folder / entry.folder, entry.precision, threads or cores(), device, beside=first)
         engines[entry.gamma] = runtime.engine(None, None)
+        first = first or runtime
     model = VisionModel(manifest, engines, prompt_folding.load(folder, manifest.heads, manifest.epsilon), tasks_dir)
     if manifest.labels:
         model.add_classifier(task_folder.read_classifier(folder, manifest.labels, model.backbone))
