@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Starts tritonserver in a container with the options of `shapeshift serve`: models are loaded by name only, and model
 # control, shared memory, trace and logging need the key. Further arguments are passed to tritonserver.
+# With `sidecar` or `gateway` as the first argument it starts that instead, for the server of the same pod.
 #   MODELS      models to load, separated by commas; empty: all of the repository. Workers are the sidecar's to load.
 #   REPOSITORY  folder that `make engines` generated
 #   KEY_FILE    file with the key, 32 hexadecimal digits
@@ -17,6 +18,11 @@ fail() {
 [[ -r $key_file ]] || fail "no key that uid $(id -u) can read at $key_file"
 key=$(tr -d '[:space:]' <"$key_file")
 [[ $key =~ ^[0-9a-f]{32}$ ]] || fail "$key_file does not hold 32 hexadecimal digits"
+
+if [[ ${1:-} == sidecar || ${1:-} == gateway ]]; then
+    export SHAPESHIFT_KEY=$key
+    exec python3 -m shapeshift.cli.main "$1" --build "${BUILD:-/tmp/build}" "${@:2}"
+fi
 
 # The same choice as that of `make serve`.
 chosen=$(python3 -m shapeshift.cli.main serve --print-models --repository "$repository" ${MODELS:+--models "$MODELS"}) || exit 2

@@ -6,6 +6,7 @@ import os
 import re
 import subprocess
 import sys
+import tomllib
 from importlib import metadata
 from pathlib import Path
 
@@ -80,6 +81,7 @@ def test_entrypoint_starts_nothing_without_models(start, tmp_path: Path) -> None
 
 _IMPORTED = """
 import sys
+import tomllib
 from importlib.metadata import packages_distributions
 import shapeshift.cli.sidecar, shapeshift.sidecar.sidecar, shapeshift.triton.async_client
 owners = packages_distributions()
@@ -87,14 +89,19 @@ print(*sorted({owner for name in list(sys.modules) for owner in owners.get(name.
 """
 
 
+@pytest.mark.parametrize("program", ["sidecar", "gateway"])
+def test_entrypoint_starts_what_stands_beside_the_server(start, program: str) -> None:  # type: ignore[no-untyped-def]
+    given = start(KEY, program, "--help")
+    assert given.returncode == 0 and f"shapeshift {program}" in given.stdout
+    assert "hexadecimal" in start("short", program, "--help").stderr
+
+
 def test_image_has_what_the_sidecar_imports() -> None:
     done = subprocess.run([sys.executable, "-c", _IMPORTED], capture_output=True, text=True, check=True, cwd=PROJECT)
-    packages = re.search(r'^ARG PACKAGES="([^"]+)"$', (DOCKER / "Dockerfile").read_text(), re.MULTILINE)
-    assert packages is not None
     # ml_dtypes is optional: protobuf's and numpy's users import it where it is installed.
     needed = set(done.stdout.split()) - {"shapeshift", "ml_dtypes", "setuptools"}
     assert {"tritonclient", "grpcio"} <= needed
-    assert needed <= set(packages[1].replace("\\", "").split())
+    assert needed <= set(image_packages())
 
 
 @pytest.mark.parametrize("key", ["", "short", f"{KEY} --allow-client-shm=true"])
@@ -114,6 +121,24 @@ def test_compose_keeps_its_promises() -> None:
     writable = [volume for volume in service["volumes"] if not volume.endswith(":ro")]
     assert writable == ["kernels:/opt/shapeshift/build/kernels"]
     assert service["healthcheck"]["test"][-1].endswith("/v2/health/live")
+
+
+def test_compose_starts_what_stands_beside_the_server() -> None:
+    compose = yaml.safe_load((DOCKER / "compose.yaml").read_text())
+    ports = compose["services"]["triton"]["ports"]
+    assert "127.0.0.1:8080:8080" in ports
+    for name in ("sidecar", "gateway"):
+        service = compose["services"][name]
+        assert service["network_mode"] == "service:triton" and service["read_only"] and service["cap_drop"] == ["ALL"]
+        assert service["command"][0] == name
+    assert compose["services"]["sidecar"]["pid"] == "service:triton", "it looks for the processes of the models"
+    # The gateway listens to others, which needs keys.
+    keys_file = compose["services"]["gateway"]["command"][-1]
+    assert keys_file.removeprefix("/run/secrets/") in compose["services"]["gateway"]["secrets"]
+    assert set(compose["services"]["gateway"]["secrets"]) <= set(compose["secrets"])
+    gpu = yaml.safe_load((DOCKER / "compose.gpu.yaml").read_text())["services"]
+    (device,) = gpu["triton"]["deploy"]["resources"]["reservations"]["devices"]
+    assert device["driver"] == "nvidia" and set(device["capabilities"]) == {"gpu", "utility"}
 
 
 def test_compose_mounts_what_generated_configurations_name() -> None:
@@ -144,7 +169,7 @@ def image_packages(argument: str = "PACKAGES") -> list[str]:
 
 
 def test_image_has_what_serving_imports(tmp_path: Path) -> None:
-    for package in (*image_packages(), "torch"):
+    for package in (*image_packages(), *image_packages("GATEWAY_PACKAGES"), "torch"):
         distribution = metadata.distribution(package)
         for name in {file.parts[0] for file in distribution.files or [] if file.parts[0] not in ("..", "__pycache__")}:
             if not (tmp_path / name).exists():
@@ -159,16 +184,18 @@ def test_image_has_what_serving_imports(tmp_path: Path) -> None:
 
 def serving_modules() -> list[str]:
     """All that a server's processes may import: the packages that serve, and what the providers import when used."""
-    folders = ("serving", "engines", "polymorph", "token_adapt", "fused_decode", "adapter_cache", "cascade")
+    folders = ("serving", "engines", "polymorph", "token_adapt", "fused_decode", "adapter_cache", "cascade", "gateway")
     found = modules(*(f"shapeshift/{folder}" for folder in folders))
     assert "shapeshift.fused_decode.unary" in found
-    return [*found, "openvino", "onnxruntime", "torch"]
+    return [*found, "openvino", "onnxruntime", "torch", "llguidance"]
 
 
 def test_image_installs_pinned_packages_and_copies_what_exists() -> None:
     dockerfile = (DOCKER / "Dockerfile").read_text()
     pinned = set(re.findall(r"^([\w-]+)==", (PROJECT / "requirements" / "lock.txt").read_text(), re.MULTILINE))
-    assert set(image_packages()) <= pinned
+    assert {*image_packages(), *image_packages("GATEWAY_PACKAGES"), *image_packages("FLEET_PACKAGES")} <= pinned
+    gpu = (PROJECT / "requirements" / "torch-gpu.txt").read_text()
+    assert set(re.findall(r"^([\w-]+)==", gpu, re.MULTILINE)) == {"torch", "onnxruntime-gpu"}
     assert re.search(r"^torch==", (PROJECT / "requirements" / "torch-cpu.txt").read_text(), re.MULTILINE)
     for sources in re.findall(r"^COPY (.+) \S+$", dockerfile, re.MULTILINE):
         assert all((PROJECT / source).exists() for source in sources.split()), sources
@@ -183,5 +210,12 @@ def needed(name: str) -> set[str]:
 
 def test_image_of_a_fleet_has_all_that_ray_needs() -> None:
     listed = re.findall(r"^([\w-]+)==", (PROJECT / "requirements" / "fleet.txt").read_text(), re.MULTILINE)
-    own = {canonicalize_name(name) for name in (*listed, *image_packages(), *image_packages("FLEET_PACKAGES"))}
+    kinds = ("PACKAGES", "GATEWAY_PACKAGES", "FLEET_PACKAGES")
+    own = {canonicalize_name(name) for name in (*listed, *(one for kind in kinds for one in image_packages(kind)))}
     assert needed("ray") | needed("cryptography") <= own
+
+
+def test_image_has_all_that_the_gateway_needs() -> None:
+    stated = tomllib.loads((PROJECT / "pyproject.toml").read_text())["project"]["optional-dependencies"]["gateway"]
+    own = {canonicalize_name(name) for name in (*image_packages(), *image_packages("GATEWAY_PACKAGES"))}
+    assert set().union(*map(needed, stated)) <= own

@@ -29,7 +29,8 @@ target = Path(given[given.index("--target") + 1])
 target.mkdir(parents=True)
 for line in Path(given[given.index("-r") + 1]).read_text().split():
     name, _, version = line.partition("==")
-    found = metadata.distribution(name)
+    # The build for GPUs of the same package.
+    found = metadata.distribution(name.removesuffix("-gpu"))
     assert found.version.partition("+")[0] == version.partition("+")[0], (line, found.version)
     for top in {file.parts[0] for file in found.files if file.parts[0] not in ("..", "__pycache__")}:
         if not (target / top).exists():
@@ -57,9 +58,11 @@ def instructions(text: str) -> Iterator[tuple[str, str]]:
 class PlainFolder:
     """A folder that stands for the root of the container. Each step does here what it would do there."""
 
-    def __init__(self, root: Path, downloads: bool) -> None:
+    def __init__(self, root: Path, downloads: bool, **arguments: str) -> None:
+        """arguments: those of the build."""
         self.root = root
         self.variables: dict[str, str] = {}
+        self._arguments = arguments
         self.entrypoint = ""
         self._bin = root / "usr" / "bin"
         self._bin.mkdir(parents=True)
@@ -78,7 +81,7 @@ class PlainFolder:
         for word, rest in instructions(dockerfile):
             if word in ("ARG", "ENV"):
                 for name, value in re.findall(r'(\w+)=("[^"]*"|\S+)', rest):
-                    self.variables[name] = " ".join(value.strip('"').split())
+                    self.variables[name] = self._arguments.get(name, " ".join(value.strip('"').split()))
             elif word == "COPY":
                 self._copy(*rest.split())
             elif word == "ENTRYPOINT":
@@ -116,9 +119,12 @@ class PlainFolder:
         (self._bin / name).chmod(0o755)
 
 
-@pytest.mark.parametrize("downloads", [False, pytest.param(True, marks=pytest.mark.long)])
-def test_the_steps_of_the_image_make_a_server(tmp_path: Path, downloads: bool) -> None:
-    folder = PlainFolder(tmp_path / "root", downloads)
+@pytest.mark.parametrize(
+    ("downloads", "arguments"),
+    [(False, {}), (False, {"GPU": "1", "FLEET": "1"}), pytest.param(True, {}, marks=pytest.mark.long)],
+)
+def test_the_steps_of_the_image_make_a_server(tmp_path: Path, downloads: bool, arguments: dict[str, str]) -> None:
+    folder = PlainFolder(tmp_path / "root", downloads, **arguments)
     folder.follow((DOCKER / "Dockerfile").read_text())
     assert sorted(
         one.name for one in (folder.root / "opt" / "tritonserver" / "backends").iterdir() if one.is_dir()
@@ -138,6 +144,39 @@ def test_the_steps_of_the_image_make_a_server(tmp_path: Path, downloads: bool) -
     (folder.root / "key").write_text("0123456789abcdef" * 2)
     given = folder.run(folder.entrypoint, REPOSITORY=f"{folder.root}/repository", KEY_FILE=f"{folder.root}/key")
     assert "--load-model=one" in given.split()
+    for program, option in (("sidecar", "--plan-period"), ("gateway", "--api-keys")):
+        assert option in folder.run(folder.entrypoint, program, "--help", KEY_FILE=f"{folder.root}/key")
+    served = "import shapeshift.gateway.http.server, torch, onnxruntime, llguidance; print(torch.__path__[0])"
+    assert folder.run("python3", "-c", served).strip() == f"{folder.root}/opt/shapeshift/packages/torch"
+    assert ("ray" in {one.name for one in (folder.root / "opt/shapeshift/packages").iterdir()}) == (
+        "FLEET" in arguments
+    )
+
+
+@pytest.mark.parametrize(
+    ("arguments", "has", "lacks"),
+    [
+        ({}, {"torch==2.13.0+cpu", "onnxruntime==1.31.1", "numpy==1.26.4"}, {"ray==2.60.0"}),
+        ({"GPU": "1"}, {"torch==2.13.0", "onnxruntime-gpu==1.31.1"}, {"onnxruntime==1.31.1", "torch==2.13.0+cpu"}),
+        ({"NUMPY": "2.3.5"}, {"numpy==2.3.5"}, {"numpy==1.26.4"}),
+    ],
+)
+def test_the_arguments_of_the_image_choose_its_packages(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: dict[str, str], has: set[str], lacks: set[str]
+) -> None:
+    folder = PlainFolder(tmp_path / "root", downloads=False, **arguments)
+    # In place of the installation: what is asked for, and how.
+    (folder.root / "linked.py").write_text(
+        "import sys; from pathlib import Path; given = sys.argv[1:]\n"
+        "asked = Path(given[given.index('-r') + 1]).read_text()\n"
+        "Path(sys.argv[0]).with_name('asked').write_text(' '.join(given) + '\\n' + asked)\n"
+    )
+    steps = (DOCKER / "Dockerfile").read_text()
+    folder.follow(steps[: steps.index("COPY shapeshift")])
+    how, *asked = (folder.root / "asked").read_text().splitlines()
+    assert has <= set(asked) and not lacks & set(asked)
+    # The libraries of CUDA are dependencies of torch; all others are pinned.
+    assert ("--no-deps" in how) == ("GPU" not in arguments)
 
 
 class Page(BaseHTTPRequestHandler):
