@@ -54,7 +54,7 @@ def publish_variant(
         model_config.set_parameter(config, field, value)
     (repository / name / "1").mkdir(parents=True)
     model_config.write(config, repository / name / "config.pbtxt")
-    write_workers(config, variant, repository)
+    write_workers(config, variant, repository, ())
 
 
 def dynamic_only(built: Manifest) -> list[EngineEntry]:

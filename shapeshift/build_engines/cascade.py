@@ -9,13 +9,14 @@ from pathlib import Path
 from typing import Any
 
 from shapeshift import settings
-from shapeshift.build_engines.model_folder import write_front
+from shapeshift.build_engines.model_folder import gpus_of, write_front
 from shapeshift.build_engines.paths import BuildPaths
 from shapeshift.cascade.candidates import local, registry
 from shapeshift.cascade.first_level import check_engines
 from shapeshift.cascade.settings import CascadeSettings, signature
-from shapeshift.engines import manifest
+from shapeshift.engines import device_plan, manifest
 from shapeshift.engines.manifest import FILE_NAME as MANIFEST_FILE
+from shapeshift.engines.providers import lookup
 from shapeshift.errors import NotFoundError
 from shapeshift.triton import model_config
 
@@ -66,10 +67,14 @@ def publish(front: CascadeFrontConfig, paths: BuildPaths) -> str:
         "candidates_dir": paths.portable(folder, target),
         "engines_dir": paths.portable(paths.engines, target),
     }
+    first = manifest.load(paths.engines / levels[0])
+    gpus = lookup.usable(first.provider, gpus_of(front.folder))
+    if gpus:
+        parameters |= device_plan.of_engines(first.provider, first.device_mb, first.files)
     summary = f"task {front.settings.task}, candidate {chosen.candidate.name}: {', then '.join(levels)}"
     if "source" in chosen.table.made:
         summary += f"; measured on another CPU, chosen anew in {folder}"
-    write_front(front.folder, config, target, parameters, summary)
+    write_front(front.folder, config, target, parameters, summary, device=next(iter(gpus), None))
     return summary
 
 

@@ -13,13 +13,13 @@ from shapeshift.adapter_cache.policy.scheduling import SchedulingSettings
 from shapeshift.adapter_cache.settings import AdapterCacheSettings, require_one_rank
 from shapeshift.build_engines import adapters, perplexity
 from shapeshift.build_engines.hub.sources import base_names, find_checkpoint
-from shapeshift.build_engines.model_folder import CONFIG, write_front
+from shapeshift.build_engines.model_folder import CONFIG, gpus_of, is_placed, write_front
 from shapeshift.build_engines.paths import BuildPaths
 from shapeshift.engines.checkpoint import Checkpoint, open_checkpoint
 from shapeshift.errors import NotFoundError, ShapeshiftError
 from shapeshift.files import HASHES
 from shapeshift.fused_decode.model.architecture import Architecture
-from shapeshift.fused_decode.model.precision import COMPUTED_BYTES, require_kv_precision, resolve
+from shapeshift.fused_decode.model.precision import COMPUTED_BYTES, QUANTISED, require_kv_precision, resolve
 from shapeshift.fused_decode.model.quantised.packing import packing_of
 from shapeshift.fused_decode.settings import ForwardSettings, FusedDecodeSettings, signature
 from shapeshift.triton import model_config
@@ -73,7 +73,7 @@ def check(front: DecodeFrontConfig, paths: BuildPaths) -> Checkpoint | None:
     source = find_checkpoint(front.settings.checkpoint, paths)
     checkpoint = open_checkpoint(source.folder, origin=source.origin, hashes=paths.build / HASHES)
     precision = _precision(front.settings, front, checkpoint)
-    require_kv_precision(front.settings.kv_precision, _gpu(front.config) is not None)
+    require_kv_precision(front.settings.kv_precision, gpu_of(front, checkpoint) is not None)
     perplexity.text_of(checkpoint, front.settings)
     if front.settings.tensor_parallel_size > 1:
         allowed = f"one of {', '.join(COMPUTED_BYTES)} with tensor_parallel_size above 1"
@@ -105,7 +105,15 @@ def publish(front: DecodeFrontConfig, paths: BuildPaths) -> str:
         "precision": _precision(own, front, checkpoint),
         "kernel_cache": paths.portable(kernels, target),
     }
-    summary = f"checkpoint: {checkpoint.origin or own.checkpoint}, {parameters['precision']}"
+    device = gpu_of(front, checkpoint)
+    where = "" if device is None else f", GPU {device}"
+    summary = f"checkpoint: {checkpoint.origin or own.checkpoint}, {parameters['precision']}{where}"
+    if device is not None:
+        # It imports torch.
+        from shapeshift.fused_decode.model.graphs.device_memory import of_decode
+
+        adapter_mb = front.adapters.adapter_mb if front.adapters else 0
+        parameters |= of_decode(Architecture.read(checkpoint.folder), own, parameters["precision"], adapter_mb)
     extra_files: dict[str, str] = {}
     together = f", {own.kv_cache_tokens} together" if own.kv_cache_tokens else ""
     capacity = f"{own.max_concurrency} slots of {own.max_length} tokens{together}"
@@ -121,19 +129,29 @@ def publish(front: DecodeFrontConfig, paths: BuildPaths) -> str:
     if text is not None:
         found = perplexity.measured(checkpoint, own, text, paths.build / PERPLEXITIES, kernels)
         summary += f", {found.line(own, text)}"
-    write_front(front.folder, front.config, target, parameters, summary, extra_files)
+    write_front(front.folder, front.config, target, parameters, summary, extra_files, device)
     return f"{state}; {summary}, {capacity}"
 
 
 def _precision(own: FusedDecodeSettings, front: DecodeFrontConfig, checkpoint: Checkpoint) -> str:
     """The precision that `auto` stands for. Raises InvalidInputError for a checkpoint that is quantised otherwise."""
-    return resolve(own.precision, _gpu(front.config), packing_of(checkpoint.config))
+    return resolve(own.precision, gpu_of(front, checkpoint), packing_of(checkpoint.config))
 
 
-def _gpu(config: Any) -> int | None:
-    """The number of the GPU that serves the front, None for the CPU."""
-    on_gpu = (group for group in config.instance_group if group.kind == type(group).KIND_GPU)
-    return next((next(iter(group.gpus), 0) for group in on_gpu), None)
+def gpu_of(front: DecodeFrontConfig, checkpoint: Checkpoint) -> int | None:
+    """The number of the GPU that serves a front with a checkpoint, None for the CPU.
+
+    Where its config.pbtxt states no instance_group, that is the first one, unless its parameters or the quantised
+    weights of its checkpoint are for CPUs.
+    """
+    own = front.settings
+    assert isinstance(own, FusedDecodeSettings), "a front that forwards computes nothing"
+    device = next(iter(gpus_of(front.folder)), None)
+    if device is None or is_placed(front.folder):
+        return device
+    quantised = own.precision == "auto" and packing_of(checkpoint.config) is not None
+    for_cpus = own.precision in QUANTISED or own.kv_precision != "auto" or own.tensor_parallel_size > 1
+    return None if quantised or for_cpus else device
 
 
 def _published(target: Path) -> str:

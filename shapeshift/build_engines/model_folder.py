@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from shapeshift.engines import hardware
+from shapeshift.engines.interfaces import Provider
+from shapeshift.engines.providers import lookup
+from shapeshift.errors import InvalidInputError
 from shapeshift.triton import model_config
 
 CONFIG = "config.pbtxt"
@@ -34,7 +38,7 @@ def write_front(
     generated = type(config)()
     generated.CopyFrom(config)
     generated.name = target.name
-    if device is not None and not model_config.read(source / CONFIG).instance_group:
+    if device is not None and not is_placed(source):
         place_on(generated.instance_group[0], device)
     for name, value in parameters.items():
         model_config.set_parameter(generated, name, value)
@@ -43,6 +47,34 @@ def write_front(
         contents[HOW_TO_CALL] = (source / HOW_TO_CALL).read_text(encoding="utf-8")
     write_folder(target, contents)
     return generated
+
+
+def gpus_of(source: Path) -> list[int]:
+    """The GPUs that the front in `source` may use: those of its instance_group, without one all of this machine."""
+    groups = model_config.read(source / CONFIG).instance_group
+    if not groups:
+        return list(range(hardware.gpus()))
+    chosen = next((group for group in groups if group.kind == group.KIND_GPU), None)
+    if chosen is None:
+        return []
+    return list(chosen.gpus) or list(range(max(1, hardware.gpus())))
+
+
+def provider_of(source: Path, requested: str) -> tuple[Provider, Sequence[int]]:
+    """The provider of the engines of the front in `source`, and the GPUs that they run on, none for the CPU.
+
+    Raises InvalidInputError where the front states KIND_GPU for a provider that runs on CPUs.
+    """
+    gpus = gpus_of(source)
+    name = lookup.resolve(requested, gpus)
+    if name not in lookup.ON_GPU and gpus and is_placed(source):
+        raise InvalidInputError("provider", name, f"with KIND_GPU one of {', '.join(lookup.ON_GPU)}, or auto")
+    return lookup.PROVIDERS[name], lookup.usable(name, gpus)
+
+
+def is_placed(source: Path) -> bool:
+    """Whether the config.pbtxt in `source` states an instance_group."""
+    return bool(model_config.read(source / CONFIG).instance_group)
 
 
 def place_on(group: Any, device: int) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
 import os
 import shlex
 import sys
@@ -12,16 +11,15 @@ from dataclasses import replace
 from pathlib import Path
 
 from shapeshift import installation
+from shapeshift.cli.checks import memory
 from shapeshift.cli.examples import summaries
 from shapeshift.cli.gateway import DEFAULT_PORT
 from shapeshift.cli.served_models import models_to_load
 from shapeshift.cli.stop_signals import stop_event
 from shapeshift.cli.supervisor import Supervisor, has_workers
-from shapeshift.engines import capacity
 from shapeshift.errors import InvalidInputError, ShapeshiftError
 from shapeshift.fleet.own_node import OwnNode
 from shapeshift.sidecar.settings import SidecarSettings
-from shapeshift.triton import model_config
 from shapeshift.triton.embedded.free_ports import on_free_ports
 from shapeshift.triton.embedded.server import ServerEndedError
 from shapeshift.triton.keys import KEY_VARIABLE
@@ -135,7 +133,7 @@ def _embedded(options: argparse.Namespace) -> int:
     given = {f"{name}_port": getattr(options, f"{name}_port") for name in settings.ports}
     settings = replace(settings, **{name: port for name, port in given.items() if port is not None})
     SidecarSettings(plan_period_s=options.plan_period)
-    _write(_capacity(repositories, models))
+    _write(memory.plan(repositories, models))
     with stop_event() as stop:
         supervisor = Supervisor(
             settings,
@@ -166,18 +164,6 @@ def _gateway_port(options: argparse.Namespace) -> int | None:
         return None
     own = DEFAULT_PORT if options.fleet is None else None
     return own if options.gateway_port is None else int(options.gateway_port)
-
-
-def _capacity(repositories: Sequence[Path], models: Sequence[str]) -> str:
-    """The line about the machine and what the models ask for. Raises UnsupportedError for one that cannot fit."""
-    asks = []
-    for file in (folder / name / "config.pbtxt" for name in models for folder in repositories):
-        # Of a file that is not there or cannot be read the server says what is wrong.
-        with contextlib.suppress(ShapeshiftError, OSError):
-            asks.append(
-                capacity.ask_of(file.parent.name, file.parent, model_config.parameters(model_config.read(file)))
-            )
-    return capacity.require_fit(asks, capacity.this_machine()) + "\n"
 
 
 def _external(options: argparse.Namespace) -> int:

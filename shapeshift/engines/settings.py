@@ -108,6 +108,7 @@ class GeneratedSettings:
     profile          measured latencies, JSON
     labels           the class names of LOGITS or TOKEN_LOGITS, a JSON list
     prompts          the texts that `prompt_name` chooses from, JSON {name: text}
+    device_memory    what the model wants of its GPU's memory, see `device_plan`
     """
 
     engines: str = ""
@@ -117,3 +118,4 @@ class GeneratedSettings:
     profile: str = ""
     labels: str = "[]"
     prompts: str = "{}"
+    device_memory: str = ""

@@ -122,6 +122,7 @@ class GeneratedDecodeSettings:
     checkpoint_name    `checkpoint` as the user wrote it, before it became a path
     kernel_cache       folder of compiled kernels and packed weights; empty: .cache/shapeshift in the home directory
     generation         counts the loads that replaced a dead process
+    device_memory      what the model wants of its GPU's memory, see `engines.device_plan`
     """
 
     checkpoint_sha256: str = ""
@@ -129,6 +130,7 @@ class GeneratedDecodeSettings:
     checkpoint_name: str = ""
     kernel_cache: str = ""
     generation: int = 0
+    device_memory: str = ""
 
 
 @dataclass(frozen=True)

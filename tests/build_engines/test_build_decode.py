@@ -106,6 +106,34 @@ def test_auto_is_resolved(project: Project, monkeypatch: pytest.MonkeyPatch) -> 
         assert project.parameters()["precision"] == settled
 
 
+def test_a_gpu_is_taken_by_itself_and_its_memory_planned(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
+    project.make("generate")
+    assert "device_memory" not in project.parameters()
+    monkeypatch.setattr(hardware, "gpus", lambda: 2)
+    monkeypatch.setattr(gpu, "describe", lambda device: gpu.Gpu(device, "T", (8, 0), 16e3))
+    status, out, _ = project.make("generate")
+    assert status == 0 and ", bf16, GPU 0, " in out
+    config = model_config.read(project.generated() / "config.pbtxt")
+    (group,) = config.instance_group
+    assert (group.kind, list(group.gpus)) == (group.KIND_GPU, [0])
+    parts = json.loads(project.parameters()["device_memory"])
+    assert list(parts) == ["engines", "KV", "graphs"] and min(parts.values()) > 0
+    project.change(max_concurrency=16)
+    project.make("generate")
+    halved = json.loads(project.parameters()["device_memory"])
+    assert halved["KV"] == pytest.approx(parts["KV"] / 2, abs=0.2) and halved["engines"] == parts["engines"]
+    # What is for CPUs stays there, and so does a front that says so.
+    for parameters, precision in (({"precision": "int8"}, "int8"), ({"kv_precision": "int8"}, None)):
+        project.change(**parameters)
+        assert project.make("generate")[0] == 0
+        assert precision in (None, project.parameters()["precision"])
+        assert "KIND_CPU" in (project.generated() / "config.pbtxt").read_text()
+    project.change()
+    file = project.root / "model_repository" / "generate" / "config.pbtxt"
+    file.write_text(file.read_text() + "instance_group [ { kind: KIND_CPU } ]")
+    assert project.make("generate")[0] == 0 and "device_memory" not in project.parameters()
+
+
 def test_published_checkpoint_is_checked_again_only_after_a_change(project: Project, compilations: list[Path]) -> None:
     project.change(native="true")
     assert "generate: checked, kernels compiled; " in project.make()[1]

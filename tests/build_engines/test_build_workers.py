@@ -15,7 +15,6 @@ from shapeshift.build_engines.text import workers
 from shapeshift.cli.main import main
 from shapeshift.engines import manifest
 from shapeshift.engines.manifest import FileEntry, Manifest
-from shapeshift.engines.providers import lookup
 from shapeshift.errors import InvalidInputError
 from shapeshift.polymorph.settings import PolymorphSettings
 from shapeshift.triton import model_config
@@ -181,8 +180,6 @@ def test_front_with_the_name_of_a_worker(make: Make) -> None:
 def on_gpu(make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Manifest:
     """The manifest of a front's engines as if built for two GPUs: 300 MiB in 3 files."""
     make(placement="resident", workers=3)
-    monkeypatch.setattr(workers, "gpus", lambda: 2)
-    monkeypatch.setattr(lookup, "has_nvidia_gpu", lambda: True)
     made = manifest.load(tmp_path / "build" / "engines" / "encode")
     entries = tuple(dataclasses.replace(entry, file=entry.name) for entry in made.engines)
     files = {entry.name: FileEntry(100 * 2**20, "") for entry in entries}
@@ -191,15 +188,15 @@ def on_gpu(make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Manif
 
 def test_workers_are_spread_over_the_gpus(on_gpu: Manifest, tmp_path: Path) -> None:
     repository = tmp_path / "build" / "repository"
-    workers.write_workers(generated(tmp_path), on_gpu, repository)
+    workers.write_workers(generated(tmp_path), on_gpu, repository, [0, 2])
     groups = [generated(tmp_path, f"encode_w0{number}").instance_group[0] for number in range(3)]
     assert all(group.kind == group.KIND_GPU and group.count == 1 for group in groups)
-    assert [list(group.gpus) for group in groups] == [[0], [1], [0]]
+    assert [list(group.gpus) for group in groups] == [[0], [2], [0]]
 
 
 @pytest.mark.parametrize(("memory_mb", "name"), [(300, "resident"), (299, "partitioned")])
 def test_auto_counts_gpus_and_the_memory_of_all_engines(on_gpu: Manifest, memory_mb: int, name: str) -> None:
-    placed = workers.choose_placement(PolymorphSettings(placement="auto", memory_mb=memory_mb), on_gpu)
+    placed = workers.choose_placement(PolymorphSettings(placement="auto", memory_mb=memory_mb), on_gpu, 2)
     assert (placed.name, placed.workers) == (name, 2)
     assert placed.reason.startswith(f"3 engines of about 100 MiB, {memory_mb} MiB a worker")
 
@@ -211,11 +208,14 @@ def test_each_engine_of_a_shared_file_counts_its_memory(on_gpu: Manifest) -> Non
         files={"all": FileEntry(100 * 2**20, "")},
     )
     own = PolymorphSettings(placement="auto", memory_mb=299)
-    assert workers.choose_placement(own, shared) == workers.choose_placement(own, on_gpu)
+    # Measured, they have their weights in common.
+    measured = dataclasses.replace(shared, device_mb=120.0)
+    assert workers.choose_placement(own, measured, 2).reason.startswith("3 engines of about 40 MiB, 299 MiB a worker")
+    assert workers.choose_placement(own, shared, 2) == workers.choose_placement(own, on_gpu, 2)
 
 
 def test_one_worker_per_gpu_by_default(on_gpu: Manifest) -> None:
-    assert workers.choose_placement(PolymorphSettings(placement="resident"), on_gpu).workers == 2
-    assert workers.choose_placement(PolymorphSettings(placement="resident", workers=5), on_gpu).workers == 5
+    assert workers.choose_placement(PolymorphSettings(placement="resident"), on_gpu, 2).workers == 2
+    assert workers.choose_placement(PolymorphSettings(placement="resident", workers=5), on_gpu, 2).workers == 5
     with pytest.raises(InvalidInputError, match="max_workers"):
         PolymorphSettings(placement="resident", workers=5, max_workers=4)

@@ -83,12 +83,9 @@ def test_providers_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
         InvalidInputError, match="provider: got 'tflite'; one of openvino, onnxruntime, torch, tensorrt"
     ):
         lookup.PROVIDERS["tflite"]
-    monkeypatch.setattr(lookup, "has_nvidia_gpu", lambda: False)
-    assert lookup.resolve("auto") == "openvino"
-    assert lookup.resolve("onnxruntime") == "onnxruntime"
-    monkeypatch.setattr(lookup, "has_nvidia_gpu", lambda: True)
-    assert lookup.resolve("auto") == "torch"
-    assert (lookup.device("torch"), lookup.device("openvino")) == (0, None)
+    assert (lookup.resolve("auto", []), lookup.resolve("auto", [1])) == ("openvino", "torch")
+    assert lookup.resolve("onnxruntime", [1]) == "onnxruntime"
+    assert (lookup.usable("torch", [1, 2]), lookup.usable("openvino", [1, 2])) == ([1, 2], ())
 
 
 @pytest.mark.parametrize("name", ["openvino", "onnxruntime", "torch", "tensorrt"])

@@ -83,7 +83,7 @@ def spoiled(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[float]]:
             return self._made
 
     monkeypatch.setattr(provider, "export", export)
-    monkeypatch.setattr(provider, "open", lambda self, folder, precision, threads, device: Runtime(folder, precision))
+    monkeypatch.setattr(provider, "open", lambda self, folder, precision, *others, **named: Runtime(folder, precision))
     yield share
 
 

@@ -21,12 +21,13 @@ def build(planned: ImagePlan, target: Path, progress: ProgressCallback) -> Image
 
     with files.replace_folder(target) as work:
         builder = ImageEngineBuilder(planned, work, progress)
-        result = _manifest(planned, work, builder.build())
+        entries = builder.build()
+        result = _manifest(planned, work, entries, builder.device_mb)
         result.save(work)
     return result
 
 
-def _manifest(planned: ImagePlan, work: Path, entries: list[GammaEntry]) -> ImageManifest:
+def _manifest(planned: ImagePlan, work: Path, entries: list[GammaEntry], device_mb: float) -> ImageManifest:
     architecture = planned.described.architecture
     classifier = planned.described.classifier
     return ImageManifest(
@@ -51,6 +52,7 @@ def _manifest(planned: ImagePlan, work: Path, entries: list[GammaEntry]) -> Imag
         files=manifest.list_files(work),
         engines=tuple(entries),
         checkpoint_origin=planned.checkpoint.origin,
+        device_mb=device_mb,
     )
 
 

@@ -13,7 +13,7 @@ from shapeshift.build_engines.image import labels
 from shapeshift.build_engines.image.labels import Agreement, read_tasks
 from shapeshift.build_engines.image.plan import ImagePlan
 from shapeshift.engines import manifest, verify
-from shapeshift.engines.interfaces import Array, Engine
+from shapeshift.engines.interfaces import Array, Engine, Runtime
 from shapeshift.engines.profile import measure_interleaved
 from shapeshift.engines.verify import Deviation, VerificationError
 from shapeshift.progress import ProgressCallback
@@ -59,6 +59,7 @@ class ImageEngineBuilder:
         self._head = None if weight is None or bias is None else Head(weight.numpy(), bias.numpy())
         made = planned.described.architecture
         gammas = planned.front.settings.gamma_list()
+        self._runtimes: list[Runtime] = []
         self._backbone = Backbone(planned.checkpoint.sha256, made.depth, made.width, made.features, gammas)
 
     def build(self) -> list[GammaEntry]:
@@ -69,6 +70,11 @@ class ImageEngineBuilder:
         state = {name: value.numpy() for name, value in self._model.state_dict().items()}
         prompt_folding.from_state(state, made.depth, made.heads, made.epsilon).save(self._work)
         return self._profiled([self.build_gamma(gamma) for gamma in self._plan.front.settings.gamma_list()])
+
+    @property
+    def device_mb(self) -> float:
+        """MiB of the GPU's memory that the engines take; 0 on a CPU."""
+        return 0.0 if self._plan.device is None else round(max(one.used_mb() for one in self._runtimes), 1)
 
     def build_gamma(self, gamma: int) -> VerifiedEngine:
         """The verified engine of one gamma: in the plan's precision, or in f32 if that fails the verification."""
@@ -91,7 +97,9 @@ class ImageEngineBuilder:
             warnings.simplefilter("ignore")
             plan.provider.export(module, module.example(2), folder, precision)
         plan.provider.compile(folder, precision, None, None)
-        engine = plan.provider.open(folder, precision, plan.threads, plan.device).engine(None, None)
+        beside = next(iter(self._runtimes), None)
+        self._runtimes.append(plan.provider.open(folder, precision, plan.threads, plan.device, beside=beside))
+        engine = self._runtimes[-1].engine(None, None)
         deviations = [_deviation(module, engine, images) for images in _VERIFIED_BATCHES]
         deviation = verify.worst(deviations)
         name = f"gamma {module.gamma} ({plan.provider.name}, {precision})"

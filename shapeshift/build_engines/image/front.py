@@ -19,7 +19,7 @@ from shapeshift.build_engines.image.plan import (
 )
 from shapeshift.build_engines.model_folder import write_front
 from shapeshift.build_engines.paths import BuildPaths
-from shapeshift.engines import manifest
+from shapeshift.engines import device_plan, manifest
 from shapeshift.errors import NotFoundError
 from shapeshift.progress import ProgressCallback
 from shapeshift.settings import require
@@ -132,6 +132,7 @@ def _write_folder(planned: ImagePlan, engines: Path, result: ImageManifest, path
         "checkpoint_name": front.settings.checkpoint,
         "profile": json.dumps(image_manifest.profile(result)),
         "tasks_dir": paths.portable(tasks_folder(front, paths), target),
+        **device_plan.of_engines(result.provider, result.device_mb, result.files),
     }
     summary = f"engines: {result.provider}, {result.precision}, {result.threads} threads; {result.tolerance}"
     summary += f"; {served(result)}"

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from shapeshift.build_engines.hub.sources import find_checkpoint
+from shapeshift.build_engines.model_folder import provider_of
 from shapeshift.build_engines.paths import BuildPaths
 from shapeshift.engines import manifest, precision
 from shapeshift.engines.checkpoint import Checkpoint
 from shapeshift.engines.gpu import with_cpu
 from shapeshift.engines.hardware import cores
 from shapeshift.engines.interfaces import Provider
-from shapeshift.engines.providers import lookup
 from shapeshift.errors import EngineError
 from shapeshift.files import HASHES, file_sha256
 from shapeshift.token_adapt.checkpoints.description import Description
@@ -53,7 +54,11 @@ class EmulatedFrontConfig:
 
 @dataclass(frozen=True)
 class ImagePlan:
-    """An image front with every `auto` resolved; tasks_dir: the registry whose images verify engines that merge."""
+    """An image front with every `auto` resolved.
+
+    tasks_dir: the registry whose images verify engines that merge; gpus: those that the engines run on, none for the
+    CPU.
+    """
 
     front: ImageFrontConfig
     checkpoint: Checkpoint
@@ -62,11 +67,12 @@ class ImagePlan:
     precision: str
     threads: int
     tasks_dir: Path
+    gpus: Sequence[int] = ()
 
     @property
     def device(self) -> int | None:
         """The GPU to build on; None for the CPU."""
-        return lookup.device(self.provider.name)
+        return next(iter(self.gpus), None)
 
     def key(self) -> str:
         """Changes if, and only if, the engines must be rebuilt."""
@@ -89,10 +95,10 @@ def plan(front: ImageFrontConfig, paths: BuildPaths) -> ImagePlan:
     own = front.settings
     source = find_checkpoint(own.checkpoint, paths)
     checkpoint, described = open_vision(source.folder, source.origin, paths.build / HASHES)
-    provider = lookup.PROVIDERS[lookup.resolve(own.provider)]
-    resolved = precision.resolve(own.precision, provider.name, lookup.device(provider.name))
+    provider, gpus = provider_of(front.folder, own.provider)
+    resolved = precision.resolve(own.precision, provider.name, next(iter(gpus), None))
     threads = front.serving.threads or cores()
-    return ImagePlan(front, checkpoint, described, provider, resolved, threads, tasks_folder(front, paths))
+    return ImagePlan(front, checkpoint, described, provider, resolved, threads, tasks_folder(front, paths), gpus)
 
 
 def tasks_folder(front: ImageFrontConfig, paths: BuildPaths) -> Path:

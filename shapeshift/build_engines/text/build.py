@@ -80,4 +80,5 @@ def _manifest(planned: Plan, work: Path, built: BuildResult, precision: str, not
         type_stride=built.type_stride,
         note=note,
         checkpoint_origin=planned.checkpoint.origin,
+        device_mb=built.device_mb,
     )

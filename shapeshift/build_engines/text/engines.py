@@ -37,6 +37,7 @@ class BuildResult:
     packs_rows: bool
     position_offset: int
     type_stride: int = 0
+    device_mb: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -100,6 +101,7 @@ class TextEngineBuilder:
             self._packs,
             self._reference.position_offset,
             self._reference.type_stride,
+            0.0 if plan.device is None or self._runtime is None else round(self._runtime.used_mb(), 1),
         )
 
     def _make(self, tokens: int | None) -> tuple[str, Engine]:

@@ -14,7 +14,7 @@ from shapeshift.build_engines.text.build import build
 from shapeshift.build_engines.text.config import TextFrontConfig, length_histogram
 from shapeshift.build_engines.text.plan import Plan, engine_outputs, is_current, plan, with_dims
 from shapeshift.build_engines.text.workers import choose_placement, placement_parameters, write_workers
-from shapeshift.engines import manifest, weight_headers
+from shapeshift.engines import device_plan, manifest, weight_headers
 from shapeshift.engines.manifest import Manifest
 from shapeshift.engines.settings import GeneratedSettings, TextEngineSettings
 from shapeshift.engines.text import tokenizer_files
@@ -65,7 +65,7 @@ def _write_folders(planned: Plan, engines: Path, result: Manifest, paths: BuildP
     """Write the folders with every `auto` replaced by the plan's choice. Returns the placement of the engines."""
     front = planned.front
     target = paths.generated / front.name
-    placement = choose_placement(front.serving, result)
+    placement = choose_placement(front.serving, result, len(planned.gpus))
     parameters = {
         "provider": result.provider,
         "precision": result.precision,
@@ -78,6 +78,7 @@ def _write_folders(planned: Plan, engines: Path, result: Manifest, paths: BuildP
         "checkpoint_sha256": result.checkpoint_sha256,
         "profile": json.dumps(latency_profile(result)),
         **placement_parameters(placement, front, result),
+        **device_plan.of_engines(result.provider, result.device_mb, result.files),
     }
     assert set(parameters) <= settings.names(
         TextEngineSettings, PolymorphSettings, GeneratedSettings, PlacementSettings
@@ -87,7 +88,7 @@ def _write_folders(planned: Plan, engines: Path, result: Manifest, paths: BuildP
     summary = f"engines: {result.provider}, {result.precision}; {result.tolerance}"
     completed = with_dims(front.config, {output.name: output.dims for output in result.outputs})
     config = write_front(front.folder, completed, target, parameters, summary, device=device)
-    write_workers(config, result, paths.generated)
+    write_workers(config, result, paths.generated, planned.gpus)
     return placement
 
 

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from shapeshift.build_engines.hub.sources import find_checkpoint
+from shapeshift.build_engines.model_folder import provider_of
 from shapeshift.build_engines.paths import BuildPaths
 from shapeshift.build_engines.text.config import TextFrontConfig, length_histogram, read_json
 from shapeshift.engines import manifest, precision
 from shapeshift.engines.checkpoint import Checkpoint, open_checkpoint
 from shapeshift.engines.gpu import with_cpu
 from shapeshift.engines.interfaces import Provider
-from shapeshift.engines.providers import lookup
 from shapeshift.engines.text import heads, sentence_modules, tokenizer_files
 from shapeshift.engines.text.families import family_of, hidden_size
 from shapeshift.engines.text.sentence_modules import SentenceModules
@@ -37,7 +37,8 @@ _COMMON_OUTPUTS = (NUM_TOKENS.name, DESCRIPTION.name)
 class Plan:
     """A text front, and the checkpoint, provider and precision to build with.
 
-    modules: what makes EMBEDDING, resolved; head: the file of the front's own head, if any.
+    modules: what makes EMBEDDING, resolved; head: the file of the front's own head, if any; gpus: those that the
+    engines run on, none for the CPU.
     """
 
     front: TextFrontConfig
@@ -46,11 +47,12 @@ class Plan:
     provider: Provider
     precision: str
     head: Path | None = None
+    gpus: Sequence[int] = ()
 
     @property
     def device(self) -> int | None:
         """The GPU to build on; None for the CPU."""
-        return lookup.device(self.provider.name)
+        return next(iter(self.gpus), None)
 
     @property
     def source_sha256(self) -> str:
@@ -104,10 +106,10 @@ def plan(front: TextFrontConfig, paths: BuildPaths) -> Plan:
     """Resolve checkpoint, provider, precision and head. Raises ShapeshiftError."""
     settings = front.settings
     checkpoint, modules = _checkpoint(front, paths)
-    provider = lookup.PROVIDERS[lookup.resolve(settings.provider)]
-    resolved = precision.resolve(settings.precision, provider.name, lookup.device(provider.name))
+    provider, gpus = provider_of(front.folder, settings.provider)
+    resolved = precision.resolve(settings.precision, provider.name, next(iter(gpus), None))
     head = find_head(settings.head, paths) if settings.head else None
-    return Plan(front, checkpoint, modules, provider, resolved, head)
+    return Plan(front, checkpoint, modules, provider, resolved, head, gpus)
 
 
 def _checkpoint(front: TextFrontConfig, paths: BuildPaths) -> tuple[Checkpoint, SentenceModules]:

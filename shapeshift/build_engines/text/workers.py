@@ -5,16 +5,14 @@ from __future__ import annotations
 import json
 import re
 import shutil
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from shapeshift.build_engines.model_folder import CONFIG, place_on, write_folder
 from shapeshift.build_engines.text.config import TextFrontConfig, length_histogram
-from shapeshift.engines.hardware import gpus
 from shapeshift.engines.manifest import Manifest
-from shapeshift.engines.providers import lookup
 from shapeshift.errors import InvalidInputError
 from shapeshift.polymorph.policy import placement
 from shapeshift.polymorph.policy.placement import Placement
@@ -35,14 +33,14 @@ def check_name(name: str, fronts: Collection[str]) -> None:
             raise InvalidInputError("name", name, f"another name: a worker of {front} may have this one")
 
 
-def choose_placement(own: PolymorphSettings, manifest: Manifest) -> Placement:
-    """The placement that config.pbtxt names, with `auto` resolved."""
-    devices = gpus() if lookup.device(manifest.provider) is not None else 0
+def choose_placement(own: PolymorphSettings, manifest: Manifest, devices: int) -> Placement:
+    """The placement that config.pbtxt names, with `auto` resolved. devices: the GPUs of the engines, 0: the CPU."""
     if own.placement == "auto":
-        # Each engine holds its own packed copy of the weights, even if engines share a file. A file's size is a lower
-        # bound of the memory of one engine.
+        # On a CPU each engine holds its own packed copy of the weights, even if engines share a file: a file's size is
+        # a lower bound of the memory of one engine. On a GPU the memory of all of them is measured.
         files = len({entry.file for entry in manifest.engines})
         engine_mb = sum(entry.size for entry in manifest.files.values()) / files / _MIB
+        engine_mb = manifest.device_mb / len(manifest.engines) or engine_mb
         workers = own.workers or own.max_workers
         return placement.decide(len(manifest.engines), engine_mb, own.memory_mb, devices, workers)
     if own.placement == "inline":
@@ -74,12 +72,16 @@ def placement_parameters(placement: Placement, front: TextFrontConfig, manifest:
     }
 
 
-def write_workers(front: Any, manifest: Manifest, repository: Path) -> None:
-    """Write the folders of the workers of the front with the generated config `front`, and delete its other workers."""
+def write_workers(front: Any, manifest: Manifest, repository: Path, gpus: Sequence[int]) -> None:
+    """Write the folders of the workers of the front with the generated config `front`, and delete its other workers.
+
+    gpus: among which they are divided in turn; empty: the CPU.
+    """
     parameters = model_config.parameters(front)
     count = 0 if parameters["placement"] == "inline" else int(parameters["max_workers"])
     configs = {
-        worker_name(front.name, number): _worker_config(front, parameters, manifest, number) for number in range(count)
+        worker_name(front.name, number): _worker_config(front, parameters, manifest, number, gpus)
+        for number in range(count)
     }
     for folder in repository.iterdir():
         if _names_of(front.name).fullmatch(folder.name) and folder.name not in configs:
@@ -88,16 +90,15 @@ def write_workers(front: Any, manifest: Manifest, repository: Path) -> None:
         write_folder(repository / name, {CONFIG: model_config.as_text(config)})
 
 
-def _worker_config(front: Any, parameters: dict[str, str], manifest: Manifest, number: int) -> Any:
+def _worker_config(front: Any, parameters: dict[str, str], manifest: Manifest, number: int, gpus: Sequence[int]) -> Any:
     config = type(front)()
     config.name = worker_name(front.name, number)
     config.backend = front.backend
     group = config.instance_group.add()
     group.count = 1
-    devices = gpus() if lookup.device(manifest.provider) is not None else 0
     group.kind = group.KIND_CPU
-    if devices:
-        place_on(group, number % devices)
+    if gpus:
+        place_on(group, gpus[number % len(gpus)])
     # A worker takes texts of any length until the sidecar assigns a bin.
     longest_bin = 0 if parameters["placement"] == "resident" else manifest.max_tokens
     for name, value in {**parameters, "worker_of": str(front.name), "bin": str(longest_bin), "generation": "0"}.items():

@@ -13,6 +13,7 @@ from urllib.parse import urlsplit
 
 from shapeshift import installation
 from shapeshift.cli.checks.finding import MISSING, NOTE, OK, Finding
+from shapeshift.engines import hardware
 from shapeshift.engines.providers import lookup
 from shapeshift.errors import listed
 from shapeshift.fused_decode.model import kernel_build
@@ -103,7 +104,7 @@ def provider(name: str) -> Finding:
         return Finding(label, OK, lookup.PROVIDERS[name].version())
     except Exception as error:  # noqa: BLE001  a library that is installed badly raises anything
         reason = str(error).partition("\n")[0].removeprefix(f"{label}: ") or type(error).__name__
-        return Finding(label, MISSING if name == lookup.resolve("auto") else NOTE, reason)
+        return Finding(label, MISSING if name == lookup.resolve("auto", range(hardware.gpus())) else NOTE, reason)
 
 
 def _torch() -> Finding:

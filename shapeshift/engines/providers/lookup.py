@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+from collections.abc import Sequence
 
+from shapeshift.engines import hardware
 from shapeshift.engines.interfaces import Provider
 from shapeshift.settings import Choices
 
@@ -18,21 +19,24 @@ PROVIDERS: Choices[Provider] = Choices(
     },
 )
 
-_ON_GPU = ("onnxruntime", "tensorrt", "torch")
+ON_GPU = ("onnxruntime", "tensorrt", "torch")
 
 
-def resolve(requested: str) -> str:
-    """The name of the provider to build with: `requested`, or for "auto" torch on an NVIDIA GPU, else OpenVINO."""
+def resolve(requested: str, gpus: Sequence[int]) -> str:
+    """The name of the provider to build with: `requested`, or for "auto" torch with a GPU, else OpenVINO.
+
+    gpus: those that the model may use.
+    """
     if requested != "auto":
         return requested
-    return "torch" if has_nvidia_gpu() else "openvino"
+    return "torch" if gpus else "openvino"
 
 
-def device(provider: str) -> int | None:
-    """The GPU on which a provider's engines are built and measured; None where they run on the CPU."""
-    return 0 if provider in _ON_GPU and has_nvidia_gpu() else None
+def usable(provider: str, gpus: Sequence[int]) -> Sequence[int]:
+    """Those of `gpus` that the provider's engines run on, the first of which builds them; empty: the CPU."""
+    return gpus if provider in ON_GPU else ()
 
 
 def has_nvidia_gpu() -> bool:
     """Whether the NVIDIA driver shows a device."""
-    return Path("/dev/nvidia0").exists()
+    return hardware.gpus() > 0

@@ -78,6 +78,8 @@ class ImageManifest:
     engines: tuple[GammaEntry, ...]
     # The repository and commit of a hub that the checkpoint comes from, owner/model@commit; empty: none.
     checkpoint_origin: str = ""
+    # MiB of a GPU's memory that all engines took when they had run; 0: they run on a CPU.
+    device_mb: float = 0.0
     format: int = FORMAT
 
     def save(self, folder: Path) -> None:

@@ -1,0 +1,51 @@
+"""Whether the models to serve fit: in the memory of this machine, and by one plan in that of each GPU."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from shapeshift.engines import capacity, device_plan, gpu, hardware
+from shapeshift.errors import ShapeshiftError
+from shapeshift.polymorph.settings import worker_name
+from shapeshift.triton import model_config
+
+
+def plan(repositories: Sequence[Path], models: Sequence[str]) -> str:
+    """Lines about the machine, and the plan of each GPU. Raises UnsupportedError for a model that cannot fit."""
+    asks, shares = [], []
+    for name, folder, config in _configs(repositories, models):
+        parameters, devices = model_config.parameters(config), devices_of(config)
+        if devices:
+            shares += device_plan.shares_of(name, parameters, devices)
+        else:
+            # Of weights that are not there the server says what is wrong.
+            with contextlib.suppress(ShapeshiftError, OSError):
+                asks.append(capacity.ask_of(name, folder, parameters))
+    lines = [capacity.require_fit(asks, capacity.this_machine())]
+    lines += device_plan.require_fit(shares, lambda device: (gpu.describe(device), gpu.free_mb(device)))
+    return "".join(f"{line}\n" for line in lines)
+
+
+def devices_of(config: Any) -> list[int]:
+    """The GPUs of a model's processes, one for each process; empty on a CPU. Without a list Triton takes every GPU."""
+    found: list[int] = []
+    for group in config.instance_group:
+        if group.kind == group.KIND_GPU:
+            found += [*(group.gpus or range(max(1, hardware.gpus())))] * max(1, group.count)
+    return found
+
+
+def _configs(repositories: Sequence[Path], models: Sequence[str]) -> Iterator[tuple[str, Path, Any]]:
+    """The models, each followed by the workers that its first plan loads: name, folder, configuration."""
+    for name in models:
+        for folder in repositories:
+            # Of a file that is not there or cannot be read the server says what is wrong.
+            with contextlib.suppress(ShapeshiftError, OSError):
+                config = model_config.read(folder / name / "config.pbtxt")
+                yield name, folder / name, config
+                for number in range(int(model_config.parameters(config).get("workers", "0"))):
+                    worker = worker_name(name, number)
+                    yield worker, folder / worker, model_config.read(folder / worker / "config.pbtxt")

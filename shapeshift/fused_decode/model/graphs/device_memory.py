@@ -1,0 +1,51 @@
+"""What a model that generates wants of its GPU's memory. Weights, KV cache and adapters are computed, graphs estimated.
+
+It imports torch.
+"""
+
+from __future__ import annotations
+
+from shapeshift.engines import device_plan
+from shapeshift.fused_decode.interfaces import blocks_of
+from shapeshift.fused_decode.model.architecture import Architecture
+from shapeshift.fused_decode.model.graphs.bounds import CHUNKS, MIXED_ROWS, power_of_two
+from shapeshift.fused_decode.model.kv_cache import cache_bytes
+from shapeshift.fused_decode.model.precision import COMPUTED_BYTES, computed
+from shapeshift.fused_decode.model.weights import weight_bytes
+from shapeshift.fused_decode.settings import FusedDecodeSettings
+
+_MIB = 2**20
+_LEAST_CONTEXT = 64
+_LOGIT_BYTES = 4
+
+
+def of_decode(architecture: Architecture, own: FusedDecodeSettings, precision: str, adapter_mb: int) -> dict[str, str]:
+    """The generated parameter of `device_plan`. adapter_mb: reserved for adapters, 0 without any."""
+    blocks = blocks_of(own.kv_cache_tokens)
+    cache = cache_bytes(architecture, own.max_concurrency, own.max_length, precision, blocks, own.kv_precision)
+    parts = {
+        "engines": weight_bytes(architecture, precision, own.group_size) / _MIB,
+        "KV": cache / _MIB,
+        "adapters": float(adapter_mb),
+        "graphs": _graph_bytes(architecture, own, precision) / _MIB,
+    }
+    return device_plan.as_parameter({name: size for name, size in parts.items() if size or name != "adapters"})
+
+
+def _graph_bytes(architecture: Architecture, own: FusedDecodeSettings, precision: str) -> float:
+    """The logits of every graph that there can be, and once, for all share it, what the largest step computes in.
+
+    That is the activations of a layer, and the keys and values that its attention gathers from the blocks.
+    """
+    slots, number = own.max_concurrency, COMPUTED_BYTES[computed(precision)]
+    contexts, rows = _doublings(_LEAST_CONTEXT, own.max_length), _doublings(1, slots)
+    logits = contexts * (sum(power_of_two(1 << step, 1, slots) for step in range(rows)) + len(CHUNKS) * sum(MIXED_ROWS))
+    tokens = max(slots, own.prefill_tokens)
+    widths = 6 * architecture.hidden + 3 * architecture.inner_width
+    gathered = 2 * slots * own.max_length * architecture.kv_width
+    return _LOGIT_BYTES * logits * architecture.vocab_size + number * (tokens * widths + gathered)
+
+
+def _doublings(least: int, most: int) -> int:
+    """How many powers of two from `least` on there are up to the first that is at least `most`."""
+    return max(1, (max(1, most) - 1).bit_length() - (least - 1).bit_length() + 1)
