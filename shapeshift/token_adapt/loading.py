@@ -22,6 +22,10 @@ from shapeshift.token_adapt.settings import EMULATED, EmulatedSettings, TokenAda
 
 Log = Callable[[str], None]
 Open = Callable[[ModelArgs, TokenAdaptSettings], ImageModel]
+# It imports torch.
+DEVICE_MEMORY: settings.Choices[Callable[[int], tuple[float, str]]] = settings.Choices(
+    "device", {"cuda": "shapeshift.engines.cuda_device:free_memory"}
+)
 
 
 @dataclass(frozen=True)
@@ -62,7 +66,7 @@ def load(args: ModelArgs, log: Log, open_model: Open = open_model) -> Loaded:
     available = ", ".join(map(str, model.gammas))
     for gamma in gammas:
         require(gamma in model.gammas, "use_gammas", gamma, f"gammas of the model: {available}")
-    memory_mb = float(serving.memory_mb) or hardware.available_mb()
+    memory_mb = float(serving.memory_mb) or _available_mb(args.device)
     batch_size = _batch_size([model.profiles[gamma] for gamma in gammas], serving, memory_mb)
     costs = Costs(model.profiles, gammas, batch_size)
     if serving.algorithm in plan.ALGORITHMS:
@@ -73,6 +77,11 @@ def load(args: ModelArgs, log: Log, open_model: Open = open_model) -> Loaded:
         f"algorithm {serving.algorithm}"
     )
     return Loaded(serving, model, costs, serving.scheduler(batch_size, memory_mb))
+
+
+def _available_mb(device: int | None) -> float:
+    """MiB that batches may take: of the GPU's memory, without one of this machine's."""
+    return hardware.available_mb() if device is None else DEVICE_MEMORY["cuda"](device)[0]
 
 
 def _batch_size(profiles: Sequence[GammaProfile], serving: TokenAdaptSettings, memory_mb: float) -> int:

@@ -13,10 +13,11 @@ import torch
 from shapeshift.build_engines.image import engines as image_engines
 from shapeshift.build_engines.image import front as images
 from shapeshift.build_engines.image import plan
-from shapeshift.engines import hardware, manifest, verify
+from shapeshift.engines import cuda_device, hardware, manifest, verify
 from shapeshift.engines.interfaces import Engine, Runtime
 from shapeshift.engines.providers import lookup
 from shapeshift.errors import EngineError, InvalidInputError
+from shapeshift.token_adapt import loading
 from shapeshift.token_adapt.checkpoints.weights import read_model
 from shapeshift.token_adapt.model import manifest as image_manifest
 from shapeshift.token_adapt.model import vision_model
@@ -150,3 +151,9 @@ def test_a_gamma_outside_the_tolerance_in_bf16_is_built_in_f32(
 def test_invalid_settings_are_refused(tmp_path: Path, field: str, value: str) -> None:
     with pytest.raises(InvalidInputError, match=field):
         front(tmp_path, **{field: value})
+
+
+def test_batches_are_bounded_by_the_memory_of_their_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cuda_device, "free_memory", lambda device: (1000.0 * device, "free"))
+    monkeypatch.setattr(hardware, "available_mb", lambda: 77.0)
+    assert (loading._available_mb(3), loading._available_mb(None)) == (3000.0, 77.0)

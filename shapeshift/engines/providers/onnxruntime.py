@@ -9,10 +9,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from shapeshift.engines.gpu import CPU_INSTEAD
 from shapeshift.engines.hardware import resident_mb
 from shapeshift.engines.interfaces import MAX_TOKENS, Array, Runtime
 from shapeshift.engines.providers.onnx_export import MODEL_FILE, export_onnx
 from shapeshift.errors import UnsupportedError
+
+_CUDA = "CUDAExecutionProvider"
 
 
 class OnnxRuntimeEngine:
@@ -31,46 +34,60 @@ class OnnxRuntimeEngine:
 
 
 class CudaGraphEngine:
-    """A session of static shape with bound device buffers, captured once and replayed as a CUDA graph."""
+    """A session of static shape, captured in its first call and replayed as a CUDA graph.
 
-    def __init__(self, session: Any, example: Mapping[str, Array], tokens: int, rows: int, device: int) -> None:
+    Inputs and outputs keep their places on the device, which the graph has in it. Text models have INT64 inputs and
+    FP32 outputs.
+    """
+
+    def __init__(self, session: Any, tokens: int, rows: int, device: int) -> None:
+        import numpy as np
         import onnxruntime
 
         self.tokens = tokens
         self.rows = rows
         self._session = session
         self._binding = session.io_binding()
-        self._inputs = {}
-        for port in session.get_inputs():
-            value = onnxruntime.OrtValue.ortvalue_from_numpy(example[port.name], "cuda", device)
-            self._inputs[port.name] = value
-            self._binding.bind_ortvalue_input(port.name, value)
-        self._outputs = [port.name for port in session.get_outputs()]
-        for name in self._outputs:
-            self._binding.bind_output(name, "cuda", device)
+        sizes = {"tokens": tokens, "rows": rows}
+
+        def value(port: Any, kind: Any) -> Any:
+            shape = [sizes.get(size, size) for size in port.shape]
+            # Segment numbers of 0 belong to no row.
+            return onnxruntime.OrtValue.ortvalue_from_numpy(np.ones(shape, kind), "cuda", device)
+
+        self._inputs = {port.name: value(port, np.int64) for port in session.get_inputs()}
+        self._outputs = {port.name: value(port, np.float32) for port in session.get_outputs()}
+        for name, own in self._inputs.items():
+            self._binding.bind_ortvalue_input(name, own)
+        for name, own in self._outputs.items():
+            self._binding.bind_ortvalue_output(name, own)
         session.run_with_iobinding(self._binding)
 
     def run(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
         for name, value in self._inputs.items():
             value.update_inplace(inputs[name])
         self._session.run_with_iobinding(self._binding)
-        return dict(zip(self._outputs, self._binding.copy_outputs_to_cpu(), strict=True))
+        return {name: value.numpy() for name, value in self._outputs.items()}
 
 
 class OnnxRuntimeRuntime:
     """The sessions of one ONNX file."""
 
-    def __init__(self, folder: Path, threads: int, device: int) -> None:
+    def __init__(self, folder: Path, threads: int, device: int | None) -> None:
         import onnxruntime
 
         self._file = str(folder / MODEL_FILE)
         self._threads = threads
-        self._device = device
-        self._cuda = "CUDAExecutionProvider" in onnxruntime.get_available_providers()
+        self._device = device or 0
+        self._cuda = device is not None
+        if self._cuda and _CUDA not in onnxruntime.get_available_providers():
+            raise UnsupportedError(
+                f"GPU {device}: this onnxruntime {onnxruntime.__version__} is for CPUs; install onnxruntime-gpu (`make"
+                f" setup GPU=1`); {CPU_INSTEAD}"
+            )
         self._sessions = 0
 
     def engine(self, tokens: int | None, rows: int | None) -> OnnxRuntimeEngine | CudaGraphEngine:
-        import numpy as np
         import onnxruntime
 
         self._sessions += 1
@@ -82,15 +99,9 @@ class OnnxRuntimeRuntime:
             options.add_free_dimension_override_by_name("rows", rows)
             if self._cuda:
                 captured = {"device_id": self._device, "enable_cuda_graph": "1"}
-                session = onnxruntime.InferenceSession(
-                    self._file, options, providers=[("CUDAExecutionProvider", captured)]
-                )
-                shapes = {"ROWS": (rows,)}
-                example = {
-                    port.name: np.ones(shapes.get(port.name, (1, tokens)), np.int64) for port in session.get_inputs()
-                }
-                return CudaGraphEngine(session, example, tokens, rows, self._device)
-        cuda = ("CUDAExecutionProvider", {"device_id": self._device})
+                session = onnxruntime.InferenceSession(self._file, options, providers=[(_CUDA, captured)])
+                return CudaGraphEngine(session, tokens, rows, self._device)
+        cuda = (_CUDA, {"device_id": self._device})
         providers = [cuda] if self._cuda else ["CPUExecutionProvider"]
         session = onnxruntime.InferenceSession(self._file, options, providers=providers)
         return OnnxRuntimeEngine(session, tokens, rows)
@@ -126,7 +137,7 @@ class OnnxRuntimeProvider:
     def open(
         self, folder: Path, precision: str, threads: int, device: int | None = None, beside: Runtime | None = None
     ) -> OnnxRuntimeRuntime:
-        return OnnxRuntimeRuntime(folder, threads, device or 0)
+        return OnnxRuntimeRuntime(folder, threads, device)
 
 
 PROVIDER = OnnxRuntimeProvider()

@@ -1,0 +1,110 @@
+"""What provider onnxruntime asks of the library on a GPU, which stands here as a fake that records it."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from shapeshift.engines.interfaces import INPUT_AXES
+from shapeshift.engines.providers.onnxruntime import PROVIDER
+from shapeshift.errors import UnsupportedError
+
+CUDA = "CUDAExecutionProvider"
+
+
+class FakeValue:
+    """An array on the device `place`; its identity is its address."""
+
+    def __init__(self, values: Any, place: tuple[str, int]) -> None:
+        self.values, self.place = values.copy(), place
+
+    def update_inplace(self, values: Any) -> None:
+        assert values.shape == self.values.shape and values.dtype == self.values.dtype
+        self.values[...] = values
+
+    def numpy(self) -> Any:
+        return self.values.copy()
+
+
+class FakeOnnxRuntime:
+    """Its model gives the sum of a row's ids. Once a graph is captured, other addresses are an error."""
+
+    __version__ = "1.31"
+
+    def __init__(self, providers: list[str]) -> None:
+        self.providers = providers
+        self.asked: list[Any] = []
+        self.OrtValue = SimpleNamespace(
+            ortvalue_from_numpy=lambda values, kind, device: FakeValue(values, (kind, device))
+        )
+
+    def get_available_providers(self) -> list[str]:
+        return self.providers
+
+    def SessionOptions(self) -> Any:  # noqa: N802  the library's name
+        sizes: dict[str, int] = {}
+        return SimpleNamespace(sizes=sizes, add_free_dimension_override_by_name=sizes.__setitem__)
+
+    def InferenceSession(self, file: str, options: Any, providers: list[Any]) -> Any:  # noqa: N802
+        self.asked.append(providers)
+        bound: dict[str, FakeValue] = {}
+        captured: list[list[int]] = []
+
+        def port(name: str, axes: Any) -> Any:
+            shape = [options.sizes.get(axes[axis], axes[axis]) if axis in axes else 1 for axis in range(max(axes) + 1)]
+            return SimpleNamespace(name=name, shape=shape)
+
+        def run(binding: object) -> None:
+            addresses = [id(value) for value in bound.values()]
+            captured.append(addresses)
+            assert addresses == captured[0], "a graph has the addresses of its capture in it"
+            ids, segments, rows = (bound[name].values for name in ("INPUT_IDS", "SEGMENTS", "ROWS"))
+            bound["EMBEDDING"].values[...] = [[ids[segments == row].sum()] * 2 for row in rows]
+
+        output = port("EMBEDDING", {0: "rows"})
+        output.shape.append(2)
+        return SimpleNamespace(
+            get_inputs=lambda: [port(name, dict(axes)) for name, axes in INPUT_AXES.items()],
+            get_outputs=lambda: [output],
+            io_binding=lambda: SimpleNamespace(
+                bind_ortvalue_input=bound.__setitem__, bind_ortvalue_output=bound.__setitem__
+            ),
+            run_with_iobinding=run,
+        )
+
+
+@pytest.fixture
+def library(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> FakeOnnxRuntime:
+    made = FakeOnnxRuntime([CUDA, "CPUExecutionProvider"])
+    monkeypatch.setitem(sys.modules, "onnxruntime", made)
+    (tmp_path / "model.onnx").write_bytes(bytes(3 << 20))
+    return made
+
+
+def test_a_static_length_is_a_graph_on_its_device(tmp_path: Path, library: FakeOnnxRuntime) -> None:
+    runtime = PROVIDER.open(tmp_path, "f32", 1, 1)
+    engine = runtime.engine(8, 2)
+    assert library.asked == [[(CUDA, {"device_id": 1, "enable_cuda_graph": "1"})]]
+    for factor in (1, 3):
+        inputs = {
+            "INPUT_IDS": np.arange(8)[None] * factor,
+            "SEGMENTS": np.array([[1, 1, 1, 2, 2, 0, 0, 0]]),
+            "POSITIONS": np.zeros((1, 8), np.int64),
+            "ROWS": np.array([1, 2]),
+        }
+        np.testing.assert_array_equal(engine.run(inputs)["EMBEDDING"], np.array([[3, 3], [7, 7]]) * factor)
+    runtime.engine(None, None)
+    assert library.asked[1] == [(CUDA, {"device_id": 1})], "any shape is no graph"
+    assert runtime.used_mb() == 6, "each session has its own weights"
+
+
+def test_a_build_for_cpus_is_not_taken_for_a_gpu(tmp_path: Path, library: FakeOnnxRuntime) -> None:
+    library.providers.remove(CUDA)
+    with pytest.raises(UnsupportedError, match=r"GPU 1: this onnxruntime 1.31 is for CPUs; .*; to use the CPU"):
+        PROVIDER.open(tmp_path, "f32", 1, 1)
+    PROVIDER.open(tmp_path, "f32", 1)
