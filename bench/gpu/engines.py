@@ -21,7 +21,7 @@ from bench.gpu.part import Part, Row, ratio
 from bench.gpu.random_models import Shape, encoder, on_device
 from shapeshift.engines.execution.engine_set import MAX_ROWS, row_slots
 from shapeshift.engines.interfaces import Array, Engine, Ids
-from shapeshift.engines.providers import lookup
+from shapeshift.engines.providers.torch import PROVIDER
 from shapeshift.engines.text.packing import pack
 
 OURS, DYNAMIC, COMPILED, BATCHED = "static graphs", "dynamic", "torch.compile", "transformers"
@@ -77,13 +77,12 @@ class _Model:
         module = encoder(shape, seed)
         folder = FOLDER / "gpu" / name
         empty(folder)
-        provider = lookup.PROVIDERS["torch"]
         example = pack([np.ones(9, np.int64), np.ones(7, np.int64)], 24, 2)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            provider.export(module, example, folder, self._precision)
-        runtime = provider.open(folder, self._precision, 1, device.number)
-        self._bins = {tokens: runtime.engine(tokens, row_slots(tokens, True)) for tokens in sizes.bins}
+            PROVIDER.export(module, example, folder, self._precision)
+        runtime = PROVIDER.open(folder, self._precision, 1, device.number)
+        self._bins = {tokens: runtime.as_on_gpu(tokens, row_slots(tokens, True)) for tokens in sizes.bins}
         self._dynamic = runtime.engine(None, None)
         self._plain = on_device(module, device, self._precision)
         self._compiled = device.compiled(self._plain, dynamic=True)

@@ -42,6 +42,8 @@ def test_every_part_runs_and_writes_its_rows(
     assert {"dynamic / ours", "torch.compile / ours", "transformers / ours"} <= rows["engines"][-1].keys()
     assert any("of the bound" in row for row in rows["decode"]) and "eager / graph" in rows["mixed"][0]
     assert {row["system"] for row in rows["adapters"]} == {"ours", "PEFT"} and "eager / graph" in rows["adapters"][0]
+    assert [row["gamma"] for row in rows["images"]] == [0, -2]
+    assert rows["images"][0]["of the operations"] == 1.0 and rows["images"][1]["of the operations"] > 0
     assert "ours / timm" in rows["images"][-1] and "file / pinned" in rows["memory"][0]
     assert (tmp_path / "gpu" / "engines.png").is_file()
     assert "static graphs, ms" in capsys.readouterr().out

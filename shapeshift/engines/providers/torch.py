@@ -29,10 +29,16 @@ class TorchRuntime:
         self._model: torch_model.TorchModel = torch_model.TorchModel(folder, threads, device, other)
 
     def engine(self, tokens: int | None, rows: int | None) -> Engine:
-        from shapeshift.engines.providers import cuda_graph, torch_model
+        from shapeshift.engines.providers import torch_model
 
         if self._device is None:
             return torch_model.TorchEngine(self._model, tokens, rows)
+        return self.as_on_gpu(tokens, rows)
+
+    def as_on_gpu(self, tokens: int | None, rows: int | None) -> Engine:
+        """The engine of that shape as a GPU has it; on a CPU the same code, without graphs."""
+        from shapeshift.engines.providers import cuda_graph, torch_model
+
         if tokens is not None and rows is not None:
             return cuda_graph.CudaGraphEngine(self._model, {"tokens": tokens, "rows": rows})
         captured = self._model.signature.captured
