@@ -6,8 +6,9 @@
 #include "level_tiles.h"
 #include "wide.h"
 
-constexpr int64_t kQuadRows = 8;   // rows of a tile of vectors
-constexpr int64_t kPlainRows = 4;  // the same without wide registers
+constexpr int64_t kQuadRows = 8;     // rows of a tile of vectors
+constexpr int64_t kGroupedRows = 6;  // the same with the sums of a group and those of all groups
+constexpr int64_t kPlainRows = 4;    // the same without wide registers
 
 // Four adjacent levels of a row.
 inline int32_t quad_of(const int8_t* row, int64_t input) {
@@ -18,15 +19,15 @@ inline int32_t quad_of(const int8_t* row, int64_t input) {
 
 #if defined(__AVX512VNNI__)
 // sums [kRows, kWide] of a group.
-template <int64_t kBits, int64_t kRows>
-void sum_quads(const Group<kBits>& group, const QuantisedRows& from, int32_t* sums) {
+template <int64_t kRows>
+void sum_quads(const Group<8>& group, const QuantisedRows& from, int32_t* sums) {
   __m512i held[kRows][kTiles] = {};
   const int64_t stride = from.stride();
   for (int64_t input = group.begin; input < group.end; input += kQuad) {
     __m512i weights[kTiles];
     for (int64_t tile = 0; tile < kTiles; ++tile) {
       weights[tile] = line_of(group, input, tile);
-      if (kBits == 8 || tile == 0) __builtin_prefetch(group.line(input, tile) + kFetched, 0, 2);
+      __builtin_prefetch(group.line(input, tile) + kFetched, 0, 2);
     }
     for (int64_t row = 0; row < kRows; ++row) {
       const __m512i given = _mm512_set1_epi32(quad_of(from.levels + row * stride, input));
@@ -39,6 +40,45 @@ void sum_quads(const Group<kBits>& group, const QuantisedRows& from, int32_t* su
     for (int64_t tile = 0; tile < kTiles; ++tile) {
       _mm512_storeu_si512(sums + row * kWide + tile * kSide, held[row][tile]);
     }
+  }
+}
+
+// held [kRows, kWide] = kRows rows times a panel: of each group the sums, less what its zeros are in them, times its
+// scales. Small groups end often, so both kinds of sums stay in registers.
+template <int64_t kRows>
+void multiply_quads(const Panels<Levels<4>>& own, const uint8_t* weights, const float* scales, const uint8_t* zeros,
+                    const QuantisedRows& from, float* held) {
+  wide::Wide values[kRows][kTiles] = {};
+  const int64_t stride = from.stride();
+  for (int64_t i = 0; i < own.groups(); ++i, scales += kWide, zeros += kWide) {
+    const Group<4> group{own, weights, i * own.group, own.end(i)};
+    __m512i sums[kRows][kTiles] = {};
+    for (int64_t input = group.begin; input < group.end; input += kQuad) {
+      const __m512i quads[kTiles] = {line_of(group, input, 0), line_of(group, input, 1)};
+      __builtin_prefetch(group.line(input, 0) + kFetched, 0, 2);
+      for (int64_t row = 0; row < kRows; ++row) {
+        const __m512i given = _mm512_set1_epi32(quad_of(from.levels + row * stride, input));
+        for (int64_t tile = 0; tile < kTiles; ++tile) {
+          sums[row][tile] = _mm512_dpbusd_epi32(sums[row][tile], quads[tile], given);
+          // Else the compiler copies each sum, before and after.
+          asm("" : "+v"(sums[row][tile]));
+        }
+      }
+    }
+    for (int64_t tile = 0; tile < kTiles; ++tile) {
+      const __m128i bytes = _mm_loadu_si128(reinterpret_cast<const __m128i*>(zeros + tile * kSide));
+      const __m512i own_zeros = _mm512_cvtepu8_epi32(bytes);
+      const wide::Wide scale = wide::load(scales + tile * kSide);
+      for (int64_t row = 0; row < kRows; ++row) {
+        const __m512i total = _mm512_set1_epi32(from.sum(row, group.begin, group.end));
+        const __m512i exact = _mm512_sub_epi32(sums[row][tile], _mm512_mullo_epi32(own_zeros, total));
+        const auto numbers = reinterpret_cast<wide::Wide>(_mm512_cvtepi32_ps(exact));
+        values[row][tile] = wide::multiply_add(scale, numbers, values[row][tile]);
+      }
+    }
+  }
+  for (int64_t row = 0; row < kRows; ++row) {
+    for (int64_t tile = 0; tile < kTiles; ++tile) wide::store(values[row][tile], held + row * kWide + tile * kSide);
   }
 }
 #endif
@@ -99,9 +139,11 @@ void sum_rows(const Group<kBits>& group, const QuantisedRows& from, int64_t rows
   int64_t row = 0;
   for (; row + kRows <= rows; row += kRows) {
 #if defined(__AVX512VNNI__)
-    if (group.own.instructions != Instructions::kPlain) {
-      sum_quads<kBits, kRows>(group, from.from(row), sums + row * kWide);
-      continue;
+    if constexpr (kBits == 8) {
+      if (group.own.instructions != Instructions::kPlain) {
+        sum_quads<kRows>(group, from.from(row), sums + row * kWide);
+        continue;
+      }
     }
 #endif
     if constexpr (kRows > kPlainRows) {
@@ -128,9 +170,8 @@ void add_group(const Group<kBits>& group, const float* scales, const uint8_t* ze
     for (int64_t lane = 0; lane < kWide; lane += wide::kLanes) {
       wide::Ints levels = wide::load(sums + lane);
       if constexpr (kZeros) levels -= wide::load(less + lane) * total;
-      wide::Wide values = wide::load(scales + lane) * wide::numbers(levels);
-      if constexpr (!kFirst) values += wide::load(held + lane);
-      each(row, lane, values);
+      const wide::Wide before = kFirst ? wide::Wide{} : wide::load(held + lane);
+      each(row, lane, wide::multiply_add(wide::load(scales + lane), wide::numbers(levels), before));
     }
   }
 }
@@ -177,6 +218,17 @@ void multiply_panel(const Panels<Levels<kBits>>& own, int64_t index, const Quant
                    settle(group, i, row, count, has_zeros);
                  });
     return;
+  }
+#endif
+#if defined(__AVX512VNNI__)
+  if constexpr (kBits == 4) {
+    if (own.instructions != Instructions::kPlain) {
+      in_parts<kGroupedRows>(rows, [&](int64_t row, auto count) {
+        multiply_quads<count>(own, weights, scales, zeros, from.from(row), held + row * kWide);
+      });
+      for (int64_t i = 0; i < rows * kWide; i += wide::kLanes) finish(i / kWide, i % kWide, wide::load(held + i));
+      return;
+    }
   }
 #endif
   for (int64_t i = 0; i < own.groups(); ++i) {

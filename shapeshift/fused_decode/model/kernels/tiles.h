@@ -21,6 +21,15 @@ constexpr int64_t kNear = 16;              // blocks of a panel that fit the fir
 // From the slowest to the fastest: vectors, dot products of a few inputs, tiles.
 enum class Instructions { kPlain, kDots, kTiles };
 
+// Calls run(count), 1 to kMost, as a constant.
+template <int64_t kMost, typename Run>
+void with_constant(int64_t count, const Run& run) {
+  if constexpr (kMost > 1) {
+    if (count < kMost) return with_constant<kMost - 1>(count, run);
+  }
+  run(std::integral_constant<int64_t, kMost>{});
+}
+
 #if defined(__AMX_TILE__)
 // What `_tile_loadconfig` reads. Tiles 0 to 3 are sums, 4 and 5 rows, 6 and 7 weights.
 struct alignas(64) TileShapes {
@@ -90,3 +99,15 @@ void store_sums(Sum* sums) {
   }
 }
 #endif
+
+// Calls each(row, count) for parts of `rows` rows, at most kMost in each; count is a constant. The parts are of nearly
+// equal height, since vectors multiply one row in the time of several.
+template <int64_t kMost, typename Each>
+void in_parts(int64_t rows, const Each& each) {
+  const int64_t parts = (rows + kMost - 1) / kMost;
+  for (int64_t part = 0, row = 0; part < parts; ++part) {
+    const int64_t count = (rows - row + parts - part - 1) / (parts - part);
+    with_constant<kMost>(count, [&](auto constant) { each(row, constant); });
+    row += count;
+  }
+}

@@ -5,7 +5,7 @@
 
 #include "common.h"
 
-#ifdef __AVX512F__
+#ifdef __AVX2__
 #include <immintrin.h>
 #endif
 
@@ -62,6 +62,20 @@ inline void store(const Wide& values, BFloat* target) {
 inline Ints load(const int32_t* source) { return *reinterpret_cast<const Ints*>(source); }
 
 inline Wide numbers(const Ints& values) { return __builtin_convertvector(values, Wide); }
+
+// a b + c, rounded once where the CPU has such an instruction: where results must agree bit for bit, whatever surrounds
+// them, that is not left to the compiler.
+inline Wide multiply_add(const Wide& a, const Wide& b, const Wide& c) {
+#if defined(__AVX512F__)
+  return reinterpret_cast<Wide>(
+      _mm512_fmadd_ps(reinterpret_cast<__m512>(a), reinterpret_cast<__m512>(b), reinterpret_cast<__m512>(c)));
+#elif defined(__AVX2__) && defined(__FMA__)
+  return reinterpret_cast<Wide>(
+      _mm256_fmadd_ps(reinterpret_cast<__m256>(a), reinterpret_cast<__m256>(b), reinterpret_cast<__m256>(c)));
+#else
+  return a * b + c;
+#endif
+}
 
 inline float total(const Wide& values) {
   float sum = 0.0f;
