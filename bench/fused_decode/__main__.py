@@ -11,8 +11,8 @@
 
 The part `loads` measures them under many loads. The part `beams` measures beam search, ours and transformers'.
 
-All run the same Llama of 110 million random parameters in the same precision (with int8 weights those of transformers
-run in bf16, or f32 where the CPU has no bf16) and generate exactly the requested number
+All run the same Llama of random parameters (110 million, with `--model 1b` a billion) in the same precision (with int8
+weights those of transformers run in bf16, or f32 where the CPU has no bf16) and generate exactly the requested number
 of tokens, greedily. Systems are measured in random order within a round; ratios are between medians over the rounds of
 one run. `foreign` is the share of the machine that other processes used meanwhile.
 """
@@ -69,6 +69,10 @@ FULL = Scale(
     lengths=True,
     budget_s=2400.0,
 )
+# Of the model of a billion parameters, against GenAI.
+LARGE = Scale(
+    requests=8, new_tokens=64, rounds=2, flights=(), poisson=(), fig5=(), lengths=False, budget_s=600.0, others=False
+)
 BATCHES = {STATIC: 0.0} | WINDOWS
 BATCHING = "batches"
 """The process that serves all of BATCHES."""
@@ -87,22 +91,25 @@ def main() -> int:
     parser.add_argument("--quick", action="store_true", help="under 3 minutes: short answers, one round, no OpenVINO")
     parser.add_argument("--precision", choices=tuple(WEIGHT_BITS), default="f32")
     parser.add_argument("--kv-precision", choices=KV_PRECISIONS, default="auto", help="of our cache and OpenVINO's")
+    parser.add_argument(
+        "--model", choices=tuple(random_llama.SIZES), default="110m", help="1b: few loads, ours and GenAI"
+    )
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--parts", nargs="+", choices=PARTS, help="default: all, with --quick only loads")
     parser.add_argument("--only", nargs="+", choices=tuple(KEYS), default=[], help="beside ours, only these systems")
     options = parser.parse_args()
-    options.parts = options.parts or PARTS[: 1 if options.quick else None]
+    options.parts = options.parts or PARTS[: 1 if options.quick or options.model == "1b" else None]
     start_s = time.monotonic()
+    memory: dict[str, tuple[float, float]] = {}
     try:
         bench, model, settings = prepare(options)
         output = Output("fused_decode", settings)
         machine = bound.measure(options.precision)
         with ExitStack() as stack:
-            names = [KEYS[key] for key in options.only] or [
-                name for name in ALL if not (options.quick and name == GENAI)
-            ]
             if "loads" in options.parts:
-                run(bench, start(stack, names, options, int(settings["instances"])))
+                systems = start(stack, names_of(options), options, int(settings["instances"]))
+                run(bench, systems)
+                memory = {name: one.memory_mb() for name, one in systems.items() if isinstance(one, DecodeWorker)}
         with ExitStack() as stack:
             if "beams" in options.parts:
                 beams.measure(bench, start_beams(stack, options))
@@ -112,16 +119,32 @@ def main() -> int:
         return 2
     limits = report.Limits(machine, bound.Model.read(model), options.precision, options.kv_precision)
     output.say(report.tables(bench, limits))
+    for name, (now, most) in memory.items():
+        output.say(f"memory of the process of {name}: {now:.0f} MiB, at most {most:.0f} MiB")
     output.say(f"took {time.monotonic() - start_s:.0f} s")
-    output.data["cells"] = report.cells(bench, limits)
+    output.data |= {"cells": report.cells(bench, limits), "memory_mb": memory}
     output.save(plots.draw(bench, FOLDER))
     return 0
 
 
+def names_of(options: argparse.Namespace) -> list[str]:
+    """The systems to measure beside ours."""
+    if options.only:
+        return [KEYS[key] for key in options.only]
+    if options.model == "1b":
+        return [] if options.precision == "int4" else [GENAI]
+    return [name for name in ALL if not (options.quick and name == GENAI)]
+
+
+def model_folder(options: argparse.Namespace) -> Path:
+    return FOLDER / f"llama-{options.model}"
+
+
 def prepare(options: argparse.Namespace) -> tuple[DecodeBench, Path, dict[str, Any]]:
     """The benchmark, the folder of its model, and the settings to print."""
-    scale = QUICK if options.quick else FULL
-    model = random_llama.ensure(FOLDER / "llama-110m")
+    scale = LARGE if options.model == "1b" else QUICK if options.quick else FULL
+    size = random_llama.SIZES[options.model]
+    model = random_llama.ensure(model_folder(options), size)
     loads = LoadGenerator(options.seed, random_llama.words(model), scale.new_tokens)
     instances = scale.requests if available_mb() > scale.requests * INSTANCE_MB else FEWER_INSTANCES
     settings = {
@@ -129,7 +152,7 @@ def prepare(options: argparse.Namespace) -> tuple[DecodeBench, Path, dict[str, A
         "precision": options.precision,
         "kv_precision": options.kv_precision,
         "threads": cores(),
-        "model": f"Llama, {random_llama.PARAMETERS / 1e6:.1f}M random parameters",
+        "model": f"Llama, {size.parameters / 1e6:.1f}M random parameters",
         "prompt_tokens": PROMPT,
         "new_tokens": scale.new_tokens,
         "requests": scale.requests,
@@ -146,7 +169,7 @@ def ours_command(model: Path, options: argparse.Namespace) -> list[str]:
 
 def start_beams(stack: ExitStack, options: argparse.Namespace) -> list[DecodeSystem]:
     """Start the systems of the part `beams`; they end with `stack`."""
-    model = FOLDER / "llama-110m"
+    model = model_folder(options)
     commands = (
         ours_command(model, options),
         transformers_command("batches", model, options.precision, cores()),
@@ -164,7 +187,7 @@ def start(
     stack: ExitStack, names: Collection[str], options: argparse.Namespace, instances: int
 ) -> dict[str, DecodeSystem]:
     """Start ours and the systems in `names`; they end with `stack`."""
-    model, threads, kernels = FOLDER / "llama-110m", cores(), BUILD / "kernels"
+    model, threads, kernels = model_folder(options), cores(), BUILD / "kernels"
     precision, kept = options.precision, options.kv_precision
     commands = {OURS: ours_command(model, options)}
     if GENAI in names:
@@ -208,12 +231,14 @@ def run(bench: DecodeBench, systems: dict[str, DecodeSystem]) -> None:
     for number in range(scale.rounds):
         beside = slow if number == 0 else []
         bench.measure(loads.at_once(scale.requests), [*pair, *named(TRITON, UNARY), *batching, *beside])
-    bench.beside_busy_loop(loads.at_once(scale.requests), pair)
+    if scale.others:
+        bench.beside_busy_loop(loads.at_once(scale.requests), pair)
     for count in scale.flights:
         bench.measure(loads.at_once(count), pair)
-    interval = loads.constant(scale.requests, request_s)
-    bench.constant = interval.name
-    bench.measure(interval, [*named(OURS, TRITON, GENAI, CONTINUOUS), *windows, *slow])
+    if scale.others:
+        interval = loads.constant(scale.requests, request_s)
+        bench.constant = interval.name
+        bench.measure(interval, [*named(OURS, TRITON, GENAI, CONTINUOUS), *windows, *slow])
     for paper_ms in scale.poisson:
         load = loads.poisson(scale.requests, request_s, paper_ms)
         bench.poisson[paper_ms] = load.name

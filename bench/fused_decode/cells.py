@@ -37,6 +37,7 @@ class Scale:
     poisson     the paper's mean gaps in ms, for all systems
     fig5        further mean gaps, for ours
     lengths     whether answers of random lengths are measured
+    others      whether requests at a constant interval, and beside a busy loop, are measured
     budget_s    no cell begins later than this after the time of a single request is measured
     """
 
@@ -48,6 +49,7 @@ class Scale:
     fig5: tuple[int, ...]
     lengths: bool
     budget_s: float
+    others: bool = True
 
 
 class DecodeBench:

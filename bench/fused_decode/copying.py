@@ -40,7 +40,7 @@ def ensure(source: Path, folder: Path) -> Path:
 
 def texts() -> NDArray[np.int64]:
     """The cycles, INT64 [texts, PERIOD]: each token's successor is the next one, that of the last one the first."""
-    tokens = np.random.default_rng(random_llama.STAMP["seed"]).permutation(
+    tokens = np.random.default_rng(random_llama.SEED).permutation(
         np.arange(_SPECIAL, random_llama.VOCABULARY, dtype=np.int64)
     )
     return tokens[: len(tokens) // PERIOD * PERIOD].reshape(-1, PERIOD)

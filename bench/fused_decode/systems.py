@@ -67,6 +67,13 @@ class DecodeWorker:
         check(load, replayed)
         return replayed
 
+    def memory_mb(self) -> tuple[float, float]:
+        """Resident memory of the process now, and the most it had, in MiB."""
+        lines = Path(f"/proc/{self._process.pid}/status").read_text().splitlines()
+        fields = dict(line.split(":", 1) for line in lines)
+        now, most = (int(fields[name].split()[0]) / 2**10 for name in ("VmRSS", "VmHWM"))
+        return now, most
+
     def stop(self) -> None:
         """End the process and all that it started."""
         assert self._process.stdin is not None

@@ -41,6 +41,8 @@ def test_requests_and_answers_pass(worker: DecodeWorker) -> None:
     replayed = worker.replay(Load("x", [DecodeRequest(0.0, [3], 2), DecodeRequest(1.0, [4], 1)]))
     assert replayed.stamps == [[0.0, 0.5], [1.0]] and replayed.tokens == [[3, 3], [4]]
     assert replayed.extra["window_s"] == 0.0
+    now, most = worker.memory_mb()
+    assert 1.0 < now <= most
     configured = ConfiguredWorker("", worker, window_s=1.5)
     assert configured.replay(Load("x", [DecodeRequest(0.0, [3], 1)])).extra["window_s"] == 1.5
     child = int(replayed.extra["child"])
