@@ -166,7 +166,7 @@ def test_a_gpu_that_is_not_there_is_refused(folder: Path, kernel_cache: Path, mo
 
     monkeypatch.setattr(ctypes, "CDLL", absent)
     settings = FusedDecodeSettings(checkpoint=str(folder), precision="f32", max_concurrency=3, max_length=64)
-    with pytest.raises(UnsupportedError, match="GPU 3: this machine has no NVIDIA driver .*; use a CPU"):
+    with pytest.raises(UnsupportedError, match="GPU 3: this machine has no NVIDIA driver .*; to use the CPU, set"):
         load_runtime(folder, settings, kernel_cache, "cuda:3", lambda text: None)
 
 

@@ -62,7 +62,7 @@ def test_no_body_makes_the_gateway_fail(url: str, triton: FakeTriton, count: int
 
 
 async def _session() -> aiohttp.ClientSession:
-    return aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=60))
+    return aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=600))
 
 
 async def _answers(
