@@ -188,8 +188,8 @@ def serving_modules() -> list[str]:
     found = modules(*(f"shapeshift/{folder}" for folder in folders))
     assert "shapeshift.fused_decode.unary" in found
     # Their language comes with torch for CUDA (GPU=1).
-    found = [name for name in found if not name.endswith(".gpu_kernels")]
-    return [*found, "openvino", "onnxruntime", "torch", "llguidance"]
+    names = [name for name in found if not name.endswith(".gpu_kernels")]
+    return [*names, "openvino", "onnxruntime", "torch", "llguidance"]
 
 
 def test_image_installs_pinned_packages_and_copies_what_exists() -> None:
