@@ -11,6 +11,7 @@ from shapeshift.engines.gpu import CPU_INSTEAD
 from shapeshift.errors import EngineError
 
 _ARCHITECTURE = re.compile(r"(sm|compute)_(\d+)(\d)")
+_LESS = "lower memory_mb"
 
 
 def require_usable(device: int) -> gpu.Gpu:
@@ -56,7 +57,7 @@ def require_free(device: int, wanted_mb: float, what: str) -> None:
 
 
 @contextmanager
-def naming_memory(device: int, what: str) -> Iterator[None]:
+def naming_memory(device: int, what: str, remedy: str = _LESS) -> Iterator[None]:
     """Turn torch's error for a full GPU into an EngineError that says what was wanted for `what`, and what is free."""
     import torch
 
@@ -66,7 +67,8 @@ def naming_memory(device: int, what: str) -> Iterator[None]:
         wanted = re.search(r"Tried to allocate ([\d.]+ \w+)", str(error))
         free, total = (size >> 20 for size in torch.cuda.mem_get_info(device))
         asked = f"{wanted[1]} more" if wanted else "more"
-        raise EngineError(_full(device, what, f"{asked} is wanted, {free} of {total} MiB are free")) from None
+        figures = f"{asked} is wanted, {free} of {total} MiB are free"
+        raise EngineError(_full(device, what, figures, remedy)) from None
 
 
 def used_mb(device: int) -> float:
@@ -76,8 +78,8 @@ def used_mb(device: int) -> float:
     return float(torch.cuda.memory_reserved(device)) / 2**20
 
 
-def _full(device: int, what: str, figures: str) -> str:
-    return f"GPU {device}: no memory for {what}: {figures}; serve fewer models on it, or lower memory_mb; {CPU_INSTEAD}"
+def _full(device: int, what: str, figures: str, remedy: str = _LESS) -> str:
+    return f"GPU {device}: no memory for {what}: {figures}; serve fewer models on it, or {remedy}; {CPU_INSTEAD}"
 
 
 def _has_code(architectures: Sequence[str], capability: tuple[int, int]) -> bool:

@@ -4,12 +4,18 @@ from __future__ import annotations
 
 import os
 import platform
+from collections.abc import Callable
 from pathlib import Path
 
 from shapeshift.errors import UnsupportedError
+from shapeshift.settings import Choices
 
 _REPORTED_FLAGS = ("avx2", "avx512f", "avx512_bf16", "amx_bf16")
 _BF16_FLAGS = ("avx512_bf16", "amx_bf16")
+DEVICE_MEMORY: Choices[Callable[[int], tuple[float, str]]] = Choices(
+    "device", {"cuda": "shapeshift.engines.cuda_device:free_memory"}
+)
+"""By kind of device, what is free on the one of a number: see `cuda_device.free_memory`, which imports torch."""
 
 
 def cpu_model(cpuinfo: Path = Path("/proc/cpuinfo")) -> str:

@@ -12,7 +12,7 @@ import torch
 
 from shapeshift import settings
 from shapeshift.engines.checkpoint import find_folder, not_found, open_checkpoint
-from shapeshift.engines.hardware import available_mb
+from shapeshift.engines.hardware import DEVICE_MEMORY, available_mb
 from shapeshift.engines.text import chat_template_files
 from shapeshift.engines.text.chat_template_files import ChatTemplateFiles
 from shapeshift.engines.text.tokenizer import FILE_NAME as TOKENIZER_FILE
@@ -39,9 +39,6 @@ RUNTIMES: Choices[Callable[..., Runtime]] = Choices(
         "cuda": "shapeshift.fused_decode.model.cuda_runtime:load",
         "ranks": "shapeshift.fused_decode.ranks.runtime:load",
     },
-)
-DEVICE_MEMORY: Choices[Callable[[int], tuple[float, str]]] = Choices(
-    "device", {"cuda": "shapeshift.engines.cuda_device:free_memory"}
 )
 
 

@@ -22,10 +22,6 @@ from shapeshift.token_adapt.settings import EMULATED, EmulatedSettings, TokenAda
 
 Log = Callable[[str], None]
 Open = Callable[[ModelArgs, TokenAdaptSettings], ImageModel]
-# It imports torch.
-DEVICE_MEMORY: settings.Choices[Callable[[int], tuple[float, str]]] = settings.Choices(
-    "device", {"cuda": "shapeshift.engines.cuda_device:free_memory"}
-)
 
 
 @dataclass(frozen=True)
@@ -81,7 +77,7 @@ def load(args: ModelArgs, log: Log, open_model: Open = open_model) -> Loaded:
 
 def _available_mb(device: int | None) -> float:
     """MiB that batches may take: of the GPU's memory, without one of this machine's."""
-    return hardware.available_mb() if device is None else DEVICE_MEMORY["cuda"](device)[0]
+    return hardware.available_mb() if device is None else hardware.DEVICE_MEMORY["cuda"](device)[0]
 
 
 def _batch_size(profiles: Sequence[GammaProfile], serving: TokenAdaptSettings, memory_mb: float) -> int:

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from shapeshift.errors import EngineError
+from shapeshift.engines import cuda_device
 from shapeshift.fused_decode.interfaces import GraphHook, StepBatch
 from shapeshift.fused_decode.model.graphs.bounds import GraphBounds
 from shapeshift.fused_decode.model.graphs.inputs import StepInputs, elements
@@ -82,7 +82,8 @@ def _capture(compute: Callable[[], None], device: torch.device, pool: Any, bound
     side = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
     side.wait_stream(torch.cuda.current_stream(device))
     graph = torch.cuda.CUDAGraph()
-    try:
+    what = f"the graph of {bounds.rows} rows, {bounds.context} places and a chunk of {bounds.chunk} tokens"
+    with cuda_device.naming_memory(device.index, what, "lower kv_cache_tokens or max_concurrency"):
         with torch.cuda.stream(side):
             for _ in range(_WARM_UPS):
                 compute()
@@ -90,11 +91,4 @@ def _capture(compute: Callable[[], None], device: torch.device, pool: Any, bound
         # On the model's device, whichever is the thread's. Other threads allocate meanwhile: those that load adapters.
         with torch.cuda.graph(graph, pool=pool, stream=side, capture_error_mode="thread_local"):
             compute()
-    except torch.cuda.OutOfMemoryError as error:
-        free, total = (size >> 20 for size in torch.cuda.mem_get_info(device))
-        raise EngineError(
-            f"GPU {device.index}: no memory for the graph of {bounds.rows} rows, {bounds.context} places and a chunk"
-            f" of {bounds.chunk} tokens; {free} of {total} MiB are free ({str(error).partition('.')[0]}); lower"
-            " kv_cache_tokens or max_concurrency"
-        ) from None
     return graph.replay
