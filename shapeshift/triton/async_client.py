@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 import grpc
 import numpy as np
@@ -21,6 +21,7 @@ from shapeshift.triton.endpoint import Tls
 from shapeshift.triton.tls import client_options
 
 Tensors = dict[str, NDArray[Any]]
+T = TypeVar("T")
 
 _CODES = {
     "INVALID_ARGUMENT": "INVALID_ARG",
@@ -108,10 +109,10 @@ class AsyncClient:
 
     async def first(self, call: ModelCall) -> Tensors:
         """The first response of a decoupled model that sends one for this request. Raises as `infer` does."""
-        async with contextlib.aclosing(self.stream(call)) as responses:
-            async for tensors in responses:
-                return tensors
-        raise error_of(f"{call.model} ended its responses without one")
+        found = await first_of(self.stream(call))
+        if found is None:
+            raise error_of(f"{call.model} ended its responses without one")
+        return found
 
     async def models(self, timeout_s: float) -> list[str]:
         """The names of the models that are loaded. Raises as `infer` does."""
@@ -138,6 +139,18 @@ class AsyncClient:
         if self._client is None:
             self._client = InferenceServerClient(self.url, channel_args=self._options, **client_options(self._tls))
         return self._client
+
+
+async def first_of(responses: AsyncGenerator[T, None]) -> T | None:
+    """The first one, once all have come; None without any.
+
+    The stream is read to its end: Triton 24.10 never gives back some memory of each stream that is cancelled.
+    """
+    first: T | None = None
+    async with contextlib.aclosing(responses):
+        async for response in responses:
+            first = response if first is None else first
+    return first
 
 
 async def _once(request: dict[str, Any]) -> AsyncIterator[dict[str, Any]]:

@@ -54,7 +54,7 @@ class Relay:
         self._finishing = finishing
         self._refused = refused
         self._pending: deque[tuple[Make, bool]] = deque()
-        self._has_begun = False
+        self._has_begun = self._has_ended = False
         self._lock = threading.Lock()
         self._task: Future[None] | None = None
         self._is_running = False
@@ -120,14 +120,18 @@ class Relay:
             self._post(partial(self._response, await client.infer(call)), True)
             return
         async with contextlib.aclosing(client.responses(call)) as responses:
+            # Beyond the last one, to the end of the stream: see `async_client.first_of`.
             async for tensors, last in responses:
                 self._has_begun = True
                 self._post(partial(self._response, tensors), last)
-                if last:
-                    return
-        raise EngineError(f"{self._front.args.name} of node {self.node} ended its responses without a last one")
+        if not self._has_ended:
+            raise EngineError(f"{self._front.args.name} of node {self.node} ended its responses without a last one")
 
     def _post(self, make: Make, last: bool) -> None:
+        # What happens to the stream after its last response is not the client's concern.
+        if self._has_ended:
+            return
+        self._has_ended = last
         self._pending.append((make, last))
         self._front.responder.post([self])
 

@@ -14,7 +14,7 @@ from shapeshift.errors import EngineError
 from shapeshift.gateway.catalogue import Target
 from shapeshift.gateway.upstream import Upstream
 from shapeshift.serving.error_codes import FORWARDED
-from shapeshift.triton.async_client import ModelCall, Tensors
+from shapeshift.triton.async_client import ModelCall, Tensors, first_of
 
 # What this project's generators say, and OpenAI's word for it.
 _REASONS = {"stop": "stop", "length": "length", "abort": "stop", "deadline": "length"}
@@ -108,10 +108,10 @@ async def rows(upstream: Upstream, call: GenerationCall) -> AsyncGenerator[list[
 
 async def all_rows(upstream: Upstream, call: GenerationCall) -> list[Row]:
     """The rows of the only response to a call without `stream`."""
-    async with contextlib.aclosing(rows(upstream, call)) as responses:
-        async for found in responses:
-            return found
-    raise EngineError(f"model {call.target.front.stream} ended its responses without one")
+    found = await first_of(rows(upstream, call))
+    if found is None:
+        raise EngineError(f"model {call.target.front.stream} ended its responses without one")
+    return found
 
 
 def _inputs(call: GenerationCall) -> dict[str, Any]:
