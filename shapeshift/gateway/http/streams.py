@@ -29,18 +29,29 @@ async def while_connected(receive: Receive, work: Awaitable[T]) -> T:
 
     The body of the request has been read.
     """
-    task = asyncio.ensure_future(work)
+    task = asyncio.current_task()
+    assert task is not None
+    is_gone = is_over = False
+
+    def leave(_: asyncio.Future[None]) -> None:
+        nonlocal is_gone
+        if not is_over:
+            is_gone = True
+            task.cancel()
+
+    # `work` runs in this task: another one for it costs more than a short request's body and answer.
     watch = asyncio.ensure_future(_disconnected(receive))
+    watch.add_done_callback(leave)
     try:
-        await asyncio.wait((task, watch), return_when=asyncio.FIRST_COMPLETED)
-        if not task.done():
-            raise CancelledRequestError("the client has disconnected")
-        return task.result()
+        return await work
+    except asyncio.CancelledError:
+        # Without the client, unless this very task is cancelled, too, which is how a server stops.
+        if is_gone and not task.uncancel():
+            raise CancelledRequestError("the client has disconnected") from None
+        raise
     finally:
-        # Also where this very task is cancelled, which is how a server stops.
+        is_over = True
         watch.cancel()
-        task.cancel()
-        await asyncio.gather(task, watch, return_exceptions=True)
 
 
 async def stream_of(
