@@ -1,0 +1,22 @@
+"""What is said of a front's wishes while no page can be read."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from shapeshift.fleet import worker_demand
+from shapeshift.fleet.policy.node_count import WorkerDemand
+from shapeshift.polymorph.settings import PolymorphSettings
+from shapeshift.sidecar.front_config import Front
+from shapeshift.sidecar.nodes.demands import Demands
+from shapeshift.sidecar.workers import ServerModels
+
+
+def test_a_wish_for_workers_is_said_without_a_page(tmp_path: Path) -> None:
+    demands = Demands(tmp_path / "demand.json", 10.0)
+    front = Front("enc", PolymorphSettings(placement="partitioned", slo_ms=100.0), max_workers=4)
+    demands.record(front, 3)
+    demands.step(ServerModels(fronts={"enc": front}), None, is_blocked=False)
+    assert worker_demand.read(tmp_path / "demand.json") == {"enc": WorkerDemand(3, 4)}
+    demands.step(ServerModels(), None, is_blocked=False)
+    assert worker_demand.read(tmp_path / "demand.json") == {}
