@@ -12,7 +12,7 @@ struct Levels {
 };
 
 constexpr int64_t kQuad = 4;        // inputs whose levels lie side by side
-constexpr int64_t kFetched = 4096;  // bytes between what is read and what is fetched into the cache
+constexpr int64_t kFetched = 4096;  // bytes between what tiles read and what they fetch into the cache
 
 // weights [panels, blocks, kTiles, kSide quads, kSide outputs, kQuad]; with 4 bits one byte holds the levels of both
 // tiles, the second one in its high bits. scales and zeros [panels, groups, kWide]; bias [outputs] or null. A group

@@ -9,7 +9,8 @@ constexpr int64_t kBlock = 32;  // inputs of a tile
 constexpr int64_t kTileElements = kSide * kBlock;
 constexpr int64_t kStep = kTiles * kTileElements;
 constexpr int64_t kPairRows = 8;  // rows of a tile of vectors
-constexpr int64_t kAhead = 4096;  // elements between what is read and what is fetched into the cache
+constexpr int64_t kAhead = 4096;  // elements between what tiles read and what they fetch into the cache
+constexpr int64_t kFetchInputs = 8;  // inputs between two fetches of vectors
 
 // weights [panels, blocks, kTiles, kSide pairs, kSide outputs, 2], with 0 where there is no input or output; bias
 // [outputs] or null.
@@ -111,12 +112,11 @@ template <int64_t kRows>
 void sum_pairs(const Panels<BFloat>& own, const BFloat* panel, const BFloat* from, float* sums) {
   __m512 held[kRows][kTiles] = {};
   for (int64_t input = 0; input < own.inputs; input += 2) {
+    if (input % kFetchInputs == 0) fetch_after<kFetchInputs * kWide * sizeof(BFloat)>(panel + input * kWide);
     const BFloat* place = panel + input / kBlock * kStep + input % kBlock * kSide;
     __m512bh weights[kTiles];
     for (int64_t tile = 0; tile < kTiles; ++tile) {
-      const BFloat* line = place + tile * kTileElements;
-      weights[tile] = reinterpret_cast<__m512bh>(_mm512_loadu_si512(line));
-      __builtin_prefetch(line + kAhead, 0, 2);
+      weights[tile] = reinterpret_cast<__m512bh>(_mm512_loadu_si512(place + tile * kTileElements));
     }
     for (int64_t row = 0; row < kRows; ++row) {
       const auto both = static_cast<int>(pair_of(from + row * own.inputs, input, own.inputs));
@@ -155,19 +155,17 @@ void sum_plain(const Panels<BFloat>& own, const BFloat* panel, const BFloat* fro
   }
 }
 
-// As sum_by_tiles, for any number of inputs: kPairRows rows after another.
-template <int64_t kRows = kPairRows>
-void sum_by_vectors(const Panels<BFloat>& own, const BFloat* panel, const BFloat* from, int64_t rows, float* sums) {
-  for (; rows >= kRows; rows -= kRows, from += kRows * own.inputs, sums += kRows * kWide) {
+// As sum_by_tiles, for any number of inputs.
+inline void sum_by_vectors(const Panels<BFloat>& own, const BFloat* panel, const BFloat* from, int64_t rows,
+                           float* sums) {
+  in_parts<kPairRows>(rows, [&](int64_t row, auto count) {
+    const BFloat* first = from + row * own.inputs;
+    float* target = sums + row * kWide;
 #if defined(__AVX512BF16__)
-    if (own.instructions == Instructions::kDots) {
-      sum_pairs<kRows>(own, panel, from, sums);
-      continue;
-    }
+    if (own.instructions == Instructions::kDots) return sum_pairs<count>(own, panel, first, target);
 #endif
-    sum_plain<kRows>(own, panel, from, sums);
-  }
-  if constexpr (kRows > 1) sum_by_vectors<kRows - 1>(own, panel, from, rows, sums);
+    sum_plain<count>(own, panel, first, target);
+  });
 }
 
 template <int64_t kWidth, typename Out>

@@ -9,6 +9,7 @@
 constexpr int64_t kQuadRows = 8;     // rows of a tile of vectors
 constexpr int64_t kGroupedRows = 6;  // the same with the sums of a group and those of all groups
 constexpr int64_t kPlainRows = 4;    // the same without wide registers
+constexpr int64_t kFetchQuads = 16;  // inputs between two fetches
 
 // Four adjacent levels of a row.
 inline int32_t quad_of(const int8_t* row, int64_t input) {
@@ -24,11 +25,8 @@ void sum_quads(const Group<8>& group, const QuantisedRows& from, int32_t* sums) 
   __m512i held[kRows][kTiles] = {};
   const int64_t stride = from.stride();
   for (int64_t input = group.begin; input < group.end; input += kQuad) {
-    __m512i weights[kTiles];
-    for (int64_t tile = 0; tile < kTiles; ++tile) {
-      weights[tile] = line_of(group, input, tile);
-      __builtin_prefetch(group.line(input, tile) + kFetched, 0, 2);
-    }
+    if (input % kFetchQuads == 0) fetch_after<kFetchQuads * kWide>(group.panel + input * kWide);
+    const __m512i weights[kTiles] = {line_of(group, input, 0), line_of(group, input, 1)};
     for (int64_t row = 0; row < kRows; ++row) {
       const __m512i given = _mm512_set1_epi32(quad_of(from.levels + row * stride, input));
       for (int64_t tile = 0; tile < kTiles; ++tile) {
@@ -54,8 +52,8 @@ void multiply_quads(const Panels<Levels<4>>& own, const uint8_t* weights, const 
     const Group<4> group{own, weights, i * own.group, own.end(i)};
     __m512i sums[kRows][kTiles] = {};
     for (int64_t input = group.begin; input < group.end; input += kQuad) {
+      if (input % kFetchQuads == 0) fetch_after<kFetchQuads * kWide / 2>(group.line(input, 0));
       const __m512i quads[kTiles] = {line_of(group, input, 0), line_of(group, input, 1)};
-      __builtin_prefetch(group.line(input, 0) + kFetched, 0, 2);
       for (int64_t row = 0; row < kRows; ++row) {
         const __m512i given = _mm512_set1_epi32(quad_of(from.levels + row * stride, input));
         for (int64_t tile = 0; tile < kTiles; ++tile) {
@@ -133,27 +131,21 @@ void sum_levels(const Group<kBits>& group, const QuantisedRows& from, int32_t* s
 }
 #endif
 
-// sums [rows, kWide] of a group, kRows rows after another.
-template <int64_t kBits, int64_t kRows = kQuadRows>
+// sums [rows, kWide] of a group.
+template <int64_t kBits>
 void sum_rows(const Group<kBits>& group, const QuantisedRows& from, int64_t rows, int32_t* sums) {
-  int64_t row = 0;
-  for (; row + kRows <= rows; row += kRows) {
 #if defined(__AVX512VNNI__)
-    if constexpr (kBits == 8) {
-      if (group.own.instructions != Instructions::kPlain) {
-        sum_quads<kRows>(group, from.from(row), sums + row * kWide);
-        continue;
-      }
-    }
-#endif
-    if constexpr (kRows > kPlainRows) {
-      sum_levels<kBits, kPlainRows>(group, from.from(row), sums + row * kWide);
-      sum_levels<kBits, kRows - kPlainRows>(group, from.from(row + kPlainRows), sums + (row + kPlainRows) * kWide);
-    } else {
-      sum_levels<kBits, kRows>(group, from.from(row), sums + row * kWide);
+  if constexpr (kBits == 8) {
+    if (group.own.instructions != Instructions::kPlain) {
+      return in_parts<kQuadRows>(rows, [&](int64_t row, auto count) {
+        sum_quads<count>(group, from.from(row), sums + row * kWide);
+      });
     }
   }
-  if constexpr (kRows > 1) sum_rows<kBits, kRows - 1>(group, from.from(row), rows - row, sums + row * kWide);
+#endif
+  in_parts<kPlainRows>(rows, [&](int64_t row, auto count) {
+    sum_levels<kBits, count>(group, from.from(row), sums + row * kWide);
+  });
 }
 
 // Adds a group's sums [rows, kWide], less what its zeros are in them, times its scales to held [rows, kWide]; calls

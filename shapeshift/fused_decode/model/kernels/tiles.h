@@ -100,6 +100,15 @@ void store_sums(Sum* sums) {
 }
 #endif
 
+// Fetches into the cache `kBytes` of the weights that vectors multiply soon, after those at `from`.
+template <int64_t kBytes>
+void fetch_after(const void* from) {
+  constexpr int64_t kFetched = 8192;
+  const char* ahead = static_cast<const char*>(from) + kFetched;
+#pragma GCC unroll 8
+  for (int64_t line = 0; line < kBytes; line += kLine) __builtin_prefetch(ahead + line, 0, 2);
+}
+
 // Calls each(row, count) for parts of `rows` rows, at most kMost in each; count is a constant. The parts are of nearly
 // equal height, since vectors multiply one row in the time of several.
 template <int64_t kMost, typename Each>
