@@ -4,6 +4,7 @@
     ours, through Triton   the `generate` front, a gRPC stream for each request
     ours, plain requests   the `generate_unary` front, a plain gRPC request each: no token before the last
     OpenVINO GenAI         its continuous batching in-process; its packages go into build/peers
+    llama.cpp              its batches in-process; compiled into build/peers
     static batch           transformers' generate over all requests as one batch
     dynamic, 0.5 s, 2 s    the same over the requests of such a window
     continuous batching    transformers' own
@@ -35,7 +36,9 @@ from bench.fused_decode.cells import (
     CONTINUOUS,
     GENAI,
     INSTANCES,
+    LLAMA_CPP,
     OURS,
+    RUNTIMES,
     STATIC,
     TRITON,
     UNARY,
@@ -50,6 +53,7 @@ from bench.fused_decode.systems import (
     DecodeSystem,
     DecodeWorker,
     genai_command,
+    llama_cpp_command,
     transformers_command,
 )
 from bench.peers import random_llama
@@ -69,14 +73,26 @@ FULL = Scale(
     lengths=True,
     budget_s=2400.0,
 )
-# Of the model of a billion parameters, against GenAI.
+# Against RUNTIMES alone.
+FEW = Scale(
+    requests=32,
+    new_tokens=128,
+    rounds=3,
+    flights=(8,),
+    poisson=(50,),
+    fig5=(),
+    lengths=False,
+    budget_s=150.0,
+    others=False,
+)
+# Of the model of a billion parameters, against RUNTIMES.
 LARGE = Scale(
     requests=8, new_tokens=64, rounds=2, flights=(), poisson=(), fig5=(), lengths=False, budget_s=600.0, others=False
 )
 BATCHES = {STATIC: 0.0} | WINDOWS
 BATCHING = "batches"
 """The process that serves all of BATCHES."""
-ALL = (TRITON, UNARY, GENAI, *BATCHES, CONTINUOUS, INSTANCES)
+ALL = (TRITON, UNARY, *RUNTIMES, *BATCHES, CONTINUOUS, INSTANCES)
 PARTS = ("loads", "beams")
 KEYS = {re.sub(r"[^a-z0-9.]+", "-", name.lower()): name for name in ALL}
 """The systems by the names that --only takes: without commas and spaces."""
@@ -88,17 +104,20 @@ FEWER_INSTANCES = 8
 def main() -> int:
     """Measure, print, and write tables, data and plots to build/bench/."""
     parser = argparse.ArgumentParser(prog="python -m bench.fused_decode", description=__doc__.splitlines()[0])
-    parser.add_argument("--quick", action="store_true", help="under 3 minutes: short answers, one round, no OpenVINO")
+    parser.add_argument(
+        "--quick", action="store_true", help="under 3 minutes: short answers, one round, no OpenVINO, no llama.cpp"
+    )
+    parser.add_argument("--few", action="store_true", help="few loads: ours in process and in Triton, other runtimes")
     parser.add_argument("--precision", choices=tuple(WEIGHT_BITS), default="f32")
     parser.add_argument("--kv-precision", choices=KV_PRECISIONS, default="auto", help="of our cache and OpenVINO's")
     parser.add_argument(
-        "--model", choices=tuple(random_llama.SIZES), default="110m", help="1b: few loads, ours and GenAI"
+        "--model", choices=tuple(random_llama.SIZES), default="110m", help="1b: few loads, ours, GenAI and llama.cpp"
     )
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--parts", nargs="+", choices=PARTS, help="default: all, with --quick only loads")
     parser.add_argument("--only", nargs="+", choices=tuple(KEYS), default=[], help="beside ours, only these systems")
     options = parser.parse_args()
-    options.parts = options.parts or PARTS[: 1 if options.quick or options.model == "1b" else None]
+    options.parts = options.parts or PARTS[: 1 if options.quick or options.few or options.model == "1b" else None]
     start_s = time.monotonic()
     memory: dict[str, tuple[float, float]] = {}
     try:
@@ -132,8 +151,10 @@ def names_of(options: argparse.Namespace) -> list[str]:
     if options.only:
         return [KEYS[key] for key in options.only]
     if options.model == "1b":
-        return [] if options.precision == "int4" else [GENAI]
-    return [name for name in ALL if not (options.quick and name == GENAI)]
+        return [*RUNTIMES]
+    if options.few:
+        return [TRITON, UNARY, *RUNTIMES]
+    return [name for name in ALL if not (options.quick and name in RUNTIMES)]
 
 
 def model_folder(options: argparse.Namespace) -> Path:
@@ -142,7 +163,7 @@ def model_folder(options: argparse.Namespace) -> Path:
 
 def prepare(options: argparse.Namespace) -> tuple[DecodeBench, Path, dict[str, Any]]:
     """The benchmark, the folder of its model, and the settings to print."""
-    scale = LARGE if options.model == "1b" else QUICK if options.quick else FULL
+    scale = LARGE if options.model == "1b" else QUICK if options.quick else FEW if options.few else FULL
     size = random_llama.SIZES[options.model]
     model = random_llama.ensure(model_folder(options), size)
     loads = LoadGenerator(options.seed, random_llama.words(model), scale.new_tokens)
@@ -192,6 +213,8 @@ def start(
     commands = {OURS: ours_command(model, options)}
     if GENAI in names:
         commands[GENAI] = genai_command(model, precision, kept, threads, BUILD)
+    if LLAMA_CPP in names:
+        commands[LLAMA_CPP] = llama_cpp_command(model, precision, kept, threads, BUILD)
     if CONTINUOUS in names:
         commands[CONTINUOUS] = transformers_command("continuous", model, computed(precision), threads)
     if INSTANCES in names:
@@ -225,7 +248,7 @@ def run(bench: DecodeBench, systems: dict[str, DecodeSystem]) -> None:
         return [systems[name] for name in names if name in systems]
 
     slow, windows = named(INSTANCES), named(*WINDOWS)
-    pair, batching = named(OURS, GENAI), named(STATIC, CONTINUOUS)
+    pair, batching = named(OURS, *RUNTIMES), named(STATIC, CONTINUOUS)
     bench.warm_up(list(systems.values()))
     request_s = bench.alone(pair)
     for number in range(scale.rounds):
@@ -233,12 +256,12 @@ def run(bench: DecodeBench, systems: dict[str, DecodeSystem]) -> None:
         bench.measure(loads.at_once(scale.requests), [*pair, *named(TRITON, UNARY), *batching, *beside])
     if scale.others:
         bench.beside_busy_loop(loads.at_once(scale.requests), pair)
-    for count in scale.flights:
+    for count in scale.flights * scale.rounds:
         bench.measure(loads.at_once(count), pair)
     if scale.others:
         interval = loads.constant(scale.requests, request_s)
         bench.constant = interval.name
-        bench.measure(interval, [*named(OURS, TRITON, GENAI, CONTINUOUS), *windows, *slow])
+        bench.measure(interval, [*named(OURS, TRITON, *RUNTIMES, CONTINUOUS), *windows, *slow])
     for paper_ms in scale.poisson:
         load = loads.poisson(scale.requests, request_s, paper_ms)
         bench.poisson[paper_ms] = load.name

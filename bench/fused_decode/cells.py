@@ -17,7 +17,10 @@ from bench.fused_decode.loads import Load, LoadGenerator, Run, median
 from bench.fused_decode.systems import DecodeSystem
 from shapeshift.engines.hardware import cores
 
-OURS, TRITON, UNARY, GENAI = "ours", "ours, through Triton", "ours, plain requests", "OpenVINO GenAI"
+OURS, TRITON, UNARY = "ours", "ours, through Triton", "ours, plain requests"
+GENAI, LLAMA_CPP = "OpenVINO GenAI", "llama.cpp"
+RUNTIMES = (GENAI, LLAMA_CPP)
+"""Programs that are measured under every load that ours is."""
 STATIC, CONTINUOUS, INSTANCES = "static batch", "continuous batching", "concurrent instances"
 WINDOWS = {"dynamic, 0.5 s": 0.5, "dynamic, 2 s": 2.0}
 ALONE, BUSY = "alone", "beside a busy loop"
@@ -33,7 +36,7 @@ class Scale:
     requests    requests of each load
     new_tokens  tokens of each answer in loads of equal answers
     rounds      rounds of the loads whose ratios matter most; the others have one
-    flights     further numbers of requests at once, for ours and GenAI
+    flights     further numbers of requests at once, for ours and RUNTIMES
     poisson     the paper's mean gaps in ms, for all systems
     fig5        further mean gaps, for ours
     lengths     whether answers of random lengths are measured

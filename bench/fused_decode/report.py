@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -10,7 +11,18 @@ import numpy as np
 
 from bench.fused_decode import beams
 from bench.fused_decode.bound import Machine, Model, least_seconds
-from bench.fused_decode.cells import ALONE, BUSY, CONTINUOUS, GENAI, INSTANCES, OURS, STATIC, TRITON, UNARY, DecodeBench
+from bench.fused_decode.cells import (
+    ALONE,
+    BUSY,
+    CONTINUOUS,
+    INSTANCES,
+    OURS,
+    RUNTIMES,
+    STATIC,
+    TRITON,
+    UNARY,
+    DecodeBench,
+)
 from bench.fused_decode.loads import PAPER_FASTER, PAPER_ITERATIONS, PAPER_NEW, PROMPT, Run, agreement, median
 
 _COMPARED = 16
@@ -104,7 +116,8 @@ def _of_loads(bench: DecodeBench, limits: Limits) -> Iterator[tuple[str, float, 
         if bench.has(burst, system):
             yield f"{burst}: tokens/s over {system}", ours / bench.rate(burst, system), goal
     yield f"{burst}: tokens/s over ours alone", ours / bench.rate(ALONE, OURS), ""
-    yield from _against_genai(bench, [burst, *bench.poisson.values()])
+    flights = [f"{number} at once" for number in bench.scale.flights]
+    yield from _against_runtimes(bench, [ALONE, *flights, burst, *bench.poisson.values()])
     bound = limits.seconds(count, new_tokens)
     yield (
         f"{burst}: share of the bound of {count * new_tokens / bound:.0f} tokens/s",
@@ -118,7 +131,7 @@ def _of_loads(bench: DecodeBench, limits: Limits) -> Iterator[tuple[str, float, 
         tokens = count * new_tokens / _cell(bench.runs[burst, TRITON])["responses"]
         yield f"{burst}: tokens of a response of a stream", tokens, ""
     yield from _outside(bench, burst)
-    for system in (OURS, GENAI):
+    for system in (OURS, *RUNTIMES):
         if bench.has(BUSY, system):
             share = bench.rate(BUSY, system) / bench.rate(burst, system)
             yield f"{burst}: tokens/s {BUSY} over undisturbed, {system}", share, "0.45 or more" * (system == OURS)
@@ -129,19 +142,19 @@ def _of_loads(bench: DecodeBench, limits: Limits) -> Iterator[tuple[str, float, 
             allowed = limits.seconds(others, new_tokens) / limits.seconds(1, new_tokens)
             paper = f", the paper's A100 {_PAPER_SLOWER[others]}" if others in _PAPER_SLOWER else ""
             yield f"{load}: time of a request over alone", slower, f"the bound allows {allowed:.2f}{paper}"
-    for system in (GENAI, CONTINUOUS, INSTANCES, STATIC):
+    for system in (*RUNTIMES, CONTINUOUS, INSTANCES, STATIC):
         if bench.has(burst, system):
             alike = _alike(bench.runs[burst, OURS], bench.runs[burst, system])
             yield f"{burst}: share of the first {_COMPARED} tokens as of {system}", alike, ""
 
 
-def _against_genai(bench: DecodeBench, loads: list[str]) -> Iterator[tuple[str, float, str]]:
-    for load in loads:
-        if bench.has(load, OURS, GENAI):
-            rate = bench.rate(load, OURS) / bench.rate(load, GENAI)
-            first = bench.mean_ms("first_token_ms", load, OURS) / bench.mean_ms("first_token_ms", load, GENAI)
-            yield f"{load}: tokens/s over {GENAI}", rate, "1.1 or more"
-            yield f"{load}: time to first token over {GENAI}'s", first, "1 or less"
+def _against_runtimes(bench: DecodeBench, loads: list[str]) -> Iterator[tuple[str, float, str]]:
+    for load, system in itertools.product(loads, RUNTIMES):
+        if bench.has(load, OURS, system):
+            rate = bench.rate(load, OURS) / bench.rate(load, system)
+            first = bench.mean_ms("first_token_ms", load, OURS) / bench.mean_ms("first_token_ms", load, system)
+            yield f"{load}: tokens/s over {system}", rate, "1.1 or more"
+            yield f"{load}: time to first token over {system}'s", first, "1 or less"
 
 
 def _outside(bench: DecodeBench, load: str) -> Iterator[tuple[str, float, str]]:

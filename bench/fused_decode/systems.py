@@ -9,7 +9,7 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Protocol
@@ -19,12 +19,12 @@ from bench.peers.decode_worker import Replayed
 from bench.peers.venv import REQUIREMENTS, PeerVenv, tail
 from shapeshift.engines.checkpoint import open_checkpoint
 from shapeshift.errors import UnsupportedError
-from shapeshift.fused_decode.model.precision import computed
+from shapeshift.fused_decode.model.precision import QUANTISED, computed
 
 _STREAM = "/inference.GRPCInferenceService/ModelStreamInfer"
 _STOP_S = 10.0
 _ROOT = Path(__file__).resolve().parents[2]
-_EXPORT = Path(__file__).resolve().parents[1] / "peers" / "openvino_genai_export.py"
+_PEERS = Path(__file__).resolve().parents[1] / "peers"
 
 
 class DecodeSystem(Protocol):
@@ -111,27 +111,52 @@ def genai_command(checkpoint: Path, precision: str, kv_precision: str, threads: 
     """OpenVINO GenAI's worker; makes its environment (minutes) and its export of the checkpoint if missing.
 
     Its cache has 8 bits where ours has, else the precision of the computation.
-
-    Raises UnsupportedError for int4, which its export lacks.
     """
-    if precision == "int4":
-        raise UnsupportedError("OpenVINO GenAI is compared in f32, bf16 and int8; name the other systems with --only")
-    weights, stated = ("int8" if precision == "int8" else "f32"), computed(precision)
+    stated = computed(precision)
     kept = "u8" if kv_precision == "int8" else stated
-    venv = PeerVenv("openvino-genai", REQUIREMENTS / "peer-openvino-genai.txt", build)
-    python = str(venv.ensure())
+    python = str(PeerVenv("openvino-genai", REQUIREMENTS / "peer-openvino-genai.txt", build).ensure())
+    folder = _genai_export(python, checkpoint, precision if precision in QUANTISED else "f32", build)
+    return [python, "-m", "bench.peers.openvino_genai_worker", str(folder), stated, str(threads), kept]
+
+
+def llama_cpp_command(checkpoint: Path, precision: str, kv_precision: str, threads: int, build: Path) -> list[str]:
+    """llama.cpp's worker; compiles the library (minutes) and writes the checkpoint as GGUF if missing.
+
+    Its cache has 8 bits where ours has, 32 in f32, else 16 (f16, its default).
+    """
+    kept = "q8_0" if kv_precision == "int8" else "f32" if precision == "f32" else "f16"
+    python = str(PeerVenv("llama-cpp", REQUIREMENTS / "peer-llama-cpp.txt", build, torch=None).ensure())
+    file = build / "peers" / "llama-cpp-work" / f"{open_checkpoint(checkpoint).sha256[:16]}-{precision}.gguf"
+    if not file.exists():
+        _export(
+            checkpoint, file, lambda part: [python, str(_PEERS / "llama_cpp_export.py"), checkpoint, part, precision]
+        )
+    return [python, "-m", "bench.peers.llama_cpp_worker", str(file), str(threads), kept]
+
+
+def _genai_export(python: str, checkpoint: Path, weights: str, build: Path) -> Path:
+    """The folder with the checkpoint's export. Weights of few bits are made from those in f32."""
     folder = build / "peers" / "openvino-genai-work" / f"{open_checkpoint(checkpoint).sha256[:16]}-{weights}"
     if not folder.exists():
-        unfinished, log = folder.with_suffix(".part"), folder.with_suffix(".log")
-        shutil.rmtree(unfinished, ignore_errors=True)
-        unfinished.mkdir(parents=True)
-        command = [python, str(_EXPORT), str(checkpoint), str(unfinished), weights]
-        with log.open("wb") as output:
-            code = subprocess.run(command, stdout=output, stderr=output, check=False).returncode
-        if code != 0:
-            raise UnsupportedError(f"export of {checkpoint} failed with exit status {code}; the log ends\n{tail(log)}")
-        unfinished.rename(folder)
-    return [python, "-m", "bench.peers.openvino_genai_worker", str(folder), stated, str(threads), kept]
+        source = checkpoint if weights == "f32" else _genai_export(python, checkpoint, "f32", build)
+        _export(
+            checkpoint, folder, lambda part: [python, str(_PEERS / "openvino_genai_export.py"), source, part, weights]
+        )
+    return folder
+
+
+def _export(checkpoint: Path, target: Path, command: Callable[[Path], list[object]]) -> None:
+    """Run command(unfinished), which makes a folder or file of that name; it becomes `target` when it is whole."""
+    unfinished, log = target.with_suffix(".part"), target.with_suffix(".log")
+    target.parent.mkdir(parents=True, exist_ok=True)
+    if unfinished.is_dir():
+        shutil.rmtree(unfinished)
+    with log.open("wb") as output:
+        stated = [str(word) for word in command(unfinished)]
+        code = subprocess.run(stated, stdout=output, stderr=output, check=False).returncode
+    if code != 0:
+        raise UnsupportedError(f"export of {checkpoint} failed with exit status {code}; the log ends\n{tail(log)}")
+    unfinished.rename(target)
 
 
 def transformers_command(module: str, *arguments: object) -> list[str]:

@@ -14,6 +14,7 @@ from bench.fused_decode.cells import (
     CONTINUOUS,
     GENAI,
     INSTANCES,
+    LLAMA_CPP,
     OURS,
     STATIC,
     TRITON,
@@ -52,7 +53,7 @@ class FakeSystem:
 
 def measured(scale: Scale) -> DecodeBench:
     steps = {OURS: 0.01, TRITON: 0.0125, UNARY: 0.01, GENAI: 0.02, STATIC: 0.03, CONTINUOUS: 0.04, INSTANCES: 0.2}
-    steps |= dict.fromkeys(WINDOWS, 0.05)
+    steps |= {LLAMA_CPP: 0.015} | dict.fromkeys(WINDOWS, 0.05)
     systems: dict[str, DecodeSystem] = {
         name: FakeSystem(name, step, token=1 + (name == INSTANCES)) for name, step in steps.items()
     }
@@ -81,6 +82,8 @@ def test_ratios(bench: DecodeBench) -> None:
     assert found["8 at once: tokens/s over static batch"][0] == pytest.approx(3.0)
     assert found["8 at once: tokens/s over OpenVINO GenAI"][0] == pytest.approx(2.0)
     assert found["8 at once: time to first token over OpenVINO GenAI's"][0] == pytest.approx(0.5)
+    assert found["8 at once: tokens/s over llama.cpp"][0] == pytest.approx(1.5)
+    assert found["alone: tokens/s over OpenVINO GenAI"][0] == pytest.approx(2.0)
     assert found["8 at once: tokens/s through Triton in streams over in-process"][0] == pytest.approx(0.8)
     assert found["8 at once: tokens/s through Triton in plain requests over in-process"][0] == pytest.approx(1.0)
     assert found["8 at once: tokens of a response of a stream"][0] == 2
@@ -105,7 +108,7 @@ def test_the_part_of_beam_search() -> None:
 
 def test_tables_name_every_system_and_the_papers_iterations(bench: DecodeBench) -> None:
     text = report.tables(bench, LIMITS)
-    for system in (OURS, TRITON, UNARY, GENAI, STATIC, CONTINUOUS, INSTANCES, *WINDOWS):
+    for system in (OURS, TRITON, UNARY, GENAI, LLAMA_CPP, STATIC, CONTINUOUS, INSTANCES, *WINDOWS):
         assert f"\n  {system} " in text
     ours, instances = (bench.runs[bench.poisson[50], system][0].span_s for system in (OURS, INSTANCES))
     measured = ["50", "8", "2.00", "1.20", "50.0%", f"{ours:.1f}", f"{instances / ours:.1f}", "11.1"]

@@ -1,0 +1,104 @@
+"""llama.cpp's batches: `python -m bench.peers.llama_cpp_worker FILE THREADS CACHE`.
+
+Runs in its own environment, on a file made by llama_cpp_export.py. CACHE: the type of keys and values. Requests join
+between two calls of the library; each call has a token of every request that runs, or all of a prompt. The sequences
+share one cache, which is far faster on a CPU than one for each. The most likely token is taken.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import queue
+import sys
+import time
+from dataclasses import dataclass, field
+
+import llama_cpp as library
+import numpy as np
+
+from bench.peers.decode_worker import DecodeRequest, Replayed, send, serve
+
+SEQUENCES, MAX_LENGTH = 32, 320
+BATCH = 2048
+CACHES = {"f32": 0, "f16": 1, "q8_0": 8}
+
+
+@dataclass
+class Running:
+    """A request: its number, its sequence in the cache, the tokens that the cache lacks, and how many it has."""
+
+    number: int
+    sequence: int
+    waiting: list[int]
+    cached: int = 0
+    row: int = field(default=-1)
+
+
+class Batches:
+    """Requests join between two calls."""
+
+    def __init__(self, file: str, threads: int, cache: str) -> None:
+        library.llama_backend_init()
+        self._model = library.llama_model_load_from_file(file.encode(), library.llama_model_default_params())
+        params = library.llama_context_default_params()
+        params.n_ctx = SEQUENCES * MAX_LENGTH
+        params.n_batch, params.n_seq_max = BATCH, SEQUENCES
+        params.n_threads = params.n_threads_batch = threads
+        params.type_k = params.type_v = CACHES[cache]
+        params.kv_unified = True
+        self._context = library.llama_init_from_model(self._model, params)
+        assert self._context, "llama.cpp refuses the model or its settings"
+        self._memory = library.llama_get_memory(self._context)
+        self._batch = library.llama_batch_init(BATCH, 0, 1)
+        self._vocabulary = library.llama_vocab_n_tokens(library.llama_model_get_vocab(self._model))
+
+    def replay(self, requests: list[DecodeRequest]) -> Replayed:
+        due: queue.SimpleQueue[tuple[int, DecodeRequest]] = queue.SimpleQueue()
+        start = send(requests, lambda number, request: due.put((number, request)))
+        stamps: list[list[float]] = [[] for _ in requests]
+        tokens: list[list[int]] = [[] for _ in requests]
+        running: list[Running] = []
+        free = list(range(SEQUENCES))
+        left, calls = len(requests), 0
+        while left:
+            while free and (not due.empty() or not running):
+                number, request = due.get()
+                running.append(Running(number, free.pop(), list(request.prompt)))
+            self._decode(running)
+            calls += 1
+            chosen = [(one, self._most_likely(one.row)) for one in running]
+            now = time.perf_counter() - start
+            for one, token in chosen:
+                tokens[one.number].append(token)
+                stamps[one.number].append(now)
+                one.waiting = [token]
+                if len(tokens[one.number]) == requests[one.number].new_tokens:
+                    library.llama_memory_seq_rm(self._memory, one.sequence, -1, -1)
+                    free.append(one.sequence)
+                    left -= 1
+            running = [one for one in running if len(tokens[one.number]) < requests[one.number].new_tokens]
+        return Replayed(stamps, tokens, {"iterations": calls})
+
+    def _decode(self, running: list[Running]) -> None:
+        batch, at = self._batch, 0
+        for one in running:
+            for token in one.waiting:
+                batch.token[at], batch.pos[at] = token, one.cached
+                batch.n_seq_id[at], batch.seq_id[at][0], batch.logits[at] = 1, one.sequence, 0
+                one.cached += 1
+                at += 1
+            one.row = at - 1
+            batch.logits[one.row] = 1
+        batch.n_tokens = at
+        answered = library.llama_decode(self._context, batch)
+        assert answered == 0, f"llama_decode returned {answered}"
+
+    def _most_likely(self, row: int) -> int:
+        logits = library.llama_get_logits_ith(self._context, row)
+        place = ctypes.cast(logits, ctypes.POINTER(ctypes.c_float))
+        return int(np.ctypeslib.as_array(place, (self._vocabulary,)).argmax())
+
+
+if __name__ == "__main__":
+    file, threads, cache = sys.argv[1:]
+    serve(Batches(file, int(threads), cache).replay)
