@@ -32,7 +32,7 @@ class FakeTensorRt:
 
     def Builder(self, logger: object) -> Any:  # noqa: N802  the library's name
         inputs = [_input(name, dict(axes)) for name, axes in INPUT_AXES.items()]
-        network = SimpleNamespace(num_inputs=len(inputs), get_input=inputs.__getitem__)
+        self.network = network = SimpleNamespace(num_inputs=len(inputs), get_input=inputs.__getitem__)
         config = SimpleNamespace(
             set_flag=self.flags.add,
             clear_flag=self.flags.discard,
@@ -83,7 +83,10 @@ def test_the_engine_of_any_shape_takes_the_longest_text(tmp_path: Path, library:
 
 def test_a_static_engine_has_one_shape(tmp_path: Path, library: FakeTensorRt) -> None:
     assert PROVIDER.compile(tmp_path, "f32", 64, 8, 2048) == "64.plan"
-    assert set(library.shapes["INPUT_IDS"]) == {(1, 64)} and set(library.shapes["ROWS"]) == {(8,)}
+    network = library.network
+    shapes = {one.name: one.shape for one in map(network.get_input, range(network.num_inputs))}
+    assert shapes == {"INPUT_IDS": (1, 64), "SEGMENTS": (1, 64), "POSITIONS": (1, 64), "ROWS": (8,)}
+    assert not library.shapes, "the plan itself has the shape, not a profile"
     assert not library.flags, "f32 is not TF32"
 
 

@@ -1,4 +1,4 @@
-"""TensorRT: one plan per length, with a single optimisation profile of fixed shape.
+"""TensorRT: one plan of fixed shape per length, and one with an optimisation profile for any shape.
 
 Follows the documented API of TensorRT 10; we have not run it. `make engines` verifies every plan against the reference
 model on the machine that builds it.
@@ -132,16 +132,18 @@ class TensorRtProvider:
             config.set_flag(tensorrt.BuilderFlag.FP16)
         else:
             config.clear_flag(tensorrt.BuilderFlag.TF32)
-        profile = builder.create_optimization_profile()
-        for index in range(network.num_inputs):
-            tensor = network.get_input(index)
-            names = [tensor.get_dimension_name(axis) for axis in range(len(tensor.shape))]
-            fixed, most = {"tokens": tokens, "rows": rows}, {**_MOST, "tokens": max_tokens}
-            sizes = list(zip(tensor.shape, names, strict=True))
-            low = tuple(size if size >= 0 else fixed.get(name) or 1 for size, name in sizes)
-            high = tuple(size if size >= 0 else fixed.get(name) or most[name] for size, name in sizes)
-            profile.set_shape(tensor.name, low, high, high)
-        config.add_optimization_profile(profile)
+        inputs = [network.get_input(index) for index in range(network.num_inputs)]
+        if tokens is not None and rows is not None:
+            # Not by a profile of one shape: the plan says then that it takes any, and Triton's own backend refuses it.
+            for tensor in inputs:
+                tensor.shape = _shape(tensor, {"tokens": tokens, "rows": rows})
+        else:
+            profile = builder.create_optimization_profile()
+            for tensor in inputs:
+                least = _shape(tensor, dict.fromkeys((*_MOST, "tokens"), 1))
+                most = _shape(tensor, {**_MOST, "tokens": max_tokens})
+                profile.set_shape(tensor.name, least, most, most)
+            config.add_optimization_profile(profile)
         _set_timings(config)
         plan = builder.build_serialized_network(network, config)
         if plan is None:
@@ -169,3 +171,9 @@ def _set_timings(config: Any) -> None:
         cache = config.create_timing_cache(content)
         if cache is not None and config.set_timing_cache(cache, ignore_mismatch=False):
             return
+
+
+def _shape(tensor: Any, sizes: Mapping[str, int]) -> tuple[int, ...]:
+    """The shape of a network's input with these sizes of its variable axes, which are named."""
+    named = ((size, tensor.get_dimension_name(axis)) for axis, size in enumerate(tensor.shape))
+    return tuple(sizes[name] if size < 0 else size for size, name in named)
