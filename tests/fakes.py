@@ -184,7 +184,7 @@ class MetricFamily:
 class PbUtils:
     """Stands in for the module `triton_python_backend_utils`; `metrics` is what /metrics would show.
 
-    models: those that an InferenceRequest reaches, by name.
+    models: those that an InferenceRequest reaches, by name, or name/version where it states one.
     """
 
     TRITONSERVER_RESPONSE_COMPLETE_FINAL = FINAL
@@ -304,8 +304,10 @@ class InferenceRequest:
         requested_output_names: Sequence[str],
         request_id: str = "",
         parameters: Mapping[str, Any] | None = None,
+        model_version: int = -1,
     ) -> None:
-        self._model = pb_utils.models.get(model_name)
+        versioned = f"{model_name}/{model_version}"
+        self._model = pb_utils.models.get(model_name if model_version < 0 else versioned)
         self._name = model_name
         named = {tensor.name(): tensor.as_numpy() for tensor in inputs}
         self._request = Request(requested_output_names, parameters, request_id, True, **named)

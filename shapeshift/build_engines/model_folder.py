@@ -19,6 +19,7 @@ HOW_TO_CALL = "how_to_call.txt"
 # One line: how the model was made.
 SUMMARY = "summary.txt"
 VERSION = "1"
+_LINK = "-> "
 
 
 def write_front(
@@ -84,19 +85,32 @@ def place_on(group: Any, device: int) -> None:
     group.gpus.append(device)
 
 
-def write_folder(target: Path, contents: Mapping[str, str]) -> None:
-    """Replace the model folder `target` by these files. An identical folder is left untouched: it may be in use."""
-    if _contents(target) == contents:
+def write_folder(target: Path, contents: Mapping[str, str], links: Mapping[str, Path] | None = None) -> None:
+    """Replace the model folder `target` by these files. An identical folder is left untouched: it may be in use.
+
+    links: files in folders of versions, by relative path, and where each leads, seen from its folder; without any
+    there is an empty version.
+    """
+    wanted = {**contents, **{name: f"{_LINK}{leads_to}" for name, leads_to in (links or {}).items()}}
+    if _contents(target, bool(links)) == wanted:
         return
     shutil.rmtree(target, ignore_errors=True)
-    (target / VERSION).mkdir(parents=True)
+    (target if links else target / VERSION).mkdir(parents=True)
     for name, text in contents.items():
         (target / name).write_text(text, encoding="utf-8")
+    for name, leads_to in (links or {}).items():
+        (target / name).parent.mkdir(exist_ok=True)
+        (target / name).symlink_to(leads_to)
 
 
-def _contents(folder: Path) -> dict[str, str] | None:
+def _contents(folder: Path, linked: bool) -> dict[str, str] | None:
     """The files below `folder`: contents by relative path. None if it is not a model folder."""
-    if not (folder / VERSION).is_dir():
+    if not (folder if linked else folder / VERSION).is_dir():
         return None
-    files = [path for path in folder.rglob("*") if path.is_file()]
-    return {str(path.relative_to(folder)): path.read_text(encoding="utf-8", errors="replace") for path in files}
+    return {
+        str(path.relative_to(folder)): f"{_LINK}{path.readlink()}"
+        if path.is_symlink()
+        else path.read_text(encoding="utf-8", errors="replace")
+        for path in folder.rglob("*")
+        if path.is_symlink() or path.is_file()
+    }

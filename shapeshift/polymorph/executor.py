@@ -10,7 +10,7 @@ from shapeshift.engines.execution import engine_set
 from shapeshift.engines.execution.executor import EngineExecutor
 from shapeshift.engines.execution.request import TextRequest
 from shapeshift.engines.manifest import Manifest
-from shapeshift.errors import InvalidInputError
+from shapeshift.errors import InvalidInputError, UnsupportedError
 from shapeshift.fleet import environment
 from shapeshift.polymorph.policy.algorithms import DISPATCHERS
 from shapeshift.polymorph.policy.dispatch import Rules
@@ -30,6 +30,7 @@ TRANSPORTS: Choices[Callable[[PbUtils, str, Sequence[str], Manifest, Log], Trans
     "workers",
     {
         "server": "shapeshift.polymorph.router.bls_transport:open_transport",
+        "triton": "shapeshift.polymorph.router.engine_client:open_transport",
         "fleet": "shapeshift.polymorph.router.fleet_transport:open_transport",
     },
 )
@@ -84,8 +85,16 @@ def open_executor(
     assignment: Assignment = SharedQueue(limits, times.of_row) if shared else _dispatched(own, edges, times, limits)
     workers = [worker_name(front, number) for number in range(own.max_workers)]
     reached = "fleet" if environment.fleet_file() else "server"
+    if own.worker_backend == "triton":
+        reached = _of_triton(reached)
     transport = TRANSPORTS[reached](pb_utils, front, workers, made, log)
     return Router(transport, assignment, times, own, log)
+
+
+def _of_triton(reached: str) -> str:
+    if reached == "fleet":
+        raise UnsupportedError("worker_backend: triton is for one server, this one is a node of a fleet")
+    return "triton"
 
 
 def _dispatched(own: PolymorphSettings, edges: list[int], times: ServiceTimes, limits: PackLimits) -> DispatchedQueues:

@@ -13,6 +13,7 @@ from shapeshift.serving.text_inputs import ENGINE_MS, NUM_TOKENS, OFFSETS, TEXT_
 from shapeshift.settings import require
 
 PLACEMENTS = ("inline", "resident", "partitioned", "auto")
+WORKER_BACKENDS = ("polymorph", "triton")
 CURVES = ("md1", "clamped")
 MAX_WORKERS = 256
 
@@ -44,6 +45,8 @@ class PolymorphSettings:
     slo_ms          latency objective; half of it and 95% of it become bounds of the latency histogram; 0: none
     memory_mb       MiB; while the process, or on a GPU its engines there, take more, no further static engine is
                     loaded
+    worker_backend  what the workers of `partitioned` run in: polymorph, a process of this backend; or triton, Triton's
+                    own backend for files of the provider
     workers         workers at first; 0: one for each GPU, else two
     min_workers     fewest workers that the sidecar keeps; 0: `workers`, or 1 in a pool
     max_workers     most workers; 0: `workers`
@@ -68,6 +71,7 @@ class PolymorphSettings:
     pack_tokens: int = 0
     slo_ms: float = 0.0
     memory_mb: int = 4096
+    worker_backend: str = "polymorph"
     workers: int = 0
     min_workers: int = 0
     max_workers: int = 0
@@ -85,7 +89,8 @@ class PolymorphSettings:
     def __post_init__(self) -> None:
         DISPATCHERS.require(self.dispatch)
         ALLOCATIONS.require(self.allocation)
-        for field, allowed in (("placement", PLACEMENTS), ("curve", CURVES)):
+        stated = (("placement", PLACEMENTS), ("curve", CURVES), ("worker_backend", WORKER_BACKENDS))
+        for field, allowed in stated:
             value = getattr(self, field)
             require(value in allowed, field, value, f"one of {', '.join(allowed)}")
         require(0 <= self.engine_threads <= 256, "engine_threads", self.engine_threads, "0 to 256")
@@ -110,6 +115,8 @@ class PolymorphSettings:
         require(self.max_workers == 0 or self.max_workers >= self.workers, "max_workers", self.max_workers, at_least)
         pooled = self.pool_workers >= 1 if self.worker_pool else self.pool_workers == 0
         require(pooled, "pool_workers", self.pool_workers, "at least 1 with a worker_pool, 0 without one")
+        own = self.worker_backend == "polymorph" or self.placement == "partitioned"
+        require(own, "worker_backend", self.worker_backend, "polymorph, unless placement is partitioned")
         objective = "above 0 with placement partitioned, which divides the workers by it"
         require(self.placement != "partitioned" or self.slo_ms > 0, "slo_ms", self.slo_ms, objective)
 
@@ -150,11 +157,13 @@ class WorkerSettings:
     worker_of   the front that it serves
     bin         longest text that it takes, in tokens; 0: any, all engines are loaded
     generation  number of loads that replaced a dead process
+    bin_shapes  of a worker in Triton's own backend, see `engine_model`; else empty
     """
 
     worker_of: str = ""
     bin: int = 0
     generation: int = 0
+    bin_shapes: str = ""
 
     def __post_init__(self) -> None:
         require(self.bin >= 0, "bin", self.bin, "0 or more")

@@ -165,6 +165,7 @@ class PbUtils(Protocol):
         requested_output_names: Sequence[str],
         inputs: Sequence[_Tensor],
         parameters: Mapping[str, Any] = ...,
+        model_version: int = ...,
     ) -> BlsRequest: ...
 
     def get_input_tensor_by_name(self, request: _InferenceRequest, name: str, /) -> _Tensor | None: ...

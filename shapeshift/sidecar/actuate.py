@@ -13,6 +13,7 @@ from typing import Any
 
 from shapeshift.errors import NotFoundError, ShapeshiftError
 from shapeshift.fleet.node import split
+from shapeshift.polymorph import engine_model
 from shapeshift.sidecar.health import ReloadBackoff
 from shapeshift.sidecar.journal import Journal
 from shapeshift.sidecar.nodes.fleet_control import FleetControl
@@ -208,6 +209,8 @@ class Actuator:
         parameters = config.setdefault("parameters", {})
         if bin_ is not None:
             parameters["bin"] = {"string_value": str(bin_)}
+            if engine_model.is_engine_model(config):
+                engine_model.place(config, bin_)
         if new_process:
             parameters["generation"] = {"string_value": str(self._next_generation(model, parameters))}
         self._control.load(model, config, timeout_s=self._load_timeout_s)

@@ -83,8 +83,8 @@ class HealthTracker:
 
         heartbeats: counter by model and pid, including processes that have ended. timeouts: in a row, by worker.
         loading: models that are being loaded; they are never reported. expected: models that are loaded and should
-        have a heartbeat. stalled: by model, seconds without a step, 0 for threads within their limit. A model that is
-        in none of these is forgotten.
+        have a heartbeat; another model is not missed before it has had one. stalled: by model, seconds without a step,
+        0 for threads within their limit. A model that is in none of these is forgotten.
         """
         models = {*heartbeats, *expected, *timeouts, *loading}
         self._models = {name: self._models.get(name, _Model()) for name in models}
@@ -99,7 +99,7 @@ class HealthTracker:
                 model.before_load = frozenset(model.heartbeats)
                 model.unchanged, model.settling = 0, self._limits.settle
             found = (
-                self._stopped(model, state_of)
+                (self._stopped(model, state_of) if model.heartbeats or name in expected else None)
                 or self._unanswered(model, counted, settling)
                 or self._stalled(model, stalled.get(name, {}), settling)
             )

@@ -83,7 +83,9 @@ class PlanLoop:
         self._demands.step(server, page, bool(self._actuator.blocked))
         self._answered = server.nodes
         fronts = [model for front in server.fronts.values() for model in front.models]
-        ready = [worker.name for workers in server.workers.values() for worker in workers if worker.is_ready]
+        ready = [
+            worker.name for workers in server.workers.values() for worker in workers if worker.is_ready and worker.beats
+        ]
         return frozenset([*fronts, *ready])
 
     def _adopt(self, group: Sequence[Front], server: ServerModels) -> bool:

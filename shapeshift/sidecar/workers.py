@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from shapeshift.errors import ShapeshiftError
+from shapeshift.polymorph import engine_model
 from shapeshift.sidecar.front_config import ALL_BINS, Front, read_front
 from shapeshift.triton.model_state import ModelState
 
@@ -34,12 +35,16 @@ class Control(Protocol):
 
 @dataclass(frozen=True)
 class Worker:
-    """One worker model. bin and generation are those of the loaded configuration, 0 while it is not loaded."""
+    """One worker model. bin and generation are those of the loaded configuration, 0 while it is not loaded.
+
+    beats: whether it has a process of its own, with a heartbeat.
+    """
 
     name: str
     state: str
     bin: int = ALL_BINS
     generation: int = 0
+    beats: bool = True
 
     @property
     def is_ready(self) -> bool:
@@ -123,7 +128,7 @@ class ServerModelReader:
             except ValueError:
                 problems[model] = f"bin and generation must be whole numbers: got {parameters}"
                 bin_, generation = ALL_BINS, 0
-            found.append(Worker(model, states[model], bin_, generation))
+            found.append(Worker(model, states[model], bin_, generation, engine_model.SHAPES not in parameters))
         return tuple(found)
 
     def _parameters(self, model: str) -> dict[str, str] | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -55,9 +56,14 @@ def read(path: Path) -> ModelConfig:
     return message
 
 
+def from_json(values: Mapping[str, Any]) -> ModelConfig:
+    """The configuration with these values, in the form of `as_json`."""
+    return json_format.ParseDict(values, _MESSAGE())
+
+
 def complete(message: ModelConfig, signature: Signature) -> ModelConfig:
     """The configuration with what it leaves out; see `Signature.complete`, which raises InvalidInputError."""
-    return json_format.ParseDict(signature.complete(as_json(message)), _MESSAGE())
+    return from_json(signature.complete(as_json(message)))
 
 
 def parameters(message: ModelConfig) -> dict[str, str]:

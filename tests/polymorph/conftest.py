@@ -338,7 +338,7 @@ def make_router(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Route
                 Dispatcher(EDGES, [1.0, 2.0, 4.0], Rules()), EDGES, [8, 4, 2], limits, times.of_row
             )
         lines: list[str] = []
-        transport = BlsTransport(workers, list(workers), settled_s=0.0)  # type: ignore[arg-type]
+        transport = BlsTransport(workers, list(workers), settled_s=0.0)
         router = Router(reaching(workers, transport), assignment, times, settings, lines.append)
         router.workers, router.lines, router.assignment, router.transport = workers, lines, assignment, transport
         started.append(router)

@@ -8,11 +8,13 @@ from pathlib import Path
 import pytest
 
 from shapeshift.errors import EngineError
+from shapeshift.polymorph import engine_model
 from shapeshift.sidecar.actuate import Actuator
 from shapeshift.sidecar.journal import Journal
 from shapeshift.sidecar.owed_loads import OwedLoads
 from shapeshift.sidecar.policy.moves import Action
 from tests import waiting
+from tests.polymorph import engine_models
 from tests.sidecar.fakes import FakeServer
 from tests.sidecar.fleet import single
 
@@ -235,3 +237,25 @@ def test_an_interruption_does_not_wait_for_a_load_that_runs(case: Case) -> None:
     go_on.set()
     waiting.wait_for(lambda: not case.actuator.changing)
     assert case.server.bins()["enc_w03"] == "32" and "enc_w04" not in case.server.bins()
+
+
+def test_a_worker_of_tritons_own_backend_gets_the_shape_of_its_bin(case: Case) -> None:
+    engines = engine_models.made()
+    worker = case.server.files["enc_w03"]
+    worker |= engine_model.tensors(engines)
+    worker["parameters"][engine_model.SHAPES] = {"string_value": engine_model.bin_shapes(engines)}
+    for action in (Action("load", "enc_w03", 64), Action("change", "enc_w03", 16, 64)):
+        if action.kind == "load":
+            # Only the server has the files.
+            case.server.load("enc_w03")
+        assert case.actuator.apply([[action]]).failed == ""
+        loaded = case.server.loaded["enc_w03"]
+        assert loaded["version_policy"] == {"specific": {"versions": [action.bin]}}
+        assert loaded["parameters"]["bin"] == {"string_value": str(action.bin)}
+    assert [tensor["dims"] for tensor in loaded["input"]] == [[1, 16]] * 3 + [[4]]
+    # What is replaced keeps its bin.
+    assert case.actuator.reload("enc_w03", "timed out")
+    replaced = case.server.loaded["enc_w03"]
+    assert replaced["version_policy"] == {"specific": {"versions": [16]}}
+    assert replaced["parameters"]["generation"] == {"string_value": "1"}
+    assert "bin: got 48" in case.actuator.apply([[Action("change", "enc_w03", 48, 32)]]).failed

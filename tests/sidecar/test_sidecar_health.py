@@ -113,6 +113,15 @@ def test_an_expected_model_without_a_heartbeat_is_dead() -> None:
     assert dead[first]["a"].certain, "no process is there that could be slow"
 
 
+def test_a_model_without_a_process_of_its_own_is_not_missed() -> None:
+    """A worker that Triton's own backend serves has no heartbeat; its front counts what it does not answer."""
+    health = HealthTracker()
+    for scrape in range(3 * HealthLimits().silent):
+        assert health.update({"front": {1: float(scrape)}}, {"a": 0}, ALIVE, expected={"front"}) == {}
+    health.update({"front": {1: 100.0}}, {"a": 1}, ALIVE, expected={"front"})
+    assert "a" in health.update({"front": {1: 101.0}}, {"a": 2}, ALIVE, expected={"front"})
+
+
 def test_timeouts_in_a_row() -> None:
     health = HealthTracker()
     beats = {"a": {1: 0.0}}

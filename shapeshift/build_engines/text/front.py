@@ -19,6 +19,8 @@ from shapeshift.engines.manifest import Manifest
 from shapeshift.engines.settings import GeneratedSettings, TextEngineSettings
 from shapeshift.engines.text import tokenizer_files
 from shapeshift.engines.text.families import hidden_size, vocabulary_size
+from shapeshift.errors import InvalidInputError
+from shapeshift.polymorph import engine_model
 from shapeshift.polymorph.policy.placement import Placement
 from shapeshift.polymorph.settings import PlacementSettings, PolymorphSettings, front_signature
 from shapeshift.progress import ProgressCallback
@@ -39,6 +41,9 @@ def check(front: TextFrontConfig, paths: BuildPaths) -> Plan:
     """What to build. Raises the error of what cannot be built, as far as files and settings show it."""
     planned = plan(front, paths)
     length_histogram(front)
+    if front.serving.worker_backend == "triton" and planned.provider.name not in engine_model.FILES:
+        allowed = f"polymorph, or with a provider of {', '.join(engine_model.FILES)}, not {planned.provider.name}"
+        raise InvalidInputError("worker_backend", front.serving.worker_backend, allowed)
     config = planned.checkpoint.config
     engine_outputs(planned, hidden_size(config))
     if planned.provider.name != "emulated":

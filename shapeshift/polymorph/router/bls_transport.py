@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from functools import partial
+from typing import Protocol
 
 from shapeshift.engines.interfaces import Ids
 from shapeshift.engines.manifest import Manifest
@@ -53,13 +54,20 @@ class WorkerClient:
         return read_answer(worker, answer, len(texts))
 
 
+class Client(Protocol):
+    """Calls workers by their model names, from any thread."""
+
+    def call(self, worker: str, texts: Sequence[Ids]) -> tuple[Outputs, WorkerInfo]:
+        """See `WorkerClient.call`."""
+
+
 class BlsTransport:
     """Calls `workers` through a call pool. A late call is abandoned, and its answer counts if it comes after all.
 
     Offers them once a request has come, at the latest after `settled_s`.
     """
 
-    def __init__(self, client: WorkerClient, workers: Sequence[str], settled_s: float = _SETTLED_S) -> None:
+    def __init__(self, client: Client, workers: Sequence[str], settled_s: float = _SETTLED_S) -> None:
         self._client = client
         self._workers = list(workers)
         self._settled_at = time.monotonic() + settled_s

@@ -1,0 +1,71 @@
+"""A worker that Triton's own backends serve: a model whose versions are bins, with the tensors of an engine.
+
+Version N takes texts of up to N tokens. One version is loaded, the worker's bin. Requests have the engine's shape, see
+`engines.interfaces`; there is no STATE. Parameter `bin_shapes`, JSON {bin: [tokens, rows]}: the shape of each bin's
+engine, -1 for any size.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from shapeshift.engines.interfaces import INPUT_AXES, TOKEN_OUTPUTS
+from shapeshift.engines.manifest import Manifest
+from shapeshift.errors import InvalidInputError
+from shapeshift.polymorph.service_times import bin_edges, entry_of_bin
+
+FILES = {"onnxruntime": "model.onnx", "tensorrt": "model.plan"}
+"""By provider, whose name is also the backend's: the file that the backend loads from a version's folder."""
+PARAMETERS = {"onnxruntime": {"intra_op_thread_count": "1", "inter_op_thread_count": "1"}}
+"""By provider: what the backend needs to compute as the engines were profiled, on one thread."""
+SHAPES = "bin_shapes"
+_ANY = -1
+
+
+def bin_shapes(made: Manifest) -> str:
+    """The parameter `bin_shapes` for these engines."""
+    entries = {edge: entry_of_bin(made, edge) for edge in bin_edges(made)}
+    return json.dumps({edge: [entry.tokens or _ANY, entry.rows or _ANY] for edge, entry in entries.items()})
+
+
+def tensors(made: Manifest) -> dict[str, list[dict[str, Any]]]:
+    """The inputs and outputs of a ModelConfig in JSON, of any shape."""
+    inputs = [
+        (name, "TYPE_INT64", [_ANY if axis in axes else 1 for axis in range(max(axes) + 1)])
+        for name, axes in INPUT_AXES.items()
+    ]
+    outputs = [
+        (output.name, output.data_type, [1 if output.name in TOKEN_OUTPUTS else _ANY, *output.dims])
+        for output in made.outputs
+    ]
+    return {"input": [_tensor(*one) for one in inputs], "output": [_tensor(*one) for one in outputs]}
+
+
+def is_engine_model(config: Mapping[str, Any]) -> bool:
+    """Whether a ModelConfig in JSON is that of such a worker."""
+    return SHAPES in config.get("parameters", {})
+
+
+def place(config: dict[str, Any], bin_edge: int) -> None:
+    """Let the worker with this ModelConfig in JSON, changed in place, load one bin.
+
+    Raises InvalidInputError for a bin that it does not have.
+    """
+    shapes = json.loads(config["parameters"][SHAPES]["string_value"])
+    if str(bin_edge) not in shapes:
+        raise InvalidInputError("bin", bin_edge, f"one of {', '.join(shapes)}")
+    tokens, rows = shapes[str(bin_edge)]
+    sizes = {"tokens": tokens, "rows": rows}
+    for tensor in config["input"]:
+        for axis, size in INPUT_AXES[tensor["name"]].items():
+            tensor["dims"][axis] = sizes[size]
+    for tensor in config["output"]:
+        axis, size = (1, tokens) if tensor["name"] in TOKEN_OUTPUTS else (0, rows)
+        tensor["dims"][axis] = size
+    config["version_policy"] = {"specific": {"versions": [bin_edge]}}
+
+
+def _tensor(name: str, data_type: str, dims: Sequence[int]) -> dict[str, Any]:
+    return {"name": name, "data_type": data_type, "dims": list(dims)}

@@ -1,0 +1,141 @@
+"""Calls to workers that Triton's own backends serve: padding, versions that are bins, and a router over them."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from shapeshift.engines.execution.request import TextRequest
+from shapeshift.errors import EngineError, ModelGoneError, UnsupportedError
+from shapeshift.polymorph import executor
+from shapeshift.polymorph.executor import Executor
+from shapeshift.polymorph.router.engine_client import EngineClient
+from shapeshift.polymorph.router.transport import WrongBinError
+from shapeshift.polymorph.settings import PlacementSettings, PolymorphSettings
+from tests import waiting
+from tests.fakes import PbUtils
+from tests.polymorph import engine_models
+from tests.polymorph.engine_models import EngineModel, wanted
+
+TEXTS = [np.array(ids) for ids in ([5, 6, 7], [9], [4] * 10)]
+
+
+@pytest.fixture
+def pb_utils() -> PbUtils:
+    return PbUtils()
+
+
+@pytest.fixture
+def client(pb_utils: PbUtils) -> EngineClient:
+    return EngineClient(pb_utils, engine_models.made())
+
+
+def serve(pb_utils: PbUtils, edge: int, worker: str = "w") -> EngineModel:
+    """Let the worker have this bin from now on."""
+    for former in [name for name in pb_utils.models if name.startswith(f"{worker}/")]:
+        del pb_utils.models[former]
+    pb_utils.models[f"{worker}/{edge}"] = model = EngineModel(pb_utils, edge)
+    return model
+
+
+@pytest.mark.parametrize("edge", engine_models.SHAPES)
+def test_a_pack_is_padded_to_the_engine_and_each_text_gets_its_vector(
+    pb_utils: PbUtils, client: EngineClient, edge: int
+) -> None:
+    serve(pb_utils, edge)
+    outputs, info = client.call("w", [])
+    assert outputs["EMBEDDING"].shape == (0, 2) and (info.bin, info.pid) == (edge, 0)
+    outputs, info = client.call("w", TEXTS)
+    assert outputs["EMBEDDING"].tolist() == [wanted(text.tolist()) for text in TEXTS]
+    assert info.bin == edge and info.busy_us == 0
+
+
+def test_a_probe_asks_the_known_version_first(pb_utils: PbUtils, client: EngineClient) -> None:
+    asked: list[int] = []
+    made = pb_utils.InferenceRequest
+    pb_utils.InferenceRequest = lambda **given: asked.append(given["model_version"]) or made(**given)  # type: ignore[func-returns-value]
+    serve(pb_utils, 64)
+    client.call("w", [])
+    assert asked == [16, 32, 64]
+    client.call("w", [])
+    assert asked[3:] == [64]
+    serve(pb_utils, 32)
+    assert client.call("w", [])[1].bin == 32 and asked[4:] == [64, 16, 32]
+
+
+def test_a_worker_with_another_bin_gets_no_texts(pb_utils: PbUtils, client: EngineClient) -> None:
+    with pytest.raises(ModelGoneError, match="w: no version of it is ready"):
+        client.call("w", [])
+    with pytest.raises(WrongBinError, match="its bin is not known now"):
+        client.call("w", TEXTS[:1])
+    serve(pb_utils, 64)
+    client.call("w", [])
+    other = serve(pb_utils, 16)
+    with pytest.raises(ModelGoneError):
+        client.call("w", TEXTS)
+    client.call("w", [])
+    with pytest.raises(WrongBinError, match="its bin is 16 now"):
+        client.call("w", [np.ones(17, np.int64)])
+    assert other.requests == 1, "the probe"
+
+
+def test_an_engine_that_fails_is_not_taken_for_another_bin(
+    pb_utils: PbUtils, client: EngineClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    failed = pb_utils.InferenceResponse([], pb_utils.TritonError("out of memory"))
+    monkeypatch.setattr(serve(pb_utils, 16), "execute", lambda requests: [failed])
+    with pytest.raises(EngineError, match="out of memory"):
+        client.call("w", [])
+
+
+# Behind a router.
+
+
+def settings(**changes: object) -> PolymorphSettings:
+    own: dict[str, object] = {"placement": "partitioned", "worker_backend": "triton", "workers": 2, "max_workers": 2}
+    return PolymorphSettings(**{"slo_ms": 100.0, **own, **changes})  # type: ignore[arg-type]
+
+
+@pytest.fixture
+def router(pb_utils: PbUtils, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Executor]:
+    placement = PlacementSettings(bin_edges="[16, 32, 64]")
+    folder = tmp_path_factory.mktemp("engines")
+    made = engine_models.made()
+    opened = executor.open_executor(pb_utils, "front", made, folder, settings(), placement, lambda line: None)
+    yield opened
+    opened.close()
+
+
+def ask(router: Executor, *lengths: int) -> TextRequest:
+    """Submit one request of texts of these lengths, and wait for its end."""
+    done = threading.Event()
+    texts = [np.arange(length, dtype=np.int64) for length in lengths]
+    request = TextRequest(texts, lambda ended: done.set())
+    router.submit(request)
+    assert done.wait(60)
+    return request
+
+
+def test_a_router_uses_them_and_follows_their_bins(router: Executor, pb_utils: PbUtils) -> None:
+    short, long = serve(pb_utils, 16, "front_w00"), serve(pb_utils, 64, "front_w01")
+    for lengths in ((3,), (64,), (3, 40, 16, 17)):
+        request = ask(router, *lengths)
+        assert request.error is None
+        assert request.outputs["EMBEDDING"].tolist() == [wanted(range(length)) for length in lengths]
+    assert short.requests and long.requests
+    # The long bin moves to the other worker.
+    serve(pb_utils, 16, "front_w01")
+    serve(pb_utils, 64, "front_w00")
+    waiting.wait_for(lambda: ask(router, 50).error is None)
+
+
+def test_in_a_fleet_they_are_refused(pb_utils: PbUtils, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(executor.environment, "fleet_file", lambda: "fleet.json")
+    placement = PlacementSettings(bin_edges="[16, 32, 64]")
+    made = engine_models.made()
+    with pytest.raises(UnsupportedError, match="worker_backend: triton is for one server"):
+        executor.open_executor(pb_utils, "front", made, tmp_path, settings(), placement, lambda line: None)
