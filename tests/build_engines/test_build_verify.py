@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -12,17 +13,18 @@ from typing import Any
 import numpy as np
 import pytest
 
-from shapeshift.build_engines.text import edges
+from shapeshift.build_engines.text import build, edges
 from shapeshift.build_engines.text.config import TextFrontConfig
 from shapeshift.build_engines.text.edges import Curves
 from shapeshift.cli.main import main
 from shapeshift.engines import hardware, manifest
 from shapeshift.engines.interfaces import MAX_TOKENS, Array, Ids
-from shapeshift.engines.manifest import EngineEntry, Latency
+from shapeshift.engines.manifest import EngineEntry, Latency, Manifest
 from shapeshift.engines.providers import lookup
 from shapeshift.engines.settings import TextEngineSettings
 from shapeshift.polymorph.settings import PolymorphSettings
 from shapeshift.triton import model_config
+from tests.polymorph import engine_models
 
 WIDTH = 8
 
@@ -275,3 +277,78 @@ def test_only_engines_that_are_faster_over_their_bin_are_kept() -> None:
     assert edges.keep_faster(chosen, [fast, slow, last], dynamic) == [fast, last]
     assert edges.keep_faster(chosen, [slow], None) == [slow]
     assert edges.keep_faster(front(max_tokens=64, bins="8,32"), [fast, slow], dynamic) == [fast, slow]
+
+
+# Two providers of which the faster one is taken.
+
+
+@pytest.fixture
+def rival(provider: Provider, monkeypatch: pytest.MonkeyPatch) -> Provider:
+    made = Provider()
+    made.name = "tensorrt"
+    monkeypatch.setattr(lookup, "rival", lambda requested, gpus: made)
+    return made
+
+
+@pytest.mark.parametrize("slow", ["tensorrt", "onnxruntime"])
+def test_the_provider_with_the_faster_profile_is_taken(
+    provider: Provider, rival: Provider, make: Callable[..., tuple[int, str]], tmp_path: Path, slow: str
+) -> None:
+    (provider if slow == provider.name else rival).slow_ms = {None: 8.0}
+    status, err = make(bins="none")
+    assert status == 0, err
+    folder = tmp_path / "build" / "engines" / "front"
+    made, taken = manifest.load(folder), "onnxruntime" if slow == "tensorrt" else "tensorrt"
+    made.check_files(folder)
+    assert made.provider == taken and provider.opened and rival.opened
+    assert (
+        made.note.startswith(f"provider auto: {taken}, ") and f" ms a text by the profile; {slow} takes " in made.note
+    )
+    generated = model_config.parameters(model_config.read(tmp_path / "build/repository/front/config.pbtxt"))
+    assert generated["provider"] == taken
+    assert sorted(path.name for path in folder.parent.iterdir()) == ["front"], "nothing of the other is left"
+    # It is current as it is.
+    provider.opened.clear()
+    assert make(bins="none")[0] == 0 and not provider.opened
+
+
+def test_a_rival_that_fails_is_left(
+    provider: Provider, rival: Provider, make: Callable[..., tuple[int, str]], tmp_path: Path
+) -> None:
+    provider.slow_ms = {None: 2.0}
+    rival.spoil = lambda tokens, row, value: -value
+    assert make(bins="none")[0] == 0
+    made = manifest.load(tmp_path / "build" / "engines" / "front")
+    assert made.provider == "onnxruntime"
+    assert made.note.startswith(
+        "provider auto: onnxruntime, because tensorrt failed: the dynamic engine (tensorrt, f32)"
+    )
+
+
+def profiled(provider: str, dynamic_ms: Sequence[float], static: Mapping[int, float]) -> Manifest:
+    """Engines that were measured at 1 and 64 tokens, and static ones."""
+
+    def entry(tokens: int | None, times: Mapping[int, float]) -> EngineEntry:
+        return EngineEntry("", tokens, 1, 0.0, 1.0, tuple(Latency(at, 1, ms, ms, ms) for at, ms in times.items()))
+
+    entries = [entry(None, dict(zip((1, 64), dynamic_ms, strict=True)))]
+    entries += [entry(tokens, {tokens: ms}) for tokens, ms in static.items()]
+    return replace(engine_models.made(provider), engines=tuple(entries))
+
+
+@pytest.mark.parametrize(
+    ("lengths", "taken"),
+    [
+        # Short texts are faster on torch's graph of 16 tokens, long ones on TensorRT.
+        ({8: 1.0}, "torch"),
+        ({60: 1.0}, "tensorrt"),
+        ({8: 9.0, 60: 1.0}, "torch"),
+        ({8: 1.0, 60: 9.0}, "tensorrt"),
+    ],
+)
+def test_a_profile_counts_as_texts_are_long(lengths: Mapping[int, float], taken: str) -> None:
+    torch = profiled("torch", (2.0, 4.0), {16: 0.5})
+    tensorrt = profiled("tensorrt", (1.0, 3.0), {16: 0.7})
+    weights = [lengths.get(length, 0.0) for length in range(1, 65)]
+    assert build.faster(torch, tensorrt, weights)[0].provider == taken
+    assert build.faster(torch, replace(torch, provider="tensorrt"), weights)[0].provider == "torch", "as fast"

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import builtins
+import sys
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -80,7 +82,7 @@ def test_providers_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in lookup.PROVIDERS:
         assert lookup.PROVIDERS[name].name == name
     with pytest.raises(
-        InvalidInputError, match="provider: got 'tflite'; one of openvino, onnxruntime, torch, tensorrt"
+        InvalidInputError, match="provider: got 'tflite'; one of openvino, onnxruntime, onnxruntime_tensorrt, torch"
     ):
         lookup.PROVIDERS["tflite"]
     assert (lookup.resolve("auto", []), lookup.resolve("auto", [1])) == ("openvino", "torch")
@@ -231,3 +233,11 @@ def test_profile_runs_at_least_three_rounds() -> None:
 
     measure_interleaved([(8, call)], budget_s=0, rounds=7)
     assert count == 1 + 3
+
+
+def test_tensorrt_competes_where_auto_may_take_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert lookup.rival("auto", [0]) is None, "it is not installed"
+    monkeypatch.setitem(sys.modules, "tensorrt", SimpleNamespace(__version__="10.9"))
+    found = lookup.rival("auto", [0])
+    assert found is not None and found.name == "tensorrt"
+    assert lookup.rival("auto", []) is None and lookup.rival("torch", [0]) is None

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from shapeshift import files
+from shapeshift.build_engines.text.config import length_histogram
 from shapeshift.build_engines.text.emulated import build_emulated
 from shapeshift.build_engines.text.engines import BuildResult, TextEngineBuilder
 from shapeshift.build_engines.text.plan import Plan
 from shapeshift.engines import manifest
+from shapeshift.engines.execution.engine_set import best_curve
 from shapeshift.engines.gpu import with_cpu
 from shapeshift.engines.manifest import Manifest, Output
+from shapeshift.engines.policy.expected_latency import expected_ms
 from shapeshift.engines.text import tokenizer_files
 from shapeshift.engines.text.families import vocabulary_size
 from shapeshift.engines.text.tokenizer import FILE_NAME as TOKENIZER_FILE
@@ -23,10 +27,46 @@ from shapeshift.progress import ProgressCallback
 def build(planned: Plan, target: Path, progress: ProgressCallback) -> Manifest:
     """Build the engines of `planned` and move them to `target`. After an error `target` is unchanged."""
     with files.replace_folder(target) as work:
-        built, precision, note = _built(planned, work, progress)
-        result = _manifest(planned, work, built, precision, note)
+        result = _fastest(planned, work, progress)
         result.save(work)
     return result
+
+
+def _fastest(planned: Plan, work: Path, progress: ProgressCallback) -> Manifest:
+    """The engines of the plan's provider in `work`, or those of its rival where their profile is faster."""
+    own = _made(planned, work, progress)
+    if planned.rival is None:
+        return own
+    beside = work.with_name(f"{work.name}.{planned.rival.name}")
+    try:
+        other = _made(replace(planned, provider=planned.rival), beside, progress)
+        chosen, note = faster(own, other, length_histogram(planned.front))
+        if chosen is other:
+            shutil.rmtree(work)
+            beside.rename(work)
+    except Exception as error:  # noqa: BLE001  whatever it is, the plan's own provider serves
+        chosen, note = own, f"provider auto: {own.provider}, because {planned.rival.name} failed: {error}"
+    finally:
+        shutil.rmtree(beside, ignore_errors=True)
+    return replace(chosen, build_key=planned.key(), note="; ".join(filter(None, (chosen.note, note))))
+
+
+def faster(own: Manifest, other: Manifest, weights: Sequence[float]) -> tuple[Manifest, str]:
+    """That of two with the lower expected time of a text by its profile, and a line about it; of equal ones `own`.
+
+    weights: of texts of 1, 2, ... tokens.
+    """
+    times = [expected_ms(best_curve(made).tolist(), weights) for made in (own, other)]
+    chosen, left = (other, own) if times[1] < times[0] else (own, other)
+    low, high = sorted(times)
+    return chosen, (
+        f"provider auto: {chosen.provider}, {low:.3g} ms a text by the profile; {left.provider} takes {high:.3g} ms"
+    )
+
+
+def _made(planned: Plan, work: Path, progress: ProgressCallback) -> Manifest:
+    built, precision, note = _built(planned, work, progress)
+    return _manifest(planned, work, built, precision, note)
 
 
 def _built(planned: Plan, work: Path, progress: ProgressCallback) -> tuple[BuildResult, str, str]:

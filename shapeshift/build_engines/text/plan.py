@@ -17,6 +17,7 @@ from shapeshift.engines import manifest, precision
 from shapeshift.engines.checkpoint import Checkpoint, open_checkpoint
 from shapeshift.engines.gpu import with_cpu
 from shapeshift.engines.interfaces import Provider
+from shapeshift.engines.providers import lookup
 from shapeshift.engines.text import heads, sentence_modules, tokenizer_files
 from shapeshift.engines.text.families import family_of, hidden_size
 from shapeshift.engines.text.sentence_modules import SentenceModules
@@ -38,7 +39,7 @@ class Plan:
     """A text front, and the checkpoint, provider and precision to build with.
 
     modules: what makes EMBEDDING, resolved; head: the file of the front's own head, if any; gpus: those that the
-    engines run on, none for the CPU.
+    engines run on, none for the CPU; rival: a further provider, taken if it is the faster one.
     """
 
     front: TextFrontConfig
@@ -48,6 +49,7 @@ class Plan:
     precision: str
     head: Path | None = None
     gpus: Sequence[int] = ()
+    rival: Provider | None = None
 
     @property
     def device(self) -> int | None:
@@ -81,6 +83,10 @@ class Plan:
         """Whether texts may be pairs."""
         return any(tensor.name == TEXT_PAIR for tensor in self.front.config.input)
 
+    @property
+    def _providers(self) -> list[Provider]:
+        return [self.provider, *([self.rival] if self.rival else [])]
+
     def key(self) -> str:
         """Changes if, and only if, the engines must be rebuilt."""
         inputs: dict[str, Any] = {
@@ -91,7 +97,7 @@ class Plan:
             "pairs": self.pairs,
             "checkpoint": self.source_sha256,
             "modules": asdict(self.modules),
-            "provider": [self.provider.name, self.provider.version()],
+            "provider": [part for own in self._providers for part in (own.name, own.version())],
             "precision": self.precision,
             "hardware": with_cpu(self.device),
         }
@@ -109,7 +115,7 @@ def plan(front: TextFrontConfig, paths: BuildPaths) -> Plan:
     provider, gpus = provider_of(front.folder, settings.provider)
     resolved = precision.resolve(settings.precision, provider.name, next(iter(gpus), None))
     head = find_head(settings.head, paths) if settings.head else None
-    return Plan(front, checkpoint, modules, provider, resolved, head, gpus)
+    return Plan(front, checkpoint, modules, provider, resolved, head, gpus, lookup.rival(settings.provider, gpus))
 
 
 def _checkpoint(front: TextFrontConfig, paths: BuildPaths) -> tuple[Checkpoint, SentenceModules]:

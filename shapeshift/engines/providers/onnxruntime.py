@@ -15,7 +15,7 @@ from shapeshift.engines.interfaces import MAX_TOKENS, Array, Runtime
 from shapeshift.engines.providers.onnx_export import MODEL_FILE, export_onnx
 from shapeshift.errors import UnsupportedError
 
-_CUDA = "CUDAExecutionProvider"
+CUDA = "CUDAExecutionProvider"
 
 
 class OnnxRuntimeEngine:
@@ -80,7 +80,7 @@ class OnnxRuntimeRuntime:
         self._threads = threads
         self._device = device or 0
         self._cuda = device is not None
-        if self._cuda and _CUDA not in onnxruntime.get_available_providers():
+        if self._cuda and CUDA not in onnxruntime.get_available_providers():
             raise UnsupportedError(
                 f"GPU {device}: this onnxruntime {onnxruntime.__version__} is for CPUs; install onnxruntime-gpu (`make"
                 f" setup GPU=1`); {CPU_INSTEAD}"
@@ -99,9 +99,9 @@ class OnnxRuntimeRuntime:
             options.add_free_dimension_override_by_name("rows", rows)
             if self._cuda:
                 captured = {"device_id": self._device, "enable_cuda_graph": "1"}
-                session = onnxruntime.InferenceSession(self._file, options, providers=[(_CUDA, captured)])
+                session = onnxruntime.InferenceSession(self._file, options, providers=[(CUDA, captured)])
                 return CudaGraphEngine(session, tokens, rows, self._device)
-        cuda = (_CUDA, {"device_id": self._device})
+        cuda = (CUDA, {"device_id": self._device})
         providers = [cuda] if self._cuda else ["CPUExecutionProvider"]
         session = onnxruntime.InferenceSession(self._file, options, providers=providers)
         return OnnxRuntimeEngine(session, tokens, rows)

@@ -20,8 +20,8 @@ from shapeshift.files import replace_private
 _MIB = 2**20
 TIMING_CACHE = Path.home() / ".cache" / "shapeshift" / "tensorrt.timing"
 """The file that keeps how fast the kernels of all plans were that this user has built."""
-# Most of each variable axis other than tokens that the engine of any shape takes.
-_MOST = {"rows": 16, "images": 64, "tasks": 64}
+MOST = {"rows": 16, "images": 64, "tasks": 64}
+"""The most of each variable axis other than tokens that the engine of any shape takes."""
 
 
 def plan_name(tokens: int | None) -> str:
@@ -140,8 +140,8 @@ class TensorRtProvider:
         else:
             profile = builder.create_optimization_profile()
             for tensor in inputs:
-                least = _shape(tensor, dict.fromkeys((*_MOST, "tokens"), 1))
-                most = _shape(tensor, {**_MOST, "tokens": max_tokens})
+                least = _shape(tensor, dict.fromkeys((*MOST, "tokens"), 1))
+                most = _shape(tensor, {**MOST, "tokens": max_tokens})
                 profile.set_shape(tensor.name, least, most, most)
             config.add_optimization_profile(profile)
         _set_timings(config)
