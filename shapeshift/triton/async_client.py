@@ -9,19 +9,19 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 import grpc
-import numpy as np
 from numpy.typing import NDArray
-from tritonclient.grpc import InferInput, InferRequestedOutput
-from tritonclient.grpc.aio import InferenceServerClient
-from tritonclient.utils import InferenceServerException, np_to_triton_dtype
+from tritonclient.grpc import service_pb2 as messages
+from tritonclient.grpc.service_pb2_grpc import GRPCInferenceServiceStub
 
-from shapeshift.errors import EngineError, InvalidInputError, ShapeshiftError, TimedOutError
+from shapeshift.errors import EngineError, ShapeshiftError, TimedOutError
 from shapeshift.serving.error_codes import error_of
+from shapeshift.triton import inference_messages
 from shapeshift.triton.endpoint import Tls
-from shapeshift.triton.tls import client_options
+from shapeshift.triton.inference_messages import is_last, tensors_of
+from shapeshift.triton.tls import require_files
 
-Tensors = dict[str, NDArray[Any]]
 T = TypeVar("T")
+Tensors = inference_messages.Tensors
 
 _CODES = {
     "INVALID_ARGUMENT": "INVALID_ARG",
@@ -30,7 +30,6 @@ _CODES = {
     "UNIMPLEMENTED": "UNSUPPORTED",
     "CANCELLED": "CANCELLED",
 }
-_INT64 = 1 << 63
 _RECONNECT_MS = 500
 _OPTIONS = (
     *((f"grpc.max_{direction}_message_length", -1) for direction in ("send", "receive")),
@@ -67,19 +66,20 @@ class AsyncClient:
         self._options = list(_OPTIONS)
         if keepalive_s is not None:
             self._options += [(f"grpc.keepalive_{name}_ms", int(keepalive_s * 1e3)) for name in ("time", "timeout")]
-        self._client: InferenceServerClient | None = None
+        self._channel: grpc.aio.Channel | None = None
+        self._stub: Any = None
 
     async def infer(self, call: ModelCall) -> Tensors:
-        """The outputs of a model that answers once.
+        """The outputs of a model that answers once, not to be written to.
 
-        Raises TimedOutError after `timeout_s`, InvalidInputError for a parameter that cannot be sent, else the errors
-        of `error_codes.error_of`.
+        Raises TimedOutError after `timeout_s`, InvalidInputError for what cannot be sent, else the errors of
+        `error_codes.error_of`.
         """
-        request = _request(call)
+        message = _message(call)
         try:
-            return _tensors(await self._connection().infer(**request, client_timeout=call.timeout_s))
-        except InferenceServerException as error:
-            raise _error(call, str(error.message()), str(error.status())) from None
+            return tensors_of(await self._service().ModelInfer(message, timeout=call.timeout_s))
+        except grpc.RpcError as error:
+            raise _error(call, error) from None
 
     async def stream(self, call: ModelCall) -> AsyncGenerator[Tensors, None]:
         """Each response of a decoupled model. Raises as `infer` does; leaving the loop early cancels the call."""
@@ -89,21 +89,20 @@ class AsyncClient:
 
     async def responses(self, call: ModelCall) -> AsyncGenerator[tuple[Tensors, bool], None]:
         """As `stream`; with each response, whether the model has said that it is the last one."""
-        request = _request(call)
-        responses = self._connection().stream_infer(_once(request), stream_timeout=call.timeout_s)
+        responses = self._service().ModelStreamInfer(_once(_message(call)), timeout=call.timeout_s)
         try:
-            async for result, error in responses:
-                if error is not None:
-                    raise _error(call, str(error.message()), "")
-                yield _tensors(result), _is_last(result)
+            async for found in responses:
+                if found.error_message:
+                    raise error_of(found.error_message)
+                yield tensors_of(found.infer_response), is_last(found.infer_response)
         except grpc.RpcError as error:
-            raise _error(call, str(error.details()), f"StatusCode.{error.code().name}") from None
+            raise _error(call, error) from None
         except asyncio.CancelledError:
             task = asyncio.current_task()
             if task is not None and task.cancelling():
                 raise
-            # gRPC cancels a call whose request cannot be made, and keeps the reason.
-            raise EngineError(f"the request to model {call.model} could not be sent") from None
+            # gRPC cancels the calls of a connection that is closed.
+            raise EngineError(f"model {call.model}: the connection was closed before its last response") from None
         finally:
             responses.cancel()
 
@@ -117,28 +116,29 @@ class AsyncClient:
     async def models(self, timeout_s: float) -> list[str]:
         """The names of the models that are loaded. Raises as `infer` does."""
         try:
-            found = await self._connection().get_inference_statistics(client_timeout=timeout_s)
-        except InferenceServerException as error:
-            raise _failure("the server", timeout_s, str(error.message()), str(error.status())) from None
+            found = await self._service().ModelStatistics(messages.ModelStatisticsRequest(), timeout=timeout_s)
+        except grpc.RpcError as error:
+            raise _failure("the server", timeout_s, error) from None
         return sorted({one.name for one in found.model_stats})
 
     async def is_live(self, timeout_s: float) -> bool:
         """Whether the server answers."""
         try:
-            return bool(await self._connection().is_server_live(client_timeout=timeout_s))
-        except InferenceServerException:
+            return bool((await self._service().ServerLive(messages.ServerLiveRequest(), timeout=timeout_s)).live)
+        except grpc.RpcError:
             return False
 
     async def close(self) -> None:
         """Close the connection; calls in flight end with an error."""
-        if self._client is not None:
-            await self._client.close()
+        if self._channel is not None:
+            await self._channel.close()
 
-    def _connection(self) -> InferenceServerClient:
+    def _service(self) -> Any:
         # A channel belongs to the event loop on which it is made.
-        if self._client is None:
-            self._client = InferenceServerClient(self.url, channel_args=self._options, **client_options(self._tls))
-        return self._client
+        if self._channel is None:
+            self._channel = _channel(self.url, self._tls, self._options)
+            self._stub = GRPCInferenceServiceStub(self._channel)
+        return self._stub
 
 
 async def first_of(responses: AsyncGenerator[T, None]) -> T | None:
@@ -153,48 +153,28 @@ async def first_of(responses: AsyncGenerator[T, None]) -> T | None:
     return first
 
 
-async def _once(request: dict[str, Any]) -> AsyncIterator[dict[str, Any]]:
-    yield request
+def _channel(url: str, tls: Tls | None, options: Sequence[tuple[str, Any]]) -> grpc.aio.Channel:
+    if tls is None:
+        return grpc.aio.insecure_channel(url, options=options)
+    require_files(tls)
+    credentials = grpc.ssl_channel_credentials(*(file.read_bytes() for file in (tls.ca, tls.key, tls.certificate)))
+    return grpc.aio.secure_channel(url, credentials, options=options)
 
 
-def _request(call: ModelCall) -> dict[str, Any]:
-    return {
-        "model_name": call.model,
-        "inputs": [_input(name, values) for name, values in call.inputs.items()],
-        "outputs": [InferRequestedOutput(name) for name in call.outputs] or None,
-        "request_id": call.request_id,
-        "parameters": {name: _parameter(name, value) for name, value in call.parameters.items()} or None,
-    }
+async def _once(message: Any) -> AsyncIterator[Any]:
+    yield message
 
 
-def _parameter(name: str, value: Any) -> bool | int | float | str:
-    """`value`, if the protocol has a place for it; refused before gRPC, which tells a stream nothing of its reason."""
-    if not isinstance(value, bool | int | float | str) or (isinstance(value, int) and not -_INT64 <= value < _INT64):
-        raise InvalidInputError(f"parameter {name}", value, "a text, a number, or true or false; of at most 64 bits")
-    return value
+def _message(call: ModelCall) -> Any:
+    return inference_messages.request_message(call.model, call.inputs, call.outputs, call.parameters, call.request_id)
 
 
-def _input(name: str, values: NDArray[Any]) -> Any:
-    tensor = InferInput(name, list(values.shape), np_to_triton_dtype(values.dtype))
-    tensor.set_data_from_numpy(values)
-    return tensor
+def _error(call: ModelCall, error: grpc.aio.AioRpcError) -> ShapeshiftError:
+    return _failure(f"model {call.model}", call.timeout_s, error)
 
 
-def _tensors(result: Any) -> Tensors:
-    names = [output.name for output in result.get_response().outputs]
-    return {name: np.asarray(result.as_numpy(name)) for name in names}
-
-
-def _is_last(result: Any) -> bool:
-    return bool(result.get_response().parameters["triton_final_response"].bool_param)
-
-
-def _error(call: ModelCall, text: str, status: str) -> ShapeshiftError:
-    return _failure(f"model {call.model}", call.timeout_s, text, status)
-
-
-def _failure(asked: str, timeout_s: float, text: str, status: str) -> ShapeshiftError:
-    name = status.removeprefix("StatusCode.")
+def _failure(asked: str, timeout_s: float, error: grpc.aio.AioRpcError) -> ShapeshiftError:
+    name = error.code().name
     if name == _DEADLINE:
         return TimedOutError(f"{asked} gave no answer within {timeout_s:g} s; retry later")
-    return error_of(text, _CODES.get(name, ""))
+    return error_of(str(error.details()), _CODES.get(name, ""))
