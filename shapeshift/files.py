@@ -12,6 +12,7 @@ import hashlib
 import json
 import os
 import shutil
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -116,6 +117,7 @@ class RememberedHashes:
     """SHA-256 of files, kept in the file `store` by path, size, modification time and inode; None: kept nowhere.
 
     A file that was changed a moment ago is hashed again the next time: a second change might leave its time as it is.
+    What a moment ago is, this machine's clock and that of the file system of `store` both say.
     """
 
     def __init__(self, store: Path | None) -> None:
@@ -134,9 +136,22 @@ class RememberedHashes:
         if isinstance(known, list) and known[:-1] == stamp and isinstance(known[-1], str):
             return known[-1]
         found = file_sha256(path)
-        if self._store is not None and time.time() - stat.st_mtime > _SETTLED_S:
-            self._known[key] = [*stamp, found]
-            # A server may lack the right to write; it then hashes each time.
-            with contextlib.suppress(OSError):
-                replace_text(self._store, json.dumps(self._known), durable=False)
+        # A server may lack the right to write; it then hashes each time.
+        with contextlib.suppress(OSError):
+            self._remember(key, stamp, stat.st_mtime, found)
         return found
+
+    def _remember(self, key: str, stamp: list[object], changed_at: float, found: str) -> None:
+        if self._store is None or time.time() - changed_at <= _SETTLED_S:
+            return
+        # On a file system of several machines, times are those of another one.
+        if _time_of_files(self._store.parent) - changed_at <= _SETTLED_S:
+            return
+        self._known[key] = [*stamp, found]
+        replace_text(self._store, json.dumps(self._known), durable=False)
+
+
+def _time_of_files(folder: Path) -> float:
+    """The modification time that a file in `folder` gets now, in seconds. Raises OSError."""
+    with tempfile.TemporaryFile(dir=folder) as probe:
+        return os.fstat(probe.fileno()).st_mtime

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -141,3 +142,25 @@ def test_a_private_file_is_its_owners_alone(tmp_path: Path) -> None:
     files.replace_private(path, b"new")
     assert path.read_bytes() == b"new" and path.stat().st_mode & 0o777 == 0o600
     assert path.parent.stat().st_mode & 0o777 == 0o700 and [path] == list(path.parent.iterdir())
+
+
+@pytest.mark.parametrize("ahead_s", [0.0, 300.0])
+def test_a_young_file_is_not_remembered_whatever_this_machines_clock_says(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ahead_s: float
+) -> None:
+    hashed: list[str] = []
+
+    def sha256(path: Path) -> str:
+        hashed.append(path.name)
+        return "0"
+
+    monkeypatch.setattr(files, "file_sha256", sha256)
+    clock = time.time
+    monkeypatch.setattr(files.time, "time", lambda: clock() + ahead_s)
+    young, old = tmp_path / "young", tmp_path / "old"
+    for file in (young, old):
+        file.write_bytes(b"one")
+    os.utime(old, (1e9, 1e9))
+    for file in (young, young, old, old):
+        files.RememberedHashes(tmp_path / "hashes.json").sha256(file)
+    assert hashed == ["young", "young", "old"]
