@@ -102,6 +102,19 @@ def test_a_drained_node_costs_no_request(file: Path) -> None:
     assert len(load.results) > 100 and load.failed == []
 
 
+def test_a_node_that_is_stated_again_is_started_again(file: Path) -> None:
+    assert main(["fleet", "drain", str(file), "node-1"]) == 0
+    stated = file.read_text()
+    file.write_text(stated.replace("nodes = 2", "nodes = 1"))
+    try:
+        assert main(["fleet", "up", str(file), "--no-sidecar"]) == 0
+        wait_for(lambda: members(file, "node-0") == ["node-0"])
+    finally:
+        file.write_text(stated)
+    assert main(["fleet", "up", str(file), "--no-sidecar"]) == 0
+    wait_for(lambda: members(file, "node-0") == ["node-0", "node-1"])
+
+
 def test_a_new_head_adopts_the_nodes_of_a_lost_one(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
     before = [process(file, name).identity for name in ("node-0", "node-1")]
     fleet = RayFleet(file)

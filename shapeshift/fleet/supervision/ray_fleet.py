@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,7 @@ from shapeshift import files
 from shapeshift.errors import InvalidInputError, NotFoundError, ShapeshiftError, TimedOutError, did_you_mean
 from shapeshift.fleet import settings as fleet_settings
 from shapeshift.fleet.membership import written
-from shapeshift.fleet.supervision import node_record, ray_nodes
+from shapeshift.fleet.supervision import node_hold, node_record, ray_nodes
 from shapeshift.fleet.supervision import plan as plans
 from shapeshift.fleet.supervision.cluster import Cluster
 from shapeshift.fleet.supervision.fleet_actor import FLEET_ACTOR, HOLD_S, SIDECAR, FleetActor
@@ -77,8 +76,10 @@ class RayFleet:
         self._home.mkdir(parents=True, exist_ok=True)
         self._ray = self._cluster.connect(self._namespace, self.settings.cpus * self.settings.limits.most + 1)
         self._await_machines()
-        plan = self.plan()
+        plan, before = self.plan(), self._hosts()
         self.write_nodes_file(plan)
+        if before:
+            self._start_again([one.command for one in plan.nodes if one.node.name not in before])
         actors = {one.node.name: ray_nodes.node_actor(self._ray, one, plan) for one in plan.nodes}
         own = {} if plan.given_tls else plans.made_files(self._home, SIDECAR)
         self._end_other_membership(plan)
@@ -200,27 +201,9 @@ class RayFleet:
             self._ray.shutdown()
             self._cluster.stop()
 
-    @contextlib.contextmanager
-    def nodes_held(self) -> Iterator[None]:
-        """Within the block, nodes are neither added nor taken away for the load.
-
-        The hold is renewed: it ends soon after this process, and a new actor is told of it.
-        """
-        ended = threading.Event()
-        renewal = threading.Thread(target=self._renew_hold, args=(ended,), name="hold", daemon=True)
-        self._hold(HOLD_S)
-        renewal.start()
-        try:
-            yield
-        finally:
-            ended.set()
-            # A renewal that waits for an actor ends with its time limit.
-            renewal.join()
-            self._hold(0.0)
-
-    def _renew_hold(self, ended: threading.Event) -> None:
-        while not ended.wait(HOLD_S / 5):
-            self._hold(HOLD_S)
+    def nodes_held(self) -> contextlib.AbstractContextManager[None]:
+        """Within it, nodes are neither added nor taken away for the load, whatever actor decides that."""
+        return node_hold.renewed(self._hold, HOLD_S)
 
     def _hold(self, seconds: float) -> None:
         # An actor that is being started again holds the nodes at first, and is told by the next call.
@@ -232,6 +215,12 @@ class RayFleet:
             known = ", ".join(self.names)
             raise NotFoundError(f"{self._file} has no node {name}; it has {known}{did_you_mean(name, self.names)}")
         return name
+
+    def _start_again(self, commands: Iterable[NodeCommand]) -> None:
+        """Start the nodes that were drained before the file stated fewer; those that never were are left to `up`."""
+        for command in commands:
+            with contextlib.suppress(NotFoundError):
+                self._call(self._actor(command.name).start, command)
 
     def _stop_left(self, timeout_s: float, say: Say) -> None:
         build = self._file.parent / self.settings.build
