@@ -93,3 +93,8 @@ def test_a_model_that_forwards_names_itself() -> None:
         "stream": "g",
         "chat_template": "ä",
     }
+
+
+def test_a_checkpoint_version_is_the_beginning_of_the_hash() -> None:
+    assert description.checkpoint_version({"checkpoint_sha256": "0123456789abcdef"}) == "0123456789ab"
+    assert description.checkpoint_version({}) is None

@@ -20,3 +20,14 @@ def test_a_wish_for_workers_is_said_without_a_page(tmp_path: Path) -> None:
     assert worker_demand.read(tmp_path / "demand.json") == {"enc": WorkerDemand(3, 4)}
     demands.step(ServerModels(), None, is_blocked=False)
     assert worker_demand.read(tmp_path / "demand.json") == {}
+
+
+def test_the_workers_of_a_node_are_the_share_of_one(tmp_path: Path) -> None:
+    demands = Demands(tmp_path / "demand.json", 10.0)
+    front = Front(
+        "enc", PolymorphSettings(placement="partitioned", slo_ms=100.0), models=("a/enc", "b/enc"), max_workers=6
+    )
+    assert front.nodes == {"a", "b"}
+    demands.record(front, 5)
+    demands.step(ServerModels(fronts={"enc": front}), None, is_blocked=False)
+    assert worker_demand.read(tmp_path / "demand.json") == {"enc": WorkerDemand(5, 3)}
