@@ -81,7 +81,7 @@ def test_the_package_declares_what_it_imports() -> None:
         + DECLARED["dependencies"]
     )
     assert found - required(DECLARED["dependencies"]) == {
-        *("onnxruntime", "llguidance", "cryptography", "ray"),
+        *("onnx", "onnxruntime", "llguidance", "cryptography", "ray"),
         *("fastapi", "orjson", "starlette", "uvicorn"),
     }
 

@@ -31,7 +31,7 @@ async def create_chat_completion(request: Request) -> Response:
     """The next message of a conversation, whole or as server-sent events."""
     asked = await bodies.read(request, ChatRequest)
     gateway = gateway_of(request)
-    target = await gateway.catalogue.find(asked.model, (GENERATION,))
+    target = await connected(request, gateway.catalogue.find(asked.model, (GENERATION,)))
     # Off the event loop: a template may take up to its time limit, and other requests go on meanwhile.
     prompt = await connected(request, asyncio.to_thread(_prompt, target, asked))
     made = _ChatCompletion(asked, _call(gateway, target, asked, prompt, id_of(request)))

@@ -21,7 +21,7 @@ async def create_classification(request: Request) -> Response:
     """The most likely label of each input, and the probabilities of all labels."""
     asked = await bodies.read(request, ClassifyRequest)
     gateway = gateway_of(request)
-    target = await gateway.catalogue.find(asked.model, (TEXT_CLASSIFICATION, IMAGE_CLASSIFICATION))
+    target = await connected(request, gateway.catalogue.find(asked.model, (TEXT_CLASSIFICATION, IMAGE_CLASSIFICATION)))
     inputs = [asked.input] if isinstance(asked.input, str) else asked.input
     parameters = asked.parameters("truncate", "task", "level", "min_accuracy")
     work = classify(gateway, target, [[one] for one in inputs], parameters, id_of(request))

@@ -27,7 +27,7 @@ async def create_completion(request: Request) -> Response:
     """Text that continues a prompt, whole or as server-sent events."""
     asked = await bodies.read(request, CompletionRequest)
     gateway = gateway_of(request)
-    target = await gateway.catalogue.find(asked.model, (GENERATION,))
+    target = await connected(request, gateway.catalogue.find(asked.model, (GENERATION,)))
     call = _call(gateway, target, asked, id_of(request))
     made = _Completion(asked, call)
     if asked.stream:

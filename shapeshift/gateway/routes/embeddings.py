@@ -31,7 +31,7 @@ async def create_embeddings(request: Request) -> Response:
     """Vectors of texts, as lists of numbers or in base64 (float32, little-endian)."""
     asked = await bodies.read(request, EmbeddingRequest)
     gateway = gateway_of(request)
-    target = await gateway.catalogue.find(asked.model, (EMBEDDING,))
+    target = await connected(request, gateway.catalogue.find(asked.model, (EMBEDDING,)))
     parameters = asked.parameters("prompt_name", "truncate")
     work = embed(gateway, target, listed(asked.input), parameters, id_of(request))
     vectors, tokens = await connected(request, work)

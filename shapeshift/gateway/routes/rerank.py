@@ -43,7 +43,7 @@ async def rerank_in_either_shape(request: Request) -> Response:
 
 async def _ranked_documents(request: Request, asked: RerankRequest) -> Response:
     gateway = gateway_of(request)
-    target = await gateway.catalogue.find(asked.model, KINDS)
+    target = await connected(request, gateway.catalogue.find(asked.model, KINDS))
     texts = asked.texts()
     work = scores(gateway, target, asked.query, texts, asked.parameters("truncate"), id_of(request))
     found, tokens = await connected(request, work)
@@ -60,7 +60,7 @@ async def _ranked_documents(request: Request, asked: RerankRequest) -> Response:
 
 async def _ranked_texts(request: Request, asked: TeiRerankRequest) -> Response:
     gateway = gateway_of(request)
-    target = await gateway.catalogue.only(asked.model, KINDS if asked.model else (RERANKING,))
+    target = await connected(request, gateway.catalogue.only(asked.model, KINDS if asked.model else (RERANKING,)))
     work = scores(gateway, target, asked.query, asked.texts, asked.parameters(), id_of(request), "texts")
     found, _ = await connected(request, work)
     if not asked.raw_scores:

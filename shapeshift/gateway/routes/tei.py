@@ -22,7 +22,7 @@ async def tei_embed(request: Request) -> Response:
     """A vector for each input."""
     asked = await bodies.read(request, EmbedRequest)
     gateway = gateway_of(request)
-    target = await gateway.catalogue.only(asked.model, (EMBEDDING,))
+    target = await connected(request, gateway.catalogue.only(asked.model, (EMBEDDING,)))
     parameters = asked.parameters() | ({} if asked.prompt_name is None else {"prompt_name": asked.prompt_name})
     vectors, _ = await connected(request, embed(gateway, target, listed(asked.inputs), parameters, id_of(request)))
     vectors = cut(target, vectors, asked.dimensions)
@@ -37,7 +37,7 @@ async def tei_predict(request: Request) -> Response:
     """All labels with their scores, the most likely first; a list of such lists for several inputs."""
     asked = await bodies.read(request, PredictRequest)
     gateway = gateway_of(request)
-    target = await gateway.catalogue.only(asked.model, (TEXT_CLASSIFICATION,))
+    target = await connected(request, gateway.catalogue.only(asked.model, (TEXT_CLASSIFICATION,)))
     rows, several = asked.rows()
     work = classify(gateway, target, rows, asked.parameters(), id_of(request), asked.raw_scores)
     found = await connected(request, work)
