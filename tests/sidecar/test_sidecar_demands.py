@@ -16,7 +16,7 @@ def test_a_wish_for_workers_is_said_without_a_page(tmp_path: Path) -> None:
     demands = Demands(tmp_path / "demand.json", 10.0)
     front = Front("enc", PolymorphSettings(placement="partitioned", slo_ms=100.0), max_workers=4)
     demands.record(front, 3)
-    demands.step(ServerModels(fronts={"enc": front}), None, is_blocked=False)
+    demands.step(ServerModels(fronts={"enc": front}, objectives={"generate": 100.0}), None, is_blocked=False)
     assert worker_demand.read(tmp_path / "demand.json") == {"enc": WorkerDemand(3, 4)}
     demands.step(ServerModels(), None, is_blocked=False)
     assert worker_demand.read(tmp_path / "demand.json") == {}
