@@ -94,6 +94,12 @@ def child(settings: ServerSettings, port: int) -> ChildProcess:
     return ChildProcess("gateway", given, settings.run_directory / LOG_FILE, settings.shared_variables)
 
 
+def listens(port: int) -> bool:
+    """Whether a gateway of this machine takes connections on `port` of the loopback address."""
+    with socket.socket() as probe:
+        return probe.connect_ex((_HOST, port)) == 0
+
+
 def _new_key(options: argparse.Namespace) -> int:
     from shapeshift.gateway.http import api_keys
 

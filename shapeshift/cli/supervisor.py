@@ -22,6 +22,8 @@ from shapeshift.triton.embedded.server import TritonServer
 from shapeshift.triton.settings import KNOWN_VULNERABILITIES, ServerSettings
 
 _POLL_S = 0.2
+# Most time that the first lines wait for the gateway.
+_GATEWAY_S = 15.0
 
 
 class Supervisor:
@@ -124,9 +126,8 @@ class Supervisor:
         if not self._wait_ready(server, loader, stop):
             return self._stop(server, sidecar, own_gateway)
         self._ready_at = time.monotonic()
-        if own_gateway is not None:
-            own_gateway.start()
-        self._say(self._greeting(server, own_gateway is not None))
+        gateway_line = self._start_gateway(own_gateway, stop) if own_gateway is not None else ""
+        self._say(self._greeting(server, gateway_line))
         if sidecar is not None and loader is None:
             sidecar.start()
         while not stop.wait(_POLL_S):
@@ -155,6 +156,17 @@ class Supervisor:
                 raise server.failure(f"was not ready after {self._ready_timeout_s:g} s{last}")
         return False
 
+    def _start_gateway(self, own_gateway: ChildProcess, stop: threading.Event) -> str:
+        """The line about the gateway, once it listens, has had the time for it, or `stop` is set."""
+        own_gateway.start()
+        end = time.monotonic() + _GATEWAY_S
+        while not gateway.listens(self._gateway_port or 0):
+            if stop.wait(_POLL_S):
+                return ""
+            if time.monotonic() > end:
+                return f"the gateway does not answer yet (log: {own_gateway.log})\n"
+        return f"OpenAI API: http://127.0.0.1:{self._gateway_port}/v1\n"
+
     def _stop(self, server: TritonServer, *children: ChildProcess | None) -> int:
         self._say("stopping\n")
         if self._node is not None:
@@ -166,7 +178,7 @@ class Supervisor:
         self._say("stopped\n")
         return 0
 
-    def _greeting(self, server: TritonServer, has_gateway: bool) -> str:
+    def _greeting(self, server: TritonServer, gateway_line: str) -> str:
         settings = self._settings
         plans = {}
         if has_workers(settings.repositories, settings.models):
@@ -175,7 +187,7 @@ class Supervisor:
         return (
             f"ready: http {server.http_url}, grpc {server.grpc_url}, metrics {server.metrics_url}\n"
             + (public if settings.is_public else "")
-            + (f"OpenAI API: http://127.0.0.1:{self._gateway_port}/v1\n" if has_gateway else "")
+            + gateway_line
             + summaries(settings.models, settings.repositories)
             + "".join(f"workers of {name}: {found['plan']}\n" for name, found in plans.items())
             + self._last_lines

@@ -59,7 +59,13 @@ def test_a_server_that_is_started_again_has_the_models_that_were_added(
     assert started == [("first",), ("first", "added")]
 
 
-def test_the_gateway_is_started_and_stopped_with_the_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("listening", "line"),
+    [(True, "OpenAI API: http://127.0.0.1:8080/v1\n"), (False, "the gateway does not answer yet (log: ")],
+)
+def test_the_gateway_is_started_and_stopped_with_the_server(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, listening: bool, line: str
+) -> None:
     stop = threading.Event()
     happened: list[str] = []
 
@@ -82,6 +88,8 @@ def test_the_gateway_is_started_and_stopped_with_the_server(tmp_path: Path, monk
             happened.append("server stops")
 
     class Child:
+        log = tmp_path / "gateway.log"
+
         def __enter__(self) -> Self:
             return self
 
@@ -97,15 +105,25 @@ def test_the_gateway_is_started_and_stopped_with_the_server(tmp_path: Path, monk
             happened.append("gateway stops")
 
     monkeypatch.setattr(supervisor, "TritonServer", Server)
+
+    def listens(port: int) -> bool:
+        happened.append(f"asks {port}")
+        return listening
+
     monkeypatch.setattr(supervisor.gateway, "child", lambda settings, port: Child())
+    monkeypatch.setattr(supervisor.gateway, "listens", listens)
+    monkeypatch.setattr(supervisor, "_GATEWAY_S", 0.0)
     (tmp_path / "run").mkdir()
     settings = ServerSettings(repositories=(tmp_path,), models=(), run_directory=tmp_path / "run")
     settings.log.touch()
     loop = supervisor.Supervisor(settings, list, None, 60.0, False, "", happened.append, 8080)
     assert loop.run(stop) == 0
-    said = "".join(one for one in happened if "\n" in one)
-    assert "OpenAI API: http://127.0.0.1:8080/v1\n" in said
-    assert [one for one in happened if one and "\n" not in one] == ["gateway starts", "gateway stops", "server stops"]
+    (greeting,) = [one for one in happened if one.startswith("ready: ")]
+    assert line in greeting
+    # A client may call as soon as it reads where the gateway is.
+    assert happened.index("asks 8080") < happened.index(greeting)
+    acts = [one for one in happened if one.startswith(("gateway", "server"))]
+    assert acts == ["gateway starts", "gateway stops", "server stops"]
 
 
 def test_a_port_in_use_costs_only_the_gateway(tmp_path: Path, free_ports: Callable[[int], list[int]]) -> None:
