@@ -58,7 +58,10 @@ def vision_transformer() -> Any:
 
 
 def randomise(model: torch.nn.Module, seed: int = 0) -> None:
-    """Change every parameter, including those that are initialised to 0 or 1."""
+    """Change every parameter, including those that are initialised to 0 or 1.
+
+    The seed gives the changes alone: what the parameters were before comes from torch's generator as it then was.
+    """
     torch.manual_seed(seed)
     for parameter in model.parameters():
         parameter.data = parameter.data + 0.2 * torch.randn_like(parameter)
@@ -75,7 +78,7 @@ def write_checkpoint(folder: Path, tensors: dict[str, torch.Tensor], name: str, 
 
 
 def small_checkpoint(folder: Path, seed: int = 0) -> Path:
-    """A ViT of two layers, 16 patches and width 16 with random weights; needs no timm."""
+    """A ViT of two layers, 16 patches and width 16 with random weights, the same for a seed; needs no timm."""
     from shapeshift.token_adapt.checkpoints.weights import as_timm
     from shapeshift.token_adapt.model.architecture import Architecture
     from shapeshift.token_adapt.model.vision_transformer import UnifiedViT
@@ -83,6 +86,7 @@ def small_checkpoint(folder: Path, seed: int = 0) -> Path:
     architecture = Architecture(
         image_size=32, patch_size=8, width=16, depth=2, heads=4, mlp_width=32, mean=MEAN, std=STD
     )
+    torch.manual_seed(seed)
     model = UnifiedViT(architecture)
     randomise(model, seed)
     return write_checkpoint(folder, as_timm(model), "vit_small_test")
