@@ -10,7 +10,7 @@ from pathlib import Path
 
 from tests.mutation import native
 from tests.mutation.native import NativeChange
-from tests.mutation.notice import Copy, NotCompiledError
+from tests.mutation.notice import Copy, FailsUnchangedError, NotCompiledError
 from tests.mutation.sample import PACKAGES, Change, changed_files, package_of, sample
 
 PROJECT = Path(__file__).resolve().parents[2]
@@ -18,7 +18,7 @@ SINCE = "HEAD~100"
 
 
 def main() -> int:
-    """Print one line for each change; 1 where fewer than the share are noticed."""
+    """Print one line for each change; 1 where fewer than the share are noticed, or a test fails unchanged."""
     parser = argparse.ArgumentParser(prog="python -m tests.mutation", description=__doc__)
     parser.add_argument("--since", default=SINCE, help="only files that differ from this commit (%(default)s)")
     parser.add_argument("--packages", default=",".join(PACKAGES), help="separated by commas (all nine)")
@@ -29,11 +29,15 @@ def main() -> int:
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="mutation-") as folder:
         copy = Copy(PROJECT, Path(folder))
-        noticed = judged = 0
+        noticed = judged = flaky = 0
         for number, change in enumerate(_sampled(options), 1):
             try:
                 verdict = copy.judge(change)
             except NotCompiledError:
+                continue
+            except FailsUnchangedError as error:
+                flaky += 1
+                print(f"{number:3} UNKNOWN  {error}", flush=True)
                 continue
             judged += 1
             noticed += bool(verdict.test)
@@ -41,7 +45,7 @@ def main() -> int:
             where = f"{change.file}:{change.line}"
             print(f"{number:3} {said} {verdict.seconds:4.0f} s  {where}  {verdict.line}", flush=True)
     print(f"{noticed} of {judged} changes are noticed ({noticed / max(judged, 1):.0%})")
-    return int(noticed < options.share * judged)
+    return int(noticed < options.share * judged or flaky > 0)
 
 
 def _sampled(options: argparse.Namespace) -> Sequence[Change | NativeChange]:

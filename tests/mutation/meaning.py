@@ -18,8 +18,9 @@ class Meaning:
         self._tuned = [_span(node) for one in nodes for node in _tuned(one)]
 
     def is_silent(self, place: Place) -> bool:
-        """Whether the place is in one of these: the words of an error or of the log, an assertion, which holds anyway,
-        a type, or a guard (`frozen`, `slots`: against later code; `daemon`: for the end of the interpreter).
+        """Whether the place is in one of these: the words of an error or of the log, an assertion, which holds anyway
+        (`strict=True` of a `zip` is one), a type, or a guard (`frozen`, `slots`: against later code; `daemon`: for the
+        end of the interpreter).
         """
         return _within(place, self._silent)
 
@@ -44,6 +45,8 @@ def _silent(node: ast.AST) -> Iterator[ast.AST]:
         yield from node.args
     elif isinstance(node, ast.Assert):
         yield node
+    elif isinstance(node, ast.Call) and _name(node.func) == "zip":
+        yield from (given.value for given in node.keywords if _is_true(given.value))
     elif isinstance(node, ast.keyword) and node.arg in _GUARDS:
         yield node.value
     elif isinstance(node, ast.ClassDef) and any(_name(base) == "Protocol" for base in node.bases):
@@ -68,6 +71,10 @@ def _name(node: ast.expr) -> str:
     if isinstance(node, ast.Subscript):
         return _name(node.value)
     return node.attr if isinstance(node, ast.Attribute) else node.id if isinstance(node, ast.Name) else ""
+
+
+def _is_true(node: ast.expr) -> bool:
+    return isinstance(node, ast.Constant) and node.value is True
 
 
 def _span(node: ast.AST) -> tuple[Place, Place]:

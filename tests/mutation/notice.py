@@ -46,6 +46,10 @@ class NotCompiledError(Exception):
     """The compiler refuses the changed source."""
 
 
+class FailsUnchangedError(Exception):
+    """A test fails without a change, too: what it says of the change is not known."""
+
+
 class Copy:
     """A copy of a project's sources in `folder`.
 
@@ -72,7 +76,8 @@ class Copy:
     def judge(self, change: Change | NativeChange) -> Verdict:
         """Run the tests with the change, and the first that failed without it.
 
-        Raises RuntimeError where that fails, too, NotCompiledError for a change of a kernel that the compiler refuses.
+        Raises FailsUnchangedError where that fails, too, NotCompiledError for a change of a kernel that the compiler
+        refuses.
         """
         file = self._folder / change.file
         before = file.read_text()
@@ -88,7 +93,7 @@ class Copy:
             file.write_text(before)
         if failed not in ("", _ENDLESS, *self._passing):
             if again := self._first_failure([failed], _LIMIT_S, plugins):
-                raise RuntimeError(f"{again} fails without a change")
+                raise FailsUnchangedError(f"{again} fails without a change")
             self._passing.add(failed)
         return Verdict(change, failed, _difference(before, after), time.monotonic() - began)
 

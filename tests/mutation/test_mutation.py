@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.mutation import native
-from tests.mutation.notice import Copy
+from tests.mutation.notice import Copy, FailsUnchangedError
 from tests.mutation.sample import Change, changed_files, changes, sample
 
 PROJECT = Path(__file__).resolve().parents[2]
@@ -76,6 +76,7 @@ def test_changes_are_of_behaviour() -> None:
         'self._log(f"{1 + len(late)} are late")',
         "assert held == 0",
         "Thread(target=run, daemon=True)",
+        "pairs = zip(names, values, strict=True)",
         "@dataclass(frozen=True)\nclass Settings: ...",
         "class Clock(Protocol):\n    def now(self, /) -> int | float: ...",
     ],
@@ -84,7 +85,16 @@ def test_what_means_nothing_is_not_changed(line: str) -> None:
     assert list(changes("a.py", line + "\n")) == []
 
 
-@pytest.mark.parametrize("line", ["wait(limit_s=5.0)", "raise Late if late and not held else Early", "log = held == 0"])
+@pytest.mark.parametrize(
+    "line",
+    [
+        "wait(limit_s=5.0)",
+        "raise Late if late and not held else Early",
+        "log = held == 0",
+        "pairs = zip(names, values, strict=False)",
+        "export(module, strict=True)",
+    ],
+)
 def test_what_stands_near_it_is_changed(line: str) -> None:
     assert list(changes("a.py", line + "\n"))
 
@@ -116,7 +126,7 @@ def test_what_no_test_reaches_is_missed_and_the_sources_stay(project: Path, tmp_
 def test_a_test_that_fails_without_a_change_is_an_error(project: Path, tmp_path: Path) -> None:
     (project / "tests/serving/test_waits.py").write_text(TEST.replace("0.25", "0.5"))
     copy = Copy(project, tmp_path / "copy")
-    with pytest.raises(RuntimeError, match="test_seconds fails"):
+    with pytest.raises(FailsUnchangedError, match="test_seconds fails"):
         copy.judge(Change("shapeshift/serving/waits.py", 12, "core/ReplaceComparisonOperator_Gt_GtE", 0))
 
 
