@@ -293,6 +293,19 @@ def test_a_prefetch_evicts_nothing(make_cache: Callable[..., FakeLoads]) -> None
     assert made.holds("c")
 
 
+def test_as_many_adapters_are_loaded_beforehand_as_may_be_at_once(make_cache: Callable[..., FakeLoads]) -> None:
+    made = make_cache()
+    pinned = [made.add(name, 40) for name in "abcd"]
+    made.may_load.clear()
+    made.cache.preload.pin(pinned)
+    for loads in (2, 2):
+        made.cache.begin_iteration()
+        assert [one.state for one in pinned].count(LOADING) == loads
+    made.may_load.set()
+    made.settle()
+    assert all(made.holds(one.name) for one in pinned)
+
+
 def test_pins_are_loaded_and_stay(make_cache: Callable[..., FakeLoads]) -> None:
     made = make_cache(blocks=2, reserve=512)
     pinned = made.add("p", 100)

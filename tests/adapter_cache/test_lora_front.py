@@ -112,6 +112,32 @@ def test_every_adapter_answers_as_in_peft(
     assert len(set(peft_answers.values())) == len(peft_answers), "the adapters give different answers"
 
 
+@pytest.mark.parametrize(("options", "stays"), [({}, True), ({"caching": "false"}, False)])
+def test_an_idle_adapter_stays_unless_caching_is_off(
+    make_front: MakeFront, options: dict[str, object], stays: bool
+) -> None:
+    front = make_front(**options)
+    cache, name = service_of(front).cache, next(iter(MIXED))
+    for _ in range(2):
+        asked = asking(name)
+        front.execute([asked])
+        answer_of(asked)
+        (adapter,) = [one for one in cache.table.all() if one.label == name]
+        wait_for(partial(_is_idle, adapter, stays))
+    assert (cache.metrics.misses.value, cache.metrics.hits.value) == ((1, 1) if stays else (2, 0))
+
+
+def _is_idle(adapter: adapter_table.Adapter, stays: bool) -> bool:
+    return not adapter.users and (stays or adapter.state == adapter_table.ABSENT)
+
+
+@pytest.mark.parametrize(("options", "loads"), [({}, False), ({"prefetch": "true"}, True)])
+def test_nothing_is_loaded_before_it_is_asked_for_by_default(
+    make_front: MakeFront, options: dict[str, object], loads: bool
+) -> None:
+    assert (service_of(make_front(**options))._prefetcher is not None) is loads
+
+
 @pytest.mark.parametrize("scheduler", ["arrival", "chameleon"])
 def test_beam_search_finds_what_peft_finds(
     make_front: MakeFront, small_base: Path, mixed_adapters: dict[str, Path], scheduler: str
