@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from shapeshift.cascade.settings import CascadeSettings
+from shapeshift.cascade.settings import CascadeSettings, signature
 from shapeshift.errors import InvalidInputError
 
 # By parameter: the least and the most that it takes, and what is just beyond.
@@ -42,3 +42,10 @@ def test_a_parameter_is_taken_to_its_limit_and_not_beyond(name: str, edge: tuple
     assert getattr(made(**{name: within}), name) == within
     with pytest.raises(InvalidInputError, match=name):
         made(**{name: beyond})
+
+
+@pytest.mark.parametrize("pairs", [None, True, False])
+def test_a_request_for_the_description_needs_no_input(pairs: bool | None) -> None:
+    inputs = signature({}, pairs).inputs
+    assert [one.name for one in inputs] == (["TEXT"] if pairs is False else ["TEXT", "TEXT_PAIR"])
+    assert all(one.optional for one in inputs)
