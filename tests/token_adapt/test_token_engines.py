@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from shapeshift.engines import cuda_device, hardware, manifest, verify
 from shapeshift.engines.interfaces import Engine, Runtime
 from shapeshift.engines.providers import lookup
 from shapeshift.errors import EngineError, InvalidInputError
+from shapeshift.serving.model_args import ModelArgs
 from shapeshift.token_adapt import loading
 from shapeshift.token_adapt.checkpoints.weights import read_model
 from shapeshift.token_adapt.model import manifest as image_manifest
@@ -157,3 +159,14 @@ def test_batches_are_bounded_by_the_memory_of_their_device(monkeypatch: pytest.M
     monkeypatch.setattr(cuda_device, "free_memory", lambda device: (1000.0 * device, "free"))
     monkeypatch.setattr(hardware, "available_mb", lambda: 77.0)
     assert (loading._available_mb(3), loading._available_mb(None)) == (3000.0, 77.0)
+
+
+def test_a_front_without_engines_says_how_they_are_made(project: Path) -> None:
+    target = project / "build" / "repository" / "classify_image"
+    stated = model_config.parameters(model_config.read(target / "config.pbtxt"))
+    args = ModelArgs("classify_image", target, {}, stated, "CPU", 0, "1")
+    loaded = loading.load(args, lambda text: None)
+    assert loaded.costs.gammas == tuple(GAMMAS)
+    for missing in ({**stated, "engines": ""}, {name: value for name, value in stated.items() if name != "engines"}):
+        with pytest.raises(InvalidInputError, match="a folder of engines; run `shapeshift engines`"):
+            loading.load(replace(args, parameters=missing), lambda text: None)
