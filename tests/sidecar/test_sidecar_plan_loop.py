@@ -184,6 +184,17 @@ def test_a_restarted_server_with_other_bins_gets_the_planned_ones() -> None:
     assert case.server.bins() == bins
 
 
+def test_a_step_that_loads_workers_again_leaves_the_plan_to_the_next_one() -> None:
+    case = Case()
+    case.step()
+    bins = case.server.bins()
+    case.server.restart()
+    case.period(lengths=LONG)
+    assert case.server.bins() == bins
+    case.step()
+    assert len(case.server.bins()) == len(bins) and case.server.bins() != bins
+
+
 def test_a_failing_load_is_retried_with_backoff() -> None:
     case = Case()
     case.server.fails = lambda name, bin_: "broken" if name == "enc_w01" else None
