@@ -131,9 +131,9 @@ def describing(pb_utils: PbUtils, responder: Responder, args: ModelArgs, describ
 def told(outputs: Mapping[str, NDArray[Any]]) -> dict[str, Any]:
     """What a front says of itself, from its answer to a request for DESCRIPTION.
 
-    Raises KeyError and IndexError where the answer lacks it, ValueError where it is not JSON.
+    Raises KeyError where the answer lacks it, ValueError where it is not one text of JSON.
     """
-    found: dict[str, Any] = json.loads(bytes(outputs[DESCRIPTION.name].reshape(-1)[0]))
+    found: dict[str, Any] = json.loads(outputs[DESCRIPTION.name].item())
     return found
 
 

@@ -6,11 +6,12 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from shapeshift.errors import InvalidInputError
 from shapeshift.serving import description
-from shapeshift.serving.description import Description, describing
+from shapeshift.serving.description import Description, describing, told
 from shapeshift.serving.metrics import RequestMetrics
 from shapeshift.serving.model_args import ModelArgs
 from shapeshift.serving.responses import Responder
@@ -75,6 +76,20 @@ def test_a_description_that_cannot_be_made_is_an_error() -> None:
     responder.start([asked], describing(pb_utils, responder, args(0), fail, lambda *_: None))
     assert asked.refusal()[1] == "tasks: got 1; none"
     responder.close()
+
+
+@pytest.mark.parametrize("shape", [(1,), (1, 1)])
+def test_what_a_front_says_is_read_from_its_answer(shape: tuple[int, ...]) -> None:
+    said = np.array([b'{"kind": "text"}'], np.object_).reshape(shape)
+    assert told({"DESCRIPTION": said}) == {"kind": "text"}
+    with pytest.raises(KeyError, match="DESCRIPTION"):
+        told({"EMBEDDING": said})
+
+
+@pytest.mark.parametrize("said", [[], [b"{}", b"{}"], [b"{"]])
+def test_an_answer_that_is_not_one_text_of_json_is_refused(said: list[bytes]) -> None:
+    with pytest.raises(ValueError):
+        told({"DESCRIPTION": np.array(said, np.object_)})
 
 
 def test_the_checkpoint_is_named_as_its_user_named_it() -> None:
