@@ -76,6 +76,7 @@ def test_changes_are_of_behaviour() -> None:
         'self._log(f"{1 + len(late)} are late")',
         "assert held == 0",
         "Thread(target=run, daemon=True)",
+        "json.dumps(found, indent=1, ensure_ascii=False)",
         "pairs = zip(names, values, strict=True)",
         "@dataclass(frozen=True)\nclass Settings: ...",
         "class Clock(Protocol):\n    def now(self, /) -> int | float: ...",
