@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from shapeshift.fused_decode.interfaces import Groups
 from shapeshift.fused_decode.model import linear
 from shapeshift.fused_decode.model.linear import PackedLinear, PlainLinear
 
@@ -45,3 +46,9 @@ def test_operators_with_wrong_results_are_not_used(monkeypatch: pytest.MonkeyPat
 
     monkeypatch.setattr(linear, "PackedLinear", Faulty)
     assert not linear.packs(torch.float32)
+
+
+def test_groups_name_their_tokens() -> None:
+    groups = Groups(6, *(torch.tensor(values, dtype=torch.int32) for values in ([0, 2, 2, 4], [2, 4, 0, 3])))
+    assert [tokens.tolist() for tokens in groups.each()] == [[2, 4], [], [0, 3]]
+    assert all(tokens.dtype == torch.int64 for tokens in groups.each())
