@@ -85,7 +85,7 @@ def open_executor(
     assignment: Assignment = SharedQueue(limits, times.of_row) if shared else _dispatched(own, edges, times, limits)
     workers = [worker_name(front, number) for number in range(own.max_workers)]
     reached = "fleet" if environment.fleet_file() else "server"
-    if own.worker_backend == "triton":
+    if own.engine_models:
         reached = _of_triton(reached)
     transport = TRANSPORTS[reached](pb_utils, front, workers, made, log)
     return Router(transport, assignment, times, own, log)

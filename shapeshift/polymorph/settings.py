@@ -30,6 +30,11 @@ WORKER_STATE = Tensor("STATE", "TYPE_INT64", (6,))
 """The output of a worker beside those of its engines."""
 
 
+def are_engine_models(worker_backend: str) -> bool:
+    """Whether workers of this backend are models of Triton's own backends, see `polymorph.engine_model`."""
+    return worker_backend == "triton"
+
+
 @dataclass(frozen=True)
 class PolymorphSettings:
     """Parameters of the serving processes, and of the plan that the sidecar makes for them.
@@ -106,6 +111,11 @@ class PolymorphSettings:
         require(self.drain >= 0, "drain", self.drain, "at least 0")
         self._check_workers()
 
+    @property
+    def engine_models(self) -> bool:
+        """Whether the workers are models of Triton's own backends, see `polymorph.engine_model`."""
+        return are_engine_models(self.worker_backend)
+
     def _check_workers(self) -> None:
         require(0 <= self.workers <= MAX_WORKERS, "workers", self.workers, f"0 to {MAX_WORKERS}")
         require(self.max_workers <= MAX_WORKERS, "max_workers", self.max_workers, f"at most {MAX_WORKERS}")
@@ -115,7 +125,7 @@ class PolymorphSettings:
         require(self.max_workers == 0 or self.max_workers >= self.workers, "max_workers", self.max_workers, at_least)
         pooled = self.pool_workers >= 1 if self.worker_pool else self.pool_workers == 0
         require(pooled, "pool_workers", self.pool_workers, "at least 1 with a worker_pool, 0 without one")
-        own = self.worker_backend == "polymorph" or self.placement == "partitioned"
+        own = not self.engine_models or self.placement == "partitioned"
         require(own, "worker_backend", self.worker_backend, "polymorph, unless placement is partitioned")
         objective = "above 0 with placement partitioned, which divides the workers by it"
         require(self.placement != "partitioned" or self.slo_ms > 0, "slo_ms", self.slo_ms, objective)

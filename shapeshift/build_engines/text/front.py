@@ -41,7 +41,7 @@ def check(front: TextFrontConfig, paths: BuildPaths) -> Plan:
     """What to build. Raises the error of what cannot be built, as far as files and settings show it."""
     planned = plan(front, paths)
     length_histogram(front)
-    if front.serving.worker_backend == "triton" and planned.provider.name not in engine_model.FILES:
+    if front.serving.engine_models and planned.provider.name not in engine_model.FILES:
         allowed = f"polymorph, or with a provider of {', '.join(engine_model.FILES)}, not {planned.provider.name}"
         raise InvalidInputError("worker_backend", front.serving.worker_backend, allowed)
     config = planned.checkpoint.config

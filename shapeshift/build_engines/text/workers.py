@@ -18,7 +18,13 @@ from shapeshift.polymorph import engine_model
 from shapeshift.polymorph.policy import placement
 from shapeshift.polymorph.policy.placement import Placement
 from shapeshift.polymorph.service_times import bin_edges, entry_of_bin
-from shapeshift.polymorph.settings import MAX_WORKERS, PolymorphSettings, worker_name, worker_signature
+from shapeshift.polymorph.settings import (
+    MAX_WORKERS,
+    PolymorphSettings,
+    are_engine_models,
+    worker_name,
+    worker_signature,
+)
 from shapeshift.serving.model_args import Tensor
 from shapeshift.triton import model_config
 
@@ -87,7 +93,7 @@ def write_workers(front: Any, manifest: Manifest, repository: Path, gpus: Sequen
     for folder in repository.iterdir():
         if _names_of(front.name).fullmatch(folder.name) and folder.name not in configs:
             shutil.rmtree(folder)
-    links = _links(parameters, manifest) if count and _is_of_triton(parameters) else None
+    links = _links(parameters, manifest) if count and are_engine_models(parameters.get("worker_backend", "")) else None
     for name, config in configs.items():
         write_folder(repository / name, {CONFIG: model_config.as_text(config)}, links)
 
@@ -106,14 +112,10 @@ def _worker_config(front: Any, parameters: dict[str, str], manifest: Manifest, n
     for name, value in {**parameters, "worker_of": str(front.name), "bin": str(longest_bin), "generation": "0"}.items():
         if name not in _OF_THE_FRONT:
             model_config.set_parameter(config, name, value)
-    if _is_of_triton(parameters):
+    if are_engine_models(parameters.get("worker_backend", "")):
         return _of_triton(config, manifest, longest_bin)
     outputs = [Tensor(output.name, output.data_type, (-1, *output.dims)) for output in manifest.outputs]
     return model_config.complete(config, worker_signature(outputs))
-
-
-def _is_of_triton(parameters: Mapping[str, str]) -> bool:
-    return parameters.get("worker_backend") == "triton"
 
 
 def _of_triton(config: Any, manifest: Manifest, longest_bin: int) -> Any:
