@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.common.output import FOLDER, progress
-from bench.gpu import adapters, decode, engines, images, memory, mixed, report
+from bench.gpu import adapters, decode, engines, images, memory, mixed, report, trace
 from bench.gpu.device import Device
 from bench.gpu.part import Part, Row
 from client.report import head
@@ -28,6 +28,7 @@ PARTS: dict[str, Part[Any]] = {
     "adapters": adapters.PART,
     "images": images.PART,
     "memory": memory.PART,
+    "trace": trace.PART,
 }
 
 

@@ -45,8 +45,8 @@ def measure(device: Device, sizes: Sizes, seed: int) -> Iterator[Row]:
     model = decoder(sizes.shape, device, sizes.rows, sizes.context + 1, seed)
     plain = step_of(sizes.rows, sizes.context)
     for count in sizes.adapters:
-        model.linear_hook = _hook(model, count, device, seed)
-        mixed = step_of(sizes.rows, sizes.context, _owners(sizes.rows, count))
+        model.linear_hook = adapter_hook(model, count, device, seed)
+        mixed = step_of(sizes.rows, sizes.context, owners(sizes.rows, count))
         steps: dict[str, Step] = {
             "none": _with_graphs(model, plain, True),
             "mixed": _with_graphs(model, mixed, True),
@@ -84,7 +84,8 @@ def _row(system: str, rows: int, count: int, found: dict[str, float]) -> Row:
     return row | {"without, ms": round(none, 3), "with, ms": round(mixed, 3), "with / without": ratio(mixed, none)}
 
 
-def _owners(rows: int, count: int) -> torch.Tensor:
+def owners(rows: int, count: int) -> torch.Tensor:
+    """The adapter of each row: rows take them in turn."""
     return torch.arange(rows, dtype=torch.int32) % count
 
 
@@ -98,7 +99,8 @@ def factors(architecture: Architecture, rank: int) -> list[Factor]:
     ]
 
 
-def _hook(model: GraphedModel, count: int, device: Device, seed: int) -> GraphLoraHook:
+def adapter_hook(model: GraphedModel, count: int, device: Device, seed: int) -> GraphLoraHook:
+    """`count` random adapters of RANKS in turn, for rows of `model`."""
     laid = {rank: lay_out(model.architecture, factors(model.architecture, rank)) for rank in RANKS}
     ranks = list(islice(cycle(RANKS), count))
     places, start = [], 0
@@ -132,7 +134,7 @@ def _peft(device: Device, sizes: Sizes, count: int, seed: int) -> dict[str, floa
     for number, config in enumerate(configs[1:], 1):
         model.add_adapter(str(number), config)
     model.to(device.torch_device, device.dtype).eval()
-    names = [str(number) for number in _owners(sizes.rows, count).tolist()]
+    names = [str(number) for number in owners(sizes.rows, count).tolist()]
     return found | device.in_turn({"mixed": _stepper(model, prompt, adapter_names=names)}, sizes.rounds)
 
 

@@ -146,5 +146,5 @@ PART = Part(
         rounds=20,
     ),
     Sizes({"tiny": bert(2, 32, 2)}, (16, 48), (12,), (3,), rounds=1),
-    minutes=7.0,
+    minutes=6.0,
 )

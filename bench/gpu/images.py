@@ -124,5 +124,5 @@ PART = Part(
         rounds=15,
     ),
     Sizes({"vit_base_patch16_224": vit(48, 2, 3, image=64)}, (0, -2), images=2, rounds=1),
-    minutes=4.0,
+    minutes=3.0,
 )

@@ -21,6 +21,7 @@ from bench.gpu.device import Device
 from bench.gpu.part import Part, Row, ratio
 from bench.gpu.random_models import Shape, architecture_of
 from shapeshift.adapter_cache.lora.batch import lay_out
+from shapeshift.fused_decode.model.architecture import Architecture
 
 
 @dataclass(frozen=True)
@@ -34,8 +35,25 @@ class Sizes:
 
 def measure(device: Device, sizes: Sizes, seed: int) -> Iterator[Row]:
     """See the module."""
-    architecture = architecture_of(sizes.shape)
-    _, elements = lay_out(architecture, factors(architecture, sizes.rank))
+    elements = adapter_elements(architecture_of(sizes.shape), sizes.rank)
+    found = copies(device, elements, sizes.rounds, seed)
+    yield {
+        "rank": sizes.rank,
+        "MiB": round(elements * device.dtype.itemsize / 2**20, 1),
+        "from pinned memory, ms": round(found["pinned"], 3),
+        "from a file, ms": round(found["file"], 3),
+        "file / pinned": ratio(found["file"], found["pinned"]),
+    }
+
+
+def adapter_elements(architecture: Architecture, rank: int) -> int:
+    """The numbers of an adapter of this rank, as it lies in memory."""
+    _, elements = lay_out(architecture, factors(architecture, rank))
+    return elements
+
+
+def copies(device: Device, elements: int, rounds: int, seed: int) -> dict[str, float]:
+    """Median milliseconds of bringing so many numbers to the device: from "pinned" memory, and from a "file"."""
     folder = FOLDER / "gpu" / "memory"
     empty(folder)
     file = folder / "adapter.safetensors"
@@ -49,14 +67,7 @@ def measure(device: Device, sizes: Sizes, seed: int) -> Iterator[Row]:
         with safe_open(str(file), framework="pt") as opened:
             return target.copy_(opened.get_tensor("factors"))
 
-    found = device.in_turn({"pinned": lambda: target.copy_(pinned, non_blocking=True), "file": from_file}, sizes.rounds)
-    yield {
-        "rank": sizes.rank,
-        "MiB": round(source.nbytes / 2**20, 1),
-        "from pinned memory, ms": round(found["pinned"], 3),
-        "from a file, ms": round(found["file"], 3),
-        "file / pinned": ratio(found["file"], found["pinned"]),
-    }
+    return device.in_turn({"pinned": lambda: target.copy_(pinned, non_blocking=True), "file": from_file}, rounds)
 
 
 def _forget(file: Path) -> None:

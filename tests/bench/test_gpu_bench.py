@@ -45,6 +45,10 @@ def test_every_part_runs_and_writes_its_rows(
     assert [row["gamma"] for row in rows["images"]] == [0, -2]
     assert rows["images"][0]["of the operations"] == 1.0 and rows["images"][1]["of the operations"] > 0
     assert "ours / timm" in rows["images"][-1] and "file / pinned" in rows["memory"][0]
+    law, *systems = rows["trace"]
+    assert law["constant, ms"] > 0 and law["adapters, GB/s"] > 0
+    assert [row["S-LoRA's order / it"] for row in systems][0] == 1.0 and len(systems) == 4
+    assert all(row["first token p99, ms"] > 0 for row in systems)
     assert (tmp_path / "gpu" / "engines.png").is_file()
     assert "static graphs, ms" in capsys.readouterr().out
 
