@@ -19,10 +19,10 @@ from shapeshift.errors import ShapeshiftError
 
 
 class OneSlot:
-    """Streams to one client at a time. A stream ends after `pieces`, or `frees_s` after its client has gone."""
+    """Streams to one client at a time. A stream ends `frees_s` after its client has gone, or `at_once`."""
 
-    def __init__(self, frees_s: float, pieces: int = 10**6) -> None:
-        self._frees_s, self._pieces = frees_s, pieces
+    def __init__(self, frees_s: float, at_once: bool = False) -> None:
+        self._frees_s, self._at_once = frees_s, at_once
         self._slot = asyncio.Lock()
         self.bodies: list[dict[str, object]] = []
 
@@ -32,14 +32,12 @@ class OneSlot:
         self.bodies.append(json.loads(await reader.readexactly(length)))
         gone = asyncio.create_task(reader.read())
         async with self._slot:
-            for _ in range(self._pieces):
-                writer.write(b"data: {}\n\n")
+            # In one write: whoever reads the piece reads the end, too, however busy the machine is.
+            writer.write(b"data: {}\n\ndata: [DONE]\n\n" if self._at_once else b"data: {}\n\n")
+            while not (self._at_once or gone.done()):
                 await asyncio.sleep(0.005)
-                if gone.done():
-                    await asyncio.sleep(self._frees_s)
-                    break
-            else:
-                writer.write(b"data: [DONE]\n\n")
+                writer.write(b"data: {}\n\n")
+            await asyncio.sleep(self._frees_s)
         writer.close()
 
 
@@ -58,7 +56,7 @@ def test_the_time_until_a_slot_is_free_is_measured() -> None:
 
 def test_streams_that_end_by_themselves_measure_nothing() -> None:
     with pytest.raises(ShapeshiftError, match="only 0 of 1 trials"):
-        asyncio.run(measured(OneSlot(0.0, pieces=1), 1))
+        asyncio.run(measured(OneSlot(0.0, at_once=True), 1))
 
 
 def test_a_server_of_several_models_is_told_which() -> None:
