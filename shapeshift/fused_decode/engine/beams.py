@@ -78,7 +78,7 @@ class Beams:
         table = self._table
         is_beam = table.is_beam[wanted]
         self._choices = []
-        if not is_beam.any():
+        if not np.count_nonzero(is_beam):
             return np.arange(len(wanted))
         rows = np.flatnonzero(is_beam)
         slots = wanted[rows]

@@ -115,11 +115,11 @@ class Recorder:
         table, step, rows = self._table, launched.step, launched.rows
         chosen = launched.choice.result()
         count = len(step.chosen)
-        tokens, finite = np.zeros(count, np.int64), np.ones(count, bool)
-        tokens[rows], finite[rows] = chosen.ids, chosen.finite
+        tokens, finite, is_sampled = np.zeros(count, np.int64), np.ones(count, bool), np.zeros(count, bool)
+        tokens[rows], finite[rows], is_sampled[rows] = chosen.ids, chosen.finite, True
         logprobs = {int(rows[place]): found for place, found in chosen.logprobs.items()}
         verified = verify(step, table, tokens)
-        taken, generated = verified.taken[np.isin(verified.taken, rows)], count - len(rows)
+        taken, generated = verified.taken[is_sampled[verified.taken]], count - len(rows)
         if launched.is_ahead:
             taken = taken[[table.owners[slot] is launched.owners[i] for i, slot in enumerate(step.chosen.tolist())]]
         slots, places, tokens = step.chosen[taken], step.places[taken], tokens[taken]

@@ -145,7 +145,7 @@ class Sampler:
         plain = values[listing] if listing.size else None
         if edited.size:
             table.edits.apply(NumpyLogits(values), edited, slots, lengths)
-        native = self._kernel is not None and bool((table.temperature[slots] > 0).any())
+        native = self._kernel is not None and np.count_nonzero(table.temperature[slots]) > 0
         ids, finite = (self._draw_natively if native else self._draw)(logits, slots, lengths)
         logprobs = {}
         if plain is not None:
