@@ -14,13 +14,14 @@ from typing import Any
 from shapeshift.errors import NotFoundError, ShapeshiftError
 from shapeshift.fleet.node import split
 from shapeshift.polymorph import engine_model
-from shapeshift.sidecar.health import ReloadBackoff
+from shapeshift.sidecar.health import DeadModel, ReloadBackoff
 from shapeshift.sidecar.journal import Journal
 from shapeshift.sidecar.nodes.fleet_control import FleetControl
 from shapeshift.sidecar.owed_loads import OwedLoads
 from shapeshift.sidecar.policy.moves import Action
 from shapeshift.triton import model_config
 from shapeshift.triton.embedded import processes
+from shapeshift.triton.embedded.processes import Stub
 
 _UNLOAD_S = 30.0
 _LOOK_S = 0.2
@@ -86,15 +87,18 @@ class Actuator:
             changed, self._changed = frozenset(self._changed | self._changing), set()
         return changed
 
-    def reload(self, model: str, reason: str, hung: int | None = None, ended: bool = False) -> bool:
+    def reload(self, model: str, found: DeadModel) -> bool:
         """Replace the model's process by loading it with `generation` + 1. Returns whether that succeeded.
 
-        ended: no process of the model is left. Then it is unloaded first, unless it is a worker: the server (24.10)
-        would go on to give a dead process requests, which are never answered. Without it they are refused at once.
+        found.ended: no process of the model is left. Then it is unloaded first, unless it is a worker: the server
+        (24.10) would go on to give a dead process requests, which are never answered. Without it they are refused at
+        once.
 
-        hung: a process of the model that never answers, which is killed then: the server (24.10) would wait for it for
-        ever. Does nothing while another thread changes the model, or while the model is in backoff.
+        found.hung: a process of the model that never answers, which is killed then: the server (24.10) would wait for
+        it for ever. found.suspended: are killed first: one that goes on after so long crashes, and the server with it.
+        Does nothing while another thread changes the model, or while the model is in backoff.
         """
+        reason = found.reason
         wait = self.backoff.wait_s(model, time.monotonic())
         if blocked := self._blocked():
             self._journal.log_once("health", model, f"{reason}: would be reloaded ({blocked})")
@@ -107,14 +111,20 @@ class Actuator:
                 return False
             self._journal.log("health", model, f"{reason}: reloading")
             start = time.monotonic()
-            process = None if hung is None else processes.stub(hung)
-            failed = self._attempt(lambda: self._replace(model, ended))
+            hung = None if found.hung is None else processes.stub(found.hung)
+            for suspended in filter(None, map(processes.stub, found.suspended)):
+                self._kill(model, suspended, "suspended")
+            failed = self._attempt(lambda: self._replace(model, found.ended or bool(found.suspended)))
             self.backoff.record(model, time.monotonic())
             seconds = f"{time.monotonic() - start:.1f} s"
             self._journal.log("health", model, f"not loaded: {failed}" if failed else f"loaded in {seconds}")
-            if not failed and process is not None and processes.kill(process.identity):
-                self._journal.log("health", model, f"killed the old process {hung}")
+            if not failed and hung is not None:
+                self._kill(model, hung, "old")
             return not failed
+
+    def _kill(self, model: str, process: Stub, said: str) -> None:
+        if processes.kill(process.identity):
+            self._journal.log("health", model, f"killed the {said} process {process.identity.pid}")
 
     def apply(
         self,

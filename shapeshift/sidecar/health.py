@@ -22,7 +22,8 @@ StateOf = Callable[[int], ProcessState]
 class HealthLimits:
     """How many scrapes in a row it takes until a model is dead.
 
-    ended, absent, unknown, hung: scrapes with unchanged heartbeats, if the process is ENDED, ABSENT, UNKNOWN or ALIVE.
+    ended, absent, suspended, unknown, hung: scrapes with unchanged heartbeats, if the process is ENDED, ABSENT,
+    SUSPENDED, UNKNOWN or ALIVE.
     silent: scrapes after a load without any heartbeat of a new process.
     timeouts: requests in a row that a worker did not answer (requests, not scrapes).
     settle: scrapes after a load in which timeouts and stalled threads may still be those from before the load.
@@ -30,6 +31,7 @@ class HealthLimits:
 
     ended: int = 2
     absent: int = 3
+    suspended: int = 3
     unknown: int = 6
     hung: int = 30
     silent: int = 10
@@ -42,12 +44,13 @@ class DeadModel:
     """Why a model is dead.
 
     certain: false if its process exists and may only be slow. hung: a process to end once another has replaced it.
-    ended: whether none of its processes is left.
+    suspended: processes to end before that. ended: whether none of its processes is left.
     """
 
     reason: str
     certain: bool
     hung: int | None = None
+    suspended: tuple[int, ...] = ()
     ended: bool = False
 
 
@@ -126,13 +129,19 @@ class HealthTracker:
         if ProcessState.ALIVE in states:
             limit, certain = limits.hung, False
             reason = f"no heartbeat of {process} in {limit} scrapes, although it exists"
+        elif ProcessState.SUSPENDED in states:
+            limit, certain = limits.suspended, True
+            reason = f"no heartbeat of {process} in {limit} scrapes: it is suspended (SIGSTOP)"
         elif ProcessState.UNKNOWN in states:
             limit, certain = limits.unknown, True
             reason = f"no heartbeat of {process} in {limit} scrapes"
         else:
             limit, certain = limits.ended if ProcessState.ENDED in states else limits.absent, True
             reason = f"{process} has ended and its heartbeat has stopped"
-        return DeadModel(reason, certain, ended=ended) if unchanged >= limit else None
+        if unchanged < limit:
+            return None
+        suspended = tuple(pid for pid in pids if certain and state_of(pid) is ProcessState.SUSPENDED)
+        return DeadModel(reason, certain, suspended=suspended, ended=ended)
 
     def _unanswered(self, model: _Model, timeouts: int, settling: bool) -> DeadModel | None:
         if settling:

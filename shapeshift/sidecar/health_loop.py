@@ -166,7 +166,7 @@ class HealthLoop:
 
     def _reload(self, name: str, found: DeadModel) -> None:
         try:
-            self._actuator.reload(name, found.reason, found.hung, found.ended)
+            self._actuator.reload(name, found)
         except Exception as error:  # noqa: BLE001  a failure with one model must not stop the loop for all
             self._journal.log("health", name, f"could not be reloaded: {error!r}")
         finally:

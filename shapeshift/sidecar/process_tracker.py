@@ -18,10 +18,12 @@ from shapeshift.triton.embedded.processes import Stub
 class ProcessState(Enum):
     """State of a model's process.
 
-    ENDED: it was seen alive and has ended. ABSENT: there is no such process. UNKNOWN: this machine cannot see it.
+    SUSPENDED: a signal has stopped it, and it may go on. ENDED: it was seen alive and has ended. ABSENT: there is no
+    such process. UNKNOWN: this machine cannot see it.
     """
 
     ALIVE = "alive"
+    SUSPENDED = "suspended"
     ENDED = "ended"
     ABSENT = "absent"
     UNKNOWN = "unknown"
@@ -53,9 +55,9 @@ class ProcessTracker:
     def state(self, pid: int) -> ProcessState:
         """The present state of process `pid`."""
         if (seen := self._seen.get(pid)) is not None:
-            return ProcessState.ALIVE if processes.is_alive(seen.identity) else ProcessState.ENDED
+            return _living(pid) if processes.is_alive(seen.identity) else ProcessState.ENDED
         if processes.stub(pid) is not None:
-            return ProcessState.ALIVE
+            return _living(pid)
         return ProcessState.ABSENT if self._local else ProcessState.UNKNOWN
 
     def keep_only(self, pids: Iterable[int]) -> None:
@@ -94,3 +96,7 @@ class ProcessTracker:
         if (fd := self._pidfds.pop(pid, None)) is not None:
             self._poll.unregister(fd)
             os.close(fd)
+
+
+def _living(pid: int) -> ProcessState:
+    return ProcessState.SUSPENDED if processes.is_suspended(pid) else ProcessState.ALIVE

@@ -11,6 +11,7 @@ import pytest
 from shapeshift.triton.embedded.server import TritonServer
 from shapeshift.triton.settings import ServerSettings
 from tests.sidecar.project import PATIENCE_S, Command, Project, RunningServer
+from tests.sidecar.stubs import Stubs, stubs_in
 
 
 @pytest.fixture(scope="module")
@@ -22,6 +23,12 @@ def project(tmp_path_factory: pytest.TempPathFactory, server_settings: Callable[
 def running(project: Project) -> Iterator[RunningServer]:
     with TritonServer(project.settings) as server:
         yield RunningServer(server.wait_ready(timeout_s=PATIENCE_S))
+
+
+@pytest.fixture
+def stubs(tmp_path: Path) -> Iterator[Stubs]:
+    with stubs_in(tmp_path) as started:
+        yield started
 
 
 @pytest.fixture

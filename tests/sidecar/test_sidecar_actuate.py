@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import threading
 from pathlib import Path
 
@@ -10,6 +12,7 @@ import pytest
 from shapeshift.errors import EngineError
 from shapeshift.polymorph import engine_model
 from shapeshift.sidecar.actuate import Actuator
+from shapeshift.sidecar.health import DeadModel
 from shapeshift.sidecar.journal import Journal
 from shapeshift.sidecar.owed_loads import OwedLoads
 from shapeshift.sidecar.policy.moves import Action
@@ -17,6 +20,7 @@ from tests import waiting
 from tests.polymorph import engine_models
 from tests.sidecar.fakes import FakeServer
 from tests.sidecar.fleet import single
+from tests.sidecar.stubs import Stubs
 
 
 class Case:
@@ -92,52 +96,75 @@ def test_a_worker_without_a_folder(case: Case) -> None:
 
 def test_a_reload_raises_the_generation_each_time(case: Case) -> None:
     case.server.fails = lambda name, bin_: "not now"
-    assert not case.actuator.reload("enc_w01", "dead")
+    assert not case.actuator.reload("enc_w01", DeadModel("dead", True))
     case.actuator.backoff._attempts.clear()
     case.server.fails = lambda name, bin_: None
-    assert case.actuator.reload("enc_w01", "dead")
+    assert case.actuator.reload("enc_w01", DeadModel("dead", True))
     # One above the failed attempt: the server ignores a load with the configuration that it got last.
     assert case.server.parameter("enc_w01", "generation") == "2"
     assert case.server.bins()["enc_w01"] == "128"
 
 
 def test_a_reload_that_did_not_help_is_followed_by_a_backoff(case: Case) -> None:
-    assert case.actuator.reload("enc_w01", "dead")
+    assert case.actuator.reload("enc_w01", DeadModel("dead", True))
     loads = len(case.server.calls)
     for _ in range(5):
-        assert not case.actuator.reload("enc_w01", "dead")
+        assert not case.actuator.reload("enc_w01", DeadModel("dead", True))
     assert len(case.server.calls) == loads
     assert sum("waiting before" in line for line in case.log) == 1
 
 
 def test_a_front_is_reloaded_too(case: Case) -> None:
-    assert case.actuator.reload("enc", "dead")
+    assert case.actuator.reload("enc", DeadModel("dead", True))
     assert case.server.parameter("enc", "generation") == "1"
     assert case.server.parameter("enc", "slo_ms") == "300"
 
 
 def test_a_worker_whose_process_ended_stays_loaded_meanwhile(case: Case) -> None:
-    assert case.actuator.reload("enc_w01", "dead", ended=True)
+    assert case.actuator.reload("enc_w01", DeadModel("dead", True, ended=True))
     assert case.server.calls == [("load", "enc_w01", "128")]
+
+
+@pytest.mark.parametrize(("model", "calls"), [("enc", ["unload", "load"]), ("enc_w01", ["load"])])
+def test_a_suspended_process_is_killed_before_it_is_replaced(
+    case: Case, stubs: Stubs, model: str, calls: list[str]
+) -> None:
+    process = stubs.start(f"{model}_0_0")
+    process.send_signal(signal.SIGSTOP)
+    # A process of another program with the pid of one that has ended is left alone.
+    assert case.actuator.reload(model, DeadModel("suspended", True, suspended=(process.pid, os.getpid())))
+    assert process.wait() == -signal.SIGKILL
+    assert [call[0] for call in case.server.calls] == calls
+    killed = next(
+        number for number, line in enumerate(case.log) if f"killed the suspended process {process.pid}" in line
+    )
+    assert killed < next(number for number, line in enumerate(case.log) if "loaded in" in line)
+
+
+def test_nothing_is_killed_while_no_change_is_allowed(case: Case, stubs: Stubs) -> None:
+    process = stubs.start("enc_0_0")
+    case.blocked = "frozen"
+    assert not case.actuator.reload("enc", DeadModel("suspended", True, suspended=(process.pid,)))
+    assert process.poll() is None and case.server.calls == []
 
 
 def test_the_next_sidecar_loads_what_this_one_has_unloaded(case: Case, tmp_path: Path) -> None:
     case.actuator.owed = OwedLoads(tmp_path / "owed")
     case.server.fails = lambda name, bin_: "no memory"
-    assert not case.actuator.reload("enc", "dead", ended=True)
+    assert not case.actuator.reload("enc", DeadModel("dead", True, ended=True))
     found = OwedLoads(tmp_path / "owed")
     assert found.names() == {"enc"}
     case.actuator.owed = found
     case.actuator.backoff._attempts.clear()
     case.server.fails = lambda name, bin_: None
-    assert case.actuator.reload("enc", "owed")
+    assert case.actuator.reload("enc", DeadModel("owed", True))
     assert OwedLoads(tmp_path / "owed").names() == frozenset()
     assert case.server.parameter("enc", "slo_ms") == "300"
 
 
 def test_a_front_is_not_unloaded_where_that_cannot_be_remembered(case: Case, tmp_path: Path) -> None:
     case.actuator.owed = OwedLoads(tmp_path / "no folder" / "owed")
-    assert case.actuator.reload("enc", "dead", ended=True)
+    assert case.actuator.reload("enc", DeadModel("dead", True, ended=True))
     assert case.server.calls == [("load", "enc", "")]
     assert case.actuator.owed.names() == frozenset()
 
@@ -152,7 +179,7 @@ def test_a_damaged_file_owes_nothing(tmp_path: Path, text: str) -> None:
 def test_no_change_while_blocked(case: Case, blocked: str) -> None:
     case.blocked = blocked
     before = case.server.bins()
-    assert not case.actuator.reload("enc_w01", "dead")
+    assert not case.actuator.reload("enc_w01", DeadModel("dead", True))
     assert case.actuator.apply([[Action("unload", "enc_w01", before=128)]]).failed.endswith(blocked)
     assert (case.server.bins(), case.server.calls) == (before, [])
     assert any(f"dead: would be reloaded ({blocked})" in line for line in case.log)
@@ -176,13 +203,13 @@ def test_only_one_thread_at_a_time_changes_a_model(case: Case) -> None:
         assert go_on.wait(20)
 
     case.server.fails = slowly
-    healing = threading.Thread(target=case.actuator.reload, args=("enc_w00", "dead"))
+    healing = threading.Thread(target=case.actuator.reload, args=("enc_w00", DeadModel("dead", True)))
     healing.start()
     assert begun.wait(20)
     case.server.fails = lambda name, bin_: None
     case.actuator.take_changed()
     assert case.actuator.take_changed() == case.actuator.changing == {"enc_w00"}
-    assert not case.actuator.reload("enc_w00", "dead")
+    assert not case.actuator.reload("enc_w00", DeadModel("dead", True))
     assert "another load" in case.actuator.apply([[Action("change", "enc_w00", 512, 32)]]).failed
     assert case.actuator.apply([[Action("change", "enc_w01", 512, 128)]]).failed == ""
     go_on.set()
@@ -254,7 +281,7 @@ def test_a_worker_of_tritons_own_backend_gets_the_shape_of_its_bin(case: Case) -
         assert loaded["parameters"]["bin"] == {"string_value": str(action.bin)}
     assert [tensor["dims"] for tensor in loaded["input"]] == [[1, 16]] * 3 + [[4]]
     # What is replaced keeps its bin.
-    assert case.actuator.reload("enc_w03", "timed out")
+    assert case.actuator.reload("enc_w03", DeadModel("timed out", True))
     replaced = case.server.loaded["enc_w03"]
     assert replaced["version_policy"] == {"specific": {"versions": [16]}}
     assert replaced["parameters"]["generation"] == {"string_value": "1"}

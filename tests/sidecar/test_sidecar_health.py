@@ -22,6 +22,7 @@ def all_are(state: ProcessState) -> StateOf:
 ALIVE, ABSENT, UNKNOWN, ENDED = map(
     all_are, (ProcessState.ALIVE, ProcessState.ABSENT, ProcessState.UNKNOWN, ProcessState.ENDED)
 )
+SUSPENDED = all_are(ProcessState.SUSPENDED)
 
 
 def until_dead(health: HealthTracker, beats: Beats, state_of: StateOf, most: int = 100) -> int | None:
@@ -39,6 +40,7 @@ def moved(health: HealthTracker) -> None:
     [
         (ENDED, HealthLimits().ended),
         (ABSENT, HealthLimits().absent),
+        (SUSPENDED, HealthLimits().suspended),
         (UNKNOWN, HealthLimits().unknown),
         (ALIVE, HealthLimits().hung),
     ],
@@ -71,6 +73,16 @@ def test_the_limit_follows_the_process_that_may_still_live() -> None:
         ((1, 2, 3, 4), HealthLimits().hung),
     ):
         assert until_dead(HealthTracker(), {"a": dict.fromkeys(pids, 5.0)}, states.__getitem__) == scrapes
+
+
+def test_only_suspended_processes_are_to_be_killed() -> None:
+    states = {1: ProcessState.SUSPENDED, 2: ProcessState.ABSENT, 3: ProcessState.ALIVE}
+    for pids, suspended, scrapes in (((1, 2), (1,), 3), ((1, 2, 3), (), HealthLimits().hung)):
+        health, beats = HealthTracker(), {"a": dict.fromkeys(pids, 5.0)}
+        found = [health.update(beats, {}, states.__getitem__) for _ in range(scrapes)]
+        assert found[:-1] == [{}] * (scrapes - 1)
+        assert found[-1]["a"].suspended == suspended and found[-1]["a"].certain is bool(suspended)
+        assert ("is suspended" in found[-1]["a"].reason) is bool(suspended)
 
 
 def test_a_loading_model_is_never_dead() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -20,7 +20,7 @@ from shapeshift.triton import metrics
 from shapeshift.triton.metrics import Samples
 from tests.sidecar.fakes import FakeServer, samples
 from tests.sidecar.fleet import single
-from tests.sidecar.stubs import Stubs, stubs_in
+from tests.sidecar.stubs import Stubs
 from tests.waiting import wait_for
 
 PAGES = Path(__file__).parent / "pages"
@@ -279,12 +279,6 @@ def test_a_loaded_model_without_a_heartbeat_is_reloaded(case: Case) -> None:
     case.scrapes(12)
     case.settle()
     assert case.server.calls == [("load", "enc_w00", "512")]
-
-
-@pytest.fixture
-def stubs(tmp_path: Path) -> Iterator[Stubs]:
-    with stubs_in(tmp_path) as started:
-        yield started
 
 
 def test_a_process_that_ends_is_reloaded_without_another_scrape(case: Case, stubs: Stubs) -> None:

@@ -10,6 +10,7 @@ import pytest
 from shapeshift.fleet.membership.interface import Members
 from shapeshift.fleet.node import Node
 from shapeshift.sidecar.actuate import Actuator
+from shapeshift.sidecar.health import DeadModel
 from shapeshift.sidecar.health_loop import HealthLoop
 from shapeshift.sidecar.journal import Journal
 from shapeshift.sidecar.nodes import pids, timeouts
@@ -235,7 +236,9 @@ def test_loads_that_hang_on_one_node_hold_up_no_other() -> None:
         case.servers["b"].load(f"enc_w0{number}")
     case.servers["b"].fails = lambda name, bin_: "ended" if never.wait(60) else None
     threads = [
-        case.loop._threads_of(f"b/enc_w0{number}").submit(case.actuator.reload, f"b/enc_w0{number}", "dead")
+        case.loop._threads_of(f"b/enc_w0{number}").submit(
+            case.actuator.reload, f"b/enc_w0{number}", DeadModel("dead", True)
+        )
         for number in range(1, 6)
     ]
     case.dead = {"a/enc_w00"}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import signal
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,16 +13,10 @@ from types import SimpleNamespace
 import pytest
 
 from shapeshift.sidecar.process_tracker import ProcessState, ProcessTracker
-from tests.sidecar.stubs import Stubs, stubs_in
+from tests.sidecar.stubs import Stubs
 
 # Longer than any test: a wait that times out fails the test by its result.
 LONG_S = 60.0
-
-
-@pytest.fixture
-def stubs(tmp_path: Path) -> Iterator[Stubs]:
-    with stubs_in(tmp_path) as started:
-        yield started
 
 
 def descriptors() -> int:
@@ -55,6 +50,22 @@ def test_an_end_is_noticed_while_waiting(stubs: Stubs, tracker: ProcessTracker) 
     assert tracker.state(stays.pid) is ProcessState.ALIVE
     stays.kill()
     assert tracker.wait_ended(LONG_S) == {stays.pid}
+
+
+@pytest.mark.parametrize("is_known", [True, False])
+def test_a_process_that_a_signal_has_stopped_is_suspended(
+    stubs: Stubs, tracker: ProcessTracker, is_known: bool
+) -> None:
+    process = stubs.start("a_0_0")
+    if is_known:
+        tracker.remember([process.pid])
+    process.send_signal(signal.SIGSTOP)
+    os.waitid(os.P_PID, process.pid, os.WSTOPPED | os.WNOWAIT)
+    assert tracker.state(process.pid) is ProcessState.SUSPENDED
+    assert tracker.wait_ended(0.0) == frozenset()
+    process.send_signal(signal.SIGCONT)
+    os.waitid(os.P_PID, process.pid, os.WCONTINUED | os.WNOWAIT)
+    assert tracker.state(process.pid) is ProcessState.ALIVE
 
 
 def test_a_wait_is_as_long_as_stated(tracker: ProcessTracker, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -49,7 +49,13 @@ def faults() -> Iterator[Fault]:
                 holders=holders,
                 quick=(role, number) in _QUICK,
             )
-        yield Fault(f"SIGSTOP {said}, {STOPPED_S:g} s", partial(_stop, role), WHOLE_AFTER_STOP_S)
+        # The sidecar kills what stands still for so long, with the requests that it holds.
+        yield Fault(
+            f"SIGSTOP {said}, {STOPPED_S:g} s",
+            partial(_stop, role),
+            WHOLE_AFTER_STOP_S,
+            holders=() if role in ("server", "serve") else holders,
+        )
 
 
 def _send(role: str, number: signal.Signals, scene: Scene) -> bool:

@@ -35,12 +35,13 @@ class Stub(NamedTuple):
 
 
 class Entry(NamedTuple):
-    """One entry of the process table."""
+    """One entry of the process table. state: the kernel's letter, such as T of a process that a signal has stopped."""
 
     identity: Identity
     name: str
     parent: int
     session: int
+    state: str
 
 
 def look_up(pid: int) -> Entry | None:
@@ -54,7 +55,7 @@ def look_up(pid: int) -> Entry | None:
     state, parent, _, session, *rest = tail.split()
     if state in "ZX":
         return None
-    return Entry(Identity(pid, int(rest[15])), head.partition("(")[2], int(parent), int(session))
+    return Entry(Identity(pid, int(rest[15])), head.partition("(")[2], int(parent), int(session), state)
 
 
 def identify(pid: int) -> Identity:
@@ -67,6 +68,12 @@ def is_alive(identity: Identity) -> bool:
     """Whether exactly this process is running."""
     entry = look_up(identity.pid)
     return entry is not None and entry.identity == identity
+
+
+def is_suspended(pid: int) -> bool:
+    """Whether a signal (SIGSTOP) has stopped the process `pid`; false for one that a debugger holds."""
+    entry = look_up(pid)
+    return entry is not None and entry.state == "T"
 
 
 def stub(pid: int) -> Stub | None:
