@@ -16,6 +16,8 @@ STOPPED_S = 10.0
 WHOLE_S, WHOLE_AFTER_STOP_S = 3.0, 15.0
 # `serve` ends its server in this time before it ends itself.
 _SERVE_ENDS_S = 10.0
+# A stopped process takes requests for a second of heartbeats and three scrapes, until the sidecar kills it.
+_STANDS_S = 5.0
 _EVERY_FRONT = (
     *("encode", models.WITH_WORKERS, "classify_text", "classify_image"),
     *("generate", "generate_unary", "generate_lora", "generate_lora_unary"),
@@ -49,12 +51,13 @@ def faults() -> Iterator[Fault]:
                 holders=holders,
                 quick=(role, number) in _QUICK,
             )
-        # The sidecar kills what stands still for so long, with the requests that it holds.
+        # The sidecar kills what stands still, with the requests that it has taken.
         yield Fault(
             f"SIGSTOP {said}, {STOPPED_S:g} s",
             partial(_stop, role),
             WHOLE_AFTER_STOP_S,
             holders=() if role in ("server", "serve") else holders,
+            held_s=_STANDS_S,
         )
 
 
