@@ -22,23 +22,26 @@ inline int32_t quad_of(const int8_t* row, int64_t input) {
 // sums [kRows, kWide] of a group.
 template <int64_t kRows>
 void sum_quads(const Group<8>& group, const QuantisedRows& from, int32_t* sums) {
-  __m512i held[kRows][kTiles] = {};
+  __m512i held[kRows][kTiles];
+  for_constants<kRows>([&](auto row) { held[row][0] = held[row][1] = _mm512_setzero_si512(); });
   const int64_t stride = from.stride();
   for (int64_t input = group.begin; input < group.end; input += kQuad) {
     if (input % kFetchQuads == 0) fetch_after<kFetchQuads * kWide>(group.panel + input * kWide);
     const __m512i weights[kTiles] = {line_of(group, input, 0), line_of(group, input, 1)};
-    for (int64_t row = 0; row < kRows; ++row) {
+    for_constants<kRows>([&](auto row) __attribute__((always_inline)) {
       const __m512i given = _mm512_set1_epi32(quad_of(from.levels + row * stride, input));
-      for (int64_t tile = 0; tile < kTiles; ++tile) {
+      for_constants<kTiles>([&](auto tile) __attribute__((always_inline)) {
         held[row][tile] = _mm512_dpbusd_epi32(held[row][tile], weights[tile], given);
-      }
-    }
+        // Else the compiler copies each sum, before and after.
+        asm("" : "+v"(held[row][tile]));
+      });
+    });
   }
-  for (int64_t row = 0; row < kRows; ++row) {
-    for (int64_t tile = 0; tile < kTiles; ++tile) {
+  for_constants<kRows>([&](auto row) {
+    for_constants<kTiles>([&](auto tile) {
       _mm512_storeu_si512(sums + row * kWide + tile * kSide, held[row][tile]);
-    }
-  }
+    });
+  });
 }
 
 // held [kRows, kWide] = kRows rows times a panel: of each group the sums, less what its zeros are in them, times its

@@ -30,6 +30,15 @@ void with_constant(int64_t count, const Run& run) {
   run(std::integral_constant<int64_t, kMost>{});
 }
 
+// Calls each(i) for i in [0, kCount), each as a constant. An array that is indexed by these alone stays in registers, if
+// `each` is inlined early, as this is; of an array that loops index the compiler keeps a copy in memory.
+template <int64_t kCount, typename Each>
+__attribute__((always_inline)) inline void for_constants(const Each& each) {
+  [&]<int64_t... kPlaces>(std::integer_sequence<int64_t, kPlaces...>) __attribute__((always_inline)) {
+    (each(std::integral_constant<int64_t, kPlaces>{}), ...);
+  }(std::make_integer_sequence<int64_t, kCount>{});
+}
+
 #if defined(__AMX_TILE__)
 // What `_tile_loadconfig` reads. Tiles 0 to 3 are sums, 4 and 5 rows, 6 and 7 weights.
 struct alignas(64) TileShapes {
