@@ -1,8 +1,8 @@
 """A worker that Triton's own backends serve: a model whose versions are bins, with the tensors of an engine.
 
-Version N takes texts of up to N tokens. One version is loaded, the worker's bin. Requests have the engine's shape, see
-`engines.interfaces`; there is no STATE. Parameter `bin_shapes`, JSON {bin: [tokens, rows]}: the shape of each bin's
-engine, -1 for any size.
+One version is loaded, the worker's bin; see `version_of`. Requests have the engine's shape, see `engines.interfaces`;
+there is no STATE. Parameter `bin_shapes`, JSON {bin: [tokens, rows, version]}: the shape of each bin's engine, -1 for
+any size, and the version that is this engine.
 """
 
 from __future__ import annotations
@@ -22,12 +22,26 @@ PARAMETERS = {"onnxruntime": {"intra_op_thread_count": "1", "inter_op_thread_cou
 """By provider: what the backend needs to compute as the engines were profiled, on one thread."""
 SHAPES = "bin_shapes"
 _ANY = -1
+# The last six digits of a version are the bin, the digits before them stand for the engines: 18 digits are the most of
+# an INT64.
+_BINS, _ENGINES = 10**6, 10**12
 
 
 def bin_shapes(made: Manifest) -> str:
     """The parameter `bin_shapes` for these engines."""
     entries = {edge: entry_of_bin(made, edge) for edge in bin_edges(made)}
-    return json.dumps({edge: [entry.tokens or _ANY, entry.rows or _ANY] for edge, entry in entries.items()})
+    shapes = {
+        edge: [entry.tokens or _ANY, entry.rows or _ANY, version_of(made, edge)] for edge, entry in entries.items()
+    }
+    return json.dumps(shapes)
+
+
+def version_of(made: Manifest, edge: int) -> int:
+    """The version of a worker that is the engine of the bin `edge`.
+
+    Such a worker does not say which engines it has. A request for a version gets no answer of other engines.
+    """
+    return made.answers_version() % _ENGINES * _BINS + edge
 
 
 def tensors(made: Manifest) -> dict[str, list[dict[str, Any]]]:
@@ -56,7 +70,7 @@ def place(config: dict[str, Any], bin_edge: int) -> None:
     shapes = json.loads(config["parameters"][SHAPES]["string_value"])
     if str(bin_edge) not in shapes:
         raise InvalidInputError("bin", bin_edge, f"one of {', '.join(shapes)}")
-    tokens, rows = shapes[str(bin_edge)]
+    tokens, rows, version = shapes[str(bin_edge)]
     sizes = {"tokens": tokens, "rows": rows}
     for tensor in config["input"]:
         for axis, size in INPUT_AXES[tensor["name"]].items():
@@ -64,7 +78,7 @@ def place(config: dict[str, Any], bin_edge: int) -> None:
     for tensor in config["output"]:
         axis, size = (1, tokens) if tensor["name"] in TOKEN_OUTPUTS else (0, rows)
         tensor["dims"][axis] = size
-    config["version_policy"] = {"specific": {"versions": [bin_edge]}}
+    config["version_policy"] = {"specific": {"versions": [version]}}
 
 
 def _tensor(name: str, data_type: str, dims: Sequence[int]) -> dict[str, Any]:

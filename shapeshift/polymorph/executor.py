@@ -10,7 +10,7 @@ from shapeshift.engines.execution import engine_set
 from shapeshift.engines.execution.executor import EngineExecutor
 from shapeshift.engines.execution.request import TextRequest
 from shapeshift.engines.manifest import Manifest
-from shapeshift.errors import InvalidInputError, UnsupportedError
+from shapeshift.errors import InvalidInputError
 from shapeshift.fleet import environment
 from shapeshift.polymorph.policy.algorithms import DISPATCHERS
 from shapeshift.polymorph.policy.dispatch import Rules
@@ -25,13 +25,15 @@ from shapeshift.serving.model_args import Log
 from shapeshift.serving.pb_utils import PbUtils
 from shapeshift.settings import Choices
 
-# Each opens what reaches the workers of a front: those of its server, and where it is in a fleet those of other nodes.
+# Each opens what reaches the workers of a front: those of its server, and where it is in a fleet those of other nodes;
+# processes of ours, or models of Triton's own backends.
 TRANSPORTS: Choices[Callable[[PbUtils, str, Sequence[str], Manifest, Log], Transport]] = Choices(
     "workers",
     {
         "server": "shapeshift.polymorph.router.bls_transport:open_transport",
-        "triton": "shapeshift.polymorph.router.engine_client:open_transport",
         "fleet": "shapeshift.polymorph.router.fleet_transport:open_transport",
+        "server, triton": "shapeshift.polymorph.router.engine_client:open_transport",
+        "fleet, triton": "shapeshift.polymorph.router.fleet_transport:open_engine_transport",
     },
 )
 
@@ -86,15 +88,9 @@ def open_executor(
     workers = [worker_name(front, number) for number in range(own.max_workers)]
     reached = "fleet" if environment.fleet_file() else "server"
     if own.engine_models:
-        reached = _of_triton(reached)
+        reached = f"{reached}, triton"
     transport = TRANSPORTS[reached](pb_utils, front, workers, made, log)
     return Router(transport, assignment, times, own, log)
-
-
-def _of_triton(reached: str) -> str:
-    if reached == "fleet":
-        raise UnsupportedError("worker_backend: triton is for one server, this one is a node of a fleet")
-    return "triton"
 
 
 def _dispatched(own: PolymorphSettings, edges: list[int], times: ServiceTimes, limits: PackLimits) -> DispatchedQueues:

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from tritonclient.grpc import service_pb2 as messages
 from tritonclient.grpc.service_pb2_grpc import GRPCInferenceServiceStub
 
-from shapeshift.errors import EngineError, ShapeshiftError, TimedOutError
+from shapeshift.errors import EngineError, ModelGoneError, ShapeshiftError, TimedOutError
 from shapeshift.serving.error_codes import error_of
 from shapeshift.triton import inference_messages
 from shapeshift.triton.endpoint import Tls
@@ -42,7 +42,11 @@ _DEADLINE = "DEADLINE_EXCEEDED"
 
 @dataclass(frozen=True)
 class ModelCall:
-    """One inference request. outputs: the requested ones, all where empty; timeout_s: seconds until it is given up."""
+    """One inference request.
+
+    outputs: the requested ones, all where empty; timeout_s: seconds until it is given up; version: of the model, None
+    for its highest.
+    """
 
     model: str
     inputs: Mapping[str, NDArray[Any]]
@@ -50,6 +54,7 @@ class ModelCall:
     outputs: Sequence[str] = ()
     parameters: Mapping[str, Any] = field(default_factory=dict)
     request_id: str = ""
+    version: int | None = None
 
 
 class AsyncClient:
@@ -115,11 +120,14 @@ class AsyncClient:
 
     async def models(self, timeout_s: float) -> list[str]:
         """The names of the models that are loaded. Raises as `infer` does."""
-        try:
-            found = await self._service().ModelStatistics(messages.ModelStatisticsRequest(), timeout=timeout_s)
-        except grpc.RpcError as error:
-            raise _failure("the server", timeout_s, error) from None
-        return sorted({one.name for one in found.model_stats})
+        return sorted({one.name for one in await self._statistics("", timeout_s)})
+
+    async def versions(self, model: str, timeout_s: float) -> list[int]:
+        """The versions of a model that are loaded, ascending. Raises as `infer` does, ModelGoneError for none."""
+        found = sorted(int(one.version) for one in await self._statistics(model, timeout_s))
+        if not found:
+            raise ModelGoneError(f"model {model} is not loaded")
+        return found
 
     async def is_live(self, timeout_s: float) -> bool:
         """Whether the server answers."""
@@ -132,6 +140,14 @@ class AsyncClient:
         """Close the connection; calls in flight end with an error."""
         if self._channel is not None:
             await self._channel.close()
+
+    async def _statistics(self, model: str, timeout_s: float) -> Sequence[Any]:
+        """Of a model, or of all where it is empty: one entry for each version that is loaded."""
+        request = messages.ModelStatisticsRequest(name=model)
+        try:
+            return list((await self._service().ModelStatistics(request, timeout=timeout_s)).model_stats)
+        except grpc.RpcError as error:
+            raise _failure(f"model {model}" if model else "the server", timeout_s, error) from None
 
     def _service(self) -> Any:
         # A channel belongs to the event loop on which it is made.
@@ -166,7 +182,9 @@ async def _once(message: Any) -> AsyncIterator[Any]:
 
 
 def _message(call: ModelCall) -> Any:
-    return inference_messages.request_message(call.model, call.inputs, call.outputs, call.parameters, call.request_id)
+    return inference_messages.request_message(
+        call.model, call.inputs, call.outputs, call.parameters, call.request_id, call.version
+    )
 
 
 def _error(call: ModelCall, error: grpc.aio.AioRpcError) -> ShapeshiftError:

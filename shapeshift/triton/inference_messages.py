@@ -33,12 +33,15 @@ def request_message(
     outputs: Sequence[str] = (),
     parameters: Mapping[str, Any] | None = None,
     request_id: str = "",
+    version: int | None = None,
 ) -> Any:
-    """A ModelInferRequest. outputs: the requested ones, all where empty.
+    """A ModelInferRequest. outputs: the requested ones, all where empty; version: None for the model's highest.
 
     Raises InvalidInputError for a parameter or a type of values that the protocol has no place for.
     """
     request = messages.ModelInferRequest(model_name=model, id=request_id)
+    if version is not None:
+        request.model_version = str(version)
     for name, values in inputs.items():
         request.inputs.add(name=name, datatype=_datatype(values.dtype, name), shape=values.shape)
         request.raw_input_contents.append(_raw(values))

@@ -16,6 +16,7 @@ from shapeshift.cli.main import main
 from shapeshift.engines import manifest
 from shapeshift.engines.manifest import FileEntry, Manifest
 from shapeshift.errors import InvalidInputError
+from shapeshift.polymorph import engine_model
 from shapeshift.polymorph.settings import PolymorphSettings
 from shapeshift.triton import model_config
 from tests.polymorph import engine_models
@@ -253,7 +254,8 @@ def test_workers_of_tritons_own_backends_are_plain_models(tmp_path: Path, provid
     engines.mkdir(parents=True)
     for name in ("16.plan", "32.plan", "dynamic.plan"):
         (engines / name).write_text(name)
-    configs = written(tmp_path, provider, [0, 1], EMBEDDING=(2,), TOKEN_LOGITS=(-1, 3))
+    outputs = {"EMBEDDING": (2,), "TOKEN_LOGITS": (-1, 3)}
+    configs, made = written(tmp_path, provider, [0, 1], **outputs), engine_models.made(provider, **outputs)
     for number, config in enumerate(configs):
         assert (config.name, config.backend, config.max_batch_size) == (f"front_w0{number}", provider, 0)
         assert dims(config.input) == {
@@ -263,29 +265,32 @@ def test_workers_of_tritons_own_backends_are_plain_models(tmp_path: Path, provid
             "ROWS": ("TYPE_INT64", [-1]),
         }
         assert dims(config.output) == {"EMBEDDING": ("TYPE_FP32", [-1, 2]), "TOKEN_LOGITS": ("TYPE_FP32", [1, -1, 3])}
-        assert list(config.version_policy.specific.versions) == [64], "the longest bin until the sidecar plans"
+        versions = {edge: str(engine_model.version_of(made, edge)) for edge in (16, 32, 64)}
+        assert list(config.version_policy.specific.versions) == [int(versions[64])], (
+            "the longest bin until the sidecar plans"
+        )
         (group,) = config.instance_group
         assert (group.count, group.kind, list(group.gpus)) == (1, group.KIND_GPU, [number])
         own = model_config.parameters(config)
         assert (own["worker_of"], own["bin"], own["generation"]) == ("front", "64", "0")
         assert (own.get("intra_op_thread_count") == "1") is (provider == "onnxruntime")
         folder = tmp_path / "build" / "repository" / str(config.name)
-        assert {path.name for path in folder.iterdir()} == {"config.pbtxt", "16", "32", "64"}
-        read = {edge: (folder / edge / file).read_text() for edge in ("16", "32", "64")}
-        assert read == {"16": "16.plan", "32": "32.plan", "64": "dynamic.plan"}
-        assert not (folder / "16" / file).readlink().is_absolute(), "the project may be moved"
+        assert {path.name for path in folder.iterdir()} == {"config.pbtxt", *versions.values()}
+        read = {edge: (folder / version / file).read_text() for edge, version in versions.items()}
+        assert read == {16: "16.plan", 32: "32.plan", 64: "dynamic.plan"}
+        assert not (folder / versions[16] / file).readlink().is_absolute(), "the project may be moved"
 
 
 def test_an_unchanged_worker_of_tritons_own_backend_is_left_alone(tmp_path: Path) -> None:
     written(tmp_path, "tensorrt", [0])
     folder = tmp_path / "build" / "repository" / "front_w00"
-    first = (folder / "config.pbtxt").stat().st_ino
+    first, version = (folder / "config.pbtxt").stat().st_ino, str(engine_models.version(16))
     written(tmp_path, "tensorrt", [0])
     assert (folder / "config.pbtxt").stat().st_ino == first
-    (folder / "16" / "model.plan").unlink()
-    (folder / "16" / "model.plan").symlink_to("elsewhere")
+    (folder / version / "model.plan").unlink()
+    (folder / version / "model.plan").symlink_to("elsewhere")
     written(tmp_path, "tensorrt", [0])
-    assert (folder / "16" / "model.plan").readlink().name == "16.plan"
+    assert (folder / version / "model.plan").readlink().name == "16.plan"
 
 
 def test_a_provider_without_a_backend_in_triton_is_refused(make: Make) -> None:

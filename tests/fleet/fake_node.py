@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent import futures
 from typing import Any
 
@@ -24,14 +24,15 @@ class Refusal(Exception):  # noqa: N818  an answer of the protocol
 
 
 class FakeNode(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ignore[misc]
-    """Answers for `models` by `infer(model, inputs)`, which may raise Refusal.
+    """Answers for `models` by `infer(model, inputs)`, which may raise Refusal; `model/version` for a stated version.
 
-    asked: how often for the list of models; cut_off: calls that ended before `infer` had an answer;
-    open: while it is not set, the list of models is not answered.
+    versions: that models have loaded, by default 1; asked: how often for the list of models; cut_off: calls that ended
+    before `infer` had an answer; open: while it is not set, the list of models is not answered.
     """
 
     def __init__(self, models: set[str], infer: Callable[[str, Tensors], Tensors], port: int = 0) -> None:
         self.models = models
+        self.versions: dict[str, Sequence[int]] = {}
         self.asked = self.cut_off = 0
         self.open = threading.Event()
         self.open.set()
@@ -53,7 +54,13 @@ class FakeNode(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ignore[m
     def ModelStatistics(self, request: Any, context: Any) -> Any:  # noqa: N802  Triton's name
         self.asked += 1
         self.open.wait(30)
-        found = [service_pb2.ModelStatistics(name=name) for name in sorted(self.models)]
+        if request.name and request.name not in self.models:
+            context.abort(grpc.StatusCode.NOT_FOUND, f"requested model '{request.name}' is not found")
+        found = [
+            service_pb2.ModelStatistics(name=name, version=str(version))
+            for name in ([request.name] if request.name else sorted(self.models))
+            for version in self.versions.get(name, (1,))
+        ]
         return service_pb2.ModelStatisticsResponse(model_stats=found)
 
     def ModelInfer(self, request: Any, context: Any) -> Any:  # noqa: N802  Triton's name
@@ -64,7 +71,7 @@ class FakeNode(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ignore[m
             for one, raw in zip(request.inputs, request.raw_input_contents, strict=True)
         }
         try:
-            outputs = self._infer(request.model_name, inputs)
+            outputs = self._infer("/".join(filter(None, (request.model_name, request.model_version))), inputs)
         except Refusal as refused:
             answered.set()
             context.abort(refused.code, str(refused))

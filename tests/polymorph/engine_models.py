@@ -7,12 +7,18 @@ from collections.abc import Sequence
 import numpy as np
 
 from shapeshift.engines.manifest import EngineEntry, FileEntry, Latency, Manifest, Output
+from shapeshift.polymorph import engine_model
 from shapeshift.serving.pb_utils import InferenceRequest, InferenceResponse
 from tests.fakes import PbUtils
 
 VOCABULARY, MAX_TOKENS = 1000, 64
 SHAPES = {16: (16, 4), 32: (32, 8), 64: (None, None)}
 """Tokens and rows of the engine of each bin."""
+
+
+def version(edge: int) -> int:
+    """The version of a worker that is the engine of this bin."""
+    return engine_model.version_of(made(), edge)
 
 
 def made(provider: str = "tensorrt", **outputs: tuple[int, ...]) -> Manifest:

@@ -27,9 +27,17 @@ class Fleet:
     file: Path
     servers: dict[str, TritonServer]
 
+    def start(self, node: str) -> None:
+        """Start the server of a node of the fleet."""
+        with pytest.MonkeyPatch.context() as patched:
+            patched.setenv(FLEET_FILE_VARIABLE, str(self.file))
+            patched.setenv(NODE_VARIABLE, node)
+            self.servers[node].start()
+
     def state(self, *names: str) -> None:
         """Let these be the nodes of the fleet."""
-        fleet_files.write_servers(self.file, {name: self.servers[name] for name in names})
+        keys = {name: self.servers[name].settings.run_directory / "key" for name in names}
+        fleet_files.write_servers(self.file, {name: self.servers[name] for name in names}, keys)
 
     def metric(self, node: str, name: str, **labels: str) -> float:
         wanted = set(labels.items())
@@ -45,19 +53,23 @@ class Fleet:
 
 @contextmanager
 def running_fleet(
-    make_server: Callable[..., TritonServer], folder: Path, repositories: Mapping[str, Path], models: Sequence[str]
+    make_server: Callable[..., TritonServer],
+    folder: Path,
+    repositories: Mapping[str, Path],
+    models: Sequence[str],
+    *backends: Path,
 ) -> Iterator[Fleet]:
-    """A server with the models of its repository for each node, all ready. folder: for the fleet file and logs."""
+    """A server with the models of its repository for each node, all ready. folder: for the fleet file and logs.
+
+    backends: the folder of backends, by default this project's.
+    """
     found = Fleet(folder / "fleet.toml", {})
     try:
         for node, repository in repositories.items():
-            found.servers[node] = make_server((repository,), models, folder / node / "run")
+            found.servers[node] = make_server((repository,), models, folder / node / "run", *backends)
         found.state(*repositories)
-        for node, server in found.servers.items():
-            with pytest.MonkeyPatch.context() as patched:
-                patched.setenv(FLEET_FILE_VARIABLE, str(found.file))
-                patched.setenv(NODE_VARIABLE, node)
-                server.start()
+        for node in repositories:
+            found.start(node)
         for server in found.servers.values():
             server.wait_ready()
         yield found

@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
-from pathlib import Path
+import time
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import pytest
 
 from shapeshift.engines.execution.request import TextRequest
-from shapeshift.errors import EngineError, ModelGoneError, UnsupportedError
+from shapeshift.errors import EngineError, ModelGoneError
 from shapeshift.polymorph import executor
 from shapeshift.polymorph.executor import Executor
 from shapeshift.polymorph.router.engine_client import EngineClient
 from shapeshift.polymorph.router.transport import WrongBinError
 from shapeshift.polymorph.settings import PlacementSettings, PolymorphSettings
+from shapeshift.serving.pb_utils import InferenceRequest, InferenceResponse
 from tests import waiting
 from tests.fakes import PbUtils
 from tests.polymorph import engine_models
@@ -34,11 +35,15 @@ def client(pb_utils: PbUtils) -> EngineClient:
     return EngineClient(pb_utils, engine_models.made())
 
 
+def versions(*edges: int) -> list[int]:
+    return [engine_models.version(edge) for edge in edges]
+
+
 def serve(pb_utils: PbUtils, edge: int, worker: str = "w") -> EngineModel:
     """Let the worker have this bin from now on."""
     for former in [name for name in pb_utils.models if name.startswith(f"{worker}/")]:
         del pb_utils.models[former]
-    pb_utils.models[f"{worker}/{edge}"] = model = EngineModel(pb_utils, edge)
+    pb_utils.models[f"{worker}/{engine_models.version(edge)}"] = model = EngineModel(pb_utils, edge)
     return model
 
 
@@ -60,11 +65,27 @@ def test_a_probe_asks_the_known_version_first(pb_utils: PbUtils, client: EngineC
     pb_utils.InferenceRequest = lambda **given: asked.append(given["model_version"]) or made(**given)  # type: ignore[func-returns-value]
     serve(pb_utils, 64)
     client.call("w", [])
-    assert asked == [16, 32, 64]
+    assert asked == versions(16, 32, 64)
     client.call("w", [])
-    assert asked[3:] == [64]
+    assert asked[3:] == versions(64)
     serve(pb_utils, 32)
-    assert client.call("w", [])[1].bin == 32 and asked[4:] == [64, 16, 32]
+    assert client.call("w", [])[1].bin == 32 and asked[4:] == versions(64, 16, 32)
+
+
+def test_time_beyond_the_profile_counts_as_the_way(
+    pb_utils: PbUtils, client: EngineClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = serve(pb_utils, 32)
+    client.call("w", [])
+    assert client.call("w", TEXTS)[1].call_us <= 2000, "by the profile"
+    compute = model.execute
+
+    def slow(requests: Sequence[InferenceRequest]) -> list[InferenceResponse]:
+        time.sleep(0.02)
+        return compute(requests)
+
+    monkeypatch.setattr(model, "execute", slow)
+    assert client.call("w", TEXTS)[1].call_us == 2000
 
 
 def test_a_worker_with_another_bin_gets_no_texts(pb_utils: PbUtils, client: EngineClient) -> None:
@@ -131,11 +152,3 @@ def test_a_router_uses_them_and_follows_their_bins(router: Executor, pb_utils: P
     serve(pb_utils, 16, "front_w01")
     serve(pb_utils, 64, "front_w00")
     waiting.wait_for(lambda: ask(router, 50).error is None)
-
-
-def test_in_a_fleet_they_are_refused(pb_utils: PbUtils, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(executor.environment, "fleet_file", lambda: "fleet.json")
-    placement = PlacementSettings(bin_edges="[16, 32, 64]")
-    made = engine_models.made()
-    with pytest.raises(UnsupportedError, match="worker_backend: triton is for one server"):
-        executor.open_executor(pb_utils, "front", made, tmp_path, settings(), placement, lambda line: None)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -10,6 +11,8 @@ from shapeshift.errors import InvalidInputError
 from shapeshift.polymorph import engine_model
 from shapeshift.polymorph.settings import PolymorphSettings
 from tests.polymorph.engine_models import made
+
+OUTPUTS: dict[str, tuple[int, ...]] = {"EMBEDDING": (8,), "TOKEN_LOGITS": (-1, 3), "IMPORTANCE": (-1,)}
 
 
 def config(**outputs: tuple[int, ...]) -> dict[str, Any]:
@@ -24,11 +27,13 @@ def dims(placed: dict[str, Any]) -> dict[str, list[int]]:
 
 @pytest.mark.parametrize(("edge", "tokens", "rows"), [(16, 16, 4), (32, 32, 8), (64, -1, -1)])
 def test_a_bin_is_a_version_with_the_shape_of_its_engine(edge: int, tokens: int, rows: int) -> None:
-    placed = config(EMBEDDING=(8,), TOKEN_LOGITS=(-1, 3), IMPORTANCE=(-1,))
+    placed = config(**OUTPUTS)
     # Whatever it had before.
     for bin_edge in (16, 64, edge):
         engine_model.place(placed, bin_edge)
-    assert placed["version_policy"] == {"specific": {"versions": [edge]}}
+    assert placed["version_policy"] == {
+        "specific": {"versions": [engine_model.version_of(made("tensorrt", **OUTPUTS), edge)]}
+    }
     assert dims(placed) == {
         "INPUT_IDS": [1, tokens],
         "SEGMENTS": [1, tokens],
@@ -38,6 +43,16 @@ def test_a_bin_is_a_version_with_the_shape_of_its_engine(edge: int, tokens: int,
         "TOKEN_LOGITS": [1, tokens, 3],
         "IMPORTANCE": [1, tokens],
     }
+
+
+def test_a_version_is_one_bin_of_engines_that_give_the_same_answers() -> None:
+    engines, longest = made(), replace(made(), max_tokens=8192)
+    versions = {edge: engine_model.version_of(engines, edge) for edge in (16, 32, 64)}
+    assert {edge: version % 10**6 for edge, version in versions.items()} == {16: 16, 32: 32, 64: 64}
+    assert len({version // 10**6 for version in versions.values()}) == 1
+    assert engine_model.version_of(replace(engines, hardware="another", build_key="another"), 16) == versions[16]
+    assert engine_model.version_of(replace(engines, checkpoint_sha256="another"), 16) not in versions.values()
+    assert 0 < engine_model.version_of(longest, 8192) < 2**63
 
 
 def test_a_bin_that_it_does_not_have_is_refused() -> None:

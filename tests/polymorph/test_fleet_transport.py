@@ -20,7 +20,7 @@ from shapeshift.fleet.node import Node
 from shapeshift.fleet.node_clients import NodeClients
 from shapeshift.polymorph.router import worker_state
 from shapeshift.polymorph.router.fleet_transport import FleetTransport
-from shapeshift.polymorph.router.grpc_transport import GrpcTransport
+from shapeshift.polymorph.router.grpc_transport import GrpcTransport, RemoteWorkerClient
 from shapeshift.polymorph.router.transport import Transport, WrongBinError
 from shapeshift.triton.endpoint import Endpoint
 from tests.fleet.fake_node import FakeNode, Refusal, Tensors
@@ -61,7 +61,7 @@ class Site:
             self.state(*nodes)
             clients = NodeClients()
             made = _Made()
-            remote = GrpcTransport(clients, made)  # type: ignore[arg-type]
+            remote = GrpcTransport(clients, RemoteWorkerClient(made))  # type: ignore[arg-type]
             directory = Directory(self, clients, "here", lambda line: None, period_s=0.02)
             return FleetTransport(own, remote, directory, "front")
 

@@ -277,12 +277,12 @@ def test_a_worker_of_tritons_own_backend_gets_the_shape_of_its_bin(case: Case) -
             case.server.load("enc_w03")
         assert case.actuator.apply([[action]]).failed == ""
         loaded = case.server.loaded["enc_w03"]
-        assert loaded["version_policy"] == {"specific": {"versions": [action.bin]}}
+        assert loaded["version_policy"] == {"specific": {"versions": [engine_models.version(action.bin)]}}
         assert loaded["parameters"]["bin"] == {"string_value": str(action.bin)}
     assert [tensor["dims"] for tensor in loaded["input"]] == [[1, 16]] * 3 + [[4]]
     # What is replaced keeps its bin.
     assert case.actuator.reload("enc_w03", DeadModel("timed out", True))
     replaced = case.server.loaded["enc_w03"]
-    assert replaced["version_policy"] == {"specific": {"versions": [16]}}
+    assert replaced["version_policy"] == {"specific": {"versions": [engine_models.version(16)]}}
     assert replaced["parameters"]["generation"] == {"string_value": "1"}
     assert "bin: got 48" in case.actuator.apply([[Action("change", "enc_w03", 48, 32)]]).failed

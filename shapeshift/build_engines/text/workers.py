@@ -132,7 +132,10 @@ def _of_triton(config: Any, manifest: Manifest, longest_bin: int) -> Any:
 def _links(parameters: Mapping[str, str], manifest: Manifest) -> dict[str, Path]:
     """The engine of each bin as the file of a version."""
     engines, file = Path("..") / parameters["engines"], engine_model.FILES[manifest.provider]
-    return {f"{edge}/{file}": engines / entry_of_bin(manifest, edge).file for edge in bin_edges(manifest)}
+    return {
+        f"{engine_model.version_of(manifest, edge)}/{file}": engines / entry_of_bin(manifest, edge).file
+        for edge in bin_edges(manifest)
+    }
 
 
 def _names_of(front: str) -> re.Pattern[str]:

@@ -5,35 +5,29 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 
-import numpy as np
-
 from shapeshift.engines.interfaces import Ids
 from shapeshift.engines.manifest import Manifest
-from shapeshift.engines.text.packing import pack, unpack
 from shapeshift.errors import ModelError, ModelGoneError
+from shapeshift.fleet.node import split
 from shapeshift.polymorph.router.bls_transport import BlsTransport
-from shapeshift.polymorph.router.transport import Outputs, Transport, WorkerInfo, WrongBinError, meaning
-from shapeshift.polymorph.service_times import bin_edges, entry_of_bin
+from shapeshift.polymorph.router.engine_calls import PROBE, EngineCalls, without_texts
+from shapeshift.polymorph.router.grpc_transport import seconds_until
+from shapeshift.polymorph.router.transport import Outputs, Transport, WorkerInfo, meaning, of_other_engines
 from shapeshift.serving import bls
 from shapeshift.serving.model_args import Log
 from shapeshift.serving.pb_utils import PbUtils
-
-# What a probe sends: a worker computes every request.
-_ONE_TOKEN = (np.zeros(1, np.int64),)
+from shapeshift.triton.async_client import AsyncClient, ModelCall
 
 
 class EngineClient:
-    """Calls workers by their model names, from any thread, and pads packs to their engines. made: the engines.
+    """Calls workers of its server by their model names, from any thread. made: the engines.
 
-    A worker's bin is the version that answers: a probe asks one after the other, beginning with the last known one.
+    A worker's bin is the version that answers: a probe asks one after the other.
     """
 
     def __init__(self, pb_utils: PbUtils, made: Manifest) -> None:
         self._pb_utils = pb_utils
-        self._made = made
-        self._edges = bin_edges(made)
-        self._outputs = [output.name for output in made.outputs]
-        self._bins: dict[str, int] = {}
+        self._calls = EngineCalls(made)
 
     def call(self, worker: str, texts: Sequence[Ids]) -> tuple[Outputs, WorkerInfo]:
         """The outputs for `texts`, each [len(texts), ...], and what would be the worker's report.
@@ -41,32 +35,57 @@ class EngineClient:
         Raises the errors of `Exchange.ended`, but for CallTimeoutError.
         """
         if texts:
-            known = self._bins.get(worker, 0)
-            if sum(map(len, texts)) > known:
-                raise WrongBinError(f"{worker}: its bin is {known or 'not known'} now")
-            return self._compute(worker, known, texts)
-        known = self._bins.get(worker, 0)
-        for edge in sorted(self._edges, key=lambda edge: (edge != known, edge)):
+            return self._compute(worker, self._calls.version_for(worker, texts), texts)
+        for version in self._calls.versions(worker):
             try:
-                outputs, info = self._compute(worker, edge, _ONE_TOKEN)
+                outputs, info = self._compute(worker, version, PROBE)
             except ModelGoneError:
                 continue
-            self._bins[worker] = edge
-            return {name: values[:0] for name, values in outputs.items()}, info
+            self._calls.learn(worker, version)
+            return without_texts(outputs), info
         raise ModelGoneError(f"{worker}: no version of it is ready")
 
-    def _compute(self, worker: str, edge: int, texts: Sequence[Ids]) -> tuple[Outputs, WorkerInfo]:
-        entry = entry_of_bin(self._made, edge)
-        tokens, rows = entry.tokens or sum(map(len, texts)), entry.rows or len(texts)
-        inputs = pack(texts, tokens, rows, self._made.position_offset)
+    def _compute(self, worker: str, version: int, texts: Sequence[Ids]) -> tuple[Outputs, WorkerInfo]:
+        inputs = self._calls.inputs(version, texts)
         began = time.perf_counter_ns()
         try:
-            answer = bls.call(self._pb_utils, worker, inputs, self._outputs, version=edge)
+            answer = bls.call(self._pb_utils, worker, inputs, self._calls.outputs, version=version)
         except ModelError as error:
             raise meaning(error) from None
-        took_us = (time.perf_counter_ns() - began) // 1000
-        # Nobody says for how long it waited there, so all of it counts as computed.
-        return unpack(answer, texts), WorkerInfo(edge, 0, 0, took_us, 0, self._made.answers_version())
+        return self._calls.answer(worker, version, answer, texts, (time.perf_counter_ns() - began) // 1000)
+
+
+class RemoteEngineClient:
+    """Calls workers of other nodes, see `grpc_transport.RemoteClient`. made: the front's own engines.
+
+    A probe asks the node for the versions that it has loaded: each question costs the way there and back.
+    """
+
+    def __init__(self, made: Manifest) -> None:
+        self._calls = EngineCalls(made)
+
+    async def call(
+        self, client: AsyncClient, worker: str, texts: Sequence[Ids], deadline: float
+    ) -> tuple[Outputs, WorkerInfo]:
+        """See `RemoteClient.call`. A probe raises OtherVersionError for a worker with other engines."""
+        if texts:
+            return await self._compute(client, worker, self._calls.version_for(worker, texts), texts, deadline)
+        loaded = await client.versions(split(worker)[1], seconds_until(deadline))
+        version = next((one for one in loaded if one in self._calls.edges), None)
+        if version is None:
+            raise of_other_engines()
+        outputs, info = await self._compute(client, worker, version, PROBE, deadline)
+        self._calls.learn(worker, version)
+        return without_texts(outputs), info
+
+    async def _compute(
+        self, client: AsyncClient, worker: str, version: int, texts: Sequence[Ids], deadline: float
+    ) -> tuple[Outputs, WorkerInfo]:
+        inputs, outputs = self._calls.inputs(version, texts), self._calls.outputs
+        began = time.perf_counter_ns()
+        call = ModelCall(split(worker)[1], inputs, seconds_until(deadline), outputs, version=version)
+        answer = await client.infer(call)
+        return self._calls.answer(worker, version, answer, texts, (time.perf_counter_ns() - began) // 1000)
 
 
 def open_transport(pb_utils: PbUtils, front: str, workers: Sequence[str], made: Manifest, log: Log) -> Transport:

@@ -11,8 +11,8 @@ from shapeshift.fleet.directory import Directory
 from shapeshift.fleet.membership.open import open_membership
 from shapeshift.fleet.node import qualified, split
 from shapeshift.fleet.node_clients import NodeClients
-from shapeshift.polymorph.router import bls_transport
-from shapeshift.polymorph.router.grpc_transport import GrpcTransport
+from shapeshift.polymorph.router import bls_transport, engine_client
+from shapeshift.polymorph.router.grpc_transport import GrpcTransport, RemoteClient, RemoteWorkerClient
 from shapeshift.polymorph.router.transport import Exchange, Transport
 from shapeshift.serving.model_args import Log
 from shapeshift.serving.pb_utils import PbUtils
@@ -62,9 +62,20 @@ def open_transport(pb_utils: PbUtils, front: str, workers: Sequence[str], made: 
 
     Raises ShapeshiftError for a fleet file that cannot be read.
     """
+    own = bls_transport.open_transport(pb_utils, front, workers, made, log)
+    return _beside(own, RemoteWorkerClient(made), front, log)
+
+
+def open_engine_transport(pb_utils: PbUtils, front: str, workers: Sequence[str], made: Manifest, log: Log) -> Transport:
+    """As `open_transport`, where Triton's own backends serve the workers."""
+    own = engine_client.open_transport(pb_utils, front, workers, made, log)
+    return _beside(own, engine_client.RemoteEngineClient(made), front, log)
+
+
+def _beside(own: Transport, remote: RemoteClient, front: str, log: Log) -> FleetTransport:
+    """`own`, and `remote` for the workers of the other nodes."""
     file, node = environment.fleet_file(), environment.own_node()
     assert file is not None, "a front outside a fleet has another transport"
     membership = open_membership(file, node)
     clients = NodeClients()
-    own = bls_transport.open_transport(pb_utils, front, workers, made, log)
-    return FleetTransport(own, GrpcTransport(clients, made), Directory(membership, clients, node, log), front)
+    return FleetTransport(own, GrpcTransport(clients, remote), Directory(membership, clients, node, log), front)

@@ -5,34 +5,64 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
+from collections.abc import Sequence
 from concurrent import futures
+from typing import Protocol
 
+from shapeshift.engines.interfaces import Ids
 from shapeshift.engines.manifest import Manifest
 from shapeshift.errors import ModelError, TimedOutError
 from shapeshift.fleet.node import split
 from shapeshift.fleet.node_clients import NodeClients
 from shapeshift.polymorph.router.transport import (
     Exchange,
-    OtherVersionError,
+    Outputs,
     WorkerInfo,
     meaning,
+    of_other_engines,
     read_answer,
     request_of,
 )
 from shapeshift.polymorph.worker import STATE
 from shapeshift.serving.bounds import unloading
 from shapeshift.serving.call_pool import CallTimeoutError
-from shapeshift.triton.async_client import ModelCall
+from shapeshift.triton.async_client import AsyncClient, ModelCall
+
+
+class RemoteClient(Protocol):
+    """Calls workers named `node/model` through the client of their node, on its event loop."""
+
+    async def call(
+        self, client: AsyncClient, worker: str, texts: Sequence[Ids], deadline: float
+    ) -> tuple[Outputs, WorkerInfo]:
+        """As `bls_transport.WorkerClient.call`; TimedOutError or ModelError of the server pass. deadline: monotonic."""
+
+
+class RemoteWorkerClient:
+    """Calls workers of the backend `polymorph`. made: the front's own engines."""
+
+    def __init__(self, made: Manifest) -> None:
+        self._outputs = [*(output.name for output in made.outputs), STATE]
+        self._version = made.answers_version()
+
+    async def call(
+        self, client: AsyncClient, worker: str, texts: Sequence[Ids], deadline: float
+    ) -> tuple[Outputs, WorkerInfo]:
+        """See `RemoteClient.call`. OtherVersionError for a worker with other engines."""
+        call = ModelCall(split(worker)[1], request_of(texts), seconds_until(deadline), self._outputs)
+        outputs, info = read_answer(worker, await client.infer(call), len(texts))
+        if info.version != self._version:
+            raise of_other_engines()
+        return outputs, info
 
 
 class GrpcTransport:
-    """Starts calls to workers named `node/model`, over `clients`, which it closes. made: the front's own engines."""
+    """Starts calls to workers named `node/model` by `remote`, over `clients`, which it closes."""
 
-    def __init__(self, clients: NodeClients, made: Manifest) -> None:
+    def __init__(self, clients: NodeClients, remote: RemoteClient) -> None:
         self.timeouts = 0
         self._clients = clients
-        self._outputs = [*(output.name for output in made.outputs), STATE]
-        self._version = made.answers_version()
+        self._remote = remote
         self._calls: set[futures.Future[None]] = set()
 
     def start(self, exchange: Exchange) -> None:
@@ -71,13 +101,14 @@ class GrpcTransport:
         texts = exchange.begin()
         if texts is None:
             return None
-        node, model = split(exchange.worker)
+        node, _ = split(exchange.worker)
         before = time.perf_counter()
-        left_s = max(exchange.deadline - time.monotonic(), 0.0)
         with self._clients.calling(node) as client:
-            answer = await client.infer(ModelCall(model, request_of(texts), left_s, self._outputs))
-        outputs, info = read_answer(exchange.worker, answer, len(texts))
-        if info.version != self._version:
-            raise OtherVersionError("its engines are not those of this front: other checkpoint, provider or precision")
+            outputs, info = await self._remote.call(client, exchange.worker, texts, exchange.deadline)
         exchange.answered(outputs, (time.perf_counter() - before) * 1e3)
         return info
+
+
+def seconds_until(deadline: float) -> float:
+    """The time limit of a call that must end at `deadline`, monotonic seconds."""
+    return max(deadline - time.monotonic(), 0.0)

@@ -97,9 +97,19 @@ def read_answer(worker: str, answer: Mapping[str, Array], texts: int) -> tuple[O
     known = len(WorkerInfo._fields)
     if len(state) < known:
         raise OtherVersionError(f"its STATE has {len(state)} numbers, not {known}: it is of an older Shapeshift")
+    require_texts(worker, outputs, texts)
+    return outputs, WorkerInfo(*state[:known])
+
+
+def require_texts(worker: str, outputs: Outputs, texts: int) -> None:
+    """Raise EngineError unless the outputs of a worker are those of `texts` texts."""
     if any(len(values) != texts for values in outputs.values()):
         raise EngineError(f"{worker}: answered for a number of texts that is not {texts}")
-    return outputs, WorkerInfo(*state[:known])
+
+
+def of_other_engines() -> OtherVersionError:
+    """What ends a call to a worker whose engines do not give the answers of the front's own."""
+    return OtherVersionError("its engines are not those of this front: other checkpoint, provider or precision")
 
 
 def meaning(refused: ModelError) -> ShapeshiftError:

@@ -1,0 +1,74 @@
+"""What calls to workers in Triton's own backends hold (`polymorph.engine_model`), and what their answers say."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from shapeshift.engines.execution.engine_set import cost_curve
+from shapeshift.engines.interfaces import Array, Ids
+from shapeshift.engines.manifest import Manifest
+from shapeshift.engines.text.packing import pack, unpack
+from shapeshift.polymorph import engine_model
+from shapeshift.polymorph.router.transport import Outputs, WorkerInfo, WrongBinError, require_texts
+from shapeshift.polymorph.service_times import bin_edges, entry_of_bin
+
+PROBE = (np.zeros(1, np.int64),)
+"""The texts of a probe: a worker computes every request."""
+
+
+class EngineCalls:
+    """Pads packs to the engines `made`, and knows each worker's bin as its last probe found it.
+
+    outputs: the names of those to request; edges: by version of a worker, the bin that it is.
+    """
+
+    def __init__(self, made: Manifest) -> None:
+        self.outputs = [output.name for output in made.outputs]
+        self.edges = {engine_model.version_of(made, edge): edge for edge in bin_edges(made)}
+        self._made = made
+        self._times_ms = {
+            edge: cost_curve(entry_of_bin(made, edge), made.max_tokens).tolist() for edge in bin_edges(made)
+        }
+        self._bins: dict[str, int] = {}
+
+    def versions(self, worker: str) -> list[int]:
+        """The versions that the worker may have, the one of its known bin first."""
+        known = self._bins.get(worker, 0)
+        return sorted(self.edges, key=lambda version: (self.edges[version] != known, version))
+
+    def version_for(self, worker: str, texts: Sequence[Ids]) -> int:
+        """The version that is to compute `texts`. Raises WrongBinError where they do not fit the known bin."""
+        known = self._bins.get(worker, 0)
+        if sum(map(len, texts)) > known:
+            raise WrongBinError(f"{worker}: its bin is {known or 'not known'} now")
+        return engine_model.version_of(self._made, known)
+
+    def learn(self, worker: str, version: int) -> None:
+        """A probe of the worker was answered by this version."""
+        self._bins[worker] = self.edges[version]
+
+    def inputs(self, version: int, texts: Sequence[Ids]) -> dict[str, Array]:
+        """The inputs of a call."""
+        entry = entry_of_bin(self._made, self.edges[version])
+        tokens, rows = entry.tokens or sum(map(len, texts)), entry.rows or len(texts)
+        return pack(texts, tokens, rows, self._made.position_offset)
+
+    def answer(
+        self, worker: str, version: int, answer: Mapping[str, Array], texts: Sequence[Ids], took_us: int
+    ) -> tuple[Outputs, WorkerInfo]:
+        """The outputs, each [len(texts), ...], and what would be the worker's report. Raises EngineError.
+
+        What the call took beyond the profile counts as waiting and as the way: nobody says how long it was computed.
+        """
+        outputs = unpack(answer, texts)
+        require_texts(worker, outputs, len(texts))
+        edge = self.edges[version]
+        computed_us = min(took_us, int(self._times_ms[edge][sum(map(len, texts))] * 1e3))
+        return outputs, WorkerInfo(edge, 0, 0, computed_us, 0, self._made.answers_version())
+
+
+def without_texts(outputs: Outputs) -> Outputs:
+    """The outputs of a probe as those of no text."""
+    return {name: values[:0] for name, values in outputs.items()}
