@@ -17,6 +17,17 @@ OLD, NEW = Path("old"), Path("new")
 NAMES = ["node-0", "node-1", "node-2", "node-3"]
 
 
+def metrics_page(taken: float, died: float = 0.0, **answers: float) -> Samples:
+    """As Triton shows it: what a front answers with an error is a success; so many requests found it dead."""
+    model = ("model", "encode")
+    kinds = {"CANCELED": 50.0, "BACKEND": died}
+    return {
+        ("nv_inference_request_success", frozenset({model})): taken,
+        **{("nv_inference_request_failure", frozenset({model, ("reason", kind)})): kinds[kind] for kind in kinds},
+        **{("shapeshift_requests_total", frozenset({model, ("code", code)})): answers[code] for code in answers},
+    }
+
+
 class Fleet:
     """Nodes that count requests. broken: does not start from NEW; failing: answers with errors there."""
 
@@ -40,10 +51,7 @@ class Fleet:
 
     def page(self, name: str) -> Samples:
         answered, failed = self._counts[name]
-        kinds = {"CANCELED": 50.0, "BACKEND": failed}
-        return {("nv_inference_request_success", frozenset()): answered} | {
-            ("nv_inference_request_failure", frozenset({("reason", kind)})): count for kind, count in kinds.items()
-        }
+        return metrics_page(answered + failed, INTERNAL=failed, OK=answered)
 
     def serve(self, seconds: float) -> None:
         """Every node gets 100 requests."""
@@ -97,6 +105,26 @@ def test_no_request_is_no_error() -> None:
     fleet.serve = lambda seconds: None  # type: ignore[method-assign]
     assert run(fleet)[-1] == "0 requests, 0 failed\n"
     assert requests({}) == (0, 0)
+
+
+def test_what_fails_is_what_the_server_and_the_fronts_cannot_serve() -> None:
+    page = metrics_page(100, 4, OK=80, INTERNAL=3, UNAVAILABLE=2, INVALID_ARG=10, NOT_FOUND=3, CANCELLED=2)
+    assert requests(page) == (95, 9)
+    worker = frozenset({("model", "encode_w03"), ("reason", "BACKEND")})
+    assert requests({**page, ("nv_inference_request_failure", worker): 70}) == (95, 9), "another worker served them"
+
+
+def test_canaries_that_were_started_again_are_taken_back() -> None:
+    fleet = Fleet()
+    fleet.serve(0)
+
+    def crash(seconds: float) -> None:
+        fleet._counts["node-0"] = [3, 0]
+
+    fleet.serve = crash  # type: ignore[method-assign]
+    with pytest.raises(ShapeshiftError, match="taken back: the server of node-0 was started again meanwhile"):
+        run(fleet)
+    assert {command.build for command in fleet.commands.values()} == {OLD}
 
 
 @pytest.mark.parametrize(("name", "value"), [("canary", 0), ("canary", 2), ("watch_s", -1), ("max_errors", 1.1)])

@@ -12,8 +12,15 @@ from shapeshift.errors import ShapeshiftError
 from shapeshift.fleet.supervision.node_process import NodeCommand
 from shapeshift.settings import require
 from shapeshift.triton.metrics import Samples
+from shapeshift.triton.names import worker_front
 
 Say = Callable[[str], None]
+
+# Triton counts what a front of ours answers with an error as a success: the process has taken it.
+_TAKEN, _NOT_TAKEN = "nv_inference_request_success", "nv_inference_request_failure"
+_ANSWERS = "shapeshift_requests_total"
+# The other codes are the caller's fault, or wish.
+_FAULTS = ("INTERNAL", "UNAVAILABLE")
 
 
 @dataclass(frozen=True)
@@ -92,6 +99,10 @@ def _watch(
     say(f"watching {', '.join(names)} for {settings.watch_s:g} s\n")
     pause(settings.watch_s)
     after = [requests(nodes.page(name)) for name in names]
+    for name, old, new in zip(names, before, after, strict=True):
+        # Counters begin anew with a server.
+        if new[0] < old[0] or new[1] < old[1]:
+            raise ShapeshiftError(f"the server of {name} was started again meanwhile")
     answered, failed = (sum(new[own] - old[own] for old, new in zip(before, after, strict=True)) for own in (0, 1))
     say(f"{answered + failed:g} requests, {failed:g} failed\n")
     if failed > settings.max_errors * (answered + failed):
@@ -102,11 +113,20 @@ def _watch(
 
 
 def requests(page: Samples) -> tuple[float, float]:
-    """Requests of all models since the server's start: answered, and failed for another reason than the caller's."""
-    answered = sum(value for (name, _), value in page.items() if name == "nv_inference_request_success")
-    failed = sum(
-        value
-        for (name, labels), value in page.items()
-        if name == "nv_inference_request_failure" and ("reason", "CANCELED") not in labels
-    )
-    return answered, failed
+    """Requests of all models but workers since the server's start: answered, and failed for another reason than the
+    caller's.
+    """
+    taken = failed = 0.0
+    for (name, labels), value in page.items():
+        own = dict(labels)
+        # What a worker refuses, its router asks of another one.
+        if worker_front(own.get("model", "")) is not None:
+            continue
+        if name == _TAKEN:
+            taken += value
+        elif name == _NOT_TAKEN and own.get("reason") != "CANCELED":
+            taken += value
+            failed += value
+        elif name == _ANSWERS and own.get("code") in _FAULTS:
+            failed += value
+    return taken - failed, failed

@@ -26,8 +26,10 @@ class EngineCalls:
 
     def __init__(self, made: Manifest) -> None:
         self.outputs = [output.name for output in made.outputs]
-        self.edges = {engine_model.version_of(made, edge): edge for edge in bin_edges(made)}
+        self._versions = {edge: engine_model.version_of(made, edge) for edge in bin_edges(made)}
+        self.edges = {version: edge for edge, version in self._versions.items()}
         self._made = made
+        self._answers_version = made.answers_version()
         self._times_ms = {
             edge: cost_curve(entry_of_bin(made, edge), made.max_tokens).tolist() for edge in bin_edges(made)
         }
@@ -43,7 +45,7 @@ class EngineCalls:
         known = self._bins.get(worker, 0)
         if sum(map(len, texts)) > known:
             raise WrongBinError(f"{worker}: its bin is {known or 'not known'} now")
-        return engine_model.version_of(self._made, known)
+        return self._versions[known]
 
     def learn(self, worker: str, version: int) -> None:
         """A probe of the worker was answered by this version."""
@@ -66,7 +68,7 @@ class EngineCalls:
         require_texts(worker, outputs, len(texts))
         edge = self.edges[version]
         computed_us = min(took_us, int(self._times_ms[edge][sum(map(len, texts))] * 1e3))
-        return outputs, WorkerInfo(edge, 0, 0, computed_us, 0, self._made.answers_version())
+        return outputs, WorkerInfo(edge, 0, 0, computed_us, 0, self._answers_version)
 
 
 def without_texts(outputs: Outputs) -> Outputs:
