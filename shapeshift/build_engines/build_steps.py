@@ -40,13 +40,13 @@ def _no_models(_front: FrontConfig, _paths: BuildPaths) -> Sequence[str]:
 
 
 def _publish_texts(front: TextFrontConfig, paths: BuildPaths, progress: Progress) -> str:
-    result, placement, built = text_front.publish(front, paths, progress)
-    return summary.of_texts(front.name, result, paths.engines / front.name, built, placement)
+    result, placement, made = text_front.publish(front, paths, progress)
+    return summary.of_texts(front.name, result, paths.engines / front.name, made, placement)
 
 
 def _publish_images(front: ImageFrontConfig, paths: BuildPaths, progress: Progress) -> str:
-    result, built = image_front.publish(front, paths, progress)
-    return summary.of_images(front.name, result, paths.engines / front.name, built)
+    result, made = image_front.publish(front, paths, progress)
+    return summary.of_images(front.name, result, paths.engines / front.name, made)
 
 
 def _with_line(publish: Callable[[Any, BuildPaths], str]) -> Callable[[Any, BuildPaths, Progress], str]:

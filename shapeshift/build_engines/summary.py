@@ -10,9 +10,9 @@ from shapeshift.polymorph.policy.placement import Placement
 from shapeshift.token_adapt.model.manifest import ImageManifest
 
 
-def of_texts(name: str, result: Manifest, folder: Path, built: bool, placement: Placement) -> str:
-    """The table of a text model's engines. folder: that holds them; built: False where they were up to date."""
-    lines = [_headline(name, result, folder, built)]
+def of_texts(name: str, result: Manifest, folder: Path, made: str, placement: Placement) -> str:
+    """The table of a text model's engines. folder: that holds them; made: how."""
+    lines = [_headline(name, result, folder, made)]
     if result.note:
         lines.append(result.note)
     header = f"{'engine':>9} {'rows':>5} {'max error':>10} {'cosine':>9}"
@@ -25,10 +25,10 @@ def of_texts(name: str, result: Manifest, folder: Path, built: bool, placement: 
     return "\n".join([*lines, f"placement {placement.name}{workers}: {placement.reason}"])
 
 
-def of_images(name: str, result: ImageManifest, folder: Path, built: bool) -> str:
+def of_images(name: str, result: ImageManifest, folder: Path, made: str) -> str:
     """The table of an image model's engines, as `of_texts`, and what they serve."""
     header = f"{'gamma':>6} {'precision':>9} {'tokens':>7} {'max error':>10} {'cosine':>9} {'labels':>7}"
-    lines = [_headline(name, result, folder, built), f"{header} {'images':>7} {'median ms':>10} {'p99 ms':>8}"]
+    lines = [_headline(name, result, folder, made), f"{header} {'images':>7} {'median ms':>10} {'p99 ms':>8}"]
     for entry in result.engines:
         labels = "" if entry.agreement is None else f"{entry.agreement:.1%}"
         quality = f"{entry.tokens:7} {entry.max_error:10.1e} {entry.min_cosine:9.6f} {labels:>7}"
@@ -43,9 +43,6 @@ def _beside(left: str, times: list[str]) -> list[str]:
     return [f"{left if index == 0 else ' ' * len(left)} {line}" for index, line in enumerate(times)]
 
 
-def _headline(name: str, result: Manifest | ImageManifest, folder: Path, built: bool) -> str:
-    state = "built" if built else "up to date"
+def _headline(name: str, result: Manifest | ImageManifest, folder: Path, made: str) -> str:
     size = sum(entry.size for entry in result.files.values()) / 1e6
-    return (
-        f"{name}: {state}; {result.provider} {result.provider_version}, {result.precision}, {size:.0f} MB in {folder}"
-    )
+    return f"{name}: {made}; {result.provider} {result.provider_version}, {result.precision}, {size:.0f} MB in {folder}"

@@ -7,6 +7,7 @@ import contextlib
 import signal
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 from shapeshift import files
@@ -22,6 +23,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options of `shapeshift engines`."""
     add_repository_arguments(parser)
     parser.add_argument("--keep-going", action="store_true", help="exit with 0 if at least one model can be served")
+    parser.add_argument(
+        "--store",
+        type=Path,
+        metavar="DIR",
+        help="a folder that several machines see: engines for the same hardware are copied from it, others put into it",
+    )
     parser.add_argument("--brief", action="store_true", help="print one line a model, without the tables of engines")
 
 
@@ -42,7 +49,7 @@ def run(options: argparse.Namespace) -> int:
 
     Raises ShapeshiftError, also for an unexpected error outside of any model.
     """
-    paths = paths_of(options)
+    paths = replace(paths_of(options), store=options.store and options.store.resolve())
     try:
         with stop_on_sigterm("engines"):
             return _publish(options, paths)

@@ -213,11 +213,6 @@ def test_what_a_worker_takes_beyond_the_profile_counts_as_its_delay(site: Site) 
         return site.router._members.workers[f"x/{WORKER}"].delay_ms > 30
 
     waiting.wait_for(delayed, timeout_s=30)
-    # Where one of the two would do, it is the near one.
-    before = site.nodes["x"].texts
-    for _ in range(5):
-        site.ask(50)
-    assert site.nodes["x"].texts == before
 
 
 @pytest.mark.parametrize("version", [1, engine_models.version(64) + 10**6])

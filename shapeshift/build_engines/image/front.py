@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Collection, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from shapeshift.build_engines.image.plan import (
 )
 from shapeshift.build_engines.model_folder import write_front
 from shapeshift.build_engines.paths import BuildPaths
+from shapeshift.build_engines.store import shared_engines
 from shapeshift.engines import device_plan, manifest
 from shapeshift.errors import NotFoundError
 from shapeshift.progress import ProgressCallback
@@ -77,10 +79,10 @@ def publish_emulated(front: EmulatedFrontConfig, paths: BuildPaths) -> str:
     return summary
 
 
-def publish(front: ImageFrontConfig, paths: BuildPaths, progress: ProgressCallback) -> tuple[ImageManifest, bool]:
-    """Build the engines unless they are current, and write the model's folder.
+def publish(front: ImageFrontConfig, paths: BuildPaths, progress: ProgressCallback) -> tuple[ImageManifest, str]:
+    """Build or copy the engines unless they are current, and write the model's folder.
 
-    Returns the manifest, and whether the engines were built. Raises as `check`.
+    Returns the manifest, and how the engines were made. Raises as `check`.
     """
     planned = check(front, paths)
     tasks_dir = tasks_folder(front, paths)
@@ -88,10 +90,15 @@ def publish(front: ImageFrontConfig, paths: BuildPaths, progress: ProgressCallba
     if starter := _starter_folder(front.serving.starter_dir, paths):
         registry.take_over(tasks_dir, starter)
     target = paths.engines / front.name
-    stale = not is_current(planned, target)
-    result = build(planned, target, progress) if stale else image_manifest.load(target)
+    made = shared_engines.ensure(
+        target,
+        paths.shared(front.name, planned.key()),
+        partial(is_current, planned),
+        lambda: build(planned, target, progress),
+    )
+    result = image_manifest.load(target)
     _write_folder(planned, target, result, paths)
-    return result, stale
+    return result, made
 
 
 def _starter_folder(name: str, paths: BuildPaths) -> Path | None:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from shapeshift import settings
 from shapeshift.build_engines.model_folder import write_front
 from shapeshift.build_engines.paths import BuildPaths
+from shapeshift.build_engines.store import shared_engines
 from shapeshift.build_engines.text.build import build
 from shapeshift.build_engines.text.config import TextFrontConfig, length_histogram
 from shapeshift.build_engines.text.plan import Plan, engine_outputs, is_current, plan, with_dims
@@ -54,16 +56,21 @@ def check(front: TextFrontConfig, paths: BuildPaths) -> Plan:
     return planned
 
 
-def publish(front: TextFrontConfig, paths: BuildPaths, progress: ProgressCallback) -> tuple[Manifest, Placement, bool]:
-    """Build the engines unless they are current, and write the folders of the front and of its workers.
+def publish(front: TextFrontConfig, paths: BuildPaths, progress: ProgressCallback) -> tuple[Manifest, Placement, str]:
+    """Build or copy the engines unless they are current, and write the folders of the front and of its workers.
 
-    Returns the manifest, the placement, and whether the engines were built.
+    Returns the manifest, the placement, and how the engines were made.
     """
     planned = check(front, paths)
     engines = paths.engines / front.name
-    stale = not is_current(planned, engines)
-    result = build(planned, engines, progress) if stale else manifest.load(engines)
-    return result, _write_folders(planned, engines, result, paths), stale
+    made = shared_engines.ensure(
+        engines,
+        paths.shared(front.name, planned.key()),
+        partial(is_current, planned),
+        lambda: build(planned, engines, progress),
+    )
+    result = manifest.load(engines)
+    return result, _write_folders(planned, engines, result, paths), made
 
 
 def _write_folders(planned: Plan, engines: Path, result: Manifest, paths: BuildPaths) -> Placement:
