@@ -20,7 +20,8 @@ from bench.fleet.on_ray import fleet_file, workers_joined
 from bench.polymorph.fleet import emulated_front
 from shapeshift.errors import ShapeshiftError, TimedOutError
 from shapeshift.fleet.supervision.node_supervisor import READY
-from shapeshift.fleet.supervision.ray_fleet import SIDECAR, RayFleet
+from shapeshift.fleet.supervision.plan import SIDECAR
+from shapeshift.fleet.supervision.ray_fleet import RayFleet
 from shapeshift.sidecar import run_files
 
 _WORK_FOLDER = FOLDER / "demonstration"

@@ -15,8 +15,9 @@ from shapeshift.errors import ShapeshiftError
 from shapeshift.fleet import worker_demand
 from shapeshift.fleet.policy.node_count import WorkerDemand
 from shapeshift.fleet.supervision import plan
-from shapeshift.fleet.supervision.fleet_actor import FLEET_ACTOR, NODES_LOG, SIDECAR
+from shapeshift.fleet.supervision.fleet_actor import FLEET_ACTOR, NODES_LOG
 from shapeshift.fleet.supervision.node_process import NodeCommand
+from shapeshift.fleet.supervision.plan import SIDECAR
 from shapeshift.fleet.supervision.ray_fleet import RayFleet
 from tests import waiting
 from tests.fleet.autoscaled_ray import autoscaled_ray

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import json
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
 from shapeshift.cli.fleet.status import format_fleet
-from shapeshift.errors import EngineError, TimedOutError
+from shapeshift.cli.main import main
+from shapeshift.errors import EngineError, NotFoundError, TimedOutError
 from shapeshift.fleet import registries
 from shapeshift.fleet.node import Node
+from shapeshift.sidecar import overview
 from shapeshift.triton.async_client import ModelCall
 from shapeshift.triton.endpoint import Endpoint
 
@@ -57,6 +60,31 @@ def test_a_node_that_does_not_answer_has_no_version(monkeypatch: pytest.MonkeyPa
     assert found == {"a": {"lora": "1a2b"}, "b": {}, "c": {"lora": "9f00"}}
     assert registries.differing(found) == ["lora: its registry differs by node: a has 1a2b, c has 9f00"]
     assert registries.differing({"a": found["a"], "b": found["b"]}) == []
+
+
+@pytest.mark.parametrize(
+    ("membership", "build"),
+    [("static", "build"), ('ray"\n[ray]\nfolder = "machines', "fleets/machines/sidecar")],
+    ids=["static", "ray"],
+)
+def test_the_status_finds_the_sidecar_that_fleet_up_has_started(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, membership: str, build: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("fleets").mkdir()
+    nodes = '[[nodes]]\nname = "a"\ngrpc = "h:1"\nmetrics = "http://h:2/metrics"\n'
+    Path("fleets/fleet.toml").write_text(f'name = "demo"\nmembership = "{membership}"\n{nodes}')
+    asked: list[Path] = []
+
+    def note(connections: object, run_directory: Path, *others: object) -> None:
+        asked.append(run_directory)
+        raise NotFoundError("no server in this test")
+
+    monkeypatch.setattr(overview, "overview", note)
+    assert main(["fleet", "status", "fleets/fleet.toml"]) == 2
+    assert asked[0].resolve() == tmp_path / build / "fleet" / "demo"
+    assert main(["fleet", "status", "fleets/fleet.toml", "--build", "other"]) == 2
+    assert asked[1] == Path("other/fleet/demo")
 
 
 def test_the_status_shows_versions_and_what_differs() -> None:

@@ -15,7 +15,8 @@ from bench.polymorph.fleet import emulated_front
 from shapeshift.errors import ShapeshiftError, TimedOutError
 from shapeshift.fleet.supervision.node_process import NodeCommand, NodeProcess
 from shapeshift.fleet.supervision.node_supervisor import READY
-from shapeshift.fleet.supervision.ray_fleet import FLEET_ACTOR, SIDECAR, RayFleet
+from shapeshift.fleet.supervision.plan import SIDECAR
+from shapeshift.fleet.supervision.ray_fleet import FLEET_ACTOR, RayFleet
 from shapeshift.fleet.supervision.upgrade import UpgradeSettings, upgrade
 from shapeshift.sidecar import run_files
 from shapeshift.triton.embedded import processes, run_record

@@ -11,6 +11,9 @@ from typing import Any
 from shapeshift.cli.sidecar import run_directory_of
 from shapeshift.cli.status import format_overview, table
 from shapeshift.fleet import settings
+from shapeshift.fleet.membership import written
+from shapeshift.fleet.settings import FleetSettings
+from shapeshift.fleet.supervision.plan import SIDECAR
 from shapeshift.settings import require
 
 
@@ -19,7 +22,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("file", type=Path, help="the fleet file")
     parser.add_argument("--node", default="", metavar="NAME", help="whose certificate is shown to the nodes")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
-    parser.add_argument("--build", type=Path, default=Path("build"), help="build folder of the sidecar (%(default)s)")
+    parser.add_argument(
+        "--build", type=Path, help="build folder of the sidecar (on Ray that of its actor on this machine, else build)"
+    )
     parser.add_argument("--seconds", type=float, default=2.0, help="for how long traffic is measured (%(default)s)")
 
 
@@ -36,7 +41,7 @@ def run(options: argparse.Namespace) -> int:
     fleet = settings.read(options.file, options.node)
     # What is wrong with a node is written where it is left out.
     connections = connect.to_fleet(options.file, options.node, Journal(_warn, lambda report: None, {}))
-    run_directory = run_directory_of(options.build, fleet.name)
+    run_directory = run_directory_of(options.build or _build_of(options.file, fleet), fleet.name)
     found = overview(connections, run_directory, ProcessTracker(local=False), options.seconds)
     registries = versions(connections.nodes)
     for node in found["nodes"]:
@@ -44,6 +49,13 @@ def run(options: argparse.Namespace) -> int:
     found["registry_problems"] = differing(registries)
     sys.stdout.write(json.dumps(found) + "\n" if options.json else format_fleet(fleet.name, found))
     return 0
+
+
+def _build_of(file: Path, fleet: FleetSettings) -> Path:
+    """The build folder of the fleet's sidecar, where none is named."""
+    if fleet.membership != "ray":
+        return Path("build")
+    return file.resolve().parent / written.read(fleet.source.get("ray", {})).folder / SIDECAR
 
 
 def _warn(text: str) -> None:

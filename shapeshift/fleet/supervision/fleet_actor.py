@@ -22,10 +22,9 @@ from shapeshift.fleet.supervision import plan as plans
 from shapeshift.fleet.supervision.node_actor import write_private
 from shapeshift.fleet.supervision.node_actors import NodeActors
 from shapeshift.fleet.supervision.node_scaler import NodeScaler
-from shapeshift.fleet.supervision.plan import FleetPlan
+from shapeshift.fleet.supervision.plan import SIDECAR, FleetPlan
 
 FLEET_ACTOR = "fleet"
-SIDECAR = "sidecar"
 # What was decided about nodes, and why; beside the sidecar's log.
 NODES_LOG = "nodes.log"
 # For so long a hold lasts, unless it is renewed. A new actor waits as long: who holds the nodes tells it, too.

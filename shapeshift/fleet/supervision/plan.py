@@ -20,6 +20,8 @@ from shapeshift.triton.endpoint import Endpoint, Tls
 
 # The node that is never taken away.
 FIRST = "node-0"
+# The folder of the sidecar among those of the nodes, and its name in certificates.
+SIDECAR = "sidecar"
 _FLEET_FILE = "fleet.toml"
 # As `certificates` names them.
 _CA_FILE, _CA_KEY_FILE = "ca.pem", "ca.key"

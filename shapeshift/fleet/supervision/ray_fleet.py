@@ -15,7 +15,7 @@ from shapeshift.fleet.membership import written
 from shapeshift.fleet.supervision import node_hold, node_record, ray_nodes
 from shapeshift.fleet.supervision import plan as plans
 from shapeshift.fleet.supervision.cluster import Cluster
-from shapeshift.fleet.supervision.fleet_actor import FLEET_ACTOR, HOLD_S, SIDECAR, FleetActor
+from shapeshift.fleet.supervision.fleet_actor import FLEET_ACTOR, HOLD_S, FleetActor
 from shapeshift.fleet.supervision.node_actor import write_private
 from shapeshift.fleet.supervision.node_process import NodeCommand, NodeProcess
 from shapeshift.fleet.supervision.node_supervisor import READY, STOPPED, NodeStatus
@@ -81,7 +81,7 @@ class RayFleet:
         if before:
             self._start_again([one.command for one in plan.nodes if one.node.name not in before])
         actors = {one.node.name: ray_nodes.node_actor(self._ray, one, plan) for one in plan.nodes}
-        own = {} if plan.given_tls else plans.made_files(self._home, SIDECAR)
+        own = {} if plan.given_tls else plans.made_files(self._home, plans.SIDECAR)
         self._end_other_membership(plan)
         # No other lost machine ends it, and without its head there is no cluster.
         at_head = {"num_cpus": 0, "resources": {_HEAD: 0.001}}
