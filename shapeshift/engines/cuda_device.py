@@ -11,7 +11,6 @@ from shapeshift.engines.gpu import CPU_INSTEAD
 from shapeshift.errors import EngineError
 
 _ARCHITECTURE = re.compile(r"(sm|compute)_(\d+)(\d)")
-_LESS = "lower memory_mb"
 
 
 def require_usable(device: int) -> gpu.Gpu:
@@ -53,11 +52,11 @@ def require_free(device: int, wanted_mb: float, what: str) -> None:
     """Raise EngineError where less than `wanted_mb` of a GPU's memory is free for `what`; else as `require_usable`."""
     free, place = free_memory(device)
     if wanted_mb > free:
-        raise EngineError(_full(device, what, f"{wanted_mb:.0f} MiB are wanted, {free:.0f} MiB are {place}"))
+        raise gpu.no_memory(device, what, f"{wanted_mb:.0f} MiB are wanted, {free:.0f} MiB are {place}")
 
 
 @contextmanager
-def naming_memory(device: int, what: str, remedy: str = _LESS) -> Iterator[None]:
+def naming_memory(device: int, what: str, remedy: str = gpu.LESS) -> Iterator[None]:
     """Turn torch's error for a full GPU into an EngineError that says what was wanted for `what`, and what is free."""
     import torch
 
@@ -68,7 +67,7 @@ def naming_memory(device: int, what: str, remedy: str = _LESS) -> Iterator[None]
         free, total = (size >> 20 for size in torch.cuda.mem_get_info(device))
         asked = f"{wanted[1]} more" if wanted else "more"
         figures = f"{asked} is wanted, {free} of {total} MiB are free"
-        raise EngineError(_full(device, what, figures, remedy)) from None
+        raise gpu.no_memory(device, what, figures, remedy) from None
 
 
 def used_mb(device: int) -> float:
@@ -76,10 +75,6 @@ def used_mb(device: int) -> float:
     import torch
 
     return float(torch.cuda.memory_reserved(device)) / 2**20
-
-
-def _full(device: int, what: str, figures: str, remedy: str = _LESS) -> str:
-    return f"GPU {device}: no memory for {what}: {figures}; serve fewer models on it, or {remedy}; {CPU_INSTEAD}"
 
 
 def _has_code(architectures: Sequence[str], capability: tuple[int, int]) -> bool:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from shapeshift.engines.hardware import cpu_model
-from shapeshift.errors import UnsupportedError
+from shapeshift.errors import EngineError, UnsupportedError
 
 _DRIVER, _MANAGEMENT = "libcuda.so.1", "libnvidia-ml.so.1"
 # Attributes of cuDeviceGetAttribute: compute capability, major and minor.
@@ -18,6 +18,8 @@ CPU_INSTEAD = (
     "to use the CPU, set instance_group [ { kind: KIND_CPU } ] in its config.pbtxt and run `shapeshift engines`"
 )
 """What is offered where a GPU cannot be used. Nothing takes the CPU by itself."""
+LESS = "lower memory_mb"
+"""What helps where its memory is full."""
 
 
 @dataclass(frozen=True)
@@ -76,6 +78,13 @@ def free_mb(device: int) -> float:
     )
     # A slice of a GPU (MIG) has less than the whole.
     return total if failed else min(total, memory.free / 2**20)
+
+
+def no_memory(device: int, what: str, figures: str, remedy: str = LESS) -> EngineError:
+    """The error of a GPU that has no memory for `what`. figures: what is wanted, and what is free."""
+    return EngineError(
+        f"GPU {device}: no memory for {what}: {figures}; serve fewer models on it, or {remedy}; {CPU_INSTEAD}"
+    )
 
 
 def _driver(device: int) -> Any:

@@ -12,7 +12,8 @@ import pytest
 
 from shapeshift.engines.interfaces import INPUT_AXES
 from shapeshift.engines.providers.onnxruntime import PROVIDER
-from shapeshift.errors import UnsupportedError
+from shapeshift.errors import EngineError, UnsupportedError
+from tests.engines.driver import Driver, Management, install
 
 CUDA = "CUDAExecutionProvider"
 
@@ -32,9 +33,14 @@ class FakeValue:
 
 
 class FakeOnnxRuntime:
-    """Its model gives the sum of a row's ids. Once a graph is captured, other addresses are an error."""
+    """Its model gives the sum of a row's ids. Once a graph is captured, other addresses are an error.
+
+    loads: whether the first provider can be loaded; full: what is raised when a session computes for the first time.
+    """
 
     __version__ = "1.31"
+    loads = True
+    full = ""
 
     def __init__(self, providers: list[str]) -> None:
         self.providers = providers
@@ -60,6 +66,8 @@ class FakeOnnxRuntime:
             return SimpleNamespace(name=name, shape=shape)
 
         def run(binding: object) -> None:
+            if self.full:
+                raise RuntimeError(self.full)
             addresses = [id(value) for value in bound.values()]
             captured.append(addresses)
             assert addresses == captured[0], "a graph has the addresses of its capture in it"
@@ -75,6 +83,7 @@ class FakeOnnxRuntime:
                 bind_ortvalue_input=bound.__setitem__, bind_ortvalue_output=bound.__setitem__
             ),
             run_with_iobinding=run,
+            get_providers=lambda: [one if isinstance(one, str) else one[0] for one in providers][not self.loads :],
         )
 
 
@@ -82,6 +91,7 @@ class FakeOnnxRuntime:
 def library(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> FakeOnnxRuntime:
     made = FakeOnnxRuntime([CUDA, "CPUExecutionProvider"])
     monkeypatch.setitem(sys.modules, "onnxruntime", made)
+    install(monkeypatch, Driver(2), Management([70_000, 500]))
     (tmp_path / "model.onnx").write_bytes(bytes(3 << 20))
     return made
 
@@ -108,3 +118,34 @@ def test_a_build_for_cpus_is_not_taken_for_a_gpu(tmp_path: Path, library: FakeOn
     with pytest.raises(UnsupportedError, match=r"GPU 1: this onnxruntime 1.31 is for CPUs; .*; to use the CPU"):
         PROVIDER.open(tmp_path, "f32", 1, 1)
     PROVIDER.open(tmp_path, "f32", 1)
+
+
+@pytest.mark.parametrize("shape", [(8, 2), (None, None)])
+def test_the_cpu_is_not_taken_silently_where_cuda_cannot_be_loaded(
+    tmp_path: Path, library: FakeOnnxRuntime, shape: tuple[int | None, int | None]
+) -> None:
+    library.loads = False
+    with pytest.raises(EngineError, match=f"GPU 1: ONNX Runtime cannot load {CUDA}, see its log; .*; to use the CPU"):
+        PROVIDER.open(tmp_path, "f32", 1, 1).engine(*shape)
+
+
+def test_a_device_that_is_not_there_is_named(tmp_path: Path, library: FakeOnnxRuntime) -> None:
+    with pytest.raises(UnsupportedError, match=r"GPU 2: the NVIDIA driver shows 2 devices, .*; to use the CPU"):
+        PROVIDER.open(tmp_path, "f32", 1, 2)
+
+
+@pytest.mark.parametrize(
+    ("said", "asked"),
+    [
+        ("Failed to allocate memory for requested buffer of size 33554432", "32 MiB more are wanted"),
+        ("CUDA failure 2: out of memory ; GPU=1 ; hostname=a", "more is wanted"),
+    ],
+)
+def test_a_full_gpu_is_an_error_with_figures(tmp_path: Path, library: FakeOnnxRuntime, said: str, asked: str) -> None:
+    library.full = f"Non-zero status code returned: {said}"
+    wanted = f"GPU 1: no memory for the engine of 8 tokens: {asked}, 500 MiB are free; serve fewer models on it, .*CPU"
+    with pytest.raises(EngineError, match=wanted):
+        PROVIDER.open(tmp_path, "f32", 1, 1).engine(8, 2)
+    library.full = "another fault"
+    with pytest.raises(RuntimeError, match="another fault"):
+        PROVIDER.open(tmp_path, "f32", 1, 1).engine(8, 2)

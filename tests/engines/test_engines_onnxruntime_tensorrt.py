@@ -18,22 +18,20 @@ from shapeshift.engines.interfaces import INPUT_AXES
 from shapeshift.engines.providers import lookup, onnxruntime_tensorrt
 from shapeshift.engines.providers.onnxruntime_tensorrt import PROFILE_FILE, PROVIDER
 from shapeshift.errors import EngineError, UnsupportedError
+from tests.engines.driver import Driver, install
 from tests.engines.test_engines_onnxruntime import CUDA, FakeOnnxRuntime
 
 TENSORRT = "TensorrtExecutionProvider"
 
 
 class FakeTensorRtProvider(FakeOnnxRuntime):
-    """Builds an engine for each session, in the folder that the options name. loads: whether TensorRT can be loaded."""
-
-    loads = True
+    """Builds an engine for each session, in the folder that the options name."""
 
     def InferenceSession(self, file: str, options: Any, providers: list[Any]) -> Any:  # noqa: N802
         session = super().InferenceSession(file, options, providers)
         (name, own), (fallback, _) = providers
         assert (name, fallback) == (TENSORRT, CUDA)
         (Path(own["trt_engine_cache_path"]) / "graph.engine").write_bytes(bytes(1 << 20))
-        session.get_providers = lambda: [TENSORRT, CUDA] if self.loads else [CUDA]
         return session
 
 
@@ -41,6 +39,7 @@ class FakeTensorRtProvider(FakeOnnxRuntime):
 def library(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> FakeTensorRtProvider:
     made = FakeTensorRtProvider([TENSORRT, CUDA, "CPUExecutionProvider"])
     monkeypatch.setitem(sys.modules, "onnxruntime", made)
+    install(monkeypatch, Driver(3))
     monkeypatch.setattr(onnxruntime_tensorrt, "TIMINGS", tmp_path / "cache" / "timings")
     return made
 
@@ -95,7 +94,7 @@ def test_the_engine_of_any_shape_has_a_profile(folder: Path, library: FakeTensor
 
 def test_without_tensorrt_nothing_else_is_taken_silently(folder: Path, library: FakeTensorRtProvider) -> None:
     library.loads = False
-    with pytest.raises(EngineError, match="GPU 2: ONNX Runtime cannot load TensorRT"):
+    with pytest.raises(EngineError, match="GPU 2: ONNX Runtime cannot load TensorrtExecutionProvider"):
         PROVIDER.open(folder, "f32", 1, 2).engine(8, 2)
     library.providers.remove(TENSORRT)
     with pytest.raises(UnsupportedError, match=r"GPU 2: this onnxruntime 1.31 has no TensorRT; .*; to use the CPU"):

@@ -8,10 +8,13 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
 from shapeshift.engines.interfaces import INPUT_AXES
 from shapeshift.engines.providers import tensorrt
 from shapeshift.engines.providers.tensorrt import PROVIDER
+from shapeshift.errors import EngineError
+from tests.engines.driver import Driver, Management, install
 
 Shapes = dict[str, tuple[tuple[int, ...], ...]]
 
@@ -98,6 +101,21 @@ def test_the_timings_of_kernels_are_kept_between_builds(tmp_path: Path, library:
         tensorrt.TIMING_CACHE.write_bytes(useless)
         PROVIDER.compile(tmp_path, "f16", 64, 8)
         assert library.taken[-1] == b"" and tensorrt.TIMING_CACHE.read_bytes() == b"!"
+
+
+def test_a_plan_that_has_no_room_to_compute_in_is_an_error_with_figures(
+    tmp_path: Path, library: FakeTensorRt, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    install(monkeypatch, Driver(2), Management([70_000, 500]))
+    full = SimpleNamespace(create_execution_context=lambda: None, device_memory_size_v2=600 << 20)
+    monkeypatch.setattr(
+        library, "Runtime", lambda logger: SimpleNamespace(deserialize_cuda_engine=lambda plan: full), raising=False
+    )
+    monkeypatch.setattr(torch.cuda, "set_device", lambda device: None)
+    (tmp_path / "64.plan").touch()
+    wanted = r"GPU 1: no memory for what 64.plan computes in: 600 MiB are wanted, 500 MiB are free; .*; to use the CPU"
+    with pytest.raises(EngineError, match=wanted):
+        tensorrt.TensorRtEngine(tmp_path / "64.plan", 64, 8, 1)
 
 
 def test_timings_that_cannot_be_kept_stop_no_build(

@@ -5,17 +5,22 @@ The CUDA path follows the documented API; we have not run it.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from shapeshift.engines import gpu
 from shapeshift.engines.gpu import CPU_INSTEAD
 from shapeshift.engines.hardware import resident_mb
 from shapeshift.engines.interfaces import MAX_TOKENS, Array, Runtime
 from shapeshift.engines.providers.onnx_export import MODEL_FILE, export_onnx
-from shapeshift.errors import UnsupportedError
+from shapeshift.errors import EngineError, UnsupportedError
 
 CUDA = "CUDAExecutionProvider"
+# ONNX Runtime has no type for a full GPU; what its arena and CUDA say.
+_FULL = re.compile(r"Failed to allocate memory|out of memory", re.IGNORECASE)
+_ASKED = re.compile(r"requested buffer of size (\d+)")
 
 
 class OnnxRuntimeEngine:
@@ -70,6 +75,36 @@ class CudaGraphEngine:
         return {name: value.numpy() for name, value in self._outputs.items()}
 
 
+def gpu_engine(
+    file: str, options: Any, providers: list[Any], tokens: int | None, rows: int | None, device: int
+) -> OnnxRuntimeEngine | CudaGraphEngine:
+    """A session on the GPU `device`, a CUDA graph for a static shape. providers: the first of them must be taken.
+
+    Raises EngineError where ONNX Runtime cannot load it, or where the memory of the GPU does not suffice.
+    """
+    import onnxruntime
+
+    wanted, _ = providers[0]
+    try:
+        session = onnxruntime.InferenceSession(file, options, providers=providers)
+        # Where a provider's libraries cannot be loaded, ONNX Runtime only logs that and takes another one, or the CPU.
+        if wanted not in session.get_providers():
+            raise EngineError(
+                f"GPU {device}: ONNX Runtime cannot load {wanted}, see its log; the libraries must be of the versions"
+                f" that onnxruntime {onnxruntime.__version__} names; {CPU_INSTEAD}"
+            )
+        if tokens is not None and rows is not None:
+            return CudaGraphEngine(session, tokens, rows, device)
+        return OnnxRuntimeEngine(session, tokens, rows)
+    except Exception as error:
+        if not _FULL.search(str(error)):
+            raise
+        asked = _ASKED.search(str(error))
+        more = f"{int(asked[1]) / 2**20:.0f} MiB more are" if asked else "more is"
+        figures = f"{more} wanted, {gpu.free_mb(device):.0f} MiB are free"
+        raise gpu.no_memory(device, f"the engine of {tokens or 'any number of'} tokens", figures) from error
+
+
 class OnnxRuntimeRuntime:
     """The sessions of one ONNX file."""
 
@@ -85,6 +120,8 @@ class OnnxRuntimeRuntime:
                 f"GPU {device}: this onnxruntime {onnxruntime.__version__} is for CPUs; install onnxruntime-gpu (`make"
                 f" setup GPU=1`); {CPU_INSTEAD}"
             )
+        if device is not None:
+            gpu.describe(device)
         self._sessions = 0
 
     def engine(self, tokens: int | None, rows: int | None) -> OnnxRuntimeEngine | CudaGraphEngine:
@@ -97,14 +134,13 @@ class OnnxRuntimeRuntime:
         if tokens is not None and rows is not None:
             options.add_free_dimension_override_by_name("tokens", tokens)
             options.add_free_dimension_override_by_name("rows", rows)
-            if self._cuda:
-                captured = {"device_id": self._device, "enable_cuda_graph": "1"}
-                session = onnxruntime.InferenceSession(self._file, options, providers=[(CUDA, captured)])
-                return CudaGraphEngine(session, tokens, rows, self._device)
-        cuda = (CUDA, {"device_id": self._device})
-        providers = [cuda] if self._cuda else ["CPUExecutionProvider"]
-        session = onnxruntime.InferenceSession(self._file, options, providers=providers)
-        return OnnxRuntimeEngine(session, tokens, rows)
+        if not self._cuda:
+            session = onnxruntime.InferenceSession(self._file, options, providers=["CPUExecutionProvider"])
+            return OnnxRuntimeEngine(session, tokens, rows)
+        own: dict[str, Any] = {"device_id": self._device}
+        if tokens is not None and rows is not None:
+            own["enable_cuda_graph"] = "1"
+        return gpu_engine(self._file, options, [(CUDA, own)], tokens, rows, self._device)
 
     def used_mb(self) -> float:
         """On a GPU the weights, of which each session has its own."""

@@ -11,13 +11,14 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from shapeshift.engines import gpu
 from shapeshift.engines.gpu import CPU_INSTEAD
 from shapeshift.engines.interfaces import MAX_TOKENS, Array, Runtime
 from shapeshift.engines.providers.onnx_export import MODEL_FILE, export_onnx
-from shapeshift.engines.providers.onnxruntime import CUDA, CudaGraphEngine, OnnxRuntimeEngine
+from shapeshift.engines.providers.onnxruntime import CUDA, CudaGraphEngine, OnnxRuntimeEngine, gpu_engine
 from shapeshift.engines.providers.onnxruntime import PROVIDER as PLAIN
 from shapeshift.engines.providers.tensorrt import MOST
-from shapeshift.errors import EngineError, UnsupportedError
+from shapeshift.errors import UnsupportedError
 
 _NAME = "TensorrtExecutionProvider"
 PROFILE_FILE = "tensorrt_profile.json"
@@ -38,6 +39,7 @@ class OnnxRuntimeTensorRtRuntime:
                 f"GPU {device}: this onnxruntime {onnxruntime.__version__} has no TensorRT; install onnxruntime-gpu and"
                 f" tensorrt, or choose another provider; {CPU_INSTEAD}"
             )
+        gpu.describe(device)
         self._folder = folder
         self._precision = precision
         self._threads = threads
@@ -58,16 +60,7 @@ class OnnxRuntimeTensorRtRuntime:
         else:
             own |= json.loads((self._folder / PROFILE_FILE).read_text(encoding="utf-8"))
         providers = [(_NAME, own), (CUDA, {"device_id": self._device})]
-        session = onnxruntime.InferenceSession(str(self._folder / MODEL_FILE), options, providers=providers)
-        # Where TensorRT's libraries cannot be loaded, ONNX Runtime only logs that and takes the next provider.
-        if _NAME not in session.get_providers():
-            raise EngineError(
-                f"GPU {self._device}: ONNX Runtime cannot load TensorRT, see its log; its version must be one that"
-                f" onnxruntime {onnxruntime.__version__} names"
-            )
-        if tokens is not None and rows is not None:
-            return CudaGraphEngine(session, tokens, rows, self._device)
-        return OnnxRuntimeEngine(session, tokens, rows)
+        return gpu_engine(str(self._folder / MODEL_FILE), options, providers, tokens, rows, self._device)
 
     def used_mb(self) -> float:
         """The engines that were built or read, of which each has its own weights."""

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from shapeshift.engines import cuda_device
+from shapeshift.engines import cuda_device, gpu
 from shapeshift.engines.interfaces import MAX_TOKENS, Array, Runtime
 from shapeshift.engines.providers.onnx_export import MODEL_FILE, export_onnx
 from shapeshift.errors import EngineError, UnsupportedError
@@ -50,6 +50,10 @@ class TensorRtEngine:
                 "run `shapeshift engines` on this machine"
             )
         self._context = self._engine.create_execution_context()
+        if self._context is None:
+            size = self._engine.device_memory_size_v2 / _MIB
+            figures = f"{size:.0f} MiB are wanted, {gpu.free_mb(device):.0f} MiB are free"
+            raise gpu.no_memory(device, f"what {plan.name} computes in", figures)
         self._stream = torch.cuda.Stream(self._device, priority=-1)
         names = [self._engine.get_tensor_name(i) for i in range(self._engine.num_io_tensors)]
         input_mode = tensorrt.TensorIOMode.INPUT
