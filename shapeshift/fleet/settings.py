@@ -68,7 +68,7 @@ def read(path: Path, node: str = "") -> FleetSettings:
         raise ShapeshiftError(f"{path}: {error}") from None
     try:
         return _parse(data, path.parent, node)
-    except InvalidInputError as error:
+    except ShapeshiftError as error:
         raise ShapeshiftError(f"{path}: {error}") from None
 
 
@@ -80,19 +80,24 @@ def _parse(data: dict[str, Any], folder: Path, node: str) -> FleetSettings:
     tls = _tls(_table(data, "tls"), folder, node) if "tls" in data else None
     entries = data.get("nodes", [])
     require(isinstance(entries, list), "nodes", entries, "must be written as [[nodes]]")
-    nodes = tuple(sorted((_node(entry, folder, tls) for entry in entries), key=lambda one: one.name))
+    found = [_node(number, entry, folder, tls) for number, entry in enumerate(entries, start=1)]
+    nodes = tuple(sorted(found, key=lambda one: one.name))
     _require_distinct(nodes)
     require(bool(nodes) or membership != "static", "nodes", nodes, "at least one [[nodes]] with membership static")
     source: dict[str, dict[str, Any]] = {kind: _table(data, kind) for kind in ("dns", "ray") if kind in data}
     return FleetSettings(name, membership, tls, nodes, source)
 
 
-def _node(entry: object, folder: Path, tls: Tls | None) -> Node:
+def _node(number: int, entry: object, folder: Path, tls: Tls | None) -> Node:
+    """The node of the section [[nodes]] with this number, which its errors name beside the node."""
     require(isinstance(entry, dict), "nodes", entry, "must be written as [[nodes]]")
     assert isinstance(entry, dict)
-    settings.refuse_unknown(entry, _NODE_FIELDS)
-    key_file = folder / _text(entry, "key_file") if "key_file" in entry else None
-    return Node(_text(entry, "name"), Endpoint(_text(entry, "grpc"), tls), _text(entry, "metrics"), key_file)
+    try:
+        settings.refuse_unknown(entry, _NODE_FIELDS)
+        key_file = folder / _text(entry, "key_file") if "key_file" in entry else None
+        return Node(_text(entry, "name"), Endpoint(_text(entry, "grpc"), tls), _text(entry, "metrics"), key_file)
+    except InvalidInputError as error:
+        raise ShapeshiftError(f"[[nodes]] number {number}, {entry.get('name', 'without a name')}: {error}") from None
 
 
 def _tls(entry: dict[str, Any], folder: Path, node: str) -> Tls:

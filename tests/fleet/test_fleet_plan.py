@@ -154,6 +154,7 @@ def test_what_is_written_is_what_is_read(tmp_path: Path) -> None:
         ("nodes = 2\nmin_nodes = 3", r"min_nodes: got 3; must be 1 to nodes \(2\), or 0"),
         ("nodes = 2\nmax_nodes = 1", r"max_nodes: got 1; must be nodes \(2\) to 1000, or 0"),
         ("max_nodes = 9\ngrpc_port = 100\nmetrics_port = 108", "must not fall among the gRPC ports"),
+        ('serve = ["--models", "encode"]', r"serve: got \['--models', 'encode'\]; must be one text or number"),
         ("node = 3", "unknown parameter; .*did you mean nodes"),
     ],
 )

@@ -49,6 +49,11 @@ def test_paths_are_relative_to_the_file_and_name_the_node(file: Path) -> None:
         ('name = "demo"\n' + nodes("a", "a"), "node a: name: got 'a'; another node has the same"),
         ('name = "demo"\n' + nodes("a").replace("grpc", "grcp"), "did you mean grpc?"),
         ('name = "demo"\n' + nodes("a").replace(":8001", ""), "grpc: got '10.0.0.0'"),
+        (
+            'name = "demo"\n' + nodes("a", "b").replace(":8001", "").replace('10.0.0.0"', '10.0.0.0:8001"'),
+            "number 2, b: grpc",
+        ),
+        ('name = "demo"\n[[nodes]]\nnmae = "a"', "[[nodes]] number 1, without a name: nmae"),
         ('name = "demo"\n' + nodes("a").replace("http:", "ftp:"), "node a: metrics"),
         ('name = "demo"\nmembership = "redis"\n', "static, dns, ray"),
         ('name = "demo"\nnodes = "a"\n', "[[nodes]]"),

@@ -84,6 +84,8 @@ class RaySettings:
 def read(section: Mapping[str, Any]) -> RaySettings:
     """The settings of a section [ray]. Raises InvalidInputError with the name of the field."""
     settings.refuse_unknown(section, settings.names(RaySettings))
+    for name, value in section.items():
+        require(not isinstance(value, list | dict), name, value, "must be one text or number")
     return settings.read(RaySettings, {name: str(value) for name, value in section.items()})
 
 
