@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
-import importlib.util
-import os
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,6 +11,7 @@ import pytest
 from shapeshift.fused_decode.model import kernel_build
 from tests.adapter_cache.lora_models import MIXED, make_adapter
 from tests.fused_decode.checkpoints import make_checkpoint
+from tests.gpu_kernels import interpreted
 
 PROJECT = Path(__file__).resolve().parents[2]
 
@@ -46,16 +43,5 @@ def lora_kernels() -> Path:
 @pytest.fixture(scope="module")
 def interpreted_add() -> Iterator[Any]:
     """`gpu_kernels.add_terms` as the interpreter of its language runs it, on a CPU."""
-    if importlib.util.find_spec("triton") is None:
-        pytest.skip("the kernels need the package triton, which torch for CUDA brings")
-    name, before = "shapeshift.adapter_cache.lora.gpu_kernels", os.environ.get("TRITON_INTERPRET")
-    os.environ["TRITON_INTERPRET"] = "1"
-    sys.modules.pop(name, None)
-    try:
-        yield importlib.import_module(name).add_terms
-    finally:
-        # What is imported later is compiled.
-        sys.modules.pop(name, None)
-        os.environ.pop("TRITON_INTERPRET")
-        if before is not None:
-            os.environ["TRITON_INTERPRET"] = before
+    with interpreted("shapeshift.adapter_cache.lora.gpu_kernels") as kernels:
+        yield kernels.add_terms

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
-
 import numpy as np
 import pytest
 import torch
@@ -12,6 +10,7 @@ from shapeshift.adapter_cache.lora import grouped
 from shapeshift.adapter_cache.lora.batch import ALIGNMENT, BatchAdapters, group_tokens
 from shapeshift.adapter_cache.lora.grouped import TILE, AddTerms, GroupedLora, tiles_of
 from shapeshift.adapter_cache.lora.segmented import TorchLora
+from tests.gpu_kernels import require_package
 
 INPUTS, PARTS = 200, ((0, 96), (96, 40), (136, 170))
 """The inputs of a linear, and for each of its parts the first output and how many there are."""
@@ -127,7 +126,6 @@ def test_steps_without_a_graph(add_terms: AddTerms) -> None:
 
 
 def test_the_kernels_are_found_by_name() -> None:
-    if importlib.util.find_spec("triton") is None:
-        pytest.skip("the kernels need the package triton, which torch for CUDA brings")
+    require_package()
     made = grouped.load(64, on_gpu=True)
     assert made.name == "grouped, triton" and made.add is not grouped.add_terms
