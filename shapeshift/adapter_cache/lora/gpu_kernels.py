@@ -158,9 +158,11 @@ def add_terms(
     grid = (len(tiles), PARTS * ranks // _RANKS, splits)
     # The interpreter multiplies the bits of bf16.
     turn = {"block_inputs": _INPUTS, "widen": _IS_INTERPRETED and inputs.dtype == torch.bfloat16}
-    _shrink[grid](inputs, memory, places, tiles, sums, width, inputs.stride(0), *given, **turn, **shared)
-    # The outputs of a part are not known here: as many as of the linear.
-    grid = (len(tiles), PARTS, triton.cdiv(outputs.shape[1], _OUTPUTS))
-    _expand[grid](
-        sums, memory, places, tiles, outputs, width, outputs.stride(0), *given, block_outputs=_OUTPUTS, **shared
-    )
+    # On the device of the tensors, whichever is the thread's.
+    with torch.cuda.device(inputs.get_device()):
+        _shrink[grid](inputs, memory, places, tiles, sums, width, inputs.stride(0), *given, **turn, **shared)
+        # The outputs of a part are not known here: as many as of the linear.
+        grid = (len(tiles), PARTS, triton.cdiv(outputs.shape[1], _OUTPUTS))
+        _expand[grid](
+            sums, memory, places, tiles, outputs, width, outputs.stride(0), *given, block_outputs=_OUTPUTS, **shared
+        )
