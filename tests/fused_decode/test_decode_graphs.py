@@ -18,6 +18,7 @@ from shapeshift.fused_decode.engine.loop import DecodeLoop
 from shapeshift.fused_decode.interfaces import BLOCK_TOKENS, StepBatch
 from shapeshift.fused_decode.model.cuda_runtime import GraphedModel
 from shapeshift.fused_decode.model.graphs.bounds import GraphBounds, bounds_of
+from shapeshift.fused_decode.model.graphs.operations import RowAttention
 from shapeshift.fused_decode.policy.admission import FirstComeFirstServed
 from shapeshift.fused_decode.request import Request
 from shapeshift.fused_decode.sampling_params import SamplingParams
@@ -28,9 +29,13 @@ TOLERANCE = 2e-4
 SLOTS = 6
 
 
-def open_model(tiny: Tiny, device: str = "cpu", precision: str = "f32") -> GraphedModel:
+def open_model(
+    tiny: Tiny, device: str = "cpu", precision: str = "f32", attention: RowAttention | None = None
+) -> GraphedModel:
     torch.set_num_threads(1)
-    return GraphedModel.load_on(device, tiny.folder, precision=precision, slots=SLOTS, max_length=LONGEST)
+    return GraphedModel.load_on(
+        device, tiny.folder, precision=precision, slots=SLOTS, max_length=LONGEST, attention=attention
+    )
 
 
 def reference(tiny: Tiny, given: list[torch.Tensor]) -> list[torch.Tensor]:

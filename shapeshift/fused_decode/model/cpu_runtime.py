@@ -31,7 +31,7 @@ from shapeshift.settings import require
 
 DTYPES = {"f32": torch.float32, "bf16": torch.bfloat16, "f16": torch.float16}
 T = TypeVar("T")
-_warn = logging.getLogger(__name__).warning
+warn = logging.getLogger(__name__).warning
 
 
 def load(
@@ -108,7 +108,7 @@ class DecodeModel:
         threads: int,
         native: bool = True,
         cache_dir: Path,
-        log: Log = _warn,
+        log: Log = warn,
         extra_elements: int = 0,
         checkpoint_sha256: str = "",
     ) -> DecodeModel:

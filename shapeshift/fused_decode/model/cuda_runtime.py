@@ -1,7 +1,8 @@
 """The decode step on an NVIDIA GPU, as CUDA graphs.
 
 Written to the documented interface of torch.cuda; we have not run the capture and replay of graphs. The captured
-code is plain torch, and tests compare it with the other runtime on a CPU.
+code is plain torch but for attention, where `graphs.gpu_kernels` reads the blocks of the cache; tests compare both with
+the other runtime on a CPU, where these kernels are interpreted.
 
 A step has one of few shapes: `graphs.bounds`. Its rows are single tokens, behind which there may be one chunk of a
 prompt, and each text has as many places as the longest needs, all rounded up. So one graph for each of the bounds is
@@ -24,13 +25,14 @@ from shapeshift.engines import cuda_device
 from shapeshift.fused_decode.interfaces import BLOCK_TOKENS, GraphHook, StepBatch, blocks_of
 from shapeshift.fused_decode.model.architecture import Architecture
 from shapeshift.fused_decode.model.assembly import LinearMakers, assemble
-from shapeshift.fused_decode.model.cpu_runtime import DTYPES, DecodeModel
+from shapeshift.fused_decode.model.cpu_runtime import DTYPES, DecodeModel, warn
 from shapeshift.fused_decode.model.graphs.bounds import GraphBounds, bounds_of
+from shapeshift.fused_decode.model.graphs.operations import RowAttention, eager_operations, row_attention
 from shapeshift.fused_decode.model.graphs.step import GraphStep, new_pool
+from shapeshift.fused_decode.model.graphs.verify import attention_for
 from shapeshift.fused_decode.model.kv_cache import KeyValueCache
 from shapeshift.fused_decode.model.linear import PlainLinear
 from shapeshift.fused_decode.model.network import Network
-from shapeshift.fused_decode.model.operations import TorchOperations
 from shapeshift.fused_decode.model.weights import WeightFiles
 from shapeshift.fused_decode.settings import FusedDecodeSettings
 from shapeshift.serving.model_args import Log
@@ -57,8 +59,9 @@ def load(
         max_length=decode.max_length,
         blocks=blocks_of(decode.kv_cache_tokens),
         extra_elements=extra_elements,
+        log=log,
     )
-    log(f"{model.architecture.family}, {precision}, {device}")
+    log(f"{model.architecture.family}, {precision}, {device}, attention in {model.attention.name}")
     return model
 
 
@@ -67,13 +70,16 @@ class GraphedModel(DecodeModel):
     device.
 
     uses_graphs: False computes every step without a graph.
+    attention: of all steps.
     """
 
     uses_graphs: bool = True
 
-    def __init__(self, network: Network, cache: KeyValueCache) -> None:
+    def __init__(self, network: Network, cache: KeyValueCache, attention: RowAttention | None = None) -> None:
+        """attention: None: the one for the device of the cache."""
         self._device = cache.keys.device
-        super().__init__(network, TorchOperations(self._device), cache)
+        self.attention = attention or row_attention(self._device.type == "cuda")
+        super().__init__(network, eager_operations(self._device, self.attention), cache)
         self._steps: dict[GraphBounds, GraphStep] = {}
         self._longest = cache.text_blocks * BLOCK_TOKENS
         self._pool: Any = new_pool() if self._device.type == "cuda" else None
@@ -92,8 +98,12 @@ class GraphedModel(DecodeModel):
         max_length: int,
         blocks: int = 0,
         extra_elements: int = 0,
+        attention: RowAttention | None = None,
+        log: Log = warn,
     ) -> GraphedModel:
         """The model of a checkpoint folder on `device`, such as "cuda:0"; the rest as for `DecodeModel.load`.
+
+        attention: None: the one for the device, where it proves right there.
 
         Raises InvalidInputError as `DecodeModel.load` does, and the errors of `cuda_device.require_usable`.
         """
@@ -105,7 +115,8 @@ class GraphedModel(DecodeModel):
         cache = KeyValueCache(
             architecture, slots, max_length, dtype, blocks=blocks, device=device, extra_elements=extra_elements
         )
-        return cls(assemble(architecture, files, cache, dtype, LinearMakers(PlainLinear, PlainLinear, dtype)), cache)
+        network = assemble(architecture, files, cache, dtype, LinearMakers(PlainLinear, PlainLinear, dtype))
+        return cls(network, cache, attention or attention_for(network, cache.keys.device, log))
 
     def _feed(self, tokens: torch.Tensor) -> None:
         """See `interfaces.Runtime.feed`."""
@@ -129,6 +140,8 @@ class GraphedModel(DecodeModel):
 
     def _run_graph(self, batch: StepBatch, bounds: GraphBounds, hook: GraphHook | None) -> torch.Tensor:
         if bounds not in self._steps or self._steps[bounds].hook is not hook:
-            self._steps[bounds] = GraphStep(bounds, self._network, self._latest, self._pool, batch, hook)
+            self._steps[bounds] = GraphStep(
+                bounds, self._network, self._latest, self._pool, batch, self.attention, hook
+            )
         logits, self._wanted_slots = self._steps[bounds].run(batch)
         return logits

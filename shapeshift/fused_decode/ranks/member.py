@@ -15,11 +15,12 @@ from shapeshift.fused_decode.model import native_operations
 from shapeshift.fused_decode.model.architecture import Architecture
 from shapeshift.fused_decode.model.assembly import LinearMakers, assemble
 from shapeshift.fused_decode.model.cpu_runtime import DTYPES, DecodeModel, in_temporary_thread
+from shapeshift.fused_decode.model.graphs.operations import eager_operations
+from shapeshift.fused_decode.model.graphs.verify import attention_for
 from shapeshift.fused_decode.model.kv_cache import KeyValueCache
 from shapeshift.fused_decode.model.linear import Linear, PlainLinear
 from shapeshift.fused_decode.model.linear_makers import linear_makers
 from shapeshift.fused_decode.model.network import Network
-from shapeshift.fused_decode.model.operations import TorchOperations
 from shapeshift.fused_decode.ranks.collective import RankGroup
 from shapeshift.fused_decode.ranks.shards import RankWeights
 from shapeshift.serving.model_args import Log
@@ -93,7 +94,9 @@ def load_member(spec: RankSpec, group: RankGroup, log: Log = _warn) -> MemberMod
         else:
             make = LinearMakers(PlainLinear, PlainLinear, dtype)
         network = joined(assemble(files.architecture, files, cache, dtype, make), group)
-        return MemberModel(network, compiled or TorchOperations(spec.device), cache)
+        device = torch.device(spec.device)
+        operations = compiled or eager_operations(device, attention_for(network, device, log))
+        return MemberModel(network, operations, cache)
 
     return in_temporary_thread(build)
 

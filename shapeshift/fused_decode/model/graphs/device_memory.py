@@ -9,6 +9,8 @@ from shapeshift.engines import device_plan
 from shapeshift.fused_decode.interfaces import blocks_of
 from shapeshift.fused_decode.model.architecture import Architecture
 from shapeshift.fused_decode.model.graphs.bounds import CHUNKS, MIXED_ROWS, power_of_two
+from shapeshift.fused_decode.model.graphs.division import parts_bytes
+from shapeshift.fused_decode.model.graphs.operations import has_gpu_kernels
 from shapeshift.fused_decode.model.kv_cache import cache_bytes
 from shapeshift.fused_decode.model.precision import COMPUTED_BYTES, computed
 from shapeshift.fused_decode.model.weights import weight_bytes
@@ -35,15 +37,25 @@ def of_decode(architecture: Architecture, own: FusedDecodeSettings, precision: s
 def _graph_bytes(architecture: Architecture, own: FusedDecodeSettings, precision: str) -> float:
     """The logits of every graph that there can be, and once, for all share it, what the largest step computes in.
 
-    That is the activations of a layer, and the keys and values that its attention gathers from the blocks.
+    That is the activations of a layer, and what its attention needs beside them.
     """
     slots, number = own.max_concurrency, COMPUTED_BYTES[computed(precision)]
     contexts, rows = _doublings(_LEAST_CONTEXT, own.max_length), _doublings(1, slots)
     logits = contexts * (sum(power_of_two(1 << step, 1, slots) for step in range(rows)) + len(CHUNKS) * sum(MIXED_ROWS))
     tokens = max(slots, own.prefill_tokens)
     widths = 6 * architecture.hidden + 3 * architecture.inner_width
-    gathered = 2 * slots * own.max_length * architecture.kv_width
-    return _LOGIT_BYTES * logits * architecture.vocab_size + number * (tokens * widths + gathered)
+    attention = _attention_bytes(architecture, own, number)
+    return _LOGIT_BYTES * logits * architecture.vocab_size + number * tokens * widths + attention
+
+
+def _attention_bytes(architecture: Architecture, own: FusedDecodeSettings, number: int) -> int:
+    """What the splits of the largest step give; without our kernels, the keys and values that are gathered."""
+    a, slots = architecture, own.max_concurrency
+    if not has_gpu_kernels():
+        return 2 * slots * own.max_length * a.kv_width * number
+    rows = {min(1 << step, slots) for step in range(_doublings(1, slots))}
+    shapes = [*((count, 1) for count in rows), *((1, chunk) for chunk in (*CHUNKS, own.prefill_tokens))]
+    return max(parts_bytes(*shape, own.max_length, a.heads, a.kv_heads, a.head_dim) for shape in shapes)
 
 
 def _doublings(least: int, most: int) -> int:

@@ -1,7 +1,9 @@
-"""The operations of a step whose shapes depend on its bounds alone, in plain torch."""
+"""The operations of a step whose shapes depend on its bounds alone, and their attention in plain torch."""
 
 from __future__ import annotations
 
+import importlib.util
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,6 +20,7 @@ from shapeshift.fused_decode.model.operations import (
     store,
     visible,
 )
+from shapeshift.settings import Choices
 
 
 @dataclass(frozen=True)
@@ -34,23 +37,73 @@ class FixedRows:
     slots: torch.Tensor
     blocks: torch.Tensor
 
+    @property
+    def tokens(self) -> slice:
+        """The places of their tokens in the batch."""
+        return slice(self.first, self.first + self.positions.numel())
+
+
+@dataclass(frozen=True)
+class RowAttention:
+    """The attention of rows, in two steps. Neither waits for the device.
+
+    name   for the log
+    write  write(qkv, layer, rows): normalise and rotate queries and keys of `qkv`, the tokens of the rows [tokens,
+           (heads + 2 kv_heads) head_dim], and write keys and values into the cache. Returns the queries as `read` wants
+           them
+    read   read(queries, layer, rows, mixed): the attention of these queries over their texts, to `mixed` [tokens, heads
+           head_dim]
+    """
+
+    name: str
+    write: Callable[[torch.Tensor, AttentionLayer, FixedRows], torch.Tensor]
+    read: Callable[[torch.Tensor, AttentionLayer, FixedRows, torch.Tensor], None]
+
 
 class GraphOperations(TorchOperations):
     """See `operations.Operations`, for a plan that is a tuple of FixedRows. It never waits for the device."""
 
+    def __init__(self, device: torch.device | str, attention: RowAttention) -> None:
+        super().__init__(device)
+        self._attention = attention
+
     def attention(self, qkv: torch.Tensor, layer: AttentionLayer, plan: Any) -> torch.Tensor:
+        mixed = _unmixed(qkv, layer)
         # All are written before any is read: what fills the rows may be a token of the chunk.
-        queries = [_write(qkv, layer, rows) for rows in plan]
-        mixed = [_read(query, layer, rows) for query, rows in zip(queries, plan, strict=True)]
-        return torch.cat(mixed).to(qkv.dtype)
+        queries = [self._attention.write(qkv[rows.tokens], layer, rows) for rows in plan]
+        for query, rows in zip(queries, plan, strict=True):
+            self._attention.read(query, layer, rows, mixed[rows.tokens])
+        return mixed
+
+
+class RowOperations(TorchOperations):
+    """See `operations.Operations`, for any step: rows of one length at a time. It never waits for the device."""
+
+    def __init__(self, device: torch.device | str, attention: RowAttention) -> None:
+        super().__init__(device)
+        self._attention = attention
+
+    def attention(self, qkv: torch.Tensor, layer: AttentionLayer, plan: Any) -> torch.Tensor:
+        mixed = _unmixed(qkv, layer)
+        for group in plan:
+            rows, tokens = FixedRows(0, group.positions, group.slots, group.blocks), group.tokens.flatten()
+            own, found = qkv[tokens], mixed[tokens]
+            self._attention.read(self._attention.write(own, layer, rows), layer, rows, found)
+            mixed[tokens] = found
+        return mixed
+
+
+def _unmixed(qkv: torch.Tensor, layer: AttentionLayer) -> torch.Tensor:
+    """Memory for the attention of all these tokens, [tokens, heads head_dim]."""
+    _, kv_heads, _, head_dim = layer.keys.shape
+    return qkv.new_empty(len(qkv), qkv.shape[1] - 2 * kv_heads * head_dim)
 
 
 def _write(qkv: torch.Tensor, layer: AttentionLayer, rows: FixedRows) -> torch.Tensor:
-    """Write keys and values of rows into the cache; their queries [rows, heads, length, head_dim]."""
+    """See `RowAttention.write`; queries [rows, heads, length, head_dim]."""
     kv_heads, head_dim = layer.keys.shape[1], layer.keys.shape[3]
     heads = qkv.shape[1] // head_dim - 2 * kv_heads
-    own = qkv[rows.first : rows.first + rows.positions.numel()]
-    parts = own.float().view(*rows.positions.shape, -1, head_dim)
+    parts = qkv.float().view(*rows.positions.shape, -1, head_dim)
     query, key, value = torch.split(parts, [heads, kv_heads, kv_heads], dim=2)
     slots = rows.slots[:, None]
     query = rotate(norm_heads(query, layer.query_norm, layer.eps), slots, rows.positions, layer)
@@ -60,9 +113,30 @@ def _write(qkv: torch.Tensor, layer: AttentionLayer, rows: FixedRows) -> torch.T
     return query.transpose(1, 2)
 
 
-def _read(query: torch.Tensor, layer: AttentionLayer, rows: FixedRows) -> torch.Tensor:
-    """Attention of the queries of rows over their texts, [tokens, heads head_dim]."""
+def _read(query: torch.Tensor, layer: AttentionLayer, rows: FixedRows, mixed: torch.Tensor) -> None:
+    """See `RowAttention.read`: over a copy of the keys and values of all places."""
     seen = visible(layer, rows.positions, rows.blocks.shape[1] * BLOCK_TOKENS)
     keys, values = (gather(cache, rows.blocks, seen) for cache in (layer.keys, layer.values))
-    mixed = mix(query.to(keys.dtype), keys, values, seen[:, None], layer)
-    return mixed.transpose(1, 2).flatten(2).flatten(0, 1)
+    found = mix(query.to(keys.dtype), keys, values, seen[:, None], layer)
+    mixed.copy_(found.transpose(1, 2).flatten(2).flatten(0, 1))
+
+
+GATHERED = RowAttention("torch", _write, _read)
+GPU_KERNELS: Choices[RowAttention] = Choices(
+    "decode_kernels", {"cuda": "shapeshift.fused_decode.model.graphs.gpu_kernels:ATTENTION"}
+)
+
+
+def has_gpu_kernels() -> bool:
+    """Whether the package is installed in whose language `gpu_kernels` are: torch for CUDA brings it."""
+    return importlib.util.find_spec("triton") is not None
+
+
+def eager_operations(device: torch.device, attention: RowAttention) -> TorchOperations:
+    """The operations of steps without a graph."""
+    return TorchOperations(device) if attention is GATHERED else RowOperations(device, attention)
+
+
+def row_attention(on_gpu: bool) -> RowAttention:
+    """The kernels of a GPU; on a CPU, and without the package that they need, plain torch."""
+    return GPU_KERNELS["cuda"] if on_gpu and has_gpu_kernels() else GATHERED

@@ -1,0 +1,73 @@
+"""Kernels are held against plain torch on the device where they are to run, when a model is loaded."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import torch
+
+from shapeshift.fused_decode.interfaces import BLOCK_TOKENS
+from shapeshift.fused_decode.model.graphs.operations import (
+    GATHERED,
+    FixedRows,
+    GraphOperations,
+    RowAttention,
+    row_attention,
+)
+from shapeshift.fused_decode.model.operations import AttentionLayer, NetworkParts
+from shapeshift.serving.model_args import Log
+
+_MOST_ERROR = 0.15
+"""Largest difference, as a share of the largest value: rounding to bf16 gives less, also of large scores."""
+_ROWS = ((3, 1, 64), (3, 1, 256), (1, 24, 64), (1, 24, 256))
+"""Rows, tokens of each and places of each text: single tokens and chunks, with and without splits."""
+
+
+def attention_for(network: NetworkParts, device: torch.device, log: Log) -> RowAttention:
+    """The attention of a network on its device, `verified` there."""
+    layers = [layer.attention for layer in network.layers]
+    with torch.inference_mode():
+        return verified(row_attention(device.type == "cuda"), layers, network.architecture.heads, log)
+
+
+def verified(attention: RowAttention, layers: Sequence[AttentionLayer], heads: int, log: Log) -> RowAttention:
+    """`attention`, where it gives for such layers what plain torch gives; else plain torch, and the log says why.
+
+    It compiles what the model's steps need.
+    """
+    if attention is GATHERED:
+        return attention
+    kinds = {(one.window, one.scale, one.score_cap, one.query_norm is None): one for one in layers}
+    try:
+        errors = [_error(attention, layer, heads, *rows) for layer in kinds.values() for rows in _ROWS]
+    except Exception as error:  # noqa: BLE001  whatever a compiler, a driver or a GPU refuses
+        log(f"attention in plain torch: its kernels cannot run here: {type(error).__name__}: {error}")
+        return GATHERED
+    if all(error <= _MOST_ERROR for error in errors):
+        return attention
+    log(f"attention in plain torch: its kernels give something else here, by {max(errors):.2g} of the largest value")
+    return GATHERED
+
+
+def _error(attention: RowAttention, layer: AttentionLayer, heads: int, rows: int, length: int, context: int) -> float:
+    """The largest difference from plain torch, as a share of the largest value, over random texts."""
+    device, dtype, (_, kv_heads, _, head_dim) = layer.keys.device, layer.keys.dtype, layer.keys.shape
+    chance = torch.Generator().manual_seed(0)
+    longest = min(context, layer.cosines.shape[1])
+    length = min(length, longest)
+    cache = torch.randn(2, rows * context // BLOCK_TOKENS, kv_heads, BLOCK_TOKENS, head_dim, generator=chance)
+    qkv = torch.randn(rows * length, (heads + 2 * kv_heads) * head_dim, generator=chance).to(device, dtype)
+    starts = torch.tensor([(longest - length) // (row + 1) for row in range(rows)])
+    positions = (starts[:, None] + torch.arange(length)).to(device)
+    blocks = torch.randperm(cache.shape[1], generator=chance).view(rows, -1).to(device)
+    given = FixedRows(0, positions, torch.zeros(rows, dtype=torch.int64, device=device), blocks)
+
+    def found(by: RowAttention) -> torch.Tensor:
+        keys, values = cache.to(device, dtype)
+        own = replace(layer, keys=keys, values=values)
+        return GraphOperations(device, by).attention(qkv, own, (given,)).float()
+
+    expected = found(GATHERED)
+    difference = (found(attention) - expected).abs().max() / expected.abs().max()
+    return float(difference.nan_to_num(float("inf")))
