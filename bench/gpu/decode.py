@@ -1,8 +1,8 @@
 """Decode steps of Llama shapes of 1 and 7 billion random weights, as shares of the measured bandwidth.
 
 `decode`: rows that each get a token, over a context. Its least time is that of reading the weights and the context
-once, at the bandwidth that a copy reaches in the same run. transformers runs after ours: two copies of 7 billion
-weights may not fit.
+once, at the bandwidth that a copy reaches in the same run. `gathering` is the same graph with attention in plain torch,
+which copies keys and values first. transformers runs after ours: two copies of 7 billion weights may not fit.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import torch
 
 from bench.gpu.device import Device, Step
 from bench.gpu.part import Part, Row, ratio
-from bench.gpu.random_models import Shape, decoder, reference_decoder
+from bench.gpu.random_models import Shape, decoder, gathering, reference_decoder
 from shapeshift.fused_decode.interfaces import StepBatch, blocks_of
 from shapeshift.fused_decode.model.cuda_runtime import GraphedModel
 from shapeshift.fused_decode.model.weights import weight_bytes
@@ -51,11 +51,13 @@ TINY: Shape = {
 
 @dataclass(frozen=True)
 class Sizes:
-    """models: names and shapes; rows: that decode in a step; context: tokens of each text before it."""
+    """models: names and shapes; rows: that decode in a step; context: tokens of each text before it; long: of the texts
+    of a further step of the first model."""
 
     models: tuple[tuple[str, Shape], ...]
     rows: tuple[int, ...]
     context: int
+    long: int
     rounds: int
 
 
@@ -67,14 +69,30 @@ def measure(device: Device, sizes: Sizes, seed: int) -> Iterator[Row]:
         model = decoder(shape, device, max(sizes.rows), sizes.context + 1, seed)
         ours = {}
         for rows in sizes.rows:
-            ours[rows] = _ms(device, step(model, step_of(rows, sizes.context)), sizes.rounds)
-            least = 1e3 * _bytes(model, device, rows, sizes.context) / bandwidth
-            row = {"model": name, "kind": "decode", "rows": rows, "ours, ms": round(ours[rows], 3)}
-            yield row | {"of the bound": round(least / ours[rows], 3)}
+            row, ours[rows] = _ours(device, model, rows, sizes.context, bandwidth, sizes.rounds)
+            yield {"model": name, "kind": "decode"} | row
         del model
         device.free()
         yield from _transformers(device, name, shape, sizes, seed, ours)
         device.free()
+    (name, shape), *_ = sizes.models
+    rows = sorted(sizes.rows)[len(sizes.rows) // 2]
+    row, _ = _ours(
+        device, decoder(shape, device, rows, sizes.long + 1, seed), rows, sizes.long, bandwidth, sizes.rounds
+    )
+    yield {"model": name, "kind": "long texts"} | row
+
+
+def _ours(
+    device: Device, model: GraphedModel, rows: int, context: int, bandwidth: float, rounds: int
+) -> tuple[Row, float]:
+    """A row of the table, and the milliseconds of our step."""
+    batch = step_of(rows, context)
+    found = device.in_turn({"ours": step(model, batch), "gathering": step(gathering(model), batch)}, rounds)
+    least = 1e3 * _bytes(model, device, rows, context) / bandwidth
+    row = {"rows": rows, "context": context} | {f"{name}, ms": round(ms, 3) for name, ms in found.items()}
+    ours = found["ours"]
+    return row | {"of the bound": round(least / ours, 3), "gathering / ours": ratio(found["gathering"], ours)}, ours
 
 
 def step_of(rows: int, context: int, adapters: torch.Tensor | None = None, chunk: int = 0) -> StepBatch:
@@ -155,8 +173,9 @@ PART = Part(
         (("1b", ONE_BILLION), ("7b", SEVEN_BILLION)),
         (1, 8, 32),
         context=512,
+        long=4000,
         rounds=30,
     ),
-    Sizes((("tiny", TINY),), (2,), context=24, rounds=1),
+    Sizes((("tiny", TINY),), (2,), context=24, long=90, rounds=1),
     minutes=7.0,
 )

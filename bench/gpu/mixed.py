@@ -1,4 +1,7 @@
-"""Rows that decode beside a chunk of a prompt, of a Llama shape of 1 billion weights, as a graph and without."""
+"""Rows that decode beside a chunk of a prompt, of a Llama shape of 1 billion weights, as a graph and without.
+
+`gathering` is a graph whose attention is in plain torch, which copies keys and values first.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,7 @@ from dataclasses import dataclass
 from bench.gpu.decode import ONE_BILLION, TINY, step, step_of
 from bench.gpu.device import Device
 from bench.gpu.part import Part, Row, ratio
-from bench.gpu.random_models import Shape, decoder
+from bench.gpu.random_models import Shape, decoder, gathering
 from shapeshift.fused_decode.interfaces import StepBatch
 from shapeshift.fused_decode.model.cuda_runtime import GraphedModel
 
@@ -32,17 +35,18 @@ def measure(device: Device, sizes: Sizes, seed: int) -> Iterator[Row]:
         for chunk in sizes.chunks:
             found = _in_turn(device, model, step_of(rows, sizes.context, chunk=chunk), sizes.rounds)
             row = {"rows": rows, "chunk": chunk} | {f"{name}, ms": round(ms, 3) for name, ms in found.items()}
-            yield row | {"eager / graph": ratio(found["eager"], found["graph"])}
+            yield row | {f"{name} / graph": ratio(found[name], found["graph"]) for name in ("eager", "gathering")}
 
 
 def _in_turn(device: Device, model: GraphedModel, batch: StepBatch, rounds: int) -> dict[str, float]:
-    run = step(model, batch)
+    run, copying = step(model, batch), step(gathering(model), batch)
 
     def with_graphs(uses_graphs: bool) -> object:
         model.uses_graphs = uses_graphs
         return run()
 
-    return device.in_turn({"graph": lambda: with_graphs(True), "eager": lambda: with_graphs(False)}, rounds)
+    variants = {"graph": lambda: with_graphs(True), "eager": lambda: with_graphs(False), "gathering": copying}
+    return device.in_turn(variants, rounds)
 
 
 PART = Part(

@@ -17,6 +17,7 @@ from shapeshift.fused_decode.interfaces import blocks_of
 from shapeshift.fused_decode.model.architecture import Architecture, from_config
 from shapeshift.fused_decode.model.assembly import LinearMakers, assemble
 from shapeshift.fused_decode.model.cuda_runtime import GraphedModel
+from shapeshift.fused_decode.model.graphs.operations import GATHERED
 from shapeshift.fused_decode.model.kv_cache import KeyValueCache
 from shapeshift.fused_decode.model.linear import PlainLinear
 from shapeshift.fused_decode.model.quantised.levels import Levels
@@ -87,6 +88,11 @@ def decoder(shape: Shape, device: Device, slots: int, max_length: int, seed: int
     return GraphedModel(
         assemble(architecture, weights, cache, dtype, LinearMakers(PlainLinear, PlainLinear, dtype)), cache
     )
+
+
+def gathering(model: GraphedModel) -> GraphedModel:
+    """The same weights and cache, with attention in plain torch: over a copy of the keys and values of all places."""
+    return GraphedModel(model._network, model._cache, GATHERED)
 
 
 def reference_decoder(shape: Shape, device: Device, seed: int) -> Any:

@@ -40,7 +40,9 @@ def test_every_part_runs_and_writes_its_rows(
     rows = {part: json.loads(file.read_text())["rows"] for part, file in written.items()}
     assert {row["kind"] for row in rows["engines"]} == {"step curve", "batch"}
     assert {"dynamic / ours", "torch.compile / ours", "transformers / ours"} <= rows["engines"][-1].keys()
-    assert any("of the bound" in row for row in rows["decode"]) and "eager / graph" in rows["mixed"][0]
+    assert any("of the bound" in row for row in rows["decode"]) and rows["decode"][-1]["kind"] == "long texts"
+    assert rows["decode"][-1]["gathering / ours"] > 0
+    assert {"eager / graph", "gathering / graph"} <= rows["mixed"][0].keys()
     assert {row["system"] for row in rows["adapters"]} == {"ours", "PEFT"} and "eager / graph" in rows["adapters"][0]
     assert [row["gamma"] for row in rows["images"]] == [0, -2]
     assert rows["images"][0]["of the operations"] == 1.0 and rows["images"][1]["of the operations"] > 0
