@@ -11,7 +11,7 @@ from tritonclient.grpc import service_pb2 as messages
 from tritonclient.utils import np_to_triton_dtype
 
 from shapeshift.errors import InvalidInputError
-from shapeshift.triton.inference_messages import request_message, tensors_of
+from shapeshift.triton.inference_messages import is_last, request_message, tensors_of
 
 VALUES = [
     np.arange(6, dtype=np.int64).reshape(2, 3),
@@ -55,6 +55,43 @@ def test_parameters_keep_their_types() -> None:
         "share": "double_param",
     }
     assert request.parameters["count"].int64_param == -(2**63)
+
+
+@pytest.mark.parametrize("value", [-(2**63), 2**63 - 1])
+def test_the_outermost_numbers_of_64_bits_are_sent(value: int) -> None:
+    assert request_message("m", {}, parameters={"n": value}).parameters["n"].int64_param == value
+
+
+@pytest.mark.parametrize("value", [-(2**63) - 1, 2**63, None, [1]])
+def test_a_value_without_a_place_in_the_protocol_is_refused(value: Any) -> None:
+    with pytest.raises(InvalidInputError, match=r"^parameter n: got .*; of at most 64 bits$"):
+        request_message("m", {}, parameters={"n": value})
+
+
+def test_a_request_without_outputs_and_parameters_states_none() -> None:
+    request = request_message("m", {})
+    assert (len(request.outputs), len(request.parameters), len(request.inputs), request.id) == (0, 0, 0, "")
+
+
+def test_outputs_and_inputs_keep_their_order() -> None:
+    values = np.zeros(1, np.int32)
+    request = request_message("m", {"B": values, "A": values + 1}, ["D", "C"])
+    assert [one.name for one in request.inputs] == ["B", "A"]
+    assert [np.frombuffer(raw, np.int32)[0] for raw in request.raw_input_contents] == [0, 1]
+    assert [one.name for one in request.outputs] == ["D", "C"]
+
+
+@pytest.mark.parametrize("said", [None, False, True])
+def test_a_response_is_the_last_where_the_model_says_so(said: bool | None) -> None:
+    made = messages.ModelInferResponse()
+    if said is not None:
+        made.parameters["triton_final_response"].bool_param = said
+    assert is_last(made) is bool(said)
+
+
+def test_no_texts_are_no_bytes() -> None:
+    request = request_message("m", {"TEXT": np.zeros((0, 1), object)})
+    assert list(request.raw_input_contents) == [b""] and list(request.inputs[0].shape) == [0, 1]
 
 
 @pytest.mark.parametrize("name", ["timeout", "priority", "triton_enable_empty_final_response"])
