@@ -118,7 +118,7 @@ class PolymorphSettings:
 
     def _check_workers(self) -> None:
         require(0 <= self.workers <= MAX_WORKERS, "workers", self.workers, f"0 to {MAX_WORKERS}")
-        require(self.max_workers <= MAX_WORKERS, "max_workers", self.max_workers, f"at most {MAX_WORKERS}")
+        require(0 <= self.max_workers <= MAX_WORKERS, "max_workers", self.max_workers, f"0 to {MAX_WORKERS}")
         limit = self.max_workers or self.workers or MAX_WORKERS
         require(0 <= self.min_workers <= limit, "min_workers", self.min_workers, f"0 to {limit}, the most workers")
         at_least = f"0, or at least workers ({self.workers})"

@@ -8,9 +8,9 @@ import pytest
 
 from shapeshift.cascade.settings import CascadeSettings, signature
 from shapeshift.errors import InvalidInputError
+from tests.limits import Limits, cases, require_limit
 
-# By parameter: the least and the most that it takes, and what is just beyond.
-LEAST: dict[str, tuple[float, float]] = {
+LEAST: Limits = {
     "min_accuracy": (0.0, -0.01),
     "max_latency_ms": (0.0, -0.01),
     "engine_threads": (0, -1),
@@ -25,7 +25,7 @@ LEAST: dict[str, tuple[float, float]] = {
     "retry_ms": (0.01, 0.0),
     "slo_ms": (0.0, -0.01),
 }
-MOST: dict[str, tuple[float, float]] = {
+MOST: Limits = {
     "min_accuracy": (1.0, 1.01),
     "engine_threads": (256, 257),
     "call_threads": (256, 257),
@@ -36,12 +36,16 @@ def made(**given: Any) -> CascadeSettings:
     return CascadeSettings("candidates", "task", **given)
 
 
-@pytest.mark.parametrize(("name", "edge"), [*LEAST.items(), *MOST.items()])
-def test_a_parameter_is_taken_to_its_limit_and_not_beyond(name: str, edge: tuple[float, float]) -> None:
-    within, beyond = edge
-    assert getattr(made(**{name: within}), name) == within
-    with pytest.raises(InvalidInputError, match=name):
-        made(**{name: beyond})
+@pytest.mark.parametrize(("name", "within", "beyond"), cases(LEAST, MOST))
+def test_a_parameter_is_taken_to_its_limit_and_not_beyond(name: str, within: float, beyond: float) -> None:
+    require_limit(made, name, within, beyond)
+
+
+@pytest.mark.parametrize("name", ["candidates_dir", "task"])
+def test_a_cascade_names_its_candidates_and_its_task(name: str) -> None:
+    given = {"candidates_dir": "candidates", "task": "task"} | {name: ""}
+    with pytest.raises(InvalidInputError, match=f"^{name}: got ''"):
+        CascadeSettings(**given)
 
 
 @pytest.mark.parametrize("pairs", [None, True, False])
@@ -49,3 +53,20 @@ def test_a_request_for_the_description_needs_no_input(pairs: bool | None) -> Non
     inputs = signature({}, pairs).inputs
     assert [one.name for one in inputs] == (["TEXT"] if pairs is False else ["TEXT", "TEXT_PAIR"])
     assert all(one.optional for one in inputs)
+
+
+def test_the_second_text_is_listed_where_the_configuration_decides() -> None:
+    assert [[one.listed for one in signature({}, pairs).inputs] for pairs in (None, True, False)] == [
+        [False, True],
+        [False, False],
+        [False],
+    ]
+
+
+def test_a_cascade_answers_with_all_its_outputs() -> None:
+    found = {one.name: (one.data_type, one.dims) for one in signature({}).outputs}
+    assert list(found) == [
+        *("LABEL", "PROBABILITIES", "CONFIDENCE", "LEVEL", "WORDS_PRUNED", "ENGINE_MS", "CONTROL_MS", "NUM_TOKENS"),
+        "DESCRIPTION",
+    ]
+    assert found["PROBABILITIES"] == ("TYPE_FP32", (None,)) and found["LEVEL"][0] == "TYPE_INT32"
