@@ -1,0 +1,309 @@
+"""The engine threads of one model: who serves when, what is counted, and how they end. Engines are fakes."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from shapeshift.engines.execution.executor import EngineExecutor
+from shapeshift.engines.execution.request import TextRequest
+from shapeshift.engines.interfaces import Array
+from shapeshift.engines.manifest import EngineEntry, Latency, Manifest
+from shapeshift.engines.providers import lookup
+from shapeshift.errors import EngineError, OverloadedError
+from shapeshift.settings import Choices
+from tests.waiting import wait_for
+
+CALL_MS, LONGEST = 10.0, 8
+
+
+@dataclass
+class Settings:
+    engine_threads: int = 2
+    queue_rows: int = 8
+    queue_tokens: int = 64
+    max_queue_ms: float = 0.0
+    pack_tokens: int = 0
+    memory_mb: int = 1 << 20
+
+
+@dataclass
+class FakeEngines:
+    """A provider, runtime and engine: each vector is the number of its ids. made: the lengths of the engines.
+
+    starts: called before an engine is made, with how many there are; computes: before each call of texts.
+    """
+
+    made: list[int | None] = field(default_factory=list)
+    opened: list[tuple[Any, ...]] = field(default_factory=list)
+    starts: Callable[[int], None] = lambda count: None
+    computes: Callable[[], None] = lambda: None
+    is_warm: bool = False
+    tokens: int | None = None
+    rows: int | None = None
+
+    def open(self, *given: Any) -> FakeEngines:
+        self.opened.append(given)
+        return self
+
+    def engine(self, tokens: int | None, rows: int | None) -> FakeEngine:
+        self.starts(len(self.made))
+        self.made.append(tokens)
+        return FakeEngine(self, tokens, rows)
+
+    def used_mb(self) -> float:
+        return 0.0
+
+
+@dataclass
+class FakeEngine:
+    owner: FakeEngines
+    tokens: int | None
+    rows: int | None
+
+    def run(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
+        if inputs["INPUT_IDS"].any():
+            self.owner.computes()
+        rows = inputs["ROWS"]
+        segments = inputs["SEGMENTS"]
+        return {"EMBEDDING": np.array([[(segments == row).sum()] for row in rows], np.float32)}
+
+
+def entry(tokens: int | None, ms: float = CALL_MS) -> EngineEntry:
+    rows = None if tokens is None else 4
+    return EngineEntry("", tokens, rows, 0.0, 1.0, (Latency(tokens or LONGEST, 1, ms, 2 * ms, ms),))
+
+
+def manifest(*engines: EngineEntry) -> Manifest:
+    stated: dict[str, Any] = {
+        name: "" for name in ("checkpoint_sha256", "build_key", "provider_version", "reference", "tolerance", "hardware")
+    }
+    return Manifest(
+        model="m",
+        provider="fake",
+        precision="f32",
+        vocabulary=100,
+        max_tokens=LONGEST,
+        packs_rows=True,
+        position_offset=0,
+        outputs=(),
+        files={},
+        engines=engines,
+        **stated,
+    )
+
+
+Make = Callable[..., EngineExecutor]
+
+
+@pytest.fixture
+def fake() -> FakeEngines:
+    return FakeEngines()
+
+
+@pytest.fixture
+def log() -> list[str]:
+    return []
+
+
+@pytest.fixture
+def make(fake: FakeEngines, log: list[str], monkeypatch: pytest.MonkeyPatch) -> Iterator[Make]:
+    monkeypatch.setitem(globals(), "FAKE", fake)
+    monkeypatch.setattr(lookup, "PROVIDERS", Choices("provider", {"fake": f"{__name__}:FAKE"}))
+    made: list[EngineExecutor] = []
+
+    def start(device: int | None = None, engines: tuple[EngineEntry, ...] = (), **settings: Any) -> EngineExecutor:
+        found = engines or (entry(4, 5.0), entry(None))
+        made.append(EngineExecutor(manifest(*found), Path("f"), Settings(**settings), log.append, device))
+        return made[-1]
+
+    yield start
+    for one in made:
+        one.close(5.0)
+
+
+class Answer:
+    """A request of texts of these lengths, and what became of it."""
+
+    def __init__(self, executor: EngineExecutor, *lengths: int, latency_ms: float | None = None) -> None:
+        self.ended = threading.Event()
+        texts = [np.ones(length, np.int64) for length in lengths]
+        self.request = TextRequest(texts, lambda request: self.ended.set(), latency_ms)
+        executor.submit(self.request)
+
+    def vectors(self) -> list[float]:
+        assert self.ended.wait(30)
+        if self.request.error is not None:
+            raise self.request.error
+        return [float(one[0]) for one in self.request.outputs["EMBEDDING"]]
+
+
+def metrics_of(executor: EngineExecutor) -> dict[str, float]:
+    return {metric.name: metric.read() for metric in executor.metrics()}  # type: ignore[attr-defined]
+
+
+def test_every_thread_gets_every_engine_the_dynamic_one_first(make: Make, fake: FakeEngines) -> None:
+    executor = make()
+    assert executor.wait_loaded(30)
+    assert fake.made == [None, None, 4, 4]
+    assert (len(executor.threads), executor.loaded) == (2, 2)
+    assert [thread.engines.loaded for thread in executor.threads] == [["dynamic", "4"]] * 2
+    assert fake.opened == [(Path("f"), "f32", 1, None)]
+
+
+def test_a_gpu_has_one_thread_and_a_cpu_as_many_as_cores(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("shapeshift.engines.execution.executor.cores", lambda: 3)
+    counts = []
+    for device, threads in ((7, 0), (7, 5), (None, 0), (None, 5)):
+        executor = make(device, engine_threads=threads)
+        assert executor.wait_loaded(30)
+        counts.append(len(executor.threads))
+    assert counts == [1, 1, 3, 5]
+
+
+def test_no_engine_counts_as_loaded_while_threads_are_to_start(make: Make, fake: FakeEngines) -> None:
+    others = threading.Event()
+
+    def wait(count: int) -> None:
+        if count:
+            assert others.wait(30)
+
+    fake.starts = wait
+    executor = make()
+    assert executor.loaded == 0 and len(executor.threads) == len(executor.steps) == 1
+    # The first one serves meanwhile.
+    assert Answer(executor, 3).vectors() == [3.0]
+    others.set()
+    assert executor.wait_loaded(30) and executor.loaded == 2
+
+
+def test_a_thread_that_cannot_start_leaves_the_others_in_service(make: Make, fake: FakeEngines, log: list[str]) -> None:
+    def fail(count: int) -> None:
+        if count == 1:
+            fake.made.append(-1)
+            raise OSError("no memory")
+
+    fake.starts = fail
+    executor = make(engine_threads=3)
+    assert executor.wait_loaded(30)
+    assert len(executor.threads) == 1 and executor.loaded == 2
+    assert log == ["engine thread 1 cannot be started, 1 serve: no memory"]
+
+
+def test_calls_and_texts_are_counted_and_forgotten_rows_are_not(make: Make) -> None:
+    executor = make(engine_threads=1, pack_tokens=4)
+    assert executor.wait_loaded(30)
+    assert Answer(executor, 2, 4).vectors() == [2.0, 4.0]
+    assert Answer(executor, 8).vectors() == [8.0]
+    (thread,) = executor.threads
+    wait_for(lambda: thread.busy_rows == 0)
+    assert (thread.calls, thread.rows, thread.busy_ms) == (3, 3, 0.0)
+    assert executor.lengths_seen == [0, 0, 1, 0, 1, 0, 0, 0, 1]
+    assert (executor.waiting, executor.running) == (0, 0)
+
+
+def test_what_runs_and_what_waits_is_seen(make: Make, fake: FakeEngines) -> None:
+    computing, may_end = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        computing.set()
+        assert may_end.wait(30)
+
+    executor = make(engine_threads=1, pack_tokens=1)
+    assert executor.wait_loaded(30)
+    fake.computes = hold
+    first = Answer(executor, 2)
+    assert computing.wait(30)
+    second = Answer(executor, 3, 4)
+    (thread,) = executor.threads
+    assert (executor.running, executor.waiting) == (1, 2)
+    # A call of two tokens takes what the static engine of four takes; the third thread is none.
+    assert thread.busy_ms == 5.0
+    assert thread.steps.has_work
+    own = [executor.row_ms(row) for row in second.request.rows]
+    assert own == [5.0, 5.0]
+    assert executor.predicted_ms(second.request.rows) == pytest.approx(5.0 + sum(own) + sum(own))
+    may_end.set()
+    assert (first.vectors(), second.vectors()) == ([2.0], [3.0, 4.0])
+
+
+def test_an_engine_that_fails_fails_its_rows_and_not_the_thread(make: Make, fake: FakeEngines) -> None:
+    executor = make(engine_threads=1)
+
+    def fail() -> None:
+        raise ValueError("out of luck")
+
+    fake.computes = fail
+    with pytest.raises(EngineError, match="^the engine failed: out of luck$"):
+        Answer(executor, 2, 3).vectors()
+    fake.computes = lambda: None
+    assert Answer(executor, 2).vectors() == [2.0]
+    (thread,) = executor.threads
+    assert (thread.calls, thread.rows) == (2, 3)
+
+
+def test_an_empty_queue_takes_what_would_be_late_and_a_filled_one_does_not(make: Make, fake: FakeEngines) -> None:
+    computing, may_end = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        computing.set()
+        assert may_end.wait(30)
+
+    executor = make(engine_threads=1, max_queue_ms=0.01, pack_tokens=1)
+    fake.computes = hold
+    answers = [Answer(executor, 2)]
+    assert computing.wait(30)
+    answers.append(Answer(executor, 2))
+    with pytest.raises(OverloadedError, match="max_queue_ms"):
+        Answer(executor, 2)
+    may_end.set()
+    assert [one.vectors() for one in answers] == [[2.0], [2.0]]
+
+
+def test_close_fails_what_waits_finishes_what_runs_and_ends_every_thread(make: Make, fake: FakeEngines) -> None:
+    before = set(threading.enumerate())
+    computing, may_end = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        computing.set()
+        assert may_end.wait(30)
+
+    executor = make(engine_threads=1, pack_tokens=1)
+    fake.computes = hold
+    runs = Answer(executor, 2)
+    assert computing.wait(30)
+    waits = Answer(executor, 2)
+    closing = threading.Thread(target=executor.close)
+    closing.start()
+    with pytest.raises(OverloadedError, match="unloaded"):
+        waits.vectors()
+    may_end.set()
+    closing.join(30)
+    assert runs.vectors() == [2.0]
+    assert set(threading.enumerate()) <= before
+
+
+def test_closing_starts_no_further_thread(make: Make, fake: FakeEngines) -> None:
+    starting, may_start = threading.Event(), threading.Event()
+
+    def hold(count: int) -> None:
+        if count == 1:
+            starting.set()
+            assert may_start.wait(30)
+
+    fake.starts = hold
+    executor = make(engine_threads=3)
+    assert starting.wait(30)
+    closing = threading.Thread(target=executor.close)
+    closing.start()
+    wait_for(executor._stopping.is_set)
+    may_start.set()
+    closing.join(30)
+    # The thread that was starting may; the one behind it does not.
+    assert len(executor.threads) == 2
