@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import os
+import platform
 from pathlib import Path
 
 import pytest
 
-from shapeshift.engines.hardware import available_mb
+from shapeshift.engines import hardware, precision
+from shapeshift.engines.hardware import available_mb, cores, cpu_has_bf16, cpu_model, gpus, resident_mb
+from shapeshift.errors import UnsupportedError
 
 MB = 2**20
 
@@ -25,3 +29,87 @@ def test_memory_is_bounded_by_the_machine_and_the_control_group(
         (tmp_path / "memory.max").write_text(f"{limit}\n")
         (tmp_path / "memory.current").write_text(f"{used}\n")
     assert available_mb(meminfo, tmp_path) == available
+
+
+@pytest.mark.parametrize(
+    ("quota", "count"),
+    [
+        ("max 100000", 6),
+        ("100000 100000", 1),
+        ("100001 100000", 2),
+        ("50000 100000", 1),
+        ("600000 100000", 6),
+        ("900000 100000", 6),
+        ("0 100000", 1),
+        ("nonsense", 6),
+        (None, 6),
+    ],
+)
+def test_cores_are_those_of_the_affinity_within_the_quota(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, quota: str | None, count: int
+) -> None:
+    asked: list[int] = []
+
+    def affinity(pid: int) -> set[int]:
+        asked.append(pid)
+        return set(range(6))
+
+    monkeypatch.setattr(os, "sched_getaffinity", affinity)
+    if quota is not None:
+        (tmp_path / "cpu.max").write_text(f"{quota}\n")
+    assert cores(tmp_path) == count
+    # 0 is the process itself.
+    assert asked == [0]
+
+
+@pytest.mark.parametrize(
+    ("flags", "has_bf16"),
+    [("avx2 amx_bf16", True), ("avx512_bf16", True), ("avx2 avx512f", False), ("no_amx_bf16x", False)],
+)
+def test_bf16_is_a_flag_of_the_cpu(tmp_path: Path, flags: str, has_bf16: bool) -> None:
+    file = tmp_path / "cpuinfo"
+    file.write_text(f"model name : A\nflags : {flags}\nflags : other\n")
+    assert cpu_has_bf16(file) is has_bf16
+
+
+def test_a_cpu_that_says_nothing_has_no_bf16_and_the_name_of_its_architecture(tmp_path: Path) -> None:
+    assert not cpu_has_bf16(tmp_path / "absent")
+    assert cpu_model(tmp_path / "absent") == platform.machine()
+    (tmp_path / "cpuinfo").write_text("processor : 0\n")
+    assert not cpu_has_bf16(tmp_path / "cpuinfo")
+    assert cpu_model(tmp_path / "cpuinfo") == f"{platform.machine()}, family ? model ? ()"
+
+
+def test_gpus_are_the_numbered_devices(tmp_path: Path) -> None:
+    assert gpus(tmp_path) == 0
+    for name in ("nvidia0", "nvidia1", "nvidiactl", "nvidia-uvm", "nvidia12", "sda"):
+        (tmp_path / name).touch()
+    assert gpus(tmp_path) == 3
+
+
+def test_resident_memory_is_in_mib() -> None:
+    fields = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
+    assert resident_mb() == pytest.approx(int(fields["VmRSS"].split()[0]) / 1024, rel=0.2)
+
+
+@pytest.mark.parametrize(
+    ("requested", "has_bf16", "wanted"),
+    [("auto", True, "bf16"), ("auto", False, "f32"), ("bf16", True, "bf16"), ("f32", True, "f32"), ("f32", False, "f32")],
+)
+def test_the_precision_of_a_cpu(
+    monkeypatch: pytest.MonkeyPatch, requested: str, has_bf16: bool, wanted: str
+) -> None:
+    monkeypatch.setattr(hardware, "cpu_has_bf16", lambda: has_bf16)
+    assert precision.resolve(requested, "openvino", None) == wanted
+
+
+def test_of_a_cpu_that_has_no_bf16_it_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hardware, "cpu_has_bf16", lambda: False)
+    with pytest.raises(UnsupportedError, match="bf16 needs a CPU with avx512_bf16 or AMX"):
+        precision.resolve("bf16", "openvino", None)
+
+
+def test_onnxruntime_computes_in_f32_unless_another_precision_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hardware, "cpu_has_bf16", lambda: True)
+    assert (precision.resolve("auto", "onnxruntime", None), precision.resolve("auto", "onnxruntime", 0)) == ("f32", "f32")
+    assert precision.resolve("bf16", "onnxruntime", None) == "bf16"

@@ -20,7 +20,8 @@ class Meaning:
 
     def is_silent(self, place: Place) -> bool:
         """Whether the place is in one of these: the words of an error or of the log, an assertion, which holds anyway
-        (`strict=True` of a `zip` is one), a type, how JSON is laid out, or a guard (`frozen`, `slots`: against later
+        (`strict=True` of a `zip` is one), a type, how JSON is laid out, whether a copy that need not be waited for is
+        (`non_blocking=True`; the other way round is a change), or a guard (`frozen`, `slots`: against later
         code; `daemon`: for the end of the interpreter).
         """
         return _within(place, self._silent)
@@ -48,6 +49,8 @@ def _silent(node: ast.AST) -> Iterator[ast.AST]:
         yield node
     elif isinstance(node, ast.Call) and _name(node.func) == "zip":
         yield from (given.value for given in node.keywords if _is_true(given.value))
+    elif isinstance(node, ast.keyword) and node.arg == "non_blocking" and _is_true(node.value):
+        yield node.value
     elif isinstance(node, ast.keyword) and node.arg in (*_GUARDS, *_LAYOUT):
         yield node.value
     elif isinstance(node, ast.ClassDef) and any(_name(base) == "Protocol" for base in node.bases):

@@ -78,6 +78,7 @@ def test_changes_are_of_behaviour() -> None:
         "Thread(target=run, daemon=True)",
         "json.dumps(found, indent=1, ensure_ascii=False)",
         "pairs = zip(names, values, strict=True)",
+        "target.copy_(source, non_blocking=True)",
         "@dataclass(frozen=True)\nclass Settings: ...",
         "class Clock(Protocol):\n    def now(self, /) -> int | float: ...",
     ],
@@ -93,6 +94,7 @@ def test_what_means_nothing_is_not_changed(line: str) -> None:
         "raise Late if late and not held else Early",
         "log = held == 0",
         "pairs = zip(names, values, strict=False)",
+        "target.copy_(source, non_blocking=False)",
         "export(module, strict=True)",
     ],
 )

@@ -61,6 +61,14 @@ def test_the_second_call_counts_from_the_end_of_the_first() -> None:
     assert (worker.calls, worker.last_end) == ([], 100.75)
 
 
+def test_of_two_calls_alike_the_one_that_ended_is_removed() -> None:
+    worker = WorkerState("w")
+    worker.calls += [call(), call()]
+    first, second = worker.calls
+    worker.end(second, 101.0)
+    assert worker.calls[0] is first
+
+
 def test_what_is_expected_is_the_sum_of_the_calls_in_flight() -> None:
     worker = WorkerState("w")
     assert worker.expected_ms() == 0.0

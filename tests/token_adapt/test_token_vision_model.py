@@ -1,0 +1,156 @@
+"""The image model of a serving process on engines that are fakes: which rows go where, and what a task's head says."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from shapeshift.token_adapt.model.vision_model import VisionModel
+from shapeshift.token_adapt.tasks.folder import Head, TaskParts
+
+GAMMAS = (-4, 0, 2)
+TOKENS = {-4: 12, 0: 16, 2: 18}
+
+
+class FakeEngine:
+    """Its features of an image are the first pixel and the gamma. calls: the inputs of each."""
+
+    def __init__(self, gamma: int) -> None:
+        self.calls: list[Mapping[str, Any]] = []
+        self._gamma = gamma
+
+    def run(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
+        self.calls.append(inputs)
+        first = inputs["PIXELS"][:, 0].astype(np.float32)
+        return {"FEATURES": np.stack([first, np.full_like(first, self._gamma)], axis=1)}
+
+
+class Doubling:
+    """Stands for the folding of prompts."""
+
+    def fold(self, prompts: Any) -> Any:
+        return 2 * prompts
+
+
+Made = tuple[VisionModel, dict[int, FakeEngine]]
+
+
+@pytest.fixture
+def made(tmp_path: Path) -> Made:
+    engines = {gamma: FakeEngine(gamma) for gamma in (2, -4, 0)}
+    entries = [
+        SimpleNamespace(
+            gamma=gamma,
+            tokens=TOKENS[gamma],
+            memory_mb=1.5,
+            latency=[SimpleNamespace(images=1, median_ms=3.0, p99_ms=9.0, best_ms=2.0)],
+        )
+        for gamma in GAMMAS
+    ]
+    manifest: Any = SimpleNamespace(
+        preprocessing=None, engines=entries, checkpoint_sha256="c", depth=1, width=2, features=2
+    )
+    return VisionModel(manifest, engines, Doubling(), tmp_path), engines  # type: ignore[arg-type]
+
+
+def parts(name: str, sign: float, prompts: bool) -> TaskParts:
+    """A task whose heads tell by the first pixel, with the sign, and by gamma in their bias."""
+    heads = {
+        gamma: Head(np.array([[sign, 0], [0, 0]], np.float32), np.array([0, gamma], np.float32)) for gamma in GAMMAS
+    }
+    own = {2: np.full((1, 2, 1, 2, 2), sign, np.float32)} if prompts else {}
+    return TaskParts(name, ("yes", "no"), 100.0, 1.0, own, heads)
+
+
+def pixels(*first: int) -> Any:
+    return np.array([[one, 0] for one in first], np.uint8)
+
+
+def expected(first: float, sign: float, gamma: int) -> Any:
+    logits = np.array([sign * first, gamma])
+    return np.exp(logits) / np.exp(logits).sum()
+
+
+def test_gammas_ascend_and_a_profile_has_the_medians(made: Made) -> None:
+    model, _ = made
+    assert model.gammas == GAMMAS
+    assert {gamma: one.latency_ms for gamma, one in model.profiles.items()} == dict.fromkeys(GAMMAS, {1: 3.0})
+    assert (model.profiles[2].tokens, model.profiles[2].memory_mb) == (18, 1.5)
+
+
+@pytest.mark.parametrize("gamma", GAMMAS)
+def test_each_row_gets_the_softmax_of_the_head_of_its_task(made: Made, gamma: int) -> None:
+    model, engines = made
+    index = [model.install(parts("a", 1.0, True)), model.install(parts("b", -1.0, True))]
+    found = model.run(gamma, pixels(1, 2, 3), np.array([index[1], index[0], index[1]], np.int32))
+    for own, first, sign in zip(found, (1, 2, 3), (-1.0, 1.0, -1.0), strict=True):
+        np.testing.assert_allclose(own, expected(first, sign, gamma), rtol=1e-6)
+        assert own.dtype == np.float32
+    assert [len(engine.calls) for engine in (engines[one] for one in GAMMAS)] == [one == gamma for one in GAMMAS]
+
+
+def test_a_task_without_prompts_is_computed_at_0_in_place_of_above(made: Made) -> None:
+    model, engines = made
+    with_prompts, without = model.install(parts("a", 1.0, True)), model.install(parts("b", -1.0, False))
+    found = model.run(2, pixels(1, 2, 3), np.array([without, with_prompts, without], np.int32))
+    assert [call["PIXELS"][:, 0].tolist() for call in engines[0].calls] == [[1, 3]]
+    assert [call["PIXELS"][:, 0].tolist() for call in engines[2].calls] == [[2]]
+    assert engines[2].calls[0]["TASKS"].tolist() == [with_prompts]
+    for own, wanted in zip(
+        found, (expected(1, -1.0, 0), expected(2, 1.0, 2), expected(3, -1.0, 0)), strict=True
+    ):
+        np.testing.assert_allclose(own, wanted, rtol=1e-6)
+
+
+def test_at_0_and_below_every_row_is_computed_at_that_gamma_without_prompts(made: Made) -> None:
+    model, engines = made
+    index = [model.install(parts("a", 1.0, True)), model.install(parts("b", -1.0, False))]
+    for gamma in (0, -4):
+        model.run(gamma, pixels(1, 2), np.array(index, np.int32))
+        (call,) = engines[gamma].calls
+        assert list(call) == ["PIXELS"] and len(call["PIXELS"]) == 2
+
+
+def test_prompts_of_all_tasks_lie_side_by_side_and_those_without_are_blank(made: Made) -> None:
+    model, engines = made
+    for name, sign, prompts in (("a", 1.0, True), ("b", -1.0, False), ("c", 3.0, True)):
+        model.install(parts(name, sign, prompts))
+    model.features(2, pixels(1), np.array([2], np.int32))
+    (call,) = engines[2].calls
+    assert call["PROMPTS"].shape == (1, 3, 2, 1, 2, 2) and call["TASKS"].dtype == np.int64
+    assert [np.unique(call["PROMPTS"][:, task]).tolist() for task in range(3)] == [[2.0], [0.0], [6.0]]
+
+
+def test_a_task_that_is_installed_again_keeps_its_index_and_has_its_new_head(made: Made) -> None:
+    model, _ = made
+    assert [model.install(parts(name, 1.0, True)) for name in ("a", "b", "a")] == [0, 1, 0]
+    model.install(parts("a", -1.0, True))
+    found = model.run(2, pixels(1, 1), np.array([0, 1], np.int32))
+    np.testing.assert_allclose(found[0], expected(1, -1.0, 2), rtol=1e-6)
+    np.testing.assert_allclose(found[1], expected(1, 1.0, 2), rtol=1e-6)
+
+
+def test_large_logits_do_not_overflow(made: Made) -> None:
+    model, _ = made
+    index = model.install(parts("a", 1.0, True))
+    (found,) = model.run(0, pixels(255), np.array([index], np.int32))
+    assert found.tolist() == [1.0, 0.0]
+
+
+def test_the_own_classifier_loses_a_little_accuracy_with_each_merged_patch(made: Made) -> None:
+    model, _ = made
+    model.add_classifier(parts("own", 1.0, True))
+    (task,) = model.tasks.values()
+    assert task.is_default and task.name == "own" and (task.latency_ms, task.utility) == (100.0, 1.0)
+    # Of 16 tokens 4 are merged at -4; further ones at 2 gain nothing.
+    assert task.accuracy == pytest.approx({-4: 1.0 - 0.1 * 4 / 16, 0: 1.0, 2: 1.0})
+    (model._tasks_dir / "registry.json").write_text("{")
+    (message,) = model.reload_tasks()
+    assert message.startswith(f"{model._tasks_dir}: ") and list(model.tasks) == ["own"]
+    (model._tasks_dir / "registry.json").unlink()
+    assert model.reload_tasks() == [] and list(model.tasks) == ["own"]
