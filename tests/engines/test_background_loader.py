@@ -57,9 +57,7 @@ def test_it_is_told_before_the_first_engine() -> None:
 def test_above_its_memory_no_engine_is_loaded(used_mb: float, loaded: int) -> None:
     found: list[EngineEntry] = []
     log: list[str] = []
-    loader = BackgroundLoader(
-        [entry(16), entry(32)], found.append, [0] * 33, 100, log.append, used_mb=lambda: used_mb
-    )
+    loader = BackgroundLoader([entry(16), entry(32)], found.append, [0] * 33, 100, log.append, used_mb=lambda: used_mb)
     assert loader.wait(60) and len(found) == loaded
     assert log == ([] if loaded else ["memory_mb: 100 MiB used, limit 100; 2 engines are not loaded"])
 

@@ -17,6 +17,7 @@ from shapeshift.engines.interfaces import Array
 from shapeshift.engines.manifest import EngineEntry, Latency, Manifest
 from shapeshift.engines.providers import lookup
 from shapeshift.errors import EngineError, OverloadedError
+from shapeshift.serving.metrics import Gauge
 from shapeshift.settings import Choices
 from tests.waiting import wait_for
 
@@ -81,9 +82,9 @@ def entry(tokens: int | None, ms: float = CALL_MS) -> EngineEntry:
 
 
 def manifest(*engines: EngineEntry) -> Manifest:
-    stated: dict[str, Any] = {
-        name: "" for name in ("checkpoint_sha256", "build_key", "provider_version", "reference", "tolerance", "hardware")
-    }
+    stated: dict[str, Any] = dict.fromkeys(
+        ("checkpoint_sha256", "build_key", "provider_version", "reference", "tolerance", "hardware"), ""
+    )
     return Manifest(
         model="m",
         provider="fake",
@@ -144,10 +145,6 @@ class Answer:
         return [float(one[0]) for one in self.request.outputs["EMBEDDING"]]
 
 
-def metrics_of(executor: EngineExecutor) -> dict[str, float]:
-    return {metric.name: metric.read() for metric in executor.metrics()}  # type: ignore[attr-defined]
-
-
 def test_every_thread_gets_every_engine_the_dynamic_one_first(make: Make, fake: FakeEngines) -> None:
     executor = make()
     assert executor.wait_loaded(30)
@@ -206,6 +203,12 @@ def test_calls_and_texts_are_counted_and_forgotten_rows_are_not(make: Make) -> N
     assert (thread.calls, thread.rows, thread.busy_ms) == (3, 3, 0.0)
     assert executor.lengths_seen == [0, 0, 1, 0, 1, 0, 0, 0, 1]
     assert (executor.waiting, executor.running) == (0, 0)
+    found = {one.name: one.read() if isinstance(one, Gauge) else one.value for one in executor.metrics()}
+    assert found == {
+        "shapeshift_engines_loaded": 2,
+        "shapeshift_engine_calls_total": 3,
+        "shapeshift_engine_rows_total": 3,
+    }
 
 
 def test_what_runs_and_what_waits_is_seen(make: Make, fake: FakeEngines) -> None:

@@ -94,11 +94,15 @@ def test_resident_memory_is_in_mib() -> None:
 
 @pytest.mark.parametrize(
     ("requested", "has_bf16", "wanted"),
-    [("auto", True, "bf16"), ("auto", False, "f32"), ("bf16", True, "bf16"), ("f32", True, "f32"), ("f32", False, "f32")],
+    [
+        ("auto", True, "bf16"),
+        ("auto", False, "f32"),
+        ("bf16", True, "bf16"),
+        ("f32", True, "f32"),
+        ("f32", False, "f32"),
+    ],
 )
-def test_the_precision_of_a_cpu(
-    monkeypatch: pytest.MonkeyPatch, requested: str, has_bf16: bool, wanted: str
-) -> None:
+def test_the_precision_of_a_cpu(monkeypatch: pytest.MonkeyPatch, requested: str, has_bf16: bool, wanted: str) -> None:
     monkeypatch.setattr(hardware, "cpu_has_bf16", lambda: has_bf16)
     assert precision.resolve(requested, "openvino", None) == wanted
 
@@ -111,5 +115,8 @@ def test_of_a_cpu_that_has_no_bf16_it_is_refused(monkeypatch: pytest.MonkeyPatch
 
 def test_onnxruntime_computes_in_f32_unless_another_precision_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(hardware, "cpu_has_bf16", lambda: True)
-    assert (precision.resolve("auto", "onnxruntime", None), precision.resolve("auto", "onnxruntime", 0)) == ("f32", "f32")
+    assert (precision.resolve("auto", "onnxruntime", None), precision.resolve("auto", "onnxruntime", 0)) == (
+        "f32",
+        "f32",
+    )
     assert precision.resolve("bf16", "onnxruntime", None) == "bf16"

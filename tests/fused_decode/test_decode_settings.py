@@ -101,8 +101,6 @@ def test_a_model_that_forwards_names_the_other_one() -> None:
 
 
 @pytest.mark.parametrize(("parameters", "decoupled"), [({}, True), ({"forward_to": "generate"}, False)])
-def test_a_model_that_generates_is_decoupled_and_takes_no_batches(
-    parameters: dict[str, str], decoupled: bool
-) -> None:
+def test_a_model_that_generates_is_decoupled_and_takes_no_batches(parameters: dict[str, str], decoupled: bool) -> None:
     found = signature(parameters)
     assert (found.decoupled, found.max_batch_size) == (decoupled, 0)

@@ -49,9 +49,13 @@ def _silent(node: ast.AST) -> Iterator[ast.AST]:
         yield node
     elif isinstance(node, ast.Call) and _name(node.func) == "zip":
         yield from (given.value for given in node.keywords if _is_true(given.value))
-    elif isinstance(node, ast.keyword) and node.arg == "non_blocking" and _is_true(node.value):
-        yield node.value
-    elif isinstance(node, ast.keyword) and node.arg in (*_GUARDS, *_LAYOUT):
+    elif (
+        isinstance(node, ast.keyword)
+        and node.arg == "non_blocking"
+        and _is_true(node.value)
+        or isinstance(node, ast.keyword)
+        and node.arg in (*_GUARDS, *_LAYOUT)
+    ):
         yield node.value
     elif isinstance(node, ast.ClassDef) and any(_name(base) == "Protocol" for base in node.bases):
         yield from node.body

@@ -101,9 +101,7 @@ def test_a_task_without_prompts_is_computed_at_0_in_place_of_above(made: Made) -
     assert [call["PIXELS"][:, 0].tolist() for call in engines[0].calls] == [[1, 3]]
     assert [call["PIXELS"][:, 0].tolist() for call in engines[2].calls] == [[2]]
     assert engines[2].calls[0]["TASKS"].tolist() == [with_prompts]
-    for own, wanted in zip(
-        found, (expected(1, -1.0, 0), expected(2, 1.0, 2), expected(3, -1.0, 0)), strict=True
-    ):
+    for own, wanted in zip(found, (expected(1, -1.0, 0), expected(2, 1.0, 2), expected(3, -1.0, 0)), strict=True):
         np.testing.assert_allclose(own, wanted, rtol=1e-6)
 
 
