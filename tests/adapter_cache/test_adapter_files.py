@@ -288,3 +288,93 @@ def test_unknown_names_list_the_registered(source: Path, tmp_path: Path) -> None
             change()
     many = [f"n{number:04}" for number in range(1000)]
     assert str(store.unknown_adapter("x", many, "lora_name")).endswith("n0019 and 980 more")
+    assert str(store.unknown_adapter("x", [], "lora_name")) == "lora_name: no adapter 'x'; known: none"
+    # As many as are listed are listed whole.
+    assert str(store.unknown_adapter("x", many[:20], "f")).endswith("n0019")
+
+
+@pytest.mark.parametrize("name", ["a", "0", "a.b", "a-b_c", "A" * 128])
+def test_ordinary_names_are_taken(name: str) -> None:
+    assert store.check_name(name) == name
+
+
+BROKEN: dict[str, dict[str, object]] = {
+    "no folder": {"sha256": "0"},
+    "a folder that is no text": {"folder": 7, "sha256": "0"},
+    "an unknown field": {"folder": "f", "sha256": "0", "colour": "red"},
+    "stamps that are no list": {"folder": "f", "sha256": "0", "stamps": "now"},
+    "a base that is no text": {"folder": "f", "sha256": "0", "base": 1},
+    "an origin that is no text": {"folder": "f", "sha256": "0", "origin": None},
+}
+
+
+@pytest.mark.parametrize("case", BROKEN)
+def test_an_entry_that_is_none_is_named(case: str, tmp_path: Path) -> None:
+    (tmp_path / "registry.json").write_text(json.dumps({"format": 2, "entries": {"one": BROKEN[case]}, "removed": {}}))
+    with pytest.raises(InvalidInputError, match=r"^registry\.json one: "):
+        store.read(tmp_path)
+
+
+def test_an_entry_has_what_it_states_and_else_nothing(tmp_path: Path) -> None:
+    least = {"folder": "f", "sha256": "0"}
+    whole = {**least, "pinned": True, "stamps": [[1, 2], [3, 4]], "base": "b", "origin": "o"}
+    stated = {"format": 2, "entries": {"least": least, "whole": whole}, "removed": {}}
+    (tmp_path / "registry.json").write_text(json.dumps(stated))
+    assert store.read(tmp_path) == {
+        "least": store.Entry("f", "0"),
+        "whole": store.Entry("f", "0", True, ((1, 2), (3, 4)), "b", "o"),
+    }
+
+
+@pytest.mark.parametrize(("age_s", "stays"), [(59.5, True), (60.0, False), (60.5, False)])
+def test_files_of_a_removed_adapter_stay_for_a_minute(
+    age_s: float, stays: bool, source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, now = tmp_path / "registry", [1000.0]
+    monkeypatch.setattr("shapeshift.registry.Registry.now_s", lambda registry: now[0])
+    entry = store.add(folder, "one", source, pinned=False)
+    store.remove(folder, "one")
+    now[0] += age_s
+    store.add(folder, "two", source, pinned=False)
+    assert (folder / entry.folder).is_dir() is stays
+    assert (entry.folder in store._registry(folder).read().removed) is stays
+
+
+def test_a_hash_is_of_both_files_in_pieces(source: Path) -> None:
+    pauses: list[int] = []
+    first = store.digest(source, lambda: pauses.append(1))
+    assert len(pauses) >= 2 and len(first) == 64
+    for name in store.FILES:
+        content = (source / name).read_bytes()
+        (source / name).write_bytes(content + b" ")
+        assert store.digest(source) != first
+        (source / name).write_bytes(content)
+    assert store.digest(source) == first
+    (source / store.FILES[1]).unlink()
+    assert store.stamps(source) == ()
+    with pytest.raises(InvalidInputError, match=f"must hold a readable {store.FILES[1]}"):
+        store.digest(source)
+
+
+# vLLM's file.
+
+
+def test_paths_of_a_multi_lora_file_are_absolute_or_in_its_folder(tmp_path: Path) -> None:
+    assert store.read_multi_lora(tmp_path) == {}
+    (tmp_path / store.MULTI_LORA).write_text('{"a": "x/y", "b": "/z"}')
+    assert store.read_multi_lora(tmp_path) == {"a": tmp_path / "x/y", "b": Path("/z")}
+    text = store.multi_lora_text({"a": Path("/x"), "b": Path("y")})
+    assert json.loads(text) == {"a": "/x", "b": str(Path("y").absolute())} and text.endswith("}\n")
+
+
+@pytest.mark.parametrize("content", ["{", "[1]", '{"a": 1}', '{"../a": "x"}', "[" * 100_000])
+def test_a_multi_lora_file_that_is_none_is_named(content: str, tmp_path: Path) -> None:
+    (tmp_path / store.MULTI_LORA).write_text(content)
+    with pytest.raises(InvalidInputError, match=r"^multi_lora\.json: "):
+        store.read_multi_lora(tmp_path)
+
+
+def test_a_multi_lora_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
+    (tmp_path / store.MULTI_LORA).write_bytes(b"\xff")
+    with pytest.raises(InvalidInputError, match="readable JSON"):
+        store.read_multi_lora(tmp_path)

@@ -49,13 +49,7 @@ def _silent(node: ast.AST) -> Iterator[ast.AST]:
         yield node
     elif isinstance(node, ast.Call) and _name(node.func) == "zip":
         yield from (given.value for given in node.keywords if _is_true(given.value))
-    elif (
-        isinstance(node, ast.keyword)
-        and node.arg == "non_blocking"
-        and _is_true(node.value)
-        or isinstance(node, ast.keyword)
-        and node.arg in (*_GUARDS, *_LAYOUT)
-    ):
+    elif isinstance(node, ast.keyword) and (node.arg in (*_GUARDS, *_LAYOUT) or _leaves_a_copy(node)):
         yield node.value
     elif isinstance(node, ast.ClassDef) and any(_name(base) == "Protocol" for base in node.bases):
         yield from node.body
@@ -79,6 +73,10 @@ def _name(node: ast.expr) -> str:
     if isinstance(node, ast.Subscript):
         return _name(node.value)
     return node.attr if isinstance(node, ast.Attribute) else node.id if isinstance(node, ast.Name) else ""
+
+
+def _leaves_a_copy(node: ast.keyword) -> bool:
+    return node.arg == "non_blocking" and _is_true(node.value)
 
 
 def _is_true(node: ast.expr) -> bool:

@@ -113,3 +113,35 @@ def test_a_model_that_forwards_names_itself() -> None:
 def test_a_checkpoint_version_is_the_beginning_of_the_hash() -> None:
     assert description.checkpoint_version({"checkpoint_sha256": "0123456789abcdef"}) == "0123456789ab"
     assert description.checkpoint_version({}) is None
+    assert description.checkpoint_version({"checkpoint_sha256": ""}) is None
+
+
+def test_two_fronts_that_serve_the_same_have_one_registry() -> None:
+    first = description.registry_version({"a": "1", "b": "2"})
+    assert first == description.registry_version({"b": "2", "a": "1"}) and len(first) == 12
+    others = ({"a": "1"}, {"a": "2", "b": "1"}, {"a": "1", "b": "3"}, {})
+    assert len({first, *map(description.registry_version, others)}) == 5
+
+
+def test_facts_that_are_false_or_empty_are_said_and_text_stays_text() -> None:
+    made = Description(description.GENERATION, pairs=False, labels=[], load=0.0, chat_template="ä", adds_bos=False)
+    said = made.as_json(args(0))
+    assert '"ä"' in said
+    found = json.loads(said)
+    assert {name: found[name] for name in ("pairs", "labels", "load", "adds_bos")} == {
+        "pairs": False,
+        "labels": [],
+        "load": 0.0,
+        "adds_bos": False,
+    }
+    assert "prompts" not in found
+
+
+def test_an_empty_name_of_a_checkpoint_is_none() -> None:
+    assert description.checkpoint_name({"checkpoint_name": "", "checkpoint": "b"}) == "b"
+    assert description.checkpoint_name({"checkpoint": ""}) is None
+
+
+def test_a_request_for_a_description_is_tried_without_inputs_then_with_each_kind() -> None:
+    tried = [{name: values.tolist() for name, values in one.items()} for one in description.PLACEHOLDERS]
+    assert tried == [{}, {"TEXT": [[b""]]}, {"IMAGE": [[b""]]}]
