@@ -43,7 +43,7 @@ def test_a_parameter_is_taken_to_its_limit_and_not_beyond(name: str, within: flo
 
 @pytest.mark.parametrize("name", ["candidates_dir", "task"])
 def test_a_cascade_names_its_candidates_and_its_task(name: str) -> None:
-    given = {"candidates_dir": "candidates", "task": "task"} | {name: ""}
+    given: dict[str, Any] = {"candidates_dir": "candidates", "task": "task"} | {name: ""}
     with pytest.raises(InvalidInputError, match=f"^{name}: got ''"):
         CascadeSettings(**given)
 

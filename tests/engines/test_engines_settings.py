@@ -35,8 +35,9 @@ def test_a_parameter_is_taken_to_its_limit_and_not_beyond(name: str, within: flo
     ],
 )
 def test_other_words_are_refused(name: str, value: str) -> None:
+    given: dict[str, Any] = {"checkpoint": "a", name: value}
     with pytest.raises(InvalidInputError, match=f"^{name}: got '{value}'"):
-        TextEngineSettings(**{"checkpoint": "a", name: value})
+        TextEngineSettings(**given)
 
 
 def test_several_poolings_are_taken() -> None:

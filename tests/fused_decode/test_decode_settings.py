@@ -87,8 +87,9 @@ def test_the_cache_holds_at_least_one_text(tokens: int, taken: bool) -> None:
     ],
 )
 def test_other_words_are_refused(name: str, value: str) -> None:
+    given: dict[str, Any] = {"checkpoint": "a", name: value}
     with pytest.raises(InvalidInputError, match=f"^{name}: got "):
-        FusedDecodeSettings(**{"checkpoint": "a", name: value})
+        FusedDecodeSettings(**given)
 
 
 def test_classes_are_names_without_the_spaces_around_them() -> None:

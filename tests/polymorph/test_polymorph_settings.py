@@ -53,8 +53,9 @@ def test_a_parameter_is_taken_to_its_limit_and_not_beyond(name: str, within: flo
     "name", ["placement", "curve", "worker_backend", "dispatch", "allocation"], ids=lambda name: name
 )
 def test_other_words_are_refused(name: str) -> None:
+    given: dict[str, Any] = {name: "other"}
     with pytest.raises(InvalidInputError, match=f"^{name}: got 'other'"):
-        PolymorphSettings(**{name: "other"})
+        PolymorphSettings(**given)
 
 
 TOGETHER: list[tuple[dict[str, Any], str]] = [
