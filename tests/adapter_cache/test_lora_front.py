@@ -24,6 +24,7 @@ from shapeshift.errors import InvalidInputError
 from shapeshift.fused_decode import service as decode_service
 from shapeshift.fused_decode.engine.speculation import Speculator
 from shapeshift.fused_decode.front import GenerateFront
+from shapeshift.fused_decode.interfaces import BLOCK_TOKENS
 from tests.adapter_cache.lora_models import MIXED, Spec, make_adapter, peft_texts, save_adapter
 from tests.fakes import InferenceResponse, Logger, PbUtils, Request, Tensor, TritonError
 from tests.fused_decode.fronts import answer_of, arguments, ask
@@ -318,6 +319,53 @@ def test_the_registry_changes_while_requests_run(
     store.pin(folder, "late", False)
     wait_for(lambda: not adapters.cache.preload._pinned)
     adapters.cache.check_integrity()
+
+
+def test_a_check_of_the_registry_that_fails_is_said_and_the_next_one_counts(
+    make_front: MakeFront, pb_utils: PbUtils, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    front = make_front()
+    outcomes: list[bool | Exception] = [OSError("away"), ValueError("odd"), True]
+    woken: list[int] = []
+
+    def refresh() -> bool:
+        found = outcomes.pop(0) if outcomes else False
+        if isinstance(found, Exception):
+            raise found
+        return found
+
+    monkeypatch.setattr(front.loop, "wake", lambda: woken.append(len(outcomes)))
+    monkeypatch.setattr(service_of(front).catalogue, "refresh", refresh)
+    wait_for(lambda: not outcomes and bool(woken))
+    assert woken == [0], "only a check that found a change asks the loop again"
+    said = [line for line in pb_utils.Logger.lines if "the check for changed adapters failed" in line]
+    assert [line.rpartition("failed: ")[2] for line in said] == ["OSError: away", "ValueError: odd"]
+
+
+def test_the_memory_of_an_adapter_counts_in_whole_blocks_of_tokens(
+    make_front: MakeFront, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own = service_of(make_front())
+    block = own._runtime.block_elements
+    for elements, tokens in (
+        (0, 0),
+        (1, 1),
+        (block // BLOCK_TOKENS, 1),
+        (block, BLOCK_TOKENS),
+        (block + 1, BLOCK_TOKENS + 1),
+    ):
+        monkeypatch.setattr(own.cache, "elements", lambda name, elements=elements: elements)
+        assert own._adapter_tokens("small") == tokens
+
+
+def test_adapters_that_run_and_that_requests_wait_for_are_told_apart(make_front: MakeFront) -> None:
+    own = service_of(make_front())
+    states = [("a", 0, False), ("b", None, False), ("c", None, True), ("a", None, False), ("", 1, False)]
+    for number, (label, slot, is_finished) in enumerate(states):
+        request: Any = SimpleNamespace(label=label, slot=slot, is_finished=is_finished)
+        own._live[str(number)] = {number: request}.values()  # type: ignore[assignment]
+    assert own._running_and_waiting() == (["a"], ["a", "b"])
+    own._live.clear()
 
 
 def test_bad_entries_change_nothing(

@@ -14,6 +14,7 @@ from shapeshift.sidecar.journal import Journal
 from shapeshift.sidecar.nodes import connect
 from shapeshift.sidecar.nodes.connections import FleetConnections, NodeServer
 from shapeshift.triton.endpoint import Endpoint
+from shapeshift.triton.metrics import Samples
 from tests.sidecar.fakes import FakeServer
 from tests.sidecar.fleet import no_page
 
@@ -31,7 +32,12 @@ def scraped(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, Any]]:
     """The pages that were read."""
     found: list[tuple[str, Any]] = []
     monkeypatch.setattr(connect, "ModelControl", FakeControl)
-    monkeypatch.setattr(connect.metrics, "scrape", lambda page, tls: found.append((page, tls)) or {})
+
+    def scrape(page: str, tls: Any) -> Samples:
+        found.append((page, tls))
+        return {}
+
+    monkeypatch.setattr(connect.metrics, "scrape", scrape)
     return found
 
 
@@ -120,7 +126,8 @@ def test_a_node_that_comes_back_keeps_its_number_and_gets_a_new_connection() -> 
 
 
 def test_a_file_that_can_be_read_again_is_said_once() -> None:
-    members, log = Changing(*named("a")), []
+    log: list[str] = []
+    members = Changing(*named("a"))
     connections, _ = following(members, log)
     connections.refresh()
     members.now = Members(named("a"), "the file cannot be read")
@@ -136,7 +143,8 @@ def test_a_file_that_can_be_read_again_is_said_once() -> None:
 
 
 def test_every_name_that_is_there_twice_is_said() -> None:
-    members, log = Changing(*named("a", "b", "a", "b"), *named("c")), []
+    log: list[str] = []
+    members = Changing(*named("a", "b", "a", "b"), *named("c"))
     connections, made = following(members, log)
     connections.refresh()
     assert made == ["c1"] and [name in "".join(log) for name in ("members a:", "members b:")] == [True, True]

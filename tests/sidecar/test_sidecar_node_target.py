@@ -12,7 +12,13 @@ SHARE = autoscale.PAPER.in_share
 
 @pytest.mark.parametrize(
     ("latency", "occupancy", "known", "most"),
-    [(None, None, False, 0.0), (0.2, None, True, 0.2), (None, 0.3, True, 0.3), (0.2, 0.3, True, 0.3), (0.4, 0.3, True, 0.4)],
+    [
+        (None, None, False, 0.0),
+        (0.2, None, True, 0.2),
+        (None, 0.3, True, 0.3),
+        (0.2, 0.3, True, 0.3),
+        (0.4, 0.3, True, 0.4),
+    ],
 )
 def test_the_larger_of_what_is_known_counts(
     latency: float | None, occupancy: float | None, known: bool, most: float
