@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -13,15 +13,13 @@ import pytest
 
 from shapeshift.engines.execution.executor import EngineExecutor
 from shapeshift.engines.execution.request import TextRequest
-from shapeshift.engines.interfaces import Array
-from shapeshift.engines.manifest import EngineEntry, Latency, Manifest
+from shapeshift.engines.manifest import EngineEntry
 from shapeshift.engines.providers import lookup
 from shapeshift.errors import EngineError, OverloadedError
 from shapeshift.serving.metrics import Gauge
 from shapeshift.settings import Choices
+from tests.engines.fake_engines import FakeEngines, entry, manifest
 from tests.waiting import wait_for
-
-CALL_MS, LONGEST = 10.0, 8
 
 
 @dataclass
@@ -32,72 +30,6 @@ class Settings:
     max_queue_ms: float = 0.0
     pack_tokens: int = 0
     memory_mb: int = 1 << 20
-
-
-@dataclass
-class FakeEngines:
-    """A provider, runtime and engine: each vector is the number of its ids. made: the lengths of the engines.
-
-    starts: called before an engine is made, with how many there are; computes: before each call of texts.
-    """
-
-    made: list[int | None] = field(default_factory=list)
-    opened: list[tuple[Any, ...]] = field(default_factory=list)
-    starts: Callable[[int], None] = lambda count: None
-    computes: Callable[[], None] = lambda: None
-    is_warm: bool = False
-    tokens: int | None = None
-    rows: int | None = None
-
-    def open(self, *given: Any) -> FakeEngines:
-        self.opened.append(given)
-        return self
-
-    def engine(self, tokens: int | None, rows: int | None) -> FakeEngine:
-        self.starts(len(self.made))
-        self.made.append(tokens)
-        return FakeEngine(self, tokens, rows)
-
-    def used_mb(self) -> float:
-        return 0.0
-
-
-@dataclass
-class FakeEngine:
-    owner: FakeEngines
-    tokens: int | None
-    rows: int | None
-
-    def run(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
-        if inputs["INPUT_IDS"].any():
-            self.owner.computes()
-        rows = inputs["ROWS"]
-        segments = inputs["SEGMENTS"]
-        return {"EMBEDDING": np.array([[(segments == row).sum()] for row in rows], np.float32)}
-
-
-def entry(tokens: int | None, ms: float = CALL_MS) -> EngineEntry:
-    rows = None if tokens is None else 4
-    return EngineEntry("", tokens, rows, 0.0, 1.0, (Latency(tokens or LONGEST, 1, ms, 2 * ms, ms),))
-
-
-def manifest(*engines: EngineEntry) -> Manifest:
-    stated: dict[str, Any] = dict.fromkeys(
-        ("checkpoint_sha256", "build_key", "provider_version", "reference", "tolerance", "hardware"), ""
-    )
-    return Manifest(
-        model="m",
-        provider="fake",
-        precision="f32",
-        vocabulary=100,
-        max_tokens=LONGEST,
-        packs_rows=True,
-        position_offset=0,
-        outputs=(),
-        files={},
-        engines=engines,
-        **stated,
-    )
 
 
 Make = Callable[..., EngineExecutor]

@@ -59,10 +59,13 @@ def test_bins_that_do_not_ascend_within_the_range_are_refused(bins: str) -> None
 
 
 def test_without_the_dynamic_engine_the_bins_reach_the_longest_text() -> None:
-    assert not made(dynamic=False, bins="16,512", max_tokens=512).dynamic
+    assert not made(dynamic=False, bins="16,64,512", max_tokens=512).dynamic
     assert not made(dynamic=False, bins="histogram").dynamic
     with pytest.raises(InvalidInputError, match=r"the last edge must be max_tokens \(512\)"):
         made(dynamic=False, bins="16,511", max_tokens=512)
+    with pytest.raises(InvalidInputError, match="^bins: got '16'"):
+        made(dynamic=False, bins="16", max_tokens=512)
+    assert not made(dynamic=False, bins="512", max_tokens=512).dynamic
     with pytest.raises(InvalidInputError, match="not none when dynamic is false"):
         made(dynamic=False, bins="none")
 
