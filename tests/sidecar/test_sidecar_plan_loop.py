@@ -335,6 +335,34 @@ def test_slow_answers_add_workers_and_fast_answers_release_them() -> None:
     assert "512" in server.bins().values()
 
 
+def test_the_number_of_workers_is_decided_once_a_period_from_what_it_saw() -> None:
+    server = FakeServer()
+    server.add_front(workers=2, min_workers=2, max_workers=4)
+    case = Case(server)
+    case.step()
+    case.step()
+    # The page with which the first period begins.
+    case.period(0.0)
+    for passed_s, workers in ((9.9, 2), (0.1, 3), (9.9, 3), (0.1, 4)):
+        case.period(passed_s, latencies={300.0: 100.0})
+        assert len(server.bins()) == workers, passed_s
+
+
+def test_a_front_that_was_slow_in_between_is_fast_from_then_on_only() -> None:
+    server = FakeServer()
+    server.add_front(workers=3, min_workers=1, max_workers=3)
+    case = Case(server)
+    case.step()
+    case.step()
+    case.period(0.0)
+    counts = []
+    for bound in [150.0] * 2 + [285.0] + [150.0] * 7:
+        case.period(10.0, latencies={bound: 100.0})
+        counts.append(len(server.bins()))
+    # A minute after the slow period has ended, and not sooner.
+    assert counts == [3] * 8 + [2] * 2
+
+
 def test_a_front_says_how_many_workers_it_wants_beyond_those_that_there_are(tmp_path: Path) -> None:
     file = tmp_path / "demand.json"
     server = FakeServer()
