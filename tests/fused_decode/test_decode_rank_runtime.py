@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -81,8 +81,8 @@ class Made:
         self.log: list[str] = []
         self.model, self.launcher = FakeModel(), FakeLauncher()
         self.group: Any = SimpleNamespace(timeout_s=0.0)
-        given: Any = self.model, self.group, self.launcher
-        self.runtime = TensorParallelModel(*given, self.log.append)
+        model, launcher = cast(Any, self.model), cast(Any, self.launcher)
+        self.runtime = TensorParallelModel(model, self.group, launcher, self.log.append)
 
     def restarted(self) -> None:
         """Wait until the ranks have been started again, or could not be."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -57,8 +57,8 @@ class Fleet:
         monkeypatch.setattr(fleet_transport, "time", SimpleNamespace(monotonic=lambda: self.now))
         self.own, self.remote = FakeTransport(self, timeouts=3), FakeTransport(self, remote_s, timeouts=40)
         self.directory = FakeTransport(self, directory_s)
-        given: Any = self.own, self.remote, self.directory
-        self.transport = FleetTransport(*given, "front")
+        remote, directory = cast(Any, self.remote), cast(Any, self.directory)
+        self.transport = FleetTransport(self.own, remote, directory, "front")
 
 
 def exchange(worker: str, texts: Sequence[Ids] | None = (), **noted: Any) -> Exchange:

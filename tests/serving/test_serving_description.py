@@ -119,7 +119,7 @@ def test_a_checkpoint_version_is_the_beginning_of_the_hash() -> None:
 def test_two_fronts_that_serve_the_same_have_one_registry() -> None:
     first = description.registry_version({"a": "1", "b": "2"})
     assert first == description.registry_version({"b": "2", "a": "1"}) and len(first) == 12
-    others = ({"a": "1"}, {"a": "2", "b": "1"}, {"a": "1", "b": "3"}, {})
+    others: tuple[dict[str, str], ...] = ({"a": "1"}, {"a": "2", "b": "1"}, {"a": "1", "b": "3"}, {})
     assert len({first, *map(description.registry_version, others)}) == 5
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -15,7 +16,7 @@ from tests.sidecar.fakes import front
 TARGET = {"a/enc_w00": 32, "a/enc_w01": 64, "b/enc_w00": 32}
 
 
-def on(*nodes: str, **changes: object) -> Front:
+def on(*nodes: str, **changes: Any) -> Front:
     return replace(front(**changes), models=tuple(f"{node}/enc" for node in nodes))
 
 

@@ -68,7 +68,7 @@ def test_an_example_comes_from_its_seed(module_of: Any) -> None:
 
 
 def made() -> ImageManifest:
-    texts = dict.fromkeys(
+    texts: dict[str, Any] = dict.fromkeys(
         (
             *("family", "checkpoint_sha256", "build_key", "provider_version", "precision", "reference", "tolerance"),
             "hardware",
