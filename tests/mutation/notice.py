@@ -138,8 +138,9 @@ class Copy:
     def _tests(self, change: Change | NativeChange) -> Sequence[str]:
         """The files of tests that compute with a kernel; for Python those of the mirrored folder that reach the file.
 
-        Those that name it come first. By imports, also of the folder's conftest.py, or by name. Policies are found by
-        the names that requests give them, which no import shows: all files.
+        Those that are named like it come first, then those that name it: they fail soonest. By imports, also of the
+        folder's conftest.py, or by name. Policies are found by the names that requests give them, which no import
+        shows: all files.
         """
         if isinstance(change, NativeChange):
             return native.tests_of(change.file)
@@ -151,7 +152,8 @@ class Copy:
         shown = "/policy/" not in change.file and not by_fixtures
         reaching = [file for file in names if names[file] or target in closure(file, self._folder)] if shown else []
         reaching = reaching or list(names)
-        return [str(file.relative_to(self._folder)) for file in sorted(reaching, key=lambda file: not names[file])]
+        reaching.sort(key=lambda file: (target.stem not in file.stem, not names[file]))
+        return [str(file.relative_to(self._folder)) for file in reaching]
 
 
 def _difference(before: str, after: str) -> str:

@@ -1,0 +1,165 @@
+"""The thread that loads adapters: one after another, through the host's memory where there is one, and its end."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from shapeshift.adapter_cache.memory import loader
+from shapeshift.adapter_cache.memory.loader import Loader
+from tests.waiting import wait_for
+
+
+def adapter(name: str) -> Any:
+    return SimpleNamespace(name=name, label=name)
+
+
+class Case:
+    """loaded: by adapter, what was reported; weights: what is done in place of reading files."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.loaded: dict[str, Exception | None] = {}
+        self.seconds: list[float] = []
+        self.weights: Callable[[torch.Tensor, Any], None] = lambda target, one: None
+        self.made: list[Loader] = []
+        monkeypatch.setattr(loader, "load_weights", lambda target, one, write, pause: self.weights(target, one))
+
+    def start(self, **options: Any) -> Loader:
+        self.made.append(Loader(self._note, lambda *given: True, **options))
+        return self.made[-1]
+
+    def load(self, running: Loader, name: str) -> torch.Tensor:
+        target = torch.zeros(4)
+        running.submit(adapter(name), target)
+        wait_for(lambda: name in self.loaded)
+        return target
+
+    def _note(self, one: Any, error: Exception | None, seconds: float) -> None:
+        self.loaded[one.name] = error
+        self.seconds.append(seconds)
+
+
+@pytest.fixture
+def case(monkeypatch: pytest.MonkeyPatch) -> Iterator[Case]:
+    made = Case(monkeypatch)
+    yield made
+    for one in made.made:
+        one.close()
+
+
+def test_a_load_that_fails_is_reported_and_the_next_one_is_made(case: Case) -> None:
+    running, failure = case.start(), OSError("away")
+
+    def weights(target: torch.Tensor, one: Any) -> None:
+        if one.name == "bad":
+            raise failure
+        target.fill_(3)
+
+    case.weights = weights
+    assert case.load(running, "bad").tolist() == [0.0] * 4
+    assert case.load(running, "good").tolist() == [3.0] * 4
+    assert case.loaded == {"bad": failure, "good": None} and min(case.seconds) >= 0
+
+
+def test_the_time_of_a_load_is_that_between_its_begin_and_its_end(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [100.0]
+    monkeypatch.setattr(loader, "time", SimpleNamespace(monotonic=lambda: now[0], thread_time=lambda: 0.0))
+
+    def weights(target: torch.Tensor, one: Any) -> None:
+        now[0] += 2.5
+
+    case.weights = weights
+    case.load(case.start(), "a")
+    assert case.seconds == [2.5]
+
+
+def test_close_finishes_the_current_load_and_leaves_those_that_wait(case: Case) -> None:
+    loading, may_end = threading.Event(), threading.Event()
+
+    def weights(target: torch.Tensor, one: Any) -> None:
+        loading.set()
+        assert may_end.wait(30)
+
+    case.weights = weights
+    running = case.start()
+    for name in ("current", "waits"):
+        running.submit(adapter(name), torch.zeros(1))
+    assert loading.wait(30)
+    closing = threading.Thread(target=running.close)
+    closing.start()
+    wait_for(lambda: running._closing)
+    may_end.set()
+    closing.join(30)
+    assert not running._thread.is_alive() and list(case.loaded) == ["current"]
+
+
+class Host:
+    """Images in the memory of the host, by name. calls: in order."""
+
+    def __init__(self) -> None:
+        self.images: dict[str, torch.Tensor] = {}
+        self.calls: list[str] = []
+
+    def get(self, name: str) -> torch.Tensor | None:
+        self.calls.append(f"get {name}")
+        return self.images.get(name)
+
+    def reserve(self, name: str, target: torch.Tensor) -> torch.Tensor:
+        self.calls.append(f"reserve {name}")
+        self.images[name] = torch.zeros_like(target)
+        return self.images[name]
+
+    def drop(self, name: str) -> None:
+        self.calls.append(f"drop {name}")
+        del self.images[name]
+
+
+def test_what_the_host_holds_is_copied_and_not_read_again(case: Case) -> None:
+    host, read = Host(), []
+
+    def weights(target: torch.Tensor, one: Any) -> None:
+        read.append(one.name)
+        target.fill_(len(read))
+
+    case.weights = weights
+    running = case.start(host=host)
+    for _ in range(2):
+        case.loaded.clear()
+        assert case.load(running, "a").tolist() == [1.0] * 4
+    assert read == ["a"] and host.calls == ["get a", "reserve a", "get a"]
+
+
+def test_an_image_that_could_not_be_read_is_dropped(case: Case) -> None:
+    host, failure = Host(), ValueError("odd")
+
+    def weights(target: torch.Tensor, one: Any) -> None:
+        raise failure
+
+    case.weights = weights
+    assert case.load(case.start(host=host), "a").tolist() == [0.0] * 4
+    assert case.loaded == {"a": failure} and host.images == {}
+    assert host.calls == ["get a", "reserve a", "drop a"]
+
+
+@pytest.mark.parametrize(("is_busy", "pauses"), [(False, []), (True, [pytest.approx(loader._PAUSE * 0.5)])])
+def test_a_load_pauses_for_a_share_of_its_processor_time_while_requests_run(
+    case: Case, monkeypatch: pytest.MonkeyPatch, is_busy: bool, pauses: list[float]
+) -> None:
+    slept: list[float] = []
+    used = [10.0]
+    clock = SimpleNamespace(monotonic=lambda: 0.0, thread_time=lambda: used[0], sleep=slept.append)
+    monkeypatch.setattr(loader, "time", clock)
+    running = case.start(is_busy=lambda: is_busy)
+
+    def weights(target: torch.Tensor, one: Any) -> None:
+        used[0] += 0.5
+        running._pause()
+
+    case.weights = weights
+    case.load(running, "a")
+    assert slept == pauses
