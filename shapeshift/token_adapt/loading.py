@@ -46,8 +46,7 @@ def open_model(args: ModelArgs, serving: TokenAdaptSettings) -> ImageModel:
     if not generated.engines:
         raise InvalidInputError("engines", "", "a folder of engines; run `shapeshift engines`")
     engines, tasks = ((args.folder / path).resolve() for path in (generated.engines, serving.tasks_dir))
-    threads = serving.threads or hardware.cores()
-    return vision_model.open_model(engines, tasks, threads, generated.manifest_sha256 or None, args.device)
+    return vision_model.open_model(engines, tasks, serving.threads, generated.manifest_sha256 or None, args.device)
 
 
 def load(args: ModelArgs, log: Log, open_model: Open = open_model) -> Loaded:

@@ -10,10 +10,12 @@ import pytest
 
 
 class Driver:
-    """Stands for NVIDIA's driver: so many GPUs of this capability; status: what each call returns.
+    """Stands for NVIDIA's driver: so many GPUs of this capability; status: what cuInit returns.
 
-    cuda: what it runs, as cuDriverGetVersion has it.
+    cuda: what it runs, as cuDriverGetVersion has it. broken: the name of another call, which returns 7.
     """
+
+    broken = ""
 
     def __init__(self, devices: int, capability: tuple[int, int] = (9, 0), status: int = 0, cuda: int = 13020) -> None:
         self.devices, self.capability, self.status, self.cuda = devices, capability, status, cuda
@@ -24,10 +26,12 @@ class Driver:
     def cuDeviceGetPCIBusId(self, out: Any, size: int, handle: Any) -> int:  # noqa: N802  the driver's name
         assert size >= 13
         out.value = f"0000:0{handle.value}:00.0".encode()
-        return 0
+        return 7 if self.broken == "cuDeviceGetPCIBusId" else 0
 
     def __getattr__(self, name: str) -> Callable[..., int]:
         def call(out: Any, *others: Any) -> int:
+            if name == self.broken:
+                return 7
             if name == "cuDeviceGetName":
                 out.value = b"H100"
                 return 0
@@ -45,7 +49,9 @@ class Driver:
 
 
 class Management:
-    """Stands for NVML: the free MiB of each GPU, in the order of the driver's numbers."""
+    """Stands for NVML: the free MiB of each GPU, in the order of the driver's numbers; broken: what returns 7."""
+
+    broken = ""
 
     def __init__(self, free_mb: list[int], status: int = 0) -> None:
         self.free_mb, self.status = free_mb, status
@@ -55,11 +61,11 @@ class Management:
 
     def nvmlDeviceGetHandleByPciBusId_v2(self, bus_id: Any, out: Any) -> int:  # noqa: N802  the library's name
         out._obj.value = 100 + int(bus_id.value.split(b":")[1])
-        return 0
+        return 7 if self.broken == "nvmlDeviceGetHandleByPciBusId_v2" else 0
 
     def nvmlDeviceGetMemoryInfo(self, handle: Any, out: Any) -> int:  # noqa: N802  the library's name
         out._obj.free = self.free_mb[handle.value - 100] << 20
-        return 0
+        return 7 if self.broken == "nvmlDeviceGetMemoryInfo" else 0
 
 
 def install(monkeypatch: pytest.MonkeyPatch, driver: Driver | None, management: Management | None = None) -> None:

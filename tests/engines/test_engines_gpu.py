@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -115,6 +116,54 @@ def test_what_is_free_without_a_context(monkeypatch: pytest.MonkeyPatch) -> None
     for management in (Management([90_000, 500]), None, Management([5, 5], status=9)):
         install(monkeypatch, Driver(2), management)
         assert gpu.free_mb(0) == 80 * 1024
+
+
+@pytest.mark.parametrize("call", ["nvmlDeviceGetHandleByPciBusId_v2", "nvmlDeviceGetMemoryInfo"])
+def test_where_one_call_of_nvml_fails_all_of_the_memory_counts_as_free(
+    monkeypatch: pytest.MonkeyPatch, call: str
+) -> None:
+    management = Management([500])
+    management.broken = call
+    install(monkeypatch, Driver(1), management)
+    assert gpu.free_mb(0) == 80 * 1024
+
+
+DESCRIBED = ("cuDeviceGetCount", "cuDeviceGet", "cuDeviceGetAttribute", "cuDeviceGetName", "cuDeviceTotalMem_v2")
+
+
+@pytest.mark.parametrize(
+    ("ask", "call"),
+    [
+        *((gpu.describe, call) for call in DESCRIBED),
+        (gpu.cuda_version, "cuDriverGetVersion"),
+        (gpu.free_mb, "cuDeviceGetPCIBusId"),
+    ],
+    ids=lambda one: one if isinstance(one, str) else one.__name__,
+)
+def test_each_call_of_the_driver_that_fails_is_an_error(
+    monkeypatch: pytest.MonkeyPatch, ask: Callable[[int], object], call: str
+) -> None:
+    driver = Driver(1)
+    driver.broken = call
+    install(monkeypatch, driver, Management([500]))
+    with pytest.raises(UnsupportedError, match="GPU 0: the NVIDIA driver reports error 7"):
+        ask(0)
+
+
+@pytest.mark.parametrize(("cuda", "version"), [(13020, (13, 2)), (12080, (12, 8)), (9000, (9, 0))])
+def test_the_version_of_cuda_is_two_numbers(
+    monkeypatch: pytest.MonkeyPatch, cuda: int, version: tuple[int, int]
+) -> None:
+    install(monkeypatch, Driver(1, cuda=cuda))
+    assert gpu.cuda_version(0) == version
+
+
+@pytest.mark.parametrize(("capability", "has_bf16"), [((7, 5), False), ((8, 0), True), ((8, 6), True), ((10, 0), True)])
+def test_bf16_is_there_since_a_capability(
+    monkeypatch: pytest.MonkeyPatch, capability: tuple[int, int], has_bf16: bool
+) -> None:
+    install(monkeypatch, Driver(1, capability))
+    assert gpu.describe(0).has_bf16 is has_bf16
 
 
 def test_memory_that_runs_out_is_an_error_with_figures(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -87,15 +87,14 @@ def test_memory_is_stated_or_what_is_free(memory_mb: int, most: int, monkeypatch
     assert asked == ([] if memory_mb else [None])
 
 
-@pytest.mark.parametrize(("threads", "given"), [(0, 5), (3, 3)])
-def test_engines_get_the_threads_that_are_stated_or_all_cores(
-    threads: int, given: int, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(("sha256", "expected"), [("", None), ("abc", "abc")])
+def test_engines_are_opened_as_the_parameters_say(
+    sha256: str, expected: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     opened: list[tuple[Any, ...]] = []
-    monkeypatch.setattr(loading.hardware, "cores", lambda: 5)
     monkeypatch.setattr(vision_model, "open_model", lambda *args: opened.append(args))
-    args = arguments(threads=threads, engines="e", manifest_sha256="", tasks_dir="t")
+    args = arguments(threads=3, engines="e", manifest_sha256=sha256, tasks_dir="t")
     serving = loading.settings.read(loading.TokenAdaptSettings, args.parameters)
     loading.open_model(args, serving)
-    engines, tasks, count, sha256, device = opened[0]
-    assert (engines.name, tasks.name, count, sha256, device) == ("e", "t", given, None, args.device)
+    engines, tasks, *others = opened[0]
+    assert (engines.name, tasks.name, others) == ("e", "t", [3, expected, args.device])

@@ -10,6 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from shapeshift.settings import Choices
+from shapeshift.token_adapt.model import vision_model
 from shapeshift.token_adapt.model.vision_model import VisionModel
 from shapeshift.token_adapt.tasks.folder import Head, TaskParts
 
@@ -56,6 +58,52 @@ def made(tmp_path: Path) -> Made:
         preprocessing=None, engines=entries, checkpoint_sha256="c", depth=1, width=2, features=2
     )
     return VisionModel(manifest, engines, Doubling(), tmp_path), engines  # type: ignore[arg-type]
+
+
+class Provider:
+    """opened: the folder, precision, threads and device of each engine, and the one that it was opened beside."""
+
+    def __init__(self) -> None:
+        self.opened: list[tuple[Any, ...]] = []
+
+    def open(self, folder: Path, precision: str, threads: int, device: int | None, beside: Any) -> Any:
+        self.opened.append((folder.name, precision, threads, device, beside))
+        return SimpleNamespace(number=len(self.opened), engine=lambda tokens, rows: FakeEngine(0))
+
+
+PROVIDER = Provider()
+
+
+@pytest.mark.parametrize(("threads", "each"), [(0, 5), (3, 3)])
+def test_engines_share_weights_and_have_the_threads_that_are_stated_or_all_cores(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, threads: int, each: int
+) -> None:
+    entries = [
+        SimpleNamespace(gamma=gamma, folder=f"g{gamma}", precision=kind, tokens=1, memory_mb=1.0, latency=[])
+        for gamma, kind in ((-4, "f32"), (0, "bf16"), (2, "bf16"))
+    ]
+    manifest = SimpleNamespace(
+        **dict.fromkeys(("preprocessing", "checkpoint_sha256", "files", "heads", "epsilon", "labels")),
+        **dict.fromkeys(("depth", "width", "features"), 1),
+        provider="fake",
+        engines=entries,
+    )
+    found = Provider()
+    monkeypatch.setitem(globals(), "PROVIDER", found)
+    monkeypatch.setattr(vision_model.lookup, "PROVIDERS", Choices("provider", {"fake": f"{__name__}:PROVIDER"}))
+    monkeypatch.setattr(vision_model.image_manifest, "load", lambda folder, sha256: manifest)
+    monkeypatch.setattr(vision_model.prompt_folding, "load", lambda *given: Doubling())
+    monkeypatch.setattr(vision_model, "check_files", lambda *given: None)
+    monkeypatch.setattr(vision_model, "cores", lambda: 5)
+    model = vision_model.open_model(tmp_path, tmp_path, threads, device=7)
+    assert [one[:4] for one in found.opened] == [
+        ("g-4", "f32", each, 7),
+        ("g0", "bf16", each, 7),
+        ("g2", "bf16", each, 7),
+    ]
+    beside = [one[4] for one in found.opened]
+    assert beside[0] is None and [one.number for one in beside[1:]] == [1, 1]
+    assert model.gammas == GAMMAS and not model.tasks
 
 
 def parts(name: str, sign: float, prompts: bool) -> TaskParts:
