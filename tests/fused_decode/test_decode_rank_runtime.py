@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -15,7 +14,7 @@ from shapeshift.errors import EngineError, InvalidInputError, UnsupportedError
 from shapeshift.fused_decode.interfaces import StepBatch, blocks_of
 from shapeshift.fused_decode.ranks import messages, runtime
 from shapeshift.fused_decode.ranks.collective import LONGEST_S
-from shapeshift.fused_decode.ranks.member import Gathered, RankSpec, Summed
+from shapeshift.fused_decode.ranks.member import RankSpec
 from shapeshift.fused_decode.ranks.runtime import TensorParallelModel
 from shapeshift.fused_decode.settings import FusedDecodeSettings
 from tests.fused_decode.decode_models import batch
@@ -80,9 +79,9 @@ class Made:
     def __init__(self) -> None:
         self.log: list[str] = []
         self.model, self.launcher = FakeModel(), FakeLauncher()
-        self.group: Any = SimpleNamespace(timeout_s=0.0)
-        model, launcher = cast(Any, self.model), cast(Any, self.launcher)
-        self.runtime = TensorParallelModel(model, self.group, launcher, self.log.append)
+        self.group = SimpleNamespace(timeout_s=0.0)
+        model, group, launcher = (cast(Any, one) for one in (self.model, self.group, self.launcher))
+        self.runtime = TensorParallelModel(model, group, launcher, self.log.append)
 
     def restarted(self) -> None:
         """Wait until the ranks have been started again, or could not be."""
@@ -245,33 +244,3 @@ def test_what_ranks_cannot_do_is_refused(monkeypatch: pytest.MonkeyPatch) -> Non
     with pytest.raises(InvalidInputError, match="^tensor_parallel_size: got 2; 1 for a model that shares its cache"):
         start.load(extra=1)
     assert start.specs == []
-
-
-# The linears of a rank.
-
-
-class OneRank:
-    """A group that notes what it was given."""
-
-    def __init__(self) -> None:
-        self.summed: list[Any] = []
-
-    def sum(self, rows: torch.Tensor) -> torch.Tensor:
-        self.summed.append(rows)
-        return rows + 100
-
-    def gather(self, columns: torch.Tensor) -> torch.Tensor:
-        return torch.cat([columns, columns + 10], dim=1)
-
-
-def test_a_sum_is_over_what_the_own_part_gives() -> None:
-    group: Any = OneRank()
-    double: Callable[[torch.Tensor], torch.Tensor] = lambda rows: 2 * rows  # noqa: E731
-    assert Summed(double, group)(torch.ones(1, 2)).tolist() == [[102.0, 102.0]]
-    assert group.summed[0].tolist() == [[2.0, 2.0]]
-
-
-@pytest.mark.parametrize(("outputs", "kept"), [(3, [1.0, 2.0, 11.0]), (4, [1.0, 2.0, 11.0, 12.0])])
-def test_the_outputs_of_the_ranks_lie_side_by_side_up_to_the_vocabulary(outputs: int, kept: list[float]) -> None:
-    group: Any = OneRank()
-    assert Gathered(lambda rows: rows, group, outputs)(torch.tensor([[1.0, 2.0]])).tolist() == [kept]
