@@ -11,6 +11,7 @@ import torch
 
 from shapeshift.fused_decode.interfaces import blocks_of
 from shapeshift.fused_decode.model.architecture import Architecture
+from shapeshift.fused_decode.model.operations import TorchOperations
 from shapeshift.fused_decode.ranks import member
 from shapeshift.fused_decode.ranks.collective import RankGroup
 from shapeshift.fused_decode.ranks.member import Gathered, RankSpec, Summed, load_member
@@ -59,7 +60,7 @@ def test_kernels_are_compiled_where_they_are_asked_for(
 def test_compiled_kernels_are_the_operations_and_make_the_linears(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    compiled = member.TorchOperations("cpu")
+    compiled = TorchOperations("cpu")
     noted = Noted(monkeypatch, compiled)
     made = load_member(spec(folder, 0, 1, precision="bf16"), RankGroup(0, 1))
     assert noted.makers == [("bf16", 0, torch.bfloat16, True)] and made.operations is compiled

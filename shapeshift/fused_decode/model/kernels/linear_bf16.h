@@ -11,6 +11,7 @@ constexpr int64_t kStep = kTiles * kTileElements;
 constexpr int64_t kPairRows = 8;  // rows of a tile of vectors
 constexpr int64_t kAhead = 4096;  // elements between what tiles read and what they fetch into the cache
 constexpr int64_t kFetchInputs = 8;  // inputs between two fetches of vectors
+constexpr int64_t kFetchBytes = kFetchInputs * kWide * static_cast<int64_t>(sizeof(BFloat));
 
 // weights [panels, blocks, kTiles, kSide pairs, kSide outputs, 2], with 0 where there is no input or output; bias
 // [outputs] or null.
@@ -109,10 +110,10 @@ inline uint32_t pair_of(const BFloat* row, int64_t input, int64_t inputs) {
 
 #if defined(__AVX512BF16__)
 template <int64_t kRows>
-void sum_pairs(const Panels<BFloat>& own, const BFloat* panel, const BFloat* from, float* sums) {
+void sum_pairs(const Panels<BFloat>& own, const BFloat* panel, const BFloat* from, Fetch next, float* sums) {
   __m512 held[kRows][kTiles] = {};
   for (int64_t input = 0; input < own.inputs; input += 2) {
-    if (input % kFetchInputs == 0) fetch_after<kFetchInputs * kWide * sizeof(BFloat)>(panel + input * kWide);
+    if (input % kFetchInputs == 0) next.step(panel + input * kWide, kFetchBytes);
     const BFloat* place = panel + input / kBlock * kStep + input % kBlock * kSide;
     __m512bh weights[kTiles];
     for (int64_t tile = 0; tile < kTiles; ++tile) {
@@ -158,11 +159,12 @@ void sum_plain(const Panels<BFloat>& own, const BFloat* panel, const BFloat* fro
 // As sum_by_tiles, for any number of inputs.
 inline void sum_by_vectors(const Panels<BFloat>& own, const BFloat* panel, const BFloat* from, int64_t rows,
                            float* sums) {
-  in_parts<kPairRows>(rows, [&](int64_t row, auto count) {
+  const int64_t bytes = own.blocks() * kStep * static_cast<int64_t>(sizeof(BFloat));
+  in_parts<kPairRows>(rows, bytes, [&](int64_t row, auto count, [[maybe_unused]] const Fetch& fetch) {
     const BFloat* first = from + row * own.inputs;
     float* target = sums + row * kWide;
 #if defined(__AVX512BF16__)
-    if (own.instructions == Instructions::kDots) return sum_pairs<count>(own, panel, first, target);
+    if (own.instructions == Instructions::kDots) return sum_pairs<count>(own, panel, first, fetch, target);
 #endif
     sum_plain<count>(own, panel, first, target);
   });

@@ -21,12 +21,12 @@ inline int32_t quad_of(const int8_t* row, int64_t input) {
 #if defined(__AVX512VNNI__)
 // sums [kRows, kWide] of a group.
 template <int64_t kRows>
-void sum_quads(const Group<8>& group, const QuantisedRows& from, int32_t* sums) {
+void sum_quads(const Group<8>& group, const QuantisedRows& from, Fetch next, int32_t* sums) {
   __m512i held[kRows][kTiles];
   for_constants<kRows>([&](auto row) { held[row][0] = held[row][1] = _mm512_setzero_si512(); });
   const int64_t stride = from.stride();
   for (int64_t input = group.begin; input < group.end; input += kQuad) {
-    if (input % kFetchQuads == 0) fetch_after<kFetchQuads * kWide>(group.panel + input * kWide);
+    if (input % kFetchQuads == 0) next.step(group.panel + input * kWide, kFetchQuads * kWide);
     const __m512i weights[kTiles] = {line_of(group, input, 0), line_of(group, input, 1)};
     for_constants<kRows>([&](auto row) __attribute__((always_inline)) {
       const __m512i given = _mm512_set1_epi32(quad_of(from.levels + row * stride, input));
@@ -55,7 +55,8 @@ void multiply_quads(const Panels<Levels<4>>& own, const uint8_t* weights, const 
     const Group<4> group{own, weights, i * own.group, own.end(i)};
     __m512i sums[kRows][kTiles] = {};
     for (int64_t input = group.begin; input < group.end; input += kQuad) {
-      if (input % kFetchQuads == 0) fetch_after<kFetchQuads * kWide / 2>(group.line(input, 0));
+      // A panel is so small that the next one is soon.
+      if (input % kFetchQuads == 0) fetch(group.line(input, 0) + kSoon, kFetchQuads * kWide / 2);
       const __m512i quads[kTiles] = {line_of(group, input, 0), line_of(group, input, 1)};
       for (int64_t row = 0; row < kRows; ++row) {
         const __m512i given = _mm512_set1_epi32(quad_of(from.levels + row * stride, input));
@@ -137,16 +138,17 @@ void sum_levels(const Group<kBits>& group, const QuantisedRows& from, int32_t* s
 // sums [rows, kWide] of a group.
 template <int64_t kBits>
 void sum_rows(const Group<kBits>& group, const QuantisedRows& from, int64_t rows, int32_t* sums) {
+  const int64_t bytes = group.own.blocks() * group.own.kBytes;
 #if defined(__AVX512VNNI__)
   if constexpr (kBits == 8) {
     if (group.own.instructions != Instructions::kPlain) {
-      return in_parts<kQuadRows>(rows, [&](int64_t row, auto count) {
-        sum_quads<count>(group, from.from(row), sums + row * kWide);
+      return in_parts<kQuadRows>(rows, bytes, [&](int64_t row, auto count, const Fetch& fetch) {
+        sum_quads<count>(group, from.from(row), fetch, sums + row * kWide);
       });
     }
   }
 #endif
-  in_parts<kPlainRows>(rows, [&](int64_t row, auto count) {
+  in_parts<kPlainRows>(rows, bytes, [&](int64_t row, auto count, const Fetch&) {
     sum_levels<kBits, count>(group, from.from(row), sums + row * kWide);
   });
 }
@@ -218,7 +220,8 @@ void multiply_panel(const Panels<Levels<kBits>>& own, int64_t index, const Quant
 #if defined(__AVX512VNNI__)
   if constexpr (kBits == 4) {
     if (own.instructions != Instructions::kPlain) {
-      in_parts<kGroupedRows>(rows, [&](int64_t row, auto count) {
+      const int64_t bytes = own.blocks() * own.kBytes;
+      in_parts<kGroupedRows>(rows, bytes, [&](int64_t row, auto count, const Fetch&) {
         multiply_quads<count>(own, weights, scales, zeros, from.from(row), held + row * kWide);
       });
       for (int64_t i = 0; i < rows * kWide; i += wide::kLanes) finish(i / kWide, i % kWide, wide::load(held + i));

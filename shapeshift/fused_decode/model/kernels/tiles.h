@@ -109,23 +109,43 @@ void store_sums(Sum* sums) {
 }
 #endif
 
-// Fetches into the cache `kBytes` of the weights that vectors multiply soon, after those at `from`.
-template <int64_t kBytes>
-void fetch_after(const void* from) {
-  constexpr int64_t kFetched = 8192;
-  const char* ahead = static_cast<const char*>(from) + kFetched;
+constexpr int64_t kSoon = 8192;  // bytes between what vectors multiply and what they fetch
+
+// Fetches the `bytes` at `from` into the cache.
+inline void fetch(const void* from, int64_t bytes) {
 #pragma GCC unroll 8
-  for (int64_t line = 0; line < kBytes; line += kLine) __builtin_prefetch(ahead + line, 0, 2);
+  for (int64_t line = 0; line < bytes; line += kLine) {
+    __builtin_prefetch(static_cast<const char*>(from) + line, 0, 2);
+  }
 }
 
-// Calls each(row, count) for parts of `rows` rows, at most kMost in each; count is a constant. The parts are of nearly
-// equal height, since vectors multiply one row in the time of several.
+// Fetches weights while vectors multiply a part of the rows: while the first part, those that it multiplies soon; while
+// each further one, its share of the next panel's, which memory would else bring while nothing is multiplied.
+class Fetch {
+ public:
+  // panel: bytes from one panel to the next.
+  Fetch(int64_t part, int64_t parts, int64_t panel)
+      : distance_(part == 0 ? kSoon : panel), every_(part == 0 ? 1 : parts - 1), left_(part == 0 ? 1 : part) {}
+
+  // Takes a step, at which `bytes` of weights from `from` on are multiplied.
+  void step(const void* from, int64_t bytes) {
+    if (--left_ > 0) return;
+    left_ = every_;
+    fetch(static_cast<const char*>(from) + distance_, bytes);
+  }
+
+ private:
+  int64_t distance_, every_, left_;
+};
+
+// Calls each(row, count, fetch) for parts of `rows` rows, at most kMost in each; count is a constant. The parts are of
+// nearly equal height, since vectors multiply one row in the time of several. panel: see Fetch.
 template <int64_t kMost, typename Each>
-void in_parts(int64_t rows, const Each& each) {
+void in_parts(int64_t rows, int64_t panel, const Each& each) {
   const int64_t parts = (rows + kMost - 1) / kMost;
   for (int64_t part = 0, row = 0; part < parts; ++part) {
     const int64_t count = (rows - row + parts - part - 1) / (parts - part);
-    with_constant<kMost>(count, [&](auto constant) { each(row, constant); });
+    with_constant<kMost>(count, [&](auto constant) { each(row, constant, Fetch(part, parts, panel)); });
     row += count;
   }
 }
