@@ -23,6 +23,8 @@ _SEPARATOR = ":"
 _CALL_TIMEOUT_S = 5.0
 # A request for an unknown name has the servers asked again, at most this often.
 _LOOK_AGAIN_S = 1.0
+# For so long after a model was seen last it may be one that is loaded again.
+_RELOADS_S = 30.0
 
 
 @dataclass(frozen=True)
@@ -75,6 +77,8 @@ class Catalogue:
         self._upstream = upstream
         self._refresh_s = refresh_s
         self._fronts: dict[str, Front] = {}
+        # By name: when a front that is not there now was seen last, by time.monotonic.
+        self._seen: dict[str, float] = {}
         self._of_server: dict[Server, dict[str, Front]] = {}
         # With which of `PLACEHOLDERS` each model has described itself.
         self._asked_with: dict[str, Sequence[Mapping[str, Any]]] = {}
@@ -103,11 +107,17 @@ class Catalogue:
                 return
             await asyncio.gather(*(self._look_at(server) for server in self._upstream.servers))
             found = reversed(self._of_server.values())
-            self._fronts = {name: front for fronts in found for name, front in fronts.items()}
+            before, self._fronts = self._fronts, {name: front for fronts in found for name, front in fronts.items()}
+            self._seen |= dict.fromkeys(before, self._looked_at)
             self._looked_at = time.monotonic()
+            still = {name: at for name, at in self._seen.items() if self._looked_at - at < _RELOADS_S}
+            self._seen = {name: at for name, at in still.items() if name not in self._fronts}
 
     async def find(self, name: str, kinds: Collection[str]) -> Target:
-        """The target called `name`, of one of the `kinds`. Raises ApiError with status 404, or 400 for another kind."""
+        """The target called `name`, of one of the `kinds`.
+
+        Raises ApiError with status 404, or 400 for another kind, and ModelGoneError for a model that has left just now.
+        """
         target = self._named(name)
         if target is None:
             # One look answers all requests that have waited for it.
@@ -115,6 +125,8 @@ class Catalogue:
             target = self._named(name)
         if target is None and not self._of_server:
             raise ModelGoneError("no server has answered yet; retry later")
+        if target is None and name.partition(_SEPARATOR)[0] in self._seen:
+            raise ModelGoneError(f"model: {name[:80]!r} is not loaded at present; retry later")
         if target is None:
             raise self._unknown(name, kinds)
         if target.front.kind not in kinds:

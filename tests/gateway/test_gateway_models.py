@@ -10,7 +10,7 @@ import httpx2
 import openai
 import pytest
 
-from shapeshift.errors import ModelDiedError, ModelError
+from shapeshift.errors import ModelDiedError, ModelError, ModelGoneError
 from shapeshift.gateway.catalogue import Catalogue
 from shapeshift.gateway.exposition import merged
 from shapeshift.gateway.upstream import Upstream
@@ -71,6 +71,34 @@ def test_one_look_answers_all_who_wait_for_it(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(triton, "models", models)
     assert {error.code for error in asyncio.run(ask())} == {"model_not_found"}
     assert len(looks) == 1
+
+
+@pytest.mark.parametrize("model", ["cross", "cross:adapter"])
+def test_a_model_that_has_left_just_now_is_not_unknown(monkeypatch: pytest.MonkeyPatch, model: str) -> None:
+    """The sidecar unloads a front whose process has died before it loads it again: clients are to come back."""
+    triton = FakeTriton(dict(FRONTS))
+
+    async def ask() -> list[Any]:
+        catalogue = Catalogue(Upstream([triton]), refresh_s=3600)
+        errors: list[Any] = []
+        await catalogue.refresh()
+        front = triton.fronts.pop("cross")
+        for _ in range(2):
+            await catalogue.refresh()
+            errors += await asyncio.gather(catalogue.find(model, ("reranking",)), return_exceptions=True)
+        triton.fronts["cross"] = front
+        await catalogue.refresh()
+        assert (await catalogue.find("cross", ("reranking",))).front.name == "cross"
+        del triton.fronts["cross"]
+        await catalogue.refresh()
+        monkeypatch.setattr("shapeshift.gateway.catalogue._RELOADS_S", 0.0)
+        await catalogue.refresh()
+        return [*errors, *await asyncio.gather(catalogue.find(model, ("reranking",)), return_exceptions=True)]
+
+    *gone, unknown = asyncio.run(ask())
+    assert [str(error) for error in gone] == [f"model: '{model}' is not loaded at present; retry later"] * 2
+    assert all(isinstance(error, ModelGoneError) for error in gone)
+    assert unknown.status == 404 and unknown.code == "model_not_found"
 
 
 def test_a_client_that_goes_away_waits_for_no_look(
