@@ -105,6 +105,7 @@ class GeneratedSettings:
 
     engines          folder of engines, relative to the model's folder
     manifest_sha256, checkpoint_sha256  hashes that the engines must have
+    answers_version  of a text model, see `Manifest.answers_version`; empty: unknown
     checkpoint_name  `checkpoint` as the user wrote it, where it became a path; else empty
     profile          measured latencies, JSON
     labels           the class names of LOGITS or TOKEN_LOGITS, a JSON list
@@ -115,6 +116,7 @@ class GeneratedSettings:
     engines: str = ""
     manifest_sha256: str = ""
     checkpoint_sha256: str = ""
+    answers_version: str = ""
     checkpoint_name: str = ""
     profile: str = ""
     labels: str = "[]"

@@ -27,9 +27,9 @@ _COUNTS = ("workers", "min_workers", "max_workers", "pool_workers")
 class Front:
     """A front and its configuration. In a fleet it is all front models of its name, one on each of some nodes.
 
-    models: their qualified names. workers, min_workers, max_workers, pool_workers: sums over the nodes. engines: hash
-    of the manifest of its engines. placement_reason: why `make engines` chose the placement. edges: longest text of
-    each bin, tokens, ascending.
+    models: their qualified names. workers, min_workers, max_workers, pool_workers: sums over the nodes. answers: the
+    version of its engines' answers, which may be mixed where it is the same. placement_reason: why `make engines` chose
+    the placement. edges: longest text of each bin, tokens, ascending.
     weights: expected share of the texts in each bin before any traffic, summing to 1. service_ms: time of one text of
     each bin on its engine. The three lists are empty for a front without bins.
     """
@@ -41,7 +41,7 @@ class Front:
     min_workers: int = 1
     max_workers: int = 0
     pool_workers: int = 0
-    engines: str = ""
+    answers: str = ""
     placement_reason: str = ""
     edges: tuple[int, ...] = ()
     weights: tuple[float, ...] = ()
@@ -66,8 +66,8 @@ class Front:
         """What must be alike on all nodes, by parameter."""
         own = {field.name: getattr(self.settings, field.name) for field in fields(self.settings)}
         shared = {name: value for name, value in own.items() if name not in _COUNTS}
-        made = {"bin_edges": self.edges, "plan_histogram": self.weights, "profile": self.service_ms}
-        return shared | made | {"manifest_sha256": self.engines}
+        made = {"bin_edges": self.edges, "plan_histogram": self.weights, "answers_version": self.answers}
+        return shared | made
 
     @property
     def is_scaled(self) -> bool:
@@ -95,7 +95,7 @@ def read_front(name: str, parameters: Mapping[str, str]) -> Front:
         min_workers=max(1, own.min_workers),
         max_workers=own.max_workers or own.workers,
         pool_workers=own.pool_workers,
-        engines=parameters.get("manifest_sha256", ""),
+        answers=parameters.get("answers_version", ""),
         placement_reason=generated.placement_reason,
     )
     if own.placement == "inline":

@@ -22,7 +22,7 @@ from shapeshift.triton.metrics import Samples
 from shapeshift.triton.model_state import ModelState
 from tests import waiting
 from tests.polymorph import engine_models
-from tests.sidecar.fakes import FakeServer, cumulative, samples
+from tests.sidecar.fakes import PROFILE, SERVICE_MS, FakeServer, cumulative, samples
 from tests.sidecar.fleet import FakeFleet
 
 Lengths = dict[float, float]
@@ -252,12 +252,25 @@ def test_workers_of_tritons_own_backend_are_planned_for_on_all_nodes_and_expecte
     assert {server.loaded["enc_w00"]["input"][0]["dims"][1] for server in case.servers.values()} == {512}
 
 
-@pytest.mark.parametrize(("name", "value"), [("slo_ms", 500), ("manifest_sha256", "0" * 64)], ids=["slo", "engines"])
+@pytest.mark.parametrize(("name", "value"), [("slo_ms", 500), ("answers_version", 7)], ids=["slo", "engines"])
 def test_a_node_with_other_settings_or_engines_is_named_and_left_out(name: str, value: object) -> None:
     case = Case(a=node_server(), b=node_server(**{name: value}), c=node_server())
     case.step()
     assert [case.on(node) for node in NODES] == [4, 0, 4]
     assert case.logged(f"config b/enc: ignored: not as on node a and most others: {name}") == 1
+
+
+def test_nodes_whose_machines_are_not_equally_fast_are_planned_for_together() -> None:
+    slower = json.loads(json.dumps(PROFILE))
+    for engine in slower["engines"]:
+        engine["latency"] = [[tokens, *(4 * ms for ms in times)] for tokens, *times in engine["latency"]]
+    case = Case(a=node_server(), b=node_server(profile=json.dumps(slower), models=2, workers=2), c=node_server())
+    case.step()
+    assert [case.on(node) for node in NODES] == [4, 2, 4]
+    assert not any("ignored" in line for line in case.log)
+    # Ten such workers do what eight fast ones and two slow ones do: 8 / s + 2 / 4 s in all.
+    found = case.fleet.reader.read().fronts["enc"].service_ms
+    assert found == pytest.approx([10 / 8.5 * own for own in SERVICE_MS])
 
 
 def test_a_node_that_answers_slowly_for_ever_is_planned_for_like_the_others(case: Case) -> None:

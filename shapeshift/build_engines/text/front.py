@@ -88,6 +88,7 @@ def _write_folders(planned: Plan, engines: Path, result: Manifest, paths: BuildP
         "engines": paths.portable(engines, target),
         "manifest_sha256": manifest.sha256(engines),
         "checkpoint_sha256": result.checkpoint_sha256,
+        "answers_version": str(result.answers_version()),
         "profile": json.dumps(latency_profile(result)),
         **placement_parameters(placement, front, result),
         **device_plan.of_engines(result.provider, result.device_mb, result.files),

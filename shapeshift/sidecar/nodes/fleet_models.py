@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from functools import partial
 
@@ -92,7 +92,7 @@ def merged(found: Mapping[str, ServerModels], pending: frozenset[str] = frozense
 
 
 def _joined(common: Front, on_nodes: Mapping[str, Front]) -> Front:
-    """One front: its numbers of workers are the sums of those of the nodes."""
+    """One front: its numbers of workers are the sums of those of the nodes, its workers as fast as theirs together."""
     fronts = on_nodes.values()
     return replace(
         common,
@@ -101,7 +101,14 @@ def _joined(common: Front, on_nodes: Mapping[str, Front]) -> Front:
         min_workers=sum(front.min_workers for front in fronts),
         max_workers=sum(front.max_workers for front in fronts),
         pool_workers=sum(front.pool_workers for front in fronts),
+        service_ms=tuple(_together(own, fronts) for own in zip(*(front.service_ms for front in fronts), strict=True)),
     )
+
+
+def _together(service_ms: Iterable[float], fronts: Iterable[Front]) -> float:
+    """The service time with which as many equal workers give the rate of all, where machines differ."""
+    counts = [max(1, front.workers) for front in fronts]
+    return sum(counts) / sum(count / own for count, own in zip(counts, service_ms, strict=True))
 
 
 def _common(on_nodes: Mapping[str, Front]) -> tuple[Front, dict[str, str]]:
