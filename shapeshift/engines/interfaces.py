@@ -72,8 +72,9 @@ class Provider(Protocol):
         arguments (the same names in lower case). The first axis of each of its `output_names` is variable. `example`
         has an array for each input, for instance a pack of two rows. Submodules named in its `f32_modules`, if it has
         any, choose by comparing numbers: they are computed in f32 whatever the precision. Its `cast`, if it has one,
-        lets it compute in a torch type below f32; provider torch needs it for that. Its `captured`, if it has one,
-        names for the engine of any shape the sizes of variable axes that are worth a CUDA graph.
+        lets it compute in a torch type below f32; provider torch needs it for that. Its `with_packed_attention`, if it
+        has one, is a context in which it is exported for provider torch. Its `captured`, if it has one, names for the
+        engine of any shape the sizes of variable axes that are worth a CUDA graph.
         """
         ...
 

@@ -1,13 +1,14 @@
 """torch: an exported graph, computed eagerly; on a GPU static lengths, and a few batch sizes, are CUDA graphs.
 
-It needs no other package. The weights lie in memory once for all engines of a process. The CUDA path follows the
-documented API; we have not run it.
+It needs no other package. The weights lie in memory once for all engines of a process. Texts in one call attend to
+themselves by `packed_attention`. The CUDA path follows the documented API; we have not run it.
 """
 
 from __future__ import annotations
 
 import copy
 from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -74,7 +75,7 @@ class TorchProvider:
             {axis: torch.export.Dim.DYNAMIC for axis in axes if example[name].shape[axis] > 1}
             for name, axes in module.input_axes.items()
         )
-        with torch.no_grad():
+        with torch.no_grad(), _packed_attention(module):
             program = torch.export.export(module, arguments, dynamic_shapes=axes, strict=False)
         torch.export.save(program, folder / PROGRAM)
         Signature.of(module, example).save(folder)
@@ -96,6 +97,11 @@ class TorchProvider:
 
 
 PROVIDER = TorchProvider()
+
+
+def _packed_attention(module: Any) -> AbstractContextManager[None]:
+    found: AbstractContextManager[None] = getattr(module, "with_packed_attention", nullcontext)()
+    return found
 
 
 def _cast(module: Any, precision: str) -> Any:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,6 +13,7 @@ from torch.export.passes import move_to_device_pass
 
 from shapeshift.engines import cuda_device
 from shapeshift.engines.interfaces import Array
+from shapeshift.engines.providers import packed_attention  # noqa: F401  graphs have its operator
 from shapeshift.engines.providers.torch_signature import PROGRAM, Signature
 
 # The highest that a device has is taken for a lower number. It counts among the streams of a process, and between
@@ -63,6 +64,10 @@ class TorchModel:
         found: AbstractContextManager[Any] = torch.cuda.stream(self.shared.stream if self.shared else None)
         return found
 
+    def naming_memory(self, what: str) -> AbstractContextManager[None]:
+        """See `cuda_device.naming_memory`; nothing on a CPU."""
+        return nullcontext() if self.shared is None else cuda_device.naming_memory(self.device.index, what)
+
     def tensors(self, inputs: Mapping[str, Array]) -> list[torch.Tensor]:
         """The inputs of the graph, in its order, on the device."""
         return [torch.from_numpy(inputs[one.name]).to(self.device) for one in self.signature.inputs]
@@ -92,7 +97,8 @@ class TorchEngine:
             # torch's setting is that of the calling thread, which for engines is not the one that loads them.
             self._model.set_threads()
             self._is_first = False
-        with self._model.on_stream():
+        shape = " x ".join(map(str, next(iter(inputs.values())).shape))
+        with self._model.naming_memory(f"a call of {shape} {next(iter(inputs))}"), self._model.on_stream():
             outputs = self._model.compute(self._model.tensors(inputs))
             return {name: value.cpu().numpy() for name, value in outputs.items()}
 

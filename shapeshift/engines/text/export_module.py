@@ -5,7 +5,8 @@ A serving process does not import it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -13,9 +14,11 @@ from torch import nn
 
 from shapeshift.engines.casts import to_f32
 from shapeshift.engines.interfaces import INPUT_AXES
+from shapeshift.engines.providers.packed_attention import offsets_of
 from shapeshift.engines.text.families import Family
 from shapeshift.engines.text.pooling import SentenceHead, pool
 from shapeshift.engines.text.task_heads import LinearHead
+from shapeshift.engines.text.varlen_export import as_mask, by_offsets
 
 
 class PackedEncoder(nn.Module):
@@ -44,6 +47,7 @@ class PackedEncoder(nn.Module):
         self.output_names = tuple(output_names)
         self.head = head
         self.type_stride = type_stride
+        self._packs_by_offsets = False
         self._outputs: dict[str, Callable[..., torch.Tensor]] = {
             "EMBEDDING": self._embedding,
             "LOGITS": self._logits,
@@ -56,14 +60,30 @@ class PackedEncoder(nn.Module):
         self.model.to(dtype)
         return self
 
+    @contextmanager
+    def with_packed_attention(self) -> Iterator[None]:
+        """Inside, attention is the operator `packed_attention`, where the model can use it: not with a bias of its
+        own, nor where its probabilities are outputs."""
+        config: Any = self.model.config
+        family = self.family
+        if not family.packs_rows or family.biases_attention or config._attn_implementation != "sdpa":
+            yield
+            return
+        with by_offsets(self.model):
+            self._packs_by_offsets = True
+            try:
+                yield
+            finally:
+                self._packs_by_offsets = False
+
     def forward(
         self, input_ids: torch.Tensor, segments: torch.Tensor, positions: torch.Tensor, rows: torch.Tensor
     ) -> torch.Tensor | tuple[torch.Tensor, ...]:
-        found = self._run(input_ids, segments, positions)
+        found = self._run(input_ids, segments, positions, rows)
         results = tuple(self._outputs[name](found, segments, rows) for name in self.output_names)
         return results if len(results) > 1 else results[0]
 
-    def _run(self, ids: torch.Tensor, segments: torch.Tensor, positions: torch.Tensor) -> Any:
+    def _run(self, ids: torch.Tensor, segments: torch.Tensor, positions: torch.Tensor, rows: torch.Tensor) -> Any:
         options: dict[str, Any] = {}
         if self.type_stride:
             types = (ids >= self.type_stride).to(torch.int64)
@@ -75,7 +95,10 @@ class PackedEncoder(nn.Module):
             options["use_cache"] = False
         if not self.family.packs_rows:
             return self.model(input_ids=ids, attention_mask=(segments > 0).to(torch.int64), **options)
-        mask = self._attention_mask(segments, positions)
+        if self._packs_by_offsets:
+            mask = as_mask(offsets_of(segments, rows), self.model)
+        else:
+            mask = self._attention_mask(segments, positions)
         return self.model(input_ids=ids, attention_mask=mask, position_ids=positions, **options)
 
     def _attention_mask(self, segments: torch.Tensor, positions: torch.Tensor) -> Any:

@@ -18,6 +18,7 @@ class Family:
     causal          whether a token attends only to itself and earlier tokens
     packs_rows      whether several rows may share a sequence; False: the model has no exact mask for it
     classifies      whether LOGITS and TOKEN_LOGITS are served
+    biases_attention  whether a bias of each layer is added to the scores of attention
     """
 
     name: str
@@ -25,6 +26,7 @@ class Family:
     causal: bool = False
     packs_rows: bool = True
     classifies: bool = True
+    biases_attention: bool = False
 
     @property
     def pooling(self) -> str:
@@ -39,7 +41,7 @@ FAMILIES: dict[str, Family] = {
     "xlm-roberta": Family("XLM-R", first_position=None),
     "distilbert": Family("DistilBERT"),
     # Its padding index is 1 whatever the configuration says.
-    "mpnet": Family("MPNet", first_position=2),
+    "mpnet": Family("MPNet", first_position=2, biases_attention=True),
     "albert": Family("ALBERT"),
     "electra": Family("ELECTRA"),
     "modernbert": Family("ModernBERT"),
