@@ -74,6 +74,11 @@ class FakeOnnxRuntime:
             ids, segments, rows = (bound[name].values for name in ("INPUT_IDS", "SEGMENTS", "ROWS"))
             bound["EMBEDDING"].values[...] = [[ids[segments == row].sum()] * 2 for row in rows]
 
+        def computed(names: list[str], given: dict[str, Any]) -> list[Any]:
+            if self.full:
+                raise RuntimeError(self.full)
+            return [given["INPUT_IDS"].sum(1, keepdims=True) for _ in names]
+
         output = port("EMBEDDING", {0: "rows"})
         output.shape.append(2)
         return SimpleNamespace(
@@ -83,6 +88,7 @@ class FakeOnnxRuntime:
                 bind_ortvalue_input=bound.__setitem__, bind_ortvalue_output=bound.__setitem__
             ),
             run_with_iobinding=run,
+            run=computed,
             get_providers=lambda: [one if isinstance(one, str) else one[0] for one in providers][not self.loads :],
         )
 
@@ -149,3 +155,47 @@ def test_a_full_gpu_is_an_error_with_figures(tmp_path: Path, library: FakeOnnxRu
     library.full = "another fault"
     with pytest.raises(RuntimeError, match="another fault"):
         PROVIDER.open(tmp_path, "f32", 1, 1).engine(8, 2)
+
+
+INPUTS = {"INPUT_IDS": np.ones((1, 300), np.int64), "SEGMENTS": np.ones((1, 300), np.int64)}
+INPUTS |= {"POSITIONS": INPUTS["INPUT_IDS"], "ROWS": np.array([1])}
+
+
+def test_a_gpu_that_is_full_while_it_serves_is_an_error_with_figures(tmp_path: Path, library: FakeOnnxRuntime) -> None:
+    engine = PROVIDER.open(tmp_path, "f32", 1, 1).engine(None, None)
+    assert engine.run(INPUTS)["EMBEDDING"] == 300
+    library.full = "Failed to allocate memory for requested buffer of size 33554432"
+    wanted = "GPU 1: no memory for a call of 1 x 300 INPUT_IDS: 32 MiB more are wanted, 500 MiB are free; .*CPU"
+    with pytest.raises(EngineError, match=wanted):
+        engine.run(INPUTS)
+    library.full = "another fault"
+    with pytest.raises(RuntimeError, match="another fault"):
+        engine.run(INPUTS)
+
+
+def test_a_full_gpu_without_a_driver_to_ask(
+    tmp_path: Path, library: FakeOnnxRuntime, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = PROVIDER.open(tmp_path, "f32", 1, 1).engine(None, None)
+    library.full = "CUDA failure 2: out of memory"
+
+    def gone(device: int) -> float:
+        raise UnsupportedError("the driver is gone")
+
+    monkeypatch.setattr("shapeshift.engines.gpu.free_mb", gone)
+    with pytest.raises(EngineError, match="more is wanted, what is free is not known"):
+        engine.run(INPUTS)
+
+
+def test_a_cpu_is_not_asked_for_the_memory_of_a_gpu(tmp_path: Path, library: FakeOnnxRuntime) -> None:
+    engine = PROVIDER.open(tmp_path, "f32", 1).engine(None, None)
+    library.full = "out of memory"
+    with pytest.raises(RuntimeError, match="^out of memory$"):
+        engine.run(INPUTS)
+
+
+def test_a_graph_that_is_full_while_it_serves(tmp_path: Path, library: FakeOnnxRuntime) -> None:
+    engine = PROVIDER.open(tmp_path, "f32", 1, 1).engine(300, 1)
+    library.full = "out of memory"
+    with pytest.raises(EngineError, match="GPU 1: no memory for the engine of 300 tokens"):
+        engine.run(INPUTS)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from shapeshift.engines.providers import cuda_graph, lookup
 from shapeshift.engines.text.packing import pack, unpack
 from shapeshift.engines.text.sentence_modules import SentenceModules
 from shapeshift.engines.verify import MIN_COSINE, compare
+from shapeshift.errors import EngineError
 from tests.engines.families import VOCABULARY, outputs_of_engines, save_model
 
 LENGTHS = [5, 1, 17, 9, 3]
@@ -176,6 +178,29 @@ def image_module(folder: Path, gamma: int) -> Any:
     small_checkpoint(folder / "small")
     model, _, _ = read_model(folder / "small")
     return GammaModule(model, gamma).eval()
+
+
+def test_a_gpu_that_is_full_while_it_serves_is_an_error_with_figures(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runtime = opened(tmp_path, reference_of(save_model(tmp_path / "model", "bert")), "f32")
+    model, engine = runtime._model, runtime.engine(None, None)
+
+    def full(tensors: list[torch.Tensor]) -> dict[str, torch.Tensor]:
+        raise torch.cuda.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB. GPU 1 has")
+
+    monkeypatch.setattr(model, "compute", full)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (500 << 20, 4000 << 20))
+    inputs = pack(texts(), sum(LENGTHS), len(LENGTHS))
+    with pytest.raises(torch.cuda.OutOfMemoryError):
+        engine.run(inputs)
+    # As on GPU 1.
+    model.shared, model.device = cuda_graph.Shared(None, None, None), torch.device("cuda:1")
+    monkeypatch.setattr(model, "on_stream", nullcontext)
+    monkeypatch.setattr(model, "tensors", lambda inputs: [])
+    wanted = "GPU 1: no memory for a call of 1 x 35 INPUT_IDS: 2.00 GiB more is wanted, 500 of 4000 MiB are free"
+    with pytest.raises(EngineError, match=wanted):
+        engine.run(inputs)
 
 
 @pytest.mark.gpu

@@ -6,7 +6,8 @@ The CUDA path follows the documented API; we have not run it.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -24,17 +25,24 @@ _ASKED = re.compile(r"requested buffer of size (\d+)")
 
 
 class OnnxRuntimeEngine:
-    """A session that reads and writes host arrays."""
+    """A session that reads and writes host arrays. device: the number of its GPU; None: the CPU."""
 
-    def __init__(self, session: Any, tokens: int | None, rows: int | None) -> None:
+    def __init__(self, session: Any, tokens: int | None, rows: int | None, device: int | None = None) -> None:
         self.tokens = tokens
         self.rows = rows
         self._session = session
+        self._device = device
         self._inputs = [port.name for port in session.get_inputs()]
         self._outputs = [port.name for port in session.get_outputs()]
 
     def run(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
-        values = self._session.run(self._outputs, {name: inputs[name] for name in self._inputs})
+        given = {name: inputs[name] for name in self._inputs}
+        if self._device is None:
+            values = self._session.run(self._outputs, given)
+        else:
+            shape = " x ".join(map(str, given[self._inputs[0]].shape))
+            with naming_memory(self._device, f"a call of {shape} {self._inputs[0]}"):
+                values = self._session.run(self._outputs, given)
         return dict(zip(self._outputs, values, strict=True))
 
 
@@ -52,6 +60,7 @@ class CudaGraphEngine:
         self.tokens = tokens
         self.rows = rows
         self._session = session
+        self._device = device
         self._binding = session.io_binding()
         sizes = {"tokens": tokens, "rows": rows}
 
@@ -71,7 +80,8 @@ class CudaGraphEngine:
     def run(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
         for name, value in self._inputs.items():
             value.update_inplace(inputs[name])
-        self._session.run_with_iobinding(self._binding)
+        with naming_memory(self._device, f"the engine of {self.tokens} tokens"):
+            self._session.run_with_iobinding(self._binding)
         return {name: value.numpy() for name, value in self._outputs.items()}
 
 
@@ -85,7 +95,7 @@ def gpu_engine(
     import onnxruntime
 
     wanted, _ = providers[0]
-    try:
+    with naming_memory(device, f"the engine of {tokens or 'any number of'} tokens"):
         session = onnxruntime.InferenceSession(file, options, providers=providers)
         # Where a provider's libraries cannot be loaded, ONNX Runtime only logs that and takes another one, or the CPU.
         if wanted not in session.get_providers():
@@ -95,14 +105,30 @@ def gpu_engine(
             )
         if tokens is not None and rows is not None:
             return CudaGraphEngine(session, tokens, rows, device)
-        return OnnxRuntimeEngine(session, tokens, rows)
+        return OnnxRuntimeEngine(session, tokens, rows, device)
+
+
+@contextmanager
+def naming_memory(device: int, what: str) -> Iterator[None]:
+    """Turn what ONNX Runtime raises where a GPU is full into an EngineError that says what was wanted for `what`, and
+    what is free where the driver tells."""
+    try:
+        yield
+    except EngineError:
+        raise
     except Exception as error:
         if not _FULL.search(str(error)):
             raise
         asked = _ASKED.search(str(error))
         more = f"{int(asked[1]) / 2**20:.0f} MiB more are" if asked else "more is"
-        figures = f"{more} wanted, {gpu.free_mb(device):.0f} MiB are free"
-        raise gpu.no_memory(device, f"the engine of {tokens or 'any number of'} tokens", figures) from error
+        raise gpu.no_memory(device, what, f"{more} wanted, {_free(device)}") from error
+
+
+def _free(device: int) -> str:
+    try:
+        return f"{gpu.free_mb(device):.0f} MiB are free"
+    except UnsupportedError:
+        return "what is free is not known"
 
 
 class OnnxRuntimeRuntime:
