@@ -17,9 +17,10 @@ from bench.gpu.decode import SEVEN_BILLION, TINY, step, step_of
 from bench.gpu.device import Device, Step
 from bench.gpu.part import Part, Row, ratio
 from bench.gpu.random_models import Shape, decoder, reference_decoder
-from shapeshift.adapter_cache.lora import grouped
+from shapeshift.adapter_cache.lora import grouped_loading
 from shapeshift.adapter_cache.lora.batch import Factor, lay_out, shifted, targets
 from shapeshift.adapter_cache.lora.grouped import GraphLoraHook
+from shapeshift.errors import EngineError
 from shapeshift.fused_decode.interfaces import StepBatch
 from shapeshift.fused_decode.model.architecture import Architecture
 from shapeshift.fused_decode.model.cuda_runtime import GraphedModel
@@ -110,7 +111,10 @@ def adapter_hook(model: GraphedModel, count: int, device: Device, seed: int) -> 
         start += elements
     generator = torch.Generator(device.torch_device).manual_seed(seed)
     memory = torch.empty(start, dtype=device.dtype, device=device.torch_device).normal_(std=_STD, generator=generator)
-    kernels = grouped.load(max(RANKS), on_gpu=device.number is not None)
+    said = list[str]()
+    kernels = grouped_loading.load(max(RANKS), memory, said.append)
+    if kernels is None:
+        raise EngineError("; ".join(said))
     return GraphLoraHook(
         memory,
         lambda numbers: ([places[number] for number in numbers], 0),

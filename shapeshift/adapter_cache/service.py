@@ -102,7 +102,7 @@ class AdapterService(DecodeService):
         given = (runtime.memory, self.cache.places_of, kernels, self.cache.has_magnitudes)
         layers = Architecture.read(self.loaded.folder).layers
         runtime.linear_hook = (
-            LORA_HOOKS["cuda"](*given, slots=runtime.slots, layers=layers) if on_gpu else LoraHook(*given)
+            LORA_HOOKS["cuda"](*given, slots=runtime.slots, layers=layers) if kernels.fits_graphs else LoraHook(*given)
         )
         self.catalogue = Catalogue(
             (args.folder / self._settings.adapters_dir).resolve(),
@@ -209,10 +209,10 @@ class AdapterService(DecodeService):
         super().close()
 
     def _load_kernels(self, on_gpu: bool) -> LoraKernels:
-        """Those of a GPU; the native ones on a CPU with a compiler, plain torch otherwise."""
+        """Those of a GPU, where they prove right; the native ones on a CPU with a compiler; plain torch otherwise."""
         kernels: LoraKernels | None = None
         if on_gpu:
-            kernels = LORA_KERNELS["grouped"](self._settings.max_rank, on_gpu)
+            kernels = LORA_KERNELS["grouped"](self._settings.max_rank, self._runtime.memory, self._log)
         elif self.loaded.settings.native:
             kernels = LORA_KERNELS["native"](self.loaded.kernel_cache, self._log)
         return kernels or LORA_KERNELS["torch"]()

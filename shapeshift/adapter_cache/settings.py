@@ -39,7 +39,7 @@ LORA_KERNELS: Choices[Callable[..., Any]] = Choices(
     {
         "native": f"{_PACKAGE}.lora.native:load",
         "torch": f"{_PACKAGE}.lora.segmented:TorchLora",
-        "grouped": f"{_PACKAGE}.lora.grouped:load",
+        "grouped": f"{_PACKAGE}.lora.grouped_loading:load",
     },
 )
 LORA_HOOKS: Choices[Callable[..., Any]] = Choices("device", {"cuda": f"{_PACKAGE}.lora.grouped:GraphLoraHook"})

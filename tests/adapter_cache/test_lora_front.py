@@ -6,6 +6,7 @@ import errno
 import json
 import threading
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -16,6 +17,7 @@ import pytest
 import torch
 
 from shapeshift.adapter_cache import prompt_embedding, service
+from shapeshift.adapter_cache.lora import grouped_loading
 from shapeshift.adapter_cache.memory import adapter_table, loader
 from shapeshift.adapter_cache.policy.length_prediction import Regressor
 from shapeshift.adapter_cache.registry import store
@@ -25,6 +27,7 @@ from shapeshift.fused_decode import service as decode_service
 from shapeshift.fused_decode.engine.speculation import Speculator
 from shapeshift.fused_decode.front import GenerateFront
 from shapeshift.fused_decode.interfaces import BLOCK_TOKENS
+from shapeshift.fused_decode.model.cuda_runtime import GraphedModel
 from tests.adapter_cache.lora_models import MIXED, Spec, make_adapter, peft_texts, save_adapter
 from tests.fakes import InferenceResponse, Logger, PbUtils, Request, Tensor, TritonError
 from tests.fused_decode.fronts import answer_of, arguments, ask
@@ -58,7 +61,7 @@ def make_front(
     monkeypatch.setattr(service, "_REFRESH_S", 0.05)
     started: list[GenerateFront] = []
 
-    def make(**parameters: object) -> GenerateFront:
+    def make(kind: str = "CPU", **parameters: object) -> GenerateFront:
         stated = {
             "checkpoint": small_base,
             "adapters_dir": folder,
@@ -70,7 +73,8 @@ def make_front(
             "starter_dir": "",
             **parameters,
         }
-        started.append(GenerateFront(pb_utils, arguments("generate_lora", **stated), partial(AdapterService, pb_utils)))
+        given = replace(arguments("generate_lora", **stated), kind=kind)
+        started.append(GenerateFront(pb_utils, given, partial(AdapterService, pb_utils)))
         return started[-1]
 
     yield make
@@ -111,6 +115,51 @@ def test_every_adapter_answers_as_in_peft(
     for name, request in requests:
         assert answer_of(request)["text_output"] == peft_answers[name]
     assert len(set(peft_answers.values())) == len(peft_answers), "the adapters give different answers"
+
+
+@pytest.mark.parametrize("has_kernels", [True, False])
+def test_as_on_a_gpu_with_and_without_kernels(
+    make_front: MakeFront,
+    peft_answers: dict[str | None, str],
+    monkeypatch: pytest.MonkeyPatch,
+    pb_utils: PbUtils,
+    has_kernels: bool,
+) -> None:
+    """The GPU's runtime, hook, kernels in plain torch and host tier, on a CPU. Without kernels a step with an adapter
+    has no graph, and gives the same."""
+    ran: list[bool] = []
+
+    def load_runtime(*given: Any, extra_bytes: int) -> GraphedModel:
+        folder, decode, _, device, _, _ = given
+        assert device == "cuda:0"
+        sizes = {"slots": decode.max_concurrency, "max_length": decode.max_length, "extra_elements": extra_bytes // 4}
+        model = GraphedModel.load_on("cpu", folder, precision="f32", **sizes)
+        eagerly = model._run_eagerly
+
+        def noted(batch: Any) -> torch.Tensor:
+            ran.append(batch.adapters is not None)
+            return eagerly(batch)
+
+        model._run_eagerly = noted  # type: ignore[method-assign]
+        return model
+
+    def refused() -> Any:
+        raise ModuleNotFoundError("No module named 'triton'")
+
+    monkeypatch.setattr(decode_service.loading, "load_runtime", load_runtime)
+    if not has_kernels:
+        monkeypatch.setattr(
+            grouped_loading, "load", lambda ranks, memory, log: grouped_loading.verified(refused, ranks, memory, log)
+        )
+    front = make_front(kind="GPU")
+    requests = [(name, asking(name)) for _ in range(2) for name in peft_answers]
+    front.execute([request for _, request in requests])
+    for name, request in requests:
+        assert answer_of(request)["text_output"] == peft_answers[name]
+    runtime = service_of(front)._runtime
+    assert isinstance(runtime, GraphedModel) and runtime._steps
+    assert any(bounds.linears for bounds in runtime._steps) == has_kernels
+    assert has_kernels or any(ran)
 
 
 @pytest.mark.parametrize(("options", "stays"), [({}, True), ({"caching": "false"}, False)])

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from shapeshift.adapter_cache.lora import grouped
+from shapeshift.adapter_cache.lora import grouped, grouped_loading
 from shapeshift.adapter_cache.lora.batch import LoraHook, shifted
 from shapeshift.adapter_cache.lora.grouped import AddTerms, GraphLoraHook, GroupedLora
 from shapeshift.adapter_cache.lora.segmented import TorchLora
@@ -215,7 +215,9 @@ def test_captured_steps(small_base: Path, mixed_adapters: dict[str, Path], seed:
     held = Held(small_base, list(mixed_adapters.values()))
     reference = plain(small_base, held)
     model = GraphedModel.load_on("cuda:0", small_base, precision="f32", slots=SLOTS, max_length=LONGEST)
-    memory, kernels = held.memory.to("cuda:0"), grouped.load(64, on_gpu=True)
+    memory = held.memory.to("cuda:0")
+    kernels = grouped_loading.load(64, memory, print)
+    assert kernels is not None
     layers = model.architecture.layers
     model.linear_hook = GraphLoraHook(memory, held.places_of, kernels, slots=SLOTS, layers=layers)
     for step in mixed_steps(len(held.places), seed):

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
 
-from shapeshift.adapter_cache.lora import grouped
+from shapeshift.adapter_cache.lora import grouped, grouped_loading
 from shapeshift.adapter_cache.lora.batch import ALIGNMENT, BatchAdapters, group_tokens
 from shapeshift.adapter_cache.lora.grouped import TILE, AddTerms, GroupedLora, tiles_of
 from shapeshift.adapter_cache.lora.segmented import TorchLora
@@ -125,7 +128,71 @@ def test_steps_without_a_graph(add_terms: AddTerms) -> None:
     torch.testing.assert_close(found, expected, atol=1e-5, rtol=0)
 
 
+# Which are taken.
+
+
 def test_the_kernels_are_found_by_name() -> None:
     require_package()
-    made = grouped.load(64, on_gpu=True)
-    assert made.name == "grouped, triton" and made.add is not grouped.add_terms
+    assert grouped.GPU_KERNELS["cuda"] is not grouped.add_terms
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("most_ranks", [1, 64])
+def test_kernels_that_are_right_are_taken(interpreted_add: AddTerms, dtype: torch.dtype, most_ranks: int) -> None:
+    said = list[str]()
+    made = grouped_loading.verified(lambda: interpreted_add, most_ranks, torch.zeros(1, dtype=dtype), said.append)
+    assert made is not None and made.add is interpreted_add and made.most_ranks == most_ranks
+    assert not said and made.fits_graphs
+
+
+def missing() -> AddTerms:
+    raise ModuleNotFoundError("No module named 'triton'")
+
+
+def fails() -> AddTerms:
+    def add(*given: Any) -> None:
+        raise RuntimeError("no compiler")
+
+    return add
+
+
+def forgets() -> AddTerms:
+    """The terms of the first part."""
+
+    def add(places: torch.Tensor, *given: Any) -> None:
+        rest = places.clone()
+        rest[:, 0] = 0
+        grouped.add_terms(rest, *given)
+
+    return add
+
+
+def overflows() -> AddTerms:
+    def add(*given: Any) -> None:
+        grouped.add_terms(*given)
+        given[-1][-1, -1] = float("nan")
+
+    return add
+
+
+@pytest.mark.parametrize(
+    ("kernels", "reason"),
+    [
+        (missing, "cannot run here: ModuleNotFoundError: No module named 'triton'"),
+        (fails, "cannot run here: RuntimeError: no compiler"),
+        (forgets, "give something else here, by "),
+        (overflows, "give something else here, by inf"),
+    ],
+)
+def test_kernels_that_are_missing_or_wrong_are_not_taken(kernels: Callable[[], AddTerms], reason: str) -> None:
+    said = list[str]()
+    assert grouped_loading.verified(kernels, 16, torch.zeros(1), said.append) is None
+    assert len(said) == 1 and said[0].startswith("LoRA in plain torch, and its steps without graphs: its kernels ")
+    assert reason in said[0]
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+def test_the_kernels_are_right_on_a_gpu(dtype: torch.dtype) -> None:
+    made = grouped_loading.load(64, torch.zeros(1, dtype=dtype, device="cuda:0"), pytest.fail)
+    assert made is not None and made.name == "grouped, triton"

@@ -19,6 +19,7 @@ class Kernels:
     """Notes each set that is prepared, and each call to add."""
 
     name = "noted"
+    fits_graphs = False
 
     def __init__(self) -> None:
         self.prepared: list[BatchAdapters] = []

@@ -139,9 +139,10 @@ class BatchAdapters:
 
 
 class LoraKernels(Protocol):
-    """One implementation of the LoRA arithmetic."""
+    """One implementation of the LoRA arithmetic. fits_graphs: whether CUDA graphs can hold it, see `GraphLoraHook`."""
 
     name: str
+    fits_graphs: bool
 
     def prepare(self, adapters: BatchAdapters) -> PreparedAdapters:
         """The work that is done once for a set of adapters; valid until the set changes or one of them moves."""

@@ -81,6 +81,8 @@ def tiles_of(adapters: Numbers, first: int = 0) -> npt.NDArray[np.int32]:
 class GroupedLora:
     """See `batch.LoraKernels`: `add` computes the terms of all adapters of a step at once."""
 
+    fits_graphs = True
+
     def __init__(self, add: AddTerms, name: str, most_ranks: int) -> None:
         """most_ranks: the highest rank of an adapter."""
         self.name = name
@@ -231,10 +233,3 @@ class FixedDelta:
 
     def low_rank(self, last: torch.Tensor) -> LowRank | None:
         return None
-
-
-def load(most_ranks: int, on_gpu: bool) -> GroupedLora:
-    """The kernels of a GPU, or on a CPU plain torch. torch for CUDA brings the package that they need."""
-    if not on_gpu:
-        return GroupedLora(add_terms, "grouped, torch", most_ranks)
-    return GroupedLora(GPU_KERNELS["cuda"], "grouped, triton", most_ranks)

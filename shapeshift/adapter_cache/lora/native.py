@@ -39,6 +39,7 @@ class NativeLora:
     """See `batch.LoraKernels`. Created by `load`, which loads the kernels into the process."""
 
     name = "segmented, native"
+    fits_graphs = False
 
     def prepare(self, adapters: BatchAdapters) -> NativeAdapters:
         return NativeAdapters(adapters)

@@ -15,6 +15,7 @@ class TorchLora:
     """See `batch.LoraKernels`. Arithmetic in f32."""
 
     name = "segmented, torch"
+    fits_graphs = False
 
     def prepare(self, adapters: BatchAdapters) -> SegmentedAdapters:
         return SegmentedAdapters(adapters)

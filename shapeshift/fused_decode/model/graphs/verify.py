@@ -1,13 +1,14 @@
-"""Kernels are held against plain torch on the device where they are to run, when a model is loaded."""
+"""Holds the kernels of attention against plain torch on the device where they are to run; see `kernel_check`."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 import torch
 
 from shapeshift.fused_decode.interfaces import BLOCK_TOKENS
+from shapeshift.fused_decode.model.graphs import kernel_check
 from shapeshift.fused_decode.model.graphs.operations import (
     GATHERED,
     FixedRows,
@@ -18,8 +19,6 @@ from shapeshift.fused_decode.model.graphs.operations import (
 from shapeshift.fused_decode.model.operations import AttentionLayer, NetworkParts
 from shapeshift.serving.model_args import Log
 
-_MOST_ERROR = 0.15
-"""Largest difference, as a share of the largest value: rounding to bf16 gives less, also of large scores."""
 _ROWS = ((3, 1, 64), (3, 1, 256), (1, 24, 64), (1, 24, 256))
 """Rows, tokens of each and places of each text: single tokens and chunks, with and without splits."""
 
@@ -39,15 +38,11 @@ def verified(attention: RowAttention, layers: Sequence[AttentionLayer], heads: i
     if attention is GATHERED:
         return attention
     kinds = {(one.window, one.scale, one.score_cap, one.query_norm is None): one for one in layers}
-    try:
-        errors = [_error(attention, layer, heads, *rows) for layer in kinds.values() for rows in _ROWS]
-    except Exception as error:  # noqa: BLE001  whatever a compiler, a driver or a GPU refuses
-        log(f"attention in plain torch: its kernels cannot run here: {type(error).__name__}: {error}")
-        return GATHERED
-    if all(error <= _MOST_ERROR for error in errors):
-        return attention
-    log(f"attention in plain torch: its kernels give something else here, by {max(errors):.2g} of the largest value")
-    return GATHERED
+
+    def errors() -> Iterator[float]:
+        return (_error(attention, layer, heads, *rows) for layer in kinds.values() for rows in _ROWS)
+
+    return attention if kernel_check.are_right(errors, "attention in plain torch", log) else GATHERED
 
 
 def _error(attention: RowAttention, layer: AttentionLayer, heads: int, rows: int, length: int, context: int) -> float:
@@ -66,8 +61,6 @@ def _error(attention: RowAttention, layer: AttentionLayer, heads: int, rows: int
     def found(by: RowAttention) -> torch.Tensor:
         keys, values = cache.to(device, dtype)
         own = replace(layer, keys=keys, values=values)
-        return GraphOperations(device, by).attention(qkv, own, (given,)).float()
+        return GraphOperations(device, by).attention(qkv, own, (given,))
 
-    expected = found(GATHERED)
-    difference = (found(attention) - expected).abs().max() / expected.abs().max()
-    return float(difference.nan_to_num(float("inf")))
+    return kernel_check.difference(found(attention), found(GATHERED))
