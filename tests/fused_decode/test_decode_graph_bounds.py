@@ -94,20 +94,23 @@ def test_powers_of_two_are_counted_up_to_the_first_that_is_enough(least: int, mo
     assert device_memory._doublings(least, most) == count
 
 
-def test_graphs_take_their_logits_and_once_the_largest_step(small: Architecture) -> None:
+def test_graphs_take_their_logits_and_once_the_largest_step(
+    small: Architecture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(device_memory, "has_gpu_kernels", lambda: False)
     own = FusedDecodeSettings("a", max_concurrency=4, max_length=128, prefill_tokens=16)
     # Contexts of 64 and 128; rows of 1, 2 and 4 and, with each chunk, of 8 and 32.
     logits = 2 * ((1 + 2 + 4) + 3 * (8 + 32)) * small.vocab_size * 4
     activations = 16 * (6 * small.hidden + 3 * small.inner_width) * 4
     gathered = 2 * 4 * 128 * small.kv_width * 4
     assert (len(CHUNKS), sum(MIXED_ROWS)) == (3, 40)
-    assert device_memory._graph_bytes(small, own, "f32") == logits + activations + gathered
-    assert device_memory._graph_bytes(small, own, "bf16") == logits + (activations + gathered) / 2
+    assert device_memory.graph_bytes(small, own, "f32") == logits + activations + gathered
+    assert device_memory.graph_bytes(small, own, "bf16") == logits + (activations + gathered) / 2
 
 
 def test_more_slots_than_tokens_of_a_chunk_are_the_largest_step(small: Architecture) -> None:
     few, many = (FusedDecodeSettings("a", max_concurrency=4, max_length=64, prefill_tokens=own) for own in (1, 4))
-    assert device_memory._graph_bytes(small, few, "f32") == device_memory._graph_bytes(small, many, "f32")
+    assert device_memory.graph_bytes(small, few, "f32") == device_memory.graph_bytes(small, many, "f32")
 
 
 @pytest.mark.parametrize(("adapter_mb", "named"), [(0, False), (64, True)])
@@ -116,4 +119,4 @@ def test_the_plan_names_adapters_where_there_are_any(small: Architecture, adapte
     found = json.loads(device_memory.of_decode(small, own, "f32", adapter_mb)["device_memory"])
     assert list(found) == ["engines", "KV", *(["adapters"] if named else []), "graphs"]
     assert found.get("adapters") == (64.0 if named else None)
-    assert found["graphs"] == round(device_memory._graph_bytes(small, own, "f32") / 2**20, 1)
+    assert found["graphs"] == round(device_memory.graph_bytes(small, own, "f32") / 2**20, 1)

@@ -6,9 +6,10 @@ the other runtime on a CPU, where these kernels are interpreted.
 
 A step has one of few shapes: `graphs.bounds`. Its rows are single tokens, behind which there may be one chunk of a
 prompt, and each text has as many places as the longest needs, all rounded up. So one graph for each of the bounds is
-enough. What a step needs is copied into the inputs of its graph. The logits stay on the device, where tokens are
-sampled: the only wait is for what is chosen. The next step may be given before that: tokens that are not known here yet
-are read on the device, where the last ones of all slots are kept.
+enough: of common ones it is captured at load (`graphs.ahead`), of others with their first step. What a step needs is
+copied into the inputs of its graph. The logits stay on the device, where tokens are sampled: the only wait is for what
+is chosen. The next step may be given before that: tokens that are not known here yet are read on the device, where the
+last ones of all slots are kept.
 
 What rounding adds repeats a token of the step: it writes what that writes, once more to the same place.
 """
@@ -16,6 +17,7 @@ What rounding adds repeats a token of the step: it writes what that writes, once
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +28,9 @@ from shapeshift.fused_decode.interfaces import BLOCK_TOKENS, GraphHook, StepBatc
 from shapeshift.fused_decode.model.architecture import Architecture
 from shapeshift.fused_decode.model.assembly import LinearMakers, assemble
 from shapeshift.fused_decode.model.cpu_runtime import DTYPES, DecodeModel, warn
+from shapeshift.fused_decode.model.graphs import ahead
 from shapeshift.fused_decode.model.graphs.bounds import GraphBounds, bounds_of
+from shapeshift.fused_decode.model.graphs.device_memory import graph_bytes
 from shapeshift.fused_decode.model.graphs.operations import RowAttention, eager_operations, row_attention
 from shapeshift.fused_decode.model.graphs.step import GraphStep, new_pool
 from shapeshift.fused_decode.model.graphs.verify import attention_for
@@ -62,6 +66,9 @@ def load(
         log=log,
     )
     log(f"{model.architecture.family}, {precision}, {device}, attention in {model.attention.name}")
+    if torch.device(device).type == "cuda":
+        most = graph_bytes(model.architecture, decode, precision)
+        model.capture_common(decode.prefill_tokens, most, lambda: torch.cuda.memory_reserved(device), log)
     return model
 
 
@@ -117,6 +124,12 @@ class GraphedModel(DecodeModel):
         )
         network = assemble(architecture, files, cache, dtype, LinearMakers(PlainLinear, PlainLinear, dtype))
         return cls(network, cache, attention or attention_for(network, cache.keys.device, log))
+
+    def capture_common(self, prefill_tokens: int, most_bytes: float, used_bytes: Callable[[], float], log: Log) -> None:
+        """Capture the graphs of `ahead.common_bounds`; see `ahead.capture`. No text may be in the cache."""
+        bounds = ahead.common_bounds(self.slots, self.max_length, self._longest, prefill_tokens)
+        steps = [ahead.step_within(one, self.slots, self.max_length) for one in bounds]
+        ahead.capture(self.forward, steps, most_bytes, used_bytes, log)
 
     def _feed(self, tokens: torch.Tensor) -> None:
         """See `interfaces.Runtime.feed`."""

@@ -10,7 +10,8 @@ CHUNKS = (64, 128, 256)
 """Tokens of the chunk of a prompt in a mixed step."""
 MIXED_ROWS = (8, 32)
 """Rows of single tokens in a mixed step."""
-_LEAST_CONTEXT = 64
+LEAST_CONTEXT = 64
+"""Places of each text, at least, unless no text has as many."""
 
 
 @dataclass(frozen=True)
@@ -46,15 +47,19 @@ def bounds_of(batch: StepBatch, slots: int, longest: int, linears: int = 0) -> G
     chunks = [length for length in lengths if length > 1]
     if (batch.adapters is not None and not linears) or batch.further is not None or len(chunks) > 1:
         return None
-    context = power_of_two(int((batch.starts + batch.lengths).max()), _LEAST_CONTEXT, longest)
+    context = power_of_two(int((batch.starts + batch.lengths).max()), LEAST_CONTEXT, longest)
     if not chunks:
         return GraphBounds(power_of_two(len(lengths), 1, slots), context, linears=linears)
     singles = len(lengths) - 1
     if lengths[-1] == 1 or chunks[0] > CHUNKS[-1]:
         return None
     chunk = next(size for size in CHUNKS if size >= chunks[0])
-    rows = next((size for size in MIXED_ROWS if size >= singles), power_of_two(max(singles, 1), 1, slots))
-    return GraphBounds(rows, context, chunk, linears)
+    return GraphBounds(mixed_rows(singles, slots), context, chunk, linears)
+
+
+def mixed_rows(singles: int, slots: int) -> int:
+    """The rows of the bounds of a mixed step with `singles` rows of one token."""
+    return next((size for size in MIXED_ROWS if size >= singles), power_of_two(max(singles, 1), 1, slots))
 
 
 def power_of_two(count: int, least: int, most: int) -> int:

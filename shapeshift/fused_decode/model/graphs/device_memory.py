@@ -8,7 +8,7 @@ from __future__ import annotations
 from shapeshift.engines import device_plan
 from shapeshift.fused_decode.interfaces import blocks_of
 from shapeshift.fused_decode.model.architecture import Architecture
-from shapeshift.fused_decode.model.graphs.bounds import CHUNKS, MIXED_ROWS, power_of_two
+from shapeshift.fused_decode.model.graphs.bounds import CHUNKS, LEAST_CONTEXT, MIXED_ROWS, power_of_two
 from shapeshift.fused_decode.model.graphs.division import parts_bytes
 from shapeshift.fused_decode.model.graphs.operations import has_gpu_kernels
 from shapeshift.fused_decode.model.kv_cache import cache_bytes
@@ -17,7 +17,6 @@ from shapeshift.fused_decode.model.weights import weight_bytes
 from shapeshift.fused_decode.settings import FusedDecodeSettings
 
 _MIB = 2**20
-_LEAST_CONTEXT = 64
 _LOGIT_BYTES = 4
 
 
@@ -29,18 +28,18 @@ def of_decode(architecture: Architecture, own: FusedDecodeSettings, precision: s
         "engines": weight_bytes(architecture, precision, own.group_size) / _MIB,
         "KV": cache / _MIB,
         "adapters": float(adapter_mb),
-        "graphs": _graph_bytes(architecture, own, precision) / _MIB,
+        "graphs": graph_bytes(architecture, own, precision) / _MIB,
     }
     return device_plan.as_parameter({name: size for name, size in parts.items() if size or name != "adapters"})
 
 
-def _graph_bytes(architecture: Architecture, own: FusedDecodeSettings, precision: str) -> float:
+def graph_bytes(architecture: Architecture, own: FusedDecodeSettings, precision: str) -> float:
     """The logits of every graph that there can be, and once, for all share it, what the largest step computes in.
 
     That is the activations of a layer, and what its attention needs beside them.
     """
     slots, number = own.max_concurrency, COMPUTED_BYTES[computed(precision)]
-    contexts, rows = _doublings(_LEAST_CONTEXT, own.max_length), _doublings(1, slots)
+    contexts, rows = _doublings(LEAST_CONTEXT, own.max_length), _doublings(1, slots)
     logits = contexts * (sum(power_of_two(1 << step, 1, slots) for step in range(rows)) + len(CHUNKS) * sum(MIXED_ROWS))
     tokens = max(slots, own.prefill_tokens)
     widths = 6 * architecture.hidden + 3 * architecture.inner_width
