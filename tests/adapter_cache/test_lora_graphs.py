@@ -206,21 +206,33 @@ def test_the_kernels_in_a_graph(small_base: Path, held: Held, interpreted_add: A
             assert (found - expected).abs().max() < TOLERANCE * expected.abs().max()
 
 
-# What only a GPU can show.
+# What only a GPU can show, rehearsed on a CPU: these steps are captured, and replayed.
 
 
-@pytest.mark.gpu
-@pytest.mark.parametrize("seed", range(3))
-def test_captured_steps(small_base: Path, mixed_adapters: dict[str, Path], seed: int) -> None:
-    held = Held(small_base, list(mixed_adapters.values()))
-    reference = plain(small_base, held)
-    model = GraphedModel.load_on("cuda:0", small_base, precision="f32", slots=SLOTS, max_length=LONGEST)
-    memory = held.memory.to("cuda:0")
-    kernels = grouped_loading.load(64, memory, print)
+def on_device(base: Path, held: Held, device: str, uses_graphs: bool) -> GraphedModel:
+    """A model with the hook and the kernels that the service gives it on `device`."""
+    torch.set_num_threads(1)
+    model = GraphedModel.load_on(device, base, precision="f32", slots=SLOTS, max_length=LONGEST)
+    model.uses_graphs = uses_graphs
+    memory = held.memory.to(device)
+    kernels = grouped_loading.load(64, memory, pytest.fail)
     assert kernels is not None
     layers = model.architecture.layers
     model.linear_hook = GraphLoraHook(memory, held.places_of, kernels, slots=SLOTS, layers=layers)
+    return model
+
+
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda:0", marks=pytest.mark.gpu)])
+@pytest.mark.parametrize("seed", range(3))
+def test_captured_steps(small_base: Path, held: Held, seed: int, device: str) -> None:
+    """Decode and mixed steps, some without adapters: the graph, eager on the same device, and each adapter alone."""
+    model, eager = (on_device(small_base, held, device, uses_graphs) for uses_graphs in (True, False))
+    reference, rows = plain(small_base, held), 0
     for step in mixed_steps(len(held.places), seed):
-        found, expected = model.forward(step).cpu(), reference.forward(step)
-        if len(found):
+        found, *others = (one.forward(step).cpu() for one in (model, eager, reference))
+        rows += len(found)
+        for expected in others if len(found) else ():
             assert (found - expected).abs().max() < TOLERANCE * expected.abs().max()
+    assert rows > 60 and not eager._steps
+    kinds = {(bool(bounds.chunk), bool(bounds.linears)) for bounds in model._steps}
+    assert kinds >= {(False, True), (True, True)}

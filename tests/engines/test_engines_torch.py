@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import warnings
 from contextlib import nullcontext
 from pathlib import Path
@@ -12,7 +13,7 @@ import pytest
 import torch
 
 from shapeshift.engines.checkpoint import open_checkpoint
-from shapeshift.engines.providers import cuda_graph, lookup
+from shapeshift.engines.providers import cuda_graph, lookup, torch_model
 from shapeshift.engines.text.packing import pack, unpack
 from shapeshift.engines.text.sentence_modules import SentenceModules
 from shapeshift.engines.verify import MIN_COSINE, compare
@@ -203,26 +204,42 @@ def test_a_gpu_that_is_full_while_it_serves_is_an_error_with_figures(
         engine.run(inputs)
 
 
-@pytest.mark.gpu
-def test_a_captured_graph_computes_what_the_eager_engine_does(tmp_path: Path) -> None:
+# What only a GPU can show, rehearsed on a CPU: these engines are captured, and replayed.
+
+on_devices = pytest.mark.parametrize("device", [None, pytest.param(0, marks=pytest.mark.gpu)], ids=["cpu", "gpu"])
+
+
+@on_devices
+def test_a_captured_graph_computes_what_the_eager_engine_does(tmp_path: Path, device: int | None) -> None:
+    """Also after the model was loaded again, in whose place the first one's memory may be."""
     reference = reference_of(save_model(tmp_path / "model", "bert"))
     opened(tmp_path, reference, "f32")
-    runtime = lookup.PROVIDERS["torch"].open(tmp_path, "f32", 1, 0)
-    eager, graphs = runtime.engine(None, None), [runtime.engine(tokens, 8) for tokens in (40, 64)]
-    # The graphs share memory: each is replayed after the other.
-    for engine in (*graphs, *graphs):
-        inputs = pack(texts(), engine.tokens or 0, 8, reference.position_offset)
-        np.testing.assert_allclose(
-            engine.run(inputs)["EMBEDDING"][: len(LENGTHS)], eager.run(inputs)["EMBEDDING"][: len(LENGTHS)], atol=1e-5
-        )
+    for _ in range(2):
+        runtime = lookup.PROVIDERS["torch"].open(tmp_path, "f32", 1, device)
+        eager, graphs = runtime.engine(None, None), [runtime.as_on_gpu(tokens, 8) for tokens in (64, 40)]
+        assert all(isinstance(one, cuda_graph.CudaGraphEngine) for one in graphs)
+        # The graphs share memory: each is replayed after the other, with other texts.
+        for chosen in (texts(), texts()[:2], texts()[3:]):
+            wanted = np.stack([reference.compute(text)["EMBEDDING"] for text in chosen])
+            for engine in (*graphs, eager):
+                total = engine.tokens or sum(map(len, chosen))
+                inputs = pack(chosen, total, engine.rows or len(chosen), reference.position_offset)
+                np.testing.assert_allclose(engine.run(inputs)["EMBEDDING"][: len(chosen)], wanted, atol=1e-4)
+        del runtime, eager, graphs
+        gc.collect()
 
 
-@pytest.mark.gpu
-@pytest.mark.parametrize("gamma", [-3, 2])
-def test_graphs_of_batches_compute_what_the_eager_engine_does(tmp_path: Path, gamma: int) -> None:
+@on_devices
+@pytest.mark.parametrize("gamma", [-3, 0, 2])
+def test_graphs_of_batches_compute_what_the_eager_engine_does(tmp_path: Path, gamma: int, device: int | None) -> None:
     module = image_module(tmp_path, gamma)
     opened(tmp_path, module, "f32")
-    graphs = lookup.PROVIDERS["torch"].open(tmp_path, "f32", 1, 0).engine(None, None)
+    runtime = lookup.PROVIDERS["torch"].open(tmp_path, "f32", 1, device)
+    eager, graphs = torch_model.TorchEngine(runtime._model, None, None), runtime.as_on_gpu(None, None)
+    assert isinstance(graphs, cuda_graph.SizedGraphs)
     for images in (1, 3, 64, 65, 2):
         inputs = module.example(images, seed=images)
-        np.testing.assert_allclose(graphs.run(inputs)["FEATURES"], module.features(inputs), atol=1e-3)
+        found = graphs.run(inputs)["FEATURES"].copy()
+        np.testing.assert_allclose(found, eager.run(inputs)["FEATURES"], atol=1e-4)
+        np.testing.assert_allclose(found, module.features(inputs), atol=1e-3)
+    assert len(graphs.graphs) == len(runtime._model.signature.captured["images"])
