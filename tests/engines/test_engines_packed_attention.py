@@ -158,7 +158,7 @@ def test_the_varlen_kernels_of_this_torch_take_the_call(
         assert varlen_kernels() is not None
         with torch.device("meta"):
             given = drawn(2, "meta", torch.float16)
-        plain: Any = packed_attention.packed_attention._init_fn  # type: ignore[attr-defined]
+        plain: Any = packed_attention.packed_attention._init_fn
         found = plain(*given, 0.3, *window)
         assert found.shape == given[0].shape and found.dtype == torch.float16
     finally:
@@ -166,7 +166,7 @@ def test_the_varlen_kernels_of_this_torch_take_the_call(
 
 
 def test_where_the_varlen_kernels_are_taken(monkeypatch: pytest.MonkeyPatch) -> None:
-    capability, kernels = [(8, 0)], [one_at_a_time]
+    capability, kernels = [(8, 0)], list[Any]([one_at_a_time])
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability[0])
     monkeypatch.setattr(packed_attention, "varlen_kernels", lambda: kernels[0])
 
@@ -179,7 +179,7 @@ def test_where_the_varlen_kernels_are_taken(monkeypatch: pytest.MonkeyPatch) -> 
     assert not takes(shape=(5, 4, 12)) and not takes(shape=(5, 4, 264))
     capability[0] = (7, 5)
     assert not takes(), "a T4 has no FlashAttention"
-    capability[0], kernels[0] = (9, 0), None  # type: ignore[list-item]
+    capability[0], kernels[0] = (9, 0), None
     assert not takes()
 
 

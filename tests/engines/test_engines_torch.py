@@ -215,7 +215,7 @@ def test_a_captured_graph_computes_what_the_eager_engine_does(tmp_path: Path, de
     reference = reference_of(save_model(tmp_path / "model", "bert"))
     opened(tmp_path, reference, "f32")
     for _ in range(2):
-        runtime = lookup.PROVIDERS["torch"].open(tmp_path, "f32", 1, device)
+        runtime: Any = lookup.PROVIDERS["torch"].open(tmp_path, "f32", 1, device)
         eager, graphs = runtime.engine(None, None), [runtime.as_on_gpu(tokens, 8) for tokens in (64, 40)]
         assert all(isinstance(one, cuda_graph.CudaGraphEngine) for one in graphs)
         # The graphs share memory: each is replayed after the other, with other texts.
@@ -234,7 +234,7 @@ def test_a_captured_graph_computes_what_the_eager_engine_does(tmp_path: Path, de
 def test_graphs_of_batches_compute_what_the_eager_engine_does(tmp_path: Path, gamma: int, device: int | None) -> None:
     module = image_module(tmp_path, gamma)
     opened(tmp_path, module, "f32")
-    runtime = lookup.PROVIDERS["torch"].open(tmp_path, "f32", 1, device)
+    runtime: Any = lookup.PROVIDERS["torch"].open(tmp_path, "f32", 1, device)
     eager, graphs = torch_model.TorchEngine(runtime._model, None, None), runtime.as_on_gpu(None, None)
     assert isinstance(graphs, cuda_graph.SizedGraphs)
     for images in (1, 3, 64, 65, 2):
