@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import json
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -33,6 +33,24 @@ class Content:
 
     entries: dict[str, dict[str, Any]] = field(default_factory=dict)
     removed: dict[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Layout:
+    """How the entries of a kind of registry lie in it.
+
+    kind    what they are, in the plural
+    place   the field that names the folder or the file of an entry
+    files   names of the files of such a folder; empty: `place` names a file
+    digest  the hash of an entry's folder or file, which its sha256 states; raises ShapeshiftError or OSError
+    check   raises ShapeshiftError for a name and fields that no server would accept
+    """
+
+    kind: str
+    place: str
+    files: tuple[str, ...]
+    digest: Callable[[Path], str]
+    check: Callable[[str, dict[str, Any]], object]
 
 
 class Registry:

@@ -23,7 +23,7 @@ from shapeshift.adapter_cache.metrics import scheduler_metrics, state_metrics
 from shapeshift.adapter_cache.policy.scheduling import SchedulerInputs, SchedulingSettings, make_scheduler
 from shapeshift.adapter_cache.registry.catalogue import Catalogue
 from shapeshift.adapter_cache.registry.peft import BaseModel
-from shapeshift.adapter_cache.registry.store import read_multi_lora
+from shapeshift.adapter_cache.registry.store import LAYOUT, read_multi_lora
 from shapeshift.adapter_cache.request import AdapterRequest
 from shapeshift.adapter_cache.settings import (
     EVICTION_RULES,
@@ -44,6 +44,7 @@ from shapeshift.fused_decode.policy.admission import Admission
 from shapeshift.fused_decode.request import LENGTH, STOP, Request
 from shapeshift.fused_decode.service import OWN_PARAMETERS, DecodeService
 from shapeshift.fused_decode.settings import FusedDecodeSettings, GeneratedDecodeSettings
+from shapeshift.registry_mirror.follower import GeneratedRegistrySettings, RegistrySettings, follow
 from shapeshift.serving.description import Description, registry_version
 from shapeshift.serving.metrics import Metric
 from shapeshift.serving.model_args import Log, ModelArgs
@@ -51,6 +52,7 @@ from shapeshift.serving.parameters import RequestParameters
 from shapeshift.serving.pb_utils import InferenceRequest, PbUtils
 
 _REFRESH_S = 1.0
+_PARAMETERS = (AdapterCacheSettings, SchedulingSettings, RegistrySettings, GeneratedRegistrySettings)
 
 
 class SharedRuntime(Runtime, Protocol):
@@ -78,7 +80,7 @@ class AdapterService(DecodeService):
         self._scheduling = settings.read(SchedulingSettings, args.parameters)
         require_one_rank(settings.read(FusedDecodeSettings, args.parameters))
         load_runtime = partial(loading.load_runtime, extra_bytes=self._settings.adapter_mb << 20)
-        super().__init__(args, log, load_runtime, (AdapterCacheSettings, SchedulingSettings))
+        super().__init__(args, log, load_runtime, _PARAMETERS)
         self._log = log
         self._runtime = runtime = cast(SharedRuntime, self.loaded.runtime)
         self._lock = threading.Lock()
@@ -104,8 +106,10 @@ class AdapterService(DecodeService):
         runtime.linear_hook = (
             LORA_HOOKS["cuda"](*given, slots=runtime.slots, layers=layers) if kernels.fits_graphs else LoraHook(*given)
         )
+        folder = (args.folder / self._settings.adapters_dir).resolve()
+        self._follower = follow(args.parameters, folder, LAYOUT, log)
         self.catalogue = Catalogue(
-            (args.folder / self._settings.adapters_dir).resolve(),
+            folder,
             read_multi_lora(args.folder / "1"),
             self._base_model(args.parameters),
             self.cache,
@@ -194,6 +198,7 @@ class AdapterService(DecodeService):
                 vacant_bytes=lambda: cache.free_reserve_bytes,
             ),
             *scheduler_metrics(self._scheduler),
+            *self._follower.metrics,
         ]
 
     def open(self, loop: DecodeLoop) -> None:
@@ -202,6 +207,7 @@ class AdapterService(DecodeService):
         loop.wake()
 
     def close(self) -> None:
+        self._follower.close()
         self._stop.set()
         self._watch.join(5.0)
         self._predictor.close()

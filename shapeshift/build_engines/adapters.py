@@ -8,6 +8,7 @@ from pathlib import Path
 from shapeshift.adapter_cache.registry import store
 from shapeshift.adapter_cache.settings import AdapterCacheSettings
 from shapeshift.build_engines.paths import BuildPaths
+from shapeshift.build_engines.store import registry_copy
 from shapeshift.engines.checkpoint import Checkpoint
 from shapeshift.errors import NotFoundError
 from shapeshift.registry import FILE as REGISTRY_FILE
@@ -15,6 +16,8 @@ from shapeshift.registry import FILE as REGISTRY_FILE
 
 def registry_folder(name: str, settings: AdapterCacheSettings, paths: BuildPaths) -> Path:
     """The registry of the front model `name`."""
+    if (copy := registry_copy.folder(settings.adapters_dir, name, paths)) is not None:
+        return copy
     return Path(settings.adapters_dir).absolute() if settings.adapters_dir else paths.build / "adapters" / name
 
 
@@ -37,6 +40,7 @@ def prepare_registry(
     from shapeshift.fused_decode.model.architecture import Architecture
 
     folder = registry_folder(name, settings, paths)
+    registry_copy.update("adapters_dir", settings.adapters_dir, store.LAYOUT, name, paths, settings.starter_dir)
     names = {str(checkpoint.folder), *base_names}
     base = peft.BaseModel(
         Architecture.read(checkpoint.folder), names, settings.max_rank, checkpoint.folder, checkpoint.sha256

@@ -11,6 +11,7 @@ from typing import Any
 from shapeshift import settings
 from shapeshift.build_engines.model_folder import gpus_of, write_front
 from shapeshift.build_engines.paths import BuildPaths
+from shapeshift.build_engines.store import registry_copy
 from shapeshift.cascade.candidates import local, registry
 from shapeshift.cascade.first_level import check_engines
 from shapeshift.cascade.settings import CascadeSettings, signature
@@ -18,6 +19,7 @@ from shapeshift.engines import device_plan, manifest
 from shapeshift.engines.manifest import FILE_NAME as MANIFEST_FILE
 from shapeshift.engines.providers import lookup
 from shapeshift.errors import NotFoundError
+from shapeshift.registry_mirror.follower import RegistrySettings
 from shapeshift.triton import model_config
 
 BACKEND = "cascade"
@@ -35,7 +37,8 @@ class CascadeFrontConfig:
 
 def read(folder: Path, config: Any, values: Mapping[str, str]) -> CascadeFrontConfig:
     """The front in `folder`. Raises InvalidInputError naming the field."""
-    settings.refuse_unknown(values, settings.names(CascadeSettings))
+    settings.refuse_unknown(values, settings.names(CascadeSettings, RegistrySettings))
+    settings.read(RegistrySettings, values)
     completed = model_config.complete(config, signature(values))
     return CascadeFrontConfig(folder.name, folder, completed, settings.read(CascadeSettings, values))
 
@@ -66,6 +69,7 @@ def publish(front: CascadeFrontConfig, paths: BuildPaths) -> str:
     parameters = {
         "candidates_dir": paths.portable(folder, target),
         "engines_dir": paths.portable(paths.engines, target),
+        **registry_copy.parameters(front.settings.candidates_dir),
     }
     first = manifest.load(paths.engines / levels[0])
     gpus = lookup.usable(first.provider, gpus_of(front.folder))
@@ -79,7 +83,13 @@ def publish(front: CascadeFrontConfig, paths: BuildPaths) -> str:
 
 
 def _local_folder(front: CascadeFrontConfig, paths: BuildPaths, found: registry.ServingCandidate) -> Path:
-    """The folder of `found`, or for a table from another CPU one in `build/` with latencies and a choice for this."""
+    """The folder of `found`, or for a table from another CPU one in `build/` with latencies and a choice for this.
+
+    A table from a URL is used as it is.
+    """
+    if registry_copy.folder(front.settings.candidates_dir, front.name, paths) is not None:
+        # A changed table would not follow the URL.
+        return candidates_folder(front, paths)
     models = [one.name for one in found.table.models]
     engines = {name: manifest.load(paths.engines / name) for name in models if _has_engines(paths, name)}
     if not set(found.candidate.levels) <= set(engines) or not local.is_foreign(found.table, engines):
@@ -107,8 +117,14 @@ def levels(front: CascadeFrontConfig, paths: BuildPaths) -> tuple[str, ...]:
 
 
 def candidates_folder(front: CascadeFrontConfig, paths: BuildPaths) -> Path:
-    """The folder that `candidates_dir` names. Raises NotFoundError listing every folder that was searched."""
+    """The folder that `candidates_dir` names, of a URL a copy that is up to date.
+
+    Raises NotFoundError listing every folder that was searched; of a URL as `registry_copy.update`.
+    """
     name = front.settings.candidates_dir
+    if (copy := registry_copy.folder(name, front.name, paths)) is not None:
+        registry_copy.update("candidates_dir", name, registry.LAYOUT, front.name, paths)
+        return copy
     candidates = [front.folder / name, *(folder / name for folder in paths.checkpoints)]
     for candidate in candidates:
         if candidate.is_dir():

@@ -15,6 +15,7 @@ from shapeshift.build_engines import adapters, perplexity
 from shapeshift.build_engines.hub.sources import base_names, find_checkpoint
 from shapeshift.build_engines.model_folder import CONFIG, gpus_of, is_placed, write_front
 from shapeshift.build_engines.paths import BuildPaths
+from shapeshift.build_engines.store import registry_copy
 from shapeshift.engines.checkpoint import Checkpoint, open_checkpoint
 from shapeshift.errors import NotFoundError, ShapeshiftError
 from shapeshift.files import HASHES
@@ -22,6 +23,7 @@ from shapeshift.fused_decode.model.architecture import Architecture
 from shapeshift.fused_decode.model.precision import COMPUTED_BYTES, QUANTISED, require_kv_precision, resolve
 from shapeshift.fused_decode.model.quantised.packing import packing_of
 from shapeshift.fused_decode.settings import ForwardSettings, FusedDecodeSettings, signature
+from shapeshift.registry_mirror.follower import RegistrySettings
 from shapeshift.triton import model_config
 
 BACKEND, WITH_ADAPTERS = "fused_decode", "adapter_cache"
@@ -52,8 +54,9 @@ def read(folder: Path, config: Any, values: Mapping[str, str]) -> DecodeFrontCon
     if config.backend == BACKEND or kind is ForwardSettings:
         settings.refuse_unknown(values, settings.names(kind))
         return DecodeFrontConfig(folder.name, folder, completed, settings.read(kind, values))
-    settings.refuse_unknown(values, settings.names(kind, AdapterCacheSettings, SchedulingSettings))
+    settings.refuse_unknown(values, settings.names(kind, AdapterCacheSettings, SchedulingSettings, RegistrySettings))
     settings.read(SchedulingSettings, values)
+    settings.read(RegistrySettings, values)
     decoding, adapter_cache = settings.read(FusedDecodeSettings, values), settings.read(AdapterCacheSettings, values)
     require_one_rank(decoding)
     return DecodeFrontConfig(folder.name, folder, completed, decoding, adapter_cache)
@@ -122,6 +125,7 @@ def publish(front: DecodeFrontConfig, paths: BuildPaths) -> str:
         names = base_names(own.checkpoint, checkpoint.folder, front.adapters.base_names)
         parameters["base_names"] = ",".join(sorted(names))
         parameters["adapters_dir"] = paths.portable(adapters.registry_folder(front.name, front.adapters, paths), target)
+        parameters |= registry_copy.parameters(front.adapters.adapters_dir)
         extra_files = adapters.multi_lora_files(version)
         registry = adapters.prepare_registry(front.name, front.adapters, checkpoint, names, version, paths)
         capacity += f", {registry}"

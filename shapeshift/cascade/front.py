@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from shapeshift import settings
-from shapeshift.cascade.candidates.registry import ServingCandidate
+from shapeshift.cascade.candidates.registry import LAYOUT, ServingCandidate
 from shapeshift.cascade.candidates.table import CandidateTable
 from shapeshift.cascade.first_level import FirstLevel
 from shapeshift.cascade.hot_swap import HotSwap
@@ -20,6 +20,7 @@ from shapeshift.cascade.service import CascadeService
 from shapeshift.cascade.settings import CascadeSettings, GeneratedCascadeSettings
 from shapeshift.errors import InvalidInputError
 from shapeshift.fleet.forwarding.front import Front, open_entry
+from shapeshift.registry_mirror.follower import GeneratedRegistrySettings, RegistrySettings, follow
 from shapeshift.serving import description, parameters
 from shapeshift.serving.description import Description, describing
 from shapeshift.serving.liveness import Liveness, StepCounter
@@ -31,6 +32,7 @@ from shapeshift.serving.text_inputs import NUM_TOKENS, TEXT_PAIR, texts_of_reque
 from shapeshift.triton.async_client import AsyncClient
 from shapeshift.triton.settings import own_endpoint
 
+_PARAMETERS = settings.names(CascadeSettings, GeneratedCascadeSettings, RegistrySettings, GeneratedRegistrySettings)
 _OWN_PARAMETERS = ("truncate", "level", "min_accuracy")
 # The longest text that the length histogram tells apart.
 _MAX_LENGTH = 512
@@ -42,7 +44,7 @@ class CascadeFront:
     def __init__(self, pb_utils: PbUtils, args: ModelArgs, client: AsyncClient | None = None) -> None:
         self._pb_utils = pb_utils
         self._log = model_log(pb_utils, args.name)
-        settings.refuse_unknown(args.parameters, settings.names(CascadeSettings, GeneratedCascadeSettings))
+        settings.refuse_unknown(args.parameters, _PARAMETERS)
         own = settings.read(CascadeSettings, args.parameters)
         generated = settings.read(GeneratedCascadeSettings, args.parameters)
         if not generated.engines_dir:
@@ -62,6 +64,7 @@ class CascadeFront:
             return CascadeService(serving, engines, own, self._client, self._cascade_metrics, self._log, args.device)
 
         folder = (args.folder / own.candidates_dir).resolve()
+        self._follower = follow(args.parameters, folder, LAYOUT, self._log)
         self._hot_swap = HotSwap(folder, own, open_service, self._client, self._cascade_metrics, self._log)
         self._request_metrics = RequestMetrics("texts", _MAX_LENGTH, own.slo_ms)
         self._responder = Responder(pb_utils, self._request_metrics, self._log)
@@ -79,6 +82,7 @@ class CascadeFront:
     def close(self) -> None:
         """Stop producers before consumers: what other nodes serve, the levels, then the responses, then the metrics."""
         self._entry.close()
+        self._follower.close()
         self._hot_swap.close()
         self._client.close()
         self._responder.close()
@@ -144,6 +148,7 @@ class CascadeFront:
             *self._cascade_metrics.exported(),
             *self._client.metrics(),
             *self._entry.metrics,
+            *self._follower.metrics,
             Liveness(self._steps, self._log).metric,
         ]
         self._metrics = MetricsFlusher(self._pb_utils, name, exported, self._log)

@@ -15,6 +15,8 @@ from shapeshift.build_engines.paths import BuildPaths
 from shapeshift.build_engines.publish import in_one_line, publish_all, with_required
 from shapeshift.build_engines.repository import front_folders
 from shapeshift.errors import EngineError, ShapeshiftError
+from shapeshift.registry_mirror.remote import is_url
+from shapeshift.settings import require
 
 LOCK = ".engines.lock"
 
@@ -25,7 +27,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--keep-going", action="store_true", help="exit with 0 if at least one model can be served")
     parser.add_argument(
         "--store",
-        type=Path,
         metavar="DIR",
         help="a folder that several machines see: engines for the same hardware are copied from it, others put into it",
     )
@@ -49,7 +50,9 @@ def run(options: argparse.Namespace) -> int:
 
     Raises ShapeshiftError, also for an unexpected error outside of any model.
     """
-    paths = replace(paths_of(options), store=options.store and options.store.resolve())
+    allowed = "a folder that several machines see, such as a bucket that each of them has mounted; not a URL"
+    require(not is_url(options.store or ""), "store", options.store, allowed)
+    paths = replace(paths_of(options), store=Path(options.store).resolve() if options.store else None)
     try:
         with stop_on_sigterm("engines"):
             return _publish(options, paths)

@@ -39,7 +39,7 @@ class ImageFront:
         self._pb_utils = pb_utils
         self._log = model_log(pb_utils, args.name)
         loaded = loading.load(args, self._log, open_model)
-        self._settings, self._model = loaded.settings, loaded.model
+        self._settings, self._model, self._follower = loaded.settings, loaded.model, loaded.follower
         self._outputs = args.outputs
         self._images_bound = Bound("queue_images", self._settings.queue_images, "images")
         self._memory_bound = Bound("queue_mb", self._settings.queue_mb, "MiB")
@@ -68,6 +68,7 @@ class ImageFront:
             Gauge("tasks", "Tasks served", lambda: len(self._model.tasks)),
             Gauge("cost_factor", "Measured over profiled time of recent batches", lambda: scheduler.costs.factor),
             *self._entry.metrics,
+            *self._follower.metrics,
             Liveness(lambda: steps, self._log).metric,
         ]
         self._metrics = MetricsFlusher(pb_utils, args.name, exported, self._log)
@@ -80,6 +81,7 @@ class ImageFront:
     def close(self) -> None:
         """Stop producers before consumers: what other nodes serve, decoding, execution, responses, metrics."""
         self._entry.close()
+        self._follower.close()
         self._watch.close()
         self._decoders.close()
         self._executor.close()

@@ -9,6 +9,12 @@ from shapeshift import settings
 from shapeshift.engines import hardware
 from shapeshift.engines.settings import GeneratedSettings
 from shapeshift.errors import InvalidInputError
+from shapeshift.registry_mirror.follower import (
+    GeneratedRegistrySettings,
+    RegistryFollower,
+    RegistrySettings,
+    follow,
+)
 from shapeshift.serving.model_args import ModelArgs
 from shapeshift.settings import require
 from shapeshift.token_adapt.interfaces import GammaProfile, ImageModel
@@ -19,19 +25,32 @@ from shapeshift.token_adapt.policy.costs import Costs, efficient_batch_size
 from shapeshift.token_adapt.policy.image_scheduler import SchedulerSettings
 from shapeshift.token_adapt.policy.problem import PlanProblem
 from shapeshift.token_adapt.settings import EMULATED, EmulatedSettings, TokenAdaptSettings
+from shapeshift.token_adapt.tasks import registry as task_registry
 
 Log = Callable[[str], None]
 Open = Callable[[ModelArgs, TokenAdaptSettings], ImageModel]
+_PARAMETERS = settings.names(
+    TokenAdaptSettings,
+    EmulatedSettings,
+    ImageEngineSettings,
+    GeneratedSettings,
+    RegistrySettings,
+    GeneratedRegistrySettings,
+)
 
 
 @dataclass(frozen=True)
 class Loaded:
-    """A model ready to classify, the costs of its batches, and the settings of its scheduler."""
+    """A model ready to classify, the costs of its batches, and the settings of its scheduler.
+
+    follower: what keeps a copy of its registry up to date; whoever takes the model closes it.
+    """
 
     settings: TokenAdaptSettings
     model: ImageModel
     costs: Costs
     scheduler: SchedulerSettings
+    follower: RegistryFollower
 
 
 def open_model(args: ModelArgs, serving: TokenAdaptSettings) -> ImageModel:
@@ -51,9 +70,9 @@ def open_model(args: ModelArgs, serving: TokenAdaptSettings) -> ImageModel:
 
 def load(args: ModelArgs, log: Log, open_model: Open = open_model) -> Loaded:
     """Open the model of these parameters. Raises the errors of `shapeshift.errors`."""
-    names = settings.names(TokenAdaptSettings, EmulatedSettings, ImageEngineSettings, GeneratedSettings)
-    settings.refuse_unknown(args.parameters, names)
+    settings.refuse_unknown(args.parameters, _PARAMETERS)
     serving = settings.read(TokenAdaptSettings, args.parameters)
+    follower = follow(args.parameters, (args.folder / serving.tasks_dir).resolve(), task_registry.LAYOUT, log)
     model = open_model(args, serving)
     for message in model.reload_tasks():
         log(message)
@@ -71,7 +90,7 @@ def load(args: ModelArgs, log: Log, open_model: Open = open_model) -> Loaded:
         f"ready: {len(model.tasks)} tasks, gammas {', '.join(map(str, costs.gammas))}, batches of up to {batch_size}, "
         f"algorithm {serving.algorithm}"
     )
-    return Loaded(serving, model, costs, serving.scheduler(batch_size, memory_mb))
+    return Loaded(serving, model, costs, serving.scheduler(batch_size, memory_mb), follower)
 
 
 def _available_mb(device: int | None) -> float:

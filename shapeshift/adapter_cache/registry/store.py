@@ -16,7 +16,7 @@ from typing import Any
 
 from shapeshift import files
 from shapeshift.errors import InvalidInputError, NotFoundError, listed
-from shapeshift.registry import FILE, Content, Registry
+from shapeshift.registry import FILE, Content, Layout, Registry
 from shapeshift.settings import require
 
 FILES = ("adapter_config.json", "adapter_model.safetensors")
@@ -202,6 +202,9 @@ def _entry(name: str, stated: dict[str, Any]) -> Entry:
     kept = tuple(tuple(one) if isinstance(one, list) else one for one in stated.get("stamps", []))
     base, origin = stated.get("base", ""), stated.get("origin", "")
     return Entry(stated["folder"], stated["sha256"], stated.get("pinned", False), kept, base, origin)
+
+
+LAYOUT = Layout("adapters", "folder", FILES, digest, _entry)
 
 
 # vLLM's multi_lora.json in a model's version folder names further adapters.

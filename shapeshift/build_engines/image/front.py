@@ -20,10 +20,11 @@ from shapeshift.build_engines.image.plan import (
 )
 from shapeshift.build_engines.model_folder import write_front
 from shapeshift.build_engines.paths import BuildPaths
-from shapeshift.build_engines.store import shared_engines
+from shapeshift.build_engines.store import registry_copy, shared_engines
 from shapeshift.engines import device_plan, manifest
 from shapeshift.errors import NotFoundError
 from shapeshift.progress import ProgressCallback
+from shapeshift.registry_mirror.follower import RegistrySettings
 from shapeshift.settings import require
 from shapeshift.token_adapt.model import emulated
 from shapeshift.token_adapt.model import manifest as image_manifest
@@ -44,7 +45,8 @@ def read(folder: Path, config: Any, values: Mapping[str, str]) -> ImageFrontConf
     if values.get("provider") == EMULATED:
         settings.refuse_unknown(values, settings.names(EmulatedSettings, TokenAdaptSettings))
         return EmulatedFrontConfig(folder.name, folder, completed, settings.read(EmulatedSettings, values), serving)
-    settings.refuse_unknown(values, settings.names(ImageEngineSettings, TokenAdaptSettings))
+    settings.refuse_unknown(values, settings.names(ImageEngineSettings, TokenAdaptSettings, RegistrySettings))
+    settings.read(RegistrySettings, values)
     return ImageFrontConfig(folder.name, folder, completed, settings.read(ImageEngineSettings, values), serving)
 
 
@@ -61,6 +63,7 @@ def check(front: ImageFrontConfig, paths: BuildPaths) -> ImagePlan:
     Raises InvalidInputError for a tasks_dir that is no folder, or a default task that is not served.
     """
     tasks_dir, stated = tasks_folder(front, paths), front.serving.tasks_dir
+    registry_copy.update("tasks_dir", stated, registry.LAYOUT, front.name, paths, front.serving.starter_dir)
     require(not stated or tasks_dir.is_dir(), "tasks_dir", stated, f"a folder: there is none at {tasks_dir}")
     starter = _starter_folder(front.serving.starter_dir, paths)
     tasks = registry.with_starter(tasks_dir, starter) if starter else registry.read(tasks_dir)
@@ -139,6 +142,7 @@ def _write_folder(planned: ImagePlan, engines: Path, result: ImageManifest, path
         "checkpoint_name": front.settings.checkpoint,
         "profile": json.dumps(image_manifest.profile(result)),
         "tasks_dir": paths.portable(tasks_folder(front, paths), target),
+        **registry_copy.parameters(front.serving.tasks_dir),
         **device_plan.of_engines(result.provider, result.device_mb, result.files),
     }
     summary = f"engines: {result.provider}, {result.precision}, {result.threads} threads; {result.tolerance}"

@@ -12,6 +12,7 @@ from typing import Any
 from shapeshift.build_engines.hub.sources import find_checkpoint
 from shapeshift.build_engines.model_folder import provider_of
 from shapeshift.build_engines.paths import BuildPaths
+from shapeshift.build_engines.store import registry_copy
 from shapeshift.engines import manifest, precision
 from shapeshift.engines.checkpoint import Checkpoint
 from shapeshift.engines.gpu import with_cpu
@@ -104,6 +105,8 @@ def plan(front: ImageFrontConfig, paths: BuildPaths) -> ImagePlan:
 def tasks_folder(front: ImageFrontConfig, paths: BuildPaths) -> Path:
     """The task registry of the front, which may be missing."""
     stated = front.serving.tasks_dir
+    if (copy := registry_copy.folder(stated, front.name, paths)) is not None:
+        return copy
     return paths.root / stated if stated else paths.build / "tasks" / front.name
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 from shapeshift import files
 from shapeshift.cascade.candidates import table as tables
@@ -11,7 +12,7 @@ from shapeshift.cascade.candidates.table import Candidate, CandidateTable
 from shapeshift.errors import InvalidInputError, NotFoundError
 from shapeshift.files import file_sha256
 from shapeshift.policy_api import Check, boolean, record, text
-from shapeshift.registry import FILE, Registry
+from shapeshift.registry import FILE, Layout, Registry
 
 KIND = "candidates"
 
@@ -38,7 +39,7 @@ class ServingCandidate:
 def entries(folder: Path) -> dict[str, Entry]:
     """All tasks by name; empty where the folder has no registry. Raises InvalidInputError for a broken registry."""
     found = Registry(folder, KIND).read().entries
-    return {name: _ENTRY(f"{FILE} {name}", {"pinned": False, **stated}) for name, stated in found.items()}
+    return {name: _entry(name, stated) for name, stated in found.items()}
 
 
 def serving(folder: Path, task: str) -> ServingCandidate:
@@ -82,4 +83,10 @@ def _name(name: str, value: object) -> str:
     return value
 
 
+def _entry(name: str, stated: dict[str, Any]) -> Entry:
+    entry: Entry = _ENTRY(f"{FILE} {name}", {"pinned": False, **stated})
+    return entry
+
+
+LAYOUT = Layout(KIND, "table", (), file_sha256, _entry)
 _ENTRY: Check = record({"table": _name, "sha256": text, "candidate": text, "pinned": boolean}, Entry)

@@ -17,6 +17,7 @@ from shapeshift.cascade.profiling.register import ProfilingSettings
 from shapeshift.cascade.profiling.samples import read
 from shapeshift.errors import InvalidInputError, NotFoundError, OverloadedError
 from shapeshift.progress import Progress
+from shapeshift.registry_mirror.remote import require_folder
 from shapeshift.settings import require
 from shapeshift.triton import metrics
 from shapeshift.triton.control import ModelControl
@@ -56,11 +57,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Run one action; 1 where no candidate meets the targets."""
+    options.dir = require_folder("dir", options.dir)
     return {"register": _register, "select": _select, "list": _list}[str(options.action)](options)
 
 
 def _common(parser: argparse.ArgumentParser, task: bool = True) -> None:
-    parser.add_argument("--dir", type=Path, required=True, help="the registry: candidates_dir of config.pbtxt")
+    parser.add_argument("--dir", required=True, help="the registry: candidates_dir of config.pbtxt")
     if task:
         parser.add_argument("--task", required=True)
 

@@ -1,24 +1,28 @@
-"""The options --model and --build of the commands that work on one generated front model."""
+"""The options --model, --build and --dir of the commands that work on one generated front model."""
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from shapeshift import settings
 from shapeshift.errors import NotFoundError
+from shapeshift.registry_mirror.follower import GeneratedRegistrySettings
+from shapeshift.registry_mirror.remote import require_folder
 from shapeshift.triton import model_config
 
 
 def add_arguments(
     parser: argparse.ArgumentParser, actions: Sequence[argparse.ArgumentParser], default_model: str
 ) -> None:
-    """Declare --model and --build on a command and on its actions: they may be given before or after the action."""
+    """Declare --model, --build and --dir on a command and its actions: they may stand before or after the action."""
     for one in (parser, *actions):
         # An action sets only what is given after it.
-        model, build = (default_model, Path("build")) if one is parser else (argparse.SUPPRESS, argparse.SUPPRESS)
+        model, build, registry = (default_model, Path("build"), "") if one is parser else [argparse.SUPPRESS] * 3
         one.add_argument("--model", default=model, help=f"the front model ({default_model})")
         one.add_argument("--build", type=Path, default=build, metavar="DIR", help="folder of generated files (build)")
+        one.add_argument("--dir", default=registry, metavar="DIR", help="another registry than that of the model")
 
 
 def read(options: argparse.Namespace) -> tuple[Path, dict[str, str]]:
@@ -33,3 +37,17 @@ def read(options: argparse.Namespace) -> tuple[Path, dict[str, str]]:
             f"model: no {config}; run `shapeshift engines`, or from another folder name the build folder with --build"
         )
     return folder, dict(model_config.parameters(model_config.read(config)))
+
+
+def registry_folder(
+    options: argparse.Namespace, folder: Path, values: Mapping[str, str], field: str, changes: bool
+) -> Path:
+    """The registry that --dir names, or that the parameter `field` of the model in `folder` names.
+
+    changes: whether the command changes it. Raises InvalidInputError then for one at a URL, of which a copy is read.
+    """
+    if options.dir:
+        return require_folder("dir", options.dir)
+    if changes:
+        require_folder(field, settings.read(GeneratedRegistrySettings, values).registry_url)
+    return (folder / values[field]).resolve()

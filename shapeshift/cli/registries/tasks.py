@@ -82,8 +82,9 @@ def _read_image_model(options: argparse.Namespace) -> ImageModel:
             "model", options.model, "must be an image model with engines and tasks_dir; run `shapeshift engines`"
         )
     own = settings.read(ImageEngineSettings, values)
-    paths = (own.checkpoint, generated.engines, serving.tasks_dir)
-    checkpoint, engines, tasks = ((model / path).resolve() for path in paths)
+    checkpoint, engines = ((model / path).resolve() for path in (own.checkpoint, generated.engines))
+    changes = options.action in ("register", "remove")
+    tasks = front_model.registry_folder(options, model, values, "tasks_dir", changes)
     return ImageModel(checkpoint, engines, tasks, serving.task, serving.threads, own, generated)
 
 

@@ -31,6 +31,7 @@ TASK_FILE, PROMPTS_FILE, HEAD_FILE, PROFILE_FILE = (
     "head.safetensors",
     "profile.json",
 )
+FILES = (TASK_FILE, PROMPTS_FILE, HEAD_FILE, PROFILE_FILE)
 CLASSIFIER = "classifier"
 _CLASSIFIER_FILE = "classifier.safetensors"
 _MAX_LABELS = 100_000
@@ -130,7 +131,7 @@ def read_accuracy(folder: Path, gammas: Sequence[int]) -> dict[int, float]:
 def sha256(folder: Path) -> str:
     """The hash of the task files. Raises InvalidInputError naming a missing one."""
     digest = hashlib.sha256()
-    for name in (TASK_FILE, PROMPTS_FILE, HEAD_FILE, PROFILE_FILE):
+    for name in FILES:
         if not (folder / name).is_file():
             raise InvalidInputError("task folder", str(folder), f"a folder that contains {name}")
         digest.update(f"{name}:{file_sha256(folder / name)}\n".encode())

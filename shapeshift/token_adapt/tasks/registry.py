@@ -13,8 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from shapeshift.errors import NotFoundError
-from shapeshift.registry import FILE, Registry
+from shapeshift.registry import FILE, Layout, Registry
 from shapeshift.settings import require
+from shapeshift.token_adapt.tasks import folder as task_folder
 
 KIND = "tasks"
 
@@ -81,3 +82,8 @@ def _entry(tasks_dir: Path, name: str, fields: dict[str, Any]) -> TaskEntry:
 def _path_of(tasks_dir: Path, folder: Path) -> str:
     """The folder path to write, relative to tasks_dir: the project may be moved, or mounted elsewhere."""
     return os.path.relpath(folder.resolve(), tasks_dir.resolve())
+
+
+LAYOUT = Layout(
+    KIND, "folder", task_folder.FILES, task_folder.sha256, lambda name, fields: _entry(Path(), name, fields)
+)

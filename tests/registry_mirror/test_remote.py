@@ -1,0 +1,58 @@
+"""URLs of registries: which are taken, and what is said of the others."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from shapeshift.errors import InvalidInputError, NotFoundError, UnsupportedError
+from shapeshift.registry_mirror.remote import Remote, is_url, require_folder
+
+
+def test_a_file_url_is_read(tmp_path: Path) -> None:
+    (tmp_path / "registry.json").write_text("{}")
+    remote = Remote("tasks_dir", f"file://{tmp_path}/")
+    remote.fetch("registry.json", tmp_path / "copy")
+    assert (tmp_path / "copy").read_text() == "{}"
+    with pytest.raises(NotFoundError, match=f"there is no file://{tmp_path}/absent"):
+        remote.fetch("absent", tmp_path / "copy")
+
+
+def test_folders_are_no_urls() -> None:
+    assert is_url("s3://bucket/tasks") and not is_url("checkpoints/tasks") and not is_url("")
+    assert require_folder("dir", "tasks") == Path("tasks")
+    with pytest.raises(InvalidInputError, match=r"dir: got 's3://b'; a folder: .* \(--dir\), .* registry.json last"):
+        require_folder("dir", "s3://b")
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "https://user:secret@host/tasks",
+        "s3://key:sec/secret@bucket/tasks",
+        "https://host/tasks?token=secret",
+        "https://host/tasks#secret",
+        "://host",
+        "s3:// b",
+    ],
+)
+def test_a_url_holds_no_secret(url: str) -> None:
+    with pytest.raises(InvalidInputError, match="tasks_dir: got .*without password and query") as caught:
+        Remote("tasks_dir", url)
+    assert "secret" not in str(caught.value).replace("#secret", "")
+
+
+def test_missing_packages_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "s3fs", None)
+    with pytest.raises(UnsupportedError, match=r"tasks_dir: a registry at s3:// .* s3fs, .* install them with pip"):
+        Remote("tasks_dir", "s3://bucket/tasks")
+    monkeypatch.setitem(sys.modules, "fsspec", None)
+    with pytest.raises(UnsupportedError, match="fsspec"):
+        Remote("tasks_dir", "memory://tasks")
+
+
+def test_an_unknown_kind_of_url_is_named() -> None:
+    with pytest.raises(InvalidInputError, match="tasks_dir: got 'moon://'; a kind of URL that fsspec knows"):
+        Remote("tasks_dir", "moon://tasks")
