@@ -22,6 +22,7 @@ from shapeshift.triton import model_config
 from tests.cascade.conftest import ALL, LABELS, FakeClient, FakeLevel, candidate, gap
 from tests.conftest import LIGHT_WIDTH
 from tests.fakes import Request, TritonError, text_request, values_of
+from tests.registry_mirror.remote_registry import RemoteRegistry
 from tests.waiting import wait_for
 
 if TYPE_CHECKING:
@@ -444,6 +445,34 @@ def test_candidates_are_swapped_while_serving(workspace: Workspace, monkeypatch:
     front.close()
     assert workspace.pb_utils.metric("shapeshift_candidate_swaps_total") == 3
     assert workspace.pb_utils.metric("shapeshift_candidate_errors_total") >= 1
+
+
+def test_candidates_at_a_url_are_followed(
+    workspace: Workspace, remote: RemoteRegistry, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from shapeshift.cascade import hot_swap
+
+    monkeypatch.setattr(hot_swap, "_CHECK_S", 0.02)
+    large(workspace)
+    # A table of another CPU is served as it is: one chosen anew would not follow the URL.
+    made = {"hardware": "another CPU"}
+    table = workspace.table(candidate("alone", ["small"], []), candidate("both", TWO, [gap()]), made=made)
+    workspace.put(table)
+    remote.upload(workspace.folder)
+    front = workspace.open(candidates_dir=remote.url, registry_period_s=1)
+    stated = workspace.args().parameters
+    copy = workspace.paths.build / "registries" / "classify"
+    assert (workspace.args().folder / stated["candidates_dir"]).resolve() == copy
+    assert stated["registry_url"] == remote.url and ask(front, "one")["LEVEL"].item() == 1
+    workspace.put(table, "both")
+    remote.upload(workspace.folder)
+    wait_for(lambda: ask(front, "one")["LEVEL"].item() == 2)
+    remote.write("task.json", b"{}")
+    changed = workspace.table(candidate("alone", ["small"], []), made={"hardware": "a third CPU"})
+    workspace.put(changed)
+    remote.write("registry.json", (workspace.folder / "registry.json").read_bytes())
+    wait_for(lambda: any("task is not taken over: sha256" in line for line in workspace.pb_utils.Logger.lines))
+    assert ask(front, "one")["LEVEL"].item() == 2
 
 
 def test_targets_choose_unless_a_candidate_is_pinned(workspace: Workspace) -> None:

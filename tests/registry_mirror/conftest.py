@@ -2,14 +2,4 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
-import pytest
-
-from tests.registry_mirror.remote_registry import HeldBack, RemoteRegistry
-
-
-@pytest.fixture
-def remote() -> Iterator[RemoteRegistry]:
-    yield RemoteRegistry()
-    HeldBack.before = staticmethod(lambda path: None)
+from tests.registry_mirror.remote_registry import remote as remote

@@ -6,11 +6,12 @@ import hashlib
 import json
 import threading
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import fsspec
+import pytest
 from fsspec.implementations.memory import MemoryFileSystem
 
 from shapeshift.registry import FILE, Layout
@@ -94,3 +95,10 @@ class RemoteRegistry:
     def hold(self, release: threading.Event) -> None:
         """Let each file wait for `release`."""
         HeldBack.before = staticmethod(lambda path: release.wait() and None)
+
+
+@pytest.fixture
+def remote() -> Iterator[RemoteRegistry]:
+    """A registry at a URL, empty. For a conftest.py."""
+    yield RemoteRegistry()
+    HeldBack.before = staticmethod(lambda path: None)

@@ -133,9 +133,7 @@ def test_names_are_no_paths(
     assert [path.name for path in folder.parent.iterdir()] == [folder.name]
 
 
-def test_an_entry_that_no_server_would_accept_is_left_out(
-    mirror: Mirror, folder: Path, remote: RemoteRegistry
-) -> None:
+def test_an_entry_that_no_server_would_accept_is_left_out(mirror: Mirror, folder: Path, remote: RemoteRegistry) -> None:
     remote.put("unservable", "x")
     remote.publish()
     assert "unservable is not taken over: name: got" in next(iter(mirror.update().values()))
