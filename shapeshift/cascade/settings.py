@@ -28,8 +28,8 @@ _OUTPUTS = (
 class CascadeSettings:
     """Parameters of the serving process.
 
-    candidates_dir   folder with registry.json and the candidate tables, absolute, in the model's folder, or under
-                     build/checkpoints/ or checkpoints/
+    candidates_dir   registry.json and the candidate tables: a URL, or a folder, absolute, in the model's folder, or
+                     under build/checkpoints/ or checkpoints/
     task             the task to serve; its candidate meets the targets, or is named by the registry
     min_accuracy     target of the accuracy bound, 0 to 1; 0: none
     max_latency_ms   target of its mean engine and control time; 0: none
@@ -69,7 +69,7 @@ class CascadeSettings:
     slo_ms: float = 0.0
 
     def __post_init__(self) -> None:
-        require(bool(self.candidates_dir), "candidates_dir", self.candidates_dir, "a folder")
+        require(bool(self.candidates_dir), "candidates_dir", self.candidates_dir, "a folder or a URL")
         require(bool(self.task), "task", self.task, "a task of the registry")
         require(0 <= self.min_accuracy <= 1, "min_accuracy", self.min_accuracy, "0 to 1")
         require(self.max_latency_ms >= 0, "max_latency_ms", self.max_latency_ms, "0 or more")

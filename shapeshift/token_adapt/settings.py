@@ -49,7 +49,7 @@ class EmulatedSettings:
 class TokenAdaptSettings:
     """Parameters of the serving process.
 
-    tasks_dir          folder of the task registry; empty: build/tasks/<model>
+    tasks_dir          folder or URL of the task registry; empty: build/tasks/<model>
     starter_dir        a registry whose tasks the first one has, too, until they are removed or replaced there; a path,
                        or a folder under build/checkpoints or checkpoints/
     task               default task; empty: with several tasks, a request must name one

@@ -26,6 +26,7 @@ from shapeshift.fused_decode.sampling_params import SamplingParams
 from shapeshift.fused_decode.settings import ForwardSettings, FusedDecodeSettings, GeneratedDecodeSettings
 from shapeshift.polymorph import front
 from shapeshift.polymorph.settings import PolymorphSettings, front_signature
+from shapeshift.registry_mirror.follower import RegistrySettings
 from shapeshift.serving import error_codes, parameters
 from shapeshift.token_adapt import front as image_front
 from shapeshift.token_adapt import settings as image_settings
@@ -134,6 +135,7 @@ def test_model_of_ones_own_is_a_model(tmp_path: Path) -> None:
         (ADAPTER_CACHE, "Adapter parameters", AdapterCacheSettings, ""),
         (DOCS / "adapter_cache_scheduling.md", "Scheduling parameters", SchedulingSettings, ""),
         (CASCADE, "Cascade parameters", CascadeSettings, ""),
+        (DOCS / "fleet.md", "Registry parameters", RegistrySettings, ""),
         (CASCADE, "Generated parameters", GeneratedCascadeSettings, ""),
         (DOCS / "client.md", "Open-loop replay", ReplaySettings, "--"),
     ],
