@@ -13,7 +13,7 @@ from typing import Any
 
 from shapeshift.engines.interfaces import INPUT_AXES, TOKEN_OUTPUTS
 from shapeshift.engines.manifest import Manifest
-from shapeshift.errors import InvalidInputError
+from shapeshift.errors import EngineError, InvalidInputError
 from shapeshift.polymorph.service_times import bin_edges, entry_of_bin
 
 FILES = {"onnxruntime": "model.onnx", "tensorrt": "model.plan"}
@@ -21,6 +21,7 @@ FILES = {"onnxruntime": "model.onnx", "tensorrt": "model.plan"}
 PARAMETERS = {"onnxruntime": {"intra_op_thread_count": "1", "inter_op_thread_count": "1"}}
 """By provider: what the backend needs to compute as the engines were profiled, on one thread."""
 SHAPES = "bin_shapes"
+_SHAPE = ("tokens", "rows", "version")
 _ANY = -1
 # The last six digits of a version are the bin, the digits before them stand for the engines: 18 digits are the most of
 # an INT64.
@@ -65,12 +66,18 @@ def is_engine_model(config: Mapping[str, Any]) -> bool:
 def place(config: dict[str, Any], bin_edge: int) -> None:
     """Let the worker with this ModelConfig in JSON, changed in place, load one bin.
 
-    Raises InvalidInputError for a bin that it does not have.
+    Raises InvalidInputError for a bin that it does not have, EngineError for a worker that an older version has made.
     """
     shapes = json.loads(config["parameters"][SHAPES]["string_value"])
     if str(bin_edge) not in shapes:
         raise InvalidInputError("bin", bin_edge, f"one of {', '.join(shapes)}")
-    tokens, rows, version = shapes[str(bin_edge)]
+    shape = shapes[str(bin_edge)]
+    if not isinstance(shape, list) or len(shape) != len(_SHAPE):
+        raise EngineError(
+            f"{SHAPES} of bin {bin_edge}: got {shape}, not [{', '.join(_SHAPE)}]: another version of Shapeshift has "
+            "made this worker; run `make engines`, and load it again"
+        )
+    tokens, rows, version = shape
     sizes = {"tokens": tokens, "rows": rows}
     for tensor in config["input"]:
         for axis, size in INPUT_AXES[tensor["name"]].items():

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from shapeshift.errors import InvalidInputError
+from shapeshift.errors import EngineError, InvalidInputError
 from shapeshift.polymorph import engine_model
 from shapeshift.polymorph.settings import PolymorphSettings
 from tests.polymorph.engine_models import made
@@ -53,6 +54,16 @@ def test_a_version_is_one_bin_of_engines_that_give_the_same_answers() -> None:
     assert engine_model.version_of(replace(engines, hardware="another", build_key="another"), 16) == versions[16]
     assert engine_model.version_of(replace(engines, checkpoint_sha256="another"), 16) not in versions.values()
     assert 0 < engine_model.version_of(longest, 8192) < 2**63
+
+
+@pytest.mark.parametrize("shape", [[16, 4], 16, [16, 4, 1, 0], None])
+def test_a_worker_that_another_version_made_says_how_it_is_made_anew(shape: object) -> None:
+    old = config()
+    old["parameters"][engine_model.SHAPES] = {"string_value": json.dumps({"16": shape})}
+    with pytest.raises(
+        EngineError, match=r"bin_shapes of bin 16: got .*, not \[tokens, rows, version\].*`make engines`"
+    ):
+        engine_model.place(old, 16)
 
 
 def test_a_bin_that_it_does_not_have_is_refused() -> None:
