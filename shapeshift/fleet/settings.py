@@ -19,8 +19,9 @@ Relative paths are relative to the file. `{node}` stands for the name of the nod
 
 from __future__ import annotations
 
+import contextlib
 import tomllib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -72,6 +73,15 @@ def read(path: Path, node: str = "") -> FleetSettings:
         raise ShapeshiftError(f"{path}: {error}") from None
 
 
+@contextlib.contextmanager
+def section(name: str) -> Iterator[None]:
+    """While what the section [name] holds is read: an InvalidInputError becomes a ShapeshiftError that names it."""
+    try:
+        yield
+    except InvalidInputError as error:
+        raise ShapeshiftError(f"[{name}] {error}") from None
+
+
 def _parse(data: dict[str, Any], folder: Path, node: str) -> FleetSettings:
     settings.refuse_unknown(data, ("name", "membership", "tls", "nodes", "dns", "ray"))
     name = check_node_name(_text(data, "name"))
@@ -101,8 +111,9 @@ def _node(number: int, entry: object, folder: Path, tls: Tls | None) -> Node:
 
 
 def _tls(entry: dict[str, Any], folder: Path, node: str) -> Tls:
-    settings.refuse_unknown(entry, _TLS_FIELDS)
-    return Tls(*(folder / _text(entry, name).replace("{node}", node) for name in _TLS_FIELDS))
+    with section("tls"):
+        settings.refuse_unknown(entry, _TLS_FIELDS)
+        return Tls(*(folder / _text(entry, name).replace("{node}", node) for name in _TLS_FIELDS))
 
 
 def _require_distinct(nodes: Iterable[Node]) -> None:

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from shapeshift.errors import InvalidInputError, ShapeshiftError
-from shapeshift.fleet.membership import dns
+from shapeshift.errors import ShapeshiftError
+from shapeshift.fleet.membership import dns, written
 from shapeshift.fleet.membership.dns import DnsMembership
 from shapeshift.fleet.membership.interface import Members, Membership
 from shapeshift.fleet.membership.open import open_membership
@@ -166,9 +166,24 @@ def test_the_resolver_of_this_machine_answers() -> None:
     ],
 )
 def test_an_invalid_section_is_refused_by_field(section: dict[str, object], named: str) -> None:
-    with pytest.raises(InvalidInputError) as refused:
+    with pytest.raises(ShapeshiftError) as refused:
         dns.read(section)
-    assert named in str(refused.value)
+    assert str(refused.value).startswith("[dns] ") and named in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("section", "named"),
+    [
+        ({"nodes": 0}, "nodes: got 0"),
+        ({"nodes": "many"}, "nodes: got 'many'"),
+        ({"serve": ["a"]}, "serve: got ['a']; must be one text or number"),
+        ({"node": 1}, "did you mean nodes?"),
+    ],
+)
+def test_an_invalid_section_of_ray_is_named_too(section: dict[str, object], named: str) -> None:
+    with pytest.raises(ShapeshiftError) as refused:
+        written.read(section)
+    assert str(refused.value).startswith("[ray] ") and named in str(refused.value)
 
 
 def test_the_fleet_file_chooses(tmp_path: Path) -> None:

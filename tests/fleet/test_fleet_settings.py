@@ -58,6 +58,8 @@ def test_paths_are_relative_to_the_file_and_name_the_node(file: Path) -> None:
         ('name = "demo"\nmembership = "redis"\n', "static, dns, ray"),
         ('name = "demo"\nnodes = "a"\n', "[[nodes]]"),
         ('name = "demo"\ntls = "a"\n' + nodes("a"), "[tls]"),
+        ('name = "demo"\n[tls]\nca = 1\n' + nodes("a"), "[tls] ca: got 1"),
+        ('name = "demo"\n[tls]\ncert = "a"\n' + nodes("a"), "[tls] cert: got 'cert'; unknown parameter"),
         ("name = ", "Invalid value"),
     ],
 )

@@ -25,6 +25,7 @@ from shapeshift import settings
 from shapeshift.errors import InvalidInputError
 from shapeshift.fleet.membership.interface import Members
 from shapeshift.fleet.node import Node
+from shapeshift.fleet.settings import section
 from shapeshift.settings import require
 from shapeshift.triton.endpoint import Endpoint, Tls
 
@@ -64,10 +65,11 @@ class DnsSettings:
         require(0.1 <= self.period_s <= 3600, "period_s", self.period_s, "must be 0.1 to 3600 seconds")
 
 
-def read(section: Mapping[str, Any]) -> DnsSettings:
-    """The settings of a section [dns]. Raises InvalidInputError with the name of the field."""
-    settings.refuse_unknown(section, settings.names(DnsSettings))
-    return settings.read(DnsSettings, {name: str(value) for name, value in section.items()})
+def read(values: Mapping[str, Any]) -> DnsSettings:
+    """The settings of a section [dns]. Raises ShapeshiftError with the names of section and field."""
+    with section("dns"):
+        settings.refuse_unknown(values, settings.names(DnsSettings))
+        return settings.read(DnsSettings, {name: str(value) for name, value in values.items()})
 
 
 class Resolver(Protocol):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from shapeshift.errors import InvalidInputError, ShapeshiftError
+from shapeshift.errors import ShapeshiftError
 from shapeshift.fleet import settings
 from shapeshift.fleet.membership import dns, written
 from shapeshift.fleet.membership.interface import Membership
@@ -21,7 +21,7 @@ def open_membership(path: Path, node: str = "") -> Membership:
     found = settings.read(path, node)
     try:
         return _OPENERS[found.membership](found, path, node)
-    except InvalidInputError as error:
+    except ShapeshiftError as error:
         raise ShapeshiftError(f"{path}: {error}") from None
 
 

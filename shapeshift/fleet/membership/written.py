@@ -21,6 +21,7 @@ from shapeshift.errors import ShapeshiftError
 from shapeshift.fleet.membership.interface import Members
 from shapeshift.fleet.membership.static import StaticMembership
 from shapeshift.fleet.policy.node_count import NodeLimits
+from shapeshift.fleet.settings import section
 from shapeshift.settings import require
 
 
@@ -81,12 +82,13 @@ class RaySettings:
         return self.limits.least < self.limits.most
 
 
-def read(section: Mapping[str, Any]) -> RaySettings:
-    """The settings of a section [ray]. Raises InvalidInputError with the name of the field."""
-    settings.refuse_unknown(section, settings.names(RaySettings))
-    for name, value in section.items():
-        require(not isinstance(value, list | dict), name, value, "must be one text or number")
-    return settings.read(RaySettings, {name: str(value) for name, value in section.items()})
+def read(values: Mapping[str, Any]) -> RaySettings:
+    """The settings of a section [ray]. Raises ShapeshiftError with the names of section and field."""
+    with section("ray"):
+        settings.refuse_unknown(values, settings.names(RaySettings))
+        for name, value in values.items():
+            require(not isinstance(value, list | dict), name, value, "must be one text or number")
+        return settings.read(RaySettings, {name: str(value) for name, value in values.items()})
 
 
 class WrittenMembership:

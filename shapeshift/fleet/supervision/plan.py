@@ -126,7 +126,7 @@ def make_plan(
     machine.
 
     fleet is read as the node `{node}`. Certificates are made in `folder` where the fleet file names none. Raises
-    InvalidInputError for an invalid section [ray], UnsupportedError where no machine has room for any node.
+    ShapeshiftError for an invalid section [ray], UnsupportedError where no machine has room for any node.
     """
     own = written.read(fleet.source.get("ray", {}))
     placed = dict(placed or {})

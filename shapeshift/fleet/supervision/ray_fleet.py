@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from shapeshift import files
-from shapeshift.errors import InvalidInputError, NotFoundError, ShapeshiftError, TimedOutError, did_you_mean
+from shapeshift.errors import NotFoundError, ShapeshiftError, TimedOutError, did_you_mean
 from shapeshift.fleet import settings as fleet_settings
 from shapeshift.fleet.membership import written
 from shapeshift.fleet.supervision import node_hold, node_record, ray_nodes
@@ -44,7 +44,7 @@ class RayFleet:
             raise ShapeshiftError(f"{file}: membership: got '{self._fleet.membership}'; this command needs 'ray'")
         try:
             self.settings = written.read(self._fleet.source.get("ray", {}))
-        except InvalidInputError as error:
+        except ShapeshiftError as error:
             raise ShapeshiftError(f"{file}: {error}") from None
         self._home = self._file.parent / self.settings.folder
         self._cluster = Cluster(self._home, self.settings.address)
