@@ -24,7 +24,7 @@ _REGISTER = "run `shapeshift cascade register` again"
 
 
 class FirstLevel:
-    """The engines of one model and its tokenizer."""
+    """The engines of one model and its tokenizer. manifest_sha256: the hash of their manifest."""
 
     def __init__(
         self,
@@ -38,6 +38,7 @@ class FirstLevel:
         model = candidate.levels[0]
         made = check_engines(folder / model, table, candidate, 0)
         self.max_tokens, self.precision = made.max_tokens, made.precision
+        self.manifest_sha256 = manifest.sha256(folder / model)
         self._prompt = made.prompt(None)
         self._tokenizer = TextTokenizer(folder / model / TOKENIZER_FILE, made.max_tokens, type_stride=made.type_stride)
         self.executor = EngineExecutor(made, folder / model, own, log, device)

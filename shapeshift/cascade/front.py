@@ -104,6 +104,7 @@ class CascadeFront:
             pairs=self._pairs,
             tasks=[serving.table.task],
             levels=serving.candidate.levels,
+            engines=description.engines_version(serving.first_level.manifest_sha256),
             registry=description.registry_version({serving.candidate.name: serving.table.as_json()}),
         )
 

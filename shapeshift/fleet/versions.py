@@ -1,9 +1,11 @@
-"""Which version of its registry (adapters, tasks, candidates) each front of each node serves, as the fronts say."""
+"""What each front of each node serves, as the fronts say: versions of Shapeshift, of engines, and of registries."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
 
 from shapeshift.errors import EngineError, ShapeshiftError
 from shapeshift.fleet.node import Node
@@ -13,32 +15,63 @@ from shapeshift.triton.async_client import AsyncClient, ModelCall
 from shapeshift.triton.names import worker_front
 
 _ANSWER_S = 3.0
+_UNTOLD = "untold"
 
 
-def versions(nodes: Iterable[Node]) -> dict[str, dict[str, str]]:
-    """By node, and by front that has a registry, its version; of a node or front that does not answer in 3 s, none."""
-    return asyncio.run(_versions(list(nodes)))
+@dataclass(frozen=True)
+class FrontVersions:
+    """What one front says; empty: it has none.
+
+    software  version of Shapeshift in its process; `untold` of one that does not say
+    engines   beginning of the hash of its engines' manifest, or of its checkpoint if it has no engines
+    registry  version of its adapters, tasks or candidates
+    """
+
+    software: str = ""
+    engines: str = ""
+    registry: str = ""
 
 
-def differing(found: Mapping[str, Mapping[str, str]]) -> list[str]:
-    """A line for each front whose nodes serve different versions. found: see `versions`."""
-    by_front: dict[str, dict[str, str]] = {}
-    for node, own in sorted(found.items()):
-        for front, version in own.items():
-            by_front.setdefault(front, {})[node] = version
-    return [
-        f"{front}: its registry differs by node: {', '.join(f'{node} has {own[node]}' for node in own)}"
-        for front, own in sorted(by_front.items())
-        if len(set(own.values())) > 1
-    ]
+Versions = Mapping[str, Mapping[str, FrontVersions]]
+"""By node and front. A node or front that did not answer in 3 s is left out."""
 
 
-async def _versions(nodes: list[Node]) -> dict[str, dict[str, str]]:
+def read(nodes: Iterable[Node]) -> dict[str, dict[str, FrontVersions]]:
+    """The versions of all nodes; see `Versions`. A node that does not answer has no fronts."""
+    return asyncio.run(_read(list(nodes)))
+
+
+def software(fronts: Mapping[str, FrontVersions]) -> str:
+    """The version of Shapeshift of a node with these fronts; several where its models were loaded by several."""
+    return ", ".join(sorted({one.software for one in fronts.values()}))
+
+
+def differing(found: Versions) -> list[str]:
+    """A line for each version that is not the same on all nodes."""
+    nodes = {node: own for node in sorted(found) if (own := software(found[node]))}
+    lines = [f"Shapeshift differs by node: {_by_node(nodes)}"] if len(set(nodes.values())) > 1 else []
+    for front in sorted({front for fronts in found.values() for front in fronts}):
+        having = {node: found[node][front] for node in sorted(found) if front in found[node]}
+        for kind, of_kind in (
+            ("engines differ", {node: one.engines for node, one in having.items()}),
+            ("registry differs", {node: one.registry for node, one in having.items()}),
+        ):
+            told_by = {node: version for node, version in of_kind.items() if version}
+            if len(set(told_by.values())) > 1:
+                lines.append(f"{front}: its {kind} by node: {_by_node(told_by)}")
+    return lines
+
+
+def _by_node(versions: Mapping[str, str]) -> str:
+    return ", ".join(f"{node} has {version}" for node, version in versions.items())
+
+
+async def _read(nodes: list[Node]) -> dict[str, dict[str, FrontVersions]]:
     found = await asyncio.gather(*(_of_node(AsyncClient(node.grpc.address, node.grpc.tls)) for node in nodes))
     return {node.name: own for node, own in zip(nodes, found, strict=True)}
 
 
-async def _of_node(client: AsyncClient) -> dict[str, str]:
+async def _of_node(client: AsyncClient) -> dict[str, FrontVersions]:
     try:
         fronts = [name for name in await client.models(_ANSWER_S) if worker_front(name) is None]
         found = await asyncio.gather(*(_of_front(client, name) for name in fronts))
@@ -46,18 +79,23 @@ async def _of_node(client: AsyncClient) -> dict[str, str]:
         return {}
     finally:
         await client.close()
-    return {name: version for name, version in zip(fronts, found, strict=True) if version}
+    return {name: one for name, one in zip(fronts, found, strict=True) if one is not None}
 
 
-async def _of_front(client: AsyncClient, name: str) -> str:
-    """The version; empty for a model that has no registry, or does not say."""
+async def _of_front(client: AsyncClient, name: str) -> FrontVersions | None:
+    """What the front says; None for a model that says nothing of itself, or not in time."""
     for inputs in PLACEHOLDERS:
         try:
-            found = await client.first(ModelCall(name, inputs, _ANSWER_S, (DESCRIPTION.name,)))
-            return str(told(found).get("registry") or "")
+            answer = await client.first(ModelCall(name, inputs, _ANSWER_S, (DESCRIPTION.name,)))
+            return _told(told(answer))
         except EngineError:
             # It wants other inputs.
             continue
         except (ShapeshiftError, ValueError, KeyError, IndexError, AttributeError):
-            return ""
-    return ""
+            return None
+    return None
+
+
+def _told(facts: Mapping[str, Any]) -> FrontVersions:
+    engines = facts.get("engines") or facts.get("checkpoint_version") or ""
+    return FrontVersions(str(facts.get("shapeshift") or _UNTOLD), str(engines), str(facts.get("registry") or ""))

@@ -147,4 +147,5 @@ def _describe(args: ModelArgs, made: Manifest, pairs: bool) -> Description:
         pairs=pairs,
         prompts=made.prompts or None,
         default_prompt=made.default_prompt or None,
+        engines=description.engines_version(args.parameters.get("manifest_sha256", "")),
     )

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from shapeshift import __version__
 from shapeshift.serving.model_args import DESCRIPTION, ModelArgs
 from shapeshift.serving.pb_utils import InferenceRequest, InferenceResponse, PbUtils, ResponseSender
 from shapeshift.serving.responses import Responder, SingleResponse, Submit
@@ -41,6 +42,7 @@ class Description:
     special_tokens     texts that these templates may use, by name
     adds_bos           whether the tokenizer puts bos_token before every text
     checkpoint_version  the beginning of the hash of its checkpoint
+    engines            the beginning of the hash of its engines' manifest; of a cascade: those of its first level
     registry           version of its adapters, tasks or candidates: two fronts that serve the same ones have the same
     load               in a fleet: requests that wait or run
     unary, stream      models that answer a request for text with one response, and with a stream
@@ -63,19 +65,21 @@ class Description:
     special_tokens: Mapping[str, str] | None = None
     adds_bos: bool | None = None
     checkpoint_version: str | None = None
+    engines: str | None = None
     registry: str | None = None
     load: float | None = None
     unary: str | None = None
     stream: str | None = None
 
     def as_json(self, args: ModelArgs) -> str:
-        """A JSON object of the facts that apply, with the name, version, outputs and batch size of the model."""
+        """A JSON object of the facts that apply, with what it is called, and the version of Shapeshift."""
         facts = {name: value for name, value in asdict(self).items() if value is not None}
         own = {
             "model": args.name,
             "version": args.version,
             "outputs": args.outputs,
             "max_batch_size": args.max_batch_size,
+            "shapeshift": __version__,
         }
         return json.dumps({**facts, **own}, ensure_ascii=False)
 
@@ -86,6 +90,11 @@ _VERSION_DIGITS = 12
 def checkpoint_version(parameters: Mapping[str, str]) -> str | None:
     """The `checkpoint_version` of a front, from the generated config.pbtxt; None without a hash there."""
     return parameters.get("checkpoint_sha256", "")[:_VERSION_DIGITS] or None
+
+
+def engines_version(manifest_sha256: str) -> str | None:
+    """The `engines` of a front whose engines' manifest has this hash; None without one."""
+    return manifest_sha256[:_VERSION_DIGITS] or None
 
 
 def registry_version(entries: Mapping[str, str]) -> str:

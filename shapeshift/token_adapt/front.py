@@ -136,6 +136,7 @@ class ImageFront:
             labels=None if default is None else default.labels,
             tasks=sorted(tasks),
             checkpoint_version=description.checkpoint_version(parameters),
+            engines=description.engines_version(parameters.get("manifest_sha256", "")),
             registry=description.registry_version({name: task.sha256 for name, task in tasks.items()}),
         )
 

@@ -17,6 +17,7 @@ from shapeshift.cascade.candidates import registry
 from shapeshift.cascade.front import CascadeFront
 from shapeshift.cascade.policy.routing import softmax
 from shapeshift.cli import served_models
+from shapeshift.engines import manifest
 from shapeshift.errors import EngineError, InvalidInputError, NotFoundError
 from shapeshift.triton import model_config
 from tests.cascade.conftest import ALL, LABELS, FakeClient, FakeLevel, candidate, gap
@@ -78,6 +79,7 @@ def test_a_request_without_inputs_is_told_what_the_model_is(workspace: Workspace
     found = json.loads(asked.vectors("DESCRIPTION").item())
     assert found["kind"] == "text_classification" and found["labels"] == list(LABELS)
     assert found["levels"] == list(TWO) and found["outputs"] == [*ALL, "NUM_TOKENS"] and found["max_tokens"] > 0
+    assert found["engines"] == manifest.sha256(workspace.paths.engines / "small")[:12]
     assert bad.refusal()[1] == "inputs: got 'none'; TEXT"
 
 

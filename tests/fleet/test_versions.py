@@ -1,4 +1,4 @@
-"""Which version of its registry each node serves."""
+"""Which versions of Shapeshift, engines and registries each node serves."""
 
 from __future__ import annotations
 
@@ -13,18 +13,19 @@ import pytest
 from shapeshift.cli.fleet.status import format_fleet
 from shapeshift.cli.main import main
 from shapeshift.errors import EngineError, NotFoundError, TimedOutError
-from shapeshift.fleet import registries
+from shapeshift.fleet import versions
 from shapeshift.fleet.node import Node
+from shapeshift.fleet.versions import FrontVersions
 from shapeshift.sidecar import overview
 from shapeshift.triton.async_client import ModelCall
 from shapeshift.triton.endpoint import Endpoint
 
 
 class Client:
-    """A client of one node. registry: of its front `lora`; down: it does not answer."""
+    """A client of one node. told: what its front `lora` says; down: it does not answer."""
 
-    def __init__(self, registry: str | None, down: bool = False) -> None:
-        self.registry, self.down = registry, down
+    def __init__(self, told: dict[str, str], down: bool = False) -> None:
+        self.told, self.down = told, down
         self.asked: list[str] = []
         self.closed = False
 
@@ -39,27 +40,44 @@ class Client:
             raise EngineError("expected 1 inputs but got 0")
         if call.model == "other":
             raise TimedOutError("busy")
-        told = {"kind": "generation", "registry": self.registry} if call.model == "lora" else {"kind": "embedding"}
+        told = self.told if call.model == "lora" else {"shapeshift": "0.2.0", "engines": "77aa"}
         return {"DESCRIPTION": np.array([[json.dumps(told).encode()]], dtype=object)}
 
     async def close(self) -> None:
         self.closed = True
 
 
-def test_fronts_with_a_registry_tell_its_version_and_others_nothing() -> None:
-    client = Client("1a2b")
-    assert asyncio.run(registries._of_node(client)) == {"lora": "1a2b"}  # type: ignore[arg-type]
+LORA = {"shapeshift": "0.2.0", "checkpoint_version": "c0de", "registry": "1a2b"}
+ENCODE = FrontVersions("0.2.0", "77aa")
+
+
+def test_fronts_tell_their_versions_and_others_nothing() -> None:
+    client = Client(LORA)
+    found = asyncio.run(versions._of_node(client))  # type: ignore[arg-type]
+    assert found == {"encode": ENCODE, "lora": FrontVersions("0.2.0", "c0de", "1a2b")}
     assert client.closed and "encode_w00" not in client.asked
 
 
+def test_a_front_of_an_older_version_says_less() -> None:
+    found = asyncio.run(versions._of_node(Client({"kind": "generation"})))  # type: ignore[arg-type]
+    assert found["lora"] == FrontVersions("untold") and versions.software(found) == "0.2.0, untold"
+
+
 def test_a_node_that_does_not_answer_has_no_version(monkeypatch: pytest.MonkeyPatch) -> None:
-    clients = {"h:1": Client("1a2b"), "h:2": Client("1a2b", down=True), "h:3": Client("9f00")}
-    monkeypatch.setattr(registries, "AsyncClient", lambda address, tls: clients[address])
+    other = {**LORA, "registry": "9f00", "checkpoint_version": "c0fe", "shapeshift": "0.3.0"}
+    clients = {"h:1": Client(LORA), "h:2": Client(LORA, down=True), "h:3": Client(other)}
+    monkeypatch.setattr(versions, "AsyncClient", lambda address, tls: clients[address])
     nodes = [Node(name, Endpoint(f"h:{port}"), "http://h:9/metrics") for port, name in enumerate("abc", 1)]
-    found = registries.versions(nodes)
-    assert found == {"a": {"lora": "1a2b"}, "b": {}, "c": {"lora": "9f00"}}
-    assert registries.differing(found) == ["lora: its registry differs by node: a has 1a2b, c has 9f00"]
-    assert registries.differing({"a": found["a"], "b": found["b"]}) == []
+    found = versions.read(nodes)
+    assert found["a"] == {"encode": ENCODE, "lora": FrontVersions("0.2.0", "c0de", "1a2b")} and found["b"] == {}
+    assert versions.differing(found) == [
+        "Shapeshift differs by node: a has 0.2.0, c has 0.2.0, 0.3.0",
+        "lora: its engines differ by node: a has c0de, c has c0fe",
+        "lora: its registry differs by node: a has 1a2b, c has 9f00",
+    ]
+    assert versions.differing({"a": found["a"], "b": found["b"]}) == []
+    untold = {"a": {"lora": FrontVersions("0.2.0", "c0de", "1a2b")}, "c": {"lora": FrontVersions("0.2.0", "c0de")}}
+    assert versions.differing(untold) == []
 
 
 @pytest.mark.parametrize(
@@ -89,14 +107,18 @@ def test_the_status_finds_the_sidecar_that_fleet_up_has_started(
 
 def test_the_status_shows_versions_and_what_differs() -> None:
     node = {"state": "serving", "version": "2.51.0", "workers": 1, "texts_per_s": 0.0, "problem": ""}
+    told = {"shapeshift": "0.2.0", "engines": {"encode": "77aa"}, "registries": {"lora": "1a2b"}}
+    silent: dict[str, Any] = {"shapeshift": None, "engines": {}, "registries": {}}
     found = {
-        "nodes": [{"name": "a", "registries": {"lora": "1a2b"}, **node}, {"name": "b", "registries": {}, **node}],
-        "registry_problems": ["lora: differs"],
+        "nodes": [{"name": "a", **told, **node}, {"name": "b", **silent, **node}],
+        "version_problems": ["lora: differs"],
         "scheduler": {"pid": None, "frozen": False, "decisions": []},
         "fronts": [],
         "workers": [],
         "models": [],
         "problems": {},
     }
-    text = format_fleet("demo", found)
-    assert "lora 1a2b" in text and "\nlora: differs\n" in text
+    rows = [line.split() for line in format_fleet("demo", found).splitlines()]
+    assert ["a", "serving", "2.51.0", "0.2.0", "1", "0.0", "encode", "77aa", "lora", "1a2b"] in rows
+    assert ["b", "serving", "2.51.0", "-", "1", "0.0", "-", "-"] in rows
+    assert ["lora:", "differs"] in rows

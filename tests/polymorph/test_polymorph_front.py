@@ -77,13 +77,15 @@ def test_texts_and_ids_get_their_vectors(make_front: MakeFront, expected: Callab
     assert requests[0].vectors().dtype == np.float32
 
 
-def test_a_request_without_inputs_is_told_what_the_model_is(make_front: MakeFront) -> None:
+def test_a_request_without_inputs_is_told_what_the_model_is(make_front: MakeFront, tmp_path: Path) -> None:
     asked, bad = Request(("EMBEDDING", "DESCRIPTION")), Request()
     make_front().execute([asked, bad])
     found = json.loads(asked.vectors("DESCRIPTION").item())
     assert found["kind"] == "embedding" and found["embedding_size"] == 8 and found["pairs"] is False
     assert (found["max_tokens"], found["max_batch_size"], found["precision"]) == (512, 64, "f32")
     assert "DESCRIPTION" not in found["outputs"] and "labels" not in found
+    made = tmp_path / "build" / "engines" / "front" / "manifest.json"
+    assert found["engines"] == file_sha256(made)[:12]
     assert bad.refusal()[1].startswith("inputs: got 'none'; TEXT, or ")
 
 

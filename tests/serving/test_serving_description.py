@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from shapeshift import __version__
 from shapeshift.errors import InvalidInputError
 from shapeshift.serving import description
 from shapeshift.serving.description import Description, describing, told
@@ -58,6 +59,7 @@ def test_facts_that_do_not_apply_are_left_out(max_batch_size: int, shape: tuple[
         "version": "3",
         "outputs": ["EMBEDDING"],
         "max_batch_size": max_batch_size,
+        "shapeshift": __version__,
         "embedding_size": 8,
         "pairs": False,
     }
@@ -114,6 +116,11 @@ def test_a_checkpoint_version_is_the_beginning_of_the_hash() -> None:
     assert description.checkpoint_version({"checkpoint_sha256": "0123456789abcdef"}) == "0123456789ab"
     assert description.checkpoint_version({}) is None
     assert description.checkpoint_version({"checkpoint_sha256": ""}) is None
+
+
+def test_a_version_of_engines_is_the_beginning_of_their_manifests_hash() -> None:
+    assert description.engines_version("0123456789abcdef") == "0123456789ab"
+    assert description.engines_version("") is None
 
 
 def test_two_fronts_that_serve_the_same_have_one_registry() -> None:

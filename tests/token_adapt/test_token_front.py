@@ -105,6 +105,13 @@ def test_a_request_without_inputs_is_told_what_the_model_is(served: ImageFront) 
     assert bad.refusal()[1].startswith("inputs: got 'none'; either IMAGE or PIXELS")
 
 
+def test_a_front_tells_the_version_of_its_engines(model: RecordingModel) -> None:
+    served, asked = front(model, manifest_sha256="0123456789abcdef"), Request(("DESCRIPTION",))
+    served.execute([asked])
+    assert json.loads(asked.vectors("DESCRIPTION").item())["engines"] == "0123456789ab"
+    served.close()
+
+
 def test_only_requested_outputs_are_sent(served: ImageFront) -> None:
     request = Request(("LABEL",), {"task": "digits"}, PIXELS=square(7)[None])
     served.execute([request])

@@ -31,7 +31,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     """Write the overview to standard output. Raises ShapeshiftError if no node answers."""
     # The gRPC client is slow to import.
-    from shapeshift.fleet.registries import differing, versions
+    from shapeshift.fleet import versions
     from shapeshift.sidecar.journal import Journal
     from shapeshift.sidecar.nodes import connect
     from shapeshift.sidecar.overview import overview
@@ -43,10 +43,13 @@ def run(options: argparse.Namespace) -> int:
     connections = connect.to_fleet(options.file, options.node, Journal(_warn, lambda report: None, {}))
     run_directory = run_directory_of(options.build or _build_of(options.file, fleet), fleet.name)
     found = overview(connections, run_directory, ProcessTracker(local=False), options.seconds)
-    registries = versions(connections.nodes)
+    told = versions.read(connections.nodes)
     for node in found["nodes"]:
-        node["registries"] = registries.get(node["name"], {})
-    found["registry_problems"] = differing(registries)
+        fronts = told.get(node["name"], {})
+        node["shapeshift"] = versions.software(fronts) or None
+        node["engines"] = {name: one.engines for name, one in fronts.items() if one.engines}
+        node["registries"] = {name: one.registry for name, one in fronts.items() if one.registry}
+    found["version_problems"] = versions.differing(told)
     sys.stdout.write(json.dumps(found) + "\n" if options.json else format_fleet(fleet.name, found))
     return 0
 
@@ -64,11 +67,11 @@ def _warn(text: str) -> None:
 
 def format_fleet(name: str, found: dict[str, Any]) -> str:
     """The overview of the fleet as text and tables: first its nodes, last the decisions."""
-    head = ["node", "state", "Triton", "workers", "texts/s", "registries", "problem"]
-    fields = ("name", "state", "version", "workers", "texts_per_s", "registries", "problem")
+    head = ["node", "state", "Triton", "Shapeshift", "workers", "texts/s", "engines", "registries", "problem"]
+    fields = ("name", "state", "version", "shapeshift", "workers", "texts_per_s", "engines", "registries", "problem")
     rows = [["-" if node[field] is None else _cell(node[field]) for field in fields] for node in found["nodes"]]
     parts = [f"fleet: {name}\n", table([head, *rows]), format_overview(found)]
-    if problems := found["registry_problems"]:
+    if problems := found["version_problems"]:
         parts.append("".join(f"{line}\n" for line in problems))
     if decisions := found["scheduler"]["decisions"]:
         lines = (f"  {one['at']} {one['kind']} {one['subject']}: {one['text']}\n" for one in decisions)
@@ -77,7 +80,7 @@ def format_fleet(name: str, found: dict[str, Any]) -> str:
 
 
 def _cell(value: object) -> str:
-    """A value, or the version of each front's registry."""
+    """A value, or the version of each front's engines or registry."""
     if isinstance(value, dict):
         return ", ".join(f"{front} {version}" for front, version in sorted(value.items())) or "-"
     return str(value)
