@@ -90,6 +90,31 @@ def replace_folder(target: Path) -> Iterator[Path]:
         shutil.rmtree(work, ignore_errors=True)
 
 
+@contextlib.contextmanager
+def kept_on_error(*paths: Path) -> Iterator[None]:
+    """While `paths` are replaced: after an error each has its old content again, or is missing as before.
+
+    That needs no space on the disk. Raises OSError, before anything is replaced, if there is none for the copies.
+    """
+    copies = {path: path.with_name(f".{path.name}.kept.{os.getpid()}") for path in paths}
+    try:
+        for path, copy in copies.items():
+            if path.is_file():
+                shutil.copy2(path, copy)
+        try:
+            yield
+        except BaseException:
+            for path, copy in copies.items():
+                if copy.is_file():
+                    copy.replace(path)
+                else:
+                    path.unlink(missing_ok=True)
+            raise
+    finally:
+        for copy in copies.values():
+            copy.unlink(missing_ok=True)
+
+
 def flush(path: Path) -> None:
     """Wait until the content of a file, or the names in a folder, are on the disk. Raises OSError."""
     descriptor = os.open(path, os.O_RDONLY)

@@ -82,9 +82,12 @@ class Registry:
         return content
 
     @contextlib.contextmanager
-    def changing(self) -> Iterator[Content]:
-        """The content of the file, for one process at a time; written back as a whole unless an error is raised."""
-        with files.exclusive_lock(self.folder / _LOCK):
+    def changing(self, *beside: Path) -> Iterator[Content]:
+        """The content of the file, for one process at a time; written back as a whole unless an error is raised.
+
+        beside: files that are replaced too; after an error, also of the write, they are what they were.
+        """
+        with files.exclusive_lock(self.folder / _LOCK), files.kept_on_error(*beside):
             content = self.read()
             yield content
             entries = dict(sorted(content.entries.items()))

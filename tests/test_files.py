@@ -52,6 +52,19 @@ def test_text_is_replaced_atomically(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == [path]
 
 
+def test_after_an_error_files_are_what_they_were(tmp_path: Path) -> None:
+    old, new, kept = tmp_path / "old", tmp_path / "new", tmp_path / "kept"
+    old.write_text("1")
+    with pytest.raises(KeyError), files.kept_on_error(old, new, kept):
+        old.write_text("2")
+        new.write_text("2")
+        raise KeyError
+    assert old.read_text() == "1" and list(tmp_path.iterdir()) == [old]
+    with files.kept_on_error(old, new):
+        old.write_text("2")
+    assert old.read_text() == "2" and list(tmp_path.iterdir()) == [old]
+
+
 @pytest.fixture
 def calls(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str]]:
     """What happens to which path, in order: writes to the disk and changes of names."""

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
 import json
+import os
 import re
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -13,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
+from shapeshift import files
 from shapeshift.cascade.candidates import registry, table
 from shapeshift.cascade.policy import calibration, routing
 from shapeshift.cascade.policy.routing import softmax
@@ -322,6 +325,41 @@ def test_the_registry_names_what_serves(workspace: Workspace) -> None:
     (workspace.folder / "registry.json").write_text(json.dumps(data))
     with pytest.raises(InvalidInputError, match="plain file name"):
         registry.serving(workspace.folder, "task")
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EROFS])
+@pytest.mark.parametrize("written", [0, 1])
+def test_a_full_or_read_only_registry_serves_what_it_had(
+    workspace: Workspace,
+    number: int,
+    written: int,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """written: 0 where the table does not fit, 1 where it does and registry.json does not."""
+    folder = workspace.folder
+    made = workspace.table(candidate("both", ("small", "large"), [gap()]), candidate("one", ["small"], []))
+    workspace.put(made)
+    before, left, real = registry.serving(folder, "task"), written, files.replace_text
+    shown = sorted(folder.iterdir())
+
+    def replace_text(path: Path, text: str, durable: bool = True) -> None:
+        nonlocal left
+        left -= 1
+        if left < 0:
+            raise OSError(number, os.strerror(number), str(path))
+        real(path, text, durable)
+
+    monkeypatch.setattr(files, "replace_text", replace_text)
+    for changed in (dataclasses.replace(made, made={"again": 1}), dataclasses.replace(made, task="other")):
+        left = written
+        with pytest.raises(OSError, match=os.strerror(number)):
+            registry.put(folder, changed, "one", pinned=True)
+        assert registry.serving(folder, "task") == before and sorted(folder.iterdir()) == shown
+    left = written
+    assert main(["cascade", "select", "--dir", str(folder), "--task", "task", "--candidate", "one"]) == 2
+    assert os.strerror(number) in capsys.readouterr().err
+    assert registry.serving(folder, "task") == before and sorted(folder.iterdir()) == shown
 
 
 # Samples and the command.

@@ -66,12 +66,12 @@ def serving(folder: Path, task: str) -> ServingCandidate:
 
 
 def put(folder: Path, table: CandidateTable, candidate: str, pinned: bool) -> None:
-    """Write the table, and let `candidate` serve its task from now on."""
+    """Write the table, and let `candidate` serve its task from now on. After an error all is as it was."""
     if not table.task or table.task != Path(table.task).name or table.task.startswith("."):
         raise InvalidInputError("task", table.task, "a plain name")
     table.candidate(candidate)
     name = f"{table.task}.json"
-    with Registry(folder, KIND).changing() as content:
+    with Registry(folder, KIND).changing(folder / name) as content:
         # Between the two writes the hashes differ: a server keeps its table.
         files.replace_text(folder / name, table.as_json())
         content.entries[table.task] = asdict(Entry(name, file_sha256(folder / name), candidate, pinned))

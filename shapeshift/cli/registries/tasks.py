@@ -13,6 +13,7 @@ from shapeshift import settings
 from shapeshift.cli.registries import front_model
 from shapeshift.engines.settings import GeneratedSettings
 from shapeshift.errors import InvalidInputError
+from shapeshift.files import kept_on_error
 from shapeshift.progress import Progress
 from shapeshift.token_adapt.model.engine_settings import ImageEngineSettings
 from shapeshift.token_adapt.settings import TokenAdaptSettings
@@ -156,9 +157,11 @@ def _register(options: argparse.Namespace, image_model: ImageModel, progress: Pr
         )
     _, test_images = examples.split(images)
     profile = writing.profile(model, parts, test_images, progress)
-    writing.write_object(options.folder / folder.PROFILE_FILE, profile)
-    examples.to_file(options.folder, test_images)
-    entry = registry.TaskEntry(parts.name, options.folder.resolve(), folder.sha256(options.folder))
-    registry.add(image_model.tasks_dir, entry)
+    # On a full disk a registered task stays what its entry says.
+    with kept_on_error(options.folder / folder.PROFILE_FILE, options.folder / examples.FILE):
+        writing.write_object(options.folder / folder.PROFILE_FILE, profile)
+        examples.to_file(options.folder, test_images)
+        entry = registry.TaskEntry(parts.name, options.folder.resolve(), folder.sha256(options.folder))
+        registry.add(image_model.tasks_dir, entry)
     shares = ", ".join(f"{gamma}: {share:.3f}" for gamma, share in profile["accuracy"].items())
     return f"registered: {parts.name} in {image_model.tasks_dir}; accuracy by gamma {shares}"

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 from safetensors.numpy import save_file
 
+from shapeshift import files
 from shapeshift.engines.hardware import cpu_model
 from shapeshift.engines.interfaces import Array
 from shapeshift.token_adapt.interfaces import Probabilities
@@ -40,8 +41,8 @@ def write_task(folder: Path, description: dict[str, Any], trained: TrainedTask) 
 
 
 def write_object(file: Path, value: dict[str, Any]) -> None:
-    """Write a JSON object."""
-    file.write_text(json.dumps(value, indent=1) + "\n", encoding="utf-8")
+    """Replace the content of a file by a JSON object."""
+    files.replace_text(file, json.dumps(value, indent=1) + "\n")
 
 
 def profile(model: VisionModel, parts: TaskParts, held_out: Examples, progress: Progress) -> dict[str, Any]:

@@ -1,0 +1,81 @@
+"""A registry of tasks that is full or read-only: an error of one line, and what was registered stays."""
+
+from __future__ import annotations
+
+import errno
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from shapeshift import files
+from shapeshift.cli.main import main
+from shapeshift.token_adapt.tasks import folder as task_folder
+from shapeshift.token_adapt.tasks import registry
+from tests.token_adapt.token_tasks import register, write_task
+
+NUMBERS = [errno.ENOSPC, errno.EROFS]
+
+
+@pytest.fixture
+def tasks(project: Path) -> Path:
+    """The registry of a built project, with the task `one`."""
+    write_task(project, "one", labels=2)
+    register(project, "one")
+    return project / "tasks"
+
+
+def fails(number: int, after: int = 0) -> Any:
+    """`files.replace_text`, which raises an error of this number after so many texts."""
+    left, real = [after], files.replace_text
+
+    def replace(path: Path, text: str, durable: bool = True) -> None:
+        left[0] -= 1
+        if left[0] < 0:
+            raise OSError(number, os.strerror(number), str(path))
+        real(path, text, durable)
+
+    return replace
+
+
+@pytest.mark.parametrize("number", NUMBERS)
+def test_a_registry_that_cannot_be_written_serves_what_it_had(
+    tasks: Path, number: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = registry.read(tasks)
+    build = str(tasks.parent / "build")
+    monkeypatch.setattr(files, "replace_text", fails(number))
+    with pytest.raises(OSError, match=os.strerror(number)):
+        registry.add(tasks, registry.TaskEntry("two", tasks / "one", "0" * 64))
+    assert main(["tasks", "remove", "one", "--build", build]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line == f"shapeshift tasks: cannot write or read {tasks / 'registry.json'}: {os.strerror(number)}"
+    assert registry.read(tasks) == before
+
+
+@pytest.mark.parametrize("number", NUMBERS)
+@pytest.mark.parametrize("written", [0, 1])
+def test_a_task_that_is_registered_again_in_vain_is_what_it_was(
+    tasks: Path, number: int, written: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """written: 0 where its profile does not fit, 1 where it does and registry.json does not."""
+    (entry,) = registry.read(tasks)
+    data = tasks.parent / "data"
+    for number_of_label in range(2):
+        (data / f"one {number_of_label}").mkdir(parents=True)
+        for image in range(5):
+            pixels = np.full((32, 32, 3), 40 * image + number_of_label, np.uint8)
+            Image.fromarray(pixels).save(data / f"one {number_of_label}" / f"{image}.png")
+    given = ["--data", str(data), "--build", str(tasks.parent / "build")]
+    with monkeypatch.context() as full:
+        full.setattr(files, "replace_text", fails(number, after=written))
+        assert main(["tasks", "register", str(tasks / "one"), *given]) == 2
+    assert os.strerror(number) in capsys.readouterr().err.splitlines()[-1]
+    assert registry.read(tasks) == [entry] and task_folder.sha256(tasks / "one") == entry.sha256
+    left = sorted(path.name for path in (tasks / "one").iterdir())
+    assert left == ["head.safetensors", "profile.json", "prompts.safetensors", "task.json"]
+    assert main(["tasks", "register", str(tasks / "one"), *given]) == 0
+    assert task_folder.sha256(tasks / "one") == registry.read(tasks)[0].sha256 != entry.sha256
