@@ -20,7 +20,7 @@ from shapeshift.settings import require
 PROTOCOL = "heldback"
 
 
-class HeldBack(MemoryFileSystem):
+class HeldBack(MemoryFileSystem):  # type: ignore[misc]
     """Calls `HeldBack.before`(path) before each file that it fetches."""
 
     protocol = PROTOCOL
@@ -94,7 +94,11 @@ class RemoteRegistry:
 
     def hold(self, release: threading.Event) -> None:
         """Let each file wait for `release`."""
-        HeldBack.before = staticmethod(lambda path: release.wait() and None)
+
+        def wait(path: str) -> None:
+            release.wait()
+
+        HeldBack.before = staticmethod(wait)
 
 
 @pytest.fixture

@@ -12,6 +12,7 @@ import pytest
 from shapeshift.errors import InvalidInputError, OverloadedError
 from shapeshift.registry import Registry
 from shapeshift.registry_mirror.follower import RegistryFollower, follow
+from shapeshift.registry_mirror.mirror import open_mirror
 from tests.registry_mirror.remote_registry import LAYOUT, RemoteRegistry
 from tests.waiting import wait_for
 
@@ -101,6 +102,27 @@ def test_a_url_that_is_slow_for_ever_holds_up_nothing(mirror: Script, said: list
     mirror.held.set()
     wait_for(lambda: mirror.started > 1)
     assert mirror.wanted[0], "one that is late at last is taken"
+
+
+def test_a_file_that_never_comes_leaves_the_copy_as_it_is(
+    remote: RemoteRegistry, tmp_path: Path, said: list[str]
+) -> None:
+    remote.put("one", "first")
+    remote.publish()
+    copy = open_mirror("tasks_dir", remote.url, LAYOUT, tmp_path / "copy")
+    copy.update()
+    remote.put("two", "second")
+    remote.publish()
+    release = threading.Event()
+    remote.hold(release)
+    follower = RegistryFollower(copy, remote.url, 0.01, said.append, 0.05)
+    wait_for(lambda: failures(follower) >= 2)
+    follower.close()
+    assert list(Registry(tmp_path / "copy", "tasks").read().entries) == ["one"]
+    assert said == [f"the copy of the registry is left as it is: {remote.url} has not been read after 0.05 s"]
+    release.set()
+    wait_for(lambda: not list((tmp_path / "copy").glob(".fetch-*")))
+    assert list(Registry(tmp_path / "copy", "tasks").read().entries) == ["one"], "what is late comes after the end"
 
 
 def test_after_the_end_nothing_is_installed(mirror: Script, said: list[str], start: Start) -> None:

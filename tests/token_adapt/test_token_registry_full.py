@@ -28,13 +28,12 @@ def tasks(project: Path) -> Path:
     return project / "tasks"
 
 
-def fails(number: int, after: int = 0) -> Any:
-    """`files.replace_text`, which raises an error of this number after so many texts."""
-    left, real = [after], files.replace_text
+def fails(number: int, name: str) -> Any:
+    """`files.replace_text`, which raises an error of this number for files of this name."""
+    real = files.replace_text
 
     def replace(path: Path, text: str, durable: bool = True) -> None:
-        left[0] -= 1
-        if left[0] < 0:
+        if path.name == name:
             raise OSError(number, os.strerror(number), str(path))
         real(path, text, durable)
 
@@ -47,7 +46,7 @@ def test_a_registry_that_cannot_be_written_serves_what_it_had(
 ) -> None:
     before = registry.read(tasks)
     build = str(tasks.parent / "build")
-    monkeypatch.setattr(files, "replace_text", fails(number))
+    monkeypatch.setattr(files, "replace_text", fails(number, "registry.json"))
     with pytest.raises(OSError, match=os.strerror(number)):
         registry.add(tasks, registry.TaskEntry("two", tasks / "one", "0" * 64))
     assert main(["tasks", "remove", "one", "--build", build]) == 2
@@ -57,11 +56,10 @@ def test_a_registry_that_cannot_be_written_serves_what_it_had(
 
 
 @pytest.mark.parametrize("number", NUMBERS)
-@pytest.mark.parametrize("written", [0, 1])
+@pytest.mark.parametrize("unwritten", ["profile.json", "registry.json"])
 def test_a_task_that_is_registered_again_in_vain_is_what_it_was(
-    tasks: Path, number: int, written: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tasks: Path, number: int, unwritten: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """written: 0 where its profile does not fit, 1 where it does and registry.json does not."""
     (entry,) = registry.read(tasks)
     data = tasks.parent / "data"
     for number_of_label in range(2):
@@ -71,7 +69,7 @@ def test_a_task_that_is_registered_again_in_vain_is_what_it_was(
             Image.fromarray(pixels).save(data / f"one {number_of_label}" / f"{image}.png")
     given = ["--data", str(data), "--build", str(tasks.parent / "build")]
     with monkeypatch.context() as full:
-        full.setattr(files, "replace_text", fails(number, after=written))
+        full.setattr(files, "replace_text", fails(number, unwritten))
         assert main(["tasks", "register", str(tasks / "one"), *given]) == 2
     assert os.strerror(number) in capsys.readouterr().err.splitlines()[-1]
     assert registry.read(tasks) == [entry] and task_folder.sha256(tasks / "one") == entry.sha256
