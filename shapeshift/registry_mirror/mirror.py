@@ -89,7 +89,9 @@ class Mirror:
         target = self._folder / entry[layout.place]
         if not self._is_whole(target, sha256):
             self._fetch(str(source), work / target.name, sha256)
-            _put(work / target.name, target)
+            # Another process may have put them there meanwhile, where readers have them open.
+            if not self._is_whole(target, sha256):
+                _put(work / target.name, target)
         return entry
 
     def _fetch(self, source: str, staged: Path, sha256: str) -> None:

@@ -234,13 +234,17 @@ def test_what_a_killed_process_left_is_deleted(
 def test_two_processes_keep_one_copy(mirror: Mirror, folder: Path, remote: RemoteRegistry) -> None:
     other = open_mirror("tasks_dir", remote.url, LAYOUT, folder)
 
+    put: dict[str, int] = {}
+
     def overtake(path: str) -> None:
         HeldBack.before = staticmethod(lambda path: None)
         other.update()
+        put.update({one.name: one.stat().st_ino for one in folder.glob("[0-9a-f]*")})
 
-    HeldBack.before = staticmethod(overtake)
+    HeldBack.before = staticmethod(lambda path: overtake(path) if path.endswith("/b") else None)
     assert mirror.update() == {} and other.update() == {}
     assert texts(folder) == {"one": "first", "two": "second"}
+    assert len(put) == 2 and {name: (folder / name).stat().st_ino for name in put} == put, "none is put there twice"
 
 
 def test_entries_may_be_single_files(remote: RemoteRegistry, folder: Path) -> None:
