@@ -110,8 +110,11 @@ class Catalogue:
             before, self._fronts = self._fronts, {name: front for fronts in found for name, front in fronts.items()}
             self._seen |= dict.fromkeys(before, self._looked_at)
             self._looked_at = time.monotonic()
-            still = {name: at for name, at in self._seen.items() if self._looked_at - at < _RELOADS_S}
-            self._seen = {name: at for name, at in still.items() if name not in self._fronts}
+            self._seen = {
+                name: at
+                for name, at in self._seen.items()
+                if name not in self._fronts and self._looked_at - at < _RELOADS_S
+            }
 
     async def find(self, name: str, kinds: Collection[str]) -> Target:
         """The target called `name`, of one of the `kinds`.

@@ -123,7 +123,8 @@ class HealthTracker:
         pids = [pid for pid in model.heartbeats if pid not in model.before_load]
         if not pids:
             return DeadModel(f"no heartbeat in {limits.silent} scrapes", True) if unchanged >= limits.silent else None
-        states = {state_of(pid) for pid in pids}
+        by_pid = {pid: state_of(pid) for pid in pids}
+        states = set(by_pid.values())
         process = listed(pids)
         ended = states <= {ProcessState.ENDED, ProcessState.ABSENT}
         if ProcessState.ALIVE in states:
@@ -140,7 +141,7 @@ class HealthTracker:
             reason = f"{process} has ended and its heartbeat has stopped"
         if unchanged < limit:
             return None
-        suspended = tuple(pid for pid in pids if certain and state_of(pid) is ProcessState.SUSPENDED)
+        suspended = tuple(pid for pid, state in by_pid.items() if certain and state is ProcessState.SUSPENDED)
         return DeadModel(reason, certain, suspended=suspended, ended=ended)
 
     def _unanswered(self, model: _Model, timeouts: int, settling: bool) -> DeadModel | None:
