@@ -42,6 +42,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
     These mostly wait, so that the others fill the processor beside them. One that fails runs once more: its server
     shares two cores with the other tests, and nothing bounds how long a process waits for one. The summary names it.
+    One that kills a process does not: what it has left is no server to begin with.
     """
     if "long" not in config.option.markexpr:
         config.hook.pytest_deselected(items=[item for item in items if item.get_closest_marker("long")])
@@ -52,7 +53,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
                 item.add_marker(pytest.mark.skip(reason="no NVIDIA GPU"))
     if config.pluginmanager.hasplugin("rerunfailures"):
         for item in items:
-            if item.get_closest_marker("server"):
+            if item.get_closest_marker("server") and not item.get_closest_marker("kills"):
                 item.add_marker(pytest.mark.flaky(reruns=1))
     items.sort(key=lambda item: item.get_closest_marker("server") is None)
 

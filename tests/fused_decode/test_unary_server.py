@@ -22,9 +22,10 @@ from tritonclient.utils import InferenceServerException, np_to_triton_dtype
 from shapeshift.build_engines.decode import DecodeFrontConfig, publish
 from shapeshift.build_engines.paths import BuildPaths
 from shapeshift.build_engines.repository import front_models
-from shapeshift.triton import model_config
+from shapeshift.triton import metrics, model_config
 from shapeshift.triton.embedded.server import TritonServer
-from tests.fused_decode.checkpoints import make_checkpoint
+from tests.fused_decode.checkpoints import LONGEST, make_checkpoint
+from tests.waiting import wait_for
 
 pytestmark = pytest.mark.server
 
@@ -48,7 +49,7 @@ def server(
     for model in MODELS:
         config = model_config.read(PROJECT / "model_repository" / model / "config.pbtxt")
         if model == "generate":
-            for name, value in {"checkpoint": checkpoint, "max_length": 512, "precision": "f32"}.items():
+            for name, value in {"checkpoint": checkpoint, "max_length": LONGEST, "precision": "f32"}.items():
                 model_config.set_parameter(config, name, str(value))
         (root / "model_repository" / model).mkdir(parents=True)
         model_config.write(config, root / "model_repository" / model / "config.pbtxt")
@@ -140,12 +141,28 @@ def test_many_at_once_are_all_answered(server: TritonServer) -> None:
 @pytest.mark.kills
 def test_requests_that_a_dead_process_held_are_answered(server: TritonServer) -> None:
     victim = stub_of(server, "generate")
-    killer = threading.Timer(0.5, os.kill, (victim, signal.SIGKILL))
+
+    def kill_while_they_run() -> None:
+        wait_for(lambda: running(server) >= 8)
+        os.kill(victim, signal.SIGKILL)
+
+    killer = threading.Thread(target=kill_while_they_run)
     killer.start()
     begun = time.monotonic()
-    ended = asyncio.run(burst(server.grpc_url, 40, 40, max_tokens=500, timeout_s=55.0))
+    # So many tokens take seconds on any machine, and less than the clients wait.
+    ended = asyncio.run(burst(server.grpc_url, 40, 40, max_tokens=LONGEST - 100, timeout_s=55.0))
     took = time.monotonic() - begun
     killer.join()
     assert "OK" not in ended and sum(ended.values()) == 40
     assert {text for text in ended if "UNAVAILABLE" in text} == set(ended), ended
     assert took < 50, "no client waited for its own time-out"
+
+
+def running(server: TritonServer) -> float:
+    """How many requests the decode loop generates for."""
+    samples = metrics.scrape(server.metrics_url)
+    return sum(
+        value
+        for (name, labels), value in samples.items()
+        if name == "shapeshift_requests_running" and ("model", "generate") in labels
+    )
