@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
-from shapeshift.serving.bounds import TimeBound, unloading
+from shapeshift.serving.bounds import require_deadline, unloading
 from shapeshift.serving.liveness import StepCounter
 from shapeshift.token_adapt.executor import Executor
 from shapeshift.token_adapt.interfaces import Pixels
@@ -27,7 +27,6 @@ class DecoderPool:
         self.image_ms = 0.0
         self._num_threads = threads
         self._executor = executor
-        self._bound = TimeBound("latency_ms", 0.0)
         self._num_waiting = 0
         self.steps = StepCounter("decode", lambda: self._num_waiting > 0)
         self._lock = threading.Lock()
@@ -40,7 +39,7 @@ class DecoderPool:
         """
         with self._lock:
             if self._num_waiting:
-                self._bound.require(self._predicted_ms(request), request.options.latency_ms)
+                require_deadline(self._predicted_ms(request), request.options.latency_ms)
             self._num_waiting += request.num_images
         try:
             self._threads.submit(self._run, request, decode)

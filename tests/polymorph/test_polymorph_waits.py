@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from shapeshift.engines.execution import executor as executor_module
+from shapeshift.engines.execution import request as request_module
 from shapeshift.engines.execution.request import Row, TextRequest
 from shapeshift.engines.interfaces import Array, Ids
 from shapeshift.engines.providers.emulated import EmulatedEngine
@@ -69,6 +70,24 @@ def test_a_request_that_would_wait_too_long_is_refused_on_arrival(
     gate.release()
     for request in (*served, last):
         request.vectors()
+
+
+def test_late_answers_make_the_next_ones_be_refused_earlier(
+    busy_front: Callable[..., tuple[TextFront, list[Request]]], gate: Gate, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = [100.0]
+    monkeypatch.setattr(request_module, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    front, served = busy_front(max_queue_ms=130)
+    front.execute([last := text_request("a")])
+    # It was predicted after 120 ms. Of the ratio 5 counts 4, and one answer moves the mean by a 32nd.
+    now[0] += 0.6
+    gate.release()
+    for request in (*served, last):
+        request.vectors()
+    executor = front._executor
+    assert isinstance(executor, executor_module.EngineExecutor)
+    with pytest.raises(OverloadedError, match="max_queue_ms: an answer is predicted after 147 ms"):
+        executor._time_bound.require(100)
 
 
 def test_rows_of_one_request_share_the_threads(
@@ -167,6 +186,23 @@ def test_a_router_refuses_what_would_wait_too_long(
     router.workers["a"].free()
     assert [one.error() for one in asked] == [None] * 3
     router.check_rest()
+
+
+def test_a_router_learns_how_late_its_answers_come(
+    make_router: MakeRouter, no_probes: Callable[[Router], None]
+) -> None:
+    router = make_router(0, max_queue_ms=5)
+    no_probes(router)
+    router.workers["a"].stick()
+    asked = [router.ask(60) for _ in range(2)]
+    router.wait(lambda: router.workers["a"].held == 2 or router.running == 2)
+    asked += [router.ask(60) for _ in range(2)]
+    # The last one is predicted after some milliseconds, and held for several times as long.
+    time.sleep(0.05)
+    router.workers["a"].free()
+    assert [one.error() for one in asked] == [None] * 4
+    with pytest.raises(OverloadedError, match="max_queue_ms"):
+        router._time_bound.require(4)
 
 
 def one_worker(monkeypatch: pytest.MonkeyPatch, now: list[float]) -> Membership:

@@ -45,7 +45,11 @@ class TextRequest:
 
     on_finished(request) is called exactly once, on the thread that finished it. By then either `error` is set or
     `outputs`: [rows, ...] by name, or [rows, longest, ...] with zeros beyond a row's end for one entry per token.
+
+    on_answered: set by who predicted when it would succeed; called, before on_finished, with the ms that it took.
     """
+
+    on_answered: Callable[[float], None] | None = None
 
     def __init__(
         self,
@@ -115,6 +119,8 @@ class TextRequest:
             self._remaining -= 1
             last = self._remaining == 0
         if last:
+            if self.on_answered is not None:
+                self.on_answered((time.monotonic() - self.arrived) * 1e3)
             self._on_finished(self)
 
     def fail(self, error: Exception) -> None:
