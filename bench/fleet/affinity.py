@@ -15,9 +15,9 @@ from bench.adapter_cache.report import DEFAULT, WARM
 from bench.adapter_cache.simulated import PARTS, Regime, regimes
 from bench.common.output import Output, progress
 from shapeshift.adapter_cache.policy.length_prediction import Oracle
-from shapeshift.fleet.policy.placement import bounded_affinity, least_work
-from shapeshift.simulate.adapter_cache import SimulatedRequest, SimulatedServer
-from shapeshift.simulate.adapter_fleet import Choose, first_s, run_fleet
+from shapeshift.fleet.policy.placement import least_unread, least_work
+from shapeshift.simulate.adapter_cache import SimulatedServer
+from shapeshift.simulate.adapter_fleet import REQUESTS, UNREAD_TOKENS, Choose, Work, first_s, run_fleet
 from shapeshift.simulate.adapter_pool import CacheOptions
 
 NODES = ("a", "b", "c")
@@ -33,9 +33,9 @@ def measure(output: Output, quick: bool) -> None:
     for regime in regimes():
         rate = regime.capacity(requests // 3) * _LOAD * len(NODES)
         found = {}
-        for rule, make in _rules(regime).items():
+        for rule in _RULES:
             progress(f"{regime.name}, {rule}")
-            found[rule] = np.median([_run(regime, make(), rate, requests, seed) for seed in seeds], axis=0)
+            found[rule] = np.median([_run(regime, rule, rate, requests, seed) for seed in seeds], axis=0)
         output.say(f"  {regime.name} ({rate:.1f} requests/s)")
         for rule, (loaded, p50, p99) in found.items():
             ratio = loaded / found[ROUND_ROBIN][0], p99 / found[ROUND_ROBIN][2]
@@ -46,29 +46,26 @@ def measure(output: Output, quick: bool) -> None:
         output.data.setdefault("affinity", {})[regime.name] = {rule: one.tolist() for rule, one in found.items()}
 
 
-def _rules(regime: Regime) -> Mapping[str, Callable[[], Choose]]:
-    free = float(regime.machine.slots)
-
-    def affinity(request: SimulatedRequest, loads: Mapping[str, float], own: str) -> str:
-        return bounded_affinity(str(request.adapter), loads, free)
-
-    def round_robin() -> Choose:
-        turns = count()
-        return lambda request, loads, own: NODES[next(turns) % len(NODES)]
-
-    def chance() -> Choose:
-        source = np.random.default_rng(0)
-        return lambda request, loads, own: NODES[source.integers(len(NODES))]
-
-    return {
-        ROUND_ROBIN: round_robin,
-        CHANCE: chance,
-        LEAST_WORK: lambda: lambda request, loads, own: least_work(loads, own),
-        AFFINITY: lambda: affinity,
-    }
+def _round_robin() -> Choose:
+    turns = count()
+    return lambda request, work, own: NODES[next(turns) % len(NODES)]
 
 
-def _run(regime: Regime, choose: Choose, rate: float, requests: int, seed: int) -> tuple[float, float, float]:
+def _chance() -> Choose:
+    source = np.random.default_rng(0)
+    return lambda request, work, own: NODES[source.integers(len(NODES))]
+
+
+# The rule, and what fronts count for it.
+_RULES: Mapping[str, tuple[Callable[[], Choose], Work]] = {
+    ROUND_ROBIN: (_round_robin, REQUESTS),
+    CHANCE: (_chance, REQUESTS),
+    LEAST_WORK: (lambda: lambda request, work, own: least_work(work, own), REQUESTS),
+    AFFINITY: (lambda: lambda request, work, own: least_unread(str(request.adapter), work), UNREAD_TOKENS),
+}
+
+
+def _run(regime: Regime, rule: str, rate: float, requests: int, seed: int) -> tuple[float, float, float]:
     """Bytes loaded, and p50 and p99 of the first token in seconds. One seed gives all rules the same requests."""
     drawn = draw(regime.lengths, regime.adapters, rate, requests, np.random.default_rng(seed))
     system = PARTS[DEFAULT]
@@ -80,7 +77,8 @@ def _run(regime: Regime, choose: Choose, rate: float, requests: int, seed: int) 
         )
         for name in NODES
     }
-    results, places = run_fleet(servers, drawn, choose)
+    make, work = _RULES[rule]
+    results, places = run_fleet(servers, drawn, make(), work)
     first = first_s(results, places)[int(requests * WARM) :]
     loaded = sum(result.loaded_bytes for result in results.values())
     return float(loaded), float(np.percentile(first, 50)), float(np.percentile(first, 99))

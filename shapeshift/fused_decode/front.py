@@ -12,7 +12,7 @@ import numpy as np
 
 from shapeshift.engines.text.tokenizer import FILE_NAME as TOKENIZER_FILE
 from shapeshift.errors import CancelledRequestError, InvalidInputError, NotFoundError, ShapeshiftError
-from shapeshift.fleet.forwarding.front import Front, open_entry
+from shapeshift.fleet.forwarding.front import Affinity, Front, open_entry
 from shapeshift.fused_decode.answers import TEXT, AnswerOutputs
 from shapeshift.fused_decode.choices import BeamsResponse, ChoicesResponse, sample_params
 from shapeshift.fused_decode.engine.beams import require_room
@@ -84,8 +84,7 @@ class GenerateFront:
                 self._submit,
                 self._service.describe,
                 load=lambda: len(self.loop.admission) + self.loop.slots.requests,
-                free_load=lambda: len(self.loop.slots),
-                key=self._service.affinity,
+                affinity=Affinity(self._service.affinity, self._parser.prompt_tokens, self._unread_tokens),
                 stream=True,
                 stop_id="stop_id",
                 id_output="request_id",
@@ -281,6 +280,18 @@ class GenerateFront:
             others = [other for other in self._live.pop(request.id, ()) if other is not request]
             if others:
                 self._live[request.id] = others
+
+    def _unread_tokens(self) -> float:
+        """Prompt tokens to be computed before every request here has its first token. Any thread."""
+        with self._lock:
+            live = [request for requests in self._live.values() for request in requests]
+        cached = self.loop.slots.cached
+        unread = 0
+        for request in live:
+            if not request.generated and not request.is_finished:
+                slot = request.slot
+                unread += max(0, len(request.prompt) - (0 if slot is None else int(cached[slot])))
+        return float(unread)
 
     def _exported(self) -> list[Any]:
         loop = self.loop

@@ -45,6 +45,8 @@ _NEUTRAL: Mapping[str, Any] = {
     "spaces_between_special_tokens": True,
     "include_stop_str_in_output": False,
 }
+# Of English text, with the tokenizers of current models.
+_BYTES_PER_TOKEN = 4.0
 _PROMPTS = ("text_input", "input_ids", "input_lengths")
 _TEXTS = ("stop", "bad_words")
 _SEVERAL = {one.name for one in INPUTS if one.shape != "1"}
@@ -88,6 +90,14 @@ class RequestParser:
         if name == "":
             raise InvalidInputError("stop_id", name, "the id of a request")
         return name
+
+    def prompt_tokens(self, request: InferenceRequest) -> float:
+        """About how many tokens the prompts have, before they are checked: exact for `input_ids`."""
+        ids, texts = self._get(request, "input_ids"), self._get(request, "text_input")
+        if ids is not None:
+            return float(ids.as_numpy().size)
+        given = [] if texts is None else texts.as_numpy().reshape(-1).tolist()
+        return sum(len(text) for text in given if isinstance(text, bytes)) / _BYTES_PER_TOKEN
 
     def parse(self, request: InferenceRequest) -> ParsedRequest:
         """The inputs of a request for text. Raises InvalidInputError naming the input, its value and the limit."""

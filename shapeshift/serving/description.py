@@ -45,6 +45,7 @@ class Description:
     engines            the beginning of the hash of its engines' manifest; of a cascade: those of its first level
     registry           version of its adapters, tasks or candidates: two fronts that serve the same ones have the same
     load               in a fleet: requests that wait or run
+    unread_tokens      in a fleet: prompt tokens of the requests that have no first token yet
     unary, stream      models that answer a request for text with one response, and with a stream
     """
 
@@ -68,6 +69,7 @@ class Description:
     engines: str | None = None
     registry: str | None = None
     load: float | None = None
+    unread_tokens: float | None = None
     unary: str | None = None
     stream: str | None = None
 

@@ -145,12 +145,21 @@ class SimulatedServer:
         self._running: dict[_Request, None] = {}
         self._next = 0
         self._between: list[float] = []
+        self._unanswered: dict[_Request, None] = {}
         self._requests: list[_Request] = []
 
     @property
     def load(self) -> int:
         """Requests that wait or run."""
         return len(self._trace) - self._next + len(self.admission) + len(self._running)
+
+    @property
+    def unread_tokens(self) -> int:
+        """Prompt tokens to be computed before every request here has its first token."""
+        tokens = sum(traced.prompt_tokens for traced in self._trace[self._next :])
+        return tokens + sum(
+            one.unread_tokens if one in self._running else one.prompt_tokens for one in self._unanswered
+        )
 
     def offer(self, traced: SimulatedRequest) -> None:
         """Serve a request, which arrives after those before it."""
@@ -183,6 +192,7 @@ class SimulatedServer:
             predicted = self._predictor.predict(inputs)
             request = _Request(traced, self.pool.rank(traced.adapter), predicted, self._max_new_tokens)
             self._requests.append(request)
+            self._unanswered[request] = None
             self.admission.submit(request)
             self._next += 1
 
@@ -225,6 +235,7 @@ class SimulatedServer:
             self._between.append(now - request.previous)
         else:
             request.first = now
+            del self._unanswered[request]
         request.previous = now
         request.generated += 1
         if request.generated == request.traced.answer_tokens:

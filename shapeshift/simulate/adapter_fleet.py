@@ -1,45 +1,59 @@
 """A simulation of several nodes, each with a decode loop and adapters of its own, behind fronts that share requests.
 
-Each request enters at one node, in turn. Its front knows its own load exactly; of another node it knows the load at the
+Each request enters at one node, in turn. Its front knows its own work exactly; of another node it knows the work at the
 last look, and what it has itself passed on there since. Passing a request on takes no time.
 """
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
+from shapeshift.fleet.policy.placement import LOOK_S
 from shapeshift.simulate.adapter_cache import SimulatedRequest, SimulatedServer, SimulationResult
 
+
+@dataclass(frozen=True)
+class Work:
+    """What a front counts: of_server: what waits or runs there; of_request: what one request adds."""
+
+    of_server: Callable[[SimulatedServer], float]
+    of_request: Callable[[SimulatedRequest], float]
+
+
+REQUESTS = Work(lambda server: server.load, lambda request: 1.0)
+UNREAD_TOKENS = Work(lambda server: server.unread_tokens, lambda request: request.prompt_tokens)
 Choose = Callable[[SimulatedRequest, Mapping[str, float], str], str]
-"""choose(request, loads by node, own node): the node that serves the request."""
-_LOOK_S = 1.0
+"""choose(request, work by node, own node): the node that serves the request."""
 
 
 def run_fleet(
-    servers: Mapping[str, SimulatedServer], requests: Sequence[SimulatedRequest], choose: Choose
+    servers: Mapping[str, SimulatedServer],
+    requests: Sequence[SimulatedRequest],
+    choose: Choose,
+    work: Work = REQUESTS,
 ) -> tuple[dict[str, SimulationResult], dict[str, list[int]]]:
     """Serve `requests`, in order of arrival, to the end: by node, the result, and the places of its requests."""
     names = list(servers)
     places: dict[str, list[int]] = {name: [] for name in names}
     seen = dict.fromkeys(names, 0.0)
-    passed_on: dict[str, Counter[str]] = {name: Counter() for name in names}
+    passed_on = {name: dict.fromkeys(names, 0.0) for name in names}
     looked_at = 0.0
     for place, request in enumerate(requests):
         for server in servers.values():
             server.advance(request.at_s)
-        if request.at_s - looked_at >= _LOOK_S:
+        if request.at_s - looked_at >= LOOK_S:
             looked_at = request.at_s
-            seen = {name: float(server.load) for name, server in servers.items()}
-            passed_on = {name: Counter() for name in names}
+            seen = {name: float(work.of_server(server)) for name, server in servers.items()}
+            passed_on = {name: dict.fromkeys(names, 0.0) for name in names}
         own = names[place % len(names)]
         loads = {name: seen[name] + passed_on[own][name] for name in names}
-        loads[own] = float(servers[own].load)
+        loads[own] = float(work.of_server(servers[own]))
         chosen = choose(request, loads, own)
-        passed_on[own][chosen] += 1
+        passed_on[own][chosen] += work.of_request(request)
         servers[chosen].offer(request)
         places[chosen].append(place)
     return {name: server.run() for name, server in servers.items()}, places

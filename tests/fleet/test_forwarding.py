@@ -20,7 +20,8 @@ from tritonclient.utils import deserialize_bytes_tensor, np_to_triton_dtype, ser
 from shapeshift.errors import InvalidInputError, NotFoundError, OverloadedError, ShapeshiftError
 from shapeshift.fleet import environment
 from shapeshift.fleet.forwarding.entry import FleetEntry
-from shapeshift.fleet.forwarding.front import Front, LocalEntry, open_entry
+from shapeshift.fleet.forwarding.front import Affinity, Front, LocalEntry, open_entry
+from shapeshift.fleet.policy.placement import UNREAD_MARGIN
 from shapeshift.serving import error_codes, parameters
 from shapeshift.serving.description import GENERATION, Description, describing
 from shapeshift.serving.metrics import RequestMetrics
@@ -30,7 +31,7 @@ from tests import fakes, waiting
 from tests.fleet import fleet_files
 
 wait_for = partial(waiting.wait_for, timeout_s=30, pause_s=0.01)
-PERIOD_S = 0.3
+PERIOD_S = 0.1
 TEXT, ID = "text_output", "request_id"
 
 
@@ -45,7 +46,7 @@ class FakeFront:
         self.name = name
         self.pb_utils = fakes.PbUtils()
         self.lines: list[str] = []
-        self.load = 0.0
+        self.load = self.unread = 0.0
         self.precision = "f32"
         self.checkpoint = "0123"
         self.served: list[Any] = []
@@ -410,12 +411,46 @@ def test_a_front_that_closes_answers_what_others_serve(fleet: Fleet) -> None:
 
 
 def test_a_key_chooses_the_node(fleet: Fleet) -> None:
-    key: Callable[[Any], str] = lambda request: json.loads(request.parameters() or "{}").get("lora_name", "")  # noqa: E731
-    object.__setattr__(fleet.a.front, "key", key)
-    object.__setattr__(fleet.a.front, "free_load", lambda: 64.0)
+    for front in fleet.fronts.values():
+        _with_affinity(front)
+    wait_for(lambda: fleet.a.entry._peers.unread_tokens() == {"b": 0.0})
     found = {name: texts(fleet.a.ask({"lora_name": name}, text_input=_bytes("x")))[0][0] for name in "klmnopqrst"}
     assert {*found.values()} == {"a", "b"}
     assert found == {name: texts(fleet.a.ask({"lora_name": name}, text_input=_bytes("x")))[0][0] for name in found}
+
+
+def test_a_key_leaves_a_node_with_much_to_read(fleet: Fleet) -> None:
+    for front in fleet.fronts.values():
+        _with_affinity(front)
+    ask = lambda name: texts(fleet.a.ask({"lora_name": name}, text_input=_bytes("x")))[0][0]  # noqa: E731
+    wait_for(lambda: fleet.a.entry._peers.unread_tokens() == {"b": 0.0})
+    of_a = next(name for name in "klmnopqrst" if ask(name) == "a")
+    fleet.a.unread = UNREAD_MARGIN
+    assert ask(of_a) == "b"
+    # What b tells counts, and what was passed on to it since.
+    fleet.b.unread = 1.0
+    wait_for(lambda: fleet.a.entry._peers.unread_tokens() == {"b": 1.0})
+    assert ask(of_a) == "a"
+    fleet.a.unread = UNREAD_MARGIN + 1
+    assert ask(of_a) == "b"
+
+
+def test_a_prompt_that_was_passed_on_counts_until_the_node_tells(fleet: Fleet) -> None:
+    for front in fleet.fronts.values():
+        _with_affinity(front)
+    wait_for(lambda: fleet.a.entry._peers.unread_tokens() == {"b": 0.0})
+    peers = fleet.a.entry._peers
+    peers._poll.close()
+    known = peers.unread_tokens()["b"]
+    fleet.busy()
+    texts(fleet.a.ask(text_input=_bytes("x" * 40)))
+    assert peers.unread_tokens()["b"] == known + 40
+
+
+def _with_affinity(front: FakeFront) -> None:
+    key: Callable[[Any], str] = lambda request: json.loads(request.parameters() or "{}").get("lora_name", "")  # noqa: E731
+    size: Callable[[Any], float] = lambda request: len(request.inputs()[0].as_numpy()[0])  # noqa: E731
+    object.__setattr__(front.front, "affinity", Affinity(key, size, lambda: front.unread))
 
 
 def test_outside_a_fleet_a_front_serves_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 
 import numpy as np
 import pytest
 
-from shapeshift.fleet.policy.placement import BOUND, bounded_affinity, least_work
+from shapeshift.fleet.policy.placement import UNREAD_MARGIN, least_unread, least_work
 
 NODES = ("a", "b", "c", "d")
 
@@ -29,35 +28,43 @@ def test_a_request_leaves_only_for_clearly_less_work(loads: dict[str, float], ch
     assert least_work(loads, "a") == chosen
 
 
-def test_a_key_has_one_node_while_that_is_not_loaded() -> None:
+def test_a_key_has_one_node_while_no_other_has_clearly_less_to_read() -> None:
     idle = dict.fromkeys(NODES, 0.0)
     keys = [f"adapter-{number}" for number in range(400)]
-    first = {key: bounded_affinity(key, idle) for key in keys}
-    assert {key: bounded_affinity(key, {**idle, "b": 3.0}, free=4.0) for key in keys} == first
+    first = {key: least_unread(key, idle) for key in keys}
+    assert {key: least_unread(key, {**idle, "b": UNREAD_MARGIN - 1}) for key in keys} == first
     shares = Counter(first.values())
     assert max(shares.values()) < 1.5 * len(keys) / len(NODES)
 
 
 def test_a_node_that_leaves_moves_only_its_own_keys() -> None:
     idle = dict.fromkeys(NODES, 0.0)
-    left = {node: load for node, load in idle.items() if node != "c"}
+    left = {node: tokens for node, tokens in idle.items() if node != "c"}
     for key in map(str, range(200)):
-        before, after = bounded_affinity(key, idle), bounded_affinity(key, left)
+        before, after = least_unread(key, idle), least_unread(key, left)
         assert before in (after, "c")
 
 
-def test_no_node_is_loaded_above_the_bound() -> None:
-    loads = dict.fromkeys(NODES, 0.0)
+def test_a_home_with_much_to_read_gives_a_key_to_the_node_with_the_least() -> None:
+    home = least_unread("k", dict.fromkeys(NODES, 0.0))
+    others = [node for node in NODES if node != home]
+    for least in others:
+        unread = {**dict.fromkeys(NODES, 300.0), home: 100.0 + UNREAD_MARGIN, least: 100.0}
+        assert least_unread("k", unread) == least
+        assert least_unread("k", {**unread, home: 99.0 + UNREAD_MARGIN}) == home
+
+
+def test_of_two_nodes_with_the_least_the_key_s_next_one_is_chosen() -> None:
+    home = least_unread("k", dict.fromkeys(NODES, 0.0))
+    rest = {node: 0.0 for node in NODES if node != home}
+    assert least_unread("k", {**rest, home: UNREAD_MARGIN}) == least_unread("k", rest)
+
+
+def test_no_node_has_more_to_read_than_the_margin_and_a_prompt_above_another() -> None:
+    unread = dict.fromkeys(NODES, 0.0)
     rng = np.random.default_rng(7)
-    # One adapter in two requests is the same.
-    for total, key in enumerate(rng.choice(["hot", "x", "y", "z"], 400, p=[0.5, 0.2, 0.2, 0.1]), start=1):
-        loads[bounded_affinity(str(key), loads)] += 1
-        assert max(loads.values()) <= math.ceil(BOUND * total / len(NODES))
-
-
-def test_a_full_node_gives_a_key_to_the_next_in_its_order() -> None:
-    idle = dict.fromkeys(NODES, 0.0)
-    home = bounded_affinity("k", idle)
-    second = bounded_affinity("k", {**idle, home: 9.0})
-    assert second != home
-    assert bounded_affinity("k", {node: 0.0 for node in NODES if node != home}) == second
+    for key, prompt in zip(
+        rng.choice(["hot", "x", "y"], 400, p=[0.6, 0.3, 0.1]), rng.integers(1, 500, 400), strict=True
+    ):
+        unread[least_unread(str(key), unread)] += prompt
+        assert max(unread.values()) - min(unread.values()) < UNREAD_MARGIN + 500

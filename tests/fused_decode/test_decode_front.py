@@ -66,6 +66,29 @@ def test_a_stream_has_the_same_text_piece_by_piece(make_front: MakeFront, toy: T
     assert [len(text) for text in message] == [1] * 20
 
 
+def test_a_prompt_is_unread_until_its_first_token(make_front: MakeFront, toy: ToyRuntime) -> None:
+    requests = [ask("hello", max_tokens=20, stream=True), ask("goodbye", max_tokens=20, stream=True)]
+    toy.pace = threading.Semaphore(0)
+    front = make_front()
+    assert front._unread_tokens() == 0
+    front.execute(requests)
+    assert front._unread_tokens() == len("hello") + len("goodbye")
+    while any(not request.sender.responses for request in requests):
+        toy.pace.release()
+        time.sleep(0.005)
+    assert front._unread_tokens() == 0
+    toy.pace.release(100)
+    for request in requests:
+        request.sender.stream()
+
+
+def test_the_tokens_of_a_prompt_are_known_about_before_it_is_parsed(make_front: MakeFront) -> None:
+    front = make_front()
+    assert front._parser.prompt_tokens(ask("x" * 40)) == 10
+    assert front._parser.prompt_tokens(ask(None, input_ids=[1, 2, 3])) == 3
+    assert front._parser.prompt_tokens(ask(None)) == 0
+
+
 def test_text_for_a_slow_client_is_merged(make_front: MakeFront, toy: ToyRuntime) -> None:
     request, gate, held = ask("hello", max_tokens=40, stream=True), threading.Event(), threading.Event()
     send = request.sender.send

@@ -10,7 +10,7 @@ from bench.fleet import affinity
 from shapeshift.adapter_cache.interfaces import AdapterInfo
 from shapeshift.adapter_cache.policy.scheduling import SchedulingSettings
 from shapeshift.simulate.adapter_cache import Machine, SimulatedRequest, SimulatedServer, run
-from shapeshift.simulate.adapter_fleet import first_s, run_fleet
+from shapeshift.simulate.adapter_fleet import UNREAD_TOKENS, first_s, run_fleet
 from shapeshift.simulate.adapter_pool import CacheOptions
 
 MACHINE = Machine(8, 256, 0.02, 0.0, 0.0001, 0.0, 1e6, 2**24, 2**10)
@@ -52,10 +52,24 @@ def test_a_front_knows_its_own_load_and_what_it_passed_on() -> None:
     assert [loads["b"] for own, loads in seen if own == "b"] == [1, 3, 5]
 
 
+def test_a_prompt_counts_until_its_first_token() -> None:
+    # The first prompt is read in one step, whose end is the look before the last request.
+    drawn = [
+        SimulatedRequest(0.1, "x0", 40, 10),
+        SimulatedRequest(0.1, "x1", 60, 10),
+        SimulatedRequest(3.0, "x0", 7, 1),
+    ]
+    seen: list[Mapping[str, float]] = []
+
+    def to_b(request: SimulatedRequest, work: Mapping[str, float], own: str) -> str:
+        seen.append(dict(work))
+        return "b"
+
+    run_fleet(servers("a", "b"), drawn, to_b, UNREAD_TOKENS)
+    assert [work["b"] for work in seen] == [0, 40, 0]
+
+
 def test_affinity_loads_fewer_adapters() -> None:
     regime = affinity.regimes()[2]
-    rules = affinity._rules(regime)
-    found = {
-        rule: affinity._run(regime, rules[rule](), 30.0, 300, 1) for rule in (affinity.ROUND_ROBIN, affinity.AFFINITY)
-    }
+    found = {rule: affinity._run(regime, rule, 30.0, 300, 1) for rule in (affinity.ROUND_ROBIN, affinity.AFFINITY)}
     assert found[affinity.AFFINITY][0] < found[affinity.ROUND_ROBIN][0]

@@ -18,7 +18,7 @@ from shapeshift.fleet.forwarding.held_request import HeldRequest
 from shapeshift.fleet.forwarding.peers import Peers
 from shapeshift.fleet.forwarding.relay import Relay
 from shapeshift.fleet.node_clients import NodeClients
-from shapeshift.fleet.policy.placement import bounded_affinity, least_work
+from shapeshift.fleet.policy.placement import LOOK_S, least_unread, least_work
 from shapeshift.serving import error_codes
 from shapeshift.serving.bounds import unloading
 from shapeshift.serving.cancellations import CancellationWatch
@@ -34,13 +34,13 @@ _MOST_PASSED_ON = 1024
 
 
 class FleetEntry:
-    """Serves a request here, or passes it on to the node with the least work; one with a key to the key's node.
+    """Serves a request here, or passes it on to the node that `policy.placement` chooses.
 
     A request that another node has passed on is served here. One whose node refuses it, or goes before it answers, is
     served here too. Raises ShapeshiftError for a fleet file that cannot be read.
     """
 
-    def __init__(self, front: Front, period_s: float = 1.0) -> None:
+    def __init__(self, front: Front, period_s: float = LOOK_S) -> None:
         file, self._own = environment.fleet_file(), environment.own_node()
         if file is None or not self._own:
             allowed = f"the name of this node, beside {environment.FLEET_FILE_VARIABLE}"
@@ -65,7 +65,9 @@ class FleetEntry:
 
     def describe(self) -> Description:
         """What the front is, and its load."""
-        return replace(self._front.describe(), load=self._front.load())
+        affinity = self._front.affinity
+        unread_tokens = None if affinity is None else affinity.unread_tokens()
+        return replace(self._front.describe(), load=self._front.load(), unread_tokens=unread_tokens)
 
     def submit(self, request: InferenceRequest, sender: ResponseSender) -> None:
         """Serve a request here or on another node. Raises as the front's `submit` does."""
@@ -75,6 +77,8 @@ class FleetEntry:
         elif (node := self._choose(request)) == self._own:
             self._submit(request, sender)
         else:
+            if self._front.affinity is not None:
+                self._peers.add_unread(node, self._front.affinity.prompt_tokens(request))
             self._pass_on(HeldRequest(self._front.pb_utils, request, sender), node)
 
     def close(self) -> None:
@@ -118,9 +122,10 @@ class FleetEntry:
         loads: Mapping[str, float] = self._peers.loads()
         if not loads:
             return self._own
-        loads = {**loads, self._own: self._front.load()}
-        key = "" if self._front.key is None else self._front.key(request)
-        return bounded_affinity(key, loads, self._front.free_load()) if key else least_work(loads, self._own)
+        affinity = self._front.affinity
+        if affinity is not None and (key := affinity.key(request)):
+            return least_unread(key, {**self._peers.unread_tokens(), self._own: affinity.unread_tokens()})
+        return least_work({**loads, self._own: self._front.load()}, self._own)
 
     def _wanted(self, request: InferenceRequest) -> list[object]:
         """The id of the request that `request` asks to end; nothing for any other request."""

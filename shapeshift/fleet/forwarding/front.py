@@ -17,14 +17,27 @@ from shapeshift.settings import Choices
 
 
 @dataclass(frozen=True)
+class Affinity:
+    """What a node should have in memory for a request, and how long it takes to its first token.
+
+    key            what a request should find in memory, such as its adapter; empty: nothing
+    prompt_tokens  of a request, before it is parsed: about how many
+    unread_tokens  prompt tokens of the requests here that have no first token yet. Any thread
+    """
+
+    key: Callable[[InferenceRequest], str]
+    prompt_tokens: Callable[[InferenceRequest], float]
+    unread_tokens: Callable[[], float]
+
+
+@dataclass(frozen=True)
 class Front:
     """A front that any node of a fleet may serve the requests of.
 
     submit     serves a request here; raises, or answers, for one that is invalid
     describe   what the front is
     load       requests, or rows of them, that wait or run here
-    free_load  up to which none waits
-    key        what a request should find in memory, such as its adapter; empty: nothing. None: no request has a key
+    affinity   None: any node is as good for any request
     stream     whether a request gets several responses
     stop_id    name of the input with the id of a request that is to end; empty: there is none
     id_output  name of the output with the id of the request; empty: there is none
@@ -37,8 +50,7 @@ class Front:
     submit: Submit
     describe: Describe
     load: Callable[[], float]
-    free_load: Callable[[], float] = lambda: 0.0
-    key: Callable[[InferenceRequest], str] | None = None
+    affinity: Affinity | None = None
     stream: bool = False
     stop_id: str = ""
     id_output: str = ""

@@ -1,20 +1,21 @@
 """Which node of a fleet serves a request.
 
-By least work, or by affinity: requests with one key, such as the name of an adapter, go to one node, as long as that
-node is not loaded above a bound.
+By least work, or by affinity: requests with one key, such as the name of an adapter, go to one node, as long as no
+other one has clearly less to read.
 """
 
 from __future__ import annotations
 
 import hashlib
-import math
 from collections.abc import Mapping
 
-# A request is passed on only to a node that has so much less work: that costs a hop, and loads are up to a second old.
+# A request is passed on only to a node that has so much less work: that costs a hop, and loads are up to `LOOK_S` old.
 MARGIN = 2.0
 RELATIVE_MARGIN = 0.25
-# Of the mean load; c in the paper. The cost of finding another node falls with c, the largest load grows with it.
-BOUND = 1.25
+# Prompt tokens that a home may have more than another node: few steps of prompts, more than an adapter takes to load.
+UNREAD_MARGIN = 800.0
+LOOK_S = 0.25
+"""Seconds between two looks at the work of another node. A prompt is read in less than a second."""
 
 
 def least_work(loads: Mapping[str, float], own: str) -> str:
@@ -27,18 +28,17 @@ def least_work(loads: Mapping[str, float], own: str) -> str:
     return least if gained >= max(MARGIN, RELATIVE_MARGIN * loads[own]) else own
 
 
-def bounded_affinity(key: str, loads: Mapping[str, float], free: float = 0.0, bound: float = BOUND) -> str:
-    """The first node in the key's own order of nodes whose load is below the bound.
+def least_unread(key: str, unread_tokens: Mapping[str, float]) -> str:
+    """The key's home; where another node has clearly less to read before a first token, the node with the least.
 
-    The order is that of rendezvous hashing (Thaler and Ravishankar 1998): a node that joins or leaves moves only the
-    keys that it gets or had. The bound is that of consistent hashing with bounded loads (Mirrokni, Thorup and
-    Zadimoghaddam 2018, section 2): `bound` times the mean load, the new request included. A load below `free`, up to
-    which no request waits, is never above it.
+    The home is that of rendezvous hashing (Thaler and Ravishankar 1998): a node that joins or leaves moves only the
+    keys that it gets or had. Every other node has to load what the key names, which `UNREAD_MARGIN` stands for.
+
+    unread_tokens: by node, prompt tokens of the requests there that have no first token yet.
     """
-    limit = max(math.ceil(bound * (sum(loads.values()) + 1) / len(loads)), free)
-    ranked = sorted(loads, key=lambda node: _score(node, key), reverse=True)
-    # The least loaded node is below the mean, so that there is always one.
-    return next(node for node in ranked if loads[node] + 1 <= limit)
+    ranked = sorted(unread_tokens, key=lambda node: _score(node, key), reverse=True)
+    home, least = ranked[0], min(ranked, key=lambda node: unread_tokens[node])
+    return least if unread_tokens[home] - unread_tokens[least] >= UNREAD_MARGIN else home
 
 
 def _score(node: str, key: str) -> bytes:
