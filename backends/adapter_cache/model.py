@@ -40,6 +40,7 @@ class TritonPythonModel:
 
     def finalize(self) -> None:
         self._front.close()
+        model_args.skip_last_collections()
 
     def _open(self, args: model_args.ModelArgs) -> Any:
         if "forward_to" in args.parameters:

@@ -33,3 +33,4 @@ class TritonPythonModel:
 
     def finalize(self) -> None:
         self._model.close()
+        model_args.skip_last_collections()

@@ -31,3 +31,4 @@ class TritonPythonModel:
 
     def finalize(self) -> None:
         self._front.close()
+        model_args.skip_last_collections()

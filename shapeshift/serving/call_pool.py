@@ -125,7 +125,10 @@ class CallPool:
                 call.deadline += seconds
 
     def close(self, timeout_s: float = 5.0) -> None:
-        """End what waits with OverloadedError, and what still runs after `timeout_s` with CallTimeoutError."""
+        """End what waits with OverloadedError, and with CallTimeoutError what still runs at the last deadline.
+
+        timeout_s: waits no longer, even if a deadline is later.
+        """
         with self._lock:
             self._closing = True
             unstarted = list(self._waiting)
@@ -135,7 +138,8 @@ class CallPool:
         for call in unstarted:
             _tell(call, unloading())
         with self._lock:
-            self._all_ended.wait_for(lambda: not self._running, timeout_s)
+            last_s = max((call.deadline for call in self._running), default=0.0) - time.monotonic()
+            self._all_ended.wait_for(lambda: not self._running, min(timeout_s, max(last_s, 0.0)))
             stuck = [call for call in self._running if not call.ended]
             self._abandon(stuck)
             watcher = self._watcher

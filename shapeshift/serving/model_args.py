@@ -1,7 +1,10 @@
-"""A model's configuration as its Python backend sees it: read from Triton, checked, completed; and lines in its log."""
+"""A model's configuration as its Python backend sees it: read from Triton, checked, completed; lines in its
+log, and the end of its process.
+"""
 
 from __future__ import annotations
 
+import gc
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -197,6 +200,15 @@ def model_log(pb_utils: PbUtils, model: str) -> Log:
         pb_utils.Logger.log_info(f"{model}: {text}")
 
     return log
+
+
+def skip_last_collections() -> None:
+    """Let the interpreter end without looking for garbage: the last call of a model's `finalize`.
+
+    The server waits for the process. At its end Python looks several times through all objects for cycles; with torch
+    that takes longer than all else, and the memory goes back with the process.
+    """
+    gc.freeze()
 
 
 def _parameters(config: Mapping[str, Any]) -> dict[str, str]:

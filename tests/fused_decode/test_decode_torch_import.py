@@ -9,9 +9,11 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 PROJECT = Path(__file__).resolve().parents[2]
 LEAN = "from shapeshift.fused_decode.model.kernel_build import import_torch; import_torch()"
-UNUSED = ("torch._meta_registrations", "torch._decomp.decompositions")
+UNUSED = ("torch._meta_registrations", "torch._decomp.decompositions", "torch.export")
 
 
 def printed(script: str) -> Any:
@@ -35,7 +37,7 @@ with torch.inference_mode():
     loaded = f"print(json.dumps([sums, [name in sys.modules for name in {UNUSED}]]))"
     lean, whole = printed(LEAN + compute + loaded), printed(compute + loaded)
     assert lean[0] == whole[0]
-    assert (lean[1], whole[1]) == ([False, False], [True, True])
+    assert (lean[1], whole[1]) == ([False] * len(UNUSED), [True] * len(UNUSED))
 
 
 def test_whoever_compiles_gets_the_shapes() -> None:
@@ -45,6 +47,23 @@ shape = torch.ops.aten.convolution(torch.empty(1, 2, 9, device="meta"), torch.em
                                    None, [1], [0], [1], False, [0], 1).shape
 print(json.dumps([hasattr(torch._meta_registrations, "register_meta"), list(shape)]))""")
     assert found == [True, [1, 4, 7]]
+
+
+def test_whoever_exports_gets_the_exporter() -> None:
+    found = printed(f"""{LEAN}
+import torch._meta_registrations, torch.export
+class Module(torch.nn.Module):
+    def forward(self, x):
+        return x + 1
+exported = torch.export.export(Module(), (torch.zeros(2),))
+print(json.dumps(exported.module()(torch.ones(2)).tolist()))""")
+    assert found == [2.0, 2.0]
+
+
+@pytest.mark.parametrize("collects", [True, False])
+def test_garbage_is_collected_afterwards_as_before(collects: bool) -> None:
+    before = "" if collects else "import gc; gc.disable()\n"
+    assert printed(f"{before}{LEAN}\nimport gc\nprint(json.dumps(gc.isenabled()))") is collects
 
 
 def test_an_imported_torch_stays() -> None:

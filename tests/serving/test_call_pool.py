@@ -217,6 +217,15 @@ def test_close_reports_every_call_and_ends_the_threads(make_pool: MakePool) -> N
     assert pool.abandoned() == 0
 
 
+def test_close_waits_no_longer_than_the_calls_may_take(make_pool: MakePool) -> None:
+    pool = make_pool()
+    stuck = Call(pool, timeout_s=1.0)
+    assert stuck.began.wait(30)
+    threading.Thread(target=pool.close, args=(600.0,), daemon=True).start()
+    assert isinstance(stuck.outcome(), CallTimeoutError)
+    stuck.finish()
+
+
 def test_close_returns_after_every_done(make_pool: MakePool) -> None:
     pool = make_pool()
     found: list[object] = []
