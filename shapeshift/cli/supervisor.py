@@ -21,7 +21,9 @@ from shapeshift.triton.embedded import logs
 from shapeshift.triton.embedded.server import TritonServer
 from shapeshift.triton.settings import KNOWN_VULNERABILITIES, ServerSettings
 
-_POLL_S = 0.2
+_POLL_S = 0.1
+# A server that has served is started again almost at once; one that keeps ending is not.
+_FIRST_PAUSE_S = 0.1
 # Most time that the first lines wait for the gateway.
 _GATEWAY_S = 15.0
 
@@ -64,7 +66,7 @@ class Supervisor:
 
         Raises ServerEndedError for one that ends before it was ready the first time, or if it is not to be restarted.
         """
-        backoff, count = Backoff(), 0
+        backoff, count = Backoff(_FIRST_PAUSE_S), 0
         while True:
             ready_before = self._ready_at
             sidecar = None

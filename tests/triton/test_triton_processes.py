@@ -14,8 +14,9 @@ from pathlib import Path
 
 import pytest
 
-from shapeshift.triton.embedded import leftovers, processes, run_record
+from shapeshift.triton.embedded import guard, leftovers, processes, run_record
 from shapeshift.triton.embedded.run_record import Identity, Member, Record
+from tests.waiting import wait_for
 
 SHARED_MEMORY = Path("/dev/shm")
 STUBBORN = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print(1, flush=True); time.sleep(60)"
@@ -112,3 +113,27 @@ def test_one_holder_of_a_run_directory(tmp_path: Path, sleeper: subprocess.Popen
     with leftovers.exclusive_use(tmp_path, path):
         assert sleeper.wait(timeout=30) == -signal.SIGKILL
         assert not path.exists()
+
+
+def test_a_suspension_ends_when_it_has_lasted(
+    sleeper: subprocess.Popen[bytes], capsys: pytest.CaptureFixture[str]
+) -> None:
+    suspension = guard.Suspension(sleeper.pid, allowed_s=1.0)
+    suspension.end_if_due(0.0)
+    sleeper.send_signal(signal.SIGSTOP)
+    wait_for(lambda: processes.is_suspended(sleeper.pid))
+    for now in (10.0, 10.9):
+        suspension.end_if_due(now)
+        assert processes.is_suspended(sleeper.pid)
+    suspension.end_if_due(11.0)
+    wait_for(lambda: not processes.is_suspended(sleeper.pid))
+    assert "after 1 s it goes on" in capsys.readouterr().err
+
+
+def test_a_process_that_went_on_by_itself_may_be_suspended_again(sleeper: subprocess.Popen[bytes]) -> None:
+    suspension = guard.Suspension(sleeper.pid, allowed_s=1.0)
+    for now, number in ((0.0, signal.SIGSTOP), (0.5, signal.SIGCONT), (1.5, signal.SIGSTOP), (2.0, signal.SIGSTOP)):
+        sleeper.send_signal(number)
+        wait_for(lambda stopped=number == signal.SIGSTOP: processes.is_suspended(sleeper.pid) == stopped)
+        suspension.end_if_due(now)
+    assert processes.is_suspended(sleeper.pid)

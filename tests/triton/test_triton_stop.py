@@ -178,6 +178,15 @@ def test_killed_server_is_reported_and_cleaned_up(server: TritonServer, traces_o
         assert metrics.scrape(server.wait_ready(timeout_s=60).metrics_url)
 
 
+def test_a_server_that_a_signal_has_stopped_goes_on(server: TritonServer) -> None:
+    os.kill(server.pid, signal.SIGSTOP)
+    until(lambda: processes.is_suspended(server.pid), 5)
+    until(lambda: not processes.is_suspended(server.pid), 30)
+    server.require_running()
+    assert metrics.scrape(server.metrics_url)
+    assert "it goes on" in server.settings.log.read_text()
+
+
 def test_a_killed_guard_ends_the_server(server: TritonServer, traces_of: Traces) -> None:
     traces = traces_of(server.settings)
     os.kill(json.loads(server.settings.record.read_text())["guard"]["pid"], signal.SIGKILL)

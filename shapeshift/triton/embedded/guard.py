@@ -3,7 +3,8 @@
 `server.TritonServer` starts it as `python -m shapeshift.triton.embedded.guard`, with a LaunchOrder as JSON on its
 standard input. The guard starts tritonserver in a new session, writes one line of JSON with its pid, and keeps the
 record of the run up to date. It stops everything on SIGTERM, when its parent ends, or when the server ends by itself.
-In the last case it writes a line with the server's exit status and exits with 1, otherwise with 0.
+In the last case it writes a line with the server's exit status and exits with 1, otherwise with 0. A server that a
+signal has stopped is told to go on.
 """
 
 from __future__ import annotations
@@ -31,6 +32,8 @@ _PR_SET_CHILD_SUBREAPER = 36
 _WATCHED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGCHLD)
 _POLL_S = 0.25
 _SCAN_S = 2.0
+# So long a server may be stopped (SIGSTOP), for instance to look at its memory.
+_SUSPENDED_S = 1.0
 
 
 @dataclass(frozen=True)
@@ -88,6 +91,7 @@ def main() -> int:
 def _watch(current: Record, order: LaunchOrder, server: int) -> tuple[Record, int | None]:
     """Update the record until the server must stop. Returns it, and the exit status if the server has ended."""
     scan_at = 0.0
+    suspension = Suspension(server)
     while True:
         event = signal.sigtimedwait(_WATCHED, _POLL_S)
         status = _reap().get(server)
@@ -95,6 +99,7 @@ def _watch(current: Record, order: LaunchOrder, server: int) -> tuple[Record, in
             return current, status
         if (event is not None and event.si_signo != signal.SIGCHLD) or os.getppid() != order.owner:
             return current, None
+        suspension.end_if_due(time.monotonic())
         if time.monotonic() >= scan_at:
             scan_at = time.monotonic() + _SCAN_S
             before, current = current, processes.refresh(current)
@@ -102,6 +107,30 @@ def _watch(current: Record, order: LaunchOrder, server: int) -> tuple[Record, in
                 # The server keeps running without its record, for example after `make clean`.
                 with contextlib.suppress(OSError):
                     record.write(current, Path(order.record))
+
+
+class Suspension:
+    """Ends the suspension of process `pid`, a child of the caller that has not been reaped.
+
+    While a server is stopped nobody is answered and requests pile up; no request in it is lost if it goes on.
+    """
+
+    def __init__(self, pid: int, allowed_s: float = _SUSPENDED_S) -> None:
+        self._pid = pid
+        self._allowed_s = allowed_s
+        self._since: float | None = None
+
+    def end_if_due(self, now: float) -> None:
+        """Send SIGCONT if each call of the last `allowed_s` seconds has found the process stopped."""
+        if not processes.is_suspended(self._pid):
+            self._since = None
+        elif self._since is None:
+            self._since = now
+        elif now - self._since >= self._allowed_s:
+            os.kill(self._pid, signal.SIGCONT)
+            self._since = None
+            sys.stderr.write(f"guard: a signal had stopped the server; after {self._allowed_s:g} s it goes on\n")
+            sys.stderr.flush()
 
 
 def _reap() -> dict[int, int]:
