@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -115,6 +116,10 @@ def test_one_holder_of_a_run_directory(tmp_path: Path, sleeper: subprocess.Popen
         assert not path.exists()
 
 
+def _has_state(pid: int, suspended: bool) -> bool:
+    return processes.is_suspended(pid) == suspended
+
+
 def test_a_suspension_ends_when_it_has_lasted(
     sleeper: subprocess.Popen[bytes], capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -134,6 +139,6 @@ def test_a_process_that_went_on_by_itself_may_be_suspended_again(sleeper: subpro
     suspension = guard.Suspension(sleeper.pid, allowed_s=1.0)
     for now, number in ((0.0, signal.SIGSTOP), (0.5, signal.SIGCONT), (1.5, signal.SIGSTOP), (2.0, signal.SIGSTOP)):
         sleeper.send_signal(number)
-        wait_for(lambda stopped=number == signal.SIGSTOP: processes.is_suspended(sleeper.pid) == stopped)
+        wait_for(partial(_has_state, sleeper.pid, number == signal.SIGSTOP))
         suspension.end_if_due(now)
     assert processes.is_suspended(sleeper.pid)
