@@ -48,6 +48,7 @@ def check(front: CascadeFrontConfig, paths: BuildPaths) -> tuple[registry.Servin
 
     Raises NotFoundError for a task without candidates, InvalidInputError for inputs that do not fit them.
     """
+    registry_copy.update("candidates_dir", front.settings.candidates_dir, registry.LAYOUT, front.name, paths)
     chosen = registry.serving(candidates_folder(front, paths), front.settings.task)
     return chosen, model_config.complete(front.config, signature({}, pairs=chosen.table.pairs))
 
@@ -113,17 +114,19 @@ def _has_engines(paths: BuildPaths, model: str) -> bool:
 
 def levels(front: CascadeFrontConfig, paths: BuildPaths) -> tuple[str, ...]:
     """The models of the chosen candidate. Raises NotFoundError for a task without candidates."""
+    name = front.settings.candidates_dir
+    # `check` warns of a URL that cannot be read.
+    registry_copy.update("candidates_dir", name, registry.LAYOUT, front.name, paths, warn=lambda text: None)
     return registry.serving(candidates_folder(front, paths), front.settings.task).candidate.levels
 
 
 def candidates_folder(front: CascadeFrontConfig, paths: BuildPaths) -> Path:
-    """The folder that `candidates_dir` names, of a URL a copy that is up to date.
+    """The folder that `candidates_dir` names, of a URL its copy.
 
-    Raises NotFoundError listing every folder that was searched; of a URL as `registry_copy.update`.
+    Raises NotFoundError listing every folder that was searched.
     """
     name = front.settings.candidates_dir
     if (copy := registry_copy.folder(name, front.name, paths)) is not None:
-        registry_copy.update("candidates_dir", name, registry.LAYOUT, front.name, paths)
         return copy
     candidates = [front.folder / name, *(folder / name for folder in paths.checkpoints)]
     for candidate in candidates:

@@ -30,6 +30,8 @@ _SHA256 = re.compile(r"[0-9a-f]{64}")
 _OWN = re.compile(r"[0-9a-f]{64}(\.json)?")
 _PLACE = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._ -]{0,254}")
 _WORK = ".fetch-"
+_READ = ".read"
+"""The file that holds the URL of which this is a copy, written each time that the URL was read."""
 _ABANDONED_S = 86_400.0
 
 Stamps = tuple[tuple[int, int, int], ...]
@@ -59,6 +61,21 @@ class Mirror:
         except OSError as error:
             raise OverloadedError(f"{self._remote.url} cannot be copied to {self._folder}: {error}") from None
 
+    def age_s(self) -> float | None:
+        """Seconds since the copy was made equal to this registry; None without a copy, or if one of its files is
+        damaged. Raises OSError.
+        """
+        registry, stamp = Registry(self._folder, self._layout.kind), self._folder / _READ
+        try:
+            entries = registry.read().entries.values()
+            is_ours = registry.file.exists() and stamp.read_text(encoding="utf-8") == self._remote.url
+        except (OSError, InvalidInputError):
+            return None
+        place = self._layout.place
+        if not is_ours or not all(self._is_whole(self._folder / one[place], one["sha256"]) for one in entries):
+            return None
+        return max(0.0, registry.now_s() - stamp.stat().st_mtime)
+
     def _update(self, work: Path, is_wanted: Callable[[], bool]) -> dict[str, str]:
         self._remote.fetch(FILE, work / FILE)
         wanted = Registry(work, self._layout.kind).read().entries
@@ -76,6 +93,7 @@ class Mirror:
                     entries[name] = known[name]
         if is_wanted():
             self._install(entries)
+            files.replace_text(self._folder / _READ, self._remote.url, durable=False)
         return refused
 
     def _entry(self, name: str, stated: Mapping[str, Any], work: Path) -> dict[str, Any]:

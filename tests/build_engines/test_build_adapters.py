@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
+import re
 import shutil
+import time
 from pathlib import Path
 from typing import Any
 
@@ -235,6 +238,24 @@ def test_the_server_gets_the_url_and_the_folder_of_its_copy(at_a_url: Project, r
     remote.write("registry.json", b"{")
     at_a_url.change(adapters_dir=remote.url, starter_dir="")
     assert "registry.json: got " in at_a_url.make()[2]
+
+
+def test_the_build_goes_on_with_a_whole_copy_while_the_url_does_not_answer(
+    at_a_url: Project, remote: RemoteRegistry, caplog: pytest.LogCaptureFixture
+) -> None:
+    copy = at_a_url.root / "build" / "registries" / "generate_lora"
+    remote.break_off(ConnectionError("refused"))
+    minute_ago = time.time() - 60
+    os.utime(copy / ".read", (minute_ago, minute_ago))
+    status, out, _ = at_a_url.make()
+    assert status == 0 and f"1 adapters in {copy}" in out
+    (said,) = caplog.messages
+    assert said.startswith(f"WARNING: generate_lora: adapters_dir: {remote.url}/registry.json cannot be read: Conn")
+    assert re.search(rf"the copy in {copy}, read 0:\d\d:\d\d \(h:mm:ss\) ago$", said)
+    (entry,) = store.read(copy).values()
+    (store.entry_folder(copy, entry) / "adapter_config.json").unlink()
+    status, _, err = at_a_url.make()
+    assert status == 1 and "cannot be read: ConnectionError: refused" in err
 
 
 def test_commands_change_folders_and_no_url(

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
+from shapeshift.build_engines import cascade as build_cascade
 from shapeshift.cascade import service
 from shapeshift.cascade.candidates import registry
 from shapeshift.cascade.front import CascadeFront
@@ -475,6 +476,22 @@ def test_candidates_at_a_url_are_followed(
     remote.write("registry.json", (workspace.folder / "registry.json").read_bytes())
     wait_for(lambda: any("task is not taken over: sha256" in line for line in workspace.pb_utils.Logger.lines))
     assert ask(front, "one")["LEVEL"].item() == 2
+
+
+def test_a_build_without_the_url_warns_once(
+    workspace: Workspace, remote: RemoteRegistry, caplog: pytest.LogCaptureFixture
+) -> None:
+    large(workspace)
+    workspace.put(workspace.table(candidate("both", TWO, [gap()])))
+    remote.upload(workspace.folder)
+    workspace.publish(candidates_dir=remote.url)
+    remote.break_off(ConnectionError("refused"))
+    folder = workspace.publish(candidates_dir=remote.url)
+    stated = model_config.read(workspace.paths.repository / folder.name / "config.pbtxt")
+    front = build_cascade.read(workspace.paths.repository / folder.name, stated, model_config.parameters(stated))
+    assert build_cascade.levels(front, workspace.paths) == tuple(TWO)
+    (said,) = caplog.messages
+    assert f"classify: candidates_dir: {remote.url}/registry.json cannot be read" in said
 
 
 def test_targets_choose_unless_a_candidate_is_pinned(workspace: Workspace) -> None:

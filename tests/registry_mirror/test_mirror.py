@@ -6,6 +6,7 @@ import errno
 import hashlib
 import json
 import os
+import time
 from pathlib import Path
 from typing import Any
 
@@ -74,6 +75,36 @@ def test_a_new_process_trusts_hashes_and_not_names(mirror: Mirror, folder: Path,
     assert open_mirror("tasks_dir", remote.url, LAYOUT, folder).update() == {}
     assert remote.fetched == [FILE, "two/a", "two/b"]
     assert (folder / entries(folder)["two"]["folder"] / "b").read_text() == "second"
+
+
+def test_the_age_of_a_copy_is_that_of_its_last_look(mirror: Mirror, folder: Path, remote: RemoteRegistry) -> None:
+    assert mirror.age_s() is None, "there is no copy yet"
+    mirror.update()
+    hour_ago = time.time() - 3600
+    os.utime(folder / ".read", (hour_ago, hour_ago))
+    remote.break_off(ConnectionError("refused"))
+    with pytest.raises(OverloadedError):
+        mirror.update()
+    age_s = mirror.age_s()
+    assert age_s is not None and 3590 < age_s < 4600
+    HeldBack.before = staticmethod(lambda path: None)
+    mirror.update()
+    age_s = mirror.age_s()
+    assert age_s is not None and age_s < 1000, "a look that finds nothing new counts"
+
+
+def test_a_copy_that_is_damaged_or_of_another_url_has_no_age(
+    mirror: Mirror, folder: Path, remote: RemoteRegistry
+) -> None:
+    mirror.update()
+    assert open_mirror("tasks_dir", f"{remote.url}/other", LAYOUT, folder).age_s() is None
+    damaged = folder / entries(folder)["two"]["folder"] / "b"
+    damaged.write_text("damaged")
+    assert mirror.age_s() is None
+    damaged.write_text("second")
+    assert mirror.age_s() is not None
+    (folder / FILE).write_text("{")
+    assert mirror.age_s() is None
 
 
 def test_a_file_with_another_hash_changes_nothing(

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Callable
+from datetime import timedelta
 from pathlib import Path
 
 from shapeshift.build_engines.paths import BuildPaths
-from shapeshift.errors import InvalidInputError
+from shapeshift.errors import InvalidInputError, OverloadedError
 from shapeshift.registry import Layout
 from shapeshift.registry_mirror.mirror import open_mirror
 from shapeshift.registry_mirror.remote import is_url
 from shapeshift.settings import require
+
+_warn = logging.getLogger(__name__).warning
 
 
 def folder(stated: str, front: str, paths: BuildPaths) -> Path | None:
@@ -17,16 +22,34 @@ def folder(stated: str, front: str, paths: BuildPaths) -> Path | None:
     return paths.build / "registries" / front if is_url(stated) else None
 
 
-def update(field: str, stated: str, layout: Layout, front: str, paths: BuildPaths, starter_dir: str = "") -> None:
+def update(
+    field: str,
+    stated: str,
+    layout: Layout,
+    front: str,
+    paths: BuildPaths,
+    starter_dir: str = "",
+    warn: Callable[[str], None] = _warn,
+) -> None:
     """Make the copy equal to the registry where the parameter `field` states a URL.
 
-    Raises InvalidInputError for an entry that cannot be taken over, or a `starter_dir`, OverloadedError for a URL that
-    cannot be read.
+    While the URL cannot be read, a whole copy of it stays as it is, and `warn` is called. Raises InvalidInputError for
+    an entry that cannot be taken over, or a `starter_dir`, OverloadedError for a URL that cannot be read without such
+    a copy.
     """
     if (target := folder(stated, front, paths)) is None:
         return
     require(not starter_dir, "starter_dir", starter_dir, f"left out: {field} is a URL, where nothing is written")
-    if refused := open_mirror(field, stated, layout, target).update():
+    mirror = open_mirror(field, stated, layout, target)
+    try:
+        refused = mirror.update()
+    except OverloadedError as error:
+        if (age_s := mirror.age_s()) is None:
+            raise
+        age = timedelta(seconds=round(age_s))
+        warn(f"WARNING: {front}: {field}: {error}; going on with the copy in {target}, read {age} (h:mm:ss) ago")
+        return
+    if refused:
         raise InvalidInputError(field, stated, "; ".join(refused.values()))
 
 
