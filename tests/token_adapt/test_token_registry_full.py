@@ -72,8 +72,10 @@ def test_a_task_that_is_registered_again_in_vain_is_what_it_was(
         full.setattr(files, "replace_text", fails(number, unwritten))
         assert main(["tasks", "register", str(tasks / "one"), *given]) == 2
     assert os.strerror(number) in capsys.readouterr().err.splitlines()[-1]
-    assert registry.read(tasks) == [entry] and task_folder.sha256(tasks / "one") == entry.sha256
+    assert registry.read(tasks) == [entry] and task_folder.sha256(entry.folder) == entry.sha256
     left = sorted(path.name for path in (tasks / "one").iterdir())
     assert left == ["head.safetensors", "profile.json", "prompts.safetensors", "task.json"]
+    assert [path.name for path in tasks.iterdir() if path.is_dir()] == ["one"], "no copy is left over"
     assert main(["tasks", "register", str(tasks / "one"), *given]) == 0
-    assert task_folder.sha256(tasks / "one") == registry.read(tasks)[0].sha256 != entry.sha256
+    (again,) = registry.read(tasks)
+    assert again.folder.parent == tasks and task_folder.sha256(again.folder) == again.sha256 != entry.sha256

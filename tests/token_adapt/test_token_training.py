@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -15,10 +17,11 @@ from shapeshift.errors import InvalidInputError
 from shapeshift.token_adapt.checkpoints.weights import read_model
 from shapeshift.token_adapt.interfaces import Preprocessing
 from shapeshift.token_adapt.model.vision_model import open_model
-from shapeshift.token_adapt.tasks import examples, training
+from shapeshift.token_adapt.tasks import copies, examples, registry, training, writing
+from shapeshift.token_adapt.tasks import folder as task_folder
 from shapeshift.token_adapt.tasks.training import TrainSettings
 from tests.token_adapt.timm_models import small_checkpoint
-from tests.token_adapt.token_tasks import GAMMAS, backbone
+from tests.token_adapt.token_tasks import GAMMAS, backbone, register, write_task
 
 LABELS = ("blue", "green", "red")
 
@@ -51,7 +54,8 @@ def test_a_task_is_trained_and_registered(project: Path, capsys: pytest.CaptureF
     said = json.loads((task / "task.json").read_text())
     assert said["labels"] == list(LABELS) and said["utility"] == 0.7 and said["backbone"] == backbone(project)
     assert command.main(["tasks", "register", *common]) == 0
-    profile = json.loads((task / "profile.json").read_text())
+    (entry,) = registry.read(project / "tasks")
+    profile = json.loads((entry.folder / "profile.json").read_text())
     assert profile["images"] == 12 and min(profile["accuracy"].values()) > 0.8
     assert profile["latency_ms"].keys() == {str(gamma) for gamma in GAMMAS}
     model = open_model(project / "build" / "engines" / "classify_image", project / "tasks", 1)
@@ -59,6 +63,75 @@ def test_a_task_is_trained_and_registered(project: Path, capsys: pytest.CaptureF
     pixels, classes = coloured(30)
     found = [own.argmax() for own in model.run(2, pixels, np.zeros(30, np.int32))]
     assert np.mean(found == classes) > 0.8
+
+
+def test_a_task_that_is_trained_again_is_served_as_registered(project: Path) -> None:
+    data, task, tasks = folder_of_images(project / "data", 30), project / "colours", project / "tasks"
+    common = [str(task), "--data", str(data), "--build", str(project / "build")]
+    for action in ("train", "register"):
+        assert command.main(["tasks", action, *common]) == 0
+    (before,) = registry.read(tasks)
+    assert before.folder.parent == tasks and before.folder.name == f"task-{before.sha256[:12]}"
+    assert command.main(["tasks", "train", *common, "--epochs", "1", "--utility", "0.9"]) == 0
+    model = open_model(project / "build" / "engines" / "classify_image", tasks, 1)
+    assert model.reload_tasks() == [] and model.tasks["colours"].utility == 0.5
+    assert command.main(["tasks", "register", *common]) == 0
+    assert model.reload_tasks() == [] and model.tasks["colours"].utility == 0.9
+    (after,) = registry.read(tasks)
+    assert sorted(path.name for path in tasks.glob("[!.]*") if path.is_dir()) == sorted(
+        [before.folder.name, after.folder.name]
+    )
+    assert not list(tasks.glob(".staged*")) and not list(task.glob(".training*"))
+
+
+def test_copies_are_deleted_a_while_after_their_entries(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tasks = project / "tasks"
+    write_task(project, "one", 2)
+    with copies.staged(tasks, tasks / "one") as stage:
+        shutil.copy(tasks / "one" / "profile.json", stage)
+        copies.put(tasks, "one", stage)
+    (entry,) = registry.read(tasks)
+    registry.remove(tasks, "one")
+    assert entry.folder.is_dir(), "servers may not have read the registry since"
+    register(project, "one")
+    assert entry.folder.is_dir()
+    monkeypatch.setattr(registry, "_KEEP_S", 0.0)
+    registry.remove(tasks, "one")
+    assert not entry.folder.exists() and (tasks / "one" / "task.json").is_file()
+
+
+def test_training_leaves_what_a_registry_names_directly(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    data, tasks = folder_of_images(project / "data", 30), project / "tasks"
+    write_task(project, "one", 2)
+    register(project, "one")
+    (before,) = registry.read(tasks)
+    given = ["--data", str(data), "--build", str(project / "build"), "--epochs", "1"]
+    assert command.main(["tasks", "train", str(tasks / "one"), *given]) == 0
+    (after,) = registry.read(tasks)
+    assert after.sha256 == before.sha256 == task_folder.sha256(after.folder) and after.folder != before.folder
+    assert len(json.loads((tasks / "one" / "task.json").read_text())["labels"]) == 3
+    assert command.main(["tasks", "train", str(after.folder), *given]) == 2
+    assert "another one: this is the registry's own copy" in capsys.readouterr().err
+
+
+def test_a_training_that_breaks_off_leaves_no_mixture(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = write_task(project, "one", 2)
+    before = {path.name: path.read_bytes() for path in folder.iterdir()}
+
+    def fail(content: object, path: Path) -> None:
+        path.write_bytes(b"half")
+        raise OSError(errno.ENOSPC, "the disk is full")
+
+    with monkeypatch.context() as full:
+        full.setattr(writing, "save_file", fail)
+        with pytest.raises(OSError, match="full"):
+            write_task(project, "one", 2, seed=1)
+    assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
+    with monkeypatch.context() as full:
+        full.setattr(writing, "write_object", lambda file, value: fail(value, folder / "half"))
+        with pytest.raises(OSError, match="full"):
+            write_task(project, "one", 2, seed=1)
+    assert "task.json" not in {path.name for path in folder.iterdir()}
 
 
 def test_register_requires_the_trained_labels(project: Path, capsys: pytest.CaptureFixture[str]) -> None:

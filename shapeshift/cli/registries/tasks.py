@@ -13,7 +13,6 @@ from shapeshift import settings
 from shapeshift.cli.registries import front_model
 from shapeshift.engines.settings import GeneratedSettings
 from shapeshift.errors import InvalidInputError
-from shapeshift.files import kept_on_error
 from shapeshift.progress import Progress
 from shapeshift.token_adapt.model.engine_settings import ImageEngineSettings
 from shapeshift.token_adapt.settings import TokenAdaptSettings
@@ -55,7 +54,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     train.add_argument("--seed", type=int, default=0)
     listing = actions.add_parser("list", help="list the registered tasks")
     listing.add_argument("--json", action="store_true", help="write one JSON object")
-    remove = actions.add_parser("remove", help="remove a task from the registry; its folder stays")
+    remove = actions.add_parser("remove", help="remove a task from the registry")
     remove.add_argument("name")
     front_model.add_arguments(parser, (train, register, listing, remove), "classify_image")
 
@@ -118,8 +117,9 @@ def _train(options: argparse.Namespace, image_model: ImageModel, progress: Progr
     # torch is slow to import.
     from shapeshift.token_adapt.checkpoints.reading import open_vision
     from shapeshift.token_adapt.checkpoints.weights import read_described
-    from shapeshift.token_adapt.tasks import examples, folder, training, writing
+    from shapeshift.token_adapt.tasks import copies, examples, folder, training, writing
 
+    copies.free(image_model.tasks_dir, options.folder)
     train_settings = training.TrainSettings(
         options.epochs, options.batch, options.rate, options.most_images, options.seed
     )
@@ -143,25 +143,25 @@ def _train(options: argparse.Namespace, image_model: ImageModel, progress: Progr
 
 def _register(options: argparse.Namespace, image_model: ImageModel, progress: Progress) -> str:
     from shapeshift.token_adapt.model import vision_model
-    from shapeshift.token_adapt.tasks import examples, folder, writing
+    from shapeshift.token_adapt.tasks import copies, examples, folder, writing
 
     progress("open the engines")
+    tasks_dir = image_model.tasks_dir
     model = vision_model.open_model(
-        image_model.engines, image_model.tasks_dir, image_model.threads, image_model.generated.manifest_sha256
+        image_model.engines, tasks_dir, image_model.threads, image_model.generated.manifest_sha256
     )
-    parts = folder.read_task(options.folder, model.backbone)
-    labels, images = examples.from_folder(options.data, model.preprocessing)
-    if labels != parts.labels:
-        raise InvalidInputError(
-            "data", labels, f"must have one sub-folder for each label of the task: {', '.join(parts.labels)}"
-        )
-    _, test_images = examples.split(images)
-    profile = writing.profile(model, parts, test_images, progress)
-    # On a full disk a registered task stays what its entry says.
-    with kept_on_error(options.folder / folder.PROFILE_FILE, options.folder / examples.FILE):
-        writing.write_object(options.folder / folder.PROFILE_FILE, profile)
-        examples.to_file(options.folder, test_images)
-        entry = registry.TaskEntry(parts.name, options.folder.resolve(), folder.sha256(options.folder))
-        registry.add(image_model.tasks_dir, entry)
+    # What is profiled is what is registered, also if the folder is trained again meanwhile.
+    with copies.staged(tasks_dir, options.folder) as stage:
+        parts = folder.read_task(stage, model.backbone)
+        labels, images = examples.from_folder(options.data, model.preprocessing)
+        if labels != parts.labels:
+            raise InvalidInputError(
+                "data", labels, f"must have one sub-folder for each label of the task: {', '.join(parts.labels)}"
+            )
+        _, test_images = examples.split(images)
+        profile = writing.profile(model, parts, test_images, progress)
+        writing.write_object(stage / folder.PROFILE_FILE, profile)
+        examples.to_file(stage, test_images)
+        copies.put(tasks_dir, parts.name, stage)
     shares = ", ".join(f"{gamma}: {share:.3f}" for gamma, share in profile["accuracy"].items())
-    return f"registered: {parts.name} in {image_model.tasks_dir}; accuracy by gamma {shares}"
+    return f"registered: {parts.name} in {tasks_dir}; accuracy by gamma {shares}"

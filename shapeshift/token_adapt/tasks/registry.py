@@ -1,23 +1,31 @@
 """The task registry: registry.json in tasks_dir has the folder of each task and the hash of its files.
 
-A folder path is absolute or relative to tasks_dir. Only `shapeshift tasks` and `make engines` change the registry. A
-starter registry has tasks that another one takes over, until they are removed or replaced there.
+A folder path is absolute or relative to tasks_dir; `shapeshift tasks` names only the registry's own copies, see
+`copies`. Only `shapeshift tasks` and `make engines` change the registry. A starter registry has tasks that another one
+takes over, until they are removed or replaced there.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
-import time
+import re
+import shutil
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from shapeshift.errors import NotFoundError
-from shapeshift.registry import FILE, Layout, Registry
+from shapeshift.registry import FILE, Content, Layout, Registry
 from shapeshift.settings import require
 from shapeshift.token_adapt.tasks import folder as task_folder
 
 KIND = "tasks"
+COPY = re.compile(r"task-[0-9a-f]{12}")
+"""The name of a folder in tasks_dir that is the registry's own copy of a task."""
+_KEEP_S = 60.0
+"""Seconds that a copy stays after its entry is gone, for servers that have not read the registry since."""
 
 
 @dataclass(frozen=True)
@@ -37,20 +45,42 @@ def read(tasks_dir: Path) -> list[TaskEntry]:
 
 def add(tasks_dir: Path, entry: TaskEntry) -> None:
     """Add or replace a task."""
-    with Registry(tasks_dir, KIND).changing() as content:
+    with _changing(tasks_dir) as content:
         fields = {"folder": _path_of(tasks_dir, entry.folder), "sha256": entry.sha256}
+        before = content.entries.get(entry.name, {})
+        _retire(tasks_dir, content, before)
         content.removed.pop(entry.name, None)
-        content.entries[entry.name] = {"pinned": False, **content.entries.get(entry.name, {}), **fields}
+        content.removed.pop(fields["folder"], None)
+        content.entries[entry.name] = {"pinned": False, **before, **fields}
 
 
 def remove(tasks_dir: Path, name: str) -> None:
-    """Remove the entry of a task; its folder stays. Raises NotFoundError."""
-    with Registry(tasks_dir, KIND).changing() as content:
+    """Remove the entry of a task; only the registry's own copy is deleted, later. Raises NotFoundError."""
+    with _changing(tasks_dir) as content:
         if name not in content.entries:
             known = ", ".join(sorted(content.entries)) or "none"
             raise NotFoundError(f"name: no task {name!r} in {tasks_dir}; registered: {known}")
-        del content.entries[name]
-        content.removed[name] = time.time()
+        _retire(tasks_dir, content, content.entries.pop(name))
+        content.removed[name] = Registry(tasks_dir, KIND).now_s()
+
+
+@contextlib.contextmanager
+def _changing(tasks_dir: Path) -> Iterator[Content]:
+    """The content of registry.json, see `Registry.changing`; copies whose entries went a while ago are deleted."""
+    registry = Registry(tasks_dir, KIND)
+    with registry.changing() as content:
+        yield content
+        for name, since in list(content.removed.items()):
+            if COPY.fullmatch(name) and registry.now_s() - since >= _KEEP_S:
+                shutil.rmtree(tasks_dir / name, ignore_errors=True)
+                del content.removed[name]
+
+
+def _retire(tasks_dir: Path, content: Content, fields: dict[str, Any]) -> None:
+    """Mark the copy of an entry that is replaced or removed for deletion."""
+    folder = fields.get("folder")
+    if isinstance(folder, str) and COPY.fullmatch(folder):
+        content.removed[folder] = Registry(tasks_dir, KIND).now_s()
 
 
 def take_over(tasks_dir: Path, starter_dir: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import tempfile
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -29,14 +30,23 @@ _ROUNDS = 3
 
 
 def write_task(folder: Path, description: dict[str, Any], trained: TrainedTask) -> None:
-    """Write task.json (`description`), and prompts and heads in f16, into `folder`."""
+    """Write task.json (`description`), and prompts and heads in f16, into `folder`; its other files stay.
+
+    Each file takes its place whole, task.json last: while it is missing, what is there is of two trainings.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     prompts = {str(gamma): _half(values.numpy()) for gamma, values in trained.prompts.items()}
     heads: dict[str, Array] = {}
     for gamma, (weight, bias) in trained.heads.items():
         heads |= {f"{gamma}.weight": _half(weight.numpy()), f"{gamma}.bias": _half(bias.numpy())}
-    save_file(prompts, folder / task_folder.PROMPTS_FILE)
-    save_file(heads, folder / task_folder.HEAD_FILE)
+    with tempfile.TemporaryDirectory(dir=folder, prefix=".training-") as work:
+        tensors = {task_folder.PROMPTS_FILE: prompts, task_folder.HEAD_FILE: heads}
+        for name, content in tensors.items():
+            save_file(content, Path(work) / name)
+            files.flush(Path(work) / name)
+        (folder / task_folder.TASK_FILE).unlink(missing_ok=True)
+        for name in tensors:
+            (Path(work) / name).replace(folder / name)
     write_object(folder / task_folder.TASK_FILE, description)
 
 

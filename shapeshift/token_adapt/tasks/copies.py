@@ -1,0 +1,86 @@
+"""The registry's own copies of tasks: folders in tasks_dir that are named by their hash and never change.
+
+A task is trained in a folder of the user's, which may be trained again at any time. What is registered is a copy of it,
+put in place whole.
+"""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from shapeshift import files
+from shapeshift.settings import require
+from shapeshift.token_adapt.tasks import examples, registry
+from shapeshift.token_adapt.tasks import folder as task_folder
+
+_OF_TRAINING = (task_folder.TASK_FILE, task_folder.PROMPTS_FILE, task_folder.HEAD_FILE)
+_OF_PROFILE = (task_folder.PROFILE_FILE, examples.FILE)
+
+
+@contextmanager
+def staged(tasks_dir: Path, source: Path) -> Iterator[Path]:
+    """A folder in `tasks_dir` with the files that training has written to `source`; it is removed at the end.
+
+    Raises InvalidInputError naming a file that is missing.
+    """
+    with _work(tasks_dir) as stage:
+        for name in _OF_TRAINING:
+            require((source / name).is_file(), "task folder", str(source), f"a folder that contains {name}")
+            shutil.copyfile(source / name, stage / name)
+        yield stage
+
+
+def put(tasks_dir: Path, name: str, stage: Path) -> None:
+    """Move the files of `stage` in place and register them as the task `name`. After an error nothing is registered."""
+    sha256 = task_folder.sha256(stage)
+    target = tasks_dir / f"task-{sha256[:12]}"
+    files.flush_folder(stage)
+    is_new = not target.is_dir()
+    if is_new:
+        stage.rename(target)
+    else:
+        # The same content, unless it was damaged.
+        for file in list(stage.iterdir()):
+            file.replace(target / file.name)
+    try:
+        registry.add(tasks_dir, registry.TaskEntry(name, target, sha256))
+    except BaseException:
+        if is_new:
+            shutil.rmtree(target, ignore_errors=True)
+        raise
+
+
+def free(tasks_dir: Path, folder: Path) -> None:
+    """Let no entry name `folder`, which is to change: those that do, as version 0.1 wrote them, get a copy.
+
+    Raises InvalidInputError for a folder that is such a copy.
+    """
+    is_copy = folder.resolve().parent == tasks_dir.resolve() and registry.COPY.fullmatch(folder.name) is not None
+    require(not is_copy, "folder", str(folder), "another one: this is the registry's own copy, which never changes")
+    for entry in registry.read(tasks_dir):
+        if entry.folder.resolve() != folder.resolve():
+            continue
+        with _work(tasks_dir) as stage:
+            for name in (*_OF_TRAINING, *_OF_PROFILE):
+                if (folder / name).is_file():
+                    shutil.copyfile(folder / name, stage / name)
+            # No server loads what has another hash.
+            if task_folder.sha256(stage) == entry.sha256:
+                put(tasks_dir, entry.name, stage)
+
+
+@contextmanager
+def _work(tasks_dir: Path) -> Iterator[Path]:
+    """An empty folder in `tasks_dir`, for what is put in place there."""
+    tasks_dir.mkdir(parents=True, exist_ok=True)
+    stage = Path(tempfile.mkdtemp(dir=tasks_dir, prefix=".staged-"))
+    # That of mkdtemp is its owner's alone; a server may be another user.
+    stage.chmod(0o755)
+    try:
+        yield stage
+    finally:
+        shutil.rmtree(stage, ignore_errors=True)
