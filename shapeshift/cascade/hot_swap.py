@@ -51,7 +51,7 @@ class HotSwap:
         self._ready_timeout_s = ready_timeout_s
         self._stop = threading.Event()
         self._lock = threading.Lock()
-        self._watch = FolderWatch(folder / FILE, folder / f"{own.task}.json")
+        self._watch = FolderWatch(folder / FILE)
         # The state that is read next is not a change.
         self._watch.has_changed()
         serving = self._find()

@@ -366,7 +366,7 @@ def test_what_does_not_match_is_not_loaded(workspace: Workspace, wrong: str) -> 
     workspace.put(table)
     if wrong == "file":
         error = InvalidInputError
-        (workspace.folder / "task.json").write_text("{}")
+        (workspace.folder / registry.entries(workspace.folder)["task"].table).write_text("{}")
     if wrong == "output":
         error = EngineError
         models = tuple(type(one)(**{**vars(one), "name": "nowhere"}) for one in table.models)
@@ -470,9 +470,9 @@ def test_candidates_at_a_url_are_followed(
     workspace.put(table, "both")
     remote.upload(workspace.folder)
     wait_for(lambda: ask(front, "one")["LEVEL"].item() == 2)
-    remote.write("task.json", b"{}")
     changed = workspace.table(candidate("alone", ["small"], []), made={"hardware": "a third CPU"})
     workspace.put(changed)
+    remote.write(registry.entries(workspace.folder)["task"].table, b"{}")
     remote.write("registry.json", (workspace.folder / "registry.json").read_bytes())
     wait_for(lambda: any("task is not taken over: sha256" in line for line in workspace.pb_utils.Logger.lines))
     assert ask(front, "one")["LEVEL"].item() == 2

@@ -315,7 +315,8 @@ def test_the_registry_names_what_serves(workspace: Workspace) -> None:
     assert registry.serving(workspace.folder, "task").candidate.name == "one"
     assert registry.serving(workspace.folder, "other").candidate.name == "both"
     assert registry.entries(workspace.folder)["task"].pinned
-    assert sorted(path.name for path in workspace.folder.glob("*.json")) == ["other.json", "registry.json", "task.json"]
+    tables = [one.table for one in registry.entries(workspace.folder).values()]
+    assert sorted(path.name for path in workspace.folder.glob("*.json")) == sorted(["registry.json", *tables])
     with pytest.raises(NotFoundError, match="known: both, one"):
         registry.put(workspace.folder, made, "none", pinned=False)
     with pytest.raises(InvalidInputError, match="plain name"):
@@ -325,6 +326,28 @@ def test_the_registry_names_what_serves(workspace: Workspace) -> None:
     (workspace.folder / "registry.json").write_text(json.dumps(data))
     with pytest.raises(InvalidInputError, match="plain file name"):
         registry.serving(workspace.folder, "task")
+
+
+def test_a_reader_finds_the_table_that_the_registry_names(
+    workspace: Workspace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, real = workspace.folder, files.replace_text
+    made = workspace.table(candidate("both", ("small", "large"), [gap()]), candidate("one", ["small"], []))
+    workspace.put(made)
+    before, seen = registry.serving(folder, "task"), []
+
+    def replace_text(path: Path, text: str, durable: bool = True) -> None:
+        real(path, text, durable)
+        if path.name != "registry.json":
+            seen.append(registry.serving(folder, "task"))
+
+    monkeypatch.setattr(files, "replace_text", replace_text)
+    first = registry.entries(folder)["task"].table
+    second = registry.put(folder, dataclasses.replace(made, made={"again": 1}), "one", pinned=False)
+    assert seen == [before] and (folder / first).is_file(), "servers may not have read the registry since"
+    monkeypatch.setattr(registry, "_KEEP_S", 0.0)
+    third = registry.put(folder, dataclasses.replace(made, made={"again": 2}), "one", pinned=False)
+    assert sorted(folder.glob("*.json")) == sorted([folder / "registry.json", third]) and not second.exists()
 
 
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EROFS])

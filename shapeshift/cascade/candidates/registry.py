@@ -1,7 +1,12 @@
-"""The registry of candidate tables: registry.json names the serving candidate of each task."""
+"""The registry of candidate tables: registry.json names the table and the serving candidate of each task.
+
+The file of a table has its hash in its name and never changes: a reader of the old or the new registry.json finds what
+it names.
+"""
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -12,9 +17,11 @@ from shapeshift.cascade.candidates.table import Candidate, CandidateTable
 from shapeshift.errors import InvalidInputError, NotFoundError
 from shapeshift.files import file_sha256
 from shapeshift.policy_api import Check, boolean, record, text
-from shapeshift.registry import FILE, Layout, Registry
+from shapeshift.registry import FILE, Content, Layout, Registry
 
 KIND = "candidates"
+_KEEP_S = 60.0
+"""Seconds that a table stays after no task names it, for servers that have not read the registry since."""
 
 
 @dataclass(frozen=True)
@@ -65,16 +72,37 @@ def serving(folder: Path, task: str) -> ServingCandidate:
     return ServingCandidate(table, table.candidate(entry.candidate), entry.pinned)
 
 
-def put(folder: Path, table: CandidateTable, candidate: str, pinned: bool) -> None:
-    """Write the table, and let `candidate` serve its task from now on. After an error all is as it was."""
+def put(folder: Path, table: CandidateTable, candidate: str, pinned: bool) -> Path:
+    """Write the table, and let `candidate` serve its task from now on. After an error all is as it was.
+
+    Returns the file of the table.
+    """
     if not table.task or table.task != Path(table.task).name or table.task.startswith("."):
         raise InvalidInputError("task", table.task, "a plain name")
     table.candidate(candidate)
-    name = f"{table.task}.json"
-    with Registry(folder, KIND).changing(folder / name) as content:
-        # Between the two writes the hashes differ: a server keeps its table.
-        files.replace_text(folder / name, table.as_json())
-        content.entries[table.task] = asdict(Entry(name, file_sha256(folder / name), candidate, pinned))
+    written = table.as_json()
+    sha256 = hashlib.sha256(written.encode()).hexdigest()
+    file = folder / f"{table.task}-{sha256[:12]}.json"
+    registry = Registry(folder, KIND)
+    with registry.changing(file) as content:
+        files.replace_text(file, written)
+        before = content.entries.get(table.task, {}).get("table")
+        if isinstance(before, str):
+            content.removed[before] = registry.now_s()
+        content.entries[table.task] = asdict(Entry(file.name, sha256, candidate, pinned))
+        _sweep(registry, content)
+    return file
+
+
+def _sweep(registry: Registry, content: Content) -> None:
+    """Delete the tables that no task has named for a while."""
+    used = {stated.get("table") for stated in content.entries.values()}
+    for name, since in list(content.removed.items()):
+        if name in used:
+            del content.removed[name]
+        elif registry.now_s() - since >= _KEEP_S:
+            (registry.folder / _name("table", name)).unlink(missing_ok=True)
+            del content.removed[name]
 
 
 def _name(name: str, value: object) -> str:

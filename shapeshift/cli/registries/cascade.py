@@ -87,8 +87,8 @@ def _register(options: argparse.Namespace) -> int:
     choice = choose(table.candidates, options.min_accuracy, options.max_latency_ms)
     _show(table, None)
     serving = _report(choice, options)
-    registry.put(options.dir, table, serving.name, pinned=False)
-    sys.stdout.write(f"{options.dir / options.task}.json: candidate {serving.name} serves task {options.task}\n")
+    file = registry.put(options.dir, table, serving.name, pinned=False)
+    sys.stdout.write(f"{file}: candidate {serving.name} serves task {options.task}\n")
     return 0 if choice.selected else 1
 
 
