@@ -48,11 +48,11 @@ def free_memory(device: int) -> tuple[float, str]:
     return free / 2**20, f"free of {found.memory_mb:.0f} MiB of GPU {device} ({found.name})"
 
 
-def require_free(device: int, wanted_mb: float, what: str) -> None:
+def require_free(device: int, wanted_mb: float, what: str, remedy: str = gpu.LESS) -> None:
     """Raise EngineError where less than `wanted_mb` of a GPU's memory is free for `what`; else as `require_usable`."""
     free, place = free_memory(device)
     if wanted_mb > free:
-        raise gpu.no_memory(device, what, f"{wanted_mb:.0f} MiB are wanted, {free:.0f} MiB are {place}")
+        raise gpu.no_memory(device, what, f"{wanted_mb:.0f} MiB are wanted, {free:.0f} MiB are {place}", remedy)
 
 
 @contextmanager

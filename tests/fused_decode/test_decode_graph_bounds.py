@@ -7,6 +7,8 @@ import json
 import pytest
 import torch
 
+from shapeshift.engines import cuda_device
+from shapeshift.errors import EngineError
 from shapeshift.fused_decode.interfaces import BLOCK_TOKENS, StepBatch
 from shapeshift.fused_decode.model.architecture import Architecture, from_config
 from shapeshift.fused_decode.model.graphs import device_memory
@@ -94,29 +96,46 @@ def test_powers_of_two_are_counted_up_to_the_first_that_is_enough(least: int, mo
     assert device_memory._doublings(least, most) == count
 
 
-def test_graphs_take_their_logits_and_once_the_largest_step(
-    small: Architecture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(device_memory, "has_gpu_kernels", lambda: False)
+def test_graphs_take_their_logits_and_once_the_largest_step(small: Architecture) -> None:
     own = FusedDecodeSettings("a", max_concurrency=4, max_length=128, prefill_tokens=16)
     # Contexts of 64 and 128; rows of 1, 2 and 4 and, with each chunk, of 8 and 32.
     logits = 2 * ((1 + 2 + 4) + 3 * (8 + 32)) * small.vocab_size * 4
     activations = 16 * (6 * small.hidden + 3 * small.inner_width) * 4
     gathered = 2 * 4 * 128 * small.kv_width * 4
     assert (len(CHUNKS), sum(MIXED_ROWS)) == (3, 40)
-    assert device_memory.graph_bytes(small, own, "f32") == logits + activations + gathered
-    assert device_memory.graph_bytes(small, own, "bf16") == logits + (activations + gathered) / 2
+    assert device_memory.graph_bytes(small, own, "f32", False) == logits + activations + gathered
+    assert device_memory.graph_bytes(small, own, "bf16", False) == logits + (activations + gathered) / 2
 
 
 def test_more_slots_than_tokens_of_a_chunk_are_the_largest_step(small: Architecture) -> None:
     few, many = (FusedDecodeSettings("a", max_concurrency=4, max_length=64, prefill_tokens=own) for own in (1, 4))
-    assert device_memory.graph_bytes(small, few, "f32") == device_memory.graph_bytes(small, many, "f32")
+    found = {device_memory.graph_bytes(small, one, "f32", True) for one in (few, many)}
+    assert len(found) == 1
 
 
 @pytest.mark.parametrize(("adapter_mb", "named"), [(0, False), (64, True)])
 def test_the_plan_names_adapters_where_there_are_any(small: Architecture, adapter_mb: int, named: bool) -> None:
     own = FusedDecodeSettings("a", max_concurrency=4, max_length=128)
     found = json.loads(device_memory.of_decode(small, own, "f32", adapter_mb)["device_memory"])
+    graphs = device_memory.graph_bytes(small, own, "f32", device_memory.has_gpu_kernels())
     assert list(found) == ["engines", "KV", *(["adapters"] if named else []), "graphs"]
     assert found.get("adapters") == (64.0 if named else None)
-    assert found["graphs"] == round(device_memory.graph_bytes(small, own, "f32") / 2**20, 1)
+    assert found["graphs"] == round(graphs / 2**20, 1)
+
+
+@pytest.mark.parametrize(("in_place", "free_mb"), [(True, 0.0), (False, 1e6), (False, 1.0)])
+def test_graphs_of_refused_kernels_are_planned_again(
+    small: Architecture, monkeypatch: pytest.MonkeyPatch, in_place: bool, free_mb: float
+) -> None:
+    own, said = FusedDecodeSettings("a", max_concurrency=32, max_length=4096), list[str]()
+    monkeypatch.setattr(device_memory, "has_gpu_kernels", lambda: True)
+    monkeypatch.setattr(cuda_device, "free_memory", lambda device: (free_mb, f"free of GPU {device}"))
+    wanted = device_memory.graph_bytes(small, own, "bf16", in_place)
+    planned = device_memory.graph_bytes(small, own, "bf16", True)
+    sizes = f"{wanted / 2**20:.0f} MiB, {planned / 2**20:.0f} MiB in the memory plan"
+    if free_mb == 1.0:
+        with pytest.raises(EngineError, match=r"GPU 3: no memory for graphs .* lower max_concurrency or max_length"):
+            device_memory.require_room(small, own, "bf16", in_place, 3, said.append)
+    else:
+        assert device_memory.require_room(small, own, "bf16", in_place, 3, said.append) == wanted
+    assert said == ([] if in_place else [f"graphs with attention in plain torch want {sizes}"])

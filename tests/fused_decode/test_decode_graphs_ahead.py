@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
+from shapeshift.engines import cuda_device
 from shapeshift.fused_decode.interfaces import StepBatch
 from shapeshift.fused_decode.model import cuda_runtime
-from shapeshift.fused_decode.model.graphs import ahead
+from shapeshift.fused_decode.model.graphs import ahead, device_memory
 from shapeshift.fused_decode.model.graphs.ahead import common_bounds, step_within
 from shapeshift.fused_decode.model.graphs.bounds import GraphBounds, bounds_of
+from shapeshift.fused_decode.model.graphs.operations import GATHERED
 from shapeshift.fused_decode.settings import FusedDecodeSettings
 from tests.fused_decode.decode_models import LONGEST, Tiny, batch, teacher_forced, texts
 from tests.fused_decode.test_decode_graphs import SLOTS, TOLERANCE, open_model, reference
@@ -85,11 +88,15 @@ def test_time_and_memory_are_bounded(seconds: float, mib: int, count: int, reaso
     assert said[0].startswith(f"{count} {'' if count == len(STEPS) else f'of {len(STEPS)} '}graphs captured")
 
 
-@pytest.mark.parametrize("device", ["cpu", "cuda:1"])
+@pytest.mark.parametrize(("device", "refused"), [("cpu", False), ("cuda:1", False), ("cuda:1", True)])
 def test_a_model_is_loaded_with_them_on_a_gpu_alone(
-    tiny: Callable[[str], Tiny], monkeypatch: pytest.MonkeyPatch, tmp_path: Path, device: str
+    tiny: Callable[[str], Tiny], monkeypatch: pytest.MonkeyPatch, tmp_path: Path, device: str, refused: bool
 ) -> None:
+    """refused: the check of the kernels has found that they cannot be used there."""
     model, asked = open_model(tiny("qwen3")), list[tuple[int, float, float]]()
+    model.attention = GATHERED if refused else replace(GATHERED, name="kernels")
+    monkeypatch.setattr(device_memory, "has_gpu_kernels", lambda: True)
+    monkeypatch.setattr(cuda_device, "free_memory", lambda index: (1e6, ""))
     monkeypatch.setattr(cuda_runtime.GraphedModel, "load_on", lambda *given, **named: model)
     monkeypatch.setattr(torch.cuda, "memory_reserved", {"cuda:1": 7}.get)
     monkeypatch.setattr(model, "capture_common", lambda most, size, used, log: asked.append((most, size, used())))
@@ -103,7 +110,7 @@ def test_a_model_is_loaded_with_them_on_a_gpu_alone(
         checkpoint_sha256="",
         log=lambda text: None,
     )
-    planned = cuda_runtime.graph_bytes(model.architecture, settings, "f32")
+    planned = device_memory.graph_bytes(model.architecture, settings, "f32", not refused)
     assert asked == ([] if device == "cpu" else [(33, planned, 7)])
 
 

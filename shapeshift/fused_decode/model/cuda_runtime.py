@@ -30,8 +30,8 @@ from shapeshift.fused_decode.model.assembly import LinearMakers, assemble
 from shapeshift.fused_decode.model.cpu_runtime import DTYPES, DecodeModel, warn
 from shapeshift.fused_decode.model.graphs import ahead
 from shapeshift.fused_decode.model.graphs.bounds import GraphBounds, bounds_of
-from shapeshift.fused_decode.model.graphs.device_memory import graph_bytes
-from shapeshift.fused_decode.model.graphs.operations import RowAttention, eager_operations, row_attention
+from shapeshift.fused_decode.model.graphs.device_memory import require_room
+from shapeshift.fused_decode.model.graphs.operations import GATHERED, RowAttention, eager_operations, row_attention
 from shapeshift.fused_decode.model.graphs.step import GraphStep, new_pool
 from shapeshift.fused_decode.model.graphs.verify import attention_for
 from shapeshift.fused_decode.model.kv_cache import KeyValueCache
@@ -67,7 +67,8 @@ def load(
     )
     log(f"{model.architecture.family}, {precision}, {device}, attention in {model.attention.name}")
     if torch.device(device).type == "cuda":
-        most = graph_bytes(model.architecture, decode, precision)
+        in_place, index = model.attention is not GATHERED, torch.device(device).index
+        most = require_room(model.architecture, decode, precision, in_place, index, log)
         model.capture_common(decode.prefill_tokens, most, lambda: torch.cuda.memory_reserved(device), log)
     return model
 

@@ -5,7 +5,7 @@ It imports torch.
 
 from __future__ import annotations
 
-from shapeshift.engines import device_plan
+from shapeshift.engines import cuda_device, device_plan
 from shapeshift.fused_decode.interfaces import blocks_of
 from shapeshift.fused_decode.model.architecture import Architecture
 from shapeshift.fused_decode.model.graphs.bounds import CHUNKS, LEAST_CONTEXT, MIXED_ROWS, power_of_two
@@ -15,6 +15,7 @@ from shapeshift.fused_decode.model.kv_cache import cache_bytes
 from shapeshift.fused_decode.model.precision import COMPUTED_BYTES, computed
 from shapeshift.fused_decode.model.weights import weight_bytes
 from shapeshift.fused_decode.settings import FusedDecodeSettings
+from shapeshift.serving.model_args import Log
 
 _MIB = 2**20
 _LOGIT_BYTES = 4
@@ -28,29 +29,44 @@ def of_decode(architecture: Architecture, own: FusedDecodeSettings, precision: s
         "engines": weight_bytes(architecture, precision, own.group_size) / _MIB,
         "KV": cache / _MIB,
         "adapters": float(adapter_mb),
-        "graphs": graph_bytes(architecture, own, precision) / _MIB,
+        "graphs": graph_bytes(architecture, own, precision, has_gpu_kernels()) / _MIB,
     }
     return device_plan.as_parameter({name: size for name, size in parts.items() if size or name != "adapters"})
 
 
-def graph_bytes(architecture: Architecture, own: FusedDecodeSettings, precision: str) -> float:
+def graph_bytes(architecture: Architecture, own: FusedDecodeSettings, precision: str, in_place: bool) -> float:
     """The logits of every graph that there can be, and once, for all share it, what the largest step computes in.
 
-    That is the activations of a layer, and what its attention needs beside them.
+    That is the activations of a layer, and what its attention needs beside them. in_place: whether attention reads keys
+    and values where they lie, in kernels; the plan of the build assumes it where the kernels are installed.
     """
     slots, number = own.max_concurrency, COMPUTED_BYTES[computed(precision)]
     contexts, rows = _doublings(LEAST_CONTEXT, own.max_length), _doublings(1, slots)
     logits = contexts * (sum(power_of_two(1 << step, 1, slots) for step in range(rows)) + len(CHUNKS) * sum(MIXED_ROWS))
     tokens = max(slots, own.prefill_tokens)
     widths = 6 * architecture.hidden + 3 * architecture.inner_width
-    attention = _attention_bytes(architecture, own, number)
+    attention = _attention_bytes(architecture, own, number, in_place)
     return _LOGIT_BYTES * logits * architecture.vocab_size + number * tokens * widths + attention
 
 
-def _attention_bytes(architecture: Architecture, own: FusedDecodeSettings, number: int) -> int:
+def require_room(
+    architecture: Architecture, own: FusedDecodeSettings, precision: str, in_place: bool, device: int, log: Log
+) -> float:
+    """`graph_bytes` of what this GPU has accepted. Raises EngineError where the plan had less, and it is not free."""
+    wanted = graph_bytes(architecture, own, precision, in_place)
+    planned = graph_bytes(architecture, own, precision, has_gpu_kernels())
+    if wanted > planned:
+        sizes = f"{wanted / _MIB:.0f} MiB, {planned / _MIB:.0f} MiB in the memory plan"
+        log(f"graphs with attention in plain torch want {sizes}")
+        remedy = "lower max_concurrency or max_length"
+        cuda_device.require_free(device, wanted / _MIB, "graphs with attention in plain torch", remedy)
+    return wanted
+
+
+def _attention_bytes(architecture: Architecture, own: FusedDecodeSettings, number: int, in_place: bool) -> int:
     """What the splits of the largest step give; without our kernels, the keys and values that are gathered."""
     a, slots = architecture, own.max_concurrency
-    if not has_gpu_kernels():
+    if not in_place:
         return 2 * slots * own.max_length * a.kv_width * number
     rows = {min(1 << step, slots) for step in range(_doublings(1, slots))}
     shapes = [*((count, 1) for count in rows), *((1, chunk) for chunk in (*CHUNKS, own.prefill_tokens))]
