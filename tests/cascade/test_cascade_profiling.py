@@ -23,7 +23,7 @@ from shapeshift.cascade.policy.selection import is_practical
 from shapeshift.cascade.profiling import samples
 from shapeshift.cascade.profiling import search as profiling
 from shapeshift.cascade.profiling.model_profile import ModelProfile, Task, profile_model, random_half
-from shapeshift.cascade.profiling.observation import Observation
+from shapeshift.cascade.profiling.observation import ModelRunner, Observation
 from shapeshift.cascade.profiling.outcomes import Exit, expected_outcome, weighted_percentile
 from shapeshift.cascade.profiling.search import CandidateSearch, Plan
 from shapeshift.cli.main import main
@@ -428,7 +428,15 @@ def two_models(tmp_path: Path, add_front: Callable[..., Path], build_fronts: Cal
     return tmp_path / "build" / "engines"
 
 
-def test_register_select_and_list(two_models: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+ENGINE_MS = {"quick": 0.5, "slow": 4.0}
+
+
+def test_register_select_and_list(
+    two_models: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = ModelRunner._run
+    # On a busy machine any model may seem to be the slowest, and any candidate impractical.
+    monkeypatch.setattr(ModelRunner, "_run", lambda runner, ids: (run(runner, ids)[0], ENGINE_MS[runner.name]))
     lines = [{"text": f"text number {number} of many", "label": number % 2} for number in range(8)]
     (tmp_path / "sample.jsonl").write_text("\n".join(map(json.dumps, lines)))
     folder = str(tmp_path / "candidates")
@@ -452,8 +460,8 @@ def test_register_select_and_list(two_models: Path, tmp_path: Path, capsys: pyte
     # Nothing is always right within no time: the best is named.
     assert main([*register, "--models", "quick,slow", "--min-accuracy", "1", "--max-latency-ms", "0.01"]) == 1
     assert "no accuracy bound reaches 100% within 0.01 ms; the best is " in capsys.readouterr().out
-    # Which takes longest depends on the machine at that moment, and so does which candidates there are.
     known = registry.serving(tmp_path / "candidates", "coin").table
+    assert {one.name: one.latency_ms for one in known.models} == ENGINE_MS
     longest = max(known.candidates, key=lambda one: one.latency_ms)
     assert main(["cascade", "select", *common, "--candidate", longest.name]) == 0
     assert registry.serving(tmp_path / "candidates", "coin").candidate.name == longest.name

@@ -392,25 +392,33 @@ def test_a_front_serves_while_its_second_thread_gets_its_engine(
 def test_every_engine_thread_makes_its_first_call_before_it_serves_and_yields_to_nobody(
     make_front: MakeFront, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Further threads get their engines from a thread that yields the processor, and do not inherit that."""
+    """Further threads get their engines from a thread that yields the processor, and do not inherit that.
 
-    def niceness(thread_id: int) -> int:
-        return os.getpriority(os.PRIO_PROCESS, thread_id)
+    The scheduling policy of a thread stands for its niceness: it is inherited as that is, and what cannot be nicer can
+    have another one.
+    """
 
-    warm: list[tuple[EngineSet, list[str], int]] = []
+    def yields(thread_id: int) -> bool:
+        return os.sched_getscheduler(thread_id) == os.SCHED_BATCH
+
+    def be_nice(increment: int) -> int:
+        os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
+        return increment
+
+    monkeypatch.setattr(os, "nice", be_nice)
+    warm: list[tuple[EngineSet, list[str], bool]] = []
 
     def note(engines: EngineSet) -> None:
-        warm.append((engines, engines.loaded, niceness(threading.get_native_id())))
+        warm.append((engines, engines.loaded, yields(threading.get_native_id())))
 
     monkeypatch.setattr(EngineSet, "warm_up", note)
     front = make_front(engine_threads=2)
     assert inline(front).wait_loaded(30)
-    usual = niceness(threading.get_native_id())
     assert [(engines, loaded) for engines, loaded, _ in warm] == [
         (thread.engines, ["dynamic"]) for thread in inline(front).threads
     ]
-    assert warm[0][2] == usual < warm[1][2]
-    assert [niceness(int(thread._thread.native_id or 0)) for thread in inline(front).threads] == [usual] * 2
+    assert [does for *_, does in warm] == [False, True]
+    assert not any(yields(int(thread._thread.native_id or 0)) for thread in inline(front).threads)
 
 
 def test_a_thread_that_gets_no_engine_is_logged_and_the_first_serves(
