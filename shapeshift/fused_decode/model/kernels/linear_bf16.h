@@ -159,14 +159,16 @@ void sum_plain(const Panels<BFloat>& own, const BFloat* panel, const BFloat* fro
 // As sum_by_tiles, for any number of inputs.
 inline void sum_by_vectors(const Panels<BFloat>& own, const BFloat* panel, const BFloat* from, int64_t rows,
                            float* sums) {
-  const int64_t bytes = own.blocks() * kStep * static_cast<int64_t>(sizeof(BFloat));
-  in_parts<kPairRows>(rows, bytes, [&](int64_t row, auto count, [[maybe_unused]] const Fetch& fetch) {
-    const BFloat* first = from + row * own.inputs;
-    float* target = sums + row * kWide;
 #if defined(__AVX512BF16__)
-    if (own.instructions == Instructions::kDots) return sum_pairs<count>(own, panel, first, fetch, target);
+  if (own.instructions == Instructions::kDots) {
+    const int64_t bytes = own.blocks() * kStep * static_cast<int64_t>(sizeof(BFloat));
+    return in_fetching_parts<kPairRows>(rows, bytes, [&](int64_t row, auto count, const Fetch& fetch) {
+      sum_pairs<count>(own, panel, from + row * own.inputs, fetch, sums + row * kWide);
+    });
+  }
 #endif
-    sum_plain<count>(own, panel, first, target);
+  in_parts<kPairRows>(rows, [&](int64_t row, auto count) {
+    sum_plain<count>(own, panel, from + row * own.inputs, sums + row * kWide);
   });
 }
 

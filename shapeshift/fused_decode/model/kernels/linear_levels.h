@@ -138,17 +138,17 @@ void sum_levels(const Group<kBits>& group, const QuantisedRows& from, int32_t* s
 // sums [rows, kWide] of a group.
 template <int64_t kBits>
 void sum_rows(const Group<kBits>& group, const QuantisedRows& from, int64_t rows, int32_t* sums) {
-  const int64_t bytes = group.own.blocks() * group.own.kBytes;
 #if defined(__AVX512VNNI__)
   if constexpr (kBits == 8) {
     if (group.own.instructions != Instructions::kPlain) {
-      return in_parts<kQuadRows>(rows, bytes, [&](int64_t row, auto count, const Fetch& fetch) {
+      const int64_t bytes = group.own.blocks() * group.own.kBytes;
+      return in_fetching_parts<kQuadRows>(rows, bytes, [&](int64_t row, auto count, const Fetch& fetch) {
         sum_quads<count>(group, from.from(row), fetch, sums + row * kWide);
       });
     }
   }
 #endif
-  in_parts<kPlainRows>(rows, bytes, [&](int64_t row, auto count, const Fetch&) {
+  in_parts<kPlainRows>(rows, [&](int64_t row, auto count) {
     sum_levels<kBits, count>(group, from.from(row), sums + row * kWide);
   });
 }
@@ -220,8 +220,7 @@ void multiply_panel(const Panels<Levels<kBits>>& own, int64_t index, const Quant
 #if defined(__AVX512VNNI__)
   if constexpr (kBits == 4) {
     if (own.instructions != Instructions::kPlain) {
-      const int64_t bytes = own.blocks() * own.kBytes;
-      in_parts<kGroupedRows>(rows, bytes, [&](int64_t row, auto count, const Fetch&) {
+      in_parts<kGroupedRows>(rows, [&](int64_t row, auto count) {
         multiply_quads<count>(own, weights, scales, zeros, from.from(row), held + row * kWide);
       });
       for (int64_t i = 0; i < rows * kWide; i += wide::kLanes) finish(i / kWide, i % kWide, wide::load(held + i));

@@ -138,14 +138,29 @@ class Fetch {
   int64_t distance_, every_, left_;
 };
 
-// Calls each(row, count, fetch) for parts of `rows` rows, at most kMost in each; count is a constant. The parts are of
-// nearly equal height, since vectors multiply one row in the time of several. panel: see Fetch.
+// Calls each(row, count, part, parts) for parts of `rows` rows, at most kMost in each; count is a constant. The parts are
+// of nearly equal height, since vectors multiply one row in the time of several.
 template <int64_t kMost, typename Each>
-void in_parts(int64_t rows, int64_t panel, const Each& each) {
+void in_numbered_parts(int64_t rows, const Each& each) {
   const int64_t parts = (rows + kMost - 1) / kMost;
   for (int64_t part = 0, row = 0; part < parts; ++part) {
     const int64_t count = (rows - row + parts - part - 1) / (parts - part);
-    with_constant<kMost>(count, [&](auto constant) { each(row, constant, Fetch(part, parts, panel)); });
+    with_constant<kMost>(count, [&](auto constant) { each(row, constant, part, parts); });
     row += count;
   }
+}
+
+// Calls each(row, count) for the parts of in_numbered_parts.
+template <int64_t kMost, typename Each>
+void in_parts(int64_t rows, const Each& each) {
+  in_numbered_parts<kMost>(rows, [&](int64_t row, auto count, int64_t, int64_t) { each(row, count); });
+}
+
+// Calls each(row, count, fetch) for the parts of in_numbered_parts; each must take the steps of `fetch`, a Fetch of
+// its own. panel: see Fetch.
+template <int64_t kMost, typename Each>
+void in_fetching_parts(int64_t rows, int64_t panel, const Each& each) {
+  in_numbered_parts<kMost>(rows, [&](int64_t row, auto count, int64_t part, int64_t parts) {
+    each(row, count, Fetch(part, parts, panel));
+  });
 }
