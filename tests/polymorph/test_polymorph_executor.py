@@ -179,6 +179,46 @@ def test_a_placement_that_make_engines_has_not_set_is_refused(
         )
 
 
+@pytest.mark.parametrize(
+    ("in_fleet", "backend", "reached"),
+    [
+        (False, "polymorph", "server"),
+        (True, "polymorph", "fleet"),
+        (False, "triton", "server, triton"),
+        (True, "triton", "fleet, triton"),
+    ],
+)
+@pytest.mark.parametrize(("stated", "edges"), [("[]", [16, 64, 512]), ("[64, 512]", [64, 512])])
+def test_workers_are_reached_where_they_are_and_hold_the_stated_bins(
+    front_args: Callable[..., object],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    in_fleet: bool,
+    backend: str,
+    reached: str,
+    stated: str,
+    edges: list[int],
+) -> None:
+    front_args()
+    folder = tmp_path / "build" / "engines" / "front"
+    opened: list[tuple[Any, ...]] = []
+
+    def opens(name: str) -> Callable[..., str]:
+        return lambda pb_utils, front, workers, made, log: opened.append((front, *workers)) or name  # type: ignore[func-returns-value]
+
+    names = ("server", "fleet", "server, triton", "fleet, triton")
+    monkeypatch.setattr(executor, "TRANSPORTS", {name: opens(name) for name in names})
+    monkeypatch.setattr(executor.environment, "fleet_file", lambda: Path("fleet.toml") if in_fleet else None)
+    monkeypatch.setattr(executor, "Router", lambda *given: given)
+    own = PolymorphSettings(placement="partitioned", slo_ms=100.0, max_workers=3, worker_backend=backend)
+    made = manifest.load(folder)
+    found: Any = open_executor(PbUtils(), "f", made, folder, own, PlacementSettings(stated), pytest.fail)
+    transport, assignment, times, *_ = found
+    assert transport == reached and opened == [("f", "f_w00", "f_w01", "f_w02")]
+    assert isinstance(assignment, executor.DispatchedQueues) and isinstance(times, ServiceTimes)
+    assert assignment._edges == edges
+
+
 def test_a_static_engine_is_filled_and_the_dynamic_one_is_not(
     front_args: Callable[..., object], tmp_path: Path
 ) -> None:
