@@ -63,8 +63,12 @@ def test_worker_names() -> None:
         ({"plan_histogram": "[1, -1, 1]"}, "plan_histogram"),
         ({"plan_histogram": "[1, Infinity, 1]"}, "plan_histogram"),
         ({"plan_histogram": "{}"}, "plan_histogram"),
+        ({"plan_histogram": "[8, 1"}, "plan_histogram"),
+        ({"plan_histogram": "[8, true, 1]"}, "plan_histogram"),
         ({"profile": ""}, "profile"),
         ({"profile": "{}"}, "profile"),
+        ({"profile": '{"engines"'}, "profile"),
+        ({"profile": '{"engines": [{"tokens": null, "latency": [[8, 0], [512, 0]]}]}'}, "profile"),
         ({"profile": '{"engines": []}'}, "profile"),
         ({"profile": '{"engines": [{"tokens": null, "latency": [[8]]}]}'}, "profile"),
         ({"profile": json.dumps({"engines": PROFILE["engines"][1:]})}, "profile"),
@@ -77,3 +81,13 @@ def test_invalid_parameters_are_named(changes: dict[str, object], field: str) ->
 
 def test_without_a_histogram_all_bins_have_the_same_weight() -> None:
     assert front(plan_histogram="[]").weights == (1 / 3,) * len(EDGES)
+
+
+def test_a_static_engine_that_was_measured_below_its_length_has_its_longest_time() -> None:
+    engines = [{"tokens": 32, "latency": [[16, 2.0], [8, 1.0]]}, {"tokens": 128, "latency": [[128, 7.0], [64, 9.0]]}]
+    found = front(bin_edges="[32, 128]", plan_histogram="[]", profile=json.dumps({"engines": engines}))
+    assert found.service_ms == (2.0, 7.0)
+
+
+def test_weights_are_shares_and_a_bin_may_have_none() -> None:
+    assert front(plan_histogram="[3, 0, 1]").weights == (0.75, 0.0, 0.25)

@@ -57,7 +57,7 @@ class Front:
 
 
 def shown(fleet: FakeFleet, folder: Path) -> dict[str, Any]:
-    return overview.overview(fleet, folder, ProcessTracker(local=True), WINDOW_S)  # type: ignore[arg-type]
+    return overview.overview(fleet, folder, ProcessTracker(local=True), WINDOW_S)
 
 
 def test_rates_of_a_fleet_are_a_second_and_by_node(clock: Clock, tmp_path: Path) -> None:
@@ -128,7 +128,7 @@ def test_a_worker_says_what_it_does(clock: Clock, tmp_path: Path) -> None:
         (0, 0),
         (4, 2),
     ]
-    found = overview.overview(single(server, page), tmp_path, ProcessTracker(local=False), WINDOW_S)  # type: ignore[arg-type]
+    found = overview.overview(single(server, page), tmp_path, ProcessTracker(local=False), WINDOW_S)
     assert [row["state"] for row in found["workers"][:2]] == ["silent", "silent"]
 
 
