@@ -31,20 +31,34 @@ def require_package() -> None:
 
 @contextmanager
 def interpreted(name: str) -> Iterator[Any]:
-    """The module `name`, interpreted. What is imported later is compiled."""
+    """The module `name`, interpreted. What is imported later is compiled, whether torch has imported the package before
+    or this is the first to do it.
+    """
     require_package()
+    from triton.runtime import interpreter
     from triton.runtime.interpreter import InterpretedFunction
     from triton.runtime.jit import JITFunction
 
     def interpret(function: Any, *args: Any, **named: Any) -> Any:
-        return InterpretedFunction(function.fn)(*args, **named)
+        return call(InterpretedFunction(function.fn), *args, **named)
+
+    def call(function: Any, *args: Any, **named: Any) -> Any:
+        # As the package does it, which leaves its language changed: nothing could be compiled later in this process.
+        changed = interpreter._patch_lang(function.fn)
+        try:
+            return function.rewrite()(*args, **named)
+        finally:
+            changed.restore()
 
     before = os.environ.get("TRITON_INTERPRET")
     os.environ["TRITON_INTERPRET"] = "1"
     sys.modules.pop(name, None)
     try:
         # The package's own functions are for a GPU: torch may have imported it before.
-        with mock.patch.object(JITFunction, "__call__", interpret):
+        with (
+            mock.patch.object(JITFunction, "__call__", interpret),
+            mock.patch.object(InterpretedFunction, "__call__", call),
+        ):
             yield importlib.import_module(name)
     finally:
         sys.modules.pop(name, None)

@@ -136,6 +136,16 @@ def test_the_kernels_are_found_by_name() -> None:
     assert grouped.GPU_KERNELS["cuda"] is not grouped.add_terms
 
 
+def test_kernels_that_were_interpreted_leave_the_language_to_be_compiled(interpreted_add: AddTerms) -> None:
+    """On a GPU the tests of compiled kernels run in the same process."""
+    from triton import language
+
+    parts = (language, language.core, language.math, language.tensor)
+    before = [dict(vars(part)) for part in parts]
+    assert grouped_loading.verified(lambda: interpreted_add, 4, torch.zeros(1), pytest.fail) is not None
+    assert [dict(vars(part)) for part in parts] == before
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("most_ranks", [1, 64])
 def test_kernels_that_are_right_are_taken(interpreted_add: AddTerms, dtype: torch.dtype, most_ranks: int) -> None:

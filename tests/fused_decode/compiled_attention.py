@@ -1,7 +1,7 @@
 """Compile the attention kernels for GPUs, on a machine without one: `python -m tests.fused_decode.compiled_attention`.
 
 Prints the bytes of shared memory that they want at most, by compute capability (90: 9.0), as JSON. In a process of its
-own: what has interpreted kernels before compiles none.
+own, where no variable of the tests has kernels interpreted.
 """
 
 from __future__ import annotations
