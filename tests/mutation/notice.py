@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import os
 import shutil
@@ -47,7 +48,7 @@ class NotCompiledError(Exception):
 
 
 class FailsUnchangedError(Exception):
-    """A test fails without a change, too: what it says of the change is not known."""
+    """A test fails, or the tests do not end, without a change, too: what they say of the change is not known."""
 
 
 class Copy:
@@ -74,10 +75,10 @@ class Copy:
             importlib.import_module(name)
 
     def judge(self, change: Change | NativeChange) -> Verdict:
-        """Run the tests with the change, and the first that failed without it.
+        """Run the tests with the change, and the first that failed without it; all of them, where they did not end.
 
-        Raises FailsUnchangedError where that fails, too, NotCompiledError for a change of a kernel that the compiler
-        refuses.
+        Raises FailsUnchangedError where that fails or they do not end, too, as on a busy machine, NotCompiledError for
+        a change of a kernel that the compiler refuses.
         """
         file = self._folder / change.file
         before = file.read_text()
@@ -88,13 +89,15 @@ class Copy:
             file.write_text(after)
             if isinstance(change, NativeChange) and not self._compiles(change.file):
                 raise NotCompiledError(str(change))
-            failed = self._first_failure(self._tests(change), _LIMIT_S, plugins)
+            tests = self._tests(change)
+            failed = self._first_failure(tests, _LIMIT_S, plugins)
         finally:
             file.write_text(before)
-        if failed not in ("", _ENDLESS, *self._passing):
-            if again := self._first_failure([failed], _LIMIT_S, plugins):
-                raise FailsUnchangedError(f"{again} fails without a change")
-            self._passing.add(failed)
+        if failed and failed not in self._passing:
+            if again := self._first_failure(tests if failed == _ENDLESS else [failed], _LIMIT_S, plugins):
+                raise FailsUnchangedError(f"{again}{'' if again == _ENDLESS else ' fails'} without a change")
+            if failed != _ENDLESS:
+                self._passing.add(failed)
         return Verdict(change, failed, _difference(before, after), time.monotonic() - began)
 
     def _first_failure(self, tests: Sequence[str], limit_s: float, plugins: Sequence[str]) -> str:
@@ -183,7 +186,10 @@ def _in_a_child(run: Callable[[], int], output: Path, limit_s: float) -> int | N
         time.sleep(_POLL_S)
         ended = os.waitpid(child, os.WNOHANG)
     if not ended[0]:
-        os.killpg(child, signal.SIGKILL)
+        # It may not have begun a group of its own.
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(child, signal.SIGKILL)
+        os.kill(child, signal.SIGKILL)
         os.waitpid(child, 0)
         return None
     return os.waitstatus_to_exitcode(ended[1])

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.mutation import native
+from tests.mutation import native, notice
 from tests.mutation.notice import Copy, FailsUnchangedError
 from tests.mutation.sample import Change, changed_files, changes, sample
 
@@ -131,6 +131,16 @@ def test_a_test_that_fails_without_a_change_is_an_error(project: Path, tmp_path:
     copy = Copy(project, tmp_path / "copy")
     with pytest.raises(FailsUnchangedError, match="test_seconds fails"):
         copy.judge(Change("shapeshift/serving/waits.py", 12, "core/ReplaceComparisonOperator_Gt_GtE", 0))
+
+
+def test_tests_that_do_not_end_without_a_change_say_nothing_of_it(
+    project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on a busy machine."""
+    monkeypatch.setattr(notice, "_LIMIT_S", 0.0)
+    copy = Copy(project, tmp_path / "copy")
+    with pytest.raises(FailsUnchangedError, match="^the tests did not end without a change$"):
+        copy.judge(Change("shapeshift/serving/waits.py", 8, "core/ReplaceBinaryOperator_Div_Mul", 0))
 
 
 @pytest.mark.parametrize(
