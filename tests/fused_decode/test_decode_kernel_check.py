@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Any
 
@@ -10,10 +10,12 @@ import pytest
 import torch
 
 from shapeshift.fused_decode.interfaces import BLOCK_TOKENS
-from shapeshift.fused_decode.model.graphs import kernel_check
+from shapeshift.fused_decode.model.graphs import kernel_check, operations
 from shapeshift.fused_decode.model.graphs.operations import GATHERED, FixedRows
 from shapeshift.fused_decode.model.graphs.verify import verified
-from shapeshift.fused_decode.model.operations import AttentionLayer
+from shapeshift.fused_decode.model.operations import AttentionLayer, TorchOperations
+from tests.fused_decode.decode_models import Tiny, batch, texts
+from tests.fused_decode.test_decode_graphs import TOLERANCE, open_model, reference
 
 MOST = kernel_check._MOST_ERROR
 
@@ -123,3 +125,15 @@ def test_the_kernels_do_not_change_the_cache_of_the_model() -> None:
     own = layer()
     verified(Tried().attention, [own], HEADS, pytest.fail)
     assert not own.keys.any() and not own.values.any()
+
+
+def test_steps_without_a_graph_use_the_kernels_too(tiny: Callable[[str], Tiny]) -> None:
+    """Chunks of several lengths side by side have no graph."""
+    tried = Tried()
+    model, given = open_model(tiny("qwen3"), attention=tried.attention), texts(2, seed=21)
+    pieces = [text[:size] for text, size in zip(given, (5, 9), strict=True)]
+    logits = model.forward(batch(pieces, [3, 0], [0, 0]))
+    assert not model._steps and sorted({rows.positions.shape[1] for rows in tried.rows}) == [5, 9]
+    for row, expected in enumerate(reference(tiny("qwen3"), given)):
+        assert (logits[row] - expected[len(pieces[row]) - 1]).abs().max() < TOLERANCE
+    assert type(operations.eager_operations(torch.device("cpu"), GATHERED)) is TorchOperations

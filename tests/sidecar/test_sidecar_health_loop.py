@@ -177,6 +177,16 @@ def test_an_unloaded_model_is_not_reloaded(case: Case) -> None:
     assert case.server.calls == []
 
 
+def test_an_unloaded_model_holds_up_no_other(case: Case) -> None:
+    case.scrapes(5)
+    case.server.unload("enc_w00")
+    case.server.calls.clear()
+    case.dead = {"enc_w00", "enc_w01"}
+    case.scrapes(3)
+    case.settle()
+    assert case.server.calls == [("load", "enc_w01", "512")]
+
+
 def test_workers_that_time_out_are_reloaded_one_at_a_time(case: Case) -> None:
     go_on = threading.Event()
 
