@@ -8,6 +8,8 @@ from shapeshift.errors import OverloadedError
 
 # Of the newest answer in a mean of answers.
 _SMOOTHING = 1 / 32
+# Before the first answers, as measured under load: a queue fills before any of them comes.
+_FIRST_DEVIATION = 0.03
 _MAX_LATENESS = 4.0
 
 
@@ -51,7 +53,7 @@ class TimeBound:
     def __init__(self, parameter: str, limit_ms: float) -> None:
         self._parameter = parameter
         self._limit_ms = limit_ms
-        self._ratio, self._deviation = 1.0, 0.0
+        self._ratio, self._deviation = 1.0, _FIRST_DEVIATION
 
     def require(self, predicted_ms: float) -> None:
         """Raise OverloadedError where an answer that is predicted after `predicted_ms` may come beyond the limit."""

@@ -38,7 +38,8 @@ def longest_admitted_ms(bound: TimeBound) -> int:
 
 def test_a_prediction_is_taken_for_as_late_as_recent_ones_came_true() -> None:
     bound = TimeBound("max_queue_ms", 1000)
-    assert longest_admitted_ms(bound) == 1000
+    # At first with a mean deviation of 0.03.
+    assert longest_admitted_ms(bound) == 892
     for _ in range(300):
         bound.observe(600, 750)
     # All late alike: 1.25 times, and hardly a deviation.
@@ -61,10 +62,11 @@ def test_answers_earlier_than_predicted_admit_no_more_than_the_limit() -> None:
 
 def test_a_short_wait_says_nothing_of_a_long_one() -> None:
     bound = TimeBound("max_queue_ms", 1000)
-    bound.observe(499, 4990)
-    assert longest_admitted_ms(bound) == 1000
-    bound.observe(501, 5010)
-    assert longest_admitted_ms(bound) < 1000
+    at_first = longest_admitted_ms(bound)
+    bound.observe(at_first // 2 - 1, 4990)
+    assert longest_admitted_ms(bound) == at_first
+    bound.observe(at_first // 2 + 1, 4990)
+    assert longest_admitted_ms(bound) < at_first
 
 
 def test_a_time_of_great_lateness_passes() -> None:
