@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import shutil
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -23,6 +24,8 @@ from shapeshift.settings import require
 FILE = "registry.json"
 FORMAT = 2
 _LOCK = ".lock"
+_KEEP_S = 60.0
+"""Seconds that files stay after no entry names them, for servers that have not read the registry since."""
 
 Stamp = tuple[tuple[int, int, int] | None, ...]
 
@@ -93,6 +96,30 @@ class Registry:
             entries = dict(sorted(content.entries.items()))
             data = {"format": FORMAT, "entries": entries, "removed": content.removed}
             files.replace_text(self.file, json.dumps(data, indent=1) + "\n")
+
+    def retire(self, content: Content, place: str | None, keep: str = "") -> None:
+        """Note that no entry names the folder or file `place` any more, unless it is `keep`, which one does.
+
+        place: None where no entry named one.
+        """
+        if place is not None and place != keep:
+            content.removed[place] = self.now_s()
+        content.removed.pop(keep, None)
+
+    def sweep(self, content: Content, is_place: Callable[[str], object] = bool) -> None:
+        """Delete the folders and files that were retired a while ago.
+
+        is_place: whether a name in `content.removed` is that of a folder or file, which this registry owns.
+        """
+        now_s = self.now_s()
+        for place, since in list(content.removed.items()):
+            if now_s - since < _KEEP_S or not is_place(place):
+                continue
+            found = self.folder / place
+            # What others have written there may be any path.
+            if found.resolve().parent == self.folder.resolve():
+                shutil.rmtree(found, ignore_errors=True) if found.is_dir() else found.unlink(missing_ok=True)
+            del content.removed[place]
 
     def now_s(self) -> float:
         """The time of the file system that has the folder; machines that share it may have clocks that differ."""

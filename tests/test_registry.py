@@ -92,3 +92,27 @@ def test_each_change_is_reported_once(tmp_path: Path) -> None:
     assert watch.has_changed() and not watch.has_changed()
     file.unlink()
     assert watch.has_changed() and not watch.has_changed()
+
+
+def test_what_no_entry_names_is_deleted_after_a_minute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder, now = tmp_path / "registry", [1000.0]
+    monkeypatch.setattr(Registry, "now_s", lambda registry: now[0])
+    (folder / "old-folder").mkdir(parents=True)
+    for name in ("old-folder/file", "old-file", "kept", "foreign"):
+        (folder / name).touch()
+    (tmp_path / "outside").touch()
+    registry = Registry(folder, "tasks")
+    with registry.changing() as content:
+        for place in ("old-folder", "old-file", "kept", "../outside"):
+            registry.retire(content, place)
+        registry.retire(content, "kept", keep="kept")
+        registry.retire(content, None, keep="new")
+        content.removed["foreign"] = now[0]
+        registry.sweep(content)
+    assert set(registry.read().removed) == {"old-folder", "old-file", "../outside", "foreign"}
+    now[0] += 60.0
+    with registry.changing() as content:
+        registry.sweep(content, lambda place: place != "foreign")
+    assert registry.read().removed == {"foreign": 1000.0}
+    assert {file.name for file in folder.iterdir()} == {"kept", "foreign", "registry.json", ".lock"}
+    assert (tmp_path / "outside").exists()

@@ -180,7 +180,7 @@ def test_entries_are_added_pinned_and_removed(source: Path, tmp_path: Path, monk
     store.remove(folder, "one")
     assert store.read(folder) == {}
     assert (folder / entry.folder).is_dir() and (folder / other.folder).is_dir(), "a server may still read them"
-    monkeypatch.setattr(store, "_KEEP_S", 0.0)
+    monkeypatch.setattr("shapeshift.registry._KEEP_S", 0.0)
     store.add(folder, "two", source, pinned=False)
     assert sorted(path.name for path in folder.glob("one-*")) == []
     assert [path for path in folder.iterdir() if path.name.endswith((".tmp", ".json"))] == [folder / "registry.json"]
@@ -226,7 +226,7 @@ def test_an_adapter_that_is_removed_and_added_again_stays(
     entry = store.add(folder, "one", source, pinned=False)
     store.remove(folder, "one")
     assert store.add(folder, "one", source, pinned=True).folder == entry.folder
-    monkeypatch.setattr(store, "_KEEP_S", 0.0)
+    monkeypatch.setattr("shapeshift.registry._KEEP_S", 0.0)
     store.pin(folder, "one", False)
     assert (folder / entry.folder).is_dir()
 

@@ -345,7 +345,7 @@ def test_a_reader_finds_the_table_that_the_registry_names(
     first = registry.entries(folder)["task"].table
     second = registry.put(folder, dataclasses.replace(made, made={"again": 1}), "one", pinned=False)
     assert seen == [before] and (folder / first).is_file(), "servers may not have read the registry since"
-    monkeypatch.setattr(registry, "_KEEP_S", 0.0)
+    monkeypatch.setattr("shapeshift.registry._KEEP_S", 0.0)
     third = registry.put(folder, dataclasses.replace(made, made={"again": 2}), "one", pinned=False)
     assert sorted(folder.glob("*.json")) == sorted([folder / "registry.json", third]) and not second.exists()
 

@@ -95,7 +95,7 @@ def test_copies_are_deleted_a_while_after_their_entries(project: Path, monkeypat
     assert entry.folder.is_dir(), "servers may not have read the registry since"
     register(project, "one")
     assert entry.folder.is_dir()
-    monkeypatch.setattr(registry, "_KEEP_S", 0.0)
+    monkeypatch.setattr("shapeshift.registry._KEEP_S", 0.0)
     registry.remove(tasks, "one")
     assert not entry.folder.exists() and (tasks / "one" / "task.json").is_file()
 

@@ -21,8 +21,6 @@ from shapeshift.settings import require
 
 FILES = ("adapter_config.json", "adapter_model.safetensors")
 MULTI_LORA = "multi_lora.json"
-_KEEP_S = 60.0
-"""Seconds that the files of a removed adapter stay, for servers that have not read the registry since."""
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 _MAX_LISTED = 20
 _PIECE = 1 << 18
@@ -162,32 +160,22 @@ def _require_registered(content: Content, name: str) -> None:
 def _drop(folder: Path, content: Content, name: str, keep: str = "") -> None:
     """Remove the entry of `name`, and mark its folder for deletion unless it is `keep`."""
     old = content.entries.pop(name, None)
-    if old is not None and old["folder"] != keep:
-        content.removed[old["folder"]] = _registry(folder).now_s()
-    content.removed.pop(keep, None)
+    _registry(folder).retire(content, None if old is None else old["folder"], keep)
 
 
 @contextlib.contextmanager
 def _changing(folder: Path) -> Iterator[Content]:
     """The content of registry.json, see `Registry.changing`; the files of entries removed a while ago are deleted."""
-    with _registry(folder).changing() as content:
+    registry = _registry(folder)
+    with registry.changing() as content:
         for name, stated in content.entries.items():
             _entry(name, stated)
         yield content
-        _sweep(folder, content)
+        registry.sweep(content)
 
 
 def _registry(folder: Path) -> Registry:
     return Registry(folder, "adapters")
-
-
-def _sweep(folder: Path, content: Content) -> None:
-    """Delete the folders of entries that were removed a while ago."""
-    now_s = _registry(folder).now_s()
-    for name, since in list(content.removed.items()):
-        if now_s - since >= _KEEP_S:
-            shutil.rmtree(entry_folder(folder, Entry(name, "")), ignore_errors=True)
-            del content.removed[name]
 
 
 def _entry(name: str, stated: dict[str, Any]) -> Entry:

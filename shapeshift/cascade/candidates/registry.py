@@ -17,11 +17,9 @@ from shapeshift.cascade.candidates.table import Candidate, CandidateTable
 from shapeshift.errors import InvalidInputError, NotFoundError
 from shapeshift.files import file_sha256
 from shapeshift.policy_api import Check, boolean, record, text
-from shapeshift.registry import FILE, Content, Layout, Registry
+from shapeshift.registry import FILE, Layout, Registry
 
 KIND = "candidates"
-_KEEP_S = 60.0
-"""Seconds that a table stays after no task names it, for servers that have not read the registry since."""
 
 
 @dataclass(frozen=True)
@@ -87,22 +85,10 @@ def put(folder: Path, table: CandidateTable, candidate: str, pinned: bool) -> Pa
     with registry.changing(file) as content:
         files.replace_text(file, written)
         before = content.entries.get(table.task, {}).get("table")
-        if isinstance(before, str):
-            content.removed[before] = registry.now_s()
+        registry.retire(content, before if isinstance(before, str) else None, keep=file.name)
         content.entries[table.task] = asdict(Entry(file.name, sha256, candidate, pinned))
-        _sweep(registry, content)
+        registry.sweep(content)
     return file
-
-
-def _sweep(registry: Registry, content: Content) -> None:
-    """Delete the tables that no task has named for a while."""
-    used = {stated.get("table") for stated in content.entries.values()}
-    for name, since in list(content.removed.items()):
-        if name in used:
-            del content.removed[name]
-        elif registry.now_s() - since >= _KEEP_S:
-            (registry.folder / _name("table", name)).unlink(missing_ok=True)
-            del content.removed[name]
 
 
 def _name(name: str, value: object) -> str:

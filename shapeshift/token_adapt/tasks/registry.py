@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,8 +23,6 @@ from shapeshift.token_adapt.tasks import folder as task_folder
 KIND = "tasks"
 COPY = re.compile(r"task-[0-9a-f]{12}")
 """The name of a folder in tasks_dir that is the registry's own copy of a task."""
-_KEEP_S = 60.0
-"""Seconds that a copy stays after its entry is gone, for servers that have not read the registry since."""
 
 
 @dataclass(frozen=True)
@@ -48,9 +45,8 @@ def add(tasks_dir: Path, entry: TaskEntry) -> None:
     with _changing(tasks_dir) as content:
         fields = {"folder": _path_of(tasks_dir, entry.folder), "sha256": entry.sha256}
         before = content.entries.get(entry.name, {})
-        _retire(tasks_dir, content, before)
+        _retire(tasks_dir, content, before, keep=fields["folder"])
         content.removed.pop(entry.name, None)
-        content.removed.pop(fields["folder"], None)
         content.entries[entry.name] = {"pinned": False, **before, **fields}
 
 
@@ -70,17 +66,15 @@ def _changing(tasks_dir: Path) -> Iterator[Content]:
     registry = Registry(tasks_dir, KIND)
     with registry.changing() as content:
         yield content
-        for name, since in list(content.removed.items()):
-            if COPY.fullmatch(name) and registry.now_s() - since >= _KEEP_S:
-                shutil.rmtree(tasks_dir / name, ignore_errors=True)
-                del content.removed[name]
+        # Names of tasks stay: what was removed here is not taken over again.
+        registry.sweep(content, COPY.fullmatch)
 
 
-def _retire(tasks_dir: Path, content: Content, fields: dict[str, Any]) -> None:
-    """Mark the copy of an entry that is replaced or removed for deletion."""
+def _retire(tasks_dir: Path, content: Content, fields: dict[str, Any], keep: str = "") -> None:
+    """Mark the copy of an entry that is replaced or removed for deletion, unless it is the folder `keep`."""
     folder = fields.get("folder")
-    if isinstance(folder, str) and COPY.fullmatch(folder):
-        content.removed[folder] = Registry(tasks_dir, KIND).now_s()
+    is_copy = isinstance(folder, str) and COPY.fullmatch(folder) is not None
+    Registry(tasks_dir, KIND).retire(content, folder if is_copy else None, keep)
 
 
 def take_over(tasks_dir: Path, starter_dir: Path) -> None:
