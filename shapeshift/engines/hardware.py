@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import platform
 from collections.abc import Callable
@@ -84,3 +85,14 @@ def resolve_precision(requested: str) -> str:
             "precision: bf16 needs a CPU with avx512_bf16 or AMX, which this one lacks; set f32 or auto"
         )
     return requested
+
+
+def give_back_freed_memory() -> None:
+    """Give memory that this process has freed back to the system. Nothing happens where the C library is not glibc.
+
+    glibc keeps what is freed below something that is still in use (malloc_trim(3)). Packing the weights of a large
+    model leaves as much as the packed ones take.
+    """
+    library = ctypes.CDLL(None)
+    if hasattr(library, "malloc_trim"):
+        library.malloc_trim(ctypes.c_size_t(0))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import platform
 from pathlib import Path
@@ -120,3 +121,16 @@ def test_onnxruntime_computes_in_f32_unless_another_precision_is_asked_for(monke
         "f32",
     )
     assert precision.resolve("bf16", "onnxruntime", None) == "bf16"
+
+
+@pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "malloc_trim"), reason="the C library is not glibc")
+def test_freed_memory_below_what_is_in_use_goes_back() -> None:
+    # Below the size from which glibc maps each piece of its own.
+    size, count = 64 << 10, 2000
+    pieces = [bytes([1]) * size for _ in range(count)]
+    last = pieces.pop()
+    del pieces
+    before_mb = resident_mb()
+    hardware.give_back_freed_memory()
+    assert before_mb - resident_mb() > size * count / MB / 2
+    assert last[0] == 1

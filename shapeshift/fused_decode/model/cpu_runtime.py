@@ -13,7 +13,7 @@ from typing import TypeVar
 import numpy as np
 import torch
 
-from shapeshift.engines.hardware import cores
+from shapeshift.engines.hardware import cores, give_back_freed_memory
 from shapeshift.fused_decode.interfaces import BLOCK_TOKENS, LinearDelta, LinearHook, StepBatch, blocks_of
 from shapeshift.fused_decode.model import native_operations
 from shapeshift.fused_decode.model.architecture import Architecture
@@ -154,7 +154,9 @@ class DecodeModel:
                 network = assemble(architecture, files, cache, dtype, make, weights)
             return cls(network, compiled or TorchOperations(), cache)
 
-        return in_temporary_thread(build)
+        model = in_temporary_thread(build)
+        give_back_freed_memory()
+        return model
 
     def ready(self) -> bool:
         """See `interfaces.Runtime.ready`: always."""
