@@ -21,7 +21,7 @@ from shapeshift.engines.policy.row_costs import row_costs
 from shapeshift.engines.providers import lookup
 from shapeshift.errors import EngineError
 from shapeshift.serving.bounded_queue import BoundedQueue
-from shapeshift.serving.bounds import TimeBound, require_deadline, unloading
+from shapeshift.serving.bounds import TimeBound, unloading
 from shapeshift.serving.liveness import StepCounter
 from shapeshift.serving.metrics import Counter, Gauge
 from shapeshift.serving.model_args import Log
@@ -195,10 +195,7 @@ class EngineExecutor:
         An empty queue takes any request: its prediction could be wrong, and no call would correct it.
         """
         if len(self.queue):
-            predicted_ms = self.predicted_ms(request.rows)
-            require_deadline(predicted_ms, request.latency_ms)
-            self._time_bound.require(predicted_ms)
-            request.on_answered = partial(self._time_bound.observe, predicted_ms)
+            request.require_in_time(self.predicted_ms(request.rows), self._time_bound)
         self.queue.put(request.rows)
         for row in request.rows:
             self.lengths_seen[row.tokens] += 1

@@ -5,11 +5,13 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import numpy as np
 
 from shapeshift.engines.interfaces import TOKEN_OUTPUTS, Array, Ids
 from shapeshift.errors import CancelledRequestError, OverloadedError
+from shapeshift.serving.bounds import TimeBound, require_deadline
 
 # A request that has waited at most this long is computed without asking Triton whether it was cancelled.
 _ASK_AFTER_S = 0.25
@@ -45,11 +47,7 @@ class TextRequest:
 
     on_finished(request) is called exactly once, on the thread that finished it. By then either `error` is set or
     `outputs`: [rows, ...] by name, or [rows, longest, ...] with zeros beyond a row's end for one entry per token.
-
-    on_answered: set by who predicted when it would succeed; called, before on_finished, with the ms that it took.
     """
-
-    on_answered: Callable[[float], None] | None = None
 
     def __init__(
         self,
@@ -67,6 +65,7 @@ class TextRequest:
         self._deadline = None if latency_ms is None else self.arrived + latency_ms / 1e3
         self._is_cancelled = is_cancelled
         self._on_finished = on_finished
+        self._on_answered: Callable[[float], None] | None = None
         self._longest = max(map(len, texts), default=0)
         self._remaining = len(self.rows)
         self._lock = threading.Lock()
@@ -75,6 +74,15 @@ class TextRequest:
     def finished(self) -> bool:
         """Whether it has succeeded or failed. Its waiting rows need not be computed."""
         return self._remaining == 0
+
+    def require_in_time(self, predicted_ms: float, bound: TimeBound) -> None:
+        """Raise OverloadedError where an answer after `predicted_ms` is too late for its deadline or for `bound`.
+
+        Else `bound` learns how long the answer took.
+        """
+        require_deadline(predicted_ms, self.latency_ms)
+        bound.require(predicted_ms)
+        self._on_answered = partial(bound.observe, predicted_ms)
 
     def fail_if_late(self) -> None:
         """Fail with OverloadedError if the deadline `latency_ms` has expired."""
@@ -119,8 +127,8 @@ class TextRequest:
             self._remaining -= 1
             last = self._remaining == 0
         if last:
-            if self.on_answered is not None:
-                self.on_answered((time.monotonic() - self.arrived) * 1e3)
+            if self._on_answered is not None:
+                self._on_answered((time.monotonic() - self.arrived) * 1e3)
             self._on_finished(self)
 
     def fail(self, error: Exception) -> None:

@@ -154,9 +154,7 @@ class DecodeModel:
                 network = assemble(architecture, files, cache, dtype, make, weights)
             return cls(network, compiled or TorchOperations(), cache)
 
-        model = in_temporary_thread(build)
-        give_back_freed_memory()
-        return model
+        return in_temporary_thread(build)
 
     def ready(self) -> bool:
         """See `interfaces.Runtime.ready`: always."""
@@ -246,10 +244,12 @@ def token_places(batch: StepBatch) -> torch.Tensor:
 
 
 def in_temporary_thread(work: Callable[[], T]) -> T:
-    """The result of `work`, called on a thread that ends with it.
+    """The result of `work`, called on a thread that ends with it; what it has freed goes back to the system.
 
     Every thread that computes keeps its own pool of OpenMP threads until it ends. With more threads than cores, all of
     them sleep at once when they wait, also those of the decoding thread: a step then takes a third longer.
     """
     with ThreadPoolExecutor(1, thread_name_prefix="temporary") as executor:
-        return executor.submit(work).result()
+        result = executor.submit(work).result()
+    give_back_freed_memory()
+    return result

@@ -10,7 +10,6 @@ from pathlib import Path
 
 import torch
 
-from shapeshift.engines.hardware import give_back_freed_memory
 from shapeshift.fused_decode.interfaces import StepBatch
 from shapeshift.fused_decode.model import native_operations
 from shapeshift.fused_decode.model.architecture import Architecture
@@ -99,9 +98,7 @@ def load_member(spec: RankSpec, group: RankGroup, log: Log = _warn) -> MemberMod
         operations = compiled or eager_operations(device, attention_for(network, device, log))
         return MemberModel(network, operations, cache)
 
-    model = in_temporary_thread(build)
-    give_back_freed_memory()
-    return model
+    return in_temporary_thread(build)
 
 
 def joined(network: Network, group: RankGroup) -> Network:

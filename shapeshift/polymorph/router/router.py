@@ -27,7 +27,7 @@ from shapeshift.polymorph.router.transport import (
 from shapeshift.polymorph.router.worker_state import MAX_IN_FLIGHT, WorkerCall, WorkerState
 from shapeshift.polymorph.service_times import ServiceTimes
 from shapeshift.polymorph.settings import PolymorphSettings
-from shapeshift.serving.bounds import TimeBound, require_deadline, unloading
+from shapeshift.serving.bounds import TimeBound, unloading
 from shapeshift.serving.call_pool import CallTimeoutError
 from shapeshift.serving.liveness import StepCounter
 from shapeshift.serving.metrics import Counter, Gauge, Gauges
@@ -103,9 +103,7 @@ class Router:
             # An empty queue takes any request: its prediction could be wrong, and no call would correct it.
             if self._members.pending.rows:
                 predicted_ms = self._members.predicted_ms(request.rows, lambda row: self._times.of_row(0, row.tokens))
-                require_deadline(predicted_ms, request.latency_ms)
-                self._time_bound.require(predicted_ms)
-                request.on_answered = partial(self._time_bound.observe, predicted_ms)
+                request.require_in_time(predicted_ms, self._time_bound)
             self._members.pending.require_capacity(request.rows)
             self._members.put(request.rows)
             self._start_calls()
