@@ -24,11 +24,12 @@ from tritonclient.utils import InferenceServerException
 
 from client import generate_answers
 from shapeshift.errors import EngineError
-from shapeshift.triton import metrics, model_config
+from shapeshift.triton import model_config
 from shapeshift.triton.control import ModelControl
 from tests import waiting
 from tests.fused_decode.checkpoints import LONGEST, make_checkpoint
 from tests.fused_decode.fronts import tensors
+from tests.gauges import total
 from tests.outgoing import descendants
 
 if TYPE_CHECKING:
@@ -119,9 +120,7 @@ def gauges(server: TritonServer) -> Callable[..., float]:
     """A function that reads a metric of a model as it stands now."""
 
     def read(name: str, model: str = "generate", **labels: str) -> float:
-        wanted = {*labels.items(), ("model", model)}
-        samples = metrics.scrape(server.metrics_url).items()
-        return sum(value for (series, own), value in samples if series == f"shapeshift_{name}" and wanted <= own)
+        return total(server, name, model=model, **labels)
 
     return read
 

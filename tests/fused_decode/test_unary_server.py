@@ -22,9 +22,10 @@ from tritonclient.utils import InferenceServerException, np_to_triton_dtype
 from shapeshift.build_engines.decode import DecodeFrontConfig, publish
 from shapeshift.build_engines.paths import BuildPaths
 from shapeshift.build_engines.repository import front_models
-from shapeshift.triton import metrics, model_config
+from shapeshift.triton import model_config
 from shapeshift.triton.embedded.server import TritonServer
 from tests.fused_decode.checkpoints import LONGEST, make_checkpoint
+from tests.gauges import total
 from tests.waiting import wait_for
 
 pytestmark = pytest.mark.server
@@ -143,7 +144,7 @@ def test_requests_that_a_dead_process_held_are_answered(server: TritonServer) ->
     victim = stub_of(server, "generate")
 
     def kill_while_they_run() -> None:
-        wait_for(lambda: running(server) >= 8)
+        wait_for(lambda: total(server, "requests_running", model="generate") >= 8)
         os.kill(victim, signal.SIGKILL)
 
     killer = threading.Thread(target=kill_while_they_run)
@@ -156,13 +157,3 @@ def test_requests_that_a_dead_process_held_are_answered(server: TritonServer) ->
     assert "OK" not in ended and sum(ended.values()) == 40
     assert {text for text in ended if "UNAVAILABLE" in text} == set(ended), ended
     assert took < 50, "no client waited for its own time-out"
-
-
-def running(server: TritonServer) -> float:
-    """How many requests the decode loop generates for."""
-    samples = metrics.scrape(server.metrics_url)
-    return sum(
-        value
-        for (name, labels), value in samples.items()
-        if name == "shapeshift_requests_running" and ("model", "generate") in labels
-    )

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from shapeshift.triton import metrics
 from shapeshift.triton.control import ModelControl
 from tests import waiting
+from tests.gauges import total
 from tests.polymorph import engine_worker_files
 from tests.polymorph.engine_worker_files import check, load
 
@@ -53,12 +53,7 @@ def control(server: TritonServer) -> Iterator[ModelControl]:
 
 
 def joined(server: TritonServer) -> float:
-    found = metrics.scrape(server.metrics_url)
-    return sum(
-        value
-        for (name, labels), value in found.items()
-        if name == "shapeshift_workers_joined" and ("model", "binned") in labels
-    )
+    return total(server, "workers_joined", model="binned")
 
 
 def bin_of(version: str) -> int:
