@@ -14,8 +14,9 @@ import torch
 import transformers
 from tokenizers import Tokenizer
 
-from shapeshift.fused_decode.engine.sampling.logprobs import largest, log_norms, logprobs_of
+from shapeshift.fused_decode.engine.sampling.logprobs import Ranking, logprobs_of, ranking
 from shapeshift.fused_decode.front import GenerateFront
+from shapeshift.fused_decode.model import native_operations
 from tests.fakes import PbUtils, Request, values_of
 from tests.fused_decode.checkpoints import make_checkpoint
 from tests.fused_decode.fronts import MakeFront, arguments, ask
@@ -25,19 +26,45 @@ from tests.waiting import wait_for
 PROMPT = "Return the number of the words in the text, and of its letters."
 
 
-@pytest.mark.parametrize(("size", "count"), [(3, 3), (70, 20), (1000, 8), (1000, 700), (6464, 20)])
-def test_the_largest_values_of_a_row(size: int, count: int) -> None:
+@pytest.fixture(params=["numpy", "native"])
+def rank(request: pytest.FixtureRequest, kernel_cache: Path) -> Ranking:
+    """The ranking in numpy, and by the kernel."""
+    is_native = request.param == "native"
+    if is_native:
+        assert native_operations.load(kernel_cache, lambda line: None) is not None, "the native operations need g++"
+        assert hasattr(torch.ops.shapeshift_decode, "likeliest")
+    return ranking(is_native)
+
+
+@pytest.mark.parametrize(("size", "count"), [(1, 1), (3, 3), (70, 20), (1000, 8), (1000, 700), (6464, 20)])
+def test_the_largest_values_of_a_row(size: int, count: int, rank: Ranking) -> None:
     values = np.random.default_rng(size).standard_normal((9, size)).astype(np.float32)
     values[::2] = np.round(values[::2])
     values[3, 1:] = -np.inf
     values[4] = 0
     values[5, ::7] = np.nan
     finite = np.arange(9) != 5
+    norms, places = rank(values, count)
     order = np.argsort(-values, axis=1, kind="stable")[:, :count]
-    assert (largest(values, count)[finite] == order[finite]).all()
+    assert (places[finite] == order[finite]).all()
     wanted = torch.from_numpy(values).double().logsumexp(dim=1).numpy()
-    assert log_norms(values)[finite] == pytest.approx(wanted[finite], rel=1e-6, abs=1e-6)
-    assert np.isnan(log_norms(values)[5])
+    assert norms[finite] == pytest.approx(wanted[finite], rel=1e-6, abs=1e-6)
+    assert np.isnan(norms[5])
+
+
+def test_a_row_that_is_not_finite_has_no_norm(rank: Ranking) -> None:
+    values = np.zeros((4, 200), np.float32)
+    values[0, 199], values[1, 3], values[2] = np.inf, np.nan, -np.inf
+    norms, _ = rank(values, 8)
+    assert np.isnan(norms).tolist() == [True, True, True, False]
+
+
+def test_likely_tokens_beside_a_hundred_thousand_unlikely_ones(rank: Ranking) -> None:
+    values = np.full((2, 128256), -20.0, np.float32)
+    values[1, [70_000, 5, 128_255]] = 30, 30, 31
+    norms, places = rank(values, 3)
+    assert places[1].tolist() == [128_255, 5, 70_000]
+    assert norms == pytest.approx([np.log(128256) - 20, 31 + np.log1p(2 / np.e)], rel=1e-6)
 
 
 def test_they_are_those_of_torch_and_alone_the_same_as_together() -> None:

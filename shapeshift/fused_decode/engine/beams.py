@@ -15,7 +15,7 @@ import torch
 from shapeshift.errors import EngineError
 from shapeshift.fused_decode.engine.beam_search import BeamSearch, Candidates, Flags, Floats, Integers
 from shapeshift.fused_decode.engine.sampling.logit_edits import NumpyLogits
-from shapeshift.fused_decode.engine.sampling.logprobs import largest, log_norms
+from shapeshift.fused_decode.engine.sampling.logprobs import ranking
 from shapeshift.fused_decode.engine.slots import DECODE, SlotTable
 from shapeshift.fused_decode.interfaces import BLOCK_TOKENS, Runtime, blocks_of
 from shapeshift.fused_decode.request import LENGTH, STOP, Reason, Request
@@ -56,6 +56,7 @@ class Beams:
         self._table = table
         self._runtime = runtime
         self._eos_ids = sorted(runtime.eos_ids)
+        self._rank = ranking()
         self._choices: list[_Choice] = []
 
     def resume(self, prefilling: dict[Request, None]) -> None:
@@ -85,7 +86,8 @@ class Beams:
         requests = dict.fromkeys(request for slot in slots.tolist() if (request := table.owners[slot]) is not None)
         ends = {request: self._ends(request.sampling_params) for request in requests}
         most = max(_search(request).count(len(own)) for request, own in ends.items())
-        scores, tokens, finite = self._likeliest(logits[torch.from_numpy(rows)].cpu(), slots, most)
+        searched = logits if len(rows) == len(wanted) else logits[torch.from_numpy(rows)]
+        scores, tokens, finite = self._likeliest(searched.cpu().numpy(), slots, most)
         places = {slot: row for row, slot in enumerate(slots.tolist())}
         for request, own in ends.items():
             search = _search(request)
@@ -96,19 +98,19 @@ class Beams:
             self._choices.append(_Choice(request, found))
         return np.flatnonzero(~is_beam)
 
-    def _likeliest(self, logits: torch.Tensor, slots: Integers, most: int) -> tuple[Floats, Integers, Flags]:
+    def _likeliest(self, logits: Floats, slots: Integers, most: int) -> tuple[Floats, Integers, Flags]:
         """The logprobs of the `most` likeliest tokens after each row, these tokens, and whether the row is finite."""
-        edits, values = self._table.sampling.edits, logits.numpy()
-        norms = log_norms(values)[:, None]
-        finite = np.isfinite(norms[:, 0])
+        edits, most = self._table.sampling.edits, min(most, logits.shape[1])
+        norms, tokens = self._rank(logits, most)
+        finite = np.isfinite(norms)
         edited = edits.rows(slots)
         if edited.size:
             # Edits act on logprobs, as in transformers.
-            values[edited] -= norms[edited]
+            logits[edited] -= norms[edited, None]
             norms[edited] = 0
-            edits.apply(NumpyLogits(values), edited, slots, self._table.length[slots])
-        tokens = largest(values, min(most, values.shape[1]))
-        return np.take_along_axis(values, tokens, axis=1) - norms, tokens, finite
+            edits.apply(NumpyLogits(logits), edited, slots, self._table.length[slots])
+            tokens[edited] = self._rank(logits[edited], most)[1]
+        return np.take_along_axis(logits, tokens, axis=1) - norms[:, None], tokens, finite
 
     def advance(self) -> Iterator[tuple[Request, Reason | None]]:
         """Give the beams the tokens of the last `choose`; yields each request, and why it ends now, if it does."""

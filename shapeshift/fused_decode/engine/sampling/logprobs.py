@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
+import torch
 
 Integers = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float32]
+Ranking = Callable[[Floats, int], tuple[Floats, Integers]]
+"""(logits [rows, vocab_size], count): the `log_norms` of the rows and the `largest` of each.
+
+A row whose norm is NaN may have any places."""
 
 _DEPTH = 64
 """Values in a column."""
@@ -58,6 +64,19 @@ def _most_likely(scores: Floats) -> tuple[Integers, Floats]:
     """The tokens with the largest scores, and these, [rows, at most MOST_LISTED]."""
     tops = largest(scores, min(MOST_LISTED, scores.shape[1]))
     return tops, np.take_along_axis(scores, tops, axis=1)
+
+
+def ranking(native: bool = True) -> Ranking:
+    """By the compiled kernel, where the runtime has loaded the kernels; else, and with native=False, in numpy."""
+    kernel: Any = getattr(torch.ops.shapeshift_decode, "likeliest", None) if native else None
+    if kernel is None:
+        return lambda logits, count: (log_norms(logits), largest(logits, count))
+
+    def rank(logits: Floats, count: int) -> tuple[Floats, Integers]:
+        norms, places = kernel(torch.from_numpy(logits), count)
+        return norms.numpy(), places.numpy()
+
+    return rank
 
 
 def largest(values: Floats, count: int) -> Integers:

@@ -64,8 +64,6 @@ class Added {
     const Tasks& tasks;
     const T* from;
 
-    int64_t threads() const { return team.threads(); }
-
     template <typename Each>
     void operator()(int64_t count, const Each& each) const {
       const auto first = static_cast<int64_t>(tasks.rows.size());

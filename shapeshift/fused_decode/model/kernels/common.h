@@ -79,8 +79,6 @@ void share(int64_t count, const Work& work) {
 
 // `share` as an object, for kernels that get their way to share work as an argument.
 struct Shared {
-  static int64_t threads() { return at::get_num_threads(); }
-
   template <typename Work>
   void operator()(int64_t count, const Work& work) const {
     share(count, work);

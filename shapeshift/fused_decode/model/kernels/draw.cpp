@@ -6,34 +6,24 @@
 #include <ATen/ops/empty.h>
 #include <torch/library.h>
 
-#include <functional>
-#include <limits>
 #include <tuple>
 #include <vector>
 
-#include "common.h"
+#include "columns.h"
 
 namespace {
 
 using at::Tensor;
 
-constexpr int64_t kDepth = 64;         // tokens of a column; token t is at [t / columns][t % columns]
-constexpr float kNothing = -87.0f;     // below this score a token has no weight
-constexpr float kNone = -std::numeric_limits<float>::infinity();
-constexpr int64_t kShared = 4;         // rows with long work from which a second thread pays
-constexpr int kBinShift = 18;          // low bits of a weight that its bin ignores
+constexpr float kNothing = -87.0f;  // below this score a token has no weight
+constexpr int64_t kShared = 4;  // rows with long work from which a second thread pays
+constexpr int kBinShift = 18;   // low bits of a weight that its bin ignores
 constexpr int64_t kBins = (0x3f800000 >> kBinShift) + 1;  // up to weight 1
 
 struct Ask {
   float temperature, top_p, min_p;
   int64_t top_k;
   double uniform;
-};
-
-// A row's logits and the number of its columns.
-struct Row {
-  const float* logits;
-  int64_t size, columns;
 };
 
 // A thread's working memory, reused for every row.
@@ -63,13 +53,6 @@ double mass(const float* weights, int64_t size) {
   return total;
 }
 
-// The least of the `keep` largest values; -infinity where all are kept. Reorders the values.
-float least_of_largest(std::vector<float>& values, int64_t keep) {
-  if (keep >= static_cast<int64_t>(values.size())) return kNone;
-  std::nth_element(values.begin(), values.begin() + (keep - 1), values.end(), std::greater<float>());
-  return values[keep - 1];
-}
-
 // The largest weight such that the weights from it upwards sum to at least `share`. Reorders the weights.
 float floor_of_share(std::vector<float>& weights, double share) {
   float* low = weights.data();
@@ -90,22 +73,6 @@ float floor_of_share(std::vector<float>& weights, double share) {
     low = equal;
   }
   return *low;
-}
-
-// Writes the columns' maxima to s.maxima; returns whether no logit is NaN.
-bool scan(const Row& row, Scratch& s) {
-  s.maxima.assign(row.columns, kNone);
-  float* maxima = s.maxima.data();
-  for (int64_t start = 0; start < row.size; start += row.columns) {
-    const float* logits = row.logits + start;
-    const int64_t width = std::min(row.columns, row.size - start);
-    for (int64_t column = 0; column < width; ++column) {
-      maxima[column] = logits[column] > maxima[column] ? logits[column] : maxima[column];
-    }
-  }
-  int32_t unordered = 0;
-  for (int64_t token = 0; token < row.size; ++token) unordered |= row.logits[token] != row.logits[token];
-  return unordered == 0;
 }
 
 // The first token that has the logit `best`.
@@ -129,14 +96,10 @@ float weight_of(float logit, float best, float temperature, float least) {
 void gather(const Row& row, float best, float bound, float least, const Ask& ask, Scratch& s) {
   s.weights.clear();
   s.tokens.clear();
-  for (int64_t column = 0; column < row.columns; ++column) {
-    if (s.maxima[column] < bound) continue;
-    for (int64_t token = column; token < row.size; token += row.columns) {
-      if (row.logits[token] < bound) continue;
-      s.tokens.push_back(token);
-      s.weights.push_back(weight_of(row.logits[token], best, ask.temperature, least));
-    }
-  }
+  each_from(row, s.maxima, bound, [&](int64_t token) {
+    s.tokens.push_back(token);
+    s.weights.push_back(weight_of(row.logits[token], best, ask.temperature, least));
+  });
 }
 
 // Computes the weights of all tokens.
@@ -178,12 +141,7 @@ float share_floor(const Row& row, float floor, double top_p, Scratch& s) {
   s.chosen = s.maxima;
   const float bound = least_of_largest(s.chosen, std::max<int64_t>(row.columns / 4, 1));
   s.chosen.clear();
-  for (int64_t column = 0; column < row.columns; ++column) {
-    if (s.maxima[column] < bound) continue;
-    for (int64_t token = column; token < row.size; token += row.columns) {
-      if (row.logits[token] >= bound) s.chosen.push_back(s.weights[token]);
-    }
-  }
+  each_from(row, s.maxima, bound, [&](int64_t token) { s.chosen.push_back(s.weights[token]); });
   return mass(s.chosen) >= share ? floor_of_share(s.chosen, share) : floor_by_bins(share, s);
 }
 
@@ -238,7 +196,7 @@ bool is_short(const Row& row, const Ask& ask) {
 }
 
 int64_t choose(const Row& row, const Ask& ask, bool& good, Scratch& s) {
-  const bool ordered = scan(row, s);
+  const bool ordered = scan(row, s.maxima);
   const float best = *std::max_element(s.maxima.begin(), s.maxima.end());
   good = ordered && std::isfinite(best);
   if (!good) return 0;
@@ -263,9 +221,8 @@ int64_t choose(const Row& row, const Ask& ask, bool& good, Scratch& s) {
 // (uniforms). Returns the tokens, INT64 [rows], and whether the row's logits were finite, BOOL [rows].
 std::tuple<Tensor, Tensor> draw(const Tensor& logits, const Tensor& temperature, const Tensor& top_k,
                                 const Tensor& top_p, const Tensor& min_p, const Tensor& uniforms) {
-  TORCH_CHECK(logits.dim() == 2 && logits.size(1) > 0 && logits.is_contiguous() && logits.scalar_type() == at::kFloat,
-              "logits: must be contiguous float [rows, vocabulary]");
-  const int64_t rows = logits.size(0), size = logits.size(1);
+  check_logits(logits);
+  const int64_t rows = logits.size(0);
   for (const Tensor* each : {&temperature, &top_k, &top_p, &min_p, &uniforms}) {
     TORCH_CHECK(each->dim() == 1 && each->size(0) == rows && each->is_contiguous(), "one value for each row is needed");
   }
@@ -273,9 +230,6 @@ std::tuple<Tensor, Tensor> draw(const Tensor& logits, const Tensor& temperature,
   Tensor good = at::empty({rows}, logits.options().dtype(at::kBool));
   int64_t* chosen = tokens.data_ptr<int64_t>();
   bool* finite = good.data_ptr<bool>();
-  const auto row_of = [&](int64_t row) {
-    return Row{logits.const_data_ptr<float>() + row * size, size, (size + kDepth - 1) / kDepth};
-  };
   const auto ask_of = [&](int64_t row) {
     return Ask{temperature.const_data_ptr<float>()[row], top_p.const_data_ptr<float>()[row],
                min_p.const_data_ptr<float>()[row], top_k.const_data_ptr<int64_t>()[row],
@@ -283,10 +237,10 @@ std::tuple<Tensor, Tensor> draw(const Tensor& logits, const Tensor& temperature,
   };
   const auto work = [&](int64_t row) {
     thread_local Scratch scratch;
-    chosen[row] = choose(row_of(row), ask_of(row), finite[row], scratch);
+    chosen[row] = choose(Row(logits, row), ask_of(row), finite[row], scratch);
   };
   int64_t heavy = 0;
-  for (int64_t row = 0; row < rows; ++row) heavy += !is_short(row_of(row), ask_of(row));
+  for (int64_t row = 0; row < rows; ++row) heavy += !is_short(Row(logits, row), ask_of(row));
   if (heavy >= kShared) {
     share(rows, work);
   } else {

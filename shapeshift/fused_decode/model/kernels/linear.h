@@ -17,8 +17,6 @@ constexpr int64_t kLanes = 4, kTile = 4;
 constexpr int64_t kVectors = 3, kPanel = kVectors * kLanes;
 constexpr int64_t kInputs = 256;    // inputs of a panel that all rows use before the next ones: they fit L1
 constexpr int64_t kMostRows = 256;  // rows whose kInputs inputs fit L2
-constexpr int64_t kTogether = 8;    // most panels of one piece of work
-constexpr int64_t kRounds = 4;      // pieces of work for each thread, where there are enough panels
 constexpr int64_t kUnroll = 4;
 constexpr int64_t kLine = 64;  // bytes of a cache line
 
@@ -138,15 +136,7 @@ inline void multiply_panel(const Panels<float>& own, int64_t index, const float*
 template <typename Share, typename Each>
 void cross(int64_t panels, int64_t rows, int64_t few, int64_t tile, const Share& share, const Each& each) {
   if (rows == 0) return;
-  if (rows <= few) {
-    // Reading the weights is all that takes time: each piece of work has adjacent panels.
-    const int64_t together = std::clamp<int64_t>(panels / (kRounds * share.threads()), 1, kTogether);
-    share((panels + together - 1) / together, [&](int64_t i) {
-      const int64_t end = std::min((i + 1) * together, panels);
-      for (int64_t panel = i * together; panel < end; ++panel) each(panel, int64_t{0}, rows);
-    });
-    return;
-  }
+  if (rows <= few) return share(panels, [&](int64_t panel) { each(panel, int64_t{0}, rows); });
   const int64_t blocks = (rows + kMostRows - 1) / kMostRows;
   const int64_t height = ((rows + blocks - 1) / blocks + tile - 1) / tile * tile;
   share(panels * blocks, [&](int64_t i) {

@@ -4,6 +4,7 @@
 
 #include <omp.h>
 
+#include <array>
 #include <chrono>
 #include <vector>
 
@@ -17,18 +18,22 @@ class Team {
   static void gather(int64_t shares, const Body& body) {
     std::vector<Work> works(shares);
 #pragma omp parallel num_threads(at::get_num_threads())
-    body(Team(works.data(), omp_get_num_threads()));
+    body(Team(works.data(), omp_get_thread_num(), omp_get_num_threads()));
   }
 
-  int64_t threads() const { return threads_; }
-
-  // Runs each(i) for i in [0, count), each on a free thread, and returns when all are done. Threads wait for work, not
-  // for one another: a late thread delays none.
+  // Runs each(i) for i in [0, count) and returns when all are done. A thread takes what follows one another, from the part
+  // of the work that is its own, and then from the others' parts: what it fetched for the next i is its own to use, and a
+  // late thread delays none.
   template <typename Each>
   void operator()(int64_t count, const Each& each) const {
     Work& own = *next_++;
     int64_t mine = 0;
-    for (int64_t i = own.next++; i < count; i = own.next++, ++mine) each(i);
+    for (int64_t turn = 0; turn < parts_; ++turn) {
+      const int64_t part = (thread_ + turn) % parts_;
+      const int64_t first = part * count / parts_, end = (part + 1) * count / parts_;
+      std::atomic<int64_t>& taken = own.taken[part].count;
+      for (int64_t i = first + taken++; i < end; i = first + taken++, ++mine) each(i);
+    }
     if (mine > 0 && own.done.fetch_add(mine, std::memory_order_acq_rel) + mine == count) {
       own.over.store(1, std::memory_order_release);
       own.over.notify_all();
@@ -38,9 +43,15 @@ class Team {
   }
 
  private:
+  static constexpr int64_t kMostParts = 8;  // beyond that, threads share a part: each looks at all of them in the end
+
+  struct Taken {
+    alignas(64) std::atomic<int64_t> count{0};
+  };
+
   struct Work {
-    alignas(64) std::atomic<int64_t> next{0};
-    std::atomic<int64_t> done{0};
+    std::array<Taken, kMostParts> taken;
+    alignas(64) std::atomic<int64_t> done{0};
     alignas(64) std::atomic<int32_t> over{0};
   };
 
@@ -48,7 +59,8 @@ class Team {
   static constexpr auto kAwake = std::chrono::microseconds(200);
   static constexpr int kLooks = 32;
 
-  Team(Work* works, int64_t threads) : next_(works), threads_(threads) {}
+  Team(Work* works, int64_t thread, int64_t threads)
+      : next_(works), thread_(thread), parts_(std::min(threads, kMostParts)) {}
 
   static void await(const std::atomic<int32_t>& over) {
     const auto end = std::chrono::steady_clock::now() + kAwake;
@@ -70,5 +82,5 @@ class Team {
   }
 
   mutable Work* next_;
-  int64_t threads_;
+  int64_t thread_, parts_;
 };
