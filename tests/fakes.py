@@ -13,7 +13,7 @@ import threading
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
-from typing import Any, Literal, overload
+from typing import Any, Literal, Protocol, TypeVar, overload
 
 import numpy as np
 
@@ -326,6 +326,29 @@ class InferenceRequest:
         if answered:
             return answered[0]
         return iter([self._request.sender.answer()]) if decoupled else self._request.sender.answer()
+
+
+def send_returned(requests: Sequence[Request], returned: triton.Returned) -> None:
+    """Give what `execute` has returned to the requests' senders: clients see no difference."""
+    for request, response in zip(requests, returned or [None] * len(requests), strict=True):
+        if response is not None:
+            request.sender.send(response, FINAL)
+
+
+class Executing(Protocol):
+    """A front."""
+
+    def execute(self, requests: Sequence[triton.InferenceRequest], /) -> triton.Returned: ...
+
+
+Front = TypeVar("Front", bound=Executing)
+
+
+def as_served(front: Front) -> Front:
+    """`front`, whose `execute` does `send_returned` by itself."""
+    execute = front.execute
+    front.execute = lambda requests: send_returned(requests, execute(requests))  # type: ignore
+    return front
 
 
 def values_of(response: triton.InferenceResponse) -> dict[str, np.ndarray]:

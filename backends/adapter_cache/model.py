@@ -9,7 +9,7 @@ from shapeshift.errors import ShapeshiftError
 from shapeshift.fused_decode import settings
 from shapeshift.fused_decode.model import kernel_build
 from shapeshift.serving import model_args
-from shapeshift.serving.pb_utils import InferenceRequest, ModelConfig
+from shapeshift.serving.pb_utils import InferenceRequest, ModelConfig, Returned
 from shapeshift.settings import Choices
 
 # Imported when chosen: a model that forwards needs no torch.
@@ -35,8 +35,9 @@ class TritonPythonModel:
         except ShapeshiftError as error:
             raise pb_utils.TritonModelException(str(error)) from error
 
-    def execute(self, requests: list[InferenceRequest]) -> None:
-        self._front.execute(requests)
+    def execute(self, requests: list[InferenceRequest]) -> Returned:
+        returned: Returned = self._front.execute(requests)
+        return returned
 
     def finalize(self) -> None:
         self._front.close()

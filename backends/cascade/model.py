@@ -6,7 +6,7 @@ from shapeshift.cascade import settings
 from shapeshift.cascade.front import CascadeFront
 from shapeshift.errors import ShapeshiftError
 from shapeshift.serving import model_args
-from shapeshift.serving.pb_utils import InferenceRequest, ModelConfig
+from shapeshift.serving.pb_utils import InferenceRequest, ModelConfig, Returned
 
 
 class TritonPythonModel:
@@ -22,8 +22,8 @@ class TritonPythonModel:
         except ShapeshiftError as error:
             raise pb_utils.TritonModelException(str(error)) from error
 
-    def execute(self, requests: list[InferenceRequest]) -> None:
-        self._front.execute(requests)
+    def execute(self, requests: list[InferenceRequest]) -> Returned:
+        return self._front.execute(requests)
 
     def finalize(self) -> None:
         self._front.close()

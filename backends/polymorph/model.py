@@ -7,7 +7,7 @@ from shapeshift.polymorph import settings
 from shapeshift.polymorph.front import TextFront
 from shapeshift.polymorph.worker import TextWorker
 from shapeshift.serving import model_args
-from shapeshift.serving.pb_utils import InferenceRequest, InferenceResponse, ModelConfig
+from shapeshift.serving.pb_utils import InferenceRequest, ModelConfig, Returned
 
 
 class TritonPythonModel:
@@ -28,7 +28,7 @@ class TritonPythonModel:
         except ShapeshiftError as error:
             raise pb_utils.TritonModelException(str(error)) from error
 
-    def execute(self, requests: list[InferenceRequest]) -> list[InferenceResponse] | None:
+    def execute(self, requests: list[InferenceRequest]) -> Returned:
         return self._model.execute(requests)
 
     def finalize(self) -> None:

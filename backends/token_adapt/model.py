@@ -6,7 +6,7 @@ import triton_python_backend_utils as pb_utils
 
 from shapeshift.errors import ShapeshiftError
 from shapeshift.serving import model_args
-from shapeshift.serving.pb_utils import InferenceRequest, ModelConfig
+from shapeshift.serving.pb_utils import InferenceRequest, ModelConfig, Returned
 from shapeshift.token_adapt import settings
 from shapeshift.token_adapt.front import ImageFront
 
@@ -26,8 +26,8 @@ class TritonPythonModel:
         except ShapeshiftError as error:
             raise pb_utils.TritonModelException(str(error)) from error
 
-    def execute(self, requests: list[InferenceRequest]) -> None:
-        self._front.execute(requests)
+    def execute(self, requests: list[InferenceRequest]) -> Returned:
+        return self._front.execute(requests)
 
     def finalize(self) -> None:
         self._front.close()

@@ -26,7 +26,7 @@ from shapeshift.serving.description import Description, describing
 from shapeshift.serving.liveness import Liveness, StepCounter
 from shapeshift.serving.metrics import Gauge, Metric, MetricsFlusher, RequestMetrics
 from shapeshift.serving.model_args import ModelArgs, model_log
-from shapeshift.serving.pb_utils import InferenceRequest, InferenceResponse, PbUtils, ResponseSender
+from shapeshift.serving.pb_utils import InferenceRequest, InferenceResponse, PbUtils, ResponseSender, Returned
 from shapeshift.serving.responses import Responder
 from shapeshift.serving.text_inputs import NUM_TOKENS, TEXT_PAIR, texts_of_request, wanted_outputs
 from shapeshift.triton.async_client import AsyncClient
@@ -75,9 +75,9 @@ class CascadeFront:
         self._export_metrics(args.name)
         self._log(f"ready: task {own.task}, candidate {self._hot_swap.current.candidate.name}")
 
-    def execute(self, requests: Sequence[InferenceRequest]) -> None:
+    def execute(self, requests: Sequence[InferenceRequest]) -> Returned:
         """Start every request; an invalid one is answered with its error at once."""
-        self._responder.start(requests, self._enter)
+        return self._responder.start(requests, self._enter)
 
     def close(self) -> None:
         """Stop producers before consumers: what other nodes serve, the levels, then the responses, then the metrics."""

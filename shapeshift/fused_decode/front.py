@@ -62,7 +62,7 @@ class GenerateFront:
         self._live: dict[str, list[Request]] = {}
         self._lock = threading.Lock()
         self._request_metrics = RequestMetrics("prompts", settings.max_length, settings.slo_ms)
-        self._responder = Responder(pb_utils, self._request_metrics, self._log)
+        self._responder = Responder(pb_utils, self._request_metrics, self._log, decoupled=True)
         self._watch = CancellationWatch(self._log)
         self.loop = DecodeLoop(
             runtime,

@@ -36,7 +36,7 @@ from shapeshift.serving.liveness import Liveness, StepCounter
 from shapeshift.serving.metrics import Gauge, Metric, MetricsFlusher, RequestMetrics
 from shapeshift.serving.model_args import DESCRIPTION, ModelArgs, model_log
 from shapeshift.serving.parameters import FROM_NODE, is_tritons
-from shapeshift.serving.pb_utils import InferenceRequest, InferenceResponse, PbUtils, ResponseSender
+from shapeshift.serving.pb_utils import InferenceRequest, InferenceResponse, PbUtils, ResponseSender, Returned
 from shapeshift.serving.responses import Responder
 from shapeshift.triton.async_client import AsyncClient, ModelCall, Tensors
 from shapeshift.triton.client_thread import ClientThread
@@ -102,9 +102,9 @@ class UnaryFront:
         self._probing = self._thread.start(self._probe())
         self._ticking = self._thread.start(self._tick())
 
-    def execute(self, requests: Sequence[InferenceRequest]) -> None:
+    def execute(self, requests: Sequence[InferenceRequest]) -> Returned:
         """Forward every request; an invalid request, or one too many, gets an error at once."""
-        self._responder.start(requests, self._submit)
+        return self._responder.start(requests, self._submit)
 
     def close(self, timeout_s: float = 5.0) -> None:
         """Let the other model answer the requests in flight within the time, fail the others, then stop."""

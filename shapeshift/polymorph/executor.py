@@ -49,6 +49,9 @@ class Executor(Protocol):
     def running(self) -> int:
         """Texts that are being computed."""
 
+    def require_room(self, latency_ms: float | None) -> None:
+        """Raise OverloadedError where any request of this `latency_ms` would be refused: before its texts are read."""
+
     def submit(self, request: TextRequest) -> None:
         """Queue all rows of `request`. Raises OverloadedError where they do not fit."""
 

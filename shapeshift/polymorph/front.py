@@ -22,7 +22,7 @@ from shapeshift.serving.description import Description, describing
 from shapeshift.serving.liveness import Liveness
 from shapeshift.serving.metrics import Gauge, Metric, MetricsFlusher, RequestMetrics
 from shapeshift.serving.model_args import ModelArgs, model_log
-from shapeshift.serving.pb_utils import InferenceRequest, InferenceResponse, PbUtils, ResponseSender
+from shapeshift.serving.pb_utils import InferenceRequest, InferenceResponse, PbUtils, ResponseSender, Returned
 from shapeshift.serving.responses import Responder
 from shapeshift.serving.text_inputs import (
     ENGINE_MS,
@@ -67,9 +67,9 @@ class TextFront:
         self._enter = describing(pb_utils, self._responder, args, lambda: described, self._submit)
         self._log(f"ready: {made.provider} {made.precision}, {len(made.engines)} engines, {own.placement}")
 
-    def execute(self, requests: Sequence[InferenceRequest]) -> None:
+    def execute(self, requests: Sequence[InferenceRequest]) -> Returned:
         """Queue every request. A request that cannot be served is answered with an error at once."""
-        self._responder.start(requests, self._enter)
+        return self._responder.start(requests, self._enter)
 
     def close(self) -> None:
         """Stop producers before consumers: engines, then the sender, then metrics."""
@@ -79,6 +79,7 @@ class TextFront:
 
     def _submit(self, request: InferenceRequest, sender: ResponseSender) -> None:
         given = parameters.parse(request.parameters(), _OWN_PARAMETERS)
+        self._executor.require_room(given.latency_ms)
         wanted = wanted_outputs(request, self._outputs)
         rows = rows_of_request(
             self._pb_utils,

@@ -67,6 +67,11 @@ class InferenceRequest(Protocol):
     def get_response_sender(self) -> ResponseSender: ...
 
 
+Returned: TypeAlias = Sequence[InferenceResponse | None] | None
+"""What `execute` returns: for each request its one response, or None where a sender answers it; None where senders
+answer all, as always in a decoupled model."""
+
+
 class BlsRequest(Protocol):
     """A request that a backend makes to another model; Triton's InferenceRequest too."""
 

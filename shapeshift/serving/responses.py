@@ -3,7 +3,8 @@
 `ResponseSender.send` blocks for milliseconds while other threads are busy, so a thread that computes never calls it.
 It posts the streams that have something to send. The sending thread asks each stream for its response when the
 stream's turn comes, so everything that has gathered since the last response leaves in one. Errors have a thread of
-their own: a refusal does not wait for the answers before it.
+their own: they do not wait for the answers before them. A refusal on arrival does not go through a thread at all where
+`execute` may return it, which is when a model is not decoupled.
 """
 
 from __future__ import annotations
@@ -20,11 +21,11 @@ from shapeshift.serving.bounds import Bound
 from shapeshift.serving.liveness import StepCounter
 from shapeshift.serving.metrics import RequestMetrics
 from shapeshift.serving.model_args import Log
-from shapeshift.serving.pb_utils import InferenceRequest, InferenceResponse, PbUtils, ResponseSender
+from shapeshift.serving.pb_utils import InferenceRequest, InferenceResponse, PbUtils, ResponseSender, Returned
 
 # New requests are refused while so many answers wait to be sent.
 _MAX_UNSENT = 1024
-# `execute` waits while so many refusals wait to be sent: further requests then stay with Triton.
+# Of a decoupled model: `execute` waits while so many refusals wait to be sent. Further requests then stay with Triton.
 _MAX_REFUSALS = 64
 
 Make = Callable[[], InferenceResponse]
@@ -129,11 +130,13 @@ class ResponseThread:
 class Responder:
     """Answers the requests of a front and counts how they ended. Owns the sending threads.
 
+    decoupled: whether Triton takes several responses for a request of this front; `execute` returns none then.
     steps: those of Triton's thread that executes, and of the sending threads.
     """
 
-    def __init__(self, pb_utils: PbUtils, metrics: RequestMetrics, log: Log) -> None:
+    def __init__(self, pb_utils: PbUtils, metrics: RequestMetrics, log: Log, decoupled: bool = False) -> None:
         self._pb_utils = pb_utils
+        self._decoupled = decoupled
         self._metrics = metrics
         self._counting = threading.Lock()
         self._answers = ResponseThread(pb_utils, log)
@@ -154,21 +157,30 @@ class Responder:
         requests: Sequence[InferenceRequest],
         submit: Submit,
         with_code: Callable[[InferenceRequest], bool] = lambda request: False,
-    ) -> None:
+    ) -> Returned:
         """Call `submit(request, its response sender)` for each; an error that it raises is that request's answer.
 
-        Blocks only while too many of these errors wait to be sent.
+        `execute` must return what this returns. Blocks only while too many errors of a decoupled model wait to be sent.
         with_code(request): whether that error carries its code in its text, see `error_codes.with_code`.
         """
-        for request in requests:
-            with self._executing.running():
-                response_sender = request.get_response_sender()
-                try:
-                    self._unsent_bound.require(self._answers.waiting)
-                    submit(request, response_sender)
-                except Exception as error:  # noqa: BLE001  one bad request must not cost the others
-                    self._refusal_slots.acquire()
-                    self.fail(response_sender, error, None, with_code(request), self._refusal_slots.release)
+        returned = [self._start(request, submit, with_code) for request in requests]
+        return None if all(response is None for response in returned) else returned
+
+    def _start(
+        self, request: InferenceRequest, submit: Submit, with_code: Callable[[InferenceRequest], bool]
+    ) -> InferenceResponse | None:
+        with self._executing.running():
+            response_sender = request.get_response_sender()
+            try:
+                self._unsent_bound.require(self._answers.waiting)
+                submit(request, response_sender)
+            except Exception as error:  # noqa: BLE001  one bad request must not cost the others
+                if not self._decoupled:
+                    self.count(error_codes.code_name(error))
+                    return self._error_response(error, with_code(request))
+                self._refusal_slots.acquire()
+                self.fail(response_sender, error, None, with_code(request), self._refusal_slots.release)
+        return None
 
     def send(
         self,
@@ -198,8 +210,7 @@ class Responder:
 
         before, after: as for `send`, on the thread that sends errors; with_code: see `error_codes.with_code`.
         """
-        respond = error_codes.with_code if with_code else error_codes.error_response
-        make = partial(respond, self._pb_utils, error)
+        make = partial(self._error_response, error, with_code)
         ended = partial(self._ended, error_codes.code_name(error), None, after)
         self._errors.post([SingleResponse(response_sender, _preceded(make, before), ended)])
 
@@ -209,6 +220,10 @@ class Responder:
             self._metrics.latency_ms.observe((time.monotonic() - arrived) * 1e3)
         with self._counting:
             self._metrics.answered[code].add()
+
+    def _error_response(self, error: Exception, with_code: bool) -> InferenceResponse:
+        make = error_codes.with_code if with_code else error_codes.error_response
+        return make(self._pb_utils, error)
 
     def _ended(self, code: str, arrived: float | None, after: Callable[[], None] | None) -> None:
         self.count(code, arrived)

@@ -18,7 +18,7 @@ from shapeshift.serving.description import Description, describing
 from shapeshift.serving.liveness import Liveness
 from shapeshift.serving.metrics import Gauge, Metric, MetricsFlusher, RequestMetrics
 from shapeshift.serving.model_args import ModelArgs, model_log
-from shapeshift.serving.pb_utils import InferenceRequest, InferenceResponse, PbUtils, ResponseSender
+from shapeshift.serving.pb_utils import InferenceRequest, InferenceResponse, PbUtils, ResponseSender, Returned
 from shapeshift.serving.responses import Responder
 from shapeshift.token_adapt import image_decoding, loading
 from shapeshift.token_adapt.decoder_pool import Decode, DecoderPool
@@ -74,9 +74,9 @@ class ImageFront:
         self._metrics = MetricsFlusher(pb_utils, args.name, exported, self._log)
         self._executor.start()
 
-    def execute(self, requests: Sequence[InferenceRequest]) -> None:
+    def execute(self, requests: Sequence[InferenceRequest]) -> Returned:
         """Queue the images of each request for decoding; invalid and refused requests get an error at once."""
-        self._responder.start(requests, self._enter)
+        return self._responder.start(requests, self._enter)
 
     def close(self) -> None:
         """Stop producers before consumers: what other nodes serve, decoding, execution, responses, metrics."""

@@ -19,7 +19,7 @@ def test_refusals_and_answers_are_held_against_their_bounds() -> None:
     found = summarise("long", 5.0, report(("OK", 1.9), ("UNAVAILABLE", 0.04), ("OK", 0.2), ("UNAVAILABLE", 0.01)))
     assert (found.good, found.refused, found.other) == (2, 2, 0)
     assert abs(found.good_max_ms - 1900.0) < 1e-6 and 39.0 < found.refusal_p99_ms <= 40.0
-    assert abs(found.offered_per_s - 10.0) < 1e-6
+    assert abs(found.offered_per_s - 10.0) < 1e-6 and found.late_p99_ms == 0
     assert found.missed(2000.0) == []
 
 

@@ -27,7 +27,7 @@ from shapeshift.serving.model_args import ModelArgs
 from shapeshift.triton import model_config
 from shapeshift.triton.async_client import AsyncClient, ModelCall
 from tests.conftest import LIGHT_WIDTH
-from tests.fakes import InferenceResponse, PbUtils, Request, Tensor, TritonError, values_of
+from tests.fakes import InferenceResponse, PbUtils, Request, Tensor, TritonError, as_served, values_of
 from tests.registry_mirror.remote_registry import remote as remote
 
 LABELS = ("LABEL_0", "LABEL_1")
@@ -187,7 +187,7 @@ class Workspace:
         if table is not None:
             self.put(table)
         self.publish(**parameters)
-        self.fronts.append(CascadeFront(self.pb_utils, self.args(), FakeClient(self.pb_utils)))
+        self.fronts.append(as_served(CascadeFront(self.pb_utils, self.args(), FakeClient(self.pb_utils))))
         return self.fronts[-1]
 
     def args(self) -> ModelArgs:

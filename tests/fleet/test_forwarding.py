@@ -54,7 +54,7 @@ class FakeFront:
         self.refusal: ShapeshiftError | None = None
         self.open = threading.Event()
         self.open.set()
-        self.responder = Responder(self.pb_utils, RequestMetrics("texts", 8, 0), self.lines.append)
+        self.responder = Responder(self.pb_utils, RequestMetrics("texts", 8, 0), self.lines.append, decoupled=stream)
         config = {"input": [{"name": "text_input"}], "output": [{"name": TEXT}], "max_batch_size": 0}
         self.args = ModelArgs("model", Path(), config, {}, "CPU", 0)
         self.front = Front(
@@ -73,7 +73,7 @@ class FakeFront:
 
     def enter(self, request: Any) -> None:
         submit = describing(self.pb_utils, self.responder, self.args, self.entry.describe, self.entry.submit)
-        self.responder.start([request], submit, error_codes.is_forwarded)
+        fakes.send_returned([request], self.responder.start([request], submit, error_codes.is_forwarded))
 
     def ask(self, parameters: dict[str, Any] | None = None, **inputs: Any) -> fakes.Request:
         request = fakes.Request((TEXT, ID), parameters, "mine", decoupled=self.front.stream, **inputs)

@@ -16,7 +16,7 @@ from shapeshift.fused_decode.front import GenerateFront
 from shapeshift.fused_decode.interfaces import StepBatch
 from shapeshift.fused_decode.service import DecodeService
 from shapeshift.fused_decode.unary import UnaryFront
-from tests.fakes import PbUtils
+from tests.fakes import PbUtils, as_served
 from tests.fused_decode.fake_client import FakeClient
 from tests.fused_decode.fronts import answer_of, arguments, ask
 from tests.fused_decode.toy import ToyRuntime, save_tokenizer
@@ -97,7 +97,7 @@ def test_the_thread_that_forwards(pb_utils: PbUtils, monkeypatch: pytest.MonkeyP
     client, opened = FakeClient(pb_utils), threading.Event()
     client.dead["generate"] = "there is no such request"
     pb_utils.models["generate"] = None
-    front = UnaryFront(pb_utils, arguments("generate_unary"), client)
+    front = as_served(UnaryFront(pb_utils, arguments("generate_unary"), client))
     front._forwarding.limit_s = 1.2
 
     async def hang() -> None:

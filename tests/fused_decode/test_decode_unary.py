@@ -21,7 +21,7 @@ from shapeshift.fused_decode.service import DecodeService
 from shapeshift.fused_decode.unary import UnaryFront
 from shapeshift.serving import responses
 from shapeshift.triton.async_client import ModelCall, Tensors
-from tests.fakes import PbUtils, TritonError, values_of
+from tests.fakes import PbUtils, TritonError, as_served, values_of
 from tests.fused_decode.fake_client import FakeClient
 from tests.fused_decode.fronts import answer_of, arguments, ask
 from tests.fused_decode.toy import ToyRuntime, ids, save_tokenizer
@@ -65,7 +65,7 @@ def make_front(
     pb_utils.models["generate"] = generate
 
     def make(**parameters: object) -> UnaryFront:
-        started.append(UnaryFront(pb_utils, arguments("generate_unary", **parameters), client))
+        started.append(as_served(UnaryFront(pb_utils, arguments("generate_unary", **parameters), client)))
         return started[-1]
 
     yield make
@@ -250,7 +250,7 @@ def test_every_request_ends_within_its_limit(
 def test_close_answers_what_is_in_flight(pb_utils: PbUtils, client: FakeClient, generate: GenerateFront) -> None:
     pb_utils.models["generate"] = generate
     client.dead["generate"] = "not ready"
-    front = UnaryFront(pb_utils, arguments("generate_unary"), client)
+    front = as_served(UnaryFront(pb_utils, arguments("generate_unary"), client))
     requests = [plain() for _ in range(3)]
     front.execute(requests)
     front.close(timeout_s=0.1)

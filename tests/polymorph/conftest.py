@@ -31,7 +31,7 @@ from shapeshift.polymorph.settings import PolymorphSettings, worker_name
 from shapeshift.polymorph.worker import TextWorker
 from shapeshift.serving import call_pool, model_args
 from shapeshift.triton import model_config
-from tests.fakes import PbUtils
+from tests.fakes import PbUtils, as_served
 
 
 class Gate:
@@ -136,7 +136,7 @@ def make_front(front_args: Callable[..., dict[str, str]], pb_utils: PbUtils) -> 
     started: list[TextFront] = []
 
     def make(**parameters: object) -> TextFront:
-        started.append(TextFront(pb_utils, model_args.read(front_args(**parameters))))
+        started.append(as_served(TextFront(pb_utils, model_args.read(front_args(**parameters)))))
         return started[-1]
 
     yield make

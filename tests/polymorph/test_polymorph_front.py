@@ -30,7 +30,16 @@ from shapeshift.errors import EngineError, InvalidInputError
 from shapeshift.files import file_sha256
 from shapeshift.polymorph.front import TextFront
 from shapeshift.serving import model_args
-from tests.fakes import PbUtils, Request, TritonError, TritonModelException, ids_request, text_request
+from tests.fakes import (
+    PbUtils,
+    Request,
+    TritonError,
+    TritonModelException,
+    as_served,
+    ids_request,
+    send_returned,
+    text_request,
+)
 
 if TYPE_CHECKING:
     from tests.polymorph.conftest import Gate
@@ -563,7 +572,7 @@ def test_a_manifest_without_its_hash_in_the_config_is_accepted(
     args = damaged(front_args(), manifest_sha256=None, checkpoint_sha256=None)
     folder = tmp_path / "build" / "engines" / "front"
     dataclasses.replace(manifest.load(folder), max_tokens=4).save(folder)
-    front = TextFront(pb_utils, model_args.read(args))
+    front = as_served(TextFront(pb_utils, model_args.read(args)))
     request = ids_request([1] * 5)
     front.execute([request])
     assert "at most 4" in request.refusal()[1]
@@ -592,7 +601,9 @@ def test_the_backend_serves(
     model = entry_point.TritonPythonModel()
     model.initialize(front_args())
     requests = [text_request("one"), text_request("")]
-    assert model.execute(requests) is None
+    returned = model.execute(requests)
+    assert returned[0] is None
+    send_returned(requests, returned)
     assert requests[0].vectors().shape == (1, 8)
     assert requests[1].refusal()[0] == TritonError.INVALID_ARG
     model.finalize()

@@ -14,7 +14,7 @@ from shapeshift.errors import InvalidInputError
 from shapeshift.polymorph.front import TextFront
 from shapeshift.polymorph.worker import TextWorker
 from shapeshift.serving import model_args
-from tests.fakes import PbUtils, Request, TritonError, ids_request, text_request, values_of
+from tests.fakes import PbUtils, Request, TritonError, as_served, ids_request, text_request, values_of
 from tests.polymorph.conftest import args_of
 
 if TYPE_CHECKING:
@@ -55,7 +55,7 @@ def open_front(build: Callable[..., Path]) -> Iterator[Callable[..., TextFront]]
     started: list[TextFront] = []
 
     def make(**choices: Any) -> TextFront:
-        started.append(TextFront(PbUtils(), model_args.read(args_of(build(**choices) / "front"))))
+        started.append(as_served(TextFront(PbUtils(), model_args.read(args_of(build(**choices) / "front")))))
         return started[-1]
 
     yield make

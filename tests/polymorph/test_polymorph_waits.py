@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from types import SimpleNamespace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
@@ -25,6 +25,7 @@ from shapeshift.polymorph.router.membership import Membership
 from shapeshift.polymorph.router.transport import WorkerInfo
 from shapeshift.polymorph.router.worker_state import WorkerCall, WorkerState
 from shapeshift.polymorph.settings import PolymorphSettings
+from shapeshift.serving.bounds import TimeBound
 from shapeshift.serving.call_pool import CallTimeoutError
 from tests.fakes import PbUtils, Request, TritonError, text_request
 from tests.waiting import wait_for
@@ -100,6 +101,36 @@ def test_rows_of_one_request_share_the_threads(
     front.execute([four := text_request(*"abc")])
     gate.release()
     assert len(four.vectors()) == 3
+    for request in served:
+        request.vectors()
+
+
+def test_texts_are_not_read_where_the_queue_alone_takes_too_long(
+    busy_front: Callable[..., tuple[TextFront, list[Request]]], gate: Gate, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    front, served = busy_front(max_queue_ms=90)
+    # The queue takes 60 ms, counted as 67; a deadline is held against the prediction as it is.
+    read: list[bytes] = []
+    encode = front._tokenizer.encode
+
+    def reading(text: bytes, *rest: Any) -> Ids:
+        read.append(text)
+        return encode(text, *rest)
+
+    monkeypatch.setattr(front._tokenizer, "encode", reading)
+    hurried, own = text_request("hurried", parameters={"latency_ms": 59}), text_request("own cost")
+    front.execute([hurried, own])
+    assert "latency_ms: got 59, an answer is predicted after 60 ms" in hurried.refusal()[1]
+    assert "max_queue_ms: an answer is predicted after 112 ms" in own.refusal()[1]
+    front.execute([fits := text_request("fits", parameters={"latency_ms": 61})])
+    assert "latency_ms: got 61, an answer is predicted after 100 ms" in fits.refusal()[1]
+    executor = front._executor
+    assert isinstance(executor, executor_module.EngineExecutor)
+    monkeypatch.setattr(executor, "_time_bound", TimeBound("max_queue_ms", 66))
+    front.execute([late := text_request("late")])
+    assert "max_queue_ms: an answer is predicted after 67 ms, the limit is 66 ms" in late.refusal()[1]
+    assert read == [b"own cost", b"fits"]
+    gate.release()
     for request in served:
         request.vectors()
 

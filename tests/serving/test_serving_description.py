@@ -16,7 +16,7 @@ from shapeshift.serving.description import Description, describing, told
 from shapeshift.serving.metrics import RequestMetrics
 from shapeshift.serving.model_args import ModelArgs
 from shapeshift.serving.responses import Responder
-from tests.fakes import PbUtils, Request, text_request
+from tests.fakes import PbUtils, Request, send_returned, text_request
 
 OUTPUTS = ("EMBEDDING", "DESCRIPTION")
 NO_INPUT: dict[str, tuple[Request, bool]] = {
@@ -50,7 +50,7 @@ def test_facts_that_do_not_apply_are_left_out(max_batch_size: int, shape: tuple[
     made = Description(description.EMBEDDING, embedding_size=8, pairs=False)
     enter = describing(pb_utils, responder, args(max_batch_size), lambda: made, submit)
     asked, other = Request(OUTPUTS), Request(OUTPUTS[:1])
-    responder.start([asked, other], enter)
+    send_returned([asked, other], responder.start([asked, other], enter))
     found = asked.vectors("DESCRIPTION")
     assert found.shape == shape
     assert json.loads(found.item()) == {

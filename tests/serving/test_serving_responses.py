@@ -15,7 +15,7 @@ from shapeshift.serving import error_codes, responses
 from shapeshift.serving import pb_utils as triton
 from shapeshift.serving.metrics import RequestMetrics
 from shapeshift.serving.responses import Responder, ResponseThread, SingleResponse
-from tests.fakes import InferenceResponse, PbUtils, Request, ResponseSender, TritonError
+from tests.fakes import InferenceResponse, PbUtils, Request, ResponseSender, TritonError, send_returned
 from tests.waiting import wait_for
 
 
@@ -281,6 +281,15 @@ def responder() -> Iterator[tuple[Responder, RequestMetrics]]:
     made.close()
 
 
+@pytest.fixture
+def decoupled() -> Iterator[tuple[Responder, RequestMetrics]]:
+    """Of a decoupled model, whose `execute` returns nothing."""
+    metrics = RequestMetrics("texts", 1, 0)
+    made = Responder(PbUtils(), metrics, pytest.fail, decoupled=True)
+    yield made, metrics
+    made.close()
+
+
 def test_a_served_request_is_counted_after_it_was_sent(responder: tuple[Responder, RequestMetrics]) -> None:
     made, metrics = responder
     order: list[str] = []
@@ -297,8 +306,9 @@ def test_a_served_request_is_counted_after_it_was_sent(responder: tuple[Responde
     assert metrics.answered["OK"].value == 1 and metrics.latency_ms.totals()[0][-1] == 1
 
 
-def test_what_submit_raises_is_the_answer_of_that_request_alone(responder: tuple[Responder, RequestMetrics]) -> None:
-    made, metrics = responder
+@pytest.mark.parametrize("kind", ["responder", "decoupled"])
+def test_what_submit_raises_is_the_answer_of_that_request_alone(kind: str, request: pytest.FixtureRequest) -> None:
+    made, metrics = request.getfixturevalue(kind)
     requests = [Request(), Request(parameters={"forwarded": True}), Request()]
     accepted: list[object] = []
 
@@ -307,8 +317,14 @@ def test_what_submit_raises_is_the_answer_of_that_request_alone(responder: tuple
             raise InvalidInputError("TEXT", 3, "a string")
         accepted.append(request)
 
-    made.start(requests, submit, error_codes.is_forwarded)
+    returned = made.start(requests, submit, error_codes.is_forwarded)
     made.close()
+    if kind == "responder":
+        # Nothing was sent: Triton takes one response.
+        assert returned is not None and returned[2] is None and not any(one.sender.responses for one in requests)
+        send_returned(requests, returned)
+    else:
+        assert returned is None
     plain, coded = (request.sender.answer().error() for request in requests[:2])
     assert plain is not None and coded is not None
     assert (plain.code(), plain.message()) == (TritonError.INVALID_ARG, "TEXT: got 3; a string")
@@ -342,13 +358,13 @@ def refuse(request: triton.InferenceRequest, sender: triton.ResponseSender) -> N
 
 
 def test_a_refusal_does_not_wait_for_answers(
-    responder: tuple[Responder, RequestMetrics], held: threading.Event
+    decoupled: tuple[Responder, RequestMetrics], held: threading.Event
 ) -> None:
-    made, metrics = responder
+    made, metrics = decoupled
     answers = [HeldSender() for _ in range(3)]
     for sender in answers:
         made.send(sender, InferenceResponse, time.monotonic())
-    refused, failed = Request(), ResponseSender()
+    refused, failed = Request(decoupled=True), ResponseSender()
     made.start([refused], refuse)
     made.fail(failed, OverloadedError("latency_ms ran out"))
     assert refused.refusal() == (TritonError.UNAVAILABLE, "full")
@@ -364,7 +380,7 @@ def test_refusals_that_wait_are_bounded_and_none_is_lost(
     monkeypatch: pytest.MonkeyPatch, held: threading.Event
 ) -> None:
     monkeypatch.setattr(responses, "_MAX_REFUSALS", 3)
-    made = Responder(PbUtils(), RequestMetrics("texts", 1, 0), pytest.fail)
+    made = Responder(PbUtils(), RequestMetrics("texts", 1, 0), pytest.fail, decoupled=True)
     requests = [Request() for _ in range(8)]
     submitted: list[object] = []
     for request in requests:
@@ -399,11 +415,12 @@ def test_requests_are_refused_while_too_many_answers_wait_to_be_sent(
     requests = [Request() for _ in range(5)]
     for request in requests:
         request.sender = HeldSender()
-    made.start(requests[:1], submit)
+    assert made.start(requests[:1], submit) is None
     # The first one is being sent; two wait behind it.
     wait_for(lambda: made._answers.waiting == 0)
-    made.start(requests[1:], submit)
+    returned = made.start(requests[1:], submit)
     held.set()
+    send_returned(requests[1:], returned)
     made.close()
     assert accepted == requests[:3]
     limit = "responses: 2 answers wait to be sent, 1 more would exceed 2; retry later"

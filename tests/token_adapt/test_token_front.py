@@ -21,7 +21,7 @@ from shapeshift.token_adapt.front import ImageFront
 from shapeshift.token_adapt.interfaces import Task
 from shapeshift.token_adapt.request import ImageRequest
 from tests import waiting
-from tests.fakes import PbUtils, Request, TritonError
+from tests.fakes import PbUtils, Request, TritonError, as_served
 from tests.token_adapt.token_models import (
     LONG_MS,
     OUTPUTS,
@@ -500,7 +500,7 @@ def test_an_emulated_model_needs_no_engines(tmp_path: Path) -> None:
 
     emulated.write(tmp_path / "model.json", 8, list(PROFILES.values()), list(TASKS.values()))
     stated = arguments(provider="emulated", profile_file=str(tmp_path / "model.json"), time_scale=2)
-    served = ImageFront(PbUtils(), stated)
+    served = as_served(ImageFront(PbUtils(), stated))
     request = pixels_request(3)
     served.execute([request])
     assert texts(request, "LABEL") == ["cat"]

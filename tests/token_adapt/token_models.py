@@ -19,7 +19,7 @@ from shapeshift.token_adapt.front import ImageFront
 from shapeshift.token_adapt.interfaces import GammaProfile, Preprocessing, Task
 from shapeshift.token_adapt.settings import signature
 from shapeshift.triton import model_config
-from tests.fakes import PbUtils, Request
+from tests.fakes import PbUtils, Request, as_served
 
 PROJECT = Path(__file__).resolve().parents[2]
 OUTPUTS = ("LABEL", "PROBABILITIES", "GAMMA", "BATCH_SIZE", "OUTCOME")
@@ -105,7 +105,7 @@ def arguments(**parameters: object) -> ModelArgs:
 
 def front(model: Any, pb_utils: PbUtils | None = None, **parameters: object) -> ImageFront:
     """A front with this model."""
-    return ImageFront(pb_utils or PbUtils(), arguments(**parameters), lambda args, own: model)
+    return as_served(ImageFront(pb_utils or PbUtils(), arguments(**parameters), lambda args, own: model))
 
 
 def square(shade: int, size: int = SIZE) -> np.ndarray:

@@ -21,7 +21,7 @@ from shapeshift.engines.policy.row_costs import row_costs
 from shapeshift.engines.providers import lookup
 from shapeshift.errors import EngineError
 from shapeshift.serving.bounded_queue import BoundedQueue
-from shapeshift.serving.bounds import TimeBound, unloading
+from shapeshift.serving.bounds import TimeBound, require_deadline, unloading
 from shapeshift.serving.liveness import StepCounter
 from shapeshift.serving.metrics import Counter, Gauge
 from shapeshift.serving.model_args import Log
@@ -189,6 +189,16 @@ class EngineExecutor:
             Counter("engine_rows_total", "Texts computed", read=lambda: sum(thread.rows for thread in threads)),
         ]
 
+    def require_room(self, latency_ms: float | None) -> None:
+        """Raise OverloadedError where what waits and runs already takes too long for a request with this `latency_ms`.
+
+        Reading texts takes most of the time of a refusal. `submit` counts what the texts themselves cost.
+        """
+        if len(self.queue):
+            predicted_ms = self.predicted_ms(())
+            require_deadline(predicted_ms, latency_ms)
+            self._time_bound.require(predicted_ms)
+
     def submit(self, request: TextRequest) -> None:
         """Queue all rows of `request`. Raises OverloadedError if they do not fit, or would be answered too late.
 
@@ -205,7 +215,7 @@ class EngineExecutor:
         before = self.queue.waiting_ms + sum(thread.busy_ms for thread in self.threads)
         own = [self.row_ms(row) for row in rows]
         threads = len(self.threads)
-        return self._measured.value * (before / threads + max(sum(own) / threads, max(own)))
+        return self._measured.value * (before / threads + max(sum(own) / threads, max(own, default=0.0)))
 
     def row_ms(self, row: Row) -> float:
         """What a row costs by the profile."""

@@ -94,6 +94,9 @@ class Router:
             Gauges("worker_foreign_share", "Time for other fronts", "worker", each(lambda one: one.foreign_share)),
         ]
 
+    def require_room(self, latency_ms: float | None) -> None:
+        """Never raises: which workers a request waits for depends on its texts."""
+
     def submit(self, request: TextRequest) -> None:
         """Queue all rows of `request`. Raises OverloadedError where they do not fit, or would be answered too late."""
         self._transport.serve()
