@@ -48,7 +48,7 @@ def test_the_largest_values_of_a_row(size: int, count: int, rank: Ranking) -> No
     order = np.argsort(-values, axis=1, kind="stable")[:, :count]
     assert (places[finite] == order[finite]).all()
     wanted = torch.from_numpy(values).double().logsumexp(dim=1).numpy()
-    assert norms[finite] == pytest.approx(wanted[finite], rel=1e-6, abs=1e-6)
+    assert norms[finite] == pytest.approx(wanted[finite], rel=2e-6, abs=2e-6)
     assert np.isnan(norms[5])
 
 

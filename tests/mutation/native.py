@@ -24,6 +24,8 @@ _TESTS: Mapping[tuple[str, ...], tuple[str, ...]] = {
         *("rows", "team", "wide"),
     ),
     (f"{_DECODE}sampling.py",): ("draw",),
+    (f"{_DECODE}sampling.py", f"{_DECODE}logprobs.py"): ("columns",),
+    (f"{_DECODE}logprobs.py",): ("likeliest",),
     (f"{_DECODE}model.py", f"{_LORA}batch.py"): ("added",),
 }
 
