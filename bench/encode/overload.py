@@ -76,18 +76,19 @@ class Overload:
 
 def summarise(name: str, capacity_per_s: float, report: Report) -> Overload:
     """What a replay shows."""
+    summary = report.summary()
     refused = report.kind == _REFUSED
     latency_ms = report.latency_s * 1e3
     return Overload(
         name,
         capacity_per_s,
-        report.summary().offered_per_s,
+        summary.offered_per_s,
         int(report.ok.sum()),
         int(refused.sum()),
         int((~report.ok & ~refused).sum()),
         float(np.percentile(latency_ms[refused], 99)) if refused.any() else 0.0,
         float(latency_ms[report.ok].max()) if report.ok.any() else 0.0,
-        report.summary().late_p99_ms,
+        summary.late_p99_ms,
     )
 
 

@@ -55,8 +55,12 @@ class TimeBound:
         self._limit_ms = limit_ms
         self._ratio, self._deviation = 1.0, _FIRST_DEVIATION
 
-    def require(self, predicted_ms: float) -> None:
-        """Raise OverloadedError where an answer that is predicted after `predicted_ms` may come beyond the limit."""
+    def require(self, predicted_ms: float, latency_ms: float | None = None) -> None:
+        """Raise OverloadedError where an answer that is predicted after `predicted_ms` may come beyond the limit.
+
+        Or where it is too late for the request's `latency_ms`, which is held against the prediction as it is.
+        """
+        require_deadline(predicted_ms, latency_ms)
         latest_ms = predicted_ms * self._lateness
         if self._limit_ms and latest_ms > self._limit_ms:
             found = f"an answer is predicted after {latest_ms:.0f} ms, the limit is {self._limit_ms:g} ms"

@@ -21,7 +21,7 @@ from shapeshift.engines.policy.row_costs import row_costs
 from shapeshift.engines.providers import lookup
 from shapeshift.errors import EngineError
 from shapeshift.serving.bounded_queue import BoundedQueue
-from shapeshift.serving.bounds import TimeBound, require_deadline, unloading
+from shapeshift.serving.bounds import TimeBound, unloading
 from shapeshift.serving.liveness import StepCounter
 from shapeshift.serving.metrics import Counter, Gauge
 from shapeshift.serving.model_args import Log
@@ -195,9 +195,7 @@ class EngineExecutor:
         Reading texts takes most of the time of a refusal. `submit` counts what the texts themselves cost.
         """
         if len(self.queue):
-            predicted_ms = self.predicted_ms(())
-            require_deadline(predicted_ms, latency_ms)
-            self._time_bound.require(predicted_ms)
+            self._time_bound.require(self.predicted_ms(()), latency_ms)
 
     def submit(self, request: TextRequest) -> None:
         """Queue all rows of `request`. Raises OverloadedError if they do not fit, or would be answered too late.

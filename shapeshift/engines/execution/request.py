@@ -11,7 +11,7 @@ import numpy as np
 
 from shapeshift.engines.interfaces import TOKEN_OUTPUTS, Array, Ids
 from shapeshift.errors import CancelledRequestError, OverloadedError
-from shapeshift.serving.bounds import TimeBound, require_deadline
+from shapeshift.serving.bounds import TimeBound
 
 # A request that has waited at most this long is computed without asking Triton whether it was cancelled.
 _ASK_AFTER_S = 0.25
@@ -80,8 +80,7 @@ class TextRequest:
 
         Else `bound` learns how long the answer took.
         """
-        require_deadline(predicted_ms, self.latency_ms)
-        bound.require(predicted_ms)
+        bound.require(predicted_ms, self.latency_ms)
         self._on_answered = partial(bound.observe, predicted_ms)
 
     def fail_if_late(self) -> None:
