@@ -157,6 +157,9 @@ def test_as_on_a_gpu_with_and_without_kernels(
     front.execute([request for _, request in requests])
     for name, request in requests:
         assert answer_of(request)["text_output"] == peft_answers[name]
+    # Whether the requests above share every step with adapters depends on when each of them joins.
+    front.execute([alone := asking(None)])
+    assert answer_of(alone)["text_output"] == peft_answers[None]
     runtime = service_of(front)._runtime
     assert isinstance(runtime, GraphedModel) and runtime._steps
     assert any(bounds.linears for bounds in runtime._steps) == has_kernels
