@@ -4,16 +4,17 @@
 
 #include "attention_prompt.h"
 
-// Causal attention of a task's queries over the keys of its text, with a running softmax from chunk to chunk.
+// Causal attention of a task's queries over the keys of its text, with a running softmax from chunk to chunk. While the
+// last chunk is used, the first keys of the following task are fetched.
 template <int64_t kDim, typename T, typename C>
-void attend(const Layer<T, C>& layer, const Task& task, Scratch& scratch) {
+void attend(const Layer<T, C>& layer, const Task& task, const Task& following, Scratch& scratch) {
   const int64_t dim = kDim ? kDim : layer.dim, group = layer.group, rows = task.count * group;
   const int64_t chunk = std::clamp<int64_t>(kChunkElements / dim / kGrain * kGrain, kGrain, kMostChunk);
   scratch.fit(rows, dim, chunk);
   begin_rows(layer, task, scratch);
   const int64_t end = task.position + task.count, reach = layer.window > 0 ? layer.window : end;
   const bool once = rows == 1 && dim % wide::kLanes == 0;
-  for (int64_t from = std::max<int64_t>(0, task.position + 1 - reach); from < end; from += chunk) {
+  for (int64_t from = layer.first_seen(task); from < end; from += chunk) {
     const int64_t to = std::min(from + chunk, end);
     const Parts parts(layer, task, from, to);
     const auto each_row = [&](const auto& score_of, const auto& mix_of) {
@@ -41,7 +42,9 @@ void attend(const Layer<T, C>& layer, const Task& task, Scratch& scratch) {
         const int64_t at = part.place + skip * dim;
         score_once<kDim>(query, layer.keys + at, dim, count, scores, layer.values + at);
       }, [&](const Part& part, int64_t, int64_t skip, int64_t count, const float* weights, float keep, float* target) {
-        const int64_t next = part.first + chunk < end ? layer.place(task, part.first + chunk) : part.place;
+        const int64_t ahead = part.first + chunk, there = layer.first_seen(following) + part.first - from;
+        const int64_t next = ahead < end ? layer.place(task, ahead)
+                                         : layer.place(following, std::min<int64_t>(there, following.position));
         mix_once<kDim>(weights, layer.values + part.place + skip * dim, dim, count, keep, target, layer.keys + next);
       });
       continue;
@@ -65,12 +68,14 @@ void attend(const Layer<T, C>& layer, const Task& task, Scratch& scratch) {
 // As `attend`. Many tokens are computed together; a few get the very results that they get one by one: the sums of a
 // query that is alone, or that sees a window, are in another order than those of many.
 template <int64_t kDim, typename T, typename C>
-void attend_alike(const Layer<T, C>& layer, const Task& task, Scratch& scratch) {
+void attend_alike(const Layer<T, C>& layer, const Task& task, const Task& following, Scratch& scratch) {
   if (task.count > kFew && layer.dim % wide::kLanes == 0) return attend_prompt(layer, task, scratch);
-  if (task.count > kFew || (layer.group > 1 && layer.window <= 0)) return attend<kDim>(layer, task, scratch);
+  if (task.count > kFew || (layer.group > 1 && layer.window <= 0)) {
+    return attend<kDim>(layer, task, following, scratch);
+  }
   for (int32_t i = 0; i < task.count; ++i) {
     const Task one{task.head, task.slot, task.row, task.position + i, task.token + i, 1};
-    attend<kDim>(layer, one, scratch);
+    attend<kDim>(layer, one, following, scratch);
   }
 }
 
@@ -89,7 +94,7 @@ void attend_all(const Layer<T, C>& layer, const Task* tasks, int64_t count, bool
       scratch.fit(1, layer.dim, 0);
       write(layer, tasks[i], scratch.queries);
     }
-    attend_alike<kDim>(layer, tasks[i], scratch);
+    attend_alike<kDim>(layer, tasks[i], tasks[std::min(i + 1, count - 1)], scratch);
   });
 }
 

@@ -59,6 +59,11 @@ struct Layer {
     return start(task, position, scales) + position % length;
   }
 
+  // The first position that a task's first query sees.
+  int64_t first_seen(const Task& task) const {
+    return window > 0 ? std::max<int64_t>(0, task.position + 1 - window) : 0;
+  }
+
  private:
   // The first element of the head's part of the position's block.
   int64_t start(const Task& task, int64_t position, const Strides& strides) const {

@@ -69,7 +69,7 @@ void attend_prompt(const Layer<T, C>& layer, const Task& task, Scratch& scratch)
   scratch.fit(rows, dim, kSeen, rows);
   begin_rows(layer, task, scratch);
   const int64_t end = task.position + task.count, reach = layer.window > 0 ? layer.window : end;
-  const int64_t begin = std::max<int64_t>(0, task.position + 1 - reach) / kGrain * kGrain;
+  const int64_t begin = layer.first_seen(task) / kGrain * kGrain;
   for (int64_t from = begin; from < end; from += kSeen) {
     const int64_t to = std::min(from + kSeen, end);
     const Parts parts(layer, task, from, to);

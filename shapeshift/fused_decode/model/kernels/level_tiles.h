@@ -11,12 +11,12 @@ constexpr int64_t kTileRows = 9;  // the fewest rows that tiles multiply faster 
 template <int64_t kBits>
 constexpr bool kCentred = kBits == 4;
 
-// sums [rows, kWide] = (first ? 0 : sums) + rows times `count` tiles of weights for each half of the panel: the first
-// ones `step` bytes apart, those of the second half `half` bytes behind them. deep: inputs of a tile.
+// sums [rows, kWide] = (first ? 0 : sums) + rows times `count` pairs of tiles of weights, one byte a level, whose lines
+// take turns. deep: inputs of a tile.
 template <int64_t kBits, bool kBoth, bool kFetch>
-void multiply_tiles(const QuantisedRows& from, int64_t input, const uint8_t* weights, int64_t count, int64_t step,
-                    int64_t half, int64_t deep, bool first, int32_t* sums) {
-  const int64_t stride = from.stride();
+void multiply_tiles(const QuantisedRows& from, int64_t input, const uint8_t* weights, int64_t count, int64_t deep,
+                    bool first, int32_t* sums) {
+  const int64_t stride = from.stride(), step = deep * kWide;
   const int8_t* given = from.levels + input;
   load_sums<kBoth>(first, sums);
   for (int64_t i = 0; i < count; ++i, weights += step, given += deep) {
@@ -24,8 +24,8 @@ void multiply_tiles(const QuantisedRows& from, int64_t input, const uint8_t* wei
       for (int64_t ahead = 0; ahead < step; ahead += kLine) __builtin_prefetch(weights + kFetched + ahead, 0, 2);
     }
     _tile_loadd(4, given, stride);
-    _tile_loadd(6, weights, kLine);
-    _tile_loadd(7, weights + half, kLine);
+    _tile_loadd(6, weights, kTiles * kLine);
+    _tile_loadd(7, weights + kLine, kTiles * kLine);
     if constexpr (kBoth) _tile_loadd(5, given + kSide * stride, stride);
     // Names of tiles cannot be arguments.
     if constexpr (kCentred<kBits>) {
@@ -47,21 +47,18 @@ void multiply_tiles(const QuantisedRows& from, int64_t input, const uint8_t* wei
   store_sums<kBoth>(sums);
 }
 
-// Writes the tiles of both halves from input `from` to `to` of a group as bytes to `target`. zeros [kWide]: the group's.
-template <int64_t kBits>
-void unpack(const Group<kBits>& group, int64_t from, int64_t to, int64_t deep, const uint8_t* zeros, uint8_t* target) {
-  __m512i less[kTiles] = {};
-  for (int64_t tile = 0; kCentred<kBits> && tile < kTiles; ++tile) {
+// Writes the lines of both tiles from input `from` to `to` of a group, less its zeros [kWide], as bytes to `target`.
+inline void unpack(const Group<4>& group, int64_t from, int64_t to, const uint8_t* zeros, uint8_t* target) {
+  __m512i less[kTiles];
+  for (int64_t tile = 0; tile < kTiles; ++tile) {
     const __m128i own = _mm_loadu_si128(reinterpret_cast<const __m128i*>(zeros + tile * kSide));
     less[tile] = _mm512_mullo_epi32(_mm512_cvtepu8_epi32(own), _mm512_set1_epi32(0x01010101));
   }
-  for (int64_t input = from; input < to; input += deep) {
-    for (int64_t tile = 0; tile < kTiles; ++tile) {
-      for (int64_t quad = 0; quad < deep; quad += kQuad, target += kLine) {
-        _mm512_store_si512(target, _mm512_sub_epi8(line_of(group, input + quad, tile), less[tile]));
-        if (kBits == 4 && tile == 0) __builtin_prefetch(group.line(input + quad, 0) + kFetched, 0, 2);
-      }
+  for (int64_t input = from; input < to; input += kQuad) {
+    for (int64_t tile = 0; tile < kTiles; ++tile, target += kLine) {
+      _mm512_store_si512(target, _mm512_sub_epi8(line_of(group, input, tile), less[tile]));
     }
+    __builtin_prefetch(group.line(input, 0) + kFetched, 0, 2);
   }
 }
 
@@ -71,15 +68,12 @@ void unpack(const Group<kBits>& group, int64_t from, int64_t to, int64_t deep, c
 template <int64_t kBits, typename Settle>
 void sum_by_tiles(const Panels<Levels<kBits>>& own, const uint8_t* weights, const uint8_t* zeros,
                   const QuantisedRows& from, int64_t rows, int32_t* sums, const Settle& settle) {
-  using Own = Panels<Levels<kBits>>;
   const int64_t all = own.blocks() * kBlockInputs;
   // A tile lies in one group.
   const int64_t deep = own.groups() == 1 || own.group % kBlockInputs == 0 ? kBlockInputs : kPart;
-  const bool in_place = kBits == 8 && deep == kBlockInputs;
-  const int64_t bytes = deep / kQuad * Own::kLineBytes, step = in_place ? Own::kBytes : kTiles * bytes;
-  const int64_t half = in_place ? Own::kTileBytes : bytes;
-  const int64_t together = in_place && rows <= kHigh ? all : kNear / 2 * kBlockInputs;
-  alignas(kLine) uint8_t unpacked[kNear / 2 * kBlockInputs * kWide];
+  constexpr bool kInPlace = kBits == 8;
+  const int64_t together = kInPlace && rows <= kHigh ? all : kNear / 2 * kBlockInputs;
+  alignas(kLine) uint8_t unpacked[kInPlace ? 1 : kNear / 2 * kBlockInputs * kWide];
   int64_t shaped = 0;
   for (int64_t begin = 0; begin < all; begin += together) {
     const int64_t end = std::min(begin + together, all);
@@ -90,22 +84,21 @@ void sum_by_tiles(const Panels<Levels<kBits>>& own, const uint8_t* weights, cons
         each(group, i, std::max(begin, group.begin), std::min(end, group.end));
       }
     };
-    if (!in_place) {
+    if constexpr (!kInPlace) {
       each_group([&](const Group<kBits>& group, int64_t i, int64_t first, int64_t last) {
-        unpack(group, first, last, deep, zeros + i * kWide, unpacked + (first - begin) * kWide);
+        unpack(group, first, last, zeros + i * kWide, unpacked + (first - begin) * kWide);
       });
       finish_writing(unpacked);
     }
     for (int64_t row = 0; row < rows; row += kHigh) {
       const int64_t high = std::min(kHigh, rows - row);
-      const bool fetch = in_place && row == 0;
+      const bool fetch = kInPlace && row == 0;
       const auto run = high <= kSide ? (fetch ? multiply_tiles<kBits, false, true> : multiply_tiles<kBits, false, false>)
                                      : (fetch ? multiply_tiles<kBits, true, true> : multiply_tiles<kBits, true, false>);
       shape_tiles(high, shaped, deep / kQuad);
       each_group([&](const Group<kBits>& group, int64_t i, int64_t first, int64_t last) {
-        const uint8_t* tiles = in_place ? group.line(first, 0) : unpacked + (first - begin) * kWide;
-        run(from.from(row), first, tiles, (last - first) / deep, step, half, deep, first == group.begin,
-            sums + row * kWide);
+        const uint8_t* tiles = kInPlace ? group.line(first, 0) : unpacked + (first - begin) * kWide;
+        run(from.from(row), first, tiles, (last - first) / deep, deep, first == group.begin, sums + row * kWide);
         if (last == group.end) settle(group, i, row, high);
       });
     }

@@ -14,8 +14,8 @@ struct Levels {
 constexpr int64_t kQuad = 4;        // inputs whose levels lie side by side
 constexpr int64_t kFetched = 4096;  // bytes between what tiles read and what they fetch into the cache
 
-// weights [panels, blocks, kTiles, kSide quads, kSide outputs, kQuad]; with 4 bits one byte holds the levels of both
-// tiles, the second one in its high bits. scales and zeros [panels, groups, kWide]; bias [outputs] or null. A group
+// weights [panels, blocks, kSide quads, kWide outputs, kQuad]; with 4 bits [panels, blocks, kSide quads, kSide outputs,
+// kQuad], where one byte holds the levels of both tiles, the second one in its high bits. scales and zeros [panels, groups, kWide]; bias [outputs] or null. A group
 // has `group` inputs of an output, a multiple of kPart; the last one may have fewer.
 template <int64_t kBits>
 struct Panels<Levels<kBits>> {
@@ -28,9 +28,9 @@ struct Panels<Levels<kBits>> {
   Instructions instructions;
 
   static constexpr const char* kNames[] = {"plain", "quads", "tiles"};
-  static constexpr int64_t kLineBytes = kSide * kQuad;
-  static constexpr int64_t kTileBytes = kSide * kLineBytes;
-  static constexpr int64_t kBytes = kTileBytes * kTiles * kBits / 8;  // of a block
+  static constexpr int64_t kTileLine = kSide * kQuad;                    // bytes of a quad of a tile's outputs
+  static constexpr int64_t kLineBytes = kTiles * kTileLine * kBits / 8;  // of a quad of all outputs
+  static constexpr int64_t kBytes = kSide * kLineBytes;                  // of a block
   static constexpr int64_t kMostInputs = 65536;                       // so that sums of products fit 32 bits
 
   Instructions best() const {
@@ -63,7 +63,7 @@ struct Panels<Levels<kBits>> {
         uint8_t* block = target + input / kBlockInputs * kBytes;
         const int64_t at = input % kBlockInputs / kQuad * kLineBytes + place + input % kQuad;
         if constexpr (kBits == 8) {
-          block[tile * kTileBytes + at] = from[input];
+          block[tile * kTileLine + at] = from[input];
         } else {
           block[at] |= static_cast<uint8_t>(from[input] << (4 * tile));
         }
@@ -82,8 +82,7 @@ struct Group {
   // The place of the levels of a quad of inputs: of all outputs of both tiles with 4 bits, of one tile's with 8.
   const uint8_t* line(int64_t input, int64_t tile) const {
     using Own = Panels<Levels<kBits>>;
-    const uint8_t* block = panel + input / kBlockInputs * Own::kBytes;
-    return block + (kBits == 8 ? tile * Own::kTileBytes : 0) + input % kBlockInputs / kQuad * Own::kLineBytes;
+    return panel + input / kQuad * Own::kLineBytes + (kBits == 8 ? tile * Own::kTileLine : 0);
   }
 };
 

@@ -6,15 +6,15 @@
 #include "tiles.h"
 
 constexpr int64_t kBlock = 32;  // inputs of a tile
-constexpr int64_t kTileElements = kSide * kBlock;
-constexpr int64_t kStep = kTiles * kTileElements;
+constexpr int64_t kStep = kBlock * kWide;
 constexpr int64_t kPairRows = 8;  // rows of a tile of vectors
 constexpr int64_t kAhead = 4096;  // elements between what tiles read and what they fetch into the cache
 constexpr int64_t kFetchInputs = 8;  // inputs between two fetches of vectors
 constexpr int64_t kFetchBytes = kFetchInputs * kWide * static_cast<int64_t>(sizeof(BFloat));
 
-// weights [panels, blocks, kTiles, kSide pairs, kSide outputs, 2], with 0 where there is no input or output; bias
-// [outputs] or null.
+// weights [panels, blocks, kSide pairs, kWide outputs, 2], with 0 where there is no input or output; bias [outputs] or
+// null. Both tiles of a block lie side by side: one after the other, dot products would read from two places in turns,
+// which the CPU does not foresee.
 template <>
 struct Panels<BFloat> {
   const BFloat* weights;
@@ -45,8 +45,8 @@ struct Panels<BFloat> {
     target += index * blocks() * kStep;
     for (int64_t block = 0; block < blocks(); ++block) {
       for (int64_t place = 0; place < kStep; ++place) {
-        const int64_t output = index * kWide + place / kTileElements * kSide + place / 2 % kSide;
-        const int64_t input = block * kBlock + place % kTileElements / kBlock * 2 + place % 2;
+        const int64_t output = index * kWide + place / 2 % kWide;
+        const int64_t input = block * kBlock + place / (2 * kWide) * 2 + place % 2;
         const bool inside = output < outputs && input < inputs;
         target[block * kStep + place] = inside ? plain[output * inputs + input] : BFloat{0};
       }
@@ -66,9 +66,9 @@ void multiply_blocks(const BFloat* from, int64_t inputs, const BFloat* panel, in
       for (int64_t ahead = 0; ahead < kStep; ahead += kBlock) __builtin_prefetch(panel + kAhead + ahead, 0, 2);
     }
     _tile_loadd(4, from, stride);
-    _tile_loadd(6, panel, kLine);
+    _tile_loadd(6, panel, kTiles * kLine);
     _tile_dpbf16ps(0, 4, 6);
-    _tile_loadd(7, panel + kTileElements, kLine);
+    _tile_loadd(7, panel + kBlock, kTiles * kLine);
     _tile_dpbf16ps(1, 4, 7);
     if constexpr (kBoth) {
       _tile_loadd(5, from + kSide * inputs, stride);
@@ -114,10 +114,10 @@ void sum_pairs(const Panels<BFloat>& own, const BFloat* panel, const BFloat* fro
   __m512 held[kRows][kTiles] = {};
   for (int64_t input = 0; input < own.inputs; input += 2) {
     if (input % kFetchInputs == 0) next.step(panel + input * kWide, kFetchBytes);
-    const BFloat* place = panel + input / kBlock * kStep + input % kBlock * kSide;
+    const BFloat* place = panel + input * kWide;
     __m512bh weights[kTiles];
     for (int64_t tile = 0; tile < kTiles; ++tile) {
-      weights[tile] = reinterpret_cast<__m512bh>(_mm512_loadu_si512(place + tile * kTileElements));
+      weights[tile] = reinterpret_cast<__m512bh>(_mm512_loadu_si512(place + tile * kBlock));
     }
     for (int64_t row = 0; row < kRows; ++row) {
       const auto both = static_cast<int>(pair_of(from + row * own.inputs, input, own.inputs));
@@ -140,11 +140,10 @@ typedef uint32_t Bits __attribute__((vector_size(kLanes * sizeof(uint32_t)), ali
 template <int64_t kRows>
 void sum_plain(const Panels<BFloat>& own, const BFloat* panel, const BFloat* from, float* sums) {
   for (int64_t first = 0; first < kWide; first += kLanes) {
-    const BFloat* lanes = panel + first / kSide * kTileElements + first % kSide * 2;
+    const BFloat* lanes = panel + 2 * first;
     Vector held[kRows] = {};
     for (int64_t input = 0; input < own.inputs; input += 2) {
-      const BFloat* place = lanes + input / kBlock * kStep + input % kBlock * kSide;
-      const Bits both = *reinterpret_cast<const Bits*>(place);
+      const Bits both = *reinterpret_cast<const Bits*>(lanes + input * kWide);
       const Vector one = reinterpret_cast<Vector>(both << 16), other = reinterpret_cast<Vector>(both & 0xffff0000u);
       for (int64_t row = 0; row < kRows; ++row) {
         const uint32_t pair = pair_of(from + row * own.inputs, input, own.inputs);

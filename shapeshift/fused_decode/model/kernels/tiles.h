@@ -4,6 +4,8 @@
 
 #include "linear.h"
 
+#include <limits>
+
 #if defined(__AVX2__)
 #include <immintrin.h>
 #endif
@@ -120,12 +122,15 @@ inline void fetch(const void* from, int64_t bytes) {
 }
 
 // Fetches weights while vectors multiply a part of the rows: while the first part, those that it multiplies soon; while
-// each further one, its share of the next panel's, which memory would else bring while nothing is multiplied.
+// each further one, its share of the next panel's, which memory would else bring while nothing is multiplied. With a few
+// rows weights pass so fast that the CPU's own fetching does better alone.
 class Fetch {
  public:
-  // panel: bytes from one panel to the next.
-  Fetch(int64_t part, int64_t parts, int64_t panel)
-      : distance_(part == 0 ? kSoon : panel), every_(part == 0 ? 1 : parts - 1), left_(part == 0 ? 1 : part) {}
+  // rows: of all parts; panel: bytes from one panel to the next.
+  Fetch(int64_t rows, int64_t part, int64_t parts, int64_t panel)
+      : distance_(part == 0 ? kSoon : panel),
+        every_(part == 0 ? 1 : parts - 1),
+        left_(rows <= kFewRows ? kNever : part == 0 ? 1 : part) {}
 
   // Takes a step, at which `bytes` of weights from `from` on are multiplied.
   void step(const void* from, int64_t bytes) {
@@ -135,6 +140,8 @@ class Fetch {
   }
 
  private:
+  static constexpr int64_t kFewRows = 4, kNever = std::numeric_limits<int64_t>::max();
+
   int64_t distance_, every_, left_;
 };
 
@@ -161,6 +168,6 @@ void in_parts(int64_t rows, const Each& each) {
 template <int64_t kMost, typename Each>
 void in_fetching_parts(int64_t rows, int64_t panel, const Each& each) {
   in_numbered_parts<kMost>(rows, [&](int64_t row, auto count, int64_t part, int64_t parts) {
-    each(row, count, Fetch(part, parts, panel));
+    each(row, count, Fetch(rows, part, parts, panel));
   });
 }

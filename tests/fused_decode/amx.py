@@ -1,0 +1,15 @@
+"""A pytest plugin: the tests of this run compile and use kernels for CPUs with AMX, whose tiles are emulated."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from shapeshift.fused_decode.model import kernel_build
+
+_TILES = str(Path(__file__).with_name("emulated_tiles.h"))
+_FLAGS = ("-mamx-tile", "-mamx-bf16", "-mamx-int8", "-include", _TILES)
+_cpu_flags = kernel_build._cpu_flags
+
+kernel_build._FLAGS = (*kernel_build._FLAGS, *_FLAGS)  # type: ignore[assignment]
+# A part of the libraries' names, and what the tests expect the fastest instructions to be.
+kernel_build._cpu_flags = lambda: f"{_cpu_flags()} amx_tile amx_bf16 amx_int8 emulated"
