@@ -25,6 +25,11 @@ struct Scratch {
   }
 };
 
+// Keys of `dim` elements that are scored, normalised and mixed together.
+inline int64_t chunk_of(int64_t dim) {
+  return std::clamp<int64_t>(kChunkElements / dim / kGrain * kGrain, kGrain, kMostChunk);
+}
+
 // Prepares the queries of a task, row by row of its group, and clears what is gathered for them.
 template <typename T, typename C>
 void begin_rows(const Layer<T, C>& layer, const Task& task, const Scratch& scratch) {

@@ -7,9 +7,7 @@
 #include "wide.h"
 
 // scores[k] = query . keys[k]
-template <int64_t kDim>
-void score(const float* query, const float* keys, int64_t runtime_dim, int64_t count, float* scores) {
-  const int64_t dim = kDim ? kDim : runtime_dim;
+inline void score(const float* query, const float* keys, int64_t dim, int64_t count, float* scores) {
   int64_t k = 0;
   for (; k + 4 <= count; k += 4) {
     const float *a = keys + k * dim, *b = a + dim, *c = b + dim, *e = c + dim;
@@ -32,9 +30,7 @@ void score(const float* query, const float* keys, int64_t runtime_dim, int64_t c
 }
 
 // target = target * keep + sum over k of weights[k] values[k]
-template <int64_t kDim>
-void mix(const float* weights, const float* values, int64_t runtime_dim, int64_t count, float keep, float* target) {
-  const int64_t dim = kDim ? kDim : runtime_dim;
+inline void mix(const float* weights, const float* values, int64_t dim, int64_t count, float keep, float* target) {
   if (keep != 1.0f) {
 #pragma omp simd
     for (int64_t d = 0; d < dim; ++d) target[d] *= keep;
@@ -59,66 +55,14 @@ inline void flatten(float* scores, int64_t count, float cap) {
   for (int64_t k = 0; k < count; ++k) scores[k] = cap * tangent(scores[k] * inverse);
 }
 
-// Reads the lines of `count` elements into the cache.
-template <typename T>
-void fetch(const T* from, int64_t count) {
-  constexpr int64_t kLine = 64 / sizeof(T);
-  for (int64_t i = 0; i < count; i += kLine) __builtin_prefetch(from + i, 0, 2);
-}
-
-// As `score`, for keys in memory that only one query reads: widened in registers, while as many elements at `next` are
-// fetched. `dim` is a multiple of wide::kLanes.
-template <int64_t kDim, typename T>
-void score_once(const float* query, const T* keys, int64_t runtime_dim, int64_t count, float* scores, const T* next) {
-  using wide::load, wide::Wide;
-  constexpr int64_t kLanes = wide::kLanes;
-  const int64_t dim = kDim ? kDim : runtime_dim;
-  int64_t k = 0;
-  for (; k + 4 <= count; k += 4) {
-    const T* first = keys + k * dim;
-    fetch(next + k * dim, 4 * dim);
-    Wide sums[4] = {};
-#pragma GCC unroll 8
-    for (int64_t d = 0; d < dim; d += kLanes) {
-      const Wide own = load(query + d);
-      for (int64_t i = 0; i < 4; ++i) sums[i] += own * load(first + i * dim + d);
-    }
-    wide::totals(sums[0], sums[1], sums[2], sums[3], scores + k);
-  }
-  for (; k < count; ++k) {
-    fetch(next + k * dim, dim);
-    Wide sum = {};
-    for (int64_t d = 0; d < dim; d += kLanes) sum += load(query + d) * load(keys + k * dim + d);
-    scores[k] = wide::total(sum);
-  }
-}
-
-// As `mix`, under the same conditions.
-template <int64_t kDim, typename T>
-void mix_once(const float* weights, const T* values, int64_t runtime_dim, int64_t count, float keep, float* target,
-              const T* next) {
-  using wide::load, wide::Wide;
-  constexpr int64_t kLanes = wide::kLanes;
-  const int64_t dim = kDim ? kDim : runtime_dim;
-  // The sums of so many vectors stay in registers over all values.
-  constexpr int64_t kHeld = kDim && kDim % kLanes == 0 ? std::min<int64_t>(kDim / kLanes, 8) : 1;
-  for (int64_t d = 0; d < dim; d += kHeld * kLanes) {
-    Wide sums[kHeld];
-    for (int64_t i = 0; i < kHeld; ++i) sums[i] = load(target + d + i * kLanes) * keep;
-    for (int64_t k = 0; k < count; ++k) {
-      if (d == 0) fetch(next + k * dim, dim);
-      for (int64_t i = 0; i < kHeld; ++i) sums[i] += weights[k] * load(values + k * dim + d + i * kLanes);
-    }
-    for (int64_t i = 0; i < kHeld; ++i) wide::store(sums[i], target + d + i * kLanes);
-  }
-}
-
 // Replaces scores by weights e^(score - best); returns their sum. `best` becomes the maximum so far; `keep` is the
 // factor for the sums of earlier chunks.
 inline float soften(float* scores, int64_t count, float& best, float& keep) {
-  float top = best;
-#pragma omp simd reduction(max : top)
-  for (int64_t k = 0; k < count; ++k) top = std::max(top, scores[k]);
+  wide::Wide tops = wide::Wide{} + best;
+  int64_t first = 0;
+  for (; first + wide::kLanes <= count; first += wide::kLanes) tops = wide::larger(tops, wide::load(scores + first));
+  float top = wide::largest(tops);
+  for (; first < count; ++first) top = std::max(top, scores[first]);
   keep = exponential(best - top);
   best = top;
   float sum = 0.0f;

@@ -49,6 +49,22 @@ inline Wide load(const int8_t* source) {
 #endif
 }
 
+// Two vectors of adjacent elements, in the order in which they are read fastest: see `pair_up`.
+struct Pair {
+  Wide one, other;
+};
+
+template <typename T>
+Pair load_pair(const T* source) {
+  return {load(source), load(source + kLanes)};
+}
+
+// The elements at even places, and those at odd ones: neither has to be widened.
+inline Pair load_pair(const BFloat* source) {
+  const Words both = *reinterpret_cast<const Words*>(source);
+  return {reinterpret_cast<Wide>(both << 16), reinterpret_cast<Wide>(both & 0xffff0000u)};
+}
+
 inline void store(const Wide& values, float* target) { *reinterpret_cast<Wide*>(target) = values; }
 
 // As `narrow`.
@@ -77,6 +93,24 @@ inline Wide multiply_add(const Wide& a, const Wide& b, const Wide& c) {
 #endif
 }
 
+// The lanes, each moved by kStep places. An argument for them would keep the compiler from folding the places.
+template <int32_t kStep>
+Wide turned(const Wide& values) {
+  Places from;
+  for (int32_t i = 0; i < kLanes; ++i) from[i] = (i + kStep) % static_cast<int32_t>(kLanes);
+  return __builtin_shuffle(values, from);
+}
+
+// The larger of each lane's two; the first one where one of them is not a number.
+inline Wide larger(const Wide& a, const Wide& b) { return a < b ? b : a; }
+
+inline float largest(Wide values) {
+  if constexpr (kLanes > 8) values = larger(values, turned<8>(values));
+  if constexpr (kLanes > 4) values = larger(values, turned<4>(values));
+  values = larger(values, turned<2>(values));
+  return larger(values, turned<1>(values))[0];
+}
+
 inline float total(const Wide& values) {
   float sum = 0.0f;
   for (int64_t i = 0; i < kLanes; ++i) sum += values[i];
@@ -95,10 +129,33 @@ inline void totals(const Wide& a, const Wide& b, const Wide& c, const Wide& d, f
   }
   const Wide ab = __builtin_shuffle(a, b, low) + __builtin_shuffle(a, b, high);
   const Wide cd = __builtin_shuffle(c, d, low) + __builtin_shuffle(c, d, high);
-  const Wide all = __builtin_shuffle(ab, cd, even) + __builtin_shuffle(ab, cd, odd);
-  for (int64_t i = 0; i < 4; ++i) {
-    sums[i] = 0.0f;
-    for (int64_t lane = i; lane < kLanes; lane += 4) sums[i] += all[lane];
+  Wide all = __builtin_shuffle(ab, cd, even) + __builtin_shuffle(ab, cd, odd);
+  if constexpr (kLanes > 8) all += turned<8>(all);
+  if constexpr (kLanes > 4) all += turned<4>(all);
+  for (int64_t i = 0; i < 4; ++i) sums[i] = all[i];
+}
+
+// Puts `count` values into the order in which load_pair reads elements of type T; a last vector alone stays as it is.
+template <typename T>
+void pair_up(float* values, int64_t count) {
+  if constexpr (!std::is_same_v<T, BFloat>) return;
+  Places even, odd;
+  for (int32_t i = 0; i < kLanes; ++i) even[i] = 2 * i, odd[i] = 2 * i + 1;
+  for (; count >= 2 * kLanes; count -= 2 * kLanes, values += 2 * kLanes) {
+    const Wide near = load(values), far = load(values + kLanes);
+    store(__builtin_shuffle(near, far, even), values), store(__builtin_shuffle(near, far, odd), values + kLanes);
+  }
+}
+
+// Takes back what pair_up has done.
+template <typename T>
+void set_apart(float* values, int64_t count) {
+  if constexpr (!std::is_same_v<T, BFloat>) return;
+  Places low, high;
+  for (int32_t i = 0; i < kLanes; ++i) low[i] = i / 2 + i % 2 * kLanes, high[i] = low[i] + kLanes / 2;
+  for (; count >= 2 * kLanes; count -= 2 * kLanes, values += 2 * kLanes) {
+    const Wide one = load(values), other = load(values + kLanes);
+    store(__builtin_shuffle(one, other, low), values), store(__builtin_shuffle(one, other, high), values + kLanes);
   }
 }
 
