@@ -46,7 +46,7 @@ from bench.fused_decode.cells import (
     DecodeBench,
     Scale,
 )
-from bench.fused_decode.loads import PROMPT, LoadGenerator
+from bench.fused_decode.loads import PROMPT, LoadGenerator, max_length
 from bench.fused_decode.served import GENERATE, GENERATE_UNARY, TritonStreams, TritonUnary, publish
 from bench.fused_decode.systems import (
     ConfiguredWorker,
@@ -89,6 +89,7 @@ FEW = Scale(
 LARGE = Scale(
     requests=8, new_tokens=64, rounds=2, flights=(), poisson=(), fig5=(), lengths=False, budget_s=600.0, others=False
 )
+LONGEST_PROMPT = random_llama.LENGTH - max_length(0)
 BATCHES = {STATIC: 0.0} | WINDOWS
 BATCHING = "batches"
 """The process that serves all of BATCHES."""
@@ -113,10 +114,13 @@ def main() -> int:
     parser.add_argument(
         "--model", choices=tuple(random_llama.SIZES), default="110m", help="1b: few loads, ours, GenAI and llama.cpp"
     )
+    parser.add_argument("--prompt", type=int, default=PROMPT, help=f"tokens of each prompt, 1 to {LONGEST_PROMPT}")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--parts", nargs="+", choices=PARTS, help="default: all, with --quick only loads")
     parser.add_argument("--only", nargs="+", choices=tuple(KEYS), default=[], help="beside ours, only these systems")
     options = parser.parse_args()
+    if not 1 <= options.prompt <= LONGEST_PROMPT:
+        parser.error(f"--prompt: must be 1 to {LONGEST_PROMPT}")
     options.parts = options.parts or PARTS[: 1 if options.quick or options.few or options.model == "1b" else None]
     start_s = time.monotonic()
     memory: dict[str, tuple[float, float]] = {}
@@ -136,7 +140,7 @@ def main() -> int:
     except ShapeshiftError as error:
         print(f"bench: {error}", file=sys.stderr)
         return 2
-    limits = report.Limits(machine, bound.Model.read(model), options.precision, options.kv_precision)
+    limits = report.Limits(machine, bound.Model.read(model), options.precision, options.kv_precision, options.prompt)
     output.say(report.tables(bench, limits))
     for name, (now, most) in memory.items():
         output.say(f"memory of the process of {name}: {now:.0f} MiB, at most {most:.0f} MiB")
@@ -166,7 +170,7 @@ def prepare(options: argparse.Namespace) -> tuple[DecodeBench, Path, dict[str, A
     scale = LARGE if options.model == "1b" else QUICK if options.quick else FEW if options.few else FULL
     size = random_llama.SIZES[options.model]
     model = random_llama.ensure(model_folder(options), size)
-    loads = LoadGenerator(options.seed, random_llama.words(model), scale.new_tokens)
+    loads = LoadGenerator(options.seed, random_llama.words(model), scale.new_tokens, options.prompt)
     instances = scale.requests if available_mb() > scale.requests * INSTANCE_MB else FEWER_INSTANCES
     settings = {
         "seed": options.seed,
@@ -174,7 +178,7 @@ def prepare(options: argparse.Namespace) -> tuple[DecodeBench, Path, dict[str, A
         "kv_precision": options.kv_precision,
         "threads": cores(),
         "model": f"Llama, {size.parameters / 1e6:.1f}M random parameters",
-        "prompt_tokens": PROMPT,
+        "prompt_tokens": options.prompt,
         "new_tokens": scale.new_tokens,
         "requests": scale.requests,
         "rounds": scale.rounds,
@@ -185,7 +189,7 @@ def prepare(options: argparse.Namespace) -> tuple[DecodeBench, Path, dict[str, A
 
 def ours_command(model: Path, options: argparse.Namespace) -> list[str]:
     stated = (str(model), options.precision, options.kv_precision, str(BUILD / "kernels"))
-    return [sys.executable, "-m", "bench.fused_decode.inprocess_worker", *stated]
+    return [sys.executable, "-m", "bench.fused_decode.inprocess_worker", *stated, str(max_length(options.prompt))]
 
 
 def start_beams(stack: ExitStack, options: argparse.Namespace) -> list[DecodeSystem]:
@@ -209,12 +213,12 @@ def start(
 ) -> dict[str, DecodeSystem]:
     """Start ours and the systems in `names`; they end with `stack`."""
     model, threads, kernels = model_folder(options), cores(), BUILD / "kernels"
-    precision, kept = options.precision, options.kv_precision
+    precision, kept, length = options.precision, options.kv_precision, max_length(options.prompt)
     commands = {OURS: ours_command(model, options)}
     if GENAI in names:
         commands[GENAI] = genai_command(model, precision, kept, threads, BUILD)
     if LLAMA_CPP in names:
-        commands[LLAMA_CPP] = llama_cpp_command(model, precision, kept, threads, BUILD)
+        commands[LLAMA_CPP] = llama_cpp_command(model, precision, kept, length, threads, BUILD)
     if CONTINUOUS in names:
         commands[CONTINUOUS] = transformers_command("continuous", model, computed(precision), threads)
     if INSTANCES in names:
@@ -230,7 +234,7 @@ def start(
         if name in names:
             systems[name] = ConfiguredWorker(name, workers[BATCHING], window_s=window_s)
     if TRITON in names or UNARY in names:
-        publish(model, precision, kept, FOLDER / "decode-repository", kernels)
+        publish(model, precision, kept, length, FOLDER / "decode-repository", kernels)
         served = {GENERATE: 0, GENERATE_UNARY: 0}
         url = stack.enter_context(loaded_server(served, (FOLDER / "decode-repository",))).grpc_url
         systems[TRITON] = TritonStreams(TRITON, url, GENERATE, model / TOKENIZER_FILE)

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
-from bench.fused_decode.loads import MAX_LENGTH, SLOTS
+from bench.fused_decode.loads import SLOTS
 from bench.peers.decode_worker import DecodeRequest, Replayed, send
 from shapeshift.engines.hardware import cores
 from shapeshift.engines.text.tokenizer import FILE_NAME as TOKENIZER_FILE
@@ -42,14 +42,15 @@ class RecordedText(TextStream):
 class InProcess:
     """One loop, to which a thread submits requests when they are due."""
 
-    def __init__(self, folder: Path, precision: str, kv_precision: str, kernels: Path) -> None:
+    def __init__(self, folder: Path, precision: str, kv_precision: str, kernels: Path, max_length: int) -> None:
+        self._max_length = max_length
         self._table = token_bytes(folder / TOKENIZER_FILE)
         model = DecodeModel.load(
             folder,
             precision=precision,
             kv_precision=kv_precision,
             slots=SLOTS,
-            max_length=MAX_LENGTH,
+            max_length=max_length,
             threads=cores(),
             cache_dir=kernels,
             log=lambda text: print(text, file=sys.stderr),
@@ -78,7 +79,7 @@ class InProcess:
     def _submit(self, request: DecodeRequest, text: RecordedText, num_beams: int) -> None:
         wanted = SamplingParams(max_tokens=request.new_tokens, temperature=0.0, ignore_eos=True, num_beams=num_beams)
         prompt, stream = np.array(request.prompt, np.int64), num_beams == 1
-        self._loop.submit(Request("", prompt, wanted, text, max_length=MAX_LENGTH, stream=stream))
+        self._loop.submit(Request("", prompt, wanted, text, max_length=self._max_length, stream=stream))
 
     def _deliver(self, requests: list[Request]) -> None:
         for request in requests:

@@ -1,4 +1,7 @@
-"""Our decode loop as a process: `-m bench.fused_decode.inprocess_worker FOLDER PRECISION KV_PRECISION KERNELS`."""
+"""Our decode loop as a process: `-m bench.fused_decode.inprocess_worker FOLDER PRECISION KV_PRECISION KERNELS LENGTH`.
+
+LENGTH: the most tokens of a request.
+"""
 
 from __future__ import annotations
 
@@ -14,8 +17,8 @@ def main() -> None:
     kernel_build.limit_spinning()
     from bench.fused_decode.inprocess import InProcess
 
-    folder, precision, kv_precision, kernels = sys.argv[1:]
-    serve(InProcess(Path(folder), precision, kv_precision, Path(kernels)).replay)
+    folder, precision, kv_precision, kernels, max_length = sys.argv[1:]
+    serve(InProcess(Path(folder), precision, kv_precision, Path(kernels), int(max_length)).replay)
 
 
 if __name__ == "__main__":

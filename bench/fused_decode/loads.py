@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 from bench.peers.decode_worker import DecodeRequest, Replayed
 
 PROMPT = 32
-# Of our decode loop: requests of an iteration, tokens of a request.
-SLOTS, MAX_LENGTH = 32, 320
+SLOTS = 32
+"""Requests of an iteration of our decode loop."""
 PAPER_REQUEST_S = 5.8
 """Seconds of a single request in the paper (Fig. 5). Its intervals are scaled by our time over this."""
 PAPER_INTERVAL_MS = 500
@@ -22,6 +22,8 @@ PAPER_FASTER = {20: 11.2, 50: 11.1, 100: 10.2, 200: 9.1, 400: 7.1, 750: 4.5, 100
 answered, and the speed-up over concurrent instances."""
 PAPER_NEW = 512
 SHORTEST, LONGEST = 32, 256
+_SPARE = 32
+"""Tokens that a request may have beyond the longest prompt and answer."""
 
 
 @dataclass(frozen=True)
@@ -42,7 +44,8 @@ class LoadGenerator:
     request_s: seconds of one of our requests alone.
     """
 
-    def __init__(self, seed: int, words: Sequence[int], new_tokens: int) -> None:
+    def __init__(self, seed: int, words: Sequence[int], new_tokens: int, prompt: int = PROMPT) -> None:
+        self.prompt = prompt
         self._rng = np.random.default_rng(seed)
         self._words = np.array(words)
         self._new_tokens = new_tokens
@@ -72,9 +75,14 @@ class LoadGenerator:
         return np.full(count, self._new_tokens, np.int64)
 
     def _load(self, name: str, instants: NDArray[np.float64], new_tokens: NDArray[np.int64]) -> Load:
-        prompts = self._rng.choice(self._words, (len(instants), PROMPT)).tolist()
+        prompts = self._rng.choice(self._words, (len(instants), self.prompt)).tolist()
         columns = zip(instants.tolist(), prompts, new_tokens.tolist(), strict=True)
         return Load(name, [DecodeRequest(*one) for one in columns])
+
+
+def max_length(prompt: int) -> int:
+    """The tokens that a request with a prompt of `prompt` tokens may have."""
+    return prompt + LONGEST + _SPARE
 
 
 def scaled_s(paper_ms: float, request_s: float) -> float:

@@ -42,10 +42,13 @@ class Limits:
     model: Model
     precision: str
     kv_precision: str = "auto"
+    prompt: int = PROMPT
 
     def seconds(self, count: int, new_tokens: int) -> float:
         """The least time for `count` requests at once."""
-        return least_seconds(self.machine, self.model, self.precision, PROMPT, [new_tokens] * count, self.kv_precision)
+        return least_seconds(
+            self.machine, self.model, self.precision, self.prompt, [new_tokens] * count, self.kv_precision
+        )
 
 
 def cells(bench: DecodeBench, limits: Limits) -> list[dict[str, Any]]:

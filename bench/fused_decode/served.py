@@ -13,7 +13,7 @@ import grpc
 import numpy as np
 from tritonclient.grpc import service_pb2
 
-from bench.fused_decode.loads import MAX_LENGTH, SLOTS, Load, check
+from bench.fused_decode.loads import SLOTS, Load, check
 from bench.peers.decode_worker import LEAD_S, DecodeRequest, Replayed
 from client.open_loop import INFER, PlannedRequest, serialise
 from shapeshift.engines.checkpoint import open_checkpoint
@@ -105,7 +105,9 @@ def _tokens(response: Any) -> int:
     return 0
 
 
-def publish(checkpoint: Path, precision: str, kv_precision: str, repository: Path, kernels: Path) -> None:
+def publish(
+    checkpoint: Path, precision: str, kv_precision: str, max_length: int, repository: Path, kernels: Path
+) -> None:
     """Write the `generate` model over `checkpoint`, and the one that forwards to it, to a repository of their own."""
     parameters = {
         "checkpoint": str(checkpoint.resolve()),
@@ -114,7 +116,7 @@ def publish(checkpoint: Path, precision: str, kv_precision: str, repository: Pat
         "kv_precision": kv_precision,
         "kernel_cache": str(kernels.resolve()),
         "max_concurrency": str(SLOTS),
-        "max_length": str(MAX_LENGTH),
+        "max_length": str(max_length),
     }
     shutil.rmtree(repository, ignore_errors=True)
     for name in (GENERATE, GENERATE_UNARY):

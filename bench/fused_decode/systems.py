@@ -119,7 +119,9 @@ def genai_command(checkpoint: Path, precision: str, kv_precision: str, threads: 
     return [python, "-m", "bench.peers.openvino_genai_worker", str(folder), stated, str(threads), kept]
 
 
-def llama_cpp_command(checkpoint: Path, precision: str, kv_precision: str, threads: int, build: Path) -> list[str]:
+def llama_cpp_command(
+    checkpoint: Path, precision: str, kv_precision: str, max_length: int, threads: int, build: Path
+) -> list[str]:
     """llama.cpp's worker; compiles the library (minutes) and writes the checkpoint as GGUF if missing.
 
     Its cache has 8 bits where ours has, 32 in f32, else 16 (f16, its default).
@@ -131,7 +133,7 @@ def llama_cpp_command(checkpoint: Path, precision: str, kv_precision: str, threa
         _export(
             checkpoint, file, lambda part: [python, str(_PEERS / "llama_cpp_export.py"), checkpoint, part, precision]
         )
-    return [python, "-m", "bench.peers.llama_cpp_worker", str(file), str(threads), kept]
+    return [python, "-m", "bench.peers.llama_cpp_worker", str(file), str(threads), kept, str(max_length)]
 
 
 def _genai_export(python: str, checkpoint: Path, weights: str, build: Path) -> Path:

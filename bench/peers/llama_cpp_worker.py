@@ -1,6 +1,7 @@
-"""llama.cpp's batches: `python -m bench.peers.llama_cpp_worker FILE THREADS CACHE`.
+"""llama.cpp's batches: `python -m bench.peers.llama_cpp_worker FILE THREADS CACHE MAX_LENGTH`.
 
-Runs in its own environment, on a file made by llama_cpp_export.py. CACHE: the type of keys and values. Requests join
+Runs in its own environment, on a file made by llama_cpp_export.py. CACHE: the type of keys and values; MAX_LENGTH:
+the tokens of a request. Requests join
 between two calls of the library; each call has a token of every request that runs, or all of a prompt. The sequences
 share one cache, which is far faster on a CPU than one for each. The most likely token is taken.
 """
@@ -18,8 +19,7 @@ import numpy as np
 
 from bench.peers.decode_worker import DecodeRequest, Replayed, send, serve
 
-SEQUENCES, MAX_LENGTH = 32, 320
-BATCH = 2048
+SEQUENCES = 32
 CACHES = {"f32": 0, "f16": 1, "q8_0": 8}
 
 
@@ -37,19 +37,19 @@ class Running:
 class Batches:
     """Requests join between two calls."""
 
-    def __init__(self, file: str, threads: int, cache: str) -> None:
+    def __init__(self, file: str, threads: int, cache: str, max_length: int) -> None:
         library.llama_backend_init()
         self._model = library.llama_model_load_from_file(file.encode(), library.llama_model_default_params())
         params = library.llama_context_default_params()
-        params.n_ctx = SEQUENCES * MAX_LENGTH
-        params.n_batch, params.n_seq_max = BATCH, SEQUENCES
+        params.n_ctx = params.n_batch = SEQUENCES * max_length
+        params.n_seq_max = SEQUENCES
         params.n_threads = params.n_threads_batch = threads
         params.type_k = params.type_v = CACHES[cache]
         params.kv_unified = True
         self._context = library.llama_init_from_model(self._model, params)
         assert self._context, "llama.cpp refuses the model or its settings"
         self._memory = library.llama_get_memory(self._context)
-        self._batch = library.llama_batch_init(BATCH, 0, 1)
+        self._batch = library.llama_batch_init(params.n_batch, 0, 1)
         self._vocabulary = library.llama_vocab_n_tokens(library.llama_model_get_vocab(self._model))
 
     def replay(self, requests: list[DecodeRequest]) -> Replayed:
@@ -100,5 +100,5 @@ class Batches:
 
 
 if __name__ == "__main__":
-    file, threads, cache = sys.argv[1:]
-    serve(Batches(file, int(threads), cache).replay)
+    file, threads, cache, max_length = sys.argv[1:]
+    serve(Batches(file, int(threads), cache, int(max_length)).replay)

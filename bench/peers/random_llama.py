@@ -11,6 +11,8 @@ from pathlib import Path
 
 VOCABULARY, EOS = 32000, 1
 SEED = 0
+LENGTH = 1024
+"""The longest text."""
 
 
 @dataclass(frozen=True)
@@ -65,7 +67,7 @@ def _weights(folder: Path, size: Size) -> None:
         num_hidden_layers=size.layers,
         num_attention_heads=size.heads,
         num_key_value_heads=size.kv_heads,
-        max_position_embeddings=1024,
+        max_position_embeddings=LENGTH,
         tie_word_embeddings=True,
         bos_token_id=0,
         eos_token_id=EOS,

@@ -15,6 +15,7 @@ from bench.fused_decode.loads import (
     Run,
     agreement,
     check,
+    max_length,
 )
 from bench.peers.decode_worker import DecodeRequest, Replayed
 
@@ -31,6 +32,11 @@ def test_prompts_are_made_of_the_words(maker: LoadGenerator) -> None:
     assert load.tokens == 15
     assert all(len(request.prompt) == PROMPT and set(request.prompt) <= set(WORDS) for request in load.requests)
     assert len({tuple(request.prompt) for request in load.requests}) == 3
+
+
+def test_prompts_have_the_length_asked_for() -> None:
+    assert {len(request.prompt) for request in LoadGenerator(0, WORDS, 5, prompt=70).at_once(3).requests} == {70}
+    assert max_length(70) > 70 + LONGEST
 
 
 def test_same_seed_same_loads() -> None:
