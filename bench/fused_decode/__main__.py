@@ -33,6 +33,7 @@ from bench.common.output import BUILD, FOLDER, Output
 from bench.common.server import loaded_server
 from bench.fused_decode import beams, bound, plots, report
 from bench.fused_decode.cells import (
+    ALONE,
     CONTINUOUS,
     GENAI,
     INSTANCES,
@@ -255,13 +256,15 @@ def run(bench: DecodeBench, systems: dict[str, DecodeSystem]) -> None:
     pair, batching = named(OURS, *RUNTIMES), named(STATIC, CONTINUOUS)
     bench.warm_up(list(systems.values()))
     request_s = bench.alone(pair)
+    bench.measure(loads.at_once(1), slow, ALONE)
     for number in range(scale.rounds):
         beside = slow if number == 0 else []
         bench.measure(loads.at_once(scale.requests), [*pair, *named(TRITON, UNARY), *batching, *beside])
     if scale.others:
         bench.beside_busy_loop(loads.at_once(scale.requests), pair)
-    for count in scale.flights * scale.rounds:
-        bench.measure(loads.at_once(count), pair)
+    for number in range(scale.rounds):
+        for count in scale.flights:
+            bench.measure(loads.at_once(count), [*pair, *(slow if number == 0 else [])])
     if scale.others:
         interval = loads.constant(scale.requests, request_s)
         bench.constant = interval.name

@@ -78,7 +78,12 @@ def test_ratios(bench: DecodeBench) -> None:
     rows = list(report.ratios(bench, LIMITS))
     found = {what: (value, goal) for what, value, goal in rows}
     assert len(found) == len(rows)
-    assert found["8 at once: tokens/s over concurrent instances"] == (pytest.approx(20.0), "15 or more")
+    faster, goal = found["8 at once: tokens/s over concurrent instances"]
+    (share,) = (value for what, (value, _) in found.items() if what.startswith("8 at once: share of the bound"))
+    assert faster == pytest.approx(20.0) and goal.startswith("15 or more; the bound allows")
+    assert float(goal.split()[-1]) == pytest.approx(20.0 / share, rel=1e-3)
+    alone, allowed = found["alone: tokens/s over concurrent instances"]
+    assert alone == pytest.approx(20.0) and allowed.startswith("the bound allows")
     assert found["8 at once: tokens/s over static batch"][0] == pytest.approx(3.0)
     assert found["8 at once: tokens/s over OpenVINO GenAI"][0] == pytest.approx(2.0)
     assert found["8 at once: time to first token over OpenVINO GenAI's"][0] == pytest.approx(0.5)
