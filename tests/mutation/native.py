@@ -19,9 +19,9 @@ _TESTS: Mapping[tuple[str, ...], tuple[str, ...]] = {
     (f"{_LORA}kernels.py", f"{_LORA}batch.py"): ("low_rank", "terms", "lora"),
     (f"{_DECODE}quantised.py",): ("level_tiles", "levels", "linear_levels", "packed_levels", "quantised_rows", "tiles"),
     (f"{_DECODE}native.py", f"{_DECODE}model.py"): (
-        *("attention", "attention_arguments", "attention_few", "attention_layer", "attention_prompt", "attention_rows"),
-        *("attention_scores", "checks", "common", "decode", "linear", "linear_bf16", "network", "operand", "packed"),
-        *("rows", "team", "unrolled", "wide"),
+        *("attention", "attention_arguments", "attention_few", "attention_layer", "attention_prompt"),
+        *("attention_rows", "attention_scores", "attention_tiles", "checks", "common", "decode", "linear"),
+        *("linear_bf16", "network", "operand", "packed", "rows", "team", "unrolled", "wide"),
     ),
     (f"{_DECODE}sampling.py",): ("draw",),
     (f"{_DECODE}sampling.py", f"{_DECODE}logprobs.py"): ("columns",),

@@ -1,148 +1,16 @@
-// Attention of many tokens of a row at once: products of tiles of queries with keys, and of weights with values, that
-// stay in registers. Each row is summed in the order of its keys, whatever the other rows are.
+// Attention of many tokens of a row at once, in tiles. Each row is summed in the order of its keys, whatever the other
+// rows are.
 
 #pragma once
 
 #include "attention_rows.h"
-#include "attention_scores.h"
-
-constexpr int64_t kSeen = 64;       // keys that a tile of queries scores and mixes together
-constexpr int64_t kQueries = 4;     // rows of a product that stay in registers
-constexpr int64_t kColumns = wide::kLanes == 16 ? 4 : 2;  // vectors of its columns that do
-
-// Products in float.
-struct Singles {
-  static wide::Wide add(const wide::Wide& sums, float row, const wide::Wide& columns) {
-    return sums + row * columns;
-  }
-};
-
-#if defined(__AVX512BF16__)
-// Products of pairs of bfloat16, each in the place of a float.
-struct Pairs {
-  static wide::Wide add(const wide::Wide& sums, float row, const wide::Wide& columns) {
-    int32_t both;
-    std::memcpy(&both, &row, sizeof both);
-    return reinterpret_cast<wide::Wide>(_mm512_dpbf16_ps(reinterpret_cast<__m512>(sums),
-                                                         reinterpret_cast<__m512bh>(_mm512_set1_epi32(both)),
-                                                         reinterpret_cast<__m512bh>(columns)));
-  }
-};
-#endif
-
-// out [kRows, kVectors vectors] += rows [kRows, count] times columns [count, kVectors vectors], each with its stride.
-template <typename Product, int64_t kRows, int64_t kVectors>
-void add_tile(const float* rows, int64_t row_stride, const float* columns, int64_t stride, int64_t count, float* out,
-              int64_t out_stride) {
-  using wide::kLanes, wide::Wide;
-  Wide held[kRows][kVectors];
-  for (int64_t row = 0; row < kRows; ++row) {
-    for (int64_t v = 0; v < kVectors; ++v) held[row][v] = wide::load(out + row * out_stride + v * kLanes);
-  }
-  for (int64_t k = 0; k < count; ++k, columns += stride) {
-    Wide own[kVectors];
-    for (int64_t v = 0; v < kVectors; ++v) own[v] = wide::load(columns + v * kLanes);
-    for (int64_t row = 0; row < kRows; ++row) {
-      const float given = rows[row * row_stride + k];
-      for (int64_t v = 0; v < kVectors; ++v) held[row][v] = Product::add(held[row][v], given, own[v]);
-    }
-  }
-  for (int64_t row = 0; row < kRows; ++row) {
-    for (int64_t v = 0; v < kVectors; ++v) wide::store(held[row][v], out + row * out_stride + v * kLanes);
-  }
-}
-
-// out [count of rows, width] += rows [count of rows, depth] times columns [depth, width]; width a multiple of kLanes.
-template <typename Product, int64_t kRows = kQueries>
-void add_product(int64_t count, const float* rows, int64_t row_stride, const float* columns, int64_t width,
-                 int64_t depth, float* out) {
-  using wide::kLanes;
-  for (; count >= kRows; count -= kRows, rows += kRows * row_stride, out += kRows * width) {
-    int64_t at = 0;
-    for (; at + kColumns * kLanes <= width; at += kColumns * kLanes) {
-      add_tile<Product, kRows, kColumns>(rows, row_stride, columns + at, width, depth, out + at, width);
-    }
-    for (; at < width; at += kLanes) add_tile<Product, kRows, 1>(rows, row_stride, columns + at, width, depth, out + at, width);
-  }
-  if constexpr (kRows > 1) add_product<Product, kRows - 1>(count, rows, row_stride, columns, width, depth, out);
-}
-
-// Writes `count` rows of `dim` elements as columns of target [dim, kSeen], which start on a multiple of kLanes; zeros
-// fill the last vector.
-template <typename T>
-void turn(const T* from, int64_t count, int64_t dim, float* target) {
-  using wide::kLanes;
-  for (int64_t first = 0; first < count; first += kLanes) {
-    for (int64_t d = 0; d < dim; d += kLanes) {
-      wide::Wide square[kLanes] = {};
-      const int64_t here = std::min(kLanes, count - first);
-      for (int64_t k = 0; k < here; ++k) square[k] = wide::load(from + (first + k) * dim + d);
-      wide::transpose(square);
-      for (int64_t i = 0; i < kLanes; ++i) wide::store(square[i], target + (d + i) * kSeen + first);
-    }
-  }
-}
-
-// What the products of a layer's attention read: numbers in float.
-template <typename C>
-struct Singly {
-  using Product = Singles;
-  static constexpr int64_t kTogether = 1;  // numbers in the place of one
-
-  // Whether a layer of this `dim` can be read so.
-  static bool fits(int64_t dim) { return dim % wide::kLanes == 0; }
-
-  // Keys [count, dim] as columns of target [dim / kTogether, kSeen], which start on a multiple of kLanes.
-  static void turn_keys(const C* keys, int64_t count, int64_t dim, float* target) { turn(keys, count, dim, target); }
-
-  // Values [count, dim] as target [count / kTogether, dim].
-  static void lay_values(const C* values, int64_t count, int64_t dim, float* target) {
-    const float* found = widened(values, count * dim, target);
-    if (found != target) std::copy(found, found + count * dim, target);
-  }
-
-  // Numbers of a row, in place.
-  static void lay_row(float*, int64_t) {}
-};
-
-#if defined(__AVX512BF16__)
-// The same in pairs of bfloat16, to which queries and weights are rounded.
-struct Paired {
-  using Product = Pairs;
-  static constexpr int64_t kTogether = 2;
-
-  static bool fits(int64_t dim) { return dim % (2 * wide::kLanes) == 0; }
-
-  static void turn_keys(const BFloat* keys, int64_t count, int64_t dim, float* target) {
-    turn(reinterpret_cast<const float*>(keys), count, dim / 2, target);
-  }
-
-  // Behind an odd number of values comes one of zeros.
-  static void lay_values(const BFloat* values, int64_t count, int64_t dim, float* target) {
-    for (int64_t k = 0; k < count; k += 2, values += 2 * dim, target += dim) {
-      for (int64_t d = 0; d < dim; d += wide::kLanes) {
-        const wide::Words one = bits_of(values + d) >> 16;
-        const wide::Words other = k + 1 < count ? bits_of(values + dim + d) : wide::Words{};
-        wide::store(reinterpret_cast<wide::Wide>(one | other), target + d);
-      }
-    }
-  }
-
-  static void lay_row(float* numbers, int64_t count) {
-    auto* target = reinterpret_cast<BFloat*>(numbers);
-    for (int64_t i = 0; i < count; i += wide::kLanes) wide::store(wide::load(numbers + i), target + i);
-  }
-
- private:
-  static wide::Words bits_of(const BFloat* values) { return reinterpret_cast<wide::Words>(wide::load(values)); }
-};
-#endif
+#include "attention_tiles.h"
 
 // As `attend_few`, for any number of tokens of a layer that `Form` fits.
 template <typename Form, typename T, typename C>
 void attend_tiles(const Layer<T, C>& layer, const Task& task, Scratch& scratch) {
   using Product = typename Form::Product;
-  constexpr int64_t kTogether = Form::kTogether;
+  constexpr int64_t kNumbers = Form::kNumbers;
   const int64_t dim = layer.dim, group = layer.group, rows = task.count * group;
   scratch.fit(rows, dim, kSeen, rows);
   begin_rows(layer, task, scratch);
@@ -156,10 +24,10 @@ void attend_tiles(const Layer<T, C>& layer, const Task& task, Scratch& scratch) 
       const Part& part = parts.all[i];
       const int64_t at = part.first - from;
       Form::turn_keys(layer.keys + part.place, part.count, dim, scratch.keys + at);
-      Form::lay_values(layer.values + part.place, part.count, dim, scratch.values + at / kTogether * dim);
+      Form::lay_values(layer.values + part.place, part.count, dim, scratch.values + at / kNumbers * dim);
     }
     std::fill(scratch.scores, scratch.scores + rows * kSeen, 0.0f);
-    add_product<Product>(rows, scratch.queries, dim, scratch.keys, kSeen, dim / kTogether, scratch.scores);
+    add_product<Product>(rows, scratch.queries, dim, scratch.keys, kSeen, dim / kNumbers, scratch.scores);
     for (int64_t row = 0; row < rows; ++row) {
       const int64_t position = task.position + row / group;
       const int64_t first = std::max(from, position + 1 - reach) - from, last = std::min(to, position + 1) - from;
@@ -180,7 +48,7 @@ void attend_tiles(const Layer<T, C>& layer, const Task& task, Scratch& scratch) 
 #pragma omp simd
       for (int64_t d = 0; d < dim; ++d) scratch.sums[row * dim + d] *= keep;
     }
-    const int64_t depth = (to - from + kTogether - 1) / kTogether;
+    const int64_t depth = (to - from + kNumbers - 1) / kNumbers;
     add_product<Product>(rows, scratch.scores, kSeen, scratch.values, dim, depth, scratch.sums);
   }
   finish_rows(layer, task, scratch);
