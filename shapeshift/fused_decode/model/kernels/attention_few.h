@@ -144,9 +144,7 @@ void attend_few(const Layer<T, C>& layer, const Task& task, const Task& followin
       });
     };
     for (int64_t token = 0; token < task.count; ++token) {
-      in_numbered_parts<kTogether>(group, [&](int64_t row, auto together, int64_t, int64_t) {
-        attend_rows(token * group + row, together);
-      });
+      in_parts<kTogether>(group, [&](int64_t row, auto together) { attend_rows(token * group + row, together); });
     }
   }
   for (int64_t row = 0; row < rows; ++row) wide::set_apart<C>(scratch.sums + row * dim, dim);

@@ -15,8 +15,9 @@ constexpr int64_t kQuad = 4;        // inputs whose levels lie side by side
 constexpr int64_t kFetched = 4096;  // bytes between what tiles read and what they fetch into the cache
 
 // weights [panels, blocks, kSide quads, kWide outputs, kQuad]; with 4 bits [panels, blocks, kSide quads, kSide outputs,
-// kQuad], where one byte holds the levels of both tiles, the second one in its high bits. scales and zeros [panels, groups, kWide]; bias [outputs] or null. A group
-// has `group` inputs of an output, a multiple of kPart; the last one may have fewer.
+// kQuad], where one byte holds the levels of both tiles, the second one in its high bits. scales and zeros [panels,
+// groups, kWide]; bias [outputs] or null. A group has `group` inputs of an output, a multiple of kPart; the last one may
+// have fewer.
 template <int64_t kBits>
 struct Panels<Levels<kBits>> {
   static_assert(kBits == 8 || kBits == 4);
