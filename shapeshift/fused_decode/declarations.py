@@ -71,6 +71,7 @@ INPUTS = (
     Input("input_lengths", "INT32", "prompts", "one prompt", allowed="numbers of at least 1 that divide `input_ids`"),
     _flag("stream"),
     Input("sampling_parameters", "BYTES", default="{}", allowed="a JSON object"),
+    _flag("add_special_tokens", "true"),
     Input("max_tokens", "INT32", default="16", least=1),
     Input("n", "INT32", default="1", allowed=f"1 to {MAX_CHOICES}, and so for prompts times `best_of`"),
     Input("best_of", "INT32", default="`n`", allowed=f"`n` to {MAX_CHOICES}; with `stream` equal to `n`"),

@@ -160,7 +160,9 @@ class GenerateFront:
         for row, prompt in enumerate(parsed.prompts):
             number = row if len(parsed.prompts) > 1 else None
             if isinstance(prompt, bytes):
-                found.append(Prompt(prompt, self._tokenizer.encode(prompt, number)))
+                found.append(
+                    Prompt(prompt, self._tokenizer.encode(prompt, number, add_special_tokens=parsed.add_special_tokens))
+                )
                 continue
             if len(prompt) >= self._max_length:
                 limit = f"at most {self._max_length - 1}, one less than max_length ({self._max_length})"

@@ -49,6 +49,8 @@ _NEUTRAL: Mapping[str, Any] = {
 _BYTES_PER_TOKEN = 4.0
 _PROMPTS = ("text_input", "input_ids", "input_lengths")
 _TEXTS = ("stop", "bad_words")
+# How a prompt is read, not how an answer is made.
+_ADDS = "add_special_tokens"
 _SEVERAL = {one.name for one in INPUTS if one.shape != "1"}
 
 
@@ -57,12 +59,14 @@ class ParsedRequest:
     """The inputs of one request.
 
     prompts             in UTF-8, or INT64 [tokens]
+    add_special_tokens  whether the tokenizer puts its special tokens around texts
     echo                whether the answer begins with the prompt
     outputs             outputs that the answer carries
     request_parameters  request parameters that the input `sampling_parameters` holds, not checked yet
     """
 
     prompts: Sequence[bytes | Ids]
+    add_special_tokens: bool
     sampling_params: SamplingParams
     stream: bool
     echo: bool
@@ -107,6 +111,9 @@ class RequestParser:
         if stream and echo:
             raise InvalidInputError("exclude_input_in_output", False, "true when stream is true")
         sampling = self._sampling_parameters(request)
+        adds = input_checks.flag(_ADDS, input_checks.plain(sampling.pop(_ADDS, True)))
+        if (as_input := self._one(request, _ADDS, input_checks.flag)) is not None:
+            adds = as_input
         request_parameters = {key: sampling.pop(key) for key in self._request_parameters if key in sampling}
         returned = [outputs for name, outputs in RETURNS.items() if self._one(request, name, input_checks.flag)]
         params = self._sampling_params(request, sampling)
@@ -122,6 +129,7 @@ class RequestParser:
             returned.append(("choice_index",))
         return ParsedRequest(
             prompts=prompts,
+            add_special_tokens=adds,
             sampling_params=params,
             stream=stream,
             echo=echo,
@@ -186,9 +194,9 @@ class RequestParser:
         # As OpenAI's chat API has it.
         if isinstance(given.get("logprobs"), bool):
             given["logprobs"] = 0 if given["logprobs"] else None
+        known = sorted((*self._checks, _ADDS, *self._request_parameters))
         for key in given:
-            if key not in self._checks and key not in self._request_parameters:
-                known = sorted((*self._checks, *self._request_parameters))
+            if key not in known:
                 listed = f"{', '.join(known)}{hint(key, known)}"
                 raise InvalidInputError(f"sampling_parameters {key}", given[key], f"unknown key; known: {listed}")
         # null means the default, as in vLLM.

@@ -57,7 +57,6 @@ class DecodeService:
     def describe(self) -> Description:
         """What the model is."""
         loaded = self.loaded
-        bos = loaded.chat.special_tokens.get("bos_token")
         return Description(
             GENERATION,
             checkpoint=checkpoint_name(self._args.parameters),
@@ -66,7 +65,6 @@ class DecodeService:
             chat_template=loaded.chat.text,
             tool_use_template=loaded.chat.tool_use,
             special_tokens=loaded.chat.special_tokens,
-            adds_bos=bos is not None and loaded.tokenizer.begins_with(bos),
             stream=self._args.name,
             checkpoint_version=checkpoint_version(self._args.parameters),
         )

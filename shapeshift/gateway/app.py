@@ -17,6 +17,7 @@ import shapeshift
 from shapeshift.errors import ShapeshiftError
 from shapeshift.gateway.adapter_commands import AdapterCommands
 from shapeshift.gateway.catalogue import Catalogue
+from shapeshift.gateway.chat_templates.renderer import ChatRenderer
 from shapeshift.gateway.errors import ApiError, api_error
 from shapeshift.gateway.http.api_keys import ApiKeys, RequireKey
 from shapeshift.gateway.http.bodies import field_of
@@ -47,13 +48,15 @@ def make_app(settings: GatewaySettings, clients: Sequence[AsyncClient] = ()) -> 
     tls = from_environment()
     upstream = Upstream(clients or [AsyncClient(one, tls) for one in settings.triton])
     catalogue = Catalogue(upstream, settings.refresh_s)
-    gateway = Gateway(settings, upstream, catalogue, Traffic(), AdapterCommands(settings))
+    gateway = Gateway(settings, upstream, catalogue, Traffic(), AdapterCommands(settings), ChatRenderer())
 
     @contextlib.asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
         looking = asyncio.create_task(gateway.catalogue.run())
+        gateway.templates.start()
         yield
         looking.cancel()
+        gateway.templates.close()
         await upstream.close()
 
     app = FastAPI(title="Shapeshift gateway", version=shapeshift.__version__, lifespan=lifespan, redoc_url=None)

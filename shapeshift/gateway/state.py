@@ -12,6 +12,7 @@ from starlette.responses import Response
 
 from shapeshift.gateway.adapter_commands import AdapterCommands
 from shapeshift.gateway.catalogue import Catalogue
+from shapeshift.gateway.chat_templates.renderer import ChatRenderer
 from shapeshift.gateway.http.limits import REQUEST_ID, Traffic
 from shapeshift.gateway.http.streams import while_connected
 from shapeshift.gateway.settings import GatewaySettings
@@ -29,6 +30,7 @@ class Gateway:
     catalogue: Catalogue
     traffic: Traffic
     adapters: AdapterCommands
+    templates: ChatRenderer
 
 
 def gateway_of(request: Request) -> Gateway:

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 import torch
+from jinja2 import TemplateError
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from shapeshift.engines.text import chat_template_files
-from shapeshift.errors import InvalidInputError
-from shapeshift.gateway.chat_templates.chat_template import ChatTemplate
+from shapeshift.gateway.chat_templates.conversation import ChatTemplate
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 FOLDER = Path(__file__).resolve().parents[2] / "checkpoints" / "docstrings-chat"
@@ -45,12 +45,12 @@ def test_the_template_writes_what_transformers_writes(tokenizer: Any) -> None:
     files = chat_template_files.read(FOLDER)
     assert files.text is not None
     template = ChatTemplate(files.text, files.special_tokens)
-    text = template.render(CHAT)
+    text = template.render(CHAT, None)
     assert text == tokenizer.apply_chat_template(CHAT, tokenize=False, add_generation_prompt=True)
     assert text.startswith("<|bos|><|system|>Be brief.<|end|><|user|>What is len?<|end|><|assistant|>Return ")
     assert text.endswith("<|user|>And sorted?<|end|><|assistant|>")
-    with pytest.raises(InvalidInputError, match="roles are system, user and assistant, not tool"):
-        template.render([{"role": "tool", "content": "4"}])
+    with pytest.raises(TemplateError, match="roles are system, user and assistant, not tool"):
+        template.render([{"role": "tool", "content": "4"}], None)
 
 
 @pytest.mark.parametrize("question", ["What does os.path.join do?", "Explain json.dumps.", "Hello"])

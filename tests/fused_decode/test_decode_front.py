@@ -51,7 +51,6 @@ def test_the_chat_template_of_the_checkpoint_is_told(make_front: MakeFront, tmp_
     told = json.loads(values_of(asked.sender.answer())["DESCRIPTION"].item())
     assert told["chat_template"] == "{{ bos_token }}" and "tool_use_template" not in told
     assert told["special_tokens"] == {"bos_token": "a", "eos_token": "b"}
-    assert told["adds_bos"] is False
 
 
 def test_a_stream_has_the_same_text_piece_by_piece(make_front: MakeFront, toy: ToyRuntime) -> None:

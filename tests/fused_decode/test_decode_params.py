@@ -28,7 +28,7 @@ def sampling(**given: Any) -> str:
 
 def test_defaults() -> None:
     fields = read(text_input="über")
-    assert fields == ParsedRequest(["über".encode()], SamplingParams(), False, False, frozenset({"text_output"}))
+    assert fields == ParsedRequest(["über".encode()], True, SamplingParams(), False, False, frozenset({"text_output"}))
 
 
 EVERYTHING: dict[str, Any] = {
@@ -168,7 +168,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"sampling_parameters": b"\xff{}"}, "sampling_parameters: got b'\\xff{}'; valid UTF-8"),
     (
         {"sampling_parameters": sampling(nn=2)},
-        "sampling_parameters nn: got 2; unknown key; known: bad_words, best_of, early_stopping",
+        "sampling_parameters nn: got 2; unknown key; known: add_special_tokens, bad_words, best_of",
     ),
     ({"sampling_parameters": sampling(max_tokens=1.5)}, "max_tokens: got 1.5; a whole number at least 1"),
     ({"sampling_parameters": sampling(max_tokens=True)}, "max_tokens: got True; a whole number"),
@@ -211,3 +211,10 @@ def test_stop_id() -> None:
     ):
         with pytest.raises(InvalidInputError, match=message):
             reader.stop_id(request(**inputs))
+
+
+def test_special_tokens_can_be_left_out_by_an_input_or_a_parameter() -> None:
+    assert not read(sampling_parameters=sampling(add_special_tokens=False)).add_special_tokens
+    assert not read(add_special_tokens=False).add_special_tokens
+    with pytest.raises(InvalidInputError, match="add_special_tokens: got 3; true or false"):
+        read(sampling_parameters=sampling(add_special_tokens=3))

@@ -12,9 +12,6 @@ import httpx2
 import openai
 import pytest
 
-from shapeshift.gateway.catalogue import Front, Target
-from shapeshift.gateway.routes.chat import _prompt
-from shapeshift.gateway.schemas.chat import ChatRequest
 from tests.gateway.fake_triton import FRONTS, FakeTriton
 from tests.waiting import wait_for
 
@@ -43,7 +40,7 @@ def test_a_conversation(client: openai.OpenAI, triton: FakeTriton) -> None:
     assert (choice.finish_reason, choice.index, found.object) == ("stop", 0, "chat.completion")
     assert found.usage and found.usage.prompt_tokens == 5 and found.id.startswith("chatcmpl-")
     # Without a limit the answer may fill what the model has.
-    assert sampling_of(triton) == {"max_tokens": 64}
+    assert sampling_of(triton) == {"max_tokens": 64, "add_special_tokens": False}, "which the template writes"
 
 
 def test_an_answer_can_be_sent_back(client: openai.OpenAI, triton: FakeTriton) -> None:
@@ -91,14 +88,14 @@ def test_the_asynchronous_client(url: str) -> None:
 
 def test_limits_of_the_answer(client: openai.OpenAI, triton: FakeTriton) -> None:
     assert client.chat.completions.create(**ASK, max_completion_tokens=1).choices[0].finish_reason == "length"
-    assert sampling_of(triton) == {"max_tokens": 1}
+    assert sampling_of(triton)["max_tokens"] == 1
     client.chat.completions.create(**ASK, max_tokens=2)
-    assert sampling_of(triton) == {"max_tokens": 2}
+    assert sampling_of(triton)["max_tokens"] == 2
 
 
 def test_logprobs(client: openai.OpenAI, triton: FakeTriton) -> None:
     found = client.chat.completions.create(**ASK, logprobs=True, top_logprobs=1, max_tokens=1).choices[0].logprobs
-    assert sampling_of(triton) == {"logprobs": 1, "max_tokens": 1}
+    assert sampling_of(triton)["logprobs"] == 1
     assert found and found.content
     (token,) = found.content
     assert (token.token, token.logprob, token.bytes) == ("<user>hello", -0.5, list(b"<user>hello"))
@@ -131,13 +128,6 @@ def test_tools_are_given_to_the_template(url: str, triton: FakeTriton, monkeypat
     assert prompt_of(triton) == "f"
     httpx2.post(f"{url}/v1/chat/completions", json={**ask, "tool_choice": "none"})
     assert prompt_of(triton) == "<user>hello you\n<assistant>"
-
-
-def test_a_token_that_the_tokenizer_adds_is_not_there_twice() -> None:
-    for adds, wanted in ((True, "hello you"), (False, "<s>hello you")):
-        told = {"chat_template": "{{ bos_token }}{{ messages[0].content }}", "special_tokens": {"bos_token": "<s>"}}
-        front = Front("g", "generation", {**told, "adds_bos": adds})
-        assert _prompt(Target(front, "", "g"), ChatRequest.model_validate(ASK)) == wanted
 
 
 def test_a_model_without_a_template_says_what_to_do(client: openai.OpenAI) -> None:
@@ -192,4 +182,4 @@ def test_a_template_that_loops_is_refused_and_holds_nobody_up(start_gateway: Cal
         asked = pool.submit(httpx2.post, f"{url}/v1/chat/completions", json=ASK, timeout=60)
         assert httpx2.get(f"{url}/v1/models", timeout=60).status_code == 200
     error = asked.result().json()["error"]
-    assert (asked.result().status_code, error["param"]) == (400, "messages") and "chat_template" in error["message"]
+    assert (asked.result().status_code, error["param"]) == (400, "messages") and "chat template" in error["message"]

@@ -1,8 +1,11 @@
-"""Chat templates: the text that transformers makes of a conversation, and bounds for templates that do too much."""
+"""Chat templates: the text that transformers makes of a conversation, and what ends a template that does too much."""
 
 from __future__ import annotations
 
-import tracemalloc
+import asyncio
+import json
+import os
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -10,8 +13,9 @@ from tokenizers import Tokenizer, models
 from transformers import PreTrainedTokenizerFast
 
 from shapeshift.errors import InvalidInputError
-from shapeshift.gateway.chat_templates import limits
-from shapeshift.gateway.chat_templates.chat_template import MAX_MESSAGES, ChatTemplate
+from shapeshift.gateway.chat_templates import renderer
+from shapeshift.gateway.chat_templates.conversation import ChatTemplate, TemplateError, render
+from shapeshift.gateway.chat_templates.renderer import ChatRenderer, TemplateSource
 
 TOKENS = {"bos_token": "<s>", "eos_token": "</s>"}
 # In the manner of well-known models: what their templates use of Jinja, in words of our own.
@@ -50,7 +54,7 @@ TEMPLATES = {
         {{ raise_exception('roles must alternate') }}
     {% endif %}
     {% set role = 'model' if message.role == 'assistant' else message.role %}
-    {{ '<start_of_turn>' + role + '\\n' + message['content'].strip() + '<end_of_turn>\\n' }}
+    {{ '<start_of_turn>' + role + '\\n' + message['content'].strip().replace('{', '{{') + '<end_of_turn>\\n' }}
 {%- endfor %}{% if add_generation_prompt %}{{ '<start_of_turn>model\\n' }}{% endif %}""",
     "brackets": """{%- set asked = messages | selectattr('role', 'equalto', 'user') | list -%}
 {%- set ns = namespace(count=0, last=asked | last) -%}
@@ -72,7 +76,12 @@ CHATS: dict[str, list[dict[str, Any]]] = {
         {"role": "user", "content": "Why?"},
     ],
     "system": [{"role": "system", "content": "Be brief."}, ASK],
-    "tool": [ASK, {"role": "assistant", "content": None, "tool_calls": [{"function": {"name": "f", "arguments": {}}}]}],
+    # What a text holds is no format.
+    "formats": [{"role": "user", "content": "In 2024 it was 50% {of} %s, {0:9999}."}],
+    "tool": [
+        ASK,
+        {"role": "assistant", "content": None, "tool_calls": [{"function": {"name": "f", "arguments": '{"a": 1}'}}]},
+    ],
 }
 TOOLS = [{"type": "function", "function": {"name": "f", "description": "größe", "parameters": {"maximum": 10**7}}}]
 
@@ -82,176 +91,202 @@ def tokenizer() -> Any:
     return PreTrainedTokenizerFast(tokenizer_object=Tokenizer(models.BPE()), **TOKENS)
 
 
+def as_objects(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The messages with the arguments of calls as objects, in which transformers wants them."""
+    copied: list[dict[str, Any]] = json.loads(json.dumps(messages))
+    for message in copied:
+        for call in message.get("tool_calls", ()):
+            call["function"]["arguments"] = json.loads(call["function"]["arguments"])
+    return copied
+
+
 @pytest.mark.parametrize("chat", CHATS)
 @pytest.mark.parametrize("name", TEMPLATES)
 def test_the_text_is_that_of_transformers(name: str, chat: str, tokenizer: Any) -> None:
     template, messages = ChatTemplate(TEMPLATES[name], TOKENS), CHATS[chat]
     for tools, prompted in ((None, True), (TOOLS, False)):
-        given: dict[str, Any] = {"tools": tools, "add_generation_prompt": prompted}
+        options: dict[str, Any] = {"tools": tools, "add_generation_prompt": prompted}
         try:
-            wanted = tokenizer.apply_chat_template(messages, chat_template=TEMPLATES[name], tokenize=False, **given)
+            expected = tokenizer.apply_chat_template(
+                as_objects(messages), chat_template=TEMPLATES[name], tokenize=False, **options
+            )
         except Exception as error:  # noqa: BLE001  what it refuses is refused here, too
-            with pytest.raises(InvalidInputError) as raised:
-                template.render(messages, **given)
-            assert str(error) in str(raised.value)
+            with pytest.raises(type(error)) as raised:
+                template.render(messages, **options)
+            assert str(error) == str(raised.value)
             continue
-        assert template.render(messages, **given) == wanted and wanted
+        assert template.render(messages, **options) == expected and expected
 
 
-def test_parts_become_one_text() -> None:
-    parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
-    template = ChatTemplate("{{ messages[0].content }}", {})
-    assert template.render([{"role": "user", "content": parts}]) == "a\nb"
+CALL = {"role": "assistant", "tool_calls": [{"id": "c", "function": {"name": "f", "arguments": '{"city": "Paris"}'}}]}
+RESULT = {"role": "tool", "tool_call_id": "c", "content": "sunny"}
+PARTS = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
+EACH = "{% for m in messages %}{{ m.role }}:BODY;{% endfor %}"
+ONLY_PARTS = EACH.replace("BODY", "{% for p in m.content if p is mapping %}{{ p.text }}{% endfor %}")
+EITHER = EACH.replace(
+    "BODY",
+    "{% if m.content is string %}{{ m.content }}"
+    "{% else %}{% for p in m.content %}[{{ p.text }}]{% endfor %}{% endif %}",
+)
+ARGUMENTS = "{% for m in messages %}{% for c in m.tool_calls or [] %}BODY{% endfor %}{% endfor %}"
+# What templates read, the messages that they get, and what they write.
+FORMS: dict[str, tuple[str, list[dict[str, Any]], str]] = {
+    "a list where texts are read": (
+        EACH.replace("BODY", "{{ m.content }}"),
+        [{"role": "user", "content": PARTS}],
+        "user:a\nb;",
+    ),
+    "a list where texts are changed": (
+        EACH.replace("BODY", "{{ m.content.strip() }}"),
+        [{"role": "system", "content": PARTS[:1]}, {"role": "user", "content": PARTS}],
+        "system:a;user:a\nb;",
+    ),
+    "a list where lists alone are read": (ONLY_PARTS, [{"role": "user", "content": PARTS}], "user:ab;"),
+    "a text where lists alone are read": (ONLY_PARTS, [{"role": "user", "content": "hello"}], "user:hello;"),
+    "a result where lists alone are read": (
+        ONLY_PARTS,
+        [ASK, CALL, {**RESULT, "content": "x"}],
+        "user: What is <b>1 & 1</b>? ;assistant:;tool:x;",
+    ),
+    "a list where both are read": (EITHER, [{"role": "user", "content": PARTS}], "user:[a][b];"),
+    "a text where both are read": (EITHER, [{"role": "user", "content": "hello"}], "user:hello;"),
+    "a list that is written as JSON": (
+        EACH.replace("BODY", "{{ m.content if m.content is string else m.content | tojson }}"),
+        [{"role": "tool", "content": PARTS, "tool_call_id": "c"}],
+        "tool:a\nb;",
+    ),
+    "arguments as JSON": (
+        ARGUMENTS.replace("BODY", "{{ c.function.arguments | tojson }}"),
+        [ASK, CALL],
+        '{"city": "Paris"}',
+    ),
+    "arguments one by one": (
+        ARGUMENTS.replace("BODY", "{% for k, v in c.function.arguments | items %}<{{ k }}>{{ v }}{% endfor %}"),
+        [ASK, CALL],
+        "<city>Paris",
+    ),
+    "arguments of a call without any": (
+        ARGUMENTS.replace("BODY", "{{ c.function.arguments | tojson }}"),
+        [ASK, {"role": "assistant", "tool_calls": [{"id": "c", "function": {"name": "f", "arguments": ""}}]}],
+        "{}",
+    ),
+    "arguments that are no JSON": (
+        ARGUMENTS.replace("BODY", "{{ c.function.arguments }}"),
+        [ASK, {"role": "assistant", "tool_calls": [{"id": "c", "function": {"name": "f", "arguments": "{oops"}}]}],
+        "{oops",
+    ),
+    "arguments that are put together as text": (
+        ARGUMENTS.replace("BODY", "{{ '>' + c.function.arguments }}"),
+        [ASK, CALL],
+        '>{"city": "Paris"}',
+    ),
+    "a field without a value": (
+        EACH.replace("BODY", "{{ m.name is defined }}"),
+        [{**ASK, "name": None}],
+        "user:False;",
+    ),
+    "reasoning": (
+        EACH.replace("BODY", "{{ m.reasoning_content }}{{ m.thinking }}"),
+        [{**ASK, "reasoning": "hm"}],
+        "user:hmhm;",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", FORMS)
+def test_a_template_gets_what_it_reads(case: str) -> None:
+    source, messages, expected = FORMS[case]
+    assert ChatTemplate(source, {}).render(messages, None) == expected
 
 
 ASKED = [ASK]
-WRONG: dict[str, tuple[Any, str]] = {
-    "no message": ([], "messages: got 0; 1 to 4096 messages"),
-    "too many": ([ASK] * (MAX_MESSAGES + 1), "messages: got 4097; 1 to 4096 messages"),
-    "no object": (["hello"], "messages[0]: got 'hello'; an object with role and content"),
-    "no role": ([ASK, {"content": "a"}], "messages[1].role: got None; one of system, developer, user, "),
-    "another role": ([{"role": "root", "content": "a"}], "messages[0].role: got 'root'; one of system"),
-    "no content": ([{"role": "user"}], "messages[0].content: got None; a text, or parts of type text"),
-    "a number": ([{"role": "user", "content": 4}], "messages[0].content: got 4; a text, or parts of type text"),
-    "an image": (
-        [{"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "image_url", "image_url": {}}]}],
-        "messages[0].content[1]: got 'image_url'; a part of type text, with its text",
-    ),
-    "a part without text": ([{"role": "user", "content": [{"type": "text"}]}], "messages[0].content[0]: got 'text'"),
-    "a part that is none": ([{"role": "user", "content": [3]}], "messages[0].content[0]: got 3; a part of type text"),
-    "no JSON": ([{"role": "user", "content": "a", "more": object()}], "the chat template fails: TypeError: Object of"),
-}
-
-
-@pytest.mark.parametrize("case", WRONG)
-def test_a_wrong_message_is_named(case: str) -> None:
-    messages, said = WRONG[case]
-    with pytest.raises(InvalidInputError) as raised:
-        ChatTemplate("{{ messages[-1].content }}", {}).render(messages)
-    assert said in str(raised.value)
-
-
 FAILING = {
-    "{{ raise_exception('not so') }}": "messages: got 'user'; the chat template refuses: not so",
-    "{{ messages.append(1) }}": "the chat template refuses: ",
-    "{{ messages.__class__.__mro__ }}": "the chat template refuses: ",
-    "{{ ''.__class__.__mro__ }}": "the chat template refuses: ",
-    "{{ none.a.b }}": "the chat template refuses: ",
-    "{{ 1 // 0 }}": "the chat template fails: ZeroDivisionError",
-    "{{ nothing() }}": "the chat template refuses: 'nothing' is undefined",
-    "{% include 'x' %}": "the chat template fails: TypeError: no loader",
+    "{{ raise_exception('not so') }}": "TemplateError: not so",
+    "{{ messages.append(1) }}": "SecurityError",
+    "{{ messages.__class__.__mro__ }}": "SecurityError",
+    "{{ ''.__class__.__mro__ }}": "SecurityError",
+    "{{ dict.mro() }}": "has no attribute 'mro'",
+    "{{ namespace(__class__=1) }}": "SecurityError",
+    "{% set n = namespace() %}{% set n._a = 1 %}": "SecurityError",
+    "{{ none.a.b }}": "UndefinedError",
+    "{{ 1 // 0 }}": "ZeroDivisionError",
+    "{{ nothing() }}": "'nothing' is undefined",
+    "{% include 'x' %}": "no loader",
+    "{{ ('a' * 99999) * 99999 }}": "MemoryError",
+    "{{ ('a' * 99999999) }}": "longer than",
+    "{% for %}": "TemplateSyntaxError",
+    "{{ a": "TemplateSyntaxError",
+    "{% if " + "(" * 5000 + "%}": "Error",
+    "{% frobnicate %}": "TemplateSyntaxError",
 }
+
+
+@pytest.fixture(scope="module")
+def chats() -> Iterator[ChatRenderer]:
+    made = ChatRenderer()
+    yield made
+    made.close()
+
+
+def rendered(chats: ChatRenderer, source: str, messages: list[dict[str, Any]] = ASKED) -> str:
+    return asyncio.run(chats.render(TemplateSource(source, {}), messages, None))
 
 
 @pytest.mark.parametrize("source", FAILING)
-def test_what_a_template_raises_is_an_error_of_the_request(source: str) -> None:
+def test_what_a_template_raises_is_an_error_of_the_request(source: str, chats: ChatRenderer) -> None:
     with pytest.raises(InvalidInputError) as raised:
-        ChatTemplate(source, {}).render(ASKED)
-    assert FAILING[source] in str(raised.value)
+        rendered(chats, source)
+    assert FAILING[source] in str(raised.value) and str(raised.value).startswith("messages: got 'user'; what the model")
 
 
-NESTED = "{% for a in range(99999) %}{% for b in range(99999) %}BODY{% endfor %}{% endfor %}"
-DOUBLED = "{% set n = namespace(x='ab') %}{% for i in range(90) %}GROW{% endfor %}{{ n.x }}"
-TOO_MUCH = {
-    "empty loops": NESTED.replace("BODY", ""),
-    "loops that write": NESTED.replace("BODY", "text "),
-    "calls of macros": "{% macro f(n) %}{% if n %}{{ f(n - 1) }}{{ f(n - 1) }}{% endif %}{% endmacro %}{{ f(60) }}",
-    "calls without end": "{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}",
-    "a loop within itself": "{% for a in [1] recursive %}{{ loop([1]) }}{{ loop([1]) }}{% endfor %}",
-    "a text twice as long each time": DOUBLED.replace("GROW", "{% set n.x = n.x ~ n.x %}"),
-    "the same by plus": DOUBLED.replace("GROW", "{% set n.x = n.x + n.x %}"),
-    "the same by blocks": DOUBLED.replace("GROW", "{% set y %}{{ n.x }}{{ n.x }}{% endset %}{% set n.x = y %}"),
-    "the same by join": DOUBLED.replace("GROW", "{% set n.x = [n.x, n.x] | join %}"),
-    "the same by replace": DOUBLED.replace("GROW", "{% set n.x = n.x.replace('a', 'aaab') %}"),
-    "a list of lists": DOUBLED.replace("GROW", "{% set n.x = [n.x, n.x] %}"),
-    "a list of lists by filters": DOUBLED.replace("GROW", "{% set n.x = [n.x] * 2 | batch(2) | list %}"),
-    "namespaces": DOUBLED.replace("GROW", "{% set n.x = namespace(a=n.x, b=n.x) %}"),
-    "dictionaries": DOUBLED.replace("GROW", "{% set n.x = dict(a=n.x, b=n.x) %}"),
-    "a text many times in a list": "{{ ([('ab' * 500000)] * 100000) | join }}",
-    "a text times a number": "{{ 'a' * 999999999 }}",
-    "a list times a number": "{{ [1] * 999999999 }}",
-    "a power": "{{ 9 ** 99999999 }}",
-    "squares": "{% set n = namespace(x=9) %}{% for i in range(90) %}{% set n.x = n.x * n.x %}{% endfor %}",
-    "a width": "{{ 'a'.center(999999999) }}",
-    "a filter's width": "{{ 'a' | center(999999999) }}",
-    "a format's width": "{{ '%999999999d' % 1 }}",
-    "a formatter's width": "{{ '{:999999999}'.format(1) }}",
-    "the format filter's width": "{{ '%999999999d' | format(1) }}",
-    "a batch": "{{ [1] | batch(999999999, 0) | list }}",
-    "slices": "{{ [1] | slice(999999999) | list }}",
-    "a range": "{{ range(999999999) | list }}",
-    "words": "{{ lipsum(n=999999) }}",
+NESTED = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"
+TOO_LONG = {
+    "a loop": (NESTED, "a"),
+    # One call of a filter, which lets no other thread run.
+    "a slow filter": ("{{ messages[0].content | urlize }}", "a" + ")" * 100_000 + "a)"),
+    "a power": ("{{ 9 ** (9 ** 9) }}", "a"),
 }
 
 
-@pytest.mark.parametrize("case", TOO_MUCH)
-@pytest.mark.timeout(30)
-def test_a_template_that_does_too_much_is_ended(case: str) -> None:
-    template = ChatTemplate(TOO_MUCH[case], {})
-    with pytest.raises(InvalidInputError):
-        template.render(ASKED)
-    assert ChatTemplate("{{ 'a' ~ messages[0].role }}", {}).render(ASKED) == "auser", "the next one has its own budget"
+@pytest.mark.parametrize("case", TOO_LONG)
+def test_a_template_that_takes_too_long_is_ended(
+    case: str, chats: ChatRenderer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source, text = TOO_LONG[case]
+    rendered(chats, "a")
+    monkeypatch.setattr(renderer, "MAX_SECONDS", 0.5)
+
+    async def beside() -> str:
+        slow = asyncio.create_task(chats.render(TemplateSource(source, {}), [{"role": "user", "content": text}], None))
+        await asyncio.sleep(0)
+        monkeypatch.setattr(renderer, "MAX_SECONDS", 60.0)
+        text_beside = await chats.render(TemplateSource("{{ messages[0].role }}", {}), ASKED, None)
+        with pytest.raises(InvalidInputError, match="renders within"):
+            await slow
+        return text_beside
+
+    assert asyncio.run(beside()) == "user"
+    assert rendered(chats, "{{ 'a' ~ messages[0].role }}") == "auser"
 
 
-# Each makes 200 MB of texts that are within the bounds.
-MANY, LONG = "('a' * 20000)", "('b' * 10000)"
-PRODUCTS = {
-    "replace": f"{{{{ {MANY}.replace('a', {LONG}) }}}}",
-    "the filter replace": f"{{{{ {MANY} | replace('a', {LONG}) }}}}",
-    "replace by names": f"{{{{ {MANY} | replace(new={LONG}, old='a') }}}}",
-    "join": f"{{{{ {LONG}.join({MANY}) }}}}",
-    "the filter join": f"{{{{ {MANY} | list | join({LONG}) }}}}",
-    "join of what a filter yields": f"{{{{ {LONG}.join({MANY} | map('upper')) }}}}",
-    "format": f"{{{{ ('{{0}}' * 20000).format({LONG}) }}}}",
-    "the filter format": f"{{{{ ('%(a)s' * 20000) | format(a={LONG}) }}}}",
-    "modulo": f"{{{{ ('%(a)s' * 20000) % {{'a': {LONG}}} }}}}",
-    "widths": "{{ ('{0:999}' * 140000).format(1) }}",
-    "translate": f"{{{{ {MANY}.translate({{97: {LONG}}}) }}}}",
-    "expandtabs": "{{ ('\\t' * 1000000).expandtabs(256) }}",
-    "indent": "{{ ('\\n' * 1000000) | indent(200, blank=true) }}",
-    "wordwrap": f"{{{{ {MANY} | wordwrap(1, wrapstring={LONG}) }}}}",
-}
+def test_a_process_that_ends_costs_one_conversation(chats: ChatRenderer) -> None:
+    # The rest of the conversations are rendered by the other process, and by the next one.
+    first = asyncio.run(_pid(chats))
+    os.kill(first, 9)
+    assert [rendered(chats, "b") for _ in range(4)] == ["b"] * 4
 
 
-@pytest.mark.parametrize("case", PRODUCTS)
-def test_a_text_beyond_the_bounds_is_never_made(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    # What is traced is slow, and the bound of time must not be met first.
-    monkeypatch.setattr(limits, "MAX_SECONDS", 100.0)
-    template = ChatTemplate(PRODUCTS[case], {})
-    tracemalloc.start()
-    try:
-        with pytest.raises(InvalidInputError, match="longer than"):
-            template.render(ASKED)
-        assert tracemalloc.get_traced_memory()[1] < 100 << 20
-    finally:
-        tracemalloc.stop()
+async def _pid(chats: ChatRenderer) -> int:
+    pid: int = await asyncio.wrap_future(chats._pool.schedule(os.getpid))
+    return pid
 
 
-def test_a_long_text_may_be_changed() -> None:
-    text = "one {two} 100% \n" * 4000
-    for source in (
-        "c.replace('\\n', ' ')",
-        "c | replace('one', '1') | indent(4)",
-        "c.split() | join(' ')",
-        "c | wordwrap(80)",
-    ):
-        assert (
-            len(
-                ChatTemplate(f"{{% set c = messages[0].content %}}{{{{ {source} }}}}", {}).render(
-                    [{"role": "user", "content": text}]
-                )
-            )
-            > 50_000
-        )
+def test_a_refusal_passes_between_processes() -> None:
+    with pytest.raises(TemplateError, match="TemplateError: not so"):
+        render("{{ raise_exception('not so') }}", (), ASKED, None)
 
 
-@pytest.mark.parametrize("source", ["{% for %}", "{{ a", "{% if " + "(" * 5000 + "%}", "{% frobnicate %}"])
-def test_a_text_that_is_no_template_is_refused(source: str) -> None:
-    with pytest.raises(InvalidInputError, match="^chat_template: got "):
-        ChatTemplate(source, {})
-
-
-def test_a_long_conversation_is_within_the_bounds() -> None:
+def test_a_long_conversation_is_within_the_bounds(chats: ChatRenderer) -> None:
     messages = [{"role": ("user", "assistant")[row % 2], "content": "word " * 20} for row in range(1000)]
-    text = ChatTemplate(TEMPLATES["chatml"], TOKENS).render(messages)
+    text = asyncio.run(chats.render(TemplateSource(TEMPLATES["chatml"], TOKENS), messages, None))
     assert text.count("<|im_start|>") == 1002

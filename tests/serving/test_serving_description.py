@@ -131,15 +131,14 @@ def test_two_fronts_that_serve_the_same_have_one_registry() -> None:
 
 
 def test_facts_that_are_false_or_empty_are_said_and_text_stays_text() -> None:
-    made = Description(description.GENERATION, pairs=False, labels=[], load=0.0, chat_template="ä", adds_bos=False)
+    made = Description(description.GENERATION, pairs=False, labels=[], load=0.0, chat_template="ä")
     said = made.as_json(args(0))
     assert '"ä"' in said
     found = json.loads(said)
-    assert {name: found[name] for name in ("pairs", "labels", "load", "adds_bos")} == {
+    assert {name: found[name] for name in ("pairs", "labels", "load")} == {
         "pairs": False,
         "labels": [],
         "load": 0.0,
-        "adds_bos": False,
     }
     assert "prompts" not in found
 

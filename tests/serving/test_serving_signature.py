@@ -144,7 +144,7 @@ def test_signatures_are_those_of_the_fronts() -> None:
     assert [one.name for one in SIGNATURES["cascade"].outputs] == [*cascade_front._OUTPUTS, "DESCRIPTION"]
     inputs = {one.name for one in SIGNATURES["generate"].inputs}
     others = {"text_input", "stream", "sampling_parameters", "exclude_input_in_output", "stop_id"}
-    others |= {"input_ids", "input_lengths"}
+    others |= {"input_ids", "input_lengths", "add_special_tokens"}
     assert inputs == others | {*RETURNS} | set(RequestParser(PbUtils(), 2)._checks)
     returned = {output for outputs in (*RETURNS.values(), *NUMBERS.values()) for output in outputs}
     assert {one.name for one in SIGNATURES["generate"].outputs} == {

@@ -66,14 +66,21 @@ class TextTokenizer:
         """The number of ids, including special tokens."""
         return int(self._tokenizer.get_vocab_size(with_added_tokens=True))
 
-    def encode(self, text: bytes, row: int | None = None, truncate: bool = False, prompt: str = "") -> Ids:
+    def encode(
+        self,
+        text: bytes,
+        row: int | None = None,
+        truncate: bool = False,
+        prompt: str = "",
+        add_special_tokens: bool = True,
+    ) -> Ids:
         """The ids of one UTF-8 text behind `prompt`, INT64 [length].
 
         Raises InvalidInputError naming the field and `row` for a text that is empty, invalid UTF-8, too long, or has a
         token that the model lacks. With `truncate` a long text keeps its first tokens and the closing special token.
         """
         decoded = prompt + self._decode(text, self._field, row, truncate)
-        ids = self._tokenizer.encode(decoded).ids
+        ids = self._tokenizer.encode(decoded, add_special_tokens=add_special_tokens).ids
         if not ids:
             raise InvalidInputError(self._field, decoded, "at least one token", row)
         if len(ids) > self.max_tokens:
@@ -86,11 +93,6 @@ class TextTokenizer:
     def encode_piece(self, text: str) -> list[int]:
         """The ids of a piece of a text, without special tokens; none for an empty text."""
         return [int(token) for token in self._tokenizer.encode(text, add_special_tokens=False).ids]
-
-    def begins_with(self, token: str) -> bool:
-        """Whether every text gets the special token `token` as its first one."""
-        encoding = self._tokenizer.encode("a")
-        return encoding.tokens[:1] == [token] and encoding.special_tokens_mask[0] == 1
 
     def encode_with_offsets(
         self,

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-import functools
 import time
 import uuid
 from collections.abc import AsyncGenerator
@@ -13,7 +11,7 @@ from fastapi import APIRouter, Request, Response
 
 from shapeshift.errors import InvalidInputError
 from shapeshift.gateway.catalogue import Target
-from shapeshift.gateway.chat_templates.chat_template import ChatTemplate
+from shapeshift.gateway.chat_templates.renderer import TemplateSource
 from shapeshift.gateway.errors import ApiError, invalid
 from shapeshift.gateway.http import bodies
 from shapeshift.gateway.http.streams import event, stream_of
@@ -32,8 +30,7 @@ async def create_chat_completion(request: Request) -> Response:
     asked = await bodies.read(request, ChatRequest)
     gateway = gateway_of(request)
     target = await connected(request, gateway.catalogue.find(asked.model, (GENERATION,)))
-    # Off the event loop: a template may take up to its time limit, and other requests go on meanwhile.
-    prompt = await connected(request, asyncio.to_thread(_prompt, target, asked))
+    prompt = await connected(request, _prompt(gateway, target, asked))
     made = _ChatCompletion(asked, _call(gateway, target, asked, prompt, id_of(request)))
     if asked.stream:
         return await stream_of(request.receive, made.events(gateway), asked.field_of)
@@ -42,7 +39,8 @@ async def create_chat_completion(request: Request) -> Response:
 
 
 def _call(gateway: Gateway, target: Target, asked: ChatRequest, prompt: str, request_id: str) -> GenerationCall:
-    sampling = asked.sampling()
+    # What stands before a text is the template's own.
+    sampling = {**asked.sampling(), "add_special_tokens": False}
     if asked.max_tokens is not None and asked.max_completion_tokens not in (None, asked.max_tokens):
         raise invalid("max_tokens", asked.max_tokens, "left out where max_completion_tokens is given")
     most = asked.max_completion_tokens or asked.max_tokens
@@ -68,32 +66,24 @@ def _call(gateway: Gateway, target: Target, asked: ChatRequest, prompt: str, req
     )
 
 
-def _prompt(target: Target, asked: ChatRequest) -> str:
+async def _prompt(gateway: Gateway, target: Target, asked: ChatRequest) -> str:
     """The conversation as the model's template writes it. Raises ApiError for a model without one, or a refusal."""
-    own = target.front.description
+    description = target.front.description
     tools = None
     if asked.tools and asked.tool_choice != "none":
-        tools = [tool.model_dump(exclude_none=True) for tool in asked.tools]
-    template = (own.get("tool_use_template") if tools else None) or own.get("chat_template")
-    if not template:
-        text = (
+        tools = [tool.for_template for tool in asked.tools]
+    text = (description.get("tool_use_template") if tools else None) or description.get("chat_template")
+    if not text:
+        reason = (
             f"model: the checkpoint of {target.name} has no chat template: use /v1/completions, or put a"
             " chat_template.jinja into the folder of the checkpoint and build the model again"
         )
-        raise ApiError(400, text, param="model", code="model_not_supported")
-    special = {str(name): str(text) for name, text in (own.get("special_tokens") or {}).items()}
+        raise ApiError(400, reason, param="model", code="model_not_supported")
+    template = TemplateSource(str(text), description.get("special_tokens") or {})
     try:
-        compiled = _compiled(str(template), tuple(sorted(special.items())))
-        prompt = compiled.render([message.for_template() for message in asked.messages], tools)
+        return await gateway.templates.render(template, [one.for_template() for one in asked.messages], tools)
     except InvalidInputError as error:
         raise ApiError(400, str(error), param="messages", code="invalid_value") from None
-    # The generator's tokenizer puts it there itself.
-    return prompt.removeprefix(special.get("bos_token", "")) if own.get("adds_bos") else prompt
-
-
-@functools.lru_cache(maxsize=32)
-def _compiled(template: str, special_tokens: tuple[tuple[str, str], ...]) -> ChatTemplate:
-    return ChatTemplate(template, dict(special_tokens))
 
 
 class _ChatCompletion:

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, ModelWrapValidatorHandler, PrivateAttr, model_validator
 from pydantic_core import PydanticCustomError
 
-from shapeshift.gateway.chat_templates.chat_template import MAX_MESSAGES
 from shapeshift.gateway.errors import ApiError
 from shapeshift.gateway.schemas.common import ApiRequest, Int32, JsonObject, bounded, not_served
 from shapeshift.gateway.schemas.sampling import SamplingRequest
+
+MAX_MESSAGES = 4096
 
 
 class ContentPart(ApiRequest):
@@ -56,6 +57,9 @@ class Message(ApiRequest):
         None, description="a text, or a list of parts of type text"
     )
     name: str | None = None
+    # What a model thought before its answer, by the names that servers give it.
+    reasoning: str | None = None
+    reasoning_content: str | None = None
     refusal: str | None = None
     tool_call_id: str | None = None
     tool_calls: Annotated[list[ToolCall], bounded()] | None = None
@@ -64,14 +68,20 @@ class Message(ApiRequest):
     audio: Annotated[Any, not_served()] = None
     function_call: Annotated[Any, not_served()] = None
 
+    @model_validator(mode="after")
+    def _has_content(self) -> Message:
+        if self.content is None and self.refusal is None and not self.tool_calls:
+            raise PydanticCustomError("no_content", "content: a text, or a list of parts of type text")
+        return self
+
     def for_template(self) -> dict[str, Any]:
-        """The message as chat templates know it: its fields that have a value, and parts of type text."""
-        found = self.model_dump(exclude_none=True, exclude={"annotations"})
+        """The message as chat templates know it: what it has of role, content, calls and the like."""
+        values = self.model_dump(exclude_none=True, exclude={"annotations"})
         if isinstance(self.content, list):
-            found["content"] = [{"type": "text", "text": part.said} for part in self.content]
+            values["content"] = [{"type": "text", "text": part.said} for part in self.content]
         elif self.content is None and self.refusal is not None:
-            found["content"] = self.refusal
-        return found
+            values["content"] = self.refusal
+        return values
 
 
 class Function(ApiRequest):
@@ -88,6 +98,19 @@ class Tool(ApiRequest):
 
     type: Literal["function"]
     function: Function
+    _as_sent: Any = PrivateAttr()
+
+    @model_validator(mode="wrap")
+    @classmethod
+    def _keep(cls, value: Any, handler: ModelWrapValidatorHandler[Tool]) -> Tool:
+        tool = handler(value)
+        tool._as_sent = value
+        return tool
+
+    @property
+    def for_template(self) -> Any:
+        """What the request says of it, word for word: templates write it as JSON."""
+        return self._as_sent
 
 
 class NamedFunction(ApiRequest):

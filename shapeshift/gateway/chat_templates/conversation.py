@@ -1,0 +1,159 @@
+"""A conversation in OpenAI's form as the text that a chat template makes of it.
+
+Templates differ in what they read: a content as a text or as a list of parts, the arguments of a call as an object or
+as JSON text. What a template reads is found by rendering short conversations with it, once.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from shapeshift.gateway.chat_templates.environment import compiled
+
+Message = Mapping[str, Any]
+MAX_CHARACTERS = 1 << 22
+"""Of a rendered text."""
+# A text that no template writes by itself, and how it looks where a template writes a list of parts as it is.
+_NEEDLE = "needle7q"
+_PART_AS_DATA = re.compile(rf"""text["']\s*:\s*["']{_NEEDLE}""")
+_TEXT, _PARTS = _NEEDLE, [{"type": "text", "text": _NEEDLE}]
+# Some templates refuse ids of another length.
+_CALL_ID = "call00000"
+# The names of a message's reasoning, the one that most templates read first.
+_REASONING = ("reasoning_content", "thinking", "reasoning")
+
+
+class ChatTemplate:
+    """One template. special_tokens: texts by name, such as bos_token, that it may use.
+
+    Every method raises what Jinja, or Python in its place, raises for a template that refuses, or fails.
+    """
+
+    def __init__(self, source: str, special_tokens: Mapping[str, str]) -> None:
+        self._template = compiled(source)
+        self._special_tokens = dict(special_tokens)
+        self._written: dict[tuple[str, bool], bool] = {}
+
+    def render(
+        self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] | None, add_generation_prompt: bool = True
+    ) -> str:
+        """The text of a conversation; with `add_generation_prompt` it ends where the assistant's answer begins.
+
+        messages: as in OpenAI's API; the arguments of calls are JSON text. tools: None for a request without.
+        """
+        return self._render([self._readable(one) for one in messages], tools, add_generation_prompt)
+
+    def _readable(self, message: Message) -> dict[str, Any]:
+        """The message in the form that the template reads."""
+        # As in transformers: templates ask whether a field is there, not whether it is none.
+        readable = {name: value for name, value in message.items() if value is not None}
+        if "content" in readable:
+            readable["content"] = self._content(str(message.get("role")), readable["content"])
+        if "tool_calls" in readable and self._reads_objects:
+            readable["tool_calls"] = [_with_object(call) for call in readable["tool_calls"]]
+        reasoning = next((readable[name] for name in _REASONING if name in readable), None)
+        if reasoning is not None:
+            readable = {"thinking": reasoning, **readable, "reasoning_content": reasoning}
+        return readable
+
+    def _content(self, role: str, content: str | list[dict[str, Any]]) -> str | list[dict[str, Any]]:
+        is_text = isinstance(content, str)
+        if self._writes(role, as_text=is_text) or not self._writes(role, as_text=not is_text):
+            return content
+        if isinstance(content, str):
+            return [{"type": "text", "text": content}]
+        return "\n".join(part["text"] for part in content)
+
+    def _writes(self, role: str, as_text: bool) -> bool:
+        """Whether the template writes the text of a message of this role, given as a text or as a list of parts."""
+        if (role, as_text) not in self._written:
+            text = self._tried(self._example(role, _TEXT if as_text else _PARTS))
+            is_written = _NEEDLE in text and not (_PART_AS_DATA.search(text) and not as_text)
+            self._written[role, as_text] = is_written
+        return self._written[role, as_text]
+
+    def _example(self, role: str, content: Any) -> list[dict[str, Any]]:
+        """A short conversation with a message of this role."""
+        message = {"role": role, "content": content}
+        if role == "user":
+            return [message]
+        user = {"role": "user", "content": self._content("user", "a")}
+        if role in ("system", "developer"):
+            return [message, user]
+        if role == "tool":
+            called = [user, self._call({}), {**message, "tool_call_id": _CALL_ID, "name": "f"}]
+            return called if self._reads_objects else [user, self._call("{}"), called[-1]]
+        return [user, message, user]
+
+    @functools.cached_property
+    def _reads_objects(self) -> bool:
+        """Whether the arguments of calls are read as objects: unless that fails where JSON text does not."""
+        user = {"role": "user", "content": self._content("user", "a")}
+        key = {"k": _NEEDLE}
+        return bool(self._tried([user, self._call(key)])) or not self._tried([user, self._call(json.dumps(key))])
+
+    @staticmethod
+    def _call(arguments: Any) -> dict[str, Any]:
+        call = {"id": _CALL_ID, "type": "function", "function": {"name": "f", "arguments": arguments}}
+        return {"role": "assistant", "content": "", "tool_calls": [call]}
+
+    def _tried(self, messages: Sequence[Message]) -> str:
+        """The text of an example; empty for one that the template refuses."""
+        try:
+            return self._render(messages, None, add_generation_prompt=True)
+        except Exception:  # noqa: BLE001  a template may raise whatever Python does
+            return ""
+
+    def _render(self, messages: Sequence[Message], tools: Any, add_generation_prompt: bool) -> str:
+        values = {"messages": messages, "tools": tools, "documents": None}
+        parts = self._template.generate(**self._special_tokens, **values, add_generation_prompt=add_generation_prompt)
+        return "".join(_bounded(parts))
+
+
+class TemplateError(Exception):
+    """Why a template makes no text of a conversation: its one argument, so that it passes between processes."""
+
+
+def render(
+    source: str,
+    special_tokens: tuple[tuple[str, str], ...],
+    messages: Sequence[Message],
+    tools: Sequence[Mapping[str, Any]] | None,
+) -> str:
+    """`ChatTemplate.render`, in a process that keeps the last templates. Raises TemplateError."""
+    try:
+        return _kept(source, special_tokens).render(messages, tools)
+    except TemplateError:
+        raise
+    except Exception as error:  # noqa: BLE001  a template may raise whatever Python does
+        raise TemplateError(f"{type(error).__name__}: {error}") from None
+
+
+@functools.lru_cache(maxsize=32)
+def _kept(source: str, special_tokens: tuple[tuple[str, str], ...]) -> ChatTemplate:
+    return ChatTemplate(source, dict(special_tokens))
+
+
+def _with_object(call: Mapping[str, Any]) -> dict[str, Any]:
+    """The call with its arguments as an object; other text than JSON's of an object stays what a model once wrote."""
+    function = dict(call["function"])
+    try:
+        arguments = json.loads(function["arguments"] or "{}")
+    except ValueError:
+        return dict(call)
+    if isinstance(arguments, dict):
+        function["arguments"] = arguments
+    return {**call, "function": function}
+
+
+def _bounded(parts: Iterator[str]) -> Iterator[str]:
+    length = 0
+    for part in parts:
+        length += len(part)
+        if length > MAX_CHARACTERS:
+            raise TemplateError(f"the text is longer than {MAX_CHARACTERS} characters")
+        yield part
