@@ -19,7 +19,6 @@ from shapeshift.triton.async_client import AsyncClient, ModelCall
 
 _READ_S = 0.5
 _LIMIT_S = 30.0
-_KEEPALIVE_S = 2.0
 
 
 class Result(NamedTuple):
@@ -82,7 +81,7 @@ class MemberLoad:
                 nodes, read_at = settings.read(self._file).nodes, now
             for node in nodes:
                 if node.name not in self._clients:
-                    client = AsyncClient(node.grpc.address, node.grpc.tls, _KEEPALIVE_S)
+                    client = AsyncClient(node.grpc.address, node.grpc.tls)
                     self._clients[node.name] = client
             names = [nodes[(number + own) % len(nodes)].name for own in range(len(nodes))]
             running.append(asyncio.create_task(self._ask(names, self._call(tokens), now - began)))

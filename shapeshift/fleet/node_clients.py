@@ -14,9 +14,6 @@ from shapeshift.fleet.node import Node
 from shapeshift.triton.async_client import AsyncClient
 from shapeshift.triton.client_thread import ClientThread
 
-# A machine that has gone closes no connection.
-_KEEPALIVE_S = 5.0
-
 
 @dataclass(eq=False)
 class _Link:
@@ -85,4 +82,4 @@ class NodeClients:
                     await link.client.close()
         for name, node in nodes.items():
             if name not in self._links:
-                self._links[name] = _Link(node, AsyncClient(node.grpc.address, node.grpc.tls, _KEEPALIVE_S))
+                self._links[name] = _Link(node, AsyncClient(node.grpc.address, node.grpc.tls))

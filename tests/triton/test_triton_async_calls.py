@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import signal
+import subprocess
+import sys
 from collections.abc import AsyncIterator, Callable, Coroutine
+from subprocess import PIPE
 from typing import Any, TypeVar
 
 import grpc
@@ -12,7 +16,6 @@ import pytest
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
 from shapeshift.errors import EngineError, ModelError, ModelGoneError, ShapeshiftError, TimedOutError
-from shapeshift.triton import async_client
 from shapeshift.triton.async_client import AsyncClient, ModelCall, first_of
 
 T = TypeVar("T")
@@ -210,40 +213,51 @@ def test_a_client_that_never_called_is_closed_without_a_connection() -> None:
     asyncio.run(close())
 
 
-class Channels:
-    """Notes how channels are made."""
+FROZEN = """
+import sys
+from concurrent import futures
+import grpc
+from tritonclient.grpc import service_pb2, service_pb2_grpc
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.made: list[tuple[str, dict[str, Any]]] = []
-        self._real = grpc.aio.insecure_channel
-        monkeypatch.setattr(async_client.grpc.aio, "insecure_channel", self._make)
+class Server(service_pb2_grpc.GRPCInferenceServiceServicer):
+    def ServerLive(self, request, context):
+        return service_pb2.ServerLiveResponse(live=True)
 
-    def _make(self, url: str, options: Any) -> grpc.aio.Channel:
-        self.made.append((url, dict(options)))
-        return self._real(url)
+    def ModelInfer(self, request, context):
+        print("asked", flush=True)
+        sys.stdin.read()
+
+server = grpc.server(futures.ThreadPoolExecutor(2))
+service_pb2_grpc.add_GRPCInferenceServiceServicer_to_server(Server(), server)
+print(server.add_insecure_port("127.0.0.1:0"), flush=True)
+server.start()
+server.wait_for_termination()
+"""
 
 
-@pytest.mark.parametrize(
-    ("keepalive_s", "asks"),
-    [(None, {}), (20.0, {"grpc.keepalive_time_ms": 20_000, "grpc.keepalive_timeout_ms": 20_000})],
-)
-def test_messages_have_no_limit_and_a_silent_server_is_asked(
-    monkeypatch: pytest.MonkeyPatch, keepalive_s: float | None, asks: dict[str, int]
-) -> None:
-    channels = Channels(monkeypatch)
+def test_the_calls_of_a_frozen_server_fail() -> None:
+    """Such as a process that a signal has stopped, or a machine without power: nothing closes the connection."""
+    with subprocess.Popen([sys.executable, "-c", FROZEN], stdin=PIPE, stdout=PIPE, text=True) as process:
+        assert process.stdout is not None
+        output = process.stdout
+        port = int(output.readline())
 
-    async def connect() -> None:
-        client = AsyncClient("127.0.0.1:1", keepalive_s=keepalive_s)
-        client._service()
-        client._service()
-        await client.close()
+        async def call() -> None:
+            client = AsyncClient(f"127.0.0.1:{port}")
+            assert await client.is_live(20.0)
+            waiting = asyncio.create_task(client.infer(ModelCall("m", IN, 300.0)))
+            assert await asyncio.to_thread(output.readline) == "asked\n"
+            process.send_signal(signal.SIGSTOP)
+            with pytest.raises(ShapeshiftError) as raised:
+                await waiting
+            # Long before the call's own limit.
+            assert not isinstance(raised.value, TimedOutError)
+            await client.close()
 
-    asyncio.run(connect())
-    ((url, options),) = channels.made
-    assert url == "127.0.0.1:1"
-    backoff = {f"grpc.{kind}_reconnect_backoff_ms": 500 for kind in ("initial", "min", "max")}
-    sizes = {f"grpc.max_{direction}_message_length": -1 for direction in ("send", "receive")}
-    assert options == {**sizes, "grpc.enable_http_proxy": 0, **backoff, **asks}
+        try:
+            asyncio.run(call())
+        finally:
+            process.kill()
 
 
 def test_a_model_that_is_not_loaded_is_gone() -> None:
