@@ -48,7 +48,8 @@ def make_app(settings: GatewaySettings, clients: Sequence[AsyncClient] = ()) -> 
     tls = from_environment()
     upstream = Upstream(clients or [AsyncClient(one, tls) for one in settings.triton])
     catalogue = Catalogue(upstream, settings.refresh_s)
-    gateway = Gateway(settings, upstream, catalogue, Traffic(), AdapterCommands(settings), ChatRenderer())
+    keys = None if settings.api_keys is None else ApiKeys(settings.api_keys)
+    gateway = Gateway(settings, upstream, catalogue, Traffic(), AdapterCommands(settings), keys, ChatRenderer())
 
     @contextlib.asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
@@ -66,8 +67,8 @@ def make_app(settings: GatewaySettings, clients: Sequence[AsyncClient] = ()) -> 
         app.router.routes.extend(router.routes)
     # The last one is the outermost.
     app.add_middleware(Faults)
-    if settings.api_keys is not None:
-        app.add_middleware(RequireKey, keys=ApiKeys(settings.api_keys))
+    if keys is not None:
+        app.add_middleware(RequireKey, keys=keys)
     app.add_middleware(Admission, traffic=gateway.traffic, max_requests=settings.max_requests)
     app.add_middleware(RequestIds)
     for kind in (ShapeshiftError, ApiError):

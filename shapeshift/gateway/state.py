@@ -13,6 +13,7 @@ from starlette.responses import Response
 from shapeshift.gateway.adapter_commands import AdapterCommands
 from shapeshift.gateway.catalogue import Catalogue
 from shapeshift.gateway.chat_templates.renderer import ChatRenderer
+from shapeshift.gateway.http.api_keys import ApiKeys
 from shapeshift.gateway.http.limits import REQUEST_ID, Traffic
 from shapeshift.gateway.http.streams import while_connected
 from shapeshift.gateway.settings import GatewaySettings
@@ -23,13 +24,17 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Gateway:
-    """One gateway: the servers that it asks, what they serve, and how it is set up."""
+    """One gateway: the servers that it asks, what they serve, and how it is set up.
+
+    keys: those that requests need; None: no key is asked for.
+    """
 
     settings: GatewaySettings
     upstream: Upstream
     catalogue: Catalogue
     traffic: Traffic
     adapters: AdapterCommands
+    keys: ApiKeys | None
     templates: ChatRenderer
 
 

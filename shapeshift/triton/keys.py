@@ -34,16 +34,27 @@ def ensure_key(path: Path) -> str:
     return read_key(path)
 
 
+def is_exposed(path: Path) -> bool:
+    """Whether the mode of a key's file lets other users read it. Raises OSError.
+
+    A file of a volume has the mode that whoever mounts it gives to all its files, and nobody can change it: one of a
+    Secret of Kubernetes, which has the link `..data` beside it, or one that is mounted read-only.
+    """
+    if (path.parent / "..data").is_symlink() or os.statvfs(path).f_flag & os.ST_RDONLY:
+        return False
+    return bool(path.stat().st_mode & 0o077)
+
+
 def read_key(path: Path) -> str:
-    """The key in `path`. Raises NotFoundError if it is missing, ShapeshiftError if other users can read it."""
+    """The key in `path`. Raises NotFoundError if it is missing, ShapeshiftError if it `is_exposed`."""
     try:
         text = path.read_text().strip()
-        mode = path.stat().st_mode
+        exposed = is_exposed(path)
     except FileNotFoundError:
         raise NotFoundError(f"no key at {path}; `shapeshift serve` creates it") from None
     except OSError as error:
         raise ShapeshiftError(f"cannot read the key {path}: {error.strerror}; run as its owner") from error
-    if mode & 0o077:
+    if exposed:
         raise ShapeshiftError(f"other users can read {path}; run `chmod 600` on it, or delete it to get a new key")
     if not _KEY.fullmatch(text):
         raise ShapeshiftError(f"{path} does not contain 32 hexadecimal digits; delete it to get a new key")

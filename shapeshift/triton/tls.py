@@ -13,6 +13,7 @@ from typing import Any
 
 from shapeshift.errors import InvalidInputError, NotFoundError, ShapeshiftError
 from shapeshift.triton.endpoint import Tls
+from shapeshift.triton.keys import is_exposed
 
 CA_VARIABLE = "SHAPESHIFT_TLS_CA"
 CERTIFICATE_VARIABLE = "SHAPESHIFT_TLS_CERTIFICATE"
@@ -43,7 +44,7 @@ def require_files(tls: Tls) -> None:
         file: Path = getattr(tls, name)
         if not file.is_file():
             raise NotFoundError(f"tls {name}: no file {file}")
-    if tls.key.stat().st_mode & 0o077:
+    if is_exposed(tls.key):
         raise ShapeshiftError(f"tls key: other users can read {tls.key}; run `chmod 600` on it")
 
 

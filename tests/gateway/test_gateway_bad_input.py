@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import http.client
 import json
-import stat
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -19,7 +18,6 @@ from pydantic import BaseModel, ValidationError
 from shapeshift import errors
 from shapeshift.errors import InvalidInputError, ModelError
 from shapeshift.gateway.errors import api_error
-from shapeshift.gateway.http import api_keys
 from shapeshift.gateway.schemas.chat import ChatRequest
 from shapeshift.gateway.schemas.completions import CompletionRequest
 from shapeshift.gateway.schemas.embeddings import EmbeddingRequest
@@ -277,65 +275,6 @@ def test_an_unexpected_exception_is_logged_and_not_shown(
     assert answer.headers["x-request-id"] == "mine" and "secret" not in answer.text
     assert "a secret" in caplog.text and "request id mine" in caplog.text
     assert 'answers_total{status="500"} 1' in httpx2.get(f"{url}/metrics").text
-
-
-# Keys.
-
-
-@pytest.fixture(scope="module")
-def keys(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("keys") / "keys"
-
-
-@pytest.fixture(scope="module")
-def key(keys: Path) -> str:
-    return api_keys.add(keys, "ana")
-
-
-@pytest.fixture(scope="module")
-def guarded(start_gateway: Callable[..., str], keys: Path, key: str) -> str:
-    return start_gateway(FakeTriton(), api_keys=keys)
-
-
-def asked(url: str, *authorizations: str) -> int:
-    headers = [("Authorization", one) for one in authorizations]
-    return httpx2.get(f"{url}/v1/models", headers=headers).status_code
-
-
-def test_only_a_key_of_the_file_is_accepted(guarded: str, key: str, keys: Path) -> None:
-    assert asked(guarded, f"Bearer {key}") == 200
-    wrong = [(), ("Bearer",), (f"Basic {key}",), (f"Bearer {key}x",), (f"Bearer {key[:-1]}",), (f"Bearer {key}",) * 2]
-    assert [asked(guarded, *one) for one in wrong] == [401] * len(wrong)
-    assert httpx2.get(f"{guarded}/health").status_code == 200
-    page = httpx2.get(f"{guarded}/metrics", headers={"Authorization": f"Bearer {key}"}).text
-    assert 'answers_total{status="401"}' in page
-    assert key not in keys.read_text() and stat.S_IMODE(keys.stat().st_mode) == 0o600
-    with pytest.raises(openai.AuthenticationError):
-        openai.OpenAI(base_url=f"{guarded}/v1", api_key="wrong", max_retries=0).models.list()
-
-
-def test_keys_can_be_added_and_removed_while_it_runs(guarded: str, key: str, keys: Path) -> None:
-    second = api_keys.add(keys, "bob")
-    wait_for(lambda: asked(guarded, f"Bearer {second}") == 200, pause_s=0.1)
-    keys.write_text(keys.read_text().splitlines()[0] + "\n")
-    wait_for(lambda: asked(guarded, f"Bearer {second}") == 401, pause_s=0.1)
-    keys.write_text(keys.read_text() + "what is this\n")
-    assert asked(guarded, f"Bearer {key}") == 200
-
-
-def test_a_key_file_is_checked(tmp_path: Path) -> None:
-    with pytest.raises(InvalidInputError, match="api_keys: .*; a readable file"):
-        api_keys.ApiKeys(tmp_path / "absent")
-    (tmp_path / "keys").write_text("# of the team\n\nana abc\n")
-    with pytest.raises(InvalidInputError, match="line 3.*; a name and a hash in each line"):
-        api_keys.ApiKeys(tmp_path / "keys")
-    api_keys.add(tmp_path / "other", "ana")
-    (tmp_path / "other").write_text((tmp_path / "other").read_text().rstrip())
-    api_keys.add(tmp_path / "other", "bob")
-    assert api_keys.ApiKeys(tmp_path / "other").names() == {"ana", "bob"}
-    for name in ("ana", "a b", ""):
-        with pytest.raises(InvalidInputError, match="key name"):
-            api_keys.add(tmp_path / "other", name)
 
 
 @pytest.mark.parametrize(

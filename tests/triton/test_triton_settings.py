@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 import stat
 from pathlib import Path
 
@@ -84,3 +85,23 @@ def test_invalid_keys_are_refused(tmp_path: Path) -> None:
     path.write_text("short\n")
     with pytest.raises(ShapeshiftError, match="32 hexadecimal"):
         keys.ensure_key(path)
+
+
+@pytest.mark.parametrize("mode", [0o644, 0o440])
+def test_a_key_of_a_mounted_volume_has_the_mode_of_the_volume(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: int
+) -> None:
+    key = keys.ensure_key(tmp_path / "..2026" / "node-0")
+    (tmp_path / "..2026" / "node-0").chmod(mode)
+    (tmp_path / "node-0").symlink_to("..data/node-0")
+    with pytest.raises(NotFoundError):
+        keys.read_key(tmp_path / "node-0")
+    # As Kubernetes lays out the files of a Secret.
+    (tmp_path / "..data").symlink_to("..2026")
+    assert keys.read_key(tmp_path / "node-0") == key
+    (tmp_path / "..data").unlink()
+    with pytest.raises(ShapeshiftError, match="chmod 600"):
+        keys.read_key(tmp_path / "..2026" / "node-0")
+    read_only = os.statvfs_result((*os.statvfs(tmp_path)[:8], os.ST_RDONLY, 255, 0))
+    monkeypatch.setattr(os, "statvfs", lambda path: read_only)
+    assert keys.read_key(tmp_path / "..2026" / "node-0") == key

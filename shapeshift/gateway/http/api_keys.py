@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import logging
 import os
 import re
 import secrets
@@ -14,6 +15,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from shapeshift.errors import InvalidInputError
 from shapeshift.gateway.errors import ApiError
 
+_LOG = logging.getLogger("shapeshift.gateway")
 _LINE = re.compile(r"([A-Za-z0-9._-]{1,64}) ([0-9a-f]{64})")
 _PREFIX = "sk-"
 _CHECK_S = 1.0
@@ -43,49 +45,60 @@ def add(file: Path, name: str) -> str:
 
 
 class ApiKeys:
-    """The keys of a file, which is read again when it changes. Raises InvalidInputError for an invalid line."""
+    """The keys of a file, which is read again once a second, and at every request while it cannot be read.
+
+    A line that is no key is logged and counted; the others hold. Raises InvalidInputError for a file that cannot be
+    read, or that has such lines only.
+    """
 
     def __init__(self, file: Path) -> None:
         self._file = file
+        self._content: bytes | None = None
         self._names: dict[str, str] = {}
-        self._stamp = (0, 0)
         self._checked_at = 0.0
+        self.num_broken = 0
         self._read()
+        if self.num_broken and not self._names:
+            raise InvalidInputError("api_keys", str(file), "lines of a name and a hash, as --new-key writes them")
 
     def names(self) -> set[str]:
         """The names of the keys."""
         return {*self._names.values()}
 
     def holds(self, key: str) -> bool:
-        """Whether the file has this key. While its new content is invalid, the old one holds."""
-        if time.monotonic() - self._checked_at > _CHECK_S:
-            try:
-                self._read()
-            except InvalidInputError:
-                self._stamp = (0, 0)
+        """Whether the file has this key. Raises InvalidInputError while the file cannot be read."""
+        if self._content is None or time.monotonic() - self._checked_at > _CHECK_S:
+            self._read()
         # The hash is looked up: how long that takes says nothing about any key.
         return hash_of(key) in self._names
 
     def _read(self) -> None:
         self._checked_at = time.monotonic()
         try:
-            stat = self._file.stat()
-            if (stat.st_mtime_ns, stat.st_size) == self._stamp:
-                return
-            lines = self._file.read_text().splitlines()
-        except (OSError, UnicodeDecodeError) as error:
-            raise InvalidInputError("api_keys", str(self._file), f"a readable file ({error})") from None
-        found = {}
-        for number, line in enumerate(lines, 1):
-            if line.strip() and not line.startswith("#"):
-                if (match := _LINE.fullmatch(line.strip())) is None:
-                    raise InvalidInputError("api_keys", f"{self._file} line {number}", "a name and a hash in each line")
-                found[match[2]] = match[1]
-        self._names, self._stamp = found, (stat.st_mtime_ns, stat.st_size)
+            content = self._file.read_bytes()
+        except OSError as error:
+            refusal = InvalidInputError("api_keys", str(self._file), f"a readable file ({error.strerror})")
+            if self._content is not None:
+                _LOG.error("%s; until it is back no key is accepted", refusal)
+            self._content, self._names = None, {}
+            raise refusal from None
+        if content != self._content:
+            self._content, self._names, self.num_broken = content, {}, 0
+            # One line that is not UTF-8 is no key; the others are.
+            for number, line in enumerate(content.decode(errors="replace").splitlines(), 1):
+                self._take(number, line.strip())
+
+    def _take(self, number: int, line: str) -> None:
+        if match := _LINE.fullmatch(line):
+            self._names[match[2]] = match[1]
+        elif line and not line.startswith("#"):
+            self.num_broken += 1
+            # Not what it holds, which may be a key.
+            _LOG.error("api_keys: line %d of %s is not a name and a hash; it is left out", number, self._file)
 
 
 class RequireKey:
-    """Answers requests without a key of `keys` with status 401."""
+    """Answers requests without a key of `keys` with status 401, and all with 503 while the keys cannot be read."""
 
     def __init__(self, app: ASGIApp, keys: ApiKeys) -> None:
         self._app = app
@@ -107,6 +120,12 @@ class RequireKey:
         if scheme.lower() != "bearer" or not key.strip():
             text = "Authorization: no API key; send the header `Authorization: Bearer KEY`"
             return ApiError(401, text, code="invalid_api_key", headers=headers)
-        if not self._keys.holds(key.strip()):
+        try:
+            is_known = self._keys.holds(key.strip())
+        except InvalidInputError:
+            text = "api_keys: the gateway cannot read its keys, see its log; retry later"
+            retry = {"retry-after": "1"}
+            return ApiError(503, text, "service_unavailable_error", code="unavailable", headers=retry)
+        if not is_known:
             return ApiError(401, "Authorization: this API key is not known", code="invalid_api_key", headers=headers)
         return None

@@ -71,12 +71,15 @@ class Traffic:
         self.in_flight = 0
         self.answers: Counter[int] = Counter()
 
-    def exposition(self) -> str:
-        """In the Prometheus text format."""
+    def exposition(self, num_broken: int = 0) -> str:
+        """In the Prometheus text format. num_broken: lines of the file of keys that are none."""
         lines = [
             "# HELP shapeshift_gateway_requests_running Requests in flight",
             "# TYPE shapeshift_gateway_requests_running gauge",
             f"shapeshift_gateway_requests_running {self.in_flight}",
+            "# HELP shapeshift_gateway_broken_key_lines Lines of the file of keys that are left out",
+            "# TYPE shapeshift_gateway_broken_key_lines gauge",
+            f"shapeshift_gateway_broken_key_lines {num_broken}",
             "# HELP shapeshift_gateway_answers_total Answers by HTTP status",
             "# TYPE shapeshift_gateway_answers_total counter",
             *(
