@@ -11,6 +11,8 @@ import fcntl
 import hashlib
 import json
 import os
+import re
+import secrets
 import shutil
 import tempfile
 import time
@@ -21,6 +23,9 @@ HASHES = "hashes.json"
 """The file of the build folder that remembers the hashes of weights and engines, beside the folders of engines and of
 compiled kernels."""
 _SETTLED_S = 2.0
+_DRAFT = re.compile(r"\..+\.[0-9a-f]{16}\.draft")
+# Longer than anything takes to be written.
+_ABANDONED_S = 86_400.0
 
 
 @contextlib.contextmanager
@@ -39,19 +44,45 @@ def exclusive_lock(lock: Path, on_wait: Callable[[], None] = lambda: None) -> It
         yield
 
 
+@contextlib.contextmanager
+def draft_of(path: Path) -> Iterator[Path]:
+    """The path of a file or folder beside `path` that no thread, process or machine uses but the caller.
+
+    What lies there at the end is removed, and what killed processes have left in the folder is after a day.
+    """
+    remove_drafts(path.parent, _ABANDONED_S)
+    draft = path.with_name(f".{path.name}.{secrets.token_hex(8)}.draft")
+    try:
+        yield draft
+    finally:
+        _remove(draft)
+
+
+def remove_drafts(folder: Path, min_age_s: float = 0.0) -> None:
+    """Remove the drafts in `folder` that are as old; without an age all: nobody else may write there."""
+    for draft in folder.glob(".*.draft"):
+        with contextlib.suppress(OSError):
+            if _DRAFT.fullmatch(draft.name) and time.time() - draft.stat().st_mtime >= min_age_s:
+                _remove(draft)
+
+
+def _remove(path: Path) -> None:
+    if path.is_dir():
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        path.unlink(missing_ok=True)
+
+
 def replace_text(path: Path, text: str, durable: bool = True) -> None:
     """Replace the content of `path` by `text` atomically: a reader sees the old or the new text. Raises OSError.
 
     durable: false for a file that may be lost when the machine crashes; it does not wait for the disk.
     """
-    draft = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
+    with draft_of(path) as draft:
         draft.write_text(text, encoding="utf-8")
         if durable:
             flush(draft)
         draft.replace(path)
-    finally:
-        draft.unlink(missing_ok=True)
     if durable:
         flush(path.parent)
 
@@ -62,13 +93,10 @@ def replace_private(path: Path, content: bytes) -> None:
     Folders that are missing are made, likewise for the owner only. It does not wait for the disk.
     """
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-    draft = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        with os.fdopen(os.open(draft, os.O_CREAT | os.O_TRUNC | os.O_WRONLY, 0o600), "wb") as stream:
+    with draft_of(path) as draft:
+        with os.fdopen(os.open(draft, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600), "wb") as stream:
             stream.write(content)
         draft.replace(path)
-    finally:
-        draft.unlink(missing_ok=True)
 
 
 @contextlib.contextmanager
@@ -96,8 +124,8 @@ def kept_on_error(*paths: Path) -> Iterator[None]:
 
     That needs no space on the disk. Raises OSError, before anything is replaced, if there is none for the copies.
     """
-    copies = {path: path.with_name(f".{path.name}.kept.{os.getpid()}") for path in paths}
-    try:
+    with contextlib.ExitStack() as stack:
+        copies = {path: stack.enter_context(draft_of(path)) for path in paths}
         for path, copy in copies.items():
             if path.is_file():
                 shutil.copy2(path, copy)
@@ -110,9 +138,17 @@ def kept_on_error(*paths: Path) -> Iterator[None]:
                 else:
                     path.unlink(missing_ok=True)
             raise
-    finally:
-        for copy in copies.values():
-            copy.unlink(missing_ok=True)
+
+
+def is_exposed(path: Path) -> bool:
+    """Whether the mode of a key's file lets other users read it. Raises OSError.
+
+    A file of a volume has the mode that whoever mounts it gives to all its files, and nobody can change it: one of a
+    Secret of Kubernetes, which has the link `..data` beside it, or one that is mounted read-only.
+    """
+    if (path.parent / "..data").is_symlink() or os.statvfs(path).f_flag & os.ST_RDONLY:
+        return False
+    return bool(path.stat().st_mode & 0o077)
 
 
 def flush(path: Path) -> None:

@@ -6,6 +6,7 @@ import errno
 import os
 import threading
 import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -52,6 +53,42 @@ def test_text_is_replaced_atomically(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == [path]
 
 
+@pytest.mark.parametrize(
+    "replace", [files.replace_private, lambda path, content: files.replace_text(path, content.decode())]
+)
+def test_threads_that_write_one_file_do_not_disturb_each_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, replace: Callable[[Path, bytes], None]
+) -> None:
+    both = threading.Barrier(2, timeout=60)
+    rename = os.replace
+
+    def meet(source: Path, target: Path) -> None:
+        # Both drafts are written, and neither has taken its place.
+        both.wait()
+        rename(source, target)
+
+    monkeypatch.setattr(os, "replace", meet)
+    texts = [b"1" * 1000, b"2" * 1000]
+    with ThreadPoolExecutor(2) as pool:
+        list(pool.map(lambda text: replace(tmp_path / "file", text), texts))
+    assert (tmp_path / "file").read_bytes() in texts and [one.name for one in tmp_path.iterdir()] == ["file"]
+
+
+def test_drafts_that_killed_processes_have_left_are_removed(tmp_path: Path) -> None:
+    other = tmp_path / ".notes.draft"
+    other.write_text("not ours")
+    with files.draft_of(tmp_path / "old") as old, files.draft_of(tmp_path / "young") as young:
+        old.mkdir()
+        (old / "inner").write_text("x")
+        young.write_text("x")
+        for path in (old, other):
+            os.utime(path, (1e9, 1e9))
+        files.replace_text(tmp_path / "file", "text", durable=False)
+        assert not old.exists() and young.exists()
+        files.remove_drafts(tmp_path)
+        assert sorted(tmp_path.iterdir()) == [other, tmp_path / "file"]
+
+
 def test_after_an_error_files_are_what_they_were(tmp_path: Path) -> None:
     old, new, kept = tmp_path / "old", tmp_path / "new", tmp_path / "kept"
     old.write_text("1")
@@ -92,8 +129,9 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str]]:
 def test_text_is_on_the_disk_before_it_has_its_name(tmp_path: Path, calls: list[tuple[str, str]]) -> None:
     path = tmp_path / "file"
     files.replace_text(path, "text")
-    draft = str(tmp_path / f".file.{os.getpid()}")
-    assert calls == [("fsync", draft), ("replace", str(path)), ("fsync", str(tmp_path))]
+    (_, draft), *others = calls
+    assert others == [("replace", str(path)), ("fsync", str(tmp_path))]
+    assert calls[0][0] == "fsync" and Path(draft).match(f"{tmp_path}/.file.*.draft")
     calls.clear()
     files.replace_text(path, "text", durable=False)
     assert calls == [("replace", str(path))]

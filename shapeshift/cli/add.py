@@ -17,6 +17,7 @@ from shapeshift.build_engines.recognition import TECHNIQUES
 from shapeshift.cli import engines
 from shapeshift.cli.examples import how_to_call
 from shapeshift.cli.sidecar import addresses, host_and_ports, server_key
+from shapeshift.cli.stop_signals import stop_on_sigterm
 from shapeshift.errors import InvalidInputError, ShapeshiftError
 from shapeshift.serving.error_codes import code_name
 from shapeshift.triton.settings import ServerSettings
@@ -44,7 +45,7 @@ def run(options: argparse.Namespace) -> int:
     """Add the model and say what it serves. Returns 2, after one line on standard error, if it is refused."""
     paths = engines.paths_of(options)
     try:
-        with engines.stop_on_sigterm("add"), _server(options) as server:
+        with stop_on_sigterm("add"), _server(options) as server:
             taken = {model.name for model in server.index()} if server is not None else set()
             with files.exclusive_lock(paths.build / engines.LOCK, lambda: _log("waiting for another build")):
                 asked = NewModel(options.checkpoint, options.name, options.technique)

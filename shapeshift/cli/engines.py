@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
-import signal
 import sys
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,6 +11,7 @@ from shapeshift import files
 from shapeshift.build_engines.paths import BuildPaths
 from shapeshift.build_engines.publish import in_one_line, publish_all, with_required
 from shapeshift.build_engines.repository import front_folders
+from shapeshift.cli.stop_signals import stop_on_sigterm
 from shapeshift.errors import EngineError, ShapeshiftError
 from shapeshift.registry_mirror.remote import is_url
 from shapeshift.settings import require
@@ -60,21 +58,6 @@ def run(options: argparse.Namespace) -> int:
         raise
     except Exception as error:
         raise EngineError(f"the build ended early: {in_one_line(error, paths.build / 'engines.traceback')}") from error
-
-
-@contextlib.contextmanager
-def stop_on_sigterm(command: str) -> Iterator[None]:
-    """Let SIGTERM end the build as an exception does, so that a half-built folder is removed."""
-
-    def stop(*_: object) -> None:
-        _log(f"shapeshift {command}: stopped by SIGTERM")
-        sys.exit(128 + signal.SIGTERM)
-
-    before = signal.signal(signal.SIGTERM, stop)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
 
 
 def _publish(options: argparse.Namespace, paths: BuildPaths) -> int:

@@ -1,10 +1,11 @@
-"""The signals that tell a command to stop, as an event."""
+"""The signals that tell a command to stop, as an event or an exception."""
 
 from __future__ import annotations
 
 import contextlib
 import os
 import signal
+import sys
 import threading
 from collections.abc import Iterator
 
@@ -35,6 +36,21 @@ def stop_event() -> Iterator[threading.Event]:
         os.close(writing)
         watcher.join()
         os.close(reading)
+
+
+@contextlib.contextmanager
+def stop_on_sigterm(command: str) -> Iterator[None]:
+    """Let SIGTERM end a change as an exception does, so that what is half done is removed."""
+
+    def stop(*_: object) -> None:
+        sys.stderr.write(f"shapeshift {command}: stopped by SIGTERM\n")
+        sys.exit(128 + signal.SIGTERM)
+
+    before = signal.signal(signal.SIGTERM, stop)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def _watch(reading: int, stop: threading.Event) -> None:

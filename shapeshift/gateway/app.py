@@ -58,6 +58,7 @@ def make_app(settings: GatewaySettings, clients: Sequence[AsyncClient] = ()) -> 
         yield
         looking.cancel()
         gateway.templates.close()
+        await gateway.adapters.close()
         await upstream.close()
 
     app = FastAPI(title="Shapeshift gateway", version=shapeshift.__version__, lifespan=lifespan, redoc_url=None)

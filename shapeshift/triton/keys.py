@@ -8,6 +8,7 @@ import re
 import secrets
 from pathlib import Path
 
+from shapeshift import files
 from shapeshift.errors import NotFoundError, ShapeshiftError
 
 HTTP_HEADER = "shapeshift-key"
@@ -22,34 +23,18 @@ def ensure_key(path: Path) -> str:
     """The key in `path`: 32 hexadecimal digits. A missing file is created, readable only by its owner."""
     if not path.exists():
         path.parent.mkdir(parents=True, exist_ok=True)
-        draft = path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(4)}")
-        descriptor = os.open(draft, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600)
-        try:
-            with os.fdopen(descriptor, "w") as file:
-                file.write(secrets.token_hex(16) + "\n")
+        with files.draft_of(path) as draft:
+            files.replace_private(draft, f"{secrets.token_hex(16)}\n".encode())
             with contextlib.suppress(FileExistsError):
                 os.link(draft, path)
-        finally:
-            draft.unlink()
     return read_key(path)
 
 
-def is_exposed(path: Path) -> bool:
-    """Whether the mode of a key's file lets other users read it. Raises OSError.
-
-    A file of a volume has the mode that whoever mounts it gives to all its files, and nobody can change it: one of a
-    Secret of Kubernetes, which has the link `..data` beside it, or one that is mounted read-only.
-    """
-    if (path.parent / "..data").is_symlink() or os.statvfs(path).f_flag & os.ST_RDONLY:
-        return False
-    return bool(path.stat().st_mode & 0o077)
-
-
 def read_key(path: Path) -> str:
-    """The key in `path`. Raises NotFoundError if it is missing, ShapeshiftError if it `is_exposed`."""
+    """The key in `path`. Raises NotFoundError if it is missing, ShapeshiftError if other users can read it."""
     try:
         text = path.read_text().strip()
-        exposed = is_exposed(path)
+        exposed = files.is_exposed(path)
     except FileNotFoundError:
         raise NotFoundError(f"no key at {path}; `shapeshift serve` creates it") from None
     except OSError as error:

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from shapeshift.errors import InvalidInputError, NotFoundError, ShapeshiftError
+from shapeshift.files import is_exposed
 from shapeshift.triton.endpoint import Tls
-from shapeshift.triton.keys import is_exposed
 
 CA_VARIABLE = "SHAPESHIFT_TLS_CA"
 CERTIFICATE_VARIABLE = "SHAPESHIFT_TLS_CERTIFICATE"

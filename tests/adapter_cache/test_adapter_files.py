@@ -6,6 +6,8 @@ import errno
 import json
 import os
 import re
+import shutil
+import signal
 import time
 from pathlib import Path
 from typing import Any
@@ -217,6 +219,25 @@ def test_a_full_or_read_only_registry_serves_what_it_had(
         assert store.read(folder) == {"one": entry}
     assert store.digest(store.entry_folder(folder, entry)) == entry.sha256
     assert [path.name for path in folder.glob(".two*")] == []
+
+
+@pytest.mark.parametrize("step", ["flush_folder", "replace_text"])
+def test_what_a_killed_change_has_left_is_removed_by_the_next_ones(
+    step: str, source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "registry"
+    entry = store.add(folder, "one", source, pinned=False)
+    mine = folder / "mine-0123456789ab"
+    shutil.copytree(source, mine)
+    if (child := os.fork()) == 0:
+        setattr(store.files, step, lambda *_: os.kill(os.getpid(), signal.SIGKILL))
+        store.add(folder, "two", source, pinned=False)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL
+    assert [*folder.glob(".two.*"), *folder.glob("two-*")] and store.read(folder) == {"one": entry}
+    store.pin(folder, "one", False)
+    monkeypatch.setattr("shapeshift.registry._KEEP_S", 0.0)
+    store.pin(folder, "one", False)
+    assert sorted(path.name for path in folder.iterdir()) == [".lock", mine.name, entry.folder, "registry.json"]
 
 
 def test_an_adapter_that_is_removed_and_added_again_stays(

@@ -6,6 +6,7 @@ import json
 import os
 import re
 import shutil
+import signal
 import time
 from pathlib import Path
 from typing import Any
@@ -175,6 +176,15 @@ def test_an_adapter_from_the_hub(over_the_hub: Project, hub: Hub, capsys: pytest
     assert "no such revision" in capsys.readouterr().err
     assert add(over_the_hub, "absent") != 0
     assert "no folder absent; give a folder or the id of a hub" in capsys.readouterr().err
+
+
+def test_a_change_that_sigterm_stops_leaves_nothing(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert project.make()[0] == 0
+    before = sorted(project.registry.iterdir())
+    monkeypatch.setattr(store.files, "flush_folder", lambda _: os.kill(os.getpid(), signal.SIGTERM))
+    with pytest.raises(SystemExit) as end:
+        add(project, project.root / "checkpoints" / "starters" / "two")
+    assert end.value.code == 143 and sorted(project.registry.iterdir()) == before
 
 
 def test_names_of_multi_lora_cannot_be_changed(project: Project, capsys: pytest.CaptureFixture[str]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -10,11 +11,14 @@ from typing import Any
 import httpx2
 import pytest
 
-from shapeshift.errors import InvalidInputError
+from shapeshift.errors import InvalidInputError, TimedOutError
+from shapeshift.gateway import adapter_commands
+from shapeshift.gateway.adapter_commands import AdapterCommands
 from shapeshift.gateway.http import api_keys
 from shapeshift.gateway.settings import GatewaySettings
 from tests.gateway.fake_triton import FakeTriton
 
+PYTHON = sys.executable
 KEY = "sk-of-this-test"
 # In place of `shapeshift adapters`: it writes down how it was called, or refuses.
 COMMAND = """#!{python}
@@ -25,13 +29,27 @@ if "absent" in sys.argv:
     sys.exit("shapeshift adapters: name: no adapter 'absent'; known: none")
 open("{log}", "a").write(" ".join(sys.argv[1:]) + "\\n")
 """
+# One that waits for a file before it ends, and undoes what it did at SIGTERM.
+SLOW = """#!{python}
+import pathlib, signal, sys, time
+begun = pathlib.Path("{log}." + sys.argv[-2])
+signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+begun.touch()
+try:
+    while not pathlib.Path("{log}.go").exists():
+        time.sleep(0.01)
+except BaseException:
+    begun.unlink()
+    raise
+open("{log}", "a").write(sys.argv[-2] + "\\n")
+"""
 
 
 @pytest.fixture
 def log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     found = tmp_path / "calls"
     command = tmp_path / "python"
-    command.write_text(COMMAND.format(python=sys.executable, log=found))
+    command.write_text(COMMAND.format(python=PYTHON, log=found))
     command.chmod(0o755)
     monkeypatch.setattr("shapeshift.gateway.adapter_commands.sys.executable", str(command))
     return found
@@ -97,3 +115,51 @@ def test_a_registry_wants_keys_and_a_root() -> None:
         GatewaySettings(registry=Path("build"), api_keys=Path("keys"))
     with pytest.raises(InvalidInputError, match="registry"):
         GatewaySettings(registry=Path("build"), adapter_root=Path("root"))
+
+
+def commands(tmp_path: Path, log: Path) -> AdapterCommands:
+    (tmp_path / "python").write_text(SLOW.format(python=PYTHON, log=log))
+    (tmp_path / "root").mkdir()
+    settings = {"registry": tmp_path / "build", "adapter_root": tmp_path / "root", "api_keys": tmp_path / "keys"}
+    return AdapterCommands(GatewaySettings(**settings))
+
+
+async def until(file: Path) -> None:
+    while not file.exists():
+        await asyncio.sleep(0.01)
+
+
+def test_a_change_that_has_begun_is_finished_when_its_client_is_gone(tmp_path: Path, log: Path) -> None:
+    changes = commands(tmp_path, log)
+
+    async def run() -> None:
+        first, second, third = (asyncio.create_task(changes.add("m", name, "")) for name in ("one", "two", "three"))
+        await until(Path(f"{log}.one"))
+        first.cancel()
+        second.cancel()
+        await asyncio.wait([first, second])
+        Path(f"{log}.go").touch()
+        await third
+
+    asyncio.run(asyncio.wait_for(run(), 60))
+    assert log.read_text().splitlines() == ["one", "three"], "the second had not begun"
+
+
+@pytest.mark.parametrize("is_late", [True, False])
+def test_a_change_that_is_late_or_whose_gateway_stops_is_undone(
+    tmp_path: Path, log: Path, monkeypatch: pytest.MonkeyPatch, is_late: bool
+) -> None:
+    changes = commands(tmp_path, log)
+
+    async def run() -> None:
+        change = asyncio.create_task(changes.add("m", "one", ""))
+        if not is_late:
+            await until(Path(f"{log}.one"))
+            await changes.close()
+        with pytest.raises(TimedOutError if is_late else asyncio.CancelledError):
+            await change
+
+    # On a slow machine the command has not begun by then.
+    monkeypatch.setattr(adapter_commands, "_TIMEOUT_S", 1.0 if is_late else 600.0)
+    asyncio.run(asyncio.wait_for(run(), 60))
+    assert not log.exists() and not Path(f"{log}.one").exists()

@@ -6,7 +6,6 @@ import contextlib
 import filecmp
 import hashlib
 import json
-import os
 import re
 import shutil
 from collections.abc import Callable, Iterator, Mapping
@@ -108,10 +107,8 @@ def add(folder: Path, name: str, source: Path, pinned: bool, base: str = "", ori
     """
     check_name(name)
     with _changing(folder) as content:
-        staged = folder / f".{name}.{os.getpid()}"
-        shutil.rmtree(staged, ignore_errors=True)
-        staged.mkdir()
-        try:
+        with files.draft_of(folder / name) as staged:
+            staged.mkdir()
             for file in FILES:
                 shutil.copyfile(source / file, staged / file)
             sha256 = digest(staged)
@@ -119,8 +116,6 @@ def add(folder: Path, name: str, source: Path, pinned: bool, base: str = "", ori
             # Putting the registry's file flushes the folder that holds both.
             files.flush_folder(staged)
             _replace(staged, target)
-        finally:
-            shutil.rmtree(staged, ignore_errors=True)
         entry = Entry(target.name, sha256, pinned, stamps(target), base, origin)
         _drop(folder, content, name, keep=entry.folder)
         content.entries[name] = asdict(entry)
@@ -165,11 +160,18 @@ def _drop(folder: Path, content: Content, name: str, keep: str = "") -> None:
 
 @contextlib.contextmanager
 def _changing(folder: Path) -> Iterator[Content]:
-    """The content of registry.json, see `Registry.changing`; the files of entries removed a while ago are deleted."""
+    """The content of registry.json, see `Registry.changing`; the files of entries removed a while ago are deleted.
+
+    So is what a change that was killed has left: its draft, and a copy that no entry names.
+    """
     registry = _registry(folder)
     with registry.changing() as content:
-        for name, stated in content.entries.items():
-            _entry(name, stated)
+        entries = [_entry(name, stated) for name, stated in content.entries.items()]
+        files.remove_drafts(folder)
+        for copy in set(folder.glob(f"*-{'[0-9a-f]' * 12}")) - {folder / entry.folder for entry in entries}:
+            with contextlib.suppress(InvalidInputError):
+                if copy.name not in content.removed and digest(copy).startswith(copy.name[-12:]):
+                    registry.retire(content, copy.name)
         yield content
         registry.sweep(content)
 

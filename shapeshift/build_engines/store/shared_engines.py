@@ -6,9 +6,7 @@ settings and checkpoint.
 
 from __future__ import annotations
 
-import os
 import shutil
-import socket
 from collections.abc import Callable
 from pathlib import Path
 
@@ -54,16 +52,14 @@ def _copied(shared: Path, target: Path, is_current: Callable[[Path], bool]) -> s
 
 def _stored(engines: Path, shared: Path, is_current: Callable[[Path], bool]) -> str:
     """Put the engines into the store, unless another machine was faster. Returns why it failed, or an empty string."""
-    work = shared.with_name(f".{shared.name}.{socket.gethostname()}.{os.getpid()}")
     try:
-        work.parent.mkdir(parents=True, exist_ok=True)
-        shutil.copytree(engines, work)
-        files.flush_folder(work)
-        if shared.is_dir() and not is_current(shared):
-            shutil.rmtree(shared)
-        work.rename(shared)
+        shared.parent.mkdir(parents=True, exist_ok=True)
+        with files.draft_of(shared) as work:
+            shutil.copytree(engines, work)
+            files.flush_folder(work)
+            if shared.is_dir() and not is_current(shared):
+                shutil.rmtree(shared)
+            work.rename(shared)
     except (OSError, shutil.Error) as error:
         return "" if shared.is_dir() and is_current(shared) else f"not stored in {shared}: {error}"
-    finally:
-        shutil.rmtree(work, ignore_errors=True)
     return ""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from shapeshift.adapter_cache.registry import store
 from shapeshift.adapter_cache.settings import AdapterCacheSettings
 from shapeshift.build_engines.hub.sources import find_adapter
 from shapeshift.cli.registries import front_model
+from shapeshift.cli.stop_signals import stop_on_sigterm
 from shapeshift.errors import NotFoundError
 from shapeshift.fused_decode.settings import FusedDecodeSettings, GeneratedDecodeSettings
 from shapeshift.registry import FILE
@@ -48,6 +50,18 @@ def run(options: argparse.Namespace) -> int:
     if options.action == "list":
         _list(store.read(folder), fixed, options.json)
         return 0
+    with stop_on_sigterm("adapters"):
+        _change(options, folder, fixed, model, values)
+    sys.stdout.write(f"{options.name}: {_DONE[options.action]}; a running server applies it within two seconds\n")
+    return 0
+
+
+_DONE = {"add": "registered", "pin": "changed", "remove": "removed"}
+
+
+def _change(
+    options: argparse.Namespace, folder: Path, fixed: Mapping[str, Path], model: Path, values: dict[str, str]
+) -> None:
     allowed = f"not a name of {store.MULTI_LORA}, which is read when the model is loaded"
     settings.require(options.name not in fixed, "name", options.name, allowed)
     if options.action == "add":
@@ -59,11 +73,6 @@ def run(options: argparse.Namespace) -> int:
         store.pin(folder, options.name, not options.off)
     else:
         store.remove(folder, options.name)
-    sys.stdout.write(f"{options.name}: {_DONE[options.action]}; a running server applies it within two seconds\n")
-    return 0
-
-
-_DONE = {"add": "registered", "pin": "changed", "remove": "removed"}
 
 
 def _check(folder: Path, model: Path, values: dict[str, str]) -> str:

@@ -97,8 +97,8 @@ def _compile(compiler: str, flags: list[str], target: Path, folder: Path) -> Non
 
     root = Path(torch.__file__).parent
     sources = sorted(folder.glob("*.cpp"))
-    codes = [target.with_suffix(f".{source.stem}.{os.getpid()}.o") for source in sources]
-    fresh = target.with_suffix(f".{os.getpid()}.tmp")
+    codes = [target.with_suffix(f".{source.stem}.o") for source in sources]
+    fresh = target.with_suffix(".tmp")
     includes = [f"-I{KERNELS}", f"-isystem{root / 'include'}", f"-isystem{root / 'include/torch/csrc/api/include'}"]
     abi = f"-D_GLIBCXX_USE_CXX11_ABI={int(torch.compiled_with_cxx11_abi())}"
     # Linked with the OpenMP library of torch, so that the process has one pool of threads.
