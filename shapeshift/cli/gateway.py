@@ -37,6 +37,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--port", type=int, default=DEFAULT_PORT, help="port to listen on (%(default)s)")
     parser.add_argument("--api-keys", type=Path, metavar="FILE", help="ask for a key of this file")
     parser.add_argument("--new-key", metavar="NAME", help="add a key to the file of --api-keys, print it, and exit")
+    parser.add_argument(
+        "--cors-origin", action="append", metavar="ORIGIN", help="let this origin's pages ask; repeatable; * for all"
+    )
     parser.add_argument("--build", type=Path, default=Path("build"), help="folder of generated files (%(default)s)")
     parser.add_argument("--registry", type=Path, metavar="DIR", help="build folder whose adapters requests may change")
     parser.add_argument("--adapter-root", type=Path, metavar="DIR", help="folder that new adapters must lie under")
@@ -119,6 +122,7 @@ def _settings(options: argparse.Namespace) -> GatewaySettings:
         host=options.host,
         port=options.port,
         api_keys=options.api_keys,
+        cors_origins=tuple(options.cors_origin or ()),
         registry=options.registry,
         adapter_root=options.adapter_root,
         max_body_bytes=options.max_body_mb << 20,

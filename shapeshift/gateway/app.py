@@ -12,6 +12,7 @@ from fastapi import FastAPI, Request, Response
 from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 from starlette.exceptions import HTTPException
+from starlette.middleware.cors import CORSMiddleware
 
 import shapeshift
 from shapeshift.errors import ShapeshiftError
@@ -71,6 +72,15 @@ def make_app(settings: GatewaySettings, clients: Sequence[AsyncClient] = ()) -> 
     if keys is not None:
         app.add_middleware(RequireKey, keys=keys)
     app.add_middleware(Admission, traffic=gateway.traffic, max_requests=settings.max_requests)
+    if settings.cors_origins:
+        # Before keys are asked for: the question whether a page may ask has none.
+        app.add_middleware(
+            CORSMiddleware,
+            allow_origins=settings.cors_origins,
+            allow_methods=("GET", "POST"),
+            allow_headers=("*",),
+            expose_headers=("X-Request-Id", "Retry-After"),
+        )
     app.add_middleware(RequestIds)
     for kind in (ShapeshiftError, ApiError):
         app.add_exception_handler(kind, _answer)

@@ -17,7 +17,8 @@ INVALID = "invalid_request_error"
 _RETRY = {"retry-after": "1"}
 TOO_LONG = "context_length_exceeded"
 _TOKENS = re.compile(r"'?\d+ tokens'?; at most ")
-_FIELD = re.compile(r"(?:row \d+: )?(?:parameter |sampling_parameters )?([A-Za-z_]\w*): got ")
+# The field may be followed by a part of it, as in `logit_bias 15`, `stop[0]` and `structured_outputs choice[0]`.
+_FIELD = re.compile(r"(?:row \d+: )?(?:parameter |sampling_parameters )?([A-Za-z_]\w*)(?: \w+)?(?:\[\d+\])*: got ")
 
 
 @dataclass

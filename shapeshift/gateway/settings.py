@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from pathlib import Path
 
 from shapeshift.errors import InvalidInputError
 from shapeshift.settings import require
 from shapeshift.triton.settings import is_loopback
+
+# As browsers write it.
+_ORIGIN = re.compile(r"\*|[a-z][a-z0-9+.-]*://[^/?#@\sA-Z]+")
 
 
 @dataclass(frozen=True)
@@ -18,11 +22,12 @@ class GatewaySettings:
     metrics            URLs of their metrics pages, which /metrics passes on
     host, port         address to listen on; one that others can reach requires `api_keys`
     api_keys           file of hashed keys; None: no key is asked for
+    cors_origins       origins whose pages a browser lets read answers; * for all
     registry           build folder whose adapters may be changed; None: the adapter routes are refused
     adapter_root       folder under which `lora_path` must lie
     max_body_bytes     longest body of a request
     max_requests       most requests in flight; a further one gets status 429
-    max_connections    most connections; a further one gets status 429
+    max_connections    most connections; a further one gets status 429. Fewer where the process may open fewer files
     request_timeout_s  most seconds that the servers may take for a request
     head_timeout_s     most seconds from the first byte of a connection or request to the end of its headers
     body_timeout_s     most seconds that a client may take to send its body
@@ -36,6 +41,7 @@ class GatewaySettings:
     host: str = "127.0.0.1"
     port: int = 8080
     api_keys: Path | None = None
+    cors_origins: tuple[str, ...] = ()
     registry: Path | None = None
     adapter_root: Path | None = None
     max_body_bytes: int = 32 << 20
@@ -57,6 +63,9 @@ class GatewaySettings:
             require(getattr(self, name) >= 1, name, getattr(self, name), "at least 1")
         for name in ("request_timeout_s", "head_timeout_s", "body_timeout_s", "stall_timeout_s", "refresh_s"):
             require(getattr(self, name) > 0, name, getattr(self, name), "above 0")
+        for origin in self.cors_origins:
+            allowed = "* or an origin such as https://example.org, without a path"
+            require(_ORIGIN.fullmatch(origin) is not None, "cors_origins", origin, allowed)
         if self.api_keys is None and not is_loopback(self.host):
             raise InvalidInputError(
                 "host",

@@ -120,8 +120,8 @@ def test_a_registry_wants_keys_and_a_root() -> None:
 def commands(tmp_path: Path, log: Path) -> AdapterCommands:
     (tmp_path / "python").write_text(SLOW.format(python=PYTHON, log=log))
     (tmp_path / "root").mkdir()
-    settings = {"registry": tmp_path / "build", "adapter_root": tmp_path / "root", "api_keys": tmp_path / "keys"}
-    return AdapterCommands(GatewaySettings(**settings))
+    build, root, keys = (tmp_path / name for name in ("build", "root", "keys"))
+    return AdapterCommands(GatewaySettings(registry=build, adapter_root=root, api_keys=keys))
 
 
 async def until(file: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import http.client
 import json
 import threading
@@ -17,6 +18,7 @@ from pydantic import BaseModel, ValidationError
 
 from shapeshift import errors
 from shapeshift.errors import InvalidInputError, ModelError
+from shapeshift.fused_decode.input_checks import sampling_checks
 from shapeshift.gateway.errors import api_error
 from shapeshift.gateway.schemas.chat import ChatRequest
 from shapeshift.gateway.schemas.completions import CompletionRequest
@@ -81,6 +83,37 @@ def test_a_refusal_is_short(url: str) -> None:
     for fields in ({"input": {"a": large}}, {"x": large}, {"x" * 100_000: 1}, dict.fromkeys(map(str, range(20_000)))):
         answer = httpx2.post(f"{url}/v1/embeddings", json={**EMBED, **fields}, timeout=20)
         assert answer.status_code == 400 and len(answer.content) < 1000
+
+
+def packed(url: str, body: bytes, encoding: str = "gzip") -> Any:
+    headers = {"Content-Type": "application/json", "Content-Encoding": encoding}
+    return httpx2.post(f"{url}/v1/embeddings", content=body, headers=headers, timeout=20)
+
+
+def test_a_body_in_gzip_is_read(start_gateway: Callable[..., str]) -> None:
+    url = start_gateway(FakeTriton(), max_body_bytes=1000)
+    text = json.dumps(EMBED).encode()
+    plain = packed(url, text, "identity")
+    assert plain.status_code == 200 and packed(url, gzip.compress(text)).json() == plain.json()
+    longest = text + b" " * (1000 - len(text))
+    assert packed(url, gzip.compress(longest)).status_code == 200
+    whole = gzip.compress(text)
+    refused = {
+        (413, "body_too_large"): [gzip.compress(longest + b" "), gzip.compress(b" " * 500_000)],
+        (400, "invalid_encoding"): [text, whole[:-1], whole[:20], whole + b"x", whole * 2, b""],
+        (400, "invalid_json"): [gzip.compress(b"")],
+    }
+    for expected, bodies in refused.items():
+        for body in bodies:
+            answer = packed(url, body)
+            assert (answer.status_code, answer.json()["error"]["code"]) == expected, body[:20]
+
+
+@pytest.mark.parametrize("encoding", ["br", "deflate", "gzip, gzip"])
+def test_another_encoding_is_named(url: str, encoding: str) -> None:
+    answer = packed(url, json.dumps(EMBED).encode(), encoding)
+    assert (answer.status_code, answer.headers["accept-encoding"]) == (415, "gzip")
+    assert encoding in answer.json()["error"]["message"]
 
 
 def test_a_body_of_very_many_fields_is_refused_unread(url: str) -> None:
@@ -219,6 +252,29 @@ def test_the_param_is_the_requests_own(text: str, param: str | None) -> None:
     assert api_error(ModelError(text, "INVALID_ARG")).param == param
 
 
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("logit_bias", {"999": 1}),
+        ("logit_bias", {"x": 1}),
+        ("logit_bias", {"5": 200}),
+        ("logit_bias", dict.fromkeys(map(str, range(2000)), 1)),
+        ("stop", [""]),
+        ("stop", ["a", "b" * 1000]),
+        ("stop", ["a"] * 99),
+        ("stop_token_ids", [1000]),
+        ("bad_words", [""]),
+        ("structured_outputs", {"regex": 5}),
+        ("structured_outputs", {"choice": [""]}),
+    ],
+)
+def test_the_param_is_named_where_a_part_of_it_is_wrong(name: str, value: Any) -> None:
+    with pytest.raises(InvalidInputError) as refused:
+        sampling_checks(vocab_size=100)[name](name, value)
+    found = api_error(refused.value)
+    assert (found.param, found.message) == (name, str(refused.value))
+
+
 CHAT = {"model": "generate", "messages": [{"role": "user", "content": "a"}]}
 WANTED = {"structured_outputs": {"json": True}}
 
@@ -286,6 +342,8 @@ def test_an_unexpected_exception_is_logged_and_not_shown(
         ("max_requests", 0),
         ("refresh_s", 0.0),
         ("host", "0.0.0.0"),
+        ("cors_origins", ("example.org",)),
+        ("cors_origins", ("https://example.org/",)),
     ],
 )
 def test_settings_are_checked(field: str, value: Any) -> None:

@@ -2,16 +2,44 @@
 
 from __future__ import annotations
 
+import contextlib
+import resource
 import socket
+import subprocess
+import sys
 from collections.abc import Callable
+from pathlib import Path
 from urllib.parse import urlsplit
 
 import httpx2
 import pytest
 
+from shapeshift.gateway.http import api_keys
+from shapeshift.gateway.http.server import fit_connections
+from shapeshift.gateway.settings import GatewaySettings
 from tests.gateway.fake_triton import FakeTriton
 from tests.waiting import wait_for
 
+FEW_FILES = """
+import resource, socket
+
+resource.setrlimit(resource.RLIMIT_NOFILE, (120, 120))
+from shapeshift.gateway.http.server import make_server
+from shapeshift.gateway.settings import GatewaySettings
+
+with socket.socket() as probe:
+    probe.bind(("127.0.0.1", 0))
+    port = probe.getsockname()[1]
+server = make_server(GatewaySettings(triton=("127.0.0.1:9",), port=port))
+started = server.startup
+
+async def startup(*given, **more):
+    await started(*given, **more)
+    print(f"http://127.0.0.1:{port}", flush=True)
+
+server.startup = startup
+server.run()
+"""
 HEAD = b"POST /v1/embeddings HTTP/1.1\r\nHost: a\r\n"
 
 
@@ -93,3 +121,73 @@ def test_a_client_that_does_not_read_is_dropped(start_gateway: Callable[..., str
         assert connection.recv(12) == b"HTTP/1.1 200"
         with pytest.raises(ConnectionError):
             wait_for(lambda: connection.send(b"x") and False, timeout_s=10, pause_s=0.05)
+
+
+@pytest.mark.parametrize(
+    ("limits", "soft", "connections"),
+    [
+        ((1024, 1 << 20), 8192 + 128, 8192),
+        ((1024, 4096), 4096, 4096 - 128),
+        ((100, 100), 100, 50),
+        ((1 << 20, 1 << 20), 1 << 20, 8192),
+        ((1024, resource.RLIM_INFINITY), 8192 + 128, 8192),
+        ((resource.RLIM_INFINITY,) * 2, resource.RLIM_INFINITY, 8192),
+    ],
+)
+def test_connections_fit_the_open_files(
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    limits: tuple[int, int],
+    soft: int,
+    connections: int,
+) -> None:
+    now = limits
+
+    def set_limit(_: int, value: tuple[int, int]) -> None:
+        nonlocal now
+        now = value
+
+    monkeypatch.setattr(resource, "getrlimit", lambda _: now)
+    monkeypatch.setattr(resource, "setrlimit", set_limit)
+    assert fit_connections(GatewaySettings()).max_connections == connections
+    assert now == (soft, limits[1])
+    assert len(caplog.records) == (connections < 8192)
+
+
+def test_beyond_the_open_files_connections_are_refused(tmp_path: Path) -> None:
+    """A gateway whose hard limit leaves room for a few connections answers all of them, the others with 429."""
+    command = [sys.executable, "-c", FEW_FILES]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=tmp_path) as process:
+        try:
+            assert process.stdout is not None
+            url = process.stdout.readline().strip()
+            # Half of 120 open files.
+            with contextlib.ExitStack() as stack:
+                held = [stack.enter_context(connect(url)) for _ in range(60)]
+                for connection in held:
+                    connection.sendall(b"GET /health HTTP/1.1\r\nHost: a\r\n\r\n")
+                    assert connection.recv(100).startswith(b"HTTP/1.1 503")
+                for _ in range(100):
+                    assert rest(stack.enter_context(connect(url))).startswith(b"HTTP/1.1 429")
+        finally:
+            process.terminate()
+
+
+@pytest.mark.parametrize("origin", ["https://page.example", "*"])
+def test_pages_of_an_origin_may_ask(start_gateway: Callable[..., str], tmp_path: Path, origin: str) -> None:
+    key = api_keys.add(tmp_path / "keys", "ana")
+    url = start_gateway(FakeTriton(), cors_origins=(origin,), api_keys=tmp_path / "keys")
+    page = {"Origin": "https://page.example"}
+    ask = {"Access-Control-Request-Method": "POST", "Access-Control-Request-Headers": "authorization,content-type"}
+    preflight = httpx2.options(f"{url}/v1/embeddings", headers={**page, **ask})
+    allowed = preflight.headers["access-control-allow-headers"].lower()
+    assert preflight.status_code == 200 and "authorization" in allowed and "content-type" in allowed
+    for headers, status in (({"Authorization": f"Bearer {key}"}, 200), ({}, 401)):
+        answer = httpx2.get(f"{url}/v1/models", headers={**page, **headers})
+        assert (answer.status_code, answer.headers["access-control-allow-origin"]) == (status, origin)
+    stranger = httpx2.get(f"{url}/health", headers={"Origin": "https://other.example"})
+    assert stranger.headers.get("access-control-allow-origin") == ("*" if origin == "*" else None)
+
+
+def test_without_the_option_no_page_may_ask(url: str) -> None:
+    assert "access-control-allow-origin" not in httpx2.get(f"{url}/health", headers={"Origin": "https://a.b"}).headers

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import zlib
 from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
@@ -39,8 +40,9 @@ async def read(request: Request, model: type[M]) -> M:
 
 
 async def content(request: Request) -> bytes:
-    """The body as it came. Raises ApiError where it is too long, comes too slowly or may have too many fields."""
-    body = await _bytes(request, gateway_of(request).settings)
+    """The body, unpacked. Raises ApiError where it is too long, comes too slowly or may have too many fields."""
+    settings = gateway_of(request).settings
+    body = _unpacked(await _bytes(request, settings), request.headers.get("content-encoding", ""), settings)
     if body.count(b":") > _MOST_COLONS:
         raise ApiError(400, f"body: got more; at most {_MOST_COLONS} fields, or colons in texts", code="invalid_value")
     return body
@@ -84,6 +86,25 @@ async def _bytes(request: Request, settings: GatewaySettings) -> bytes:
     except TimeoutError:
         text = f"body: not complete after {settings.body_timeout_s:g} s"
         raise ApiError(408, text, code="timeout", headers={"connection": "close"}) from None
+
+
+def _unpacked(body: bytes, encoding: str, settings: GatewaySettings) -> bytes:
+    """The content of a body. Status 413 where it is too long, 415 for another encoding than gzip."""
+    if encoding.lower() in ("", "identity"):
+        return body
+    if encoding.lower() != "gzip":
+        text = str(InvalidInputError("Content-Encoding", encoding, "gzip, or left out"))
+        raise ApiError(415, text, code="unsupported_encoding", headers={"accept-encoding": "gzip"})
+    unpacking = zlib.decompressobj(wbits=zlib.MAX_WBITS | 16)
+    try:
+        found = unpacking.decompress(body, settings.max_body_bytes + 1)
+    except zlib.error as error:
+        raise ApiError(400, f"body: {error}; Content-Encoding says gzip", code="invalid_encoding") from None
+    if len(found) > settings.max_body_bytes:
+        raise _too_long("more, unpacked", settings)
+    if not unpacking.eof or unpacking.unused_data:
+        raise ApiError(400, "body: not one whole gzip stream", code="invalid_encoding")
+    return found
 
 
 def _too_long(found: str, settings: GatewaySettings) -> ApiError:
