@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
 from fastapi import FastAPI, Request, Response
+from fastapi_offline import FastAPIOffline
 from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 from starlette.exceptions import HTTPException
@@ -23,7 +24,18 @@ from shapeshift.gateway.errors import ApiError, api_error
 from shapeshift.gateway.http.api_keys import ApiKeys, RequireKey
 from shapeshift.gateway.http.bodies import field_of
 from shapeshift.gateway.http.limits import Admission, Faults, RequestIds, Traffic
-from shapeshift.gateway.routes import adapters, chat, classify, completions, embeddings, models, probes, rerank, tei
+from shapeshift.gateway.routes import (
+    adapters,
+    chat,
+    classify,
+    completions,
+    embeddings,
+    models,
+    page,
+    probes,
+    rerank,
+    tei,
+)
 from shapeshift.gateway.schemas.adapters import LoadAdapterRequest, UnloadAdapterRequest
 from shapeshift.gateway.schemas.chat import ChatRequest
 from shapeshift.gateway.schemas.classify import ClassifyRequest
@@ -37,7 +49,7 @@ from shapeshift.gateway.upstream import Upstream
 from shapeshift.triton.async_client import AsyncClient
 from shapeshift.triton.tls import from_environment
 
-_ROUTERS = tuple(one.router for one in (models, chat, completions, embeddings, rerank, classify, tei, adapters, probes))
+_ROUTES = (models, chat, completions, embeddings, rerank, classify, tei, adapters, probes, page)
 _BODIES: tuple[type[BaseModel], ...] = (
     *(ChatRequest, CompletionRequest, EmbeddingRequest, RerankRequest, ClassifyRequest),
     *(EmbedRequest, TeiRerankRequest, PredictRequest, LoadAdapterRequest, UnloadAdapterRequest),
@@ -62,11 +74,18 @@ def make_app(settings: GatewaySettings, clients: Sequence[AsyncClient] = ()) -> 
         await gateway.adapters.close()
         await upstream.close()
 
-    app = FastAPI(title="Shapeshift gateway", version=shapeshift.__version__, lifespan=lifespan, redoc_url=None)
+    # With the files of /docs from its wheel. `validatorUrl`: a public host would be shown the document's address.
+    app: FastAPI = FastAPIOffline(
+        title="Shapeshift gateway",
+        version=shapeshift.__version__,
+        lifespan=lifespan,
+        redoc_url=None,
+        swagger_ui_parameters={"validatorUrl": None},
+    )
     app.state.gateway = gateway
-    for router in _ROUTERS:
+    for one in _ROUTES:
         # Not by include_router, which matches each request against router after router: 0.1 ms.
-        app.router.routes.extend(router.routes)
+        app.router.routes.extend(one.router.routes)
     # The last one is the outermost.
     app.add_middleware(Faults)
     if keys is not None:

@@ -34,7 +34,7 @@ def test_routes_are_those_of_the_code() -> None:
     documented = {pair for row in table(PAGE, "Routes") for pair in re.findall(r"`(GET|POST) ([^`]+)`", row[0])}
     described = make_app(GatewaySettings()).openapi()["paths"]
     declared = {(method.upper(), path) for path, methods in described.items() for method in methods}
-    hidden = {("POST", "/v2/rerank"), ("GET", "/docs"), ("GET", "/openapi.json")}
+    hidden = {("POST", "/v2/rerank"), ("GET", "/"), ("GET", "/docs"), ("GET", "/openapi.json")}
     assert documented == declared | hidden
 
 

@@ -1,0 +1,90 @@
+"""GET /: what is served here, for people with a browser."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections.abc import Mapping
+from html import escape
+from typing import Any
+
+from fastapi import APIRouter, Request, Response
+
+from shapeshift.gateway.catalogue import Front
+from shapeshift.gateway.state import gateway_of
+from shapeshift.serving.description import (
+    EMBEDDING,
+    GENERATION,
+    IMAGE_CLASSIFICATION,
+    RERANKING,
+    TEXT_CLASSIFICATION,
+)
+
+router = APIRouter(include_in_schema=False)
+
+_PNG = "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9awAAAABJRU5ErkJggg=="
+_CHAT: tuple[str, Mapping[str, Any]] = (
+    "v1/chat/completions",
+    {"messages": [{"role": "user", "content": "Hello!"}], "max_tokens": 40},
+)
+# By kind: a route, and what it is sent beside `model`.
+_EXAMPLES: Mapping[str, tuple[str, Mapping[str, Any]]] = {
+    EMBEDDING: ("v1/embeddings", {"input": ["A text of any length.", "Another one."]}),
+    RERANKING: ("v1/rerank", {"query": "a cat", "documents": ["a dog", "a kitten"]}),
+    TEXT_CLASSIFICATION: ("v1/classify", {"input": "A text of any length."}),
+    IMAGE_CLASSIFICATION: ("v1/classify", {"input": f"data:image/png;base64,{_PNG}"}),
+    GENERATION: ("v1/completions", {"prompt": "Once upon a time", "max_tokens": 40}),
+}
+_LINKS = (
+    ("docs", "every route with its fields"),
+    ("openapi.json", "the same for programs"),
+    ("v1/models", "what requests may name"),
+    ("health", "whether a server answers"),
+    ("metrics", "of the gateway and its servers"),
+)
+_PAGE = """<!doctype html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width">
+<title>Shapeshift gateway</title>
+<style>
+:root {{ color-scheme: light dark }}
+body {{ font-family: sans-serif; line-height: 1.4; max-width: 60rem; margin: 2rem auto; padding: 0 1rem }}
+pre {{ overflow-x: auto; padding: .6rem; border: 1px solid #8886 }}
+</style>
+</head>
+<body>
+<h1>Shapeshift gateway</h1>
+<ul>
+{links}
+</ul>
+{models}
+</body>
+</html>
+"""
+
+
+@router.head("/")
+@router.get("/")
+async def page(request: Request) -> Response:
+    """The models with their kinds and an example of each, and where to read on; nothing of it comes from elsewhere."""
+    gateway = gateway_of(request)
+    key = "" if gateway.keys is None else ' -H "Authorization: Bearer $KEY"'
+    models = [_shown(front, str(request.base_url), key) for front in gateway.catalogue.fronts]
+    # Without a slash before: a proxy may serve the gateway below a path.
+    links = [f'<li><a href="{path}">/{path}</a>: {about}</li>' for path, about in _LINKS]
+    text = _PAGE.format(links="\n".join(links), models="\n".join(models) or "<p>No model is served yet.</p>")
+    return Response(text, media_type="text/html", headers={"cache-control": "no-cache"})
+
+
+def _shown(front: Front, url: str, key: str) -> str:
+    lines = [f"<h2>{escape(front.name)}</h2>", f"<p>{escape(front.kind)}</p>"]
+    if front.adapters:
+        lines.append(f"<p>adapters: {escape(', '.join(front.adapters))}</p>")
+    example = _CHAT if front.description.get("chat_template") else _EXAMPLES.get(front.kind)
+    if example is not None:
+        path, fields = example
+        body = shlex.quote(json.dumps({"model": front.name, **fields}))
+        lines.append(f"<pre>{escape(f'curl -s {url}{path}{key} -d {body}')}</pre>")
+    return "\n".join(lines)
