@@ -47,7 +47,8 @@ class ImageFront:
         self._num_unanswered, self._num_bytes = 0, 0
         self._lock = threading.Lock()
         self._watch = CancellationWatch(self._log)
-        image_metrics = ImageMetrics(loaded.costs.gammas)
+        self._gammas = loaded.costs.gammas
+        image_metrics = ImageMetrics(self._gammas)
         scheduler: ImageScheduler[RequestImage] = ImageScheduler(loaded.costs, loaded.scheduler, now_ms())
         self._executor = Executor(self._model, scheduler, image_metrics, self._log)
         self._decoders = DecoderPool(self._settings.decode_threads, self._executor)
@@ -111,6 +112,9 @@ class ImageFront:
         if name not in tasks:
             raise NotFoundError(f"parameter task: no task {name!r}; registered tasks: {registered}")
         task = tasks[name]
+        if task.accuracy.keys().isdisjoint(self._gammas):
+            gammas = ", ".join(map(str, self._gammas))
+            raise InvalidInputError("parameter task", name, f"a task with prompts: use_gammas is {gammas}")
         latency_ms = given.latency_ms or settings.latency_ms or task.latency_ms
         if latency_ms > MAX_LATENCY_MS:
             raise InvalidInputError("parameter latency_ms", latency_ms, f"at most {MAX_LATENCY_MS:g}")

@@ -13,6 +13,7 @@ from tests.token_adapt.token_models import PROFILES, profile
 
 GAMMAS = (-4, 0, 2)
 ACCURACY = np.array([0.6, 0.8, 0.9])
+WITHOUT_PROMPTS = np.array([0.6, 0.8, np.nan])
 
 
 def scheduler(algorithm: str = "grid", size: int = 64, started: float = -1e9, **settings: object) -> ImageScheduler:
@@ -20,8 +21,8 @@ def scheduler(algorithm: str = "grid", size: int = 64, started: float = -1e9, **
     return ImageScheduler(Costs(PROFILES, GAMMAS, size), made, started)
 
 
-def image(arrived: float, latency: float, utility: float = 1.0) -> WaitingImage:
-    return WaitingImage(arrived, arrived + latency, utility, ACCURACY)
+def image(arrived: float, latency: float, utility: float = 1.0, accuracy: np.ndarray = ACCURACY) -> WaitingImage:
+    return WaitingImage(arrived, arrived + latency, utility, accuracy)
 
 
 def test_the_most_accurate_gamma_runs_if_there_is_time() -> None:
@@ -81,10 +82,13 @@ def test_urgent_images_share_the_largest_batch_that_meets_their_deadline() -> No
 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
-def test_every_image_runs_once_or_is_evicted(algorithm: str) -> None:
+def test_every_image_runs_once_at_a_gamma_of_its_task_or_is_evicted(algorithm: str) -> None:
     rng = np.random.default_rng(5)
     made = scheduler(algorithm, size=8, started=0.0, few_batches=2, initial_ms=20.0)
-    asked = [image(at, float(rng.uniform(1, 12)), float(rng.uniform(0, 1))) for at in np.sort(rng.uniform(0, 60, 300))]
+    asked = [
+        image(at, float(rng.uniform(1, 12)), float(rng.uniform(0, 1)), (ACCURACY, WITHOUT_PROMPTS)[number % 2])
+        for number, at in enumerate(np.sort(rng.uniform(0, 60, 300)))
+    ]
     clock, arrived, ended = 0.0, 0, []
     while arrived < len(asked) or len(made):
         clock = max(clock, asked[arrived].arrival) if not len(made) and arrived < len(asked) else clock
@@ -96,9 +100,29 @@ def test_every_image_runs_once_or_is_evicted(algorithm: str) -> None:
         assert step.images or not len(made), "images wait and nothing runs"
         if step.images:
             assert len(step.images) <= 8
+            assert not any(np.isnan(one.accuracy[step.gamma]) for one in step.images)
             clock += float(made.costs.times([len(step.images)])[0, step.gamma])
             assert all(clock < one.deadline for one in step.images)
     assert len(ended) == len(set(ended)) == len(asked)
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_without_the_planned_gamma_the_nearest_one_runs(algorithm: str) -> None:
+    """Under no load all plan the greatest gamma, for images worth more than kappa."""
+    made = scheduler(algorithm, started=0.0)
+    made.add(image(0.0, 500.0, accuracy=WITHOUT_PROMPTS))
+    made.add(image(0.0, 500.0))
+    assert sorted(GAMMAS[made.step(1.0).gamma] for _ in range(2)) == [0, 2] and not len(made)
+
+
+def test_an_image_without_the_fastest_gamma_is_evicted_by_the_time_of_its_own() -> None:
+    """1 ms at 0 and half of it at -4."""
+    made = scheduler()
+    plain, slow = image(0.0, 100.0), image(0.0, 100.0, accuracy=np.array([np.nan, 0.8, 0.9]))
+    made.add(plain)
+    made.add(slow)
+    step = made.step(99.3)
+    assert step.images == [plain] and step.evicted == [slow]
 
 
 def test_images_of_utility_0_run_if_nothing_else_waits() -> None:

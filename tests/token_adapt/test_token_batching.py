@@ -16,6 +16,7 @@ class Asked:
     arrival: float
     latency: float
     utility: float
+    excluded: frozenset[int] = frozenset()
 
     @property
     def deadline(self) -> float:

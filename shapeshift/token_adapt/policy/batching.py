@@ -8,7 +8,7 @@ from typing import Generic, Protocol, TypeVar
 
 
 class Batchable(Protocol):
-    """What Algorithm 1 reads of an image: s_r, d_r and u_r."""
+    """What Algorithm 1 reads of an image: s_r, d_r and u_r; and the gammas, by index, that its task does not have."""
 
     @property
     def arrival(self) -> float: ...
@@ -18,6 +18,9 @@ class Batchable(Protocol):
 
     @property
     def utility(self) -> float: ...
+
+    @property
+    def excluded(self) -> frozenset[int]: ...
 
 
 ImageT = TypeVar("ImageT", bound=Batchable)
@@ -40,13 +43,16 @@ class BatchSettings:
 
 
 class Batch(Generic[ImageT]):
-    """At least one image. Arrival and deadline are the earliest of the images, the utility is that of the first."""
+    """At least one image, all with the same gammas. Arrival and deadline are the earliest of the images, the utility is
+    that of the first.
+    """
 
     def __init__(self, images: Sequence[ImageT]) -> None:
         self.images = list(images)
         self.arrival = min(image.arrival for image in images)
         self.deadline = min(image.deadline for image in images)
         self.utility = images[0].utility
+        self.excluded = images[0].excluded
 
     def __len__(self) -> int:
         return len(self.images)
@@ -57,11 +63,15 @@ class Batch(Generic[ImageT]):
         self.deadline = min(self.deadline, image.deadline)
 
     def accepts(self, image: ImageT, settings: BatchSettings) -> bool:
-        """Lines 4 to 9: whether size, deadline and utility are within their limits, which are inclusive."""
+        """Lines 4 to 9: whether size, deadline and utility are within their limits, which are inclusive.
+
+        An image of other gammas is not accepted: a batch is one call of the engine of its gamma.
+        """
         return (
             len(self.images) < settings.max_size
             and abs(self.deadline - image.deadline) <= settings.deadline_gap_ms
             and abs(self.utility - image.utility) <= settings.utility_gap
+            and self.excluded == image.excluded
         )
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -46,9 +46,10 @@ class Costs:
         times: Floats = self._latency[np.asarray(counts, dtype=int)] * self.factor
         return times
 
-    def min_time(self, count: int) -> float:
-        """Time of a batch of that size at its fastest gamma, ms."""
-        return float(self._min_latency[count]) * self.factor
+    def min_time(self, count: int, excluded: Collection[int] = ()) -> float:
+        """Time of a batch of that size at its fastest gamma, ms; excluded: gammas, by index, that it does not have."""
+        fastest = np.delete(self._latency[count], list(excluded)).min() if excluded else self._min_latency[count]
+        return float(fastest) * self.factor
 
     def memory(self, counts: Sequence[int]) -> Floats:
         """[b, g] MB for batches of these sizes."""

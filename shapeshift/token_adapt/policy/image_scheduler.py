@@ -54,7 +54,7 @@ class SchedulerSettings:
 
 @dataclass(eq=False)
 class WaitingImage:
-    """One image in the queue. accuracy [g]: its task's (0..1) at each gamma of the costs."""
+    """One image in the queue. accuracy [g]: its task's (0..1) at each gamma of the costs; NaN: it has no such gamma."""
 
     arrival: float
     deadline: float
@@ -62,7 +62,8 @@ class WaitingImage:
     accuracy: Floats
 
     def __post_init__(self) -> None:
-        self.expected_utility = self.utility * self.accuracy
+        self.expected_utility = self.utility * np.nan_to_num(self.accuracy)
+        self.excluded = frozenset(np.flatnonzero(np.isnan(self.accuracy)).tolist())
 
 
 ImageT = TypeVar("ImageT", bound=WaitingImage)
@@ -129,7 +130,8 @@ class ImageScheduler(Generic[ImageT]):
         """A gamma index or SKIP for each batch."""
         algorithm = self.settings.algorithm
         if self._infaas is not None:
-            return [self._infaas_gamma(self._infaas, now)] * len(batches)
+            gamma = self._infaas_gamma(self._infaas, now)
+            return [self._nearest(batch.excluded)[gamma] for batch in batches]
         few_batches = len(batches) <= self.settings.few_batches or now < self._initial_until
         if algorithm == BY_RATE or (algorithm in _WITH_RATE_FALLBACK and few_batches):
             return self._plan_by_rate(now, batches, times)
@@ -144,16 +146,18 @@ class ImageScheduler(Generic[ImageT]):
         return plan.solve(problem, algorithm, self.settings.tick_ms)
 
     def _plan_by_rate(self, now: float, batches: Sequence[Batch[ImageT]], times: Floats) -> list[int]:
-        return rate_based.allocate(
+        columns = [self._nearest(batch.excluded) for batch in batches]
+        planned = rate_based.allocate(
             now,
             self.arrival_rate.at(now),
             self.rate_table,
             self.costs.gammas,
             self._deadlines(batches).tolist(),
-            times.tolist(),
+            [batch_times[own].tolist() for batch_times, own in zip(times, columns, strict=True)],
             [float(np.mean([image.utility for image in batch.images])) for batch in batches],
             self.settings.high_utility,
         )
+        return [own[gamma] for own, gamma in zip(columns, planned, strict=True)]
 
     def _first_feasible(
         self, now: float, batches: Sequence[Batch[ImageT]], times: Floats, planned: Sequence[int]
@@ -163,20 +167,28 @@ class ImageScheduler(Generic[ImageT]):
             if gamma != SKIP and now + times[index, gamma] + self.settings.margin_ms < batches[index].deadline:
                 return batches[index], gamma
         if self._infaas is not None:
-            return batches[0], self._infaas_gamma(self._infaas, now)
+            return batches[0], self._nearest(batches[0].excluded)[self._infaas_gamma(self._infaas, now)]
         return batches[0], int(np.argmin(times[0]))
 
     def _infaas_gamma(self, infaas: InfaasSelector, now: float) -> int:
         return self.costs.gammas.index(infaas.select(now, self.arrival_rate.at(now)))
+
+    def _nearest(self, excluded: frozenset[int]) -> list[int]:
+        """For each gamma, by index, the nearest one that is not excluded; of two the smaller."""
+        indices = range(len(self.costs.gammas))
+        allowed = [index for index in indices if index not in excluded]
+        return [min(allowed, key=lambda one: abs(one - index)) for index in indices] if excluded else list(indices)
 
     def _deadlines(self, batches: Sequence[Batch[ImageT]]) -> Floats:
         """[b] latest end of each batch."""
         return np.array([batch.deadline for batch in batches]) - self.settings.margin_ms
 
     def _allowed_times(self, batches: Sequence[Batch[ImageT]]) -> Floats:
-        """[b, g] ms; inf where the memory does not suffice."""
+        """[b, g] ms; inf where the memory does not suffice, and at gammas that the images do not have."""
         counts = [len(batch) for batch in batches]
         allowed = self.costs.memory(counts) < self.settings.memory_mb
+        for row, batch in zip(allowed, batches, strict=True):
+            row[list(batch.excluded)] = False
         times: Floats = np.where(allowed, self.costs.times(counts), np.inf)
         return times
 
@@ -192,17 +204,20 @@ class ImageScheduler(Generic[ImageT]):
         """Move images that their batch would make late to smaller batches; evict those that are late even alone."""
         kept: list[Batch[ImageT]] = []
         evicted: list[ImageT] = []
-        full_batch_answer = self._earliest_answer(now, self.settings.batching.max_size)
+        full_batch_ends: dict[frozenset[int], float] = {}
         for batch in self._queue.batches:
-            answer = full_batch_answer
+            excluded = batch.excluded
+            if excluded not in full_batch_ends:
+                full_batch_ends[excluded] = self._earliest_answer(now, self.settings.batching.max_size, excluded)
+            answer = full_batch_ends[excluded]
             if answer >= batch.deadline:
-                answer = self._earliest_answer(now, len(batch))
+                answer = self._earliest_answer(now, len(batch), excluded)
             if answer < batch.deadline:
                 kept.append(batch)
                 continue
             urgent = sorted((image for image in batch.images if image.deadline <= answer), key=lambda i: i.deadline)
             patient = [image for image in batch.images if image.deadline > answer]
-            late = [image for image in urgent if image.deadline <= self._earliest_answer(now, 1)]
+            late = [image for image in urgent if image.deadline <= self._earliest_answer(now, 1, excluded)]
             evicted += late
             kept += self._small_batches(now, urgent[len(late) :])
             if patient:
@@ -214,18 +229,19 @@ class ImageScheduler(Generic[ImageT]):
         """Batches of images in order of deadline, each as large as the deadline of its first image allows."""
         batches: list[Batch[ImageT]] = []
         for image in urgent:
-            if batches and self._earliest_answer(now, len(batches[-1]) + 1) < batches[-1].deadline:
+            if batches and self._earliest_answer(now, len(batches[-1]) + 1, image.excluded) < batches[-1].deadline:
                 batches[-1].add(image)
             else:
                 batches.append(Batch([image]))
         return batches
 
-    def _earliest_answer(self, now: float, count: int) -> float:
-        """When a batch of `count` images can be answered if it starts now."""
+    def _earliest_answer(self, now: float, count: int, excluded: frozenset[int]) -> float:
+        """When a batch of `count` images without the gammas `excluded` can be answered if it starts now."""
         if self._infaas is not None:
-            took = float(self.costs.times([count])[0, self._infaas_gamma(self._infaas, now)])
+            gamma = self._nearest(excluded)[self._infaas_gamma(self._infaas, now)]
+            took = float(self.costs.times([count])[0, gamma])
         else:
-            took = self.costs.min_time(count)
+            took = self.costs.min_time(count, excluded)
         return now + took + self.settings.margin_ms
 
 
