@@ -59,8 +59,7 @@ def model(profile: Path) -> EmulatedImageModel:
 def tasks() -> list[Task]:
     """The paper's data sets."""
     return [
-        Task(name, _LABELS, dict(zip(GAMMAS, shares, strict=True)), 600.0, 1.0, index)
-        for index, (name, shares) in enumerate(ACCURACY.items())
+        Task(name, _LABELS, dict(zip(GAMMAS, shares, strict=True)), 600.0, 1.0) for name, shares in ACCURACY.items()
     ]
 
 
@@ -87,7 +86,7 @@ def sizes(base: EmulatedImageModel) -> tuple[dict[int, GammaProfile], list[Task]
     shifted = []
     for task in base.tasks.values():
         accuracy = {size: min(1.0, task.accuracy[0] + better) for size, (_, _, _, better) in SIZES.items()}
-        shifted.append(Task(task.name, task.labels, accuracy, task.latency_ms, task.utility, task.index))
+        shifted.append(Task(task.name, task.labels, accuracy, task.latency_ms, task.utility))
     return profiles, shifted
 
 

@@ -1,14 +1,13 @@
 """The interface between serving and the model: the profile of a gamma, a task, and the model itself."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Protocol
+from dataclasses import dataclass, field
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 Pixels = NDArray[np.uint8]
-TaskIndices = NDArray[np.int32]
 Probabilities = NDArray[np.float32]
 
 
@@ -46,10 +45,11 @@ class GammaProfile:
 
 @dataclass(frozen=True)
 class Task:
-    """Labels, accuracy (0..1) by gamma, and the defaults of its requests.
+    """One version of a task: labels, accuracy (0..1) by gamma, and the defaults of its requests.
 
-    `index` identifies the task to `ImageModel.run`; it is unique for the life of the process. is_default: requests
-    that name no task mean this one, unless config.pbtxt names another. sha256: of its files; empty without any.
+    Its images are computed at the gammas of `accuracy` only. A request holds the version that it was admitted with
+    until it is answered. is_default: requests that name no task mean this one, unless config.pbtxt names another.
+    sha256: of its files; empty without any. parts: what `ImageModel.run` computes it with.
     """
 
     name: str
@@ -57,9 +57,9 @@ class Task:
     accuracy: Mapping[int, float]
     latency_ms: float
     utility: float
-    index: int
     is_default: bool = False
     sha256: str = ""
+    parts: Any = field(default=None, repr=False, compare=False)
 
 
 class ImageModel(Protocol):
@@ -82,11 +82,11 @@ class ImageModel(Protocol):
     @property
     def tasks(self) -> Mapping[str, Task]: ...
 
-    def run(self, gamma: int, pixels: Pixels, task_index: TaskIndices) -> Sequence[Probabilities]:
+    def run(self, gamma: int, pixels: Pixels, tasks: Sequence[Task]) -> Sequence[Probabilities]:
         """Class probabilities: n arrays, one value per label of the image's task.
 
-        pixels [n, size, size, 3], as `preprocessing` makes them; task_index [n]. n can exceed the largest profiled
-        batch.
+        pixels [n, size, size, 3], as `preprocessing` makes them; tasks [n], of this model, served still or not. n can
+        exceed the largest profiled batch.
         """
         ...
 

@@ -77,6 +77,8 @@ class ModelRunner:
                 return
             with self.steps.running():
                 self._report(self._run(step))
+            # Versions of tasks that nobody waits for must not live through the wait.
+            del step
             self._reload_tasks()
 
     def _has_work(self) -> bool:
@@ -89,7 +91,7 @@ class ModelRunner:
         error = None
         try:
             pixels = np.stack([image.pixels for image in step.images])
-            tasks = np.array([image.request.options.task.index for image in step.images], dtype=np.int32)
+            tasks = [image.request.options.task for image in step.images]
             probabilities = self._model.run(self._gammas[step.gamma], pixels, tasks)
         except Exception as caught:  # noqa: BLE001  a failing engine fails its batch, not the thread
             error = caught

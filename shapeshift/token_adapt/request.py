@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 
-from shapeshift.errors import OverloadedError
 from shapeshift.token_adapt.interfaces import Pixels, Probabilities, Task
 from shapeshift.token_adapt.policy.image_scheduler import WaitingImage
 
@@ -63,9 +62,9 @@ class ImageRequest:
         return self._unsettled == 0
 
     def waiting_images(self, pixels: Sequence[Pixels], gammas: Sequence[int]) -> list[RequestImage]:
-        """Its images for the scheduler, with the task's accuracy at each of `gammas`."""
+        """Its images for the scheduler, with the task's accuracy at each of `gammas`, NaN where it has none."""
         task, utility = self.options.task, self.options.utility
-        accuracy = np.array([task.accuracy.get(gamma, 0.0) for gamma in gammas])
+        accuracy = np.array([task.accuracy.get(gamma, np.nan) for gamma in gammas])
         return [
             RequestImage(self.arrival, self.deadline, utility, accuracy, self, index, image_pixels)
             for index, image_pixels in enumerate(pixels)
@@ -74,13 +73,9 @@ class ImageRequest:
     def record_result(
         self, index: int, probabilities: Probabilities, gamma: int, batch_size: int, ended_ms: float
     ) -> None:
-        """Settle image `index`, which ran. If the labels of the task have changed, the request fails."""
-        task = self.options.task
-        if len(probabilities) != len(task.labels):
-            self.fail(OverloadedError(f"task {task.name} was changed while the request waited; retry"))
-            return
+        """Settle image `index`, which ran."""
         self.probabilities[index] = probabilities
-        self.labels[index] = task.labels[int(np.argmax(probabilities))].encode()
+        self.labels[index] = self.options.task.labels[int(np.argmax(probabilities))].encode()
         self.gammas[index], self.batch_sizes[index] = gamma, batch_size
         self.outcomes[index] = IN_TIME if ended_ms < self.deadline else LATE
         self._settle()

@@ -14,11 +14,11 @@ from bench.token_adapt.cells import NEVER_RUN, Cell
 from shapeshift.token_adapt.interfaces import Task
 
 
-def task(name: str, ease: float, index: int) -> Task:
-    return Task(name, ("a", "b"), {-4: ease - 0.1, 0: ease}, 600.0, 1.0, index)
+def task(name: str, ease: float) -> Task:
+    return Task(name, ("a", "b"), {-4: ease - 0.1, 0: ease}, 600.0, 1.0)
 
 
-TASKS = {name: task(name, ease, i) for i, (name, ease) in enumerate({"x": 0.9, "y": 0.7, "z": 0.99}.items())}
+TASKS = {name: task(name, ease) for name, ease in {"x": 0.9, "y": 0.7, "z": 0.99}.items()}
 
 
 def test_traffic_has_its_rate_and_table_iis_mix() -> None:

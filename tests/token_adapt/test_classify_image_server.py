@@ -227,7 +227,7 @@ def test_answers_are_those_of_the_engines(client: Any, computed_root: Path) -> N
     task = model.tasks["first"]
     found = answer.as_numpy("PROBABILITIES")
     for row, gamma in enumerate(answer.as_numpy("GAMMA")[:, 0].tolist()):
-        wanted = model.run(gamma, shown[row : row + 1], np.array([task.index], np.int32))[0]
+        wanted = model.run(gamma, shown[row : row + 1], [task])[0]
         assert found[row] == pytest.approx(wanted, abs=1e-5)
         assert answer.as_numpy("LABEL")[row, 0].decode() == task.labels[int(wanted.argmax())]
 

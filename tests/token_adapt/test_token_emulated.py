@@ -20,8 +20,8 @@ def sleeps(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     return slept
 
 
-def run(model: emulated.EmulatedImageModel, gamma: int, *tasks: int) -> list[np.ndarray]:
-    return list(model.run(gamma, np.zeros((len(tasks), 8, 8, 3), np.uint8), np.array(tasks, np.int32)))
+def run(model: emulated.EmulatedImageModel, gamma: int, *tasks: str) -> list[np.ndarray]:
+    return list(model.run(gamma, np.zeros((len(tasks), 8, 8, 3), np.uint8), [TASKS[name] for name in tasks]))
 
 
 def test_it_sleeps_for_the_profiled_latency(tmp_path: Path, sleeps: list[float]) -> None:
@@ -30,18 +30,14 @@ def test_it_sleeps_for_the_profiled_latency(tmp_path: Path, sleeps: list[float])
     model = emulated.read(file, time_scale=10.0)
     assert model.gammas == (-4, 0, 2) and model.preprocessing.size == 8
     assert model.tasks == TASKS
-    run(model, 0, 0)
-    run(model, 0, *[0] * 64)
-    run(model, 2, 0)
-    run(model, 2, 0)
-    run(model, 0, 0)
-    run(model, 0, *[0] * 128)
+    for gamma, count in ((0, 1), (0, 64), (2, 1), (2, 1), (0, 1), (0, 128)):
+        run(model, gamma, *["animals"] * count)
     assert sleeps == pytest.approx([10.0, 74.0, 15.0 + 300.0, 15.0, 10.0, 148.0])
 
 
 def test_the_accuracy_is_the_probability_of_the_first_label(sleeps: list[float]) -> None:
     model = emulated.EmulatedImageModel(8, PROFILES, TASKS)
-    animals, digits = run(model, 0, 0, 1)
+    animals, digits = run(model, 0, "animals", "digits")
     assert animals == pytest.approx([0.8, 0.2])
     assert digits[0] == pytest.approx(0.95) and digits.sum() == pytest.approx(1.0) and len(digits) == 10
     assert model.reload_tasks() == []

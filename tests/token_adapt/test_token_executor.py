@@ -142,7 +142,7 @@ def test_utility_does_not_count_for_late_and_cancelled_requests(desk: Desk) -> N
 
 
 def test_an_error_midway_fails_the_requests_of_its_batch_alone(desk: Desk) -> None:
-    broken = Task("broken", ("\ud800", "b"), {-4: 0.5, 0: 0.5, 2: 0.5}, 100.0, 1.0, 2)
+    broken = Task("broken", ("\ud800", "b"), {-4: 0.5, 0: 0.5, 2: 0.5}, 100.0, 1.0)
     before, after, waiting = desk.images(1), desk.images(1), desk.images(1)
     desk.executor._scheduler.add(waiting[0])
     desk.end([*before, *desk.images(1, task=broken), *after], 1050.0)

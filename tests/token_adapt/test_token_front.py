@@ -78,7 +78,7 @@ def test_an_image_is_answered_with_all_outputs(served: ImageFront, model: Record
         **dict.fromkeys(("GAMMA", "BATCH_SIZE"), "i"),
         "PROBABILITIES": "f",
     }
-    assert model.runs == [(2, [1], [0])]
+    assert model.runs == [(2, [1], ["animals"])]
 
 
 def test_files_and_pixels_give_the_same(served: ImageFront) -> None:
@@ -131,7 +131,43 @@ def test_images_of_several_tasks_share_a_batch() -> None:
     gate.opened.set()
     assert texts(others[0], "LABEL") == ["dog"] and texts(others[1], "LABEL") == ["7"]
     assert [request.vectors("BATCH_SIZE").tolist() for request in others] == [[[2]], [[2]]]
-    assert model.runs[-1][1:] == ([1, 7], [0, 1])
+    assert model.runs[-1][1:] == ([1, 7], ["animals", "digits"])
+    served.close()
+
+
+def test_an_image_is_computed_at_gammas_that_its_task_has_and_booked_on_them(model: RecordingModel) -> None:
+    """Of two tasks that wait together, the one without prompts is a call of its own, at 0."""
+    gate = Gate()
+    model = RecordingModel(gate)
+    model.tasks["plain"] = Task("plain", ("a", "b"), {-4: 0.9, 0: 1.0}, LONG_MS, 1.0)
+    pb_utils = PbUtils()
+    served = front(model, pb_utils, batch_share=0)
+    first = pixels_request(0)
+    served.execute([first])
+    assert gate.entered.wait(60)
+    others = [pixels_request(1), pixels_request(0, 1, task="plain"), pixels_request(1)]
+    served.execute(others)
+    wait_for(lambda: len(served._executor._scheduler) == 4)
+    gate.opened.set()
+    assert [request.vectors("GAMMA").ravel().tolist() for request in others] == [[2], [0, 0], [2]]
+    assert [request.vectors("BATCH_SIZE").ravel().tolist() for request in others] == [[2], [2, 2], [2]]
+    served.close()
+    assert sorted((gamma, *tasks) for gamma, _, tasks in model.runs) == [
+        (0, "plain", "plain"),
+        (2, "animals"),
+        (2, "animals", "animals"),
+    ]
+    counted = {gamma: pb_utils.metric("shapeshift_gamma_images_total", gamma=str(gamma)) for gamma in model.gammas}
+    assert counted == {-4: 0, 0: 2, 2: 3}
+
+
+def test_a_task_that_has_none_of_the_gammas_in_use_is_refused(model: RecordingModel) -> None:
+    model.tasks["plain"] = Task("plain", ("a", "b"), {-4: 0.9, 0: 1.0}, LONG_MS, 1.0)
+    served = front(model, use_gammas="2")
+    request = pixels_request(1, task="plain")
+    served.execute([request])
+    code, message = request.refusal()
+    assert code == TritonError.INVALID_ARG and message.endswith("a task with prompts: use_gammas is 2")
     served.close()
 
 
@@ -342,16 +378,6 @@ def test_a_failed_batch_fails_only_its_own_requests() -> None:
     later = pixels_request(1)
     served.execute([later])
     assert texts(later, "LABEL") == ["dog"]
-    served.close()
-
-
-def test_a_task_that_changes_while_a_request_waits_fails_it(model: RecordingModel) -> None:
-    model.tasks = {"animals": Task("animals", ("one",), {0: 1.0}, LONG_MS, 1.0, 0)}
-    served = front(model)
-    request = pixels_request(1)
-    served.execute([request])
-    code, message = request.refusal()
-    assert code == TritonError.UNAVAILABLE and "task animals was changed" in message
     served.close()
 
 

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
+import gc
 import json
 import re
 import shutil
-from collections.abc import Callable
+import weakref
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -13,9 +16,12 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from shapeshift.errors import EngineError
-from shapeshift.token_adapt.interfaces import ImageModel
+from shapeshift.token_adapt.interfaces import ImageModel, Pixels, Probabilities, Task
 from shapeshift.token_adapt.model.vision_model import VisionModel, open_model
+from tests.fakes import Request
+from tests.token_adapt.token_models import LONG_MS, OUTPUTS, Gate, front
 from tests.token_adapt.token_tasks import GAMMAS, noise, register, write_task
+from tests.waiting import wait_for
 
 
 @pytest.fixture
@@ -39,7 +45,7 @@ def test_a_batch_of_several_tasks_equals_each_task_alone(root: Path) -> None:
     digits, animals = model.tasks["digits"], model.tasks["animals"]
     assert digits.accuracy == {-5: 0.45, 0: 0.5, 2: 0.52} and digits.latency_ms == 250 and digits.utility == 0.5
     pixels = noise(6)
-    mixed = np.array([digits.index, animals.index, animals.index, digits.index, animals.index, digits.index], np.int32)
+    mixed = [digits, animals, animals, digits, animals, digits]
     served: ImageModel = model
     for gamma in GAMMAS:
         together = served.run(gamma, pixels, mixed)
@@ -48,9 +54,6 @@ def test_a_batch_of_several_tasks_equals_each_task_alone(root: Path) -> None:
             alone = served.run(gamma, pixels[row : row + 1], mixed[row : row + 1])[0]
             np.testing.assert_allclose(together[row], alone, atol=1e-5)
             assert together[row].dtype == np.float32 and abs(together[row].sum() - 1) < 1e-5
-    other = np.where(mixed == digits.index, animals.index, digits.index).astype(np.int32)
-    swapped = model.features(2, pixels, other).copy()
-    assert np.abs(swapped - model.features(2, pixels, mixed)).max() > 1e-3
 
 
 def test_profiles_and_shapes(root: Path) -> None:
@@ -60,7 +63,17 @@ def test_profiles_and_shapes(root: Path) -> None:
         assert set(model.profiles[gamma].latency_ms) == {1, 4, 16, 64} and model.profiles[gamma].memory_mb > 0
 
 
-def test_tasks_keep_their_index_when_added_changed_and_removed(root: Path) -> None:
+def test_the_prompts_of_a_task_change_its_answers(root: Path) -> None:
+    model = opened(root)
+    model.reload_tasks()
+    own = model.tasks["digits"]
+    parts = dataclasses.replace(own.parts, prompts=model.tasks["animals"].parts.prompts)
+    pixels = noise(2)
+    first, other = (np.stack(model.run(2, pixels, [one] * 2)) for one in (own, dataclasses.replace(own, parts=parts)))
+    assert np.abs(first - other).max() > 1e-4
+
+
+def test_requests_keep_the_version_of_their_task_when_tasks_are_added_changed_and_removed(root: Path) -> None:
     model = opened(root)
     model.reload_tasks()
     first = dict(model.tasks)
@@ -68,16 +81,58 @@ def test_tasks_keep_their_index_when_added_changed_and_removed(root: Path) -> No
     write_task(root, "signs", 2, seed=5)
     register(root, "signs")
     assert model.reload_tasks() == [] and set(model.tasks) == {"animals", "digits", "signs"}
-    assert {name: model.tasks[name].index for name in first} == {name: one.index for name, one in first.items()}
-    pixels, index = noise(2), np.full(2, model.tasks["digits"].index, np.int32)
-    before = model.run(2, pixels, index)
+    assert all(model.tasks[name] is one for name, one in first.items())
+    pixels, tasks = noise(2), [first["digits"]] * 2
+    before = np.stack(model.run(2, pixels, tasks))
     write_task(root, "digits", 4, seed=9)
     register(root, "digits")
-    assert model.reload_tasks() == [] and model.tasks["digits"].index == first["digits"].index
-    assert np.abs(np.stack(model.run(2, pixels, index)) - np.stack(before)).max() > 1e-3
+    assert model.reload_tasks() == [] and model.tasks["digits"] is not first["digits"]
+    assert np.abs(np.stack(model.run(2, pixels, [model.tasks["digits"]] * 2)) - before).max() > 1e-3
+    np.testing.assert_array_equal(np.stack(model.run(2, pixels, tasks)), before)
     (root / "tasks" / "registry.json").unlink()
     assert model.reload_tasks() == [] and not model.tasks
-    assert len(model.run(2, pixels, index)[0]) == 4
+    np.testing.assert_array_equal(np.stack(model.run(2, pixels, tasks)), before)
+    # Nothing but its requests keeps an old version.
+    parts = weakref.ref(first["digits"].parts)
+    del first, tasks
+    gc.collect()
+    assert parts() is None
+
+
+def test_a_waiting_image_is_answered_by_the_version_of_its_task_that_it_was_admitted_with(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, gate = opened(root), Gate()
+    model.reload_tasks()
+    run = model.run
+
+    def run_later(gamma: int, pixels: Pixels, tasks: Sequence[Task]) -> Sequence[Probabilities]:
+        gate(gamma, len(pixels))
+        return run(gamma, pixels, tasks)
+
+    monkeypatch.setattr(model, "run", run_later)
+    served = front(model, margin_ms=0)
+    pixels, old = noise(2), model.tasks["digits"]
+    first, waiting = (
+        Request(OUTPUTS, {"task": "digits", "latency_ms": LONG_MS}, PIXELS=pixels[row : row + 1]) for row in range(2)
+    )
+    served.execute([first])
+    assert gate.entered.wait(60)
+    served.execute([waiting])
+    # As many labels, of other names, and other weights.
+    write_task(root, "digits", 4, seed=9)
+    change("task.json", lambda held: held.update(labels=["w", "x", "y", "z"]))(root / "tasks" / "digits")
+    register(root, "digits")
+    assert model.reload_tasks() == [] and model.tasks["digits"].labels == ("w", "x", "y", "z")
+    gate.opened.set()
+    (gamma,) = waiting.vectors("GAMMA").ravel().tolist()
+    (wanted,) = run(gamma, pixels[1:], [old])
+    np.testing.assert_allclose(waiting.vectors("PROBABILITIES")[0], wanted, atol=1e-5)
+    assert waiting.vectors("LABEL").item().decode() == old.labels[int(wanted.argmax())]
+    version = weakref.ref(old.parts)
+    del old, first, waiting
+    wait_for(lambda: gc.collect() >= 0 and version() is None)
+    served.close()
 
 
 def change(file: str, edit: Callable[[dict[str, object]], object]) -> Callable[[Path], None]:

@@ -61,7 +61,7 @@ def test_a_task_is_trained_and_registered(project: Path, capsys: pytest.CaptureF
     model = open_model(project / "build" / "engines" / "classify_image", project / "tasks", 1)
     assert model.reload_tasks() == [] and model.tasks["colours"].accuracy[0] == profile["accuracy"]["0"]
     pixels, classes = coloured(30)
-    found = [own.argmax() for own in model.run(2, pixels, np.zeros(30, np.int32))]
+    found = [own.argmax() for own in model.run(2, pixels, [model.tasks["colours"]] * 30)]
     assert np.mean(found == classes) > 0.8
 
 

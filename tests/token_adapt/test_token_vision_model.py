@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from shapeshift.settings import Choices
+from shapeshift.token_adapt.interfaces import Task
 from shapeshift.token_adapt.model import vision_model
 from shapeshift.token_adapt.model.vision_model import VisionModel
 from shapeshift.token_adapt.tasks.folder import Head, TaskParts
@@ -131,60 +132,52 @@ def test_gammas_ascend_and_a_profile_has_the_medians(made: Made) -> None:
     assert (model.profiles[2].tokens, model.profiles[2].memory_mb) == (18, 1.5)
 
 
+def task(model: VisionModel, name: str, sign: float, prompts: bool = True) -> Task:
+    return model.task(parts(name, sign, prompts), {})
+
+
 @pytest.mark.parametrize("gamma", GAMMAS)
 def test_each_row_gets_the_softmax_of_the_head_of_its_task(made: Made, gamma: int) -> None:
     model, engines = made
-    index = [model.install(parts("a", 1.0, True)), model.install(parts("b", -1.0, True))]
-    found = model.run(gamma, pixels(1, 2, 3), np.array([index[1], index[0], index[1]], np.int32))
-    for own, first, sign in zip(found, (1, 2, 3), (-1.0, 1.0, -1.0), strict=True):
-        np.testing.assert_allclose(own, expected(first, sign, gamma), rtol=1e-6)
+    first, second = task(model, "a", 1.0), task(model, "b", -1.0)
+    found = model.run(gamma, pixels(1, 2, 3), [second, first, second])
+    for own, shade, sign in zip(found, (1, 2, 3), (-1.0, 1.0, -1.0), strict=True):
+        np.testing.assert_allclose(own, expected(shade, sign, gamma), rtol=1e-6)
         assert own.dtype == np.float32
     assert [len(engine.calls) for engine in (engines[one] for one in GAMMAS)] == [one == gamma for one in GAMMAS]
 
 
-def test_a_task_without_prompts_is_computed_at_0_in_place_of_above(made: Made) -> None:
+def test_at_0_and_below_tasks_with_and_without_prompts_share_a_call(made: Made) -> None:
     model, engines = made
-    with_prompts, without = model.install(parts("a", 1.0, True)), model.install(parts("b", -1.0, False))
-    found = model.run(2, pixels(1, 2, 3), np.array([without, with_prompts, without], np.int32))
-    assert [call["PIXELS"][:, 0].tolist() for call in engines[0].calls] == [[1, 3]]
-    assert [call["PIXELS"][:, 0].tolist() for call in engines[2].calls] == [[2]]
-    assert engines[2].calls[0]["TASKS"].tolist() == [with_prompts]
-    for own, wanted in zip(found, (expected(1, -1.0, 0), expected(2, 1.0, 2), expected(3, -1.0, 0)), strict=True):
-        np.testing.assert_allclose(own, wanted, rtol=1e-6)
-
-
-def test_at_0_and_below_every_row_is_computed_at_that_gamma_without_prompts(made: Made) -> None:
-    model, engines = made
-    index = [model.install(parts("a", 1.0, True)), model.install(parts("b", -1.0, False))]
+    tasks = [task(model, "a", 1.0), task(model, "b", -1.0, prompts=False)]
     for gamma in (0, -4):
-        model.run(gamma, pixels(1, 2), np.array(index, np.int32))
+        model.run(gamma, pixels(1, 2), tasks)
         (call,) = engines[gamma].calls
         assert list(call) == ["PIXELS"] and len(call["PIXELS"]) == 2
 
 
-def test_prompts_of_all_tasks_lie_side_by_side_and_those_without_are_blank(made: Made) -> None:
+def test_prompts_of_the_tasks_of_a_batch_lie_side_by_side(made: Made) -> None:
     model, engines = made
-    for name, sign, prompts in (("a", 1.0, True), ("b", -1.0, False), ("c", 3.0, True)):
-        model.install(parts(name, sign, prompts))
-    model.features(2, pixels(1), np.array([2], np.int32))
+    a, _, c = (task(model, name, sign) for name, sign in (("a", 1.0), ("b", -1.0), ("c", 3.0)))
+    model.run(2, pixels(1, 2, 3), [c, a, c])
     (call,) = engines[2].calls
-    assert call["PROMPTS"].shape == (1, 3, 2, 1, 2, 2) and call["TASKS"].dtype == np.int64
-    assert [np.unique(call["PROMPTS"][:, task]).tolist() for task in range(3)] == [[2.0], [0.0], [6.0]]
+    assert call["PROMPTS"].shape == (1, 2, 2, 1, 2, 2) and call["TASKS"].dtype == np.int64
+    assert call["TASKS"].tolist() == [0, 1, 0]
+    assert [np.unique(call["PROMPTS"][:, number]).tolist() for number in range(2)] == [[6.0], [2.0]]
 
 
-def test_a_task_that_is_installed_again_keeps_its_index_and_has_its_new_head(made: Made) -> None:
-    model, _ = made
-    assert [model.install(parts(name, 1.0, True)) for name in ("a", "b", "a")] == [0, 1, 0]
-    model.install(parts("a", -1.0, True))
-    found = model.run(2, pixels(1, 1), np.array([0, 1], np.int32))
+def test_two_versions_of_a_task_share_a_batch_each_with_its_own_prompts_and_head(made: Made) -> None:
+    model, engines = made
+    old, new = task(model, "a", 1.0), task(model, "a", -1.0)
+    found = model.run(2, pixels(1, 1), [new, old])
     np.testing.assert_allclose(found[0], expected(1, -1.0, 2), rtol=1e-6)
     np.testing.assert_allclose(found[1], expected(1, 1.0, 2), rtol=1e-6)
+    assert [np.unique(engines[2].calls[0]["PROMPTS"][:, number]).tolist() for number in range(2)] == [[-2.0], [2.0]]
 
 
 def test_large_logits_do_not_overflow(made: Made) -> None:
     model, _ = made
-    index = model.install(parts("a", 1.0, True))
-    (found,) = model.run(0, pixels(255), np.array([index], np.int32))
+    (found,) = model.run(0, pixels(255), [task(model, "a", 1.0)])
     assert found.tolist() == [1.0, 0.0]
 
 
@@ -193,8 +186,8 @@ def test_the_own_classifier_loses_a_little_accuracy_with_each_merged_patch(made:
     model.add_classifier(parts("own", 1.0, True))
     (task,) = model.tasks.values()
     assert task.is_default and task.name == "own" and (task.latency_ms, task.utility) == (100.0, 1.0)
-    # Of 16 tokens 4 are merged at -4; further ones at 2 gain nothing.
-    assert task.accuracy == pytest.approx({-4: 1.0 - 0.1 * 4 / 16, 0: 1.0, 2: 1.0})
+    # Of 16 tokens 4 are merged at -4; without prompts it is not computed at 2.
+    assert task.accuracy == pytest.approx({-4: 1.0 - 0.1 * 4 / 16, 0: 1.0})
     (model._tasks_dir / "registry.json").write_text("{")
     (message,) = model.reload_tasks()
     assert message.startswith(f"{model._tasks_dir}: ") and list(model.tasks) == ["own"]

@@ -35,8 +35,8 @@ def profile(gamma: int, factor: float = 1.0) -> GammaProfile:
 
 PROFILES = {-4: profile(-4, 0.5), 0: profile(0), 2: profile(2, 1.5)}
 TASKS = {
-    "animals": Task("animals", ("cat", "dog"), {-4: 0.6, 0: 0.8, 2: 0.9}, LONG_MS, 1.0, 0),
-    "digits": Task("digits", tuple("0123456789"), {-4: 0.9, 0: 0.95, 2: 0.95}, LONG_MS, 0.5, 1),
+    "animals": Task("animals", ("cat", "dog"), {-4: 0.6, 0: 0.8, 2: 0.9}, LONG_MS, 1.0),
+    "digits": Task("digits", tuple("0123456789"), {-4: 0.9, 0: 0.95, 2: 0.95}, LONG_MS, 0.5),
 }
 
 
@@ -48,24 +48,23 @@ class RecordingModel:
         self.profiles = PROFILES
         self.gammas = tuple(sorted(PROFILES))
         self.tasks = dict(TASKS)
-        self.runs: list[tuple[int, list[int], list[int]]] = []
+        self.runs: list[tuple[int, list[int], list[str]]] = []
         self.messages: list[str] = []
         self._before = before
 
-    def run(self, gamma: int, pixels: np.ndarray, task_index: np.ndarray) -> Sequence[np.ndarray]:
-        assert pixels.dtype == np.uint8 and pixels.shape == (len(task_index), SIZE, SIZE, 3)
-        assert task_index.dtype == np.int32
-        self.runs.append((gamma, pixels[:, 0, 0, 0].tolist(), task_index.tolist()))
+    def run(self, gamma: int, pixels: np.ndarray, tasks: Sequence[Task]) -> Sequence[np.ndarray]:
+        assert pixels.dtype == np.uint8 and pixels.shape == (len(tasks), SIZE, SIZE, 3)
+        self.runs.append((gamma, pixels[:, 0, 0, 0].tolist(), [task.name for task in tasks]))
         self._before(gamma, len(pixels))
         shades = pixels[:, 0, 0, 0].tolist()
-        return [self._answer(shade, index) for shade, index in zip(shades, task_index.tolist(), strict=True)]
+        return [self._answer(shade, task) for shade, task in zip(shades, tasks, strict=True)]
 
     def reload_tasks(self) -> list[str]:
         messages, self.messages = self.messages, []
         return messages
 
-    def _answer(self, shade: int, index: int) -> np.ndarray:
-        labels = len(next(task for task in TASKS.values() if task.index == index).labels)
+    def _answer(self, shade: int, task: Task) -> np.ndarray:
+        labels = len(task.labels)
         found = np.zeros(labels, np.float32)
         found[shade % labels] = 1.0
         return found

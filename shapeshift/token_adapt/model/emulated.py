@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from shapeshift.errors import InvalidInputError
-from shapeshift.token_adapt.interfaces import GammaProfile, Pixels, Preprocessing, Probabilities, Task, TaskIndices
+from shapeshift.token_adapt.interfaces import GammaProfile, Pixels, Preprocessing, Probabilities, Task
 
 
 class EmulatedImageModel:
@@ -36,11 +36,10 @@ class EmulatedImageModel:
         self.gammas = tuple(sorted(profiles))
         self.profiles = dict(profiles)
         self.tasks = dict(tasks)
-        self._by_index = {task.index: task for task in tasks.values()}
         self._switch_ms = dict(switch_ms or {})
         self._last_gamma: int | None = None
 
-    def run(self, gamma: int, pixels: Pixels, task_index: TaskIndices) -> Sequence[Probabilities]:
+    def run(self, gamma: int, pixels: Pixels, tasks: Sequence[Task]) -> Sequence[Probabilities]:
         """See `interfaces.ImageModel`."""
         points = sorted(self.profiles[gamma].latency_ms.items())
         counts, latencies = zip(*points, strict=True)
@@ -49,7 +48,7 @@ class EmulatedImageModel:
             sleep_ms += self._switch_ms.get(gamma, 0.0)
         self._last_gamma = gamma
         time.sleep(sleep_ms / 1e3)
-        return [_probabilities(self._by_index[index], gamma) for index in task_index.tolist()]
+        return [_probabilities(task, gamma) for task in tasks]
 
     def reload_tasks(self) -> list[str]:
         """The tasks never change."""
@@ -107,7 +106,7 @@ def read(file: Path, time_scale: float = 1.0) -> EmulatedImageModel:
     try:
         description = json.loads(file.read_text(encoding="utf-8"))
         profiles = {int(entry["gamma"]): _profile(entry, time_scale) for entry in description["profiles"]}
-        tasks = {str(entry["name"]): _task(index, entry) for index, entry in enumerate(description["tasks"])}
+        tasks = {str(entry["name"]): _task(entry) for entry in description["tasks"]}
         switch_ms = {int(gamma): ms * time_scale for gamma, ms in description.get("switch_ms", {}).items()}
         size = int(description["image_size"])
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
@@ -127,8 +126,7 @@ def _profile(entry: Mapping[str, Any], time_scale: float) -> GammaProfile:
     return GammaProfile(int(entry["gamma"]), int(entry["tokens"]), latencies, float(entry["memory_mb"]))
 
 
-def _task(index: int, entry: Mapping[str, Any]) -> Task:
+def _task(entry: Mapping[str, Any]) -> Task:
     accuracy = {int(gamma): float(share) for gamma, share in entry["accuracy"].items()}
-    return Task(
-        entry["name"], tuple(entry["labels"]), accuracy, float(entry["latency_ms"]), float(entry["utility"]), index
-    )
+    labels = tuple(entry["labels"])
+    return Task(entry["name"], labels, accuracy, float(entry["latency_ms"]), float(entry["utility"]))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +14,7 @@ from shapeshift.engines.manifest import check_files, hashes_file
 from shapeshift.engines.providers import lookup
 from shapeshift.errors import InvalidInputError
 from shapeshift.registry import FILE, FolderWatch
-from shapeshift.token_adapt.interfaces import GammaProfile, Pixels, Probabilities, Task, TaskIndices
+from shapeshift.token_adapt.interfaces import GammaProfile, Pixels, Probabilities, Task
 from shapeshift.token_adapt.model import manifest as image_manifest
 from shapeshift.token_adapt.model import prompt_folding
 from shapeshift.token_adapt.model.prompt_folding import PromptFolding
@@ -51,8 +52,16 @@ def open_model(
     return model
 
 
+@dataclass(frozen=True)
+class _Computed:
+    """What a task is computed with, by gamma: its heads, and its prompts as engines take them."""
+
+    heads: Mapping[int, Head]
+    prompts: Mapping[int, Array]
+
+
 class VisionModel:
-    """See `interfaces.ImageModel`. An unregistered task keeps its index and parameters, for requests in flight."""
+    """See `interfaces.ImageModel`. It holds the current version of each task; others live as long as their requests."""
 
     def __init__(
         self,
@@ -81,39 +90,24 @@ class VisionModel:
         self._folding = folding
         self._tasks_dir = tasks_dir
         self._watch = FolderWatch(tasks_dir / FILE)
-        self._indices: dict[str, int] = {}
-        self._hashes: dict[str, str] = {}
-        self._heads: list[Mapping[int, Head]] = []
-        self._folded: list[Mapping[int, Array]] = []
-        self._prompts: dict[int, Array] = {}
 
-    def features(self, gamma: int, pixels: Pixels, task_index: TaskIndices) -> Array:
-        """The input of the task heads, FP32 [n, features]; valid until the next call."""
+    def run(self, gamma: int, pixels: Pixels, tasks: Sequence[Task]) -> Sequence[Probabilities]:
+        """See `interfaces.ImageModel`."""
+        versions: dict[int, _Computed] = {id(task): task.parts for task in tasks}
+        numbers = {identity: number for number, identity in enumerate(versions)}
+        rows_of = np.array([numbers[id(task)] for task in tasks], np.int64)
         inputs: dict[str, Array] = {"PIXELS": pixels}
         if gamma > 0:
-            inputs |= {"TASKS": task_index.astype(np.int64), "PROMPTS": self._prompts[gamma]}
-        return self._engines[gamma].run(inputs)["FEATURES"]
-
-    def run(self, gamma: int, pixels: Pixels, task_index: TaskIndices) -> Sequence[Probabilities]:
-        """See `interfaces.ImageModel`. A task without prompts is computed at gamma 0 in place of one above 0."""
+            prompts = np.stack([version.prompts[gamma] for version in versions.values()], axis=1)
+            inputs |= {"TASKS": rows_of, "PROMPTS": prompts}
+        features = self._engines[gamma].run(inputs)["FEATURES"]
         results: list[Probabilities] = [np.empty(0, np.float32)] * len(pixels)
-        adds_prompts = np.array([gamma > 0 and gamma in self._folded[index] for index in task_index], bool)
-        for own, chosen in ((gamma, adds_prompts), (min(gamma, 0), ~adds_prompts)):
-            if chosen.any():
-                self._run_rows(own, np.flatnonzero(chosen), pixels, task_index, results)
-        return results
-
-    def _run_rows(
-        self, gamma: int, rows: Array, pixels: Pixels, task_index: TaskIndices, results: list[Probabilities]
-    ) -> None:
-        """Fill `results` for `rows`."""
-        whole = len(rows) == len(pixels)
-        features = self.features(gamma, pixels if whole else pixels[rows], task_index[rows])
-        for index in np.unique(task_index[rows]):
-            own = np.flatnonzero(task_index[rows] == index)
-            probabilities = _probabilities(self._heads[index][gamma], features[own])
-            for row, values in zip(rows[own], probabilities, strict=True):
+        for number, version in enumerate(versions.values()):
+            rows = np.flatnonzero(rows_of == number)
+            probabilities = _probabilities(version.heads[gamma], features[rows])
+            for row, values in zip(rows, probabilities, strict=True):
                 results[row] = values
+        return results
 
     def reload_tasks(self) -> list[str]:
         """Read the registry if it has changed; returns one message per refused entry."""
@@ -138,7 +132,7 @@ class VisionModel:
     def _task(self, entry: TaskEntry) -> Task:
         """The task of an entry; its files are read if the entry is new or has changed."""
         current = self.tasks.get(entry.name)
-        if current is not None and self._hashes.get(entry.name) == entry.sha256:
+        if current is not None and current.sha256 == entry.sha256:
             return current
         if task_folder.sha256(entry.folder) != entry.sha256:
             raise InvalidInputError("sha256", entry.sha256, "the hash of its files; register the task again")
@@ -146,41 +140,31 @@ class VisionModel:
         if parts.name != entry.name:
             raise InvalidInputError("name", parts.name, f"{entry.name}, as in the registry")
         accuracy = task_folder.read_accuracy(entry.folder, self.gammas)
-        index = self.install(parts)
-        self._hashes[entry.name] = entry.sha256
-        own = parts.name, parts.labels, accuracy, parts.latency_ms, parts.utility, index
-        return Task(*own, sha256=entry.sha256)
+        return self.task(parts, accuracy, sha256=entry.sha256)
 
     def add_classifier(self, parts: TaskParts) -> None:
         """Serve the checkpoint's own classifier, by default. A registered task of its name takes its place.
 
         Its accuracy is not measured: it is assumed to be 1, less a little for each patch that is merged, so that
-        patches are merged only where time is short.
+        patches are merged only where time is short. It has no prompts, and so no gamma above 0.
         """
         most = self.profiles[0].tokens
         accuracy = {
-            gamma: 1.0 - _ASSUMED_LOSS * (1 - min(profile.tokens, most) / most)
+            gamma: 1.0 - _ASSUMED_LOSS * (1 - profile.tokens / most)
             for gamma, profile in self.profiles.items()
+            if gamma <= 0
         }
-        index = self.install(parts)
-        task = Task(parts.name, parts.labels, accuracy, parts.latency_ms, parts.utility, index, is_default=True)
-        self._own_tasks = {parts.name: task}
+        self._own_tasks = {parts.name: self.task(parts, accuracy, is_default=True)}
         self.tasks = self._own_tasks
 
-    def install(self, parts: TaskParts) -> int:
-        """Add or replace the prompts and heads of a task; returns its index."""
+    def task(
+        self, parts: TaskParts, accuracy: Mapping[int, float], *, is_default: bool = False, sha256: str = ""
+    ) -> Task:
+        """A version of a task that `run` computes; it is not in `tasks`."""
         folded = {gamma: self._folding.fold(prompts) for gamma, prompts in parts.prompts.items()}
-        index = self._indices.setdefault(parts.name, len(self._heads))
-        if index == len(self._heads):
-            self._heads.append(parts.heads)
-            self._folded.append(folded)
-        else:
-            self._heads[index], self._folded[index] = parts.heads, folded
-        for gamma, own in folded.items():
-            # Rows of tasks without prompts keep the places of the others, and are never read.
-            blank = np.zeros_like(own)
-            self._prompts[gamma] = np.stack([prompts.get(gamma, blank) for prompts in self._folded], axis=1)
-        return index
+        computed = _Computed(parts.heads, folded)
+        defaults = parts.latency_ms, parts.utility
+        return Task(parts.name, parts.labels, accuracy, *defaults, is_default, sha256, computed)
 
 
 def _probabilities(head: Head, features: Array) -> Array:

@@ -62,7 +62,7 @@ class Head:
 class TaskParts:
     """The content of a task; `heads` has an entry for every gamma of the model.
 
-    prompts: for every gamma above 0, or none: the task is then computed at gamma 0 in place of those.
+    prompts: for every gamma above 0, or none: the task then has none of those.
     """
 
     name: str

@@ -17,7 +17,7 @@ from safetensors.numpy import save_file
 from shapeshift import files
 from shapeshift.engines.hardware import cpu_model
 from shapeshift.engines.interfaces import Array
-from shapeshift.token_adapt.interfaces import Probabilities
+from shapeshift.token_adapt.interfaces import Probabilities, Task
 from shapeshift.token_adapt.model.manifest import BATCHES
 from shapeshift.token_adapt.model.vision_model import VisionModel
 from shapeshift.token_adapt.tasks import folder as task_folder
@@ -57,39 +57,39 @@ def write_object(file: Path, value: dict[str, Any]) -> None:
 
 def profile(model: VisionModel, parts: TaskParts, held_out: Examples, progress: Progress) -> dict[str, Any]:
     """The content of profile.json: accuracy on `held_out` and latency by gamma, and how they were measured."""
-    index = model.install(parts)
+    task = model.task(parts, {})
     return {
-        "accuracy": {str(gamma): share for gamma, share in accuracies(model, index, held_out, progress).items()},
-        "latency_ms": {str(gamma): ms for gamma, ms in latencies(model, index, progress).items()},
+        "accuracy": {str(gamma): share for gamma, share in accuracies(model, task, held_out, progress).items()},
+        "latency_ms": {str(gamma): ms for gamma, ms in latencies(model, task, progress).items()},
         "images": len(held_out),
         "hardware": cpu_model(),
         "command": "shapeshift tasks register",
     }
 
 
-def accuracies(model: VisionModel, index: int, examples: Examples, progress: Progress) -> dict[int, float]:
-    """Top-1 accuracy of the task at `index` by gamma, computed by the engines."""
+def accuracies(model: VisionModel, task: Task, examples: Examples, progress: Progress) -> dict[int, float]:
+    """Top-1 accuracy of `task` by gamma, computed by the engines."""
     accuracy = {}
     chunks = np.array_split(np.arange(len(examples)), -(-len(examples) // _CHUNK))
     for gamma in model.gammas:
         progress(f"accuracy at gamma {gamma} over {len(examples)} images")
         num_correct = 0
         for chunk in chunks:
-            results = model.run(gamma, examples.pixels(chunk), np.full(len(chunk), index, np.int32))
+            results = model.run(gamma, examples.pixels(chunk), [task] * len(chunk))
             predicted = [int(probabilities.argmax()) for probabilities in results]
             num_correct += int((np.array(predicted) == examples.classes[chunk]).sum())
         accuracy[gamma] = num_correct / len(examples)
     return accuracy
 
 
-def latencies(model: VisionModel, index: int, progress: Progress) -> dict[int, dict[int, float]]:
+def latencies(model: VisionModel, task: Task, progress: Progress) -> dict[int, dict[int, float]]:
     """Median milliseconds by gamma and batch size. Each round runs every pair once, in random order."""
     size, noise = model.preprocessing.size, np.random.default_rng(0)
     calls: list[tuple[int, int, Callable[[], Sequence[Probabilities]]]] = []
     for gamma in model.gammas:
         for images in BATCHES:
             pixels = noise.integers(0, 256, (images, size, size, 3), dtype=np.uint8)
-            calls.append((gamma, images, partial(model.run, gamma, pixels, np.full(images, index, np.int32))))
+            calls.append((gamma, images, partial(model.run, gamma, pixels, [task] * images)))
     samples: dict[tuple[int, int], list[float]] = {(gamma, images): [] for gamma, images, _ in calls}
     shuffler = random.Random(0)
     for number in range(_ROUNDS + 1):
