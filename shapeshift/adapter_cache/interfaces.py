@@ -99,10 +99,11 @@ class AdapterMemory(Protocol):
         """Count one waiting request less."""
         ...
 
-    def start_load(self, adapter: str, reserved_tokens: int = 0) -> bool:
+    def start_load(self, adapter: str, reserved_tokens: int = 0, spared: Collection[str] = ()) -> bool:
         """Start to load `adapter` on another thread unless it is loading or resident.
 
-        Returns False if the memory cannot hold it together with `reserved_tokens` more tokens of KV cache.
+        spared: adapters that are not evicted for it, though idle. Returns False if the memory cannot hold it beside
+        those and `reserved_tokens` more tokens of KV cache.
         """
         ...
 

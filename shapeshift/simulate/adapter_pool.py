@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 from shapeshift.adapter_cache.interfaces import AdapterInfo, EvictEntry
@@ -109,12 +109,14 @@ class SimulatedPool:
                 del self._queued[adapter]
             self._drop_unused(adapter)
 
-    def start_load(self, adapter: str, reserved_tokens: int = 0) -> bool:
+    def start_load(self, adapter: str, reserved_tokens: int = 0, spared: Collection[str] = ()) -> bool:
         if adapter in self._resident or adapter in self._loading:
             return True
         info = self._adapters[adapter]
         reserved_bytes = reserved_tokens * self._token_bytes
-        if info.bytes > self.free_tokens * self._token_bytes - reserved_bytes or not self._evict_for(info.bytes):
+        if info.bytes > self.free_tokens * self._token_bytes - reserved_bytes or not self._evict_for(
+            info.bytes, spared
+        ):
             return False
         self._link_free = max(self.now, self._link_free) + info.bytes / self._bytes_s
         self._loading[adapter] = self._link_free
@@ -170,10 +172,11 @@ class SimulatedPool:
         adapters = sum(resident.info.bytes for resident in self._resident.values()) + self._loading_bytes()
         return min(self._bytes - self._request_bytes, int(self._bytes * self._options.share)) - adapters
 
-    def _evict_for(self, needed: int) -> bool:
+    def _evict_for(self, needed: int, spared: Collection[str] = ()) -> bool:
         """Evict until `needed` bytes are free; False, and nothing is evicted, if that is impossible."""
+        queued = self._queued
         entries = [
-            EvictEntry(name, one.info.bytes, one.freq, one.last, one.users, name in self._queued, base=one.base)
+            EvictEntry(name, one.info.bytes, one.freq, one.last, one.users, name in queued, name in spared, one.base)
             for name, one in self._resident.items()
         ]
         chosen, clock = self._rule.choose(entries, needed - self._free_bytes(), self._clock, self.now)

@@ -23,11 +23,13 @@ from shapeshift.adapter_cache.memory.adapter_table import LOADING, READY, Adapte
 from shapeshift.adapter_cache.memory.cache import AdapterCache
 from shapeshift.adapter_cache.memory.placement import Reserve, SharedMemory, Span
 from shapeshift.adapter_cache.metrics import FOR_ADAPTER, FOR_REQUEST, REMOVED
+from shapeshift.adapter_cache.policy.scheduling import SCHEDULERS, SchedulerInputs, SchedulingSettings, make_scheduler
 from shapeshift.adapter_cache.registry.peft import BaseModel, PeftAdapter
 from shapeshift.adapter_cache.settings import EVICTION_RULES
 from shapeshift.errors import EngineError, OverloadedError
 from shapeshift.fused_decode.engine.blocks import BlockPool, Blocks
 from shapeshift.fused_decode.interfaces import BLOCK_TOKENS, StepBatch
+from tests.adapter_cache.toy_memory import FakeRequest
 
 BLOCK_ELEMENTS = 256
 
@@ -44,6 +46,7 @@ class FakeLoads:
     """A cache whose loads wait for `may_load` and fill an adapter's memory with its number."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, blocks: int = 4, reserve: int = 512, algorithm: str = "gdsf"):
+        self.num_loads = 0
         self.may_load = threading.Event()
         self.may_load.set()
         self.fails: set[str] = set()
@@ -63,6 +66,7 @@ class FakeLoads:
         self.adapters: dict[str, Adapter] = {}
 
     def _fill(self, target: torch.Tensor, one: Adapter, *others: object) -> None:
+        self.num_loads += 1
         assert self.may_load.wait(30)
         if one.name in self.fails:
             raise EngineError("gone")
@@ -304,6 +308,38 @@ def test_as_many_adapters_are_loaded_beforehand_as_may_be_at_once(make_cache: Ca
     made.may_load.set()
     made.settle()
     assert all(made.holds(one.name) for one in pinned)
+
+
+@pytest.mark.parametrize("blocks", [False, True], ids=["reserve", "blocks"])
+@pytest.mark.parametrize("name", SCHEDULERS)
+def test_adapters_of_waiting_requests_do_not_evict_one_another(
+    make_cache: Callable[..., FakeLoads], name: str, blocks: bool
+) -> None:
+    """Beside the adapter in use there is memory for one more, and four requests wait for an adapter each."""
+    made = make_cache(blocks=8, reserve=64) if blocks else make_cache(blocks=4, reserve=1664)
+    cache = made.cache
+    bounds = (10**6, 10**9)
+    scheduler = make_scheduler(
+        SchedulerInputs(SchedulingSettings(scheduler=name), cache, *bounds, lambda name: 0, BLOCK_TOKENS)
+    )
+    names = "abcde"
+    for one in names:
+        made.add(one, 3 * BLOCK_ELEMENTS if blocks else 800)
+    requests = [FakeRequest(one, arrived=float(place)) for place, one in enumerate(names)]
+    for request in requests:
+        scheduler.submit(request)
+    admitted: list[FakeRequest] = []
+    for running in range(1, len(names) + 1):
+        for _ in range(20):
+            cache.begin_iteration()
+            admitted += scheduler.admit(running - len(admitted))
+            made.settle()
+        assert len(admitted) == running
+        # That of the request that runs, and of the one that comes next.
+        assert made.num_loads <= min(running + 1, len(names))
+        scheduler.finished(admitted[-1])
+    assert admitted == requests
+    scheduler.check_integrity()
 
 
 def test_pins_are_loaded_and_stay(make_cache: Callable[..., FakeLoads]) -> None:

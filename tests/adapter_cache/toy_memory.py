@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass, field
 
 
@@ -67,17 +68,20 @@ class ToyMemory:
         assert self.waiting[adapter] > 0
         self.waiting[adapter] -= 1
 
-    def start_load(self, adapter: str, reserved_tokens: int = 0) -> bool:
+    def start_load(self, adapter: str, reserved_tokens: int = 0, spared: Collection[str] = ()) -> bool:
         if adapter in self.loaded or adapter in self.loading:
             return True
         if self.sizes[adapter] + reserved_tokens > self.free_tokens:
             return False
-        for idle in sorted(name for name in self.loaded if not self.users.get(name)):
-            if self.sizes[adapter] + reserved_tokens <= self.free_tokens - sum(
-                self.sizes[name] for name in self.loaded if not self.users.get(name)
-            ):
+        idle = sorted(name for name in self.loaded if not self.users.get(name))
+        if self.sizes[adapter] > self.free_tokens - sum(self.sizes[name] for name in idle if name in spared):
+            return False
+        for name in idle:
+            resident = sum(self.sizes[one] for one in idle if one in self.loaded)
+            if self.sizes[adapter] + reserved_tokens <= self.free_tokens - resident:
                 break
-            self.loaded.remove(idle)
+            if name not in spared:
+                self.loaded.remove(name)
         self.loading.append(adapter)
         return True
 

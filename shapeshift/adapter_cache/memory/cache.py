@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Container, Iterable
 from typing import Protocol
 
 import torch
@@ -28,7 +28,7 @@ class StartLoad(Protocol):
     """See `AdapterCache._start_load`."""
 
     def __call__(
-        self, adapter: Adapter, *, reserved_blocks: int, on_demand: bool, evict: bool, spare_waiting: bool
+        self, adapter: Adapter, *, reserved_blocks: int, on_demand: bool, evict: bool, spared: Container[str]
     ) -> bool: ...
 
 
@@ -61,17 +61,23 @@ class Preloader:
         left = _MAX_PRELOADS - in_flight
         for adapters, on_demand in ((self._pinned, False), (self._table.waiting_adapters(), True)):
             for adapter in filter(_is_loadable, adapters):
-                if left <= 0 or not self._start_load(
-                    adapter, reserved_blocks=self._reserved_blocks, on_demand=on_demand, evict=True, spare_waiting=True
-                ):
+                if left <= 0 or not self._load(adapter, on_demand, evict=True):
                     return
                 left -= 1
         while self._predicted and left > 0:
             predicted = self._table.by_name.get(self._predicted.popleft())
             if predicted is not None and _is_loadable(predicted):
-                left -= self._start_load(
-                    predicted, reserved_blocks=self._reserved_blocks, on_demand=False, evict=False, spare_waiting=True
-                )
+                left -= self._load(predicted, on_demand=False, evict=False)
+
+    def _load(self, adapter: Adapter, on_demand: bool, evict: bool) -> bool:
+        """Start a load, for which no adapter goes that a request waits for."""
+        return self._start_load(
+            adapter,
+            reserved_blocks=self._reserved_blocks,
+            on_demand=on_demand,
+            evict=evict,
+            spared=self._table.waiting,
+        )
 
 
 def _is_loadable(adapter: Adapter) -> bool:
@@ -177,12 +183,12 @@ class AdapterCache:
         if adapter is not None:
             self.table[adapter].users -= 1
 
-    def start_load(self, adapter: str, reserved_tokens: int = 0) -> bool:
+    def start_load(self, adapter: str, reserved_tokens: int = 0, spared: Collection[str] = ()) -> bool:
         wanted = self.table[adapter]
         if wanted.error is not None:
             return False
         return wanted.state != ABSENT or self._start_load(
-            wanted, reserved_blocks=blocks_of(reserved_tokens), on_demand=True, evict=True, spare_waiting=False
+            wanted, reserved_blocks=blocks_of(reserved_tokens), on_demand=True, evict=True, spared=spared
         )
 
     # `BlockBorrower` and the LoRA hook, on the generating thread.
@@ -236,16 +242,16 @@ class AdapterCache:
         adapter.last, adapter.base = time.monotonic(), self._placement.clock
 
     def _start_load(
-        self, adapter: Adapter, *, reserved_blocks: int, on_demand: bool, evict: bool, spare_waiting: bool
+        self, adapter: Adapter, *, reserved_blocks: int, on_demand: bool, evict: bool, spared: Container[str]
     ) -> bool:
         """Find space for `adapter` and start to load it; False if there is none.
 
         Blocks are used only if `reserved_blocks` stay available to texts. evict: whether idle adapters may be evicted;
-        spare_waiting: except those that requests wait for.
+        spared: except these.
         """
         span = self._placement.find(adapter, reserved_blocks)
         if span is None and evict:
-            span = self._placement.evict_for(adapter, reserved_blocks, spare_waiting)
+            span = self._placement.evict_for(adapter, reserved_blocks, spared)
         if span is None:
             return False
         adapter.state, adapter.on_demand = LOADING, on_demand

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Sequence
+from collections.abc import Container, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -162,21 +162,21 @@ class Placement:
                 span = Span(start * self._memory.block_elements, adapter.elements, run)
         return span
 
-    def evict_for(self, adapter: Adapter, reserved: int, spare_waiting: bool) -> Span | None:
+    def evict_for(self, adapter: Adapter, reserved: int, spared: Container[str]) -> Span | None:
         """Space for `adapter`, for which idle adapters are evicted; None if there are not enough of them.
 
-        reserved: see `find`; spare_waiting: whether adapters that requests wait for stay.
+        reserved: see `find`; spared: idle adapters that stay.
         """
         borrowed = self._pool.borrowed - self.idle_blocks
         names = [
             name for name in self if self._spans[name].run is None or self._may_borrow(adapter, reserved, borrowed)
         ]
-        if not self._is_feasible(adapter, names, spare_waiting):
+        if not self._is_feasible(adapter, names, spared):
             return None
         span = None
         while span is None:
             present = [name for name in names if name in self._spans]
-            chosen, self.clock = self._rule.choose(self._entries(present, spare_waiting), 1, self.clock)
+            chosen, self.clock = self._rule.choose(self._entries(present, spared), 1, self.clock)
             if not chosen:
                 return None
             self.evict(self._table[chosen[0]], FOR_ADAPTER)
@@ -186,7 +186,7 @@ class Placement:
     def reclaim(self, blocks: int) -> None:
         """Evict idle adapters until so many blocks are free in the pool, as far as there are any."""
         while self._pool.free < blocks:
-            entries = self._entries([name for name in self if self.run_blocks(name)], spare_waiting=False)
+            entries = self._entries([name for name in self if self.run_blocks(name)])
             # A pin is for the reserve alone.
             chosen, self.clock = self._rule.choose(
                 [dataclasses.replace(entry, pinned=False) for entry in entries], 1, self.clock
@@ -243,21 +243,23 @@ class Placement:
         leaves_one = borrowed + count <= self._pool.count - self._memory.text_blocks
         return not adapter.pinned and leaves_one and self._pool.available - count >= reserved
 
-    def _is_feasible(self, adapter: Adapter, names: Sequence[str], spare_waiting: bool) -> bool:
+    def _is_feasible(self, adapter: Adapter, names: Sequence[str], spared: Container[str]) -> bool:
         """Whether `adapter` fits into the reserve, or into blocks, without the idle adapters among `names`."""
-        idle = [entry.id for entry in self._entries(names, spare_waiting) if not entry.pinned]
+        idle = [entry.id for entry in self._entries(names, spared) if not entry.pinned]
         in_reserve = sum(self._spans[name].length for name in idle if not self.run_blocks(name))
         if self.reserve.free + in_reserve >= adapter.elements:
             return True
         blocks = sum(map(self.run_blocks, idle))
         return blocks > 0 and self._pool.free + blocks >= self._blocks(adapter)
 
-    def _entries(self, names: Sequence[str], spare_waiting: bool) -> list[EvictEntry]:
-        """The idle adapters among `names`."""
+    def _entries(self, names: Sequence[str], spared: Container[str] = ()) -> list[EvictEntry]:
+        """The idle adapters among `names` without those `spared`."""
         return [
-            EvictEntry(one.name, one.info.bytes, one.uses, one.last, 0, is_waited_for, one.pinned, one.base)
+            EvictEntry(
+                one.name, one.info.bytes, one.uses, one.last, 0, one.name in self._table.waiting, one.pinned, one.base
+            )
             for one in (self._table[name] for name in names)
-            if one.is_idle and not ((is_waited_for := one.name in self._table.waiting) and spare_waiting)
+            if one.is_idle and one.name not in spared
         ]
 
     def _compact_reserve(self) -> None:

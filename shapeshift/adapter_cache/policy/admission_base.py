@@ -7,7 +7,7 @@ import itertools
 import math
 import threading
 from abc import abstractmethod
-from collections.abc import Callable, Container
+from collections.abc import Callable, Container, Iterable
 from typing import Generic, TypeVar
 
 from shapeshift.adapter_cache.interfaces import SizedRequest
@@ -76,6 +76,10 @@ class AdmissionBase(Admission[T]):
     @abstractmethod
     def _select(self) -> None:
         """Call `_try_admit` for waiting requests in the scheduler's order while there is capacity."""
+
+    def _passed_over(self) -> Iterable[T]:
+        """The waiting requests that come before the one that `_try_admit` is asked for."""
+        return ()
 
     def _on_submit(self, request: T) -> None:
         """`request` has just been submitted; `_on_wait` follows."""
@@ -192,7 +196,9 @@ class AdmissionBase(Admission[T]):
         if self._free_slots < request.rows or self._cache_tokens(request) > self._spare_tokens():
             return False
         ready = self._acquire(request, self._reserved_tokens())
-        if not ready and (self._memory.resident(request.adapter) or not self._start_load(request) or not reserve):
+        if not ready and (
+            self._memory.resident(request.adapter) or not self._start_load(request, self._passed_over()) or not reserve
+        ):
             return False
         self._free_slots -= request.rows
         self._overtaking.admissions += 1
@@ -204,10 +210,15 @@ class AdmissionBase(Admission[T]):
             self._reserved[request] = None
         return True
 
-    def _start_load(self, request: T) -> bool:
-        """Start to load the adapter of `request`; False if it does not fit beside all that is reserved."""
+    def _start_load(self, request: T, earlier: Iterable[T]) -> bool:
+        """Start to load the adapter of `request`; False if it does not fit beside all that is reserved.
+
+        No adapter goes for it that a reserved request, or one of the `earlier` ones that wait, needs: these would load
+        it again at once.
+        """
         reserved = self._reserved_tokens() + self._cache_tokens(request)
-        return request.adapter is None or self._memory.start_load(request.adapter, reserved)
+        spared = {one.adapter for one in (*self._reserved, *earlier) if one.adapter is not None}
+        return request.adapter is None or self._memory.start_load(request.adapter, reserved, spared)
 
     def _squash(self, request: T) -> None:
         """Move a running request back to its old place among the waiting ones."""
@@ -256,9 +267,11 @@ class AdmissionBase(Admission[T]):
                 del self._reserved[request]
                 self._start_running(request)
         # Only after the loop: a further load may evict an adapter that has just been loaded and is not in use yet.
+        earlier: list[str] = []
         for request in self._reserved:
             assert request.adapter is not None
-            self._memory.start_load(request.adapter, self._reserved_tokens())
+            self._memory.start_load(request.adapter, self._reserved_tokens(), earlier)
+            earlier.append(request.adapter)
 
     def _admit_due(self) -> bool:
         """Admit the due requests; False if one of them, and so every other request, has to wait."""

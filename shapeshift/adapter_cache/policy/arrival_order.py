@@ -25,9 +25,10 @@ class ArrivalOrder(AdmissionBase[T]):
     def _select(self) -> None:
         self._order.pick(self._waiting, self._free_slots, self._admits)
         spare = self._spare_tokens()
-        for request in self._order.upcoming(self._waiting, max(self._free_slots, PRELOAD)):
+        upcoming = self._order.upcoming(self._waiting, max(self._free_slots, PRELOAD))
+        for place, request in enumerate(upcoming):
             spare -= self._cache_tokens(request)
-            if spare < 0 or not self._start_load(request):
+            if spare < 0 or not self._start_load(request, upcoming[:place]):
                 break
 
     def _admits(self, request: T) -> bool:

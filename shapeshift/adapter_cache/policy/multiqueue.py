@@ -91,6 +91,9 @@ class MultiQueue(AdmissionBase[T]):
         first_phase(self._ledger, self._next_charge, self._try_next)
         second_phase(self._ledger, self._next_charge, self._try_next, lambda queue: bool(self._queues[queue]))
 
+    def _passed_over(self) -> list[T]:
+        return [head for head, _ in self._blocked.values()]
+
     def _on_submit(self, request: T) -> None:
         tokens = request.prompt_tokens + request.predicted_tokens
         self._costs[request] = RequestCost(
