@@ -16,6 +16,7 @@ from shapeshift.build_engines.hub.sources import base_names, find_checkpoint
 from shapeshift.build_engines.model_folder import CONFIG, gpus_of, is_placed, write_front
 from shapeshift.build_engines.paths import BuildPaths
 from shapeshift.build_engines.store import registry_copy
+from shapeshift.build_engines.token_texts import require_texts
 from shapeshift.engines.checkpoint import Checkpoint, open_checkpoint
 from shapeshift.errors import NotFoundError, ShapeshiftError
 from shapeshift.files import HASHES
@@ -179,7 +180,9 @@ def _require_loadable(
     WeightFiles(checkpoint.folder, architecture)
     if adapter_cache is not None:
         BaseModel(architecture, (), adapter_cache.max_rank, checkpoint.folder)
-    require_tokens_of_model(token_bytes(checkpoint.tokenizer_file), architecture.vocab_size, own.extra_tokens)
+    table = token_bytes(checkpoint.tokenizer_file)
+    require_tokens_of_model(table, architecture.vocab_size, own.extra_tokens)
+    require_texts(checkpoint.tokenizer_file, table)
 
 
 def _compile(native: bool, kernels: Path, lora: bool) -> str:

@@ -185,6 +185,10 @@ BROKEN: dict[str, tuple[Callable[[Project], object], str]] = {
         lambda project: _change_tokenizer(project.checkpoint),
         "tokenizer.json: got 'id .*ids below 400, the vocab_size of config.json",
     ),
+    "tokens whose text depends on neighbours": (
+        lambda project: _change_decoder(project.checkpoint),
+        "tokenizer.json: token .* becomes .* its decoder cannot decode token by token",
+    ),
     "no weights": (lambda project: (project.checkpoint / "model.safetensors").unlink(), "weights must be"),
     "no tokenizer": (lambda project: (project.checkpoint / "tokenizer.json").unlink(), "must hold tokenizer.json"),
 }
@@ -201,6 +205,11 @@ def _change_tokenizer(folder: Path) -> None:
     tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
     tokenizer.add_tokens([f"<more {number}>" for number in range(400)])
     tokenizer.save(str(folder / "tokenizer.json"))
+
+
+def _change_decoder(folder: Path) -> None:
+    file = folder / "tokenizer.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), "decoder": {"type": "BPEDecoder", "suffix": "e"}}))
 
 
 def test_a_tokenizer_with_more_tokens_is_served_where_asked_for(project: Project) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import random
 from pathlib import Path
 from typing import Any
@@ -11,38 +10,7 @@ import pytest
 
 from shapeshift.errors import UnsupportedError
 from shapeshift.fused_decode.engine.detokenize import TextStream, token_bytes
-
-TEXTS = ["Return the number of items; der Käse ist größer.", "東京は日本の首都です。 🙂👩‍👩‍👧 \t\n  x", "naïve café ½"]
-
-
-def byte_level(file: Path) -> Any:
-    """A tokenizer like those of GPT-2, Llama 3 and Qwen."""
-    from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
-
-    made = Tokenizer(models.BPE())
-    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    made.decoder = decoders.ByteLevel()
-    alphabet = pre_tokenizers.ByteLevel.alphabet()
-    made.train_from_iterator(TEXTS, trainers.BpeTrainer(vocab_size=320, initial_alphabet=alphabet))
-    made.add_special_tokens(["<|end|>"])
-    made.add_tokens([AddedToken("<tool>")])
-    made.save(str(file))
-    return made
-
-
-def byte_fallback(file: Path) -> Any:
-    """A tokenizer like those of Llama 2 and Mistral."""
-    from tokenizers import Tokenizer, decoders, models, normalizers
-
-    vocabulary = {"<unk>": 0, **{f"<0x{byte:02X}>": 1 + byte for byte in range(256)}}
-    for piece in ("▁", "▁Return", "▁the", "▁▁", "a", "é", "。", "it", "ems"):
-        vocabulary[piece] = len(vocabulary)
-    made = Tokenizer(models.BPE(vocabulary, [], unk_token="<unk>", byte_fallback=True, fuse_unk=True))
-    made.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
-    steps = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
-    made.decoder = decoders.Sequence(steps)
-    made.save(str(file))
-    return made
+from tests.fused_decode.small_tokenizers import KINDS, TEXTS, byte_fallback, byte_level, words
 
 
 def decoded(table: list[bytes], tokens: list[int], *stop: str) -> tuple[list[str], str]:
@@ -56,10 +24,15 @@ def decoded(table: list[bytes], tokens: list[int], *stop: str) -> tuple[list[str
     return parts, "".join([*parts, stream.end()])
 
 
-@pytest.mark.parametrize("kind", [byte_level, byte_fallback])
-def test_text_is_that_of_the_tokenizer(tmp_path: Path, kind: Any) -> None:
-    tokenizer = kind(tmp_path / "tokenizer.json")
-    table = token_bytes(tmp_path / "tokenizer.json")
+def table_of(tokenizer: Any, folder: Path) -> list[bytes]:
+    tokenizer.save(str(folder / "tokenizer.json"))
+    return token_bytes(folder / "tokenizer.json")
+
+
+@pytest.mark.parametrize("kind", ["byte-level", "byte fallback", "unigram"])
+def test_text_is_that_of_the_tokenizer(tmp_path: Path, kind: str) -> None:
+    tokenizer = KINDS[kind]()
+    table = table_of(tokenizer, tmp_path)
     assert len(table) == tokenizer.get_vocab_size()
     for text in TEXTS:
         tokens = tokenizer.encode(text).ids
@@ -68,21 +41,44 @@ def test_text_is_that_of_the_tokenizer(tmp_path: Path, kind: Any) -> None:
         assert len(parts) == len(tokens) and "\ufffd" not in whole
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_any_token_has_the_text_that_it_adds_to_another(tmp_path: Path, kind: str) -> None:
+    """Added tokens too: what the decoder does to their text, it does."""
+    tokenizer = KINDS[kind]()
+    table = table_of(tokenizer, tmp_path)
+    assert len(table) == max(tokenizer.get_vocab().values()) + 1
+    before = next(tokenizer.token_to_id(letter) for letter in ("it", "!") if tokenizer.token_to_id(letter) is not None)
+    begun = tokenizer.decode([before])
+    for token, own in enumerate(table):
+        assert begun + own.decode(errors="replace") == tokenizer.decode([before, token]), tokenizer.id_to_token(token)
+    assert decoded(table, [len(table), len(table) + 7])[1] == ""
+
+
+def test_added_tokens_have_the_bytes_that_the_decoder_makes_of_them(tmp_path: Path) -> None:
+    tokenizer = byte_level()
+    table = table_of(tokenizer, tmp_path)
+    shown = {"<|end|>": b"", "<tool>": b"<tool>", "    ": b"    ", "東京": "東京".encode(), "Ġĉ": b" \t", "õ": b"\xf5"}
+    for text, own in shown.items():
+        assert table[tokenizer.token_to_id(text)] == own, text
+    tokenizer = byte_fallback()
+    table = table_of(tokenizer, tmp_path)
+    for text, own in {
+        "<s>": b"",
+        "▁▁▁▁": b"    ",
+        "▁" * 8: b" " * 8,
+        "<0xE6>": b"\xe6",
+        "\ufffd": b"\xef\xbf\xbd",
+    }.items():
+        assert table[tokenizer.token_to_id(text)] == own, text
+
+
 def test_any_tokens_give_the_text_of_the_tokenizer(tmp_path: Path) -> None:
-    tokenizer = byte_level(tmp_path / "tokenizer.json")
-    table = token_bytes(tmp_path / "tokenizer.json")
+    tokenizer = byte_level()
+    table = table_of(tokenizer, tmp_path)
     rng = random.Random(0)
     for _ in range(300):
         tokens = [rng.randrange(tokenizer.get_vocab_size()) for _ in range(rng.randint(1, 12))]
         assert decoded(table, tokens)[1] == tokenizer.decode(tokens, skip_special_tokens=True)
-
-
-def test_special_tokens_have_no_text_and_added_tokens_have(tmp_path: Path) -> None:
-    tokenizer = byte_level(tmp_path / "tokenizer.json")
-    table = token_bytes(tmp_path / "tokenizer.json")
-    assert table[tokenizer.token_to_id("<|end|>")] == b""
-    assert table[tokenizer.token_to_id("<tool>")] == b"<tool>"
-    assert decoded(table, [len(table), len(table) + 7])[1] == ""
 
 
 def test_a_character_comes_when_its_last_byte_does() -> None:
@@ -127,11 +123,9 @@ def test_the_beginning_of_a_stop_string_is_held_back() -> None:
     assert decoded(table, [1, 1, 2, 3, 4], "STOP")[1] == "S"
 
 
-@pytest.mark.parametrize("decoder", [None, {"type": "WordPiece", "prefix": "##"}, {"type": "BPEDecoder"}])
-def test_a_decoder_that_depends_on_neighbours_is_refused(tmp_path: Path, decoder: object) -> None:
-    byte_level(tmp_path / "tokenizer.json")
-    made = json.loads((tmp_path / "tokenizer.json").read_text())
-    made["decoder"] = decoder
-    (tmp_path / "tokenizer.json").write_text(json.dumps(made))
-    with pytest.raises(UnsupportedError, match="token by token"):
-        token_bytes(tmp_path / "tokenizer.json")
+def test_a_decoder_that_changes_what_stands_before_is_refused(tmp_path: Path) -> None:
+    from tokenizers import Regex, decoders
+
+    tokenizer = words(decoders.Sequence([decoders.Fuse(), decoders.Replace(Regex("^.*(?=ems$)"), "")]))
+    with pytest.raises(UnsupportedError, match=r"token 6 \('ems'\) becomes 'ems': .* cannot decode token by token"):
+        table_of(tokenizer, tmp_path)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import codecs
-import json
+import functools
 import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -13,22 +13,38 @@ from shapeshift.errors import UnsupportedError
 from shapeshift.settings import require
 
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
-# Decoding steps that change only the beginning or end of a text, or join the output of earlier steps.
-_WITHOUT_EFFECT = ("Fuse", "Strip")
 
 
 def token_bytes(tokenizer_file: Path) -> list[bytes]:
     """The UTF-8 bytes that each token of a tokenizer.json adds to a text, by id; empty for special tokens.
 
-    Raises UnsupportedError for a decoder under which a token's text depends on its neighbours.
+    They are what the tokenizer's own decoder says of a token behind another one, for many decoders drop the space that
+    a text begins with. Raises UnsupportedError for a token whose bytes cannot be told.
     """
-    made = json.loads(tokenizer_file.read_text(encoding="utf-8"))
-    steps = _steps(made["decoder"])
-    vocabulary = {int(number): str(token) for token, number in made["model"]["vocab"].items()}
-    table = {number: _bytes(token, steps) for number, token in vocabulary.items()}
-    for added in made.get("added_tokens", ()):
-        table[added["id"]] = b"" if added["special"] else added["content"].encode()
-    return [table.get(number, b"") for number in range(max(table, default=-1) + 1)]
+    from tokenizers import Tokenizer
+
+    tokenizer = Tokenizer.from_file(str(tokenizer_file))
+    first = first_token(tokenizer)
+    begun = tokenizer.decode(first)
+    cut = len(begun)
+    ids = range(max(tokenizer.get_vocab(with_added_tokens=True).values(), default=-1) + 1)
+    texts = tokenizer.decode_batch([[*first, token] for token in ids])
+    table = [text[cut:].encode() for text in texts]
+    for token, text in enumerate(texts):
+        if not text.startswith(begun):
+            raise _unsupported(tokenizer, token, text)
+        if "\ufffd" in text:
+            table[token] = _bytes_of_part(tokenizer, token, text[cut:])
+    return table
+
+
+def first_token(tokenizer: Any) -> list[int]:
+    """A token that any other may follow: it begins no character and no space; none where there is no such token."""
+    for token in range(tokenizer.get_vocab_size(with_added_tokens=True)):
+        text = tokenizer.decode([token])
+        if text.strip() == text != "" and "\ufffd" not in text and not _BYTE_TOKEN.match(tokenizer.id_to_token(token)):
+            return [token]
+    return []
 
 
 def require_tokens_of_model(table: Sequence[bytes], vocab_size: int, extra_tokens: bool) -> None:
@@ -45,41 +61,34 @@ def require_tokens_of_model(table: Sequence[bytes], vocab_size: int, extra_token
     require(known, "tokenizer.json", f"id {len(table) - 1}", remedy)
 
 
-def _steps(decoder: Any) -> list[dict[str, Any]]:
-    """The decoder's steps that change the text of a token, in order."""
-    found = [decoder] if decoder is None or decoder["type"] != "Sequence" else decoder["decoders"]
-    for step in found:
-        kind = None if step is None else step["type"]
-        literal = kind == "Replace" and "String" in step["pattern"]
-        if not literal and kind not in ("ByteLevel", "ByteFallback", "Metaspace", *_WITHOUT_EFFECT):
-            raise UnsupportedError(
-                f"tokenizer.json: decoder {kind} cannot decode token by token; use a byte-level tokenizer"
-            )
-    return [step for step in found if step["type"] not in _WITHOUT_EFFECT]
+def _bytes_of_part(tokenizer: Any, token: int, text: str) -> bytes:
+    """The bytes of a token whose text has U+FFFD: it ends within a character, or has that character itself."""
+    name = tokenizer.id_to_token(token)
+    byte, alphabet = _BYTE_TOKEN.fullmatch(name), _byte_level_alphabet()
+    shown = bytes([int(byte[1], 16)]) if byte else b"".join(alphabet.get(letter, b"") for letter in name)
+    for found in (shown, text.encode()):
+        if found.decode(errors="replace") == text:
+            return found
+    raise _unsupported(tokenizer, token, text)
 
 
-def _bytes(token: str, steps: Iterable[dict[str, Any]]) -> bytes:
-    for step in steps:
-        if step["type"] == "ByteLevel":
-            return b"".join(_BYTE_OF.get(character) or character.encode() for character in token)
-        if step["type"] == "ByteFallback" and (match := _BYTE_TOKEN.fullmatch(token)):
-            return bytes([int(match[1], 16)])
-        if step["type"] == "Metaspace":
-            token = token.replace(step["replacement"], " ")
-        if step["type"] == "Replace":
-            token = token.replace(step["pattern"]["String"], step["content"])
-    return token.encode()
+def _unsupported(tokenizer: Any, token: int, text: str) -> UnsupportedError:
+    name = tokenizer.id_to_token(token)
+    return UnsupportedError(
+        f"tokenizer.json: token {token} ({name!r}) becomes {text!r}: its decoder cannot decode token by token; use a "
+        "byte-level tokenizer"
+    )
 
 
+@functools.cache
 def _byte_level_alphabet() -> dict[str, bytes]:
     """The byte of each character of byte-level vocabularies (GPT-2); printable characters are their own bytes."""
-    printable = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
-    others = [byte for byte in range(256) if byte not in printable]
-    shown = {byte: chr(byte) for byte in printable} | {byte: chr(256 + at) for at, byte in enumerate(others)}
-    return {character: bytes([byte]) for byte, character in shown.items()}
+    from tokenizers.pre_tokenizers import ByteLevel
 
-
-_BYTE_OF = _byte_level_alphabet()
+    letters = sorted(ByteLevel.alphabet())
+    printable = {letter: ord(letter) for letter in letters if ord(letter) < 256}
+    others = zip(letters[len(printable) :], sorted({*range(256)} - {*printable.values()}), strict=True)
+    return {letter: bytes([byte]) for letter, byte in (printable | dict(others)).items()}
 
 
 class TextStream:
