@@ -38,7 +38,8 @@ class ChoicesResponse(GenerationResponse):
     params  of the request: of its `samples` for each prompt, the `n` most likely ones are the choices
     end     end(request, reason) ends a sample early; one that fails ends all of them
 
-    In a stream a response has a row for each choice with new text, or that has ended.
+    In a stream a response has a row for each choice with new text, or that has ended. The first one waits for the
+    logprobs of every prompt: samples beside the one that scores it may be ahead.
     """
 
     def __init__(
@@ -66,14 +67,15 @@ class ChoicesResponse(GenerationResponse):
                 return None
             self._finishing(self)
             return self._error_response(self._pb_utils, self._failure), True
-        if not last and not self.requests[0].stream:
+        prompts = self.requests[:: self._params.samples]
+        if not last and not (self.requests[0].stream and all(one.is_scored or one in finished for one in prompts)):
             return None
         if last:
             self._finishing(self)
         pieces = self._pieces(finished, last)
         if not pieces:
             return None
-        return self._made(pieces, self.requests[:: self._params.samples]), last
+        return self._made(pieces, prompts), last
 
     def _fail_together(self, finished: set[Request]) -> None:
         if self._failure is None:

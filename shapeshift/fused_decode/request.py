@@ -117,6 +117,12 @@ class Request:
         self.is_finished = True
 
     @property
+    def is_scored(self) -> bool:
+        """Whether all of `prompt_logprobs` are there, where they are asked for."""
+        asked = self.sampling_params.prompt_logprobs is not None
+        return not asked or len(self.prompt_logprobs) == len(self.prompt) - 1
+
+    @property
     def rows(self) -> int:
         """The slots that the request takes: one for each beam."""
         return self.sampling_params.num_beams

@@ -14,6 +14,7 @@ import torch
 import transformers
 from tokenizers import Tokenizer
 
+from shapeshift.fused_decode.engine import batching
 from shapeshift.fused_decode.engine.sampling.logprobs import Ranking, logprobs_of, ranking
 from shapeshift.fused_decode.front import GenerateFront
 from shapeshift.fused_decode.model import native_operations
@@ -218,3 +219,25 @@ def test_a_preempted_request_has_each_logprob_once(make_front: MakeFront, toy: T
         row = toy.row(ids("hello world")[:place].tolist())
         token = LETTERS.index("hello world"[place])
         assert entry[str(token)]["logprob"] == pytest.approx(float(torch.tensor(row).log_softmax(0)[token]), abs=1e-5)
+
+
+def test_the_first_response_of_a_stream_has_them_all(
+    make_front: MakeFront, toy: ToyRuntime, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Samples beside the one that scores the prompt take it in fewer pieces, and are ahead."""
+    monkeypatch.setattr(batching, "_MOST_SCORED", 4)
+    toy.pace = threading.Semaphore(0)
+    prompts = ["hello world " * 4, "abc " * 9]
+    front = make_front(prefill_tokens=256)
+    flags = {"return_num_output_tokens": True, "stream": True}
+    request = ask(None, text_input=prompts, n=2, prompt_logprobs=0, max_tokens=9, temperature=0.0, **flags)
+    front.execute([request])
+    (live,) = front._live.values()
+    toy.pace.release(4)
+    wait_for(lambda: live[1].generated >= 2)
+    assert not live[0].generated and live[0].response.next_response() is None
+    toy.pace.release(100)
+    first, *others = [values_of(response) for response in request.sender.stream()]
+    assert [len(json.loads(own)) for own in first["prompt_logprobs"]] == [*map(len, prompts)]
+    assert not any("prompt_logprobs" in values for values in others)
+    assert sum(int(values["num_output_tokens"].sum()) for values in (first, *others)) == 36
