@@ -186,10 +186,11 @@ def _generated(call: ModelCall) -> list[Tensors]:
                     if step < len(words)
                 ]
             )
+    echo = [prompts[place // n] if "exclude_input_in_output" in inputs else "" for place in range(len(answers))]
     found = []
     for number, rows in enumerate(pieces):
         tensors: Tensors = {
-            "text_output": _bytes(" ".join(words) + ("" if last else " ") for _, words, last in rows),
+            "text_output": _bytes(echo[at] + " ".join(words) + ("" if last else " ") for at, words, last in rows),
             "num_input_tokens": np.array([prompt_tokens[place] for place, _, _ in rows], np.uint32),
             "num_output_tokens": np.array([len(words) for _, words, _ in rows], np.uint32),
         }

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import codecs
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 TokenEntries = dict[str, Any]
@@ -12,26 +13,34 @@ TokenEntries = dict[str, Any]
 class CompletionLogprobs:
     """`logprobs` of one choice of /v1/completions: parallel lists.
 
-    top: how many of the most likely tokens each token has beside it. Offsets go on over the pieces of a stream.
+    top: how many of the most likely tokens each token has beside it. Offsets go on over the pieces of a stream; that of
+    a token is the number of whole characters before its first byte.
     """
 
     def __init__(self, top: int) -> None:
         self._top = top
         self._offset = 0
+        self._characters = codecs.getincrementaldecoder("utf-8")(errors="replace")
 
-    def of(self, tokens: Sequence[TokenEntries | None], text: str) -> dict[str, Any]:
-        """Of the next tokens, which are `text`. None: the first token of a prompt, which has no logprob."""
-        first = len(text) - sum(len(next(iter(entries.values()))["decoded_token"]) for entries in tokens if entries)
+    def of(
+        self, tokens: Sequence[TokenEntries], prompt: str = "", scored: Sequence[TokenEntries | None] = ()
+    ) -> dict[str, Any]:
+        """Of the next tokens, behind those of `prompt`: of these the first, None, has no logprob."""
+        begun = prompt[: len(prompt) - len(text_of(entries for entries in scored if entries))]
         found: dict[str, Any] = {"text_offset": [], "token_logprobs": [], "tokens": [], "top_logprobs": []}
-        for entries in tokens:
+        for entries in (*scored, *tokens):
             own = next(iter(entries.values())) if entries else None
-            shown = own["decoded_token"] if own else text[: max(0, first)]
             found["text_offset"].append(self._offset)
-            found["tokens"].append(shown)
+            found["tokens"].append(own["decoded_token"] if own else begun)
             found["token_logprobs"].append(own["logprob"] if own else None)
             found["top_logprobs"].append(_top(entries, self._top) if entries else None)
-            self._offset += len(shown)
+            self._offset += len(self._characters.decode(bytes(own["bytes"])) if own else begun)
         return found
+
+
+def text_of(tokens: Iterable[TokenEntries]) -> str:
+    """The text of tokens that follow one another; a character may consist of several."""
+    return b"".join(bytes(next(iter(entries.values()))["bytes"]) for entries in tokens).decode(errors="replace")
 
 
 def chat_logprobs(tokens: Sequence[TokenEntries], top: int) -> dict[str, Any]:

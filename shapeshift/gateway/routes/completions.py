@@ -14,7 +14,7 @@ from shapeshift.gateway.errors import ApiError
 from shapeshift.gateway.http import bodies
 from shapeshift.gateway.http.streams import event, stream_of
 from shapeshift.gateway.inference.generation import GenerationCall, Row, Usage, all_rows, rows
-from shapeshift.gateway.inference.logprobs import CompletionLogprobs
+from shapeshift.gateway.inference.logprobs import CompletionLogprobs, text_of
 from shapeshift.gateway.schemas.completions import CompletionRequest
 from shapeshift.gateway.state import Gateway, answer, connected, gateway_of, id_of
 from shapeshift.serving.description import GENERATION
@@ -49,14 +49,15 @@ def _call(gateway: Gateway, target: Target, asked: CompletionRequest, request_id
     if asked.max_tokens == 0:
         if not asked.echo:
             raise ApiError(400, "max_tokens: got 0; at least 1 without echo", param="max_tokens", code="invalid_value")
-        # What is generated is left out of the answer.
+        # What is generated is left out of the answer: its tokens say where it begins.
         sampling["max_tokens"] = 1
+        sampling.setdefault("logprobs", 0)
     return GenerationCall(
         target=target,
         prompts=asked.prompts(),
         sampling=sampling,
         stream=bool(asked.stream),
-        logprobs=asked.logprobs is not None,
+        logprobs="logprobs" in sampling,
         # A stream gets its prompt from the gateway, for generators repeat it in whole answers only.
         echo=bool(asked.echo) and not asked.stream,
         parameters=asked.parameters(),
@@ -100,7 +101,14 @@ class _Completion:
             yield event({**self._head, "choices": [], "usage": self._usage.body()})
 
     def _prompt(self, row: Row) -> str:
-        return str(self._call.prompts[row.choice // self._call.choices])
+        """The prompt's text; of one that is tokens, what stands before the text of the answer's tokens."""
+        prompt = self._call.prompts[row.choice // self._call.choices]
+        if isinstance(prompt, str):
+            return prompt
+        answer = text_of(row.logprobs or [])
+        # A stop string and what follows it are left out of the answer.
+        length = next(length for length in range(len(answer), -1, -1) if row.text.endswith(answer[:length]))
+        return row.text[: len(row.text) - length]
 
     def _choice(self, row: Row) -> dict[str, Any]:
         nothing = self._asked.max_tokens == 0
@@ -110,16 +118,10 @@ class _Completion:
             # `events` puts the prompt before the first piece.
             text = ""
         elif nothing:
-            text = self._prompt(row) if isinstance(self._call.prompts[0], str) else _without(text, row)
+            text = self._prompt(row)
         if self._asked.logprobs is not None:
             own = self._logprobs.setdefault(row.choice, CompletionLogprobs(self._asked.logprobs))
-            tokens = [*(row.prompt_logprobs or []), *([] if nothing else row.logprobs or [])]
-            logprobs = own.of(tokens, text)
+            scored = row.prompt_logprobs or []
+            logprobs = own.of([] if nothing else row.logprobs or [], self._prompt(row) if scored else "", scored)
         found = {"index": row.choice, "text": text, "logprobs": logprobs, "finish_reason": row.finish_reason}
         return found if row.stop_reason is None else {**found, "stop_reason": row.stop_reason}
-
-
-def _without(text: str, row: Row) -> str:
-    """The text without the tokens of the answer; empty where those are not known."""
-    answers = [next(iter(entries.values()))["decoded_token"] for entries in row.logprobs or []]
-    return text.removesuffix("".join(answers)) if answers else ""
