@@ -140,7 +140,7 @@ def descendants(root: int) -> set[int]:
     for folder in Path("/proc").iterdir():
         if folder.name.isdecimal():
             try:
-                parents[int(folder.name)] = int((folder / "stat").read_text().rpartition(")")[2].split()[1])
+                parents[int(folder.name)] = int((folder / "stat").read_bytes().rpartition(b")")[2].split()[1])
             except OSError:
                 continue
     found: set[int] = set()

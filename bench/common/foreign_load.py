@@ -44,7 +44,7 @@ def _own_s() -> float:
         if not folder.name.isdigit():
             continue
         try:
-            fields = (folder / "stat").read_text().rpartition(")")[2].split()
+            fields = (folder / "stat").read_bytes().rpartition(b")")[2].split()
         except OSError:
             continue
         pid = int(folder.name)

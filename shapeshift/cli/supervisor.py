@@ -81,7 +81,7 @@ class Supervisor:
                     self._page(),
                 ):
                     return self._watch(server, sidecar, own_gateway, stop)
-            except (ShapeshiftError, OSError) as error:
+            except Exception as error:
                 # If the first start fails, an option or a model is wrong; later starts are tried again.
                 if not self._restarts or not self._ready_at:
                     raise
@@ -89,7 +89,8 @@ class Supervisor:
                 lasted_s = time.monotonic() - self._ready_at if self._ready_at != ready_before else 0.0
                 pause_s = backoff.pause(lasted_s)
                 log = f"the log of the server that ended: {self._settings.log}.1"
-                self._say(f"{error}\nrestart {count} in {pause_s:g} s; {log}\n")
+                reason = str(error) if isinstance(error, (ShapeshiftError, OSError)) else repr(error)
+                self._say(f"{reason}\nrestart {count} in {pause_s:g} s; {log}\n")
                 if stop.wait(pause_s):
                     return 0
                 with contextlib.suppress(ShapeshiftError):

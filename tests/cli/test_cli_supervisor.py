@@ -15,8 +15,9 @@ from shapeshift.errors import ShapeshiftError
 from shapeshift.triton.settings import ServerSettings
 
 
+@pytest.mark.parametrize("error", [ShapeshiftError("the server has ended"), ValueError("whatever it is")], ids=repr)
 def test_a_server_that_is_started_again_has_the_models_that_were_added(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception
 ) -> None:
     stop = threading.Event()
     started: list[tuple[str, ...]] = []
@@ -44,7 +45,7 @@ def test_a_server_that_is_started_again_has_the_models_that_were_added(
             if len(started) == 2:
                 stop.set()
             elif self._asked:
-                raise ShapeshiftError("the server has ended")
+                raise error
             self._asked = True
 
         _asked = False

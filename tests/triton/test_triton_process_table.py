@@ -73,6 +73,15 @@ def test_a_process_has_its_start_parent_session_and_state(table: Table) -> None:
     assert processes.identify(9) == Identity(9, 77)
 
 
+@pytest.mark.parametrize("text", [b"", b"9 (a", b"9 (a) S", b"9 (a) S x y z", b"\xff\xff"])
+def test_an_entry_that_cannot_be_read_is_no_process(table: Table, text: bytes) -> None:
+    table.add(9)
+    table.add_stub(103, f"{PREFIX}1", "a_0_0")
+    (table.folder / "9" / "stat").write_bytes(text)
+    assert processes.look_up(9) is None
+    assert pids(processes.members(record())) == [103]
+
+
 def test_a_process_that_is_not_there_has_ended(table: Table) -> None:
     assert processes.look_up(9) is None
     assert processes.identify(9) == Identity(9, 0)
@@ -163,6 +172,8 @@ def test_a_refreshed_record_has_the_members_and_the_regions_that_exist(table: Ta
     member = table.add_stub(103, "of-a-member", "a_0_0", parent=1)
     table.add(104)
     known = (Member(member.pid, member.start), Member(999, 1))
+    # Anybody may make one; it is not that of a stub, and a record with it could not be read again.
+    (Path(os.fsdecode(os.fsencode(tmp_path / "shm" / PREFIX) + b"\xff"))).touch()
     found = processes.refresh(record(members=known, regions=("recorded", "gone")))
     assert found.members == (Member(103, 7, "of-a-member"),)
     assert found.regions == ("of-a-member", "recorded", f"{PREFIX}1")

@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 
+import psutil
 import pytest
 
 from shapeshift.triton.embedded import guard, leftovers, processes, run_record
@@ -43,6 +44,80 @@ def record_of(process: subprocess.Popen[bytes]) -> Record:
         prefix=run_record.new_prefix(),
         boot=run_record.boot_id(),
     )
+
+
+# Sets its own name, as any user of the machine may, and waits.
+NAMED = """
+import ctypes, sys, time
+ctypes.CDLL(None).prctl(15, bytes.fromhex(sys.argv[1]))
+print(1, flush=True)
+time.sleep(60)
+"""
+
+
+@pytest.fixture(params=[b"\xff\xfe", b"a) (b", b"a b) S 1 1", b"x\ny) Z\n", b"()"], ids=repr)
+def named(request: pytest.FixtureRequest) -> Iterator[subprocess.Popen[bytes]]:
+    """A process with a name that no program has by itself."""
+    command = [sys.executable, "-c", NAMED, request.param.hex()]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, start_new_session=True) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        yield process
+        process.kill()
+
+
+def test_a_process_of_any_name_is_read(named: subprocess.Popen[bytes], sleeper: subprocess.Popen[bytes]) -> None:
+    seen = psutil.Process(named.pid)
+    entry = processes.look_up(named.pid)
+    assert entry is not None and (entry.parent, entry.session, entry.state) == (seen.ppid(), named.pid, "S")
+    assert entry.identity.start == round((seen.create_time() - psutil.boot_time()) * os.sysconf("SC_CLK_TCK"))
+    assert [member.pid for member in processes.members(record_of(sleeper))] == [sleeper.pid]
+
+
+def test_a_guard_outlives_a_process_of_any_name(named: subprocess.Popen[bytes], tmp_path: Path) -> None:
+    path = tmp_path / "server.json"
+    order = guard.LaunchOrder(
+        command=["sleep", "60"],
+        environment={},
+        log=str(tmp_path / "log"),
+        record=str(path),
+        prefix=run_record.new_prefix(),
+        owner=os.getpid(),
+        grace_s=0.0,
+        about={},
+    )
+    command = [sys.executable, "-m", guard.__name__]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        assert process.stdin is not None and process.stdout is not None and process.stderr is not None
+        process.stdin.write(guard.encode(order))
+        process.stdin.close()
+        # The record has members once the guard has looked at all processes.
+        wait_for(lambda: process.poll() is not None or ((run := run_record.read(path)) and run.members))
+        assert process.poll() is None, process.stderr.read().decode()
+        process.terminate()
+
+
+def test_a_guard_goes_on_after_a_round_that_fails(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    server = subprocess.Popen(["sleep", "60"])
+    rounds = 0
+
+    def fail(run: Record) -> Record:
+        nonlocal rounds
+        rounds += 1
+        if rounds == 3:
+            server.kill()
+        raise ValueError("an entry of another program")
+
+    monkeypatch.setattr(guard.processes, "refresh", fail)
+    monkeypatch.setattr(guard, "_SCAN_S", 0.0)
+    monkeypatch.setattr(guard, "_POLL_S", 0.01)
+    order = guard.LaunchOrder([], {}, "", str(tmp_path / "server.json"), "", os.getppid(), 0.0, {})
+    assert guard._watch(record_of(server), order, server.pid)[1] == -signal.SIGKILL
+    text = capsys.readouterr().err
+    assert "1 in all: ValueError('an entry of another program')" in text and "2 in all" in text
+    assert "3 in all" not in text
 
 
 def test_record_survives_writing(tmp_path: Path, sleeper: subprocess.Popen[bytes]) -> None:

@@ -90,7 +90,7 @@ def main() -> int:
 
 def _watch(current: Record, order: LaunchOrder, server: int) -> tuple[Record, int | None]:
     """Update the record until the server must stop. Returns it, and the exit status if the server has ended."""
-    scan_at = 0.0
+    scan_at, failures = 0.0, 0
     suspension = Suspension(server)
     while True:
         event = signal.sigtimedwait(_WATCHED, _POLL_S)
@@ -99,14 +99,20 @@ def _watch(current: Record, order: LaunchOrder, server: int) -> tuple[Record, in
             return current, status
         if (event is not None and event.si_signo != signal.SIGCHLD) or os.getppid() != order.owner:
             return current, None
-        suspension.end_if_due(time.monotonic())
-        if time.monotonic() >= scan_at:
-            scan_at = time.monotonic() + _SCAN_S
-            before, current = current, processes.refresh(current)
-            if current != before:
-                # The server keeps running without its record, for example after `make clean`.
-                with contextlib.suppress(OSError):
-                    record.write(current, Path(order.record))
+        try:
+            suspension.end_if_due(time.monotonic())
+            if time.monotonic() >= scan_at:
+                scan_at = time.monotonic() + _SCAN_S
+                before, current = current, processes.refresh(current)
+                if current != before:
+                    # The server keeps running without its record, for example after `make clean`.
+                    with contextlib.suppress(OSError):
+                        record.write(current, Path(order.record))
+        except Exception as error:  # noqa: BLE001  the server must not end because something beside it cannot be read
+            failures += 1
+            # The log stays small where each round fails.
+            if failures.bit_count() == 1:
+                _log(f"round failed, {failures} in all: {error!r}")
 
 
 class Suspension:
@@ -129,8 +135,7 @@ class Suspension:
         elif now - self._since >= self._allowed_s:
             os.kill(self._pid, signal.SIGCONT)
             self._since = None
-            sys.stderr.write(f"guard: a signal had stopped the server; after {self._allowed_s:g} s it goes on\n")
-            sys.stderr.flush()
+            _log(f"a signal had stopped the server; after {self._allowed_s:g} s it goes on")
 
 
 def _reap() -> dict[int, int]:
@@ -153,6 +158,13 @@ def die_with_parent() -> Callable[[], None]:
             os._exit(1)
 
     return prepare
+
+
+def _log(text: str) -> None:
+    # A full disk, for one, ends no server.
+    with contextlib.suppress(OSError):
+        sys.stderr.write(f"guard: {text}\n")
+        sys.stderr.flush()
 
 
 def _write_line(values: dict[str, int]) -> None:

@@ -1,6 +1,7 @@
 """Finds and ends the processes of one server run, and removes its shared-memory regions.
 
-Reads /proc and /dev/shm; Linux only.
+Reads /proc and /dev/shm; Linux only. What other programs put there (any bytes in a name, entries that may not be read)
+raises nothing.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from shapeshift.triton.embedded.run_record import Identity, Member, Record
+from shapeshift.triton.embedded.run_record import Identity, Member, Record, is_region
 
 _PROC = Path("/proc")
 _SHM = Path("/dev/shm")
@@ -45,17 +46,15 @@ class Entry(NamedTuple):
 
 
 def look_up(pid: int) -> Entry | None:
-    """The running process `pid`; None if there is none or if it is a zombie."""
+    """The running process `pid`; None if there is none, if it is a zombie, or if its entry cannot be read."""
     try:
-        text = (_PROC / str(pid) / "stat").read_text()
-    except OSError:
+        # The name, in parentheses, may contain any bytes: parentheses and line ends too.
+        head, _, tail = (_PROC / str(pid) / "stat").read_bytes().decode(errors="replace").rpartition(")")
+        state, parent, _, session, *rest = tail.split()
+        entry = Entry(Identity(pid, int(rest[15])), head.partition("(")[2], int(parent), int(session), state)
+    except (OSError, ValueError, IndexError):
         return None
-    # The name, in parentheses, may contain spaces and parentheses.
-    head, _, tail = text.rpartition(")")
-    state, parent, _, session, *rest = tail.split()
-    if state in "ZX":
-        return None
-    return Entry(Identity(pid, int(rest[15])), head.partition("(")[2], int(parent), int(session), state)
+    return None if state in "ZX" else entry
 
 
 def identify(pid: int) -> Identity:
@@ -164,7 +163,7 @@ def _existing(prefix: str, recorded: set[str]) -> list[str]:
         names = [path.name for path in _SHM.iterdir()]
     except OSError:
         return []
-    return sorted(name for name in names if name in recorded or name.startswith(prefix))
+    return sorted(name for name in names if name in recorded or (name.startswith(prefix) and is_region(name)))
 
 
 def _table() -> Iterator[Entry]:

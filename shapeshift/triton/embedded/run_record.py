@@ -95,7 +95,11 @@ def read(path: Path) -> Record | None:
         )
     except (OSError, ValueError, KeyError, TypeError):
         return None
-    names = [record.prefix, *record.regions]
     if record.boot != boot_id() or not _PREFIX.fullmatch(record.prefix):
         return None
-    return record if all(_REGION.fullmatch(name) for name in names) else None
+    return record if all(map(is_region, record.regions)) else None
+
+
+def is_region(name: str) -> bool:
+    """Whether a shared-memory region of a run can have this name."""
+    return _REGION.fullmatch(name) is not None
