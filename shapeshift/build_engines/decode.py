@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 import subprocess
+import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from shapeshift import settings
 from shapeshift.adapter_cache.policy.scheduling import SchedulingSettings
 from shapeshift.adapter_cache.settings import AdapterCacheSettings, require_one_rank
 from shapeshift.build_engines import adapters, perplexity
 from shapeshift.build_engines.hub.sources import base_names, find_checkpoint
-from shapeshift.build_engines.model_folder import CONFIG, gpus_of, is_placed, write_front
+from shapeshift.build_engines.model_folder import CONFIG, VERSION, gpus_of, is_placed, write_front
 from shapeshift.build_engines.paths import BuildPaths
 from shapeshift.build_engines.store import registry_copy
 from shapeshift.build_engines.token_texts import require_texts
 from shapeshift.engines.checkpoint import Checkpoint, open_checkpoint
+from shapeshift.engines.text import tokenizer_files
+from shapeshift.engines.text.tokenizer import FILE_NAME as TOKENIZER_FILE
 from shapeshift.errors import NotFoundError, ShapeshiftError
 from shapeshift.files import HASHES
 from shapeshift.fused_decode.model.architecture import Architecture
@@ -68,44 +71,60 @@ def forwards_to(front: DecodeFrontConfig) -> tuple[str, ...]:
     return (front.settings.forward_to,) if isinstance(front.settings, ForwardSettings) else ()
 
 
+class _Checked(NamedTuple):
+    """A checkpoint that can be loaded, and its tokenizer: contents of files by path in the model's folder.
+
+    is_published: the model's folder is that of this checkpoint.
+    """
+
+    checkpoint: Checkpoint
+    tokenizer: Mapping[str, str]
+    is_published: bool
+
+
 def check(front: DecodeFrontConfig, paths: BuildPaths) -> Checkpoint | None:
     """The checkpoint; None for a front that forwards. Raises the error of one that cannot be loaded."""
     if isinstance(front.settings, ForwardSettings):
         if not (paths.repository / front.settings.forward_to / CONFIG).is_file():
             raise NotFoundError(f"forward_to: no model {front.settings.forward_to} in {paths.repository}")
         return None
-    source = find_checkpoint(front.settings.checkpoint, paths)
+    return _checked(front, front.settings, paths).checkpoint
+
+
+def _checked(front: DecodeFrontConfig, own: FusedDecodeSettings, paths: BuildPaths) -> _Checked:
+    source = find_checkpoint(own.checkpoint, paths)
     checkpoint = open_checkpoint(source.folder, origin=source.origin, hashes=paths.build / HASHES)
-    precision = _precision(front.settings, front, checkpoint)
-    require_kv_precision(front.settings.kv_precision, gpu_of(front, checkpoint) is not None)
-    perplexity.text_of(checkpoint, front.settings)
-    if front.settings.tensor_parallel_size > 1:
+    precision = _precision(own, front, checkpoint)
+    require_kv_precision(own.kv_precision, gpu_of(front, checkpoint) is not None)
+    perplexity.text_of(checkpoint, own)
+    if own.tensor_parallel_size > 1:
         allowed = f"one of {', '.join(COMPUTED_BYTES)} with tensor_parallel_size above 1"
         settings.require(precision in COMPUTED_BYTES, "precision", precision, allowed)
-        Architecture.read(checkpoint.folder).share(front.settings.tensor_parallel_size)
-    if _published(paths.generated / front.name) != checkpoint.sha256:
-        _require_loadable(checkpoint, front.settings, front.adapters)
-    return checkpoint
+        Architecture.read(checkpoint.folder).share(own.tensor_parallel_size)
+    published = _published(paths.generated / front.name, checkpoint)
+    tokenizer = published or _require_loadable(checkpoint, own, front.adapters)
+    return _Checked(checkpoint, tokenizer, bool(published))
 
 
 def publish(front: DecodeFrontConfig, paths: BuildPaths) -> str:
     """Check the checkpoint, compile the kernels and write the model's folder. Returns a summary line."""
     target = paths.generated / front.name
     own = front.settings
-    checkpoint = check(front, paths)
     if isinstance(own, ForwardSettings):
+        check(front, paths)
         summary = f"forwards to {own.forward_to}"
         write_front(front.folder, front.config, target, {}, summary)
         return summary
-    assert checkpoint is not None, "only a front that forwards has none"
+    checkpoint, tokenizer, is_published = _checked(front, own, paths)
     kernels = paths.build / "kernels"
     lora = front.adapters is not None
-    state = "up to date" if _published(target) == checkpoint.sha256 else _compile(own.native, kernels, lora)
+    state = "up to date" if is_published else _compile(own.native, kernels, lora)
     parameters = {
         "checkpoint": paths.portable(checkpoint.folder, target),
         "checkpoint_sha256": checkpoint.sha256,
         "checkpoint_origin": checkpoint.origin,
         "checkpoint_name": own.checkpoint,
+        "tokenizer_key": tokenizer_files.key(checkpoint),
         "precision": _precision(own, front, checkpoint),
         "kernel_cache": paths.portable(kernels, target),
     }
@@ -118,7 +137,7 @@ def publish(front: DecodeFrontConfig, paths: BuildPaths) -> str:
 
         adapter_mb = front.adapters.adapter_mb if front.adapters else 0
         parameters |= of_decode(Architecture.read(checkpoint.folder), own, parameters["precision"], adapter_mb)
-    extra_files: dict[str, str] = {}
+    extra_files = dict(tokenizer)
     together = f", {own.kv_cache_tokens} together" if own.kv_cache_tokens else ""
     capacity = f"{own.max_concurrency} slots of {own.max_length} tokens{together}"
     if front.adapters is not None:
@@ -127,7 +146,7 @@ def publish(front: DecodeFrontConfig, paths: BuildPaths) -> str:
         parameters["base_names"] = ",".join(sorted(names))
         parameters["adapters_dir"] = paths.portable(adapters.registry_folder(front.name, front.adapters, paths), target)
         parameters |= registry_copy.parameters(front.adapters.adapters_dir)
-        extra_files = adapters.multi_lora_files(version)
+        extra_files |= adapters.multi_lora_files(version)
         registry = adapters.prepare_registry(front.name, front.adapters, checkpoint, names, version, paths)
         capacity += f", {registry}"
     text = perplexity.text_of(checkpoint, own)
@@ -159,18 +178,27 @@ def gpu_of(front: DecodeFrontConfig, checkpoint: Checkpoint) -> int | None:
     return None if quantised or for_cpus else device
 
 
-def _published(target: Path) -> str:
-    """The hash of the checkpoint in the published config.pbtxt; empty if there is none."""
+def _published(target: Path, checkpoint: Checkpoint) -> dict[str, str]:
+    """The files of the tokenizer in the published folder `target`; none unless it was made of this checkpoint."""
+    made_of = {"checkpoint_sha256": checkpoint.sha256, "tokenizer_key": tokenizer_files.key(checkpoint)}
     try:
-        return model_config.parameters(model_config.read(target / CONFIG)).get("checkpoint_sha256", "")
-    except ShapeshiftError:
-        return ""
+        stated = model_config.parameters(model_config.read(target / CONFIG))
+        return _tokenizer_of(target / VERSION) if made_of.items() <= stated.items() else {}
+    except (ShapeshiftError, OSError):
+        return {}
+
+
+def _tokenizer_of(folder: Path) -> dict[str, str]:
+    return {f"{VERSION}/{name}": (folder / name).read_text(encoding="utf-8") for name in tokenizer_files.PUBLISHED}
 
 
 def _require_loadable(
     checkpoint: Checkpoint, own: FusedDecodeSettings, adapter_cache: AdapterCacheSettings | None
-) -> None:
-    """Raise the error with which the model would fail to load; adapter_cache: None for a model without adapters."""
+) -> dict[str, str]:
+    """Raise the error with which the model would fail to load; else return the files of its tokenizer.
+
+    adapter_cache: None for a model without adapters.
+    """
     # These import torch, which no other step of the build needs.
     from shapeshift.adapter_cache.registry.peft import BaseModel
     from shapeshift.fused_decode.engine.detokenize import require_tokens_of_model, token_bytes
@@ -180,9 +208,17 @@ def _require_loadable(
     WeightFiles(checkpoint.folder, architecture)
     if adapter_cache is not None:
         BaseModel(architecture, (), adapter_cache.max_rank, checkpoint.folder)
-    table = token_bytes(checkpoint.tokenizer_file)
-    require_tokens_of_model(table, architecture.vocab_size, own.extra_tokens)
-    require_texts(checkpoint.tokenizer_file, table)
+    stated = checkpoint.tokenizer_file
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        # Before transformers reads it, for an error that names the file.
+        count = tokenizer_files.highest_id(stated) + 1 if stated.is_file() else None
+        tokenizer_files.write(checkpoint.folder, folder)
+        # Tokens beside a tokenizer.json may have ids that the model lacks: prompts with one are refused.
+        table = token_bytes(folder / TOKENIZER_FILE)
+        require_tokens_of_model(table[:count], architecture.vocab_size, own.extra_tokens)
+        require_texts(folder / TOKENIZER_FILE, table)
+        return _tokenizer_of(folder)
 
 
 def _compile(native: bool, kernels: Path, lora: bool) -> str:

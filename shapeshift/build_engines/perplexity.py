@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from shapeshift import files
 from shapeshift.engines.checkpoint import Checkpoint
 from shapeshift.engines.hardware import cores, resolve_precision
+from shapeshift.engines.text import tokenizer_files
 from shapeshift.errors import InvalidInputError
 from shapeshift.fused_decode.model.precision import QUANTISED, computed
 from shapeshift.fused_decode.settings import FusedDecodeSettings
@@ -112,14 +113,13 @@ def measure(
     The text is cut into windows of WINDOW tokens, or of as many as the model allows, whose first token is context
     alone; only MOST_TOKENS are read. Raises InvalidInputError for a text of fewer than two tokens.
     """
-    # These import torch and tokenizers, which no other step of the build needs.
+    # These import torch, which no other step of the build needs.
     import torch
-    from tokenizers import Tokenizer
 
     from shapeshift.fused_decode.model.architecture import Architecture
     from shapeshift.fused_decode.model.cpu_runtime import DecodeModel
 
-    tokens = Tokenizer.from_file(str(checkpoint.tokenizer_file)).encode(text.read_text(encoding="utf-8")).ids
+    tokens = tokenizer_files.of_library(checkpoint.folder)(text.read_text(encoding="utf-8"))["input_ids"]
     require(len(tokens) > 1, "perplexity_text", str(text), "a text of at least two tokens")
     model = DecodeModel.load(
         checkpoint.folder,

@@ -13,10 +13,10 @@ from shapeshift.cascade.request import LevelResult
 from shapeshift.cascade.settings import CascadeSettings
 from shapeshift.engines import manifest
 from shapeshift.engines.execution.executor import EngineExecutor
+from shapeshift.engines.execution.loading import open_tokenizer
 from shapeshift.engines.execution.request import TextRequest
 from shapeshift.engines.manifest import Manifest
-from shapeshift.engines.text.tokenizer import FILE_NAME as TOKENIZER_FILE
-from shapeshift.engines.text.tokenizer import Encoded, TextTokenizer
+from shapeshift.engines.text.tokenizer import Encoded
 from shapeshift.errors import EngineError
 from shapeshift.serving.model_args import Log
 
@@ -40,7 +40,7 @@ class FirstLevel:
         self.max_tokens, self.precision = made.max_tokens, made.precision
         self.manifest_sha256 = manifest.sha256(folder / model)
         self._prompt = made.prompt(None)
-        self._tokenizer = TextTokenizer(folder / model / TOKENIZER_FILE, made.max_tokens, type_stride=made.type_stride)
+        self._tokenizer = open_tokenizer(folder / model, made)
         self.executor = EngineExecutor(made, folder / model, own, log, device)
 
     def submit(

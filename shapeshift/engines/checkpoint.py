@@ -17,23 +17,30 @@ SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 """The weights of a checkpoint in one file, and the index of its shards. As in transformers the first one counts."""
 # The same weights once more, under the names of another library.
 _DUPLICATES = "consolidated*.safetensors"
+TOKENIZER = "tokenizer.json"
+# What transformers makes a tokenizer of where there is no tokenizer.json, and what stands beside both.
+_VOCABULARIES = ("vocab.txt", "vocab.json", "spiece.model", "spm.model", "sentencepiece.bpe.model", "tokenizer.model")
+_BESIDE = ("merges.txt", "added_tokens.json", "special_tokens_map.json", "tokenizer_config.json")
+_TEMPLATES = ("chat_template.jinja", "additional_chat_templates/*.jinja")
 
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A checkpoint folder with config.json, tokenizer.json and safetensors weights.
+    """A checkpoint folder with config.json, the files of a tokenizer and safetensors weights.
 
     origin: the repository and commit of a hub that it comes from, owner/model@commit; empty: none.
+    tokenizer_sha256: of every file that transformers may read for the tokenizer and its chat template.
     """
 
     folder: Path
     config: dict[str, Any]
     sha256: str
     origin: str = ""
+    tokenizer_sha256: str = ""
 
     @property
     def tokenizer_file(self) -> Path:
-        return self.folder / "tokenizer.json"
+        return self.folder / TOKENIZER
 
 
 def find_folder(name: str, search: Sequence[Path] = ()) -> Path | None:
@@ -61,15 +68,17 @@ def _candidates(name: str, search: Sequence[Path]) -> list[Path]:
 
 def open_checkpoint(
     folder: Path,
-    needed: Sequence[str] = ("config.json", "tokenizer.json"),
+    needed: Sequence[str] = (),
     origin: str = "",
     hashes: Path | None = None,
 ) -> Checkpoint:
     """Check `folder` and hash what an engine depends on: the `needed` files (config.json is one) and the weights.
 
-    hashes: the file that remembers the hashes of weights; None: they are computed.
+    needed: empty for config.json and the tokenizer; hashes: the file that remembers the hashes of weights; None: they
+    are computed.
     Raises InvalidInputError for a missing file or shard, or weights in a format that can execute code.
     """
+    needed = needed or ("config.json", *_tokenizer_sources(folder))
     for name in needed:
         if not (folder / name).is_file():
             raise InvalidInputError("checkpoint", str(folder), f"must hold {name}")
@@ -85,11 +94,31 @@ def open_checkpoint(
         config = json.loads((folder / "config.json").read_text())
     except ValueError as error:
         raise InvalidInputError("checkpoint", str(folder / "config.json"), f"not JSON: {error}") from None
-    digest, remembered = hashlib.sha256(), RememberedHashes(hashes)
+    remembered = RememberedHashes(hashes)
     hashed = [(name, file_sha256(folder / name)) for name in needed]
-    for name, own in [*hashed, *((path.name, remembered.sha256(path)) for path in weights)]:
-        digest.update(f"{name}:{own}\n".encode())
-    return Checkpoint(folder, config, digest.hexdigest(), origin)
+    sha256 = _joint([*hashed, *((path.name, remembered.sha256(path)) for path in weights)])
+    of_tokenizer = [(name, file_sha256(folder / name)) for name in _tokenizer_files(folder)]
+    return Checkpoint(folder, config, sha256, origin, _joint(of_tokenizer))
+
+
+def _joint(hashes: Sequence[tuple[str, str]]) -> str:
+    """The hash of files, from the name and the hash of each."""
+    return hashlib.sha256("".join(f"{name}:{own}\n" for name, own in hashes).encode()).hexdigest()
+
+
+def _tokenizer_sources(folder: Path) -> tuple[str, ...]:
+    """The names of the files in `folder` that make its tokenizer; tokenizer.json if there are none."""
+    found = [name for name in _VOCABULARIES if (folder / name).is_file()]
+    if not found or (folder / TOKENIZER).is_file():
+        return (TOKENIZER,)
+    return (*found, *(name for name in _BESIDE if (folder / name).is_file()))
+
+
+def _tokenizer_files(folder: Path) -> list[str]:
+    """The names of all files in `folder` that transformers may read for the tokenizer, sorted."""
+    patterns = ("tokenizer*.json", "*vocab*", "*.model", "*.tiktoken", "tekken.json", *_BESIDE, *_TEMPLATES)
+    found = {path for pattern in patterns for path in folder.glob(pattern) if path.is_file()}
+    return sorted(path.relative_to(folder).as_posix() for path in found)
 
 
 def weights_sha256(folder: Path) -> tuple[str, ...]:

@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 from shapeshift.errors import EngineError, InvalidInputError
 from shapeshift.files import HASHES, RememberedHashes, file_sha256
 
-FILE_NAME = "manifest.json"
+FILE_NAME, TOKENIZER = "manifest.json", "tokenizer.json"
 FORMAT = 2
 REBUILD = "run `shapeshift engines`"
 
@@ -123,7 +123,8 @@ class Manifest:
         """The same 63 bits for engines whose answers may be mixed: where and when they were built does not matter."""
         shapes = [(entry.tokens, entry.rows) for entry in self.engines]
         made_of = (self.checkpoint_sha256, self.provider, self.provider_version, self.precision)
-        read_as = (self.vocabulary, self.max_tokens, self.position_offset, self.type_stride)
+        tokenizer = self.files[TOKENIZER].sha256 if TOKENIZER in self.files else ""
+        read_as = (tokenizer, self.vocabulary, self.max_tokens, self.position_offset, self.type_stride)
         stated = json.dumps([made_of, read_as, shapes, [dataclasses.astuple(output) for output in self.outputs]])
         return int.from_bytes(hashlib.sha256(stated.encode()).digest()[:8], "big") >> 1
 

@@ -10,7 +10,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from shapeshift.engines.text.tokenizer import FILE_NAME as TOKENIZER_FILE
 from shapeshift.errors import CancelledRequestError, InvalidInputError, NotFoundError, ShapeshiftError
 from shapeshift.fleet.forwarding.front import Affinity, Front, open_entry
 from shapeshift.fused_decode.answers import TEXT, AnswerOutputs
@@ -58,7 +57,7 @@ class GenerateFront:
         self._token_bytes = loaded.token_bytes
         self._max_length = runtime.max_length
         self._parser = RequestParser(pb_utils, runtime.vocab_size, self._service.sampling_parameters)
-        self._grammars = GrammarCompiler(loaded.folder / TOKENIZER_FILE, runtime.vocab_size, runtime.eos_ids)
+        self._grammars = GrammarCompiler(loaded.tokenizer_file, runtime.vocab_size, runtime.eos_ids)
         self._live: dict[str, list[Request]] = {}
         self._lock = threading.Lock()
         self._request_metrics = RequestMetrics("prompts", settings.max_length, settings.slo_ms)

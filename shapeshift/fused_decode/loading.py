@@ -48,6 +48,7 @@ class Loaded:
 
     token_bytes   the bytes of each token of the vocabulary
     folder        of the checkpoint
+    tokenizer_file  the tokenizer.json that is served
     chat          its chat template and special tokens
     kernel_cache  folder of the compiled kernels
     """
@@ -57,6 +58,7 @@ class Loaded:
     tokenizer: TextTokenizer
     token_bytes: Sequence[bytes]
     folder: Path
+    tokenizer_file: Path
     chat: ChatTemplateFiles
     kernel_cache: Path
 
@@ -75,7 +77,7 @@ def load(args: ModelArgs, log: Log, load_runtime: Load, further: Sequence[type] 
     folder = find_folder(named)
     if folder is None:
         raise not_found(named)
-    tokenizer_file = folder / TOKENIZER_FILE
+    tokenizer_file = (args.folder / args.version if generated.tokenizer_key else folder) / TOKENIZER_FILE
     settings.require(tokenizer_file.is_file(), "checkpoint", str(folder), f"must hold {TOKENIZER_FILE}")
     kernel_cache = (args.folder / generated.kernel_cache).resolve() if generated.kernel_cache else _DEFAULT_KERNEL_CACHE
     hashes = kernel_cache.with_name(HASHES) if generated.kernel_cache else None
@@ -86,14 +88,16 @@ def load(args: ModelArgs, log: Log, load_runtime: Load, further: Sequence[type] 
     remedy = f", one less than max_length ({decode.max_length})"
     table = token_bytes(tokenizer_file)
     runtime = load_runtime(folder, decode, kernel_cache, device, log, stated)
-    require_tokens_of_model(table, runtime.vocab_size, decode.extra_tokens)
+    if not generated.tokenizer_key:
+        require_tokens_of_model(table, runtime.vocab_size, decode.extra_tokens)
     return Loaded(
         decode,
         runtime,
         TextTokenizer(tokenizer_file, decode.max_length - 1, "text_input", remedy, vocab_size=runtime.vocab_size),
         table,
         folder,
-        chat_template_files.read(folder),
+        tokenizer_file,
+        chat_template_files.read(tokenizer_file.parent),
         kernel_cache,
     )
 

@@ -120,6 +120,7 @@ class GeneratedDecodeSettings:
     checkpoint_sha256  hash that the checkpoint must have; empty: any
     checkpoint_origin  repository and commit of a hub that it comes from, owner/model@commit; empty: none
     checkpoint_name    `checkpoint` as the user wrote it, before it became a path
+    tokenizer_key      of what the tokenizer in the version's folder was made; empty: the checkpoint's own is read
     kernel_cache       folder of compiled kernels and packed weights; empty: .cache/shapeshift in the home directory
     generation         counts the loads that replaced a dead process
     device_memory      what the model wants of its GPU's memory, see `engines.device_plan`
@@ -128,6 +129,7 @@ class GeneratedDecodeSettings:
     checkpoint_sha256: str = ""
     checkpoint_origin: str = ""
     checkpoint_name: str = ""
+    tokenizer_key: str = ""
     kernel_cache: str = ""
     generation: int = 0
     device_memory: str = ""

@@ -9,11 +9,10 @@ import numpy as np
 
 from shapeshift import settings
 from shapeshift.engines import manifest
+from shapeshift.engines.execution.loading import open_tokenizer
 from shapeshift.engines.execution.request import TextRequest
 from shapeshift.engines.manifest import Manifest
 from shapeshift.engines.settings import GeneratedSettings, TextEngineSettings
-from shapeshift.engines.text.tokenizer import FILE_NAME as TOKENIZER_FILE
-from shapeshift.engines.text.tokenizer import TextTokenizer
 from shapeshift.errors import EngineError, InvalidInputError
 from shapeshift.polymorph.executor import open_executor
 from shapeshift.polymorph.settings import PlacementSettings, PolymorphSettings
@@ -59,7 +58,7 @@ class TextFront:
         self._pairs = TEXT_PAIR in args.inputs
         self._vocabulary = made.vocabulary
         self._prompt = made.prompt
-        self._tokenizer = TextTokenizer(folder / TOKENIZER_FILE, made.max_tokens, type_stride=made.type_stride)
+        self._tokenizer = open_tokenizer(folder, made)
         placement = settings.read(PlacementSettings, args.parameters)
         self._executor = open_executor(pb_utils, args.name, made, folder, own, placement, self._log, args.device)
         self._count_and_export(args.name, made.max_tokens, own.slo_ms)

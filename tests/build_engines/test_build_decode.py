@@ -5,15 +5,20 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from shapeshift.cli.main import main
 from shapeshift.engines import gpu, hardware
 from shapeshift.engines.checkpoint import open_checkpoint
+from shapeshift.errors import InvalidInputError
+from shapeshift.fused_decode import loading
 from shapeshift.fused_decode.model import kernel_build
+from shapeshift.serving.model_args import ModelArgs
 from shapeshift.triton import model_config
-from tests.fused_decode.checkpoints import make_checkpoint
+from tests.fused_decode.checkpoints import VOCABULARY, make_checkpoint
 
 PROJECT = Path(__file__).resolve().parents[2]
 
@@ -146,6 +151,30 @@ def test_published_checkpoint_is_checked_again_only_after_a_change(project: Proj
     (project.checkpoint / "config.json").write_text(json.dumps({**config, "rms_norm_eps": 1e-6}))
     assert "generate: checked" in project.make()[1]
     assert len(compilations) == 2
+
+
+def test_the_tokenizer_of_transformers_is_published_and_served(project: Project) -> None:
+    from transformers import AutoTokenizer
+
+    runtime: Any = SimpleNamespace(vocab_size=VOCABULARY, eos_ids=frozenset())
+    for count in (1, 2, VOCABULARY):
+        (project.checkpoint / "added_tokens.json").write_text(
+            json.dumps({f"<{own}>": 386 + own for own in range(count)})
+        )
+        (project.checkpoint / "tokenizer_config.json").write_text(json.dumps({"chat_template": f"{count}"}))
+        # A change of any file of the tokenizer is noticed.
+        assert "generate: checked" in project.make("generate")[1]
+        assert "generate: up to date" in project.make("generate")[1]
+        args = ModelArgs("generate", project.generated(), {}, project.parameters(), "CPU", 0)
+        loaded = loading.load(args, lambda text: None, lambda *_: runtime)
+        library = AutoTokenizer.from_pretrained(project.checkpoint)
+        assert loaded.chat.text == f"{count}" == library.chat_template
+        assert loaded.tokenizer.encode(b"a <0> b<1>").tolist() == library("a <0> b<1>")["input_ids"]
+    # The model has no such token: transformers fails in its embedding.
+    with pytest.raises(InvalidInputError, match="text_input: got '<50>'; tokens that the model has: "):
+        loaded.tokenizer.encode(b"a <50>")
+    (project.generated() / "1" / "tokenizer.json").unlink()
+    assert "generate: checked" in project.make("generate")[1]
 
 
 def test_missing_compiler_is_reported(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:

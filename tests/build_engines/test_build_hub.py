@@ -201,6 +201,8 @@ SHARDS = ["model-1.safetensors", "model-2.safetensors", "model.safetensors.index
         (["config.json", "weights.safetensors", "weights.fp16.safetensors"], {}, ["weights.safetensors"]),
         (["config.json", "model.safetensors", "merges.txt", "spiece.model", "original/consolidated.safetensors"], {},
          ["merges.txt", "model.safetensors", "spiece.model"]),
+        (["config.json", "model.safetensors", "chat_template.jinja", "additional_chat_templates/a.jinja", "x.md"], {},
+         ["additional_chat_templates/a.jinja", "chat_template.jinja", "model.safetensors"]),
     ],
 )  # fmt: skip
 def test_weights_are_chosen_once(names: list[str], texts: Mapping[str, str], expected: list[str]) -> None:

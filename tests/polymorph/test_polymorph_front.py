@@ -362,7 +362,7 @@ def test_a_front_that_starts_again_hashes_no_engine_again(
     hashed.clear()
     for _ in range(2):
         TextFront(pb_utils, args).close()
-    assert sorted(hashed) == ["emulated.json", "tokenizer.json"]
+    assert sorted(hashed) == ["emulated.json", "tokenizer.json", "tokenizer_config.json"]
 
 
 @pytest.fixture

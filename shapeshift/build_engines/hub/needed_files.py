@@ -12,8 +12,8 @@ from shapeshift.errors import InvalidInputError, listed
 Read = Callable[[str], str]
 """The text of a file of the repository, by its name."""
 _MOST_LISTED = 5
-_MODULES = "modules.json"
-_TEXT_SUFFIXES = (".json", ".txt", ".model")
+_MODULES, _TEMPLATES = "modules.json", "additional_chat_templates"
+_TEXT_SUFFIXES = (".json", ".txt", ".model", ".jinja", ".tiktoken")
 # The same weights once more: in the layout of the model's author, or rounded.
 _DUPLICATES = ("consolidated", "pytorch_model")
 _VARIANTS = (".fp16.", ".bf16.", ".fp32.", ".int8.")
@@ -25,7 +25,7 @@ def of_checkpoint(names: Sequence[str], read: Read) -> list[str]:
 
     Raises InvalidInputError for a repository without config.json or without safetensors weights.
     """
-    folders = {""}
+    folders = {"", _TEMPLATES}
     if _MODULES in names:
         folders |= {_folder(path) for path in _module_paths(read(_MODULES))}
     found: list[str] = []

@@ -92,8 +92,11 @@ def _prepare(planned: Plan, work: Path) -> None:
     """Empty the folder `work` and write the tokenizer into it."""
     shutil.rmtree(work, ignore_errors=True)
     work.mkdir(parents=True)
-    ids = vocabulary_size(planned.checkpoint.config)
-    tokenizer_files.write(planned.checkpoint.folder, work / TOKENIZER_FILE, ids, planned.modules.lower_case)
+    checkpoint = planned.checkpoint
+    tokenizer_files.write(checkpoint.folder, work, planned.modules.lower_case)
+    if not checkpoint.tokenizer_file.is_file():
+        # Tokens that stand beside a tokenizer.json may have ids that the model lacks: texts with one are refused.
+        tokenizer_files.require_ids_below(work / TOKENIZER_FILE, vocabulary_size(checkpoint.config))
 
 
 def _manifest(planned: Plan, work: Path, built: BuildResult, precision: str, note: str) -> Manifest:

@@ -51,8 +51,8 @@ def check(front: TextFrontConfig, paths: BuildPaths) -> Plan:
     if planned.provider.name != "emulated":
         weight_headers.require_floats(weight_headers.read(planned.checkpoint.folder))
     if planned.checkpoint.tokenizer_file.is_file():
-        # One that must be converted is checked when it is: transformers is slow to import.
-        tokenizer_files.read(planned.checkpoint.tokenizer_file, vocabulary_size(config))
+        # What transformers makes of it is checked by the build: it is slow to import.
+        tokenizer_files.require_ids_below(planned.checkpoint.tokenizer_file, vocabulary_size(config))
     return planned
 
 

@@ -29,7 +29,7 @@ from shapeshift.serving.text_inputs import NUM_TOKENS, TEXT_PAIR
 from shapeshift.triton import model_config
 
 # Incremented when a change of this project makes engines that were built before wrong or worse.
-_BUILD_FORMAT = 5
+_BUILD_FORMAT = 6
 # Outputs that every front has: they say nothing about its engines.
 _COMMON_OUTPUTS = (NUM_TOKENS.name, DESCRIPTION.name)
 
@@ -96,6 +96,7 @@ class Plan:
             "outputs": [output.name for output in self.front.config.output if output.name not in _COMMON_OUTPUTS],
             "pairs": self.pairs,
             "checkpoint": self.source_sha256,
+            "tokenizer": tokenizer_files.key(self.checkpoint),
             "modules": asdict(self.modules),
             "provider": [part for own in self._providers for part in (own.name, own.version())],
             "precision": self.precision,
@@ -124,8 +125,7 @@ def _checkpoint(front: TextFrontConfig, paths: BuildPaths) -> tuple[Checkpoint, 
     source = find_checkpoint(own.checkpoint, paths)
     found = sentence_modules.read(source.folder)
     transformer = source.folder / found.transformer
-    needed = ("config.json", *tokenizer_files.source_files(transformer))
-    checkpoint = open_checkpoint(transformer, needed, source.origin, paths.build / HASHES)
+    checkpoint = open_checkpoint(transformer, (), source.origin, paths.build / HASHES)
     family = family_of(checkpoint.config)
     modules = (found.for_head() if own.head else found).resolved(own.pooling, own.normalize, family.pooling)
     modules.check(hidden_size(checkpoint.config))

@@ -13,11 +13,11 @@ from shapeshift.cascade.policy.control import LevelOutput
 from shapeshift.cascade.policy.routing import Array
 from shapeshift.engines import manifest
 from shapeshift.engines.execution.engine_set import EngineSet
+from shapeshift.engines.execution.loading import open_tokenizer
 from shapeshift.engines.interfaces import Ids
 from shapeshift.engines.manifest import Manifest
 from shapeshift.engines.providers import lookup
-from shapeshift.engines.text.tokenizer import FILE_NAME as TOKENIZER_FILE
-from shapeshift.engines.text.tokenizer import Encoded, TextTokenizer
+from shapeshift.engines.text.tokenizer import Encoded
 from shapeshift.errors import EngineError
 
 # Called with the percentage of texts that have run.
@@ -47,9 +47,7 @@ class ModelRunner:
         self.outputs = tuple(output.name for output in self.made.outputs)
         if "LOGITS" not in self.outputs:
             raise EngineError(f"{name} has no output LOGITS; list it in its config.pbtxt and run `shapeshift engines`")
-        self._tokenizer = TextTokenizer(
-            folder / TOKENIZER_FILE, self.made.max_tokens, type_stride=self.made.type_stride
-        )
+        self._tokenizer = open_tokenizer(folder, self.made)
         runtime = lookup.PROVIDERS[self.made.provider].open(folder, self.made.precision, threads=1)
         self._engine_set = EngineSet(self.made)
         for entry in self.made.engines:

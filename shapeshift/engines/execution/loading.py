@@ -1,16 +1,25 @@
-"""Loading engines: a process starts with one engine and loads the others in the background."""
+"""Loading engines: a process starts with the tokenizer and one engine, and loads the others in the background."""
 
 from __future__ import annotations
 
 import os
 import threading
 from collections.abc import Callable
+from pathlib import Path
 
 from shapeshift.engines.hardware import resident_mb
 from shapeshift.engines.manifest import EngineEntry, Manifest
+from shapeshift.engines.text.tokenizer import FILE_NAME, TextTokenizer
 from shapeshift.serving.model_args import Log
 
 _NICENESS = 10
+
+
+def open_tokenizer(folder: Path, manifest: Manifest) -> TextTokenizer:
+    """The tokenizer in a folder of text engines."""
+    stride = manifest.type_stride
+    vocabulary = stride or manifest.vocabulary
+    return TextTokenizer(folder / FILE_NAME, manifest.max_tokens, type_stride=stride, vocab_size=vocabulary)
 
 
 def first_and_rest(manifest: Manifest) -> tuple[EngineEntry, list[EngineEntry]]:

@@ -11,9 +11,10 @@ from typing import Any
 from shapeshift.errors import InvalidInputError
 
 FILE_NAME, CONFIG, TOKEN_MAP = "chat_template.jinja", "tokenizer_config.json", "special_tokens_map.json"
+FOLDER = "additional_chat_templates"
 MAX_TEMPLATE = 262_144
 """Characters of the longest template."""
-_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+_TOKEN, _FURTHER_TOKENS = "_token", "model_specific_special_tokens"
 _DEFAULT, _TOOL_USE = "default", "tool_use"
 
 
@@ -31,7 +32,8 @@ class ChatTemplateFiles:
 
 
 def read(folder: Path) -> ChatTemplateFiles:
-    """The template of the checkpoint in `folder`: of chat_template.jinja, else of tokenizer_config.json.
+    """The templates in `folder`, of a checkpoint or a published model: in files of their own, else in
+    tokenizer_config.json.
 
     Raises InvalidInputError for a file that is not what its name says, or a template above MAX_TEMPLATE characters.
     """
@@ -39,12 +41,16 @@ def read(folder: Path) -> ChatTemplateFiles:
     templates = _named(config.get("chat_template"), folder / CONFIG)
     if (folder / FILE_NAME).is_file():
         templates |= {_DEFAULT: _text(folder / FILE_NAME)}
+    templates |= {file.stem: _text(file) for file in (folder / FOLDER).glob("*.jinja")}
     for name, text in templates.items():
         if len(text) > MAX_TEMPLATE:
             limit = f"at most {MAX_TEMPLATE} characters"
             raise InvalidInputError(f"chat_template {name}", f"{len(text)} characters", limit)
     stated = {**_json(folder / TOKEN_MAP), **config}
-    tokens = {name: token for name in _TOKENS if (token := _content(stated.get(name))) is not None}
+    further = stated.get(_FURTHER_TOKENS)
+    named = {name: value for name, value in stated.items() if name.endswith(_TOKEN)}
+    named |= further if isinstance(further, dict) else {}
+    tokens = {name: token for name, value in named.items() if (token := _content(value)) is not None}
     return ChatTemplateFiles(templates.get(_DEFAULT), templates.get(_TOOL_USE), tokens)
 
 

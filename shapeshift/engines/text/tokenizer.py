@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import codecs
+import json
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -14,8 +15,25 @@ from shapeshift.errors import InvalidInputError
 Ids = npt.NDArray[np.int64]
 Offsets = npt.NDArray[np.int32]
 
-FILE_NAME = "tokenizer.json"
+FILE_NAME, CONFIG = "tokenizer.json", "tokenizer_config.json"
 _BYTES_PER_TOKEN = 128
+
+
+def open_tokenizer(file: Path) -> Any:
+    """The tokenizer in a tokenizer.json, with what `read_config` says; it neither pads nor truncates."""
+    from tokenizers import Tokenizer
+
+    tokenizer = Tokenizer.from_file(str(file))
+    tokenizer.no_padding()
+    tokenizer.no_truncation()
+    tokenizer.encode_special_tokens = bool(read_config(file).get("split_special_tokens"))
+    return tokenizer
+
+
+def read_config(file: Path) -> dict[str, Any]:
+    """The tokenizer_config.json beside a tokenizer.json: what that cannot hold. Empty if there is none."""
+    config = file.with_name(CONFIG)
+    return dict(json.loads(config.read_text(encoding="utf-8"))) if config.is_file() else {}
 
 
 class Encoded(NamedTuple):
@@ -46,20 +64,17 @@ class TextTokenizer:
         type_stride: int = 0,
         vocab_size: int | None = None,
     ) -> None:
-        from tokenizers import Tokenizer
-
         self.max_tokens = max_tokens
         self._field = field
         self._remedy = remedy
         self._type_stride = type_stride
         # A longer text is rejected, or truncated, before it is tokenized.
         self.max_bytes = max_tokens * _BYTES_PER_TOKEN
-        self._tokenizer = Tokenizer.from_file(str(file))
-        self._tokenizer.no_padding()
-        self._tokenizer.no_truncation()
+        self._tokenizer = open_tokenizer(file)
         closing = self._tokenizer.encode("a").special_tokens_mask[-1:]
         self._has_closing = closing == [1]
-        self._vocab_size = vocab_size
+        highest = max(self._tokenizer.get_vocab(with_added_tokens=True).values(), default=-1)
+        self._vocab_size = None if vocab_size is None or highest < vocab_size else vocab_size
 
     @property
     def vocabulary(self) -> int:

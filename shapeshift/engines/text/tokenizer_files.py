@@ -1,67 +1,116 @@
-"""The tokenizer.json of engines: the checkpoint's own, or converted from the files of an older tokenizer."""
+"""The tokenizer that a published model keeps: the checkpoint's, as transformers sets it up, in files of its own.
+
+The library is asked once, when a model is built: it knows what tokenizer_config.json, added tokens and the defaults of
+a class change. Serving processes read the result with `tokenizers` alone.
+"""
 
 from __future__ import annotations
 
-import shutil
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from shapeshift.engines.text.tokenizer import FILE_NAME
-from shapeshift.errors import InvalidInputError
+from shapeshift.engines.checkpoint import Checkpoint
+from shapeshift.engines.text.tokenizer import CONFIG, FILE_NAME, open_tokenizer
+from shapeshift.errors import InvalidInputError, UnsupportedError
 
-# What transformers makes a tokenizer of where there is no tokenizer.json, and the files that say how.
-_VOCABULARIES = ("vocab.txt", "vocab.json", "spiece.model", "spm.model", "sentencepiece.bpe.model", "tokenizer.model")
-_BESIDE = ("merges.txt", "added_tokens.json", "special_tokens_map.json", "tokenizer_config.json")
+PUBLISHED = (FILE_NAME, CONFIG)
+"""The files that `write` makes; the second one holds chat templates and special tokens too."""
+AWKWARD_TEXTS = (
+    "a",
+    "Hello WORLD, it's 3.14% of 2,026!  Two  spaces\tand\n\nlines\r\n  ",
+    " leading and trailing ",
+    "I'm don't DON'T we'll l'été",
+    "naïve Café CAFE\u0301 ﬁ ﬀ ß ẞ İ ı Σίσυφος",
+    "東京は日本の首都です。 中文，测试 한국어 한글",
+    "مرحبا بالعالم שלום עולם हिन्दी ไทย",
+    "🙂👍🏽👨‍👩‍👧‍👦🇩🇪 ☕️",
+    "def f(x):\n    return x  # comment\n\t\tpass",
+    "zero\u200bwidth\u00a0no-break\u3000ideographic\ufeffBOM\u00ad",
+    "▁▁ Ġ Ċ <0x0A> ## @@ </w>",
+)
+"""Scripts, emoji, spaces, casing: on these the published tokenizer must give the ids of the library's."""
+_MOST_ADDED = 12
 
 
-def source_files(folder: Path) -> tuple[str, ...]:
-    """The names of the files in `folder` that make its tokenizer; tokenizer.json if there are none."""
-    found = [name for name in _VOCABULARIES if (folder / name).is_file()]
-    if not found or (folder / FILE_NAME).is_file():
-        return (FILE_NAME,)
-    return (*found, *(name for name in _BESIDE if (folder / name).is_file()))
+def key(checkpoint: Checkpoint) -> str:
+    """Changes if, and only if, the published tokenizer of a checkpoint must be written again."""
+    return f"{checkpoint.tokenizer_sha256}:{version('transformers')}:{version('tokenizers')}"
 
 
-def write(folder: Path, target: Path, ids: int, lower_case: bool = False) -> None:
-    """Write the tokenizer of the checkpoint in `folder` to the file `target`.
+def of_library(folder: Path, lower_case: bool = False) -> Any:
+    """The tokenizer that transformers makes of the checkpoint in `folder`; it never runs the checkpoint's own code.
 
-    ids: the number of ids that the model knows; lower_case: whether texts become lower case first.
-    Raises InvalidInputError for a tokenizer that transformers cannot convert, or that has further ids.
+    lower_case: whether texts become lower case first. Raises InvalidInputError for one that transformers does not read,
+    UnsupportedError for one that `tokenizers` does not compute.
     """
     from tokenizers import normalizers
-
-    if (folder / FILE_NAME).is_file():
-        shutil.copyfile(folder / FILE_NAME, target)
-    else:
-        _convert(folder, target)
-    tokenizer = read(target, ids)
-    if lower_case:
-        own = [tokenizer.normalizer] if tokenizer.normalizer else []
-        tokenizer.normalizer = normalizers.Sequence([normalizers.Lowercase(), *own])
-        tokenizer.save(str(target))
-
-
-def read(file: Path, ids: int) -> Any:
-    """The tokenizer in a tokenizer.json. Raises InvalidInputError if it is none, or has ids from `ids` on."""
-    from tokenizers import Tokenizer
-
-    try:
-        tokenizer = Tokenizer.from_file(str(file))
-    except Exception as error:  # noqa: BLE001  the library raises a bare Exception
-        raise InvalidInputError("checkpoint", str(file), f"a tokenizer ({error})") from None
-    highest = max(tokenizer.get_vocab(with_added_tokens=True).values(), default=-1)
-    if highest >= ids:
-        allowed = f"ids below {ids}, the vocab_size of config.json: this is the tokenizer of another model"
-        raise InvalidInputError(FILE_NAME, f"id {highest}", f"{allowed}; download the folder again")
-    return tokenizer
-
-
-def _convert(folder: Path, target: Path) -> None:
     from transformers import AutoTokenizer
+    from transformers.utils import logging
 
+    logging.set_verbosity_error()
     try:
-        AutoTokenizer.from_pretrained(folder).backend_tokenizer.save(str(target))
+        tokenizer = AutoTokenizer.from_pretrained(str(folder), local_files_only=True, trust_remote_code=False)
     except Exception as error:  # noqa: BLE001  transformers raises many types
         reason = str(error).strip().partition("\n")[0] or type(error).__name__
         allowed = f"{FILE_NAME}, or files that transformers converts to it ({reason})"
         raise InvalidInputError("checkpoint", str(folder), allowed) from error
+    if not tokenizer.is_fast:
+        kind = type(tokenizer).__name__
+        raise UnsupportedError(
+            f"{folder}: the tokenizer {kind} of transformers computes in Python, without {FILE_NAME}"
+        )
+    if lower_case:
+        backend = tokenizer.backend_tokenizer
+        own = [backend.normalizer] if backend.normalizer else []
+        backend.normalizer = normalizers.Sequence([normalizers.Lowercase(), *own])
+    return tokenizer
+
+
+def write(folder: Path, target: Path, lower_case: bool = False) -> None:
+    """Write PUBLISHED into the folder `target`: the tokenizer of the checkpoint in `folder`; see `of_library`.
+
+    Raises as `of_library`, and UnsupportedError for a tokenizer that a tokenizer.json cannot express.
+    """
+    library = of_library(folder, lower_case)
+    # Templates go into tokenizer_config.json, all of them.
+    library.save_pretrained(str(target), save_jinja_files=False)
+    _require_equal(open_tokenizer(target / FILE_NAME), library, folder)
+
+
+def require_ids_below(file: Path, ids: int) -> None:
+    """Raise InvalidInputError unless `file` is a tokenizer.json whose ids are all below `ids`."""
+    highest = highest_id(file)
+    if highest >= ids:
+        allowed = f"ids below {ids}, the vocab_size of config.json: this is the tokenizer of another model"
+        raise InvalidInputError(FILE_NAME, f"id {highest}", f"{allowed}; download the folder again")
+
+
+def highest_id(file: Path) -> int:
+    """The highest id in a tokenizer.json. Raises InvalidInputError if it is none."""
+    try:
+        tokenizer = open_tokenizer(file)
+    except Exception as error:  # noqa: BLE001  the library raises a bare Exception
+        raise InvalidInputError("checkpoint", str(file), f"a tokenizer ({error})") from None
+    return max(tokenizer.get_vocab(with_added_tokens=True).values(), default=-1)
+
+
+def awkward_texts(library: Any) -> list[str]:
+    """AWKWARD_TEXTS, and texts that contain those of added tokens."""
+    added = [*library.all_special_tokens, *library.get_added_vocab()]
+    named = list(dict.fromkeys(added))[:_MOST_ADDED]
+    return [*AWKWARD_TEXTS, *(f"before {token} after{token}" for token in named), " ".join(named) or "a b"]
+
+
+def _require_equal(tokenizer: Any, library: Any, folder: Path) -> None:
+    texts = awkward_texts(library)
+    cases: list[tuple[str, str | None]] = [(text, None) for text in texts]
+    cases += zip(texts, texts[1:], strict=False)
+    for first, second in cases:
+        expected, got = library(first, second)["input_ids"], tokenizer.encode(first, second).ids
+        if got != expected:
+            example = first if second is None else (first, second)
+            raise UnsupportedError(
+                f"{folder}: the tokenizer {type(library).__name__} of transformers has more than a {FILE_NAME} can "
+                f"express: {example!r} has the ids {expected}, and {got} by the file"
+            )
