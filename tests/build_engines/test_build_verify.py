@@ -22,6 +22,7 @@ from shapeshift.engines.interfaces import MAX_TOKENS, Array, Ids
 from shapeshift.engines.manifest import EngineEntry, Latency, Manifest
 from shapeshift.engines.providers import lookup
 from shapeshift.engines.settings import TextEngineSettings
+from shapeshift.engines.text.tokenizer import TextTokenizer
 from shapeshift.polymorph.settings import PolymorphSettings
 from shapeshift.triton import model_config
 from tests.polymorph import engine_models
@@ -47,6 +48,9 @@ class Reference:
 
     def module(self) -> str:
         return "module"
+
+    def require_texts(self, tokenizer: TextTokenizer) -> None:
+        assert tokenizer.vocabulary == self.vocabulary
 
     def compute(self, ids: Ids) -> dict[str, Array]:
         return {"EMBEDDING": vector(ids, np.arange(2, 2 + len(ids)))}

@@ -62,8 +62,13 @@ CONFIGS: dict[str, dict[str, Any]] = {
 }
 
 
-def save_model(folder: Path, model_type: str, task: str = "AutoModel", **changes: Any) -> Path:
-    """Write a random checkpoint of a class of transformers, such as AutoModelForSequenceClassification."""
+def save_model(
+    folder: Path, model_type: str, task: str = "AutoModel", token_types: bool = True, **changes: Any
+) -> Path:
+    """Write a random checkpoint of a class of transformers, such as AutoModelForSequenceClassification.
+
+    token_types: whether the tokenizer of a model that has token types gives them.
+    """
     import torch
     import transformers
 
@@ -74,7 +79,7 @@ def save_model(folder: Path, model_type: str, task: str = "AutoModel", **changes
         # As they are drawn, the weights are too small for attention to prefer anything, and biases are zero.
         weight.data = weight.data * 15 if weight.ndim > 1 else weight.data + 0.1 * torch.randn_like(weight)
     model.save_pretrained(folder)
-    causal, pairs = model_type == "qwen3", getattr(config, "type_vocab_size", 0) > 1
+    causal, pairs = model_type == "qwen3", token_types and getattr(config, "type_vocab_size", 0) > 1
     save_tokenizer(folder, config.pad_token_id, causal, pairs)
     return folder
 

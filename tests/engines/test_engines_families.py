@@ -13,6 +13,7 @@ from shapeshift.engines.interfaces import Array, Ids
 from shapeshift.engines.text import sentence_modules
 from shapeshift.engines.text.families import FAMILIES, family_of
 from shapeshift.engines.text.tokenizer import TextTokenizer
+from shapeshift.errors import UnsupportedError
 from tests.engines.families import CONFIGS, VOCABULARY, outputs_of_engines, save_model, save_modules
 
 LENGTHS = (5, 2, 17, 9, 3)
@@ -89,23 +90,37 @@ def test_token_logits_are_those_of_transformers(family: str, tmp_path: Path) -> 
             assert not own["TOKEN_LOGITS"][len(expected) :].any()
 
 
-@pytest.mark.parametrize("family", ["bert", "roberta"])
-def test_a_cross_encoder_scores_pairs(family: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("family", "token_types"), [("bert", True), ("bert", False), ("roberta", True)])
+def test_a_cross_encoder_scores_pairs(family: str, token_types: bool, tmp_path: Path) -> None:
     from sentence_transformers import CrossEncoder
     from torch import nn
 
-    folder = save_model(tmp_path / "model", family, "AutoModelForSequenceClassification", num_labels=1)
+    task = "AutoModelForSequenceClassification"
+    folder = save_model(tmp_path / "model", family, task, token_types, num_labels=1)
     reference = reference_of(folder, "LOGITS", pairs=True)
-    # RoBERTa tells the second text by the tokens between the two.
-    assert reference.type_stride == (VOCABULARY if family == "bert" else 0)
+    # RoBERTa tells the second text by the tokens between the two; and so does a BERT without types in its tokenizer's
+    # model_input_names, for which transformers computes with zeros.
+    assert reference.type_stride == (VOCABULARY if family == "bert" and token_types else 0)
     pairs = list(zip(TEXTS, TEXTS[1:], strict=False))
     tokenizer = TextTokenizer(folder / "tokenizer.json", 48, type_stride=reference.type_stride)
+    reference.require_texts(tokenizer)
     ids = [tokenizer.encode_with_offsets(first.encode(), second.encode()).ids for first, second in pairs[:2]]
     wanted = CrossEncoder(str(folder), device="cpu", local_files_only=True).predict(
         pairs[:2], batch_size=1, activation_fn=nn.Identity()
     )
     for found in outputs_of_engines(reference, ids, tmp_path):
         np.testing.assert_allclose([own["LOGITS"][0] for own in found], wanted, atol=1e-4, rtol=0)
+
+
+def test_a_pair_that_is_computed_otherwise_is_refused_by_example(tmp_path: Path) -> None:
+    """As with token types where the library gives zeros, or without where it gives them."""
+    for token_types in (True, False):
+        folder = save_model(tmp_path / str(token_types), "bert", token_types=token_types)
+        reference = reference_of(folder, "EMBEDDING", pairs=True)
+        reference.type_stride = 0 if token_types else VOCABULARY
+        tokenizer = TextTokenizer(folder / "tokenizer.json", 48, type_stride=reference.type_stride)
+        with pytest.raises(UnsupportedError, match=r"EMBEDDING of \('a', .*\) is not what transformers computes"):
+            reference.require_texts(tokenizer)
 
 
 DENSE = {"in_features": 16, "out_features": 8, "bias": True, "activation_function": "torch.nn.modules.activation.Tanh"}

@@ -73,7 +73,9 @@ class TextEngineBuilder:
         self._outputs = engine_outputs(planned, reference.hidden)
         self._reference = reference
         self._packs = settings.packing and reference.packs_rows
-        ends = TextTokenizer(work / TOKENIZER_FILE, settings.max_tokens).encode(b"a", 0, False)
+        tokenizer = TextTokenizer(work / TOKENIZER_FILE, settings.max_tokens, type_stride=reference.type_stride)
+        reference.require_texts(tokenizer)
+        ends = tokenizer.encode(b"a", 0, False)
         self._texts = ReferenceTexts(
             reference.compute, int(ends[0]), int(ends[-1]), reference.vocabulary, reference.padding
         )

@@ -6,24 +6,32 @@ A serving process does not import it.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+import inspect
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 
 from shapeshift.engines.checkpoint import Checkpoint
 from shapeshift.engines.interfaces import Array, Ids
+from shapeshift.engines.text import tokenizer_files
 from shapeshift.engines.text.export_module import PackedEncoder
 from shapeshift.engines.text.families import FAMILIES, family_of, first_position, longest_text
 from shapeshift.engines.text.pooling import SentenceHead, dense_layers, pool_one
 from shapeshift.engines.text.sentence_modules import SentenceModules
 from shapeshift.engines.text.task_heads import linear_head, sequence_head, token_head
+from shapeshift.engines.text.tokenizer import TextTokenizer
 from shapeshift.errors import InvalidInputError, UnsupportedError
 
 # The outputs that a checkpoint's own head computes, and transformers' class of such checkpoints.
 _TASKS = {"LOGITS": "AutoModelForSequenceClassification", "TOKEN_LOGITS": "AutoModelForTokenClassification"}
+_TYPES = "token_type_ids"
+# Of the largest value: computed twice by the same model, in batches of one text.
+_TOLERANCE = 1e-3
 
 
 class ReferenceModel:
@@ -43,6 +51,7 @@ class ReferenceModel:
         head: Path | None = None,
         pairs: bool = False,
     ) -> None:
+        self._checkpoint, self._pairs = checkpoint, pairs
         self.family = family_of(checkpoint.config)
         self.outputs = tuple(outputs)
         self._modules = modules
@@ -58,7 +67,7 @@ class ReferenceModel:
         self.hidden = int(self._model.config.hidden_size)
         self._dense = dense_layers(modules)
         self._ids = int(self._model.config.vocab_size)
-        self.type_stride = self._ids if pairs and int(getattr(self._model.config, "type_vocab_size", 0)) > 1 else 0
+        self.type_stride = self._ids if pairs and self._is_given_types() else 0
 
     @property
     def vocabulary(self) -> int:
@@ -91,19 +100,56 @@ class ReferenceModel:
         """The outputs of one text: EMBEDDING [width], LOGITS [labels], TOKEN_LOGITS [tokens, labels],
         IMPORTANCE [tokens].
         """
-        with torch.inference_mode():
-            return {name: value.numpy() for name, value in self._compute(torch.from_numpy(ids)).items()}
+        given = torch.from_numpy(ids)[None]
+        if not self.type_stride:
+            return self._compute({"input_ids": given})
+        types = (given >= self.type_stride).long()
+        return self._compute({"input_ids": given % self.type_stride, _TYPES: types})
 
-    def _compute(self, ids: torch.Tensor) -> dict[str, torch.Tensor]:
-        options: dict[str, Any] = {"output_attentions": "IMPORTANCE" in self.outputs}
-        if self.type_stride:
-            options["token_type_ids"] = (ids >= self.type_stride).long().unsqueeze(0)
-            ids = ids % self.type_stride
-        result = self._model.base_model(input_ids=ids.unsqueeze(0), **options)
+    def require_texts(self, tokenizer: TextTokenizer) -> None:
+        """Raise UnsupportedError naming a text or pair for whose ids by `tokenizer` the outputs are not those of the
+        library's own call, `model(**tokenizer(text))`."""
+        texts = tokenizer_files.awkward_texts(self._tokenizer)
+        cases: list[tuple[str, str | None]] = [(text, None) for text in texts]
+        cases += zip(texts, texts[1:], strict=False) if self._pairs else ()
+        for first, second in cases:
+            pair = None if second is None else second.encode()
+            got = self.compute(tokenizer.encode_with_offsets(first.encode(), pair, truncate=True).ids)
+            for name, expected in self._of_texts(first, second, tokenizer.max_tokens).items():
+                limit = _TOLERANCE * float(np.abs(expected).max())
+                if got[name].shape != expected.shape or not np.abs(got[name] - expected).max() <= limit:
+                    example = first if second is None else (first, second)
+                    raise UnsupportedError(
+                        f"{self._checkpoint.folder}: {name} of {example!r} is not what transformers computes with the "
+                        f"tokenizer {type(self._tokenizer).__name__}"
+                    )
+
+    def _of_texts(self, first: str, second: str | None, max_tokens: int) -> dict[str, Array]:
+        with _library_errors(self._checkpoint):
+            given = self._tokenizer(first, second, truncation=True, max_length=max_tokens, return_tensors="pt")
+            known = inspect.signature(self._model.base_model.forward).parameters
+            return self._compute({name: values for name, values in given.items() if name in known})
+
+    @cached_property
+    def _tokenizer(self) -> Any:
+        return tokenizer_files.of_library(self._checkpoint.folder, self._modules.lower_case)
+
+    def _is_given_types(self) -> bool:
+        """Whether the library gives the model the token types of a pair; if not, they are zeros."""
+        kinds = int(getattr(self._model.config, "type_vocab_size", 0))
+        return kinds > 1 and _TYPES in self._tokenizer.model_input_names
+
+    def _compute(self, given: Mapping[str, torch.Tensor]) -> dict[str, Array]:
+        with torch.inference_mode():
+            return {name: value.numpy() for name, value in self._outputs_of(given).items()}
+
+    def _outputs_of(self, given: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        options: dict[str, Any] = {**given, "output_attentions": "IMPORTANCE" in self.outputs}
+        result = self._model.base_model(**options)
         vector = self._dense(pool_one(result.last_hidden_state[0], self._modules.pooling))
         values = {"EMBEDDING": nn.functional.normalize(vector, dim=-1) if self._modules.normalize else vector}
         if self._task:
-            values[self._task] = self._model(input_ids=ids.unsqueeze(0), **options).logits[0]
+            values[self._task] = self._model(**options).logits[0]
         elif self._linear is not None:
             values["LOGITS"] = self._linear(values["EMBEDDING"].unsqueeze(0))[0]
         if "IMPORTANCE" in self.outputs:
