@@ -60,7 +60,7 @@ class ReferenceTexts:
     """Random rows of ids of given lengths and their reference outputs, each computed once.
 
     reference(ids) returns a vector for each of the model's outputs; opening, closing: the first and last id of a row;
-    padding: an id that rows do not contain.
+    padding: an id that rows do not contain; middle: the id in the middle of a row; None: any.
     """
 
     def __init__(
@@ -70,8 +70,10 @@ class ReferenceTexts:
         closing: int,
         vocabulary: int,
         padding: int | None = None,
+        middle: int | None = None,
     ) -> None:
         self._reference = reference
+        self._middle = middle
         self._ends = (opening, closing)
         self._padding = padding
         self._vocabulary = vocabulary
@@ -84,6 +86,8 @@ class ReferenceTexts:
             if self._padding is not None:
                 # Texts do not contain it, and models may take it for the end of one.
                 ids[ids == self._padding] = (self._padding + 1) % self._vocabulary
+            if self._middle is not None:
+                ids[length // 2] = self._middle
             ids[0], ids[-1] = self._ends
             self._rows[length] = (ids, self._reference(ids))
         return self._rows[length]

@@ -36,12 +36,12 @@ def vector(ids: Ids, positions: Ids) -> Array:
 
 
 class Reference:
-    """Replaces transformers. Texts start at position 2."""
+    """Replaces transformers. Texts start at position 2, and the id 1 is not counted."""
 
     family, packs_rows, position_offset = "made up", True, 2
     max_tokens, hidden, vocabulary = 512, WIDTH, 30522
 
-    type_stride, padding = 0, 0
+    type_stride, padding = 0, 1
 
     def __init__(self, checkpoint: Any, *settings: Any) -> None:
         pass
@@ -53,7 +53,8 @@ class Reference:
         assert tokenizer.vocabulary == self.vocabulary
 
     def compute(self, ids: Ids) -> dict[str, Array]:
-        return {"EMBEDDING": vector(ids, np.arange(2, 2 + len(ids)))}
+        counted = ids != 1
+        return {"EMBEDDING": vector(ids, np.cumsum(counted) * counted + 1)}
 
 
 class Provider:

@@ -192,6 +192,9 @@ def test_one_deviating_row_is_detected() -> None:
 def test_texts_to_compare_do_not_contain_the_padding_id() -> None:
     texts = ReferenceTexts(lambda ids: {}, opening=3, closing=3, vocabulary=4, padding=1)
     assert set(texts.row(64)[0].tolist()) == {0, 2, 3}
+    # Unless it counts for positions.
+    counting = ReferenceTexts(lambda ids: {}, opening=3, closing=3, vocabulary=4, padding=1, middle=1)
+    assert np.flatnonzero(counting.row(64)[0] == 1).tolist() == [32]
 
 
 def test_logits_and_importance_are_compared_with_their_magnitude() -> None:

@@ -22,6 +22,26 @@ def test_positions_count_from_the_familys_offset() -> None:
     assert made["POSITIONS"].tolist() == [[2, 3, 2, 3, 4]]
 
 
+@pytest.mark.parametrize("padding", [0, 1, 5])
+def test_positions_are_those_of_roberta_where_a_text_contains_padding(padding: int) -> None:
+    import torch
+    from transformers.models.roberta.modeling_roberta import RobertaEmbeddings
+
+    for stride in (0, 100):
+        text = np.array([7, 9, padding, 8, padding, padding, 6])
+        wanted = RobertaEmbeddings.create_position_ids_from_input_ids(torch.from_numpy(text)[None], padding)
+        # A pair's second text has its ids above the stride.
+        made = pack([np.array([3]), text + stride * (np.arange(7) > 3)], 8, 2, padding + 1, stride)
+        assert made["POSITIONS"][0, 1:].tolist() == wanted[0].tolist()
+
+
+def test_the_longest_text_has_positions_from_an_offset() -> None:
+    """As in models of 8,194 positions, such as BGE-M3."""
+    made = pack([np.full(8192, 7)], 8192, 8192, 2)
+    assert made["POSITIONS"][0, [0, -1]].tolist() == [2, 8193]
+    assert made["ROWS"][[0, -1]].tolist() == [1, 8192]
+
+
 @pytest.mark.parametrize("seed", range(30))
 def test_rows_can_be_recovered_from_a_pack(seed: int) -> None:
     rng = random.Random(seed)

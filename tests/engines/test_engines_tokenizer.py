@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import json
 from concurrent.futures import ThreadPoolExecutor
+from itertools import product
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,6 +14,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers, processors
 
 from shapeshift.engines.text.tokenizer import FILE_NAME, TextTokenizer
 from shapeshift.errors import InvalidInputError
+from tests.engines.small_tokenizers import byte_level
 
 WORDS = ["[UNK]", "[CLS]", "[SEP]", "one", "two", "ü"]
 UNKNOWN, OPEN, CLOSE, ONE, TWO, UMLAUT = range(6)
@@ -168,18 +172,57 @@ def test_pairs_have_own_offsets_and_token_types(demo_checkpoint: Path) -> None:
         tokenizer.encode_with_offsets(first, b"", 3)
 
 
-@pytest.mark.parametrize(
-    ("words", "kept"), [((3, 30), (3, 10)), ((30, 3), (10, 3)), ((30, 30), (7, 6)), ((9, 30), (7, 6))]
-)
-def test_longer_text_is_truncated(demo_checkpoint: Path, words: tuple[int, int], kept: tuple[int, int]) -> None:
-    tokenizer = TextTokenizer(demo_checkpoint / FILE_NAME, 16)
-    first, second = (b"a " * words[0], b"b " * words[1])
-    with pytest.raises(InvalidInputError, match="at most 16"):
-        tokenizer.encode_with_offsets(first, second)
-    ids, offsets = tokenizer.encode_with_offsets(first, second, truncate=True)
-    assert len(ids) == len(offsets) == 16
-    a, b = tokenizer.encode(b"a")[1], tokenizer.encode(b"b")[1]
-    assert ((ids == a).sum(), (ids == b).sum()) == kept
-    single = tokenizer.encode_with_offsets(b"a " * 30, truncate=True)
-    np.testing.assert_array_equal(single.ids, tokenizer.encode(b"a " * 30, truncate=True))
-    assert single.offsets[-1].tolist() == [-1, -1]
+def library_of(folder: Path, kind: str, demo: Path, side: str) -> Any:
+    """transformers' tokenizer of a kind, which it has also written into `folder`."""
+    from transformers import AutoTokenizer
+
+    source = demo if kind == "bert" else folder / "source"
+    if kind == "roberta":
+        source.mkdir()
+        byte_level(source)
+        (source / "config.json").write_text(json.dumps({"model_type": "roberta"}))
+    library = AutoTokenizer.from_pretrained(source, truncation_side=side)
+    library.save_pretrained(folder)
+    return library
+
+
+@pytest.mark.parametrize(("kind", "side"), [("bert", "right"), ("roberta", "right"), ("bert", "left")])
+def test_truncation_and_offsets_are_those_of_transformers(
+    kind: str, side: str, demo_checkpoint: Path, tmp_path: Path
+) -> None:
+    library = library_of(tmp_path, kind, demo_checkpoint, side)
+    stride = 100_000
+    texts = ["w", "a b", "één x y", "a [SEP] <s> b </s> c d", "x " * 9, "🙂 東京 naïve " * 5, "b " * 40]
+    for longest in (12, 13, 40):
+        tokenizer = TextTokenizer(tmp_path / FILE_NAME, longest, type_stride=stride)
+        limit = {"truncation": True, "max_length": longest, "return_offsets_mapping": True}
+        for first, second in [*product(texts, texts), *((text, None) for text in texts)]:
+            wanted = library(first, second, **limit, return_token_type_ids=True)
+            pair = None if second is None else second.encode()
+            ids, offsets = tokenizer.encode_with_offsets(first.encode(), pair, truncate=True)
+            assert (ids % stride).tolist() == wanted["input_ids"]
+            assert (ids // stride).tolist() == wanted["token_type_ids"]
+            assert offsets.tolist() == in_bytes(wanted, first, second or "")
+            if second is None:
+                assert tokenizer.encode(first.encode(), truncate=True).tolist() == wanted["input_ids"]
+    with pytest.raises(InvalidInputError, match=r"TEXT: got '\d+ tokens'; at most 40"):
+        tokenizer.encode_with_offsets(b"a " * 40, b"b")
+    with pytest.raises(InvalidInputError, match="max_tokens: got 2; at least"):
+        TextTokenizer(tmp_path / FILE_NAME, 2).encode(b"a b c", truncate=True)
+
+
+def in_bytes(encoded: Any, first: str, second: str) -> list[list[int]]:
+    """transformers' offsets, which count characters."""
+    texts, found = (first, second), []
+    for number, (start, end) in zip(encoded.sequence_ids(), encoded["offset_mapping"], strict=True):
+        ends = [-1, -1] if number is None else [len(texts[number][:place].encode()) for place in (start, end)]
+        found.append(ends)
+    return found
+
+
+def test_a_text_whose_beginning_is_cut_off_is_bounded(demo_checkpoint: Path, tmp_path: Path) -> None:
+    library_of(tmp_path, "bert", demo_checkpoint, "left")
+    tokenizer = TextTokenizer(tmp_path / FILE_NAME, 8)
+    assert len(tokenizer.encode(b"a b " * 256, truncate=True)) == 8
+    with pytest.raises(InvalidInputError, match="TEXT: got '1028 bytes'; at most 1024 bytes"):
+        tokenizer.encode(b"a b " * 257, truncate=True)

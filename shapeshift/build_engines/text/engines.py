@@ -76,8 +76,10 @@ class TextEngineBuilder:
         tokenizer = TextTokenizer(work / TOKENIZER_FILE, settings.max_tokens, type_stride=reference.type_stride)
         reference.require_texts(tokenizer)
         ends = tokenizer.encode(b"a", 0, False)
+        # Positions count from the id of padding, if not from 0: one of it inside a text is not counted.
+        uncounted = reference.position_offset - 1 if reference.position_offset else None
         self._texts = ReferenceTexts(
-            reference.compute, int(ends[0]), int(ends[-1]), reference.vocabulary, reference.padding
+            reference.compute, int(ends[0]), int(ends[-1]), reference.vocabulary, reference.padding, uncounted
         )
         self._runtime: Runtime | None = None
 
@@ -116,8 +118,8 @@ class TextEngineBuilder:
 
     def _run(self, engine: Engine, rows: Sequence[Ids]) -> dict[str, Array]:
         total = sum(map(len, rows))
-        offset = self._reference.position_offset
-        inputs = pack(rows, engine.tokens or total, engine.rows or len(rows), offset)
+        counted_from = self._reference.position_offset, self._reference.type_stride
+        inputs = pack(rows, engine.tokens or total, engine.rows or len(rows), *counted_from)
         return unpack(engine.run(inputs), rows)
 
     def _probe(self, lengths: Sequence[int]) -> Curves:

@@ -25,7 +25,7 @@ class EngineSet:
     """
 
     def __init__(self, manifest: Manifest) -> None:
-        self._position_offset = manifest.position_offset
+        self._counted_from = manifest.position_offset, manifest.type_stride
         self._max_tokens = manifest.max_tokens
         self._engines: dict[int | None, tuple[Engine, EngineEntry]] = {}
         self._fastest: list[Engine | None] = [None] * (self._max_tokens + 1)
@@ -57,7 +57,7 @@ class EngineSet:
         """The outputs of one pack, each [len(texts), ...]; see `packing.unpack`."""
         tokens = sum(map(len, texts))
         engine = self.choose(tokens, len(texts))
-        inputs = pack(texts, engine.tokens or tokens, engine.rows or len(texts), self._position_offset)
+        inputs = pack(texts, engine.tokens or tokens, engine.rows or len(texts), *self._counted_from)
         return unpack(engine.run(inputs), texts)
 
     def _fastest_engines(self) -> list[Engine | None]:

@@ -9,10 +9,12 @@ import numpy as np
 from shapeshift.engines.interfaces import TOKEN_OUTPUTS, Array, Ids
 
 
-def pack(texts: Sequence[Ids], tokens: int, rows: int, position_offset: int = 0) -> dict[str, Array]:
+def pack(
+    texts: Sequence[Ids], tokens: int, rows: int, position_offset: int = 0, type_stride: int = 0
+) -> dict[str, Array]:
     """The input tensors for `texts` (1-D id arrays, at most `rows` of them, at most `tokens` ids in total).
 
-    Row i is segment i + 1. Positions count from `position_offset` in each row.
+    Row i is segment i + 1. Positions count from `position_offset` in each row; see `_positions`.
     """
     ids = np.zeros((1, tokens), np.int64)
     segments = np.zeros((1, tokens), np.int64)
@@ -22,9 +24,20 @@ def pack(texts: Sequence[Ids], tokens: int, rows: int, position_offset: int = 0)
         end = start + len(text)
         ids[0, start:end] = text
         segments[0, start:end] = number
-        positions[0, start:end] = _RANGE[position_offset : position_offset + len(text)]
+        positions[0, start:end] = _positions(text, position_offset, type_stride)
         start = end
     return {"INPUT_IDS": ids, "SEGMENTS": segments, "POSITIONS": positions, "ROWS": _RANGE[1 : rows + 1]}
+
+
+def _positions(text: Ids, offset: int, type_stride: int) -> Ids:
+    """The positions of a text's tokens. Models that do not count from 0 count from the id of padding: where a text
+    contains that token, it has the position before the first one, and the others are counted without it.
+    """
+    if offset:
+        counted = (text % type_stride if type_stride else text) != offset - 1
+        if not counted.all():
+            return np.where(counted, np.cumsum(counted), 0) + (offset - 1)
+    return _RANGE[: len(text)] + offset
 
 
 def unpack(outputs: Mapping[str, Array], texts: Sequence[Ids]) -> dict[str, Array]:
@@ -47,4 +60,5 @@ def _by_token(values: Array, texts: Sequence[Ids]) -> Array:
     return padded
 
 
-_RANGE = np.arange(8192, dtype=np.int64)
+# One more than the most tokens: rows are numbered from 1.
+_RANGE = np.arange(8193, dtype=np.int64)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import codecs
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -47,6 +48,16 @@ class Encoded(NamedTuple):
     offsets: Offsets
 
 
+class _Tokens(NamedTuple):
+    """The ids of a text or pair; `kept` chooses them from those of the library's encoding of these texts."""
+
+    ids: Ids
+    kept: slice | npt.NDArray[np.bool_]
+    encoding: Any
+    first: str
+    second: str | None
+
+
 class TextTokenizer:
     """Encodes texts of 1 to `max_tokens` tokens, including special tokens. Thread-safe.
 
@@ -71,8 +82,7 @@ class TextTokenizer:
         # A longer text is rejected, or truncated, before it is tokenized.
         self.max_bytes = max_tokens * _BYTES_PER_TOKEN
         self._tokenizer = open_tokenizer(file)
-        closing = self._tokenizer.encode("a").special_tokens_mask[-1:]
-        self._has_closing = closing == [1]
+        self._cut_side = str(read_config(file).get("truncation_side", "right"))
         highest = max(self._tokenizer.get_vocab(with_added_tokens=True).values(), default=-1)
         self._vocab_size = None if vocab_size is None or highest < vocab_size else vocab_size
 
@@ -92,18 +102,10 @@ class TextTokenizer:
         """The ids of one UTF-8 text behind `prompt`, INT64 [length].
 
         Raises InvalidInputError naming the field and `row` for a text that is empty, invalid UTF-8, too long, or has a
-        token that the model lacks. With `truncate` a long text keeps its first tokens and the closing special token.
+        token that the model lacks. With `truncate` a long text keeps its first tokens, or the last ones where
+        transformers cuts the beginning, and the special tokens.
         """
-        decoded = prompt + self._decode(text, self._field, row, truncate)
-        ids = self._tokenizer.encode(decoded, add_special_tokens=add_special_tokens).ids
-        if not ids:
-            raise InvalidInputError(self._field, decoded, "at least one token", row)
-        if len(ids) > self.max_tokens:
-            self._check_length(len(ids), row, truncate)
-            closing = ids[-1:] if self._has_closing else []
-            ids = ids[: self.max_tokens - len(closing)] + closing
-        self._check_known(ids, row)
-        return np.asarray(ids, dtype=np.int64)
+        return self._encoded(text, None, row, truncate, prompt, add_special_tokens).ids
 
     def encode_piece(self, text: str) -> list[int]:
         """The ids of a piece of a text, without special tokens; none for an empty text."""
@@ -119,39 +121,62 @@ class TextTokenizer:
     ) -> Encoded:
         """The ids and byte offsets of one text or pair, behind `prompt`. Raises as `encode`.
 
-        Truncation removes tokens from the longer text of a pair.
+        Truncation removes tokens from the longer text of a pair, as the strategy longest_first of transformers.
         """
+        found = self._encoded(text, pair, row, truncate, prompt)
+        ids = found.ids
+        if self._type_stride:
+            ids += np.asarray(found.encoding.type_ids, dtype=np.int64)[found.kept] * self._type_stride
+        offsets = _byte_offsets(found.encoding, found.first, found.second, len(prompt.encode()))
+        return Encoded(ids, offsets[found.kept])
+
+    def _encoded(
+        self,
+        text: bytes,
+        pair: bytes | None,
+        row: int | None,
+        truncate: bool,
+        prompt: str,
+        add_special_tokens: bool = True,
+    ) -> _Tokens:
         first = prompt + self._decode(text, self._field, row, truncate)
         second = None if pair is None else self._decode(pair, f"{self._field}_PAIR", row, truncate)
-        encoding = self._tokenizer.encode(first, second)
-        if not encoding.ids:
-            raise InvalidInputError(self._field, first, "at least one token", row)
-        if len(encoding.ids) > self.max_tokens:
-            self._check_length(len(encoding.ids), row, truncate)
-            encoding = self._truncated(first, second)
-        self._check_known(encoding.ids, row)
+        encoding = self._tokenizer.encode(first, second, add_special_tokens=add_special_tokens)
         ids = np.asarray(encoding.ids, dtype=np.int64)
-        if self._type_stride:
-            ids += np.asarray(encoding.type_ids, dtype=np.int64) * self._type_stride
-        return Encoded(ids, _byte_offsets(encoding, first, second, len(prompt.encode())))
+        if not len(ids):
+            raise InvalidInputError(self._field, first, "at least one token", row)
+        kept: slice | npt.NDArray[np.bool_] = slice(None)
+        if len(ids) > self.max_tokens:
+            self._check_length(len(ids), row, truncate)
+            kept = self._fitting(encoding.sequence_ids)
+        self._check_known(ids[kept], row)
+        return _Tokens(ids[kept], kept, encoding, first, second)
 
-    def _truncated(self, first: str, second: str | None) -> Any:
-        """The encoding of as many first tokens of the texts as fit, with special tokens."""
-        parts = [self._tokenizer.encode(text, add_special_tokens=False) for text in (first, second) if text is not None]
-        budget = self.max_tokens - self._tokenizer.num_special_tokens_to_add(second is not None)
-        shorter = min(len(part.ids) for part in parts) if len(parts) > 1 else 0
-        for part in parts:
-            # The shorter text keeps its tokens, up to half of the budget (rounded up for the first text).
-            half = -(-budget // 2) if part is parts[0] else budget // 2
-            limit = budget if len(parts) == 1 else max(budget - shorter, half)
-            part.truncate(min(len(part.ids), limit))
-        return self._tokenizer.post_process(parts[0], parts[1] if len(parts) > 1 else None)
+    def _fitting(self, sequences: Sequence[int | None]) -> npt.NDArray[np.bool_]:
+        """Which tokens stay of a text or pair that is too long; sequences: the text of each, None for special tokens.
+
+        It is what transformers' strategy longest_first leaves.
+        """
+        texts = [np.flatnonzero([number == text for number in sequences]) for text in (0, 1)]
+        lengths = [len(places) for places in texts]
+        special = len(sequences) - sum(lengths)
+        room, least = self.max_tokens - special, sum(length > 0 for length in lengths)
+        if room < least:
+            raise InvalidInputError("max_tokens", self.max_tokens, f"at least {special + least} for {self._field}")
+        # The shorter text keeps its tokens, up to half of the room; of equal ones the second gets the odd token.
+        shorter = min(*lengths, room // 2)
+        limits = (room - shorter, shorter) if lengths[0] > lengths[1] else (shorter, room - shorter)
+        kept = np.array([number is None for number in sequences])
+        for places, limit in zip(texts, limits, strict=True):
+            kept[places[:limit] if self._cut_side == "right" else places[len(places) - limit :]] = True
+        return kept
 
     def _decode(self, text: bytes, field: str, row: int | None, truncate: bool) -> str:
         if not text:
             raise InvalidInputError(field, "", "at least one character", row)
         too_long = len(text) > self.max_bytes
-        if too_long and not truncate:
+        # What is cut off before a text is tokenized is its end.
+        if too_long and not (truncate and self._cut_side == "right"):
             limit = f"at most {self.max_bytes} bytes{self._remedy}"
             raise InvalidInputError(field, f"{len(text)} bytes", limit, row)
         try:
@@ -160,8 +185,8 @@ class TextTokenizer:
         except UnicodeDecodeError as error:
             raise InvalidInputError(field, text[:40], f"valid UTF-8 (byte {error.start} is not)", row) from None
 
-    def _check_known(self, ids: list[int], row: int | None) -> None:
-        if self._vocab_size is not None and (token := max(ids)) >= self._vocab_size:
+    def _check_known(self, ids: Ids, row: int | None) -> None:
+        if self._vocab_size is not None and (token := int(ids.max())) >= self._vocab_size:
             limit = f"tokens that the model has: {token} is not below its vocab_size ({self._vocab_size})"
             raise InvalidInputError(self._field, self._tokenizer.id_to_token(token), limit, row)
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from shapeshift.engines.checkpoint import Checkpoint
-from shapeshift.engines.text.tokenizer import CONFIG, FILE_NAME, open_tokenizer
+from shapeshift.engines.text.tokenizer import CONFIG, FILE_NAME, TextTokenizer, open_tokenizer
 from shapeshift.errors import InvalidInputError, UnsupportedError
 
 PUBLISHED = (FILE_NAME, CONFIG)
@@ -31,6 +31,8 @@ AWKWARD_TEXTS = (
 )
 """Scripts, emoji, spaces, casing: on these the published tokenizer must give the ids of the library's."""
 _MOST_ADDED = 12
+_LONGEST, _TRUNCATED = 8192, 16
+"""Tokens of texts that are compared whole, and cut off."""
 
 
 def key(checkpoint: Checkpoint) -> str:
@@ -75,7 +77,7 @@ def write(folder: Path, target: Path, lower_case: bool = False) -> None:
     library = of_library(folder, lower_case)
     # Templates go into tokenizer_config.json, all of them.
     library.save_pretrained(str(target), save_jinja_files=False)
-    _require_equal(open_tokenizer(target / FILE_NAME), library, folder)
+    _require_equal(TextTokenizer(target / FILE_NAME, _LONGEST), library, folder)
 
 
 def require_ids_below(file: Path, ids: int) -> None:
@@ -102,15 +104,18 @@ def awkward_texts(library: Any) -> list[str]:
     return [*AWKWARD_TEXTS, *(f"before {token} after{token}" for token in named), " ".join(named) or "a b"]
 
 
-def _require_equal(tokenizer: Any, library: Any, folder: Path) -> None:
+def _require_equal(tokenizer: TextTokenizer, library: Any, folder: Path) -> None:
     texts = awkward_texts(library)
     cases: list[tuple[str, str | None]] = [(text, None) for text in texts]
     cases += zip(texts, texts[1:], strict=False)
-    for first, second in cases:
-        expected, got = library(first, second)["input_ids"], tokenizer.encode(first, second).ids
-        if got != expected:
-            example = first if second is None else (first, second)
-            raise UnsupportedError(
-                f"{folder}: the tokenizer {type(library).__name__} of transformers has more than a {FILE_NAME} can "
-                f"express: {example!r} has the ids {expected}, and {got} by the file"
-            )
+    for tokenizer.max_tokens in (_LONGEST, _TRUNCATED):
+        for first, second in cases:
+            expected = library(first, second, truncation=True, max_length=tokenizer.max_tokens)["input_ids"]
+            pair = None if second is None else second.encode()
+            got = tokenizer.encode_with_offsets(first.encode(), pair, truncate=True).ids.tolist()
+            if got != expected:
+                example = first if second is None else (first, second)
+                raise UnsupportedError(
+                    f"{folder}: the tokenizer {type(library).__name__} of transformers has more than a {FILE_NAME} can "
+                    f"express: {example!r} has the ids {expected}, and {got} by the file"
+                )

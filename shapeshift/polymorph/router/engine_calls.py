@@ -55,7 +55,7 @@ class EngineCalls:
         """The inputs of a call."""
         entry = entry_of_bin(self._made, self.edges[version])
         tokens, rows = entry.tokens or sum(map(len, texts)), entry.rows or len(texts)
-        return pack(texts, tokens, rows, self._made.position_offset)
+        return pack(texts, tokens, rows, self._made.position_offset, self._made.type_stride)
 
     def answer(
         self, worker: str, version: int, answer: Mapping[str, Array], texts: Sequence[Ids], took_us: int
