@@ -51,7 +51,8 @@ def _text(planned: Plan) -> tuple[list[str], Ask]:
             default = f"; without prompt_name: {modules.default_prompt}" if modules.default_prompt else ""
             lines.append(f"prompts: {listed(list(modules.prompts), _MOST_LISTED)}{default}")
     if planned.labels:
-        lines.append(f"labels: {listed(planned.labels, _MOST_LISTED)}")
+        scores = f"; scores: {planned.activation} of LOGITS" if planned.activation else ""
+        lines.append(f"labels: {listed(planned.labels, _MOST_LISTED)}{scores}")
     pairs = ", or pairs of them" if planned.pairs else ""
     more = longest_text(config) > own.max_tokens
     further = f" (max_tokens; the model takes up to {longest_text(config)})" if more else ""

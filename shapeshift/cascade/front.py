@@ -102,6 +102,7 @@ class CascadeFront:
             max_tokens=serving.first_level.max_tokens,
             labels=serving.table.labels,
             pairs=self._pairs,
+            only_pairs=self._pairs or None,
             tasks=[serving.table.task],
             levels=serving.candidate.levels,
             engines=description.engines_version(serving.first_level.manifest_sha256),

@@ -91,8 +91,10 @@ class Manifest:
     outputs: tuple[Output, ...]
     files: dict[str, FileEntry]
     engines: tuple[EngineEntry, ...]
-    # The class names of LOGITS, in order.
+    # The class names of LOGITS, in order, what makes scores of them, and whether the checkpoint is a cross-encoder.
     labels: tuple[str, ...] = ()
+    activation: str = ""
+    cross_encoder: bool = False
     # Added to the ids of a pair's second text, so that engines can tell its token type; 0: token types are unused.
     type_stride: int = 0
     # Texts that a client may have put before its own, by name, and the one for requests that name none.

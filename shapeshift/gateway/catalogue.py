@@ -36,6 +36,15 @@ class Front:
     description: Mapping[str, Any] = field(default_factory=dict)
 
     @property
+    def kinds(self) -> list[str]:
+        """All that it serves as."""
+        return [self.kind, *(self.description.get("also") or [])]
+
+    def serves_as(self, kinds: Collection[str]) -> bool:
+        """Whether it is of one of these kinds."""
+        return any(kind in kinds for kind in self.kinds)
+
+    @property
     def stream(self) -> str:
         """The model that sends an answer piece by piece."""
         return str(self.description.get("stream") or self.name)
@@ -132,17 +141,21 @@ class Catalogue:
             raise ModelGoneError(f"model: {name[:80]!r} is not loaded at present; retry later")
         if target is None:
             raise self._unknown(name, kinds)
-        if target.front.kind not in kinds:
+        if not target.front.serves_as(kinds):
             listed = ", ".join(self._of(kinds)) or "none is served"
-            text = f"model: {name} is for {target.front.kind}; models for this request: {listed}"
+            text = f"model: {name} is for {' and '.join(target.front.kinds)}; models for this request: {listed}"
             raise ApiError(400, text, param="model", code="model_not_supported")
         return target
 
     async def only(self, name: str | None, kinds: Collection[str]) -> Target:
-        """As `find`; without a name the only front of these kinds. Raises ApiError where there are several, or none."""
+        """As `find`; without a name the only front of these kinds, or the only one that is of them before all.
+
+        Raises ApiError where there are several, or none.
+        """
         if name is not None:
             return await self.find(name, kinds)
-        names = self._of(kinds)
+        first = [front.name for front in self.fronts if front.kind in kinds]
+        names = first if len(first) == 1 else self._of(kinds)
         if len(names) != 1:
             text = f"model: name one of {', '.join(names)}" if names else f"no model for {' or '.join(kinds)} is served"
             raise ApiError(400 if names else 404, text, param="model", code="model_not_found")
@@ -165,10 +178,10 @@ class Catalogue:
         return next((Target(front, adapter, name) for own, front, adapter in self.ids() if own == name), None)
 
     def _of(self, kinds: Collection[str]) -> list[str]:
-        return [front.name for front in self.fronts if front.kind in kinds]
+        return [front.name for front in self.fronts if front.serves_as(kinds)]
 
     def _unknown(self, name: str, kinds: Collection[str]) -> ApiError:
-        known = [own for own, front, _ in self.ids() if front.kind in kinds]
+        known = [own for own, front, _ in self.ids() if front.serves_as(kinds)]
         near = did_you_mean(name, known) or (f"; there are {', '.join(known[:20])}" if known else "")
         shown = name if len(name) <= 80 else f"{name[:79]}…"
         return ApiError(404, f"model: {shown!r} is not served{near}", param="model", code="model_not_found")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 
 import numpy as np
@@ -132,20 +132,32 @@ class TextFront:
 
 def _describe(args: ModelArgs, made: Manifest, pairs: bool) -> Description:
     sizes = {output.name: output.dims[-1] for output in made.outputs}
-    kind = description.EMBEDDING
-    if "TOKEN_LOGITS" in sizes:
-        kind = description.TOKEN_CLASSIFICATION
-    elif "LOGITS" in sizes:
-        kind = description.RERANKING if pairs and sizes["LOGITS"] == 1 else description.TEXT_CLASSIFICATION
+    kind, *also = _kinds(sizes, pairs, made.cross_encoder)
     return Description(
         kind,
+        also or None,
         checkpoint=description.checkpoint_name(args.parameters),
         precision=made.precision,
         max_tokens=made.max_tokens,
         embedding_size=sizes.get("EMBEDDING"),
         labels=made.labels or None,
+        activation=made.activation or None,
         pairs=pairs,
+        only_pairs=(pairs and made.cross_encoder) or None,
         prompts=made.prompts or None,
         default_prompt=made.default_prompt or None,
         engines=description.engines_version(args.parameters.get("manifest_sha256", "")),
     )
+
+
+def _kinds(sizes: Mapping[str, int], pairs: bool, cross_encoder: bool) -> list[str]:
+    """What a front with these outputs serves as, the first one before all."""
+    if "TOKEN_LOGITS" in sizes:
+        return [description.TOKEN_CLASSIFICATION]
+    if "LOGITS" not in sizes:
+        return [description.EMBEDDING]
+    if not pairs or sizes["LOGITS"] > 1:
+        return [description.TEXT_CLASSIFICATION]
+    # One score of a pair ranks, whatever it was trained for.
+    kinds = [description.TEXT_CLASSIFICATION, description.RERANKING]
+    return kinds[::-1] if cross_encoder else kinds

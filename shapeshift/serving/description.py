@@ -19,6 +19,7 @@ from shapeshift.serving.responses import Responder, SingleResponse, Submit
 EMBEDDING, RERANKING, GENERATION = "embedding", "reranking", "generation"
 TEXT_CLASSIFICATION, TOKEN_CLASSIFICATION = "text_classification", "token_classification"
 IMAGE_CLASSIFICATION = "image_classification"
+IDENTITY, SIGMOID, SOFTMAX = "identity", "sigmoid", "softmax"
 _NOTHING = np.array([[b""]], dtype=object)
 # Inputs of a request for DESCRIPTION, tried in turn: without any, Triton takes it only for a model without batches.
 PLACEHOLDERS: Sequence[Mapping[str, NDArray[np.object_]]] = ({}, {"TEXT": _NOTHING}, {"IMAGE": _NOTHING})
@@ -29,10 +30,12 @@ class Description:
     """What a front says of itself; None: does not apply, and is left out.
 
     kind               one of the words above; reranking: of pairs of texts, with one score each
+    also               further kinds that it serves as
     max_tokens         of the longest text; of a model that generates: prompt and answer together
     embedding_size     numbers in an EMBEDDING
     labels             names of the classes, in the order of their values; of images: those of the default task
-    pairs              whether rows may be pairs of texts
+    activation         what makes scores of LOGITS: identity, sigmoid or softmax
+    pairs              whether rows may be pairs of texts; only_pairs: whether they must be
     prompts            texts that the parameter prompt_name chooses from, by name
     default_prompt     the name of the one for requests that name none
     adapters           values of the parameter lora_name
@@ -49,12 +52,15 @@ class Description:
     """
 
     kind: str
+    also: Sequence[str] | None = None
     checkpoint: str | None = None
     precision: str | None = None
     max_tokens: int | None = None
     embedding_size: int | None = None
     labels: Sequence[str] | None = None
+    activation: str | None = None
     pairs: bool | None = None
+    only_pairs: bool | None = None
     prompts: Mapping[str, str] | None = None
     default_prompt: str | None = None
     adapters: Sequence[str] | None = None

@@ -84,7 +84,12 @@ def stated(model: Path) -> dict[str, Any]:
             [],
             ["EMBEDDING [16] of a BERT", "pooling: max; vectors are not scaled"],
         ),
-        (classifier, "polymorph", ["TEXT_PAIR", "LOGITS"], ["LOGITS [3] of a ELECTRA", "labels: bad, good, mixed"]),
+        (
+            classifier,
+            "polymorph",
+            ["TEXT_PAIR", "LOGITS"],
+            ["LOGITS [3] of a ELECTRA", "labels: bad, good, mixed; scores: softmax of LOGITS"],
+        ),
         (tagger, "polymorph", ["TOKEN_LOGITS", "OFFSETS"], ["TOKEN_LOGITS [-1, 3]", "labels: bad, good, mixed"]),
         (make_checkpoint, "fused_decode", [], ["of a llama, 2 layers", "32 requests at once", "1024 tokens each"]),
         (small_checkpoint, "token_adapt", [], ["labels of images, 32 x 32 pixels", "`shapeshift tasks train`"]),

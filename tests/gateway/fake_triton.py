@@ -25,7 +25,10 @@ FRONTS: dict[str, dict[str, Any]] = {
     },
     "cross": {
         "kind": "reranking",
+        "also": ["text_classification"],
+        "activation": "sigmoid",
         "pairs": True,
+        "only_pairs": True,
         "max_batch_size": 4,
         "outputs": ["LOGITS", "NUM_TOKENS"],
         "labels": ["score"],
@@ -38,6 +41,24 @@ FRONTS: dict[str, dict[str, Any]] = {
     },
     "classify_raw": {
         "kind": "text_classification",
+        "max_batch_size": 4,
+        "outputs": ["LOGITS"],
+        "activation": "softmax",
+        "labels": ["short", "long"],
+    },
+    "score": {
+        "kind": "text_classification",
+        "also": ["reranking"],
+        "activation": "identity",
+        "pairs": True,
+        "max_batch_size": 4,
+        "outputs": ["LOGITS"],
+        "labels": ["score"],
+    },
+    "topics": {
+        "kind": "text_classification",
+        "activation": "sigmoid",
+        "pairs": True,
         "max_batch_size": 4,
         "outputs": ["LOGITS"],
         "labels": ["short", "long"],
@@ -144,7 +165,7 @@ class FakeTriton(AsyncClient):
             "LOGITS": np.stack([0 * lengths, lengths - 5.0], 1).astype(np.float32),
             "NUM_TOKENS": lengths[:, None].astype(np.int32),
         }
-        if name == "LOGITS" and "TEXT_PAIR" in call.inputs:
+        if name == "LOGITS" and self.fronts[call.model]["labels"] == ["score"]:
             return (lengths[:, None] - 5.0).astype(np.float32)
         return made[name]
 

@@ -24,7 +24,7 @@ def test_fronts_and_their_adapters_are_listed(client: openai.OpenAI) -> None:
     # An adapter has its own name only where no front and no other adapter has it.
     assert sorted(listed) == sorted(
         ["classify_image", "classify_raw", "classify_text", "cross", "encode", "generate", "generate_lora"]
-        + ["generate_lora:encode", "generate_lora:shout", "shout"]
+        + ["generate_lora:encode", "generate_lora:shout", "shout", "score", "topics"]
     )
     assert listed["encode"].to_dict().items() >= {"kind": "embedding", "max_model_len": 512}.items()
     assert listed["shout"].to_dict()["parent"] == "generate_lora"
@@ -35,7 +35,7 @@ def test_fronts_and_their_adapters_are_listed(client: openai.OpenAI) -> None:
 
 def test_another_kind_of_model_is_named(client: openai.OpenAI) -> None:
     with pytest.raises(
-        openai.BadRequestError, match="cross is for reranking; models for this request: encode"
+        openai.BadRequestError, match="cross is for reranking and text_classification; models for this request: encode"
     ) as caught:
         client.embeddings.create(model="cross", input="a")
     assert (caught.value.param, caught.value.code) == ("model", "model_not_supported")

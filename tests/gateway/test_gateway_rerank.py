@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import base64
+import re
+from collections.abc import Callable
 from typing import Any
 
 import httpx2
 import numpy as np
 import pytest
 
-from tests.gateway.fake_triton import FakeTriton
+from shapeshift.errors import ModelError
+from tests.gateway.fake_triton import FRONTS, FakeTriton
 
 PNG = "data:image/png;base64," + base64.b64encode(b"\x89PNG a picture").decode()
 
@@ -85,6 +88,60 @@ def test_logits_become_probabilities(url: str) -> None:
     assert found["label"] == "long" and found["probs"] == pytest.approx([1 - sigmoid(3), sigmoid(3)], abs=1e-6)
 
 
+@pytest.mark.parametrize(
+    ("model", "scores"),
+    [
+        ("topics", lambda size: [0.5, sigmoid(size - 5)]),
+        ("score", lambda size: [size - 5.0]),
+        ("classify_raw", lambda size: [1 - sigmoid(size - 5), sigmoid(size - 5)]),
+    ],
+)
+def test_scores_are_what_the_front_states(url: str, model: str, scores: Callable[[int], list[float]]) -> None:
+    texts = ["ab", "abcdefgh", "abcde", "a", "abc"]
+    found = post(url, "/v1/classify", model=model, input=texts)["data"]
+    assert [one["probs"] for one in found] == [pytest.approx(scores(len(text))) for text in texts]
+    (one,) = post(url, "/v1/classify", model=model, input="abc")["data"]
+    named = post(url, "/predict", model=model, inputs="abc")
+    assert [row["score"] for row in named] == pytest.approx(sorted(one["probs"], reverse=True))
+    assert named[0]["label"] == one["label"]
+
+
+def test_rows_may_be_texts_and_pairs(url: str, triton: FakeTriton) -> None:
+    rows = [["abc", "d"], ["ab"], ["a", "bcdefg"]]
+    found = post(url, "/v1/classify", model="score", input=rows)["data"]
+    assert [one["probs"] for one in found] == [[-4.0], [-3.0], [1.0]]
+    assert [{name: len(column) for name, column in call.inputs.items()} for call in triton.calls] == [
+        {"TEXT": 1},
+        {"TEXT": 2, "TEXT_PAIR": 2},
+    ]
+    predicted = post(url, "/predict", model="score", inputs=rows)
+    assert predicted == [[{"label": "score", "score": score}] for score in (-4.0, -3.0, 1.0)]
+    triton.failure = ModelError("row 1: TEXT: got '600 tokens'; at most 512", "INVALID_ARG")
+    error = httpx2.post(f"{url}/predict", json={"model": "score", "inputs": [["a", "b"], ["a"], ["c", "d"], ["e"]]})
+    assert error.json()["error"]["message"].startswith("row 3: inputs: got '600 tokens'")
+
+
+@pytest.mark.parametrize(
+    ("model", "rows", "named"),
+    [
+        ("cross", ["a"], r"input\[0\]: got '1 texts'; 2, which cross"),
+        ("cross", [["a", "b"], ["c"]], r"input\[1\]: got '1 texts'; 2, which cross"),
+        ("classify_raw", [["a", "b"]], r"input\[0\]: got '2 texts'; 1, which classify_raw"),
+        ("topics", [["a"], []], r"input\[1\]: got '0 texts'; 1 or 2, which topics"),
+        ("topics", [["a"], ["b", ""]], r"input\[1\]: got ''; a text that is not empty"),
+    ],
+)
+def test_rows_that_a_model_was_not_made_for_are_refused(url: str, model: str, rows: list[Any], named: str) -> None:
+    answer = httpx2.post(f"{url}/v1/classify", json={"model": model, "input": rows})
+    assert answer.status_code == 400 and re.match(named, answer.json()["error"]["message"]), answer.text
+
+
+def test_a_front_that_does_not_say_what_its_logits_mean_is_refused(start_gateway: Callable[..., str]) -> None:
+    front = {name: value for name, value in FRONTS["classify_raw"].items() if name != "activation"}
+    answer = httpx2.post(f"{start_gateway(FakeTriton({'old': front}))}/predict", json={"inputs": "a"})
+    assert (answer.status_code, answer.json()["error"]["code"]) == (400, "model_not_supported"), answer.text
+
+
 def test_images_are_classified(url: str, triton: FakeTriton) -> None:
     found = post(url, "/v1/classify", model="classify_image", input=PNG, task="cifar10", latency_ms=100)
     assert found["data"][0]["label"] == "cat" and found["data"][0]["outcome"] == "in_time"
@@ -121,6 +178,8 @@ def test_tei_reranks(url: str) -> None:
     found = post(url, "/rerank", query="q", texts=["a", "abcdefg"], raw_scores=True, return_text=True)
     assert found == [{"index": 1, "score": 2.0, "text": "abcdefg"}, {"index": 0, "score": -4.0, "text": "a"}]
     assert post(url, "/rerank", query="q", texts=["abcdefg"]) == [{"index": 0, "score": pytest.approx(sigmoid(2))}]
+    stated = post(url, "/rerank", model="score", query="q", texts=["abcdefg"])
+    assert stated == [{"index": 0, "score": 2.0}]
     best = post(url, "/rerank", query="q", texts=["a", "documents"], raw_scores=True, top_n=1)
     assert best == [{"index": 1, "score": 4.0}]
 
@@ -158,6 +217,6 @@ def test_tei_predicts(url: str) -> None:
 def test_tei_names_no_model_where_there_is_one(url: str) -> None:
     answer = httpx2.post(f"{url}/predict", json={"inputs": "a"})
     assert answer.status_code == 400
-    assert answer.json()["error"]["message"] == "model: name one of classify_raw, classify_text"
+    assert answer.json()["error"]["message"] == "model: name one of classify_raw, classify_text, cross, score, topics"
     pair = httpx2.post(f"{url}/predict", json={"inputs": ["a", "b"], "model": "classify_text"})
     assert "input[0]: got '2 texts'; 1, which classify_text classifies" in pair.json()["error"]["message"]

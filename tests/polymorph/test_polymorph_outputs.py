@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -129,13 +131,50 @@ def test_pairs(open_front: Callable[..., TextFront]) -> None:
     uneven = Request(ALL, TEXT=texts, TEXT_PAIR=np.array([[b"yes"]], dtype=object))
     ids = ids_request([101, 102], outputs=ALL)
     ids.tensors["TEXT_PAIR"] = uneven.tensors["TEXT_PAIR"]
-    front.execute([request, single, lone, uneven, ids])
+    asked = Request((*ALL, "DESCRIPTION"))
+    front.execute([request, single, lone, uneven, ids, asked])
     np.testing.assert_array_equal(request.vectors("OFFSETS")[0, :, 0], [-1, 0, 3, -1, 0, -1])
     np.testing.assert_array_equal(request.vectors("OFFSETS")[1, :, 1], [-1, 1, -1, 1, 3, -1])
     assert request.vectors("LOGITS").shape == (2, 2) and single.vectors("IMPORTANCE").shape == (2, 4)
     for refused in (lone, uneven, ids):
         code, text = refused.refusal()
         assert code == TritonError.INVALID_ARG and "TEXT_PAIR" in text
+    said = json.loads(asked.vectors("DESCRIPTION").item())
+    assert (said["kind"], said["activation"], said["pairs"]) == ("text_classification", "softmax", True)
+    assert "also" not in said and "only_pairs" not in said
+
+
+@pytest.mark.parametrize(
+    ("config", "pairs", "said"),
+    [
+        ({}, False, ("text_classification", None, None)),
+        ({}, True, ("text_classification", ["reranking"], None)),
+        (
+            {"sbert_ce_default_activation_function": "torch.nn.Sigmoid"},
+            True,
+            ("reranking", ["text_classification"], True),
+        ),
+        ({"sbert_ce_default_activation_function": "torch.nn.Sigmoid"}, False, ("text_classification", None, None)),
+    ],
+)
+def test_one_score_of_a_pair_ranks(
+    open_front: Callable[..., TextFront],
+    light_checkpoint: Path,
+    tmp_path: Path,
+    config: dict[str, Any],
+    pairs: bool,
+    said: tuple[Any, ...],
+) -> None:
+    checkpoint = tmp_path / "checkpoint"
+    shutil.copytree(light_checkpoint, checkpoint)
+    stated = json.loads((checkpoint / "config.json").read_text())
+    (checkpoint / "config.json").write_text(json.dumps({**stated, **config, "id2label": {"0": "score"}}))
+    front = open_front(outputs='output [ { name: "LOGITS" } ]', pairs=pairs, checkpoint=checkpoint)
+    asked = Request(("LOGITS", "DESCRIPTION"))
+    front.execute([asked])
+    found = json.loads(asked.vectors("DESCRIPTION").item())
+    assert (found["kind"], found.get("also"), found.get("only_pairs")) == said
+    assert (found["activation"], found["labels"]) == ("sigmoid", ["score"])
 
 
 def test_a_worker_pads_to_the_longest_text_of_its_call(build: Callable[..., Path]) -> None:

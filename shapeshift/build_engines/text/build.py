@@ -118,6 +118,8 @@ def _manifest(planned: Plan, work: Path, built: BuildResult, precision: str, not
         files=manifest.list_files(work),
         engines=built.entries,
         labels=planned.labels,
+        activation=planned.activation,
+        cross_encoder=planned.cross_encoder,
         prompts=planned.modules.prompts,
         default_prompt=planned.modules.default_prompt,
         type_stride=built.type_stride,

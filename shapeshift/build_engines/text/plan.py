@@ -18,7 +18,7 @@ from shapeshift.engines.checkpoint import Checkpoint, open_checkpoint
 from shapeshift.engines.gpu import with_cpu
 from shapeshift.engines.interfaces import Provider
 from shapeshift.engines.providers import lookup
-from shapeshift.engines.text import heads, sentence_modules, tokenizer_files
+from shapeshift.engines.text import classifiers, heads, sentence_modules, tokenizer_files
 from shapeshift.engines.text.families import family_of, hidden_size
 from shapeshift.engines.text.sentence_modules import SentenceModules
 from shapeshift.errors import EngineError, InvalidInputError, NotFoundError
@@ -74,6 +74,20 @@ class Plan:
         return heads.head_labels(self.head) if self.head else heads.config_labels(self.checkpoint.config)
 
     @property
+    def activation(self) -> str:
+        """What makes scores of LOGITS; empty without this output."""
+        if "LOGITS" not in self.engine_outputs:
+            return ""
+        config = {} if self.head else self.checkpoint.config
+        return classifiers.activation(config, self.modules, len(self.labels))
+
+    @property
+    def cross_encoder(self) -> bool:
+        """Whether the checkpoint's own head says how well the texts of a pair fit."""
+        own = "LOGITS" in self.engine_outputs and self.head is None
+        return own and classifiers.is_cross_encoder(self.checkpoint.config, self.modules)
+
+    @property
     def engine_outputs(self) -> tuple[str, ...]:
         """The outputs in config.pbtxt that engines compute, in their order."""
         return tuple(output.name for output in self.front.config.output if output.name in ENGINE_OUTPUTS)
@@ -95,6 +109,7 @@ class Plan:
             "histogram": length_histogram(self.front),
             "outputs": [output.name for output in self.front.config.output if output.name not in _COMMON_OUTPUTS],
             "pairs": self.pairs,
+            "activation": self.activation,
             "checkpoint": self.source_sha256,
             "tokenizer": tokenizer_files.key(self.checkpoint),
             "modules": asdict(self.modules),

@@ -53,15 +53,17 @@ def config_labels(config: Mapping[str, Any]) -> tuple[str, ...]:
 
     Raises InvalidInputError unless there is a name for each id from 0.
     """
-    names = config.get("id2label")
-    if not names:
+    stated = config.get("id2label")
+    if not stated:
         return _numbered(int(config.get("num_labels", 2)))
-    missing = [str(index) for index in range(len(names)) if str(index) not in names]
+    # Keys are numbers as texts.
+    names = {int(key): str(name) for key, name in stated.items() if str(key).isdecimal()}
+    missing = [index for index in range(len(stated)) if index not in names]
     if missing:
         raise InvalidInputError(
-            "id2label", sorted(names), f"a name for each id from 0 in config.json; {missing[0]} is missing: add it"
+            "id2label", sorted(stated), f"a name for each id from 0 in config.json; {missing[0]} is missing: add it"
         )
-    return tuple(str(names[str(index)]) for index in range(len(names)))
+    return tuple(names[index] for index in range(len(stated)))
 
 
 def _numbered(count: int) -> tuple[str, ...]:

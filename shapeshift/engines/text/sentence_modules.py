@@ -53,6 +53,8 @@ class SentenceModules:
     prompts     texts that a client may have put before its own, by name
     default_prompt  the name of the prompt for requests that name none; empty: no prompt
     lower_case  whether texts become lower case before the tokenizer reads them
+    cross_encoder  whether the folder is a CrossEncoder
+    activation  the class of torch.nn that makes scores of a CrossEncoder's logits; empty: not stated
     transformer sub-folder with the model; empty: the folder itself
     """
 
@@ -62,6 +64,8 @@ class SentenceModules:
     prompts: Mapping[str, str] = field(default_factory=dict)
     default_prompt: str = ""
     lower_case: bool = False
+    cross_encoder: bool = False
+    activation: str = ""
     transformer: str = ""
 
     def width(self, hidden: int) -> int:
@@ -87,8 +91,9 @@ class SentenceModules:
         )
 
     def for_head(self) -> SentenceModules:
-        """Without pooling, dense layers and normalization: a head of one's own states what it was trained on."""
-        return replace(self, pooling=(), dense=(), normalize=None)
+        """Without pooling, dense layers, normalization and activation: a head of one's own states what it was trained
+        on."""
+        return replace(self, pooling=(), dense=(), normalize=None, cross_encoder=False, activation="")
 
     def check(self, hidden: int) -> None:
         """Raise InvalidInputError unless the dense layers fit token vectors of width `hidden`."""
@@ -114,7 +119,7 @@ def read(folder: Path) -> SentenceModules:
         raise InvalidInputError(MODULES_FILE, str(file), "a list of modules, each with type and path") from None
     kinds = [kind for kind, _ in modules]
     _check_order(kinds, file)
-    found = _prompts(folder)
+    found = _config(folder)
     pooling: tuple[str, ...] = ()
     for kind, path in modules:
         if kind == "Pooling":
@@ -194,8 +199,8 @@ def _dense(folder: Path) -> DenseLayer:
     return DenseLayer(weights, *sizes, bool(config.get("bias", True)), activation)
 
 
-def _prompts(folder: Path) -> SentenceModules:
-    """Only the prompts of a folder."""
+def _config(folder: Path) -> SentenceModules:
+    """Only what PROMPTS_FILE says of a folder."""
     file = folder / PROMPTS_FILE
     config = _json(file) if file.is_file() else {}
     prompts, default = config.get("prompts") or {}, config.get("default_prompt_name") or ""
@@ -203,7 +208,12 @@ def _prompts(folder: Path) -> SentenceModules:
         raise InvalidInputError("prompts", prompts, f"texts by name in {file}")
     if default and default not in prompts:
         raise InvalidInputError("default_prompt_name", default, f"one of the prompts in {file}: {', '.join(prompts)}")
-    return SentenceModules(prompts={name: text or "" for name, text in prompts.items()}, default_prompt=default)
+    return SentenceModules(
+        prompts={name: text or "" for name, text in prompts.items()},
+        default_prompt=default,
+        cross_encoder=config.get("model_type") == "CrossEncoder",
+        activation=str(config.get("activation_fn") or ""),
+    )
 
 
 def _lower_case(folder: Path) -> bool:

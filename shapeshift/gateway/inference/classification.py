@@ -5,18 +5,27 @@ from __future__ import annotations
 import base64
 import binascii
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from shapeshift.errors import ModelError
 from shapeshift.gateway.catalogue import Target
 from shapeshift.gateway.errors import ApiError, invalid
-from shapeshift.gateway.inference.text_rows import counted, infer_rows, num_tokens, require_outputs, text_column
+from shapeshift.gateway.inference.text_rows import (
+    counted,
+    infer_rows,
+    num_tokens,
+    renumbered,
+    require_outputs,
+    text_column,
+)
 from shapeshift.gateway.state import Gateway
-from shapeshift.serving.description import IMAGE_CLASSIFICATION
+from shapeshift.serving.description import IDENTITY, IMAGE_CLASSIFICATION, SIGMOID, SOFTMAX
+from shapeshift.triton.async_client import Tensors
 
 _DATA_URL = re.compile(r"data:image/(?:png|jpeg|jpg);base64,", re.IGNORECASE)
 _MOST_ROWS = 2048
@@ -50,7 +59,9 @@ async def classify(
     request_id: str,
     raw: bool = False,
 ) -> Classified:
-    """The classes of rows of one text, of a pair, or of one image as a data URL. Raises ApiError, and as `infer_rows`.
+    """The classes of rows, each of one text, of a pair, or of one image as a data URL.
+
+    Raises ApiError, and as `infer_rows`.
 
     raw: whether the scores are logits, which a front needs the output LOGITS for.
     """
@@ -58,10 +69,11 @@ async def classify(
         raise invalid("input", f"{len(rows)} inputs", f"1 to {_MOST_ROWS}")
     front = target.front
     outputs = _outputs(target, raw)
-    found = await infer_rows(gateway, target, _columns(target, rows), counted(target, *outputs), parameters, request_id)
+    _check_rows(target, rows)
+    found = await _infer(gateway, target, rows, counted(target, *outputs), parameters, request_id)
     scores = found["LOGITS"] if "LOGITS" in outputs else found["PROBABILITIES"]
     if "LOGITS" in outputs and not raw:
-        scores = _softmax(scores)
+        scores = activated(target, scores).astype(np.float32)
     # A model of several tasks states no labels: only the best one is known, by its own output.
     labels = front.labels if len(front.labels) == scores.shape[1] else [f"LABEL_{i}" for i in range(scores.shape[1])]
     if "LABEL" in outputs:
@@ -80,17 +92,68 @@ def _outputs(target: Target, raw: bool) -> list[str]:
     return [name for name in ("PROBABILITIES", "LABEL", *_FURTHER) if name in known]
 
 
-def _columns(target: Target, rows: Sequence[Sequence[str]]) -> dict[str, NDArray[Any]]:
-    wanted = 2 if target.front.description.get("pairs") else 1
-    wrong = next((place for place, row in enumerate(rows) if len(row) != wanted), None)
+def activated(target: Target, logits: NDArray[np.float32]) -> NDArray[np.float64]:
+    """The scores of logits [n, classes], by the function that the front states. Raises ApiError if it states none."""
+    stated = str(target.front.description.get("activation"))
+    if stated not in _ACTIVATIONS:
+        text = f"model: {target.name} has activation {stated}, not one of {', '.join(_ACTIVATIONS)}: build its engines"
+        raise ApiError(400, text, param="model", code="model_not_supported")
+    return _ACTIVATIONS[stated](logits.astype(np.float64))
+
+
+def _softmax(logits: NDArray[np.float64]) -> NDArray[np.float64]:
+    powers = np.exp(logits - logits.max(axis=1, keepdims=True))
+    return np.asarray(powers / powers.sum(axis=1, keepdims=True))
+
+
+_ACTIVATIONS: Mapping[str, Callable[[NDArray[np.float64]], NDArray[np.float64]]] = {
+    IDENTITY: lambda logits: logits,
+    SIGMOID: lambda logits: 1.0 / (1.0 + np.exp(-logits)),
+    SOFTMAX: _softmax,
+}
+
+
+async def _infer(
+    gateway: Gateway,
+    target: Target,
+    rows: Sequence[Sequence[str]],
+    outputs: Sequence[str],
+    parameters: Mapping[str, Any],
+    request_id: str,
+) -> Tensors:
+    """As `infer_rows`. A call has rows of one text, or pairs."""
+    groups = [[place for place, row in enumerate(rows) if len(row) == size] for size in (1, 2)]
+    parts = []
+    for group in filter(None, groups):
+        columns = _columns(target, [rows[place] for place in group])
+        try:
+            parts.append(await infer_rows(gateway, target, columns, outputs, parameters, request_id))
+        except ModelError as error:
+            raise renumbered(error, group.__getitem__) from None
+    order = np.argsort(np.concatenate(groups))
+    return {name: np.concatenate([part[name] for part in parts])[order] for name in outputs}
+
+
+def _check_rows(target: Target, rows: Sequence[Sequence[str]]) -> None:
+    stated = target.front.description
+    sizes = [size for size, served in ((1, not stated.get("only_pairs")), (2, stated.get("pairs"))) if served]
+    wrong = next((place for place, row in enumerate(rows) if len(row) not in sizes), None)
     if wrong is not None:
-        raise invalid(f"input[{wrong}]", f"{len(rows[wrong])} texts", f"{wanted}, which {target.name} classifies")
+        allowed = f"{' or '.join(map(str, sizes))}, which {target.name} classifies"
+        raise invalid(f"input[{wrong}]", f"{len(rows[wrong])} texts", allowed)
+    empty = next((place for place, row in enumerate(rows) if not all(row)), None)
+    if empty is not None:
+        raise invalid(f"input[{empty}]", "", "a text that is not empty")
+
+
+def _columns(target: Target, rows: Sequence[Sequence[str]]) -> dict[str, NDArray[Any]]:
+    """The inputs for rows that all have as many texts."""
     if target.front.kind == IMAGE_CLASSIFICATION:
         column = np.empty((len(rows), 1), dtype=object)
         column[:, 0] = [_image(row[0], place) for place, row in enumerate(rows)]
         return {"IMAGE": column}
     columns = {"TEXT": text_column([row[0] for row in rows])}
-    if wanted == 2:
+    if len(rows[0]) == 2:
         columns["TEXT_PAIR"] = text_column([row[1] for row in rows])
     return columns
 
@@ -107,11 +170,6 @@ def _image(url: str, place: int) -> bytes:
     if not found:
         raise ApiError(400, f"input[{place}]: an image of 0 bytes", param=f"input[{place}]", code="invalid_value")
     return found
-
-
-def _softmax(logits: NDArray[np.float32]) -> NDArray[np.float32]:
-    powers = np.exp(logits - logits.max(axis=1, keepdims=True))
-    return np.asarray(powers / powers.sum(axis=1, keepdims=True), np.float32)
 
 
 def _plain(values: NDArray[Any]) -> list[Any]:

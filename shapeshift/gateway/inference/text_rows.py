@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -92,8 +92,7 @@ async def infer_rows(
             try:
                 return await gateway.upstream.infer(call(first))
             except ModelError as error:
-                shifted = _ROW.sub(lambda found: f"row {int(found[1]) + first}", str(error))
-                raise ModelError(shifted, error.code) from None
+                raise renumbered(error, lambda row: row + first) from None
 
     tasks = [asyncio.ensure_future(part(first)) for first in range(0, count, size)]
     try:
@@ -102,6 +101,11 @@ async def infer_rows(
         for task in tasks:
             task.cancel()
     return {name: np.concatenate([one[name] for one in parts]) for name in outputs}
+
+
+def renumbered(error: ModelError, place_of: Callable[[int], int]) -> ModelError:
+    """The error of one call, with the rows that it names as the request numbers them."""
+    return ModelError(_ROW.sub(lambda found: f"row {place_of(int(found[1]))}", str(error)), error.code)
 
 
 def counted(target: Target, *names: str) -> list[str]:

@@ -22,9 +22,8 @@ async def create_classification(request: Request) -> Response:
     asked = await bodies.read(request, ClassifyRequest)
     gateway = gateway_of(request)
     target = await connected(request, gateway.catalogue.find(asked.model, (TEXT_CLASSIFICATION, IMAGE_CLASSIFICATION)))
-    inputs = [asked.input] if isinstance(asked.input, str) else asked.input
     parameters = asked.parameters("truncate", "task", "level", "min_accuracy")
-    work = classify(gateway, target, [[one] for one in inputs], parameters, id_of(request))
+    work = classify(gateway, target, asked.rows(), parameters, id_of(request))
     found = await connected(request, work)
     data = [
         {

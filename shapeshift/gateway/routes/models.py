@@ -13,8 +13,8 @@ from shapeshift.gateway.state import answer, gateway_of
 router = APIRouter(tags=["models"])
 # Of a front's description, what stands beside OpenAI's fields.
 _SHOWN = (
-    *("kind", "version", "max_batch_size", "embedding_size", "outputs", "labels", "pairs", "tasks", "prompts"),
-    *("levels", "precision"),
+    *("kind", "also", "version", "max_batch_size", "embedding_size", "outputs", "labels", "activation", "pairs"),
+    *("only_pairs", "tasks", "prompts", "levels", "precision"),
 )
 
 

@@ -11,8 +11,8 @@ from fastapi import APIRouter, Request, Response
 from numpy.typing import NDArray
 
 from shapeshift.gateway.catalogue import Target
-from shapeshift.gateway.errors import ApiError
 from shapeshift.gateway.http import bodies
+from shapeshift.gateway.inference.classification import activated
 from shapeshift.gateway.inference.text_rows import counted, infer_rows, num_tokens, require_outputs, text_column
 from shapeshift.gateway.routes.embeddings import OUTPUT
 from shapeshift.gateway.schemas.rerank import RerankRequest, names_documents
@@ -47,7 +47,6 @@ async def _ranked_documents(request: Request, asked: RerankRequest) -> Response:
     texts = asked.texts()
     work = scores(gateway, target, asked.query, texts, asked.parameters("truncate"), id_of(request))
     found, tokens = await connected(request, work)
-    found = probabilities(target, found)
     results: list[dict[str, Any]] = []
     for place in order(found)[: asked.top_n]:
         results.append({"index": place, "relevance_score": float(found[place])})
@@ -61,10 +60,10 @@ async def _ranked_documents(request: Request, asked: RerankRequest) -> Response:
 async def _ranked_texts(request: Request, asked: TeiRerankRequest) -> Response:
     gateway = gateway_of(request)
     target = await connected(request, gateway.catalogue.only(asked.model, KINDS if asked.model else (RERANKING,)))
-    work = scores(gateway, target, asked.query, asked.texts, asked.parameters(), id_of(request), "texts")
+    work = scores(
+        gateway, target, asked.query, asked.texts, asked.parameters(), id_of(request), "texts", asked.raw_scores
+    )
     found, _ = await connected(request, work)
-    if not asked.raw_scores:
-        found = probabilities(target, found)
     texts = asked.texts if asked.return_text else None
     return answer(
         [
@@ -82,10 +81,11 @@ async def scores(
     parameters: Mapping[str, Any],
     request_id: str,
     param: str = "documents",
+    raw: bool = False,
 ) -> tuple[NDArray[np.float64], int]:
-    """A score [n] for each text: the cross-encoder's logit of the pair, or the cosine of two embeddings.
+    """A score [n] for each text: a classifier's of the pair, or the cosine of two embeddings.
 
-    Also how many tokens the model read. Raises ApiError, and as `infer_rows`.
+    raw: whether a classifier's is its logit. Also how many tokens the model read. Raises ApiError, and as `infer_rows`.
     """
     if target.front.kind == EMBEDDING:
         column = np.concatenate([text_column([query], "query"), text_column(texts, param)])
@@ -97,18 +97,8 @@ async def scores(
     require_outputs(target, "LOGITS")
     columns = {"TEXT": text_column([query] * len(texts), "query"), "TEXT_PAIR": text_column(texts, param)}
     found = await infer_rows(gateway, target, columns, counted(target, "LOGITS"), parameters, request_id)
-    logits = found["LOGITS"]
-    if logits.shape[1] != 1:
-        text = f"model: {target.name} has {logits.shape[1]} labels; a reranker has one"
-        raise ApiError(400, text, param="model", code="model_not_supported")
+    logits = found["LOGITS"] if raw else activated(target, found["LOGITS"])
     return logits[:, 0].astype(np.float64), num_tokens(found)
-
-
-def probabilities(target: Target, found: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Scores as clients expect them: the sigmoid of a cross-encoder's logit, as sentence-transformers has it."""
-    if target.front.kind == EMBEDDING:
-        return found
-    return np.asarray(1.0 / (1.0 + np.exp(-found)), np.float64)
 
 
 def order(found: NDArray[np.float64]) -> list[int]:

@@ -43,6 +43,15 @@ Texts = Annotated[
 ]
 
 
+_ROWS = "a text, a list of texts, or a list of lists with one text or one pair each"
+Rows = Annotated[
+    Annotated[str, Tag(TEXT)]
+    | Annotated[Strings, Tag(TEXT_LIST)]
+    | Annotated[list[Annotated[list[str], bounded(most=2)]], bounded(), Tag(LISTS)],
+    Discriminator(form_of, custom_error_type="form", custom_error_message=_ROWS),
+]
+
+
 def not_served(*neutral: Any) -> AfterValidator:
     """Refuses a field of OpenAI's that this gateway does not have, unless its value is one that changes nothing."""
 

@@ -5,22 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal, cast
 
-from pydantic import Discriminator, Field, Tag
+from pydantic import Field
 
-from shapeshift.gateway.schemas.common import (
-    LISTS,
-    TEXT,
-    TEXT_LIST,
-    TEXTS,
-    ApiRequest,
-    Strings,
-    Texts,
-    bounded,
-    form_of,
-    not_served,
-)
-
-_ROWS = "a text, a pair of texts, or a list of lists with one text or one pair each"
+from shapeshift.gateway.schemas.common import TEXTS, ApiRequest, Rows, Texts, bounded, not_served
 
 
 class TeiRequest(ApiRequest):
@@ -63,12 +50,7 @@ class PredictRequest(TeiRequest):
 
     made_of: ClassVar[Mapping[str, str]] = {"TEXT": "inputs", "TEXT_PAIR": "inputs"}
 
-    inputs: Annotated[
-        Annotated[str, Tag(TEXT)]
-        | Annotated[Strings, Tag(TEXT_LIST)]
-        | Annotated[list[Annotated[list[str], bounded(most=2)]], bounded(), Tag(LISTS)],
-        Discriminator(form_of, custom_error_type="form", custom_error_message=_ROWS),
-    ] = Field(description=_ROWS)
+    inputs: Rows = Field(description="a text, a pair of texts, or a list of lists with one text or one pair each")
     raw_scores: bool = False
 
     def rows(self) -> tuple[list[list[str]], bool]:
