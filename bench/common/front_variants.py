@@ -31,8 +31,8 @@ def publish_variant(
     provider.
 
     packs_rows: whether texts may share an engine call; the baselines never do. parameters: values that replace those
-    of the generated config.pbtxt. precision: empty for that of `encode`; OpenVINO's files serve any. The folders of its
-    workers are written as well.
+    of the generated config.pbtxt; without one the wait has no bound: a slow baseline is a result. precision: empty for
+    that of `encode`; OpenVINO's files serve any. The folders of its workers are written as well.
     """
     built = manifest.load(ENGINES)
     folder = FOLDER / "engines" / name
@@ -48,6 +48,7 @@ def publish_variant(
     changed = {
         "manifest_sha256": manifest.sha256(folder),
         "profile": json.dumps(latency_profile(variant)),
+        "max_queue_ms": "0",
         **parameters,
     }
     for field, value in changed.items():

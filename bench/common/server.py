@@ -15,7 +15,7 @@ from shapeshift.triton.metrics import scrape
 from shapeshift.triton.settings import ServerSettings
 
 _READY_S = 300
-_LOADED_S = 120.0
+_LOADED_S = 600.0
 
 
 @contextmanager
@@ -44,7 +44,7 @@ def loaded_server(engines: Mapping[str, int], repositories: Sequence[Path]) -> I
 
 
 def wait_loaded(metrics_url: str, engines: int) -> None:
-    """Wait until the models of a server have loaded so many engines; ShapeshiftError after 2 minutes."""
+    """Wait until the models of a server have loaded so many engines; ShapeshiftError after 10 minutes."""
     end = time.monotonic() + _LOADED_S
     while time.monotonic() < end:
         samples = scrape(metrics_url, timeout_s=5.0)

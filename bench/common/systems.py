@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import json
+import math
 import subprocess
 import sys
 import time
@@ -19,7 +20,9 @@ from numpy.typing import NDArray
 
 from client.open_loop import INFER, PlannedRequest, replay, serialise
 
-_TIMEOUT_S = 60.0
+# A request that a baseline answers late is a result, too.
+_TIMEOUT_S = 600.0
+_PAUSE_S = 0.05
 
 
 @dataclass(frozen=True)
@@ -29,6 +32,15 @@ class Outcome:
     latency_ms: NDArray[np.float64]
     per_second: float
     failed: int = 0
+
+    @property
+    def mean_ms(self) -> float:
+        """Of the latencies; not a number where no request succeeded."""
+        return float(self.latency_ms.mean()) if len(self.latency_ms) else math.nan
+
+    def percentile(self, q: float) -> float:
+        """Of the latencies; not a number where no request succeeded."""
+        return float(np.percentile(self.latency_ms, q)) if len(self.latency_ms) else math.nan
 
 
 class System(Protocol):
@@ -60,10 +72,13 @@ class TritonModel:
     def closed(self, texts: Sequence[str], concurrency: int, count: int) -> Outcome:
         payloads = serialise(self._model, _planned(texts, np.zeros(len(texts))))
         sent, answered = asyncio.run(closed_loop(self._url, payloads, concurrency, lambda number: number < count)).T
-        return Outcome((answered - sent) * 1e3, count / (answered.max() - sent.min()))
+        good = ~np.isnan(answered)
+        per_second = good.sum() / (answered[good].max() - sent.min()) if good.any() else 0.0
+        return Outcome((answered - sent)[good] * 1e3, float(per_second), int((~good).sum()))
 
     def open(self, texts: Sequence[str], instants: NDArray[np.float64]) -> Outcome:
-        report = asyncio.run(replay(self._url, self._model, _planned(texts, instants), timeout_s=_TIMEOUT_S))
+        planned = _planned(texts, instants)
+        report = asyncio.run(replay(self._url, self._model, planned, timeout_s=_TIMEOUT_S, drain_s=_TIMEOUT_S))
         summary = report.summary()
         return Outcome(report.latency_s[report.ok] * 1e3, summary.throughput_per_s, int((~report.ok).sum()))
 
@@ -103,7 +118,8 @@ async def closed_loop(
 ) -> NDArray[np.float64]:
     """Each client sends the next request when the last one is answered, while `more(number of the request)` is true.
 
-    One unmeasured request goes first. Returns [requests, 2]: when each was sent and answered, in monotonic seconds.
+    One unmeasured request goes first. Returns [requests, 2]: when each was sent and answered, in monotonic seconds;
+    not a number for the answer of one that was refused or failed: its client pauses before the next.
     """
     numbers = itertools.count()
     times: list[tuple[float, float]] = []
@@ -114,8 +130,12 @@ async def closed_loop(
         async def client() -> None:
             while more(number := next(numbers)):
                 sent = time.monotonic()
-                await infer(payloads[number % len(payloads)], timeout=_TIMEOUT_S)
-                times.append((sent, time.monotonic()))
+                try:
+                    await infer(payloads[number % len(payloads)], timeout=_TIMEOUT_S)
+                    times.append((sent, time.monotonic()))
+                except grpc.RpcError:
+                    times.append((sent, math.nan))
+                    await asyncio.sleep(_PAUSE_S)
 
         await asyncio.gather(*(client() for _ in range(clients)))
     return np.array(times)

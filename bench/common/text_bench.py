@@ -6,7 +6,7 @@ import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import numpy as np
 
@@ -15,6 +15,7 @@ from bench.common.output import BUILD, progress
 from bench.common.systems import EncodeWorker, OpenSystem, Outcome, System
 from bench.peers.infinity import Engine
 from client import perf_analyzer
+from shapeshift.errors import ShapeshiftError
 from shapeshift.workloads import arrivals, lengths
 from shapeshift.workloads.text import TextMaker
 
@@ -69,7 +70,7 @@ class TextBench:
         """Send Poisson arrivals at 50% and 80% of the closed-loop throughput of the system `capacity_of`."""
         for law in self.scale.laws:
             capacity = self.per_second(law, f"closed {self.scale.concurrencies[-1]}", capacity_of)
-            for share in (0.5, 0.8):
+            for share in (0.5, 0.8) if capacity else ():
                 for _ in range(self.scale.rounds):
                     instants = arrivals.poisson(capacity * share, self.scale.open_s, self._rng)
                     for system in self._order(systems):
@@ -89,8 +90,8 @@ class TextBench:
                     self._keep(law, load, bare.name, partial(bare.closed, self.texts[law], concurrency, count))
 
     def per_second(self, law: str, load: str, system: str) -> float:
-        """Answers a second, the median over the rounds."""
-        return float(np.median([outcome.per_second for outcome in self.outcomes[law, load, system]]))
+        """Answers a second, the median over the rounds; a ratio over none is infinite and ends no run."""
+        return cast("float", np.median([outcome.per_second for outcome in self.outcomes[law, load, system]]))
 
     def processor_ms(self, law: str, load: str, system: str) -> float:
         """Processor time of a request in ms, the median over the rounds: other load changes it less than the rate."""
@@ -98,7 +99,7 @@ class TextBench:
 
     def percentile(self, law: str, load: str, system: str, q: float) -> float:
         """A percentile of the latencies in ms, the median over the rounds."""
-        return float(np.median([np.percentile(outcome.latency_ms, q) for outcome in self.outcomes[law, load, system]]))
+        return float(np.median([outcome.percentile(q) for outcome in self.outcomes[law, load, system]]))
 
     def records(self) -> list[dict[str, Any]]:
         """Every cell as a plain record, with the medians over its rounds."""
@@ -109,7 +110,7 @@ class TextBench:
                 "system": system,
                 "rounds": len(outcomes),
                 "per_second": round(self.per_second(law, load, system), 2),
-                "mean_ms": round(float(np.median([outcome.latency_ms.mean() for outcome in outcomes])), 3),
+                "mean_ms": round(float(np.median([outcome.mean_ms for outcome in outcomes])), 3),
                 "p50_ms": round(self.percentile(law, load, system, 50), 3),
                 "p98_ms": round(self.percentile(law, load, system, 98), 3),
                 "failed": sum(outcome.failed for outcome in outcomes),
@@ -147,5 +148,9 @@ class TextBench:
 
 def _analyze(url: str, model: str, texts: Sequence[str], concurrency: int, count: int) -> Outcome:
     inputs = [{"TEXT": [text]} for text in texts]
-    measured = perf_analyzer.measure(url, model, inputs, concurrency, count, timeout_s=40.0 + 0.5 * count)
+    try:
+        measured = perf_analyzer.measure(url, model, inputs, concurrency, count, timeout_s=40.0 + 2.0 * count)
+    except ShapeshiftError as error:
+        progress(f"perf_analyzer, {model}: {error}")
+        return Outcome(np.array([]), 0.0, count)
     return Outcome(measured.latency_ms, measured.per_second)

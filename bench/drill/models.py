@@ -25,13 +25,17 @@ WORKERS = 2
 
 _SOURCE = FOLDER / "model_repository"
 _SHIPPED = Path("model_repository")
+# The drill's clients give up after 20 s, so that a fault's queue must not last longer.
+_PATIENCE = {"max_queue_ms": "2000"}
 # In f32 a greedy text does not depend on the other rows of a batch.
 _CHANGES: dict[str, dict[str, str]] = {
     "generate": {"precision": "f32"},
     "generate_lora": {"precision": "f32"},
     "classify_image": {"gammas": "-7,0,2", "tasks_dir": str(TASKS.resolve())},
-    "classify_text": {"candidates_dir": str(CANDIDATES.resolve())},
-    WITH_WORKERS: {"placement": "partitioned", "workers": str(WORKERS), "slo_ms": "500"},
+    "encode": _PATIENCE,
+    LEVEL: _PATIENCE,
+    "classify_text": {"candidates_dir": str(CANDIDATES.resolve()), **_PATIENCE},
+    WITH_WORKERS: {"placement": "partitioned", "workers": str(WORKERS), "slo_ms": "500", **_PATIENCE},
 }
 
 

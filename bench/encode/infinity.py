@@ -28,11 +28,11 @@ class HttpServer:
 
     def closed(self, texts: Sequence[str], concurrency: int, count: int) -> Outcome:
         load = asyncio.run(closed_loop(self._url, texts, concurrency, count=count, model=self._model))
-        return Outcome(load.latencies * 1e3, load.rate)
+        return Outcome(load.latencies * 1e3, load.rate, load.failed)
 
     def open(self, texts: Sequence[str], instants: NDArray[np.float64]) -> Outcome:
         load = asyncio.run(open_loop(self._url, texts, instants.tolist(), model=self._model))
-        return Outcome(load.latencies * 1e3, load.rate)
+        return Outcome(load.latencies * 1e3, load.rate, load.failed)
 
 
 @contextmanager

@@ -21,19 +21,19 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bench.common.foreign_load import ForeignLoad
-from bench.common.output import BUILD, Output
+from bench.common.front_variants import ENGINES, publish_variant
+from bench.common.output import FOLDER, Output, empty
 from bench.common.server import loaded_server
 from client.open_loop import PlannedRequest, replay
 from client.report import Report
 from shapeshift.engines import manifest
-from shapeshift.polymorph.settings import PolymorphSettings
 from shapeshift.workloads.arrivals import poisson
 from shapeshift.workloads.text import TextMaker
 
 REFUSED_WITHIN_MS = 50.0
 # Tokens of a text, and how many times the capacity is offered.
 LOADS = {"short": (16, 1.5), "long": (480, 3.0)}
-_MODEL = "encode"
+_MODEL = "encode_bounded"
 _TEXTS = 64
 _REFUSED = "UNAVAILABLE"
 
@@ -97,14 +97,18 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m bench.encode.overload", description=__doc__.splitlines()[0])
     parser.add_argument("--seconds", type=float, default=20.0, help="of each load (%(default)g)")
     parser.add_argument("--in-flight", type=int, default=16, help="while the capacity is measured (%(default)d)")
+    parser.add_argument("--max-queue-ms", type=float, default=2000.0, help="bound of the front (%(default)g)")
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
-    bound_ms = PolymorphSettings().max_queue_ms
+    bound_ms = options.max_queue_ms
     output = Output("encode", {"seed": options.seed, "seconds": options.seconds, "max_queue_ms": bound_ms}, "overload")
     rng = np.random.default_rng(options.seed)
-    engines = len(manifest.load(BUILD / "engines" / _MODEL).engines)
+    engines = manifest.load(ENGINES).engines
+    repository = FOLDER / "repository"
+    empty(repository)
+    publish_variant(_MODEL, engines, repository, packs_rows=True, parameters={"max_queue_ms": f"{bound_ms:g}"})
     found = []
-    with loaded_server({_MODEL: engines}, (BUILD / "repository",)) as server, ForeignLoad() as foreign:
+    with loaded_server({_MODEL: len(engines)}, (repository,)) as server, ForeignLoad() as foreign:
         # Once the server runs: it must not inherit this.
         with contextlib.suppress(PermissionError):
             os.sched_setscheduler(0, os.SCHED_RR, os.sched_param(1))

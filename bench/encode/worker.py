@@ -29,7 +29,7 @@ def in_process(folder: Path) -> Encode:
     """The engines of `folder` as the front model's process runs them, without Triton."""
     built = manifest.load(folder)
     tokenizer = TextTokenizer(folder / FILE_NAME, built.max_tokens)
-    executor = EngineExecutor(built, folder, PolymorphSettings(), lambda text: None)
+    executor = EngineExecutor(built, folder, PolymorphSettings(max_queue_ms=0), lambda text: None)
     executor.wait_loaded(600)
 
     def encode(texts: Sequence[str], concurrency: int, count: int) -> list[float]:
