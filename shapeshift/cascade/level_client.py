@@ -29,9 +29,12 @@ from shapeshift.errors import (
     ModelGoneError,
     OverloadedError,
     ShapeshiftError,
+    TimedOutError,
 )
 from shapeshift.serving.bounds import Bound, unloading
+from shapeshift.serving.description import PLACEHOLDERS
 from shapeshift.serving.metrics import Counter, Gauge
+from shapeshift.serving.model_args import DESCRIPTION
 from shapeshift.triton.async_client import AsyncClient, ModelCall
 from shapeshift.triton.client_thread import ClientThread
 
@@ -40,11 +43,13 @@ _REFUSED = ("INVALID_ARG", "UNSUPPORTED")
 # The wait for a model that keeps failing doubles so many times.
 _MAX_DOUBLINGS = 4
 _MIN_TIMEOUT_S, _POLL_S = 1e-3, 0.01
+# While a level has calls to answer it is asked every period for a sign, which needs no engine and no queue.
+_SIGN_PERIOD_S, _SIGN_TIMEOUT_S, _MISSED_SIGNS = 1.0, 5.0, 2
 _PROBE_TEXT = b"a"
 
 
 class LevelGoneError(ShapeshiftError):
-    """The level's model is not loaded, has died, gave no answer in time, or failed recently."""
+    """The level's model is not loaded, has died, gave no answer or no sign in time, or failed recently."""
 
 
 @dataclass
@@ -84,6 +89,9 @@ class LevelClient:
         self._backoffs: defaultdict[str, _Backoff] = defaultdict(_Backoff)
         self._in_flight, self._answered, self._failed, self._timeouts = 0, 0, 0, 0
         self._closing = False
+        # Of the calls that the models are to answer.
+        self._limits: defaultdict[str, set[asyncio.Timeout]] = defaultdict(set)
+        self._thread.start(self._watch())
 
     @property
     def in_flight(self) -> int:
@@ -207,8 +215,12 @@ class LevelClient:
         timeout_s = max(_MIN_TIMEOUT_S, call.timeout - time.monotonic())
         started = time.perf_counter()
         # gRPC has its own limit too, by which the server learns that nobody waits any more.
-        async with asyncio.timeout(timeout_s):
-            found = await self._client.infer(ModelCall(call.model, inputs, 2 * timeout_s, call.outputs, parameters))
+        async with asyncio.timeout(timeout_s) as limit:
+            self._limits[call.model].add(limit)
+            try:
+                found = await self._client.infer(ModelCall(call.model, inputs, 2 * timeout_s, call.outputs, parameters))
+            finally:
+                self._limits[call.model].discard(limit)
         if any(name not in found or len(found[name]) != len(call.rows) for name in call.outputs):
             raise EngineError(
                 f"model {call.model} answered without {', '.join(call.outputs)} for {len(call.rows)} texts"
@@ -217,6 +229,33 @@ class LevelClient:
         if ENGINE_MS in found:
             engine_ms = found.pop(ENGINE_MS).reshape(-1)
         return LevelResult([_output(found, index) for index in range(len(call.rows))], engine_ms)
+
+    async def _watch(self) -> None:
+        """End the calls to a model that is gone or gives no sign; a slow one gives signs, however long its calls take.
+
+        Triton (24.10) never answers what a dead process held.
+        """
+        missed: defaultdict[str, int] = defaultdict(int)
+        while True:
+            await asyncio.sleep(_SIGN_PERIOD_S)
+            waiting = {model: set(limits) for model, limits in self._limits.items() if limits}
+            for model, more in zip(waiting, await asyncio.gather(*map(self._missed_signs, waiting)), strict=True):
+                missed[model] = missed[model] + more if more else 0
+                if missed[model] >= _MISSED_SIGNS:
+                    for limit in waiting[model] & self._limits[model]:
+                        with contextlib.suppress(RuntimeError):
+                            limit.reschedule(0.0)
+
+    async def _missed_signs(self, model: str) -> int:
+        try:
+            await self._client.infer(ModelCall(model, PLACEHOLDERS[1], _SIGN_TIMEOUT_S, [DESCRIPTION.name]))
+        except (ModelGoneError, ModelDiedError):
+            return _MISSED_SIGNS
+        except TimedOutError:
+            return 1
+        except Exception:  # noqa: BLE001  any other error is a sign
+            return 0
+        return 0
 
     def _forgo_test(self, model: str) -> None:
         """A call that did not start has not tested the model: the next call does."""

@@ -44,7 +44,7 @@ class CascadeSettings:
                      loaded
     call_threads     calls to later levels that run at the same time
     queue_calls      most calls that may wait for others to end; a text whose call does not fit keeps its answer so far
-    call_timeout_ms  timeout of a call to a later level
+    call_timeout_ms  timeout of a call to a later level, which may let texts wait as this one does
     retry_ms         how long a level that failed is not called; doubled at each failure in a row, up to 16 times
     grpc_url         HOST:PORT of this server's gRPC interface; empty: that of `shapeshift serve`, else localhost:8001
     slo_ms           latency objective; half of it and 95% of it become bounds of the latency histogram; 0: none
@@ -56,14 +56,14 @@ class CascadeSettings:
     max_latency_ms: float = 0.0
     seed: int = 0
     engine_threads: int = 0
-    queue_rows: int = 1024
-    queue_tokens: int = 131072
-    max_queue_ms: float = 2000.0
+    queue_rows: int = 4096
+    queue_tokens: int = 1048576
+    max_queue_ms: float = 30_000.0
     pack_tokens: int = 0
     memory_mb: int = 4096
     call_threads: int = 16
-    queue_calls: int = 256
-    call_timeout_ms: float = 2000.0
+    queue_calls: int = 4096
+    call_timeout_ms: float = 60_000.0
     retry_ms: float = 1000.0
     grpc_url: str = ""
     slo_ms: float = 0.0

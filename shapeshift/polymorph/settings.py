@@ -70,9 +70,9 @@ class PolymorphSettings:
 
     placement: str = "inline"
     engine_threads: int = 0
-    queue_rows: int = 1024
-    queue_tokens: int = 131072
-    max_queue_ms: float = 2000.0
+    queue_rows: int = 4096
+    queue_tokens: int = 1048576
+    max_queue_ms: float = 30_000.0
     pack_tokens: int = 0
     slo_ms: float = 0.0
     memory_mb: int = 4096

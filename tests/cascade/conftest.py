@@ -23,7 +23,7 @@ from shapeshift.cascade.front import CascadeFront
 from shapeshift.engines import manifest
 from shapeshift.serving import model_args
 from shapeshift.serving.error_codes import code_of, error_of
-from shapeshift.serving.model_args import ModelArgs
+from shapeshift.serving.model_args import DESCRIPTION, ModelArgs
 from shapeshift.triton import model_config
 from shapeshift.triton.async_client import AsyncClient, ModelCall
 from tests.conftest import LIGHT_WIDTH
@@ -114,8 +114,15 @@ class FakeClient(AsyncClient):
     def __init__(self, pb_utils: PbUtils) -> None:
         super().__init__("nowhere:1")
         self._pb_utils = pb_utils
+        self.signs = 0
+        self.no_sign: Exception | None = None
 
     async def infer(self, call: ModelCall) -> dict[str, np.ndarray]:
+        if list(call.outputs) == [DESCRIPTION.name]:
+            self.signs += 1
+            if self.no_sign is not None:
+                raise self.no_sign
+            return {}
         outcome: Future[dict[str, np.ndarray]] = Future()
         threading.Thread(target=self._execute, args=(call, outcome), daemon=True).start()
         return await asyncio.wrap_future(outcome)

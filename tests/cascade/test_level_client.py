@@ -17,7 +17,8 @@ from shapeshift.cascade import level_client
 from shapeshift.cascade.level_client import LevelClient, LevelGoneError
 from shapeshift.cascade.request import LevelResult
 from shapeshift.cascade.settings import CascadeSettings
-from shapeshift.errors import ModelGoneError, OverloadedError
+from shapeshift.errors import ModelDiedError, ModelGoneError, OverloadedError, TimedOutError
+from shapeshift.polymorph.settings import PolymorphSettings
 from shapeshift.triton.async_client import ModelCall
 from tests.cascade.conftest import FakeClient
 from tests.fakes import PbUtils
@@ -149,6 +150,30 @@ def test_calls_lost_to_a_hung_level_hold_nothing_back() -> None:
     wait_for(lambda: isinstance(outcomes[-1], LevelResult))
     assert client._backoffs["large"].failures == 0
     client.close()
+
+
+@pytest.mark.parametrize("no_sign", [ModelDiedError("died"), ModelGoneError("gone"), TimedOutError("no answer")])
+def test_calls_end_where_their_level_gives_no_sign(monkeypatch: pytest.MonkeyPatch, no_sign: Exception) -> None:
+    """However slow a level that gives signs is: with the default it has as long as its own queue may take, and more."""
+    monkeypatch.setattr(level_client, "_SIGN_PERIOD_S", 0.01)
+    release = threading.Event()
+    client, script = level_client_of(lambda: {"LOGITS": np.zeros((release.wait(60), 2))}, call_threads=1)
+    outcomes: list[object] = []
+    for _ in range(2):
+        client.submit("large", [[b"a"]], ["LOGITS"], False, None, outcomes.append)
+    wait_for(lambda: script.signs > 3)
+    assert not outcomes
+    script.no_sign = no_sign
+    wait_for(lambda: len(outcomes) == 2)
+    assert [type(one) for one in outcomes] == [LevelGoneError] * 2
+    with pytest.raises(LevelGoneError, match="model large failed"):
+        client.submit("large", [[b"a"]], ["LOGITS"], False, None, outcomes.append)
+    release.set()
+    client.close()
+
+
+def test_a_level_may_let_texts_wait_as_long_as_its_own_bound() -> None:
+    assert CascadeSettings("candidates", "task").call_timeout_ms > PolymorphSettings().max_queue_ms
 
 
 def test_closing_ends_calls_that_hang() -> None:

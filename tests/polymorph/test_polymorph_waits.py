@@ -59,6 +59,23 @@ def busy_front(make_front: MakeFront, gate: Gate) -> Callable[..., tuple[TextFro
     return make
 
 
+@pytest.mark.parametrize(("count", "each_ms"), [(64, 800.0), (1000, 50.0)])
+def test_an_ordinary_burst_waits_on_a_slow_machine_and_one_without_end_is_refused(
+    make_front: MakeFront, gate: Gate, count: int, each_ms: float
+) -> None:
+    """Texts of 400 words, and short ones, where a core takes so long for one; with the default bounds."""
+    front = make_front(packing=False, engine_threads=2, latency_ms=(each_ms, each_ms))
+    executor = front._executor
+    assert isinstance(executor, executor_module.EngineExecutor) and executor.wait_loaded(30)
+    gate.hold()
+    front.execute([text_request("a") for _ in range(count)])
+    assert executor.waiting + executor.running == count
+    further = [text_request("a") for _ in range(count)]
+    front.execute(further)
+    code, text = further[-1].refusal()
+    assert code == TritonError.UNAVAILABLE and "the limit is 30000 ms; retry later" in text
+
+
 def test_a_request_that_would_wait_too_long_is_refused_on_arrival(
     busy_front: Callable[..., tuple[TextFront, list[Request]]], gate: Gate
 ) -> None:
