@@ -141,13 +141,26 @@ def test_a_worker_fails_some_calls_in_a_row_before_it_leaves_and_probes_do_not_c
 def test_calls_with_rows_that_are_late_count_and_probes_once_the_worker_is_away_for_long(site: Site) -> None:
     site.join("a")
     worker = site.worker()
+    behind = site.begin("a", *rows(3))
     site.ends(LATE, texts=1)
     assert (worker.late, worker.timeouts, worker.joined) == (1, 1, False)
-    # A probe right after that says no more than the call.
-    site.ends(LATE, after_s=1.0)
-    assert (worker.late, worker.timeouts) == (1, 1)
-    site.ends(LATE, after_s=0.25)
-    assert (worker.late, worker.timeouts) == (1, 2)
+    # What waits behind that call, and a probe, say no more than the call.
+    site.now += 0.25
+    site.members.ended(worker, behind, LATE)
+    site.ends(LATE, after_s=3.7)
+    assert (worker.late, worker.timeouts) == (2, 1)
+    site.ends(LATE, after_s=0.1)
+    assert (worker.late, worker.timeouts) == (2, 2)
+
+
+def test_the_longer_a_call_was_waited_for_the_later_a_worker_counts_as_dead(site: Site) -> None:
+    site.join("a")
+    worker = site.worker()
+    site.ends(LATE, texts=1, after_s=6.0)
+    site.ends(LATE, after_s=17.0)
+    assert worker.timeouts == 1
+    site.ends(LATE, after_s=2.0)
+    assert worker.timeouts == 2
 
 
 def test_an_answer_in_time_ends_the_row_of_late_calls_and_a_probe_does_not(site: Site) -> None:
@@ -164,13 +177,24 @@ def test_a_late_answer_shows_that_the_worker_lives(site: Site) -> None:
     site.join("a")
     worker = site.worker()
     worker.timeouts, worker.failures = 3, 1
-    site.members.answered(worker, WorkerCall((), 1.0, worker.epoch, site.now))
+    site.members.answered(worker, WorkerCall((), 1.0, worker.epoch, site.now), 1.0)
     assert (worker.timeouts, worker.failures) == (0, 1)
-    site.members.answered(worker, WorkerCall(tuple(rows(3)), 1.0, worker.epoch, site.now))
+    site.members.answered(worker, WorkerCall(tuple(rows(3)), 1.0, worker.epoch, site.now), 1.0)
     assert worker.failures == 0
     worker.timeouts = 3
-    site.members.answered(worker, WorkerCall(tuple(rows(3)), 1.0, worker.epoch - 1, site.now))
+    site.members.answered(worker, WorkerCall(tuple(rows(3)), 1.0, worker.epoch - 1, site.now), 1.0)
     assert worker.timeouts == 3, "the process that answered was replaced"
+
+
+def test_late_answers_teach_how_slow_the_machine_is(site: Site) -> None:
+    """Else every call of a machine that is much slower than its profile would be late."""
+    site.join("a")
+    worker = site.worker()
+    assert site.members.slowness == pytest.approx(1.0)
+    for _ in range(60):
+        site.members.answered(worker, WorkerCall(tuple(rows(3)), 10.0, worker.epoch, site.now), 70.0)
+    assert site.members.slowness == pytest.approx(7.0, rel=0.05)
+    assert worker.time_limit_s(100.0, site.now, site.members.slowness) == pytest.approx(5 * 0.7, rel=0.05)
 
 
 def test_a_call_of_an_earlier_epoch_changes_nothing_but_the_report(site: Site) -> None:

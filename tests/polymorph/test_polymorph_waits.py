@@ -329,7 +329,7 @@ def test_the_longer_a_worker_has_left_the_less_often_it_is_probed_and_the_more_t
     worker.late = 9
     assert worker.time_limit_s(0.0, 100.0) == pytest.approx(2.0)
     worker.joined, worker.left_at = False, 100.0
-    for now_s, pause_s, limit_s in ((100.5, 0.1, 0.25), (102.0, 0.1, 0.3), (110.0, 0.5, 1.5), (200.0, 0.9, 2.0)):
+    for now_s, pause_s, limit_s in ((100.5, 0.1, 0.25), (102.0, 0.1, 0.3), (110.0, 0.5, 1.5), (200.0, 0.9, 10.0)):
         worker.last_contact = now_s - pause_s
         assert not worker.is_silent(now_s - 0.01) and worker.is_silent(now_s + 0.01)
         assert worker.time_limit_s(0.0, now_s) == pytest.approx(limit_s)
@@ -357,7 +357,7 @@ def test_a_probe_that_is_late_soon_after_a_worker_left_is_no_second_timeout(monk
     assert end(members.take(worker), late) == 1 and not worker.joined
     now[0] += 0.5
     assert end([], late) == 1
-    now[0] += 1.0
+    now[0] += 4.0
     assert end([], late) == 2
     # What a row waited for in vain is not forgotten with the answer to a probe.
     end([], WorkerInfo(0, 1, 2))

@@ -114,7 +114,7 @@ def test_a_worker_that_answers_late_is_slow_and_not_dead(
     def is_late() -> bool:
         # Several at once: a single text would go to the other worker.
         asked.extend(router.ask(100) for _ in range(8))
-        return router.timeouts("a") >= DEAD_AFTER
+        return router.timeouts("a") > 0
 
     router.wait(is_late)
     assert not router.joined("a", "b") and {one.error() for one in asked} == {None}

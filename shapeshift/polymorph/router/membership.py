@@ -17,8 +17,9 @@ from shapeshift.serving.model_args import Log
 
 # A worker that has just reported its bin is not probed at once.
 _REPORTED_S = 0.5
-# A probe that is late counts as one more timeout if the worker left at least so long ago.
-_LATE_AGAIN_S = 1.0
+# What is late after a worker has left counts as one more timeout where that is so long ago, and so many times the wait
+# for the call for which it left: a worker that is slow runs that call still, and the next ones wait behind it.
+_LATE_AGAIN_S, _LATE_AGAIN_FACTOR = 4.0, 3.0
 
 
 class Membership:
@@ -51,6 +52,11 @@ class Membership:
     def joined(self) -> int:
         """Workers that get rows."""
         return sum(worker.joined for worker in self.workers.values())
+
+    @property
+    def slowness(self) -> float:
+        """How many times as long as by the profile recent calls took, at least 1."""
+        return max(1.0, self._measured.value)
 
     def calls(self) -> list[WorkerCall]:
         """The calls in flight. Needs no lock."""
@@ -111,8 +117,10 @@ class Membership:
         worker.probe_due = True
         self._mark_ready([worker.name])
 
-    def answered(self, worker: WorkerState, call: WorkerCall) -> None:
+    def answered(self, worker: WorkerState, call: WorkerCall, took_ms: float) -> None:
         """Record an answer, however late: a worker that answers is slow, and a new process would be no faster."""
+        if call not in worker.calls:
+            self._measured.observe(took_ms, call.expected_ms)
         if call.epoch == worker.epoch:
             worker.timeouts = 0
             if call.rows:
@@ -178,8 +186,10 @@ class Membership:
     def _failed(self, worker: WorkerState, call: WorkerCall, error: Exception) -> None:
         if isinstance(error, CallTimeoutError):
             worker.late += bool(call.rows)
-            # Probes right after the call that was late say no more than that call.
-            worker.timeouts += bool(call.rows) or time.monotonic() - worker.left_at > _LATE_AGAIN_S
+            now = time.monotonic()
+            patience_s = 0.0 if worker.joined else max(_LATE_AGAIN_S, _LATE_AGAIN_FACTOR * worker.late_s)
+            worker.timeouts += now - worker.left_at > patience_s
+            worker.late_s = now - call.began if worker.joined else worker.late_s
             self.leave(worker, "did not answer in time")
         elif isinstance(error, ModelGoneError):
             self.leave(worker, "is not ready")

@@ -147,7 +147,7 @@ class Router:
         bin_edge = worker.info.bin if worker.info else 0
         expected_ms = self._times.of_pack(bin_edge, sum(row.tokens for row in rows)) if rows else 0.0
         worker.last_contact = now = time.monotonic()
-        timeout_s = worker.time_limit_s(expected_ms, now)
+        timeout_s = worker.time_limit_s(expected_ms, now, self._members.slowness)
         call = WorkerCall(rows, expected_ms, worker.epoch, now)
         worker.calls.append(call)
         worker.probe_due = False
@@ -175,7 +175,7 @@ class Router:
         with self._lock:
             self._calls += 1
             self._rows += len(begun)
-            self._members.answered(worker, call)
+            self._members.answered(worker, call, took_ms)
         for index, row in enumerate(begun):
             row.request.complete(row, {name: values[index] for name, values in outputs.items()}, took_ms)
 

@@ -24,7 +24,7 @@ _RECENT_S = 0.5
 # shares of the time since then.
 _MIN_PROBE_PAUSE_S, _MAX_PROBE_PAUSE_S = 0.1, 0.9
 _PAUSE_SHARE, _LIMIT_SHARE = 0.05, 0.15
-_MAX_PROBE_S = 2.0
+_MAX_PROBE_S = 10.0
 
 
 @dataclass(frozen=True, eq=False)
@@ -49,7 +49,8 @@ class WorkerState:
     a call began, or ended before its deadline; last_end: when a call ended; calls: in flight, without abandoned ones;
     delay_ms: for how long calls have recently been on their way, or waited in the worker for calls of other fronts;
     foreign_share: of the worker's time, what calls of other fronts have recently taken; reported_at: when `report` was
-    last called; late: calls with rows in a row that were not answered in time, whether or not an answer came later.
+    last called; late: calls with rows in a row that were not answered in time, whether or not an answer came later;
+    late_s: for how long the call for which it left was waited for.
     """
 
     name: str
@@ -69,6 +70,7 @@ class WorkerState:
     foreign_share: float = 0.0
     reported_at: float = 0.0
     late: int = 0
+    late_s: float = 0.0
 
     def is_silent(self, now: float) -> bool:
         """Whether a probe is due: every answer carries the report, but no call is in flight."""
@@ -100,12 +102,12 @@ class WorkerState:
             share = min(max(foreign_s / passed_s, 0.0), 1.0)
             self.foreign_share += weight * (share - self.foreign_share)
 
-    def time_limit_s(self, expected_ms: float, now: float) -> float:
-        """For a call of so many milliseconds by the profile that begins `now`.
+    def time_limit_s(self, expected_ms: float, now: float, slowness: float = 1.0) -> float:
+        """For a call of so many milliseconds by the profile that begins `now`; slowness: factor on all such times.
 
         A worker that was late gets twice the time each time: a row fails after some late calls.
         """
-        known_ms = self.expected_ms() + expected_ms + self.delay_ms
+        known_ms = slowness * (self.expected_ms() + expected_ms) + self.delay_ms
         least_s = MIN_TIMEOUT_S * 2.0 ** min(self.late, _MOST_DOUBLINGS)
         if not self.joined:
             least_s = min(max(MIN_TIMEOUT_S, _LIMIT_SHARE * (now - self.left_at)), _MAX_PROBE_S)
