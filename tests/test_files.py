@@ -27,7 +27,7 @@ def test_second_process_waits_and_reports_it(tmp_path: Path) -> None:
     with ThreadPoolExecutor(1) as pool:
         with files.exclusive_lock(lock):
             done = pool.submit(second)
-            assert waits.wait(60)
+            assert waits.wait(120)
             order.append("first")
         done.result(timeout=60)
     assert order == ["first", "second"]

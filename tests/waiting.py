@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 
-def wait_for(condition: Callable[[], Any], timeout_s: float = 30.0, pause_s: float = 0.002) -> None:
+def wait_for(condition: Callable[[], Any], timeout_s: float = 120.0, pause_s: float = 0.002) -> None:
     """Ask until `condition()` is true; AssertionError where it is not after `timeout_s` seconds."""
     deadline = time.monotonic() + timeout_s
     while not condition():

@@ -43,8 +43,9 @@ _REFUSED = ("INVALID_ARG", "UNSUPPORTED")
 # The wait for a model that keeps failing doubles so many times.
 _MAX_DOUBLINGS = 4
 _MIN_TIMEOUT_S, _POLL_S = 1e-3, 0.01
-# While a level has calls to answer it is asked every period for a sign, which needs no engine and no queue.
-_SIGN_PERIOD_S, _SIGN_TIMEOUT_S, _MISSED_SIGNS = 1.0, 5.0, 2
+# While a level has calls to answer it is asked every period for a sign, which needs no engine and no queue. Half a
+# minute without one is what the sidecar, too, takes for a hung process.
+_SIGN_PERIOD_S, _SIGN_TIMEOUT_S, _MISSED_SIGNS = 1.0, 5.0, 6
 _PROBE_TEXT = b"a"
 
 

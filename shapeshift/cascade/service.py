@@ -23,7 +23,8 @@ from shapeshift.errors import EngineError, InvalidInputError
 from shapeshift.serving.model_args import Log
 from shapeshift.serving.parameters import RequestParameters
 
-_DRAIN_S = 10.0
+# Longer than the first level lets texts wait by default.
+_DRAIN_S = 60.0
 _POLL_S = 0.02
 
 

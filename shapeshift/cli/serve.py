@@ -49,7 +49,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--build", type=Path, default=DEFAULT_BUILD, help="folder of generated files (%(default)s)")
     parser.add_argument("--triton", type=Path, metavar="DIR", help="use another server than that of the build folder")
     parser.add_argument("--print-models", action="store_true", help="print the models to load, one a line, and exit")
-    parser.add_argument("--ready-timeout", type=float, default=600.0, metavar="SECONDS", help="time to load everything")
+    parser.add_argument(
+        "--ready-timeout", type=float, default=1800.0, metavar="SECONDS", help="time to load everything"
+    )
     parser.add_argument("--no-restart", action="store_true", help="end when the server ends by itself")
     parser.add_argument("--strict", action="store_true", help="do not start if a model could not be built")
     parser.add_argument("--no-sidecar", "--no-scheduler", action=_NoSidecar, help="start no sidecar")

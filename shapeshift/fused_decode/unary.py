@@ -43,9 +43,10 @@ from shapeshift.triton.client_thread import ClientThread
 from shapeshift.triton.settings import own_endpoint
 
 _STOP_ID, _STREAM = "stop_id", "stream"
-# Period and time limit of the probe of the other model while requests are in flight.
+# Period and time limit of the probe of the other model while requests are in flight. Half a minute without an answer is
+# what the sidecar, too, takes for a hung process.
 _PROBE_PERIOD_S, _PROBE_TIMEOUT_S = 1.0, 5.0
-_FAILED_PROBES = 2
+_FAILED_PROBES = 6
 _TICK_S = 0.5
 
 

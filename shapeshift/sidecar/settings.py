@@ -41,7 +41,7 @@ class SidecarSettings:
     batch: int = 0
     start_batch: int = 4
     node_limit_s: float = 0.8
-    load_timeout_s: float = 300.0
+    load_timeout_s: float = 900.0
     min_texts: int = 50
     min_gain: float = 0.01
     assumed_utilization: float = 0.7

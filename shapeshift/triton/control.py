@@ -55,7 +55,7 @@ class ModelControl:
         options += [(f"grpc.{kind}_reconnect_backoff_ms", _RECONNECT_MS) for kind in ("initial", "min", "max")]
         self._client = triton.InferenceServerClient(url, channel_args=options, **tls_files.client_options(tls))
 
-    def load(self, name: str, config: dict[str, Any] | None = None, timeout_s: float = 300.0) -> None:
+    def load(self, name: str, config: dict[str, Any] | None = None, timeout_s: float = 900.0) -> None:
         """Load the model; reload it if its files or `config` differ from what is loaded.
 
         `config` is a complete configuration, such as `config(name)` returns. It replaces the model's file until the
@@ -73,7 +73,7 @@ class ModelControl:
         with self._errors(f"unload {name}", EngineError):
             self._client.unload_model(name, headers=self._headers, client_timeout=timeout_s)
 
-    def wait_unloaded(self, name: str, timeout_s: float = 30.0) -> None:
+    def wait_unloaded(self, name: str, timeout_s: float = 60.0) -> None:
         """Wait until no version of the model is loaded. Raises OverloadedError after `timeout_s`."""
         check_model_name(name)
         deadline = time.monotonic() + timeout_s

@@ -83,13 +83,13 @@ def test_close_finishes_the_current_load_and_leaves_those_that_wait(case: Case) 
 
     def weights(target: torch.Tensor, one: Any) -> None:
         loading.set()
-        assert may_end.wait(30)
+        assert may_end.wait(120)
 
     case.weights = weights
     running = case.start()
     for name in ("current", "waits"):
         running.submit(adapter(name), torch.zeros(1))
-    assert loading.wait(30)
+    assert loading.wait(120)
     closing = threading.Thread(target=running.close)
     closing.start()
     wait_for(lambda: running._closing)

@@ -67,7 +67,7 @@ class FakeLoads:
 
     def _fill(self, target: torch.Tensor, one: Adapter, *others: object) -> None:
         self.num_loads += 1
-        assert self.may_load.wait(30)
+        assert self.may_load.wait(120)
         if one.name in self.fails:
             raise EngineError("gone")
         if one.name in self.unreadable:
@@ -88,7 +88,7 @@ class FakeLoads:
 
     def settle(self) -> None:
         """Wait until no load is in flight."""
-        deadline = time.monotonic() + 30
+        deadline = time.monotonic() + 120
         while any(one.state == LOADING for one in self.adapters.values()) or self.cache._in_flight:
             assert time.monotonic() < deadline
             self.cache.begin_iteration()
@@ -150,7 +150,7 @@ def test_a_load_pauses_while_requests_run(monkeypatch: pytest.MonkeyPatch) -> No
     busy = [False]
     one = loader.Loader(lambda *_: ended.set(), TorchLora().store, lambda: busy[0])
     one.submit(adapter("a", 32), torch.zeros(32))
-    assert ended.wait(30)
+    assert ended.wait(120)
     one.close()
     assert pauses == pytest.approx([loader._PAUSE / 1e4] * 2)
 
@@ -452,7 +452,7 @@ def test_adapters_may_be_withdrawn_while_unused_ones_are_sought() -> None:
 
     one.interrupt = interrupt
     assert table.pop_unused()[:2] == [one, others[0]]
-    assert changed.wait(30) and others[1] in table.pop_unused()
+    assert changed.wait(120) and others[1] in table.pop_unused()
 
 
 def test_an_adapter_that_a_request_names_stays_in_the_table() -> None:

@@ -49,7 +49,7 @@ class Loads:
         """Load an adapter of the size of `target`."""
         self._ended.clear()
         self._loader.submit(record(name, len(target)), target)
-        assert self._ended.wait(30)
+        assert self._ended.wait(120)
 
     def close(self) -> None:
         self._loader.close()

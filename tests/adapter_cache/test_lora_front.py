@@ -634,7 +634,7 @@ class EmbeddingModel:
         self.open.set()
 
     def execute(self, requests: list[Request]) -> list[InferenceResponse]:
-        assert self.open.wait(30)
+        assert self.open.wait(120)
         return [InferenceResponse([Tensor("EMBEDDING", np.ones((1, 2)))])]
 
 

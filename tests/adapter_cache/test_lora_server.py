@@ -25,7 +25,7 @@ from tests.adapter_cache.lora_models import Spec, make_adapter
 if TYPE_CHECKING:
     from shapeshift.triton.embedded.server import TritonServer
 
-wait_for = partial(waiting.wait_for, timeout_s=60, pause_s=0.05)
+wait_for = partial(waiting.wait_for, pause_s=0.05)
 
 pytestmark = [pytest.mark.server, pytest.mark.timeout(300)]
 
@@ -70,7 +70,7 @@ def server(
 ) -> Iterator[TritonServer]:
     models = ("generate_lora", "generate_lora_unary")
     with make_server((project / "repository",), models, tmp_path_factory.mktemp("run")) as running:
-        yield running.wait_ready(timeout_s=120)
+        yield running.wait_ready()
 
 
 @pytest.fixture(scope="module")

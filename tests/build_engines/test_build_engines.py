@@ -172,12 +172,12 @@ def test_second_build_waits_for_the_first(project: Project, monkeypatch: pytest.
     def build_first() -> None:
         with files.exclusive_lock(project.build / engines.LOCK):
             held.set()
-            assert waits.wait(60)
+            assert waits.wait(120)
 
     monkeypatch.setattr(engines, "_log", log)
     with ThreadPoolExecutor(1) as first:
         building = first.submit(build_first)
-        assert held.wait(60)
+        assert held.wait(120)
         assert project.make()[0] == 0
         building.result(timeout=60)
     assert said == [(f"waiting for another build in {project.build}", False)]

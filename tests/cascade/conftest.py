@@ -80,7 +80,7 @@ class FakeLevel:
         self.asked += [list(texts) for texts in zip(*columns, strict=True)]
         self.outputs.append(request.requested_output_names())
         self.parameters.append(request.parameters())
-        assert self.open.wait(30)
+        assert self.open.wait(120)
         if isinstance(self.fail, TritonError):
             return [InferenceResponse(error=self.fail)]
         if self.fail is not None:

@@ -24,7 +24,7 @@ def test_an_engine_thread_before_and_after_a_swap(workspace: Workspace, monkeypa
     compute = EmulatedEngine.run
 
     def wait(*arguments: Any) -> Any:
-        assert opened.wait(60)
+        assert opened.wait(120)
         return compute(*arguments)
 
     monkeypatch.setattr(EmulatedEngine, "run", wait)

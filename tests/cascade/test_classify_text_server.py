@@ -21,7 +21,7 @@ from tests.conftest import BUILD
 if TYPE_CHECKING:
     from shapeshift.triton.embedded.server import TritonServer
 
-wait_for = partial(waiting.wait_for, timeout_s=60, pause_s=0.2)
+wait_for = partial(waiting.wait_for, pause_s=0.2)
 
 pytestmark = pytest.mark.server
 MODELS = ("classify_text", "classify_text_large")
@@ -58,7 +58,7 @@ def ask(server: TritonServer) -> Iterator[Callable[..., dict[str, Any]]]:
             rows = np.array([[text.encode()] for text in texts], dtype=object)
             given = triton.InferInput("TEXT", rows.shape, "BYTES")
             given.set_data_from_numpy(rows)
-            answer = client.infer("classify_text", [given], parameters=parameters, client_timeout=30)
+            answer = client.infer("classify_text", [given], parameters=parameters, client_timeout=120)
             return {name: answer.as_numpy(name) for name in ALL}
 
         yield call
@@ -119,7 +119,7 @@ def test_invalid_requests_are_refused(server: TritonServer, ask: Callable[..., d
     for one in pair:
         one.set_data_from_numpy(np.array([[b"fine"]], dtype=object))
     with triton.InferenceServerClient(server.grpc_url) as client, pytest.raises(InferenceServerException, match="PAIR"):
-        client.infer("classify_text", pair, client_timeout=30)
+        client.infer("classify_text", pair, client_timeout=120)
     assert ask(["word " * 200], truncate=True)["LABEL"].shape == (1, 1)
 
 

@@ -92,7 +92,7 @@ def test_requests_with_short_deadlines_find_out_that_a_level_hangs() -> None:
     release = threading.Event()
 
     def hang() -> dict[str, np.ndarray]:
-        assert release.wait(60)
+        assert release.wait(120)
         return {"LOGITS": np.zeros((1, 2))}
 
     client, asked = level_client_of(hang, call_timeout_ms=300, retry_ms=60_000)
@@ -113,7 +113,7 @@ def test_a_requests_own_deadline_says_nothing_of_a_level() -> None:
     gate = threading.Event()
 
     def answer() -> dict[str, np.ndarray]:
-        assert gate.wait(60)
+        assert gate.wait(120)
         return {"LOGITS": np.zeros((1, 2))}
 
     client, _ = level_client_of(answer, call_timeout_ms=60_000)
@@ -132,7 +132,7 @@ def test_calls_lost_to_a_hung_level_hold_nothing_back() -> None:
     release = threading.Event()
 
     def hang_or_answer() -> dict[str, np.ndarray]:
-        assert release.wait(60)
+        assert release.wait(120)
         return {"LOGITS": np.zeros((1, 2))}
 
     client, asked = level_client_of(hang_or_answer, call_timeout_ms=2, retry_ms=0.01, call_threads=2)
@@ -232,7 +232,7 @@ class Level:
         }
 
     def _answer(self) -> dict[str, np.ndarray]:
-        assert self.gate.wait(60)
+        assert self.gate.wait(120)
         if self.is_gone:
             raise ModelGoneError("not ready")
         self.now += self.took_s

@@ -348,7 +348,7 @@ def embed(server: TritonServer, model: str, text: str) -> Any:
     given = triton.InferInput("TEXT", [1, 1], "BYTES")
     given.set_data_from_numpy(np.array([[text]], dtype=object))
     with triton.InferenceServerClient(server.grpc_url) as client:
-        return client.infer(model, [given], client_timeout=30).as_numpy("EMBEDDING")[0]
+        return client.infer(model, [given], client_timeout=120).as_numpy("EMBEDDING")[0]
 
 
 @pytest.mark.server

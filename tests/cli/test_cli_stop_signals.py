@@ -31,7 +31,7 @@ def test_each_signal_sets_the_event(number: signal.Signals) -> None:
     with stop_event() as stop:
         assert not stop.wait(0.05)
         os.kill(os.getpid(), number)
-        assert stop.wait(60)
+        assert stop.wait(120)
     after = [signal.getsignal(one) for one in signal.Signals if one not in (signal.SIGKILL, signal.SIGSTOP)]
     assert after == before
     assert set(threading.enumerate()) <= threads, "threads of earlier tests may have ended"

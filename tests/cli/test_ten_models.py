@@ -105,4 +105,4 @@ def infer(url: str, model: str, output: str) -> Any:
     text = triton.InferInput("TEXT", [1, 1], "BYTES")
     text.set_data_from_numpy(np.array([["w1 w2"]], dtype=object))
     with triton.InferenceServerClient(url) as client:
-        return client.infer(model, [text], client_timeout=30).as_numpy(output)
+        return client.infer(model, [text], client_timeout=120).as_numpy(output)

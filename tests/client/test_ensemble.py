@@ -26,7 +26,7 @@ def test_both_levels_answer(make_server: Callable[..., TritonServer], tmp_path: 
     models = (*LEVELS, ENSEMBLE.joinpath("both_levels").name)
     assert f"--models {','.join(models)}\n" in serve.text
     with make_server((repository, ENSEMBLE), models, tmp_path) as server:
-        server.wait_ready(timeout_s=120)
+        server.wait_ready()
         command = call.text.replace("localhost:8000", server.http_url)
         done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, timeout=60, check=True)
     found = {output["name"]: output["shape"] for output in json.loads(done.stdout)["outputs"]}

@@ -71,7 +71,7 @@ class Answer:
         executor.submit(self.request)
 
     def vectors(self) -> list[float]:
-        assert self.ended.wait(30)
+        assert self.ended.wait(120)
         if self.request.error is not None:
             raise self.request.error
         return [float(one[0]) for one in self.request.outputs["EMBEDDING"]]
@@ -101,7 +101,7 @@ def test_no_engine_counts_as_loaded_while_threads_are_to_start(make: Make, fake:
 
     def wait(count: int) -> None:
         if count:
-            assert others.wait(30)
+            assert others.wait(120)
 
     fake.starts = wait
     executor = make()
@@ -148,13 +148,13 @@ def test_what_runs_and_what_waits_is_seen(make: Make, fake: FakeEngines) -> None
 
     def hold() -> None:
         computing.set()
-        assert may_end.wait(30)
+        assert may_end.wait(120)
 
     executor = make(engine_threads=1, pack_tokens=1)
     assert executor.wait_loaded(30)
     fake.computes = hold
     first = Answer(executor, 2)
-    assert computing.wait(30)
+    assert computing.wait(120)
     second = Answer(executor, 3, 4)
     (thread,) = executor.threads
     assert (executor.running, executor.waiting) == (1, 2)
@@ -188,12 +188,12 @@ def test_an_empty_queue_takes_what_would_be_late_and_a_filled_one_does_not(make:
 
     def hold() -> None:
         computing.set()
-        assert may_end.wait(30)
+        assert may_end.wait(120)
 
     executor = make(engine_threads=1, max_queue_ms=0.01, pack_tokens=1)
     fake.computes = hold
     answers = [Answer(executor, 2)]
-    assert computing.wait(30)
+    assert computing.wait(120)
     answers.append(Answer(executor, 2))
     with pytest.raises(OverloadedError, match="max_queue_ms"):
         Answer(executor, 2)
@@ -207,12 +207,12 @@ def test_close_fails_what_waits_finishes_what_runs_and_ends_every_thread(make: M
 
     def hold() -> None:
         computing.set()
-        assert may_end.wait(30)
+        assert may_end.wait(120)
 
     executor = make(engine_threads=1, pack_tokens=1)
     fake.computes = hold
     runs = Answer(executor, 2)
-    assert computing.wait(30)
+    assert computing.wait(120)
     waits = Answer(executor, 2)
     closing = threading.Thread(target=executor.close)
     closing.start()
@@ -230,11 +230,11 @@ def test_closing_starts_no_further_thread(make: Make, fake: FakeEngines) -> None
     def hold(count: int) -> None:
         if count == 1:
             starting.set()
-            assert may_start.wait(30)
+            assert may_start.wait(120)
 
     fake.starts = hold
     executor = make(engine_threads=3)
-    assert starting.wait(30)
+    assert starting.wait(120)
     closing = threading.Thread(target=executor.close)
     closing.start()
     wait_for(executor._stopping.is_set)

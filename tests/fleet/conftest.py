@@ -99,4 +99,4 @@ def nodes(
         for process in found.processes.values():
             process.terminate()
         for process in found.processes.values():
-            process.wait(timeout=60)
+            process.wait(timeout=120)

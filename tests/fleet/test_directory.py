@@ -20,7 +20,7 @@ from shapeshift.triton.endpoint import Endpoint
 from tests.fleet.fake_node import FakeNode, Tensors
 from tests.waiting import wait_for as wait
 
-wait_for = partial(wait, timeout_s=30, pause_s=0.01)
+wait_for = partial(wait, pause_s=0.01)
 
 
 class Fleet:
@@ -67,7 +67,7 @@ class Fleet:
         self.now = Members([self._node(names[0], self.fakes[name].address) for name in names])
 
     def _echo(self, model: str, inputs: Tensors) -> Tensors:
-        assert self.may_answer.wait(30)
+        assert self.may_answer.wait(120)
         return {"OUT": inputs["IN"]}
 
     @staticmethod

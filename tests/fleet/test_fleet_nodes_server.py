@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
     from tests.fleet.conftest import Nodes
 
-wait_for = partial(waiting.wait_for, timeout_s=120, pause_s=0.2)
+wait_for = partial(waiting.wait_for, pause_s=0.2)
 
 pytestmark = [pytest.mark.server, pytest.mark.timeout(300)]
 
@@ -146,6 +146,6 @@ def test_a_node_ends_its_requests_before_it_stops(ready: Nodes) -> None:
     finally:
         told.set()
         thread.join()
-    assert ready.processes["b"].wait(timeout=60) == 0
+    assert ready.processes["b"].wait(timeout=120) == 0
     assert failed == []
     assert ready.log("b").endswith("stopping\nstopped\n")

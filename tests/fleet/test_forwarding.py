@@ -30,7 +30,7 @@ from shapeshift.serving.responses import Responder, SingleResponse
 from tests import fakes, waiting
 from tests.fleet import fleet_files
 
-wait_for = partial(waiting.wait_for, timeout_s=30, pause_s=0.01)
+wait_for = partial(waiting.wait_for, pause_s=0.01)
 PERIOD_S = 0.1
 TEXT, ID = "text_output", "request_id"
 

@@ -23,7 +23,7 @@ from tests.polymorph.fleet_nodes import running_fleet
 if TYPE_CHECKING:
     from shapeshift.triton.embedded.server import TritonServer
 
-wait_for = partial(waiting.wait_for, timeout_s=60, pause_s=0.05)
+wait_for = partial(waiting.wait_for, pause_s=0.05)
 
 # Four decode processes and two servers: forwarding itself is tested with fakes beside it.
 pytestmark = [pytest.mark.server, pytest.mark.long, pytest.mark.timeout(300)]

@@ -22,7 +22,7 @@ from tests import waiting
 from tests.fleet.stub_program import stub_program
 
 pytestmark = pytest.mark.timeout(120)
-wait_for = partial(waiting.wait_for, timeout_s=40, pause_s=0.02)
+wait_for = partial(waiting.wait_for, pause_s=0.02)
 
 
 @pytest.fixture

@@ -34,7 +34,7 @@ metrics_port = {metrics}
 build = "{build}"
 serve = "--models encode --triton {triton}"
 """
-wait_for = partial(waiting.wait_for, timeout_s=120, pause_s=0.3)
+wait_for = partial(waiting.wait_for, pause_s=0.3)
 
 
 @pytest.fixture(scope="module")

@@ -94,7 +94,7 @@ def test_text_for_a_slow_client_is_merged(make_front: MakeFront, toy: ToyRuntime
 
     def slow(response: Any, flags: int = 0) -> None:
         held.set()
-        assert gate.wait(30)
+        assert gate.wait(120)
         send(response, flags)
 
     request.sender.send = slow  # type: ignore[method-assign]
@@ -102,7 +102,7 @@ def test_text_for_a_slow_client_is_merged(make_front: MakeFront, toy: ToyRuntime
     front = make_front()
     front.execute([request])
     ((live,),) = front._live.values()
-    assert held.wait(30)
+    assert held.wait(120)
     toy.pace.release(39)
     wait_for(lambda: live.is_finished)
     gate.set()

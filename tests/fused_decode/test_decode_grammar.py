@@ -113,7 +113,7 @@ def test_a_grammar_that_takes_too_long_costs_no_other(
     compiled = grammar.GrammarCompiler._template
 
     def slow(own: grammar.GrammarCompiler, given: Any) -> grammar.Template:
-        assert gate.wait(30)
+        assert gate.wait(120)
         return compiled(own, given)
 
     monkeypatch.setattr(grammar.GrammarCompiler, "_template", slow)
@@ -143,7 +143,7 @@ def test_a_mask_that_takes_too_long_costs_no_other(
 
     def slow(own: grammar.Grammar) -> None:
         if own._matcher.is_accepting():
-            assert gate.wait(30)
+            assert gate.wait(120)
         compute(own)
 
     monkeypatch.setattr(grammar.Grammar, "compute", slow)

@@ -101,7 +101,7 @@ def test_the_thread_that_forwards(pb_utils: PbUtils, monkeypatch: pytest.MonkeyP
     front._forwarding.limit_s = 1.2
 
     async def hang() -> None:
-        assert opened.wait(60)
+        assert opened.wait(120)
 
     try:
         front.execute([ask(decoupled=False)])

@@ -36,7 +36,7 @@ class FakeLauncher:
         self.may_start.set()
 
     def start(self) -> None:
-        assert self.may_start.wait(30)
+        assert self.may_start.wait(120)
         self.calls.append("start")
         if self.fails is not None:
             raise self.fails

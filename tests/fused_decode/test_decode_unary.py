@@ -183,11 +183,11 @@ def test_a_request_cancelled_before_its_task_has_begun(
 
     async def block() -> None:
         blocked.set()
-        assert release.wait(30)
+        assert release.wait(120)
 
     # The event loop is busy, so that no task begins.
     front._thread.start(block())
-    assert blocked.wait(30)
+    assert blocked.wait(120)
     request = plain(max_tokens=60)
     front.execute([request])
     request.sender.cancelled = True
@@ -233,8 +233,8 @@ def test_a_model_that_never_answers_fails_its_requests(
     request = plain()
     make_front().execute([request])
     assert request.refusal() == (TritonError.UNAVAILABLE, "model generate has died; retry later")
-    # One that is late is no proof.
-    assert len(probes) == 2
+    # A model that is slow is not dead.
+    assert len(probes) == unary._FAILED_PROBES
 
 
 def test_every_request_ends_within_its_limit(

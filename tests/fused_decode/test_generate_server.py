@@ -35,7 +35,7 @@ from tests.outgoing import descendants
 if TYPE_CHECKING:
     from shapeshift.triton.embedded.server import TritonServer
 
-wait_for = partial(waiting.wait_for, timeout_s=60, pause_s=0.02)
+wait_for = partial(waiting.wait_for, pause_s=0.02)
 
 pytestmark = [pytest.mark.server, pytest.mark.timeout(300)]
 
@@ -93,7 +93,7 @@ def server(
     publish("narrow", max_concurrency=1, queue_requests=2)
     models = ("generate", "generate_unary", "narrow")
     with make_server((repository,), models, tmp_path_factory.mktemp("run")) as running:
-        yield running.wait_ready(timeout_s=120)
+        yield running.wait_ready()
 
 
 @pytest.fixture(scope="module")
@@ -228,7 +228,7 @@ def test_http_generate(server: TritonServer, reference: Callable[[str, int], str
 
 
 def test_the_models_say_what_they_are(server: TritonServer, over_grpc: Any) -> None:
-    (told,) = over_grpc.infer("generate_unary", [], client_timeout=30).as_numpy("DESCRIPTION")
+    (told,) = over_grpc.infer("generate_unary", [], client_timeout=120).as_numpy("DESCRIPTION")
     found = json.loads(told)
     assert (found["kind"], found["model"], found["stream"]) == ("generation", "generate_unary", "generate")
     for model in ("generate", "generate_unary"):

@@ -58,7 +58,7 @@ def server(
         assert isinstance(front, DecodeFrontConfig)
         publish(front, paths)
     with make_server((paths.generated,), MODELS, tmp_path_factory.mktemp("run")) as running:
-        yield running.wait_ready(timeout_s=120)
+        yield running.wait_ready()
 
 
 def inputs(max_tokens: int) -> list[Any]:
@@ -151,9 +151,9 @@ def test_requests_that_a_dead_process_held_are_answered(server: TritonServer) ->
     killer.start()
     begun = time.monotonic()
     # So many tokens take seconds on any machine, and less than the clients wait.
-    ended = asyncio.run(burst(server.grpc_url, 40, 40, max_tokens=LONGEST - 100, timeout_s=55.0))
+    ended = asyncio.run(burst(server.grpc_url, 40, 40, max_tokens=LONGEST - 100, timeout_s=170.0))
     took = time.monotonic() - begun
     killer.join()
     assert "OK" not in ended and sum(ended.values()) == 40
     assert {text for text in ended if "UNAVAILABLE" in text} == set(ended), ended
-    assert took < 50, "no client waited for its own time-out"
+    assert took < 160, "no client waited for its own time-out"

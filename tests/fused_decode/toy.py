@@ -90,7 +90,7 @@ class ToyRuntime:
 
     def forward(self, batch: StepBatch) -> torch.Tensor:
         self.entered.release()
-        assert self.open.wait(30)
+        assert self.open.wait(120)
         assert self.pace is None or self.pace.acquire(timeout=30)
         if self.fail is not None:
             raise self.fail

@@ -190,7 +190,7 @@ def test_sets_up_builds_and_serves(
             (answer,) = json.load(response)["outputs"]
     finally:
         server.terminate()
-        assert server.wait(timeout=60) == 0
+        assert server.wait(timeout=120) == 0
     with torch.no_grad():
         mean = model(torch.tensor([[WORDS.index(word) for word in TEXT.split()]])).last_hidden_state[0].mean(0).numpy()
     assert np.allclose(answer["data"], mean / np.linalg.norm(mean), atol=1e-4)

@@ -48,7 +48,7 @@ class Gate:
         def run(engine: EmulatedEngine, inputs: Mapping[str, Array]) -> dict[str, Array]:
             self.packs.append(int(inputs["SEGMENTS"].max()))
             self.entered.release()
-            assert self.open.wait(30)
+            assert self.open.wait(120)
             if self.fail is not None:
                 raise self.fail
             return compute(engine, inputs)
@@ -185,7 +185,7 @@ class FakeWorker:
             raise ModelGoneError("the model is not ready")
         if self.manner == "stuck":
             self.held += 1
-            assert self._free.wait(60)
+            assert self._free.wait(120)
         if self.manner == "sick" or self.generation != info.generation:
             raise ModelDiedError("the process is not healthy")
         if self.manner == "failing" and texts:
@@ -224,7 +224,7 @@ class Asked:
 
     def error(self) -> Exception | None:
         """Wait for the end; the error, or None if every text got what belongs to it."""
-        assert self._done.wait(60), "the request was not answered"
+        assert self._done.wait(120), "the request was not answered"
         assert len(self._ended) == 1
         if self._request.error is None:
             wanted = [[number, length] for number, length in zip(self.numbers, self._lengths, strict=True)]
@@ -250,7 +250,7 @@ class Router(router_module.Router):
 
     def wait(self, condition: Callable[[], bool]) -> None:
         """Wait until it holds."""
-        deadline = time.monotonic() + 30
+        deadline = time.monotonic() + 120
         while not condition():
             assert time.monotonic() < deadline, (self.lines[-10:], self.waiting, self.running)
             time.sleep(0.002)

@@ -44,7 +44,7 @@ def embedding(server: TritonServer, model: str) -> np.ndarray:
     text = triton.InferInput("TEXT", [1, 1], "BYTES")
     text.set_data_from_numpy(np.array([["a text"]], dtype=object))
     with triton.InferenceServerClient(server.grpc_url) as client:
-        return np.asarray(client.infer(model, [text], client_timeout=30).as_numpy("EMBEDDING"))
+        return np.asarray(client.infer(model, [text], client_timeout=120).as_numpy("EMBEDDING"))
 
 
 def test_a_short_configuration_is_completed_at_load(encode_server: TritonServer, control: ModelControl) -> None:

@@ -137,7 +137,7 @@ def ask(router: Executor, *lengths: int) -> TextRequest:
     texts = [np.arange(length, dtype=np.int64) for length in lengths]
     request = TextRequest(texts, lambda ended: done.set())
     router.submit(request)
-    assert done.wait(60)
+    assert done.wait(120)
     return request
 
 

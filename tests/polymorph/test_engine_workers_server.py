@@ -21,7 +21,7 @@ from tests.polymorph.engine_worker_files import check, load
 if TYPE_CHECKING:
     from shapeshift.triton.embedded.server import TritonServer
 
-wait_for = partial(waiting.wait_for, timeout_s=60, pause_s=0.05)
+wait_for = partial(waiting.wait_for, pause_s=0.05)
 
 pytestmark = [pytest.mark.server, pytest.mark.timeout(300)]
 

@@ -19,7 +19,7 @@ from tests.polymorph.fleet_nodes import Fleet, infer, running_fleet
 if TYPE_CHECKING:
     from shapeshift.triton.embedded.server import TritonServer
 
-wait_for = partial(waiting.wait_for, timeout_s=120, pause_s=0.1)
+wait_for = partial(waiting.wait_for, pause_s=0.1)
 
 pytestmark = [pytest.mark.server, pytest.mark.long, pytest.mark.timeout(600)]
 

@@ -55,7 +55,7 @@ class RemoteNode:
         self.most = max(self.most, self.running)
         if inputs["INPUT_IDS"].any():
             self.texts += 1
-            assert self.go_on.wait(60)
+            assert self.go_on.wait(120)
             time.sleep(self.slow_s)
         tensors = [self._pb_utils.Tensor(key, np.array(values)) for key, values in inputs.items()]
         model, version = name.split("/")
@@ -110,7 +110,7 @@ class Site:
         self.router.submit(request)
 
         def end() -> TextRequest:
-            assert ended.wait(60)
+            assert ended.wait(120)
             assert request.error is None
             assert request.outputs["EMBEDDING"].tolist() == [wanted(range(1, length + 1)) for length in lengths]
             return request

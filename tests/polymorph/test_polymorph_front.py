@@ -372,7 +372,7 @@ def second(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
 
     def engine(runtime: EmulatedRuntime, tokens: int | None, rows: int | None) -> Any:
         if next(opened):
-            assert allowed.wait(30)
+            assert allowed.wait(120)
         return made(runtime, tokens, rows)
 
     monkeypatch.setattr(EmulatedRuntime, "engine", engine)

@@ -41,7 +41,7 @@ def test_the_thread_that_executes(
     encode = TextTokenizer.encode
 
     def wait(*arguments: Any) -> Any:
-        assert opened.wait(60)
+        assert opened.wait(120)
         return encode(*arguments)
 
     monkeypatch.setattr(TextTokenizer, "encode", wait)
@@ -55,7 +55,7 @@ def test_the_thread_that_responds(make_front: Callable[..., TextFront], pb_utils
     send = request.sender.send
 
     def wait(*arguments: Any, **options: Any) -> None:
-        assert opened.wait(60)
+        assert opened.wait(120)
         send(*arguments, **options)
 
     request.sender.send = wait  # type: ignore[method-assign]

@@ -74,7 +74,7 @@ def test_it_holds_the_engines_of_its_bin_and_reports_its_state(
 ) -> None:
     worker = make_worker(bin=bin_edge, generation=7)
     wait_for(lambda: set(worker._engines.loaded) == engines)
-    assert worker._loader.wait(30) and set(worker._engines.loaded) == engines
+    assert worker._loader.wait(120) and set(worker._engines.loaded) == engines
     response, hello = worker.execute([packed([101, 102]), packed()])
     for one in (response, hello):
         state = outputs(one)["STATE"]

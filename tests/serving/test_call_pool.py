@@ -41,7 +41,7 @@ class Call:
 
     def _run(self) -> int:
         self.began.set()
-        assert self._may_end.wait(30)
+        assert self._may_end.wait(120)
         if self.error is not None:
             raise self.error
         return 7
@@ -135,7 +135,7 @@ def test_a_call_whose_deadline_passes_while_it_waits_is_never_run(make_pool: Mak
 def test_waiting_calls_are_bounded(make_pool: MakePool) -> None:
     pool = make_pool(threads=1, max_waiting=2)
     first = Call(pool)
-    assert first.began.wait(30)
+    assert first.began.wait(120)
     rest = [Call(pool) for _ in range(2)]
     with pytest.raises(OverloadedError, match="test-call: 2 calls wait, 1 more would exceed 2; retry later"):
         Call(pool)
@@ -168,7 +168,7 @@ def test_a_process_that_stood_still_takes_no_call_for_late(
 ) -> None:
     pool = make_pool(standstill_s=10.0)
     call = Call(pool, timeout_s=60.0)
-    assert call.began.wait(30)
+    assert call.began.wait(120)
     clock = time.monotonic
     monkeypatch.setattr(call_pool.time, "monotonic", lambda: clock() + 1000.0)
     time.sleep(0.05)
@@ -220,7 +220,7 @@ def test_close_reports_every_call_and_ends_the_threads(make_pool: MakePool) -> N
 def test_close_waits_no_longer_than_the_calls_may_take(make_pool: MakePool) -> None:
     pool = make_pool()
     stuck = Call(pool, timeout_s=1.0)
-    assert stuck.began.wait(30)
+    assert stuck.began.wait(120)
     threading.Thread(target=pool.close, args=(600.0,), daemon=True).start()
     assert isinstance(stuck.outcome(), CallTimeoutError)
     stuck.finish()
@@ -267,7 +267,7 @@ def test_without_threads_a_call_still_ends_at_its_deadline(
 ) -> None:
     pool = make_pool(threads=2, name="scarce")
     late = Call(pool, "slow", timeout_s=0.05)
-    assert late.began.wait(30)
+    assert late.began.wait(120)
     start = threading.Thread.start
 
     def refuse(thread: threading.Thread) -> None:
@@ -296,7 +296,7 @@ def test_close_waits_for_an_outcome_that_is_being_reported(make_pool: MakePool) 
 
     release = threading.Event()
     pool.submit("slow", lambda: release.wait(30), done, time.monotonic() + 0.01)
-    assert reporting.wait(30)
+    assert reporting.wait(120)
     pool.close()
     assert len(reported) == 1
     release.set()

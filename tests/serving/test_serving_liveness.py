@@ -138,7 +138,7 @@ def hanging() -> Iterator[StepCounter]:
     counter, opened = StepCounter("decode", lambda: False), threading.Event()
 
     def hang_here() -> None:
-        assert opened.wait(60)
+        assert opened.wait(120)
 
     def run() -> None:
         with counter.running():

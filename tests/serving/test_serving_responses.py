@@ -69,7 +69,7 @@ def test_submit_does_not_wait_and_close_flushes() -> None:
     blocked, behind = ResponseSender(), ResponseSender()
 
     def slow() -> InferenceResponse:
-        assert release.wait(30)
+        assert release.wait(120)
         return InferenceResponse()
 
     thread.post([SingleResponse(blocked, slow)])
@@ -123,10 +123,10 @@ def test_nothing_is_held_while_it_waits() -> None:
     target = ResponseSender()
     sent = threading.Event()
     thread.post([SingleResponse(target, InferenceResponse, partial(note, target, sent))])
-    assert sent.wait(30)
+    assert sent.wait(120)
     held = weakref.ref(target)
     del target
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 120
     while held() is not None:
         assert time.monotonic() < deadline
         gc.collect()
@@ -250,7 +250,7 @@ def test_one_response_is_the_last() -> None:
     sender, after = ResponseSender(), threading.Event()
     thread.post([SingleResponse(sender, InferenceResponse, after.set)])
     sender.answer()
-    assert after.wait(30)
+    assert after.wait(120)
     thread.close()
 
 
@@ -342,7 +342,7 @@ class HeldSender(ResponseSender):
     release = threading.Event()
 
     def send(self, response: triton.InferenceResponse, flags: int = 0) -> None:
-        assert self.release.wait(30)
+        assert self.release.wait(120)
         super().send(response, flags)
 
 

@@ -200,12 +200,12 @@ def test_only_one_thread_at_a_time_changes_a_model(case: Case) -> None:
 
     def slowly(name: str, bin_: str) -> None:
         begun.set()
-        assert go_on.wait(20)
+        assert go_on.wait(120)
 
     case.server.fails = slowly
     healing = threading.Thread(target=case.actuator.reload, args=("enc_w00", DeadModel("dead", True)))
     healing.start()
-    assert begun.wait(20)
+    assert begun.wait(120)
     case.server.fails = lambda name, bin_: None
     case.actuator.take_changed()
     assert case.actuator.take_changed() == case.actuator.changing == {"enc_w00"}
@@ -252,7 +252,7 @@ def test_an_interruption_does_not_wait_for_a_load_that_runs(case: Case) -> None:
     def slowly(name: str, bin_: str) -> None:
         if name == "enc_w03":
             begun.set()
-            assert go_on.wait(20)
+            assert go_on.wait(120)
 
     case.server.fails = slowly
     batches = [[Action("load", "enc_w03", 32), Action("change", "enc_w00", 512, 32)], [Action("load", "enc_w04", 32)]]

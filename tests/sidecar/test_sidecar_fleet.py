@@ -303,7 +303,7 @@ def test_the_first_plan_loads_as_many_workers_at_once_on_each_node_as_on_one() -
 
 
 def _joined(barrier: threading.Barrier, loading: Counter[str], node: str) -> str | None:
-    barrier.wait(20)
+    barrier.wait(120)
     loading[node] += 1
     return None
 

@@ -131,7 +131,7 @@ def test_a_stub_is_identified_by_pid_and_start(tmp_path: Path) -> None:
     program.symlink_to("/bin/sleep")
     child = subprocess.Popen([str(program), "60"])
     sight = ProcessTracker(local=False)
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 120
     while sight.state(child.pid) is ProcessState.UNKNOWN and time.monotonic() < deadline:
         time.sleep(0.01)
     sight.remember([child.pid])

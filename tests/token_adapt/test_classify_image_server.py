@@ -30,7 +30,7 @@ from tests.token_adapt.token_tasks import STATED, noise, paths, register, write_
 if TYPE_CHECKING:
     from shapeshift.triton.embedded.server import TritonServer
 
-wait_for = partial(waiting.wait_for, timeout_s=60, pause_s=0.01)
+wait_for = partial(waiting.wait_for, pause_s=0.01)
 
 pytestmark = [pytest.mark.server, pytest.mark.timeout(300)]
 
@@ -86,7 +86,7 @@ def server(
 ) -> Iterator[TritonServer]:
     repositories = (emulated_repository, paths(computed_root).generated)
     with make_server(repositories, (MODEL, COMPUTED), tmp_path_factory.mktemp("run")) as running:
-        yield running.wait_ready(timeout_s=120)
+        yield running.wait_ready()
 
 
 @pytest.fixture

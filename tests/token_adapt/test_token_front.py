@@ -124,7 +124,7 @@ def test_images_of_several_tasks_share_a_batch() -> None:
     served = front(model, batch_share=0)
     first = pixels_request(0)
     served.execute([first])
-    assert gate.entered.wait(60)
+    assert gate.entered.wait(120)
     others = [pixels_request(1, latency_ms=LONG_MS), pixels_request(7, task="digits", latency_ms=LONG_MS)]
     served.execute(others)
     wait_for(lambda: len(served._executor._scheduler) == 2)
@@ -183,7 +183,7 @@ def test_one_batch_is_chosen_before_the_running_one_ends(monkeypatch: pytest.Mon
         served.execute([request])
         wait_for(lambda: served._executor.num_running == running)  # noqa: B023
     wait_for(lambda: len(served._executor._scheduler) == 1)
-    assert gate.entered.wait(60) and len(model.runs) == 1
+    assert gate.entered.wait(120) and len(model.runs) == 1
     gate.opened.set()
     assert [texts(request, "LABEL") for request in requests] == [["cat"], ["dog"], ["dog"]]
     assert [run[1] for run in model.runs] == [[0], [1], [1]]
@@ -224,7 +224,7 @@ def test_an_image_that_waits_past_its_deadline_is_evicted() -> None:
     served = front(RecordingModel(gate))
     first, second = pixels_request(1), pixels_request(1, latency_ms=200)
     served.execute([first])
-    assert gate.entered.wait(60)
+    assert gate.entered.wait(120)
     served.execute([second])
     time.sleep(0.25)
     gate.opened.set()
@@ -237,7 +237,7 @@ def test_arrivals_do_not_wait_for_the_running_batch() -> None:
     gate = Gate()
     served = front(RecordingModel(gate))
     served.execute([pixels_request(1)])
-    assert gate.entered.wait(60)
+    assert gate.entered.wait(120)
     came = threading.Thread(target=lambda: served.execute([pixels_request(1) for _ in range(50)]))
     came.start()
     came.join(60)
@@ -396,7 +396,7 @@ def test_a_full_queue_refuses_requests_at_once() -> None:
     served = front(RecordingModel(gate), queue_images=3)
     first = pixels_request(1, 1, 1, 1)
     served.execute([first])
-    assert gate.entered.wait(60)
+    assert gate.entered.wait(120)
     refused = pixels_request(1)
     served.execute([refused])
     code, message = refused.refusal()
@@ -424,11 +424,11 @@ def test_a_cancelled_request_does_not_run() -> None:
     served = front(model)
     cancelled = on_cancel(served)
     served.execute([pixels_request(0)])
-    assert gate.entered.wait(60)
+    assert gate.entered.wait(120)
     cancelled_request = pixels_request(1)
     cancelled_request.sender.cancelled = True
     served.execute([cancelled_request])
-    assert cancelled.wait(60)
+    assert cancelled.wait(120)
     gate.opened.set()
     assert cancelled_request.refusal()[0] == TritonError.CANCELLED
     assert [shades for _, shades, _ in model.runs] == [[0]]
@@ -441,10 +441,10 @@ def test_no_images_wait_while_images_of_a_cancelled_request_run() -> None:
     cancelled_request, woken = pixels_request(0, 0, 0, latency_ms=LONG_MS), pixels_request(1, latency_ms=LONG_MS)
     cancelled = on_cancel(served)
     served.execute([cancelled_request])
-    assert gate.entered.wait(60)
+    assert gate.entered.wait(120)
     assert (served._executor.num_running, served._images_waiting()) == (2, 1)
     cancelled_request.sender.cancelled = True
-    assert cancelled.wait(60)
+    assert cancelled.wait(120)
     served.execute([woken])
     assert cancelled_request.refusal()[0] == TritonError.CANCELLED
     assert (served._executor.num_running, served._images_waiting()) == (2, 0)
@@ -459,7 +459,7 @@ def test_waiting_requests_fail_when_the_model_is_unloaded() -> None:
     served = front(RecordingModel(gate))
     running, waiting = pixels_request(1), pixels_request(1)
     served.execute([running])
-    assert gate.entered.wait(60)
+    assert gate.entered.wait(120)
     served.execute([waiting])
     closing = threading.Thread(target=served.close)
     closing.start()
@@ -547,7 +547,7 @@ class HeldDecoding:
 
         def held(*arguments: object) -> np.ndarray:
             self.began += 1
-            assert self.opened.wait(60)
+            assert self.opened.wait(120)
             return fit(*arguments)  # type: ignore[arg-type]
 
         monkeypatch.setattr(image_decoding, "fit", held)
@@ -562,7 +562,7 @@ def test_late_and_cancelled_images_are_not_decoded(
     served.execute([first, late, gone, last])
     wait_for(lambda: decoding.began == 1)
     gone.sender.cancelled = True
-    assert cancelled.wait(60)
+    assert cancelled.wait(120)
     time.sleep(0.05)
     decoding.opened.set()
     assert texts(late, "OUTCOME") == ["evicted"]

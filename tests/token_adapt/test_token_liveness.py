@@ -46,7 +46,7 @@ def test_the_threads_that_decide_and_decode(
     step = getattr(place, name)
 
     def wait(*arguments: Any) -> Any:
-        assert opened.wait(60)
+        assert opened.wait(120)
         return step(*arguments)
 
     monkeypatch.setattr(place, name, wait)
@@ -67,7 +67,7 @@ def test_loading_tasks_is_no_stall() -> None:
 
     def load() -> list[str]:
         entered.set()
-        assert opened.wait(60)
+        assert opened.wait(120)
         return []
 
     served = front(model, pb_utils)

@@ -79,7 +79,7 @@ class Gate:
 
     def __call__(self, gamma: int, count: int) -> None:
         self.entered.set()
-        assert self.opened.wait(60)
+        assert self.opened.wait(120)
 
 
 def arguments(**parameters: object) -> ModelArgs:

@@ -146,14 +146,14 @@ def test_an_invalid_record_is_ignored(
 def test_stop_kills_a_process_that_ignores_sigterm(sleeper: subprocess.Popen[bytes]) -> None:
     start = time.monotonic()
     processes.stop(record_of(sleeper), grace_s=0.3)
-    assert sleeper.wait(timeout=30) == -signal.SIGKILL
-    assert 0.3 <= time.monotonic() - start < 5
+    assert sleeper.wait(timeout=120) == -signal.SIGKILL
+    assert 0.3 <= time.monotonic() - start < 30
 
 
 def test_stop_reaches_a_stopped_process(sleeper: subprocess.Popen[bytes]) -> None:
     sleeper.send_signal(signal.SIGSTOP)
     processes.stop(record_of(sleeper), grace_s=0.1)
-    assert sleeper.wait(timeout=30) == -signal.SIGKILL
+    assert sleeper.wait(timeout=120) == -signal.SIGKILL
 
 
 def test_another_process_with_a_reused_pid_keeps_running(sleeper: subprocess.Popen[bytes]) -> None:
@@ -187,7 +187,7 @@ def test_one_holder_of_a_run_directory(tmp_path: Path, sleeper: subprocess.Popen
         with pytest.raises(Exception, match=rf"process {os.getpid()}"), leftovers.exclusive_use(tmp_path, path):
             pass
     with leftovers.exclusive_use(tmp_path, path):
-        assert sleeper.wait(timeout=30) == -signal.SIGKILL
+        assert sleeper.wait(timeout=120) == -signal.SIGKILL
         assert not path.exists()
 
 

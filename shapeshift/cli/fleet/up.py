@@ -15,7 +15,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--no-sidecar", action="store_true", help="start no sidecar")
     own = SidecarSettings.plan_period_s
     parser.add_argument("--plan-period", type=float, default=own, metavar="SECONDS", help="the sidecar's (%(default)s)")
-    parser.add_argument("--ready-timeout", type=float, default=600.0, metavar="SECONDS", help="time to load everything")
+    parser.add_argument(
+        "--ready-timeout", type=float, default=1800.0, metavar="SECONDS", help="time to load everything"
+    )
 
 
 def run(options: argparse.Namespace) -> int:

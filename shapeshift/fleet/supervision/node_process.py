@@ -17,7 +17,7 @@ from shapeshift.fleet.supervision import launch
 from shapeshift.triton.embedded import processes, run_record
 from shapeshift.triton.embedded.run_record import Identity, Record
 
-_LAUNCH_TIMEOUT_S = 30.0
+_LAUNCH_TIMEOUT_S = 120.0
 _PROBE_TIMEOUT_S = 2.0
 LOG_FILE = "node.log"
 

@@ -32,7 +32,7 @@ class FleetControl:
         self._questions: NodeCalls[set[str]] = NodeCalls(limit_s)
         self._changes = ThreadPoolExecutor(_MOST_CHANGES, thread_name_prefix="change")
 
-    def load(self, name: str, config: dict[str, Any] | None = None, timeout_s: float = 300.0) -> None:
+    def load(self, name: str, config: dict[str, Any] | None = None, timeout_s: float = 900.0) -> None:
         """As `ModelControl.load`."""
         self._change(name, lambda control, model: control.load(model, config, timeout_s))
 
@@ -40,7 +40,7 @@ class FleetControl:
         """As `ModelControl.unload`."""
         self._change(name, lambda control, model: control.unload(model, timeout_s))
 
-    def wait_unloaded(self, name: str, timeout_s: float = 30.0) -> None:
+    def wait_unloaded(self, name: str, timeout_s: float = 60.0) -> None:
         """As `ModelControl.wait_unloaded`."""
         self._change(name, lambda control, model: control.wait_unloaded(model, timeout_s))
 

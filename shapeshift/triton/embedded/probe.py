@@ -17,7 +17,7 @@ def parse_help(text: str) -> frozenset[str]:
     return frozenset(_OPTION.findall(text))
 
 
-def supported_options(binary: Path, environment: Mapping[str, str], timeout_s: float = 30.0) -> frozenset[str]:
+def supported_options(binary: Path, environment: Mapping[str, str], timeout_s: float = 120.0) -> frozenset[str]:
     """The options of `binary`. Raises NotFoundError if it is missing, UnsupportedError if it does not run."""
     if not binary.is_file():
         raise NotFoundError(f"no server at {binary}; run `shapeshift setup`")

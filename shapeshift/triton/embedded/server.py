@@ -28,7 +28,7 @@ __all__ = ["ServerEndedError", "ServerSettings", "TritonServer"]
 
 _EXTRA_GRACE_S = 1.0
 _KILL_S = 1.5
-_LAUNCH_TIMEOUT_S = 30.0
+_LAUNCH_TIMEOUT_S = 120.0
 
 
 class ServerEndedError(ShapeshiftError):
@@ -123,7 +123,7 @@ class TritonServer:
             self.settings.metrics_port, "/metrics"
         )
 
-    def wait_ready(self, timeout_s: float = 120.0) -> Self:
+    def wait_ready(self, timeout_s: float = 600.0) -> Self:
         """Wait until `poll_ready`. Raises ShapeshiftError with the errors of the log after `timeout_s`."""
         deadline = time.monotonic() + timeout_s
         while not self.poll_ready():
