@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -18,7 +18,6 @@ from shapeshift.cascade.service import CascadeService
 from shapeshift.cascade.settings import CascadeSettings
 from shapeshift.registry import FILE, FolderWatch
 from shapeshift.serving.model_args import Log
-from shapeshift.serving.parameters import RequestParameters
 
 _CHECK_S = 1.0
 _PROBE_S = 0.2
@@ -62,17 +61,12 @@ class HotSwap:
         self._thread = threading.Thread(target=self._run, name="candidates", daemon=True)
         self._thread.start()
 
-    def submit(
-        self,
-        texts: Sequence[Sequence[bytes]],
-        given: RequestParameters,
-        finished: Callable[[ClassifyRequest], None],
-    ) -> list[int]:
+    def submit(self, request: ClassifyRequest) -> list[int]:
         """Start a request on the current service; see `CascadeService.submit`."""
         with self._lock:
             service = self.current
             service.acquire()
-        return service.submit(texts, given, finished)
+        return service.submit(request)
 
     def close(self, timeout_s: float = 5.0) -> None:
         """Stop checking, and close the current service."""

@@ -10,6 +10,8 @@ from typing import NamedTuple
 from shapeshift.cascade.policy.control import Answer, Control, LevelOutput
 from shapeshift.cascade.policy.pruning import PrunedTexts
 from shapeshift.cascade.policy.routing import Array
+from shapeshift.serving.front import Client
+from shapeshift.serving.parameters import RequestParameters
 
 
 class LevelResult(NamedTuple):
@@ -60,31 +62,40 @@ class Row:
 
 
 class ClassifyRequest:
-    """The rows of a request. Calls finished(request) once: when all rows are finished, or when `error` is set.
+    """The rows of a request. Calls done(request) once: when all rows are finished, or when `error` is set.
 
-    level: the one that the client asked for, or None; truncate: whether levels may cut its texts; latency_ms: limit, or
-    None.
+    client: who gets the answer, and `outputs` of it. control: the decisions of the candidate that serves it, which
+    `begin` sets. level: the one that the client asked for, or None; truncate: whether levels may cut its texts.
     """
+
+    control: Control
 
     def __init__(
         self,
+        client: Client,
         texts: Sequence[Sequence[bytes]],
-        control: Control,
-        finished: Callable[[ClassifyRequest], None],
-        level: int | None = None,
-        latency_ms: float | None = None,
-        truncate: bool = False,
+        outputs: Sequence[str],
+        given: RequestParameters,
+        done: Callable[[ClassifyRequest], None],
     ) -> None:
-        self.rows = [Row(own) for own in texts]
-        self.control = control
-        self.level = level
-        self.truncate = truncate
+        self.client = client
+        self.outputs = outputs
+        self.rows = [Row(row) for row in texts]
+        self.given = given
+        self.level = given.level
+        self.truncate = given.truncate
         self.arrived = time.monotonic()
-        self.deadline = None if latency_ms is None else self.arrived + latency_ms / 1e3
+        self.deadline = None if given.latency_ms is None else self.arrived + given.latency_ms / 1e3
         self.error: Exception | None = None
-        self._finished = finished
+        self._done = done
+        self._release: Callable[[], object] = bool
         self._unfinished = len(self.rows)
         self._lock = threading.Lock()
+
+    def begin(self, control: Control, release: Callable[[], None]) -> None:
+        """A candidate serves it from now on. release: called when it has ended."""
+        self.control = control
+        self._release = release
 
     def finish_rows(self, count: int) -> None:
         """Count further rows whose answer is final."""
@@ -94,7 +105,7 @@ class ClassifyRequest:
             self._unfinished -= count
             is_last = self._unfinished == 0
         if is_last:
-            self._finished(self)
+            self._end()
 
     def fail(self, error: Exception) -> None:
         """End the request with `error`, unless it has ended."""
@@ -103,4 +114,8 @@ class ClassifyRequest:
                 return
             self._unfinished = 0
             self.error = error
-        self._finished(self)
+        self._end()
+
+    def _end(self) -> None:
+        self._release()
+        self._done(self)

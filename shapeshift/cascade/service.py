@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
@@ -64,23 +64,15 @@ class CascadeService:
         with self._in_flight_lock:
             self._in_flight += 1
 
-    def submit(
-        self,
-        texts: Sequence[Sequence[bytes]],
-        given: RequestParameters,
-        finished: Callable[[ClassifyRequest], None],
-    ) -> list[int]:
+    def submit(self, request: ClassifyRequest) -> list[int]:
         """Start a request for rows of one text or one pair, after `acquire`.
 
-        Returns the number of tokens of each row, none where the first level does not run. `finished` is called once, on
-        any thread. Raises InvalidInputError for an invalid text or parameter, OverloadedError where the queue is full;
-        `finished` is not called then.
+        Returns the number of tokens of each row, none where the first level does not run. Raises InvalidInputError for
+        an invalid text or parameter, OverloadedError where the queue is full; the request does not end then.
         """
         try:
-            control = self._control_for(given)
-            release_then = partial(self._finish, finished)
-            request = ClassifyRequest(texts, control, release_then, given.level, given.latency_ms, given.truncate)
-            return self._run(request, request.rows, given.level or 1)
+            request.begin(self._control_for(request.given), self._release)
+            return self._run(request, request.rows, request.level or 1)
         except Exception:
             self._release()
             raise
@@ -95,10 +87,6 @@ class CascadeService:
     def _release(self) -> None:
         with self._in_flight_lock:
             self._in_flight -= 1
-
-    def _finish(self, finished: Callable[[ClassifyRequest], None], request: ClassifyRequest) -> None:
-        self._release()
-        finished(request)
 
     def _control_for(self, given: RequestParameters) -> Control:
         """The decisions for a request: of the same levels, the fastest candidate that assures `min_accuracy`."""

@@ -96,7 +96,7 @@ class GenerateFront:
 
     def execute(self, triton_requests: Sequence[InferenceRequest]) -> None:
         """Queue every request for a slot; an invalid request, or one too many, gets an error at once."""
-        self._responder.start(triton_requests, self._enter, error_codes.is_forwarded)
+        self._responder.start(triton_requests, self._enter)
 
     def close(self) -> None:
         """Stop producers before consumers: what other nodes serve, the loop, then the responses, then the metrics."""

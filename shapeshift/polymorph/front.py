@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from functools import partial
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
@@ -11,18 +10,20 @@ from shapeshift import settings
 from shapeshift.engines import manifest
 from shapeshift.engines.execution.loading import open_tokenizer
 from shapeshift.engines.execution.request import TextRequest
+from shapeshift.engines.interfaces import Ids
 from shapeshift.engines.manifest import Manifest
 from shapeshift.engines.settings import GeneratedSettings, TextEngineSettings
-from shapeshift.errors import EngineError, InvalidInputError
+from shapeshift.errors import CancelledRequestError, EngineError, InvalidInputError
 from shapeshift.polymorph.executor import open_executor
 from shapeshift.polymorph.settings import PlacementSettings, PolymorphSettings
-from shapeshift.serving import description, parameters
-from shapeshift.serving.description import Description, describing
-from shapeshift.serving.liveness import Liveness
-from shapeshift.serving.metrics import Gauge, Metric, MetricsFlusher, RequestMetrics
-from shapeshift.serving.model_args import ModelArgs, model_log
-from shapeshift.serving.pb_utils import InferenceRequest, InferenceResponse, PbUtils, ResponseSender, Returned
-from shapeshift.serving.responses import Responder
+from shapeshift.serving import description
+from shapeshift.serving.description import Description
+from shapeshift.serving.front import Client, Front
+from shapeshift.serving.liveness import StepCounter
+from shapeshift.serving.metrics import Gauge, Metric, RequestMetrics
+from shapeshift.serving.model_args import ModelArgs
+from shapeshift.serving.parameters import RequestParameters
+from shapeshift.serving.pb_utils import InferenceRequest, InferenceResponse, PbUtils
 from shapeshift.serving.text_inputs import (
     ENGINE_MS,
     NUM_TOKENS,
@@ -35,99 +36,111 @@ from shapeshift.serving.text_inputs import (
 )
 
 PARAMETERS = settings.names(TextEngineSettings, PolymorphSettings, GeneratedSettings, PlacementSettings)
-_OWN_PARAMETERS = ("prompt_name", "truncate")
 
 
-class TextFront:
-    """Owns the threads of the process. `execute` never blocks and never raises; every request is answered once."""
+class TextJob(TextRequest):
+    """One request. wanted: its outputs; offsets: of its texts, where they are wanted."""
+
+    def __init__(
+        self,
+        client: Client,
+        texts: Sequence[Ids],
+        wanted: Sequence[str],
+        offsets: Sequence[Offsets],
+        done: Callable[[TextJob], None],
+        latency_ms: float | None,
+    ) -> None:
+        super().__init__(texts, done, latency_ms)  # type: ignore[arg-type]
+        self.client = client
+        self.wanted = wanted
+        self.offsets = offsets
+
+
+class TextFront(Front[TextJob]):
+    """Reads texts and has them computed by engines, in this process or in workers."""
+
+    takes = ("prompt_name", "truncate")
+    # Workers of other nodes compute its texts instead.
+    any_node = False
 
     def __init__(self, pb_utils: PbUtils, args: ModelArgs) -> None:
-        self._pb_utils = pb_utils
-        self._log = model_log(pb_utils, args.name)
+        super().__init__(pb_utils, args)
         settings.refuse_unknown(args.parameters, PARAMETERS)
         own = settings.read(PolymorphSettings, args.parameters)
         generated = settings.read(GeneratedSettings, args.parameters)
         folder = args.folder / generated.engines
         if not generated.engines:
             raise InvalidInputError("engines", "", f"a folder of engines; {manifest.REBUILD}")
-        made = manifest.load(folder, generated.manifest_sha256 or None)
-        if generated.checkpoint_sha256 not in ("", made.checkpoint_sha256):
+        engines = manifest.load(folder, generated.manifest_sha256 or None)
+        if generated.checkpoint_sha256 not in ("", engines.checkpoint_sha256):
             raise EngineError(f"the engines in {folder} come from another checkpoint; {manifest.REBUILD}")
-        made.check_files(folder, manifest.hashes_file(folder))
-        self._outputs = args.outputs
+        engines.check_files(folder, manifest.hashes_file(folder))
+        self._engines = engines
         self._pairs = TEXT_PAIR in args.inputs
-        self._vocabulary = made.vocabulary
-        self._prompt = made.prompt
-        self._tokenizer = open_tokenizer(folder, made)
+        self._tokenizer = open_tokenizer(folder, engines)
         placement = settings.read(PlacementSettings, args.parameters)
-        self._executor = open_executor(pb_utils, args.name, made, folder, own, placement, self._log, args.device)
-        self._count_and_export(args.name, made.max_tokens, own.slo_ms)
-        described = _describe(args, made, self._pairs)
-        self._enter = describing(pb_utils, self._responder, args, lambda: described, self._submit)
-        self._log(f"ready: {made.provider} {made.precision}, {len(made.engines)} engines, {own.placement}")
+        self._executor = open_executor(pb_utils, args.name, engines, folder, own, placement, self.log, args.device)
+        self.begin(RequestMetrics("texts", engines.max_tokens, own.slo_ms))
+        self.log(f"ready: {engines.provider} {engines.precision}, {len(engines.engines)} engines, {own.placement}")
 
-    def execute(self, requests: Sequence[InferenceRequest]) -> Returned:
-        """Queue every request. A request that cannot be served is answered with an error at once."""
-        return self._responder.start(requests, self._enter)
-
-    def close(self) -> None:
-        """Stop producers before consumers: engines, then the sender, then metrics."""
-        self._executor.close()
-        self._responder.close()
-        self._metrics.close()
-
-    def _submit(self, request: InferenceRequest, sender: ResponseSender) -> None:
-        given = parameters.parse(request.parameters(), _OWN_PARAMETERS)
+    def admit(self, given: RequestParameters) -> None:
         self._executor.require_room(given.latency_ms)
-        wanted = wanted_outputs(request, self._outputs)
+
+    def parse(self, request: InferenceRequest, given: RequestParameters, client: Client) -> TextJob:
+        wanted = wanted_outputs(request, self.args.outputs)
         rows = rows_of_request(
-            self._pb_utils,
+            self.pb_utils,
             request,
             self._tokenizer,
-            self._vocabulary,
+            self._engines.vocabulary,
             given.truncate,
             self._pairs,
             OFFSETS in wanted,
-            self._prompt(given.prompt_name),
+            self._engines.prompt(given.prompt_name),
         )
-        if given.prompt_name is not None and self._pb_utils.get_input_tensor_by_name(request, "TEXT") is None:
+        if given.prompt_name is not None and self.pb_utils.get_input_tensor_by_name(request, "TEXT") is None:
             raise InvalidInputError(
                 "parameter prompt_name", given.prompt_name, "only with TEXT; INPUT_IDS are taken as they are"
             )
         for ids in rows.ids:
-            self._request_metrics.lengths.observe(len(ids))
-        finished = partial(self._reply, sender, wanted, rows.offsets)
-        self._executor.submit(TextRequest(rows.ids, finished, given.latency_ms, sender.is_cancelled))
+            self.request_metrics.lengths.observe(len(ids))
+        return TextJob(client, rows.ids, wanted, rows.offsets, self.done, given.latency_ms)
 
-    def _reply(self, sender: ResponseSender, wanted: list[str], offsets: list[Offsets], request: TextRequest) -> None:
-        if request.error is not None:
-            self._responder.fail(sender, request.error)
-            return
-        self._responder.send(sender, partial(self._response, request, wanted, offsets), request.arrived)
+    def start(self, job: TextJob) -> None:
+        self._executor.submit(job)
 
-    def _response(self, request: TextRequest, wanted: list[str], offsets: list[Offsets]) -> InferenceResponse:
-        values = dict(request.outputs)
-        if offsets:
-            values[OFFSETS] = padded_offsets(offsets)
-        if ENGINE_MS in wanted:
-            values[ENGINE_MS] = request.engine_ms[:, None]
-        if NUM_TOKENS.name in wanted:
-            values[NUM_TOKENS.name] = np.array([[row.tokens] for row in request.rows], np.int32)
-        tensors = [self._pb_utils.Tensor(name, values[name]) for name in wanted]
-        return self._pb_utils.InferenceResponse(output_tensors=tensors)
+    def cancel(self, job: TextJob) -> None:
+        job.fail(CancelledRequestError("the caller cancelled the request"))
 
-    def _count_and_export(self, name: str, max_tokens: int, slo_ms: float) -> None:
+    def respond(self, job: TextJob) -> InferenceResponse:
+        values = dict(job.outputs)
+        if job.offsets:
+            values[OFFSETS] = padded_offsets(job.offsets)
+        if ENGINE_MS in job.wanted:
+            values[ENGINE_MS] = job.engine_ms[:, None]
+        if NUM_TOKENS.name in job.wanted:
+            values[NUM_TOKENS.name] = np.array([[row.tokens] for row in job.rows], np.int32)
+        return self.response({name: values[name] for name in job.wanted})
+
+    def describe(self) -> Description:
+        return _describe(self.args, self._engines, self._pairs)
+
+    def load(self) -> float:
+        return self._executor.waiting + self._executor.running
+
+    def metrics(self) -> Sequence[Metric]:
         executor = self._executor
-        self._request_metrics = RequestMetrics("texts", max_tokens, slo_ms)
-        self._responder = Responder(self._pb_utils, self._request_metrics, self._log)
-        exported: list[Metric] = [
-            *self._request_metrics.exported,
+        return [
             Gauge("requests_waiting", "Texts that wait", lambda: executor.waiting),
             Gauge("requests_running", "Texts that are computed", lambda: executor.running),
             *executor.metrics(),
-            Liveness(lambda: [*self._responder.steps, *executor.steps], self._log).metric,
         ]
-        self._metrics = MetricsFlusher(self._pb_utils, name, exported, self._log)
+
+    def steps(self) -> Sequence[StepCounter]:
+        return self._executor.steps
+
+    def stop(self) -> None:
+        self._executor.close()
 
 
 def _describe(args: ModelArgs, made: Manifest, pairs: bool) -> Description:

@@ -7,20 +7,32 @@ response was sent crashes the server (24.10): the sending thread removes the req
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Hashable
+import time
+from collections.abc import Callable, Hashable, Iterator
 from itertools import islice
-from typing import Any
+from typing import Any, NamedTuple
 
 _PERIOD_S = 0.1
 _MOST_A_PERIOD = 64
+# Most requests are answered before they are worth a question, which takes Triton's time and the sending thread's.
+_ASK_AFTER_S = 0.25
+
+
+class _Watched(NamedTuple):
+    since: float
+    is_cancelled: Callable[[], bool]
+    then: Callable[[], Any]
 
 
 class CancellationWatch:
-    """One thread that asks about every watched request in turn, at most 64 each tenth of a second."""
+    """One thread that asks about each request that has waited `ask_after_s`, at most 64 of them a tenth of a second."""
 
-    def __init__(self, log: Callable[[str], None], period_s: float = _PERIOD_S) -> None:
+    def __init__(
+        self, log: Callable[[str], None], period_s: float = _PERIOD_S, ask_after_s: float = _ASK_AFTER_S
+    ) -> None:
         # In the order in which they are asked about.
-        self._watched: dict[Hashable, tuple[Callable[[], bool], Callable[[], Any]]] = {}
+        self._watched: dict[Hashable, _Watched] = {}
+        self._ask_after_s = ask_after_s
         self._asking = threading.Lock()
         self._log = log
         self._period_s = period_s
@@ -33,7 +45,7 @@ class CancellationWatch:
 
     def add(self, key: Hashable, is_cancelled: Callable[[], bool], then: Callable[[], Any]) -> None:
         """Call `then` once, on the watching thread, when `is_cancelled` returns True."""
-        self._watched[key] = is_cancelled, then
+        self._watched[key] = _Watched(time.monotonic(), is_cancelled, then)
 
     def remove(self, key: Hashable) -> None:
         """Stop watching a request. After this returns, `is_cancelled` is not called. Unknown keys are ignored."""
@@ -48,10 +60,16 @@ class CancellationWatch:
 
     def _run(self) -> None:
         while not self._stop.wait(self._period_s):
-            for key in list(islice(self._watched, _MOST_A_PERIOD)):
-                self._ask(key)
-            # A key holds its request, and with it Triton's sender.
-            key = None
+            self._ask_about(islice(self._due(), _MOST_A_PERIOD))
+
+    def _due(self) -> Iterator[Hashable]:
+        before = time.monotonic() - self._ask_after_s
+        return (key for key, watched in list(self._watched.items()) if watched.since <= before)
+
+    def _ask_about(self, keys: Iterator[Hashable]) -> None:
+        # In a call of its own: a key holds its request, and with it Triton's sender, which must not outlive the answer.
+        for key in keys:
+            self._ask(key)
 
     def _ask(self, key: Hashable) -> None:
         try:
@@ -59,11 +77,10 @@ class CancellationWatch:
                 watched = self._watched.pop(key, None)
                 if watched is None:
                     return
-                is_cancelled, then = watched
-                if not is_cancelled():
+                if not watched.is_cancelled():
                     # At the end: the others come first.
                     self._watched[key] = watched
                     return
-            then()
+            watched.then()
         except Exception as error:  # noqa: BLE001  one request must not end the watch of the others
             self._log(f"checking for a cancellation failed: {error}")

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from shapeshift.errors import InvalidInputError, did_you_mean
+from shapeshift.serving.error_codes import FORWARDED
 
 # Every front accepts these. `utility` weighs requests where a scheduler chooses by utility.
 COMMON = ("latency_ms", "utility", "slo_class", "request_tag")
@@ -18,6 +19,7 @@ _TRITON_NAMES = ("priority", "timeout", "headers")
 _MAX_TEXT = 256
 FROM_NODE = "from_node"
 """With it a node of a fleet passes a request on, its own name the value. Such a request is not passed on again."""
+_BETWEEN_MODELS = (FROM_NODE, FORWARDED)
 # Parameters that clients send to the wrong model, and the models that take them.
 _ELSEWHERE = {"lora_name": "models of the backend adapter_cache, such as generate_lora"}
 
@@ -59,7 +61,7 @@ def parse(text: str, own: Collection[str] = (), inputs: Collection[str] = ()) ->
     known = {*COMMON, *own}
     values: dict[str, Any] = {}
     for name, value in given.items():
-        if name in known or name == FROM_NODE:
+        if name in known or name in _BETWEEN_MODELS:
             values[name] = _CHECKS[name](name, value)
         elif not is_tritons(name):
             listed = f"{', '.join(sorted(known))}{hint(name, (*known, *inputs))}"
@@ -137,7 +139,7 @@ _CHECKS = {
     "slo_class": _word,
     "request_tag": _word,
     "id": _word,
-    "forwarded": _flag,
+    FORWARDED: _flag,
     FROM_NODE: _word,
 }
 _NONE = RequestParameters()

@@ -152,34 +152,27 @@ class Responder:
         self._answers.close()
         self._errors.close()
 
-    def start(
-        self,
-        requests: Sequence[InferenceRequest],
-        submit: Submit,
-        with_code: Callable[[InferenceRequest], bool] = lambda request: False,
-    ) -> Returned:
+    def start(self, requests: Sequence[InferenceRequest], submit: Submit) -> Returned:
         """Call `submit(request, its response sender)` for each; an error that it raises is that request's answer.
 
         `execute` must return what this returns. Blocks only while too many errors of a decoupled model wait to be sent.
-        with_code(request): whether that error carries its code in its text, see `error_codes.with_code`.
         """
-        returned = [self._start(request, submit, with_code) for request in requests]
+        returned = [self._start(request, submit) for request in requests]
         return None if all(response is None for response in returned) else returned
 
-    def _start(
-        self, request: InferenceRequest, submit: Submit, with_code: Callable[[InferenceRequest], bool]
-    ) -> InferenceResponse | None:
+    def _start(self, request: InferenceRequest, submit: Submit) -> InferenceResponse | None:
         with self._executing.running():
             response_sender = request.get_response_sender()
             try:
                 self._unsent_bound.require(self._answers.waiting)
                 submit(request, response_sender)
             except Exception as error:  # noqa: BLE001  one bad request must not cost the others
+                with_code = error_codes.is_forwarded(request)
                 if not self._decoupled:
                     self.count(error_codes.code_name(error))
-                    return self._error_response(error, with_code(request))
+                    return self._error_response(error, with_code)
                 self._refusal_slots.acquire()
-                self.fail(response_sender, error, None, with_code(request), self._refusal_slots.release)
+                self.fail(response_sender, error, None, with_code, self._refusal_slots.release)
         return None
 
     def send(

@@ -13,7 +13,7 @@ import yaml
 
 from shapeshift.cli.main import main
 from shapeshift.errors import InvalidInputError
-from shapeshift.fleet.environment import FLEET_FILE_VARIABLE, NODE_VARIABLE
+from shapeshift.serving.fleet_environment import FLEET_FILE_VARIABLE, NODE_VARIABLE
 from shapeshift.fleet.manifests.render import KINDS, render
 from shapeshift.fleet.manifests.settings import ManifestSettings
 from shapeshift.fleet.membership import dns, written

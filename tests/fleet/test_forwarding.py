@@ -18,7 +18,7 @@ from tritonclient.grpc import service_pb2, service_pb2_grpc
 from tritonclient.utils import deserialize_bytes_tensor, np_to_triton_dtype, serialize_byte_tensor
 
 from shapeshift.errors import InvalidInputError, NotFoundError, OverloadedError, ShapeshiftError
-from shapeshift.fleet import environment
+from shapeshift.serving import fleet_environment
 from shapeshift.fleet.forwarding.entry import FleetEntry
 from shapeshift.fleet.forwarding.front import Affinity, Front, LocalEntry, open_entry
 from shapeshift.fleet.policy.placement import UNREAD_MARGIN
@@ -177,9 +177,9 @@ class Fleet:
         self.nodes = {name: Node(front) for name, front in self.fronts.items()}
         addresses = {name: f"127.0.0.1:{node.port}" for name, node in self.nodes.items()}
         fleet_files.write(file, {name: (address, f"http://{address}/metrics") for name, address in addresses.items()})
-        patched.setenv(environment.FLEET_FILE_VARIABLE, str(file))
+        patched.setenv(fleet_environment.FLEET_FILE_VARIABLE, str(file))
         for name, front in self.fronts.items():
-            patched.setenv(environment.NODE_VARIABLE, name)
+            patched.setenv(fleet_environment.NODE_VARIABLE, name)
             front.entry = FleetEntry(front.front, PERIOD_S)
         self.a, self.b = self.fronts["a"], self.fronts["b"]
         wait_for(lambda: {*self.loads(), "a"} == {*names})
@@ -454,7 +454,7 @@ def _with_affinity(front: FakeFront) -> None:
 
 
 def test_outside_a_fleet_a_front_serves_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv(environment.FLEET_FILE_VARIABLE, raising=False)
+    monkeypatch.delenv(fleet_environment.FLEET_FILE_VARIABLE, raising=False)
     front = FakeFront("a", False)
     entry = open_entry(front.front)
     assert entry.submit == front.front.submit and entry.describe == front.front.describe
@@ -462,9 +462,9 @@ def test_outside_a_fleet_a_front_serves_by_itself(monkeypatch: pytest.MonkeyPatc
 
 
 def test_a_node_without_a_name_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(environment.FLEET_FILE_VARIABLE, str(tmp_path / "fleet.toml"))
-    monkeypatch.delenv(environment.NODE_VARIABLE, raising=False)
+    monkeypatch.setenv(fleet_environment.FLEET_FILE_VARIABLE, str(tmp_path / "fleet.toml"))
+    monkeypatch.delenv(fleet_environment.NODE_VARIABLE, raising=False)
     front = FakeFront("a", False)
-    with pytest.raises(InvalidInputError, match=environment.NODE_VARIABLE):
+    with pytest.raises(InvalidInputError, match=fleet_environment.NODE_VARIABLE):
         open_entry(front.front)
     front.responder.close()

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from shapeshift.engines.execution.request import TextRequest
-from shapeshift.fleet.environment import FLEET_FILE_VARIABLE, NODE_VARIABLE
+from shapeshift.serving.fleet_environment import FLEET_FILE_VARIABLE, NODE_VARIABLE
 from shapeshift.polymorph import executor
 from shapeshift.polymorph.router import bls_transport, worker_state
 from shapeshift.polymorph.router.router import Router

@@ -10,11 +10,8 @@ from functools import partial
 import numpy as np
 
 from shapeshift.engines.interfaces import TOKEN_OUTPUTS, Array, Ids
-from shapeshift.errors import CancelledRequestError, OverloadedError
+from shapeshift.errors import OverloadedError
 from shapeshift.serving.bounds import TimeBound
-
-# A request that has waited at most this long is computed without asking Triton whether it was cancelled.
-_ASK_AFTER_S = 0.25
 
 
 class Row:
@@ -54,7 +51,6 @@ class TextRequest:
         texts: Sequence[Ids],
         on_finished: Callable[[TextRequest], None],
         latency_ms: float | None = None,
-        is_cancelled: Callable[[], bool] | None = None,
     ) -> None:
         self.rows = [Row(self, index, ids) for index, ids in enumerate(texts)]
         self.arrived = time.monotonic()
@@ -63,7 +59,6 @@ class TextRequest:
         self.error: Exception | None = None
         self.latency_ms = latency_ms
         self._deadline = None if latency_ms is None else self.arrived + latency_ms / 1e3
-        self._is_cancelled = is_cancelled
         self._on_finished = on_finished
         self._on_answered: Callable[[float], None] | None = None
         self._longest = max(map(len, texts), default=0)
@@ -88,21 +83,9 @@ class TextRequest:
         if self._deadline is not None and time.monotonic() > self._deadline:
             self.fail(OverloadedError("latency_ms ran out while the request waited; retry later or elsewhere"))
 
-    def fail_if_cancelled(self) -> None:
-        """Fail with CancelledRequestError if Triton reports a cancellation. Recent requests are not checked."""
-        if self._is_cancelled is None or time.monotonic() - self.arrived <= _ASK_AFTER_S:
-            return
-        # Asking after the response was sent crashes the server (Triton 24.10); responses are sent without the lock.
-        with self._lock:
-            cancelled = not self.finished and self._is_cancelled()
-        if cancelled:
-            self.fail(CancelledRequestError("the caller cancelled the request"))
-
     def should_run(self) -> bool:
-        """Whether to compute its rows. Fails the request first if its deadline has expired or it was cancelled."""
+        """Whether to compute its rows. Fails the request first if its deadline has expired."""
         self.fail_if_late()
-        if not self.finished:
-            self.fail_if_cancelled()
         return not self.finished
 
     def complete(self, row: Row, values: dict[str, Array], engine_ms: float = 0.0) -> None:

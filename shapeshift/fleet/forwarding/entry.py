@@ -12,14 +12,13 @@ from typing import Any
 import numpy as np
 
 from shapeshift.errors import CancelledRequestError, InvalidInputError, ModelGoneError, NotFoundError
-from shapeshift.fleet import environment
 from shapeshift.fleet.forwarding.front import Front
 from shapeshift.fleet.forwarding.held_request import HeldRequest
 from shapeshift.fleet.forwarding.peers import Peers
 from shapeshift.fleet.forwarding.relay import Relay
 from shapeshift.fleet.node_clients import NodeClients
 from shapeshift.fleet.policy.placement import LOOK_S, least_unread, least_work
-from shapeshift.serving import error_codes
+from shapeshift.serving import error_codes, fleet_environment
 from shapeshift.serving.bounds import unloading
 from shapeshift.serving.cancellations import CancellationWatch
 from shapeshift.serving.description import Description
@@ -41,10 +40,10 @@ class FleetEntry:
     """
 
     def __init__(self, front: Front, period_s: float = LOOK_S) -> None:
-        file, self._own = environment.fleet_file(), environment.own_node()
+        file, self._own = fleet_environment.fleet_file(), fleet_environment.own_node()
         if file is None or not self._own:
-            allowed = f"the name of this node, beside {environment.FLEET_FILE_VARIABLE}"
-            raise InvalidInputError(environment.NODE_VARIABLE, self._own, allowed)
+            allowed = f"the name of this node, beside {fleet_environment.FLEET_FILE_VARIABLE}"
+            raise InvalidInputError(fleet_environment.NODE_VARIABLE, self._own, allowed)
         self._front = front
         self._clients = NodeClients()
         self._peers = Peers(front, file, self._own, self._clients, period_s)
@@ -93,7 +92,7 @@ class FleetEntry:
 
     def _submit(self, request: InferenceRequest, sender: ResponseSender) -> None:
         with self._submitting:
-            self._front.submit(request, sender)
+            self._front.serve(request, sender)
 
     def _stop(self, wanted: object, request: InferenceRequest, sender: ResponseSender) -> None:
         """End the request of the id `wanted`: one that this node has passed on, one here, or one of another node.

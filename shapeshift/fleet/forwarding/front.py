@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from shapeshift.fleet import environment
+from shapeshift.serving import fleet_environment
 from shapeshift.serving.description import Describe
 from shapeshift.serving.liveness import StepCounter
 from shapeshift.serving.metrics import Metric
@@ -34,7 +34,7 @@ class Affinity:
 class Front:
     """A front that any node of a fleet may serve the requests of.
 
-    submit     serves a request here; raises, or answers, for one that is invalid
+    serve      serves a request here; raises, or answers, for one that is invalid
     describe   what the front is
     load       requests, or rows of them, that wait or run here
     affinity   None: any node is as good for any request
@@ -47,7 +47,7 @@ class Front:
     args: ModelArgs
     responder: Responder
     log: Log
-    submit: Submit
+    serve: Submit
     describe: Describe
     load: Callable[[], float]
     affinity: Affinity | None = None
@@ -76,7 +76,7 @@ class LocalEntry:
     steps: Sequence[StepCounter] = ()
 
     def __init__(self, front: Front) -> None:
-        self.submit = front.submit
+        self.submit = front.serve
         self.describe = front.describe
 
     def close(self) -> None:
@@ -95,4 +95,4 @@ ENTRIES: Choices[Callable[[Front], Entry]] = Choices(
 
 def open_entry(front: Front) -> Entry:
     """The entry of `front`. Raises ShapeshiftError for a fleet file that cannot be read."""
-    return ENTRIES["fleet" if environment.fleet_file() else "server"](front)
+    return ENTRIES["fleet" if fleet_environment.fleet_file() else "server"](front)

@@ -1,0 +1,198 @@
+"""The front of a technique: one model of Triton, and the way of every request through it."""
+
+from __future__ import annotations
+
+import importlib
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import Any, ClassVar, Generic, NamedTuple, Protocol, TypeVar, cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+from shapeshift.serving import description, fleet_environment, parameters
+from shapeshift.serving.cancellations import CancellationWatch
+from shapeshift.serving.description import Description
+from shapeshift.serving.liveness import Liveness, StepCounter
+from shapeshift.serving.metrics import Metric, MetricsFlusher, RequestMetrics
+from shapeshift.serving.model_args import DESCRIPTION, ModelArgs, model_log
+from shapeshift.serving.parameters import RequestParameters
+from shapeshift.serving.pb_utils import InferenceRequest, InferenceResponse, PbUtils, ResponseSender, Returned
+from shapeshift.serving.responses import Responder, SingleResponse
+
+
+class Client(NamedTuple):
+    """Who waits for the answer to a request. wants_code: see `error_codes.with_code`."""
+
+    sender: ResponseSender
+    wants_code: bool
+
+
+class Job(Protocol):
+    """A request that a technique serves. arrived: monotonic, in seconds; error: why it failed, None if it has not."""
+
+    client: Client
+    arrived: float
+    error: Exception | None
+
+    def __hash__(self) -> int: ...
+
+
+J = TypeVar("J", bound=Job)
+
+
+class Peers(Protocol):
+    """The other nodes of a fleet, where the server is one of its nodes. metrics, steps: as those of `Front`."""
+
+    metrics: Sequence[Metric]
+    steps: Sequence[StepCounter]
+
+    def submit(self, request: InferenceRequest, sender: ResponseSender) -> None:
+        """Have a request served on the node that is best for it: here, by `Front.serve`, or there. Raises as that."""
+
+    def describe(self) -> Description:
+        """What the front is, and its load."""
+
+    def close(self) -> None:
+        """Fail what other nodes serve for this front, and stop."""
+
+
+class Front(ABC, Generic[J]):
+    """Owns the threads of a process. `execute` never blocks and never raises; every request is answered once.
+
+    `serve` is the way of a request. A technique says what it takes (`admit`, `parse`), begins the work (`start`), calls
+    `done` when it has ended, and makes the answer (`respond`). Its `__init__` ends with `begin`.
+    """
+
+    takes: ClassVar[Sequence[str]] = ()
+    """The request parameters that a technique takes beyond `parameters.COMMON`."""
+    any_node: ClassVar[bool] = True
+    """Whether the same front on another node of a fleet may serve a request."""
+    # What the forwarding between nodes has to know of a front that generates.
+    affinity: Any = None
+    stream, stop_id, id_output = False, "", ""
+
+    def __init__(self, pb_utils: PbUtils, args: ModelArgs) -> None:
+        self.pb_utils = pb_utils
+        self.args = args
+        self.log = model_log(pb_utils, args.name)
+
+    def begin(self, request_metrics: RequestMetrics) -> None:
+        """Take requests from now on, and export the metrics. Raises ShapeshiftError where a fleet cannot be joined."""
+        self.request_metrics = request_metrics
+        self.responder = Responder(self.pb_utils, request_metrics, self.log)
+        self.watch = CancellationWatch(self.log)
+        self.peers = _peers(self) if self.any_node and fleet_environment.fleet_file() else None
+        metrics = [*request_metrics.exported, *self.metrics(), *([] if self.peers is None else self.peers.metrics)]
+        metrics.append(Liveness(self._all_steps, self.log).metric)
+        self._flusher = MetricsFlusher(self.pb_utils, self.args.name, metrics, self.log)
+
+    # The way of a request.
+
+    def execute(self, requests: Sequence[InferenceRequest]) -> Returned:
+        """Start every request. One that cannot be served is answered with its error at once."""
+        return self.responder.start(requests, self.handle)
+
+    def handle(self, request: InferenceRequest, sender: ResponseSender) -> None:
+        """Serve a request, here or on another node. What this raises is its answer."""
+        if description.is_wanted(request):
+            self.responder.post([SingleResponse(sender, self._described)])
+        elif self.peers is not None:
+            self.peers.submit(request, sender)
+        else:
+            self.serve(request, sender)
+
+    def serve(self, request: InferenceRequest, sender: ResponseSender) -> None:
+        """Serve a request here. What this raises is its answer."""
+        given = parameters.parse(request.parameters(), self.takes, self.args.inputs)
+        self.admit(given)
+        job = self.parse(request, given, Client(sender, given.forwarded))
+        self.watch.add(job, sender.is_cancelled, partial(self.cancel, job))
+        try:
+            self.start(job)
+        except BaseException:
+            self.watch.remove(job)
+            raise
+
+    def done(self, job: J) -> None:
+        """Answer a job whose work has ended: called once for each that was started, on any thread."""
+        # On the sending thread: it waits for a check of Triton that runs, and no check may follow the response.
+        before = partial(self.watch.remove, job)
+        if job.error is not None:
+            self.responder.fail(job.client.sender, job.error, before, job.client.wants_code)
+        else:
+            answered = partial(self.answered, job)
+            self.responder.send(job.client.sender, partial(self.respond, job), job.arrived, answered, before)
+
+    # What a technique says and does.
+
+    def admit(self, given: RequestParameters) -> None:
+        """Raise OverloadedError where any request with these parameters is refused: before work is done for it."""
+
+    @abstractmethod
+    def parse(self, request: InferenceRequest, given: RequestParameters, client: Client) -> J:
+        """The job of a request. Raises the error that its client gets, InvalidInputError as a rule."""
+
+    @abstractmethod
+    def start(self, job: J) -> None:
+        """Begin the work; never blocks. Raises OverloadedError where there is no room for it."""
+
+    @abstractmethod
+    def cancel(self, job: J) -> None:
+        """End the work of a job whose client has left."""
+
+    @abstractmethod
+    def respond(self, job: J) -> InferenceResponse:
+        """The answer. Called on the sending thread."""
+
+    def answered(self, job: J) -> None:
+        """Count what has been answered. Called on the sending thread."""
+
+    @abstractmethod
+    def describe(self) -> Description:
+        """What the front is. Called on any thread."""
+
+    @abstractmethod
+    def load(self) -> float:
+        """Requests, or rows of them, that wait or run here."""
+
+    @abstractmethod
+    def metrics(self) -> Sequence[Metric]:
+        """What is exported beside the metrics of requests."""
+
+    @abstractmethod
+    def steps(self) -> Sequence[StepCounter]:
+        """The steps of the technique's threads."""
+
+    @abstractmethod
+    def stop(self) -> None:
+        """Answer what waits, and end the technique's threads."""
+
+    def close(self) -> None:
+        """Stop producers before consumers: what other nodes serve, the work, then the responses, then the metrics."""
+        if self.peers is not None:
+            self.peers.close()
+        self.watch.close()
+        self.stop()
+        self.responder.close()
+        self._flusher.close()
+
+    def response(self, values: Mapping[str, NDArray[Any]]) -> InferenceResponse:
+        """A response with these outputs."""
+        return self.pb_utils.InferenceResponse([self.pb_utils.Tensor(name, value) for name, value in values.items()])
+
+    def _described(self) -> InferenceResponse:
+        described = self.describe() if self.peers is None else self.peers.describe()
+        text = np.array([described.as_json(self.args).encode()], dtype=object)
+        return self.response({DESCRIPTION.name: text[:, None] if self.args.max_batch_size else text})
+
+    def _all_steps(self) -> Sequence[StepCounter]:
+        peers = [] if self.peers is None else self.peers.steps
+        return [*self.responder.steps, *self.steps(), *peers]
+
+
+def _peers(front: Front[Any]) -> Peers:
+    # By name: outside a fleet nothing of it is imported.
+    entry = importlib.import_module("shapeshift.fleet.forwarding.entry")
+    return cast(Peers, entry.FleetEntry(front))
