@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 from collections.abc import Sequence
@@ -137,6 +138,17 @@ def weight_files(folder: Path) -> list[Path]:
     if (folder / INDEX).is_file():
         return sorted(whole & {folder / name for name in shard_names(folder)})
     return sorted(whole - set(folder.glob(_DUPLICATES)) or whole)
+
+
+def tensor_names(folder: Path) -> set[str]:
+    """The names of the tensors in the files of weights; without those of a file that is not whole."""
+    from safetensors import SafetensorError, safe_open
+
+    names: set[str] = set()
+    for file in weight_files(folder):
+        with contextlib.suppress(SafetensorError, OSError), safe_open(str(file), framework="np") as opened:
+            names |= {*opened.keys()}
+    return names
 
 
 def _check_shards(folder: Path) -> None:

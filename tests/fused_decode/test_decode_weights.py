@@ -8,6 +8,7 @@ import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -21,7 +22,7 @@ from shapeshift.fused_decode.model.precision import WEIGHT_BITS, computed, group
 from shapeshift.fused_decode.model.quantised.levels import quantise
 from shapeshift.fused_decode.model.weights import WeightFiles, linears, shapes, weight_bytes
 from tests.fused_decode.decode_models import Tiny
-from tests.fused_decode.families import make
+from tests.fused_decode.families import CONFIGS, make
 
 INDEX = "model.safetensors.index.json"
 EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
@@ -158,6 +159,36 @@ def test_an_older_gpt_neox_calls_its_head_otherwise(tmp_path: Path) -> None:
 
     rewrite(tmp_path, rename)
     assert torch.equal(open_files(tmp_path).read("lm_head.weight", torch.float32), head)
+
+
+@pytest.mark.parametrize("stored", ["both", "head"])
+@pytest.mark.parametrize("family", CONFIGS)
+def test_a_head_in_the_files_of_a_tied_model_counts_as_in_transformers(
+    family: str, stored: str, tmp_path: Path
+) -> None:
+    from transformers import AutoModelForCausalLM
+
+    make(family, tmp_path)
+    file = tmp_path / "config.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), "tie_word_embeddings": True}))
+    names = Architecture.read(tmp_path).tensors
+
+    def change(tensors: dict[str, torch.Tensor]) -> None:
+        table = tensors[f"{names.embedding}.weight"]
+        tensors.pop("lm_head.weight", None)
+        # An older GPT-NeoX calls it so.
+        tensors["embed_out.weight" if family == "gpt_neox" else "lm_head.weight"] = torch.randn_like(table)
+        if stored == "head":
+            del tensors[f"{names.embedding}.weight"]
+
+    rewrite(tmp_path, change)
+    model: Any = AutoModelForCausalLM.from_pretrained(tmp_path)
+    files, architecture = open_files(tmp_path), Architecture.read(tmp_path)
+    table = files.read(f"{names.embedding}.weight", torch.float32)
+    head = table if architecture.tied else files.read(f"{names.head}.weight", torch.float32)
+    assert architecture.tied == torch.equal(table, head) == (stored == "head")
+    assert torch.equal(model.get_input_embeddings().weight, table)
+    assert torch.equal(model.get_output_embeddings().weight, head)
 
 
 def test_a_quantised_tensor_is_named(folder: Path) -> None:

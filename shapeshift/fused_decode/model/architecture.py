@@ -6,11 +6,12 @@ A layer is two branches over one residual state, attention and MLP. Each has a n
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from shapeshift.engines.checkpoint import tensor_names
 from shapeshift.errors import InvalidInputError
 from shapeshift.fused_decode.model.quantised.packing import Packing, packing_of
 from shapeshift.settings import Choices, require
@@ -175,6 +176,20 @@ class Architecture:
         require(self.packing is None, "tensor_parallel_size", ranks, "1 for a checkpoint that is quantised")
         return replace(self, **{key: getattr(self, key) // ranks for key in _SPLIT})
 
+    def with_tensors(self, names: Collection[str]) -> Architecture:
+        """As the files with tensors of these names have it: as in transformers, what config.json ties but two tensors
+        hold is not tied, and the one that there is serves for both.
+        """
+        renamed = dict(self.tensors.renamed)
+        found = {renamed.get(name, name) for name in names}
+        table, head = f"{self.tensors.embedding}.weight", f"{self.tensors.head}.weight"
+        if not self.tied or head not in found:
+            return self
+        if found & {table, table.removeprefix(self.tensors.prefix)}:
+            return replace(self, tied=False)
+        older = ((name, table if today == head else today) for name, today in renamed.items())
+        return replace(self, tensors=replace(self.tensors, renamed=((head, table), *older)))
+
     @classmethod
     def read(cls, folder: Path) -> Architecture:
         """The architecture of the checkpoint in `folder`; generation_config.json may add end-of-sequence ids.
@@ -185,7 +200,7 @@ class Architecture:
         config = _json(folder / "config.json")
         generation = folder / "generation_config.json"
         extra = _json(generation).get("eos_token_id") if generation.is_file() else None
-        return from_config(config, extra)
+        return from_config(config, extra).with_tensors(tensor_names(folder))
 
 
 # What kernels/network.cpp does not compute unless it is as in Llama.

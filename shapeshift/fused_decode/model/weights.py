@@ -231,8 +231,7 @@ class WeightFiles:
         wanted = self._wanted.get(name)
         a = self._architecture
         if wanted is None:
-            ignored = name.endswith(a.tensors.ignored) or (a.tied and name == f"{a.tensors.head}.weight")
-            require(ignored, name, shape, f"this {a.family} has no such tensor ({path.name})")
+            require(name.endswith(a.tensors.ignored), name, shape, f"this {a.family} has no such tensor ({path.name})")
             return
         require(shape == wanted, name, shape, f"shape must be {wanted} ({path.name})")
         if a.packing is not None and name.endswith(_WORDS):
