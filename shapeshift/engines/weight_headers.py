@@ -11,7 +11,7 @@ from shapeshift.errors import InvalidInputError
 from shapeshift.settings import require
 
 # Of weights; a buffer, such as the numbers of positions, may have whole numbers or truth values.
-_FLOATS = ("F64", "F32", "F16", "BF16")
+FLOATS = ("F64", "F32", "F16", "BF16")
 _BUFFERS = ("I64", "BOOL")
 
 
@@ -44,5 +44,5 @@ def read(folder: Path) -> dict[str, Header]:
 def require_floats(headers: Mapping[str, Header]) -> None:
     """Raise InvalidInputError for the first tensor in a quantised data type, which would be read as plain numbers."""
     for name, header in headers.items():
-        allowed = f"{', '.join(_FLOATS)} in {header.file}; use the checkpoint that is not quantised"
-        require(header.dtype in (*_FLOATS, *_BUFFERS), f"dtype of {name}", header.dtype, allowed)
+        allowed = f"{', '.join(FLOATS)} in {header.file}; use the checkpoint that is not quantised"
+        require(header.dtype in (*FLOATS, *_BUFFERS), f"dtype of {name}", header.dtype, allowed)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from contextlib import nullcontext
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +12,7 @@ import pytest
 from shapeshift.engines.checkpoint import open_checkpoint
 from shapeshift.engines.text import heads
 from shapeshift.engines.text.sentence_modules import SentenceModules
-from shapeshift.errors import InvalidInputError
+from shapeshift.errors import InvalidInputError, UnsupportedError
 from tests.engines.families import VOCABULARY, outputs_of_engines, save_model
 
 LENGTHS = [5, 2, 17, 9, 3]
@@ -121,6 +122,33 @@ def test_a_checkpoint_without_a_head_has_no_logits(classifiers: dict[str, Path],
     shutil.copyfile(classifiers["bert"] / "tokenizer.json", tmp_path / "tokenizer.json")
     with pytest.raises(InvalidInputError, match=r"head.*classifier"):
         ReferenceModel(open_checkpoint(tmp_path), MODULES, ("LOGITS",))
+
+
+@pytest.mark.parametrize(
+    ("name", "refused"),
+    [
+        # Relative positions, which transformers computed before version 5.
+        ("bert.encoder.layer.0.attention.self.distance_embedding.weight", True),
+        ("bert.embeddings.further.weight", True),
+        ("bert.embeddings.place_ids", False),
+        ("bert.pooler.further.weight", False),
+        ("bert.encoder.layer.7.output.dense.weight", False),
+        ("cls.predictions.decoder.weight", False),
+    ],
+)
+def test_weights_that_transformers_leaves_out_are_refused(
+    classifiers: dict[str, Path], tmp_path: Path, name: str, refused: bool
+) -> None:
+    from safetensors.numpy import load_file, save_file
+
+    from shapeshift.engines.text.reference_model import ReferenceModel
+
+    shutil.copytree(classifiers["bert"], tmp_path, dirs_exist_ok=True)
+    file = tmp_path / "model.safetensors"
+    further = np.ones((4, 4), np.int64 if name.endswith("_ids") else np.float32)
+    save_file({**load_file(file), name: further}, file, metadata={"format": "pt"})
+    with pytest.raises(UnsupportedError, match=f"{name}, which the BertModel of") if refused else nullcontext():
+        ReferenceModel(open_checkpoint(tmp_path), MODULES)
 
 
 def test_invalid_heads_are_rejected(tmp_path: Path) -> None:

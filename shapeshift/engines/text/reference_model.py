@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import inspect
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
@@ -16,6 +17,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from shapeshift.engines import weight_headers
 from shapeshift.engines.checkpoint import Checkpoint
 from shapeshift.engines.interfaces import Array, Ids
 from shapeshift.engines.text import tokenizer_files
@@ -30,6 +32,7 @@ from shapeshift.errors import InvalidInputError, UnsupportedError
 # The outputs that a checkpoint's own head computes, and transformers' class of such checkpoints.
 _TASKS = {"LOGITS": "AutoModelForSequenceClassification", "TOKEN_LOGITS": "AutoModelForTokenClassification"}
 _TYPES = "token_type_ids"
+_LAYER = re.compile(r"\.\d+\.")
 # Of the largest value: computed twice by the same model, in batches of one text.
 _TOLERANCE = 1e-3
 
@@ -180,6 +183,7 @@ def _load(checkpoint: Checkpoint, task: str, with_attention: bool, layers: int) 
             output_loading_info=True,
         )
     _refuse_missing(checkpoint, task, report["missing_keys"])
+    _refuse_left_out(checkpoint, model, report["unexpected_keys"])
     return model.eval()
 
 
@@ -201,3 +205,24 @@ def _refuse_missing(checkpoint: Checkpoint, task: str, missing: Sequence[str]) -
     if needed:
         kind = f"a checkpoint with a head for {task}" if task else "all weights of the model"
         raise InvalidInputError("checkpoint", str(checkpoint.folder), f"{kind} ({', '.join(needed[:3])} missing)")
+
+
+def _refuse_left_out(checkpoint: Checkpoint, model: Any, unexpected: Sequence[str]) -> None:
+    """Raise UnsupportedError for weights of the embeddings and layers that transformers leaves out, such as those of
+    relative positions: the library that the model was trained with uses them.
+
+    Poolers, other heads and the layers beyond those that are computed may be left out.
+    """
+    base = model.base_model
+    parts = {name for name, _ in base.named_children() if name != "pooler"}
+    used = {_LAYER.sub(".", name) for name in base.state_dict()}
+    headers = weight_headers.read(checkpoint.folder)
+    for name in sorted(unexpected):
+        inner = name.removeprefix(f"{model.base_model_prefix}.")
+        # A buffer, such as the numbers of positions, is none of the weights.
+        is_weight = name not in headers or headers[name].dtype in weight_headers.FLOATS
+        if inner.partition(".")[0] in parts and is_weight and _LAYER.sub(".", inner) not in used:
+            raise UnsupportedError(
+                f"checkpoint: {checkpoint.folder} has {name}, which the {type(model).__name__} of transformers leaves "
+                "out: its vectors are not those that the model was trained for"
+            )
