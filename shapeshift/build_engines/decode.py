@@ -17,7 +17,6 @@ from shapeshift.build_engines.hub.sources import base_names, find_checkpoint
 from shapeshift.build_engines.model_folder import CONFIG, VERSION, gpus_of, is_placed, write_front
 from shapeshift.build_engines.paths import BuildPaths
 from shapeshift.build_engines.store import registry_copy
-from shapeshift.build_engines.token_texts import require_texts
 from shapeshift.engines.checkpoint import Checkpoint, open_checkpoint
 from shapeshift.engines.text import tokenizer_files
 from shapeshift.engines.text.tokenizer import FILE_NAME as TOKENIZER_FILE
@@ -201,7 +200,7 @@ def _require_loadable(
     """
     # These import torch, which no other step of the build needs.
     from shapeshift.adapter_cache.registry.peft import BaseModel
-    from shapeshift.fused_decode.engine.detokenize import require_tokens_of_model, token_bytes
+    from shapeshift.fused_decode.engine.detokenize import require_texts, require_tokens_of_model, token_bytes
     from shapeshift.fused_decode.model.weights import WeightFiles
 
     architecture = Architecture.read(checkpoint.folder)

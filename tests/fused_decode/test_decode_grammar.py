@@ -6,13 +6,18 @@ import json
 import re
 import sys
 import threading
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from shapeshift.errors import UnsupportedError
+from shapeshift.fused_decode.engine.detokenize import token_bytes
 from shapeshift.fused_decode.engine.sampling import grammar
+from shapeshift.fused_decode.sampling_params import StructuredOutputs
 from tests.fakes import PbUtils, Request, TritonError, values_of
 from tests.fused_decode.fronts import MakeFront, answer_of, ask
+from tests.fused_decode.small_tokenizers import KINDS
 from tests.fused_decode.toy import LETTERS, ToyRuntime, ids
 from tests.waiting import wait_for
 
@@ -166,6 +171,26 @@ def test_without_llguidance(make_front: MakeFront, monkeypatch: pytest.MonkeyPat
     code, text = request.refusal()
     assert code == TritonError.UNSUPPORTED and text.startswith("structured_outputs: this server lacks llguidance")
     wait_for(lambda: not front._live)
+
+
+@pytest.mark.parametrize("kind", ["byte-level", "byte fallback", "unigram"])
+def test_tokens_have_the_text_of_answers(tmp_path: Path, kind: str) -> None:
+    """Added tokens too, such as those of spaces."""
+    file = tmp_path / "tokenizer.json"
+    KINDS[kind]().save(str(file))
+    table = token_bytes(file)
+    compiler = grammar.GrammarCompiler(file, len(table), [0])
+    mask = compiler.new(compiler._template(StructuredOutputs("regex", "[ \t]{1,12}"))).allowed(len(table))
+    assert mask is not None
+    wanted = [token for token, own in enumerate(table) if re.fullmatch(b"[ \t]{1,12}", own)]
+    assert mask.nonzero()[0].tolist() == wanted and len(wanted) >= 3
+
+
+def test_a_tokenizer_that_llguidance_does_not_read_is_named(tmp_path: Path) -> None:
+    KINDS["metaspace"]().save(str(tmp_path / "tokenizer.json"))
+    compiler = grammar.GrammarCompiler(tmp_path / "tokenizer.json", 11, [0])
+    with pytest.raises(UnsupportedError, match="structured_outputs: not with this model's tokenizer .* byte-level"):
+        compiler._template(StructuredOutputs("regex", "a"))
 
 
 def test_requests_that_wait_for_a_grammar_are_answered_when_the_model_is_unloaded(

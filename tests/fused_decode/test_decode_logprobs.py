@@ -229,7 +229,7 @@ def test_the_first_response_of_a_stream_has_them_all(
     toy.pace = threading.Semaphore(0)
     prompts = ["hello world " * 4, "abc " * 9]
     front = make_front(prefill_tokens=256)
-    flags = {"return_num_output_tokens": True, "stream": True}
+    flags: dict[str, Any] = {"return_num_output_tokens": True, "stream": True}
     request = ask(None, text_input=prompts, n=2, prompt_logprobs=0, max_tokens=9, temperature=0.0, **flags)
     front.execute([request])
     (live,) = front._live.values()

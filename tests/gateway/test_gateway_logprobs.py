@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +37,23 @@ def test_offsets_are_those_of_the_tokenizer(tmp_path: Path, text: str, pieces: i
     size = -(-len(tokens) // pieces)
     found = [logprobs.of(tokens[at : at + size]) for at in range(0, len(tokens), size)]
     assert [offset for piece in found for offset in piece["text_offset"]] == [start for start, _ in encoding.offsets]
+
+
+def test_offsets_behind_bytes_that_are_no_character() -> None:
+    """Against the whole text: a place in it is a character's, or is within one that stands for both sides."""
+    rng = random.Random(0)
+    some = [b"", b"a", b"\xc3", b"\xa9", b"\xe6", b"\x9d\xb1", b"\xff", "é".encode(), b"b\xf0\x9f", b"\x99\x82"]
+    for _ in range(500):
+        parts = rng.choices(some, k=8)
+        whole, wanted, before = b"".join(parts).decode(errors="replace"), [], b""
+        for part in parts:
+            begun, others = before.decode(errors="replace"), b"".join(parts)[len(before) :].decode(errors="replace")
+            wanted.append(len(begun) - (begun + others != whole))
+            before += part
+        found = CompletionLogprobs(0).of([entries_of(part) for part in parts])["text_offset"]
+        assert [at for at, part in zip(found, parts, strict=True) if part] == [
+            at for at, part in zip(wanted, parts, strict=True) if part
+        ]
 
 
 def test_the_first_token_of_a_prompt_is_what_the_others_leave() -> None:

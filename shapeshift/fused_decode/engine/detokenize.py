@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import codecs
+import contextlib
 import functools
+import random
 import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -13,6 +15,8 @@ from shapeshift.errors import UnsupportedError
 from shapeshift.settings import require
 
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
+_TOKENS_OF_A_TEXT = 64
+_CHARACTERS_IN_PARTS = "Käse, 東京 und 🙂👩‍👧: naïve ½ नमस्ते"
 
 
 def token_bytes(tokenizer_file: Path) -> list[bytes]:
@@ -24,7 +28,7 @@ def token_bytes(tokenizer_file: Path) -> list[bytes]:
     from tokenizers import Tokenizer
 
     tokenizer = Tokenizer.from_file(str(tokenizer_file))
-    first = first_token(tokenizer)
+    first = _first_token(tokenizer)
     begun = tokenizer.decode(first)
     cut = len(begun)
     ids = range(max(tokenizer.get_vocab(with_added_tokens=True).values(), default=-1) + 1)
@@ -36,15 +40,6 @@ def token_bytes(tokenizer_file: Path) -> list[bytes]:
         if "\ufffd" in text:
             table[token] = _bytes_of_part(tokenizer, token, text[cut:])
     return table
-
-
-def first_token(tokenizer: Any) -> list[int]:
-    """A token that any other may follow: it begins no character and no space; none where there is no such token."""
-    for token in range(tokenizer.get_vocab_size(with_added_tokens=True)):
-        text = tokenizer.decode([token])
-        if text.strip() == text != "" and "\ufffd" not in text and not _BYTE_TOKEN.match(tokenizer.id_to_token(token)):
-            return [token]
-    return []
 
 
 def require_tokens_of_model(table: Sequence[bytes], vocab_size: int, extra_tokens: bool) -> None:
@@ -59,6 +54,50 @@ def require_tokens_of_model(table: Sequence[bytes], vocab_size: int, extra_token
     )
     remedy = f"{allowed}folder again, or set extra_tokens to true, to refuse only prompts with such tokens"
     require(known, "tokenizer.json", f"id {len(table) - 1}", remedy)
+
+
+def require_texts(tokenizer_file: Path, table: Sequence[bytes]) -> None:
+    """Require that the `token_bytes` of a tokenizer.json make the text that its decoder makes, whatever follows what.
+
+    Each token stands behind another one in a text of many tokens, and one stands twice. Raises UnsupportedError.
+    """
+    from tokenizers import Tokenizer
+
+    tokenizer = Tokenizer.from_file(str(tokenizer_file))
+    first = _first_token(tokenizer)
+    begun = tokenizer.decode(first)
+    # Libraries differ in how many U+FFFD stand for parts of characters that make none.
+    whole = [token for token, own in enumerate(table) if "\ufffd" not in own.decode(errors="replace")]
+    random.Random(0).shuffle(whole)
+    parts = (whole[at : at + _TOKENS_OF_A_TEXT] for at in range(0, len(whole), _TOKENS_OF_A_TEXT))
+    texts = [part[:1] + part for part in parts]
+    # A vocabulary of words without an unknown one has no ids for others.
+    with contextlib.suppress(Exception):
+        texts.append(tokenizer.encode(_CHARACTERS_IN_PARTS, add_special_tokens=False).ids)
+
+    def made(tokens: Sequence[int]) -> str:
+        return begun + b"".join(table[token] for token in tokens).decode(errors="replace")
+
+    for tokens, text in zip(texts, tokenizer.decode_batch([first + tokens for tokens in texts]), strict=True):
+        if text == made(tokens):
+            continue
+        for end, token in enumerate(tokens, 1):
+            said, own, at = tokenizer.decode(first + tokens[:end]), made(tokens[:end]), len(made(tokens[: end - 1]))
+            if said != own:
+                raise UnsupportedError(
+                    f"{tokenizer_file}: token {token} ({tokenizer.id_to_token(token)!r}) becomes {said[at:]!r} behind "
+                    f"{own[:at][-20:]!r}, and {own[at:]!r} elsewhere: its decoder cannot decode token by token; use a "
+                    "byte-level tokenizer"
+                )
+
+
+def _first_token(tokenizer: Any) -> list[int]:
+    """A token that any other may follow: it begins no character and no space; none where there is no such token."""
+    for token in range(tokenizer.get_vocab_size(with_added_tokens=True)):
+        text = tokenizer.decode([token])
+        if text.strip() == text != "" and "\ufffd" not in text and not _BYTE_TOKEN.match(tokenizer.id_to_token(token)):
+            return [token]
+    return []
 
 
 def _bytes_of_part(tokenizer: Any, token: int, text: str) -> bytes:

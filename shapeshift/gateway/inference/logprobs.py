@@ -30,12 +30,20 @@ class CompletionLogprobs:
         found: dict[str, Any] = {"text_offset": [], "token_logprobs": [], "tokens": [], "top_logprobs": []}
         for entries in (*scored, *tokens):
             own = next(iter(entries.values())) if entries else None
-            found["text_offset"].append(self._offset)
+            found["text_offset"].append(self._begin(bytes(own["bytes"]) if own else begun.encode()))
             found["tokens"].append(own["decoded_token"] if own else begun)
             found["token_logprobs"].append(own["logprob"] if own else None)
             found["top_logprobs"].append(_top(entries, self._top) if entries else None)
-            self._offset += len(self._characters.decode(bytes(own["bytes"])) if own else begun)
         return found
+
+    def _begin(self, token: bytes) -> int:
+        """The offset of the next token."""
+        first = self._characters.decode(token[:1])
+        # The byte begins a character that is not complete, or ends the last one; U+FFFD before it is for other bytes.
+        begins = self._characters.getstate()[0] == token[:1]
+        offset = self._offset + len(first) - (first != "" and not begins)
+        self._offset += len(first) + len(self._characters.decode(token[1:]))
+        return offset
 
 
 def text_of(tokens: Iterable[TokenEntries]) -> str:

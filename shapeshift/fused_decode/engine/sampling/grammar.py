@@ -227,7 +227,11 @@ class GrammarCompiler:
         with self._making:
             if self._tokenizer is None:
                 file = str(self._tokenizer_file)
-                bare = llguidance.LLTokenizer(file)
+                try:
+                    bare = llguidance.LLTokenizer(file)
+                except ValueError as error:
+                    said, remedy = str(error).partition(":")[0], "use a byte-level one, or one with byte fallback"
+                    raise UnsupportedError(f"{FIELD}: not with this model's tokenizer ({said}); {remedy}") from None
                 size = max(bare.vocab_size, self._vocab_size)
                 self._tokenizer = llguidance.LLTokenizer(file, n_vocab=size, eos_token=self._eos_ids or None)
         limits = llguidance.LLParserLimits(verbose_errors=False)

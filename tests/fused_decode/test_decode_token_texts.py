@@ -7,9 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from shapeshift.build_engines.token_texts import require_texts
 from shapeshift.errors import UnsupportedError
-from shapeshift.fused_decode.engine.detokenize import token_bytes
+from shapeshift.fused_decode.engine.detokenize import require_texts, token_bytes
 from tests.fused_decode.small_tokenizers import KINDS, OF_NEIGHBOURS
 
 
