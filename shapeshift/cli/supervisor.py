@@ -128,9 +128,15 @@ class Supervisor:
             loader.start()
         if not self._wait_ready(server, loader, stop):
             return self._stop(server, sidecar, own_gateway)
+        failed = server.failed_models()
+        if failed.keys() >= {*self._settings.models} and failed:
+            raise server.failure("could load no model")
+        for name, reason in failed.items():
+            self._say(f"skipping {name}, which could not be loaded: {reason}\n")
         self._ready_at = time.monotonic()
         gateway_line = self._start_gateway(own_gateway, stop) if own_gateway is not None else ""
-        self._say(self._greeting(server, gateway_line))
+        served = [name for name in self._settings.models if name not in failed]
+        self._say(self._greeting(server, served, gateway_line))
         if sidecar is not None and loader is None:
             sidecar.start()
         while not stop.wait(_POLL_S):
@@ -181,7 +187,7 @@ class Supervisor:
         self._say("stopped\n")
         return 0
 
-    def _greeting(self, server: TritonServer, gateway_line: str) -> str:
+    def _greeting(self, server: TritonServer, served: Sequence[str], gateway_line: str) -> str:
         settings = self._settings
         plans = {}
         if has_workers(settings.repositories, settings.models):
@@ -191,7 +197,7 @@ class Supervisor:
             f"ready: http {server.http_url}, grpc {server.grpc_url}, metrics {server.metrics_url}\n"
             + (public if settings.is_public else "")
             + gateway_line
-            + summaries(settings.models, settings.repositories)
+            + summaries(served, settings.repositories)
             + "".join(f"workers of {name}: {found['plan']}\n" for name, found in plans.items())
             + self._last_lines
         )

@@ -37,6 +37,8 @@ class ServerSettings:
     variables                          of the environment of the server's processes, beside those of this process
     complete_configs                   whether the server completes what configurations leave out; for that it starts
                                        each Python model's process once more, and ends it, at every load
+    keep_going                         whether the server serves the models that load although others do not; else it
+                                       ends
     Raises InvalidInputError with the name of the field.
     """
 
@@ -57,6 +59,7 @@ class ServerSettings:
     control_key: Path | None = None
     variables: Mapping[str, str] = field(default_factory=dict)
     complete_configs: bool = True
+    keep_going: bool = False
 
     def __post_init__(self) -> None:
         require(bool(self.repositories), "repositories", self.repositories, "must name at least one folder")

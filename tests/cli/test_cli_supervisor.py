@@ -41,6 +41,9 @@ def test_a_server_that_is_started_again_has_the_models_that_were_added(
         def poll_ready(self) -> bool:
             return True
 
+        def failed_models(self) -> dict[str, str]:
+            return {}
+
         def require_running(self) -> None:
             if len(started) == 2:
                 stop.set()
@@ -58,6 +61,55 @@ def test_a_server_that_is_started_again_has_the_models_that_were_added(
     loop = supervisor.Supervisor(settings, lambda: ["first", "added"], None, 60.0, True, "", lambda text: None)
     assert loop.run(stop) == 0
     assert started == [("first",), ("first", "added")]
+
+
+class Loaded:
+    """A server that is ready, with these models that did not load."""
+
+    http_url = grpc_url = metrics_url = ""
+
+    def __init__(self, failed: dict[str, str]) -> None:
+        self._failed = failed
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None: ...
+
+    def poll_ready(self) -> bool:
+        return True
+
+    def failed_models(self) -> dict[str, str]:
+        return self._failed
+
+    def failure(self, what: str) -> ShapeshiftError:
+        return ShapeshiftError(what)
+
+    def require_running(self) -> None: ...
+
+    def stop(self) -> None: ...
+
+
+def test_a_model_that_does_not_load_is_named_and_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    failed = {"bad": "ValueError: no such head"}
+    stop, said = threading.Event(), list[str]()
+
+    def say(text: str) -> None:
+        said.append(text)
+        if text.startswith("ready: "):
+            stop.set()
+
+    monkeypatch.setattr(supervisor, "TritonServer", lambda settings: Loaded(failed))
+    settings = ServerSettings(repositories=(tmp_path,), models=("bad", "good"), run_directory=tmp_path / "run")
+    loop = supervisor.Supervisor(settings, list, None, 60.0, True, "", say)
+    assert loop.run(stop) == 0
+    assert "skipping bad, which could not be loaded: ValueError: no such head\n" in said
+    (greeting,) = [text for text in said if text.startswith("ready: ")]
+    assert "good" in greeting and "bad" not in greeting
+    # Without any model there is nothing to serve.
+    failed["good"] = "neither"
+    with pytest.raises(ShapeshiftError, match="could load no model"):
+        supervisor.Supervisor(settings, list, None, 60.0, True, "", say).run(threading.Event())
 
 
 @pytest.mark.parametrize(
@@ -84,6 +136,9 @@ def test_the_gateway_is_started_and_stopped_with_the_server(
 
         def poll_ready(self) -> bool:
             return True
+
+        def failed_models(self) -> dict[str, str]:
+            return {}
 
         def stop(self) -> None:
             happened.append("server stops")

@@ -1,9 +1,11 @@
 from __future__ import annotations
 
 import os
+import shlex
 import socket
 import subprocess
 import sys
+import tempfile
 from dataclasses import replace
 from pathlib import Path
 
@@ -55,6 +57,38 @@ def test_command_binds_every_port_and_restricts_control(settings: ServerSettings
     ]
     assert "--model-control-mode=explicit" in command
     assert "--backend-config=python,shm-region-prefix-name=mine_" in command
+
+
+def test_a_server_that_goes_on_serves_although_a_model_does_not_load(settings: ServerSettings) -> None:
+    options = SUPPORTED | {"exit-on-error", "strict-readiness"}
+    lenient = {"--exit-on-error=false", "--strict-readiness=false"}
+    assert not lenient & {*build_command(settings, options)}
+    assert lenient <= {*build_command(replace(settings, keep_going=True), options)}
+
+
+@pytest.mark.parametrize("name", ["a b", "it's", "a;b", "$(x)", "a\nb"])
+def test_paths_that_bash_would_not_take_are_linked(
+    settings: ServerSettings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    """The server's line for a Python model quotes nothing."""
+    plain, odd = tmp_path / "tmp", tmp_path / name
+    monkeypatch.setattr(tempfile, "tempdir", str(plain))
+    plain.mkdir()
+    (odd / "repository" / "encode").mkdir(parents=True)
+    (tmp_path / "a" / "encode").rmdir()
+    assert command_line.plain_path(tmp_path / "a") == tmp_path / "a"
+    settings = replace(settings, repositories=(odd / "repository",), run_directory=odd / "run")
+    for _ in range(2):
+        options = dict(option.partition("=")[::2] for option in build_command(settings, SUPPORTED)[1:])
+        for option, leads_to in (("model-repository", "repository"), ("backend-directory", "run/backends")):
+            path = Path(options[f"--{option}"])
+            assert path.resolve() == odd / leads_to and shlex.quote(str(path)) == str(path)
+    assert len([*plain.iterdir()]) == 2
+    for link in plain.iterdir():
+        link.unlink()
+        link.symlink_to(tmp_path)
+    with pytest.raises(UnsupportedError, match="move the project to a path without spaces"):
+        build_command(settings, SUPPORTED)
 
 
 def test_unsupported_options_are_omitted(settings: ServerSettings) -> None:

@@ -8,8 +8,10 @@ import shlex
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -18,10 +20,11 @@ from shapeshift.cli import main
 from shapeshift.cli.serve import serve
 from shapeshift.engines import failures
 from shapeshift.errors import NotFoundError
-from shapeshift.triton.embedded.server import TritonServer
+from shapeshift.triton.embedded.server import ServerEndedError, TritonServer
 from shapeshift.triton.settings import ALLOW_PUBLIC, ServerSettings
 
 PROJECT = Path(__file__).resolve().parents[2]
+BACKENDS = Path(__file__).resolve().parent / "backends"
 COMMAND = [sys.executable, "-c", "import sys; from shapeshift.cli.serve import serve; sys.exit(serve(sys.argv[1:]))"]
 Traces = Callable[[ServerSettings], Callable[[], list[str]]]
 
@@ -215,6 +218,26 @@ def test_a_dead_server_is_reported(served: Served, traces_of: Traces) -> None:
 
 def kill_server(served: Served) -> None:
     os.kill(json.loads(served.settings.record.read_text())["server"]["pid"], signal.SIGKILL)
+
+
+@pytest.mark.server
+def test_a_model_that_does_not_load_is_left_out_in_a_folder_with_a_space(
+    triton: Path,
+    tmp_path: Path,
+    add_model: Callable[..., Path],
+    server_settings: Callable[..., ServerSettings],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    folder = tmp_path / "a project"
+    add_model(folder / "repository", "bad", fail="no such head")
+    add_model(folder / "repository", "good")
+    settings = server_settings((folder / "repository",), ("bad", "good"), folder / "run", BACKENDS)
+    with TritonServer(replace(settings, keep_going=True)) as server:
+        server.wait_ready(timeout_s=60)
+        assert server.failed_models() == {"bad": "RuntimeError: no such head"}
+    with TritonServer(settings) as server, pytest.raises(ServerEndedError, match="no such head"):
+        server.wait_ready(timeout_s=60)
 
 
 @pytest.mark.server

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
 import os
+import shlex
 import shutil
 import socket
 import sys
 import sysconfig
+import tempfile
 from collections.abc import Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -67,6 +70,30 @@ def link_backends(target: Path, folders: Sequence[Path]) -> Path:
                 raise InvalidInputError("backend", str(backend), f"has the same name as {link.resolve()}; rename one")
             link.symlink_to(backend.resolve())
     return target
+
+
+def plain_path(path: Path) -> Path:
+    """`path` without links; where bash would not read it as one word, a link to it in the temporary folder.
+
+    The server starts the process of a Python model by a line for bash that quotes nothing (24.10), and waits for ever
+    where that fails. Raises UnsupportedError where there can be no such link.
+    """
+    path = path.resolve()
+    if shlex.quote(str(path)) == str(path):
+        return path
+    # The name is the same for each start, so that one link stays behind and not many.
+    name = f"shapeshift-{os.getuid()}-{hashlib.sha256(os.fsencode(path)).hexdigest()[:16]}"
+    link = Path(tempfile.gettempdir()) / name
+    with contextlib.suppress(OSError):
+        link.symlink_to(path)
+    # Another user may have made it, to lead the server elsewhere.
+    own = link.is_symlink() and link.lstat().st_uid == os.getuid() and link.readlink() == path
+    if not own or shlex.quote(str(link)) != str(link):
+        raise UnsupportedError(
+            f"{path} has characters that the server's command lines do not take, and there can be no link {link} to it;"
+            " move the project to a path without spaces, or set TMPDIR to such a folder"
+        )
+    return link
 
 
 def link_python_library(target: Path) -> Path:
@@ -142,8 +169,8 @@ def command(settings: ServerSettings, environment: Mapping[str, str], key: str, 
     )
     restriction = f"{keys.RESTRICTED}:{keys.HTTP_HEADER}={key}"
     wanted = [
-        *(("model-repository", str(folder.resolve())) for folder in settings.repositories),
-        ("backend-directory", str(backends)),
+        *(("model-repository", str(plain_path(folder))) for folder in settings.repositories),
+        ("backend-directory", str(plain_path(backends))),
         # The settings of `python` apply to all backends written in Python.
         ("backend-config", f"python,shm-region-prefix-name={region_prefix}"),
         ("backend-config", f"python,thread-pool-size={POOL_THREADS}"),
@@ -162,6 +189,9 @@ def command(settings: ServerSettings, environment: Mapping[str, str], key: str, 
         ("allow-vertex-ai", "false"),
         *secured,
     ]
+    if settings.keep_going:
+        # By default one model that fails to load ends the server, and leaves it not ready for ever where it does not.
+        wanted += [("exit-on-error", "false"), ("strict-readiness", "false")]
     switches = [] if settings.complete_configs else [AS_WRITTEN]
     options = [f"--{name}={value}" for name, value in wanted if name in supported]
     return [str(binary), *options, *(f"--{name}" for name in switches if name in supported)]

@@ -123,6 +123,26 @@ class TritonServer:
             self.settings.metrics_port, "/metrics"
         )
 
+    def failed_models(self) -> dict[str, str]:
+        """The models of the settings that did not load, with the server's reason; asked once the server is ready.
+
+        Empty where the server does not answer.
+        """
+        connection = http.client.HTTPConnection(self.settings.reachable, self.settings.http_port, timeout=5.0)
+        try:
+            connection.request("POST", "/v2/repository/index", body="{}", headers={keys.HTTP_HEADER: self.key})
+            index = json.loads(connection.getresponse().read())
+        except (OSError, ValueError, http.client.HTTPException):
+            return {}
+        finally:
+            connection.close()
+        states = {name: [entry for entry in index if entry["name"] == name] for name in self.settings.models}
+        return {
+            name: _first_line([entry.get("reason", "") for entry in entries])
+            for name, entries in states.items()
+            if all(entry.get("state") != "READY" for entry in entries)
+        }
+
     def wait_ready(self, timeout_s: float = 600.0) -> Self:
         """Wait until `poll_ready`. Raises ShapeshiftError with the errors of the log after `timeout_s`."""
         deadline = time.monotonic() + timeout_s
@@ -238,3 +258,9 @@ class TritonServer:
         killed = self._status < 0
         how = f"killed by {signal.Signals(-self._status).name}" if killed else f"exit status {self._status}"
         return f"ended by itself ({how})"
+
+
+def _first_line(reasons: list[str]) -> str:
+    """Of the first reason, without what the server puts before it; of none, where to look."""
+    line = next(filter(None, reasons), "").partition("\n")[0]
+    return line.removeprefix("Internal: ").removeprefix("TritonModelException: ") or "see the server's log"
