@@ -13,7 +13,7 @@ from typing import Protocol
 
 from shapeshift import files
 from shapeshift.build_engines import new_model, publish
-from shapeshift.build_engines.description import describe
+from shapeshift.build_engines.description import describe, published_ask
 from shapeshift.build_engines.hub.sources import find_checkpoint
 from shapeshift.build_engines.model_folder import CONFIG
 from shapeshift.build_engines.new_model import Files
@@ -158,8 +158,12 @@ def _asks(existing: Collection[str], paths: BuildPaths) -> list[Ask]:
         with contextlib.suppress(ShapeshiftError, OSError):
             built = paths.generated / name
             folder = built if built.is_dir() else paths.repository / name
-            stated = model_config.parameters(model_config.read(folder / CONFIG))
-            if folder != built and (found := find_folder(stated.get("checkpoint", ""), paths.checkpoints)) is not None:
+            config = model_config.read(folder / CONFIG)
+            if folder == built:
+                asks.append(published_ask(name, built, config))
+                continue
+            stated = model_config.parameters(config)
+            if (found := find_folder(stated.get("checkpoint", ""), paths.checkpoints)) is not None:
                 precision = hardware.resolve_precision(stated.get("precision", "auto"))
                 stated |= {"checkpoint": str(found), "precision": precision}
             asks.append(capacity.ask_of(name, folder, stated))

@@ -17,6 +17,7 @@ from shapeshift.build_engines.hub.sources import base_names, find_checkpoint
 from shapeshift.build_engines.model_folder import CONFIG, VERSION, gpus_of, is_placed, write_front
 from shapeshift.build_engines.paths import BuildPaths
 from shapeshift.build_engines.store import registry_copy
+from shapeshift.engines import device_plan
 from shapeshift.engines.checkpoint import Checkpoint, open_checkpoint
 from shapeshift.engines.text import tokenizer_files
 from shapeshift.engines.text.tokenizer import FILE_NAME as TOKENIZER_FILE
@@ -25,7 +26,7 @@ from shapeshift.files import HASHES
 from shapeshift.fused_decode.model.architecture import Architecture
 from shapeshift.fused_decode.model.precision import COMPUTED_BYTES, QUANTISED, require_kv_precision, resolve
 from shapeshift.fused_decode.model.quantised.packing import packing_of
-from shapeshift.fused_decode.settings import ForwardSettings, FusedDecodeSettings, signature
+from shapeshift.fused_decode.settings import ForwardSettings, FusedDecodeSettings, MemoryNeed, signature
 from shapeshift.registry_mirror.follower import RegistrySettings
 from shapeshift.triton import model_config
 
@@ -93,7 +94,7 @@ def check(front: DecodeFrontConfig, paths: BuildPaths) -> Checkpoint | None:
 def _checked(front: DecodeFrontConfig, own: FusedDecodeSettings, paths: BuildPaths) -> _Checked:
     source = find_checkpoint(own.checkpoint, paths)
     checkpoint = open_checkpoint(source.folder, origin=source.origin, hashes=paths.build / HASHES)
-    precision = _precision(own, front, checkpoint)
+    precision = precision_of(own, front, checkpoint)
     require_kv_precision(own.kv_precision, gpu_of(front, checkpoint) is not None)
     perplexity.text_of(checkpoint, own)
     if own.tensor_parallel_size > 1:
@@ -124,7 +125,7 @@ def publish(front: DecodeFrontConfig, paths: BuildPaths) -> str:
         "checkpoint_origin": checkpoint.origin,
         "checkpoint_name": own.checkpoint,
         "tokenizer_key": tokenizer_files.key(checkpoint),
-        "precision": _precision(own, front, checkpoint),
+        "precision": precision_of(own, front, checkpoint),
         "kernel_cache": paths.portable(kernels, target),
     }
     device = gpu_of(front, checkpoint)
@@ -136,6 +137,8 @@ def publish(front: DecodeFrontConfig, paths: BuildPaths) -> str:
 
         adapter_mb = front.adapters.adapter_mb if front.adapters else 0
         parameters |= of_decode(Architecture.read(checkpoint.folder), own, parameters["precision"], adapter_mb)
+    else:
+        parameters |= device_plan.as_parameter(need(front, checkpoint).parts())
     extra_files = dict(tokenizer)
     together = f", {own.kv_cache_tokens} together" if own.kv_cache_tokens else ""
     capacity = f"{own.max_concurrency} slots of {own.max_length} tokens{together}"
@@ -156,7 +159,18 @@ def publish(front: DecodeFrontConfig, paths: BuildPaths) -> str:
     return f"{state}; {summary}, {capacity}"
 
 
-def _precision(own: FusedDecodeSettings, front: DecodeFrontConfig, checkpoint: Checkpoint) -> str:
+def need(front: DecodeFrontConfig, checkpoint: Checkpoint) -> MemoryNeed:
+    """The memory that a front with a checkpoint takes when it is loaded."""
+    # It imports torch.
+    from shapeshift.fused_decode.loading import need_of
+
+    own = front.settings
+    assert isinstance(own, FusedDecodeSettings), "a front that forwards allocates nothing"
+    adapter_bytes = front.adapters.adapter_mb << 20 if front.adapters else 0
+    return need_of(Architecture.read(checkpoint.folder), own, precision_of(own, front, checkpoint), adapter_bytes)
+
+
+def precision_of(own: FusedDecodeSettings, front: DecodeFrontConfig, checkpoint: Checkpoint) -> str:
     """The precision that `auto` stands for. Raises InvalidInputError for a checkpoint that is quantised otherwise."""
     return resolve(own.precision, gpu_of(front, checkpoint), packing_of(checkpoint.config))
 

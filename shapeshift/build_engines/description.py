@@ -2,24 +2,30 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
-from shapeshift.build_engines import decode
+from shapeshift import settings
+from shapeshift.build_engines import cascade, decode
 from shapeshift.build_engines.decode import DecodeFrontConfig
 from shapeshift.build_engines.image.plan import ImagePlan
-from shapeshift.build_engines.new_model import decode_bytes
 from shapeshift.build_engines.repository import FrontConfig
+from shapeshift.build_engines.text import front as text_front
 from shapeshift.build_engines.text.plan import Plan, engine_outputs
-from shapeshift.engines import capacity
+from shapeshift.cascade.candidates import registry
+from shapeshift.cascade.settings import CascadeSettings
+from shapeshift.engines import capacity, device_plan, manifest
 from shapeshift.engines.capacity import Ask
 from shapeshift.engines.checkpoint import Checkpoint
 from shapeshift.engines.text.families import family_of, hidden_size, longest_text
-from shapeshift.errors import listed
+from shapeshift.errors import InvalidInputError, listed
 from shapeshift.fused_decode.model.architecture import Architecture
-from shapeshift.fused_decode.settings import FusedDecodeSettings
+from shapeshift.fused_decode.settings import FusedDecodeSettings, MemoryNeed
+from shapeshift.polymorph.settings import PolymorphSettings
+from shapeshift.triton import model_config
 
-_MIB = 2**20
 _MOST_LISTED = 8
 
 
@@ -29,13 +35,15 @@ def describe(front: FrontConfig, checked: Any) -> tuple[list[str], Ask]:
         return _text(checked)
     if isinstance(checked, ImagePlan):
         return _images(checked)
-    assert isinstance(front, DecodeFrontConfig)
+    if not isinstance(front, DecodeFrontConfig):
+        # It holds no weights before its levels are built.
+        return [], Ask(front.name, 0.0)
     if not isinstance(front.settings, FusedDecodeSettings):
         called = ", ".join(decode.forwards_to(front))
         return [f"serves: plain inference requests, one response each, which it forwards to {called}"], Ask(
             front.name, 0.0
         )
-    return _decode(front.name, front.settings, checked, front.adapters is not None)
+    return _decode(front, front.settings, checked)
 
 
 def _text(planned: Plan) -> tuple[list[str], Ask]:
@@ -73,22 +81,60 @@ def _images(planned: ImagePlan) -> tuple[list[str], Ask]:
     return _with_memory(planned, lines)
 
 
-def _decode(name: str, own: FusedDecodeSettings, checkpoint: Checkpoint, lora: bool) -> tuple[list[str], Ask]:
-    made = Architecture.read(checkpoint.folder)
-    weights, slot = decode_bytes(made, own.max_length)
-    texts = own.kv_cache_tokens / own.max_length or own.max_concurrency
-    adapters = ", with LoRA adapters (`shapeshift adapters add`)" if lora else ""
+def _decode(front: DecodeFrontConfig, own: FusedDecodeSettings, checkpoint: Checkpoint) -> tuple[list[str], Ask]:
+    made, need = Architecture.read(checkpoint.folder), decode.need(front, checkpoint)
+    adapters = ", with LoRA adapters (`shapeshift adapters add`)" if front.adapters is not None else ""
     lines = [
         f"serves: generated text of a {made.family}, {made.layers} layers, {made.vocab_size} tokens{adapters}",
         f"limits: {own.max_concurrency} requests at once (max_concurrency), {own.max_length} tokens each, prompt and "
         f"answer together (max_length; the model takes up to {made.max_position})",
     ]
-    bound = (weights + texts * slot) / _MIB
-    lines.append(f"memory: {bound:.0f} MiB, {weights / _MIB:.0f} of them weights")
-    return lines, Ask(name, bound)
+    lines.append(f"memory: {need.total_mb:.0f} MiB, {need.weights_mb:.0f} of them weights")
+    if decode.gpu_of(front, checkpoint) is not None:
+        # The plan of the GPU counts it.
+        return lines, Ask(front.name, 0.0)
+    return lines, _ask(front.name, need, checkpoint.sha256, decode.precision_of(own, front, checkpoint))
+
+
+def _ask(name: str, need: MemoryNeed, checkpoint_sha256: str, precision: str) -> Ask:
+    """Processes that serve one checkpoint alike map its weights."""
+    own = need.own
+    shared = checkpoint_sha256 and own.native and own.share_weights and own.tensor_parallel_size == 1
+    key = f"{checkpoint_sha256}-{precision}-{own.group_size}" if shared else ""
+
+    def refusal(left_mb: float) -> str:
+        try:
+            need.require(left_mb, "left for it")
+        except InvalidInputError as error:
+            return str(error)
+        return ""
+
+    return Ask(name, need.total_mb, key, need.weights_mb if shared else 0.0, refusal)
+
+
+def published_ask(name: str, folder: Path, config: Any) -> Ask:
+    """What the model with the generated `config` in `folder` asks for of the machine's memory.
+
+    Raises ShapeshiftError, KeyError or ValueError for what cannot be served.
+    """
+    parameters = model_config.parameters(config)
+    if config.backend in (decode.BACKEND, decode.WITH_ADAPTERS) and device_plan.PARAMETER in parameters:
+        parts = json.loads(parameters[device_plan.PARAMETER])
+        own = settings.read(FusedDecodeSettings, parameters)
+        need = MemoryNeed(own, parts["engines"], parts["KV"], parts.get("adapters", 0.0))
+        return _ask(name, need, parameters.get("checkpoint_sha256", ""), own.precision)
+    limits = {text_front.BACKEND: PolymorphSettings.memory_mb, cascade.BACKEND: CascadeSettings.memory_mb}
+    limit_mb = float(parameters.get("memory_mb", limits[config.backend])) if config.backend in limits else 0.0
+    if config.backend == cascade.BACKEND and device_plan.PARAMETER not in parameters:
+        chosen = registry.serving(folder / parameters["candidates_dir"], parameters["task"])
+        engines = folder / parameters["engines_dir"] / chosen.candidate.levels[0]
+        parameters |= {"engines": str(engines), "precision": manifest.load(engines).precision}
+    return capacity.ask_of(name, folder, parameters, limit_mb)
 
 
 def _with_memory(planned: Plan | ImagePlan, lines: Sequence[str]) -> tuple[list[str], Ask]:
     parameters = {"checkpoint": ".", "precision": planned.precision}
     ask = capacity.ask_of(planned.front.name, planned.checkpoint.folder, parameters)
-    return [*lines, f"memory: at least {ask.memory_mb:.0f} MiB, the weights"], ask
+    # What runs on a GPU is counted by the plan of the GPU.
+    counted = ask if planned.device is None else Ask(planned.front.name, 0.0)
+    return [*lines, f"memory: at least {ask.memory_mb:.0f} MiB, the weights"], counted

@@ -61,20 +61,13 @@ def sizes_of(found: Recognised, folder: Path, available_mb: float, hashes: Path)
         return {} if gammas == list(_GAMMAS) else {"gammas": ",".join(map(str, gammas))}
     architecture = Architecture.read(folder)
     length = min(FusedDecodeSettings.max_length, architecture.max_position)
-    weights, slot = decode_bytes(architecture, length)
-    fitting = int((available_mb * 2**20 - weights) // slot)
-    slots = max(1, min(FusedDecodeSettings.max_concurrency, fitting))
+    # It imports torch.
+    from shapeshift.fused_decode.loading import need_of
+
+    defaults = FusedDecodeSettings(str(folder), max_length=length)
+    need = need_of(architecture, defaults, resolve("auto", packing=architecture.packing))
+    slots = max(1, min(defaults.max_concurrency, need.fitting(available_mb, defaults.max_concurrency)))
     return {"max_concurrency": str(slots), "max_length": str(length)}
-
-
-def decode_bytes(architecture: Architecture, max_length: int) -> tuple[int, int]:
-    """The bytes of the weights, and of one slot of `max_length` tokens, in the precision of this machine."""
-    # These import torch.
-    from shapeshift.fused_decode.model.kv_cache import cache_bytes
-    from shapeshift.fused_decode.model.weights import weight_bytes
-
-    precision = resolve("auto", packing=architecture.packing)
-    return weight_bytes(architecture, precision), cache_bytes(architecture, 1, max_length, precision)
 
 
 def _files(name: str, found: Recognised, parameters: Mapping[str, str], end: str, data: str) -> Files:

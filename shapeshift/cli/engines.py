@@ -11,10 +11,12 @@ from shapeshift import files
 from shapeshift.build_engines.paths import BuildPaths
 from shapeshift.build_engines.publish import in_one_line, publish_all, with_required
 from shapeshift.build_engines.repository import front_folders
+from shapeshift.cli.checks import memory
 from shapeshift.cli.stop_signals import stop_on_sigterm
 from shapeshift.errors import EngineError, ShapeshiftError
 from shapeshift.registry_mirror.remote import is_url
 from shapeshift.settings import require
+from shapeshift.sidecar import run_files
 
 LOCK = ".engines.lock"
 
@@ -69,6 +71,9 @@ def _publish(options: argparse.Namespace, paths: BuildPaths) -> int:
     failed = [name for name in names if name in failures]
     if failed:
         _log(f"not published: {', '.join(failed)}")
+    served = sorted(run_files.repository_models([paths.generated])[0] - set(failures))
+    for name, reason in memory.plan([paths.generated], served)[1].items():
+        _log(f"{name} does not fit in what is available now, `shapeshift serve` leaves it out: {reason}")
     return int(failed == names if options.keep_going else bool(failed))
 
 

@@ -14,7 +14,7 @@ from shapeshift import installation
 from shapeshift.cli.checks import memory
 from shapeshift.cli.examples import summaries
 from shapeshift.cli.gateway import DEFAULT_PORT
-from shapeshift.cli.served_models import models_to_load
+from shapeshift.cli.served_models import models_to_load, without_misfits
 from shapeshift.cli.stop_signals import stop_event
 from shapeshift.cli.supervisor import Supervisor, has_workers
 from shapeshift.errors import InvalidInputError, ShapeshiftError
@@ -53,7 +53,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--ready-timeout", type=float, default=1800.0, metavar="SECONDS", help="time to load everything"
     )
     parser.add_argument("--no-restart", action="store_true", help="end when the server ends by itself")
-    parser.add_argument("--strict", action="store_true", help="do not start if a model could not be built")
+    parser.add_argument("--strict", action="store_true", help="do not start if a model cannot be served")
     parser.add_argument("--no-sidecar", "--no-scheduler", action=_NoSidecar, help="start no sidecar")
     parser.add_argument("--no-gateway", action="store_true", help="start no gateway")
     parser.add_argument(
@@ -115,7 +115,7 @@ def run(options: argparse.Namespace) -> int:
 
 def _embedded(options: argparse.Namespace) -> int:
     repositories = _repositories(options)
-    models = models_to_load(options, repositories)
+    models = _models_that_fit(options, repositories)
     node = _node(options)
     # The nodes of one machine share the build folder.
     own_build = options.build if node is None else options.build / "nodes" / node.name
@@ -129,17 +129,17 @@ def _embedded(options: argparse.Namespace) -> int:
         allow_public=options.allow_public,
         # `shapeshift engines` has completed the configurations of the generated repository.
         complete_configs=bool(options.repository),
+        keep_going=not options.strict,
     )
     if node is not None:
         settings = node.server_settings(on_free_ports(settings))
     given = {f"{name}_port": getattr(options, f"{name}_port") for name in settings.ports}
     settings = replace(settings, **{name: port for name, port in given.items() if port is not None})
     SidecarSettings(plan_period_s=options.plan_period)
-    _write(memory.plan(repositories, models))
     with stop_event() as stop:
         supervisor = Supervisor(
             settings,
-            lambda: models_to_load(options, repositories),
+            lambda: _models_that_fit(options, repositories),
             None if options.no_sidecar or node is not None else options.plan_period,
             options.ready_timeout,
             not options.no_restart,
@@ -149,6 +149,14 @@ def _embedded(options: argparse.Namespace) -> int:
             node,
         )
         return supervisor.run(stop)
+
+
+def _models_that_fit(options: argparse.Namespace, repositories: Sequence[Path]) -> list[str]:
+    """The models to load, by the memory plan, which is written. Raises as `models_to_load` and `without_misfits`."""
+    models = models_to_load(options, repositories)
+    lines, refused = memory.plan(repositories, models)
+    _write(lines)
+    return without_misfits(models, refused, repositories, options.strict)
 
 
 def _node(options: argparse.Namespace) -> OwnNode | None:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from shapeshift.cascade.candidates import registry
 from shapeshift.engines import failures
-from shapeshift.errors import EngineError, NotFoundError, ShapeshiftError
+from shapeshift.errors import EngineError, NotFoundError, ShapeshiftError, UnsupportedError
 from shapeshift.sidecar import run_files
 from shapeshift.triton import model_config
 from shapeshift.triton.names import check_model_name
@@ -34,6 +34,27 @@ def models_to_load(options: argparse.Namespace, repositories: Sequence[Path]) ->
     return models
 
 
+def without_misfits(
+    models: Sequence[str], refused: Mapping[str, str], repositories: Sequence[Path], strict: bool
+) -> list[str]:
+    """`models` without those that do not fit in the memory and those that call one, each named on standard error.
+
+    refused: the reasons, by model. Raises UnsupportedError if none is left, or with `strict` if one does not fit.
+    """
+    reasons = dict(refused)
+    for _ in models:
+        for name in models:
+            called = next((one for one in _called(name, repositories) if one in reasons), None)
+            if called is not None:
+                reasons.setdefault(name, f"needs {called}")
+    fitting = [name for name in models if name not in reasons]
+    if reasons and (strict or not fitting):
+        raise UnsupportedError("; ".join(f"{name} does not fit: {reason}" for name, reason in reasons.items()))
+    for name, reason in reasons.items():
+        _tell(f"skipping {name}, which does not fit: {reason}")
+    return fitting
+
+
 def _requested(options: argparse.Namespace, repositories: Sequence[Path]) -> list[str]:
     """The models of --models, or all models of the repositories that are not workers."""
     if options.models:
@@ -53,16 +74,18 @@ def with_called(models: Sequence[str], repositories: Sequence[Path]) -> list[str
     """`models`, and after them those that they call, each named on standard error."""
     wanted = list(models)
     for name in wanted:
-        folder = next((place / name for place in repositories if (place / name / "config.pbtxt").is_file()), None)
-        for called in _called(folder) if folder is not None else ():
+        for called in _called(name, repositories):
             if called not in wanted:
                 _tell(f"{name} needs {called}: loading it too")
                 wanted.append(called)
     return wanted
 
 
-def _called(folder: Path) -> Sequence[str]:
-    """The models that the model in `folder` sends requests to. A cascade runs its first level itself."""
+def _called(name: str, repositories: Sequence[Path]) -> Sequence[str]:
+    """The models that the model `name` sends requests to. A cascade runs its first level itself."""
+    folder = next((place / name for place in repositories if (place / name / "config.pbtxt").is_file()), None)
+    if folder is None:
+        return []
     try:
         config = model_config.read(folder / "config.pbtxt")
         own = model_config.parameters(config)

@@ -24,11 +24,12 @@ CONTEXT_MB = 512.0
 
 @dataclass(frozen=True)
 class Share:
-    """What one process of `model` wants of the GPU `device`: MiB by part."""
+    """What one process of `model` wants of the GPU `device`: MiB by part. owner: the front of a worker, else empty."""
 
     model: str
     device: int
     parts: Mapping[str, float]
+    owner: str = ""
 
     @property
     def wanted_mb(self) -> float:
@@ -39,7 +40,7 @@ class Share:
 def shares_of(model: str, parameters: Mapping[str, str], devices: Sequence[int]) -> list[Share]:
     """One share for each of `devices`, the GPUs of a model's processes; what states nothing has its context alone."""
     parts = {**json.loads(parameters.get(PARAMETER) or "{}"), "context": CONTEXT_MB}
-    return [Share(model, device, parts) for device in devices]
+    return [Share(model, device, parts, parameters.get("worker_of", "")) for device in devices]
 
 
 def as_parameter(parts: Mapping[str, float]) -> dict[str, str]:
@@ -61,27 +62,49 @@ def of_engines(provider: str, used_mb: float, files: Mapping[str, FileEntry]) ->
     return as_parameter({"engines": weights, "graphs": used_mb - weights})
 
 
-def require_fit(shares: Sequence[Share], look_at: Callable[[int], tuple[Gpu, float]]) -> list[str]:
-    """The lines of the plan, for each device its total and then its shares.
+def fit(shares: Sequence[Share], look_at: Callable[[int], tuple[Gpu, float]]) -> tuple[list[str], dict[str, str]]:
+    """The lines of the plan, for each device its total and then its shares; and the models that do not fit.
 
-    look_at: the GPU of a number and its free MiB. Raises UnsupportedError, or its error, naming device, wanted and
-    free for the first model, in the order of `shares`, that does not fit.
+    look_at: the GPU of a number and its free MiB; its UnsupportedError is a reason too. Memory goes to the models in
+    the order of `shares`: one that does not fit on all its devices takes none. A reason names device, wanted and free.
     """
-    lines = []
-    for device, group in groupby(sorted(shares, key=lambda one: one.device), lambda one: one.device):
-        own = list(group)
-        found, free = look_at(device)
-        wanted, left = sum(one.wanted_mb for one in own), free
-        name, room = f"GPU {device} ({found.name})", f"{free:.0f} of {found.memory_mb:.0f} MiB are free"
+    planned: dict[int, list[Share]] = {}
+    refused: dict[str, str] = {}
+    left: dict[int, float] = {}
+    for model, group in groupby(shares, lambda one: one.owner or one.model):
+        own, room = list(group), dict(left)
+        try:
+            for one in own:
+                gpu, free = look_at(one.device)
+                room.setdefault(one.device, free)
+                if one.wanted_mb > room[one.device]:
+                    raise UnsupportedError(
+                        f"{_name(one.device, gpu)}: {one.model} wants {_line(one)}; {room[one.device]:.0f} MiB are left"
+                        f" of the plan, {_room(gpu, free)}; serve fewer models (--models), or name another GPU in"
+                        f" instance_group gpus of {one.model}; {CPU_INSTEAD}"
+                    )
+                room[one.device] -= one.wanted_mb
+        except UnsupportedError as error:
+            refused[model] = str(error)
+            continue
+        left = room
         for one in own:
-            if one.wanted_mb > left:
-                raise UnsupportedError(
-                    f"{name}: {one.model} wants {_line(one)}; {left:.0f} MiB are left of the plan, {room}; serve fewer"
-                    f" models (--models), or name another GPU in instance_group gpus of {one.model}; {CPU_INSTEAD}"
-                )
-            left -= one.wanted_mb
-        lines += [f"{name}: {wanted:.0f} MiB are wanted, {room}", *(f"  {one.model}: {_line(one)}" for one in own)]
-    return lines
+            planned.setdefault(one.device, []).append(one)
+    lines = []
+    for device, accepted in sorted(planned.items()):
+        gpu, free = look_at(device)
+        wanted = sum(one.wanted_mb for one in accepted)
+        lines.append(f"{_name(device, gpu)}: {wanted:.0f} MiB are wanted, {_room(gpu, free)}")
+        lines += [f"  {one.model}: {_line(one)}" for one in accepted]
+    return lines, refused
+
+
+def _name(device: int, gpu: Gpu) -> str:
+    return f"GPU {device} ({gpu.name})"
+
+
+def _room(gpu: Gpu, free: float) -> str:
+    return f"{free:.0f} of {gpu.memory_mb:.0f} MiB are free"
 
 
 def _line(share: Share) -> str:

@@ -121,6 +121,11 @@ class Manifest:
             raise InvalidInputError("parameter prompt_name", chosen, allowed)
         return self.prompts.get(chosen, "")
 
+    @property
+    def engine_mb(self) -> float:
+        """MiB of the files of one engine."""
+        return sum(entry.size for entry in self.files.values()) / len({entry.file for entry in self.engines}) / 2**20
+
     def answers_version(self) -> int:
         """The same 63 bits for engines whose answers may be mixed: where and when they were built does not matter."""
         shapes = [(entry.tokens, entry.rows) for entry in self.engines]

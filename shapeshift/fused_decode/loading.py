@@ -17,7 +17,7 @@ from shapeshift.engines.text import chat_template_files
 from shapeshift.engines.text.chat_template_files import ChatTemplateFiles
 from shapeshift.engines.text.tokenizer import FILE_NAME as TOKENIZER_FILE
 from shapeshift.engines.text.tokenizer import TextTokenizer
-from shapeshift.errors import EngineError, InvalidInputError
+from shapeshift.errors import EngineError
 from shapeshift.files import HASHES
 from shapeshift.fused_decode.engine.detokenize import require_tokens_of_model, token_bytes
 from shapeshift.fused_decode.interfaces import Runtime, StepBatch, blocks_of
@@ -25,7 +25,7 @@ from shapeshift.fused_decode.model.architecture import Architecture
 from shapeshift.fused_decode.model.kv_cache import cache_bytes
 from shapeshift.fused_decode.model.precision import COMPUTED_BYTES, computed, require_kv_precision, resolve
 from shapeshift.fused_decode.model.weights import weight_bytes
-from shapeshift.fused_decode.settings import FusedDecodeSettings, GeneratedDecodeSettings
+from shapeshift.fused_decode.settings import FusedDecodeSettings, GeneratedDecodeSettings, MemoryNeed
 from shapeshift.serving.model_args import Log, ModelArgs
 from shapeshift.settings import Choices
 
@@ -118,19 +118,15 @@ def load_runtime(
     """
     kind, ranks = device.partition(":")[0], decode.tensor_parallel_size
     architecture = Architecture.read(folder)
-    kept = decode.kv_precision
-    require_kv_precision(kept, kind == "cuda")
+    require_kv_precision(decode.kv_precision, kind == "cuda")
     stated = resolve(decode.precision, torch.device(device).index, architecture.packing)
-    share = architecture.share(ranks)
-    tokens, slots, longest = decode.kv_cache_tokens, decode.max_concurrency, decode.max_length
-    slot = ranks * cache_bytes(share, 1, longest, stated, kv_precision=kept)
-    cache = ranks * cache_bytes(share, slots, longest, stated, blocks_of(tokens), kept) if tokens else 0
-    weights = weight_bytes(architecture, stated, decode.group_size, ranks) + extra_bytes
+    need = need_of(architecture, decode, stated, extra_bytes)
     available, place = available_mb(), "available"
     if kind == "cuda":
         free, place = DEVICE_MEMORY[kind](torch.device(device).index)
         available = ranks * free
-    require_memory(weights, slot, slots, longest, decode.memory_mb, available, log, tokens, cache, place)
+    log(need.line(available, place))
+    need.require(available, place)
     runtime = RUNTIMES[kind if ranks == 1 else "ranks"](
         folder,
         decode,
@@ -167,42 +163,10 @@ def measure_longest_step_s(runtime: Runtime, prefill_tokens: int) -> float:
         return executor.submit(run).result()
 
 
-def require_memory(
-    weights: int,
-    slot: int,
-    slots: int,
-    max_length: int,
-    limit_mb: int,
-    available_mb: float,
-    log: Log,
-    tokens: int = 0,
-    cache: int = 0,
-    place: str = "available",
-) -> None:
-    """Log the bound on the memory of weights and cache. Raises InvalidInputError where it does not fit.
-
-    weights: bytes of the weights and of whatever else is allocated at the start
-    slot: bytes of the cache of one text of `max_length` tokens
-    limit_mb: `memory_mb`, 0 for the available memory
-    tokens, cache: `kv_cache_tokens`, and the bytes of the cache then; 0: `slots` times `slot`
-    place: what is said of `available_mb`
-    """
-    allowed = min(limit_mb or available_mb, available_mb)
-    cache = cache or slots * slot
-    bound = (weights + cache) / _MIB
-    source = "memory_mb" if limit_mb and limit_mb <= available_mb else place
-    parts = f"KV cache of {tokens} tokens" if tokens else f"{slots} slots of {max_length} tokens"
-    log(
-        f"memory bound {bound:.0f} MiB: weights {weights / _MIB:.0f} MiB, {parts} {cache / _MIB:.0f} MiB; "
-        f"{source}: {allowed:.0f} MiB"
-    )
-    if bound <= allowed:
-        return
-    room = f"in {allowed:.0f} MiB ({source})"
-    if tokens and (fitting := int((allowed * _MIB - weights) * tokens // cache)) >= max_length:
-        raise InvalidInputError("kv_cache_tokens", tokens, f"at most {fitting} {room}")
-    if not tokens and (fitting := int((allowed * _MIB - weights) // slot)) >= 1:
-        raise InvalidInputError("max_concurrency", slots, f"at most {fitting} with max_length {max_length} {room}")
-    raise InvalidInputError(
-        "memory_mb", limit_mb, f"at least {(weights + slot) / _MIB + 1:.0f} for one slot; {allowed:.0f} MiB {source}"
-    )
+def need_of(architecture: Architecture, own: FusedDecodeSettings, precision: str, adapter_bytes: int = 0) -> MemoryNeed:
+    """What the model with these settings allocates in this precision, one of `precision.WEIGHT_BITS`."""
+    ranks, blocks = own.tensor_parallel_size, blocks_of(own.kv_cache_tokens)
+    share, slots = architecture.share(ranks), own.max_concurrency
+    cache = ranks * cache_bytes(share, slots, own.max_length, precision, blocks, own.kv_precision)
+    weights = weight_bytes(architecture, precision, own.group_size, ranks)
+    return MemoryNeed(own, weights / _MIB, cache / _MIB, adapter_bytes / _MIB)

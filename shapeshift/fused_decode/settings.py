@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from shapeshift.errors import InvalidInputError
 from shapeshift.fused_decode.declarations import INPUTS, OUTPUTS
 from shapeshift.fused_decode.model.precision import GROUP_SIZES, KV_PRECISIONS, WEIGHT_BITS
 from shapeshift.fused_decode.policy.speculation import MOST_DRAFTED
@@ -114,6 +115,66 @@ class FusedDecodeSettings:
 
 
 @dataclass(frozen=True)
+class MemoryNeed:
+    """MiB that a model with the settings `own` allocates when it is loaded, of all ranks together.
+
+    weights_mb: in the precision and the layouts of the computation. cache_mb: of `kv_cache_tokens` where they are
+    stated, else of all slots. adapters_mb: reserved for adapters.
+    """
+
+    own: FusedDecodeSettings
+    weights_mb: float
+    cache_mb: float
+    adapters_mb: float = 0.0
+
+    @property
+    def total_mb(self) -> float:
+        """All of it."""
+        return self.weights_mb + self.cache_mb + self.adapters_mb
+
+    def parts(self) -> dict[str, float]:
+        """By part, as in `device_plan`."""
+        parts = {"engines": self.weights_mb, "KV": self.cache_mb, "adapters": self.adapters_mb}
+        return {name: size for name, size in parts.items() if size or name != "adapters"}
+
+    def fitting(self, mb: float, of: int) -> int:
+        """How many of the cache's `of` slots or tokens fit in `mb` MiB; negative where not even the weights do."""
+        return int((mb - self.weights_mb - self.adapters_mb) * of // self.cache_mb)
+
+    def line(self, available_mb: float, place: str = "available") -> str:
+        """The bound, beside what there is; place: what is said of `available_mb`."""
+        allowed, source = self._allowed(available_mb, place)
+        own, fixed = self.own, self.weights_mb + self.adapters_mb
+        tokens = own.kv_cache_tokens
+        cache = f"KV cache of {tokens} tokens" if tokens else f"{own.max_concurrency} slots of {own.max_length} tokens"
+        return (
+            f"memory bound {self.total_mb:.0f} MiB: weights {fixed:.0f} MiB, {cache} {self.cache_mb:.0f} MiB; "
+            f"{source}: {allowed:.0f} MiB"
+        )
+
+    def require(self, available_mb: float, place: str = "available") -> None:
+        """Raise InvalidInputError, with the most that fits, where it does not; place: as in `line`."""
+        allowed, source = self._allowed(available_mb, place)
+        if self.total_mb <= allowed:
+            return
+        own, room = self.own, f"in {allowed:.0f} MiB ({source})"
+        tokens, slots, longest = own.kv_cache_tokens, own.max_concurrency, own.max_length
+        if tokens and (most := self.fitting(allowed, tokens)) >= longest:
+            raise InvalidInputError("kv_cache_tokens", tokens, f"at most {most} {room}")
+        if not tokens and (most := self.fitting(allowed, slots)) >= 1:
+            raise InvalidInputError("max_concurrency", slots, f"at most {most} with max_length {longest} {room}")
+        slot_mb = self.cache_mb * longest / tokens if tokens else self.cache_mb / slots
+        least = self.total_mb - self.cache_mb + slot_mb + 1
+        raise InvalidInputError(
+            "memory_mb", own.memory_mb, f"at least {least:.0f} for one slot; {allowed:.0f} MiB {source}"
+        )
+
+    def _allowed(self, available_mb: float, place: str) -> tuple[float, str]:
+        limit_mb = self.own.memory_mb
+        return (limit_mb, "memory_mb") if 0 < limit_mb <= available_mb else (available_mb, place)
+
+
+@dataclass(frozen=True)
 class GeneratedDecodeSettings:
     """Parameters that `make engines` adds to the generated config.pbtxt.
 
@@ -123,7 +184,7 @@ class GeneratedDecodeSettings:
     tokenizer_key      of what the tokenizer in the version's folder was made; empty: the checkpoint's own is read
     kernel_cache       folder of compiled kernels and packed weights; empty: .cache/shapeshift in the home directory
     generation         counts the loads that replaced a dead process
-    device_memory      what the model wants of its GPU's memory, see `engines.device_plan`
+    device_memory      what the model wants of the memory of its device, see `engines.device_plan`
     """
 
     checkpoint_sha256: str = ""

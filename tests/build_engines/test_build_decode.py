@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 
 from shapeshift.cli.main import main
-from shapeshift.engines import gpu, hardware
+from shapeshift.engines import capacity, gpu, hardware
+from shapeshift.engines.capacity import Machine
 from shapeshift.engines.checkpoint import open_checkpoint
 from shapeshift.errors import InvalidInputError
 from shapeshift.fused_decode import loading
@@ -113,7 +114,7 @@ def test_auto_is_resolved(project: Project, monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_a_gpu_is_taken_by_itself_and_its_memory_planned(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
     project.make("generate")
-    assert "device_memory" not in project.parameters()
+    assert list(json.loads(project.parameters()["device_memory"])) == ["engines", "KV"]
     monkeypatch.setattr(hardware, "gpus", lambda: 2)
     monkeypatch.setattr(gpu, "describe", lambda device: gpu.Gpu(device, "T", (8, 0), 16e3))
     status, out, _ = project.make("generate")
@@ -136,7 +137,26 @@ def test_a_gpu_is_taken_by_itself_and_its_memory_planned(project: Project, monke
     project.change()
     file = project.root / "model_repository" / "generate" / "config.pbtxt"
     file.write_text(file.read_text() + "instance_group [ { kind: KIND_CPU } ]")
-    assert project.make("generate")[0] == 0 and "device_memory" not in project.parameters()
+    assert project.make("generate")[0] == 0 and "graphs" not in project.parameters()["device_memory"]
+
+
+def test_a_model_that_does_not_fit_is_built_and_named(
+    project: Project, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(capacity, "this_machine", lambda: Machine(2, 100.0))
+    project.change(max_concurrency=4096, precision="bf16")
+    if not hardware.cpu_has_bf16():
+        monkeypatch.setattr(hardware, "cpu_has_bf16", lambda: True)
+    # A token of 2 layers, of 2 heads of 16 elements each: keys and values.
+    least_mb = 512 * 2 * 2 * 2 * 16 * 2 / 2**20
+    reason = f"max_concurrency: got 4096; at most {int(99.8 / least_mb)} with max_length 512 in 100 MiB (left for it)"
+    status, _, error = project.make("generate")
+    assert status == 0
+    line = "generate does not fit in what is available now, `shapeshift serve` leaves it out"
+    assert error == f"{line}: {reason}\n"
+    assert main(["validate"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines == [f"generate: OK, but it does not fit here: {reason}", "generate_unary: OK"]
 
 
 def test_published_checkpoint_is_checked_again_only_after_a_change(project: Project, compilations: list[Path]) -> None:

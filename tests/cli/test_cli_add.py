@@ -269,7 +269,7 @@ def test_a_model_that_does_not_fit_in_the_memory_is_refused(
     monkeypatch.setattr(capacity, "this_machine", lambda: Machine(2, 0.4))
     before = files_below(models.parent)
     assert main(["add", "mine"]) == 2
-    assert "UNSUPPORTED: mine: memory: mine asks for at least " in capsys.readouterr().err
+    assert "UNSUPPORTED: mine: memory: mine: memory_mb: got 0; at least " in capsys.readouterr().err
     assert files_below(models.parent) == before
 
 
@@ -286,7 +286,7 @@ def test_models_that_are_not_built_yet_take_memory_too(
     before = files_below(models.parent)
     assert main(["add", "mine", "--as", "second"]) == 2
     error = capsys.readouterr().err
-    assert "UNSUPPORTED: mine: memory: second asks for at least " in error and "are left for it" in error
+    assert "UNSUPPORTED: mine: memory: second: memory_mb: got 0; at least " in error and "left for it" in error
     assert files_below(models.parent) == before
 
 

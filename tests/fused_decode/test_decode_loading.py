@@ -15,11 +15,11 @@ from shapeshift.engines.hardware import available_mb
 from shapeshift.errors import InvalidInputError, UnsupportedError
 from shapeshift.fused_decode import loading
 from shapeshift.fused_decode.interfaces import Runtime, StepBatch
-from shapeshift.fused_decode.loading import load_runtime, require_memory
+from shapeshift.fused_decode.loading import load_runtime, need_of
 from shapeshift.fused_decode.model.architecture import Architecture
 from shapeshift.fused_decode.model.kv_cache import cache_bytes
 from shapeshift.fused_decode.model.weights import weight_bytes
-from shapeshift.fused_decode.settings import FusedDecodeSettings
+from shapeshift.fused_decode.settings import FusedDecodeSettings, MemoryNeed
 from tests.fused_decode.checkpoints import LONGEST, VOCABULARY, make_checkpoint
 
 MIB = 2**20
@@ -74,14 +74,14 @@ def test_settings_quantise(load: Load, logged: list[str], group_size: int) -> No
     assert own.isfinite().all() and not torch.equal(own, other)
 
 
-def test_the_bound_is_that_of_weights_and_cache(folder: Path, logged: list[str]) -> None:
+def test_the_bound_is_that_of_weights_and_cache(folder: Path) -> None:
     architecture = Architecture.read(folder)
     slot, weights = cache_bytes(architecture, 1, 1000, "f32"), weight_bytes(architecture, "f32")
-    require_memory(weights, slot, 50, 1000, 0, 10**6, logged.append)
-    assert logged == [
+    need = need_of(architecture, FusedDecodeSettings("c", max_concurrency=50, max_length=1000), "f32")
+    assert need.line(10**6) == (
         f"memory bound {(weights + 50 * slot) / MIB:.0f} MiB: weights {weights / MIB:.0f} MiB, "
         f"50 slots of 1000 tokens {50 * slot / MIB:.0f} MiB; available: 1000000 MiB"
-    ]
+    )
 
 
 def test_the_cache_holds_the_stated_tokens(load: Load, folder: Path, logged: list[str]) -> None:
@@ -111,8 +111,8 @@ def test_a_cache_in_int8_is_for_cpus(folder: Path, kernel_cache: Path) -> None:
 
 def test_too_many_tokens_are_refused_with_how_many_fit() -> None:
     def check(tokens: int, limit_mb: int) -> None:
-        cache = tokens * MIB // 10
-        require_memory(13 * MIB, 10 * MIB, 32, 100, limit_mb, 10**6, lambda text: None, tokens, cache)
+        own = FusedDecodeSettings("c", max_length=100, kv_cache_tokens=tokens, memory_mb=limit_mb)
+        MemoryNeed(own, 3.0, tokens / 10, 10.0).require(10**6)
 
     check(500, 63)
     with pytest.raises(InvalidInputError, match=r"kv_cache_tokens: got 500; at most 490 in 62 MiB \(memory_mb\)"):
@@ -134,7 +134,8 @@ def test_too_many_tokens_are_refused_with_how_many_fit() -> None:
 )
 def test_settings_that_do_not_fit_are_refused(slots: int, limit_mb: int, available: float, message: str | None) -> None:
     def check() -> None:
-        require_memory(13 * MIB, 8 * MIB, slots, 100, limit_mb, available, lambda text: None)
+        own = FusedDecodeSettings("c", max_concurrency=slots, max_length=100, memory_mb=limit_mb)
+        MemoryNeed(own, 13.0, 8.0 * slots).require(available)
 
     if message is None:
         check()

@@ -28,7 +28,6 @@ from shapeshift.polymorph.settings import (
 from shapeshift.serving.model_args import Tensor
 from shapeshift.triton import model_config
 
-_MIB = 2**20
 # Generated parameters that a worker has no use for.
 _OF_THE_FRONT = ("profile", "labels", "prompts")
 
@@ -45,9 +44,7 @@ def choose_placement(own: PolymorphSettings, manifest: Manifest, devices: int) -
     if own.placement == "auto":
         # On a CPU each engine holds its own packed copy of the weights, even if engines share a file: a file's size is
         # a lower bound of the memory of one engine. On a GPU the memory of all of them is measured.
-        files = len({entry.file for entry in manifest.engines})
-        engine_mb = sum(entry.size for entry in manifest.files.values()) / files / _MIB
-        engine_mb = manifest.device_mb / len(manifest.engines) or engine_mb
+        engine_mb = manifest.device_mb / len(manifest.engines) or manifest.engine_mb
         workers = own.workers or own.max_workers
         return placement.decide(len(manifest.engines), engine_mb, own.memory_mb, devices, workers)
     if own.placement == "inline":

@@ -13,20 +13,22 @@ from shapeshift.polymorph.settings import worker_name
 from shapeshift.triton import model_config
 
 
-def plan(repositories: Sequence[Path], models: Sequence[str]) -> str:
-    """Lines about the machine, and the plan of each GPU. Raises UnsupportedError for a model that cannot fit."""
+def plan(repositories: Sequence[Path], models: Sequence[str]) -> tuple[str, dict[str, str]]:
+    """Lines about the machine and the plan of each GPU; and, of `models`, those that do not fit, with the reason."""
+    # It knows the techniques, and takes half a second.
+    from shapeshift.build_engines.description import published_ask
+
     asks, shares = [], []
     for name, folder, config in _configs(repositories, models):
-        parameters, devices = model_config.parameters(config), devices_of(config)
-        if devices:
-            shares += device_plan.shares_of(name, parameters, devices)
+        if devices := devices_of(config):
+            shares += device_plan.shares_of(name, model_config.parameters(config), devices)
         else:
             # Of weights that are not there the server says what is wrong.
-            with contextlib.suppress(ShapeshiftError, OSError):
-                asks.append(capacity.ask_of(name, folder, parameters))
-    lines = [capacity.require_fit(asks, capacity.this_machine())]
-    lines += device_plan.require_fit(shares, lambda device: (gpu.describe(device), gpu.free_mb(device)))
-    return "".join(f"{line}\n" for line in lines)
+            with contextlib.suppress(ShapeshiftError, OSError, KeyError, ValueError):
+                asks.append(published_ask(name, folder, config))
+    line, refused = capacity.fit(asks, capacity.this_machine())
+    lines, refused_on_gpus = device_plan.fit(shares, lambda device: (gpu.describe(device), gpu.free_mb(device)))
+    return "".join(f"{one}\n" for one in (line, *lines)), {**refused_on_gpus, **refused}
 
 
 def devices_of(config: Any) -> list[int]:

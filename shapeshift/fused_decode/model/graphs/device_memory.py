@@ -6,14 +6,12 @@ It imports torch.
 from __future__ import annotations
 
 from shapeshift.engines import cuda_device, device_plan
-from shapeshift.fused_decode.interfaces import blocks_of
+from shapeshift.fused_decode.loading import need_of
 from shapeshift.fused_decode.model.architecture import Architecture
 from shapeshift.fused_decode.model.graphs.bounds import CHUNKS, LEAST_CONTEXT, MIXED_ROWS, power_of_two
 from shapeshift.fused_decode.model.graphs.division import parts_bytes
 from shapeshift.fused_decode.model.graphs.operations import has_gpu_kernels
-from shapeshift.fused_decode.model.kv_cache import cache_bytes
 from shapeshift.fused_decode.model.precision import COMPUTED_BYTES, computed
-from shapeshift.fused_decode.model.weights import weight_bytes
 from shapeshift.fused_decode.settings import FusedDecodeSettings
 from shapeshift.serving.model_args import Log
 
@@ -23,15 +21,9 @@ _LOGIT_BYTES = 4
 
 def of_decode(architecture: Architecture, own: FusedDecodeSettings, precision: str, adapter_mb: int) -> dict[str, str]:
     """The generated parameter of `device_plan`. adapter_mb: reserved for adapters, 0 without any."""
-    blocks = blocks_of(own.kv_cache_tokens)
-    cache = cache_bytes(architecture, own.max_concurrency, own.max_length, precision, blocks, own.kv_precision)
-    parts = {
-        "engines": weight_bytes(architecture, precision, own.group_size) / _MIB,
-        "KV": cache / _MIB,
-        "adapters": float(adapter_mb),
-        "graphs": graph_bytes(architecture, own, precision, has_gpu_kernels()) / _MIB,
-    }
-    return device_plan.as_parameter({name: size for name, size in parts.items() if size or name != "adapters"})
+    graphs = graph_bytes(architecture, own, precision, has_gpu_kernels()) / _MIB
+    need = need_of(architecture, own, precision, adapter_mb << 20)
+    return device_plan.as_parameter({**need.parts(), "graphs": graphs})
 
 
 def graph_bytes(architecture: Architecture, own: FusedDecodeSettings, precision: str, in_place: bool) -> float:
