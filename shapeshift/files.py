@@ -7,6 +7,7 @@ file.
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import fcntl
 import hashlib
 import json
@@ -26,6 +27,8 @@ _SETTLED_S = 2.0
 _DRAFT = re.compile(r"\..+\.[0-9a-f]{16}\.draft")
 # Longer than anything takes to be written.
 _ABANDONED_S = 86_400.0
+# Of renameat2: a path is seen from the working directory.
+_HERE, _RENAME_EXCHANGE = -100, 2
 
 
 @contextlib.contextmanager
@@ -100,22 +103,38 @@ def replace_private(path: Path, content: bytes) -> None:
 
 
 @contextlib.contextmanager
-def replace_folder(target: Path) -> Iterator[Path]:
-    """An empty folder beside `target`, which takes its place at the end. After an error `target` is unchanged.
+def replace_folder(target: Path, within: Path | None = None) -> Iterator[Path]:
+    """An empty folder in `within`, else beside `target`, which takes its place at the end.
 
-    A crash of the machine in between leaves the old folder, the new one, or none.
+    After an error `target` is unchanged. A kill or a crash of the machine in between leaves the old folder or the new
+    one, and on a file system that cannot exchange two folders for an instant none.
     """
-    work = target.with_name(f".{target.name}.building")
+    work = (within or target.parent) / f".{target.name}.building"
     shutil.rmtree(work, ignore_errors=True)
     work.mkdir(parents=True)
+    target.parent.mkdir(parents=True, exist_ok=True)
     try:
         yield work
         flush_folder(work)
-        shutil.rmtree(target, ignore_errors=True)
-        work.rename(target)
+        if target.is_dir() and not _exchange(work, target):
+            retired = work.with_name(f"{work.name}.old")
+            shutil.rmtree(retired, ignore_errors=True)
+            target.rename(retired)
+            work.rename(target)
+            shutil.rmtree(retired, ignore_errors=True)
+        elif not target.is_dir():
+            work.rename(target)
         flush(target.parent)
     finally:
         shutil.rmtree(work, ignore_errors=True)
+
+
+def _exchange(one: Path, other: Path) -> bool:
+    """Let two folders change names in one step (renameat2, Linux 3.15); whether that was possible."""
+    libc = ctypes.CDLL(None)
+    if not hasattr(libc, "renameat2"):
+        return False
+    return int(libc.renameat2(_HERE, os.fsencode(one), _HERE, os.fsencode(other), _RENAME_EXCHANGE)) == 0
 
 
 @contextlib.contextmanager

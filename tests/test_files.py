@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import shutil
 import threading
 import time
 from collections.abc import Callable
@@ -184,6 +185,31 @@ def test_folder_is_replaced_at_the_end_and_kept_after_an_error(tmp_path: Path) -
         (work / "new").touch()
         assert (target / "old").exists()
     assert [path.name for path in tmp_path.rglob("*")] == ["engines", "new"]
+
+
+@pytest.mark.parametrize("can_exchange", [True, False])
+def test_a_folder_is_removed_only_when_the_new_one_has_its_place(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, can_exchange: bool
+) -> None:
+    target, drafts, seen = tmp_path / "models" / "one", tmp_path / "drafts", []
+    target.mkdir(parents=True)
+    drafts.mkdir()
+    (target / "old").touch()
+    remove = shutil.rmtree
+
+    def removed(path: Path, ignore_errors: bool = False) -> None:
+        if path.exists():
+            seen.append(([file.name for file in target.iterdir()], [file.name for file in path.iterdir()]))
+        remove(path, ignore_errors=ignore_errors)
+
+    if not can_exchange:
+        monkeypatch.setattr(files, "_exchange", lambda one, other: False)
+    with files.replace_folder(target, within=drafts) as work:
+        (work / "new").touch()
+        assert [path.name for path in target.parent.iterdir()] == ["one"]
+        monkeypatch.setattr(files.shutil, "rmtree", removed)
+    assert seen == [(["new"], ["old"])]
+    assert [*drafts.iterdir()] == [] and [path.name for path in target.parent.iterdir()] == ["one"]
 
 
 def test_a_private_file_is_its_owners_alone(tmp_path: Path) -> None:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from shapeshift import files
 from shapeshift.engines import hardware
 from shapeshift.engines.interfaces import Provider
 from shapeshift.engines.providers import lookup
@@ -86,7 +86,8 @@ def place_on(group: Any, device: int) -> None:
 
 
 def write_folder(target: Path, contents: Mapping[str, str], links: Mapping[str, Path] | None = None) -> None:
-    """Replace the model folder `target` by these files. An identical folder is left untouched: it may be in use.
+    """Replace the model folder `target` as a whole by these files. An identical folder is left untouched: it may be in
+    use.
 
     links: files in folders of versions, by relative path, and where each leads, seen from its folder; without any
     there is an empty version.
@@ -94,13 +95,15 @@ def write_folder(target: Path, contents: Mapping[str, str], links: Mapping[str, 
     wanted = {**contents, **{name: f"{_LINK}{leads_to}" for name, leads_to in (links or {}).items()}}
     if _contents(target, bool(links)) == wanted:
         return
-    shutil.rmtree(target, ignore_errors=True)
-    (target if links else target / VERSION).mkdir(parents=True)
-    for name, text in contents.items():
-        (target / name).write_text(text, encoding="utf-8")
-    for name, leads_to in (links or {}).items():
-        (target / name).parent.mkdir(exist_ok=True)
-        (target / name).symlink_to(leads_to)
+    # A server takes each folder of the repository for a model.
+    with files.replace_folder(target, within=target.parent.parent) as work:
+        if not links:
+            (work / VERSION).mkdir()
+        for name, text in contents.items():
+            (work / name).write_text(text, encoding="utf-8")
+        for name, leads_to in (links or {}).items():
+            (work / name).parent.mkdir(exist_ok=True)
+            (work / name).symlink_to(leads_to)
 
 
 def _contents(folder: Path, linked: bool) -> dict[str, str] | None:

@@ -85,9 +85,10 @@ class Mirror:
         for name, stated in wanted.items():
             try:
                 entries[name] = self._entry(name, stated, work)
-            except OverloadedError:
-                raise
             except ShapeshiftError as error:
+                if isinstance(error, OverloadedError):
+                    # Of this object alone, or of the whole URL: then this is raised too.
+                    self._remote.fetch(FILE, work / FILE)
                 refused[f"{name} {stated['sha256']}"] = f"{self._remote.url}: {name} is not taken over: {error}"
                 if name in known:
                     entries[name] = known[name]

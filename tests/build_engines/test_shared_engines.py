@@ -8,9 +8,12 @@ from pathlib import Path
 
 import pytest
 
+from shapeshift.build_engines import model_folder
 from shapeshift.build_engines.store import shared_engines
 from shapeshift.build_engines.text import plan as text_plan
 from shapeshift.cli.main import main
+from shapeshift.engines import manifest
+from shapeshift.triton import model_config
 
 Build = Callable[..., str]
 
@@ -89,6 +92,30 @@ def test_of_two_machines_that_build_at_once_one_fills_the_store(tmp_path: Path) 
         shared.mkdir(parents=True)
         (shared / "engine").write_text("made there, meanwhile")
 
-    made = shared_engines.ensure(target, shared, lambda folder: (folder / "engine").is_file(), make)
+    made = shared_engines.ensure(target, shared, lambda folder: (folder / "engine").is_file(), make, lambda: None)
     assert made == "built" and (shared / "engine").read_text() == "made there, meanwhile"
     assert [path.name for path in shared.parent.iterdir()] == ["key"]
+
+
+def test_a_build_that_is_stopped_leaves_a_model_that_loads(
+    build: Build, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Stopped while the model's folder is written, the old one stays; while the store is filled, the new one stands."""
+    build("a")
+    front, engines = (tmp_path / "a" / "build" / name / "encode" for name in ("repository", "engines"))
+    before = files(front)
+
+    def stop(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(model_folder.Path, "write_text", stop)
+        with pytest.raises(KeyboardInterrupt):
+            model_folder.write_folder(front, {"config.pbtxt": "other"})
+    assert files(front) == before and [path.name for path in front.parent.iterdir()] == ["encode"]
+    with monkeypatch.context() as patch:
+        patch.setattr(shared_engines, "_stored", stop)
+        with pytest.raises(AssertionError, match="130 == 0"):
+            build("a", bins="16,32,64")
+    stated = model_config.parameters(model_config.read(front / "config.pbtxt"))
+    assert stated["manifest_sha256"] == manifest.sha256(engines)

@@ -77,6 +77,50 @@ def test_a_new_process_trusts_hashes_and_not_names(mirror: Mirror, folder: Path,
     assert (folder / entries(folder)["two"]["folder"] / "b").read_text() == "second"
 
 
+@pytest.mark.parametrize("error", [PermissionError("403"), OSError(errno.EIO, "archived"), ConnectionError("reset")])
+def test_an_object_that_cannot_be_read_costs_its_entry_alone(
+    mirror: Mirror, folder: Path, remote: RemoteRegistry, error: Exception
+) -> None:
+    mirror.update()
+    remote.put("one", "first again")
+    remote.put("three", "third")
+    remote.put("two", "second again")
+    remote.publish()
+
+    def refuse(path: str) -> None:
+        if "/one/" in path:
+            raise error
+
+    HeldBack.before = staticmethod(refuse)
+    (reason,) = mirror.update().values()
+    assert reason.startswith(f"{remote.url}: one is not taken over: ") and type(error).__name__ in reason
+    assert texts(folder) == {"one": "first", "two": "second again", "three": "third"}
+    # It is asked for again, and not taken for damaged.
+    HeldBack.before = staticmethod(lambda path: None)
+    assert mirror.update() == {}
+    assert texts(folder)["one"] == "first again" and left_over(folder) == []
+
+
+def test_a_url_that_goes_away_is_not_asked_for_each_object(
+    mirror: Mirror, folder: Path, remote: RemoteRegistry
+) -> None:
+    mirror.update()
+    for name in ("one", "two", "three"):
+        remote.put(name, "changed")
+    remote.publish()
+    asked: list[str] = []
+
+    def end(path: str) -> None:
+        asked.append(path)
+        if len(asked) > 1:
+            raise ConnectionError("refused")
+
+    HeldBack.before = staticmethod(end)
+    with pytest.raises(OverloadedError):
+        mirror.update()
+    assert len(asked) == 3 and texts(folder) == {"one": "first", "two": "second"}
+
+
 def test_the_age_of_a_copy_is_that_of_its_last_look(mirror: Mirror, folder: Path, remote: RemoteRegistry) -> None:
     assert mirror.age_s() is None, "there is no copy yet"
     mirror.update()

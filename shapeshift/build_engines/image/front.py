@@ -98,10 +98,9 @@ def publish(front: ImageFrontConfig, paths: BuildPaths, progress: ProgressCallba
         paths.shared(front.name, planned.key()),
         partial(is_current, planned),
         lambda: build(planned, target, progress),
+        lambda: _write_folder(planned, target, image_manifest.load(target), paths),
     )
-    result = image_manifest.load(target)
-    _write_folder(planned, target, result, paths)
-    return result, made
+    return image_manifest.load(target), made
 
 
 def _starter_folder(name: str, paths: BuildPaths) -> Path | None:

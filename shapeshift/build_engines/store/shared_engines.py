@@ -15,12 +15,19 @@ from shapeshift import files
 UP_TO_DATE, BUILT = "up to date", "built"
 
 
-def ensure(target: Path, shared: Path | None, is_current: Callable[[Path], bool], build: Callable[[], object]) -> str:
+def ensure(
+    target: Path,
+    shared: Path | None,
+    is_current: Callable[[Path], bool],
+    build: Callable[[], object],
+    publish: Callable[[], None],
+) -> str:
     """Make `target` the folder of current engines. Returns how, for people.
 
     shared: the folder of the same engines in the store, None without a store; is_current: whether a folder holds them,
-    with the hashes of its manifest; build: makes `target`, and raises what a build raises. A store that is damaged,
-    full or cannot be written is told, and changes nothing.
+    with the hashes of its manifest; build: makes `target`, and raises what a build raises; publish: writes the model's
+    folder, which names the engines by their hash, before anything else is done. A store that is damaged, full or cannot
+    be written is told, and changes nothing.
     """
     made, problems = UP_TO_DATE, []
     is_stored = shared is not None and shared.is_dir()
@@ -28,10 +35,12 @@ def ensure(target: Path, shared: Path | None, is_current: Callable[[Path], bool]
         if shared is not None and is_stored:
             problems.append(_copied(shared, target, is_current))
             if not problems[0]:
+                publish()
                 return f"copied from {shared}"
             is_stored = False
         build()
         made = BUILT
+    publish()
     if shared is not None and not is_stored:
         problems.append(_stored(target, shared, is_current))
     told = "; ".join(filter(None, problems))

@@ -63,14 +63,20 @@ def publish(front: TextFrontConfig, paths: BuildPaths, progress: ProgressCallbac
     """
     planned = check(front, paths)
     engines = paths.engines / front.name
+    published: list[tuple[Manifest, Placement]] = []
+
+    def write() -> None:
+        result = manifest.load(engines)
+        published.append((result, _write_folders(planned, engines, result, paths)))
+
     made = shared_engines.ensure(
         engines,
         paths.shared(front.name, planned.key()),
         partial(is_current, planned),
         lambda: build(planned, engines, progress),
+        write,
     )
-    result = manifest.load(engines)
-    return result, _write_folders(planned, engines, result, paths), made
+    return *published[0], made
 
 
 def _write_folders(planned: Plan, engines: Path, result: Manifest, paths: BuildPaths) -> Placement:
