@@ -103,6 +103,14 @@ def test_a_file_that_is_away_is_logged_once_and_looked_for_at_every_request(
     file.rmdir()
     (tmp_path / "away").rename(file)
     assert found.holds(key)
+    # So does one that was read while somebody wrote it.
+    text = file.read_text()
+    file.write_text("")
+    monkeypatch.setattr(api_keys, "_CHECK_S", -1.0)
+    assert not found.holds(key)
+    monkeypatch.setattr(api_keys, "_CHECK_S", 3600.0)
+    file.write_text(text)
+    assert found.holds(key)
     (entry,) = caplog.records
     assert entry.levelno == logging.ERROR and "no key is accepted" in entry.message and str(file) in entry.message
 

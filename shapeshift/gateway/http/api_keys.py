@@ -45,7 +45,7 @@ def add(file: Path, name: str) -> str:
 
 
 class ApiKeys:
-    """The keys of a file, which is read again once a second, and at every request while it cannot be read.
+    """The keys of a file, which is read again once a second, and at every request while there are none.
 
     A line that is no key is logged and counted; the others hold. Raises InvalidInputError for a file that cannot be
     read, or that has such lines only.
@@ -67,7 +67,8 @@ class ApiKeys:
 
     def holds(self, key: str) -> bool:
         """Whether the file has this key. Raises InvalidInputError while the file cannot be read."""
-        if self._content is None or time.monotonic() - self._checked_at > _CHECK_S:
+        # None are there also while somebody writes the file.
+        if not self._names or time.monotonic() - self._checked_at > _CHECK_S:
             self._read()
         # The hash is looked up: how long that takes says nothing about any key.
         return hash_of(key) in self._names
