@@ -7,7 +7,6 @@ put in place whole.
 from __future__ import annotations
 
 import shutil
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -77,10 +76,6 @@ def free(tasks_dir: Path, folder: Path) -> None:
 def _work(tasks_dir: Path) -> Iterator[Path]:
     """An empty folder in `tasks_dir`, for what is put in place there."""
     tasks_dir.mkdir(parents=True, exist_ok=True)
-    stage = Path(tempfile.mkdtemp(dir=tasks_dir, prefix=".staged-"))
-    # That of mkdtemp is its owner's alone; a server may be another user.
-    stage.chmod(0o755)
-    try:
+    with files.draft_of(tasks_dir / "task") as stage:
+        stage.mkdir()
         yield stage
-    finally:
-        shutil.rmtree(stage, ignore_errors=True)

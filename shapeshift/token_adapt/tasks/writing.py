@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import random
-import tempfile
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -39,14 +38,15 @@ def write_task(folder: Path, description: dict[str, Any], trained: TrainedTask) 
     heads: dict[str, Array] = {}
     for gamma, (weight, bias) in trained.heads.items():
         heads |= {f"{gamma}.weight": _half(weight.numpy()), f"{gamma}.bias": _half(bias.numpy())}
-    with tempfile.TemporaryDirectory(dir=folder, prefix=".training-") as work:
+    with files.draft_of(folder / "training") as work:
+        work.mkdir()
         tensors = {task_folder.PROMPTS_FILE: prompts, task_folder.HEAD_FILE: heads}
         for name, content in tensors.items():
-            save_file(content, Path(work) / name)
-            files.flush(Path(work) / name)
+            save_file(content, work / name)
+            files.flush(work / name)
         (folder / task_folder.TASK_FILE).unlink(missing_ok=True)
         for name in tensors:
-            (Path(work) / name).replace(folder / name)
+            (work / name).replace(folder / name)
     write_object(folder / task_folder.TASK_FILE, description)
 
 
