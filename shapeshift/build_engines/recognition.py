@@ -14,9 +14,11 @@ from typing import Any
 from shapeshift.build_engines import decode
 from shapeshift.build_engines.image import front as image_front
 from shapeshift.build_engines.text import front as text_front
+from shapeshift.engines.text import families as text_families
 from shapeshift.engines.text import sentence_modules
 from shapeshift.engines.text.sentence_modules import MODULES_FILE
 from shapeshift.errors import InvalidInputError, UnsupportedError
+from shapeshift.fused_decode.model import architecture
 from shapeshift.serving.text_inputs import OFFSETS, TEXT_PAIR
 
 TECHNIQUES = (text_front.BACKEND, decode.BACKEND, decode.WITH_ADAPTERS, image_front.BACKEND)
@@ -79,7 +81,17 @@ def _technique(config: Mapping[str, Any], classes: list[str], embeds: bool) -> t
         return image_front.BACKEND, f"{_CONFIG}: {vision[0]}" if vision else named
     if _ends(classes, *_GENERATES) and not config.get("is_encoder_decoder"):
         return decode.BACKEND, named
+    if not classes and _generates(config):
+        return decode.BACKEND, f"{named}, model_type {config['model_type']}"
     return text_front.BACKEND, f"{named}, model_type {config.get('model_type')}"
+
+
+def _generates(config: Mapping[str, Any]) -> bool:
+    """Whether a checkpoint that names no class of transformers is a decoder, by its model_type."""
+    model_type = str(config.get("model_type"))
+    return model_type in architecture.FAMILIES or (
+        model_type not in text_families.FAMILIES and text_families.generates(model_type)
+    )
 
 
 def _ends(classes: list[str], *ends: str) -> bool:

@@ -70,9 +70,9 @@ BROKEN: dict[str, tuple[Callable[[Path], object], dict[str, object], str]] = {
     ),
     "no type": (lambda at: change(at, model_type=None), {}, "model_type: got None"),
     "a decoder": (
-        lambda at: change(at, model_type="llama", architectures=["LlamaForCausalLM"]),
+        lambda at: change(at, model_type="phi3", architectures=["Phi3ForSequenceClassification"]),
         {},
-        "model_type llama is a decoder that polymorph does not serve; it serves bert,",
+        "model_type phi3 is a decoder that polymorph does not serve; it serves bert,",
     ),
 }
 

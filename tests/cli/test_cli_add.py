@@ -52,6 +52,19 @@ def tagger(folder: Path) -> None:
     save_model(folder, "bert", "AutoModelForTokenClassification", id2label=LABELS)
 
 
+def nameless_decoder(folder: Path) -> None:
+    """No file names a class of transformers."""
+    make_checkpoint(folder)
+    change(folder, architectures=None)
+
+
+def short_roberta(folder: Path) -> None:
+    """Its limit includes the positions of padding, whose id config.json leaves to the class."""
+    file = save_model(folder, "camembert") / "config.json"
+    stated = json.loads(file.read_text())
+    file.write_text(json.dumps({key: value for key, value in stated.items() if key != "pad_token_id"}))
+
+
 @pytest.fixture
 def models(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """An empty project in the working directory; its model repository."""
@@ -92,6 +105,8 @@ def stated(model: Path) -> dict[str, Any]:
         ),
         (tagger, "polymorph", ["TOKEN_LOGITS", "OFFSETS"], ["TOKEN_LOGITS [-1, 3]", "labels: bad, good, mixed"]),
         (make_checkpoint, "fused_decode", [], ["of a llama, 2 layers", "32 requests at once", "1024 tokens each"]),
+        (nameless_decoder, "fused_decode", [], ["of a llama, 2 layers", "architectures none, model_type llama"]),
+        (short_roberta, "polymorph", [], ["of a CamemBERT", "limits: texts of 1 to 62 tokens"]),
         (small_checkpoint, "token_adapt", [], ["labels of images, 32 x 32 pixels", "`shapeshift tasks train`"]),
     ],
 )
@@ -205,6 +220,26 @@ def unknown_decoder(folder: Path) -> None:
     change(folder, model_type="mamba", architectures=["MambaForCausalLM"])
 
 
+def foreign_classifier(folder: Path) -> None:
+    save_model(folder, "bert", "AutoModelForSequenceClassification")
+    change(folder, model_type="mobilebert", architectures=["MobileBertForSequenceClassification"])
+
+
+def decoder_classifier(folder: Path) -> None:
+    save_model(folder, "qwen3", "AutoModelForSequenceClassification")
+    change(folder, model_type="mistral", architectures=["MistralForSequenceClassification"])
+
+
+def nameless_foreign_decoder(folder: Path) -> None:
+    make_checkpoint(folder)
+    change(folder, model_type="opt", architectures=[])
+
+
+def one_label_of_several(folder: Path) -> None:
+    save_model(folder, "bert", "AutoModelForSequenceClassification", num_labels=1)
+    change(folder, problem_type="single_label_classification")
+
+
 def only_pickles(folder: Path) -> None:
     (save_model(folder, "bert") / "model.safetensors").rename(folder / "pytorch_model.bin")
 
@@ -224,6 +259,18 @@ REFUSED: dict[str, tuple[Make, str, str]] = {
     "decoder's": (foreign_decoder_tokenizer, "INVALID_ARG", "tokenizer.json: got 'id 400'; ids below 400, the vocab"),
     "adapter": (adapter, "UNSUPPORTED", "use `shapeshift adapters add`"),
     "decoder": (unknown_decoder, "INVALID_ARG", "model_type: got 'mamba'; one of llama, "),
+    "nameless": (nameless_foreign_decoder, "INVALID_ARG", "model_type: got 'opt'; one of llama, "),
+    "classifier": (
+        foreign_classifier,
+        "UNSUPPORTED",
+        "classifiers of model_type mobilebert are not served; those of bert",
+    ),
+    "decoder that classifies": (
+        decoder_classifier,
+        "UNSUPPORTED",
+        "model_type mistral is a decoder that polymorph does",
+    ),
+    "problem": (one_label_of_several, "INVALID_ARG", "problem_type: got 'single_label_classification'; one of multi"),
     "pickles": (only_pickles, "INVALID_ARG", "pytorch_model.bin, which can execute code when read; weights must be"),
 }
 

@@ -24,6 +24,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "bert": {**_WIDE},
     "roberta": {**_WIDE, "pad_token_id": 1, "type_vocab_size": 1},
     "xlm-roberta": {**_WIDE, "pad_token_id": 1, "type_vocab_size": 1},
+    "camembert": {**_WIDE, "pad_token_id": 1, "type_vocab_size": 1},
     "distilbert": {
         "vocab_size": VOCABULARY,
         "dim": 16,
@@ -58,7 +59,9 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "share_att_key": True,
         "type_vocab_size": 0,
     },
+    "qwen2": {**_WIDE, **_NO_ENDS, "num_key_value_heads": 1, "pad_token_id": 0},
     "qwen3": {**_WIDE, **_NO_ENDS, "num_key_value_heads": 1, "head_dim": 8, "pad_token_id": 0},
+    "llama": {**_WIDE, **_NO_ENDS, "num_key_value_heads": 1, "pad_token_id": 0},
 }
 
 
@@ -79,7 +82,8 @@ def save_model(
         # As they are drawn, the weights are too small for attention to prefer anything, and biases are zero.
         weight.data = weight.data * 15 if weight.ndim > 1 else weight.data + 0.1 * torch.randn_like(weight)
     model.save_pretrained(folder)
-    causal, pairs = model_type == "qwen3", token_types and getattr(config, "type_vocab_size", 0) > 1
+    causal = model_type in ("qwen2", "qwen3", "llama")
+    pairs = token_types and getattr(config, "type_vocab_size", 0) > 1
     save_tokenizer(folder, config.pad_token_id, causal, pairs)
     return folder
 

@@ -11,7 +11,7 @@ import pytest
 from shapeshift.engines.checkpoint import open_checkpoint
 from shapeshift.engines.interfaces import Array, Ids
 from shapeshift.engines.text import sentence_modules
-from shapeshift.engines.text.families import FAMILIES, family_of
+from shapeshift.engines.text.families import FAMILIES, family_of, longest_text
 from shapeshift.engines.text.tokenizer import TextTokenizer
 from shapeshift.errors import UnsupportedError
 from tests.engines.families import CONFIGS, VOCABULARY, outputs_of_engines, save_model, save_modules
@@ -58,7 +58,12 @@ def logits_of(folder: Path, task: str, ids: Ids, types: Ids | None = None) -> Ar
 
 # Of each way of packing one: offset positions, no pack, causal. The others are built by `make test-long`.
 OFTEN = ("roberta", "deberta-v2", "qwen3")
-EVERY_FAMILY = [name if name in OFTEN else pytest.param(name, marks=pytest.mark.long) for name in CONFIGS]
+EVERY_FAMILY = [
+    name if name in OFTEN else pytest.param(name, marks=pytest.mark.long)
+    for name in CONFIGS
+    # The library reads its tokenizers as Qwen's only; it is below.
+    if name != "qwen2"
+]
 
 
 @pytest.mark.parametrize("family", EVERY_FAMILY)
@@ -78,6 +83,27 @@ def test_engines_compute_what_the_libraries_do(family: str, tmp_path: Path) -> N
     for found in outputs_of_engines(reference, ids, tmp_path):
         assert min(float(own["EMBEDDING"] @ vector) for own, vector in zip(found, vectors, strict=True)) > 0.99999
         np.testing.assert_allclose([own["LOGITS"] for own in found], logits, atol=1e-4, rtol=0)
+
+
+def test_a_classifier_of_the_last_token_passes_over_padding(tmp_path: Path) -> None:
+    """Qwen's and Llama's checkpoints end texts with the token that pads them."""
+    task = "AutoModelForSequenceClassification"
+    folder = save_model(tmp_path / "model", "qwen2", task, num_labels=3, pad_token_id=3)
+    reference, ids = reference_of(folder, "LOGITS"), [*ids_of(folder, TEXTS), np.array([3])]
+    wanted = [logits_of(folder, task, text) for text in ids]
+    without = [logits_of(folder, task, text[:-1]) for text in ids[:-1]]
+    np.testing.assert_allclose(wanted[:-1], without, atol=1e-5)
+    for found in outputs_of_engines(reference, ids, tmp_path):
+        np.testing.assert_allclose([own["LOGITS"] for own in found], wanted, atol=1e-4, rtol=0)
+
+
+def test_the_longest_text_of_families_that_count_from_the_padding() -> None:
+    for model_type in ("roberta", "camembert", "longformer"):
+        config = {"model_type": model_type, "max_position_embeddings": 514}
+        assert [longest_text({**config, **more}) for more in ({}, {"pad_token_id": 1}, {"pad_token_id": 0})] == [
+            *(512, 512, 513)
+        ]
+    assert longest_text({"model_type": "bert", "max_position_embeddings": 512}) == 512
 
 
 @pytest.mark.parametrize("family", ["bert", "modernbert"])

@@ -20,12 +20,13 @@ from shapeshift.engines import device_plan, manifest, weight_headers
 from shapeshift.engines.manifest import Manifest
 from shapeshift.engines.settings import GeneratedSettings, TextEngineSettings
 from shapeshift.engines.text import tokenizer_files
-from shapeshift.engines.text.families import hidden_size, vocabulary_size
-from shapeshift.errors import InvalidInputError
+from shapeshift.engines.text.families import FAMILIES, family_of, hidden_size, longest_text, vocabulary_size
+from shapeshift.errors import InvalidInputError, UnsupportedError
 from shapeshift.polymorph import engine_model
 from shapeshift.polymorph.policy.placement import Placement
 from shapeshift.polymorph.settings import PlacementSettings, PolymorphSettings, front_signature
 from shapeshift.progress import ProgressCallback
+from shapeshift.settings import require
 from shapeshift.triton import model_config
 
 BACKEND = "polymorph"
@@ -48,6 +49,17 @@ def check(front: TextFrontConfig, paths: BuildPaths) -> Plan:
         raise InvalidInputError("worker_backend", front.serving.worker_backend, allowed)
     config = planned.checkpoint.config
     engine_outputs(planned, hidden_size(config))
+    longest = longest_text(config)
+    require(
+        front.settings.max_tokens <= longest,
+        "max_tokens",
+        front.settings.max_tokens,
+        f"at most {longest} for this checkpoint",
+    )
+    if planned.labels and planned.head is None and not (family := family_of(config)).classifies:
+        raise UnsupportedError(
+            f"output: classifiers of model_type {family.name} are not served; those of {', '.join(FAMILIES)} are"
+        )
     if planned.provider.name != "emulated":
         weight_headers.require_floats(weight_headers.read(planned.checkpoint.folder))
     if planned.checkpoint.tokenizer_file.is_file():

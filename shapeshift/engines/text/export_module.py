@@ -17,7 +17,7 @@ from shapeshift.engines.interfaces import INPUT_AXES
 from shapeshift.engines.providers.packed_attention import offsets_of
 from shapeshift.engines.text.families import Family
 from shapeshift.engines.text.pooling import SentenceHead, pool
-from shapeshift.engines.text.task_heads import LinearHead
+from shapeshift.engines.text.task_heads import LinearHead, SequenceHead
 from shapeshift.engines.text.varlen_export import as_mask, by_offsets
 
 
@@ -80,7 +80,8 @@ class PackedEncoder(nn.Module):
         self, input_ids: torch.Tensor, segments: torch.Tensor, positions: torch.Tensor, rows: torch.Tensor
     ) -> torch.Tensor | tuple[torch.Tensor, ...]:
         found = self._run(input_ids, segments, positions, rows)
-        results = tuple(self._outputs[name](found, segments, rows) for name in self.output_names)
+        pooled = {"LOGITS": self._before_padding(input_ids, segments, positions)}
+        results = tuple(self._outputs[name](found, pooled.get(name, segments), rows) for name in self.output_names)
         return results if len(results) > 1 else results[0]
 
     def _run(self, ids: torch.Tensor, segments: torch.Tensor, positions: torch.Tensor, rows: torch.Tensor) -> Any:
@@ -100,6 +101,14 @@ class PackedEncoder(nn.Module):
         else:
             mask = self._attention_mask(segments, positions)
         return self.model(input_ids=ids, attention_mask=mask, position_ids=positions, **options)
+
+    def _before_padding(self, ids: torch.Tensor, segments: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+        """`segments` of the tokens that the head pools: one of the last token takes the last that is no padding, or the
+        first."""
+        padding: int | None = self.model.config.pad_token_id
+        if padding is None or not isinstance(self.head, SequenceHead) or self.head.pooling != "lasttoken":
+            return segments
+        return torch.where((ids != padding) | (positions == 0), segments, 0)
 
     def _attention_mask(self, segments: torch.Tensor, positions: torch.Tensor) -> Any:
         """[1, 1, tokens, tokens]; for a model with layers of local attention one for each kind of layer."""

@@ -14,7 +14,7 @@ class Family:
     """The models of one `model_type`.
 
     name            as their authors write it
-    first_position  position of a row's first token; None: the padding id plus one
+    first_position  position of a row's first token; None: the padding id plus one, in these families 1 by default
     causal          whether a token attends only to itself and earlier tokens
     packs_rows      whether several rows may share a sequence; False: the model has no exact mask for it
     classifies      whether LOGITS and TOKEN_LOGITS are served
@@ -39,6 +39,7 @@ FAMILIES: dict[str, Family] = {
     "bert": Family("BERT"),
     "roberta": Family("RoBERTa", first_position=None),
     "xlm-roberta": Family("XLM-R", first_position=None),
+    "camembert": Family("CamemBERT", first_position=None),
     "distilbert": Family("DistilBERT"),
     # Its padding index is 1 whatever the configuration says.
     "mpnet": Family("MPNet", first_position=2, biases_attention=True),
@@ -47,8 +48,14 @@ FAMILIES: dict[str, Family] = {
     "modernbert": Family("ModernBERT"),
     # It multiplies its embeddings by the mask, which must then have one value per token.
     "deberta-v2": Family("DeBERTa v2 and v3", packs_rows=False),
+    "qwen2": Family("Qwen2", causal=True),
     "qwen3": Family("Qwen3", causal=True),
+    "llama": Family("Llama", causal=True),
 }
+# Encoders of other families whose positions begin behind the padding id.
+_FROM_PADDING = (
+    *("data2vec-text", "esm", "ibert", "lilt", "longformer", "luke", "roberta-prelayernorm", "xlm-roberta-xl", "xmod"),
+)
 
 
 def family_of(config: Mapping[str, Any]) -> Family:
@@ -62,13 +69,22 @@ def family_of(config: Mapping[str, Any]) -> Family:
     if model_type in FAMILIES:
         return FAMILIES[model_type]
     decoder = any(str(name).endswith("ForCausalLM") for name in config.get("architectures") or ())
-    if decoder or config.get("is_encoder_decoder"):
+    if decoder or config.get("is_encoder_decoder") or generates(model_type):
         kind = "an encoder with a decoder" if config.get("is_encoder_decoder") else "a decoder"
         raise UnsupportedError(
             f"checkpoint: model_type {model_type} is {kind} that polymorph does not serve; "
             f"it serves {', '.join(FAMILIES)} and other encoders"
         )
-    return Family(model_type, packs_rows=False, classifies=False)
+    first = None if model_type in _FROM_PADDING else 0
+    return Family(model_type, first, packs_rows=False, classifies=False)
+
+
+def generates(model_type: str) -> bool:
+    """Whether transformers knows models of this type as decoders. It is slow to import."""
+    from transformers.models.auto import modeling_auto
+
+    encoders = modeling_auto.MODEL_FOR_MASKED_LM_MAPPING_NAMES
+    return model_type in modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES and model_type not in encoders
 
 
 def hidden_size(config: Mapping[str, Any]) -> int:
@@ -102,4 +118,6 @@ def longest_text(config: Mapping[str, Any]) -> int:
 
 def first_position(family: Family, padding: int | None) -> int:
     """The position of a row's first token in a model of this family with this padding id."""
-    return (padding or 0) + 1 if family.first_position is None else family.first_position
+    if family.first_position is not None:
+        return family.first_position
+    return (1 if padding is None else padding) + 1

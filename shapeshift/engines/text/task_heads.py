@@ -53,7 +53,7 @@ _SEQUENCE_HEADS: dict[str, Callable[[Any], SequenceHead]] = {
     ),
     "deberta-v2": lambda model: SequenceHead("cls", model.pooler, model.classifier),
     "modernbert": lambda model: SequenceHead(model.config.classifier_pooling, _First(), model.head, model.classifier),
-    "qwen3": lambda model: SequenceHead("lasttoken", _First(), model.score),
+    **dict.fromkeys(("llama", "qwen2", "qwen3"), lambda model: SequenceHead("lasttoken", _First(), model.score)),
 }
 
 
@@ -68,7 +68,7 @@ def token_head(model: Any) -> nn.Module:
     """The head of a transformers model for token classification: [1, tokens, hidden] to [1, tokens, labels]."""
     if model.config.model_type == "modernbert":
         return nn.Sequential(model.head, model.classifier)
-    return model.score if model.config.model_type == "qwen3" else model.classifier  # type: ignore[no-any-return]
+    return model.score if hasattr(model, "score") else model.classifier  # type: ignore[no-any-return]
 
 
 def linear_head(file: Path) -> LinearHead:
