@@ -65,6 +65,10 @@ def short_roberta(folder: Path) -> None:
     file.write_text(json.dumps({key: value for key, value in stated.items() if key != "pad_token_id"}))
 
 
+def embedding_gemma(folder: Path) -> None:
+    save_modules(save_model(folder, "gemma3_text"))
+
+
 @pytest.fixture
 def models(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """An empty project in the working directory; its model repository."""
@@ -106,6 +110,7 @@ def stated(model: Path) -> dict[str, Any]:
         (tagger, "polymorph", ["TOKEN_LOGITS", "OFFSETS"], ["TOKEN_LOGITS [-1, 3]", "labels: bad, good, mixed"]),
         (make_checkpoint, "fused_decode", [], ["of a llama, 2 layers", "32 requests at once", "1024 tokens each"]),
         (nameless_decoder, "fused_decode", [], ["of a llama, 2 layers", "architectures none, model_type llama"]),
+        (embedding_gemma, "polymorph", [], ["EMBEDDING [16] of a EmbeddingGemma", "pooling: mean;"]),
         (short_roberta, "polymorph", [], ["of a CamemBERT", "limits: texts of 1 to 62 tokens"]),
         (small_checkpoint, "token_adapt", [], ["labels of images, 32 x 32 pixels", "`shapeshift tasks train`"]),
     ],
@@ -230,6 +235,21 @@ def decoder_classifier(folder: Path) -> None:
     change(folder, model_type="mistral", architectures=["MistralForSequenceClassification"])
 
 
+def causal_gemma(folder: Path) -> None:
+    embedding_gemma(folder)
+    change(folder, use_bidirectional_attention=False)
+
+
+def experts(folder: Path) -> None:
+    make_checkpoint(folder)
+    change(folder, model_type="mixtral", architectures=["MixtralForCausalLM"], num_local_experts=8)
+
+
+def without_positions(folder: Path) -> None:
+    make_checkpoint(folder)
+    change(folder, model_type="smollm3", architectures=["SmolLM3ForCausalLM"], no_rope_layers=[1, 0])
+
+
 def nameless_foreign_decoder(folder: Path) -> None:
     make_checkpoint(folder)
     change(folder, model_type="opt", architectures=[])
@@ -271,6 +291,9 @@ REFUSED: dict[str, tuple[Make, str, str]] = {
         "model_type mistral is a decoder that polymorph does",
     ),
     "problem": (one_label_of_several, "INVALID_ARG", "problem_type: got 'single_label_classification'; one of multi"),
+    "causal Gemma": (causal_gemma, "UNSUPPORTED", "model_type gemma3_text is a decoder that polymorph does not serve"),
+    "experts": (experts, "INVALID_ARG", "gpt_neox (config.json): this one has a mixture of experts"),
+    "positions": (without_positions, "INVALID_ARG", "(config.json): this one has layers without rotary positions"),
     "pickles": (only_pickles, "INVALID_ARG", "pytorch_model.bin, which can execute code when read; weights must be"),
 }
 

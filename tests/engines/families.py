@@ -62,6 +62,18 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "qwen2": {**_WIDE, **_NO_ENDS, "num_key_value_heads": 1, "pad_token_id": 0},
     "qwen3": {**_WIDE, **_NO_ENDS, "num_key_value_heads": 1, "head_dim": 8, "pad_token_id": 0},
     "llama": {**_WIDE, **_NO_ENDS, "num_key_value_heads": 1, "pad_token_id": 0},
+    # A token attends to the nearest four on each side, in the second layer to all.
+    "gemma3_text": {
+        **_WIDE,
+        **_NO_ENDS,
+        "num_hidden_layers": 2,
+        "num_key_value_heads": 1,
+        "head_dim": 8,
+        "pad_token_id": 0,
+        "sliding_window": 8,
+        "layer_types": ["sliding_attention", "full_attention"],
+        "use_bidirectional_attention": True,
+    },
 }
 
 

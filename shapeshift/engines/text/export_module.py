@@ -48,6 +48,9 @@ class PackedEncoder(nn.Module):
         self.head = head
         self.type_stride = type_stride
         self._packs_by_offsets = False
+        # A decoder's keys and values are of no further use.
+        config: Any = model.config
+        config.use_cache = False
         self._outputs: dict[str, Callable[..., torch.Tensor]] = {
             "EMBEDDING": self._embedding,
             "LOGITS": self._logits,
@@ -92,8 +95,6 @@ class PackedEncoder(nn.Module):
             options["token_type_ids"] = types
         if "IMPORTANCE" in self.output_names:
             options["output_attentions"] = True
-        if self.family.causal:
-            options["use_cache"] = False
         if not self.family.packs_rows:
             return self.model(input_ids=ids, attention_mask=(segments > 0).to(torch.int64), **options)
         if self._packs_by_offsets:
@@ -120,8 +121,7 @@ class PackedEncoder(nn.Module):
             allowed = allowed & (distance >= 0)
         if "sliding_attention" not in (getattr(config, "layer_types", None) or ()):
             return self._in_form(allowed)
-        # A causal model counts the token itself.
-        reach = config.sliding_window - (1 if self.family.causal else 0)
+        reach = config.sliding_window - (1 if self.family.counts_itself else 0)
         local = allowed & (distance.abs() <= reach)
         return {"full_attention": self._in_form(allowed), "sliding_attention": self._in_form(local)}
 

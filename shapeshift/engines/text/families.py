@@ -16,6 +16,7 @@ class Family:
     name            as their authors write it
     first_position  position of a row's first token; None: the padding id plus one, in these families 1 by default
     causal          whether a token attends only to itself and earlier tokens
+    bidirectional   whether config.json must say that a token of this kind of decoder attends to later ones, too
     packs_rows      whether several rows may share a sequence; False: the model has no exact mask for it
     classifies      whether LOGITS and TOKEN_LOGITS are served
     biases_attention  whether a bias of each layer is added to the scores of attention
@@ -24,9 +25,15 @@ class Family:
     name: str
     first_position: int | None = 0
     causal: bool = False
+    bidirectional: bool = False
     packs_rows: bool = True
     classifies: bool = True
     biases_attention: bool = False
+
+    @property
+    def counts_itself(self) -> bool:
+        """Whether a window of local attention counts the token itself, as those of decoders do."""
+        return self.causal or self.bidirectional
 
     @property
     def pooling(self) -> str:
@@ -51,6 +58,7 @@ FAMILIES: dict[str, Family] = {
     "qwen2": Family("Qwen2", causal=True),
     "qwen3": Family("Qwen3", causal=True),
     "llama": Family("Llama", causal=True),
+    "gemma3_text": Family("EmbeddingGemma", bidirectional=True, classifies=False),
 }
 # Encoders of other families whose positions begin behind the padding id.
 _FROM_PADDING = (
@@ -66,8 +74,9 @@ def family_of(config: Mapping[str, Any]) -> Family:
     model_type = config.get("model_type")
     if not isinstance(model_type, str):
         raise InvalidInputError("model_type", model_type, "in config.json, as transformers writes it")
-    if model_type in FAMILIES:
-        return FAMILIES[model_type]
+    known = FAMILIES.get(model_type)
+    if known is not None and (config.get("use_bidirectional_attention") or not known.bidirectional):
+        return known
     decoder = any(str(name).endswith("ForCausalLM") for name in config.get("architectures") or ())
     if decoder or config.get("is_encoder_decoder") or generates(model_type):
         kind = "an encoder with a decoder" if config.get("is_encoder_decoder") else "a decoder"

@@ -236,10 +236,21 @@ FAMILIES: Choices[Callable[[Mapping[str, Any]], Architecture]] = Choices(
 """From the content of a config.json to its architecture, by `model_type`; without the ids of generation_config.json."""
 
 
+# Why a family is not one of these, by keys of its config.json.
+_REASONS = {
+    ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts"): "a mixture of experts",
+    ("no_rope_layers", "no_rope_layer_interval"): "layers without rotary positions",
+    ("kv_lora_rank",): "latent attention",
+    ("state_size", "mamba_d_state", "ssm_state_size", "linear_num_value_heads"): "layers that are no attention",
+    ("vision_config", "audio_config"): "inputs beside text",
+}
+
+
 def from_config(config: Mapping[str, Any], generation_eos: object = None) -> Architecture:
     """The architecture that the content of a config.json describes. Raises InvalidInputError."""
     family = config.get("model_type")
-    allowed = f"one of {', '.join(FAMILIES)} (config.json)"
+    reason = next((reason for keys, reason in _REASONS.items() if any(config.get(key) for key in keys)), "")
+    allowed = f"one of {', '.join(FAMILIES)} (config.json){reason and f': this one has {reason}'}"
     require(isinstance(family, str) and family in FAMILIES, "model_type", family, allowed)
     made = replace(FAMILIES[str(family)](config), packing=packing_of(config))
     more = token_ids(generation_eos, made.vocab_size)
