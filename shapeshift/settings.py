@@ -14,7 +14,7 @@ import typing
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Generic, TypeVar, cast
 
-from shapeshift.errors import InvalidInputError, did_you_mean
+from shapeshift.errors import InvalidInputError, did_you_mean, unknown
 
 T = TypeVar("T")
 
@@ -46,8 +46,7 @@ def refuse_unknown(given: Iterable[str], known: Iterable[str]) -> None:
     allowed = set(known)
     for name in given:
         if name not in allowed:
-            listed = f"{', '.join(sorted(allowed))}{did_you_mean(name, allowed)}"
-            raise InvalidInputError(name, name, f"unknown parameter; known: {listed}")
+            raise InvalidInputError(name, name, unknown(did_you_mean(name, allowed), sorted(allowed)))
 
 
 def require(condition: bool, field: str, value: object, allowed: str) -> None:

@@ -14,7 +14,7 @@ from shapeshift.build_engines.paths import BuildPaths
 from shapeshift.build_engines.text import front as text_front
 from shapeshift.build_engines.text.config import TextFrontConfig
 from shapeshift.engines import hardware
-from shapeshift.errors import InvalidInputError, NotFoundError
+from shapeshift.errors import InvalidInputError, NotFoundError, did_you_mean
 from shapeshift.triton import model_config
 
 FrontConfig: TypeAlias = (
@@ -41,12 +41,15 @@ def front_folders(paths: BuildPaths, only: set[str]) -> list[Path]:
     Raises NotFoundError for an unknown name, or if there is none.
     """
     folders = sorted(path.parent for path in paths.repository.glob(f"*/{CONFIG}"))
+    names = [folder.name for folder in folders]
+    for name in sorted(only.difference(names)):
+        if (paths.repository / name).is_dir():
+            raise NotFoundError(f"{paths.repository / name} has no {CONFIG}, so it is no model")
+        if folders:
+            near = did_you_mean(name, names) or ";"
+            raise NotFoundError(f"no model {name} in {paths.repository}{near} there are: {', '.join(names)}")
     if not folders:
         raise NotFoundError(f"no model in {paths.repository}: a model is a folder with a {CONFIG}")
-    missing = only - {folder.name for folder in folders}
-    if missing:
-        known = ", ".join(folder.name for folder in folders)
-        raise NotFoundError(f"no model {', '.join(sorted(missing))} in {paths.repository}; there are: {known}")
     return [folder for folder in folders if not only or folder.name in only]
 
 

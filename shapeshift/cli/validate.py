@@ -36,7 +36,9 @@ def run(options: argparse.Namespace) -> int:
             line = f"{folder.name}: OK" + (f", but it does not fit here: {misfit}" if misfit else "")
         except Exception as error:  # noqa: BLE001  any error of a library concerns this model alone
             refused += 1
-            reason = text_of(error).partition("\n")[0]
-            line = f"{folder.name}: {code_name(error)}: {options.repository / folder.name / CONFIG}: {reason}"
+            file = options.repository / folder.name / CONFIG
+            reason = text_of(error).partition("\n")[0].replace(str(folder / CONFIG), str(file))
+            where = "" if reason.startswith(f"{file}:") else f"{file}: "
+            line = f"{folder.name}: {code_name(error)}: {where}{reason}"
         sys.stdout.write(f"{line}\n")
     return int(refused > 0)

@@ -12,6 +12,7 @@ from typing import Any
 
 from shapeshift.errors import InvalidInputError, NotFoundError
 from shapeshift.files import RememberedHashes, file_sha256
+from shapeshift.settings import require
 
 _UNSAFE_SUFFIXES = (".bin", ".pt", ".pth", ".pkl", ".ckpt", ".h5", ".msgpack")
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
@@ -23,6 +24,7 @@ TOKENIZER = "tokenizer.json"
 _VOCABULARIES = ("vocab.txt", "vocab.json", "spiece.model", "spm.model", "sentencepiece.bpe.model", "tokenizer.model")
 _BESIDE = ("merges.txt", "added_tokens.json", "special_tokens_map.json", "tokenizer_config.json")
 _TEMPLATES = ("chat_template.jinja", "additional_chat_templates/*.jinja")
+_POINTER = b"version https://git-lfs.github.com/spec/"
 
 
 @dataclass(frozen=True)
@@ -83,8 +85,11 @@ def open_checkpoint(
     for name in needed:
         if not (folder / name).is_file():
             raise InvalidInputError("checkpoint", str(folder), f"must hold {name}")
+        require_content(folder / name)
     _check_shards(folder)
     weights = weight_files(folder)
+    for file in weights:
+        require_content(file)
     if not weights:
         unsafe = sorted(path.name for path in folder.iterdir() if path.suffix in _UNSAFE_SUFFIXES)
         found = f"found only {', '.join(unsafe)}, which can execute code when read; " if unsafe else ""
@@ -149,6 +154,14 @@ def tensor_names(folder: Path) -> set[str]:
         with contextlib.suppress(SafetensorError, OSError), safe_open(str(file), framework="np") as opened:
             names |= {*opened.keys()}
     return names
+
+
+def require_content(file: Path) -> None:
+    """Raise InvalidInputError for the text that Git has in place of a large file."""
+    with file.open("rb") as opened:
+        pointer = opened.read(len(_POINTER)) == _POINTER
+    remedy = "the file itself: this is a Git LFS pointer; `git lfs pull` in its folder fetches the file"
+    require(not pointer, "checkpoint", str(file), remedy)
 
 
 def _check_shards(folder: Path) -> None:

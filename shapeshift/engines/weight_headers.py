@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from shapeshift.engines.checkpoint import weight_files
+from shapeshift.engines.checkpoint import require_content, weight_files
 from shapeshift.errors import InvalidInputError
 from shapeshift.settings import require
 
@@ -30,6 +30,7 @@ def read(folder: Path) -> dict[str, Header]:
 
     found = {}
     for file in weight_files(folder):
+        require_content(file)
         try:
             with safe_open(str(file), framework="np") as opened:
                 for name in opened.keys():  # noqa: SIM118  not a mapping

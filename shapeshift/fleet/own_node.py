@@ -109,7 +109,8 @@ def _find(nodes: tuple[Node, ...], name: str, file: Path) -> Node:
         if node.name == name:
             return node
     known = [node.name for node in nodes]
-    raise NotFoundError(f"{file} has no node {name}; it has {', '.join(known) or 'none'}{did_you_mean(name, known)}")
+    near = did_you_mean(name, known) or ";"
+    raise NotFoundError(f"{file} has no node {name}{near} it has {', '.join(known) or 'none'}")
 
 
 def _address(address: str, field: str) -> tuple[str, int]:

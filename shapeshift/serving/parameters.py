@@ -8,7 +8,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from shapeshift.errors import InvalidInputError, did_you_mean
+from shapeshift.errors import InvalidInputError, did_you_mean, unknown
 from shapeshift.serving.error_codes import FORWARDED
 
 # Every front accepts these. `utility` weighs requests where a scheduler chooses by utility.
@@ -64,13 +64,12 @@ def parse(text: str, own: Collection[str] = (), inputs: Collection[str] = ()) ->
         if name in known or name in _BETWEEN_MODELS:
             values[name] = _CHECKS[name](name, value)
         elif not is_tritons(name):
-            listed = f"{', '.join(sorted(known))}{hint(name, (*known, *inputs))}"
-            raise InvalidInputError(f"parameter {name}", value, f"unknown parameter; known: {listed}")
+            raise InvalidInputError(f"parameter {name}", value, unknown(hint(name, (*known, *inputs)), sorted(known)))
     return RequestParameters(**values)
 
 
 def hint(name: str, known: Collection[str]) -> str:
-    """The end of a refusal of the unknown `name`: which models take it, or the nearest of `known`."""
+    """A part of a refusal of the unknown `name`: which models take it, or the nearest of `known`."""
     return f"; {name} is for {_ELSEWHERE[name]}" if name in _ELSEWHERE else did_you_mean(name, known)
 
 

@@ -10,7 +10,7 @@ from google.protobuf import descriptor_pb2, descriptor_pool, json_format, messag
 from tritonclient.grpc import model_config_pb2
 
 from shapeshift import files
-from shapeshift.errors import NotFoundError, ShapeshiftError
+from shapeshift.errors import InvalidInputError, NotFoundError, ShapeshiftError
 from shapeshift.serving.model_args import Signature
 
 # Generated protobuf classes have no type annotations.
@@ -38,13 +38,15 @@ _MESSAGE = _message_class()
 def read(path: Path) -> ModelConfig:
     """The ModelConfig in the file `path`.
 
-    Raises NotFoundError if the file is missing, ShapeshiftError with file and line for invalid text.
+    Raises NotFoundError if the file is missing, InvalidInputError with file and line for invalid text.
     """
     try:
         text = path.read_text(encoding="utf-8")
     except FileNotFoundError:
         raise NotFoundError(f"no model configuration at {path}") from None
-    except (OSError, UnicodeDecodeError) as error:
+    except UnicodeDecodeError as error:
+        raise InvalidInputError(str(path), f"byte {error.start}", "UTF-8 text") from None
+    except OSError as error:
         raise ShapeshiftError(f"{path} cannot be read: {error}") from error
     message = _MESSAGE()
     try:
@@ -52,7 +54,8 @@ def read(path: Path) -> ModelConfig:
     except text_format.ParseError as error:
         line = error.GetLine() or 1
         reason = str(error).removeprefix(f"{line}:{error.GetColumn()} : ")
-        raise ShapeshiftError(f"{path}:{line}: {reason}") from error
+        found = [*text.splitlines(), *["the end of the file"] * line][line - 1].strip()
+        raise InvalidInputError(f"{path}:{line}", found, reason) from error
     return message
 
 

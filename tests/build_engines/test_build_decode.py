@@ -208,7 +208,10 @@ def test_missing_compiler_is_reported(project: Project, monkeypatch: pytest.Monk
 
 
 BROKEN: dict[str, tuple[Callable[[Project], object], str]] = {
-    "unknown parameter": (lambda project: project.change(max_lenght=5), "max_lenght: .*unknown parameter; known: "),
+    "unknown parameter": (
+        lambda project: project.change(max_lenght=5),
+        "max_lenght: .*; did you mean max_length. known: ",
+    ),
     "a parameter of generated configs": (lambda project: project.change(kernel_cache="x"), "kernel_cache: "),
     "bad value": (lambda project: project.change(max_concurrency=0), "max_concurrency: got 0; 1 to 4096"),
     "ranks that do not divide the heads": (

@@ -308,7 +308,7 @@ BROKEN: dict[str, tuple[Callable[[Project], object], str]] = {
     ),
     "unknown parameter": (
         lambda project: project.add(bin=3),
-        "bin: got 'bin'; unknown parameter; known: allocation, bins, ",
+        "bin: got 'bin'; unknown parameter; did you mean bins? known: allocation, bins, ",
     ),
     "a parameter of generated configs": (
         lambda project: project.add(manifest_sha256="0"),

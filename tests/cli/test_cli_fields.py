@@ -121,5 +121,5 @@ def test_unknown_settings_are_refused_by_name() -> None:
     known = settings.names(Example)
     assert known == {"needed", "count", "share", "flag", "limit", "place"}
     settings.refuse_unknown(["count", "flag"], known)
-    with pytest.raises(InvalidInputError, match="counts: .*unknown parameter; known: count, flag, limit"):
+    with pytest.raises(InvalidInputError, match="counts: .*; did you mean count. known: count, flag, limit"):
         settings.refuse_unknown({"count": "1", "counts": "2"}, known)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -43,13 +44,40 @@ def test_each_broken_model_gets_a_line(
     for name, (code, said) in {
         "good_w00": ("INVALID_ARG", "name: got 'good_w00'; another name: "),
         "no_checkpoint": ("NOT_FOUND", "checkpoint: no folder absent"),
-        "typo": ("INVALID_ARG", "poolng: got 'poolng'; unknown parameter; known: "),
+        "typo": ("INVALID_ARG", "poolng: got 'poolng'; unknown parameter; did you mean pooling? known: "),
         "dims": ("INVALID_ARG", "output EMBEDDING: got ['TYPE_FP32', 9]; data_type: TYPE_FP32 dims: [ 8 ]"),
         "forwards": ("NOT_FOUND", "forward_to: no model absent in "),
-        "torn": ("INTERNAL", ""),
     }.items():
         assert lines.pop(name).startswith(f"{code}: {repository / name / 'config.pbtxt'}: {said}"), name
+    torn = repository / "torn" / "config.pbtxt"
+    assert lines.pop("torn") == f"INVALID_ARG: {torn}:1: got 'backend'; '': Expected \":\"."
     assert lines == {}
+
+
+def test_what_is_no_model_is_called_that(
+    repository: Path, add_front: Callable[..., Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    (repository / "bare").mkdir()
+    assert main(["validate", "bare"]) == 2
+    assert "bare has no config.pbtxt, so it is no model" in capsys.readouterr().err
+    assert main(["validate", "goood"]) == 2
+    assert "; did you mean good? there are: good" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("file", ["model.safetensors", "tokenizer.json"])
+def test_a_pointer_of_git_lfs_is_called_that(
+    repository: Path,
+    light_checkpoint: Path,
+    add_front: Callable[..., Path],
+    capsys: pytest.CaptureFixture[str],
+    file: str,
+) -> None:
+    copy = repository.parent / "pointers"
+    shutil.copytree(light_checkpoint, copy)
+    (copy / file).write_text("version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 90868376\n")
+    add_front(repository, "pointer", checkpoint=copy.resolve())
+    assert main(["validate", "pointer"]) == 1
+    assert f"{file}'; the file itself: this is a Git LFS pointer; `git lfs pull`" in capsys.readouterr().out
 
 
 def test_only_the_named_models_are_checked(

@@ -59,7 +59,7 @@ def test_a_missing_certificate_and_an_unknown_host_are_named(tmp_path: Path) -> 
 
 
 def test_a_node_that_the_file_lacks_is_named(tmp_path: Path) -> None:
-    with pytest.raises(NotFoundError, match="has no node aa; it has a; did you mean a"):
+    with pytest.raises(NotFoundError, match="has no node aa; did you mean a. it has a"):
         OwnNode(write(tmp_path), "aa")
 
 

@@ -438,7 +438,11 @@ def test_metrics(make_front: MakeFront, pb_utils: PbUtils, monkeypatch: pytest.M
 @pytest.mark.parametrize(
     ("parameters", "error", "message"),
     [
-        ({"max_concurency": 3}, InvalidInputError, "max_concurency: .*unknown parameter; known: "),
+        (
+            {"max_concurency": 3},
+            InvalidInputError,
+            "max_concurency: .*; did you mean max_concurrency. known: ",
+        ),
         ({"max_concurrency": 0}, InvalidInputError, "max_concurrency: got 0; 1 to 4096"),
         ({"max_length": 1}, InvalidInputError, "max_length: got 1; 2 to 1048576"),
         ({"precision": "f8"}, InvalidInputError, "precision: got 'f8'; one of auto, f32, bf16"),

@@ -508,7 +508,7 @@ def _replace(link: Path, change: Callable[[bytes], bytes]) -> None:
         (cut_engine, {}, r"engine file .*: 1000000 bytes, \d+ in the manifest; run `shapeshift engines`"),
         (other_manifest, {}, "is not the one that the model's config names; run `shapeshift engines`"),
         (None, {"checkpoint_sha256": "0" * 64}, "come from another checkpoint; run `shapeshift engines`"),
-        (None, {"queue_row": "5"}, "queue_row: .*unknown parameter; known: .*queue_rows"),
+        (None, {"queue_row": "5"}, "queue_row: .*unknown parameter; did you mean queue_rows. known: "),
     ],
 )
 def test_a_model_with_changed_files_is_not_loaded(

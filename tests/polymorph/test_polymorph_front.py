@@ -167,7 +167,9 @@ def test_bad_requests_cost_only_themselves(make_front: MakeFront, expected: Call
         text_request(b"\xff"): "row 0: TEXT: got b'\\xff'; valid UTF-8",
         ids_request([101, 30522]): "row 0: INPUT_IDS: got 30522; 0 to 30521",
         Request(): "inputs: got 'none'",
-        text_request("a", parameters={"trunkate": True}): "parameter trunkate: got True; unknown parameter; known: ",
+        text_request(
+            "a", parameters={"trunkate": True}
+        ): "parameter trunkate: got True; unknown parameter; did you mean truncate?",
         text_request("a", parameters={"latency_ms": 0}): "parameter latency_ms: got 0; above 0",
     }
     front.execute([good[0], *bad, good[1]])
@@ -522,7 +524,7 @@ def damaged(args: dict[str, str], **parameters: str | None) -> dict[str, str]:
         ({"engines": "../absent"}, EngineError, "no engine manifest .*; run `shapeshift engines`"),
         ({"manifest_sha256": "0" * 64}, EngineError, "not the one that the model's config names"),
         ({"checkpoint_sha256": "0" * 64}, EngineError, "come from another checkpoint"),
-        ({"queue_row": "1"}, InvalidInputError, "queue_row: .*unknown parameter; known: .*queue_rows"),
+        ({"queue_row": "1"}, InvalidInputError, "queue_row: .*unknown parameter; did you mean queue_rows. known: "),
         ({"queue_rows": "0"}, InvalidInputError, "queue_rows: got 0; at least 1"),
         ({"queue_tokens": "-5"}, InvalidInputError, "queue_tokens: got -5; at least 1"),
         ({"engine_threads": "many"}, InvalidInputError, "engine_threads: got 'many'; must be a whole number"),

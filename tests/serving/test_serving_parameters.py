@@ -20,14 +20,14 @@ def parsed(**given: Any) -> RequestParameters:
     [
         ("latency_sm", "; did you mean latency_ms?"),
         ("temprature", "; did you mean temperature?"),
-        ("lora_name", "; lora_name is for models of the backend adapter_cache, such as generate_lora"),
-        ("zzz", "slo_class, utility"),
+        ("lora_name", "; lora_name is for models of the backend adapter_cache, such as generate_lora;"),
+        ("zzz", ";"),
     ],
 )
 def test_an_unknown_name_is_answered_with_the_nearest(name: str, said: str) -> None:
-    with pytest.raises(InvalidInputError, match="unknown parameter; known: latency_ms, ") as raised:
+    with pytest.raises(InvalidInputError) as raised:
         parse(json.dumps({name: 0.5}), (), ("text_input", "temperature"))
-    assert str(raised.value).endswith(said)
+    assert f"unknown parameter{said} known: latency_ms, " in str(raised.value)
 
 
 @pytest.mark.parametrize("text", ["", "{}"])
@@ -76,7 +76,10 @@ def test_what_is_tritons_own_passes_by(name: str) -> None:
         ({"task": ""}, "parameter task: got ''; a text of 1 to 256 characters"),
         ({"task": 5}, "parameter task: got 5; a text of 1 to 256 characters"),
         ({"slo_class": "x" * 257}, "parameter slo_class: got 'xxx"),
-        ({"latency": 3}, "parameter latency: got 3; unknown parameter; known: latency_ms, level, lora_name"),
+        (
+            {"latency": 3},
+            "parameter latency: got 3; unknown parameter; did you mean latency_ms? known: latency_ms, lev",
+        ),
         ({"": 3}, "parameter : got 3; unknown parameter"),
         ({"Timeout": 3}, "parameter Timeout: got 3; unknown parameter"),
     ],

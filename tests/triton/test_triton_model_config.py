@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from shapeshift.errors import NotFoundError, ShapeshiftError
+from shapeshift.errors import InvalidInputError, NotFoundError, ShapeshiftError
 from shapeshift.serving.model_args import Signature, Tensor
 from shapeshift.triton import model_config
 
@@ -46,13 +46,16 @@ def test_complete_adds_what_is_left_out_and_keeps_what_is_stated(tmp_path: Path)
 @pytest.mark.parametrize(
     ("text", "reason"),
     [
-        ('name: "a"\nnonsense: 1\n', r"config\.pbtxt:2: Message type .* has no field named \"nonsense\""),
+        (
+            'name: "a"\nnonsense: 1\n',
+            r"config\.pbtxt:2: got 'nonsense: 1'; Message type .* has no field named",
+        ),
         ('name: "a"\n\ninput [\n', r"config\.pbtxt:4: .*Expected \"\{\""),
-        ("nonsense: 1", r"config\.pbtxt:1: Message type"),
+        ("nonsense: 1", r"config\.pbtxt:1: got 'nonsense: 1'; Message type"),
     ],
 )
 def test_an_error_has_its_line_once(tmp_path: Path, text: str, reason: str) -> None:
-    with pytest.raises(ShapeshiftError, match=reason):
+    with pytest.raises(InvalidInputError, match=reason):
         model_config.read(_file(tmp_path, text))
 
 
@@ -62,7 +65,7 @@ def test_a_file_that_is_not_there_and_one_that_cannot_be_read_are_told_apart(tmp
     for unreadable in (tmp_path, _file(tmp_path, "")):
         if unreadable.is_file():
             unreadable.write_bytes(b"\xff\xfe")
-        with pytest.raises(ShapeshiftError, match="cannot be read") as caught:
+        with pytest.raises(ShapeshiftError, match="cannot be read|UTF-8 text") as caught:
             model_config.read(unreadable)
         assert not isinstance(caught.value, NotFoundError)
 

@@ -92,7 +92,7 @@ def test_missing_or_binary_configuration(tmp_path: Path) -> None:
     with pytest.raises(NotFoundError):
         model_config.read(tmp_path / "config.pbtxt")
     (tmp_path / "config.pbtxt").write_bytes(b"\xff\xfe")
-    with pytest.raises(ShapeshiftError, match="cannot be read"):
+    with pytest.raises(ShapeshiftError, match="config.pbtxt: got 'byte 0'; UTF-8 text"):
         model_config.read(tmp_path / "config.pbtxt")
 
 

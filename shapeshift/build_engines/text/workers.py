@@ -30,6 +30,7 @@ from shapeshift.triton import model_config
 
 # Generated parameters that a worker has no use for.
 _OF_THE_FRONT = ("profile", "labels", "prompts")
+_NAMED = "named in config.pbtxt"
 
 
 def check_name(name: str, fronts: Collection[str]) -> None:
@@ -39,8 +40,11 @@ def check_name(name: str, fronts: Collection[str]) -> None:
             raise InvalidInputError("name", name, f"another name: a worker of {front} may have this one")
 
 
-def choose_placement(own: PolymorphSettings, manifest: Manifest, devices: int) -> Placement:
-    """The placement that config.pbtxt names, with `auto` resolved. devices: the GPUs of the engines, 0: the CPU."""
+def choose_placement(own: PolymorphSettings, manifest: Manifest, devices: int, stated: bool = True) -> Placement:
+    """The placement of the settings, with `auto` resolved.
+
+    devices: the GPUs of the engines, 0: the CPU; stated: whether config.pbtxt names a placement.
+    """
     if own.placement == "auto":
         # On a CPU each engine holds its own packed copy of the weights, even if engines share a file: a file's size is
         # a lower bound of the memory of one engine. On a GPU the memory of all of them is measured.
@@ -48,9 +52,9 @@ def choose_placement(own: PolymorphSettings, manifest: Manifest, devices: int) -
         workers = own.workers or own.max_workers
         return placement.decide(len(manifest.engines), engine_mb, own.memory_mb, devices, workers)
     if own.placement == "inline":
-        return Placement("inline", 0, "named in config.pbtxt")
+        return Placement("inline", 0, _NAMED if stated else "the default")
     count = own.workers or max(own.min_workers, min(devices or 2, own.max_workers or MAX_WORKERS))
-    return Placement("resident" if own.placement == "resident" else "partitioned", count, "named in config.pbtxt")
+    return Placement("resident" if own.placement == "resident" else "partitioned", count, _NAMED)
 
 
 def placement_parameters(placement: Placement, front: TextFrontConfig, manifest: Manifest) -> dict[str, str]:

@@ -212,8 +212,8 @@ class RayFleet:
 
     def _require(self, name: str) -> str:
         if name not in self.names:
-            known = ", ".join(self.names)
-            raise NotFoundError(f"{self._file} has no node {name}; it has {known}{did_you_mean(name, self.names)}")
+            near = did_you_mean(name, self.names) or ";"
+            raise NotFoundError(f"{self._file} has no node {name}{near} it has {', '.join(self.names)}")
         return name
 
     def _start_again(self, commands: Iterable[NodeCommand]) -> None:
