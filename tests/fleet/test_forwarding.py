@@ -18,11 +18,10 @@ from tritonclient.grpc import service_pb2, service_pb2_grpc
 from tritonclient.utils import deserialize_bytes_tensor, np_to_triton_dtype, serialize_byte_tensor
 
 from shapeshift.errors import InvalidInputError, NotFoundError, OverloadedError, ShapeshiftError
-from shapeshift.serving import fleet_environment
 from shapeshift.fleet.forwarding.entry import FleetEntry
 from shapeshift.fleet.forwarding.front import Affinity, Front, LocalEntry, open_entry
 from shapeshift.fleet.policy.placement import UNREAD_MARGIN
-from shapeshift.serving import error_codes, parameters
+from shapeshift.serving import error_codes, fleet_environment, parameters
 from shapeshift.serving.description import GENERATION, Description, describing
 from shapeshift.serving.metrics import RequestMetrics
 from shapeshift.serving.model_args import ModelArgs

@@ -12,11 +12,11 @@ import numpy as np
 import pytest
 
 from shapeshift.engines.execution.request import TextRequest
-from shapeshift.serving.fleet_environment import FLEET_FILE_VARIABLE, NODE_VARIABLE
 from shapeshift.polymorph import executor
 from shapeshift.polymorph.router import bls_transport, worker_state
 from shapeshift.polymorph.router.router import Router
 from shapeshift.polymorph.settings import PlacementSettings, PolymorphSettings
+from shapeshift.serving.fleet_environment import FLEET_FILE_VARIABLE, NODE_VARIABLE
 from shapeshift.triton import async_client
 from tests import waiting
 from tests.fakes import PbUtils
