@@ -58,6 +58,21 @@ def test_engines_compute_what_the_eager_model_does(project: Path, provider: str)
         assert entry.tokens == 1 + {-5: 6, 0: 16, 2: 16}[entry.gamma] and entry.memory_mb > 0
 
 
+def test_an_export_runs_the_model_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The verification compares what was traced; a check by the tracer takes half of a build."""
+    small_checkpoint(tmp_path / "small")
+    module = GammaModule(read_model(tmp_path / "small")[0], -5).eval()
+    runs, forward = [], module.forward
+
+    def counted(pixels: torch.Tensor) -> torch.Tensor:
+        runs.append(len(pixels))
+        return forward(pixels)
+
+    monkeypatch.setattr(module, "forward", counted)
+    lookup.PROVIDERS["openvino"].export(module, module.example(2), tmp_path, "f32")
+    assert runs == [2]
+
+
 def test_current_engines_are_not_rebuilt(project: Path) -> None:
     folder = project / "build" / "engines" / "classify_image"
     made = image_manifest.load(folder)

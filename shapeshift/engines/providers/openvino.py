@@ -125,6 +125,7 @@ class OpenVinoProvider:
         import torch
 
         openvino = _library()
+        from openvino.frontend.pytorch.ts_decoder import TorchScriptPythonDecoder
         from openvino.tools.ovc import convert_model
 
         shapes = []
@@ -132,7 +133,9 @@ class OpenVinoProvider:
             sizes = [-1 if axis in axes else size for axis, size in enumerate(example[name].shape)]
             shapes.append((name.lower(), openvino.PartialShape(sizes), openvino.Type(example[name].dtype)))
         tensors = {name.lower(): torch.from_numpy(example[name]) for name in module.input_axes}
-        model = convert_model(module, example_input=tensors, input=shapes)
+        # Torch would trace again and compare; builds hold the engine against the module themselves.
+        traced = TorchScriptPythonDecoder(module, example_input=tensors, trace_kwargs={"check_trace": False})
+        model = convert_model(traced, input=shapes)
         for port in model.inputs:
             port.get_tensor().set_names({port.get_any_name().upper()})
         for port, name in zip(model.outputs, module.output_names, strict=True):
