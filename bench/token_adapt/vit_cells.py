@@ -39,7 +39,7 @@ def opened(planned: ImagePlan, progress: Progress) -> Ready:
     work = planned.front.folder / "engines"
     # The same engines serve any number of threads.
     built, key = work / "key", replace(planned, threads=0).key()
-    gammas = planned.front.settings.gamma_list()
+    gammas = planned.gammas
     if not built.is_file() or built.read_text() != key:
         shutil.rmtree(work, ignore_errors=True)
         work.mkdir()

@@ -115,7 +115,7 @@ def report(
     whole = count_multiplications(expand(0, patches, depth), width)
     one_thread = options.threads == 1
     medians = {cell: round(statistics.median(pair[one_thread] for pair in pairs), 2) for cell, pairs in times.items()}
-    gammas = planned.front.settings.gamma_list()
+    gammas = planned.gammas
     rows = []
     for gamma in gammas:
         layers = expand(gamma, patches, depth)

@@ -71,7 +71,9 @@ def _text(planned: Plan) -> tuple[list[str], Ask]:
 def _images(planned: ImagePlan) -> tuple[list[str], Ask]:
     made, own = planned.described, planned.front.settings
     own_labels = f"{listed(made.classifier.labels, _MOST_LISTED)}; and " if made.classifier else ""
-    side, gammas = made.architecture.image_size, ", ".join(map(str, own.gamma_list()))
+    side, gammas = made.architecture.image_size, ", ".join(map(str, planned.gammas))
+    if later := [str(gamma) for gamma in own.gamma_list() if gamma not in planned.gammas]:
+        gammas += f" (with tasks {', '.join(later)} too)"
     lines = [
         f"serves: labels of images, {side} x {side} pixels, {planned.precision} ({planned.provider.name}); "
         f"gammas {gammas}",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from shapeshift.build_engines.image import engines
+from shapeshift.build_engines.image import engines, plan
 from shapeshift.build_engines.image import front as images
 from shapeshift.engines.providers import lookup
 from shapeshift.errors import InvalidInputError, ShapeshiftError
@@ -21,7 +22,8 @@ from shapeshift.token_adapt.checkpoints.reading import open_vision
 from shapeshift.token_adapt.checkpoints.weights import read_model
 from shapeshift.token_adapt.model import vision_model
 from shapeshift.token_adapt.model.gamma_module import GammaModule
-from tests.token_adapt.token_tasks import front, noise, paths
+from shapeshift.token_adapt.tasks import registry
+from tests.token_adapt.token_tasks import front, noise, paths, register, write_task
 from tests.token_adapt.vision_families import CASES, MEAN, STD, write
 
 BY_NAME = {f"{case.family}, {case.variant}": case for case in CASES}
@@ -90,7 +92,7 @@ def test_the_own_classifier_is_served(tmp_path: Path, monkeypatch: pytest.Monkey
     made, _ = images.publish(stated, paths(tmp_path), lambda step: None)
     assert images.served(made) == "ViT: task classifier, 5 labels, and registered tasks"
     model = vision_model.open_model(tmp_path / "build" / "engines" / "classify_image", tmp_path / "none", 1)
-    assert model.reload_tasks() == []
+    assert model.reload_tasks() == [] and model.gammas == (-3, 0)
     task = model.tasks["classifier"]
     assert task.is_default and task.labels == tuple(f"kind {index}" for index in range(5))
     assert task.accuracy.keys() == {-3, 0} and task.accuracy[-3] < task.accuracy[0] == 1.0
@@ -99,6 +101,31 @@ def test_the_own_classifier_is_served(tmp_path: Path, monkeypatch: pytest.Monkey
         wanted = theirs(normal(pixels)).softmax(1).numpy()
     np.testing.assert_allclose(np.stack(model.run(0, pixels, tasks)), wanted, atol=1e-4)
     assert np.abs(np.stack(model.run(-3, pixels, tasks)) - wanted).max() > 1e-4
+
+
+def test_gammas_above_0_have_engines_where_a_task_may_have_prompts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With a classifier: once a task is registered, or where `use_gammas` names them. What is built stays current."""
+    write(BY_NAME["vit, classifier"], tmp_path / "checkpoints" / "vit")
+
+    def planned(**stated: str) -> plan.ImagePlan:
+        return images.check(front(tmp_path, checkpoint="vit", gammas="-3,0,2,4", **stated), paths(tmp_path))
+
+    alone = planned()
+    assert alone.gammas == (-3, 0)
+    assert planned(use_gammas="0,4").gammas == (-3, 0, 4)
+    write_task(tmp_path, "digits", 4)
+    register(tmp_path, "digits")
+    with_task = planned()
+    assert with_task.gammas == (-3, 0, 2, 4)
+    built = SimpleNamespace(build_key=with_task.key(), files={})
+    monkeypatch.setattr(plan.image_manifest, "load", lambda folder: built)
+    monkeypatch.setattr(plan.manifest, "check_files", lambda folder, files: None)
+    registry.remove(tmp_path / "tasks", "digits")
+    assert planned().gammas == (-3, 0) and plan.is_current(planned(), tmp_path)
+    built.build_key = alone.key()
+    assert plan.is_current(planned(), tmp_path) and not plan.is_current(with_task, tmp_path)
 
 
 def test_labels_may_stand_in_a_file(tmp_path: Path) -> None:

@@ -24,7 +24,8 @@ from shapeshift.token_adapt.model.manifest import BATCHES, BatchLatency, GammaEn
 from shapeshift.token_adapt.model.schedule import activation_mb, output_tokens
 from shapeshift.token_adapt.tasks.folder import Backbone, Head, save_classifier
 
-_PROFILE_BUDGET_S = 20.0
+_PROFILE_BUDGET_S = 2.0
+"""For each gamma."""
 _VERIFIED_BATCHES = (1, 5)
 
 
@@ -58,9 +59,8 @@ class ImageEngineBuilder:
         self._model, weight, bias = read_described(planned.checkpoint.folder, planned.described)
         self._head = None if weight is None or bias is None else Head(weight.numpy(), bias.numpy())
         made = planned.described.architecture
-        gammas = planned.front.settings.gamma_list()
         self._runtimes: list[Runtime] = []
-        self._backbone = Backbone(planned.checkpoint.sha256, made.depth, made.width, made.features, gammas)
+        self._backbone = Backbone(planned.checkpoint.sha256, made.depth, made.width, made.features, planned.gammas)
 
     def build(self) -> list[GammaEntry]:
         """The entries of all gammas. Raises VerificationError naming the first gamma that fails in every precision."""
@@ -69,7 +69,7 @@ class ImageEngineBuilder:
             save_classifier(self._work, self._head)
         state = {name: value.numpy() for name, value in self._model.state_dict().items()}
         prompt_folding.from_state(state, made.depth, made.heads, made.epsilon).save(self._work)
-        return self._profiled([self.build_gamma(gamma) for gamma in self._plan.front.settings.gamma_list()])
+        return self._profiled([self.build_gamma(gamma) for gamma in self._plan.gammas])
 
     @property
     def device_mb(self) -> float:
@@ -126,7 +126,7 @@ class ImageEngineBuilder:
         calls: list[tuple[int, Callable[[], object]]] = [
             (images, partial(one.engine.run, one.module.example(images))) for one in candidates for images in BATCHES
         ]
-        points = iter(measure_interleaved(calls, _PROFILE_BUDGET_S))
+        points = iter(measure_interleaved(calls, _PROFILE_BUDGET_S * len(candidates)))
         return [_entry(one, tuple(next(points) for _ in BATCHES)) for one in candidates]
 
 

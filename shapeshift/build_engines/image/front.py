@@ -67,7 +67,7 @@ def check(front: ImageFrontConfig, paths: BuildPaths) -> ImagePlan:
     require(not stated or tasks_dir.is_dir(), "tasks_dir", stated, f"a folder: there is none at {tasks_dir}")
     starter = _starter_folder(front.serving.starter_dir, paths)
     tasks = registry.with_starter(tasks_dir, starter) if starter else registry.read(tasks_dir)
-    planned = plan(front, paths)
+    planned = plan(front, paths, has_tasks=bool(tasks))
     own = [CLASSIFIER] if planned.described.classifier else []
     _require_task(front.serving.task, [*own, *(entry.name for entry in tasks)])
     return planned

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -57,8 +57,8 @@ class EmulatedFrontConfig:
 class ImagePlan:
     """An image front with every `auto` resolved.
 
-    tasks_dir: the registry whose images verify engines that merge; gpus: those that the engines run on, none for the
-    CPU.
+    gammas: those that have engines; tasks_dir: the registry whose images verify engines that merge; gpus: those that
+    the engines run on, none for the CPU.
     """
 
     front: ImageFrontConfig
@@ -67,6 +67,7 @@ class ImagePlan:
     provider: Provider
     precision: str
     threads: int
+    gammas: tuple[int, ...]
     tasks_dir: Path
     gpus: Sequence[int] = ()
 
@@ -77,9 +78,12 @@ class ImagePlan:
 
     def key(self) -> str:
         """Changes if, and only if, the engines must be rebuilt."""
+        settings = asdict(self.front.settings)
+        if self.gammas != self.front.settings.gamma_list():
+            settings["gammas"] = self.gammas
         inputs = {
             "format": _BUILD_FORMAT,
-            "settings": asdict(self.front.settings),
+            "settings": settings,
             "checkpoint": self.checkpoint.sha256,
             "labels": self.described.classifier.labels if self.described.classifier else (),
             "provider": [self.provider.name, self.provider.version()],
@@ -91,15 +95,24 @@ class ImagePlan:
         return hashlib.sha256(json.dumps(inputs, sort_keys=True).encode()).hexdigest()
 
 
-def plan(front: ImageFrontConfig, paths: BuildPaths) -> ImagePlan:
-    """Resolve checkpoint, provider, precision and threads. Raises ShapeshiftError."""
+def plan(front: ImageFrontConfig, paths: BuildPaths, has_tasks: bool = False) -> ImagePlan:
+    """Resolve checkpoint, provider, precision, threads and gammas. Raises ShapeshiftError.
+
+    has_tasks: whether tasks are registered. Without any, the checkpoint's own classifier, which has no prompts, is all
+    that is served: a gamma above 0 has an engine only if `use_gammas` names it.
+    """
     own = front.settings
     source = find_checkpoint(own.checkpoint, paths)
     checkpoint, described = open_vision(source.folder, source.origin, paths.build / HASHES)
     provider, gpus = provider_of(front.folder, own.provider)
     resolved = precision.resolve(own.precision, provider.name, next(iter(gpus), None))
     threads = front.serving.threads or cores()
-    return ImagePlan(front, checkpoint, described, provider, resolved, threads, tasks_folder(front, paths), gpus)
+    has_prompts = has_tasks or described.classifier is None
+    named = front.serving.gammas(())
+    gammas = tuple(gamma for gamma in own.gamma_list() if gamma <= 0 or has_prompts or gamma in named)
+    return ImagePlan(
+        front, checkpoint, described, provider, resolved, threads, gammas, tasks_folder(front, paths), gpus
+    )
 
 
 def tasks_folder(front: ImageFrontConfig, paths: BuildPaths) -> Path:
@@ -117,10 +130,11 @@ def _examples(tasks_dir: Path) -> dict[str, list[str]]:
 
 
 def is_current(planned: ImagePlan, folder: Path) -> bool:
-    """Whether `folder` holds exactly what `planned` would build, undamaged."""
+    """Whether `folder` holds what `planned` would build, or that at all gammas stated, undamaged."""
     try:
         found = image_manifest.load(folder)
         manifest.check_files(folder, found.files)
     except EngineError:
         return False
-    return found.build_key == planned.key()
+    at_all_gammas = replace(planned, gammas=planned.front.settings.gamma_list())
+    return found.build_key in (planned.key(), at_all_gammas.key())

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import json
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,7 +20,8 @@ from shapeshift.token_adapt.model.engine_settings import ImageEngineSettings
 from shapeshift.token_adapt.settings import TokenAdaptSettings
 from shapeshift.token_adapt.tasks import folder as task_folder
 from shapeshift.token_adapt.tasks import registry
-from shapeshift.token_adapt.tasks.folder import TASK_FILE
+from shapeshift.token_adapt.tasks.examples import Examples
+from shapeshift.token_adapt.tasks.folder import TASK_FILE, TaskParts
 
 
 @dataclass(frozen=True)
@@ -152,7 +155,9 @@ def _register(options: argparse.Namespace, image_model: ImageModel, progress: Pr
     )
     # What is profiled is what is registered, also if the folder is trained again meanwhile.
     with copies.staged(tasks_dir, options.folder) as stage:
-        parts = folder.read_task(stage, model.backbone)
+        # Above 0 engines are built for registered tasks only: it is measured there without.
+        gammas = image_model.settings.gamma_list()
+        parts = folder.read_task(stage, dataclasses.replace(model.backbone, gammas=gammas))
         labels, images = examples.from_folder(options.data, model.preprocessing)
         if labels != parts.labels:
             raise InvalidInputError(
@@ -160,8 +165,28 @@ def _register(options: argparse.Namespace, image_model: ImageModel, progress: Pr
             )
         _, test_images = examples.split(images)
         profile = writing.profile(model, parts, test_images, progress)
+        missing = [gamma for gamma in gammas if gamma not in model.gammas]
+        if missing:
+            profile["accuracy"] |= _accuracies(image_model, parts, test_images, missing, progress)
         writing.write_object(stage / folder.PROFILE_FILE, profile)
         examples.to_file(stage, test_images)
         copies.put(tasks_dir, parts.name, stage)
     shares = ", ".join(f"{gamma}: {share:.3f}" for gamma, share in profile["accuracy"].items())
-    return f"registered: {parts.name} in {tasks_dir}; accuracy by gamma {shares}"
+    lines = [f"registered: {parts.name} in {tasks_dir}; accuracy by gamma {shares}"]
+    if missing:
+        lines.append(f"`shapeshift engines {options.model}` builds gammas {', '.join(map(str, missing))} for it")
+    return "\n".join(lines)
+
+
+def _accuracies(
+    image_model: ImageModel, parts: TaskParts, test_images: Examples, gammas: Sequence[int], progress: Progress
+) -> dict[str, float]:
+    """By gamma, of the model that the engines are built from."""
+    from shapeshift.token_adapt.checkpoints.reading import open_vision
+    from shapeshift.token_adapt.checkpoints.weights import read_described
+    from shapeshift.token_adapt.tasks import training
+
+    progress("read the model")
+    _, described = open_vision(image_model.checkpoint)
+    model, _, _ = read_described(image_model.checkpoint, described)
+    return {str(gamma): training.accuracy(model, test_images, gamma, parts, progress) for gamma in gammas}

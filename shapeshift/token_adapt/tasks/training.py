@@ -15,6 +15,7 @@ from shapeshift.settings import require
 from shapeshift.token_adapt.model.schedule import expand
 from shapeshift.token_adapt.model.vision_transformer import UnifiedViT
 from shapeshift.token_adapt.tasks.examples import HELD_OUT, Examples, Indices
+from shapeshift.token_adapt.tasks.folder import TaskParts
 
 Tensor = torch.Tensor
 Progress = Callable[[str], None]
@@ -103,6 +104,15 @@ def features(model: UnifiedViT, examples: Examples, gamma: int, prompts: Tensor 
             repeated = None if folded is None else [layer.expand(len(chunk), -1, -1, -1, -1) for layer in folded]
             parts.append(model(torch.from_numpy(examples.pixels(chunk)), layers, repeated))
     return torch.cat(parts).clone()
+
+
+def accuracy(model: UnifiedViT, examples: Examples, gamma: int, parts: TaskParts, progress: Progress) -> float:
+    """Share of the examples that a trained task labels right at `gamma`."""
+    progress(f"accuracy at gamma {gamma} over {len(examples)} images")
+    prompts, head = parts.prompts.get(gamma), parts.heads[gamma]
+    computed = features(model, examples, gamma, None if prompts is None else torch.from_numpy(prompts)).numpy()
+    labels = (computed @ head.weight.T + head.bias).argmax(axis=1)
+    return float((labels == examples.classes).mean())
 
 
 def fit_head(computed: Tensor, classes: Tensor, labels: int) -> tuple[Tensor, Tensor]:
