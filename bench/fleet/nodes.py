@@ -14,7 +14,7 @@ from shapeshift.errors import ShapeshiftError
 from shapeshift.files import replace_text
 from shapeshift.fleet import certificates, fleet_file
 from shapeshift.fleet.node import Node
-from shapeshift.serving.fleet_environment import FLEET_FILE_VARIABLE, NODE_VARIABLE
+from shapeshift.serving.front import FLEET_FILE_VARIABLE, NODE_VARIABLE
 from shapeshift.triton.embedded.free_ports import on_free_ports
 from shapeshift.triton.embedded.server import TritonServer
 from shapeshift.triton.endpoint import Endpoint, Tls

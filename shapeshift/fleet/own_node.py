@@ -15,7 +15,7 @@ from shapeshift.errors import InvalidInputError, NotFoundError, ShapeshiftError,
 from shapeshift.fleet import settings as fleet_settings
 from shapeshift.fleet.metrics_proxy import MetricsProxy
 from shapeshift.fleet.node import Node
-from shapeshift.serving.fleet_environment import FLEET_FILE_VARIABLE, NODE_VARIABLE
+from shapeshift.serving.front import FLEET_FILE_VARIABLE, NODE_VARIABLE
 from shapeshift.settings import require
 from shapeshift.triton import metrics
 from shapeshift.triton import tls as tls_files

@@ -18,7 +18,7 @@ from shapeshift.polymorph.router.router import Router
 from shapeshift.polymorph.router.transport import Transport
 from shapeshift.polymorph.service_times import ServiceTimes, bin_edges, entry_of_bin, service_times
 from shapeshift.polymorph.settings import PlacementSettings, PolymorphSettings, worker_name
-from shapeshift.serving import fleet_environment
+from shapeshift.serving.front import fleet_file
 from shapeshift.serving.liveness import StepCounter
 from shapeshift.serving.metrics import Metric
 from shapeshift.serving.model_args import Log
@@ -89,7 +89,7 @@ def open_executor(
     shared = own.placement == "resident"
     assignment: Assignment = SharedQueue(limits, times.of_row) if shared else _dispatched(own, edges, times, limits)
     workers = [worker_name(front, number) for number in range(own.max_workers)]
-    reached = "fleet" if fleet_environment.fleet_file() else "server"
+    reached = "fleet" if fleet_file() else "server"
     if own.engine_models:
         reached = f"{reached}, triton"
     transport = TRANSPORTS[reached](pb_utils, front, workers, made, log)

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import importlib
+import os
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from functools import partial
+from pathlib import Path
 from typing import Any, ClassVar, Generic, NamedTuple, Protocol, TypeVar, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
-from shapeshift.serving import description, fleet_environment, parameters
+from shapeshift.serving import description, parameters
 from shapeshift.serving.cancellations import CancellationWatch
 from shapeshift.serving.description import Description
 from shapeshift.serving.liveness import Liveness, StepCounter
@@ -20,6 +22,21 @@ from shapeshift.serving.model_args import DESCRIPTION, ModelArgs, model_log
 from shapeshift.serving.parameters import RequestParameters
 from shapeshift.serving.pb_utils import InferenceRequest, InferenceResponse, PbUtils, ResponseSender, Returned
 from shapeshift.serving.responses import Responder, SingleResponse
+
+FLEET_FILE_VARIABLE = "SHAPESHIFT_FLEET"
+NODE_VARIABLE = "SHAPESHIFT_NODE"
+"""The environment with which the server of a fleet's node is started."""
+
+
+def fleet_file() -> Path | None:
+    """The fleet file of the server that this process belongs to; None outside a fleet."""
+    stated = os.environ.get(FLEET_FILE_VARIABLE)
+    return Path(stated) if stated else None
+
+
+def own_node() -> str:
+    """The name of the node that this process belongs to; empty outside a fleet."""
+    return os.environ.get(NODE_VARIABLE, "")
 
 
 class Client(NamedTuple):
@@ -83,7 +100,7 @@ class Front(ABC, Generic[J]):
         self.request_metrics = request_metrics
         self.responder = Responder(self.pb_utils, request_metrics, self.log)
         self.watch = CancellationWatch(self.log)
-        self.peers = _peers(self) if self.any_node and fleet_environment.fleet_file() else None
+        self.peers = _peers(self) if self.any_node and fleet_file() else None
         metrics = [*request_metrics.exported, *self.metrics(), *([] if self.peers is None else self.peers.metrics)]
         metrics.append(Liveness(self._all_steps, self.log).metric)
         self._flusher = MetricsFlusher(self.pb_utils, self.args.name, metrics, self.log)
@@ -177,6 +194,10 @@ class Front(ABC, Generic[J]):
         self.stop()
         self.responder.close()
         self._flusher.close()
+
+    def export(self) -> None:
+        """Export the metrics at once, which happens once a second."""
+        self._flusher.flush()
 
     def response(self, values: Mapping[str, NDArray[Any]]) -> InferenceResponse:
         """A response with these outputs."""

@@ -11,14 +11,15 @@ import pytest
 from shapeshift.cascade import request as request_module
 from shapeshift.cascade.policy.pruning import PrunedTexts
 from shapeshift.cascade.request import ClassifyRequest, Row
+from shapeshift.serving.parameters import RequestParameters
 
-CONTROL: Any = None
+CLIENT: Any = None
 
 
 def made(rows: int = 3, **options: Any) -> tuple[ClassifyRequest, list[ClassifyRequest]]:
     """A request, and each time that it ended."""
     ended: list[ClassifyRequest] = []
-    return ClassifyRequest([[b"a"]] * rows, CONTROL, ended.append, **options), ended
+    return ClassifyRequest(CLIENT, [[b"a"]] * rows, [], RequestParameters(**options), ended.append), ended
 
 
 @pytest.mark.parametrize(("latency_ms", "deadline"), [(None, None), (250.0, 100.25), (0.0, 100.0)])

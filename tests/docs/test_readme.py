@@ -14,8 +14,8 @@ from shapeshift.adapter_cache.service import AdapterService
 from shapeshift.adapter_cache.settings import AdapterCacheSettings
 from shapeshift.build_engines.paths import BuildPaths
 from shapeshift.build_engines.repository import front_models
-from shapeshift.cascade import front as classify_front
 from shapeshift.cascade import settings as cascade_settings
+from shapeshift.cascade.front import CascadeFront
 from shapeshift.cascade.settings import CascadeSettings, GeneratedCascadeSettings
 from shapeshift.cli import main as cli
 from shapeshift.cli.examples import how_to_call
@@ -24,7 +24,7 @@ from shapeshift.fused_decode import declarations, service
 from shapeshift.fused_decode import settings as decode_settings
 from shapeshift.fused_decode.sampling_params import SamplingParams
 from shapeshift.fused_decode.settings import ForwardSettings, FusedDecodeSettings, GeneratedDecodeSettings
-from shapeshift.polymorph import front
+from shapeshift.polymorph.front import TextFront
 from shapeshift.polymorph.settings import PolymorphSettings, front_signature
 from shapeshift.registry_mirror.follower import RegistrySettings
 from shapeshift.serving import error_codes, parameters
@@ -166,11 +166,11 @@ def test_serve_options_are_those_of_the_code() -> None:
 
 def test_request_parameters_are_those_of_the_code() -> None:
     owns = {
-        POLYMORPH: front._OWN_PARAMETERS,
+        POLYMORPH: TextFront.takes,
         TOKEN_ADAPT: image_front._OWN_PARAMETERS,
         FUSED_DECODE: service.OWN_PARAMETERS,
         ADAPTER_CACHE: AdapterService.own_parameters,
-        CASCADE: classify_front._OWN_PARAMETERS,
+        CASCADE: CascadeFront.takes,
     }
     for page, own in owns.items():
         documented = {code(row[0]) for row in table(page, "Request parameters")}

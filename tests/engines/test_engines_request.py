@@ -7,7 +7,7 @@ import pytest
 
 from shapeshift.engines.execution import request as request_module
 from shapeshift.engines.execution.request import TextRequest
-from shapeshift.errors import CancelledRequestError, EngineError, OverloadedError
+from shapeshift.errors import EngineError, OverloadedError
 
 
 def made(rows: int, **options: object) -> tuple[TextRequest, list[TextRequest]]:
@@ -61,26 +61,6 @@ def test_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
     patient.fail_if_late()
     assert finished == [request] and isinstance(request.error, OverloadedError)
     assert not patient.finished
-
-
-def test_recent_requests_are_not_checked_for_cancellation(monkeypatch: pytest.MonkeyPatch) -> None:
-    now = [100.0]
-    asked: list[float] = []
-    monkeypatch.setattr(request_module.time, "monotonic", lambda: now[0])
-
-    def is_cancelled() -> bool:
-        asked.append(now[0])
-        return now[0] > 102
-
-    request, finished = made(1, is_cancelled=is_cancelled)
-    request.fail_if_cancelled()
-    assert not asked
-    now[0] = 101.0
-    request.fail_if_cancelled()
-    assert asked == [101.0] and not finished
-    now[0] = 103.0
-    request.fail_if_cancelled()
-    assert finished == [request] and isinstance(request.error, CancelledRequestError)
 
 
 @pytest.mark.parametrize("fails", [False, True])

@@ -17,7 +17,7 @@ from shapeshift.fleet.manifests.render import KINDS, render
 from shapeshift.fleet.manifests.settings import ManifestSettings
 from shapeshift.fleet.membership import dns, written
 from shapeshift.fleet.policy.node_count import NodeLimits
-from shapeshift.serving.fleet_environment import FLEET_FILE_VARIABLE, NODE_VARIABLE
+from shapeshift.serving.front import FLEET_FILE_VARIABLE, NODE_VARIABLE
 from tests.docs.docs_pages import PROJECT
 from tests.docs.docs_sources import declared_metrics
 from tests.schema_faults import faults

@@ -21,8 +21,9 @@ from shapeshift.errors import InvalidInputError, NotFoundError, OverloadedError,
 from shapeshift.fleet.forwarding.entry import FleetEntry
 from shapeshift.fleet.forwarding.front import Affinity, Front, LocalEntry, open_entry
 from shapeshift.fleet.policy.placement import UNREAD_MARGIN
-from shapeshift.serving import error_codes, fleet_environment, parameters
+from shapeshift.serving import parameters
 from shapeshift.serving.description import GENERATION, Description, describing
+from shapeshift.serving.front import FLEET_FILE_VARIABLE, NODE_VARIABLE
 from shapeshift.serving.metrics import RequestMetrics
 from shapeshift.serving.model_args import ModelArgs
 from shapeshift.serving.responses import Responder, SingleResponse
@@ -72,7 +73,7 @@ class FakeFront:
 
     def enter(self, request: Any) -> None:
         submit = describing(self.pb_utils, self.responder, self.args, self.entry.describe, self.entry.submit)
-        fakes.send_returned([request], self.responder.start([request], submit, error_codes.is_forwarded))
+        fakes.send_returned([request], self.responder.start([request], submit))
 
     def ask(self, parameters: dict[str, Any] | None = None, **inputs: Any) -> fakes.Request:
         request = fakes.Request((TEXT, ID), parameters, "mine", decoupled=self.front.stream, **inputs)
@@ -176,9 +177,9 @@ class Fleet:
         self.nodes = {name: Node(front) for name, front in self.fronts.items()}
         addresses = {name: f"127.0.0.1:{node.port}" for name, node in self.nodes.items()}
         fleet_files.write(file, {name: (address, f"http://{address}/metrics") for name, address in addresses.items()})
-        patched.setenv(fleet_environment.FLEET_FILE_VARIABLE, str(file))
+        patched.setenv(FLEET_FILE_VARIABLE, str(file))
         for name, front in self.fronts.items():
-            patched.setenv(fleet_environment.NODE_VARIABLE, name)
+            patched.setenv(NODE_VARIABLE, name)
             front.entry = FleetEntry(front.front, PERIOD_S)
         self.a, self.b = self.fronts["a"], self.fronts["b"]
         wait_for(lambda: {*self.loads(), "a"} == {*names})
@@ -453,17 +454,17 @@ def _with_affinity(front: FakeFront) -> None:
 
 
 def test_outside_a_fleet_a_front_serves_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv(fleet_environment.FLEET_FILE_VARIABLE, raising=False)
+    monkeypatch.delenv(FLEET_FILE_VARIABLE, raising=False)
     front = FakeFront("a", False)
     entry = open_entry(front.front)
-    assert entry.submit == front.front.submit and entry.describe == front.front.describe
+    assert entry.submit == front.front.serve and entry.describe == front.front.describe
     front.responder.close()
 
 
 def test_a_node_without_a_name_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(fleet_environment.FLEET_FILE_VARIABLE, str(tmp_path / "fleet.toml"))
-    monkeypatch.delenv(fleet_environment.NODE_VARIABLE, raising=False)
+    monkeypatch.setenv(FLEET_FILE_VARIABLE, str(tmp_path / "fleet.toml"))
+    monkeypatch.delenv(NODE_VARIABLE, raising=False)
     front = FakeFront("a", False)
-    with pytest.raises(InvalidInputError, match=fleet_environment.NODE_VARIABLE):
+    with pytest.raises(InvalidInputError, match=NODE_VARIABLE):
         open_entry(front.front)
     front.responder.close()

@@ -134,7 +134,8 @@ def router(pb_utils: PbUtils, tmp_path_factory: pytest.TempPathFactory) -> Itera
 def ask(router: Executor, *lengths: int) -> TextRequest:
     """Submit one request of texts of these lengths, and wait for its end."""
     done = threading.Event()
-    texts = [np.arange(length, dtype=np.int64) for length in lengths]
+    # Without the token 1, which is padding.
+    texts = [np.arange(2, length + 2, dtype=np.int64) for length in lengths]
     request = TextRequest(texts, lambda ended: done.set())
     router.submit(request)
     assert done.wait(120)
@@ -146,7 +147,7 @@ def test_a_router_uses_them_and_follows_their_bins(router: Executor, pb_utils: P
     for lengths in ((3,), (64,), (3, 40, 16, 17)):
         request = ask(router, *lengths)
         assert request.error is None
-        assert request.outputs["EMBEDDING"].tolist() == [wanted(range(length)) for length in lengths]
+        assert request.outputs["EMBEDDING"].tolist() == [wanted(range(2, length + 2)) for length in lengths]
     assert short.requests and long.requests
     # The long bin moves to the other worker.
     serve(pb_utils, 16, "front_w01")

@@ -16,7 +16,7 @@ from shapeshift.polymorph import executor
 from shapeshift.polymorph.router import bls_transport, worker_state
 from shapeshift.polymorph.router.router import Router
 from shapeshift.polymorph.settings import PlacementSettings, PolymorphSettings
-from shapeshift.serving.fleet_environment import FLEET_FILE_VARIABLE, NODE_VARIABLE
+from shapeshift.serving.front import FLEET_FILE_VARIABLE, NODE_VARIABLE
 from shapeshift.triton import async_client
 from tests import waiting
 from tests.fakes import PbUtils
@@ -105,14 +105,14 @@ class Site:
     def begin(self, *lengths: int) -> Callable[[], TextRequest]:
         """Submit one request; what is returned waits for its end and checks that it was answered."""
         ended = threading.Event()
-        texts = [np.arange(1, length + 1, dtype=np.int64) for length in lengths]
+        texts = [np.arange(2, length + 2, dtype=np.int64) for length in lengths]
         request = TextRequest(texts, lambda _: ended.set())
         self.router.submit(request)
 
         def end() -> TextRequest:
             assert ended.wait(120)
             assert request.error is None
-            assert request.outputs["EMBEDDING"].tolist() == [wanted(range(1, length + 1)) for length in lengths]
+            assert request.outputs["EMBEDDING"].tolist() == [wanted(range(2, length + 2)) for length in lengths]
             return request
 
         return end

@@ -208,7 +208,7 @@ def test_workers_are_reached_where_they_are_and_hold_the_stated_bins(
 
     names = ("server", "fleet", "server, triton", "fleet, triton")
     monkeypatch.setattr(executor, "TRANSPORTS", {name: opens(name) for name in names})
-    monkeypatch.setattr(executor.environment, "fleet_file", lambda: Path("fleet.toml") if in_fleet else None)
+    monkeypatch.setattr(executor, "fleet_file", lambda: Path("fleet.toml") if in_fleet else None)
     monkeypatch.setattr(executor, "Router", lambda *given: given)
     own = PolymorphSettings(placement="partitioned", slo_ms=100.0, max_workers=3, worker_backend=backend)
     made = manifest.load(folder)

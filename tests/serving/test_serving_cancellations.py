@@ -13,7 +13,7 @@ from shapeshift.serving.cancellations import CancellationWatch
 
 @pytest.fixture
 def watch() -> Iterator[CancellationWatch]:
-    made = CancellationWatch(pytest.fail, period_s=0.001)
+    made = CancellationWatch(pytest.fail, period_s=0.001, ask_after_s=0)
     yield made
     made.close()
 
@@ -70,7 +70,7 @@ def test_once_removed_nobody_asks(watch: CancellationWatch) -> None:
 
 def test_a_question_that_fails_costs_only_itself() -> None:
     logged: list[str] = []
-    watch = CancellationWatch(logged.append, period_s=0.001)
+    watch = CancellationWatch(logged.append, period_s=0.001, ask_after_s=0)
     noticed = threading.Event()
 
     def fail() -> bool:
@@ -104,7 +104,7 @@ class Periods:
 
 def test_requests_that_ended_delay_no_question_and_take_no_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cancellations, "_MOST_A_PERIOD", 4)
-    watch = CancellationWatch(pytest.fail)
+    watch = CancellationWatch(pytest.fail, ask_after_s=0)
     watch.close()
     for number in range(1000):
         watch.add(number, lambda: pytest.fail("it has ended"), lambda: None)
@@ -122,3 +122,10 @@ def test_requests_that_ended_delay_no_question_and_take_no_memory(monkeypatch: p
     assert asked == list("abcdefabcdef")
     kept = [value for value in vars(watch).values() if hasattr(value, "__len__")]
     assert len(watch) == 6 and all(len(value) <= 6 for value in kept)
+
+
+def test_requests_that_have_just_come_are_not_asked_about() -> None:
+    watch, asked = CancellationWatch(pytest.fail, period_s=0.001, ask_after_s=3600), threading.Event()
+    watch.add("a", partial(set_and_go_on, asked), lambda: None)
+    assert not asked.wait(0.05)
+    watch.close()

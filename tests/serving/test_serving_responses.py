@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from shapeshift.errors import InvalidInputError, OverloadedError
-from shapeshift.serving import error_codes, responses
 from shapeshift.serving import pb_utils as triton
+from shapeshift.serving import responses
 from shapeshift.serving.metrics import RequestMetrics
 from shapeshift.serving.responses import Responder, ResponseThread, SingleResponse
 from tests.fakes import InferenceResponse, PbUtils, Request, ResponseSender, TritonError, send_returned
@@ -317,7 +317,7 @@ def test_what_submit_raises_is_the_answer_of_that_request_alone(kind: str, reque
             raise InvalidInputError("TEXT", 3, "a string")
         accepted.append(request)
 
-    returned = made.start(requests, submit, error_codes.is_forwarded)
+    returned = made.start(requests, submit)
     made.close()
     if kind == "responder":
         # Nothing was sent: Triton takes one response.

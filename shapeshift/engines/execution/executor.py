@@ -10,17 +10,16 @@ from pathlib import Path
 from typing import Protocol
 
 from shapeshift.engines.execution import engine_set
+from shapeshift.engines.execution.bounded_queue import BoundedQueue
 from shapeshift.engines.execution.engine_set import EngineSet
 from shapeshift.engines.execution.loading import BackgroundLoader, first_and_rest
 from shapeshift.engines.execution.request import Row, TextRequest
 from shapeshift.engines.hardware import cores
 from shapeshift.engines.manifest import EngineEntry, Manifest
 from shapeshift.engines.policy.measured_factor import MeasuredFactor
-from shapeshift.engines.policy.pack_size import rows_to_take
-from shapeshift.engines.policy.row_costs import row_costs
+from shapeshift.engines.policy.pack_size import row_costs, rows_to_take
 from shapeshift.engines.providers import lookup
 from shapeshift.errors import EngineError
-from shapeshift.serving.bounded_queue import BoundedQueue
 from shapeshift.serving.bounds import TimeBound, unloading
 from shapeshift.serving.liveness import StepCounter
 from shapeshift.serving.metrics import Counter, Gauge

@@ -1,8 +1,8 @@
-"""The number of waiting rows that one engine call takes."""
+"""The number of waiting rows that one engine call takes, and what a row costs that shares a call."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 
 def rows_to_take(lengths: Iterable[int], waiting: int, threads: int, tokens: int, max_rows: int) -> int:
@@ -23,3 +23,15 @@ def rows_to_take(lengths: Iterable[int], waiting: int, threads: int, tokens: int
         if taken >= share:
             break
     return taken
+
+
+def row_costs(pack_ms: Sequence[float], pack_tokens: int, max_rows: int) -> list[float]:
+    """Milliseconds of one row by its tokens: its share of a call that is full of such rows.
+
+    pack_ms: of a call by its tokens in all, [longest + 1]; pack_tokens, max_rows: as of `rows_to_take`.
+    """
+    costs = [0.0]
+    for tokens in range(1, len(pack_ms)):
+        rows = max(1, min(max_rows, pack_tokens // tokens))
+        costs.append(pack_ms[rows * tokens] / rows)
+    return costs

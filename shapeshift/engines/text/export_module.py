@@ -106,7 +106,8 @@ class PackedEncoder(nn.Module):
     def _before_padding(self, ids: torch.Tensor, segments: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
         """`segments` of the tokens that the head pools: one of the last token takes the last that is no padding, or the
         first."""
-        padding: int | None = self.model.config.pad_token_id
+        config: Any = self.model.config
+        padding: int | None = config.pad_token_id
         if padding is None or not isinstance(self.head, SequenceHead) or self.head.pooling != "lasttoken":
             return segments
         return torch.where((ids != padding) | (positions == 0), segments, 0)

@@ -18,10 +18,11 @@ from shapeshift.fleet.forwarding.peers import Peers
 from shapeshift.fleet.forwarding.relay import Relay
 from shapeshift.fleet.node_clients import NodeClients
 from shapeshift.fleet.policy.placement import LOOK_S, least_unread, least_work
-from shapeshift.serving import error_codes, fleet_environment
+from shapeshift.serving import error_codes
 from shapeshift.serving.bounds import unloading
 from shapeshift.serving.cancellations import CancellationWatch
 from shapeshift.serving.description import Description
+from shapeshift.serving.front import FLEET_FILE_VARIABLE, NODE_VARIABLE, fleet_file, own_node
 from shapeshift.serving.liveness import StepCounter
 from shapeshift.serving.metrics import Counters, Gauge, Metric
 from shapeshift.serving.parameters import FROM_NODE, is_tritons
@@ -40,10 +41,10 @@ class FleetEntry:
     """
 
     def __init__(self, front: Front, period_s: float = LOOK_S) -> None:
-        file, self._own = fleet_environment.fleet_file(), fleet_environment.own_node()
+        file, self._own = fleet_file(), own_node()
         if file is None or not self._own:
-            allowed = f"the name of this node, beside {fleet_environment.FLEET_FILE_VARIABLE}"
-            raise InvalidInputError(fleet_environment.NODE_VARIABLE, self._own, allowed)
+            allowed = f"the name of this node, beside {FLEET_FILE_VARIABLE}"
+            raise InvalidInputError(NODE_VARIABLE, self._own, allowed)
         self._front = front
         self._clients = NodeClients()
         self._peers = Peers(front, file, self._own, self._clients, period_s)

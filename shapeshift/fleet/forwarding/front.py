@@ -6,8 +6,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from shapeshift.serving import fleet_environment
 from shapeshift.serving.description import Describe
+from shapeshift.serving.front import fleet_file
 from shapeshift.serving.liveness import StepCounter
 from shapeshift.serving.metrics import Metric
 from shapeshift.serving.model_args import Log, ModelArgs
@@ -95,4 +95,4 @@ ENTRIES: Choices[Callable[[Front], Entry]] = Choices(
 
 def open_entry(front: Front) -> Entry:
     """The entry of `front`. Raises ShapeshiftError for a fleet file that cannot be read."""
-    return ENTRIES["fleet" if fleet_environment.fleet_file() else "server"](front)
+    return ENTRIES["fleet" if fleet_file() else "server"](front)

@@ -13,7 +13,7 @@ from shapeshift.fleet.node_clients import NodeClients
 from shapeshift.polymorph.router import bls_transport, engine_client
 from shapeshift.polymorph.router.grpc_transport import GrpcTransport, RemoteClient, RemoteWorkerClient
 from shapeshift.polymorph.router.transport import Exchange, Transport
-from shapeshift.serving import fleet_environment
+from shapeshift.serving.front import fleet_file, own_node
 from shapeshift.serving.model_args import Log
 from shapeshift.serving.pb_utils import PbUtils
 from shapeshift.triton.names import worker_front
@@ -74,7 +74,7 @@ def open_engine_transport(pb_utils: PbUtils, front: str, workers: Sequence[str],
 
 def _beside(own: Transport, remote: RemoteClient, front: str, log: Log) -> FleetTransport:
     """`own`, and `remote` for the workers of the other nodes."""
-    file, node = fleet_environment.fleet_file(), fleet_environment.own_node()
+    file, node = fleet_file(), own_node()
     assert file is not None, "a front outside a fleet has another transport"
     membership = open_membership(file, node)
     clients = NodeClients()

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
+from shapeshift.engines.execution.bounded_queue import BoundedQueue
 from shapeshift.errors import OverloadedError
-from shapeshift.serving.bounded_queue import BoundedQueue
 
 
 class Item:
