@@ -64,7 +64,9 @@ class _Backoff:
 
 @dataclass(frozen=True, eq=False)
 class _LevelCall:
-    """One call; end: of its request, or of the level's own time if that is sooner, as `timeout`; monotonic seconds."""
+    """One call; end: of its request, or of the level's own time if that is sooner, as `timeout`; monotonic seconds;
+    checkpoint: the hash of the one that the model must have, empty for any.
+    """
 
     model: str
     rows: Sequence[Sequence[bytes]]
@@ -73,6 +75,7 @@ class _LevelCall:
     end: float
     timeout: float
     done: Callable[[LevelResult | Exception], None]
+    checkpoint: str = ""
 
 
 class LevelClient:
@@ -116,14 +119,16 @@ class LevelClient:
         truncate: bool,
         deadline: float | None,
         done: Callable[[LevelResult | Exception], None],
+        checkpoint: str = "",
     ) -> None:
         """Ask `model` for `outputs` of rows of one text or one pair; `done` is called once, on another thread.
 
         outputs: of LOGITS, IMPORTANCE, OFFSETS, EMBEDDING, ENGINE_MS; truncate: whether the model may cut the texts;
-        deadline: of the request, monotonic seconds. The error is LevelGoneError, InvalidInputError (the model refuses a
-        text), OverloadedError (the model is full, or the deadline has passed), or EngineError (any other failure).
-        Raises LevelGoneError where the model failed recently, OverloadedError where too many calls wait; `done` is not
-        called then.
+        deadline: of the request, monotonic seconds; checkpoint: the hash of the one that the model must have, which may
+        be loaded again with another one at any time; empty for any. The error is LevelGoneError, InvalidInputError (the
+        model refuses a text), OverloadedError (the model is full or has another checkpoint, or the deadline has
+        passed), or EngineError (any other failure). Raises LevelGoneError where the model failed recently,
+        OverloadedError where too many calls wait; `done` is not called then.
         """
         now = time.monotonic()
         timeout = now + self._timeout_s
@@ -140,7 +145,7 @@ class LevelClient:
             if backoff.failures:
                 # This call alone finds out whether the model is back.
                 backoff.retry_at = timeout
-        self._thread.start(self._serve(_LevelCall(model, rows, outputs, truncate, end, timeout, done)))
+        self._thread.start(self._serve(_LevelCall(model, rows, outputs, truncate, end, timeout, done, checkpoint)))
 
     def is_ready(self, model: str, pairs: bool) -> bool:
         """Whether the model answers a call, even with an error; blocks until it does, or its time is over."""
@@ -212,7 +217,9 @@ class LevelClient:
         inputs = {"TEXT": _column([texts[0] for texts in call.rows])}
         if len(call.rows[0]) > 1:
             inputs["TEXT_PAIR"] = _column([texts[1] for texts in call.rows])
-        parameters = {"truncate": True} if call.truncate else {}
+        parameters: dict[str, bool | str] = {"truncate": True} if call.truncate else {}
+        if call.checkpoint:
+            parameters["checkpoint"] = call.checkpoint
         timeout_s = max(_MIN_TIMEOUT_S, call.timeout - time.monotonic())
         started = time.perf_counter()
         # gRPC has its own limit too, by which the server learns that nobody waits any more.

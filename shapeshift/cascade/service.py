@@ -112,9 +112,9 @@ class CascadeService:
         if level == 1:
             return self.first_level.submit(texts, request.truncate, request.deadline, on_result)
         model = self.candidate.levels[level - 1]
-        outputs = self._outputs(model, level)
+        outputs, checkpoint = self._outputs(model, level), self.table.model(model).checkpoint_sha256
         try:
-            self._client.submit(model, texts, outputs, request.truncate, request.deadline, on_result)
+            self._client.submit(model, texts, outputs, request.truncate, request.deadline, on_result, checkpoint)
         except Exception as error:  # noqa: BLE001  the rows keep the answer of an earlier level
             on_result(error)
         return []

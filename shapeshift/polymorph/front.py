@@ -13,7 +13,7 @@ from shapeshift.engines.execution.request import TextRequest
 from shapeshift.engines.interfaces import Ids
 from shapeshift.engines.manifest import Manifest
 from shapeshift.engines.settings import GeneratedSettings, TextEngineSettings
-from shapeshift.errors import CancelledRequestError, EngineError, InvalidInputError
+from shapeshift.errors import CancelledRequestError, EngineError, InvalidInputError, OverloadedError
 from shapeshift.polymorph.executor import open_executor
 from shapeshift.polymorph.settings import PlacementSettings, PolymorphSettings
 from shapeshift.serving import description
@@ -59,7 +59,7 @@ class TextJob(TextRequest):
 class TextFront(Front[TextJob]):
     """Reads texts and has them computed by engines, in this process or in workers."""
 
-    takes = ("prompt_name", "truncate")
+    takes = ("checkpoint", "prompt_name", "truncate")
     # Workers of other nodes compute its texts instead.
     any_node = False
 
@@ -84,6 +84,10 @@ class TextFront(Front[TextJob]):
         self.log(f"ready: {engines.provider} {engines.precision}, {len(engines.engines)} engines, {own.placement}")
 
     def admit(self, given: RequestParameters) -> None:
+        checkpoint = self._engines.checkpoint_sha256
+        if given.checkpoint not in (None, checkpoint):
+            reason = f"this model has {checkpoint} since it was loaded; retry later"
+            raise OverloadedError(f"parameter checkpoint: got {given.checkpoint!r}; {reason}")
         self._executor.require_room(given.latency_ms)
 
     def parse(self, request: InferenceRequest, given: RequestParameters, client: Client) -> TextJob:

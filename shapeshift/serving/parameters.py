@@ -46,6 +46,7 @@ class RequestParameters:
     id: str | None = None
     forwarded: bool = False
     from_node: str | None = None
+    checkpoint: str | None = None
 
 
 def parse(text: str, own: Collection[str] = (), inputs: Collection[str] = ()) -> RequestParameters:
@@ -140,5 +141,6 @@ _CHECKS = {
     "id": _word,
     FORWARDED: _flag,
     FROM_NODE: _word,
+    "checkpoint": _word,
 }
 _NONE = RequestParameters()

@@ -214,6 +214,20 @@ def test_a_level_that_fails_leaves_the_answer_so_far(workspace: Workspace, fault
     wait_for(lambda: ask(front, "one")["LEVEL"].item() == 2)
 
 
+def test_a_level_is_asked_for_the_checkpoint_that_was_profiled(workspace: Workspace) -> None:
+    """It is another model: it may be loaded again with other classes at any time."""
+    level = large(workspace)
+    table = workspace.table(candidate("both", TWO, [gap()]))
+    models = [
+        dataclasses.replace(one, checkpoint_sha256="0" * 64) if one.name == "large" else one for one in table.models
+    ]
+    front = workspace.open(dataclasses.replace(table, models=tuple(models)))
+    assert ask(front, "one")["LEVEL"].item() == 2
+    assert level.parameters == [json.dumps({"checkpoint": "0" * 64})]
+    level.fail = TritonError("parameter checkpoint: got another one; retry later", TritonError.UNAVAILABLE)
+    assert ask(front, "one")["LEVEL"].item() == 1
+
+
 def test_texts_that_keep_an_earlier_answer_are_counted(workspace: Workspace) -> None:
     large(workspace).fail = RuntimeError("boom")
     front = workspace.open(workspace.table(candidate("both", TWO, [gap()])))

@@ -128,6 +128,16 @@ def test_truncate(make_front: MakeFront, expected: Callable[..., np.ndarray]) ->
     )
 
 
+def test_a_request_may_name_the_checkpoint_that_must_answer(make_front: MakeFront, tmp_path: Path) -> None:
+    front = make_front()
+    own = front._checkpoint
+    served, refused = (text_request("a", parameters={"checkpoint": one}) for one in (own, "0" * 64))
+    front.execute([served, refused])
+    assert len(served.vectors("EMBEDDING")) == 1
+    code, message = refused.refusal()
+    assert code == TritonError.UNAVAILABLE and f"this model has {own} since it was loaded" in message
+
+
 def test_outputs_are_those_requested(make_front: MakeFront) -> None:
     front = make_front()
     asked, silent = text_request("a", outputs=["EMBEDDING"]), text_request("a", outputs=[])
