@@ -100,7 +100,7 @@ def plan_model(options: argparse.Namespace, work: Path) -> ImagePlan:
         (folder / "config.json").write_text(json.dumps({"architecture": f"{options.model}_patch{PATCH}_{IMAGE}"}))
     own = ImageEngineSettings(str(folder), options.provider, options.precision, options.gammas)
     front = ImageFrontConfig(options.model, folder, None, own, TokenAdaptSettings(threads=options.threads))
-    return plan(front, BuildPaths(work, work, work))
+    return plan(front, BuildPaths(work, work, work), has_tasks=True)
 
 
 def report(
