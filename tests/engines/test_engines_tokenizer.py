@@ -85,6 +85,14 @@ def test_text_without_tokens_is_rejected(tmp_path: Path) -> None:
         plain.encode(b"  ", 1, False)
 
 
+@pytest.mark.parametrize("content", ["[1]", "{"])
+def test_a_configuration_that_is_none_is_named(content: str, tmp_path: Path) -> None:
+    file = save(tmp_path)
+    (tmp_path / "tokenizer_config.json").write_text(content)
+    with pytest.raises(InvalidInputError, match="checkpoint: got '.*tokenizer_config.json'; a JSON object"):
+        TextTokenizer(file, 2)
+
+
 @pytest.mark.parametrize("truncate", [False, True])
 def test_empty(tokenizer: TextTokenizer, truncate: bool) -> None:
     with pytest.raises(InvalidInputError, match="row 2: TEXT: got ''; at least one character"):

@@ -32,9 +32,15 @@ def open_tokenizer(file: Path) -> Any:
 
 
 def read_config(file: Path) -> dict[str, Any]:
-    """The tokenizer_config.json beside a tokenizer.json: what that cannot hold. Empty if there is none."""
+    """The tokenizer_config.json beside a tokenizer.json: what that cannot hold. Empty if there is none.
+
+    Raises InvalidInputError for a file that is no JSON object.
+    """
     config = file.with_name(CONFIG)
-    return dict(json.loads(config.read_text(encoding="utf-8"))) if config.is_file() else {}
+    try:
+        return dict(json.loads(config.read_text(encoding="utf-8"))) if config.is_file() else {}
+    except (ValueError, TypeError) as error:
+        raise InvalidInputError("checkpoint", str(config), f"a JSON object ({error})") from None
 
 
 class Encoded(NamedTuple):
