@@ -65,7 +65,7 @@ def add(asked: NewModel, paths: BuildPaths, server: Server | None, taken: Collec
     found = recognise(folder, asked.technique)
     machine = capacity.this_machine()
     sizes = new_model.sizes_of(found, folder, machine.available_mb, paths.build / HASHES)
-    models = new_model.folders(name, _as_named(asked.checkpoint, folder, paths), found, sizes)
+    models = new_model.folders(name, _as_named(asked.checkpoint, folder, paths), folder, found, sizes)
     existing = {file.parent.name for file in paths.repository.glob(f"*/{CONFIG}")}
     _require_free(models, existing, {*taken}, paths)
     with _draft(models, paths) as draft, contextlib.ExitStack() as undo:

@@ -11,12 +11,13 @@ from shapeshift.build_engines.image import front as image_front
 from shapeshift.build_engines.model_folder import CONFIG, HOW_TO_CALL, VERSION
 from shapeshift.build_engines.recognition import Recognised
 from shapeshift.build_engines.text import front as text_front
+from shapeshift.engines.checkpoint import Checkpoint
 from shapeshift.engines.settings import TextEngineSettings
 from shapeshift.engines.text.families import longest_text
 from shapeshift.fused_decode.model.architecture import Architecture
 from shapeshift.fused_decode.model.precision import resolve
 from shapeshift.fused_decode.settings import FusedDecodeSettings
-from shapeshift.token_adapt.checkpoints.reading import open_vision
+from shapeshift.token_adapt.checkpoints.reading import describe, open_vision
 
 UNARY = "_unary"
 # Fewer than the default, so that a model of 22 million weights answers within a minute of being added.
@@ -24,25 +25,43 @@ _BINS = "4"
 # The paper's, for 196 patches and 12 layers; a model with fewer of both has fewer tokens to add or merge in a layer.
 _GAMMAS = (-20, -15, -10, -5, 0, 2, 4, 8)
 _CALL = "curl -s {{host}}:{{http_port}}/v2/models/{name}/{end} -d '{data}'\n"
-_TEXT = '{"inputs":[{"name":"TEXT","shape":[1,1],"datatype":"BYTES","data":["A text of any length."]}]}'
+_COLUMN = '{{"name":"{}","shape":[1,1],"datatype":"BYTES","data":["{}"]}}'
+_TEXT = f'{{"inputs":[{_COLUMN.format("TEXT", "A text of any length.")}]}}'
+_PAIR = f'{{"inputs":[{_COLUMN.format("TEXT", "What is red?")},{_COLUMN.format("TEXT_PAIR", "Roses are red.")}]}}'
+# The gateway puts messages into the checkpoint's chat template.
+_CHAT = (
+    "curl -s 127.0.0.1:{{gateway_port}}/v1/chat/completions "
+    '-d \'{{"model":"{name}","messages":[{{"role":"user","content":"What is a prime number?"}}],"max_tokens":60}}\'\n'
+)
 _PROMPT = '{"text_input":"Once upon a time","max_tokens":20}'
 _PLAIN_PROMPT = '{"inputs":[{"name":"text_input","shape":[1],"datatype":"BYTES","data":["Once upon a time"]}]}'
 _PIXELS = '{"inputs":[{"name":"PIXELS","shape":[1,1,2,3],"datatype":"UINT8","data":[90,160,230,60,120,40]}]}'
+_TASK_FIRST = """# A task first: the checkpoint has no labels of its own. FOLDER has a folder of images for each label.
+shapeshift tasks train build/my-tasks/mine --model {name} --data FOLDER
+shapeshift tasks register build/my-tasks/mine --model {name} --data FOLDER
+"""
 
 Files = Mapping[str, str]
 
 
-def folders(name: str, checkpoint: str, found: Recognised, sizes: Mapping[str, str]) -> dict[str, Files]:
-    """The models that serve a checkpoint, by name: the contents of their files by relative path.
+def folders(name: str, checkpoint: str, folder: Path, found: Recognised, sizes: Mapping[str, str]) -> dict[str, Files]:
+    """The models that serve the checkpoint in `folder`, by name: the contents of their files by relative path.
 
     checkpoint: as config.pbtxt names it; sizes: parameters beside it, see `sizes_of`.
     """
-    calls = {text_front.BACKEND: ("infer", _TEXT), image_front.BACKEND: ("infer", _PIXELS)}
+    text = _PAIR if found.pairs else _TEXT
+    calls = {text_front.BACKEND: ("infer", text), image_front.BACKEND: ("infer", _PIXELS)}
     end, data = calls.get(found.technique, ("generate", _PROMPT))
-    models = {name: _files(name, found, {"checkpoint": checkpoint, **sizes}, end, data)}
+    call = _CHAT if found.chats else _CALL
+    if (
+        found.technique == image_front.BACKEND
+        and describe(Checkpoint(folder, dict(found.config), "")).classifier is None
+    ):
+        call = _TASK_FIRST + _CALL
+    models = {name: _files(name, found, {"checkpoint": checkpoint, **sizes}, call, end, data)}
     if found.technique in (decode.BACKEND, decode.WITH_ADAPTERS):
         forwarding = Recognised(found.technique, found.because, found.config)
-        models[name + UNARY] = _files(name + UNARY, forwarding, {"forward_to": name}, "infer", _PLAIN_PROMPT)
+        models[name + UNARY] = _files(name + UNARY, forwarding, {"forward_to": name}, _CALL, "infer", _PLAIN_PROMPT)
     return models
 
 
@@ -70,7 +89,7 @@ def sizes_of(found: Recognised, folder: Path, available_mb: float, hashes: Path)
     return {"max_concurrency": str(slots), "max_length": str(length)}
 
 
-def _files(name: str, found: Recognised, parameters: Mapping[str, str], end: str, data: str) -> Files:
+def _files(name: str, found: Recognised, parameters: Mapping[str, str], call: str, end: str, data: str) -> Files:
     page = f"docs/{found.technique}.md"
     lines = [
         f"# Written by `shapeshift add`; {page} explains every parameter.",
@@ -85,8 +104,8 @@ def _files(name: str, found: Recognised, parameters: Mapping[str, str], end: str
         ),
         "]",
     ]
-    call = _CALL.format(name=name, end=end, data=data)
-    return {CONFIG: "\n".join(lines) + "\n", HOW_TO_CALL: call, f"{VERSION}/.gitkeep": ""}
+    called = call.format(name=name, end=end, data=data)
+    return {CONFIG: "\n".join(lines) + "\n", HOW_TO_CALL: called, f"{VERSION}/.gitkeep": ""}
 
 
 def _tensors(kind: str, names: Sequence[str]) -> list[str]:

@@ -14,8 +14,8 @@ from typing import Any
 from shapeshift.build_engines import decode
 from shapeshift.build_engines.image import front as image_front
 from shapeshift.build_engines.text import front as text_front
+from shapeshift.engines.text import chat_template_files, classifiers, sentence_modules
 from shapeshift.engines.text import families as text_families
-from shapeshift.engines.text import sentence_modules
 from shapeshift.engines.text.sentence_modules import MODULES_FILE
 from shapeshift.errors import InvalidInputError, UnsupportedError
 from shapeshift.fused_decode.model import architecture
@@ -41,6 +41,8 @@ class Recognised:
     technique  one of TECHNIQUES
     because    the file and the field that say so
     config     content of the config.json of the model itself
+    pairs      whether its rows are pairs of texts
+    chats      whether it has a chat template
     inputs, outputs  tensors that config.pbtxt lists; empty: those of the technique
     """
 
@@ -49,6 +51,8 @@ class Recognised:
     config: Mapping[str, Any]
     inputs: tuple[str, ...] = ()
     outputs: tuple[str, ...] = ()
+    pairs: bool = False
+    chats: bool = False
 
 
 def recognise(folder: Path, technique: str = "") -> Recognised:
@@ -62,11 +66,14 @@ def recognise(folder: Path, technique: str = "") -> Recognised:
     chosen, because = _technique(config, classes, bool(modules.pooling))
     if technique and technique != chosen:
         chosen, because = technique, "--technique"
+    if chosen in (decode.BACKEND, decode.WITH_ADAPTERS):
+        return Recognised(chosen, because, config, chats=chat_template_files.read(folder).text is not None)
     if chosen != text_front.BACKEND or modules.pooling:
         return Recognised(chosen, because, config)
     if _ends(classes, _CLASSIFIES):
         # A request may have one text or a pair: which of both a classifier was trained on no file says.
-        return Recognised(chosen, because, config, (TEXT_PAIR,), ("LOGITS",))
+        pairs = classifiers.is_cross_encoder(config, modules)
+        return Recognised(chosen, because, config, (TEXT_PAIR,), ("LOGITS",), pairs)
     if _ends(classes, _LABELS_TOKENS):
         return Recognised(chosen, because, config, (), ("TOKEN_LOGITS", OFFSETS))
     return Recognised(chosen, because, config)

@@ -16,6 +16,7 @@ from shapeshift.build_engines.publish import in_one_line
 from shapeshift.build_engines.recognition import TECHNIQUES
 from shapeshift.cli import engines
 from shapeshift.cli.examples import how_to_call
+from shapeshift.cli.gateway import port_of
 from shapeshift.cli.sidecar import addresses, host_and_ports, server_key
 from shapeshift.cli.stop_signals import stop_on_sigterm
 from shapeshift.errors import InvalidInputError, ShapeshiftError
@@ -95,7 +96,8 @@ def _added(names: list[str], options: argparse.Namespace, served: bool) -> str:
         return f"added {listed}; `make serve` builds and serves {them}, {build}"
     host, ports = host_and_ports(options.build / "run") or (ServerSettings.host, {})
     http, grpc = ports.get("http", ServerSettings.http_port), ports.get("grpc", ServerSettings.grpc_port)
-    calls = how_to_call(names, [options.build / "repository"], host, http, grpc).rstrip()
+    gateway = port_of(options.build / "run")
+    calls = how_to_call(names, [options.build / "repository"], host, http, grpc, gateway).rstrip()
     return f"added {listed}; the server has loaded it\n{calls}"
 
 

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from shapeshift.build_engines.model_folder import HOW_TO_CALL, SUMMARY
+from shapeshift.cli.gateway import DEFAULT_PORT, port_of
 from shapeshift.cli.sidecar import host_and_ports
 from shapeshift.errors import NotFoundError
 from shapeshift.sidecar import run_files
@@ -38,13 +39,22 @@ def run(options: argparse.Namespace) -> int:
     http_port = options.http_port or ports.get("http", ServerSettings.http_port)
     grpc_port = options.grpc_port or ports.get("grpc", ServerSettings.grpc_port)
     models = options.models or known
-    sys.stdout.write(how_to_call(models, repositories, options.host or host, http_port, grpc_port))
+    gateway_port = port_of(options.build / "run")
+    sys.stdout.write(how_to_call(models, repositories, options.host or host, http_port, grpc_port, gateway_port))
     return 0
 
 
-def how_to_call(models: Sequence[str], repositories: Sequence[Path], host: str, http_port: int, grpc_port: int) -> str:
+def how_to_call(
+    models: Sequence[str],
+    repositories: Sequence[Path],
+    host: str,
+    http_port: int,
+    grpc_port: int,
+    gateway_port: int = DEFAULT_PORT,
+) -> str:
     """How to call each model, below its line of `summaries`: its how_to_call.txt with the placeholders filled in."""
     values = {"{host}": host, "{http_port}": str(http_port), "{grpc_port}": str(grpc_port)}
+    values["{gateway_port}"] = str(gateway_port)
     parts = []
     for model in models:
         text = (

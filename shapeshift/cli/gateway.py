@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 DEFAULT_PORT = 8080
 LOG_FILE = "gateway.log"
+_PORT_FILE = "gateway.port"
 _DEFAULT = "localhost:8001"
 _HOST = "127.0.0.1"
 
@@ -94,7 +95,17 @@ def child(settings: ServerSettings, port: int) -> ChildProcess:
         "--port": port,
     }
     given = [f"{name}={value}" for name, value in options.items()]
+    settings.run_directory.mkdir(parents=True, exist_ok=True)
+    (settings.run_directory / _PORT_FILE).write_text(f"{port}\n")
     return ChildProcess("gateway", given, settings.run_directory / LOG_FILE, settings.shared_variables)
+
+
+def port_of(run_directory: Path) -> int:
+    """The port of the gateway that runs, or last ran, in this run directory; the default where none has run."""
+    try:
+        return int((run_directory / _PORT_FILE).read_text())
+    except (OSError, ValueError):
+        return DEFAULT_PORT
 
 
 def listens(port: int) -> bool:

@@ -16,6 +16,7 @@ import tritonclient.grpc as triton
 
 from shapeshift.build_engines import add, new_model, publish
 from shapeshift.build_engines.paths import BuildPaths
+from shapeshift.cli.examples import how_to_call
 from shapeshift.cli.main import main
 from shapeshift.engines import capacity, failures, hardware
 from shapeshift.engines.capacity import Machine
@@ -26,6 +27,7 @@ from shapeshift.triton.embedded.server import TritonServer
 from tests.engines.families import save_model, save_modules, save_tokenizer
 from tests.fused_decode.checkpoints import make_checkpoint
 from tests.token_adapt.timm_models import small_checkpoint
+from tests.token_adapt.vision_families import CASES, write
 
 LABELS = {0: "bad", 1: "good", 2: "mixed"}
 Make = Callable[[Path], object]
@@ -133,6 +135,48 @@ def test_what_a_checkpoint_is_for_is_read_from_its_files(
         assert stated(models / "mine_unary") == {"backend": backend, "tensors": [], "forward_to": "mine"}
     assert files_below(models.parent / "build") == set()
     assert main(["validate"]) == 0
+
+
+def chat_model(folder: Path) -> None:
+    make_checkpoint(folder)
+    (folder / "chat_template.jinja").write_text("{% for m in messages %}{{ m.content }}{% endfor %}")
+
+
+def cross_encoder(folder: Path) -> None:
+    save_model(folder, "bert", "AutoModelForSequenceClassification", num_labels=1)
+    change(folder, sentence_transformers={"activation_fn": "torch.nn.modules.linear.Identity"})
+
+
+@pytest.mark.parametrize(
+    ("make", "example"),
+    [
+        (embedder, "/v2/models/mine/infer -d {'inputs': [TEXT]}"),
+        (classifier, "/v2/models/mine/infer -d {'inputs': [TEXT]}"),
+        (cross_encoder, "/v2/models/mine/infer -d {'inputs': [TEXT, TEXT_PAIR]}"),
+        (make_checkpoint, "/v2/models/mine/generate -d {'text_input', 'max_tokens'}"),
+        (chat_model, ":8080/v1/chat/completions -d {'model', 'messages', 'max_tokens'}"),
+    ],
+)
+def test_the_example_fits_the_model(make: Make, example: str, models: Path) -> None:
+    make(models.parent / "mine")
+    assert main(["add", "mine"]) == 0
+    said = how_to_call(["mine"], [models], "localhost", 8000, 8001)
+    url, _, body = said.strip().removeprefix("mine\ncurl -s ").partition(" -d ")
+    sent = json.loads(body.strip("'"))
+    inputs = ", ".join(one["name"] for one in sent.get("inputs", []))
+    fields = f"'inputs': [{inputs}]" if inputs else ", ".join(map(repr, sent))
+    assert f"{url} -d {{{fields}}}".endswith(example)
+
+
+@pytest.mark.parametrize("variant", ["classifier", "features"])
+def test_the_example_of_images_without_labels_says_how_to_get_a_task(variant: str, models: Path) -> None:
+    case = next(case for case in CASES if (case.family, case.variant) == ("vit", variant))
+    write(case, models.parent / "mine")
+    assert main(["add", "mine"]) == 0
+    said = (models / "mine" / "how_to_call.txt").read_text()
+    first = "shapeshift tasks register build/my-tasks/mine --model mine --data FOLDER\n"
+    assert (first in said) is (variant == "features")
+    assert said.endswith("}]}'\n") and "curl -s {host}:{http_port}/v2/models/mine/infer -d '" in said
 
 
 def test_name_technique_and_checkpoint_are_the_users(models: Path, capsys: pytest.CaptureFixture[str]) -> None:

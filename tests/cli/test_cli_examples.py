@@ -13,7 +13,7 @@ from shapeshift.triton.embedded import run_record
 MODELS = {
     "encode": {
         "config.pbtxt": "",
-        "how_to_call.txt": "curl {host}:{http_port} -d '{}' # {grpc_port}\n",
+        "how_to_call.txt": "curl {host}:{http_port} -d '{}' # {grpc_port} {gateway_port}\n",
         "summary.txt": "f32\n",
     },
     "encode_w00": {"config.pbtxt": ""},
@@ -33,11 +33,11 @@ def build(tmp_path: Path) -> Path:
 def test_each_model_has_its_line_and_its_calls(build: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main.main(["examples", "--build", str(build)]) == 0
     encode, other = capsys.readouterr().out.split("\n\n")
-    assert encode == "encode  f32\ncurl 127.0.0.1:8000 -d '{}' # 8001"
+    assert encode == "encode  f32\ncurl 127.0.0.1:8000 -d '{}' # 8001 8080"
     assert other == "other\ncurl -i http://127.0.0.1:8000/v2/models/other/ready\n", "a worker is not called"
     given = ["--host", "far", "--http-port", "9", "--grpc-port", "10", "encode"]
     assert main.main(["examples", "--build", str(build), *given]) == 0
-    assert capsys.readouterr().out == "encode  f32\ncurl far:9 -d '{}' # 10\n"
+    assert capsys.readouterr().out == "encode  f32\ncurl far:9 -d '{}' # 10 8080\n"
 
 
 def test_the_ports_are_those_of_the_server(
@@ -49,8 +49,9 @@ def test_the_ports_are_those_of_the_server(
     record = {"owner": one, "guard": one, "server": one, "prefix": "shapeshift_0123456789ab_", "members": []}
     (build / "run").mkdir()
     (build / "run" / "server.json").write_text(json.dumps({**record, "regions": [], "about": about, "boot": ""}))
+    (build / "run" / "gateway.port").write_text("83\n")
     assert main.main(["examples", "--build", str(build), "encode"]) == 0
-    assert "curl 127.0.0.1:81 -d '{}' # 82" in capsys.readouterr().out
+    assert "curl 127.0.0.1:81 -d '{}' # 82 83" in capsys.readouterr().out
 
 
 def test_a_model_that_is_not_there_is_named(build: Path, capsys: pytest.CaptureFixture[str]) -> None:

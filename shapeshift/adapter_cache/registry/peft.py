@@ -156,7 +156,8 @@ def _check_base(stated: object, base: BaseModel) -> None:
     raise InvalidInputError(
         "base_model_name_or_path",
         stated,
-        f"a folder with the weights of the served base model, or one of its names: {names}",
+        f"a folder with the weights of the served base model, or one of its names: {names} "
+        "(base_names in config.pbtxt adds one)",
     )
 
 
