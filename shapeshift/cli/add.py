@@ -93,7 +93,11 @@ def _added(names: list[str], options: argparse.Namespace, served: bool) -> str:
     if not served:
         them = "it" if len(names) == 1 else "them"
         build = f"`shapeshift engines {' '.join(names)}` builds {them}"
-        return f"added {listed}; `make serve` builds and serves {them}, {build}"
+        # Outside of a checkout there is no Makefile, and `serve` builds nothing.
+        serve = f"`make serve` builds and serves {them}, {build}"
+        if not Path("Makefile").is_file():
+            serve = f"{build}, and `shapeshift serve` serves {them}"
+        return f"added {listed}; {serve}"
     host, ports = host_and_ports(options.build / "run") or (ServerSettings.host, {})
     http, grpc = ports.get("http", ServerSettings.http_port), ports.get("grpc", ServerSettings.grpc_port)
     gateway = port_of(options.build / "run")

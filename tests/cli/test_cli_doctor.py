@@ -40,10 +40,13 @@ def test_without_the_servers_files_it_says_how_to_get_them(
     assert status == 1
     assert found["server"] == (
         MISSING,
-        "no build/triton/bin/tritonserver; run `shapeshift setup`, or name DIR with --build",
+        "no build/triton/bin/tritonserver; run `shapeshift setup`, or name it: --build or --triton DIR",
     )
     assert not list(tmp_path.iterdir())
     status, found = findings(capsys, "--build", str(unpacked(tmp_path / "elsewhere")))
+    assert status == 0, found
+    (tmp_path / "elsewhere" / "triton").rename(tmp_path / "own")
+    status, found = findings(capsys, "--triton", str(tmp_path / "own"))
     assert status == 0, found
     assert {state for state, _ in found.values()} <= {OK, NOTE}
 

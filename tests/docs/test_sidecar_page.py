@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from shapeshift.cli import sidecar, status
+from shapeshift.cli import sidecar
+from shapeshift.cli.running import status
 from shapeshift.fleet import worker_demand
 from shapeshift.polymorph.settings import PlacementSettings, PolymorphSettings
 from shapeshift.settings import names

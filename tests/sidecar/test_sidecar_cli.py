@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from shapeshift.cli import main, serve, sidecar, status
+from shapeshift.cli import main, serve, sidecar
+from shapeshift.cli.running import status
 from shapeshift.sidecar import run_files
 from shapeshift.sidecar.overview import overview
 from shapeshift.sidecar.process_tracker import ProcessTracker

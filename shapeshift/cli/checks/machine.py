@@ -10,12 +10,14 @@ import socket
 from collections.abc import Iterable
 from pathlib import Path
 
+from shapeshift.cli import gateway
 from shapeshift.cli.checks.finding import MISSING, NOTE, OK, Finding
 from shapeshift.engines import capacity, hardware
 from shapeshift.triton.settings import ServerSettings
 
 _GIB = 2**30
 _DRIVER = Path("/proc/driver/nvidia/version")
+_PCI, _NVIDIA = Path("/sys/bus/pci/devices"), "0x10de"
 _SHARED_MEMORY = Path("/dev/shm")
 # A model's process begins with a megabyte and grows with its requests; Docker gives a container 64 MiB.
 _LEAST_SHARED, _FEW_SHARED = 16 * 2**20, 256 * 2**20
@@ -58,7 +60,12 @@ def shared_memory(free: int) -> Finding:
 def _gpu() -> Finding:
     count = hardware.gpus()
     if not count:
-        return Finding("gpu", NOTE, "no NVIDIA device in /dev: models run on the CPU")
+        absent = "no NVIDIA device in /dev: models run on the CPU"
+        if _DRIVER.exists():
+            absent += "; there is a driver: a container gets the devices with `docker run --gpus all`"
+        elif any(file.read_text().strip() == _NVIDIA for file in _PCI.glob("*/vendor")):
+            absent += "; the machine has a card of NVIDIA, but no driver: install it"
+        return Finding("gpu", NOTE, absent)
     try:
         found = re.search(r"Kernel Module\D*([\d.]+)", _DRIVER.read_text())
     except OSError:
@@ -81,13 +88,22 @@ def disk(folder: Path) -> Finding:
 
 
 def ports(
-    numbers: Iterable[int] = (ServerSettings.http_port, ServerSettings.grpc_port, ServerSettings.metrics_port),
+    numbers: Iterable[int] = (
+        ServerSettings.http_port,
+        ServerSettings.grpc_port,
+        ServerSettings.metrics_port,
+        gateway.DEFAULT_PORT,
+    ),
 ) -> Finding:
-    """Whether the server can bind to these ports of 127.0.0.1."""
+    """Whether the server and its gateway can bind to these ports of 127.0.0.1."""
     taken = [number for number in numbers if not _is_free(number)]
     if taken:
         listed = ", ".join(map(str, taken))
-        return Finding("ports", NOTE, f"in use: {listed}; another server needs --http-port and the like")
+        return Finding(
+            "ports",
+            NOTE,
+            f"in use: {listed}; `serve` needs others, by --http-port, --gateway-port and the like",
+        )
     return Finding("ports", OK, f"{', '.join(map(str, numbers))} are free")
 
 

@@ -26,8 +26,8 @@ _HUB = ("HF_HOME", "HF_ENDPOINT", "HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE")
 _SECRETS = ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN")
 
 
-def check(build: Path) -> list[Finding]:
-    """All findings; `build`: the build folder, which may be missing."""
+def check(build: Path, triton: Path | None = None) -> list[Finding]:
+    """All findings; `build`: the build folder, which may be missing; triton: the server, None for the one in there."""
     return [
         _python(),
         _packages(),
@@ -35,7 +35,7 @@ def check(build: Path) -> list[Finding]:
         _torch(),
         _compiler(),
         _gurobi(),
-        server(build),
+        server(triton or build / "triton"),
         _checkpoints(build),
         hub(os.environ),
     ]
@@ -127,12 +127,13 @@ def _gurobi() -> Finding:
     return Finding("gurobi", OK, _version("gurobipy"))
 
 
-def server(build: Path) -> Finding:
-    """The files that `shapeshift setup` unpacks into `build`, and the backends of this installation."""
-    triton = build / "triton"
+def server(triton: Path) -> Finding:
+    """The server's files, which `shapeshift setup` unpacks, and the backends of this installation."""
     absent = [name for name in (_SERVER, _BACKEND) if not (triton / name).exists()]
     if absent:
-        return Finding("server", MISSING, f"no {triton / absent[0]}; run `shapeshift setup`, or name DIR with --build")
+        return Finding(
+            "server", MISSING, f"no {triton / absent[0]}; run `shapeshift setup`, or name it: --build or --triton DIR"
+        )
     if not installation.BACKENDS.is_dir():
         return Finding("server", MISSING, f"no backends at {installation.BACKENDS}; install shapeshift again")
     return Finding("server", OK, f"{triton}, backends {installation.BACKENDS}")

@@ -8,8 +8,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from shapeshift.cli.running.status import format_overview, table
 from shapeshift.cli.sidecar import run_directory_of
-from shapeshift.cli.status import format_overview, table
 from shapeshift.fleet import settings
 from shapeshift.fleet.membership import written
 from shapeshift.fleet.settings import FleetSettings
