@@ -49,6 +49,10 @@ def _publish_images(front: ImageFrontConfig, paths: BuildPaths, progress: Progre
     return summary.of_images(front.name, result, paths.engines / front.name, made)
 
 
+def _publish_decode(front: decode.DecodeFrontConfig, paths: BuildPaths, progress: Progress) -> str:
+    return f"{front.name}: {decode.publish(front, paths, progress)}"
+
+
 def _with_line(publish: Callable[[Any, BuildPaths], str]) -> Callable[[Any, BuildPaths, Progress], str]:
     """A publisher whose summary is the line that `publish` returns."""
     return lambda front, paths, progress: f"{front.name}: {publish(front, paths)}"
@@ -56,9 +60,7 @@ def _with_line(publish: Callable[[Any, BuildPaths], str]) -> Callable[[Any, Buil
 
 _STEPS: dict[type, BuildSteps] = {
     TextFrontConfig: BuildSteps(text_front.check, _publish_texts, _no_models),
-    decode.DecodeFrontConfig: BuildSteps(
-        decode.check, _with_line(decode.publish), lambda front, _: decode.forwards_to(front)
-    ),
+    decode.DecodeFrontConfig: BuildSteps(decode.check, _publish_decode, lambda front, _: decode.forwards_to(front)),
     ImageFrontConfig: BuildSteps(image_front.check, _publish_images, _no_models),
     EmulatedFrontConfig: BuildSteps(image_front.check_emulated, _with_line(image_front.publish_emulated), _no_models),
     cascade.CascadeFrontConfig: BuildSteps(cascade.check, _with_line(cascade.publish), cascade.levels),

@@ -27,6 +27,7 @@ from shapeshift.fused_decode.model.architecture import Architecture
 from shapeshift.fused_decode.model.precision import COMPUTED_BYTES, QUANTISED, require_kv_precision, resolve
 from shapeshift.fused_decode.model.quantised.packing import packing_of
 from shapeshift.fused_decode.settings import ForwardSettings, FusedDecodeSettings, MemoryNeed, signature
+from shapeshift.progress import ProgressCallback
 from shapeshift.registry_mirror.follower import RegistrySettings
 from shapeshift.triton import model_config
 
@@ -106,7 +107,7 @@ def _checked(front: DecodeFrontConfig, own: FusedDecodeSettings, paths: BuildPat
     return _Checked(checkpoint, tokenizer, bool(published))
 
 
-def publish(front: DecodeFrontConfig, paths: BuildPaths) -> str:
+def publish(front: DecodeFrontConfig, paths: BuildPaths, progress: ProgressCallback) -> str:
     """Check the checkpoint, compile the kernels and write the model's folder. Returns a summary line."""
     target = paths.generated / front.name
     own = front.settings
@@ -118,7 +119,7 @@ def publish(front: DecodeFrontConfig, paths: BuildPaths) -> str:
     checkpoint, tokenizer, is_published = _checked(front, own, paths)
     kernels = paths.build / "kernels"
     lora = front.adapters is not None
-    state = "up to date" if is_published else _compile(own.native, kernels, lora)
+    state = "up to date" if is_published else _compile(own.native, kernels, lora, progress)
     parameters = {
         "checkpoint": paths.portable(checkpoint.folder, target),
         "checkpoint_sha256": checkpoint.sha256,
@@ -234,7 +235,7 @@ def _require_loadable(
         return _tokenizer_of(folder)
 
 
-def _compile(native: bool, kernels: Path, lora: bool) -> str:
+def _compile(native: bool, kernels: Path, lora: bool, progress: ProgressCallback) -> str:
     """Compile the kernels of a checkpoint that was checked. Returns what was done."""
     # These import torch.
     from shapeshift.adapter_cache.lora import native as native_terms
@@ -243,9 +244,9 @@ def _compile(native: bool, kernels: Path, lora: bool) -> str:
     if not native:
         return "checked"
     try:
-        kernel_build.library(kernels)
+        kernel_build.library(kernels, progress=progress)
         if lora:
-            native_terms.library(kernels)
+            native_terms.library(kernels, progress)
     except (OSError, subprocess.SubprocessError) as error:
         return f"checked, without compiled kernels ({error})"
     return "checked, kernels compiled"

@@ -60,7 +60,7 @@ def project(small_base: Path, mixed_adapters: dict[str, Path], tmp_path_factory:
     (paths.repository / "generate_lora" / "1" / "multi_lora.json").write_text(json.dumps(fixed))
     for front in front_models(paths, set()):
         assert isinstance(front, decode.DecodeFrontConfig)
-        decode.publish(front, paths)
+        decode.publish(front, paths, lambda step: None)
     return paths.build
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -68,7 +69,8 @@ def compilations(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
     """The folders for which kernels were requested; nothing is compiled."""
     asked: list[Path] = []
 
-    def library(folder: Path) -> Path:
+    def library(folder: Path, *, progress: Callable[[str], None]) -> Path:
+        progress("compiling the kernels: 0 of 4 files")
         asked.append(folder)
         return folder / "x.so"
 
@@ -161,8 +163,10 @@ def test_a_model_that_does_not_fit_is_built_and_named(
 
 def test_published_checkpoint_is_checked_again_only_after_a_change(project: Project, compilations: list[Path]) -> None:
     project.change(native="true")
-    assert "generate: checked, kernels compiled; " in project.make()[1]
-    assert "generate: up to date; " in project.make()[1]
+    _, out, error = project.make()
+    assert "generate: checked, kernels compiled; " in out
+    assert re.fullmatch(r"generate: +\d+ s  compiling the kernels: 0 of 4 files\n", error)
+    assert project.make()[1].startswith("generate: up to date; ")
     project.change(native="true", max_concurrency=5)
     assert "up to date; checkpoint: small, " in project.make()[1]
     assert project.parameters()["max_concurrency"] == "5"
@@ -198,7 +202,7 @@ def test_the_tokenizer_of_transformers_is_published_and_served(project: Project)
 
 
 def test_missing_compiler_is_reported(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
-    def library(folder: Path) -> Path:
+    def library(folder: Path, *, progress: Callable[[str], None]) -> Path:
         raise FileNotFoundError("no g++ found")
 
     monkeypatch.setattr(kernel_build, "library", library)

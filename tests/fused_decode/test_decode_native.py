@@ -292,6 +292,28 @@ def test_processes_compile_once(tmp_path: Path) -> None:
     assert left == {".so", ".lock"}
 
 
+def test_a_compilation_says_what_it_does_and_ends_when_it_is_stopped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compiler = fake_compiler(tmp_path / "bin", FAKE.replace("sleep 0.3", ""))
+    monkeypatch.setenv("PATH", f"{compiler.parent}:{os.environ['PATH']}")
+    said: list[str] = []
+    kernel_build.library(tmp_path / "cache", progress=said.append)
+    count = len(list(kernel_build.KERNELS.glob("*.cpp")))
+    assert said[0] == f"compiling the decode kernels for this CPU, once, in a minute or more: 0 of {count} files"
+    said.clear()
+    kernel_build.library(tmp_path / "cache", progress=said.append)
+    assert said == [], "they are there"
+
+    def stop(step: str) -> None:
+        raise KeyboardInterrupt
+
+    compiler.write_text(FAKE.replace("sleep 0.3", "exec sleep 600"))
+    with pytest.raises(KeyboardInterrupt):
+        kernel_build.library(tmp_path / "other", progress=stop)
+    assert {path.suffix for path in (tmp_path / "other").iterdir()} <= {".lock"}
+
+
 def test_the_library_depends_on_sources_compiler_and_cpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     compiler = fake_compiler(tmp_path / "bin", FAKE.replace("sleep 0.3", ""))
     monkeypatch.setenv("PATH", f"{compiler.parent}:{os.environ['PATH']}")

@@ -78,7 +78,7 @@ def publish(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Calla
         paths = BuildPaths(root, root / "build", root / "model_repository")
         (front,) = front_models(paths, {name})
         assert isinstance(front, decode.DecodeFrontConfig)
-        decode.publish(front, paths)
+        decode.publish(front, paths, lambda step: None)
         return paths.generated
 
     return add

@@ -56,7 +56,7 @@ def server(
         model_config.write(config, root / "model_repository" / model / "config.pbtxt")
     for front in front_models(paths, set()):
         assert isinstance(front, DecodeFrontConfig)
-        publish(front, paths)
+        publish(front, paths, lambda step: None)
     with make_server((paths.generated,), MODELS, tmp_path_factory.mktemp("run")) as running:
         yield running.wait_ready()
 

@@ -18,9 +18,9 @@ _NAMESPACE, _LIBRARY = "shapeshift_lora", "lora"
 _load_lock = threading.Lock()
 
 
-def library(cache_dir: Path) -> Path:
+def library(cache_dir: Path, progress: kernel_build.Progress = lambda step: None) -> Path:
     """The compiled kernels; see `kernel_build.library`."""
-    return kernel_build.library(cache_dir, KERNELS, _LIBRARY)
+    return kernel_build.library(cache_dir, KERNELS, _LIBRARY, progress)
 
 
 class NativeAdapters:

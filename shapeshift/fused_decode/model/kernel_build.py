@@ -11,17 +11,21 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import MutableMapping
+from collections.abc import Callable, MutableMapping, Sequence
+from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
 from pathlib import Path
 from types import ModuleType
 
 from shapeshift import files
+from shapeshift.engines import hardware
 
+Progress = Callable[[str], None]
 KERNELS = Path(__file__).with_name("kernels")
 COMPILER = "g++"
 _FLAGS = ("-std=c++20", "-O3", "-march=native", "-ffp-contract=fast", "-fno-math-errno", "-fno-trapping-math")
 _WIDE = ("-mprefer-vector-width=512",)
 _TIMEOUT_S = 3600.0
+_PROGRESS_S = 1.0
 SPIN_COUNT = 3000
 _UNUSED = ("torch._meta_registrations", "torch.export")
 _SPIN_VARIABLES = ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")
@@ -63,11 +67,14 @@ def import_torch() -> None:
             gc.enable()
 
 
-def library(cache_dir: Path, folder: Path | None = None, name: str = "decode") -> Path:
+def library(
+    cache_dir: Path, folder: Path | None = None, name: str = "decode", progress: Progress = lambda step: None
+) -> Path:
     """The library of the *.cpp in `folder` (KERNELS), compiled into `cache_dir` at the first use in about a minute.
 
-    Processes that start together compile once. Raises OSError where there is no compiler or `cache_dir` cannot be
-    written, subprocess.SubprocessError where the compiler fails.
+    Processes that start together compile once. progress: called each second meanwhile, with what is compiled. Raises
+    OSError where there is no compiler or `cache_dir` cannot be written, subprocess.SubprocessError where the compiler
+    fails.
     """
     folder = folder or KERNELS
     compiler = shutil.which(COMPILER)
@@ -80,7 +87,7 @@ def library(cache_dir: Path, folder: Path | None = None, name: str = "decode") -
         return target
     with files.exclusive_lock(target.with_suffix(".lock")):
         if not target.is_file():
-            _compile(compiler, flags, target, folder)
+            _compile(compiler, flags, target, folder, progress)
     return target
 
 
@@ -92,7 +99,7 @@ def reason(error: Exception) -> str:
     return str(error)
 
 
-def _compile(compiler: str, flags: list[str], target: Path, folder: Path) -> None:
+def _compile(compiler: str, flags: list[str], target: Path, folder: Path, progress: Progress) -> None:
     import torch
 
     root = Path(torch.__file__).parent
@@ -105,8 +112,12 @@ def _compile(compiler: str, flags: list[str], target: Path, folder: Path) -> Non
     openmp = [str(path) for path in sorted((root / "lib").glob("libgomp*.so*"))[:1]] or ["-lgomp"]
     libraries = [f"-L{root / 'lib'}", "-lc10", "-ltorch_cpu", *openmp]
     try:
-        for source, code in zip(sources, codes, strict=True):
-            _run([compiler, *flags, "-fopenmp", "-fPIC", abi, *includes, "-c", str(source), "-o", str(code)])
+        what = f"compiling the {target.name.partition('-')[0]} kernels for this CPU, once, in a minute or more"
+        command = [compiler, *flags, "-fopenmp", "-fPIC", abi, *includes]
+        _run_all(
+            [[*command, "-c", str(source), "-o", str(code)] for source, code in zip(sources, codes, strict=True)],
+            lambda done: progress(f"{what}: {done} of {len(sources)} files"),
+        )
         _run([compiler, "-shared", *map(str, codes), "-o", str(fresh), *libraries])
         fresh.replace(target)
     finally:
@@ -114,8 +125,35 @@ def _compile(compiler: str, flags: list[str], target: Path, folder: Path) -> Non
             made.unlink(missing_ok=True)
 
 
-def _run(command: list[str]) -> None:
-    subprocess.run(command, check=True, capture_output=True, text=True, timeout=_TIMEOUT_S)
+def _run_all(commands: Sequence[list[str]], progress: Callable[[int], None]) -> None:
+    """Run each of the commands, on as many cores as there are; progress: takes how many have ended."""
+    running: list[subprocess.Popen[str]] = []
+    with ThreadPoolExecutor(min(len(commands), hardware.cores())) as pool:
+        results = [pool.submit(_run, command, running.append) for command in commands]
+        try:
+            waiting = set(results)
+            while waiting:
+                progress(len(results) - len(waiting))
+                waiting = wait(waiting, _PROGRESS_S, FIRST_COMPLETED).not_done
+                for ended in set(results) - waiting:
+                    ended.result()
+        except BaseException:
+            pool.shutdown(wait=False, cancel_futures=True)
+            for one in running:
+                one.kill()
+            raise
+
+
+def _run(command: list[str], started: Callable[[subprocess.Popen[str]], None] = lambda process: None) -> None:
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        started(process)
+        try:
+            output, errors = process.communicate(timeout=_TIMEOUT_S)
+        except BaseException:
+            process.kill()
+            raise
+    if process.returncode:
+        raise subprocess.CalledProcessError(process.returncode, command, output, errors)
 
 
 def _key(compiler: str, flags: list[str], cpu: str, folder: Path) -> str:
