@@ -49,9 +49,14 @@ class Client(NamedTuple):
 class Job(Protocol):
     """A request that a technique serves. arrived: monotonic, in seconds; error: why it failed, None if it has not."""
 
-    client: Client
-    arrived: float
-    error: Exception | None
+    @property
+    def client(self) -> Client: ...
+
+    @property
+    def arrived(self) -> float: ...
+
+    @property
+    def error(self) -> Exception | None: ...
 
     def __hash__(self) -> int: ...
 

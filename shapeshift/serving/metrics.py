@@ -143,7 +143,8 @@ Metric = Counter | Gauge | Histogram | Counters | Info | Gauges
 class RequestMetrics:
     """What every front counts: request lengths on arrival, codes of answers, and latencies.
 
-    what: the unit of the lengths, for the help text. slo_ms: latency objective, 0 for none; shares of it are bounds.
+    what: the unit of the lengths, for the help text. max_tokens: 0: requests have no length, and none is exported.
+    slo_ms: latency objective, 0 for none; shares of it are bounds.
     """
 
     def __init__(self, what: str, max_tokens: int, slo_ms: float) -> None:
@@ -155,9 +156,9 @@ class RequestMetrics:
             code: Counter("requests_total", "Requests answered, by Triton code", {"code": code}) for code in CODES
         }
 
-    @property
-    def exported(self) -> list[Counter | Gauge | Histogram]:
-        return [self.lengths, self.latency_ms, *self.answered.values()]
+        self.exported: list[Metric] = [self.latency_ms, *self.answered.values()]
+        if max_tokens:
+            self.exported.insert(0, self.lengths)
 
 
 class MetricsFlusher:

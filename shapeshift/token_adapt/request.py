@@ -57,6 +57,11 @@ class ImageRequest:
         self._unsettled = num_images
 
     @property
+    def arrived(self) -> float:
+        """As `arrival`, in seconds."""
+        return self.arrival / 1e3
+
+    @property
     def is_finished(self) -> bool:
         """Whether `on_finished` was called."""
         return self._unsettled == 0
@@ -107,7 +112,7 @@ class RequestImage(WaitingImage):
     pixels: Pixels
 
 
-def output_tensors(request: ImageRequest) -> dict[str, Any]:
+def output_values(request: ImageRequest) -> dict[str, Any]:
     """The outputs of a finished request by name, each [images, ...]."""
     return {
         "LABEL": np.array(request.labels, dtype=object).reshape(-1, 1),

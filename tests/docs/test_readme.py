@@ -28,8 +28,8 @@ from shapeshift.polymorph.front import TextFront
 from shapeshift.polymorph.settings import PolymorphSettings, front_signature
 from shapeshift.registry_mirror.follower import RegistrySettings
 from shapeshift.serving import error_codes, parameters
-from shapeshift.token_adapt import front as image_front
 from shapeshift.token_adapt import settings as image_settings
+from shapeshift.token_adapt.front import ImageFront
 from shapeshift.token_adapt.settings import EmulatedSettings, TokenAdaptSettings
 from shapeshift.triton import keys
 from tests.docs.docs_pages import PAGES, PROJECT, TECHNIQUES, anchors, blocks, code, links, prose, table
@@ -167,7 +167,7 @@ def test_serve_options_are_those_of_the_code() -> None:
 def test_request_parameters_are_those_of_the_code() -> None:
     owns = {
         POLYMORPH: TextFront.takes,
-        TOKEN_ADAPT: image_front._OWN_PARAMETERS,
+        TOKEN_ADAPT: ImageFront.takes,
         FUSED_DECODE: service.OWN_PARAMETERS,
         ADAPTER_CACHE: AdapterService.own_parameters,
         CASCADE: CascadeFront.takes,

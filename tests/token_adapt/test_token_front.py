@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 
 from shapeshift.errors import InvalidInputError
+from shapeshift.serving.metrics import Gauge
 from shapeshift.token_adapt import image_decoding, loading
 from shapeshift.token_adapt.front import ImageFront
 from shapeshift.token_adapt.interfaces import Task
@@ -435,6 +436,11 @@ def test_a_cancelled_request_does_not_run() -> None:
     served.close()
 
 
+def images_waiting(served: ImageFront) -> float:
+    """The gauge of that name."""
+    return next(one.read() for one in served.metrics() if isinstance(one, Gauge) and "requests_waiting" in one.name)
+
+
 def test_no_images_wait_while_images_of_a_cancelled_request_run() -> None:
     gate = Gate()
     served = front(RecordingModel(gate), batch_size=2, latency_ms=LONG_MS)
@@ -442,12 +448,12 @@ def test_no_images_wait_while_images_of_a_cancelled_request_run() -> None:
     cancelled = on_cancel(served)
     served.execute([cancelled_request])
     assert gate.entered.wait(120)
-    assert (served._executor.num_running, served._images_waiting()) == (2, 1)
+    assert (served._executor.num_running, images_waiting(served)) == (2, 1)
     cancelled_request.sender.cancelled = True
     assert cancelled.wait(120)
     served.execute([woken])
     assert cancelled_request.refusal()[0] == TritonError.CANCELLED
-    assert (served._executor.num_running, served._images_waiting()) == (2, 0)
+    assert (served._executor.num_running, images_waiting(served)) == (2, 0)
     gate.opened.set()
     assert texts(woken, "LABEL") == ["dog"]
     wait_for(lambda: served._executor.num_running == 0)
