@@ -31,7 +31,21 @@ TAIL_QUANTILE = 0.98
 # With this the names of all metrics of this project begin.
 _OURS = "shapeshift_"
 _KEPT_LABELS = 1 << 17
-_LABELS = ("le", "worker", "thread")
+_LABELS = ("le", "worker", "thread", "engine", "gamma", "outcome", "adapter", "level")
+# What shows a technique at work: the metric without prefix, and the words for it.
+_WORK = {
+    "engines_loaded": "engines loaded",
+    "engine_used_total": "calls of engine",
+    "gamma_images_total": "images at gamma",
+    "images_total": "images",
+    "slots": "slots",
+    "kv_cache_usage": "of the KV cache",
+    "adapters_resident": "adapters in memory",
+    "adapter_hits_total": "adapter hits",
+    "adapter_misses_total": "adapter misses",
+    "level_texts_total": "texts ended at level",
+    "fallbacks_total": "texts kept an earlier answer",
+}
 # One heartbeat a second. A model with heartbeats in this share of the seconds was alive all the time: Triton
 # publishes the metrics with a delay.
 _STEADY = 0.9
@@ -97,6 +111,17 @@ class MetricsPage:
             model: {StalledThread(series.pid, series.label): series.value for series in self.series(model, STALLED)}
             for model in self.models
         }
+
+
+def work_of(page: MetricsPage, model: str, pids: Collection[int]) -> dict[str, float]:
+    """What the model's processes `pids` did, or hold, by the words for it; nothing of what they never did."""
+    found: dict[str, float] = {}
+    for name, words in _WORK.items():
+        for series in page.series(model, f"{_OURS}{name}"):
+            if series.pid in pids and series.value:
+                what = f"{words} {series.label}".strip()
+                found[what] = found.get(what, 0.0) + series.value
+    return found
 
 
 # Each page has the labels of the page before.

@@ -146,7 +146,8 @@ def _process(model: str, traffic: Traffic, page: MetricsPage, processes: Process
     """Pid and state of a loaded model's process: serving, silent, dead or no heartbeat."""
     live = sorted(traffic.live_pids)
     if live:
-        return {"state": "serving", "pid": own_pid(live[-1])}
+        work = observe.work_of(page, model, live)
+        return {"state": "serving", "pid": own_pid(live[-1]), "work": work}
     pids = [series.pid for series in page.series(model, observe.HEARTBEAT)]
     if not pids:
         return {"state": "no heartbeat", "pid": None}

@@ -16,7 +16,7 @@ from shapeshift.engines.execution.request import TextRequest
 from shapeshift.engines.manifest import EngineEntry
 from shapeshift.engines.providers import lookup
 from shapeshift.errors import EngineError, OverloadedError
-from shapeshift.serving.metrics import Gauge
+from shapeshift.serving.metrics import Counter, Gauge
 from shapeshift.settings import Choices
 from tests.engines.fake_engines import FakeEngines, entry, manifest
 from tests.waiting import wait_for
@@ -135,7 +135,10 @@ def test_calls_and_texts_are_counted_and_forgotten_rows_are_not(make: Make) -> N
     assert (thread.calls, thread.rows, thread.busy_ms) == (3, 3, 0.0)
     assert executor.lengths_seen == [0, 0, 1, 0, 1, 0, 0, 0, 1]
     assert (executor.waiting, executor.running) == (0, 0)
-    found = {one.name: one.read() if isinstance(one, Gauge) else one.value for one in executor.metrics()}
+    metrics = executor.metrics()
+    used = {one.labels["engine"]: one.value for one in metrics if isinstance(one, Counter) and one.labels}
+    assert len(used) == 2 and sum(used.values()) == 3, "the first call of each is not counted"
+    found = {one.name: one.read() if isinstance(one, Gauge) else one.value for one in metrics[:3]}
     assert found == {
         "shapeshift_engines_loaded": 2,
         "shapeshift_engine_calls_total": 3,

@@ -5,7 +5,8 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,9 @@ from shapeshift.errors import NotFoundError
 from shapeshift.settings import require
 from shapeshift.sidecar.settings import SidecarSettings
 
+# The cursor to the first line, and nothing below it.
+_CLEAR = "\x1b[H\x1b[J"
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options of `shapeshift status`."""
@@ -21,6 +25,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--server", metavar="HOST:GRPCPORT", help="gRPC address; default: from the build folder")
     parser.add_argument("--metrics", metavar="URL", help="metrics page; default: from the build folder")
     parser.add_argument("--build", type=Path, default=Path("build"), help="folder of generated files (%(default)s)")
+    parser.add_argument("--watch", action="store_true", help="show it again and again, until Ctrl-C")
     parser.add_argument("--seconds", type=float, default=2.0, help="for how long traffic is measured (%(default)s)")
 
 
@@ -40,9 +45,13 @@ def run(options: argparse.Namespace) -> int:
     server, page = own or (SidecarSettings.server, SidecarSettings.metrics)
     connections = connect.to_server(options.server or server, options.metrics or page, key)
     local = own is not None and options.server in (None, server)
-    found = overview(connections, run_directory, ProcessTracker(local), options.seconds)
-    sys.stdout.write(json.dumps(found) + "\n" if options.json else format_overview(found))
-    return 0
+    while True:
+        found = overview(connections, run_directory, ProcessTracker(local), options.seconds)
+        text = json.dumps(found) + "\n" if options.json else format_overview(found)
+        sys.stdout.write(f"{_CLEAR}{text}" if options.watch and sys.stdout.isatty() else text)
+        sys.stdout.flush()
+        if not options.watch:
+            return 0
 
 
 def format_overview(found: dict[str, Any]) -> str:
@@ -56,7 +65,8 @@ def format_overview(found: dict[str, Any]) -> str:
             names = ["name", "bin", "generation", "state", "pid", "outstanding", "timeouts"]
             parts.append(table([head, *([_cell(name, worker[name]) for name in names] for worker in workers)]))
     for model in found["models"]:
-        parts.append(f"{model['name']}: {model['state']}, pid {_cell('pid', model['pid'])}\n")
+        line = f"{model['name']}: {model['state']}, pid {_cell('pid', model['pid'])}\n"
+        parts.append(line + _work([model]))
     parts += [f"{model}: {problem}\n" for model, problem in found["problems"].items()]
     return "\n".join(parts)
 
@@ -78,7 +88,15 @@ def _front(found: dict[str, Any]) -> str:
     ]
     if plan := found["plan"]:
         lines.append(f"  plan of {plan['at']}: {plan['plan']}; {plan['reason']}")
-    return "\n".join(lines) + "\n"
+    return "\n".join(lines) + "\n" + _work(found["models"])
+
+
+def _work(models: Sequence[Mapping[str, Any]]) -> str:
+    """A line of what these processes did since they began, and hold; none where they did nothing."""
+    total: Counter[str] = Counter()
+    for model in models:
+        total.update(model.get("work", {}))
+    return f"  work: {', '.join(f'{value:.6g} {words}' for words, value in total.items())}\n" if total else ""
 
 
 def table(rows: Sequence[Sequence[str]]) -> str:

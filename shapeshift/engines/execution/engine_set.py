@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 
 import numpy as np
@@ -29,6 +30,8 @@ class EngineSet:
         self._max_tokens = manifest.max_tokens
         self._engines: dict[int | None, tuple[Engine, EngineEntry]] = {}
         self._fastest: list[Engine | None] = [None] * (self._max_tokens + 1)
+        self.calls: Counter[int | None] = Counter()
+        """By the tokens of the engine."""
 
     def add(self, engine: Engine, entry: EngineEntry) -> None:
         """Use `engine`, described by `entry`, from the next call on."""
@@ -52,11 +55,13 @@ class EngineSet:
     def warm_up(self) -> None:
         """Make the first call, which is slow: 70 ms where the next ones take 5 (OpenVINO, a dynamic engine)."""
         self.run([np.zeros(1, np.int64)])
+        self.calls.clear()
 
     def run(self, texts: Sequence[Ids]) -> dict[str, Array]:
         """The outputs of one pack, each [len(texts), ...]; see `packing.unpack`."""
         tokens = sum(map(len, texts))
         engine = self.choose(tokens, len(texts))
+        self.calls[engine.tokens] += 1
         inputs = pack(texts, engine.tokens or tokens, engine.rows or len(texts), *self._counted_from)
         return unpack(engine.run(inputs), texts)
 

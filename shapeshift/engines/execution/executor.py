@@ -186,7 +186,14 @@ class EngineExecutor:
             Gauge("engines_loaded", "Engines in use, of each engine thread", lambda: self.loaded),
             Counter("engine_calls_total", "Engine calls", read=lambda: sum(thread.calls for thread in threads)),
             Counter("engine_rows_total", "Texts computed", read=lambda: sum(thread.rows for thread in threads)),
+            *(self._calls_of(entry) for entry in self._manifest.engines),
         ]
+
+    def _calls_of(self, entry: EngineEntry) -> Counter:
+        def calls() -> int:
+            return sum(thread.engines.calls[entry.tokens] for thread in self.threads)
+
+        return Counter("engine_used_total", "Engine calls, by engine", {"engine": entry.name}, calls)
 
     def require_room(self, latency_ms: float | None) -> None:
         """Raise OverloadedError where what waits and runs already takes too long for a request with this `latency_ms`.
