@@ -159,17 +159,16 @@ class UnaryFront:
         # On the sending thread: `remove` waits for a check of Triton that runs, and no check may follow the response.
         before = partial(self._watch.remove, call)
         if isinstance(outcome, Exception):
-            self._responder.fail(call.sender, outcome, before)
+            self._responder.fail(call.sender, outcome, before, call.parameters.get(FORWARDED) is True)
         else:
             self._responder.send(call.sender, partial(self._response, call, outcome), call.arrived, before=before)
 
     async def _ask(self, call: Call) -> Tensors:
         # A request to stop has no other input. It finds the request of that id on whichever node that runs.
         inputs = call.inputs if _STOP_ID in call.inputs else {**call.inputs, _STREAM: np.array([False])}
-        parameters = {**call.parameters, FORWARDED: True}
         timeout_s = self._settings.forward_timeout_s
         target = self._settings.forward_to
-        return await self._client.first(ModelCall(target, inputs, timeout_s, call.outputs, parameters, call.name))
+        return await self._client.first(ModelCall(target, inputs, timeout_s, call.outputs, call.parameters, call.name))
 
     def _cancel(self, call: Call, failure: ShapeshiftError) -> None:
         """End the call here and, through gRPC, in the other model; its client gets `failure`."""
@@ -209,7 +208,7 @@ class UnaryFront:
         """The error that shows that the other model is dead or stuck, None where it answers."""
         nobody = {_STOP_ID: np.array([uuid.uuid4().hex.encode()], dtype=object)}
         # As if another node had asked: it is this node's model that must answer.
-        probing = {FORWARDED: True, FROM_NODE: self._name}
+        probing = {FROM_NODE: self._name}
         call = ModelCall(self._settings.forward_to, nobody, _PROBE_TIMEOUT_S, parameters=probing)
         try:
             await self._client.first(call)

@@ -31,23 +31,17 @@ _CODES: tuple[tuple[type[ShapeshiftError], str], ...] = (
 CODES = ("OK", *dict.fromkeys(code for _, code in _CODES), "INTERNAL")
 """Every way in which a request can end."""
 
-# What this server's messages about a model contain, in lower case.
-_DIED = ("not healthy", "unexpected termination", "stub process")
-_GONE = (
-    "not ready",
-    "bls is only supported",
-    "not found",
-    "being unloaded",
-    "no version is available",
-    "no available versions",
-    "is unavailable",
-    "failed to connect",
-    "connection reset",
-    "socket closed",
+# How Triton's own sentences begin, where nothing but their text says what has happened: it gives no code with an error
+# of a stream or of a call between its models (24.10). Fronts of ours put their code before the text, see `with_code`:
+# no text of a client is taken for one of these.
+_DIED = re.compile(r"(Failed to process the request\(s\).*)?(Stub process .* is not healthy|unexpected termination)")
+_GONE = re.compile(
+    r"Request for unknown model: |[Mm]odel '[^']*'.* (is not ready|is unavailable|no version is available)"
+    r"|BLS is only supported|the model is being unloaded"
 )
 _CODED = re.compile(r"\[([A-Z_]+)\] ")
 FORWARDED = "forwarded"
-"""The request parameter with which a front asks another front of ours to put the code into an error's text."""
+"""The request parameter with which a caller asks a front of ours to put the code into an error's text."""
 
 
 def code_name(error: BaseException) -> str:
@@ -62,11 +56,11 @@ def text_of(error: BaseException) -> str:
     return str(error) if isinstance(error, ShapeshiftError) else f"{type(error).__name__}: {error}"
 
 
-def triton_error(pb_utils: PbUtils, error: BaseException) -> TritonError:
+def triton_error(pb_utils: PbUtils, error: BaseException, prefix: str = "") -> TritonError:
     """`error` as a `pb_utils.TritonError`."""
     # A server that lacks a code (they came over time) gets INTERNAL, its own default.
     code = getattr(pb_utils.TritonError, code_name(error), pb_utils.TritonError.INTERNAL)
-    return pb_utils.TritonError(text_of(error), code)
+    return pb_utils.TritonError(f"{prefix}{text_of(error)}", code)
 
 
 def error_response(pb_utils: PbUtils, error: BaseException) -> InferenceResponse:
@@ -77,9 +71,9 @@ def error_response(pb_utils: PbUtils, error: BaseException) -> InferenceResponse
 def with_code(pb_utils: PbUtils, error: BaseException) -> InferenceResponse:
     """As `error_response`, with the code in the text, for a request that another model has forwarded.
 
-    Between models an error loses its code (24.10); `error_of` reads it from the text.
+    Between models an error may lose its code (24.10); `error_of` reads it from the text.
     """
-    return pb_utils.InferenceResponse(error=pb_utils.TritonError(f"[{code_name(error)}] {text_of(error)}"))
+    return pb_utils.InferenceResponse(error=triton_error(pb_utils, error, f"[{code_name(error)}] "))
 
 
 def is_forwarded(request: InferenceRequest) -> bool:
@@ -98,18 +92,17 @@ def code_of(pb_utils: PbUtils, code: object) -> str:
 def error_of(text: str, code: str = "") -> ShapeshiftError:
     """What another model's error means. code: the name of its code, empty where that is unknown.
 
-    ModelDiedError where the model's process has died, ModelGoneError where it is not loaded, ModelError with the code
-    that the model gave (in its text, see `with_code`, or as `code`), EngineError for any other failure.
+    ModelError with the code that a front of ours gave, in its text (see `with_code`) or as `code`; ModelGoneError where
+    the model is not loaded or its server not reached, ModelDiedError where the model's process has died, EngineError
+    for any other failure.
     """
     coded = _CODED.match(text)
     if coded and coded[1] in CODES:
         return ModelError(text[coded.end() :], coded[1])
-    # A model that refuses a request is loaded, whatever words it uses.
-    if code in ("INVALID_ARG", "UNSUPPORTED"):
+    # A model that refuses a request is loaded.
+    if code in ("INVALID_ARG", "UNSUPPORTED", "CANCELLED"):
         return ModelError(text, code)
-    low = text.lower()
-    if any(sign in low for sign in _DIED):
-        return ModelDiedError(text)
-    if any(sign in low for sign in _GONE):
+    # A front of ours would have put its code before the text: it is Triton that says so, or gRPC.
+    if code in ("UNAVAILABLE", "NOT_FOUND") or _GONE.match(text):
         return ModelGoneError(text)
-    return EngineError(text) if code in ("", "INTERNAL") else ModelError(text, code)
+    return ModelDiedError(text) if _DIED.match(text) else EngineError(text)

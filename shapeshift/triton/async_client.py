@@ -14,7 +14,7 @@ from tritonclient.grpc import service_pb2 as messages
 from tritonclient.grpc.service_pb2_grpc import GRPCInferenceServiceStub
 
 from shapeshift.errors import EngineError, ModelGoneError, ShapeshiftError, TimedOutError
-from shapeshift.serving.error_codes import error_of
+from shapeshift.serving.error_codes import FORWARDED, error_of
 from shapeshift.triton import inference_messages
 from shapeshift.triton.endpoint import Tls
 from shapeshift.triton.inference_messages import is_last, tensors_of
@@ -183,8 +183,9 @@ async def _once(message: Any) -> AsyncIterator[Any]:
 
 
 def _message(call: ModelCall) -> Any:
+    parameters = {**call.parameters, FORWARDED: True}
     return inference_messages.request_message(
-        call.model, call.inputs, call.outputs, call.parameters, call.request_id, call.version
+        call.model, call.inputs, call.outputs, parameters, call.request_id, call.version
     )
 
 

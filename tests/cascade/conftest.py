@@ -22,7 +22,7 @@ from shapeshift.cascade.candidates.table import Candidate, CandidateTable, Gap, 
 from shapeshift.cascade.front import CascadeFront
 from shapeshift.engines import manifest
 from shapeshift.serving import model_args
-from shapeshift.serving.error_codes import code_of, error_of
+from shapeshift.serving.error_codes import FORWARDED, code_of, error_of
 from shapeshift.serving.model_args import DESCRIPTION, ModelArgs
 from shapeshift.triton import model_config
 from shapeshift.triton.async_client import AsyncClient, ModelCall
@@ -141,7 +141,7 @@ class FakeClient(AsyncClient):
         if call.model not in self._pb_utils.models:
             raise error_of(f"Request for unknown model: '{call.model}' is not found", "UNAVAILABLE")
         inputs: dict[str, Any] = dict(call.inputs)
-        request = Request(call.outputs, call.parameters, **inputs)
+        request = Request(call.outputs, {**call.parameters, FORWARDED: True}, **inputs)
         try:
             (response,) = self._pb_utils.models[call.model].execute([request])
         except Exception as error:  # noqa: BLE001  the server answers for a model that raises

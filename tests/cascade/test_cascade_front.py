@@ -223,7 +223,7 @@ def test_a_level_is_asked_for_the_checkpoint_that_was_profiled(workspace: Worksp
     ]
     front = workspace.open(dataclasses.replace(table, models=tuple(models)))
     assert ask(front, "one")["LEVEL"].item() == 2
-    assert level.parameters == [json.dumps({"checkpoint": "0" * 64})]
+    assert [json.loads(one)["checkpoint"] for one in level.parameters] == ["0" * 64]
     level.fail = TritonError("parameter checkpoint: got another one; retry later", TritonError.UNAVAILABLE)
     assert ask(front, "one")["LEVEL"].item() == 1
 
@@ -332,7 +332,7 @@ def test_a_long_text_may_be_cut_and_an_accuracy_requested(workspace: Workspace) 
     assert ask(front, "a", min_accuracy=0.92)["LEVEL"].item() == 2
     # The next level may cut, too.
     assert ask(front, "w " * 600, min_accuracy=0.92, truncate=True)["LEVEL"].item() == 2
-    assert level.parameters == ["", '{"truncate": true}'] and level.asked[1] == [b"w " * 600]
+    assert ["truncate" in one for one in level.parameters] == [False, True] and level.asked[1] == [b"w " * 600]
     assert ask(front, "a", min_accuracy=0.5)["LEVEL"].item() == 1
 
 

@@ -6,7 +6,7 @@ import asyncio
 from typing import Any
 
 from shapeshift.errors import OverloadedError
-from shapeshift.serving.error_codes import code_of, error_of
+from shapeshift.serving.error_codes import FORWARDED, code_of, error_of
 from shapeshift.triton.async_client import AsyncClient, ModelCall, Tensors
 from tests.fakes import PbUtils, Request, values_of
 
@@ -24,7 +24,9 @@ class FakeClient(AsyncClient):
         self.calls.append(call)
         if call.model not in self._pb_utils.models:
             raise error_of(f"Model '{call.model}' is not ready.")
-        request = Request(call.outputs, call.parameters, call.request_id, decoupled=True, **call.inputs)
+        request = Request(
+            call.outputs, {**call.parameters, FORWARDED: True}, call.request_id, decoupled=True, **call.inputs
+        )
         if call.model in self.dead:
             if "stop_id" in call.inputs:
                 raise error_of(self.dead[call.model])

@@ -306,7 +306,7 @@ def test_parameters_of_triton_are_not_forwarded(make_front: Callable[..., UnaryF
     request = plain(parameters={"timeout": 5, "priority": 1, "binary_data_output": True, "slo_class": "x"})
     make_front().execute([request])
     answer_of(request)
-    assert client.calls[-1].parameters == {"slo_class": "x", "forwarded": True}
+    assert client.calls[-1].parameters == {"slo_class": "x"}
 
 
 def test_the_request_id_is_the_clients(make_front: Callable[..., UnaryFront]) -> None:

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
-from shapeshift.errors import EngineError, ModelError, ShapeshiftError, TimedOutError
+from shapeshift.errors import EngineError, ModelGoneError, ShapeshiftError, TimedOutError
 from shapeshift.triton.async_client import AsyncClient, ModelCall
 
 T = TypeVar("T")
@@ -73,7 +73,7 @@ def test_the_first_response_is_returned_once_its_stream_has_ended() -> None:
 
 @pytest.mark.parametrize(
     ("status", "raised"),
-    [(grpc.StatusCode.UNAVAILABLE, ModelError), (grpc.StatusCode.DEADLINE_EXCEEDED, TimedOutError)],
+    [(grpc.StatusCode.UNAVAILABLE, ModelGoneError), (grpc.StatusCode.DEADLINE_EXCEEDED, TimedOutError)],
 )
 def test_a_stream_that_is_refused_has_its_code(status: grpc.StatusCode, raised: type[ShapeshiftError]) -> None:
     with pytest.raises(raised):

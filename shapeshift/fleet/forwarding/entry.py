@@ -141,9 +141,6 @@ class FleetEntry:
             name: value for name, value in held.given.items() if not is_tritons(name) and name != "id"
         }
         parameters[FROM_NODE] = self._own
-        if self._front.stream:
-            # Responses of a stream carry no code of an error but in its text.
-            parameters[error_codes.FORWARDED] = True
         relay = Relay(self._front, held, node, parameters, self._ended, partial(self._refused, further))
         with self._lock:
             self._relays[relay] = None

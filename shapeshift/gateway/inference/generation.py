@@ -13,7 +13,6 @@ import orjson
 from shapeshift.errors import EngineError
 from shapeshift.gateway.catalogue import Target
 from shapeshift.gateway.upstream import Upstream
-from shapeshift.serving.error_codes import FORWARDED
 from shapeshift.triton.async_client import ModelCall, Tensors, first_of
 
 # What this project's generators say, and OpenAI's word for it.
@@ -93,7 +92,7 @@ class Usage:
 
 async def rows(upstream: Upstream, call: GenerationCall) -> AsyncGenerator[list[Row], None]:
     """The rows of each response; those of all choices in one response without `stream`. Raises as `Upstream.stream`."""
-    parameters = {**call.parameters, FORWARDED: True}
+    parameters = dict(call.parameters)
     if call.target.adapter:
         parameters["lora_name"] = call.target.adapter
     asked = ModelCall(
