@@ -82,7 +82,7 @@ def test_the_package_declares_what_it_imports() -> None:
     )
     assert found - required(DECLARED["dependencies"]) == {
         *("onnx", "onnxruntime", "llguidance", "cryptography", "ray"),
-        *("fastapi", "fastapi-offline", "orjson", "starlette", "uvicorn"),
+        *("fastapi", "fastapi-offline", "orjson", "pebble", "starlette", "uvicorn"),
     }
 
 
