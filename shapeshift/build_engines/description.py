@@ -129,8 +129,8 @@ def published_ask(name: str, folder: Path, config: Any) -> Ask:
     limit_mb = float(parameters.get("memory_mb", limits[config.backend])) if config.backend in limits else 0.0
     if config.backend == cascade.BACKEND and device_plan.PARAMETER not in parameters:
         chosen = registry.serving(folder / parameters["candidates_dir"], parameters["task"])
-        engines = folder / parameters["engines_dir"] / chosen.candidate.levels[0]
-        parameters |= {"engines": str(engines), "precision": manifest.load(engines).precision}
+        engines = f"{parameters['engines_dir']}/{chosen.candidate.levels[0]}"
+        parameters |= {"engines": engines, "precision": manifest.load(folder / engines).precision}
     return capacity.ask_of(name, folder, parameters, limit_mb)
 
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from shapeshift.build_engines.description import published_ask
 from shapeshift.cascade.candidates import local, registry
 from shapeshift.cascade.candidates.table import Candidate, CandidateTable, LevelModel
 from shapeshift.cli.main import main
@@ -72,6 +73,12 @@ def test_a_cascade_is_published_after_its_levels(tmp_path: Path, make: Callable[
     target = tmp_path / "build/repository/a_cascade"
     assert (target / parameters["candidates_dir"]).resolve() == folder
     assert (target / parameters["engines_dir"]).resolve() == engines.resolve()
+    # Its own process holds the engines of the first level; a path may be relative.
+    asks = [
+        published_ask(name, Path("build/repository") / name, model_config.read(target.parent / name / "config.pbtxt"))
+        for name in ("a_cascade", "small")
+    ]
+    assert asks[0].memory_mb == asks[1].memory_mb > 0
 
 
 def test_a_table_of_other_checkpoints_is_not_published(
