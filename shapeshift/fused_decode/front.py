@@ -146,7 +146,7 @@ class GenerateFront:
             self._deliver(list(requests))
             return
         for request in requests:
-            request.grammar = self._grammars.new(outcome)
+            request.grammar = self._grammars.new(outcome, self.loop.wake)
         self._complete(requests, texts)
 
     def _complete(self, requests: Sequence[Request], texts: Sequence[bytes]) -> None:

@@ -105,6 +105,8 @@ class Request:
     def finish(self, reason: Reason) -> None:
         """End the answer with a finish reason or an error; its text is complete then."""
         self.slot = None
+        if self.grammar is not None:
+            self.grammar.end()
         if isinstance(reason, Exception):
             self.error = reason
         else:

@@ -18,7 +18,7 @@ from shapeshift.fused_decode.sampling_params import StructuredOutputs
 from tests.fakes import PbUtils, Request, TritonError, values_of
 from tests.fused_decode.fronts import MakeFront, answer_of, ask
 from tests.fused_decode.small_tokenizers import KINDS
-from tests.fused_decode.toy import LETTERS, ToyRuntime, ids
+from tests.fused_decode.toy import LETTERS, VOCABULARY, Run, ToyRuntime, ids, text_of
 from tests.waiting import wait_for
 
 DATE = {"regex": r"[0-9]{4}, [A-Z][a-z]{2}"}
@@ -139,10 +139,9 @@ def test_a_grammar_that_takes_too_long_costs_no_other(
     assert answer_of(again)["text_output"] == "aaa"
 
 
-def test_a_mask_that_takes_too_long_costs_no_other(
+def test_a_stuck_mask_costs_no_other_and_its_answer_ends(
     make_front: MakeFront, toy: ToyRuntime, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(grammar, "MASK_S", 0.05)
     gate = threading.Event()
     compute = grammar.Grammar.compute
 
@@ -156,11 +155,127 @@ def test_a_mask_that_takes_too_long_costs_no_other(
     late, good = (structured(structured_outputs={"regex": given}) for given in ("aab*", "[a-z]{20}"))
     plain = ask("first", max_tokens=20)
     front.execute([late, good, plain])
-    code, text = late.refusal()
-    assert code == TritonError.INVALID_ARG and text.endswith("a simpler one: a token took more than 0.05 s")
     assert answer_of(plain)["text_output"] == toy.text(ids("first"), 20)
     assert re.fullmatch("[a-z]{20}", answer_of(good)["text_output"])
+    monkeypatch.setattr(grammar, "MASKS_S", 0.05)
+    code, text = late.refusal()
+    assert code == TritonError.INVALID_ARG and "the masks of an answer may take 0.05 s together" in text
     gate.set()
+
+
+def test_a_mask_that_fails_costs_no_other(
+    make_front: MakeFront, toy: ToyRuntime, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compute = grammar.Grammar.compute
+
+    class Panic(BaseException):
+        """As those of Rust, which are no Exception."""
+
+    def fail(own: grammar.Grammar) -> None:
+        if own._matcher.is_accepting():
+            raise Panic("no memory")
+        compute(own)
+
+    monkeypatch.setattr(grammar.Grammar, "compute", fail)
+    front = make_front()
+    lost, good = (structured(structured_outputs={"regex": given}) for given in ("aab*", "[a-z]{20}"))
+    plain = ask("first", max_tokens=20)
+    front.execute([lost, good, plain])
+    error = lost.sender.answer().error()
+    assert error is not None and "what may follow could not be computed: no memory" in error.message()
+    assert answer_of(plain)["text_output"] == toy.text(ids("first"), 20)
+    assert re.fullmatch("[a-z]{20}", answer_of(good)["text_output"])
+
+
+class Anything:
+    """A matcher that allows every token. `gates` hold the masks after so many tokens."""
+
+    def __init__(self, gates: dict[int, threading.Event]) -> None:
+        self.gates = gates
+        self.accepted = 0
+
+    def deep_copy(self) -> Anything:
+        return self
+
+    def consume_token(self, token: int) -> bool:
+        self.accepted += 1
+        return True
+
+    def is_stopped(self) -> bool:
+        return False
+
+    def is_error(self) -> bool:
+        return False
+
+    def compute_bitmask(self) -> bytes:
+        gate = self.gates.get(self.accepted)
+        assert gate is None or gate.wait(30)
+        return ALL
+
+
+ALL = bytes([255] * (VOCABULARY // 8 + 1))
+
+
+def with_grammar(run: Run, gates: dict[int, threading.Event], **fields: Any) -> Any:
+    """A running request whose grammar allows everything."""
+    made = run.request("hello", **fields)
+    made.grammar = grammar.Grammar(grammar.Template(Anything(gates), ALL), grammar.MaskThreads(), lambda: None)
+    run.loop.submit(made)
+    return made
+
+
+@pytest.mark.parametrize("ahead", [False, True])
+def test_a_row_whose_mask_is_not_there_sits_out_and_goes_on(ahead: bool) -> None:
+    run = Run(ToyRuntime(slots=3, ahead=ahead))
+    gate = threading.Event()
+    slow = with_grammar(run, {3: gate}, max_tokens=20, logprobs=2)
+    mate = run.submit("first", max_tokens=30)
+    while not mate.is_finished:
+        wait_for(lambda: slow.grammar.is_ready or slow.generated == 3)
+        run.loop.step()
+        run.loop.check_integrity()
+    assert slow.generated == 3 and text_of(mate) == run.runtime.text(ids("first"), 30)
+    # The prompt, two tokens, and for each of these masks at most one step during which it might have come.
+    assert sum(slow.slot in slots for slots, _ in run.runtime.steps) <= 6
+    assert not run.loop.step(), "nothing waits for it"
+    gate.set()
+    wait_for(lambda: slow.grammar.is_ready)
+    while not slow.is_finished:
+        run.loop.step()
+        run.loop.check_integrity()
+    assert text_of(slow) == run.runtime.text(ids("hello"), 20) and len(slow.logprobs) == 20
+
+
+def test_a_mask_that_comes_during_the_step_costs_no_iteration(monkeypatch: pytest.MonkeyPatch) -> None:
+    runtime = ToyRuntime(slots=3)
+    run = Run(runtime)
+    quick = with_grammar(run, {}, max_tokens=20)
+    forward = runtime.forward
+
+    def wait_and_forward(batch: Any) -> Any:
+        wait_for(lambda: quick.grammar.is_ready)
+        return forward(batch)
+
+    monkeypatch.setattr(runtime, "forward", wait_and_forward)
+    assert run.until_idle() == 20 and text_of(quick) == runtime.text(ids("hello"), 20)
+
+
+def test_a_preempted_row_waits_for_its_mask() -> None:
+    run = Run(ToyRuntime(slots=3), prefill_tokens=4)
+    gate = threading.Event()
+    slow = with_grammar(run, {3: gate}, max_tokens=20)
+    while slow.generated < 3:
+        run.loop.step()
+    run.loop.slots.preempt(slow)
+    run.loop.admission.preempted(slow)
+    while run.loop.step():
+        run.loop.check_integrity()
+    assert slow.slot is not None and slow.generated == 3
+    gate.set()
+    wait_for(lambda: slow.grammar.is_ready)
+    while not slow.is_finished:
+        run.loop.step()
+    assert text_of(slow) == run.runtime.text(ids("hello"), 20)
 
 
 def test_without_llguidance(make_front: MakeFront, monkeypatch: pytest.MonkeyPatch) -> None:

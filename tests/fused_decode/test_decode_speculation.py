@@ -155,8 +155,16 @@ def test_a_request_that_is_ended_keeps_what_it_had() -> None:
 class CountingGrammar:
     """Allows everything, and asserts that it hears of each token in turn."""
 
+    is_ready = may_join = True
+
     def __init__(self) -> None:
         self.accepted: list[int] = []
+
+    def failure(self, now: float) -> None:
+        return None
+
+    def end(self) -> None:
+        """Nothing is computed."""
 
     def allowed(self, vocab_size: int) -> None:
         return None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import torch
@@ -15,6 +15,7 @@ from shapeshift.fused_decode.request import NO_ADAPTER, Request
 
 # Tokens of a prompt in one iteration where each one's logits are wanted: these take a vocabulary each.
 _MOST_SCORED = 64
+_NO_PLACES: Slots = np.empty(0, np.int64)
 
 
 @dataclass(frozen=True)
@@ -37,6 +38,7 @@ class Step:
                     proposed before it is chosen: first the last one of each row that gets a token, then those for
                     which tokens are proposed, row by row
     scored          chunks of prompts whose tokens' logprobs are asked for
+    late            places in `chosen` whose tokens cannot be chosen yet
 
     The logits of a step are those of the tokens to choose, in this order, then those of the scored chunks.
     """
@@ -48,18 +50,27 @@ class Step:
     chosen: Slots
     places: Slots
     scored: tuple[ScoredChunk, ...] = ()
+    late: Slots = field(default_factory=_NO_PLACES.copy)
+
+    def without(self, late: Slots) -> Step:
+        """The same step where no token comes at these places of `chosen`: the last one before is computed again."""
+        if not late.size:
+            return self
+        lengths = self.lengths.copy()
+        lengths[self.batch.wanted.numpy()[late]] -= 1
+        return replace(self, lengths=lengths, late=late)
 
 
 def compose(table: SlotTable, prefilling: Iterable[Request], prefill_tokens: int) -> Step | None:
     """The next iteration: all decoding slots in order, then chunks of prompts, at most `prefill_tokens` together.
 
-    None where there is no row: the last tokens of all texts are being chosen. The rows are numbered anew each time, so
-    that there are no gaps where requests have ended.
+    None where there is no row: the last tokens of all texts are being chosen, or masks of their next ones computed. The
+    rows are numbered anew each time, so that there are no gaps where requests have ended.
 
     prefilling: requests whose prompts are not complete in the cache, in order of admission. The first ones get the
     budget first: one request that gets its first token soon is better than several that all get it late.
     """
-    decoding = table.decoding
+    decoding = table.decoding[table.sampling.edits.may_join(table.decoding)]
     chunks = _chunks(table, prefilling, prefill_tokens)
     if not chunks and not decoding.size:
         return None

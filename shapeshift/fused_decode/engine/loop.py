@@ -10,6 +10,7 @@ from __future__ import annotations
 import threading
 import time
 
+import numpy as np
 import torch
 
 from shapeshift.errors import EngineError
@@ -19,7 +20,7 @@ from shapeshift.fused_decode.engine.beams import Beams
 from shapeshift.fused_decode.engine.blocks import BlockPool
 from shapeshift.fused_decode.engine.recorder import Deliver, Launched, Outbox, Recorder
 from shapeshift.fused_decode.engine.sampling.sampler import Sampler
-from shapeshift.fused_decode.engine.slots import SlotTable
+from shapeshift.fused_decode.engine.slots import Slots, SlotTable
 from shapeshift.fused_decode.engine.speculation import Speculator
 from shapeshift.fused_decode.interfaces import Runtime
 from shapeshift.fused_decode.metrics import LoopMetrics
@@ -29,7 +30,7 @@ from shapeshift.serving.bounds import unloading
 from shapeshift.serving.liveness import StepCounter
 from shapeshift.serving.model_args import Log
 
-_RETRY_ADMISSION_S = 0.02
+_RETRY_S = 0.02
 
 
 class DecodeLoop:
@@ -151,8 +152,9 @@ class DecodeLoop:
                 while not self._closing and self._counted_step():
                     pass
                 self.check_integrity()
-                # A request that waits while nothing runs is blocked by memory or its deadline, not by a slot.
-                self._wake.wait(_RETRY_ADMISSION_S if len(self.admission) else None)
+                # A request that waits while nothing runs is blocked by memory or its deadline, not by a slot; one with
+                # a slot by its mask, which wakes the loop, or comes too late.
+                self._wake.wait(_RETRY_S if len(self.admission) or self.slots.used else None)
                 # Before the next step looks for work: whatever comes after that look sets it again.
                 self._wake.clear()
             except Exception as error:  # noqa: BLE001  a failure costs the running requests, not the loop
@@ -214,6 +216,8 @@ class DecodeLoop:
         """Choose the tokens of a step that the model has been given; the slots advance where the next may follow it."""
         table, count = self.slots, len(step.chosen)
         rows = self._beams.choose(logits[:count], step.chosen)
+        late = self._late(step.chosen, logits)
+        step = step.without(late)
         sampled = logits[:count] if len(rows) == count else logits[torch.from_numpy(rows)]
         choice = self._sampler.choose(sampled, step.chosen[rows], step.places[rows])
         score(step.scored, logits[count:])
@@ -222,10 +226,18 @@ class DecodeLoop:
         if is_ahead:
             assert self._runtime.feed is not None
             self._runtime.feed(choice.tokens)
-            table.advance(step.slots, step.lengths, step.chosen, step.places, None)
-            for request in owners:
-                self._prefilling.pop(request, None)
+            comes = np.setdiff1d(np.arange(count), step.late)
+            table.advance(step.slots, step.lengths, step.chosen[comes], step.places[comes], None)
+            for place in comes.tolist():
+                self._prefilling.pop(owners[place], None)
         return Launched(step, owners, rows, choice, is_ahead)
+
+    def _late(self, chosen: Slots, logits: torch.Tensor) -> Slots:
+        """The places of the `chosen` slots whose masks have not come when the model has ended."""
+        edits = self.slots.sampling.edits
+        if logits.is_cuda and not edits.are_ready(chosen):
+            torch.cuda.current_stream(logits.device).synchronize()
+        return edits.late(chosen)
 
     def _settle(self) -> bool:
         """Wait for the step in flight and record it; False where there is none."""
@@ -251,7 +263,10 @@ class DecodeLoop:
         return bool(preempted)
 
     def _finish_due(self, now: float) -> None:
+        table = self.slots
         self._recorder.end(self._terminations.due(now))
+        failures = table.sampling.edits.failures(np.flatnonzero(table.phase), now)
+        self._recorder.end((owner, error) for slot, error in failures if (owner := table.owners[slot]) is not None)
 
     def _finish_running(self, error: Exception) -> None:
         self._in_flight = None

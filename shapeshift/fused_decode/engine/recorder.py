@@ -117,11 +117,12 @@ class Recorder:
         count = len(step.chosen)
         tokens, finite, is_sampled = np.zeros(count, np.int64), np.ones(count, bool), np.zeros(count, bool)
         tokens[rows], finite[rows], is_sampled[rows] = chosen.ids, chosen.finite, True
+        is_sampled[step.late] = False
         logprobs = {int(rows[place]): found for place, found in chosen.logprobs.items()}
         verified = verify(step, table, tokens)
         taken, generated = verified.taken[is_sampled[verified.taken]], count - len(rows)
         if launched.is_ahead:
-            taken = taken[[table.owners[slot] is launched.owners[i] for i, slot in enumerate(step.chosen.tolist())]]
+            taken = taken[[table.owners[step.chosen[place]] is launched.owners[place] for place in taken]]
         slots, places, tokens = step.chosen[taken], step.places[taken], tokens[taken]
         if launched.is_ahead:
             table.settle(slots, places, tokens)

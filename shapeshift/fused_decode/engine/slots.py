@@ -140,11 +140,12 @@ class SlotTable:
     def uncomputed(self, slot: int) -> int:
         """Tokens of the text in `slot` to be computed before it decodes.
 
-        A beam that has been preempted lacks its last one, which it computes together with the other beams.
+        A beam that has been preempted lacks its last one, which it computes together with the other beams; a text whose
+        next token's mask is not there lacks it too.
         """
         request = self.owners[slot]
         assert request is not None
-        waits = request.beams is not None and request.generated > 0
+        waits = request.generated > 0 if request.beams is not None else not self.sampling.edits.may_join([slot]).all()
         return int(self.length[slot] - self.cached[slot]) - waits
 
     def share_prefix(self, slot: int) -> None:

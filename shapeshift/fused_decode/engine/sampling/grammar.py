@@ -1,32 +1,30 @@
 """Answers that follow a JSON schema, a regular expression or a grammar: which tokens may come next, by llguidance.
 
 A grammar is compiled on a thread of its own; the mask of a request's next token is computed on another one while the
-model computes its logits. llguidance cannot be interrupted: what takes too long fails its own request, and the thread
-is given up.
+model computes its logits. Nobody waits for it: where it comes later, the request is left out of the steps until then.
+llguidance cannot be interrupted: what takes too long fails its own request, and the thread is given up.
 """
 
 from __future__ import annotations
 
-import contextlib
-import queue
 import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from shapeshift.errors import InvalidInputError, UnsupportedError
+from shapeshift.errors import EngineError, InvalidInputError, UnsupportedError
+from shapeshift.fused_decode.engine.sampling.mask_threads import SLOW_S, MaskThreads
 from shapeshift.fused_decode.sampling_params import StructuredOutputs
 from shapeshift.serving.bounds import Bound, unloading
 
 FIELD = "structured_outputs"
-COMPILE_S, MASK_S = 5.0, 1.0
-"""Most seconds that a grammar may take to compile, and the mask of a token to be computed."""
+COMPILE_S, MASKS_S = 5.0, 10.0
+"""Most seconds that a grammar may take to compile, and the masks of one answer to be computed, together."""
 # Compilations at once; further requests with new grammars get UNAVAILABLE.
 _MOST_COMPILING = 16
 _MOST_KEPT = 64
@@ -42,107 +40,82 @@ class Template(NamedTuple):
     first: bytes
 
 
-class MaskThread:
-    """Computes masks, one after another, on a thread that is replaced when one of them takes too long.
+class Grammar:
+    """The grammar of one answer, as far as it has come. Only the generating thread calls the methods.
 
-    Only the generating thread calls the methods.
+    is_ready  whether the mask of the next token is there
+    is_slow   whether the last mask was slow
+    is_ended  whether nobody wants a further mask
     """
 
-    def __init__(self) -> None:
-        self._waiting: queue.SimpleQueue[Grammar | None] = queue.SimpleQueue()
-        self._running = _Running()
-        self._thread: threading.Thread | None = None
-
-    def post(self, grammar: Grammar) -> None:
-        """Compute the next mask of `grammar` soon."""
-        if self._thread is None:
-            self._thread = threading.Thread(
-                target=_compute_all, args=(self._waiting, self._running), name="grammar-masks", daemon=True
-            )
-            self._thread.start()
-        self._waiting.put(grammar)
-
-    def give_up_late(self) -> None:
-        """Fail a grammar whose mask takes too long; what waits behind it is done on a new thread."""
-        late, since = self._running.grammar, self._running.since
-        if late is None or time.monotonic() - since < MASK_S:
-            return
-        left, self._waiting = self._waiting, queue.SimpleQueue()
-        self._running = _Running()
-        self._thread = None
-        late.fail(InvalidInputError(FIELD, "a mask", f"a simpler one: a token took more than {MASK_S:g} s"))
-        with contextlib.suppress(queue.Empty):
-            while (grammar := left.get_nowait()) is not None:
-                self.post(grammar)
-        left.put(None)
-
-    def close(self) -> None:
-        """End the thread when it has done what it has."""
-        self._waiting.put(None)
-
-
-@dataclass
-class _Running:
-    """What a thread computes, and since when."""
-
-    grammar: Grammar | None = None
-    since: float = 0.0
-
-
-def _compute_all(waiting: queue.SimpleQueue[Grammar | None], running: _Running) -> None:
-    while (grammar := waiting.get()) is not None:
-        running.since = time.monotonic()
-        running.grammar = grammar
-        grammar.compute()
-        running.grammar = None
-
-
-class Grammar:
-    """The grammar of one answer, as far as it has come. Only the generating thread calls the methods."""
-
-    def __init__(self, template: Template, masks: MaskThread) -> None:
+    def __init__(self, template: Template, threads: MaskThreads, ready: Callable[[], None]) -> None:
+        """ready: called on another thread when a mask is there."""
         self._matcher = template.matcher.deep_copy()
-        self._mask: bytes | None = template.first
-        self._masks = masks
-        self._is_ready = threading.Event()
-        self._is_ready.set()
+        self._mask = template.first
+        self._threads = threads
+        self._ready = ready
+        self._seconds = self._began = 0.0
+        self._is_new = False
+        self.is_ready, self.is_slow, self.is_ended = True, False, False
         self._failure: Exception | None = None
 
+    @property
+    def may_join(self) -> bool:
+        """Whether the answer may be in the next step, at the end of which its mask is there, or may well be."""
+        return self.is_ready or (self._is_new and not self.is_slow)
+
+    def sit_out(self) -> None:
+        """A step had no use for the answer: until its mask is there, it is in none."""
+        self._is_new = False
+
     def allowed(self, vocab_size: int) -> Flags | None:
-        """The tokens that may come next, BOOL [vocab_size]; None where that failed: `accept` then says why."""
-        while not self._is_ready.wait(MASK_S):
-            self._masks.give_up_late()
-        if self._failure is not None or self._mask is None:
+        """The tokens that may come next, BOOL [vocab_size]; None where that is not known yet."""
+        if not self.is_ready:
             return None
         bits = np.unpackbits(np.frombuffer(self._mask, np.uint8), count=vocab_size, bitorder="little")
         return bits.view(np.bool_)
 
     def accept(self, token: int) -> bool:
         """Whether `token`, the next one of the answer, completes it. Raises InvalidInputError where that failed."""
-        if self._failure is None and not self._matcher.consume_token(token):
-            self._failure = _invalid(self._matcher)
-        if self._failure is not None:
-            raise self._failure
+        if not self._matcher.consume_token(token):
+            raise _invalid(self._matcher)
         if self._matcher.is_stopped():
             return True
-        self._is_ready.clear()
-        self._masks.post(self)
+        self.is_ready, self._is_new = False, True
+        self._threads.post(self)
         return False
 
-    def compute(self) -> None:
-        """Compute the next mask. Only the masks' thread calls this."""
-        try:
-            self._mask = self._matcher.compute_bitmask()
-            if self._matcher.is_error():
-                self._failure = _invalid(self._matcher)
-        except Exception as error:  # noqa: BLE001  it fails this request; the thread has others to serve
-            self._failure = error
-        self._is_ready.set()
+    def failure(self, now: float) -> Exception | None:
+        """Why the answer cannot go on; None: it can."""
+        if not self.is_ready:
+            self._threads.watch(now)
+        began = self._began
+        if self._seconds + (now - began if began else 0.0) > MASKS_S:
+            limit = f"a simpler one: the masks of an answer may take {MASKS_S:g} s together, and these took longer"
+            return InvalidInputError(FIELD, "a grammar", limit)
+        return self._failure
 
-    def fail(self, error: Exception) -> None:
-        """End the answer with `error`: what is being computed is not waited for."""
-        self._failure = error
-        self._is_ready.set()
+    def end(self) -> None:
+        """The answer has ended."""
+        self.is_ended = True
+
+    def compute(self) -> None:
+        """See `MaskWork.compute`."""
+        if not self.is_ended:
+            self._began = time.monotonic()
+            self._mask = self._matcher.compute_bitmask()
+
+    def done(self, seconds: float, error: BaseException | None) -> None:
+        """See `MaskWork.done`."""
+        self._began = 0.0
+        self._seconds += seconds
+        self.is_slow = seconds >= SLOW_S
+        if error is not None:
+            self._failure = EngineError(f"{FIELD}: what may follow could not be computed: {error}")
+        elif self._matcher.is_error():
+            self._failure = _invalid(self._matcher)
+        self.is_ready = self._failure is None
+        self._ready()
 
 
 class GrammarCompiler:
@@ -162,11 +135,11 @@ class GrammarCompiler:
         self._making = threading.Lock()
         self._lock = threading.Lock()
         self._running = 0
-        self._masks = MaskThread()
+        self._masks = MaskThreads()
 
-    def new(self, template: Template) -> Grammar:
-        """The grammar of one more answer."""
-        return Grammar(template, self._masks)
+    def new(self, template: Template, ready: Callable[[], None]) -> Grammar:
+        """The grammar of one more answer; ready: see `Grammar`."""
+        return Grammar(template, self._masks, ready)
 
     def compile(self, given: StructuredOutputs, done: Compiled) -> None:
         """Call `done`, now or later on another thread, with the compiled grammar or with the reason for refusing it.

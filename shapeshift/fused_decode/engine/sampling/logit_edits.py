@@ -5,7 +5,7 @@ Each row is changed by its own request alone, and a row without such parameters 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -16,10 +16,20 @@ from shapeshift.fused_decode.sampling_params import SamplingParams
 
 Integers = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float32]
+Flags = npt.NDArray[np.bool_]
 
 
 class Grammar(Protocol):
     """See `grammar.Grammar`."""
+
+    is_ready: bool
+
+    @property
+    def may_join(self) -> bool: ...
+
+    def sit_out(self) -> None: ...
+
+    def failure(self, now: float) -> Exception | None: ...
 
     def allowed(self, vocab_size: int) -> npt.NDArray[np.bool_] | None: ...
 
@@ -143,7 +153,7 @@ class LogitEdits:
         self._prompt = np.zeros(slots, np.int64)
         self._rules: list[TokenRules | None] = [None] * slots
         self._grammars: list[Grammar | None] = [None] * slots
-        self._is_edited = np.zeros(slots, bool)
+        self._is_edited, self._has_grammar = np.zeros(slots, bool), np.zeros(slots, bool)
 
     def set(
         self,
@@ -155,6 +165,7 @@ class LogitEdits:
     ) -> None:
         """Store the parameters of one request, whose prompt has `prompt` tokens."""
         self._grammars[slot] = grammar
+        self._has_grammar[slot] = grammar is not None
         self._repetition[slot] = params.repetition_penalty
         self._presence[slot] = params.presence_penalty
         self._frequency[slot] = params.frequency_penalty
@@ -166,6 +177,31 @@ class LogitEdits:
     def rows(self, slots: Integers) -> Integers:
         """The rows of these slots whose logits are to be changed."""
         return np.flatnonzero(self._is_edited[slots])
+
+    def may_join(self, slots: Integers | Sequence[int]) -> Flags:
+        """Which of these slots may be in the next step: the mask of their next token is there, or may come in time."""
+        joins = np.ones(len(slots), bool)
+        for place, grammar in self._grammars_of(slots):
+            joins[place] = grammar.may_join
+        return joins
+
+    def are_ready(self, slots: Integers) -> bool:
+        """Whether the masks of the next tokens of all these slots are there."""
+        return all(grammar.is_ready for _, grammar in self._grammars_of(slots))
+
+    def late(self, slots: Integers) -> Integers:
+        """The places of those of these slots, of a step that has ended, whose masks have not come: they sit out."""
+        late = []
+        for place, grammar in self._grammars_of(slots):
+            if not grammar.is_ready:
+                grammar.sit_out()
+                late.append(place)
+        return np.array(late, np.int64)
+
+    def failures(self, slots: Integers, now: float) -> list[tuple[int, Exception]]:
+        """Those of these slots whose answers cannot go on, and why."""
+        failures = ((int(slots[place]), grammar.failure(now)) for place, grammar in self._grammars_of(slots))
+        return [(slot, failure) for slot, failure in failures if failure is not None]
 
     def apply(self, values: EditableLogits, rows: Integers, slots: Integers, lengths: Integers) -> None:
         """Change `values` at these `rows`.
@@ -182,6 +218,13 @@ class LogitEdits:
             self._penalise_repetition(values, rows[again], own[again], lengths[rows[again]])
         if (counted := np.flatnonzero((self._presence[own] != 0) | (self._frequency[own] != 0))).size:
             self._penalise_counts(values, rows[counted], own[counted], lengths[rows[counted]])
+
+    def _grammars_of(self, slots: Integers | Sequence[int]) -> Iterator[tuple[int, Grammar]]:
+        """The grammars of these slots that have one, by place."""
+        for place in np.flatnonzero(self._has_grammar[slots]).tolist():
+            grammar = self._grammars[int(slots[place])]
+            assert grammar is not None
+            yield place, grammar
 
     def _apply_rules(self, values: EditableLogits, rows: Integers, slots: Integers, lengths: Integers) -> None:
         found = [(row, slot, rules) for row in rows.tolist() if (rules := self._rules[slot := int(slots[row])])]
