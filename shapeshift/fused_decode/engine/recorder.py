@@ -47,7 +47,8 @@ class Outbox:
 
     deliver            takes requests, each at most once a call; must neither block nor raise
     responses_a_step   most requests that are delivered after one step for their further tokens; 0: any number. Those
-                       that have waited longest go first, and what gathers meanwhile leaves with them
+                       that have waited longest go first, and what gathers meanwhile leaves with them. First and last
+                       texts count too, but half of the responses are for further tokens, however many there are
 
     A response takes a thread of the front, the server and the client from their cores to the next wait, and each core
     that the model lacks for a moment makes the others wait for it.
@@ -75,8 +76,9 @@ class Outbox:
 
     def deliver_step(self) -> None:
         """Deliver after a step: what is urgent, and further tokens of as many requests as may be."""
-        left = self._responses_a_step - len(self._urgent) if self._responses_a_step else len(self._waiting)
-        for request in list(self._waiting)[: max(left, 0)]:
+        most = self._responses_a_step
+        left = max(most - len(self._urgent), (most + 1) // 2) if most else len(self._waiting)
+        for request in list(self._waiting)[:left]:
             del self._waiting[request]
             self._urgent[request] = None
         self.deliver_urgent()
