@@ -42,6 +42,8 @@ class Request:
     limit       most tokens of its answer: `max_tokens`, or fewer where the slot ends before
     beams       its beam search, which has the answers instead of `parts` and `token_ids`; None: it has none
     kept        tokens of its answer from before it was preempted, INT32 [n]
+    chunks      where the chunks began and ended in which its prompt was computed, in order
+    hashes      of the first blocks of its text, as far as they were computed, see `PrefixChains`
     adapter_id  its value in `StepBatch.adapters`; set before the request gets a slot
     response    its `GenerationResponse`, where there is one
     parts       text of the answer, piece by piece
@@ -57,8 +59,31 @@ class Request:
     """
 
     __slots__ = (
-        *("id", "prompt", "kept", "sampling_params", "rules", "grammar", "stream", "response", "text", "limit"),
-        *("deadline", "adapter_id", "slot", "beams", "generated", "parts", "token_ids", "logprobs", "prompt_logprobs"),
+        *(
+            "id",
+            "prompt",
+            "kept",
+            "chunks",
+            "hashes",
+            "sampling_params",
+            "rules",
+            "grammar",
+            "stream",
+            "response",
+            "text",
+        ),
+        *(
+            "limit",
+            "deadline",
+            "adapter_id",
+            "slot",
+            "beams",
+            "generated",
+            "parts",
+            "token_ids",
+            "logprobs",
+            "prompt_logprobs",
+        ),
         *("slo_class", "finish_reason", "error", "is_submitted", "is_finished"),
         *("arrived", "admitted", "first_token", "finished"),
     )
@@ -79,6 +104,8 @@ class Request:
         self.id = name
         self.prompt = prompt
         self.kept: npt.NDArray[np.int32] = np.empty(0, np.int32)
+        self.chunks: list[int] = []
+        self.hashes: list[bytes] = []
         self.sampling_params = sampling_params
         self.rules = rules
         self.grammar: Grammar | None = None

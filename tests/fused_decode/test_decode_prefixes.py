@@ -52,6 +52,19 @@ def test_running_requests_share_blocks() -> None:
     assert [text_of(request) for request in made[1:]] == [run.runtime.text(ids(PREFIX + one), 9) for one in "bc"]
 
 
+def test_admission_counts_shared_blocks_once() -> None:
+    """Six texts of three blocks, of which they share two, in a cache of nine. Three fit before the two are computed."""
+    run = sharing(slots=6, blocks=9)
+    made = [run.submit(PREFIX + letter, max_tokens=9) for letter in "abcdef"]
+    for _ in range(3):
+        run.loop.step()
+    run.loop.check_integrity()
+    assert run.loop.slots.requests == 6 and run.loop.slots.pool.held == HIT // BLOCK_TOKENS + 6
+    run.until_idle()
+    assert [text_of(request) for request in made] == [run.runtime.text(ids(PREFIX + one), 9) for one in "abcdef"]
+    assert run.loop.metrics.preemptions.value == 0
+
+
 @pytest.mark.parametrize("budget", [5, 64, 1024])
 def test_prompts_that_come_together_compute_their_common_beginning_once(budget: int) -> None:
     run = Run(ToyRuntime(slots=4), caching=True, prefill_tokens=budget)

@@ -11,10 +11,13 @@ import torch
 from shapeshift.fused_decode.engine.sampling.logprobs import logprobs_of
 from shapeshift.fused_decode.engine.slots import PREFILL, Slots, SlotTable
 from shapeshift.fused_decode.interfaces import StepBatch
+from shapeshift.fused_decode.policy.speculation import MOST_DRAFTED
 from shapeshift.fused_decode.request import NO_ADAPTER, Request
 
 # Tokens of a prompt in one iteration where each one's logits are wanted: these take a vocabulary each.
 _MOST_SCORED = 64
+# So many tokens of a row the kernels compute as one after another, see `MOST_DRAFTED`.
+_MOST_GENERATED = MOST_DRAFTED + 1
 _NO_PLACES: Slots = np.empty(0, np.int64)
 
 
@@ -109,6 +112,18 @@ def compose(table: SlotTable, prefilling: Iterable[Request], prefill_tokens: int
     )
 
 
+def note_chunks(step: Step, table: SlotTable) -> None:
+    """Remember the chunks of prompts in `step`, which the model has computed, and `table` does not have yet."""
+    for row in range(step.decoding, len(step.slots)):
+        slot = int(step.slots[row])
+        request = table.owners[slot]
+        assert request is not None
+        start = int(table.cached[slot])
+        for place in (start, start + int(step.lengths[row])):
+            if (request.chunks[-1] if request.chunks else 0) < place <= len(request.prompt):
+                request.chunks.append(place)
+
+
 def score(scored: Sequence[ScoredChunk], logits: torch.Tensor) -> None:
     """Give the requests the logprobs of their prompts' tokens; `logits` are those of the chunks."""
     first = 0
@@ -155,9 +170,11 @@ def _adapters(table: SlotTable, slots: Slots) -> torch.Tensor | None:
 def _chunks(table: SlotTable, prefilling: Iterable[Request], budget: int) -> list[tuple[int, int]]:
     """(slot, tokens of its prompt) of each chunk.
 
-    Of prompts that begin alike one is computed; the others wait and share its blocks in the next iteration.
+    Of prompts that begin alike one is computed; the others wait and share its blocks in the next iteration. What a
+    preempted request computes again is computed as before, so that its answer does not change by a bit: its prompt in
+    the same chunks, its answer as if token after token.
     """
-    chunks = []
+    chunks, most = [], budget
     filled: set[bytes] = set()
     for request, slot in ((one, slot) for one in prefilling for slot in one.slots):
         if not budget:
@@ -173,7 +190,19 @@ def _chunks(table: SlotTable, prefilling: Iterable[Request], budget: int) -> lis
         count = min(budget, table.uncomputed(slot))
         if request.sampling_params.prompt_logprobs is not None:
             count = min(count, _MOST_SCORED)
+        again = _again(request, int(table.cached[slot]))
+        if again is not None:
+            if budget < again <= most:
+                continue
+            count = min(count, again)
         if count:
             chunks.append((slot, count))
         budget -= count
     return chunks
+
+
+def _again(request: Request, start: int) -> int | None:
+    """The most tokens from `start` on that are computed together since they were before; None: they were not before."""
+    if start >= len(request.prompt):
+        return _MOST_GENERATED
+    return next((end - start for end in request.chunks if end > start), None)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 from collections import OrderedDict
 from collections.abc import Iterable
 
@@ -106,6 +107,12 @@ class BlockPool:
             self._references[block] += 1
             found.append(block)
         return found
+
+    def count_held(self, hashes: Iterable[bytes]) -> int:
+        """How many of the blocks with these hashes texts hold, up to the first that none holds."""
+        blocks = (self._by_hash.get(one) for one in hashes)
+        held = (block is not None and self._references[block] > 0 for block in blocks)
+        return sum(1 for _ in itertools.takewhile(bool, held))
 
     def remember(self, block: int, own: bytes) -> None:
         """A text that holds `block` has filled it; own: its hash. Of two equal blocks the first is remembered."""

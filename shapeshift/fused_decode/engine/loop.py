@@ -15,7 +15,7 @@ import torch
 
 from shapeshift.errors import EngineError
 from shapeshift.fused_decode.engine import slot_integrity
-from shapeshift.fused_decode.engine.batching import Step, compose, score
+from shapeshift.fused_decode.engine.batching import Step, compose, note_chunks, score
 from shapeshift.fused_decode.engine.beams import Beams
 from shapeshift.fused_decode.engine.blocks import BlockPool
 from shapeshift.fused_decode.engine.recorder import Deliver, Launched, Outbox, Recorder
@@ -126,6 +126,7 @@ class DecodeLoop:
             return self._settle()
         running = time.monotonic()
         logits = self._runtime.forward(step.batch)
+        note_chunks(step, self.slots)
         sampling = time.monotonic()
         launched = self._choose(step, logits)
         recording = time.monotonic()

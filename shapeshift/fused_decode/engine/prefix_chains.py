@@ -27,12 +27,9 @@ class PrefixChains:
 
     def chain(self, slot: int, count: int, adapter: int) -> list[bytes]:
         """The hashes of the first `count` blocks of the text in `slot`, computed with `adapter`."""
-        found = self._hashes[slot]
-        last = found[-1] if found else first_hash(adapter)
-        for place in range(len(found), count):
-            last = block_hash(last, self._tokens[slot, place * BLOCK_TOKENS : (place + 1) * BLOCK_TOKENS])
-            found.append(last)
-        return found[:count]
+        hashes = self._hashes[slot]
+        add_hashes(hashes, self._tokens[slot], count, adapter)
+        return hashes[:count]
 
     def shared(self, slot: int, count: int) -> None:
         """The first `count` blocks of `slot` are those of other texts."""
@@ -59,3 +56,11 @@ class PrefixChains:
         """The text in `slot` is gone."""
         self._hashes[slot] = []
         self._known[slot] = 0
+
+
+def add_hashes(hashes: list[bytes], text: Places, count: int, adapter: int) -> None:
+    """Go on with the `hashes` of the first blocks of `text`, INT32 [tokens], until there are `count`."""
+    last = hashes[-1] if hashes else first_hash(adapter)
+    for place in range(len(hashes), count):
+        last = block_hash(last, text[place * BLOCK_TOKENS : (place + 1) * BLOCK_TOKENS])
+        hashes.append(last)

@@ -6,7 +6,7 @@ import numpy as np
 import numpy.typing as npt
 
 from shapeshift.fused_decode.engine.blocks import BlockPool
-from shapeshift.fused_decode.engine.prefix_chains import PrefixChains
+from shapeshift.fused_decode.engine.prefix_chains import PrefixChains, add_hashes
 from shapeshift.fused_decode.engine.sampling.sampler import SamplingTable
 from shapeshift.fused_decode.interfaces import BLOCK_TOKENS, blocks_of
 from shapeshift.fused_decode.request import NO_ADAPTER, Request
@@ -106,9 +106,10 @@ class SlotTable:
         """Whether the tokens that `request` has fit beside those of the requests of which this was said already in this
         iteration, and whether there are slots for its beams; a few blocks are left for what runs."""
         texts = request.texts
-        wanted = texts * blocks_of(len(request.prompt) + request.generated) + request.rows - texts
+        shared = texts * self._shared_with_others(request)
+        wanted = texts * blocks_of(len(request.prompt) + request.generated) + request.rows - texts - shared
         spare = self.pool.available - self._promised
-        if min(wanted + self._watermark, request.rows * blocks_of(request.longest)) > spare:
+        if min(wanted + self._watermark, request.rows * blocks_of(request.longest) - shared) > spare:
             return False
         if request.rows > self.free - self._promised_slots:
             return False
@@ -153,8 +154,13 @@ class SlotTable:
         first, rest = divmod(int(self.cached[slot]), BLOCK_TOKENS)
         if rest:
             return
+        request = self.owners[slot]
+        assert request is not None
         found = self.pool.share(self.chains.chain(slot, self._shareable(slot), int(self.adapters[slot]))[first:])
-        end = first + len(found)
+        count = max(_whole_chunks(request, first + len(found)) - first, 0)
+        self.pool.release(np.array(found[count:], np.int32))
+        found = found[:count]
+        end = first + count
         self.pool.release(self.blocks[slot, first : min(end, self.held[slot])])
         self.blocks[slot, first:end] = found
         self.held[slot] = max(self.held[slot], end)
@@ -249,12 +255,22 @@ class SlotTable:
         """Blocks of the text in `slot` that another text may have filled: its last token is always computed."""
         request = self.owners[slot]
         assert request is not None
+        return self._shareable_of(request, int(self.length[slot]))
+
+    def _shareable_of(self, request: Request, length: int) -> int:
         if not self.pool.caching:
             return 0
         if request.sampling_params.prompt_logprobs is not None:
             # The logits after each token of the prompt are wanted; a preempted request has some of them.
             return len(request.prompt_logprobs) // BLOCK_TOKENS
-        return int(self.length[slot] - 1) // BLOCK_TOKENS
+        return (length - 1) // BLOCK_TOKENS
+
+    def _shared_with_others(self, request: Request) -> int:
+        """Blocks of each text of `request`, which has no slot, that running texts hold: they take no further memory."""
+        text = request.prompt if request.beams is not None else np.concatenate([request.prompt, request.kept])
+        count = self._shareable_of(request, len(text))
+        add_hashes(request.hashes, text.astype(np.int32), count, request.adapter_id)
+        return _whole_chunks(request, self.pool.count_held(request.hashes[:count]))
 
     def _take(self, slot: int, request: Request) -> None:
         """Give the free `slot` to `request`, without text or blocks."""
@@ -299,3 +315,14 @@ class SlotTable:
         self.is_beam[slot] = False
         self.blocks[slot] = self.held[slot] = 0
         self.chains.clear(slot)
+
+
+def _whole_chunks(request: Request, blocks: int) -> int:
+    """So many of its first `blocks` blocks can `request` share, which computes again what it has lost.
+
+    The tokens of a chunk are computed together, as they were before: their last bits depend on it.
+    """
+    tokens, chunks = blocks * BLOCK_TOKENS, request.chunks
+    if not chunks or tokens >= min(chunks[-1], len(request.prompt)):
+        return blocks
+    return max((end for end in chunks if end <= tokens and end % BLOCK_TOKENS == 0), default=0) // BLOCK_TOKENS

@@ -1,0 +1,79 @@
+"""A preempted request goes on bit for bit as if it had not been preempted, in each precision."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from shapeshift.fused_decode.engine.blocks import BlockPool
+from shapeshift.fused_decode.engine.detokenize import TextStream
+from shapeshift.fused_decode.engine.loop import DecodeLoop
+from shapeshift.fused_decode.model.cpu_runtime import DecodeModel
+from shapeshift.fused_decode.policy.admission import FirstComeFirstServed
+from shapeshift.fused_decode.request import Request
+from shapeshift.fused_decode.sampling_params import SamplingParams
+from tests.fused_decode.decode_models import VOCAB, Tiny
+
+LENGTH, PROMPT, NEW = 128, 61, 40
+GREEDY: dict[str, Any] = {"temperature": 0.0}
+SAMPLED: dict[str, Any] = {"temperature": 1.0, "seed": 5}
+PREEMPTED_AT = (1, 2, 9, 16, 17, 18, 33, 39)
+
+
+@pytest.fixture
+def model(request: pytest.FixtureRequest, tiny: Callable[[str], Tiny], kernel_cache: Path) -> DecodeModel:
+    precision, kept = request.param
+    return DecodeModel.load(
+        tiny("llama").folder,
+        precision=precision,
+        kv_precision=kept,
+        slots=3,
+        max_length=LENGTH,
+        threads=1,
+        cache_dir=kernel_cache,
+        log=lambda line: None,
+    )
+
+
+def request_of(length: int, new: int, **fields: Any) -> Request:
+    prompt = np.random.default_rng(length).integers(3, VOCAB, length)
+    params = SamplingParams(max_tokens=new, ignore_eos=True, logprobs=3, **fields)
+    return Request("", prompt, params, TextStream([b""] * VOCAB), max_length=LENGTH)
+
+
+def answer(model: DecodeModel, caching: bool, preempted_at: tuple[int, ...], **fields: Any) -> Any:
+    """Tokens and logprobs of one request beside others, whose prompts leave it less room at each beginning."""
+    pool = BlockPool(model.blocks, caching=caching)
+    loop = DecodeLoop(model, FirstComeFirstServed(9, 10**6), lambda _: None, print, prefill_tokens=48, pool=pool)
+    loop.submit(request_of(21, 60, **GREEDY))
+    made = request_of(PROMPT, NEW, **fields)
+    loop.submit(made)
+    left = list(preempted_at)
+    while not made.is_finished:
+        loop.step()
+        loop.check_integrity()
+        if left and made.generated == left[0]:
+            del left[0]
+            loop.slots.preempt(made)
+            # It begins again together with a prompt that takes a part of the budget.
+            loop.submit(request_of(17 + len(left), 3, **GREEDY))
+            loop.admission.preempted(made)
+    assert made.error is None and not left
+    listed = [(one.logprob, one.rank, one.top.tolist(), one.top_logprobs.tolist()) for one in made.logprobs]
+    return made.token_ids, listed
+
+
+@pytest.mark.parametrize(
+    "model", [("f32", "auto"), ("bf16", "auto"), ("bf16", "int8"), ("int8", "auto")], indirect=True
+)
+@pytest.mark.parametrize("fields", [GREEDY, SAMPLED])
+def test_a_preempted_answer_is_the_same_to_the_last_bit(model: DecodeModel, fields: dict[str, Any]) -> None:
+    expected = answer(model, False, (), **fields)
+    for caching in (False, True):
+        for place in PREEMPTED_AT:
+            assert answer(model, caching, (place,), **fields) == expected, f"preempted after {place} tokens"
+        assert answer(model, caching, PREEMPTED_AT, **fields) == expected, "preempted several times"
