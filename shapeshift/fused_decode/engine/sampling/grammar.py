@@ -7,6 +7,8 @@ llguidance cannot be interrupted: what takes too long fails its own request, and
 
 from __future__ import annotations
 
+import contextlib
+import queue
 import threading
 import time
 from collections import OrderedDict
@@ -18,13 +20,14 @@ import numpy as np
 import numpy.typing as npt
 
 from shapeshift.errors import EngineError, InvalidInputError, UnsupportedError
-from shapeshift.fused_decode.engine.sampling.mask_threads import SLOW_S, MaskThreads
 from shapeshift.fused_decode.sampling_params import StructuredOutputs
 from shapeshift.serving.bounds import Bound, unloading
 
 FIELD = "structured_outputs"
 COMPILE_S, MASKS_S = 5.0, 10.0
 """Most seconds that a grammar may take to compile, and the masks of one answer to be computed, together."""
+SLOW_S = 0.01
+"""Seconds from which a mask is slow: the next one of its answer is computed apart from quick ones."""
 # Compilations at once; further requests with new grammars get UNAVAILABLE.
 _MOST_COMPILING = 16
 _MOST_KEPT = 64
@@ -38,6 +41,75 @@ class Template(NamedTuple):
 
     matcher: Any
     first: bytes
+
+
+class MaskThreads:
+    """Computes masks, quick ones one after another on one thread, slow ones on another. Only the generating thread
+    calls the methods.
+
+    A computation cannot be interrupted. One that turns out to be slow keeps its thread to itself, and so does a slow
+    one that nobody wants any more: what waits behind it is done on a new thread.
+    """
+
+    def __init__(self) -> None:
+        self._workers = [_Worker(), _Worker()]
+
+    def post(self, work: Grammar) -> None:
+        """Compute `work` soon."""
+        self._workers[work.is_slow].post(work)
+
+    def watch(self, now: float) -> None:
+        """Let nothing wait behind what keeps a thread for too long. To be called while a mask is awaited."""
+        for place, worker in enumerate(self._workers):
+            if worker.running is None:
+                continue
+            work, start = worker.running
+            if now - start >= SLOW_S and (not place or work.is_ended):
+                self._workers[place] = worker.relieved()
+
+    def close(self) -> None:
+        """End the threads when they have done what they have."""
+        for worker in self._workers:
+            worker.close()
+
+
+class _Worker:
+    """A thread, from its first work on. running: what it computes, and since when; None: it waits."""
+
+    def __init__(self) -> None:
+        self.running: tuple[Grammar, float] | None = None
+        self._waiting: queue.SimpleQueue[Grammar | None] = queue.SimpleQueue()
+        self._has_begun = False
+
+    def post(self, work: Grammar) -> None:
+        self._waiting.put(work)
+        if not self._has_begun:
+            threading.Thread(target=self._compute_all, name="masks", daemon=True).start()
+            self._has_begun = True
+
+    def relieved(self) -> _Worker:
+        """Another one with what waits; this one ends with what it computes."""
+        other = _Worker()
+        with contextlib.suppress(queue.Empty):
+            while (work := self._waiting.get_nowait()) is not None:
+                other.post(work)
+        self.close()
+        return other
+
+    def close(self) -> None:
+        self._waiting.put(None)
+
+    def _compute_all(self) -> None:
+        while (work := self._waiting.get()) is not None:
+            start = time.monotonic()
+            self.running = work, start
+            error: BaseException | None = None
+            try:
+                work.compute()
+            except BaseException as raised:  # noqa: BLE001  not even a panic in Rust may end the thread
+                error = raised
+            self.running = None
+            work.done(time.monotonic() - start, error)
 
 
 class Grammar:
@@ -100,13 +172,13 @@ class Grammar:
         self.is_ended = True
 
     def compute(self) -> None:
-        """See `MaskWork.compute`."""
+        """Compute the next mask. A mask thread calls this."""
         if not self.is_ended:
             self._began = time.monotonic()
             self._mask = self._matcher.compute_bitmask()
 
     def done(self, seconds: float, error: BaseException | None) -> None:
-        """See `MaskWork.done`."""
+        """`compute` took so long, and failed with `error` if there is one. A mask thread calls this."""
         self._began = 0.0
         self._seconds += seconds
         self.is_slow = seconds >= SLOW_S
