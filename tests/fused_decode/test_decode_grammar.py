@@ -295,7 +295,7 @@ def test_tokens_have_the_text_of_answers(tmp_path: Path, kind: str) -> None:
     KINDS[kind]().save(str(file))
     table = token_bytes(file)
     compiler = grammar.GrammarCompiler(file, len(table), [0])
-    mask = compiler.new(compiler._template(StructuredOutputs("regex", "[ \t]{1,12}"))).allowed(len(table))
+    mask = compiler.new(compiler._template(StructuredOutputs("regex", "[ \t]{1,12}")), lambda: None).allowed(len(table))
     assert mask is not None
     wanted = [token for token, own in enumerate(table) if re.fullmatch(b"[ \t]{1,12}", own)]
     assert mask.nonzero()[0].tolist() == wanted and len(wanted) >= 3
