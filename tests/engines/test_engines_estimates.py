@@ -25,7 +25,9 @@ def entry(tokens: int | None, *points: Latency, rows: int | None = None) -> Engi
 
 
 def made(*engines: EngineEntry, max_tokens: int = 8, **more: Any) -> Any:
-    return SimpleNamespace(engines=engines, max_tokens=max_tokens, position_offset=0, packs_rows=True, **more)
+    return SimpleNamespace(
+        engines=engines, max_tokens=max_tokens, position_offset=0, type_stride=0, packs_rows=True, **more
+    )
 
 
 STATIC = entry(4, point(1, 1.0), point(4, 5.0), rows=4)
