@@ -20,7 +20,7 @@ from tests.token_adapt import timm_models
 PROJECT = Path(__file__).resolve().parents[2]
 NEEDED = {"torch", "transformers", "peft", "timm"}
 # What these bring: numpy with each, safetensors with transformers.
-BROUGHT = {"numpy", "safetensors"}
+BROUGHT = {"numpy", "safetensors", "tokenizers"}
 # Imported where it is used, and done without where it is not installed.
 OPTIONAL = {"matplotlib"}
 

@@ -7,13 +7,14 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tokenizers import Tokenizer, models, pre_tokenizers, processors
 
 from shapeshift.engines.checkpoint import open_checkpoint
 from shapeshift.engines.interfaces import Array, Ids
 from shapeshift.engines.text import sentence_modules
 from shapeshift.engines.text.families import FAMILIES, family_of, longest_text
 from shapeshift.engines.text.tokenizer import TextTokenizer
-from shapeshift.errors import UnsupportedError
+from shapeshift.errors import InvalidInputError, UnsupportedError
 from tests.engines.families import CONFIGS, VOCABULARY, outputs_of_engines, save_model, save_modules
 
 LENGTHS = (5, 2, 17, 9, 3)
@@ -150,6 +151,20 @@ def test_a_pair_that_is_computed_otherwise_is_refused_by_example(tmp_path: Path)
         tokenizer = TextTokenizer(folder / "tokenizer.json", 48, type_stride=reference.type_stride)
         with pytest.raises(UnsupportedError, match=r"EMBEDDING of \('a', .*\) is not what transformers computes"):
             reference.require_texts(tokenizer)
+
+
+def test_a_tokenizer_whose_tokens_the_model_lacks_is_refused(tmp_path: Path) -> None:
+    """As BERT's own class in transformers, which adds its special tokens where a checkpoint has none."""
+    folder = save_model(tmp_path / "model", "bert")
+    tokenizer = Tokenizer(models.WordLevel({"[PAD]": 0, "[UNK]": 1, "w1": 2}, unk_token="[UNK]"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    tokenizer.add_tokens([f"more{number}" for number in range(VOCABULARY)])
+    last = tokenizer.get_vocab_size() - 1
+    tokenizer.post_processor = processors.TemplateProcessing("$A end", "$A $B end", [("end", last)])
+    tokenizer.save(str(folder / "tokenizer.json"))
+    reference = reference_of(folder, "EMBEDDING")
+    with pytest.raises(InvalidInputError, match=f"ids below {VOCABULARY}, the vocab_size: those that transformers' "):
+        reference.require_texts(TextTokenizer(folder / "tokenizer.json", 48))
 
 
 DENSE = {"in_features": 16, "out_features": 8, "bias": True, "activation_function": "torch.nn.modules.activation.Tanh"}

@@ -9,6 +9,7 @@ import os
 import queue
 import random
 import re
+import shutil
 import signal
 import threading
 from collections.abc import Callable, Iterator
@@ -635,7 +636,8 @@ def test_an_invalid_model_is_not_loaded(
     config.name = name
     for key, value in parameters.items():
         model_config.set_parameter(config, key, value)
-    (repository / name / "1").mkdir(parents=True)
+    # With the tokenizer.
+    shutil.copytree(repository / "generate" / "1", repository / name / "1")
     model_config.write(config, repository / name / "config.pbtxt")
     with pytest.raises(EngineError, match=message):
         control.load(name)

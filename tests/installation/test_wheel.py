@@ -137,6 +137,8 @@ def model(installed: Installed) -> Any:
     )
     tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
     tokenizer.save(str(checkpoint / "tokenizer.json"))
+    # Without it transformers takes BERT's own class, with special tokens that this model lacks.
+    (checkpoint / "tokenizer_config.json").write_text('{"tokenizer_class": "PreTrainedTokenizerFast"}')
     front = installed.folder / "model_repository" / "tiny"
     front.mkdir(parents=True)
     (front / "config.pbtxt").write_text(f'name: "tiny"{CONFIG.replace("WIDTH", str(WIDTH))}{PARAMETERS}')
